@@ -1,0 +1,2 @@
+//! The `dray` command.
+fn main() {}

@@ -1,0 +1,126 @@
+//! The [`Image`] trait: all that dray asks of a byte array, and all that a front end may ask of dray.
+
+use crate::Result;
+
+/// Fixed facts about an image.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Geometry {
+    /// Length in bytes, as exported. A growable image's file may be shorter: what lies past its
+    /// end reads as zeros.
+    pub len: u64,
+    /// Smallest unit of a request in bytes (1 for buffered files, the sector for direct I/O).
+    pub min_block: u32,
+    /// Unit in which requests are cheapest, in bytes.
+    pub preferred_block: u32,
+    /// Writes, zeroes and discards are refused.
+    pub read_only: bool,
+}
+
+/// Whether a part of an image holds data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ExtentKind {
+    /// May hold anything.
+    Data,
+    /// Allocated, reads as zeros.
+    Zero,
+    /// Not allocated, reads as zeros.
+    Hole,
+}
+
+/// A piece of an image whose kind is known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Extent {
+    /// Length in bytes.
+    pub len: u64,
+    /// What it holds.
+    pub kind: ExtentKind,
+}
+
+/// How zeros are to be written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ZeroMode {
+    /// The space may be given back (a hole).
+    MayUnmap,
+    /// The space stays allocated where the file system can.
+    KeepAllocated,
+}
+
+/// Outcome of a request that must not wait.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Attempt {
+    /// It is done, entirely.
+    Done,
+    /// It would have had to wait (for the disk, a gate or the network); nothing was done.
+    WouldWait,
+}
+
+/// A byte array that can be read, written and made durable.
+///
+/// Every call does all it was asked or fails: there are no short reads or writes. Calls may come
+/// from any number of threads at once; overlapping writes have no defined order.
+pub trait Image: Send + Sync {
+    /// Length, block sizes and whether it may be written.
+    fn geometry(&self) -> Geometry;
+
+    /// Fills `buf` from byte `offset`.
+    ///
+    /// # Errors
+    /// `OutOfRange` when the request leaves the image, else what the device reports.
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<()>;
+
+    /// Writes all of `data` at byte `offset`; with `fua` it is durable on return.
+    ///
+    /// # Errors
+    /// `OutOfRange`, `ReadOnly`, `NoSpace`, or what the device reports.
+    fn write_at(&self, data: &[u8], offset: u64, fua: bool) -> Result<()>;
+
+    /// Makes `len` bytes at `offset` read as zeros; with `fua` durable on return.
+    ///
+    /// # Errors
+    /// As [`write_at`](Self::write_at).
+    fn zero(&self, offset: u64, len: u64, mode: ZeroMode, fua: bool) -> Result<()>;
+
+    /// Gives the space of `len` bytes at `offset` back. Afterwards they read as zeros.
+    ///
+    /// # Errors
+    /// As [`write_at`](Self::write_at).
+    fn discard(&self, offset: u64, len: u64, fua: bool) -> Result<()>;
+
+    /// Returns once everything completed before the call is durable.
+    ///
+    /// # Errors
+    /// What the device reports; after an error the state of earlier writes is unknown.
+    fn flush(&self) -> Result<()>;
+
+    /// What `len` bytes at `offset` hold, as at most `max` extents in order from `offset`; their
+    /// lengths may sum to less than `len` when `max` is reached, never to more.
+    ///
+    /// # Errors
+    /// As [`read_at`](Self::read_at).
+    fn extents(&self, offset: u64, len: u64, max: usize) -> Result<Vec<Extent>>;
+
+    /// Asks for `len` bytes at `offset` to be brought close; a hint.
+    ///
+    /// # Errors
+    /// As [`read_at`](Self::read_at).
+    fn prefetch(&self, _offset: u64, _len: u64) -> Result<()> {
+        Ok(())
+    }
+
+    /// [`read_at`](Self::read_at), if that is possible without waiting.
+    ///
+    /// # Errors
+    /// As [`read_at`](Self::read_at).
+    fn try_read_at(&self, _buf: &mut [u8], _offset: u64) -> Result<Attempt> {
+        Ok(Attempt::WouldWait)
+    }
+
+    /// [`write_at`](Self::write_at) without `fua`, if that is possible without waiting for more
+    /// than the page cache.
+    ///
+    /// # Errors
+    /// As [`write_at`](Self::write_at).
+    fn try_write_at(&self, _data: &[u8], _offset: u64) -> Result<Attempt> {
+        Ok(Attempt::WouldWait)
+    }
+}

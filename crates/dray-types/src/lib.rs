@@ -1,0 +1,21 @@
+//! The words of dray as types: blocks, ranges, sets of blocks, ids, epochs, sizes and rates.
+//!
+//! Nothing here does I/O, reads a clock or draws a random number; every other crate may depend on
+//! this one and this one depends on none of them.
+//!
+//! * [`range`]: a run of 4 KiB blocks, and how byte ranges map onto blocks.
+//! * [`set`]: [`BlockSet`], the set of blocks that plans, maps and journals are made of.
+//! * [`ids`]: random 128-bit ids, epochs and attempts.
+//! * [`size`]: what an operator types (`800Mbit`, `2GiB`) and what it means.
+
+#![forbid(unsafe_code)]
+
+pub mod ids;
+pub mod range;
+pub mod set;
+pub mod size;
+
+pub use ids::{Attempt, Epoch, GenerationId, ImageId, ImageIndex, MigrationId};
+pub use range::{BLOCK_SIZE, BlockRange, MAX_RUN_BLOCKS};
+pub use set::BlockSet;
+pub use size::{BitRate, ByteSize};
