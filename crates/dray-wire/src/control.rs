@@ -1,0 +1,412 @@
+//! Messages on the control stream of a migration.
+//!
+//! Each is an [`Envelope`]: the sender's epoch and current attempt, then the message. On the wire a
+//! message is a little-endian length and its postcard encoding.
+
+use crate::error::WireError;
+use dray_types::{Attempt, BlockRange, BlockSet, Epoch, ImageId, ImageIndex, MigrationId};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// Longest control message: the missing map of 8 TiB of scattered blocks, with room to spare.
+pub const MAX_CONTROL: u32 = 256 << 20;
+/// Most images one migration may have.
+pub const MAX_IMAGES: usize = 256;
+/// Most tags one acknowledgement may name.
+pub const MAX_TAGS: usize = 65_536;
+/// Longest peek, in bytes: what a QEMU that opens a disk before handover reads.
+pub const MAX_PEEK: u32 = 2 << 20;
+
+/// Identifies the missing map of a handover: the first 16 bytes of a hash of its encoding.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct MapHash(pub [u8; 16]);
+
+impl MapHash {
+    /// The hash of the handover's images: xxh3-128 over each length and encoded missing map.
+    pub fn of(images: &[ImageHandover]) -> Self {
+        let mut hasher = xxhash_rust::xxh3::Xxh3::new();
+        for image in images {
+            let missing = image.missing.encode();
+            hasher.update(&image.len.to_le_bytes());
+            hasher.update(&(missing.len() as u64).to_le_bytes());
+            hasher.update(&missing);
+        }
+        Self(hasher.digest128().to_le_bytes())
+    }
+}
+
+/// A message with the sender's epoch and attempt (I1).
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Envelope<T> {
+    /// The ownership epoch the sender knows of.
+    pub epoch: Epoch,
+    /// The sender's current attempt.
+    pub attempt: Attempt,
+    /// The message.
+    pub body: T,
+}
+
+/// One image of the migration as the source describes it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ImageOffer {
+    /// The image's id, the same on every host.
+    pub id: ImageId,
+    /// Its name at the target, under which it was prepared.
+    pub name: String,
+    /// Exported length in bytes.
+    pub len: u64,
+    /// A backing image: it is moved but never written.
+    pub read_only: bool,
+}
+
+/// The outcome of an attempt that went past the point of no return.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct HandedOver {
+    /// The epoch that the target owns.
+    pub epoch: Epoch,
+    /// The attempt that succeeded.
+    pub attempt: Attempt,
+    /// The missing map that was agreed.
+    pub map_hash: MapHash,
+}
+
+/// First message of every session: what is being moved and how far the source is.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Open {
+    /// The migration.
+    pub migration: MigrationId,
+    /// Its images; their order defines [`ImageIndex`].
+    pub images: Vec<ImageOffer>,
+    /// Set once the source has handed over. While it is not, every attempt that the target may
+    /// have prepared is void.
+    pub handed_over: Option<HandedOver>,
+}
+
+/// One image's part of a handover.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ImageHandover {
+    /// Length of the source's file in bytes: the length the target's file will have.
+    pub len: u64,
+    /// Blocks that the target must still fetch.
+    pub missing: BlockSet,
+}
+
+/// Source to target.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum ToTarget {
+    /// See [`Open`].
+    Open(Open),
+    /// Handover: make everything received durable, record this, and answer `Prepared`.
+    Prepare {
+        /// Per image, in order.
+        images: Vec<ImageHandover>,
+        /// Hash of `images`.
+        map_hash: MapHash,
+    },
+    /// The source has handed over: serve.
+    Commit(HandedOver),
+    /// The attempt named in the envelope is void; go on receiving.
+    Void,
+    /// The migration is over without a handover.
+    Abandon {
+        /// Remove what was received instead of keeping it for a next try.
+        discard: bool,
+    },
+    /// The blocks of a fetch cannot be read at the source.
+    Unreadable {
+        /// Tag of the fetch.
+        tag: u64,
+        /// What the source's disk said.
+        why: String,
+    },
+    /// Answer to a peek; no data when it failed.
+    Peeked {
+        /// Tag of the peek.
+        tag: u64,
+        /// The bytes, or why there are none.
+        data: Result<Vec<u8>, String>,
+    },
+    /// Answer to `Hash`: one BLAKE3 hash (first 16 bytes) per range asked for.
+    Hashed {
+        /// Tag of the question.
+        tag: u64,
+        /// The hashes in order.
+        hashes: Vec<[u8; 16]>,
+    },
+    /// Part of the VM's own migration (QEMU at the target), opaque to the engine.
+    Vm(Vec<u8>),
+    /// Nothing; shows that the link lives.
+    Ping,
+}
+
+/// How far the target is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum TargetState {
+    /// Before handover.
+    Receiving,
+    /// It has promised to serve, and waits to hear whether it shall.
+    Prepared {
+        /// The attempt it prepared.
+        attempt: Attempt,
+        /// The map it prepared with.
+        map_hash: MapHash,
+    },
+    /// It owns the images; blocks may be missing.
+    Owner,
+    /// It owns the images and has every block.
+    Complete,
+    /// It was given the images and durably gave them back without serving.
+    Fenced,
+}
+
+/// What the target has of an image.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct TargetImage {
+    /// Blocks received so far.
+    pub have: BlockSet,
+    /// What was never received reads as zeros (a new sparse file, not a used block device).
+    pub zeroed: bool,
+}
+
+/// Target to source.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum ToSource {
+    /// Answer to `Open`.
+    Opened {
+        /// How far the target is.
+        state: TargetState,
+        /// Per image, in the order of the offer; empty after handover.
+        images: Vec<TargetImage>,
+    },
+    /// The migration cannot go on at the target; said once, then the link is closed.
+    Failed {
+        /// What failed, why, and what to do.
+        why: String,
+    },
+    /// Runs that arrived whole and were written.
+    Received {
+        /// Tags of their frames.
+        tags: Vec<u64>,
+    },
+    /// A run that did not match its hash; send it again.
+    Mismatch {
+        /// Tag of its frame.
+        tag: u64,
+    },
+    /// The attempt is prepared, durably.
+    Prepared {
+        /// The map it was prepared with.
+        map_hash: MapHash,
+    },
+    /// The target owns the images and can serve.
+    Serving,
+    /// A missing block is wanted; it comes as a frame with this tag.
+    Fetch {
+        /// Chosen by the target.
+        tag: u64,
+        /// Which image.
+        image: ImageIndex,
+        /// Which blocks, at most one run.
+        range: BlockRange,
+        /// A guest waits for it.
+        urgent: bool,
+    },
+    /// Bytes that QEMU reads while it opens the disk before handover.
+    Peek {
+        /// Chosen by the target.
+        tag: u64,
+        /// Which image.
+        image: ImageIndex,
+        /// First byte.
+        offset: u64,
+        /// Number of bytes, at most [`MAX_PEEK`].
+        len: u32,
+    },
+    /// Asks for hashes of the source's content as of handover.
+    Hash {
+        /// Chosen by the target.
+        tag: u64,
+        /// Which image.
+        image: ImageIndex,
+        /// Ranges, each at most one run.
+        ranges: Vec<BlockRange>,
+    },
+    /// Every block is durable at the target; the source is no longer needed.
+    Complete,
+    /// Verification at the target is over.
+    Verified {
+        /// Blocks re-read and compared.
+        blocks: u64,
+        /// Blocks that differed.
+        different: u64,
+    },
+    /// Hand-back: the target has durably recorded that it never served and never will.
+    HandBack,
+    /// Part of the VM's own migration, opaque to the engine.
+    Vm(Vec<u8>),
+    /// Nothing; shows that the link lives.
+    Ping,
+}
+
+/// Encodes a message with its length in front.
+///
+/// # Errors
+/// `TooLong` when the message is longer than a peer would accept.
+pub fn encode<T: Serialize>(message: &Envelope<T>) -> Result<Vec<u8>, WireError> {
+    let body = postcard::to_allocvec(message)
+        .map_err(|why| WireError::malformed("control message", why))?;
+    let len = body.len() as u64;
+    if len > u64::from(MAX_CONTROL) {
+        let limit = MAX_CONTROL.into();
+        return Err(WireError::TooLong { what: "control message", len, limit });
+    }
+    let mut out = Vec::with_capacity(4 + body.len());
+    out.extend((body.len() as u32).to_le_bytes());
+    out.extend(body);
+    Ok(out)
+}
+
+/// Checks the length that precedes a message.
+///
+/// # Errors
+/// `TooLong` when it is over [`MAX_CONTROL`].
+pub fn decode_len(bytes: [u8; 4]) -> Result<usize, WireError> {
+    let len = u32::from_le_bytes(bytes);
+    if len > MAX_CONTROL {
+        let limit = MAX_CONTROL.into();
+        return Err(WireError::TooLong { what: "control message", len: len.into(), limit });
+    }
+    Ok(len as usize)
+}
+
+/// Decodes the bytes that follow a length; all of them must be used.
+///
+/// # Errors
+/// `Malformed` when they are not a message, `TooLong` when a list in it is over its limit.
+pub fn decode<T: DeserializeOwned + Bounded>(body: &[u8]) -> Result<Envelope<T>, WireError> {
+    let (message, rest): (Envelope<T>, _) = postcard::take_from_bytes(body)
+        .map_err(|why| WireError::malformed("control message", why))?;
+    if !rest.is_empty() {
+        return Err(WireError::malformed("control message", "bytes after its end"));
+    }
+    message.body.check()?;
+    Ok(message)
+}
+
+/// Limits that decoding alone does not enforce (I7).
+pub trait Bounded {
+    /// Checks every list and range of the message.
+    ///
+    /// # Errors
+    /// `TooLong` or `Malformed` for a value outside its limit.
+    fn check(&self) -> Result<(), WireError>;
+}
+
+fn at_most(what: &'static str, len: usize, limit: usize) -> Result<(), WireError> {
+    if len <= limit {
+        return Ok(());
+    }
+    Err(WireError::TooLong { what, len: len as u64, limit: limit as u64 })
+}
+
+fn one_run(range: &BlockRange) -> Result<(), WireError> {
+    let limit = dray_types::MAX_RUN_BLOCKS;
+    if range.is_empty() || range.len > limit {
+        return Err(WireError::TooLong { what: "run", len: range.len, limit });
+    }
+    if range.start > u64::MAX / dray_types::BLOCK_SIZE - limit {
+        return Err(WireError::malformed("run", "block number"));
+    }
+    Ok(())
+}
+
+impl Bounded for ToTarget {
+    fn check(&self) -> Result<(), WireError> {
+        match self {
+            Self::Open(open) => at_most("list of images", open.images.len(), MAX_IMAGES),
+            Self::Prepare { images, map_hash } => {
+                at_most("list of images", images.len(), MAX_IMAGES)?;
+                if MapHash::of(images) != *map_hash {
+                    return Err(WireError::Hash);
+                }
+                Ok(())
+            }
+            Self::Hashed { hashes, .. } => at_most("list of hashes", hashes.len(), MAX_TAGS),
+            Self::Peeked { data: Ok(data), .. } => at_most("peek", data.len(), MAX_PEEK as usize),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Bounded for ToSource {
+    fn check(&self) -> Result<(), WireError> {
+        match self {
+            Self::Opened { images, .. } => at_most("list of images", images.len(), MAX_IMAGES),
+            Self::Received { tags } => at_most("list of tags", tags.len(), MAX_TAGS),
+            Self::Fetch { range, .. } => one_run(range),
+            Self::Peek { len, .. } => at_most("peek", *len as usize, MAX_PEEK as usize),
+            Self::Hash { ranges, .. } => {
+                at_most("list of ranges", ranges.len(), MAX_TAGS)?;
+                ranges.iter().try_for_each(one_run)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn prepare() -> Envelope<ToTarget> {
+        let missing = [BlockRange::new(3, 9), BlockRange::new(100_000, 1)].into_iter().collect();
+        let images = vec![ImageHandover { len: 1 << 30, missing }];
+        let map_hash = MapHash::of(&images);
+        let body = ToTarget::Prepare { images, map_hash };
+        Envelope { epoch: Epoch(4), attempt: Attempt(2), body }
+    }
+
+    #[test]
+    fn messages_round_trip() {
+        let message = prepare();
+        let bytes = encode(&message).unwrap();
+        let len = decode_len(bytes[..4].try_into().unwrap()).unwrap();
+        assert_eq!(len, bytes.len() - 4);
+        assert_eq!(decode(&bytes[4..]), Ok(message));
+        assert!(decode_len([0xff; 4]).is_err());
+        assert!(decode::<ToTarget>(&[&bytes[4..], &[0]].concat()).is_err());
+    }
+
+    #[test]
+    fn a_map_that_does_not_match_its_hash_is_refused() {
+        let mut message = prepare();
+        if let ToTarget::Prepare { images, .. } = &mut message.body {
+            images[0].missing.insert(BlockRange::new(0, 1));
+        }
+        let bytes = encode(&message).unwrap();
+        assert_eq!(decode::<ToTarget>(&bytes[4..]), Err(WireError::Hash));
+    }
+
+    #[test]
+    fn ranges_and_lists_are_bounded() {
+        let over = |body: ToSource| {
+            let bytes = encode(&Envelope { epoch: Epoch(0), attempt: Attempt(0), body }).unwrap();
+            decode::<ToSource>(&bytes[4..]).is_err()
+        };
+        let fetch = |range| ToSource::Fetch { tag: 1, image: ImageIndex(0), range, urgent: false };
+        assert!(over(fetch(BlockRange::new(0, 257))));
+        assert!(over(fetch(BlockRange::new(0, 0))));
+        assert!(over(fetch(BlockRange::new(u64::MAX, 2))));
+        assert!(!over(fetch(BlockRange::new(7, 256))));
+        assert!(over(ToSource::Received { tags: vec![0; MAX_TAGS + 1] }));
+    }
+
+    proptest! {
+        #[test]
+        fn noise_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = decode::<ToTarget>(&bytes);
+            let _ = decode::<ToSource>(&bytes);
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! Frames on a data stream: a fixed header and the content of one run.
+//!
+//! All-zero blocks of a run are named in the header's mask and not carried; the payload holds the
+//! other blocks in order, raw or as one zstd frame. The hash covers the identity of the run (image,
+//! place, mask) and the decoded payload, so neither a wrong byte nor a right byte in a wrong place
+//! goes unnoticed (I3).
+
+use crate::error::WireError;
+use dray_types::{BLOCK_SIZE, BlockRange, Epoch, ImageIndex, MAX_RUN_BLOCKS};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Length of a header.
+pub const HEADER_LEN: usize = size_of::<RawHeader>();
+/// Longest payload: a run of incompressible blocks.
+pub const MAX_PAYLOAD: u32 = (MAX_RUN_BLOCKS * BLOCK_SIZE) as u32;
+/// Longest range of zeros one frame may name: 64 GiB. Such a frame costs its reader work without
+/// costing its writer bytes, so it is bounded like everything else.
+pub const MAX_ZERO_BLOCKS: u64 = 1 << 24;
+
+const MAGIC: u16 = 0xd7a1;
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
+#[repr(C)]
+struct RawHeader {
+    magic: U16,
+    kind: u8,
+    encoding: u8,
+    image: U16,
+    reserved: U16,
+    epoch: U64,
+    tag: U64,
+    start: U64,
+    blocks: U32,
+    payload: U32,
+    zero_mask: [U64; 4],
+    hash: U64,
+}
+
+/// What a frame means.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FrameKind {
+    /// At most [`MAX_RUN_BLOCKS`] blocks with their content.
+    Run,
+    /// A range that reads as zeros, without payload.
+    Zero,
+}
+
+/// How the payload is encoded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Encoding {
+    /// As it is.
+    Raw,
+    /// One zstd frame.
+    Zstd,
+}
+
+/// The header of a frame, checked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FrameHeader {
+    /// What the frame means.
+    pub kind: FrameKind,
+    /// How the payload is encoded.
+    pub encoding: Encoding,
+    /// Which image.
+    pub image: ImageIndex,
+    /// Epoch of the sender (I1).
+    pub epoch: Epoch,
+    /// Chosen by whoever asked for the run; its acknowledgement names it.
+    pub tag: u64,
+    /// Which blocks.
+    pub range: BlockRange,
+    /// Bit `i` set: block `start + i` is all zeros and not in the payload.
+    pub zero_mask: [u64; 4],
+    /// Length of the payload as it follows.
+    pub payload_len: u32,
+    /// Hash of identity and decoded payload, from [`run_hash`].
+    pub hash: u64,
+}
+
+/// The hash a frame carries: xxh3 of the decoded payload (the non-zero blocks in order), seeded
+/// with the run's identity.
+pub fn run_hash(image: ImageIndex, range: BlockRange, zero_mask: &[u64; 4], payload: &[u8]) -> u64 {
+    let mut identity = [0u8; 50];
+    identity[..2].copy_from_slice(&image.0.to_le_bytes());
+    identity[2..10].copy_from_slice(&range.start.to_le_bytes());
+    identity[10..18].copy_from_slice(&range.len.to_le_bytes());
+    for (word, slot) in zero_mask.iter().zip(identity[18..].chunks_exact_mut(8)) {
+        slot.copy_from_slice(&word.to_le_bytes());
+    }
+    xxh3_64_with_seed(payload, xxh3_64_with_seed(&identity, 0))
+}
+
+impl FrameHeader {
+    /// Number of blocks whose content the payload holds.
+    pub fn data_blocks(&self) -> u64 {
+        match self.kind {
+            FrameKind::Zero => 0,
+            FrameKind::Run => {
+                let zeros: u32 = self.zero_mask.iter().map(|word| word.count_ones()).sum();
+                self.range.len - u64::from(zeros)
+            }
+        }
+    }
+
+    /// Length of the payload once decoded.
+    pub fn decoded_len(&self) -> usize {
+        (self.data_blocks() * BLOCK_SIZE) as usize
+    }
+
+    /// The header's bytes.
+    pub fn encode(&self) -> [u8; HEADER_LEN] {
+        let raw = RawHeader {
+            magic: MAGIC.into(),
+            kind: match self.kind {
+                FrameKind::Run => 1,
+                FrameKind::Zero => 2,
+            },
+            encoding: match self.encoding {
+                Encoding::Raw => 0,
+                Encoding::Zstd => 1,
+            },
+            image: self.image.0.into(),
+            reserved: 0.into(),
+            epoch: self.epoch.0.into(),
+            tag: self.tag.into(),
+            start: self.range.start.into(),
+            blocks: (self.range.len as u32).into(),
+            payload: self.payload_len.into(),
+            zero_mask: self.zero_mask.map(U64::new),
+            hash: self.hash.into(),
+        };
+        let mut out = [0; HEADER_LEN];
+        out.copy_from_slice(raw.as_bytes());
+        out
+    }
+
+    /// Reads and checks a header. After it, the payload's length is known to be harmless.
+    ///
+    /// # Errors
+    /// `Malformed` or `TooLong` for any header that [`encode`](Self::encode) would not write.
+    pub fn decode(bytes: &[u8; HEADER_LEN]) -> Result<Self, WireError> {
+        let raw = RawHeader::ref_from_bytes(bytes)
+            .map_err(|_| WireError::malformed("frame header", "length"))?;
+        if raw.magic.get() != MAGIC || raw.reserved.get() != 0 {
+            return Err(WireError::malformed("frame header", "not the start of a frame"));
+        }
+        let kind = match raw.kind {
+            1 => FrameKind::Run,
+            2 => FrameKind::Zero,
+            other => return Err(WireError::malformed("frame header", format!("kind {other}"))),
+        };
+        let encoding = match raw.encoding {
+            0 => Encoding::Raw,
+            1 => Encoding::Zstd,
+            other => {
+                return Err(WireError::malformed("frame header", format!("encoding {other}")));
+            }
+        };
+        let header = Self {
+            kind,
+            encoding,
+            image: ImageIndex(raw.image.get()),
+            epoch: Epoch(raw.epoch.get()),
+            tag: raw.tag.get(),
+            range: BlockRange::new(raw.start.get(), raw.blocks.get().into()),
+            zero_mask: raw.zero_mask.map(|word| word.get()),
+            payload_len: raw.payload.get(),
+            hash: raw.hash.get(),
+        };
+        header.check()?;
+        Ok(header)
+    }
+
+    fn check(&self) -> Result<(), WireError> {
+        let limit = match self.kind {
+            FrameKind::Run => MAX_RUN_BLOCKS,
+            FrameKind::Zero => MAX_ZERO_BLOCKS,
+        };
+        let len = self.range.len;
+        if len == 0 || len > limit {
+            return Err(WireError::TooLong { what: "run", len, limit });
+        }
+        if self.range.start > (u64::MAX / BLOCK_SIZE) - len {
+            return Err(WireError::malformed("frame header", "block number"));
+        }
+        let mask_fits = match self.kind {
+            FrameKind::Zero => self.zero_mask == [0; 4],
+            FrameKind::Run => (len..256).all(|bit| !mask_bit(&self.zero_mask, bit)),
+        };
+        if !mask_fits {
+            return Err(WireError::malformed("frame header", "zero mask past the end of the run"));
+        }
+        let decoded = self.decoded_len() as u64;
+        let payload = u64::from(self.payload_len);
+        let fits = match self.encoding {
+            Encoding::Raw => payload == decoded,
+            Encoding::Zstd => payload > 0 && payload < decoded,
+        };
+        if !fits {
+            return Err(WireError::TooLong { what: "payload", len: payload, limit: decoded });
+        }
+        Ok(())
+    }
+
+    /// Checks a decoded payload against the header's hash (I3).
+    ///
+    /// # Errors
+    /// `Hash` when they differ.
+    pub fn verify(&self, payload: &[u8]) -> Result<(), WireError> {
+        let matches = payload.len() == self.decoded_len()
+            && run_hash(self.image, self.range, &self.zero_mask, payload) == self.hash;
+        if matches { Ok(()) } else { Err(WireError::Hash) }
+    }
+}
+
+/// Whether bit `bit` (below 256) of a zero mask is set.
+pub fn mask_bit(mask: &[u64; 4], bit: u64) -> bool {
+    mask[(bit / 64) as usize] >> (bit % 64) & 1 == 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn sample(payload: &[u8], zero_mask: [u64; 4], range: BlockRange) -> FrameHeader {
+        FrameHeader {
+            kind: FrameKind::Run,
+            encoding: Encoding::Raw,
+            image: ImageIndex(3),
+            epoch: Epoch(9),
+            tag: 77,
+            range,
+            zero_mask,
+            payload_len: payload.len() as u32,
+            hash: run_hash(ImageIndex(3), range, &zero_mask, payload),
+        }
+    }
+
+    #[test]
+    fn a_frame_round_trips_and_its_layout_stays() {
+        let payload = vec![7u8; 8192];
+        let header = sample(&payload, [0b010, 0, 0, 0], BlockRange::new(5, 3));
+        let bytes = header.encode();
+        assert_eq!(FrameHeader::decode(&bytes), Ok(header));
+        assert_eq!(header.verify(&payload), Ok(()));
+        assert_eq!(HEADER_LEN, 80);
+        let golden = [0xa1, 0xd7, 1, 0, 3, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 77, 0];
+        assert_eq!(bytes[..18], golden);
+        assert_eq!(bytes[24..40], [5, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0x20, 0, 0]);
+    }
+
+    #[test]
+    fn wrong_content_or_place_is_noticed() {
+        let payload = vec![7u8; 4096];
+        let header = sample(&payload, [0; 4], BlockRange::new(5, 1));
+        let mut flipped = payload.clone();
+        flipped[4000] ^= 1;
+        assert_eq!(header.verify(&flipped), Err(WireError::Hash));
+        let moved = FrameHeader { range: BlockRange::new(6, 1), ..header };
+        assert_eq!(moved.verify(&payload), Err(WireError::Hash));
+    }
+
+    #[test]
+    fn lengths_are_bounded() {
+        let header = sample(&[0; 4096], [0; 4], BlockRange::new(5, 1));
+        let decode = |header: FrameHeader| FrameHeader::decode(&header.encode());
+        assert!(decode(FrameHeader { payload_len: MAX_PAYLOAD + 1, ..header }).is_err());
+        assert!(decode(FrameHeader { range: BlockRange::new(0, 257), ..header }).is_err());
+        assert!(decode(FrameHeader { range: BlockRange::new(0, 0), ..header }).is_err());
+        assert!(decode(FrameHeader { range: BlockRange::new(u64::MAX, 1), ..header }).is_err());
+        assert!(decode(FrameHeader { zero_mask: [2, 0, 0, 0], ..header }).is_err());
+        assert!(
+            decode(FrameHeader { encoding: Encoding::Zstd, payload_len: 4096, ..header }).is_err()
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn noise_never_panics(bytes in prop::array::uniform32(any::<u8>()), tail in any::<[u8; 32]>()) {
+            let mut header = sample(&[0; 4096], [0; 4], BlockRange::new(5, 1)).encode();
+            header[2..34].copy_from_slice(&bytes);
+            header[40..72].copy_from_slice(&tail);
+            if let Ok(decoded) = FrameHeader::decode(&header) {
+                prop_assert_eq!(decoded.encode(), header);
+            }
+        }
+    }
+}

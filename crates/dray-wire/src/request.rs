@@ -1,0 +1,123 @@
+//! Requests between agents outside a migration: one question and one answer on a stream of its own.
+
+use crate::error::WireError;
+use dray_types::{ImageId, MigrationId};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// Longest request or answer.
+pub const MAX_REQUEST: u32 = 1 << 20;
+
+/// An image that the target shall make room for.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct WantedImage {
+    /// The image's id.
+    pub id: ImageId,
+    /// Name it shall have at the target: its file name inside the pool and its export name.
+    pub name: String,
+    /// Exported length in bytes.
+    pub len: u64,
+    /// Bytes allocated at the source now: what the pool must have free at least.
+    pub allocated: u64,
+    /// A backing image.
+    pub read_only: bool,
+}
+
+/// What one agent asks of another.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Request {
+    /// Which software, which protocol, which pools: answered with `Identity`.
+    Identify,
+    /// Make partial images and exports for a migration; asking again for the same migration and
+    /// images answers the same.
+    Prepare {
+        /// The migration.
+        migration: MigrationId,
+        /// Pool at the target; its default one when none is named.
+        pool: Option<String>,
+        /// The images, in the migration's order.
+        images: Vec<WantedImage>,
+    },
+    /// Forget a prepared migration that never began and remove its partial images.
+    Forget {
+        /// The migration.
+        migration: MigrationId,
+    },
+}
+
+/// The answer to a [`Request`].
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Reply {
+    /// Answer to `Identify`.
+    Identity {
+        /// Name and version of the software.
+        agent: String,
+        /// Names of the pools that the asking peer may use.
+        pools: Vec<String>,
+    },
+    /// Answer to `Prepare`.
+    Prepared {
+        /// Path of the NBD socket at the target.
+        nbd_socket: String,
+        /// Export name of each image, in order.
+        exports: Vec<String>,
+    },
+    /// Done, nothing to say.
+    Done,
+    /// Refused or failed.
+    Refused {
+        /// What failed, why, and what to do.
+        why: String,
+    },
+}
+
+/// Encodes a request or reply with its length (u32, little endian) in front.
+///
+/// # Errors
+/// `TooLong` when it is over [`MAX_REQUEST`].
+pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, WireError> {
+    let body =
+        postcard::to_allocvec(message).map_err(|why| WireError::malformed("request", why))?;
+    check_len(body.len() as u32)?;
+    let mut out = (body.len() as u32).to_le_bytes().to_vec();
+    out.extend(body);
+    Ok(out)
+}
+
+/// Checks the length that precedes a request or reply.
+///
+/// # Errors
+/// `TooLong` when it is over [`MAX_REQUEST`].
+pub fn check_len(len: u32) -> Result<usize, WireError> {
+    if len > MAX_REQUEST {
+        let limit = MAX_REQUEST.into();
+        return Err(WireError::TooLong { what: "request", len: len.into(), limit });
+    }
+    Ok(len as usize)
+}
+
+/// Decodes a request or reply.
+///
+/// # Errors
+/// `Malformed` when the bytes are not one.
+pub fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, WireError> {
+    postcard::from_bytes(body).map_err(|why| WireError::malformed("request", why))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_round_trip() {
+        let request = Request::Forget { migration: MigrationId(5) };
+        let bytes = encode(&request).unwrap();
+        assert_eq!(
+            check_len(u32::from_le_bytes(bytes[..4].try_into().unwrap())),
+            Ok(bytes.len() - 4)
+        );
+        assert_eq!(decode::<Request>(&bytes[4..]), Ok(request));
+        assert!(check_len(MAX_REQUEST + 1).is_err());
+        assert!(decode::<Reply>(&[0xff, 1, 2]).is_err());
+    }
+}
