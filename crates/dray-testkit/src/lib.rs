@@ -1,1 +1,6 @@
-//! placeholder
+//! What dray's tests are made with, and dray itself never is.
+//!
+//! * [`guest`]: real QEMU guests that write and verify, and the bystander who knows what an image
+//!   must hold.
+
+pub mod guest;

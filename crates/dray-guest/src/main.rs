@@ -1,0 +1,200 @@
+//! The program inside a test guest: writes and verifies disks as the console tells it.
+//!
+//! Commands, one a line; every command is answered by one line that begins with `OK` or `ERROR`
+//! (after what it prints):
+//! * `open disk=vda image=1 seeded=0` (bytes at the start that hold seeded content, not zeros)
+//! * `start disk=vda block=65536 span=… rate=… pattern=random|seq …` (see [`workload::Options`])
+//! * `stop`, `mark`, `report` (`disk=` optional: all), `flush`, `verify`, `dump`
+//! * `trim disk=vda offset=… length=…`, `zero …`, `fill …` (writes the range once)
+//! * `ping`, `poweroff`
+
+mod console;
+mod disk;
+mod histogram;
+mod workload;
+
+use std::collections::BTreeMap;
+use std::fs::OpenOptions;
+use std::process::Command;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use console::Output;
+use disk::{Aligned, Blocks, Disk};
+use dray_guest::content::BLOCK;
+use dray_guest::line::Line;
+use workload::{Options, Workload};
+
+/// Blocks verified by one request.
+const VERIFY_BLOCKS: u64 = 64;
+
+#[derive(Default)]
+struct Guest {
+    disks: BTreeMap<String, Arc<Disk>>,
+    workloads: Arc<Mutex<BTreeMap<String, Arc<Workload>>>>,
+}
+
+fn main() -> std::io::Result<()> {
+    let port = OpenOptions::new().read(true).write(true).open(console::PORT)?;
+    let output = Output::start(port.try_clone()?);
+    let mut guest = Guest::default();
+    report_every_second(guest.workloads.clone(), output.clone());
+    output.send("READY");
+    for text in console::commands(port) {
+        let line = Line::parse(&text);
+        match guest.command(&line, &output) {
+            Ok(()) => output.send(format!("OK {text}")),
+            Err(why) => output.send(format!("ERROR {text}: {why}")),
+        }
+    }
+    Ok(())
+}
+
+fn report_every_second(workloads: Arc<Mutex<BTreeMap<String, Arc<Workload>>>>, output: Output) {
+    std::thread::spawn(move || {
+        loop {
+            std::thread::sleep(Duration::from_secs(1));
+            let running = workloads.lock().unwrap_or_else(PoisonError::into_inner);
+            for workload in running.values() {
+                output.offer(workload.second());
+            }
+        }
+    });
+}
+
+impl Guest {
+    fn command(&mut self, line: &Line, output: &Output) -> Result<(), String> {
+        match line.word.as_str() {
+            "ping" => Ok(()),
+            "open" => self.open(line),
+            "start" => self.start(line, output),
+            "stop" => self.stop(line),
+            "mark" => self.each_workload(line, |w| w.mark()),
+            "report" => self.each_workload(line, |w| output.send(w.report())),
+            "flush" => self.each_disk(line, |d| d.flush().map_err(|e| e.to_string())),
+            "verify" => self.each_disk(line, |d| verify(d, output)),
+            "dump" => self.each_disk(line, |d| dump(d, output)),
+            "trim" => self.range(line, |d, b| d.trim(b)),
+            "zero" => self.range(line, |d, b| d.zero(b)),
+            "fill" => self.range(line, fill),
+            "poweroff" => poweroff(),
+            _ => Err("no such command".to_owned()),
+        }
+    }
+
+    fn open(&mut self, line: &Line) -> Result<(), String> {
+        let name = line.get("disk").ok_or("disk= is missing")?;
+        let seeded: u64 = line.value("seeded", 0)?;
+        let disk = Disk::open(name, line.value("image", 1)?, seeded / BLOCK as u64)
+            .map_err(|e| format!("could not open {name}: {e}"))?;
+        self.disks.insert(name.to_owned(), Arc::new(disk));
+        Ok(())
+    }
+
+    fn disk(&self, line: &Line) -> Result<&Arc<Disk>, String> {
+        let name = line.get("disk").ok_or("disk= is missing")?;
+        self.disks.get(name).ok_or_else(|| format!("{name} is not open"))
+    }
+
+    fn start(&mut self, line: &Line, output: &Output) -> Result<(), String> {
+        let disk = self.disk(line)?.clone();
+        let mut running = self.workloads.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(old) = running.remove(&disk.name) {
+            old.stop();
+        }
+        let options = Options::parse(line, &disk)?;
+        disk.mark();
+        let workload = Workload::start(disk.clone(), options, output.clone());
+        running.insert(disk.name.clone(), workload);
+        Ok(())
+    }
+
+    /// Stops writing; the counts stay for `report`.
+    fn stop(&self, line: &Line) -> Result<(), String> {
+        self.each_workload(line, |w| w.stop())
+    }
+
+    fn each_workload(&self, line: &Line, f: impl Fn(&Workload)) -> Result<(), String> {
+        let running = self.workloads.lock().unwrap_or_else(PoisonError::into_inner);
+        let wanted = line.get("disk");
+        for workload in running.values() {
+            if wanted.is_none_or(|name| name == workload.disk.name) {
+                f(workload);
+            }
+        }
+        Ok(())
+    }
+
+    fn each_disk(
+        &self,
+        line: &Line,
+        f: impl Fn(&Disk) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let wanted = line.get("disk");
+        for disk in self.disks.values() {
+            if wanted.is_none_or(|name| name == disk.name) {
+                f(disk)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn range(
+        &self,
+        line: &Line,
+        f: impl Fn(&Disk, Blocks) -> std::io::Result<()>,
+    ) -> Result<(), String> {
+        let disk = self.disk(line)?;
+        let block = BLOCK as u64;
+        let (offset, length) = (line.value("offset", 0)?, line.value("length", block)?);
+        let blocks = Blocks { first: offset / block, count: length / block };
+        if !offset.is_multiple_of(block) || !length.is_multiple_of(block) || length == 0 {
+            return Err(format!("offset and length must be multiples of {BLOCK}"));
+        }
+        if blocks.first + blocks.count > disk.block_count() {
+            return Err("the range ends past the disk".to_owned());
+        }
+        f(disk, blocks).map_err(|e| e.to_string())
+    }
+}
+
+fn verify(disk: &Disk, output: &Output) -> Result<(), String> {
+    let mut buf = Aligned::new(VERIFY_BLOCKS as usize * BLOCK);
+    let mut bad = 0;
+    for first in (0..disk.block_count()).step_by(VERIFY_BLOCKS as usize) {
+        let count = VERIFY_BLOCKS.min(disk.block_count() - first);
+        let claim = disk.claim(Blocks { first, count });
+        let found = disk.verify(&claim, &mut buf).map_err(|e| format!("block {first}: {e}"))?;
+        for text in found {
+            output.send(format!("BAD disk={} {text}", disk.name));
+            bad += 1;
+        }
+    }
+    output.send(Line::new("VERIFIED").with("disk", &disk.name).with("bad", bad));
+    if bad == 0 { Ok(()) } else { Err(format!("{bad} blocks are wrong")) }
+}
+
+fn dump(disk: &Disk, output: &Output) -> Result<(), String> {
+    let runs = disk.written_runs();
+    for (first, count, seq) in &runs {
+        output.send(format!("D {} {first:x} {count:x} {seq:x}", disk.name));
+    }
+    output.send(Line::new("DUMPED").with("disk", &disk.name).with("runs", runs.len()));
+    Ok(())
+}
+
+fn fill(disk: &Disk, blocks: Blocks) -> std::io::Result<()> {
+    let mut buf = Aligned::new(VERIFY_BLOCKS as usize * BLOCK);
+    let end = blocks.first + blocks.count;
+    for first in (blocks.first..end).step_by(VERIFY_BLOCKS as usize) {
+        let claim = disk.claim(Blocks { first, count: VERIFY_BLOCKS.min(end - first) });
+        let seq = disk.prepare(&claim, &mut buf)?;
+        disk.write(&claim, &mut buf, seq)?;
+    }
+    Ok(())
+}
+
+fn poweroff() -> Result<(), String> {
+    let status = Command::new("/bin/busybox").args(["poweroff", "-f"]).status();
+    status.map(|_| ()).map_err(|e| e.to_string())
+}

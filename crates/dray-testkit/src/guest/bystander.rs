@@ -1,0 +1,158 @@
+//! Computes what an image must hold from its seed and the guest's own log of its writes, and
+//! compares. Takes nothing from dray.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use dray_guest::content::{BLOCK, Base, SEQ_BASE, Written, block_is};
+
+use super::tools;
+
+/// Mismatches listed by a failed check; more are only counted.
+const MAX_LISTED: usize = 10;
+/// Blocks read by one request.
+const READ_BLOCKS: u64 = 256;
+
+/// What somebody who watched only the guest knows about an image.
+#[derive(Clone, Debug)]
+pub struct Bystander {
+    image: u64,
+    seeded_blocks: u64,
+    seq: Vec<u32>,
+}
+
+impl Bystander {
+    /// An image of `size` bytes whose first `seeded` bytes hold seeded content, the rest zeros.
+    pub fn new(image: u64, size: u64, seeded: u64) -> Self {
+        let blocks = size / BLOCK as u64;
+        Self { image, seeded_blocks: seeded / BLOCK as u64, seq: vec![SEQ_BASE; blocks as usize] }
+    }
+
+    /// The `open` command for the guest.
+    pub fn open_command(&self, disk: &str) -> String {
+        let seeded = self.seeded_blocks * BLOCK as u64;
+        format!("open disk={disk} image={} seeded={seeded}", self.image)
+    }
+
+    /// Creates the raw image as it is before the guest writes: sparse after the seeded part.
+    pub fn create_raw(&self, path: &Path) -> io::Result<()> {
+        let file = OpenOptions::new().create(true).truncate(true).write(true).open(path)?;
+        file.set_len(self.seq.len() as u64 * BLOCK as u64)?;
+        let mut buf = vec![0; READ_BLOCKS as usize * BLOCK];
+        for first in (0..self.seeded_blocks).step_by(READ_BLOCKS as usize) {
+            let count = READ_BLOCKS.min(self.seeded_blocks - first);
+            let bytes = &mut buf[..count as usize * BLOCK];
+            for (i, chunk) in bytes.chunks_exact_mut(BLOCK).enumerate() {
+                Written { image: self.image, block: first + i as u64, seq: SEQ_BASE }.fill(chunk);
+            }
+            file.write_all_at(bytes, first * BLOCK as u64)?;
+        }
+        file.sync_all()
+    }
+
+    /// Takes the lines that the guest's `dump` printed for `disk`.
+    pub fn apply_dump(&mut self, disk: &str, lines: &[String]) -> io::Result<()> {
+        let bad = |line: &str| io::Error::other(format!("not a dump line: {line:?}"));
+        let prefix = format!("D {disk} ");
+        for line in lines {
+            let Some(rest) = line.strip_prefix(&prefix) else { continue };
+            let numbers: Vec<u64> =
+                rest.split(' ').filter_map(|n| u64::from_str_radix(n, 16).ok()).collect();
+            let [first, count, seq] = numbers[..] else { return Err(bad(line)) };
+            let range = first as usize..(first + count) as usize;
+            let blocks = self.seq.get_mut(range).ok_or_else(|| bad(line))?;
+            blocks.fill(u32::try_from(seq).map_err(|_| bad(line))?);
+        }
+        Ok(())
+    }
+
+    /// How many blocks no longer have their first content.
+    pub fn written_blocks(&self) -> u64 {
+        self.seq.iter().filter(|s| **s != SEQ_BASE).count() as u64
+    }
+
+    /// Compares a raw image, block by block.
+    pub fn check_raw(&self, path: &Path) -> io::Result<()> {
+        let file = File::open(path)?;
+        let (size, want) = (file.metadata()?.len(), self.seq.len() as u64 * BLOCK as u64);
+        if size < want {
+            return Err(io::Error::other(format!("{} bytes, not {want}", size)));
+        }
+        let blocks = self.seq.len() as u64;
+        let mut buf = vec![0; READ_BLOCKS as usize * BLOCK];
+        let (mut listed, mut bad) = (Vec::new(), 0u64);
+        for first in (0..blocks).step_by(READ_BLOCKS as usize) {
+            let count = READ_BLOCKS.min(blocks - first);
+            let bytes = &mut buf[..count as usize * BLOCK];
+            file.read_exact_at(bytes, first * BLOCK as u64)?;
+            for (i, chunk) in bytes.chunks_exact(BLOCK).enumerate() {
+                let block = first + i as u64;
+                if let Some(text) = self.mismatch(block, chunk) {
+                    bad += 1;
+                    if listed.len() < MAX_LISTED {
+                        listed.push(text);
+                    }
+                }
+            }
+        }
+        if bad == 0 {
+            return Ok(());
+        }
+        let name = path.display();
+        Err(io::Error::other(format!("{name}: {bad} wrong blocks: {}", listed.join("; "))))
+    }
+
+    /// Compares an image of another format, as QEMU's own tools read it.
+    pub fn check_format(&self, path: &Path, format: &str) -> io::Result<()> {
+        let raw = path.with_extension("bystander.raw");
+        let (from, to) = (path.to_string_lossy(), raw.to_string_lossy());
+        let args = ["convert", "-U", "-f", format, "-O", "raw", &from, &to];
+        let result = tools::run("qemu-img", &args).and_then(|_| self.check_raw(&raw));
+        std::fs::remove_file(&raw)?;
+        result
+    }
+
+    fn mismatch(&self, block: u64, bytes: &[u8]) -> Option<String> {
+        let seq = self.seq[block as usize];
+        let base = Base::of(block, self.seeded_blocks);
+        if block_is(bytes, self.image, block, seq, base) {
+            return None;
+        }
+        let found = match Written::identify(bytes) {
+            Some(w) => format!("image {} block {} seq {}", w.image, w.block, w.seq),
+            None if bytes.iter().all(|b| *b == 0) => "zeros".to_owned(),
+            None => "garbage".to_owned(),
+        };
+        Some(format!("block {block}: expected seq {seq}, found {found}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_sees_every_difference() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let path = dir.path().join("image");
+        let mut bystander = Bystander::new(3, 1 << 20, 512 << 10);
+        bystander.create_raw(&path).expect("create");
+        bystander.check_raw(&path).expect("as created");
+        bystander
+            .apply_dump("vda", &["D vda 5 2 9".into(), "D vdb 1 1 1".into(), "OK".into()])
+            .expect("dump");
+        assert_eq!(bystander.written_blocks(), 2);
+        let error = bystander.check_raw(&path).expect_err("writes are missing").to_string();
+        assert!(error.contains("2 wrong blocks: block 5: expected seq 9"), "{error}");
+        let file = OpenOptions::new().write(true).open(&path).expect("open");
+        for block in [5, 6] {
+            let mut buf = vec![0; BLOCK];
+            Written { image: 3, block, seq: 9 }.fill(&mut buf);
+            file.write_all_at(&buf, block * BLOCK as u64).expect("write");
+        }
+        bystander.check_raw(&path).expect("as written");
+        assert!(bystander.apply_dump("vda", &["D vda 1000 1 1".into()]).is_err());
+    }
+}

@@ -1,0 +1,260 @@
+//! Starts a QEMU for a test and ends it.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use super::console::Console;
+use super::{initramfs, tools};
+
+/// How long QEMU may take to open its sockets, and to leave when asked.
+const START_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long a guest may take to boot on a busy machine; 3 s on an idle one.
+const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
+/// The first PCI slot of the disks; fixed, so that source and target agree.
+const FIRST_DISK_SLOT: usize = 6;
+
+/// A virtio disk.
+#[derive(Clone, Debug)]
+pub struct GuestDisk {
+    /// The device's id, by which disks of source and target pair.
+    pub qdev: String,
+    /// The block node it sits on.
+    pub node: String,
+    /// More device options, `,rerror=stop`.
+    pub options: String,
+}
+
+/// What to start.
+#[derive(Clone, Debug)]
+pub struct GuestVmBuilder {
+    dir: PathBuf,
+    name: String,
+    memory_mib: u32,
+    blockdevs: Vec<String>,
+    disks: Vec<GuestDisk>,
+    args: Vec<String>,
+    incoming: bool,
+    bare: bool,
+}
+
+/// A running QEMU; dropping it kills the process.
+pub struct GuestVm {
+    child: Child,
+    dir: PathBuf,
+    name: String,
+    console: Option<Console>,
+}
+
+impl GuestVm {
+    /// Describes a VM whose sockets and logs are in `dir` and begin with `name`.
+    pub fn builder(dir: &Path, name: &str) -> GuestVmBuilder {
+        GuestVmBuilder {
+            dir: dir.to_owned(),
+            name: name.to_owned(),
+            memory_mib: 256,
+            blockdevs: Vec::new(),
+            disks: Vec::new(),
+            args: Vec::new(),
+            incoming: false,
+            bare: false,
+        }
+    }
+
+    /// The QMP socket.
+    pub fn qmp_path(&self) -> PathBuf {
+        self.dir.join(format!("{}.qmp", self.name))
+    }
+
+    /// The process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The guest program's console.
+    ///
+    /// # Panics
+    /// For a VM without a guest ([`GuestVmBuilder::bare`]).
+    pub fn console(&mut self) -> &mut Console {
+        self.console.as_mut().expect("this vm has no guest")
+    }
+
+    /// Waits until the guest program is ready.
+    pub fn wait_ready(&mut self) -> io::Result<()> {
+        let log = self.log();
+        let ready = self.console().wait_for(BOOT_TIMEOUT, |line| line == "READY");
+        ready.map(|_| ()).map_err(|e| io::Error::other(format!("guest did not boot: {e}: {log}")))
+    }
+
+    /// What QEMU and the guest's kernel said.
+    pub fn log(&self) -> String {
+        let read = |what: &str| {
+            let path = self.dir.join(format!("{}.{what}", self.name));
+            String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned()
+        };
+        format!("{}{}", read("stderr"), read("serial"))
+    }
+
+    /// How QEMU ended, if it did.
+    pub fn exited(&mut self) -> io::Result<Option<ExitStatus>> {
+        self.child.try_wait()
+    }
+
+    /// Waits until QEMU leaves by itself.
+    pub fn wait_exit(&mut self, timeout: Duration) -> io::Result<ExitStatus> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            if Instant::now() > deadline {
+                return Err(io::Error::other(format!("{} is still running", self.name)));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Kills QEMU (SIGKILL) and waits for its end.
+    pub fn kill(&mut self) -> io::Result<ExitStatus> {
+        self.child.kill()?;
+        self.child.wait()
+    }
+
+    fn connect_console(&mut self) -> io::Result<()> {
+        let path = self.dir.join(format!("{}.console", self.name));
+        self.console = Some(Console::connect(&path)?);
+        Ok(())
+    }
+
+    fn wait_for_socket(&mut self, path: &Path) -> io::Result<()> {
+        let deadline = Instant::now() + START_TIMEOUT;
+        while !path.exists() {
+            if let Some(status) = self.child.try_wait()? {
+                return Err(io::Error::other(format!("qemu ended: {status}: {}", self.log())));
+            }
+            if Instant::now() > deadline {
+                return Err(io::Error::other(format!("qemu did not start: {}", self.log())));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for GuestVm {
+    fn drop(&mut self) {
+        // Both fail only when QEMU has already been waited for.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl GuestVmBuilder {
+    /// The guest's memory, 256 MiB unless set.
+    #[must_use]
+    pub fn memory_mib(mut self, mib: u32) -> Self {
+        self.memory_mib = mib;
+        self
+    }
+
+    /// Adds a `-blockdev` argument.
+    #[must_use]
+    pub fn blockdev(mut self, argument: impl Into<String>) -> Self {
+        self.blockdevs.push(argument.into());
+        self
+    }
+
+    /// Adds a virtio disk on a block node; the guest sees vda, vdb … in this order.
+    #[must_use]
+    pub fn disk(self, qdev: &str, node: &str) -> Self {
+        self.disk_with(qdev, node, "")
+    }
+
+    /// Adds a virtio disk with more device options (`,rerror=stop`).
+    #[must_use]
+    pub fn disk_with(mut self, qdev: &str, node: &str, options: &str) -> Self {
+        let (qdev, node, options) = (qdev.to_owned(), node.to_owned(), options.to_owned());
+        self.disks.push(GuestDisk { qdev, node, options });
+        self
+    }
+
+    /// Adds any other argument.
+    #[must_use]
+    pub fn arg(mut self, argument: &str) -> Self {
+        self.args.push(argument.to_owned());
+        self
+    }
+
+    /// The VM waits for a migration, and stays stopped after it.
+    #[must_use]
+    pub fn incoming(mut self) -> Self {
+        self.incoming = true;
+        self
+    }
+
+    /// No kernel, no console: a stopped QEMU with disks, up in a few hundred milliseconds.
+    #[must_use]
+    pub fn bare(mut self) -> Self {
+        self.bare = true;
+        self
+    }
+
+    /// The command line.
+    pub fn command(&self) -> io::Result<Command> {
+        let path = |what: &str| self.dir.join(format!("{}.{what}", self.name));
+        let socket = |what: &str| format!("{},server=on,wait=off", path(what).display());
+        let accel = std::env::var("DRAY_TEST_ACCEL").unwrap_or("tcg,thread=multi".to_owned());
+        let mut command = Command::new(tools::QEMU);
+        command
+            .args(["-name", &self.name, "-nodefaults", "-no-user-config", "-display", "none"])
+            .args(["-machine", "pc", "-accel", &accel, "-cpu", "max"])
+            .args(["-m", &self.memory_mib.to_string(), "-qmp", &format!("unix:{}", socket("qmp"))]);
+        if !self.bare {
+            let boot = initramfs::boot().map_err(io::Error::other)?;
+            command.arg("-kernel").arg(&boot.kernel).arg("-initrd").arg(&boot.initramfs);
+            command.args(["-append", "console=ttyS0 quiet panic=-1", "-no-reboot"]);
+            command.args(["-serial", &format!("file:{}", path("serial").display())]);
+            command.args(["-device", "virtio-serial-pci,id=ports,addr=0x5"]);
+            command.args(["-chardev", &format!("socket,id=console,path={}", socket("console"))]);
+            command.args(["-device", "virtserialport,chardev=console,name=dray"]);
+        }
+        for blockdev in &self.blockdevs {
+            command.args(["-blockdev", blockdev]);
+        }
+        for (i, disk) in self.disks.iter().enumerate() {
+            let slot = FIRST_DISK_SLOT + i;
+            let GuestDisk { qdev, node, options } = disk;
+            let device = format!("virtio-blk-pci,id={qdev},drive={node},addr={slot:#x}{options}");
+            command.args(["-device", &device]);
+        }
+        if self.incoming {
+            command.args(["-incoming", "defer"]);
+        }
+        if self.incoming || self.bare {
+            command.arg("-S");
+        }
+        command.args(&self.args);
+        Ok(command)
+    }
+
+    /// Starts QEMU and connects the console; [`GuestVm::wait_ready`] waits for the boot.
+    pub fn start(&self) -> io::Result<GuestVm> {
+        let stderr = File::create(self.dir.join(format!("{}.stderr", self.name)))?;
+        for socket in ["qmp", "console"] {
+            // A VM of the same name may have run before in this test.
+            let _ = fs::remove_file(self.dir.join(format!("{}.{socket}", self.name)));
+        }
+        let child = self.command()?.stdin(Stdio::null()).stderr(stderr).spawn()?;
+        let (dir, name) = (self.dir.clone(), self.name.clone());
+        let mut vm = GuestVm { child, dir, name, console: None };
+        let qmp = vm.qmp_path();
+        vm.wait_for_socket(&qmp)?;
+        if !self.bare {
+            vm.wait_for_socket(&self.dir.join(format!("{}.console", self.name)))?;
+            vm.connect_console()?;
+        }
+        Ok(vm)
+    }
+}

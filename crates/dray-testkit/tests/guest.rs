@@ -1,0 +1,54 @@
+//! The test guest itself: it boots, writes at the rate asked for, verifies, trims, and notices when
+//! somebody changes its disk; and the bystander computes the same image.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use dray_testkit::guest::{Bystander, GuestVm, initramfs};
+
+const SIZE: u64 = 128 << 20;
+const SPAN: u64 = 32 << 20;
+
+#[test]
+fn a_guest_writes_and_the_bystander_agrees() {
+    if !initramfs::available() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let image = dir.path().join("image.raw");
+    let mut bystander = Bystander::new(1, SIZE, SPAN);
+    bystander.create_raw(&image).expect("image");
+    let file = format!("driver=file,node-name=disk,filename={},discard=unmap", image.display());
+    let builder = GuestVm::builder(dir.path(), "vm").blockdev(file).disk("disk0", "disk");
+    let mut vm = builder.start().expect("start");
+    vm.wait_ready().expect("boot");
+    let console = vm.console();
+    console.command(&bystander.open_command("vda")).expect("open");
+    let start = format!("start disk=vda block=65536 span={SPAN} rate=8000000 flush=16 verify=2");
+    console.command(&start).expect("start");
+    for _ in 0..2 {
+        console.wait_for(Duration::from_secs(5), |l| l.starts_with("STAT ")).expect("statistics");
+    }
+    console.command(&format!("trim disk=vda offset={SPAN} length=1048576")).expect("trim");
+    console.command(&format!("fill disk=vda offset={SPAN} length=524288")).expect("fill");
+    console.command("zero disk=vda offset=0 length=65536").expect("zero");
+    console.command("stop").expect("stop");
+    let report = console.report("vda").expect("report");
+    println!("{report}");
+    assert!(report.value("rate", 0u64).expect("rate") > 7_600_000, "{report}");
+    assert!(report.value("verified", 0u64).expect("verified") > 100, "{report}");
+    console.command("verify").expect("verify");
+    console.command("flush").expect("flush");
+    let dump = console.command("dump disk=vda").expect("dump");
+    bystander.apply_dump("vda", &dump).expect("apply");
+    assert!(bystander.written_blocks() > 1000);
+    bystander.check_raw(&image).expect("the bystander's image");
+
+    let other = OpenOptions::new().write(true).open(&image).expect("open");
+    other.write_all_at(&[1; 512], SPAN + 4096).expect("damage");
+    let error = vm.console().command("verify").expect_err("damage is noticed").to_string();
+    assert!(error.contains("1 blocks are wrong"), "{error}");
+    assert!(bystander.check_raw(&image).is_err());
+    vm.kill().expect("kill");
+}
