@@ -1,0 +1,317 @@
+//! The commands: what a client may ask. Field for field the JSON of the public interface; unknown
+//! fields are refused, so that a misspelt option is not silently ignored.
+
+use super::text::MigrationRef;
+use dray_types::{BitRate, ByteSize};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+
+/// One line from a client.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Request {
+    /// [`API_VERSION`](super::API_VERSION) of the client.
+    pub version: u32,
+    /// What to do.
+    pub command: Command,
+}
+
+/// Every command: `{"limit":{…}}`, or just its name when it has no fields.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Command {
+    /// Answered with [`AgentInfo`](super::AgentInfo).
+    Info,
+    /// Answered with [`Summary`](super::Summary), or [`Started`](super::Started) when detached.
+    Migrate(Migrate),
+    /// Answered with [`Prepared`](super::Prepared).
+    Prepare(Prepare),
+    /// Answered with a list of [`MigrationStatus`](super::MigrationStatus).
+    Status(Status),
+    /// Answered with [`Summary`](super::Summary).
+    Watch(Watch),
+    /// Answered with [`Cancelled`](super::Cancelled).
+    Cancel(Cancel),
+    /// Answered with [`Started`](super::Started).
+    Resume(Resume),
+    /// Answered with [`Limited`](super::Limited).
+    Limit(Limit),
+    /// Answered with a list of [`ImageStatus`](super::ImageStatus).
+    Images,
+    /// Answered with [`ImageStatus`](super::ImageStatus).
+    ImageAdd(ImageAdd),
+    /// Answered with [`ImageStatus`](super::ImageStatus), as it was.
+    ImageRemove(ImageRemove),
+    /// Answered with [`Spliced`](super::Spliced).
+    Adopt(Adopt),
+    /// Answered with [`Spliced`](super::Spliced).
+    Release(Release),
+    /// Answered with [`ImageStatus`](super::ImageStatus).
+    Resize(Resize),
+    /// Answered with [`Claimed`](super::Claimed).
+    Claim(Claim),
+    /// Answered with [`Unstalled`](super::Unstalled).
+    Unstall(Unstall),
+}
+
+/// What is moved.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Subject {
+    /// A running VM with its disks and memory.
+    Vm {
+        /// QMP socket of its QEMU on this host.
+        qmp: PathBuf,
+    },
+    /// Images only, by name; whoever uses them is moved by somebody else.
+    Images {
+        /// Their names.
+        names: Vec<String>,
+    },
+}
+
+/// Which blocks move before the guest, and which after.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Strategy {
+    /// Everything moves first; the guest follows when the rest fits the downtime limit.
+    PreCopy,
+    /// The guest moves first; its blocks follow, those it asks for at once.
+    PostCopy,
+    /// Everything is copied once, the guest moves, what it wrote meanwhile follows.
+    #[default]
+    Hybrid,
+}
+
+impl fmt::Display for Strategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::PreCopy => "pre-copy",
+            Self::PostCopy => "post-copy",
+            Self::Hybrid => "hybrid",
+        })
+    }
+}
+
+/// What happens to the disks at the target when every block is there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ReleaseAtEnd {
+    /// A disk that was adopted is released to QEMU, a resident one stays with dray.
+    #[default]
+    AsBefore,
+    /// Every disk is released.
+    Always,
+    /// Every disk stays with dray.
+    Never,
+}
+
+/// Moves a VM or images.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Migrate {
+    /// What is moved.
+    pub subject: Subject,
+    /// Name of the target host, as in the configuration's list of peers.
+    pub to: String,
+    /// QMP socket, on the target host, of the QEMU that waits with `-incoming defer`. Needed
+    /// exactly when a VM is moved.
+    #[serde(default)]
+    pub target_qmp: Option<PathBuf>,
+    /// The migration that `prepare` made; found by its images when absent.
+    #[serde(default)]
+    pub prepared: Option<MigrationRef>,
+    /// Pool at the target, when nothing was prepared; its default one when absent.
+    #[serde(default)]
+    pub pool: Option<String>,
+    /// Names at the target by image name or device id here; the same name when absent.
+    #[serde(default)]
+    pub names: BTreeMap<String, String>,
+    /// Which blocks move when.
+    #[serde(default)]
+    pub strategy: Strategy,
+    /// Limit of everything the migration sends; none when absent.
+    #[serde(default)]
+    pub bandwidth: Option<BitRate>,
+    /// Longest stop of the guest to aim for, in milliseconds; the agent's default when absent.
+    #[serde(default)]
+    pub max_downtime_ms: Option<u64>,
+    /// Re-read every block at the target at the end and compare with the source (I3).
+    #[serde(default)]
+    pub verify: bool,
+    /// Answer once the migration has started.
+    #[serde(default)]
+    pub detach: bool,
+    /// Adopt disks although their nodes carry dirty bitmaps, which are lost.
+    #[serde(default)]
+    pub drop_bitmaps: bool,
+    /// Delete the source's replica when the target has every block.
+    #[serde(default)]
+    pub remove_replica: bool,
+    /// What happens to the disks at the target at the end.
+    #[serde(default)]
+    pub release: ReleaseAtEnd,
+}
+
+/// Makes room and exports at the target.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Prepare {
+    /// What will be moved.
+    pub subject: Subject,
+    /// Name of the target host.
+    pub to: String,
+    /// Pool at the target; its default one when absent.
+    #[serde(default)]
+    pub pool: Option<String>,
+    /// Put before every name at the target.
+    #[serde(default)]
+    pub prefix: Option<String>,
+    /// Names at the target by image name or device id here.
+    #[serde(default)]
+    pub names: BTreeMap<String, String>,
+}
+
+/// Asks how migrations are going.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Status {
+    /// One migration; all when absent.
+    #[serde(default)]
+    pub migration: Option<MigrationRef>,
+}
+
+/// Follows a migration to its end.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Watch {
+    /// Which; the only one running when absent.
+    #[serde(default)]
+    pub migration: Option<MigrationRef>,
+}
+
+/// Stops a migration before its handover.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cancel {
+    /// Which; the only one running when absent.
+    #[serde(default)]
+    pub migration: Option<MigrationRef>,
+    /// Also delete what the target has received; otherwise the next try starts from it.
+    #[serde(default)]
+    pub discard: bool,
+}
+
+/// Takes up an interrupted migration.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Resume {
+    /// Which; the only interrupted one when absent.
+    #[serde(default)]
+    pub migration: Option<MigrationRef>,
+}
+
+/// Changes the bandwidth limit.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Limit {
+    /// Which; the only one running when absent.
+    #[serde(default)]
+    pub migration: Option<MigrationRef>,
+    /// The new limit; none when absent.
+    #[serde(default)]
+    pub bandwidth: Option<BitRate>,
+}
+
+/// Serves a file or block device.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ImageAdd {
+    /// Its name: the name of its export.
+    pub name: String,
+    /// The file or block device, inside a pool.
+    pub path: PathBuf,
+    /// Export it with room to grow, as a format driver above needs. When absent: as `format` says.
+    #[serde(default)]
+    pub growable: Option<bool>,
+    /// What is inside, for the defaults and the printed hints (`raw`, `qcow2`): dray itself never
+    /// looks.
+    #[serde(default)]
+    pub format: Option<String>,
+    /// Refuse writes: a backing image.
+    #[serde(default)]
+    pub read_only: bool,
+}
+
+/// Stops serving an image.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ImageRemove {
+    /// Its name.
+    pub name: String,
+}
+
+/// Splices disks of a running VM under dray.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Adopt {
+    /// QMP socket of the VM.
+    pub qmp: PathBuf,
+    /// Device ids (qdev) of the disks; every disk when empty.
+    #[serde(default)]
+    pub disks: Vec<String>,
+    /// Go on although a node carries dirty bitmaps, which are lost.
+    #[serde(default)]
+    pub drop_bitmaps: bool,
+}
+
+/// Hands disks back to QEMU.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Release {
+    /// QMP socket of the VM.
+    pub qmp: PathBuf,
+    /// Device ids (qdev) of the disks; every disk on dray when empty.
+    #[serde(default)]
+    pub disks: Vec<String>,
+}
+
+/// Grows an image.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Resize {
+    /// Name of the image.
+    pub image: String,
+    /// New size in bytes.
+    pub size: ByteSize,
+    /// QMP socket of the VM that uses it, to be moved to the larger export.
+    #[serde(default)]
+    pub qmp: Option<PathBuf>,
+}
+
+/// Takes ownership of an image whose owner is gone for good.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Claim {
+    /// Name of the image on this host.
+    pub image: String,
+    /// The operator's word that the other host can write it no more. Refused without.
+    #[serde(default)]
+    pub source_is_fenced: bool,
+    /// Accept that acknowledged writes, or the missing ranges, are lost.
+    #[serde(default)]
+    pub accept_loss: bool,
+}
+
+/// Ends the stall of guest I/O that waits for a lost source.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Unstall {
+    /// Name of the image.
+    pub image: String,
+    /// Fail what waits with an I/O error; otherwise ask the source again now.
+    #[serde(default)]
+    pub fail: bool,
+}

@@ -1,0 +1,107 @@
+//! The local API: how the `dray` command (or any program) talks to the agent on its own host.
+//!
+//! One request per connection over a unix socket, as lines of JSON: the client sends
+//! `{"version":1,"command":{…}}`, the agent answers with any number of `{"event":…}` lines and ends
+//! with exactly one `{"result":…}` or `{"error":…}` line. The types are the public interface,
+//! described in `docs/api.md`; a change that old clients would misread raises [`API_VERSION`].
+//!
+//! [`AgentApi`] is what the agent implements, [`server`] listens and dispatches, [`client`] asks.
+//! Nothing here knows how a migration works.
+
+pub mod client;
+pub mod command;
+pub mod error;
+pub mod progress;
+pub mod report;
+pub mod server;
+pub mod text;
+
+pub use client::{Call, Client, Reply};
+pub use command::*;
+pub use error::{ApiError, ErrorKind};
+pub use progress::*;
+pub use report::*;
+pub use server::{Server, SocketAccess};
+
+use std::future::Future;
+use tokio::sync::mpsc;
+
+/// Version of the JSON interface. The agent refuses requests of any other version.
+pub const API_VERSION: u32 = 1;
+
+/// Where the agent listens unless its configuration says otherwise.
+pub const DEFAULT_SOCKET: &str = "/run/dray/api.sock";
+
+/// Where a watching command sends its events. A send fails when the client has gone; the watch
+/// should end then, the migration must not.
+pub type Events = mpsc::Sender<Event>;
+
+/// Result of an API command.
+pub type ApiResult<T> = std::result::Result<T, ApiError>;
+
+/// What the agent can be asked to do: one method a command.
+///
+/// `dray migrate` without `--detach` is [`migrate`](Self::migrate) followed by
+/// [`watch`](Self::watch) of what it started. A watch is dropped when its client hangs up, so the
+/// migration itself runs in a task of its own; every other method is run to its end.
+pub trait AgentApi: Send + Sync + 'static {
+    /// Who is there.
+    fn info(&self) -> impl Future<Output = ApiResult<AgentInfo>> + Send;
+
+    /// Checks everything that can be checked at once, starts a migration (or takes up the one
+    /// that `prepare` made) and returns as soon as its intent is durable.
+    fn migrate(&self, command: Migrate) -> impl Future<Output = ApiResult<Started>> + Send;
+
+    /// Makes the exports at the target and says how to start the incoming QEMU.
+    fn prepare(&self, command: Prepare) -> impl Future<Output = ApiResult<Prepared>> + Send;
+
+    /// One migration, or all that the agent knows, the newest first.
+    fn status(
+        &self,
+        command: Status,
+    ) -> impl Future<Output = ApiResult<Vec<MigrationStatus>>> + Send;
+
+    /// Follows a migration to its end, sending at least one progress event a second. A migration
+    /// that has ended already answers at once. A failed or cancelled one answers with its error.
+    fn watch(
+        &self,
+        command: Watch,
+        events: Events,
+    ) -> impl Future<Output = ApiResult<Summary>> + Send;
+
+    /// Stops a migration before its handover; the guest goes on at the source.
+    fn cancel(&self, command: Cancel) -> impl Future<Output = ApiResult<Cancelled>> + Send;
+
+    /// Takes up a migration that was interrupted.
+    fn resume(&self, command: Resume) -> impl Future<Output = ApiResult<Started>> + Send;
+
+    /// Changes the bandwidth limit of a running migration.
+    fn limit(&self, command: Limit) -> impl Future<Output = ApiResult<Limited>> + Send;
+
+    /// Every image the agent knows.
+    fn images(&self) -> impl Future<Output = ApiResult<Vec<ImageStatus>>> + Send;
+
+    /// Serves a file or block device as an image.
+    fn image_add(&self, command: ImageAdd) -> impl Future<Output = ApiResult<ImageStatus>> + Send;
+
+    /// Stops serving an image and forgets it; its file stays.
+    fn image_remove(
+        &self,
+        command: ImageRemove,
+    ) -> impl Future<Output = ApiResult<ImageStatus>> + Send;
+
+    /// Splices a running VM's disks under dray.
+    fn adopt(&self, command: Adopt) -> impl Future<Output = ApiResult<Spliced>> + Send;
+
+    /// Hands a running VM's disks back to its QEMU.
+    fn release(&self, command: Release) -> impl Future<Output = ApiResult<Spliced>> + Send;
+
+    /// Grows an image.
+    fn resize(&self, command: Resize) -> impl Future<Output = ApiResult<ImageStatus>> + Send;
+
+    /// Takes ownership of an image whose owner is gone for good. Stands outside I1.
+    fn claim(&self, command: Claim) -> impl Future<Output = ApiResult<Claimed>> + Send;
+
+    /// Ends the stall of guest I/O that waits for a lost source.
+    fn unstall(&self, command: Unstall) -> impl Future<Output = ApiResult<Unstalled>> + Send;
+}

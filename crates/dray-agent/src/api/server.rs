@@ -1,0 +1,215 @@
+//! The agent's end of the local API: listens, reads one bounded request a connection, dispatches.
+
+use super::command::{Command, Request};
+use super::error::{ApiError, ErrorKind};
+use super::progress::Event;
+use super::{API_VERSION, AgentApi, ApiResult, Events, Watch};
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{Semaphore, mpsc};
+
+/// Longest request line: the largest sensible one names a few hundred images.
+pub const MAX_REQUEST: u64 = 1 << 20;
+/// Clients at a time; more wait in the listen queue. Far above what one host's operators need.
+const MAX_CLIENTS: usize = 256;
+/// Events a slow client may be behind before its watch waits for it.
+const EVENT_QUEUE: usize = 64;
+/// A client sends its request at once; one that does not is not kept for ever.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// Read and write for the owner (root) and the group, nothing for others.
+const SOCKET_MODE: u32 = 0o660;
+
+/// Who may use the socket besides root.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SocketAccess {
+    /// Group that may connect; the agent's own when absent.
+    pub group: Option<u32>,
+}
+
+impl SocketAccess {
+    /// Access for the group called `name`, or for the agent's own where there is none such.
+    pub fn for_group(name: &str) -> Self {
+        let groups = std::fs::read_to_string("/etc/group").unwrap_or_default();
+        Self { group: group_id(&groups, name) }
+    }
+}
+
+/// The number of a group in the text of a group file.
+fn group_id(groups: &str, name: &str) -> Option<u32> {
+    groups.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        (fields.next() == Some(name)).then(|| fields.nth(1)?.parse().ok()).flatten()
+    })
+}
+
+/// The listening socket; its file goes when this is dropped.
+#[derive(Debug)]
+pub struct Server {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+impl Server {
+    /// Binds `path`, replacing the socket of an agent that is gone.
+    ///
+    /// # Errors
+    /// `AddrInUse` when another agent answers there; whatever binding or setting the rights says.
+    pub fn bind(path: &Path, access: SocketAccess) -> io::Result<Self> {
+        match std::os::unix::net::UnixStream::connect(path) {
+            Ok(_) => {
+                let why = format!("another agent is listening on {}", path.display());
+                return Err(io::Error::new(io::ErrorKind::AddrInUse, why));
+            }
+            Err(why) if why.kind() == io::ErrorKind::ConnectionRefused => {
+                std::fs::remove_file(path)?;
+            }
+            Err(_) => {}
+        }
+        let listener = UnixListener::bind(path)?;
+        let server = Self { listener, path: path.to_owned() };
+        if access.group.is_some() {
+            std::os::unix::fs::chown(path, None, access.group)?;
+        }
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(SOCKET_MODE))?;
+        Ok(server)
+    }
+
+    /// Where it listens.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Serves until the future is dropped, each connection in a task of its own.
+    ///
+    /// # Errors
+    /// When the socket can no longer accept.
+    pub async fn serve<A: AgentApi>(&self, agent: Arc<A>) -> io::Result<()> {
+        let places = Arc::new(Semaphore::new(MAX_CLIENTS));
+        loop {
+            let place = places.clone().acquire_owned().await.map_err(io::Error::other)?;
+            let (stream, _) = self.listener.accept().await?;
+            let agent = agent.clone();
+            tokio::spawn(async move {
+                if let Err(why) = answer(stream, &*agent).await {
+                    tracing::debug!(%why, "an API client hung up");
+                }
+                drop(place);
+            });
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Err(why) = std::fs::remove_file(&self.path) {
+            tracing::debug!(%why, path = %self.path.display(), "the API socket was gone already");
+        }
+    }
+}
+
+/// One connection, from its request to its final line. A client that hangs up is noticed when an
+/// event cannot be written, which ends the watch and nothing else: every other command, once begun,
+/// is carried through.
+async fn answer<A: AgentApi>(stream: UnixStream, agent: &A) -> io::Result<()> {
+    let (read, mut write) = stream.into_split();
+    let mut read = BufReader::new(read);
+    let mut line = Vec::new();
+    let mut bounded = (&mut read).take(MAX_REQUEST + 1);
+    match tokio::time::timeout(REQUEST_TIMEOUT, bounded.read_until(b'\n', &mut line)).await {
+        Ok(outcome) => outcome?,
+        Err(_) => return Err(io::ErrorKind::TimedOut.into()),
+    };
+    if line.is_empty() {
+        return Ok(());
+    }
+    let command = match parse(&line) {
+        Ok(command) => command,
+        Err(error) => return send(&mut write, &json!({ "error": error })).await,
+    };
+    let (events, mut queue) = mpsc::channel(EVENT_QUEUE);
+    let work = run(agent, command, events);
+    tokio::pin!(work);
+    let outcome = loop {
+        tokio::select! {
+            biased;
+            Some(event) = queue.recv() => send(&mut write, &event).await?,
+            outcome = &mut work => break outcome,
+        }
+    };
+    while let Ok(event) = queue.try_recv() {
+        send(&mut write, &event).await?;
+    }
+    match outcome {
+        Ok(result) => send(&mut write, &json!({ "result": result })).await,
+        Err(error) => send(&mut write, &json!({ "error": error })).await,
+    }
+}
+
+async fn send(write: &mut (impl AsyncWriteExt + Unpin), line: &impl Serialize) -> io::Result<()> {
+    let mut bytes = serde_json::to_vec(line)?;
+    bytes.push(b'\n');
+    write.write_all(&bytes).await
+}
+
+fn parse(line: &[u8]) -> ApiResult<Command> {
+    let what = "cannot read the request";
+    if line.len() as u64 > MAX_REQUEST {
+        let why = format!("it is longer than {MAX_REQUEST} bytes");
+        return Err(ApiError::new(ErrorKind::Invalid, what, why));
+    }
+    let value: Value =
+        serde_json::from_slice(line).map_err(|why| ApiError::new(ErrorKind::Invalid, what, why))?;
+    let version = value.get("version").and_then(Value::as_u64);
+    if version != Some(API_VERSION.into()) {
+        let found = version.map_or("none".to_owned(), |version| version.to_string());
+        let why = format!("its version is {found}, this agent speaks version {API_VERSION}");
+        return Err(ApiError::new(ErrorKind::Unsupported, what, why)
+            .hint("use the dray command and the agent of the same release"));
+    }
+    let request: Request = serde_json::from_value(value)
+        .map_err(|why| ApiError::new(ErrorKind::Invalid, what, why))?;
+    Ok(request.command)
+}
+
+fn to_json<T: Serialize>(result: T) -> ApiResult<Value> {
+    serde_json::to_value(result)
+        .map_err(|why| ApiError::new(ErrorKind::Internal, "cannot write the answer", why))
+}
+
+async fn run<A: AgentApi>(agent: &A, command: Command, events: Events) -> ApiResult<Value> {
+    match command {
+        Command::Info => to_json(agent.info().await?),
+        Command::Migrate(command) => {
+            let detach = command.detach;
+            let started = agent.migrate(command).await?;
+            if detach {
+                return to_json(started);
+            }
+            let watch = Watch { migration: Some(started.migration.into()) };
+            // A client that has gone is noticed by the connection; the migration goes on.
+            let _ = events.send(Event::Started(started)).await;
+            to_json(agent.watch(watch, events).await?)
+        }
+        Command::Prepare(command) => to_json(agent.prepare(command).await?),
+        Command::Status(command) => to_json(agent.status(command).await?),
+        Command::Watch(command) => to_json(agent.watch(command, events).await?),
+        Command::Cancel(command) => to_json(agent.cancel(command).await?),
+        Command::Resume(command) => to_json(agent.resume(command).await?),
+        Command::Limit(command) => to_json(agent.limit(command).await?),
+        Command::Images => to_json(agent.images().await?),
+        Command::ImageAdd(command) => to_json(agent.image_add(command).await?),
+        Command::ImageRemove(command) => to_json(agent.image_remove(command).await?),
+        Command::Adopt(command) => to_json(agent.adopt(command).await?),
+        Command::Release(command) => to_json(agent.release(command).await?),
+        Command::Resize(command) => to_json(agent.resize(command).await?),
+        Command::Claim(command) => to_json(agent.claim(command).await?),
+        Command::Unstall(command) => to_json(agent.unstall(command).await?),
+    }
+}
