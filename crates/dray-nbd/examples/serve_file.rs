@@ -1,0 +1,38 @@
+//! Serves one file on a unix socket until it is killed: `serve_file FILE SOCKET`.
+//!
+//! For trying clients by hand and for `bench/nbd-compare.sh`.
+
+use dray_image::Image;
+use dray_nbd::{ExportError, ExportInfo, Exports, Server};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+#[path = "../tests/support/file.rs"]
+mod file;
+
+/// The file, under the empty name, which is what clients ask for by default.
+struct OneFile(Arc<dyn Image>);
+
+impl Exports for OneFile {
+    fn list(&self) -> Vec<ExportInfo> {
+        vec![ExportInfo { fast_zero: true, ..ExportInfo::new("") }]
+    }
+
+    fn open(&self, name: &str) -> Result<Arc<dyn Image>, ExportError> {
+        if name.is_empty() { Ok(Arc::clone(&self.0)) } else { Err(ExportError::unknown(name)) }
+    }
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    let mut args = std::env::args_os().skip(1);
+    let (Some(path), Some(socket)) = (args.next(), args.next()) else {
+        return Err("usage: serve_file FILE SOCKET".into());
+    };
+    let image = file::PlainFile::open(&PathBuf::from(path), false)?;
+    let server = Server::new(Arc::new(OneFile(Arc::new(image))));
+    let _handle = server.bind_unix(&PathBuf::from(socket), 0o660, None)?;
+    loop {
+        std::thread::park();
+    }
+}

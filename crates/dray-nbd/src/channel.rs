@@ -1,0 +1,120 @@
+//! A byte stream to one client: a unix or TCP socket, bare; TLS over it is in [`crate::tls`].
+
+use rustix::fd::{AsFd, BorrowedFd};
+use rustix::net::{SendAncillaryBuffer, SendFlags, Shutdown, sendmsg, shutdown, sockopt};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Both directions of a connection. One thread receives; senders take turns (see
+/// [`crate::writer`]).
+pub(crate) trait Channel: Send + Sync {
+    /// Receives at least one byte into `into`, or zero at the end of the stream.
+    fn receive(&self, into: &mut [IoSliceMut<'_>]) -> io::Result<usize>;
+
+    /// Sends all of `parts`.
+    fn send(&self, parts: &mut [IoSlice<'_>]) -> io::Result<()>;
+
+    /// Lets `receive` fail after this long without a byte; `None` waits for ever.
+    fn receive_within(&self, limit: Option<Duration>) -> io::Result<()>;
+
+    /// Ends both directions at once, also for a thread that waits in either.
+    fn cut(&self);
+
+    /// Shakes hands as the server of a TLS session; the result replaces this channel.
+    fn start_tls(&self, config: Arc<rustls::ServerConfig>) -> io::Result<Arc<dyn Channel>>;
+}
+
+/// A connected socket.
+#[derive(Debug)]
+pub(crate) enum Socket {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Unix(stream) => stream.as_fd(),
+            Self::Tcp(stream) => stream.as_fd(),
+        }
+    }
+}
+
+impl Socket {
+    /// Sets what makes NBD's pattern of small requests and long replies fast.
+    pub(crate) fn tune(&self) -> io::Result<()> {
+        match self {
+            Self::Unix(_) => {
+                let size = crate::limits::UNIX_SEND_BUFFER;
+                // Only root may go over the system's limit; others get as much as it allows.
+                if sockopt::set_socket_send_buffer_size_force(self, size).is_err() {
+                    sockopt::set_socket_send_buffer_size(self, size)?;
+                }
+            }
+            Self::Tcp(stream) => {
+                stream.set_nodelay(true)?;
+                sockopt::set_socket_keepalive(self, true)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn try_clone(&self) -> io::Result<Self> {
+        Ok(match self {
+            Self::Unix(stream) => Self::Unix(stream.try_clone()?),
+            Self::Tcp(stream) => Self::Tcp(stream.try_clone()?),
+        })
+    }
+
+    /// The receiver finds the end of the stream; replies still go out.
+    pub(crate) fn stop_receiving(&self) {
+        // Fails only when the peer has already gone, which is as good.
+        let _ = shutdown(self, Shutdown::Read);
+    }
+}
+
+impl Channel for Socket {
+    fn receive(&self, into: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        loop {
+            match rustix::io::readv(self, into) {
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::AGAIN) => return Err(io::ErrorKind::TimedOut.into()),
+                other => return Ok(other?),
+            }
+        }
+    }
+
+    fn send(&self, mut parts: &mut [IoSlice<'_>]) -> io::Result<()> {
+        let mut control = SendAncillaryBuffer::default();
+        // Empty parts at the front would make "nothing left" look like "nothing sent".
+        IoSlice::advance_slices(&mut parts, 0);
+        while !parts.is_empty() {
+            // Without NOSIGNAL a client that has gone would kill the process.
+            match sendmsg(self, parts, &mut control, SendFlags::NOSIGNAL) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(sent) => IoSlice::advance_slices(&mut parts, sent),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn receive_within(&self, limit: Option<Duration>) -> io::Result<()> {
+        match self {
+            Self::Unix(stream) => stream.set_read_timeout(limit),
+            Self::Tcp(stream) => stream.set_read_timeout(limit),
+        }
+    }
+
+    fn cut(&self) {
+        let _ = shutdown(self, Shutdown::Both);
+    }
+
+    fn start_tls(&self, config: Arc<rustls::ServerConfig>) -> io::Result<Arc<dyn Channel>> {
+        Ok(Arc::new(crate::tls::TlsChannel::accept(self.try_clone()?, config)?))
+    }
+}

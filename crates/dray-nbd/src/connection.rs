@@ -1,0 +1,261 @@
+//! Transmission: one thread receives a client's requests and answers at once whatever needs no
+//! waiting; the rest goes to the [`Workers`].
+
+use crate::batch::Batch;
+use crate::inbound::Inbound;
+use crate::job::{Job, Work};
+use crate::limits::{LARGE_WRITE, MAX_DISCARDED_PAYLOAD, READ_PIECE, REPLY_BATCH};
+use crate::proto::{Errno, cmd, cmd_flag};
+use crate::reply::{self, DATA_CHUNK_LEN, SIMPLE_LEN};
+use crate::request::{HEADER_LEN, Refusal, Request};
+use crate::session::{Failure, Session};
+use crate::worker::Workers;
+use dray_image::{Attempt, ZeroMode};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+const CLOSING: Refusal =
+    Refusal { errno: Errno::Shutdown, why: "the server is closing this connection" };
+
+/// Serves requests until the client says goodbye, leaves, or `closing` and the stream's end.
+///
+/// # Errors
+/// The client broke the protocol or the connection failed. Requests that had not begun are dropped.
+pub(crate) fn transmit(
+    inbound: Inbound,
+    session: Arc<Session>,
+    closing: &AtomicBool,
+) -> io::Result<()> {
+    let workers = Workers::new(Arc::clone(&session));
+    let mut connection = Connection { session, inbound, workers, batch: Batch::default(), closing };
+    let end = connection.run();
+    // Now, not after the workers: what they wait for may take for ever.
+    connection.inbound.channel().cut();
+    end
+}
+
+struct Connection<'a> {
+    session: Arc<Session>,
+    inbound: Inbound,
+    workers: Workers,
+    batch: Batch,
+    closing: &'a AtomicBool,
+}
+
+impl Connection<'_> {
+    fn run(&mut self) -> io::Result<()> {
+        loop {
+            if self.inbound.buffered().len() < HEADER_LEN || self.batch.len() >= REPLY_BATCH {
+                self.send_batch()?;
+            }
+            if !self.inbound.need(HEADER_LEN)? {
+                if self.closing.load(Ordering::Acquire) {
+                    self.workers.drain();
+                }
+                return Ok(());
+            }
+            let request = Request::parse(&self.inbound.take()?).ok_or_else(|| {
+                io::Error::new(io::ErrorKind::InvalidData, "wrong magic at the start of a request")
+            })?;
+            if request.command == cmd::DISC {
+                self.send_batch()?;
+                self.workers.drain();
+                return Ok(());
+            }
+            self.handle(&request)?;
+        }
+    }
+
+    fn send_batch(&mut self) -> io::Result<()> {
+        self.batch.send(&self.session.writer)
+    }
+
+    fn handle(&mut self, request: &Request) -> io::Result<()> {
+        let allowed = if self.closing.load(Ordering::Acquire) {
+            Err(CLOSING)
+        } else {
+            request.check(&self.session.rules)
+        };
+        if let Err(refusal) = allowed {
+            return self.refuse(request, refusal);
+        }
+        match request.command {
+            cmd::READ => self.read(request),
+            cmd::WRITE if request.len as usize <= LARGE_WRITE => self.short_write(request),
+            cmd::WRITE => self.long_write(request),
+            cmd::FLUSH => {
+                self.make_room(0)?;
+                self.workers.flush(request.cookie)
+            }
+            _ => self.other(request),
+        }
+    }
+
+    fn refuse(&mut self, request: &Request, refusal: Refusal) -> io::Result<()> {
+        let payload = request.payload();
+        if payload > MAX_DISCARDED_PAYLOAD {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "write is far too long"));
+        }
+        if payload as usize > self.inbound.buffered().len() {
+            self.send_batch()?;
+        }
+        self.inbound.skip(u64::from(payload))?;
+        self.failed(request.cookie, &refusal.into());
+        Ok(())
+    }
+
+    fn failed(&mut self, cookie: u64, failure: &Failure) {
+        let mut out = Vec::new();
+        self.session.append_failure(&mut out, cookie, failure);
+        self.batch.append(&out);
+    }
+
+    /// Before a request is handed over: at the limit, wait, but send what is done first.
+    fn make_room(&mut self, bytes: u64) -> io::Result<()> {
+        if !self.workers.has_room(bytes) {
+            self.send_batch()?;
+            self.workers.wait_for_room(bytes);
+        }
+        Ok(())
+    }
+
+    fn hand_over(&mut self, cookie: u64, offset: u64, len: u32, work: Work) -> io::Result<()> {
+        let job = Job { cookie, offset, len, work };
+        self.make_room(job.cost())?;
+        self.workers.submit(job)
+    }
+
+    fn short_write(&mut self, request: &Request) -> io::Result<()> {
+        self.inbound.expect_long(false);
+        let len = request.len as usize;
+        if self.inbound.buffered().len() < len {
+            self.send_batch()?;
+            if !self.inbound.need(len)? {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+        let data = &self.inbound.buffered()[..len];
+        let fua = request.has(cmd_flag::FUA);
+        match self.try_write(data, request.offset, fua) {
+            Ok(Attempt::Done) => {
+                self.inbound.consume(len);
+                self.batch.append(&reply::simple(request.cookie, None));
+                Ok(())
+            }
+            Ok(Attempt::WouldWait) => {
+                let mut kept = self.session.buffers.get(len);
+                kept.copy_from_slice(data);
+                self.inbound.consume(len);
+                let work = Work::Write { data: kept, fua };
+                self.hand_over(request.cookie, request.offset, request.len, work)
+            }
+            Err(error) => {
+                self.inbound.consume(len);
+                self.failed(request.cookie, &error.into());
+                Ok(())
+            }
+        }
+    }
+
+    fn try_write(&self, data: &[u8], offset: u64, fua: bool) -> dray_image::Result<Attempt> {
+        if fua { Ok(Attempt::WouldWait) } else { self.session.image.try_write_at(data, offset) }
+    }
+
+    fn long_write(&mut self, request: &Request) -> io::Result<()> {
+        self.inbound.expect_long(true);
+        let mut data = self.session.buffers.get(request.len as usize);
+        if self.inbound.buffered().len() < data.len() {
+            self.send_batch()?;
+        }
+        self.inbound.read_exact(&mut data)?;
+        let fua = request.has(cmd_flag::FUA);
+        match self.try_write(&data, request.offset, fua) {
+            Ok(Attempt::WouldWait) => {
+                let work = Work::Write { data, fua };
+                return self.hand_over(request.cookie, request.offset, request.len, work);
+            }
+            Ok(Attempt::Done) => self.batch.append(&reply::simple(request.cookie, None)),
+            Err(error) => self.failed(request.cookie, &error.into()),
+        }
+        self.session.buffers.put(data);
+        Ok(())
+    }
+
+    fn other(&mut self, request: &Request) -> io::Result<()> {
+        let fua = request.has(cmd_flag::FUA);
+        if request.len == 0 {
+            self.batch.append(&reply::simple(request.cookie, None));
+            return Ok(());
+        }
+        let work = match request.command {
+            cmd::TRIM => Work::Discard { fua },
+            cmd::CACHE => Work::Prefetch,
+            cmd::BLOCK_STATUS => Work::Status { one: request.has(cmd_flag::REQ_ONE) },
+            _ if !request.has(cmd_flag::NO_HOLE) => Work::Zero { mode: ZeroMode::MayUnmap, fua },
+            // Keeping the space may mean writing zeros, and nobody can tell beforehand.
+            _ if request.has(cmd_flag::FAST_ZERO) => {
+                let why = "zeroing without a hole may be as slow as writing".to_owned();
+                self.failed(request.cookie, &Failure { errno: Errno::NotSup, why });
+                return Ok(());
+            }
+            _ => Work::Zero { mode: ZeroMode::KeepAllocated, fua },
+        };
+        self.hand_over(request.cookie, request.offset, request.len, work)
+    }
+
+    fn read(&mut self, request: &Request) -> io::Result<()> {
+        if request.len == 0 {
+            let empty = reply::none_chunk(request.cookie);
+            let simple = reply::simple(request.cookie, None);
+            self.batch.append(if self.session.rules.structured { &empty } else { &simple });
+            return Ok(());
+        }
+        let whole = request.has(cmd_flag::DF) || !self.session.rules.structured;
+        let step = if whole { request.len } else { READ_PIECE as u32 };
+        let mut done = 0;
+        while done < request.len {
+            if self.batch.len() >= REPLY_BATCH {
+                self.send_batch()?;
+            }
+            let now = step.min(request.len - done);
+            let at = request.offset + u64::from(done);
+            match self.try_read(request.cookie, at, now, done + now == request.len) {
+                Ok(Attempt::Done) => done += now,
+                Ok(Attempt::WouldWait) => {
+                    let left = request.len - done;
+                    return self.hand_over(request.cookie, at, left, Work::Read { whole });
+                }
+                Err(error) => {
+                    self.failed(request.cookie, &error.into());
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads straight into the batch, behind the place for the header.
+    fn try_read(
+        &mut self,
+        cookie: u64,
+        offset: u64,
+        len: u32,
+        last: bool,
+    ) -> dray_image::Result<Attempt> {
+        let structured = self.session.rules.structured;
+        let header = if structured { DATA_CHUNK_LEN } else { SIMPLE_LEN };
+        let total = header + len as usize;
+        let room = self.batch.room(total);
+        let attempt = self.session.image.try_read_at(&mut room[header..], offset)?;
+        if attempt == Attempt::Done {
+            if structured {
+                room[..header].copy_from_slice(&reply::data_chunk(cookie, offset, len, last));
+            } else {
+                room[..header].copy_from_slice(&reply::simple(cookie, None));
+            }
+            self.batch.commit(total);
+        }
+        Ok(attempt)
+    }
+}

@@ -1,0 +1,106 @@
+//! Carrying a negotiation over a connection: greeting, options, replies, the change to TLS.
+
+use crate::dialogue::{Agreed, Dialogue, Next, Secrecy};
+use crate::export::Exports;
+use crate::inbound::Inbound;
+use crate::limits::{MAX_OPTION, MAX_OPTIONS, MAX_SKIPPED_OPTION, NEGOTIATION_TIME};
+use crate::option::OptionHeader;
+use crate::proto::{INIT_MAGIC, OPTION_MAGIC, handshake, opt};
+use crate::tls::Tls;
+use std::io::{self, IoSlice};
+use std::time::Instant;
+
+fn invalid(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
+}
+
+/// Negotiates until the client may send requests; `None` when it leaves before that.
+///
+/// # Errors
+/// The client broke the protocol, took too long, or the connection failed.
+pub(crate) fn negotiate(
+    inbound: &mut Inbound,
+    exports: &dyn Exports,
+    tls: &Tls,
+) -> io::Result<Option<Box<Agreed>>> {
+    inbound.set_deadline(Some(Instant::now() + NEGOTIATION_TIME))?;
+    let secrecy = match tls {
+        Tls::Off => Secrecy::Off,
+        Tls::Optional(_) => Secrecy::Offered,
+        Tls::Required(_) => Secrecy::Required,
+    };
+    let mut dialogue = Dialogue::new(exports, secrecy);
+    greet(inbound, &mut dialogue)?;
+    for _ in 0..MAX_OPTIONS {
+        if !inbound.need(crate::option::HEADER_LEN)? {
+            return Ok(None);
+        }
+        let next = one_option(inbound, &mut dialogue)?;
+        // A client that hangs up after ABORT may not wait for the answer.
+        let sent = send(inbound, &mut dialogue.out);
+        match next {
+            Next::Close => return Ok(None),
+            Next::Option => sent?,
+            Next::StartTls => {
+                sent?;
+                start_tls(inbound, tls)?;
+                dialogue.tls_is_active();
+            }
+            Next::Transmit(agreed) => {
+                sent?;
+                inbound.set_deadline(None)?;
+                return Ok(Some(agreed));
+            }
+        }
+    }
+    Err(invalid("too many options in one negotiation"))
+}
+
+fn send(inbound: &Inbound, out: &mut Vec<u8>) -> io::Result<()> {
+    let result = inbound.channel().send(&mut [IoSlice::new(out)]);
+    out.clear();
+    result
+}
+
+fn greet(inbound: &mut Inbound, dialogue: &mut Dialogue<'_>) -> io::Result<()> {
+    let ours = handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES;
+    dialogue.out.extend_from_slice(&INIT_MAGIC.to_be_bytes());
+    dialogue.out.extend_from_slice(&OPTION_MAGIC.to_be_bytes());
+    dialogue.out.extend_from_slice(&ours.to_be_bytes());
+    send(inbound, &mut dialogue.out)?;
+    let theirs = u32::from_be_bytes(inbound.take()?);
+    if theirs & !u32::from(ours) != 0 {
+        return Err(invalid("unknown handshake flags"));
+    }
+    dialogue.no_zeroes = theirs & u32::from(handshake::NO_ZEROES) != 0;
+    Ok(())
+}
+
+fn one_option(inbound: &mut Inbound, dialogue: &mut Dialogue<'_>) -> io::Result<Next> {
+    let header = OptionHeader::parse(&inbound.take()?)
+        .ok_or_else(|| invalid("wrong magic at the start of an option"))?;
+    if header.len > MAX_OPTION {
+        if header.len > MAX_SKIPPED_OPTION || header.option == opt::EXPORT_NAME {
+            return Err(invalid("option is too long"));
+        }
+        inbound.skip(u64::from(header.len))?;
+        dialogue.too_big(header.option);
+        return Ok(Next::Option);
+    }
+    let mut payload = vec![0; header.len as usize];
+    inbound.read_exact(&mut payload)?;
+    Ok(dialogue.answer(header.option, &payload))
+}
+
+fn start_tls(inbound: &mut Inbound, tls: &Tls) -> io::Result<()> {
+    if !inbound.buffered().is_empty() {
+        // They came in the clear and may be anyone's.
+        return Err(invalid("bytes between starttls and its answer"));
+    }
+    let (Tls::Optional(config) | Tls::Required(config)) = tls else {
+        return Err(invalid("tls is not configured"));
+    };
+    let secure = inbound.channel().start_tls(std::sync::Arc::clone(config))?;
+    inbound.replace_channel(secure);
+    Ok(())
+}

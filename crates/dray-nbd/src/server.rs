@@ -1,0 +1,188 @@
+//! Listeners: binding sockets, accepting clients, a thread for each, and the way out.
+
+use crate::channel::{Channel, Socket};
+use crate::connection::transmit;
+use crate::export::{Attachments, Exports};
+use crate::inbound::Inbound;
+use crate::limits::{MAX_CONNECTIONS, SHUTDOWN_GRACE};
+use crate::listener::{self, Listener};
+use crate::negotiation::negotiate;
+use crate::roster::{Place, Roster};
+use crate::session::Session;
+use crate::tls::Tls;
+use crate::writer::Writer;
+use std::io;
+use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+/// An NBD server: one set of exports, served on any number of sockets.
+#[derive(Clone)]
+pub struct Server {
+    attachments: Arc<Attachments>,
+}
+
+/// One listening socket with its connections. Dropping it is [`shutdown`](Self::shutdown).
+pub struct ServerHandle {
+    listener: Arc<Listener>,
+    roster: Arc<Roster>,
+    attachments: Arc<Attachments>,
+    accepting: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Server {
+    /// A server of `exports`; it serves nobody until it is bound.
+    pub fn new(exports: Arc<dyn Exports>) -> Self {
+        Self { attachments: Attachments::new(exports) }
+    }
+
+    /// Serves on a unix socket at `path` with permissions `mode` (usually 0o660) and, if given,
+    /// the group with that number. A socket that nobody listens on any more is replaced.
+    ///
+    /// # Errors
+    /// Somebody listens there, something that is no socket is there, or the system refuses.
+    pub fn bind_unix(
+        &self,
+        path: &Path,
+        mode: u32,
+        group: Option<u32>,
+    ) -> io::Result<ServerHandle> {
+        self.serve(Listener::unix(path, mode, group)?)
+    }
+
+    /// Serves on a TCP address.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn bind_tcp(&self, addr: SocketAddr, tls: Tls) -> io::Result<ServerHandle> {
+        self.serve(Listener::tcp(addr, tls)?)
+    }
+
+    /// Connections that now use the export `name`, over all sockets. A connection counts until the
+    /// last of its requests has ended, even when the client is gone.
+    pub fn connections(&self, name: &str) -> usize {
+        self.attachments.count(name)
+    }
+
+    fn serve(&self, listener: Listener) -> io::Result<ServerHandle> {
+        let listener = Arc::new(listener);
+        let roster = Arc::new(Roster::default());
+        let service = Service {
+            listener: Arc::clone(&listener),
+            roster: Arc::clone(&roster),
+            attachments: Arc::clone(&self.attachments),
+        };
+        let accepting =
+            thread::Builder::new().name("nbd-accept".to_owned()).spawn(move || service.accept())?;
+        Ok(ServerHandle {
+            listener,
+            roster,
+            attachments: Arc::clone(&self.attachments),
+            accepting: Mutex::new(Some(accepting)),
+        })
+    }
+}
+
+impl ServerHandle {
+    /// The TCP address that was bound, with its port; `None` for a unix socket.
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Connections of this socket, also those that have not chosen an export.
+    pub fn open_connections(&self) -> usize {
+        self.roster.len()
+    }
+
+    /// Connections that now use the export `name`, over all sockets of the server.
+    pub fn connections(&self, name: &str) -> usize {
+        self.attachments.count(name)
+    }
+
+    /// Ends this socket's connections to the export `name`: requests under way are finished, later
+    /// ones refused. Returns how many connections had to be cut after `grace`, their requests
+    /// still under way. Clients may come back unless `Exports::open` refuses them.
+    pub fn disconnect(&self, name: &str, grace: Duration) -> usize {
+        self.roster.disconnect(name, grace)
+    }
+
+    /// Stops accepting, finishes requests under way, closes every connection and removes the
+    /// socket's file. Connections whose requests do not end within ten seconds are cut; returns
+    /// their number.
+    pub fn shutdown(&self) -> usize {
+        self.shutdown_within(SHUTDOWN_GRACE)
+    }
+
+    /// [`shutdown`](Self::shutdown) with another grace time.
+    pub fn shutdown_within(&self, grace: Duration) -> usize {
+        self.listener.stop();
+        let cut = self.roster.close(grace);
+        let thread = self.accepting.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if thread.is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("the nbd listener's thread panicked");
+        }
+        cut
+    }
+}
+
+impl Drop for ServerHandle {
+    fn drop(&mut self) {
+        self.shutdown();
+    }
+}
+
+/// What the accepting thread and its connections need.
+#[derive(Clone)]
+struct Service {
+    listener: Arc<Listener>,
+    roster: Arc<Roster>,
+    attachments: Arc<Attachments>,
+}
+
+impl Service {
+    fn accept(&self) {
+        while let Some(socket) = self.listener.accept() {
+            let socket = Arc::new(socket);
+            let Some(place) = self.roster.enter(&socket, MAX_CONNECTIONS) else {
+                tracing::warn!(limit = MAX_CONNECTIONS, "nbd client refused: too many connections");
+                continue;
+            };
+            let service = self.clone();
+            let thread = thread::Builder::new().name("nbd-connection".to_owned());
+            if let Err(error) = thread.spawn(move || service.connection(&socket, &place)) {
+                tracing::warn!(%error, "nbd client refused: cannot start a thread");
+            }
+        }
+    }
+
+    fn connection(&self, socket: &Arc<Socket>, place: &Place) {
+        let end = catch_unwind(AssertUnwindSafe(|| self.talk(socket, place)));
+        socket.cut();
+        match end {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::debug!(%error, "nbd connection ended"),
+            Err(_) => tracing::error!("an nbd connection's thread panicked; connection closed"),
+        }
+    }
+
+    fn talk(&self, socket: &Arc<Socket>, place: &Place) -> io::Result<()> {
+        socket.tune()?;
+        let mut inbound = Inbound::new(Arc::clone(socket) as Arc<dyn Channel>);
+        let tls = listener::tls(&self.listener);
+        let exports = self.attachments.exports();
+        let Some(agreed) = negotiate(&mut inbound, exports, tls)? else { return Ok(()) };
+        place.uses(&agreed.name);
+        let _attachment = self.attachments.attach(&agreed.name);
+        tracing::debug!(export = agreed.name, "nbd client attached");
+        let session = Arc::new(Session {
+            image: agreed.image,
+            rules: agreed.rules,
+            writer: Writer::new(Arc::clone(inbound.channel())),
+            buffers: crate::buffer::Buffers::default(),
+        });
+        transmit(inbound, session, &place.closing)
+    }
+}

@@ -1,0 +1,71 @@
+//! What the connection's thread and its workers share, and how each answers a request.
+
+use crate::buffer::Buffers;
+use crate::proto::Errno;
+use crate::reply;
+use crate::request::{Refusal, Rules};
+use crate::writer::Writer;
+use dray_image::{ErrorKind, Image};
+use std::io::{self, IoSlice};
+use std::sync::Arc;
+
+/// One client's use of one image.
+pub(crate) struct Session {
+    pub image: Arc<dyn Image>,
+    pub rules: Rules,
+    pub writer: Writer,
+    pub buffers: Buffers,
+}
+
+/// An error as the client gets it.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub errno: Errno,
+    pub why: String,
+}
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Self {
+        Self { errno: refusal.errno, why: refusal.why.to_owned() }
+    }
+}
+
+impl From<dray_image::Error> for Failure {
+    fn from(error: dray_image::Error) -> Self {
+        let errno = match error.kind {
+            ErrorKind::OutOfRange | ErrorKind::Invalid => Errno::Inval,
+            ErrorKind::ReadOnly => Errno::Perm,
+            ErrorKind::NoSpace => Errno::NoSpace,
+            ErrorKind::Io | ErrorKind::InUse | ErrorKind::NotFound | ErrorKind::Unavailable => {
+                Errno::Io
+            }
+        };
+        Self { errno, why: error.to_string() }
+    }
+}
+
+impl Session {
+    /// Appends the answer to a request that succeeded and returns nothing.
+    pub(crate) fn append_done(&self, out: &mut Vec<u8>, cookie: u64) {
+        out.extend_from_slice(&reply::simple(cookie, None));
+    }
+
+    /// Appends the answer to a request that failed.
+    pub(crate) fn append_failure(&self, out: &mut Vec<u8>, cookie: u64, failure: &Failure) {
+        if self.rules.structured {
+            reply::error_chunk(out, cookie, failure.errno, &failure.why);
+        } else {
+            out.extend_from_slice(&reply::simple(cookie, Some(failure.errno)));
+        }
+    }
+
+    /// Sends the answer to a request that returns nothing.
+    pub(crate) fn send_outcome(&self, cookie: u64, outcome: Result<(), Failure>) -> io::Result<()> {
+        let mut out = Vec::new();
+        match outcome {
+            Ok(()) => self.append_done(&mut out, cookie),
+            Err(failure) => self.append_failure(&mut out, cookie, &failure),
+        }
+        self.writer.send(&mut [IoSlice::new(&out)])
+    }
+}

@@ -1,0 +1,185 @@
+//! TLS over a socket, for one receiving thread and any number of senders.
+//!
+//! The TLS state has one lock, held only while bytes are turned into other bytes. Nobody holds it
+//! while waiting for the network, so a reply goes out while the receiver waits for requests.
+
+use crate::channel::{Channel, Socket};
+use rustls::{ServerConfig, ServerConnection};
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Ciphertext received at a time: four of TLS's longest records.
+const RECEIVE: usize = 64 << 10;
+/// Plaintext turned into ciphertext under one hold of the lock.
+const SEND_PIECE: usize = 128 << 10;
+
+/// What a listener does about TLS.
+#[derive(Clone, Debug)]
+pub enum Tls {
+    /// There is none; a client that asks is told so.
+    Off,
+    /// A client may ask for it.
+    Optional(Arc<ServerConfig>),
+    /// Without it a client gets nothing, not even a list.
+    Required(Arc<ServerConfig>),
+}
+
+/// A TLS session after its handshake. Lock order: `outgoing`, then `session`.
+pub(crate) struct TlsChannel {
+    socket: Socket,
+    session: Mutex<ServerConnection>,
+    incoming: Mutex<Incoming>,
+    outgoing: Mutex<Vec<u8>>,
+}
+
+struct Incoming {
+    bytes: Vec<u8>,
+    start: usize,
+    end: usize,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn tls_error(error: rustls::Error) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
+}
+
+/// Blocking reads and writes as rustls wants them for the handshake.
+struct Raw<'a>(&'a Socket);
+
+impl Read for Raw<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.0.receive(&mut [IoSliceMut::new(into)])
+    }
+}
+
+impl Write for Raw<'_> {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        self.0.send(&mut [IoSlice::new(from)])?;
+        Ok(from.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl TlsChannel {
+    /// Shakes hands on `socket`.
+    pub(crate) fn accept(socket: Socket, config: Arc<ServerConfig>) -> io::Result<Self> {
+        let mut session = ServerConnection::new(config).map_err(tls_error)?;
+        session.set_buffer_limit(Some(2 * SEND_PIECE));
+        while session.is_handshaking() {
+            session.complete_io(&mut Raw(&socket))?;
+        }
+        while session.wants_write() {
+            session.write_tls(&mut Raw(&socket))?;
+        }
+        Ok(Self {
+            socket,
+            session: Mutex::new(session),
+            incoming: Mutex::new(Incoming { bytes: vec![0; RECEIVE], start: 0, end: 0 }),
+            outgoing: Mutex::new(Vec::new()),
+        })
+    }
+
+    /// Sends what the session itself has to say: answers to key updates, alerts.
+    fn send_pending(&self) -> io::Result<()> {
+        let mut out = lock(&self.outgoing);
+        collect(&mut lock(&self.session), &mut out)?;
+        send_and_clear(&self.socket, &mut out)
+    }
+}
+
+fn collect(session: &mut ServerConnection, out: &mut Vec<u8>) -> io::Result<()> {
+    while session.wants_write() {
+        session.write_tls(out)?;
+    }
+    Ok(())
+}
+
+fn send_and_clear(socket: &Socket, out: &mut Vec<u8>) -> io::Result<()> {
+    let result = socket.send(&mut [IoSlice::new(out)]);
+    out.clear();
+    result
+}
+
+impl Incoming {
+    /// Decrypts what is here into `into`; `None` when more ciphertext is needed first.
+    fn decrypt(
+        &mut self,
+        session: &mut ServerConnection,
+        into: &mut [IoSliceMut<'_>],
+    ) -> io::Result<Option<usize>> {
+        loop {
+            match session.reader().read_vectored(into) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(Some(0)),
+                other => return other.map(Some),
+            }
+            if self.start == self.end {
+                return Ok(None);
+            }
+            let mut rest = &self.bytes[self.start..self.end];
+            self.start += session.read_tls(&mut rest)?;
+            session.process_new_packets().map_err(tls_error)?;
+        }
+    }
+}
+
+impl Channel for TlsChannel {
+    fn receive(&self, into: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        let mut incoming = lock(&self.incoming);
+        loop {
+            let (result, pending) = {
+                let mut session = lock(&self.session);
+                let result = incoming.decrypt(&mut session, into);
+                (result, session.wants_write())
+            };
+            if pending {
+                self.send_pending()?;
+            }
+            if let Some(received) = result? {
+                return Ok(received);
+            }
+            incoming.start = 0;
+            incoming.end = 0;
+            let got = self.socket.receive(&mut [IoSliceMut::new(&mut incoming.bytes)])?;
+            if got == 0 {
+                return Ok(0);
+            }
+            incoming.end = got;
+        }
+    }
+
+    fn send(&self, parts: &mut [IoSlice<'_>]) -> io::Result<()> {
+        let mut out = lock(&self.outgoing);
+        for part in parts {
+            for piece in part.chunks(SEND_PIECE) {
+                let mut session = lock(&self.session);
+                session.writer().write_all(piece)?;
+                collect(&mut session, &mut out)?;
+                drop(session);
+                if out.len() >= SEND_PIECE {
+                    send_and_clear(&self.socket, &mut out)?;
+                }
+            }
+        }
+        send_and_clear(&self.socket, &mut out)
+    }
+
+    fn receive_within(&self, limit: Option<Duration>) -> io::Result<()> {
+        self.socket.receive_within(limit)
+    }
+
+    fn cut(&self) {
+        self.socket.cut();
+    }
+
+    fn start_tls(&self, _config: Arc<ServerConfig>) -> io::Result<Arc<dyn Channel>> {
+        Err(io::Error::new(io::ErrorKind::InvalidInput, "tls inside tls"))
+    }
+}

@@ -1,0 +1,29 @@
+//! The sending end of a connection, shared by the connection's thread and its workers.
+
+use crate::channel::Channel;
+use std::io::{self, IoSlice};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Sends whole messages, one at a time.
+pub(crate) struct Writer {
+    channel: Arc<dyn Channel>,
+    /// Whether an earlier message was cut short; nothing sensible can follow it.
+    broken: Mutex<bool>,
+}
+
+impl Writer {
+    pub(crate) fn new(channel: Arc<dyn Channel>) -> Self {
+        Self { channel, broken: Mutex::new(false) }
+    }
+
+    /// Sends all of `parts` as one message.
+    pub(crate) fn send(&self, parts: &mut [IoSlice<'_>]) -> io::Result<()> {
+        let mut broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
+        if *broken {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        let sent = self.channel.send(parts);
+        *broken = sent.is_err();
+        sent
+    }
+}
