@@ -1,0 +1,449 @@
+//! An image in a raw file or on a block device.
+//!
+//! A file may be shorter than the image it holds (`export_len`): what lies past its end reads as
+//! zeros, a write there extends it, a zero or discard there does nothing. Whether two programs may
+//! use a file at once is the business of [`locks`](crate::locks), not of this module.
+
+use crate::backend::direct::Direct;
+use crate::sys;
+use crate::{Attempt, Error, ErrorKind, Extent, ExtentKind, Geometry, Image, Result, ZeroMode};
+use rustix::fs::{Advice, FallocateFlags, SeekFrom};
+use rustix::io::{Errno, ReadWriteFlags};
+use std::fs::File;
+use std::io::{IoSlice, IoSliceMut};
+use std::num::NonZeroU64;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Size of one write when zeros have to be written: large enough to be cheap, small enough to be
+/// constant data.
+const ZEROS_LEN: usize = 256 << 10;
+static ZEROS: [u8; ZEROS_LEN] = [0; ZEROS_LEN];
+
+/// How to open a [`FileImage`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct FileOptions {
+    /// Writes are allowed.
+    pub write: bool,
+    /// Bypass the page cache.
+    pub direct: bool,
+    /// Length to export when it is more than the file has; for images that grow.
+    pub export_len: Option<u64>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    File,
+    Device,
+}
+
+/// An image in a raw file or on a block device.
+pub struct FileImage {
+    file: File,
+    /// The same file without the page cache, when direct I/O was asked for.
+    direct: Option<Direct>,
+    path: PathBuf,
+    kind: Kind,
+    len: u64,
+    write: bool,
+    /// The file system or device said that it cannot; asked once.
+    cannot_punch: AtomicBool,
+    cannot_zero_range: AtomicBool,
+    cannot_nowait: AtomicBool,
+}
+
+impl FileImage {
+    /// Opens the file or device at `path`.
+    ///
+    /// # Errors
+    /// What the system reports; `Invalid` for something that is neither file nor block device.
+    pub fn open(path: &Path, options: FileOptions) -> Result<Self> {
+        let file = File::options()
+            .read(true)
+            .write(options.write)
+            .custom_flags(libc::O_CLOEXEC)
+            .open(path)
+            .map_err(|e| Error::io(format!("opening image {}", path.display()), e))?;
+        Self::from_file(file, path, options)
+    }
+
+    /// An image in a file that is open already; `path` names it in errors.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn from_file(file: File, path: &Path, options: FileOptions) -> Result<Self> {
+        let context = || format!("opening image {}", path.display());
+        let kind_of = file.metadata().map_err(|e| Error::io(context(), e))?.file_type();
+        let kind = if kind_of.is_file() {
+            Kind::File
+        } else if kind_of.is_block_device() {
+            Kind::Device
+        } else {
+            return Err(Error::new(
+                ErrorKind::Invalid,
+                context(),
+                "it is neither a regular file nor a block device",
+            ));
+        };
+        let direct =
+            options.direct.then(|| Direct::open(&file, path, options.write)).transpose()?;
+        let mut image = Self {
+            file,
+            direct,
+            path: path.to_owned(),
+            kind,
+            len: 0,
+            write: options.write,
+            cannot_punch: AtomicBool::new(false),
+            cannot_zero_range: AtomicBool::new(false),
+            cannot_nowait: AtomicBool::new(false),
+        };
+        let end = image.end()?;
+        let wanted = options.export_len.unwrap_or(end);
+        if kind == Kind::Device && wanted > end {
+            return Err(Error::new(ErrorKind::Invalid, context(), "a block device cannot grow"));
+        }
+        image.len = wanted.max(end);
+        Ok(image)
+    }
+
+    /// The open file.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Where it is (or was, when it has been renamed since).
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Sets the file's length; on a growable image the exported length stays.
+    ///
+    /// # Errors
+    /// What the system reports; `OutOfRange` when it is more than is exported.
+    pub fn set_len(&self, len: u64) -> Result<()> {
+        if len > self.len {
+            return Err(Error::new(
+                ErrorKind::OutOfRange,
+                self.context("resizing", len, 0),
+                "it is more than the image exports",
+            ));
+        }
+        self.file.set_len(len).map_err(|e| Error::io(self.context("resizing", len, 0), e))
+    }
+
+    /// Bytes that the file takes on its file system; a block device takes its length.
+    ///
+    /// # Errors
+    /// What the system reports.
+    pub fn allocated_bytes(&self) -> Result<u64> {
+        if self.kind == Kind::Device {
+            return self.end();
+        }
+        const STAT_UNIT: u64 = 512;
+        let meta = self.file.metadata().map_err(|e| self.fail("examining", 0, 0, e))?;
+        Ok(meta.blocks() * STAT_UNIT)
+    }
+
+    /// Begins to write a range back, so that a later flush has less to do; a hint.
+    ///
+    /// # Errors
+    /// What the system reports.
+    pub fn start_writeback(&self, offset: u64, len: u64) -> Result<()> {
+        sys::start_writeback(&self.file, offset, len)
+            .map_err(|e| self.fail("writing back", offset, len, e))
+    }
+
+    /// Says that a range will not be read again soon, so that copying a large image does not push
+    /// everything else out of the page cache; a hint.
+    ///
+    /// # Errors
+    /// What the system reports.
+    pub fn forget_cached(&self, offset: u64, len: u64) -> Result<()> {
+        self.advise(offset, len, Advice::DontNeed)
+    }
+
+    fn advise(&self, offset: u64, len: u64, advice: Advice) -> Result<()> {
+        let Some(nonzero) = NonZeroU64::new(len) else { return Ok(()) };
+        rustix::fs::fadvise(&self.file, offset, Some(nonzero), advice)
+            .map_err(|e| self.fail("advising", offset, len, e.into()))
+    }
+
+    fn context(&self, what: &str, offset: u64, len: u64) -> String {
+        format!("{what} image {} ({len} bytes at {offset})", self.path.display())
+    }
+
+    fn fail(&self, what: &str, offset: u64, len: u64, source: std::io::Error) -> Error {
+        Error::io(self.context(what, offset, len), source)
+    }
+
+    /// Where the file or device ends now.
+    fn end(&self) -> Result<u64> {
+        if self.kind == Kind::Device {
+            return rustix::fs::seek(&self.file, SeekFrom::End(0))
+                .map_err(|e| self.fail("measuring", 0, 0, e.into()));
+        }
+        Ok(self.file.metadata().map_err(|e| self.fail("measuring", 0, 0, e))?.len())
+    }
+
+    fn check(&self, what: &str, offset: u64, len: u64) -> Result<()> {
+        if offset.checked_add(len).is_some_and(|end| end <= self.len) {
+            return Ok(());
+        }
+        let why = format!("the image ends at {}", self.len);
+        Err(Error::new(ErrorKind::OutOfRange, self.context(what, offset, len), &why))
+    }
+
+    fn check_write(&self, what: &str, offset: u64, len: u64) -> Result<()> {
+        self.check(what, offset, len)?;
+        if self.write {
+            return Ok(());
+        }
+        let why = "it is open for reading only";
+        Err(Error::new(ErrorKind::ReadOnly, self.context(what, offset, len), why))
+    }
+
+    fn sync(&self, offset: u64, len: u64) -> Result<()> {
+        self.file.sync_data().map_err(|e| self.fail("flushing", offset, len, e))
+    }
+
+    fn write_all(&self, data: &[u8], offset: u64, fua: bool) -> std::io::Result<()> {
+        if !fua {
+            return self.file.write_all_at(data, offset);
+        }
+        let mut done = 0;
+        while done < data.len() {
+            let rest = [IoSlice::new(&data[done..])];
+            let at = offset + done as u64;
+            match rustix::io::pwritev2(&self.file, &rest, at, ReadWriteFlags::DSYNC) {
+                Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
+                Ok(count) => done += count,
+                Err(Errno::INTR) => {}
+                Err(Errno::OPNOTSUPP) => {
+                    self.file.write_all_at(&data[done..], at)?;
+                    return self.file.sync_data();
+                }
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks the file system to zero a range by `how`; false when it cannot.
+    fn fallocate(
+        &self,
+        how: FallocateFlags,
+        cannot: &AtomicBool,
+        offset: u64,
+        len: u64,
+    ) -> Result<bool> {
+        if cannot.load(Ordering::Relaxed) {
+            return Ok(false);
+        }
+        loop {
+            match rustix::fs::fallocate(&self.file, how | FallocateFlags::KEEP_SIZE, offset, len) {
+                Ok(()) => return Ok(true),
+                Err(Errno::INTR) => {}
+                Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NODEV) => {
+                    cannot.store(true, Ordering::Relaxed);
+                    return Ok(false);
+                }
+                // A device refuses what is not aligned to its sectors, however often it is asked.
+                Err(Errno::INVAL) => return Ok(false),
+                Err(e) => return Err(self.fail("zeroing", offset, len, e.into())),
+            }
+        }
+    }
+
+    fn write_zeros(&self, offset: u64, len: u64) -> Result<()> {
+        let mut done = 0;
+        while done < len {
+            let part = (len - done).min(ZEROS_LEN as u64);
+            self.file
+                .write_all_at(&ZEROS[..part as usize], offset + done)
+                .map_err(|e| self.fail("zeroing", offset, len, e))?;
+            done += part;
+        }
+        Ok(())
+    }
+
+    fn clear(&self, offset: u64, len: u64, may_unmap: bool, fua: bool) -> Result<()> {
+        // Past the end there is nothing but zeros, and writing some would make the file longer.
+        let len = len.min(self.end()?.saturating_sub(offset));
+        if len == 0 {
+            return Ok(());
+        }
+        let _alone = self.direct.as_ref().map(Direct::exclude_all);
+        let punched = may_unmap
+            && self.fallocate(FallocateFlags::PUNCH_HOLE, &self.cannot_punch, offset, len)?;
+        let done = punched
+            || self.fallocate(FallocateFlags::ZERO_RANGE, &self.cannot_zero_range, offset, len)?;
+        if !done {
+            self.write_zeros(offset, len)?;
+        }
+        if fua { self.sync(offset, len) } else { Ok(()) }
+    }
+
+    /// Fills what a read that met the end of the file did not fill.
+    fn pad(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        if self.kind == Kind::Device {
+            let source = std::io::ErrorKind::UnexpectedEof.into();
+            return Err(self.fail("reading", offset, buf.len() as u64, source));
+        }
+        buf.fill(0);
+        Ok(())
+    }
+
+    fn read_buffered(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        let mut done = 0;
+        while done < buf.len() {
+            let at = offset + done as u64;
+            match self.file.read_at(&mut buf[done..], at) {
+                Ok(0) => return self.pad(&mut buf[done..], at),
+                Ok(count) => done += count,
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(self.fail("reading", offset, buf.len() as u64, e)),
+            }
+        }
+        Ok(())
+    }
+
+    /// End of the extent that begins at `at`, and what it is.
+    fn extent_at(&self, at: u64, end: u64) -> Result<(u64, ExtentKind)> {
+        match rustix::fs::seek(&self.file, SeekFrom::Data(at)) {
+            Ok(data) if data > at => return Ok((data.min(end), ExtentKind::Hole)),
+            Ok(_) => {}
+            Err(Errno::NXIO) => return Ok((end, ExtentKind::Hole)),
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok((end, ExtentKind::Data)),
+            Err(e) => return Err(self.fail("mapping", at, end - at, e.into())),
+        }
+        match rustix::fs::seek(&self.file, SeekFrom::Hole(at)) {
+            // A hole that begins where data was found a moment ago: someone punched in between.
+            Ok(hole) if hole <= at => Ok((end, ExtentKind::Data)),
+            Ok(hole) => Ok((hole.min(end), ExtentKind::Data)),
+            Err(Errno::NXIO) => Ok((end, ExtentKind::Hole)),
+            Err(e) => Err(self.fail("mapping", at, end - at, e.into())),
+        }
+    }
+}
+
+impl Image for FileImage {
+    fn geometry(&self) -> Geometry {
+        let min_block = self.direct.as_ref().map_or(1, Direct::alignment);
+        Geometry {
+            len: self.len,
+            min_block: if self.len.is_multiple_of(u64::from(min_block)) { min_block } else { 1 },
+            preferred_block: 4096,
+            read_only: !self.write,
+        }
+    }
+
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        let len = buf.len() as u64;
+        self.check("reading", offset, len)?;
+        if let Some(direct) = self.direct.as_ref().filter(|d| d.takes(offset, len)) {
+            let done =
+                direct.read(buf, offset).map_err(|e| self.fail("reading", offset, len, e))?;
+            return if done < buf.len() {
+                self.read_buffered(&mut buf[done..], offset + done as u64)
+            } else {
+                Ok(())
+            };
+        }
+        self.read_buffered(buf, offset)
+    }
+
+    fn write_at(&self, data: &[u8], offset: u64, fua: bool) -> Result<()> {
+        let len = data.len() as u64;
+        self.check_write("writing", offset, len)?;
+        let written = match &self.direct {
+            None => self.write_all(data, offset, fua),
+            Some(direct) if direct.takes(offset, len) => direct.write(data, offset, fua),
+            Some(direct) => {
+                let _alone = direct.exclude_all();
+                self.write_all(data, offset, fua)
+            }
+        };
+        written.map_err(|e| self.fail("writing", offset, len, e))
+    }
+
+    fn zero(&self, offset: u64, len: u64, mode: ZeroMode, fua: bool) -> Result<()> {
+        self.check_write("zeroing", offset, len)?;
+        self.clear(offset, len, mode == ZeroMode::MayUnmap, fua)
+    }
+
+    fn discard(&self, offset: u64, len: u64, fua: bool) -> Result<()> {
+        self.check_write("discarding", offset, len)?;
+        self.clear(offset, len, true, fua)
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.sync(0, self.len)
+    }
+
+    fn extents(&self, offset: u64, len: u64, max: usize) -> Result<Vec<Extent>> {
+        self.check("mapping", offset, len)?;
+        if len == 0 || max == 0 {
+            return Ok(Vec::new());
+        }
+        if self.kind == Kind::Device {
+            return Ok(vec![Extent { len, kind: ExtentKind::Data }]);
+        }
+        let mut found: Vec<Extent> = Vec::new();
+        let mut at = offset;
+        while at < offset + len {
+            let (stop, kind) = self.extent_at(at, offset + len)?;
+            let full = found.len() == max;
+            match found.last_mut() {
+                Some(last) if last.kind == kind => last.len += stop - at,
+                _ if full => break,
+                _ => found.push(Extent { len: stop - at, kind }),
+            }
+            at = stop;
+        }
+        Ok(found)
+    }
+
+    fn prefetch(&self, offset: u64, len: u64) -> Result<()> {
+        self.check("prefetching", offset, len)?;
+        if self.direct.is_some() {
+            return Ok(());
+        }
+        self.advise(offset, len, Advice::WillNeed)
+    }
+
+    fn try_read_at(&self, buf: &mut [u8], offset: u64) -> Result<Attempt> {
+        self.check("reading", offset, buf.len() as u64)?;
+        if buf.is_empty() {
+            return Ok(Attempt::Done);
+        }
+        if self.direct.is_some() || self.cannot_nowait.load(Ordering::Relaxed) {
+            return Ok(Attempt::WouldWait);
+        }
+        let wanted = buf.len();
+        let mut target = [IoSliceMut::new(buf)];
+        match rustix::io::preadv2(&self.file, &mut target, offset, ReadWriteFlags::NOWAIT) {
+            Ok(count) if count == wanted => Ok(Attempt::Done),
+            // Short: either the rest is not in memory or the file ends there.
+            Ok(count) if offset + count as u64 >= self.end()? => {
+                self.pad(&mut buf[count..], offset + count as u64)?;
+                Ok(Attempt::Done)
+            }
+            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(Attempt::WouldWait),
+            Err(Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS) => {
+                self.cannot_nowait.store(true, Ordering::Relaxed);
+                Ok(Attempt::WouldWait)
+            }
+            Err(e) => Err(self.fail("reading", offset, wanted as u64, e.into())),
+        }
+    }
+
+    fn try_write_at(&self, data: &[u8], offset: u64) -> Result<Attempt> {
+        if self.direct.is_some() {
+            return Ok(Attempt::WouldWait);
+        }
+        self.write_at(data, offset, false)?;
+        Ok(Attempt::Done)
+    }
+}
