@@ -1,1 +1,60 @@
-//! placeholder
+//! The migration engine: two pure state machines, one for each side, and what they share.
+//!
+//! [`Source`] and [`Target`] take an event and the time and answer with effects; they never read a
+//! clock, open a socket, start a thread or draw a random number. The agent runs the effects on real
+//! disks and links, the simulator on simulated ones, in both cases strictly in order: an effect that
+//! makes a record durable has done so before the next effect begins. That order is what the
+//! invariants rest on, so a crash between any two effects is a case both machines can recover from.
+//!
+//! * [`source`]: Copy, Sync, Handover, and serving what the target still misses.
+//! * [`target`]: receiving, the promise, ownership, Backfill.
+//! * [`record`]: what each side makes durable, and how a restart reads it.
+//! * [`strategy`]: which blocks move in which phase.
+//! * [`order`]: which of them is next. [`window`]: how much may be under way.
+
+#![forbid(unsafe_code)]
+
+pub mod order;
+pub mod record;
+pub mod source;
+pub mod strategy;
+pub mod target;
+pub mod window;
+
+pub use record::{SourceRecord, TargetRecord};
+pub use source::{Source, SourceEffect, SourceEvent, SourcePlan};
+pub use strategy::Strategy;
+pub use target::{Target, TargetEffect, TargetEvent, TargetPlan};
+
+use serde::{Deserialize, Serialize};
+
+/// Time as the shell tells it: nanoseconds since any fixed moment; never goes back.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub struct Time(pub u64);
+
+impl Time {
+    /// Nanoseconds from `earlier` to this time.
+    pub fn since(self, earlier: Self) -> u64 {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
+/// One millisecond in the units of [`Time`].
+pub const MILLISECOND: u64 = 1_000_000;
+/// One second in the units of [`Time`].
+pub const SECOND: u64 = 1_000_000_000;
+
+/// The phase a migration is in, as shown to people and programs.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub enum Phase {
+    /// The first pass over the images.
+    Copy,
+    /// Re-sending what was written meanwhile, or waiting for the guest to stop.
+    Sync,
+    /// Ownership is passing.
+    Handover,
+    /// The target serves and fetches what it misses.
+    Backfill,
+    /// Over.
+    Release,
+}

@@ -1,0 +1,71 @@
+//! What each side makes durable. A restart replays the records in order and nothing else (I1).
+
+use dray_types::{Attempt, BlockSet, Epoch, ImageIndex};
+use dray_wire::{HandedOver, ImageHandover, MapHash};
+use serde::{Deserialize, Serialize};
+
+/// A record of the source's side of a migration.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum SourceRecord {
+    /// The attempt's number is taken; written before anything is asked of the target.
+    Attempt {
+        /// The number.
+        attempt: Attempt,
+    },
+    /// The attempt is void: the target's promise for it is worth nothing.
+    Void {
+        /// The number.
+        attempt: Attempt,
+    },
+    /// The point of no return: from here only the target may serve (I5).
+    HandedOver(HandedOver),
+    /// The target gave the images back without having served; the source owns them again.
+    TakenBack {
+        /// The epoch in which the source serves.
+        epoch: Epoch,
+    },
+    /// The target has everything; the source's copy is a replica.
+    Done,
+    /// The operator cancelled, or the migration failed, before handover.
+    Abandoned,
+    /// An abandoned migration goes on with what its target still has.
+    Resumed,
+}
+
+/// A record of the target's side of a migration.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum TargetRecord {
+    /// These blocks are on the target's disk, durably; written after a data sync.
+    Received {
+        /// Which image.
+        image: ImageIndex,
+        /// Blocks received since the last such record.
+        blocks: BlockSet,
+    },
+    /// The promise: data is durable, and this side serves as soon as it hears `Commit`.
+    Prepared {
+        /// The attempt.
+        attempt: Attempt,
+        /// What was agreed.
+        map_hash: MapHash,
+        /// Length and missing blocks of each image.
+        images: Vec<ImageHandover>,
+    },
+    /// The promise for the attempt is void; the source never handed over.
+    Void {
+        /// The attempt.
+        attempt: Attempt,
+    },
+    /// The source has handed over: this side owns the images.
+    Committed(HandedOver),
+    /// The guest is about to be started; from here the images cannot be handed back.
+    GuestStarting,
+    /// The guest was started.
+    GuestStarted,
+    /// The guest could not be reached and never ran here; the images go back.
+    Fenced,
+    /// Every block is here, durably.
+    Complete,
+    /// The migration ended before handover; what was received is gone.
+    Discarded,
+}

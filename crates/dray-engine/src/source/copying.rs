@@ -1,0 +1,369 @@
+//! Copy and Sync: what is sent before handover, and what is known to have arrived.
+//!
+//! At any moment before handover a block of the source either is equal at the target, or is in
+//! `todo`, in flight, in `unsure` or dirty in the tracker. Two versions of a block are never in
+//! flight at once: a new round begins when nothing is in flight, so frames cannot overtake.
+
+use super::{ImageState, InFlight, Link, MAX_ROUNDS, Source, SourceEffect, SourceNotice, Stage};
+use crate::{Phase, SECOND};
+use dray_types::{Attempt, BLOCK_SIZE, BlockRange, BlockSet, ImageIndex, MAX_RUN_BLOCKS};
+use dray_wire::frame::MAX_ZERO_BLOCKS;
+use dray_wire::{TargetImage, TargetState};
+
+/// Frames in flight at most, so that small runs and zeros are bounded too.
+const MAX_IN_FLIGHT: usize = 4096;
+/// Times a run is sent again because it arrived damaged, before the migration fails (I3).
+const MAX_TRIES: u32 = 3;
+/// Rounds in a row that did not shrink before pre-copy is declared hopeless.
+const MAX_STALLED_ROUNDS: u32 = 8;
+
+/// A rest this small is always affordable, in bytes; covers copies too short to measure a rate.
+const SMALL_REST: f64 = 2097152.0;
+
+impl Source {
+    pub(super) fn scanned(
+        &mut self,
+        image: ImageIndex,
+        data: BlockSet,
+        out: &mut Vec<SourceEffect>,
+    ) {
+        if let Some(state) = self.images.get_mut(image.ix()) {
+            state.data = Some(data);
+        }
+        self.advance(out);
+    }
+
+    pub(super) fn target_opened(
+        &mut self,
+        state: TargetState,
+        images: Vec<TargetImage>,
+        attempt: Attempt,
+        out: &mut Vec<SourceEffect>,
+    ) {
+        self.link = Link::Up;
+        if self.handed_over().is_some() || matches!(self.stage, Stage::Done) {
+            return self.opened_after_handover(state, attempt, out);
+        }
+        match state {
+            // A promise is void as long as this side has not handed over; `Open` has said so.
+            TargetState::Receiving | TargetState::Prepared { .. } => {}
+            TargetState::Owner | TargetState::Complete | TargetState::Fenced => {
+                let why = "the target says it was given images that were never handed over";
+                return self.target_failed(why.into(), out);
+            }
+        }
+        if images.len() != self.images.len() {
+            return self.target_failed("the target has another number of images".into(), out);
+        }
+        if self.opened {
+            for (state, target) in self.images.iter_mut().zip(&images) {
+                reopen(state, &target.have);
+            }
+        } else {
+            self.first = Some(images);
+        }
+        self.advance(out);
+    }
+
+    /// Merges what the target has with what the source holds, once both are known.
+    fn merge_first_answer(&mut self) -> bool {
+        if self.opened {
+            return true;
+        }
+        if self.images.iter().any(|image| image.data.is_none()) {
+            return false;
+        }
+        let Some(answer) = self.first.take() else { return false };
+        for (ix, (state, target)) in self.images.iter_mut().zip(answer).enumerate() {
+            let whole = BlockRange::whole(self.plan.images[ix].len);
+            begin(state, target, whole, self.plan.suspect.get(ix));
+        }
+        self.opened = true;
+        true
+    }
+
+    pub(super) fn forget_in_flight(&mut self) {
+        for flight in std::mem::take(&mut self.in_flight).into_values() {
+            if !flight.zero {
+                self.window.lost(flight.range.byte_len());
+            }
+            let state = &mut self.images[flight.image.ix()];
+            if state.sent.intersects(flight.range) || flight.zero {
+                state.todo.insert(flight.range);
+            } else {
+                state.unsure.insert(flight.range);
+            }
+        }
+    }
+
+    /// Does whatever can be done now: sends, ends a round, becomes ready.
+    pub(super) fn advance(&mut self, out: &mut Vec<SourceEffect>) {
+        if self.link != Link::Up || !self.merge_first_answer() {
+            return;
+        }
+        let syncs = self.plan.strategy.syncs();
+        match self.stage {
+            // What was written meanwhile stays for Backfill.
+            Stage::Ready if !syncs => return self.tell_ready(out),
+            Stage::Handover(_) if !syncs => return self.drained(out),
+            _ => self.pump(out),
+        }
+        if !self.all_sent() || self.awaiting_dirty > 0 {
+            return;
+        }
+        match self.stage {
+            Stage::Copy => self.end_copy(out),
+            Stage::Sync => self.take_all_dirty(out),
+            Stage::Handover(_) => self.drained(out),
+            _ => {}
+        }
+    }
+
+    fn end_copy(&mut self, out: &mut Vec<SourceEffect>) {
+        out.push(SourceEffect::Notice(SourceNotice::Phase(Phase::Sync)));
+        if self.plan.strategy.syncs() {
+            self.stage = Stage::Sync;
+            self.take_all_dirty(out);
+        } else {
+            self.stage = Stage::Ready;
+            self.tell_ready(out);
+        }
+    }
+
+    /// While the guest's memory moves, pre-copy keeps the rest small.
+    pub(super) fn keep_up(&mut self, out: &mut Vec<SourceEffect>) {
+        self.advance(out);
+        if self.link == Link::Up && self.all_sent() && self.awaiting_dirty == 0 {
+            self.take_all_dirty(out);
+        }
+    }
+
+    fn tell_ready(&mut self, out: &mut Vec<SourceEffect>) {
+        if !self.ready_told {
+            self.ready_told = true;
+            out.push(SourceEffect::Notice(SourceNotice::Ready));
+        }
+    }
+
+    pub(super) fn take_all_dirty(&mut self, out: &mut Vec<SourceEffect>) {
+        self.round_bytes = 0;
+        for (ix, offer) in self.plan.images.iter().enumerate() {
+            if !offer.read_only {
+                self.awaiting_dirty += 1;
+                out.push(SourceEffect::TakeDirty { image: ImageIndex(ix as u16) });
+            }
+        }
+        if self.awaiting_dirty == 0 {
+            self.round_taken(out);
+        }
+    }
+
+    pub(super) fn dirty_taken(
+        &mut self,
+        image: ImageIndex,
+        blocks: BlockSet,
+        out: &mut Vec<SourceEffect>,
+    ) {
+        self.awaiting_dirty = self.awaiting_dirty.saturating_sub(1);
+        self.round_bytes += blocks.len() * BLOCK_SIZE;
+        self.images[image.ix()].todo.union_with(&blocks);
+        if self.awaiting_dirty == 0 {
+            self.round_taken(out);
+        }
+    }
+
+    fn round_taken(&mut self, out: &mut Vec<SourceEffect>) {
+        match self.stage {
+            Stage::Handover(_) => self.collected(out),
+            Stage::Sync => {
+                self.round += 1;
+                self.judge_round(out);
+            }
+            Stage::Ready => self.pump(out),
+            _ => {}
+        }
+    }
+
+    /// Ready when the rest fits the downtime; hopeless when rounds stop shrinking.
+    fn judge_round(&mut self, out: &mut Vec<SourceEffect>) {
+        let affordable = self.window.rate() * self.plan.max_downtime as f64 / SECOND as f64;
+        // Half of the downtime is left to the guest's memory and the handover itself.
+        if self.round_bytes <= (affordable / 2.0).max(SMALL_REST) as u64 {
+            self.stage = Stage::Ready;
+            self.tell_ready(out);
+            return self.pump(out);
+        }
+        if self.round_bytes >= self.last_round_bytes {
+            self.stalled_rounds += 1;
+        }
+        self.last_round_bytes = self.round_bytes;
+        if self.round > MAX_ROUNDS || self.stalled_rounds > MAX_STALLED_ROUNDS {
+            return self.give_up(out);
+        }
+        self.pump(out);
+    }
+
+    fn give_up(&mut self, out: &mut Vec<SourceEffect>) {
+        let why = format!(
+            "pre-copy does not converge: after {} rounds {} MiB are still written per round while \
+             the link carries {:.0} MiB/s; use --strategy hybrid, or raise --max-downtime",
+            self.round,
+            self.round_bytes >> 20,
+            self.window.rate() / f64::from(1 << 20),
+        );
+        self.send(dray_wire::ToTarget::Abandon { discard: false }, out);
+        self.abandon(Some(why), out);
+    }
+
+    fn all_sent(&self) -> bool {
+        let empty = |image: &ImageState| {
+            image.todo.is_empty() && image.zeros.is_empty() && image.unsure.is_empty()
+        };
+        self.in_flight.is_empty() && self.images.iter().all(empty)
+    }
+
+    /// Sends until the window is full or nothing waits.
+    pub(super) fn pump(&mut self, out: &mut Vec<SourceEffect>) {
+        if self.link != Link::Up {
+            return;
+        }
+        for ix in 0..self.images.len() {
+            let image = ImageIndex(ix as u16);
+            while self.window.open() && self.in_flight.len() < MAX_IN_FLIGHT {
+                if !self.send_zero(image, out) && !self.send_next(image, out) {
+                    break;
+                }
+            }
+        }
+    }
+
+    fn send_zero(&mut self, image: ImageIndex, out: &mut Vec<SourceEffect>) -> bool {
+        let Some(range) = self.images[image.ix()].zeros.next_run(0, MAX_ZERO_BLOCKS) else {
+            return false;
+        };
+        self.images[image.ix()].zeros.remove(range);
+        let tag = self.launch(image, range, true, 0);
+        out.push(SourceEffect::SendZero { tag, image, range });
+        true
+    }
+
+    fn send_next(&mut self, image: ImageIndex, out: &mut Vec<SourceEffect>) -> bool {
+        let state = &mut self.images[image.ix()];
+        let Some(range) = self.order.next(image, &state.todo, MAX_RUN_BLOCKS) else {
+            return false;
+        };
+        state.todo.remove(range);
+        self.blocks_sent += range.len;
+        self.blocks_resent += state.sent.intersection(range).len();
+        let tag = self.launch(image, range, false, 0);
+        out.push(SourceEffect::SendRun { tag, image, range, urgent: false, clear_dirty: true });
+        true
+    }
+
+    fn launch(&mut self, image: ImageIndex, range: BlockRange, zero: bool, tries: u32) -> u64 {
+        let tag = self.next_tag;
+        self.next_tag += 1;
+        // A frame of zeros takes no room on the link.
+        if !zero {
+            self.window.sent(range.byte_len());
+        }
+        let flight = InFlight { image, range, zero, sent_at: self.now, tries };
+        self.in_flight.insert(tag, flight);
+        tag
+    }
+
+    pub(super) fn received(&mut self, tags: &[u64], out: &mut Vec<SourceEffect>) {
+        for tag in tags {
+            let Some(flight) = self.in_flight.remove(tag) else { continue };
+            if !flight.zero {
+                self.window.arrived(self.now, flight.sent_at, flight.range.byte_len());
+            }
+            self.images[flight.image.ix()].sent.insert(flight.range);
+        }
+        self.advance(out);
+    }
+
+    pub(super) fn mismatch(&mut self, tag: u64, out: &mut Vec<SourceEffect>) {
+        let Some(flight) = self.in_flight.remove(&tag) else { return };
+        if !flight.zero {
+            self.window.lost(flight.range.byte_len());
+        }
+        let InFlight { image, range, zero, tries, .. } = flight;
+        if tries + 1 > MAX_TRIES {
+            let why = format!(
+                "blocks {} to {} arrived damaged {} times in a row; check the memory and network \
+                 of both hosts",
+                range.start,
+                range.end() - 1,
+                tries + 1
+            );
+            return self.target_failed(why, out);
+        }
+        let tag = self.launch(image, range, zero, tries + 1);
+        out.push(if zero {
+            SourceEffect::SendZero { tag, image, range }
+        } else {
+            SourceEffect::SendRun { tag, image, range, urgent: false, clear_dirty: true }
+        });
+    }
+
+    pub(super) fn run_failed(&mut self, tag: u64, why: String, out: &mut Vec<SourceEffect>) {
+        if !self.owns() {
+            // A fetch: the target keeps asking, and its guest waits (I5).
+            return self.send(dray_wire::ToTarget::Unreadable { tag, why }, out);
+        }
+        let Some(flight) = self.in_flight.remove(&tag) else { return };
+        self.window.lost(flight.range.byte_len());
+        self.images[flight.image.ix()].todo.insert(flight.range);
+        let name = &self.plan.images[flight.image.ix()].name;
+        let why =
+            format!("reading image '{name}' at the source failed: {why}; check the source's disk");
+        if matches!(self.stage, Stage::Handover(_)) {
+            self.void_attempt(why.clone(), out);
+        }
+        self.send(dray_wire::ToTarget::Abandon { discard: false }, out);
+        self.abandon(Some(why), out);
+    }
+}
+
+/// What has to be sent, from the target's first answer and the source's scan.
+fn begin(
+    state: &mut ImageState,
+    target: TargetImage,
+    whole: BlockRange,
+    suspect: Option<&BlockSet>,
+) {
+    let data = state.data.take().unwrap_or_default();
+    let mut have = target.have.intersection(whole);
+    if let Some(suspect) = suspect {
+        // Changed or not since the target received them: they are sent again, holes included.
+        for run in suspect.runs() {
+            state.todo.union_with(&have.intersection(run));
+        }
+        have.subtract(suspect);
+    }
+    state.todo.union_with(&data);
+    state.todo.subtract(&have);
+    if !target.zeroed {
+        state.zeros.insert(whole);
+        state.zeros.subtract(&data);
+        state.zeros.subtract(&have);
+        state.zeros.subtract(&state.todo);
+    }
+    state.sent = have;
+}
+
+/// What has to be sent again after a lost link: what was acknowledged and is gone (the target
+/// restarted), and what was in flight unless it arrived for the first time.
+fn reopen(state: &mut ImageState, have: &BlockSet) {
+    let mut lost = state.sent.clone();
+    lost.subtract(have);
+    state.sent.subtract(&lost);
+    state.todo.union_with(&lost);
+    let mut unsure = std::mem::take(&mut state.unsure);
+    for run in unsure.clone().runs() {
+        state.sent.union_with(&have.intersection(run));
+    }
+    unsure.subtract(have);
+    state.todo.union_with(&unsure);
+}

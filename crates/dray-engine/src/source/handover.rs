@@ -1,0 +1,171 @@
+//! Handover: how ownership passes, step by step (I1).
+//!
+//! | step | waits for | then |
+//! |---|---|---|
+//! | `Quiescing` | no guest write in flight | the attempt's number is already durable |
+//! | `Collecting` | all dirty blocks, images durable | missing map, or the last runs of pre-copy |
+//! | `Asking` | the target's durable promise | **the handed-over record: point of no return** |
+//!
+//! Whatever goes wrong before that record makes the attempt void and lets the guest go on here.
+
+use super::{ImageState, Source, SourceEffect, SourceNotice, Stage};
+use crate::record::SourceRecord;
+use crate::{Phase, Time};
+use dray_types::{Attempt, BlockSet};
+use dray_wire::{HandedOver, ImageHandover, MapHash, ToTarget};
+
+/// How far a handover is.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Step {
+    Quiescing { began: Time },
+    Collecting { began: Time, lens: Vec<u64>, synced: bool, collected: bool, drained: bool },
+    Asking { began: Time, map_hash: MapHash },
+}
+
+impl Step {
+    pub(super) fn began(&self) -> Time {
+        match self {
+            Self::Quiescing { began }
+            | Self::Collecting { began, .. }
+            | Self::Asking { began, .. } => *began,
+        }
+    }
+}
+
+impl Source {
+    pub(super) fn begin_handover(&mut self, out: &mut Vec<SourceEffect>) {
+        if !self.is_ready() {
+            return self.refuse("the images are not ready for handover", out);
+        }
+        if self.link != super::Link::Up {
+            let why = "there is no link to the target".to_owned();
+            return out.push(SourceEffect::Notice(SourceNotice::HandoverFailed { why }));
+        }
+        self.attempt = self.attempt.next();
+        self.stage = Stage::Handover(Step::Quiescing { began: self.now });
+        out.push(SourceEffect::Notice(SourceNotice::Phase(Phase::Handover)));
+        out.push(SourceEffect::Journal(SourceRecord::Attempt { attempt: self.attempt }));
+        out.push(SourceEffect::Quiesce);
+    }
+
+    pub(super) fn quiesced(&mut self, lens: Vec<u64>, out: &mut Vec<SourceEffect>) {
+        let Stage::Handover(Step::Quiescing { began }) = self.stage else {
+            // The attempt became void while the guest's writes drained.
+            return out.push(SourceEffect::Resume);
+        };
+        self.stage = Stage::Handover(Step::Collecting {
+            began,
+            lens,
+            synced: false,
+            collected: false,
+            drained: false,
+        });
+        out.push(SourceEffect::SyncImages);
+        // Dirty blocks asked for before the guest was quiet may be incomplete: ask again, and count
+        // the outstanding answers with the new ones.
+        self.take_all_dirty(out);
+    }
+
+    /// All dirty blocks are in `todo`.
+    pub(super) fn collected(&mut self, out: &mut Vec<SourceEffect>) {
+        if let Stage::Handover(Step::Collecting { collected, .. }) = &mut self.stage {
+            *collected = true;
+        }
+        if self.plan.strategy.syncs() {
+            self.advance(out);
+        } else {
+            self.drained(out);
+        }
+    }
+
+    /// Nothing that was sent is unacknowledged; for pre-copy, nothing is left to send.
+    pub(super) fn drained(&mut self, out: &mut Vec<SourceEffect>) {
+        let quiet = self.in_flight.is_empty();
+        if let Stage::Handover(Step::Collecting { drained, collected, .. }) = &mut self.stage {
+            *drained = *collected && quiet;
+        }
+        self.ask(out);
+    }
+
+    pub(super) fn images_synced(
+        &mut self,
+        result: Result<(), String>,
+        out: &mut Vec<SourceEffect>,
+    ) {
+        if let Err(why) = result {
+            let why = format!("making the source's images durable failed: {why}");
+            return self.void_attempt(why, out);
+        }
+        if let Stage::Handover(Step::Collecting { synced, .. }) = &mut self.stage {
+            *synced = true;
+        }
+        self.ask(out);
+    }
+
+    fn ask(&mut self, out: &mut Vec<SourceEffect>) {
+        let Stage::Handover(Step::Collecting { began, lens, synced, collected, drained }) =
+            &self.stage
+        else {
+            return;
+        };
+        if !(*synced && *collected && *drained) {
+            return;
+        }
+        let began = *began;
+        let images: Vec<_> = self
+            .images
+            .iter()
+            .zip(lens)
+            .map(|(image, &len)| ImageHandover { len, missing: missing(image) })
+            .collect();
+        let map_hash = MapHash::of(&images);
+        self.stage = Stage::Handover(Step::Asking { began, map_hash });
+        self.send(ToTarget::Prepare { images, map_hash }, out);
+    }
+
+    pub(super) fn prepared(
+        &mut self,
+        attempt: Attempt,
+        map_hash: MapHash,
+        out: &mut Vec<SourceEffect>,
+    ) {
+        let current = match &self.stage {
+            Stage::Handover(Step::Asking { map_hash: asked, .. }) => {
+                attempt == self.attempt && map_hash == *asked
+            }
+            _ => false,
+        };
+        if !current {
+            // A promise for an attempt that is not the current one is void (I1).
+            return self.send(ToTarget::Void, out);
+        }
+        self.epoch = self.epoch.next();
+        let handed_over = HandedOver { epoch: self.epoch, attempt, map_hash };
+        // The point of no return: once this record is durable only the target may serve.
+        out.push(SourceEffect::Journal(SourceRecord::HandedOver(handed_over)));
+        self.stage = Stage::HandedOver(handed_over);
+        out.push(SourceEffect::Retire);
+        self.send(ToTarget::Commit(handed_over), out);
+        out.push(SourceEffect::Notice(SourceNotice::HandedOver));
+    }
+
+    /// The attempt came to nothing: its number is spent, the guest may go on here (I4).
+    pub(super) fn void_attempt(&mut self, why: String, out: &mut Vec<SourceEffect>) {
+        if !matches!(self.stage, Stage::Handover(_)) {
+            return;
+        }
+        out.push(SourceEffect::Journal(SourceRecord::Void { attempt: self.attempt }));
+        self.send(ToTarget::Void, out);
+        out.push(SourceEffect::Resume);
+        self.stage = Stage::Ready;
+        out.push(SourceEffect::Notice(SourceNotice::HandoverFailed { why }));
+    }
+}
+
+/// Every block that is not known to be equal at the target.
+fn missing(image: &ImageState) -> BlockSet {
+    let mut missing = image.todo.clone();
+    missing.union_with(&image.zeros);
+    missing.union_with(&image.unsure);
+    missing
+}

@@ -1,0 +1,584 @@
+//! The source's side: it owns the images until its handed-over record is durable.
+//!
+//! ```text
+//! Copy ──▶ Sync ──▶ Ready ──▶ Handover ──▶ HandedOver ──▶ Backfill ──▶ Done
+//!   └────────┴────────┴──────────┤ void        │ fenced
+//!                 Over ◀─────────┘             └──▶ TakenBack
+//! ```
+//! Until the record in [`handover`] named the point of no return, every failure leads back to a
+//! guest that runs here (I4); after it, only the target may serve (I5).
+
+mod copying;
+mod handover;
+mod serving;
+
+use crate::order::{Order, Sequential};
+use crate::record::SourceRecord;
+use crate::window::{COPY_WINDOW, Window};
+use crate::{Phase, SECOND, Strategy, Time};
+use dray_types::{Attempt, BlockRange, BlockSet, Epoch, ImageIndex, MigrationId};
+use dray_wire::{Envelope, HandedOver, ImageOffer, Open, TargetImage, ToSource, ToTarget};
+use handover::Step;
+use std::collections::BTreeMap;
+
+/// Rounds of Sync after which pre-copy gives up: by then it has re-sent enough to know.
+pub const MAX_ROUNDS: u32 = 30;
+
+/// What to migrate and how.
+#[derive(Clone, Debug)]
+pub struct SourcePlan {
+    /// The migration.
+    pub migration: MigrationId,
+    /// Its images.
+    pub images: Vec<ImageOffer>,
+    /// Which blocks move when.
+    pub strategy: Strategy,
+    /// The epoch in which the source owns the images.
+    pub epoch: Epoch,
+    /// Longest downtime the operator accepts, in nanoseconds; Sync ends when the rest fits in it.
+    pub max_downtime: u64,
+    /// A handover that has not succeeded after this long is void, in nanoseconds.
+    pub handover_timeout: u64,
+    /// Per image, blocks of which it is not known whether they changed since the target received
+    /// them (regions open at an unclean stop). Empty for a source that tracked all along.
+    pub suspect: Vec<BlockSet>,
+}
+
+/// Something happened at the source.
+#[derive(Clone, Debug)]
+pub enum SourceEvent {
+    /// The migration begins; comes once, first.
+    Start,
+    /// A session with the target is established.
+    LinkUp,
+    /// The session is lost.
+    LinkDown,
+    /// A message from the target.
+    Message(Envelope<ToSource>),
+    /// Answer to `Scan`: blocks that hold data; all others read as zeros.
+    Scanned {
+        /// Which image.
+        image: ImageIndex,
+        /// Its data blocks.
+        data: BlockSet,
+    },
+    /// A run could not be read.
+    RunFailed {
+        /// Its tag.
+        tag: u64,
+        /// What the disk said.
+        why: String,
+    },
+    /// Answer to `TakeDirty`: blocks written since they were last taken.
+    DirtyTaken {
+        /// Which image.
+        image: ImageIndex,
+        /// The blocks, no longer dirty in the tracker.
+        blocks: BlockSet,
+    },
+    /// Answer to `Quiesce`: no guest write is in flight and none can start.
+    Quiesced {
+        /// Length of each image's file in bytes.
+        lens: Vec<u64>,
+    },
+    /// Answer to `Quiesce`: the guest's writes did not drain in time.
+    QuiesceFailed {
+        /// What stood in the way.
+        why: String,
+    },
+    /// Answer to `SyncImages`.
+    ImagesSynced(Result<(), String>),
+    /// The guest no longer runs here: hand over now.
+    BeginHandover,
+    /// The VM's own migration failed and the guest goes on here: an attempt under way is void.
+    AbortHandover {
+        /// Why.
+        why: String,
+    },
+    /// The operator wants it to end.
+    Cancel {
+        /// Remove what the target received instead of keeping it for a next try.
+        discard: bool,
+    },
+    /// Time passes; at least every 100 ms.
+    Tick,
+}
+
+/// Something the source's shell must do, strictly in the order given.
+#[derive(Clone, Debug, PartialEq)]
+pub enum SourceEffect {
+    /// Send to the target if there is a session; else drop.
+    Send(Envelope<ToTarget>),
+    /// Make the record durable before going on.
+    Journal(SourceRecord),
+    /// Track writes of all images from now on (write intent included); answers nothing.
+    StartTracking,
+    /// Stop tracking.
+    StopTracking,
+    /// Find the blocks that hold data; answer `Scanned`.
+    Scan {
+        /// Which image.
+        image: ImageIndex,
+    },
+    /// Read and send a run. Before handover its blocks leave the dirty set first, so that a write
+    /// during the read makes them dirty again.
+    SendRun {
+        /// Names the frame.
+        tag: u64,
+        /// Which image.
+        image: ImageIndex,
+        /// Which blocks.
+        range: BlockRange,
+        /// A guest waits for it.
+        urgent: bool,
+        /// Take the blocks out of the dirty set before reading them.
+        clear_dirty: bool,
+    },
+    /// Send a range of zeros without reading; the dirty set stays as it is.
+    SendZero {
+        /// Names the frame.
+        tag: u64,
+        /// Which image.
+        image: ImageIndex,
+        /// Which blocks.
+        range: BlockRange,
+    },
+    /// Take all dirty blocks; answer `DirtyTaken`.
+    TakeDirty {
+        /// Which image.
+        image: ImageIndex,
+    },
+    /// These blocks are dirty after all.
+    PutBack {
+        /// Which image.
+        image: ImageIndex,
+        /// The blocks.
+        blocks: BlockSet,
+    },
+    /// Stop guest writes; answer `Quiesced` or `QuiesceFailed`.
+    Quiesce,
+    /// Let guest writes go on.
+    Resume,
+    /// Make the images durable; answer `ImagesSynced`.
+    SyncImages,
+    /// Part of the handed-over record: park guest I/O and give the files their replica names.
+    Retire,
+    /// Undo `Retire`.
+    Restore,
+    /// For the VM's orchestration, people and programs.
+    Notice(SourceNotice),
+}
+
+/// What the source has to say to those who watch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SourceNotice {
+    /// A phase began.
+    Phase(Phase),
+    /// The images are ready for handover as soon as the guest has stopped.
+    Ready,
+    /// The attempt is void, the guest may go on here.
+    HandoverFailed {
+        /// Why.
+        why: String,
+    },
+    /// The point of no return is passed.
+    HandedOver,
+    /// The target serves.
+    TargetServing,
+    /// The target verified its copy.
+    Verified {
+        /// Blocks compared.
+        blocks: u64,
+        /// Blocks that differed.
+        different: u64,
+    },
+    /// The images are back; the guest may go on here.
+    TakenBack,
+    /// The target has everything.
+    Done,
+    /// It is over before handover.
+    Abandoned {
+        /// Why; none when the operator asked for it.
+        why: Option<String>,
+    },
+    /// The request came too late or too early.
+    Refused {
+        /// Why.
+        why: String,
+    },
+    /// The target contradicts what it promised; an operator must look.
+    Broken {
+        /// What it said.
+        why: String,
+    },
+}
+
+/// Where the source is.
+#[derive(Clone, Debug, PartialEq)]
+enum Stage {
+    Copy,
+    Sync,
+    Ready,
+    Handover(Step),
+    HandedOver(HandedOver),
+    Backfill(HandedOver),
+    TakenBack,
+    Done,
+    Over,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Link {
+    Down,
+    /// `Open` was sent, its answer has not come.
+    Opening,
+    Up,
+}
+
+#[derive(Default, Debug)]
+struct ImageState {
+    /// Blocks to be sent that are not in flight.
+    todo: BlockSet,
+    /// Blocks to be named as zeros.
+    zeros: BlockSet,
+    /// Blocks that the target has acknowledged.
+    sent: BlockSet,
+    /// Blocks that were in flight when the link was lost.
+    unsure: BlockSet,
+    /// What the image held at the start; none until it was scanned.
+    data: Option<BlockSet>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct InFlight {
+    image: ImageIndex,
+    range: BlockRange,
+    zero: bool,
+    sent_at: Time,
+    tries: u32,
+}
+
+fn first_stage(strategy: Strategy) -> Stage {
+    if strategy.copies() { Stage::Copy } else { Stage::Ready }
+}
+
+/// Progress of a source, for people and programs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SourceStatus {
+    /// Per image: blocks still to be sent before handover.
+    pub waiting: Vec<u64>,
+    /// Per image: blocks acknowledged.
+    pub sent: Vec<u64>,
+    /// Blocks sent in all, counting repetitions.
+    pub blocks_sent: u64,
+    /// Blocks sent again because they were written after they were sent.
+    pub blocks_resent: u64,
+    /// Rounds of Sync.
+    pub rounds: u32,
+    /// Measured rate in bytes a second.
+    pub rate: f64,
+    /// Whether there is a session.
+    pub link_up: bool,
+}
+
+/// The source's state machine.
+pub struct Source {
+    plan: SourcePlan,
+    stage: Stage,
+    link: Link,
+    epoch: Epoch,
+    attempt: Attempt,
+    images: Vec<ImageState>,
+    /// Whether the target's first answer was merged with the scan.
+    opened: bool,
+    in_flight: BTreeMap<u64, InFlight>,
+    next_tag: u64,
+    window: Window,
+    order: Box<dyn Order + Send>,
+    /// Images whose dirty blocks were asked for and have not come.
+    awaiting_dirty: usize,
+    round: u32,
+    round_bytes: u64,
+    last_round_bytes: u64,
+    stalled_rounds: u32,
+    /// The target's first answer, until the scans are in.
+    first: Option<Vec<TargetImage>>,
+    blocks_sent: u64,
+    blocks_resent: u64,
+    ready_told: bool,
+    now: Time,
+}
+
+impl Source {
+    /// A source at the start of a migration.
+    pub fn new(plan: SourcePlan) -> Self {
+        let images = plan.images.iter().map(|_| ImageState::default()).collect();
+        Self {
+            stage: first_stage(plan.strategy),
+            link: Link::Down,
+            epoch: plan.epoch,
+            attempt: Attempt(0),
+            images,
+            opened: false,
+            in_flight: BTreeMap::new(),
+            next_tag: 1,
+            window: Window::new(COPY_WINDOW),
+            order: Box::new(Sequential),
+            awaiting_dirty: 0,
+            round: 0,
+            round_bytes: 0,
+            last_round_bytes: u64::MAX,
+            stalled_rounds: 0,
+            first: None,
+            blocks_sent: 0,
+            blocks_resent: 0,
+            ready_told: false,
+            now: Time(0),
+            plan,
+        }
+    }
+
+    /// A source after a restart, from the records that were durable. Effects that the crash may
+    /// have cut off (they are all idempotent) come with the first `Start`.
+    pub fn recover(plan: SourcePlan, records: &[SourceRecord]) -> Self {
+        let mut source = Self::new(plan);
+        for record in records {
+            match record {
+                SourceRecord::Attempt { attempt } | SourceRecord::Void { attempt } => {
+                    source.attempt = *attempt;
+                }
+                SourceRecord::HandedOver(handed_over) => {
+                    source.attempt = handed_over.attempt;
+                    source.epoch = handed_over.epoch;
+                    source.stage = Stage::HandedOver(*handed_over);
+                }
+                SourceRecord::TakenBack { epoch } => {
+                    source.epoch = *epoch;
+                    source.stage = Stage::TakenBack;
+                }
+                SourceRecord::Done => source.stage = Stage::Done,
+                SourceRecord::Abandoned => source.stage = Stage::Over,
+                SourceRecord::Resumed => source.stage = first_stage(source.plan.strategy),
+            }
+        }
+        source
+    }
+
+    /// Takes one event and appends what must be done.
+    pub fn step(&mut self, now: Time, event: SourceEvent, out: &mut Vec<SourceEffect>) {
+        self.now = now;
+        match event {
+            SourceEvent::Start => self.start(out),
+            SourceEvent::LinkUp => self.link_up(out),
+            SourceEvent::LinkDown => self.link_down(out),
+            SourceEvent::Message(message) => self.message(message, out),
+            SourceEvent::Scanned { image, data } => self.scanned(image, data, out),
+            SourceEvent::RunFailed { tag, why } => self.run_failed(tag, why, out),
+            SourceEvent::DirtyTaken { image, blocks } => self.dirty_taken(image, blocks, out),
+            SourceEvent::Quiesced { lens } => self.quiesced(lens, out),
+            SourceEvent::QuiesceFailed { why } => self.void_attempt(why, out),
+            SourceEvent::ImagesSynced(result) => self.images_synced(result, out),
+            SourceEvent::BeginHandover => self.begin_handover(out),
+            SourceEvent::AbortHandover { why } => self.void_attempt(why, out),
+            SourceEvent::Cancel { discard } => self.cancel(discard, out),
+            SourceEvent::Tick => self.tick(out),
+        }
+    }
+
+    fn start(&mut self, out: &mut Vec<SourceEffect>) {
+        match &self.stage {
+            Stage::HandedOver(_) | Stage::Backfill(_) => out.push(SourceEffect::Retire),
+            // The files may have been retired by the crash's predecessor of the record that took
+            // them back, and the guest that is paused here may go on.
+            Stage::TakenBack => {
+                out.push(SourceEffect::Restore);
+                out.push(SourceEffect::Notice(SourceNotice::TakenBack));
+            }
+            Stage::Done | Stage::Over => {}
+            _ => {
+                if self.attempt > Attempt(0) {
+                    // An attempt without an outcome never reached the point of no return.
+                    out.push(SourceEffect::Journal(SourceRecord::Void { attempt: self.attempt }));
+                }
+                out.push(SourceEffect::StartTracking);
+                out.push(SourceEffect::Notice(SourceNotice::Phase(Phase::Copy)));
+                for ix in 0..self.images.len() {
+                    out.push(SourceEffect::Scan { image: ImageIndex(ix as u16) });
+                }
+            }
+        }
+    }
+
+    fn link_up(&mut self, out: &mut Vec<SourceEffect>) {
+        if self.is_over() {
+            return;
+        }
+        self.link = Link::Opening;
+        self.window.new_route();
+        let handed_over = self.handed_over();
+        self.send(
+            ToTarget::Open(Open {
+                migration: self.plan.migration,
+                images: self.plan.images.clone(),
+                handed_over,
+            }),
+            out,
+        );
+    }
+
+    fn link_down(&mut self, out: &mut Vec<SourceEffect>) {
+        self.link = Link::Down;
+        self.forget_in_flight();
+        if matches!(self.stage, Stage::Handover(_)) {
+            self.void_attempt("the link to the target was lost".into(), out);
+        }
+    }
+
+    fn message(&mut self, message: Envelope<ToSource>, out: &mut Vec<SourceEffect>) {
+        // A lower epoch is a voice from before the last handover (I1).
+        if message.epoch < self.epoch && !matches!(message.body, ToSource::Opened { .. }) {
+            return;
+        }
+        match message.body {
+            ToSource::Opened { state, images } => {
+                self.target_opened(state, images, message.attempt, out)
+            }
+            ToSource::Failed { why } => self.target_failed(why, out),
+            ToSource::Received { tags } => self.received(&tags, out),
+            ToSource::Mismatch { tag } => self.mismatch(tag, out),
+            ToSource::Prepared { map_hash } => self.prepared(message.attempt, map_hash, out),
+            ToSource::Serving => self.target_serving(out),
+            ToSource::Fetch { tag, image, range, urgent } => {
+                self.fetch(tag, image, range, urgent, out)
+            }
+            ToSource::Complete => self.target_complete(out),
+            ToSource::Verified { blocks, different } => {
+                out.push(SourceEffect::Notice(SourceNotice::Verified { blocks, different }));
+            }
+            ToSource::HandBack => self.hand_back(out),
+            // The shell answers these; they do not change the state of the migration.
+            ToSource::Peek { .. } | ToSource::Hash { .. } | ToSource::Vm(_) | ToSource::Ping => {}
+        }
+    }
+
+    fn cancel(&mut self, discard: bool, out: &mut Vec<SourceEffect>) {
+        match self.stage {
+            Stage::HandedOver(_) | Stage::Backfill(_) => self.refuse(
+                "the images are already handed over; only the target can go on from here",
+                out,
+            ),
+            Stage::Done | Stage::Over | Stage::TakenBack => {
+                self.refuse("the migration is already over", out);
+            }
+            _ => {
+                if matches!(self.stage, Stage::Handover(_)) {
+                    self.void_attempt("the migration was cancelled".into(), out);
+                }
+                self.send(ToTarget::Abandon { discard }, out);
+                self.abandon(None, out);
+            }
+        }
+    }
+
+    fn target_failed(&mut self, why: String, out: &mut Vec<SourceEffect>) {
+        if self.owns() {
+            if matches!(self.stage, Stage::Handover(_)) {
+                self.void_attempt(why.clone(), out);
+            }
+            self.abandon(Some(why), out);
+        } else {
+            out.push(SourceEffect::Notice(SourceNotice::Broken { why }));
+        }
+    }
+
+    /// Ends the migration before handover. What was taken from the tracker goes back into it, so
+    /// that a later try can trust it (I4).
+    fn abandon(&mut self, why: Option<String>, out: &mut Vec<SourceEffect>) {
+        self.forget_in_flight();
+        out.push(SourceEffect::Journal(SourceRecord::Abandoned));
+        for (ix, state) in self.images.iter_mut().enumerate() {
+            let mut blocks = std::mem::take(&mut state.todo);
+            blocks.union_with(&std::mem::take(&mut state.unsure));
+            if !blocks.is_empty() {
+                out.push(SourceEffect::PutBack { image: ImageIndex(ix as u16), blocks });
+            }
+        }
+        self.stage = Stage::Over;
+        out.push(SourceEffect::Notice(SourceNotice::Abandoned { why }));
+    }
+
+    fn tick(&mut self, out: &mut Vec<SourceEffect>) {
+        match &self.stage {
+            Stage::Handover(step) if self.now.since(step.began()) > self.plan.handover_timeout => {
+                let seconds = self.plan.handover_timeout / SECOND;
+                self.void_attempt(format!("no answer from the target in {seconds} s"), out);
+            }
+            Stage::Ready if self.plan.strategy.syncs() => self.keep_up(out),
+            Stage::Copy | Stage::Sync | Stage::Ready => self.advance(out),
+            _ => {}
+        }
+    }
+
+    fn refuse(&self, why: &str, out: &mut Vec<SourceEffect>) {
+        out.push(SourceEffect::Notice(SourceNotice::Refused { why: why.to_owned() }));
+    }
+
+    fn send(&self, body: ToTarget, out: &mut Vec<SourceEffect>) {
+        if self.link != Link::Down {
+            let envelope = Envelope { epoch: self.epoch, attempt: self.attempt, body };
+            out.push(SourceEffect::Send(envelope));
+        }
+    }
+
+    fn handed_over(&self) -> Option<HandedOver> {
+        match self.stage {
+            Stage::HandedOver(handed_over) | Stage::Backfill(handed_over) => Some(handed_over),
+            _ => None,
+        }
+    }
+
+    /// Whether guest writes may be accepted here (I1).
+    pub fn owns(&self) -> bool {
+        !matches!(self.stage, Stage::HandedOver(_) | Stage::Backfill(_) | Stage::Done)
+    }
+
+    /// The epoch this side knows of.
+    pub fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// True when nothing is left to do here.
+    pub fn is_over(&self) -> bool {
+        matches!(self.stage, Stage::Done | Stage::Over | Stage::TakenBack)
+    }
+
+    /// True when the migration waits for `BeginHandover`.
+    pub fn is_ready(&self) -> bool {
+        self.stage == Stage::Ready && self.opened && self.ready_told
+    }
+
+    /// The phase to show.
+    pub fn phase(&self) -> Phase {
+        match self.stage {
+            Stage::Copy => Phase::Copy,
+            Stage::Sync | Stage::Ready => Phase::Sync,
+            Stage::Handover(_) | Stage::HandedOver(_) => Phase::Handover,
+            Stage::Backfill(_) => Phase::Backfill,
+            Stage::TakenBack | Stage::Done | Stage::Over => Phase::Release,
+        }
+    }
+
+    /// Progress to show.
+    pub fn status(&self) -> SourceStatus {
+        let waiting = |image: &ImageState| image.todo.len() + image.zeros.len();
+        SourceStatus {
+            waiting: self.images.iter().map(waiting).collect(),
+            sent: self.images.iter().map(|image| image.sent.len()).collect(),
+            blocks_sent: self.blocks_sent,
+            blocks_resent: self.blocks_resent,
+            rounds: self.round,
+            rate: self.window.rate(),
+            link_up: self.link == Link::Up,
+        }
+    }
+}

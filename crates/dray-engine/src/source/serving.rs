@@ -1,0 +1,93 @@
+//! After handover: the source is a server of blocks, nothing more (I5).
+
+use super::{Source, SourceEffect, SourceNotice, Stage};
+use crate::Phase;
+use crate::record::SourceRecord;
+use dray_types::{Attempt, BlockRange, ImageIndex};
+use dray_wire::{TargetState, ToTarget};
+
+impl Source {
+    /// A session was made while the source no longer owns the images.
+    pub(super) fn opened_after_handover(
+        &mut self,
+        state: TargetState,
+        attempt: Attempt,
+        out: &mut Vec<SourceEffect>,
+    ) {
+        let Some(handed_over) = self.handed_over() else { return };
+        match state {
+            TargetState::Prepared { attempt: prepared, map_hash }
+                if prepared == handed_over.attempt && map_hash == handed_over.map_hash =>
+            {
+                self.send(ToTarget::Commit(handed_over), out);
+            }
+            TargetState::Owner => self.target_serving(out),
+            TargetState::Complete => {
+                self.target_serving(out);
+                self.target_complete(out);
+            }
+            TargetState::Fenced => self.hand_back(out),
+            TargetState::Receiving | TargetState::Prepared { .. } => {
+                let why = format!(
+                    "the target does not know of attempt {} that it promised to serve (it names \
+                     {}); its state was lost or replaced; nothing here was changed; see dray claim",
+                    handed_over.attempt.0, attempt.0
+                );
+                out.push(SourceEffect::Notice(SourceNotice::Broken { why }));
+            }
+        }
+    }
+
+    pub(super) fn target_serving(&mut self, out: &mut Vec<SourceEffect>) {
+        if let Stage::HandedOver(handed_over) = self.stage {
+            self.stage = Stage::Backfill(handed_over);
+            out.push(SourceEffect::Notice(SourceNotice::TargetServing));
+            out.push(SourceEffect::Notice(SourceNotice::Phase(Phase::Backfill)));
+        }
+    }
+
+    pub(super) fn fetch(
+        &mut self,
+        tag: u64,
+        image: ImageIndex,
+        range: BlockRange,
+        urgent: bool,
+        out: &mut Vec<SourceEffect>,
+    ) {
+        // Before handover nobody but the source reads its blocks (a peek is not a fetch).
+        if self.handed_over().is_none() {
+            return;
+        }
+        let whole = self.plan.images.get(image.ix()).map(|offer| BlockRange::whole(offer.len));
+        if !whole.is_some_and(|whole| whole.contains(range)) {
+            let why = "the fetch lies outside the image".to_owned();
+            return self.send(ToTarget::Unreadable { tag, why }, out);
+        }
+        self.blocks_sent += range.len;
+        let state = &mut self.images[image.ix()];
+        self.blocks_resent += state.sent.intersection(range).len();
+        state.sent.insert(range);
+        out.push(SourceEffect::SendRun { tag, image, range, urgent, clear_dirty: false });
+    }
+
+    pub(super) fn target_complete(&mut self, out: &mut Vec<SourceEffect>) {
+        if !matches!(self.stage, Stage::Backfill(_) | Stage::HandedOver(_)) {
+            return;
+        }
+        out.push(SourceEffect::Journal(SourceRecord::Done));
+        out.push(SourceEffect::StopTracking);
+        self.stage = Stage::Done;
+        out.push(SourceEffect::Notice(SourceNotice::Phase(Phase::Release)));
+        out.push(SourceEffect::Notice(SourceNotice::Done));
+    }
+
+    /// The target never served and never will: the images come back under a new epoch (I5).
+    pub(super) fn hand_back(&mut self, out: &mut Vec<SourceEffect>) {
+        let Some(handed_over) = self.handed_over() else { return };
+        self.epoch = handed_over.epoch.next();
+        out.push(SourceEffect::Journal(SourceRecord::TakenBack { epoch: self.epoch }));
+        out.push(SourceEffect::Restore);
+        self.stage = Stage::TakenBack;
+        out.push(SourceEffect::Notice(SourceNotice::TakenBack));
+    }
+}

@@ -1,0 +1,565 @@
+//! The target's side: it owns the images once the source has handed over, and not before.
+//!
+//! ```text
+//! Receiving ──▶ Preparing ──▶ Prepared ──▶ Owner ──▶ Complete
+//!     ▲             └── void ──────┤         │ guest cannot be reached
+//!     └────────────────────────────┘         └──▶ Fenced
+//! ```
+//! A target that is only prepared never guesses: it waits until the source says what became of the
+//! attempt (I1).
+
+mod backfill;
+mod receiving;
+
+use crate::order::Sequential;
+use crate::record::TargetRecord;
+use crate::window::{BACKFILL_WINDOW, Window};
+use crate::{Phase, Time};
+use backfill::Backfill;
+use dray_types::{Attempt, BlockRange, BlockSet, Epoch, ImageIndex, MigrationId};
+use dray_wire::{
+    Envelope, HandedOver, ImageHandover, ImageOffer, MapHash, Open, TargetState, ToSource, ToTarget,
+};
+
+/// What was prepared at the target.
+#[derive(Clone, Debug)]
+pub struct TargetPlan {
+    /// The migration.
+    pub migration: MigrationId,
+    /// Its images, in the migration's order.
+    pub images: Vec<ImageOffer>,
+    /// Per image: what was never received reads as zeros (a new sparse file).
+    pub zeroed: Vec<bool>,
+}
+
+/// What became of a frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Arrival {
+    /// Written before handover, or filled into missing blocks after it.
+    Written,
+    /// It did not match its hash; nothing was written.
+    Damaged,
+    /// The target's disk refused it.
+    Failed(String),
+}
+
+/// Something happened at the target.
+#[derive(Clone, Debug)]
+pub enum TargetEvent {
+    /// The machine begins, new or after a restart; comes once, first.
+    Start,
+    /// A session was made by the source.
+    LinkUp,
+    /// The session is lost.
+    LinkDown,
+    /// A message from the source.
+    Message(Envelope<ToTarget>),
+    /// A frame arrived and was dealt with.
+    RunArrived {
+        /// Its tag.
+        tag: u64,
+        /// Which image.
+        image: ImageIndex,
+        /// Which blocks.
+        range: BlockRange,
+        /// What became of it.
+        arrival: Arrival,
+    },
+    /// A guest waits for blocks.
+    Demand {
+        /// Which image.
+        image: ImageIndex,
+        /// The missing runs to fetch: those it waits for and missing ones around them.
+        runs: Vec<BlockRange>,
+    },
+    /// Answer to `AskMissing`.
+    NextMissing {
+        /// Which image.
+        image: ImageIndex,
+        /// The next missing run at or after the place asked for; none when there is none.
+        run: Option<BlockRange>,
+    },
+    /// Answer to `SyncImages`.
+    ImagesSynced {
+        /// The number it was given.
+        id: u64,
+        /// Whether it worked.
+        result: Result<(), String>,
+    },
+    /// Answer to `Checkpoint`.
+    Checkpointed {
+        /// The number it was given.
+        id: u64,
+        /// Whether it worked; an error too when blocks are missing that nobody fetches.
+        result: Result<(), String>,
+    },
+    /// Answer to `ReachGuest`.
+    GuestReachable(Result<(), String>),
+    /// Answer to `StartGuest`.
+    GuestStarted(Result<(), String>),
+    /// Time passes; at least every 100 ms.
+    Tick,
+    /// No further event waits: acknowledgements that were held together may go.
+    Idle,
+}
+
+/// Something the target's shell must do, strictly in the order given.
+#[derive(Clone, Debug, PartialEq)]
+pub enum TargetEffect {
+    /// Send to the source if there is a session; else drop.
+    Send(Envelope<ToSource>),
+    /// Make the records durable, together, before going on.
+    Journal(Vec<TargetRecord>),
+    /// Make the images' data durable; answer `ImagesSynced`.
+    SyncImages {
+        /// Comes back with the answer.
+        id: u64,
+    },
+    /// The disks serve guests from now on; these blocks are missing.
+    Expose {
+        /// Per image: length and missing blocks as agreed at handover.
+        images: Vec<ImageHandover>,
+    },
+    /// The disks stop serving: the images go back.
+    Withdraw,
+    /// See whether the guest's QEMU answers; answer `GuestReachable`.
+    ReachGuest,
+    /// Let the guest run; answer `GuestStarted`.
+    StartGuest,
+    /// Look in the live map of missing blocks; answer `NextMissing`.
+    AskMissing {
+        /// Which image.
+        image: ImageIndex,
+        /// First block to look at.
+        from: u64,
+        /// Longest run wanted.
+        max: u64,
+    },
+    /// Data sync, then a durable record of every block present; answer `Checkpointed`.
+    Checkpoint {
+        /// Comes back with the answer.
+        id: u64,
+    },
+    /// Every block is here: give the files their names. Idempotent.
+    Finish,
+    /// Remove what was received.
+    Discard,
+    /// For people and programs.
+    Notice(TargetNotice),
+}
+
+/// What the target has to say to those who watch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TargetNotice {
+    /// A phase began.
+    Phase(Phase),
+    /// This side owns the images.
+    Serving,
+    /// The guest runs here.
+    GuestRunning,
+    /// The guest was to be started and did not answer; an operator must look.
+    GuestFailed {
+        /// Why.
+        why: String,
+    },
+    /// The images were handed back.
+    HandedBack {
+        /// Why.
+        why: String,
+    },
+    /// The source cannot read blocks that are missing here.
+    Unreadable {
+        /// Which image.
+        image: ImageIndex,
+        /// Which blocks.
+        range: BlockRange,
+        /// What the source said.
+        why: String,
+    },
+    /// The migration failed before handover.
+    Failed {
+        /// Why.
+        why: String,
+    },
+    /// The source ended the migration before handover.
+    Abandoned {
+        /// What was received is gone.
+        discarded: bool,
+    },
+    /// Every block is here.
+    Complete,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Stage {
+    Receiving,
+    /// A data sync with this number is under way; then the promise is written.
+    Preparing {
+        sync: u64,
+        attempt: Attempt,
+        map_hash: MapHash,
+        images: Vec<ImageHandover>,
+    },
+    Prepared {
+        attempt: Attempt,
+        map_hash: MapHash,
+        images: Vec<ImageHandover>,
+    },
+    Owner(Guest),
+    Complete,
+    Fenced,
+    Over,
+}
+
+/// What is known of the guest at an owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Guest {
+    Reaching,
+    Starting,
+    Running,
+}
+
+/// Progress of a target, for people and programs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TargetStatus {
+    /// Per image: blocks received before handover.
+    pub received: Vec<u64>,
+    /// Fetches under way.
+    pub fetching: usize,
+    /// Measured rate of Backfill in bytes a second.
+    pub rate: f64,
+    /// Demand fetches sent because a guest waited.
+    pub demands: u64,
+    /// Whether there is a session.
+    pub link_up: bool,
+}
+
+/// The target's state machine.
+pub struct Target {
+    plan: TargetPlan,
+    stage: Stage,
+    link_up: bool,
+    epoch: Epoch,
+    attempt: Attempt,
+    /// Blocks received in this life or recorded as durable in an earlier one.
+    have: Vec<BlockSet>,
+    /// Those of them that no durable record names yet.
+    unsaved: Vec<BlockSet>,
+    /// The data sync under way for a checkpoint, and what it covers.
+    saving: Option<(u64, Vec<BlockSet>)>,
+    saved_at: Time,
+    next_sync: u64,
+    acknowledged: Vec<u64>,
+    /// Blocks missing as of the agreed map, for a restart that must expose them again.
+    agreed: Vec<ImageHandover>,
+    backfill: Backfill,
+    now: Time,
+}
+
+impl Target {
+    /// A target that was just prepared and has nothing.
+    pub fn new(plan: TargetPlan) -> Self {
+        let none = vec![BlockSet::new(); plan.images.len()];
+        Self {
+            stage: Stage::Receiving,
+            link_up: false,
+            epoch: Epoch(0),
+            attempt: Attempt(0),
+            have: none.clone(),
+            unsaved: none,
+            saving: None,
+            saved_at: Time(0),
+            next_sync: 1,
+            acknowledged: Vec::new(),
+            agreed: Vec::new(),
+            backfill: Backfill::new(
+                plan.images.len(),
+                Window::new(BACKFILL_WINDOW),
+                Box::new(Sequential),
+            ),
+            now: Time(0),
+            plan,
+        }
+    }
+
+    /// A target after a restart, from the records that were durable.
+    pub fn recover(plan: TargetPlan, records: &[TargetRecord]) -> Self {
+        let mut target = Self::new(plan);
+        for record in records {
+            target.replay(record);
+        }
+        target
+    }
+
+    fn replay(&mut self, record: &TargetRecord) {
+        match record {
+            TargetRecord::Received { image, blocks } => {
+                if let Some(have) = self.have.get_mut(image.ix()) {
+                    have.union_with(blocks);
+                }
+            }
+            TargetRecord::Prepared { attempt, map_hash, images } => {
+                self.attempt = *attempt;
+                self.stage = Stage::Prepared {
+                    attempt: *attempt,
+                    map_hash: *map_hash,
+                    images: images.clone(),
+                };
+            }
+            TargetRecord::Void { .. } => self.stage = Stage::Receiving,
+            TargetRecord::Committed(handed_over) => {
+                if let Stage::Prepared { images, .. } = &self.stage {
+                    self.agreed = images.clone();
+                }
+                self.epoch = handed_over.epoch;
+                self.attempt = handed_over.attempt;
+                self.stage = Stage::Owner(Guest::Reaching);
+            }
+            TargetRecord::GuestStarting => self.stage = Stage::Owner(Guest::Starting),
+            TargetRecord::GuestStarted => self.stage = Stage::Owner(Guest::Running),
+            TargetRecord::Fenced => self.stage = Stage::Fenced,
+            TargetRecord::Complete => self.stage = Stage::Complete,
+            TargetRecord::Discarded => self.stage = Stage::Over,
+        }
+    }
+
+    /// Takes one event and appends what must be done.
+    pub fn step(&mut self, now: Time, event: TargetEvent, out: &mut Vec<TargetEffect>) {
+        self.now = now;
+        match event {
+            TargetEvent::Start => self.start(out),
+            TargetEvent::LinkUp => {
+                self.link_up = true;
+                self.backfill.new_route();
+            }
+            TargetEvent::LinkDown => self.link_down(),
+            TargetEvent::Message(message) => self.message(message, out),
+            TargetEvent::RunArrived { tag, image, range, arrival } => {
+                self.run_arrived(tag, image, range, arrival, out);
+            }
+            TargetEvent::Demand { image, runs } => self.demand(image, &runs, out),
+            TargetEvent::NextMissing { image, run } => self.next_missing(image, run, out),
+            TargetEvent::ImagesSynced { id, result } => self.images_synced(id, result, out),
+            TargetEvent::Checkpointed { id, result } => self.checkpointed(id, result, out),
+            TargetEvent::GuestReachable(result) => self.guest_reachable(result, out),
+            TargetEvent::GuestStarted(result) => self.guest_started(result, out),
+            TargetEvent::Tick => self.tick(out),
+            TargetEvent::Idle => self.acknowledge(out),
+        }
+    }
+
+    fn start(&mut self, out: &mut Vec<TargetEffect>) {
+        match self.stage {
+            Stage::Owner(guest) => {
+                out.push(TargetEffect::Expose { images: self.agreed.clone() });
+                match guest {
+                    Guest::Reaching => out.push(TargetEffect::ReachGuest),
+                    Guest::Starting => out.push(TargetEffect::StartGuest),
+                    Guest::Running => {}
+                }
+            }
+            Stage::Complete => out.push(TargetEffect::Finish),
+            Stage::Over => out.push(TargetEffect::Discard),
+            _ => {}
+        }
+    }
+
+    fn message(&mut self, message: Envelope<ToTarget>, out: &mut Vec<TargetEffect>) {
+        // A lower epoch is a voice from before the last handover (I1).
+        if message.epoch < self.epoch {
+            return;
+        }
+        match message.body {
+            ToTarget::Open(open) => self.open(message.epoch, open, out),
+            ToTarget::Prepare { images, map_hash } => {
+                self.prepare(message.attempt, images, map_hash, out);
+            }
+            ToTarget::Commit(handed_over) => self.commit(handed_over, out),
+            ToTarget::Void => self.void(out),
+            ToTarget::Abandon { discard } => self.abandoned(discard, out),
+            ToTarget::Unreadable { tag, why } => self.unreadable(tag, why, out),
+            // The shell answers these; they do not change the state of the migration.
+            ToTarget::Peeked { .. }
+            | ToTarget::Hashed { .. }
+            | ToTarget::Vm(_)
+            | ToTarget::Ping => {}
+        }
+    }
+
+    fn open(&mut self, epoch: Epoch, open: Open, out: &mut Vec<TargetEffect>) {
+        if let Some(why) = self.mismatch_with(&open) {
+            return self.send(ToSource::Failed { why }, out);
+        }
+        if self.stage == Stage::Over {
+            let why = "what was prepared at the target was removed; prepare again".to_owned();
+            return self.send(ToSource::Failed { why }, out);
+        }
+        if open.handed_over.is_none() && !self.owns() && self.stage != Stage::Fenced {
+            // The source's word: nothing that was promised here was taken up.
+            self.epoch = epoch;
+            self.void(out);
+        }
+        let state = match &self.stage {
+            Stage::Receiving | Stage::Preparing { .. } | Stage::Over => TargetState::Receiving,
+            Stage::Prepared { attempt, map_hash, .. } => {
+                TargetState::Prepared { attempt: *attempt, map_hash: *map_hash }
+            }
+            Stage::Owner(_) => TargetState::Owner,
+            Stage::Complete => TargetState::Complete,
+            Stage::Fenced => TargetState::Fenced,
+        };
+        let images = if state == TargetState::Receiving { self.offer() } else { Vec::new() };
+        self.send(ToSource::Opened { state, images }, out);
+        self.refetch(out);
+    }
+
+    fn mismatch_with(&self, open: &Open) -> Option<String> {
+        if open.migration != self.plan.migration || open.images.len() != self.plan.images.len() {
+            return Some("the migration was prepared with other images".into());
+        }
+        let differs = |(ours, theirs): &(&ImageOffer, &ImageOffer)| {
+            ours.id != theirs.id || ours.len != theirs.len || ours.read_only != theirs.read_only
+        };
+        let (ours, theirs) = self.plan.images.iter().zip(&open.images).find(differs)?;
+        Some(format!(
+            "image '{}' was prepared with {} bytes and is now offered with {}; prepare again",
+            ours.name, ours.len, theirs.len
+        ))
+    }
+
+    fn commit(&mut self, handed_over: HandedOver, out: &mut Vec<TargetEffect>) {
+        match &self.stage {
+            Stage::Prepared { attempt, map_hash, images }
+                if *attempt == handed_over.attempt && *map_hash == handed_over.map_hash =>
+            {
+                self.agreed = images.clone();
+            }
+            Stage::Owner(_) | Stage::Complete => return self.send(ToSource::Serving, out),
+            _ => return,
+        }
+        self.epoch = handed_over.epoch;
+        self.attempt = handed_over.attempt;
+        self.stage = Stage::Owner(Guest::Reaching);
+        out.push(TargetEffect::Journal(vec![TargetRecord::Committed(handed_over)]));
+        out.push(TargetEffect::Expose { images: self.agreed.clone() });
+        self.send(ToSource::Serving, out);
+        out.push(TargetEffect::Notice(TargetNotice::Serving));
+        out.push(TargetEffect::ReachGuest);
+    }
+
+    fn guest_reachable(&mut self, result: Result<(), String>, out: &mut Vec<TargetEffect>) {
+        if self.stage != Stage::Owner(Guest::Reaching) {
+            return;
+        }
+        match result {
+            Ok(()) => {
+                self.stage = Stage::Owner(Guest::Starting);
+                out.push(TargetEffect::Journal(vec![TargetRecord::GuestStarting]));
+                out.push(TargetEffect::StartGuest);
+            }
+            Err(why) => {
+                // It never ran here, so the images may go back (I5): durable first, then said.
+                self.stage = Stage::Fenced;
+                out.push(TargetEffect::Journal(vec![TargetRecord::Fenced]));
+                out.push(TargetEffect::Withdraw);
+                self.send(ToSource::HandBack, out);
+                out.push(TargetEffect::Notice(TargetNotice::HandedBack { why }));
+            }
+        }
+    }
+
+    fn guest_started(&mut self, result: Result<(), String>, out: &mut Vec<TargetEffect>) {
+        if self.stage != Stage::Owner(Guest::Starting) {
+            return;
+        }
+        self.stage = Stage::Owner(Guest::Running);
+        match result {
+            Ok(()) => {
+                out.push(TargetEffect::Journal(vec![TargetRecord::GuestStarted]));
+                out.push(TargetEffect::Notice(TargetNotice::GuestRunning));
+            }
+            Err(why) => out.push(TargetEffect::Notice(TargetNotice::GuestFailed { why })),
+        }
+        out.push(TargetEffect::Notice(TargetNotice::Phase(Phase::Backfill)));
+        self.fill_window(out);
+    }
+
+    fn abandoned(&mut self, discard: bool, out: &mut Vec<TargetEffect>) {
+        if self.owns() || self.stage == Stage::Fenced {
+            return;
+        }
+        self.void(out);
+        if discard {
+            self.stage = Stage::Over;
+            out.push(TargetEffect::Journal(vec![TargetRecord::Discarded]));
+            out.push(TargetEffect::Discard);
+        }
+        out.push(TargetEffect::Notice(TargetNotice::Abandoned { discarded: discard }));
+    }
+
+    fn link_down(&mut self) {
+        self.link_up = false;
+        self.acknowledged.clear();
+    }
+
+    fn tick(&mut self, out: &mut Vec<TargetEffect>) {
+        match self.stage {
+            Stage::Receiving => self.save_progress(out),
+            Stage::Owner(_) => self.tick_backfill(out),
+            _ => {}
+        }
+    }
+
+    fn send(&self, body: ToSource, out: &mut Vec<TargetEffect>) {
+        if self.link_up {
+            let envelope = Envelope { epoch: self.epoch, attempt: self.attempt, body };
+            out.push(TargetEffect::Send(envelope));
+        }
+    }
+
+    /// Whether guest writes may be accepted here (I1).
+    pub fn owns(&self) -> bool {
+        matches!(self.stage, Stage::Owner(_) | Stage::Complete)
+    }
+
+    /// True when every block is here.
+    pub fn is_complete(&self) -> bool {
+        self.stage == Stage::Complete
+    }
+
+    /// True when nothing is left to do here.
+    pub fn is_over(&self) -> bool {
+        matches!(self.stage, Stage::Complete | Stage::Over | Stage::Fenced)
+    }
+
+    /// Whether the guest was (about to be) started here.
+    pub fn guest_started_here(&self) -> bool {
+        matches!(self.stage, Stage::Owner(Guest::Starting | Guest::Running) | Stage::Complete)
+    }
+
+    /// The epoch this side knows of.
+    pub fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// The phase to show.
+    pub fn phase(&self) -> Phase {
+        match self.stage {
+            Stage::Receiving => Phase::Copy,
+            Stage::Preparing { .. } | Stage::Prepared { .. } => Phase::Handover,
+            Stage::Owner(_) => Phase::Backfill,
+            Stage::Complete | Stage::Fenced | Stage::Over => Phase::Release,
+        }
+    }
+
+    /// Progress to show.
+    pub fn status(&self) -> TargetStatus {
+        TargetStatus {
+            received: self.have.iter().map(BlockSet::len).collect(),
+            fetching: self.backfill.in_flight(),
+            rate: self.backfill.rate(),
+            demands: self.backfill.demands(),
+            link_up: self.link_up,
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! How many bytes may be under way: enough to fill the link, too few to queue on it for long.
+//!
+//! The window grows while acknowledgements return about as fast as they ever did and shrinks when
+//! they come later than that by more than the allowed queueing delay (the idea of TCP Vegas). A
+//! demand read, the guest's memory and other traffic then wait behind that delay at most.
+
+use crate::{MILLISECOND, SECOND, Time};
+
+/// Bounds of a [`Window`].
+#[derive(Clone, Copy, Debug)]
+pub struct WindowLimits {
+    /// Never smaller than this, in bytes.
+    pub min: u64,
+    /// Never larger than this, in bytes.
+    pub max: u64,
+    /// Queueing delay that is still accepted, in nanoseconds.
+    pub delay: u64,
+}
+
+/// For the first pass: throughput counts, nobody waits for a single block.
+pub const COPY_WINDOW: WindowLimits =
+    WindowLimits { min: 8 << 20, max: 32 << 20, delay: 60 * MILLISECOND };
+/// For Backfill: a demand read waits behind what is under way.
+pub const BACKFILL_WINDOW: WindowLimits =
+    WindowLimits { min: 1 << 20, max: 16 << 20, delay: 25 * MILLISECOND };
+
+/// Time constant of the measured rate.
+const RATE_WINDOW: u64 = SECOND / 2;
+
+/// Bytes under way and how many there may be.
+#[derive(Debug)]
+pub struct Window {
+    limits: WindowLimits,
+    size: u64,
+    under_way: u64,
+    min_rtt: u64,
+    adjusted_at: Time,
+    rate: f64,
+    rate_at: Option<Time>,
+    rate_bytes: u64,
+}
+
+impl Window {
+    /// An empty window between `limits`.
+    pub fn new(limits: WindowLimits) -> Self {
+        Self {
+            limits,
+            size: limits.min,
+            under_way: 0,
+            min_rtt: u64::MAX,
+            adjusted_at: Time(0),
+            rate: 0.0,
+            rate_at: None,
+            rate_bytes: 0,
+        }
+    }
+
+    /// Whether another run may start.
+    pub fn open(&self) -> bool {
+        self.under_way < self.size
+    }
+
+    /// Bytes under way.
+    pub fn under_way(&self) -> u64 {
+        self.under_way
+    }
+
+    /// Measured delivery rate in bytes a second; zero until something was delivered.
+    pub fn rate(&self) -> f64 {
+        self.rate
+    }
+
+    /// `bytes` have been sent or asked for.
+    pub fn sent(&mut self, bytes: u64) {
+        self.under_way += bytes;
+    }
+
+    /// `bytes` are no longer under way and did not arrive.
+    pub fn lost(&mut self, bytes: u64) {
+        self.under_way = self.under_way.saturating_sub(bytes);
+    }
+
+    /// A new session: the route may be another one, so the shortest round trip is forgotten.
+    pub fn new_route(&mut self) {
+        self.min_rtt = u64::MAX;
+    }
+
+    /// `bytes` sent at `sent_at` have arrived.
+    pub fn arrived(&mut self, now: Time, sent_at: Time, bytes: u64) {
+        let was_full = !self.open();
+        self.lost(bytes);
+        self.measure(now, bytes);
+        let rtt = now.since(sent_at);
+        self.min_rtt = self.min_rtt.min(rtt);
+        // One adjustment per round trip: the effect of the last one must be visible first.
+        if now.since(self.adjusted_at) < rtt {
+            return;
+        }
+        self.adjusted_at = now;
+        let delay = rtt - self.min_rtt;
+        if delay > self.limits.delay {
+            self.size = (self.size / 8 * 7).max(self.limits.min);
+        } else if was_full {
+            self.size = (self.size + self.size / 4).min(self.limits.max);
+        }
+    }
+
+    fn measure(&mut self, now: Time, bytes: u64) {
+        let Some(began) = self.rate_at else {
+            self.rate_at = Some(now);
+            return;
+        };
+        self.rate_bytes += bytes;
+        let span = now.since(began);
+        if span < RATE_WINDOW / 5 {
+            return;
+        }
+        let current = self.rate_bytes as f64 * SECOND as f64 / span as f64;
+        let weight =
+            if self.rate == 0.0 { 1.0 } else { (span as f64 / RATE_WINDOW as f64).min(1.0) };
+        self.rate += (current - self.rate) * weight;
+        self.rate_at = Some(now);
+        self.rate_bytes = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A link that delivers `rate` bytes a second after `delay` ns, fed as fast as the window lets.
+    fn settle(rate: u64, delay: u64, limits: WindowLimits) -> (Window, u64) {
+        const RUN: u64 = 256 << 10;
+        let mut window = Window::new(limits);
+        let mut queue = std::collections::VecDeque::new();
+        let (mut now, mut link_free, mut worst) = (Time(1), 0u64, 0u64);
+        for _ in 0..20_000 {
+            while window.open() {
+                window.sent(RUN);
+                link_free = link_free.max(now.0) + RUN * SECOND / rate;
+                queue.push_back((now, link_free + delay));
+            }
+            let (sent_at, arrives) = queue.pop_front().unwrap();
+            now = Time(now.0.max(arrives));
+            if now.0 > 5 * SECOND {
+                worst = worst.max(now.since(sent_at) - delay);
+            }
+            window.arrived(now, sent_at, RUN);
+        }
+        (window, worst)
+    }
+
+    #[test]
+    fn fills_the_link_without_a_long_queue() {
+        for (rate, delay) in
+            [(25 << 20, MILLISECOND), (120 << 20, MILLISECOND), (120 << 20, 50 * MILLISECOND)]
+        {
+            let (window, worst) = settle(rate, delay, BACKFILL_WINDOW);
+            assert!(window.rate() > 0.9 * rate as f64, "rate {} of {rate}", window.rate());
+            assert!(worst < 80 * MILLISECOND, "queued {} ms at {rate}", worst / MILLISECOND);
+        }
+    }
+}
