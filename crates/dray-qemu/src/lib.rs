@@ -1,6 +1,9 @@
 //! dray's side of QEMU: everything that is done to a VM through its QMP socket.
 //!
 //! * [`qmp`]: the client.
+//! * [`graph`], [`options`]: what disks a VM has, and what its block nodes were made with.
+//! * [`plan`]: how a layer gets under dray and back, worked out before anything is touched.
+//! * [`adopt`], [`release`]: doing it (`pivot` holds what both share).
 //! * [`error`]: the error type.
 //!
 //! Nothing here knows other agents or the data path: images come as paths, servers as socket paths
@@ -9,8 +12,19 @@
 
 #![forbid(unsafe_code)]
 
+pub mod adopt;
 pub mod error;
+pub mod graph;
+pub mod options;
+mod pivot;
+pub mod plan;
 pub mod qmp;
+pub mod release;
 
+pub use adopt::{AdoptOptions, Adopted, NbdExport, adopt};
 pub use error::{Error, ErrorKind, Result};
+pub use graph::{Layer, Node, VmDisk};
+pub use options::NodeOptions;
+pub use plan::{LayerPlan, Pivot};
 pub use qmp::{Event, Events, Qmp, Version};
+pub use release::{Released, release};

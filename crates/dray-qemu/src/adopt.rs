@@ -1,0 +1,160 @@
+//! Adopt: splice a running VM's image under dray. Paused never; on failure the guest is on its own
+//! file, as before.
+//!
+//! Locks: QEMU holds byte-range locks on the image until the local node is gone, and a mirror that
+//! meets somebody else's lock on byte 101 or 201 *aborts QEMU*. So whoever serves the image may
+//! only probe (`F_OFD_GETLK`) before [`adopt`] has returned, and takes its locks after it.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::graph::{Graph, Layer};
+use crate::options::Options;
+use crate::pivot::{add_node, delete_node, exchange};
+use crate::plan::{LayerPlan, check_unused};
+use crate::qmp::Qmp;
+
+/// An export of an NBD server on this host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NbdExport {
+    /// The server's socket.
+    pub socket: PathBuf,
+    /// The export's name.
+    pub name: String,
+    /// For how many seconds QEMU holds requests back while the server is away, before it fails
+    /// them; 0 fails them at once.
+    pub reconnect_delay: u32,
+}
+
+impl NbdExport {
+    /// The options of an NBD node that stands for the layer's local node.
+    pub(crate) fn node(&self, plan: &LayerPlan) -> Options {
+        let mut options = Options::new();
+        options.insert("driver".into(), "nbd".into());
+        options.insert("node-name".into(), plan.nbd_node().into());
+        let path = self.socket.to_string_lossy();
+        options.insert("server".into(), json!({ "type": "unix", "path": path }));
+        options.insert("export".into(), self.name.clone().into());
+        options.insert("reconnect-delay".into(), self.reconnect_delay.into());
+        options.insert("read-only".into(), plan.read_only.into());
+        // Without it QEMU drops trims silently.
+        options.insert("discard".into(), "unmap".into());
+        // A device directly on the node keeps what its file node did.
+        if let Some(detect) = plan.local.get("detect-zeroes").filter(|_| !plan.read_only) {
+            options.insert("detect-zeroes".into(), detect.clone());
+        }
+        options
+    }
+}
+
+/// What the adoption took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Adopted {
+    /// The exchange of the nodes: requests may have waited for this long.
+    pub pivot: Duration,
+    /// Everything.
+    pub total: Duration,
+}
+
+/// What may be given up for the adoption.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AdoptOptions {
+    /// Remove dirty bitmaps of nodes that the adoption replaces.
+    pub drop_bitmaps: bool,
+}
+
+/// Checks without touching anything that [`adopt`] would not refuse.
+pub async fn check(qmp: &Qmp, plan: &LayerPlan, options: AdoptOptions) -> Result<()> {
+    let graph = Graph::read(qmp).await?;
+    let layer = local_layer(&graph, plan)?;
+    check_unused(&graph, plan, &layer, options.drop_bitmaps).map(|_| ())
+}
+
+/// Puts the layer on the export of the same file. On success the guest's I/O goes to the export
+/// and QEMU has closed the file; on failure the guest is on its own file.
+pub async fn adopt(
+    qmp: &Qmp,
+    plan: &LayerPlan,
+    export: &NbdExport,
+    options: AdoptOptions,
+) -> Result<Adopted> {
+    let start = Instant::now();
+    let what = || format!("could not adopt disk {}", plan.qdev);
+    let graph = Graph::read(qmp).await?;
+    let layer = local_layer(&graph, plan).map_err(|e| e.during(what()))?;
+    let bitmaps =
+        check_unused(&graph, plan, &layer, options.drop_bitmaps).map_err(|e| e.during(what()))?;
+    add_node(qmp, &export.node(plan)).await.map_err(|e| e.during(what()))?;
+    let pivoted = splice(qmp, plan, &layer, &bitmaps).await;
+    let pivot = match pivoted {
+        Ok(pivot) => pivot,
+        Err(error) => return Err(undo(qmp, plan, error).await.during(what())),
+    };
+    // Closes the file and frees the name for the release.
+    for node in [Some(&layer.protocol), layer.format.as_ref()].into_iter().flatten() {
+        if Some(node.name.as_str()) != plan.format_node() {
+            delete_node(qmp, &node.name).await.map_err(|e| e.during(what()))?;
+        }
+    }
+    Ok(Adopted { pivot, total: start.elapsed() })
+}
+
+async fn splice(
+    qmp: &Qmp,
+    plan: &LayerPlan,
+    layer: &Layer,
+    bitmaps: &[(String, String)],
+) -> Result<Duration> {
+    let nbd = plan.nbd_node();
+    check_size(qmp, plan, &nbd).await?;
+    for (node, name) in bitmaps {
+        let bitmap = json!({ "node": node, "name": name });
+        qmp.execute("block-dirty-bitmap-remove", bitmap).await?;
+    }
+    let start = Instant::now();
+    exchange(qmp, plan, &layer.top().name, &nbd).await?;
+    Ok(start.elapsed())
+}
+
+/// Refuses an export that is not as large as the file: a raw one exactly, a growing one at least.
+async fn check_size(qmp: &Qmp, plan: &LayerPlan, nbd: &str) -> Result<()> {
+    let size = Graph::read(qmp).await?.node(nbd)?.size;
+    let fits = if plan.format == "raw" { size == plan.file_size } else { size >= plan.file_size };
+    if fits {
+        return Ok(());
+    }
+    let why = format!("the export has {size} bytes, but the file has {}", plan.file_size);
+    Err(Error::new(ErrorKind::Mismatch, why))
+}
+
+async fn undo(qmp: &Qmp, plan: &LayerPlan, error: Error) -> Error {
+    match delete_node(qmp, &plan.nbd_node()).await {
+        Ok(()) => error,
+        Err(undo) => {
+            let why = format!("{error}; and the nbd node could not be removed");
+            Error::with_source(ErrorKind::NotUndone, why, undo)
+        }
+    }
+}
+
+/// The layer as the plan expects it: on its local file.
+fn local_layer(graph: &Graph, plan: &LayerPlan) -> Result<Layer> {
+    let disk = graph.disk(&plan.qdev)?;
+    let layer = disk.layers.into_iter().nth(plan.depth).ok_or_else(|| {
+        Error::new(ErrorKind::NotFound, format!("it has no layer {}", plan.depth))
+    })?;
+    if layer.protocol.name == plan.nbd_node() {
+        let why = "it is on dray's socket already: release it first";
+        return Err(Error::new(ErrorKind::Refused, why));
+    }
+    if layer.protocol.path() != Some(&plan.path()) {
+        let (now, path) = (&layer.protocol.file, plan.path());
+        let why = format!("its file is {now}, not {}", path.display());
+        return Err(Error::new(ErrorKind::Mismatch, why));
+    }
+    Ok(layer)
+}

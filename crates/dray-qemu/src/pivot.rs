@@ -1,0 +1,115 @@
+//! Exchanging the node under a disk while the guest runs: the two ways QEMU has, and what has to
+//! be true after each. Used in both directions, by [`crate::adopt`] and [`crate::release`].
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::graph::Graph;
+use crate::options::Options;
+use crate::plan::{LayerPlan, Pivot};
+use crate::qmp::{Event, Events, Qmp};
+
+/// A mirror without copying is ready after the requests in flight; a slow disk needs seconds.
+const JOB_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Adds a node.
+pub(crate) async fn add_node(qmp: &Qmp, options: &Options) -> Result<()> {
+    let name = options.get("node-name").and_then(Value::as_str).unwrap_or_default();
+    let added = qmp.execute("blockdev-add", Value::Object(options.clone())).await;
+    added.map(|_| ()).map_err(|e| e.during(format!("could not add block node {name}")))
+}
+
+/// Deletes a node; one that is not there is deleted.
+pub(crate) async fn delete_node(qmp: &Qmp, name: &str) -> Result<()> {
+    if !Graph::read(qmp).await?.has_node(name) {
+        return Ok(());
+    }
+    let deleted = qmp.execute("blockdev-del", json!({ "node-name": name })).await;
+    deleted.map(|_| ()).map_err(|e| e.during(format!("could not delete block node {name}")))
+}
+
+/// Puts the layer on node `to` instead of `from`. On failure it is still on `from`.
+pub(crate) async fn exchange(qmp: &Qmp, plan: &LayerPlan, from: &str, to: &str) -> Result<()> {
+    match &plan.pivot {
+        Pivot::Reopen { options } => reopen(qmp, options, to).await,
+        Pivot::Mirror => mirror(qmp, plan, from, to).await,
+    }
+}
+
+/// Reopens a format node on another file node, with all its options.
+async fn reopen(qmp: &Qmp, options: &Options, file: &str) -> Result<()> {
+    let name = options.get("node-name").and_then(Value::as_str).unwrap_or_default();
+    let graph = Graph::read(qmp).await?;
+    let mut options = options.clone();
+    options.insert("file".into(), file.into());
+    if let Some(backing) = graph.child(name, "backing") {
+        options.insert("backing".into(), backing.into());
+    } else if supports_backing(&options) {
+        options.insert("backing".into(), Value::Null);
+    }
+    let reopened = qmp.execute("blockdev-reopen", json!({ "options": [options] })).await;
+    reopened.map(|_| ()).map_err(|e| e.during(format!("could not put node {name} on {file}")))
+}
+
+fn supports_backing(options: &Options) -> bool {
+    options.get("driver").and_then(Value::as_str) == Some("qcow2")
+}
+
+/// Moves the device from one node to the other by a mirror that copies nothing and writes to both
+/// until it is completed. (A background mirror would write old data over the same file.)
+async fn mirror(qmp: &Qmp, plan: &LayerPlan, from: &str, to: &str) -> Result<()> {
+    let job = format!("dray-pivot-{}", plan.nbd_node());
+    let mut events = qmp.events();
+    let arguments = json!({
+        "job-id": job, "device": from, "target": to, "sync": "none",
+        "copy-mode": "write-blocking",
+    });
+    let what = || format!("could not put disk {} on node {to}", plan.qdev);
+    qmp.execute("blockdev-mirror", arguments).await.map_err(|e| e.during(what()))?;
+    match drive_job(qmp, &job, &mut events).await {
+        Ok(()) => Ok(()),
+        Err(error) => {
+            abandon_job(qmp, &job, &mut events).await.map_err(|undo| {
+                let why = format!("{}: {error}; and the mirror job did not end", what());
+                Error::with_source(ErrorKind::NotUndone, why, undo)
+            })?;
+            // The job may have been completed just before it was given up.
+            match Graph::read(qmp).await?.disk(&plan.qdev)?.active().top().name == to {
+                true => Ok(()),
+                false => Err(error.during(what())),
+            }
+        }
+    }
+}
+
+async fn drive_job(qmp: &Qmp, job: &str, events: &mut Events) -> Result<()> {
+    let ready = job_event(events, job, &["BLOCK_JOB_READY", "BLOCK_JOB_COMPLETED"]).await?;
+    if ready.name != "BLOCK_JOB_READY" {
+        return Err(job_failed(&ready));
+    }
+    qmp.execute("job-complete", json!({ "id": job })).await?;
+    let ended = job_event(events, job, &["BLOCK_JOB_COMPLETED"]).await?;
+    if ended.data["error"].is_string() { Err(job_failed(&ended)) } else { Ok(()) }
+}
+
+fn job_failed(event: &Event) -> Error {
+    let why = event.data["error"].as_str().unwrap_or("it ended early");
+    Error::new(ErrorKind::Failed, format!("the mirror job failed: {why}"))
+}
+
+async fn job_event(events: &mut Events, job: &str, names: &[&str]) -> Result<Event> {
+    let wanted = |e: &Event| e.data["device"] == job && names.contains(&e.name.as_str());
+    events.wait_for(JOB_TIMEOUT, "mirror job", wanted).await
+}
+
+/// Ends a job whatever its state; the disk is then on one of its two nodes.
+async fn abandon_job(qmp: &Qmp, job: &str, events: &mut Events) -> Result<()> {
+    let jobs = qmp.execute("query-jobs", Value::Null).await?;
+    if !jobs.as_array().into_iter().flatten().any(|j| j["id"] == job) {
+        return Ok(());
+    }
+    qmp.execute("block-job-cancel", json!({ "device": job, "force": true })).await?;
+    job_event(events, job, &["BLOCK_JOB_CANCELLED", "BLOCK_JOB_COMPLETED"]).await.map(|_| ())
+}

@@ -1,0 +1,272 @@
+//! A layer's plan: everything needed to put one image of a disk under dray and back, worked out
+//! before anything is touched. It can be stored and sent: an agent that was killed releases with
+//! the plan in its journal, and the target's nodes are made from the source's plan.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::graph::{Graph, Layer, Node, VmDisk};
+use crate::options::{NodeOptions, Options};
+
+/// QEMU takes node names of up to this many bytes.
+const MAX_NODE_NAME: usize = 31;
+
+/// How the layer's protocol node is exchanged.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "how", rename_all = "kebab-case")]
+pub enum Pivot {
+    /// A format node with a name sits on it and is reopened with these options.
+    Reopen {
+        /// Every option of the format node but its children.
+        options: Options,
+    },
+    /// The device sits on it (or on a raw node without a name): mirrored, without copying.
+    Mirror,
+}
+
+/// One image of a disk, and how it gets under dray and back.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LayerPlan {
+    /// The disk.
+    pub qdev: String,
+    /// The layer's place in the chain: 0 is the image the guest writes.
+    pub depth: usize,
+    /// The image's format.
+    pub format: String,
+    /// The bytes the guest, or the layer above, sees.
+    pub size: u64,
+    /// The bytes of the file or device.
+    pub file_size: u64,
+    /// Whether the layer is read-only.
+    pub read_only: bool,
+    /// How the protocol node is exchanged.
+    pub pivot: Pivot,
+    /// The options of the local file node, as `blockdev-add` takes them.
+    pub local: Options,
+}
+
+impl LayerPlan {
+    /// Plans the layers of a disk, the active one first. Refuses what could not be put back as it
+    /// was, except the dirty bitmaps and jobs that only the layer's adoption touches: see
+    /// [`check_unused`].
+    pub fn of_disk(disk: &VmDisk, known: &NodeOptions) -> Result<Vec<Self>> {
+        let layers = disk.layers.iter().enumerate();
+        layers.map(|(depth, layer)| Self::of_layer(disk, depth, layer, known)).collect()
+    }
+
+    /// Plans the image the guest writes: the only one that is adopted at the source.
+    pub fn of_active(disk: &VmDisk, known: &NodeOptions) -> Result<Self> {
+        Self::of_layer(disk, 0, disk.active(), known)
+    }
+
+    fn of_layer(disk: &VmDisk, depth: usize, layer: &Layer, known: &NodeOptions) -> Result<Self> {
+        let what = || format!("disk {} layer {depth}", disk.qdev);
+        let protocol = &layer.protocol;
+        let path = protocol.path().ok_or_else(|| {
+            let why = format!(
+                "{}: node {} has driver {}: only local files and block devices are adopted",
+                what(),
+                protocol.name,
+                protocol.driver
+            );
+            Error::new(ErrorKind::Refused, why)
+        })?;
+        let (pivot, mut local) = match &layer.format {
+            None => (Pivot::Mirror, known.of_node(&protocol.name).map_err(|e| e.during(what()))?),
+            Some(format) if format.is_auto_named() => unnamed(&disk.qdev, depth, format, protocol)?,
+            Some(format) => named(format, known).map_err(|e| e.during(what()))?,
+        };
+        check_driver(&local, &protocol.driver).map_err(|e| e.during(what()))?;
+        local.insert("filename".into(), path_value(path));
+        state_facts(&mut local, protocol);
+        if protocol.is_auto_named() || !local.contains_key("node-name") {
+            local.insert("node-name".into(), node_name("file", &disk.qdev, depth).into());
+        }
+        Ok(Self {
+            qdev: disk.qdev.clone(),
+            depth,
+            format: layer.format_name().to_owned(),
+            size: layer.top().size,
+            file_size: protocol.size,
+            read_only: layer.top().read_only,
+            pivot,
+            local,
+        })
+    }
+
+    /// The file or device.
+    pub fn path(&self) -> PathBuf {
+        self.local.get("filename").and_then(Value::as_str).unwrap_or_default().into()
+    }
+
+    /// The local file node's name.
+    pub fn local_node(&self) -> &str {
+        self.local.get("node-name").and_then(Value::as_str).unwrap_or_default()
+    }
+
+    /// The name of the format node that is reopened, if there is one.
+    pub fn format_node(&self) -> Option<&str> {
+        match &self.pivot {
+            Pivot::Reopen { options } => options.get("node-name").and_then(Value::as_str),
+            Pivot::Mirror => None,
+        }
+    }
+
+    /// The name of the NBD node that stands for the local node while dray has the image.
+    pub fn nbd_node(&self) -> String {
+        node_name("nbd", &self.qdev, self.depth)
+    }
+
+    /// The same layer at the target, in the file at `path`. A raw disk gets a raw node there, so
+    /// that it is released by a reopen.
+    #[must_use]
+    pub fn for_target(&self, path: &Path) -> Self {
+        let mut plan = self.clone();
+        if self.pivot == Pivot::Mirror {
+            let name = self.local_node().to_owned();
+            let mut options = Options::new();
+            options.insert("driver".into(), "raw".into());
+            options.insert("node-name".into(), name.into());
+            for key in ["read-only", "discard", "detect-zeroes", "cache"] {
+                if let Some(value) = self.local.get(key) {
+                    options.insert(key.into(), value.clone());
+                }
+            }
+            plan.local.remove("detect-zeroes");
+            plan.local.insert("node-name".into(), node_name("file", &self.qdev, self.depth).into());
+            plan.pivot = Pivot::Reopen { options };
+        }
+        plan.local.insert("filename".into(), path_value(path));
+        plan
+    }
+}
+
+fn path_value(path: &Path) -> Value {
+    path.to_string_lossy().into_owned().into()
+}
+
+/// A reopened format node, and the file node below it.
+fn named(format: &Node, known: &NodeOptions) -> Result<(Pivot, Options)> {
+    let mut options = known.of_node(&format.name)?;
+    check_driver(&options, &format.driver)?;
+    state_facts(&mut options, format);
+    let (mut local, inherits) = known.of_file_child(&format.name)?;
+    local.entry("driver").or_insert("file".into());
+    if inherits {
+        // An inline child passes discards on unless told otherwise; one of its own does not.
+        local.entry("discard").or_insert("unmap".into());
+    }
+    Ok((Pivot::Reopen { options }, local))
+}
+
+/// A `-drive` without node names: a raw one can be mirrored, any other cannot be adopted.
+fn unnamed(qdev: &str, depth: usize, format: &Node, file: &Node) -> Result<(Pivot, Options)> {
+    if format.driver != "raw" && depth == 0 {
+        let why = format!(
+            "disk {qdev}: its {} node has no name of its own, so qemu cannot reopen it: start the \
+             vm with -blockdev, or with node-name= on -drive",
+            format.driver
+        );
+        return Err(Error::new(ErrorKind::Refused, why));
+    }
+    let mut local = Options::new();
+    local.insert("driver".into(), file.driver.clone().into());
+    local.insert("discard".into(), "unmap".into());
+    Ok((Pivot::Mirror, local))
+}
+
+fn check_driver(options: &Options, driver: &str) -> Result<()> {
+    let known = options.get("driver").and_then(Value::as_str).unwrap_or_default();
+    // QEMU opens a block device with `file` given a hint to use `host_device`.
+    if known == driver {
+        return Ok(());
+    }
+    let why = format!("the options known are for driver {known}, but the node's is {driver}");
+    Err(Error::new(ErrorKind::Mismatch, why))
+}
+
+/// States what QMP shows, so that a reopen can change none of it.
+fn state_facts(options: &mut Options, node: &Node) {
+    options.insert("read-only".into(), node.read_only.into());
+    options.insert("detect-zeroes".into(), node.detect_zeroes.clone().into());
+    let cache = json!({ "direct": node.cache.direct, "no-flush": node.cache.no_flush });
+    options.insert("cache".into(), cache);
+    if node.read_only {
+        // A read-only node cannot be told to unmap on zero detection, and needs not be.
+        options.insert("detect-zeroes".into(), "off".into());
+    }
+}
+
+/// A name for one of dray's nodes: the same for the same disk and layer, everywhere.
+fn node_name(kind: &str, qdev: &str, depth: usize) -> String {
+    let plain: String =
+        qdev.chars().filter(|c| c.is_ascii_alphanumeric() || "-._".contains(*c)).collect();
+    let name = format!("dray-{kind}-{plain}-{depth}");
+    if plain == qdev && name.len() <= MAX_NODE_NAME {
+        return name;
+    }
+    // FNV-1a; a name need only be stable and differ from the VM's other disks'.
+    let hash = qdev
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
+    format!("dray-{kind}-{:08x}-{depth}", hash as u32)
+}
+
+/// Refuses a layer whose nodes somebody else uses (jobs, exports, other nodes) or whose protocol
+/// node carries dirty bitmaps, which the pivot would lose. Returns the bitmaps when they may go.
+pub(crate) fn check_unused(
+    graph: &Graph,
+    plan: &LayerPlan,
+    layer: &Layer,
+    drop_bitmaps: bool,
+) -> Result<Vec<(String, String)>> {
+    for node in [Some(&layer.protocol), layer.format.as_ref()].into_iter().flatten() {
+        for user in graph.parents(&node.name) {
+            let ours = matches!(user.role.as_str(), "file" | "backing" | "root");
+            let wanted = layer.format.as_ref().is_some_and(|f| f.name == user.parent);
+            let top = node.name == layer.top().name;
+            if !ours || !(wanted || top) || graph.parents(&node.name).len() > 1 {
+                let (qdev, name, role, parent) = (&plan.qdev, &node.name, &user.role, &user.parent);
+                let why = format!(
+                    "disk {qdev}: node {name} is also used by {parent:?} ({role}): a job or \
+                     export; end it first"
+                );
+                return Err(Error::new(ErrorKind::Refused, why));
+            }
+        }
+    }
+    let lost = match plan.pivot {
+        Pivot::Mirror => vec![Some(&layer.protocol), layer.format.as_ref()],
+        Pivot::Reopen { .. } => vec![Some(&layer.protocol)],
+    };
+    let bitmaps = lost.into_iter().flatten().flat_map(|node| {
+        node.bitmaps.iter().map(|bitmap| (node.name.clone(), bitmap.name.clone()))
+    });
+    let bitmaps: Vec<_> = bitmaps.collect();
+    if let (Some((node, bitmap)), false) = (bitmaps.first(), drop_bitmaps) {
+        let why = format!(
+            "disk {}: node {node} has the dirty bitmap {bitmap}, which would be lost: remove it, \
+             or allow dray to (--drop-bitmaps)",
+            plan.qdev
+        );
+        return Err(Error::new(ErrorKind::Refused, why));
+    }
+    Ok(bitmaps)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn node_names_are_valid_and_differ() {
+        assert_eq!(node_name("nbd", "disk0", 0), "dray-nbd-disk0-0");
+        let long = node_name("file", "/machine/peripheral-anon/device[0]/virtio-backend", 12);
+        let other = node_name("file", "/machine/peripheral-anon/device[1]/virtio-backend", 12);
+        assert!(long.len() <= MAX_NODE_NAME && !long.contains('/'), "{long}");
+        assert_ne!(long, other);
+    }
+}

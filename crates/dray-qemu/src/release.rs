@@ -1,0 +1,117 @@
+//! Release: give an image back to QEMU. Node names and options are as before the adoption (what
+//! QEMU named itself gets a name of dray's). Whoever served the image must have dropped all its
+//! locks before, and stops writing after.
+
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::graph::{Graph, Layer, Node, VmDisk};
+use crate::pivot::{add_node, delete_node, exchange};
+use crate::plan::LayerPlan;
+use crate::qmp::Qmp;
+
+/// What the release took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Released {
+    /// The exchange of the nodes: requests may have waited for this long.
+    pub pivot: Duration,
+    /// Everything.
+    pub total: Duration,
+}
+
+/// Puts the layer back on its local file. On success QEMU has left the export; on failure the
+/// guest still uses it. A layer that is on its file already is released.
+pub async fn release(qmp: &Qmp, plan: &LayerPlan) -> Result<Released> {
+    let start = Instant::now();
+    let what = || format!("could not release disk {}", plan.qdev);
+    let graph = Graph::read(qmp).await?;
+    let nbd = plan.nbd_node();
+    let Some(layer) = adopted_layer(&graph, plan).map_err(|e| e.during(what()))? else {
+        delete_node(qmp, &nbd).await.map_err(|e| e.during(what()))?;
+        return Ok(Released { pivot: Duration::ZERO, total: start.elapsed() });
+    };
+    // Left behind by a release that was interrupted before its pivot.
+    delete_node(qmp, plan.local_node()).await.map_err(|e| e.during(what()))?;
+    add_node(qmp, &plan.local).await.map_err(|e| e.during(what()))?;
+    let pivot_start = Instant::now();
+    if let Err(error) = exchange(qmp, plan, &layer.top().name, plan.local_node()).await {
+        return Err(undo(qmp, plan, error).await.during(what()));
+    }
+    let pivot = pivot_start.elapsed();
+    delete_node(qmp, &nbd).await.map_err(|e| e.during(what()))?;
+    Ok(Released { pivot, total: start.elapsed() })
+}
+
+async fn undo(qmp: &Qmp, plan: &LayerPlan, error: Error) -> Error {
+    match delete_node(qmp, plan.local_node()).await {
+        Ok(()) => error,
+        Err(undo) => {
+            let why = format!("{error}; and the file node could not be removed");
+            Error::with_source(ErrorKind::NotUndone, why, undo)
+        }
+    }
+}
+
+/// The layer if it is on dray's socket; `None` if it is on its file.
+fn adopted_layer(graph: &Graph, plan: &LayerPlan) -> Result<Option<Layer>> {
+    let disk = graph.disk(&plan.qdev)?;
+    let layer = disk.layers.into_iter().nth(plan.depth).ok_or_else(|| {
+        Error::new(ErrorKind::NotFound, format!("it has no layer {}", plan.depth))
+    })?;
+    if layer.protocol.name == plan.nbd_node() {
+        return Ok(Some(layer));
+    }
+    if layer.protocol.path() == Some(&plan.path()) {
+        return Ok(None);
+    }
+    let (name, file) = (&layer.protocol.name, &layer.protocol.file);
+    let why = format!("it is on node {name} ({file}), which is neither dray's nor its file");
+    Err(Error::new(ErrorKind::Mismatch, why))
+}
+
+/// Every difference between a disk before and after, as lines; empty when it is as it was. Counts
+/// that change by themselves are left out, and so are names that QEMU made up.
+pub fn differences(before: &VmDisk, after: &VmDisk) -> Vec<String> {
+    let mut found = Vec::new();
+    if before.layers.len() != after.layers.len() {
+        found.push(format!("{} layers, were {}", after.layers.len(), before.layers.len()));
+    }
+    for (depth, (old, new)) in before.layers.iter().zip(&after.layers).enumerate() {
+        match (&old.format, &new.format) {
+            (Some(old), Some(new)) => compare(depth, old, new, &mut found),
+            (None, None) => {}
+            (old, new) => {
+                let name =
+                    |n: &Option<Node>| n.as_ref().map_or("none".into(), |n| n.driver.clone());
+                found.push(format!("layer {depth}: format {}, was {}", name(new), name(old)));
+            }
+        }
+        compare(depth, &old.protocol, &new.protocol, &mut found);
+    }
+    found
+}
+
+fn compare(depth: usize, old: &Node, new: &Node, found: &mut Vec<String>) {
+    let mut differ = |what: &str, old: String, new: String| {
+        if old != new {
+            found.push(format!("layer {depth}: {what} {new}, was {old}"));
+        }
+    };
+    if !old.is_auto_named() {
+        differ("node name", old.name.clone(), new.name.clone());
+    }
+    differ("driver", old.driver.clone(), new.driver.clone());
+    differ("file", old.file.clone(), new.file.clone());
+    differ("read-only", old.read_only.to_string(), new.read_only.to_string());
+    differ("detect-zeroes", old.detect_zeroes.clone(), new.detect_zeroes.clone());
+    differ("cache", format!("{:?}", old.cache), format!("{:?}", new.cache));
+    let bitmaps = |node: &Node| -> Vec<String> {
+        node.bitmaps.iter().map(|b| format!("{} {}", b.name, b.granularity)).collect()
+    };
+    differ("bitmaps", bitmaps(old).join(", "), bitmaps(new).join(", "));
+    if old.driver != "file" {
+        differ("size", old.size.to_string(), new.size.to_string());
+        let specific = |node: &Node| node.format_specific.to_string();
+        differ("format", specific(old), specific(new));
+    }
+}
