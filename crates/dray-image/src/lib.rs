@@ -1,16 +1,27 @@
 //! What dray moves: the [`Image`] trait, its backends, and the layers between a guest and its file.
 //!
-//! A guest's write passes, in this order, the gate (counts in-flight writes, can quiesce), the
-//! tracker (the blocks count as dirty from before the write is issued until after it completes),
-//! the missing map (at a target that does not have every block yet) and then the image.
+//! A guest's write passes, in this order, the [`gate`] (counts in-flight writes, can quiesce), the
+//! [`tracker`] (the blocks count as dirty from before the write is issued until after it
+//! completes), the missing map (at a target that does not have every block yet) and then the
+//! image. [`Disk`] is that stack.
 
 pub mod backend;
+pub mod blockmap;
 pub mod disk;
 pub mod error;
+pub mod gate;
 pub mod image;
+mod missing;
+mod stats;
+mod stripes;
+mod sync;
 mod sys;
+pub mod tracker;
+mod waiters;
 
 pub use backend::{FileImage, FileOptions};
-pub use disk::{DirtyRuns, Disk, DiskStats, Fetcher, Fill, IntentLog, PresentLog, Quiesced};
+pub use disk::{Disk, DiskStats, Fetcher, Fill, IntentLog, PresentLog};
 pub use error::{Error, ErrorKind, Result};
+pub use gate::Quiesced;
 pub use image::{Attempt, Extent, ExtentKind, Geometry, Image, ZeroMode};
+pub use tracker::{DirtyRuns, INTENT_REGION_BYTES};

@@ -4,9 +4,16 @@
 //! It is what a front end exports (it is an [`Image`]) and what a migration steers. It decides
 //! nothing: when to copy, hand over or fetch is the engine's business.
 
-use crate::{Error, ErrorKind, Extent, Geometry, Image, Result, ZeroMode};
+mod request;
+
+use crate::gate::{Gate, Quiesced};
+use crate::missing::Missing;
+use crate::stats::{Counter, Counters};
+use crate::tracker::{DirtyRuns, Tracker};
+use crate::{Image, Result};
 use dray_types::{BlockRange, BlockSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Gets blocks that this host does not have from the one that has them.
@@ -77,38 +84,31 @@ pub struct DiskStats {
     pub cancelled_blocks: u64,
 }
 
-/// Proof that no guest write is in flight and none begins; dropping it resumes the guest's writes.
-#[derive(Debug)]
-#[must_use = "dropping it lets writes go on"]
-pub struct Quiesced(());
-
-/// Dirty runs taken from the tracker: accepted, or put back when dropped.
-#[must_use = "dropping it makes the runs dirty again"]
-pub struct DirtyRuns {
-    runs: Vec<BlockRange>,
-}
-
-impl DirtyRuns {
-    /// The runs, in ascending order.
-    pub fn runs(&self) -> &[BlockRange] {
-        &self.runs
-    }
-
-    /// Keeps them clean: the caller answers for them from here on.
-    pub fn accept(self) -> Vec<BlockRange> {
-        self.runs
-    }
-}
-
 /// A guest's disk.
 pub struct Disk {
     backing: Arc<dyn Image>,
+    len: u64,
+    gate: Arc<Gate>,
+    tracker: Arc<Tracker>,
+    missing: Missing,
+    /// Another host owns the image; reads go there.
+    incoming: AtomicBool,
+    counters: Counters,
 }
 
 impl Disk {
     /// A disk over `backing`, open to the guest, not tracked, with nothing missing.
     pub fn new(backing: Arc<dyn Image>) -> Arc<Self> {
-        Arc::new(Self { backing })
+        let len = backing.geometry().len;
+        Arc::new(Self {
+            len,
+            gate: Gate::new(),
+            tracker: Tracker::new(BlockRange::whole(len).len),
+            missing: Missing::new(Arc::clone(&backing)),
+            incoming: AtomicBool::new(false),
+            counters: Counters::default(),
+            backing,
+        })
     }
 
     /// The image below; the copier reads (at the source) and writes (at the target) here.
@@ -119,53 +119,87 @@ impl Disk {
     /// Holds new guest writes, zeroes and discards back and waits until none is in flight.
     ///
     /// # Errors
-    /// `Unavailable` when that takes longer than `timeout`; writes then go on.
-    pub fn quiesce(&self, _timeout: Duration) -> Result<Quiesced> {
-        Ok(Quiesced(()))
+    /// `Unavailable` when that takes longer than `timeout` (writes then go on), or when they are
+    /// held back already.
+    pub fn quiesce(&self, timeout: Duration) -> Result<Quiesced> {
+        self.gate.quiesce(timeout)
     }
 
     /// After handover, at the source: all guest I/O waits, a flush is answered at once (I5).
-    pub fn park(&self, _quiesced: Quiesced) {}
-
-    /// Ends [`park`](Self::park) or [`fail_parked`](Self::fail_parked): waiting I/O goes on.
-    pub fn unpark(&self) {}
-
-    /// Fails waiting I/O, and new I/O that would have to wait, with `Unavailable`.
-    pub fn fail_parked(&self) {}
-
-    /// Tracks writes from now on; nothing is dirty at the start.
-    pub fn start_tracking(&self, _intent: Option<Arc<dyn IntentLog>>) {}
-
-    /// Ends tracking and forgets what is dirty.
-    pub fn stop_tracking(&self) {}
-
-    /// Makes `range` dirty (a copy of it was lost).
-    pub fn mark_dirty(&self, _range: BlockRange) {}
-
-    /// Makes `range` clean; to be called just before it is read for a copy.
-    pub fn clear_dirty(&self, _range: BlockRange) {}
-
-    /// Takes at most `max_blocks` dirty blocks at or after `from_block` and makes them clean.
-    pub fn take_dirty(&self, _from_block: u64, _max_blocks: u64) -> DirtyRuns {
-        DirtyRuns { runs: Vec::new() }
+    pub fn park(&self, quiesced: Quiesced) {
+        self.gate.park(quiesced);
     }
 
-    /// Number of dirty blocks.
+    /// True between [`park`](Self::park) and [`unpark`](Self::unpark).
+    pub fn is_parked(&self) -> bool {
+        self.gate.is_parked()
+    }
+
+    /// Ends [`park`](Self::park) and [`fail_parked`](Self::fail_parked): waiting I/O goes on.
+    pub fn unpark(&self) {
+        self.missing.set_failed(false);
+        self.gate.open();
+    }
+
+    /// Fails waiting I/O, and new I/O that would have to wait, with `Unavailable`: everything when
+    /// the disk is parked, else what needs a missing block. A flush is answered as before.
+    pub fn fail_parked(&self) {
+        self.missing.set_failed(true);
+        self.gate.fail();
+    }
+
+    /// Tracks writes from now on; nothing is dirty at the start.
+    pub fn start_tracking(&self, intent: Option<Arc<dyn IntentLog>>) {
+        self.tracker.start(intent);
+    }
+
+    /// Ends tracking and forgets what is dirty.
+    pub fn stop_tracking(&self) {
+        self.tracker.stop();
+    }
+
+    /// Makes `range` dirty (a copy of it was lost).
+    pub fn mark_dirty(&self, range: BlockRange) {
+        self.tracker.mark(range);
+    }
+
+    /// Makes `range` clean; to be called just before it is read for a copy.
+    pub fn clear_dirty(&self, range: BlockRange) {
+        self.tracker.clear(range);
+    }
+
+    /// Takes at most `max_blocks` dirty blocks at or after `from_block` and makes them clean.
+    pub fn take_dirty(&self, from_block: u64, max_blocks: u64) -> DirtyRuns {
+        self.tracker.take(from_block, max_blocks)
+    }
+
+    /// Number of dirty blocks; exact while the disk is quiesced.
     pub fn dirty_count(&self) -> u64 {
-        0
+        self.tracker.count()
+    }
+
+    /// The dirty blocks; exact while the disk is quiesced.
+    pub fn dirty_snapshot(&self) -> BlockSet {
+        self.tracker.snapshot()
     }
 
     /// Before handover, at the target: reads come from the owner, flush is answered, everything
     /// else is refused.
-    pub fn begin_incoming(&self, _fetcher: Arc<dyn Fetcher>) {}
+    pub fn begin_incoming(&self, fetcher: Arc<dyn Fetcher>) {
+        self.missing.set_fetcher(fetcher);
+        self.incoming.store(true, Ordering::SeqCst);
+    }
 
-    /// After the commit, at the target: this host owns the image, `missing` is still to come.
+    /// After the commit, at the target: this host owns the image, `missing` is still to come. The
+    /// log must hold everything that came before: it is told only of what comes from now on.
     pub fn serve_with_missing(
         &self,
-        _missing: BlockSet,
-        _fetcher: Arc<dyn Fetcher>,
-        _log: Arc<dyn PresentLog>,
+        missing: BlockSet,
+        fetcher: Arc<dyn Fetcher>,
+        log: Arc<dyn PresentLog>,
     ) {
+        self.missing.begin(&missing, fetcher, log);
+        self.incoming.store(false, Ordering::SeqCst);
     }
 
     /// Writes what arrived for `range` into those of its blocks that are still missing and wakes
@@ -173,23 +207,31 @@ impl Disk {
     ///
     /// # Errors
     /// What the image reports; the blocks then stay missing.
-    pub fn fill(&self, _range: BlockRange, _fill: Fill<'_>) -> Result<u64> {
-        Err(Error::new(ErrorKind::Unavailable, "filling missing blocks", "nothing is missing"))
+    pub fn fill(&self, range: BlockRange, fill: Fill<'_>) -> Result<u64> {
+        let filled = self.missing.fill(range, fill)?;
+        self.counters.add(Counter::FilledBlocks, filled);
+        Ok(filled)
     }
 
     /// The first run of at most `max_blocks` missing blocks at or after `from_block`.
-    pub fn next_missing(&self, _from_block: u64, _max_blocks: u64) -> Option<BlockRange> {
-        None
+    pub fn next_missing(&self, from_block: u64, max_blocks: u64) -> Option<BlockRange> {
+        self.missing.map().next_run(from_block, max_blocks)
     }
 
     /// Number of missing blocks.
     pub fn missing_count(&self) -> u64 {
-        0
+        self.missing.map().count()
     }
 
     /// The missing blocks.
     pub fn missing_snapshot(&self) -> BlockSet {
-        BlockSet::new()
+        self.missing.map().snapshot()
+    }
+
+    /// The ranges that guest requests wait for just now: what to ask for first when the link
+    /// comes back.
+    pub fn waiting_ranges(&self) -> Vec<BlockRange> {
+        self.missing.waiting()
     }
 
     /// Makes everything written or filled so far durable, then the record that it is present (I2).
@@ -197,41 +239,16 @@ impl Disk {
     /// # Errors
     /// What the image or the log reports.
     pub fn checkpoint(&self) -> Result<()> {
-        self.backing.flush()
+        self.missing.checkpoint()
     }
 
     /// Counters since the disk was made.
     pub fn stats(&self) -> DiskStats {
-        DiskStats::default()
-    }
-}
-
-impl Image for Disk {
-    fn geometry(&self) -> Geometry {
-        self.backing.geometry()
+        DiskStats { cancelled_blocks: self.missing.cancelled_blocks(), ..self.counters.total() }
     }
 
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {
-        self.backing.read_at(buf, offset)
-    }
-
-    fn write_at(&self, data: &[u8], offset: u64, fua: bool) -> Result<()> {
-        self.backing.write_at(data, offset, fua)
-    }
-
-    fn zero(&self, offset: u64, len: u64, mode: ZeroMode, fua: bool) -> Result<()> {
-        self.backing.zero(offset, len, mode, fua)
-    }
-
-    fn discard(&self, offset: u64, len: u64, fua: bool) -> Result<()> {
-        self.backing.discard(offset, len, fua)
-    }
-
-    fn flush(&self) -> Result<()> {
-        self.backing.flush()
-    }
-
-    fn extents(&self, offset: u64, len: u64, max: usize) -> Result<Vec<Extent>> {
-        self.backing.extents(offset, len, max)
+    /// Bytes of memory that the maps of this disk take.
+    pub fn memory_bytes(&self) -> usize {
+        self.tracker.memory_bytes() + self.missing.memory_bytes()
     }
 }

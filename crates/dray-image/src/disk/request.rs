@@ -1,0 +1,239 @@
+//! What happens to a guest's request on its way through a [`Disk`].
+
+use super::Disk;
+use crate::missing::Touched;
+use crate::stats::Counter;
+use crate::{Attempt, Error, ErrorKind, Extent, ExtentKind, Geometry, Image, Result, ZeroMode};
+use dray_types::BlockRange;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+impl Disk {
+    fn check(&self, what: &str, offset: u64, len: u64) -> Result<()> {
+        if offset.checked_add(len).is_some_and(|end| end <= self.len) {
+            return Ok(());
+        }
+        let context = format!("{what} {len} bytes at {offset}");
+        let why = format!("the disk ends at {}", self.len);
+        Err(Error::new(ErrorKind::OutOfRange, context, &why))
+    }
+
+    fn is_incoming(&self) -> bool {
+        self.incoming.load(Ordering::Acquire)
+    }
+
+    fn refuse_while_incoming(&self) -> Result<()> {
+        if !self.is_incoming() {
+            return Ok(());
+        }
+        let why = "another host owns it until the handover";
+        Err(Error::new(ErrorKind::Unavailable, "changing the image", why))
+    }
+
+    /// Counts a request that had to wait since `began`.
+    fn waited(&self, counter: Counter, began: Instant) {
+        self.counters.add(counter, 1);
+        let nanos = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.counters.add(Counter::RemoteWaitNanos, nanos);
+    }
+
+    /// The whole path of a change: gate, tracker, missing map, image. `apply` changes the image,
+    /// durably when it is told to.
+    fn change(
+        &self,
+        offset: u64,
+        len: u64,
+        fua: bool,
+        apply: impl FnOnce(bool) -> Result<()>,
+    ) -> Result<()> {
+        if len == 0 {
+            return if fua { self.flush() } else { Ok(()) };
+        }
+        let _pass = self.gate.enter()?;
+        self.refuse_while_incoming()?;
+        let touched = Touched::new(offset, len, self.len);
+        let marked = self.tracker.begin(touched.all)?;
+        if self.missing.is_over() {
+            apply(fua)?;
+        } else {
+            self.change_with_missing(touched, || apply(false))?;
+            if fua {
+                self.missing.checkpoint()?;
+            }
+        }
+        marked.complete()
+    }
+
+    fn change_with_missing(
+        &self,
+        touched: Touched,
+        apply: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        if self.missing.has_all(touched.all) {
+            return apply();
+        }
+        let began = Instant::now();
+        if self.missing.overwrite(touched, apply)? {
+            self.waited(Counter::RemoteWrites, began);
+        }
+        Ok(())
+    }
+
+    fn wait_for(&self, range: BlockRange) -> Result<()> {
+        if self.missing.has_all(range) {
+            return Ok(());
+        }
+        let began = Instant::now();
+        if self.missing.wait(range)? {
+            self.waited(Counter::RemoteReads, began);
+        }
+        Ok(())
+    }
+
+    fn count_read(&self, len: usize) {
+        self.counters.add(Counter::Reads, 1);
+        self.counters.add(Counter::ReadBytes, len as u64);
+    }
+
+    fn count_write(&self, len: usize) {
+        self.counters.add(Counter::Writes, 1);
+        self.counters.add(Counter::WriteBytes, len as u64);
+    }
+}
+
+impl Image for Disk {
+    fn geometry(&self) -> Geometry {
+        self.backing.geometry()
+    }
+
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        self.check("reading", offset, buf.len() as u64)?;
+        self.gate.enter_read()?;
+        self.count_read(buf.len());
+        if self.is_incoming() {
+            return self.missing.fetcher()?.peek(offset, buf);
+        }
+        self.wait_for(BlockRange::covering(offset, buf.len() as u64))?;
+        self.backing.read_at(buf, offset)
+    }
+
+    fn write_at(&self, data: &[u8], offset: u64, fua: bool) -> Result<()> {
+        let len = data.len() as u64;
+        self.check("writing", offset, len)?;
+        self.change(offset, len, fua, |fua| self.backing.write_at(data, offset, fua))?;
+        self.count_write(data.len());
+        Ok(())
+    }
+
+    fn zero(&self, offset: u64, len: u64, mode: ZeroMode, fua: bool) -> Result<()> {
+        self.check("zeroing", offset, len)?;
+        self.counters.add(Counter::Zeroes, 1);
+        self.change(offset, len, fua, |fua| self.backing.zero(offset, len, mode, fua))
+    }
+
+    fn discard(&self, offset: u64, len: u64, fua: bool) -> Result<()> {
+        self.check("discarding", offset, len)?;
+        self.counters.add(Counter::Zeroes, 1);
+        self.change(offset, len, fua, |fua| self.backing.discard(offset, len, fua))
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.counters.add(Counter::Flushes, 1);
+        // Parked: everything was synced before the handover. Incoming: nothing was written yet.
+        if self.gate.is_parked() || self.is_incoming() {
+            return Ok(());
+        }
+        self.missing.checkpoint()
+    }
+
+    fn extents(&self, offset: u64, len: u64, max: usize) -> Result<Vec<Extent>> {
+        self.check("mapping", offset, len)?;
+        self.gate.enter_read()?;
+        if self.is_incoming() {
+            let all = Extent { len, kind: ExtentKind::Data };
+            return Ok(if len == 0 || max == 0 { Vec::new() } else { vec![all] });
+        }
+        if max == 0 || self.missing.is_over() {
+            return self.backing.extents(offset, len, max);
+        }
+        self.extents_with_missing(offset, len, max)
+    }
+
+    fn prefetch(&self, offset: u64, len: u64) -> Result<()> {
+        self.check("prefetching", offset, len)?;
+        let here = !self.is_incoming() && self.missing.has_all(BlockRange::covering(offset, len));
+        if here { self.backing.prefetch(offset, len) } else { Ok(()) }
+    }
+
+    fn try_read_at(&self, buf: &mut [u8], offset: u64) -> Result<Attempt> {
+        let len = buf.len();
+        self.check("reading", offset, len as u64)?;
+        let here = self.gate.reads_pass()
+            && !self.is_incoming()
+            && self.missing.has_all(BlockRange::covering(offset, len as u64));
+        if !here {
+            return Ok(Attempt::WouldWait);
+        }
+        let attempt = self.backing.try_read_at(buf, offset)?;
+        if attempt == Attempt::Done {
+            self.count_read(len);
+        }
+        Ok(attempt)
+    }
+
+    fn try_write_at(&self, data: &[u8], offset: u64) -> Result<Attempt> {
+        let len = data.len() as u64;
+        self.check("writing", offset, len)?;
+        if len == 0 {
+            return Ok(Attempt::Done);
+        }
+        let Some(_pass) = self.gate.try_enter() else { return Ok(Attempt::WouldWait) };
+        self.refuse_while_incoming()?;
+        let touched = Touched::new(offset, len, self.len);
+        let Some(marked) = self.tracker.try_begin(touched.all) else {
+            return Ok(Attempt::WouldWait);
+        };
+        let write = || self.backing.try_write_at(data, offset);
+        let attempt = if self.missing.is_over() {
+            write()?
+        } else {
+            self.missing.try_overwrite(touched, write)?
+        };
+        if attempt == Attempt::Done {
+            self.count_write(data.len());
+            marked.complete()?;
+        }
+        Ok(attempt)
+    }
+}
+
+impl Disk {
+    /// Missing blocks may hold anything, whatever the image has in their place.
+    fn extents_with_missing(&self, offset: u64, len: u64, max: usize) -> Result<Vec<Extent>> {
+        let mut found: Vec<Extent> = Vec::new();
+        let end = offset + len;
+        let mut at = offset;
+        while at < end {
+            let missing = self.missing.map().next_run(at / dray_types::BLOCK_SIZE, u64::MAX);
+            let (from, to) = missing.map_or((end, end), |run| {
+                let to = run.byte_offset() + run.byte_len();
+                (run.byte_offset().clamp(at, end), to.min(end))
+            });
+            let pieces = if from > at {
+                self.backing.extents(at, from - at, max)?
+            } else {
+                vec![Extent { len: to - at, kind: ExtentKind::Data }]
+            };
+            for piece in pieces {
+                let full = found.len() == max;
+                match found.last_mut() {
+                    Some(last) if last.kind == piece.kind => last.len += piece.len,
+                    _ if full => return Ok(found),
+                    _ => found.push(piece),
+                }
+                at += piece.len;
+            }
+        }
+        Ok(found)
+    }
+}

@@ -1,0 +1,248 @@
+//! The tracker: which blocks the guest has written since tracking began.
+//!
+//! A block counts as dirty from before its write is issued until after it has completed. If a copy
+//! takes it in between, the mark at the end makes it dirty again, so no write is missed whatever
+//! the copy saw (I3). Before the first write into a region its intent is durable. While tracking
+//! is off a write pays for one relaxed load and a fence.
+
+use crate::Result;
+use crate::blockmap::AtomicBlockMap;
+use crate::disk::IntentLog;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use crate::sync::{Arc, Condvar, Mutex, MutexGuard};
+use dray_types::{BLOCK_SIZE, BlockRange};
+use std::collections::HashSet;
+
+/// Bytes of a write-intent region: small enough that comparing the open ones by hash after a
+/// crash takes seconds, large enough that opening them (a sync each) is rare.
+pub const INTENT_REGION_BYTES: u64 = 64 << 20;
+const REGION_BLOCKS: u64 = INTENT_REGION_BYTES / BLOCK_SIZE;
+
+/// Dirty blocks, and regions whose intent is durable.
+pub struct Tracker {
+    on: AtomicBool,
+    dirty: AtomicBlockMap,
+    has_intent: AtomicBool,
+    /// One bit for every region whose intent is durable.
+    opened: Box<[AtomicU64]>,
+    opening: Mutex<Opening>,
+    settled: Condvar,
+}
+
+#[derive(Default)]
+struct Opening {
+    log: Option<Arc<dyn IntentLog>>,
+    /// Regions that a thread is making durable just now, without the lock.
+    busy: HashSet<u64>,
+    /// Counts sessions, so that what was opened for an earlier one does not count.
+    session: u64,
+}
+
+/// A write in flight: its blocks become dirty again when this is dropped.
+#[must_use = "the blocks are marked again when this is dropped, which must be after the write"]
+pub struct Marked<'a> {
+    tracker: &'a Tracker,
+    range: BlockRange,
+}
+
+/// Dirty runs taken from the tracker: accepted, or put back when dropped.
+#[must_use = "dropping it makes the runs dirty again"]
+pub struct DirtyRuns {
+    tracker: Arc<Tracker>,
+    runs: Vec<BlockRange>,
+}
+
+impl DirtyRuns {
+    /// The runs, in ascending order.
+    pub fn runs(&self) -> &[BlockRange] {
+        &self.runs
+    }
+
+    /// Keeps them clean: the caller answers for them from here on.
+    pub fn accept(mut self) -> Vec<BlockRange> {
+        std::mem::take(&mut self.runs)
+    }
+}
+
+impl Drop for DirtyRuns {
+    fn drop(&mut self) {
+        for &run in &self.runs {
+            self.tracker.mark(run);
+        }
+    }
+}
+
+impl Marked<'_> {
+    /// The write has completed. If tracking began while it was in flight, its intent becomes
+    /// durable now, before it is acknowledged.
+    ///
+    /// # Errors
+    /// What the intent log reports.
+    pub fn complete(self) -> Result<()> {
+        fence(Ordering::SeqCst);
+        if self.tracker.on.load(Ordering::Relaxed) {
+            return self.tracker.open_all(self.range);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Marked<'_> {
+    fn drop(&mut self) {
+        // Pairs with the fence in `start`: either the copy that follows a start reads what this
+        // write wrote, or this sees that tracking is on and marks.
+        fence(Ordering::SeqCst);
+        if self.tracker.on.load(Ordering::Relaxed) {
+            self.tracker.dirty.set(self.range);
+        }
+    }
+}
+
+impl Tracker {
+    /// A tracker, off, for an image of `blocks` blocks.
+    pub fn new(blocks: u64) -> Arc<Self> {
+        let regions = blocks.div_ceil(REGION_BLOCKS);
+        Arc::new(Self {
+            on: AtomicBool::new(false),
+            dirty: AtomicBlockMap::new(blocks),
+            has_intent: AtomicBool::new(false),
+            opened: (0..regions.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
+            opening: Mutex::new(Opening::default()),
+            settled: Condvar::new(),
+        })
+    }
+
+    fn opening(&self) -> MutexGuard<'_, Opening> {
+        self.opening.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Turns tracking on; nothing is dirty and no region open at the start.
+    pub fn start(&self, intent: Option<Arc<dyn IntentLog>>) {
+        self.stop();
+        let mut opening = self.opening();
+        self.has_intent.store(intent.is_some(), Ordering::SeqCst);
+        opening.log = intent;
+        self.on.store(true, Ordering::SeqCst);
+        drop(opening);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Turns tracking off and forgets what was dirty.
+    pub fn stop(&self) {
+        let mut opening = self.opening();
+        self.on.store(false, Ordering::SeqCst);
+        self.has_intent.store(false, Ordering::SeqCst);
+        opening.log = None;
+        opening.session += 1;
+        self.opened.iter().for_each(|word| word.store(0, Ordering::SeqCst));
+        self.dirty.take(0, u64::MAX);
+    }
+
+    /// True while tracking is on.
+    pub fn is_on(&self) -> bool {
+        self.on.load(Ordering::Relaxed)
+    }
+
+    /// A write to `range` is about to be issued; the result must live until it has completed.
+    ///
+    /// # Errors
+    /// What the intent log reports.
+    pub fn begin(&self, range: BlockRange) -> Result<Marked<'_>> {
+        let marked = Marked { tracker: self, range };
+        if self.on.load(Ordering::Relaxed) {
+            self.dirty.set(range);
+            self.open_all(range)?;
+        }
+        Ok(marked)
+    }
+
+    fn open_all(&self, range: BlockRange) -> Result<()> {
+        if !self.has_intent.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        regions(range).filter(|&region| !self.is_open(region)).try_for_each(|r| self.open(r))
+    }
+
+    /// [`begin`](Self::begin), if no intent has to be made durable first.
+    pub fn try_begin(&self, range: BlockRange) -> Option<Marked<'_>> {
+        if self.on.load(Ordering::Relaxed) {
+            let needs_intent = self.has_intent.load(Ordering::SeqCst)
+                && regions(range).any(|region| !self.is_open(region));
+            if needs_intent {
+                return None;
+            }
+            self.dirty.set(range);
+        }
+        Some(Marked { tracker: self, range })
+    }
+
+    fn is_open(&self, region: u64) -> bool {
+        let word = &self.opened[(region / 64) as usize];
+        word.load(Ordering::SeqCst) & (1 << (region % 64)) != 0
+    }
+
+    /// Makes the intent of `region` durable, or waits for the thread that does.
+    fn open(&self, region: u64) -> Result<()> {
+        let mut opening = self.opening();
+        while opening.busy.contains(&region) {
+            opening = self.settled.wait(opening).unwrap_or_else(|poisoned| poisoned.into_inner());
+        }
+        let Some(log) = opening.log.clone().filter(|_| !self.is_open(region)) else {
+            return Ok(());
+        };
+        let session = opening.session;
+        opening.busy.insert(region);
+        drop(opening);
+        let result = log.open_region(region);
+        let mut opening = self.opening();
+        opening.busy.remove(&region);
+        if result.is_ok() && opening.session == session {
+            let word = &self.opened[(region / 64) as usize];
+            word.fetch_or(1 << (region % 64), Ordering::SeqCst);
+        }
+        drop(opening);
+        self.settled.notify_all();
+        result
+    }
+
+    /// Makes `range` dirty while tracking is on.
+    pub fn mark(&self, range: BlockRange) {
+        if self.on.load(Ordering::SeqCst) {
+            self.dirty.set(range);
+        }
+    }
+
+    /// Makes `range` clean; to be called before it is read for a copy.
+    pub fn clear(&self, range: BlockRange) {
+        self.dirty.clear(range);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Takes at most `max` dirty blocks at or after block `from`.
+    pub fn take(self: &Arc<Self>, from: u64, max: u64) -> DirtyRuns {
+        let runs = self.dirty.take(from, max);
+        fence(Ordering::SeqCst);
+        DirtyRuns { tracker: Arc::clone(self), runs }
+    }
+
+    /// Number of dirty blocks; exact while the guest is quiesced.
+    pub fn count(&self) -> u64 {
+        self.dirty.count()
+    }
+
+    /// The dirty blocks.
+    pub fn snapshot(&self) -> dray_types::BlockSet {
+        self.dirty.snapshot()
+    }
+
+    /// Bytes of memory in use.
+    pub fn memory_bytes(&self) -> usize {
+        self.dirty.memory_bytes() + size_of_val(&*self.opened)
+    }
+}
+
+/// The intent regions that a range touches.
+fn regions(range: BlockRange) -> impl Iterator<Item = u64> {
+    let end = if range.is_empty() { range.start } else { range.end() };
+    range.start / REGION_BLOCKS..end.div_ceil(REGION_BLOCKS)
+}
