@@ -1,0 +1,228 @@
+//! The agent's configuration: what was typed (a TOML file) and what was meant ([`Config`]).
+//!
+//! Reading finds everything that is wrong with the text; [`Config::check`] finds what is wrong
+//! with the host: files, certificates, directories. [`pool`] keeps every path inside its pool (I7).
+
+pub mod check;
+pub mod pool;
+mod typed;
+
+use crate::net::dial::DEFAULT_PORT;
+pub use pool::{PathError, Pool};
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Where the configuration is unless the operator says otherwise.
+pub const DEFAULT_PATH: &str = "/etc/dray/dray.toml";
+
+/// One thing that is wrong, where, and what to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// Line in the file, when it is about one.
+    pub line: Option<usize>,
+    /// The field, for example `peer.hostb.pools`.
+    pub field: String,
+    /// What is wrong.
+    pub what: String,
+    /// What to do.
+    pub hint: Option<String>,
+}
+
+impl Problem {
+    pub(crate) fn new(field: impl Into<String>, what: impl Into<String>) -> Self {
+        Self { line: None, field: field.into(), what: what.into(), hint: None }
+    }
+
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    pub(crate) fn line(mut self, line: usize) -> Self {
+        self.line = Some(line);
+        self
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(line) = self.line {
+            write!(f, "line {line}: ")?;
+        }
+        write!(f, "{}: {}", self.field, self.what)?;
+        self.hint.as_ref().map_or(Ok(()), |hint| write!(f, "; {hint}"))
+    }
+}
+
+/// Everything that is wrong with a configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfigError {
+    /// The file.
+    pub path: PathBuf,
+    /// At least one problem.
+    pub problems: Vec<Problem>,
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "read configuration {}", self.path.display())?;
+        let separator = if self.problems.len() == 1 { ": " } else { "\n  " };
+        self.problems.iter().try_for_each(|problem| write!(f, "{separator}{problem}"))
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+/// Another agent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Peer {
+    /// The DNS name in its certificate.
+    pub name: String,
+    /// Where it listens: `host`, `host:port` or `[v6]:port`.
+    pub address: String,
+    /// Names of the pools here that it may use.
+    pub pools: Vec<String>,
+}
+
+impl Peer {
+    /// Whether it may use the pool of this name.
+    pub fn may_use(&self, pool: &str) -> bool {
+        self.pools.iter().any(|name| name == pool)
+    }
+}
+
+/// Numbers an operator may change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// Parallel data streams of a migration.
+    pub data_streams: usize,
+    /// How long a lost link is tried again before a migration that has not handed over fails.
+    pub link_timeout: Duration,
+    /// How long the guest may be stopped for one attempt of a handover.
+    pub handover_timeout: Duration,
+    /// How long a read of a missing block waits for a lost source before it fails; none waits for
+    /// ever (until `dray unstall --fail`).
+    pub stall: Option<Duration>,
+    /// A control stream is dead when nothing arrives for this long.
+    pub link_dead: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            data_streams: 2,
+            link_timeout: Duration::from_secs(60),
+            handover_timeout: Duration::from_secs(10),
+            stall: None,
+            link_dead: Duration::from_secs(5),
+        }
+    }
+}
+
+/// The configuration as it was meant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// The file it came from.
+    pub path: PathBuf,
+    /// This agent's name: the DNS name in its certificates.
+    pub name: String,
+    /// Journals and everything that must survive.
+    pub state_dir: PathBuf,
+    /// Sockets and everything that need not.
+    pub run_dir: PathBuf,
+    /// Where peers connect.
+    pub listen: SocketAddr,
+    /// Members of this group may use the local API besides root.
+    pub group: Option<String>,
+    /// Directory of certificates and keys.
+    pub tls_dir: PathBuf,
+    /// Directories that images may be in.
+    pub pools: Vec<Pool>,
+    /// Agents that may connect and be connected to.
+    pub peers: Vec<Peer>,
+    /// Only QMP sockets below these may be named.
+    pub qmp_dirs: Vec<PathBuf>,
+    /// See [`Limits`].
+    pub limits: Limits,
+    /// Where images are exported over TCP with TLS, besides the unix socket.
+    pub nbd_tcp: Option<SocketAddr>,
+}
+
+impl Config {
+    /// Reads the file.
+    ///
+    /// # Errors
+    /// Everything that is wrong with its text.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path).map_err(|why| ConfigError {
+            path: path.to_owned(),
+            problems: vec![
+                Problem::new("file", why.to_string())
+                    .hint("name another file with --config, or write this one"),
+            ],
+        })?;
+        Self::parse(&text, path)
+    }
+
+    /// Understands a text; `path` is only named in errors.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it.
+    pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
+        typed::understand(text, path)
+            .map_err(|problems| ConfigError { path: path.to_owned(), problems })
+    }
+
+    /// The peer of this name.
+    pub fn peer(&self, name: &str) -> Option<&Peer> {
+        self.peers.iter().find(|peer| peer.name.eq_ignore_ascii_case(name))
+    }
+
+    /// The pool of this name.
+    pub fn pool(&self, name: &str) -> Option<&Pool> {
+        self.pools.iter().find(|pool| pool.name == name)
+    }
+
+    /// The pool that `peer` gets when it names none: the first of its list.
+    pub fn default_pool(&self, peer: &Peer) -> Option<&Pool> {
+        peer.pools.first().and_then(|name| self.pool(name))
+    }
+
+    /// The pool that `peer` names, or its default one; an error in words otherwise.
+    ///
+    /// # Errors
+    /// When the peer may not use it, or may use none.
+    pub fn pool_for(&self, peer: &Peer, wanted: Option<&str>) -> Result<&Pool, PathError> {
+        let Some(wanted) = wanted else {
+            return self.default_pool(peer).ok_or_else(|| {
+                PathError(format!(
+                    "'{}' may use no pool of '{}'; list one in its [[peer]] there",
+                    peer.name, self.name
+                ))
+            });
+        };
+        self.pool(wanted).filter(|_| peer.may_use(wanted)).ok_or_else(|| {
+            PathError(format!(
+                "'{}' may not use a pool '{wanted}' of '{}'; it may use: {}",
+                peer.name,
+                self.name,
+                if peer.pools.is_empty() { "none".to_owned() } else { peer.pools.join(", ") }
+            ))
+        })
+    }
+
+    /// A QMP socket that may be used: an existing socket below one of `qmp_dirs`, links followed.
+    ///
+    /// # Errors
+    /// When it is elsewhere, not there, or no socket.
+    pub fn qmp_socket(&self, path: &Path) -> Result<PathBuf, PathError> {
+        pool::socket_below(&self.qmp_dirs, path)
+    }
+}
+
+/// The address peers connect to unless the file says otherwise.
+fn default_listen() -> SocketAddr {
+    SocketAddr::from(([0, 0, 0, 0], DEFAULT_PORT))
+}

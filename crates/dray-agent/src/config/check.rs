@@ -1,0 +1,189 @@
+//! What is wrong with the host, given a configuration that reads well: `dray check-config`.
+
+use super::{Config, Problem};
+use crate::tls::{CLIENT_CERT, CLIENT_KEY, Identity, SERVER_CERT, SERVER_KEY, judge_own};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+impl Config {
+    /// Everything that would keep the agent from working, or make it unsafe.
+    pub fn check(&self) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        self.check_pools(&mut problems);
+        self.check_tls(&mut problems);
+        for (field, dir) in [("agent.state_dir", &self.state_dir), ("agent.run_dir", &self.run_dir)]
+        {
+            problems.extend(directory(field, dir).map(|problem| {
+                problem.hint(format!("create it: install -d -m 0700 {}", dir.display()))
+            }));
+        }
+        for dir in &self.qmp_dirs {
+            let hint = "create it or take it out of the list";
+            problems.extend(directory("qmp_dirs", dir).map(|problem| problem.hint(hint)));
+        }
+        problems
+    }
+
+    fn check_pools(&self, problems: &mut Vec<Problem>) {
+        for pool in &self.pools {
+            let field = format!("pool.{}.path", pool.name);
+            let hint = "create the directory or correct the path";
+            problems.extend(directory(&field, &pool.path).map(|problem| problem.hint(hint)));
+        }
+    }
+
+    fn check_tls(&self, problems: &mut Vec<Problem>) {
+        let before = problems.len();
+        problems.extend(directory("tls.dir", &self.tls_dir).map(|problem| {
+            problem.hint("make certificates with 'dray pki' and copy this host's directory there")
+        }));
+        if problems.len() > before {
+            return;
+        }
+        for key in [SERVER_KEY, CLIENT_KEY] {
+            problems.extend(private(&self.tls_dir.join(key)));
+        }
+        let mut broken = Vec::new();
+        for cert in [SERVER_CERT, CLIENT_CERT] {
+            broken.extend(judge_own(&self.tls_dir, cert, &self.name).err());
+        }
+        if broken.is_empty() {
+            broken.extend(Identity::load(&self.tls_dir).err());
+        }
+        broken.dedup();
+        problems.extend(broken.into_iter().map(|error| {
+            let what = format!("{}: {}", error.path.display(), error.why);
+            Problem::new("tls.dir", what).hint(error.hint)
+        }));
+    }
+}
+
+fn directory(field: &str, path: &Path) -> Option<Problem> {
+    let what = match path.metadata() {
+        Ok(meta) if meta.is_dir() => return None,
+        Ok(_) => "it is not a directory".to_owned(),
+        Err(why) => why.to_string(),
+    };
+    Some(Problem::new(field, format!("{}: {what}", path.display())))
+}
+
+/// A key that others can read is no secret.
+fn private(key: &Path) -> Option<Problem> {
+    let mode = key.metadata().ok()?.mode();
+    (mode & 0o007 != 0).then(|| {
+        Problem::new("tls.dir", format!("{}: everybody may read this key", key.display()))
+            .hint(format!("chmod 0600 {}", key.display()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::*;
+    use crate::pki::{self, Validity};
+    use std::os::unix::fs::PermissionsExt;
+    use std::time::SystemTime;
+
+    const DAY: Duration = Duration::from_secs(86_400);
+
+    fn example(root: &Path, tls: &Path) -> String {
+        let root = root.display();
+        format!(
+            "qmp_dirs = ['{root}']\n[agent]\nname = 'hosta'\nstate_dir = '{root}'\n\
+             run_dir = '{root}'\n[tls]\ndir = '{}'\n[[pool]]\nname = 'ssd'\npath = '{root}'\n\
+             [[peer]]\nname = 'hostb'\naddress = 'hostb'\npools = ['ssd']\n",
+            tls.display()
+        )
+    }
+
+    fn parse(text: &str) -> Result<Config, ConfigError> {
+        Config::parse(text, Path::new("dray.toml"))
+    }
+
+    fn words(problems: &[Problem]) -> String {
+        problems.iter().map(Problem::to_string).collect::<Vec<_>>().join("\n")
+    }
+
+    #[test]
+    fn a_good_configuration_has_no_problems() {
+        let dir = tempfile::tempdir().unwrap();
+        pki::create_ca(dir.path()).unwrap();
+        let tls = pki::issue(dir.path(), "hosta", &[]).unwrap();
+        let config = parse(&example(dir.path(), &tls)).unwrap();
+        assert_eq!(config.check(), Vec::new());
+        assert_eq!(config.listen.port(), 7421);
+        assert_eq!(config.limits, Limits::default());
+        let peer = config.peer("HOSTB").unwrap();
+        assert_eq!(config.pool_for(peer, None).unwrap().name, "ssd");
+        let why = config.pool_for(peer, Some("hdd")).unwrap_err().to_string();
+        assert!(why.contains("may not use a pool 'hdd'") && why.contains("ssd"), "{why}");
+    }
+
+    #[test]
+    fn every_problem_of_the_text_names_its_line() {
+        let text = "[agent]\nname = 'host a'\nlisten = 'nowhere'\n[tls]\ndir = 'tls'\n\
+                    [[pool]]\nname = 'ssd'\npath = '/x'\n[[pool]]\nname = 'ssd'\npath = '/y'\n\
+                    [[peer]]\nname = 'hostb'\naddress = 'hostb'\npools = ['ssd', 'hdd']\n\
+                    [limits]\ndata_streams = 0\n";
+        let error = parse(text).unwrap_err();
+        let lines: Vec<_> = error.problems.iter().map(|problem| problem.line).collect();
+        assert_eq!(lines, [10, 15, 2, 3, 5, 17].map(Some), "{error}");
+        let all = error.to_string();
+        assert!(all.contains("line 15: peer.hostb.pools: there is no pool 'hdd'"), "{all}");
+        let unknown = parse("[agent]\nname = 'a'\nlistne = 'x'\n[tls]\ndir = '/t'\n").unwrap_err();
+        assert_eq!(unknown.problems[0].line, Some(3));
+        assert!(unknown.to_string().contains("unknown field `listne`"), "{unknown}");
+        let itself =
+            "[agent]\nname = 'a'\n[tls]\ndir = '/t'\n[[peer]]\nname = 'A'\naddress = 'a'\n";
+        assert!(parse(itself).unwrap_err().to_string().contains("line 6: peer.name: it is this"));
+        assert!(parse("").is_err());
+    }
+
+    #[test]
+    fn problems_of_the_host_are_all_found() {
+        let dir = tempfile::tempdir().unwrap();
+        pki::create_ca(dir.path()).unwrap();
+        let tls = pki::issue(dir.path(), "hostc", &[]).unwrap();
+        let text = example(&dir.path().join("none"), &tls);
+        std::fs::set_permissions(tls.join("server-key.pem"), PermissionsExt::from_mode(0o644))
+            .unwrap();
+        let all = words(&parse(&text).unwrap().check());
+        for wanted in [
+            "pool.ssd.path: ",
+            "agent.state_dir: ",
+            "qmp_dirs: ",
+            "everybody may read this key; chmod 0600",
+            "server-cert.pem: it is for hostc, but this agent's name is 'hosta'",
+            "client-cert.pem: it is for hostc",
+        ] {
+            assert!(all.contains(wanted), "{wanted} is not in:\n{all}");
+        }
+        let missing = words(&parse(&example(dir.path(), Path::new("/nope"))).unwrap().check());
+        assert!(missing.contains("tls.dir: /nope: No such file"), "{missing}");
+    }
+
+    #[test]
+    fn dates_and_authorities_are_judged() {
+        let dir = tempfile::tempdir().unwrap();
+        pki::create_ca(dir.path()).unwrap();
+        let now = SystemTime::now();
+        let old = Validity { from: now - 20 * DAY, until: now - 10 * DAY };
+        let tls = pki::issue_for(dir.path(), "hosta", &[], old).unwrap();
+        let all = words(&parse(&example(dir.path(), &tls)).unwrap().check());
+        assert!(all.contains("server-cert.pem: it expired 10 days ago"), "{all}");
+        std::fs::remove_dir_all(&tls).unwrap();
+        let young = Validity { from: now + 10 * DAY, until: now + 20 * DAY };
+        let tls = pki::issue_for(dir.path(), "hosta", &[], young).unwrap();
+        let all = words(&parse(&example(dir.path(), &tls)).unwrap().check());
+        assert!(all.contains("not valid yet; check the clocks"), "{all}");
+        let other = tempfile::tempdir().unwrap();
+        pki::create_ca(other.path()).unwrap();
+        let tls = pki::issue(other.path(), "hosta", &[]).unwrap();
+        std::fs::copy(dir.path().join("ca-cert.pem"), tls.join("ca-cert.pem")).unwrap();
+        let all = words(&parse(&example(dir.path(), &tls)).unwrap().check());
+        assert!(all.contains("signed by another authority"), "{all}");
+        std::fs::copy(tls.join("client-key.pem"), tls.join("server-key.pem")).unwrap();
+        std::fs::copy(other.path().join("ca-cert.pem"), tls.join("ca-cert.pem")).unwrap();
+        let all = words(&parse(&example(dir.path(), &tls)).unwrap().check());
+        assert!(all.contains("server-key.pem is not its key"), "{all}");
+    }
+}

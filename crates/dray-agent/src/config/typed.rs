@@ -1,0 +1,263 @@
+//! The configuration as it was typed, and how it is understood. Knows every field's place, so that
+//! every problem names its line.
+
+use super::{Config, Limits, Peer, Pool, Problem, default_listen};
+use serde::Deserialize;
+use std::collections::HashSet;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use toml::Spanned;
+
+/// More parallel streams than this only cost memory.
+const MAX_STREAMS: u64 = 16;
+/// Longest time a limit may be, in seconds: a week.
+const MAX_SECONDS: u64 = 7 * 86_400;
+
+type Text = Spanned<String>;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Typed {
+    agent: Agent,
+    tls: Tls,
+    #[serde(default)]
+    pool: Vec<TypedPool>,
+    #[serde(default)]
+    peer: Vec<TypedPeer>,
+    qmp_dirs: Option<Vec<Text>>,
+    limits: Option<TypedLimits>,
+    nbd: Option<Nbd>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Agent {
+    name: Text,
+    state_dir: Option<Text>,
+    run_dir: Option<Text>,
+    listen: Option<Text>,
+    group: Option<String>,
+    /// May stand here as well as at the top, where a table above it would swallow it.
+    qmp_dirs: Option<Vec<Text>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Tls {
+    dir: Text,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TypedPool {
+    name: Text,
+    path: Text,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TypedPeer {
+    name: Text,
+    address: Text,
+    #[serde(default)]
+    pools: Vec<Text>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TypedLimits {
+    data_streams: Option<Spanned<u64>>,
+    link_timeout_seconds: Option<Spanned<u64>>,
+    handover_timeout_seconds: Option<Spanned<u64>>,
+    stall_seconds: Option<Spanned<u64>>,
+    link_dead_seconds: Option<Spanned<u64>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Nbd {
+    tcp: Option<Text>,
+}
+
+/// Collects problems while the rest is still understood.
+struct Reader<'a> {
+    text: &'a str,
+    problems: Vec<Problem>,
+}
+
+pub(super) fn understand(text: &str, path: &Path) -> Result<Config, Vec<Problem>> {
+    let typed: Typed = toml::from_str(text).map_err(|why| vec![syntax(text, &why)])?;
+    let mut reader = Reader { text, problems: Vec::new() };
+    let pools = reader.pools(&typed.pool);
+    let peers = reader.peers(&typed.peer, &pools);
+    let agent = &typed.agent;
+    let config = Config {
+        path: path.to_owned(),
+        name: reader.name("agent.name", &agent.name),
+        state_dir: reader.path_or("agent.state_dir", agent.state_dir.as_ref(), "/var/lib/dray"),
+        run_dir: reader.path_or("agent.run_dir", agent.run_dir.as_ref(), "/run/dray"),
+        listen: reader
+            .address("agent.listen", agent.listen.as_ref())
+            .unwrap_or_else(default_listen),
+        group: agent.group.clone(),
+        tls_dir: reader.path("tls.dir", &typed.tls.dir),
+        pools,
+        peers,
+        qmp_dirs: reader.qmp_dirs(agent.qmp_dirs.as_ref().or(typed.qmp_dirs.as_ref())),
+        limits: reader.limits(typed.limits.as_ref()),
+        nbd_tcp: reader.address("nbd.tcp", typed.nbd.as_ref().and_then(|nbd| nbd.tcp.as_ref())),
+    };
+    if let Some(peer) = config.peers.iter().find(|p| p.name.eq_ignore_ascii_case(&config.name)) {
+        let line = typed.peer.iter().find(|p| *p.name.get_ref() == peer.name).map(|p| &p.name);
+        if let Some(line) = line {
+            reader.problem(line, "peer.name", "it is this agent's own name", "name another host");
+        }
+    }
+    if reader.problems.is_empty() { Ok(config) } else { Err(reader.problems) }
+}
+
+fn line_of(text: &str, at: usize) -> usize {
+    text.as_bytes()[..at.min(text.len())].iter().filter(|&&byte| byte == b'\n').count() + 1
+}
+
+fn syntax(text: &str, why: &toml::de::Error) -> Problem {
+    let what = why.message().replace('\n', " ");
+    let mut problem = Problem::new("file", what);
+    if let Some(span) = why.span() {
+        let line = line_of(text, span.start);
+        problem.field = text.lines().nth(line - 1).unwrap_or_default().trim().to_owned();
+        if problem.field.is_empty() {
+            problem.field = "file".to_owned();
+        }
+        problem = problem.line(line);
+    }
+    problem.hint("see docs/operating.md for every field")
+}
+
+impl Reader<'_> {
+    fn problem<T>(&mut self, at: &Spanned<T>, field: &str, what: impl Into<String>, hint: &str) {
+        let line = line_of(self.text, at.span().start);
+        self.problems.push(Problem::new(field, what).hint(hint).line(line));
+    }
+
+    fn name(&mut self, field: &str, name: &Text) -> String {
+        let text = name.get_ref();
+        if rustls::pki_types::DnsName::try_from(text.as_str()).is_err() {
+            let what = format!("'{text}' is not a DNS name");
+            self.problem(name, field, what, "use the DNS name in the host's certificate");
+        }
+        text.clone()
+    }
+
+    fn path(&mut self, field: &str, path: &Text) -> PathBuf {
+        if !path.get_ref().starts_with('/') {
+            let what = format!("'{}' is not an absolute path", path.get_ref());
+            self.problem(path, field, what, "begin it with /");
+        }
+        PathBuf::from(path.get_ref())
+    }
+
+    fn path_or(&mut self, field: &str, path: Option<&Text>, default: &str) -> PathBuf {
+        path.map_or_else(|| default.into(), |path| self.path(field, path))
+    }
+
+    fn address(&mut self, field: &str, address: Option<&Text>) -> Option<SocketAddr> {
+        let address = address?;
+        let parsed = address.get_ref().parse().ok();
+        if parsed.is_none() {
+            let what = format!("'{}' is not an address with a port", address.get_ref());
+            self.problem(address, field, what, "write it like 0.0.0.0:7421 or [::]:7421");
+        }
+        parsed
+    }
+
+    fn unique(&mut self, seen: &mut HashSet<String>, field: &str, name: &Text) {
+        if !seen.insert(name.get_ref().to_ascii_lowercase()) {
+            let what = format!("'{}' is there twice", name.get_ref());
+            self.problem(name, field, what, "give each another name");
+        }
+    }
+
+    fn pools(&mut self, typed: &[TypedPool]) -> Vec<Pool> {
+        let mut seen = HashSet::new();
+        let pools = typed.iter().map(|pool| {
+            self.unique(&mut seen, "pool.name", &pool.name);
+            if let Err(why) = super::pool::check_name(pool.name.get_ref()) {
+                self.problem(&pool.name, "pool.name", why.0, "use letters, digits, '-' and '_'");
+            }
+            let field = format!("pool.{}.path", pool.name.get_ref());
+            Pool { name: pool.name.get_ref().clone(), path: self.path(&field, &pool.path) }
+        });
+        pools.collect()
+    }
+
+    fn peers(&mut self, typed: &[TypedPeer], pools: &[Pool]) -> Vec<Peer> {
+        let mut seen = HashSet::new();
+        let peers = typed.iter().map(|peer| {
+            self.unique(&mut seen, "peer.name", &peer.name);
+            let name = self.name("peer.name", &peer.name);
+            if peer.address.get_ref().is_empty() {
+                let hint = "write it like hostb, hostb:7421 or 10.0.0.2:7421";
+                self.problem(&peer.address, &format!("peer.{name}.address"), "it is empty", hint);
+            }
+            for pool in &peer.pools {
+                if !pools.iter().any(|known| known.name == *pool.get_ref()) {
+                    let what = format!("there is no pool '{}'", pool.get_ref());
+                    let hint = "add a [[pool]] with this name or take it out";
+                    self.problem(pool, &format!("peer.{name}.pools"), what, hint);
+                }
+            }
+            Peer {
+                name,
+                address: peer.address.get_ref().clone(),
+                pools: peer.pools.iter().map(|pool| pool.get_ref().clone()).collect(),
+            }
+        });
+        peers.collect()
+    }
+
+    fn qmp_dirs(&mut self, typed: Option<&Vec<Text>>) -> Vec<PathBuf> {
+        match typed {
+            None => vec!["/run".into()],
+            Some(dirs) => dirs.iter().map(|dir| self.path("qmp_dirs", dir)).collect(),
+        }
+    }
+
+    fn limits(&mut self, typed: Option<&TypedLimits>) -> Limits {
+        let mut limits = Limits::default();
+        let Some(typed) = typed else { return limits };
+        if let Some(streams) = &typed.data_streams {
+            limits.data_streams = self.number("limits.data_streams", streams, MAX_STREAMS) as usize;
+        }
+        let times = [
+            (&typed.link_timeout_seconds, "link_timeout_seconds", &mut limits.link_timeout),
+            (
+                &typed.handover_timeout_seconds,
+                "handover_timeout_seconds",
+                &mut limits.handover_timeout,
+            ),
+            (&typed.link_dead_seconds, "link_dead_seconds", &mut limits.link_dead),
+        ];
+        for (value, field, limit) in times {
+            if let Some(value) = value {
+                *limit = self.seconds(field, value);
+            }
+        }
+        limits.stall = typed.stall_seconds.as_ref().map(|v| self.seconds("stall_seconds", v));
+        limits
+    }
+
+    fn seconds(&mut self, field: &str, value: &Spanned<u64>) -> Duration {
+        Duration::from_secs(self.number(&format!("limits.{field}"), value, MAX_SECONDS))
+    }
+
+    fn number(&mut self, field: &str, value: &Spanned<u64>, most: u64) -> u64 {
+        let number = *value.get_ref();
+        if number == 0 || number > most {
+            let hint = format!("use 1 to {most}");
+            self.problem(value, field, format!("{number} is out of range"), &hint);
+        }
+        number
+    }
+}

@@ -1,0 +1,36 @@
+//! The network between agents: connections, control messages, runs of blocks, guest memory.
+//!
+//! Every connection is mutual TLS ([`crate::tls`]) and begins with a hello. What follows depends on
+//! its kind: [`control`] messages of a migration, runs of blocks ([`send`], [`receive`]), guest
+//! memory ([`tunnel`]), or one [`requests`] exchange. Tasks carry everything but the runs, which
+//! have a thread per stream. What the bytes mean for a migration is decided elsewhere: here they
+//! are only bounded, checked, moved and counted.
+
+pub mod compress;
+pub mod control;
+pub mod dial;
+pub mod error;
+pub mod listen;
+pub mod queue;
+pub mod receive;
+pub mod requests;
+pub mod send;
+mod socket;
+mod sockopt;
+pub mod stats;
+pub mod stream;
+pub mod tunnel;
+pub mod zeros;
+
+pub use control::{ControlReceiver, ControlSender, ControlSettings, control_stream};
+pub use dial::{DialSettings, dial};
+pub use error::{NetError, NetErrorKind};
+pub use listen::{Incoming, ListenSettings, Listener};
+pub use queue::{JobQueue, SendJob, SendKind};
+pub use receive::{DataReceiver, RunSink};
+pub use send::{Compression, DataSender, RunSource, SendEvents, SendSetup};
+pub use stats::{NetStats, NetTotals};
+pub use stream::{BlockingStream, Stream};
+
+/// What this agent calls itself in a hello.
+pub const AGENT: &str = concat!("dray/", env!("CARGO_PKG_VERSION"));
