@@ -4,6 +4,8 @@
 //! * [`graph`], [`options`]: what disks a VM has, and what its block nodes were made with.
 //! * [`plan`]: how a layer gets under dray and back, worked out before anything is touched.
 //! * [`adopt`], [`release`]: doing it (`pivot` holds what both share).
+//! * [`migrate`]: the guest's memory and devices, step by step; [`blockdev`]: how the target is
+//!   started; [`status`]: small commands.
 //! * [`error`]: the error type.
 //!
 //! Nothing here knows other agents or the data path: images come as paths, servers as socket paths
@@ -13,17 +15,21 @@
 #![forbid(unsafe_code)]
 
 pub mod adopt;
+pub mod blockdev;
 pub mod error;
 pub mod graph;
+pub mod migrate;
 pub mod options;
 mod pivot;
 pub mod plan;
 pub mod qmp;
 pub mod release;
+pub mod status;
 
 pub use adopt::{AdoptOptions, Adopted, NbdExport, adopt};
 pub use error::{Error, ErrorKind, Result};
 pub use graph::{Layer, Node, VmDisk};
+pub use migrate::{Incoming, Limits, Outgoing, Progress};
 pub use options::NodeOptions;
 pub use plan::{LayerPlan, Pivot};
 pub use qmp::{Event, Events, Qmp, Version};

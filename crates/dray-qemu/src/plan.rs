@@ -126,17 +126,22 @@ impl LayerPlan {
     pub fn for_target(&self, path: &Path) -> Self {
         let mut plan = self.clone();
         if self.pivot == Pivot::Mirror {
-            let name = self.local_node().to_owned();
+            let file = node_name("file", &self.qdev, self.depth);
+            let name = match self.local_node() {
+                unnamed if unnamed == file => node_name("format", &self.qdev, self.depth),
+                name => name.to_owned(),
+            };
             let mut options = Options::new();
             options.insert("driver".into(), "raw".into());
             options.insert("node-name".into(), name.into());
+            options.insert("discard".into(), "unmap".into());
             for key in ["read-only", "discard", "detect-zeroes", "cache"] {
                 if let Some(value) = self.local.get(key) {
                     options.insert(key.into(), value.clone());
                 }
             }
             plan.local.remove("detect-zeroes");
-            plan.local.insert("node-name".into(), node_name("file", &self.qdev, self.depth).into());
+            plan.local.insert("node-name".into(), file.into());
             plan.pivot = Pivot::Reopen { options };
         }
         plan.local.insert("filename".into(), path_value(path));
@@ -162,25 +167,34 @@ fn named(format: &Node, known: &NodeOptions) -> Result<(Pivot, Options)> {
     Ok((Pivot::Reopen { options }, local))
 }
 
-/// A `-drive` without node names: a raw one can be mirrored, any other cannot be adopted.
+/// A format node that QEMU named itself. Below the active image it is one that QEMU opened because
+/// the image above names it: it has no options but what QMP shows, and gets a name at the target.
+/// The active image's is from a `-drive` without node names: a raw one can be mirrored, any other
+/// cannot be adopted.
 fn unnamed(qdev: &str, depth: usize, format: &Node, file: &Node) -> Result<(Pivot, Options)> {
-    if format.driver != "raw" && depth == 0 {
-        let why = format!(
-            "disk {qdev}: its {} node has no name of its own, so qemu cannot reopen it: start the \
-             vm with -blockdev, or with node-name= on -drive",
-            format.driver
-        );
-        return Err(Error::new(ErrorKind::Refused, why));
-    }
     let mut local = Options::new();
     local.insert("driver".into(), file.driver.clone().into());
     local.insert("discard".into(), "unmap".into());
-    Ok((Pivot::Mirror, local))
+    if depth > 0 {
+        let mut options = Options::new();
+        options.insert("driver".into(), format.driver.clone().into());
+        options.insert("node-name".into(), node_name("format", qdev, depth).into());
+        state_facts(&mut options, format);
+        return Ok((Pivot::Reopen { options }, local));
+    }
+    if format.driver == "raw" {
+        return Ok((Pivot::Mirror, local));
+    }
+    let why = format!(
+        "disk {qdev}: its {} node has no name of its own, so qemu cannot reopen it: start the vm \
+         with -blockdev, or with node-name= on -drive",
+        format.driver
+    );
+    Err(Error::new(ErrorKind::Refused, why))
 }
 
 fn check_driver(options: &Options, driver: &str) -> Result<()> {
     let known = options.get("driver").and_then(Value::as_str).unwrap_or_default();
-    // QEMU opens a block device with `file` given a hint to use `host_device`.
     if known == driver {
         return Ok(());
     }

@@ -1,0 +1,347 @@
+//! The guest's memory and devices move: each side's steps, in the order of a safe switchover.
+//!
+//! At pre-switchover the guest is stopped, but QEMU has *not* finished with its disks: a qcow2 with
+//! persistent bitmaps or lazy refcounts writes them after `migrate-continue`. So:
+//!
+//! | source                             | target                          |
+//! |------------------------------------|---------------------------------|
+//! |                                    | [`Incoming::prepare`]           |
+//! |                                    | [`Incoming::listen`]            |
+//! | [`Outgoing::start`]                |                                 |
+//! | [`Outgoing::wait_pre_switchover`]  |                                 |
+//! | [`Outgoing::complete`]             |                                 |
+//! |                                    | [`Incoming::wait_loaded`]       |
+//! | *the disks' handover*: before it [`Outgoing::abandon`] resumes the guest here ||
+//! |                                    | [`Incoming::resume`]            |
+//!
+//! The target QEMU activates its disks only in the last step (`late-block-activate`, kept stopped);
+//! before it, it has at most read 512 bytes of each.
+
+use std::path::Path;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::graph;
+use crate::plan::LayerPlan;
+use crate::qmp::{Events, Qmp};
+use crate::status::{check_disks, cont, status, stop};
+
+/// How often the progress is asked for.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
+/// After `migrate-continue` only the devices' state and the last dirty pages move.
+const COMPLETE_TIMEOUT: Duration = Duration::from_secs(120);
+/// The STOP event is at most this many events behind the state that follows from it.
+const STOP_EVENTS: usize = 32;
+/// A cancelled migration closes its stream and resumes the guest.
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Limits of the memory's migration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    /// Bytes per second; 0 without limit.
+    pub max_bandwidth: u64,
+    /// QEMU goes to pre-switchover when the rest takes at most this time.
+    pub downtime_limit: Duration,
+}
+
+/// How far the memory's migration is.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Progress {
+    /// QEMU's word: `setup`, `active`, `pre-switchover`, `device`, `completed`, `failed` …
+    pub status: String,
+    /// Bytes sent.
+    pub transferred: u64,
+    /// Bytes of memory still to be sent.
+    pub remaining: u64,
+    /// Bytes of memory.
+    pub total: u64,
+    /// Bytes the guest dirties per second.
+    pub dirty_rate: u64,
+    /// What QEMU counts as downtime, once known.
+    pub downtime: Option<Duration>,
+    /// Why it failed.
+    pub error: Option<String>,
+}
+
+/// How far the VM's migration is.
+pub async fn progress(qmp: &Qmp) -> Result<Progress> {
+    let info = qmp.execute("query-migrate", Value::Null).await?;
+    let number = |v: &Value| v.as_u64().unwrap_or(0);
+    let ram = &info["ram"];
+    let pages = number(&ram["dirty-pages-rate"]);
+    Ok(Progress {
+        status: info["status"].as_str().unwrap_or("none").to_owned(),
+        transferred: number(&ram["transferred"]),
+        remaining: number(&ram["remaining"]),
+        total: number(&ram["total"]),
+        dirty_rate: pages * number(&ram["page-size"]).max(4096),
+        downtime: info["downtime"].as_u64().map(Duration::from_millis),
+        error: info["error-desc"].as_str().map(str::to_owned),
+    })
+}
+
+/// The source's side.
+pub struct Outgoing {
+    qmp: Qmp,
+    events: Events,
+    was_running: bool,
+    stopped_at: Option<Duration>,
+}
+
+impl Outgoing {
+    /// Starts sending to a unix socket. The guest goes on as before; on failure nothing has
+    /// started.
+    pub async fn start(qmp: &Qmp, socket: &Path, limits: &Limits) -> Result<Self> {
+        let events = qmp.events();
+        let was_running = status(qmp).await?.running;
+        let capabilities = [("events", true), ("pause-before-switchover", true)];
+        set_capabilities(qmp, &capabilities).await?;
+        set_limits(qmp, limits).await?;
+        let uri = format!("unix:{}", socket.display());
+        let started = qmp.execute("migrate", json!({ "uri": uri })).await;
+        started.map_err(|e| e.during("could not start the vm's migration"))?;
+        Ok(Self { qmp: qmp.clone(), events, was_running, stopped_at: None })
+    }
+
+    /// Takes over a migration that another process started, for [`Outgoing::abandon`].
+    pub fn attach(qmp: &Qmp, was_running: bool) -> Self {
+        Self { qmp: qmp.clone(), events: qmp.events(), was_running, stopped_at: None }
+    }
+
+    /// Whether the guest ran when the migration started.
+    pub fn was_running(&self) -> bool {
+        self.was_running
+    }
+
+    /// When the guest stopped for the switchover, by the source's clock.
+    pub fn stopped_at(&self) -> Option<Duration> {
+        self.stopped_at
+    }
+
+    /// Waits until the memory's rest fits the downtime limit. On success the guest is stopped and
+    /// QEMU still owns the disks; on failure it runs. May be dropped and called again.
+    pub async fn wait_pre_switchover(
+        &mut self,
+        mut report: impl FnMut(&Progress),
+    ) -> Result<Progress> {
+        loop {
+            let now = progress(&self.qmp).await?;
+            report(&now);
+            match now.status.as_str() {
+                "pre-switchover" => {
+                    self.note_stop().await;
+                    return Ok(now);
+                }
+                "failed" | "cancelled" | "none" => return Err(self.failed(&now).await),
+                "completed" => {
+                    let why = "the vm's migration completed without a pause: somebody else \
+                               continued it";
+                    return Err(Error::new(ErrorKind::Protocol, why));
+                }
+                _ => self.next_change().await?,
+            }
+        }
+    }
+
+    /// Returns at the next migration event, or when it is time to ask again.
+    async fn next_change(&mut self) -> Result<()> {
+        let event = match timeout(PROGRESS_INTERVAL, self.events.next()).await {
+            Ok(event) => event?,
+            Err(_) => return Ok(()),
+        };
+        if event.name == "STOP" {
+            self.stopped_at = Some(event.at);
+        }
+        Ok(())
+    }
+
+    /// Reads the STOP event that precedes pre-switchover, if it is not read yet.
+    async fn note_stop(&mut self) {
+        let known = |this: &Self| !this.was_running || this.stopped_at.is_some();
+        for _ in 0..STOP_EVENTS {
+            if known(self) || self.next_change().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Lets QEMU finish: on success everything is sent, all writes to the disks are done and the
+    /// source's QEMU has let go of them (inactive); only [`Outgoing::abandon`] may wake it. On
+    /// failure the guest runs at the source.
+    pub async fn complete(&mut self) -> Result<Progress> {
+        let state = json!({ "state": "pre-switchover" });
+        if let Err(error) = self.qmp.execute("migrate-continue", state).await {
+            self.abandon().await?;
+            return Err(error);
+        }
+        let finished = timeout(COMPLETE_TIMEOUT, async {
+            loop {
+                let now = progress(&self.qmp).await?;
+                match now.status.as_str() {
+                    "completed" => return Ok(now),
+                    "failed" | "cancelled" => return Err(self.failed(&now).await),
+                    _ => self.next_change().await?,
+                }
+            }
+        });
+        match finished.await {
+            Ok(result) => result,
+            Err(_) => {
+                self.abandon().await?;
+                let why = format!("the vm's migration did not complete in {COMPLETE_TIMEOUT:?}");
+                Err(Error::new(ErrorKind::Timeout, why))
+            }
+        }
+    }
+
+    /// Changes the limits on the way.
+    pub async fn set_limits(&self, limits: &Limits) -> Result<()> {
+        set_limits(&self.qmp, limits).await
+    }
+
+    /// Gives up, before the disks' handover, whatever has happened so far: the migration ends and
+    /// the guest runs at the source if it did before. The target's QEMU must be dead or killed.
+    pub async fn abandon(&mut self) -> Result<()> {
+        let what = "could not take the vm's migration back";
+        let now = progress(&self.qmp).await.map_err(|e| e.during(what))?;
+        let over = ["none", "completed", "failed", "cancelled"];
+        if !over.contains(&now.status.as_str()) {
+            let cancel = self.qmp.execute("migrate_cancel", Value::Null).await;
+            cancel.map_err(|e| e.during(what))?;
+            self.wait_over(&over).await.map_err(|e| e.during(what))?;
+        }
+        self.ensure_running().await.map_err(|e| e.during(what))
+    }
+
+    async fn wait_over(&mut self, over: &[&str]) -> Result<()> {
+        let ended = timeout(CANCEL_TIMEOUT, async {
+            while !over.contains(&progress(&self.qmp).await?.status.as_str()) {
+                self.next_change().await?;
+            }
+            Ok(())
+        });
+        ended.await.unwrap_or_else(|_| {
+            let why = format!("the migration did not end within {CANCEL_TIMEOUT:?}");
+            Err(Error::new(ErrorKind::NotUndone, why))
+        })
+    }
+
+    async fn ensure_running(&self) -> Result<()> {
+        if self.was_running && !status(&self.qmp).await?.running {
+            cont(&self.qmp).await?;
+        }
+        Ok(())
+    }
+
+    async fn failed(&self, now: &Progress) -> Error {
+        let why = now.error.clone().unwrap_or_else(|| format!("qemu says {}", now.status));
+        let error = Error::new(ErrorKind::Failed, format!("the vm's migration failed: {why}"));
+        match self.ensure_running().await {
+            Ok(()) => error,
+            Err(undo) => {
+                let why = format!("{error}; and the guest could not be resumed");
+                Error::with_source(ErrorKind::NotUndone, why, undo)
+            }
+        }
+    }
+}
+
+/// The target's side.
+pub struct Incoming {
+    qmp: Qmp,
+    events: Events,
+}
+
+impl Incoming {
+    /// Checks that the VM waits for a migration and has the source's disks, and makes sure that
+    /// neither the guest starts nor the disks are activated before [`Incoming::resume`].
+    pub async fn prepare(qmp: &Qmp, expected: &[LayerPlan]) -> Result<Self> {
+        let what = "the target vm is not ready";
+        let events = qmp.events();
+        let now = status(qmp).await.map_err(|e| e.during(what))?;
+        if now.state != "inmigrate" {
+            let why = format!(
+                "{what}: its state is {}, not inmigrate: start it with -incoming defer",
+                now.state
+            );
+            return Err(Error::new(ErrorKind::Refused, why));
+        }
+        check_disks(&graph::disks(qmp).await?, expected).map_err(|e| e.during(what))?;
+        // While incoming this only says that the guest is not to start by itself, like -S.
+        stop(qmp).await.map_err(|e| e.during(what))?;
+        let capabilities = [("events", true), ("late-block-activate", true)];
+        set_capabilities(qmp, &capabilities).await.map_err(|e| e.during(what))?;
+        Ok(Self { qmp: qmp.clone(), events })
+    }
+
+    /// Starts listening on a unix socket.
+    pub async fn listen(&self, socket: &Path) -> Result<()> {
+        let uri = format!("unix:{}", socket.display());
+        let listening = self.qmp.execute("migrate-incoming", json!({ "uri": uri })).await;
+        listening.map(|_| ()).map_err(|e| {
+            e.during("the target vm cannot listen (it must be started with -incoming defer)")
+        })
+    }
+
+    /// Waits until memory and devices are loaded. The guest is stopped and its disks inactive,
+    /// on success and on failure; a failed target QEMU ends by itself.
+    pub async fn wait_loaded(&mut self, within: Duration) -> Result<Progress> {
+        let loaded = timeout(within, async {
+            loop {
+                let now = progress(&self.qmp).await?;
+                match now.status.as_str() {
+                    "completed" => return Ok(now),
+                    "failed" | "cancelled" => {
+                        let why = now.error.unwrap_or(now.status);
+                        let why = format!("the target vm could not load: {why}");
+                        return Err(Error::new(ErrorKind::Failed, why));
+                    }
+                    _ => {}
+                }
+                if let Ok(event) = timeout(PROGRESS_INTERVAL, self.events.next()).await {
+                    event?;
+                }
+            }
+        });
+        let now = loaded.await.unwrap_or_else(|_| {
+            let why = format!("the target vm has not loaded within {within:?}");
+            Err(Error::new(ErrorKind::Timeout, why))
+        })?;
+        let state = status(&self.qmp).await?;
+        if state.running {
+            let why = "the target's guest runs before its time";
+            return Err(Error::new(ErrorKind::Protocol, why));
+        }
+        Ok(now)
+    }
+
+    /// After the disks' commit: activates the disks and lets the guest run. Returns when it did, by
+    /// the target's clock. For a guest that was stopped at the source nothing is called: whoever
+    /// starts it later activates its disks.
+    pub async fn resume(&mut self) -> Result<Duration> {
+        let mut events = self.qmp.events();
+        let resumed = cont(&self.qmp).await;
+        resumed.map_err(|e| e.during("the target's guest could not be started"))?;
+        let event = events.wait_for(CANCEL_TIMEOUT, "cont", |e| e.name == "RESUME").await?;
+        Ok(event.at)
+    }
+}
+
+async fn set_capabilities(qmp: &Qmp, wanted: &[(&str, bool)]) -> Result<()> {
+    let list: Vec<Value> =
+        wanted.iter().map(|(name, on)| json!({ "capability": name, "state": on })).collect();
+    let set = qmp.execute("migrate-set-capabilities", json!({ "capabilities": list })).await;
+    set.map(|_| ())
+}
+
+async fn set_limits(qmp: &Qmp, limits: &Limits) -> Result<()> {
+    let downtime = u64::try_from(limits.downtime_limit.as_millis()).unwrap_or(u64::MAX);
+    // QEMU wants a number below 2^63 for "no limit".
+    let bandwidth = if limits.max_bandwidth == 0 { i64::MAX as u64 } else { limits.max_bandwidth };
+    let parameters = json!({ "max-bandwidth": bandwidth, "downtime-limit": downtime });
+    qmp.execute("migrate-set-parameters", parameters).await.map(|_| ())
+}

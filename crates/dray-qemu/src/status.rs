@@ -1,0 +1,84 @@
+//! What a VM is doing, and the small commands that change it.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::graph;
+use crate::plan::LayerPlan;
+use crate::qmp::Qmp;
+
+/// A stopping guest waits for its requests; a disk that holds them back holds back `stop` too.
+const STOP_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// What a VM is doing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VmStatus {
+    /// Whether the guest runs.
+    pub running: bool,
+    /// QEMU's word for its state: `running`, `paused`, `inmigrate`, `postmigrate` …
+    pub state: String,
+}
+
+/// What the VM is doing.
+pub async fn status(qmp: &Qmp) -> Result<VmStatus> {
+    let status = qmp.execute("query-status", Value::Null).await?;
+    let state = status["status"]
+        .as_str()
+        .ok_or_else(|| Error::new(ErrorKind::Protocol, "query-status: answer not understood"))?;
+    Ok(VmStatus { running: status["running"].as_bool().unwrap_or(false), state: state.to_owned() })
+}
+
+/// Stops the guest; waits for its requests in flight.
+pub async fn stop(qmp: &Qmp) -> Result<()> {
+    qmp.execute_within("stop", Value::Null, STOP_TIMEOUT).await.map(|_| ())
+}
+
+/// Lets the guest run.
+pub async fn cont(qmp: &Qmp) -> Result<()> {
+    qmp.execute("cont", Value::Null).await.map(|_| ())
+}
+
+/// Ends QEMU. The connection may be gone before the answer.
+pub async fn quit(qmp: &Qmp) -> Result<()> {
+    match qmp.execute("quit", Value::Null).await {
+        Err(error) if error.kind() == ErrorKind::Closed => Ok(()),
+        other => other.map(|_| ()),
+    }
+}
+
+/// Tells the guest that a disk has another size.
+pub async fn resize(qmp: &Qmp, qdev: &str, size: u64) -> Result<()> {
+    let disk = graph::disk(qmp, qdev).await?;
+    let node = &disk.active().top().name;
+    let resized = qmp.execute("block_resize", json!({ "node-name": node, "size": size })).await;
+    resized.map(|_| ()).map_err(|e| e.during(format!("could not resize disk {qdev}")))
+}
+
+/// A VM's name, if it was given one.
+pub async fn name(qmp: &Qmp) -> Result<Option<String>> {
+    let answer = qmp.execute("query-name", Value::Null).await?;
+    Ok(answer["name"].as_str().map(str::to_owned))
+}
+
+/// Checks that a VM's disks are those of the plans: same ids, same sizes, none missing or more.
+pub fn check_disks(found: &[graph::VmDisk], expected: &[LayerPlan]) -> Result<()> {
+    let mismatch = |why: String| Err(Error::new(ErrorKind::Mismatch, why));
+    let expected: Vec<&LayerPlan> = expected.iter().filter(|p| p.depth == 0).collect();
+    for plan in &expected {
+        let Some(disk) = found.iter().find(|d| d.qdev == plan.qdev) else {
+            return mismatch(format!("the target vm has no disk with the id {}", plan.qdev));
+        };
+        if disk.size() != plan.size {
+            let (qdev, here, there) = (&plan.qdev, disk.size(), plan.size);
+            return mismatch(format!(
+                "disk {qdev} has {here} bytes at the target and {there} bytes at the source"
+            ));
+        }
+    }
+    match found.iter().find(|d| expected.iter().all(|p| p.qdev != d.qdev)) {
+        Some(disk) => mismatch(format!("the target vm has a disk {} more", disk.qdev)),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,299 @@
+//! Two QEMUs, one set of files behind NBD: the whole switchover in its order, and what happens when
+//! the target dies in each of its steps.
+
+mod support;
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use dray_qemu::migrate::{Incoming, Limits, Outgoing};
+use dray_qemu::{
+    AdoptOptions, LayerPlan, NbdExport, NodeOptions, Qmp, adopt, blockdev, graph, release, status,
+};
+use dray_testkit::guest::{Bystander, GuestVm, GuestVmBuilder, initramfs, tools};
+use support::NbdServer;
+
+const SIZE: u64 = 64 << 20;
+const SPAN: u64 = 16 << 20;
+const ROOM: u64 = 256 << 20;
+const LIMITS: Limits = Limits { max_bandwidth: 0, downtime_limit: Duration::from_millis(300) };
+/// Slow enough that the memory is still on its way when the test acts.
+const SLOW: Limits = Limits { max_bandwidth: 1 << 20, downtime_limit: Duration::from_millis(1) };
+const LOAD: Duration = Duration::from_secs(20);
+
+/// A guest with a raw disk and a qcow2 disk with a backing file and a persistent bitmap.
+struct Lab {
+    dir: tempfile::TempDir,
+    raw: PathBuf,
+    base: PathBuf,
+    top: PathBuf,
+    bystanders: [Bystander; 2],
+}
+
+impl Lab {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let path = |name: &str| dir.path().join(name);
+        let (raw, base, top) = (path("raw.raw"), path("base.qcow2"), path("top.qcow2"));
+        let bystanders = [Bystander::new(1, SIZE, SPAN), Bystander::new(2, SIZE, SPAN)];
+        bystanders[0].create_raw(&raw).expect("image");
+        bystanders[1].create_raw(&path("seed.raw")).expect("image");
+        let text = |p: &Path| p.to_string_lossy().into_owned();
+        let (seed, base_name, top_name) = (text(&path("seed.raw")), text(&base), text(&top));
+        let convert = ["convert", "-f", "raw", "-O", "qcow2", &seed, &base_name];
+        tools::run("qemu-img", &convert).expect("convert");
+        let create = ["create", "-f", "qcow2", "-b", &base_name, "-F", "qcow2", &top_name];
+        tools::run("qemu-img", &create).expect("create");
+        tools::run("qemu-img", &["bitmap", "--add", &top_name, "backup"]).expect("bitmap");
+        Self { dir, raw, base, top, bystanders }
+    }
+
+    fn builder(&self, name: &str) -> GuestVmBuilder {
+        GuestVm::builder(self.dir.path(), name)
+    }
+
+    fn source(&self) -> GuestVm {
+        let builder = self
+            .builder("source")
+            .blockdev(format!(
+                "driver=file,node-name=plain,filename={},discard=unmap",
+                self.raw.display()
+            ))
+            .blockdev(format!(
+                "driver=qcow2,node-name=active,discard=unmap,file.driver=file,file.filename={}",
+                self.top.display()
+            ))
+            .disk("disk0", "plain")
+            .disk("disk1", "active");
+        let mut vm = builder.start().expect("start");
+        vm.wait_ready().expect("boot");
+        for (disk, bystander) in ["vda", "vdb"].into_iter().zip(&self.bystanders) {
+            let console = vm.console();
+            console.command(&bystander.open_command(disk)).expect("open");
+            let start = format!("start disk={disk} span={SPAN} block=16384 rate=2000000 flush=64");
+            console.command(&start).expect("start");
+        }
+        vm
+    }
+
+    /// Serves every image, plans every layer, and adopts the two active ones.
+    async fn adopt(&self, qmp: &Qmp) -> Adopted {
+        let file = File::options().write(true).open(&self.top).expect("open");
+        file.set_len(file.metadata().expect("metadata").len() + ROOM).expect("extend");
+        let known = NodeOptions::of_process(qmp.pid().expect("pid")).expect("command line");
+        let mut adopted = Adopted { servers: Vec::new(), disks: Vec::new() };
+        for disk in graph::disks(qmp).await.expect("disks") {
+            let plans = LayerPlan::of_disk(&disk, &known).expect("plan");
+            let mut layers = Vec::new();
+            for plan in plans {
+                let socket = self.dir.path().join(format!("{}-{}.nbd", plan.qdev, plan.depth));
+                let server = NbdServer::start(&plan.path(), &socket);
+                layers.push((plan, server.export()));
+                adopted.servers.push(server);
+            }
+            let (plan, export) = &layers[0];
+            adopt(qmp, plan, export, AdoptOptions::default()).await.expect("adopt");
+            adopted.disks.push(layers);
+        }
+        adopted
+    }
+
+    /// A QEMU that waits for the migration, started with the lines that `blockdev` made.
+    fn target(&self, adopted: &Adopted) -> GuestVm {
+        let mut builder = self.builder("target").incoming();
+        for layers in adopted.target_layers() {
+            for argument in blockdev::arguments(&layers) {
+                builder = builder.blockdev(argument);
+            }
+            let active = &layers[0].0;
+            builder = builder.disk(&active.qdev, &blockdev::top_node(active));
+        }
+        builder.start().expect("start the target")
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join("migration.sock")
+    }
+}
+
+struct Adopted {
+    servers: Vec<NbdServer>,
+    disks: Vec<Vec<(LayerPlan, NbdExport)>>,
+}
+
+impl Adopted {
+    /// The layers at the target, which here uses the very same files.
+    fn target_layers(&self) -> Vec<Vec<(LayerPlan, NbdExport)>> {
+        let layer = |(plan, export): &(LayerPlan, NbdExport)| {
+            (plan.for_target(&plan.path()), export.clone())
+        };
+        self.disks.iter().map(|layers| layers.iter().map(layer).collect()).collect()
+    }
+
+    fn active_plans(&self) -> Vec<LayerPlan> {
+        self.disks.iter().map(|layers| layers[0].0.clone()).collect()
+    }
+}
+
+async fn connect(vm: &GuestVm) -> Qmp {
+    Qmp::connect(&vm.qmp_path()).await.expect("qmp")
+}
+
+async fn incoming(lab: &Lab, target: &Qmp, adopted: &Adopted) -> Incoming {
+    let incoming = Incoming::prepare(target, &adopted.active_plans()).await.expect("prepare");
+    // Left behind by a target that was killed.
+    let _ = std::fs::remove_file(lab.socket());
+    incoming.listen(&lab.socket()).await.expect("listen");
+    incoming
+}
+
+fn image_info(path: &Path) -> String {
+    let info = tools::run("qemu-img", &["info", "-U", &path.to_string_lossy()]).expect("info");
+    String::from_utf8_lossy(&info.stdout).into_owned()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_vm_moves_with_its_bitmap() {
+    if !initramfs::available() || !tools::available(&["nbdkit"]) {
+        return;
+    }
+    let mut lab = Lab::new();
+    let mut source_vm = lab.source();
+    let source = connect(&source_vm).await;
+    let adopted = lab.adopt(&source).await;
+    let mut target_vm = lab.target(&adopted);
+    let target = connect(&target_vm).await;
+    let mut incoming = incoming(&lab, &target, &adopted).await;
+
+    let mut outgoing = Outgoing::start(&source, &lab.socket(), &LIMITS).await.expect("start");
+    let mut last = 0;
+    outgoing.wait_pre_switchover(|p| last = p.transferred).await.expect("pre-switchover");
+    assert!(last > 0, "the progress was reported");
+    assert!(!status::status(&source).await.expect("status").running);
+    assert!(image_info(&lab.top).contains("in-use"), "qemu has not finished with the image");
+    let sent = outgoing.complete().await.expect("complete");
+    println!("memory: {} bytes, qemu's downtime {:?}", sent.transferred, sent.downtime);
+    incoming.wait_loaded(LOAD).await.expect("loaded");
+    assert_eq!(status::status(&source).await.expect("status").state, "postmigrate");
+    let info = image_info(&lab.top);
+    assert!(info.contains("name: backup") && !info.contains("in-use"), "stored: {info}");
+    // Here the disks are handed over; then the source is no longer needed.
+    let resumed = incoming.resume().await.expect("resume");
+    let stopped = outgoing.stopped_at().expect("the guest ran");
+    println!("downtime by events: {:?}", resumed - stopped);
+    status::quit(&source).await.expect("quit");
+    source_vm.wait_exit(Duration::from_secs(10)).expect("exit");
+
+    let console = target_vm.console();
+    for _ in 0..4 {
+        console.wait_for(Duration::from_secs(10), |l| l.starts_with("STAT")).expect("it writes");
+    }
+    for layers in adopted.target_layers() {
+        for (plan, _) in &layers {
+            let released = release(&target, plan).await.expect("release");
+            println!("released {} layer {}: {released:?}", plan.qdev, plan.depth);
+        }
+    }
+    drop(adopted);
+    for disk in graph::disks(&target).await.expect("disks") {
+        assert!(disk.layers.iter().all(|l| l.protocol.driver == "file"), "{disk:?}");
+    }
+    finish(&mut lab, &target, &mut target_vm).await;
+    let check = tools::run("qemu-img", &["check", &lab.top.to_string_lossy()]);
+    check.expect("a sound image");
+    assert!(lab.base.exists());
+}
+
+/// The guest verifies everything, and so does the bystander.
+async fn finish(lab: &mut Lab, qmp: &Qmp, vm: &mut GuestVm) {
+    let console = vm.console();
+    console.command("stop").expect("stop");
+    console.command("verify").expect("the guest's own check");
+    console.command("flush").expect("flush");
+    assert_eq!(console.complaints(), Vec::<String>::new());
+    for (disk, bystander) in ["vda", "vdb"].into_iter().zip(&mut lab.bystanders) {
+        let dump = console.command(&format!("dump disk={disk}")).expect("dump");
+        bystander.apply_dump(disk, &dump).expect("apply");
+        assert!(bystander.written_blocks() > 200, "the guest wrote");
+    }
+    status::quit(qmp).await.expect("quit");
+    vm.wait_exit(Duration::from_secs(10)).expect("exit");
+    lab.bystanders[0].check_raw(&lab.raw).expect("raw image");
+    lab.bystanders[1].check_format(&lab.top, "qcow2").expect("qcow2 image");
+}
+
+async fn guest_goes_on(vm: &mut GuestVm, qmp: &Qmp, when: &str) {
+    assert!(status::status(qmp).await.expect("status").running, "{when}");
+    let console = vm.console();
+    let line = |l: &str| l.starts_with("STAT") && !l.contains("writes=0 ");
+    // The first may have been printed before.
+    for _ in 0..3 {
+        console.wait_for(Duration::from_secs(10), line).expect(when);
+    }
+    assert_eq!(console.complaints(), Vec::<String>::new(), "{when}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_dead_target_costs_the_guest_nothing() {
+    if !initramfs::available() || !tools::available(&["nbdkit"]) {
+        return;
+    }
+    let mut lab = Lab::new();
+    let mut source_vm = lab.source();
+    let source = connect(&source_vm).await;
+    let adopted = lab.adopt(&source).await;
+
+    for step in [
+        "cancelled on the way",
+        "killed on the way",
+        "cancelled when paused",
+        "killed when paused",
+        "killed when loaded",
+    ] {
+        let mut target_vm = lab.target(&adopted);
+        let target = connect(&target_vm).await;
+        let mut incoming = incoming(&lab, &target, &adopted).await;
+        let limits = if step.ends_with("on the way") { SLOW } else { LIMITS };
+        let mut outgoing = Outgoing::start(&source, &lab.socket(), &limits).await.expect("start");
+        match step {
+            "cancelled on the way" => outgoing.abandon().await.expect(step),
+            "killed on the way" => {
+                target_vm.kill().expect("kill");
+                let error = outgoing.wait_pre_switchover(|_| ()).await.expect_err(step);
+                println!("{step}: {error}");
+                assert_eq!(error.kind(), dray_qemu::ErrorKind::Failed);
+            }
+            "cancelled when paused" => {
+                outgoing.wait_pre_switchover(|_| ()).await.expect(step);
+                target_vm.kill().expect("kill");
+                outgoing.abandon().await.expect(step);
+            }
+            "killed when paused" => {
+                outgoing.wait_pre_switchover(|_| ()).await.expect(step);
+                target_vm.kill().expect("kill");
+                match outgoing.complete().await {
+                    Err(error) => println!("{step}: {error}"),
+                    // All of it fitted into the socket's buffer.
+                    Ok(_) => outgoing.abandon().await.expect(step),
+                }
+            }
+            _ => {
+                outgoing.wait_pre_switchover(|_| ()).await.expect(step);
+                outgoing.complete().await.expect(step);
+                incoming.wait_loaded(LOAD).await.expect(step);
+                target_vm.kill().expect("kill");
+                let gone = incoming.resume().await.expect_err("a dead target");
+                println!("{step}: {gone}");
+                outgoing.abandon().await.expect(step);
+            }
+        }
+        drop(target_vm);
+        guest_goes_on(&mut source_vm, &source, step).await;
+    }
+    for layers in &adopted.disks {
+        release(&source, &layers[0].0).await.expect("release");
+    }
+    drop(adopted);
+    finish(&mut lab, &source, &mut source_vm).await;
+}
