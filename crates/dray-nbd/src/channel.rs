@@ -1,7 +1,10 @@
-//! A byte stream to one client: a unix or TCP socket, bare; TLS over it is in [`crate::tls`].
+//! A byte stream to one client: a unix or TCP socket, bare; TLS over it is in `crate::tls`.
 
 use rustix::fd::{AsFd, BorrowedFd};
-use rustix::net::{SendAncillaryBuffer, SendFlags, Shutdown, sendmsg, shutdown, sockopt};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, recvmsg, sendmsg,
+    shutdown, sockopt,
+};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
@@ -9,10 +12,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Both directions of a connection. One thread receives; senders take turns (see
-/// [`crate::writer`]).
+/// `crate::writer`).
 pub(crate) trait Channel: Send + Sync {
     /// Receives at least one byte into `into`, or zero at the end of the stream.
     fn receive(&self, into: &mut [IoSliceMut<'_>]) -> io::Result<usize>;
+
+    /// Receives what is here, if anything is; the default says that nobody can know.
+    fn receive_now(&self, _into: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>> {
+        Ok(None)
+    }
 
     /// Sends all of `parts`.
     fn send(&self, parts: &mut [IoSlice<'_>]) -> io::Result<()>;
@@ -84,6 +92,15 @@ impl Channel for Socket {
                 Err(rustix::io::Errno::AGAIN) => return Err(io::ErrorKind::TimedOut.into()),
                 other => return Ok(other?),
             }
+        }
+    }
+
+    fn receive_now(&self, into: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>> {
+        let mut control = RecvAncillaryBuffer::default();
+        match recvmsg(self, into, &mut control, RecvFlags::DONTWAIT) {
+            Ok(message) => Ok(Some(message.bytes)),
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(None),
+            Err(error) => Err(error.into()),
         }
     }
 

@@ -3,6 +3,7 @@
 
 use crate::channel::Channel;
 use crate::limits::RECEIVE_BUFFER;
+use crate::patience::Patience;
 use std::io::{self, IoSliceMut};
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,12 +21,21 @@ pub(crate) struct Inbound {
     /// Receive at most this much beyond what is asked for.
     ahead: usize,
     deadline: Option<Instant>,
+    patience: Patience,
 }
 
 impl Inbound {
     pub(crate) fn new(channel: Arc<dyn Channel>) -> Self {
         let bytes = vec![0; RECEIVE_BUFFER].into_boxed_slice();
-        Self { channel, bytes, start: 0, end: 0, ahead: RECEIVE_BUFFER, deadline: None }
+        Self {
+            channel,
+            bytes,
+            start: 0,
+            end: 0,
+            ahead: RECEIVE_BUFFER,
+            deadline: None,
+            patience: Patience::default(),
+        }
     }
 
     pub(crate) fn channel(&self) -> &Arc<dyn Channel> {
@@ -87,8 +97,13 @@ impl Inbound {
         while self.end - self.start < len {
             self.arm()?;
             let limit = self.bytes.len().min(self.start + len + self.ahead);
-            let into = &mut self.bytes[self.end..limit];
-            match self.channel.receive(&mut [IoSliceMut::new(into)])? {
+            let into = &mut [IoSliceMut::new(&mut self.bytes[self.end..limit])];
+            let channel = &self.channel;
+            let received = match self.patience.look_for(|| channel.receive_now(into))? {
+                Some(received) => received,
+                None => channel.receive(into)?,
+            };
+            match received {
                 0 if self.start == self.end => return Ok(false),
                 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
                 got => self.end += got,

@@ -2,13 +2,13 @@
 //! no file. QEMU, `qemu-img`, libnbd clients, fio and the kernel can use it.
 //!
 //! # A request's way
-//! [`listener`] accepts, [`server`] starts a thread for the connection. [`negotiation`] carries the
-//! options that [`option`] parses and [`dialogue`] answers, perhaps changing the [`channel`] for
-//! [`tls`]. Then [`connection`] receives requests ([`inbound`], [`request`]) and does at once what
-//! needs no waiting; its replies ([`reply`]) are collected ([`batch`]) while more requests are
-//! already here. Whatever would wait, for the disk or the network, is a [`job`] for one of the
-//! connection's [`worker`]s, and flushes have a worker of their own: a guest's flush never waits
-//! behind reads of missing blocks. All replies leave through one [`writer`].
+//! `listener` accepts, `server` starts a thread for the connection. `negotiation` carries the
+//! options that `option` parses and `dialogue` answers, perhaps changing the `channel` for
+//! `tls`. Then `connection` receives requests (`inbound`, `request`) and does at once what
+//! needs no waiting; its replies (`reply`) are collected (`batch`) while more requests are
+//! already here; before it sleeps it looks on for a moment (`patience`). Whatever would wait, for the disk or the network, is a `job` for one of the
+//! connection's `worker`s, and flushes have a worker of their own: a guest's flush never waits
+//! behind reads of missing blocks. All replies leave through one `writer`.
 //!
 //! # What is spoken
 //! Fixed newstyle negotiation with `EXPORT_NAME`, `LIST`, `INFO`, `GO`, `ABORT`, `STARTTLS`,
@@ -34,6 +34,7 @@ pub mod limits;
 mod listener;
 mod negotiation;
 mod option;
+mod patience;
 mod proto;
 mod reply;
 mod request;

@@ -73,6 +73,18 @@ pub const READ_PIECE: usize = 256 << 10;
 /// `send` while the client still works on the last one.
 pub const UNIX_SEND_BUFFER: usize = 1 << 20;
 
+/// The receiver looks for the next request this long before it sleeps: what a sleep and a wake-up
+/// cost on a processor that has gone idle, so that looking in vain at worst doubles that.
+pub const PATIENCE: Duration = Duration::from_micros(50);
+
+/// A client that keeps the receiver waiting is looked for only once in this many times: the cost
+/// disappears, and a client that becomes busy is still noticed within milliseconds.
+pub const MAX_LOOKS_SKIPPED: u32 = 256;
+
+/// A long write goes to the image in pieces of this size: the client sends the next piece while
+/// the image takes this one.
+pub const WRITE_PIECE: usize = 256 << 10;
+
 /// Idle buffers a connection keeps for its next large requests.
 pub const KEPT_BUFFERS: usize = 16;
 

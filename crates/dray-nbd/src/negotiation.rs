@@ -14,15 +14,17 @@ fn invalid(why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
-/// Negotiates until the client may send requests; `None` when it leaves before that.
+/// Negotiates until the client may send requests; `None` when it leaves before that. `enter` is
+/// called before the client learns that it may, and may still turn it away with `None`.
 ///
 /// # Errors
 /// The client broke the protocol, took too long, or the connection failed.
-pub(crate) fn negotiate(
+pub(crate) fn negotiate<T>(
     inbound: &mut Inbound,
     exports: &dyn Exports,
     tls: &Tls,
-) -> io::Result<Option<Box<Agreed>>> {
+    enter: impl FnOnce(&Agreed) -> Option<T>,
+) -> io::Result<Option<(Box<Agreed>, T)>> {
     inbound.set_deadline(Some(Instant::now() + NEGOTIATION_TIME))?;
     let secrecy = match tls {
         Tls::Off => Secrecy::Off,
@@ -35,21 +37,23 @@ pub(crate) fn negotiate(
         if !inbound.need(crate::option::HEADER_LEN)? {
             return Ok(None);
         }
-        let next = one_option(inbound, &mut dialogue)?;
-        // A client that hangs up after ABORT may not wait for the answer.
-        let sent = send(inbound, &mut dialogue.out);
-        match next {
-            Next::Close => return Ok(None),
-            Next::Option => sent?,
+        match one_option(inbound, &mut dialogue)? {
+            Next::Close => {
+                // A client that hangs up after ABORT may not wait for the answer.
+                let _ = send(inbound, &mut dialogue.out);
+                return Ok(None);
+            }
+            Next::Option => send(inbound, &mut dialogue.out)?,
             Next::StartTls => {
-                sent?;
+                send(inbound, &mut dialogue.out)?;
                 start_tls(inbound, tls)?;
                 dialogue.tls_is_active();
             }
             Next::Transmit(agreed) => {
-                sent?;
+                let Some(entered) = enter(&agreed) else { return Ok(None) };
+                send(inbound, &mut dialogue.out)?;
                 inbound.set_deadline(None)?;
-                return Ok(Some(agreed));
+                return Ok(Some((agreed, entered)));
             }
         }
     }

@@ -2,7 +2,8 @@
 
 use crate::channel::{Channel, Socket};
 use crate::connection::transmit;
-use crate::export::{Attachments, Exports};
+use crate::dialogue::Agreed;
+use crate::export::{Attachment, Attachments, Exports};
 use crate::inbound::Inbound;
 use crate::limits::{MAX_CONNECTIONS, SHUTDOWN_GRACE};
 use crate::listener::{self, Listener};
@@ -168,14 +169,21 @@ impl Service {
         }
     }
 
+    /// Notes what the connection uses. Asks again whether it may: an export that was withdrawn and
+    /// disconnected since it was opened must not keep this connection.
+    fn enter(&self, place: &Place, agreed: &Agreed) -> Option<Attachment> {
+        place.uses(&agreed.name);
+        self.attachments.exports().open(&agreed.name).ok()?;
+        Some(self.attachments.attach(&agreed.name))
+    }
+
     fn talk(&self, socket: &Arc<Socket>, place: &Place) -> io::Result<()> {
         socket.tune()?;
         let mut inbound = Inbound::new(Arc::clone(socket) as Arc<dyn Channel>);
         let tls = listener::tls(&self.listener);
         let exports = self.attachments.exports();
-        let Some(agreed) = negotiate(&mut inbound, exports, tls)? else { return Ok(()) };
-        place.uses(&agreed.name);
-        let _attachment = self.attachments.attach(&agreed.name);
+        let entered = negotiate(&mut inbound, exports, tls, |agreed| self.enter(place, agreed))?;
+        let Some((agreed, _attachment)) = entered else { return Ok(()) };
         tracing::debug!(export = agreed.name, "nbd client attached");
         let session = Arc::new(Session {
             image: agreed.image,

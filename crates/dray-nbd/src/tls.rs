@@ -86,6 +86,35 @@ impl TlsChannel {
         })
     }
 
+    /// Receives plaintext, with `ciphertext` to get more of what it is made from, if it can.
+    fn receive_from(
+        &self,
+        into: &mut [IoSliceMut<'_>],
+        ciphertext: impl Fn(&mut [IoSliceMut<'_>]) -> io::Result<Option<usize>>,
+    ) -> io::Result<Option<usize>> {
+        let mut incoming = lock(&self.incoming);
+        loop {
+            let (result, pending) = {
+                let mut session = lock(&self.session);
+                let result = incoming.decrypt(&mut session, into);
+                (result, session.wants_write())
+            };
+            if pending {
+                self.send_pending()?;
+            }
+            if let Some(received) = result? {
+                return Ok(Some(received));
+            }
+            incoming.start = 0;
+            incoming.end = 0;
+            match ciphertext(&mut [IoSliceMut::new(&mut incoming.bytes)])? {
+                Some(0) => return Ok(Some(0)),
+                None => return Ok(None),
+                Some(got) => incoming.end = got,
+            }
+        }
+    }
+
     /// Sends what the session itself has to say: answers to key updates, alerts.
     fn send_pending(&self) -> io::Result<()> {
         let mut out = lock(&self.outgoing);
@@ -132,27 +161,12 @@ impl Incoming {
 
 impl Channel for TlsChannel {
     fn receive(&self, into: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        let mut incoming = lock(&self.incoming);
-        loop {
-            let (result, pending) = {
-                let mut session = lock(&self.session);
-                let result = incoming.decrypt(&mut session, into);
-                (result, session.wants_write())
-            };
-            if pending {
-                self.send_pending()?;
-            }
-            if let Some(received) = result? {
-                return Ok(received);
-            }
-            incoming.start = 0;
-            incoming.end = 0;
-            let got = self.socket.receive(&mut [IoSliceMut::new(&mut incoming.bytes)])?;
-            if got == 0 {
-                return Ok(0);
-            }
-            incoming.end = got;
-        }
+        let received = self.receive_from(into, |part| self.socket.receive(part).map(Some))?;
+        received.ok_or_else(|| io::ErrorKind::WouldBlock.into())
+    }
+
+    fn receive_now(&self, into: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>> {
+        self.receive_from(into, |part| self.socket.receive_now(part))
     }
 
     fn send(&self, parts: &mut [IoSlice<'_>]) -> io::Result<()> {
