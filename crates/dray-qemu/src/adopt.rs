@@ -14,7 +14,7 @@ use serde_json::json;
 use crate::error::{Error, ErrorKind, Result};
 use crate::graph::{Graph, Layer};
 use crate::options::Options;
-use crate::pivot::{add_node, delete_node, exchange};
+use crate::pivot::{add_node, delete_node, exchange, undo_add};
 use crate::plan::{LayerPlan, check_unused};
 use crate::qmp::Qmp;
 
@@ -84,7 +84,7 @@ pub async fn adopt(
 ) -> Result<Adopted> {
     let start = Instant::now();
     let what = || format!("could not adopt disk {}", plan.qdev);
-    let graph = Graph::read(qmp).await?;
+    let graph = Graph::read(qmp).await.map_err(|e| e.during(what()))?;
     let layer = local_layer(&graph, plan).map_err(|e| e.during(what()))?;
     let bitmaps =
         check_unused(&graph, plan, &layer, options.drop_bitmaps).map_err(|e| e.during(what()))?;
@@ -92,7 +92,7 @@ pub async fn adopt(
     let pivoted = splice(qmp, plan, &layer, &bitmaps).await;
     let pivot = match pivoted {
         Ok(pivot) => pivot,
-        Err(error) => return Err(undo(qmp, plan, error).await.during(what())),
+        Err(error) => return Err(undo_add(qmp, &plan.nbd_node(), error).await.during(what())),
     };
     // Closes the file and frees the name for the release.
     for node in [Some(&layer.protocol), layer.format.as_ref()].into_iter().flatten() {
@@ -129,16 +129,6 @@ async fn check_size(qmp: &Qmp, plan: &LayerPlan, nbd: &str) -> Result<()> {
     }
     let why = format!("the export has {size} bytes, but the file has {}", plan.file_size);
     Err(Error::new(ErrorKind::Mismatch, why))
-}
-
-async fn undo(qmp: &Qmp, plan: &LayerPlan, error: Error) -> Error {
-    match delete_node(qmp, &plan.nbd_node()).await {
-        Ok(()) => error,
-        Err(undo) => {
-            let why = format!("{error}; and the nbd node could not be removed");
-            Error::with_source(ErrorKind::NotUndone, why, undo)
-        }
-    }
 }
 
 /// The layer as the plan expects it: on its local file.

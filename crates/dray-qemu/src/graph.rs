@@ -305,8 +305,8 @@ impl Graph {
         let refuse = |node: &Node| {
             let (name, driver) = (&node.name, &node.driver);
             let why = format!(
-                "disk {qdev}: node {name} has driver {driver}, which dray does not know: \
-                 {} on {} are supported",
+                "disk {qdev}: node {name} has driver {driver}, which dray does not know (a job \
+                 may have put it there): {} on {} are supported",
                 FORMATS.join(", "),
                 PROTOCOLS.join(", ")
             );

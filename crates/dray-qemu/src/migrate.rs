@@ -230,14 +230,27 @@ impl Outgoing {
         })
     }
 
-    async fn ensure_running(&self) -> Result<()> {
-        if self.was_running && !status(&self.qmp).await?.running {
-            cont(&self.qmp).await?;
-        }
-        Ok(())
+    /// A failed or cancelled migration resumes the guest by itself, a little after it says that it
+    /// is over; until then QEMU refuses `cont`. A completed one does not.
+    async fn ensure_running(&mut self) -> Result<()> {
+        let resumed = timeout(CANCEL_TIMEOUT, async {
+            while self.was_running {
+                let now = status(&self.qmp).await?;
+                match now.state.as_str() {
+                    _ if now.running => break,
+                    "finish-migrate" => self.next_change().await?,
+                    _ => return cont(&self.qmp).await,
+                }
+            }
+            Ok(())
+        });
+        resumed.await.unwrap_or_else(|_| {
+            let why = format!("the guest did not resume within {CANCEL_TIMEOUT:?}");
+            Err(Error::new(ErrorKind::NotUndone, why))
+        })
     }
 
-    async fn failed(&self, now: &Progress) -> Error {
+    async fn failed(&mut self, now: &Progress) -> Error {
         let why = now.error.clone().unwrap_or_else(|| format!("qemu says {}", now.status));
         let error = Error::new(ErrorKind::Failed, format!("the vm's migration failed: {why}"));
         match self.ensure_running().await {

@@ -30,6 +30,23 @@ pub(crate) async fn delete_node(qmp: &Qmp, name: &str) -> Result<()> {
     deleted.map(|_| ()).map_err(|e| e.during(format!("could not delete block node {name}")))
 }
 
+/// Removes a node that was added for a step that failed with `error`; returns what to report.
+pub(crate) async fn undo_add(qmp: &Qmp, node: &str, error: Error) -> Error {
+    match delete_node(qmp, node).await {
+        Ok(()) => error,
+        Err(undo) => not_undone(&error, &format!("block node {node} could not be removed"), undo),
+    }
+}
+
+/// A step failed and so did undoing it. With QEMU gone there is nothing to undo.
+fn not_undone(error: &Error, what: &str, undo: Error) -> Error {
+    let kind = match undo.kind() {
+        ErrorKind::Closed => ErrorKind::Closed,
+        _ => ErrorKind::NotUndone,
+    };
+    Error::with_source(kind, format!("{error}; and {what}"), undo)
+}
+
 /// Puts the layer on node `to` instead of `from`. On failure it is still on `from`.
 pub(crate) async fn exchange(qmp: &Qmp, plan: &LayerPlan, from: &str, to: &str) -> Result<()> {
     match &plan.pivot {
@@ -71,10 +88,9 @@ async fn mirror(qmp: &Qmp, plan: &LayerPlan, from: &str, to: &str) -> Result<()>
     match drive_job(qmp, &job, &mut events).await {
         Ok(()) => Ok(()),
         Err(error) => {
-            abandon_job(qmp, &job, &mut events).await.map_err(|undo| {
-                let why = format!("{}: {error}; and the mirror job did not end", what());
-                Error::with_source(ErrorKind::NotUndone, why, undo)
-            })?;
+            if let Err(undo) = abandon_job(qmp, &job, &mut events).await {
+                return Err(not_undone(&error, "the mirror job did not end", undo).during(what()));
+            }
             // The job may have been completed just before it was given up.
             match Graph::read(qmp).await?.disk(&plan.qdev)?.active().top().name == to {
                 true => Ok(()),

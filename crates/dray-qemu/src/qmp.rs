@@ -242,10 +242,8 @@ impl Qmp {
         let mut text = message.to_string();
         text.push('\n');
         let mut writer = self.0.writer.lock().await;
-        writer.write_all(text.as_bytes()).await.map_err(|e| {
-            let socket = self.0.socket.display();
-            Error::with_source(ErrorKind::Closed, format!("could not write to {socket}"), e)
-        })
+        // Whatever the system says, it means that QEMU is gone.
+        writer.write_all(text.as_bytes()).await.map_err(|_| closed(&self.0.socket))
     }
 }
 

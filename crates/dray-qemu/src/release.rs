@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::graph::{Graph, Layer, Node, VmDisk};
-use crate::pivot::{add_node, delete_node, exchange};
+use crate::pivot::{add_node, delete_node, exchange, undo_add};
 use crate::plan::LayerPlan;
 use crate::qmp::Qmp;
 
@@ -24,7 +24,7 @@ pub struct Released {
 pub async fn release(qmp: &Qmp, plan: &LayerPlan) -> Result<Released> {
     let start = Instant::now();
     let what = || format!("could not release disk {}", plan.qdev);
-    let graph = Graph::read(qmp).await?;
+    let graph = Graph::read(qmp).await.map_err(|e| e.during(what()))?;
     let nbd = plan.nbd_node();
     let Some(layer) = adopted_layer(&graph, plan).map_err(|e| e.during(what()))? else {
         delete_node(qmp, &nbd).await.map_err(|e| e.during(what()))?;
@@ -35,21 +35,11 @@ pub async fn release(qmp: &Qmp, plan: &LayerPlan) -> Result<Released> {
     add_node(qmp, &plan.local).await.map_err(|e| e.during(what()))?;
     let pivot_start = Instant::now();
     if let Err(error) = exchange(qmp, plan, &layer.top().name, plan.local_node()).await {
-        return Err(undo(qmp, plan, error).await.during(what()));
+        return Err(undo_add(qmp, plan.local_node(), error).await.during(what()));
     }
     let pivot = pivot_start.elapsed();
     delete_node(qmp, &nbd).await.map_err(|e| e.during(what()))?;
     Ok(Released { pivot, total: start.elapsed() })
-}
-
-async fn undo(qmp: &Qmp, plan: &LayerPlan, error: Error) -> Error {
-    match delete_node(qmp, plan.local_node()).await {
-        Ok(()) => error,
-        Err(undo) => {
-            let why = format!("{error}; and the file node could not be removed");
-            Error::with_source(ErrorKind::NotUndone, why, undo)
-        }
-    }
 }
 
 /// The layer if it is on dray's socket; `None` if it is on its file.

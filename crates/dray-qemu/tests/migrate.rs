@@ -161,6 +161,7 @@ async fn a_vm_moves_with_its_bitmap() {
     let mut lab = Lab::new();
     let mut source_vm = lab.source();
     let source = connect(&source_vm).await;
+    let before = graph::disks(&source).await.expect("disks");
     let adopted = lab.adopt(&source).await;
     let mut target_vm = lab.target(&adopted);
     let target = connect(&target_vm).await;
@@ -196,9 +197,10 @@ async fn a_vm_moves_with_its_bitmap() {
         }
     }
     drop(adopted);
-    for disk in graph::disks(&target).await.expect("disks") {
-        assert!(disk.layers.iter().all(|l| l.protocol.driver == "file"), "{disk:?}");
-    }
+    let after = graph::disks(&target).await.expect("disks");
+    assert_eq!(release::differences(&before[1], &after[1]), Vec::<String>::new());
+    let raw = ["layer 0: format raw, was none", "layer 0: node name dray-file-disk0-0, was plain"];
+    assert_eq!(release::differences(&before[0], &after[0]), raw, "released by a reopen");
     finish(&mut lab, &target, &mut target_vm).await;
     let check = tools::run("qemu-img", &["check", &lab.top.to_string_lossy()]);
     check.expect("a sound image");

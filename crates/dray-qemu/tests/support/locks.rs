@@ -10,9 +10,9 @@ use std::path::Path;
 /// QEMU's lock bytes for "I write" and "nobody else may write".
 pub const WRITE_BYTES: [i64; 2] = [101, 201];
 
-fn region(byte: i64) -> libc::flock {
+fn region(byte: i64, kind: libc::c_int) -> libc::flock {
     libc::flock {
-        l_type: libc::F_WRLCK as libc::c_short,
+        l_type: kind as libc::c_short,
         l_whence: libc::SEEK_SET as libc::c_short,
         l_start: byte,
         l_len: 1,
@@ -23,18 +23,18 @@ fn region(byte: i64) -> libc::flock {
 /// Whether somebody else holds the byte; takes nothing.
 pub fn is_held(path: &Path, byte: i64) -> bool {
     let file = OpenOptions::new().read(true).write(true).open(path).expect("open");
-    let mut lock = region(byte);
+    let mut lock = region(byte, libc::F_WRLCK);
     // SAFETY: the descriptor is open and `lock` is a valid flock for the duration of the call.
     let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &mut lock) };
     assert_eq!(result, 0, "{}", io::Error::last_os_error());
     lock.l_type != libc::F_UNLCK as libc::c_short
 }
 
-/// Takes write locks on both bytes; they are held until the file is dropped.
+/// Takes locks on both bytes, as a writer that shares the file with nobody does; they are held until the file is dropped.
 pub fn hold(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new().read(true).write(true).open(path)?;
     for byte in WRITE_BYTES {
-        let lock = region(byte);
+        let lock = region(byte, libc::F_RDLCK);
         // SAFETY: as in `is_held`.
         if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) } != 0 {
             return Err(io::Error::last_os_error());

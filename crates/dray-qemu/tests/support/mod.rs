@@ -19,15 +19,9 @@ pub struct NbdServer {
 impl NbdServer {
     /// Starts serving.
     pub fn start(file: &Path, socket: &Path) -> Self {
-        Self::start_with(file, socket, &[])
-    }
-
-    /// Starts serving with more arguments (`--filter=…`) before the plugin's name.
-    pub fn start_with(file: &Path, socket: &Path, args: &[&str]) -> Self {
         let child = Command::new("nbdkit")
             .args(["--foreground", "--unix"])
             .arg(socket)
-            .args(args)
             .arg("file")
             .arg(file)
             .stdin(Stdio::null())
