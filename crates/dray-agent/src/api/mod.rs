@@ -11,6 +11,7 @@
 pub mod client;
 pub mod command;
 pub mod error;
+pub mod launch;
 pub mod progress;
 pub mod report;
 pub mod server;

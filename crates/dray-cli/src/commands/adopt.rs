@@ -1,0 +1,40 @@
+//! `dray adopt`.
+
+use super::absolute;
+use crate::output::Output;
+use crate::show::images::spliced;
+use dray_agent::api::{Adopt, ApiResult, Client, Command, Spliced};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "\
+Examples:
+  dray adopt --qmp /run/vm1.qmp                 every disk of the VM
+  dray adopt --qmp /run/vm1.qmp --disk disk0    only this device
+
+`dray migrate` adopts by itself what it needs; this is for those who want dray to keep
+track of a disk all the time.";
+
+/// Arguments of `dray adopt`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// QMP socket of the running VM
+    #[arg(long, value_name = "SOCKET")]
+    qmp: PathBuf,
+    /// Device id (qdev) of a disk; every disk if not given (repeatable)
+    #[arg(long = "disk", value_name = "DEVICE")]
+    disks: Vec<String>,
+    /// Go on although disks carry dirty bitmaps that this destroys
+    #[arg(long)]
+    drop_bitmaps: bool,
+}
+
+/// Does it.
+pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
+    let qmp = absolute(&args.qmp)?;
+    let command = Adopt { qmp, disks: args.disks, drop_bitmaps: args.drop_bitmaps };
+    let done: Spliced = client.call(Command::Adopt(command)).await?;
+    output.result(&done, |done, style| spliced(done, "adopted", style));
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,40 @@
+//! `dray cancel`.
+
+use crate::output::Output;
+use crate::show::units::bytes;
+use dray_agent::api::text::MigrationRef;
+use dray_agent::api::{ApiResult, Cancel, Cancelled, Client, Command};
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "\
+Examples:
+  dray cancel                  the only migration running
+  dray cancel 4f1c --discard   this one, and delete what the target has received
+
+What the target has received is kept, so that the next try starts from it, unless --discard is
+given. After the handover there is nothing to cancel: only the target can serve the guest then.";
+
+/// Arguments of `dray cancel`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Migration to stop: its id, or the start of it; the only one running if not given
+    migration: Option<String>,
+    /// Also delete what the target has received
+    #[arg(long)]
+    discard: bool,
+}
+
+/// Does it.
+pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
+    let command = Cancel { migration: args.migration.map(MigrationRef), discard: args.discard };
+    let cancelled: Cancelled = client.call(Command::Cancel(command)).await?;
+    output.result(&cancelled, |cancelled, _| {
+        let kept = match cancelled.bytes_kept {
+            0 => "nothing is kept at the target".to_owned(),
+            kept => format!("{} are kept at the target for the next try", bytes(kept)),
+        };
+        format!("cancelled {}: the guest goes on here; {kept}\n", cancelled.migration)
+    });
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,95 @@
+//! `dray images`.
+
+use super::absolute;
+use crate::output::Output;
+use crate::show::images::list;
+use clap::Subcommand;
+use dray_agent::api::{ApiResult, Client, Command, ImageAdd, ImageRemove, ImageStatus};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "\
+Examples:
+  dray images                                       the same as `dray images list`
+  dray images add vm1-root /srv/vm/vm1.qcow2 --format qcow2
+  dray images remove vm1-root                       stops serving it; the file stays
+
+QEMU opens an image by its name on the agent's NBD socket:
+  -blockdev driver=nbd,node-name=root,server.type=unix,server.path=/run/dray/nbd.sock,export=NAME";
+
+/// Arguments of `dray images`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    #[command(subcommand)]
+    what: Option<What>,
+}
+
+#[derive(Subcommand, Debug)]
+enum What {
+    /// List the images of this host
+    List,
+    /// Serve a file or block device as an image
+    Add(AddArgs),
+    /// Stop serving an image; its file stays
+    Remove {
+        /// Name of the image
+        name: String,
+    },
+}
+
+#[derive(clap::Args, Debug)]
+struct AddArgs {
+    /// Name of the image: the name of its export
+    name: String,
+    /// The file or block device, inside one of the configured pools
+    path: PathBuf,
+    /// What is in it; anything but raw is exported with room to grow
+    #[arg(long, value_parser = ["raw", "qcow2", "luks", "vmdk", "vdi", "vhdx"])]
+    format: Option<String>,
+    /// Export it with room to grow, whatever its format
+    #[arg(long, conflicts_with = "fixed")]
+    growable: bool,
+    /// Export it at its present size, whatever its format
+    #[arg(long)]
+    fixed: bool,
+    /// Refuse writes: a backing image
+    #[arg(long)]
+    read_only: bool,
+}
+
+impl AddArgs {
+    fn resolve(self) -> ApiResult<ImageAdd> {
+        Ok(ImageAdd {
+            name: self.name,
+            path: absolute(&self.path)?,
+            growable: (self.growable || self.fixed).then_some(self.growable),
+            format: self.format,
+            read_only: self.read_only,
+        })
+    }
+}
+
+/// Does it.
+pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
+    match args.what.unwrap_or(What::List) {
+        What::List => {
+            let images: Vec<ImageStatus> = client.call(Command::Images).await?;
+            output.result(&images, |images, style| list(images, style));
+        }
+        What::Add(args) => {
+            let image: ImageStatus = client.call(Command::ImageAdd(args.resolve()?)).await?;
+            output.result(&image, |image, _| {
+                format!("serving {} as image {}\n", image.path.display(), image.name)
+            });
+        }
+        What::Remove { name } => {
+            let command = Command::ImageRemove(ImageRemove { name });
+            let image: ImageStatus = client.call(command).await?;
+            output.result(&image, |image, _| {
+                format!("removed image {}; {} stays\n", image.name, image.path.display())
+            });
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,47 @@
+//! `dray limit`.
+
+use crate::output::Output;
+use dray_agent::api::text::MigrationRef;
+use dray_agent::api::{ApiResult, Client, Command, Limit, Limited};
+use dray_types::BitRate;
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "\
+Examples:
+  dray limit 500Mbit           the only migration running
+  dray limit 100MiB/s 4f1c     this one
+  dray limit none              no limit";
+
+/// Arguments of `dray limit`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// The new limit, like 500Mbit or 100MiB/s, or none
+    #[arg(value_parser = rate_or_none)]
+    rate: NewLimit,
+    /// Migration: its id, or the start of it; the only one running if not given
+    migration: Option<String>,
+}
+
+/// The limit as it was typed.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct NewLimit(Option<BitRate>);
+
+fn rate_or_none(text: &str) -> Result<NewLimit, String> {
+    if text == "none" {
+        return Ok(NewLimit(None));
+    }
+    let rate: BitRate = text.parse().map_err(|why| format!("{why}, or none"))?;
+    Ok(NewLimit(Some(rate)))
+}
+
+/// Does it.
+pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
+    let command = Limit { migration: args.migration.map(MigrationRef), bandwidth: args.rate.0 };
+    let limited: Limited = client.call(Command::Limit(command)).await?;
+    output.result(&limited, |limited, _| match limited.bandwidth {
+        Some(rate) => format!("migration {} sends at most {rate}\n", limited.migration),
+        None => format!("migration {} has no limit\n", limited.migration),
+    });
+    Ok(ExitCode::SUCCESS)
+}

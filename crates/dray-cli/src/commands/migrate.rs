@@ -1,0 +1,177 @@
+//! `dray migrate`.
+
+use super::subject::SubjectArgs;
+use super::{pair, path_at_target};
+use crate::output::Output;
+use crate::progress;
+use crate::show::status::short;
+use clap::ValueEnum;
+use dray_agent::api::text::MigrationRef;
+use dray_agent::api::{
+    ApiError, ApiResult, Client, Command, ErrorKind, Migrate, ReleaseAtEnd, Started, Strategy,
+};
+use dray_types::BitRate;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+const EXAMPLES: &str = "\
+Examples:
+  Move a running VM (its incoming QEMU was started as `dray prepare` printed):
+    dray migrate --qmp /run/vm1.qmp --to hostb --target-qmp /run/vm1-incoming.qmp
+  With a bandwidth limit, a proof of equality, and JSON for a program:
+    dray --json migrate --qmp /run/vm1.qmp --to hostb --target-qmp /run/vm1-incoming.qmp \\
+        --bandwidth 500Mbit --verify
+  Move an image that no VM uses:
+    dray migrate --image data --to hostb
+
+Ctrl-C stops the display, not the migration: `dray watch` shows it again, `dray cancel`
+stops it. Once the handover has begun a migration cannot be cancelled.";
+
+/// Arguments of `dray migrate`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    #[command(flatten)]
+    subject: SubjectArgs,
+    /// The target: a peer's name from the configuration
+    #[arg(long, value_name = "HOST")]
+    to: String,
+    /// QMP socket, on the target, of the QEMU that waits for the VM
+    #[arg(long, value_name = "SOCKET", value_parser = path_at_target, conflicts_with = "images")]
+    target_qmp: Option<PathBuf>,
+    /// Use what this `dray prepare` made, when it is not the only one
+    #[arg(long, value_name = "MIGRATION", conflicts_with_all = ["pool", "names"])]
+    prepared: Option<String>,
+    /// Pool at the target, when nothing was prepared
+    #[arg(long)]
+    pool: Option<String>,
+    /// Name at the target of an image or device, when nothing was prepared (repeatable)
+    #[arg(long = "name", value_name = "HERE=THERE", value_parser = pair)]
+    names: Vec<(String, String)>,
+    /// Which blocks move before the guest and which after it
+    #[arg(long, value_enum, default_value_t)]
+    strategy: StrategyArg,
+    /// Send no faster than this: 500Mbit, 100MiB/s
+    #[arg(long, value_name = "RATE")]
+    bandwidth: Option<BitRate>,
+    /// Longest stop of the guest to aim for, in milliseconds or as 300ms, 1.5s
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    max_downtime: Option<Duration>,
+    /// Re-read every block at the target at the end and compare it with the source
+    #[arg(long)]
+    verify: bool,
+    /// Return when the migration has started
+    #[arg(long)]
+    detach: bool,
+    /// Go on although disks carry dirty bitmaps that adopting them destroys
+    #[arg(long)]
+    drop_bitmaps: bool,
+    /// Delete the source's copy at the end; otherwise it stays as a replica
+    #[arg(long)]
+    remove_replica: bool,
+    /// Whether QEMU gets the disks back at the end; as-before: if it had them before
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
+    release: ReleaseArg,
+}
+
+/// The strategies as they are typed.
+#[derive(ValueEnum, Clone, Copy, Debug, Default)]
+enum StrategyArg {
+    /// Everything moves first, the guest when the rest fits the downtime limit
+    PreCopy,
+    /// The guest moves first, its blocks follow
+    PostCopy,
+    /// Everything is copied once, the guest moves, what it wrote meanwhile follows
+    #[default]
+    Hybrid,
+}
+
+/// What happens to the disks at the end, as it is typed.
+#[derive(ValueEnum, Clone, Copy, Debug, Default)]
+enum ReleaseArg {
+    #[default]
+    AsBefore,
+    Always,
+    Never,
+}
+
+/// A time with its unit; milliseconds when it has none.
+fn duration(text: &str) -> Result<Duration, String> {
+    let wrong = || "write it like 300ms or 1.5s".to_owned();
+    let (number, scale) = if let Some(number) = text.strip_suffix("ms") {
+        (number, 0.001)
+    } else if let Some(number) = text.strip_suffix('s') {
+        (number, 1.0)
+    } else {
+        (text, 0.001)
+    };
+    let value: f64 = number.trim().parse().map_err(|_| wrong())?;
+    Duration::try_from_secs_f64(value * scale).ok().filter(|time| !time.is_zero()).ok_or_else(wrong)
+}
+
+impl Args {
+    fn resolve(self) -> ApiResult<Migrate> {
+        if self.subject.qmp.is_some() && self.target_qmp.is_none() {
+            let error = ApiError::new(
+                ErrorKind::Invalid,
+                "cannot move a VM",
+                "--target-qmp is missing: the QEMU that waits for it at the target",
+            );
+            return Err(error.hint("`dray prepare` prints how to start it"));
+        }
+        Ok(Migrate {
+            subject: self.subject.resolve()?,
+            to: self.to,
+            target_qmp: self.target_qmp,
+            prepared: self.prepared.map(MigrationRef),
+            pool: self.pool,
+            names: self.names.into_iter().collect(),
+            strategy: match self.strategy {
+                StrategyArg::PreCopy => Strategy::PreCopy,
+                StrategyArg::PostCopy => Strategy::PostCopy,
+                StrategyArg::Hybrid => Strategy::Hybrid,
+            },
+            bandwidth: self.bandwidth,
+            max_downtime_ms: self.max_downtime.map(|time| (time.as_millis() as u64).max(1)),
+            verify: self.verify,
+            detach: self.detach,
+            drop_bitmaps: self.drop_bitmaps,
+            remove_replica: self.remove_replica,
+            release: match self.release {
+                ReleaseArg::AsBefore => ReleaseAtEnd::AsBefore,
+                ReleaseArg::Always => ReleaseAtEnd::Always,
+                ReleaseArg::Never => ReleaseAtEnd::Never,
+            },
+        })
+    }
+}
+
+/// Does it.
+pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
+    let command = args.resolve()?;
+    if !command.detach {
+        return progress::follow(client, Command::Migrate(command), output).await;
+    }
+    let started: Started = client.call(Command::Migrate(command)).await?;
+    output.result(&started, |started, _| {
+        let id = short(started.migration);
+        format!("migration {} has started\n`dray watch {id}` shows it\n", started.migration)
+    });
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_units() {
+        assert_eq!(duration("300"), Ok(Duration::from_millis(300)));
+        assert_eq!(duration("300ms"), Ok(Duration::from_millis(300)));
+        assert_eq!(duration("1.5s"), Ok(Duration::from_millis(1500)));
+        for wrong in ["", "0", "-1s", "soon", "1h", "infs", "NaN"] {
+            assert!(duration(wrong).is_err(), "{wrong}");
+        }
+    }
+}

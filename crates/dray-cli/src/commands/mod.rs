@@ -1,0 +1,88 @@
+//! One file per command: its arguments, and what it does with them.
+
+pub mod adopt;
+pub mod agent;
+pub mod cancel;
+pub mod check_config;
+pub mod claim;
+pub mod completions;
+pub mod images;
+pub mod limit;
+pub mod migrate;
+pub mod pki;
+pub mod prepare;
+pub mod release;
+pub mod resize;
+pub mod resume;
+pub mod status;
+pub mod subject;
+pub mod unstall;
+pub mod watch;
+
+use crate::args::{Args, Command};
+use crate::output::Output;
+use dray_agent::api::{ApiError, ApiResult, Client, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Does what was typed.
+pub fn run(args: Args, output: &Output) -> ApiResult<ExitCode> {
+    match args.command {
+        Command::Agent(args) => agent::run(&args, output),
+        Command::CheckConfig(args) => check_config::run(&args, output),
+        Command::Pki(args) => pki::run(&args, output),
+        Command::Completions(args) => completions::run(&args, output),
+        command => {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .map_err(|why| ApiError::new(ErrorKind::Internal, "cannot start", why))?;
+            runtime.block_on(ask(command, &Client::new(args.global.socket), output))
+        }
+    }
+}
+
+/// The commands that the agent answers.
+async fn ask(command: Command, client: &Client, output: &Output) -> ApiResult<ExitCode> {
+    match command {
+        Command::Prepare(args) => prepare::run(args, client, output).await,
+        Command::Migrate(args) => migrate::run(args, client, output).await,
+        Command::Status(args) => status::run(args, client, output).await,
+        Command::Watch(args) => watch::run(args, client, output).await,
+        Command::Cancel(args) => cancel::run(args, client, output).await,
+        Command::Resume(args) => resume::run(args, client, output).await,
+        Command::Limit(args) => limit::run(args, client, output).await,
+        Command::Images(args) => images::run(args, client, output).await,
+        Command::Adopt(args) => adopt::run(args, client, output).await,
+        Command::Release(args) => release::run(args, client, output).await,
+        Command::Resize(args) => resize::run(args, client, output).await,
+        Command::Claim(args) => claim::run(args, client, output).await,
+        Command::Unstall(args) => unstall::run(args, client, output).await,
+        Command::Agent(_) | Command::CheckConfig(_) | Command::Pki(_) | Command::Completions(_) => {
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+/// A path of this host as the agent can use it: the agent runs in another directory.
+fn absolute(path: &Path) -> ApiResult<PathBuf> {
+    std::path::absolute(path).map_err(|why| {
+        ApiError::new(ErrorKind::Invalid, format!("cannot use the path '{}'", path.display()), why)
+    })
+}
+
+/// A pair `HERE=THERE`, for clap.
+fn pair(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((here, there)) if !here.is_empty() && !there.is_empty() => {
+            Ok((here.to_owned(), there.to_owned()))
+        }
+        _ => Err("write it as HERE=THERE".to_owned()),
+    }
+}
+
+/// A path that must be absolute because it is one of the other host, for clap.
+fn path_at_target(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    if path.is_absolute() { Ok(path) } else { Err("a path at the target must be absolute".into()) }
+}

@@ -1,0 +1,67 @@
+//! `dray prepare`.
+
+use super::pair;
+use super::subject::SubjectArgs;
+use crate::output::Output;
+use crate::show::prepared::qemu_arguments;
+use dray_agent::api::{ApiResult, Client, Command, Prepare, Prepared};
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "\
+Examples:
+  dray prepare --qmp /run/vm1.qmp --to hostb
+  dray prepare --qmp /run/vm1.qmp --to hostb --pool fast --name disk0=vm1-root
+  dray prepare --image data --to hostb
+
+Standard output holds only the arguments for the target's QEMU, ready to be pasted.
+Disks pair with the target's by their device ids (qdev), so give them the same ids there.";
+
+/// Arguments of `dray prepare`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    #[command(flatten)]
+    subject: SubjectArgs,
+    /// The target: a peer's name from the configuration
+    #[arg(long, value_name = "HOST")]
+    to: String,
+    /// Pool at the target; its default one if not given
+    #[arg(long)]
+    pool: Option<String>,
+    /// Put this before every name at the target
+    #[arg(long, value_name = "TEXT")]
+    prefix: Option<String>,
+    /// Name at the target of an image or device (repeatable)
+    #[arg(long = "name", value_name = "HERE=THERE", value_parser = pair)]
+    names: Vec<(String, String)>,
+}
+
+/// Does it.
+pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
+    let command = Prepare {
+        subject: args.subject.resolve()?,
+        to: args.to,
+        pool: args.pool,
+        prefix: args.prefix,
+        names: args.names.into_iter().collect(),
+    };
+    let prepared: Prepared = client.call(Command::Prepare(command)).await?;
+    if output.json {
+        output.json_line(&prepared);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let to = &prepared.to;
+    let socket = prepared.nbd_socket.display();
+    output.note(&format!("migration {} is prepared at {to}", prepared.migration));
+    for image in &prepared.images {
+        let device = image.device.as_ref().map_or(String::new(), |id| format!(" (device {id})"));
+        output.note(&format!("  {}{device} → export {} on {socket}", image.image, image.export));
+    }
+    let arguments = qemu_arguments(&prepared);
+    if arguments.trim().is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    output.note(&format!("start QEMU at {to} with the same devices and these arguments:"));
+    output.text(&arguments);
+    Ok(ExitCode::SUCCESS)
+}

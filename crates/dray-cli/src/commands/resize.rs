@@ -1,0 +1,38 @@
+//! `dray resize`.
+
+use super::absolute;
+use crate::output::Output;
+use crate::show::units::bytes;
+use dray_agent::api::{ApiResult, Client, Command, ImageStatus, Resize};
+use dray_types::ByteSize;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "\
+Examples:
+  dray resize vm1-data 40GiB --qmp /run/vm1.qmp
+
+Only for raw images, and only larger; growing a qcow2 image is QEMU's own `block_resize`.
+Refused during a migration.";
+
+/// Arguments of `dray resize`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Name of the image
+    image: String,
+    /// New size, like 40GiB
+    size: ByteSize,
+    /// QMP socket of the VM that uses it, which is moved to the larger export
+    #[arg(long, value_name = "SOCKET")]
+    qmp: Option<PathBuf>,
+}
+
+/// Does it.
+pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
+    let qmp = args.qmp.as_deref().map(absolute).transpose()?;
+    let command = Resize { image: args.image, size: args.size, qmp };
+    let image: ImageStatus = client.call(Command::Resize(command)).await?;
+    output.result(&image, |image, _| format!("image {} has {}\n", image.name, bytes(image.size)));
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,39 @@
+//! `dray resume`.
+
+use crate::output::Output;
+use crate::progress;
+use crate::show::status::short;
+use dray_agent::api::text::MigrationRef;
+use dray_agent::api::{ApiResult, Client, Command, Resume, Started, Watch};
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "\
+Examples:
+  dray resume                  the only interrupted migration
+  dray resume 4f1c --detach    this one, without waiting for its end";
+
+/// Arguments of `dray resume`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Migration to take up: its id, or the start of it; the only interrupted one if not given
+    migration: Option<String>,
+    /// Return when it goes on
+    #[arg(long)]
+    detach: bool,
+}
+
+/// Does it.
+pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
+    let command = Resume { migration: args.migration.map(MigrationRef) };
+    let started: Started = client.call(Command::Resume(command)).await?;
+    if !args.detach {
+        let watch = Watch { migration: Some(started.migration.into()) };
+        return progress::follow(client, Command::Watch(watch), output).await;
+    }
+    output.result(&started, |started, _| {
+        let id = short(started.migration);
+        format!("migration {} goes on\n`dray watch {id}` shows it\n", started.migration)
+    });
+    Ok(ExitCode::SUCCESS)
+}

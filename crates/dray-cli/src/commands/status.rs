@@ -1,0 +1,33 @@
+//! `dray status`.
+
+use crate::output::Output;
+use crate::show::status;
+use dray_agent::api::text::MigrationRef;
+use dray_agent::api::{ApiResult, Client, Command, MigrationStatus, Status};
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "\
+Examples:
+  dray status                  all migrations of this host
+  dray status 4f1c             one at length; the start of its id is enough
+  dray --json status           for programs: a list of objects";
+
+/// Arguments of `dray status`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Migration to show at length: its id, or the start of it
+    migration: Option<String>,
+}
+
+/// Does it.
+pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
+    let one = args.migration.is_some();
+    let command = Status { migration: args.migration.map(MigrationRef) };
+    let found: Vec<MigrationStatus> = client.call(Command::Status(command)).await?;
+    output.result(&found, |found, style| match found.as_slice() {
+        [migration] if one => status::detail(migration, style),
+        all => status::list(all, style),
+    });
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,27 @@
+//! What is moved: the arguments that `prepare` and `migrate` share.
+
+use super::absolute;
+use dray_agent::api::{ApiResult, Subject};
+use std::path::PathBuf;
+
+/// A VM or images.
+#[derive(clap::Args, Debug)]
+#[group(required = true, multiple = false)]
+pub struct SubjectArgs {
+    /// QMP socket of the running VM on this host
+    #[arg(long, value_name = "SOCKET")]
+    pub qmp: Option<PathBuf>,
+    /// Images by name, when something else moves whoever uses them (repeat for several)
+    #[arg(long = "image", value_name = "NAME")]
+    pub images: Vec<String>,
+}
+
+impl SubjectArgs {
+    /// As the agent wants it.
+    pub fn resolve(self) -> ApiResult<Subject> {
+        Ok(match self.qmp {
+            Some(qmp) => Subject::Vm { qmp: absolute(&qmp)? },
+            None => Subject::Images { names: self.images },
+        })
+    }
+}

@@ -1,0 +1,39 @@
+//! `dray unstall`.
+
+use crate::output::Output;
+use crate::show::units::counted;
+use dray_agent::api::{ApiResult, Client, Command, Unstall, Unstalled};
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "\
+Examples:
+  dray unstall vm1-root          ask the source again now
+  dray unstall vm1-root --fail   give the guest I/O errors
+
+While the source of a migration is away, reads of blocks that are still there wait. A waiting
+read also holds up QEMU's `stop` and `quit`; --fail lets them through. With rerror=stop and
+werror=stop on its devices the guest is paused instead of seeing the errors.";
+
+/// Arguments of `dray unstall`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Name of the image
+    image: String,
+    /// Fail what waits with an I/O error
+    #[arg(long)]
+    fail: bool,
+}
+
+/// Does it.
+pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
+    let command = Unstall { image: args.image, fail: args.fail };
+    let done: Unstalled = client.call(Command::Unstall(command)).await?;
+    output.result(&done, |done, _| {
+        let waiting = counted(done.waiting, "waiting request");
+        let missing = done.bytes_missing;
+        let what = if done.failed { "failed" } else { "asked the source again for" };
+        format!("{what} {waiting} of {}; {missing} still missing\n", done.image)
+    });
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,28 @@
+//! `dray watch`.
+
+use crate::output::Output;
+use crate::progress;
+use dray_agent::api::text::MigrationRef;
+use dray_agent::api::{ApiResult, Client, Command, Watch};
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "\
+Examples:
+  dray watch                   the only migration running
+  dray watch 4f1c              this one; the start of its id is enough
+
+Ctrl-C stops the display, not the migration.";
+
+/// Arguments of `dray watch`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Migration to follow: its id, or the start of it; the only one running if not given
+    migration: Option<String>,
+}
+
+/// Does it.
+pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
+    let command = Watch { migration: args.migration.map(MigrationRef) };
+    progress::follow(client, Command::Watch(command), output).await
+}

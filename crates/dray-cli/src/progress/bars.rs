@@ -1,0 +1,132 @@
+//! Progress on a terminal: finished phases stay as lines, the present one is a bar with its
+//! numbers below it; images have bars of their own when there are several.
+
+use super::{Display, words};
+use crate::show::style::Style;
+use crate::show::units::{bytes, seconds};
+use dray_agent::api::{Event, Phase, Progress};
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use std::time::Duration;
+
+/// Images with a bar of their own; a VM with more disks shows the total only.
+const MAX_BARS: usize = 6;
+/// How often the spinner turns.
+const TICK: Duration = Duration::from_millis(120);
+/// Width of the column of phase and image names.
+const NAME_WIDTH: usize = 10;
+
+/// Draws on standard error.
+pub struct Bars {
+    style: Style,
+    area: MultiProgress,
+    total: ProgressBar,
+    details: ProgressBar,
+    images: Vec<ProgressBar>,
+    last: Option<Progress>,
+    /// When the present phase began, in seconds since the migration's start.
+    phase_began: f64,
+}
+
+/// A style from a template that is part of this file; a wrong one shows as a plain bar.
+fn look(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template)
+        .unwrap_or_else(|_| ProgressStyle::default_bar())
+        .progress_chars("━╸─")
+        .tick_chars("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏ ")
+}
+
+fn total_look() -> ProgressStyle {
+    look(&format!(
+        "{{spinner:.cyan}} {{prefix:<{NAME_WIDTH}.bold}} {{bar:28.cyan/dim}} {{percent:>3}} %  {{wide_msg}}"
+    ))
+}
+
+fn image_look() -> ProgressStyle {
+    look(&format!(
+        "  {{prefix:<{NAME_WIDTH}.dim}} {{bar:28.blue/dim}} {{percent:>3}} %  {{wide_msg:.dim}}"
+    ))
+}
+
+impl Bars {
+    /// An empty display.
+    pub fn new(style: Style) -> Self {
+        let area = MultiProgress::new();
+        let total = area.add(ProgressBar::new(1).with_style(total_look()));
+        let details = area.add(ProgressBar::new(1).with_style(look("  {wide_msg:.dim}")));
+        total.set_prefix("starting");
+        total.enable_steady_tick(TICK);
+        Self { style, area, total, details, images: Vec::new(), last: None, phase_began: 0.0 }
+    }
+
+    fn above(&self, line: &str) {
+        // The terminal has gone: the migration has not.
+        let _ = self.area.println(line);
+    }
+
+    /// The line that a finished phase leaves behind.
+    fn close_phase(&mut self, now: f64) {
+        let Some(last) = &self.last else { return };
+        let took = seconds(now - self.phase_began);
+        let mut line =
+            format!("{} {:<NAME_WIDTH$} {:>8}", self.style.good("✓"), last.phase.to_string(), took);
+        if matches!(last.phase, Phase::Copy | Phase::Backfill) {
+            line += &format!("  {}", self.style.dim(&bytes(last.total.bytes_total)));
+        }
+        self.above(&line);
+        self.phase_began = now;
+    }
+
+    fn show(&mut self, progress: &Progress) {
+        let changed = self.last.as_ref().is_some_and(|last| last.phase != progress.phase);
+        if changed {
+            self.close_phase(progress.elapsed_seconds);
+        }
+        let total = &progress.total;
+        self.total.set_prefix(progress.phase.to_string());
+        self.total.set_length(total.bytes_total.max(1));
+        self.total.set_position(total.bytes_done.min(total.bytes_total.max(1)));
+        let step = progress.step.map_or(String::new(), |step| format!("{step}  "));
+        self.total.set_message(format!(
+            "{step}{}  {}",
+            words::amount(total),
+            words::speed(progress)
+        ));
+        self.details.set_message(words::details(progress).join(" · "));
+        self.show_images(progress);
+        self.last = Some(progress.clone());
+    }
+
+    fn show_images(&mut self, progress: &Progress) {
+        if !(2..=MAX_BARS).contains(&progress.images.len()) {
+            return;
+        }
+        while self.images.len() < progress.images.len() {
+            let bar = ProgressBar::new(1).with_style(image_look());
+            self.images.push(self.area.insert_before(&self.details, bar));
+        }
+        for (bar, image) in self.images.iter().zip(&progress.images) {
+            bar.set_prefix(image.image.clone());
+            bar.set_length(image.amounts.bytes_total.max(1));
+            bar.set_position(image.amounts.bytes_done.min(image.amounts.bytes_total.max(1)));
+            bar.set_message(words::amount(&image.amounts));
+        }
+    }
+}
+
+impl Display for Bars {
+    fn event(&mut self, event: &Event) {
+        match event {
+            Event::Started(started) => {
+                self.above(&self.style.dim(&format!("migration {}", started.migration)));
+            }
+            Event::Progress(progress) => self.show(progress),
+            Event::Notice { text } => self.above(&self.style.warn(&format!("! {text}"))),
+        }
+    }
+
+    fn end(&mut self) {
+        for bar in self.images.iter().chain([&self.total, &self.details]) {
+            bar.finish_and_clear();
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Follows a migration: shows its events while it runs and its summary at the end.
+//!
+//! Ctrl-C ends the display, not the migration: whoever presses it in a panic must not be left
+//! with a half-moved guest, and `dray cancel` is one line away.
+
+mod bars;
+mod json;
+mod lines;
+mod words;
+
+use crate::exit::DETACHED;
+use crate::output::Output;
+use crate::show::status::short;
+use crate::show::summary::summary;
+use dray_agent::api::{
+    ApiError, ApiResult, Call, Client, Command, ErrorKind, Event, Reply, Summary, client,
+};
+use dray_types::MigrationId;
+use std::process::ExitCode;
+
+/// One way of showing events.
+trait Display {
+    /// Shows an event.
+    fn event(&mut self, event: &Event);
+    /// Leaves the terminal as it was found; nothing is shown after this.
+    fn end(&mut self);
+}
+
+/// Shows nothing.
+struct Silent;
+
+impl Display for Silent {
+    fn event(&mut self, _: &Event) {}
+    fn end(&mut self) {}
+}
+
+fn display(output: &Output) -> Box<dyn Display> {
+    if output.json {
+        Box::new(json::Json::new(*output))
+    } else if output.quiet {
+        Box::new(Silent)
+    } else if output.live {
+        Box::new(bars::Bars::new(output.style_err()))
+    } else {
+        Box::new(lines::Lines::new(*output))
+    }
+}
+
+/// Sends `command` and shows what happens until it ends or Ctrl-C.
+pub async fn follow(client: &Client, command: Command, output: &Output) -> ApiResult<ExitCode> {
+    let mut call = client.start(command).await?;
+    let mut display = display(output);
+    let mut migration = None;
+    let outcome = tokio::select! {
+        outcome = listen(&mut call, &mut *display, &mut migration) => outcome,
+        pressed = tokio::signal::ctrl_c() => {
+            display.end();
+            pressed.map_err(|why| ApiError::new(ErrorKind::Internal, "cannot wait for Ctrl-C", why))?;
+            say_detached(migration, output);
+            return Ok(ExitCode::from(DETACHED));
+        }
+    };
+    display.end();
+    let done = outcome?;
+    output.result(&done, |done, style| summary(done, output.verbose > 0, style));
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn listen(
+    call: &mut Call,
+    display: &mut dyn Display,
+    migration: &mut Option<MigrationId>,
+) -> ApiResult<Summary> {
+    loop {
+        match call.next().await? {
+            Reply::Event(event) => {
+                match &event {
+                    Event::Started(started) => *migration = Some(started.migration),
+                    Event::Progress(progress) => *migration = Some(progress.migration),
+                    Event::Notice { .. } => {}
+                }
+                display.event(&event);
+            }
+            Reply::Result(value) => return client::typed(value),
+        }
+    }
+}
+
+fn say_detached(migration: Option<MigrationId>, output: &Output) {
+    let style = output.style_err();
+    let (text, id) = match migration {
+        Some(id) => (format!("stopped watching; migration {} goes on", short(id)), short(id)),
+        None => ("stopped watching; the migration may still start".to_owned(), "ID".to_owned()),
+    };
+    output.note(&format!("{} {text}", style.warn("dray:")));
+    let hint = format!("`dray watch {id}` shows it again, `dray cancel {id}` stops it");
+    output.note(&format!("{} {hint}", style.good("hint:")));
+}

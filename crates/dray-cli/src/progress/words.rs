@@ -1,0 +1,60 @@
+//! The numbers of a progress event as words; shared by the bars and the lines.
+
+use crate::show::status::dirty;
+use crate::show::units::{about, bytes, millis, percent, rate};
+use dray_agent::api::{Amounts, Phase, Progress};
+
+/// `1.2 GiB of 2.1 GiB`.
+pub fn amount(amounts: &Amounts) -> String {
+    format!("{} of {}", bytes(amounts.bytes_done), bytes(amounts.bytes_total))
+}
+
+/// `57 %`.
+pub fn share(amounts: &Amounts) -> String {
+    format!("{} %", percent(amounts.bytes_done, amounts.bytes_total))
+}
+
+/// The phase and what it is busy with: `sync (memory)`.
+pub fn phase(progress: &Progress) -> String {
+    match progress.step {
+        Some(step) => format!("{} ({step})", progress.phase),
+        None => progress.phase.to_string(),
+    }
+}
+
+/// What matters in this phase beside the amount, most important first.
+pub fn details(progress: &Progress) -> Vec<String> {
+    let mut words = Vec::new();
+    if !progress.link_up {
+        words.push("link down, waiting for the peer".to_owned());
+    }
+    let before_handover = progress.phase < Phase::Handover;
+    if before_handover && (progress.total.dirty_blocks > 0 || progress.dirty_rate > 0) {
+        words.push(format!("dirty {}", dirty(progress)));
+    }
+    if progress.phase == Phase::Backfill {
+        words.push(format!("missing {}", bytes(progress.total.bytes_missing)));
+        words.push(format!("{} remote reads", progress.remote_reads));
+    }
+    if progress.memory_bytes > 0 && before_handover {
+        let left = bytes(progress.memory_left);
+        words.push(format!("memory {} ({left} left)", bytes(progress.memory_bytes)));
+    }
+    if progress.round > 1 {
+        words.push(format!("round {}", progress.round));
+    }
+    words.extend(progress.seconds_left.map(|left| format!("about {} left", about(left))));
+    words.extend(progress.downtime_ms.map(|ms| {
+        let sign = if before_handover { "~" } else { "" };
+        format!("downtime {sign}{}", millis(ms))
+    }));
+    words
+}
+
+/// The rate, and the limit if there is one.
+pub fn speed(progress: &Progress) -> String {
+    match progress.bandwidth {
+        Some(limit) => format!("{} (limit {})", rate(progress.rate), rate(limit.bytes_per_second)),
+        None => rate(progress.rate),
+    }
+}

@@ -1,0 +1,66 @@
+//! Images on a terminal.
+
+use super::style::Style;
+use super::table::{Align, table};
+use super::units::{BLOCK, bytes};
+use dray_agent::api::{ImageState, ImageStatus, Spliced};
+
+const fn state(state: ImageState) -> &'static str {
+    match state {
+        ImageState::Owner => "owner",
+        ImageState::Incoming => "incoming",
+        ImageState::Replica => "replica",
+        ImageState::Released => "released",
+    }
+}
+
+/// All images as a table.
+pub fn list(images: &[ImageStatus], style: Style) -> String {
+    if images.is_empty() {
+        return "no images; `dray images add NAME PATH` or `dray adopt` brings some\n".to_owned();
+    }
+    let head = [
+        ("NAME", Align::Left),
+        ("STATE", Align::Left),
+        ("SIZE", Align::Right),
+        ("ALLOCATED", Align::Right),
+        ("MISSING", Align::Right),
+        ("CLIENTS", Align::Right),
+        ("EPOCH", Align::Right),
+        ("PATH", Align::Left),
+    ];
+    let rows: Vec<[String; 8]> = images.iter().map(row).collect();
+    table(head, &rows, style)
+}
+
+fn row(image: &ImageStatus) -> [String; 8] {
+    let missing = match image.missing_blocks {
+        0 => "-".to_owned(),
+        blocks => bytes(blocks.saturating_mul(BLOCK)),
+    };
+    [
+        image.name.clone(),
+        state(image.state).to_owned() + if image.read_only { " (read-only)" } else { "" },
+        bytes(image.size),
+        bytes(image.allocated),
+        missing,
+        image.clients.to_string(),
+        image.epoch.0.to_string(),
+        image.path.display().to_string(),
+    ]
+}
+
+/// The disks that were adopted (`"adopted"`) or released (`"released"`).
+pub fn spliced(spliced: &Spliced, done: &str, style: Style) -> String {
+    let mut text = String::new();
+    for disk in &spliced.disks {
+        let name = style.bold(&disk.device);
+        let path = disk.path.display();
+        let image = &disk.image;
+        text += &format!("{done} {name}: image {image}, {path}, in {:.1} ms\n", disk.ms);
+    }
+    if text.is_empty() {
+        text = format!("nothing to do: no disk was {done}\n");
+    }
+    text
+}

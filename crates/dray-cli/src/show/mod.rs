@@ -1,0 +1,9 @@
+//! How results look on a terminal. Pure: values in, text out.
+
+pub mod images;
+pub mod prepared;
+pub mod status;
+pub mod style;
+pub mod summary;
+pub mod table;
+pub mod units;

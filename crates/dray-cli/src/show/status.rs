@@ -1,0 +1,144 @@
+//! Migrations on a terminal.
+
+use super::style::Style;
+use super::summary::summary;
+use super::table::{Align, fields, table};
+use super::units::{about, bytes, percent, rate, seconds};
+use dray_agent::api::{MigrationState, MigrationStatus, Progress, Role};
+
+/// How much of an id is shown in a list: enough to tell migrations of one host apart.
+pub const SHORT_ID: usize = 8;
+
+const fn word(state: MigrationState) -> &'static str {
+    match state {
+        MigrationState::Prepared => "prepared",
+        MigrationState::Running => "running",
+        MigrationState::Interrupted => "interrupted",
+        MigrationState::Completed => "completed",
+        MigrationState::Cancelled => "cancelled",
+        MigrationState::Failed => "failed",
+    }
+}
+
+const fn role(role: Role) -> &'static str {
+    match role {
+        Role::Source => "source",
+        Role::Target => "target",
+    }
+}
+
+/// The start of a migration's id.
+pub fn short(id: dray_types::MigrationId) -> String {
+    id.to_string()[..SHORT_ID].to_owned()
+}
+
+/// All migrations as a table.
+pub fn list(migrations: &[MigrationStatus], style: Style) -> String {
+    if migrations.is_empty() {
+        return "no migrations\n".to_owned();
+    }
+    let head = [
+        ("MIGRATION", Align::Left),
+        ("VM", Align::Left),
+        ("ROLE", Align::Left),
+        ("PEER", Align::Left),
+        ("STATE", Align::Left),
+        ("PHASE", Align::Left),
+        ("DONE", Align::Right),
+        ("RATE", Align::Right),
+        ("LEFT", Align::Right),
+    ];
+    let rows: Vec<[String; 9]> = migrations.iter().map(row).collect();
+    table(head, &rows, style)
+}
+
+fn row(migration: &MigrationStatus) -> [String; 9] {
+    let progress = &migration.progress;
+    let running = migration.state == MigrationState::Running;
+    let when_running = |text: String| if running { text } else { "-".to_owned() };
+    let left = progress.seconds_left.map_or("-".to_owned(), about);
+    [
+        short(migration.migration),
+        migration.vm.clone().unwrap_or_else(|| "-".to_owned()),
+        role(migration.role).to_owned(),
+        migration.peer.clone(),
+        word(migration.state).to_owned(),
+        progress.phase.to_string(),
+        format!("{} %", percent(progress.total.bytes_done, progress.total.bytes_total)),
+        when_running(rate(progress.rate)),
+        when_running(left),
+    ]
+}
+
+/// One migration at length.
+pub fn detail(migration: &MigrationStatus, style: Style) -> String {
+    let vm = migration.vm.as_deref().unwrap_or("images");
+    let way = match migration.role {
+        Role::Source => format!("to {}", migration.peer),
+        Role::Target => format!("from {}", migration.peer),
+    };
+    let state = match migration.state {
+        MigrationState::Failed => style.bad(word(migration.state)),
+        MigrationState::Interrupted => style.warn(word(migration.state)),
+        state => word(state).to_owned(),
+    };
+    let running = migration.state == MigrationState::Running;
+    let mut lines = vec![
+        ("migration", migration.migration.to_string()),
+        ("state", state),
+        ("strategy", migration.progress.strategy.to_string()),
+    ];
+    if let Some(error) = &migration.error {
+        lines.push(("reason", error.to_string()));
+        lines.extend(error.hint.clone().map(|hint| ("hint", hint)));
+    }
+    if migration.summary.is_none() {
+        lines.extend(progress_lines(&migration.progress, running));
+    }
+    let mut text = format!("{}\n\n{}", style.bold(&format!("{vm} {way}")), fields(&lines, style));
+    if let Some(end) = &migration.summary {
+        text += &format!("\n{}", summary(end, true, style));
+    }
+    text
+}
+
+fn progress_lines(progress: &Progress, running: bool) -> Vec<(&'static str, String)> {
+    let total = &progress.total;
+    let step = progress.step.map_or(String::new(), |step| format!(" ({step})"));
+    let done = format!(
+        "{} of {} ({} %) in {}",
+        bytes(total.bytes_done),
+        bytes(total.bytes_total),
+        percent(total.bytes_done, total.bytes_total),
+        seconds(progress.elapsed_seconds)
+    );
+    let mut lines = vec![
+        ("phase", format!("{}{step}, round {}", progress.phase, progress.round)),
+        ("done", done),
+        ("missing", bytes(total.bytes_missing)),
+        ("dirty", dirty(progress)),
+        ("memory", bytes(progress.memory_bytes)),
+    ];
+    if running {
+        lines.extend(speed_lines(progress));
+    }
+    lines
+}
+
+fn speed_lines(progress: &Progress) -> Vec<(&'static str, String)> {
+    let link = if progress.link_up { "up" } else { "down: waiting for the peer" };
+    let limit = progress.bandwidth.map_or("none".to_owned(), |limit| limit.to_string());
+    let mut lines =
+        vec![("rate", rate(progress.rate)), ("limit", limit), ("link", link.to_owned())];
+    lines.extend(progress.seconds_left.map(|left| ("left", format!("about {}", about(left)))));
+    lines
+}
+
+/// Dirty bytes and how fast they grow.
+pub fn dirty(progress: &Progress) -> String {
+    let dirty = bytes(progress.total.dirty_blocks.saturating_mul(super::units::BLOCK));
+    if progress.dirty_rate == 0 {
+        return dirty;
+    }
+    format!("{dirty} (+{})", rate(progress.dirty_rate))
+}

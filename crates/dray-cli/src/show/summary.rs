@@ -1,0 +1,152 @@
+//! The block that ends a migration.
+
+use super::style::Style;
+use super::table::fields;
+use super::units::{bytes, count, counted, millis, seconds};
+use dray_agent::api::{Downtime, Ending, Summary, Verified, WireBytes};
+
+/// A label and what stands beside it.
+type Line = (&'static str, String);
+
+/// What separates parts of one line.
+const DOT: &str = " · ";
+
+/// The summary of a migration; with `detail` also each image.
+pub fn summary(summary: &Summary, detail: bool, style: Style) -> String {
+    let mut lines = Vec::new();
+    lines.extend(downtime(&summary.downtime_ms, style));
+    lines.extend(wire(&summary.wire_bytes, style));
+    lines.extend(guest_data(summary, style));
+    lines.extend(rounds(summary, style));
+    lines.push(("remote reads", count(summary.remote_reads)));
+    lines.push(("verified", verified(summary.verified, style)));
+    lines.push(("migration", style.dim(&summary.migration.to_string())));
+    if detail {
+        for image in &summary.images {
+            let name = if image.image == image.name_at_target {
+                image.image.clone()
+            } else {
+                format!("{} → {}", image.image, image.name_at_target)
+            };
+            let sent = counted(image.blocks_sent, "block");
+            let twice = count(image.blocks_sent_twice);
+            let size = bytes(image.bytes);
+            lines.push(("image", format!("{name}: {size}, {sent} sent, {twice} more than once")));
+        }
+    }
+    format!("{}\n\n{}", headline(summary, style), fields(&lines, style))
+}
+
+fn headline(summary: &Summary, style: Style) -> String {
+    let images = counted(summary.images.len() as u64, "image");
+    let what = match &summary.vm {
+        Some(vm) => format!("{vm} ({images})"),
+        None => images,
+    };
+    let Summary { from, to, .. } = summary;
+    let time = seconds(summary.total_seconds);
+    let strategy = summary.strategy;
+    match summary.result {
+        Ending::Completed => {
+            let text = format!("moved {what} from {from} to {to} in {time}");
+            format!(
+                "{} {} {}",
+                style.good("✓"),
+                style.bold(&text),
+                style.dim(&format!("({strategy})"))
+            )
+        }
+        Ending::Cancelled => {
+            let text = format!("cancelled after {time}: {what} stays at {from}");
+            format!("{} {}", style.warn("–"), style.bold(&text))
+        }
+        Ending::Failed => {
+            let text = format!("failed after {time}: {what} from {from} to {to}");
+            format!("{} {}", style.bad("✗"), style.bold(&text))
+        }
+    }
+}
+
+fn downtime(downtime: &Downtime, style: Style) -> Vec<Line> {
+    let parts = [
+        ("memory", downtime.memory),
+        ("quiesce", downtime.quiesce),
+        ("map", downtime.map),
+        ("commit", downtime.commit),
+        ("resume", downtime.resume),
+    ];
+    let parts = parts.map(|(name, ms)| format!("{name} {ms:.1}"));
+    total_and_parts("downtime", &millis(downtime.total), &parts, style)
+}
+
+fn wire(wire: &WireBytes, style: Style) -> Vec<Line> {
+    let kinds = [
+        ("raw", wire.raw),
+        ("compressed", wire.compressed),
+        ("zero", wire.zero),
+        ("memory", wire.memory),
+        ("control", wire.control),
+        ("hash", wire.hash),
+    ];
+    let parts: Vec<String> = kinds
+        .into_iter()
+        .filter(|(_, amount)| *amount > 0)
+        .map(|(name, amount)| format!("{name} {}", bytes(amount)))
+        .collect();
+    total_and_parts("on the wire", &bytes(wire.total), &parts, style)
+}
+
+fn guest_data(summary: &Summary, style: Style) -> Vec<Line> {
+    let blocks = counted(summary.blocks_sent, "block");
+    let twice = format!("{} sent more than once", count(summary.blocks_sent_twice));
+    total_and_parts("guest data", &bytes(summary.guest_bytes), &[blocks, twice], style)
+}
+
+fn rounds(summary: &Summary, style: Style) -> Vec<Line> {
+    let mut parts = Vec::new();
+    if summary.resends > 0 {
+        parts.push(counted(summary.resends, "resend"));
+    }
+    if summary.reconnects > 0 {
+        parts.push(counted(summary.reconnects, "reconnect"));
+    }
+    total_and_parts("rounds", &count(summary.rounds.into()), &parts, style)
+}
+
+fn verified(verified: Verified, style: Style) -> String {
+    match verified {
+        Verified::Equal => style.good("yes: the target was re-read and equals the source"),
+        Verified::Different => style.bad("no: the target differs from the source"),
+        Verified::NotAsked => "not asked (--verify)".to_owned(),
+    }
+}
+
+/// Width of the totals, so that the parts of all lines begin below each other.
+const TOTAL_WIDTH: usize = 10;
+/// Width of the parts: the block fits into 80 columns.
+const PARTS_WIDTH: usize = 52;
+
+/// A line of a label, a total and its parts; further lines for parts that do not fit.
+fn total_and_parts(label: &'static str, total: &str, parts: &[String], style: Style) -> Vec<Line> {
+    let mut rows = vec![String::new()];
+    for part in parts {
+        let row = rows.last().map_or(0, |row| row.chars().count());
+        if row > 0 && row + DOT.chars().count() + part.chars().count() > PARTS_WIDTH {
+            rows.push(String::new());
+        }
+        if let Some(row) = rows.last_mut() {
+            let separator = if row.is_empty() { "" } else { DOT };
+            *row += &format!("{separator}{part}");
+        }
+    }
+    let line = |(nth, row): (usize, String)| {
+        let (label, total) = if nth == 0 { (label, total) } else { ("", "") };
+        let text = if row.is_empty() {
+            total.to_owned()
+        } else {
+            format!("{total:<TOTAL_WIDTH$} {}", style.dim(&row))
+        };
+        (label, text)
+    };
+    rows.into_iter().enumerate().map(line).collect()
+}

@@ -1,0 +1,370 @@
+//! An agent that answers every command with a canned result and remembers what it was asked.
+
+use dray_agent::api::*;
+use dray_types::{ByteSize, Epoch, ImageId, MigrationId};
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::process::{Command as Process, Output, Stdio};
+use std::sync::{Arc, Mutex};
+use tempfile::TempDir;
+
+/// The migration in every canned answer.
+pub const ID: MigrationId = MigrationId(0x4f1c_0000_0000_0000_0000_0000_0000_0001);
+
+/// A running fake agent; it ends with the value.
+pub struct Fake {
+    dir: TempDir,
+    seen: Arc<Mutex<Vec<Value>>>,
+    _runtime: tokio::runtime::Runtime,
+}
+
+/// What a run of `dray` left behind.
+pub struct Ran {
+    pub code: i32,
+    pub out: String,
+    pub err: String,
+}
+
+impl Fake {
+    /// Starts one on a socket of its own.
+    pub fn start() -> Self {
+        let dir = TempDir::with_prefix("dray-cli-").expect("a temporary directory");
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let agent = Arc::new(Agent { seen: seen.clone() });
+        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+        let path = dir.path().join("api.sock");
+        let server = {
+            let _inside = runtime.enter();
+            Server::bind(&path, SocketAccess::default()).expect("the socket can be bound")
+        };
+        runtime.spawn(async move { server.serve(agent).await });
+        Self { dir, seen, _runtime: runtime }
+    }
+
+    /// Its socket.
+    pub fn socket(&self) -> PathBuf {
+        self.dir.path().join("api.sock")
+    }
+
+    /// The commands it got, oldest first, as JSON.
+    pub fn seen(&self) -> Vec<Value> {
+        self.seen.lock().expect("no test has panicked here").clone()
+    }
+
+    /// `dray` with this agent's socket, ready to be given arguments.
+    pub fn command(&self, args: &[&str]) -> Process {
+        let mut process = dray(args);
+        process.env("DRAY_SOCKET", self.socket());
+        process
+    }
+
+    /// Runs `dray` to its end.
+    pub fn run(&self, args: &[&str]) -> Ran {
+        finish(self.command(args).output().expect("dray can be started"))
+    }
+}
+
+/// `dray`, away from this terminal and its settings.
+pub fn dray(args: &[&str]) -> Process {
+    let mut process = Process::new(env!("CARGO_BIN_EXE_dray"));
+    process.args(args).stdin(Stdio::null()).env_remove("DRAY_SOCKET").env_remove("COLUMNS");
+    process
+}
+
+/// What the run left behind, as text.
+pub fn finish(output: Output) -> Ran {
+    let text = |bytes| String::from_utf8(bytes).expect("output is UTF-8");
+    Ran {
+        code: output.status.code().expect("dray ended by itself"),
+        out: text(output.stdout),
+        err: text(output.stderr),
+    }
+}
+
+/// Two images, half way through the copy.
+pub fn progress() -> Progress {
+    let image = |name: &str, total: u64| ImageProgress {
+        image: name.to_owned(),
+        amounts: Amounts {
+            bytes_total: total,
+            bytes_done: total / 2,
+            bytes_missing: 0,
+            dirty_blocks: 6144,
+        },
+    };
+    let images = vec![image("vm1-root", 2 << 30), image("vm1-data", 1 << 30)];
+    let total = images.iter().map(|image| image.amounts).fold(Amounts::default(), Amounts::plus);
+    Progress {
+        phase: Phase::Copy,
+        elapsed_seconds: 12.3,
+        total,
+        images,
+        wire_bytes: 1_610_612_736,
+        rate: 118 << 20,
+        dirty_rate: 40 << 20,
+        round: 1,
+        seconds_left: Some(14.0),
+        downtime_ms: Some(41.5),
+        ..Progress::new(ID, Strategy::Hybrid)
+    }
+}
+
+/// How that migration ends.
+pub fn summary() -> Summary {
+    let image = |name: &str, bytes, sent, twice| ImageSummary {
+        image: name.to_owned(),
+        name_at_target: name.to_owned(),
+        bytes,
+        blocks_sent: sent,
+        blocks_sent_twice: twice,
+    };
+    Summary {
+        result: Ending::Completed,
+        migration: ID,
+        vm: Some("vm1".into()),
+        from: "hosta".into(),
+        to: "hostb".into(),
+        strategy: Strategy::Hybrid,
+        started_unix_ms: 1_795_000_000_000,
+        ended_unix_ms: 1_795_000_028_400,
+        total_seconds: 28.4,
+        downtime_ms: Downtime {
+            total: 38.2,
+            memory: 21.0,
+            quiesce: 1.2,
+            map: 3.0,
+            commit: 9.0,
+            resume: 4.0,
+        },
+        wire_bytes: WireBytes {
+            total: 3_330_000_000,
+            raw: 3_000_000_000,
+            compressed: 200_000_000,
+            zero: 48_000,
+            memory: 129_000_000,
+            control: 900_000,
+            hash: 52_000,
+        },
+        guest_bytes: 3_400_000_000,
+        rounds: 1,
+        blocks_sent: 830_078,
+        blocks_sent_twice: 43_646,
+        resends: 0,
+        reconnects: 1,
+        remote_reads: 1_204,
+        verified: Verified::Equal,
+        images: vec![
+            image("vm1-root", 8 << 30, 530_078, 43_000),
+            image("vm1-data", 4 << 30, 300_000, 646),
+        ],
+    }
+}
+
+/// Images in every state.
+pub fn images() -> Vec<ImageStatus> {
+    let image = |name: &str, path: &str, state, missing_blocks, clients| ImageStatus {
+        name: name.to_owned(),
+        id: ImageId(7),
+        path: path.into(),
+        size: 8 << 30,
+        allocated: 2_254_857_830,
+        state,
+        epoch: Epoch(3),
+        missing_blocks,
+        clients,
+        growable: false,
+        read_only: false,
+        migration: None,
+    };
+    let mut all = vec![
+        image("vm1-root", "/srv/vm/vm1-root.raw", ImageState::Owner, 12_288, 1),
+        image("vm2-root", "/srv/vm/.vm2-root.dray-partial", ImageState::Incoming, 0, 1),
+        image("vm3-data", "/srv/vm/vm3.replica", ImageState::Replica, 0, 0),
+        image("base", "/srv/vm/base.raw", ImageState::Owner, 0, 12),
+    ];
+    all[3].read_only = true;
+    all
+}
+
+/// The migration while it runs, seen from the source.
+pub fn running() -> MigrationStatus {
+    MigrationStatus {
+        migration: ID,
+        role: Role::Source,
+        peer: "hostb".into(),
+        vm: Some("vm1".into()),
+        state: MigrationState::Running,
+        started_unix_ms: 1_795_000_000_000,
+        progress: progress(),
+        summary: None,
+        error: None,
+    }
+}
+
+struct Agent {
+    seen: Arc<Mutex<Vec<Value>>>,
+}
+
+/// A name of the form `fail-KIND` stands for an error of that kind.
+fn asked_to_fail(name: &str) -> ApiResult<()> {
+    let Some(kind) = name.strip_prefix("fail-") else { return Ok(()) };
+    let kind: ErrorKind = serde_json::from_value(json!(kind)).expect("a kind of error");
+    Err(ApiError::new(kind, format!("cannot do this to {name}"), "the test asked for it")
+        .hint("ask for something else"))
+}
+
+impl Agent {
+    fn saw(&self, name: &str, command: &impl Serialize) {
+        let value = json!({ name: command });
+        self.seen.lock().expect("no test has panicked here").push(value);
+    }
+
+    fn spliced(&self) -> Spliced {
+        let disk = |device: &str, path: &str, ms| SplicedDisk {
+            device: device.into(),
+            node: format!("{device}-file"),
+            image: format!("vm1-{device}"),
+            path: path.into(),
+            ms,
+        };
+        let disks = vec![disk("disk0", "/srv/vm/a.raw", 24.7), disk("disk1", "/srv/vm/b", 2.0)];
+        Spliced { disks }
+    }
+}
+
+impl AgentApi for Agent {
+    async fn info(&self) -> ApiResult<AgentInfo> {
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        Ok(AgentInfo { host: "hosta".into(), version, api_version: API_VERSION, pid: 1 })
+    }
+
+    async fn migrate(&self, command: Migrate) -> ApiResult<Started> {
+        self.saw("migrate", &command);
+        asked_to_fail(&command.to)?;
+        Ok(Started { migration: ID })
+    }
+
+    async fn prepare(&self, command: Prepare) -> ApiResult<Prepared> {
+        self.saw("prepare", &command);
+        let image = |name: &str, device: &str| PreparedImage {
+            image: name.into(),
+            device: Some(device.into()),
+            export: name.into(),
+            blockdev: vec![format!(
+                r#"{{"driver":"nbd","node-name":"{device}","export":"{name}"}}"#
+            )],
+        };
+        Ok(Prepared {
+            migration: ID,
+            to: command.to,
+            nbd_socket: "/run/dray/nbd.sock".into(),
+            images: vec![image("vm1-root", "disk0"), image("vm1-data", "disk1")],
+            qemu_args: ["-S", "-incoming", "defer"].map(str::to_owned).to_vec(),
+        })
+    }
+
+    async fn status(&self, command: Status) -> ApiResult<Vec<MigrationStatus>> {
+        self.saw("status", &command);
+        let mut failed = running();
+        failed.migration = MigrationId(ID.0 + (1 << 120));
+        failed.role = Role::Target;
+        failed.state = MigrationState::Failed;
+        failed.error = Some(
+            ApiError::new(ErrorKind::NoSpace, "cannot write vm1-root", "no space left on device")
+                .hint("make room in pool fast, then `dray resume`"),
+        );
+        let all = [running(), failed];
+        let Some(named) = command.migration else { return Ok(all.to_vec()) };
+        let id = named.resolve(all.iter().map(|one| one.migration))?;
+        Ok(all.into_iter().filter(|one| one.migration == id).collect())
+    }
+
+    async fn watch(&self, command: Watch, events: Events) -> ApiResult<Summary> {
+        self.saw("watch", &command);
+        let named = command.migration.map_or_else(String::new, |named| named.0);
+        asked_to_fail(&named)?;
+        let mut now = progress();
+        let _ = events.send(Event::Progress(now.clone())).await;
+        if named == "endless" {
+            std::future::pending::<()>().await;
+        }
+        let _ = events.send(Event::Notice { text: "the link is back".into() }).await;
+        now.phase = Phase::Backfill;
+        now.elapsed_seconds = 25.0;
+        now.total.bytes_missing = 48 << 20;
+        now.total.dirty_blocks = 0;
+        now.remote_reads = 12;
+        now.downtime_ms = Some(38.2);
+        let _ = events.send(Event::Progress(now)).await;
+        Ok(summary())
+    }
+
+    async fn cancel(&self, command: Cancel) -> ApiResult<Cancelled> {
+        self.saw("cancel", &command);
+        Ok(Cancelled { migration: ID, bytes_kept: if command.discard { 0 } else { 1 << 30 } })
+    }
+
+    async fn resume(&self, command: Resume) -> ApiResult<Started> {
+        self.saw("resume", &command);
+        Ok(Started { migration: ID })
+    }
+
+    async fn limit(&self, command: Limit) -> ApiResult<Limited> {
+        self.saw("limit", &command);
+        Ok(Limited { migration: ID, bandwidth: command.bandwidth })
+    }
+
+    async fn images(&self) -> ApiResult<Vec<ImageStatus>> {
+        Ok(images())
+    }
+
+    async fn image_add(&self, command: ImageAdd) -> ApiResult<ImageStatus> {
+        self.saw("image-add", &command);
+        Ok(ImageStatus { name: command.name, path: command.path, ..images().remove(0) })
+    }
+
+    async fn image_remove(&self, command: ImageRemove) -> ApiResult<ImageStatus> {
+        self.saw("image-remove", &command);
+        Ok(ImageStatus { name: command.name, ..images().remove(0) })
+    }
+
+    async fn adopt(&self, command: Adopt) -> ApiResult<Spliced> {
+        self.saw("adopt", &command);
+        Ok(self.spliced())
+    }
+
+    async fn release(&self, command: Release) -> ApiResult<Spliced> {
+        self.saw("release", &command);
+        Ok(self.spliced())
+    }
+
+    async fn resize(&self, command: Resize) -> ApiResult<ImageStatus> {
+        self.saw("resize", &command);
+        Ok(ImageStatus { name: command.image, size: command.size.0, ..images().remove(0) })
+    }
+
+    async fn claim(&self, command: Claim) -> ApiResult<Claimed> {
+        self.saw("claim", &command);
+        let lost = (0..10).map(|at| ByteRange { start: at << 20, len: 65536 }).collect();
+        Ok(Claimed {
+            image: command.image,
+            epoch: Epoch(4),
+            id: ImageId(8),
+            writes_may_be_lost: true,
+            bytes_lost: 655_360,
+            lost,
+        })
+    }
+
+    async fn unstall(&self, command: Unstall) -> ApiResult<Unstalled> {
+        self.saw("unstall", &command);
+        asked_to_fail(&command.image)?;
+        Ok(Unstalled {
+            image: command.image,
+            failed: command.fail,
+            waiting: 3,
+            bytes_missing: ByteSize(48 << 20),
+        })
+    }
+}

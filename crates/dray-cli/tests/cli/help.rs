@@ -1,0 +1,68 @@
+//! Help texts and completions.
+
+use crate::fake::{dray, finish};
+use crate::golden;
+
+const COMMANDS: [&str; 17] = [
+    "agent",
+    "check-config",
+    "prepare",
+    "migrate",
+    "status",
+    "watch",
+    "cancel",
+    "resume",
+    "limit",
+    "images",
+    "adopt",
+    "release",
+    "resize",
+    "claim",
+    "unstall",
+    "pki",
+    "completions",
+];
+
+fn help(args: &[&str]) -> String {
+    let ran = finish(dray(args).output().unwrap());
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    ran.out
+}
+
+#[test]
+fn help_of_dray_itself() {
+    golden::check("help", &help(&["-h"]));
+    golden::check("help-long", &help(&["--help"]));
+}
+
+#[test]
+fn help_of_every_command() {
+    for command in COMMANDS {
+        golden::check(&format!("help-{command}"), &help(&[command, "--help"]));
+    }
+    for (command, sub) in
+        [("images", "add"), ("images", "remove"), ("pki", "init"), ("pki", "issue")]
+    {
+        golden::check(&format!("help-{command}-{sub}"), &help(&[command, sub, "--help"]));
+    }
+}
+
+#[test]
+fn help_knows_every_command() {
+    let listed = help(&["-h"]);
+    for command in COMMANDS {
+        assert!(listed.contains(&format!("\n  {command} ")), "{command} is not listed");
+    }
+    let commands = listed.split("Commands:").nth(1).unwrap().split("\n\n").next().unwrap();
+    assert_eq!(commands.lines().filter(|line| !line.is_empty()).count(), COMMANDS.len() + 1);
+}
+
+#[test]
+fn completions_name_the_commands_in_every_shell() {
+    for shell in ["bash", "zsh", "fish"] {
+        let script = help(&["completions", shell]);
+        for word in ["migrate", "target-qmp", "check-config", "bandwidth"] {
+            assert!(script.contains(word), "{shell} does not complete {word}");
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! What was typed reaches the agent as it was meant.
+
+use crate::fake::Fake;
+use serde_json::{Value, json};
+
+#[track_caller]
+fn asks(args: &[&str], wanted: &Value) {
+    let fake = Fake::start();
+    let ran = fake.run(args);
+    assert_eq!(ran.code, 0, "{args:?}: {}", ran.err);
+    assert_eq!(fake.seen().first(), Some(wanted), "{args:?}");
+}
+
+#[test]
+fn migrate_with_defaults() {
+    let args = ["migrate", "--qmp", "/q", "--to", "hostb", "--target-qmp", "/t"];
+    let wanted = json!({ "migrate": {
+        "subject": { "vm": { "qmp": "/q" } }, "to": "hostb", "target_qmp": "/t",
+        "prepared": null, "pool": null, "names": {}, "strategy": "hybrid", "bandwidth": null,
+        "max_downtime_ms": null, "verify": false, "detach": false, "drop_bitmaps": false,
+        "remove_replica": false, "release": "as-before",
+    }});
+    asks(&args, &wanted);
+}
+
+#[test]
+fn migrate_with_everything() {
+    let args = "migrate --image a --image b --to hostb --pool fast --name a=x --strategy pre-copy \
+                --bandwidth 800Mbit --max-downtime 0.5s --verify --detach --drop-bitmaps \
+                --remove-replica --release always";
+    let wanted = json!({ "migrate": {
+        "subject": { "images": { "names": ["a", "b"] } }, "to": "hostb", "target_qmp": null,
+        "prepared": null, "pool": "fast", "names": { "a": "x" }, "strategy": "pre-copy",
+        "bandwidth": { "bytes_per_second": 100_000_000 }, "max_downtime_ms": 500, "verify": true,
+        "detach": true, "drop_bitmaps": true, "remove_replica": true, "release": "always",
+    }});
+    asks(&args.split_whitespace().collect::<Vec<_>>(), &wanted);
+}
+
+#[test]
+fn the_other_commands() {
+    let here = std::env::current_dir().unwrap();
+    let cases = [
+        (
+            "prepare --qmp q.sock --to b --prefix new- --name disk0=root",
+            json!({ "prepare": { "subject": { "vm": { "qmp": here.join("q.sock") } }, "to": "b",
+                "pool": null, "prefix": "new-", "names": { "disk0": "root" } } }),
+        ),
+        ("status 4f", json!({ "status": { "migration": "4f" } })),
+        ("watch", json!({ "watch": { "migration": null } })),
+        ("cancel 4f --discard", json!({ "cancel": { "migration": "4f", "discard": true } })),
+        ("resume --detach", json!({ "resume": { "migration": null } })),
+        (
+            "limit 8Mbit 4f",
+            json!({ "limit": { "migration": "4f",
+                "bandwidth": { "bytes_per_second": 1_000_000 } } }),
+        ),
+        ("limit none", json!({ "limit": { "migration": null, "bandwidth": null } })),
+        (
+            "images add a /p --format qcow2 --fixed",
+            json!({ "image-add": { "name": "a", "path": "/p", "growable": false,
+                "format": "qcow2", "read_only": false } }),
+        ),
+        ("images remove a", json!({ "image-remove": { "name": "a" } })),
+        (
+            "adopt --qmp /q --disk d0 --drop-bitmaps",
+            json!({ "adopt": { "qmp": "/q", "disks": ["d0"], "drop_bitmaps": true } }),
+        ),
+        ("release --qmp /q", json!({ "release": { "qmp": "/q", "disks": [] } })),
+        (
+            "resize a 40GiB --qmp /q",
+            json!({ "resize": { "image": "a", "size": 42_949_672_960_u64, "qmp": "/q" } }),
+        ),
+        (
+            "claim a --source-is-fenced",
+            json!({ "claim": { "image": "a", "source_is_fenced": true, "accept_loss": false } }),
+        ),
+        ("unstall a --fail", json!({ "unstall": { "image": "a", "fail": true } })),
+    ];
+    for (args, wanted) in cases {
+        asks(&args.split_whitespace().collect::<Vec<_>>(), &wanted);
+    }
+}

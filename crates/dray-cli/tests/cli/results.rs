@@ -1,0 +1,73 @@
+//! Results as people see them, and as programs do.
+
+use crate::fake::{Fake, Ran};
+use crate::golden;
+use serde_json::Value;
+
+fn run(args: &str) -> Ran {
+    let ran = Fake::start().run(&args.split_whitespace().collect::<Vec<_>>());
+    assert_eq!(ran.code, 0, "{args}: {}", ran.err);
+    ran
+}
+
+#[test]
+fn results_for_people() {
+    let cases = [
+        ("images", "images"),
+        ("images-add", "images add a /srv/a.raw"),
+        ("images-remove", "images remove a"),
+        ("status", "status"),
+        ("status-running", "status 4f1c"),
+        ("status-failed", "status 501c"),
+        ("migrate-detached", "migrate --image a --to hostb --detach"),
+        ("resume-detached", "resume --detach"),
+        ("cancel", "cancel"),
+        ("cancel-discard", "cancel --discard"),
+        ("limit", "limit 800Mbit"),
+        ("limit-none", "limit none"),
+        ("adopt", "adopt --qmp /q"),
+        ("release", "release --qmp /q"),
+        ("resize", "resize a 40GiB"),
+        ("claim", "claim a --source-is-fenced --accept-loss"),
+        ("unstall", "unstall a"),
+        ("unstall-fail", "unstall a --fail"),
+    ];
+    for (name, args) in cases {
+        let ran = run(args);
+        assert!(ran.err.is_empty(), "{args}: {}", ran.err);
+        golden::check(name, &ran.out);
+    }
+}
+
+#[test]
+fn prepare_prints_only_what_is_pasted_on_standard_output() {
+    let ran = run("prepare --qmp /q --to hostb");
+    golden::check("prepare", &ran.out);
+    golden::check("prepare-notes", &ran.err);
+    assert!(run("-q prepare --qmp /q --to hostb").err.is_empty());
+}
+
+#[test]
+fn results_for_programs_are_one_line_of_json() {
+    let commands = [
+        "images",
+        "images add a /a",
+        "status",
+        "cancel",
+        "limit none",
+        "adopt --qmp /q",
+        "resize a 1G",
+        "claim a",
+        "unstall a",
+        "prepare --qmp /q --to hostb",
+        "migrate --image a --to hostb --detach",
+    ];
+    for args in commands {
+        let ran = run(&format!("--json {args}"));
+        assert_eq!(ran.out.lines().count(), 1, "{args}: {}", ran.out);
+        serde_json::from_str::<Value>(&ran.out).unwrap();
+    }
+    let status: Value = serde_json::from_str(&run("--json status 4f1c").out).unwrap();
+    assert_eq!(status[0]["migration"], "4f1c0000000000000000000000000001");
+    assert_eq!(status[0]["progress"]["phase"], "copy");
+}
