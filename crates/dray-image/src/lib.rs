@@ -7,11 +7,17 @@
 
 pub mod backend;
 pub mod blockmap;
+pub mod device;
 pub mod disk;
 pub mod error;
 pub mod gate;
 pub mod image;
+pub mod journal;
+pub mod layers;
+pub mod locks;
 mod missing;
+pub mod names;
+pub mod runs;
 mod stats;
 mod stripes;
 mod sync;
@@ -20,8 +26,12 @@ pub mod tracker;
 mod waiters;
 
 pub use backend::{FileImage, FileOptions};
+pub use device::{DeviceMark, DeviceState};
 pub use disk::{Disk, DiskStats, Fetcher, Fill, IntentLog, PresentLog};
 pub use error::{Error, ErrorKind, Result};
 pub use gate::Quiesced;
 pub use image::{Attempt, Extent, ExtentKind, Geometry, Image, ZeroMode};
+pub use journal::Journal;
+pub use locks::{InUse, QemuLocks};
+pub use names::ImageNames;
 pub use tracker::{DirtyRuns, INTENT_REGION_BYTES};

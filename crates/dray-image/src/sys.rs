@@ -42,6 +42,7 @@ pub(crate) fn start_writeback(file: &File, offset: u64, len: u64) -> io::Result<
 pub(crate) enum Lock {
     Shared,
     Exclusive,
+    #[cfg_attr(not(test), expect(dead_code, reason = "locks go with their file"))]
     Unlock,
 }
 
@@ -61,26 +62,13 @@ fn describe(lock: Lock, start: u64, len: u64) -> libc::flock {
     }
 }
 
-/// Who holds a lock that conflicts: the process, or none when only an open file is known (OFD).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Holder {
-    pub(crate) pid: Option<u32>,
-}
-
-/// Asks who holds a lock on bytes `start .. start + len` that conflicts with `lock`. Sets nothing.
-pub(crate) fn ofd_probe(
-    file: &File,
-    lock: Lock,
-    start: u64,
-    len: u64,
-) -> io::Result<Option<Holder>> {
+/// Whether someone else holds a lock on bytes `start .. start + len` that conflicts with `lock`.
+/// Sets nothing.
+pub(crate) fn ofd_is_locked(file: &File, lock: Lock, start: u64, len: u64) -> io::Result<bool> {
     let mut answer = describe(lock, start, len);
     // SAFETY: F_OFD_GETLK reads and writes one flock through the pointer, which outlives the call.
     check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut answer) })?;
-    if i32::from(answer.l_type) == libc::F_UNLCK {
-        return Ok(None);
-    }
-    Ok(Some(Holder { pid: u32::try_from(answer.l_pid).ok() }))
+    Ok(i32::from(answer.l_type) != libc::F_UNLCK)
 }
 
 /// Sets or clears an open-file-description lock without waiting.

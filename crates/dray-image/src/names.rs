@@ -1,0 +1,422 @@
+//! The names an image file has while it is not simply the image: partial and replica (I1).
+//!
+//! Locks die with the agent, so the file's name says who owns it. An incomplete image at a target
+//! is `.NAME.dray-partial`, mode 0000; after the handover the source's file is
+//! `.NAME.dray-replica-EPOCH`, mode 0000. Whatever was asked is done in single steps, each durable
+//! before the next, and can be asked again after a crash between any two; no step ever replaces a
+//! file. Block devices have no names: see [`device`](crate::device).
+
+use crate::{Error, ErrorKind, Result};
+use dray_types::Epoch;
+use rustix::fs::{CWD, RenameFlags};
+use std::ffi::{OsStr, OsString};
+use std::fs::{File, Permissions};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+const PARTIAL_SUFFIX: &str = ".dray-partial";
+const REPLICA_SUFFIX: &str = ".dray-replica-";
+/// Longest file name that the usual file systems take.
+const MAX_NAME: usize = 255;
+/// Digits of the largest epoch.
+const EPOCH_DIGITS: usize = 20;
+/// Symbolic links followed before giving up, as the kernel does.
+const MAX_LINKS: usize = 40;
+/// Permission bits of a file's mode.
+const MODE_BITS: u32 = 0o7777;
+
+/// An image file by its configured name, and the names it can have instead.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ImageNames {
+    dir: PathBuf,
+    name: OsString,
+}
+
+/// Which of its names an image has just now.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Found {
+    /// A file has the configured name.
+    pub image: bool,
+    /// There is an incomplete image.
+    pub partial: bool,
+    /// Epochs of the replicas, in ascending order.
+    pub replicas: Vec<Epoch>,
+}
+
+/// One step; durable when done, harmless when done twice.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Step {
+    SetMode(PathBuf, u32),
+    Rename(PathBuf, PathBuf),
+    Remove(PathBuf),
+}
+
+fn fail(what: &str, path: &Path, source: std::io::Error) -> Error {
+    Error::io(format!("{what} {}", path.display()), source)
+}
+
+/// Makes the names in `dir` durable.
+///
+/// # Errors
+/// What the system reports.
+pub fn sync_dir(dir: &Path) -> Result<()> {
+    File::open(dir).and_then(|dir| dir.sync_all()).map_err(|e| fail("syncing directory", dir, e))
+}
+
+/// Permission bits of the file at `path`.
+///
+/// # Errors
+/// What the system reports.
+pub fn file_mode(path: &Path) -> Result<u32> {
+    let meta = std::fs::metadata(path).map_err(|e| fail("examining", path, e))?;
+    Ok(meta.permissions().mode() & MODE_BITS)
+}
+
+fn exists(path: &Path) -> Result<bool> {
+    match std::fs::symlink_metadata(path) {
+        Ok(_) => Ok(true),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(e) => Err(fail("examining", path, e)),
+    }
+}
+
+impl Step {
+    fn run(&self, dir: &Path) -> Result<()> {
+        match self {
+            Step::SetMode(path, mode) => {
+                std::fs::set_permissions(path, Permissions::from_mode(*mode))
+                    .map_err(|e| fail("setting the mode of", path, e))?;
+            }
+            Step::Rename(from, to) => {
+                rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE).map_err(
+                    |e| {
+                        let what = format!("renaming {} to", from.display());
+                        fail(&what, to, e.into())
+                    },
+                )?;
+            }
+            Step::Remove(path) => {
+                std::fs::remove_file(path).map_err(|e| fail("removing", path, e))?;
+            }
+        }
+        sync_dir(dir)
+    }
+}
+
+impl ImageNames {
+    /// The names of the image configured as `path`, which need not exist. Symbolic links are
+    /// followed: it is the file itself whose name has to change.
+    ///
+    /// # Errors
+    /// `Invalid` when `path` is no file name, or one too long to be changed.
+    pub fn of(path: &Path) -> Result<Self> {
+        let invalid = |why: &str| {
+            Error::new(ErrorKind::Invalid, format!("using image path {}", path.display()), why)
+        };
+        let mut real = path.to_owned();
+        let mut links = 0;
+        while let Ok(link) = std::fs::read_link(&real) {
+            real = real.parent().unwrap_or(Path::new("/")).join(link);
+            links += 1;
+            if links > MAX_LINKS {
+                return Err(invalid("too many symbolic links"));
+            }
+        }
+        let name = real.file_name().ok_or_else(|| invalid("it names no file"))?.to_owned();
+        if name.len() + 1 + REPLICA_SUFFIX.len() + EPOCH_DIGITS > MAX_NAME {
+            return Err(invalid("the file name is too long"));
+        }
+        let dir = match real.parent() {
+            Some(dir) if !dir.as_os_str().is_empty() => dir.to_owned(),
+            _ => PathBuf::from("."),
+        };
+        Ok(Self { dir, name })
+    }
+
+    /// The image under its own name.
+    pub fn image(&self) -> PathBuf {
+        self.dir.join(&self.name)
+    }
+
+    fn hidden(&self, suffix: &str) -> PathBuf {
+        let mut name = OsString::from(".");
+        name.push(&self.name);
+        name.push(suffix);
+        self.dir.join(name)
+    }
+
+    /// The incomplete image.
+    pub fn partial(&self) -> PathBuf {
+        self.hidden(PARTIAL_SUFFIX)
+    }
+
+    /// The replica that was left behind when epoch `epoch` began elsewhere.
+    pub fn replica(&self, epoch: Epoch) -> PathBuf {
+        self.hidden(&format!("{REPLICA_SUFFIX}{}", epoch.0))
+    }
+
+    /// What is there.
+    ///
+    /// # Errors
+    /// When the directory cannot be read.
+    pub fn found(&self) -> Result<Found> {
+        let mut found = Found {
+            image: exists(&self.image())?,
+            partial: exists(&self.partial())?,
+            replicas: Vec::new(),
+        };
+        let prefix = self.hidden(REPLICA_SUFFIX);
+        let prefix = prefix.file_name().unwrap_or_default().as_encoded_bytes().to_owned();
+        let unread = |e| fail("reading directory", &self.dir, e);
+        for entry in std::fs::read_dir(&self.dir).map_err(unread)? {
+            let name = entry.map_err(unread)?.file_name();
+            let epoch = name.as_encoded_bytes().strip_prefix(&prefix[..]);
+            let epoch = epoch.and_then(|digits| std::str::from_utf8(digits).ok()?.parse().ok());
+            found.replicas.extend(epoch.map(Epoch));
+        }
+        found.replicas.sort_unstable();
+        Ok(found)
+    }
+
+    /// Makes the incomplete image, `len` bytes of hole, and opens it.
+    ///
+    /// # Errors
+    /// `InUse` when it exists already, or when a file has the image's name.
+    pub fn create_partial(&self, len: u64) -> Result<File> {
+        self.refuse_existing(&self.image())?;
+        let path = self.partial();
+        let file =
+            File::options().read(true).write(true).create_new(true).mode(0o0).open(&path).map_err(
+                |e| match e.kind() {
+                    std::io::ErrorKind::AlreadyExists => self.taken(&path),
+                    _ => fail("creating", &path, e),
+                },
+            )?;
+        file.set_len(len).and_then(|()| file.sync_all()).map_err(|e| fail("creating", &path, e))?;
+        sync_dir(&self.dir)?;
+        Ok(file)
+    }
+
+    /// Opens the incomplete image for reading and writing.
+    ///
+    /// # Errors
+    /// `NotFound` when there is none.
+    pub fn open_partial(&self) -> Result<File> {
+        open_closed(&self.partial(), true)
+    }
+
+    /// Opens the replica of `epoch` for reading.
+    ///
+    /// # Errors
+    /// `NotFound` when there is none.
+    pub fn open_replica(&self, epoch: Epoch) -> Result<File> {
+        open_closed(&self.replica(epoch), false)
+    }
+
+    /// The complete image gets its name and `mode`.
+    ///
+    /// # Errors
+    /// `NotFound` without an incomplete image, `InUse` when another file has the name.
+    pub fn finish_partial(&self, mode: u32) -> Result<()> {
+        self.run(self.naming(self.partial(), mode)?)
+    }
+
+    /// The image loses its name: it belongs to the owner of `epoch` now.
+    ///
+    /// # Errors
+    /// `NotFound` without an image, `InUse` when there is such a replica already.
+    pub fn make_replica(&self, epoch: Epoch) -> Result<()> {
+        self.run(self.hiding(epoch)?)
+    }
+
+    /// The replica of `epoch` gets the image's name back.
+    ///
+    /// # Errors
+    /// `NotFound` without such a replica, `InUse` when another file has the name.
+    pub fn restore_replica(&self, epoch: Epoch, mode: u32) -> Result<()> {
+        self.run(self.naming(self.replica(epoch), mode)?)
+    }
+
+    /// Removes the incomplete image, if there is one.
+    ///
+    /// # Errors
+    /// What the system reports.
+    pub fn remove_partial(&self) -> Result<()> {
+        self.remove(self.partial())
+    }
+
+    /// Removes the replica of `epoch`, if there is one.
+    ///
+    /// # Errors
+    /// What the system reports.
+    pub fn remove_replica(&self, epoch: Epoch) -> Result<()> {
+        self.remove(self.replica(epoch))
+    }
+
+    fn remove(&self, path: PathBuf) -> Result<()> {
+        let steps = if exists(&path)? { vec![Step::Remove(path)] } else { Vec::new() };
+        self.run(steps)
+    }
+
+    fn run(&self, steps: Vec<Step>) -> Result<()> {
+        // A step may have been done just before a crash without being durable.
+        sync_dir(&self.dir)?;
+        steps.iter().try_for_each(|step| step.run(&self.dir))
+    }
+
+    /// Steps that give the file at `from` the image's name. The mode comes first: under its own
+    /// name the file is never anything but usable.
+    fn naming(&self, from: PathBuf, mode: u32) -> Result<Vec<Step>> {
+        let to = self.image();
+        match (exists(&from)?, exists(&to)?) {
+            (true, false) => Ok(vec![Step::SetMode(from.clone(), mode), Step::Rename(from, to)]),
+            (false, true) => Ok(vec![Step::SetMode(to, mode)]),
+            (true, true) => Err(self.taken(&to)),
+            (false, false) => Err(self.absent(&from)),
+        }
+    }
+
+    /// Steps that take the image's name away. The name comes first: it is what others go by.
+    fn hiding(&self, epoch: Epoch) -> Result<Vec<Step>> {
+        let (from, to) = (self.image(), self.replica(epoch));
+        let close = Step::SetMode(to.clone(), 0);
+        match (exists(&from)?, exists(&to)?) {
+            (true, false) => Ok(vec![Step::Rename(from, to), close]),
+            (false, true) => Ok(vec![close]),
+            (true, true) => Err(self.taken(&to)),
+            (false, false) => Err(self.absent(&from)),
+        }
+    }
+
+    fn refuse_existing(&self, path: &Path) -> Result<()> {
+        if exists(path)? { Err(self.taken(path)) } else { Ok(()) }
+    }
+
+    fn context(&self) -> String {
+        format!("naming image {}", self.image().display())
+    }
+
+    fn taken(&self, path: &Path) -> Error {
+        let why = format!("{} exists already; move it away", shown(path));
+        Error::new(ErrorKind::InUse, self.context(), &why)
+    }
+
+    fn absent(&self, path: &Path) -> Error {
+        let why = format!("there is no {}", shown(path));
+        Error::new(ErrorKind::NotFound, self.context(), &why)
+    }
+}
+
+fn shown(path: &Path) -> String {
+    path.file_name().unwrap_or(OsStr::new("file")).to_string_lossy().into_owned()
+}
+
+/// Opens a file of mode 0000. Root just can; anyone else must open it up for a moment.
+fn open_closed(path: &Path, write: bool) -> Result<File> {
+    let open = || File::options().read(true).write(write).open(path);
+    let opened = open().or_else(|e| {
+        if e.kind() != std::io::ErrorKind::PermissionDenied {
+            return Err(e);
+        }
+        std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
+        let file = open()?;
+        file.set_permissions(Permissions::from_mode(0o0))?;
+        Ok(file)
+    });
+    opened.map_err(|e| fail("opening", path, e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MODE: u32 = 0o640;
+
+    fn dir() -> tempfile::TempDir {
+        tempfile::Builder::new().prefix("image-names-").tempdir().unwrap()
+    }
+
+    /// Runs the first `done` steps of what `plan` says, as if the agent died after them.
+    fn crash_after(names: &ImageNames, plan: &dyn Fn() -> Result<Vec<Step>>, done: usize) -> bool {
+        let steps = plan().unwrap();
+        steps.iter().take(done).for_each(|step| step.run(&names.dir).unwrap());
+        done <= steps.len()
+    }
+
+    #[test]
+    fn every_operation_survives_a_crash_between_any_two_steps() {
+        for done in 0.. {
+            let dir = dir();
+            let names = ImageNames::of(&dir.path().join("vm.raw")).unwrap();
+            names.create_partial(8192).unwrap();
+            if !crash_after(&names, &|| names.naming(names.partial(), MODE), done) {
+                break;
+            }
+            names.finish_partial(MODE).unwrap();
+            names.finish_partial(MODE).unwrap();
+            assert_eq!(file_mode(&names.image()).unwrap(), MODE);
+            assert_eq!(names.found().unwrap(), Found { image: true, ..Found::default() });
+
+            let epoch = Epoch(7);
+            crash_after(&names, &|| names.hiding(epoch), done);
+            names.make_replica(epoch).unwrap();
+            names.make_replica(epoch).unwrap();
+            assert_eq!(file_mode(&names.replica(epoch)).unwrap(), 0);
+            let replicas = vec![epoch];
+            assert_eq!(names.found().unwrap(), Found { replicas, ..Found::default() });
+
+            crash_after(&names, &|| names.naming(names.replica(epoch), MODE), done);
+            names.restore_replica(epoch, MODE).unwrap();
+            assert_eq!(file_mode(&names.image()).unwrap(), MODE);
+            assert_eq!(std::fs::metadata(names.image()).unwrap().len(), 8192);
+        }
+    }
+
+    #[test]
+    fn nothing_is_ever_replaced() {
+        let dir = dir();
+        let names = ImageNames::of(&dir.path().join("vm.raw")).unwrap();
+        names.create_partial(0).unwrap();
+        assert_eq!(names.create_partial(0).unwrap_err().kind, ErrorKind::InUse);
+        std::fs::write(names.image(), b"someone else's").unwrap();
+        let error = names.finish_partial(MODE).unwrap_err();
+        assert_eq!(error.kind, ErrorKind::InUse);
+        assert!(error.to_string().ends_with("vm.raw exists already; move it away"), "{error}");
+        std::fs::write(names.replica(Epoch(3)), b"older").unwrap();
+        assert_eq!(names.make_replica(Epoch(3)).unwrap_err().kind, ErrorKind::InUse);
+        assert_eq!(std::fs::read(names.image()).unwrap(), b"someone else's");
+        assert_eq!(std::fs::read(names.replica(Epoch(3))).unwrap(), b"older");
+        names.remove_partial().unwrap();
+        names.remove_partial().unwrap();
+        assert_eq!(names.create_partial(0).unwrap_err().kind, ErrorKind::InUse);
+    }
+
+    #[test]
+    fn what_is_not_there_is_not_found() {
+        let dir = dir();
+        let names = ImageNames::of(&dir.path().join("vm.raw")).unwrap();
+        assert_eq!(names.finish_partial(MODE).unwrap_err().kind, ErrorKind::NotFound);
+        assert_eq!(names.make_replica(Epoch(1)).unwrap_err().kind, ErrorKind::NotFound);
+        assert_eq!(names.open_partial().unwrap_err().kind, ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn a_link_is_followed_even_when_its_file_has_another_name_just_now() {
+        let dir = dir();
+        let (file, link) = (dir.path().join("real.raw"), dir.path().join("vm.raw"));
+        std::fs::write(&file, b"x").unwrap();
+        std::os::unix::fs::symlink("real.raw", &link).unwrap();
+        let names = ImageNames::of(&link).unwrap();
+        names.make_replica(Epoch(2)).unwrap();
+        assert!(File::open(&link).is_err(), "the configured path can still be opened");
+        assert_eq!(ImageNames::of(&link).unwrap(), names);
+        assert_eq!(names.image(), file);
+    }
+
+    #[test]
+    fn names_that_could_not_be_changed_are_refused_at_once() {
+        let long = format!("/images/{}", "x".repeat(240));
+        assert_eq!(ImageNames::of(Path::new(&long)).unwrap_err().kind, ErrorKind::Invalid);
+        assert!(ImageNames::of(Path::new("/")).is_err());
+    }
+}
