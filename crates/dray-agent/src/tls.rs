@@ -157,7 +157,10 @@ pub fn judge_own(dir: &Path, file: &str, name: &str) -> Result<(), TlsError> {
             rustls::Error::InvalidCertificate(
                 CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. },
             ) if file == SERVER_CERT => Ok(rustls::server::danger::ClientCertVerified::assertion()),
-            why => Err(error(&path, certificate_words(&why, "it").0)),
+            why => {
+                let (why, hint) = certificate_words(&why, "it");
+                Err(TlsError { path: path.clone(), why, hint: hint.to_owned() })
+            }
         },
     )?;
     let names = dns_names(&certs[0]);

@@ -238,7 +238,9 @@ impl Worker {
         let made = began.elapsed();
         let writing = self.write(job, &header, payload.encoding, payload.len)?;
         if payload.len > 0 {
-            let _ = self.setup.compression.chooser(|c| c.written(payload.len, made, writing));
+            let packed = payload.encoding == Encoding::Zstd;
+            let note = |c: &mut Chooser| c.written(payload.len, packed, made, writing);
+            let _ = self.setup.compression.chooser(note);
         }
         self.count(&header, kept);
         Ok(())
