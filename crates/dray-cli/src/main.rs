@@ -23,7 +23,7 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             output.error(&error);
-            exit::code(error.kind).into()
+            exit::code(error.kind)
         }
     }
 }

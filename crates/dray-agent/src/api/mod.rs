@@ -106,3 +106,64 @@ pub trait AgentApi: Send + Sync + 'static {
     /// Ends the stall of guest I/O that waits for a lost source.
     fn unstall(&self, command: Unstall) -> impl Future<Output = ApiResult<Unstalled>> + Send;
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value;
+
+    /// The JSON examples of the interface's document.
+    fn examples() -> Vec<Value> {
+        let mut inside = false;
+        let mut found = Vec::new();
+        for line in include_str!("../../../../docs/api.md").lines() {
+            if line.starts_with("```") {
+                inside = line == "```json";
+            } else if inside {
+                found
+                    .push(serde_json::from_str(line).unwrap_or_else(|why| panic!("{why}: {line}")));
+            }
+        }
+        found
+    }
+
+    /// The example, read as a `T` and written again, is what it was: no field too many or too few.
+    #[track_caller]
+    fn round_trips<T: serde::Serialize + serde::de::DeserializeOwned>(example: &Value) {
+        let read: T = serde_json::from_value(example.clone()).unwrap();
+        assert_eq!(&serde_json::to_value(read).unwrap(), example);
+    }
+
+    #[test]
+    fn the_document_shows_what_the_types_are() {
+        let mut kinds = std::collections::BTreeMap::new();
+        for example in examples() {
+            let kind = ["version", "event", "error", "result"]
+                .into_iter()
+                .find(|kind| example.get(kind).is_some())
+                .unwrap();
+            *kinds.entry(kind).or_insert(0) += 1;
+            let content = &example[kind];
+            match kind {
+                // Requests leave defaults out, so that they are only read.
+                "version" => drop(serde_json::from_value::<Request>(example).unwrap()),
+                "event" => round_trips::<Event>(&example),
+                "error" => round_trips::<ApiError>(content),
+                _ if content.get("pid").is_some() => round_trips::<AgentInfo>(content),
+                _ => round_trips::<Summary>(content),
+            }
+        }
+        let counted: Vec<_> = kinds.into_iter().collect();
+        assert_eq!(counted, [("error", 1), ("event", 3), ("result", 2), ("version", 8)]);
+    }
+
+    #[test]
+    fn the_document_lists_every_kind_of_error() {
+        let text = include_str!("../../../../docs/api.md");
+        for kind in ErrorKind::ALL {
+            let name = serde_json::to_value(kind).unwrap();
+            let cell = format!("| `{}` |", name.as_str().unwrap());
+            assert!(text.contains(&cell), "{cell}");
+        }
+    }
+}

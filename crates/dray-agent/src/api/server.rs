@@ -75,7 +75,13 @@ impl Server {
         let listener = UnixListener::bind(path)?;
         let server = Self { listener, path: path.to_owned() };
         if access.group.is_some() {
-            std::os::unix::fs::chown(path, None, access.group)?;
+            match std::os::unix::fs::chown(path, None, access.group) {
+                // An agent that is not root serves whoever started it; that is no failure.
+                Err(why) if why.kind() == io::ErrorKind::PermissionDenied => {
+                    tracing::info!(path = %path.display(), "the API socket keeps this user's group");
+                }
+                outcome => outcome?,
+            }
         }
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(SOCKET_MODE))?;
         Ok(server)
@@ -211,5 +217,41 @@ async fn run<A: AgentApi>(agent: &A, command: Command, events: Events) -> ApiRes
         Command::Resize(command) => to_json(agent.resize(command).await?),
         Command::Claim(command) => to_json(agent.claim(command).await?),
         Command::Unstall(command) => to_json(agent.unstall(command).await?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_socket_is_for_root_and_one_group_and_goes_with_the_server() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("api.sock");
+        let server = Server::bind(&path, SocketAccess::default()).unwrap();
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o660);
+        let again = Server::bind(&path, SocketAccess::default()).unwrap_err();
+        assert_eq!(again.kind(), io::ErrorKind::AddrInUse);
+        drop(server);
+        assert!(!path.exists());
+    }
+
+    #[tokio::test]
+    async fn the_socket_of_a_dead_agent_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("api.sock");
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        assert!(path.exists());
+        Server::bind(&path, SocketAccess::default()).unwrap();
+    }
+
+    #[test]
+    fn groups_are_found_by_name() {
+        let text = "root:x:0:\ndray:x:997:alice,bob\nbroken\nempty:x::\n";
+        assert_eq!(group_id(text, "dray"), Some(997));
+        assert_eq!(group_id(text, "root"), Some(0));
+        for none in ["dra", "alice", "broken", "empty", ""] {
+            assert_eq!(group_id(text, none), None, "{none}");
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Progress on a terminal: finished phases stay as lines, the present one is a bar with its
 //! numbers below it; images have bars of their own when there are several.
 
-use super::{Display, words};
+use super::{Display, End, words};
 use crate::show::style::Style;
 use crate::show::units::{bytes, seconds};
 use dray_agent::api::{Event, Phase, Progress};
@@ -63,12 +63,11 @@ impl Bars {
         let _ = self.area.println(line);
     }
 
-    /// The line that a finished phase leaves behind.
-    fn close_phase(&mut self, now: f64) {
+    /// The line that a finished phase leaves behind, with its mark.
+    fn close_phase(&mut self, now: f64, mark: &str) {
         let Some(last) = &self.last else { return };
         let took = seconds(now - self.phase_began);
-        let mut line =
-            format!("{} {:<NAME_WIDTH$} {:>8}", self.style.good("✓"), last.phase.to_string(), took);
+        let mut line = format!("{} {:<NAME_WIDTH$} {:>8}", mark, last.phase.to_string(), took);
         if matches!(last.phase, Phase::Copy | Phase::Backfill) {
             line += &format!("  {}", self.style.dim(&bytes(last.total.bytes_total)));
         }
@@ -79,18 +78,17 @@ impl Bars {
     fn show(&mut self, progress: &Progress) {
         let changed = self.last.as_ref().is_some_and(|last| last.phase != progress.phase);
         if changed {
-            self.close_phase(progress.elapsed_seconds);
+            self.close_phase(progress.elapsed_seconds, &self.style.good("✓"));
         }
         let total = &progress.total;
         self.total.set_prefix(progress.phase.to_string());
         self.total.set_length(total.bytes_total.max(1));
         self.total.set_position(total.bytes_done.min(total.bytes_total.max(1)));
-        let step = progress.step.map_or(String::new(), |step| format!("{step}  "));
-        self.total.set_message(format!(
-            "{step}{}  {}",
-            words::amount(total),
-            words::speed(progress)
-        ));
+        let step = progress.step.map(|step| step.to_string());
+        let amounts = (total.bytes_total > 0).then(|| words::amount(total));
+        let speed = (progress.rate > 0).then(|| words::speed(progress));
+        let words: Vec<String> = [step, amounts, speed].into_iter().flatten().collect();
+        self.total.set_message(words.join("  "));
         self.details.set_message(words::details(progress).join(" · "));
         self.show_images(progress);
         self.last = Some(progress.clone());
@@ -124,9 +122,18 @@ impl Display for Bars {
         }
     }
 
-    fn end(&mut self) {
+    fn end(&mut self, how: End) {
+        let now = self.last.as_ref().map_or(0.0, |last| last.elapsed_seconds);
+        match how {
+            End::Complete => self.close_phase(now, &self.style.good("✓")),
+            End::Failed => self.close_phase(now, &self.style.bad("✗")),
+            End::Left => {}
+        }
         for bar in self.images.iter().chain([&self.total, &self.details]) {
             bar.finish_and_clear();
+        }
+        if how == End::Complete && self.last.is_some() {
+            eprintln!();
         }
     }
 }

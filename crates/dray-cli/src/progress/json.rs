@@ -1,6 +1,6 @@
 //! Events as lines of JSON, as the agent sent them.
 
-use super::Display;
+use super::{Display, End};
 use crate::output::Output;
 use dray_agent::api::Event;
 
@@ -21,5 +21,5 @@ impl Display for Json {
         self.output.json_line(event);
     }
 
-    fn end(&mut self) {}
+    fn end(&mut self, _: End) {}
 }

@@ -1,6 +1,6 @@
 //! Progress where there is no terminal: a line when the phase changes, and about one a second.
 
-use super::{Display, words};
+use super::{Display, End, words};
 use crate::output::Output;
 use crate::show::units::seconds;
 use dray_agent::api::{Event, Phase, Progress};
@@ -66,7 +66,7 @@ impl Display for Lines {
         }
     }
 
-    fn end(&mut self) {}
+    fn end(&mut self, _: End) {}
 }
 
 #[cfg(test)]

@@ -22,8 +22,19 @@ use std::process::ExitCode;
 trait Display {
     /// Shows an event.
     fn event(&mut self, event: &Event);
-    /// Leaves the terminal as it was found; nothing is shown after this.
-    fn end(&mut self);
+    /// Leaves the terminal tidy; nothing is shown after this.
+    fn end(&mut self, how: End);
+}
+
+/// Why the display ends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// The migration is complete.
+    Complete,
+    /// It failed or was cancelled.
+    Failed,
+    /// Nobody watches any more; it goes on.
+    Left,
 }
 
 /// Shows nothing.
@@ -31,7 +42,7 @@ struct Silent;
 
 impl Display for Silent {
     fn event(&mut self, _: &Event) {}
-    fn end(&mut self) {}
+    fn end(&mut self, _: End) {}
 }
 
 fn display(output: &Output) -> Box<dyn Display> {
@@ -54,13 +65,13 @@ pub async fn follow(client: &Client, command: Command, output: &Output) -> ApiRe
     let outcome = tokio::select! {
         outcome = listen(&mut call, &mut *display, &mut migration) => outcome,
         pressed = tokio::signal::ctrl_c() => {
-            display.end();
+            display.end(End::Left);
             pressed.map_err(|why| ApiError::new(ErrorKind::Internal, "cannot wait for Ctrl-C", why))?;
             say_detached(migration, output);
             return Ok(ExitCode::from(DETACHED));
         }
     };
-    display.end();
+    display.end(if outcome.is_ok() { End::Complete } else { End::Failed });
     let done = outcome?;
     output.result(&done, |done, style| summary(done, output.verbose > 0, style));
     Ok(ExitCode::SUCCESS)

@@ -79,7 +79,7 @@ mod tests {
         assert_eq!(count(1_234_567), "1,234,567");
         assert_eq!(counted(1, "image"), "1 image");
         assert_eq!(counted(2000, "block"), "2,000 blocks");
-        assert_eq!(millis(3.14159), "3.1 ms");
+        assert_eq!(millis(3.149), "3.1 ms");
         assert_eq!(millis(380.4), "380 ms");
         assert_eq!(seconds(12.34), "12.3 s");
         assert_eq!(seconds(59.97), "1 m 00 s");
