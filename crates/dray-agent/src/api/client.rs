@@ -87,13 +87,17 @@ impl Client {
 
     fn unreachable(&self, why: &io::Error) -> ApiError {
         let what = format!("cannot reach the agent on {}", self.socket.display());
-        match why.kind() {
-            io::ErrorKind::PermissionDenied => ApiError::new(ErrorKind::Denied, what, why)
-                .hint("run this as root or as a member of the group dray"),
-            _ => ApiError::new(ErrorKind::AgentUnreachable, what, why).hint(
-                "start it with `dray agent --config /etc/dray/dray.toml`, or name its socket with --socket",
-            ),
-        }
+        let why = match why.kind() {
+            io::ErrorKind::PermissionDenied => {
+                return ApiError::new(ErrorKind::Denied, what, "this user may not use its socket")
+                    .hint("run this as root or as a member of the group dray");
+            }
+            io::ErrorKind::NotFound => "there is no such socket".to_owned(),
+            io::ErrorKind::ConnectionRefused => "nobody is listening there".to_owned(),
+            _ => why.to_string(),
+        };
+        ApiError::new(ErrorKind::AgentUnreachable, what, why)
+            .hint("start the agent (`dray agent`), or name its socket with --socket")
     }
 }
 

@@ -6,7 +6,7 @@ use crate::show::style::Style;
 use crate::show::units::{bytes, seconds};
 use dray_agent::api::{Event, Phase, Progress};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Images with a bar of their own; a VM with more disks shows the total only.
 const MAX_BARS: usize = 6;
@@ -23,6 +23,8 @@ pub struct Bars {
     details: ProgressBar,
     images: Vec<ProgressBar>,
     last: Option<Progress>,
+    /// When that came: the end of a migration has no progress of its own.
+    heard: Instant,
     /// When the present phase began, in seconds since the migration's start.
     phase_began: f64,
 }
@@ -55,7 +57,16 @@ impl Bars {
         let details = area.add(ProgressBar::new(1).with_style(look("  {wide_msg:.dim}")));
         total.set_prefix("starting");
         total.enable_steady_tick(TICK);
-        Self { style, area, total, details, images: Vec::new(), last: None, phase_began: 0.0 }
+        Self {
+            style,
+            area,
+            total,
+            details,
+            images: Vec::new(),
+            last: None,
+            heard: Instant::now(),
+            phase_began: 0.0,
+        }
     }
 
     fn above(&self, line: &str) {
@@ -92,6 +103,7 @@ impl Bars {
         self.details.set_message(words::details(progress).join(" · "));
         self.show_images(progress);
         self.last = Some(progress.clone());
+        self.heard = Instant::now();
     }
 
     fn show_images(&mut self, progress: &Progress) {
@@ -123,7 +135,8 @@ impl Display for Bars {
     }
 
     fn end(&mut self, how: End) {
-        let now = self.last.as_ref().map_or(0.0, |last| last.elapsed_seconds);
+        let since = self.heard.elapsed().as_secs_f64();
+        let now = self.last.as_ref().map_or(0.0, |last| last.elapsed_seconds + since);
         match how {
             End::Complete => self.close_phase(now, &self.style.good("✓")),
             End::Failed => self.close_phase(now, &self.style.bad("✗")),

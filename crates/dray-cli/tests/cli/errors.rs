@@ -55,8 +55,10 @@ fn with_json_the_last_line_is_the_error() {
 fn no_agent_is_a_clear_error() {
     let ran = finish(dray(&["--socket", "/nonexistent/api.sock", "status"]).output().unwrap());
     assert_eq!(ran.code, 3);
-    assert!(ran.err.starts_with("dray: cannot reach the agent on /nonexistent/api.sock: No such"));
-    assert!(ran.err.contains("\nhint: start it with `dray agent"), "{}", ran.err);
+    assert!(
+        ran.err.starts_with("dray: cannot reach the agent on /nonexistent/api.sock: there is no")
+    );
+    assert!(ran.err.contains("\nhint: start the agent (`dray agent`)"), "{}", ran.err);
 }
 
 /// An agent that reads the request, answers with `answer` and hangs up.
