@@ -1,59 +1,72 @@
-//! What the tests with a real QEMU share: an NBD server for a file, and locks as QEMU sees them.
+//! What the tests with a real QEMU share: dray's own NBD server for a file, and locks as QEMU sees
+//! them.
 
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 pub mod locks;
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use dray_image::{Disk, FileImage, FileOptions, Image};
+use dray_nbd::{ExportError, ExportInfo, Exports, Server, ServerHandle};
 use dray_qemu::NbdExport;
 
-/// An nbdkit serving one file under any export name. It takes no locks on it.
+/// How much larger than its file a growing image is exported.
+const ROOM: u64 = 1 << 30;
+const EXPORT: &str = "disk";
+
+/// One file, served as an agent does; a qcow2 file may grow. Takes no locks.
 pub struct NbdServer {
-    child: Child,
+    disk: Arc<Disk>,
+    handle: ServerHandle,
     socket: PathBuf,
+}
+
+struct One(Arc<Disk>);
+
+impl Exports for One {
+    fn list(&self) -> Vec<ExportInfo> {
+        vec![ExportInfo::new(EXPORT)]
+    }
+
+    fn open(&self, name: &str) -> Result<Arc<dyn Image>, ExportError> {
+        if name == EXPORT { Ok(self.0.clone()) } else { Err(ExportError::unknown(name)) }
+    }
 }
 
 impl NbdServer {
     /// Starts serving.
     pub fn start(file: &Path, socket: &Path) -> Self {
-        let child = Command::new("nbdkit")
-            .args(["--foreground", "--unix"])
-            .arg(socket)
-            .arg("file")
-            .arg(file)
-            .stdin(Stdio::null())
-            .spawn()
-            .expect("nbdkit");
-        let deadline = Instant::now() + Duration::from_secs(10);
-        while !socket.exists() {
-            assert!(Instant::now() < deadline, "nbdkit did not start");
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        Self { child, socket: socket.to_owned() }
+        let grows = file.extension().is_some_and(|e| e == "qcow2");
+        let len = std::fs::metadata(file).expect("metadata").len();
+        let export_len = grows.then_some(len + ROOM);
+        let options = FileOptions { write: true, export_len, ..FileOptions::default() };
+        let image = FileImage::open(file, options).expect("open the image");
+        let disk = Disk::new(Arc::new(image));
+        let server = Server::new(Arc::new(One(disk.clone())));
+        let handle = server.bind_unix(socket, 0o600, None).expect("bind");
+        Self { disk, handle, socket: socket.to_owned() }
     }
 
     /// The export as QEMU is told of it.
     pub fn export(&self) -> NbdExport {
-        NbdExport { socket: self.socket.clone(), name: "disk".into(), reconnect_delay: 30 }
+        NbdExport { socket: self.socket.clone(), name: EXPORT.into(), reconnect_delay: 30 }
     }
 
-    /// Kills the server.
-    pub fn kill(&mut self) {
-        self.child.kill().expect("kill");
-        self.child.wait().expect("wait");
-        // Left behind by a killed server.
-        let _ = std::fs::remove_file(&self.socket);
+    /// What is served.
+    pub fn disk(&self) -> &Arc<Disk> {
+        &self.disk
     }
-}
 
-impl Drop for NbdServer {
-    fn drop(&mut self) {
-        // Fails only when it was killed before.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+    /// Waits until QEMU has hung up: it does so a moment after it has deleted its node.
+    pub fn wait_left(&self) {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while self.handle.connections(EXPORT) > 0 {
+            assert!(Instant::now() < deadline, "qemu is still connected");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 

@@ -94,7 +94,7 @@ impl GuestVm {
             let path = self.dir.join(format!("{}.{what}", self.name));
             String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned()
         };
-        format!("{}{}", read("stderr"), read("serial"))
+        format!("{}{}", read("said"), read("serial"))
     }
 
     /// How QEMU ended, if it did.
@@ -241,12 +241,13 @@ impl GuestVmBuilder {
 
     /// Starts QEMU and connects the console; [`GuestVm::wait_ready`] waits for the boot.
     pub fn start(&self) -> io::Result<GuestVm> {
-        let stderr = File::create(self.dir.join(format!("{}.stderr", self.name)))?;
+        let said = File::create(self.dir.join(format!("{}.said", self.name)))?;
         for socket in ["qmp", "console"] {
             // A VM of the same name may have run before in this test.
             let _ = fs::remove_file(self.dir.join(format!("{}.{socket}", self.name)));
         }
-        let child = self.command()?.stdin(Stdio::null()).stderr(stderr).spawn()?;
+        let child =
+            self.command()?.stdin(Stdio::null()).stdout(said.try_clone()?).stderr(said).spawn()?;
         let (dir, name) = (self.dir.clone(), self.name.clone());
         let mut vm = GuestVm { child, dir, name, console: None };
         let qmp = vm.qmp_path();

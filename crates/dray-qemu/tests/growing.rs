@@ -1,0 +1,76 @@
+//! An adopted qcow2 file grows like any other: QEMU resizes the image, takes an internal snapshot,
+//! and writes past what was the file's end.
+
+mod support;
+
+use std::path::Path;
+
+use dray_qemu::{AdoptOptions, LayerPlan, NodeOptions, Qmp, adopt, graph, release, status};
+use dray_testkit::guest::{GuestVm, tools};
+use serde_json::json;
+use support::NbdServer;
+
+/// Runs a qemu-io command as the disk's device.
+async fn io(vm: &GuestVm, qmp: &Qmp, command: &str) {
+    let device = "/machine/peripheral/disk0/virtio-backend";
+    let line = format!("qemu-io -d {device} \"{command}\"");
+    qmp.execute("human-monitor-command", json!({ "command-line": line })).await.expect("qemu-io");
+    let said = vm.log();
+    assert!(!said.contains("failed") && !said.contains("rror"), "{command}: {said}");
+}
+
+fn run(args: &[&str]) -> String {
+    let output = tools::run("qemu-img", args).expect("qemu-img");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[tokio::test]
+async fn a_qcow2_grows_under_dray() {
+    if !tools::available(&[tools::QEMU, "qemu-img"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let top = dir.path().join("top.qcow2");
+    let name = top.to_string_lossy();
+    run(&["create", "-f", "qcow2", &name, "16M"]);
+    let file = format!(
+        "driver=qcow2,node-name=active,discard=unmap,file.driver=file,file.filename={name}"
+    );
+    let builder = GuestVm::builder(dir.path(), "vm").memory_mib(32).bare();
+    let vm = builder.blockdev(file).disk("disk0", "active").start().expect("start");
+    let qmp = Qmp::connect(&vm.qmp_path()).await.expect("qmp");
+    let known = NodeOptions::of_process(qmp.pid().expect("pid")).expect("command line");
+    let disk = graph::disk(&qmp, "disk0").await.expect("disk");
+    let plan = LayerPlan::of_active(&disk, &known).expect("plan");
+    let server = NbdServer::start(&top, &dir.path().join("disk.nbd"));
+    let small = size(&top);
+    adopt(&qmp, &plan, &server.export(), AdoptOptions::default()).await.expect("adopt");
+
+    io(&vm, &qmp, "write -P 1 0 8M").await;
+    status::resize(&qmp, "disk0", 64 << 20).await.expect("resize");
+    assert_eq!(graph::disk(&qmp, "disk0").await.expect("disk").size(), 64 << 20);
+    let snapshot = json!({ "device": "active", "name": "before" });
+    qmp.execute("blockdev-snapshot-internal-sync", snapshot).await.expect("snapshot");
+    io(&vm, &qmp, "write -P 2 0 4M").await;
+    io(&vm, &qmp, "write -P 3 40M 8M").await;
+    io(&vm, &qmp, "read -P 2 0 4M").await;
+    assert!(size(&top) > small + (19 << 20), "{} bytes", size(&top));
+
+    release(&qmp, &plan).await.expect("release");
+    drop(server);
+    io(&vm, &qmp, "read -P 3 40M 8M").await;
+    io(&vm, &qmp, "write -P 4 60M 4M").await;
+    status::quit(&qmp).await.expect("quit");
+    drop(vm);
+    run(&["check", "-f", "qcow2", &name]);
+    assert!(run(&["snapshot", "-l", &name]).contains("before"));
+    run(&["snapshot", "-a", "before", &name]);
+    let raw = dir.path().join("raw");
+    run(&["convert", "-O", "raw", &name, &raw.to_string_lossy()]);
+    let bytes = std::fs::read(&raw).expect("read");
+    assert!(bytes[..8 << 20].iter().all(|b| *b == 1), "the snapshot holds what was there before");
+}
+
+fn size(path: &Path) -> u64 {
+    std::fs::metadata(path).expect("metadata").len()
+}
