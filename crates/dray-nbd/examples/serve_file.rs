@@ -1,14 +1,13 @@
-//! Serves one file on a unix socket until it is killed: `serve_file FILE SOCKET`.
+//! Serves one file on a unix socket until it is killed: `serve_file FILE SOCKET [KIND]`.
 //!
-//! For trying clients by hand and for `bench/nbd-compare.sh`.
+//! KIND is `disk` (default: every layer a guest's I/O passes), `tracked` (the same while it counts
+//! written blocks) or `file` (the bare file). For trying clients by hand and for
+//! `bench/nbd-compare.sh`.
 
-use dray_image::Image;
+use dray_image::{Disk, FileImage, FileOptions, Image};
 use dray_nbd::{ExportError, ExportInfo, Exports, Server};
 use std::path::PathBuf;
 use std::sync::Arc;
-
-#[path = "../tests/support/file.rs"]
-mod file;
 
 /// The file, under the empty name, which is what clients ask for by default.
 struct OneFile(Arc<dyn Image>);
@@ -29,8 +28,19 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (Some(path), Some(socket)) = (args.next(), args.next()) else {
         return Err("usage: serve_file FILE SOCKET".into());
     };
-    let image = file::PlainFile::open(&PathBuf::from(path), false)?;
-    let server = Server::new(Arc::new(OneFile(Arc::new(image))));
+    let options = FileOptions { write: true, ..FileOptions::default() };
+    let file = Arc::new(FileImage::open(&PathBuf::from(path), options)?);
+    let image: Arc<dyn Image> = match args.next().as_deref().and_then(|kind| kind.to_str()) {
+        Some("file") => file,
+        None | Some("disk") => Disk::new(file),
+        Some("tracked") => {
+            let disk = Disk::new(file);
+            disk.start_tracking(None);
+            disk
+        }
+        _ => return Err("KIND is disk, tracked or file".into()),
+    };
+    let server = Server::new(Arc::new(OneFile(image)));
     let _handle = server.bind_unix(&PathBuf::from(socket), 0o660, None)?;
     loop {
         std::thread::park();

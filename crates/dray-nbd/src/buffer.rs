@@ -23,17 +23,6 @@ impl Buffer {
         Self { bytes, start, len }
     }
 
-    /// Forgets the first `len` bytes.
-    pub(crate) fn advance(&mut self, len: usize) {
-        self.start += len;
-        self.len -= len;
-    }
-
-    fn reset(&mut self, len: usize) {
-        self.start = self.bytes.as_ptr().align_offset(ALIGN);
-        self.len = len;
-    }
-
     fn capacity(&self) -> usize {
         self.bytes.len() - ALIGN
     }
@@ -65,7 +54,7 @@ impl Buffers {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(at) = idle.iter().rposition(|buffer| buffer.capacity() >= len) {
             let mut buffer = idle.swap_remove(at);
-            buffer.reset(len);
+            buffer.len = len;
             return buffer;
         }
         // All idle ones are too small; let one go so that sizes adapt to the client.

@@ -4,7 +4,7 @@
 use crate::batch::Batch;
 use crate::inbound::Inbound;
 use crate::job::{Job, Work};
-use crate::limits::{LARGE_WRITE, MAX_DISCARDED_PAYLOAD, READ_PIECE, REPLY_BATCH, WRITE_PIECE};
+use crate::limits::{LARGE_WRITE, MAX_DISCARDED_PAYLOAD, READ_PIECE, REPLY_BATCH};
 use crate::proto::{Errno, cmd, cmd_flag};
 use crate::reply::{self, DATA_CHUNK_LEN, SIMPLE_LEN};
 use crate::request::{HEADER_LEN, Refusal, Request};
@@ -168,41 +168,18 @@ impl Connection<'_> {
         if self.inbound.buffered().len() < data.len() {
             self.send_batch()?;
         }
+        self.inbound.read_exact(&mut data)?;
         let fua = request.has(cmd_flag::FUA);
-        match self.write_as_it_comes(&mut data, request.offset, fua)? {
-            Ok(done) if done < data.len() => {
-                data.advance(done);
-                let (at, left) = (request.offset + done as u64, request.len - done as u32);
-                return self.hand_over(request.cookie, at, left, Work::Write { data, fua });
+        match self.try_write(&data, request.offset, fua) {
+            Ok(Attempt::WouldWait) => {
+                let work = Work::Write { data, fua };
+                return self.hand_over(request.cookie, request.offset, request.len, work);
             }
-            Ok(_) => self.batch.append(&reply::simple(request.cookie, None)),
+            Ok(Attempt::Done) => self.batch.append(&reply::simple(request.cookie, None)),
             Err(error) => self.failed(request.cookie, &error.into()),
         }
         self.session.buffers.put(data);
         Ok(())
-    }
-
-    /// Receives all of `data` and writes its pieces for as long as that needs no waiting; returns
-    /// how much was written. A client that leaves in the middle leaves a torn write behind, as it
-    /// does on a disk: nobody was told that it happened.
-    fn write_as_it_comes(
-        &mut self,
-        data: &mut [u8],
-        offset: u64,
-        fua: bool,
-    ) -> io::Result<dray_image::Result<usize>> {
-        let mut written = Ok(0);
-        let mut at = 0;
-        for piece in data.chunks_mut(WRITE_PIECE) {
-            self.inbound.read_exact(piece)?;
-            if written.as_ref().is_ok_and(|done| *done == at) {
-                let attempt = self.try_write(piece, offset + at as u64, fua);
-                let added = |attempt| if attempt == Attempt::Done { piece.len() } else { 0 };
-                written = attempt.map(|attempt| at + added(attempt));
-            }
-            at += piece.len();
-        }
-        Ok(written)
     }
 
     fn other(&mut self, request: &Request) -> io::Result<()> {

@@ -81,10 +81,6 @@ pub const PATIENCE: Duration = Duration::from_micros(50);
 /// disappears, and a client that becomes busy is still noticed within milliseconds.
 pub const MAX_LOOKS_SKIPPED: u32 = 256;
 
-/// A long write goes to the image in pieces of this size: the client sends the next piece while
-/// the image takes this one.
-pub const WRITE_PIECE: usize = 256 << 10;
-
 /// Idle buffers a connection keeps for its next large requests.
 pub const KEPT_BUFFERS: usize = 16;
 
