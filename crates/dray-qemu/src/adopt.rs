@@ -14,7 +14,7 @@ use serde_json::json;
 use crate::error::{Error, ErrorKind, Result};
 use crate::graph::{Graph, Layer};
 use crate::options::Options;
-use crate::pivot::{add_node, delete_node, exchange, undo_add};
+use crate::pivot::{add_node, delete_rest, exchange, undo_add};
 use crate::plan::{LayerPlan, check_unused};
 use crate::qmp::Qmp;
 
@@ -33,9 +33,13 @@ pub struct NbdExport {
 impl NbdExport {
     /// The options of an NBD node that stands for the layer's local node.
     pub(crate) fn node(&self, plan: &LayerPlan) -> Options {
+        self.named_node(plan, &plan.nbd_node())
+    }
+
+    pub(crate) fn named_node(&self, plan: &LayerPlan, name: &str) -> Options {
         let mut options = Options::new();
         options.insert("driver".into(), "nbd".into());
-        options.insert("node-name".into(), plan.nbd_node().into());
+        options.insert("node-name".into(), name.into());
         let path = self.socket.to_string_lossy();
         options.insert("server".into(), json!({ "type": "unix", "path": path }));
         options.insert("export".into(), self.name.clone().into());
@@ -95,11 +99,7 @@ pub async fn adopt(
         Err(error) => return Err(undo_add(qmp, &plan.nbd_node(), error).await.during(what())),
     };
     // Closes the file and frees the name for the release.
-    for node in [Some(&layer.protocol), layer.format.as_ref()].into_iter().flatten() {
-        if Some(node.name.as_str()) != plan.format_node() {
-            delete_node(qmp, &node.name).await.map_err(|e| e.during(what()))?;
-        }
-    }
+    delete_rest(qmp, plan, &layer).await.map_err(|e| e.during(what()))?;
     Ok(Adopted { pivot, total: start.elapsed() })
 }
 
@@ -133,10 +133,7 @@ async fn check_size(qmp: &Qmp, plan: &LayerPlan, nbd: &str) -> Result<()> {
 
 /// The layer as the plan expects it: on its local file.
 fn local_layer(graph: &Graph, plan: &LayerPlan) -> Result<Layer> {
-    let disk = graph.disk(&plan.qdev)?;
-    let layer = disk.layers.into_iter().nth(plan.depth).ok_or_else(|| {
-        Error::new(ErrorKind::NotFound, format!("it has no layer {}", plan.depth))
-    })?;
+    let layer = plan.layer_in(graph)?;
     if layer.protocol.name == plan.nbd_node() {
         let why = "it is on dray's socket already: release it first";
         return Err(Error::new(ErrorKind::Refused, why));

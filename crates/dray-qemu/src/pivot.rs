@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::graph::Graph;
+use crate::graph::{Graph, Layer};
 use crate::options::Options;
 use crate::plan::{LayerPlan, Pivot};
 use crate::qmp::{Event, Events, Qmp};
@@ -38,6 +38,16 @@ pub(crate) async fn undo_add(qmp: &Qmp, node: &str, error: Error) -> Error {
     }
 }
 
+/// Deletes what a pivot has left of a layer, uppermost first; the node that was kept stays.
+pub(crate) async fn delete_rest(qmp: &Qmp, plan: &LayerPlan, old: &Layer) -> Result<()> {
+    for node in [old.format.as_ref(), Some(&old.protocol)].into_iter().flatten() {
+        if Some(node.name.as_str()) != plan.format_node() {
+            delete_node(qmp, &node.name).await?;
+        }
+    }
+    Ok(())
+}
+
 /// A step failed and so did undoing it. With QEMU gone there is nothing to undo.
 fn not_undone(error: &Error, what: &str, undo: Error) -> Error {
     let kind = match undo.kind() {
@@ -56,7 +66,7 @@ pub(crate) async fn exchange(qmp: &Qmp, plan: &LayerPlan, from: &str, to: &str) 
 }
 
 /// Reopens a format node on another file node, with all its options.
-async fn reopen(qmp: &Qmp, options: &Options, file: &str) -> Result<()> {
+pub(crate) async fn reopen(qmp: &Qmp, options: &Options, file: &str) -> Result<()> {
     let name = options.get("node-name").and_then(Value::as_str).unwrap_or_default();
     let graph = Graph::read(qmp).await?;
     let mut options = options.clone();
@@ -76,7 +86,7 @@ fn supports_backing(options: &Options) -> bool {
 
 /// Moves the device from one node to the other by a mirror that copies nothing and writes to both
 /// until it is completed. (A background mirror would write old data over the same file.)
-async fn mirror(qmp: &Qmp, plan: &LayerPlan, from: &str, to: &str) -> Result<()> {
+pub(crate) async fn mirror(qmp: &Qmp, plan: &LayerPlan, from: &str, to: &str) -> Result<()> {
     let job = format!("dray-pivot-{}", plan.nbd_node());
     let mut events = qmp.events();
     let arguments = json!({

@@ -120,6 +120,28 @@ impl LayerPlan {
         node_name("nbd", &self.qdev, self.depth)
     }
 
+    /// The node that stands for [`LayerPlan::nbd_node`] while that moves to another export.
+    pub(crate) fn passing_node(&self) -> String {
+        node_name("new", &self.qdev, self.depth)
+    }
+
+    /// The raw node that a grown disk has between its device and the NBD node.
+    pub(crate) fn wrapper_node(&self) -> String {
+        node_name("raw", &self.qdev, self.depth)
+    }
+
+    pub(crate) fn wrapper(&self) -> Options {
+        raw_node(&self.wrapper_node(), &self.local)
+    }
+
+    /// The layer as it is now.
+    pub(crate) fn layer_in(&self, graph: &Graph) -> Result<Layer> {
+        let disk = graph.disk(&self.qdev)?;
+        disk.layers.into_iter().nth(self.depth).ok_or_else(|| {
+            Error::new(ErrorKind::NotFound, format!("it has no layer {}", self.depth))
+        })
+    }
+
     /// The same layer at the target, in the file at `path`. A raw disk gets a raw node there, so
     /// that it is released by a reopen.
     #[must_use]
@@ -131,15 +153,7 @@ impl LayerPlan {
                 unnamed if unnamed == file => node_name("format", &self.qdev, self.depth),
                 name => name.to_owned(),
             };
-            let mut options = Options::new();
-            options.insert("driver".into(), "raw".into());
-            options.insert("node-name".into(), name.into());
-            options.insert("discard".into(), "unmap".into());
-            for key in ["read-only", "discard", "detect-zeroes", "cache"] {
-                if let Some(value) = self.local.get(key) {
-                    options.insert(key.into(), value.clone());
-                }
-            }
+            let options = raw_node(&name, &self.local);
             plan.local.remove("detect-zeroes");
             plan.local.insert("node-name".into(), file.into());
             plan.pivot = Pivot::Reopen { options };
@@ -147,6 +161,20 @@ impl LayerPlan {
         plan.local.insert("filename".into(), path_value(path));
         plan
     }
+}
+
+/// A raw node that treats requests as a file node with the options `local` did.
+fn raw_node(name: &str, local: &Options) -> Options {
+    let mut options = Options::new();
+    options.insert("driver".into(), "raw".into());
+    options.insert("node-name".into(), name.into());
+    options.insert("discard".into(), "unmap".into());
+    for key in ["read-only", "discard", "detect-zeroes", "cache"] {
+        if let Some(value) = local.get(key) {
+            options.insert(key.into(), value.clone());
+        }
+    }
+    options
 }
 
 fn path_value(path: &Path) -> Value {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::graph::{Graph, Layer, Node, VmDisk};
-use crate::pivot::{add_node, delete_node, exchange, undo_add};
+use crate::pivot::{add_node, delete_node, delete_rest, exchange, undo_add};
 use crate::plan::LayerPlan;
 use crate::qmp::Qmp;
 
@@ -38,16 +38,13 @@ pub async fn release(qmp: &Qmp, plan: &LayerPlan) -> Result<Released> {
         return Err(undo_add(qmp, plan.local_node(), error).await.during(what()));
     }
     let pivot = pivot_start.elapsed();
-    delete_node(qmp, &nbd).await.map_err(|e| e.during(what()))?;
+    delete_rest(qmp, plan, &layer).await.map_err(|e| e.during(what()))?;
     Ok(Released { pivot, total: start.elapsed() })
 }
 
 /// The layer if it is on dray's socket; `None` if it is on its file.
 fn adopted_layer(graph: &Graph, plan: &LayerPlan) -> Result<Option<Layer>> {
-    let disk = graph.disk(&plan.qdev)?;
-    let layer = disk.layers.into_iter().nth(plan.depth).ok_or_else(|| {
-        Error::new(ErrorKind::NotFound, format!("it has no layer {}", plan.depth))
-    })?;
+    let layer = plan.layer_in(graph)?;
     if layer.protocol.name == plan.nbd_node() {
         return Ok(Some(layer));
     }

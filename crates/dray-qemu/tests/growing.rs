@@ -5,6 +5,7 @@ mod support;
 
 use std::path::Path;
 
+use dray_qemu::grow::move_to_export;
 use dray_qemu::{AdoptOptions, LayerPlan, NodeOptions, Qmp, adopt, graph, release, status};
 use dray_testkit::guest::{GuestVm, tools};
 use serde_json::json;
@@ -69,6 +70,58 @@ async fn a_qcow2_grows_under_dray() {
     run(&["convert", "-O", "raw", &name, &raw.to_string_lossy()]);
     let bytes = std::fs::read(&raw).expect("read");
     assert!(bytes[..8 << 20].iter().all(|b| *b == 1), "the snapshot holds what was there before");
+}
+
+/// A raw disk does not grow by itself: it moves to a larger export, in both ways of adoption.
+#[tokio::test]
+async fn a_raw_disk_moves_to_a_larger_export() {
+    if !tools::available(&[tools::QEMU, "qemu-img"]) {
+        return;
+    }
+    for named in [true, false] {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let image = dir.path().join("image.raw");
+        std::fs::File::create(&image).expect("create").set_len(16 << 20).expect("size");
+        let path = image.display();
+        let mut builder = GuestVm::builder(dir.path(), "vm").memory_mib(32).bare();
+        if named {
+            let file = format!("driver=file,node-name=storage,filename={path}");
+            builder = builder.blockdev(file).blockdev("driver=raw,node-name=active,file=storage");
+        } else {
+            builder = builder.blockdev(format!("driver=file,node-name=active,filename={path}"));
+        }
+        let vm = builder.disk("disk0", "active").start().expect("start");
+        let qmp = Qmp::connect(&vm.qmp_path()).await.expect("qmp");
+        let known = NodeOptions::of_process(qmp.pid().expect("pid")).expect("command line");
+        let disk = graph::disk(&qmp, "disk0").await.expect("disk");
+        let plan = LayerPlan::of_active(&disk, &known).expect("plan");
+        let small = NbdServer::start(&image, &dir.path().join("small.nbd"));
+        adopt(&qmp, &plan, &small.export(), AdoptOptions::default()).await.expect("adopt");
+        io(&vm, &qmp, "write -P 1 0 16M").await;
+
+        std::fs::File::options()
+            .write(true)
+            .open(&image)
+            .expect("open")
+            .set_len(32 << 20)
+            .expect("grow");
+        let large = NbdServer::start(&image, &dir.path().join("large.nbd"));
+        move_to_export(&qmp, &plan, &large.export()).await.expect("move");
+        small.wait_left();
+        drop(small);
+        assert_eq!(graph::disk(&qmp, "disk0").await.expect("disk").size(), 32 << 20);
+        move_to_export(&qmp, &plan, &large.export()).await.expect("a second time");
+        io(&vm, &qmp, "write -P 2 16M 16M").await;
+        release(&qmp, &plan).await.expect("release");
+        drop(large);
+        io(&vm, &qmp, "read -P 1 0 16M").await;
+        io(&vm, &qmp, "read -P 2 16M 16M").await;
+        let after = graph::disk(&qmp, "disk0").await.expect("disk");
+        let differences = release::differences(&disk, &after);
+        assert!(differences.iter().all(|d| d.contains("size")), "{differences:?}");
+        let nodes = qmp.execute("query-named-block-nodes", json!({ "flat": true })).await;
+        assert!(!nodes.expect("nodes").to_string().contains("dray-"), "nothing of dray's is left");
+    }
 }
 
 fn size(path: &Path) -> u64 {

@@ -130,7 +130,7 @@ impl GuestVm {
 
     fn wait_for_socket(&mut self, path: &Path) -> io::Result<()> {
         let deadline = Instant::now() + START_TIMEOUT;
-        while !path.exists() {
+        while !is_listening(self.child.id(), path) {
             if let Some(status) = self.child.try_wait()? {
                 return Err(io::Error::other(format!("qemu ended: {status}: {}", self.log())));
             }
@@ -141,6 +141,18 @@ impl GuestVm {
         }
         Ok(())
     }
+}
+
+/// Whether a socket is bound *and* listening: between the two a client is refused. Connecting to
+/// find out would take QMP's only place.
+fn is_listening(pid: u32, path: &Path) -> bool {
+    const ACCEPTS: u64 = 0x1_0000;
+    let sockets = fs::read_to_string(format!("/proc/{pid}/net/unix")).unwrap_or_default();
+    sockets.lines().any(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let flags = fields.get(3).and_then(|f| u64::from_str_radix(f, 16).ok()).unwrap_or(0);
+        flags & ACCEPTS != 0 && fields.get(7).is_some_and(|name| Path::new(name) == path)
+    })
 }
 
 impl Drop for GuestVm {
