@@ -1,1 +1,30 @@
-//! placeholder
+//! Migrations in virtual time: the engine and the wire code of the agents on simulated disks, links
+//! and guests, with everything that can go wrong.
+//!
+//! A seed decides a run completely: the images, the guest, the link, the faults. After every event
+//! the checkers look at the invariants (safety), and once the faults stop every migration must end
+//! (liveness). [`run()`] is one run, [`crash_everywhere`] repeats one run with a crash between any
+//! two effects.
+//!
+//! * [`faults`]: what a run looks like and what goes wrong in it.
+//! * `world`: time, events, crashes; `source` and `target` carry out the engine's effects.
+//! * `disk`, `link`, `guest`, `vm`: what the agents live among. `check`: the invariants.
+
+#![forbid(unsafe_code)]
+
+mod check;
+mod disk;
+pub mod faults;
+mod guest;
+mod link;
+mod ops;
+mod rng;
+pub mod run;
+mod source;
+mod target;
+mod vm;
+mod wire;
+mod world;
+
+pub use faults::{Crash, CrashPoint, Side};
+pub use run::{Outcome, crash_everywhere, run, soak};

@@ -1,0 +1,292 @@
+//! The invariants, looked at after every event, and what must hold when all is over.
+
+use crate::faults::{Setup, Side};
+use crate::guest::Power;
+use crate::world::World;
+use dray_engine::{SECOND, SourceRecord, Strategy, TargetRecord};
+use dray_types::{BlockRange, Epoch, ImageIndex};
+
+/// A migration must be over this long after the last fault, in virtual nanoseconds.
+pub(crate) const LIVENESS: u64 = 300 * SECOND;
+
+/// What the checkers remember.
+pub(crate) struct Check {
+    source_epoch: Epoch,
+    target_epoch: Epoch,
+    /// Per image and block: a version is under way to the target in this session.
+    flying: Vec<Vec<bool>>,
+    /// Per image and block: how often it crossed the wire.
+    crossings: Vec<Vec<u8>>,
+    pub(crate) crashes: u64,
+    pub(crate) drops: u64,
+    pub(crate) damaged: u64,
+    pub(crate) read_errors: u64,
+    pub(crate) write_errors: u64,
+    pub(crate) abandoned: bool,
+}
+
+impl Check {
+    pub(crate) fn new(setup: &Setup) -> Self {
+        let sizes = || setup.images.iter().map(|image| image.blocks as usize);
+        Self {
+            source_epoch: Epoch(setup.epoch),
+            target_epoch: Epoch(0),
+            flying: sizes().map(|blocks| vec![false; blocks]).collect(),
+            crossings: sizes().map(|blocks| vec![0; blocks]).collect(),
+            crashes: 0,
+            drops: 0,
+            damaged: 0,
+            read_errors: 0,
+            write_errors: 0,
+            abandoned: false,
+        }
+    }
+
+    pub(crate) fn new_session(&mut self) {
+        self.flying.iter_mut().for_each(|image| image.fill(false));
+    }
+
+    pub(crate) fn source_reborn(&mut self, epoch: Epoch) {
+        self.source_epoch = epoch;
+    }
+
+    pub(crate) fn target_reborn(&mut self, epoch: Epoch) {
+        self.target_epoch = epoch;
+    }
+}
+
+impl World {
+    /// I1 and I5, after every event.
+    pub(crate) fn check_step(&mut self) {
+        let (source, target) = (self.source.open(), self.target.open());
+        if source && target {
+            self.fail("I1: both hosts accept writes".into());
+        }
+        if target && !self.source.handed_over {
+            self.fail("I1: the target serves and the source has not handed over".into());
+        }
+        if self.source.handed_over && source {
+            self.fail("I5: the source accepts writes after handing over".into());
+        }
+    }
+
+    pub(crate) fn check_source_epoch(&mut self) {
+        let epoch = self.source.machine.epoch();
+        if epoch < self.check.source_epoch {
+            self.fail(format!("I1: the source's epoch went back to {}", epoch.0));
+        }
+        self.check.source_epoch = epoch;
+    }
+
+    pub(crate) fn check_target_epoch(&mut self) {
+        let epoch = self.target.machine.epoch();
+        if epoch < self.check.target_epoch {
+            self.fail(format!("I1: the target's epoch went back to {}", epoch.0));
+        }
+        self.check.target_epoch = epoch;
+    }
+
+    /// Attempts and epochs in the source's journal only grow.
+    pub(crate) fn check_source_record(&mut self, record: &SourceRecord) {
+        let known = |records: &[SourceRecord]| {
+            let epoch = |record: &SourceRecord| match record {
+                SourceRecord::HandedOver(over) => Some(over.epoch),
+                SourceRecord::TakenBack { epoch } => Some(*epoch),
+                _ => None,
+            };
+            records.iter().filter_map(epoch).max().unwrap_or(Epoch(0))
+        };
+        let fits = match record {
+            SourceRecord::HandedOver(over) => {
+                let asked = SourceRecord::Attempt { attempt: over.attempt };
+                let void = SourceRecord::Void { attempt: over.attempt };
+                over.epoch > known(&self.source.records)
+                    && self.source.records.contains(&asked)
+                    && !self.source.records.contains(&void)
+                    && self.promised(over)
+            }
+            SourceRecord::TakenBack { epoch } => {
+                *epoch > known(&self.source.records)
+                    && self.target.records.contains(&TargetRecord::Fenced)
+            }
+            SourceRecord::Attempt { .. } => !self.source.records.contains(record),
+            _ => true,
+        };
+        if !fits {
+            self.fail(format!("I1: the source records {record:?}, which contradicts the records"));
+        }
+    }
+
+    /// The target's last word on disk is the promise for exactly this.
+    fn promised(&self, over: &dray_wire::HandedOver) -> bool {
+        let last = self.target.records.iter().rev().find(|record| {
+            !matches!(record, TargetRecord::Received { .. })
+        });
+        matches!(last, Some(TargetRecord::Prepared { attempt, map_hash, .. })
+            if *attempt == over.attempt && *map_hash == over.map_hash)
+    }
+
+    pub(crate) fn check_target_records(&mut self, records: &[TargetRecord]) {
+        for record in records {
+            let fits = match record {
+                TargetRecord::Committed(over) => {
+                    self.source.records.contains(&SourceRecord::HandedOver(*over))
+                }
+                TargetRecord::Fenced => {
+                    self.guest.place == Side::Source
+                        && !self.target.records.contains(&TargetRecord::GuestStarting)
+                }
+                TargetRecord::GuestStarting => self.target.open(),
+                _ => true,
+            };
+            if !fits {
+                self.fail(format!("I1: the target records {record:?} too early"));
+            }
+        }
+    }
+
+    /// The target is about to serve.
+    pub(crate) fn check_expose(&mut self) {
+        let committed =
+            self.target.records.iter().any(|r| matches!(r, TargetRecord::Committed(_)));
+        if !committed {
+            self.fail("I1: the target serves before it has recorded that it owns".into());
+        }
+    }
+
+    /// I3: what is not missing is equal, as long as the guest has not gone on.
+    pub(crate) fn check_handover_map(&mut self) {
+        if self.guest.place == Side::Target || self.target.machine.guest_started_here() {
+            return;
+        }
+        for image in 0..self.setup.images.len() {
+            for block in 0..self.setup.images[image].blocks {
+                let wanted = self.source.disks[image].read(block);
+                let missing = self.target.missing[image].contains(block);
+                let found = self.target.disks[image].read(block);
+                if !missing && wanted != found {
+                    return self.fail(format!(
+                        "I3: at handover block {block} of image {image} is {found:x} at the \
+                         target, {wanted:x} at the source, and not in the map"
+                    ));
+                }
+            }
+        }
+    }
+
+    /// A block is under way: two versions of it could overtake each other.
+    pub(crate) fn check_launch(&mut self, image: ImageIndex, range: BlockRange) {
+        if self.source.handed_over || self.source.session == 0 || self.link.broken {
+            return;
+        }
+        for block in range.start..range.end() {
+            if std::mem::replace(&mut self.check.flying[image.ix()][block as usize], true) {
+                self.fail(format!("I3: two versions of block {block} are under way"));
+            }
+        }
+    }
+
+    pub(crate) fn check_landed(&mut self, session: u64, image: ImageIndex, range: BlockRange) {
+        if session == self.link.session {
+            self.check.flying[image.ix()][range.start as usize..range.end() as usize].fill(false);
+        }
+    }
+
+    pub(crate) fn check_crossing(&mut self, image: ImageIndex, range: BlockRange) {
+        let limit = match self.setup.strategy {
+            Strategy::PreCopy => return,
+            Strategy::PostCopy => 1,
+            Strategy::Hybrid => 2,
+        };
+        if !self.setup.clean_wire() || self.check.crashes > 0 || self.vm.resumes > 0 {
+            return;
+        }
+        for block in range.start..range.end() {
+            let count = &mut self.check.crossings[image.ix()][block as usize];
+            *count = count.saturating_add(1);
+            if *count > limit {
+                let strategy = self.setup.strategy;
+                let count = *count;
+                return self.fail(format!("{strategy} sends block {block} {count} times"));
+            }
+        }
+    }
+
+    /// Every block is at the target, as the bystander knows it (I3).
+    pub(crate) fn check_complete(&mut self) {
+        if self.guest.power != Power::Dead {
+            self.compare(Side::Target);
+        }
+    }
+
+    fn compare(&mut self, side: Side) {
+        for image in 0..self.setup.images.len() {
+            for block in 0..self.setup.images[image].blocks {
+                let unsettled = |op: &crate::guest::Op| {
+                    op.image == image && op.range.contains(BlockRange::new(block, 1))
+                };
+                let found = match side {
+                    Side::Source => self.source.disks[image].read(block),
+                    Side::Target => self.target.disks[image].read(block),
+                };
+                let wanted = self.guest.expected(image, block);
+                if found != wanted && !self.guest.ops.values().any(unsettled) {
+                    return self.fail(format!(
+                        "I3: block {block} of image {image} at the {side:?} is {found:x}, the \
+                         guest wrote {wanted:x}"
+                    ));
+                }
+            }
+        }
+    }
+
+    fn alive(&self) -> bool {
+        self.source.up && self.target.up && self.guest.power != Power::Dead
+    }
+
+    fn ended_at_target(&self) -> bool {
+        self.source.records.contains(&SourceRecord::Done) && self.target.finished
+    }
+
+    fn ended_at_source(&self) -> bool {
+        match self.source.records.last() {
+            Some(SourceRecord::TakenBack { .. }) => self.source.open(),
+            Some(SourceRecord::Abandoned) => self.source.open() && self.check.abandoned,
+            _ => false,
+        }
+    }
+
+    /// The migration has ended, both agents live and the guest runs or is absent.
+    pub(crate) fn is_over(&self) -> bool {
+        let runs = matches!(self.guest.power, Power::Running | Power::Absent);
+        self.alive() && runs && (self.ended_at_target() || self.ended_at_source())
+    }
+
+    pub(crate) fn check_end(&mut self) -> Result<(), String> {
+        let side = if self.ended_at_target() { Side::Target } else { Side::Source };
+        if self.guest.power == Power::Running && self.guest.place != side {
+            return Err(format!("the images are at the {side:?}, the guest is not"));
+        }
+        self.compare(side);
+        self.failed.take().map_or(Ok(()), Err)
+    }
+
+    pub(crate) fn stuck(&self) -> String {
+        format!(
+            "liveness: not over {} s after the last fault (source {:?}, target {:?}, guest {:?})",
+            LIVENESS / SECOND,
+            self.source.machine.phase(),
+            self.target.machine.phase(),
+            self.guest.power
+        )
+    }
+
+    /// How it ended, in a word.
+    pub(crate) fn ending(&self) -> &'static str {
+        match self.source.records.last() {
+            Some(SourceRecord::Done) => "done",
+            Some(SourceRecord::TakenBack { .. }) => "taken back",
+            _ => "abandoned",
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! What a run looks like and what goes wrong in it, all drawn from the seed.
+
+use crate::rng::Rng;
+use dray_engine::{MILLISECOND, SECOND, Strategy};
+
+/// One of the two hosts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Side {
+    /// Where the images are at the start.
+    Source,
+    /// Where they go.
+    Target,
+}
+
+/// How an agent ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Crash {
+    /// `kill -9` of the agent: kernel, guest and page cache live on.
+    Kill,
+    /// The host loses power.
+    PowerCut,
+}
+
+/// A crash at a chosen place: before the effect with this number is carried out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CrashPoint {
+    /// Which host.
+    pub side: Side,
+    /// Number of effects that side has carried out, over all its lives.
+    pub effect: u64,
+    /// How.
+    pub crash: Crash,
+}
+
+/// Probabilities of what can go wrong, each named for what it does.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Faults {
+    /// Per effect.
+    pub(crate) kill_source: f64,
+    pub(crate) kill_target: f64,
+    pub(crate) cut_source: f64,
+    pub(crate) cut_target: f64,
+    /// Per second.
+    pub(crate) link_drop: f64,
+    /// Per frame.
+    pub(crate) damage: f64,
+    pub(crate) read_error: f64,
+    pub(crate) write_error: f64,
+    /// Per request.
+    pub(crate) sync_error: f64,
+    pub(crate) quiesce_fails: f64,
+    pub(crate) unreachable: f64,
+    pub(crate) start_fails: f64,
+    pub(crate) abort: f64,
+    /// Over the whole run.
+    pub(crate) cancel: f64,
+    pub(crate) discard: f64,
+    pub(crate) resume: f64,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct ImageSetup {
+    pub(crate) blocks: u64,
+    pub(crate) read_only: bool,
+    pub(crate) zeroed: bool,
+    /// Share of blocks that hold data.
+    pub(crate) density: f64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Pattern {
+    Random,
+    Sequential,
+    HotSpot,
+}
+
+/// Everything about a run that its seed decides before it begins.
+#[derive(Clone, Debug)]
+pub(crate) struct Setup {
+    pub(crate) strategy: Strategy,
+    pub(crate) images: Vec<ImageSetup>,
+    /// Storage only: no guest runs.
+    pub(crate) guest: bool,
+    pub(crate) pattern: Pattern,
+    pub(crate) op_gap: u64,
+    pub(crate) depth: usize,
+    pub(crate) write_share: f64,
+    pub(crate) latency: u64,
+    pub(crate) jitter: u64,
+    pub(crate) bandwidth: u64,
+    pub(crate) streams: usize,
+    pub(crate) disk_delay: u64,
+    pub(crate) epoch: u64,
+    pub(crate) max_downtime: u64,
+    pub(crate) handover_timeout: u64,
+    pub(crate) memory_time: u64,
+    pub(crate) faults: Faults,
+    pub(crate) faults_until: u64,
+}
+
+impl Setup {
+    pub(crate) fn draw(rng: &mut Rng) -> Self {
+        let strategy = rng.pick(&[Strategy::PreCopy, Strategy::PostCopy, Strategy::Hybrid]);
+        let images = (0..rng.between(1, 3)).map(|_| draw_image(rng)).collect();
+        Self {
+            strategy,
+            images,
+            guest: rng.chance(0.9),
+            pattern: rng.pick(&[Pattern::Random, Pattern::Sequential, Pattern::HotSpot]),
+            op_gap: rng.pick(&[1, 3, 10, 30]) * MILLISECOND,
+            depth: rng.between(1, 6) as usize,
+            write_share: rng.pick(&[0.2, 0.5, 0.9]),
+            latency: rng.pick(&[50_000, MILLISECOND, 20 * MILLISECOND]),
+            jitter: rng.pick(&[10_000, MILLISECOND, 30 * MILLISECOND]),
+            bandwidth: rng.pick(&[1 << 20, 8 << 20, 64 << 20]),
+            streams: rng.between(1, 4) as usize,
+            disk_delay: rng.pick(&[20_000, 500_000, 20 * MILLISECOND]),
+            epoch: rng.between(1, 5),
+            max_downtime: rng.pick(&[100, 300, 1000]) * MILLISECOND,
+            handover_timeout: rng.pick(&[1, 5, 10]) * SECOND,
+            memory_time: rng.pick(&[MILLISECOND, 200 * MILLISECOND, 3 * SECOND]),
+            faults: if rng.chance(0.2) { Faults::default() } else { draw_faults(rng) },
+            faults_until: rng.between(5, 40) * SECOND,
+        }
+    }
+
+    /// A small run without chance faults, for crashing at every single effect.
+    pub(crate) fn small(strategy: Strategy, rng: &mut Rng) -> Self {
+        let mut setup = Self::draw(rng);
+        setup.strategy = strategy;
+        setup.images.truncate(2);
+        for image in &mut setup.images {
+            image.blocks = image.blocks.min(96);
+        }
+        setup.guest = true;
+        setup.faults = Faults::default();
+        setup.faults_until = 0;
+        setup.memory_time = setup.memory_time.min(200 * MILLISECOND);
+        setup.bandwidth = setup.bandwidth.max(8 << 20);
+        setup
+    }
+
+    /// Nothing that makes a block cross the wire again can happen.
+    pub(crate) fn clean_wire(&self) -> bool {
+        let faults = &self.faults;
+        let causes = [
+            faults.kill_source,
+            faults.kill_target,
+            faults.cut_source,
+            faults.cut_target,
+            faults.link_drop,
+            faults.damage,
+            faults.read_error,
+            faults.write_error,
+            faults.sync_error,
+        ];
+        causes.iter().all(|&p| p == 0.0)
+    }
+}
+
+fn draw_image(rng: &mut Rng) -> ImageSetup {
+    let size = rng.pick(&[64, 128, 200, 512, 1024, 4096]);
+    ImageSetup {
+        blocks: rng.between(size / 2, size),
+        read_only: rng.chance(0.15),
+        zeroed: rng.chance(0.6),
+        density: rng.pick(&[0.0, 0.1, 0.5, 0.9, 1.0]),
+    }
+}
+
+fn draw_faults(rng: &mut Rng) -> Faults {
+    let mut maybe = |values: &[f64]| if rng.chance(0.3) { rng.pick(values) } else { 0.0 };
+    Faults {
+        kill_source: maybe(&[0.0005, 0.005, 0.03]),
+        kill_target: maybe(&[0.0005, 0.005, 0.03]),
+        cut_source: maybe(&[0.0005, 0.005, 0.02]),
+        cut_target: maybe(&[0.0005, 0.005, 0.02]),
+        link_drop: maybe(&[0.05, 0.5, 3.0]),
+        damage: maybe(&[0.01, 0.1]),
+        read_error: maybe(&[0.0005, 0.01]),
+        write_error: maybe(&[0.0005, 0.01]),
+        sync_error: maybe(&[0.02, 0.2]),
+        quiesce_fails: maybe(&[0.2, 0.6]),
+        unreachable: maybe(&[0.3, 1.0]),
+        start_fails: maybe(&[0.5]),
+        abort: maybe(&[0.3, 0.7]),
+        cancel: maybe(&[0.3, 1.0]),
+        discard: maybe(&[0.5]),
+        resume: if rng.chance(0.7) { 0.8 } else { 0.0 },
+    }
+}

@@ -1,0 +1,191 @@
+//! The VM's own migration, reduced to what the engine sees of it: memory moves, the guest stops,
+//! the images are handed over, the guest goes on at one of the two hosts.
+
+use crate::faults::Side;
+use crate::guest::Power;
+use crate::world::{Ev, World, note};
+use dray_engine::source::SourceNotice;
+use dray_engine::target::TargetNotice;
+use dray_engine::{MILLISECOND, SECOND, SourceEvent, TargetEvent};
+
+/// Handovers tried before the operator gives up.
+const MAX_TRIES: u32 = 12;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    Idle,
+    Moving,
+    Draining,
+    HandingOver,
+}
+
+/// The orchestration; it lives in the source's agent.
+pub(crate) struct Vm {
+    stage: Stage,
+    token: u64,
+    tries: u32,
+    pub(crate) resumes: u32,
+}
+
+impl Vm {
+    pub(crate) fn new() -> Self {
+        Self { stage: Stage::Idle, token: 0, tries: 0, resumes: 0 }
+    }
+}
+
+impl World {
+    pub(crate) fn source_notice(&mut self, notice: SourceNotice) {
+        match notice {
+            SourceNotice::Ready => {
+                if self.vm.stage == Stage::Idle {
+                    let time = self.setup.memory_time;
+                    self.move_memory(time);
+                }
+            }
+            SourceNotice::HandoverFailed { .. } => self.handover_failed(),
+            SourceNotice::Refused { .. } if self.vm.stage == Stage::HandingOver => {
+                if self.source.machine.owns() {
+                    self.handover_failed();
+                }
+            }
+            SourceNotice::Abandoned { .. } => {
+                self.vm.stage = Stage::Idle;
+                self.check.abandoned = true;
+                self.guest_goes_on_at_source();
+                if self.rng.chance(self.setup.faults.resume) && self.vm.resumes < 3 {
+                    self.vm.resumes += 1;
+                    self.check.abandoned = false;
+                    self.at(SECOND, Ev::ResumeMigration);
+                }
+            }
+            SourceNotice::TakenBack => {
+                self.vm.stage = Stage::Idle;
+                self.guest_goes_on_at_source();
+            }
+            SourceNotice::Broken { why } => self.fail(format!("the source says: {why}")),
+            _ => {}
+        }
+    }
+
+    pub(crate) fn target_notice(&mut self, notice: &TargetNotice) {
+        if let TargetNotice::HandedBack { .. } = notice {
+            self.guest.memory[Side::Target as usize] = false;
+        }
+    }
+
+    fn move_memory(&mut self, mean: u64) {
+        self.vm.stage = Stage::Moving;
+        self.vm.token += 1;
+        let token = self.vm.token;
+        let delay = self.around(mean);
+        self.at(delay, Ev::MemoryMoved { token });
+    }
+
+    pub(crate) fn memory_moved(&mut self, token: u64) {
+        if token != self.vm.token || self.vm.stage != Stage::Moving || !self.source.up {
+            return;
+        }
+        let runs = matches!(self.guest.power, Power::Running | Power::Absent);
+        if !runs || !self.source.machine.is_ready() {
+            if self.source.machine.is_over() {
+                self.vm.stage = Stage::Idle;
+                return;
+            }
+            return self.move_memory(200 * MILLISECOND);
+        }
+        if self.guest.power == Power::Running {
+            self.guest.power = Power::Paused;
+        }
+        self.vm.stage = Stage::Draining;
+        self.vm_drained();
+    }
+
+    /// QEMU completes its requests before its memory is complete.
+    pub(crate) fn vm_drained(&mut self) {
+        if self.vm.stage != Stage::Draining || !self.guest.ops.is_empty() || !self.source.up {
+            return;
+        }
+        note!(self, "vm: the guest is stopped");
+        self.vm.stage = Stage::HandingOver;
+        if self.target.up && self.guest.power == Power::Paused {
+            self.guest.memory[Side::Target as usize] = true;
+        }
+        if self.faulty(self.setup.faults.abort) {
+            let token = self.vm.token;
+            let delay = self.around(20 * MILLISECOND);
+            self.at(delay, Ev::Abort { token });
+        }
+        self.tell_source(SourceEvent::BeginHandover);
+    }
+
+    pub(crate) fn abort(&mut self, token: u64) {
+        if token == self.vm.token && self.vm.stage == Stage::HandingOver {
+            self.tell_source(SourceEvent::AbortHandover { why: "QEMU gave up".into() });
+        }
+    }
+
+    fn handover_failed(&mut self) {
+        self.guest_goes_on_at_source();
+        self.vm.tries += 1;
+        if self.vm.tries > MAX_TRIES && self.now > self.setup.faults_until {
+            return self.fail("the handover fails again and again without a fault".into());
+        }
+        self.move_memory(300 * MILLISECOND);
+    }
+
+    fn guest_goes_on_at_source(&mut self) {
+        self.guest.memory[Side::Target as usize] = false;
+        if self.guest.power == Power::Paused {
+            if self.guest.memory[Side::Source as usize] {
+                self.guest.power = Power::Running;
+            } else {
+                self.guest.power = Power::Dead;
+                self.guest.ops.clear();
+            }
+            self.guest.place = Side::Source;
+        }
+    }
+
+    /// The orchestration died with the agent; the machine that recovers says what holds.
+    pub(crate) fn vm_source_restarted(&mut self) {
+        self.vm.stage = Stage::Idle;
+        self.vm.token += 1;
+        if self.source.machine.owns() && !self.source.handed_over {
+            self.guest_goes_on_at_source();
+        }
+    }
+
+    /// The target's QEMU is told to go on.
+    pub(crate) fn guest_starts(&mut self, life: u64) {
+        if life != self.target.life {
+            return;
+        }
+        let result = self.start_guest();
+        self.tell_target(TargetEvent::GuestStarted(result));
+    }
+
+    fn start_guest(&mut self) -> Result<(), String> {
+        let started = self.guest.place == Side::Target && self.guest.power == Power::Running;
+        if self.guest.power == Power::Absent || started {
+            return Ok(());
+        }
+        let fails = self.faulty(self.setup.faults.start_fails);
+        if fails || !self.guest.memory[Side::Target as usize] {
+            self.guest.power = Power::Dead;
+            self.guest.place = Side::Target;
+            self.guest.memory = [false; 2];
+            self.guest.ops.clear();
+            return Err("QEMU is gone".into());
+        }
+        note!(self, "guest goes on at the target");
+        self.guest.power = Power::Running;
+        self.guest.place = Side::Target;
+        self.guest.memory = [false, true];
+        Ok(())
+    }
+
+    pub(crate) fn cancel(&mut self) {
+        let discard = self.rng.chance(self.setup.faults.discard);
+        self.tell_source(SourceEvent::Cancel { discard });
+    }
+}

@@ -1,0 +1,71 @@
+//! Many seeds of the simulator, and crashes between any two effects.
+
+use dray_engine::Strategy;
+use dray_sim::run::run_with_crash;
+use dray_sim::{Crash, CrashPoint, Side, crash_everywhere, run};
+use std::collections::BTreeMap;
+
+/// Seeds of a test run.
+const SEEDS: u64 = 2_400;
+
+#[test]
+fn many_seeds() {
+    let first = std::env::var("DRAY_SIM_FIRST").map_or(0, |text| text.parse().unwrap());
+    let count = std::env::var("DRAY_SIM_COUNT").map_or(SEEDS, |text| text.parse().unwrap());
+    let mut endings = BTreeMap::new();
+    let mut events = 0;
+    let mut failures = Vec::new();
+    for seed in first..first + count {
+        match run(seed) {
+            Ok(outcome) => {
+                *endings.entry(outcome.ending).or_insert(0u64) += 1;
+                events += outcome.events;
+            }
+            Err(report) => failures.push(report),
+        }
+    }
+    println!("{count} seeds, {events} events: {endings:?}, {} failed", failures.len());
+    assert!(failures.is_empty(), "{} seeds failed; the first:\n{}", failures.len(), failures[0]);
+    assert!(endings["done"] > count / 2 || count < 100, "too few migrations succeed");
+}
+
+#[test]
+fn a_crash_between_any_two_effects() {
+    for strategy in [Strategy::PreCopy, Strategy::PostCopy, Strategy::Hybrid] {
+        for seed in 0..2 {
+            for crash in [Crash::Kill, Crash::PowerCut] {
+                let runs = crash_everywhere(seed, strategy, crash);
+                let runs = runs.unwrap_or_else(|report| panic!("{report}"));
+                assert!(runs > 40, "{strategy}: only {runs} places to crash at");
+            }
+        }
+    }
+}
+
+/// Repeats what a failure names: `DRAY_SIM_SEED`, `DRAY_SIM_STRATEGY`, `DRAY_SIM_CRASH`.
+#[test]
+fn one_seed() {
+    let Ok(seed) = std::env::var("DRAY_SIM_SEED") else { return };
+    let seed = seed.parse().expect("DRAY_SIM_SEED is a number");
+    let result = match std::env::var("DRAY_SIM_STRATEGY") {
+        Ok(strategy) => {
+            let crash = std::env::var("DRAY_SIM_CRASH").ok().map(|text| place(&text));
+            run_with_crash(seed, strategy.parse().expect("a strategy"), crash)
+        }
+        Err(_) => run(seed),
+    };
+    match result {
+        Ok(outcome) => println!("{outcome:?}"),
+        Err(report) => panic!("{report}"),
+    }
+}
+
+fn place(text: &str) -> CrashPoint {
+    let mut parts = text.split(',');
+    let mut part = || parts.next().expect("DRAY_SIM_CRASH is side,effect,crash");
+    CrashPoint {
+        side: if part() == "Source" { Side::Source } else { Side::Target },
+        effect: part().parse().expect("a number of effects"),
+        crash: if part() == "Kill" { Crash::Kill } else { Crash::PowerCut },
+    }
+}
