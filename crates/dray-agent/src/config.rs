@@ -2,6 +2,34 @@
 //!
 //! Reading finds everything that is wrong with the text; [`Config::check`] finds what is wrong
 //! with the host: files, certificates, directories. [`pool`] keeps every path inside its pool (I7).
+//!
+//! ```
+//! # use dray_agent::config::Config;
+//! let text = r#"
+//! qmp_dirs = ["/run/qemu"]          # only QMP sockets below may be named; ["/run"] by default
+//!
+//! [agent]
+//! name = "hosta"                    # the DNS name in this host's certificates
+//! listen = "0.0.0.0:7421"           # state_dir, run_dir, group: see Config
+//!
+//! [tls]
+//! dir = "/etc/pki/qemu"             # ca-cert.pem, server-cert.pem, server-key.pem, client-…
+//!
+//! [[pool]]
+//! name = "ssd"
+//! path = "/var/lib/libvirt/images"
+//!
+//! [[peer]]
+//! name = "hostb"                    # the DNS name in its certificates
+//! address = "10.0.0.2"
+//! pools = ["ssd"]                   # pools here that hostb may put images into
+//!
+//! [limits]
+//! data_streams = 2                  # and link_timeout_seconds, stall_seconds, …: see Limits
+//! "#;
+//! let config = Config::parse(text, "dray.toml".as_ref()).unwrap();
+//! assert!(config.peer("hostb").unwrap().may_use("ssd"));
+//! ```
 
 pub mod check;
 pub mod pool;

@@ -5,10 +5,12 @@
 
 use crate::net::stats::NetStats;
 use dray_wire::StreamKind;
+use rustix::net::sockopt;
 use std::io::{self, IoSlice, Read, Write};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// Bytes read from the kernel at once. Larger ones fall out of the second-level cache.
@@ -19,14 +21,22 @@ const EARLY_BUFFER: usize = 8 * 1024;
 /// urgent, so it is small; one TLS write fills it again. The send buffer itself is left to the
 /// kernel, which sizes it by the link's delay.
 const NOT_SENT_LIMIT: u32 = 128 * 1024;
-/// How long sent bytes may stay unacknowledged before the kernel gives the connection up. Above
-/// the control stream's own limit: that one decides, this one only ends threads stuck in writes.
-const UNACKED_LIMIT_MS: u32 = 30_000;
+/// A host that is gone is noticed by the kernel after about 25 s of silence. The control stream is
+/// quicker and decides; this only ends threads and tasks that nobody told. Not by
+/// `TCP_USER_TIMEOUT`: that would also end a connection whose peer is merely slow to read.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
+/// Time between probes.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+/// Probes without an answer.
+const KEEPALIVE_PROBES: u32 = 3;
 
 /// Sets what every connection between agents wants.
 pub(crate) fn prepare(tcp: &tokio::net::TcpStream) -> io::Result<()> {
     tcp.set_nodelay(true)?;
-    rustix::net::sockopt::set_tcp_user_timeout(tcp, UNACKED_LIMIT_MS)?;
+    sockopt::set_socket_keepalive(tcp, true)?;
+    sockopt::set_tcp_keepidle(tcp, KEEPALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(tcp, KEEPALIVE_INTERVAL)?;
+    sockopt::set_tcp_keepcnt(tcp, KEEPALIVE_PROBES)?;
     super::sockopt::set_not_sent_limit(tcp, NOT_SENT_LIMIT)
 }
 

@@ -241,8 +241,8 @@ async fn urgent_jobs_overtake_bulk_held_back_by_the_budget() {
     let worst = tokio::task::block_in_place(|| urgent_latency(&session, 8));
     session.queue.clear();
     eprintln!("urgent, one stream, budget of 32 Mbit: worst {worst:?}");
-    // In order it would be minutes; a run at this rate is 260 ms.
-    assert!(worst < Duration::from_millis(150), "{worst:?}");
+    // A few ms; in order it would be more than 100 s, which even the slowest machine tells apart.
+    assert!(worst < Duration::from_secs(1), "{worst:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -251,8 +251,9 @@ async fn urgent_jobs_overtake_bulk_on_a_slow_link() {
     let worst = tokio::task::block_in_place(|| urgent_latency(&session, 8));
     session.queue.clear();
     eprintln!("urgent, two streams, link of 160 Mbit: worst {worst:?}");
-    // The first may find a run of 1 MiB on both streams (105 ms) and the proxy's socket buffers.
-    assert!(worst < Duration::from_millis(900), "{worst:?}");
+    // The first may find a run of 1 MiB on both streams (105 ms) and what the proxy's sockets hold
+    // (200 ms); in order it would be 20 s.
+    assert!(worst < Duration::from_secs(2), "{worst:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
