@@ -30,6 +30,9 @@ pub enum SourceRecord {
     Abandoned,
     /// An abandoned migration goes on with what its target still has.
     Resumed,
+    /// Everything written before tracking began is durable: from here the write-intent regions
+    /// name all that a power cut can undo.
+    Settled,
 }
 
 /// A record of the target's side of a migration.

@@ -147,10 +147,12 @@ impl World {
             }
             Side::Target => {
                 self.put(op, 1.0);
-                let cancelled = self.target.missing[image].intersection(range);
                 self.target.missing[image].remove(range);
-                self.target.unrecorded[image].union_with(&cancelled);
-                self.target.noted[image].union_with(&cancelled);
+                // Backfilled blocks too: until a record names them they may be fetched again, and
+                // then the source's version must not come over what the guest wrote.
+                let written = self.target.unnamed(image, range);
+                self.target.unrecorded[image].union_with(&written);
+                self.target.noted[image].union_with(&written);
             }
         }
         self.guest.write_acked(image, range, op.version);

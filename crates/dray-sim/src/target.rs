@@ -124,6 +124,13 @@ impl TargetHost {
         self.agreed.iter().zip(&self.missing).map(present).collect()
     }
 
+    /// Blocks of the agreed map in `range` that no durable record names.
+    pub(crate) fn unnamed(&self, image: usize, range: BlockRange) -> BlockSet {
+        let mut unnamed = self.agreed[image].intersection(range);
+        unnamed.subtract(&self.present[image]);
+        unnamed
+    }
+
     pub(crate) fn make_present(&mut self, image: usize, present: &BlockSet) {
         self.present[image].union_with(present);
         self.unrecorded[image].subtract(present);

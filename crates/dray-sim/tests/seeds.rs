@@ -24,6 +24,9 @@ fn many_seeds() {
             Err(report) => failures.push(report),
         }
     }
+    for report in &failures {
+        println!("{}", report.lines().next().unwrap_or_default());
+    }
     println!("{count} seeds, {events} events: {endings:?}, {} failed", failures.len());
     assert!(failures.is_empty(), "{} seeds failed; the first:\n{}", failures.len(), failures[0]);
     assert!(endings["done"] > count / 2 || count < 100, "too few migrations succeed");

@@ -44,6 +44,9 @@ impl Source {
         if self.handed_over().is_some() || matches!(self.stage, Stage::Done) {
             return self.opened_after_handover(state, attempt, out);
         }
+        if self.is_over() {
+            return;
+        }
         match state {
             // A promise is void as long as this side has not handed over; `Open` has said so.
             TargetState::Receiving | TargetState::Prepared { .. } => {}
@@ -88,7 +91,8 @@ impl Source {
                 self.window.lost(flight.range.byte_len());
             }
             let state = &mut self.images[flight.image.ix()];
-            if state.sent.intersects(flight.range) || flight.zero {
+            state.land(flight.range);
+            if state.older.intersects(flight.range) || flight.zero {
                 state.todo.insert(flight.range);
             } else {
                 state.unsure.insert(flight.range);
@@ -98,7 +102,9 @@ impl Source {
 
     /// Does whatever can be done now: sends, ends a round, becomes ready.
     pub(super) fn advance(&mut self, out: &mut Vec<SourceEffect>) {
-        if self.link != Link::Up || !self.merge_first_answer() {
+        let sends =
+            matches!(self.stage, Stage::Copy | Stage::Sync | Stage::Ready | Stage::Handover(_));
+        if !sends || self.link != Link::Up || !self.merge_first_answer() {
             return;
         }
         let syncs = self.plan.strategy.syncs();
@@ -166,7 +172,11 @@ impl Source {
     ) {
         self.awaiting_dirty = self.awaiting_dirty.saturating_sub(1);
         self.round_bytes += blocks.len() * BLOCK_SIZE;
-        self.images[image.ix()].todo.union_with(&blocks);
+        if self.stage == Stage::Over {
+            // Nobody will send them now, and a later try must know of them (I4).
+            return out.push(SourceEffect::PutBack { image, blocks });
+        }
+        self.images[image.ix()].wants(&blocks);
         if self.awaiting_dirty == 0 {
             self.round_taken(out);
         }
@@ -179,7 +189,8 @@ impl Source {
                 self.round += 1;
                 self.judge_round(out);
             }
-            Stage::Ready => self.pump(out),
+            Stage::Ready if self.plan.strategy.syncs() => self.pump(out),
+            // An attempt that took them is void: they stay for Backfill.
             _ => {}
         }
     }
@@ -217,7 +228,10 @@ impl Source {
 
     fn all_sent(&self) -> bool {
         let empty = |image: &ImageState| {
-            image.todo.is_empty() && image.zeros.is_empty() && image.unsure.is_empty()
+            image.todo.is_empty()
+                && image.zeros.is_empty()
+                && image.unsure.is_empty()
+                && image.held.is_empty()
         };
         self.in_flight.is_empty() && self.images.iter().all(empty)
     }
@@ -267,6 +281,7 @@ impl Source {
         if !zero {
             self.window.sent(range.byte_len());
         }
+        self.images[image.ix()].launch(range);
         let flight = InFlight { image, range, zero, sent_at: self.now, tries };
         self.in_flight.insert(tag, flight);
         tag
@@ -278,7 +293,10 @@ impl Source {
             if !flight.zero {
                 self.window.arrived(self.now, flight.sent_at, flight.range.byte_len());
             }
-            self.images[flight.image.ix()].sent.insert(flight.range);
+            let state = &mut self.images[flight.image.ix()];
+            state.land(flight.range);
+            state.sent.insert(flight.range);
+            state.older.insert(flight.range);
         }
         self.advance(out);
     }
@@ -290,6 +308,9 @@ impl Source {
         }
         let InFlight { image, range, zero, tries, .. } = flight;
         if tries + 1 > MAX_TRIES {
+            let state = &mut self.images[image.ix()];
+            state.land(range);
+            state.todo.insert(range);
             let why = format!(
                 "blocks {} to {} arrived damaged {} times in a row; check the memory and network \
                  of both hosts",
@@ -314,7 +335,9 @@ impl Source {
         }
         let Some(flight) = self.in_flight.remove(&tag) else { return };
         self.window.lost(flight.range.byte_len());
-        self.images[flight.image.ix()].todo.insert(flight.range);
+        let state = &mut self.images[flight.image.ix()];
+        state.land(flight.range);
+        state.todo.insert(flight.range);
         let name = &self.plan.images[flight.image.ix()].name;
         let why =
             format!("reading image '{name}' at the source failed: {why}; check the source's disk");
@@ -323,6 +346,31 @@ impl Source {
         }
         self.send(dray_wire::ToTarget::Abandon { discard: false }, out);
         self.abandon(Some(why), out);
+    }
+}
+
+impl ImageState {
+    /// A frame with these blocks is on its way.
+    fn launch(&mut self, range: BlockRange) {
+        self.flying.insert(range);
+        self.overwritten.union_with(&self.older.intersection(range));
+    }
+
+    /// The frame is no longer on its way: what waited for it may go.
+    fn land(&mut self, range: BlockRange) {
+        self.flying.remove(range);
+        let free = self.held.intersection(range);
+        self.held.subtract(&free);
+        self.todo.union_with(&free);
+    }
+
+    /// These blocks must be sent as soon as no older version of them is in flight.
+    fn wants(&mut self, blocks: &BlockSet) {
+        self.zeros.subtract(blocks);
+        for run in blocks.runs() {
+            self.held.union_with(&self.flying.intersection(run));
+            self.todo.union_with(&self.flying.complement_in(run));
+        }
     }
 }
 
@@ -335,6 +383,7 @@ fn begin(
 ) {
     let data = state.data.take().unwrap_or_default();
     let mut have = target.have.intersection(whole);
+    state.older = have.clone();
     if let Some(suspect) = suspect {
         // Changed or not since the target received them: they are sent again, holes included.
         for run in suspect.runs() {
@@ -359,10 +408,13 @@ fn reopen(state: &mut ImageState, have: &BlockSet) {
     let mut lost = state.sent.clone();
     lost.subtract(have);
     state.sent.subtract(&lost);
+    state.older.subtract(&lost);
     state.todo.union_with(&lost);
+    state.todo.union_with(&state.overwritten);
     let mut unsure = std::mem::take(&mut state.unsure);
     for run in unsure.clone().runs() {
         state.sent.union_with(&have.intersection(run));
+        state.older.union_with(&have.intersection(run));
     }
     unsure.subtract(have);
     state.todo.union_with(&unsure);

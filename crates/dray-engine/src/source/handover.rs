@@ -45,10 +45,25 @@ impl Source {
         self.stage = Stage::Handover(Step::Quiescing { began: self.now });
         out.push(SourceEffect::Notice(SourceNotice::Phase(Phase::Handover)));
         out.push(SourceEffect::Journal(SourceRecord::Attempt { attempt: self.attempt }));
+        self.awaiting_quiet += 1;
         out.push(SourceEffect::Quiesce);
     }
 
+    /// The guest's writes did not drain. If this answers an older try, voiding the current one too
+    /// is safe, and going on would not be.
+    pub(super) fn quiesce_failed(&mut self, why: String, out: &mut Vec<SourceEffect>) {
+        self.awaiting_quiet = self.awaiting_quiet.saturating_sub(1);
+        if matches!(self.stage, Stage::Handover(Step::Quiescing { .. })) {
+            self.void_attempt(why, out);
+        }
+    }
+
     pub(super) fn quiesced(&mut self, lens: Vec<u64>, out: &mut Vec<SourceEffect>) {
+        self.awaiting_quiet = self.awaiting_quiet.saturating_sub(1);
+        if self.awaiting_quiet > 0 {
+            // An answer to an attempt that is void; the gate may have been opened since.
+            return;
+        }
         let Stage::Handover(Step::Quiescing { began }) = self.stage else {
             // The attempt became void while the guest's writes drained.
             return out.push(SourceEffect::Resume);
@@ -60,7 +75,7 @@ impl Source {
             collected: false,
             drained: false,
         });
-        out.push(SourceEffect::SyncImages);
+        self.sync_images(out);
         // Dirty blocks asked for before the guest was quiet may be incomplete: ask again, and count
         // the outstanding answers with the new ones.
         self.take_all_dirty(out);
@@ -87,14 +102,28 @@ impl Source {
         self.ask(out);
     }
 
+    pub(super) fn sync_images(&mut self, out: &mut Vec<SourceEffect>) {
+        self.awaiting_sync += 1;
+        out.push(SourceEffect::SyncImages);
+    }
+
     pub(super) fn images_synced(
         &mut self,
         result: Result<(), String>,
         out: &mut Vec<SourceEffect>,
     ) {
+        self.awaiting_sync = self.awaiting_sync.saturating_sub(1);
         if let Err(why) = result {
             let why = format!("making the source's images durable failed: {why}");
             return self.void_attempt(why, out);
+        }
+        if !self.settled {
+            self.settled = true;
+            out.push(SourceEffect::Journal(SourceRecord::Settled));
+        }
+        if self.awaiting_sync > 0 {
+            // It began before the guest was quiet.
+            return;
         }
         if let Stage::Handover(Step::Collecting { synced, .. }) = &mut self.stage {
             *synced = true;
@@ -137,7 +166,7 @@ impl Source {
         };
         if !current {
             // A promise for an attempt that is not the current one is void (I1).
-            return self.send(ToTarget::Void, out);
+            return self.send_about(attempt, ToTarget::Void, out);
         }
         self.epoch = self.epoch.next();
         let handed_over = HandedOver { epoch: self.epoch, attempt, map_hash };
@@ -167,5 +196,6 @@ fn missing(image: &ImageState) -> BlockSet {
     let mut missing = image.todo.clone();
     missing.union_with(&image.zeros);
     missing.union_with(&image.unsure);
+    missing.union_with(&image.held);
     missing
 }

@@ -245,6 +245,17 @@ struct ImageState {
     sent: BlockSet,
     /// Blocks that were in flight when the link was lost.
     unsure: BlockSet,
+    /// Blocks written again while they were in flight; they wait until that frame has landed, or
+    /// the younger version could overtake the older one on another stream (I3).
+    held: BlockSet,
+    /// Blocks in flight.
+    flying: BlockSet,
+    /// Blocks of which the target has some version, perhaps an old one.
+    older: BlockSet,
+    /// Those of them that were sent again. The target's record of having them may be older than
+    /// their data: after a power cut there it names the old version, so they are never trusted
+    /// across sessions (I3).
+    overwritten: BlockSet,
     /// What the image held at the start; none until it was scanned.
     data: Option<BlockSet>,
 }
@@ -297,6 +308,12 @@ pub struct Source {
     order: Box<dyn Order + Send>,
     /// Images whose dirty blocks were asked for and have not come.
     awaiting_dirty: usize,
+    /// `Quiesce` effects that are not answered: only the last answer tells how the gate stands.
+    awaiting_quiet: u32,
+    /// `SyncImages` effects that are not answered: only the last one covers everything.
+    awaiting_sync: u32,
+    /// What was written before tracking began is durable, and recorded to be.
+    settled: bool,
     round: u32,
     round_bytes: u64,
     last_round_bytes: u64,
@@ -325,6 +342,9 @@ impl Source {
             window: Window::new(COPY_WINDOW),
             order: Box::new(Sequential),
             awaiting_dirty: 0,
+            awaiting_quiet: 0,
+            awaiting_sync: 0,
+            settled: false,
             round: 0,
             round_bytes: 0,
             last_round_bytes: u64::MAX,
@@ -359,9 +379,24 @@ impl Source {
                 SourceRecord::Done => source.stage = Stage::Done,
                 SourceRecord::Abandoned => source.stage = Stage::Over,
                 SourceRecord::Resumed => source.stage = first_stage(source.plan.strategy),
+                SourceRecord::Settled => source.settled = true,
             }
         }
+        if !source.settled {
+            source.suspect_everything();
+        }
         source
+    }
+
+    /// A power cut may have undone writes that are older than the tracking and were already copied.
+    fn suspect_everything(&mut self) {
+        let suspect = |offer: &ImageOffer| {
+            if offer.read_only {
+                return BlockSet::new();
+            }
+            [BlockRange::whole(offer.len)].into_iter().collect()
+        };
+        self.plan.suspect = self.plan.images.iter().map(suspect).collect();
     }
 
     /// Takes one event and appends what must be done.
@@ -376,7 +411,7 @@ impl Source {
             SourceEvent::RunFailed { tag, why } => self.run_failed(tag, why, out),
             SourceEvent::DirtyTaken { image, blocks } => self.dirty_taken(image, blocks, out),
             SourceEvent::Quiesced { lens } => self.quiesced(lens, out),
-            SourceEvent::QuiesceFailed { why } => self.void_attempt(why, out),
+            SourceEvent::QuiesceFailed { why } => self.quiesce_failed(why, out),
             SourceEvent::ImagesSynced(result) => self.images_synced(result, out),
             SourceEvent::BeginHandover => self.begin_handover(out),
             SourceEvent::AbortHandover { why } => self.void_attempt(why, out),
@@ -401,6 +436,10 @@ impl Source {
                     out.push(SourceEffect::Journal(SourceRecord::Void { attempt: self.attempt }));
                 }
                 out.push(SourceEffect::StartTracking);
+                if !self.settled {
+                    // Under way while the copy begins; until it is done a restart trusts nothing.
+                    self.sync_images(out);
+                }
                 out.push(SourceEffect::Notice(SourceNotice::Phase(Phase::Copy)));
                 for ix in 0..self.images.len() {
                     out.push(SourceEffect::Scan { image: ImageIndex(ix as u16) });
@@ -499,6 +538,12 @@ impl Source {
         for (ix, state) in self.images.iter_mut().enumerate() {
             let mut blocks = std::mem::take(&mut state.todo);
             blocks.union_with(&std::mem::take(&mut state.unsure));
+            blocks.union_with(&std::mem::take(&mut state.overwritten));
+            if !self.opened
+                && let Some(suspect) = self.plan.suspect.get(ix)
+            {
+                blocks.union_with(suspect);
+            }
             if !blocks.is_empty() {
                 out.push(SourceEffect::PutBack { image: ImageIndex(ix as u16), blocks });
             }
@@ -524,8 +569,13 @@ impl Source {
     }
 
     fn send(&self, body: ToTarget, out: &mut Vec<SourceEffect>) {
+        self.send_about(self.attempt, body, out);
+    }
+
+    /// Sends a message about an attempt that need not be the current one.
+    fn send_about(&self, attempt: Attempt, body: ToTarget, out: &mut Vec<SourceEffect>) {
         if self.link != Link::Down {
-            let envelope = Envelope { epoch: self.epoch, attempt: self.attempt, body };
+            let envelope = Envelope { epoch: self.epoch, attempt, body };
             out.push(SourceEffect::Send(envelope));
         }
     }
@@ -540,6 +590,16 @@ impl Source {
     /// Whether guest writes may be accepted here (I1).
     pub fn owns(&self) -> bool {
         !matches!(self.stage, Stage::HandedOver(_) | Stage::Backfill(_) | Stage::Done)
+    }
+
+    /// The last attempt whose number was taken.
+    pub fn attempt(&self) -> Attempt {
+        self.attempt
+    }
+
+    /// Goes on counting attempts after `attempt`: a number is never used twice (I1).
+    pub fn continue_after(&mut self, attempt: Attempt) {
+        self.attempt = self.attempt.max(attempt);
     }
 
     /// The epoch this side knows of.

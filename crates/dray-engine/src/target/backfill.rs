@@ -46,6 +46,9 @@ pub(super) struct Backfill {
     fetches: BTreeMap<u64, Fetch>,
     /// Per image: blocks under way.
     under_way: Vec<BlockSet>,
+    /// Per image: blocks that arrived in this life. An answer or a demand may be older than their
+    /// arrival, and present never becomes missing again.
+    arrived_blocks: Vec<BlockSet>,
     /// Fetches that failed and when to try again.
     later: Vec<(Time, ImageIndex, BlockRange, bool)>,
     window: Window,
@@ -71,6 +74,7 @@ impl Backfill {
         Self {
             fetches: BTreeMap::new(),
             under_way: vec![BlockSet::new(); images],
+            arrived_blocks: vec![BlockSet::new(); images],
             later: Vec::new(),
             window,
             order,
@@ -112,6 +116,13 @@ impl Backfill {
         tag
     }
 
+    /// What of `run` is neither here nor on its way.
+    fn wanted(&self, image: ImageIndex, run: BlockRange) -> BlockSet {
+        let mut wanted = self.under_way[image.ix()].complement_in(run);
+        wanted.subtract(&self.arrived_blocks[image.ix()]);
+        wanted
+    }
+
     fn land(&mut self, tag: u64) -> Option<Fetch> {
         let fetch = self.fetches.remove(&tag)?;
         self.under_way[fetch.image.ix()].remove(fetch.range);
@@ -121,7 +132,7 @@ impl Backfill {
 
 impl Target {
     fn fetches(&self) -> bool {
-        self.link_up && matches!(self.stage, Stage::Owner(Guest::Running | Guest::Starting))
+        self.opened && matches!(self.stage, Stage::Owner(Guest::Running | Guest::Starting))
     }
 
     /// A guest waits: these go at once, whatever the window says.
@@ -135,11 +146,11 @@ impl Target {
             return;
         }
         for &run in runs {
-            let wanted = self.backfill.under_way[image.ix()].complement_in(run);
+            let wanted = self.backfill.wanted(image, run);
             for range in wanted.runs_up_to(MAX_RUN_BLOCKS) {
                 self.backfill.demands += 1;
                 let tag = self.backfill.launch(self.now, image, range, true);
-                self.send(ToSource::Fetch { tag, image, range, urgent: true }, out);
+                self.ask(tag, image, range, true, out);
             }
         }
         // What a guest reads next is likely what lies behind: go on from there.
@@ -186,12 +197,26 @@ impl Target {
 
     fn fetch_next(&mut self, image: ImageIndex, run: BlockRange, out: &mut Vec<TargetEffect>) {
         self.backfill.from = run.end();
-        let wanted = self.backfill.under_way[image.ix()].complement_in(run);
+        let wanted = self.backfill.wanted(image, run);
         let Some(range) = self.backfill.order.next(image, &wanted, BACKFILL_RUN) else { return };
         self.backfill.from = range.end();
         self.backfill.launched = true;
         let tag = self.backfill.launch(self.now, image, range, false);
-        self.send(ToSource::Fetch { tag, image, range, urgent: false }, out);
+        self.ask(tag, image, range, false, out);
+    }
+
+    /// Asks for a fetch now, or leaves it to `refetch` when the session is not open yet.
+    fn ask(
+        &self,
+        tag: u64,
+        image: ImageIndex,
+        range: BlockRange,
+        urgent: bool,
+        out: &mut Vec<TargetEffect>,
+    ) {
+        if self.opened {
+            self.send(ToSource::Fetch { tag, image, range, urgent }, out);
+        }
     }
 
     /// Nothing more in this image from here: the next image, or another pass.
@@ -233,6 +258,7 @@ impl Target {
         match arrival {
             Arrival::Written => {
                 self.backfill.arrived = true;
+                self.backfill.arrived_blocks[fetch.image.ix()].insert(fetch.range);
                 self.backfill.window.arrived(self.now, fetch.sent_at, bytes);
             }
             Arrival::Damaged => self.postpone(fetch),
@@ -254,6 +280,8 @@ impl Target {
     /// Stalls, never invents: the blocks are asked for again until they come (I5).
     fn postpone(&mut self, fetch: Fetch) {
         self.backfill.window.lost(fetch.range.byte_len());
+        // Still under way: the scan must not ask again before its time.
+        self.backfill.under_way[fetch.image.ix()].insert(fetch.range);
         let when = Time(self.now.0 + RETRY_AFTER);
         self.backfill.later.push((when, fetch.image, fetch.range, fetch.urgent));
     }
@@ -273,7 +301,7 @@ impl Target {
         self.backfill.later = later;
         for (_, image, range, urgent) in due {
             let tag = self.backfill.launch(now, image, range, urgent);
-            self.send(ToSource::Fetch { tag, image, range, urgent }, out);
+            self.ask(tag, image, range, urgent, out);
         }
         self.close_when_done(out);
         self.fill_window(out);

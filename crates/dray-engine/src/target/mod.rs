@@ -193,9 +193,10 @@ pub enum TargetNotice {
 #[derive(Clone, Debug, PartialEq)]
 enum Stage {
     Receiving,
-    /// A data sync with this number is under way; then the promise is written.
+    /// A data sync with this number covers everything received; then the promise is written.
     Preparing {
-        sync: u64,
+        /// None while an older sync is under way.
+        sync: Option<u64>,
         attempt: Attempt,
         map_hash: MapHash,
         images: Vec<ImageHandover>,
@@ -239,6 +240,8 @@ pub struct Target {
     plan: TargetPlan,
     stage: Stage,
     link_up: bool,
+    /// The source has said in this session how far it is.
+    opened: bool,
     epoch: Epoch,
     attempt: Attempt,
     /// Blocks received in this life or recorded as durable in an earlier one.
@@ -263,6 +266,7 @@ impl Target {
         Self {
             stage: Stage::Receiving,
             link_up: false,
+            opened: false,
             epoch: Epoch(0),
             attempt: Attempt(0),
             have: none.clone(),
@@ -285,6 +289,8 @@ impl Target {
     /// A target after a restart, from the records that were durable.
     pub fn recover(plan: TargetPlan, records: &[TargetRecord]) -> Self {
         let mut target = Self::new(plan);
+        // Frames may have been written that no record names: what was not received can be anything.
+        target.plan.zeroed.fill(false);
         for record in records {
             target.replay(record);
         }
@@ -329,6 +335,7 @@ impl Target {
         match event {
             TargetEvent::Start => self.start(out),
             TargetEvent::LinkUp => {
+                self.link_down();
                 self.link_up = true;
                 self.backfill.new_route();
             }
@@ -375,7 +382,7 @@ impl Target {
                 self.prepare(message.attempt, images, map_hash, out);
             }
             ToTarget::Commit(handed_over) => self.commit(handed_over, out),
-            ToTarget::Void => self.void(out),
+            ToTarget::Void => self.void_attempt(message.attempt, out),
             ToTarget::Abandon { discard } => self.abandoned(discard, out),
             ToTarget::Unreadable { tag, why } => self.unreadable(tag, why, out),
             // The shell answers these; they do not change the state of the migration.
@@ -388,12 +395,13 @@ impl Target {
 
     fn open(&mut self, epoch: Epoch, open: Open, out: &mut Vec<TargetEffect>) {
         if let Some(why) = self.mismatch_with(&open) {
-            return self.send(ToSource::Failed { why }, out);
+            return self.refuse(epoch, why, out);
         }
         if self.stage == Stage::Over {
             let why = "what was prepared at the target was removed; prepare again".to_owned();
-            return self.send(ToSource::Failed { why }, out);
+            return self.refuse(epoch, why, out);
         }
+        self.opened = true;
         if open.handed_over.is_none() && !self.owns() && self.stage != Stage::Fenced {
             // The source's word: nothing that was promised here was taken up.
             self.epoch = epoch;
@@ -411,6 +419,14 @@ impl Target {
         let images = if state == TargetState::Receiving { self.offer() } else { Vec::new() };
         self.send(ToSource::Opened { state, images }, out);
         self.refetch(out);
+    }
+
+    /// Says no in the epoch of the one who asked: nothing of it is taken over here.
+    fn refuse(&self, epoch: Epoch, why: String, out: &mut Vec<TargetEffect>) {
+        if self.link_up {
+            let body = ToSource::Failed { why };
+            out.push(TargetEffect::Send(Envelope { epoch, attempt: self.attempt, body }));
+        }
     }
 
     fn mismatch_with(&self, open: &Open) -> Option<String> {
@@ -499,6 +515,7 @@ impl Target {
 
     fn link_down(&mut self) {
         self.link_up = false;
+        self.opened = false;
         self.acknowledged.clear();
     }
 

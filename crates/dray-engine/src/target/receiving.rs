@@ -23,7 +23,10 @@ impl Target {
         out: &mut Vec<TargetEffect>,
     ) {
         match self.stage {
-            Stage::Receiving => self.received(tag, image, range, arrival, out),
+            // A frame may overtake the message that voids the attempt; nothing else comes then.
+            Stage::Receiving | Stage::Preparing { .. } | Stage::Prepared { .. } => {
+                self.received(tag, image, range, arrival, out);
+            }
             Stage::Owner(_) => self.filled(tag, arrival, out),
             _ => {}
         }
@@ -48,7 +51,13 @@ impl Target {
                 }
             }
             Arrival::Damaged => self.send(ToSource::Mismatch { tag }, out),
-            Arrival::Failed(why) => self.fail(why, out),
+            Arrival::Failed(why) => {
+                // Part of it may have been written.
+                if let Some(zeroed) = self.plan.zeroed.get_mut(image.ix()) {
+                    *zeroed = false;
+                }
+                self.fail(why, out);
+            }
         }
     }
 
@@ -79,15 +88,16 @@ impl Target {
         if !due || self.saving.is_some() || self.unsaved.iter().all(BlockSet::is_empty) {
             return;
         }
-        self.saved_at = self.now;
-        let id = self.start_sync(out);
-        let none = vec![BlockSet::new(); self.unsaved.len()];
-        self.saving = Some((id, std::mem::replace(&mut self.unsaved, none)));
+        self.start_sync(out);
     }
 
+    /// A sync covers what was received before it and nothing that comes while it runs.
     fn start_sync(&mut self, out: &mut Vec<TargetEffect>) -> u64 {
         let id = self.next_sync;
         self.next_sync += 1;
+        self.saved_at = self.now;
+        let none = vec![BlockSet::new(); self.unsaved.len()];
+        self.saving = Some((id, std::mem::replace(&mut self.unsaved, none)));
         out.push(TargetEffect::SyncImages { id });
         id
     }
@@ -101,20 +111,26 @@ impl Target {
         if let Err(why) = result {
             if !self.owns() {
                 self.forget_unsaved();
+                if matches!(self.stage, Stage::Preparing { .. }) {
+                    self.stage = Stage::Receiving;
+                }
                 self.fail(why, out);
             }
             return;
         }
-        if self.saving.as_ref().is_some_and(|(saving, _)| *saving == id)
-            && let Some((_, blocks)) = self.saving.take()
-        {
-            // Written after the sync that covers it: a record is never durable before its data.
-            out.push(TargetEffect::Journal(received_records(blocks)));
-        }
-        if let Stage::Preparing { sync, .. } = &self.stage
-            && *sync == id
-        {
-            self.promise(out);
+        let Some((_, blocks)) = self.saving.take_if(|(saving, _)| *saving == id) else { return };
+        // Written after the sync that covers it: a record is never durable before its data.
+        let records = received_records(blocks);
+        match self.stage {
+            Stage::Preparing { sync, .. } if sync == Some(id) => self.promise(records, out),
+            Stage::Preparing { .. } => {
+                out.push(TargetEffect::Journal(records));
+                let next = self.start_sync(out);
+                if let Stage::Preparing { sync, .. } = &mut self.stage {
+                    *sync = Some(next);
+                }
+            }
+            _ => out.push(TargetEffect::Journal(records)),
         }
     }
 
@@ -123,8 +139,9 @@ impl Target {
         let saving = self.saving.take().map(|(_, blocks)| blocks).unwrap_or_default();
         let unsaved = self.unsaved.iter_mut().map(std::mem::take).collect::<Vec<_>>();
         for lost in [saving, unsaved] {
-            for (have, lost) in self.have.iter_mut().zip(&lost) {
-                have.subtract(lost);
+            for (ix, lost) in lost.iter().enumerate() {
+                self.have[ix].subtract(lost);
+                self.plan.zeroed[ix] &= lost.is_empty();
             }
         }
     }
@@ -140,23 +157,34 @@ impl Target {
             return;
         }
         self.attempt = attempt;
-        let sync = self.start_sync(out);
+        // One sync at a time, so that a failed one can never hide behind a later success.
+        let sync = if self.saving.is_none() { Some(self.start_sync(out)) } else { None };
         self.stage = Stage::Preparing { sync, attempt, map_hash, images };
     }
 
     /// Data is durable: write the promise, then say it.
-    fn promise(&mut self, out: &mut Vec<TargetEffect>) {
+    fn promise(&mut self, mut records: Vec<TargetRecord>, out: &mut Vec<TargetEffect>) {
         let stage = std::mem::replace(&mut self.stage, Stage::Receiving);
         let Stage::Preparing { attempt, map_hash, images, .. } = stage else { return };
-        let unsaved = self.unsaved.iter_mut().map(std::mem::take).collect();
-        let mut records = received_records(unsaved);
         records.push(TargetRecord::Prepared { attempt, map_hash, images: images.clone() });
         out.push(TargetEffect::Journal(records));
         self.stage = Stage::Prepared { attempt, map_hash, images };
         self.send(ToSource::Prepared { map_hash }, out);
     }
 
-    /// The attempt came to nothing; receiving goes on.
+    /// One attempt came to nothing; if another one is being prepared, it is not meant.
+    pub(super) fn void_attempt(&mut self, void: Attempt, out: &mut Vec<TargetEffect>) {
+        match self.stage {
+            Stage::Preparing { attempt, .. } | Stage::Prepared { attempt, .. }
+                if attempt == void =>
+            {
+                self.void(out);
+            }
+            _ => {}
+        }
+    }
+
+    /// Whatever was promised came to nothing; receiving goes on.
     pub(super) fn void(&mut self, out: &mut Vec<TargetEffect>) {
         match self.stage {
             Stage::Prepared { attempt, .. } => {
