@@ -10,6 +10,10 @@ use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use tokio_rustls::TlsStream;
 
+/// Encrypted bytes that wait for the kernel at once: a quarter of a run, so that encrypting and
+/// sending overlap, and calls into the kernel are few.
+const WRITE_BUFFER: usize = 256 * 1024;
+
 pub(crate) type Tls = TlsStream<Socket<tokio::net::TcpStream>>;
 
 /// A connection whose peer is known and whose hello was answered.
@@ -70,14 +74,16 @@ impl Stream {
         };
         let tls = match self.tls {
             TlsStream::Client(client) => {
-                let (socket, tls) = client.into_inner();
+                let (socket, mut tls) = client.into_inner();
+                tls.set_buffer_limit(Some(WRITE_BUFFER));
                 BlockingTls::Client(Box::new(StreamOwned::new(
                     tls,
                     socket.into_blocking().map_err(local)?,
                 )))
             }
             TlsStream::Server(server) => {
-                let (socket, tls) = server.into_inner();
+                let (socket, mut tls) = server.into_inner();
+                tls.set_buffer_limit(Some(WRITE_BUFFER));
                 BlockingTls::Server(Box::new(StreamOwned::new(
                     tls,
                     socket.into_blocking().map_err(local)?,
