@@ -21,15 +21,23 @@ const CLOSING: Refusal =
 /// Serves requests until the client says goodbye, leaves, or `closing` and the stream's end.
 ///
 /// # Errors
-/// The client broke the protocol or the connection failed. Requests that had not begun are dropped.
+/// The client broke the protocol or the connection failed.
+///
+/// Requests that had not begun are dropped then. `unfinished` is called when writes are still under
+/// way, before the client can know that the connection is over.
 pub(crate) fn transmit(
     inbound: Inbound,
     session: Arc<Session>,
     closing: &AtomicBool,
+    unfinished: impl Fn(),
 ) -> io::Result<()> {
     let workers = Workers::new(Arc::clone(&session));
     let mut connection = Connection { session, inbound, workers, batch: Batch::default(), closing };
-    let end = connection.run();
+    let end = connection.run(&unfinished);
+    connection.workers.abandon();
+    if connection.workers.are_changing() {
+        unfinished();
+    }
     // Now, not after the workers: what they wait for may take for ever.
     connection.inbound.channel().cut();
     end
@@ -44,14 +52,14 @@ struct Connection<'a> {
 }
 
 impl Connection<'_> {
-    fn run(&mut self) -> io::Result<()> {
+    fn run(&mut self, unfinished: &impl Fn()) -> io::Result<()> {
         loop {
             if self.inbound.buffered().len() < HEADER_LEN || self.batch.len() >= REPLY_BATCH {
                 self.send_batch()?;
             }
             if !self.inbound.need(HEADER_LEN)? {
                 if self.closing.load(Ordering::Acquire) {
-                    self.workers.drain();
+                    self.finish(unfinished);
                 }
                 return Ok(());
             }
@@ -60,11 +68,19 @@ impl Connection<'_> {
             })?;
             if request.command == cmd::DISC {
                 self.send_batch()?;
-                self.workers.drain();
+                self.finish(unfinished);
                 return Ok(());
             }
             self.handle(&request)?;
         }
+    }
+
+    /// Waits for the requests under way. The client may be cut off, or leave, before they end.
+    fn finish(&self, unfinished: &impl Fn()) {
+        if self.workers.are_changing() {
+            unfinished();
+        }
+        self.workers.drain();
     }
 
     fn send_batch(&mut self) -> io::Result<()> {

@@ -4,7 +4,9 @@
 
 use dray_image::Image;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// One export as clients see it in a list.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -68,7 +70,9 @@ pub trait Exports: Send + Sync {
         found.unwrap_or_else(|| ExportInfo::new(name))
     }
 
-    /// A connection to `name` begins to send requests; `connections` counts it.
+    /// A connection to `name` begins to send requests; `connections` counts it. Calls for
+    /// connections that come and go at once may arrive in another order; `Server::connections`
+    /// always knows the present number.
     fn attached(&self, _name: &str, _connections: usize) {}
 
     /// A connection to `name` has ended and none of its requests is under way any more;
@@ -79,36 +83,54 @@ pub trait Exports: Send + Sync {
 /// Who is attached, over all listeners of a server.
 pub(crate) struct Attachments {
     exports: Arc<dyn Exports>,
-    counts: Mutex<HashMap<String, usize>>,
+    users: Mutex<HashMap<String, Users>>,
+    left: Condvar,
+}
+
+#[derive(Default)]
+struct Users {
+    connections: usize,
+    /// Connections that are gone while writes of theirs are still under way.
+    unfinished: usize,
 }
 
 impl Attachments {
     pub(crate) fn new(exports: Arc<dyn Exports>) -> Arc<Self> {
-        Arc::new(Self { exports, counts: Mutex::new(HashMap::new()) })
+        Arc::new(Self { exports, users: Mutex::default(), left: Condvar::new() })
     }
 
     pub(crate) fn exports(&self) -> &dyn Exports {
         &*self.exports
     }
 
-    fn counts(&self) -> MutexGuard<'_, HashMap<String, usize>> {
-        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    fn users(&self) -> MutexGuard<'_, HashMap<String, Users>> {
+        self.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn count(&self, name: &str) -> usize {
-        self.counts().get(name).copied().unwrap_or(0)
+        self.users().get(name).map_or(0, |users| users.connections)
     }
 
-    /// Counts a connection to `name` for as long as the result lives.
-    pub(crate) fn attach(self: &Arc<Self>, name: &str) -> Attachment {
-        let count = {
-            let mut counts = self.counts();
-            let count = counts.entry(name.to_owned()).or_insert(0);
-            *count += 1;
-            *count
+    /// Counts a connection to `name` for as long as the result lives. Waits first for writes that
+    /// clients now gone have left under way: a client that comes back sends them again and goes
+    /// on, and then none of them may land on top of something newer. `None` when that takes
+    /// longer than `limit`.
+    pub(crate) fn attach(self: &Arc<Self>, name: &str, limit: Duration) -> Option<Attachment> {
+        let unfinished = |all: &mut HashMap<String, Users>| {
+            all.get(name).is_some_and(|users| users.unfinished > 0)
         };
+        let wait = self.left.wait_timeout_while(self.users(), limit, unfinished);
+        let (mut all, waited) = wait.unwrap_or_else(PoisonError::into_inner);
+        if waited.timed_out() {
+            return None;
+        }
+        let users = all.entry(name.to_owned()).or_default();
+        users.connections += 1;
+        let count = users.connections;
+        drop(all);
         self.exports.attached(name, count);
-        Attachment { all: Arc::clone(self), name: name.to_owned() }
+        let unfinished = AtomicBool::new(false);
+        Some(Attachment { all: Arc::clone(self), name: name.to_owned(), unfinished })
     }
 }
 
@@ -116,20 +138,32 @@ impl Attachments {
 pub(crate) struct Attachment {
     all: Arc<Attachments>,
     name: String,
+    unfinished: AtomicBool,
+}
+
+impl Attachment {
+    /// The client is gone, but writes of its are under way until this is dropped.
+    pub(crate) fn is_unfinished(&self) {
+        if !self.unfinished.swap(true, Ordering::AcqRel)
+            && let Some(users) = self.all.users().get_mut(&self.name)
+        {
+            users.unfinished += 1;
+        }
+    }
 }
 
 impl Drop for Attachment {
     fn drop(&mut self) {
-        let left = {
-            let mut counts = self.all.counts();
-            let left = counts.get(&self.name).map_or(0, |count| count.saturating_sub(1));
-            if left == 0 {
-                counts.remove(&self.name);
-            } else {
-                counts.insert(self.name.clone(), left);
-            }
-            left
-        };
+        let mut all = self.all.users();
+        let Some(users) = all.get_mut(&self.name) else { return };
+        users.connections -= 1;
+        users.unfinished -= usize::from(*self.unfinished.get_mut());
+        let left = users.connections;
+        if left == 0 {
+            all.remove(&self.name);
+        }
+        drop(all);
+        self.all.left.notify_all();
         self.all.exports.detached(&self.name, left);
     }
 }

@@ -256,7 +256,7 @@ proptest! {
     fn transmission_takes_anything(bytes in vec(any::<u8>(), 0..300), structured: bool) {
         let script = Script::new([REQUEST_MAGIC.to_be_bytes().to_vec(), bytes].concat());
         let inbound = Inbound::new(Arc::clone(&script) as Arc<dyn Channel>);
-        let _ = transmit(inbound, session(script, structured), &AtomicBool::new(false));
+        let _ = transmit(inbound, session(script, structured), &AtomicBool::new(false), || {});
     }
 
     #[test]
@@ -275,7 +275,7 @@ proptest! {
         let script = Script::new(input);
         let inbound = Inbound::new(Arc::clone(&script) as Arc<dyn Channel>);
         let session = session(Arc::clone(&script), structured);
-        transmit(inbound, session, &AtomicBool::new(false)).unwrap();
+        transmit(inbound, session, &AtomicBool::new(false), || {}).unwrap();
         let output = script.output.lock().unwrap();
         let expected: Vec<u64> = (0..requests.len() as u64).collect();
         prop_assert_eq!(final_cookies(&output, structured, &reads), expected);

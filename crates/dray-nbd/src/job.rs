@@ -46,6 +46,11 @@ impl Job {
         }
     }
 
+    /// Whether it changes the image.
+    pub(crate) fn changes(&self) -> bool {
+        matches!(self.work, Work::Write { .. } | Work::Zero { .. } | Work::Discard { .. })
+    }
+
     /// Does it and sends the answer.
     ///
     /// # Errors

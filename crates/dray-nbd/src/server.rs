@@ -5,7 +5,7 @@ use crate::connection::transmit;
 use crate::dialogue::Agreed;
 use crate::export::{Attachment, Attachments, Exports};
 use crate::inbound::Inbound;
-use crate::limits::{MAX_CONNECTIONS, SHUTDOWN_GRACE};
+use crate::limits::{MAX_CONNECTIONS, NEGOTIATION_TIME, SHUTDOWN_GRACE};
 use crate::listener::{self, Listener};
 use crate::negotiation::negotiate;
 use crate::roster::{Place, Roster};
@@ -173,8 +173,12 @@ impl Service {
     /// disconnected since it was opened must not keep this connection.
     fn enter(&self, place: &Place, agreed: &Agreed) -> Option<Attachment> {
         place.uses(&agreed.name);
+        let attachment = self.attachments.attach(&agreed.name, NEGOTIATION_TIME);
+        if attachment.is_none() {
+            tracing::warn!(export = agreed.name, "writes of an earlier nbd client are unfinished");
+        }
         self.attachments.exports().open(&agreed.name).ok()?;
-        Some(self.attachments.attach(&agreed.name))
+        attachment
     }
 
     fn talk(&self, socket: &Arc<Socket>, place: &Place) -> io::Result<()> {
@@ -183,7 +187,7 @@ impl Service {
         let tls = listener::tls(&self.listener);
         let exports = self.attachments.exports();
         let entered = negotiate(&mut inbound, exports, tls, |agreed| self.enter(place, agreed))?;
-        let Some((agreed, _attachment)) = entered else { return Ok(()) };
+        let Some((agreed, attachment)) = entered else { return Ok(()) };
         tracing::debug!(export = agreed.name, "nbd client attached");
         let session = Arc::new(Session {
             image: agreed.image,
@@ -191,6 +195,6 @@ impl Service {
             writer: Writer::new(Arc::clone(inbound.channel())),
             buffers: crate::buffer::Buffers::default(),
         });
-        transmit(inbound, session, &place.closing)
+        transmit(inbound, session, &place.closing, || attachment.is_unfinished())
     }
 }

@@ -41,6 +41,8 @@ struct State {
     /// Requests queued or with a worker, and the bytes they hold.
     deferred: usize,
     bytes: u64,
+    /// Those of them that change the image.
+    changing: usize,
     ending: bool,
 }
 
@@ -56,8 +58,9 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn finished(&self, requests: usize, bytes: u64) {
+    fn finished(&self, requests: usize, bytes: u64, changes: bool) {
         let mut state = self.state();
+        state.changing -= usize::from(changes);
         state.deferred -= requests;
         state.bytes -= bytes;
         drop(state);
@@ -99,6 +102,7 @@ impl Workers {
         let mut state = self.shared.state();
         state.deferred += 1;
         state.bytes += job.cost();
+        state.changing += usize::from(job.changes());
         state.queue.push_back(job);
         if state.queue.len() > state.idle && state.threads < MAX_WORKERS {
             let shared = Arc::clone(&self.shared);
@@ -131,6 +135,11 @@ impl Workers {
         Ok(())
     }
 
+    /// Whether something that changes the image is queued or with a worker.
+    pub(crate) fn are_changing(&self) -> bool {
+        self.shared.state().changing > 0
+    }
+
     /// Waits until every request handed over has been answered.
     pub(crate) fn drain(&self) {
         let mut state = self.shared.state();
@@ -140,20 +149,29 @@ impl Workers {
     }
 }
 
-impl Drop for Workers {
-    /// Drops what has not begun (its client has gone, and a late write could undo a newer one of
-    /// the client's next connection), then waits for what has.
-    fn drop(&mut self) {
+impl Workers {
+    /// Drops what has not begun: its client has gone, and a late write could undo a newer one of
+    /// the client's next connection.
+    pub(crate) fn abandon(&self) {
         let mut state = self.shared.state();
         state.ending = true;
         let unanswered = state.queue.len() + state.flushes.len();
         let bytes: u64 = state.queue.iter().map(Job::cost).sum();
+        state.changing -= state.queue.iter().filter(|job| job.changes()).count();
         state.queue.clear();
         state.flushes.clear();
         state.deferred -= unanswered;
         state.bytes -= bytes;
         self.shared.work.notify_all();
         self.shared.flush_work.notify_all();
+    }
+}
+
+impl Drop for Workers {
+    /// Abandons what has not begun and waits for what has.
+    fn drop(&mut self) {
+        self.abandon();
+        let mut state = self.shared.state();
         while state.threads > 0 || state.flusher {
             state = self.shared.progress.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -166,14 +184,14 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
 
 fn work(shared: &Shared) {
     while let Some(job) = next_job(shared) {
-        let (cookie, cost) = (job.cookie, job.cost());
+        let (cookie, cost, changes) = (job.cookie, job.cost(), job.changes());
         let session = &shared.session;
         // A panic below fails this request, never another guest's I/O. A failed send needs no
         // handling: the writer stays broken and the connection's thread finds the end.
         if catch_unwind(AssertUnwindSafe(|| job.run(session))).is_err() {
             let _ = session.send_outcome(cookie, Err(panicked()));
         }
-        shared.finished(1, cost);
+        shared.finished(1, cost, changes);
     }
 }
 
@@ -219,7 +237,7 @@ fn work_on_flushes(shared: &Shared) {
             // See `work`: a failed send is found by the connection's thread.
             let _ = session.send_outcome(*cookie, outcome);
         }
-        shared.finished(cookies.len(), 0);
+        shared.finished(cookies.len(), 0, false);
     }
 }
 

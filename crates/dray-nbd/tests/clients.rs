@@ -78,8 +78,7 @@ fn qemu_img_sees_size_and_holes() {
 }
 
 fn fixture_punch(fixture: &Fixture, offset: u64, len: u64) {
-    let image = support::file::PlainFile::open(&fixture.file(), false).unwrap();
-    dray_image::Image::discard(&image, offset, len, false).unwrap();
+    support::open_file(&fixture.file()).discard(offset, len, false).unwrap();
 }
 
 #[test]

@@ -166,10 +166,34 @@ fn a_vanished_client_counts_until_its_last_request_has_ended() {
     image.set_wall(0);
     until("detached", || fixture.server.connections("") == 1);
     drop(again);
-    until("detached", || fixture.server.connections("") == 0);
+    until("detached", || fixture.shelf.visits.lock().unwrap().len() == 4);
+    assert_eq!(fixture.server.connections(""), 0);
     let visits: Vec<_> = fixture.shelf.visits.lock().unwrap().iter().map(|v| (v.0, v.2)).collect();
     let expected = [("attached", 1), ("attached", 2), ("detached", 1), ("detached", 0)];
     assert_eq!(visits, expected);
+}
+
+/// The client that comes back (QEMU does, with `reconnect-delay`) must not be overtaken by its own
+/// past.
+#[test]
+fn a_client_that_comes_back_waits_for_its_own_unfinished_writes() {
+    let (fixture, image) = walled();
+    let mut client = fixture.client().go_structured();
+    client.write(0, 1, 0, &[1; 4096]);
+    until("waiting", || image.waiting.load(Ordering::SeqCst) == 1);
+    assert_eq!(fixture.handle.disconnect("", Duration::from_millis(20)), 1);
+    assert!(client.is_closed());
+    let mut back = fixture.client();
+    back.send_option(support::raw::GO, &support::raw::info("", &[]));
+    back.stream.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    let silence = std::io::Read::read(&mut back.stream, &mut [0; 1]).unwrap_err();
+    assert_eq!(silence.kind(), std::io::ErrorKind::WouldBlock);
+    back.stream.set_read_timeout(Some(SOON)).unwrap();
+    image.set_wall(0);
+    while back.answer().kind != 1 {}
+    back.write(0, 2, 0, &[2; 4096]);
+    assert_eq!(back.reply(), Reply::Simple { errno: 0, cookie: 2 });
+    assert_eq!(image.contents()[..4096], [2; 4096]);
 }
 
 #[test]

@@ -1,11 +1,10 @@
 //! What the server's tests share: images, an export registry, a client that speaks raw bytes.
 #![allow(dead_code)] // Every test file uses another part of it.
 
-pub mod file;
 pub mod memory;
 pub mod raw;
 
-use dray_image::Image;
+use dray_image::{FileImage, FileOptions, Image};
 use dray_nbd::{ExportError, ExportInfo, Exports, Server, ServerHandle};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -75,8 +74,8 @@ impl Fixture {
         let dir = tempfile::Builder::new().prefix("nbd-test").tempdir().unwrap();
         let path = dir.path().join("disk.img");
         std::fs::File::create(&path).unwrap().set_len(len).unwrap();
-        let image = file::PlainFile::open(&path, false).unwrap();
-        Self::inside(dir, vec![("", Arc::new(image))])
+        let image = open_file(&path);
+        Self::inside(dir, vec![("", image)])
     }
 
     pub fn socket(&self) -> PathBuf {
@@ -95,6 +94,11 @@ impl Fixture {
     pub fn client(&self) -> raw::Client {
         raw::Client::connect(&self.socket())
     }
+}
+
+pub fn open_file(path: &Path) -> Arc<dyn Image> {
+    let options = FileOptions { write: true, ..FileOptions::default() };
+    Arc::new(FileImage::open(path, options).unwrap())
 }
 
 /// `len` bytes that do not compress and differ with `seed`.
