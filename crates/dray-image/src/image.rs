@@ -107,6 +107,24 @@ pub trait Image: Send + Sync {
         Ok(())
     }
 
+    /// Begins to make `len` bytes at `offset` durable without waiting for it, so that a later
+    /// flush has less to do; a hint.
+    ///
+    /// # Errors
+    /// What the device reports.
+    fn start_writeback(&self, _offset: u64, _len: u64) -> Result<()> {
+        Ok(())
+    }
+
+    /// Says that `len` bytes at `offset` will not be read again soon, so that copying a large
+    /// image does not push everything else out of the page cache; a hint.
+    ///
+    /// # Errors
+    /// What the device reports.
+    fn forget_cached(&self, _offset: u64, _len: u64) -> Result<()> {
+        Ok(())
+    }
+
     /// [`read_at`](Self::read_at), if that is possible without waiting.
     ///
     /// # Errors

@@ -4,6 +4,15 @@
 //! [`tracker`] (the blocks count as dirty from before the write is issued until after it
 //! completes), the missing map (at a target that does not have every block yet) and then the
 //! image. [`Disk`] is that stack.
+//!
+//! Nothing here decides: when to copy, hand over or fetch is the engine's business, and how blocks
+//! travel is the agent's. Beside the stack:
+//!
+//! * [`backend`]: files and block devices; [`layers`]: faults, delays, a rate, a recording.
+//! * [`locks`], [`names`], [`device`]: who owns an image file or device, shown to QEMU and to the
+//!   next boot (I1).
+//! * [`journal`]: records that survive `kill -9` and power cuts.
+//! * [`runs`]: what a copier does with runs of blocks.
 
 pub mod backend;
 pub mod blockmap;

@@ -156,6 +156,9 @@ fn holes_are_punched_and_space_given_back() {
     let image = open(&fixture, false, 4 << 20);
     image.write_at(&vec![9; 4 << 20], 0, true).unwrap();
     assert!(image.allocated_bytes().unwrap() >= 4 << 20);
+    image.start_writeback(0, 4 << 20).unwrap();
+    image.forget_cached(0, 4 << 20).unwrap();
+    image.prefetch(1 << 20, 100).unwrap();
     image.zero(1 << 20, 1 << 20, ZeroMode::MayUnmap, false).unwrap();
     image.discard(3 << 20, 1 << 20, false).unwrap();
     assert!(image.allocated_bytes().unwrap() <= 2 << 20);

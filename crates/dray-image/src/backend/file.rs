@@ -146,24 +146,6 @@ impl FileImage {
         Ok(meta.blocks() * STAT_UNIT)
     }
 
-    /// Begins to write a range back, so that a later flush has less to do; a hint.
-    ///
-    /// # Errors
-    /// What the system reports.
-    pub fn start_writeback(&self, offset: u64, len: u64) -> Result<()> {
-        sys::start_writeback(&self.file, offset, len)
-            .map_err(|e| self.fail("writing back", offset, len, e))
-    }
-
-    /// Says that a range will not be read again soon, so that copying a large image does not push
-    /// everything else out of the page cache; a hint.
-    ///
-    /// # Errors
-    /// What the system reports.
-    pub fn forget_cached(&self, offset: u64, len: u64) -> Result<()> {
-        self.advise(offset, len, Advice::DontNeed)
-    }
-
     fn advise(&self, offset: u64, len: u64, advice: Advice) -> Result<()> {
         let Some(nonzero) = NonZeroU64::new(len) else { return Ok(()) };
         rustix::fs::fadvise(&self.file, offset, Some(nonzero), advice)
@@ -411,6 +393,15 @@ impl Image for FileImage {
             return Ok(());
         }
         self.advise(offset, len, Advice::WillNeed)
+    }
+
+    fn start_writeback(&self, offset: u64, len: u64) -> Result<()> {
+        sys::start_writeback(&self.file, offset, len)
+            .map_err(|e| self.fail("writing back", offset, len, e))
+    }
+
+    fn forget_cached(&self, offset: u64, len: u64) -> Result<()> {
+        self.advise(offset, len, Advice::DontNeed)
     }
 
     fn try_read_at(&self, buf: &mut [u8], offset: u64) -> Result<Attempt> {

@@ -116,4 +116,12 @@ impl<L: Layer> Image for Layered<L> {
     fn prefetch(&self, offset: u64, len: u64) -> Result<()> {
         self.inner.prefetch(offset, len)
     }
+
+    fn start_writeback(&self, offset: u64, len: u64) -> Result<()> {
+        self.inner.start_writeback(offset, len)
+    }
+
+    fn forget_cached(&self, offset: u64, len: u64) -> Result<()> {
+        self.inner.forget_cached(offset, len)
+    }
 }
