@@ -22,7 +22,8 @@ pub(crate) struct Check {
     pub(crate) damaged: u64,
     pub(crate) read_errors: u64,
     pub(crate) write_errors: u64,
-    pub(crate) abandoned: bool,
+    /// The operator is going to resume an abandoned migration.
+    pub(crate) resuming: bool,
 }
 
 impl Check {
@@ -38,7 +39,7 @@ impl Check {
             damaged: 0,
             read_errors: 0,
             write_errors: 0,
-            abandoned: false,
+            resuming: false,
         }
     }
 
@@ -251,7 +252,7 @@ impl World {
     fn ended_at_source(&self) -> bool {
         match self.source.records.last() {
             Some(SourceRecord::TakenBack { .. }) => self.source.open(),
-            Some(SourceRecord::Abandoned) => self.source.open() && self.check.abandoned,
+            Some(SourceRecord::Abandoned) => self.source.open() && !self.check.resuming,
             _ => false,
         }
     }

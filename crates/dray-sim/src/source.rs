@@ -349,6 +349,7 @@ impl World {
         if !source.up || !idle {
             return self.at(200 * MILLISECOND, Ev::ResumeMigration);
         }
+        self.check.resuming = false;
         if !matches!(source.records.last(), Some(SourceRecord::Abandoned)) {
             return;
         }

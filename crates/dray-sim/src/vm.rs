@@ -50,11 +50,10 @@ impl World {
             }
             SourceNotice::Abandoned { .. } => {
                 self.vm.stage = Stage::Idle;
-                self.check.abandoned = true;
                 self.guest_goes_on_at_source();
                 if self.rng.chance(self.setup.faults.resume) && self.vm.resumes < 3 {
                     self.vm.resumes += 1;
-                    self.check.abandoned = false;
+                    self.check.resuming = true;
                     self.at(SECOND, Ev::ResumeMigration);
                 }
             }
@@ -126,8 +125,8 @@ impl World {
 
     fn handover_failed(&mut self) {
         self.guest_goes_on_at_source();
-        self.vm.tries += 1;
-        if self.vm.tries > MAX_TRIES && self.now > self.setup.faults_until {
+        self.vm.tries += u32::from(self.now > self.setup.faults_until);
+        if self.vm.tries > MAX_TRIES {
             return self.fail("the handover fails again and again without a fault".into());
         }
         self.move_memory(300 * MILLISECOND);

@@ -117,8 +117,7 @@ impl Source {
             let why = format!("making the source's images durable failed: {why}");
             return self.void_attempt(why, out);
         }
-        if !self.settled {
-            self.settled = true;
+        if std::mem::take(&mut self.may_settle) {
             out.push(SourceEffect::Journal(SourceRecord::Settled));
         }
         if self.awaiting_sync > 0 {

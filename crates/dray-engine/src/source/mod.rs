@@ -312,8 +312,9 @@ pub struct Source {
     awaiting_quiet: u32,
     /// `SyncImages` effects that are not answered: only the last one covers everything.
     awaiting_sync: u32,
-    /// What was written before tracking began is durable, and recorded to be.
-    settled: bool,
+    /// This life may still record that what was written before tracking began is durable. A later
+    /// life may not: the target may have records of blocks that a power cut has undone here.
+    may_settle: bool,
     round: u32,
     round_bytes: u64,
     last_round_bytes: u64,
@@ -344,7 +345,7 @@ impl Source {
             awaiting_dirty: 0,
             awaiting_quiet: 0,
             awaiting_sync: 0,
-            settled: false,
+            may_settle: true,
             round: 0,
             round_bytes: 0,
             last_round_bytes: u64::MAX,
@@ -362,6 +363,8 @@ impl Source {
     /// have cut off (they are all idempotent) come with the first `Start`.
     pub fn recover(plan: SourcePlan, records: &[SourceRecord]) -> Self {
         let mut source = Self::new(plan);
+        source.may_settle = false;
+        let mut settled = false;
         for record in records {
             match record {
                 SourceRecord::Attempt { attempt } | SourceRecord::Void { attempt } => {
@@ -379,10 +382,10 @@ impl Source {
                 SourceRecord::Done => source.stage = Stage::Done,
                 SourceRecord::Abandoned => source.stage = Stage::Over,
                 SourceRecord::Resumed => source.stage = first_stage(source.plan.strategy),
-                SourceRecord::Settled => source.settled = true,
+                SourceRecord::Settled => settled = true,
             }
         }
-        if !source.settled {
+        if !settled {
             source.suspect_everything();
         }
         source
@@ -436,7 +439,7 @@ impl Source {
                     out.push(SourceEffect::Journal(SourceRecord::Void { attempt: self.attempt }));
                 }
                 out.push(SourceEffect::StartTracking);
-                if !self.settled {
+                if self.may_settle {
                     // Under way while the copy begins; until it is done a restart trusts nothing.
                     self.sync_images(out);
                 }
