@@ -14,8 +14,12 @@
 //! | *the disks' handover*: before it [`Outgoing::abandon`] resumes the guest here ||
 //! |                                    | [`Incoming::resume`]            |
 //!
+//! After the handover the source's export parks what comes. A source QEMU that is then told to quit
+//! closes its images, and reads a qcow2's bitmaps once more although it is inactive: it waits for
+//! ever, unless the parked requests are failed first. It writes nothing.
+//!
 //! The target QEMU activates its disks only in the last step (`late-block-activate`, kept stopped);
-//! before it, it has at most read 512 bytes of each.
+//! before it, it has read a raw image's first 512 bytes and a qcow2's tables.
 
 use std::path::Path;
 use std::time::Duration;

@@ -40,7 +40,8 @@ pub async fn cont(qmp: &Qmp) -> Result<()> {
     qmp.execute("cont", Value::Null).await.map(|_| ())
 }
 
-/// Ends QEMU. The connection may be gone before the answer.
+/// Ends QEMU. The connection may be gone before the answer; while a read of one of its disks waits,
+/// there is none.
 pub async fn quit(qmp: &Qmp) -> Result<()> {
     match qmp.execute("quit", Value::Null).await {
         Err(error) if error.kind() == ErrorKind::Closed => Ok(()),

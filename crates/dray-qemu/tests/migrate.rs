@@ -95,17 +95,25 @@ impl Lab {
         adopted
     }
 
-    /// A QEMU that waits for the migration, started with the lines that `blockdev` made.
-    fn target(&self, adopted: &Adopted) -> GuestVm {
+    /// A QEMU that waits for the migration, started with the lines that `blockdev` made, on exports
+    /// that are not yet the owner's.
+    fn target(&self, adopted: &Adopted) -> Target {
         let mut builder = self.builder("target").incoming();
-        for layers in adopted.target_layers() {
+        let mut target = Vec::new();
+        for plan in adopted.disks.iter().flatten().map(|(plan, _)| plan) {
+            let name = format!("target-{}-{}.nbd", plan.qdev, plan.depth);
+            let server = NbdServer::start_incoming(&plan.path(), &self.dir.path().join(name));
+            target.push((plan.for_target(&plan.path()), server));
+        }
+        for disk in target.chunk_by(|a, b| a.0.qdev == b.0.qdev) {
+            let layers: Vec<_> = disk.iter().map(|(p, s)| (p.clone(), s.export())).collect();
             for argument in blockdev::arguments(&layers) {
                 builder = builder.blockdev(argument);
             }
             let active = &layers[0].0;
             builder = builder.disk(&active.qdev, &blockdev::top_node(active));
         }
-        builder.start().expect("start the target")
+        Target { vm: builder.start().expect("start the target"), layers: target }
     }
 
     fn socket(&self) -> PathBuf {
@@ -114,19 +122,17 @@ impl Lab {
 }
 
 struct Adopted {
+    /// The active images' servers come first of each disk's.
     servers: Vec<NbdServer>,
     disks: Vec<Vec<(LayerPlan, NbdExport)>>,
 }
 
-impl Adopted {
-    /// The layers at the target, which here uses the very same files.
-    fn target_layers(&self) -> Vec<Vec<(LayerPlan, NbdExport)>> {
-        let layer = |(plan, export): &(LayerPlan, NbdExport)| {
-            (plan.for_target(&plan.path()), export.clone())
-        };
-        self.disks.iter().map(|layers| layers.iter().map(layer).collect()).collect()
-    }
+struct Target {
+    vm: GuestVm,
+    layers: Vec<(LayerPlan, NbdServer)>,
+}
 
+impl Adopted {
     fn active_plans(&self) -> Vec<LayerPlan> {
         self.disks.iter().map(|layers| layers[0].0.clone()).collect()
     }
@@ -159,7 +165,7 @@ async fn a_vm_moves_with_its_bitmap() {
     let source = connect(&source_vm).await;
     let before = graph::disks(&source).await.expect("disks");
     let adopted = lab.adopt(&source).await;
-    let mut target_vm = lab.target(&adopted);
+    let Target { vm: mut target_vm, layers } = lab.target(&adopted);
     let target = connect(&target_vm).await;
     let mut incoming = incoming(&lab, &target, &adopted).await;
 
@@ -175,22 +181,42 @@ async fn a_vm_moves_with_its_bitmap() {
     assert_eq!(status::status(&source).await.expect("status").state, "postmigrate");
     let info = image_info(&lab.top);
     assert!(info.contains("name: backup") && !info.contains("in-use"), "stored: {info}");
-    // Here the disks are handed over; then the source is no longer needed.
+    // The disks' handover; after it the source's exports answer nothing but flushes.
+    for server in &adopted.servers {
+        let quiesced = server.disk().quiesce(LOAD).expect("nothing is in flight");
+        server.disk().park(quiesced);
+    }
+    for (plan, server) in &layers {
+        let (stats, id) = (server.disk().stats(), format!("{} {}", plan.qdev, plan.depth));
+        println!("{id} before the handover: {} reads, {} bytes", stats.reads, stats.read_bytes);
+        assert_eq!((stats.writes, stats.zeroes), (0, 0), "{id}: the target must not write yet");
+        if plan.format == "raw" {
+            assert_eq!(stats.read_bytes, 512, "the target looks at a raw disk's first sector");
+        }
+        server.take_over();
+    }
     let resumed = incoming.resume().await.expect("resume");
     let stopped = outgoing.stopped_at().expect("the guest ran");
     println!("downtime by events: {:?}", resumed - stopped);
+    // A qcow2 that is closed looks for its bitmaps once more, although it is inactive: QEMU would
+    // wait for a parked read for ever. The outcome is known, so it is told that the disk is gone.
+    let writes = |a: &Adopted| a.servers.iter().map(|s| s.disk().stats().writes).sum::<u64>();
+    let written = writes(&adopted);
+    for server in &adopted.servers {
+        server.disk().fail_parked();
+    }
     status::quit(&source).await.expect("quit");
     source_vm.wait_exit(Duration::from_secs(10)).expect("exit");
+    assert_eq!(writes(&adopted), written, "the source wrote nothing after the handover");
 
     let console = target_vm.console();
     for _ in 0..4 {
         console.wait_for(Duration::from_secs(10), |l| l.starts_with("STAT")).expect("it writes");
     }
-    for layers in adopted.target_layers() {
-        for (plan, _) in &layers {
-            let released = release(&target, plan).await.expect("release");
-            println!("released {} layer {}: {released:?}", plan.qdev, plan.depth);
-        }
+    for (plan, server) in layers {
+        let released = release(&target, &plan).await.expect("release");
+        println!("released {} layer {}: {released:?}", plan.qdev, plan.depth);
+        server.wait_left();
     }
     drop(adopted);
     let after = graph::disks(&target).await.expect("disks");
@@ -249,7 +275,7 @@ async fn a_dead_target_costs_the_guest_nothing() {
         "killed when paused",
         "killed when loaded",
     ] {
-        let mut target_vm = lab.target(&adopted);
+        let Target { vm: mut target_vm, layers } = lab.target(&adopted);
         let target = connect(&target_vm).await;
         let mut incoming = incoming(&lab, &target, &adopted).await;
         let limits = if step.ends_with("on the way") { SLOW } else { LIMITS };
@@ -286,7 +312,7 @@ async fn a_dead_target_costs_the_guest_nothing() {
                 outgoing.abandon().await.expect(step);
             }
         }
-        drop(target_vm);
+        drop((target_vm, layers));
         guest_goes_on(&mut source_vm, &source, step).await;
     }
     for layers in &adopted.disks {

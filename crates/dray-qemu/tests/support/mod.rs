@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dray_image::{Disk, FileImage, FileOptions, Image};
+use dray_image::{Disk, Fetcher, FileImage, FileOptions, Image, PresentLog};
 use dray_nbd::{ExportError, ExportInfo, Exports, Server, ServerHandle};
 use dray_qemu::NbdExport;
+use dray_types::{BlockRange, BlockSet};
 
 /// How much larger than its file a growing image is exported.
 const ROOM: u64 = 1 << 30;
@@ -22,6 +23,23 @@ pub struct NbdServer {
     disk: Arc<Disk>,
     handle: ServerHandle,
     socket: PathBuf,
+}
+
+/// Stands for the source's image and the present log.
+struct Source(Arc<dyn Image>);
+
+impl Fetcher for Source {
+    fn demand(&self, _: BlockRange) {}
+
+    fn peek(&self, offset: u64, buf: &mut [u8]) -> dray_image::Result<()> {
+        self.0.read_at(buf, offset)
+    }
+}
+
+impl PresentLog for Source {
+    fn record(&self, _: &BlockSet) -> dray_image::Result<()> {
+        Ok(())
+    }
 }
 
 struct One(Arc<Disk>);
@@ -48,6 +66,20 @@ impl NbdServer {
         let server = Server::new(Arc::new(One(disk.clone())));
         let handle = server.bind_unix(socket, 0o600, None).expect("bind");
         Self { disk, handle, socket: socket.to_owned() }
+    }
+
+    /// Starts serving at a target before the handover: reads are answered from the file, as from the
+    /// source, and writes are refused.
+    pub fn start_incoming(file: &Path, socket: &Path) -> Self {
+        let server = Self::start(file, socket);
+        server.disk.begin_incoming(Arc::new(Source(server.disk.backing().clone())));
+        server
+    }
+
+    /// The handover: this side owns the image, and nothing of it is missing.
+    pub fn take_over(&self) {
+        let source = Arc::new(Source(self.disk.backing().clone()));
+        self.disk.serve_with_missing(BlockSet::new(), source.clone(), source);
     }
 
     /// The export as QEMU is told of it.
