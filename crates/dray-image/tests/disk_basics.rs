@@ -1,5 +1,6 @@
 //! What a disk promises a front end and a migration, one promise a test.
 
+use dray_image::layers::{Fault, Faults, Layered, Op, When};
 use dray_image::{
     Attempt, Disk, Error, ErrorKind, ExtentKind, Fetcher, FileImage, FileOptions, Fill, Image,
     IntentLog, PresentLog, Result, ZeroMode,
@@ -315,4 +316,54 @@ fn requests_outside_are_refused() {
         assert_eq!(disk.try_write_at(&buf, offset).unwrap_err().kind, ErrorKind::OutOfRange);
     }
     assert_eq!(disk.dirty_count(), 0);
+}
+
+fn faulty(len: u64) -> (tempfile::TempDir, Arc<Layered<Faults>>, Arc<Disk>) {
+    let Fixture { disk, _dir } = fixture(len);
+    let faults = Arc::new(Layered::new(Arc::clone(disk.backing()), Faults::new()));
+    let disk = Disk::new(Arc::clone(&faults) as _);
+    (_dir, faults, disk)
+}
+
+fn first(op: Op, kind: ErrorKind) -> Fault {
+    Fault { name: "first".to_owned(), op, when: When::Nth(1), kind }
+}
+
+#[test]
+fn after_a_failed_sync_nothing_is_recorded_as_present() {
+    let (_dir, faults, disk) = faulty(MIB);
+    let log = Arc::new(Log::default());
+    disk.serve_with_missing(missing(&[(0, 9)]), Arc::new(Sevens::default()), Arc::clone(&log) as _);
+    disk.fill(BlockRange::new(0, 4), Fill::Zero).unwrap();
+    faults.layer().arm(first(Op::Flush, ErrorKind::Io));
+    assert_eq!(disk.flush().unwrap_err().kind, ErrorKind::Io);
+    // The kernel reports a lost page once; the next sync would succeed without it.
+    let error = disk.checkpoint().unwrap_err();
+    assert!(error.to_string().contains("restart the agent"), "{error}");
+    assert_eq!(log.records.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn what_could_not_be_written_stays_missing() {
+    let (_dir, faults, disk) = faulty(MIB);
+    let log = Arc::new(Log::default());
+    disk.serve_with_missing(missing(&[(0, 4)]), Arc::new(Sevens::default()), log);
+    faults.layer().arm(first(Op::Write, ErrorKind::NoSpace));
+    let sevens = [7; 4 * 4096];
+    let error = disk.fill(BlockRange::new(0, 4), Fill::Data(&sevens)).unwrap_err();
+    assert_eq!((error.kind, disk.missing_count()), (ErrorKind::NoSpace, 4));
+    faults.layer().arm(first(Op::Write, ErrorKind::NoSpace));
+    assert!(disk.write_at(&[1; 4096], 0, false).is_err());
+    assert_eq!(disk.missing_count(), 4);
+    assert_eq!(disk.fill(BlockRange::new(0, 4), Fill::Data(&sevens)).unwrap(), 4);
+    assert!(disk.fill(BlockRange::new(0, 4), Fill::Data(&sevens[1..])).is_err());
+}
+
+#[test]
+fn a_failed_write_leaves_its_blocks_dirty() {
+    let (_dir, faults, disk) = faulty(MIB);
+    disk.start_tracking(None);
+    faults.layer().arm(first(Op::Write, ErrorKind::Io));
+    assert!(disk.write_at(&[1; 4096], 8192, false).is_err());
+    assert_eq!(disk.dirty_snapshot(), missing(&[(2, 1)]), "part of it may have been written");
 }
