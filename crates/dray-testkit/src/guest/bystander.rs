@@ -80,23 +80,16 @@ impl Bystander {
         if size < want {
             return Err(io::Error::other(format!("{} bytes, not {want}", size)));
         }
-        let blocks = self.seq.len() as u64;
-        let mut buf = vec![0; READ_BLOCKS as usize * BLOCK];
-        let (mut listed, mut bad) = (Vec::new(), 0u64);
-        for first in (0..blocks).step_by(READ_BLOCKS as usize) {
-            let count = READ_BLOCKS.min(blocks - first);
-            let bytes = &mut buf[..count as usize * BLOCK];
-            file.read_exact_at(bytes, first * BLOCK as u64)?;
-            for (i, chunk) in bytes.chunks_exact(BLOCK).enumerate() {
-                let block = first + i as u64;
-                if let Some(text) = self.mismatch(block, chunk) {
-                    bad += 1;
-                    if listed.len() < MAX_LISTED {
-                        listed.push(text);
-                    }
-                }
-            }
+        let mut found = Mismatches::default();
+        let mut next = 0;
+        while next < self.seq.len() as u64 {
+            let (start, end) = data_after(&file, next, self.seq.len() as u64)?;
+            // A hole reads as zeros; no need to.
+            (next..start).for_each(|block| found.add(self.mismatch_with_zeros(block)));
+            self.check_data(&file, start, end, &mut found)?;
+            next = end;
         }
+        let Mismatches { listed, count: bad } = found;
         if bad == 0 {
             return Ok(());
         }
@@ -114,6 +107,34 @@ impl Bystander {
         result
     }
 
+    fn check_data(
+        &self,
+        file: &File,
+        start: u64,
+        end: u64,
+        found: &mut Mismatches,
+    ) -> io::Result<()> {
+        let mut buf = vec![0; READ_BLOCKS as usize * BLOCK];
+        for first in (start..end).step_by(READ_BLOCKS as usize) {
+            let count = READ_BLOCKS.min(end - first);
+            let bytes = &mut buf[..count as usize * BLOCK];
+            file.read_exact_at(bytes, first * BLOCK as u64)?;
+            for (i, chunk) in bytes.chunks_exact(BLOCK).enumerate() {
+                found.add(self.mismatch(first + i as u64, chunk));
+            }
+        }
+        Ok(())
+    }
+
+    fn mismatch_with_zeros(&self, block: u64) -> Option<String> {
+        const ZEROS: [u8; BLOCK] = [0; BLOCK];
+        let seq = self.seq[block as usize];
+        match Base::of(block, self.seeded_blocks) {
+            Base::Zero if seq == SEQ_BASE => None,
+            _ => self.mismatch(block, &ZEROS),
+        }
+    }
+
     fn mismatch(&self, block: u64, bytes: &[u8]) -> Option<String> {
         let seq = self.seq[block as usize];
         let base = Base::of(block, self.seeded_blocks);
@@ -127,6 +148,38 @@ impl Bystander {
         };
         Some(format!("block {block}: expected seq {seq}, found {found}"))
     }
+}
+
+/// What a check found wrong.
+#[derive(Default)]
+struct Mismatches {
+    listed: Vec<String>,
+    count: u64,
+}
+
+impl Mismatches {
+    fn add(&mut self, found: Option<String>) {
+        let Some(text) = found else { return };
+        self.count += 1;
+        if self.listed.len() < MAX_LISTED {
+            self.listed.push(text);
+        }
+    }
+}
+
+/// The first blocks at or after `from` that are not in a hole, as start and end; both `end` when
+/// there are none.
+fn data_after(file: &File, from: u64, end: u64) -> io::Result<(u64, u64)> {
+    use rustix::fs::{SeekFrom, seek};
+    let block = BLOCK as u64;
+    let start = match seek(file, SeekFrom::Data(from * block)) {
+        Ok(offset) => (offset / block).min(end),
+        Err(rustix::io::Errno::NXIO) => return Ok((end, end)),
+        Err(error) => return Err(error.into()),
+    };
+    let hole = seek(file, SeekFrom::Hole(start * block))?;
+    // Data may begin within a block, after a hole: that block is taken whole.
+    Ok((start, hole.div_ceil(block).max(start + 1).min(end)))
 }
 
 #[cfg(test)]
