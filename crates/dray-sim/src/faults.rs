@@ -133,8 +133,12 @@ impl Setup {
             image.blocks = image.blocks.min(96);
         }
         setup.guest = true;
-        setup.faults = Faults::default();
-        setup.faults_until = 0;
+        setup.faults = match rng.below(4) {
+            0 => Faults { unreachable: 1.0, ..Faults::default() },
+            1 => Faults { abort: 0.7, link_drop: 1.0, ..Faults::default() },
+            _ => Faults::default(),
+        };
+        setup.faults_until = 2 * SECOND;
         setup.memory_time = setup.memory_time.min(200 * MILLISECOND);
         setup.bandwidth = setup.bandwidth.max(8 << 20);
         setup

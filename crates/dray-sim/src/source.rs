@@ -55,6 +55,8 @@ pub(crate) struct SourceHost {
     guards: u32,
     quiescing: u32,
     parked: bool,
+    /// Back after a crash: no write may pass before tracking has begun again.
+    untracked: bool,
     /// Answers that the machine still waits for.
     pending: u32,
     // Durable:
@@ -89,6 +91,7 @@ impl SourceHost {
             guards: 0,
             quiescing: 0,
             parked: false,
+            untracked: false,
             pending: 0,
             records: Vec::new(),
             regions: vec![BTreeSet::new(); images],
@@ -99,7 +102,7 @@ impl SourceHost {
 
     /// Guest writes are accepted.
     pub(crate) fn open(&self) -> bool {
-        self.up && !self.parked && self.guards == 0 && self.quiescing == 0
+        self.up && !self.untracked && !self.parked && self.guards == 0 && self.quiescing == 0
     }
 
     /// Guest reads are answered.
@@ -261,8 +264,10 @@ impl World {
     }
 
     fn start_tracking(&mut self) {
-        self.source.tracking = true;
-        self.source.dirty.iter_mut().for_each(|dirty| *dirty = BlockSet::new());
+        self.source.untracked = false;
+        if !std::mem::replace(&mut self.source.tracking, true) {
+            self.source.dirty.iter_mut().for_each(|dirty| *dirty = BlockSet::new());
+        }
         // A write that is under way may reach the disk after the copier has read its blocks.
         let under_way: Vec<_> =
             self.guest.writes_in_flight().map(|op| (op.image, op.range)).collect();
@@ -337,6 +342,7 @@ impl World {
         source.machine = Source::recover(plan(&self.setup, suspect), &source.records);
         // Who owns is decided before anything is exported.
         source.parked = source.retired || !source.machine.owns();
+        source.untracked = source.machine.owns() && !source.machine.is_over();
         self.check.source_reborn(source.machine.epoch());
         self.tell_source(SourceEvent::Start);
         self.vm_source_restarted();
@@ -355,7 +361,7 @@ impl World {
         }
         source.records.push(SourceRecord::Resumed);
         let suspect = if source.tracked_all_along {
-            source.dirty.clone()
+            source.dirty.iter_mut().map(std::mem::take).collect()
         } else {
             let whole = |image: &crate::faults::ImageSetup| {
                 [BlockRange::new(0, image.blocks)].into_iter().collect()

@@ -34,8 +34,9 @@ fn many_seeds() {
 
 #[test]
 fn a_crash_between_any_two_effects() {
+    let crash_seeds = std::env::var("DRAY_SIM_COUNT").map_or(8, |text| text.parse().unwrap());
     for strategy in [Strategy::PreCopy, Strategy::PostCopy, Strategy::Hybrid] {
-        for seed in 0..2 {
+        for seed in 0..crash_seeds {
             for crash in [Crash::Kill, Crash::PowerCut] {
                 let runs = crash_everywhere(seed, strategy, crash);
                 let runs = runs.unwrap_or_else(|report| panic!("{report}"));

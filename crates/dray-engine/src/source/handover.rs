@@ -117,7 +117,7 @@ impl Source {
             let why = format!("making the source's images durable failed: {why}");
             return self.void_attempt(why, out);
         }
-        if std::mem::take(&mut self.may_settle) {
+        if std::mem::take(&mut self.may_settle) && !self.is_over() {
             out.push(SourceEffect::Journal(SourceRecord::Settled));
         }
         if self.awaiting_sync > 0 {
