@@ -34,7 +34,7 @@ pub(crate) async fn delete_node(qmp: &Qmp, name: &str) -> Result<()> {
 pub(crate) async fn undo_add(qmp: &Qmp, node: &str, error: Error) -> Error {
     match delete_node(qmp, node).await {
         Ok(()) => error,
-        Err(undo) => not_undone(&error, &format!("block node {node} could not be removed"), undo),
+        Err(undo) => not_undone(error, &format!("block node {node} could not be removed"), undo),
     }
 }
 
@@ -49,12 +49,15 @@ pub(crate) async fn delete_rest(qmp: &Qmp, plan: &LayerPlan, old: &Layer) -> Res
 }
 
 /// A step failed and so did undoing it. With QEMU gone there is nothing to undo.
-fn not_undone(error: &Error, what: &str, undo: Error) -> Error {
-    let kind = match undo.kind() {
-        ErrorKind::Closed => ErrorKind::Closed,
-        _ => ErrorKind::NotUndone,
-    };
-    Error::with_source(kind, format!("{error}; and {what}"), undo)
+fn not_undone(error: Error, what: &str, undo: Error) -> Error {
+    match (error.kind(), undo.kind()) {
+        (ErrorKind::Closed, _) => error,
+        (_, ErrorKind::Closed) => Error::with_source(ErrorKind::Closed, error.to_string(), undo),
+        _ => {
+            let why = format!("{error}; and {what}");
+            Error::with_source(ErrorKind::NotUndone, why, undo)
+        }
+    }
 }
 
 /// Puts the layer on node `to` instead of `from`. On failure it is still on `from`.
@@ -99,7 +102,7 @@ pub(crate) async fn mirror(qmp: &Qmp, plan: &LayerPlan, from: &str, to: &str) ->
         Ok(()) => Ok(()),
         Err(error) => {
             if let Err(undo) = abandon_job(qmp, &job, &mut events).await {
-                return Err(not_undone(&error, "the mirror job did not end", undo).during(what()));
+                return Err(not_undone(error, "the mirror job did not end", undo).during(what()));
             }
             // The job may have been completed just before it was given up.
             match Graph::read(qmp).await?.disk(&plan.qdev)?.active().top().name == to {

@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dray_image::{Disk, Fetcher, FileImage, FileOptions, Image, PresentLog};
+use dray_image::layers::{Fault, Faults, Layered, Op, When};
+use dray_image::{Disk, ErrorKind, Fetcher, FileImage, FileOptions, Image, PresentLog};
 use dray_nbd::{ExportError, ExportInfo, Exports, Server, ServerHandle};
 use dray_qemu::NbdExport;
 use dray_types::{BlockRange, BlockSet};
@@ -23,6 +24,14 @@ pub struct NbdServer {
     disk: Arc<Disk>,
     handle: ServerHandle,
     socket: PathBuf,
+}
+
+fn open(file: &Path) -> FileImage {
+    let grows = file.extension().is_some_and(|e| e == "qcow2");
+    let len = std::fs::metadata(file).expect("metadata").len();
+    let export_len = grows.then_some(len + ROOM);
+    let options = FileOptions { write: true, export_len, ..FileOptions::default() };
+    FileImage::open(file, options).expect("open the image")
 }
 
 /// Stands for the source's image and the present log.
@@ -57,12 +66,19 @@ impl Exports for One {
 impl NbdServer {
     /// Starts serving.
     pub fn start(file: &Path, socket: &Path) -> Self {
-        let grows = file.extension().is_some_and(|e| e == "qcow2");
-        let len = std::fs::metadata(file).expect("metadata").len();
-        let export_len = grows.then_some(len + ROOM);
-        let options = FileOptions { write: true, export_len, ..FileOptions::default() };
-        let image = FileImage::open(file, options).expect("open the image");
-        let disk = Disk::new(Arc::new(image));
+        Self::serve(Arc::new(open(file)), socket)
+    }
+
+    /// Starts serving a file whose flushes fail.
+    pub fn start_failing(file: &Path, socket: &Path) -> Self {
+        let faults = Faults::new();
+        let (name, kind) = ("no flush".to_owned(), ErrorKind::Io);
+        faults.arm(Fault { name, op: Op::Flush, when: When::Always, kind });
+        Self::serve(Arc::new(Layered::new(Arc::new(open(file)), faults)), socket)
+    }
+
+    fn serve(image: Arc<dyn Image>, socket: &Path) -> Self {
+        let disk = Disk::new(image);
         let server = Server::new(Arc::new(One(disk.clone())));
         let handle = server.bind_unix(socket, 0o600, None).expect("bind");
         Self { disk, handle, socket: socket.to_owned() }
