@@ -101,6 +101,11 @@ impl Layer {
         self.format.as_ref().unwrap_or(&self.protocol)
     }
 
+    /// Whether it is a local file or device that QEMU knows by this name.
+    pub(crate) fn is_on_file(&self, name: &str) -> bool {
+        self.protocol.path() == Some(Path::new(name))
+    }
+
     /// The format's name; `raw` when there is no format node.
     pub fn format_name(&self) -> &str {
         self.format.as_ref().map_or("raw", |f| &f.driver)

@@ -2,7 +2,7 @@
 //! node needs every one: they are read from the QEMU process's command line, or given by the
 //! operator. An option whose type is not known here is an error, never a guess.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
@@ -67,6 +67,8 @@ pub struct NodeOptions {
     trees: Vec<Options>,
     /// Arguments that were not understood, and why; they matter only if a node is missing.
     unread: Vec<String>,
+    /// Where QEMU was started: file names may be relative to it.
+    directory: Option<PathBuf>,
 }
 
 impl NodeOptions {
@@ -79,7 +81,9 @@ impl NodeOptions {
         })?;
         let text = String::from_utf8_lossy(&bytes).into_owned();
         let args: Vec<&str> = text.split_terminator('\0').collect();
-        Ok(Self::of_arguments(&args))
+        // Unreadable for a process of another user; matters only for relative names.
+        let directory = std::fs::read_link(format!("/proc/{pid}/cwd")).ok();
+        Ok(Self { directory, ..Self::of_arguments(&args) })
     }
 
     /// Understands the block nodes of a QEMU command line. What is not understood is an error only
@@ -110,6 +114,22 @@ impl NodeOptions {
             .map_err(|e| Error::with_source(ErrorKind::Refused, what(), e))?;
         self.trees.splice(0..0, trees);
         Ok(self)
+    }
+
+    /// A file's absolute path, from its name as QEMU knows it.
+    pub fn absolute(&self, file: &Path) -> Result<PathBuf> {
+        if file.starts_with("/dev/fdset") {
+            let why = "its file was passed to qemu as a descriptor: its path is not known";
+            return Err(Error::new(ErrorKind::Refused, why));
+        }
+        match (&self.directory, file.is_absolute()) {
+            (_, true) => Ok(file.to_owned()),
+            (Some(directory), false) => Ok(directory.join(file)),
+            (None, false) => {
+                let why = format!("{}: relative to a directory not known", file.display());
+                Err(Error::new(ErrorKind::Refused, why))
+            }
+        }
     }
 
     /// The options of a node with a name of its own, without those of its children.
@@ -333,6 +353,16 @@ mod tests {
         assert!(options(&args).of_node("q").is_err());
         let args = ["-blockdev", "rbd,node-name=r,pool=p", "-blockdev", "raw,node-name=q,file=f"];
         assert!(options(&args).of_node("q").is_ok(), "an unknown node does not matter to others");
+    }
+
+    #[test]
+    fn relative_names() {
+        let mut options = options(&[]);
+        assert_eq!(options.absolute(Path::new("/a/b")).expect("absolute"), Path::new("/a/b"));
+        assert!(options.absolute(Path::new("b")).is_err());
+        options.directory = Some("/vm".into());
+        assert_eq!(options.absolute(Path::new("b")).expect("joined"), Path::new("/vm/b"));
+        assert!(options.absolute(Path::new("/dev/fdset/3")).is_err());
     }
 
     #[test]

@@ -42,6 +42,8 @@ pub struct LayerPlan {
     pub file_size: u64,
     /// Whether the layer is read-only.
     pub read_only: bool,
+    /// The file or device, absolute.
+    pub path: PathBuf,
     /// How the protocol node is exchanged.
     pub pivot: Pivot,
     /// The options of the local file node, as `blockdev-add` takes them.
@@ -77,7 +79,7 @@ impl LayerPlan {
         let (pivot, mut local) = match &layer.format {
             None => (Pivot::Mirror, known.of_node(&protocol.name).map_err(|e| e.during(what()))?),
             Some(format) if format.is_auto_named() => unnamed(&disk.qdev, depth, format, protocol)?,
-            Some(format) => named(format, known).map_err(|e| e.during(what()))?,
+            Some(format) => named(format, protocol, known).map_err(|e| e.during(what()))?,
         };
         check_driver(&local, &protocol.driver).map_err(|e| e.during(what()))?;
         local.insert("filename".into(), path_value(path));
@@ -92,14 +94,20 @@ impl LayerPlan {
             size: layer.top().size,
             file_size: protocol.size,
             read_only: layer.top().read_only,
+            path: known.absolute(path).map_err(|e| e.during(what()))?,
             pivot,
             local,
         })
     }
 
-    /// The file or device.
+    /// The file or device, absolute.
     pub fn path(&self) -> PathBuf {
-        self.local.get("filename").and_then(Value::as_str).unwrap_or_default().into()
+        self.path.clone()
+    }
+
+    /// The file's name as QEMU knows it.
+    pub(crate) fn local_file(&self) -> &str {
+        self.local.get("filename").and_then(Value::as_str).unwrap_or_default()
     }
 
     /// The local file node's name.
@@ -159,6 +167,7 @@ impl LayerPlan {
             plan.pivot = Pivot::Reopen { options };
         }
         plan.local.insert("filename".into(), path_value(path));
+        plan.path = path.to_owned();
         plan
     }
 }
@@ -182,12 +191,12 @@ fn path_value(path: &Path) -> Value {
 }
 
 /// A reopened format node, and the file node below it.
-fn named(format: &Node, known: &NodeOptions) -> Result<(Pivot, Options)> {
+fn named(format: &Node, file: &Node, known: &NodeOptions) -> Result<(Pivot, Options)> {
     let mut options = known.of_node(&format.name)?;
     check_driver(&options, &format.driver)?;
     state_facts(&mut options, format);
     let (mut local, inherits) = known.of_file_child(&format.name)?;
-    local.entry("driver").or_insert("file".into());
+    local.entry("driver").or_insert(file.driver.clone().into());
     if inherits {
         // An inline child passes discards on unless told otherwise; one of its own does not.
         local.entry("discard").or_insert("unmap".into());

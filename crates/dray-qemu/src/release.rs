@@ -48,7 +48,7 @@ fn adopted_layer(graph: &Graph, plan: &LayerPlan) -> Result<Option<Layer>> {
     if layer.protocol.name == plan.nbd_node() {
         return Ok(Some(layer));
     }
-    if layer.protocol.path() == Some(&plan.path()) {
+    if layer.is_on_file(plan.local_file()) {
         return Ok(None);
     }
     let (name, file) = (&layer.protocol.name, &layer.protocol.file);
