@@ -120,9 +120,12 @@ impl World {
 
     /// The target's last word on disk is the promise for exactly this.
     fn promised(&self, over: &dray_wire::HandedOver) -> bool {
-        let last = self.target.records.iter().rev().find(|record| {
-            !matches!(record, TargetRecord::Received { .. })
-        });
+        let last = self
+            .target
+            .records
+            .iter()
+            .rev()
+            .find(|record| !matches!(record, TargetRecord::Received { .. }));
         matches!(last, Some(TargetRecord::Prepared { attempt, map_hash, .. })
             if *attempt == over.attempt && *map_hash == over.map_hash)
     }
@@ -148,8 +151,7 @@ impl World {
 
     /// The target is about to serve.
     pub(crate) fn check_expose(&mut self) {
-        let committed =
-            self.target.records.iter().any(|r| matches!(r, TargetRecord::Committed(_)));
+        let committed = self.target.records.iter().any(|r| matches!(r, TargetRecord::Committed(_)));
         if !committed {
             self.fail("I1: the target serves before it has recorded that it owns".into());
         }

@@ -5,9 +5,7 @@ use crate::faults::{Setup, Side};
 use crate::guest::Kind;
 use crate::rng::Rng;
 use crate::world::{Ev, World, note};
-use dray_engine::{
-    MILLISECOND, Source, SourceEffect, SourceEvent, SourcePlan, SourceRecord, Time,
-};
+use dray_engine::{MILLISECOND, Source, SourceEffect, SourceEvent, SourcePlan, SourceRecord, Time};
 use dray_types::{BlockRange, BlockSet, Epoch, ImageId, ImageIndex, MigrationId};
 use dray_wire::ImageOffer;
 use std::collections::{BTreeSet, VecDeque};
@@ -302,7 +300,12 @@ impl World {
         self.source_answer(delay, SourceEvent::Quiesced { lens });
     }
 
-    pub(crate) fn source_synced(&mut self, life: u64, snapshots: &[crate::disk::Snapshot], fails: bool) {
+    pub(crate) fn source_synced(
+        &mut self,
+        life: u64,
+        snapshots: &[crate::disk::Snapshot],
+        fails: bool,
+    ) {
         if life != self.source.life {
             return;
         }

@@ -7,9 +7,7 @@ use crate::rng::Rng;
 use crate::source::offers;
 use crate::world::{Ev, World, note};
 use dray_engine::target::Arrival;
-use dray_engine::{
-    MILLISECOND, Target, TargetEffect, TargetEvent, TargetPlan, TargetRecord, Time,
-};
+use dray_engine::{MILLISECOND, Target, TargetEffect, TargetEvent, TargetPlan, TargetRecord, Time};
 use dray_types::{BlockRange, BlockSet, ImageIndex, MigrationId};
 use dray_wire::ImageHandover;
 use std::collections::{BTreeMap, VecDeque};
@@ -247,7 +245,13 @@ impl World {
         self.check_complete();
     }
 
-    pub(crate) fn target_synced(&mut self, life: u64, id: u64, snapshots: &[Snapshot], fails: bool) {
+    pub(crate) fn target_synced(
+        &mut self,
+        life: u64,
+        id: u64,
+        snapshots: &[Snapshot],
+        fails: bool,
+    ) {
         if life != self.target.life {
             return;
         }

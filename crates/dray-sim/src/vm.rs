@@ -85,7 +85,9 @@ impl World {
             return;
         }
         let runs = matches!(self.guest.power, Power::Running | Power::Absent);
-        if !runs || !self.source.machine.is_ready() {
+        // Nobody stops a guest while the target cannot be reached; the link may still go later.
+        let ready = self.source.machine.is_ready() && self.source.machine.status().link_up;
+        if !runs || !ready {
             if self.source.machine.is_over() {
                 self.vm.stage = Stage::Idle;
                 return;

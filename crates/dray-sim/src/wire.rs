@@ -196,7 +196,8 @@ impl World {
         };
         // A lower epoch is a voice from before the last handover (I1).
         if header.epoch < self.target.machine.epoch() {
-            return self.fail(format!("a frame of epoch {} came after the handover", header.epoch.0));
+            return self
+                .fail(format!("a frame of epoch {} came after the handover", header.epoch.0));
         }
         let FrameHeader { tag, image, range, .. } = header;
         if header.verify(&frame.payload).is_err() {

@@ -22,19 +22,68 @@ pub(crate) enum Ev {
     Turn(Side, u64),
     Source(u64, SourceEvent),
     Target(u64, TargetEvent),
-    ScanDone { life: u64, image: ImageIndex },
-    QuiesceCheck { life: u64 },
-    SourceSynced { life: u64, snapshots: Vec<Snapshot>, fails: bool },
-    ReadDone { life: u64, session: u64, tag: u64, image: ImageIndex, range: BlockRange },
-    Control { to: Side, session: u64, bytes: Vec<u8> },
-    Data { session: u64, stream: usize, frame: Frame },
-    WriteDone { life: u64, id: u64 },
-    TargetSynced { life: u64, id: u64, snapshots: Vec<Snapshot>, fails: bool },
-    CheckpointData { life: u64, id: u64, snapshots: Vec<Snapshot>, present: Vec<BlockSet>, fails: bool },
-    CheckpointRecord { life: u64, id: u64, present: Vec<BlockSet> },
-    StartGuest { life: u64 },
-    OpDone { op: u64, stamp: u64 },
-    FlushData { op: u64, stamp: u64 },
+    ScanDone {
+        life: u64,
+        image: ImageIndex,
+    },
+    QuiesceCheck {
+        life: u64,
+    },
+    SourceSynced {
+        life: u64,
+        snapshots: Vec<Snapshot>,
+        fails: bool,
+    },
+    ReadDone {
+        life: u64,
+        session: u64,
+        tag: u64,
+        image: ImageIndex,
+        range: BlockRange,
+    },
+    Control {
+        to: Side,
+        session: u64,
+        bytes: Vec<u8>,
+    },
+    Data {
+        session: u64,
+        stream: usize,
+        frame: Frame,
+    },
+    WriteDone {
+        life: u64,
+        id: u64,
+    },
+    TargetSynced {
+        life: u64,
+        id: u64,
+        snapshots: Vec<Snapshot>,
+        fails: bool,
+    },
+    CheckpointData {
+        life: u64,
+        id: u64,
+        snapshots: Vec<Snapshot>,
+        present: Vec<BlockSet>,
+        fails: bool,
+    },
+    CheckpointRecord {
+        life: u64,
+        id: u64,
+        present: Vec<BlockSet>,
+    },
+    StartGuest {
+        life: u64,
+    },
+    OpDone {
+        op: u64,
+        stamp: u64,
+    },
+    FlushData {
+        op: u64,
+        stamp: u64,
+    },
     GuestTick,
     Tick,
     Connect,
@@ -42,8 +91,12 @@ pub(crate) enum Ev {
     Restart(Side),
     LinkFault,
     LinkBack,
-    MemoryMoved { token: u64 },
-    Abort { token: u64 },
+    MemoryMoved {
+        token: u64,
+    },
+    Abort {
+        token: u64,
+    },
     Cancel,
     ResumeMigration,
     FaultsStop,
@@ -81,7 +134,12 @@ macro_rules! note {
 pub(crate) use note;
 
 impl World {
-    pub(crate) fn new(setup: Setup, mut rng: Rng, crash_at: Option<CrashPoint>, trace: bool) -> Self {
+    pub(crate) fn new(
+        setup: Setup,
+        mut rng: Rng,
+        crash_at: Option<CrashPoint>,
+        trace: bool,
+    ) -> Self {
         let source = SourceHost::new(&setup, &mut rng);
         let target = TargetHost::new(&setup, &mut rng);
         let guest = Guest::new(&setup, |image, block| source.disks[image].read(block));
@@ -172,7 +230,11 @@ impl World {
 
     /// A random delay around `mean`.
     pub(crate) fn around(&mut self, mean: u64) -> u64 {
-        if self.rng.chance(0.02) { self.rng.below(20 * mean + 1) } else { self.rng.below(2 * mean + 1) }
+        if self.rng.chance(0.02) {
+            self.rng.below(20 * mean + 1)
+        } else {
+            self.rng.below(2 * mean + 1)
+        }
     }
 
     pub(crate) fn disk_time(&mut self) -> u64 {
@@ -203,7 +265,9 @@ impl World {
             }
             Ev::ScanDone { life, image } => self.scan_done(life, image),
             Ev::QuiesceCheck { life } => self.quiesce_check(life),
-            Ev::SourceSynced { life, snapshots, fails } => self.source_synced(life, &snapshots, fails),
+            Ev::SourceSynced { life, snapshots, fails } => {
+                self.source_synced(life, &snapshots, fails)
+            }
             Ev::ReadDone { life, session, tag, image, range } => {
                 self.read_done(life, session, tag, image, range);
             }
@@ -216,7 +280,9 @@ impl World {
             Ev::CheckpointData { life, id, snapshots, present, fails } => {
                 self.checkpoint_data(life, id, &snapshots, present, fails);
             }
-            Ev::CheckpointRecord { life, id, present } => self.checkpoint_record(life, id, &present),
+            Ev::CheckpointRecord { life, id, present } => {
+                self.checkpoint_record(life, id, &present)
+            }
             Ev::StartGuest { life } => self.guest_starts(life),
             Ev::OpDone { op, stamp } => self.op_done(op, stamp),
             Ev::FlushData { op, stamp } => self.flush_data(op, stamp),
@@ -299,10 +365,14 @@ impl World {
     }
 
     fn crash(&mut self, side: Side, crash: Crash) {
-        note!(self, "{side:?}: {crash:?} before effect {}", match side {
-            Side::Source => self.source.effects_done - 1,
-            Side::Target => self.target.effects_done - 1,
-        });
+        note!(
+            self,
+            "{side:?}: {crash:?} before effect {}",
+            match side {
+                Side::Source => self.source.effects_done - 1,
+                Side::Target => self.target.effects_done - 1,
+            }
+        );
         self.check.crashes += 1;
         self.stop_ops(side);
         match side {

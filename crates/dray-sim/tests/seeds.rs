@@ -35,15 +35,18 @@ fn many_seeds() {
 #[test]
 fn a_crash_between_any_two_effects() {
     let crash_seeds = std::env::var("DRAY_SIM_COUNT").map_or(8, |text| text.parse().unwrap());
+    let mut total = 0;
     for strategy in [Strategy::PreCopy, Strategy::PostCopy, Strategy::Hybrid] {
         for seed in 0..crash_seeds {
             for crash in [Crash::Kill, Crash::PowerCut] {
                 let runs = crash_everywhere(seed, strategy, crash);
                 let runs = runs.unwrap_or_else(|report| panic!("{report}"));
-                assert!(runs > 40, "{strategy}: only {runs} places to crash at");
+                assert!(runs > 20, "{strategy}: only {runs} places to crash at");
+                total += runs;
             }
         }
     }
+    println!("{total} runs with a crash");
 }
 
 /// Repeats what a failure names: `DRAY_SIM_SEED`, `DRAY_SIM_STRATEGY`, `DRAY_SIM_CRASH`.

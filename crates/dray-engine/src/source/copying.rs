@@ -414,8 +414,9 @@ fn reopen(state: &mut ImageState, have: &BlockSet) {
     let mut unsure = std::mem::take(&mut state.unsure);
     for run in unsure.clone().runs() {
         state.sent.union_with(&have.intersection(run));
-        state.older.union_with(&have.intersection(run));
     }
+    // Frames whose acknowledgement was lost too, whatever this side took them for.
+    state.older.union_with(have);
     unsure.subtract(have);
     state.todo.union_with(&unsure);
 }

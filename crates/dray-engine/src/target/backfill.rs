@@ -234,7 +234,12 @@ impl Target {
         }
     }
 
-    fn close_when_done(&mut self, out: &mut Vec<TargetEffect>) {
+    /// Complete is the last record, so it waits for the one that says that the guest runs: a restart
+    /// that reads it has nothing left to start.
+    pub(super) fn close_when_done(&mut self, out: &mut Vec<TargetEffect>) {
+        if self.stage != Stage::Owner(Guest::Running) {
+            return;
+        }
         let backfill = &mut self.backfill;
         let landed = backfill.fetches.is_empty() && backfill.later.is_empty();
         if backfill.scan == Scan::Exhausted && landed {

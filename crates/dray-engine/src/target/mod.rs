@@ -497,6 +497,7 @@ impl Target {
             Err(why) => out.push(TargetEffect::Notice(TargetNotice::GuestFailed { why })),
         }
         out.push(TargetEffect::Notice(TargetNotice::Phase(Phase::Backfill)));
+        self.close_when_done(out);
         self.fill_window(out);
     }
 
