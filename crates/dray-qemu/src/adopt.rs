@@ -138,9 +138,9 @@ fn local_layer(graph: &Graph, plan: &LayerPlan) -> Result<Layer> {
         let why = "it is on dray's socket already: release it first";
         return Err(Error::new(ErrorKind::Refused, why));
     }
-    if !layer.is_on_file(plan.local_file()) {
-        let (now, file) = (&layer.protocol.file, plan.local_file());
-        let why = format!("its file is {now}, not {file}");
+    if !layer.is_on_file(&plan.path()) {
+        let (now, path) = (&layer.protocol.file, plan.path());
+        let why = format!("its file is {now}, not {}", path.display());
         return Err(Error::new(ErrorKind::Mismatch, why));
     }
     Ok(layer)

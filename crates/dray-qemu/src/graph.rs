@@ -101,9 +101,9 @@ impl Layer {
         self.format.as_ref().unwrap_or(&self.protocol)
     }
 
-    /// Whether it is a local file or device that QEMU knows by this name.
-    pub(crate) fn is_on_file(&self, name: &str) -> bool {
-        self.protocol.path() == Some(Path::new(name))
+    /// Whether it is on this local file or device, which QEMU may know by a relative name.
+    pub(crate) fn is_on_file(&self, path: &Path) -> bool {
+        self.protocol.path().is_some_and(|name| path.ends_with(name))
     }
 
     /// The format's name; `raw` when there is no format node.

@@ -42,8 +42,6 @@ pub struct LayerPlan {
     pub file_size: u64,
     /// Whether the layer is read-only.
     pub read_only: bool,
-    /// The file or device, absolute.
-    pub path: PathBuf,
     /// How the protocol node is exchanged.
     pub pivot: Pivot,
     /// The options of the local file node, as `blockdev-add` takes them.
@@ -82,7 +80,9 @@ impl LayerPlan {
             Some(format) => named(format, protocol, known).map_err(|e| e.during(what()))?,
         };
         check_driver(&local, &protocol.driver).map_err(|e| e.during(what()))?;
-        local.insert("filename".into(), path_value(path));
+        // Absolute: whoever serves the image was not started where QEMU was.
+        let path = known.absolute(path).map_err(|e| e.during(what()))?;
+        local.insert("filename".into(), path_value(&path));
         state_facts(&mut local, protocol);
         if protocol.is_auto_named() || !local.contains_key("node-name") {
             local.insert("node-name".into(), node_name("file", &disk.qdev, depth).into());
@@ -94,7 +94,6 @@ impl LayerPlan {
             size: layer.top().size,
             file_size: protocol.size,
             read_only: layer.top().read_only,
-            path: known.absolute(path).map_err(|e| e.during(what()))?,
             pivot,
             local,
         })
@@ -102,12 +101,7 @@ impl LayerPlan {
 
     /// The file or device, absolute.
     pub fn path(&self) -> PathBuf {
-        self.path.clone()
-    }
-
-    /// The file's name as QEMU knows it.
-    pub(crate) fn local_file(&self) -> &str {
-        self.local.get("filename").and_then(Value::as_str).unwrap_or_default()
+        self.local.get("filename").and_then(Value::as_str).unwrap_or_default().into()
     }
 
     /// The local file node's name.
@@ -167,7 +161,6 @@ impl LayerPlan {
             plan.pivot = Pivot::Reopen { options };
         }
         plan.local.insert("filename".into(), path_value(path));
-        plan.path = path.to_owned();
         plan
     }
 }

@@ -48,7 +48,7 @@ fn adopted_layer(graph: &Graph, plan: &LayerPlan) -> Result<Option<Layer>> {
     if layer.protocol.name == plan.nbd_node() {
         return Ok(Some(layer));
     }
-    if layer.is_on_file(plan.local_file()) {
+    if layer.is_on_file(&plan.path()) {
         return Ok(None);
     }
     let (name, file) = (&layer.protocol.name, &layer.protocol.file);

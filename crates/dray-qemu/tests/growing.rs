@@ -34,8 +34,10 @@ async fn a_qcow2_grows_under_dray() {
     let top = dir.path().join("top.qcow2");
     let name = top.to_string_lossy();
     run(&["create", "-f", "qcow2", &name, "16M"]);
+    // A relative name, as people write them.
+    let relative = relative_to_here(&top);
     let file = format!(
-        "driver=qcow2,node-name=active,discard=unmap,file.driver=file,file.filename={name}"
+        "driver=qcow2,node-name=active,discard=unmap,file.driver=file,file.filename={relative}"
     );
     let builder = GuestVm::builder(dir.path(), "vm").memory_mib(32).bare();
     let vm = builder.blockdev(file).disk("disk0", "active").start().expect("start");
@@ -43,6 +45,7 @@ async fn a_qcow2_grows_under_dray() {
     let known = NodeOptions::of_process(qmp.pid().expect("pid")).expect("command line");
     let disk = graph::disk(&qmp, "disk0").await.expect("disk");
     let plan = LayerPlan::of_active(&disk, &known).expect("plan");
+    assert_eq!(plan.path().canonicalize().expect("path"), top.canonicalize().expect("path"));
     let server = NbdServer::start(&top, &dir.path().join("disk.nbd"));
     let small = size(&top);
     adopt(&qmp, &plan, &server.export(), AdoptOptions::default()).await.expect("adopt");
@@ -70,6 +73,12 @@ async fn a_qcow2_grows_under_dray() {
     run(&["convert", "-O", "raw", &name, &raw.to_string_lossy()]);
     let bytes = std::fs::read(&raw).expect("read");
     assert!(bytes[..8 << 20].iter().all(|b| *b == 1), "the snapshot holds what was there before");
+}
+
+fn relative_to_here(path: &Path) -> String {
+    let here = std::env::current_dir().expect("directory");
+    let up = "../".repeat(here.components().count() - 1);
+    format!("{up}{}", path.strip_prefix("/").expect("absolute").display())
 }
 
 /// A raw disk does not grow by itself: it moves to a larger export, in both ways of adoption.

@@ -84,7 +84,7 @@ impl Lab {
             let mut layers = Vec::new();
             for plan in plans {
                 let socket = self.dir.path().join(format!("{}-{}.nbd", plan.qdev, plan.depth));
-                let server = NbdServer::start(&plan.path, &socket);
+                let server = NbdServer::start(&plan.path(), &socket);
                 layers.push((plan, server.export()));
                 adopted.servers.push(server);
             }
@@ -102,8 +102,8 @@ impl Lab {
         let mut target = Vec::new();
         for plan in adopted.disks.iter().flatten().map(|(plan, _)| plan) {
             let name = format!("target-{}-{}.nbd", plan.qdev, plan.depth);
-            let server = NbdServer::start_incoming(&plan.path, &self.dir.path().join(name));
-            target.push((plan.for_target(&plan.path), server));
+            let server = NbdServer::start_incoming(&plan.path(), &self.dir.path().join(name));
+            target.push((plan.for_target(&plan.path()), server));
         }
         for disk in target.chunk_by(|a, b| a.0.qdev == b.0.qdev) {
             let layers: Vec<_> = disk.iter().map(|(p, s)| (p.clone(), s.export())).collect();
