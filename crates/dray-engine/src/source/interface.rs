@@ -1,0 +1,214 @@
+//! What goes into the source's machine and what comes out of it.
+
+use crate::record::SourceRecord;
+use crate::{Phase, Strategy};
+use dray_types::{BlockRange, BlockSet, Epoch, ImageIndex, MigrationId};
+use dray_wire::{Envelope, ImageOffer, ToSource, ToTarget};
+
+/// What to migrate and how.
+#[derive(Clone, Debug)]
+pub struct SourcePlan {
+    /// The migration.
+    pub migration: MigrationId,
+    /// Its images.
+    pub images: Vec<ImageOffer>,
+    /// Which blocks move when.
+    pub strategy: Strategy,
+    /// The epoch in which the source owns the images.
+    pub epoch: Epoch,
+    /// Longest downtime the operator accepts, in nanoseconds; Sync ends when the rest fits in it.
+    pub max_downtime: u64,
+    /// A handover that has not succeeded after this long is void, in nanoseconds.
+    pub handover_timeout: u64,
+    /// Per image, blocks of which it is not known whether they changed since the target received
+    /// them (regions open at an unclean stop). Empty for a source that tracked all along.
+    pub suspect: Vec<BlockSet>,
+}
+
+/// Something happened at the source.
+#[derive(Clone, Debug)]
+pub enum SourceEvent {
+    /// The migration begins; comes once, first.
+    Start,
+    /// A session with the target is established.
+    LinkUp,
+    /// The session is lost.
+    LinkDown,
+    /// A message from the target.
+    Message(Envelope<ToSource>),
+    /// Answer to `Scan`: blocks that hold data; all others read as zeros.
+    Scanned {
+        /// Which image.
+        image: ImageIndex,
+        /// Its data blocks.
+        data: BlockSet,
+    },
+    /// A run could not be read.
+    RunFailed {
+        /// Its tag.
+        tag: u64,
+        /// What the disk said.
+        why: String,
+    },
+    /// Answer to `TakeDirty`: blocks written since they were last taken.
+    DirtyTaken {
+        /// Which image.
+        image: ImageIndex,
+        /// The blocks, no longer dirty in the tracker.
+        blocks: BlockSet,
+    },
+    /// Answer to `Quiesce`: no guest write is in flight and none can start.
+    Quiesced {
+        /// Length of each image's file in bytes.
+        lens: Vec<u64>,
+    },
+    /// Answer to `Quiesce`: the guest's writes did not drain in time.
+    QuiesceFailed {
+        /// What stood in the way.
+        why: String,
+    },
+    /// Answer to `SyncImages`.
+    ImagesSynced(Result<(), String>),
+    /// The guest no longer runs here: hand over now.
+    BeginHandover,
+    /// The VM's own migration failed and the guest goes on here: an attempt under way is void.
+    AbortHandover {
+        /// Why.
+        why: String,
+    },
+    /// The operator wants it to end.
+    Cancel {
+        /// Remove what the target received instead of keeping it for a next try.
+        discard: bool,
+    },
+    /// Time passes; at least every 100 ms.
+    Tick,
+}
+
+/// Something the source's shell must do, strictly in the order given.
+#[derive(Clone, Debug, PartialEq)]
+pub enum SourceEffect {
+    /// Send to the target if there is a session; else drop.
+    Send(Envelope<ToTarget>),
+    /// Make the record durable before going on.
+    Journal(SourceRecord),
+    /// Track writes of all images from now on (write intent included); answers nothing.
+    StartTracking,
+    /// Stop tracking.
+    StopTracking,
+    /// Find the blocks that hold data; answer `Scanned`.
+    Scan {
+        /// Which image.
+        image: ImageIndex,
+    },
+    /// Read and send a run. Before handover its blocks leave the dirty set first, so that a write
+    /// during the read makes them dirty again.
+    SendRun {
+        /// Names the frame.
+        tag: u64,
+        /// Which image.
+        image: ImageIndex,
+        /// Which blocks.
+        range: BlockRange,
+        /// A guest waits for it.
+        urgent: bool,
+        /// Take the blocks out of the dirty set before reading them.
+        clear_dirty: bool,
+    },
+    /// Send a range of zeros without reading; the dirty set stays as it is.
+    SendZero {
+        /// Names the frame.
+        tag: u64,
+        /// Which image.
+        image: ImageIndex,
+        /// Which blocks.
+        range: BlockRange,
+    },
+    /// Take all dirty blocks; answer `DirtyTaken`.
+    TakeDirty {
+        /// Which image.
+        image: ImageIndex,
+    },
+    /// These blocks are dirty after all.
+    PutBack {
+        /// Which image.
+        image: ImageIndex,
+        /// The blocks.
+        blocks: BlockSet,
+    },
+    /// Stop guest writes; answer `Quiesced` or `QuiesceFailed`.
+    Quiesce,
+    /// Let guest writes go on.
+    Resume,
+    /// Make the images durable; answer `ImagesSynced`.
+    SyncImages,
+    /// Part of the handed-over record: park guest I/O and give the files their replica names.
+    Retire,
+    /// Undo `Retire`.
+    Restore,
+    /// For the VM's orchestration, people and programs.
+    Notice(SourceNotice),
+}
+
+/// What the source has to say to those who watch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SourceNotice {
+    /// A phase began.
+    Phase(Phase),
+    /// The images are ready for handover as soon as the guest has stopped.
+    Ready,
+    /// The attempt is void, the guest may go on here.
+    HandoverFailed {
+        /// Why.
+        why: String,
+    },
+    /// The point of no return is passed.
+    HandedOver,
+    /// The target serves.
+    TargetServing,
+    /// The target verified its copy.
+    Verified {
+        /// Blocks compared.
+        blocks: u64,
+        /// Blocks that differed.
+        different: u64,
+    },
+    /// The images are back; the guest may go on here.
+    TakenBack,
+    /// The target has everything.
+    Done,
+    /// It is over before handover.
+    Abandoned {
+        /// Why; none when the operator asked for it.
+        why: Option<String>,
+    },
+    /// The request came too late or too early.
+    Refused {
+        /// Why.
+        why: String,
+    },
+    /// The target contradicts what it promised; an operator must look.
+    Broken {
+        /// What it said.
+        why: String,
+    },
+}
+
+/// Progress of a source, for people and programs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SourceStatus {
+    /// Per image: blocks still to be sent before handover.
+    pub waiting: Vec<u64>,
+    /// Per image: blocks acknowledged.
+    pub sent: Vec<u64>,
+    /// Blocks sent in all, counting repetitions.
+    pub blocks_sent: u64,
+    /// Blocks sent again because they were written after they were sent.
+    pub blocks_resent: u64,
+    /// Rounds of Sync.
+    pub rounds: u32,
+    /// Measured rate in bytes a second.
+    pub rate: f64,
+    /// Whether there is a session.
+    pub link_up: bool,
+}

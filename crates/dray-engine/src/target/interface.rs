@@ -1,0 +1,190 @@
+//! What goes into the target's machine and what comes out of it.
+
+use crate::Phase;
+use crate::record::TargetRecord;
+use dray_types::{BlockRange, ImageIndex, MigrationId};
+use dray_wire::{Envelope, ImageHandover, ImageOffer, ToSource, ToTarget};
+
+/// What was prepared at the target.
+#[derive(Clone, Debug)]
+pub struct TargetPlan {
+    /// The migration.
+    pub migration: MigrationId,
+    /// Its images, in the migration's order.
+    pub images: Vec<ImageOffer>,
+    /// Per image: what was never received reads as zeros (a new sparse file).
+    pub zeroed: Vec<bool>,
+}
+
+/// What became of a frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Arrival {
+    /// Written before handover, or filled into missing blocks after it.
+    Written,
+    /// It did not match its hash; nothing was written.
+    Damaged,
+    /// The target's disk refused it.
+    Failed(String),
+}
+
+/// Something happened at the target.
+#[derive(Clone, Debug)]
+pub enum TargetEvent {
+    /// The machine begins, new or after a restart; comes once, first.
+    Start,
+    /// A session was made by the source.
+    LinkUp,
+    /// The session is lost.
+    LinkDown,
+    /// A message from the source.
+    Message(Envelope<ToTarget>),
+    /// A frame arrived and was dealt with.
+    RunArrived {
+        /// Its tag.
+        tag: u64,
+        /// Which image.
+        image: ImageIndex,
+        /// Which blocks.
+        range: BlockRange,
+        /// What became of it.
+        arrival: Arrival,
+    },
+    /// A guest waits for blocks.
+    Demand {
+        /// Which image.
+        image: ImageIndex,
+        /// The missing runs to fetch: those it waits for and missing ones around them.
+        runs: Vec<BlockRange>,
+    },
+    /// Answer to `AskMissing`.
+    NextMissing {
+        /// Which image.
+        image: ImageIndex,
+        /// The next missing run at or after the place asked for; none when there is none.
+        run: Option<BlockRange>,
+    },
+    /// Answer to `SyncImages`.
+    ImagesSynced {
+        /// The number it was given.
+        id: u64,
+        /// Whether it worked.
+        result: Result<(), String>,
+    },
+    /// Answer to `Checkpoint`.
+    Checkpointed {
+        /// The number it was given.
+        id: u64,
+        /// Whether it worked; an error too when blocks are missing that nobody fetches.
+        result: Result<(), String>,
+    },
+    /// Answer to `ReachGuest`.
+    GuestReachable(Result<(), String>),
+    /// Answer to `StartGuest`.
+    GuestStarted(Result<(), String>),
+    /// Time passes; at least every 100 ms.
+    Tick,
+    /// No further event waits: acknowledgements that were held together may go.
+    Idle,
+}
+
+/// Something the target's shell must do, strictly in the order given.
+#[derive(Clone, Debug, PartialEq)]
+pub enum TargetEffect {
+    /// Send to the source if there is a session; else drop.
+    Send(Envelope<ToSource>),
+    /// Make the records durable, together, before going on.
+    Journal(Vec<TargetRecord>),
+    /// Make the images' data durable; answer `ImagesSynced`.
+    SyncImages {
+        /// Comes back with the answer.
+        id: u64,
+    },
+    /// The disks serve guests from now on; these blocks are missing.
+    Expose {
+        /// Per image: length and missing blocks as agreed at handover.
+        images: Vec<ImageHandover>,
+    },
+    /// The disks stop serving: the images go back.
+    Withdraw,
+    /// See whether the guest's QEMU answers; answer `GuestReachable`.
+    ReachGuest,
+    /// Let the guest run; answer `GuestStarted`.
+    StartGuest,
+    /// Look in the live map of missing blocks; answer `NextMissing`.
+    AskMissing {
+        /// Which image.
+        image: ImageIndex,
+        /// First block to look at.
+        from: u64,
+        /// Longest run wanted.
+        max: u64,
+    },
+    /// Data sync, then a durable record of every block present; answer `Checkpointed`.
+    Checkpoint {
+        /// Comes back with the answer.
+        id: u64,
+    },
+    /// Every block is here: give the files their names. Idempotent.
+    Finish,
+    /// Remove what was received.
+    Discard,
+    /// For people and programs.
+    Notice(TargetNotice),
+}
+
+/// What the target has to say to those who watch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TargetNotice {
+    /// A phase began.
+    Phase(Phase),
+    /// This side owns the images.
+    Serving,
+    /// The guest runs here.
+    GuestRunning,
+    /// The guest was to be started and did not answer; an operator must look.
+    GuestFailed {
+        /// Why.
+        why: String,
+    },
+    /// The images were handed back.
+    HandedBack {
+        /// Why.
+        why: String,
+    },
+    /// The source cannot read blocks that are missing here.
+    Unreadable {
+        /// Which image.
+        image: ImageIndex,
+        /// Which blocks.
+        range: BlockRange,
+        /// What the source said.
+        why: String,
+    },
+    /// The migration failed before handover.
+    Failed {
+        /// Why.
+        why: String,
+    },
+    /// The source ended the migration before handover.
+    Abandoned {
+        /// What was received is gone.
+        discarded: bool,
+    },
+    /// Every block is here.
+    Complete,
+}
+
+/// Progress of a target, for people and programs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TargetStatus {
+    /// Per image: blocks received before handover.
+    pub received: Vec<u64>,
+    /// Fetches under way.
+    pub fetching: usize,
+    /// Measured rate of Backfill in bytes a second.
+    pub rate: f64,
+    /// Demand fetches sent because a guest waited.
+    pub demands: u64,
+    /// Whether there is a session.
+    pub link_up: bool,
+}

@@ -1,0 +1,302 @@
+//! The target's machine: the promise, the handover, Backfill, and what a restart must not forget.
+
+mod support;
+
+use dray_engine::target::{Arrival, TargetNotice};
+use dray_engine::{SECOND, TargetEffect, TargetEvent, TargetRecord};
+use dray_types::{Attempt, BlockRange, BlockSet, Epoch};
+use dray_wire::{MapHash, Open, TargetState, ToSource, ToTarget};
+use support::*;
+
+fn journal(effects: &[TargetEffect]) -> Vec<TargetRecord> {
+    let records = |effect: &TargetEffect| match effect {
+        TargetEffect::Journal(records) => records.clone(),
+        _ => Vec::new(),
+    };
+    effects.iter().flat_map(records).collect()
+}
+
+fn bodies(effects: &[TargetEffect]) -> Vec<ToSource> {
+    said(effects).into_iter().map(|envelope| envelope.body).collect()
+}
+
+fn state(effects: &[TargetEffect]) -> TargetState {
+    match &bodies(effects)[0] {
+        ToSource::Opened { state, .. } => *state,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn prepared(missing: &BlockSet) -> TargetRecord {
+    let images = images(missing);
+    TargetRecord::Prepared { attempt: Attempt(1), map_hash: MapHash::of(&images), images }
+}
+
+#[test]
+fn the_promise_is_durable_before_it_is_said() {
+    let mut target = T::new();
+    target.open(None);
+    target.arrives(1, 0, 20, Arrival::Written);
+    let missing = set(&[(5, 2)]);
+    let effects = target.prepare(1, &missing);
+    assert!(said(&effects).is_empty() && journal(&effects).is_empty());
+    let effects = target.synced(sync_id(&effects));
+    let received = TargetRecord::Received { image: IMAGE, blocks: set(&[(0, 20)]) };
+    assert_eq!(journal(&effects), [received, prepared(&missing)]);
+    let written = place(&effects, |e| matches!(e, TargetEffect::Journal(_)));
+    assert!(written < place(&effects, |e| matches!(e, TargetEffect::Send(_))));
+}
+
+#[test]
+fn acknowledgements_go_together_when_nothing_waits() {
+    let mut target = T::new();
+    target.open(None);
+    assert!(target.arrives(1, 0, 4, Arrival::Written).is_empty());
+    assert!(target.arrives(2, 4, 4, Arrival::Written).is_empty());
+    let effects = target.step(TargetEvent::Idle);
+    assert_eq!(bodies(&effects), [ToSource::Received { tags: vec![1, 2] }]);
+    let effects = target.arrives(3, 8, 4, Arrival::Damaged);
+    assert_eq!(bodies(&effects), [ToSource::Mismatch { tag: 3 }]);
+}
+
+#[test]
+fn a_frame_that_comes_during_the_sync_is_not_recorded_with_it() {
+    let mut target = T::new();
+    target.open(None);
+    target.arrives(1, 0, 20, Arrival::Written);
+    let effects = target.prepare(1, &BlockSet::new());
+    target.arrives(2, 40, 1, Arrival::Written);
+    let effects = target.synced(sync_id(&effects));
+    let received = TargetRecord::Received { image: IMAGE, blocks: set(&[(0, 20)]) };
+    assert_eq!(journal(&effects)[0], received);
+    assert_eq!(
+        bodies(&target.step(TargetEvent::Idle)),
+        [ToSource::Received { tags: vec![1, 2] }],
+        "a frame that overtook the void of its attempt is acknowledged"
+    );
+}
+
+#[test]
+fn a_promise_waits_for_the_sync_that_is_under_way() {
+    let mut target = T::new();
+    target.open(None);
+    target.arrives(1, 0, 20, Arrival::Written);
+    let first = sync_id(&target.tick_after(3 * SECOND));
+    assert!(target.prepare(1, &BlockSet::new()).is_empty());
+    let effects = target.synced(first);
+    assert!(said(&effects).is_empty());
+    let effects = target.synced(sync_id(&effects));
+    assert!(matches!(&bodies(&effects)[..], [ToSource::Prepared { .. }]));
+}
+
+#[test]
+fn a_failed_sync_promises_nothing_and_forgets_what_it_covered() {
+    let mut target = T::new();
+    target.open(None);
+    target.arrives(1, 0, 20, Arrival::Written);
+    let id = sync_id(&target.prepare(1, &BlockSet::new()));
+    let result = Err("no space left on device".to_owned());
+    let effects = target.step(TargetEvent::ImagesSynced { id, result });
+    assert!(matches!(&bodies(&effects)[..], [ToSource::Failed { .. }]));
+    let effects = target.open(None);
+    let [ToSource::Opened { images, .. }] = &bodies(&effects)[..] else { panic!("{effects:?}") };
+    assert!(images[0].have.is_empty() && !images[0].zeroed);
+}
+
+#[test]
+fn only_the_attempt_that_is_named_becomes_void() {
+    let mut target = T::new();
+    target.open(None);
+    let effects = target.prepare(2, &BlockSet::new());
+    target.hear(EPOCH, 1, ToTarget::Void);
+    let effects = target.synced(sync_id(&effects));
+    assert!(matches!(&bodies(&effects)[..], [ToSource::Prepared { .. }]));
+    target.hear(EPOCH, 1, ToTarget::Void);
+    assert_eq!(target.machine.phase(), dray_engine::Phase::Handover);
+    let effects = target.hear(EPOCH, 2, ToTarget::Void);
+    assert_eq!(journal(&effects), [TargetRecord::Void { attempt: Attempt(2) }]);
+}
+
+#[test]
+fn commit_is_recorded_then_served_then_the_guest_is_looked_for() {
+    let missing = set(&[(5, 2)]);
+    let (target, effects) = T::owner(&missing);
+    let recorded = TargetEffect::Journal(vec![TargetRecord::Committed(over(&missing))]);
+    let exposed = TargetEffect::Expose { images: images(&missing) };
+    let recorded = place(&effects, |e| *e == recorded);
+    let exposed = place(&effects, |e| *e == exposed);
+    assert!(recorded < exposed);
+    assert!(exposed < place(&effects, |e| *e == TargetEffect::ReachGuest));
+    assert!(target.machine.owns());
+}
+
+#[test]
+fn a_commit_for_something_else_is_ignored() {
+    let mut target = T::new();
+    target.open(None);
+    let id = sync_id(&target.prepare(1, &BlockSet::new()));
+    target.synced(id);
+    let commit = ToTarget::Commit(over(&set(&[(1, 1)])));
+    assert!(target.hear(Epoch(4), 1, commit).is_empty());
+    assert!(!target.machine.owns());
+}
+
+#[test]
+fn an_owner_does_not_listen_to_the_epoch_before() {
+    let (mut target, _) = T::owner(&BlockSet::new());
+    for body in [ToTarget::Void, ToTarget::Abandon { discard: true }] {
+        assert!(target.hear(EPOCH, 1, body).is_empty());
+    }
+    assert!(target.hear(Epoch(4), 1, ToTarget::Abandon { discard: true }).is_empty());
+    assert!(target.machine.owns());
+}
+
+#[test]
+fn a_prepared_target_asks_after_a_restart_and_never_guesses() {
+    let missing = set(&[(5, 2)]);
+    let records = [prepared(&missing)];
+    let mut target = T::recover(&records);
+    assert!(target.step(TargetEvent::Start).is_empty());
+    let effects = target.open(Some(over(&missing)));
+    assert!(matches!(state(&effects), TargetState::Prepared { attempt: Attempt(1), .. }));
+    target.hear(Epoch(4), 1, ToTarget::Commit(over(&missing)));
+    assert!(target.machine.owns());
+
+    let mut target = T::recover(&records);
+    target.step(TargetEvent::Start);
+    let effects = target.open(None);
+    assert_eq!(journal(&effects), [TargetRecord::Void { attempt: Attempt(1) }]);
+    assert!(!target.machine.owns());
+}
+
+#[test]
+fn a_restart_at_each_step_of_ownership_goes_on_there() {
+    let missing = set(&[(5, 2)]);
+    let mut records = vec![prepared(&missing), TargetRecord::Committed(over(&missing))];
+    let expose = TargetEffect::Expose { images: images(&missing) };
+    let start = |records: &[TargetRecord]| T::recover(records).step(TargetEvent::Start);
+    assert_eq!(start(&records), [expose.clone(), TargetEffect::ReachGuest]);
+    records.push(TargetRecord::GuestStarting);
+    assert_eq!(start(&records), [expose.clone(), TargetEffect::StartGuest]);
+    records.push(TargetRecord::GuestStarted);
+    assert_eq!(start(&records), [expose]);
+    records.push(TargetRecord::Complete);
+    assert_eq!(start(&records), [TargetEffect::Finish]);
+}
+
+#[test]
+fn a_restarted_target_no_longer_knows_that_the_rest_is_zeros() {
+    let mut target = T::recover(&[]);
+    let effects = target.open(None);
+    let [ToSource::Opened { images, .. }] = &bodies(&effects)[..] else { panic!("{effects:?}") };
+    assert!(!images[0].zeroed, "a frame may have been written that no record names");
+}
+
+#[test]
+fn an_unreachable_guest_sends_the_images_back() {
+    let (mut target, _) = T::owner(&BlockSet::new());
+    let effects = target.step(TargetEvent::GuestReachable(Err("no answer".into())));
+    let fenced = TargetEffect::Journal(vec![TargetRecord::Fenced]);
+    let fenced = place(&effects, |e| *e == fenced);
+    assert!(fenced < place(&effects, |e| *e == TargetEffect::Withdraw));
+    assert!(fenced < place(&effects, |e| matches!(e, TargetEffect::Send(_))));
+    assert!(!target.machine.owns());
+    let effects = target.open(Some(over(&BlockSet::new())));
+    assert_eq!(state(&effects), TargetState::Fenced);
+}
+
+#[test]
+fn a_guest_that_was_started_keeps_the_images_here() {
+    let (mut target, _) = T::running(&BlockSet::new());
+    assert!(target.step(TargetEvent::GuestReachable(Err("late".into()))).is_empty());
+    assert!(target.machine.owns());
+}
+
+#[test]
+fn complete_waits_until_the_guest_runs() {
+    let (mut target, _) = T::owner(&BlockSet::new());
+    target.step(TargetEvent::GuestReachable(Ok(())));
+    target.step(TargetEvent::Tick);
+    let effects = target.next_missing(None);
+    assert!(!effects.iter().any(|e| matches!(e, TargetEffect::Checkpoint { .. })));
+    let effects = target.step(TargetEvent::GuestStarted(Ok(())));
+    assert!(effects.contains(&TargetEffect::Checkpoint { id: 1 }));
+    let effects = target.step(TargetEvent::Checkpointed { id: 1, result: Ok(()) });
+    assert_eq!(journal(&effects), [TargetRecord::Complete]);
+    assert!(bodies(&effects).contains(&ToSource::Complete));
+}
+
+#[test]
+fn backfill_asks_once_for_each_block() {
+    let (mut target, effects) = T::running(&set(&[(0, 8)]));
+    assert!(effects.iter().any(|e| matches!(e, TargetEffect::AskMissing { from: 0, .. })));
+    let effects = target.next_missing(Some((0, 8)));
+    let [(tag, range, false)] = fetches(&effects)[..] else { panic!("{effects:?}") };
+    assert_eq!(range, BlockRange::new(0, 8));
+    let runs = vec![BlockRange::new(2, 1)];
+    let effects = target.step(TargetEvent::Demand { image: IMAGE, runs });
+    assert!(fetches(&effects).is_empty(), "it is on its way");
+    target.arrives(tag, 0, 8, Arrival::Written);
+    let effects = target.next_missing(Some((0, 8)));
+    assert!(fetches(&effects).is_empty(), "an answer older than the arrival");
+}
+
+#[test]
+fn a_demand_goes_at_once_and_the_scan_goes_on_behind_it() {
+    let (mut target, _) = T::running(&set(&[(0, 900)]));
+    target.next_missing(None);
+    let runs = vec![BlockRange::new(500, 4)];
+    let effects = target.step(TargetEvent::Demand { image: IMAGE, runs });
+    assert!(matches!(&fetches(&effects)[..], [(_, range, true)] if range.start == 500));
+}
+
+#[test]
+fn an_unreadable_block_is_asked_for_again_later_and_not_before() {
+    let (mut target, _) = T::running(&set(&[(0, 8)]));
+    let effects = target.next_missing(Some((0, 8)));
+    let (tag, ..) = fetches(&effects)[0];
+    let why = "input/output error".to_owned();
+    let effects = target.hear(Epoch(4), 1, ToTarget::Unreadable { tag, why });
+    let told =
+        |e: &TargetEffect| matches!(e, TargetEffect::Notice(TargetNotice::Unreadable { .. }));
+    assert!(effects.iter().any(told));
+    let effects = target.next_missing(Some((0, 8)));
+    assert!(fetches(&effects).is_empty());
+    assert!(matches!(&fetches(&target.tick_after(2 * SECOND))[..], [(_, _, false)]));
+}
+
+#[test]
+fn after_a_lost_link_everything_under_way_is_asked_for_once_more() {
+    let (mut target, _) = T::running(&set(&[(0, 8)]));
+    target.next_missing(Some((0, 8)));
+    target.step(TargetEvent::LinkDown);
+    target.step(TargetEvent::LinkUp);
+    assert!(fetches(&target.step(TargetEvent::Tick)).is_empty(), "not before the source opens");
+    let effects = target.open(Some(over(&set(&[(0, 8)]))));
+    assert_eq!(fetches(&effects).len(), 1);
+}
+
+#[test]
+fn other_images_than_prepared_are_refused_in_the_epoch_of_the_asker() {
+    let mut target = T::new();
+    target.step(TargetEvent::LinkUp);
+    let mut images = offers();
+    images[0].len *= 2;
+    let open = Open { migration: dray_types::MigrationId(1), images, handed_over: None };
+    let effects = target.hear(EPOCH, 0, ToTarget::Open(open));
+    let [envelope] = &said(&effects)[..] else { panic!("{effects:?}") };
+    assert!(matches!(envelope.body, ToSource::Failed { .. }));
+    assert_eq!(envelope.epoch, EPOCH, "the source would not hear a lower one");
+}
+
+#[test]
+fn an_abandoned_copy_is_kept_or_removed_as_asked() {
+    let mut target = T::new();
+    target.open(None);
+    target.arrives(1, 0, 20, Arrival::Written);
+    let effects = target.hear(EPOCH, 0, ToTarget::Abandon { discard: false });
+    assert!(!effects.contains(&TargetEffect::Discard));
+    let effects = target.hear(EPOCH, 0, ToTarget::Abandon { discard: true });
+    assert_eq!(journal(&effects), [TargetRecord::Discarded]);
+    assert!(effects.contains(&TargetEffect::Discard));
+}
