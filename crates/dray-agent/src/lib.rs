@@ -1,2 +1,23 @@
-//! placeholder
+//! The agent: the shell round the engine. It owns the images of one host, serves them to guests,
+//! moves them to other agents and answers the `dray` command.
+//!
+//! * [`agent`]: wiring: what a process is made of, and what it does when it starts.
+//! * [`ops`]: the local API's commands, one file each.
+//! * [`registry`], [`store`]: the images of this host and what is durable about them.
+//! * [`migration`]: the owner loops that run the engine's effects, one per migration and side.
+//! * [`vm`]: the part of a migration that belongs to QEMU.
+//! * [`net`], [`tls`], [`pki`], [`pace`]: streams between agents. [`api`]: the local socket.
+//! * [`config`]: the configuration file.
+
+pub mod agent;
 pub mod api;
+pub mod config;
+pub mod migration;
+pub mod net;
+pub mod ops;
+pub mod pace;
+pub mod pki;
+pub mod registry;
+pub mod store;
+pub mod tls;
+pub mod vm;

@@ -11,7 +11,6 @@
 pub mod client;
 pub mod command;
 pub mod error;
-pub mod launch;
 pub mod progress;
 pub mod report;
 pub mod server;

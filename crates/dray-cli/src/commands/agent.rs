@@ -1,7 +1,8 @@
 //! `dray agent`.
 
 use crate::output::Output;
-use dray_agent::api::{ApiResult, launch};
+use dray_agent::agent;
+use dray_agent::api::ApiResult;
 use dray_agent::config::DEFAULT_PATH;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -31,7 +32,7 @@ const LOG_VARIABLE: &str = "DRAY_LOG";
 /// Runs until a signal ends it.
 pub fn run(args: &Args, output: &Output) -> ApiResult<ExitCode> {
     log(output);
-    launch::run(&args.config)?;
+    agent::run(&args.config)?;
     Ok(ExitCode::SUCCESS)
 }
 

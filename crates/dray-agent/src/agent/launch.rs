@@ -1,0 +1,227 @@
+//! Starting the owner loops: new ones, and those that a restart finds in the state directory.
+
+use super::Agent;
+use crate::api::{ApiResult, MigrationState, Progress, Role};
+use crate::migration::intent::{SourceIntent, TargetIntent};
+use crate::migration::log::Folder;
+use crate::migration::messages::ToSourceShell;
+use crate::migration::slots::{Board, Shown};
+use crate::migration::source::{
+    self, Input, Mark, SourceLoop, SourceParts, SourceSlot, Told, keep, shown_strategy, unix_ms,
+};
+use crate::migration::target::{self, TargetLoop, TargetParts, TargetSlot};
+use crate::store;
+use crate::vm::source::{SourceVmTask, wake};
+use crate::vm::target::TargetVmTask;
+use dray_engine::SourceEvent;
+use dray_engine::source::SourceNotice;
+use dray_types::MigrationId;
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+/// How long guest writes may take to drain before a handover.
+const QUIESCE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Pause between handovers of images that no VM is waiting for.
+const HANDOVER_PAUSE: Duration = Duration::from_millis(500);
+
+/// What the loops of migrations away tell, until somebody listens.
+#[derive(Default)]
+pub struct Tasks(Mutex<BTreeMap<MigrationId, UnboundedReceiver<Told>>>);
+
+impl Tasks {
+    /// The messages of a migration; whoever takes them drives it.
+    pub fn take(&self, migration: MigrationId) -> Option<UnboundedReceiver<Told>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&migration)
+    }
+
+    fn put(&self, migration: MigrationId, told: UnboundedReceiver<Told>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(migration, told);
+    }
+}
+
+/// A migration away that a restart found, and whether this host still owns its images.
+pub struct Revived {
+    slot: Arc<SourceSlot>,
+    owns: bool,
+}
+
+impl Agent {
+    fn board(&self, intent: &SourceIntent, state: MigrationState) -> Arc<Board> {
+        let strategy =
+            intent.options.as_ref().map_or(dray_engine::Strategy::Hybrid, |o| o.strategy);
+        let shown = Shown {
+            role: Role::Source,
+            peer: intent.peer.clone(),
+            vm: intent.vm.as_ref().and_then(|vm| vm.name.clone()),
+            state,
+            started_unix_ms: intent.started_unix_ms,
+            progress: Progress::new(intent.migration, shown_strategy(strategy)),
+            summary: None,
+            error: None,
+        };
+        Board::new(intent.migration, shown)
+    }
+
+    /// Starts the loop of a migration away. It keeps a session with the target from now on.
+    ///
+    /// # Errors
+    /// When its journal or images cannot be opened, or its peer is not configured.
+    pub fn launch_source(
+        self: &Arc<Self>,
+        intent: SourceIntent,
+    ) -> ApiResult<Result<(Arc<SourceSlot>, bool), io::Error>> {
+        let settings = self.session_settings(&intent.peer)?;
+        let opened = (|| {
+            let folder = Folder::create(&self.store, intent.migration)?;
+            store::replace_json(&folder.file(source::INTENT), &intent)?;
+            let state = if intent.options.is_some() {
+                MigrationState::Running
+            } else {
+                MigrationState::Prepared
+            };
+            let board = self.board(&intent, state);
+            let (inputs, queue) = channel();
+            let (tell, told) = unbounded_channel();
+            let parts = SourceParts {
+                folder: folder.clone(),
+                registry: Arc::clone(&self.registry),
+                quiesce_timeout: QUIESCE_TIMEOUT,
+                handover_timeout: self.config.limits.handover_timeout,
+                host: self.config.name.clone(),
+                told: tell,
+            };
+            let (slot, owner) = SourceLoop::open(intent, parts, board, inputs)?;
+            let owns = owner.owns();
+            let session =
+                tokio::spawn(keep(settings, Arc::clone(&slot), owner.content(), unix_ms() * 1000))
+                    .abort_handle();
+            std::thread::Builder::new().name("dray-source".to_owned()).spawn(move || {
+                owner.run(&queue);
+                session.abort();
+            })?;
+            self.tasks.put(slot.board.migration, told);
+            self.sources.insert(slot.board.migration, Arc::clone(&slot));
+            Ok((slot, owns))
+        })();
+        Ok(opened)
+    }
+
+    /// Starts the loop of a migration to here.
+    ///
+    /// # Errors
+    /// When its journal or images cannot be opened.
+    pub fn launch_target(self: &Arc<Self>, intent: TargetIntent) -> io::Result<Arc<TargetSlot>> {
+        let folder = Folder::create(&self.store, intent.migration)?;
+        store::replace_json(&folder.file(target::INTENT), &intent)?;
+        let shown = Shown {
+            role: Role::Target,
+            peer: intent.peer.clone(),
+            vm: None,
+            state: MigrationState::Running,
+            started_unix_ms: intent.started_unix_ms,
+            progress: Progress::new(intent.migration, crate::api::Strategy::default()),
+            summary: None,
+            error: None,
+        };
+        let board = Board::new(intent.migration, shown);
+        let (inputs, queue) = channel();
+        let (tell, told) = unbounded_channel();
+        let parts = TargetParts { folder, registry: Arc::clone(&self.registry), told: tell };
+        let (slot, owner) = TargetLoop::open(intent, parts, board, inputs)?;
+        self.targets.insert(slot.board.migration, Arc::clone(&slot));
+        let task = TargetVmTask { slot: Arc::clone(&slot), told, config: Arc::clone(&self.config) };
+        tokio::spawn(task.run());
+        std::thread::Builder::new()
+            .name("dray-target".to_owned())
+            .spawn(move || owner.run(&queue))?;
+        Ok(slot)
+    }
+
+    /// Brings back every migration of the state directory: disks are parked, exposed or closed as
+    /// their journals say, before anyone can reach them.
+    pub(super) fn revive(self: &Arc<Self>) -> io::Result<Vec<Revived>> {
+        for folder in Folder::all(&self.store, target::INTENT)? {
+            let intent: TargetIntent = store::read_json(&folder.file(target::INTENT))?;
+            let migration = intent.migration;
+            if let Err(why) = self.launch_target(intent) {
+                tracing::error!(%migration, %why, "cannot bring back a migration to this host");
+            }
+        }
+        let mut revived = Vec::new();
+        for folder in Folder::all(&self.store, source::INTENT)? {
+            let intent: SourceIntent = store::read_json(&folder.file(source::INTENT))?;
+            let migration = intent.migration;
+            match self.launch_source(intent) {
+                Ok(Ok((slot, owns))) => revived.push(Revived { slot, owns }),
+                Ok(Err(why)) => {
+                    tracing::error!(%migration, %why, "cannot bring back a migration of this host");
+                }
+                Err(why) => {
+                    tracing::error!(%migration, %why, "cannot bring back a migration of this host");
+                }
+            }
+        }
+        Ok(revived)
+    }
+
+    /// Takes up the migrations that were begun before the restart.
+    pub(super) fn go_on(self: &Arc<Self>, revived: Vec<Revived>) {
+        for Revived { slot, owns } in revived {
+            if slot.intent().options.is_none() {
+                continue;
+            }
+            slot.send(Input::Mark(Mark::Started));
+            let agent = Arc::clone(self);
+            tokio::spawn(async move {
+                let vm = slot.intent().vm;
+                if let (true, Some(vm)) = (owns, &vm) {
+                    let running = vm.facts.as_ref().is_some_and(|facts| facts.running);
+                    if let Err(why) = wake(&vm.qmp, running).await {
+                        tracing::warn!(%why, "cannot wake the guest of a migration");
+                    }
+                }
+                agent.drive(slot, owns).await;
+            });
+        }
+    }
+
+    /// Drives a migration that has begun to its end.
+    pub async fn drive(self: Arc<Self>, slot: Arc<SourceSlot>, owns: bool) {
+        let Some(told) = self.tasks.take(slot.board.migration) else { return };
+        let intent = slot.intent();
+        let Some(vm) = intent.vm else { return drive_images(&slot, told).await };
+        let Ok(settings) = self.session_settings(&intent.peer) else { return };
+        let config = Arc::clone(&self.config);
+        let task = SourceVmTask { slot: Arc::clone(&slot), told, config, settings };
+        let moved = match (owns, vm.facts) {
+            (true, Some(facts)) => task.run(facts).await,
+            _ => task.await_outcome().await,
+        };
+        if !moved {
+            self.unadopt(&slot).await;
+        }
+    }
+}
+
+/// Images without a VM are handed over as soon as they are ready, and again if that fails.
+async fn drive_images(slot: &Arc<SourceSlot>, mut told: UnboundedReceiver<Told>) {
+    while let Some(message) = told.recv().await {
+        match message {
+            Told::Notice(SourceNotice::Ready) => {
+                slot.send(Input::Engine(SourceEvent::BeginHandover));
+            }
+            Told::Notice(SourceNotice::HandoverFailed { .. } | SourceNotice::Refused { .. }) => {
+                tokio::time::sleep(HANDOVER_PAUSE).await;
+                slot.send(Input::Engine(SourceEvent::BeginHandover));
+            }
+            Told::Notice(SourceNotice::Abandoned { .. }) | Told::Shell(ToSourceShell::Finished) => {
+                return;
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! What an agent process is made of, and the order in which it starts: first everything durable is
+//! brought back (parked disks stay parked, partial images stay closed), then guests, operators and
+//! peers are let in.
+
+mod launch;
+mod peers;
+
+pub use launch::Tasks;
+
+use crate::api::{ApiError, ApiResult, ErrorKind, Server, SocketAccess};
+use crate::config::Config;
+use crate::migration::slots::Slots;
+use crate::migration::source::{SessionSettings, SourceSlot};
+use crate::migration::target::TargetSlot;
+use crate::net::{ControlSettings, ListenSettings, Listener};
+use crate::ops::Operator;
+use crate::registry::Registry;
+use crate::store::Store;
+use crate::tls::Identity;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Everything an agent has.
+pub struct Agent {
+    /// Its configuration.
+    pub config: Arc<Config>,
+    /// Its certificate.
+    pub identity: Arc<Identity>,
+    /// What is durable.
+    pub store: Store,
+    /// Its images.
+    pub registry: Arc<Registry>,
+    /// Who is attached to them.
+    pub nbd: dray_nbd::Server,
+    /// Migrations away from here.
+    pub sources: Slots<SourceSlot>,
+    /// Migrations to here.
+    pub targets: Slots<TargetSlot>,
+    /// Tasks of migrations away that were prepared and not begun.
+    pub tasks: Tasks,
+}
+
+impl Agent {
+    /// The NBD socket of this host.
+    pub fn nbd_socket(&self) -> PathBuf {
+        self.config.run_dir.join("nbd.sock")
+    }
+
+    /// How to reach a peer.
+    ///
+    /// # Errors
+    /// When no peer of that name is configured.
+    pub fn session_settings(&self, peer: &str) -> ApiResult<SessionSettings> {
+        let known = self.config.peer(peer).ok_or_else(|| {
+            let names: Vec<_> = self.config.peers.iter().map(|peer| peer.name.as_str()).collect();
+            let why = format!("no peer of that name is configured (known: {})", names.join(", "));
+            ApiError::new(ErrorKind::NotFound, format!("cannot reach host '{peer}'"), why)
+                .hint(format!("add a [[peer]] to {}", self.config.path.display()))
+        })?;
+        Ok(SessionSettings {
+            identity: Arc::clone(&self.identity),
+            peer: known.name.clone(),
+            address: known.address.clone(),
+            streams: self.config.limits.data_streams as u16,
+            control: self.control_settings(),
+        })
+    }
+
+    /// Timeouts of control streams.
+    pub fn control_settings(&self) -> ControlSettings {
+        ControlSettings { dead: self.config.limits.link_dead, ..ControlSettings::default() }
+    }
+}
+
+/// Runs an agent until a signal ends it.
+///
+/// # Errors
+/// What is wrong with the configuration or the host.
+pub fn run(path: &Path) -> ApiResult<()> {
+    let what = format!("cannot start the agent with {}", path.display());
+    let config =
+        Config::load(path).map_err(|why| ApiError::new(ErrorKind::Invalid, what.clone(), why))?;
+    let failed = |why: std::io::Error| ApiError::new(ErrorKind::Io, what.clone(), why);
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(failed)?;
+    let outcome = runtime.block_on(serve(config, &what));
+    runtime.shutdown_background();
+    outcome
+}
+
+async fn serve(config: Config, what: &str) -> ApiResult<()> {
+    let io = |why: std::io::Error| ApiError::new(ErrorKind::Io, what, why);
+    let problems = config.check();
+    if let Some(first) = problems.first() {
+        return Err(ApiError::new(ErrorKind::Invalid, what, first)
+            .hint("`dray check-config` shows everything that is wrong"));
+    }
+    std::fs::create_dir_all(&config.run_dir).map_err(io)?;
+    let identity = Identity::load(&config.tls_dir)
+        .map_err(|why| ApiError::new(ErrorKind::Denied, what, why))?;
+    let store = Store::open(&config.state_dir).map_err(io)?;
+    // Two agents on one state directory would both believe that they own its images.
+    let lock = lock_state(&config.state_dir).map_err(io)?;
+    let registry = Registry::load(store.clone()).map_err(io)?;
+    let agent = Arc::new(Agent {
+        nbd: dray_nbd::Server::new(Arc::clone(&registry) as _),
+        config: Arc::new(config),
+        identity: Arc::new(identity),
+        store,
+        registry,
+        sources: Slots::default(),
+        targets: Slots::default(),
+        tasks: Tasks::default(),
+    });
+    let access = agent
+        .config
+        .group
+        .as_deref()
+        .map_or_else(SocketAccess::default, |group| SocketAccess::for_group(group));
+    let revived = agent.revive().map_err(io)?;
+    let exports = agent.nbd.bind_unix(&agent.nbd_socket(), 0o660, access.group).map_err(io)?;
+    let api = Server::bind(&agent.config.run_dir.join("api.sock"), access).map_err(io)?;
+    let settings = ListenSettings::default();
+    let listener = Listener::bind(agent.config.listen, settings)
+        .await
+        .map_err(|why| ApiError::new(ErrorKind::Io, what, why))?;
+    agent.go_on(revived);
+    let peers = tokio::spawn(Arc::clone(&agent).listen(listener));
+    tracing::info!(host = agent.config.name, listen = %agent.config.listen, "ready");
+    let ended = tokio::select! {
+        served = api.serve(Arc::new(Operator(Arc::clone(&agent)))) => served.map_err(io),
+        () = signalled() => Ok(()),
+    };
+    peers.abort();
+    // Parked requests would hold this up for their whole stall: they are cut, and come again.
+    exports.shutdown_within(std::time::Duration::from_millis(500));
+    drop(lock);
+    ended
+}
+
+fn lock_state(dir: &Path) -> std::io::Result<std::fs::File> {
+    let file = std::fs::File::create(dir.join("lock"))?;
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).map_err(
+        |_| {
+            let why = format!("another agent uses the state directory {}", dir.display());
+            std::io::Error::new(std::io::ErrorKind::AddrInUse, why)
+        },
+    )?;
+    Ok(file)
+}
+
+async fn signalled() {
+    let (Ok(mut terminate), Ok(mut interrupt)) =
+        (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+}

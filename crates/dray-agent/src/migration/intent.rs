@@ -1,0 +1,96 @@
+//! What was asked for: written durably before a migration does anything, read when the agent starts.
+
+use crate::migration::messages::{GuestFacts, Settings};
+use dray_types::{BitRate, Epoch, MigrationId};
+use dray_wire::ImageOffer;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// One image of a migration at its source.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct SourceImage {
+    /// Its name here.
+    pub name: String,
+    /// What the target was told; its name there is in it.
+    pub offer: ImageOffer,
+    /// The file, for images that are not registered here: backing images, and disks that will be
+    /// adopted.
+    pub path: PathBuf,
+    /// Device id of its disk, when a VM moves.
+    pub device: Option<String>,
+}
+
+/// The VM that moves.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct SourceVm {
+    /// QMP socket of its QEMU here.
+    pub qmp: PathBuf,
+    /// Its name.
+    pub name: Option<String>,
+    /// What the target needs to know; set once the migration proper begins.
+    pub facts: Option<GuestFacts>,
+}
+
+/// How to migrate.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Options {
+    /// Which blocks move when.
+    pub strategy: dray_engine::Strategy,
+    /// Limit of everything sent.
+    pub bandwidth: Option<BitRate>,
+    /// Longest downtime to aim for, in milliseconds.
+    pub max_downtime_ms: u64,
+    /// What the target does at the end.
+    pub settings: Settings,
+    /// Delete the source's replica at the end.
+    pub remove_replica: bool,
+}
+
+/// The source's intent.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct SourceIntent {
+    /// The migration.
+    pub migration: MigrationId,
+    /// Name of the target host.
+    pub peer: String,
+    /// The images, in the migration's order.
+    pub images: Vec<SourceImage>,
+    /// The VM, when one moves.
+    pub vm: Option<SourceVm>,
+    /// Set once `migrate` was asked for; only prepared until then.
+    pub options: Option<Options>,
+    /// The epoch in which the images are owned here.
+    pub epoch: Epoch,
+    /// Milliseconds since 1970 at the start.
+    pub started_unix_ms: u64,
+    /// Images adopted for this migration, to be handed back if it fails.
+    pub adopted: Vec<String>,
+}
+
+/// One image of a migration at its target.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct TargetImageIntent {
+    /// What the source offered; its name here is in it.
+    pub offer: ImageOffer,
+    /// The path it will have.
+    pub path: PathBuf,
+    /// What was never received reads as zeros.
+    pub zeroed: bool,
+}
+
+/// The target's intent.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct TargetIntent {
+    /// The migration.
+    pub migration: MigrationId,
+    /// Name of the source host.
+    pub peer: String,
+    /// The images, in the migration's order.
+    pub images: Vec<TargetImageIntent>,
+    /// What happens at the end.
+    pub settings: Settings,
+    /// The VM, once the source has described it.
+    pub guest: Option<GuestFacts>,
+    /// Milliseconds since 1970 at the start.
+    pub started_unix_ms: u64,
+}

@@ -1,0 +1,77 @@
+//! What the shells of the two sides tell each other beside the engine: how the VM itself moves,
+//! and what the summary needs to know. They travel inside the control stream's `Vm` messages.
+
+use crate::net::NetTotals;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// What the target does when every block is there.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Settings {
+    /// Re-read the disks and compare with the source's hashes.
+    pub verify: bool,
+    /// Hand the disks back to QEMU as plain files.
+    pub release: bool,
+}
+
+/// The VM as the source sees it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct GuestFacts {
+    /// QMP socket of the waiting QEMU at the target.
+    pub qmp: PathBuf,
+    /// Its disks' layers: the number of the image each is in, and how it is attached (JSON).
+    pub layers: Vec<(u16, String)>,
+    /// Whether it ran when the migration began; one that was paused stays paused.
+    pub running: bool,
+}
+
+/// Source to target.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum ToTargetShell {
+    /// Sent at the start of every session before handover.
+    Settings(Settings),
+    /// Is the waiting QEMU there, and does it fit? Answered with `Checked`.
+    Check(GuestFacts),
+    /// Make it listen for the guest's memory. Answered with `Listening`.
+    Listen,
+    /// The VM's migration failed: the waiting QEMU is of no use any more.
+    Forget,
+    /// The source has heard everything; the target may forget the migration.
+    Bye,
+}
+
+/// Target to source.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum ToSourceShell {
+    /// Answer to `Check`.
+    Checked(Result<(), String>),
+    /// Answer to `Listen`.
+    Listening(Result<(), String>),
+    /// The guest runs at the target.
+    GuestRunning,
+    /// It was to be started and was not.
+    GuestFailed(String),
+    /// The disks were handed back to QEMU (or not, and why).
+    Released(Result<(), String>),
+    /// Once a second during Backfill, and at its end.
+    Progress {
+        /// Per image: blocks missing.
+        missing: Vec<u64>,
+        /// Reads that waited for a missing block.
+        remote_reads: u64,
+        /// The target's counters.
+        net: NetTotals,
+    },
+    /// The target's part is over; nothing follows.
+    Finished,
+}
+
+/// Encodes a shell message.
+pub fn encode<T: Serialize>(message: &T) -> Vec<u8> {
+    postcard::to_allocvec(message).unwrap_or_default()
+}
+
+/// Decodes a shell message; none when it is not one (a newer peer's).
+pub fn decode<T: for<'a> Deserialize<'a>>(bytes: &[u8]) -> Option<T> {
+    postcard::from_bytes(bytes).ok()
+}

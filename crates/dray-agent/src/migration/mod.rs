@@ -1,0 +1,35 @@
+//! The owner loops: one thread per migration and side takes events, steps the engine and runs its
+//! effects in order. Nothing else changes a migration's state, so nothing is locked.
+//!
+//! * [`intent`]: what was asked for, durably, before anything is done.
+//! * [`log`]: the engine's records in the migration's journal.
+//! * [`source`], [`target`]: the two loops. [`messages`]: what the shells tell each other.
+//! * [`slots`]: the migrations this agent knows, for the API and the listener.
+
+pub mod intent;
+pub mod intents;
+pub mod log;
+pub mod messages;
+pub mod slots;
+pub mod source;
+pub mod target;
+
+use dray_engine::Time;
+use std::time::Instant;
+
+/// Nanoseconds since the loop began, as the engine counts them.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock(Instant);
+
+impl Clock {
+    /// A clock that begins now.
+    pub fn start() -> Self {
+        // The engine takes zero for "never".
+        Self(Instant::now())
+    }
+
+    /// The time.
+    pub fn now(&self) -> Time {
+        Time(self.0.elapsed().as_nanos() as u64 + 1)
+    }
+}

@@ -1,0 +1,136 @@
+//! The migrations this agent knows: handles for the API, the listener and the VM's tasks.
+
+use crate::api::{ApiError, Event, MigrationState, MigrationStatus, Progress, Role, Summary};
+use dray_types::MigrationId;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::{broadcast, watch};
+
+/// Events a slow watcher may be behind before it misses some; each is one line on a screen.
+const EVENTS: usize = 256;
+
+/// What is shown of a migration.
+#[derive(Clone, Debug)]
+pub struct Shown {
+    /// Which end this agent is.
+    pub role: Role,
+    /// The host at the other end.
+    pub peer: String,
+    /// Name of the VM.
+    pub vm: Option<String>,
+    /// What it is doing.
+    pub state: MigrationState,
+    /// Milliseconds since 1970 at the start.
+    pub started_unix_ms: u64,
+    /// The last progress.
+    pub progress: Progress,
+    /// How it ended.
+    pub summary: Option<Summary>,
+    /// Why it failed, or what it waits for.
+    pub error: Option<ApiError>,
+}
+
+/// The public face of one migration; its loop writes, everyone may read.
+pub struct Board {
+    /// Which.
+    pub migration: MigrationId,
+    shown: Mutex<Shown>,
+    changed: watch::Sender<u64>,
+    events: broadcast::Sender<Event>,
+}
+
+impl Board {
+    /// A board that shows `shown`.
+    pub fn new(migration: MigrationId, shown: Shown) -> Arc<Self> {
+        Arc::new(Self {
+            migration,
+            shown: Mutex::new(shown),
+            changed: watch::Sender::new(0),
+            events: broadcast::Sender::new(EVENTS),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shown> {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A copy of what is shown.
+    pub fn read(&self) -> Shown {
+        self.lock().clone()
+    }
+
+    /// Changes what is shown and wakes who watches.
+    pub fn change(&self, change: impl FnOnce(&mut Shown)) {
+        change(&mut self.lock());
+        self.changed.send_modify(|count| *count += 1);
+    }
+
+    /// Tells watchers one line.
+    pub fn notice(&self, text: impl Into<String>) {
+        // Nobody may be watching.
+        let _ = self.events.send(Event::Notice { text: text.into() });
+    }
+
+    /// Wakes at every change.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+
+    /// Notices from now on.
+    pub fn events(&self) -> broadcast::Receiver<Event> {
+        self.events.subscribe()
+    }
+
+    /// As the API shows it.
+    pub fn status(&self) -> MigrationStatus {
+        let shown = self.read();
+        MigrationStatus {
+            migration: self.migration,
+            role: shown.role,
+            peer: shown.peer,
+            vm: shown.vm,
+            state: shown.state,
+            started_unix_ms: shown.started_unix_ms,
+            progress: shown.progress,
+            summary: shown.summary,
+            error: shown.error,
+        }
+    }
+}
+
+/// A map of migrations of one role.
+pub struct Slots<T> {
+    slots: Mutex<BTreeMap<MigrationId, Arc<T>>>,
+}
+
+impl<T> Default for Slots<T> {
+    fn default() -> Self {
+        Self { slots: Mutex::new(BTreeMap::new()) }
+    }
+}
+
+impl<T> Slots<T> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<MigrationId, Arc<T>>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds or replaces a migration.
+    pub fn insert(&self, migration: MigrationId, slot: Arc<T>) {
+        self.lock().insert(migration, slot);
+    }
+
+    /// One migration.
+    pub fn get(&self, migration: MigrationId) -> Option<Arc<T>> {
+        self.lock().get(&migration).cloned()
+    }
+
+    /// Forgets a migration.
+    pub fn remove(&self, migration: MigrationId) {
+        self.lock().remove(&migration);
+    }
+
+    /// All of them.
+    pub fn all(&self) -> Vec<Arc<T>> {
+        self.lock().values().cloned().collect()
+    }
+}

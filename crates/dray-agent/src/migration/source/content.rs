@@ -1,0 +1,68 @@
+//! Reading the source's images for data streams, peeks and hashes.
+
+use crate::net::RunSource;
+use dray_image::{FileImage, Image, runs};
+use dray_types::{BlockRange, ImageIndex};
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// The files of a migration, in its order.
+pub struct Content {
+    files: RwLock<Vec<Arc<FileImage>>>,
+}
+
+impl Content {
+    /// Reads from `files`.
+    pub fn new(files: Vec<Arc<FileImage>>) -> Arc<Self> {
+        Arc::new(Self { files: RwLock::new(files) })
+    }
+
+    /// Reads from other files from now on.
+    pub fn replace(&self, files: Vec<Arc<FileImage>>) {
+        *self.files.write().unwrap_or_else(PoisonError::into_inner) = files;
+    }
+
+    fn file(&self, image: ImageIndex) -> Result<Arc<FileImage>, String> {
+        let files = self.files.read().unwrap_or_else(PoisonError::into_inner);
+        files.get(image.ix()).cloned().ok_or_else(|| "there is no such image".to_owned())
+    }
+
+    /// Bytes for a QEMU that opens the disk at the target before handover.
+    ///
+    /// # Errors
+    /// What the disk says, or that the request leaves the image.
+    pub fn peek(&self, image: ImageIndex, offset: u64, len: u32) -> Result<Vec<u8>, String> {
+        let file = self.file(image)?;
+        let mut data = vec![0; len as usize];
+        file.read_at(&mut data, offset).map_err(|why| why.to_string())?;
+        Ok(data)
+    }
+
+    /// The first 16 bytes of the BLAKE3 hash of each range; the image's tail counts as zeros.
+    ///
+    /// # Errors
+    /// What the disk says.
+    pub fn hash(&self, image: ImageIndex, ranges: &[BlockRange]) -> Result<Vec<[u8; 16]>, String> {
+        let mut buf = Vec::new();
+        let mut hashes = Vec::with_capacity(ranges.len());
+        for &range in ranges {
+            buf.resize(range.byte_len() as usize, 0);
+            self.read(image, range, &mut buf)?;
+            hashes.push(short_hash(&buf));
+        }
+        Ok(hashes)
+    }
+}
+
+/// The hash that verification compares.
+pub fn short_hash(bytes: &[u8]) -> [u8; 16] {
+    let mut short = [0; 16];
+    short.copy_from_slice(&blake3::hash(bytes).as_bytes()[..16]);
+    short
+}
+
+impl RunSource for Content {
+    fn read(&self, image: ImageIndex, range: BlockRange, buf: &mut [u8]) -> Result<(), String> {
+        let file = self.file(image)?;
+        runs::read_run(&*file, range, buf).map_err(|why| why.to_string())
+    }
+}

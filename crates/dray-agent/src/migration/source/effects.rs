@@ -1,0 +1,230 @@
+//! Running the source engine's effects: each is done, or well under way, before the next begins.
+
+use super::report::Mark;
+use super::{Input, SourceLoop, Told};
+use crate::api::{ApiError, ErrorKind, MigrationState};
+use crate::migration::intent::SourceIntent;
+use crate::net::{SendJob, SendKind};
+use dray_engine::source::SourceNotice;
+use dray_engine::{MILLISECOND, Source, SourceEffect, SourceEvent, SourcePlan, SourceRecord};
+use dray_types::{BlockRange, Epoch, ImageIndex};
+use std::io;
+
+impl SourceLoop {
+    pub(super) fn run_effect(&mut self, effect: SourceEffect) {
+        if self.broken {
+            return;
+        }
+        if let Err(why) = self.try_effect(effect) {
+            self.break_down(&why);
+        }
+    }
+
+    fn try_effect(&mut self, effect: SourceEffect) -> io::Result<()> {
+        let inputs = self.slot.inputs.clone();
+        match effect {
+            SourceEffect::Send(envelope) => {
+                self.report.sending(&envelope.body);
+                if let Some(session) = &self.session {
+                    // A link that is down reports itself, and the engine then asks again.
+                    let _ = session.control.send(&envelope);
+                }
+            }
+            SourceEffect::Journal(record) => self.log.append(&[record])?,
+            SourceEffect::StartTracking => self.images.start_tracking(),
+            SourceEffect::StopTracking => self.images.stop_tracking(),
+            SourceEffect::Scan { image } => self.images.scan(image, inputs),
+            SourceEffect::SendRun { tag, image, range, urgent, clear_dirty } => {
+                if clear_dirty && let Some(disk) = self.images.disk(image) {
+                    disk.clear_dirty(range);
+                }
+                self.push(tag, image, range, urgent, SendKind::Run);
+            }
+            SourceEffect::SendZero { tag, image, range } => {
+                self.push(tag, image, range, false, SendKind::Zero);
+            }
+            SourceEffect::TakeDirty { image } => {
+                let blocks = self.images.take_dirty(image);
+                self.report.dirtied(blocks.len());
+                self.answers.push_back(SourceEvent::DirtyTaken { image, blocks });
+            }
+            SourceEffect::PutBack { image, blocks } => {
+                if let Some(disk) = self.images.disk(image) {
+                    blocks.runs().for_each(|run| disk.mark_dirty(run));
+                }
+            }
+            SourceEffect::Quiesce => {
+                self.report.mark(Mark::Begin);
+                self.images.quiesce(self.parts.quiesce_timeout, inputs);
+            }
+            SourceEffect::Resume => self.guards.clear(),
+            SourceEffect::SyncImages => self.images.sync(inputs),
+            SourceEffect::Retire => {
+                let guards = std::mem::take(&mut self.guards);
+                self.images.retire(guards, self.epoch())?;
+            }
+            SourceEffect::Restore => self.images.restore(self.epoch())?,
+            SourceEffect::Notice(notice) => self.notice(notice)?,
+        }
+        Ok(())
+    }
+
+    fn epoch(&self) -> Epoch {
+        self.engine.as_ref().map_or(Epoch(0), Source::epoch)
+    }
+
+    fn push(&self, tag: u64, image: ImageIndex, range: BlockRange, urgent: bool, kind: SendKind) {
+        if let Some(session) = &self.session {
+            let epoch = self.epoch();
+            session.queue.push(SendJob { tag, image, range, epoch, urgent, kind });
+        }
+    }
+
+    fn notice(&mut self, notice: SourceNotice) -> io::Result<()> {
+        tracing::info!(migration = %self.slot.board.migration, ?notice, "source");
+        self.report.notice(&notice);
+        match &notice {
+            SourceNotice::Done => {
+                self.resumable = false;
+                self.images.let_go()?;
+            }
+            SourceNotice::TakenBack => {
+                self.resumable = false;
+                self.report.taken_back();
+                self.tell(Told::Notice(notice));
+                self.part();
+                return Ok(());
+            }
+            SourceNotice::Abandoned { why } => {
+                let cancelled = why.is_none() && self.vm_error.is_none();
+                let error = match (self.vm_error.take(), why) {
+                    (Some(error), _) => error,
+                    (None, None) => ApiError::new(
+                        ErrorKind::Cancelled,
+                        "migration cancelled",
+                        "the operator asked for it; the guest goes on at the source",
+                    ),
+                    (None, Some(why)) => ApiError::new(kind_of(why), "migration failed", why)
+                        .hint("the guest goes on at the source; `dray resume` tries again"),
+                };
+                self.report.ended(cancelled, error);
+                self.part();
+            }
+            SourceNotice::Broken { why } => {
+                let error =
+                    ApiError::new(ErrorKind::DataAtRisk, "the target contradicts itself", why)
+                        .hint(
+                            "nothing was changed here; look at both hosts, then see `dray claim`",
+                        );
+                self.slot.board.change(|shown| {
+                    shown.state = MigrationState::Interrupted;
+                    shown.error = Some(error);
+                });
+            }
+            _ => {}
+        }
+        self.tell(Told::Notice(notice));
+        Ok(())
+    }
+
+    /// The VM's own migration failed: so does the whole.
+    pub(super) fn vm_failed(&mut self, error: ApiError) {
+        self.vm_error = Some(error);
+        // What an adopted disk's file becomes once QEMU has it back is not known to anyone here, so
+        // that what the target received is of no use.
+        let discard = !self.slot.intent().adopted.is_empty();
+        self.step(SourceEvent::Cancel { discard });
+    }
+
+    /// `migrate` or `resume` was asked for.
+    pub(super) fn begin(&mut self, intent: SourceIntent) {
+        if self.engine.as_ref().is_some_and(|engine| !engine.is_over()) {
+            return;
+        }
+        *self.slot.intent.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = intent;
+        let begun = (|| {
+            self.images.reopen(&self.slot.intent())?;
+            if !self.history.is_empty() {
+                self.log.append(&[SourceRecord::Resumed])?;
+                self.history.push(SourceRecord::Resumed);
+            }
+            self.revive()
+        })();
+        if let Err(why) = begun {
+            self.break_down(&why);
+            return;
+        }
+        if self.session.is_some() {
+            self.step(SourceEvent::LinkUp);
+        }
+    }
+
+    /// Makes the engine from the intent and what is durable, and starts it.
+    pub(super) fn revive(&mut self) -> io::Result<()> {
+        let intent = self.slot.intent();
+        let Some(options) = &intent.options else { return Ok(()) };
+        let plan = SourcePlan {
+            migration: intent.migration,
+            images: intent.images.iter().map(|image| image.offer.clone()).collect(),
+            strategy: options.strategy,
+            epoch: intent.epoch,
+            max_downtime: options.max_downtime_ms * MILLISECOND,
+            handover_timeout: self.parts.handover_timeout.as_nanos() as u64,
+            suspect: self.images.suspects(),
+        };
+        self.slot.pacer.set_limit(options.bandwidth);
+        let engine = Source::recover(plan, &self.history);
+        let done = engine.is_over() && !engine.owns();
+        self.engine = Some(engine);
+        if done {
+            // The restart came between the last record and the last word to the target.
+            self.resumable = false;
+            self.images.let_go()?;
+            self.part();
+            return Ok(());
+        }
+        if self.is_over() && self.history.last() == Some(&SourceRecord::Abandoned) {
+            self.slot.board.change(|shown| shown.state = MigrationState::Failed);
+            self.part();
+            return Ok(());
+        }
+        self.step(SourceEvent::Start);
+        Ok(())
+    }
+}
+
+/// The exit code that a reason deserves.
+fn kind_of(why: &str) -> ErrorKind {
+    let has = |word: &str| why.contains(word);
+    if has("No space left") || has("free space") {
+        ErrorKind::NoSpace
+    } else if has("reading image") || has("writing at the target") || has("Input/output") {
+        ErrorKind::Io
+    } else if has("link") {
+        ErrorKind::Peer
+    } else {
+        ErrorKind::Conflict
+    }
+}
+
+/// Ending the loop from inside.
+impl SourceLoop {
+    /// Whether the migration needs no session any more.
+    pub(super) fn is_over(&self) -> bool {
+        self.engine.as_ref().is_some_and(Source::is_over)
+    }
+
+    /// Everything was said: the session ends in order, the loop ends, and unless the migration can
+    /// be taken up again its folder goes.
+    pub(super) fn part(&mut self) {
+        if let Some(session) = &mut self.session {
+            session.orderly = true;
+        }
+        if !self.resumable
+            && let Err(why) = self.parts.folder.remove()
+        {
+            tracing::warn!(%why, "cannot remove a migration's folder");
+        }
+        self.slot.send(Input::Stop);
+    }
+}

@@ -1,0 +1,278 @@
+//! The images of a migration at its source: their disks, files and names.
+
+use super::content::Content;
+use super::{Input, SourceParts};
+use crate::migration::intent::{SourceImage, SourceIntent};
+use crate::migration::intents::{IntentFile, Intents};
+use crate::registry::{CopyState, Entry, Place, Registry};
+use dray_engine::SourceEvent;
+use dray_image::{Disk, FileImage, FileOptions, Image, ImageNames, IntentLog, Quiesced, runs};
+use dray_types::{BlockRange, BlockSet, Epoch, ImageIndex};
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+
+/// Blocks taken from the tracker at once; the answer is one set however often it is asked.
+const TAKE: u64 = u64::MAX;
+
+/// One image.
+pub struct Open {
+    /// Its part of the intent.
+    pub image: SourceImage,
+    /// Registered here; none for a backing image, and for a disk that is not adopted yet.
+    pub entry: Option<Arc<Entry>>,
+    /// The file that is read.
+    pub file: Arc<FileImage>,
+}
+
+/// All images, in the migration's order.
+pub struct SourceImages {
+    registry: Arc<Registry>,
+    all: Vec<Open>,
+    content: Arc<Content>,
+    intents: Arc<Intents>,
+    /// Whether the tracker has watched since this process opened the images.
+    tracked: bool,
+}
+
+impl SourceImages {
+    /// Opens every image of the intent.
+    ///
+    /// # Errors
+    /// When a file cannot be opened or the write intents cannot be read.
+    pub fn open(intent: &SourceIntent, parts: &SourceParts) -> io::Result<Self> {
+        let all = intent
+            .images
+            .iter()
+            .map(|image| open(&parts.registry, image))
+            .collect::<io::Result<Vec<_>>>()?;
+        let content = Content::new(all.iter().map(|open| Arc::clone(&open.file)).collect());
+        let intents = Intents::open(&parts.folder.file("intents"))?;
+        Ok(Self { registry: Arc::clone(&parts.registry), all, content, intents, tracked: false })
+    }
+
+    /// Looks every image up again: disks may have been adopted since.
+    ///
+    /// # Errors
+    /// When a file cannot be opened.
+    pub fn reopen(&mut self, intent: &SourceIntent) -> io::Result<()> {
+        for (slot, image) in self.all.iter_mut().zip(&intent.images) {
+            *slot = open(&self.registry, image)?;
+        }
+        self.content.replace(self.all.iter().map(|open| Arc::clone(&open.file)).collect());
+        Ok(())
+    }
+
+    /// What data streams and peeks read from.
+    pub fn content(&self) -> Arc<Content> {
+        Arc::clone(&self.content)
+    }
+
+    /// Number of images.
+    pub fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    fn writable(&self) -> impl Iterator<Item = (usize, &Arc<Entry>)> {
+        self.all
+            .iter()
+            .enumerate()
+            .filter(|(_, open)| !open.image.offer.read_only)
+            .filter_map(|(ix, open)| Some((ix, open.entry.as_ref()?)))
+    }
+
+    /// The disk of an image that a guest may write.
+    pub fn disk(&self, image: ImageIndex) -> Option<&Arc<Disk>> {
+        let open = self.all.get(image.ix())?;
+        open.entry.as_ref().filter(|_| !open.image.offer.read_only).map(|entry| &entry.disk)
+    }
+
+    /// Length of each file.
+    ///
+    /// # Errors
+    /// What the file system reports.
+    pub fn lens(&self) -> io::Result<Vec<u64>> {
+        self.all.iter().map(|open| file_len(&open.file)).collect()
+    }
+
+    /// Blocks that may have changed since the target received them: what the tracker still holds
+    /// from an earlier try in this process, and regions that were open when the agent died.
+    pub fn suspects(&self) -> Vec<BlockSet> {
+        let mut suspects = if self.tracked {
+            vec![BlockSet::new(); self.all.len()]
+        } else {
+            self.intents.inherited_regions(self.all.len())
+        };
+        for (ix, entry) in self.writable() {
+            for run in entry.disk.take_dirty(0, TAKE).accept() {
+                suspects[ix].insert(run);
+            }
+        }
+        suspects
+    }
+
+    /// Tracks writes, with the intent of a first write to a region durable before it.
+    pub fn start_tracking(&mut self) {
+        self.tracked = true;
+        for (ix, entry) in self.writable() {
+            let file = IntentFile::new(Arc::clone(&self.intents), ix);
+            entry.disk.start_tracking(Some(Arc::new(file) as Arc<dyn IntentLog>));
+        }
+    }
+
+    /// Stops tracking.
+    pub fn stop_tracking(&self) {
+        for (_, entry) in self.writable() {
+            entry.disk.stop_tracking();
+        }
+    }
+
+    /// Looks for data in a thread and answers `Scanned`.
+    pub fn scan(&self, image: ImageIndex, inputs: Sender<Input>) {
+        let file = Arc::clone(&self.all[image.ix()].file);
+        let whole = BlockRange::whole(self.all[image.ix()].image.offer.len);
+        std::thread::spawn(move || {
+            // An image whose holes cannot be seen is data all over.
+            let data =
+                runs::data_blocks(&*file, whole).unwrap_or_else(|_| [whole].into_iter().collect());
+            let _ = inputs.send(Input::Engine(SourceEvent::Scanned { image, data }));
+        });
+    }
+
+    /// All dirty blocks of an image, no longer dirty.
+    pub fn take_dirty(&self, image: ImageIndex) -> BlockSet {
+        match self.disk(image) {
+            Some(disk) => disk.take_dirty(0, TAKE).accept().into_iter().collect(),
+            None => BlockSet::new(),
+        }
+    }
+
+    /// Waits in a thread until no guest write is in flight.
+    pub fn quiesce(&self, timeout: Duration, inputs: Sender<Input>) {
+        let disks: Vec<_> =
+            self.writable().map(|(ix, entry)| (ix, Arc::clone(&entry.disk))).collect();
+        std::thread::spawn(move || {
+            let mut guards = Vec::new();
+            for (ix, disk) in disks {
+                match disk.quiesce(timeout) {
+                    Ok(guard) => guards.push((ix, guard)),
+                    Err(why) => {
+                        let why = why.to_string();
+                        let _ = inputs.send(Input::Engine(SourceEvent::QuiesceFailed { why }));
+                        return;
+                    }
+                }
+            }
+            let _ = inputs.send(Input::Quiesced(guards));
+        });
+    }
+
+    /// Syncs every image in a thread and answers `ImagesSynced`.
+    pub fn sync(&self, inputs: Sender<Input>) {
+        let files: Vec<_> = self.writable().map(|(_, entry)| Arc::clone(&entry.file)).collect();
+        std::thread::spawn(move || {
+            let result = files.iter().try_for_each(|file| file.flush());
+            let event = SourceEvent::ImagesSynced(result.map_err(|why| why.to_string()));
+            let _ = inputs.send(Input::Engine(event));
+        });
+    }
+
+    /// Parks guest I/O and gives the files their replica names. Can be repeated.
+    ///
+    /// # Errors
+    /// What renaming or the store reports.
+    pub fn retire(&self, guards: Vec<(usize, Quiesced)>, epoch: Epoch) -> io::Result<()> {
+        let mut guards: std::collections::BTreeMap<_, _> = guards.into_iter().collect();
+        for (ix, entry) in self.writable() {
+            let guard = match guards.remove(&ix) {
+                Some(guard) => guard,
+                // After a restart no guest can have written: exports open later than this.
+                None => entry.disk.quiesce(Duration::ZERO).map_err(io::Error::other)?,
+            };
+            entry.disk.park(guard);
+            if entry.record().place != Place::Replica(epoch) {
+                let names = ImageNames::of(&entry.record().path).map_err(io::Error::other)?;
+                names.make_replica(epoch).map_err(io::Error::other)?;
+            }
+            self.registry.update(entry, |record| {
+                record.state = CopyState::Replica;
+                record.place = Place::Replica(epoch);
+                record.epoch = epoch;
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Undoes [`retire`](Self::retire) under a new epoch. Can be repeated.
+    ///
+    /// # Errors
+    /// What renaming or the store reports.
+    pub fn restore(&self, epoch: Epoch) -> io::Result<()> {
+        for (_, entry) in self.writable() {
+            let record = entry.record();
+            if let Place::Replica(replica) = record.place {
+                let names = ImageNames::of(&record.path).map_err(io::Error::other)?;
+                names.restore_replica(replica, record.mode).map_err(io::Error::other)?;
+            }
+            self.registry.update(entry, |record| {
+                record.state = CopyState::Owner;
+                record.place = Place::Named;
+                record.epoch = epoch;
+                record.migration = None;
+            })?;
+            entry.disk.unpark();
+            entry.disk.stop_tracking();
+        }
+        Ok(())
+    }
+
+    /// The migration no longer holds the images.
+    ///
+    /// # Errors
+    /// What the store reports.
+    pub fn let_go(&self) -> io::Result<()> {
+        for open in &self.all {
+            if let Some(entry) = &open.entry {
+                self.registry.update(entry, |record| record.migration = None)?;
+            }
+        }
+        self.intents.close()
+    }
+}
+
+/// Length of a regular file; a block device is as long as it is exported.
+fn file_len(file: &FileImage) -> io::Result<u64> {
+    let meta = file.file().metadata()?;
+    Ok(if meta.is_file() { meta.len() } else { file.geometry().len })
+}
+
+fn open(registry: &Registry, image: &SourceImage) -> io::Result<Open> {
+    let entry = registry.get(&image.name);
+    let file = match &entry {
+        Some(entry) => Arc::clone(&entry.file),
+        None => {
+            let options =
+                FileOptions { write: false, direct: false, export_len: Some(image.offer.len) };
+            Arc::new(FileImage::open(&image.path, options).map_err(io::Error::other)?)
+        }
+    };
+    Ok(Open { image: image.clone(), entry, file })
+}
+
+impl SourceImages {
+    /// What the target was told of an image.
+    pub fn offer(&self, ix: usize) -> &dray_wire::ImageOffer {
+        &self.all[ix].image.offer
+    }
+
+    /// An image's name here.
+    pub fn name(&self, ix: usize) -> &str {
+        &self.all[ix].image.name
+    }
+
+    /// Dirty blocks of an image.
+    pub fn dirty_count(&self, ix: usize) -> u64 {
+        self.disk(ImageIndex(ix as u16)).map_or(0, |disk| disk.dirty_count())
+    }
+}

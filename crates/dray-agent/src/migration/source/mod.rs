@@ -1,0 +1,286 @@
+//! The source's owner loop.
+//!
+//! [`SourceSlot`] is what the rest of the agent holds of it; [`run`] is the loop itself; effects are
+//! in [`effects`], the session with the target in [`session`], what is read in [`content`].
+
+pub mod content;
+mod effects;
+mod images;
+mod report;
+mod session;
+
+use crate::api::{ApiError, ErrorKind, MigrationState};
+use crate::migration::Clock;
+use crate::migration::intent::SourceIntent;
+use crate::migration::log::{Folder, Log};
+use crate::migration::messages::{ToSourceShell, ToTargetShell};
+use crate::migration::slots::Board;
+use crate::net::NetStats;
+use crate::pace::Pacer;
+use crate::registry::Registry;
+pub use content::short_hash;
+use dray_engine::source::SourceNotice;
+use dray_engine::{Source, SourceEvent, SourceRecord};
+use dray_image::Quiesced;
+use dray_wire::{Envelope, ToSource};
+use images::SourceImages;
+use report::Report;
+pub use report::{Mark, shown_phase, shown_strategy, unix_ms};
+pub use session::{Session, SessionSettings, keep};
+use std::collections::VecDeque;
+use std::io;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc::UnboundedSender;
+
+/// Longest sleep of the loop: the engine wants a tick this often.
+const TICK: Duration = Duration::from_millis(100);
+/// Name of the intent in the migration's folder.
+pub const INTENT: &str = "source.json";
+/// Name of the journal in the migration's folder.
+const JOURNAL: &str = "source.journal";
+
+/// What reaches the loop.
+pub enum Input {
+    /// For the engine.
+    Engine(SourceEvent),
+    /// The guest's writes have drained; the guards keep it so.
+    Quiesced(Vec<(usize, Quiesced)>),
+    /// A session was made.
+    SessionUp(Session),
+    /// The session with this number is gone.
+    SessionDown(u64, String),
+    /// A message came in the session with this number.
+    FromPeer(u64, Envelope<ToSource>),
+    /// Something the summary counts from happened outside the loop.
+    Mark(Mark),
+    /// QEMU's own numbers: bytes of memory sent, bytes left.
+    Memory(u64, u64),
+    /// The VM's task is over: its part of the migration failed, or was cut short.
+    VmFailed(ApiError),
+    /// A message for the target's shell.
+    Say(ToTargetShell),
+    /// `migrate` or `resume`: begin, or go on after an abandoned try.
+    Begin(Box<SourceIntent>),
+    /// It was only prepared, and is not wanted any more.
+    Forget,
+    /// The migration is over for the loop; it ends.
+    Stop,
+}
+
+/// What the loop tells the task that moves the VM.
+#[derive(Clone, Debug)]
+pub enum Told {
+    /// From the engine.
+    Notice(SourceNotice),
+    /// From the target's shell.
+    Shell(ToSourceShell),
+    /// There is no session any more.
+    LinkDown(String),
+    /// There is a session.
+    LinkUp,
+}
+
+/// A migration at its source, as the rest of the agent holds it.
+pub struct SourceSlot {
+    /// What is shown.
+    pub board: Arc<Board>,
+    /// The way into the loop.
+    pub inputs: Sender<Input>,
+    /// The migration's budget.
+    pub pacer: Arc<Pacer>,
+    /// The migration's counters.
+    pub stats: Arc<NetStats>,
+    intent: Mutex<SourceIntent>,
+}
+
+impl SourceSlot {
+    /// The intent as it stands.
+    pub fn intent(&self) -> SourceIntent {
+        self.intent.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Notes which images were adopted, for a migration that never begins.
+    pub fn set_adopted(&self, names: &[String]) {
+        let mut intent = self.intent.lock().unwrap_or_else(PoisonError::into_inner);
+        intent.adopted = names.to_vec();
+    }
+
+    /// Sends an input; a loop that has ended no longer cares.
+    pub fn send(&self, input: Input) {
+        let _ = self.inputs.send(input);
+    }
+}
+
+/// What a loop is made of.
+pub struct SourceParts {
+    /// The migration's folder.
+    pub folder: Folder,
+    /// The images of this host.
+    pub registry: Arc<Registry>,
+    /// How long guest writes may take to drain.
+    pub quiesce_timeout: Duration,
+    /// A handover without an outcome is void after this.
+    pub handover_timeout: Duration,
+    /// This host's name.
+    pub host: String,
+    /// Where notices go.
+    pub told: UnboundedSender<Told>,
+}
+
+/// The loop's own state.
+pub struct SourceLoop {
+    slot: Arc<SourceSlot>,
+    parts: SourceParts,
+    clock: Clock,
+    engine: Option<Source>,
+    log: Log<SourceRecord>,
+    images: SourceImages,
+    guards: Vec<(usize, Quiesced)>,
+    session: Option<Session>,
+    report: Report,
+    /// Answers to effects that were given at once.
+    answers: VecDeque<SourceEvent>,
+    /// Why the VM's own migration failed, until the engine has ended the whole.
+    vm_error: Option<ApiError>,
+    /// What was durable when the loop began.
+    history: Vec<SourceRecord>,
+    /// An abandoned migration keeps its folder, so that it can be resumed.
+    resumable: bool,
+    broken: bool,
+}
+
+impl SourceLoop {
+    /// Opens the journal and the images. The loop does nothing until [`run`](Self::run).
+    ///
+    /// # Errors
+    /// When the journal or an image cannot be opened.
+    pub fn open(
+        intent: SourceIntent,
+        parts: SourceParts,
+        board: Arc<Board>,
+        inputs: Sender<Input>,
+    ) -> io::Result<(Arc<SourceSlot>, Self)> {
+        let (log, records) = Log::open(&parts.folder.file(JOURNAL))?;
+        let images = SourceImages::open(&intent, &parts)?;
+        let bandwidth = intent.options.as_ref().and_then(|options| options.bandwidth);
+        let slot = Arc::new(SourceSlot {
+            board,
+            inputs,
+            pacer: Pacer::new(bandwidth),
+            stats: Arc::default(),
+            intent: Mutex::new(intent),
+        });
+        let mut this = Self {
+            report: Report::new(Arc::clone(&slot), parts.host.clone()),
+            slot: Arc::clone(&slot),
+            parts,
+            clock: Clock::start(),
+            engine: None,
+            log,
+            images,
+            guards: Vec::new(),
+            session: None,
+            answers: VecDeque::new(),
+            vm_error: None,
+            history: records,
+            resumable: true,
+            broken: false,
+        };
+        if slot.intent().options.is_some() {
+            this.revive()?;
+        }
+        Ok((slot, this))
+    }
+
+    /// What the session needs to know of the images.
+    pub fn content(&self) -> Arc<content::Content> {
+        self.images.content()
+    }
+
+    /// Whether this host still owns the images.
+    pub fn owns(&self) -> bool {
+        self.engine.as_ref().is_none_or(Source::owns)
+    }
+
+    /// Takes inputs until the migration is over.
+    pub fn run(mut self, inputs: &Receiver<Input>) {
+        let mut next_tick = Instant::now() + TICK;
+        loop {
+            let wait = next_tick.saturating_duration_since(Instant::now());
+            match inputs.recv_timeout(wait) {
+                Ok(Input::Stop) | Err(RecvTimeoutError::Disconnected) => return,
+                Ok(input) => self.take(input),
+                Err(RecvTimeoutError::Timeout) => {
+                    next_tick = Instant::now() + TICK;
+                    self.step(SourceEvent::Tick);
+                    self.report.refresh(self.engine.as_ref(), &self.images);
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, input: Input) {
+        match input {
+            Input::Engine(event) => self.step(event),
+            Input::Quiesced(guards) => {
+                self.guards = guards;
+                self.report.mark(Mark::Quiesced);
+                let lens = self.images.lens();
+                match lens {
+                    Ok(lens) => self.step(SourceEvent::Quiesced { lens }),
+                    Err(why) => self.step(SourceEvent::QuiesceFailed { why: why.to_string() }),
+                }
+            }
+            Input::SessionUp(session) => self.session_up(session),
+            Input::SessionDown(number, why) => self.session_down(number, why),
+            Input::FromPeer(number, message) => self.from_peer(number, message),
+            Input::Mark(mark) => self.report.mark(mark),
+            Input::Memory(sent, left) => self.report.memory(sent, left),
+            Input::VmFailed(error) => self.vm_failed(error),
+            Input::Say(message) => self.say(&message),
+            Input::Begin(intent) => self.begin(*intent),
+            Input::Forget => {
+                self.resumable = false;
+                self.part();
+            }
+            Input::Stop => {}
+        }
+    }
+
+    fn tell(&self, told: Told) {
+        // The VM's task may have ended; then nobody needs to know.
+        let _ = self.parts.told.send(told);
+    }
+
+    /// Steps the engine and runs what it wants, until it wants nothing more.
+    fn step(&mut self, event: SourceEvent) {
+        let mut next = Some(event);
+        while let Some(event) = next {
+            if self.broken {
+                return;
+            }
+            let Some(engine) = &mut self.engine else { return };
+            let mut effects = Vec::new();
+            engine.step(self.clock.now(), event, &mut effects);
+            for effect in effects {
+                self.run_effect(effect);
+            }
+            next = self.answers.pop_front();
+        }
+    }
+
+    /// The journal cannot be written: nothing more may be decided here. The guest goes on if this
+    /// side is the owner beyond doubt.
+    fn break_down(&mut self, why: &io::Error) {
+        self.broken = true;
+        tracing::error!(migration = %self.slot.board.migration, %why, "cannot write the journal");
+        let error = ApiError::new(ErrorKind::Io, "cannot write the migration's journal", why)
+            .hint("free space in the agent's state directory and restart the agent");
+        self.slot.board.change(|shown| {
+            shown.state = MigrationState::Interrupted;
+            shown.error = Some(error);
+        });
+    }
+}

@@ -1,0 +1,271 @@
+//! The session with the target: one control stream and several data streams, made again whenever
+//! they break, until the migration no longer needs them.
+
+use super::content::Content;
+use super::{Input, SourceLoop, SourceSlot, Told};
+use crate::migration::messages::{self, ToSourceShell, ToTargetShell};
+use crate::net::{
+    self, Compression, ControlSender, ControlSettings, DataSender, DialSettings, JobQueue,
+    NetError, SendEvents, SendJob, SendSetup,
+};
+use crate::tls::Identity;
+use dray_engine::SourceEvent;
+use dray_types::{Attempt, ImageIndex};
+use dray_wire::{Envelope, Hello, StreamKind, ToSource, ToTarget};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::sync::Notify;
+
+/// First pause before dialling again; doubles up to [`LONGEST_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// Longest pause before dialling again: what a returned link costs at most.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// How sessions are made.
+#[derive(Clone)]
+pub struct SessionSettings {
+    /// This host's certificate.
+    pub identity: Arc<Identity>,
+    /// The peer's name.
+    pub peer: String,
+    /// Its address.
+    pub address: String,
+    /// Data streams.
+    pub streams: u16,
+    /// Timeouts of control streams.
+    pub control: ControlSettings,
+}
+
+/// A session that stands.
+pub struct Session {
+    /// Its number; each session of a migration has a higher one.
+    pub number: u64,
+    /// The way to the target.
+    pub control: ControlSender<ToTarget>,
+    /// What the data streams send.
+    pub queue: Arc<JobQueue>,
+    senders: Vec<DataSender>,
+    reader: tokio::task::AbortHandle,
+    /// Set when both sides have said everything: what is queued is still sent.
+    pub orderly: bool,
+    down: Arc<Notify>,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.queue.clear();
+        self.queue.close();
+        for sender in &self.senders {
+            sender.close();
+        }
+        if !self.orderly {
+            self.reader.abort();
+        }
+        self.down.notify_one();
+    }
+}
+
+/// Tells the loop what happens on data streams.
+struct Events {
+    slot: Arc<SourceSlot>,
+    number: u64,
+}
+
+impl SendEvents for Events {
+    fn unreadable(&self, job: &SendJob, why: String) {
+        self.slot.send(Input::Engine(SourceEvent::RunFailed { tag: job.tag, why }));
+    }
+
+    fn link_down(&self, why: NetError) {
+        self.slot.send(Input::SessionDown(self.number, why.to_string()));
+    }
+}
+
+/// Makes sessions one after the other until it is dropped. `first` numbers the first one; numbers
+/// of an agent that restarted must be higher than those it used before.
+pub async fn keep(
+    settings: SessionSettings,
+    slot: Arc<SourceSlot>,
+    content: Arc<Content>,
+    first: u64,
+) {
+    let number = AtomicU64::new(first);
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let number = number.fetch_add(1, Ordering::Relaxed);
+        match connect(&settings, &slot, &content, number).await {
+            Ok((session, down)) => {
+                pause = FIRST_PAUSE;
+                slot.send(Input::SessionUp(session));
+                down.notified().await;
+            }
+            Err(why) => {
+                slot.board.change(|shown| shown.progress.link_up = false);
+                slot.send(Input::SessionDown(number, why.to_string()));
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+        }
+    }
+}
+
+async fn connect(
+    settings: &SessionSettings,
+    slot: &Arc<SourceSlot>,
+    content: &Arc<Content>,
+    number: u64,
+) -> Result<(Session, Arc<Notify>), NetError> {
+    let dial = |kind, stream| dial(settings, slot, number, kind, stream);
+    let control = dial(StreamKind::Control, 0).await?;
+    let queue = JobQueue::new();
+    let setup = SendSetup {
+        queue: Arc::clone(&queue),
+        source: Arc::clone(content) as _,
+        events: Arc::new(Events { slot: Arc::clone(slot), number }),
+        pacer: Arc::clone(&slot.pacer),
+        stats: Arc::clone(&slot.stats),
+        compression: Compression::measured(),
+        streams: settings.streams.into(),
+    };
+    let mut senders = Vec::new();
+    for stream in 0..settings.streams {
+        let data = dial(StreamKind::Data, stream).await?;
+        senders.push(DataSender::spawn(data, stream.into(), setup.clone())?);
+    }
+    let (control, mut incoming) =
+        net::control_stream::<ToTarget, ToSource>(control, settings.control, &slot.stats);
+    let loop_of = Arc::clone(slot);
+    let reader = tokio::spawn(async move {
+        while let Some(message) = incoming.next().await {
+            match message {
+                Ok(message) => loop_of.send(Input::FromPeer(number, message)),
+                Err(why) => loop_of.send(Input::SessionDown(number, why.to_string())),
+            }
+        }
+    })
+    .abort_handle();
+    let down = Arc::new(Notify::new());
+    let session = Session {
+        number,
+        control,
+        queue,
+        senders,
+        reader,
+        orderly: false,
+        down: Arc::clone(&down),
+    };
+    Ok((session, down))
+}
+
+async fn dial(
+    settings: &SessionSettings,
+    slot: &SourceSlot,
+    session: u64,
+    kind: StreamKind,
+    stream: u16,
+) -> Result<net::Stream, NetError> {
+    let hello = Hello {
+        agent: net::AGENT.to_owned(),
+        migration: Some(slot.board.migration),
+        session,
+        stream,
+        features: vec!["zstd".to_owned()],
+    };
+    net::dial(
+        &settings.identity,
+        &settings.peer,
+        &settings.address,
+        kind,
+        &hello,
+        &DialSettings::default(),
+    )
+    .await
+}
+
+impl SourceLoop {
+    pub(super) fn session_up(&mut self, session: Session) {
+        if self.session.is_some() {
+            self.report.reconnected();
+        }
+        self.session = Some(session);
+        self.slot.board.change(|shown| shown.progress.link_up = true);
+        if let Some(options) = self.slot.intent().options {
+            self.say(&ToTargetShell::Settings(options.settings));
+        }
+        self.tell(Told::LinkUp);
+        self.step(SourceEvent::LinkUp);
+    }
+
+    pub(super) fn session_down(&mut self, number: u64, why: String) {
+        if let Some(session) = &self.session {
+            if session.number != number {
+                return;
+            }
+            tracing::warn!(migration = %self.slot.board.migration, why, "lost the session");
+            self.session = None;
+            self.slot.board.notice(format!("the link to the target was lost: {why}"));
+            self.step(SourceEvent::LinkDown);
+        }
+        self.slot.board.change(|shown| shown.progress.link_up = false);
+        self.tell(Told::LinkDown(why));
+    }
+
+    pub(super) fn from_peer(&mut self, number: u64, message: Envelope<ToSource>) {
+        // A voice from an older session says nothing about this one.
+        if self.session.as_ref().is_none_or(|session| session.number != number) {
+            return;
+        }
+        match message.body {
+            ToSource::Peek { tag, image, offset, len } => self.peek(tag, image, offset, len),
+            ToSource::Hash { tag, image, ranges } => {
+                let content = self.images.content();
+                let control = self.control_copy();
+                std::thread::spawn(move || {
+                    // A disk error is answered by no hashes, which compare as different.
+                    let hashes = content.hash(image, &ranges).unwrap_or_default();
+                    send(control.as_ref(), ToTarget::Hashed { tag, hashes });
+                });
+            }
+            ToSource::Vm(bytes) => {
+                if let Some(message) = messages::decode::<ToSourceShell>(&bytes) {
+                    self.from_target_shell(message);
+                }
+            }
+            _ => self.step(SourceEvent::Message(message)),
+        }
+    }
+
+    fn from_target_shell(&mut self, message: ToSourceShell) {
+        self.report.told(&message);
+        let finished = message == ToSourceShell::Finished;
+        self.tell(Told::Shell(message));
+        if finished && self.is_over() {
+            self.say(&ToTargetShell::Bye);
+            self.part();
+        }
+    }
+
+    fn control_copy(&self) -> Option<ControlSender<ToTarget>> {
+        self.session.as_ref().map(|session| session.control.clone())
+    }
+
+    fn peek(&self, tag: u64, image: ImageIndex, offset: u64, len: u32) {
+        let data = self.images.content().peek(image, offset, len);
+        send(self.control_copy().as_ref(), ToTarget::Peeked { tag, data });
+    }
+
+    pub(super) fn say(&self, message: &ToTargetShell) {
+        let body = ToTarget::Vm(messages::encode(message));
+        send(self.control_copy().as_ref(), body);
+    }
+}
+
+/// Shell messages change no ownership, so they need to name none: the engine's own do.
+fn send(control: Option<&ControlSender<ToTarget>>, body: ToTarget) {
+    if let Some(control) = control {
+        let epoch = dray_types::Epoch(u64::MAX);
+        // A link that is down reports itself; nothing is owed to it.
+        let _ = control.send(&Envelope { epoch, attempt: Attempt(0), body });
+    }
+}

@@ -1,0 +1,156 @@
+//! Running the target engine's effects: each is done, or well under way, before the next begins.
+
+use super::{TargetLoop, Told};
+use crate::api::{ApiError, ErrorKind, MigrationState, Phase};
+use crate::migration::messages::ToSourceShell;
+use dray_engine::target::TargetNotice;
+use dray_engine::{TargetEffect, TargetEvent};
+use std::io;
+
+impl TargetLoop {
+    pub(super) fn run_effect(&mut self, effect: TargetEffect) {
+        if self.broken {
+            return;
+        }
+        if let Err(why) = self.try_effect(effect) {
+            self.break_down(&why);
+        }
+    }
+
+    fn try_effect(&mut self, effect: TargetEffect) -> io::Result<()> {
+        match effect {
+            TargetEffect::Send(envelope) => {
+                if let Some(session) = &self.session {
+                    // A link that is down reports itself, and the source then opens anew.
+                    let _ = session.control.send(&envelope);
+                }
+            }
+            TargetEffect::Journal(records) => self.log.append(&records)?,
+            TargetEffect::SyncImages { id } => self.images.sync(id),
+            TargetEffect::Expose { images } => {
+                self.images.expose(&self.slot, &images, self.engine.epoch())?;
+            }
+            TargetEffect::Withdraw => self.images.withdraw(&self.slot)?,
+            TargetEffect::ReachGuest => {
+                if self.slot.intent().guest.is_some() {
+                    self.tell(Told::Reach);
+                } else {
+                    self.answers.push_back(TargetEvent::GuestReachable(Ok(())));
+                }
+            }
+            TargetEffect::StartGuest => {
+                if self.slot.intent().guest.is_some() {
+                    self.tell(Told::Start);
+                } else {
+                    self.answers.push_back(TargetEvent::GuestStarted(Ok(())));
+                }
+            }
+            TargetEffect::AskMissing { image, from, max } => {
+                let run = self.images.next_missing(image, from, max);
+                self.answers.push_back(TargetEvent::NextMissing { image, run });
+            }
+            TargetEffect::Checkpoint { id } => self.images.checkpoint(id),
+            TargetEffect::Finish => self.images.finish()?,
+            TargetEffect::Discard => self.images.discard()?,
+            TargetEffect::Notice(notice) => self.notice(notice),
+        }
+        Ok(())
+    }
+
+    fn notice(&mut self, notice: TargetNotice) {
+        tracing::info!(migration = %self.slot.board.migration, ?notice, "target");
+        match &notice {
+            TargetNotice::GuestRunning => self.say(&ToSourceShell::GuestRunning),
+            TargetNotice::GuestFailed { why } => {
+                self.say(&ToSourceShell::GuestFailed(why.clone()));
+                self.fail(ErrorKind::Hypervisor, "cannot start the guest at the target", why);
+            }
+            TargetNotice::HandedBack { why } => {
+                self.fail(ErrorKind::Hypervisor, "the images were handed back", why);
+            }
+            TargetNotice::Failed { why } => self.fail(ErrorKind::Io, "migration failed", why),
+            TargetNotice::Unreadable { why, .. } => self.slot.board.notice(why.clone()),
+            TargetNotice::Abandoned { discarded } => self.abandoned(*discarded),
+            TargetNotice::Complete => self.complete(),
+            TargetNotice::Phase(_) | TargetNotice::Serving => {}
+        }
+        self.tell(Told::Notice(notice));
+    }
+
+    fn fail(&self, kind: ErrorKind, what: &str, why: &str) {
+        let error = ApiError::new(kind, what, why);
+        self.slot.board.change(|shown| shown.error = Some(error));
+    }
+
+    fn abandoned(&mut self, discarded: bool) {
+        let state = if discarded { MigrationState::Cancelled } else { MigrationState::Interrupted };
+        self.slot.board.change(|shown| shown.state = state);
+        if discarded {
+            if let Err(why) = self.parts.folder.remove() {
+                tracing::warn!(%why, "cannot remove a migration's folder");
+            }
+            self.slot.send(super::Input::Stop);
+        }
+    }
+
+    fn complete(&mut self) {
+        if self.slot.intent().settings.verify {
+            self.start_verification();
+        } else {
+            self.say_progress();
+            self.tell(Told::Release);
+        }
+    }
+
+    /// After a new session of a complete migration: its last words may have been lost.
+    pub(super) fn opened_again(&mut self) {
+        if self.engine.is_complete() && !self.verifying() {
+            self.complete();
+        }
+    }
+
+    /// The target's part is over. True when the loop may end.
+    pub(super) fn finished(&mut self) -> bool {
+        self.say_progress();
+        self.say(&ToSourceShell::Finished);
+        let complete = self.engine.is_complete();
+        if complete && let Err(why) = self.images.let_go() {
+            self.break_down(&why);
+        }
+        self.slot.board.change(|shown| {
+            shown.progress.phase = Phase::Ended;
+            if complete {
+                shown.state = MigrationState::Completed;
+            }
+        });
+        // A source that missed the last words asks again; the loop stays to answer it.
+        !complete
+    }
+
+    /// The source needs nothing more: the migration's folder goes.
+    pub(super) fn part(&mut self) {
+        if self.engine.is_complete() {
+            if let Err(why) = self.parts.folder.remove() {
+                tracing::warn!(%why, "cannot remove a migration's folder");
+            }
+            self.slot.send(super::Input::Stop);
+        }
+    }
+
+    /// Forgets a migration that never began. True when the loop may end.
+    pub(super) fn forget(&mut self) -> bool {
+        if self.engine.owns() {
+            return false;
+        }
+        let records = [dray_engine::TargetRecord::Discarded];
+        let discarded = self.log.append(&records).and_then(|()| self.images.discard());
+        if let Err(why) = discarded.and_then(|()| self.parts.folder.remove()) {
+            self.break_down(&why);
+        }
+        self.slot.board.change(|shown| {
+            shown.state = MigrationState::Cancelled;
+            shown.progress.phase = Phase::Ended;
+        });
+        true
+    }
+}

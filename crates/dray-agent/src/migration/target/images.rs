@@ -1,0 +1,277 @@
+//! The images of a migration at its target: partial files that become disks.
+
+use super::fetcher::ImageFetcher;
+use super::present::PresentFile;
+use super::sink::Place;
+use super::{Input, TargetParts, TargetSlot};
+use crate::api::{Amounts, ImageProgress};
+use crate::migration::intent::{TargetImageIntent, TargetIntent};
+use crate::migration::intents::{IntentFile, Intents};
+use crate::registry::{CopyState, Entry, Place as Name, Registry};
+use dray_engine::TargetEvent;
+use dray_engine::target::TargetStatus;
+use dray_image::{Image, ImageNames};
+use dray_types::{BLOCK_SIZE, BlockRange, BlockSet, Epoch, ImageIndex};
+use dray_wire::ImageHandover;
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+/// A demand read brings its neighbourhood: blocks of this alignment (64 KiB) around it.
+const NEIGHBOURHOOD: u64 = 16;
+
+/// One image.
+struct Open {
+    intent: TargetImageIntent,
+    entry: Arc<Entry>,
+    fetcher: Arc<ImageFetcher>,
+    present: Arc<PresentFile>,
+}
+
+/// All images, in the migration's order.
+pub struct TargetImages {
+    registry: Arc<Registry>,
+    all: Vec<Open>,
+    /// Regions the guest wrote into since handover, for a verification after a restart.
+    written: Arc<Intents>,
+    inputs: Sender<Input>,
+}
+
+impl TargetImages {
+    /// Finds every image of the intent in the registry.
+    ///
+    /// # Errors
+    /// When one is not there or its record of present blocks cannot be read.
+    pub fn open(
+        intent: &TargetIntent,
+        parts: &TargetParts,
+        inputs: &Sender<Input>,
+    ) -> io::Result<Self> {
+        let open = |(ix, image): (usize, &TargetImageIntent)| {
+            let name = &image.offer.name;
+            let entry = parts.registry.get(name).ok_or_else(|| {
+                let why = format!("image '{name}' of the migration is not there");
+                io::Error::new(io::ErrorKind::NotFound, why)
+            })?;
+            let index = ImageIndex(ix as u16);
+            Ok(Open {
+                intent: image.clone(),
+                entry,
+                fetcher: ImageFetcher::new(index, inputs.clone()),
+                present: PresentFile::open(&parts.folder.file(&format!("present-{ix}")))?,
+            })
+        };
+        let all = intent.images.iter().enumerate().map(open).collect::<io::Result<_>>()?;
+        let written = Intents::open(&parts.folder.file("written"))?;
+        let registry = Arc::clone(&parts.registry);
+        Ok(Self { registry, all, written, inputs: inputs.clone() })
+    }
+
+    /// Where data streams write.
+    pub fn places(&self) -> Vec<Place> {
+        let place = |open: &Open| Place {
+            disk: Arc::clone(&open.entry.disk),
+            file: Arc::clone(&open.entry.file),
+            len: open.intent.offer.len,
+        };
+        self.all.iter().map(place).collect()
+    }
+
+    /// Until the commit the disks answer reads from the source and refuse everything else.
+    pub fn begin_incoming(&self, slot: &TargetSlot) {
+        slot.sink.receive();
+        for open in &self.all {
+            open.entry.disk.begin_incoming(Arc::clone(&open.fetcher) as _);
+        }
+    }
+
+    /// The disks serve; what is missing comes. Can be repeated after a restart.
+    ///
+    /// # Errors
+    /// What the files or the store report.
+    pub fn expose(
+        &self,
+        slot: &TargetSlot,
+        images: &[ImageHandover],
+        epoch: Epoch,
+    ) -> io::Result<()> {
+        let verify = slot.intent().settings.verify;
+        for (ix, (open, handover)) in self.all.iter().zip(images).enumerate() {
+            let mut missing = handover.missing.clone();
+            missing.subtract(&open.present.all());
+            if open.present.is_new() {
+                // The file grows later, when the guest writes: never cut what it wrote.
+                open.entry.file.set_len(handover.len).map_err(io::Error::other)?;
+            }
+            self.registry.update(&open.entry, |record| {
+                record.state = CopyState::Owner;
+                record.epoch = epoch;
+            })?;
+            if verify {
+                // Blocks the guest writes from here on are not compared.
+                let written = IntentFile::new(Arc::clone(&self.written), ix);
+                open.entry.disk.start_tracking(Some(Arc::new(written) as _));
+            }
+            open.entry.disk.serve_with_missing(
+                missing,
+                Arc::clone(&open.fetcher) as _,
+                Arc::clone(&open.present) as _,
+            );
+        }
+        slot.sink.fill(epoch);
+        Ok(())
+    }
+
+    /// The images go back to the source.
+    ///
+    /// # Errors
+    /// What the store reports.
+    pub fn withdraw(&self, slot: &TargetSlot) -> io::Result<()> {
+        self.begin_incoming(slot);
+        for open in &self.all {
+            self.registry.update(&open.entry, |record| record.state = CopyState::Incoming)?;
+        }
+        Ok(())
+    }
+
+    /// Gives the files their names. Can be repeated.
+    ///
+    /// # Errors
+    /// What renaming or the store reports.
+    pub fn finish(&self) -> io::Result<()> {
+        for open in &self.all {
+            let record = open.entry.record();
+            if record.place == Name::Partial {
+                let names = ImageNames::of(&record.path).map_err(io::Error::other)?;
+                names.finish_partial(record.mode).map_err(io::Error::other)?;
+            }
+            self.registry.update(&open.entry, |record| {
+                record.place = Name::Named;
+                record.state = CopyState::Owner;
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The migration no longer holds the images.
+    ///
+    /// # Errors
+    /// What the store reports.
+    pub fn let_go(&self) -> io::Result<()> {
+        for open in &self.all {
+            self.registry.update(&open.entry, |record| record.migration = None)?;
+            open.entry.disk.stop_tracking();
+        }
+        self.written.close()
+    }
+
+    /// Removes what was received. Can be repeated.
+    ///
+    /// # Errors
+    /// What the file system or the store reports.
+    pub fn discard(&self) -> io::Result<()> {
+        for open in &self.all {
+            let record = open.entry.record();
+            if record.state == CopyState::Incoming {
+                let names = ImageNames::of(&record.path).map_err(io::Error::other)?;
+                names.remove_partial().map_err(io::Error::other)?;
+                self.registry.forget(&record.name)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes what was received durable, in a thread; answers `ImagesSynced`.
+    pub fn sync(&self, id: u64) {
+        let files: Vec<_> = self.all.iter().map(|open| Arc::clone(&open.entry.file)).collect();
+        let inputs = self.inputs.clone();
+        std::thread::spawn(move || {
+            let result = files.iter().try_for_each(|file| file.flush());
+            let result = result.map_err(|why| why.to_string());
+            let _ = inputs.send(Input::Engine(TargetEvent::ImagesSynced { id, result }));
+        });
+    }
+
+    /// Data sync and a durable record of what is present, in a thread; answers `Checkpointed`.
+    pub fn checkpoint(&self, id: u64) {
+        let disks: Vec<_> = self.all.iter().map(|open| Arc::clone(&open.entry.disk)).collect();
+        let inputs = self.inputs.clone();
+        std::thread::spawn(move || {
+            let result = disks.iter().try_for_each(|disk| disk.checkpoint());
+            let missing: u64 = disks.iter().map(|disk| disk.missing_count()).sum();
+            let result = match result {
+                Err(why) => Err(why.to_string()),
+                Ok(()) if missing > 0 => Err(format!("{missing} blocks are still missing")),
+                Ok(()) => Ok(()),
+            };
+            let _ = inputs.send(Input::Engine(TargetEvent::Checkpointed { id, result }));
+        });
+    }
+
+    /// The next missing run.
+    pub fn next_missing(&self, image: ImageIndex, from: u64, max: u64) -> Option<BlockRange> {
+        self.all.get(image.ix())?.entry.disk.next_missing(from, max)
+    }
+
+    /// The missing runs among the blocks a guest waits for and their neighbours.
+    pub fn neighbourhood(&self, image: ImageIndex, range: BlockRange) -> Vec<BlockRange> {
+        let Some(open) = self.all.get(image.ix()) else { return Vec::new() };
+        let start = range.start / NEIGHBOURHOOD * NEIGHBOURHOOD;
+        let end = range.end().div_ceil(NEIGHBOURHOOD) * NEIGHBOURHOOD;
+        let mut from = start;
+        let mut runs = Vec::new();
+        while let Some(run) = open.entry.disk.next_missing(from, end - from) {
+            if run.start >= end {
+                break;
+            }
+            let run = run.intersect(BlockRange::new(start, end - start));
+            runs.push(run);
+            from = run.end();
+            if from >= end {
+                break;
+            }
+        }
+        runs
+    }
+
+    /// Blocks that the guest may have written since handover: what the tracker holds, and regions
+    /// that were open when the agent restarted.
+    pub fn written(&self, ix: usize) -> BlockSet {
+        let mut written = self.written.inherited_regions(self.all.len()).swap_remove(ix);
+        written.union_with(&self.all[ix].entry.disk.dirty_snapshot());
+        written
+    }
+
+    /// Disks and files, for verification.
+    pub fn entries(&self) -> Vec<(Arc<Entry>, u64)> {
+        self.all.iter().map(|open| (Arc::clone(&open.entry), open.intent.offer.len)).collect()
+    }
+
+    /// Per image, blocks missing.
+    pub fn missing(&self) -> Vec<u64> {
+        self.all.iter().map(|open| open.entry.disk.missing_count()).collect()
+    }
+
+    /// Reads that waited for a missing block.
+    pub fn remote_reads(&self) -> u64 {
+        self.all.iter().map(|open| open.entry.disk.stats().remote_reads).sum()
+    }
+
+    /// How far each image is.
+    pub fn progress(&self, status: &TargetStatus) -> Vec<ImageProgress> {
+        let row = |(ix, open): (usize, &Open)| {
+            let missing = open.entry.disk.missing_count();
+            let received = status.received.get(ix).copied().unwrap_or(0);
+            ImageProgress {
+                image: open.intent.offer.name.clone(),
+                amounts: Amounts {
+                    bytes_total: (received + missing) * BLOCK_SIZE,
+                    bytes_done: received * BLOCK_SIZE,
+                    bytes_missing: missing * BLOCK_SIZE,
+                    dirty_blocks: 0,
+                },
+            }
+        };
+        self.all.iter().enumerate().map(row).collect()
+    }
+}

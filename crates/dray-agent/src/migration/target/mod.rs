@@ -1,0 +1,321 @@
+//! The target's owner loop.
+//!
+//! [`TargetSlot`] is what the rest of the agent holds of it; effects are in [`effects`], what data
+//! streams deliver in [`sink`], what disks ask for in [`fetcher`], the last check in [`verify`].
+
+mod effects;
+mod fetcher;
+mod images;
+mod present;
+mod session;
+mod sink;
+mod verify;
+
+use crate::api::{ApiError, ErrorKind, MigrationState, Phase};
+use crate::migration::Clock;
+use crate::migration::intent::TargetIntent;
+use crate::migration::log::{Folder, Log};
+use crate::migration::messages::{ToSourceShell, ToTargetShell};
+use crate::migration::slots::Board;
+use crate::migration::source::shown_phase;
+use crate::net::{ControlSender, NetStats};
+use crate::registry::Registry;
+use dray_engine::target::TargetNotice;
+use dray_engine::{Target, TargetEvent, TargetPlan, TargetRecord};
+use dray_types::{BlockRange, ImageIndex};
+use dray_wire::{Envelope, ToSource, ToTarget};
+use fetcher::Peeks;
+use images::TargetImages;
+use session::Session;
+use sink::Sink;
+use std::collections::VecDeque;
+use std::io;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc::UnboundedSender;
+
+/// Longest sleep of the loop: the engine wants a tick this often.
+const TICK: Duration = Duration::from_millis(100);
+/// The source is told how far Backfill is this often.
+const PROGRESS: Duration = Duration::from_millis(500);
+/// Name of the intent in the migration's folder.
+pub const INTENT: &str = "target.json";
+/// Name of the journal in the migration's folder.
+const JOURNAL: &str = "target.journal";
+
+/// What reaches the loop.
+pub enum Input {
+    /// For the engine.
+    Engine(TargetEvent),
+    /// A guest waits for these blocks.
+    Demand(ImageIndex, BlockRange),
+    /// A QEMU that opens the disk before handover reads.
+    Peek(fetcher::Peek),
+    /// A session was made.
+    SessionUp(u64, ControlSender<ToSource>, tokio::task::AbortHandle),
+    /// The session with this number is gone.
+    SessionDown(u64, String),
+    /// A message came in the session with this number.
+    FromPeer(u64, Envelope<ToTarget>),
+    /// A message for the source's shell.
+    Say(ToSourceShell),
+    /// Verification has looked at everything: blocks compared, blocks that differ.
+    Verified(u64, u64),
+    /// What happens at the end is done; the migration is over.
+    Finished,
+    /// Forget a migration that never began.
+    Forget,
+    /// The loop ends.
+    Stop,
+}
+
+/// What the loop tells the task that looks after the VM.
+#[derive(Clone, Debug)]
+pub enum Told {
+    /// The source's shell wants something.
+    Shell(ToTargetShell),
+    /// See whether the guest's QEMU answers.
+    Reach,
+    /// Let the guest run.
+    Start,
+    /// Every block is here: release the disks if the settings say so, then say `Finished`.
+    Release,
+    /// From the engine.
+    Notice(TargetNotice),
+}
+
+/// A migration at its target, as the rest of the agent holds it.
+pub struct TargetSlot {
+    /// What is shown.
+    pub board: Arc<Board>,
+    /// The way into the loop.
+    pub inputs: Sender<Input>,
+    /// The migration's counters.
+    pub stats: Arc<NetStats>,
+    /// What data streams deliver to.
+    sink: Arc<Sink>,
+    newest: session::Newest,
+    folder: Folder,
+    intent: Mutex<TargetIntent>,
+}
+
+impl TargetSlot {
+    /// The intent as it stands.
+    pub fn intent(&self) -> TargetIntent {
+        self.intent.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Changes the intent, durably.
+    ///
+    /// # Errors
+    /// What the store reports.
+    pub fn change_intent(&self, change: impl FnOnce(&mut TargetIntent)) -> io::Result<()> {
+        let mut intent = self.intent.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut new = intent.clone();
+        change(&mut new);
+        crate::store::replace_json(&self.folder.file(INTENT), &new)?;
+        *intent = new;
+        Ok(())
+    }
+
+    /// Sends an input; a loop that has ended no longer cares.
+    pub fn send(&self, input: Input) {
+        let _ = self.inputs.send(input);
+    }
+}
+
+/// What a loop is made of.
+pub struct TargetParts {
+    /// The migration's folder.
+    pub folder: Folder,
+    /// The images of this host.
+    pub registry: Arc<Registry>,
+    /// Where notices go.
+    pub told: UnboundedSender<Told>,
+}
+
+/// The loop's own state.
+pub struct TargetLoop {
+    slot: Arc<TargetSlot>,
+    parts: TargetParts,
+    clock: Clock,
+    engine: Target,
+    log: Log<TargetRecord>,
+    images: TargetImages,
+    peeks: Peeks,
+    session: Option<Session>,
+    answers: VecDeque<TargetEvent>,
+    progress_at: Instant,
+    verifier: Option<verify::Verifier>,
+    broken: bool,
+}
+
+impl TargetLoop {
+    /// Opens the journal and the images, and brings the disks into the state that is durable.
+    ///
+    /// # Errors
+    /// When the journal or an image cannot be opened.
+    pub fn open(
+        intent: TargetIntent,
+        parts: TargetParts,
+        board: Arc<Board>,
+        inputs: Sender<Input>,
+    ) -> io::Result<(Arc<TargetSlot>, Self)> {
+        let (log, records) = Log::open(&parts.folder.file(JOURNAL))?;
+        let images = TargetImages::open(&intent, &parts, &inputs)?;
+        let plan = TargetPlan {
+            migration: intent.migration,
+            images: intent.images.iter().map(|image| image.offer.clone()).collect(),
+            zeroed: intent.images.iter().map(|image| image.zeroed).collect(),
+        };
+        let engine = Target::recover(plan, &records);
+        let sink = Sink::new(images.places(), inputs.clone());
+        let slot = Arc::new(TargetSlot {
+            board,
+            inputs,
+            stats: Arc::default(),
+            sink,
+            newest: session::Newest::default(),
+            folder: parts.folder.clone(),
+            intent: Mutex::new(intent),
+        });
+        let mut this = Self {
+            slot: Arc::clone(&slot),
+            parts,
+            clock: Clock::start(),
+            engine,
+            log,
+            images,
+            peeks: Peeks::default(),
+            session: None,
+            answers: VecDeque::new(),
+            progress_at: Instant::now(),
+            verifier: None,
+            broken: false,
+        };
+        this.images.begin_incoming(&this.slot);
+        this.step(TargetEvent::Start);
+        Ok((slot, this))
+    }
+
+    /// Takes inputs until the migration is over.
+    pub fn run(mut self, inputs: &Receiver<Input>) {
+        let mut next_tick = Instant::now() + TICK;
+        loop {
+            let input = match inputs.try_recv() {
+                Ok(input) => input,
+                Err(TryRecvError::Disconnected) => return,
+                Err(TryRecvError::Empty) => {
+                    self.step(TargetEvent::Idle);
+                    let wait = next_tick.saturating_duration_since(Instant::now());
+                    match inputs.recv_timeout(wait) {
+                        Ok(input) => input,
+                        Err(RecvTimeoutError::Disconnected) => return,
+                        Err(RecvTimeoutError::Timeout) => {
+                            next_tick = Instant::now() + TICK;
+                            self.tick();
+                            continue;
+                        }
+                    }
+                }
+            };
+            if matches!(input, Input::Stop) || !self.take(input) {
+                return;
+            }
+        }
+    }
+
+    /// Takes one input; false when the loop shall end.
+    fn take(&mut self, input: Input) -> bool {
+        match input {
+            Input::Engine(event) => self.step(event),
+            Input::Demand(image, range) => {
+                let runs = self.images.neighbourhood(image, range);
+                self.step(TargetEvent::Demand { image, runs });
+            }
+            Input::Peek(peek) => self.peek(peek),
+            Input::SessionUp(number, control, reader) => {
+                self.session_up(Session::new(number, control, reader));
+            }
+            Input::SessionDown(number, why) => self.session_down(number, &why),
+            Input::FromPeer(number, message) => self.from_peer(number, message),
+            Input::Say(message) => self.say(&message),
+            Input::Verified(blocks, different) => self.verified(blocks, different),
+            Input::Finished => return !self.finished(),
+            Input::Forget => return !self.forget(),
+            Input::Stop => return false,
+        }
+        true
+    }
+
+    fn tick(&mut self) {
+        self.step(TargetEvent::Tick);
+        self.refresh();
+        if self.engine.owns() && self.progress_at.elapsed() >= PROGRESS {
+            self.progress_at = Instant::now();
+            self.say_progress();
+        }
+    }
+
+    fn say_progress(&mut self) {
+        let message = ToSourceShell::Progress {
+            missing: self.images.missing(),
+            remote_reads: self.images.remote_reads(),
+            net: self.slot.stats.totals(),
+        };
+        self.say(&message);
+    }
+
+    fn refresh(&self) {
+        let status = self.engine.status();
+        let rows = self.images.progress(&status);
+        let phase = shown_phase(self.engine.phase());
+        let wire = self.slot.stats.totals().wire_bytes();
+        let remote_reads = self.images.remote_reads();
+        self.slot.board.change(|shown| {
+            let progress = &mut shown.progress;
+            if progress.phase != Phase::Ended {
+                progress.phase = phase;
+            }
+            progress.total = rows.iter().fold(Default::default(), |sum, row| row.amounts.plus(sum));
+            progress.images = rows;
+            progress.wire_bytes = wire;
+            progress.remote_reads = remote_reads;
+            progress.rate = status.rate as u64;
+            progress.link_up = status.link_up;
+        });
+    }
+
+    fn tell(&self, told: Told) {
+        // The VM's task may have ended; then nobody needs to know.
+        let _ = self.parts.told.send(told);
+    }
+
+    /// Steps the engine and runs what it wants, until it wants nothing more.
+    fn step(&mut self, event: TargetEvent) {
+        let mut next = Some(event);
+        while let Some(event) = next {
+            if self.broken {
+                return;
+            }
+            let mut effects = Vec::new();
+            self.engine.step(self.clock.now(), event, &mut effects);
+            for effect in effects {
+                self.run_effect(effect);
+            }
+            next = self.answers.pop_front();
+        }
+    }
+
+    fn break_down(&mut self, why: &io::Error) {
+        self.broken = true;
+        tracing::error!(migration = %self.slot.board.migration, %why, "cannot go on at the target");
+        let error = ApiError::new(ErrorKind::Io, "cannot go on at the target", why)
+            .hint("look at the agent's state directory and the pool, then restart the agent");
+        self.slot.board.change(|shown| {
+            shown.state = MigrationState::Interrupted;
+            shown.error = Some(error.clone());
+        });
+    }
+}

@@ -1,0 +1,158 @@
+//! Sessions, as the target sees them: the source makes them, a new one replaces the one before.
+
+use super::{Input, TargetLoop, TargetSlot, Told};
+use crate::migration::messages::{self, ToSourceShell, ToTargetShell};
+use crate::net::{self, ControlSender, ControlSettings, DataReceiver, Incoming, NetError};
+use dray_engine::TargetEvent;
+use dray_wire::{Envelope, StreamKind, ToSource, ToTarget};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Number of the newest session of each migration; streams of older ones are refused.
+#[derive(Default)]
+pub struct Newest(AtomicU64);
+
+/// A session that stands.
+pub struct Session {
+    /// Its number.
+    pub number: u64,
+    /// The way to the source.
+    pub control: ControlSender<ToSource>,
+    reader: tokio::task::AbortHandle,
+}
+
+impl Session {
+    /// A session over a control stream whose reader can be stopped.
+    pub fn new(
+        number: u64,
+        control: ControlSender<ToSource>,
+        reader: tokio::task::AbortHandle,
+    ) -> Self {
+        Self { number, control, reader }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.reader.abort();
+    }
+}
+
+impl TargetSlot {
+    /// Takes a stream that the source has opened for this migration.
+    ///
+    /// # Errors
+    /// When the stream cannot be answered or its thread cannot be made.
+    pub async fn attach(
+        self: &Arc<Self>,
+        incoming: Incoming,
+        settings: ControlSettings,
+    ) -> Result<(), NetError> {
+        let number = incoming.hello.session;
+        if self.intent().peer != incoming.peer {
+            let why = "the migration belongs to another peer".to_owned();
+            incoming.refuse(why).await;
+            return Ok(());
+        }
+        let features = incoming.hello.features.clone();
+        match incoming.kind {
+            StreamKind::Control => {
+                if self.newest.0.fetch_max(number, Ordering::SeqCst) > number {
+                    incoming.refuse("a newer session of this migration exists").await;
+                    return Ok(());
+                }
+                self.control(incoming.welcome(features).await?, number, settings);
+            }
+            StreamKind::Data => {
+                if self.newest.0.load(Ordering::SeqCst) != number {
+                    incoming.refuse("the session is not the newest of this migration").await;
+                    return Ok(());
+                }
+                let stream = incoming.welcome(features).await?;
+                let stats = Arc::clone(&self.stats);
+                // The thread ends with its stream, which ends with the session.
+                drop(DataReceiver::spawn(stream, Arc::clone(&self.sink) as _, stats)?);
+            }
+            StreamKind::Memory | StreamKind::Request => {
+                incoming.refuse("this stream does not belong to the disks of a migration").await;
+            }
+        }
+        Ok(())
+    }
+
+    fn control(self: &Arc<Self>, stream: net::Stream, number: u64, settings: ControlSettings) {
+        let (control, mut incoming) =
+            net::control_stream::<ToSource, ToTarget>(stream, settings, &self.stats);
+        let slot = Arc::clone(self);
+        let reader = tokio::spawn(async move {
+            while let Some(message) = incoming.next().await {
+                match message {
+                    Ok(message) => slot.send(Input::FromPeer(number, message)),
+                    Err(why) => slot.send(Input::SessionDown(number, why.to_string())),
+                }
+            }
+        });
+        self.send(Input::SessionUp(number, control, reader.abort_handle()));
+    }
+}
+
+impl TargetLoop {
+    pub(super) fn session_up(&mut self, session: Session) {
+        if self.session.take().is_some() {
+            self.step(TargetEvent::LinkDown);
+        }
+        self.session = Some(session);
+        self.step(TargetEvent::LinkUp);
+        self.ask_peeks_again();
+    }
+
+    pub(super) fn session_down(&mut self, number: u64, why: &str) {
+        if self.session.as_ref().is_some_and(|session| session.number == number) {
+            tracing::warn!(migration = %self.slot.board.migration, why, "lost the session");
+            self.session = None;
+            self.step(TargetEvent::LinkDown);
+            self.restart_verification();
+        }
+    }
+
+    pub(super) fn from_peer(&mut self, number: u64, message: Envelope<ToTarget>) {
+        // A voice from an older session says nothing about this one.
+        if self.session.as_ref().is_none_or(|session| session.number != number) {
+            return;
+        }
+        match message.body {
+            ToTarget::Peeked { tag, data } => self.peeked(tag, data),
+            ToTarget::Hashed { tag, hashes } => self.hashed(tag, hashes),
+            ToTarget::Vm(bytes) => {
+                if let Some(message) = messages::decode::<ToTargetShell>(&bytes) {
+                    self.from_source_shell(message);
+                }
+            }
+            _ => {
+                let opening = matches!(message.body, ToTarget::Open(_));
+                self.step(TargetEvent::Message(message));
+                if opening {
+                    self.opened_again();
+                }
+            }
+        }
+    }
+
+    fn from_source_shell(&mut self, message: ToTargetShell) {
+        if let ToTargetShell::Settings(settings) = &message {
+            let settings = settings.clone();
+            if let Err(why) = self.slot.change_intent(|intent| intent.settings = settings) {
+                self.break_down(&why);
+            }
+            return;
+        }
+        if message == ToTargetShell::Bye {
+            return self.part();
+        }
+        self.tell(Told::Shell(message));
+    }
+
+    pub(super) fn say(&mut self, message: &ToSourceShell) {
+        self.send_aside(ToSource::Vm(messages::encode(message)));
+    }
+}

@@ -1,0 +1,176 @@
+//! What data streams deliver: written into partial images before handover, filled into missing
+//! blocks after it. Runs on the streams' threads; the loop only hears what became of each frame.
+
+use super::Input;
+use crate::net::{NetError, RunSink};
+use dray_engine::TargetEvent;
+use dray_engine::target::Arrival;
+use dray_image::{Disk, FileImage, Fill, Image, ZeroMode};
+use dray_types::{BLOCK_SIZE, BlockRange, Epoch};
+use dray_wire::FrameHeader;
+use dray_wire::frame::mask_bit;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::Sender;
+
+/// Where an image's blocks go.
+pub struct Place {
+    /// The disk, for missing blocks.
+    pub disk: Arc<Disk>,
+    /// The partial file.
+    pub file: Arc<FileImage>,
+    /// Exported length in bytes.
+    pub len: u64,
+}
+
+/// The sink of a migration.
+pub struct Sink {
+    places: Vec<Place>,
+    inputs: Sender<Input>,
+    /// Zero while receiving; else the epoch in which this host owns the images.
+    owner_epoch: AtomicU64,
+}
+
+impl Sink {
+    /// Delivers to `places`.
+    pub fn new(places: Vec<Place>, inputs: Sender<Input>) -> Arc<Self> {
+        Arc::new(Self { places, inputs, owner_epoch: AtomicU64::new(0) })
+    }
+
+    /// Frames are written into the partial images.
+    pub fn receive(&self) {
+        self.owner_epoch.store(0, Ordering::SeqCst);
+    }
+
+    /// Frames fill missing blocks; those of an earlier epoch are dropped (I1).
+    pub fn fill(&self, epoch: Epoch) {
+        self.owner_epoch.store(epoch.0, Ordering::SeqCst);
+    }
+
+    fn deliver(&self, header: &FrameHeader, payload: Option<&[u8]>) {
+        let owner = self.owner_epoch.load(Ordering::SeqCst);
+        if owner > 0 && header.epoch < Epoch(owner) {
+            return;
+        }
+        let arrival = match self.place(header) {
+            Err(why) => Arrival::Failed(why),
+            Ok(place) => match deliver(place, header, payload, owner > 0) {
+                Ok(()) => Arrival::Written,
+                Err(why) => Arrival::Failed(why.to_string()),
+            },
+        };
+        self.report(header, arrival);
+    }
+
+    fn place(&self, header: &FrameHeader) -> Result<&Place, String> {
+        let place = self.places.get(usize::from(header.image.0));
+        place
+            .filter(|place| BlockRange::whole(place.len).contains(header.range))
+            .ok_or_else(|| "a frame lies outside the image".to_owned())
+    }
+
+    fn report(&self, header: &FrameHeader, arrival: Arrival) {
+        let FrameHeader { tag, image, range, .. } = *header;
+        let event = TargetEvent::RunArrived { tag, image, range, arrival };
+        // A loop that has ended needs no more blocks.
+        let _ = self.inputs.send(Input::Engine(event));
+    }
+}
+
+/// Writes the data and zero parts of a run one after the other.
+fn deliver(
+    place: &Place,
+    header: &FrameHeader,
+    payload: Option<&[u8]>,
+    owner: bool,
+) -> dray_image::Result<()> {
+    let Some(payload) = payload else { return zeros(place, header.range, owner) };
+    let mut rest = payload;
+    for (range, zero) in parts(header) {
+        if zero {
+            zeros(place, range, owner)?;
+        } else {
+            let (data, tail) = rest.split_at(range.byte_len() as usize);
+            rest = tail;
+            bytes(place, range, data, owner)?;
+        }
+    }
+    Ok(())
+}
+
+/// The run cut where data and zeros meet.
+fn parts(header: &FrameHeader) -> impl Iterator<Item = (BlockRange, bool)> + '_ {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        if at >= header.range.len {
+            return None;
+        }
+        let zero = mask_bit(&header.zero_mask, at);
+        let start = at;
+        while at < header.range.len && mask_bit(&header.zero_mask, at) == zero {
+            at += 1;
+        }
+        Some((BlockRange::new(header.range.start + start, at - start), zero))
+    })
+}
+
+fn bytes(place: &Place, range: BlockRange, data: &[u8], owner: bool) -> dray_image::Result<()> {
+    if owner {
+        return place.disk.fill(range, Fill::Data(data)).map(drop);
+    }
+    let len = range.byte_len().min(place.len - range.byte_offset());
+    place.file.write_at(&data[..len as usize], range.byte_offset(), false)
+}
+
+fn zeros(place: &Place, range: BlockRange, owner: bool) -> dray_image::Result<()> {
+    if owner {
+        return place.disk.fill(range, Fill::Zero).map(drop);
+    }
+    let len = (range.len * BLOCK_SIZE).min(place.len - range.byte_offset());
+    place.file.zero(range.byte_offset(), len, ZeroMode::MayUnmap, false)
+}
+
+impl RunSink for Sink {
+    fn run(&self, header: &FrameHeader, payload: &[u8]) {
+        self.deliver(header, Some(payload));
+    }
+
+    fn zero(&self, header: &FrameHeader) {
+        self.deliver(header, None);
+    }
+
+    fn mismatch(&self, header: &FrameHeader) {
+        self.report(header, Arrival::Damaged);
+    }
+
+    fn ended(&self, why: Option<NetError>) {
+        // The control stream of the same session says that the link is down.
+        if let Some(why) = why {
+            tracing::debug!(%why, "a data stream ended");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dray_types::ImageIndex;
+    use dray_wire::{Encoding, FrameKind};
+
+    #[test]
+    fn a_run_is_cut_where_data_and_zeros_meet() {
+        let header = FrameHeader {
+            kind: FrameKind::Run,
+            encoding: Encoding::Raw,
+            image: ImageIndex(0),
+            epoch: Epoch(1),
+            tag: 1,
+            range: BlockRange::new(10, 6),
+            zero_mask: [0b011001, 0, 0, 0],
+            payload_len: 3 * 4096,
+            hash: 0,
+        };
+        let cut: Vec<_> = parts(&header).map(|(run, zero)| (run.start, run.len, zero)).collect();
+        assert_eq!(cut, [(10, 1, true), (11, 2, false), (13, 2, true), (15, 1, false)]);
+    }
+}

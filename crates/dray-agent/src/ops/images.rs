@@ -1,0 +1,267 @@
+//! `dray images`, `resize`: what this host serves.
+
+use super::io_error;
+use crate::agent::Agent;
+use crate::api::{
+    ApiError, ApiResult, ErrorKind, ImageAdd, ImageRemove, ImageState, ImageStatus, Resize,
+};
+use crate::config::pool::check_name;
+use crate::registry::{CopyState, Entry, ImageRecord, Place, open_file};
+use crate::vm::picture::{self, Picture};
+use crate::vm::{RECONNECT_DELAY, qemu_error};
+use dray_image::{Image, locks, names};
+use dray_qemu::{AdoptOptions, NbdExport};
+use dray_types::{BLOCK_SIZE, Epoch, ImageId};
+use std::path::Path;
+use std::sync::Arc;
+
+/// A random id.
+///
+/// # Errors
+/// When the system has no randomness to give.
+pub fn random_id() -> ApiResult<u128> {
+    let mut bytes = [0; 16];
+    let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    match filled {
+        Ok(16) => Ok(u128::from_le_bytes(bytes)),
+        _ => Err(ApiError::new(ErrorKind::Internal, "cannot make an id", "no random bytes")),
+    }
+}
+
+/// Length to export for an image under a format driver: files grow, exports do not, so there is
+/// room for a quarter more than the guest can see, and for a gigabyte of the format's own.
+pub fn growable_len(file: u64, guest: u64) -> u64 {
+    let room = guest + guest / 4 + (1 << 30);
+    file.max(room).next_multiple_of(BLOCK_SIZE)
+}
+
+impl Agent {
+    pub(super) fn image_status(&self, entry: &Entry) -> ImageStatus {
+        let record = entry.record();
+        ImageStatus {
+            path: record.current_path().unwrap_or_else(|_| record.path.clone()),
+            size: record.len,
+            allocated: entry.file.allocated_bytes().unwrap_or(0),
+            state: match record.state {
+                CopyState::Owner => ImageState::Owner,
+                CopyState::Incoming => ImageState::Incoming,
+                CopyState::Replica => ImageState::Replica,
+            },
+            epoch: record.epoch,
+            missing_blocks: entry.disk.missing_count(),
+            clients: self.nbd.connections(&record.name) as u32,
+            growable: record.growable,
+            read_only: record.read_only,
+            migration: record.migration,
+            name: record.name,
+            id: record.id,
+        }
+    }
+
+    /// The image of this name.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub(super) fn image(&self, name: &str) -> ApiResult<Arc<Entry>> {
+        self.registry.get(name).ok_or_else(|| {
+            let what = format!("cannot find image '{name}'");
+            ApiError::new(ErrorKind::NotFound, what, "no image of that name is on this host")
+                .hint("`dray images` lists the images")
+        })
+    }
+
+    /// Refuses files outside the pools and files that somebody else writes.
+    pub(super) fn check_file(&self, what: &str, path: &Path, probe: bool) -> ApiResult<()> {
+        if !path.exists() {
+            let why = format!("{}: no such file", path.display());
+            return Err(ApiError::new(ErrorKind::NotFound, what, why));
+        }
+        if !self.config.pools.iter().any(|pool| pool.contains(path)) {
+            let why = format!("{} lies outside every pool of this host", path.display());
+            return Err(ApiError::new(ErrorKind::Denied, what, why)
+                .hint(format!("add its folder as a [[pool]] to {}", self.config.path.display())));
+        }
+        if probe {
+            let user = locks::probe(path).map_err(|why| io_error(what, why))?;
+            if let Some(user) = user.filter(|user| user.excludes_owner()) {
+                return Err(ApiError::new(ErrorKind::Conflict, what, user)
+                    .hint("stop what uses it, or adopt the running vm instead"));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn image_add(&self, command: ImageAdd) -> ApiResult<ImageStatus> {
+        let what = format!("cannot add image '{}'", command.name);
+        check_name(&command.name)
+            .map_err(|why| ApiError::new(ErrorKind::Invalid, what.clone(), why))?;
+        self.check_file(&what, &command.path, !command.read_only)?;
+        let path = command.path.canonicalize().map_err(|why| io_error(&what, why))?;
+        let format = command.format.as_deref();
+        let growable = command.growable.unwrap_or(format.is_some_and(|name| name != "raw"));
+        let meta = std::fs::metadata(&path).map_err(|why| io_error(&what, why))?;
+        let len = match (growable, format) {
+            (true, Some(format)) if format != "raw" => {
+                growable_len(meta.len(), virtual_size(&what, &path, format)?)
+            }
+            (true, _) => growable_len(meta.len(), meta.len()),
+            (false, _) => 0,
+        };
+        let mut record = ImageRecord {
+            name: command.name,
+            id: ImageId(random_id()?),
+            mode: names::file_mode(&path).map_err(|why| io_error(&what, why))?,
+            path,
+            place: Place::Named,
+            len,
+            growable,
+            read_only: command.read_only,
+            format: command.format,
+            state: CopyState::Owner,
+            epoch: Epoch(1),
+            migration: None,
+            adopted: None,
+        };
+        let file = open_file(&record).map_err(|why| {
+            let kind = if why.kind == dray_image::ErrorKind::ReadOnly {
+                ErrorKind::Denied
+            } else {
+                ErrorKind::Io
+            };
+            ApiError::new(kind, what.clone(), why)
+        })?;
+        record.len = file.geometry().len;
+        let added = self.registry.add(record, Arc::new(file));
+        let entry = added.map_err(|why| {
+            let taken = why.kind() == std::io::ErrorKind::AlreadyExists;
+            let kind = if taken { ErrorKind::Conflict } else { ErrorKind::Io };
+            ApiError::new(kind, what, why)
+        })?;
+        Ok(self.image_status(&entry))
+    }
+
+    pub(super) fn image_remove(&self, command: &ImageRemove) -> ApiResult<ImageStatus> {
+        let entry = self.image(&command.name)?;
+        let what = format!("cannot remove image '{}'", command.name);
+        let conflict = |why: &str, hint: &str| {
+            Err(ApiError::new(ErrorKind::Conflict, what.clone(), why).hint(hint))
+        };
+        let status = self.image_status(&entry);
+        if status.clients > 0 {
+            return conflict("a client is attached to it", "shut the vm down or release its disk");
+        }
+        if status.migration.is_some() {
+            return conflict("it takes part in a migration", "`dray cancel` the migration first");
+        }
+        self.registry.forget(&command.name).map_err(|why| io_error(what, why))?;
+        Ok(status)
+    }
+
+    pub(super) async fn resize(&self, command: &Resize) -> ApiResult<ImageStatus> {
+        let entry = self.image(&command.image)?;
+        let record = entry.record();
+        let what = format!("cannot resize image '{}'", command.image);
+        let refuse =
+            |kind, why: &str, hint: &str| Err(ApiError::new(kind, what.clone(), why).hint(hint));
+        if record.migration.is_some() {
+            let hint = "wait until the migration has ended, or cancel it";
+            return refuse(ErrorKind::Conflict, "it takes part in a migration", hint);
+        }
+        if record.state != CopyState::Owner {
+            let why = "this host does not own it";
+            return refuse(ErrorKind::Conflict, why, "resize it on the host that does");
+        }
+        if command.size.0 <= record.len {
+            let why = format!("it has {} bytes already; images only grow", record.len);
+            return refuse(ErrorKind::Invalid, &why, "give a larger size");
+        }
+        if !command.size.0.is_multiple_of(512) {
+            let why = "the size is not a multiple of 512 bytes";
+            return refuse(ErrorKind::Invalid, why, "guests see disks in sectors");
+        }
+        if self.nbd.connections(&command.image) > 0 && command.qmp.is_none() {
+            let why = "a client is attached, and exports cannot grow under it";
+            return refuse(ErrorKind::Conflict, why, "name the vm with --qmp");
+        }
+        let spliced = match &command.qmp {
+            Some(qmp) => Some(self.step_aside(&what, qmp, &command.image).await?),
+            None => None,
+        };
+        let grown = self.grow(&what, &record, command.size.0);
+        if let Some((picture, plan)) = spliced {
+            self.step_back(&what, &picture, &plan, &command.image, command.size.0).await?;
+        }
+        grown?;
+        Ok(self.image_status(&*self.image(&command.image)?))
+    }
+
+    fn grow(&self, what: &str, record: &ImageRecord, len: u64) -> ApiResult<()> {
+        let failed = |why: &dyn std::fmt::Display| io_error(what, why);
+        let file = std::fs::File::options().write(true).open(&record.path);
+        file.and_then(|file| file.set_len(len).and_then(|()| file.sync_all()))
+            .map_err(|why| failed(&why))?;
+        let mut new = record.clone();
+        new.len = len;
+        let file = open_file(&new).map_err(|why| failed(&why))?;
+        self.registry.forget(&record.name).map_err(|why| failed(&why))?;
+        self.registry.add(new, Arc::new(file)).map_err(|why| failed(&why)).map(drop)
+    }
+
+    /// Puts a resident raw disk back on its file while its export is replaced.
+    async fn step_aside(
+        &self,
+        what: &str,
+        qmp: &Path,
+        image: &str,
+    ) -> ApiResult<(Picture, dray_qemu::LayerPlan)> {
+        let picture = Picture::take(qmp, &self.nbd_socket()).await?;
+        let place = picture::Place::Resident(image.to_owned());
+        let layer = picture.layers().find(|layer| layer.place == place).cloned();
+        let Some(layer) = layer else {
+            let why = format!("the vm behind {} does not use it", qmp.display());
+            return Err(ApiError::new(ErrorKind::NotFound, what, why));
+        };
+        let path = self.image(image)?.record().path;
+        let mut plan = layer.plan;
+        plan.local.insert("filename".into(), path.to_string_lossy().into());
+        dray_qemu::release(&picture.qmp, &plan).await.map_err(|why| qemu_error(what, &why))?;
+        Ok((picture, plan))
+    }
+
+    async fn step_back(
+        &self,
+        what: &str,
+        picture: &Picture,
+        plan: &dray_qemu::LayerPlan,
+        image: &str,
+        size: u64,
+    ) -> ApiResult<()> {
+        let failed = |why: dray_qemu::Error| qemu_error(what, &why);
+        dray_qemu::status::resize(&picture.qmp, &plan.qdev, size).await.map_err(failed)?;
+        let mut plan = plan.clone();
+        plan.file_size = size;
+        plan.size = size;
+        let export = NbdExport {
+            socket: self.nbd_socket(),
+            name: image.to_owned(),
+            reconnect_delay: RECONNECT_DELAY,
+        };
+        let adopted = dray_qemu::adopt(&picture.qmp, &plan, &export, AdoptOptions::default()).await;
+        adopted.map_err(failed).map(drop)
+    }
+}
+
+/// The guest-visible size of an image under a format driver, asked of QEMU's own tool: dray does
+/// not look into images.
+fn virtual_size(what: &str, path: &Path, format: &str) -> ApiResult<u64> {
+    let run = std::process::Command::new("qemu-img")
+        .args(["info", "-U", "--output=json", "-f", format])
+        .arg(path)
+        .output()
+        .map_err(|why| io_error(what, format!("cannot run qemu-img: {why}")))?;
+    let info: serde_json::Value = serde_json::from_slice(&run.stdout).unwrap_or_default();
+    info["virtual-size"].as_u64().ok_or_else(|| {
+        let why = String::from_utf8_lossy(&run.stderr).trim().to_owned();
+        ApiError::new(ErrorKind::Invalid, what, why).hint("is the format right?")
+    })
+}

@@ -1,0 +1,231 @@
+//! `dray migrate` and `resume`: from what was asked to a migration that runs.
+
+use super::io_error;
+use super::prepare::{Plan, layer_plans};
+use crate::agent::Agent;
+use crate::api::{
+    ApiError, ApiResult, ErrorKind, Migrate, MigrationState, Prepare, ReleaseAtEnd, Resume,
+    Started, Subject,
+};
+use crate::migration::intent::{Options, SourceIntent};
+use crate::migration::messages::{GuestFacts, Settings};
+use crate::migration::source::{Input, Mark, SourceSlot, unix_ms};
+use crate::vm::picture::{Picture, Place};
+use dray_engine::Strategy;
+use dray_types::MigrationId;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Downtime to aim for when the operator names none, in milliseconds: QEMU's own default.
+const MAX_DOWNTIME_MS: u64 = 300;
+
+fn strategy(strategy: crate::api::Strategy) -> Strategy {
+    match strategy {
+        crate::api::Strategy::PreCopy => Strategy::PreCopy,
+        crate::api::Strategy::PostCopy => Strategy::PostCopy,
+        crate::api::Strategy::Hybrid => Strategy::Hybrid,
+    }
+}
+
+impl Agent {
+    pub(super) async fn migrate(self: &Arc<Self>, command: Migrate) -> ApiResult<Started> {
+        let what = format!("cannot migrate to {}", command.to);
+        let vm = matches!(command.subject, Subject::Vm { .. });
+        if vm != command.target_qmp.is_some() {
+            let why = if vm {
+                "the QMP socket of the waiting QEMU at the target is needed"
+            } else {
+                "images move without a QEMU at the target"
+            };
+            return Err(ApiError::new(ErrorKind::Invalid, what, why).hint("see --target-qmp"));
+        }
+        let (slot, plan, picture) = self.find_or_prepare(&what, &command).await?;
+        let mut intent = slot.intent();
+        intent.started_unix_ms = unix_ms();
+        if let (Some(picture), Some(qmp)) = (&picture, &command.target_qmp) {
+            self.adopt_for(&mut intent, &slot, picture, &plan, &command, qmp.clone()).await?;
+        }
+        let resident = intent.adopted.is_empty();
+        intent.options = Some(Options {
+            strategy: strategy(command.strategy),
+            bandwidth: command.bandwidth,
+            max_downtime_ms: command.max_downtime_ms.unwrap_or(MAX_DOWNTIME_MS),
+            settings: Settings {
+                verify: command.verify,
+                release: match command.release {
+                    ReleaseAtEnd::Always => true,
+                    ReleaseAtEnd::Never => false,
+                    ReleaseAtEnd::AsBefore => vm && !resident,
+                },
+            },
+            remove_replica: command.remove_replica,
+        });
+        self.start(&what, &slot, intent)
+    }
+
+    /// Makes the intent durable, binds the images to the migration and begins.
+    fn start(
+        self: &Arc<Self>,
+        what: &str,
+        slot: &Arc<SourceSlot>,
+        intent: SourceIntent,
+    ) -> ApiResult<Started> {
+        let migration = intent.migration;
+        let path = self.store.migrations().join(migration.to_string());
+        crate::store::replace_json(&path.join(crate::migration::source::INTENT), &intent)
+            .map_err(|why| io_error(what, why))?;
+        for image in &intent.images {
+            if let Some(entry) = self.registry.get(&image.name) {
+                self.registry
+                    .update(&entry, |record| record.migration = Some(migration))
+                    .map_err(|why| io_error(what, why))?;
+            }
+        }
+        slot.board.change(|shown| {
+            shown.state = MigrationState::Running;
+            shown.error = None;
+            shown.started_unix_ms = intent.started_unix_ms;
+            if let Some(options) = &intent.options {
+                shown.progress.strategy =
+                    crate::migration::source::shown_strategy(options.strategy);
+                shown.progress.bandwidth = options.bandwidth;
+            }
+        });
+        slot.send(Input::Mark(Mark::Started));
+        slot.send(Input::Begin(Box::new(intent)));
+        tokio::spawn(Arc::clone(self).drive(Arc::clone(slot), true));
+        Ok(Started { migration })
+    }
+
+    /// The prepared migration that is meant, or a new one for images that need no QEMU.
+    async fn find_or_prepare(
+        self: &Arc<Self>,
+        what: &str,
+        command: &Migrate,
+    ) -> ApiResult<(Arc<SourceSlot>, Plan, Option<Picture>)> {
+        let prepare = Prepare {
+            subject: command.subject.clone(),
+            to: command.to.clone(),
+            pool: command.pool.clone(),
+            prefix: None,
+            names: command.names.clone(),
+        };
+        if let Some(slot) = self.prepared(command)? {
+            let (_, plan, picture) = self.plan(&prepare).await?;
+            let same = plan.images.iter().map(|image| &image.path);
+            if !same.eq(slot.intent().images.iter().map(|image| &image.path)) {
+                let why = "its images are not those that were prepared";
+                return Err(ApiError::new(ErrorKind::Conflict, what, why)
+                    .hint("`dray cancel` the prepared migration and prepare again"));
+            }
+            return Ok((slot, plan, picture));
+        }
+        if matches!(command.subject, Subject::Vm { .. }) {
+            let why = format!("nothing is prepared for it on {}", command.to);
+            return Err(ApiError::new(ErrorKind::NotFound, what, why)
+                .hint("`dray prepare` first: it prints the lines that start the waiting QEMU"));
+        }
+        let (intent, plan, picture) = self.plan(&prepare).await?;
+        let pool = command.pool.as_deref();
+        let (slot, _) = self.prepare_at_target(intent, &plan, pool).await?;
+        Ok((slot, plan, picture))
+    }
+
+    fn prepared(&self, command: &Migrate) -> ApiResult<Option<Arc<SourceSlot>>> {
+        let waiting: Vec<_> = self
+            .sources
+            .all()
+            .into_iter()
+            .filter(|slot| slot.board.read().state == MigrationState::Prepared)
+            .collect();
+        if let Some(named) = &command.prepared {
+            let id = named.resolve(waiting.iter().map(|slot| slot.board.migration))?;
+            return Ok(self.sources.get(id));
+        }
+        let meant = |slot: &&Arc<SourceSlot>| {
+            let intent = slot.intent();
+            let subject = match (&command.subject, &intent.vm) {
+                (Subject::Vm { qmp }, Some(vm)) => *qmp == vm.qmp,
+                (Subject::Images { names }, None) => {
+                    names.iter().eq(intent.images.iter().map(|image| &image.name))
+                }
+                _ => false,
+            };
+            subject && intent.peer == command.to
+        };
+        Ok(waiting.iter().find(meant).cloned())
+    }
+
+    /// Splices the VM's own disks under dray, and writes down what its QEMU at the target must
+    /// have. If one cannot be adopted, those before it go back.
+    async fn adopt_for(
+        self: &Arc<Self>,
+        intent: &mut SourceIntent,
+        slot: &Arc<SourceSlot>,
+        picture: &Picture,
+        plan: &Plan,
+        command: &Migrate,
+        target_qmp: PathBuf,
+    ) -> ApiResult<()> {
+        let layers = layer_plans(picture, plan)?;
+        for disk in &picture.disks {
+            let Some(layer) = disk.first() else { continue };
+            let Place::Local(path) = &layer.place else { continue };
+            if layer.plan.read_only {
+                continue;
+            }
+            let path = path.canonicalize().map_err(|why| io_error("cannot adopt", why))?;
+            let image = intent.images.iter().find(|image| image.path == path);
+            let id = image.map(|image| image.offer.id);
+            match self.adopt_layer(picture, layer, command.drop_bitmaps, id).await {
+                Ok(disk) => {
+                    if let Some(image) = intent.images.iter_mut().find(|i| i.path == path) {
+                        image.name.clone_from(&disk.image);
+                    }
+                    intent.adopted.push(disk.image);
+                }
+                Err(why) => {
+                    slot.set_adopted(&intent.adopted);
+                    self.unadopt(slot).await;
+                    return Err(why);
+                }
+            }
+        }
+        if let Some(vm) = &mut intent.vm {
+            vm.facts = Some(GuestFacts { qmp: target_qmp, layers, running: picture.running });
+        }
+        Ok(())
+    }
+
+    pub(super) fn resume(self: &Arc<Self>, command: &Resume) -> ApiResult<Started> {
+        let what = "cannot resume the migration";
+        let resumable = |slot: &Arc<SourceSlot>| {
+            let state = slot.board.read().state;
+            matches!(state, MigrationState::Failed | MigrationState::Cancelled)
+        };
+        let slots = self.sources.all();
+        let known: Vec<MigrationId> = slots.iter().map(|slot| slot.board.migration).collect();
+        let waiting = slots.iter().filter(|slot| resumable(slot)).map(|slot| slot.board.migration);
+        let id = crate::api::text::pick(command.migration.as_ref(), known, waiting)?;
+        let old = self.sources.get(id).filter(resumable).ok_or_else(|| {
+            ApiError::new(ErrorKind::Conflict, what, "it is not one that failed or was cancelled")
+        })?;
+        let folder = self.store.migrations().join(id.to_string());
+        if !folder.is_dir() {
+            let why = "nothing of it was kept";
+            return Err(ApiError::new(ErrorKind::NotFound, what, why).hint("migrate anew"));
+        }
+        let intent = old.intent();
+        if intent.vm.is_some() {
+            // The disks went back to QEMU and the waiting QEMU has ended: both are made anew.
+            let why = "a vm's migration is taken up by preparing and migrating again";
+            return Err(ApiError::new(ErrorKind::Conflict, what, why).hint(
+                "start the waiting QEMU again, then `dray migrate` with the same arguments",
+            ));
+        }
+        let mut prepared = intent.clone();
+        prepared.options = None;
+        let (slot, _) = self.launch_source(prepared)?.map_err(|why| io_error(what, why))?;
+        self.start(what, &slot, intent)
+    }
+}

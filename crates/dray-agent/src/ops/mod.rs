@@ -1,0 +1,95 @@
+//! The local API's commands: each checks what was asked, does it or starts it, and answers in the
+//! API's own words.
+
+mod claim;
+mod control;
+mod images;
+mod migrate;
+mod prepare;
+mod splice;
+
+use crate::agent::Agent;
+use crate::api::{
+    self, AgentApi, AgentInfo, ApiError, ApiResult, Cancelled, Claimed, ErrorKind, Events,
+    ImageStatus, Limited, MigrationStatus, Prepared, Spliced, Started, Summary, Unstalled,
+};
+use std::sync::Arc;
+
+/// The agent as the local API sees it.
+pub struct Operator(pub Arc<Agent>);
+
+/// A failure of the file system as the API tells it.
+fn io_error(what: impl Into<String>, why: impl std::fmt::Display) -> ApiError {
+    ApiError::new(ErrorKind::Io, what, why)
+}
+
+impl AgentApi for Operator {
+    async fn info(&self) -> ApiResult<AgentInfo> {
+        Ok(AgentInfo {
+            host: self.0.config.name.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            api_version: api::API_VERSION,
+            pid: std::process::id(),
+        })
+    }
+
+    async fn migrate(&self, command: api::Migrate) -> ApiResult<Started> {
+        self.0.migrate(command).await
+    }
+
+    async fn prepare(&self, command: api::Prepare) -> ApiResult<Prepared> {
+        self.0.prepare(command).await
+    }
+
+    async fn status(&self, command: api::Status) -> ApiResult<Vec<MigrationStatus>> {
+        self.0.status(&command)
+    }
+
+    async fn watch(&self, command: api::Watch, events: Events) -> ApiResult<Summary> {
+        self.0.watch(&command, &events).await
+    }
+
+    async fn cancel(&self, command: api::Cancel) -> ApiResult<Cancelled> {
+        self.0.cancel(&command).await
+    }
+
+    async fn resume(&self, command: api::Resume) -> ApiResult<Started> {
+        self.0.resume(&command)
+    }
+
+    async fn limit(&self, command: api::Limit) -> ApiResult<Limited> {
+        self.0.limit(&command)
+    }
+
+    async fn images(&self) -> ApiResult<Vec<ImageStatus>> {
+        Ok(self.0.registry.all().iter().map(|entry| self.0.image_status(entry)).collect())
+    }
+
+    async fn image_add(&self, command: api::ImageAdd) -> ApiResult<ImageStatus> {
+        self.0.image_add(command)
+    }
+
+    async fn image_remove(&self, command: api::ImageRemove) -> ApiResult<ImageStatus> {
+        self.0.image_remove(&command)
+    }
+
+    async fn adopt(&self, command: api::Adopt) -> ApiResult<Spliced> {
+        self.0.adopt(&command).await
+    }
+
+    async fn release(&self, command: api::Release) -> ApiResult<Spliced> {
+        self.0.release(&command).await
+    }
+
+    async fn resize(&self, command: api::Resize) -> ApiResult<ImageStatus> {
+        self.0.resize(&command).await
+    }
+
+    async fn claim(&self, command: api::Claim) -> ApiResult<Claimed> {
+        self.0.claim(&command)
+    }
+
+    async fn unstall(&self, command: api::Unstall) -> ApiResult<Unstalled> {
+        self.0.unstall(&command)
+    }
+}

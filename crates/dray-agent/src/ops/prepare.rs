@@ -1,0 +1,346 @@
+//! `dray prepare`: room and exports at the target, and the lines its QEMU is started with.
+
+use super::images::random_id;
+use super::io_error;
+use crate::agent::Agent;
+use crate::api::{
+    ApiError, ApiResult, ErrorKind, MigrationState, Prepare, Prepared, PreparedImage, Subject,
+};
+use crate::migration::intent::{SourceImage, SourceIntent, SourceVm};
+use crate::migration::source::{SourceSlot, unix_ms};
+use crate::net::requests;
+use crate::net::{NetError, NetErrorKind};
+use crate::registry::CopyState;
+use crate::vm::RECONNECT_DELAY;
+use crate::vm::picture::{LayerPicture, Picture, Place};
+use dray_image::{FileImage, FileOptions};
+use dray_qemu::{NbdExport, blockdev};
+use dray_types::{Epoch, ImageId, MigrationId};
+use dray_wire::ImageOffer;
+use dray_wire::request::{Reply, Request, WantedImage};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long the target may take to make room.
+const ASK_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A failure of the network as the API tells it.
+pub fn net_error(what: impl Into<String>, why: &NetError) -> ApiError {
+    let kind = match why.kind {
+        NetErrorKind::Certificate => ErrorKind::Denied,
+        NetErrorKind::Version => ErrorKind::Unsupported,
+        NetErrorKind::Refused => refused_kind(&why.what),
+        _ => ErrorKind::Peer,
+    };
+    let error = ApiError::new(kind, what, &why.what);
+    match &why.hint {
+        Some(hint) => error.hint(hint.to_string()),
+        None => error,
+    }
+}
+
+/// What sort of refusal the target's words tell of.
+fn refused_kind(why: &str) -> ErrorKind {
+    if why.contains("free and the images need") {
+        ErrorKind::NoSpace
+    } else if why.contains("may use no pool") || why.contains("may not use") || why.contains("pool")
+    {
+        ErrorKind::Denied
+    } else {
+        ErrorKind::Conflict
+    }
+}
+
+/// The images of a migration while it is being put together.
+#[derive(Default)]
+pub(super) struct Plan {
+    pub(super) images: Vec<SourceImage>,
+    allocated: Vec<u64>,
+    /// Per disk and layer: which image.
+    disks: Vec<Vec<usize>>,
+}
+
+impl Agent {
+    pub(super) async fn prepare(self: &Arc<Self>, command: Prepare) -> ApiResult<Prepared> {
+        let (intent, plan, picture) = self.plan(&command).await?;
+        let (slot, nbd_socket) =
+            self.prepare_at_target(intent, &plan, command.pool.as_deref()).await?;
+        let intent = slot.intent();
+        let blockdev = match &picture {
+            Some(picture) => blockdev_lines(picture, &plan, &intent, &nbd_socket),
+            None => vec![Vec::new(); intent.images.len()],
+        };
+        let images = intent.images.iter().zip(blockdev).map(|(image, blockdev)| PreparedImage {
+            image: image.name.clone(),
+            device: image.device.clone(),
+            export: image.offer.name.clone(),
+            blockdev,
+        });
+        Ok(Prepared {
+            migration: intent.migration,
+            to: intent.peer.clone(),
+            nbd_socket,
+            images: images.collect(),
+            qemu_args: vec!["-S".to_owned(), "-incoming defer".to_owned()],
+        })
+    }
+
+    /// Works out which images move, under which names.
+    pub(super) async fn plan(
+        &self,
+        command: &Prepare,
+    ) -> ApiResult<(SourceIntent, Plan, Option<Picture>)> {
+        self.session_settings(&command.to)?;
+        let named = |here: &str, device: Option<&str>| {
+            let other = command.names.get(here).or_else(|| command.names.get(device?));
+            let name = other.map_or(here, String::as_str);
+            format!("{}{name}", command.prefix.as_deref().unwrap_or_default())
+        };
+        let mut plan = Plan::default();
+        let (vm, picture) = match &command.subject {
+            Subject::Images { names } => {
+                for name in names {
+                    self.plan_resident(&mut plan, name, named(name, None), None, false)?;
+                }
+                (None, None)
+            }
+            Subject::Vm { qmp } => {
+                let picture = Picture::take(qmp, &self.nbd_socket()).await?;
+                for layers in &picture.disks {
+                    let mut found = Vec::new();
+                    for layer in layers {
+                        found.push(self.plan_layer(&mut plan, layer, &named)?);
+                    }
+                    plan.disks.push(found);
+                }
+                let name = picture.name.clone();
+                (Some(SourceVm { qmp: qmp.clone(), name, facts: None }), Some(picture))
+            }
+        };
+        check_names(&plan)?;
+        let epoch = plan
+            .images
+            .iter()
+            .filter_map(|image| self.registry.get(&image.name))
+            .map(|entry| entry.record().epoch)
+            .max();
+        let known = self.earlier_try(&command.to, &mut plan);
+        let intent = SourceIntent {
+            migration: match known {
+                Some(migration) => migration,
+                None => MigrationId(random_id()?),
+            },
+            peer: command.to.clone(),
+            images: plan.images.clone(),
+            vm,
+            options: None,
+            epoch: epoch.unwrap_or(Epoch(1)),
+            started_unix_ms: unix_ms(),
+            adopted: Vec::new(),
+        };
+        Ok((intent, plan, picture))
+    }
+
+    /// A failed or cancelled migration of the same resident images to the same host: what its
+    /// target still has is used again.
+    fn earlier_try(&self, to: &str, plan: &mut Plan) -> Option<MigrationId> {
+        let same = |intent: &SourceIntent| {
+            intent.peer == to
+                && intent.adopted.is_empty()
+                && intent.images.len() == plan.images.len()
+                && intent.images.iter().zip(&plan.images).all(|(old, new)| {
+                    old.name == new.name
+                        && old.offer.name == new.offer.name
+                        && self.registry.get(&new.name).is_some_and(|entry| {
+                            entry.record().id == old.offer.id && entry.record().len == old.offer.len
+                        })
+                })
+        };
+        let slot = self.sources.all().into_iter().find(|slot| {
+            let ended = matches!(
+                slot.board.read().state,
+                MigrationState::Failed | MigrationState::Cancelled
+            );
+            ended && same(&slot.intent())
+        })?;
+        let migration = slot.board.migration;
+        let kept = self.store.migrations().join(migration.to_string()).is_dir();
+        kept.then_some(migration)
+    }
+
+    fn plan_layer(
+        &self,
+        plan: &mut Plan,
+        layer: &LayerPicture,
+        named: &impl Fn(&str, Option<&str>) -> String,
+    ) -> ApiResult<usize> {
+        let device = Some(layer.plan.qdev.clone());
+        match &layer.place {
+            Place::Resident(name) => {
+                let target = named(name, device.as_deref());
+                let read_only = layer.plan.depth > 0;
+                self.plan_resident(plan, name, target, device, read_only)
+            }
+            Place::Local(path) => self.plan_local(plan, layer, path, named),
+        }
+    }
+
+    fn plan_resident(
+        &self,
+        plan: &mut Plan,
+        name: &str,
+        target: String,
+        device: Option<String>,
+        backing: bool,
+    ) -> ApiResult<usize> {
+        let what = format!("cannot move image '{name}'");
+        let conflict = |why: String| Err(ApiError::new(ErrorKind::Conflict, what.clone(), why));
+        let entry = self.image(name)?;
+        let record = entry.record();
+        let missing = entry.disk.missing_count();
+        if missing > 0 {
+            return conflict(format!("{missing} of its blocks have not arrived here yet"));
+        }
+        if record.state != CopyState::Owner {
+            return conflict("this host does not own it".to_owned());
+        }
+        if let Some(migration) = record.migration {
+            return conflict(format!("it takes part in migration {migration}"));
+        }
+        let read_only = record.read_only || backing;
+        let offer = ImageOffer { id: record.id, name: target, len: record.len, read_only };
+        plan.images.push(SourceImage { name: name.to_owned(), offer, path: record.path, device });
+        plan.allocated.push(entry.file.allocated_bytes().map_err(|why| io_error(&what, why))?);
+        Ok(plan.images.len() - 1)
+    }
+
+    fn plan_local(
+        &self,
+        plan: &mut Plan,
+        layer: &LayerPicture,
+        path: &Path,
+        named: &impl Fn(&str, Option<&str>) -> String,
+    ) -> ApiResult<usize> {
+        let what = format!("cannot move disk {}", layer.plan.qdev);
+        self.check_file(&what, path, false)?;
+        let path = path.canonicalize().map_err(|why| io_error(&what, why))?;
+        // A base image under several disks moves once.
+        if let Some(known) = plan.images.iter().position(|image| image.path == path) {
+            return Ok(known);
+        }
+        let options = FileOptions { write: false, direct: false, export_len: None };
+        let file = FileImage::open(&path, options).map_err(|why| io_error(&what, why))?;
+        let backing = layer.plan.depth > 0;
+        let len = if backing || layer.plan.format == "raw" {
+            layer.plan.file_size
+        } else {
+            super::images::growable_len(layer.plan.file_size, layer.plan.size)
+        };
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let device = (!backing).then(|| layer.plan.qdev.clone());
+        let target = named(&name, device.as_deref());
+        let read_only = backing || layer.plan.read_only;
+        let offer = ImageOffer { id: ImageId(random_id()?), name: target, len, read_only };
+        plan.allocated.push(file.allocated_bytes().map_err(|why| io_error(&what, why))?);
+        plan.images.push(SourceImage { name, offer, path, device });
+        Ok(plan.images.len() - 1)
+    }
+
+    /// Asks the target for room, and starts the loop that keeps a session with it.
+    pub(super) async fn prepare_at_target(
+        self: &Arc<Self>,
+        intent: SourceIntent,
+        plan: &Plan,
+        pool: Option<&str>,
+    ) -> ApiResult<(Arc<SourceSlot>, PathBuf)> {
+        let what = format!("cannot prepare on {}", intent.peer);
+        let images = intent.images.iter().zip(&plan.allocated).map(|(image, &allocated)| {
+            let ImageOffer { id, name, len, read_only } = image.offer.clone();
+            WantedImage { id, name, len, allocated, read_only }
+        });
+        let request = Request::Prepare {
+            migration: intent.migration,
+            pool: pool.map(str::to_owned),
+            images: images.collect(),
+        };
+        let reply = self.ask(&intent.peer, &request).await;
+        let Reply::Prepared { nbd_socket, .. } = reply.map_err(|why| net_error(&what, &why))?
+        else {
+            return Err(ApiError::new(ErrorKind::Peer, what, "the peer answered something else"));
+        };
+        let migration = intent.migration;
+        let peer = intent.peer.clone();
+        match self.launch_source(intent)? {
+            Ok((slot, _)) => Ok((slot, nbd_socket.into())),
+            Err(why) => {
+                // Nobody will ever use what the target has just made.
+                let _ = self.ask(&peer, &Request::Forget { migration }).await;
+                Err(io_error(what, why))
+            }
+        }
+    }
+
+    pub(super) async fn ask(&self, peer: &str, request: &Request) -> Result<Reply, NetError> {
+        let local = |why: ApiError| NetError::new(NetErrorKind::Local, why.to_string());
+        let settings = self.session_settings(peer).map_err(local)?;
+        let (identity, address) = (&*settings.identity, &settings.address);
+        requests::ask(identity, &settings.peer, address, request, ASK_TIMEOUT).await
+    }
+}
+
+fn check_names(plan: &Plan) -> ApiResult<()> {
+    let mut seen: BTreeMap<&str, &str> = BTreeMap::new();
+    for image in &plan.images {
+        if let Some(other) = seen.insert(&image.offer.name, &image.name) {
+            let why =
+                format!("'{other}' and '{}' would both be '{}'", image.name, image.offer.name);
+            return Err(ApiError::new(ErrorKind::Invalid, "cannot name the images", why)
+                .hint("give one of them another name at the target with --name HERE=THERE"));
+        }
+    }
+    Ok(())
+}
+
+/// The `-blockdev` values of each image's disk: those of a chain stand with its active image.
+fn blockdev_lines(
+    picture: &Picture,
+    plan: &Plan,
+    intent: &SourceIntent,
+    socket: &Path,
+) -> Vec<Vec<String>> {
+    let mut lines = vec![Vec::new(); intent.images.len()];
+    for (layers, images) in picture.disks.iter().zip(&plan.disks) {
+        let attached: Vec<_> = layers
+            .iter()
+            .zip(images)
+            .map(|(layer, &image)| {
+                let name = intent.images[image].offer.name.clone();
+                let export = NbdExport {
+                    socket: socket.to_owned(),
+                    name: name.clone(),
+                    reconnect_delay: RECONNECT_DELAY,
+                };
+                (layer.plan.for_target(Path::new(&name)), export)
+            })
+            .collect();
+        if let Some(&active) = images.first() {
+            lines[active] = blockdev::arguments(&attached);
+        }
+    }
+    lines
+}
+
+/// The layers of a VM with the number of the image that each is in.
+pub(super) fn layer_plans(picture: &Picture, plan: &Plan) -> ApiResult<Vec<(u16, String)>> {
+    let mut found = Vec::new();
+    for (layers, images) in picture.disks.iter().zip(&plan.disks) {
+        for (layer, &image) in layers.iter().zip(images) {
+            let text = serde_json::to_string(&layer.plan)
+                .map_err(|why| io_error("cannot describe the vm's disks", why))?;
+            found.push((image as u16, text));
+        }
+    }
+    Ok(found)
+}

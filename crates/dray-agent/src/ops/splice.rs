@@ -1,0 +1,213 @@
+//! `dray adopt` and `release`: running VMs' disks under dray and back.
+
+use super::images::{growable_len, random_id};
+use super::io_error;
+use crate::agent::Agent;
+use crate::api::{Adopt, ApiError, ApiResult, ErrorKind, Release, Spliced, SplicedDisk};
+use crate::migration::source::SourceSlot;
+use crate::registry::{Adopted, CopyState, Entry, ImageRecord, Place, open_file};
+use crate::vm::picture::{LayerPicture, Picture, Place as Where};
+use crate::vm::{RECONNECT_DELAY, qemu_error};
+use dray_image::{Image, names};
+use dray_qemu::{AdoptOptions, LayerPlan, NbdExport, Qmp};
+use dray_types::{Epoch, ImageId};
+use std::path::Path;
+use std::sync::Arc;
+
+impl Agent {
+    pub(super) async fn adopt(&self, command: &Adopt) -> ApiResult<Spliced> {
+        let picture = Picture::take(&command.qmp, &self.nbd_socket()).await?;
+        let wanted = |layer: &&LayerPicture| {
+            command.disks.is_empty() || command.disks.contains(&layer.plan.qdev)
+        };
+        let layers: Vec<_> = picture
+            .disks
+            .iter()
+            .filter_map(|layers| layers.first())
+            .filter(wanted)
+            .filter(|layer| !layer.plan.read_only && matches!(layer.place, Where::Local(_)))
+            .collect();
+        if layers.is_empty() {
+            let why = "the vm has no writable local disk that is not under dray already";
+            return Err(ApiError::new(ErrorKind::NotFound, "nothing to adopt", why));
+        }
+        let mut disks = Vec::new();
+        for layer in layers {
+            disks.push(self.adopt_layer(&picture, layer, command.drop_bitmaps, None).await?);
+        }
+        Ok(Spliced { disks })
+    }
+
+    /// Splices one disk; on failure the guest is on its own file and nothing is left behind.
+    pub(super) async fn adopt_layer(
+        &self,
+        picture: &Picture,
+        layer: &LayerPicture,
+        drop_bitmaps: bool,
+        id: Option<ImageId>,
+    ) -> ApiResult<SplicedDisk> {
+        let what = format!("cannot adopt disk {}", layer.plan.qdev);
+        let options = AdoptOptions { drop_bitmaps };
+        let failed = |why: dray_qemu::Error| qemu_error(what.clone(), &why);
+        dray_qemu::adopt::check(&picture.qmp, &layer.plan, options).await.map_err(failed)?;
+        let entry = self.register(&what, picture, &layer.plan, id)?;
+        let record = entry.record();
+        let export = NbdExport {
+            socket: self.nbd_socket(),
+            name: record.name.clone(),
+            reconnect_delay: RECONNECT_DELAY,
+        };
+        let adopted = dray_qemu::adopt(&picture.qmp, &layer.plan, &export, options).await;
+        match adopted {
+            Ok(adopted) => Ok(SplicedDisk {
+                device: layer.plan.qdev.clone(),
+                node: layer.plan.nbd_node(),
+                image: record.name,
+                path: record.path,
+                ms: adopted.pivot.as_secs_f64() * 1e3,
+            }),
+            Err(why) => {
+                self.registry.forget(&record.name).map_err(|why| io_error(&what, why))?;
+                Err(failed(why))
+            }
+        }
+    }
+
+    /// Registers the file of a disk that QEMU still has open: no lock is taken, QEMU holds its own.
+    fn register(
+        &self,
+        what: &str,
+        picture: &Picture,
+        plan: &LayerPlan,
+        id: Option<ImageId>,
+    ) -> ApiResult<Arc<Entry>> {
+        let path = plan.path();
+        self.check_file(what, &path, false)?;
+        let path = path.canonicalize().map_err(|why| io_error(what, why))?;
+        let growable = plan.format != "raw";
+        let splice = serde_json::to_value(plan).map_err(|why| io_error(what, why))?;
+        let mut record = ImageRecord {
+            name: adopted_name(&path),
+            id: match id {
+                Some(id) => id,
+                None => ImageId(random_id()?),
+            },
+            mode: names::file_mode(&path).map_err(|why| io_error(what, why))?,
+            path,
+            place: Place::Named,
+            len: if growable { growable_len(plan.file_size, plan.size) } else { plan.file_size },
+            growable,
+            read_only: false,
+            format: Some(plan.format.clone()),
+            state: CopyState::Owner,
+            epoch: Epoch(1),
+            migration: None,
+            adopted: Some(Adopted {
+                qmp: picture.qmp.socket().to_owned(),
+                device: plan.qdev.clone(),
+                splice,
+            }),
+        };
+        let file = open_file(&record).map_err(|why| io_error(what, why))?;
+        record.len = file.geometry().len;
+        self.registry
+            .add(record, Arc::new(file))
+            .map_err(|why| ApiError::new(ErrorKind::Conflict, what, why))
+    }
+
+    pub(super) async fn release(&self, command: &Release) -> ApiResult<Spliced> {
+        let picture = Picture::take(&command.qmp, &self.nbd_socket()).await?;
+        let mut disks = Vec::new();
+        for layer in picture.layers() {
+            let Where::Resident(name) = &layer.place else { continue };
+            if !command.disks.is_empty() && !command.disks.contains(&layer.plan.qdev) {
+                continue;
+            }
+            disks.push(self.release_layer(&picture.qmp, &layer.plan, name).await?);
+        }
+        if disks.is_empty() {
+            let why = "no disk of the vm is on this agent's socket";
+            return Err(ApiError::new(ErrorKind::NotFound, "nothing to release", why));
+        }
+        Ok(Spliced { disks })
+    }
+
+    async fn release_layer(
+        &self,
+        qmp: &Qmp,
+        seen: &LayerPlan,
+        name: &str,
+    ) -> ApiResult<SplicedDisk> {
+        let what = format!("cannot release disk {}", seen.qdev);
+        let entry = self.image(name)?;
+        let record = entry.record();
+        let missing = entry.disk.missing_count();
+        if missing > 0 || record.state != CopyState::Owner {
+            let why = format!("{missing} of its blocks are not here yet");
+            return Err(ApiError::new(ErrorKind::Conflict, what, why)
+                .hint("wait until the migration has ended; `dray status` shows it"));
+        }
+        if record.migration.is_some() {
+            return Err(ApiError::new(ErrorKind::Conflict, what, "it takes part in a migration"));
+        }
+        let plan = release_plan(&record, seen);
+        let released = dray_qemu::release(qmp, &plan).await;
+        let released = released.map_err(|why| qemu_error(what.clone(), &why))?;
+        self.registry.forget(name).map_err(|why| io_error(what, why))?;
+        Ok(SplicedDisk {
+            device: plan.qdev.clone(),
+            node: plan.local_node().to_owned(),
+            image: name.to_owned(),
+            path: record.path,
+            ms: released.pivot.as_secs_f64() * 1e3,
+        })
+    }
+
+    /// After a migration that left the guest here: disks that were adopted for it go back to QEMU.
+    pub async fn unadopt(&self, slot: &SourceSlot) {
+        let intent = slot.intent();
+        let Some(vm) = &intent.vm else { return };
+        for name in &intent.adopted {
+            let Some(entry) = self.registry.get(name) else { continue };
+            let undone = async {
+                let record = entry.record();
+                self.registry
+                    .update(&entry, |record| record.migration = None)
+                    .map_err(|why| io_error("cannot let go of an image", why))?;
+                let adopted = record.adopted.as_ref().ok_or_else(|| {
+                    ApiError::new(ErrorKind::Internal, "cannot release", "it was not adopted")
+                })?;
+                let plan: LayerPlan = serde_json::from_value(adopted.splice.clone())
+                    .map_err(|why| io_error("cannot read how a disk was adopted", why))?;
+                let qmp = Qmp::connect(&vm.qmp)
+                    .await
+                    .map_err(|why| qemu_error("cannot release", &why))?;
+                self.release_layer(&qmp, &plan, name).await
+            };
+            if let Err(why) = undone.await {
+                tracing::warn!(image = name, %why, "a disk stays under dray");
+                slot.board.notice(format!("disk {name} stays under dray: {why}"));
+            }
+        }
+    }
+}
+
+/// How a disk gets to its file: as it was adopted, or for one that arrived here, as it looks now.
+fn release_plan(record: &ImageRecord, seen: &LayerPlan) -> LayerPlan {
+    let kept = record
+        .adopted
+        .as_ref()
+        .and_then(|adopted| serde_json::from_value(adopted.splice.clone()).ok());
+    kept.unwrap_or_else(|| {
+        let mut plan = seen.clone();
+        plan.local.insert("filename".into(), record.path.to_string_lossy().into());
+        plan.for_target(&record.path)
+    })
+}
+
+/// An adopted image is called as its file.
+fn adopted_name(path: &Path) -> String {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    name.chars().map(|c| if plain(c) { c } else { '-' }).collect()
+}

@@ -1,0 +1,263 @@
+//! The images this host knows: their durable records, their open disks, and their NBD exports.
+//!
+//! A record says what this host's copy of an image is. While a migration is open its journal is the
+//! truth about ownership and the record follows; both are read when the agent starts.
+
+use crate::store::{self, Store};
+use dray_image::{Disk, ErrorKind, FileImage, FileOptions, Image, ImageNames};
+use dray_nbd::{ExportError, ExportInfo, Exports};
+use dray_types::{Epoch, ImageId, MigrationId};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+/// What this host's copy of an image is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CopyState {
+    /// This host accepts writes.
+    Owner,
+    /// The image is on its way here.
+    Incoming,
+    /// Ownership has passed to another host.
+    Replica,
+}
+
+/// Which of its names an image's file has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Place {
+    /// Its own.
+    Named,
+    /// That of an incomplete image.
+    Partial,
+    /// That of the copy left behind when this epoch began elsewhere.
+    Replica(Epoch),
+}
+
+/// A VM's disk that was spliced under dray while it ran, and goes back to QEMU.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Adopted {
+    /// QMP socket of the VM.
+    pub qmp: PathBuf,
+    /// The disk's device id.
+    pub device: String,
+    /// The splice, as the hypervisor side needs it to undo it.
+    pub splice: serde_json::Value,
+}
+
+/// What is durable about an image.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct ImageRecord {
+    /// Name of the image and of its export.
+    pub name: String,
+    /// The same on every host.
+    pub id: ImageId,
+    /// The path it has as a complete, owned image.
+    pub path: PathBuf,
+    /// The name its file has now (I1).
+    pub place: Place,
+    /// Permission bits of the file under its own name.
+    pub mode: u32,
+    /// Exported length in bytes.
+    pub len: u64,
+    /// Exported with room to grow.
+    pub growable: bool,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// What is inside, as the operator said.
+    pub format: Option<String>,
+    /// What this copy is.
+    pub state: CopyState,
+    /// Ownership counter (I1).
+    pub epoch: Epoch,
+    /// The migration it takes part in.
+    pub migration: Option<MigrationId>,
+    /// Set while QEMU believes the disk is its own file.
+    pub adopted: Option<Adopted>,
+}
+
+impl ImageRecord {
+    /// The path under which the file can be found now.
+    ///
+    /// # Errors
+    /// When the configured path is none.
+    pub fn current_path(&self) -> dray_image::Result<PathBuf> {
+        let names = ImageNames::of(&self.path)?;
+        Ok(match self.place {
+            Place::Named => self.path.clone(),
+            Place::Partial => names.partial(),
+            Place::Replica(epoch) => names.replica(epoch),
+        })
+    }
+}
+
+/// An image with its disk.
+pub struct Entry {
+    record: Mutex<ImageRecord>,
+    /// What guests are served from.
+    pub disk: Arc<Disk>,
+    /// The file below it.
+    pub file: Arc<FileImage>,
+}
+
+impl Entry {
+    /// A copy of the record.
+    pub fn record(&self) -> ImageRecord {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ImageRecord> {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// All images of this host.
+pub struct Registry {
+    store: Store,
+    entries: RwLock<BTreeMap<String, Arc<Entry>>>,
+}
+
+impl Registry {
+    /// The registry with every image that has a record and a file. Images whose file cannot be
+    /// opened are left out with a warning; their record stays.
+    ///
+    /// # Errors
+    /// When the records cannot be read.
+    pub fn load(store: Store) -> io::Result<Arc<Self>> {
+        let mut entries = BTreeMap::new();
+        for path in store::entries(&store.images(), ".json")? {
+            let record: ImageRecord = store::read_json(&path)?;
+            match open_entry(record.clone()) {
+                Ok(entry) => {
+                    entries.insert(record.name, Arc::new(entry));
+                }
+                Err(why) => tracing::warn!(image = record.name, %why, "cannot open an image"),
+            }
+        }
+        Ok(Arc::new(Self { store, entries: RwLock::new(entries) }))
+    }
+
+    fn path_of(&self, name: &str) -> PathBuf {
+        self.store.images().join(format!("{name}.json"))
+    }
+
+    /// The image called `name`.
+    pub fn get(&self, name: &str) -> Option<Arc<Entry>> {
+        self.entries.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+    }
+
+    /// Every image, in name order.
+    pub fn all(&self) -> Vec<Arc<Entry>> {
+        self.entries.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    /// Adds an image whose file is open.
+    ///
+    /// # Errors
+    /// `AlreadyExists` when the name is taken, or what the store reports.
+    pub fn add(&self, record: ImageRecord, file: Arc<FileImage>) -> io::Result<Arc<Entry>> {
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        if entries.contains_key(&record.name) {
+            let why = format!("an image named '{}' exists already", record.name);
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
+        }
+        store::replace_json(&self.path_of(&record.name), &record)?;
+        let name = record.name.clone();
+        let disk = Disk::new(Arc::clone(&file) as Arc<dyn Image>);
+        let entry = Arc::new(Entry { record: Mutex::new(record), disk, file });
+        entries.insert(name, Arc::clone(&entry));
+        Ok(entry)
+    }
+
+    /// Changes an image's record, durably.
+    ///
+    /// # Errors
+    /// What the store reports; the record then is as before.
+    pub fn update(&self, entry: &Entry, change: impl FnOnce(&mut ImageRecord)) -> io::Result<()> {
+        let mut record = entry.lock();
+        let mut new = record.clone();
+        change(&mut new);
+        store::replace_json(&self.path_of(&new.name), &new)?;
+        *record = new;
+        Ok(())
+    }
+
+    /// Forgets an image; its file stays.
+    ///
+    /// # Errors
+    /// What the store reports.
+    pub fn forget(&self, name: &str) -> io::Result<()> {
+        self.entries.write().unwrap_or_else(PoisonError::into_inner).remove(name);
+        store::remove(&self.path_of(name))
+    }
+}
+
+/// Opens the file of a record.
+///
+/// # Errors
+/// What opening reports.
+fn open_entry(record: ImageRecord) -> dray_image::Result<Entry> {
+    let file = Arc::new(open_file(&record)?);
+    let disk = Disk::new(Arc::clone(&file) as Arc<dyn Image>);
+    Ok(Entry { record: Mutex::new(record), disk, file })
+}
+
+/// Opens the file that a record names. A crash may have come between a new name and the record of
+/// it, so the other names are tried too.
+///
+/// # Errors
+/// What opening under the recorded name reports.
+pub fn open_file(record: &ImageRecord) -> dray_image::Result<FileImage> {
+    let names = ImageNames::of(&record.path)?;
+    let write = !record.read_only || record.state == CopyState::Incoming;
+    let options = |write| FileOptions { write, direct: false, export_len: Some(record.len) };
+    let named = || FileImage::open(&record.path, options(write));
+    let partial = || FileImage::from_file(names.open_partial()?, &names.partial(), options(true));
+    let replica = |epoch| {
+        FileImage::from_file(names.open_replica(epoch)?, &names.replica(epoch), options(false))
+    };
+    let recorded = match record.place {
+        Place::Named => named(),
+        Place::Partial => partial(),
+        Place::Replica(epoch) => replica(epoch),
+    };
+    match recorded {
+        Err(why) if why.kind == ErrorKind::NotFound => {
+            let next = record.epoch.next();
+            named().or_else(|_| partial()).or_else(|_| replica(next)).map_err(|_| why)
+        }
+        other => other,
+    }
+}
+
+impl Exports for Registry {
+    fn list(&self) -> Vec<ExportInfo> {
+        let shown = |entry: &Arc<Entry>| {
+            let record = entry.record();
+            (record.state != CopyState::Replica).then(|| ExportInfo {
+                name: record.name,
+                description: String::new(),
+                fast_zero: true,
+            })
+        };
+        self.all().iter().filter_map(shown).collect()
+    }
+
+    fn open(&self, name: &str) -> Result<Arc<dyn Image>, ExportError> {
+        let Some(entry) = self.get(name) else {
+            return Err(ExportError::Unknown {
+                name: name.to_owned(),
+                hint: "; `dray images` lists the images of this host".to_owned(),
+            });
+        };
+        let record = entry.record();
+        if record.state == CopyState::Replica && record.migration.is_none() {
+            let why = format!("image '{name}' was handed over to another host");
+            return Err(ExportError::Refused(why));
+        }
+        Ok(Arc::clone(&entry.disk) as Arc<dyn Image>)
+    }
+}

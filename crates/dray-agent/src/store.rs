@@ -1,0 +1,125 @@
+//! The agent's state directory: small JSON files replaced as a whole, and a folder per migration.
+//!
+//! ```text
+//! images/NAME.json            one record per image
+//! migrations/ID/intent.json   what was asked for
+//! migrations/ID/journal       what has happened (see docs/formats.md)
+//! ```
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// The state directory.
+#[derive(Clone, Debug)]
+pub struct Store {
+    root: PathBuf,
+}
+
+impl Store {
+    /// The store below `root`, which is made if it does not exist.
+    ///
+    /// # Errors
+    /// What the file system reports.
+    pub fn open(root: &Path) -> io::Result<Self> {
+        fs::create_dir_all(root.join("images"))?;
+        fs::create_dir_all(root.join("migrations"))?;
+        Ok(Self { root: root.to_owned() })
+    }
+
+    /// Where the records of images are.
+    pub fn images(&self) -> PathBuf {
+        self.root.join("images")
+    }
+
+    /// The folder of all migrations.
+    pub fn migrations(&self) -> PathBuf {
+        self.root.join("migrations")
+    }
+}
+
+/// Replaces `path` by the JSON of `value`, durably: after a crash it holds the old or the new.
+///
+/// # Errors
+/// What the file system reports.
+pub fn replace_json<T: Serialize>(path: &Path, value: &T) -> io::Result<()> {
+    let mut bytes = serde_json::to_vec_pretty(value)?;
+    bytes.push(b'\n');
+    let new = path.with_extension("new");
+    let mut file = File::create(&new)?;
+    file.write_all(&bytes)?;
+    file.sync_all()?;
+    fs::rename(&new, path)?;
+    sync_parent(path)
+}
+
+/// Reads what [`replace_json`] wrote.
+///
+/// # Errors
+/// What the file system reports, or `InvalidData` when it is not such a file.
+pub fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
+    let bytes = fs::read(path)?;
+    serde_json::from_slice(&bytes).map_err(|why| {
+        io::Error::new(io::ErrorKind::InvalidData, format!("{}: {why}", path.display()))
+    })
+}
+
+/// Removes `path` durably; it may be gone already.
+///
+/// # Errors
+/// What the file system reports.
+pub fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(why) if why.kind() != io::ErrorKind::NotFound => Err(why),
+        _ => sync_parent(path),
+    }
+}
+
+/// Makes a new, renamed or removed name in `path`'s folder durable.
+///
+/// # Errors
+/// What the file system reports.
+pub fn sync_parent(path: &Path) -> io::Result<()> {
+    match path.parent() {
+        Some(parent) => File::open(parent)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
+/// The entries of a folder whose name ends in `suffix`, in name order.
+///
+/// # Errors
+/// What the file system reports.
+pub fn entries(folder: &Path, suffix: &str) -> io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.to_string_lossy().ends_with(suffix) {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_replaced_as_a_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let path = store.images().join("a.json");
+        replace_json(&path, &vec![1, 2]).unwrap();
+        replace_json(&path, &vec![3]).unwrap();
+        assert_eq!(read_json::<Vec<i32>>(&path).unwrap(), [3]);
+        assert_eq!(entries(&store.images(), ".json").unwrap(), [path.clone()]);
+        remove(&path).unwrap();
+        remove(&path).unwrap();
+        fs::write(&path, "{").unwrap();
+        assert_eq!(read_json::<i32>(&path).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+}

@@ -1,0 +1,24 @@
+//! The part of a migration that belongs to QEMU: which images a VM has, moving its memory, and
+//! starting it at the target. The engine decides about the disks; these tasks only drive QMP and
+//! tell the owner loops what happened.
+
+pub mod picture;
+pub mod source;
+pub mod target;
+
+use crate::api::{ApiError, ErrorKind};
+
+/// For how long QEMU holds requests back while the agent is away (it restarts in well under a
+/// second; an upgrade may take minutes), before it fails them. In seconds.
+pub const RECONNECT_DELAY: u32 = 300;
+
+/// A failure of QEMU as the API tells it.
+pub fn qemu_error(what: impl Into<String>, why: &dray_qemu::Error) -> ApiError {
+    use dray_qemu::ErrorKind as Qemu;
+    let kind = match why.kind() {
+        Qemu::NotFound => ErrorKind::NotFound,
+        Qemu::Refused | Qemu::Mismatch => ErrorKind::Conflict,
+        _ => ErrorKind::Hypervisor,
+    };
+    ApiError::new(kind, what, why)
+}

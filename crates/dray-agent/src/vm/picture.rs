@@ -1,0 +1,173 @@
+//! What a VM looks like from outside: its disks, the images under them, and how each layer gets
+//! under dray and back.
+
+use crate::api::{ApiError, ApiResult, ErrorKind};
+use crate::vm::qemu_error;
+use dray_qemu::{Layer, LayerPlan, NodeOptions, Pivot, Qmp, VmDisk, graph, status};
+use serde_json::Map;
+use std::path::{Path, PathBuf};
+
+/// Where a layer's bytes are.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Place {
+    /// On this agent's socket, as the image of this name.
+    Resident(String),
+    /// In a local file or block device.
+    Local(PathBuf),
+}
+
+/// One layer of a disk.
+#[derive(Clone, Debug)]
+pub struct LayerPicture {
+    /// How it gets under dray and back.
+    pub plan: LayerPlan,
+    /// Where its bytes are.
+    pub place: Place,
+}
+
+/// A running VM.
+pub struct Picture {
+    /// The way to its QEMU.
+    pub qmp: Qmp,
+    /// Its name, if it has one.
+    pub name: Option<String>,
+    /// Whether it runs.
+    pub running: bool,
+    /// Its disks' layers, the active one of each disk first.
+    pub disks: Vec<Vec<LayerPicture>>,
+}
+
+impl Picture {
+    /// Looks at the VM behind a QMP socket.
+    ///
+    /// # Errors
+    /// When there is none, or when its disks are such that they could not be put back as they were.
+    pub async fn take(socket: &Path, nbd_socket: &Path) -> ApiResult<Self> {
+        let what = || format!("cannot look at the vm behind {}", socket.display());
+        let failed = |why: dray_qemu::Error| qemu_error(what(), &why);
+        let qmp = Qmp::connect(socket).await.map_err(failed)?;
+        let name = status::name(&qmp).await.map_err(failed)?;
+        let running = status::status(&qmp).await.map_err(failed)?.running;
+        let disks = graph::disks(&qmp).await.map_err(failed)?;
+        let known = match qmp.pid() {
+            Some(pid) => NodeOptions::of_process(pid).map_err(failed)?,
+            None => NodeOptions::default(),
+        };
+        let disks = disks
+            .iter()
+            .map(|disk| layers(disk, &known, nbd_socket).map_err(failed))
+            .collect::<ApiResult<Vec<_>>>()?;
+        if disks.is_empty() {
+            return Err(ApiError::new(ErrorKind::NotFound, what(), "it has no disks"));
+        }
+        Ok(Self { qmp, name, running, disks })
+    }
+
+    /// All layers of all disks.
+    pub fn layers(&self) -> impl Iterator<Item = &LayerPicture> {
+        self.disks.iter().flatten()
+    }
+}
+
+fn layers(
+    disk: &VmDisk,
+    known: &NodeOptions,
+    nbd_socket: &Path,
+) -> dray_qemu::Result<Vec<LayerPicture>> {
+    if disk.layers.iter().all(|layer| layer.protocol.driver != "nbd") {
+        let local = |plan: LayerPlan| {
+            let place = Place::Local(plan.path());
+            LayerPicture { plan, place }
+        };
+        return Ok(LayerPlan::of_disk(disk, known)?.into_iter().map(local).collect());
+    }
+    let mut found = Vec::new();
+    for (depth, layer) in disk.layers.iter().enumerate() {
+        match resident_name(layer, nbd_socket) {
+            Some(name) => found.push(resident(disk, depth, layer, name, known)?),
+            None => {
+                let plan = LayerPlan::of_disk(disk, known)?.swap_remove(depth);
+                let place = Place::Local(plan.path());
+                found.push(LayerPicture { plan, place });
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The export's name when the layer is on this agent's socket (QEMU names such a file
+/// `nbd+unix:///NAME?socket=PATH`).
+fn resident_name(layer: &Layer, nbd_socket: &Path) -> Option<String> {
+    let rest = layer.protocol.file.strip_prefix("nbd+unix:///")?;
+    let (name, socket) = rest.split_once("?socket=")?;
+    (Path::new(socket) == nbd_socket).then(|| name.to_owned())
+}
+
+fn resident(
+    disk: &VmDisk,
+    depth: usize,
+    layer: &Layer,
+    name: String,
+    known: &NodeOptions,
+) -> dray_qemu::Result<LayerPicture> {
+    let pivot = match &layer.format {
+        Some(format) if !format.is_auto_named() && format.driver != "raw" => {
+            let mut options = known.of_node(&format.name)?;
+            options.remove("file");
+            options.remove("backing");
+            Pivot::Reopen { options }
+        }
+        _ => Pivot::Mirror,
+    };
+    let mut local = Map::new();
+    local.insert("driver".into(), "file".into());
+    local.insert("node-name".into(), layer.top().name.clone().into());
+    local.insert("discard".into(), "unmap".into());
+    let plan = LayerPlan {
+        qdev: disk.qdev.clone(),
+        depth,
+        format: layer.format_name().to_owned(),
+        size: layer.top().size,
+        file_size: layer.protocol.size,
+        read_only: layer.top().read_only,
+        pivot,
+        local,
+    };
+    Ok(LayerPicture { plan, place: Place::Resident(name) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_exports_of_this_agent_are_resident() {
+        let layer = |file: &str| {
+            let text = serde_json::json!({
+                "name": "n", "driver": "nbd", "file": file, "size": 1, "read_only": false,
+                "detect_zeroes": "off", "cache": {"direct": false, "no_flush": false},
+                "bitmaps": [], "format_specific": null,
+            });
+            drop(text);
+            Layer {
+                format: None,
+                protocol: dray_qemu::Node {
+                    name: "n".into(),
+                    driver: "nbd".into(),
+                    file: file.into(),
+                    size: 1,
+                    read_only: false,
+                    detect_zeroes: "off".into(),
+                    cache: Default::default(),
+                    bitmaps: Vec::new(),
+                    format_specific: serde_json::Value::Null,
+                },
+            }
+        };
+        let ours = Path::new("/run/dray/nbd.sock");
+        let found = |file| resident_name(&layer(file), ours);
+        assert_eq!(found("nbd+unix:///vm1?socket=/run/dray/nbd.sock"), Some("vm1".to_owned()));
+        assert_eq!(found("nbd+unix:///vm1?socket=/tmp/other"), None);
+        assert_eq!(found("nbd://10.0.0.1/vm1"), None);
+    }
+}

@@ -1,0 +1,309 @@
+//! Moving a VM away, from its source: one task from the first check to the guest's start elsewhere.
+//!
+//! Until the engine says that it has handed over, whatever fails leaves the guest running here on
+//! its own disks (I4).
+
+use crate::api::{ApiError, ApiResult, ErrorKind};
+use crate::config::Config;
+use crate::migration::messages::{GuestFacts, ToSourceShell, ToTargetShell};
+use crate::migration::source::{Input, Mark, SessionSettings, SourceSlot, Told};
+use crate::net::tunnel::TunnelEntry;
+use crate::net::{self, DialSettings, NetError};
+use crate::vm::qemu_error;
+use dray_engine::SourceEvent;
+use dray_engine::source::SourceNotice;
+use dray_qemu::{Limits, Outgoing, Qmp};
+use dray_wire::{Hello, StreamKind};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc::UnboundedReceiver;
+
+/// How long the target may take to look at its QEMU.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What the task is made of.
+pub struct SourceVmTask {
+    /// The migration.
+    pub slot: Arc<SourceSlot>,
+    /// What its loop tells.
+    pub told: UnboundedReceiver<Told>,
+    /// The agent's configuration.
+    pub config: Arc<Config>,
+    /// How to reach the target.
+    pub settings: SessionSettings,
+}
+
+/// Why the task stops early.
+enum Stop {
+    /// The engine has ended the migration; it has said why.
+    Over,
+    /// QEMU or the target failed.
+    Failed(ApiError),
+}
+
+impl From<ApiError> for Stop {
+    fn from(error: ApiError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl SourceVmTask {
+    /// Moves the VM. Returns true when the guest has moved (or the handover's outcome is the
+    /// engine's to finish), false when it stays here.
+    pub async fn run(mut self, facts: GuestFacts) -> bool {
+        let was_running = facts.running;
+        let socket = self.slot.intent().vm.map(|vm| vm.qmp).unwrap_or_default();
+        let mut outgoing = None;
+        let moved = self.try_move(&socket, facts, &mut outgoing).await;
+        let error = match moved {
+            Ok(()) => return true,
+            Err(Stop::Over) => None,
+            Err(Stop::Failed(error)) => Some(error),
+        };
+        self.bring_back(&socket, was_running, outgoing).await;
+        self.slot.send(Input::Say(ToTargetShell::Forget));
+        if let Some(error) = error {
+            self.slot.send(Input::VmFailed(error));
+        }
+        false
+    }
+
+    /// After a restart past the point of no return: true when the guest runs elsewhere, false when
+    /// the images were handed back and it runs here again.
+    pub async fn await_outcome(mut self) -> bool {
+        let gone = self.wait_for_guest().await.is_ok();
+        if !gone && let Some(vm) = self.slot.intent().vm {
+            let running = vm.facts.is_some_and(|facts| facts.running);
+            self.bring_back(&vm.qmp, running, None).await;
+        }
+        gone
+    }
+
+    async fn wait_for_guest(&mut self) -> Result<(), Stop> {
+        self.wait(|told| match told {
+            Told::Notice(SourceNotice::Done)
+            | Told::Shell(ToSourceShell::GuestRunning | ToSourceShell::GuestFailed(_)) => Some(()),
+            _ => None,
+        })
+        .await
+    }
+
+    async fn try_move(
+        &mut self,
+        socket: &std::path::Path,
+        facts: GuestFacts,
+        outgoing: &mut Option<Outgoing>,
+    ) -> Result<(), Stop> {
+        let qmp =
+            Qmp::connect(socket).await.map_err(|why| qemu_error("cannot move the vm", &why))?;
+        self.wait(|told| matches!(told, Told::LinkUp).then_some(())).await?;
+        self.check(facts).await?;
+        self.wait(|told| matches!(told, Told::Notice(SourceNotice::Ready)).then_some(())).await?;
+        self.listen().await?;
+        let entry = self.open_tunnel()?;
+        let path = entry.path().to_owned();
+        let carrier = self.carry(entry);
+        let limits = self.limits();
+        let started = Outgoing::start(&qmp, &path, &limits).await;
+        let started = started.map_err(|why| qemu_error("cannot move the vm's memory", &why))?;
+        let outgoing = outgoing.insert(started);
+        let memory = self.move_memory(outgoing).await;
+        carrier.abort_when(memory.is_err());
+        memory?;
+        self.hand_over().await
+    }
+
+    /// Asks the target whether its QEMU fits.
+    async fn check(&mut self, facts: GuestFacts) -> Result<(), Stop> {
+        self.slot.send(Input::Say(ToTargetShell::Check(facts)));
+        let answer = self.answer(|message| match message {
+            ToSourceShell::Checked(result) => Some(result.clone()),
+            _ => None,
+        });
+        answer.await?.map_err(|why| {
+            ApiError::new(ErrorKind::Hypervisor, "the target's QEMU cannot take the vm", why)
+                .hint("start it with the lines that `dray prepare` printed, then try again")
+                .into()
+        })
+    }
+
+    async fn listen(&mut self) -> Result<(), Stop> {
+        self.slot.send(Input::Say(ToTargetShell::Listen));
+        let answer = self.answer(|message| match message {
+            ToSourceShell::Listening(result) => Some(result.clone()),
+            _ => None,
+        });
+        answer.await?.map_err(|why| {
+            ApiError::new(ErrorKind::Hypervisor, "the target's QEMU cannot listen", why)
+                .hint("it must wait with `-incoming defer`; start it again, then `dray resume`")
+                .into()
+        })
+    }
+
+    async fn answer<T>(
+        &mut self,
+        mut pick: impl FnMut(&ToSourceShell) -> Option<T>,
+    ) -> Result<T, Stop> {
+        let wanted = self.wait(|told| match told {
+            Told::Shell(message) => pick(message),
+            _ => None,
+        });
+        tokio::time::timeout(CHECK_TIMEOUT, wanted).await.unwrap_or_else(|_| {
+            let why = format!("no answer in {} s", CHECK_TIMEOUT.as_secs());
+            Err(ApiError::new(ErrorKind::Peer, "cannot ask the target about its QEMU", why).into())
+        })
+    }
+
+    /// Waits until the loop tells what `pick` wants; stops when the migration ends before.
+    async fn wait<T>(&mut self, mut pick: impl FnMut(&Told) -> Option<T>) -> Result<T, Stop> {
+        while let Some(told) = self.told.recv().await {
+            if let Some(found) = pick(&told) {
+                return Ok(found);
+            }
+            if ends(&told) {
+                return Err(Stop::Over);
+            }
+        }
+        Err(Stop::Over)
+    }
+
+    fn open_tunnel(&self) -> ApiResult<TunnelEntry> {
+        let path = self.config.run_dir.join(format!("memory-{}.sock", self.slot.board.migration));
+        TunnelEntry::bind(&path).map_err(|why| {
+            ApiError::new(ErrorKind::Io, "cannot make the socket for the guest's memory", why)
+        })
+    }
+
+    fn carry(&self, entry: TunnelEntry) -> Carrier {
+        let (slot, settings) = (Arc::clone(&self.slot), self.settings.clone());
+        Carrier(tokio::spawn(async move {
+            let dial = dial_memory(&slot, &settings);
+            if let Err(why) = entry.carry(dial, &slot.pacer, &slot.stats).await {
+                // QEMU sees the end of its socket and fails its migration, which is then told.
+                tracing::warn!(migration = %slot.board.migration, %why, "the memory stream broke");
+            }
+        }))
+    }
+
+    fn limits(&self) -> Limits {
+        let options = self.slot.intent().options;
+        let downtime = options.as_ref().map_or(300, |options| options.max_downtime_ms);
+        // The budget paces the stream; QEMU's own limit would only hide it from its estimate.
+        Limits { max_bandwidth: 0, downtime_limit: Duration::from_millis(downtime) }
+    }
+
+    async fn move_memory(&mut self, outgoing: &mut Outgoing) -> Result<(), Stop> {
+        let slot = Arc::clone(&self.slot);
+        let report = |progress: &dray_qemu::Progress| {
+            slot.send(Input::Memory(progress.transferred, progress.remaining));
+        };
+        let failed = |why| Stop::Failed(qemu_error("the vm's memory could not be moved", &why));
+        tokio::select! {
+            done = outgoing.wait_pre_switchover(report) => { done.map_err(failed)?; }
+            stop = over(&mut self.told) => return Err(stop),
+        }
+        if outgoing.was_running() {
+            self.slot.send(Input::Mark(Mark::Stopped));
+        }
+        // From here the guest is stopped: every wait below is downtime.
+        let done = outgoing.complete().await.map_err(failed)?;
+        self.slot.send(Input::Memory(done.transferred, 0));
+        Ok(())
+    }
+
+    /// QEMU here has written its last byte: ownership may pass.
+    async fn hand_over(&mut self) -> Result<(), Stop> {
+        self.slot.send(Input::Engine(SourceEvent::BeginHandover));
+        let outcome = self
+            .wait(|told| match told {
+                Told::Notice(SourceNotice::HandedOver) => Some(Ok(())),
+                Told::Notice(
+                    SourceNotice::HandoverFailed { why } | SourceNotice::Refused { why },
+                ) => Some(Err(why.clone())),
+                _ => None,
+            })
+            .await?;
+        if let Err(why) = outcome {
+            return Err(ApiError::new(ErrorKind::Peer, "handover failed", why)
+                .hint("the guest goes on at the source; `dray resume` tries again")
+                .into());
+        }
+        // Past the point of no return: only a hand-back brings the guest home.
+        self.wait_for_guest().await
+    }
+
+    /// The guest goes on here if it ran before.
+    async fn bring_back(
+        &self,
+        socket: &std::path::Path,
+        was_running: bool,
+        outgoing: Option<Outgoing>,
+    ) {
+        let brought = match outgoing {
+            Some(mut outgoing) => outgoing.abandon().await,
+            None => wake(socket, was_running).await,
+        };
+        if let Err(why) = brought {
+            tracing::error!(migration = %self.slot.board.migration, %why, "cannot resume the guest");
+            self.slot.board.notice(format!("the guest could not be resumed: {why}"));
+        }
+    }
+}
+
+/// After a restart: a guest that this agent's predecessor had stopped runs again.
+///
+/// # Errors
+/// When QEMU does not answer or does not let it run.
+pub async fn wake(socket: &std::path::Path, was_running: bool) -> dray_qemu::Result<()> {
+    let qmp = Qmp::connect(socket).await?;
+    Outgoing::attach(&qmp, was_running).abandon().await
+}
+
+/// Messages after which there is nothing left to do for the VM.
+fn ends(told: &Told) -> bool {
+    matches!(told, Told::Notice(SourceNotice::Abandoned { .. } | SourceNotice::TakenBack))
+}
+
+/// Resolves when the engine ends the migration; other messages are passed over.
+async fn over(told: &mut UnboundedReceiver<Told>) -> Stop {
+    while let Some(message) = told.recv().await {
+        if ends(&message) {
+            break;
+        }
+    }
+    Stop::Over
+}
+
+/// The task that carries the memory.
+struct Carrier(tokio::task::JoinHandle<()>);
+
+impl Carrier {
+    /// Breaks the stream off if `failed`; else it ends by itself.
+    fn abort_when(&self, failed: bool) {
+        if failed {
+            self.0.abort();
+        }
+    }
+}
+
+async fn dial_memory(
+    slot: &SourceSlot,
+    settings: &SessionSettings,
+) -> Result<net::Stream, NetError> {
+    let hello = Hello {
+        agent: net::AGENT.to_owned(),
+        migration: Some(slot.board.migration),
+        session: 0,
+        stream: 0,
+        features: Vec::new(),
+    };
+    net::dial(
+        &settings.identity,
+        &settings.peer,
+        &settings.address,
+        StreamKind::Memory,
+        &hello,
+        &DialSettings::default(),
+    )
+    .await
+}

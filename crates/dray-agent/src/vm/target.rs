@@ -1,0 +1,168 @@
+//! Taking a VM in, at its target: one task per migration that does what the owner loop and the
+//! source's shell ask of the waiting QEMU.
+
+use crate::config::Config;
+use crate::migration::messages::{GuestFacts, ToSourceShell, ToTargetShell};
+use crate::migration::target::{Input, TargetSlot, Told};
+use crate::net::tunnel;
+use crate::net::{NetError, NetErrorKind, Stream};
+use dray_engine::TargetEvent;
+use dray_qemu::{Incoming, LayerPlan, Qmp, status};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc::UnboundedReceiver;
+
+/// After handover the guest's memory must be there: it was sent before.
+const LOADED_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What the task is made of.
+pub struct TargetVmTask {
+    /// The migration.
+    pub slot: Arc<TargetSlot>,
+    /// What its loop tells.
+    pub told: UnboundedReceiver<Told>,
+    /// The agent's configuration.
+    pub config: Arc<Config>,
+}
+
+/// Where the waiting QEMU of a migration listens for memory.
+pub fn memory_socket(config: &Config, slot: &TargetSlot) -> PathBuf {
+    config.run_dir.join(format!("incoming-{}.sock", slot.board.migration))
+}
+
+/// Carries a memory stream that the source has opened to the waiting QEMU.
+///
+/// # Errors
+/// When QEMU does not listen or either side breaks.
+pub async fn deliver(config: &Config, slot: &TargetSlot, stream: Stream) -> Result<(), NetError> {
+    let socket = memory_socket(config, slot);
+    let carried = tunnel::deliver(stream, &socket, &slot.stats).await;
+    match std::fs::remove_file(&socket) {
+        Err(why) if why.kind() != std::io::ErrorKind::NotFound => {
+            let what = format!("remove {}: {why}", socket.display());
+            return Err(NetError::new(NetErrorKind::Local, what));
+        }
+        _ => {}
+    }
+    carried.map(drop)
+}
+
+impl TargetVmTask {
+    /// Does what it is told until the loop ends.
+    pub async fn run(mut self) {
+        let mut waiting = None;
+        while let Some(told) = self.told.recv().await {
+            match told {
+                Told::Shell(ToTargetShell::Check(facts)) => {
+                    let checked = self.check(facts).await;
+                    let result = checked.map(|incoming| waiting = Some(incoming));
+                    self.slot.send(Input::Say(ToSourceShell::Checked(result)));
+                }
+                Told::Shell(ToTargetShell::Listen) => {
+                    let result = self.listen(waiting.as_ref()).await;
+                    self.slot.send(Input::Say(ToSourceShell::Listening(result)));
+                }
+                Told::Shell(ToTargetShell::Forget) => waiting = None,
+                Told::Reach => {
+                    let result = self.reach(waiting.take()).await;
+                    self.slot.send(Input::Engine(TargetEvent::GuestReachable(result)));
+                }
+                Told::Start => {
+                    let result = self.start().await;
+                    self.slot.send(Input::Engine(TargetEvent::GuestStarted(result)));
+                }
+                Told::Release => self.finish().await,
+                Told::Shell(ToTargetShell::Settings(_) | ToTargetShell::Bye) | Told::Notice(_) => {}
+            }
+        }
+    }
+
+    /// Connects to the waiting QEMU and compares its disks with the source's.
+    async fn check(&self, facts: GuestFacts) -> Result<Incoming, String> {
+        self.config.qmp_socket(&facts.qmp).map_err(|why| why.to_string())?;
+        let plans = plans(&facts)?;
+        let qmp = Qmp::connect(&facts.qmp).await.map_err(|why| why.to_string())?;
+        let plans: Vec<LayerPlan> = plans.into_iter().map(|(_, plan)| plan).collect();
+        let incoming = Incoming::prepare(&qmp, &plans).await.map_err(|why| why.to_string())?;
+        self.slot
+            .change_intent(|intent| intent.guest = Some(facts))
+            .map_err(|why| format!("cannot write the migration's intent: {why}"))?;
+        Ok(incoming)
+    }
+
+    async fn listen(&self, incoming: Option<&Incoming>) -> Result<(), String> {
+        let incoming = incoming.ok_or("the target's QEMU was not checked")?;
+        let socket = memory_socket(&self.config, &self.slot);
+        match std::fs::remove_file(&socket) {
+            Err(why) if why.kind() != std::io::ErrorKind::NotFound => {
+                return Err(format!("remove {}: {why}", socket.display()));
+            }
+            _ => {}
+        }
+        incoming.listen(&socket).await.map_err(|why| why.to_string())
+    }
+
+    /// Before the guest is started for good: is its QEMU there, with everything loaded?
+    async fn reach(&self, incoming: Option<Incoming>) -> Result<(), String> {
+        if let Some(mut incoming) = incoming {
+            let loaded = incoming.wait_loaded(LOADED_TIMEOUT).await;
+            return loaded.map(drop).map_err(|why| why.to_string());
+        }
+        let qmp = self.connect().await?;
+        let now = status::status(&qmp).await.map_err(|why| why.to_string())?;
+        if now.state == "inmigrate" {
+            return Err("the target's QEMU has not received the guest's memory".to_owned());
+        }
+        Ok(())
+    }
+
+    async fn connect(&self) -> Result<Qmp, String> {
+        let guest = self.slot.intent().guest.ok_or("the migration has no vm")?;
+        Qmp::connect(&guest.qmp).await.map_err(|why| why.to_string())
+    }
+
+    async fn start(&self) -> Result<(), String> {
+        let running = self.slot.intent().guest.is_some_and(|guest| guest.running);
+        if !running {
+            // It was paused at the source and stays so; whoever starts it activates its disks.
+            return Ok(());
+        }
+        let qmp = self.connect().await?;
+        status::cont(&qmp).await.map_err(|why| why.to_string())
+    }
+
+    /// Every block is here: the disks go back to QEMU if that was asked for.
+    async fn finish(&self) {
+        let settings = self.slot.intent().settings;
+        if settings.release && self.slot.intent().guest.is_some() {
+            let result = self.release().await;
+            if let Err(why) = &result {
+                tracing::warn!(migration = %self.slot.board.migration, why, "cannot release disks");
+            }
+            self.slot.send(Input::Say(ToSourceShell::Released(result)));
+        }
+        self.slot.send(Input::Finished);
+    }
+
+    async fn release(&self) -> Result<(), String> {
+        let intent = self.slot.intent();
+        let guest = intent.guest.ok_or("the migration has no vm")?;
+        let qmp = self.connect().await?;
+        for (image, plan) in plans(&guest)? {
+            let image = intent.images.get(image).ok_or("the plan names no image")?;
+            let plan = plan.for_target(&image.path);
+            dray_qemu::release(&qmp, &plan).await.map_err(|why| why.to_string())?;
+        }
+        Ok(())
+    }
+}
+
+/// The layers of a VM with the number of the image each is in.
+fn plans(facts: &GuestFacts) -> Result<Vec<(usize, LayerPlan)>, String> {
+    let parse = |(image, text): &(u16, String)| {
+        let plan = serde_json::from_str(text).map_err(|why| format!("a layer's plan: {why}"))?;
+        Ok((usize::from(*image), plan))
+    };
+    facts.layers.iter().map(parse).collect()
+}
