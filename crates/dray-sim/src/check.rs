@@ -179,12 +179,15 @@ impl World {
 
     /// A block is under way: two versions of it could overtake each other.
     pub(crate) fn check_launch(&mut self, image: ImageIndex, range: BlockRange) {
-        if self.source.handed_over || self.source.session == 0 || self.link.broken {
+        if self.source.handed_over
+            || self.source.known_session != self.link.session
+            || self.link.broken
+        {
             return;
         }
         for block in range.start..range.end() {
             if std::mem::replace(&mut self.check.flying[image.ix()][block as usize], true) {
-                self.fail(format!("I3: two versions of block {block} are under way"));
+                return self.fail(format!("I3: two versions of block {block} are under way"));
             }
         }
     }

@@ -45,6 +45,10 @@ pub(crate) struct SourceHost {
     effects: VecDeque<SourceEffect>,
     pub(crate) effects_done: u64,
     pub(crate) session: u64,
+    /// Sessions whose `LinkUp` waits in the inbox, and the one that the machine knows: what it
+    /// sends belongs there and nowhere else.
+    pub(crate) link_ups: VecDeque<u64>,
+    pub(crate) known_session: u64,
     pub(crate) disks: Vec<Disk>,
     pub(crate) tracking: bool,
     /// The tracker has seen every write since the migration began.
@@ -82,6 +86,8 @@ impl SourceHost {
             effects: VecDeque::new(),
             effects_done: 0,
             session: 0,
+            link_ups: VecDeque::new(),
+            known_session: 0,
             disks: setup.images.iter().enumerate().map(disk).collect(),
             tracking: false,
             tracked_all_along: true,
@@ -108,6 +114,12 @@ impl SourceHost {
         self.up && !self.parked
     }
 
+    fn forget_sessions(&mut self) {
+        self.session = 0;
+        self.known_session = 0;
+        self.link_ups.clear();
+    }
+
     /// Memory is gone.
     pub(crate) fn die(&mut self) {
         self.up = false;
@@ -115,7 +127,7 @@ impl SourceHost {
         self.awake = false;
         self.inbox.clear();
         self.effects.clear();
-        self.session = 0;
+        self.forget_sessions();
         self.tracking = false;
         self.tracked_all_along = false;
         self.guards = 0;
@@ -179,6 +191,13 @@ impl World {
         ) {
             self.source.pending -= 1;
         }
+        match event {
+            SourceEvent::LinkUp => {
+                self.source.known_session = self.source.link_ups.pop_front().unwrap_or(0);
+            }
+            SourceEvent::LinkDown => self.source.known_session = 0,
+            _ => {}
+        }
         let mut out = Vec::new();
         self.source.machine.step(Time(self.now), event, &mut out);
         self.source.effects.extend(out);
@@ -207,7 +226,7 @@ impl World {
                     self.source.dirty[image.ix()].remove(range);
                 }
                 self.check_launch(image, range);
-                let session = self.source.session;
+                let session = self.source.known_session;
                 let delay = self.disk_time();
                 self.at(delay, Ev::ReadDone { life, session, tag, image, range });
             }
@@ -327,7 +346,7 @@ impl World {
         range: BlockRange,
     ) {
         // A read belongs to the session it was asked for in: a later one has other plans.
-        if life != self.source.life || session != self.source.session || session == 0 {
+        if life != self.source.life || session != self.source.known_session || session == 0 {
             return;
         }
         if self.faulty(self.setup.faults.read_error) {
@@ -379,7 +398,7 @@ impl World {
         note!(self, "source: the migration is resumed");
         self.check.source_reborn(epoch);
         self.lose_session();
-        self.source.session = 0;
+        self.source.forget_sessions();
         self.tell_source(SourceEvent::Start);
     }
 }

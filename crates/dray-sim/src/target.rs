@@ -43,6 +43,9 @@ pub(crate) struct TargetHost {
     effects: VecDeque<TargetEffect>,
     pub(crate) effects_done: u64,
     pub(crate) session: u64,
+    /// As at the source.
+    pub(crate) link_ups: VecDeque<u64>,
+    pub(crate) known_session: u64,
     pub(crate) disks: Vec<Disk>,
     pub(crate) exposed: bool,
     pub(crate) missing: Vec<BlockSet>,
@@ -78,6 +81,8 @@ impl TargetHost {
             effects: VecDeque::new(),
             effects_done: 0,
             session: 0,
+            link_ups: VecDeque::new(),
+            known_session: 0,
             disks: setup.images.iter().map(disk).collect(),
             exposed: false,
             missing: none.clone(),
@@ -106,6 +111,8 @@ impl TargetHost {
         self.inbox.clear();
         self.effects.clear();
         self.session = 0;
+        self.known_session = 0;
+        self.link_ups.clear();
         self.exposed = false;
         self.idle_told = true;
         self.missing.iter_mut().for_each(|set| *set = BlockSet::new());
@@ -165,6 +172,13 @@ impl World {
     fn target_event(&mut self, event: TargetEvent) {
         if !matches!(event, TargetEvent::Tick | TargetEvent::Idle) {
             note!(self, "target <- {event:?}");
+        }
+        match event {
+            TargetEvent::LinkUp => {
+                self.target.known_session = self.target.link_ups.pop_front().unwrap_or(0);
+            }
+            TargetEvent::LinkDown => self.target.known_session = 0,
+            _ => {}
         }
         let mut out = Vec::new();
         self.target.machine.step(Time(self.now), event, &mut out);

@@ -29,7 +29,9 @@ impl World {
         note!(self, "session {session}");
         self.check.new_session();
         self.source.session = session;
+        self.source.link_ups.push_back(session);
         self.target.session = session;
+        self.target.link_ups.push_back(session);
         self.tell_target(TargetEvent::LinkUp);
         self.tell_source(SourceEvent::LinkUp);
     }
@@ -77,14 +79,14 @@ impl World {
 
     pub(crate) fn send_to_target(&mut self, envelope: &Envelope<ToTarget>) {
         match control::encode(envelope) {
-            Ok(bytes) => self.send_control(Side::Target, self.source.session, bytes),
+            Ok(bytes) => self.send_control(Side::Target, self.source.known_session, bytes),
             Err(why) => self.fail(format!("a message of the source cannot be sent: {why}")),
         }
     }
 
     pub(crate) fn send_to_source(&mut self, envelope: &Envelope<ToSource>) {
         match control::encode(envelope) {
-            Ok(bytes) => self.send_control(Side::Source, self.target.session, bytes),
+            Ok(bytes) => self.send_control(Side::Source, self.target.known_session, bytes),
             Err(why) => self.fail(format!("a message of the target cannot be sent: {why}")),
         }
     }
@@ -160,7 +162,7 @@ impl World {
         zero_mask: [u64; 4],
         mut payload: Vec<u8>,
     ) {
-        let session = self.source.session;
+        let session = self.source.known_session;
         if session == 0 || session != self.link.session || self.link.broken {
             return;
         }

@@ -34,7 +34,7 @@ fn many_seeds() {
 
 #[test]
 fn a_crash_between_any_two_effects() {
-    let crash_seeds = std::env::var("DRAY_SIM_COUNT").map_or(8, |text| text.parse().unwrap());
+    let crash_seeds = std::env::var("DRAY_SIM_COUNT").map_or(20, |text| text.parse().unwrap());
     let mut total = 0;
     for strategy in [Strategy::PreCopy, Strategy::PostCopy, Strategy::Hybrid] {
         for seed in 0..crash_seeds {

@@ -40,6 +40,10 @@ impl Source {
         attempt: Attempt,
         out: &mut Vec<SourceEffect>,
     ) {
+        if self.link != Link::Opening {
+            // One answer a session: what it says about blocks in flight holds at its start only.
+            return;
+        }
         self.link = Link::Up;
         if self.handed_over().is_some() || matches!(self.stage, Stage::Done) {
             return self.opened_after_handover(state, attempt, out);
