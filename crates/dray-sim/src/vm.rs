@@ -36,17 +36,15 @@ impl Vm {
 impl World {
     pub(crate) fn source_notice(&mut self, notice: SourceNotice) {
         match notice {
-            SourceNotice::Ready => {
-                if self.vm.stage == Stage::Idle {
-                    let time = self.setup.memory_time;
-                    self.move_memory(time);
-                }
+            SourceNotice::Ready if self.vm.stage == Stage::Idle => {
+                let time = self.setup.memory_time;
+                self.move_memory(time);
             }
             SourceNotice::HandoverFailed { .. } => self.handover_failed(),
-            SourceNotice::Refused { .. } if self.vm.stage == Stage::HandingOver => {
-                if self.source.machine.owns() {
-                    self.handover_failed();
-                }
+            SourceNotice::Refused { .. }
+                if self.vm.stage == Stage::HandingOver && self.source.machine.owns() =>
+            {
+                self.handover_failed();
             }
             SourceNotice::Abandoned { .. } => {
                 self.vm.stage = Stage::Idle;
