@@ -33,6 +33,8 @@ pub enum SourceRecord {
     /// Everything written before tracking began is durable: from here the write-intent regions
     /// name all that a power cut can undo.
     Settled,
+    /// The migration began: blocks may be sent from here on.
+    Begun,
 }
 
 /// A record of the target's side of a migration.
@@ -71,4 +73,13 @@ pub enum TargetRecord {
     Complete,
     /// The migration ended before handover; what was received is gone.
     Discarded,
+    /// Frames may arrive from here on: after a restart, what no record names can be anything.
+    Touched,
+    /// A data sync failed: what it covered is not to be trusted, whatever earlier records say.
+    Lost {
+        /// Which image.
+        image: ImageIndex,
+        /// Blocks that were received or overwritten since they were last durable.
+        blocks: BlockSet,
+    },
 }

@@ -236,7 +236,7 @@ fn blocks_sent_again_are_not_trusted_in_the_next_session() {
 
 #[test]
 fn a_restart_before_the_first_sync_trusts_nothing() {
-    let mut source = S::recover(Strategy::Hybrid, &[]);
+    let mut source = S::recover(Strategy::Hybrid, &[SourceRecord::Begun]);
     source.step(SourceEvent::Start);
     source.step(SourceEvent::LinkUp);
     source.opened(&set(&[(0, 50)]));
@@ -244,7 +244,7 @@ fn a_restart_before_the_first_sync_trusts_nothing() {
     let effects = source.step(SourceEvent::Scanned { image: IMAGE, data });
     assert_eq!(runs(&effects), set(&[(0, 50)]), "what became a hole is sent too");
 
-    let mut source = S::recover(Strategy::Hybrid, &[SourceRecord::Settled]);
+    let mut source = S::recover(Strategy::Hybrid, &[SourceRecord::Begun, SourceRecord::Settled]);
     source.step(SourceEvent::Start);
     source.step(SourceEvent::LinkUp);
     source.opened(&set(&[(0, 50)]));
@@ -371,4 +371,26 @@ fn fetches_are_served_after_handover_only_and_inside_the_image() {
     assert!(matches!(&sent(&effects)[..], [(_, ToTarget::Unreadable { tag: 9, .. })]));
     let effects = source.hear(Epoch(4), 1, fetch(dray_types::BlockRange::new(0, 4)));
     assert_eq!(runs(&effects), set(&[(0, 4)]));
+}
+
+#[test]
+fn a_session_may_replace_one_that_nobody_saw_end() {
+    let (mut source, _) = S::begin(Strategy::Hybrid, &set(&[(0, 600)]));
+    source.step(SourceEvent::LinkUp);
+    let effects = source.opened(&set(&[(0, 256)]));
+    assert_eq!(runs(&effects), set(&[(256, 344)]), "what was in flight is sent again");
+    source.received(&effects);
+    source.step(SourceEvent::BeginHandover);
+    let effects = source.step(SourceEvent::LinkUp);
+    assert!(journals(&effects, &void(1)));
+}
+
+#[test]
+fn the_beginning_is_recorded_before_anything_is_sent() {
+    let mut source = S::recover(Strategy::Hybrid, &[]);
+    let effects = source.step(SourceEvent::Start);
+    let begun = SourceEffect::Journal(SourceRecord::Begun);
+    assert!(place(&effects, |e| *e == begun) < place(&effects, |e| *e == SourceEffect::SyncImages));
+    let effects = source.step(SourceEvent::ImagesSynced(Ok(())));
+    assert!(journals(&effects, &SourceRecord::Settled));
 }

@@ -98,6 +98,8 @@ fn a_failed_sync_promises_nothing_and_forgets_what_it_covered() {
     let result = Err("no space left on device".to_owned());
     let effects = target.step(TargetEvent::ImagesSynced { id, result });
     assert!(matches!(&bodies(&effects)[..], [ToSource::Failed { .. }]));
+    let lost = TargetRecord::Lost { image: IMAGE, blocks: set(&[(0, 20)]) };
+    assert_eq!(journal(&effects), [lost], "older records may name those blocks");
     let effects = target.open(None);
     let [ToSource::Opened { images, .. }] = &bodies(&effects)[..] else { panic!("{effects:?}") };
     assert!(images[0].have.is_empty() && !images[0].zeroed);
@@ -154,7 +156,7 @@ fn an_owner_does_not_listen_to_the_epoch_before() {
 #[test]
 fn a_prepared_target_asks_after_a_restart_and_never_guesses() {
     let missing = set(&[(5, 2)]);
-    let records = [prepared(&missing)];
+    let records = [TargetRecord::Touched, prepared(&missing)];
     let mut target = T::recover(&records);
     assert!(target.step(TargetEvent::Start).is_empty());
     let effects = target.open(Some(over(&missing)));
@@ -187,6 +189,13 @@ fn a_restart_at_each_step_of_ownership_goes_on_there() {
 #[test]
 fn a_restarted_target_no_longer_knows_that_the_rest_is_zeros() {
     let mut target = T::recover(&[]);
+    let effects = target.open(None);
+    let touched = place(&effects, |e| *e == TargetEffect::Journal(vec![TargetRecord::Touched]));
+    assert!(touched < place(&effects, |e| matches!(e, TargetEffect::Send(_))));
+    let [ToSource::Opened { images, .. }] = &bodies(&effects)[..] else { panic!("{effects:?}") };
+    assert!(images[0].zeroed, "nobody has sent it anything");
+
+    let mut target = T::recover(&[TargetRecord::Touched]);
     let effects = target.open(None);
     let [ToSource::Opened { images, .. }] = &bodies(&effects)[..] else { panic!("{effects:?}") };
     assert!(!images[0].zeroed, "a frame may have been written that no record names");

@@ -120,12 +120,9 @@ impl World {
 
     /// The target's last word on disk is the promise for exactly this.
     fn promised(&self, over: &dray_wire::HandedOver) -> bool {
-        let last = self
-            .target
-            .records
-            .iter()
-            .rev()
-            .find(|record| !matches!(record, TargetRecord::Received { .. }));
+        let last = self.target.records.iter().rev().find(|record| {
+            !matches!(record, TargetRecord::Received { .. } | TargetRecord::Touched)
+        });
         matches!(last, Some(TargetRecord::Prepared { attempt, map_hash, .. })
             if *attempt == over.attempt && *map_hash == over.map_hash)
     }

@@ -5,7 +5,7 @@
 //!   └────────┴────────┴──────────┤ void        │ fenced
 //!                 Over ◀─────────┘             └──▶ TakenBack
 //! ```
-//! Until the record in [`handover`] named the point of no return, every failure leads back to a
+//! Until the record in `handover` named the point of no return, every failure leads back to a
 //! guest that runs here (I4); after it, only the target may serve (I5).
 
 mod copying;
@@ -107,6 +107,8 @@ pub struct Source {
     awaiting_quiet: u32,
     /// `SyncImages` effects that are not answered: only the last one covers everything.
     awaiting_sync: u32,
+    /// It is recorded that the migration began.
+    begun: bool,
     /// This life may still record that what was written before tracking began is durable. A later
     /// life may not: the target may have records of blocks that a power cut has undone here.
     may_settle: bool,
@@ -140,6 +142,7 @@ impl Source {
             awaiting_dirty: 0,
             awaiting_quiet: 0,
             awaiting_sync: 0,
+            begun: false,
             may_settle: true,
             round: 0,
             round_bytes: 0,
@@ -158,7 +161,8 @@ impl Source {
     /// have cut off (they are all idempotent) come with the first `Start`.
     pub fn recover(plan: SourcePlan, records: &[SourceRecord]) -> Self {
         let mut source = Self::new(plan);
-        source.may_settle = false;
+        source.begun = !records.is_empty();
+        source.may_settle = records.is_empty();
         let mut settled = false;
         for record in records {
             match record {
@@ -176,11 +180,13 @@ impl Source {
                 }
                 SourceRecord::Done => source.stage = Stage::Done,
                 SourceRecord::Abandoned => source.stage = Stage::Over,
-                SourceRecord::Resumed => source.stage = first_stage(source.plan.strategy),
+                SourceRecord::Resumed | SourceRecord::Begun => {
+                    source.stage = first_stage(source.plan.strategy);
+                }
                 SourceRecord::Settled => settled = true,
             }
         }
-        if !settled {
+        if source.begun && !settled {
             source.suspect_everything();
         }
         source
@@ -233,6 +239,9 @@ impl Source {
                     // An attempt without an outcome never reached the point of no return.
                     out.push(SourceEffect::Journal(SourceRecord::Void { attempt: self.attempt }));
                 }
+                if !std::mem::replace(&mut self.begun, true) {
+                    out.push(SourceEffect::Journal(SourceRecord::Begun));
+                }
                 out.push(SourceEffect::StartTracking);
                 if self.may_settle {
                     // Under way while the copy begins; until it is done a restart trusts nothing.
@@ -249,6 +258,10 @@ impl Source {
     fn link_up(&mut self, out: &mut Vec<SourceEffect>) {
         if self.is_over() {
             return;
+        }
+        if self.link != Link::Down {
+            // A new session replaces one whose end nobody has told of.
+            self.link_down(out);
         }
         self.link = Link::Opening;
         self.window.new_route();

@@ -61,6 +61,8 @@ pub struct Target {
     link_up: bool,
     /// The source has said in this session how far it is.
     opened: bool,
+    /// It is recorded that frames may have arrived.
+    touched: bool,
     epoch: Epoch,
     attempt: Attempt,
     /// Blocks received in this life or recorded as durable in an earlier one.
@@ -86,6 +88,7 @@ impl Target {
             stage: Stage::Receiving,
             link_up: false,
             opened: false,
+            touched: false,
             epoch: Epoch(0),
             attempt: Attempt(0),
             have: none.clone(),
@@ -108,8 +111,6 @@ impl Target {
     /// A target after a restart, from the records that were durable.
     pub fn recover(plan: TargetPlan, records: &[TargetRecord]) -> Self {
         let mut target = Self::new(plan);
-        // Frames may have been written that no record names: what was not received can be anything.
-        target.plan.zeroed.fill(false);
         for record in records {
             target.replay(record);
         }
@@ -118,6 +119,15 @@ impl Target {
 
     fn replay(&mut self, record: &TargetRecord) {
         match record {
+            TargetRecord::Touched => {
+                self.touched = true;
+                self.plan.zeroed.fill(false);
+            }
+            TargetRecord::Lost { image, blocks } => {
+                if let Some(have) = self.have.get_mut(image.ix()) {
+                    have.subtract(blocks);
+                }
+            }
             TargetRecord::Received { image, blocks } => {
                 if let Some(have) = self.have.get_mut(image.ix()) {
                     have.union_with(blocks);
@@ -221,6 +231,9 @@ impl Target {
             return self.refuse(epoch, why, out);
         }
         self.opened = true;
+        if !std::mem::replace(&mut self.touched, true) {
+            out.push(TargetEffect::Journal(vec![TargetRecord::Touched]));
+        }
         if open.handed_over.is_none() && !self.owns() && self.stage != Stage::Fenced {
             // The source's word: nothing that was promised here was taken up.
             self.epoch = epoch;

@@ -110,7 +110,7 @@ impl Target {
     ) {
         if let Err(why) = result {
             if !self.owns() {
-                self.forget_unsaved();
+                self.forget_unsaved(out);
                 if matches!(self.stage, Stage::Preparing { .. }) {
                     self.stage = Stage::Receiving;
                 }
@@ -135,14 +135,21 @@ impl Target {
     }
 
     /// After a failed sync nothing that was not recorded can be trusted to be on the disk.
-    fn forget_unsaved(&mut self) {
+    fn forget_unsaved(&mut self, out: &mut Vec<TargetEffect>) {
         let saving = self.saving.take().map(|(_, blocks)| blocks).unwrap_or_default();
         let unsaved = self.unsaved.iter_mut().map(std::mem::take).collect::<Vec<_>>();
+        let mut records = Vec::new();
         for lost in [saving, unsaved] {
-            for (ix, lost) in lost.iter().enumerate() {
-                self.have[ix].subtract(lost);
-                self.plan.zeroed[ix] &= lost.is_empty();
+            for (ix, blocks) in lost.into_iter().enumerate() {
+                self.have[ix].subtract(&blocks);
+                self.plan.zeroed[ix] &= blocks.is_empty();
+                if !blocks.is_empty() {
+                    records.push(TargetRecord::Lost { image: ImageIndex(ix as u16), blocks });
+                }
             }
+        }
+        if !records.is_empty() {
+            out.push(TargetEffect::Journal(records));
         }
     }
 
