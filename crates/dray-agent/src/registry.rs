@@ -4,13 +4,16 @@
 //! truth about ownership and the record follows; both are read when the agent starts.
 
 use crate::store::{self, Store};
-use dray_image::{Disk, ErrorKind, FileImage, FileOptions, Image, ImageNames};
+use dray_image::{
+    DeviceMark, DeviceState, Disk, ErrorKind, FileImage, FileOptions, Image, ImageNames,
+};
 use dray_nbd::{ExportError, ExportInfo, Exports};
 use dray_types::{Epoch, ImageId, MigrationId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io;
-use std::path::PathBuf;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 /// What this host's copy of an image is.
@@ -130,6 +133,12 @@ impl Registry {
         let mut entries = BTreeMap::new();
         for path in store::entries(&store.images(), ".json")? {
             let record: ImageRecord = store::read_json(&path)?;
+            // The kernel forgets at a reboot that a device is not to be written.
+            if is_device(&record.path)
+                && let Err(why) = DeviceMark::of(&store.images(), &record.path).reapply()
+            {
+                tracing::error!(image = record.name, %why, "cannot protect a replica's device");
+            }
             match open_entry(record.clone()) {
                 Ok(entry) => {
                     entries.insert(record.name, Arc::new(entry));
@@ -185,6 +194,62 @@ impl Registry {
         Ok(())
     }
 
+    /// The copy left behind by a handover loses the image's name, so that nothing opens it by
+    /// accident (I1); a block device is marked and made read-only. Can be repeated.
+    ///
+    /// # Errors
+    /// What the file system or the store reports.
+    pub fn retire(&self, entry: &Entry, epoch: Epoch) -> io::Result<()> {
+        let record = entry.record();
+        if is_device(&record.path) {
+            let mark = DeviceMark::of(&self.store.images(), &record.path);
+            mark.set(DeviceState::Replica(epoch)).map_err(io::Error::other)?;
+        } else if record.place != Place::Replica(epoch) {
+            let names = ImageNames::of(&record.path).map_err(io::Error::other)?;
+            names.make_replica(epoch).map_err(io::Error::other)?;
+        }
+        self.update(entry, |record| {
+            record.state = CopyState::Replica;
+            if !is_device(&record.path) {
+                record.place = Place::Replica(epoch);
+            }
+            record.epoch = epoch;
+        })
+    }
+
+    /// Undoes [`retire`](Self::retire): this host owns the image again. Can be repeated.
+    ///
+    /// # Errors
+    /// What the file system or the store reports.
+    pub fn restore(&self, entry: &Entry, epoch: Epoch) -> io::Result<()> {
+        let record = entry.record();
+        if is_device(&record.path) {
+            let mark = DeviceMark::of(&self.store.images(), &record.path);
+            mark.clear().map_err(io::Error::other)?;
+        } else if let Place::Replica(replica) = record.place {
+            let names = ImageNames::of(&record.path).map_err(io::Error::other)?;
+            names.restore_replica(replica, record.mode).map_err(io::Error::other)?;
+        }
+        self.update(entry, |record| {
+            record.state = CopyState::Owner;
+            record.place = Place::Named;
+            record.epoch = epoch;
+        })
+    }
+
+    /// Deletes the file of a replica and forgets it. A block device is only forgotten.
+    ///
+    /// # Errors
+    /// What the file system or the store reports.
+    pub fn remove_replica(&self, entry: &Entry) -> io::Result<()> {
+        let record = entry.record();
+        if let Place::Replica(epoch) = record.place {
+            let names = ImageNames::of(&record.path).map_err(io::Error::other)?;
+            names.remove_replica(epoch).map_err(io::Error::other)?;
+        }
+        self.forget(&record.name)
+    }
+
     /// Forgets an image; its file stays.
     ///
     /// # Errors
@@ -193,6 +258,10 @@ impl Registry {
         self.entries.write().unwrap_or_else(PoisonError::into_inner).remove(name);
         store::remove(&self.path_of(name))
     }
+}
+
+fn is_device(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_block_device())
 }
 
 /// Opens the file of a record.

@@ -91,6 +91,7 @@ impl Agent {
                 registry: Arc::clone(&self.registry),
                 quiesce_timeout: QUIESCE_TIMEOUT,
                 handover_timeout: self.config.limits.handover_timeout,
+                link_timeout: self.config.limits.link_timeout,
                 host: self.config.name.clone(),
                 told: tell,
             };
@@ -130,7 +131,12 @@ impl Agent {
         let board = Board::new(intent.migration, shown);
         let (inputs, queue) = channel();
         let (tell, told) = unbounded_channel();
-        let parts = TargetParts { folder, registry: Arc::clone(&self.registry), told: tell };
+        let parts = TargetParts {
+            folder,
+            registry: Arc::clone(&self.registry),
+            stall: self.config.limits.stall,
+            told: tell,
+        };
         let (slot, owner) = TargetLoop::open(intent, parts, board, inputs)?;
         self.targets.insert(slot.board.migration, Arc::clone(&slot));
         let task = TargetVmTask { slot: Arc::clone(&slot), told, config: Arc::clone(&self.config) };

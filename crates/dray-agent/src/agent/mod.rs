@@ -113,11 +113,8 @@ async fn serve(config: Config, what: &str) -> ApiResult<()> {
         targets: Slots::default(),
         tasks: Tasks::default(),
     });
-    let access = agent
-        .config
-        .group
-        .as_deref()
-        .map_or_else(SocketAccess::default, |group| SocketAccess::for_group(group));
+    let access =
+        agent.config.group.as_deref().map_or_else(SocketAccess::default, SocketAccess::for_group);
     let revived = agent.revive().map_err(io)?;
     let exports = agent.nbd.bind_unix(&agent.nbd_socket(), 0o660, access.group).map_err(io)?;
     let api = Server::bind(&agent.config.run_dir.join("api.sock"), access).map_err(io)?;

@@ -9,6 +9,7 @@ use dray_engine::source::SourceNotice;
 use dray_engine::{MILLISECOND, Source, SourceEffect, SourceEvent, SourcePlan, SourceRecord};
 use dray_types::{BlockRange, Epoch, ImageIndex};
 use std::io;
+use std::time::Instant;
 
 impl SourceLoop {
     pub(super) fn run_effect(&mut self, effect: SourceEffect) {
@@ -86,7 +87,7 @@ impl SourceLoop {
         match &notice {
             SourceNotice::Done => {
                 self.resumable = false;
-                self.images.let_go()?;
+                self.images.let_go(self.removes_replica())?;
             }
             SourceNotice::TakenBack => {
                 self.resumable = false;
@@ -141,6 +142,9 @@ impl SourceLoop {
         if self.engine.as_ref().is_some_and(|engine| !engine.is_over()) {
             return;
         }
+        if self.session.is_none() {
+            self.link_lost = Some(Instant::now());
+        }
         *self.slot.intent.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = intent;
         let begun = (|| {
             self.images.reopen(&self.slot.intent())?;
@@ -179,7 +183,7 @@ impl SourceLoop {
         if done {
             // The restart came between the last record and the last word to the target.
             self.resumable = false;
-            self.images.let_go()?;
+            self.images.let_go(self.removes_replica())?;
             self.part();
             return Ok(());
         }
@@ -212,6 +216,11 @@ impl SourceLoop {
     /// Whether the migration needs no session any more.
     pub(super) fn is_over(&self) -> bool {
         self.engine.as_ref().is_some_and(Source::is_over)
+    }
+
+    /// Whether the operator wants the source's copy gone at the end.
+    fn removes_replica(&self) -> bool {
+        self.slot.intent().options.is_some_and(|options| options.remove_replica)
     }
 
     /// Everything was said: the session ends in order, the loop ends, and unless the migration can

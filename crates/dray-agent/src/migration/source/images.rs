@@ -4,9 +4,9 @@ use super::content::Content;
 use super::{Input, SourceParts};
 use crate::migration::intent::{SourceImage, SourceIntent};
 use crate::migration::intents::{IntentFile, Intents};
-use crate::registry::{CopyState, Entry, Place, Registry};
+use crate::registry::{CopyState, Entry, Registry};
 use dray_engine::SourceEvent;
-use dray_image::{Disk, FileImage, FileOptions, Image, ImageNames, IntentLog, Quiesced, runs};
+use dray_image::{Disk, FileImage, FileOptions, Image, IntentLog, Quiesced, runs};
 use dray_types::{BlockRange, BlockSet, Epoch, ImageIndex};
 use std::io;
 use std::sync::Arc;
@@ -191,15 +191,7 @@ impl SourceImages {
                 None => entry.disk.quiesce(Duration::ZERO).map_err(io::Error::other)?,
             };
             entry.disk.park(guard);
-            if entry.record().place != Place::Replica(epoch) {
-                let names = ImageNames::of(&entry.record().path).map_err(io::Error::other)?;
-                names.make_replica(epoch).map_err(io::Error::other)?;
-            }
-            self.registry.update(entry, |record| {
-                record.state = CopyState::Replica;
-                record.place = Place::Replica(epoch);
-                record.epoch = epoch;
-            })?;
+            self.registry.retire(entry, epoch)?;
         }
         Ok(())
     }
@@ -210,34 +202,40 @@ impl SourceImages {
     /// What renaming or the store reports.
     pub fn restore(&self, epoch: Epoch) -> io::Result<()> {
         for (_, entry) in self.writable() {
-            let record = entry.record();
-            if let Place::Replica(replica) = record.place {
-                let names = ImageNames::of(&record.path).map_err(io::Error::other)?;
-                names.restore_replica(replica, record.mode).map_err(io::Error::other)?;
-            }
-            self.registry.update(entry, |record| {
-                record.state = CopyState::Owner;
-                record.place = Place::Named;
-                record.epoch = epoch;
-                record.migration = None;
-            })?;
+            self.registry.restore(entry, epoch)?;
+            self.registry.update(entry, |record| record.migration = None)?;
             entry.disk.unpark();
             entry.disk.stop_tracking();
         }
         Ok(())
     }
 
-    /// The migration no longer holds the images.
+    /// The target has everything: the migration no longer holds the images. A QEMU that still has
+    /// the disk gets errors from now on instead of waiting for ever: it only wants to quit.
     ///
     /// # Errors
     /// What the store reports.
-    pub fn let_go(&self) -> io::Result<()> {
+    pub fn let_go(&self, remove_replica: bool) -> io::Result<()> {
         for open in &self.all {
-            if let Some(entry) = &open.entry {
-                self.registry.update(entry, |record| record.migration = None)?;
+            let Some(entry) = &open.entry else { continue };
+            self.registry.update(entry, |record| record.migration = None)?;
+            if entry.record().state == CopyState::Replica {
+                entry.disk.fail_parked();
+                if remove_replica {
+                    self.registry.remove_replica(entry)?;
+                }
             }
         }
         self.intents.close()
+    }
+
+    /// Starts writing back what guests have written, so that the sync at handover, which is
+    /// downtime, finds little left to do.
+    pub fn start_writeback(&self) {
+        for (_, entry) in self.writable() {
+            // A hint; the sync reports what fails.
+            let _ = entry.file.start_writeback(0, entry.file.geometry().len);
+        }
     }
 }
 

@@ -36,6 +36,8 @@ use tokio::sync::mpsc::UnboundedSender;
 
 /// Longest sleep of the loop: the engine wants a tick this often.
 const TICK: Duration = Duration::from_millis(100);
+/// While the guest's memory moves, what it writes is written back this often.
+const WRITEBACK: Duration = Duration::from_millis(500);
 /// Name of the intent in the migration's folder.
 pub const INTENT: &str = "source.json";
 /// Name of the journal in the migration's folder.
@@ -123,6 +125,8 @@ pub struct SourceParts {
     pub quiesce_timeout: Duration,
     /// A handover without an outcome is void after this.
     pub handover_timeout: Duration,
+    /// Before handover a migration fails when there is no session for this long.
+    pub link_timeout: Duration,
     /// This host's name.
     pub host: String,
     /// Where notices go.
@@ -142,6 +146,9 @@ pub struct SourceLoop {
     report: Report,
     /// Answers to effects that were given at once.
     answers: VecDeque<SourceEvent>,
+    written_back: Instant,
+    /// Since when there is no session, while one is needed.
+    link_lost: Option<Instant>,
     /// Why the VM's own migration failed, until the engine has ended the whole.
     vm_error: Option<ApiError>,
     /// What was durable when the loop began.
@@ -183,6 +190,8 @@ impl SourceLoop {
             guards: Vec::new(),
             session: None,
             answers: VecDeque::new(),
+            written_back: Instant::now(),
+            link_lost: Some(Instant::now()),
             vm_error: None,
             history: records,
             resumable: true,
@@ -214,10 +223,29 @@ impl SourceLoop {
                 Ok(input) => self.take(input),
                 Err(RecvTimeoutError::Timeout) => {
                     next_tick = Instant::now() + TICK;
-                    self.step(SourceEvent::Tick);
-                    self.report.refresh(self.engine.as_ref(), &self.images);
+                    self.tick();
                 }
             }
+        }
+    }
+
+    fn tick(&mut self) {
+        self.step(SourceEvent::Tick);
+        self.report.refresh(self.engine.as_ref(), &self.images);
+        let Some(engine) = &self.engine else { return };
+        if engine.is_ready() && self.written_back.elapsed() >= WRITEBACK {
+            self.written_back = Instant::now();
+            self.images.start_writeback();
+        }
+        let waiting = self.link_lost.filter(|_| engine.owns() && !engine.is_over());
+        if waiting.is_some_and(|since| since.elapsed() >= self.parts.link_timeout) {
+            self.link_lost = None;
+            let seconds = self.parts.link_timeout.as_secs();
+            let why = format!("{} could not be reached for {seconds} s", self.slot.intent().peer);
+            self.vm_failed(ApiError::new(ErrorKind::Peer, "migration failed", why).hint(
+                "the guest goes on at the source; look at the link and the target's agent, then \
+                 migrate again: what the target has is used",
+            ));
         }
     }
 
@@ -235,7 +263,7 @@ impl SourceLoop {
             }
             Input::SessionUp(session) => self.session_up(session),
             Input::SessionDown(number, why) => self.session_down(number, why),
-            Input::FromPeer(number, message) => self.from_peer(number, message),
+            Input::FromPeer(number, message) => self.heard(number, message),
             Input::Mark(mark) => self.report.mark(mark),
             Input::Memory(sent, left) => self.report.memory(sent, left),
             Input::VmFailed(error) => self.vm_failed(error),

@@ -14,7 +14,7 @@ use dray_types::{Attempt, ImageIndex};
 use dray_wire::{Envelope, Hello, StreamKind, ToSource, ToTarget};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 /// First pause before dialling again; doubles up to [`LONGEST_PAUSE`].
@@ -189,6 +189,7 @@ impl SourceLoop {
             self.report.reconnected();
         }
         self.session = Some(session);
+        self.link_lost = None;
         self.slot.board.change(|shown| shown.progress.link_up = true);
         if let Some(options) = self.slot.intent().options {
             self.say(&ToTargetShell::Settings(options.settings));
@@ -204,6 +205,7 @@ impl SourceLoop {
             }
             tracing::warn!(migration = %self.slot.board.migration, why, "lost the session");
             self.session = None;
+            self.link_lost = Some(Instant::now());
             self.slot.board.notice(format!("the link to the target was lost: {why}"));
             self.step(SourceEvent::LinkDown);
         }
@@ -211,7 +213,7 @@ impl SourceLoop {
         self.tell(Told::LinkDown(why));
     }
 
-    pub(super) fn from_peer(&mut self, number: u64, message: Envelope<ToSource>) {
+    pub(super) fn heard(&mut self, number: u64, message: Envelope<ToSource>) {
         // A voice from an older session says nothing about this one.
         if self.session.as_ref().is_none_or(|session| session.number != number) {
             return;
@@ -229,14 +231,14 @@ impl SourceLoop {
             }
             ToSource::Vm(bytes) => {
                 if let Some(message) = messages::decode::<ToSourceShell>(&bytes) {
-                    self.from_target_shell(message);
+                    self.heard_shell(message);
                 }
             }
             _ => self.step(SourceEvent::Message(message)),
         }
     }
 
-    fn from_target_shell(&mut self, message: ToSourceShell) {
+    fn heard_shell(&mut self, message: ToSourceShell) {
         self.report.told(&message);
         let finished = message == ToSourceShell::Finished;
         self.tell(Told::Shell(message));

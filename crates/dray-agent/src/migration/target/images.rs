@@ -208,6 +208,16 @@ impl TargetImages {
         });
     }
 
+    /// Fails guest I/O that needs a missing block, now and until [`unstall`](Self::unstall).
+    pub fn fail_stalled(&self) {
+        self.all.iter().for_each(|open| open.entry.disk.fail_parked());
+    }
+
+    /// Missing blocks are waited for again.
+    pub fn unstall(&self) {
+        self.all.iter().for_each(|open| open.entry.disk.unpark());
+    }
+
     /// The next missing run.
     pub fn next_missing(&self, image: ImageIndex, from: u64, max: u64) -> Option<BlockRange> {
         self.all.get(image.ix())?.entry.disk.next_missing(from, max)

@@ -131,6 +131,8 @@ pub struct TargetParts {
     pub folder: Folder,
     /// The images of this host.
     pub registry: Arc<Registry>,
+    /// Guest I/O that waits for a lost source fails after this; never when absent (I5).
+    pub stall: Option<Duration>,
     /// Where notices go.
     pub told: UnboundedSender<Told>,
 }
@@ -148,6 +150,8 @@ pub struct TargetLoop {
     answers: VecDeque<TargetEvent>,
     progress_at: Instant,
     verifier: Option<verify::Verifier>,
+    /// Since when an owner with missing blocks has no session.
+    alone_since: Option<Instant>,
     broken: bool,
 }
 
@@ -192,6 +196,7 @@ impl TargetLoop {
             answers: VecDeque::new(),
             progress_at: Instant::now(),
             verifier: None,
+            alone_since: None,
             broken: false,
         };
         this.images.begin_incoming(&this.slot);
@@ -239,7 +244,7 @@ impl TargetLoop {
                 self.session_up(Session::new(number, control, reader));
             }
             Input::SessionDown(number, why) => self.session_down(number, &why),
-            Input::FromPeer(number, message) => self.from_peer(number, message),
+            Input::FromPeer(number, message) => self.heard(number, message),
             Input::Say(message) => self.say(&message),
             Input::Verified(blocks, different) => self.verified(blocks, different),
             Input::Finished => return !self.finished(),
@@ -252,9 +257,26 @@ impl TargetLoop {
     fn tick(&mut self) {
         self.step(TargetEvent::Tick);
         self.refresh();
+        self.watch_stall();
         if self.engine.owns() && self.progress_at.elapsed() >= PROGRESS {
             self.progress_at = Instant::now();
             self.say_progress();
+        }
+    }
+
+    /// A source that stays away stalls reads of missing blocks, for as long as the operator wants.
+    fn watch_stall(&mut self) {
+        let Some(stall) = self.parts.stall.filter(|_| self.engine.owns()) else { return };
+        match (&self.session, self.alone_since) {
+            (Some(_), Some(since)) => {
+                self.alone_since = None;
+                if since.elapsed() >= stall {
+                    self.images.unstall();
+                }
+            }
+            (None, None) => self.alone_since = Some(Instant::now()),
+            (None, Some(since)) if since.elapsed() >= stall => self.images.fail_stalled(),
+            _ => {}
         }
     }
 

@@ -115,7 +115,7 @@ impl TargetLoop {
         }
     }
 
-    pub(super) fn from_peer(&mut self, number: u64, message: Envelope<ToTarget>) {
+    pub(super) fn heard(&mut self, number: u64, message: Envelope<ToTarget>) {
         // A voice from an older session says nothing about this one.
         if self.session.as_ref().is_none_or(|session| session.number != number) {
             return;
@@ -125,7 +125,7 @@ impl TargetLoop {
             ToTarget::Hashed { tag, hashes } => self.hashed(tag, hashes),
             ToTarget::Vm(bytes) => {
                 if let Some(message) = messages::decode::<ToTargetShell>(&bytes) {
-                    self.from_source_shell(message);
+                    self.heard_shell(message);
                 }
             }
             _ => {
@@ -138,7 +138,7 @@ impl TargetLoop {
         }
     }
 
-    fn from_source_shell(&mut self, message: ToTargetShell) {
+    fn heard_shell(&mut self, message: ToTargetShell) {
         if let ToTargetShell::Settings(settings) = &message {
             let settings = settings.clone();
             if let Err(why) = self.slot.change_intent(|intent| intent.settings = settings) {

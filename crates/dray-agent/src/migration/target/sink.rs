@@ -119,7 +119,9 @@ fn bytes(place: &Place, range: BlockRange, data: &[u8], owner: bool) -> dray_ima
         return place.disk.fill(range, Fill::Data(data)).map(drop);
     }
     let len = range.byte_len().min(place.len - range.byte_offset());
-    place.file.write_at(&data[..len as usize], range.byte_offset(), false)
+    place.file.write_at(&data[..len as usize], range.byte_offset(), false)?;
+    // So that the sync at handover, which is downtime, finds little left to do.
+    place.file.start_writeback(range.byte_offset(), len)
 }
 
 fn zeros(place: &Place, range: BlockRange, owner: bool) -> dray_image::Result<()> {
