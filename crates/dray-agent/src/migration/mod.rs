@@ -5,7 +5,9 @@
 //! * [`log`]: the engine's records in the migration's journal.
 //! * [`source`], [`target`]: the two loops. [`messages`]: what the shells tell each other.
 //! * [`slots`]: the migrations this agent knows, for the API and the listener.
+//! * [`abort`]: where crash tests end the process.
 
+pub mod abort;
 pub mod intent;
 pub mod intents;
 pub mod log;

@@ -3,6 +3,7 @@
 use super::report::Mark;
 use super::{Input, SourceLoop, Told};
 use crate::api::{ApiError, ErrorKind, MigrationState};
+use crate::migration::abort;
 use crate::migration::intent::SourceIntent;
 use crate::net::{SendJob, SendKind};
 use dray_engine::source::SourceNotice;
@@ -16,6 +17,7 @@ impl SourceLoop {
         if self.broken {
             return;
         }
+        abort::before(|| names(&effect));
         if let Err(why) = self.try_effect(effect) {
             self.break_down(&why);
         }
@@ -195,6 +197,16 @@ impl SourceLoop {
         self.step(SourceEvent::Start);
         Ok(())
     }
+}
+
+/// What crash tests call an effect.
+fn names(effect: &SourceEffect) -> Vec<String> {
+    vec![match effect {
+        SourceEffect::Send(envelope) => format!("Send-{}", abort::variant(&envelope.body)),
+        SourceEffect::Journal(record) => format!("Journal-{}", abort::variant(record)),
+        SourceEffect::Notice(notice) => format!("Notice-{}", abort::variant(notice)),
+        other => abort::variant(other),
+    }]
 }
 
 /// The exit code that a reason deserves.

@@ -2,6 +2,7 @@
 
 use super::{TargetLoop, Told};
 use crate::api::{ApiError, ErrorKind, MigrationState, Phase};
+use crate::migration::abort;
 use crate::migration::messages::ToSourceShell;
 use dray_engine::target::TargetNotice;
 use dray_engine::{TargetEffect, TargetEvent};
@@ -12,6 +13,7 @@ impl TargetLoop {
         if self.broken {
             return;
         }
+        abort::before(|| names(&effect));
         if let Err(why) = self.try_effect(effect) {
             self.break_down(&why);
         }
@@ -152,5 +154,17 @@ impl TargetLoop {
             shown.progress.phase = Phase::Ended;
         });
         true
+    }
+}
+
+/// What crash tests call an effect; records that are written together are one.
+fn names(effect: &TargetEffect) -> Vec<String> {
+    match effect {
+        TargetEffect::Send(envelope) => vec![format!("Send-{}", abort::variant(&envelope.body))],
+        TargetEffect::Journal(records) => {
+            records.iter().map(|record| format!("Journal-{}", abort::variant(record))).collect()
+        }
+        TargetEffect::Notice(notice) => vec![format!("Notice-{}", abort::variant(notice))],
+        other => vec![abort::variant(other)],
     }
 }
