@@ -2,5 +2,7 @@
 //!
 //! * [`guest`]: real QEMU guests that write and verify, and the bystander who knows what an image
 //!   must hold.
+//! * [`lab`]: hosts with real agents on loopback.
 
 pub mod guest;
+pub mod lab;

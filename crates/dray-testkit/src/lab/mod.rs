@@ -1,0 +1,106 @@
+//! Hosts for end-to-end tests: real agents on loopback addresses of their own, with certificates
+//! made on the spot, that trust each other. Dropping the lab kills the agents and removes
+//! everything.
+//!
+//! ```no_run
+//! # use dray_testkit::lab::Lab;
+//! let lab = Lab::new("copy", "target/debug/dray".as_ref()).unwrap();
+//! lab.host("a").start().unwrap();
+//! lab.host("b").start().unwrap();
+//! let images = lab.host("a").json(&["images"]).unwrap();
+//! # drop(images);
+//! ```
+
+mod host;
+
+pub use host::{Answer, Host};
+
+use crate::guest::tools;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use tempfile::TempDir;
+
+/// The letters of a lab's hosts; `a` is called `hosta`.
+const LETTERS: [&str; 2] = ["a", "b"];
+
+/// Hosts that know each other, none of them started.
+pub struct Lab {
+    hosts: Vec<Host>,
+    dir: TempDir,
+}
+
+impl Lab {
+    /// Makes certificates and configurations for two hosts that run the program `dray`.
+    ///
+    /// # Errors
+    /// When the program does not work or there is no room for its files.
+    pub fn new(name: &str, dray: &Path) -> io::Result<Self> {
+        Self::with_settings(name, dray, "")
+    }
+
+    /// The same with more lines at the end of each configuration (`[limits]` …).
+    ///
+    /// # Errors
+    /// As [`Lab::new`].
+    pub fn with_settings(name: &str, dray: &Path, settings: &str) -> io::Result<Self> {
+        let dir = tempfile::Builder::new().prefix(&format!("dray-{name}-")).tempdir()?;
+        let addresses: Vec<String> = LETTERS.iter().map(|_| loopback()).collect();
+        make_certificates(dray, &dir.path().join("pki"), &addresses)?;
+        let host = |i: usize| {
+            let peers: Vec<(&str, &str)> = LETTERS
+                .iter()
+                .zip(&addresses)
+                .enumerate()
+                .filter(|(other, _)| *other != i)
+                .map(|(_, (letter, address))| (*letter, address.as_str()))
+                .collect();
+            Host::new(dir.path(), LETTERS[i], &addresses[i], &peers, dray, settings)
+        };
+        let hosts = (0..LETTERS.len()).map(host).collect::<io::Result<_>>()?;
+        Ok(Self { hosts, dir })
+    }
+
+    /// A host by its letter.
+    ///
+    /// # Panics
+    /// When the lab has none of this letter.
+    pub fn host(&self, letter: &str) -> &Host {
+        self.hosts.iter().find(|host| host.letter() == letter).expect("a host of the lab")
+    }
+
+    /// Starts all hosts' agents.
+    ///
+    /// # Errors
+    /// When one does not start.
+    pub fn start(&self) -> io::Result<()> {
+        self.hosts.iter().try_for_each(Host::start)
+    }
+
+    /// Where everything of the lab is; QMP sockets below it may be named to the agents.
+    pub fn dir(&self) -> PathBuf {
+        self.dir.path().to_owned()
+    }
+}
+
+/// A loopback address that no other lab of this machine uses, so that agents can keep their port
+/// over a restart: 127/8 has room for the process id and a counter.
+fn loopback() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    let (pid, n) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    format!("127.{}.{}.{}", 1 + (pid >> 8) % 250, pid & 0xff, 1 + n % 250)
+}
+
+fn make_certificates(dray: &Path, dir: &Path, addresses: &[String]) -> io::Result<()> {
+    let (program, dir) = (text(dray), text(dir));
+    tools::run(program, &["pki", "init", "--dir", dir])?;
+    for (letter, address) in LETTERS.iter().zip(addresses) {
+        let host = format!("host{letter}");
+        tools::run(program, &["pki", "issue", "--dir", dir, &host, "--address", address])?;
+    }
+    Ok(())
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("paths of a lab are text")
+}
