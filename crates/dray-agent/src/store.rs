@@ -116,7 +116,7 @@ mod tests {
         replace_json(&path, &vec![1, 2]).unwrap();
         replace_json(&path, &vec![3]).unwrap();
         assert_eq!(read_json::<Vec<i32>>(&path).unwrap(), [3]);
-        assert_eq!(entries(&store.images(), ".json").unwrap(), [path.clone()]);
+        assert_eq!(entries(&store.images(), ".json").unwrap(), std::slice::from_ref(&path));
         remove(&path).unwrap();
         remove(&path).unwrap();
         fs::write(&path, "{").unwrap();

@@ -24,6 +24,10 @@ impl Fetcher for Nobody {
 }
 
 impl PresentLog for Nobody {
+    fn note(&self, _run: dray_types::BlockRange) -> Result<()> {
+        Ok(())
+    }
+
     fn record(&self, _present: &BlockSet) -> Result<()> {
         Ok(())
     }

@@ -179,7 +179,7 @@ impl Missing {
         }
         let _held = self.stripes.lock(touched.whole);
         change()?;
-        let cancelled = self.arrived(touched.whole);
+        let cancelled = self.arrived(touched.whole)?;
         self.cancelled.fetch_add(cancelled, Ordering::Relaxed);
         Ok(waited)
     }
@@ -201,22 +201,30 @@ impl Missing {
         };
         let attempt = change()?;
         if attempt == Attempt::Done {
-            let cancelled = self.arrived(touched.whole);
+            let cancelled = self.arrived(touched.whole)?;
             self.cancelled.fetch_add(cancelled, Ordering::Relaxed);
         }
         Ok(attempt)
     }
 
     /// The data of `range` is in the image; its stripes are held. Returns how many of its blocks
-    /// were missing.
-    fn arrived(&self, range: BlockRange) -> u64 {
+    /// were missing. Each is noted before it counts as present: a process that is killed must not
+    /// fetch old data over a write that was acknowledged and not yet flushed.
+    fn arrived(&self, range: BlockRange) -> Result<u64> {
         let runs = self.missing.runs_in(range);
+        if runs.is_empty() {
+            return Ok(0);
+        }
+        let log = self.log();
         for &run in &runs {
+            if let Some(log) = &log {
+                log.note(run)?;
+            }
             self.unrecorded.set(run);
             self.missing.clear(run);
             self.waiters.wake(run);
         }
-        runs.iter().map(|run| run.len).sum()
+        Ok(runs.iter().map(|run| run.len).sum())
     }
 
     pub(crate) fn fill(&self, range: BlockRange, fill: Fill<'_>) -> Result<u64> {
@@ -239,7 +247,7 @@ impl Missing {
                 }
             }
         }
-        Ok(self.arrived(range))
+        self.arrived(range)
     }
 
     /// Makes the image durable, then the record of every block that became present before (I2).

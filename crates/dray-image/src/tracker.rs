@@ -116,10 +116,15 @@ impl Tracker {
         self.opening.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Turns tracking on; nothing is dirty and no region open at the start.
+    /// Turns tracking on with no region open. Nothing is dirty at the start, but a tracker that is
+    /// on keeps what is dirty: only the intent log changes.
     pub fn start(&self, intent: Option<Arc<dyn IntentLog>>) {
-        self.stop();
+        if !self.is_on() {
+            self.stop();
+        }
         let mut opening = self.opening();
+        opening.session += 1;
+        self.opened.iter().for_each(|word| word.store(0, Ordering::SeqCst));
         self.has_intent.store(intent.is_some(), Ordering::SeqCst);
         opening.log = intent;
         self.on.store(true, Ordering::SeqCst);

@@ -52,6 +52,10 @@ struct Log {
 }
 
 impl PresentLog for Log {
+    fn note(&self, _run: dray_types::BlockRange) -> Result<()> {
+        Ok(())
+    }
+
     fn record(&self, present: &BlockSet) -> Result<()> {
         self.present.lock().unwrap().union_with(present);
         self.records.fetch_add(1, Ordering::SeqCst);

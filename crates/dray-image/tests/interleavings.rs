@@ -295,6 +295,10 @@ impl Fetcher for Source {
 }
 
 impl PresentLog for Source {
+    fn note(&self, _run: dray_types::BlockRange) -> Result<()> {
+        Ok(())
+    }
+
     fn record(&self, present: &BlockSet) -> Result<()> {
         for run in present.runs() {
             for number in run.start..run.end() {

@@ -52,6 +52,10 @@ impl Fetcher for Demands {
 struct Log(Mutex<BlockSet>);
 
 impl PresentLog for Log {
+    fn note(&self, _run: dray_types::BlockRange) -> Result<()> {
+        Ok(())
+    }
+
     fn record(&self, present: &BlockSet) -> Result<()> {
         self.0.lock().unwrap().union_with(present);
         Ok(())

@@ -129,6 +129,10 @@ impl Image for Machine {
 }
 
 impl PresentLog for Machine {
+    fn note(&self, _run: dray_types::BlockRange) -> Result<()> {
+        Ok(())
+    }
+
     fn record(&self, present: &BlockSet) -> Result<()> {
         let mut host = self.0.lock().unwrap();
         let lives = self.step(&mut host)?;

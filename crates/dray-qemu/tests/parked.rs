@@ -29,6 +29,10 @@ impl Fetcher for Lost {
 }
 
 impl PresentLog for Lost {
+    fn note(&self, _run: dray_types::BlockRange) -> dray_image::Result<()> {
+        Ok(())
+    }
+
     fn record(&self, _: &BlockSet) -> dray_image::Result<()> {
         Ok(())
     }

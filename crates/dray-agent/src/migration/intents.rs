@@ -4,9 +4,10 @@
 use dray_image::journal::Journal;
 use dray_image::{INTENT_REGION_BYTES, IntentLog};
 use dray_types::{BLOCK_SIZE, BlockRange, BlockSet};
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Blocks of one region.
 const REGION_BLOCKS: u64 = INTENT_REGION_BYTES / BLOCK_SIZE;
@@ -29,6 +30,23 @@ impl Intents {
         let known: Vec<_> = records.iter().filter_map(|record| decode(record)).collect();
         let inherited = known.len();
         Ok(Arc::new(Self { path: path.to_owned(), inner: Mutex::new((journal, known)), inherited }))
+    }
+
+    /// The list at `path`, shared with whoever still writes to it: a disk goes on tracking after its
+    /// migration was abandoned, and two writers of one list would overwrite each other.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn shared(path: &Path) -> io::Result<Arc<Self>> {
+        static OPEN: Mutex<BTreeMap<PathBuf, Weak<Intents>>> = Mutex::new(BTreeMap::new());
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        open.retain(|_, list| list.strong_count() > 0);
+        if let Some(list) = open.get(path).and_then(Weak::upgrade) {
+            return Ok(list);
+        }
+        let list = Self::open(path)?;
+        open.insert(path.to_owned(), Arc::downgrade(&list));
+        Ok(list)
     }
 
     /// Per image, the blocks of regions that an earlier process left open.

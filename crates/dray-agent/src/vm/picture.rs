@@ -142,27 +142,19 @@ mod tests {
 
     #[test]
     fn only_exports_of_this_agent_are_resident() {
-        let layer = |file: &str| {
-            let text = serde_json::json!({
-                "name": "n", "driver": "nbd", "file": file, "size": 1, "read_only": false,
-                "detect_zeroes": "off", "cache": {"direct": false, "no_flush": false},
-                "bitmaps": [], "format_specific": null,
-            });
-            drop(text);
-            Layer {
-                format: None,
-                protocol: dray_qemu::Node {
-                    name: "n".into(),
-                    driver: "nbd".into(),
-                    file: file.into(),
-                    size: 1,
-                    read_only: false,
-                    detect_zeroes: "off".into(),
-                    cache: Default::default(),
-                    bitmaps: Vec::new(),
-                    format_specific: serde_json::Value::Null,
-                },
-            }
+        let layer = |file: &str| Layer {
+            format: None,
+            protocol: dray_qemu::Node {
+                name: "n".into(),
+                driver: "nbd".into(),
+                file: file.into(),
+                size: 1,
+                read_only: false,
+                detect_zeroes: "off".into(),
+                cache: dray_qemu::graph::Cache { direct: false, no_flush: false },
+                bitmaps: Vec::new(),
+                format_specific: serde_json::Value::Null,
+            },
         };
         let ours = Path::new("/run/dray/nbd.sock");
         let found = |file| resident_name(&layer(file), ours);

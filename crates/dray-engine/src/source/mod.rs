@@ -403,16 +403,6 @@ impl Source {
         !matches!(self.stage, Stage::HandedOver(_) | Stage::Backfill(_) | Stage::Done)
     }
 
-    /// The last attempt whose number was taken.
-    pub fn attempt(&self) -> Attempt {
-        self.attempt
-    }
-
-    /// Goes on counting attempts after `attempt`: a number is never used twice (I1).
-    pub fn continue_after(&mut self, attempt: Attempt) {
-        self.attempt = self.attempt.max(attempt);
-    }
-
     /// The epoch this side knows of.
     pub fn epoch(&self) -> Epoch {
         self.epoch

@@ -36,6 +36,14 @@ pub trait PresentLog: Send + Sync {
     /// # Errors
     /// When it cannot be made durable; the guest's flush then fails.
     fn record(&self, present: &BlockSet) -> Result<()>;
+
+    /// Notes that the blocks of `run` are in the image before anyone is told. The note need not
+    /// survive the host, only this process: a restart within the same boot takes noted blocks for
+    /// present, one after a power cut does not.
+    ///
+    /// # Errors
+    /// When it cannot be noted; what brought the blocks then fails, and they stay missing.
+    fn note(&self, run: BlockRange) -> Result<()>;
 }
 
 /// Remembers which regions were written into since tracking began.
@@ -148,7 +156,8 @@ impl Disk {
         self.gate.fail();
     }
 
-    /// Tracks writes from now on; nothing is dirty at the start.
+    /// Tracks writes from now on. Nothing is dirty at the start, unless writes were tracked before:
+    /// what is dirty then stays so.
     pub fn start_tracking(&self, intent: Option<Arc<dyn IntentLog>>) {
         self.tracker.start(intent);
     }
@@ -156,6 +165,11 @@ impl Disk {
     /// Ends tracking and forgets what is dirty.
     pub fn stop_tracking(&self) {
         self.tracker.stop();
+    }
+
+    /// True while writes are tracked.
+    pub fn is_tracking(&self) -> bool {
+        self.tracker.is_on()
     }
 
     /// Makes `range` dirty (a copy of it was lost).

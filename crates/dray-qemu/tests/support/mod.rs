@@ -46,6 +46,10 @@ impl Fetcher for Source {
 }
 
 impl PresentLog for Source {
+    fn note(&self, _run: dray_types::BlockRange) -> dray_image::Result<()> {
+        Ok(())
+    }
+
     fn record(&self, _: &BlockSet) -> dray_image::Result<()> {
         Ok(())
     }

@@ -176,7 +176,7 @@ impl SourceLoop {
             epoch: intent.epoch,
             max_downtime: options.max_downtime_ms * MILLISECOND,
             handover_timeout: self.parts.handover_timeout.as_nanos() as u64,
-            suspect: self.images.suspects(),
+            suspect: self.images.suspects(self.history.contains(&SourceRecord::Abandoned)),
         };
         self.slot.pacer.set_limit(options.bandwidth);
         let engine = Source::recover(plan, &self.history);

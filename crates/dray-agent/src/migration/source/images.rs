@@ -32,8 +32,6 @@ pub struct SourceImages {
     all: Vec<Open>,
     content: Arc<Content>,
     intents: Arc<Intents>,
-    /// Whether the tracker has watched since this process opened the images.
-    tracked: bool,
 }
 
 impl SourceImages {
@@ -48,8 +46,8 @@ impl SourceImages {
             .map(|image| open(&parts.registry, image))
             .collect::<io::Result<Vec<_>>>()?;
         let content = Content::new(all.iter().map(|open| Arc::clone(&open.file)).collect());
-        let intents = Intents::open(&parts.folder.file("intents"))?;
-        Ok(Self { registry: Arc::clone(&parts.registry), all, content, intents, tracked: false })
+        let intents = Intents::shared(&parts.folder.file("intents"))?;
+        Ok(Self { registry: Arc::clone(&parts.registry), all, content, intents })
     }
 
     /// Looks every image up again: disks may have been adopted since.
@@ -97,24 +95,24 @@ impl SourceImages {
     }
 
     /// Blocks that may have changed since the target received them: what the tracker still holds
-    /// from an earlier try in this process, and regions that were open when the agent died.
-    pub fn suspects(&self) -> Vec<BlockSet> {
-        let mut suspects = if self.tracked {
-            vec![BlockSet::new(); self.all.len()]
-        } else {
-            self.intents.inherited_regions(self.all.len())
-        };
+    /// from an earlier try in this process, and regions that were open when the agent died. With
+    /// `unwatched`, time has passed in which nobody tracked: then everything is suspect that is not
+    /// tracked now.
+    pub fn suspects(&self, unwatched: bool) -> Vec<BlockSet> {
+        let mut suspects = self.intents.inherited_regions(self.all.len());
         for (ix, entry) in self.writable() {
-            for run in entry.disk.take_dirty(0, TAKE).accept() {
-                suspects[ix].insert(run);
+            if entry.disk.is_tracking() {
+                suspects[ix]
+                    .union_with(&entry.disk.take_dirty(0, TAKE).accept().into_iter().collect());
+            } else if unwatched {
+                suspects[ix].insert(BlockRange::whole(self.all[ix].image.offer.len));
             }
         }
         suspects
     }
 
     /// Tracks writes, with the intent of a first write to a region durable before it.
-    pub fn start_tracking(&mut self) {
-        self.tracked = true;
+    pub fn start_tracking(&self) {
         for (ix, entry) in self.writable() {
             let file = IntentFile::new(Arc::clone(&self.intents), ix);
             entry.disk.start_tracking(Some(Arc::new(file) as Arc<dyn IntentLog>));

@@ -199,7 +199,9 @@ impl TargetLoop {
             alone_since: None,
             broken: false,
         };
-        this.images.begin_incoming(&this.slot);
+        if !this.engine.owns() {
+            this.images.begin_incoming(&this.slot);
+        }
         this.step(TargetEvent::Start);
         Ok((slot, this))
     }

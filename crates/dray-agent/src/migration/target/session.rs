@@ -71,7 +71,7 @@ impl TargetSlot {
                 let stream = incoming.welcome(features).await?;
                 let stats = Arc::clone(&self.stats);
                 // The thread ends with its stream, which ends with the session.
-                drop(DataReceiver::spawn(stream, Arc::clone(&self.sink) as _, stats)?);
+                drop(DataReceiver::spawn(stream, self.sink.of_session(number) as _, stats)?);
             }
             StreamKind::Memory | StreamKind::Request => {
                 incoming.refuse("this stream does not belong to the disks of a migration").await;
@@ -101,6 +101,7 @@ impl TargetLoop {
         if self.session.take().is_some() {
             self.step(TargetEvent::LinkDown);
         }
+        self.slot.sink.admit(session.number);
         self.session = Some(session);
         self.step(TargetEvent::LinkUp);
         self.ask_peeks_again();

@@ -9,9 +9,9 @@ use dray_image::{Disk, FileImage, Fill, Image, ZeroMode};
 use dray_types::{BLOCK_SIZE, BlockRange, Epoch};
 use dray_wire::FrameHeader;
 use dray_wire::frame::mask_bit;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
+use std::sync::{Arc, PoisonError, RwLock};
 
 /// Where an image's blocks go.
 pub struct Place {
@@ -23,8 +23,11 @@ pub struct Place {
     pub len: u64,
 }
 
-/// The sink of a migration.
+/// The sink of a migration. Frames of a session that is no longer the current one are dropped, and
+/// a new session waits until none of them is being written: else an old frame could land on a newer
+/// one.
 pub struct Sink {
+    session: RwLock<u64>,
     places: Vec<Place>,
     inputs: Sender<Input>,
     /// Zero while receiving; else the epoch in which this host owns the images.
@@ -34,7 +37,7 @@ pub struct Sink {
 impl Sink {
     /// Delivers to `places`.
     pub fn new(places: Vec<Place>, inputs: Sender<Input>) -> Arc<Self> {
-        Arc::new(Self { places, inputs, owner_epoch: AtomicU64::new(0) })
+        Arc::new(Self { session: RwLock::new(0), places, inputs, owner_epoch: AtomicU64::new(0) })
     }
 
     /// Frames are written into the partial images.
@@ -47,7 +50,21 @@ impl Sink {
         self.owner_epoch.store(epoch.0, Ordering::SeqCst);
     }
 
-    fn deliver(&self, header: &FrameHeader, payload: Option<&[u8]>) {
+    /// Frames of session `number` are taken from now on, of others no more.
+    pub fn admit(&self, number: u64) {
+        *self.session.write().unwrap_or_else(PoisonError::into_inner) = number;
+    }
+
+    /// The sink of one session's data streams.
+    pub fn of_session(self: &Arc<Self>, number: u64) -> Arc<SessionSink> {
+        Arc::new(SessionSink { sink: Arc::clone(self), number })
+    }
+
+    fn deliver(&self, number: u64, header: &FrameHeader, payload: Option<&[u8]>) {
+        let session = self.session.read().unwrap_or_else(PoisonError::into_inner);
+        if *session != number {
+            return;
+        }
         let owner = self.owner_epoch.load(Ordering::SeqCst);
         if owner > 0 && header.epoch < Epoch(owner) {
             return;
@@ -132,17 +149,26 @@ fn zeros(place: &Place, range: BlockRange, owner: bool) -> dray_image::Result<()
     place.file.zero(range.byte_offset(), len, ZeroMode::MayUnmap, false)
 }
 
-impl RunSink for Sink {
+/// What the data streams of one session deliver to.
+pub struct SessionSink {
+    sink: Arc<Sink>,
+    number: u64,
+}
+
+impl RunSink for SessionSink {
     fn run(&self, header: &FrameHeader, payload: &[u8]) {
-        self.deliver(header, Some(payload));
+        self.sink.deliver(self.number, header, Some(payload));
     }
 
     fn zero(&self, header: &FrameHeader) {
-        self.deliver(header, None);
+        self.sink.deliver(self.number, header, None);
     }
 
     fn mismatch(&self, header: &FrameHeader) {
-        self.report(header, Arrival::Damaged);
+        let session = self.sink.session.read().unwrap_or_else(PoisonError::into_inner);
+        if *session == self.number {
+            self.sink.report(header, Arrival::Damaged);
+        }
     }
 
     fn ended(&self, why: Option<NetError>) {
