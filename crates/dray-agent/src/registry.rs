@@ -5,7 +5,7 @@
 
 use crate::store::{self, Store};
 use dray_image::{
-    DeviceMark, DeviceState, Disk, ErrorKind, FileImage, FileOptions, Image, ImageNames,
+    DeviceMark, DeviceState, Disk, ErrorKind, FileImage, FileOptions, Image, ImageNames, QemuLocks,
 };
 use dray_nbd::{ExportError, ExportInfo, Exports};
 use dray_types::{Epoch, ImageId, MigrationId};
@@ -100,6 +100,9 @@ impl ImageRecord {
 /// An image with its disk.
 pub struct Entry {
     record: Mutex<ImageRecord>,
+    /// The locks by which QEMU knows that the file is in use. Never held while a QEMU has the file
+    /// itself: a lock in the middle of a splice aborts it.
+    locks: Mutex<Option<QemuLocks>>,
     /// What guests are served from.
     pub disk: Arc<Disk>,
     /// The file below it.
@@ -110,6 +113,28 @@ impl Entry {
     /// A copy of the record.
     pub fn record(&self) -> ImageRecord {
         self.lock().clone()
+    }
+
+    /// Takes QEMU's locks on the file, for as long as this host serves it. Someone else's lock is
+    /// told in the log: the file may be open for reading elsewhere.
+    pub fn take_locks(&self) {
+        let record = self.record();
+        let whole = record.state == CopyState::Owner && record.place == Place::Named;
+        if record.read_only || !whole {
+            return;
+        }
+        let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        if locks.is_none() {
+            match QemuLocks::take(&record.path) {
+                Ok(taken) => *locks = Some(taken),
+                Err(why) => tracing::warn!(image = record.name, %why, "cannot lock an image"),
+            }
+        }
+    }
+
+    /// Gives the locks back, before QEMU opens the file itself.
+    pub fn drop_locks(&self) {
+        self.locks.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
     fn lock(&self) -> MutexGuard<'_, ImageRecord> {
@@ -141,6 +166,7 @@ impl Registry {
             }
             match open_entry(record.clone()) {
                 Ok(entry) => {
+                    entry.take_locks();
                     entries.insert(record.name, Arc::new(entry));
                 }
                 Err(why) => tracing::warn!(image = record.name, %why, "cannot open an image"),
@@ -176,7 +202,8 @@ impl Registry {
         store::replace_json(&self.path_of(&record.name), &record)?;
         let name = record.name.clone();
         let disk = Disk::new(Arc::clone(&file) as Arc<dyn Image>);
-        let entry = Arc::new(Entry { record: Mutex::new(record), disk, file });
+        let entry =
+            Arc::new(Entry { record: Mutex::new(record), locks: Mutex::default(), disk, file });
         entries.insert(name, Arc::clone(&entry));
         Ok(entry)
     }
@@ -200,6 +227,7 @@ impl Registry {
     /// # Errors
     /// What the file system or the store reports.
     pub fn retire(&self, entry: &Entry, epoch: Epoch) -> io::Result<()> {
+        entry.drop_locks();
         let record = entry.record();
         if is_device(&record.path) {
             let mark = DeviceMark::of(&self.store.images(), &record.path);
@@ -271,7 +299,7 @@ fn is_device(path: &Path) -> bool {
 fn open_entry(record: ImageRecord) -> dray_image::Result<Entry> {
     let file = Arc::new(open_file(&record)?);
     let disk = Disk::new(Arc::clone(&file) as Arc<dyn Image>);
-    Ok(Entry { record: Mutex::new(record), disk, file })
+    Ok(Entry { record: Mutex::new(record), locks: Mutex::default(), disk, file })
 }
 
 /// Opens the file that a record names. A crash may have come between a new name and the record of

@@ -48,11 +48,13 @@ impl Fetcher for Sevens {
 #[derive(Default)]
 struct Log {
     present: Mutex<BlockSet>,
+    noted: Mutex<BlockSet>,
     records: AtomicU64,
 }
 
 impl PresentLog for Log {
-    fn note(&self, _run: dray_types::BlockRange) -> Result<()> {
+    fn note(&self, run: BlockRange) -> Result<()> {
+        self.noted.lock().unwrap().insert(run);
         Ok(())
     }
 
@@ -370,4 +372,18 @@ fn a_failed_write_leaves_its_blocks_dirty() {
     faults.layer().arm(first(Op::Write, ErrorKind::Io));
     assert!(disk.write_at(&[1; 4096], 8192, false).is_err());
     assert_eq!(disk.dirty_snapshot(), missing(&[(2, 1)]), "part of it may have been written");
+}
+
+#[test]
+fn a_block_is_noted_before_its_write_is_acknowledged() {
+    let Fixture { disk, _dir } = fixture(MIB);
+    let (source, log) = (Arc::new(Sevens::default()), Arc::new(Log::default()));
+    disk.serve_with_missing(missing(&[(0, 8)]), source, Arc::clone(&log) as _);
+    disk.write_at(&[1; 4096], 4096, false).unwrap();
+    assert_eq!(*log.noted.lock().unwrap(), missing(&[(1, 1)]));
+    assert_eq!(disk.try_write_at(&[1; 4096], 3 * 4096).unwrap(), Attempt::Done);
+    disk.discard(5 * 4096, 4096, false).unwrap();
+    disk.fill(BlockRange::new(6, 1), Fill::Zero).unwrap();
+    assert_eq!(*log.noted.lock().unwrap(), missing(&[(1, 1), (3, 1), (5, 2)]));
+    assert_eq!(log.records.load(Ordering::SeqCst), 0, "nothing durable was asked for");
 }

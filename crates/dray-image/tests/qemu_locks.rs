@@ -21,8 +21,12 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&all).into_owned()
 }
 
+/// A child between fork and exec holds every lock that this process holds: one test at a time.
+static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
 #[test]
 fn qemu_cannot_open_what_dray_has_locked() {
+    let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let image = image();
     let locks = QemuLocks::take(image.path()).unwrap();
     let refused = qemu_io(image.path(), "write 0 4k");
@@ -44,6 +48,7 @@ fn qemu_cannot_open_what_dray_has_locked() {
 
 #[test]
 fn dray_sees_what_qemu_has_open_and_who_it_is() {
+    let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let image = image();
     let mut qemu_io = Command::new("qemu-io")
         .args(["-f", "raw"])

@@ -137,6 +137,7 @@ impl Agent {
             let kind = if taken { ErrorKind::Conflict } else { ErrorKind::Io };
             ApiError::new(kind, what, why)
         })?;
+        entry.take_locks();
         Ok(self.image_status(&entry))
     }
 
@@ -221,7 +222,9 @@ impl Agent {
             let why = format!("the vm behind {} does not use it", qmp.display());
             return Err(ApiError::new(ErrorKind::NotFound, what, why));
         };
-        let path = self.image(image)?.record().path;
+        let entry = self.image(image)?;
+        entry.drop_locks();
+        let path = entry.record().path;
         let mut plan = layer.plan;
         plan.local.insert("filename".into(), path.to_string_lossy().into());
         dray_qemu::release(&picture.qmp, &plan).await.map_err(|why| qemu_error(what, &why))?;
@@ -247,7 +250,9 @@ impl Agent {
             reconnect_delay: RECONNECT_DELAY,
         };
         let adopted = dray_qemu::adopt(&picture.qmp, &plan, &export, AdoptOptions::default()).await;
-        adopted.map_err(failed).map(drop)
+        adopted.map_err(failed)?;
+        self.image(image)?.take_locks();
+        Ok(())
     }
 }
 

@@ -59,13 +59,17 @@ impl Agent {
         };
         let adopted = dray_qemu::adopt(&picture.qmp, &layer.plan, &export, options).await;
         match adopted {
-            Ok(adopted) => Ok(SplicedDisk {
-                device: layer.plan.qdev.clone(),
-                node: layer.plan.nbd_node(),
-                image: record.name,
-                path: record.path,
-                ms: adopted.pivot.as_secs_f64() * 1e3,
-            }),
+            Ok(adopted) => {
+                // QEMU has closed the file, and with it its own locks.
+                entry.take_locks();
+                Ok(SplicedDisk {
+                    device: layer.plan.qdev.clone(),
+                    node: layer.plan.nbd_node(),
+                    image: record.name,
+                    path: record.path,
+                    ms: adopted.pivot.as_secs_f64() * 1e3,
+                })
+            }
             Err(why) => {
                 self.registry.forget(&record.name).map_err(|why| io_error(&what, why))?;
                 Err(failed(why))
@@ -151,8 +155,12 @@ impl Agent {
             return Err(ApiError::new(ErrorKind::Conflict, what, "it takes part in a migration"));
         }
         let plan = release_plan(&record, seen);
+        entry.drop_locks();
         let released = dray_qemu::release(qmp, &plan).await;
-        let released = released.map_err(|why| qemu_error(what.clone(), &why))?;
+        let released = released.map_err(|why| {
+            entry.take_locks();
+            qemu_error(what.clone(), &why)
+        })?;
         self.registry.forget(name).map_err(|why| io_error(what, why))?;
         Ok(SplicedDisk {
             device: plan.qdev.clone(),

@@ -203,6 +203,7 @@ impl SourceImages {
             self.registry.restore(entry, epoch)?;
             self.registry.update(entry, |record| record.migration = None)?;
             entry.disk.unpark();
+            entry.take_locks();
             entry.disk.stop_tracking();
         }
         Ok(())

@@ -116,7 +116,7 @@ impl TargetLoop {
         self.say_progress();
         self.say(&ToSourceShell::Finished);
         let complete = self.engine.is_complete();
-        if complete && let Err(why) = self.images.let_go() {
+        if complete && let Err(why) = self.images.let_go(self.released) {
             self.break_down(&why);
         }
         self.slot.board.change(|shown| {

@@ -153,12 +153,17 @@ impl TargetImages {
         Ok(())
     }
 
-    /// The migration no longer holds the images.
+    /// The migration no longer holds the images; those that QEMU has taken back are forgotten.
     ///
     /// # Errors
     /// What the store reports.
-    pub fn let_go(&self) -> io::Result<()> {
+    pub fn let_go(&self, released: bool) -> io::Result<()> {
         for open in &self.all {
+            if released {
+                self.registry.forget(&open.intent.offer.name)?;
+                continue;
+            }
+            open.entry.take_locks();
             self.registry.update(&open.entry, |record| record.migration = None)?;
             open.entry.disk.stop_tracking();
         }

@@ -152,6 +152,8 @@ pub struct TargetLoop {
     verifier: Option<verify::Verifier>,
     /// Since when an owner with missing blocks has no session.
     alone_since: Option<Instant>,
+    /// QEMU has taken the disks back as plain files.
+    released: bool,
     broken: bool,
 }
 
@@ -197,6 +199,7 @@ impl TargetLoop {
             progress_at: Instant::now(),
             verifier: None,
             alone_since: None,
+            released: false,
             broken: false,
         };
         if !this.engine.owns() {
@@ -247,7 +250,10 @@ impl TargetLoop {
             }
             Input::SessionDown(number, why) => self.session_down(number, &why),
             Input::FromPeer(number, message) => self.heard(number, message),
-            Input::Say(message) => self.say(&message),
+            Input::Say(message) => {
+                self.released |= message == ToSourceShell::Released(Ok(()));
+                self.say(&message);
+            }
             Input::Verified(blocks, different) => self.verified(blocks, different),
             Input::Finished => return !self.finished(),
             Input::Forget => return !self.forget(),
