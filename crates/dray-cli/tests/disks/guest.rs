@@ -1,0 +1,311 @@
+//! A guest that writes, reads back and verifies without end, and follows its disk to the target as
+//! a VM would: it goes there when the target owns the image, and issues again what was never
+//! acknowledged. What it was told is on its disk it never doubts.
+
+use crate::lab;
+use crate::nbd::{Client, FLUSH, Fault, READ, TRIM, WRITE, ZERO};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Bytes of a block.
+pub const BLOCK: u64 = 4096;
+/// Blocks that belong to one lane together; requests stay inside.
+const GROUP: u64 = 16;
+/// Requests that are under way at once.
+const LANES: u64 = 3;
+/// Pause after each request, so that a debug build on two cores has time for the migration.
+const PAUSE: Duration = Duration::from_millis(3);
+/// Longest a request may take: restarts, reconnects and a handover lie in between.
+const STALL: Duration = Duration::from_secs(45);
+/// How often the guest's manager looks who owns the image.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// One in this many groups of a new image is a hole.
+const HOLE: u64 = 4;
+
+/// What blocks hold: the number of the write that they hold, zero for zeros.
+pub type Versions = BTreeMap<u64, u64>;
+
+/// The content of a block.
+pub fn content(block: u64, version: u64) -> Vec<u8> {
+    if version == 0 {
+        return vec![0; BLOCK as usize];
+    }
+    let mut state = block.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ version.rotate_left(32);
+    let mut bytes = Vec::with_capacity(BLOCK as usize);
+    bytes.extend(block.to_le_bytes());
+    bytes.extend(version.to_le_bytes());
+    while bytes.len() < BLOCK as usize {
+        bytes.extend(next(&mut state).to_le_bytes());
+    }
+    bytes
+}
+
+/// A step of splitmix64.
+fn next(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let mut word = *state;
+    word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    word ^ (word >> 31)
+}
+
+/// What a new image's block holds.
+fn first_version(block: u64) -> u64 {
+    u64::from((block / GROUP) % HOLE != HOLE - 1)
+}
+
+/// Makes a sparse image of `blocks` blocks.
+pub fn make_image(path: &Path, blocks: u64) {
+    use std::os::unix::fs::FileExt;
+    let file = std::fs::File::create(path).unwrap();
+    file.set_len(blocks * BLOCK).unwrap();
+    for block in (0..blocks).filter(|&block| first_version(block) != 0) {
+        file.write_all_at(&content(block, 1), block * BLOCK).unwrap();
+    }
+}
+
+struct Shared {
+    api: [PathBuf; 2],
+    nbd: [PathBuf; 2],
+    image: String,
+    /// Which host the guest is on.
+    at: AtomicUsize,
+    stop: AtomicBool,
+    requests: AtomicU64,
+    failed: Mutex<Option<String>>,
+}
+
+impl Shared {
+    fn owns(&self, host: usize) -> bool {
+        let image = lab::image(&self.api[host], &self.image);
+        image.is_some_and(|image| image["state"] == "owner")
+    }
+
+    fn fail(&self, why: String) {
+        self.failed.lock().unwrap().get_or_insert(why);
+        self.stop.store(true, Ordering::SeqCst);
+    }
+}
+
+/// A guest that runs.
+pub struct Guest {
+    shared: Arc<Shared>,
+    lanes: Vec<JoinHandle<Versions>>,
+    manager: JoinHandle<()>,
+    blocks: u64,
+}
+
+impl Guest {
+    /// Starts using `image`, which has `blocks` blocks and was made by [`make_image`], on the first
+    /// host.
+    pub fn start(lab: &lab::Lab, image: &str, blocks: u64, seed: u64) -> Self {
+        let shared = Arc::new(Shared {
+            api: [lab.a.api(), lab.b.api()],
+            nbd: [lab.a.nbd(), lab.b.nbd()],
+            image: image.to_owned(),
+            at: AtomicUsize::new(0),
+            stop: AtomicBool::new(false),
+            requests: AtomicU64::new(0),
+            failed: Mutex::new(None),
+        });
+        let lanes = (0..LANES).map(|nth| {
+            let lane = Lane {
+                shared: Arc::clone(&shared),
+                nth,
+                groups: blocks / GROUP / LANES,
+                versions: Versions::new(),
+                random: seed.wrapping_mul(LANES) + nth,
+                version: 1,
+                client: None,
+            };
+            std::thread::spawn(move || lane.run())
+        });
+        let lanes = lanes.collect();
+        let manager = {
+            let shared = Arc::clone(&shared);
+            std::thread::spawn(move || manage(&shared))
+        };
+        Self { shared, lanes, manager, blocks }
+    }
+
+    /// Requests done so far.
+    pub fn requests(&self) -> u64 {
+        self.shared.requests.load(Ordering::SeqCst)
+    }
+
+    /// Whether the guest has moved.
+    pub fn has_moved(&self) -> bool {
+        self.shared.at.load(Ordering::SeqCst) == 1
+    }
+
+    /// What the guest complains of, if it does.
+    pub fn complaint(&self) -> Option<String> {
+        self.shared.failed.lock().unwrap().clone()
+    }
+
+    /// Lets the guest do some more requests, then shuts it down; what every block must hold now.
+    pub fn shut_down(self) -> Result<Versions, String> {
+        let enough = self.requests() + 50;
+        lab::wait_for("the guest's last requests", STALL, || {
+            self.requests() >= enough || self.complaint().is_some()
+        })?;
+        self.shared.stop.store(true, Ordering::SeqCst);
+        let mut versions: Versions = (0..self.blocks).map(|b| (b, first_version(b))).collect();
+        for lane in self.lanes {
+            versions.extend(lane.join().map_err(|_| "a lane of the guest panicked")?);
+        }
+        self.manager.join().map_err(|_| "the guest's manager panicked")?;
+        let failed = self.shared.failed.lock().unwrap().take();
+        failed.map_or(Ok(versions), Err)
+    }
+}
+
+/// Compares a file with what the guest wrote.
+pub fn compare(path: &Path, versions: &Versions) -> Result<(), String> {
+    use std::os::unix::fs::FileExt;
+    let file = std::fs::File::open(path).map_err(|why| format!("{}: {why}", path.display()))?;
+    let mut block = vec![0; BLOCK as usize];
+    for (&number, &version) in versions {
+        file.read_exact_at(&mut block, number * BLOCK).map_err(|why| why.to_string())?;
+        if block != content(number, version) {
+            return Err(format!("{}: {}", path.display(), difference(number, version, &block)));
+        }
+    }
+    Ok(())
+}
+
+fn difference(number: u64, version: u64, block: &[u8]) -> String {
+    let word = |at: usize| u64::from_le_bytes(block[at..at + 8].try_into().unwrap());
+    format!(
+        "block {number} should hold write {version} and holds write {} of block {}",
+        word(8),
+        word(0)
+    )
+}
+
+/// Does what a VM's manager does: moves the guest when the target owns its disk. Also the witness of
+/// who owns it: the target is asked first, so that two owners are never seen by mistake.
+fn manage(shared: &Shared) {
+    while !shared.stop.load(Ordering::SeqCst) {
+        if shared.owns(1) {
+            if shared.owns(0) {
+                shared.fail("both hosts say that they own the image".to_owned());
+            }
+            shared.at.store(1, Ordering::SeqCst);
+        } else if shared.at.load(Ordering::SeqCst) == 1 && shared.owns(0) {
+            shared.fail("the source owns the image again".to_owned());
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// One request at a time, on blocks of its own.
+struct Lane {
+    shared: Arc<Shared>,
+    nth: u64,
+    groups: u64,
+    versions: Versions,
+    random: u64,
+    version: u64,
+    client: Option<(usize, Client)>,
+}
+
+impl Lane {
+    fn run(mut self) -> Versions {
+        while !self.shared.stop.load(Ordering::SeqCst) {
+            if let Err(why) = self.request() {
+                self.shared.fail(why);
+                break;
+            }
+            self.shared.requests.fetch_add(1, Ordering::SeqCst);
+            std::thread::sleep(PAUSE);
+        }
+        self.versions
+    }
+
+    fn below(&mut self, limit: u64) -> u64 {
+        next(&mut self.random) % limit
+    }
+
+    fn held(&self, block: u64) -> u64 {
+        self.versions.get(&block).copied().unwrap_or_else(|| first_version(block))
+    }
+
+    fn request(&mut self) -> Result<(), String> {
+        let group = self.below(self.groups) * LANES + self.nth;
+        let count = 1 + self.below(GROUP);
+        let first = group * GROUP + self.below(GROUP - count + 1);
+        let (offset, len) = (first * BLOCK, (count * BLOCK) as u32);
+        match self.below(20) {
+            0..11 => {
+                self.version += 1;
+                let version = self.version;
+                let data: Vec<u8> =
+                    (first..first + count).flat_map(|b| content(b, version)).collect();
+                self.done(WRITE, offset, len, &data)?;
+                self.versions.extend((first..first + count).map(|block| (block, version)));
+            }
+            kind @ 11..13 => {
+                self.done(if kind == 11 { TRIM } else { ZERO }, offset, len, &[])?;
+                self.versions.extend((first..first + count).map(|block| (block, 0)));
+            }
+            13 => drop(self.done(FLUSH, 0, 0, &[])?),
+            _ => {
+                let data = self.done(READ, offset, len, &[])?;
+                for (block, bytes) in (first..).zip(data.chunks_exact(BLOCK as usize)) {
+                    let held = self.held(block);
+                    if bytes != content(block, held) {
+                        return Err(format!("the guest reads: {}", difference(block, held, bytes)));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Does a request, wherever the disk is, until it is acknowledged.
+    fn done(&mut self, kind: u16, offset: u64, len: u32, data: &[u8]) -> Result<Vec<u8>, String> {
+        let deadline = Instant::now() + STALL;
+        let mut trouble = String::new();
+        loop {
+            if Instant::now() > deadline {
+                return Err(format!("request {kind} at {offset} is stalled: {trouble}"));
+            }
+            let shared = Arc::clone(&self.shared);
+            let host = shared.at.load(Ordering::SeqCst);
+            let connected = match self.client.take() {
+                Some((at, client)) if at == host => Ok(client),
+                _ => Client::connect(&shared.nbd[host], &shared.image),
+            };
+            let mut client = match connected {
+                Ok(client) => client,
+                Err(why) => {
+                    trouble = why.to_string();
+                    std::thread::sleep(LOOK);
+                    continue;
+                }
+            };
+            let wait = || shared.at.load(Ordering::SeqCst) == host && Instant::now() < deadline;
+            match client.request(kind, offset, len, data, &wait) {
+                Ok(answer) => {
+                    self.client = Some((host, client));
+                    return Ok(answer);
+                }
+                Err(Fault::Lost) => "the connection was lost".clone_into(&mut trouble),
+                // What still waits at the source when the migration is over is failed: a VM that was
+                // not stopped would be now (`werror=stop`), and goes on at the target.
+                Err(Fault::Error(_)) if host == 0 && shared.owns(1) => std::thread::sleep(LOOK),
+                Err(Fault::Error(error)) => {
+                    return Err(format!(
+                        "the guest sees error {error} for request {kind} at {offset} on host {host}"
+                    ));
+                }
+            }
+        }
+    }
+}

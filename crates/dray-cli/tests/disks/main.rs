@@ -1,0 +1,13 @@
+//! Images that move between two real agents while a guest uses them, through everything that can
+//! happen to an agent, a link or a disk. One scenario a file.
+//!
+//! * [`lab`]: two agents on this machine. [`nbd`], [`guest`]: a guest that knows what it wrote.
+//! * [`case`]: one migration from its beginning to the last check.
+//! * [`kills`]: an agent dies before every effect of a migration.
+
+mod case;
+mod guest;
+mod kills;
+mod lab;
+mod moves;
+mod nbd;
