@@ -19,7 +19,11 @@ use crate::store::Store;
 use crate::tls::Identity;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
+
+/// Time that guests' requests get to end when the agent is told to.
+const SHUTDOWN_GRACE: Duration = Duration::from_millis(500);
 
 /// Everything an agent has.
 pub struct Agent {
@@ -117,6 +121,10 @@ async fn serve(config: Config, what: &str) -> ApiResult<()> {
         agent.config.group.as_deref().map_or_else(SocketAccess::default, SocketAccess::for_group);
     let revived = agent.revive().map_err(io)?;
     let exports = agent.nbd.bind_unix(&agent.nbd_socket(), 0o660, access.group).map_err(io)?;
+    // Over TCP a client proves by a certificate of the same authority that it may have the images.
+    let tls = dray_nbd::Tls::Required(Arc::clone(&agent.identity.server));
+    let over_tcp = agent.config.nbd_tcp.map(|address| agent.nbd.bind_tcp(address, tls));
+    let over_tcp = over_tcp.transpose().map_err(io)?;
     let api = Server::bind(&agent.config.run_dir.join("api.sock"), access).map_err(io)?;
     let settings = ListenSettings::default();
     let listener = Listener::bind(agent.config.listen, settings)
@@ -131,7 +139,9 @@ async fn serve(config: Config, what: &str) -> ApiResult<()> {
     };
     peers.abort();
     // Parked requests would hold this up for their whole stall: they are cut, and come again.
-    exports.shutdown_within(std::time::Duration::from_millis(500));
+    for exports in [Some(exports), over_tcp].into_iter().flatten() {
+        exports.shutdown_within(SHUTDOWN_GRACE);
+    }
     drop(lock);
     ended
 }
