@@ -141,7 +141,8 @@ impl TargetLoop {
 
     /// Forgets a migration that never began. True when the loop may end.
     pub(super) fn forget(&mut self) -> bool {
-        if self.engine.owns() {
+        // What was promised is kept until the source says what became of it (I1).
+        if self.engine.phase() != dray_engine::Phase::Copy {
             return false;
         }
         let records = [dray_engine::TargetRecord::Discarded];

@@ -39,6 +39,8 @@ use tokio::sync::mpsc::UnboundedSender;
 const TICK: Duration = Duration::from_millis(100);
 /// The source is told how far Backfill is this often.
 const PROGRESS: Duration = Duration::from_millis(500);
+/// What was received and never handed over is removed when its source stays away this long.
+const ORPHAN_AFTER: Duration = Duration::from_secs(24 * 3600);
 /// Name of the intent in the migration's folder.
 pub const INTENT: &str = "target.json";
 /// Name of the journal in the migration's folder.
@@ -152,6 +154,8 @@ pub struct TargetLoop {
     verifier: Option<verify::Verifier>,
     /// Since when an owner with missing blocks has no session.
     alone_since: Option<Instant>,
+    /// Since when nobody needs what was received.
+    idle_since: Instant,
     /// QEMU has taken the disks back as plain files.
     released: bool,
     broken: bool,
@@ -199,6 +203,7 @@ impl TargetLoop {
             progress_at: Instant::now(),
             verifier: None,
             alone_since: None,
+            idle_since: Instant::now(),
             released: false,
             broken: false,
         };
@@ -266,9 +271,20 @@ impl TargetLoop {
         self.step(TargetEvent::Tick);
         self.refresh();
         self.watch_stall();
+        self.watch_orphan();
         if self.engine.owns() && self.progress_at.elapsed() >= PROGRESS {
             self.progress_at = Instant::now();
             self.say_progress();
+        }
+    }
+
+    /// A migration that was prepared or abandoned, and that no source asks for any more, goes.
+    fn watch_orphan(&mut self) {
+        if self.session.is_some() || self.engine.phase() != dray_engine::Phase::Copy {
+            self.idle_since = Instant::now();
+        } else if self.idle_since.elapsed() >= ORPHAN_AFTER {
+            self.idle_since = Instant::now();
+            self.slot.send(Input::Forget);
         }
     }
 
