@@ -1,0 +1,66 @@
+# Every target does its own set-up on a fresh Debian 12 or newer: packages are installed when they
+# are missing, cargo fetches the pinned toolchain.
+.DEFAULT_GOAL := help
+.PHONY: help setup build test check fmt clippy doc pure deny tests demo bench soak fuzz install clean
+SHELL := /bin/bash
+
+STRATEGY ?= hybrid
+MINUTES ?= 10
+PREFIX ?= /usr/local
+DESTDIR ?=
+# The release binary; demo and bench use it.
+TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
+DRAY := $(abspath $(TARGET_DIR))/release/dray
+export STRATEGY MINUTES DRAY
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@echo "  variables: STRATEGY=pre-copy|post-copy|hybrid (demo), MINUTES=10 (soak, fuzz), PREFIX, DESTDIR (install)"
+
+setup: ## install the Debian packages that are missing
+	@ci/setup.sh
+
+build: setup ## the dray command, optimised
+	cargo build --release --locked -p dray-cli
+
+test: setup ## every check and every test; the last line counts them
+	@$(MAKE) --no-print-directory check
+	@$(MAKE) --no-print-directory tests
+
+check: fmt clippy doc pure deny ## everything of `make test` but the tests
+
+fmt: ## formatting, as a check
+	cargo fmt --all --check
+
+clippy: ## lints, no warning allowed
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+
+doc: ## the crates' documentation, no warning allowed
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --document-private-items --quiet
+
+pure: ## crate boundaries: the pure crates stay pure, dependencies point one way
+	@ci/pure.sh
+
+deny: ## licences, banned crates and sources of all dependencies
+	@ci/deny.sh
+
+tests: ## the tests alone
+	@ci/test.sh
+
+demo: build ## move a running guest live between two hosts on this machine
+	@demo/run.sh
+
+bench: build ## dray against QEMU's own mirror, and the NBD server against others
+	@bench/run.sh
+
+soak: setup ## random migrations in the simulator for MINUTES
+	@ci/soak.sh
+
+fuzz: setup ## fuzz every parser of bytes from outside, MINUTES in all
+	@ci/fuzz.sh
+
+install: build ## binary, systemd unit, shell completions; an example configuration
+	@PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' ci/install.sh
+
+clean: ## remove what was built
+	cargo clean

@@ -1,0 +1,51 @@
+#!/bin/bash
+# Boundaries between crates. The pure crates (types, wire, engine) have no clock, socket, file,
+# thread or randomness, neither themselves nor through a dependency; dependencies between crates
+# point one way; no file names a place on one developer's machine.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+failures=0
+fail() {
+    echo "pure: $*" >&2
+    failures=$((failures + 1))
+}
+
+# Each crate and the crates of this workspace it may depend on. Tests may use any.
+allowed='{
+    "dray-types": [],
+    "dray-guest": [],
+    "dray-wire": ["dray-types"],
+    "dray-engine": ["dray-types", "dray-wire"],
+    "dray-image": ["dray-types"],
+    "dray-nbd": ["dray-image"],
+    "dray-qemu": ["dray-types"],
+    "dray-sim": ["dray-types", "dray-wire", "dray-engine"],
+    "dray-testkit": ["dray-types", "dray-image", "dray-guest"],
+    "dray-agent": ["dray-types", "dray-wire", "dray-engine", "dray-image", "dray-nbd", "dray-qemu"],
+    "dray-cli": ["dray-types", "dray-agent"]
+}'
+wrong=$(cargo metadata --format-version 1 --no-deps --locked | jq -r --argjson allowed "$allowed" '
+    .packages[] | .name as $crate
+    | if $allowed | has($crate) | not then "\($crate) is not in the list of ci/pure.sh" else
+        .dependencies[] | select(.kind != "dev") | .name
+        | select(startswith("dray-")) | . as $on
+        | select($allowed[$crate] | index([$on]) | not)
+        | "\($crate) must not depend on \($on)"
+      end')
+[ -z "$wrong" ] || fail "$wrong"
+
+impure='^(tokio|mio|socket2|rand|rand_core|getrandom|libc|rustix|nix|rustls|io-uring|chrono|time|crossbeam.*|rayon) '
+used='std::(net|thread|fs|os|env|process)\b|(Instant|SystemTime)\b|\b(tokio|rand|getrandom|libc|rustix)::|\bthread_local!'
+for crate in dray-types dray-wire dray-engine; do
+    tree=$(cargo tree --locked -p "$crate" --edges normal,build --prefix none | grep -E "$impure" || true)
+    [ -z "$tree" ] || fail "$crate depends on: $(sort -u <<<"$tree" | tr '\n' ' ')"
+    lines=$(grep -rnE "$used" "crates/$crate/src" --include='*.rs' | grep -vE '^[^:]+:[0-9]+: *//' || true)
+    [ -z "$lines" ] || fail "$crate uses clocks, sockets, files, threads or randomness:"$'\n'"$lines"
+done
+
+private='(^|[^A-Za-z0-9_.-])/wor[k]/|(^|[^A-Za-z0-9_])share[d]/'
+places=$(grep -rInE "$private" . --exclude-dir=.git --exclude-dir=target --exclude-dir=out |
+    grep -v '^\./\.ci/run:' || true)
+[ -z "$places" ] || fail "paths that exist on one machine only:"$'\n'"$places"
+
+[ "$failures" = 0 ] && echo "pure: the crates keep to their boundaries"
