@@ -15,7 +15,7 @@ quiet && /^(SKIP|SKIPPED): / && test != "" {
     reason[binary, test] = 1
 }
 
-/^test result: / {
+/^test result: (ok|FAILED)\. [0-9]+ passed; / {
     quiet = 0; open = 0
     for (i = 1; i < NF; i++) {
         if ($(i + 1) ~ /^passed/) passed += $i
