@@ -313,8 +313,12 @@ pub fn open_file(record: &ImageRecord) -> dray_image::Result<FileImage> {
     let options = |write| FileOptions { write, direct: false, export_len: Some(record.len) };
     let named = || FileImage::open(&record.path, options(write));
     let partial = || FileImage::from_file(names.open_partial()?, &names.partial(), options(true));
+    // While the migration is open a guest's writes are parked, not refused, and the image may yet
+    // be handed back (I5).
+    let open = write && record.migration.is_some();
     let replica = |epoch| {
-        FileImage::from_file(names.open_replica(epoch)?, &names.replica(epoch), options(false))
+        let file = names.open_replica(epoch, open)?;
+        FileImage::from_file(file, &names.replica(epoch), options(open))
     };
     let recorded = match record.place {
         Place::Named => named(),

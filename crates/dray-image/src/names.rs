@@ -205,12 +205,12 @@ impl ImageNames {
         open_closed(&self.partial(), true)
     }
 
-    /// Opens the replica of `epoch` for reading.
+    /// Opens the replica of `epoch`; for writing only when it may become the image again.
     ///
     /// # Errors
     /// `NotFound` when there is none.
-    pub fn open_replica(&self, epoch: Epoch) -> Result<File> {
-        open_closed(&self.replica(epoch), false)
+    pub fn open_replica(&self, epoch: Epoch, write: bool) -> Result<File> {
+        open_closed(&self.replica(epoch), write)
     }
 
     /// The complete image gets its name and `mode`.

@@ -6,6 +6,7 @@ use crate::config::Pool;
 use crate::migration::intent::{TargetImageIntent, TargetIntent};
 use crate::migration::messages::Settings;
 use crate::migration::source::unix_ms;
+use crate::migration::target::TargetSlot;
 use crate::net::requests::{self, RequestHandler};
 use crate::net::{self, Incoming, Listener};
 use crate::registry::{CopyState, ImageRecord, Place};
@@ -36,11 +37,16 @@ impl Agent {
         listener.run(identity, known, handle).await;
     }
 
+    fn target_of(&self, incoming: &Incoming) -> Option<Arc<TargetSlot>> {
+        let slot = self.targets.get(incoming.hello.migration?)?;
+        (!slot.is_forgotten()).then_some(slot)
+    }
+
     async fn incoming(self: Arc<Self>, incoming: Incoming) {
         let (peer, kind) = (incoming.peer.clone(), incoming.kind);
         let handled = match kind {
             StreamKind::Request => requests::serve(incoming, &self).await,
-            _ => match incoming.hello.migration.and_then(|id| self.targets.get(id)) {
+            _ => match self.target_of(&incoming) {
                 None => {
                     incoming.refuse("no such migration is prepared here; prepare it again").await;
                     Ok(())

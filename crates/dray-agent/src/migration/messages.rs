@@ -38,6 +38,9 @@ pub enum ToTargetShell {
     Forget,
     /// The source has heard everything; the target may forget the migration.
     Bye,
+    /// The source has recorded that the target has everything: say `Finished` when that is so, or
+    /// once more.
+    Done,
 }
 
 /// Target to source.

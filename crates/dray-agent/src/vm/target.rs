@@ -73,7 +73,10 @@ impl TargetVmTask {
                     self.slot.send(Input::Engine(TargetEvent::GuestStarted(result)));
                 }
                 Told::Release => self.finish().await,
-                Told::Shell(ToTargetShell::Settings(_) | ToTargetShell::Bye) | Told::Notice(_) => {}
+                Told::Shell(
+                    ToTargetShell::Settings(_) | ToTargetShell::Bye | ToTargetShell::Done,
+                )
+                | Told::Notice(_) => {}
             }
         }
     }

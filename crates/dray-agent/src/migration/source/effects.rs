@@ -89,7 +89,7 @@ impl SourceLoop {
         match &notice {
             SourceNotice::Done => {
                 self.resumable = false;
-                self.images.let_go(self.removes_replica())?;
+                self.images.let_go()?;
             }
             SourceNotice::TakenBack => {
                 self.resumable = false;
@@ -185,9 +185,7 @@ impl SourceLoop {
         if done {
             // The restart came between the last record and the last word to the target.
             self.resumable = false;
-            self.images.let_go(self.removes_replica())?;
-            self.part();
-            return Ok(());
+            return self.images.let_go();
         }
         if self.is_over() && self.history.last() == Some(&SourceRecord::Abandoned) {
             self.slot.board.change(|shown| shown.state = MigrationState::Failed);
@@ -230,9 +228,15 @@ impl SourceLoop {
         self.engine.as_ref().is_some_and(Source::is_over)
     }
 
-    /// Whether the operator wants the source's copy gone at the end.
-    fn removes_replica(&self) -> bool {
-        self.slot.intent().options.is_some_and(|options| options.remove_replica)
+    /// Whether the target has everything.
+    pub(super) fn is_done(&self) -> bool {
+        self.engine.as_ref().is_some_and(|engine| engine.is_over() && !engine.owns())
+    }
+
+    /// The target's part is over, verification too: the replica goes if the operator wants that.
+    pub(super) fn finish(&self) -> io::Result<()> {
+        let wanted = self.slot.intent().options.is_some_and(|options| options.remove_replica);
+        if wanted && !self.report.differs() { self.images.remove_replicas() } else { Ok(()) }
     }
 
     /// Everything was said: the session ends in order, the loop ends, and unless the migration can

@@ -214,18 +214,30 @@ impl SourceImages {
     ///
     /// # Errors
     /// What the store reports.
-    pub fn let_go(&self, remove_replica: bool) -> io::Result<()> {
+    pub fn let_go(&self) -> io::Result<()> {
         for open in &self.all {
             let Some(entry) = &open.entry else { continue };
             self.registry.update(entry, |record| record.migration = None)?;
             if entry.record().state == CopyState::Replica {
                 entry.disk.fail_parked();
-                if remove_replica {
-                    self.registry.remove_replica(entry)?;
-                }
             }
         }
         self.intents.close()
+    }
+
+    /// Deletes the copies that were left behind. Can be repeated.
+    ///
+    /// # Errors
+    /// What the file system or the store reports.
+    pub fn remove_replicas(&self) -> io::Result<()> {
+        for (_, entry) in self.writable() {
+            let record = entry.record();
+            let known = self.registry.get(&record.name).is_some();
+            if known && record.state == CopyState::Replica {
+                self.registry.remove_replica(entry)?;
+            }
+        }
+        Ok(())
     }
 
     /// Starts writing back what guests have written, so that the sync at handover, which is

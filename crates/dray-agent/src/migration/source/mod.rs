@@ -53,6 +53,8 @@ pub enum Input {
     SessionUp(Session),
     /// The session with this number is gone.
     SessionDown(u64, String),
+    /// The target wants no session with this number.
+    SessionRefused(u64, String),
     /// A message came in the session with this number.
     FromPeer(u64, Envelope<ToSource>),
     /// Something the summary counts from happened outside the loop.
@@ -263,6 +265,7 @@ impl SourceLoop {
             }
             Input::SessionUp(session) => self.session_up(session),
             Input::SessionDown(number, why) => self.session_down(number, why),
+            Input::SessionRefused(number, why) => self.session_refused(number, why),
             Input::FromPeer(number, message) => self.heard(number, message),
             Input::Mark(mark) => self.report.mark(mark),
             Input::Memory(sent, left) => self.report.memory(sent, left),

@@ -86,6 +86,11 @@ impl Report {
         }
     }
 
+    /// Whether verification found a difference.
+    pub fn differs(&self) -> bool {
+        self.verified.is_some_and(|(_, different)| different > 0)
+    }
+
     /// Notes that a moment has come. The first `Begin` of a later attempt replaces an earlier one.
     pub fn mark(&mut self, mark: Mark) {
         self.marks[mark as usize] = Some(Instant::now());

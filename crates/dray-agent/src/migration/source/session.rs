@@ -6,7 +6,7 @@ use super::{Input, SourceLoop, SourceSlot, Told};
 use crate::migration::messages::{self, ToSourceShell, ToTargetShell};
 use crate::net::{
     self, Compression, ControlSender, ControlSettings, DataSender, DialSettings, JobQueue,
-    NetError, SendEvents, SendJob, SendSetup,
+    NetError, NetErrorKind, SendEvents, SendJob, SendSetup,
 };
 use crate::tls::Identity;
 use dray_engine::SourceEvent;
@@ -102,7 +102,9 @@ pub async fn keep(
             }
             Err(why) => {
                 slot.board.change(|shown| shown.progress.link_up = false);
-                slot.send(Input::SessionDown(number, why.to_string()));
+                let refused = why.kind == NetErrorKind::Refused;
+                let down = if refused { Input::SessionRefused } else { Input::SessionDown };
+                slot.send(down(number, why.to_string()));
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
@@ -195,7 +197,20 @@ impl SourceLoop {
             self.say(&ToTargetShell::Settings(options.settings));
         }
         self.tell(Told::LinkUp);
+        if self.is_done() {
+            // The target may not know: it, or its last words, were lost.
+            return self.say(&ToTargetShell::Done);
+        }
         self.step(SourceEvent::LinkUp);
+    }
+
+    /// Of the two hosts the source forgets last: a target that knows nothing of a migration that is
+    /// done has forgotten it after `Bye`.
+    pub(super) fn session_refused(&mut self, number: u64, why: String) {
+        if self.is_done() {
+            return self.part();
+        }
+        self.session_down(number, why);
     }
 
     pub(super) fn session_down(&mut self, number: u64, why: String) {
@@ -203,11 +218,13 @@ impl SourceLoop {
             if session.number != number {
                 return;
             }
-            tracing::warn!(migration = %self.slot.board.migration, why, "lost the session");
             self.session = None;
-            self.link_lost = Some(Instant::now());
-            self.slot.board.notice(format!("the link to the target was lost: {why}"));
-            self.step(SourceEvent::LinkDown);
+            if !self.is_done() {
+                tracing::warn!(migration = %self.slot.board.migration, why, "lost the session");
+                self.link_lost = Some(Instant::now());
+                self.slot.board.notice(format!("the link to the target was lost: {why}"));
+                self.step(SourceEvent::LinkDown);
+            }
         }
         self.slot.board.change(|shown| shown.progress.link_up = false);
         self.tell(Told::LinkDown(why));
@@ -239,12 +256,14 @@ impl SourceLoop {
     }
 
     fn heard_shell(&mut self, message: ToSourceShell) {
+        let finished = message == ToSourceShell::Finished && self.is_done();
+        if finished && let Err(why) = self.finish() {
+            return self.break_down(&why);
+        }
         self.report.told(&message);
-        let finished = message == ToSourceShell::Finished;
         self.tell(Told::Shell(message));
-        if finished && self.is_over() {
+        if finished {
             self.say(&ToTargetShell::Bye);
-            self.part();
         }
     }
 

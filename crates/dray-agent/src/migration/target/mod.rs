@@ -125,6 +125,11 @@ impl TargetSlot {
     pub fn send(&self, input: Input) {
         let _ = self.inputs.send(input);
     }
+
+    /// Whether the migration is forgotten: nothing of it is left but what is shown.
+    pub fn is_forgotten(&self) -> bool {
+        !self.folder.file(INTENT).exists()
+    }
 }
 
 /// What a loop is made of.

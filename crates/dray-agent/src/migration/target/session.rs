@@ -147,8 +147,10 @@ impl TargetLoop {
             }
             return;
         }
-        if message == ToTargetShell::Bye {
-            return self.part();
+        match message {
+            ToTargetShell::Bye => return self.part(),
+            ToTargetShell::Done => return self.opened_again(),
+            _ => {}
         }
         self.tell(Told::Shell(message));
     }
