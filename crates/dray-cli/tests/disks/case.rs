@@ -89,11 +89,7 @@ impl Case {
     /// Shuts the guest down, kills both agents, and looks at what is on the disks.
     pub fn end(self) -> Result<Versions, String> {
         let Self { mut lab, guest, .. } = self;
-        let moved = guest.has_moved();
         let versions = guest.shut_down()?;
-        if !moved {
-            return Err("the guest is not at the target".to_owned());
-        }
         lab.a.kill();
         lab.b.kill();
         let (here, there) = (lab.a.pool().join(IMAGE), lab.b.pool().join(IMAGE));

@@ -138,11 +138,6 @@ impl Guest {
         self.shared.requests.load(Ordering::SeqCst)
     }
 
-    /// Whether the guest has moved.
-    pub fn has_moved(&self) -> bool {
-        self.shared.at.load(Ordering::SeqCst) == 1
-    }
-
     /// What the guest complains of, if it does.
     pub fn complaint(&self) -> Option<String> {
         self.shared.failed.lock().unwrap().clone()
@@ -160,6 +155,9 @@ impl Guest {
             versions.extend(lane.join().map_err(|_| "a lane of the guest panicked")?);
         }
         self.manager.join().map_err(|_| "the guest's manager panicked")?;
+        if self.shared.at.load(Ordering::SeqCst) == 0 {
+            self.shared.fail("the guest has not moved".to_owned());
+        }
         let failed = self.shared.failed.lock().unwrap().take();
         failed.map_or(Ok(versions), Err)
     }
