@@ -124,10 +124,8 @@ impl BlockSet {
                 self.leaves.insert(leaf, Leaf::Full);
                 continue;
             }
-            let entry = self
-                .leaves
-                .entry(leaf)
-                .or_insert_with(|| Leaf::Mixed(Box::new([0; WORDS]), 0));
+            let entry =
+                self.leaves.entry(leaf).or_insert_with(|| Leaf::Mixed(Box::new([0; WORDS]), 0));
             if let Leaf::Mixed(bits, count) = entry {
                 for (word, mask) in words(from, to) {
                     *count += (mask & !bits[word]).count_ones();
