@@ -202,7 +202,7 @@ impl Agent {
         let Some(vm) = intent.vm else { return drive_images(&slot, told).await };
         let Ok(settings) = self.session_settings(&intent.peer) else { return };
         let config = Arc::clone(&self.config);
-        let task = SourceVmTask { slot: Arc::clone(&slot), told, config, settings };
+        let task = SourceVmTask { slot: Arc::clone(&slot), told, config, settings, ready: false };
         let moved = match (owns, vm.facts) {
             (true, Some(facts)) => task.run(facts).await,
             _ => task.await_outcome().await,

@@ -255,7 +255,7 @@ pub struct Prepared {
     pub nbd_socket: PathBuf,
     /// The exports.
     pub images: Vec<PreparedImage>,
-    /// Further arguments for the target's QEMU: `-S`, `-incoming defer`.
+    /// Further arguments for the target's QEMU: `-S`, `-incoming`, `defer`.
     pub qemu_args: Vec<String>,
 }
 

@@ -83,7 +83,7 @@ impl Agent {
             to: intent.peer.clone(),
             nbd_socket,
             images: images.collect(),
-            qemu_args: vec!["-S".to_owned(), "-incoming defer".to_owned()],
+            qemu_args: ["-S", "-incoming", "defer"].map(str::to_owned).to_vec(),
         })
     }
 

@@ -31,6 +31,8 @@ pub struct SourceVmTask {
     pub config: Arc<Config>,
     /// How to reach the target.
     pub settings: SessionSettings,
+    /// The engine has said that it is ready, perhaps while something else was waited for.
+    pub ready: bool,
 }
 
 /// Why the task stops early.
@@ -98,7 +100,10 @@ impl SourceVmTask {
             Qmp::connect(socket).await.map_err(|why| qemu_error("cannot move the vm", &why))?;
         self.wait(|told| matches!(told, Told::LinkUp).then_some(())).await?;
         self.check(facts).await?;
-        self.wait(|told| matches!(told, Told::Notice(SourceNotice::Ready)).then_some(())).await?;
+        if !self.ready {
+            self.wait(|told| matches!(told, Told::Notice(SourceNotice::Ready)).then_some(()))
+                .await?;
+        }
         self.listen().await?;
         let entry = self.open_tunnel()?;
         let path = entry.path().to_owned();
@@ -157,6 +162,7 @@ impl SourceVmTask {
     /// Waits until the loop tells what `pick` wants; stops when the migration ends before.
     async fn wait<T>(&mut self, mut pick: impl FnMut(&Told) -> Option<T>) -> Result<T, Stop> {
         while let Some(told) = self.told.recv().await {
+            self.ready |= matches!(told, Told::Notice(SourceNotice::Ready));
             if let Some(found) = pick(&told) {
                 return Ok(found);
             }
