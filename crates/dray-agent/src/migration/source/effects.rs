@@ -161,6 +161,7 @@ impl SourceLoop {
             return;
         }
         if self.session.is_some() {
+            self.say_settings();
             self.step(SourceEvent::LinkUp);
         }
     }

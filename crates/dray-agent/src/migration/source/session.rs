@@ -193,15 +193,20 @@ impl SourceLoop {
         self.session = Some(session);
         self.link_lost = None;
         self.slot.board.change(|shown| shown.progress.link_up = true);
-        if let Some(options) = self.slot.intent().options {
-            self.say(&ToTargetShell::Settings(options.settings));
-        }
+        self.say_settings();
         self.tell(Told::LinkUp);
         if self.is_done() {
             // The target may not know: it, or its last words, were lost.
             return self.say(&ToTargetShell::Done);
         }
         self.step(SourceEvent::LinkUp);
+    }
+
+    /// What the target does at the end. A session that `prepare` made has none until it begins.
+    pub(super) fn say_settings(&mut self) {
+        if let Some(options) = self.slot.intent().options {
+            self.say(&ToTargetShell::Settings(options.settings));
+        }
     }
 
     /// Of the two hosts the source forgets last: a target that knows nothing of a migration that is
