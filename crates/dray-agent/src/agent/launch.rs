@@ -190,15 +190,16 @@ impl Agent {
                         tracing::warn!(%why, "cannot wake the guest of a migration");
                     }
                 }
-                agent.drive(slot, owns).await;
+                let intent = slot.intent();
+                agent.drive(slot, intent, owns).await;
             });
         }
     }
 
-    /// Drives a migration that has begun to its end.
-    pub async fn drive(self: Arc<Self>, slot: Arc<SourceSlot>, owns: bool) {
+    /// Drives a migration that has begun to its end. The intent is given because the loop may not
+    /// have taken it over yet.
+    pub async fn drive(self: Arc<Self>, slot: Arc<SourceSlot>, intent: SourceIntent, owns: bool) {
         let Some(told) = self.tasks.take(slot.board.migration) else { return };
-        let intent = slot.intent();
         let Some(vm) = intent.vm else { return drive_images(&slot, told).await };
         let Ok(settings) = self.session_settings(&intent.peer) else { return };
         let config = Arc::clone(&self.config);

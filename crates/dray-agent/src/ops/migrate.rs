@@ -92,8 +92,8 @@ impl Agent {
             }
         });
         slot.send(Input::Mark(Mark::Started));
-        slot.send(Input::Begin(Box::new(intent)));
-        tokio::spawn(Arc::clone(self).drive(Arc::clone(slot), true));
+        slot.send(Input::Begin(Box::new(intent.clone())));
+        tokio::spawn(Arc::clone(self).drive(Arc::clone(slot), intent, true));
         Ok(Started { migration })
     }
 
