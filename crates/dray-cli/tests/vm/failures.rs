@@ -1,0 +1,1 @@
+//! What fails leaves the guest at the source.

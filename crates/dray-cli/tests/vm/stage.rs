@@ -1,0 +1,309 @@
+//! A lab with a VM on host a, ready to be moved to host b.
+
+use dray_testkit::guest::{Bystander, GuestVm, GuestVmBuilder, initramfs, tools};
+use dray_testkit::lab::{Answer, Lab};
+use serde_json::Value;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::time::Duration;
+
+pub const SIZE: u64 = 96 << 20;
+const SEEDED: u64 = 24 << 20;
+/// How long a whole migration may take on a busy machine; 3 s on an idle one.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How a disk is attached at the source.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// Raw, on dray's socket from the start.
+    Resident,
+    /// Raw, on a file of its own.
+    Plain,
+    /// A qcow2 with a backing file, a persistent bitmap and an internal snapshot, on its file.
+    Qcow2,
+}
+
+pub struct Disk {
+    pub kind: Kind,
+    pub bystander: Bystander,
+}
+
+/// The lab, the source's QEMU, and the target's once it is started.
+pub struct Stage {
+    pub source: GuestVm,
+    pub target: Option<GuestVm>,
+    pub disks: Vec<Disk>,
+    pub lab: Lab,
+}
+
+impl Kind {
+    /// The name of the image's file.
+    fn file(self, i: usize) -> String {
+        match self {
+            Self::Resident | Self::Plain => format!("disk{i}.raw"),
+            Self::Qcow2 => format!("disk{i}.qcow2"),
+        }
+    }
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("text")
+}
+
+fn device(i: usize) -> String {
+    format!("vd{}", char::from(b'a' + i as u8))
+}
+
+/// Makes the image of a disk and tells QEMU about it.
+fn attach(lab: &Lab, builder: GuestVmBuilder, i: usize, disk: &Disk) -> GuestVmBuilder {
+    let a = lab.host("a");
+    let path = a.pool().join(disk.kind.file(i));
+    let (qdev, node) = (format!("disk{i}"), format!("node{i}"));
+    let builder = match disk.kind {
+        Kind::Resident => {
+            disk.bystander.create_raw(&path).expect("image");
+            let name = disk.kind.file(i);
+            a.json(&["images", "add", &name, text(&path)]).expect("images add");
+            let socket = a.nbd_socket();
+            builder.blockdev(format!(
+                "driver=nbd,node-name={node},server.type=unix,server.path={},export={name},\
+                 reconnect-delay=300,discard=unmap",
+                socket.display()
+            ))
+        }
+        Kind::Plain => {
+            disk.bystander.create_raw(&path).expect("image");
+            let path = path.display();
+            builder.blockdev(format!("driver=file,node-name={node},filename={path},discard=unmap"))
+        }
+        Kind::Qcow2 => {
+            make_qcow2(&a.pool(), &path, &disk.bystander);
+            let path = path.display();
+            builder.blockdev(format!(
+                "driver=qcow2,node-name={node},discard=unmap,file.driver=file,file.filename={path}"
+            ))
+        }
+    };
+    builder.disk(&qdev, &node)
+}
+
+fn make_qcow2(pool: &Path, path: &Path, bystander: &Bystander) {
+    let (seed, base) = (pool.join("seed.raw"), pool.join("base.qcow2"));
+    bystander.create_raw(&seed).expect("seed");
+    let run = |args: &[&str]| tools::run("qemu-img", args).expect("qemu-img");
+    run(&["convert", "-f", "raw", "-O", "qcow2", text(&seed), text(&base)]);
+    std::fs::remove_file(&seed).expect("remove");
+    run(&["create", "-f", "qcow2", "-b", text(&base), "-F", "qcow2", text(path)]);
+    run(&["bitmap", "--add", text(path), "backup"]);
+    run(&["snapshot", "-c", "before", text(path)]);
+}
+
+impl Stage {
+    /// Starts agents and a guest that writes `rate` bytes a second to each disk; none where a
+    /// guest cannot be started here.
+    pub fn new(name: &str, kinds: &[Kind], rate: u64) -> Option<Self> {
+        Self::with_settings(name, kinds, rate, "")
+    }
+
+    pub fn with_settings(name: &str, kinds: &[Kind], rate: u64, settings: &str) -> Option<Self> {
+        if !initramfs::available() {
+            return None;
+        }
+        let dray = Path::new(env!("CARGO_BIN_EXE_dray"));
+        let lab = Lab::with_settings(name, dray, settings).expect("lab");
+        lab.start().expect("agents");
+        let disks: Vec<Disk> = kinds
+            .iter()
+            .zip(1..)
+            .map(|(&kind, id)| Disk { kind, bystander: Bystander::new(id, SIZE, SEEDED) })
+            .collect();
+        let mut builder = GuestVm::builder(&lab.dir(), "source").memory_mib(192);
+        for (i, disk) in disks.iter().enumerate() {
+            builder = attach(&lab, builder, i, disk);
+        }
+        let mut source = builder.start().expect("source qemu");
+        source.wait_ready().expect("boot");
+        for (i, disk) in disks.iter().enumerate() {
+            let name = device(i);
+            let console = source.console();
+            console.command(&disk.bystander.open_command(&name)).expect("open");
+            let span = 48 << 20;
+            let start = format!("start disk={name} span={span} block=16384 rate={rate} flush=32");
+            console.command(&start).expect("start");
+        }
+        Some(Self { source, target: None, disks, lab })
+    }
+
+    pub fn source_qmp(&self) -> String {
+        text(&self.source.qmp_path()).to_owned()
+    }
+
+    pub fn target_qmp(&self) -> String {
+        text(&self.lab.dir().join("target.qmp")).to_owned()
+    }
+
+    /// `dray prepare`, and the waiting QEMU started with what it printed.
+    pub fn prepare(&mut self) -> Value {
+        let prepared = self.prepare_exports();
+        self.start_target(&prepared);
+        prepared
+    }
+
+    pub fn prepare_exports(&self) -> Value {
+        let qmp = self.source_qmp();
+        self.lab.host("a").json(&["prepare", "--qmp", &qmp, "--to", "hostb"]).expect("prepare")
+    }
+
+    pub fn start_target(&mut self, prepared: &Value) {
+        let mut builder = GuestVm::builder(&self.lab.dir(), "target").memory_mib(192).incoming();
+        for image in prepared["images"].as_array().expect("images") {
+            let lines: Vec<&str> = image["blockdev"]
+                .as_array()
+                .expect("list")
+                .iter()
+                .filter_map(Value::as_str)
+                .collect();
+            let Some(top) = lines.last() else { continue };
+            let top: Value = serde_json::from_str(top).expect("json");
+            for line in &lines {
+                builder = builder.blockdev(*line);
+            }
+            let qdev = image["device"].as_str().expect("a device");
+            builder = builder.disk(qdev, top["node-name"].as_str().expect("a node"));
+        }
+        self.target = Some(builder.start().expect("target qemu"));
+    }
+
+    /// Starts `dray migrate`.
+    pub fn spawn(&self, more: &[&str]) -> Child {
+        let (source, target) = (self.source_qmp(), self.target_qmp());
+        let mut args = vec!["migrate", "--qmp", &source, "--to", "hostb", "--target-qmp", &target];
+        args.extend(more);
+        self.lab.host("a").spawn(&args).expect("migrate")
+    }
+
+    /// Migrates and returns the summary.
+    pub fn migrate(&self, more: &[&str]) -> io::Result<Value> {
+        let summary = Answer::of(self.spawn(more))?.json();
+        summary.map_err(|why| io::Error::other(format!("{why}\n{}", self.logs())))
+    }
+
+    pub fn logs(&self) -> String {
+        let host = |letter| format!("--- {letter}\n{}", self.lab.host(letter).log());
+        let target = self.target.as_ref().map(GuestVm::log).unwrap_or_default();
+        format!("{}{}--- target qemu\n{target}", host("a"), host("b"))
+    }
+
+    /// The guest's program writes and verifies on the VM that runs now.
+    pub fn guest(&mut self) -> &mut GuestVm {
+        match &mut self.target {
+            Some(target) => target,
+            None => &mut self.source,
+        }
+    }
+
+    /// The guest goes on writing at the host it is on, and has seen nothing bad.
+    pub fn assert_guest_is_well(&mut self) {
+        let count = self.disks.len();
+        let guest = self.guest();
+        let writes = |guest: &mut GuestVm| -> Vec<u64> {
+            let report = |i| guest.console().report(&device(i)).expect("report");
+            (0..count).map(report).map(|line| line.value("writes", 0).expect("writes")).collect()
+        };
+        let before = writes(guest);
+        std::thread::sleep(Duration::from_millis(700));
+        let after = writes(guest);
+        for (before, after) in before.iter().zip(&after) {
+            assert!(after > before, "the guest stands still: {before} {after}");
+        }
+        assert_eq!(guest.console().complaints(), [""; 0]);
+    }
+
+    /// The guest stops, verifies everything, tells what it wrote, and its QEMU quits.
+    pub fn finish_guest(&mut self) {
+        let count = self.disks.len();
+        let guest = self.guest();
+        guest.console().command("stop").expect("stop");
+        guest.console().command("verify").expect("verify");
+        guest.console().command("flush").expect("flush");
+        assert_eq!(guest.console().complaints(), [""; 0]);
+        let dumps: Vec<Vec<String>> = (0..count)
+            .map(|i| guest.console().command(&format!("dump disk={}", device(i))).expect("dump"))
+            .collect();
+        guest.console().send("poweroff").expect("poweroff");
+        guest.wait_exit(PATIENCE).expect("the guest's qemu ends");
+        for (i, dump) in dumps.iter().enumerate() {
+            self.disks[i].bystander.apply_dump(&device(i), dump).expect("dump");
+        }
+    }
+
+    pub fn image(&self, host: &str, i: usize) -> PathBuf {
+        self.lab.host(host).pool().join(self.disks[i].kind.file(i))
+    }
+
+    /// What the guest wrote is what the images at `host` hold, byte for byte.
+    pub fn assert_images(&self, host: &str) {
+        for (i, disk) in self.disks.iter().enumerate() {
+            let path = self.image(host, i);
+            if disk.kind == Kind::Qcow2 {
+                self.assert_qcow2(host, &path, &disk.bystander);
+            } else {
+                disk.bystander.check_raw(&path).expect("the image");
+            }
+        }
+    }
+
+    fn assert_qcow2(&self, host: &str, path: &Path, bystander: &Bystander) {
+        let pool = self.lab.host(host).pool();
+        let run = |args: &[&str]| {
+            let output = tools::run("qemu-img", args).expect("qemu-img");
+            String::from_utf8(output.stdout).expect("text")
+        };
+        // The image names its backing file by the source's path; look at it here.
+        if host == "b" {
+            let base = pool.join("base.qcow2");
+            run(&["rebase", "-u", "-b", text(&base), "-F", "qcow2", text(path)]);
+        }
+        run(&["check", text(path)]);
+        let info = run(&["info", "--output=json", text(path)]);
+        let info: Value = serde_json::from_str(&info).expect("json");
+        assert_eq!(info["snapshots"][0]["name"], "before", "{info}");
+        let bitmaps = &info["format-specific"]["data"]["bitmaps"];
+        assert_eq!(bitmaps[0]["name"], "backup", "{info}");
+        let flat = self.lab.dir().join("flat.raw");
+        run(&["convert", "-O", "raw", text(path), text(&flat)]);
+        bystander.check_raw(&flat).expect("the qcow2's contents");
+        run(&["compare", text(path), text(&flat)]);
+        std::fs::remove_file(flat).expect("remove");
+    }
+
+    /// Tells the source's QEMU to quit, as whoever manages it does, and waits for its end.
+    pub fn quit_source(&mut self) {
+        quit(&self.source.qmp_path());
+        self.source.wait_exit(Duration::from_secs(10)).expect("the source's qemu quits");
+    }
+}
+
+/// One QMP command and its answer.
+pub fn qmp(path: &Path, command: &str) -> Value {
+    use std::io::{BufRead, BufReader, Write};
+    let stream = std::os::unix::net::UnixStream::connect(path).expect("qmp");
+    let mut lines = BufReader::new(stream.try_clone().expect("clone")).lines();
+    let mut ask = |text: &str| -> Value {
+        writeln!(&stream, "{text}").expect("qmp");
+        loop {
+            let Some(Ok(line)) = lines.next() else { return Value::Null };
+            let answer: Value = serde_json::from_str(&line).expect("json");
+            if answer.get("return").is_some() || answer.get("error").is_some() {
+                return answer;
+            }
+        }
+    };
+    ask("{\"execute\":\"qmp_capabilities\"}");
+    ask(command)
+}
+
+fn quit(path: &Path) {
+    qmp(path, "{\"execute\":\"quit\"}");
+}
