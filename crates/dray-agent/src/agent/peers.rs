@@ -103,7 +103,7 @@ impl Agent {
             nbd_socket: self.nbd_socket().to_string_lossy().into_owned(),
             exports,
         };
-        if let Some(slot) = self.targets.get(migration) {
+        if let Some(slot) = self.targets.get(migration).filter(|slot| !slot.is_forgotten()) {
             let same = slot.intent().peer == peer
                 && slot
                     .intent()

@@ -110,6 +110,8 @@ impl SourceLoop {
                     (None, Some(why)) => ApiError::new(kind_of(why), "migration failed", why)
                         .hint("the guest goes on at the source; `dray resume` tries again"),
                 };
+                // Tracking and intents go on: a later try asks what has changed since.
+                self.images.unbind()?;
                 self.report.ended(cancelled, error);
                 self.part();
             }
@@ -189,6 +191,7 @@ impl SourceLoop {
             return self.images.let_go();
         }
         if self.is_over() && self.history.last() == Some(&SourceRecord::Abandoned) {
+            self.images.unbind()?;
             self.slot.board.change(|shown| shown.state = MigrationState::Failed);
             self.part();
             return Ok(());

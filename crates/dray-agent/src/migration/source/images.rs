@@ -209,15 +209,25 @@ impl SourceImages {
         Ok(())
     }
 
+    /// The migration has ended before handover: the images may take part in another one.
+    ///
+    /// # Errors
+    /// What the store reports.
+    pub fn unbind(&self) -> io::Result<()> {
+        for entry in self.all.iter().filter_map(|open| open.entry.as_ref()) {
+            self.registry.update(entry, |record| record.migration = None)?;
+        }
+        Ok(())
+    }
+
     /// The target has everything: the migration no longer holds the images. A QEMU that still has
     /// the disk gets errors from now on instead of waiting for ever: it only wants to quit.
     ///
     /// # Errors
     /// What the store reports.
     pub fn let_go(&self) -> io::Result<()> {
-        for open in &self.all {
-            let Some(entry) = &open.entry else { continue };
-            self.registry.update(entry, |record| record.migration = None)?;
+        self.unbind()?;
+        for entry in self.all.iter().filter_map(|open| open.entry.as_ref()) {
             if entry.record().state == CopyState::Replica {
                 entry.disk.fail_parked();
             }
