@@ -3,7 +3,6 @@
 use crate::guest::{self, Guest, Versions};
 use crate::lab::{Lab, opens, wait_for};
 use serde_json::{Value, json};
-use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 /// Longest time from the end of a disturbance to the end of the migration.
@@ -11,6 +10,12 @@ const END: Duration = Duration::from_secs(45);
 
 /// Blocks of an image: 32 MiB, three quarters of it data.
 pub const BLOCKS: u64 = 8192;
+/// Blocks of an image with as much data, most of it in another 64 MiB than what the guest writes.
+const FAR: u64 = 16384 + 6144;
+/// Bytes of its data.
+pub const DATA: u64 = BLOCKS * guest::BLOCK / 4 * 3;
+/// Blocks that a guest uses which leaves most of the image alone: 1 MiB.
+const SMALL: u64 = 288;
 /// The image of most cases.
 pub const IMAGE: &str = "disk.img";
 
@@ -20,22 +25,49 @@ pub struct Case {
     pub lab: Lab,
     /// The guest.
     pub guest: Guest,
-    /// Bytes of the image's data.
-    pub data: u64,
 }
 
 impl Case {
     /// Makes the image, starts both agents, each with its variables, and the guest.
     pub fn begin(lab: Lab, seed: u64, source: &[(&str, &str)], target: &[(&str, &str)]) -> Self {
         let mut lab = lab;
-        let path = lab.a.pool().join(IMAGE);
-        guest::make_image(&path, BLOCKS);
-        let data = path.metadata().unwrap().blocks() * 512;
+        guest::make_image(&lab.a.pool().join(IMAGE), BLOCKS);
         lab.a.start_with(source);
         lab.b.start_with(target);
         lab.a.add(IMAGE);
-        let guest = Guest::start(&lab, IMAGE, BLOCKS, seed);
-        Self { lab, guest, data }
+        let guest = Guest::start(&lab, IMAGE, BLOCKS, BLOCKS, seed);
+        Self { lab, guest }
+    }
+
+    /// The same with a guest that keeps to a small part of the image, so that what is sent twice
+    /// can be told from what was written twice.
+    pub fn begin_small(mut lab: Lab) -> Self {
+        guest::make_image(&lab.a.pool().join(IMAGE), FAR);
+        lab.start();
+        lab.a.add(IMAGE);
+        let guest = Guest::start(&lab, IMAGE, FAR, SMALL, 1);
+        Self { lab, guest }
+    }
+
+    /// Waits until the source shows that `bytes` are at the target.
+    pub fn await_bytes(&mut self, bytes: u64) -> Result<(), String> {
+        let Self { lab, guest } = self;
+        wait_for("the copy", END, || {
+            let done = lab.a.progress().and_then(|(_, p)| p["total"]["bytes_done"].as_u64());
+            guest.complaint().is_some() || done.is_some_and(|done| done >= bytes)
+        })
+        .map_err(|why| format!("{why}: {}", self.picture()))
+    }
+
+    /// Waits until the source shows this state or phase.
+    pub fn await_shown(&mut self, word: &str) -> Result<(), String> {
+        let Self { lab, guest } = self;
+        wait_for(word, END, || {
+            let shown = lab.a.progress();
+            guest.complaint().is_some()
+                || shown.is_some_and(|(state, p)| state == word || p["phase"] == word)
+        })
+        .map_err(|why| format!("{why}: {}", self.picture()))
     }
 
     /// Asks for the migration and does not wait. `rate` is in bytes a second.

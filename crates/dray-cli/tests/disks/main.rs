@@ -3,11 +3,14 @@
 //!
 //! * [`lab`]: two agents on this machine. [`nbd`], [`guest`]: a guest that knows what it wrote.
 //! * [`case`]: one migration from its beginning to the last check.
+//! * [`moves`]: nothing happens. [`links`], [`progress`]: the link breaks, agents are killed.
 //! * [`kills`]: an agent dies before every effect of a migration.
 
 mod case;
 mod guest;
 mod kills;
 mod lab;
+mod links;
 mod moves;
 mod nbd;
+mod progress;

@@ -1,1 +1,140 @@
-//! x
+//! Migrations that nothing disturbs: every strategy, several images, limits, cancelling.
+
+use crate::case::{BLOCKS, Case, DATA, IMAGE};
+use crate::guest::{self, BLOCK, Guest};
+use crate::lab::{Lab, opens, wait_for};
+use serde_json::Value;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::process::Output;
+use std::time::Duration;
+
+/// Bytes a second at which a copy takes some seconds.
+pub const SLOW: u64 = 6 << 20;
+/// What file systems need beside the data of a sparse file.
+const SLACK: u64 = 1 << 20;
+
+/// The last line of a command's output, which is its result.
+pub fn result(output: &Output) -> Value {
+    let text = String::from_utf8_lossy(&output.stdout);
+    let last = text.lines().next_back().unwrap_or_default();
+    serde_json::from_str(last).unwrap_or_else(|why| panic!("{why}: {output:?}"))
+}
+
+fn mode(path: &Path) -> u32 {
+    path.metadata().unwrap().permissions().mode() & 0o777
+}
+
+fn moves_with(strategy: &str) {
+    let mut case = Case::begin(Lab::new(), 7, &[], &[]);
+    let args = ["--json", "migrate", "--image", IMAGE, "--to", "hostb", "--verify", "--strategy"];
+    let summary = result(&case.lab.a.dray(&[&args[..], &[strategy]].concat()));
+    assert_eq!(summary["result"], "completed", "{summary}");
+    assert_eq!(summary["verified"], true, "{summary}");
+    assert_eq!(summary["strategy"], strategy);
+    case.await_end().unwrap();
+    let (here, there) = (case.lab.a.pool(), case.lab.b.pool());
+    assert_eq!(mode(&here.join(format!(".{IMAGE}.dray-replica-2"))), 0);
+    assert_eq!(mode(&there.join(IMAGE)), 0o600);
+    let dir = there.join(IMAGE);
+    let Case { mut lab, guest, .. } = case;
+    let versions = guest.shut_down().unwrap();
+    lab.a.kill();
+    lab.b.kill();
+    guest::compare(&dir, &versions).unwrap();
+    assert!(!opens(&here.join(IMAGE)) && opens(&dir));
+    let data = versions.values().filter(|&&version| version != 0).count() as u64 * BLOCK;
+    let allocated = dir.metadata().unwrap().blocks() * 512;
+    assert!(allocated <= data + SLACK, "{allocated} bytes for {data} bytes of data");
+}
+
+#[test]
+fn pre_copy_moves_an_image_under_a_guest() {
+    moves_with("pre-copy");
+}
+
+#[test]
+fn post_copy_moves_an_image_under_a_guest() {
+    moves_with("post-copy");
+}
+
+#[test]
+fn hybrid_moves_an_image_under_a_guest() {
+    moves_with("hybrid");
+}
+
+#[test]
+fn several_images_move_as_one() {
+    const NAMES: [&str; 3] = ["one.img", "two.img", "three.img"];
+    let mut lab = Lab::new();
+    NAMES.iter().for_each(|name| guest::make_image(&lab.a.pool().join(name), BLOCKS / 4));
+    lab.start();
+    NAMES.iter().for_each(|name| lab.a.add(name));
+    let guests: Vec<_> = (0..)
+        .zip(NAMES)
+        .map(|(seed, name)| Guest::start(&lab, name, BLOCKS / 4, BLOCKS / 4, seed))
+        .collect();
+    let mut args = vec!["--json", "migrate", "--to", "hostb"];
+    NAMES.iter().for_each(|name| args.extend(["--image", name]));
+    let summary = result(&lab.a.dray(&args));
+    assert_eq!(summary["result"], "completed", "{summary}");
+    assert_eq!(summary["images"].as_array().map(Vec::len), Some(NAMES.len()));
+    let versions: Vec<_> = guests.into_iter().map(|guest| guest.shut_down().unwrap()).collect();
+    lab.a.kill();
+    lab.b.kill();
+    for (name, versions) in NAMES.iter().zip(&versions) {
+        guest::compare(&lab.b.pool().join(name), versions).unwrap();
+        assert!(!opens(&lab.a.pool().join(name)) && opens(&lab.b.pool().join(name)));
+    }
+}
+
+#[test]
+fn the_limit_can_be_changed_while_a_migration_runs() {
+    let mut case = Case::begin_small(Lab::new());
+    case.migrate("pre-copy", Some(100_000)).unwrap();
+    case.await_bytes(1).unwrap();
+    let (_, progress) = case.lab.a.progress().unwrap();
+    assert_eq!(progress["phase"], "copy");
+    assert!(case.lab.a.dray(&["limit", "none"]).status.success());
+    // At the old limit the copy would take four minutes.
+    case.await_end().unwrap();
+    case.end().unwrap();
+}
+
+#[test]
+fn what_a_cancelled_migration_sent_is_used_by_the_next() {
+    let mut case = Case::begin_small(Lab::new());
+    case.migrate("hybrid", Some(SLOW)).unwrap();
+    case.await_bytes(DATA / 2).unwrap();
+    let cancelled = result(&case.lab.a.dray(&["--json", "cancel"]));
+    assert!(cancelled["bytes_kept"].as_u64() >= Some(DATA / 2), "{cancelled}");
+    assert_eq!(case.lab.a.image(IMAGE).unwrap()["state"], "owner");
+    assert_eq!(case.lab.a.image(IMAGE).unwrap()["migration"], Value::Null);
+    let partial = format!(".{IMAGE}.dray-partial");
+    assert_eq!(case.lab.b.files(), [partial.as_str()]);
+    assert_eq!(mode(&case.lab.b.pool().join(partial)), 0);
+    let args = ["--json", "migrate", "--image", IMAGE, "--to", "hostb"];
+    let summary = result(&case.lab.a.dray(&args));
+    assert_eq!(summary["result"], "completed", "{summary}");
+    let sent = summary["wire_bytes"]["total"].as_u64().unwrap();
+    assert!(sent < DATA / 2 + 3 * SLACK, "{sent} bytes for the second half of {DATA}");
+    case.await_end().unwrap();
+    case.end().unwrap();
+}
+
+#[test]
+fn a_discarded_migration_leaves_nothing_behind() {
+    let mut case = Case::begin_small(Lab::new());
+    case.migrate("hybrid", Some(SLOW)).unwrap();
+    case.await_bytes(DATA / 4).unwrap();
+    assert!(case.lab.a.dray(&["cancel", "--discard"]).status.success());
+    let lab = &case.lab;
+    wait_for("the target to forget", Duration::from_secs(10), || {
+        lab.b.files().is_empty() && lab.b.image(IMAGE).is_none() && lab.b.open_migrations() == 0
+    })
+    .unwrap();
+    assert_eq!(lab.a.files(), [IMAGE]);
+    case.migrate("post-copy", None).unwrap();
+    case.await_end().unwrap();
+    case.end().unwrap();
+}
