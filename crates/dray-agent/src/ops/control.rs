@@ -100,8 +100,9 @@ impl Agent {
         }
         let kept = shown.progress.total.bytes_done;
         if shown.progress.phase >= crate::api::Phase::Backfill {
-            let why = "the images are already handed over; only the target can go on from here";
-            return Err(ApiError::new(ErrorKind::Conflict, what(), why));
+            let why = "the images are already handed over and only the target can go on from here";
+            return Err(ApiError::new(ErrorKind::Conflict, what(), why)
+                .hint("see it through with `dray watch`, then migrate back from the target"));
         }
         let mut changes = slot.board.changes();
         let discard = command.discard || !slot.intent().adopted.is_empty();

@@ -74,7 +74,8 @@ impl Agent {
     pub(super) fn check_file(&self, what: &str, path: &Path, probe: bool) -> ApiResult<()> {
         if !path.exists() {
             let why = format!("{}: no such file", path.display());
-            return Err(ApiError::new(ErrorKind::NotFound, what, why));
+            return Err(ApiError::new(ErrorKind::NotFound, what, why)
+                .hint("name an image file or block device that is on this host"));
         }
         if !self.config.pools.iter().any(|pool| pool.contains(path)) {
             let why = format!("{} lies outside every pool of this host", path.display());
@@ -123,12 +124,12 @@ impl Agent {
             adopted: None,
         };
         let file = open_file(&record).map_err(|why| {
-            let kind = if why.kind == dray_image::ErrorKind::ReadOnly {
-                ErrorKind::Denied
-            } else {
-                ErrorKind::Io
-            };
-            ApiError::new(kind, what.clone(), why)
+            if why.kind == dray_image::ErrorKind::ReadOnly {
+                return ApiError::new(ErrorKind::Denied, what.clone(), why)
+                    .hint("make it writable, or add it with --read-only as a backing image");
+            }
+            ApiError::new(ErrorKind::Io, what.clone(), why)
+                .hint("see what the host's kernel log says of the disk")
         })?;
         record.len = file.geometry().len;
         let added = self.registry.add(record, Arc::new(file));

@@ -34,19 +34,27 @@ pub fn net_error(what: impl Into<String>, why: &NetError) -> ApiError {
         NetErrorKind::Refused => refused_kind(&why.what),
         _ => ErrorKind::Peer,
     };
-    let error = ApiError::new(kind, what, &why.what);
-    match &why.hint {
-        Some(hint) => error.hint(hint.to_string()),
+    // A peer's refusal is one text: `what and why; what to do`.
+    let (text, hint) = match (&why.hint, why.what.rsplit_once("; ")) {
+        (Some(hint), _) => (why.what.as_str(), Some(hint.as_str())),
+        (None, Some((text, hint))) => (text, Some(hint)),
+        (None, None) => (why.what.as_str(), None),
+    };
+    let error = ApiError::new(kind, what, text);
+    match hint {
+        Some(hint) => error.hint(hint),
         None => error,
     }
 }
 
 /// What sort of refusal the target's words tell of.
 fn refused_kind(why: &str) -> ErrorKind {
-    if why.contains("free and the images need") {
+    let has = |words: &str| why.contains(words);
+    if has("free and the images need") {
         ErrorKind::NoSpace
-    } else if why.contains("may use no pool") || why.contains("may not use") || why.contains("pool")
-    {
+    } else if has("exists already") || has("exists here already") {
+        ErrorKind::Conflict
+    } else if has("not a configured peer") || has("may not use") || has("pool") {
         ErrorKind::Denied
     } else {
         ErrorKind::Conflict
