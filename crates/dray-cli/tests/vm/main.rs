@@ -3,5 +3,6 @@
 
 mod disks;
 mod failures;
+mod input;
 mod stage;
 mod strategies;
