@@ -11,11 +11,11 @@ const END: Duration = Duration::from_secs(45);
 /// Blocks of an image: 32 MiB, three quarters of it data.
 pub const BLOCKS: u64 = 8192;
 /// Blocks of an image with as much data, most of it in another 64 MiB than what the guest writes.
-const FAR: u64 = 16384 + 6144;
+pub const FAR: u64 = 16384 + 6144;
 /// Bytes of its data.
 pub const DATA: u64 = BLOCKS * guest::BLOCK / 4 * 3;
 /// Blocks that a guest uses which leaves most of the image alone: 1 MiB.
-const SMALL: u64 = 288;
+pub const SMALL: u64 = 288;
 /// The image of most cases.
 pub const IMAGE: &str = "disk.img";
 

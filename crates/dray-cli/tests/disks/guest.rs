@@ -151,6 +151,11 @@ impl Guest {
         self.shared.requests.load(Ordering::SeqCst)
     }
 
+    /// Pulls its plug.
+    pub fn stop(&self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+    }
+
     /// What the guest complains of, if it does.
     pub fn complaint(&self) -> Option<String> {
         self.shared.failed.lock().unwrap().clone()

@@ -5,6 +5,7 @@
 //! * [`case`]: one migration from its beginning to the last check.
 //! * [`moves`]: nothing happens. [`links`], [`progress`]: the link breaks, agents are killed.
 //! * [`kills`]: an agent dies before every effect of a migration.
+//! * [`refusals`]: what cannot be done.
 
 mod case;
 mod guest;
@@ -14,3 +15,4 @@ mod links;
 mod moves;
 mod nbd;
 mod progress;
+mod refusals;
