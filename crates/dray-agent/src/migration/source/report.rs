@@ -189,8 +189,9 @@ impl Report {
             progress.round = status.rounds + 1;
             progress.remote_reads = self.remote_reads;
             progress.link_up = status.link_up;
-            progress.seconds_left =
-                (self.wire_rate > 0).then(|| left as f64 / self.wire_rate as f64);
+            // Verification sends next to nothing: the rate says nothing about its end.
+            let sending = self.wire_rate > 0 && self.phase < Phase::Release;
+            progress.seconds_left = sending.then(|| left as f64 / self.wire_rate as f64);
             progress.downtime_ms = self.downtime().map(|downtime| downtime.total);
         });
     }
