@@ -36,7 +36,7 @@ clippy: ## lints, no warning allowed
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 
 doc: ## the crates' documentation, no warning allowed
-	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --document-private-items --quiet
+	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc --workspace --no-deps --locked --document-private-items --quiet
 
 pure: ## crate boundaries: the pure crates stay pure, dependencies point one way
 	@ci/pure.sh

@@ -1,5 +1,5 @@
 //! Growing an adopted raw image: an NBD export has one size for ever, so the disk moves to another
-//! export of the same file, with a pivot like those of [`crate::adopt`].
+//! export of the same file, with a pivot like those of [`crate::adopt()`].
 //!
 //! A mirror insists on equal sizes. A device directly on an NBD node therefore moves to a raw node
 //! that shows only the old size of the new export, and that node is then reopened without limit.

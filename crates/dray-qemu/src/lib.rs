@@ -3,7 +3,7 @@
 //! * [`qmp`]: the client.
 //! * [`graph`], [`options`]: what disks a VM has, and what its block nodes were made with.
 //! * [`plan`]: how a layer gets under dray and back, worked out before anything is touched.
-//! * [`adopt`], [`release`]: doing it (`pivot` holds what both share); [`grow`]: an
+//! * [`mod@adopt`], [`mod@release`]: doing it (`pivot` holds what both share); [`grow`]: an
 //!   adopted raw disk gets larger.
 //! * [`migrate`]: the guest's memory and devices, step by step; [`blockdev`]: how the target is
 //!   started; [`status`]: small commands.

@@ -1,5 +1,5 @@
 //! Exchanging the node under a disk while the guest runs: the two ways QEMU has, and what has to
-//! be true after each. Used in both directions, by [`crate::adopt`] and [`crate::release`].
+//! be true after each. Used in both directions, by [`crate::adopt()`] and [`crate::release()`].
 
 use std::time::Duration;
 

@@ -1,7 +1,8 @@
 //! The source's owner loop.
 //!
-//! [`SourceSlot`] is what the rest of the agent holds of it; [`run`] is the loop itself; effects are
-//! in [`effects`], the session with the target in [`session`], what is read in [`content`].
+//! [`SourceSlot`] is what the rest of the agent holds of it; [`SourceLoop::run`] is the loop itself;
+//! effects are in [`effects`], the session with the target in [`session`], what is read in
+//! [`content`].
 
 pub mod content;
 mod effects;
