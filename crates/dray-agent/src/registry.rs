@@ -4,6 +4,7 @@
 //! truth about ownership and the record follows; both are read when the agent starts.
 
 use crate::store::{self, Store};
+use crate::vm::RECONNECT_DELAY;
 use dray_image::{
     DeviceMark, DeviceState, Disk, ErrorKind, FileImage, FileOptions, Image, ImageNames, QemuLocks,
 };
@@ -15,6 +16,7 @@ use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 /// What this host's copy of an image is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -103,6 +105,9 @@ pub struct Entry {
     /// The locks by which QEMU knows that the file is in use. Never held while a QEMU has the file
     /// itself: a lock in the middle of a splice aborts it.
     locks: Mutex<Option<QemuLocks>>,
+    /// When the last migration away from here ended. A QEMU that had the disk may still come back
+    /// and must be able to quit: it is let in, and everything it asks but a flush fails.
+    departed: Mutex<Option<Instant>>,
     /// What guests are served from.
     pub disk: Arc<Disk>,
     /// The file below it.
@@ -130,6 +135,18 @@ impl Entry {
                 Err(why) => tracing::warn!(image = record.name, %why, "cannot lock an image"),
             }
         }
+    }
+
+    /// The image has left for good.
+    pub fn depart(&self) {
+        self.disk.fail_parked();
+        *self.departed.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    /// Whether a QEMU that had the disk may still be about to come back.
+    fn has_just_departed(&self) -> bool {
+        let departed = *self.departed.lock().unwrap_or_else(PoisonError::into_inner);
+        departed.is_some_and(|at| at.elapsed() < Duration::from_secs(RECONNECT_DELAY.into()))
     }
 
     /// Gives the locks back, before QEMU opens the file itself.
@@ -202,8 +219,13 @@ impl Registry {
         store::replace_json(&self.path_of(&record.name), &record)?;
         let name = record.name.clone();
         let disk = Disk::new(Arc::clone(&file) as Arc<dyn Image>);
-        let entry =
-            Arc::new(Entry { record: Mutex::new(record), locks: Mutex::default(), disk, file });
+        let entry = Arc::new(Entry {
+            record: Mutex::new(record),
+            locks: Mutex::default(),
+            departed: Mutex::default(),
+            disk,
+            file,
+        });
         entries.insert(name, Arc::clone(&entry));
         Ok(entry)
     }
@@ -299,7 +321,13 @@ fn is_device(path: &Path) -> bool {
 fn open_entry(record: ImageRecord) -> dray_image::Result<Entry> {
     let file = Arc::new(open_file(&record)?);
     let disk = Disk::new(Arc::clone(&file) as Arc<dyn Image>);
-    Ok(Entry { record: Mutex::new(record), locks: Mutex::default(), disk, file })
+    Ok(Entry {
+        record: Mutex::new(record),
+        locks: Mutex::default(),
+        departed: Mutex::default(),
+        disk,
+        file,
+    })
 }
 
 /// Opens the file that a record names. A crash may have come between a new name and the record of
@@ -355,7 +383,8 @@ impl Exports for Registry {
             });
         };
         let record = entry.record();
-        if record.state == CopyState::Replica && record.migration.is_none() {
+        let gone = record.state == CopyState::Replica && record.migration.is_none();
+        if gone && !entry.has_just_departed() {
             let why = format!("image '{name}' was handed over to another host");
             return Err(ExportError::Refused(why));
         }

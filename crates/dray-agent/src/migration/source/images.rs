@@ -229,7 +229,7 @@ impl SourceImages {
         self.unbind()?;
         for entry in self.all.iter().filter_map(|open| open.entry.as_ref()) {
             if entry.record().state == CopyState::Replica {
-                entry.disk.fail_parked();
+                entry.depart();
             }
         }
         self.intents.close()
