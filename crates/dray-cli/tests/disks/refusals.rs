@@ -154,7 +154,8 @@ fn a_certificate_that_has_expired_is_refused() {
     let brief = Validity { from: now - BRIEF, until: now + BRIEF };
     pki::issue_for(&pki, "hostb", &[], brief).unwrap();
     let case = Case::begin_small(lab);
-    std::thread::sleep(BRIEF);
+    // A certificate is good to the end of its last second.
+    std::thread::sleep(BRIEF + Duration::from_secs(1));
     refused(&case.lab.a, &MIGRATE, DENIED, &["the certificate of hostb expired", "dray pki"]);
     nothing_happened(&case);
 }

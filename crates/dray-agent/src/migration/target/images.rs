@@ -103,10 +103,6 @@ impl TargetImages {
                 // The file grows later, when the guest writes: never cut what it wrote.
                 open.entry.file.set_len(handover.len).map_err(io::Error::other)?;
             }
-            self.registry.update(&open.entry, |record| {
-                record.state = CopyState::Owner;
-                record.epoch = epoch;
-            })?;
             if verify {
                 // Blocks the guest writes from here on are not compared.
                 let written = IntentFile::new(Arc::clone(&self.written), ix);
@@ -117,6 +113,11 @@ impl TargetImages {
                 Arc::clone(&open.fetcher) as _,
                 Arc::clone(&open.present) as _,
             );
+            // Said only once it is so: whoever reads it may send the guest here.
+            self.registry.update(&open.entry, |record| {
+                record.state = CopyState::Owner;
+                record.epoch = epoch;
+            })?;
         }
         slot.sink.fill(epoch);
         Ok(())
