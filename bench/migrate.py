@@ -5,8 +5,8 @@ copy modes) and by dray, and prints what each cost. Started by bench/run.sh, as 
     bench/migrate.py --dray target/release/dray --host target/release/examples/bench_host \
         --rate 1gbit --systems memory,background,write-blocking,hybrid --rounds 3 --out out.json
 
-F = bytes allocated at the start + unique 4 KiB blocks the guest wrote between start and handover +
-guest memory moved. Link = TCP payload rate measured over the same link in the same run. Wire bytes
+F = bytes allocated at the start + unique 4 KiB blocks the guest wrote between start and its report at
+the end (not the handover: docs/benchmarks.md says what that does to the ratios) + guest memory moved. Link = TCP payload rate measured over the same link in the same run. Wire bytes
 come from the interface's counters, downtime from QMP events, latency from the guest's own clock.
 """
 import argparse, json, os, shutil, socket, statistics, subprocess, sys, tempfile, threading, time
@@ -205,10 +205,8 @@ class Bench:
         outcome["complaints"] = int(b("complaints", "target")) + int(self.keepers["a"]("complaints", "source"))
         asked = self.args.write * 1e6
         outcome["achieved"] = report.get("rate", 0) / asked if asked else 1.0
-        fresh = outcome.pop("fresh_at_handover", None)
-        if fresh is None:
-            fresh = report.get("fresh_blocks", 0)
-        outcome["fresh_bytes"] = fresh * 4096
+        # Counted to the report, so a dray run that backfills has a little too much in its F.
+        outcome["fresh_bytes"] = report.get("fresh_blocks", 0) * 4096
         outcome["F"] = outcome["allocated"] + outcome["fresh_bytes"] + outcome.get("memory_bytes", 0)
 
     def stop(self):
@@ -373,19 +371,23 @@ def main():
         bench = Bench(args, directory)
         for round_ in range(args.rounds):
             for system in args.systems.split(","):
-                outcome = bench.one(system)
+                try:
+                    outcome = bench.one(system)
+                except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
+                    # One system that fails must not take the others' figures with it.
+                    outcome = {"system": system, "result": f"failed: {error}"}
                 outcome.update(round=round_, link=link, rate=args.rate, load=os.getloadavg()[0])
                 results.append(outcome)
                 print(line(outcome, link), flush=True)
+                if args.out:
+                    with open(args.out, "w") as file:
+                        json.dump(results, file, indent=1)
     finally:
         if bench:
             for keeper in bench.keepers.values():
                 keeper.close()
         drop_network()
         shutil.rmtree(directory, ignore_errors=True)
-    if args.out:
-        with open(args.out, "w") as file:
-            json.dump(results, file, indent=1)
 
 
 if __name__ == "__main__":
