@@ -205,8 +205,9 @@ class Bench:
         outcome["complaints"] = int(b("complaints", "target")) + int(self.keepers["a"]("complaints", "source"))
         asked = self.args.write * 1e6
         outcome["achieved"] = report.get("rate", 0) / asked if asked else 1.0
-        # Counted to the report, so a dray run that backfills has a little too much in its F.
-        outcome["fresh_bytes"] = report.get("fresh_blocks", 0) * 4096
+        # The source's last line is at most a second older than the handover.
+        last = dict(field.split("=", 1) for field in self.keepers["a"]("stat", "source").split()[1:])
+        outcome["fresh_bytes"] = int(last.get("fresh_blocks", report.get("fresh_blocks", 0))) * 4096
         outcome["F"] = outcome["allocated"] + outcome["fresh_bytes"] + outcome.get("memory_bytes", 0)
 
     def stop(self):

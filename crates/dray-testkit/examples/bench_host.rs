@@ -8,6 +8,7 @@
 //!   boot NAME NODE BLOCKDEV…              boots a guest whose disk is on NODE
 //!   wait NAME NODE BLOCKDEV…              starts a QEMU that waits for it
 //!   tell NAME COMMAND…                    a command for the guest; its last line of report
+//!   stat NAME                             the last of the guest's own lines, one a second
 //!   complaints NAME                       how often the guest saw an error or a wrong block
 //!   cpu NAME                              CPU seconds that QEMU has used
 //!   kill NAME
@@ -61,6 +62,11 @@ impl Host {
             ["boot", name, node, blockdev @ ..] => self.start(name, node, blockdev, false),
             ["wait", name, node, blockdev @ ..] => self.start(name, node, blockdev, true),
             ["tell", name, command @ ..] => self.tell(name, &command.join(" ")),
+            ["stat", name] => {
+                let lines = self.vm(name)?.console().lines();
+                let last = lines.iter().rev().find(|line| line.starts_with("STAT"));
+                Ok(last.cloned().unwrap_or_default())
+            }
             ["complaints", name] => {
                 let count = self.vm(name)?.console().complaints().len();
                 Ok(count.to_string())
