@@ -31,6 +31,9 @@ cleanup() {
     for pid in "${agents[@]}"; do wait "$pid" 2>/dev/null || true; done
     for name in "${namespaces[@]}"; do ip netns del "$name" 2>/dev/null || true; done
     if [ "$code" != 0 ]; then
+        for console in "$dir"/*.serial; do
+            [ -s "$console" ] && { echo "--- the end of ${console##*/}" >&2; tail -8 "$console" >&2; }
+        done
         for h in a b; do
             [ -s "$dir/$h/log" ] && { echo "--- the end of host$h's log" >&2; tail -5 "$dir/$h/log" >&2; }
         done
