@@ -1,5 +1,5 @@
 #!/bin/bash
-# Boundaries between crates. The pure crates (types, wire, engine) have no clock, socket, file,
+# Boundaries between crates. The pure crates (types, wire, heat, engine) have no clock, socket, file,
 # thread or randomness, neither themselves nor through a dependency; dependencies between crates
 # point one way; no file names a place on one developer's machine.
 set -euo pipefail
@@ -15,14 +15,16 @@ allowed='{
     "dray-types": [],
     "dray-guest": [],
     "dray-wire": ["dray-types"],
+    "dray-heat": ["dray-types"],
+    "dray-trace": ["dray-types"],
     "dray-engine": ["dray-types", "dray-wire"],
-    "dray-image": ["dray-types"],
+    "dray-image": ["dray-types", "dray-heat"],
     "dray-nbd": ["dray-image"],
     "dray-qemu": ["dray-types"],
-    "dray-sim": ["dray-types", "dray-wire", "dray-engine"],
+    "dray-sim": ["dray-types", "dray-wire", "dray-heat", "dray-engine", "dray-trace"],
     "dray-testkit": ["dray-types", "dray-image", "dray-guest"],
-    "dray-agent": ["dray-types", "dray-wire", "dray-engine", "dray-image", "dray-nbd", "dray-qemu"],
-    "dray-cli": ["dray-types", "dray-agent"]
+    "dray-agent": ["dray-types", "dray-wire", "dray-heat", "dray-engine", "dray-trace", "dray-image", "dray-nbd", "dray-qemu"],
+    "dray-cli": ["dray-types", "dray-heat", "dray-trace", "dray-sim", "dray-agent"]
 }'
 wrong=$(cargo metadata --format-version 1 --no-deps --locked | jq -r --argjson allowed "$allowed" '
     .packages[] | .name as $crate
@@ -36,7 +38,7 @@ wrong=$(cargo metadata --format-version 1 --no-deps --locked | jq -r --argjson a
 
 impure='^(tokio|mio|socket2|rand|rand_core|getrandom|libc|rustix|nix|rustls|io-uring|chrono|time|crossbeam.*|rayon) '
 used='std::(net|thread|fs|os|env|process)\b|(Instant|SystemTime)\b|\b(tokio|rand|getrandom|libc|rustix)::|\bthread_local!'
-for crate in dray-types dray-wire dray-engine; do
+for crate in dray-types dray-wire dray-heat dray-engine; do
     tree=$(cargo tree --locked -p "$crate" --edges normal,build --prefix none | grep -E "$impure" || true)
     [ -z "$tree" ] || fail "$crate depends on: $(sort -u <<<"$tree" | tr '\n' ' ')"
     lines=$(grep -rnE "$used" "crates/$crate/src" --include='*.rs' | grep -vE '^[^:]+:[0-9]+: *//' || true)

@@ -6,16 +6,19 @@
 //! * [`range`]: a run of 4 KiB blocks, and how byte ranges map onto blocks.
 //! * [`set`]: [`BlockSet`], the set of blocks that plans, maps and journals are made of.
 //! * [`ids`]: random 128-bit ids, epochs and attempts.
+//! * [`schedule`]: [`Schedule`], an order in which the blocks of an image move.
 //! * [`size`]: what an operator types (`800Mbit`, `2GiB`) and what it means.
 
 #![forbid(unsafe_code)]
 
 pub mod ids;
 pub mod range;
+pub mod schedule;
 pub mod set;
 pub mod size;
 
 pub use ids::{Attempt, Epoch, GenerationId, ImageId, ImageIndex, MigrationId};
 pub use range::{BLOCK_SIZE, BlockRange, MAX_RUN_BLOCKS};
+pub use schedule::Schedule;
 pub use set::BlockSet;
 pub use size::{BitRate, ByteSize};

@@ -1,0 +1,3 @@
+//! Block traces: reading, writing, analysing and generating them.
+
+#![forbid(unsafe_code)]
