@@ -1,3 +1,22 @@
 //! What a guest's accesses say about the order in which its blocks should move.
+//!
+//! [`Heat`] counts the accesses to one image and gives [`Schedule`](dray_types::Schedule)s at any
+//! time. It is pure: the caller says what happened, nothing here reads a clock.
+//!
+//! "The paper" is *Workload-aware live storage migration for clouds* (Zheng, Ng, Sripanidkulchai;
+//! VEE 2011), the "Scheduling paper" elsewhere in dray.
 
 #![forbid(unsafe_code)]
+
+mod chunks;
+mod config;
+mod coverage;
+mod frequency;
+mod heat;
+mod log;
+mod track;
+
+pub use config::{Count, HeatConfig};
+pub use coverage::CandidateCoverage;
+pub use heat::{Heat, MAX_ACCESS_BLOCKS, Op};
+pub use log::AccessLog;

@@ -1,0 +1,186 @@
+//! [`Heat`]: what is known of a guest's accesses to one image, and the schedules made of it.
+
+use crate::config::HeatConfig;
+use crate::coverage::CandidateCoverage;
+use crate::track::{Round, Track};
+use dray_types::{BlockRange, Schedule};
+
+/// A guest's access to an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Op {
+    /// Blocks were read.
+    Read,
+    /// Blocks were changed: written, zeroed or discarded.
+    Write,
+}
+
+/// Longest part of one access that is counted: 1 GiB. Longer ones are discards and zeroes of whole
+/// disks, which say nothing of where the guest works.
+pub const MAX_ACCESS_BLOCKS: u64 = 1 << 18;
+
+/// Heat of one image; see the crate's documentation.
+#[derive(Clone, Debug)]
+pub struct Heat {
+    blocks: u64,
+    reads: Track,
+    writes: Track,
+}
+
+impl Heat {
+    /// Heat of an image of `blocks` blocks without any access yet.
+    pub fn new(blocks: u64, config: HeatConfig) -> Self {
+        Self { blocks, reads: Track::new(config), writes: Track::new(config) }
+    }
+
+    /// Number of blocks of the image.
+    pub fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    /// Counts one access. Blocks past the image's end and past [`MAX_ACCESS_BLOCKS`] do not count.
+    pub fn access(&mut self, op: Op, range: BlockRange) {
+        let range = range.split_at_most(MAX_ACCESS_BLOCKS).0;
+        let start = range.start.min(self.blocks);
+        let end = range.start.saturating_add(range.len).min(self.blocks);
+        let range = BlockRange::new(start, end - start);
+        let blocks = self.blocks;
+        self.track_mut(op).access(range, blocks);
+    }
+
+    /// The image has `blocks` blocks now. An image never shrinks here: a smaller number is ignored.
+    pub fn grow(&mut self, blocks: u64) {
+        self.blocks = self.blocks.max(blocks);
+    }
+
+    /// The order for copying while the guest writes: chunks never written in address order, then
+    /// the written ones from least to most frequently written. Names every block of the image, or
+    /// is [`Schedule::SEQUENTIAL`] when no write is known.
+    pub fn copy_schedule(&self) -> Schedule {
+        let round = self.writes.scheduled();
+        if round.list.len() == 0 {
+            return Schedule::SEQUENTIAL;
+        }
+        let cold = round.touched.gaps(self.blocks.div_ceil(round.chunk_blocks));
+        let cold = cold.map(|(from, to)| self.chunks(round, from, to));
+        let hot = round.list.ascending().map(|(id, _)| self.chunks(round, id, id + 1));
+        cold.chain(hot).collect()
+    }
+
+    /// The order for fetching what a running guest may read: chunks from most to least frequently
+    /// read. Blocks never read are not named and follow in address order.
+    pub fn backfill_schedule(&self) -> Schedule {
+        let round = self.reads.scheduled();
+        round.list.descending().map(|(id, _)| self.chunks(round, id, id + 1)).collect()
+    }
+
+    /// Chunk size in blocks of the round that schedules are made of.
+    pub fn chunk_blocks(&self, op: Op) -> u64 {
+        self.track(op).scheduled().chunk_blocks
+    }
+
+    /// Accesses to the chunk that holds `block` in the round that schedules are made of.
+    pub fn frequency(&self, op: Op, block: u64) -> u64 {
+        let round = self.track(op).scheduled();
+        round.list.frequency(block / round.chunk_blocks)
+    }
+
+    /// What each candidate chunk size covered in the last complete round; empty before its end.
+    pub fn coverage(&self, op: Op) -> &[CandidateCoverage] {
+        self.track(op).covered()
+    }
+
+    /// Heap bytes in use, the overhead of the allocator not counted.
+    pub fn memory(&self) -> usize {
+        self.reads.memory() + self.writes.memory()
+    }
+
+    /// Chunks `from .. to` of a round as blocks of the image.
+    fn chunks(&self, round: &Round, from: u64, to: u64) -> BlockRange {
+        let start = from * round.chunk_blocks;
+        BlockRange::new(start, (to * round.chunk_blocks).min(self.blocks) - start)
+    }
+
+    fn track(&self, op: Op) -> &Track {
+        match op {
+            Op::Read => &self.reads,
+            Op::Write => &self.writes,
+        }
+    }
+
+    fn track_mut(&mut self, op: Op) -> &mut Track {
+        match op {
+            Op::Read => &mut self.reads,
+            Op::Write => &mut self.writes,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn heat(blocks: u64, chunk: u64, round: u32) -> Heat {
+        let config = HeatConfig {
+            smallest_chunk_blocks: chunk,
+            candidates: 1,
+            round_operations: round,
+            ..HeatConfig::paper()
+        };
+        Heat::new(blocks, config)
+    }
+
+    fn ranges(schedule: &Schedule) -> Vec<(u64, u64)> {
+        schedule.ranges().iter().map(|r| (r.start, r.len)).collect()
+    }
+
+    #[test]
+    fn written_chunks_move_last_the_most_written_at_the_end() {
+        let mut heat = heat(10, 2, 100);
+        assert!(heat.copy_schedule().is_sequential());
+        for block in [2, 2, 2, 7, 5, 5] {
+            heat.access(Op::Write, BlockRange::new(block, 1));
+        }
+        assert_eq!(ranges(&heat.copy_schedule()), [(0, 2), (8, 2), (6, 2), (4, 2), (2, 2)]);
+        assert!(heat.backfill_schedule().is_sequential());
+    }
+
+    #[test]
+    fn read_chunks_come_first_the_most_read_before_all() {
+        let mut heat = heat(9, 2, 100);
+        for block in [8, 8, 8, 4, 4] {
+            heat.access(Op::Read, BlockRange::new(block, 1));
+        }
+        assert_eq!(ranges(&heat.backfill_schedule()), [(8, 1), (4, 2)]);
+    }
+
+    #[test]
+    fn an_access_counts_its_blocks_in_every_chunk_it_touches() {
+        let mut heat = heat(100, 4, 100);
+        heat.access(Op::Write, BlockRange::new(3, 6));
+        let counted: Vec<_> = [0, 4, 8, 12].map(|b| heat.frequency(Op::Write, b)).into();
+        assert_eq!(counted, [1, 4, 1, 0]);
+        heat.access(Op::Write, BlockRange::new(99, u64::MAX - 99));
+        heat.access(Op::Write, BlockRange::new(u64::MAX, 0));
+        assert_eq!(heat.frequency(Op::Write, 99), 1);
+    }
+
+    #[test]
+    fn schedules_are_made_of_the_previous_round() {
+        let mut heat = heat(8, 2, 4);
+        for block in [0, 0, 2, 2] {
+            heat.access(Op::Write, BlockRange::new(block, 1));
+        }
+        heat.access(Op::Write, BlockRange::new(7, 1));
+        assert_eq!(ranges(&heat.copy_schedule()), [(4, 4), (2, 2), (0, 2)]);
+        assert_eq!(heat.frequency(Op::Write, 7), 0);
+    }
+
+    #[test]
+    fn a_grown_image_has_cold_chunks_behind() {
+        let mut heat = heat(4, 2, 100);
+        heat.access(Op::Write, BlockRange::new(0, 1));
+        heat.grow(7);
+        heat.grow(3);
+        assert_eq!(ranges(&heat.copy_schedule()), [(2, 5), (0, 2)]);
+    }
+}
