@@ -4,6 +4,7 @@
 //! zeros, a write there extends it, a zero or discard there does nothing. Whether two programs may
 //! use a file at once is the business of [`locks`](crate::locks), not of this module.
 
+use crate::backend::bulk::Bulk;
 use crate::backend::direct::Direct;
 use crate::sys;
 use crate::{Attempt, Error, ErrorKind, Extent, ExtentKind, Geometry, Image, Result, ZeroMode};
@@ -43,6 +44,7 @@ pub struct FileImage {
     file: File,
     /// The same file without the page cache, when direct I/O was asked for.
     direct: Option<Direct>,
+    bulk: Bulk,
     path: PathBuf,
     kind: Kind,
     len: u64,
@@ -91,6 +93,7 @@ impl FileImage {
         let mut image = Self {
             file,
             direct,
+            bulk: Bulk::default(),
             path: path.to_owned(),
             kind,
             len: 0,
@@ -131,6 +134,27 @@ impl FileImage {
             ));
         }
         self.file.set_len(len).map_err(|e| Error::io(self.context("resizing", len, 0), e))
+    }
+
+    /// Writes blocks that nobody reads soon, round the page cache where that can be done. No other
+    /// write to the same blocks may be under way.
+    ///
+    /// # Errors
+    /// As [`write_at`](Image::write_at).
+    pub fn write_bulk(&self, data: &[u8], offset: u64) -> Result<()> {
+        let len = data.len() as u64;
+        self.check_write("writing", offset, len)?;
+        let done = self
+            .bulk
+            .write(&self.file, &self.path, data, offset)
+            .map_err(|e| self.fail("writing", offset, len, e))?;
+        let rest = &data[done..];
+        if rest.is_empty() {
+            return Ok(());
+        }
+        self.write_at(rest, offset + done as u64, false)?;
+        // So that a sync soon after finds little left to do.
+        self.start_writeback(offset + done as u64, rest.len() as u64)
     }
 
     /// Bytes that the file takes on its file system; a block device takes its length.

@@ -1,5 +1,6 @@
 //! Where images live.
 
+mod bulk;
 mod direct;
 pub mod file;
 

@@ -136,9 +136,9 @@ fn bytes(place: &Place, range: BlockRange, data: &[u8], owner: bool) -> dray_ima
         return place.disk.fill(range, Fill::Data(data)).map(drop);
     }
     let len = range.byte_len().min(place.len - range.byte_offset());
-    place.file.write_at(&data[..len as usize], range.byte_offset(), false)?;
-    // So that the sync at handover, which is downtime, finds little left to do.
-    place.file.start_writeback(range.byte_offset(), len)
+    // Two versions of a block are never in flight at once, and no guest runs here yet. What the
+    // sync at handover finds left to do is downtime, so little stays in the page cache.
+    place.file.write_bulk(&data[..len as usize], range.byte_offset())
 }
 
 fn zeros(place: &Place, range: BlockRange, owner: bool) -> dray_image::Result<()> {
