@@ -14,6 +14,8 @@ import argparse, json, os, shutil, socket, statistics, subprocess, sys, tempfile
 MIB = 1 << 20
 ADDRESS = {"a": "10.72.0.1", "b": "10.72.0.2"}
 NBD_PORT, LINK_PORT = 10809, 5301
+# QEMU's mirror; "direct": the target's QEMU opens its file with cache.direct=on.
+MIRRORS = ("background", "write-blocking", "write-blocking-direct")
 
 
 class Qmp:
@@ -181,7 +183,8 @@ class Bench:
             a("tell", "source", "mark")
             allocated = os.stat(image).st_blocks * 512
             start_wire, start = wire_bytes(), time.time()
-            move = {"memory": self.memory, "background": self.mirror, "write-blocking": self.mirror}.get(system, self.dray)
+            mirrors = {name: self.mirror for name in MIRRORS}
+            move = {"memory": self.memory, **mirrors}.get(system, self.dray)
             outcome = move(system, qmp, image)
             outcome.update(system=system, allocated=allocated)
             if outcome.get("result") == "completed":
@@ -225,9 +228,9 @@ class Bench:
 
     # --- disks ----------------------------------------------------------------------------------
 
-    def local(self, node, path):
+    def local(self, node, path, direct=False):
         return json.dumps({"driver": "file", "node-name": node, "filename": path, "discard": "unmap",
-                           "cache": {"direct": False}}, separators=(",", ":"))
+                           "cache": {"direct": direct}}, separators=(",", ":"))
 
     def resident(self, image):
         self.cli("a", "images", "add", "vm", image)
@@ -247,7 +250,8 @@ class Bench:
         copy = os.path.join(self.dir, "b", "pool", "vm.raw")
         with open(copy, "wb") as file:
             file.truncate(self.args.size * MIB)
-        target = Qmp(self.keepers["b"]("wait", "target", "disk0", self.local("disk0", copy)))
+        target = Qmp(self.keepers["b"]("wait", "target", "disk0", self.local("disk0", copy, mode.endswith("direct"))))
+        mode = mode.removesuffix("-direct")
         target.execute("nbd-server-start", addr={"type": "inet", "data": {"host": ADDRESS["b"], "port": str(NBD_PORT)}})
         target.execute("block-export-add", type="nbd", id="e", **{"node-name": "disk0", "writable": True, "name": "vm"})
         qmp.execute("blockdev-add", driver="nbd", export="vm", discard="unmap", **{"node-name": "remote",
@@ -322,15 +326,18 @@ class Bench:
     def dray(self, strategy, qmp, _image):
         source = os.path.join(self.dir, "a", "source.qmp")
         source = qmp.sock.getpeername() or source
-        # QMP has one client at a time; the agent is the next.
+        # A monitor has one client at a time; the agent is the next of this one.
         qmp.sock.shutdown(socket.SHUT_RDWR)
+        watch_source = Qmp(source + ".watch")
         prepared = self.cli("a", "prepare", "--qmp", source, "--to", "hostb")
         lines = prepared["images"][0]["blockdev"]
         node = json.loads(lines[-1])["node-name"]
         target = self.keepers["b"]("wait", "target", node, *[json.dumps(json.loads(l), separators=(",", ":")) for l in lines])
+        watch_target = Qmp(target + ".watch")
         summary = self.cli("a", "migrate", "--qmp", source, "--to", "hostb", "--target-qmp", target, "--strategy", strategy)
+        stopped, resumed = watch_source.wait("STOP", 1), watch_target.wait("RESUME", 1)
         return {"result": "completed", "total_seconds": summary["total_seconds"],
-                "downtime_ms": summary["downtime_ms"]["total"], "downtime_parts": summary["downtime_ms"],
+                "downtime_ms": (resumed[1] - stopped[1]) * 1e3, "downtime_parts": summary["downtime_ms"],
                 "memory_bytes": summary["wire_bytes"]["memory"], "remote_reads": summary["remote_reads"],
                 "blocks_sent": summary["blocks_sent"], "blocks_sent_twice": summary["blocks_sent_twice"],
                 "summary": summary}
@@ -371,7 +378,9 @@ def main():
         print(f"link {args.rate}: {link * 8 / 1e9:.3f} Gbit/s of TCP payload; load {os.getloadavg()[0]:.1f}", flush=True)
         bench = Bench(args, directory)
         for round_ in range(args.rounds):
-            for system in args.systems.split(","):
+            # Back and forth, so that none always comes after the same other.
+            systems = args.systems.split(",")
+            for system in systems if round_ % 2 == 0 else reversed(systems):
                 try:
                     outcome = bench.one(system)
                 except (RuntimeError, OSError, subprocess.CalledProcessError) as error:

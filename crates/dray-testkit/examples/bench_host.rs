@@ -99,7 +99,10 @@ impl Host {
         for argument in blockdev {
             vm = vm.blockdev(*argument);
         }
-        let mut vm = vm.disk("disk0", node).start()?;
+        // A second monitor for the bench to watch, while dray has the first.
+        let watch = self.dir.join(format!("{name}.qmp.watch"));
+        let watch = format!("unix:{},server=on,wait=off", watch.display());
+        let mut vm = vm.disk("disk0", node).arg("-qmp").arg(&watch).start()?;
         if !waits {
             vm.wait_ready()?;
         }
