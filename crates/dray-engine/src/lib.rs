@@ -24,7 +24,7 @@ pub mod window;
 pub use record::{SourceRecord, TargetRecord};
 pub use source::{Source, SourceEffect, SourceEvent, SourcePlan};
 pub use strategy::Strategy;
-pub use target::{Target, TargetEffect, TargetEvent, TargetPlan};
+pub use target::{BackfillControl, Target, TargetEffect, TargetEvent, TargetPlan};
 
 use serde::{Deserialize, Serialize};
 

@@ -1,19 +1,360 @@
-//! Which block is next: the place where schedules plug in.
+//! Which block is next: a set of waiting blocks that gives them out in the order of a schedule.
+//!
+//! A schedule is a hint (I7): it is clipped to the image, the first mention of a block counts, and
+//! whatever it leaves out follows in address order. So no schedule can make a block be forgotten or
+//! sent twice; a bad one only costs time.
+//!
+//! Nothing here looks at blocks one by one. Each piece of the schedule has a place in the order and
+//! a mark that says that blocks may wait in it. Putting blocks in marks their pieces (a search by
+//! address each); looking for the next block takes marks off pieces in which nothing waits any
+//! more. A mark is taken off at most once for each time it was put on, so an image with a hundred
+//! thousand pieces costs the same for each run as one with ten.
 
-use dray_types::{BlockRange, BlockSet, ImageIndex};
+use dray_types::{BlockRange, BlockSet, Schedule};
+use std::collections::BTreeMap;
 
-/// Chooses the next run to move out of those that are waiting.
-pub trait Order {
-    /// The next run of at most `max` blocks out of `waiting`, or none when nothing waits.
-    fn next(&mut self, image: ImageIndex, waiting: &BlockSet, max: u64) -> Option<BlockRange>;
+/// Places in the order, and which of them may have something.
+#[derive(Clone, Default, Debug)]
+struct Pieces {
+    /// Disjoint, the first to move first.
+    ranges: Vec<BlockRange>,
+    /// Their places in the order, sorted by address.
+    by_address: Vec<u32>,
+    /// A bit for each place: blocks may wait there.
+    marks: Vec<u64>,
+    /// No mark is in a word before this one.
+    low: usize,
 }
 
-/// Address order: what every block mover does, and the one to beat.
-#[derive(Default, Debug)]
-pub struct Sequential;
+impl Pieces {
+    fn new(schedule: &Schedule, whole: BlockRange) -> Self {
+        let mut covered = Covered::default();
+        let mut ranges = Vec::with_capacity(schedule.ranges().len());
+        for &range in schedule.ranges() {
+            covered.add(clip(range, whole), &mut ranges);
+        }
+        let mut by_address: Vec<u32> = (0..ranges.len() as u32).collect();
+        by_address.sort_unstable_by_key(|&place| ranges[place as usize].start);
+        let marks = vec![u64::MAX; ranges.len().div_ceil(64)];
+        Self { ranges, by_address, marks, low: 0 }
+    }
 
-impl Order for Sequential {
-    fn next(&mut self, _image: ImageIndex, waiting: &BlockSet, max: u64) -> Option<BlockRange> {
-        waiting.next_run(0, max)
+    /// Blocks were put into `range`.
+    fn mark(&mut self, range: BlockRange) {
+        let ranges = &self.ranges;
+        let first = self.by_address.partition_point(|&p| ranges[p as usize].end() <= range.start);
+        for &place in &self.by_address[first..] {
+            let place = place as usize;
+            if self.ranges[place].start >= range.end() {
+                break;
+            }
+            self.marks[place / 64] |= 1 << (place % 64);
+            self.low = self.low.min(place / 64);
+        }
+    }
+
+    /// The first run of `blocks` in the order of the pieces; none when no piece has any.
+    fn next(&mut self, blocks: &BlockSet, max: u64) -> Option<(BlockRange, BlockRange)> {
+        while let Some(word) = self.marks.get_mut(self.low) {
+            if *word == 0 {
+                self.low += 1;
+                continue;
+            }
+            let bit = word.trailing_zeros() as usize;
+            // The last word has more bits than there are pieces.
+            if let Some(&piece) = self.ranges.get(self.low * 64 + bit) {
+                let run =
+                    blocks.next_run(piece.start, max).map_or(BlockRange::new(0, 0), |run| run);
+                let run = run.intersect(piece);
+                if !run.is_empty() {
+                    return Some((run, piece));
+                }
+            }
+            *word &= *word - 1;
+        }
+        None
+    }
+}
+
+/// `range` without what lies outside `whole`; its end need not even be a number.
+pub(crate) fn clip(range: BlockRange, whole: BlockRange) -> BlockRange {
+    let end = range.start.saturating_add(range.len).min(whole.end());
+    let start = range.start.max(whole.start);
+    BlockRange::new(start, end.saturating_sub(start))
+}
+
+/// What earlier ranges have named, neighbours joined: each is joined once, so that even ranges that
+/// all overlap cost no more than a search each.
+#[derive(Default)]
+struct Covered(BTreeMap<u64, u64>);
+
+impl Covered {
+    /// Appends the parts of `range` that are new to `out`.
+    fn add(&mut self, range: BlockRange, out: &mut Vec<BlockRange>) {
+        if range.is_empty() {
+            return;
+        }
+        let (mut start, mut end, mut at) = (range.start, range.end(), range.start);
+        if let Some((&before, &stop)) = self.0.range(..=range.start).next_back()
+            && stop >= range.start
+        {
+            start = before;
+            at = stop;
+            end = end.max(stop);
+        }
+        while at <= range.end()
+            && let Some((&next, &stop)) = self.0.range(at..=range.end()).next()
+        {
+            if next > at {
+                out.push(BlockRange::new(at, next - at));
+            }
+            self.0.remove(&next);
+            at = stop;
+            end = end.max(stop);
+        }
+        if at < range.end() {
+            out.push(BlockRange::new(at, range.end() - at));
+        }
+        self.0.insert(start, end);
+    }
+}
+
+/// Blocks of one image that wait to be moved, in the order of a schedule.
+#[derive(Clone, Default, Debug)]
+pub struct Waiting {
+    blocks: BlockSet,
+    pieces: Pieces,
+    /// Blocks taken out, and put in at most, since the round began: for fairness between images.
+    taken: u64,
+    total: u64,
+}
+
+impl Waiting {
+    /// From now on blocks come in the order of `schedule`, an image of the blocks `whole`.
+    pub fn set_order(&mut self, schedule: &Schedule, whole: BlockRange) {
+        self.pieces = Pieces::new(schedule, whole);
+    }
+
+    /// Whether a schedule says more than address order.
+    pub fn is_scheduled(&self) -> bool {
+        !self.pieces.ranges.is_empty()
+    }
+
+    /// A new round begins with what waits now.
+    pub fn begin_round(&mut self) {
+        self.taken = 0;
+        self.total = self.blocks.len();
+    }
+
+    /// Share of the round that was taken, in 1/65,536.
+    pub fn progress(&self) -> u64 {
+        (self.taken << 16) / self.total.max(self.taken).max(1)
+    }
+
+    /// The blocks.
+    pub fn blocks(&self) -> &BlockSet {
+        &self.blocks
+    }
+
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
+    /// Puts the blocks of `range` in.
+    pub fn insert(&mut self, range: BlockRange) {
+        if range.is_empty() {
+            return;
+        }
+        self.blocks.insert(range);
+        self.pieces.mark(range);
+        self.total += range.len;
+    }
+
+    /// Puts the blocks of `set` in.
+    pub fn union_with(&mut self, set: &BlockSet) {
+        set.runs().for_each(|run| self.insert(run));
+    }
+
+    /// Takes the blocks of `range` out: they move, or need not.
+    pub fn remove(&mut self, range: BlockRange) {
+        self.blocks.remove(range);
+        self.taken += range.len;
+    }
+
+    /// Takes the blocks of `set` out.
+    pub fn subtract(&mut self, set: &BlockSet) {
+        set.runs().for_each(|run| self.remove(run));
+    }
+
+    /// Takes everything out.
+    pub fn take(&mut self) -> BlockSet {
+        std::mem::take(&mut self.blocks)
+    }
+
+    /// The next run of at most `max` blocks; it stays in until it is removed.
+    pub fn next(&mut self, max: u64) -> Option<BlockRange> {
+        self.next_in_piece(max).map(|(run, _)| run)
+    }
+
+    /// The next run and the piece of the schedule it lies in (the whole rest of the image when the
+    /// schedule names none): where the blocks that follow it lie.
+    pub fn next_in_piece(&mut self, max: u64) -> Option<(BlockRange, BlockRange)> {
+        if let Some(next) = self.pieces.next(&self.blocks, max) {
+            return Some(next);
+        }
+        // No piece has any left: what waits was not named.
+        let run = self.blocks.next_run(0, max)?;
+        Some((run, BlockRange::new(run.start, u64::MAX - run.start)))
+    }
+}
+
+/// Out of several images the one to go on with: one after the other in address order, in step with
+/// each other when there are schedules, so that what one image wants last comes last of all.
+pub fn next_image<'a>(images: impl Iterator<Item = &'a Waiting> + Clone) -> Option<usize> {
+    let some = images.clone().enumerate().filter(|(_, waiting)| !waiting.is_empty());
+    if images.clone().any(Waiting::is_scheduled) {
+        some.min_by_key(|(_, waiting)| waiting.progress()).map(|(ix, _)| ix)
+    } else {
+        some.map(|(ix, _)| ix).next()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+
+    const WHOLE: BlockRange = BlockRange::new(0, 1000);
+
+    fn range((start, len): (u64, u64)) -> BlockRange {
+        BlockRange::new(start, len)
+    }
+
+    fn waiting(ranges: &[(u64, u64)], schedule: &[(u64, u64)]) -> Waiting {
+        let mut waiting = Waiting::default();
+        waiting.set_order(&schedule.iter().map(|&r| range(r)).collect(), WHOLE);
+        ranges.iter().for_each(|&r| waiting.insert(range(r)));
+        waiting
+    }
+
+    fn drain(waiting: &mut Waiting, max: u64) -> Vec<(u64, u64)> {
+        let mut runs = Vec::new();
+        while let Some(run) = waiting.next(max) {
+            waiting.remove(run);
+            runs.push((run.start, run.len));
+        }
+        runs
+    }
+
+    #[test]
+    fn without_a_schedule_blocks_come_by_address() {
+        let mut all = waiting(&[(500, 10), (3, 2)], &[]);
+        assert_eq!(drain(&mut all, 8), [(3, 2), (500, 8), (508, 2)]);
+    }
+
+    #[test]
+    fn the_schedule_first_and_then_what_it_left_out() {
+        let mut all = waiting(&[(0, 1000)], &[(900, 50), (100, 50), (920, 60)]);
+        let order = [(900, 50), (100, 50), (950, 30), (0, 100), (150, 750), (980, 20)];
+        assert_eq!(drain(&mut all, 1000), order);
+    }
+
+    #[test]
+    fn what_comes_back_takes_its_own_place() {
+        let mut all = waiting(&[(0, 1000)], &[(900, 50), (100, 50)]);
+        all.remove(range((900, 50)));
+        assert_eq!(all.next(8), Some(range((100, 8))));
+        all.insert(range((910, 1)));
+        assert_eq!(all.next(8), Some(range((910, 1))));
+    }
+
+    #[test]
+    fn a_schedule_that_makes_no_sense_is_only_a_hint() {
+        let odd = [(u64::MAX - 1, 5), (990, u64::MAX), (2000, 4), (995, 1), (0, 0)];
+        let mut all = waiting(&[(0, 1000)], &odd);
+        assert_eq!(drain(&mut all, 2000), [(990, 10), (0, 990)]);
+    }
+
+    #[test]
+    fn each_block_once_whatever_the_schedule() {
+        let mut seed = 7u64;
+        let mut draw = |limit: u64| {
+            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (seed >> 33) % limit
+        };
+        for _ in 0..300 {
+            let named: Vec<_> = (0..draw(40)).map(|_| (draw(1100), draw(300))).collect();
+            let put: Vec<_> = (0..1 + draw(9)).map(|_| (draw(900), 1 + draw(100))).collect();
+            let mut all = waiting(&put, &named);
+            let expected = all.blocks().clone();
+            let mut seen = BlockSet::new();
+            for run in drain(&mut all, 16) {
+                assert!(!seen.intersects(range(run)), "{run:?} twice: {named:?}");
+                seen.insert(range(run));
+            }
+            assert_eq!(seen, expected, "{named:?}");
+        }
+    }
+
+    #[test]
+    fn images_with_schedules_go_in_step() {
+        let mut images = [waiting(&[(0, 100)], &[]), waiting(&[(0, 200)], &[(50, 1)])];
+        images.iter_mut().for_each(Waiting::begin_round);
+        let mut taken = [0; 2];
+        for _ in 0..15 {
+            let ix = next_image(images.iter()).unwrap();
+            let run = images[ix].next(10).unwrap();
+            images[ix].remove(run);
+            taken[ix] += run.len;
+        }
+        assert!(taken[0] >= 40 && taken[1] >= 80, "{taken:?}");
+        images[1].set_order(&Schedule::SEQUENTIAL, WHOLE);
+        assert_eq!(next_image(images.iter()), Some(0), "address order: one after the other");
+    }
+
+    /// 1 TiB, 50,000 pieces, half a million runs that come and go, pieces coming back all the time.
+    #[test]
+    fn a_large_image_with_many_pieces_is_not_slow() {
+        const PIECES: u64 = 50_000;
+        const LEN: u64 = (1 << 28) / PIECES;
+        let whole = BlockRange::new(0, 1 << 28);
+        // Every other piece from the end, then the others from the front.
+        let place = |n: u64| if n < PIECES / 2 { PIECES - 1 - 2 * n } else { 2 * n - PIECES };
+        let schedule: Schedule =
+            (0..PIECES).map(|n| BlockRange::new(place(n) * LEN, LEN - 1)).collect();
+        assert_eq!(schedule.ranges().len() as u64, PIECES);
+        let began = Instant::now();
+        let mut all = Waiting::default();
+        all.insert(whole);
+        all.set_order(&schedule, whole);
+        for n in 0..500_000u64 {
+            let run = all.next(256).unwrap();
+            all.remove(run);
+            if n % 5 == 0 {
+                all.insert(BlockRange::new(run.start, 1));
+            }
+        }
+        // A set of single blocks, at the end of the order: every other piece has nothing.
+        let mut rest = Waiting::default();
+        rest.set_order(&schedule, whole);
+        for n in 0..200_000u64 {
+            rest.insert(BlockRange::new(place(PIECES - 1) * LEN + n % 64, 1));
+            let run = rest.next(256).unwrap();
+            rest.remove(run);
+        }
+        // Seconds even in a debug build; a scan of the pieces for each run would take hours.
+        assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+    }
+
+    #[test]
+    fn a_schedule_of_ranges_that_all_overlap_is_not_slow() {
+        let whole = BlockRange::new(0, 1 << 31);
+        let small = (0..32_768).map(|n| BlockRange::new(n * 64, 32));
+        let large = (0..32_768).map(|n| BlockRange::new(32_768 - n, 1 << 31));
+        let began = Instant::now();
+        let pieces = Pieces::new(&small.chain(large).collect(), whole);
+        assert!(pieces.ranges.len() <= 2 * 65_536);
+        assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
     }
 }

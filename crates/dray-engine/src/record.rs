@@ -82,4 +82,9 @@ pub enum TargetRecord {
         /// Blocks that were received or overwritten since they were last durable.
         blocks: BlockSet,
     },
+    /// From here on Backfill fetches only what guests wait for, or everything again.
+    BackfillPaused {
+        /// Only what guests wait for.
+        paused: bool,
+    },
 }

@@ -16,12 +16,23 @@ pub enum Strategy {
     /// Copy all once; hand over a map of what was written meanwhile and backfill that
     /// (pre+post-copy in the scheduling literature).
     Hybrid,
+    /// Copy nothing; hand over a map and fetch what the guest asks for, the rest when the operator
+    /// says so (decoupled storage migration, DLSM).
+    Deferred,
 }
 
 impl Strategy {
+    /// All of them, in the order in which they are listed to people.
+    pub const ALL: [Self; 4] = [Self::PreCopy, Self::PostCopy, Self::Hybrid, Self::Deferred];
+
     /// Whether blocks are copied before handover at all.
     pub const fn copies(self) -> bool {
-        !matches!(self, Self::PostCopy)
+        !matches!(self, Self::PostCopy | Self::Deferred)
+    }
+
+    /// Whether Backfill waits for the operator.
+    pub const fn defers(self) -> bool {
+        matches!(self, Self::Deferred)
     }
 
     /// Whether everything must be equal at handover.
@@ -36,6 +47,7 @@ impl fmt::Display for Strategy {
             Self::PreCopy => "pre-copy",
             Self::PostCopy => "post-copy",
             Self::Hybrid => "hybrid",
+            Self::Deferred => "deferred",
         })
     }
 }
@@ -44,11 +56,10 @@ impl FromStr for Strategy {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "pre-copy" => Ok(Self::PreCopy),
-            "post-copy" => Ok(Self::PostCopy),
-            "hybrid" => Ok(Self::Hybrid),
-            _ => Err(format!("'{text}' is not a strategy; use pre-copy, post-copy or hybrid")),
-        }
+        let named = Self::ALL.iter().find(|strategy| strategy.to_string() == text);
+        named.copied().ok_or_else(|| {
+            let all: Vec<_> = Self::ALL.iter().map(ToString::to_string).collect();
+            format!("'{text}' is not a strategy; use one of {}", all.join(", "))
+        })
     }
 }

@@ -238,7 +238,12 @@ fn complete_waits_until_the_guest_runs() {
 #[test]
 fn backfill_asks_once_for_each_block() {
     let (mut target, effects) = T::running(&set(&[(0, 8)]));
-    assert!(effects.iter().any(|e| matches!(e, TargetEffect::AskMissing { from: 0, .. })));
+    assert!(
+        effects.iter().any(|e| matches!(
+            e,
+            TargetEffect::AskMissing { range: BlockRange { start: 0, .. }, .. }
+        ))
+    );
     let effects = target.next_missing(Some((0, 8)));
     let [(tag, range, false)] = fetches(&effects)[..] else { panic!("{effects:?}") };
     assert_eq!(range, BlockRange::new(0, 8));

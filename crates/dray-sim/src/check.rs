@@ -5,6 +5,7 @@ use crate::guest::Power;
 use crate::world::World;
 use dray_engine::{SECOND, SourceRecord, Strategy, TargetRecord};
 use dray_types::{BlockRange, Epoch, ImageIndex};
+use dray_wire::ToSource;
 
 /// A migration must be over this long after the last fault, in virtual nanoseconds.
 pub(crate) const LIVENESS: u64 = 300 * SECOND;
@@ -198,7 +199,7 @@ impl World {
     pub(crate) fn check_crossing(&mut self, image: ImageIndex, range: BlockRange) {
         let limit = match self.setup.strategy {
             Strategy::PreCopy => return,
-            Strategy::PostCopy => 1,
+            Strategy::PostCopy | Strategy::Deferred => 1,
             Strategy::Hybrid => 2,
         };
         if !self.setup.clean_wire() || self.check.crashes > 0 || self.vm.resumes > 0 {
@@ -212,6 +213,19 @@ impl World {
                 let count = *count;
                 return self.fail(format!("{strategy} sends block {block} {count} times"));
             }
+        }
+    }
+
+    /// A Backfill that is paused on the disk fetches nothing that no guest waits for.
+    pub(crate) fn check_paused(&mut self, message: &ToSource) {
+        let ToSource::Fetch { urgent: false, .. } = message else { return };
+        let paused = self.target.records.iter().rev().find_map(|record| match record {
+            TargetRecord::BackfillPaused { paused } => Some(*paused),
+            TargetRecord::Void { .. } => Some(false),
+            _ => None,
+        });
+        if paused == Some(true) {
+            self.fail("a paused Backfill fetches blocks in the background".into());
         }
     }
 

@@ -94,13 +94,17 @@ pub(crate) struct Setup {
     pub(crate) max_downtime: u64,
     pub(crate) handover_timeout: u64,
     pub(crate) memory_time: u64,
+    /// Heat has something to say about the order of blocks, again and again.
+    pub(crate) orders: bool,
+    /// The operator starts and pauses Backfill at random.
+    pub(crate) operator: bool,
     pub(crate) faults: Faults,
     pub(crate) faults_until: u64,
 }
 
 impl Setup {
     pub(crate) fn draw(rng: &mut Rng) -> Self {
-        let strategy = rng.pick(&[Strategy::PreCopy, Strategy::PostCopy, Strategy::Hybrid]);
+        let strategy = rng.pick(&Strategy::ALL);
         let images = (0..rng.between(1, 3)).map(|_| draw_image(rng)).collect();
         Self {
             strategy,
@@ -119,6 +123,8 @@ impl Setup {
             max_downtime: rng.pick(&[100, 300, 1000]) * MILLISECOND,
             handover_timeout: rng.pick(&[3, 5, 10]) * SECOND,
             memory_time: rng.pick(&[MILLISECOND, 200 * MILLISECOND, 3 * SECOND]),
+            orders: rng.chance(0.6),
+            operator: rng.chance(0.3),
             faults: if rng.chance(0.2) { Faults::default() } else { draw_faults(rng) },
             faults_until: rng.between(5, 40) * SECOND,
         }

@@ -219,8 +219,9 @@ impl World {
                 let delay = self.around(5 * MILLISECOND);
                 self.at(delay, Ev::StartGuest { life });
             }
-            TargetEffect::AskMissing { image, from, max } => {
-                let run = self.target.missing[image.ix()].next_run(from, max);
+            TargetEffect::AskMissing { image, range, max } => {
+                let run = self.target.missing[image.ix()].next_run(range.start, max);
+                let run = run.map(|run| run.intersect(range)).filter(|run| !run.is_empty());
                 let delay = self.around(20_000);
                 self.target_answer(delay, TargetEvent::NextMissing { image, run });
             }

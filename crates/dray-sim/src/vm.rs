@@ -6,7 +6,8 @@ use crate::guest::Power;
 use crate::world::{Ev, World, note};
 use dray_engine::source::SourceNotice;
 use dray_engine::target::TargetNotice;
-use dray_engine::{MILLISECOND, SECOND, SourceEvent, TargetEvent};
+use dray_engine::{BackfillControl, MILLISECOND, SECOND, SourceEvent, TargetEvent};
+use dray_types::{BlockRange, ImageIndex, Schedule};
 
 /// Handovers tried before the operator gives up.
 const MAX_TRIES: u32 = 12;
@@ -186,5 +187,38 @@ impl World {
     pub(crate) fn cancel(&mut self) {
         let discard = self.rng.chance(self.setup.faults.discard);
         self.tell_source(SourceEvent::Cancel { discard });
+    }
+
+    /// Heat has changed, at one host or the other.
+    pub(crate) fn new_order(&mut self) {
+        let ix = self.rng.below(self.setup.images.len() as u64);
+        let image = ImageIndex(ix as u16);
+        let copy = self.draw_order(ix as usize);
+        let backfill = self.draw_order(ix as usize);
+        if self.rng.chance(0.8) {
+            self.tell_source(SourceEvent::Schedule { image, copy, backfill });
+        } else {
+            self.tell_target(TargetEvent::Schedule { image, backfill });
+        }
+        let pause = self.around(500 * MILLISECOND);
+        self.at(pause, Ev::NewOrder);
+    }
+
+    /// Any order, sensible or not.
+    fn draw_order(&mut self, image: usize) -> Schedule {
+        let blocks = self.setup.images[image].blocks;
+        let ranges = self.rng.below(12);
+        let range = |_| BlockRange::new(self.rng.below(blocks + 8), self.rng.below(blocks / 2));
+        (0..ranges).map(range).collect()
+    }
+
+    /// The operator starts and pauses Backfill, and in the end starts it.
+    pub(crate) fn operator(&mut self) {
+        let settled = self.now > self.setup.faults_until;
+        let start = settled || self.rng.chance(0.5);
+        let control = if start { BackfillControl::Start } else { BackfillControl::Pause };
+        self.tell_target(TargetEvent::BackfillControl(control));
+        let pause = self.around(SECOND);
+        self.at(pause, Ev::Operator);
     }
 }

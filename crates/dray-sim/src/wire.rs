@@ -85,6 +85,7 @@ impl World {
     }
 
     pub(crate) fn send_to_source(&mut self, envelope: &Envelope<ToSource>) {
+        self.check_paused(&envelope.body);
         match control::encode(envelope) {
             Ok(bytes) => self.send_control(Side::Source, self.target.known_session, bytes),
             Err(why) => self.fail(format!("a message of the target cannot be sent: {why}")),

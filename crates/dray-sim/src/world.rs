@@ -100,6 +100,8 @@ pub(crate) enum Ev {
     Cancel,
     ResumeMigration,
     FaultsStop,
+    NewOrder,
+    Operator,
 }
 
 /// Two hosts, a link, a guest.
@@ -185,6 +187,12 @@ impl World {
             self.at(when, Ev::Cancel);
         }
         self.at(self.setup.faults_until, Ev::FaultsStop);
+        if self.setup.orders {
+            self.at(0, Ev::NewOrder);
+        }
+        if self.setup.operator || self.setup.strategy.defers() {
+            self.at(0, Ev::Operator);
+        }
     }
 
     fn old_write(&mut self) {
@@ -298,6 +306,8 @@ impl World {
             Ev::Cancel => self.cancel(),
             Ev::ResumeMigration => self.resume_migration(),
             Ev::FaultsStop => self.link.up = true,
+            Ev::NewOrder => self.new_order(),
+            Ev::Operator => self.operator(),
         }
     }
 

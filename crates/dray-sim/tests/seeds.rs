@@ -36,7 +36,7 @@ fn many_seeds() {
 fn a_crash_between_any_two_effects() {
     let crash_seeds = std::env::var("DRAY_SIM_COUNT").map_or(20, |text| text.parse().unwrap());
     let mut total = 0;
-    for strategy in [Strategy::PreCopy, Strategy::PostCopy, Strategy::Hybrid] {
+    for strategy in Strategy::ALL {
         for seed in 0..crash_seeds {
             for crash in [Crash::Kill, Crash::PowerCut] {
                 let runs = crash_everywhere(seed, strategy, crash);

@@ -20,7 +20,13 @@ impl Schedule {
             return;
         }
         match self.ranges.last_mut() {
-            Some(last) if last.end() == range.start => last.len += range.len,
+            // Ranges may come from outside: their end need not be a number.
+            Some(last)
+                if last.start.checked_add(last.len) == Some(range.start)
+                    && last.len.checked_add(range.len).is_some() =>
+            {
+                last.len += range.len;
+            }
             _ => self.ranges.push(range),
         }
     }

@@ -245,7 +245,9 @@ impl BlockSet {
     pub fn intersection(&self, range: BlockRange) -> Self {
         let mut result = Self::new();
         let mut from = range.start;
-        while let Some(run) = self.next_run(from, u64::MAX).filter(|run| run.start < range.end()) {
+        while from < range.end() {
+            // No further than the range: a run may go on for the whole image.
+            let Some(run) = self.next_run(from, range.end() - from) else { break };
             result.insert(run.intersect(range));
             from = run.end();
         }

@@ -14,6 +14,10 @@ pub const MAX_CONTROL: u32 = 256 << 20;
 pub const MAX_IMAGES: usize = 256;
 /// Most tags one acknowledgement may name.
 pub const MAX_TAGS: usize = 65_536;
+/// Most ranges an order of Backfill may have: half a megabyte, and 256 GiB in the smallest chunks.
+pub const MAX_ORDER: usize = 65_536;
+/// Feature word: the target knows `Order` and `Defer`. Without it neither may be sent.
+pub const FEATURE_BACKFILL_ORDER: &str = "backfill-order";
 /// Longest peek, in bytes: what a QEMU that opens a disk before handover reads.
 pub const MAX_PEEK: u32 = 2 << 20;
 
@@ -137,6 +141,25 @@ pub enum ToTarget {
     Vm(Vec<u8>),
     /// Nothing; shows that the link lives.
     Ping,
+    /// In which order Backfill should fetch the blocks of an image; those it does not name follow
+    /// in address order. A hint: ranges outside the image and repetitions mean nothing. Replaces
+    /// the order named before.
+    Order {
+        /// Which image.
+        image: ImageIndex,
+        /// The ranges, first to be fetched first; at most [`MAX_ORDER`].
+        ranges: Vec<BlockRange>,
+    },
+    /// Comes right before `Prepare`: if that handover succeeds, Backfill fetches only what guests
+    /// wait for until the operator starts it.
+    Defer,
+}
+
+impl ToTarget {
+    /// The feature word that both sides must have agreed on before this may be sent.
+    pub fn feature(&self) -> Option<&'static str> {
+        matches!(self, Self::Order { .. } | Self::Defer).then_some(FEATURE_BACKFILL_ORDER)
+    }
 }
 
 /// How far the target is.
@@ -332,6 +355,7 @@ impl Bounded for ToTarget {
                 Ok(())
             }
             Self::Hashed { hashes, .. } => at_most("list of hashes", hashes.len(), MAX_TAGS),
+            Self::Order { ranges, .. } => at_most("order of Backfill", ranges.len(), MAX_ORDER),
             Self::Peeked { data: Ok(data), .. } => at_most("peek", data.len(), MAX_PEEK as usize),
             _ => Ok(()),
         }
@@ -400,6 +424,29 @@ mod tests {
         assert!(over(fetch(BlockRange::new(u64::MAX, 2))));
         assert!(!over(fetch(BlockRange::new(7, 256))));
         assert!(over(ToSource::Received { tags: vec![0; MAX_TAGS + 1] }));
+        let order = |ranges| {
+            let body = ToTarget::Order { image: ImageIndex(0), ranges };
+            let bytes = encode(&Envelope { epoch: Epoch(0), attempt: Attempt(0), body }).unwrap();
+            decode::<ToTarget>(&bytes[4..])
+        };
+        assert!(order(vec![BlockRange::new(0, 1); MAX_ORDER]).is_ok());
+        assert!(order(vec![BlockRange::new(0, 1); MAX_ORDER + 1]).is_err());
+    }
+
+    /// Numbers of variants are the protocol: new ones come at the end, and these stay.
+    #[test]
+    fn golden_bytes_of_messages() {
+        let bytes = |body: ToTarget| {
+            encode(&Envelope { epoch: Epoch(4), attempt: Attempt(2), body }).unwrap()[4..].to_vec()
+        };
+        let ranges = vec![BlockRange::new(1024, 256), BlockRange::new(0, 3)];
+        let order = ToTarget::Order { image: ImageIndex(1), ranges };
+        assert_eq!(bytes(order), [4, 2, 10, 1, 2, 0x80, 8, 0x80, 2, 0, 3]);
+        assert_eq!(bytes(ToTarget::Defer), [4, 2, 11]);
+        assert_eq!(bytes(ToTarget::Ping), [4, 2, 9]);
+        assert_eq!(bytes(ToTarget::Void), [4, 2, 3]);
+        assert_eq!(ToTarget::Defer.feature(), Some("backfill-order"));
+        assert_eq!(ToTarget::Void.feature(), None);
     }
 
     proptest! {

@@ -83,6 +83,8 @@ pub enum Strategy {
     /// Everything is copied once, the guest moves, what it wrote meanwhile follows.
     #[default]
     Hybrid,
+    /// The guest moves first; only the blocks it asks for follow, until Backfill is started.
+    Deferred,
 }
 
 impl fmt::Display for Strategy {
@@ -91,6 +93,7 @@ impl fmt::Display for Strategy {
             Self::PreCopy => "pre-copy",
             Self::PostCopy => "post-copy",
             Self::Hybrid => "hybrid",
+            Self::Deferred => "deferred",
         })
     }
 }

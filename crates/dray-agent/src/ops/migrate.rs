@@ -24,6 +24,7 @@ fn strategy(strategy: crate::api::Strategy) -> Strategy {
         crate::api::Strategy::PreCopy => Strategy::PreCopy,
         crate::api::Strategy::PostCopy => Strategy::PostCopy,
         crate::api::Strategy::Hybrid => Strategy::Hybrid,
+        crate::api::Strategy::Deferred => Strategy::Deferred,
     }
 }
 

@@ -5,6 +5,7 @@
 //! flight at once: a new round begins when nothing is in flight, so frames cannot overtake.
 
 use super::{ImageState, InFlight, Link, MAX_ROUNDS, Source, SourceEffect, SourceNotice, Stage};
+use crate::order::next_image;
 use crate::{Phase, SECOND};
 use dray_types::{Attempt, BLOCK_SIZE, BlockRange, BlockSet, ImageIndex, MAX_RUN_BLOCKS};
 use dray_wire::frame::MAX_ZERO_BLOCKS;
@@ -84,6 +85,7 @@ impl Source {
         for (ix, (state, target)) in self.images.iter_mut().zip(answer).enumerate() {
             let whole = BlockRange::whole(self.plan.images[ix].len);
             begin(state, target, whole, self.plan.suspect.get(ix));
+            state.todo.begin_round();
         }
         self.opened = true;
         true
@@ -187,6 +189,7 @@ impl Source {
     }
 
     fn round_taken(&mut self, out: &mut Vec<SourceEffect>) {
+        self.images.iter_mut().for_each(|image| image.todo.begin_round());
         match self.stage {
             Stage::Handover(_) => self.collected(out),
             Stage::Sync => {
@@ -245,31 +248,33 @@ impl Source {
         if self.link != Link::Up {
             return;
         }
-        for ix in 0..self.images.len() {
-            let image = ImageIndex(ix as u16);
-            while self.window.open() && self.in_flight.len() < MAX_IN_FLIGHT {
-                if !self.send_zero(image, out) && !self.send_next(image, out) {
-                    break;
-                }
-            }
-        }
+        while self.has_room() && self.send_zero(out) {}
+        while self.has_room() && self.send_next(out) {}
     }
 
-    fn send_zero(&mut self, image: ImageIndex, out: &mut Vec<SourceEffect>) -> bool {
-        let Some(range) = self.images[image.ix()].zeros.next_run(0, MAX_ZERO_BLOCKS) else {
+    fn has_room(&self) -> bool {
+        self.window.open() && self.in_flight.len() < MAX_IN_FLIGHT
+    }
+
+    fn send_zero(&mut self, out: &mut Vec<SourceEffect>) -> bool {
+        let Some(ix) = self.images.iter().position(|image| !image.zeros.is_empty()) else {
             return false;
         };
-        self.images[image.ix()].zeros.remove(range);
+        let Some(range) = self.images[ix].zeros.next_run(0, MAX_ZERO_BLOCKS) else { return false };
+        self.images[ix].zeros.remove(range);
+        let image = ImageIndex(ix as u16);
         let tag = self.launch(image, range, true, 0);
         out.push(SourceEffect::SendZero { tag, image, range });
         true
     }
 
-    fn send_next(&mut self, image: ImageIndex, out: &mut Vec<SourceEffect>) -> bool {
-        let state = &mut self.images[image.ix()];
-        let Some(range) = self.order.next(image, &state.todo, MAX_RUN_BLOCKS) else {
+    fn send_next(&mut self, out: &mut Vec<SourceEffect>) -> bool {
+        let Some(ix) = next_image(self.images.iter().map(|image| &image.todo)) else {
             return false;
         };
+        let image = ImageIndex(ix as u16);
+        let state = &mut self.images[ix];
+        let Some(range) = state.todo.next(MAX_RUN_BLOCKS) else { return false };
         state.todo.remove(range);
         self.blocks_sent += range.len;
         self.blocks_resent += state.sent.intersection(range).len();
@@ -401,7 +406,7 @@ fn begin(
         state.zeros.insert(whole);
         state.zeros.subtract(&data);
         state.zeros.subtract(&have);
-        state.zeros.subtract(&state.todo);
+        state.zeros.subtract(state.todo.blocks());
     }
     state.sent = have;
 }

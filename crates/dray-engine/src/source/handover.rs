@@ -148,6 +148,9 @@ impl Source {
             .collect();
         let map_hash = MapHash::of(&images);
         self.stage = Stage::Handover(Step::Asking { began, map_hash });
+        if self.plan.strategy.defers() {
+            self.send(ToTarget::Defer, out);
+        }
         self.send(ToTarget::Prepare { images, map_hash }, out);
     }
 
@@ -174,6 +177,7 @@ impl Source {
         self.stage = Stage::HandedOver(handed_over);
         out.push(SourceEffect::Retire);
         self.send(ToTarget::Commit(handed_over), out);
+        self.tell_orders(out);
         out.push(SourceEffect::Notice(SourceNotice::HandedOver));
     }
 
@@ -191,8 +195,8 @@ impl Source {
 }
 
 /// Every block that is not known to be equal at the target.
-fn missing(image: &ImageState) -> BlockSet {
-    let mut missing = image.todo.clone();
+pub(super) fn missing(image: &ImageState) -> BlockSet {
+    let mut missing = image.todo.blocks().clone();
     missing.union_with(&image.zeros);
     missing.union_with(&image.unsure);
     missing.union_with(&image.held);

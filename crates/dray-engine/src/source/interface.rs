@@ -2,7 +2,7 @@
 
 use crate::record::SourceRecord;
 use crate::{Phase, Strategy};
-use dray_types::{BlockRange, BlockSet, Epoch, ImageIndex, MigrationId};
+use dray_types::{BlockRange, BlockSet, Epoch, ImageIndex, MigrationId, Schedule};
 use dray_wire::{Envelope, ImageOffer, ToSource, ToTarget};
 
 /// What to migrate and how.
@@ -83,6 +83,18 @@ pub enum SourceEvent {
     },
     /// Time passes; at least every 100 ms.
     Tick,
+    /// The orders in which an image's blocks should move, as far as its heat tells by now. May come
+    /// at any time and as often as the shell likes (every few seconds is plenty); until the first
+    /// one comes blocks move in address order. What is under way stays under way. A restarted
+    /// source begins without any.
+    Schedule {
+        /// Which image.
+        image: ImageIndex,
+        /// For Copy and the rounds of Sync: what is written most comes last.
+        copy: Schedule,
+        /// For Backfill: what is read most comes first. It goes to the target after the handover.
+        backfill: Schedule,
+    },
 }
 
 /// Something the source's shell must do, strictly in the order given.

@@ -15,11 +15,11 @@ mod serving;
 
 pub use interface::{SourceEffect, SourceEvent, SourceNotice, SourcePlan, SourceStatus};
 
-use crate::order::{Order, Sequential};
+use crate::order::Waiting;
 use crate::record::SourceRecord;
 use crate::window::{COPY_WINDOW, Window};
 use crate::{Phase, SECOND, Strategy, Time};
-use dray_types::{Attempt, BlockRange, BlockSet, Epoch, ImageIndex};
+use dray_types::{Attempt, BlockRange, BlockSet, Epoch, ImageIndex, Schedule};
 use dray_wire::{Envelope, HandedOver, ImageOffer, Open, TargetImage, ToSource, ToTarget};
 use handover::Step;
 use std::collections::BTreeMap;
@@ -51,8 +51,8 @@ enum Link {
 
 #[derive(Default, Debug)]
 struct ImageState {
-    /// Blocks to be sent that are not in flight.
-    todo: BlockSet,
+    /// Blocks to be sent that are not in flight, in the order of Copy's schedule.
+    todo: Waiting,
     /// Blocks to be named as zeros.
     zeros: BlockSet,
     /// Blocks that the target has acknowledged.
@@ -72,6 +72,10 @@ struct ImageState {
     overwritten: BlockSet,
     /// What the image held at the start; none until it was scanned.
     data: Option<BlockSet>,
+    /// The order in which the target should fetch what it misses.
+    backfill: Schedule,
+    /// The target was told some order, so that going back to address order must be told too.
+    order_told: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -100,7 +104,6 @@ pub struct Source {
     in_flight: BTreeMap<u64, InFlight>,
     next_tag: u64,
     window: Window,
-    order: Box<dyn Order + Send>,
     /// Images whose dirty blocks were asked for and have not come.
     awaiting_dirty: usize,
     /// `Quiesce` effects that are not answered: only the last answer tells how the gate stands.
@@ -138,7 +141,6 @@ impl Source {
             in_flight: BTreeMap::new(),
             next_tag: 1,
             window: Window::new(COPY_WINDOW),
-            order: Box::new(Sequential),
             awaiting_dirty: 0,
             awaiting_quiet: 0,
             awaiting_sync: 0,
@@ -221,6 +223,26 @@ impl Source {
             SourceEvent::AbortHandover { why } => self.void_attempt(why, out),
             SourceEvent::Cancel { discard } => self.cancel(discard, out),
             SourceEvent::Tick => self.tick(out),
+            SourceEvent::Schedule { image, copy, backfill } => {
+                self.schedule(image, &copy, backfill, out);
+            }
+        }
+    }
+
+    /// The shell knows better by now in which order the blocks should move.
+    fn schedule(
+        &mut self,
+        image: ImageIndex,
+        copy: &Schedule,
+        backfill: Schedule,
+        out: &mut Vec<SourceEffect>,
+    ) {
+        let Some(offer) = self.plan.images.get(image.ix()) else { return };
+        let state = &mut self.images[image.ix()];
+        state.todo.set_order(copy, BlockRange::whole(offer.len));
+        state.backfill = backfill;
+        if self.handed_over().is_some() {
+            self.tell_order(image, out);
         }
     }
 
@@ -347,7 +369,7 @@ impl Source {
         self.forget_in_flight();
         out.push(SourceEffect::Journal(SourceRecord::Abandoned));
         for (ix, state) in self.images.iter_mut().enumerate() {
-            let mut blocks = std::mem::take(&mut state.todo);
+            let mut blocks = state.todo.take();
             blocks.union_with(&std::mem::take(&mut state.unsure));
             blocks.union_with(&std::mem::take(&mut state.overwritten));
             if !self.opened
@@ -431,7 +453,7 @@ impl Source {
 
     /// Progress to show.
     pub fn status(&self) -> SourceStatus {
-        let waiting = |image: &ImageState| image.todo.len() + image.zeros.len();
+        let waiting = |image: &ImageState| image.todo.blocks().len() + image.zeros.len();
         SourceStatus {
             waiting: self.images.iter().map(waiting).collect(),
             sent: self.images.iter().map(|image| image.sent.len()).collect(),

@@ -1,9 +1,12 @@
 //! After handover: the source is a server of blocks, nothing more (I5).
 
-use super::{Source, SourceEffect, SourceNotice, Stage};
+use super::handover::missing;
+use super::{Link, Source, SourceEffect, SourceNotice, Stage};
 use crate::Phase;
+use crate::order::clip;
 use crate::record::SourceRecord;
 use dray_types::{Attempt, BlockRange, ImageIndex};
+use dray_wire::control::MAX_ORDER;
 use dray_wire::{TargetState, ToTarget};
 
 impl Source {
@@ -20,8 +23,12 @@ impl Source {
                 if prepared == handed_over.attempt && map_hash == handed_over.map_hash =>
             {
                 self.send(ToTarget::Commit(handed_over), out);
+                self.tell_orders(out);
             }
-            TargetState::Owner => self.target_serving(out),
+            TargetState::Owner => {
+                self.target_serving(out);
+                self.tell_orders(out);
+            }
             TargetState::Complete => {
                 self.target_serving(out);
                 self.target_complete(out);
@@ -36,6 +43,30 @@ impl Source {
                 out.push(SourceEffect::Notice(SourceNotice::Broken { why }));
             }
         }
+    }
+
+    /// The orders go behind the commit, where the guest does not wait for them.
+    pub(super) fn tell_orders(&mut self, out: &mut Vec<SourceEffect>) {
+        for ix in 0..self.images.len() {
+            self.tell_order(ImageIndex(ix as u16), out);
+        }
+    }
+
+    /// Tells the target in which order to fetch an image, once it may: after the handover.
+    pub(super) fn tell_order(&mut self, image: ImageIndex, out: &mut Vec<SourceEffect>) {
+        let state = &self.images[image.ix()];
+        if self.link != Link::Up || state.backfill.is_sequential() && !state.order_told {
+            return;
+        }
+        let missing = missing(state);
+        // A restarted source does not know what is missing; the target does.
+        let known = self.opened;
+        let whole = BlockRange::whole(self.plan.images[image.ix()].len);
+        let wanted = |range: &BlockRange| !known || missing.intersects(*range);
+        let ranges = state.backfill.ranges().iter().map(|&range| clip(range, whole));
+        let ranges = ranges.filter(wanted).take(MAX_ORDER).collect();
+        self.images[image.ix()].order_told = true;
+        self.send(ToTarget::Order { image, ranges }, out);
     }
 
     pub(super) fn target_serving(&mut self, out: &mut Vec<SourceEffect>) {

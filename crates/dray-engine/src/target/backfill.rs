@@ -1,17 +1,19 @@
 //! Backfill: fetching what is missing, what a guest waits for first.
 //!
-//! The live map of missing blocks belongs to the disk, where the guest's own writes shrink it; the
-//! engine asks it for the next run and never fetches a block that is already under way, so each
-//! block crosses the wire once unless the link is lost.
+//! The live map of missing blocks belongs to the disk, where the guest's own writes shrink it. The
+//! engine keeps `left`: the blocks of the agreed map that it has neither asked for nor found to be
+//! here. A block leaves `left` when it is asked for, or when the live map says that it is not
+//! missing; present never becomes missing again. So when `left` is empty, everything that is still
+//! missing is under way, and each block crosses the wire once unless the link is lost.
 
 use super::receiving::SAVE_INTERVAL;
-use super::{Arrival, Guest, Stage, Target, TargetEffect, TargetNotice};
-use crate::order::Order;
+use super::{Arrival, BackfillControl, Guest, Stage, Target, TargetEffect, TargetNotice};
+use crate::order::{Waiting, next_image};
 use crate::record::TargetRecord;
 use crate::window::Window;
 use crate::{Phase, SECOND, Time};
-use dray_types::{BlockRange, BlockSet, ImageIndex, MAX_RUN_BLOCKS};
-use dray_wire::ToSource;
+use dray_types::{BlockRange, BlockSet, ImageIndex, MAX_RUN_BLOCKS, Schedule};
+use dray_wire::{ImageHandover, ToSource};
 use std::collections::BTreeMap;
 
 /// Longest run fetched in the background: a demand read waits behind the one being sent.
@@ -20,6 +22,11 @@ const BACKFILL_RUN: u64 = 64;
 const MAX_FETCHES: usize = 1024;
 /// Blocks that could not be read or arrived damaged are asked for again after this long.
 const RETRY_AFTER: u64 = SECOND;
+/// How far Backfill goes on behind a block that a guest waited for, in blocks: 4 MiB, the smallest
+/// chunk that heat counts.
+const MIN_FOCUS: u64 = 1024;
+/// How far at most when the guest's demands follow each other: 64 MiB.
+const MAX_FOCUS: u64 = 16_384;
 
 #[derive(Clone, Copy, Debug)]
 struct Fetch {
@@ -33,32 +40,42 @@ struct Fetch {
 enum Scan {
     /// The next question may be asked.
     Idle,
-    /// A question about the live map is out.
-    Asked,
+    /// A question about the live map is out: which of these blocks are missing.
+    Asked(ImageIndex, BlockRange),
     /// Everything missing is under way.
     Exhausted,
     /// The final checkpoint, with this number, is under way.
     Closing(u64),
 }
 
+/// Where a guest waited: what it reads next is likely what lies behind.
+#[derive(Clone, Copy, Debug)]
+struct Focus {
+    image: ImageIndex,
+    until: u64,
+    from: u64,
+    span: u64,
+}
+
 /// What is being fetched.
 pub(super) struct Backfill {
     fetches: BTreeMap<u64, Fetch>,
+    /// Per image: blocks that may be missing and were not asked for.
+    left: Vec<Waiting>,
     /// Per image: blocks under way.
     under_way: Vec<BlockSet>,
     /// Per image: blocks that arrived in this life. An answer or a demand may be older than their
     /// arrival, and present never becomes missing again.
     arrived_blocks: Vec<BlockSet>,
+    /// Per image: blocks asked for in this life.
+    asked_blocks: Vec<BlockSet>,
     /// Fetches that failed and when to try again.
     later: Vec<(Time, ImageIndex, BlockRange, bool)>,
     window: Window,
-    order: Box<dyn Order + Send>,
     scan: Scan,
-    /// Where the scan of the live map stands.
-    image: usize,
-    from: u64,
-    /// Whether this pass over all images started a fetch; one that did not has seen everything.
-    launched: bool,
+    focus: Option<Focus>,
+    /// Only what a guest waits for is fetched.
+    pub(super) paused: bool,
     /// No questions before this time: something went wrong and is tried again.
     pause_until: Time,
     /// Blocks arrived since the last checkpoint.
@@ -67,27 +84,48 @@ pub(super) struct Backfill {
     next_checkpoint: u64,
     next_tag: u64,
     demands: u64,
+    pub(super) blocks_fetched: u64,
+    pub(super) blocks_refetched: u64,
 }
 
 impl Backfill {
-    pub(super) fn new(images: usize, window: Window, order: Box<dyn Order + Send>) -> Self {
+    pub(super) fn new(images: usize, window: Window) -> Self {
         Self {
             fetches: BTreeMap::new(),
+            left: vec![Waiting::default(); images],
             under_way: vec![BlockSet::new(); images],
             arrived_blocks: vec![BlockSet::new(); images],
+            asked_blocks: vec![BlockSet::new(); images],
             later: Vec::new(),
             window,
-            order,
             scan: Scan::Idle,
-            image: 0,
-            from: 0,
-            launched: false,
+            focus: None,
+            paused: false,
             pause_until: Time(0),
             arrived: false,
             checkpoint_at: Time(0),
             next_checkpoint: 1,
             next_tag: 1,
             demands: 0,
+            blocks_fetched: 0,
+            blocks_refetched: 0,
+        }
+    }
+
+    /// This is what may be missing.
+    pub(super) fn begin(&mut self, agreed: &[ImageHandover]) {
+        for (ix, image) in agreed.iter().enumerate() {
+            self.left[ix].take();
+            self.left[ix].union_with(&image.missing);
+            self.left[ix].subtract(&self.under_way[ix]);
+            self.left[ix].begin_round();
+        }
+        self.scan = Scan::Idle;
+    }
+
+    pub(super) fn set_order(&mut self, image: ImageIndex, order: &Schedule, whole: BlockRange) {
+        if let Some(left) = self.left.get_mut(image.ix()) {
+            left.set_order(order, whole);
         }
     }
 
@@ -111,9 +149,18 @@ impl Backfill {
         let tag = self.next_tag;
         self.next_tag += 1;
         self.window.sent(range.byte_len());
+        self.left[image.ix()].remove(range);
         self.under_way[image.ix()].insert(range);
         self.fetches.insert(tag, Fetch { image, range, urgent, sent_at: now });
         tag
+    }
+
+    /// A fetch is really sent.
+    fn count(&mut self, image: ImageIndex, range: BlockRange) {
+        let asked = &mut self.asked_blocks[image.ix()];
+        self.blocks_fetched += range.len;
+        self.blocks_refetched += asked.intersection(range).len();
+        asked.insert(range);
     }
 
     /// What of `run` is neither here nor on its way.
@@ -127,6 +174,54 @@ impl Backfill {
         let fetch = self.fetches.remove(&tag)?;
         self.under_way[fetch.image.ix()].remove(fetch.range);
         Some(fetch)
+    }
+
+    /// The next place to look in: around a guest's last demand, else where the schedule says.
+    fn place(&mut self) -> Option<(ImageIndex, BlockRange)> {
+        if let Some(Focus { image, from, until, .. }) = self.focus {
+            match self.left[image.ix()].blocks().next(from).filter(|&block| block < until) {
+                Some(block) => return Some((image, BlockRange::new(block, until - block))),
+                None => self.focus = None,
+            }
+        }
+        let ix = next_image(self.left.iter())?;
+        let (run, piece) = self.left[ix].next_in_piece(BACKFILL_RUN)?;
+        let range = BlockRange::new(run.start, piece.end() - run.start);
+        Some((ImageIndex(ix as u16), range))
+    }
+
+    /// A guest waited for blocks up to `end`: its neighbourhood is next. A demand that follows the
+    /// one before it makes the neighbourhood twice as large, as a guest that reads a file does.
+    fn focus_on(&mut self, image: ImageIndex, start: u64, end: u64) {
+        let follows = |focus: &Focus| {
+            let around = focus.from.saturating_sub(focus.span)..=focus.until + focus.span;
+            focus.image == image && around.contains(&start)
+        };
+        let span = match self.focus {
+            Some(focus) if follows(&focus) => (focus.span * 2).min(MAX_FOCUS),
+            _ => MIN_FOCUS,
+        };
+        self.focus = Some(Focus { image, from: end, until: end.saturating_add(span), span });
+    }
+
+    /// What is fetched in the background is left for later.
+    fn shelve(&mut self) {
+        let tags: Vec<u64> =
+            self.fetches.iter().filter(|(_, fetch)| !fetch.urgent).map(|(&tag, _)| tag).collect();
+        for tag in tags {
+            if let Some(fetch) = self.land(tag) {
+                self.window.lost(fetch.range.byte_len());
+                self.put_back(fetch.image, fetch.range);
+            }
+        }
+    }
+
+    fn put_back(&mut self, image: ImageIndex, range: BlockRange) {
+        self.under_way[image.ix()].remove(range);
+        self.left[image.ix()].insert(range);
+        if self.scan == Scan::Exhausted {
+            self.scan = Scan::Idle;
+        }
     }
 }
 
@@ -153,29 +248,35 @@ impl Target {
                 self.ask(tag, image, range, true, out);
             }
         }
-        // What a guest reads next is likely what lies behind: go on from there.
-        if let Some(last) = runs.last()
-            && self.backfill.scan == Scan::Idle
-        {
-            self.backfill.image = image.ix();
-            self.backfill.from = last.end();
-            // The pass has left blocks out: another one must follow.
-            self.backfill.launched = true;
+        if let (Some(first), Some(last)) = (runs.first(), runs.last()) {
+            self.backfill.focus_on(image, first.start, last.end());
         }
     }
 
     /// Asks the live map what is missing while the window has room.
     pub(super) fn fill_window(&mut self, out: &mut Vec<TargetEffect>) {
-        let backfill = &mut self.backfill;
-        let room = backfill.window.open() && backfill.fetches.len() < MAX_FETCHES;
-        let may = room && backfill.scan == Scan::Idle && self.now >= backfill.pause_until;
-        if !may || !self.fetches() {
+        if !self.fetches() || self.backfill.scan != Scan::Idle {
             return;
         }
+        let now = self.now;
         let backfill = &mut self.backfill;
-        backfill.scan = Scan::Asked;
-        let image = ImageIndex(backfill.image as u16);
-        out.push(TargetEffect::AskMissing { image, from: backfill.from, max: BACKFILL_RUN });
+        if backfill.left.iter().all(Waiting::is_empty) {
+            backfill.scan = Scan::Exhausted;
+            return self.close_when_done(out);
+        }
+        let room = backfill.window.open() && backfill.fetches.len() < MAX_FETCHES;
+        if !room || backfill.paused || now < backfill.pause_until {
+            return;
+        }
+        let Some((image, range)) = backfill.place() else { return };
+        let whole = BlockRange::whole(self.plan.images[image.ix()].len);
+        // Past the end nothing is missing; a map that says otherwise is looked at block by block.
+        let range = match range.intersect(whole) {
+            inside if inside.is_empty() => BlockRange::new(range.start, BACKFILL_RUN),
+            inside => inside,
+        };
+        backfill.scan = Scan::Asked(image, range);
+        out.push(TargetEffect::AskMissing { image, range, max: BACKFILL_RUN });
     }
 
     pub(super) fn next_missing(
@@ -184,30 +285,43 @@ impl Target {
         run: Option<BlockRange>,
         out: &mut Vec<TargetEffect>,
     ) {
-        if self.backfill.scan != Scan::Asked {
+        let Scan::Asked(asked, range) = self.backfill.scan else { return };
+        if asked != image {
             return;
         }
         self.backfill.scan = Scan::Idle;
-        match run {
-            Some(run) => self.fetch_next(image, run, out),
-            None => self.scan_on(out),
+        match run.map(|run| run.intersect(range)).filter(|run| !run.is_empty()) {
+            Some(run) => self.fetch_next(image, range.start, run, out),
+            None => self.backfill.left[image.ix()].remove(range),
         }
         self.fill_window(out);
     }
 
-    fn fetch_next(&mut self, image: ImageIndex, run: BlockRange, out: &mut Vec<TargetEffect>) {
-        self.backfill.from = run.end();
+    /// `run` is missing and nothing between `from` and it: fetch what of it is not under way.
+    fn fetch_next(
+        &mut self,
+        image: ImageIndex,
+        from: u64,
+        run: BlockRange,
+        out: &mut Vec<TargetEffect>,
+    ) {
         let wanted = self.backfill.wanted(image, run);
-        let Some(range) = self.backfill.order.next(image, &wanted, BACKFILL_RUN) else { return };
-        self.backfill.from = range.end();
-        self.backfill.launched = true;
+        let range = wanted.next_run(run.start, BACKFILL_RUN);
+        // Up to here everything is present, under way, or about to be.
+        let end = range.map_or(run.end(), BlockRange::end);
+        self.backfill.left[image.ix()].remove(BlockRange::new(from, end - from));
+        // Paused between question and answer.
+        let Some(range) = range else { return };
+        if self.backfill.paused {
+            return self.backfill.put_back(image, range);
+        }
         let tag = self.backfill.launch(self.now, image, range, false);
         self.ask(tag, image, range, false, out);
     }
 
     /// Asks for a fetch now, or leaves it to `refetch` when the session is not open yet.
     fn ask(
-        &self,
+        &mut self,
         tag: u64,
         image: ImageIndex,
         range: BlockRange,
@@ -215,22 +329,8 @@ impl Target {
         out: &mut Vec<TargetEffect>,
     ) {
         if self.opened {
+            self.backfill.count(image, range);
             self.send(ToSource::Fetch { tag, image, range, urgent }, out);
-        }
-    }
-
-    /// Nothing more in this image from here: the next image, or another pass.
-    fn scan_on(&mut self, out: &mut Vec<TargetEffect>) {
-        let backfill = &mut self.backfill;
-        backfill.from = 0;
-        backfill.image = (backfill.image + 1) % self.plan.images.len();
-        if backfill.image > 0 {
-            return;
-        }
-        if !std::mem::take(&mut backfill.launched) {
-            // Present never becomes missing again, so what is under way is all there is.
-            backfill.scan = Scan::Exhausted;
-            self.close_when_done(out);
         }
     }
 
@@ -305,6 +405,10 @@ impl Target {
             self.backfill.later.drain(..).partition(|&(when, ..)| when <= now);
         self.backfill.later = later;
         for (_, image, range, urgent) in due {
+            if self.backfill.paused && !urgent {
+                self.backfill.put_back(image, range);
+                continue;
+            }
             let tag = self.backfill.launch(now, image, range, urgent);
             self.ask(tag, image, range, urgent, out);
         }
@@ -317,15 +421,41 @@ impl Target {
         }
     }
 
+    /// The operator lets Backfill begin, or wait. Durable before it counts.
+    pub(super) fn control(&mut self, control: BackfillControl, out: &mut Vec<TargetEffect>) {
+        if !matches!(self.stage, Stage::Owner(_)) {
+            let why = match self.stage {
+                Stage::Complete => "every block is already here",
+                _ => "the target does not own the images yet",
+            };
+            return out.push(TargetEffect::Notice(TargetNotice::Refused { why: why.into() }));
+        }
+        let paused = control == BackfillControl::Pause;
+        if self.backfill.paused != paused {
+            self.backfill.paused = paused;
+            out.push(TargetEffect::Journal(vec![TargetRecord::BackfillPaused { paused }]));
+        }
+        self.fill_window(out);
+    }
+
+    /// The source knows a better order (I7: clipped and bounded, never trusted).
+    pub(super) fn order(&mut self, image: ImageIndex, order: &Schedule) {
+        let Some(offer) = self.plan.images.get(image.ix()) else { return };
+        self.backfill.set_order(image, order, BlockRange::whole(offer.len));
+    }
+
     /// After a lost link: everything under way is asked for again, urgent ones first.
     pub(super) fn refetch(&mut self, out: &mut Vec<TargetEffect>) {
         if !matches!(self.stage, Stage::Owner(_)) {
             return;
         }
+        if self.backfill.paused {
+            self.backfill.shelve();
+        }
         let mut again: Vec<_> = self.backfill.fetches.iter().map(|(&t, &f)| (t, f)).collect();
         again.sort_by_key(|(tag, fetch)| (!fetch.urgent, *tag));
         for (tag, Fetch { image, range, urgent, .. }) in again {
-            self.send(ToSource::Fetch { tag, image, range, urgent }, out);
+            self.ask(tag, image, range, urgent, out);
         }
         self.fill_window(out);
     }
@@ -341,7 +471,9 @@ impl Target {
         }
         if let Err(why) = result {
             // Looked through again later; the guest learns of a broken disk by its own writes.
-            self.backfill.scan = Scan::Idle;
+            // Nothing is under way, so the live map's answers are younger than any arrival.
+            self.backfill.arrived_blocks.fill(BlockSet::new());
+            self.backfill.begin(&self.agreed);
             self.backfill.pause_until = Time(self.now.0 + RETRY_AFTER);
             return out.push(TargetEffect::Notice(TargetNotice::Failed { why }));
         }

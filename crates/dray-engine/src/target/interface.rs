@@ -2,7 +2,7 @@
 
 use crate::Phase;
 use crate::record::TargetRecord;
-use dray_types::{BlockRange, ImageIndex, MigrationId};
+use dray_types::{BlockRange, ImageIndex, MigrationId, Schedule};
 use dray_wire::{Envelope, ImageHandover, ImageOffer, ToSource, ToTarget};
 
 /// What was prepared at the target.
@@ -60,7 +60,8 @@ pub enum TargetEvent {
     NextMissing {
         /// Which image.
         image: ImageIndex,
-        /// The next missing run at or after the place asked for; none when there is none.
+        /// The first missing run in the range asked for (it may be cut off at the range's end or
+        /// not); none when nothing is missing there.
         run: Option<BlockRange>,
     },
     /// Answer to `SyncImages`.
@@ -85,6 +86,27 @@ pub enum TargetEvent {
     Tick,
     /// No further event waits: acknowledgements that were held together may go.
     Idle,
+    /// The operator starts or pauses Backfill, possible from ownership until completion; any
+    /// strategy can be paused, a deferred migration begins paused. Survives a restart. How fast
+    /// Backfill goes is the pace of the shell's streams, as for Copy.
+    BackfillControl(BackfillControl),
+    /// In which order this host's own heat would fetch the rest of an image. Replaces the order
+    /// that the source sent; a later one of the source replaces it.
+    Schedule {
+        /// Which image.
+        image: ImageIndex,
+        /// What is read most comes first.
+        backfill: Schedule,
+    },
+}
+
+/// What the operator wants of Backfill.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BackfillControl {
+    /// Fetch what is missing, in the background.
+    Start,
+    /// Fetch only what a guest waits for. What is under way still arrives.
+    Pause,
 }
 
 /// Something the target's shell must do, strictly in the order given.
@@ -110,12 +132,13 @@ pub enum TargetEffect {
     ReachGuest,
     /// Let the guest run; answer `GuestStarted`.
     StartGuest,
-    /// Look in the live map of missing blocks; answer `NextMissing`.
+    /// Look in the live map of missing blocks; answer `NextMissing`, exactly once.
     AskMissing {
         /// Which image.
         image: ImageIndex,
-        /// First block to look at.
-        from: u64,
+        /// Where to look. Never answer "none" for blocks that are missing: they would not be
+        /// asked for again.
+        range: BlockRange,
         /// Longest run wanted.
         max: u64,
     },
@@ -172,6 +195,11 @@ pub enum TargetNotice {
     },
     /// Every block is here.
     Complete,
+    /// The request came too late or too early.
+    Refused {
+        /// Why.
+        why: String,
+    },
 }
 
 /// Progress of a target, for people and programs.
@@ -185,6 +213,12 @@ pub struct TargetStatus {
     pub rate: f64,
     /// Demand fetches sent because a guest waited.
     pub demands: u64,
+    /// Backfill fetches only what a guest waits for.
+    pub paused: bool,
+    /// Blocks asked for since the agent started, counting repetitions.
+    pub blocks_fetched: u64,
+    /// Those of them that were asked for before: after a lost link, a damaged frame, a disk error.
+    pub blocks_refetched: u64,
     /// Whether there is a session.
     pub link_up: bool,
 }

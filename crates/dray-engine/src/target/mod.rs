@@ -12,9 +12,10 @@ mod backfill;
 mod interface;
 mod receiving;
 
-pub use interface::{Arrival, TargetEffect, TargetEvent, TargetNotice, TargetPlan, TargetStatus};
+pub use interface::{
+    Arrival, BackfillControl, TargetEffect, TargetEvent, TargetNotice, TargetPlan, TargetStatus,
+};
 
-use crate::order::Sequential;
 use crate::record::TargetRecord;
 use crate::window::{BACKFILL_WINDOW, Window};
 use crate::{Phase, Time};
@@ -76,6 +77,8 @@ pub struct Target {
     acknowledged: Vec<u64>,
     /// Blocks missing as of the agreed map, for a restart that must expose them again.
     agreed: Vec<ImageHandover>,
+    /// The handover that is being prepared shall leave Backfill to the operator.
+    deferred: bool,
     backfill: Backfill,
     now: Time,
 }
@@ -98,11 +101,8 @@ impl Target {
             next_sync: 1,
             acknowledged: Vec::new(),
             agreed: Vec::new(),
-            backfill: Backfill::new(
-                plan.images.len(),
-                Window::new(BACKFILL_WINDOW),
-                Box::new(Sequential),
-            ),
+            deferred: false,
+            backfill: Backfill::new(plan.images.len(), Window::new(BACKFILL_WINDOW)),
             now: Time(0),
             plan,
         }
@@ -141,10 +141,15 @@ impl Target {
                     images: images.clone(),
                 };
             }
-            TargetRecord::Void { .. } => self.stage = Stage::Receiving,
+            TargetRecord::Void { .. } => {
+                self.stage = Stage::Receiving;
+                self.backfill.paused = false;
+            }
+            TargetRecord::BackfillPaused { paused } => self.backfill.paused = *paused,
             TargetRecord::Committed(handed_over) => {
                 if let Stage::Prepared { images, .. } = &self.stage {
                     self.agreed = images.clone();
+                    self.backfill.begin(images);
                 }
                 self.epoch = handed_over.epoch;
                 self.attempt = handed_over.attempt;
@@ -181,6 +186,8 @@ impl Target {
             TargetEvent::GuestStarted(result) => self.guest_started(result, out),
             TargetEvent::Tick => self.tick(out),
             TargetEvent::Idle => self.acknowledge(out),
+            TargetEvent::BackfillControl(control) => self.control(control, out),
+            TargetEvent::Schedule { image, backfill } => self.order(image, &backfill),
         }
     }
 
@@ -214,6 +221,8 @@ impl Target {
             ToTarget::Void => self.void_attempt(message.attempt, out),
             ToTarget::Abandon { discard } => self.abandoned(discard, out),
             ToTarget::Unreadable { tag, why } => self.unreadable(tag, why, out),
+            ToTarget::Order { image, ranges } => self.order(image, &ranges.into_iter().collect()),
+            ToTarget::Defer => self.deferred |= self.stage == Stage::Receiving,
             // The shell answers these; they do not change the state of the migration.
             ToTarget::Peeked { .. }
             | ToTarget::Hashed { .. }
@@ -281,6 +290,7 @@ impl Target {
                 if *attempt == handed_over.attempt && *map_hash == handed_over.map_hash =>
             {
                 self.agreed = images.clone();
+                self.backfill.begin(images);
             }
             Stage::Owner(_) | Stage::Complete => return self.send(ToSource::Serving, out),
             _ => return,
@@ -409,6 +419,9 @@ impl Target {
             fetching: self.backfill.in_flight(),
             rate: self.backfill.rate(),
             demands: self.backfill.demands(),
+            paused: self.backfill.paused,
+            blocks_fetched: self.backfill.blocks_fetched,
+            blocks_refetched: self.backfill.blocks_refetched,
             link_up: self.link_up,
         }
     }

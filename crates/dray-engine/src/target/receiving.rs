@@ -173,6 +173,11 @@ impl Target {
     fn promise(&mut self, mut records: Vec<TargetRecord>, out: &mut Vec<TargetEffect>) {
         let stage = std::mem::replace(&mut self.stage, Stage::Receiving);
         let Stage::Preparing { attempt, map_hash, images, .. } = stage else { return };
+        if self.deferred {
+            // Part of the promise: no restart may begin a Backfill that nobody has asked for.
+            self.backfill.paused = true;
+            records.push(TargetRecord::BackfillPaused { paused: true });
+        }
         records.push(TargetRecord::Prepared { attempt, map_hash, images: images.clone() });
         out.push(TargetEffect::Journal(records));
         self.stage = Stage::Prepared { attempt, map_hash, images };
@@ -193,6 +198,8 @@ impl Target {
 
     /// Whatever was promised came to nothing; receiving goes on.
     pub(super) fn void(&mut self, out: &mut Vec<TargetEffect>) {
+        self.deferred = false;
+        self.backfill.paused = false;
         match self.stage {
             Stage::Prepared { attempt, .. } => {
                 out.push(TargetEffect::Journal(vec![TargetRecord::Void { attempt }]));

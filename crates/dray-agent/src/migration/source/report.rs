@@ -351,6 +351,7 @@ pub fn shown_strategy(strategy: dray_engine::Strategy) -> crate::api::Strategy {
         dray_engine::Strategy::PreCopy => crate::api::Strategy::PreCopy,
         dray_engine::Strategy::PostCopy => crate::api::Strategy::PostCopy,
         dray_engine::Strategy::Hybrid => crate::api::Strategy::Hybrid,
+        dray_engine::Strategy::Deferred => crate::api::Strategy::Deferred,
     }
 }
 

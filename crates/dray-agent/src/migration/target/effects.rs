@@ -47,8 +47,8 @@ impl TargetLoop {
                     self.answers.push_back(TargetEvent::GuestStarted(Ok(())));
                 }
             }
-            TargetEffect::AskMissing { image, from, max } => {
-                let run = self.images.next_missing(image, from, max);
+            TargetEffect::AskMissing { image, range, max } => {
+                let run = self.images.next_missing(image, range, max);
                 self.answers.push_back(TargetEvent::NextMissing { image, run });
             }
             TargetEffect::Checkpoint { id } => self.images.checkpoint(id),
@@ -71,7 +71,9 @@ impl TargetLoop {
                 self.fail(ErrorKind::Hypervisor, "the images were handed back", why);
             }
             TargetNotice::Failed { why } => self.fail(ErrorKind::Io, "migration failed", why),
-            TargetNotice::Unreadable { why, .. } => self.slot.board.notice(why.clone()),
+            TargetNotice::Unreadable { why, .. } | TargetNotice::Refused { why } => {
+                self.slot.board.notice(why.clone());
+            }
             TargetNotice::Abandoned { discarded } => self.abandoned(*discarded),
             TargetNotice::Complete => self.complete(),
             TargetNotice::Phase(_) | TargetNotice::Serving => {}

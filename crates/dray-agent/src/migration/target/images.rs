@@ -225,8 +225,14 @@ impl TargetImages {
     }
 
     /// The next missing run.
-    pub fn next_missing(&self, image: ImageIndex, from: u64, max: u64) -> Option<BlockRange> {
-        self.all.get(image.ix())?.entry.disk.next_missing(from, max)
+    pub fn next_missing(
+        &self,
+        image: ImageIndex,
+        range: BlockRange,
+        max: u64,
+    ) -> Option<BlockRange> {
+        let run = self.all.get(image.ix())?.entry.disk.next_missing(range.start, max)?;
+        Some(run.intersect(range)).filter(|run| !run.is_empty())
     }
 
     /// The missing runs among the blocks a guest waits for and their neighbours.
