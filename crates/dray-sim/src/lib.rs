@@ -8,6 +8,7 @@
 //!
 //! * [`faults`]: what a run looks like and what goes wrong in it.
 //! * `world`: time, events, crashes; `source` and `target` carry out the engine's effects.
+//! * [`replay`]: a block trace through the same engine, on disks without contents and without faults.
 //! * `disk`, `link`, `guest`, `vm`: what the agents live among. `check`: the invariants.
 
 #![forbid(unsafe_code)]
@@ -18,6 +19,7 @@ pub mod faults;
 mod guest;
 mod link;
 mod ops;
+pub mod replay;
 mod rng;
 pub mod run;
 mod source;

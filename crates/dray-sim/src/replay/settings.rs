@@ -1,0 +1,126 @@
+//! What is migrated, over what, and how.
+
+use dray_engine::{MILLISECOND, SECOND, Strategy};
+use dray_heat::HeatConfig;
+use dray_types::BLOCK_SIZE;
+use std::fmt;
+use std::str::FromStr;
+
+/// The paper's history: operations before the start (section 7.1).
+pub const PAPER_HISTORY: usize = 50_000;
+/// The paper's delay of the network, one way, in nanoseconds (section 7.1).
+pub const PAPER_DELAY: u64 = 50 * MILLISECOND;
+/// The paper's penalty for a block that does not follow its predecessor, in nanoseconds.
+pub const PAPER_SEEK: u64 = 10 * MILLISECOND;
+/// What `dray migrate` takes for downtime unless it is told, in nanoseconds.
+const MAX_DOWNTIME: u64 = 300 * MILLISECOND;
+/// How often the heat's orders are told again while blocks are copied, in nanoseconds.
+const REFRESH: u64 = 5 * SECOND;
+
+/// In which order blocks move.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Order {
+    /// By address.
+    Sequential,
+    /// By what the history says of reads and writes.
+    WorkloadAware,
+}
+
+impl Order {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Sequential, Self::WorkloadAware];
+}
+
+impl fmt::Display for Order {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Sequential => "sequential",
+            Self::WorkloadAware => "workload-aware",
+        })
+    }
+}
+
+impl FromStr for Order {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|order| order.to_string() == text);
+        found.ok_or_else(|| format!("'{text}' is not an order; use sequential or workload-aware"))
+    }
+}
+
+/// How large the chunks are by which the history is counted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Chunks {
+    /// Chosen from the history, as the agent does.
+    Selected,
+    /// This many bytes; a multiple of 4 KiB.
+    Fixed(u64),
+}
+
+impl Chunks {
+    pub(super) fn config(self) -> HeatConfig {
+        match self {
+            Self::Selected => HeatConfig::default(),
+            Self::Fixed(bytes) => HeatConfig {
+                smallest_chunk_blocks: (bytes / BLOCK_SIZE).max(1),
+                candidates: 1,
+                ..HeatConfig::default()
+            },
+        }
+    }
+}
+
+/// One migration.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Which blocks move when.
+    pub strategy: Strategy,
+    /// Which of them first.
+    pub order: Order,
+    /// Chunks of the workload-aware order.
+    pub chunks: Chunks,
+    /// Size of the disk in bytes, every block of which holds data.
+    pub disk: u64,
+    /// Guest memory in bytes.
+    pub memory: u64,
+    /// Bytes a second that the link carries.
+    pub bandwidth: u64,
+    /// One way, in nanoseconds.
+    pub delay: u64,
+    /// When the migration begins, in nanoseconds of the trace.
+    pub start: u64,
+    /// Accesses before the start that the heat has seen.
+    pub history: usize,
+    /// In the workload-aware order: what a run costs that does not follow its predecessor, in
+    /// nanoseconds.
+    pub seek: u64,
+    /// How often a new order is told while blocks are copied, in nanoseconds; 0: the one at the
+    /// start stays, as in the paper.
+    pub refresh: u64,
+    /// Longest downtime that pre-copy may take, in nanoseconds.
+    pub max_downtime: u64,
+    /// Whether to paint a picture.
+    pub picture: bool,
+}
+
+impl Settings {
+    /// The paper's link delay, penalty and history.
+    pub fn new(strategy: Strategy, order: Order, disk: u64, bandwidth: u64) -> Self {
+        Self {
+            strategy,
+            order,
+            chunks: Chunks::Selected,
+            disk,
+            memory: 0,
+            bandwidth,
+            delay: PAPER_DELAY,
+            start: 0,
+            history: PAPER_HISTORY,
+            seek: PAPER_SEEK,
+            refresh: REFRESH,
+            max_downtime: MAX_DOWNTIME,
+            picture: false,
+        }
+    }
+}

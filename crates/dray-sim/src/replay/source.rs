@@ -1,0 +1,117 @@
+//! What the source's shell does, on sets of blocks.
+
+use super::guest::Place;
+use super::link::Frame;
+use super::settings::Settings;
+use super::world::{IMAGE, MIGRATION, World, offer};
+use dray_engine::source::SourceNotice;
+use dray_engine::{SECOND, Source, SourceEffect, SourceEvent, SourcePlan, Time};
+use dray_types::{BlockRange, BlockSet, Epoch};
+use std::collections::VecDeque;
+
+/// Nothing is lost here, so no handover is ever void for its length, in nanoseconds.
+const HANDOVER_TIMEOUT: u64 = 86_400 * SECOND;
+
+pub(super) struct SourceShell {
+    machine: Source,
+    inbox: VecDeque<SourceEvent>,
+    pub(super) tracking: bool,
+    pub(super) dirty: BlockSet,
+    effects: Vec<SourceEffect>,
+}
+
+impl SourceShell {
+    pub(super) fn new(settings: &Settings) -> Self {
+        let plan = SourcePlan {
+            migration: MIGRATION,
+            images: vec![offer(settings)],
+            strategy: settings.strategy,
+            epoch: Epoch(1),
+            max_downtime: settings.max_downtime,
+            handover_timeout: HANDOVER_TIMEOUT,
+            suspect: vec![BlockSet::new()],
+        };
+        Self {
+            machine: Source::new(plan),
+            inbox: VecDeque::new(),
+            tracking: false,
+            dirty: BlockSet::new(),
+            effects: Vec::new(),
+        }
+    }
+
+    pub(super) fn rounds(&self) -> u32 {
+        self.machine.status().rounds
+    }
+}
+
+impl World {
+    /// Gives the source an event and carries out what follows from it.
+    pub(super) fn tell_source(&mut self, event: SourceEvent) {
+        self.source.inbox.push_back(event);
+        while let Some(event) = self.source.inbox.pop_front() {
+            let mut effects = std::mem::take(&mut self.source.effects);
+            self.source.machine.step(Time(self.now), event, &mut effects);
+            effects.drain(..).for_each(|effect| self.source_effect(effect));
+            self.source.effects = effects;
+        }
+    }
+
+    fn source_effect(&mut self, effect: SourceEffect) {
+        let source = &mut self.source;
+        match effect {
+            SourceEffect::Send(envelope) => self.send_to_target(envelope),
+            SourceEffect::StartTracking => source.tracking = true,
+            SourceEffect::StopTracking => source.tracking = false,
+            SourceEffect::Scan { image } => {
+                let data = [BlockRange::whole(self.settings.disk)].into_iter().collect();
+                source.inbox.push_back(SourceEvent::Scanned { image, data });
+            }
+            SourceEffect::SendRun { tag, range, urgent, clear_dirty, .. } => {
+                if clear_dirty {
+                    source.dirty.remove(range);
+                }
+                self.send_frame(Frame { tag, range, urgent });
+            }
+            SourceEffect::SendZero { .. } => self.broken_by("zeros of a disk that has none"),
+            SourceEffect::TakeDirty { image } => {
+                let blocks = std::mem::take(&mut source.dirty);
+                source.inbox.push_back(SourceEvent::DirtyTaken { image, blocks });
+            }
+            SourceEffect::PutBack { blocks, .. } => source.dirty.union_with(&blocks),
+            SourceEffect::Quiesce => {
+                self.stop_guest();
+                let lens = vec![offer(&self.settings).len];
+                self.source.inbox.push_back(SourceEvent::Quiesced { lens });
+            }
+            SourceEffect::Resume => self.guest.place = Place::Source,
+            SourceEffect::SyncImages => {
+                source.inbox.push_back(SourceEvent::ImagesSynced(Ok(())));
+            }
+            SourceEffect::Journal(_) | SourceEffect::Retire | SourceEffect::Restore => {}
+            SourceEffect::Notice(notice) => self.source_notice(notice),
+        }
+    }
+
+    fn source_notice(&mut self, notice: SourceNotice) {
+        match notice {
+            SourceNotice::Ready => self.send_memory(),
+            SourceNotice::Abandoned { why } => self.fail(why),
+            SourceNotice::HandoverFailed { why }
+            | SourceNotice::Refused { why }
+            | SourceNotice::Broken { why } => self.broken_by(&why),
+            _ => {}
+        }
+    }
+
+    /// The guest stops: what the heat has learnt until now orders what is still missing.
+    fn stop_guest(&mut self) {
+        self.guest.stops(self.now);
+        if self.settings.order == super::Order::WorkloadAware && self.settings.refresh > 0 {
+            let copy = self.heat.copy_schedule();
+            let backfill = self.heat.backfill_schedule();
+            let order = SourceEvent::Schedule { image: IMAGE, copy, backfill };
+            self.source.inbox.push_back(order);
+        }
+    }
+}

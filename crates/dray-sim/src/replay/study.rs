@@ -1,0 +1,1 @@
+//! Many replays in one table.

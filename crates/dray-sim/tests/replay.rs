@@ -1,0 +1,158 @@
+//! Replays: what must hold for every strategy and order, and what each strategy is.
+
+use dray_engine::{SECOND, Strategy};
+use dray_sim::replay::{Order, Outcome, ReplayError, Settings, replay};
+use dray_trace::generate::Load;
+use dray_trace::{Op, Record, Rng};
+use std::convert::Infallible;
+
+const GIB: u64 = 1 << 30;
+
+/// A small disk, so that tests are quick: writes and reads at a few hot places and some elsewhere.
+fn trace(seed: u64, disk: u64, seconds: u64) -> impl Iterator<Item = Result<Record, Infallible>> {
+    let mut rng = Rng::new(seed);
+    let mut time = 0.0;
+    std::iter::from_fn(move || {
+        time += rng.exponential(5e6);
+        let op = if rng.chance(0.5) { Op::Read } else { Op::Write };
+        let area = if rng.chance(0.9) { disk / 16 } else { disk };
+        let offset = disk / 8 + rng.below(area / 512) * 512;
+        let length = rng.pick(&[512, 4096, 16384, 65536]);
+        let offset = offset.min(disk - length);
+        Some(Ok(Record { time_ns: time as u64, op, offset, length }))
+    })
+    .take_while(move |record: &Result<Record, Infallible>| {
+        record.as_ref().is_ok_and(|record| record.time_ns < seconds * SECOND)
+    })
+}
+
+fn settings(strategy: Strategy, order: Order) -> Settings {
+    let mut settings = Settings::new(strategy, order, GIB / 2, 12_500_000);
+    settings.start = 30 * SECOND;
+    settings.memory = 64 << 20;
+    settings
+}
+
+fn run(settings: &Settings) -> Outcome {
+    replay(settings, trace(1, settings.disk, 150)).unwrap()
+}
+
+/// The checks of the replay itself (I3 at the handover, nothing missing at the end) make it fail.
+#[test]
+fn every_block_is_accounted_for() {
+    for strategy in [Strategy::PreCopy, Strategy::PostCopy, Strategy::Hybrid] {
+        for order in Order::ALL {
+            for seed in 0..4 {
+                let settings = settings(strategy, order);
+                let outcome = replay(&settings, trace(seed, settings.disk, 150)).unwrap();
+                let case = format!("{strategy} {order} {seed}: {outcome:?}");
+                assert_eq!(outcome.failed, None, "{case}");
+                assert_eq!(
+                    outcome.first_bytes + outcome.cancelled_bytes.min(GIB),
+                    outcome.first_bytes + outcome.cancelled_bytes
+                );
+                let reached = outcome.first_bytes + outcome.cancelled_bytes;
+                assert!(reached >= settings.disk, "{case}");
+                assert!(outcome.first_bytes <= settings.disk, "{case}");
+                assert_eq!(outcome.memory_bytes, settings.memory, "{case}");
+                assert_eq!(outcome.left_bytes, 0, "{case}");
+                let least = outcome.wire_bytes() as f64 / settings.bandwidth as f64 * 1e9;
+                assert!(outcome.total as f64 >= least, "faster than the link: {case}");
+            }
+        }
+    }
+}
+
+#[test]
+fn equal_settings_give_equal_outcomes() {
+    let settings = settings(Strategy::Hybrid, Order::WorkloadAware);
+    assert_eq!(run(&settings), run(&settings));
+}
+
+#[test]
+fn post_copy_sends_each_block_at_most_once_and_hybrid_at_most_twice() {
+    for order in Order::ALL {
+        let post = run(&settings(Strategy::PostCopy, order));
+        assert_eq!((post.extra_bytes, post.missing_bytes), (0, GIB / 2));
+        assert!(post.reads.count > 0 && post.reads.total > 0);
+        let hybrid = run(&settings(Strategy::Hybrid, order));
+        assert!(hybrid.extra_bytes > 0 && hybrid.extra_bytes <= hybrid.missing_bytes);
+        assert_eq!(hybrid.first_bytes, GIB / 2);
+        assert!(hybrid.reads.count < post.reads.count);
+    }
+}
+
+#[test]
+fn pre_copy_never_reads_remotely_and_its_downtime_is_bounded() {
+    let pre = run(&settings(Strategy::PreCopy, Order::Sequential));
+    assert_eq!((pre.reads.count, pre.writes.count, pre.missing_bytes), (0, 0, 0));
+    assert!(pre.extra_bytes > 0 && pre.rounds > 0);
+    // Three one-way delays for the handover, and at most a full window of dirty blocks: 8 MiB.
+    assert!(pre.downtime > 150_000_000 && pre.downtime < 1_000_000_000, "{pre:?}");
+}
+
+#[test]
+fn a_deferred_migration_leaves_what_nobody_asks_for() {
+    let outcome = run(&settings(Strategy::Deferred, Order::Sequential));
+    assert_eq!(outcome.extra_bytes, 0);
+    assert!(outcome.left_bytes > GIB / 4, "{outcome:?}");
+    assert_eq!(outcome.first_bytes + outcome.cancelled_bytes + outcome.left_bytes, GIB / 2);
+    // The guest runs at the target after memory time and the handover alone.
+    let memory = outcome.memory_bytes as f64 / 12.5e6 * 1e9;
+    assert!((outcome.handover.unwrap() as f64) < memory + 1e9);
+}
+
+#[test]
+fn the_history_decides_the_order() {
+    let aware = settings(Strategy::PostCopy, Order::WorkloadAware);
+    let without = run(&Settings { history: 0, refresh: 0, seek: 0, ..aware.clone() });
+    let sequential = run(&settings(Strategy::PostCopy, Order::Sequential));
+    assert_eq!(without.reads, sequential.reads);
+    let hybrid = settings(Strategy::Hybrid, Order::WorkloadAware);
+    let with = run(&hybrid);
+    let without = run(&Settings { history: 0, refresh: 0, ..hybrid.clone() });
+    assert!(with.missing_bytes * 3 < without.missing_bytes * 2, "{with:?} {without:?}");
+}
+
+#[test]
+fn no_memory_no_delay_and_no_accesses() {
+    let none = || std::iter::empty::<Result<Record, Infallible>>();
+    for strategy in [Strategy::PreCopy, Strategy::PostCopy, Strategy::Hybrid] {
+        let settings = Settings {
+            delay: 0,
+            ..Settings::new(strategy, Order::WorkloadAware, 64 << 20, 1 << 20)
+        };
+        let outcome = replay(&settings, none()).unwrap();
+        assert_eq!((outcome.extra_bytes, outcome.first_bytes), (0, 64 << 20), "{strategy}");
+        assert_eq!(outcome.total / SECOND, 64, "{strategy}: {outcome:?}");
+    }
+}
+
+#[test]
+fn an_access_behind_the_end_is_an_error() {
+    let settings = Settings::new(Strategy::Hybrid, Order::Sequential, 1 << 20, 1 << 20);
+    let record = Record { time_ns: 0, op: Op::Read, offset: 1 << 20, length: 512 };
+    let error = replay(&settings, [Ok::<_, Infallible>(record)]).unwrap_err();
+    assert!(matches!(error, ReplayError::DiskTooSmall { end } if end == (1 << 20) + 512));
+}
+
+#[test]
+fn a_picture_shows_every_kind_of_traffic() {
+    let picture = Settings { picture: true, ..settings(Strategy::Hybrid, Order::WorkloadAware) };
+    let outcome = run(&picture);
+    let svg = outcome.picture.as_ref().unwrap().svg("hybrid");
+    assert!(svg.len() < 4 << 20, "{}", svg.len());
+    assert!(svg.matches("<rect").count() > 100);
+}
+
+#[test]
+fn a_generated_load_replays() {
+    let spec = Load::Web.spec();
+    let mut settings =
+        Settings::new(Strategy::Hybrid, Order::WorkloadAware, spec.layout.disk, 50_000_000);
+    settings.memory = spec.memory;
+    settings.start = 1000 * SECOND;
+    let outcome = replay(&settings, spec.records(1).map(Ok::<_, Infallible>)).unwrap();
+    assert_eq!(outcome.failed, None);
+    assert!(outcome.extra_bytes > 0 && outcome.extra_bytes < settings.disk / 8, "{outcome:?}");
+}
