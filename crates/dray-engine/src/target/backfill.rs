@@ -166,7 +166,7 @@ impl Backfill {
     /// What of `run` is neither here nor on its way.
     fn wanted(&self, image: ImageIndex, run: BlockRange) -> BlockSet {
         let mut wanted = self.under_way[image.ix()].complement_in(run);
-        wanted.subtract(&self.arrived_blocks[image.ix()]);
+        wanted.subtract(&self.arrived_blocks[image.ix()].intersection(run));
         wanted
     }
 
