@@ -10,6 +10,27 @@ pub enum Count {
     Operations,
 }
 
+/// Which accesses schedules are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum History {
+    /// Those of the last complete round (the paper's section 5); of the current one while that is
+    /// the first.
+    PreviousRound,
+    /// All, those of each earlier round half as much as those of the next. The chunk size is the
+    /// smallest candidate. A chunk is forgotten when less than 1/16 access is left of it.
+    Decayed,
+}
+
+/// The order among chunks that were not accessed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ColdOrder {
+    /// Address order (the paper).
+    Address,
+    /// The nearer to an access, the hotter: what lies outside every accessed neighbourhood of 512
+    /// chunks is coldest, then of 64 chunks, then of 8; address order in each.
+    FarFirst,
+}
+
 /// Settings of [`Heat`](crate::Heat). Sizes are blocks of 4 KiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeatConfig {
@@ -22,23 +43,51 @@ pub struct HeatConfig {
     pub candidates: u32,
     /// What an access adds to a chunk's frequency.
     pub count: Count,
+    /// Which accesses schedules are made of.
+    pub history: History,
+    /// The order among chunks that were not accessed.
+    pub cold: ColdOrder,
+    /// Whether a history that did not predict is answered with address order (section 4.2).
+    pub guard: bool,
+    /// What a jump to a block that does not follow its predecessor costs, in blocks that could move
+    /// in its time. The guard counts it.
+    pub jump_blocks: u64,
+    /// Most chunks with a count, for each kind of operation; when there are more, the chunk size
+    /// doubles and pairs are added up. At least 1.
+    pub max_chunks: usize,
 }
 
 impl HeatConfig {
     /// The Scheduling paper's section 5: rounds of 20,000 operations, nine chunk sizes from 4 MiB
-    /// to 1 GiB, schedules made of the previous round alone.
+    /// to 1 GiB, schedules made of the previous round alone, without guards.
     pub const fn paper() -> Self {
         Self {
             round_operations: 20_000,
             smallest_chunk_blocks: 1024,
             candidates: 9,
             count: Count::Blocks,
+            history: History::PreviousRound,
+            cold: ColdOrder::Address,
+            guard: false,
+            jump_blocks: 0,
+            max_chunks: 65_536,
         }
     }
 }
 
 impl Default for HeatConfig {
+    /// What measured best on real traces and generated loads, see the crate's documentation: chunks
+    /// of 4 MiB, decayed counts, cold chunks by nearness, guarded.
     fn default() -> Self {
-        Self::paper()
+        Self {
+            candidates: 1,
+            history: History::Decayed,
+            cold: ColdOrder::FarFirst,
+            guard: true,
+            // A seek of 10 ms at 100 MiB/s.
+            jump_blocks: 256,
+            max_chunks: 16_384,
+            ..Self::paper()
+        }
     }
 }

@@ -4,32 +4,10 @@
 //! the chunks that have it. An access moves its chunk to the head of the list of its new
 //! frequency. Links are indices into two arrays; a chunk has an entry from its first access on.
 
+use crate::spread::Spread;
 use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
 
 const NONE: u32 = u32::MAX;
-
-/// Spreads chunk numbers over a hash table. The table is bounded and never iterated, so a guest
-/// that aims for collisions slows only the counting of its own accesses.
-#[derive(Default)]
-pub(crate) struct Spread(u64);
-
-impl Hasher for Spread {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.write_u64(self.0 ^ u64::from(byte));
-        }
-    }
-
-    fn write_u64(&mut self, value: u64) {
-        let mixed = (value ^ (value >> 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        self.0 = mixed ^ (mixed >> 29);
-    }
-}
 
 #[derive(Clone, Debug)]
 struct Chunk {
@@ -51,7 +29,7 @@ struct Bucket {
 /// Chunks by frequency; see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct FrequencyList {
-    index: HashMap<u64, u32, BuildHasherDefault<Spread>>,
+    index: HashMap<u64, u32, Spread>,
     chunks: Vec<Chunk>,
     buckets: Vec<Bucket>,
     unused: Vec<u32>,
@@ -120,6 +98,56 @@ impl FrequencyList {
     /// Most frequent first; in a frequency the last accessed first.
     pub(crate) fn descending(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.walk(self.highest, |bucket| bucket.prev, |bucket| bucket.head, |chunk| chunk.next)
+    }
+
+    /// Chunks in ascending order, oldest first in a frequency: adding them in this order to an
+    /// empty list with [`Self::push_highest`] makes the same list.
+    pub(crate) fn ascending_oldest_first(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.walk(self.lowest, |bucket| bucket.next, |bucket| bucket.tail, |chunk| chunk.prev)
+    }
+
+    /// Adds a chunk that is not in the list and not below any frequency in it; false otherwise.
+    pub(crate) fn push_highest(&mut self, id: u64, frequency: u64) -> bool {
+        let highest = match self.highest {
+            NONE => 0,
+            highest => self.buckets[highest as usize].frequency,
+        };
+        if frequency == 0 || frequency < highest || self.contains(id) {
+            return false;
+        }
+        let chunk = self.new_chunk(id);
+        let bucket = if frequency == highest {
+            self.highest
+        } else {
+            self.new_bucket(frequency, self.highest)
+        };
+        self.link_head(chunk, bucket);
+        true
+    }
+
+    /// The list with every frequency halved, rounded down; chunks that reach zero are forgotten.
+    pub(crate) fn halved(&self) -> Self {
+        let mut list = Self::default();
+        for (id, frequency) in self.ascending_oldest_first() {
+            list.push_highest(id, frequency / 2);
+        }
+        list
+    }
+
+    /// The list for chunks of twice the size: pairs become one chunk with the sum of both.
+    pub(crate) fn paired(&self) -> Self {
+        let mut sums = std::collections::BTreeMap::new();
+        for (id, frequency) in self.ascending_oldest_first() {
+            let sum: &mut u64 = sums.entry(id / 2).or_default();
+            *sum = sum.saturating_add(frequency);
+        }
+        let mut pairs: Vec<_> = sums.into_iter().collect();
+        pairs.sort_by_key(|&(_, frequency)| frequency);
+        let mut list = Self::default();
+        for (id, frequency) in pairs {
+            list.push_highest(id, frequency);
+        }
+        list
     }
 
     /// Heap bytes.

@@ -2,7 +2,10 @@
 
 use crate::config::HeatConfig;
 use crate::coverage::CandidateCoverage;
-use crate::track::{Round, Track};
+use crate::round::WEIGHT;
+use crate::segments::{self, SegmentScore};
+use crate::track::Track;
+use crate::trial::Regret;
 use dray_types::{BlockRange, Schedule};
 
 /// A guest's access to an image.
@@ -21,15 +24,22 @@ pub const MAX_ACCESS_BLOCKS: u64 = 1 << 18;
 /// Heat of one image; see the crate's documentation.
 #[derive(Clone, Debug)]
 pub struct Heat {
-    blocks: u64,
-    reads: Track,
-    writes: Track,
+    pub(crate) blocks: u64,
+    pub(crate) reads: Track,
+    pub(crate) writes: Track,
 }
 
 impl Heat {
     /// Heat of an image of `blocks` blocks without any access yet.
     pub fn new(blocks: u64, config: HeatConfig) -> Self {
-        Self { blocks, reads: Track::new(config), writes: Track::new(config) }
+        let config = HeatConfig {
+            round_operations: config.round_operations.max(2),
+            smallest_chunk_blocks: config.smallest_chunk_blocks.clamp(1, 1 << 40),
+            candidates: config.candidates.clamp(1, 32),
+            max_chunks: config.max_chunks.max(1),
+            ..config
+        };
+        Self { blocks, reads: Track::new(Op::Read, config), writes: Track::new(Op::Write, config) }
     }
 
     /// Number of blocks of the image.
@@ -52,25 +62,31 @@ impl Heat {
         self.blocks = self.blocks.max(blocks);
     }
 
-    /// The order for copying while the guest writes: chunks never written in address order, then
-    /// the written ones from least to most frequently written. Names every block of the image, or
-    /// is [`Schedule::SEQUENTIAL`] when no write is known.
+    /// The order for copying while the guest writes: chunks never written, then the written ones
+    /// from least to most frequently written. Names every block of the image; is
+    /// [`Schedule::SEQUENTIAL`] when no write is known or the guard found that the past does not
+    /// predict ([`Self::regret`]).
     pub fn copy_schedule(&self) -> Schedule {
-        let round = self.writes.scheduled();
-        if round.list.len() == 0 {
-            return Schedule::SEQUENTIAL;
-        }
-        let cold = round.touched.gaps(self.blocks.div_ceil(round.chunk_blocks));
-        let cold = cold.map(|(from, to)| self.chunks(round, from, to));
-        let hot = round.list.ascending().map(|(id, _)| self.chunks(round, id, id + 1));
-        cold.chain(hot).collect()
+        self.writes.schedule(self.blocks)
     }
 
     /// The order for fetching what a running guest may read: chunks from most to least frequently
-    /// read. Blocks never read are not named and follow in address order.
+    /// read, then by nearness what is near them. Blocks it does not name follow in address order;
+    /// it names none when the guard found that the past does not predict.
     pub fn backfill_schedule(&self) -> Schedule {
-        let round = self.reads.scheduled();
-        round.list.descending().map(|(id, _)| self.chunks(round, id, id + 1)).collect()
+        self.reads.schedule(self.blocks)
+    }
+
+    /// The order that the history asks for, `copy_schedule` for writes and `backfill_schedule` for
+    /// reads, without the guard.
+    pub fn unguarded(&self, op: Op) -> Schedule {
+        self.track(op).order(self.blocks)
+    }
+
+    /// What the guard found; zeros before the first trial, after 256 operations of the kind, has
+    /// ended.
+    pub fn regret(&self, op: Op) -> Regret {
+        self.track(op).regret
     }
 
     /// Chunk size in blocks of the round that schedules are made of.
@@ -78,10 +94,48 @@ impl Heat {
         self.track(op).scheduled().chunk_blocks
     }
 
-    /// Accesses to the chunk that holds `block` in the round that schedules are made of.
-    pub fn frequency(&self, op: Op, block: u64) -> u64 {
+    /// Frequency of the chunk that holds `block` in the history that schedules are made of: blocks
+    /// accessed (see [`Count`](crate::Count)), less what has decayed.
+    pub fn frequency(&self, op: Op, block: u64) -> f64 {
         let round = self.track(op).scheduled();
-        round.list.frequency(block / round.chunk_blocks)
+        round.list.frequency(block / round.chunk_blocks) as f64 / WEIGHT as f64
+    }
+
+    /// Blocks read in the chunk of `block` for each read operation of the guest, on average over
+    /// the history. Times the guest's read operations a second: blocks of the chunk read a second.
+    pub fn read_rate(&self, block: u64) -> f64 {
+        self.rate(Op::Read, block)
+    }
+
+    /// Blocks written in the chunk of `block` for each write operation of the guest.
+    pub fn write_rate(&self, block: u64) -> f64 {
+        self.rate(Op::Write, block)
+    }
+
+    /// The chance that `block` is accessed at least once in the next `operations` operations of the
+    /// kind: `1 − exp(−rate × operations / chunk)`, accesses spread evenly over the chunk. Nothing
+    /// is known of places that were never accessed: their chance is 0.
+    pub fn chance(&self, op: Op, block: u64, operations: f64) -> f64 {
+        let each = self.rate(op, block) / self.chunk_blocks(op) as f64;
+        1.0 - (-each * operations.max(0.0)).exp()
+    }
+
+    fn rate(&self, op: Op, block: u64) -> f64 {
+        match self.track(op).scheduled().weight {
+            0 => 0.0,
+            weight => self.frequency(op, block) * WEIGHT as f64 / weight as f64,
+        }
+    }
+
+    /// Reads and writes of every segment of `segment_blocks` blocks that has any, in address order.
+    /// Exact where a segment is made of whole chunks; a chunk that reaches over several segments is
+    /// spread evenly over its blocks.
+    pub fn segment_scores(
+        &self,
+        segment_blocks: u64,
+    ) -> impl Iterator<Item = SegmentScore> + use<> {
+        let rounds = (self.reads.scheduled(), self.writes.scheduled());
+        segments::scores(rounds.0, rounds.1, self.blocks, segment_blocks.max(1))
     }
 
     /// What each candidate chunk size covered in the last complete round; empty before its end.
@@ -92,12 +146,6 @@ impl Heat {
     /// Heap bytes in use, the overhead of the allocator not counted.
     pub fn memory(&self) -> usize {
         self.reads.memory() + self.writes.memory()
-    }
-
-    /// Chunks `from .. to` of a round as blocks of the image.
-    fn chunks(&self, round: &Round, from: u64, to: u64) -> BlockRange {
-        let start = from * round.chunk_blocks;
-        BlockRange::new(start, (to * round.chunk_blocks).min(self.blocks) - start)
     }
 
     fn track(&self, op: Op) -> &Track {
@@ -158,10 +206,10 @@ mod tests {
         let mut heat = heat(100, 4, 100);
         heat.access(Op::Write, BlockRange::new(3, 6));
         let counted: Vec<_> = [0, 4, 8, 12].map(|b| heat.frequency(Op::Write, b)).into();
-        assert_eq!(counted, [1, 4, 1, 0]);
+        assert_eq!(counted, [1.0, 4.0, 1.0, 0.0]);
         heat.access(Op::Write, BlockRange::new(99, u64::MAX - 99));
         heat.access(Op::Write, BlockRange::new(u64::MAX, 0));
-        assert_eq!(heat.frequency(Op::Write, 99), 1);
+        assert_eq!(heat.frequency(Op::Write, 99), 1.0);
     }
 
     #[test]
@@ -172,7 +220,7 @@ mod tests {
         }
         heat.access(Op::Write, BlockRange::new(7, 1));
         assert_eq!(ranges(&heat.copy_schedule()), [(4, 4), (2, 2), (0, 2)]);
-        assert_eq!(heat.frequency(Op::Write, 7), 0);
+        assert_eq!(heat.frequency(Op::Write, 7), 0.0);
     }
 
     #[test]

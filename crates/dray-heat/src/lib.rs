@@ -14,9 +14,17 @@ mod coverage;
 mod frequency;
 mod heat;
 mod log;
+mod order;
+mod positions;
+mod round;
+mod segments;
+mod spread;
 mod track;
+mod trial;
 
-pub use config::{Count, HeatConfig};
+pub use config::{ColdOrder, Count, HeatConfig, History};
 pub use coverage::CandidateCoverage;
 pub use heat::{Heat, MAX_ACCESS_BLOCKS, Op};
 pub use log::AccessLog;
+pub use segments::SegmentScore;
+pub use trial::Regret;

@@ -1,95 +1,117 @@
-//! [`Track`]: the rounds of one kind of operation.
+//! [`Track`]: the rounds of one kind of operation, and the trials of what they predict.
 
-use crate::chunks::ChunkSet;
-use crate::config::{Count, HeatConfig};
+use crate::config::{Count, HeatConfig, History};
 use crate::coverage::{CandidateCoverage, Coverage};
-use crate::frequency::FrequencyList;
-use dray_types::BlockRange;
+use crate::heat::Op;
+use crate::order;
+use crate::round::Round;
+use crate::trial::{Regret, Trial};
+use dray_types::{BlockRange, Schedule};
 
-/// The accesses of up to N operations, counted at one chunk size.
-#[derive(Clone, Debug)]
-pub(crate) struct Round {
-    pub(crate) chunk_blocks: u64,
-    pub(crate) operations: u32,
-    pub(crate) list: FrequencyList,
-    /// The chunks in `list`, in address order.
-    pub(crate) touched: ChunkSet,
-}
+/// Operations before the first trial; each trial lasts as long as the history before it, until
+/// that is half a round.
+const FIRST_TRIAL: u64 = 256;
 
-impl Round {
-    fn new(chunk_blocks: u64) -> Self {
-        Self {
-            chunk_blocks,
-            operations: 0,
-            list: FrequencyList::default(),
-            touched: ChunkSet::default(),
-        }
-    }
-
-    fn access(&mut self, range: BlockRange, count: Count) {
-        self.operations += 1;
-        if range.is_empty() {
-            return;
-        }
-        for id in range.start / self.chunk_blocks..=(range.end() - 1) / self.chunk_blocks {
-            let chunk = BlockRange::new(id * self.chunk_blocks, self.chunk_blocks);
-            if !self.list.contains(id) {
-                self.touched.insert(id);
-            }
-            self.list.add(
-                id,
-                match count {
-                    Count::Blocks => chunk.intersect(range).len,
-                    Count::Operations => 1,
-                },
-            );
-        }
-    }
-}
-
-/// The previous and the current round of one kind of operation.
 #[derive(Clone, Debug)]
 pub(crate) struct Track {
-    config: HeatConfig,
-    current: Round,
+    op: Op,
+    pub(crate) config: HeatConfig,
+    pub(crate) current: Round,
+    pub(crate) previous: Option<Round>,
     coverage: Coverage,
-    previous: Option<Round>,
     /// What the candidates of the previous round covered.
     covered: Vec<CandidateCoverage>,
+    trial: Option<Trial>,
+    /// Operations since the track began, and how many there are when the trial ends.
+    pub(crate) operations: u64,
+    trial_ends: u64,
+    pub(crate) regret: Regret,
 }
 
 impl Track {
-    pub(crate) fn new(config: HeatConfig) -> Self {
+    pub(crate) fn new(op: Op, config: HeatConfig) -> Self {
         Self {
+            op,
             config,
             current: Round::new(config.smallest_chunk_blocks),
-            coverage: Coverage::new(config.smallest_chunk_blocks, config.candidates),
             previous: None,
+            coverage: Coverage::new(config.smallest_chunk_blocks, config.candidates),
             covered: Vec::new(),
+            trial: None,
+            operations: 0,
+            trial_ends: FIRST_TRIAL,
+            regret: Regret::default(),
         }
     }
 
     /// Counts one operation on an image of `blocks` blocks, `range` inside it.
     pub(crate) fn access(&mut self, range: BlockRange, blocks: u64) {
-        let second_half = self.current.operations >= self.config.round_operations / 2;
-        self.coverage.access(range, second_half);
-        self.current.access(range, self.config.count);
+        if self.config.guard {
+            self.try_history(range, blocks);
+        }
+        self.operations += 1;
+        if self.config.candidates > 1 {
+            let second_half = self.current.operations >= self.config.round_operations / 2;
+            self.coverage.access(range, second_half);
+        }
+        let by_blocks = self.config.count == Count::Blocks;
+        self.current.access(range, by_blocks, self.config.max_chunks);
         if self.current.operations >= self.config.round_operations {
             self.end_round(blocks);
         }
     }
 
-    fn end_round(&mut self, blocks: u64) {
-        let size = self.coverage.choose(blocks).unwrap_or(self.current.chunk_blocks);
-        self.covered = self.coverage.candidates(blocks).collect();
-        self.coverage = Coverage::new(self.config.smallest_chunk_blocks, self.config.candidates);
-        self.previous = Some(std::mem::replace(&mut self.current, Round::new(size)));
+    fn try_history(&mut self, range: BlockRange, blocks: u64) {
+        if self.operations >= self.trial_ends {
+            if let Some(trial) = self.trial.take() {
+                self.regret.update(trial.end());
+            }
+            let schedule = self.order(blocks);
+            self.trial = Some(Trial::new(self.op, &schedule, blocks, self.config.jump_blocks));
+            let half_round = u64::from(self.config.round_operations / 2).max(1);
+            self.trial_ends = self.operations + self.operations.clamp(1, half_round);
+        }
+        if let Some(trial) = &mut self.trial {
+            trial.access(range, blocks);
+        }
     }
 
-    /// The round that schedules are made of: the previous one, or the current one while it is the
-    /// first.
+    fn end_round(&mut self, blocks: u64) {
+        match self.config.history {
+            History::Decayed => self.current.age(),
+            History::PreviousRound => {
+                let size = self.coverage.choose(blocks).unwrap_or(self.current.chunk_blocks);
+                self.previous = Some(std::mem::replace(&mut self.current, Round::new(size)));
+            }
+        }
+        self.covered = if self.config.candidates > 1 {
+            self.coverage.candidates(blocks).collect()
+        } else {
+            Vec::new()
+        };
+        self.coverage = Coverage::new(self.config.smallest_chunk_blocks, self.config.candidates);
+    }
+
+    /// The round that schedules are made of: with [`History::PreviousRound`] the previous one, or
+    /// the current one while it is the first.
     pub(crate) fn scheduled(&self) -> &Round {
         self.previous.as_ref().unwrap_or(&self.current)
+    }
+
+    /// The order that the history asks for, whether it predicts or not.
+    pub(crate) fn order(&self, blocks: u64) -> Schedule {
+        match self.op {
+            Op::Read => order::backfill(self.scheduled(), blocks, self.config.cold),
+            Op::Write => order::copy(self.scheduled(), blocks, self.config.cold),
+        }
+    }
+
+    /// The order to use.
+    pub(crate) fn schedule(&self, blocks: u64) -> Schedule {
+        if self.config.guard && !self.regret.predicts() {
+            return Schedule::SEQUENTIAL;
+        }
+        self.order(blocks)
     }
 
     pub(crate) fn covered(&self) -> &[CandidateCoverage] {
@@ -97,7 +119,9 @@ impl Track {
     }
 
     pub(crate) fn memory(&self) -> usize {
-        let round = |round: &Round| round.list.memory() + round.touched.memory();
-        round(&self.current) + self.previous.as_ref().map_or(0, round) + self.coverage.memory()
+        self.current.memory()
+            + self.previous.as_ref().map_or(0, Round::memory)
+            + self.coverage.memory()
+            + self.trial.as_ref().map_or(0, Trial::memory)
     }
 }

@@ -1,0 +1,77 @@
+//! [`Round`]: accesses counted at one chunk size.
+
+use crate::chunks::ChunkSet;
+use crate::frequency::FrequencyList;
+use dray_types::BlockRange;
+
+/// What one counted access weighs. Halving at the end of a round then forgets a single access
+/// after five rounds and not at once.
+pub(crate) const WEIGHT: u64 = 16;
+
+/// Frequencies of chunks, and how many operations they come from.
+#[derive(Clone, Debug)]
+pub(crate) struct Round {
+    pub(crate) chunk_blocks: u64,
+    /// Operations since the round began.
+    pub(crate) operations: u32,
+    /// Operations in units of 1 / [`WEIGHT`], halved as the frequencies are.
+    pub(crate) weight: u64,
+    /// Frequencies in units of 1 / [`WEIGHT`].
+    pub(crate) list: FrequencyList,
+    /// The chunks in `list`, in address order.
+    pub(crate) touched: ChunkSet,
+}
+
+impl Round {
+    pub(crate) fn new(chunk_blocks: u64) -> Self {
+        Self {
+            chunk_blocks,
+            operations: 0,
+            weight: 0,
+            list: FrequencyList::default(),
+            touched: ChunkSet::default(),
+        }
+    }
+
+    /// Counts one operation: each chunk it touches gains its blocks there, or one when
+    /// `by_blocks` is not set.
+    pub(crate) fn access(&mut self, range: BlockRange, by_blocks: bool, max_chunks: usize) {
+        self.operations += 1;
+        self.weight = self.weight.saturating_add(WEIGHT);
+        if range.is_empty() {
+            return;
+        }
+        for id in range.start / self.chunk_blocks..=(range.end() - 1) / self.chunk_blocks {
+            let chunk = BlockRange::new(id * self.chunk_blocks, self.chunk_blocks);
+            let count = if by_blocks { chunk.intersect(range).len } else { 1 };
+            let known = self.list.len();
+            self.list.add(id, count * WEIGHT);
+            if self.list.len() > known {
+                self.touched.insert(id);
+            }
+        }
+        while self.list.len() > max_chunks {
+            self.chunk_blocks *= 2;
+            self.replace(self.list.paired());
+        }
+    }
+
+    /// Begins the next round on top of this one: everything known counts half.
+    pub(crate) fn age(&mut self) {
+        self.operations = 0;
+        self.weight /= 2;
+        self.replace(self.list.halved());
+    }
+
+    pub(crate) fn replace(&mut self, list: FrequencyList) {
+        self.list = list;
+        self.touched = ChunkSet::default();
+        for (id, _) in self.list.ascending() {
+            self.touched.insert(id);
+        }
+    }
+
+    pub(crate) fn memory(&self) -> usize {
+        self.list.memory() + self.touched.memory()
+    }
+}
