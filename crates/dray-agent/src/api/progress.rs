@@ -91,9 +91,10 @@ impl fmt::Display for Step {
 /// How much of something has moved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Amounts {
-    /// Bytes that this phase has to bring to the target (holes and zeros count as done at once).
+    /// Bytes that this phase has to bring to the target (holes and zeros count as done at once), or
+    /// in Release, to compare there.
     pub bytes_total: u64,
-    /// Of these, the bytes that are there.
+    /// Of these, the bytes that are there, or are compared.
     pub bytes_done: u64,
     /// Bytes of blocks that the target, as owner, does not have yet.
     pub bytes_missing: u64,

@@ -154,8 +154,9 @@ pub struct Summary {
     pub ended_unix_ms: u64,
     /// From the start until the source was no longer needed.
     pub total_seconds: f64,
-    /// How long the guest stood still.
-    pub downtime_ms: Downtime,
+    /// How long the guest stood still; unknown (null) when the source's agent was restarted before
+    /// it had seen the end of it.
+    pub downtime_ms: Option<Downtime>,
     /// What crossed the wire.
     pub wire_bytes: WireBytes,
     /// Bytes of blocks whose content the target was given, before compression and without zeros.

@@ -83,6 +83,28 @@ impl NetTotals {
             + self.memory_sent
             + self.memory_received
     }
+
+    /// The sum of both: what two processes of one agent counted.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            control_sent: self.control_sent + other.control_sent,
+            control_received: self.control_received + other.control_received,
+            data_sent: self.data_sent + other.data_sent,
+            data_received: self.data_received + other.data_received,
+            memory_sent: self.memory_sent + other.memory_sent,
+            memory_received: self.memory_received + other.memory_received,
+            frames: self.frames + other.frames,
+            urgent_frames: self.urgent_frames + other.urgent_frames,
+            raw_bytes: self.raw_bytes + other.raw_bytes,
+            compressed_in: self.compressed_in + other.compressed_in,
+            compressed_out: self.compressed_out + other.compressed_out,
+            zero_blocks: self.zero_blocks + other.zero_blocks,
+            data_blocks: self.data_blocks + other.data_blocks,
+            memory_bytes: self.memory_bytes + other.memory_bytes,
+            mismatches: self.mismatches + other.mismatches,
+        }
+    }
 }
 
 impl NetStats {

@@ -14,7 +14,7 @@ const DOT: &str = " · ";
 /// The summary of a migration; with `detail` also each image.
 pub fn summary(summary: &Summary, detail: bool, style: Style) -> String {
     let mut lines = Vec::new();
-    lines.extend(downtime(&summary.downtime_ms, style));
+    lines.extend(downtime(summary.downtime_ms.as_ref(), style));
     lines.extend(wire(&summary.wire_bytes, style));
     lines.extend(guest_data(summary, style));
     lines.extend(rounds(summary, style));
@@ -67,7 +67,13 @@ fn headline(summary: &Summary, style: Style) -> String {
     }
 }
 
-fn downtime(downtime: &Downtime, style: Style) -> Vec<Line> {
+fn downtime(downtime: Option<&Downtime>, style: Style) -> Vec<Line> {
+    let Some(downtime) = downtime else {
+        return vec![(
+            "downtime",
+            "unknown: the agent was restarted during the handover".to_owned(),
+        )];
+    };
     let parts = [
         ("memory", downtime.memory),
         ("quiesce", downtime.quiesce),

@@ -129,14 +129,14 @@ pub fn summary() -> Summary {
         started_unix_ms: 1_795_000_000_000,
         ended_unix_ms: 1_795_000_028_400,
         total_seconds: 28.4,
-        downtime_ms: Downtime {
+        downtime_ms: Some(Downtime {
             total: 38.2,
             memory: 21.0,
             quiesce: 1.2,
             map: 3.0,
             commit: 9.0,
             resume: 4.0,
-        },
+        }),
         wire_bytes: WireBytes {
             total: 3_330_000_000,
             raw: 3_000_000_000,

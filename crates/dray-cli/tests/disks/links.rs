@@ -85,7 +85,7 @@ impl Link {
     }
 }
 
-/// Everything the source's process has put on the wire.
+/// Everything the source has put on the wire in this try, over all processes of its agent.
 pub fn sent(case: &Case) -> u64 {
     let summary = case.lab.a.migrations()[0]["summary"].clone();
     summary["wire_bytes"]["total"].as_u64().unwrap_or_else(|| panic!("no summary: {summary}"))

@@ -1,6 +1,6 @@
 //! Migrations that nothing disturbs: every strategy, several images, limits, cancelling.
 
-use crate::case::{BLOCKS, Case, DATA, IMAGE};
+use crate::case::{BLOCKS, Case, DATA, FAR, IMAGE};
 use crate::guest::{self, BLOCK, Guest};
 use crate::lab::{Lab, opens, wait_for};
 use serde_json::Value;
@@ -61,6 +61,36 @@ fn post_copy_moves_an_image_under_a_guest() {
 #[test]
 fn hybrid_moves_an_image_under_a_guest() {
     moves_with("hybrid");
+}
+
+/// What `dray migrate` shows of the time when every block is at the target.
+fn release_of(more: &[&str]) -> Vec<Value> {
+    let mut case = Case::begin_small(Lab::new());
+    let args = ["--json", "migrate", "--image", IMAGE, "--to", "hostb"];
+    let output = case.lab.a.dray(&[&args[..], more].concat());
+    assert!(output.status.success(), "{output:?}");
+    case.await_end().unwrap();
+    case.end().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let events = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    events.filter(|event| event["phase"] == "release").collect()
+}
+
+/// Verification is shown when it was asked for, with a share of its own, and only then.
+#[test]
+fn the_end_shows_what_is_verified() {
+    let image = FAR * BLOCK;
+    let verified = release_of(&["--verify"]);
+    assert!(!verified.is_empty());
+    for event in &verified {
+        assert_eq!(event["total"]["bytes_total"], image, "{event}");
+        let done = event["total"]["bytes_done"].as_u64().unwrap();
+        assert!(event["step"] == "verify" || done == image, "{event}");
+    }
+    for event in release_of(&[]) {
+        assert_eq!(event["step"], Value::Null, "{event}");
+        assert_eq!(event["total"]["bytes_done"], event["total"]["bytes_total"], "{event}");
+    }
 }
 
 #[test]

@@ -9,20 +9,39 @@ fn goes_on_without(letter: &str) {
     let Some(mut stage) = Stage::new(&name, &kinds, 2_000_000) else { return };
     stage.prepare();
     let migrate = stage.spawn(&["--strategy", "post-copy", "--bandwidth", "200Mbit"]);
+    // The guest runs at the target, and the source has seen it.
     let over = |status: &serde_json::Value| {
-        matches!(status["progress"]["phase"].as_str(), Some("backfill" | "release"))
+        let backfill = matches!(status["progress"]["phase"].as_str(), Some("backfill" | "release"));
+        backfill && status["progress"]["downtime_ms"].is_number()
     };
-    stage.lab.host("a").wait_status(PATIENCE, over).expect("it hands over");
+    let before = stage.lab.host("a").wait_status(PATIENCE, over).expect("it hands over");
     stage.lab.host(letter).kill9().expect("kill");
     stage.lab.host(letter).start().expect("restart");
     Answer::of(migrate).expect("answer");
     let ended = |status: &serde_json::Value| status["state"].as_str() == Some("completed");
-    stage.lab.host("a").wait_status(PATIENCE, ended).expect("it completes");
+    let status = stage.lab.host("a").wait_status(PATIENCE, ended).expect("it completes");
+    assert_summary(&status["summary"], &before["progress"]);
     stage.assert_guest_is_well();
-    // It has nothing left to write; one that lost its agent may wait for it before it quits.
-    stage.source.kill().expect("kill the source's qemu");
+    // Whoever manages it tells the source's QEMU to go, and it does.
+    stage.quit_source();
     stage.finish_guest();
     stage.assert_images("b");
+}
+
+/// A summary holds what was measured before an agent was restarted.
+fn assert_summary(summary: &serde_json::Value, before: &serde_json::Value) {
+    let number =
+        |value: &serde_json::Value| value.as_f64().unwrap_or_else(|| panic!("{summary:#}"));
+    let downtime = &summary["downtime_ms"];
+    assert_eq!(number(&downtime["total"]), number(&before["downtime_ms"]), "{summary:#}");
+    let parts =
+        ["memory", "quiesce", "map", "commit", "resume"].map(|part| number(&downtime[part]));
+    let sum: f64 = parts.iter().sum();
+    assert!((sum - number(&downtime["total"])).abs() < 1.0, "{summary:#}");
+    assert!(parts[0] > 0.0, "the guest's memory moved: {summary:#}");
+    assert!(number(&summary["wire_bytes"]["memory"]) > 1e6, "{summary:#}");
+    assert!(number(&summary["wire_bytes"]["total"]) >= number(&before["wire_bytes"]) * 0.9);
+    assert!(number(&summary["total_seconds"]) >= number(&before["elapsed_seconds"]), "{summary:#}");
 }
 
 #[test]

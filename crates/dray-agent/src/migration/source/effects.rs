@@ -1,6 +1,6 @@
 //! Running the source engine's effects: each is done, or well under way, before the next begins.
 
-use super::report::Mark;
+use super::counts::Mark;
 use super::{Input, SourceLoop, Told};
 use crate::api::{ApiError, ErrorKind, MigrationState};
 use crate::migration::abort;
@@ -94,8 +94,8 @@ impl SourceLoop {
             SourceNotice::TakenBack => {
                 self.resumable = false;
                 self.report.taken_back();
-                self.tell(Told::Notice(notice));
                 self.part();
+                self.tell(Told::Notice(notice));
                 return Ok(());
             }
             SourceNotice::Abandoned { why } => {
@@ -110,6 +110,7 @@ impl SourceLoop {
                     (None, Some(why)) => ApiError::new(kind_of(why), "migration failed", why)
                         .hint("the guest goes on at the source; `dray resume` tries again"),
                 };
+                self.resumable = self.is_resumable();
                 // Tracking and intents go on: a later try asks what has changed since.
                 self.images.unbind()?;
                 self.report.ended(cancelled, error);
@@ -135,10 +136,14 @@ impl SourceLoop {
     /// The VM's own migration failed: so does the whole.
     pub(super) fn vm_failed(&mut self, error: ApiError) {
         self.vm_error = Some(error);
-        // What an adopted disk's file becomes once QEMU has it back is not known to anyone here, so
-        // that what the target received is of no use.
-        let discard = !self.slot.intent().adopted.is_empty();
+        let discard = !self.is_resumable();
         self.step(SourceEvent::Cancel { discard });
+    }
+
+    /// Whether a later try can use what the target received: what an adopted disk's file becomes
+    /// once QEMU has it back is not known to anyone here.
+    fn is_resumable(&self) -> bool {
+        self.slot.intent().adopted.is_empty()
     }
 
     /// `migrate` or `resume` was asked for.
@@ -149,6 +154,7 @@ impl SourceLoop {
         if self.session.is_none() {
             self.link_lost = Some(Instant::now());
         }
+        self.report.begin();
         *self.slot.intent.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = intent;
         let begun = (|| {
             self.images.reopen(&self.slot.intent())?;
@@ -191,6 +197,7 @@ impl SourceLoop {
             return self.images.let_go();
         }
         if self.is_over() && self.history.last() == Some(&SourceRecord::Abandoned) {
+            self.resumable = self.is_resumable();
             self.images.unbind()?;
             self.slot.board.change(|shown| shown.state = MigrationState::Failed);
             self.part();

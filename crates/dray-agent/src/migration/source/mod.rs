@@ -5,10 +5,12 @@
 //! [`content`].
 
 pub mod content;
+mod counts;
 mod effects;
 mod images;
 mod report;
 mod session;
+mod summary;
 
 use crate::api::{ApiError, ErrorKind, MigrationState};
 use crate::migration::Clock;
@@ -20,13 +22,14 @@ use crate::net::NetStats;
 use crate::pace::Pacer;
 use crate::registry::Registry;
 pub use content::short_hash;
+pub use counts::Mark;
 use dray_engine::source::SourceNotice;
 use dray_engine::{Source, SourceEvent, SourceRecord};
 use dray_image::Quiesced;
 use dray_wire::{Envelope, ToSource};
 use images::SourceImages;
-use report::Report;
-pub use report::{Mark, shown_phase, shown_strategy, unix_ms};
+use report::{COUNTS, Report};
+pub use report::{shown_phase, shown_strategy, unix_ms};
 pub use session::{Session, SessionSettings, keep};
 use std::collections::VecDeque;
 use std::io;
@@ -152,6 +155,8 @@ pub struct SourceLoop {
     written_back: Instant,
     /// Since when there is no session, while one is needed.
     link_lost: Option<Instant>,
+    /// Why the last one broke, or was not made.
+    link_why: Option<String>,
     /// Why the VM's own migration failed, until the engine has ended the whole.
     vm_error: Option<ApiError>,
     /// What was durable when the loop began.
@@ -183,7 +188,7 @@ impl SourceLoop {
             intent: Mutex::new(intent),
         });
         let mut this = Self {
-            report: Report::new(Arc::clone(&slot), parts.host.clone()),
+            report: Report::new(Arc::clone(&slot), parts.host.clone(), parts.folder.file(COUNTS)),
             slot: Arc::clone(&slot),
             parts,
             clock: Clock::start(),
@@ -195,6 +200,7 @@ impl SourceLoop {
             answers: VecDeque::new(),
             written_back: Instant::now(),
             link_lost: Some(Instant::now()),
+            link_why: None,
             vm_error: None,
             history: records,
             resumable: true,
@@ -234,6 +240,7 @@ impl SourceLoop {
 
     fn tick(&mut self) {
         self.step(SourceEvent::Tick);
+        self.report.save();
         self.report.refresh(self.engine.as_ref(), &self.images);
         let Some(engine) = &self.engine else { return };
         if engine.is_ready() && self.written_back.elapsed() >= WRITEBACK {
@@ -244,8 +251,15 @@ impl SourceLoop {
         if waiting.is_some_and(|since| since.elapsed() >= self.parts.link_timeout) {
             self.link_lost = None;
             let seconds = self.parts.link_timeout.as_secs();
-            let why = format!("{} could not be reached for {seconds} s", self.slot.intent().peer);
-            self.vm_failed(ApiError::new(ErrorKind::Peer, "migration failed", why).hint(
+            let last = self.link_why.take().unwrap_or_else(|| "it does not answer".to_owned());
+            let peer = self.slot.intent().peer;
+            let why = format!("{peer} could not be reached for {seconds} s: {last}");
+            let kind = if last.contains("protocol version") {
+                ErrorKind::Unsupported
+            } else {
+                ErrorKind::Peer
+            };
+            self.vm_failed(ApiError::new(kind, "migration failed", why).hint(
                 "the guest goes on at the source; look at the link and the target's agent, then \
                  migrate again: what the target has is used",
             ));

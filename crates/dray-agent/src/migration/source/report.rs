@@ -1,44 +1,23 @@
-//! What people and programs see of a migration: progress while it runs, one summary at the end.
+//! What people and programs see of a migration while it runs: progress. How it ends is in
+//! [`summary`](super::summary), what is counted in [`counts`](super::counts).
 
 use super::SourceSlot;
+use super::counts::{Counts, Mark, WallClock};
 use super::images::SourceImages;
-use crate::api::{
-    Amounts, ApiError, Downtime, Ending, ErrorKind, ImageProgress, ImageSummary, MigrationState,
-    Phase, Step, Summary, Verified, WireBytes,
-};
+use crate::api::{Amounts, ImageProgress, Phase, Step};
 use crate::migration::messages::ToSourceShell;
-use crate::net::NetTotals;
 use dray_engine::Source;
 use dray_engine::source::SourceNotice;
-use dray_types::{BLOCK_SIZE, BlockRange};
+use dray_types::{BLOCK_SIZE, BlockRange, ImageIndex};
 use dray_wire::ToTarget;
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Moments that the summary's times are measured between.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Mark {
-    /// `migrate` was asked for.
-    Started,
-    /// The guest stopped at the source.
-    Stopped,
-    /// Handover began.
-    Begin,
-    /// No guest write is in flight.
-    Quiesced,
-    /// The target was asked to prepare.
-    Asked,
-    /// The target serves.
-    Serving,
-    /// The guest runs at the target.
-    Running,
-    /// The source is no longer needed.
-    Done,
-}
-
-/// Number of marks.
-const MARKS: usize = 8;
+/// Pause between writings of the counts.
+const SAVE_INTERVAL: Duration = Duration::from_millis(500);
+/// Name of the file of the counts in the migration's folder.
+pub const COUNTS: &str = "counts.json";
 
 /// Milliseconds since 1970.
 pub fn unix_ms() -> u64 {
@@ -47,43 +26,65 @@ pub fn unix_ms() -> u64 {
 
 /// The numbers of one migration.
 pub struct Report {
-    slot: Arc<SourceSlot>,
-    host: String,
-    marks: [Option<Instant>; MARKS],
+    pub(super) slot: Arc<SourceSlot>,
+    pub(super) host: String,
+    clock: WallClock,
+    /// What was counted in this process; the times and the memory also in those before.
+    counts: Counts,
+    /// What earlier processes counted.
+    before: Counts,
+    path: PathBuf,
+    saved: (Instant, Counts),
     /// The target's last numbers: missing blocks per image, remote reads, its counters.
     missing: Vec<u64>,
-    remote_reads: u64,
-    verified: Option<(u64, u64)>,
-    memory: (u64, u64),
-    reconnects: u64,
+    pub(super) remote_reads: u64,
+    pub(super) verified: Option<(u64, u64)>,
+    /// How far verification has come: the image, and the bytes of it that were compared.
+    verifying: Option<(usize, u64)>,
+    /// Why the guest was not started at the target.
+    pub(super) guest_failed: Option<String>,
     dirty_since: (Instant, u64),
     dirty_rate: u64,
     wire_since: (Instant, u64),
     wire_rate: u64,
     phase: Phase,
-    blocks: (u64, u64),
 }
 
 impl Report {
-    /// Nothing has happened yet.
-    pub fn new(slot: Arc<SourceSlot>, host: String) -> Self {
+    /// Goes on with what an earlier process left at `path`.
+    pub fn new(slot: Arc<SourceSlot>, host: String, path: PathBuf) -> Self {
         let now = Instant::now();
-        Self {
+        let before = Counts::read(&path);
+        let mut this = Self {
             slot,
             host,
-            marks: [None; MARKS],
+            clock: WallClock::start(),
+            counts: before.resumed(),
+            before,
+            path,
+            saved: (now, Counts::default()),
             missing: Vec::new(),
             remote_reads: 0,
             verified: None,
-            memory: (0, 0),
-            reconnects: 0,
+            verifying: None,
+            guest_failed: None,
             dirty_since: (now, 0),
             dirty_rate: 0,
             wire_since: (now, 0),
             wire_rate: 0,
             phase: Phase::Prepare,
-            blocks: (0, 0),
+        };
+        if !this.counts.has(Mark::Started) {
+            let started = this.slot.intent().started_unix_ms;
+            this.counts.mark(Mark::Started, started * 1000);
         }
+        this
+    }
+
+    /// `migrate` or `resume` was asked for: earlier tries count no more.
+    pub fn begin(&mut self) {
+        (self.counts, self.before) = Default::default();
+        self.mark(Mark::Started);
     }
 
     /// Whether verification found a difference.
@@ -93,12 +94,38 @@ impl Report {
 
     /// Notes that a moment has come. The first `Begin` of a later attempt replaces an earlier one.
     pub fn mark(&mut self, mark: Mark) {
-        self.marks[mark as usize] = Some(Instant::now());
+        self.counts.mark(mark, self.clock.micros());
     }
 
-    fn between(&self, from: Mark, to: Mark) -> Option<f64> {
-        let (from, to) = (self.marks[from as usize]?, self.marks[to as usize]?);
-        Some(to.saturating_duration_since(from).as_secs_f64())
+    /// Notes a moment that a target which was asked again may tell once more.
+    fn mark_once(&mut self, mark: Mark) {
+        if !self.counts.has(mark) {
+            self.mark(mark);
+        }
+    }
+
+    /// What all processes of this agent counted.
+    pub(super) fn total(&self) -> Counts {
+        let mut total = self.counts.clone();
+        total.net = self.before.net.plus(self.slot.stats.totals());
+        total.blocks_resent += self.before.blocks_resent;
+        total.rounds += self.before.rounds;
+        total
+    }
+
+    /// Writes the counts down now and then, so that a restart of the agent does not lose them.
+    pub fn save(&mut self) {
+        if self.saved.0.elapsed() < SAVE_INTERVAL && self.saved.1.same_times(&self.counts) {
+            return;
+        }
+        let total = self.total();
+        if total != self.saved.1
+            && let Err(why) = total.write(&self.path)
+        {
+            // The summary will lack them; the migration does not need them.
+            tracing::debug!(migration = %self.slot.board.migration, %why, "cannot save counts");
+        }
+        self.saved = (Instant::now(), total);
     }
 
     /// A message goes to the target.
@@ -112,11 +139,11 @@ impl Report {
     pub fn notice(&mut self, notice: &SourceNotice) {
         match notice {
             SourceNotice::Phase(phase) => self.phase = shown_phase(*phase),
-            SourceNotice::TargetServing => self.mark(Mark::Serving),
+            SourceNotice::TargetServing => self.mark_once(Mark::Serving),
             SourceNotice::Verified { blocks, different } => {
                 self.verified = Some((*blocks, *different));
             }
-            SourceNotice::Done => self.mark(Mark::Done),
+            SourceNotice::Done => self.mark_once(Mark::Done),
             SourceNotice::HandoverFailed { why } => {
                 self.slot.board.notice(format!("handover failed: {why}"));
             }
@@ -127,7 +154,11 @@ impl Report {
     /// The target's shell has said something.
     pub fn told(&mut self, message: &ToSourceShell) {
         match message {
-            ToSourceShell::GuestRunning => self.mark(Mark::Running),
+            ToSourceShell::GuestRunning => self.mark_once(Mark::Running),
+            ToSourceShell::GuestFailed(why) => {
+                self.slot.board.notice(format!("the target could not start the guest: {why}"));
+                self.guest_failed = Some(why.clone());
+            }
             ToSourceShell::Progress { missing, remote_reads, .. } => {
                 self.missing.clone_from(missing);
                 self.remote_reads = *remote_reads;
@@ -148,26 +179,36 @@ impl Report {
 
     /// QEMU's numbers.
     pub fn memory(&mut self, sent: u64, left: u64) {
-        self.memory = (sent, left);
+        self.counts.memory = (sent, left);
     }
 
     /// The link came back.
     pub fn reconnected(&mut self) {
-        self.reconnects += 1;
+        self.counts.reconnects += 1;
+    }
+
+    /// The target compares this part of an image.
+    pub fn verifying(&mut self, image: ImageIndex, ranges: &[BlockRange]) {
+        let end = ranges.last().map_or(0, |range| range.end() * BLOCK_SIZE);
+        self.verifying = Some((image.ix(), end));
     }
 
     /// Shows how far it is.
     pub fn refresh(&mut self, engine: Option<&Source>, images: &SourceImages) {
         let Some(engine) = engine else { return };
-        let wire = self.slot.stats.totals().wire_bytes();
+        let status = engine.status();
+        (self.counts.blocks_resent, self.counts.rounds) = (status.blocks_resent, status.rounds);
+        let counts = self.total();
+        let wire = counts.net.wire_bytes();
         let span = self.wire_since.0.elapsed().as_secs_f64();
         if span >= 1.0 {
             self.wire_rate = ((wire - self.wire_since.1) as f64 / span) as u64;
             self.wire_since = (Instant::now(), wire);
         }
-        let status = engine.status();
-        self.blocks = (status.blocks_sent, status.blocks_resent);
-        let rows = images.progress(&status, &self.missing, engine.owns());
+        let mut rows = images.progress(&status, &self.missing, engine.owns());
+        if self.phase == Phase::Release {
+            self.show_verification(&mut rows);
+        }
         let total = rows.iter().fold(Amounts::default(), |sum, row| sum.plus(row.amounts));
         let left = if self.phase == Phase::Backfill {
             total.bytes_missing
@@ -182,27 +223,53 @@ impl Report {
             progress.elapsed_seconds = self.elapsed();
             progress.total = total;
             progress.images = rows;
-            (progress.memory_bytes, progress.memory_left) = self.memory;
+            (progress.memory_bytes, progress.memory_left) = counts.memory;
             progress.wire_bytes = wire;
             progress.rate = self.wire_rate;
             progress.dirty_rate = self.dirty_rate;
-            progress.round = status.rounds + 1;
+            progress.round = counts.rounds + 1;
             progress.remote_reads = self.remote_reads;
             progress.link_up = status.link_up;
             // Verification sends next to nothing: the rate says nothing about its end.
             let sending = self.wire_rate > 0 && self.phase < Phase::Release;
             progress.seconds_left = sending.then(|| left as f64 / self.wire_rate as f64);
-            progress.downtime_ms = self.downtime().map(|downtime| downtime.total);
+            progress.downtime_ms = counts.downtime(self.vm_runs()).map(|downtime| downtime.total);
         });
     }
 
+    /// Every block is at the target: what is left to do is to compare them, if that was asked for.
+    fn show_verification(&self, rows: &mut [ImageProgress]) {
+        let images = self.slot.intent().images;
+        for (ix, (row, image)) in rows.iter_mut().zip(&images).enumerate() {
+            let whole = BlockRange::whole(image.offer.len).len * BLOCK_SIZE;
+            row.amounts.bytes_total = whole;
+            row.amounts.bytes_done = match self.verifying {
+                _ if !self.is_verifying() => whole,
+                Some((now, done)) if now == ix => done.min(whole),
+                Some((now, _)) if now > ix => whole,
+                _ => 0,
+            };
+        }
+    }
+
+    fn is_verifying(&self) -> bool {
+        let options = self.slot.intent().options;
+        self.verified.is_none() && options.is_some_and(|options| options.settings.verify)
+    }
+
+    /// Whether the guest of a VM is to run at the target.
+    pub(super) fn vm_runs(&self) -> bool {
+        let facts = self.slot.intent().vm.and_then(|vm| vm.facts);
+        facts.is_some_and(|facts| facts.running)
+    }
+
     fn step(&self, link_up: bool) -> Option<Step> {
-        let memory = self.memory.0 > 0 && self.marks[Mark::Begin as usize].is_none();
+        let memory = self.counts.memory.0 > 0 && !self.counts.has(Mark::Begin);
         if !link_up {
             Some(Step::WaitForPeer)
         } else if memory && self.phase < Phase::Handover {
             Some(Step::Memory)
-        } else if self.phase == Phase::Release {
+        } else if self.phase == Phase::Release && self.is_verifying() {
             Some(Step::Verify)
         } else {
             None
@@ -210,127 +277,8 @@ impl Report {
     }
 
     fn elapsed(&self) -> f64 {
-        self.marks[Mark::Started as usize].map_or(0.0, |at| at.elapsed().as_secs_f64())
-    }
-
-    fn downtime(&self) -> Option<Downtime> {
-        let ms = |from, to| self.between(from, to).unwrap_or(0.0) * 1e3;
-        let first =
-            if self.marks[Mark::Stopped as usize].is_some() { Mark::Stopped } else { Mark::Begin };
-        let ran = self.marks[Mark::Running as usize].is_some();
-        let last = if ran { Mark::Running } else { Mark::Serving };
-        Some(Downtime {
-            total: self.between(first, last)? * 1e3,
-            memory: ms(Mark::Stopped, Mark::Begin),
-            quiesce: ms(Mark::Begin, Mark::Quiesced),
-            map: ms(Mark::Quiesced, Mark::Asked),
-            commit: ms(Mark::Asked, Mark::Serving),
-            resume: if ran { ms(Mark::Serving, Mark::Running) } else { 0.0 },
-        })
-    }
-
-    /// It ended before handover.
-    pub fn ended(&self, cancelled: bool, error: ApiError) {
-        self.slot.board.change(|shown| {
-            shown.state =
-                if cancelled { MigrationState::Cancelled } else { MigrationState::Failed };
-            // The VM's own failure, told earlier, says more than what followed from it.
-            if shown.error.is_none() || cancelled {
-                shown.error = Some(error);
-            }
-            shown.progress.phase = Phase::Ended;
-        });
-    }
-
-    /// The target could not start the guest and gave the images back.
-    pub fn taken_back(&self) {
-        let error = ApiError::new(
-            ErrorKind::Hypervisor,
-            "migration failed",
-            "the target could not start the guest and handed the images back",
-        )
-        .hint("the guest goes on at the source; see the target agent's log");
-        self.ended(false, error);
-    }
-
-    /// Everything is at the target and the target has told its part: the summary.
-    fn finish(&mut self) {
-        let verified = match self.verified {
-            None => Verified::NotAsked,
-            Some((_, 0)) => Verified::Equal,
-            Some(_) => Verified::Different,
-        };
-        let summary = self.summary(verified);
-        self.slot.board.change(|shown| {
-            shown.state = MigrationState::Completed;
-            shown.error = None;
-            shown.progress.phase = Phase::Ended;
-            shown.summary = Some(summary);
-            if verified == Verified::Different {
-                shown.state = MigrationState::Failed;
-                shown.error = Some(
-                    ApiError::new(
-                        ErrorKind::Verification,
-                        "verification failed",
-                        "blocks at the target differ from the source as of handover",
-                    )
-                    .hint("the source's replica is kept; compare it before you remove it"),
-                );
-            }
-        });
-    }
-
-    fn summary(&self, verified: Verified) -> Summary {
-        let intent = self.slot.intent();
-        let totals = self.slot.stats.totals();
-        let shown = self.slot.board.read();
-        let options = intent.options.as_ref();
-        let strategy = options.map_or(dray_engine::Strategy::Hybrid, |options| options.strategy);
-        let images = intent.images.iter().map(|image| ImageSummary {
-            image: image.name.clone(),
-            name_at_target: image.offer.name.clone(),
-            bytes: image.offer.len,
-            blocks_sent: 0,
-            blocks_sent_twice: 0,
-        });
-        Summary {
-            result: Ending::Completed,
-            migration: intent.migration,
-            vm: intent.vm.as_ref().and_then(|vm| vm.name.clone()),
-            from: self.host.clone(),
-            to: intent.peer.clone(),
-            strategy: shown_strategy(strategy),
-            started_unix_ms: shown.started_unix_ms,
-            ended_unix_ms: unix_ms(),
-            total_seconds: self.between(Mark::Started, Mark::Done).unwrap_or(0.0),
-            downtime_ms: self.downtime().unwrap_or_default(),
-            wire_bytes: wire_bytes(&totals),
-            guest_bytes: totals.data_blocks * BLOCK_SIZE,
-            rounds: shown.progress.round,
-            blocks_sent: totals.data_blocks,
-            blocks_sent_twice: self.blocks.1,
-            resends: self.slot.stats.mismatches.load(Relaxed),
-            reconnects: self.reconnects,
-            remote_reads: self.remote_reads,
-            verified,
-            images: images.collect(),
-        }
-    }
-}
-
-/// Bytes on the wire by kind: what the frames' payloads do not account for on the data streams is
-/// headers, and counts with the zeros that the headers name.
-fn wire_bytes(totals: &NetTotals) -> WireBytes {
-    let data = totals.data_sent + totals.data_received;
-    let payload = totals.raw_bytes + totals.compressed_out;
-    WireBytes {
-        total: totals.wire_bytes(),
-        raw: totals.raw_bytes,
-        compressed: totals.compressed_out,
-        zero: data.saturating_sub(payload),
-        memory: totals.memory_sent + totals.memory_received,
-        control: totals.control_sent + totals.control_received,
-        hash: 0,
+        let started = self.counts.at(Mark::Started);
+        started.map_or(0.0, |at| self.clock.micros().saturating_sub(at) as f64 / 1e6)
     }
 }
 
@@ -368,13 +316,16 @@ impl SourceImages {
             let sent = status.sent.get(ix).copied().unwrap_or(0);
             let waiting = status.waiting.get(ix).copied().unwrap_or(0);
             let dirty = self.dirty_count(ix);
-            let missing = if owns { 0 } else { missing.get(ix).copied().unwrap_or(0) };
+            let total = (sent + waiting).min(whole);
+            // A target that owns the image knows best: what its guest wrote over is not sent.
+            let missing = missing.get(ix).copied().filter(|_| !owns);
+            let done = missing.map_or(sent.min(whole), |missing| total.saturating_sub(missing));
             ImageProgress {
                 image: self.name(ix).to_owned(),
                 amounts: Amounts {
-                    bytes_total: (sent + waiting).min(whole) * BLOCK_SIZE,
-                    bytes_done: sent.min(whole) * BLOCK_SIZE,
-                    bytes_missing: missing * BLOCK_SIZE,
+                    bytes_total: total * BLOCK_SIZE,
+                    bytes_done: done * BLOCK_SIZE,
+                    bytes_missing: missing.unwrap_or(0) * BLOCK_SIZE,
                     dirty_blocks: dirty,
                 },
             }

@@ -232,6 +232,7 @@ impl SourceLoop {
             }
         }
         self.slot.board.change(|shown| shown.progress.link_up = false);
+        self.link_why = Some(why.clone());
         self.tell(Told::LinkDown(why));
     }
 
@@ -243,6 +244,7 @@ impl SourceLoop {
         match message.body {
             ToSource::Peek { tag, image, offset, len } => self.peek(tag, image, offset, len),
             ToSource::Hash { tag, image, ranges } => {
+                self.report.verifying(image, &ranges);
                 let content = self.images.content();
                 let control = self.control_copy();
                 std::thread::spawn(move || {

@@ -1,0 +1,181 @@
+//! What the summary counts and measures, over all processes of the source's agent: it is written to
+//! the migration's folder now and then, so that a restart loses the last half second at most.
+
+use crate::api::Downtime;
+use crate::net::NetTotals;
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// Moments that the summary's times are measured between.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mark {
+    /// `migrate` was asked for.
+    Started,
+    /// The guest stopped at the source.
+    Stopped,
+    /// Handover began.
+    Begin,
+    /// No guest write is in flight.
+    Quiesced,
+    /// The target was asked to prepare.
+    Asked,
+    /// The target serves.
+    Serving,
+    /// The guest runs at the target.
+    Running,
+    /// The source is no longer needed.
+    Done,
+}
+
+/// Number of marks.
+const MARKS: usize = 8;
+
+/// What was counted, and when what happened.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Counts {
+    /// Microseconds since 1970 at each [`Mark`].
+    marks: [Option<u64>; MARKS],
+    /// QEMU's numbers: bytes of memory sent, bytes left.
+    pub memory: (u64, u64),
+    /// Times the link was lost and found again.
+    pub reconnects: u64,
+    /// Rounds of Sync that are over.
+    pub rounds: u32,
+    /// Blocks sent again because they were written after they were sent.
+    pub blocks_resent: u64,
+    /// The streams' counters.
+    pub net: NetTotals,
+}
+
+impl Counts {
+    /// What an earlier process wrote to `path`; nothing when there was none, or when it cannot be
+    /// read: a summary that is not complete is no reason to stop.
+    pub fn read(path: &Path) -> Self {
+        std::fs::read(path)
+            .ok()
+            .and_then(|bytes| serde_json::from_slice(&bytes).ok())
+            .unwrap_or_default()
+    }
+
+    /// Replaces the file at `path`. It is not synced: it outlives the agent, not the host.
+    ///
+    /// # Errors
+    /// What the file system reports.
+    pub fn write(&self, path: &Path) -> io::Result<()> {
+        let new = path.with_extension("new");
+        std::fs::write(&new, serde_json::to_vec(self)?)?;
+        std::fs::rename(&new, path)
+    }
+
+    /// What a new process of the agent goes on with. A handover whose end no earlier process saw
+    /// has no duration; counters begin again.
+    pub fn resumed(&self) -> Self {
+        let mut counts = Self {
+            marks: self.marks,
+            memory: self.memory,
+            reconnects: self.reconnects,
+            ..Self::default()
+        };
+        if !self.has(Mark::Serving) {
+            for mark in [Mark::Stopped, Mark::Begin, Mark::Quiesced, Mark::Asked] {
+                counts.marks[mark as usize] = None;
+            }
+        }
+        counts
+    }
+
+    /// Whether the same moments have come.
+    pub fn same_times(&self, other: &Self) -> bool {
+        self.marks == other.marks
+    }
+
+    /// Notes that a moment has come; a later one of the same name replaces it.
+    pub fn mark(&mut self, mark: Mark, at: u64) {
+        self.marks[mark as usize] = Some(at);
+    }
+
+    /// Whether a moment has come.
+    pub fn has(&self, mark: Mark) -> bool {
+        self.marks[mark as usize].is_some()
+    }
+
+    /// When a moment came, in microseconds since 1970.
+    pub fn at(&self, mark: Mark) -> Option<u64> {
+        self.marks[mark as usize]
+    }
+
+    /// Seconds from one moment to another, when both have come.
+    pub fn between(&self, from: Mark, to: Mark) -> Option<f64> {
+        Some(self.at(to)?.saturating_sub(self.at(from)?) as f64 / 1e6)
+    }
+
+    /// How long the guest stood still: until the target served, for images without a VM; until the
+    /// guest ran, for a VM. None while that is not over, and when a restart of the agent came
+    /// between, so that nobody saw the end.
+    pub fn downtime(&self, vm_runs: bool) -> Option<Downtime> {
+        let ms = |from, to| self.between(from, to).map(|seconds| seconds * 1e3);
+        let first = if self.has(Mark::Stopped) { Mark::Stopped } else { Mark::Begin };
+        let last = if vm_runs { Mark::Running } else { Mark::Serving };
+        Some(Downtime {
+            total: ms(first, last)?,
+            memory: ms(Mark::Stopped, Mark::Begin).unwrap_or(0.0),
+            quiesce: ms(Mark::Begin, Mark::Quiesced)?,
+            map: ms(Mark::Quiesced, Mark::Asked)?,
+            commit: ms(Mark::Asked, Mark::Serving)?,
+            resume: if vm_runs { ms(Mark::Serving, Mark::Running)? } else { 0.0 },
+        })
+    }
+}
+
+/// Time since 1970 that never goes back while the process lives.
+#[derive(Clone, Copy, Debug)]
+pub struct WallClock {
+    began: Instant,
+    unix: Duration,
+}
+
+impl WallClock {
+    /// A clock that is right now.
+    pub fn start() -> Self {
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self { began: Instant::now(), unix }
+    }
+
+    /// Microseconds since 1970.
+    pub fn micros(&self) -> u64 {
+        (self.unix + self.began.elapsed()).as_micros() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_restart_keeps_what_was_measured() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("counts.json");
+        assert_eq!(Counts::read(&path), Counts::default());
+        let mut counts = Counts { reconnects: 3, ..Counts::default() };
+        counts.mark(Mark::Stopped, 1_000_000);
+        counts.mark(Mark::Begin, 1_004_000);
+        counts.write(&path).unwrap();
+        let mut counts = Counts::read(&path);
+        assert_eq!(counts.reconnects, 3);
+        assert!(!counts.resumed().has(Mark::Stopped), "nobody knows when the target served");
+        counts.mark(Mark::Quiesced, 1_005_000);
+        counts.mark(Mark::Asked, 1_007_000);
+        assert_eq!(counts.downtime(true), None);
+        counts.mark(Mark::Serving, 1_017_000);
+        assert_eq!(counts.downtime(true), None, "nobody saw the guest run");
+        counts.mark(Mark::Running, 1_020_500);
+        let parts = counts.downtime(true).unwrap();
+        let sum = parts.memory + parts.quiesce + parts.map + parts.commit + parts.resume;
+        assert_eq!((parts.total, parts.memory, parts.resume), (20.5, 4.0, 3.5));
+        assert!((sum - parts.total).abs() < 1e-9, "{parts:?}");
+        std::fs::write(&path, "{").unwrap();
+        assert_eq!(Counts::read(&path), Counts::default());
+    }
+}

@@ -1,0 +1,123 @@
+//! How a migration ended, for people and programs: an error, or one summary.
+
+use super::counts::Mark;
+use super::report::{Report, shown_strategy, unix_ms};
+use crate::api::{
+    ApiError, Ending, ErrorKind, ImageSummary, MigrationState, Phase, Summary, Verified, WireBytes,
+};
+use crate::net::NetTotals;
+use dray_types::BLOCK_SIZE;
+
+impl Report {
+    /// It ended before handover.
+    pub fn ended(&self, cancelled: bool, error: ApiError) {
+        self.slot.board.change(|shown| {
+            shown.state =
+                if cancelled { MigrationState::Cancelled } else { MigrationState::Failed };
+            // The VM's own failure, told earlier, says more than what followed from it.
+            if shown.error.is_none() || cancelled {
+                shown.error = Some(error);
+            }
+            shown.progress.phase = Phase::Ended;
+        });
+    }
+
+    /// The target could not start the guest and gave the images back.
+    pub fn taken_back(&self) {
+        let error = ApiError::new(
+            ErrorKind::Hypervisor,
+            "migration failed",
+            "the target could not start the guest and handed the images back",
+        )
+        .hint("the guest goes on at the source; see the target agent's log");
+        self.ended(false, error);
+    }
+
+    /// Everything is at the target and the target has told its part: the summary.
+    pub(super) fn finish(&self) {
+        let verified = match self.verified {
+            None => Verified::NotAsked,
+            Some((_, 0)) => Verified::Equal,
+            Some(_) => Verified::Different,
+        };
+        let error = self.flaw(verified);
+        let summary = self.summary(verified);
+        self.slot.board.change(|shown| {
+            shown.state = match error {
+                None => MigrationState::Completed,
+                Some(_) => MigrationState::Failed,
+            };
+            shown.error = error;
+            shown.progress.phase = Phase::Ended;
+            shown.summary = Some(summary);
+        });
+    }
+
+    /// What is wrong although every block is at the target.
+    fn flaw(&self, verified: Verified) -> Option<ApiError> {
+        if verified == Verified::Different {
+            let why = "blocks at the target differ from the source as of handover";
+            let error = ApiError::new(ErrorKind::Verification, "verification failed", why);
+            return Some(
+                error.hint("the source's replica is kept; compare it before you remove it"),
+            );
+        }
+        let why = self.guest_failed.as_ref()?;
+        let what = "the guest was not started at the target";
+        let hint = "its disks are at the target, with all it has written: start the vm there";
+        Some(ApiError::new(ErrorKind::Hypervisor, what, why).hint(hint))
+    }
+
+    fn summary(&self, verified: Verified) -> Summary {
+        let intent = self.slot.intent();
+        let total = self.total();
+        let shown = self.slot.board.read();
+        let options = intent.options.as_ref();
+        let strategy = options.map_or(dray_engine::Strategy::Hybrid, |options| options.strategy);
+        let images = intent.images.iter().map(|image| ImageSummary {
+            image: image.name.clone(),
+            name_at_target: image.offer.name.clone(),
+            bytes: image.offer.len,
+            blocks_sent: 0,
+            blocks_sent_twice: 0,
+        });
+        Summary {
+            result: Ending::Completed,
+            migration: intent.migration,
+            vm: intent.vm.as_ref().and_then(|vm| vm.name.clone()),
+            from: self.host.clone(),
+            to: intent.peer.clone(),
+            strategy: shown_strategy(strategy),
+            started_unix_ms: shown.started_unix_ms,
+            ended_unix_ms: unix_ms(),
+            total_seconds: total.between(Mark::Started, Mark::Done).unwrap_or(0.0),
+            downtime_ms: total.downtime(self.vm_runs()),
+            wire_bytes: wire_bytes(&total.net),
+            guest_bytes: total.net.data_blocks * BLOCK_SIZE,
+            rounds: shown.progress.round,
+            blocks_sent: total.net.data_blocks,
+            blocks_sent_twice: total.blocks_resent,
+            resends: total.net.mismatches,
+            reconnects: total.reconnects,
+            remote_reads: self.remote_reads,
+            verified,
+            images: images.collect(),
+        }
+    }
+}
+
+/// Bytes on the wire by kind: what the frames' payloads do not account for on the data streams is
+/// headers, and counts with the zeros that the headers name.
+fn wire_bytes(totals: &NetTotals) -> WireBytes {
+    let data = totals.data_sent + totals.data_received;
+    let payload = totals.raw_bytes + totals.compressed_out;
+    WireBytes {
+        total: totals.wire_bytes(),
+        raw: totals.raw_bytes,
+        compressed: totals.compressed_out,
+        zero: data.saturating_sub(payload),
+        memory: totals.memory_sent + totals.memory_received,
+        control: totals.control_sent + totals.control_received,
+        hash: 0,
+    }
+}
