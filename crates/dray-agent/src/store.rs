@@ -4,6 +4,7 @@
 //! images/NAME.json            one record per image
 //! migrations/ID/intent.json   what was asked for
 //! migrations/ID/journal       what has happened (see docs/formats.md)
+//! migrations/ID/counts.json   what the summary counts; not synced, lost with the host
 //! ```
 
 use serde::Serialize;
@@ -45,12 +46,23 @@ impl Store {
 /// # Errors
 /// What the file system reports.
 pub fn replace_json<T: Serialize>(path: &Path, value: &T) -> io::Result<()> {
+    let named = |why: io::Error| io::Error::new(why.kind(), format!("{}: {why}", path.display()));
+    replace(path, value).map_err(named)
+}
+
+fn replace<T: Serialize>(path: &Path, value: &T) -> io::Result<()> {
     let mut bytes = serde_json::to_vec_pretty(value)?;
     bytes.push(b'\n');
     let new = path.with_extension("new");
-    let mut file = File::create(&new)?;
-    file.write_all(&bytes)?;
-    file.sync_all()?;
+    let written = File::create(&new).and_then(|mut file| {
+        file.write_all(&bytes)?;
+        file.sync_all()
+    });
+    if let Err(why) = written {
+        // Half a file is of no use, and on a full disk in the way.
+        let _ = fs::remove_file(&new);
+        return Err(why);
+    }
     fs::rename(&new, path)?;
     sync_parent(path)
 }

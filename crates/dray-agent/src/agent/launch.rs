@@ -7,7 +7,7 @@ use crate::migration::log::Folder;
 use crate::migration::messages::ToSourceShell;
 use crate::migration::slots::{Board, Shown};
 use crate::migration::source::{
-    self, Input, Mark, SourceLoop, SourceParts, SourceSlot, Told, keep, shown_strategy, unix_ms,
+    self, Input, SourceLoop, SourceParts, SourceSlot, Told, keep, shown_strategy, unix_ms,
 };
 use crate::migration::target::{self, TargetLoop, TargetParts, TargetSlot};
 use crate::store;
@@ -16,6 +16,8 @@ use crate::vm::target::TargetVmTask;
 use dray_engine::SourceEvent;
 use dray_engine::source::SourceNotice;
 use dray_types::MigrationId;
+use dray_wire::request::Request;
+use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::mpsc::channel;
@@ -27,6 +29,11 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 const QUIESCE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause between handovers of images that no VM is waiting for.
 const HANDOVER_PAUSE: Duration = Duration::from_millis(500);
+
+/// How often a target is asked to clean up; with the pause, for ten minutes.
+const FORGET_TRIES: u32 = 120;
+/// Pause between these.
+const FORGET_PAUSE: Duration = Duration::from_secs(5);
 
 /// What the loops of migrations away tell, until somebody listens.
 #[derive(Default)]
@@ -77,7 +84,7 @@ impl Agent {
         let settings = self.session_settings(&intent.peer)?;
         let opened = (|| {
             let folder = Folder::create(&self.store, intent.migration)?;
-            store::replace_json(&folder.file(source::INTENT), &intent)?;
+            write_intent(&folder, source::INTENT, &intent)?;
             let state = if intent.options.is_some() {
                 MigrationState::Running
             } else {
@@ -117,7 +124,7 @@ impl Agent {
     /// When its journal or images cannot be opened.
     pub fn launch_target(self: &Arc<Self>, intent: TargetIntent) -> io::Result<Arc<TargetSlot>> {
         let folder = Folder::create(&self.store, intent.migration)?;
-        store::replace_json(&folder.file(target::INTENT), &intent)?;
+        write_intent(&folder, target::INTENT, &intent)?;
         let shown = Shown {
             role: Role::Target,
             peer: intent.peer.clone(),
@@ -180,7 +187,6 @@ impl Agent {
             if slot.intent().options.is_none() {
                 continue;
             }
-            slot.send(Input::Mark(Mark::Started));
             let agent = Arc::clone(self);
             tokio::spawn(async move {
                 let vm = slot.intent().vm;
@@ -210,8 +216,43 @@ impl Agent {
         };
         if !moved {
             self.unadopt(&slot).await;
+            self.forget_there(&slot).await;
         }
     }
+
+    /// What the target received of disks that went back to QEMU is of no use to anyone, and a
+    /// target that gave the images back waits to hear that they were taken. It may be away just now.
+    async fn forget_there(&self, slot: &SourceSlot) {
+        let intent = slot.intent();
+        let kept = self.store.migrations().join(intent.migration.to_string()).is_dir();
+        if kept {
+            // A later try goes on with it.
+            return;
+        }
+        let request = Request::Forget { migration: intent.migration };
+        for _ in 0..FORGET_TRIES {
+            match self.ask(&intent.peer, &request).await {
+                Ok(_) => return,
+                Err(why) => {
+                    tracing::debug!(peer = intent.peer, %why, "cannot clean up at the target");
+                    tokio::time::sleep(FORGET_PAUSE).await;
+                }
+            }
+        }
+        let (peer, migration) = (&intent.peer, intent.migration);
+        tracing::warn!(peer, %migration, "what the target received may still be there");
+    }
+}
+
+/// Makes an intent durable; a folder that cannot hold even that goes.
+fn write_intent(folder: &Folder, name: &str, intent: &impl Serialize) -> io::Result<()> {
+    let path = folder.file(name);
+    let written = store::replace_json(&path, intent);
+    if written.is_err() && !path.exists() {
+        // The failure that is told is the first one.
+        let _ = folder.remove();
+    }
+    written
 }
 
 /// Images without a VM are handed over as soon as they are ready, and again if that fails.

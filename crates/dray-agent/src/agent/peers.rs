@@ -125,8 +125,14 @@ impl Agent {
             started_unix_ms: unix_ms(),
         };
         self.make_partials(&intent, images)?;
-        self.launch_target(intent).map_err(|why| why.to_string())?;
-        Ok(answer)
+        let names: Vec<_> = intent.images.iter().map(|image| image.offer.name.clone()).collect();
+        match self.launch_target(intent) {
+            Ok(_) => Ok(answer),
+            Err(why) => {
+                names.iter().for_each(|name| self.remove_partial(name));
+                Err(why.to_string())
+            }
+        }
     }
 
     fn make_partials(&self, intent: &TargetIntent, images: &[WantedImage]) -> Result<(), String> {

@@ -34,7 +34,10 @@ pub struct Pool {
 /// # Errors
 /// What is wrong with it.
 pub fn check_name(name: &str) -> Result<(), PathError> {
-    let error = |why: &str| Err(PathError(format!("'{}' is not a name: {why}", shown(name))));
+    let error = |why: &str| {
+        let what = format!("'{}' is not a name: {why}", shown(name));
+        Err(PathError(format!("{what}; choose another one, an image's with --name HERE=THERE")))
+    };
     if name.is_empty() {
         return error("it is empty");
     }

@@ -1,24 +1,40 @@
-//! A hook for crash tests: the process aborts right before a chosen effect of a migration.
+//! A hook for crash tests: the process aborts, or stops, right before a chosen effect of a
+//! migration.
 //!
 //! `DRAY_ABORT_BEFORE=NAME` or `NAME:N` names the effect as the engine does (`Retire`,
-//! `Journal-HandedOver`, `Send-Commit`) and, with `N`, how many of them run before. Nothing but a
-//! test sets it; when it is unset an effect costs one load.
+//! `Journal-HandedOver`, `Send-Commit`) and, with `N`, how many of them run before.
+//! `DRAY_STOP_BEFORE` names one in the same way: there the process stops as by `kill -STOP`, so that
+//! a test can do something to others at that moment and send `SIGCONT`. Nothing but a test sets
+//! them; when they are unset an effect costs two loads.
 
+use rustix::process::{Signal, getpid, kill_process};
 use std::fmt::Debug;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-/// The variable that names the effect.
-const VARIABLE: &str = "DRAY_ABORT_BEFORE";
+/// The variable that names the effect before which the process aborts.
+const ABORT: &str = "DRAY_ABORT_BEFORE";
+/// The variable that names the effect before which it stops.
+const STOP: &str = "DRAY_STOP_BEFORE";
+
+/// How long a stop may take until it has reached every thread.
+const STOPPING: Duration = Duration::from_millis(100);
 
 struct Point {
     name: String,
     left: AtomicU64,
 }
 
-fn point() -> Option<&'static Point> {
-    static POINT: OnceLock<Option<Point>> = OnceLock::new();
-    POINT.get_or_init(|| parse(&std::env::var(VARIABLE).ok()?)).as_ref()
+impl Point {
+    /// Whether the effect with these names is the chosen one.
+    fn is_at(&self, names: &[String]) -> bool {
+        names.contains(&self.name) && self.left.fetch_sub(1, Ordering::SeqCst) == 0
+    }
+}
+
+fn chosen(variable: &str, known: &'static OnceLock<Option<Point>>) -> Option<&'static Point> {
+    known.get_or_init(|| parse(&std::env::var(variable).ok()?)).as_ref()
 }
 
 fn parse(text: &str) -> Option<Point> {
@@ -28,8 +44,19 @@ fn parse(text: &str) -> Option<Point> {
 
 /// Called before an effect is run; `names` says how it may be called.
 pub fn before(names: impl FnOnce() -> Vec<String>) {
-    let Some(point) = point() else { return };
-    if names().contains(&point.name) && point.left.fetch_sub(1, Ordering::SeqCst) == 0 {
+    static ABORTS: OnceLock<Option<Point>> = OnceLock::new();
+    static STOPS: OnceLock<Option<Point>> = OnceLock::new();
+    let (aborts, stops) = (chosen(ABORT, &ABORTS), chosen(STOP, &STOPS));
+    if aborts.is_none() && stops.is_none() {
+        return;
+    }
+    let names = names();
+    if stops.is_some_and(|point| point.is_at(&names)) {
+        // Another thread may take the signal: this one must not run on before it has stopped all.
+        let _ = kill_process(getpid(), Signal::STOP);
+        std::thread::sleep(STOPPING);
+    }
+    if aborts.is_some_and(|point| point.is_at(&names)) {
         // As abrupt as `kill -9`: nothing is flushed, nobody is told.
         std::process::abort();
     }
@@ -54,5 +81,9 @@ mod tests {
         assert_eq!((point.name.as_str(), point.left.into_inner()), ("Send-Commit", 3));
         assert_eq!(parse("Retire").unwrap().left.into_inner(), 0);
         assert!(parse("Retire:x").is_none());
+        let names = ["Retire".to_owned()];
+        let point = parse("Retire:1").unwrap();
+        assert_eq!([(); 3].map(|()| point.is_at(&names)), [false, true, false]);
+        assert!(!parse("Restore").unwrap().is_at(&names));
     }
 }

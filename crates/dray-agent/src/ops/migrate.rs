@@ -9,7 +9,7 @@ use crate::api::{
 };
 use crate::migration::intent::{Options, SourceIntent};
 use crate::migration::messages::{GuestFacts, Settings};
-use crate::migration::source::{Input, Mark, SourceSlot, unix_ms};
+use crate::migration::source::{Input, SourceSlot, unix_ms};
 use crate::vm::picture::{Picture, Place};
 use dray_engine::Strategy;
 use dray_types::MigrationId;
@@ -92,7 +92,6 @@ impl Agent {
                 shown.progress.bandwidth = options.bandwidth;
             }
         });
-        slot.send(Input::Mark(Mark::Started));
         slot.send(Input::Begin(Box::new(intent.clone())));
         tokio::spawn(Arc::clone(self).drive(Arc::clone(slot), intent, true));
         Ok(Started { migration })

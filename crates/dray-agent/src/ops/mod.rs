@@ -20,6 +20,10 @@ pub struct Operator(pub Arc<Agent>);
 
 /// A failure of the file system as the API tells it.
 fn io_error(what: impl Into<String>, why: impl std::fmt::Display) -> ApiError {
+    let why = why.to_string();
+    if why.contains(prepare::FULL) {
+        return ApiError::new(ErrorKind::NoSpace, what, why).hint(prepare::MAKE_ROOM);
+    }
     ApiError::new(ErrorKind::Io, what, why)
 }
 

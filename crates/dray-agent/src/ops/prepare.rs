@@ -26,6 +26,11 @@ use std::time::Duration;
 /// How long the target may take to make room.
 const ASK_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// What a system says of a full disk.
+pub(super) const FULL: &str = "No space left";
+/// What to do about it.
+pub(super) const MAKE_ROOM: &str = "free space there, then try again";
+
 /// A failure of the network as the API tells it.
 pub fn net_error(what: impl Into<String>, why: &NetError) -> ApiError {
     let kind = match why.kind {
@@ -38,6 +43,7 @@ pub fn net_error(what: impl Into<String>, why: &NetError) -> ApiError {
     let (text, hint) = match (&why.hint, why.what.rsplit_once("; ")) {
         (Some(hint), _) => (why.what.as_str(), Some(hint.as_str())),
         (None, Some((text, hint))) => (text, Some(hint)),
+        (None, None) if why.what.contains(FULL) => (why.what.as_str(), Some(MAKE_ROOM)),
         (None, None) => (why.what.as_str(), None),
     };
     let error = ApiError::new(kind, what, text);
@@ -50,8 +56,10 @@ pub fn net_error(what: impl Into<String>, why: &NetError) -> ApiError {
 /// What sort of refusal the target's words tell of.
 fn refused_kind(why: &str) -> ErrorKind {
     let has = |words: &str| why.contains(words);
-    if has("free and the images need") {
+    if has("free and the images need") || has(FULL) {
         ErrorKind::NoSpace
+    } else if has("is not a name") {
+        ErrorKind::Invalid
     } else if has("exists already") || has("exists here already") {
         ErrorKind::Conflict
     } else if has("not a configured peer") || has("may not use") || has("pool") {
@@ -290,7 +298,11 @@ impl Agent {
         }
     }
 
-    pub(super) async fn ask(&self, peer: &str, request: &Request) -> Result<Reply, NetError> {
+    /// Asks a peer something outside any migration.
+    ///
+    /// # Errors
+    /// When the peer is not configured, or why it could not be asked.
+    pub(crate) async fn ask(&self, peer: &str, request: &Request) -> Result<Reply, NetError> {
         let local = |why: ApiError| NetError::new(NetErrorKind::Local, why.to_string());
         let settings = self.session_settings(peer).map_err(local)?;
         let (identity, address) = (&*settings.identity, &settings.address);

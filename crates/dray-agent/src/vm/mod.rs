@@ -18,7 +18,17 @@ pub fn qemu_error(what: impl Into<String>, why: &dray_qemu::Error) -> ApiError {
     let kind = match why.kind() {
         Qemu::NotFound => ErrorKind::NotFound,
         Qemu::Refused | Qemu::Mismatch => ErrorKind::Conflict,
+        Qemu::TooOld => ErrorKind::Unsupported,
         _ => ErrorKind::Hypervisor,
     };
-    ApiError::new(kind, what, why)
+    let error = ApiError::new(kind, what, why);
+    match why.kind() {
+        Qemu::Connect | Qemu::NotQmp | Qemu::Closed => error.hint(
+            "name the QMP socket of a QEMU that runs (-qmp unix:PATH,server=on,wait=off) and that \
+             nobody else is connected to",
+        ),
+        Qemu::TooOld => error.hint("install a newer QEMU on this host and restart the vm with it"),
+        Qemu::Timeout => error.hint("see whether QEMU is stopped or waits for one of its disks"),
+        _ => error,
+    }
 }

@@ -38,14 +38,19 @@ pub fn memory_socket(config: &Config, slot: &TargetSlot) -> PathBuf {
 pub async fn deliver(config: &Config, slot: &TargetSlot, stream: Stream) -> Result<(), NetError> {
     let socket = memory_socket(config, slot);
     let carried = tunnel::deliver(stream, &socket, &slot.stats).await;
+    remove_memory_socket(config, slot).map_err(|why| NetError::new(NetErrorKind::Local, why))?;
+    carried.map(drop)
+}
+
+/// Removes the socket; it may be gone already.
+fn remove_memory_socket(config: &Config, slot: &TargetSlot) -> Result<(), String> {
+    let socket = memory_socket(config, slot);
     match std::fs::remove_file(&socket) {
         Err(why) if why.kind() != std::io::ErrorKind::NotFound => {
-            let what = format!("remove {}: {why}", socket.display());
-            return Err(NetError::new(NetErrorKind::Local, what));
+            Err(format!("remove {}: {why}", socket.display()))
         }
-        _ => {}
+        _ => Ok(()),
     }
-    carried.map(drop)
 }
 
 impl TargetVmTask {
@@ -55,12 +60,14 @@ impl TargetVmTask {
         while let Some(told) = self.told.recv().await {
             match told {
                 Told::Shell(ToTargetShell::Check(facts)) => {
+                    // A source that was restarted asks again, and QEMU talks to one at a time.
+                    drop(waiting.take());
                     let checked = self.check(facts).await;
                     let result = checked.map(|incoming| waiting = Some(incoming));
                     self.slot.send(Input::Say(ToSourceShell::Checked(result)));
                 }
                 Told::Shell(ToTargetShell::Listen) => {
-                    let result = self.listen(waiting.as_ref()).await;
+                    let result = self.listen(&mut waiting).await;
                     self.slot.send(Input::Say(ToSourceShell::Listening(result)));
                 }
                 Told::Shell(ToTargetShell::Forget) => waiting = None,
@@ -79,6 +86,9 @@ impl TargetVmTask {
                 | Told::Notice(_) => {}
             }
         }
+        if let Err(why) = remove_memory_socket(&self.config, &self.slot) {
+            tracing::warn!(migration = %self.slot.board.migration, %why, "a socket is left behind");
+        }
     }
 
     /// Connects to the waiting QEMU and compares its disks with the source's.
@@ -94,15 +104,17 @@ impl TargetVmTask {
         Ok(incoming)
     }
 
-    async fn listen(&self, incoming: Option<&Incoming>) -> Result<(), String> {
-        let incoming = incoming.ok_or("the target's QEMU was not checked")?;
-        let socket = memory_socket(&self.config, &self.slot);
-        match std::fs::remove_file(&socket) {
-            Err(why) if why.kind() != std::io::ErrorKind::NotFound => {
-                return Err(format!("remove {}: {why}", socket.display()));
+    async fn listen(&self, waiting: &mut Option<Incoming>) -> Result<(), String> {
+        let incoming = match waiting {
+            Some(incoming) => incoming,
+            None => {
+                // It was checked by an agent that has been restarted since.
+                let facts = self.slot.intent().guest.ok_or("the target's QEMU was not checked")?;
+                waiting.insert(self.check(facts).await?)
             }
-            _ => {}
-        }
+        };
+        let socket = memory_socket(&self.config, &self.slot);
+        remove_memory_socket(&self.config, &self.slot)?;
         incoming.listen(&socket).await.map_err(|why| why.to_string())
     }
 

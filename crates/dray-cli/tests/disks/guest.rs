@@ -65,6 +65,11 @@ fn first_version(block: u64, blocks: u64) -> u64 {
     u64::from(used && (block / GROUP) % HOLE != HOLE - 1)
 }
 
+/// The first block of a new image of `blocks` blocks that is a hole.
+pub fn first_hole(blocks: u64) -> u64 {
+    (0..blocks).find(|&block| first_version(block, blocks) == 0).unwrap()
+}
+
 /// Makes a sparse image of `blocks` blocks.
 pub fn make_image(path: &Path, blocks: u64) {
     use std::os::unix::fs::FileExt;

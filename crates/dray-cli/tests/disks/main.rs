@@ -5,14 +5,18 @@
 //! * [`case`]: one migration from its beginning to the last check.
 //! * [`moves`]: nothing happens. [`links`], [`progress`]: the link breaks, agents are killed.
 //! * [`kills`]: an agent dies before every effect of a migration.
-//! * [`refusals`]: what cannot be done.
+//! * [`refusals`]: what cannot be done. [`versions`]: hosts with other software.
+//! * [`faults`]: disks that are read-only, full or broken, with [`mounts`] of their own.
 
 mod case;
+mod faults;
 mod guest;
 mod kills;
 mod lab;
 mod links;
+mod mounts;
 mod moves;
 mod nbd;
 mod progress;
 mod refusals;
+mod versions;

@@ -1,42 +1,81 @@
 //! What fails before the handover leaves the guest at the source, on its own file.
 
-use crate::stage::{Kind, PATIENCE, Stage, qmp};
+use crate::home::assert_back_home;
+use crate::stage::{Kind, PATIENCE, Stage};
 use dray_testkit::lab::Answer;
-use std::fs;
-
-/// Everything is as before the migration, and the guest is well.
-fn assert_back_home(stage: &mut Stage) {
-    stage.target = None;
-    stage.assert_guest_is_well();
-    let nodes = qmp(&stage.source.qmp_path(), "{\"execute\":\"query-named-block-nodes\"}");
-    assert!(!nodes.to_string().contains("nbd.sock"), "a disk is still under dray: {nodes}");
-    let images = stage.lab.host("a").json(&["images"]).expect("images");
-    assert_eq!(images.as_array().map(Vec::len), Some(0), "{images}");
-    assert_eq!(stage.lab.host("b").pool_files().expect("pool"), [""; 0]);
-    for letter in ["a", "b"] {
-        let run = stage.lab.host(letter).dir().join("run");
-        let names = fs::read_dir(run).expect("run").map(|e| e.expect("entry").file_name());
-        let mut left: Vec<_> = names.map(|n| n.to_string_lossy().into_owned()).collect();
-        left.sort();
-        assert_eq!(left, ["api.sock", "nbd.sock"]);
-    }
-    stage.finish_guest();
-    stage.assert_images("a");
-}
+use std::process::Child;
 
 #[test]
 fn the_target_qemu_dies_during_copy() {
     let Some(mut stage) = Stage::new("dies-copy", &[Kind::Plain], 3_000_000) else { return };
     stage.prepare();
     let migrate = stage.spawn(&["--bandwidth", "40Mbit"]);
-    let copying = |status: &serde_json::Value| {
-        status["progress"]["total"]["bytes_done"].as_u64().is_some_and(|done| done > 1 << 20)
-    };
     stage.lab.host("a").wait_status(PATIENCE, copying).expect("it copies");
     stage.target.as_mut().expect("target").kill().expect("kill");
     let answer = Answer::of(migrate).expect("answer");
     assert_ne!(answer.code, 0, "{answer:?}");
     assert_back_home(&mut stage);
+}
+
+fn copying(status: &serde_json::Value) -> bool {
+    let done = status["progress"]["total"]["bytes_done"].as_u64();
+    status["progress"]["phase"] == "copy" && done.is_some_and(|done| done > 1 << 20)
+}
+
+/// Begins a migration whose copy takes ten seconds, and does something in the middle of it.
+fn during_copy(name: &str, kinds: &[Kind], act: impl FnOnce(&Stage)) -> Option<(Stage, Child)> {
+    let mut stage = Stage::new(name, kinds, 3_000_000)?;
+    stage.prepare();
+    let migrate = stage.spawn(&["--bandwidth", "30Mbit"]);
+    stage.lab.host("a").wait_status(PATIENCE, copying).expect("it copies");
+    act(&stage);
+    Some((stage, migrate))
+}
+
+#[test]
+fn a_cancel_during_copy() {
+    let kinds = [Kind::Plain, Kind::Qcow2];
+    let cancel = |stage: &Stage| {
+        stage.lab.host("a").json(&["cancel"]).expect("cancel");
+    };
+    let Some((mut stage, migrate)) = during_copy("cancel-copy", &kinds, cancel) else { return };
+    let answer = Answer::of(migrate).expect("answer");
+    assert_eq!(answer.code, 12, "{answer:?}");
+    assert_back_home(&mut stage);
+}
+
+/// The guest goes on at the source, and when the agent is back so does the migration.
+fn copy_goes_on_without(letter: &str) {
+    let restart = |stage: &Stage| {
+        stage.lab.host(letter).kill9().expect("kill");
+        // Long enough for the guest to notice, if it could.
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        stage.lab.host(letter).start().expect("restart");
+    };
+    let name = format!("copy-{letter}");
+    let Some((mut stage, migrate)) = during_copy(&name, &[Kind::Plain], restart) else { return };
+    let source = stage.lab.host("a");
+    source.wait_status(PATIENCE, copying).expect("it goes on copying");
+    source.json(&["limit", "none"]).expect("limit");
+    let completed = |status: &serde_json::Value| status["state"] == "completed";
+    let ended = source.wait_status(PATIENCE, completed);
+    ended.unwrap_or_else(|why| panic!("{why}\n{}", stage.logs()));
+    // Whoever watched through the agent that died has lost sight of it; the others have not.
+    Answer::of(migrate).expect("answer");
+    stage.assert_guest_is_well();
+    stage.quit_source();
+    stage.finish_guest();
+    stage.assert_images("b");
+}
+
+#[test]
+fn the_source_agent_dies_during_copy() {
+    copy_goes_on_without("a");
+}
+
+#[test]
+fn the_target_agent_dies_during_copy() {
+    copy_goes_on_without("b");
 }
 
 #[test]
@@ -86,11 +125,7 @@ fn stays_home_without(letter: &str) {
     };
     let status = stage.lab.host("a").wait_status(PATIENCE, ended).expect("it ends");
     assert_ne!(status["state"], "completed", "the memory was lost: {status}");
-    // Wherever its disk is served from, the guest has lost nothing.
-    stage.target = None;
-    stage.assert_guest_is_well();
-    stage.finish_guest();
-    stage.assert_images("a");
+    assert_back_home(&mut stage);
 }
 
 #[test]

@@ -1,42 +1,155 @@
-//! Bad input: one clear error each, and the guest goes on.
+//! A VM, a socket or a waiting QEMU that does not fit: a clear error, and nothing has happened.
 
-use crate::stage::{Kind, Stage};
-use dray_testkit::guest::GuestVm;
+use crate::home::assert_nothing_left;
+use crate::stage::{Kind, PATIENCE, Stage};
+use dray_testkit::guest::{GuestVm, GuestVmBuilder};
 use dray_testkit::lab::Answer;
+use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
+use std::path::Path;
+
+/// A QEMU before those that can do what dray asks for.
+const TOO_OLD: &str = "{\"QMP\": {\"version\": {\"qemu\": {\"micro\": 1, \"minor\": 1, \
+    \"major\": 7}, \"package\": \"\"}, \"capabilities\": []}}\r\n";
+/// Longest wait for whoever hangs up first.
+const QUIET: usize = 4096;
+
+/// A socket on which everybody is told the same and then waited for.
+fn says(path: &Path, text: &'static str) {
+    // The one of a QEMU that has gone may still be there.
+    let _ = std::fs::remove_file(path);
+    let listener = UnixListener::bind(path).expect("bind");
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            std::thread::spawn(move || {
+                // Whoever has heard enough may leave at any time.
+                let _ = stream.write_all(text.as_bytes());
+                while !text.is_empty() && stream.read(&mut [0; QUIET]).is_ok_and(|n| n > 0) {}
+            });
+        }
+    });
+}
+
+/// The command failed with this code and said what, why and what to do.
+fn assert_refused(answer: &Answer, code: i32, words: &[&str]) {
+    let text = format!("{}{}", answer.stdout, answer.stderr);
+    assert_eq!(answer.code, code, "{text}");
+    assert!(answer.stderr.contains("hint: "), "it must say what to do: {text}");
+    for word in words {
+        assert!(text.contains(word), "it must name '{word}': {text}");
+    }
+}
 
 #[test]
-fn nothing_that_does_not_fit_disturbs_the_guest() {
-    let Some(mut stage) = Stage::new("input", &[Kind::Plain], 2_000_000) else { return };
-    let a = stage.lab.host("a");
+fn a_vm_that_cannot_be_moved_is_refused() {
+    let Some(mut stage) = Stage::new("refused", &[Kind::Plain], 2_000_000) else { return };
     let dir = stage.lab.dir();
-
+    let outside = tempfile::tempdir().expect("directory");
+    let prepare = |socket: &Path| {
+        let args = ["prepare", "--qmp", socket.to_str().expect("text"), "--to", "hostb"];
+        stage.lab.host("a").dray(&args).expect("prepare")
+    };
     let other = dir.join("other.sock");
-    let listener = UnixListener::bind(&other).expect("bind");
-    std::thread::spawn(move || listener.incoming().for_each(drop));
-    let answer = a.dray(&["prepare", "--qmp", other.to_str().expect("text"), "--to", "hostb"]);
-    let answer = answer.expect("prepare");
-    assert!(answer.code != 0 && answer.stderr.contains("other.sock"), "{answer:?}");
+    says(&other, "");
+    assert_refused(&prepare(&other), 9, &["other.sock"]);
+    says(&other, "NBDMAGIC\n");
+    assert_refused(&prepare(&other), 9, &["other.sock", "not a QMP message"]);
+    says(&other, TOO_OLD);
+    assert_refused(&prepare(&other), 14, &["QEMU 7.1.1 is too old", "7.2.0 or newer is needed"]);
+    assert_refused(&prepare(&dir.join("none.sock")), 9, &["none.sock", "No such file"]);
 
+    let disk = outside.path().join("disk.raw");
+    std::fs::write(&disk, [7; 4096]).expect("disk");
+    let stray = GuestVm::builder(&dir, "stray").bare();
+    let stray = stray.blockdev(format!("driver=file,node-name=n,filename={}", disk.display()));
+    let stray = stray.disk("disk0", "n").start().expect("qemu");
+    assert_refused(&prepare(&stray.qmp_path()), 7, &["disk.raw", "pool"]);
+    drop(stray);
+
+    stage.assert_guest_is_well();
+    assert_nothing_left(&stage);
+    stage.finish_guest();
+    stage.assert_images("a");
+}
+
+/// What waits at the target is not what was prepared.
+enum Waiting {
+    Nobody,
+    Said(&'static str),
+    Qemu(fn(GuestVmBuilder) -> GuestVmBuilder),
+}
+
+#[test]
+fn a_waiting_qemu_that_does_not_fit_is_refused() {
+    let Some(mut stage) = Stage::new("input", &[Kind::Plain], 2_000_000) else { return };
     let answer = Answer::of(stage.spawn(&[])).expect("answer");
-    assert!(answer.code != 0, "{answer:?}");
-    assert!(answer.stdout.contains("prepare") || answer.stderr.contains("prepare"), "{answer:?}");
+    assert_refused(&answer, 5, &["nothing is prepared", "dray prepare"]);
 
-    // Prepared, but nobody waits; then a QEMU that does not wait; then one without the disk.
-    for what in ["nobody", "running", "diskless"] {
+    let small = |builder: GuestVmBuilder| {
+        let disk = "driver=null-co,node-name=small,size=67108864,read-zeroes=on";
+        builder.blockdev(disk).disk("disk0", "small").incoming()
+    };
+    let two = |builder: GuestVmBuilder| {
+        let disk = |node| format!("driver=null-co,node-name={node},size=100663296,read-zeroes=on");
+        let builder = builder.blockdev(disk("one")).blockdev(disk("two"));
+        builder.disk("disk0", "one").disk("disk1", "two").incoming()
+    };
+    let cases: [(Waiting, i32, &[&str]); 7] = [
+        (Waiting::Nobody, 9, &["target.qmp"]),
+        (Waiting::Said("NBDMAGIC\n"), 9, &["target.qmp", "not a QMP message"]),
+        (Waiting::Said(TOO_OLD), 9, &["QEMU 7.1.1 is too old", "7.2.0 or newer is needed"]),
+        (Waiting::Qemu(GuestVmBuilder::bare), 9, &["inmigrate", "-incoming defer"]),
+        (Waiting::Qemu(GuestVmBuilder::incoming), 9, &["no disk with the id disk0"]),
+        (
+            Waiting::Qemu(small),
+            9,
+            &["disk0 has 67108864 bytes at the target and 100663296 bytes at the source"],
+        ),
+        (Waiting::Qemu(two), 9, &["a disk disk1 more"]),
+    ];
+    for (waiting, code, words) in cases {
         stage.prepare_exports();
-        let builder = GuestVm::builder(&dir, "target").memory_mib(192);
-        stage.target = match what {
-            "running" => Some(builder.bare().start().expect("qemu")),
-            "diskless" => Some(builder.incoming().start().expect("qemu")),
-            _ => None,
-        };
+        let dir = stage.lab.dir();
+        let socket = dir.join("target.qmp");
+        // The one of the case before.
+        let _ = std::fs::remove_file(&socket);
+        match waiting {
+            Waiting::Nobody => {}
+            Waiting::Said(text) => says(&socket, text),
+            Waiting::Qemu(of) => {
+                let builder = of(GuestVm::builder(&dir, "target").memory_mib(192));
+                stage.target = Some(builder.start().expect("qemu"));
+            }
+        }
         let answer = Answer::of(stage.spawn(&[])).expect("answer");
-        assert!(answer.code != 0, "{what}: {answer:?}");
+        assert_refused(&answer, code, words);
         stage.target = None;
         stage.assert_guest_is_well();
+        assert_nothing_left(&stage);
     }
-    assert_eq!(stage.lab.host("b").pool_files().expect("pool"), [""; 0]);
+    // A peer may name only what the operator of the target has opened to it.
+    let outside = tempfile::tempdir().expect("directory");
+    let elsewhere = outside.path().join("vm.sock");
+    says(&elsewhere, TOO_OLD);
+    stage.prepare_exports();
+    let answer = stage.migrate_to(&elsewhere);
+    assert_refused(&answer, 9, &["vm.sock", "qmp_dirs"]);
+    assert_nothing_left(&stage);
+    stage.finish_guest();
+    stage.assert_images("a");
+}
+
+/// A chain whose waiting QEMU is not there fails at once, and not after a time limit.
+#[test]
+fn a_waiting_qemu_that_is_missing_is_missed_at_once() {
+    let kinds = [Kind::Qcow2, Kind::Resident];
+    let Some(mut stage) = Stage::new("missing", &kinds, 2_000_000) else { return };
+    stage.prepare_exports();
+    let began = std::time::Instant::now();
+    let answer = Answer::of(stage.spawn(&[])).expect("answer");
+    assert_refused(&answer, 9, &["target.qmp"]);
+    assert!(began.elapsed() < PATIENCE / 3, "it took {:?}", began.elapsed());
+    stage.assert_guest_is_well();
     stage.finish_guest();
     stage.assert_images("a");
 }

@@ -4,6 +4,8 @@
 mod backfill;
 mod disks;
 mod failures;
+mod hand_back;
+mod home;
 mod input;
 mod stage;
 mod strategies;

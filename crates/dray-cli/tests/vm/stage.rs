@@ -175,6 +175,13 @@ impl Stage {
         self.target = Some(builder.start().expect("target qemu"));
     }
 
+    /// Migrates to another waiting QEMU than that of the stage.
+    pub fn migrate_to(&self, target: &Path) -> Answer {
+        let (source, target) = (self.source_qmp(), text(target));
+        let args = ["migrate", "--qmp", &source, "--to", "hostb", "--target-qmp", target];
+        self.lab.host("a").dray(&args).expect("migrate")
+    }
+
     /// Starts `dray migrate`.
     pub fn spawn(&self, more: &[&str]) -> Child {
         let (source, target) = (self.source_qmp(), self.target_qmp());

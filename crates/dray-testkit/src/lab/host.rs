@@ -142,10 +142,19 @@ impl Host {
     /// # Errors
     /// When the agent ends or does not answer in time; the error holds its log.
     pub fn start(&self) -> io::Result<()> {
+        self.start_with(&[])
+    }
+
+    /// The same with variables in its environment.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_with(&self, variables: &[(&str, &str)]) -> io::Result<()> {
         let mut log = OpenOptions::new().create(true).append(true).open(self.dir.join("log"))?;
         let from = log.seek(SeekFrom::End(0))?;
         let child = Command::new(&self.dray)
             .args(["agent", "--config", text(&self.dir.join("dray.toml"))])
+            .envs(variables.iter().copied())
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
@@ -174,6 +183,43 @@ impl Host {
             child.wait()?;
         }
         Ok(())
+    }
+
+    /// Waits until its agent has stopped itself (`DRAY_STOP_BEFORE`).
+    ///
+    /// # Errors
+    /// When it does not stop in time, or ends.
+    pub fn wait_stopped(&self, timeout: Duration) -> io::Result<()> {
+        let deadline = Instant::now() + timeout;
+        let Some(pid) = self.pid() else { return Err(io::Error::other("no agent runs")) };
+        // The state is the word after the name, which is in parentheses.
+        while !fs::read_to_string(format!("/proc/{pid}/stat"))?.contains(") T ") {
+            if Instant::now() > deadline {
+                return Err(io::Error::other(format!("agent {} does not stop", self.letter)));
+            }
+            std::thread::sleep(POLL);
+        }
+        Ok(())
+    }
+
+    /// Lets a stopped agent go on.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn go_on(&self) -> io::Result<()> {
+        let agent = self.agent();
+        let child = agent.as_ref().ok_or_else(|| io::Error::other("no agent runs"))?;
+        let pid = rustix::process::Pid::from_child(child);
+        rustix::process::kill_process(pid, rustix::process::Signal::CONT)?;
+        Ok(())
+    }
+
+    /// Migrations that it has not forgotten: folders in its state directory.
+    ///
+    /// # Errors
+    /// When the directory cannot be read.
+    pub fn open_migrations(&self) -> io::Result<usize> {
+        Ok(fs::read_dir(self.dir.join("state/migrations"))?.count())
     }
 
     /// Asks its agent to end (SIGTERM) and waits for it.

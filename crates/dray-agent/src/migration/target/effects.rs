@@ -141,10 +141,10 @@ impl TargetLoop {
         }
     }
 
-    /// Forgets a migration that never began. True when the loop may end.
+    /// Forgets a migration whose source says that it is not wanted: it never began, or it failed,
+    /// or its images were taken back. True when the loop may end.
     pub(super) fn forget(&mut self) -> bool {
-        // What was promised is kept until the source says what became of it (I1).
-        if self.engine.phase() != dray_engine::Phase::Copy {
+        if self.engine.owns() {
             return false;
         }
         let records = [dray_engine::TargetRecord::Discarded];
