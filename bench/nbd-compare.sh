@@ -60,8 +60,12 @@ ticks() { awk '{ sub(/.*\) /, ""); print $12 + $13 }' "/proc/$1/stat"; }
 # One measurement: "case server iops MiB/s µs-of-server-cpu-per-request".
 measure() {
     local name=$1 pattern=$2 bs=$3 depth=$4 server=$5 before after
-    # What the server before this one left to be written back must not slow this one down.
+    # What the server before this one left to be written back must not slow this one down, and each
+    # finds its file in the page cache as one reader of all of it leaves it there: the sizes of the
+    # pages make a difference of two.
     sync -f "$dir"
+    dd if="$dir/$server.img" iflag=nocache count=0 status=none
+    cat "$dir/$server.img" >/dev/null
     before=$(ticks "${pid[$server]}")
     fio --name=x --ioengine=nbd --uri="nbd+unix:///?socket=$dir/$server.sock" --rw="$pattern" \
         --bs="$bs" --iodepth="$depth" --size="${size}M" --time_based --runtime="$seconds" \

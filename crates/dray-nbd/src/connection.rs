@@ -4,7 +4,7 @@
 use crate::batch::Batch;
 use crate::inbound::Inbound;
 use crate::job::{Job, Work};
-use crate::limits::{LARGE_WRITE, MAX_DISCARDED_PAYLOAD, READ_PIECE, REPLY_BATCH};
+use crate::limits::{LARGE_WRITE, MAX_DISCARDED_PAYLOAD, READ_PIECE, REPLY_BATCH, WRITE_PIECE};
 use crate::proto::{Errno, cmd, cmd_flag};
 use crate::reply::{self, DATA_CHUNK_LEN, SIMPLE_LEN};
 use crate::request::{HEADER_LEN, Refusal, Request};
@@ -180,22 +180,48 @@ impl Connection<'_> {
 
     fn long_write(&mut self, request: &Request) -> io::Result<()> {
         self.inbound.expect_long(true);
-        let mut data = self.session.buffers.get(request.len as usize);
-        if self.inbound.buffered().len() < data.len() {
+        if self.inbound.buffered().len() < request.len as usize {
             self.send_batch()?;
         }
-        self.inbound.read_exact(&mut data)?;
-        let fua = request.has(cmd_flag::FUA);
-        match self.try_write(&data, request.offset, fua) {
-            Ok(Attempt::WouldWait) => {
-                let work = Work::Write { data, fua };
-                return self.hand_over(request.cookie, request.offset, request.len, work);
-            }
-            Ok(Attempt::Done) => self.batch.append(&reply::simple(request.cookie, None)),
-            Err(error) => self.failed(request.cookie, &error.into()),
+        if request.has(cmd_flag::FUA) {
+            return self.defer_rest(request, 0, &[]);
         }
-        self.session.buffers.put(data);
+        let mut piece = self.session.buffers.get(WRITE_PIECE.min(request.len as usize));
+        let end = self.write_in_pieces(request, &mut piece);
+        self.session.buffers.put(piece);
+        end
+    }
+
+    /// Writes what has come while the client sends the rest: a piece is still in the processor's
+    /// cache, and both sides work.
+    fn write_in_pieces(&mut self, request: &Request, piece: &mut [u8]) -> io::Result<()> {
+        let mut done = 0;
+        while done < request.len {
+            let now = (piece.len() as u32).min(request.len - done);
+            let piece = &mut piece[..now as usize];
+            self.inbound.read_exact(piece)?;
+            match self.try_write(piece, request.offset + u64::from(done), false) {
+                Ok(Attempt::Done) => done += now,
+                Ok(Attempt::WouldWait) => return self.defer_rest(request, done, piece),
+                Err(error) => {
+                    self.inbound.skip(u64::from(request.len - done - now))?;
+                    self.failed(request.cookie, &error.into());
+                    return Ok(());
+                }
+            }
+        }
+        self.batch.append(&reply::simple(request.cookie, None));
         Ok(())
+    }
+
+    /// Hands a write over from `done` bytes on; `begun` are the first of those that have come.
+    fn defer_rest(&mut self, request: &Request, done: u32, begun: &[u8]) -> io::Result<()> {
+        let left = request.len - done;
+        let mut data = self.session.buffers.get(left as usize);
+        data[..begun.len()].copy_from_slice(begun);
+        self.inbound.read_exact(&mut data[begun.len()..])?;
+        let work = Work::Write { data, fua: request.has(cmd_flag::FUA) };
+        self.hand_over(request.cookie, request.offset + u64::from(done), left, work)
     }
 
     fn other(&mut self, request: &Request) -> io::Result<()> {

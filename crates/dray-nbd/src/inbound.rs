@@ -134,7 +134,12 @@ impl Inbound {
             let wanted = rest.len();
             let spill = &mut self.bytes[..SPILL];
             let mut parts = [IoSliceMut::new(rest), IoSliceMut::new(spill)];
-            match self.channel.receive(&mut parts)? {
+            let channel = &self.channel;
+            let received = match self.patience.look_for(|| channel.receive_now(&mut parts))? {
+                Some(received) => received,
+                None => channel.receive(&mut parts)?,
+            };
+            match received {
                 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
                 got if got > wanted => {
                     done += wanted;

@@ -69,6 +69,9 @@ pub const REPLY_BATCH: usize = 128 << 10;
 /// cache between the read and the send, and the client takes it while the next is being read.
 pub const READ_PIECE: usize = 256 << 10;
 
+/// A long write goes to the image in pieces of this size as it comes in, for the same reasons.
+pub const WRITE_PIECE: usize = 256 << 10;
+
 /// Send buffer of a unix socket: room for a queue of replies, so that the server does not sleep in
 /// `send` while the client still works on the last one.
 pub const UNIX_SEND_BUFFER: usize = 1 << 20;

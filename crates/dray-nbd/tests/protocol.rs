@@ -250,6 +250,21 @@ fn image_errors_become_protocol_errors() {
 }
 
 #[test]
+fn a_long_write_that_fails_half_way_is_answered_once_and_leaves_the_stream_in_step() {
+    let (fixture, image) = memory(4 << 20);
+    let mut client = fixture.client().go_structured();
+    let data = noise((2 << 20) + 9, 4);
+    for after in 0..8 {
+        image.fail_after(after, ErrorKind::NoSpace);
+        client.write(0, 3, 5, &data);
+        assert_eq!(client.reply().errno(), ENOSPC, "after {after} pieces");
+        client.write(0, 4, 5, &data);
+        assert_eq!(client.reply().errno(), 0);
+        assert!(image.contents()[5..][..data.len()] == data);
+    }
+}
+
+#[test]
 fn block_status_tells_extents() {
     let (fixture, image) = memory(1 << 20);
     image.write_at(&[1; 4096], 8192, false).unwrap();

@@ -13,8 +13,8 @@ pub struct Memory {
     /// Below this offset reads and writes wait until it is lowered.
     wall: Mutex<u64>,
     moved: Condvar,
-    /// Kinds of error that the next requests fail with.
-    failures: Mutex<VecDeque<ErrorKind>>,
+    /// What the next requests fail with; none for those that succeed.
+    failures: Mutex<VecDeque<Option<ErrorKind>>>,
     /// Requests never succeed without waiting.
     pub always_wait: bool,
     pub flushes: AtomicUsize,
@@ -60,7 +60,14 @@ impl Memory {
     }
 
     pub fn fail_next(&self, kind: ErrorKind) {
-        self.failures.lock().unwrap().push_back(kind);
+        self.fail_after(0, kind);
+    }
+
+    /// The request after the next `good` ones fails.
+    pub fn fail_after(&self, good: usize, kind: ErrorKind) {
+        let mut failures = self.failures.lock().unwrap();
+        failures.extend(std::iter::repeat_n(None, good));
+        failures.push_back(Some(kind));
     }
 
     pub fn contents(&self) -> Vec<u8> {
@@ -81,7 +88,7 @@ impl Memory {
     }
 
     fn check(&self, offset: u64, len: u64) -> Result<()> {
-        if let Some(kind) = self.failures.lock().unwrap().pop_front() {
+        if let Some(Some(kind)) = self.failures.lock().unwrap().pop_front() {
             return Err(Error::new(kind, "test", "told to fail"));
         }
         match offset.checked_add(len) {
