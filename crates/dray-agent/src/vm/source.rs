@@ -194,8 +194,9 @@ impl SourceVmTask {
     fn limits(&self) -> Limits {
         let options = self.slot.intent().options;
         let downtime = options.as_ref().map_or(300, |options| options.max_downtime_ms);
-        // The budget paces the stream; QEMU's own limit would only hide it from its estimate.
-        Limits { max_bandwidth: 0, downtime_limit: Duration::from_millis(downtime) }
+        // The budget paces the stream; QEMU's own limit would only hide it from its estimate. Half
+        // of the downtime is left to what comes after the memory.
+        Limits { max_bandwidth: 0, downtime_limit: Duration::from_millis((downtime / 2).max(1)) }
     }
 
     async fn move_memory(&mut self, outgoing: &mut Outgoing) -> Result<(), Stop> {

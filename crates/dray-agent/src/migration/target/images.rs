@@ -10,7 +10,7 @@ use crate::migration::intents::{IntentFile, Intents};
 use crate::registry::{CopyState, Entry, Place as Name, Registry};
 use dray_engine::TargetEvent;
 use dray_engine::target::TargetStatus;
-use dray_image::{Image, ImageNames};
+use dray_image::{FileImage, Image, ImageNames};
 use dray_types::{BLOCK_SIZE, BlockRange, BlockSet, Epoch, ImageIndex};
 use dray_wire::ImageHandover;
 use std::io;
@@ -19,6 +19,13 @@ use std::sync::mpsc::Sender;
 
 /// A demand read brings its neighbourhood: blocks of this alignment (64 KiB) around it.
 const NEIGHBOURHOOD: u64 = 16;
+
+/// Makes a received file durable. Long runs went round the page cache: whatever somebody's look at
+/// the unfinished file has left there may be older, so it goes before a guest is served from it.
+fn settle(file: &FileImage) -> dray_image::Result<()> {
+    file.flush()?;
+    file.forget_cached(0, file.geometry().len)
+}
 
 /// One image.
 struct Open {
@@ -192,7 +199,7 @@ impl TargetImages {
         let files: Vec<_> = self.all.iter().map(|open| Arc::clone(&open.entry.file)).collect();
         let inputs = self.inputs.clone();
         std::thread::spawn(move || {
-            let result = files.iter().try_for_each(|file| file.flush());
+            let result = files.iter().try_for_each(|file| settle(file));
             let result = result.map_err(|why| why.to_string());
             let _ = inputs.send(Input::Engine(TargetEvent::ImagesSynced { id, result }));
         });
