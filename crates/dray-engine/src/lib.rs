@@ -9,21 +9,27 @@
 //! * [`source`]: Copy, Sync, Handover, and serving what the target still misses.
 //! * [`target`]: receiving, the promise, ownership, Backfill.
 //! * [`record`]: what each side makes durable, and how a restart reads it.
-//! * [`strategy`]: which blocks move in which phase.
+//! * [`strategy`]: which blocks move in which phase; [`hotset`]: which of them are hot.
 //! * [`order`]: which of them is next. [`window`]: how much may be under way.
+//! * [`plan`]: what to copy before handover, and what will come of it.
+//! * [`throttle`]: slowing a guest that writes too fast; [`pace`]: slowing the migration.
 
 #![forbid(unsafe_code)]
 
+pub mod hotset;
 pub mod order;
+pub mod pace;
+pub mod plan;
 pub mod record;
 pub mod source;
 pub mod strategy;
 pub mod target;
+pub mod throttle;
 pub mod window;
 
 pub use record::{SourceRecord, TargetRecord};
 pub use source::{Source, SourceEffect, SourceEvent, SourcePlan};
-pub use strategy::Strategy;
+pub use strategy::{Strategy, Tuning};
 pub use target::{BackfillControl, Target, TargetEffect, TargetEvent, TargetPlan};
 
 use serde::{Deserialize, Serialize};

@@ -67,6 +67,11 @@ impl World {
         if target && !self.source.handed_over {
             self.fail("I1: the target serves and the source has not handed over".into());
         }
+        let slowed = self.source.throttle.active();
+        let syncs = self.source.machine.phase() == dray_engine::Phase::Sync;
+        if !self.source.throttle_fits() || slowed && !syncs && self.source.idle() {
+            self.fail("I4: the guest is slowed and nothing is sent again".into());
+        }
         if self.source.handed_over && source {
             self.fail("I5: the source accepts writes after handing over".into());
         }
@@ -198,9 +203,9 @@ impl World {
 
     pub(crate) fn check_crossing(&mut self, image: ImageIndex, range: BlockRange) {
         let limit = match self.setup.strategy {
-            Strategy::PreCopy => return,
+            Strategy::PreCopy | Strategy::HotSet | Strategy::Mirror => return,
             Strategy::PostCopy | Strategy::Deferred => 1,
-            Strategy::Hybrid => 2,
+            Strategy::Hybrid | Strategy::Auto => 2,
         };
         if !self.setup.clean_wire() || self.check.crashes > 0 || self.vm.resumes > 0 {
             return;

@@ -1,7 +1,9 @@
 //! What a run looks like and what goes wrong in it, all drawn from the seed.
 
 use crate::rng::Rng;
-use dray_engine::{MILLISECOND, SECOND, Strategy};
+use dray_engine::throttle::Mode;
+use dray_engine::{MILLISECOND, SECOND, Strategy, Tuning};
+use dray_types::{BLOCK_SIZE, BlockRange, BlockSet};
 
 /// One of the two hosts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -78,6 +80,7 @@ pub(crate) enum Pattern {
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
     pub(crate) strategy: Strategy,
+    pub(crate) tuning: Tuning,
     pub(crate) images: Vec<ImageSetup>,
     /// Storage only: no guest runs.
     pub(crate) guest: bool,
@@ -105,9 +108,10 @@ pub(crate) struct Setup {
 impl Setup {
     pub(crate) fn draw(rng: &mut Rng) -> Self {
         let strategy = rng.pick(&Strategy::ALL);
-        let images = (0..rng.between(1, 3)).map(|_| draw_image(rng)).collect();
+        let images: Vec<_> = (0..rng.between(1, 3)).map(|_| draw_image(rng)).collect();
         Self {
             strategy,
+            tuning: draw_tuning(&images, rng),
             images,
             guest: rng.chance(0.9),
             pattern: rng.pick(&[Pattern::Random, Pattern::Sequential, Pattern::HotSpot]),
@@ -175,6 +179,20 @@ fn draw_image(rng: &mut Rng) -> ImageSetup {
         read_only: rng.chance(0.15),
         zeroed: rng.chance(0.6),
         density: rng.pick(&[0.0, 0.1, 0.5, 0.9, 1.0]),
+    }
+}
+
+fn draw_tuning(images: &[ImageSetup], rng: &mut Rng) -> Tuning {
+    let chosen = |image: &ImageSetup, rng: &mut Rng| -> BlockSet {
+        let ranges = rng.pick(&[0, 1, 3, 10]);
+        let range = |_| BlockRange::new(rng.below(image.blocks), rng.between(1, image.blocks / 2));
+        (0..ranges).map(range).collect()
+    };
+    Tuning {
+        copy_only: rng.chance(0.9).then(|| images.iter().map(|image| chosen(image, rng)).collect()),
+        handover_size: rng.pick(&[None, Some(0), Some(4 * BLOCK_SIZE), Some(256 * BLOCK_SIZE)]),
+        throttle: rng.pick(&[Mode::None, Mode::Soft, Mode::Aggressive]),
+        mirror_window: rng.pick(&[0, 8 * BLOCK_SIZE, 8 << 20]),
     }
 }
 

@@ -4,7 +4,7 @@ use crate::disk::Disk;
 use crate::faults::Side;
 use crate::guest::{Kind, Op, Power};
 use crate::world::{Ev, World, note};
-use dray_engine::TargetEvent;
+use dray_engine::{SourceEvent, TargetEvent};
 use dray_types::{BlockRange, BlockSet, ImageIndex};
 
 /// What lies around a block that a guest waits for is fetched with it, in blocks.
@@ -44,14 +44,16 @@ impl World {
         if !may {
             return;
         }
+        let mut wait = 0;
         if op.kind == Kind::Write {
             let (image, range) = (op.image, op.range);
+            wait = self.source.throttled(self.now, image, range);
             self.source.mark_dirty(image, range);
         }
         let snapshot = self.source.disks[self.guest.ops[&id].image].snapshot();
         self.issued(id, Some(snapshot));
         let stamp = self.stamp;
-        let delay = self.disk_time();
+        let delay = wait + self.disk_time();
         self.at(delay, Ev::OpDone { op: id, stamp });
     }
 
@@ -146,6 +148,12 @@ impl World {
                 }
                 self.put(op, 1.0);
                 self.source.mark_dirty(image, range);
+                if self.setup.strategy.mirrors() && self.rng.chance(0.9) {
+                    let delay = self.around(100_000);
+                    let image = ImageIndex(image as u16);
+                    let told = SourceEvent::Written { image, range };
+                    self.at(delay, Ev::Source(self.source.life, told));
+                }
             }
             Side::Target => {
                 self.put(op, 1.0);

@@ -5,6 +5,7 @@ use crate::faults::{Setup, Side};
 use crate::guest::Kind;
 use crate::rng::Rng;
 use crate::world::{Ev, World, note};
+use dray_engine::throttle::Throttle;
 use dray_engine::{MILLISECOND, Source, SourceEffect, SourceEvent, SourcePlan, SourceRecord, Time};
 use dray_types::{BlockRange, BlockSet, Epoch, ImageId, ImageIndex, MigrationId};
 use dray_wire::ImageOffer;
@@ -32,6 +33,7 @@ fn plan(setup: &Setup, suspect: Vec<BlockSet>) -> SourcePlan {
         max_downtime: setup.max_downtime,
         handover_timeout: setup.handover_timeout,
         suspect,
+        tuning: setup.tuning.clone(),
     }
 }
 
@@ -56,6 +58,7 @@ pub(crate) struct SourceHost {
     pub(crate) dirty: Vec<BlockSet>,
     guards: u32,
     quiescing: u32,
+    pub(crate) throttle: Throttle,
     parked: bool,
     /// Back after a crash: no write may pass before tracking has begun again.
     untracked: bool,
@@ -94,6 +97,7 @@ impl SourceHost {
             dirty: vec![BlockSet::new(); images],
             guards: 0,
             quiescing: 0,
+            throttle: Throttle::new(),
             parked: false,
             untracked: false,
             pending: 0,
@@ -107,6 +111,22 @@ impl SourceHost {
     /// Guest writes are accepted.
     pub(crate) fn open(&self) -> bool {
         self.up && !self.untracked && !self.parked && self.guards == 0 && self.quiescing == 0
+    }
+
+    /// The gate and the machine agree on whether the guest is slowed.
+    pub(crate) fn throttle_fits(&self) -> bool {
+        !self.up || !self.idle() || self.throttle.active() == self.machine.write_limit().is_some()
+    }
+
+    /// Nothing that the machine asked for is left to do.
+    pub(crate) fn idle(&self) -> bool {
+        self.effects.is_empty()
+    }
+
+    /// How long a write waits before it is carried out.
+    pub(crate) fn throttled(&mut self, now: u64, image: usize, range: BlockRange) -> u64 {
+        let new_dirty = self.dirty[image].complement_in(range).len() * dray_types::BLOCK_SIZE;
+        self.throttle.delay(Time(now), new_dirty)
     }
 
     /// Guest reads are answered.
@@ -132,6 +152,7 @@ impl SourceHost {
         self.tracked_all_along = false;
         self.guards = 0;
         self.quiescing = 0;
+        self.throttle = Throttle::new();
         self.pending = 0;
         self.dirty.iter_mut().for_each(|dirty| *dirty = BlockSet::new());
     }
@@ -266,6 +287,7 @@ impl World {
                 self.source.parked = false;
                 self.source.guards = 0;
             }
+            SourceEffect::Throttle { limit } => self.source.throttle.set(Time(self.now), limit),
             SourceEffect::Notice(notice) => self.source_notice(notice),
         }
     }

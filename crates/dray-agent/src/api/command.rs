@@ -85,6 +85,12 @@ pub enum Strategy {
     Hybrid,
     /// The guest moves first; only the blocks it asks for follow, until Backfill is started.
     Deferred,
+    /// What is used most is copied and kept in step, the guest moves, the rest follows.
+    HotSet,
+    /// Everything is copied once, and what the guest writes meanwhile goes to both sides.
+    Mirror,
+    /// What is cheaper to copy before the guest moves is copied, the rest follows.
+    Auto,
 }
 
 impl fmt::Display for Strategy {
@@ -94,6 +100,9 @@ impl fmt::Display for Strategy {
             Self::PostCopy => "post-copy",
             Self::Hybrid => "hybrid",
             Self::Deferred => "deferred",
+            Self::HotSet => "hot-set",
+            Self::Mirror => "mirror",
+            Self::Auto => "auto",
         })
     }
 }

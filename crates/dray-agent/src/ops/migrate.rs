@@ -25,6 +25,9 @@ fn strategy(strategy: crate::api::Strategy) -> Strategy {
         crate::api::Strategy::PostCopy => Strategy::PostCopy,
         crate::api::Strategy::Hybrid => Strategy::Hybrid,
         crate::api::Strategy::Deferred => Strategy::Deferred,
+        crate::api::Strategy::HotSet => Strategy::HotSet,
+        crate::api::Strategy::Mirror => Strategy::Mirror,
+        crate::api::Strategy::Auto => Strategy::Auto,
     }
 }
 

@@ -1,10 +1,12 @@
 //! Copy and Sync: what is sent before handover, and what is known to have arrived.
 //!
 //! At any moment before handover a block of the source either is equal at the target, or is in
-//! `todo`, in flight, in `unsure` or dirty in the tracker. Two versions of a block are never in
+//! `todo`, `rest`, in flight, in `unsure` or dirty in the tracker. Two versions of a block are never in
 //! flight at once: a new round begins when nothing is in flight, so frames cannot overtake.
 
-use super::{ImageState, InFlight, Link, MAX_ROUNDS, Source, SourceEffect, SourceNotice, Stage};
+use super::{
+    ImageState, InFlight, Kind, Link, MAX_ROUNDS, Source, SourceEffect, SourceNotice, Stage,
+};
 use crate::order::next_image;
 use crate::{Phase, SECOND};
 use dray_types::{Attempt, BLOCK_SIZE, BlockRange, BlockSet, ImageIndex, MAX_RUN_BLOCKS};
@@ -85,6 +87,16 @@ impl Source {
         for (ix, (state, target)) in self.images.iter_mut().zip(answer).enumerate() {
             let whole = BlockRange::whole(self.plan.images[ix].len);
             begin(state, target, whole, self.plan.suspect.get(ix));
+            let chosen = self
+                .plan
+                .tuning
+                .copy_only
+                .as_ref()
+                .filter(|_| self.plan.strategy.chooses() && self.scheme.copies);
+            if let Some(chosen) = chosen {
+                // An image that nobody chose from is left as a whole.
+                state.leave(&chosen.get(ix).cloned().unwrap_or_default(), self.scheme.names_zeros);
+            }
             state.todo.begin_round();
         }
         self.opened = true;
@@ -92,13 +104,15 @@ impl Source {
     }
 
     pub(super) fn forget_in_flight(&mut self) {
+        self.forget_mirrored();
+        self.mirror_bytes = 0;
         for flight in std::mem::take(&mut self.in_flight).into_values() {
-            if !flight.zero {
+            if flight.kind != Kind::Zero {
                 self.window.lost(flight.range.byte_len());
             }
             let state = &mut self.images[flight.image.ix()];
             state.land(flight.range);
-            if state.older.intersects(flight.range) || flight.zero {
+            if state.older.intersects(flight.range) || flight.kind == Kind::Zero {
                 state.todo.insert(flight.range);
             } else {
                 state.unsure.insert(flight.range);
@@ -113,16 +127,16 @@ impl Source {
         if !sends || self.link != Link::Up || !self.merge_first_answer() {
             return;
         }
-        let syncs = self.plan.strategy.syncs();
         match self.stage {
-            // What was written meanwhile stays for Backfill.
-            Stage::Ready if !syncs => return self.tell_ready(out),
-            Stage::Handover(_) if !syncs => return self.drained(out),
+            // What was written meanwhile stays for Backfill, or for the next tick.
+            Stage::Ready if !self.keeps_up() => return self.tell_ready(out),
+            Stage::Handover(_) if !self.scheme.equal => return self.drained(out),
             _ => self.pump(out),
         }
         if !self.all_sent() || self.awaiting_dirty > 0 {
             return;
         }
+        self.catching_up = false;
         match self.stage {
             Stage::Copy => self.end_copy(out),
             Stage::Sync => self.take_all_dirty(out),
@@ -133,7 +147,7 @@ impl Source {
 
     fn end_copy(&mut self, out: &mut Vec<SourceEffect>) {
         out.push(SourceEffect::Notice(SourceNotice::Phase(Phase::Sync)));
-        if self.plan.strategy.syncs() {
+        if self.scheme.syncs {
             self.stage = Stage::Sync;
             self.take_all_dirty(out);
         } else {
@@ -142,10 +156,17 @@ impl Source {
         }
     }
 
-    /// While the guest's memory moves, pre-copy keeps the rest small.
+    /// Whether the rest is being sent while the guest's memory moves.
+    fn keeps_up(&self) -> bool {
+        self.scheme.equal || self.catching_up
+    }
+
+    /// While the guest's memory moves, Sync keeps the rest small: what pre-copy sends while the
+    /// guest stands still, or what hot-set hands over in the map.
     pub(super) fn keep_up(&mut self, out: &mut Vec<SourceEffect>) {
         self.advance(out);
-        if self.link == Link::Up && self.all_sent() && self.awaiting_dirty == 0 {
+        let idle = if self.keeps_up() { self.all_sent() } else { self.in_flight.is_empty() };
+        if self.link == Link::Up && self.opened && idle && self.awaiting_dirty == 0 {
             self.take_all_dirty(out);
         }
     }
@@ -177,12 +198,15 @@ impl Source {
         out: &mut Vec<SourceEffect>,
     ) {
         self.awaiting_dirty = self.awaiting_dirty.saturating_sub(1);
-        self.round_bytes += blocks.len() * BLOCK_SIZE;
         if self.stage == Stage::Over {
             // Nobody will send them now, and a later try must know of them (I4).
             return out.push(SourceEffect::PutBack { image, blocks });
         }
-        self.images[image.ix()].wants(&blocks);
+        self.not_mirrored(image, &blocks);
+        let state = &mut self.images[image.ix()];
+        let hot = state.without_cold(blocks);
+        self.round_bytes += hot.len() * BLOCK_SIZE;
+        state.wants(&hot);
         if self.awaiting_dirty == 0 {
             self.round_taken(out);
         }
@@ -196,35 +220,53 @@ impl Source {
                 self.round += 1;
                 self.judge_round(out);
             }
-            Stage::Ready if self.plan.strategy.syncs() => self.pump(out),
+            Stage::Ready if self.scheme.equal => self.pump(out),
+            Stage::Ready if self.scheme.syncs => {
+                let waits: u64 = self.images.iter().map(|image| image.todo.blocks().len()).sum();
+                self.catching_up |= waits * BLOCK_SIZE > self.affordable();
+                self.advance(out);
+            }
             // An attempt that took them is void: they stay for Backfill.
             _ => {}
         }
     }
 
-    /// Ready when the rest fits the downtime; hopeless when rounds stop shrinking.
-    fn judge_round(&mut self, out: &mut Vec<SourceEffect>) {
-        let affordable = self.window.rate() * self.plan.max_downtime as f64 / SECOND as f64;
+    /// Bytes that may be dirty when the guest stops.
+    fn affordable(&self) -> u64 {
+        let downtime = self.window.rate() * self.plan.max_downtime as f64 / SECOND as f64;
         // Half of the downtime is left to the guest's memory and the handover itself.
-        if self.round_bytes <= (affordable / 2.0).max(SMALL_REST) as u64 {
-            self.stage = Stage::Ready;
-            self.tell_ready(out);
-            return self.pump(out);
+        self.scheme.handover_size.unwrap_or((downtime / 2.0).max(SMALL_REST) as u64)
+    }
+
+    fn get_ready(&mut self, out: &mut Vec<SourceEffect>) {
+        self.stage = Stage::Ready;
+        self.tell_ready(out);
+        if self.scheme.equal {
+            self.pump(out);
+        }
+    }
+
+    /// Ready when the rest is affordable; hopeless when rounds stop shrinking.
+    fn judge_round(&mut self, out: &mut Vec<SourceEffect>) {
+        if self.round_bytes <= self.affordable() {
+            return self.get_ready(out);
         }
         if self.round_bytes >= self.last_round_bytes {
             self.stalled_rounds += 1;
         }
         self.last_round_bytes = self.round_bytes;
         if self.round > MAX_ROUNDS || self.stalled_rounds > MAX_STALLED_ROUNDS {
-            return self.give_up(out);
+            // A map takes what the rounds cannot.
+            return if self.scheme.equal { self.give_up(out) } else { self.get_ready(out) };
         }
         self.pump(out);
     }
 
     fn give_up(&mut self, out: &mut Vec<SourceEffect>) {
         let why = format!(
-            "pre-copy does not converge: after {} rounds {} MiB are still written per round while \
+            "{} does not converge: after {} rounds {} MiB are still written per round while \
              the link carries {:.0} MiB/s; use --strategy hybrid, or raise --max-downtime",
+            self.plan.strategy,
             self.round,
             self.round_bytes >> 20,
             self.window.rate() / f64::from(1 << 20),
@@ -239,6 +281,7 @@ impl Source {
                 && image.zeros.is_empty()
                 && image.unsure.is_empty()
                 && image.held.is_empty()
+                && image.mirror.is_empty()
         };
         self.in_flight.is_empty() && self.images.iter().all(empty)
     }
@@ -248,6 +291,7 @@ impl Source {
         if self.link != Link::Up {
             return;
         }
+        while self.has_room() && self.send_mirrored(out) {}
         while self.has_room() && self.send_zero(out) {}
         while self.has_room() && self.send_next(out) {}
     }
@@ -263,7 +307,7 @@ impl Source {
         let Some(range) = self.images[ix].zeros.next_run(0, MAX_ZERO_BLOCKS) else { return false };
         self.images[ix].zeros.remove(range);
         let image = ImageIndex(ix as u16);
-        let tag = self.launch(image, range, true, 0);
+        let tag = self.launch(image, range, Kind::Zero, 0);
         out.push(SourceEffect::SendZero { tag, image, range });
         true
     }
@@ -276,22 +320,32 @@ impl Source {
         let state = &mut self.images[ix];
         let Some(range) = state.todo.next(MAX_RUN_BLOCKS) else { return false };
         state.todo.remove(range);
-        self.blocks_sent += range.len;
-        self.blocks_resent += state.sent.intersection(range).len();
-        let tag = self.launch(image, range, false, 0);
-        out.push(SourceEffect::SendRun { tag, image, range, urgent: false, clear_dirty: true });
+        self.send_run(image, range, false, out);
         true
     }
 
-    fn launch(&mut self, image: ImageIndex, range: BlockRange, zero: bool, tries: u32) -> u64 {
+    pub(super) fn send_run(
+        &mut self,
+        image: ImageIndex,
+        range: BlockRange,
+        mirrored: bool,
+        out: &mut Vec<SourceEffect>,
+    ) {
+        self.images[image.ix()].count(range);
+        let kind = if mirrored { Kind::Mirrored } else { Kind::Copied };
+        let tag = self.launch(image, range, kind, 0);
+        out.push(SourceEffect::SendRun { tag, image, range, urgent: false, clear_dirty: true });
+    }
+
+    fn launch(&mut self, image: ImageIndex, range: BlockRange, kind: Kind, tries: u32) -> u64 {
         let tag = self.next_tag;
         self.next_tag += 1;
         // A frame of zeros takes no room on the link.
-        if !zero {
+        if kind != Kind::Zero {
             self.window.sent(range.byte_len());
         }
         self.images[image.ix()].launch(range);
-        let flight = InFlight { image, range, zero, sent_at: self.now, tries };
+        let flight = InFlight { image, range, kind, sent_at: self.now, tries };
         self.in_flight.insert(tag, flight);
         tag
     }
@@ -299,9 +353,10 @@ impl Source {
     pub(super) fn received(&mut self, tags: &[u64], out: &mut Vec<SourceEffect>) {
         for tag in tags {
             let Some(flight) = self.in_flight.remove(tag) else { continue };
-            if !flight.zero {
+            if flight.kind != Kind::Zero {
                 self.window.arrived(self.now, flight.sent_at, flight.range.byte_len());
             }
+            self.leaves_mirror(flight);
             let state = &mut self.images[flight.image.ix()];
             state.land(flight.range);
             state.sent.insert(flight.range);
@@ -310,12 +365,18 @@ impl Source {
         self.advance(out);
     }
 
+    fn leaves_mirror(&mut self, flight: InFlight) {
+        if flight.kind == Kind::Mirrored {
+            self.mirror_bytes = self.mirror_bytes.saturating_sub(flight.range.byte_len());
+        }
+    }
+
     pub(super) fn mismatch(&mut self, tag: u64, out: &mut Vec<SourceEffect>) {
         let Some(flight) = self.in_flight.remove(&tag) else { return };
-        if !flight.zero {
-            self.window.lost(flight.range.byte_len());
+        let InFlight { image, range, kind, tries, .. } = flight;
+        if kind != Kind::Zero {
+            self.window.lost(range.byte_len());
         }
-        let InFlight { image, range, zero, tries, .. } = flight;
         if tries + 1 > MAX_TRIES {
             let state = &mut self.images[image.ix()];
             state.land(range);
@@ -329,8 +390,8 @@ impl Source {
             );
             return self.target_failed(why, out);
         }
-        let tag = self.launch(image, range, zero, tries + 1);
-        out.push(if zero {
+        let tag = self.launch(image, range, kind, tries + 1);
+        out.push(if kind == Kind::Zero {
             SourceEffect::SendZero { tag, image, range }
         } else {
             SourceEffect::SendRun { tag, image, range, urgent: false, clear_dirty: true }
@@ -344,6 +405,7 @@ impl Source {
         }
         let Some(flight) = self.in_flight.remove(&tag) else { return };
         self.window.lost(flight.range.byte_len());
+        self.leaves_mirror(flight);
         let state = &mut self.images[flight.image.ix()];
         state.land(flight.range);
         state.todo.insert(flight.range);
@@ -359,6 +421,38 @@ impl Source {
 }
 
 impl ImageState {
+    /// Everything but the chosen blocks is left for Backfill.
+    fn leave(&mut self, chosen: &BlockSet, names_zeros: bool) {
+        let mut cold = self.todo.blocks().clone();
+        cold.subtract(chosen);
+        self.todo.subtract(&cold);
+        self.rest.union_with(&cold);
+        if !names_zeros {
+            let mut cold = self.zeros.clone();
+            cold.subtract(chosen);
+            self.zeros.subtract(&cold);
+            self.rest.union_with(&cold);
+        }
+        self.chosen = Some(chosen.clone());
+    }
+
+    /// Dirty blocks without those that nobody chose: these are left for Backfill.
+    fn without_cold(&mut self, mut blocks: BlockSet) -> BlockSet {
+        let Some(chosen) = &self.chosen else { return blocks };
+        let mut cold = blocks.clone();
+        cold.subtract(chosen);
+        blocks.subtract(&cold);
+        self.zeros.subtract(&cold);
+        self.rest.union_with(&cold);
+        blocks
+    }
+
+    /// A run of data is sent.
+    pub(super) fn count(&mut self, range: BlockRange) {
+        self.blocks_sent += range.len;
+        self.blocks_resent += self.sent.intersection(range).len();
+    }
+
     /// A frame with these blocks is on its way.
     fn launch(&mut self, range: BlockRange) {
         self.flying.insert(range);

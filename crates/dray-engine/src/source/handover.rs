@@ -81,12 +81,12 @@ impl Source {
         self.take_all_dirty(out);
     }
 
-    /// All dirty blocks are in `todo`.
+    /// All dirty blocks are in `todo` or `rest`.
     pub(super) fn collected(&mut self, out: &mut Vec<SourceEffect>) {
         if let Stage::Handover(Step::Collecting { collected, .. }) = &mut self.stage {
             *collected = true;
         }
-        if self.plan.strategy.syncs() {
+        if self.scheme.equal {
             self.advance(out);
         } else {
             self.drained(out);
@@ -198,6 +198,7 @@ impl Source {
 pub(super) fn missing(image: &ImageState) -> BlockSet {
     let mut missing = image.todo.blocks().clone();
     missing.union_with(&image.zeros);
+    missing.union_with(&image.rest);
     missing.union_with(&image.unsure);
     missing.union_with(&image.held);
     missing

@@ -1,6 +1,8 @@
 //! What goes into the source's machine and what comes out of it.
 
 use crate::record::SourceRecord;
+use crate::strategy::Tuning;
+use crate::throttle::WriteLimit;
 use crate::{Phase, Strategy};
 use dray_types::{BlockRange, BlockSet, Epoch, ImageIndex, MigrationId, Schedule};
 use dray_wire::{Envelope, ImageOffer, ToSource, ToTarget};
@@ -23,6 +25,8 @@ pub struct SourcePlan {
     /// Per image, blocks of which it is not known whether they changed since the target received
     /// them (regions open at an unclean stop). Empty for a source that tracked all along.
     pub suspect: Vec<BlockSet>,
+    /// Settings beyond the strategy.
+    pub tuning: Tuning,
 }
 
 /// Something happened at the source.
@@ -95,12 +99,23 @@ pub enum SourceEvent {
         /// For Backfill: what is read most comes first. It goes to the target after the handover.
         backfill: Schedule,
     },
+    /// A guest's write is complete here and its blocks are dirty in the tracker. Told only while
+    /// `Strategy::mirrors`; a shell may join writes and tell them a little later, must not tell them
+    /// before they are complete, and may leave any out (they are sent by a round of Sync then).
+    Written {
+        /// Which image.
+        image: ImageIndex,
+        /// Every block that the write touched.
+        range: BlockRange,
+    },
 }
 
 /// Something the source's shell must do, strictly in the order given.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SourceEffect {
-    /// Send to the target if there is a session; else drop.
+    /// Send to the target if there is a session; else drop. A message whose `ToTarget::feature` the
+    /// session did not agree on is dropped too; a migration whose strategy `defers` must not begin
+    /// over such a session.
     Send(Envelope<ToTarget>),
     /// Make the record durable before going on.
     Journal(SourceRecord),
@@ -158,6 +173,14 @@ pub enum SourceEffect {
     Retire,
     /// Undo `Retire`.
     Restore,
+    /// Hold the guest's writes to this from now on, or to nothing: give it to the gate's
+    /// [`crate::throttle::Throttle::set`] and let each write wait as long as its `delay` says,
+    /// outside any lock and before the write counts as in flight. Without such an effect writes are
+    /// not held; a gate that outlives the engine (its migration is over) must be let go.
+    Throttle {
+        /// The limit.
+        limit: Option<WriteLimit>,
+    },
     /// For the VM's orchestration, people and programs.
     Notice(SourceNotice),
 }
@@ -213,10 +236,18 @@ pub struct SourceStatus {
     pub waiting: Vec<u64>,
     /// Per image: blocks acknowledged.
     pub sent: Vec<u64>,
+    /// Per image: blocks that hot-set and auto leave for Backfill.
+    pub left: Vec<u64>,
+    /// Per image: blocks sent since the agent started, counting repetitions, fetches included.
+    pub image_blocks_sent: Vec<u64>,
+    /// Per image: those of them that had been sent before.
+    pub image_blocks_resent: Vec<u64>,
     /// Blocks sent in all, counting repetitions.
     pub blocks_sent: u64,
     /// Blocks sent again because they were written after they were sent.
     pub blocks_resent: u64,
+    /// Blocks sent because the guest wrote them and the strategy mirrors.
+    pub blocks_mirrored: u64,
     /// Rounds of Sync.
     pub rounds: u32,
     /// Measured rate in bytes a second.

@@ -11,14 +11,18 @@
 mod copying;
 mod handover;
 mod interface;
+mod mirror;
 mod serving;
+mod slowing;
 
 pub use interface::{SourceEffect, SourceEvent, SourceNotice, SourcePlan, SourceStatus};
 
 use crate::order::Waiting;
 use crate::record::SourceRecord;
+use crate::strategy::Scheme;
+use crate::throttle::WriteLimit;
 use crate::window::{COPY_WINDOW, Window};
-use crate::{Phase, SECOND, Strategy, Time};
+use crate::{Phase, SECOND, Time};
 use dray_types::{Attempt, BlockRange, BlockSet, Epoch, ImageIndex, Schedule};
 use dray_wire::{Envelope, HandedOver, ImageOffer, Open, TargetImage, ToSource, ToTarget};
 use handover::Step;
@@ -55,6 +59,12 @@ struct ImageState {
     todo: Waiting,
     /// Blocks to be named as zeros.
     zeros: BlockSet,
+    /// Blocks that are left for Backfill.
+    rest: BlockSet,
+    /// The blocks to copy; none when all are.
+    chosen: Option<BlockSet>,
+    /// Blocks written after they were copied, dirty in the tracker, to be sent as well.
+    mirror: BlockSet,
     /// Blocks that the target has acknowledged.
     sent: BlockSet,
     /// Blocks that were in flight when the link was lost.
@@ -76,24 +86,36 @@ struct ImageState {
     backfill: Schedule,
     /// The target was told some order, so that going back to address order must be told too.
     order_told: bool,
+    blocks_sent: u64,
+    blocks_resent: u64,
+}
+
+/// What a frame is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Copied,
+    /// Takes room in the window of mirrored writes.
+    Mirrored,
+    Zero,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct InFlight {
     image: ImageIndex,
     range: BlockRange,
-    zero: bool,
+    kind: Kind,
     sent_at: Time,
     tries: u32,
 }
 
-fn first_stage(strategy: Strategy) -> Stage {
-    if strategy.copies() { Stage::Copy } else { Stage::Ready }
+fn first_stage(scheme: Scheme) -> Stage {
+    if scheme.copies { Stage::Copy } else { Stage::Ready }
 }
 
 /// The source's state machine.
 pub struct Source {
     plan: SourcePlan,
+    scheme: Scheme,
     stage: Stage,
     link: Link,
     epoch: Epoch,
@@ -121,8 +143,13 @@ pub struct Source {
     stalled_rounds: u32,
     /// The target's first answer, until the scans are in.
     first: Option<Vec<TargetImage>>,
-    blocks_sent: u64,
-    blocks_resent: u64,
+    /// Ready, and more is dirty than may be: it is being sent.
+    catching_up: bool,
+    /// Bytes of mirrored writes that wait or are under way.
+    mirror_bytes: u64,
+    blocks_mirrored: u64,
+    /// What the gate holds the guest's writes to.
+    limit: Option<WriteLimit>,
     ready_told: bool,
     now: Time,
 }
@@ -131,8 +158,10 @@ impl Source {
     /// A source at the start of a migration.
     pub fn new(plan: SourcePlan) -> Self {
         let images = plan.images.iter().map(|_| ImageState::default()).collect();
+        let scheme = Scheme::of(plan.strategy, &plan.tuning);
         Self {
-            stage: first_stage(plan.strategy),
+            scheme,
+            stage: first_stage(scheme),
             link: Link::Down,
             epoch: plan.epoch,
             attempt: Attempt(0),
@@ -151,8 +180,10 @@ impl Source {
             last_round_bytes: u64::MAX,
             stalled_rounds: 0,
             first: None,
-            blocks_sent: 0,
-            blocks_resent: 0,
+            catching_up: false,
+            mirror_bytes: 0,
+            blocks_mirrored: 0,
+            limit: None,
             ready_told: false,
             now: Time(0),
             plan,
@@ -183,7 +214,7 @@ impl Source {
                 SourceRecord::Done => source.stage = Stage::Done,
                 SourceRecord::Abandoned => source.stage = Stage::Over,
                 SourceRecord::Resumed | SourceRecord::Begun => {
-                    source.stage = first_stage(source.plan.strategy);
+                    source.stage = first_stage(source.scheme);
                 }
                 SourceRecord::Settled => settled = true,
             }
@@ -226,7 +257,10 @@ impl Source {
             SourceEvent::Schedule { image, copy, backfill } => {
                 self.schedule(image, &copy, backfill, out);
             }
+            SourceEvent::Written { image, range } => self.written(image, range, out),
         }
+        // Whatever happened: the guest is slowed exactly as long as Sync goes on (I4, I6).
+        self.slow_or_release(out);
     }
 
     /// The shell knows better by now in which order the blocks should move.
@@ -370,6 +404,7 @@ impl Source {
         out.push(SourceEffect::Journal(SourceRecord::Abandoned));
         for (ix, state) in self.images.iter_mut().enumerate() {
             let mut blocks = state.todo.take();
+            blocks.union_with(&std::mem::take(&mut state.rest));
             blocks.union_with(&std::mem::take(&mut state.unsure));
             blocks.union_with(&std::mem::take(&mut state.overwritten));
             if !self.opened
@@ -391,7 +426,7 @@ impl Source {
                 let seconds = self.plan.handover_timeout / SECOND;
                 self.void_attempt(format!("no answer from the target in {seconds} s"), out);
             }
-            Stage::Ready if self.plan.strategy.syncs() => self.keep_up(out),
+            Stage::Ready if self.scheme.syncs => self.keep_up(out),
             Stage::Copy | Stage::Sync | Stage::Ready => self.advance(out),
             _ => {}
         }
@@ -457,8 +492,12 @@ impl Source {
         SourceStatus {
             waiting: self.images.iter().map(waiting).collect(),
             sent: self.images.iter().map(|image| image.sent.len()).collect(),
-            blocks_sent: self.blocks_sent,
-            blocks_resent: self.blocks_resent,
+            left: self.images.iter().map(|image| image.rest.len()).collect(),
+            image_blocks_sent: self.images.iter().map(|image| image.blocks_sent).collect(),
+            image_blocks_resent: self.images.iter().map(|image| image.blocks_resent).collect(),
+            blocks_sent: self.images.iter().map(|image| image.blocks_sent).sum(),
+            blocks_resent: self.images.iter().map(|image| image.blocks_resent).sum(),
+            blocks_mirrored: self.blocks_mirrored,
             rounds: self.round,
             rate: self.window.rate(),
             link_up: self.link == Link::Up,

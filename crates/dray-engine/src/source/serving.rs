@@ -94,9 +94,8 @@ impl Source {
             let why = "the fetch lies outside the image".to_owned();
             return self.send(ToTarget::Unreadable { tag, why }, out);
         }
-        self.blocks_sent += range.len;
         let state = &mut self.images[image.ix()];
-        self.blocks_resent += state.sent.intersection(range).len();
+        state.count(range);
         state.sent.insert(range);
         out.push(SourceEffect::SendRun { tag, image, range, urgent, clear_dirty: false });
     }

@@ -4,7 +4,7 @@
 use dray_engine::target::Arrival;
 use dray_engine::{
     MILLISECOND, SECOND, Source, SourceEffect, SourceEvent, SourcePlan, SourceRecord, Strategy,
-    Target, TargetEffect, TargetEvent, TargetPlan, TargetRecord, Time,
+    Target, TargetEffect, TargetEvent, TargetPlan, TargetRecord, Time, Tuning,
 };
 use dray_types::{
     Attempt, BLOCK_SIZE, BlockRange, BlockSet, Epoch, ImageId, ImageIndex, MigrationId,
@@ -37,6 +37,7 @@ pub fn source_plan(strategy: Strategy) -> SourcePlan {
         max_downtime: 300 * MILLISECOND,
         handover_timeout: 10 * SECOND,
         suspect: vec![BlockSet::new()],
+        tuning: Tuning::default(),
     }
 }
 

@@ -29,6 +29,7 @@ impl SourceShell {
             epoch: Epoch(1),
             max_downtime: settings.max_downtime,
             handover_timeout: HANDOVER_TIMEOUT,
+            tuning: dray_engine::Tuning::default(),
             suspect: vec![BlockSet::new()],
         };
         Self {
@@ -90,6 +91,8 @@ impl World {
             }
             SourceEffect::Journal(_) | SourceEffect::Retire | SourceEffect::Restore => {}
             SourceEffect::Notice(notice) => self.source_notice(notice),
+            // Asked for only by a tuning that throttles.
+            SourceEffect::Throttle { .. } => {}
         }
     }
 

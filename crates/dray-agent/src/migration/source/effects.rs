@@ -67,6 +67,8 @@ impl SourceLoop {
                 self.images.retire(guards, self.epoch())?;
             }
             SourceEffect::Restore => self.images.restore(self.epoch())?,
+            // No plan of this shell asks for it.
+            SourceEffect::Throttle { .. } => {}
             SourceEffect::Notice(notice) => self.notice(notice)?,
         }
         Ok(())
@@ -186,6 +188,7 @@ impl SourceLoop {
             max_downtime: options.max_downtime_ms * MILLISECOND,
             handover_timeout: self.parts.handover_timeout.as_nanos() as u64,
             suspect: self.images.suspects(self.history.contains(&SourceRecord::Abandoned)),
+            tuning: dray_engine::Tuning::default(),
         };
         self.slot.pacer.set_limit(options.bandwidth);
         let engine = Source::recover(plan, &self.history);

@@ -300,6 +300,9 @@ pub fn shown_strategy(strategy: dray_engine::Strategy) -> crate::api::Strategy {
         dray_engine::Strategy::PostCopy => crate::api::Strategy::PostCopy,
         dray_engine::Strategy::Hybrid => crate::api::Strategy::Hybrid,
         dray_engine::Strategy::Deferred => crate::api::Strategy::Deferred,
+        dray_engine::Strategy::HotSet => crate::api::Strategy::HotSet,
+        dray_engine::Strategy::Mirror => crate::api::Strategy::Mirror,
+        dray_engine::Strategy::Auto => crate::api::Strategy::Auto,
     }
 }
 

@@ -1,0 +1,215 @@
+//! The planner behind `auto`: which blocks to copy before handover, and what will come of it.
+//!
+//! Everything is computed from what was counted of the guest's accesses ([`Load`]), in seconds, and
+//! the same numbers give the same answer. What a block costs is compared chunk by chunk:
+//!
+//! ```text
+//! d = s · (1 − e^(−w·t/s))      bytes dirty again when the guest moves, t after the chunk was sent
+//! send  = d ÷ link  +  q · r · rtt · b · d/s
+//! leave = risk · s ÷ link  +  q · r · rtt · b
+//! ```
+//! `s` bytes of the chunk, `w` bytes written a second (anywhere in it: each write hits a random
+//! block, so the dirty share follows the exponential), `r` reads a second, `b` the time until
+//! Backfill has brought it (most read first). Sending costs the link what must cross twice, and the
+//! guest the reads of what is dirty again; leaving costs the guest a round trip for each read until
+//! then, and ties it to the source for longer. A chunk is sent now when `send ≤ leave`; `q` weighs
+//! the guest's waiting against the link's time, 1 unless a goal asks for more or less.
+//!
+//! `t` and `b` depend on the choice, so it is made a few times over until it stands still. The blocks
+//! chosen are copied once, in the order of their writes; nothing is sent a second time before
+//! handover, and what is left or dirty again is fetched by read heat after it.
+
+mod predict;
+
+pub use predict::{Prediction, predict};
+
+use crate::Strategy;
+use dray_types::{BLOCK_SIZE, BlockRange, BlockSet, ImageIndex};
+
+/// How much one byte left behind costs, as a share of sending it: a block that the guest never reads
+/// is copied now unless it is more likely than this to be written again before the handover.
+pub const RISK: f64 = 0.01;
+/// The choice is made over at most this often: it stands still after three or four times.
+const ROUNDS: usize = 8;
+/// `q` is raised at most this often, by a factor of four each.
+const RAISES: usize = 6;
+
+/// What is known of a chunk of blocks.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Chunk {
+    /// Which image.
+    pub image: ImageIndex,
+    /// Which blocks.
+    pub range: BlockRange,
+    /// Bytes of it that hold data and must cross.
+    pub bytes: u64,
+    /// Bytes written to it in a second.
+    pub written: f64,
+    /// Reads of it in a second.
+    pub reads: f64,
+}
+
+impl Chunk {
+    /// Bytes of the chunk that are dirty `seconds` after it was sent.
+    fn dirty(&self, seconds: f64) -> f64 {
+        let size = (self.range.len * BLOCK_SIZE) as f64;
+        if size == 0.0 { 0.0 } else { size * -(-self.written * seconds.max(0.0) / size).exp_m1() }
+    }
+}
+
+/// A guest and the way to the target.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Load {
+    /// All chunks of all images that hold data or are written.
+    pub chunks: Vec<Chunk>,
+    /// Number of images.
+    pub images: usize,
+    /// Bytes a second that the link carries.
+    pub link: f64,
+    /// Round trip to the source, in seconds.
+    pub rtt: f64,
+    /// Bytes of guest memory to move.
+    pub memory: f64,
+    /// Bytes of it written in a second.
+    pub memory_dirty: f64,
+}
+
+/// What the operator wants. None of them: the least cost as the formulas say.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Goals {
+    /// Longest downtime, in seconds; 0.3 when none is named.
+    pub max_downtime: Option<f64>,
+    /// Longest time by which the mean read may be slower while blocks are missing, in seconds.
+    pub max_added_latency: Option<f64>,
+    /// Longest total time, in seconds.
+    pub deadline: Option<f64>,
+    /// Bytes a second that the migration may use.
+    pub bandwidth: Option<f64>,
+}
+
+impl Goals {
+    fn link(&self, load: &Load) -> f64 {
+        self.bandwidth.unwrap_or(f64::INFINITY).min(load.link).max(1.0)
+    }
+
+    fn downtime(&self) -> f64 {
+        self.max_downtime.unwrap_or(0.3)
+    }
+}
+
+/// A goal that changed the choice.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Forced {
+    /// More is copied, and sent again, than would be cheapest: reads must not be that slow.
+    AddedLatency,
+    /// Less is copied twice, and more is read from the source, than would be cheapest.
+    Deadline,
+}
+
+/// What `auto` will do.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Plan {
+    /// Per image: the blocks to copy before handover, for `Tuning::copy_only`. Blocks of no chunk
+    /// are among them: they are not known to be written.
+    pub copy_only: Vec<BlockSet>,
+    /// What will come of it.
+    pub prediction: Prediction,
+    /// The goal that made it other than the cheapest.
+    pub forced: Option<Forced>,
+    /// Goals that it is predicted to miss all the same, in words for people.
+    pub missed: Vec<String>,
+}
+
+/// Chooses the blocks to copy. `whole` names all blocks of each image.
+pub fn choose(load: &Load, goals: &Goals, whole: &[BlockRange]) -> Plan {
+    let mut copied = settle(load, goals, 1.0);
+    let mut forced = None;
+    let predicted = |copied: &[bool]| predict(Strategy::Auto, load, goals, Some(copied));
+    let slow = |p: &Prediction| goals.max_added_latency.is_some_and(|goal| p.added_latency > goal);
+    let late = |p: &Prediction| goals.deadline.is_some_and(|goal| p.total > goal);
+    let mut weight = 1.0;
+    for _ in 0..RAISES {
+        if !slow(&predicted(&copied)) {
+            break;
+        }
+        weight *= 4.0;
+        let more = settle(load, goals, weight);
+        if predicted(&more).added_latency >= predicted(&copied).added_latency {
+            continue;
+        }
+        copied = more;
+        forced = Some(Forced::AddedLatency);
+    }
+    if late(&predicted(&copied)) {
+        let quickest = settle(load, goals, 0.0);
+        if predicted(&quickest).total < predicted(&copied).total {
+            copied = quickest;
+            forced = Some(Forced::Deadline);
+        }
+    }
+    let prediction = predicted(&copied);
+    Plan {
+        copy_only: blocks(load, &copied, whole),
+        prediction,
+        forced,
+        missed: missed(&prediction, goals),
+    }
+}
+
+fn missed(prediction: &Prediction, goals: &Goals) -> Vec<String> {
+    let mut missed = Vec::new();
+    let mut check = |what: &str, is: f64, goal: Option<f64>| {
+        if let Some(goal) = goal.filter(|&goal| is > goal) {
+            missed.push(format!("{what} will be about {is:.3} s instead of {goal:.3} s"));
+        }
+    };
+    check("the downtime", prediction.downtime, goals.max_downtime);
+    check("the added latency", prediction.added_latency, goals.max_added_latency);
+    check("the total time", prediction.total, goals.deadline);
+    missed
+}
+
+/// Makes the choice until it stands still.
+fn settle(load: &Load, goals: &Goals, weight: f64) -> Vec<bool> {
+    let link = goals.link(load);
+    let by_writes = predict::by_writes(load);
+    let by_reads = predict::by_reads(load);
+    let mut copied = vec![true; load.chunks.len()];
+    for _ in 0..ROUNDS {
+        let (sent_at, handover) = predict::copy_times(load, link, &copied, &by_writes);
+        let behind = predict::backfill_times(load, link, &by_reads, |ix, chunk| {
+            if copied[ix] { chunk.dirty(handover - sent_at[ix]) } else { chunk.bytes as f64 }
+        });
+        let decide = |(ix, chunk): (usize, &Chunk)| {
+            let size = (chunk.range.len * BLOCK_SIZE).max(1) as f64;
+            let bytes = chunk.bytes as f64;
+            let dirty = chunk.dirty(handover - sent_at[ix]);
+            // The time at which it would come if it were left, behind what is read more.
+            let until = behind[ix] + if copied[ix] { bytes / link } else { 0.0 };
+            let waiting = weight * chunk.reads * load.rtt * until;
+            let send = dirty / link + waiting * (dirty / size);
+            let leave = RISK * bytes / link + waiting;
+            send <= leave
+        };
+        let next: Vec<bool> = load.chunks.iter().enumerate().map(decide).collect();
+        if next == copied {
+            break;
+        }
+        copied = next;
+    }
+    copied
+}
+
+/// The blocks of the chunks to copy, and those of no chunk.
+fn blocks(load: &Load, copied: &[bool], whole: &[BlockRange]) -> Vec<BlockSet> {
+    let mut sets: Vec<BlockSet> = whole.iter().map(|&all| [all].into_iter().collect()).collect();
+    for (chunk, _) in load.chunks.iter().zip(copied).filter(|(_, copied)| !**copied) {
+        if let Some(set) = sets.get_mut(chunk.image.ix()) {
+            set.remove(chunk.range);
+        }
+    }
+    sets
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,198 @@
+//! What a migration will take: the model that the choice is made with, for any strategy.
+
+use super::{Chunk, Goals, Load};
+use crate::Strategy;
+use dray_types::BLOCK_SIZE;
+
+/// Handover without the guest's memory: its steps take three round trips and three durable records,
+/// in seconds, round trips apart (a record takes about 5 ms).
+const HANDOVER: f64 = 0.015;
+/// Rounds of Sync that are looked at: the engine gives up after as many.
+const MAX_ROUNDS: u32 = crate::source::MAX_ROUNDS;
+
+/// What will come of a migration, times in seconds.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Prediction {
+    /// Until the source is not needed any more.
+    pub total: f64,
+    /// Until the guest runs at the target.
+    pub handover: f64,
+    /// How long the guest stands still.
+    pub downtime: f64,
+    /// It ends: neither memory nor blocks are written faster than they are sent.
+    pub converges: bool,
+    /// Bytes of blocks that cross, repetitions included.
+    pub bytes: f64,
+    /// Bytes that cross again because they were written after they were sent.
+    pub extra: f64,
+    /// Reads that wait for the source.
+    pub remote_reads: f64,
+    /// By how much the mean read is slower while blocks are missing.
+    pub added_latency: f64,
+}
+
+/// Places of chunks in the order of Copy: least written first.
+pub(super) fn by_writes(load: &Load) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..load.chunks.len()).collect();
+    order.sort_by(|&a, &b| {
+        load.chunks[a].written.total_cmp(&load.chunks[b].written).then(a.cmp(&b))
+    });
+    order
+}
+
+/// Places of chunks in the order of Backfill: most read first.
+pub(super) fn by_reads(load: &Load) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..load.chunks.len()).collect();
+    order.sort_by(|&a, &b| load.chunks[b].reads.total_cmp(&load.chunks[a].reads).then(a.cmp(&b)));
+    order
+}
+
+/// Seconds that the guest's memory takes, the round that is sent while it stands still included;
+/// none when it is written faster than it can be sent.
+fn memory_time(load: &Load, link: f64) -> Option<f64> {
+    (load.memory_dirty < link).then(|| load.memory / (link - load.memory_dirty))
+}
+
+/// When each chunk is sent, or would be, and when the guest moves.
+pub(super) fn copy_times(
+    load: &Load,
+    link: f64,
+    copied: &[bool],
+    by_writes: &[usize],
+) -> (Vec<f64>, f64) {
+    let mut at = 0.0;
+    let mut times = vec![0.0; load.chunks.len()];
+    for &ix in by_writes {
+        if copied[ix] {
+            at += load.chunks[ix].bytes as f64 / link;
+        }
+        times[ix] = at;
+    }
+    (times, at + memory_time(load, link).unwrap_or(load.memory / link))
+}
+
+/// How long after the handover each chunk is there, when `bytes` of it are missing.
+pub(super) fn backfill_times(
+    load: &Load,
+    link: f64,
+    by_reads: &[usize],
+    bytes: impl Fn(usize, &Chunk) -> f64,
+) -> Vec<f64> {
+    let mut at = 0.0;
+    let mut times = vec![0.0; load.chunks.len()];
+    for &ix in by_reads {
+        at += bytes(ix, &load.chunks[ix]) / link;
+        times[ix] = at;
+    }
+    times
+}
+
+/// What the strategy will take. `copied` says for each chunk whether it is copied before handover,
+/// for strategies that choose; the others copy all or nothing.
+pub fn predict(
+    strategy: Strategy,
+    load: &Load,
+    goals: &Goals,
+    copied: Option<&[bool]>,
+) -> Prediction {
+    let link = goals.link(load);
+    let copies = !matches!(strategy, Strategy::PostCopy | Strategy::Deferred);
+    let all = vec![copies; load.chunks.len()];
+    let copied = copied.filter(|_| strategy.chooses()).unwrap_or(&all);
+    let (sent_at, handover) = copy_times(load, link, copied, &by_writes(load));
+    let mut prediction = Prediction {
+        handover,
+        downtime: stop(load, goals, link),
+        converges: memory_time(load, link).is_some(),
+        ..Prediction::default()
+    };
+    let first: f64 = sum(load, |ix, chunk| if copied[ix] { chunk.bytes as f64 } else { 0.0 });
+    prediction.bytes = first;
+    match strategy {
+        Strategy::PreCopy | Strategy::HotSet => {
+            sync(load, goals, copied, &sent_at, &mut prediction);
+        }
+        Strategy::Mirror => mirror(load, copied, &sent_at, link, &mut prediction),
+        _ => {}
+    }
+    let equal = matches!(strategy, Strategy::PreCopy | Strategy::HotSet | Strategy::Mirror);
+    let missing = |ix: usize, chunk: &Chunk| match (copied[ix], equal) {
+        (true, true) => 0.0,
+        (true, false) => chunk.dirty(handover - sent_at[ix]),
+        (false, _) => chunk.bytes as f64,
+    };
+    if !equal {
+        prediction.extra = sum(load, |ix, chunk| if copied[ix] { missing(ix, chunk) } else { 0.0 });
+    }
+    backfill(load, link, missing, &mut prediction);
+    prediction
+}
+
+fn sum(load: &Load, value: impl Fn(usize, &Chunk) -> f64) -> f64 {
+    load.chunks.iter().enumerate().map(|(ix, chunk)| value(ix, chunk)).sum()
+}
+
+/// What the guest's memory and the steps of the handover take while it stands still: QEMU stops the
+/// guest when the rest of its memory fits half of the downtime.
+fn stop(load: &Load, goals: &Goals, link: f64) -> f64 {
+    let rest = (load.memory / link)
+        .min(goals.downtime() / 2.0)
+        .min(load.memory_dirty * goals.downtime() / link);
+    rest + HANDOVER + 3.0 * load.rtt
+}
+
+/// Rounds of Sync: each takes as long as what was written in the one before.
+fn sync(load: &Load, goals: &Goals, copied: &[bool], sent_at: &[f64], out: &mut Prediction) {
+    let link = goals.link(load);
+    let copy_end = sum(load, |ix, c| if copied[ix] { c.bytes as f64 } else { 0.0 }) / link;
+    let dirty_after = |seconds: &dyn Fn(usize) -> f64| {
+        sum(load, |ix, chunk| if copied[ix] { chunk.dirty(seconds(ix)) } else { 0.0 })
+    };
+    let mut rest = dirty_after(&|ix| copy_end - sent_at[ix]);
+    let affordable = (link * goals.downtime() / 2.0).max((2 << 20) as f64);
+    let mut stalled = 0;
+    for _ in 0..MAX_ROUNDS {
+        if rest <= affordable {
+            break;
+        }
+        out.extra += rest;
+        out.handover += rest / link;
+        let next = dirty_after(&|_| rest / link);
+        stalled += u32::from(next >= rest * 0.999);
+        rest = next;
+    }
+    out.converges &= rest <= affordable && stalled <= 8;
+    out.extra += rest;
+    out.downtime += rest / link;
+    out.handover += rest / link;
+}
+
+/// Each write to what was already copied crosses as it is; they share the link with the copy.
+fn mirror(load: &Load, copied: &[bool], sent_at: &[f64], link: f64, out: &mut Prediction) {
+    let rate = sum(load, |ix, chunk| if copied[ix] { chunk.written } else { 0.0 });
+    out.converges &= rate < link;
+    let stretch = if rate < link { link / (link - rate) } else { f64::from(MAX_ROUNDS) };
+    let mirrored = sum(load, |ix, chunk| chunk.written * (out.handover - sent_at[ix]).max(0.0));
+    out.extra = mirrored * stretch;
+    out.handover += out.extra / link;
+}
+
+/// After the handover: what is missing comes most read first, and reads of it wait until then.
+fn backfill(load: &Load, link: f64, missing: impl Fn(usize, &Chunk) -> f64, out: &mut Prediction) {
+    let times = backfill_times(load, link, &by_reads(load), &missing);
+    let rest = sum(load, &missing);
+    out.bytes = out.bytes.max(0.0) + if out.extra > 0.0 && rest == 0.0 { out.extra } else { rest };
+    out.total = out.handover + rest / link;
+    // A read meets a missing block with the share that is missing, halfway through on the mean.
+    let remote = |ix: usize, chunk: &Chunk| {
+        let bytes = missing(ix, chunk);
+        let share = bytes / ((chunk.range.len * BLOCK_SIZE) as f64).max(bytes).max(1.0);
+        let until = times[ix] - bytes / link / 2.0;
+        // No block is fetched twice: there are not more remote reads than blocks.
+        (chunk.reads * share * until).min(bytes / BLOCK_SIZE as f64)
+    };
+    out.remote_reads = sum(load, remote);
+    let reads = sum(load, |_, chunk| chunk.reads) * (rest / link);
+    let fetch = load.rtt + BLOCK_SIZE as f64 / link;
+    out.added_latency = if reads > 0.0 { out.remote_reads / reads * fetch } else { 0.0 };
+}

@@ -1,0 +1,147 @@
+//! Loads of which it is clear what should be done with them.
+
+use super::*;
+
+const MIB: f64 = 1048576.0;
+/// 64 MiB, a chunk here.
+const CHUNK: u64 = 16_384;
+
+fn load(chunks: &[(f64, f64)]) -> Load {
+    let chunk = |(n, &(written, reads)): (usize, &(f64, f64))| Chunk {
+        image: ImageIndex(0),
+        range: BlockRange::new(n as u64 * CHUNK, CHUNK),
+        bytes: CHUNK * BLOCK_SIZE,
+        written: written * MIB,
+        reads,
+    };
+    Load {
+        chunks: chunks.iter().enumerate().map(chunk).collect(),
+        images: 1,
+        link: 100.0 * MIB,
+        rtt: 0.05,
+        memory: 512.0 * MIB,
+        memory_dirty: MIB,
+    }
+}
+
+fn whole(load: &Load) -> Vec<BlockRange> {
+    vec![BlockRange::new(0, load.chunks.len() as u64 * CHUNK)]
+}
+
+fn chosen(load: &Load, goals: &Goals) -> (Vec<usize>, Plan) {
+    let plan = choose(load, goals, &whole(load));
+    let set = &plan.copy_only[0];
+    let chosen = (0..load.chunks.len()).filter(|&n| set.contains(n as u64 * CHUNK)).collect();
+    (chosen, plan)
+}
+
+fn preset(strategy: Strategy, load: &Load) -> Prediction {
+    predict(strategy, load, &Goals::default(), None)
+}
+
+/// 64 chunks of which the first `hot` have the given rates, the others none.
+fn mixed(hot: usize, written: f64, reads: f64) -> Load {
+    load(&(0..64).map(|n| if n < hot { (written, reads) } else { (0.0, 0.0) }).collect::<Vec<_>>())
+}
+
+#[test]
+fn what_is_only_read_is_copied_as_pre_copy_would() {
+    let load = mixed(64, 0.0, 5.0);
+    let (chunks, plan) = chosen(&load, &Goals::default());
+    assert_eq!(chunks.len(), 64);
+    let best = preset(Strategy::PreCopy, &load);
+    assert_eq!((plan.prediction.extra, plan.prediction.remote_reads), (0.0, 0.0));
+    assert!(plan.prediction.total <= best.total * 1.05);
+    assert!(preset(Strategy::PostCopy, &load).remote_reads > 100.0);
+}
+
+#[test]
+fn what_is_overwritten_all_the_time_is_left_as_post_copy_would() {
+    let load = mixed(64, 20.0, 0.0);
+    let (chunks, plan) = chosen(&load, &Goals::default());
+    assert!(chunks.is_empty(), "{chunks:?}");
+    let best = preset(Strategy::PostCopy, &load);
+    assert_eq!(plan.prediction.extra, 0.0);
+    assert!(plan.prediction.total <= best.total * 1.05);
+    assert!(!preset(Strategy::PreCopy, &load).converges);
+    assert!(preset(Strategy::Hybrid, &load).extra > 1000.0 * MIB);
+}
+
+#[test]
+fn what_is_read_and_hardly_written_is_copied_as_hybrid_would() {
+    let load = mixed(64, 0.001, 20.0);
+    let (chunks, plan) = chosen(&load, &Goals::default());
+    assert_eq!(chunks.len(), 64);
+    let best = preset(Strategy::Hybrid, &load);
+    assert_eq!(plan.prediction.extra, best.extra);
+    assert!(plan.prediction.remote_reads <= best.remote_reads * 1.05);
+}
+
+#[test]
+fn a_mixed_load_is_better_off_than_with_any_preset() {
+    // A log that is overwritten, a database that is read, and much that rests.
+    let rates = |n| match n {
+        0..8 => (8.0, 0.0),
+        8..16 => (0.0, 50.0),
+        _ => (0.0, 0.0),
+    };
+    let load = load(&(0..64).map(rates).collect::<Vec<_>>());
+    let (chunks, plan) = chosen(&load, &Goals::default());
+    assert_eq!(chunks, (8..64).collect::<Vec<_>>());
+    assert!(plan.prediction.extra == 0.0 && plan.prediction.remote_reads == 0.0);
+    assert!(preset(Strategy::Hybrid, &load).extra > 100.0 * MIB);
+    assert!(preset(Strategy::PostCopy, &load).remote_reads > 100.0);
+    assert!(preset(Strategy::PreCopy, &load).total > plan.prediction.total);
+}
+
+#[test]
+fn a_latency_goal_makes_it_copy_what_is_read() {
+    let load = mixed(32, 1.5, 0.4);
+    let (free, cheap) = chosen(&load, &Goals::default());
+    let goal = cheap.prediction.added_latency / 3.0;
+    let goals = Goals { max_added_latency: Some(goal), ..Goals::default() };
+    let (forced, plan) = chosen(&load, &goals);
+    assert!(forced.len() > free.len(), "{} and {}", free.len(), forced.len());
+    assert_eq!(plan.forced, Some(Forced::AddedLatency));
+    assert!(plan.prediction.added_latency < cheap.prediction.added_latency);
+    assert!(plan.prediction.extra > cheap.prediction.extra, "the price");
+}
+
+#[test]
+fn a_deadline_makes_it_send_nothing_twice() {
+    let load = mixed(32, 0.2, 40.0);
+    let (free, cheap) = chosen(&load, &Goals::default());
+    let goals = Goals { deadline: Some(cheap.prediction.total - 0.5), ..Goals::default() };
+    let (forced, plan) = chosen(&load, &goals);
+    assert!(forced.len() < free.len(), "{} and {}", free.len(), forced.len());
+    assert_eq!(plan.forced, Some(Forced::Deadline));
+    assert!(plan.prediction.total < cheap.prediction.total);
+    let hopeless = Goals { deadline: Some(1.0), ..Goals::default() };
+    assert!(chosen(&load, &hopeless).1.missed[0].starts_with("the total time"));
+}
+
+#[test]
+fn half_the_bandwidth_takes_twice_as_long() {
+    let load = mixed(0, 0.0, 0.0);
+    let goals = Goals { bandwidth: Some(50.0 * MIB), ..Goals::default() };
+    let (full, half) = (chosen(&load, &Goals::default()).1, chosen(&load, &goals).1);
+    let ratio = half.prediction.total / full.prediction.total;
+    assert!((1.99..2.03).contains(&ratio), "{ratio}");
+}
+
+#[test]
+fn pre_copy_converges_when_the_link_is_faster_than_the_writes() {
+    let slow = preset(Strategy::PreCopy, &mixed(16, 2.0, 0.0));
+    assert!(slow.converges && slow.downtime < 0.5, "{slow:?}");
+    let fast = preset(Strategy::PreCopy, &mixed(16, 50.0, 0.0));
+    assert!(!fast.converges, "{fast:?}");
+    assert!(!preset(Strategy::Mirror, &mixed(16, 50.0, 0.0)).converges);
+}
+
+#[test]
+fn nothing_to_move_and_a_link_that_is_down_are_no_numbers_to_fear() {
+    let mut none = load(&[]);
+    none.memory_dirty = 1e12;
+    let plan = choose(&none, &Goals { bandwidth: Some(0.0), ..Goals::default() }, &[]);
+    assert!(!plan.prediction.converges && plan.prediction.total.is_finite());
+}
