@@ -21,6 +21,13 @@ pub enum Op {
 /// disks, which say nothing of where the guest works.
 pub const MAX_ACCESS_BLOCKS: u64 = 1 << 18;
 
+/// The part of `range` that counts in an image of `blocks` blocks.
+pub(crate) fn counted(range: BlockRange, blocks: u64) -> BlockRange {
+    let start = range.start.min(blocks);
+    let len = range.len.min(MAX_ACCESS_BLOCKS).min(blocks - start);
+    BlockRange::new(start, len)
+}
+
 /// Heat of one image; see the crate's documentation.
 #[derive(Clone, Debug)]
 pub struct Heat {
@@ -49,10 +56,7 @@ impl Heat {
 
     /// Counts one access. Blocks past the image's end and past [`MAX_ACCESS_BLOCKS`] do not count.
     pub fn access(&mut self, op: Op, range: BlockRange) {
-        let range = range.split_at_most(MAX_ACCESS_BLOCKS).0;
-        let start = range.start.min(self.blocks);
-        let end = range.start.saturating_add(range.len).min(self.blocks);
-        let range = BlockRange::new(start, end - start);
+        let range = counted(range, self.blocks);
         let blocks = self.blocks;
         self.track_mut(op).access(range, blocks);
     }

@@ -11,9 +11,11 @@
 mod chunks;
 mod config;
 mod coverage;
+mod encode;
 mod frequency;
 mod heat;
 mod log;
+pub mod offline;
 mod order;
 mod positions;
 mod round;
@@ -21,10 +23,13 @@ mod segments;
 mod spread;
 mod track;
 mod trial;
+mod watch;
 
 pub use config::{ColdOrder, Count, HeatConfig, History};
 pub use coverage::CandidateCoverage;
+pub use encode::DecodeError;
 pub use heat::{Heat, MAX_ACCESS_BLOCKS, Op};
 pub use log::AccessLog;
 pub use segments::SegmentScore;
 pub use trial::Regret;
+pub use watch::Watch;

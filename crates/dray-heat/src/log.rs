@@ -2,7 +2,8 @@
 //!
 //! A bounded ring of atomic words, one word an access. Pushing claims a place with one atomic
 //! addition and fills it with one compare-and-swap; it never waits, and an access that finds its
-//! place still taken is dropped and counted. One drain at a time empties the ring.
+//! place still taken is dropped and counted. A log has one ring, or one for each thread (a lane),
+//! so that threads need not share the line that counts pushes.
 
 use crate::heat::{Heat, Op};
 use dray_types::BlockRange;
@@ -22,9 +23,8 @@ const MAX_START: u64 = (1 << START_BITS) - 1;
 #[derive(Debug, Default)]
 struct Line(AtomicU64);
 
-/// A bounded log of accesses; see the module.
 #[derive(Debug)]
-pub struct AccessLog {
+struct Lane {
     places: Box<[AtomicU64]>,
     /// Pushes so far: the next one takes this place, modulo the number of places.
     pushed: Line,
@@ -33,50 +33,46 @@ pub struct AccessLog {
     drained: Line,
 }
 
+/// A bounded log of accesses; see the module.
+#[derive(Debug)]
+pub struct AccessLog {
+    lanes: Box<[Lane]>,
+}
+
 impl AccessLog {
-    /// A log with room for at least `capacity` accesses between two drains, at least 64; rounded up
-    /// to a power of two. A place costs 8 bytes.
+    /// A log of one lane with room for at least `capacity` accesses between two drains.
     pub fn new(capacity: usize) -> Self {
+        Self::with_lanes(1, capacity)
+    }
+
+    /// A log of `lanes` lanes (1 to 256), each with room for at least `capacity` accesses between
+    /// two drains, at least 64; rounded up to a power of two. A place costs 8 bytes. Threads with
+    /// a lane each do not slow one another down.
+    pub fn with_lanes(lanes: usize, capacity: usize) -> Self {
         let places = capacity.clamp(64, 1 << 24).next_power_of_two();
-        Self {
-            places: (0..places).map(|_| AtomicU64::new(0)).collect(),
-            pushed: Line::default(),
-            dropped: Line::default(),
-            drained: Line::default(),
-        }
+        Self { lanes: (0..lanes.clamp(1, 256)).map(|_| Lane::new(places)).collect() }
     }
 
     /// Notes an access; false when it was dropped because its place has not been drained. Empty
     /// accesses are not noted.
     pub fn push(&self, op: Op, range: BlockRange) -> bool {
-        if range.is_empty() {
-            return true;
-        }
-        let at = self.pushed.0.fetch_add(1, Ordering::Relaxed) as usize & (self.places.len() - 1);
-        // The word is the whole message: nothing else is published with it, so relaxed is enough.
-        let noted = self.places[at]
-            .compare_exchange(0, pack(op, range), Ordering::Relaxed, Ordering::Relaxed)
-            .is_ok();
-        if !noted {
-            self.dropped.0.fetch_add(1, Ordering::Relaxed);
-        }
-        noted
+        self.push_in(0, op, range)
     }
 
-    /// Gives the noted accesses to `take`, oldest first, and makes room. An access whose push runs
-    /// at the same moment may be given by a later drain. Two drains at once lose nothing, but share
-    /// the accesses between them.
+    /// As [`Self::push`], in the lane of the caller: any number, a thread's or a connection's.
+    pub fn push_in(&self, lane: usize, op: Op, range: BlockRange) -> bool {
+        range.is_empty() || self.lanes[lane % self.lanes.len()].push(pack(op, range))
+    }
+
+    /// Gives the noted accesses to `take`, the oldest of each lane first, and makes room. An access
+    /// whose push runs at the same moment may be given by a later drain. Two drains at once lose
+    /// nothing, but share the accesses between them.
     pub fn drain(&self, mut take: impl FnMut(Op, BlockRange)) {
-        let pushed = self.pushed.0.load(Ordering::Relaxed);
-        let drained = self.drained.0.swap(pushed, Ordering::Relaxed);
-        let places = self.places.len() as u64;
-        let first = drained.min(pushed).max(pushed.saturating_sub(places));
-        for at in first..pushed {
-            let word = self.places[(at & (places - 1)) as usize].swap(0, Ordering::Relaxed);
-            if word != 0 {
+        for lane in &self.lanes {
+            lane.drain(|word| {
                 let (op, range) = unpack(word);
                 take(op, range);
-            }
+            });
         }
     }
 
@@ -85,20 +81,59 @@ impl AccessLog {
         self.drain(|op, range| heat.access(op, range));
     }
 
-    /// Accesses that wait for a drain, dropped ones included: drain when this nears the capacity.
+    /// Accesses that wait for a drain in the fullest lane, dropped ones included: drain when this
+    /// nears the capacity.
     pub fn pending(&self) -> u64 {
-        let drained = self.drained.0.load(Ordering::Relaxed);
-        self.pushed.0.load(Ordering::Relaxed).saturating_sub(drained)
+        self.lanes.iter().map(Lane::pending).max().unwrap_or(0)
     }
 
-    /// Number of accesses that fit between two drains.
+    /// Number of accesses that fit into a lane between two drains.
     pub fn capacity(&self) -> usize {
-        self.places.len()
+        self.lanes[0].places.len()
     }
 
     /// Accesses dropped since the log was made.
     pub fn dropped(&self) -> u64 {
-        self.dropped.0.load(Ordering::Relaxed)
+        self.lanes.iter().map(|lane| lane.dropped.0.load(Ordering::Relaxed)).sum()
+    }
+}
+
+impl Lane {
+    fn new(places: usize) -> Self {
+        Self {
+            places: (0..places).map(|_| AtomicU64::new(0)).collect(),
+            pushed: Line::default(),
+            dropped: Line::default(),
+            drained: Line::default(),
+        }
+    }
+
+    fn push(&self, word: u64) -> bool {
+        let at = self.pushed.0.fetch_add(1, Ordering::Relaxed) as usize & (self.places.len() - 1);
+        // The word is the whole message: nothing else is published with it, so relaxed is enough.
+        let noted =
+            self.places[at].compare_exchange(0, word, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        if !noted {
+            self.dropped.0.fetch_add(1, Ordering::Relaxed);
+        }
+        noted
+    }
+
+    fn drain(&self, mut take: impl FnMut(u64)) {
+        let pushed = self.pushed.0.load(Ordering::Relaxed);
+        let drained = self.drained.0.swap(pushed, Ordering::Relaxed);
+        let places = self.places.len() as u64;
+        for at in drained.min(pushed).max(pushed.saturating_sub(places))..pushed {
+            let word = self.places[(at & (places - 1)) as usize].swap(0, Ordering::Relaxed);
+            if word != 0 {
+                take(word);
+            }
+        }
+    }
+
+    fn pending(&self) -> u64 {
+        let drained = self.drained.0.load(Ordering::Relaxed);
+        self.pushed.0.load(Ordering::Relaxed).saturating_sub(drained)
     }
 }
 

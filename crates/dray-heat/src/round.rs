@@ -50,6 +50,11 @@ impl Round {
                 self.touched.insert(id);
             }
         }
+        self.shrink_to(max_chunks);
+    }
+
+    /// Doubles the chunk size until at most `max_chunks` have a count.
+    pub(crate) fn shrink_to(&mut self, max_chunks: usize) {
         while self.list.len() > max_chunks {
             self.chunk_blocks *= 2;
             self.replace(self.list.paired());

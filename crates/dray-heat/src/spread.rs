@@ -21,7 +21,12 @@ impl Hasher for SpreadHasher {
     }
 
     fn write_u64(&mut self, value: u64) {
-        let mixed = (value ^ (value >> 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        self.0 = mixed ^ (mixed >> 29);
+        self.0 = spread(value);
     }
+}
+
+/// A number whose every bit depends on many bits of `value`.
+pub(crate) fn spread(value: u64) -> u64 {
+    let mixed = (value ^ (value >> 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    mixed ^ (mixed >> 29)
 }

@@ -61,15 +61,22 @@ impl Track {
         }
     }
 
+    /// Goes on after `operations` operations that were counted before a restart.
+    pub(crate) fn restore_operations(&mut self, operations: u64) {
+        self.operations = operations.min(1 << 62);
+        self.trial_ends = self.operations.max(FIRST_TRIAL);
+    }
+
     fn try_history(&mut self, range: BlockRange, blocks: u64) {
         if self.operations >= self.trial_ends {
             if let Some(trial) = self.trial.take() {
                 self.regret.update(trial.end());
             }
-            let schedule = self.order(blocks);
-            self.trial = Some(Trial::new(self.op, &schedule, blocks, self.config.jump_blocks));
             let half_round = u64::from(self.config.round_operations / 2).max(1);
-            self.trial_ends = self.operations + self.operations.clamp(1, half_round);
+            let lasts = self.operations.clamp(1, half_round);
+            let (schedule, jump) = (self.order(blocks), self.config.jump_blocks);
+            self.trial = Some(Trial::new(self.op, &schedule, blocks, jump, lasts));
+            self.trial_ends = self.operations + lasts;
         }
         if let Some(trial) = &mut self.trial {
             trial.access(range, blocks);

@@ -9,7 +9,7 @@
 
 use crate::heat::Op;
 use crate::positions::Positions;
-use crate::spread::Spread;
+use crate::spread::{Spread, spread};
 use dray_types::{BlockRange, Schedule};
 use std::collections::HashSet;
 
@@ -41,19 +41,33 @@ impl Regret {
     }
 }
 
+/// Long trials look at one place in four, chosen by its number: enough to tell, and a quarter of
+/// the cost.
+const SAMPLED: u64 = 4;
+const LONG: u64 = 4096;
+
 /// A schedule on trial.
 #[derive(Clone, Debug)]
 pub(crate) struct Trial {
     op: Op,
+    sampled: u64,
     positions: Positions,
     places: HashSet<u64, Spread>,
     regret: Regret,
 }
 
 impl Trial {
-    pub(crate) fn new(op: Op, schedule: &Schedule, blocks: u64, jump_blocks: u64) -> Self {
+    /// A trial of `schedule` that will last `operations` operations.
+    pub(crate) fn new(
+        op: Op,
+        schedule: &Schedule,
+        blocks: u64,
+        jump_blocks: u64,
+        operations: u64,
+    ) -> Self {
         Self {
             op,
+            sampled: if operations < LONG { 1 } else { SAMPLED },
             positions: Positions::new(schedule, blocks, jump_blocks),
             places: HashSet::default(),
             regret: Regret::default(),
@@ -65,7 +79,10 @@ impl Trial {
             return;
         }
         for place in range.start / PLACE_BLOCKS..=(range.end() - 1) / PLACE_BLOCKS {
-            if self.places.len() >= MAX_PLACES || !self.places.insert(place) {
+            if !spread(place).is_multiple_of(self.sampled)
+                || self.places.len() >= MAX_PLACES
+                || !self.places.insert(place)
+            {
                 continue;
             }
             let block = range.start.max(place * PLACE_BLOCKS);
@@ -76,7 +93,11 @@ impl Trial {
     }
 
     pub(crate) fn end(self) -> Regret {
-        Regret { scheduled: self.regret.scheduled * self.positions.longer(), ..self.regret }
+        let sampled = self.sampled as f64;
+        Regret {
+            scheduled: self.regret.scheduled * self.positions.longer() * sampled,
+            sequential: self.regret.sequential * sampled,
+        }
     }
 
     pub(crate) fn memory(&self) -> usize {

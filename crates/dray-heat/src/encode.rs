@@ -1,0 +1,196 @@
+//! The durable form of [`Heat`].
+//!
+//! ```text
+//! "dheat" 1 (6 bytes) | blocks | reads | writes | FNV-1a 64 of all before (8 bytes, little endian)
+//! reads, writes: kind (1 byte: 0 decayed, 1 previous round) | chunk blocks | operations in round |
+//!   weight | operations in all | regret scheduled, sequential (8 bytes each, little endian f64) |
+//!   number of chunks | per chunk, least frequent first: number, increase of frequency
+//! ```
+//! Numbers without a length are LEB128. The bitmaps of the round under way and the trial under way
+//! are not kept: both begin anew.
+
+use crate::config::{HeatConfig, History};
+use crate::frequency::FrequencyList;
+use crate::heat::Heat;
+use crate::round::Round;
+use crate::track::Track;
+use std::fmt;
+
+const MAGIC: &[u8; 6] = b"dheat\x01";
+/// Chunk numbers stay below this, so that no block number can overflow.
+const MAX_BLOCKS: u64 = 1 << 56;
+
+/// Why bytes are not heat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DecodeError {
+    /// Not written by this version of `encode`.
+    Version,
+    /// Cut short or changed since they were written.
+    Damaged,
+    /// Written with other settings (history or smallest chunk size).
+    Settings,
+}
+
+impl fmt::Display for DecodeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Version => "not heat, or of another version",
+            Self::Damaged => "damaged heat",
+            Self::Settings => "heat counted with other settings",
+        })
+    }
+}
+
+impl std::error::Error for DecodeError {}
+
+impl Heat {
+    /// The counts as bytes, for [`Heat::decode`]. A few bytes for each chunk with a count.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = MAGIC.to_vec();
+        number(&mut bytes, self.blocks);
+        encode_track(&mut bytes, &self.reads);
+        encode_track(&mut bytes, &self.writes);
+        let sum = checksum(&bytes);
+        bytes.extend(sum.to_le_bytes());
+        bytes
+    }
+
+    /// Heat as it was encoded, counted on with `config`. A round that was under way is kept with
+    /// [`History::Decayed`]; with [`History::PreviousRound`] a new one begins. Any bytes are
+    /// safe: what is not right is an error, and memory stays within `config.max_chunks`.
+    pub fn decode(bytes: &[u8], config: HeatConfig) -> Result<Self, DecodeError> {
+        let body = bytes.strip_prefix(MAGIC).ok_or(DecodeError::Version)?;
+        let (_, sum) = body.split_last_chunk::<8>().ok_or(DecodeError::Damaged)?;
+        if checksum(&bytes[..bytes.len() - 8]) != u64::from_le_bytes(*sum) {
+            return Err(DecodeError::Damaged);
+        }
+        let mut input = Input(&body[..body.len() - 8]);
+        let blocks = input.number()?;
+        if blocks > MAX_BLOCKS {
+            return Err(DecodeError::Damaged);
+        }
+        let mut heat = Self::new(blocks, config);
+        decode_track(&mut input, &mut heat.reads, blocks)?;
+        decode_track(&mut input, &mut heat.writes, blocks)?;
+        if input.0.is_empty() { Ok(heat) } else { Err(DecodeError::Damaged) }
+    }
+}
+
+fn kind(history: History) -> u8 {
+    match history {
+        History::Decayed => 0,
+        History::PreviousRound => 1,
+    }
+}
+
+fn encode_track(bytes: &mut Vec<u8>, track: &Track) {
+    let round = track.scheduled();
+    bytes.push(kind(track.config.history));
+    number(bytes, round.chunk_blocks);
+    number(bytes, u64::from(round.operations));
+    number(bytes, round.weight);
+    number(bytes, track.operations);
+    bytes.extend(track.regret.scheduled.to_le_bytes());
+    bytes.extend(track.regret.sequential.to_le_bytes());
+    number(bytes, round.list.len() as u64);
+    let mut before = 0;
+    for (id, frequency) in round.list.ascending_oldest_first() {
+        number(bytes, id);
+        number(bytes, frequency - before);
+        before = frequency;
+    }
+}
+
+fn decode_track(input: &mut Input, track: &mut Track, blocks: u64) -> Result<(), DecodeError> {
+    let config = track.config;
+    if input.byte()? != kind(config.history) {
+        return Err(DecodeError::Settings);
+    }
+    let chunk_blocks = input.number()?;
+    let times = chunk_blocks / config.smallest_chunk_blocks;
+    if chunk_blocks > MAX_BLOCKS
+        || config.smallest_chunk_blocks.checked_mul(times) != Some(chunk_blocks)
+        || !times.is_power_of_two()
+    {
+        return Err(DecodeError::Settings);
+    }
+    let mut round = Round::new(chunk_blocks);
+    let operations = u32::try_from(input.number()?).map_err(|_| DecodeError::Damaged)?;
+    round.operations = operations;
+    round.weight = input.number()?;
+    track.restore_operations(input.number()?);
+    track.regret.scheduled = input.finite()?;
+    track.regret.sequential = input.finite()?;
+    let chunks = input.number()?;
+    // Two bytes at least for each.
+    if chunks > input.0.len() as u64 / 2 {
+        return Err(DecodeError::Damaged);
+    }
+    let (mut list, mut frequency) = (FrequencyList::default(), 0u64);
+    for _ in 0..chunks {
+        let id = input.number()?;
+        frequency = frequency.checked_add(input.number()?).ok_or(DecodeError::Damaged)?;
+        if id >= blocks.div_ceil(chunk_blocks) || !list.push_highest(id, frequency) {
+            return Err(DecodeError::Damaged);
+        }
+    }
+    round.replace(list);
+    round.shrink_to(config.max_chunks);
+    match config.history {
+        History::Decayed => {
+            round.operations = round.operations.min(config.round_operations - 1);
+            track.current = round;
+        }
+        History::PreviousRound if round.list.len() > 0 => track.previous = Some(round),
+        History::PreviousRound => {}
+    }
+    Ok(())
+}
+
+struct Input<'a>(&'a [u8]);
+
+impl Input<'_> {
+    fn byte(&mut self) -> Result<u8, DecodeError> {
+        let (&byte, rest) = self.0.split_first().ok_or(DecodeError::Damaged)?;
+        self.0 = rest;
+        Ok(byte)
+    }
+
+    fn number(&mut self) -> Result<u64, DecodeError> {
+        let mut value = 0u64;
+        for shift in (0..64).step_by(7) {
+            let byte = self.byte()?;
+            let bits = u64::from(byte & 0x7f);
+            if shift == 63 && bits > 1 {
+                return Err(DecodeError::Damaged);
+            }
+            value |= bits << shift;
+            if byte & 0x80 == 0 {
+                return Ok(value);
+            }
+        }
+        Err(DecodeError::Damaged)
+    }
+
+    /// A number that is not negative and not absurd.
+    fn finite(&mut self) -> Result<f64, DecodeError> {
+        let (bytes, rest) = self.0.split_first_chunk::<8>().ok_or(DecodeError::Damaged)?;
+        self.0 = rest;
+        let value = f64::from_le_bytes(*bytes);
+        if (0.0..1e18).contains(&value) { Ok(value) } else { Err(DecodeError::Damaged) }
+    }
+}
+
+fn number(bytes: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        bytes.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    bytes.push(value as u8);
+}
+
+fn checksum(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, &byte| {
+        (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
