@@ -1,5 +1,6 @@
 #!/bin/bash
-# dray against QEMU's own mirror over three links, then the NBD server against two others.
+# dray against QEMU's own mirror over three links, an adopted disk against QEMU's own file node, then
+# the NBD server against two others.
 #   ROUNDS=3 SYSTEMS=memory,background,… RATES="1gbit 200mbit none"   DRAY=path of the dray command
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -15,4 +16,6 @@ for rate in ${RATES:-1gbit 200mbit none}; do
         --rate "$rate" --rounds "${ROUNDS:-3}" --out "$out/migrate-$rate.json" \
         ${SYSTEMS:+--systems "$SYSTEMS"}
 done
+python3 bench/adopted.py --dray "$dray" --host "$target_dir/release/examples/bench_host" \
+    --rounds "${ROUNDS:-3}" --out "$out/adopted.json"
 bench/nbd-compare.sh "$out/nbd.json"

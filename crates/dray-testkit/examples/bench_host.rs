@@ -99,10 +99,11 @@ impl Host {
         for argument in blockdev {
             vm = vm.blockdev(*argument);
         }
-        // A second monitor for the bench to watch, while dray has the first.
+        // A second monitor for the bench to watch, while dray has the first. Shared, so that QEMU may
+        // export the disk's node beside the guest.
         let watch = self.dir.join(format!("{name}.qmp.watch"));
         let watch = format!("unix:{},server=on,wait=off", watch.display());
-        let mut vm = vm.disk("disk0", node).arg("-qmp").arg(&watch).start()?;
+        let mut vm = vm.disk_with("disk0", node, ",share-rw=on").arg("-qmp").arg(&watch).start()?;
         if !waits {
             vm.wait_ready()?;
         }
