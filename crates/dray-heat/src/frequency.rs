@@ -126,10 +126,14 @@ impl FrequencyList {
     }
 
     /// The list with every frequency halved, rounded down; chunks that reach zero are forgotten.
-    pub(crate) fn halved(&self) -> Self {
+    /// Halves from `16 × unit` on are rounded down to a multiple of `unit`: a step of a few units
+    /// then passes a few frequencies, however long ago they were counted.
+    pub(crate) fn halved(&self, unit: u64) -> Self {
         let mut list = Self::default();
         for (id, frequency) in self.ascending_oldest_first() {
-            list.push_highest(id, frequency / 2);
+            let half = frequency / 2;
+            let odd = if half < 16 * unit { 0 } else { half % unit };
+            list.push_highest(id, half - odd);
         }
         list
     }

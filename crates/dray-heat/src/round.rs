@@ -65,7 +65,7 @@ impl Round {
     pub(crate) fn age(&mut self) {
         self.operations = 0;
         self.weight /= 2;
-        self.replace(self.list.halved());
+        self.replace(self.list.halved(WEIGHT));
     }
 
     pub(crate) fn replace(&mut self, list: FrequencyList) {
