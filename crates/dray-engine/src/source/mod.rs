@@ -8,6 +8,7 @@
 //! Until the record in `handover` named the point of no return, every failure leads back to a
 //! guest that runs here (I4); after it, only the target may serve (I5).
 
+mod blocks;
 mod copying;
 mod handover;
 mod interface;

@@ -1,0 +1,112 @@
+//! Where each block of an image stands before handover: the sets, and how blocks move between them.
+//!
+//! At any moment a block either is equal at the target, or is in `todo`, `rest`, in flight, in
+//! `unsure` or dirty in the tracker. Two versions of a block are never in flight at once.
+
+use super::ImageState;
+use dray_types::{BlockRange, BlockSet};
+use dray_wire::TargetImage;
+
+impl ImageState {
+    /// Everything but the chosen blocks is left for Backfill.
+    pub(super) fn leave(&mut self, chosen: &BlockSet, names_zeros: bool) {
+        let mut cold = self.todo.blocks().clone();
+        cold.subtract(chosen);
+        self.todo.subtract(&cold);
+        self.rest.union_with(&cold);
+        if !names_zeros {
+            let mut cold = self.zeros.clone();
+            cold.subtract(chosen);
+            self.zeros.subtract(&cold);
+            self.rest.union_with(&cold);
+        }
+        self.chosen = Some(chosen.clone());
+    }
+
+    /// Dirty blocks without those that nobody chose: these are left for Backfill.
+    pub(super) fn without_cold(&mut self, mut blocks: BlockSet) -> BlockSet {
+        let Some(chosen) = &self.chosen else { return blocks };
+        let mut cold = blocks.clone();
+        cold.subtract(chosen);
+        blocks.subtract(&cold);
+        self.zeros.subtract(&cold);
+        self.rest.union_with(&cold);
+        blocks
+    }
+
+    /// A run of data is sent.
+    pub(super) fn count(&mut self, range: BlockRange) {
+        self.blocks_sent += range.len;
+        self.blocks_resent += self.sent.intersection(range).len();
+    }
+
+    /// A frame with these blocks is on its way.
+    pub(super) fn launch(&mut self, range: BlockRange) {
+        self.flying.insert(range);
+        self.overwritten.union_with(&self.older.intersection(range));
+    }
+
+    /// The frame is no longer on its way: what waited for it may go.
+    pub(super) fn land(&mut self, range: BlockRange) {
+        self.flying.remove(range);
+        let free = self.held.intersection(range);
+        self.held.subtract(&free);
+        self.todo.union_with(&free);
+    }
+
+    /// These blocks must be sent as soon as no older version of them is in flight.
+    pub(super) fn wants(&mut self, blocks: &BlockSet) {
+        self.zeros.subtract(blocks);
+        for run in blocks.runs() {
+            self.held.union_with(&self.flying.intersection(run));
+            self.todo.union_with(&self.flying.complement_in(run));
+        }
+    }
+}
+
+/// What has to be sent, from the target's first answer and the source's scan.
+pub(super) fn begin(
+    state: &mut ImageState,
+    target: TargetImage,
+    whole: BlockRange,
+    suspect: Option<&BlockSet>,
+) {
+    let data = state.data.take().unwrap_or_default();
+    let mut have = target.have.intersection(whole);
+    state.older = have.clone();
+    if let Some(suspect) = suspect {
+        // Changed or not since the target received them: they are sent again, holes included.
+        for run in suspect.runs() {
+            state.todo.union_with(&have.intersection(run));
+        }
+        have.subtract(suspect);
+    }
+    state.todo.union_with(&data);
+    state.todo.subtract(&have);
+    if !target.zeroed {
+        state.zeros.insert(whole);
+        state.zeros.subtract(&data);
+        state.zeros.subtract(&have);
+        state.zeros.subtract(state.todo.blocks());
+    }
+    state.sent = have;
+}
+
+/// What has to be sent again after a lost link: what was acknowledged and is gone (the target
+/// restarted), and what was in flight unless it arrived for the first time.
+pub(super) fn reopen(state: &mut ImageState, have: &BlockSet) {
+    let mut lost = state.sent.clone();
+    lost.subtract(have);
+    state.sent.subtract(&lost);
+    state.older.subtract(&lost);
+    state.todo.union_with(&lost);
+    state.todo.union_with(&state.overwritten);
+    let mut unsure = std::mem::take(&mut state.unsure);
+    for run in unsure.clone().runs() {
+        state.sent.union_with(&have.intersection(run));
+    }
+    // Frames whose acknowledgement was lost too, whatever this side took them for.
+    state.older.union_with(have);
+    unsure.subtract(have);
+    state.todo.union_with(&unsure);
+}
