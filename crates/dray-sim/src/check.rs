@@ -68,7 +68,8 @@ impl World {
             self.fail("I1: the target serves and the source has not handed over".into());
         }
         let slowed = self.source.throttle.active();
-        let syncs = self.source.machine.phase() == dray_engine::Phase::Sync;
+        let linked = self.source.known_session != 0;
+        let syncs = linked && self.source.machine.phase() == dray_engine::Phase::Sync;
         if !self.source.throttle_fits() || slowed && !syncs && self.source.idle() {
             self.fail("I4: the guest is slowed and nothing is sent again".into());
         }
