@@ -1,7 +1,7 @@
 //! Replays: what must hold for every strategy and order, and what each strategy is.
 
 use dray_engine::{SECOND, Strategy};
-use dray_sim::replay::{Order, Outcome, ReplayError, Settings, replay};
+use dray_sim::replay::{Order, Outcome, ReplayError, Settings, Throttling, replay};
 use dray_trace::generate::Load;
 use dray_trace::{Op, Record, Rng};
 use std::convert::Infallible;
@@ -40,7 +40,7 @@ fn run(settings: &Settings) -> Outcome {
 /// The checks of the replay itself (I3 at the handover, nothing missing at the end) make it fail.
 #[test]
 fn every_block_is_accounted_for() {
-    for strategy in [Strategy::PreCopy, Strategy::PostCopy, Strategy::Hybrid] {
+    for strategy in Strategy::ALL.into_iter().filter(|&each| each != Strategy::Deferred) {
         for order in Order::ALL {
             for seed in 0..4 {
                 let settings = settings(strategy, order);
@@ -155,4 +155,33 @@ fn a_generated_load_replays() {
     let outcome = replay(&settings, spec.records(1).map(Ok::<_, Infallible>)).unwrap();
     assert_eq!(outcome.failed, None);
     assert!(outcome.extra_bytes > 0 && outcome.extra_bytes < settings.disk / 8, "{outcome:?}");
+}
+
+#[test]
+fn throttling_holds_writes_back_and_shortens_the_rounds() {
+    let free = run(&settings(Strategy::PreCopy, Order::Sequential));
+    assert_eq!((free.throttled, free.throttled_for), (0, 0));
+    let mut throttled = settings(Strategy::PreCopy, Order::Sequential);
+    throttled.throttle = Throttling::Aggressive;
+    let aggressive = run(&throttled);
+    assert!(aggressive.throttled > 0 && aggressive.throttled_for > 0, "{aggressive:?}");
+    assert!(aggressive.extra_bytes < free.extra_bytes, "{aggressive:?} {free:?}");
+    throttled.throttle = Throttling::Soft;
+    assert!(run(&throttled).throttled < aggressive.throttled);
+}
+
+#[test]
+fn mirrored_writes_are_sent_and_nothing_waits_at_the_target() {
+    let mirror = run(&settings(Strategy::Mirror, Order::Sequential));
+    assert_eq!((mirror.reads.count, mirror.missing_bytes), (0, 0), "{mirror:?}");
+    assert!(mirror.extra_bytes > 0);
+}
+
+#[test]
+fn auto_copies_less_than_pre_copy_twice_and_waits_less_than_post_copy() {
+    let auto = run(&settings(Strategy::Auto, Order::WorkloadAware));
+    let hybrid = run(&settings(Strategy::Hybrid, Order::WorkloadAware));
+    let post = run(&settings(Strategy::PostCopy, Order::WorkloadAware));
+    assert!(auto.extra_bytes <= hybrid.extra_bytes, "{auto:?} {hybrid:?}");
+    assert!(auto.reads.count < post.reads.count, "{auto:?} {post:?}");
 }

@@ -5,9 +5,10 @@
 //! target a read of missing blocks waits for them; a write of whole blocks makes them present, and a
 //! block that is written in part is fetched first.
 
+use super::bytes;
 use super::picture::Layer;
-use super::world::World;
-use super::{bytes, heat_op};
+use super::world::{IMAGE, World};
+use dray_engine::{SourceEvent, Time};
 use dray_trace::{Op, Record};
 use dray_types::{BlockRange, BlockSet};
 use std::collections::BTreeMap;
@@ -77,6 +78,29 @@ impl World {
             let layer = if record.op == Op::Read { Layer::Read } else { Layer::Write };
             picture.paint(layer, self.now, range);
         }
+        self.orders_learn(record, range);
+        if self.guest.place == Place::Source
+            && record.op == Op::Write
+            && self.source.throttle.active()
+        {
+            let new = self.source.dirty.complement_in(range).len();
+            let wait = self.source.throttle.delay(Time(self.now), bytes(new));
+            if wait > 0 {
+                return self.hold_back(wait, *record);
+            }
+        }
+        self.carry_out(record, range);
+    }
+
+    fn orders_learn(&mut self, record: &Record, range: BlockRange) {
+        if self.guest.place == Place::Source {
+            self.orders.access(record, range);
+        }
+    }
+
+    /// The access happens where the guest is now.
+    #[inline]
+    pub(super) fn carry_out(&mut self, record: &Record, range: BlockRange) {
         match self.guest.place {
             Place::Source => self.at_source(record, range),
             Place::Stopped => {
@@ -88,14 +112,14 @@ impl World {
     }
 
     fn at_source(&mut self, record: &Record, range: BlockRange) {
-        if self.settings.order == super::Order::WorkloadAware {
-            self.heat.access(heat_op(record.op), range);
-        }
         if record.op == Op::Write {
             if self.source.tracking {
                 self.source.dirty.insert(range);
             }
             self.stale.insert(range);
+            if self.source.mirrors {
+                self.tell_source(SourceEvent::Written { image: IMAGE, range });
+            }
         }
     }
 

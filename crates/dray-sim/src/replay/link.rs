@@ -117,7 +117,7 @@ mod tests {
     fn urgent_first_then_memory_and_runs_in_turns_and_jumps_cost() {
         let mut link = Link::new(1 << 20, 0, 10);
         let starts = [0, 256, 1024, 2048];
-        starts.map(|start| link.push(frame(start, false)));
+        starts.iter().for_each(|&start| link.push(frame(start, false)));
         // Between 512 and 1024 nothing waits any more, between 1280 and 2048 one block does.
         let mut waiting: BlockSet =
             starts.map(|start| BlockRange::new(start, 256)).into_iter().collect();

@@ -8,26 +8,32 @@
 //!
 //! * [`settings`]: what is migrated and how. [`outcome`]: what it cost.
 //! * `world`: time and events. `source`, `target`: what the agents' shells do, on sets of blocks.
-//! * `guest`: where an access goes and what it waits for. `link`: bandwidth, delay, the penalty.
+//! * `orders`, `tuning`: what the history says. `guest`: where an access goes and what it waits for. `link`: bandwidth, delay, the penalty.
 //! * [`picture`]: time against block number. [`study`]: many replays in one table.
 
 mod guest;
 mod link;
+mod orders;
 pub mod outcome;
 pub mod picture;
 pub mod settings;
 mod source;
 pub mod study;
 mod target;
+mod tuning;
 mod world;
 
+pub use dray_engine::Strategy;
+pub use dray_engine::throttle::Mode as Throttling;
 pub use outcome::Outcome;
 pub use picture::Picture;
 pub use settings::{Chunks, Order, Settings};
 
-use dray_heat::{Heat, Op as HeatOp};
+use dray_engine::Tuning;
+use dray_heat::Op as HeatOp;
 use dray_trace::{Op, Record};
-use dray_types::{BLOCK_SIZE, BlockRange};
+use dray_types::BLOCK_SIZE;
+use orders::Orders;
 use std::collections::VecDeque;
 use std::fmt;
 use world::World;
@@ -66,8 +72,8 @@ pub fn replay<E>(
     records: impl IntoIterator<Item = Result<Record, E>>,
 ) -> Result<Outcome, ReplayError<E>> {
     let mut trace = Trace { records: records.into_iter(), end: settings.disk, count: 0 };
-    let (heat, mut next) = trace.history(settings)?;
-    let mut world = World::new(settings, heat);
+    let (orders, tuning, mut next) = trace.history(settings)?;
+    let mut world = World::new(settings, orders, tuning);
     while !world.is_over() {
         let until = world.next_event();
         while let Some(record) = next {
@@ -110,8 +116,11 @@ impl<E, I: Iterator<Item = Result<Record, E>>> Trace<I> {
         Ok(Some(record))
     }
 
-    /// Reads up to the start; returns the heat of the last accesses before it and the first after.
-    fn history(&mut self, settings: &Settings) -> Result<(Heat, Option<Record>), ReplayError<E>> {
+    /// Reads up to the start; returns what the last accesses before it say, and the first after.
+    fn history(
+        &mut self,
+        settings: &Settings,
+    ) -> Result<(Orders, Tuning, Option<Record>), ReplayError<E>> {
         let mut recent = VecDeque::with_capacity(settings.history.min(1 << 20));
         let mut first = None;
         while let Some(record) = self.next()? {
@@ -126,10 +135,8 @@ impl<E, I: Iterator<Item = Result<Record, E>>> Trace<I> {
                 recent.push_back(record);
             }
         }
-        let blocks = BlockRange::whole(settings.disk).len;
-        let mut heat = Heat::new(blocks, settings.chunks.config());
-        recent.iter().for_each(|record| heat.access(heat_op(record.op), record.blocks()));
-        Ok((heat, first))
+        let tuning = tuning::tuning(settings, recent.iter());
+        Ok((Orders::new(settings, recent.iter()), tuning, first))
     }
 }
 

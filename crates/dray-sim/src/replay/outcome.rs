@@ -65,6 +65,8 @@ pub struct Outcome {
     pub stopped: u64,
     /// Writes that were throttled.
     pub throttled: u64,
+    /// What they waited in all, in nanoseconds.
+    pub throttled_for: u64,
     /// Rounds of Sync.
     pub rounds: u32,
     /// Runs that did not follow their predecessor and were charged for it.

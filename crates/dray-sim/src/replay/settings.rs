@@ -1,8 +1,7 @@
 //! What is migrated, over what, and how.
 
+use dray_engine::throttle::Mode;
 use dray_engine::{MILLISECOND, SECOND, Strategy};
-use dray_heat::HeatConfig;
-use dray_types::BLOCK_SIZE;
 use std::fmt;
 use std::str::FromStr;
 
@@ -22,13 +21,16 @@ const REFRESH: u64 = 5 * SECOND;
 pub enum Order {
     /// By address.
     Sequential,
-    /// By what the history says of reads and writes.
+    /// By what the agent's heat says of reads and writes.
     WorkloadAware,
+    /// By the algorithm of the scheduling paper as written down there (its figures 7 and 9), made
+    /// once at the start.
+    Paper,
 }
 
 impl Order {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::Sequential, Self::WorkloadAware];
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Sequential, Self::WorkloadAware, Self::Paper];
 }
 
 impl fmt::Display for Order {
@@ -36,6 +38,7 @@ impl fmt::Display for Order {
         f.write_str(match self {
             Self::Sequential => "sequential",
             Self::WorkloadAware => "workload-aware",
+            Self::Paper => "paper",
         })
     }
 }
@@ -45,30 +48,19 @@ impl FromStr for Order {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let found = Self::ALL.into_iter().find(|order| order.to_string() == text);
-        found.ok_or_else(|| format!("'{text}' is not an order; use sequential or workload-aware"))
+        found.ok_or_else(|| {
+            format!("'{text}' is not an order; use sequential, workload-aware or paper")
+        })
     }
 }
 
 /// How large the chunks are by which the history is counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Chunks {
-    /// Chosen from the history, as the agent does.
+    /// Chosen from the history.
     Selected,
     /// This many bytes; a multiple of 4 KiB.
     Fixed(u64),
-}
-
-impl Chunks {
-    pub(super) fn config(self) -> HeatConfig {
-        match self {
-            Self::Selected => HeatConfig::default(),
-            Self::Fixed(bytes) => HeatConfig {
-                smallest_chunk_blocks: (bytes / BLOCK_SIZE).max(1),
-                candidates: 1,
-                ..HeatConfig::default()
-            },
-        }
-    }
 }
 
 /// One migration.
@@ -78,7 +70,7 @@ pub struct Settings {
     pub strategy: Strategy,
     /// Which of them first.
     pub order: Order,
-    /// Chunks of the workload-aware order.
+    /// Chunks of the other orders.
     pub chunks: Chunks,
     /// Size of the disk in bytes, every block of which holds data.
     pub disk: u64,
@@ -92,7 +84,7 @@ pub struct Settings {
     pub start: u64,
     /// Accesses before the start that the heat has seen.
     pub history: usize,
-    /// In the workload-aware order: what a run costs that does not follow its predecessor, in
+    /// In any order but address order: what a run costs that does not follow its predecessor, in
     /// nanoseconds.
     pub seek: u64,
     /// How often a new order is told while blocks are copied, in nanoseconds; 0: the one at the
@@ -100,6 +92,8 @@ pub struct Settings {
     pub refresh: u64,
     /// Longest downtime that pre-copy may take, in nanoseconds.
     pub max_downtime: u64,
+    /// Whether the guest's writes are slowed during Sync.
+    pub throttle: Mode,
     /// Whether to paint a picture.
     pub picture: bool,
 }
@@ -120,6 +114,7 @@ impl Settings {
             seek: PAPER_SEEK,
             refresh: REFRESH,
             max_downtime: MAX_DOWNTIME,
+            throttle: Mode::None,
             picture: false,
         }
     }

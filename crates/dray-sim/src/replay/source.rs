@@ -3,9 +3,10 @@
 use super::guest::Place;
 use super::link::Frame;
 use super::settings::Settings;
-use super::world::{IMAGE, MIGRATION, World, offer};
+use super::world::{MIGRATION, World, offer};
 use dray_engine::source::SourceNotice;
-use dray_engine::{SECOND, Source, SourceEffect, SourceEvent, SourcePlan, Time};
+use dray_engine::throttle::Throttle;
+use dray_engine::{SECOND, Source, SourceEffect, SourceEvent, SourcePlan, Time, Tuning};
 use dray_types::{BlockRange, BlockSet, Epoch};
 use std::collections::VecDeque;
 
@@ -17,11 +18,14 @@ pub(super) struct SourceShell {
     inbox: VecDeque<SourceEvent>,
     pub(super) tracking: bool,
     pub(super) dirty: BlockSet,
+    pub(super) throttle: Throttle,
+    /// Writes are told to the engine.
+    pub(super) mirrors: bool,
     effects: Vec<SourceEffect>,
 }
 
 impl SourceShell {
-    pub(super) fn new(settings: &Settings) -> Self {
+    pub(super) fn new(settings: &Settings, tuning: Tuning) -> Self {
         let plan = SourcePlan {
             migration: MIGRATION,
             images: vec![offer(settings)],
@@ -29,7 +33,7 @@ impl SourceShell {
             epoch: Epoch(1),
             max_downtime: settings.max_downtime,
             handover_timeout: HANDOVER_TIMEOUT,
-            tuning: dray_engine::Tuning::default(),
+            tuning,
             suspect: vec![BlockSet::new()],
         };
         Self {
@@ -37,6 +41,8 @@ impl SourceShell {
             inbox: VecDeque::new(),
             tracking: false,
             dirty: BlockSet::new(),
+            throttle: Throttle::new(),
+            mirrors: settings.strategy.mirrors(),
             effects: Vec::new(),
         }
     }
@@ -91,8 +97,7 @@ impl World {
             }
             SourceEffect::Journal(_) | SourceEffect::Retire | SourceEffect::Restore => {}
             SourceEffect::Notice(notice) => self.source_notice(notice),
-            // Asked for only by a tuning that throttles.
-            SourceEffect::Throttle { .. } => {}
+            SourceEffect::Throttle { limit } => source.throttle.set(Time(self.now), limit),
         }
     }
 
@@ -107,13 +112,12 @@ impl World {
         }
     }
 
-    /// The guest stops: what the heat has learnt until now orders what is still missing.
+    /// The guest stops: what the heat has learnt by now orders what is still missing.
     fn stop_guest(&mut self) {
         self.guest.stops(self.now);
-        if self.settings.order == super::Order::WorkloadAware && self.settings.refresh > 0 {
-            let copy = self.heat.copy_schedule();
-            let backfill = self.heat.backfill_schedule();
-            let order = SourceEvent::Schedule { image: IMAGE, copy, backfill };
+        if self.refreshes()
+            && let Some(order) = self.order()
+        {
             self.source.inbox.push_back(order);
         }
     }

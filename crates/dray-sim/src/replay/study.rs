@@ -1,1 +1,221 @@
-//! Many replays in one table.
+//! Many replays in one table: what an order saves, and what the choice of the chunk size is worth.
+
+use super::{Chunks, Order, Outcome, ReplayError, Settings, replay};
+use dray_engine::{SECOND, Strategy};
+use dray_trace::{Record, Rng};
+
+/// Chunk sizes of the paper's table 4: 512 KiB to 1 GiB, each twice the one before.
+pub const CHUNK_SIZES: std::ops::RangeInclusive<u32> = 19..=30;
+/// How much longer than (disk + memory) ÷ bandwidth a migration is taken to last: room for blocks
+/// sent again and for jumps.
+const SLACK: f64 = 1.25;
+/// Of a trace, the share that a migration may last when the bandwidth is not given.
+const SHARE: f64 = 0.5;
+
+/// How fast the link is and when the migrations begin.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Starts {
+    /// Bytes a second.
+    pub bandwidth: u64,
+    /// Nanoseconds of the trace.
+    pub at: Vec<u64>,
+}
+
+impl Starts {
+    /// `count` random starts in what a migration of `bytes` leaves of a trace of `duration`
+    /// nanoseconds. Without a `bandwidth` it is such that a migration lasts half of the trace. None
+    /// when a migration lasts longer than the trace.
+    pub fn choose(
+        duration: u64,
+        bytes: u64,
+        bandwidth: Option<u64>,
+        count: u32,
+        seed: u64,
+    ) -> Option<Self> {
+        let seconds = (duration as f64 / SECOND as f64).max(1e-3);
+        let slack = bytes as f64 * SLACK;
+        let bandwidth = bandwidth.unwrap_or((slack / (seconds * SHARE)).ceil() as u64).max(1);
+        let left = seconds - slack / bandwidth as f64;
+        if left < 0.0 {
+            return None;
+        }
+        let mut rng = Rng::new(seed);
+        let mut at: Vec<u64> =
+            (0..count).map(|_| (rng.unit() * left * SECOND as f64) as u64).collect();
+        at.sort_unstable();
+        Some(Self { bandwidth, at })
+    }
+
+    /// `count` random starts between two times in nanoseconds.
+    pub fn between(from: u64, to: u64, bandwidth: u64, count: u32, seed: u64) -> Self {
+        let mut rng = Rng::new(seed);
+        let mut at: Vec<u64> = (0..count).map(|_| rng.between(from, to.max(from))).collect();
+        at.sort_unstable();
+        Self { bandwidth, at }
+    }
+}
+
+/// Replays the same migration from several starts.
+pub fn runs<I, E>(
+    settings: &Settings,
+    starts: &Starts,
+    open: &impl Fn() -> Result<I, E>,
+) -> Result<Vec<Outcome>, ReplayError<E>>
+where
+    I: Iterator<Item = Result<Record, E>>,
+{
+    let one = |&start: &u64| {
+        let records = open().map_err(ReplayError::Trace)?;
+        let settings = Settings { start, bandwidth: starts.bandwidth, ..settings.clone() };
+        replay(&settings, records)
+    };
+    starts.at.iter().map(one).collect()
+}
+
+/// Means over several starts.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Mean {
+    /// Replays.
+    pub runs: u64,
+    /// Replays that did not come to their end; they count in the other means as far as they came.
+    pub failed: u64,
+    /// Bytes of blocks sent again.
+    pub extra_bytes: f64,
+    /// Bytes of blocks missing at the handover.
+    pub missing_bytes: f64,
+    /// Degraded reads.
+    pub remote_reads: f64,
+    /// Bytes they waited for.
+    pub remote_bytes: f64,
+    /// Mean wait of a degraded read in nanoseconds.
+    pub wait: f64,
+    /// Writes that were throttled.
+    pub throttled: f64,
+    /// Nanoseconds until everything was at the target.
+    pub total: f64,
+    /// Nanoseconds in which the guest was stopped.
+    pub downtime: f64,
+    /// Bytes on the wire.
+    pub wire_bytes: f64,
+}
+
+impl Mean {
+    /// Of these outcomes.
+    pub fn of(outcomes: &[Outcome]) -> Self {
+        let count = outcomes.len().max(1) as f64;
+        let mean = |value: fn(&Outcome) -> f64| outcomes.iter().map(value).sum::<f64>() / count;
+        let reads: u64 = outcomes.iter().map(|outcome| outcome.reads.count).sum();
+        let waits: u64 = outcomes.iter().map(|outcome| outcome.reads.total).sum();
+        Self {
+            runs: outcomes.len() as u64,
+            failed: outcomes.iter().filter(|outcome| outcome.failed.is_some()).count() as u64,
+            extra_bytes: mean(|outcome| outcome.extra_bytes as f64),
+            missing_bytes: mean(|outcome| outcome.missing_bytes as f64),
+            remote_reads: mean(|outcome| outcome.reads.count as f64),
+            remote_bytes: mean(|outcome| outcome.reads.bytes as f64),
+            wait: waits as f64 / reads.max(1) as f64,
+            throttled: mean(|outcome| outcome.throttled as f64),
+            total: mean(|outcome| outcome.total as f64),
+            downtime: mean(|outcome| outcome.downtime as f64),
+            wire_bytes: mean(|outcome| outcome.wire_bytes() as f64),
+        }
+    }
+}
+
+/// By how much `aware` is less than `sequential`, in percent; negative for a loss. None when there
+/// was nothing to save and nothing was added.
+pub fn reduction(sequential: f64, aware: f64) -> Option<f64> {
+    if sequential > 0.0 {
+        Some((sequential - aware) / sequential * 100.0)
+    } else {
+        (aware > 0.0).then_some(f64::NEG_INFINITY)
+    }
+}
+
+/// One strategy over one link: address order and another one.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Cell {
+    /// The strategy.
+    pub strategy: Strategy,
+    /// By address.
+    pub sequential: Mean,
+    /// In the other order.
+    pub aware: Mean,
+}
+
+/// Address order and `settings.order` for one strategy, from the same starts.
+pub fn compare<I, E>(
+    settings: &Settings,
+    starts: &Starts,
+    open: &impl Fn() -> Result<I, E>,
+) -> Result<Cell, ReplayError<E>>
+where
+    I: Iterator<Item = Result<Record, E>>,
+{
+    let mean = |order| {
+        let settings = Settings { order, ..settings.clone() };
+        runs(&settings, starts, open).map(|outcomes| Mean::of(&outcomes))
+    };
+    let (sequential, aware) = (mean(Order::Sequential)?, mean(settings.order)?);
+    Ok(Cell { strategy: settings.strategy, sequential, aware })
+}
+
+/// What one chunk size saves of the extra traffic.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Gain {
+    /// Bytes; none for the size that the heat selects by itself.
+    pub size: Option<u64>,
+    /// Percent of the sequential order's extra traffic; none when that has none.
+    pub percent: Option<f64>,
+}
+
+/// The paper's table 4 for one load: the gain of the size that `settings.order` selects, and of
+/// every fixed one.
+pub fn chunk_gains<I, E>(
+    settings: &Settings,
+    starts: &Starts,
+    open: &impl Fn() -> Result<I, E>,
+) -> Result<(Gain, Vec<Gain>), ReplayError<E>>
+where
+    I: Iterator<Item = Result<Record, E>>,
+{
+    let extra = |order, chunks| -> Result<f64, ReplayError<E>> {
+        let settings = Settings { order, chunks, ..settings.clone() };
+        runs(&settings, starts, open).map(|outcomes| Mean::of(&outcomes).extra_bytes)
+    };
+    let sequential = extra(Order::Sequential, Chunks::Selected)?;
+    let gain = |size: Option<u64>| {
+        let chunks = size.map_or(Chunks::Selected, Chunks::Fixed);
+        let percent = reduction(sequential, extra(settings.order, chunks)?);
+        Ok(Gain { size, percent })
+    };
+    let selected = gain(None)?;
+    let fixed = CHUNK_SIZES.map(|power| gain(Some(1 << power))).collect::<Result<_, _>>()?;
+    Ok((selected, fixed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn starts_leave_room_for_the_migration() {
+        let hour = 3600 * SECOND;
+        let starts = Starts::choose(hour, 32 << 30, None, 10, 1).unwrap();
+        let lasts = (32u64 << 30) as f64 * SLACK / starts.bandwidth as f64;
+        assert!((lasts - 1800.0).abs() < 1.0);
+        assert!(starts.at.len() == 10 && starts.at.iter().all(|&at| at <= hour / 2 + SECOND));
+        assert!(starts.at.iter().any(|&at| at > hour / 4), "{starts:?}");
+        assert_eq!(starts, Starts::choose(hour, 32 << 30, None, 10, 1).unwrap());
+        assert_ne!(starts.at, Starts::choose(hour, 32 << 30, None, 10, 2).unwrap().at);
+        assert!(Starts::choose(hour, 32 << 30, Some(1 << 20), 10, 1).is_none());
+    }
+
+    #[test]
+    fn reductions() {
+        assert_eq!(reduction(100.0, 25.0), Some(75.0));
+        assert_eq!(reduction(100.0, 102.0), Some(-2.0));
+        assert_eq!(reduction(0.0, 0.0), None);
+        assert_eq!(reduction(0.0, 5.0), Some(f64::NEG_INFINITY));
+    }
+}

@@ -2,14 +2,15 @@
 
 use super::guest::{Guest, Place};
 use super::link::{Frame, Link, Piece};
+use super::orders::Orders;
 use super::settings::{Order, Settings};
 use super::source::SourceShell;
 use super::target::TargetShell;
 use super::{Outcome, Picture, bytes};
 use crate::replay::picture::Layer;
 use dray_engine::target::Arrival;
-use dray_engine::{MILLISECOND, SourceEvent, TargetEvent};
-use dray_heat::{Heat, Op as HeatOp};
+use dray_engine::{MILLISECOND, SourceEvent, TargetEvent, Tuning};
+use dray_trace::Record;
 use dray_types::{BLOCK_SIZE, BlockSet, ImageId, ImageIndex, MigrationId};
 use dray_wire::{Envelope, ImageOffer, ToSource, ToTarget};
 use std::collections::BTreeMap;
@@ -30,6 +31,8 @@ enum Ev {
     LinkFree,
     Arrives(Frame),
     MemoryArrives,
+    /// A write that was held back.
+    Released(Record),
     ToSource(Box<Envelope<ToSource>>),
     ToTarget(Box<Envelope<ToTarget>>),
 }
@@ -40,7 +43,7 @@ pub(super) struct World {
     seq: u64,
     queue: BTreeMap<(u64, u64), Ev>,
     pub(super) settings: Settings,
-    pub(super) heat: Heat,
+    pub(super) orders: Orders,
     pub(super) source: SourceShell,
     pub(super) target: TargetShell,
     pub(super) guest: Guest,
@@ -62,17 +65,17 @@ pub(super) fn offer(settings: &Settings) -> ImageOffer {
 }
 
 impl World {
-    pub(super) fn new(settings: &Settings, heat: Heat) -> Self {
+    pub(super) fn new(settings: &Settings, orders: Orders, tuning: Tuning) -> Self {
         let seek = match settings.order {
             Order::Sequential => 0,
-            Order::WorkloadAware => settings.seek,
+            Order::WorkloadAware | Order::Paper => settings.seek,
         };
         let whole = dray_types::BlockRange::whole(settings.disk);
         let mut world = Self {
             now: 0,
             seq: 0,
             queue: BTreeMap::new(),
-            source: SourceShell::new(settings),
+            source: SourceShell::new(settings, tuning),
             target: TargetShell::new(settings),
             guest: Guest::default(),
             link: Link::new(settings.bandwidth, settings.delay, seek),
@@ -83,7 +86,7 @@ impl World {
             why_broken: None,
             trace_over: false,
             over: false,
-            heat,
+            orders,
             settings: settings.clone(),
         };
         world.begin();
@@ -91,12 +94,9 @@ impl World {
     }
 
     fn begin(&mut self) {
-        if self.settings.order == Order::WorkloadAware {
-            let size = |op| self.heat.chunk_blocks(op) * BLOCK_SIZE;
-            self.out.chunks = (size(HeatOp::Write), size(HeatOp::Read));
-            if self.settings.refresh > 0 {
-                self.at(self.settings.refresh, Ev::Refresh);
-            }
+        self.out.chunks = self.orders.chunks();
+        if self.refreshes() {
+            self.at(self.settings.refresh, Ev::Refresh);
         }
         self.tell_target(TargetEvent::Start);
         self.tell_target(TargetEvent::LinkUp);
@@ -106,12 +106,20 @@ impl World {
         self.at(TICK, Ev::Tick);
     }
 
-    /// What the heat says by now.
-    pub(super) fn tell_order(&mut self) {
-        if self.settings.order == Order::WorkloadAware {
-            let copy = self.heat.copy_schedule();
-            let backfill = self.heat.backfill_schedule();
-            self.tell_source(SourceEvent::Schedule { image: IMAGE, copy, backfill });
+    /// Whether the order changes while blocks are copied.
+    pub(super) fn refreshes(&self) -> bool {
+        self.orders.learns() && self.settings.refresh > 0
+    }
+
+    /// What the history says by now.
+    pub(super) fn order(&self) -> Option<SourceEvent> {
+        let (copy, backfill) = self.orders.schedules()?;
+        Some(SourceEvent::Schedule { image: IMAGE, copy, backfill })
+    }
+
+    fn tell_order(&mut self) {
+        if let Some(order) = self.order() {
+            self.tell_source(order);
         }
     }
 
@@ -137,6 +145,7 @@ impl World {
             }
             Ev::Arrives(frame) => self.arrives(frame),
             Ev::MemoryArrives => self.tell_source(SourceEvent::BeginHandover),
+            Ev::Released(record) => self.carry_out(&record, record.blocks()),
             Ev::ToSource(envelope) => self.tell_source(SourceEvent::Message(*envelope)),
             Ev::ToTarget(envelope) => self.tell_target(TargetEvent::Message(*envelope)),
         }
@@ -176,6 +185,11 @@ impl World {
     pub(super) fn send_frame(&mut self, frame: Frame) {
         self.link.push(frame);
         self.carry_on();
+    }
+
+    /// The write is carried out later.
+    pub(super) fn hold_back(&mut self, wait: u64, record: Record) {
+        self.at(wait, Ev::Released(record));
     }
 
     /// The images are ready: the guest's memory goes, then the guest stops.
@@ -270,6 +284,8 @@ impl World {
     pub(super) fn outcome(mut self, records: u64) -> Outcome {
         self.out.records = records;
         self.out.seeks = self.link.seeks;
+        self.out.throttled = self.source.throttle.delayed_operations();
+        self.out.throttled_for = self.source.throttle.added_latency();
         self.out.rounds = self.source.rounds();
         self.out.left_bytes = bytes(self.target.missing.len());
         if self.out.failed.is_none() {

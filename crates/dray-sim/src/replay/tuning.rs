@@ -1,0 +1,76 @@
+//! Settings of the engine that follow from the history: what hot-set and auto copy first.
+
+use super::settings::Settings;
+use dray_engine::hotset::{Counts, Rule};
+use dray_engine::plan::{self, Chunk, Goals, Load};
+use dray_engine::{SECOND, Strategy, Tuning};
+use dray_trace::{Op, Record};
+use dray_types::{BLOCK_SIZE, BlockRange, BlockSet, ImageIndex};
+
+/// Chunks that auto decides about, in blocks: 4 MiB, the smallest that heat counts.
+const AUTO_CHUNK: u64 = 1024;
+
+/// The settings of a migration that begins after these accesses.
+pub(super) fn tuning<'a>(
+    settings: &Settings,
+    history: impl Iterator<Item = &'a Record> + Clone,
+) -> Tuning {
+    let copy_only = match settings.strategy {
+        Strategy::HotSet => Some(vec![hot(settings, history)]),
+        Strategy::Auto => Some(auto(settings, history)),
+        _ => None,
+    };
+    Tuning { copy_only, throttle: settings.throttle, ..Tuning::default() }
+}
+
+/// LiveFS's rule with its own parameters; the history is the observation period.
+fn hot<'a>(settings: &Settings, history: impl Iterator<Item = &'a Record>) -> BlockSet {
+    let rule = Rule::default();
+    let segments = settings.disk.div_ceil(rule.segment) as usize;
+    let mut counts = vec![Counts::default(); segments];
+    for record in history {
+        let Some(counts) = counts.get_mut((record.offset / rule.segment) as usize) else {
+            continue;
+        };
+        match record.op {
+            Op::Read => counts.reads += 1,
+            Op::Write => counts.writes += 1,
+        }
+    }
+    rule.hot(&counts, settings.disk)
+}
+
+/// The planner's choice, from the rates that the history shows.
+fn auto<'a>(
+    settings: &Settings,
+    history: impl Iterator<Item = &'a Record> + Clone,
+) -> Vec<BlockSet> {
+    let whole = BlockRange::whole(settings.disk);
+    let first = history.clone().next().map_or(settings.start, |record| record.time_ns);
+    let seconds = (settings.start.saturating_sub(first) as f64 / SECOND as f64).max(1.0);
+    let mut chunks: Vec<Chunk> = whole.pieces(AUTO_CHUNK).map(cold).collect();
+    for record in history {
+        let Some(chunk) = chunks.get_mut((record.blocks().start / AUTO_CHUNK) as usize) else {
+            continue;
+        };
+        match record.op {
+            Op::Read => chunk.reads += 1.0 / seconds,
+            Op::Write => chunk.written += record.length as f64 / seconds,
+        }
+    }
+    let load = Load {
+        chunks,
+        images: 1,
+        link: settings.bandwidth as f64,
+        rtt: 2.0 * settings.delay as f64 / SECOND as f64,
+        memory: settings.memory as f64,
+        memory_dirty: 0.0,
+    };
+    let max_downtime = Some(settings.max_downtime as f64 / SECOND as f64);
+    plan::choose(&load, &Goals { max_downtime, ..Goals::default() }, &[whole]).copy_only
+}
+
+fn cold(range: BlockRange) -> Chunk {
+    let bytes = range.len * BLOCK_SIZE;
+    Chunk { image: ImageIndex(0), range, bytes, written: 0.0, reads: 0.0 }
+}
