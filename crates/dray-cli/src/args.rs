@@ -85,6 +85,10 @@ pub enum Command {
     Unstall(commands::unstall::Args),
     /// Make the certificates with which agents trust each other
     Pki(commands::pki::Args),
+    /// Replay a trace through the engine: what a migration would cost
+    Sim(commands::sim::Args),
+    /// Analyse and generate traces of block accesses
+    Trace(commands::trace::Args),
     /// Print a completion script for a shell
     Completions(commands::completions::Args),
 }

@@ -14,8 +14,10 @@ pub mod prepare;
 pub mod release;
 pub mod resize;
 pub mod resume;
+pub mod sim;
 pub mod status;
 pub mod subject;
+pub mod trace;
 pub mod unstall;
 pub mod watch;
 
@@ -32,6 +34,8 @@ pub fn run(args: Args, output: &Output) -> ApiResult<ExitCode> {
         Command::CheckConfig(args) => check_config::run(&args, output),
         Command::Pki(args) => pki::run(&args, output),
         Command::Completions(args) => completions::run(&args, output),
+        Command::Sim(args) => sim::run(&args, output),
+        Command::Trace(args) => trace::run(&args, output),
         command => {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
@@ -58,9 +62,12 @@ async fn ask(command: Command, client: &Client, output: &Output) -> ApiResult<Ex
         Command::Resize(args) => resize::run(args, client, output).await,
         Command::Claim(args) => claim::run(args, client, output).await,
         Command::Unstall(args) => unstall::run(args, client, output).await,
-        Command::Agent(_) | Command::CheckConfig(_) | Command::Pki(_) | Command::Completions(_) => {
-            Ok(ExitCode::SUCCESS)
-        }
+        Command::Agent(_)
+        | Command::CheckConfig(_)
+        | Command::Pki(_)
+        | Command::Completions(_)
+        | Command::Sim(_)
+        | Command::Trace(_) => Ok(ExitCode::SUCCESS),
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::fake::{dray, finish};
 use crate::golden;
 
-const COMMANDS: [&str; 17] = [
+const COMMANDS: [&str; 19] = [
     "agent",
     "check-config",
     "prepare",
@@ -20,6 +20,8 @@ const COMMANDS: [&str; 17] = [
     "claim",
     "unstall",
     "pki",
+    "sim",
+    "trace",
     "completions",
 ];
 
@@ -40,9 +42,16 @@ fn help_of_every_command() {
     for command in COMMANDS {
         golden::check(&format!("help-{command}"), &help(&[command, "--help"]));
     }
-    for (command, sub) in
-        [("images", "add"), ("images", "remove"), ("pki", "init"), ("pki", "issue")]
-    {
+    for (command, sub) in [
+        ("images", "add"),
+        ("images", "remove"),
+        ("pki", "init"),
+        ("pki", "issue"),
+        ("sim", "compare"),
+        ("sim", "chunks"),
+        ("trace", "analyse"),
+        ("trace", "generate"),
+    ] {
         golden::check(&format!("help-{command}-{sub}"), &help(&[command, sub, "--help"]));
     }
 }

@@ -10,3 +10,4 @@ mod local;
 mod migration;
 mod requests;
 mod results;
+mod sim;

@@ -1,0 +1,103 @@
+//! Where the records of a simulation come from: a file, or a generated load.
+
+use super::trace_failed;
+use dray_agent::api::{ApiError, ApiResult, ErrorKind};
+use dray_sim::replay::study::Starts;
+use dray_trace::analyse::{PAPER_BANDWIDTH, PAPER_STARTS, Totals};
+use dray_trace::generate::{Load, LoadSpec};
+use dray_trace::{Reader, Record, TraceError};
+use dray_types::ByteSize;
+use std::path::{Path, PathBuf};
+
+/// Disk of a trace that does not say how large it was.
+const DISK: u64 = 32 << 30;
+/// Memory of a guest that is not known.
+const MEMORY: u64 = 1 << 30;
+/// A generated load goes on for this many times the shortest migration.
+const TIMES: u64 = 6;
+
+enum Kind {
+    File(PathBuf),
+    Load(Box<LoadSpec>, u64),
+}
+
+/// A source of records.
+pub struct Input {
+    /// What people call it.
+    pub name: String,
+    /// Size of the disk in bytes.
+    pub disk: u64,
+    /// Memory of the guest in bytes.
+    pub memory: u64,
+    kind: Kind,
+    /// Of a file: its last time in nanoseconds.
+    duration: u64,
+}
+
+impl Input {
+    /// The file or load of this name; a file wins.
+    pub fn find(
+        name: &str,
+        seed: u64,
+        disk: Option<ByteSize>,
+        memory: Option<ByteSize>,
+    ) -> ApiResult<Self> {
+        let path = Path::new(name);
+        if let (Ok(load), false) = (name.parse::<Load>(), path.exists()) {
+            let spec = load.spec();
+            return Ok(Self {
+                name: name.to_owned(),
+                disk: disk.map_or(spec.layout.disk, |size| size.0),
+                memory: memory.map_or(spec.memory, |size| size.0),
+                kind: Kind::Load(Box::new(spec), seed),
+                duration: 0,
+            });
+        }
+        let totals = Reader::open(path)
+            .and_then(Totals::of)
+            .map_err(|error| trace_failed("cannot use the trace", &error))?;
+        let shown = path.file_name().map_or(name.into(), |file| file.to_string_lossy());
+        Ok(Self {
+            name: shown.split('.').next().unwrap_or(name).to_owned(),
+            disk: disk.map_or(DISK.max(totals.end), |size| size.0),
+            memory: memory.map_or(MEMORY, |size| size.0),
+            kind: Kind::File(path.to_owned()),
+            duration: totals.duration,
+        })
+    }
+
+    /// Random starts. Files: uniform over what a migration leaves, which without a bandwidth is
+    /// half of the trace. Loads: the paper's, 3000 s to 5000 s, at 100 Mbit/s unless told.
+    pub fn starts(&self, bandwidth: Option<u64>, count: u32, seed: u64) -> ApiResult<Starts> {
+        if let Kind::Load(..) = self.kind {
+            let bandwidth = bandwidth.unwrap_or(PAPER_BANDWIDTH);
+            let (from, to) = PAPER_STARTS;
+            return Ok(Starts::between(from, to, bandwidth, count, seed));
+        }
+        let bytes = self.disk + self.memory;
+        Starts::choose(self.duration, bytes, bandwidth, count, seed).ok_or_else(|| {
+            let seconds = self.duration / 1_000_000_000;
+            let why = format!("the trace ends after {seconds} s, before the migration does");
+            ApiError::new(ErrorKind::Invalid, format!("cannot replay {}", self.name), why)
+                .hint("give a larger --bandwidth, a smaller --disk, or no --bandwidth at all")
+        })
+    }
+
+    /// The records from the beginning. A load's end with the last of these starts and several
+    /// times the shortest migration after it.
+    pub fn open(
+        &self,
+        starts: &Starts,
+    ) -> Result<Box<dyn Iterator<Item = Result<Record, TraceError>>>, TraceError> {
+        match &self.kind {
+            Kind::File(path) => Ok(Box::new(Reader::open(path)?)),
+            Kind::Load(spec, seed) => {
+                let seconds = (self.disk + self.memory) / starts.bandwidth.max(1) + 1;
+                let last = starts.at.last().copied().unwrap_or(0);
+                let end = last.saturating_add(seconds.saturating_mul(TIMES * 1_000_000_000));
+                let records = spec.records(*seed).take_while(move |record| record.time_ns < end);
+                Ok(Box::new(records.map(Ok)))
+            }
+        }
+    }
+}
