@@ -146,6 +146,15 @@ impl AtomicBlockMap {
         })
     }
 
+    /// How many blocks of `range` are in the set; a guess while others change it.
+    pub fn count_in(&self, range: BlockRange) -> u64 {
+        let bits = |(index, word, mask): (usize, usize, u64)| {
+            let leaf = self.leaf(index)?;
+            Some(u64::from((leaf.words[word].load(Ordering::SeqCst) & mask).count_ones()))
+        };
+        words(range).filter_map(bits).sum()
+    }
+
     /// Calls `each` with the first block and the bits of every word of `range` that has some, in
     /// order, until it returns false.
     fn visit(&self, range: BlockRange, mut each: impl FnMut(u64, &AtomicU64, &Leaf, u64) -> bool) {

@@ -1,6 +1,6 @@
 //! What dray moves: the [`Image`] trait, its backends, and the layers between a guest and its file.
 //!
-//! A guest's write passes, in this order, the [`gate`] (counts in-flight writes, can quiesce), the
+//! A guest's write passes, in this order, the brake (may hold it up), the [`gate`] (counts in-flight writes, can quiesce), the
 //! [`tracker`] (the blocks count as dirty from before the write is issued until after it
 //! completes), the missing map (at a target that does not have every block yet) and then the
 //! image. [`Disk`] is that stack.
@@ -36,7 +36,7 @@ mod waiters;
 
 pub use backend::{FileImage, FileOptions};
 pub use device::{DeviceMark, DeviceState};
-pub use disk::{Disk, DiskStats, Fetcher, Fill, IntentLog, PresentLog};
+pub use disk::{Disk, DiskStats, Fetcher, Fill, IntentLog, PresentLog, WriteDelay};
 pub use error::{Error, ErrorKind, Result};
 pub use gate::Quiesced;
 pub use image::{Attempt, Extent, ExtentKind, Geometry, Image, ZeroMode};

@@ -210,6 +210,11 @@ impl Tracker {
         result
     }
 
+    /// How many blocks of `range` are not dirty; none while tracking is off.
+    pub fn clean_in(&self, range: BlockRange) -> u64 {
+        if self.is_on() { range.len.saturating_sub(self.dirty.count_in(range)) } else { 0 }
+    }
+
     /// Makes `range` dirty while tracking is on.
     pub fn mark(&self, range: BlockRange) {
         if self.on.load(Ordering::SeqCst) {

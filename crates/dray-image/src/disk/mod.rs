@@ -4,13 +4,17 @@
 //! It is what a front end exports (it is an [`Image`]) and what a migration steers. It decides
 //! nothing: when to copy, hand over or fetch is the engine's business.
 
+mod brake;
 mod request;
+
+pub use brake::WriteDelay;
 
 use crate::gate::{Gate, Quiesced};
 use crate::missing::Missing;
 use crate::stats::{Counter, Counters};
 use crate::tracker::{DirtyRuns, Tracker};
 use crate::{Image, Result};
+use brake::Brake;
 use dray_types::{BlockRange, BlockSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -101,6 +105,7 @@ pub struct Disk {
     missing: Missing,
     /// Another host owns the image; reads go there.
     incoming: AtomicBool,
+    brake: Brake,
     counters: Counters,
 }
 
@@ -114,6 +119,7 @@ impl Disk {
             tracker: Tracker::new(BlockRange::whole(len).len),
             missing: Missing::new(Arc::clone(&backing)),
             incoming: AtomicBool::new(false),
+            brake: Brake::default(),
             counters: Counters::default(),
             backing,
         })
@@ -154,6 +160,13 @@ impl Disk {
     pub fn fail_parked(&self) {
         self.missing.set_failed(true);
         self.gate.fail();
+    }
+
+    /// From now on a guest's change that makes clean blocks dirty waits as `rule` says, or nothing
+    /// waits: then what waits goes on at once. It waits before it counts as in flight, so nobody
+    /// who quiesces waits for it. Has no effect on a disk that is not tracked.
+    pub fn set_write_delay(&self, rule: Option<Arc<dyn WriteDelay>>) {
+        self.brake.set(rule);
     }
 
     /// Tracks writes from now on. Nothing is dirty at the start, unless writes were tracked before:

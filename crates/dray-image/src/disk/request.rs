@@ -4,7 +4,7 @@ use super::Disk;
 use crate::missing::Touched;
 use crate::stats::Counter;
 use crate::{Attempt, Error, ErrorKind, Extent, ExtentKind, Geometry, Image, Result, ZeroMode};
-use dray_types::BlockRange;
+use dray_types::{BLOCK_SIZE, BlockRange};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -49,9 +49,12 @@ impl Disk {
         if len == 0 {
             return if fua { self.flush() } else { Ok(()) };
         }
+        let touched = Touched::new(offset, len, self.len);
+        if self.brake.is_on() {
+            self.brake.wait(self.new_dirty(touched));
+        }
         let _pass = self.gate.enter()?;
         self.refuse_while_incoming()?;
-        let touched = Touched::new(offset, len, self.len);
         let marked = self.tracker.begin(touched.all)?;
         if self.missing.is_over() {
             apply(fua)?;
@@ -62,6 +65,11 @@ impl Disk {
             }
         }
         marked.complete()
+    }
+
+    /// Bytes that a change makes dirty and that are clean.
+    fn new_dirty(&self, touched: Touched) -> u64 {
+        self.tracker.clean_in(touched.all) * BLOCK_SIZE
     }
 
     fn change_with_missing(
@@ -187,9 +195,12 @@ impl Image for Disk {
         if len == 0 {
             return Ok(Attempt::Done);
         }
+        let touched = Touched::new(offset, len, self.len);
+        if self.brake.is_on() && self.new_dirty(touched) > 0 {
+            return Ok(Attempt::WouldWait);
+        }
         let Some(_pass) = self.gate.try_enter() else { return Ok(Attempt::WouldWait) };
         self.refuse_while_incoming()?;
-        let touched = Touched::new(offset, len, self.len);
         let Some(marked) = self.tracker.try_begin(touched.all) else {
             return Ok(Attempt::WouldWait);
         };
@@ -214,7 +225,7 @@ impl Disk {
         let end = offset + len;
         let mut at = offset;
         while at < end {
-            let missing = self.missing.map().next_run(at / dray_types::BLOCK_SIZE, u64::MAX);
+            let missing = self.missing.map().next_run(at / BLOCK_SIZE, u64::MAX);
             let (from, to) = missing.map_or((end, end), |run| {
                 let to = run.byte_offset() + run.byte_len();
                 (run.byte_offset().clamp(at, end), to.min(end))

@@ -1,0 +1,67 @@
+//! Slowing a guest's changes: they wait in front of the gate, so that nobody who quiesces has to
+//! wait for them, and not in the thread that reads a client's requests.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Says how long a guest's change waits before it is carried out.
+pub trait WriteDelay: Send + Sync {
+    /// A change comes now that makes `new_dirty` bytes dirty which are clean; never zero. Must not
+    /// block.
+    fn delay(&self, new_dirty: u64) -> Duration;
+
+    /// A change has waited for `time`; less than it was told to when the waiting was ended.
+    fn waited(&self, time: Duration);
+}
+
+/// Where changes wait.
+#[derive(Default)]
+pub(super) struct Brake {
+    on: AtomicBool,
+    rule: Mutex<Option<Arc<dyn WriteDelay>>>,
+    changed: Condvar,
+}
+
+impl Brake {
+    fn rule(&self) -> MutexGuard<'_, Option<Arc<dyn WriteDelay>>> {
+        self.rule.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on changes wait as `rule` says, or not at all: then those that wait go on at once.
+    pub(super) fn set(&self, rule: Option<Arc<dyn WriteDelay>>) {
+        let mut held = self.rule();
+        self.on.store(rule.is_some(), Ordering::Release);
+        *held = rule;
+        drop(held);
+        self.changed.notify_all();
+    }
+
+    /// Whether changes may have to wait: one load.
+    pub(super) fn is_on(&self) -> bool {
+        self.on.load(Ordering::Acquire)
+    }
+
+    /// Waits as long as a change must that makes `new_dirty` clean bytes dirty.
+    pub(super) fn wait(&self, new_dirty: u64) {
+        let mut held = self.rule();
+        let Some(rule) = held.clone().filter(|_| new_dirty > 0) else { return };
+        let delay = rule.delay(new_dirty);
+        if delay.is_zero() {
+            return;
+        }
+        let began = Instant::now();
+        while held.is_some() {
+            let left = delay.saturating_sub(began.elapsed());
+            if left.is_zero() {
+                break;
+            }
+            held = match self.changed.wait_timeout(held, left) {
+                Ok((held, _)) => held,
+                Err(poisoned) => poisoned.into_inner().0,
+            };
+        }
+        drop(held);
+        rule.waited(began.elapsed());
+    }
+}
