@@ -4,6 +4,7 @@
 //! * [`agent`]: wiring: what a process is made of, and what it does when it starts.
 //! * [`ops`]: the local API's commands, one file each.
 //! * [`registry`], [`store`]: the images of this host and what is durable about them.
+//! * [`heat`]: what guests do with the images, counted for the orders of migrations.
 //! * [`migration`]: the owner loops that run the engine's effects, one per migration and side.
 //! * [`vm`]: the part of a migration that belongs to QEMU.
 //! * [`net`], [`tls`], [`pki`], [`pace`]: streams between agents. [`api`]: the local socket.
@@ -12,6 +13,7 @@
 pub mod agent;
 pub mod api;
 pub mod config;
+pub mod heat;
 pub mod migration;
 pub mod net;
 pub mod ops;

@@ -3,6 +3,7 @@
 //! A record says what this host's copy of an image is. While a migration is open its journal is the
 //! truth about ownership and the record follows; both are read when the agent starts.
 
+use crate::heat::ImageHeat;
 use crate::store::{self, Store};
 use crate::vm::RECONNECT_DELAY;
 use dray_image::{
@@ -108,6 +109,8 @@ pub struct Entry {
     /// When the last migration away from here ended. A QEMU that had the disk may still come back
     /// and must be able to quit: it is let in, and everything it asks but a flush fails.
     departed: Mutex<Option<Instant>>,
+    /// What is known of its guest's accesses.
+    pub heat: ImageHeat,
     /// What guests are served from.
     pub disk: Arc<Disk>,
     /// The file below it.
@@ -181,7 +184,8 @@ impl Registry {
             {
                 tracing::error!(image = record.name, %why, "cannot protect a replica's device");
             }
-            match open_entry(record.clone()) {
+            let heat = ImageHeat::load(&heat_path(&store, &record.name), record.len);
+            match open_entry(record.clone(), heat) {
                 Ok(entry) => {
                     entry.take_locks();
                     entries.insert(record.name, Arc::new(entry));
@@ -194,6 +198,25 @@ impl Registry {
 
     fn path_of(&self, name: &str) -> PathBuf {
         self.store.images().join(format!("{name}.json"))
+    }
+
+    /// Counts the accesses that guests have made since the last time.
+    pub fn drain_heat(&self) {
+        for entry in self.all() {
+            entry.heat.drain(&entry.disk);
+        }
+    }
+
+    /// Counts the accesses and keeps what has changed for the next agent.
+    pub fn save_heat(&self) {
+        self.drain_heat();
+        // Held meanwhile, so that no image is forgotten before its file is written.
+        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        for (name, entry) in entries.iter() {
+            if let Err(why) = entry.heat.save(&heat_path(&self.store, name)) {
+                tracing::debug!(image = name, %why, "cannot keep an image's heat");
+            }
+        }
     }
 
     /// The image called `name`.
@@ -218,14 +241,8 @@ impl Registry {
         }
         store::replace_json(&self.path_of(&record.name), &record)?;
         let name = record.name.clone();
-        let disk = Disk::new(Arc::clone(&file) as Arc<dyn Image>);
-        let entry = Arc::new(Entry {
-            record: Mutex::new(record),
-            locks: Mutex::default(),
-            departed: Mutex::default(),
-            disk,
-            file,
-        });
+        let heat = ImageHeat::new(record.len);
+        let entry = Arc::new(entry(record, file, heat));
         entries.insert(name, Arc::clone(&entry));
         Ok(entry)
     }
@@ -306,7 +323,24 @@ impl Registry {
     /// What the store reports.
     pub fn forget(&self, name: &str) -> io::Result<()> {
         self.entries.write().unwrap_or_else(PoisonError::into_inner).remove(name);
+        store::remove(&heat_path(&self.store, name))?;
         store::remove(&self.path_of(name))
+    }
+}
+
+fn heat_path(store: &Store, name: &str) -> PathBuf {
+    store.images().join(format!("{name}.heat"))
+}
+
+fn entry(record: ImageRecord, file: Arc<FileImage>, heat: ImageHeat) -> Entry {
+    let disk = Disk::new(Arc::clone(&file) as Arc<dyn Image>);
+    Entry {
+        record: Mutex::new(record),
+        locks: Mutex::default(),
+        departed: Mutex::default(),
+        heat,
+        disk,
+        file,
     }
 }
 
@@ -318,16 +352,9 @@ fn is_device(path: &Path) -> bool {
 ///
 /// # Errors
 /// What opening reports.
-fn open_entry(record: ImageRecord) -> dray_image::Result<Entry> {
+fn open_entry(record: ImageRecord, heat: ImageHeat) -> dray_image::Result<Entry> {
     let file = Arc::new(open_file(&record)?);
-    let disk = Disk::new(Arc::clone(&file) as Arc<dyn Image>);
-    Ok(Entry {
-        record: Mutex::new(record),
-        locks: Mutex::default(),
-        departed: Mutex::default(),
-        disk,
-        file,
-    })
+    Ok(entry(record, file, heat))
 }
 
 /// Opens the file that a record names. A crash may have come between a new name and the record of

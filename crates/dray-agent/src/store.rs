@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! images/NAME.json            one record per image
+//! images/NAME.heat            what is known of its accesses (docs/formats.md); not synced, may be lost
 //! migrations/ID/intent.json   what was asked for
 //! migrations/ID/journal       what has happened (see docs/formats.md)
 //! migrations/ID/counts.json   what the summary counts; not synced, lost with the host

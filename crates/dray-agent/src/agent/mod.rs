@@ -130,6 +130,7 @@ async fn serve(config: Config, what: &str) -> ApiResult<()> {
     let listener = Listener::bind(agent.config.listen, settings)
         .await
         .map_err(|why| ApiError::new(ErrorKind::Io, what, why))?;
+    crate::heat::keep(&agent.registry).map_err(io)?;
     agent.go_on(revived);
     let peers = tokio::spawn(Arc::clone(&agent).listen(listener));
     tracing::info!(host = agent.config.name, listen = %agent.config.listen, "ready");
@@ -142,6 +143,7 @@ async fn serve(config: Config, what: &str) -> ApiResult<()> {
     for exports in [Some(exports), over_tcp].into_iter().flatten() {
         exports.shutdown_within(SHUTDOWN_GRACE);
     }
+    agent.registry.save_heat();
     drop(lock);
     ended
 }

@@ -205,8 +205,14 @@ impl Agent {
         let mut new = record.clone();
         new.len = len;
         let file = open_file(&new).map_err(|why| failed(&why))?;
+        let old = self.registry.get(&record.name);
         self.registry.forget(&record.name).map_err(|why| failed(&why))?;
-        self.registry.add(new, Arc::new(file)).map_err(|why| failed(&why)).map(drop)
+        let added = self.registry.add(new, Arc::new(file)).map_err(|why| failed(&why))?;
+        if let Some(old) = old {
+            old.heat.drain(&old.disk);
+            added.heat.take_over(&old.heat);
+        }
+        Ok(())
     }
 
     /// Puts a resident raw disk back on its file while its export is replaced.

@@ -15,10 +15,17 @@ use crate::stats::{Counter, Counters};
 use crate::tracker::{DirtyRuns, Tracker};
 use crate::{Image, Result};
 use brake::Brake;
+use dray_heat::{AccessLog, Op};
 use dray_types::{BlockRange, BlockSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+
+/// Lanes of the log of accesses: threads that serve a guest at the same time on a usual host.
+const LOG_LANES: usize = 4;
+/// Accesses that a lane holds between two drains; more are dropped, which heat does not mind. The
+/// log takes 256 KiB.
+const LOG_PLACES: usize = 8192;
 
 /// Gets blocks that this host does not have from the one that has them.
 pub trait Fetcher: Send + Sync {
@@ -106,6 +113,7 @@ pub struct Disk {
     /// Another host owns the image; reads go there.
     incoming: AtomicBool,
     brake: Brake,
+    accesses: AccessLog,
     counters: Counters,
 }
 
@@ -120,6 +128,7 @@ impl Disk {
             missing: Missing::new(Arc::clone(&backing)),
             incoming: AtomicBool::new(false),
             brake: Brake::default(),
+            accesses: AccessLog::with_lanes(LOG_LANES, LOG_PLACES),
             counters: Counters::default(),
             backing,
         })
@@ -269,13 +278,25 @@ impl Disk {
         self.missing.checkpoint()
     }
 
+    /// The guest's accesses since the log was last drained, as blocks. Each is there only once it is
+    /// complete; some are missing when more come than the log holds.
+    pub fn accesses(&self) -> &AccessLog {
+        &self.accesses
+    }
+
+    fn note(&self, op: Op, offset: u64, len: u64) {
+        let lane = crate::sync::shard(LOG_LANES);
+        self.accesses.push_in(lane, op, BlockRange::covering(offset, len));
+    }
+
     /// Counters since the disk was made.
     pub fn stats(&self) -> DiskStats {
         DiskStats { cancelled_blocks: self.missing.cancelled_blocks(), ..self.counters.total() }
     }
 
-    /// Bytes of memory that the maps of this disk take.
+    /// Bytes of memory that the maps and the log of this disk take.
     pub fn memory_bytes(&self) -> usize {
-        self.tracker.memory_bytes() + self.missing.memory_bytes()
+        let log = LOG_LANES * LOG_PLACES * size_of::<u64>();
+        self.tracker.memory_bytes() + self.missing.memory_bytes() + log
     }
 }

@@ -4,6 +4,7 @@ use super::Disk;
 use crate::missing::Touched;
 use crate::stats::Counter;
 use crate::{Attempt, Error, ErrorKind, Extent, ExtentKind, Geometry, Image, Result, ZeroMode};
+use dray_heat::Op;
 use dray_types::{BLOCK_SIZE, BlockRange};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -98,14 +99,21 @@ impl Disk {
         Ok(())
     }
 
-    fn count_read(&self, len: usize) {
+    fn count_read(&self, offset: u64, len: u64) {
         self.counters.add(Counter::Reads, 1);
-        self.counters.add(Counter::ReadBytes, len as u64);
+        self.counters.add(Counter::ReadBytes, len);
+        self.note(Op::Read, offset, len);
     }
 
-    fn count_write(&self, len: usize) {
+    fn count_write(&self, offset: u64, len: u64) {
         self.counters.add(Counter::Writes, 1);
-        self.counters.add(Counter::WriteBytes, len as u64);
+        self.counters.add(Counter::WriteBytes, len);
+        self.note(Op::Write, offset, len);
+    }
+
+    fn count_zero(&self, offset: u64, len: u64) {
+        self.counters.add(Counter::Zeroes, 1);
+        self.note(Op::Write, offset, len);
     }
 }
 
@@ -117,7 +125,7 @@ impl Image for Disk {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {
         self.check("reading", offset, buf.len() as u64)?;
         self.gate.enter_read()?;
-        self.count_read(buf.len());
+        self.count_read(offset, buf.len() as u64);
         if self.is_incoming() {
             return self.missing.fetcher()?.peek(offset, buf);
         }
@@ -129,20 +137,22 @@ impl Image for Disk {
         let len = data.len() as u64;
         self.check("writing", offset, len)?;
         self.change(offset, len, fua, |fua| self.backing.write_at(data, offset, fua))?;
-        self.count_write(data.len());
+        self.count_write(offset, len);
         Ok(())
     }
 
     fn zero(&self, offset: u64, len: u64, mode: ZeroMode, fua: bool) -> Result<()> {
         self.check("zeroing", offset, len)?;
-        self.counters.add(Counter::Zeroes, 1);
-        self.change(offset, len, fua, |fua| self.backing.zero(offset, len, mode, fua))
+        self.change(offset, len, fua, |fua| self.backing.zero(offset, len, mode, fua))?;
+        self.count_zero(offset, len);
+        Ok(())
     }
 
     fn discard(&self, offset: u64, len: u64, fua: bool) -> Result<()> {
         self.check("discarding", offset, len)?;
-        self.counters.add(Counter::Zeroes, 1);
-        self.change(offset, len, fua, |fua| self.backing.discard(offset, len, fua))
+        self.change(offset, len, fua, |fua| self.backing.discard(offset, len, fua))?;
+        self.count_zero(offset, len);
+        Ok(())
     }
 
     fn flush(&self) -> Result<()> {
@@ -184,7 +194,7 @@ impl Image for Disk {
         }
         let attempt = self.backing.try_read_at(buf, offset)?;
         if attempt == Attempt::Done {
-            self.count_read(len);
+            self.count_read(offset, len as u64);
         }
         Ok(attempt)
     }
@@ -211,7 +221,7 @@ impl Image for Disk {
             self.missing.try_overwrite(touched, write)?
         };
         if attempt == Attempt::Done {
-            self.count_write(data.len());
+            self.count_write(offset, len);
             marked.complete()?;
         }
         Ok(attempt)

@@ -1,0 +1,194 @@
+//! Heat on this host: what each image's log of accesses is drained into, and how it survives the
+//! agent.
+//!
+//! Guests' requests only push into a disk's log. A thread of its own empties the logs a few times
+//! a second and writes the counts down every ten seconds, as small files beside the images'
+//! records. Nothing depends on them: what is lost or does not decode is counted anew.
+
+use crate::registry::Registry;
+use dray_heat::{AccessLog, Heat, HeatConfig};
+use dray_image::Disk;
+use dray_types::{BlockRange, Schedule};
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Pause between two drains: with the log's room, for 160,000 accesses a second.
+const DRAIN: Duration = Duration::from_millis(200);
+/// Pause between two savings: what a killed agent forgets.
+const SAVE: Duration = Duration::from_secs(10);
+
+struct State {
+    heat: Heat,
+    /// Accesses counted in this process.
+    counted: u64,
+    /// `counted` when it was last saved.
+    saved: u64,
+}
+
+/// Heat of one image of this host.
+pub struct ImageHeat(Mutex<State>);
+
+impl ImageHeat {
+    /// Heat of an image of `len` bytes without any access yet.
+    pub fn new(len: u64) -> Self {
+        let heat = Heat::new(BlockRange::whole(len).len, HeatConfig::default());
+        Self(Mutex::new(State { heat, counted: 0, saved: 0 }))
+    }
+
+    /// What an earlier agent saved at `path` of an image that has `len` bytes now; nothing when
+    /// there is none or when it does not fit.
+    pub fn load(path: &Path, len: u64) -> Self {
+        let this = Self::new(len);
+        let Ok(bytes) = std::fs::read(path) else { return this };
+        let blocks = BlockRange::whole(len).len;
+        match Heat::decode(&bytes, HeatConfig::default()) {
+            Ok(mut heat) if heat.blocks() <= blocks => {
+                heat.grow(blocks);
+                this.state().heat = heat;
+            }
+            Ok(_) => tracing::info!(path = %path.display(), "heat of a larger image is dropped"),
+            Err(why) => tracing::info!(path = %path.display(), %why, "heat is counted anew"),
+        }
+        this
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts what the disk's guest has done since the last time.
+    pub fn drain(&self, disk: &Disk) {
+        self.drain_log(disk.accesses());
+    }
+
+    fn drain_log(&self, log: &AccessLog) {
+        if log.pending() == 0 {
+            return;
+        }
+        let mut state = self.state();
+        log.drain(|op, range| {
+            state.counted += 1;
+            state.heat.access(op, range);
+        });
+    }
+
+    /// Accesses counted since the agent started: schedules are as before while it is the same.
+    pub fn counted(&self) -> u64 {
+        self.state().counted
+    }
+
+    /// The orders for Copy and for Backfill, as far as is known by now.
+    pub fn schedules(&self) -> (Schedule, Schedule) {
+        let state = self.state();
+        (state.heat.copy_schedule(), state.heat.backfill_schedule())
+    }
+
+    /// Takes over what is known of the same image before it grew.
+    pub fn take_over(&self, old: &Self) {
+        let mut heat = old.state().heat.clone();
+        let mut state = self.state();
+        heat.grow(state.heat.blocks());
+        state.heat = heat;
+        state.counted += 1;
+    }
+
+    /// Replaces the file at `path` if anything has changed. It is not synced: a torn one is
+    /// noticed by its checksum.
+    ///
+    /// # Errors
+    /// What the file system reports.
+    pub fn save(&self, path: &Path) -> io::Result<()> {
+        let (bytes, counted) = {
+            let state = self.state();
+            if state.counted == state.saved {
+                return Ok(());
+            }
+            (state.heat.encode(), state.counted)
+        };
+        let new = path.with_extension("heat-new");
+        std::fs::write(&new, bytes)?;
+        std::fs::rename(&new, path)?;
+        self.state().saved = counted;
+        Ok(())
+    }
+}
+
+/// Counts and saves in a thread for as long as the registry lives.
+///
+/// # Errors
+/// When the thread cannot be made.
+pub fn keep(registry: &Arc<Registry>) -> io::Result<()> {
+    let registry = Arc::downgrade(registry);
+    let work = move || {
+        let mut saved = Instant::now();
+        loop {
+            std::thread::sleep(DRAIN);
+            let Some(registry) = registry.upgrade() else { return };
+            registry.drain_heat();
+            if saved.elapsed() >= SAVE {
+                saved = Instant::now();
+                registry.save_heat();
+            }
+        }
+    };
+    std::thread::Builder::new().name("dray-heat".to_owned()).spawn(work).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dray_heat::Op;
+
+    const LEN: u64 = 1 << 30;
+
+    fn written() -> ImageHeat {
+        let heat = ImageHeat::new(LEN);
+        let log = AccessLog::new(300);
+        assert!((0..300).all(|n| log.push(Op::Write, BlockRange::new(5000 + n % 7, 1))));
+        heat.drain_log(&log);
+        heat
+    }
+
+    #[test]
+    fn heat_survives_in_a_file_and_a_damaged_one_is_dropped() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.heat");
+        let heat = written();
+        heat.save(&path).unwrap();
+        let again = ImageHeat::load(&path, LEN);
+        assert_eq!(again.schedules(), heat.schedules());
+        assert!(!again.schedules().0.is_sequential());
+        assert!(ImageHeat::load(&path, LEN / 2).schedules().0.is_sequential(), "another image");
+        let mut bytes = std::fs::read(&path).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        std::fs::write(&path, bytes).unwrap();
+        assert!(ImageHeat::load(&path, LEN).schedules().0.is_sequential());
+    }
+
+    #[test]
+    fn only_what_has_changed_is_written_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.heat");
+        let heat = written();
+        heat.save(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        heat.save(&path).unwrap();
+        assert!(!path.exists());
+        let log = AccessLog::new(1);
+        assert!(log.push(Op::Read, BlockRange::new(0, 1)));
+        heat.drain_log(&log);
+        heat.save(&path).unwrap();
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn an_image_that_grows_keeps_its_heat() {
+        let grown = ImageHeat::new(2 * LEN);
+        grown.take_over(&written());
+        let copy = grown.schedules().0;
+        let last = copy.ranges().last().unwrap();
+        assert!((last.start..last.end()).contains(&5000), "{last:?}");
+    }
+}
