@@ -71,6 +71,8 @@ pub enum Command {
     Resume(commands::resume::Args),
     /// Change the bandwidth limit of a running migration
     Limit(commands::limit::Args),
+    /// Start, pause or pace the fetching of what a target still misses
+    Backfill(commands::backfill::Args),
     /// List, add and remove images
     Images(commands::images::Args),
     /// Splice the disks of a running VM under dray

@@ -54,6 +54,8 @@ pub enum Command {
     Claim(Claim),
     /// Answered with [`Unstalled`](super::Unstalled).
     Unstall(Unstall),
+    /// Answered with [`Backfilling`](super::Backfilling).
+    Backfill(Backfill),
 }
 
 /// What is moved.
@@ -107,6 +109,27 @@ impl fmt::Display for Strategy {
     }
 }
 
+/// In which order blocks move.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Order {
+    /// By what the guest does: before the handover what it writes most comes last, after it what it
+    /// reads most comes first.
+    #[default]
+    WorkloadAware,
+    /// By address.
+    Sequential,
+}
+
+impl fmt::Display for Order {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::WorkloadAware => "workload-aware",
+            Self::Sequential => "sequential",
+        })
+    }
+}
+
 /// What happens to the disks at the target when every block is there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -144,6 +167,9 @@ pub struct Migrate {
     /// Which blocks move when.
     #[serde(default)]
     pub strategy: Strategy,
+    /// In which order.
+    #[serde(default)]
+    pub order: Order,
     /// Limit of everything the migration sends; none when absent.
     #[serde(default)]
     pub bandwidth: Option<BitRate>,
@@ -326,4 +352,31 @@ pub struct Unstall {
     /// Fail what waits with an I/O error; otherwise ask the source again now.
     #[serde(default)]
     pub fail: bool,
+}
+
+/// Starts, pauses or paces the fetching of what a target misses. Asked of the target's agent.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Backfill {
+    /// What to do.
+    pub action: BackfillAction,
+    /// Which migration: the name of an image of it on this host, its id, or the start of it. The
+    /// only one in Backfill when neither this nor `qmp` is given.
+    #[serde(default)]
+    pub which: Option<String>,
+    /// QMP socket on this host of the VM that was moved.
+    #[serde(default)]
+    pub qmp: Option<PathBuf>,
+}
+
+/// What to do with a Backfill.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BackfillAction {
+    /// Fetch everything, in the background.
+    Start,
+    /// Fetch only what the guest asks for.
+    Pause,
+    /// Change the limit of everything the migration sends; none when null.
+    Rate(Option<BitRate>),
 }

@@ -104,6 +104,9 @@ pub trait AgentApi: Send + Sync + 'static {
 
     /// Ends the stall of guest I/O that waits for a lost source.
     fn unstall(&self, command: Unstall) -> impl Future<Output = ApiResult<Unstalled>> + Send;
+
+    /// Starts, pauses or paces Backfill; this host is the target.
+    fn backfill(&self, command: Backfill) -> impl Future<Output = ApiResult<Backfilling>> + Send;
 }
 
 #[cfg(test)]
@@ -153,7 +156,7 @@ mod tests {
             }
         }
         let counted: Vec<_> = kinds.into_iter().collect();
-        assert_eq!(counted, [("error", 1), ("event", 3), ("result", 2), ("version", 8)]);
+        assert_eq!(counted, [("error", 1), ("event", 3), ("result", 2), ("version", 9)]);
     }
 
     #[test]

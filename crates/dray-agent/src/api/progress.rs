@@ -158,6 +158,9 @@ pub struct Progress {
     pub round: u32,
     /// Reads at the target that had to wait for a missing block.
     pub remote_reads: u64,
+    /// Backfill waits for `dray backfill start`: only what the guest asks for is fetched.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub paused: bool,
     /// False while the peer cannot be reached.
     pub link_up: bool,
     /// The limit in force.
@@ -186,6 +189,7 @@ impl Progress {
             dirty_rate: 0,
             round: 0,
             remote_reads: 0,
+            paused: false,
             link_up: true,
             bandwidth: None,
             seconds_left: None,

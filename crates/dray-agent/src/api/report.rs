@@ -1,6 +1,6 @@
 //! Results: what the commands answer when they succeed.
 
-use super::command::Strategy;
+use super::command::{Order, Strategy};
 use super::error::ApiError;
 use super::progress::Progress;
 use super::text;
@@ -148,6 +148,8 @@ pub struct Summary {
     pub to: String,
     /// Which blocks moved when.
     pub strategy: Strategy,
+    /// In which order.
+    pub order: Order,
     /// Milliseconds since 1970 (UTC) at the start.
     pub started_unix_ms: u64,
     /// The same at the end.
@@ -323,6 +325,18 @@ pub struct ImageStatus {
     /// The migration it takes part in.
     #[serde(default, with = "text::optional_id")]
     pub migration: Option<MigrationId>,
+    /// Why a replica must stay: another host still reads from it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kept_for: Option<KeptFor>,
+}
+
+/// Who still needs a replica.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct KeptFor {
+    /// The owner.
+    pub host: String,
+    /// Bytes that only the replica has; null until the owner has told.
+    pub bytes: Option<u64>,
 }
 
 /// One disk that was adopted or released.
@@ -372,6 +386,20 @@ pub struct Claimed {
     pub bytes_lost: u64,
     /// Where: at most the first thousand ranges. Reads there fail.
     pub lost: Vec<ByteRange>,
+}
+
+/// How a Backfill goes on.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Backfilling {
+    /// Which migration.
+    #[serde(with = "text::id")]
+    pub migration: MigrationId,
+    /// Only what the guest asks for is fetched.
+    pub paused: bool,
+    /// The limit in force, as far as this host was told; none when null.
+    pub bandwidth: Option<BitRate>,
+    /// Bytes still at the source.
+    pub bytes_missing: u64,
 }
 
 /// What unstalling led to.

@@ -1,5 +1,6 @@
 //! What was asked for: written durably before a migration does anything, read when the agent starts.
 
+use crate::api::Order;
 use crate::migration::messages::{GuestFacts, Settings};
 use dray_types::{BitRate, Epoch, MigrationId};
 use dray_wire::ImageOffer;
@@ -36,6 +37,9 @@ pub struct SourceVm {
 pub struct Options {
     /// Which blocks move when.
     pub strategy: dray_engine::Strategy,
+    /// In which order.
+    #[serde(default)]
+    pub order: Order,
     /// Limit of everything sent.
     pub bandwidth: Option<BitRate>,
     /// Longest downtime to aim for, in milliseconds.

@@ -41,6 +41,8 @@ pub enum ToTargetShell {
     /// The source has recorded that the target has everything: say `Finished` when that is so, or
     /// once more.
     Done,
+    /// Which blocks move when, for those who watch at the target.
+    Strategy(dray_engine::Strategy),
 }
 
 /// Target to source.
@@ -67,6 +69,10 @@ pub enum ToSourceShell {
     },
     /// The target's part is over; nothing follows.
     Finished,
+    /// Whether Backfill waits for the target's operator.
+    Paused(bool),
+    /// The target's operator wants this limit, in bytes a second.
+    Bandwidth(Option<u64>),
 }
 
 /// Encodes a shell message.

@@ -34,3 +34,6 @@ pub use stream::{BlockingStream, Stream};
 
 /// What this agent calls itself in a hello.
 pub const AGENT: &str = concat!("dray/", env!("CARGO_PKG_VERSION"));
+
+/// What this software can do beyond the protocol's versions; used as far as both sides can.
+pub const FEATURES: [&str; 2] = ["zstd", dray_wire::control::FEATURE_BACKFILL_ORDER];

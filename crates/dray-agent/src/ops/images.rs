@@ -3,7 +3,7 @@
 use super::io_error;
 use crate::agent::Agent;
 use crate::api::{
-    ApiError, ApiResult, ErrorKind, ImageAdd, ImageRemove, ImageState, ImageStatus, Resize,
+    ApiError, ApiResult, ErrorKind, ImageAdd, ImageRemove, ImageState, ImageStatus, KeptFor, Resize,
 };
 use crate::config::pool::check_name;
 use crate::registry::{CopyState, Entry, ImageRecord, Place, open_file};
@@ -53,9 +53,19 @@ impl Agent {
             growable: record.growable,
             read_only: record.read_only,
             migration: record.migration,
+            kept_for: self.kept_for(&record),
             name: record.name,
             id: record.id,
         }
+    }
+
+    /// Who still reads from a replica.
+    fn kept_for(&self, record: &ImageRecord) -> Option<KeptFor> {
+        let migration = record.migration.filter(|_| record.state == CopyState::Replica)?;
+        let shown = self.sources.get(migration)?.board.read();
+        let rows = &shown.progress.images;
+        let missing = rows.iter().find(|row| row.image == record.name)?.amounts.bytes_missing;
+        Some(KeptFor { host: shown.peer, bytes: Some(missing).filter(|&bytes| bytes > 0) })
     }
 
     /// The image of this name.

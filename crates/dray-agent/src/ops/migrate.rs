@@ -52,6 +52,7 @@ impl Agent {
         let resident = intent.adopted.is_empty();
         intent.options = Some(Options {
             strategy: strategy(command.strategy),
+            order: command.order,
             bandwidth: command.bandwidth,
             max_downtime_ms: command.max_downtime_ms.unwrap_or(MAX_DOWNTIME_MS),
             settings: Settings {

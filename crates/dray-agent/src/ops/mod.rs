@@ -1,6 +1,7 @@
 //! The local API's commands: each checks what was asked, does it or starts it, and answers in the
 //! API's own words.
 
+mod backfill;
 mod claim;
 mod control;
 mod images;
@@ -10,8 +11,8 @@ mod splice;
 
 use crate::agent::Agent;
 use crate::api::{
-    self, AgentApi, AgentInfo, ApiError, ApiResult, Cancelled, Claimed, ErrorKind, Events,
-    ImageStatus, Limited, MigrationStatus, Prepared, Spliced, Started, Summary, Unstalled,
+    self, AgentApi, AgentInfo, ApiError, ApiResult, Backfilling, Cancelled, Claimed, ErrorKind,
+    Events, ImageStatus, Limited, MigrationStatus, Prepared, Spliced, Started, Summary, Unstalled,
 };
 use std::sync::Arc;
 
@@ -95,5 +96,9 @@ impl AgentApi for Operator {
 
     async fn unstall(&self, command: api::Unstall) -> ApiResult<Unstalled> {
         self.0.unstall(&command)
+    }
+
+    async fn backfill(&self, command: api::Backfill) -> ApiResult<Backfilling> {
+        self.0.backfill(&command).await
     }
 }

@@ -81,7 +81,10 @@ impl TargetVmTask {
                 }
                 Told::Release => self.finish().await,
                 Told::Shell(
-                    ToTargetShell::Settings(_) | ToTargetShell::Bye | ToTargetShell::Done,
+                    ToTargetShell::Settings(_)
+                    | ToTargetShell::Strategy(_)
+                    | ToTargetShell::Bye
+                    | ToTargetShell::Done,
                 )
                 | Told::Notice(_) => {}
             }

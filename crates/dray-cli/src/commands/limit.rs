@@ -25,9 +25,10 @@ pub struct Args {
 
 /// The limit as it was typed.
 #[derive(Clone, Copy, PartialEq, Debug)]
-struct NewLimit(Option<BitRate>);
+pub struct NewLimit(pub Option<BitRate>);
 
-fn rate_or_none(text: &str) -> Result<NewLimit, String> {
+/// A rate or `none`, for clap.
+pub fn rate_or_none(text: &str) -> Result<NewLimit, String> {
     if text == "none" {
         return Ok(NewLimit(None));
     }

@@ -8,7 +8,8 @@ use crate::show::status::short;
 use clap::ValueEnum;
 use dray_agent::api::text::MigrationRef;
 use dray_agent::api::{
-    ApiError, ApiResult, Client, Command, ErrorKind, Migrate, ReleaseAtEnd, Started, Strategy,
+    ApiError, ApiResult, Client, Command, ErrorKind, Migrate, Order, ReleaseAtEnd, Started,
+    Strategy,
 };
 use dray_types::BitRate;
 use std::path::PathBuf;
@@ -52,6 +53,9 @@ pub struct Args {
     /// Which blocks move before the guest and which after it
     #[arg(long, value_enum, default_value_t)]
     strategy: StrategyArg,
+    /// In which order they move
+    #[arg(long, value_enum, default_value_t)]
+    order: OrderArg,
     /// Send no faster than this: 500Mbit, 100MiB/s
     #[arg(long, value_name = "RATE")]
     bandwidth: Option<BitRate>,
@@ -85,6 +89,18 @@ enum StrategyArg {
     /// Everything is copied once, the guest moves, what it wrote meanwhile follows
     #[default]
     Hybrid,
+    /// The guest moves first; the rest stays until `dray backfill start`
+    Deferred,
+}
+
+/// The orders as they are typed.
+#[derive(ValueEnum, Clone, Copy, Debug, Default)]
+enum OrderArg {
+    /// What the guest writes most is copied last, what it reads most is fetched first
+    #[default]
+    WorkloadAware,
+    /// By address
+    Sequential,
 }
 
 /// What happens to the disks at the end, as it is typed.
@@ -131,6 +147,11 @@ impl Args {
                 StrategyArg::PreCopy => Strategy::PreCopy,
                 StrategyArg::PostCopy => Strategy::PostCopy,
                 StrategyArg::Hybrid => Strategy::Hybrid,
+                StrategyArg::Deferred => Strategy::Deferred,
+            },
+            order: match self.order {
+                OrderArg::WorkloadAware => Order::WorkloadAware,
+                OrderArg::Sequential => Order::Sequential,
             },
             bandwidth: self.bandwidth,
             max_downtime_ms: self.max_downtime.map(|time| (time.as_millis() as u64).max(1)),

@@ -2,6 +2,7 @@
 
 pub mod adopt;
 pub mod agent;
+pub mod backfill;
 pub mod cancel;
 pub mod check_config;
 pub mod claim;
@@ -56,6 +57,7 @@ async fn ask(command: Command, client: &Client, output: &Output) -> ApiResult<Ex
         Command::Cancel(args) => cancel::run(args, client, output).await,
         Command::Resume(args) => resume::run(args, client, output).await,
         Command::Limit(args) => limit::run(args, client, output).await,
+        Command::Backfill(args) => backfill::run(args, client, output).await,
         Command::Images(args) => images::run(args, client, output).await,
         Command::Adopt(args) => adopt::run(args, client, output).await,
         Command::Release(args) => release::run(args, client, output).await,

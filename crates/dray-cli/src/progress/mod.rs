@@ -6,7 +6,7 @@
 mod bars;
 mod json;
 mod lines;
-mod words;
+pub mod words;
 
 use crate::exit::DETACHED;
 use crate::output::Output;

@@ -18,6 +18,7 @@ pub fn share(amounts: &Amounts) -> String {
 pub fn phase(progress: &Progress) -> String {
     match progress.step {
         Some(step) => format!("{} ({step})", progress.phase),
+        None if progress.paused => format!("{} (paused)", progress.phase),
         None => progress.phase.to_string(),
     }
 }

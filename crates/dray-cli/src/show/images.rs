@@ -3,7 +3,7 @@
 use super::style::Style;
 use super::table::{Align, table};
 use super::units::{BLOCK, bytes};
-use dray_agent::api::{ImageState, ImageStatus, Spliced};
+use dray_agent::api::{ImageState, ImageStatus, KeptFor, Spliced};
 
 const fn state(state: ImageState) -> &'static str {
     match state {
@@ -40,7 +40,7 @@ fn row(image: &ImageStatus) -> [String; 8] {
     };
     [
         image.name.clone(),
-        state(image.state).to_owned() + if image.read_only { " (read-only)" } else { "" },
+        state(image.state).to_owned() + &remark(image),
         bytes(image.size),
         bytes(image.allocated),
         missing,
@@ -48,6 +48,18 @@ fn row(image: &ImageStatus) -> [String; 8] {
         image.epoch.0.to_string(),
         image.path.display().to_string(),
     ]
+}
+
+/// What the state alone does not say.
+fn remark(image: &ImageStatus) -> String {
+    match &image.kept_for {
+        Some(KeptFor { host, bytes: Some(needed) }) => {
+            format!(" ({host} needs {})", bytes(*needed))
+        }
+        Some(KeptFor { host, bytes: None }) => format!(" (kept for {host})"),
+        None if image.read_only => " (read-only)".to_owned(),
+        None => String::new(),
+    }
 }
 
 /// The disks that were adopted (`"adopted"`) or released (`"released"`).

@@ -4,6 +4,7 @@ use super::style::Style;
 use super::summary::summary;
 use super::table::{Align, fields, table};
 use super::units::{about, bytes, percent, rate, seconds};
+use crate::progress::words::phase;
 use dray_agent::api::{MigrationState, MigrationStatus, Progress, Role};
 
 /// How much of an id is shown in a list: enough to tell migrations of one host apart.
@@ -63,7 +64,7 @@ fn row(migration: &MigrationStatus) -> [String; 9] {
         role(migration.role).to_owned(),
         migration.peer.clone(),
         word(migration.state).to_owned(),
-        progress.phase.to_string(),
+        phase(progress),
         format!("{} %", percent(progress.total.bytes_done, progress.total.bytes_total)),
         when_running(rate(progress.rate)),
         when_running(left),
@@ -104,7 +105,6 @@ pub fn detail(migration: &MigrationStatus, style: Style) -> String {
 
 fn progress_lines(progress: &Progress, running: bool) -> Vec<(&'static str, String)> {
     let total = &progress.total;
-    let step = progress.step.map_or(String::new(), |step| format!(" ({step})"));
     let done = format!(
         "{} of {} ({} %) in {}",
         bytes(total.bytes_done),
@@ -113,7 +113,7 @@ fn progress_lines(progress: &Progress, running: bool) -> Vec<(&'static str, Stri
         seconds(progress.elapsed_seconds)
     );
     let mut lines = vec![
-        ("phase", format!("{}{step}, round {}", progress.phase, progress.round)),
+        ("phase", format!("{}, round {}", phase(progress), progress.round)),
         ("done", done),
         ("missing", bytes(total.bytes_missing)),
         ("dirty", dirty(progress)),

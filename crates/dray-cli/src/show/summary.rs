@@ -45,7 +45,7 @@ fn headline(summary: &Summary, style: Style) -> String {
     };
     let Summary { from, to, .. } = summary;
     let time = seconds(summary.total_seconds);
-    let strategy = summary.strategy;
+    let Summary { strategy, order, .. } = summary;
     match summary.result {
         Ending::Completed => {
             let text = format!("moved {what} from {from} to {to} in {time}");
@@ -53,7 +53,7 @@ fn headline(summary: &Summary, style: Style) -> String {
                 "{} {} {}",
                 style.good("✓"),
                 style.bold(&text),
-                style.dim(&format!("({strategy})"))
+                style.dim(&format!("({strategy}, {order})"))
             )
         }
         Ending::Cancelled => {

@@ -126,6 +126,7 @@ pub fn summary() -> Summary {
         from: "hosta".into(),
         to: "hostb".into(),
         strategy: Strategy::Hybrid,
+        order: Order::WorkloadAware,
         started_unix_ms: 1_795_000_000_000,
         ended_unix_ms: 1_795_000_028_400,
         total_seconds: 28.4,
@@ -176,6 +177,7 @@ pub fn images() -> Vec<ImageStatus> {
         growable: false,
         read_only: false,
         migration: None,
+        kept_for: None,
     };
     let mut all = vec![
         image("vm1-root", "/srv/vm/vm1-root.raw", ImageState::Owner, 12_288, 1),
@@ -183,6 +185,7 @@ pub fn images() -> Vec<ImageStatus> {
         image("vm3-data", "/srv/vm/vm3.replica", ImageState::Replica, 0, 0),
         image("base", "/srv/vm/base.raw", ImageState::Owner, 0, 12),
     ];
+    all[2].kept_for = Some(KeptFor { host: "hostb".into(), bytes: Some(48 << 20) });
     all[3].read_only = true;
     all
 }
@@ -355,6 +358,16 @@ impl AgentApi for Agent {
             bytes_lost: 655_360,
             lost,
         })
+    }
+
+    async fn backfill(&self, command: Backfill) -> ApiResult<Backfilling> {
+        self.saw("backfill", &command);
+        let bandwidth = match command.action {
+            BackfillAction::Rate(limit) => limit,
+            _ => None,
+        };
+        let paused = command.action == BackfillAction::Pause;
+        Ok(Backfilling { migration: ID, paused, bandwidth, bytes_missing: 48 << 20 })
     }
 
     async fn unstall(&self, command: Unstall) -> ApiResult<Unstalled> {

@@ -3,7 +3,7 @@
 use crate::fake::{dray, finish};
 use crate::golden;
 
-const COMMANDS: [&str; 19] = [
+const COMMANDS: [&str; 20] = [
     "agent",
     "check-config",
     "prepare",
@@ -13,6 +13,7 @@ const COMMANDS: [&str; 19] = [
     "cancel",
     "resume",
     "limit",
+    "backfill",
     "images",
     "adopt",
     "release",
@@ -51,6 +52,9 @@ fn help_of_every_command() {
         ("sim", "chunks"),
         ("trace", "analyse"),
         ("trace", "generate"),
+        ("backfill", "start"),
+        ("backfill", "pause"),
+        ("backfill", "rate"),
     ] {
         golden::check(&format!("help-{command}-{sub}"), &help(&[command, sub, "--help"]));
     }

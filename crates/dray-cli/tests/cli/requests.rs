@@ -16,7 +16,8 @@ fn migrate_with_defaults() {
     let args = ["migrate", "--qmp", "/q", "--to", "hostb", "--target-qmp", "/t"];
     let wanted = json!({ "migrate": {
         "subject": { "vm": { "qmp": "/q" } }, "to": "hostb", "target_qmp": "/t",
-        "prepared": null, "pool": null, "names": {}, "strategy": "hybrid", "bandwidth": null,
+        "prepared": null, "pool": null, "names": {}, "strategy": "hybrid",
+        "order": "workload-aware", "bandwidth": null,
         "max_downtime_ms": null, "verify": false, "detach": false, "drop_bitmaps": false,
         "remove_replica": false, "release": "as-before",
     }});
@@ -25,12 +26,13 @@ fn migrate_with_defaults() {
 
 #[test]
 fn migrate_with_everything() {
-    let args = "migrate --image a --image b --to hostb --pool fast --name a=x --strategy pre-copy \
+    let args = "migrate --image a --image b --to hostb --pool fast --name a=x --strategy pre-copy --order sequential \
                 --bandwidth 800Mbit --max-downtime 0.5s --verify --detach --drop-bitmaps \
                 --remove-replica --release always";
     let wanted = json!({ "migrate": {
         "subject": { "images": { "names": ["a", "b"] } }, "to": "hostb", "target_qmp": null,
         "prepared": null, "pool": "fast", "names": { "a": "x" }, "strategy": "pre-copy",
+        "order": "sequential",
         "bandwidth": { "bytes_per_second": 100_000_000 }, "max_downtime_ms": 500, "verify": true,
         "detach": true, "drop_bitmaps": true, "remove_replica": true, "release": "always",
     }});
@@ -74,6 +76,19 @@ fn the_other_commands() {
         (
             "claim a --source-is-fenced",
             json!({ "claim": { "image": "a", "source_is_fenced": true, "accept_loss": false } }),
+        ),
+        (
+            "backfill start 4f",
+            json!({ "backfill": { "action": "start", "which": "4f", "qmp": null } }),
+        ),
+        (
+            "backfill pause --qmp /q",
+            json!({ "backfill": { "action": "pause", "which": null, "qmp": "/q" } }),
+        ),
+        (
+            "backfill rate 8Mbit",
+            json!({ "backfill": { "action": { "rate": { "bytes_per_second": 1_000_000 } },
+                "which": null, "qmp": null } }),
         ),
         ("unstall a --fail", json!({ "unstall": { "image": "a", "fail": true } })),
     ];

@@ -29,6 +29,9 @@ fn results_for_people() {
         ("release", "release --qmp /q"),
         ("resize", "resize a 40GiB"),
         ("claim", "claim a --source-is-fenced --accept-loss"),
+        ("backfill-start", "backfill start"),
+        ("backfill-pause", "backfill pause vm1-root"),
+        ("backfill-rate", "backfill rate 200Mbit --qmp /q"),
         ("unstall", "unstall a"),
         ("unstall-fail", "unstall a --fail"),
     ];
@@ -59,6 +62,7 @@ fn results_for_programs_are_one_line_of_json() {
         "resize a 1G",
         "claim a",
         "unstall a",
+        "backfill start",
         "prepare --qmp /q --to hostb",
         "migrate --image a --to hostb --detach",
     ];

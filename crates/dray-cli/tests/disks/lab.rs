@@ -188,6 +188,13 @@ impl Host {
         }
     }
 
+    /// Ends the agent in order.
+    pub fn stop(&mut self) {
+        let Some(mut child) = self.child.take() else { return };
+        run(Command::new("kill").arg(child.id().to_string()));
+        assert!(child.wait().unwrap().success(), "{}: {}", self.name, self.log());
+    }
+
     /// Asks the agent's API.
     pub fn ask(&self, command: Value) -> Result<Value, Value> {
         ask(&self.api(), command)

@@ -6,9 +6,12 @@
 //! * [`moves`]: nothing happens. [`links`], [`progress`]: the link breaks, agents are killed.
 //! * [`kills`]: an agent dies before every effect of a migration.
 //! * [`refusals`]: what cannot be done. [`versions`]: hosts with other software.
+//! * [`deferred`]: the target fetches when its operator says so.
+//! * [`orders`]: which blocks move first.
 //! * [`faults`]: disks that are read-only, full or broken, with [`mounts`] of their own.
 
 mod case;
+mod deferred;
 mod faults;
 mod guest;
 mod kills;
@@ -17,6 +20,7 @@ mod links;
 mod mounts;
 mod moves;
 mod nbd;
+mod orders;
 mod progress;
 mod refusals;
 mod versions;

@@ -45,6 +45,9 @@ pub struct Counts {
     pub rounds: u32,
     /// Blocks sent again because they were written after they were sent.
     pub blocks_resent: u64,
+    /// Per image: blocks sent with data, each sending counted, and those that were sent before.
+    #[serde(default)]
+    pub images: Vec<(u64, u64)>,
     /// The streams' counters.
     pub net: NetTotals,
 }

@@ -1,6 +1,7 @@
 //! Running the source engine's effects: each is done, or well under way, before the next begins.
 
 use super::counts::Mark;
+use super::orders::Orders;
 use super::{Input, SourceLoop, Told};
 use crate::api::{ApiError, ErrorKind, MigrationState};
 use crate::migration::abort;
@@ -28,7 +29,9 @@ impl SourceLoop {
         match effect {
             SourceEffect::Send(envelope) => {
                 self.report.sending(&envelope.body);
-                if let Some(session) = &self.session {
+                if let Some(session) = &self.session
+                    && session.knows(&envelope.body)
+                {
                     // A link that is down reports itself, and the engine then asks again.
                     let _ = session.control.send(&envelope);
                 }
@@ -89,6 +92,7 @@ impl SourceLoop {
         tracing::info!(migration = %self.slot.board.migration, ?notice, "source");
         self.report.notice(&notice);
         match &notice {
+            SourceNotice::Ready => self.orders.make_due(),
             SourceNotice::Done => {
                 self.resumable = false;
                 self.images.let_go()?;
@@ -172,6 +176,7 @@ impl SourceLoop {
         }
         if self.session.is_some() {
             self.say_settings();
+            self.check_features();
             self.step(SourceEvent::LinkUp);
         }
     }
@@ -194,6 +199,8 @@ impl SourceLoop {
         let engine = Source::recover(plan, &self.history);
         let done = engine.is_over() && !engine.owns();
         self.engine = Some(engine);
+        // A new engine knows no order.
+        self.orders = Orders::default();
         if done {
             // The restart came between the last record and the last word to the target.
             self.resumable = false;
@@ -207,6 +214,7 @@ impl SourceLoop {
             return Ok(());
         }
         self.step(SourceEvent::Start);
+        self.tell_orders();
         Ok(())
     }
 }

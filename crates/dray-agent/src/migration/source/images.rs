@@ -2,6 +2,7 @@
 
 use super::content::Content;
 use super::{Input, SourceParts};
+use crate::heat::ImageHeat;
 use crate::migration::intent::{SourceImage, SourceIntent};
 use crate::migration::intents::{IntentFile, Intents};
 use crate::registry::{CopyState, Entry, Registry};
@@ -288,6 +289,14 @@ impl SourceImages {
     /// An image's name here.
     pub fn name(&self, ix: usize) -> &str {
         &self.all[ix].image.name
+    }
+
+    /// What is known of the guest's accesses to the images that one may use, up to now.
+    pub fn heats(&self) -> impl Iterator<Item = (ImageIndex, &ImageHeat)> {
+        self.writable().map(|(ix, entry)| {
+            entry.heat.drain(&entry.disk);
+            (ImageIndex(ix as u16), &entry.heat)
+        })
     }
 
     /// Dirty blocks of an image.

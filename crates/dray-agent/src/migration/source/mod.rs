@@ -2,12 +2,13 @@
 //!
 //! [`SourceSlot`] is what the rest of the agent holds of it; [`SourceLoop::run`] is the loop itself;
 //! effects are in [`effects`], the session with the target in [`session`], what is read in
-//! [`content`].
+//! [`content`], in which order in [`orders`].
 
 pub mod content;
 mod counts;
 mod effects;
 mod images;
+mod orders;
 mod report;
 mod session;
 mod summary;
@@ -28,6 +29,7 @@ use dray_engine::{Source, SourceEvent, SourceRecord};
 use dray_image::Quiesced;
 use dray_wire::{Envelope, ToSource};
 use images::SourceImages;
+use orders::Orders;
 use report::{COUNTS, Report};
 pub use report::{shown_phase, shown_strategy, unix_ms};
 pub use session::{Session, SessionSettings, keep};
@@ -147,6 +149,7 @@ pub struct SourceLoop {
     engine: Option<Source>,
     log: Log<SourceRecord>,
     images: SourceImages,
+    orders: Orders,
     guards: Vec<(usize, Quiesced)>,
     session: Option<Session>,
     report: Report,
@@ -195,6 +198,7 @@ impl SourceLoop {
             engine: None,
             log,
             images,
+            orders: Orders::default(),
             guards: Vec::new(),
             session: None,
             answers: VecDeque::new(),
@@ -240,6 +244,7 @@ impl SourceLoop {
 
     fn tick(&mut self) {
         self.step(SourceEvent::Tick);
+        self.refresh_orders();
         self.report.save();
         self.report.refresh(self.engine.as_ref(), &self.images);
         let Some(engine) = &self.engine else { return };

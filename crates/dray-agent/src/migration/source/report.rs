@@ -7,7 +7,7 @@ use super::images::SourceImages;
 use crate::api::{Amounts, ImageProgress, Phase, Step};
 use crate::migration::messages::ToSourceShell;
 use dray_engine::Source;
-use dray_engine::source::SourceNotice;
+use dray_engine::source::{SourceNotice, SourceStatus};
 use dray_types::{BLOCK_SIZE, BlockRange, ImageIndex};
 use dray_wire::ToTarget;
 use std::path::PathBuf;
@@ -41,6 +41,8 @@ pub struct Report {
     pub(super) verified: Option<(u64, u64)>,
     /// How far verification has come: the image, and the bytes of it that were compared.
     verifying: Option<(usize, u64)>,
+    /// Backfill waits for the target's operator.
+    paused: bool,
     /// Why the guest was not started at the target.
     pub(super) guest_failed: Option<String>,
     dirty_since: (Instant, u64),
@@ -67,6 +69,7 @@ impl Report {
             remote_reads: 0,
             verified: None,
             verifying: None,
+            paused: false,
             guest_failed: None,
             dirty_since: (now, 0),
             dirty_rate: 0,
@@ -110,6 +113,10 @@ impl Report {
         total.net = self.before.net.plus(self.slot.stats.totals());
         total.blocks_resent += self.before.blocks_resent;
         total.rounds += self.before.rounds;
+        total.images.resize(total.images.len().max(self.before.images.len()), (0, 0));
+        for (sum, before) in total.images.iter_mut().zip(&self.before.images) {
+            *sum = (sum.0 + before.0, sum.1 + before.1);
+        }
         total
     }
 
@@ -163,6 +170,7 @@ impl Report {
                 self.missing.clone_from(missing);
                 self.remote_reads = *remote_reads;
             }
+            ToSourceShell::Paused(paused) => self.paused = *paused,
             ToSourceShell::Finished => self.finish(),
             _ => {}
         }
@@ -193,11 +201,18 @@ impl Report {
         self.verifying = Some((image.ix(), end));
     }
 
+    /// Takes over what the engine has counted.
+    pub fn observe(&mut self, status: &SourceStatus) {
+        (self.counts.blocks_resent, self.counts.rounds) = (status.blocks_resent, status.rounds);
+        let sent = status.image_blocks_sent.iter().copied();
+        self.counts.images = sent.zip(status.image_blocks_resent.iter().copied()).collect();
+    }
+
     /// Shows how far it is.
     pub fn refresh(&mut self, engine: Option<&Source>, images: &SourceImages) {
         let Some(engine) = engine else { return };
         let status = engine.status();
-        (self.counts.blocks_resent, self.counts.rounds) = (status.blocks_resent, status.rounds);
+        self.observe(&status);
         let counts = self.total();
         let wire = counts.net.wire_bytes();
         let span = self.wire_since.0.elapsed().as_secs_f64();
@@ -229,6 +244,7 @@ impl Report {
             progress.dirty_rate = self.dirty_rate;
             progress.round = counts.rounds + 1;
             progress.remote_reads = self.remote_reads;
+            progress.paused = self.paused && self.phase == Phase::Backfill;
             progress.link_up = status.link_up;
             // Verification sends next to nothing: the rate says nothing about its end.
             let sending = self.wire_rate > 0 && self.phase < Phase::Release;

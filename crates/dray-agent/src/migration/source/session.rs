@@ -3,6 +3,7 @@
 
 use super::content::Content;
 use super::{Input, SourceLoop, SourceSlot, Told};
+use crate::api::{ApiError, ErrorKind};
 use crate::migration::messages::{self, ToSourceShell, ToTargetShell};
 use crate::net::{
     self, Compression, ControlSender, ControlSettings, DataSender, DialSettings, JobQueue,
@@ -10,7 +11,7 @@ use crate::net::{
 };
 use crate::tls::Identity;
 use dray_engine::SourceEvent;
-use dray_types::{Attempt, ImageIndex};
+use dray_types::{Attempt, BitRate, ImageIndex};
 use dray_wire::{Envelope, Hello, StreamKind, ToSource, ToTarget};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -43,6 +44,8 @@ pub struct Session {
     pub number: u64,
     /// The way to the target.
     pub control: ControlSender<ToTarget>,
+    /// What both sides can do.
+    pub features: Vec<String>,
     /// What the data streams send.
     pub queue: Arc<JobQueue>,
     senders: Vec<DataSender>,
@@ -50,6 +53,13 @@ pub struct Session {
     /// Set when both sides have said everything: what is queued is still sent.
     pub orderly: bool,
     down: Arc<Notify>,
+}
+
+impl Session {
+    /// Whether the target understands the message.
+    pub fn knows(&self, message: &ToTarget) -> bool {
+        message.feature().is_none_or(|word| self.features.iter().any(|known| known == word))
+    }
 }
 
 impl Drop for Session {
@@ -120,6 +130,7 @@ async fn connect(
 ) -> Result<(Session, Arc<Notify>), NetError> {
     let dial = |kind, stream| dial(settings, slot, number, kind, stream);
     let control = dial(StreamKind::Control, 0).await?;
+    let features = control.features().to_vec();
     let queue = JobQueue::new();
     let setup = SendSetup {
         queue: Arc::clone(&queue),
@@ -151,6 +162,7 @@ async fn connect(
     let session = Session {
         number,
         control,
+        features,
         queue,
         senders,
         reader,
@@ -172,7 +184,7 @@ async fn dial(
         migration: Some(slot.board.migration),
         session,
         stream,
-        features: vec!["zstd".to_owned()],
+        features: net::FEATURES.map(str::to_owned).to_vec(),
     };
     net::dial(
         &settings.identity,
@@ -194,6 +206,7 @@ impl SourceLoop {
         self.link_lost = None;
         self.slot.board.change(|shown| shown.progress.link_up = true);
         self.say_settings();
+        self.check_features();
         self.tell(Told::LinkUp);
         if self.is_done() {
             // The target may not know: it, or its last words, were lost.
@@ -206,6 +219,18 @@ impl SourceLoop {
     pub(super) fn say_settings(&mut self) {
         if let Some(options) = self.slot.intent().options {
             self.say(&ToTargetShell::Settings(options.settings));
+            self.say(&ToTargetShell::Strategy(options.strategy));
+        }
+    }
+
+    /// A target that cannot wait with Backfill must not begin with a strategy that wants it.
+    pub(super) fn check_features(&mut self) {
+        let defers = self.slot.intent().options.is_some_and(|options| options.strategy.defers());
+        let session = self.session.as_ref().filter(|_| defers && self.owns());
+        if session.is_some_and(|session| !session.knows(&ToTarget::Defer)) {
+            let why = "the target's software cannot wait with Backfill";
+            let error = ApiError::new(ErrorKind::Unsupported, "migration failed", why);
+            self.vm_failed(error.hint("use --strategy post-copy, or upgrade the target"));
         }
     }
 
@@ -266,6 +291,14 @@ impl SourceLoop {
         let finished = message == ToSourceShell::Finished && self.is_done();
         if finished && let Err(why) = self.finish() {
             return self.break_down(&why);
+        }
+        if let Some(engine) = &self.engine {
+            self.report.observe(&engine.status());
+        }
+        if let ToSourceShell::Bandwidth(bytes_per_second) = message {
+            let limit = bytes_per_second.map(|bytes_per_second| BitRate { bytes_per_second });
+            self.slot.pacer.set_limit(limit);
+            return self.slot.board.change(|shown| shown.progress.bandwidth = limit);
         }
         self.report.told(&message);
         self.tell(Told::Shell(message));

@@ -74,12 +74,13 @@ impl Report {
         let shown = self.slot.board.read();
         let options = intent.options.as_ref();
         let strategy = options.map_or(dray_engine::Strategy::Hybrid, |options| options.strategy);
-        let images = intent.images.iter().map(|image| ImageSummary {
+        let sent = total.images.iter().copied().chain(std::iter::repeat((0, 0)));
+        let images = intent.images.iter().zip(sent).map(|(image, sent)| ImageSummary {
             image: image.name.clone(),
             name_at_target: image.offer.name.clone(),
             bytes: image.offer.len,
-            blocks_sent: 0,
-            blocks_sent_twice: 0,
+            blocks_sent: sent.0,
+            blocks_sent_twice: sent.1,
         });
         Summary {
             result: Ending::Completed,
@@ -88,6 +89,7 @@ impl Report {
             from: self.host.clone(),
             to: intent.peer.clone(),
             strategy: shown_strategy(strategy),
+            order: options.map(|options| options.order).unwrap_or_default(),
             started_unix_ms: shown.started_unix_ms,
             ended_unix_ms: unix_ms(),
             total_seconds: total.between(Mark::Started, Mark::Done).unwrap_or(0.0),

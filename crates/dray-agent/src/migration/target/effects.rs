@@ -76,7 +76,8 @@ impl TargetLoop {
             }
             TargetNotice::Abandoned { discarded } => self.abandoned(*discarded),
             TargetNotice::Complete => self.complete(),
-            TargetNotice::Phase(_) | TargetNotice::Serving => {}
+            TargetNotice::Phase(_) => self.refresh(),
+            TargetNotice::Serving => {}
         }
         self.tell(Told::Notice(notice));
     }

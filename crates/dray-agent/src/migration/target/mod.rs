@@ -156,6 +156,8 @@ pub struct TargetLoop {
     session: Option<Session>,
     answers: VecDeque<TargetEvent>,
     progress_at: Instant,
+    /// What the source was last told of Backfill.
+    said_paused: bool,
     verifier: Option<verify::Verifier>,
     /// Since when an owner with missing blocks has no session.
     alone_since: Option<Instant>,
@@ -206,6 +208,7 @@ impl TargetLoop {
             session: None,
             answers: VecDeque::new(),
             progress_at: Instant::now(),
+            said_paused: false,
             verifier: None,
             alone_since: None,
             idle_since: Instant::now(),
@@ -316,6 +319,11 @@ impl TargetLoop {
             net: self.slot.stats.totals(),
         };
         self.say(&message);
+        let paused = self.engine.status().paused && !self.engine.is_complete();
+        if paused || self.said_paused {
+            self.said_paused = paused;
+            self.say(&ToSourceShell::Paused(paused));
+        }
     }
 
     fn refresh(&self) {
@@ -324,6 +332,7 @@ impl TargetLoop {
         let phase = shown_phase(self.engine.phase());
         let wire = self.slot.stats.totals().wire_bytes();
         let remote_reads = self.images.remote_reads();
+        let paused = status.paused && phase == Phase::Backfill;
         self.slot.board.change(|shown| {
             let progress = &mut shown.progress;
             if progress.phase != Phase::Ended {
@@ -333,6 +342,7 @@ impl TargetLoop {
             progress.images = rows;
             progress.wire_bytes = wire;
             progress.remote_reads = remote_reads;
+            progress.paused = paused;
             progress.rate = status.rate as u64;
             progress.link_up = status.link_up;
         });

@@ -2,6 +2,7 @@
 
 use super::{Input, TargetLoop, TargetSlot, Told};
 use crate::migration::messages::{self, ToSourceShell, ToTargetShell};
+use crate::migration::source::shown_strategy;
 use crate::net::{self, ControlSender, ControlSettings, DataReceiver, Incoming, NetError};
 use dray_engine::TargetEvent;
 use dray_wire::{Envelope, StreamKind, ToSource, ToTarget};
@@ -54,7 +55,9 @@ impl TargetSlot {
             incoming.refuse(why).await;
             return Ok(());
         }
-        let features = incoming.hello.features.clone();
+        let offered = incoming.hello.features.iter();
+        let features: Vec<_> =
+            offered.filter(|word| net::FEATURES.contains(&word.as_str())).cloned().collect();
         match incoming.kind {
             StreamKind::Control => {
                 if self.newest.0.fetch_max(number, Ordering::SeqCst) > number {
@@ -150,6 +153,11 @@ impl TargetLoop {
         match message {
             ToTargetShell::Bye => return self.part(),
             ToTargetShell::Done => return self.opened_again(),
+            ToTargetShell::Strategy(strategy) => {
+                return self.slot.board.change(|shown| {
+                    shown.progress.strategy = shown_strategy(strategy);
+                });
+            }
             _ => {}
         }
         self.tell(Told::Shell(message));

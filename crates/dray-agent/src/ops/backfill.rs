@@ -1,0 +1,121 @@
+//! `dray backfill`: what a target still misses is fetched, left alone, or fetched at another rate.
+
+use crate::agent::Agent;
+use crate::api::{
+    ApiError, ApiResult, Backfill, BackfillAction, Backfilling, ErrorKind, Phase, text,
+};
+use crate::migration::messages::ToSourceShell;
+use crate::migration::target::{Input, TargetSlot};
+use dray_engine::{BackfillControl, TargetEvent};
+use dray_types::MigrationId;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A journal that takes longer than this to write is as good as broken.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+const WHAT: &str = "cannot steer the backfill";
+
+impl Agent {
+    pub(super) async fn backfill(&self, command: &Backfill) -> ApiResult<Backfilling> {
+        let slot = self.pick_target(command)?;
+        let shown = slot.board.read();
+        if shown.progress.phase != Phase::Backfill {
+            let why = if shown.progress.phase < Phase::Backfill {
+                "the guest does not run here yet"
+            } else {
+                "every block is here already"
+            };
+            return Err(ApiError::new(ErrorKind::Conflict, WHAT, why)
+                .hint("`dray status` shows how far the migration is"));
+        }
+        match command.action {
+            BackfillAction::Start => control(&slot, BackfillControl::Start).await?,
+            BackfillAction::Pause => control(&slot, BackfillControl::Pause).await?,
+            BackfillAction::Rate(limit) => {
+                if !shown.progress.link_up {
+                    let why = "the source, which sends the blocks, cannot be reached just now";
+                    return Err(ApiError::new(ErrorKind::Peer, WHAT, why)
+                        .hint("try again when the link is back"));
+                }
+                let limit_bytes = limit.map(|limit| limit.bytes_per_second);
+                slot.send(Input::Say(ToSourceShell::Bandwidth(limit_bytes)));
+                slot.board.change(|shown| shown.progress.bandwidth = limit);
+            }
+        }
+        let progress = slot.board.read().progress;
+        Ok(Backfilling {
+            migration: slot.board.migration,
+            paused: progress.paused,
+            bandwidth: progress.bandwidth,
+            bytes_missing: progress.total.bytes_missing,
+        })
+    }
+
+    fn pick_target(&self, command: &Backfill) -> ApiResult<Arc<TargetSlot>> {
+        let id = match (&command.qmp, &command.which) {
+            (Some(qmp), _) => self.moved_vm(qmp)?,
+            (None, Some(which)) => self.named(which)?,
+            (None, None) => {
+                let slots = self.targets.all();
+                let waits =
+                    |slot: &&Arc<TargetSlot>| slot.board.read().progress.phase == Phase::Backfill;
+                let waiting = slots.iter().filter(waits).map(|slot| slot.board.migration);
+                text::pick(None, slots.iter().map(|slot| slot.board.migration), waiting)?
+            }
+        };
+        self.targets.get(id).ok_or_else(|| {
+            let why = "this host is its source; the command belongs to its target";
+            let error = ApiError::new(ErrorKind::Conflict, WHAT, why);
+            match self.sources.get(id) {
+                Some(slot) => error.hint(format!("run it on {}", slot.board.read().peer)),
+                None => error,
+            }
+        })
+    }
+
+    fn moved_vm(&self, qmp: &Path) -> ApiResult<MigrationId> {
+        let runs = |slot: &&Arc<TargetSlot>| {
+            slot.intent().guest.is_some_and(|guest| guest.qmp == qmp)
+                && slot.board.read().progress.phase <= Phase::Backfill
+        };
+        let found = self.targets.all().iter().find(runs).map(|slot| slot.board.migration);
+        found.ok_or_else(|| {
+            let why = format!("no vm behind {} is being moved to here", qmp.display());
+            ApiError::new(ErrorKind::NotFound, WHAT, why).hint("`dray status` lists the migrations")
+        })
+    }
+
+    /// The migration of an image of that name, or the one whose id begins like this.
+    fn named(&self, which: &str) -> ApiResult<MigrationId> {
+        let record = self.registry.get(which).map(|entry| entry.record());
+        if let Some(migration) = record.and_then(|record| record.migration) {
+            return Ok(migration);
+        }
+        let targets = self.targets.all().into_iter().map(|slot| slot.board.migration);
+        let sources = self.sources.all().into_iter().map(|slot| slot.board.migration);
+        text::MigrationRef(which.to_owned()).resolve(targets.chain(sources))
+    }
+}
+
+/// Tells the engine and waits until it is so, which is once it is durable.
+async fn control(slot: &TargetSlot, control: BackfillControl) -> ApiResult<()> {
+    let mut changes = slot.board.changes();
+    slot.send(Input::Engine(TargetEvent::BackfillControl(control)));
+    let wanted = control == BackfillControl::Pause;
+    let done = tokio::time::timeout(ANSWER_TIMEOUT, async {
+        loop {
+            let progress = slot.board.read().progress;
+            if progress.paused == wanted || progress.phase != Phase::Backfill {
+                return;
+            }
+            if changes.changed().await.is_err() {
+                return;
+            }
+        }
+    });
+    done.await.map_err(|_| {
+        let why = format!("it has not answered within {} s", ANSWER_TIMEOUT.as_secs());
+        ApiError::new(ErrorKind::Internal, WHAT, why)
+    })
+}

@@ -1,0 +1,94 @@
+//! `dray backfill`.
+
+use super::absolute;
+use super::limit::{NewLimit, rate_or_none};
+use crate::output::Output;
+use crate::show::status::short;
+use crate::show::units::bytes;
+use clap::Subcommand;
+use dray_agent::api::{ApiResult, Backfill, BackfillAction, Backfilling, Client, Command};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "\
+Examples, on the host that the guest has moved to:
+  dray backfill start                    fetch everything that is still at the source
+  dray backfill pause vm1-root           fetch only what the guest asks for
+  dray backfill rate 200Mbit --qmp /run/vm1.qmp
+  dray backfill rate none
+
+A migration with --strategy deferred waits for `start`. Until everything is fetched the source
+and its copy must stay; `dray images` there says for whom.";
+
+/// Arguments of `dray backfill`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand, Debug)]
+enum What {
+    /// Fetch everything, in the background
+    Start {
+        #[command(flatten)]
+        which: Which,
+    },
+    /// Fetch only what the guest asks for
+    Pause {
+        #[command(flatten)]
+        which: Which,
+    },
+    /// Change how fast blocks are fetched
+    Rate {
+        /// The new limit, like 200Mbit or 25MiB/s, or none
+        #[arg(value_parser = rate_or_none)]
+        rate: NewLimit,
+        #[command(flatten)]
+        which: Which,
+    },
+}
+
+#[derive(clap::Args, Debug)]
+struct Which {
+    /// Image, or migration by the start of its id; the only one in Backfill if not given
+    #[arg(value_name = "IMAGE|MIGRATION")]
+    which: Option<String>,
+    /// QMP socket of the VM that was moved
+    #[arg(long, value_name = "SOCKET", conflicts_with = "which")]
+    qmp: Option<PathBuf>,
+}
+
+impl Args {
+    fn resolve(self) -> ApiResult<Backfill> {
+        let (action, Which { which, qmp }) = match self.what {
+            What::Start { which } => (BackfillAction::Start, which),
+            What::Pause { which } => (BackfillAction::Pause, which),
+            What::Rate { rate, which } => (BackfillAction::Rate(rate.0), which),
+        };
+        let qmp = qmp.map(|qmp| absolute(&qmp)).transpose()?;
+        Ok(Backfill { action, which, qmp })
+    }
+}
+
+/// Does it.
+pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
+    let command = args.resolve()?;
+    let action = command.action;
+    let now: Backfilling = client.call(Command::Backfill(command)).await?;
+    output.result(&now, |now, _| text(now, action));
+    Ok(ExitCode::SUCCESS)
+}
+
+fn text(now: &Backfilling, action: BackfillAction) -> String {
+    let (id, left) = (short(now.migration), bytes(now.bytes_missing));
+    match action {
+        BackfillAction::Start => format!("fetching {left} of migration {id}\n"),
+        BackfillAction::Pause => {
+            format!("paused: {left} of migration {id} stay at the source until asked for\n")
+        }
+        BackfillAction::Rate(Some(rate)) => format!("fetching at most {rate}; {left} left\n"),
+        BackfillAction::Rate(None) => format!("fetching without a limit; {left} left\n"),
+    }
+}
