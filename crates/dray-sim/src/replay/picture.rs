@@ -29,7 +29,7 @@ pub enum Layer {
 }
 
 const LAYERS: [(Layer, &str, &str); 5] = [
-    (Layer::Copied, "#b9d3ee", "copied"),
+    (Layer::Copied, "#8fb4dd", "copied"),
     (Layer::Resent, "#f2a65a", "sent again"),
     (Layer::Demand, "#8e44ad", "fetched for a waiting guest"),
     (Layer::Read, "#2e8b57", "guest reads"),
@@ -230,6 +230,6 @@ mod tests {
         assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
         assert!(svg.contains("a &lt; b &amp; &quot;c&quot;"));
         assert!(svg.contains("handover") && svg.contains("complete") && svg.contains("4.0 GiB"));
-        assert_eq!(svg.matches("#b9d3ee").count(), 2);
+        assert_eq!(svg.matches("#8fb4dd").count(), 2);
     }
 }

@@ -1,6 +1,7 @@
 //! Many replays in one table: what an order saves, and what the choice of the chunk size is worth.
 
 use super::{Chunks, Order, Outcome, ReplayError, Settings, replay};
+use dray_engine::window::{BACKFILL_WINDOW, COPY_WINDOW};
 use dray_engine::{SECOND, Strategy};
 use dray_trace::{Record, Rng};
 
@@ -23,19 +24,23 @@ pub struct Starts {
 
 impl Starts {
     /// `count` random starts in what a migration of `bytes` leaves of a trace of `duration`
-    /// nanoseconds. Without a `bandwidth` it is such that a migration lasts half of the trace. None
-    /// when a migration lasts longer than the trace.
+    /// nanoseconds. Without a `bandwidth` it is such that a migration lasts half of the trace, or as
+    /// long as the engine's windows make it last over a link of this `delay`. None when a migration
+    /// lasts longer than the trace.
     pub fn choose(
         duration: u64,
         bytes: u64,
         bandwidth: Option<u64>,
+        delay: u64,
         count: u32,
         seed: u64,
     ) -> Option<Self> {
+        let most = windows(delay);
         let seconds = (duration as f64 / SECOND as f64).max(1e-3);
         let slack = bytes as f64 * SLACK;
-        let bandwidth = bandwidth.unwrap_or((slack / (seconds * SHARE)).ceil() as u64).max(1);
-        let left = seconds - slack / bandwidth as f64;
+        let wanted = (slack / (seconds * SHARE)).ceil().min(most);
+        let bandwidth = bandwidth.unwrap_or(wanted as u64).max(1);
+        let left = seconds - slack / (bandwidth as f64).min(most);
         if left < 0.0 {
             return None;
         }
@@ -53,6 +58,13 @@ impl Starts {
         at.sort_unstable();
         Self { bandwidth, at }
     }
+}
+
+/// Bytes a second that the engine's windows let through over a link of this delay, before and after
+/// the handover: the smaller window in a round trip.
+pub fn windows(delay: u64) -> f64 {
+    let window = COPY_WINDOW.max.min(BACKFILL_WINDOW.max) as f64;
+    if delay == 0 { f64::INFINITY } else { window * SECOND as f64 / (2 * delay) as f64 }
 }
 
 /// Replays the same migration from several starts.
@@ -201,14 +213,19 @@ mod tests {
     #[test]
     fn starts_leave_room_for_the_migration() {
         let hour = 3600 * SECOND;
-        let starts = Starts::choose(hour, 32 << 30, None, 10, 1).unwrap();
+        let starts = Starts::choose(hour, 32 << 30, None, 0, 10, 1).unwrap();
         let lasts = (32u64 << 30) as f64 * SLACK / starts.bandwidth as f64;
         assert!((lasts - 1800.0).abs() < 1.0);
         assert!(starts.at.len() == 10 && starts.at.iter().all(|&at| at <= hour / 2 + SECOND));
         assert!(starts.at.iter().any(|&at| at > hour / 4), "{starts:?}");
-        assert_eq!(starts, Starts::choose(hour, 32 << 30, None, 10, 1).unwrap());
-        assert_ne!(starts.at, Starts::choose(hour, 32 << 30, None, 10, 2).unwrap().at);
-        assert!(Starts::choose(hour, 32 << 30, Some(1 << 20), 10, 1).is_none());
+        assert_eq!(starts, Starts::choose(hour, 32 << 30, None, 0, 10, 1).unwrap());
+        assert_ne!(starts.at, Starts::choose(hour, 32 << 30, None, 0, 10, 2).unwrap().at);
+        assert!(Starts::choose(hour, 32 << 30, Some(1 << 20), 0, 10, 1).is_none());
+        // 16 MiB in 100 ms carry 160 MiB a second, however fast the link is.
+        let minute = 60 * SECOND;
+        assert!(Starts::choose(minute, 32 << 30, Some(1 << 40), 50_000_000, 10, 1).is_none());
+        let slow = Starts::choose(minute, 6 << 30, None, 50_000_000, 10, 1).unwrap();
+        assert_eq!(slow.bandwidth, 160 << 20);
     }
 
     #[test]

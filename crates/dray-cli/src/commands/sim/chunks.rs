@@ -43,7 +43,7 @@ pub fn run(args: &Args, output: &Output) -> ApiResult<ExitCode> {
     let mut lines = Vec::new();
     for input in args.common.inputs()? {
         let bandwidth = args.bandwidth.map(|rate| rate.bytes_per_second);
-        let starts = input.starts(bandwidth, args.starts, args.common.seed)?;
+        let starts = input.starts(bandwidth, args.starts, &args.common)?;
         output.note(&format!("{}, {}, {}", input.name, args.strategy, rate(starts.bandwidth)));
         let settings = args.common.settings(&input, args.strategy, args.order);
         let (selected, fixed) = chunk_gains(&settings, &starts, &|| input.open(&starts))

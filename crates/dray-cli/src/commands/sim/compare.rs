@@ -51,7 +51,7 @@ pub fn run(args: &Args, output: &Output) -> ApiResult<ExitCode> {
     let mut lines = Vec::new();
     for input in args.common.inputs()? {
         for &bandwidth in &bandwidths {
-            let starts = input.starts(bandwidth, args.starts, args.common.seed)?;
+            let starts = input.starts(bandwidth, args.starts, &args.common)?;
             for &strategy in &strategies {
                 output.note(&format!("{}, {strategy}, {}", input.name, rate(starts.bandwidth)));
                 let settings = args.common.settings(&input, strategy, args.order);

@@ -1,6 +1,6 @@
 //! Where the records of a simulation come from: a file, or a generated load.
 
-use super::trace_failed;
+use super::{Common, trace_failed};
 use dray_agent::api::{ApiError, ApiResult, ErrorKind};
 use dray_sim::replay::study::Starts;
 use dray_trace::analyse::{PAPER_BANDWIDTH, PAPER_STARTS, Totals};
@@ -11,6 +11,9 @@ use std::path::{Path, PathBuf};
 
 /// Disk of a trace that does not say how large it was.
 const DISK: u64 = 32 << 30;
+const GIB: u64 = 1 << 30;
+/// Bytes a second of a link that a short trace is not given more than: 1 Gbit/s.
+const FAST: f64 = 125e6;
 /// Memory of a guest that is not known.
 const MEMORY: u64 = 1 << 30;
 /// A generated load goes on for this many times the shortest migration.
@@ -19,6 +22,14 @@ const TIMES: u64 = 6;
 enum Kind {
     File(PathBuf),
     Load(Box<LoadSpec>, u64),
+}
+
+/// 32 GiB; as far as the trace goes, in whole GiB, when it goes further, and when it is so short
+/// that so much would need a faster link than [`FAST`].
+fn disk_of(totals: &Totals) -> u64 {
+    let seconds = totals.duration as f64 / 2e9;
+    let own = totals.end.next_multiple_of(GIB);
+    if DISK as f64 > FAST * seconds { own } else { DISK.max(own) }
 }
 
 /// A source of records.
@@ -59,7 +70,7 @@ impl Input {
         let shown = path.file_name().map_or(name.into(), |file| file.to_string_lossy());
         Ok(Self {
             name: shown.split('.').next().unwrap_or(name).to_owned(),
-            disk: disk.map_or(DISK.max(totals.end), |size| size.0),
+            disk: disk.map_or(disk_of(&totals), |size| size.0),
             memory: memory.map_or(MEMORY, |size| size.0),
             kind: Kind::File(path.to_owned()),
             duration: totals.duration,
@@ -68,18 +79,19 @@ impl Input {
 
     /// Random starts. Files: uniform over what a migration leaves, which without a bandwidth is
     /// half of the trace. Loads: the paper's, 3000 s to 5000 s, at 100 Mbit/s unless told.
-    pub fn starts(&self, bandwidth: Option<u64>, count: u32, seed: u64) -> ApiResult<Starts> {
+    pub fn starts(&self, bandwidth: Option<u64>, count: u32, common: &Common) -> ApiResult<Starts> {
+        let (seed, delay) = (common.seed, (common.delay * 1e6) as u64);
         if let Kind::Load(..) = self.kind {
             let bandwidth = bandwidth.unwrap_or(PAPER_BANDWIDTH);
             let (from, to) = PAPER_STARTS;
             return Ok(Starts::between(from, to, bandwidth, count, seed));
         }
         let bytes = self.disk + self.memory;
-        Starts::choose(self.duration, bytes, bandwidth, count, seed).ok_or_else(|| {
+        Starts::choose(self.duration, bytes, bandwidth, delay, count, seed).ok_or_else(|| {
             let seconds = self.duration / 1_000_000_000;
             let why = format!("the trace ends after {seconds} s, before the migration does");
             ApiError::new(ErrorKind::Invalid, format!("cannot replay {}", self.name), why)
-                .hint("give a larger --bandwidth, a smaller --disk, or no --bandwidth at all")
+                .hint("give a larger --bandwidth, or a smaller --disk, --memory or --delay")
         })
     }
 

@@ -52,7 +52,7 @@ pub struct Common {
     /// Traces: files, or names of generated loads
     #[arg(value_name = "TRACE", required = true)]
     traces: Vec<String>,
-    /// Size of the disk [default: 32GiB or what the trace needs; a load's own]
+    /// Size of the disk [default: 32GiB, or as far as the trace goes; a load's own]
     #[arg(long, value_name = "SIZE")]
     disk: Option<ByteSize>,
     /// Memory of the guest [default: 1GiB; a load's own]

@@ -44,7 +44,7 @@ pub fn run(args: &Args, output: &Output) -> ApiResult<ExitCode> {
     let mut first = true;
     for input in args.common.inputs()? {
         let bandwidth = args.bandwidth.map(|rate| rate.bytes_per_second);
-        let mut starts = input.starts(bandwidth, args.starts, args.common.seed)?;
+        let mut starts = input.starts(bandwidth, args.starts, &args.common)?;
         if let Some(start) = args.start {
             starts.at = vec![(start.max(0.0) * 1e9) as u64];
         }
