@@ -4,6 +4,7 @@
 //! message is a little-endian length and its postcard encoding.
 
 use crate::error::WireError;
+use crate::list;
 use dray_types::{Attempt, BlockRange, BlockSet, Epoch, ImageId, ImageIndex, MigrationId};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -80,6 +81,7 @@ pub struct Open {
     /// The migration.
     pub migration: MigrationId,
     /// Its images; their order defines [`ImageIndex`].
+    #[serde(deserialize_with = "list::at_most::<_, _, MAX_IMAGES>")]
     pub images: Vec<ImageOffer>,
     /// Set once the source has handed over. While it is not, every attempt that the target may
     /// have prepared is void.
@@ -103,6 +105,7 @@ pub enum ToTarget {
     /// Handover: make everything received durable, record this, and answer `Prepared`.
     Prepare {
         /// Per image, in order.
+        #[serde(deserialize_with = "list::at_most::<_, _, MAX_IMAGES>")]
         images: Vec<ImageHandover>,
         /// Hash of `images`.
         map_hash: MapHash,
@@ -135,6 +138,7 @@ pub enum ToTarget {
         /// Tag of the question.
         tag: u64,
         /// The hashes in order.
+        #[serde(deserialize_with = "list::at_most::<_, _, MAX_TAGS>")]
         hashes: Vec<[u8; 16]>,
     },
     /// Part of the VM's own migration (QEMU at the target), opaque to the engine.
@@ -148,6 +152,7 @@ pub enum ToTarget {
         /// Which image.
         image: ImageIndex,
         /// The ranges, first to be fetched first; at most [`MAX_ORDER`].
+        #[serde(deserialize_with = "list::at_most::<_, _, MAX_ORDER>")]
         ranges: Vec<BlockRange>,
     },
     /// Comes right before `Prepare`: if that handover succeeds, Backfill fetches only what guests
@@ -199,6 +204,7 @@ pub enum ToSource {
         /// How far the target is.
         state: TargetState,
         /// Per image, in the order of the offer; empty after handover.
+        #[serde(deserialize_with = "list::at_most::<_, _, MAX_IMAGES>")]
         images: Vec<TargetImage>,
     },
     /// The migration cannot go on at the target; said once, then the link is closed.
@@ -209,6 +215,7 @@ pub enum ToSource {
     /// Runs that arrived whole and were written.
     Received {
         /// Tags of their frames.
+        #[serde(deserialize_with = "list::at_most::<_, _, MAX_TAGS>")]
         tags: Vec<u64>,
     },
     /// A run that did not match its hash; send it again.
@@ -252,6 +259,7 @@ pub enum ToSource {
         /// Which image.
         image: ImageIndex,
         /// Ranges, each at most one run.
+        #[serde(deserialize_with = "list::at_most::<_, _, MAX_TAGS>")]
         ranges: Vec<BlockRange>,
     },
     /// Every block is durable at the target; the source is no longer needed.
@@ -410,6 +418,48 @@ mod tests {
         }
         let bytes = encode(&message).unwrap();
         assert_eq!(decode::<ToTarget>(&bytes[4..]), Err(WireError::Hash));
+    }
+
+    #[test]
+    fn a_long_list_is_refused_before_it_is_built() {
+        // What follows the list's length is no list at all: whoever looks at it first says so.
+        let over = |lists: &[u8], max: usize| {
+            let mut count = max as u64 + 1;
+            let mut bytes = lists.to_vec();
+            while count >= 0x80 {
+                bytes.push(count as u8 | 0x80);
+                count >>= 7;
+            }
+            bytes.push(count as u8);
+            bytes.resize(bytes.len() + 2 * (max + 1), 0);
+            bytes
+        };
+        let refused = |result: Result<(), WireError>| {
+            let why = format!("{:?}", result.expect_err("too long"));
+            assert!(!why.contains("TooLong"), "only found out when all of it was built: {why}");
+        };
+        let none = |body: ToTarget| {
+            let message = Envelope { epoch: Epoch(0), attempt: Attempt(0), body };
+            let mut bytes = encode(&message).unwrap().split_off(4);
+            assert_eq!(bytes.pop(), Some(0), "ends with an empty list");
+            bytes
+        };
+        let order = none(ToTarget::Order { image: ImageIndex(0), ranges: Vec::new() });
+        refused(decode::<ToTarget>(&over(&order, MAX_ORDER)).map(drop));
+        let hashed = none(ToTarget::Hashed { tag: 1, hashes: Vec::new() });
+        refused(decode::<ToTarget>(&over(&hashed, MAX_TAGS)).map(drop));
+        let none = |body: ToSource| {
+            let message = Envelope { epoch: Epoch(0), attempt: Attempt(0), body };
+            let mut bytes = encode(&message).unwrap().split_off(4);
+            assert_eq!(bytes.pop(), Some(0), "ends with an empty list");
+            bytes
+        };
+        let received = none(ToSource::Received { tags: Vec::new() });
+        refused(decode::<ToSource>(&over(&received, MAX_TAGS)).map(drop));
+        let hash = none(ToSource::Hash { tag: 1, image: ImageIndex(0), ranges: Vec::new() });
+        refused(decode::<ToSource>(&over(&hash, MAX_TAGS)).map(drop));
+        let opened = none(ToSource::Opened { state: TargetState::Owner, images: Vec::new() });
+        refused(decode::<ToSource>(&over(&opened, MAX_IMAGES)).map(drop));
     }
 
     #[test]

@@ -12,6 +12,7 @@ pub mod control;
 pub mod error;
 pub mod frame;
 pub mod hello;
+mod list;
 pub mod request;
 
 pub use control::{

@@ -1,0 +1,41 @@
+//! Lists whose length is bounded while they are decoded (I7): a peer's list of a few bytes each must
+//! not become gigabytes before anybody counts.
+
+use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
+use std::fmt;
+use std::marker::PhantomData;
+
+/// Decodes at most `MAX` items; one more is an error, whatever follows.
+pub(crate) fn at_most<'de, D, T, const MAX: usize>(deserializer: D) -> Result<Vec<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    deserializer.deserialize_seq(Items::<T, MAX>(PhantomData))
+}
+
+struct Items<T, const MAX: usize>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for Items<T, MAX> {
+    type Value = Vec<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a list of at most {MAX}")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Vec<T>, A::Error> {
+        // The length is said first. What it claims is not reserved before it comes.
+        let claimed = items.size_hint().unwrap_or(0);
+        if claimed > MAX {
+            return Err(A::Error::invalid_length(claimed, &self));
+        }
+        let mut list = Vec::new();
+        while let Some(item) = items.next_element()? {
+            if list.len() == MAX {
+                return Err(A::Error::invalid_length(MAX + 1, &self));
+            }
+            list.push(item);
+        }
+        Ok(list)
+    }
+}
