@@ -3,7 +3,7 @@
 mod support;
 
 use dray_engine::target::{Arrival, TargetNotice};
-use dray_engine::{SECOND, TargetEffect, TargetEvent, TargetRecord};
+use dray_engine::{BackfillControl, SECOND, TargetEffect, TargetEvent, TargetRecord};
 use dray_types::{Attempt, BlockRange, BlockSet, Epoch};
 use dray_wire::{MapHash, Open, TargetState, ToSource, ToTarget};
 use support::*;
@@ -288,6 +288,57 @@ fn after_a_lost_link_everything_under_way_is_asked_for_once_more() {
     assert!(fetches(&target.step(TargetEvent::Tick)).is_empty(), "not before the source opens");
     let effects = target.open(Some(over(&set(&[(0, 8)]))));
     assert_eq!(fetches(&effects).len(), 1);
+}
+
+/// A fetch in the background for blocks 0 to 7; a guest asks for block 2; Backfill is paused.
+fn demanded_and_paused() -> (T, u64) {
+    let (mut target, _) = T::running(&set(&[(0, 8)]));
+    let effects = target.next_missing(Some((0, 8)));
+    let [(tag, _, false)] = fetches(&effects)[..] else { panic!("{effects:?}") };
+    let runs = vec![BlockRange::new(2, 1)];
+    assert!(fetches(&target.step(TargetEvent::Demand { image: IMAGE, runs })).is_empty());
+    target.step(TargetEvent::BackfillControl(BackfillControl::Pause));
+    (target, tag)
+}
+
+#[test]
+fn a_guest_that_waits_for_a_background_fetch_outlasts_a_pause_and_a_lost_link() {
+    let (mut target, _) = demanded_and_paused();
+    target.step(TargetEvent::LinkDown);
+    let effects = target.open(Some(over(&set(&[(0, 8)]))));
+    let [(_, range, true)] = fetches(&effects)[..] else { panic!("{effects:?}") };
+    assert!(range.contains(BlockRange::new(2, 1)));
+}
+
+#[test]
+fn a_guest_that_waits_for_a_damaged_background_fetch_outlasts_a_pause() {
+    let (mut target, tag) = demanded_and_paused();
+    target.arrives(tag, 0, 8, Arrival::Damaged);
+    assert!(matches!(&fetches(&target.tick_after(2 * SECOND))[..], [(_, _, true)]));
+    // The other way round: first damaged, then waited for.
+    let (mut target, _) = T::running(&set(&[(0, 8)]));
+    let (tag, ..) = fetches(&target.next_missing(Some((0, 8))))[0];
+    target.arrives(tag, 0, 8, Arrival::Damaged);
+    let runs = vec![BlockRange::new(2, 1)];
+    target.step(TargetEvent::Demand { image: IMAGE, runs });
+    target.step(TargetEvent::BackfillControl(BackfillControl::Pause));
+    assert!(matches!(&fetches(&target.tick_after(2 * SECOND))[..], [(_, _, true)]));
+}
+
+#[test]
+fn a_map_that_goes_past_the_end_is_not_promised() {
+    for behind in [(BLOCKS, 1), (BLOCKS - 1, 2), (1 << 50, 8)] {
+        let mut target = T::new();
+        target.open(None);
+        let effects = target.prepare(1, &set(&[(5, 2), behind]));
+        let [ToSource::Failed { why }] = &bodies(&effects)[..] else { panic!("{effects:?}") };
+        assert!(why.contains("'root'"), "{why}");
+        assert!(!effects.iter().any(|e| matches!(e, TargetEffect::SyncImages { .. })));
+    }
+    let mut target = T::new();
+    target.open(None);
+    let effects = target.prepare(1, &set(&[(BLOCKS - 1, 1)]));
+    assert!(effects.iter().any(|e| matches!(e, TargetEffect::SyncImages { .. })));
 }
 
 #[test]

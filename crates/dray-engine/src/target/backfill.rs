@@ -170,6 +170,20 @@ impl Backfill {
         wanted
     }
 
+    /// A guest waits for what of `run` is under way or comes again later, so a pause must not leave
+    /// it behind. The answer that is on its way already comes as it would have.
+    fn hurry(&mut self, image: ImageIndex, run: BlockRange) {
+        if !self.under_way[image.ix()].intersects(run) {
+            return;
+        }
+        for fetch in self.fetches.values_mut() {
+            fetch.urgent |= fetch.image == image && !fetch.range.intersect(run).is_empty();
+        }
+        for (_, of, range, urgent) in &mut self.later {
+            *urgent |= *of == image && !range.intersect(run).is_empty();
+        }
+    }
+
     fn land(&mut self, tag: u64) -> Option<Fetch> {
         let fetch = self.fetches.remove(&tag)?;
         self.under_way[fetch.image.ix()].remove(fetch.range);
@@ -241,6 +255,7 @@ impl Target {
             return;
         }
         for &run in runs {
+            self.backfill.hurry(image, run);
             let wanted = self.backfill.wanted(image, run);
             for range in wanted.runs_up_to(MAX_RUN_BLOCKS) {
                 self.backfill.demands += 1;

@@ -5,7 +5,7 @@ use crate::SECOND;
 use crate::record::TargetRecord;
 use dray_types::{Attempt, BlockRange, BlockSet, ImageIndex};
 use dray_wire::control::MAX_TAGS;
-use dray_wire::{ImageHandover, MapHash, TargetImage, ToSource};
+use dray_wire::{ImageHandover, ImageOffer, MapHash, TargetImage, ToSource};
 
 /// Progress is made durable this often, in nanoseconds: what a crash of the target costs at most.
 pub(super) const SAVE_INTERVAL: u64 = 2 * SECOND;
@@ -163,10 +163,25 @@ impl Target {
         if !matches!(self.stage, Stage::Receiving) || images.len() != self.plan.images.len() {
             return;
         }
+        if let Some(why) = self.outside(&images) {
+            return self.send(ToSource::Failed { why }, out);
+        }
         self.attempt = attempt;
         // One sync at a time, so that a failed one can never hide behind a later success.
         let sync = if self.saving.is_none() { Some(self.start_sync(out)) } else { None };
         self.stage = Stage::Preparing { sync, attempt, map_hash, images };
+    }
+
+    /// A map that names blocks past an image's end is no map of it: whoever followed it would ask
+    /// for them for ever (I7).
+    fn outside(&self, images: &[ImageHandover]) -> Option<String> {
+        let past = |(offer, image): (&ImageOffer, &ImageHandover)| {
+            let whole = BlockRange::whole(offer.len);
+            let behind = BlockRange::new(whole.len, u64::MAX - whole.len);
+            image.missing.intersects(behind).then(|| offer.name.clone())
+        };
+        let name = self.plan.images.iter().zip(images).find_map(past)?;
+        Some(format!("the source's map of missing blocks goes past the end of image '{name}'"))
     }
 
     /// Data is durable: write the promise, then say it.
