@@ -43,12 +43,8 @@ impl ImageHeat {
         let this = Self::new(len);
         let Ok(bytes) = std::fs::read(path) else { return this };
         let blocks = BlockRange::whole(len).len;
-        match Heat::decode(&bytes, HeatConfig::default()) {
-            Ok(mut heat) if heat.blocks() <= blocks => {
-                heat.grow(blocks);
-                this.state().heat = heat;
-            }
-            Ok(_) => tracing::info!(path = %path.display(), "heat of a larger image is dropped"),
+        match Heat::decode(&bytes, blocks, HeatConfig::default()) {
+            Ok(heat) => this.state().heat = heat,
             Err(why) => tracing::info!(path = %path.display(), %why, "heat is counted anew"),
         }
         this

@@ -27,8 +27,10 @@ pub enum DecodeError {
     Version,
     /// Cut short or changed since they were written.
     Damaged,
-    /// Written with other settings (history or smallest chunk size).
+    /// Written with other settings (history, smallest chunk size, or more chunks than now).
     Settings,
+    /// Counted over an image with more blocks.
+    Image,
 }
 
 impl fmt::Display for DecodeError {
@@ -37,6 +39,7 @@ impl fmt::Display for DecodeError {
             Self::Version => "not heat, or of another version",
             Self::Damaged => "damaged heat",
             Self::Settings => "heat counted with other settings",
+            Self::Image => "heat of a larger image",
         })
     }
 }
@@ -55,23 +58,29 @@ impl Heat {
         bytes
     }
 
-    /// Heat as it was encoded, counted on with `config`. A round that was under way is kept with
-    /// [`History::Decayed`]; with [`History::PreviousRound`] a new one begins. Any bytes are
-    /// safe: what is not right is an error, and memory stays within `config.max_chunks`.
-    pub fn decode(bytes: &[u8], config: HeatConfig) -> Result<Self, DecodeError> {
+    /// Heat of an image of `blocks` blocks as it was encoded, when the image had as many or fewer;
+    /// counted on with `config`. A round that was under way is kept with [`History::Decayed`]; with
+    /// [`History::PreviousRound`] a new one begins. Any bytes are safe, from wherever they come:
+    /// what is not right is an error, and time and memory stay within the bytes and
+    /// `config.max_chunks`.
+    ///
+    /// # Errors
+    /// See [`DecodeError`].
+    pub fn decode(bytes: &[u8], blocks: u64, config: HeatConfig) -> Result<Self, DecodeError> {
         let body = bytes.strip_prefix(MAGIC).ok_or(DecodeError::Version)?;
         let (_, sum) = body.split_last_chunk::<8>().ok_or(DecodeError::Damaged)?;
         if checksum(&bytes[..bytes.len() - 8]) != u64::from_le_bytes(*sum) {
             return Err(DecodeError::Damaged);
         }
         let mut input = Input(&body[..body.len() - 8]);
-        let blocks = input.number()?;
-        if blocks > MAX_BLOCKS {
-            return Err(DecodeError::Damaged);
+        let counted = input.number()?;
+        if counted > blocks.min(MAX_BLOCKS) {
+            return Err(DecodeError::Image);
         }
-        let mut heat = Self::new(blocks, config);
-        decode_track(&mut input, &mut heat.reads, blocks)?;
-        decode_track(&mut input, &mut heat.writes, blocks)?;
+        let mut heat = Self::new(counted, config);
+        decode_track(&mut input, &mut heat.reads, counted)?;
+        decode_track(&mut input, &mut heat.writes, counted)?;
+        heat.grow(blocks);
         if input.0.is_empty() { Ok(heat) } else { Err(DecodeError::Damaged) }
     }
 }
@@ -81,6 +90,12 @@ fn kind(history: History) -> u8 {
         History::Decayed => 0,
         History::PreviousRound => 1,
     }
+}
+
+/// The largest candidate for a chunk size.
+fn candidate(config: HeatConfig) -> u64 {
+    let times = 1 << (config.candidates - 1);
+    config.smallest_chunk_blocks.saturating_mul(times).min(MAX_BLOCKS)
 }
 
 fn encode_track(bytes: &mut Vec<u8>, track: &Track) {
@@ -108,7 +123,9 @@ fn decode_track(input: &mut Input, track: &mut Track, blocks: u64) -> Result<(),
     }
     let chunk_blocks = input.number()?;
     let times = chunk_blocks / config.smallest_chunk_blocks;
-    if chunk_blocks > MAX_BLOCKS
+    // A chunk that holds the whole image is never doubled.
+    let largest = config.smallest_chunk_blocks.max(2 * blocks);
+    if chunk_blocks > largest.max(candidate(config))
         || config.smallest_chunk_blocks.checked_mul(times) != Some(chunk_blocks)
         || !times.is_power_of_two()
     {
@@ -122,8 +139,11 @@ fn decode_track(input: &mut Input, track: &mut Track, blocks: u64) -> Result<(),
     track.regret.scheduled = input.finite()?;
     track.regret.sequential = input.finite()?;
     let chunks = input.number()?;
-    // Two bytes at least for each.
-    if chunks > input.0.len() as u64 / 2 {
+    if chunks > config.max_chunks as u64 {
+        return Err(DecodeError::Settings);
+    }
+    // Two bytes at least for each, and each there once.
+    if chunks > input.0.len() as u64 / 2 || chunks > blocks.div_ceil(chunk_blocks) {
         return Err(DecodeError::Damaged);
     }
     let (mut list, mut frequency) = (FrequencyList::default(), 0u64);
@@ -135,7 +155,6 @@ fn decode_track(input: &mut Input, track: &mut Track, blocks: u64) -> Result<(),
         }
     }
     round.replace(list);
-    round.shrink_to(config.max_chunks);
     match config.history {
         History::Decayed => {
             round.operations = round.operations.min(config.round_operations - 1);

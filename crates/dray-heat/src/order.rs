@@ -53,10 +53,11 @@ pub(crate) fn backfill(round: &Round, blocks: u64, cold: ColdOrder) -> Schedule 
     schedule
 }
 
-/// Chunks `from .. to` as blocks of the image.
+/// Chunks `from .. to` as blocks of the image, however far past its end they go.
 pub(crate) fn chunks(round: &Round, blocks: u64, from: u64, to: u64) -> BlockRange {
-    let start = from * round.chunk_blocks;
-    BlockRange::new(start, (to * round.chunk_blocks).min(blocks).saturating_sub(start))
+    let start = from.saturating_mul(round.chunk_blocks).min(blocks);
+    let end = to.saturating_mul(round.chunk_blocks).min(blocks);
+    BlockRange::new(start, end.saturating_sub(start))
 }
 
 impl<'a> Cold<'a> {

@@ -159,7 +159,7 @@ proptest! {
         for (at, &range) in all.iter().enumerate() {
             heat.access(if at % 3 == 0 { Op::Read } else { Op::Write }, range);
         }
-        let back = Heat::decode(&heat.encode(), config).unwrap();
+        let back = Heat::decode(&heat.encode(), BLOCKS, config).unwrap();
         prop_assert_eq!(back.copy_schedule(), heat.copy_schedule());
         prop_assert_eq!(back.backfill_schedule(), heat.backfill_schedule());
         prop_assert_eq!(back.encode(), heat.encode());
@@ -174,16 +174,89 @@ proptest! {
         let good = heat.encode();
         let mut bad = good.clone();
         bad[at.index(good.len())] ^= 1 << bit;
-        prop_assert!(Heat::decode(&bad, config).is_err());
-        prop_assert!(Heat::decode(&good[..cut.index(good.len())], config).is_err());
-        prop_assert!(Heat::decode(&junk, config).is_err());
+        prop_assert!(Heat::decode(&bad, BLOCKS, config).is_err());
+        prop_assert!(Heat::decode(&good[..cut.index(good.len())], BLOCKS, config).is_err());
+        prop_assert!(Heat::decode(&junk, BLOCKS, config).is_err());
         // With a checksum that fits, anything may come out but a panic.
         let mut forged = [&good[..6], &junk[..]].concat();
         let sum = forged.iter().fold(0xcbf2_9ce4_8422_2325u64, |s, &b| (s ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
         forged.extend(sum.to_le_bytes());
-        if let Ok(mut heat) = Heat::decode(&forged, config) {
+        if let Ok(mut heat) = Heat::decode(&forged, BLOCKS, config) {
             heat.access(Op::Write, BlockRange::new(0, 8));
             let _ = (heat.copy_schedule(), heat.backfill_schedule(), heat.encode());
         }
     }
+
+    #[test]
+    fn hostile_counts_are_bounded_by_the_image_and_the_settings(
+        chunk_power in 0u32..64,
+        chunks in prop::collection::vec((any::<u64>(), prop_oneof![0u64..4, any::<u64>()]), 0..40),
+        ids in prop_oneof![Just(1u64 << 63), Just(BLOCKS), Just(4u64)],
+        claimed in prop_oneof![Just(None), any::<u64>().prop_map(Some)],
+        blocks in prop_oneof![Just(BLOCKS), any::<u64>(), Just(1 << 56), Just((1 << 56) - 1)],
+        operations: u64,
+        max_chunks in 1usize..40,
+    ) {
+        let config = HeatConfig { smallest_chunk_blocks: 1, max_chunks, ..HeatConfig::default() };
+        let mut chunks = chunks;
+        chunks.iter_mut().for_each(|(id, _)| *id %= ids);
+        let mut bytes = b"dheat\x01".to_vec();
+        leb(&mut bytes, blocks);
+        for _ in 0..2 {
+            bytes.push(0);
+            leb(&mut bytes, 1 << chunk_power);
+            for number in [operations & 0xffff_ffff, operations, operations] {
+                leb(&mut bytes, number);
+            }
+            bytes.extend([0; 16]);
+            leb(&mut bytes, claimed.unwrap_or(chunks.len() as u64));
+            for &(id, more) in &chunks {
+                leb(&mut bytes, id);
+                leb(&mut bytes, more);
+            }
+        }
+        let bytes = sealed(bytes);
+        for image in [BLOCKS, blocks, 1 << 57] {
+            let Ok(mut heat) = Heat::decode(&bytes, image, config) else { continue };
+            prop_assert!(blocks <= image);
+            prop_assert!(chunks.len() <= max_chunks);
+            prop_assert!(heat.chunk_blocks(Op::Read) <= 2 * blocks.max(1 << 31));
+            let segment = (blocks / 64).max(1);
+            let _ = heat.segment_scores(segment).count();
+            for op in [Op::Read, Op::Write] {
+                heat.access(op, BlockRange::new(0, 8));
+                for range in heat.unguarded(op).ranges() {
+                    prop_assert!(range.start.checked_add(range.len).is_some_and(|end| end <= image));
+                }
+            }
+            let _ = heat.encode();
+        }
+    }
+}
+
+fn leb(bytes: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        bytes.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    bytes.push(value as u8);
+}
+
+fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
+    let add = |s: u64, &b: &u8| (s ^ u64::from(b)).wrapping_mul(0x100_0000_01b3);
+    let sum = bytes.iter().fold(0xcbf2_9ce4_8422_2325u64, add);
+    bytes.extend(sum.to_le_bytes());
+    bytes
+}
+
+#[test]
+fn heat_of_another_size_or_with_too_many_chunks_is_refused() {
+    let config = HeatConfig { smallest_chunk_blocks: 1, ..HeatConfig::default() };
+    let mut heat = Heat::new(1000, config);
+    (0..100).for_each(|n| heat.access(Op::Write, BlockRange::new(n * 9, 1)));
+    let bytes = heat.encode();
+    assert!(Heat::decode(&bytes, 999, config).is_err(), "more blocks than the image has");
+    assert_eq!(Heat::decode(&bytes, 2000, config).unwrap().blocks(), 2000, "the image has grown");
+    let fewer = HeatConfig { max_chunks: 99, ..config };
+    assert!(Heat::decode(&bytes, 1000, fewer).is_err(), "before it is built");
 }
