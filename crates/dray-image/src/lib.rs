@@ -36,7 +36,7 @@ mod waiters;
 
 pub use backend::{FileImage, FileOptions};
 pub use device::{DeviceMark, DeviceState};
-pub use disk::{Disk, DiskStats, Fetcher, Fill, IntentLog, PresentLog, WriteDelay};
+pub use disk::{Disk, DiskStats, Fetcher, Fill, IntentLog, PresentLog, WriteDelay, WriteWitness};
 pub use error::{Error, ErrorKind, Result};
 pub use gate::Quiesced;
 pub use image::{Attempt, Extent, ExtentKind, Geometry, Image, ZeroMode};

@@ -2,6 +2,7 @@
 //! fields are refused, so that a misspelt option is not silently ignored.
 
 use super::text::MigrationRef;
+use super::tuning::Tuning;
 use dray_types::{BitRate, ByteSize};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -170,6 +171,9 @@ pub struct Migrate {
     /// In which order.
     #[serde(default)]
     pub order: Order,
+    /// What else the strategy is to do.
+    #[serde(default, skip_serializing_if = "Tuning::is_default")]
+    pub tuning: Tuning,
     /// Limit of everything the migration sends; none when absent.
     #[serde(default)]
     pub bandwidth: Option<BitRate>,

@@ -15,6 +15,7 @@ pub mod progress;
 pub mod report;
 pub mod server;
 pub mod text;
+pub mod tuning;
 
 pub use client::{Call, Client, Reply};
 pub use command::*;
@@ -22,6 +23,7 @@ pub use error::{ApiError, ErrorKind};
 pub use progress::*;
 pub use report::*;
 pub use server::{Server, SocketAccess};
+pub use tuning::{Throttle, Tuning};
 
 use std::future::Future;
 use tokio::sync::mpsc;

@@ -175,6 +175,12 @@ pub struct Summary {
     pub reconnects: u64,
     /// Reads at the target that had to wait for a missing block.
     pub remote_reads: u64,
+    /// Blocks sent because the guest wrote them while they were copied (`mirror`).
+    pub blocks_mirrored: u64,
+    /// Writes of the guest that were slowed at the source (`--throttle`).
+    pub throttled_operations: u64,
+    /// How long they waited, summed, in milliseconds.
+    pub throttled_ms: f64,
     /// Whether the target's disk was re-read and compared.
     pub verified: Verified,
     /// Each image.

@@ -1,6 +1,6 @@
 //! What was asked for: written durably before a migration does anything, read when the agent starts.
 
-use crate::api::Order;
+use crate::api::{Order, Tuning};
 use crate::migration::messages::{GuestFacts, Settings};
 use dray_types::{BitRate, Epoch, MigrationId};
 use dray_wire::ImageOffer;
@@ -40,6 +40,9 @@ pub struct Options {
     /// In which order.
     #[serde(default)]
     pub order: Order,
+    /// What else the strategy is to do.
+    #[serde(default)]
+    pub tuning: Tuning,
     /// Limit of everything sent.
     pub bandwidth: Option<BitRate>,
     /// Longest downtime to aim for, in milliseconds.

@@ -43,6 +43,7 @@ impl Agent {
             };
             return Err(ApiError::new(ErrorKind::Invalid, what, why).hint("see --target-qmp"));
         }
+        command.tuning.check(command.strategy)?;
         let (slot, plan, picture) = self.find_or_prepare(&what, &command).await?;
         let mut intent = slot.intent();
         intent.started_unix_ms = unix_ms();
@@ -53,6 +54,7 @@ impl Agent {
         intent.options = Some(Options {
             strategy: strategy(command.strategy),
             order: command.order,
+            tuning: command.tuning.clone(),
             bandwidth: command.bandwidth,
             max_downtime_ms: command.max_downtime_ms.unwrap_or(MAX_DOWNTIME_MS),
             settings: Settings {

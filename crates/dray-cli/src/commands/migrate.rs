@@ -1,6 +1,7 @@
 //! `dray migrate`.
 
 use super::subject::SubjectArgs;
+use super::tuning::TuningArgs;
 use super::{pair, path_at_target};
 use crate::output::Output;
 use crate::progress;
@@ -56,6 +57,8 @@ pub struct Args {
     /// In which order they move
     #[arg(long, value_enum, default_value_t)]
     order: OrderArg,
+    #[command(flatten)]
+    tuning: TuningArgs,
     /// Send no faster than this: 500Mbit, 100MiB/s
     #[arg(long, value_name = "RATE")]
     bandwidth: Option<BitRate>,
@@ -91,6 +94,8 @@ enum StrategyArg {
     Hybrid,
     /// The guest moves first; the rest stays until `dray backfill start`
     Deferred,
+    /// Everything is copied once, and what the guest writes is sent on at once
+    Mirror,
 }
 
 /// The orders as they are typed.
@@ -148,11 +153,13 @@ impl Args {
                 StrategyArg::PostCopy => Strategy::PostCopy,
                 StrategyArg::Hybrid => Strategy::Hybrid,
                 StrategyArg::Deferred => Strategy::Deferred,
+                StrategyArg::Mirror => Strategy::Mirror,
             },
             order: match self.order {
                 OrderArg::WorkloadAware => Order::WorkloadAware,
                 OrderArg::Sequential => Order::Sequential,
             },
+            tuning: self.tuning.resolve(),
             bandwidth: self.bandwidth,
             max_downtime_ms: self.max_downtime.map(|time| (time.as_millis() as u64).max(1)),
             verify: self.verify,

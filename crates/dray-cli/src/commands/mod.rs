@@ -19,6 +19,7 @@ pub mod sim;
 pub mod status;
 pub mod subject;
 pub mod trace;
+mod tuning;
 pub mod unstall;
 pub mod watch;
 

@@ -18,6 +18,10 @@ pub fn summary(summary: &Summary, detail: bool, style: Style) -> String {
     lines.extend(wire(&summary.wire_bytes, style));
     lines.extend(guest_data(summary, style));
     lines.extend(rounds(summary, style));
+    if summary.blocks_mirrored > 0 {
+        lines.push(("mirrored", counted(summary.blocks_mirrored, "block")));
+    }
+    lines.extend(slowed(summary));
     lines.push(("remote reads", count(summary.remote_reads)));
     lines.push(("verified", verified(summary.verified, style)));
     lines.push(("migration", style.dim(&summary.migration.to_string())));
@@ -117,6 +121,14 @@ fn rounds(summary: &Summary, style: Style) -> Vec<Line> {
         parts.push(counted(summary.reconnects, "reconnect"));
     }
     total_and_parts("rounds", &count(summary.rounds.into()), &parts, style)
+}
+
+/// Nothing to say of a guest that was not slowed.
+fn slowed(summary: &Summary) -> Option<Line> {
+    let slowed = summary.throttled_operations > 0;
+    let writes = counted(summary.throttled_operations, "write");
+    let text = format!("{writes}, {} in all", millis(summary.throttled_ms));
+    slowed.then_some(("slowed", text))
 }
 
 fn verified(verified: Verified, style: Style) -> String {

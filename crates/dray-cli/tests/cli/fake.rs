@@ -154,6 +154,9 @@ pub fn summary() -> Summary {
         resends: 0,
         reconnects: 1,
         remote_reads: 1_204,
+        blocks_mirrored: 0,
+        throttled_operations: 120,
+        throttled_ms: 840.5,
         verified: Verified::Equal,
         images: vec![
             image("vm1-root", 8 << 30, 530_078, 43_000),

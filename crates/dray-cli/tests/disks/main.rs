@@ -5,6 +5,8 @@
 //! * [`case`]: one migration from its beginning to the last check.
 //! * [`moves`]: nothing happens. [`links`], [`progress`]: the link breaks, agents are killed.
 //! * [`kills`]: an agent dies before every effect of a migration.
+//! * [`mirror`]: writes during the copy are sent on.
+//! * [`throttle`]: guests that write faster than the link.
 //! * [`refusals`]: what cannot be done. [`versions`]: hosts with other software.
 //! * [`deferred`]: the target fetches when its operator says so.
 //! * [`orders`]: which blocks move first.
@@ -17,10 +19,12 @@ mod guest;
 mod kills;
 mod lab;
 mod links;
+mod mirror;
 mod mounts;
 mod moves;
 mod nbd;
 mod orders;
 mod progress;
 mod refusals;
+mod throttle;
 mod versions;

@@ -6,8 +6,10 @@
 
 mod brake;
 mod request;
+mod witness;
 
 pub use brake::WriteDelay;
+pub use witness::WriteWitness;
 
 use crate::gate::{Gate, Quiesced};
 use crate::missing::Missing;
@@ -20,6 +22,7 @@ use dray_types::{BlockRange, BlockSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use witness::Witness;
 
 /// Lanes of the log of accesses: threads that serve a guest at the same time on a usual host.
 const LOG_LANES: usize = 4;
@@ -114,6 +117,7 @@ pub struct Disk {
     incoming: AtomicBool,
     brake: Brake,
     accesses: AccessLog,
+    witness: Witness,
     counters: Counters,
 }
 
@@ -129,6 +133,7 @@ impl Disk {
             incoming: AtomicBool::new(false),
             brake: Brake::default(),
             accesses: AccessLog::with_lanes(LOG_LANES, LOG_PLACES),
+            witness: Witness::default(),
             counters: Counters::default(),
             backing,
         })
@@ -176,6 +181,12 @@ impl Disk {
     /// who quiesces waits for it. Has no effect on a disk that is not tracked.
     pub fn set_write_delay(&self, rule: Option<Arc<dyn WriteDelay>>) {
         self.brake.set(rule);
+    }
+
+    /// From now on this one is told of each of the guest's changes when it is complete, or nobody
+    /// is.
+    pub fn set_write_witness(&self, witness: Option<Arc<dyn WriteWitness>>) {
+        self.witness.set(witness);
     }
 
     /// Tracks writes from now on. Nothing is dirty at the start, unless writes were tracked before:

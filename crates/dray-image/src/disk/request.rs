@@ -65,7 +65,9 @@ impl Disk {
                 self.missing.checkpoint()?;
             }
         }
-        marked.complete()
+        marked.complete()?;
+        self.witness.tell(touched.all);
+        Ok(())
     }
 
     /// Bytes that a change makes dirty and that are clean.
@@ -223,6 +225,7 @@ impl Image for Disk {
         if attempt == Attempt::Done {
             self.count_write(offset, len);
             marked.complete()?;
+            self.witness.tell(touched.all);
         }
         Ok(attempt)
     }

@@ -1,6 +1,7 @@
 //! What the summary counts and measures, over all processes of the source's agent: it is written to
 //! the migration's folder now and then, so that a restart loses the last half second at most.
 
+use super::Slowed;
 use crate::api::Downtime;
 use crate::net::NetTotals;
 use serde::{Deserialize, Serialize};
@@ -48,6 +49,12 @@ pub struct Counts {
     /// Per image: blocks sent with data, each sending counted, and those that were sent before.
     #[serde(default)]
     pub images: Vec<(u64, u64)>,
+    /// Writes of the guest that were slowed.
+    #[serde(default)]
+    pub slowed: Slowed,
+    /// Blocks sent because the guest wrote them and the strategy mirrors.
+    #[serde(default)]
+    pub blocks_mirrored: u64,
     /// The streams' counters.
     pub net: NetTotals,
 }

@@ -70,8 +70,10 @@ impl SourceLoop {
                 self.images.retire(guards, self.epoch())?;
             }
             SourceEffect::Restore => self.images.restore(self.epoch())?,
-            // No plan of this shell asks for it.
-            SourceEffect::Throttle { .. } => {}
+            SourceEffect::Throttle { limit } => {
+                tracing::debug!(migration = %self.slot.board.migration, ?limit, "throttle");
+                self.brakes.set(limit, self.images.disks().map(|(_, disk)| disk));
+            }
             SourceEffect::Notice(notice) => self.notice(notice)?,
         }
         Ok(())
@@ -193,8 +195,13 @@ impl SourceLoop {
             max_downtime: options.max_downtime_ms * MILLISECOND,
             handover_timeout: self.parts.handover_timeout.as_nanos() as u64,
             suspect: self.images.suspects(self.history.contains(&SourceRecord::Abandoned)),
-            tuning: dray_engine::Tuning::default(),
+            tuning: dray_engine::Tuning {
+                throttle: options.tuning.throttle,
+                ..dray_engine::Tuning::default()
+            },
         };
+        self.brakes.lift();
+        self.mirror_if_wanted();
         self.slot.pacer.set_limit(options.bandwidth);
         let engine = Source::recover(plan, &self.history);
         let done = engine.is_over() && !engine.owns();

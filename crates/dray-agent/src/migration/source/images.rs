@@ -87,6 +87,11 @@ impl SourceImages {
         open.entry.as_ref().filter(|_| !open.image.offer.read_only).map(|entry| &entry.disk)
     }
 
+    /// The disks that a guest may write, with the images' numbers, in order.
+    pub fn disks(&self) -> impl Iterator<Item = (usize, Arc<Disk>)> {
+        self.writable().map(|(ix, entry)| (ix, Arc::clone(&entry.disk)))
+    }
+
     /// Length of each file.
     ///
     /// # Errors

@@ -8,10 +8,12 @@ pub mod content;
 mod counts;
 mod effects;
 mod images;
+mod mirror;
 mod orders;
 mod report;
 mod session;
 mod summary;
+mod throttle;
 
 use crate::api::{ApiError, ErrorKind, MigrationState};
 use crate::migration::Clock;
@@ -29,6 +31,7 @@ use dray_engine::{Source, SourceEvent, SourceRecord};
 use dray_image::Quiesced;
 use dray_wire::{Envelope, ToSource};
 use images::SourceImages;
+use mirror::Mirror;
 use orders::Orders;
 use report::{COUNTS, Report};
 pub use report::{shown_phase, shown_strategy, unix_ms};
@@ -38,6 +41,8 @@ use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use throttle::Brakes;
+pub use throttle::{Limiter, Slowed};
 use tokio::sync::mpsc::UnboundedSender;
 
 /// Longest sleep of the loop: the engine wants a tick this often.
@@ -65,6 +70,8 @@ pub enum Input {
     FromPeer(u64, Envelope<ToSource>),
     /// Something the summary counts from happened outside the loop.
     Mark(Mark),
+    /// The guest has written something that the strategy sends on.
+    Written,
     /// QEMU's own numbers: bytes of memory sent, bytes left.
     Memory(u64, u64),
     /// The VM's task is over: its part of the migration failed, or was cut short.
@@ -102,6 +109,8 @@ pub struct SourceSlot {
     pub pacer: Arc<Pacer>,
     /// The migration's counters.
     pub stats: Arc<NetStats>,
+    /// What the guest's writes are held to.
+    pub limiter: Arc<Limiter>,
     intent: Mutex<SourceIntent>,
 }
 
@@ -150,6 +159,8 @@ pub struct SourceLoop {
     log: Log<SourceRecord>,
     images: SourceImages,
     orders: Orders,
+    brakes: Brakes,
+    mirror: Option<Mirror>,
     guards: Vec<(usize, Quiesced)>,
     session: Option<Session>,
     report: Report,
@@ -188,6 +199,7 @@ impl SourceLoop {
             inputs,
             pacer: Pacer::new(bandwidth),
             stats: Arc::default(),
+            limiter: Limiter::new(),
             intent: Mutex::new(intent),
         });
         let mut this = Self {
@@ -199,6 +211,8 @@ impl SourceLoop {
             log,
             images,
             orders: Orders::default(),
+            brakes: Brakes::new(Arc::clone(&slot.limiter)),
+            mirror: None,
             guards: Vec::new(),
             session: None,
             answers: VecDeque::new(),
@@ -288,6 +302,7 @@ impl SourceLoop {
             Input::SessionRefused(number, why) => self.session_refused(number, why),
             Input::FromPeer(number, message) => self.heard(number, message),
             Input::Mark(mark) => self.report.mark(mark),
+            Input::Written => self.written(),
             Input::Memory(sent, left) => self.report.memory(sent, left),
             Input::VmFailed(error) => self.vm_failed(error),
             Input::Say(message) => self.say(&message),
@@ -326,6 +341,8 @@ impl SourceLoop {
     /// side is the owner beyond doubt.
     fn break_down(&mut self, why: &io::Error) {
         self.broken = true;
+        self.brakes.lift();
+        self.mirror = None;
         tracing::error!(migration = %self.slot.board.migration, %why, "cannot write the journal");
         let error = ApiError::new(ErrorKind::Io, "cannot write the migration's journal", why)
             .hint("free space in the agent's state directory and restart the agent");

@@ -111,6 +111,8 @@ impl Report {
     pub(super) fn total(&self) -> Counts {
         let mut total = self.counts.clone();
         total.net = self.before.net.plus(self.slot.stats.totals());
+        total.slowed = self.before.slowed.plus(self.slot.limiter.slowed());
+        total.blocks_mirrored += self.before.blocks_mirrored;
         total.blocks_resent += self.before.blocks_resent;
         total.rounds += self.before.rounds;
         total.images.resize(total.images.len().max(self.before.images.len()), (0, 0));
@@ -204,6 +206,7 @@ impl Report {
     /// Takes over what the engine has counted.
     pub fn observe(&mut self, status: &SourceStatus) {
         (self.counts.blocks_resent, self.counts.rounds) = (status.blocks_resent, status.rounds);
+        self.counts.blocks_mirrored = status.blocks_mirrored;
         let sent = status.image_blocks_sent.iter().copied();
         self.counts.images = sent.zip(status.image_blocks_resent.iter().copied()).collect();
     }

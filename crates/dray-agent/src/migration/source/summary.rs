@@ -102,6 +102,9 @@ impl Report {
             resends: total.net.mismatches,
             reconnects: total.reconnects,
             remote_reads: self.remote_reads,
+            blocks_mirrored: total.blocks_mirrored,
+            throttled_operations: total.slowed.operations,
+            throttled_ms: total.slowed.nanos as f64 / 1e6,
             verified,
             images: images.collect(),
         }
