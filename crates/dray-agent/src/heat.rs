@@ -6,9 +6,10 @@
 //! records. Nothing depends on them: what is lost or does not decode is counted anew.
 
 use crate::registry::Registry;
+use dray_engine::hotset::Counts;
 use dray_heat::{AccessLog, Heat, HeatConfig};
 use dray_image::Disk;
-use dray_types::{BlockRange, Schedule};
+use dray_types::{BLOCK_SIZE, BlockRange, Schedule};
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -79,6 +80,18 @@ impl ImageHeat {
     pub fn schedules(&self) -> (Schedule, Schedule) {
         let state = self.state();
         (state.heat.copy_schedule(), state.heat.backfill_schedule())
+    }
+
+    /// Blocks read and written in each segment of `segment` bytes, less what has faded.
+    pub fn segments(&self, segment: u64) -> Vec<Counts> {
+        let mut counts = Vec::new();
+        for score in self.state().heat.segment_scores((segment / BLOCK_SIZE).max(1)) {
+            let at = score.segment as usize;
+            counts.resize(counts.len().max(at + 1), Counts::default());
+            let (reads, writes) = (score.reads.round() as u64, score.writes.round() as u64);
+            counts[at] = Counts { reads, writes };
+        }
+        counts
     }
 
     /// Takes over what is known of the same image before it grew.
@@ -161,6 +174,13 @@ mod tests {
         *bytes.last_mut().unwrap() ^= 1;
         std::fs::write(&path, bytes).unwrap();
         assert!(ImageHeat::load(&path, LEN).schedules().0.is_sequential());
+    }
+
+    #[test]
+    fn segments_are_counted_for_the_hot_set() {
+        let counts = written().segments(64 << 20);
+        assert_eq!(counts, [Counts { reads: 0, writes: 300 }]);
+        assert_eq!(ImageHeat::new(LEN).segments(64 << 20), []);
     }
 
     #[test]

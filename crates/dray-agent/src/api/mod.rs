@@ -23,7 +23,7 @@ pub use error::{ApiError, ErrorKind};
 pub use progress::*;
 pub use report::*;
 pub use server::{Server, SocketAccess};
-pub use tuning::{Throttle, Tuning};
+pub use tuning::{HotSet, Throttle, Tuning};
 
 use std::future::Future;
 use tokio::sync::mpsc;

@@ -96,6 +96,8 @@ enum StrategyArg {
     Deferred,
     /// Everything is copied once, and what the guest writes is sent on at once
     Mirror,
+    /// What the guest uses most is copied and kept in step, the guest moves, the rest follows
+    HotSet,
 }
 
 /// The orders as they are typed.
@@ -118,7 +120,7 @@ enum ReleaseArg {
 }
 
 /// A time with its unit; milliseconds when it has none.
-fn duration(text: &str) -> Result<Duration, String> {
+pub fn duration(text: &str) -> Result<Duration, String> {
     let wrong = || "write it like 300ms or 1.5s".to_owned();
     let (number, scale) = if let Some(number) = text.strip_suffix("ms") {
         (number, 0.001)
@@ -154,6 +156,7 @@ impl Args {
                 StrategyArg::Hybrid => Strategy::Hybrid,
                 StrategyArg::Deferred => Strategy::Deferred,
                 StrategyArg::Mirror => Strategy::Mirror,
+                StrategyArg::HotSet => Strategy::HotSet,
             },
             order: match self.order {
                 OrderArg::WorkloadAware => Order::WorkloadAware,

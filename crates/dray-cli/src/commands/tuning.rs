@@ -1,14 +1,32 @@
 //! Options of `dray migrate` that only some strategies use; the agent refuses the others.
 
+use super::migrate::duration;
 use clap::ValueEnum;
-use dray_agent::api::{Throttle, Tuning};
+use dray_agent::api::{HotSet, Throttle, Tuning};
+use dray_types::ByteSize;
+use std::time::Duration;
 
 /// What they are.
 #[derive(clap::Args, Debug)]
 pub struct TuningArgs {
-    /// Slow the guest's writes while they are sent again (pre-copy, mirror)
+    /// Slow the guest's writes while they are sent again (pre-copy, mirror, hot-set)
     #[arg(long, value_enum, value_name = "HOW", default_value_t)]
     throttle: ThrottleArg,
+    /// hot-set: count what the guest uses for so long before the copy
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    observe: Option<Duration>,
+    /// hot-set: copy segments with this score and more [default: 1]
+    #[arg(long, value_name = "SCORE")]
+    threshold: Option<f64>,
+    /// hot-set: size of a segment [default: 64MiB]
+    #[arg(long, value_name = "SIZE")]
+    segment: Option<ByteSize>,
+    /// hot-set: weight of reads in the score, from 0 to 1 [default: 0.5]
+    #[arg(long, value_name = "WEIGHT")]
+    read_weight: Option<f64>,
+    /// hot-set: hand over when no more than this is dirty, and fetch that later
+    #[arg(long, value_name = "SIZE")]
+    handover_size: Option<ByteSize>,
 }
 
 /// How a guest is slowed, as it is typed.
@@ -32,6 +50,25 @@ impl TuningArgs {
                 ThrottleArg::Soft => Throttle::Soft,
                 ThrottleArg::Aggressive => Throttle::Aggressive,
             },
+            hot_set: self.hot_set(),
         }
+    }
+
+    /// None when none of its options was given.
+    fn hot_set(&self) -> Option<HotSet> {
+        let usual = HotSet::default();
+        let hot_set = HotSet {
+            observe_ms: self.observe.map_or(usual.observe_ms, |time| time.as_millis() as u64),
+            threshold: self.threshold.unwrap_or(usual.threshold),
+            segment: self.segment.map_or(usual.segment, |size| size.0),
+            read_weight: self.read_weight.unwrap_or(usual.read_weight),
+            handover_size: self.handover_size.map(|size| size.0),
+        };
+        let given = self.observe.is_some()
+            || self.threshold.is_some()
+            || self.segment.is_some()
+            || self.read_weight.is_some()
+            || self.handover_size.is_some();
+        given.then_some(hot_set)
     }
 }

@@ -5,6 +5,7 @@
 //! * [`case`]: one migration from its beginning to the last check.
 //! * [`moves`]: nothing happens. [`links`], [`progress`]: the link breaks, agents are killed.
 //! * [`kills`]: an agent dies before every effect of a migration.
+//! * [`hot_set`]: what the guest uses moves first.
 //! * [`mirror`]: writes during the copy are sent on.
 //! * [`throttle`]: guests that write faster than the link.
 //! * [`refusals`]: what cannot be done. [`versions`]: hosts with other software.
@@ -16,6 +17,7 @@ mod case;
 mod deferred;
 mod faults;
 mod guest;
+mod hot_set;
 mod kills;
 mod lab;
 mod links;

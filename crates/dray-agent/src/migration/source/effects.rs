@@ -187,6 +187,12 @@ impl SourceLoop {
     pub(super) fn revive(&mut self) -> io::Result<()> {
         let intent = self.slot.intent();
         let Some(options) = &intent.options else { return Ok(()) };
+        if let Some(left) = self.still_to_observe(options) {
+            let seconds = left.as_secs_f64();
+            self.slot.board.notice(format!("observing the guest for {seconds:.1} s"));
+            self.observing = Some(Instant::now() + left);
+            return Ok(());
+        }
         let plan = SourcePlan {
             migration: intent.migration,
             images: intent.images.iter().map(|image| image.offer.clone()).collect(),
@@ -195,10 +201,7 @@ impl SourceLoop {
             max_downtime: options.max_downtime_ms * MILLISECOND,
             handover_timeout: self.parts.handover_timeout.as_nanos() as u64,
             suspect: self.images.suspects(self.history.contains(&SourceRecord::Abandoned)),
-            tuning: dray_engine::Tuning {
-                throttle: options.tuning.throttle,
-                ..dray_engine::Tuning::default()
-            },
+            tuning: self.tuning(options),
         };
         self.brakes.lift();
         self.mirror_if_wanted();

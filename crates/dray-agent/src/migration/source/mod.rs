@@ -7,6 +7,7 @@
 pub mod content;
 mod counts;
 mod effects;
+mod hot_set;
 mod images;
 mod mirror;
 mod orders;
@@ -161,6 +162,10 @@ pub struct SourceLoop {
     orders: Orders,
     brakes: Brakes,
     mirror: Option<Mirror>,
+    /// The guest is observed until then, and nothing is copied.
+    observing: Option<Instant>,
+    /// That is over.
+    observed: bool,
     guards: Vec<(usize, Quiesced)>,
     session: Option<Session>,
     report: Report,
@@ -213,6 +218,8 @@ impl SourceLoop {
             orders: Orders::default(),
             brakes: Brakes::new(Arc::clone(&slot.limiter)),
             mirror: None,
+            observing: None,
+            observed: false,
             guards: Vec::new(),
             session: None,
             answers: VecDeque::new(),
@@ -257,6 +264,9 @@ impl SourceLoop {
     }
 
     fn tick(&mut self) {
+        if self.observing.is_some_and(|until| until <= Instant::now()) {
+            self.end_observation();
+        }
         self.step(SourceEvent::Tick);
         self.refresh_orders();
         self.report.save();
@@ -322,6 +332,9 @@ impl SourceLoop {
 
     /// Steps the engine and runs what it wants, until it wants nothing more.
     fn step(&mut self, event: SourceEvent) {
+        if matches!(event, SourceEvent::Cancel { .. }) {
+            self.end_observation();
+        }
         let mut next = Some(event);
         while let Some(event) = next {
             if self.broken {

@@ -1,0 +1,60 @@
+//! Which blocks a hot-set migration copies (LiveFS): counted while the guest is observed, and as far
+//! as this host has counted before.
+
+use super::SourceLoop;
+use crate::migration::intent::Options;
+use dray_engine::hotset::Rule;
+use dray_engine::{SourceEvent, Strategy, Tuning};
+use dray_types::BlockSet;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+impl SourceLoop {
+    /// What the engine is told beyond the strategy. A restarted agent may choose other blocks.
+    pub(super) fn tuning(&self, options: &Options) -> Tuning {
+        let throttle = options.tuning.throttle;
+        if options.strategy != Strategy::HotSet {
+            return Tuning { throttle, ..Tuning::default() };
+        }
+        let hot_set = options.tuning.hot_set.clone().unwrap_or_default();
+        let copy_only = Some(self.images.hot(&hot_set.rule()));
+        Tuning { copy_only, handover_size: hot_set.handover_size, throttle, ..Tuning::default() }
+    }
+
+    /// How much longer the guest is to be observed before anything is copied.
+    pub(super) fn still_to_observe(&self, options: &Options) -> Option<Duration> {
+        let hot_set = options.tuning.hot_set.as_ref()?;
+        let began = self.slot.intent().started_unix_ms;
+        let until = Duration::from_millis(began.saturating_add(hot_set.observe_ms));
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        // A clock that was set must not make it longer than was asked for.
+        let left = until.saturating_sub(now).min(Duration::from_millis(hot_set.observe_ms));
+        let fresh = self.history.is_empty() && !self.observed;
+        (fresh && !left.is_zero()).then_some(left)
+    }
+
+    /// The guest was observed for long enough, or nobody waits for the end of it.
+    pub(super) fn end_observation(&mut self) {
+        if self.observing.take().is_none() {
+            return;
+        }
+        self.observed = true;
+        if let Err(why) = self.revive() {
+            return self.break_down(&why);
+        }
+        if self.session.is_some() {
+            self.step(SourceEvent::LinkUp);
+        }
+    }
+}
+
+impl super::SourceImages {
+    /// The blocks of each image that are hot by `rule`. What no guest uses here was not counted.
+    fn hot(&self, rule: &Rule) -> Vec<BlockSet> {
+        let mut counts = vec![Vec::new(); self.len()];
+        for (image, heat) in self.heats() {
+            counts[image.ix()] = heat.segments(rule.segment);
+        }
+        let hot = |(ix, counts): (usize, &Vec<_>)| rule.hot(counts, self.offer(ix).len);
+        counts.iter().enumerate().map(hot).collect()
+    }
+}
