@@ -7,9 +7,10 @@
 
 use crate::registry::Registry;
 use dray_engine::hotset::Counts;
-use dray_heat::{AccessLog, Heat, HeatConfig};
+use dray_engine::plan::Chunk;
+use dray_heat::{AccessLog, Heat, HeatConfig, Op};
 use dray_image::Disk;
-use dray_types::{BLOCK_SIZE, BlockRange, Schedule};
+use dray_types::{BLOCK_SIZE, BlockRange, BlockSet, ImageIndex, Schedule};
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,6 +18,8 @@ use std::time::{Duration, Instant};
 
 /// Pause between two drains: with the log's room, for 160,000 accesses a second.
 const DRAIN: Duration = Duration::from_millis(200);
+/// Time over which the guest's requests a second are counted.
+const WINDOW: Duration = Duration::from_secs(10);
 /// Pause between two savings: what a killed agent forgets.
 const SAVE: Duration = Duration::from_secs(10);
 
@@ -26,6 +29,39 @@ struct State {
     counted: u64,
     /// `counted` when it was last saved.
     saved: u64,
+    pace: Pace,
+}
+
+/// How often the guest reads and writes: counted over windows, the last complete one and the one
+/// under way.
+struct Pace {
+    since: Instant,
+    /// Reads and writes in the window.
+    counted: [u64; 2],
+    /// Reads and writes a second in the window before.
+    before: [f64; 2],
+}
+
+impl Pace {
+    fn new() -> Self {
+        Self { since: Instant::now(), counted: [0; 2], before: [0.0; 2] }
+    }
+
+    fn count(&mut self, op: Op) {
+        if self.since.elapsed() >= WINDOW {
+            *self = Self { before: self.a_second(), ..Self::new() };
+        }
+        self.counted[usize::from(op == Op::Write)] += 1;
+    }
+
+    /// Reads and writes a second. A window that has just begun says little.
+    fn a_second(&self) -> [f64; 2] {
+        let seconds = self.since.elapsed().as_secs_f64();
+        if seconds < 1.0 && self.before != [0.0; 2] {
+            return self.before;
+        }
+        self.counted.map(|count| count as f64 / seconds.max(0.1))
+    }
 }
 
 /// Heat of one image of this host.
@@ -35,7 +71,7 @@ impl ImageHeat {
     /// Heat of an image of `len` bytes without any access yet.
     pub fn new(len: u64) -> Self {
         let heat = Heat::new(BlockRange::whole(len).len, HeatConfig::default());
-        Self(Mutex::new(State { heat, counted: 0, saved: 0 }))
+        Self(Mutex::new(State { heat, counted: 0, saved: 0, pace: Pace::new() }))
     }
 
     /// What an earlier agent saved at `path` of an image that has `len` bytes now; nothing when
@@ -67,6 +103,7 @@ impl ImageHeat {
         let mut state = self.state();
         log.drain(|op, range| {
             state.counted += 1;
+            state.pace.count(op);
             state.heat.access(op, range);
         });
     }
@@ -92,6 +129,37 @@ impl ImageHeat {
             counts[at] = Counts { reads, writes };
         }
         counts
+    }
+
+    /// The image in the planner's pieces: chunks that are read or written, and the stretches between
+    /// them; only what has `data` or is written.
+    pub fn chunks(&self, image: ImageIndex, data: &BlockSet) -> Vec<Chunk> {
+        let state = self.state();
+        let [reads, writes] = state.pace.a_second();
+        let heat = &state.heat;
+        let step = heat.chunk_blocks(Op::Read).max(heat.chunk_blocks(Op::Write));
+        let mut chunks: Vec<Chunk> = Vec::new();
+        for start in (0..heat.blocks()).step_by(step as usize) {
+            let range = BlockRange::new(start, step.min(heat.blocks() - start));
+            let written = heat.write_rate(start) * writes * BLOCK_SIZE as f64;
+            let reads = heat.read_rate(start) * reads;
+            let bytes = data.intersection(range).len() * BLOCK_SIZE;
+            let cold = written == 0.0 && reads == 0.0;
+            match chunks.last_mut() {
+                _ if cold && bytes == 0 => {}
+                Some(last)
+                    if cold
+                        && last.written == 0.0
+                        && last.reads == 0.0
+                        && last.range.end() == start =>
+                {
+                    last.range.len += range.len;
+                    last.bytes += bytes;
+                }
+                _ => chunks.push(Chunk { image, range, bytes, written, reads }),
+            }
+        }
+        chunks
     }
 
     /// Takes over what is known of the same image before it grew.
@@ -148,7 +216,6 @@ pub fn keep(registry: &Arc<Registry>) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dray_heat::Op;
 
     const LEN: u64 = 1 << 30;
 

@@ -5,6 +5,7 @@
 //! * [`ops`]: the local API's commands, one file each.
 //! * [`registry`], [`store`]: the images of this host and what is durable about them.
 //! * [`heat`]: what guests do with the images, counted for the orders of migrations.
+//! * [`forecast`]: what the planner is told of images and links.
 //! * [`migration`]: the owner loops that run the engine's effects, one per migration and side.
 //! * [`vm`]: the part of a migration that belongs to QEMU.
 //! * [`net`], [`tls`], [`pki`], [`pace`]: streams between agents. [`api`]: the local socket.
@@ -13,6 +14,7 @@
 pub mod agent;
 pub mod api;
 pub mod config;
+pub mod forecast;
 pub mod heat;
 pub mod migration;
 pub mod net;

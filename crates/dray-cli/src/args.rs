@@ -59,6 +59,8 @@ pub enum Command {
     CheckConfig(commands::check_config::Args),
     /// Make exports at the target and print how to start its QEMU
     Prepare(commands::prepare::Args),
+    /// Predict what a migration would take
+    Plan(commands::plan::Args),
     /// Move a running VM, or images, to another host
     Migrate(commands::migrate::Args),
     /// Show migrations

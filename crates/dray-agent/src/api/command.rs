@@ -55,6 +55,8 @@ pub enum Command {
     Claim(Claim),
     /// Answered with [`Unstalled`](super::Unstalled).
     Unstall(Unstall),
+    /// Answered with [`Planned`](super::Planned).
+    Plan(super::Plan),
     /// Answered with [`Backfilling`](super::Backfilling).
     Backfill(Backfill),
 }
@@ -180,6 +182,9 @@ pub struct Migrate {
     /// Longest stop of the guest to aim for, in milliseconds; the agent's default when absent.
     #[serde(default)]
     pub max_downtime_ms: Option<u64>,
+    /// Longest time that it may take, in milliseconds; only auto heeds it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline_ms: Option<u64>,
     /// Re-read every block at the target at the end and compare with the source (I3).
     #[serde(default)]
     pub verify: bool,

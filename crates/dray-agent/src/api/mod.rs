@@ -11,6 +11,7 @@
 pub mod client;
 pub mod command;
 pub mod error;
+pub mod plan;
 pub mod progress;
 pub mod report;
 pub mod server;
@@ -20,6 +21,7 @@ pub mod tuning;
 pub use client::{Call, Client, Reply};
 pub use command::*;
 pub use error::{ApiError, ErrorKind};
+pub use plan::*;
 pub use progress::*;
 pub use report::*;
 pub use server::{Server, SocketAccess};
@@ -106,6 +108,9 @@ pub trait AgentApi: Send + Sync + 'static {
 
     /// Ends the stall of guest I/O that waits for a lost source.
     fn unstall(&self, command: Unstall) -> impl Future<Output = ApiResult<Unstalled>> + Send;
+
+    /// Predicts what a migration would take; nothing moves.
+    fn plan(&self, command: Plan) -> impl Future<Output = ApiResult<Planned>> + Send;
 
     /// Starts, pauses or paces Backfill; this host is the target.
     fn backfill(&self, command: Backfill) -> impl Future<Output = ApiResult<Backfilling>> + Send;

@@ -2,6 +2,7 @@
 
 use super::command::{Order, Strategy};
 use super::error::ApiError;
+use super::plan::Predicted;
 use super::progress::Progress;
 use super::text;
 use dray_types::{BitRate, ByteSize, Epoch, ImageId, MigrationId};
@@ -183,6 +184,9 @@ pub struct Summary {
     pub throttled_ms: f64,
     /// Whether the target's disk was re-read and compared.
     pub verified: Verified,
+    /// What auto had predicted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub predicted: Option<Predicted>,
     /// Each image.
     pub images: Vec<ImageSummary>,
 }

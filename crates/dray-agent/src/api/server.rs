@@ -217,6 +217,7 @@ async fn run<A: AgentApi>(agent: &A, command: Command, events: Events) -> ApiRes
         Command::Resize(command) => to_json(agent.resize(command).await?),
         Command::Claim(command) => to_json(agent.claim(command).await?),
         Command::Unstall(command) => to_json(agent.unstall(command).await?),
+        Command::Plan(command) => to_json(agent.plan(command).await?),
         Command::Backfill(command) => to_json(agent.backfill(command).await?),
     }
 }

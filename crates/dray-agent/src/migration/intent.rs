@@ -1,6 +1,7 @@
 //! What was asked for: written durably before a migration does anything, read when the agent starts.
 
 use crate::api::{Order, Tuning};
+use crate::forecast::Way;
 use crate::migration::messages::{GuestFacts, Settings};
 use dray_types::{BitRate, Epoch, MigrationId};
 use dray_wire::ImageOffer;
@@ -47,6 +48,12 @@ pub struct Options {
     pub bandwidth: Option<BitRate>,
     /// Longest downtime to aim for, in milliseconds.
     pub max_downtime_ms: u64,
+    /// Longest time that it may take, in milliseconds.
+    #[serde(default)]
+    pub deadline_ms: Option<u64>,
+    /// The way to the target, as far as auto needs to know it.
+    #[serde(default)]
+    pub way: Way,
     /// What the target does at the end.
     pub settings: Settings,
     /// Delete the source's replica at the end.

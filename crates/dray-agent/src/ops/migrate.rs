@@ -7,6 +7,7 @@ use crate::api::{
     ApiError, ApiResult, ErrorKind, Migrate, MigrationState, Prepare, ReleaseAtEnd, Resume,
     Started, Subject,
 };
+use crate::forecast::Way;
 use crate::migration::intent::{Options, SourceIntent};
 use crate::migration::messages::{GuestFacts, Settings};
 use crate::migration::source::{Input, SourceSlot, unix_ms};
@@ -17,7 +18,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Downtime to aim for when the operator names none, in milliseconds: QEMU's own default.
-const MAX_DOWNTIME_MS: u64 = 300;
+pub(super) const MAX_DOWNTIME_MS: u64 = 300;
 
 fn strategy(strategy: crate::api::Strategy) -> Strategy {
     match strategy {
@@ -31,7 +32,25 @@ fn strategy(strategy: crate::api::Strategy) -> Strategy {
     }
 }
 
+/// Bytes of a VM's memory; none when its QEMU does not tell, or without a VM.
+pub(super) async fn memory(picture: Option<&Picture>) -> u64 {
+    let Some(picture) = picture else { return 0 };
+    let nothing = serde_json::json!({});
+    let told = picture.qmp.execute("query-memory-size-summary", nothing).await;
+    told.ok().and_then(|told| told["base-memory"].as_u64()).unwrap_or(0)
+}
+
 impl Agent {
+    /// What auto needs to know of the way; a target that cannot be reached now is told of later.
+    async fn way(&self, command: &Migrate, picture: Option<&Picture>) -> Way {
+        if command.strategy != crate::api::Strategy::Auto {
+            return Way::default();
+        }
+        let Ok(settings) = self.session_settings(&command.to) else { return Way::default() };
+        let memory = memory(picture).await;
+        Way::measure(&settings.address, memory).await.unwrap_or(Way { memory, ..Way::default() })
+    }
+
     pub(super) async fn migrate(self: &Arc<Self>, command: Migrate) -> ApiResult<Started> {
         let what = format!("cannot migrate to {}", command.to);
         let vm = matches!(command.subject, Subject::Vm { .. });
@@ -44,6 +63,10 @@ impl Agent {
             return Err(ApiError::new(ErrorKind::Invalid, what, why).hint("see --target-qmp"));
         }
         command.tuning.check(command.strategy)?;
+        if command.deadline_ms.is_some() && command.strategy != crate::api::Strategy::Auto {
+            let why = "only auto chooses blocks by a deadline";
+            return Err(ApiError::new(ErrorKind::Invalid, what, why).hint("use --strategy auto"));
+        }
         let (slot, plan, picture) = self.find_or_prepare(&what, &command).await?;
         let mut intent = slot.intent();
         intent.started_unix_ms = unix_ms();
@@ -51,12 +74,15 @@ impl Agent {
             self.adopt_for(&mut intent, &slot, picture, &plan, &command, qmp.clone()).await?;
         }
         let resident = intent.adopted.is_empty();
+        let way = self.way(&command, picture.as_ref()).await;
         intent.options = Some(Options {
             strategy: strategy(command.strategy),
             order: command.order,
             tuning: command.tuning.clone(),
             bandwidth: command.bandwidth,
             max_downtime_ms: command.max_downtime_ms.unwrap_or(MAX_DOWNTIME_MS),
+            deadline_ms: command.deadline_ms,
+            way,
             settings: Settings {
                 verify: command.verify,
                 release: match command.release {

@@ -6,6 +6,7 @@ mod claim;
 mod control;
 mod images;
 mod migrate;
+mod plan;
 mod prepare;
 mod splice;
 
@@ -96,6 +97,10 @@ impl AgentApi for Operator {
 
     async fn unstall(&self, command: api::Unstall) -> ApiResult<Unstalled> {
         self.0.unstall(&command)
+    }
+
+    async fn plan(&self, command: api::Plan) -> ApiResult<api::Planned> {
+        self.0.predict(command).await
     }
 
     async fn backfill(&self, command: api::Backfill) -> ApiResult<Backfilling> {

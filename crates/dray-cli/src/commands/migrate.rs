@@ -65,6 +65,9 @@ pub struct Args {
     /// Longest stop of the guest to aim for, in milliseconds or as 300ms, 1.5s
     #[arg(long, value_name = "TIME", value_parser = duration)]
     max_downtime: Option<Duration>,
+    /// auto: be done by then, as 90s or 10m
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    deadline: Option<Duration>,
     /// Re-read every block at the target at the end and compare it with the source
     #[arg(long)]
     verify: bool,
@@ -98,6 +101,8 @@ enum StrategyArg {
     Mirror,
     /// What the guest uses most is copied and kept in step, the guest moves, the rest follows
     HotSet,
+    /// What is cheaper to copy before the guest moves is copied, the rest follows
+    Auto,
 }
 
 /// The orders as they are typed.
@@ -124,6 +129,8 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     let wrong = || "write it like 300ms or 1.5s".to_owned();
     let (number, scale) = if let Some(number) = text.strip_suffix("ms") {
         (number, 0.001)
+    } else if let Some(number) = text.strip_suffix('m') {
+        (number, 60.0)
     } else if let Some(number) = text.strip_suffix('s') {
         (number, 1.0)
     } else {
@@ -157,6 +164,7 @@ impl Args {
                 StrategyArg::Deferred => Strategy::Deferred,
                 StrategyArg::Mirror => Strategy::Mirror,
                 StrategyArg::HotSet => Strategy::HotSet,
+                StrategyArg::Auto => Strategy::Auto,
             },
             order: match self.order {
                 OrderArg::WorkloadAware => Order::WorkloadAware,
@@ -165,6 +173,7 @@ impl Args {
             tuning: self.tuning.resolve(),
             bandwidth: self.bandwidth,
             max_downtime_ms: self.max_downtime.map(|time| (time.as_millis() as u64).max(1)),
+            deadline_ms: self.deadline.map(|time| (time.as_millis() as u64).max(1)),
             verify: self.verify,
             detach: self.detach,
             drop_bitmaps: self.drop_bitmaps,
@@ -201,6 +210,7 @@ mod tests {
         assert_eq!(duration("300"), Ok(Duration::from_millis(300)));
         assert_eq!(duration("300ms"), Ok(Duration::from_millis(300)));
         assert_eq!(duration("1.5s"), Ok(Duration::from_millis(1500)));
+        assert_eq!(duration("10m"), Ok(Duration::from_secs(600)));
         for wrong in ["", "0", "-1s", "soon", "1h", "infs", "NaN"] {
             assert!(duration(wrong).is_err(), "{wrong}");
         }

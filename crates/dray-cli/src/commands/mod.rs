@@ -11,6 +11,7 @@ pub mod images;
 pub mod limit;
 pub mod migrate;
 pub mod pki;
+pub mod plan;
 pub mod prepare;
 pub mod release;
 pub mod resize;
@@ -52,6 +53,7 @@ pub fn run(args: Args, output: &Output) -> ApiResult<ExitCode> {
 async fn ask(command: Command, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     match command {
         Command::Prepare(args) => prepare::run(args, client, output).await,
+        Command::Plan(args) => plan::run(args, client, output).await,
         Command::Migrate(args) => migrate::run(args, client, output).await,
         Command::Status(args) => status::run(args, client, output).await,
         Command::Watch(args) => watch::run(args, client, output).await,

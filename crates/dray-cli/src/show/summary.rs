@@ -23,6 +23,11 @@ pub fn summary(summary: &Summary, detail: bool, style: Style) -> String {
     }
     lines.extend(slowed(summary));
     lines.push(("remote reads", count(summary.remote_reads)));
+    if let Some(predicted) = &summary.predicted {
+        let (total, twice) = (seconds(predicted.total_seconds), bytes(predicted.bytes_twice));
+        let downtime = millis(predicted.downtime_ms);
+        lines.push(("predicted", format!("{total} · downtime {downtime} · {twice} sent twice")));
+    }
     lines.push(("verified", verified(summary.verified, style)));
     lines.push(("migration", style.dim(&summary.migration.to_string())));
     if detail {

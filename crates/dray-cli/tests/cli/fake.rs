@@ -158,6 +158,7 @@ pub fn summary() -> Summary {
         throttled_operations: 120,
         throttled_ms: 840.5,
         verified: Verified::Equal,
+        predicted: None,
         images: vec![
             image("vm1-root", 8 << 30, 530_078, 43_000),
             image("vm1-data", 4 << 30, 300_000, 646),
@@ -360,6 +361,35 @@ impl AgentApi for Agent {
             writes_may_be_lost: true,
             bytes_lost: 655_360,
             lost,
+        })
+    }
+
+    async fn plan(&self, command: Plan) -> ApiResult<Planned> {
+        self.saw("plan", &command);
+        let one = |strategy, total, twice| PlannedStrategy {
+            strategy,
+            predicted: Predicted {
+                total_seconds: total,
+                handover_seconds: total / 2.0,
+                downtime_ms: 41.0,
+                converges: strategy != Strategy::PreCopy,
+                bytes: 3 << 30,
+                bytes_twice: twice,
+                remote_reads: 12,
+                missed: Vec::new(),
+            },
+        };
+        Ok(Planned {
+            to: command.to,
+            link: 100_000_000,
+            rtt_ms: 0.4,
+            memory: 4 << 30,
+            data: 3 << 30,
+            written: 2_500_000,
+            strategies: vec![
+                one(Strategy::PreCopy, 44.0, 1 << 30),
+                one(Strategy::Auto, 33.0, 1 << 20),
+            ],
         })
     }
 

@@ -3,10 +3,11 @@
 use crate::fake::{dray, finish};
 use crate::golden;
 
-const COMMANDS: [&str; 20] = [
+const COMMANDS: [&str; 21] = [
     "agent",
     "check-config",
     "prepare",
+    "plan",
     "migrate",
     "status",
     "watch",

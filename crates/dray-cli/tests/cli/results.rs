@@ -29,6 +29,7 @@ fn results_for_people() {
         ("release", "release --qmp /q"),
         ("resize", "resize a 40GiB"),
         ("claim", "claim a --source-is-fenced --accept-loss"),
+        ("plan", "plan --image a --to hostb --bandwidth 800Mbit"),
         ("backfill-start", "backfill start"),
         ("backfill-pause", "backfill pause vm1-root"),
         ("backfill-rate", "backfill rate 200Mbit --qmp /q"),

@@ -9,10 +9,12 @@
 //! * [`mirror`]: writes during the copy are sent on.
 //! * [`throttle`]: guests that write faster than the link.
 //! * [`refusals`]: what cannot be done. [`versions`]: hosts with other software.
+//! * [`auto`]: the agent chooses, and says before what it will take.
 //! * [`deferred`]: the target fetches when its operator says so.
 //! * [`orders`]: which blocks move first.
 //! * [`faults`]: disks that are read-only, full or broken, with [`mounts`] of their own.
 
+mod auto;
 mod case;
 mod deferred;
 mod faults;

@@ -15,7 +15,7 @@ use std::time::Duration;
 /// Blocks of the image, all of them data: 32 MiB, which take five seconds at [`SLOW`].
 pub const BLOCKS: u64 = 8192;
 /// Blocks that heat counts together: 4 MiB.
-const CHUNK: u64 = 1024;
+pub const CHUNK: u64 = 1024;
 /// Accesses that heat is made of before the migration.
 const HISTORY: u64 = 600;
 
@@ -32,13 +32,14 @@ pub fn full_lab() -> Lab {
 }
 
 /// Reads or writes single blocks of a chunk until it is told to stop or the disk goes.
-struct User {
+pub struct User {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<()>,
 }
 
 impl User {
-    fn start(socket: &Path, kind: u16, chunk: u64, requests: u64, pause: Duration) -> Self {
+    /// Starts with `requests` requests of `kind` to the blocks of `chunk`.
+    pub fn start(socket: &Path, kind: u16, chunk: u64, requests: u64, pause: Duration) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let (stopped, socket) = (Arc::clone(&stop), socket.to_owned());
         let thread = std::thread::spawn(move || {
@@ -58,7 +59,8 @@ impl User {
         Self { stop, thread }
     }
 
-    fn stop(self) {
+    /// Ends it.
+    pub fn stop(self) {
         self.stop.store(true, Ordering::SeqCst);
         self.thread.join().unwrap();
     }

@@ -2,7 +2,7 @@
 //! the migration's folder now and then, so that a restart loses the last half second at most.
 
 use super::Slowed;
-use crate::api::Downtime;
+use crate::api::{Downtime, Predicted};
 use crate::net::NetTotals;
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -55,6 +55,9 @@ pub struct Counts {
     /// Blocks sent because the guest wrote them and the strategy mirrors.
     #[serde(default)]
     pub blocks_mirrored: u64,
+    /// What was predicted.
+    #[serde(default)]
+    pub predicted: Option<Predicted>,
     /// The streams' counters.
     pub net: NetTotals,
 }
@@ -86,6 +89,7 @@ impl Counts {
             marks: self.marks,
             memory: self.memory,
             reconnects: self.reconnects,
+            predicted: self.predicted.clone(),
             ..Self::default()
         };
         if !self.has(Mark::Serving) {

@@ -193,6 +193,10 @@ impl SourceLoop {
             self.observing = Some(Instant::now() + left);
             return Ok(());
         }
+        let tuning = match options.strategy {
+            dray_engine::Strategy::Auto => self.auto(options),
+            _ => self.tuning(options),
+        };
         let plan = SourcePlan {
             migration: intent.migration,
             images: intent.images.iter().map(|image| image.offer.clone()).collect(),
@@ -201,7 +205,7 @@ impl SourceLoop {
             max_downtime: options.max_downtime_ms * MILLISECOND,
             handover_timeout: self.parts.handover_timeout.as_nanos() as u64,
             suspect: self.images.suspects(self.history.contains(&SourceRecord::Abandoned)),
-            tuning: self.tuning(options),
+            tuning,
         };
         self.brakes.lift();
         self.mirror_if_wanted();

@@ -2,6 +2,7 @@
 
 use super::content::Content;
 use super::{Input, SourceParts};
+use crate::forecast::Moved;
 use crate::heat::ImageHeat;
 use crate::migration::intent::{SourceImage, SourceIntent};
 use crate::migration::intents::{IntentFile, Intents};
@@ -25,6 +26,14 @@ pub struct Open {
     pub entry: Option<Arc<Entry>>,
     /// The file that is read.
     pub file: Arc<FileImage>,
+}
+
+impl Open {
+    fn moved(&self) -> Moved<'_> {
+        let used = self.entry.as_ref().filter(|_| !self.image.offer.read_only);
+        let heat = used.map(|entry| &entry.heat);
+        Moved { file: &self.file, len: self.image.offer.len, heat }
+    }
 }
 
 /// All images, in the migration's order.
@@ -294,6 +303,11 @@ impl SourceImages {
     /// An image's name here.
     pub fn name(&self, ix: usize) -> &str {
         &self.all[ix].image.name
+    }
+
+    /// The images as the planner wants to know them.
+    pub fn moved(&self) -> Vec<Moved<'_>> {
+        self.all.iter().map(Open::moved).collect()
     }
 
     /// What is known of the guest's accesses to the images that one may use, up to now.

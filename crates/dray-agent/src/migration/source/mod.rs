@@ -4,6 +4,7 @@
 //! effects are in [`effects`], the session with the target in [`session`], what is read in
 //! [`content`], in which order in [`orders`].
 
+mod auto;
 pub mod content;
 mod counts;
 mod effects;

@@ -4,7 +4,7 @@
 use super::SourceSlot;
 use super::counts::{Counts, Mark, WallClock};
 use super::images::SourceImages;
-use crate::api::{Amounts, ImageProgress, Phase, Step};
+use crate::api::{Amounts, ImageProgress, Phase, Predicted, Step};
 use crate::migration::messages::ToSourceShell;
 use dray_engine::Source;
 use dray_engine::source::{SourceNotice, SourceStatus};
@@ -185,6 +185,11 @@ impl Report {
             self.dirty_rate = (blocks as f64 * BLOCK_SIZE as f64 / span) as u64;
             self.dirty_since = (Instant::now(), 0);
         }
+    }
+
+    /// What was predicted, to be compared at the end.
+    pub fn predict(&mut self, predicted: Predicted) {
+        self.counts.predicted = Some(predicted);
     }
 
     /// QEMU's numbers.

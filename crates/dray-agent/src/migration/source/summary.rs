@@ -106,6 +106,7 @@ impl Report {
             throttled_operations: total.slowed.operations,
             throttled_ms: total.slowed.nanos as f64 / 1e6,
             verified,
+            predicted: total.predicted,
             images: images.collect(),
         }
     }

@@ -1,0 +1,90 @@
+//! Planning: what a migration is predicted to take.
+
+use super::command::{Strategy, Subject};
+use dray_engine::plan::Prediction;
+use dray_types::BitRate;
+use serde::{Deserialize, Serialize};
+
+/// Predicts what a migration would take with each strategy, and moves nothing.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Plan {
+    /// What would be moved.
+    pub subject: Subject,
+    /// Name of the target host.
+    pub to: String,
+    /// Bytes a second that it may send; what a link usually carries when absent.
+    #[serde(default)]
+    pub bandwidth: Option<BitRate>,
+    /// Longest stop of the guest to aim for, in milliseconds; the agent's default when absent.
+    #[serde(default)]
+    pub max_downtime_ms: Option<u64>,
+    /// Longest time that it may take, in milliseconds.
+    #[serde(default)]
+    pub deadline_ms: Option<u64>,
+}
+
+/// What will come of a migration.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Predicted {
+    /// Until the source is not needed any more.
+    pub total_seconds: f64,
+    /// Until the guest runs at the target.
+    pub handover_seconds: f64,
+    /// How long the guest stands still.
+    pub downtime_ms: f64,
+    /// It ends: nothing is written faster than it is sent.
+    pub converges: bool,
+    /// Bytes of blocks that cross, repetitions included.
+    pub bytes: u64,
+    /// Bytes that cross again because they were written after they were sent.
+    pub bytes_twice: u64,
+    /// Reads that wait for the source.
+    pub remote_reads: u64,
+    /// Goals that it will miss, in words.
+    pub missed: Vec<String>,
+}
+
+impl Predicted {
+    /// The planner's prediction as it is shown.
+    pub fn new(prediction: &Prediction, missed: Vec<String>) -> Self {
+        Self {
+            total_seconds: prediction.total,
+            handover_seconds: prediction.handover,
+            downtime_ms: prediction.downtime * 1e3,
+            converges: prediction.converges,
+            bytes: prediction.bytes as u64,
+            bytes_twice: prediction.extra as u64,
+            remote_reads: prediction.remote_reads as u64,
+            missed,
+        }
+    }
+}
+
+/// The prediction for one strategy.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct PlannedStrategy {
+    /// Which.
+    pub strategy: Strategy,
+    /// What will come of it.
+    pub predicted: Predicted,
+}
+
+/// What a migration would take.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Planned {
+    /// Name of the target host.
+    pub to: String,
+    /// Bytes a second that were reckoned with.
+    pub link: u64,
+    /// Round trip to the target, in milliseconds.
+    pub rtt_ms: f64,
+    /// Bytes of guest memory.
+    pub memory: u64,
+    /// Bytes of data in the images.
+    pub data: u64,
+    /// Bytes a second that guests write to them.
+    pub written: u64,
+    /// Each strategy.
+    pub strategies: Vec<PlannedStrategy>,
+}

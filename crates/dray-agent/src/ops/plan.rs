@@ -1,0 +1,96 @@
+//! `dray plan`: what a migration would take; nothing moves.
+
+use super::io_error;
+use super::migrate::{MAX_DOWNTIME_MS, memory};
+use super::prepare::net_error;
+use crate::agent::Agent;
+use crate::api::{ApiResult, Plan, Planned, PlannedStrategy, Predicted, Prepare};
+use crate::forecast::{self, Moved, USUAL_LINK, Way};
+use crate::migration::intent::SourceImage;
+use crate::migration::source::shown_strategy;
+use dray_engine::Strategy;
+use dray_engine::plan::{self, Goals};
+use dray_image::{FileImage, FileOptions};
+use dray_types::BlockRange;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The strategies that can be told apart before the guest is observed; hot-set cannot.
+const SHOWN: [Strategy; 5] =
+    [Strategy::PreCopy, Strategy::PostCopy, Strategy::Hybrid, Strategy::Mirror, Strategy::Auto];
+
+impl Agent {
+    pub(super) async fn predict(self: &Arc<Self>, command: Plan) -> ApiResult<Planned> {
+        let what = format!("cannot plan a migration to {}", command.to);
+        let prepare = Prepare {
+            subject: command.subject.clone(),
+            to: command.to.clone(),
+            pool: None,
+            prefix: None,
+            names: BTreeMap::new(),
+        };
+        let (intent, _, picture) = self.plan(&prepare).await?;
+        let settings = self.session_settings(&command.to)?;
+        let memory = memory(picture.as_ref()).await;
+        let way = Way::measure(&settings.address, memory).await;
+        let way = way.map_err(|why| net_error(&what, &why))?;
+        let agent = Arc::clone(self);
+        let work = move || agent.predict_all(&intent.images, &command, &way);
+        let planned = tokio::task::spawn_blocking(work).await;
+        planned.map_err(|why| io_error(what.clone(), why))?.map_err(|why| io_error(what, why))
+    }
+
+    fn predict_all(
+        &self,
+        images: &[SourceImage],
+        command: &Plan,
+        way: &Way,
+    ) -> dray_image::Result<Planned> {
+        let entries: Vec<_> = images.iter().map(|image| self.registry.get(&image.name)).collect();
+        let mut files = Vec::new();
+        for (image, entry) in images.iter().zip(&entries) {
+            let options =
+                FileOptions { write: false, direct: false, export_len: Some(image.offer.len) };
+            files.push(match entry {
+                Some(entry) => Arc::clone(&entry.file),
+                None => Arc::new(FileImage::open(&image.path, options)?),
+            });
+        }
+        let moved: Vec<_> = images
+            .iter()
+            .zip(files.iter().zip(&entries))
+            .map(|(image, (file, entry))| Moved {
+                file,
+                len: image.offer.len,
+                heat: entry.as_ref().map(|entry| &entry.heat),
+            })
+            .collect();
+        let load = forecast::load(&moved, way);
+        let whole: Vec<_> = moved.iter().map(|image| BlockRange::whole(image.len)).collect();
+        let link = command.bandwidth.map_or(USUAL_LINK, |limit| limit.bytes_per_second as f64);
+        let goals = Goals {
+            max_downtime: Some(command.max_downtime_ms.unwrap_or(MAX_DOWNTIME_MS) as f64 / 1e3),
+            max_added_latency: None,
+            deadline: command.deadline_ms.map(|ms| ms as f64 / 1e3),
+            bandwidth: Some(link),
+        };
+        let one = |&strategy: &Strategy| {
+            let predicted = if strategy == Strategy::Auto {
+                let chosen = plan::choose(&load, &goals, &whole);
+                Predicted::new(&chosen.prediction, chosen.missed)
+            } else {
+                Predicted::new(&plan::predict(strategy, &load, &goals, None), Vec::new())
+            };
+            PlannedStrategy { strategy: shown_strategy(strategy), predicted }
+        };
+        Ok(Planned {
+            to: command.to.clone(),
+            link: link as u64,
+            rtt_ms: way.rtt * 1e3,
+            memory: way.memory,
+            data: load.chunks.iter().map(|chunk| chunk.bytes).sum(),
+            written: load.chunks.iter().map(|chunk| chunk.written).sum::<f64>() as u64,
+            strategies: SHOWN.iter().map(one).collect(),
+        })
+    }
+}

@@ -1,0 +1,52 @@
+//! `dray plan`.
+
+use super::migrate::duration;
+use super::subject::SubjectArgs;
+use crate::output::Output;
+use crate::show::planned::planned;
+use dray_agent::api::{ApiResult, Client, Command, Plan, Planned};
+use dray_types::BitRate;
+use std::process::ExitCode;
+use std::time::Duration;
+
+const EXAMPLES: &str = "\
+Examples:
+  dray plan --qmp /run/vm1.qmp --to hostb --bandwidth 800Mbit
+  dray plan --image data --to hostb --deadline 10m
+
+The prediction is made of what the agent has counted of the guest so far. Nothing moves.";
+
+/// Arguments of `dray plan`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    #[command(flatten)]
+    subject: SubjectArgs,
+    /// The target: a peer's name from the configuration
+    #[arg(long, value_name = "HOST")]
+    to: String,
+    /// What the migration may send: 500Mbit, 100MiB/s [default: 1Gbit]
+    #[arg(long, value_name = "RATE")]
+    bandwidth: Option<BitRate>,
+    /// Longest stop of the guest to aim for, in milliseconds or as 300ms, 1.5s
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    max_downtime: Option<Duration>,
+    /// Be done by then, as 90s or 10m
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    deadline: Option<Duration>,
+}
+
+/// Does it.
+pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
+    let millis = |time: Duration| (time.as_millis() as u64).max(1);
+    let command = Plan {
+        subject: args.subject.resolve()?,
+        to: args.to,
+        bandwidth: args.bandwidth,
+        max_downtime_ms: args.max_downtime.map(millis),
+        deadline_ms: args.deadline.map(millis),
+    };
+    let plan: Planned = client.call(Command::Plan(command)).await?;
+    output.result(&plan, planned);
+    Ok(ExitCode::SUCCESS)
+}
