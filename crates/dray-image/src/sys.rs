@@ -13,6 +13,13 @@ fn check(result: libc::c_int) -> io::Result<()> {
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// Size of a page of memory in bytes, a power of two.
+pub(crate) fn page_size() -> u64 {
+    // SAFETY: no memory is passed.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    u64::try_from(size).ok().filter(|size| size.is_power_of_two()).unwrap_or(65_536)
+}
+
 /// Sets or clears the read-only flag of a block device.
 pub(crate) fn set_device_read_only(device: &File, read_only: bool) -> io::Result<()> {
     let value = libc::c_int::from(read_only);
