@@ -2,6 +2,7 @@
 
 use super::Agent;
 use crate::api::{ApiResult, MigrationState, Progress, Role};
+use crate::migration::abort;
 use crate::migration::intent::{SourceIntent, TargetIntent};
 use crate::migration::log::Folder;
 use crate::migration::messages::ToSourceShell;
@@ -11,7 +12,7 @@ use crate::migration::source::{
 };
 use crate::migration::target::{self, TargetLoop, TargetParts, TargetSlot};
 use crate::store;
-use crate::vm::source::{SourceVmTask, wake};
+use crate::vm::source::{Outcome, SourceVmTask, wake};
 use crate::vm::target::TargetVmTask;
 use dray_engine::SourceEvent;
 use dray_engine::source::SourceNotice;
@@ -50,10 +51,10 @@ impl Tasks {
     }
 }
 
-/// A migration away that a restart found, and whether this host still owns its images.
+/// A migration away that a restart found, and whether there is still something to be moved.
 pub struct Revived {
     slot: Arc<SourceSlot>,
-    owns: bool,
+    moves: bool,
 }
 
 impl Agent {
@@ -103,7 +104,7 @@ impl Agent {
                 told: tell,
             };
             let (slot, owner) = SourceLoop::open(intent, parts, board, inputs)?;
-            let owns = owner.owns();
+            let moves = owner.moves();
             let session =
                 tokio::spawn(keep(settings, Arc::clone(&slot), owner.content(), unix_ms() * 1000))
                     .abort_handle();
@@ -113,7 +114,7 @@ impl Agent {
             })?;
             self.tasks.put(slot.board.migration, told);
             self.sources.insert(slot.board.migration, Arc::clone(&slot));
-            Ok((slot, owns))
+            Ok((slot, moves))
         })();
         Ok(opened)
     }
@@ -157,6 +158,7 @@ impl Agent {
     /// Brings back every migration of the state directory: disks are parked, exposed or closed as
     /// their journals say, before anyone can reach them.
     pub(super) fn revive(self: &Arc<Self>) -> io::Result<Vec<Revived>> {
+        Folder::sweep(&self.store)?;
         for folder in Folder::all(&self.store, target::INTENT)? {
             let intent: TargetIntent = store::read_json(&folder.file(target::INTENT))?;
             let migration = intent.migration;
@@ -169,7 +171,7 @@ impl Agent {
             let intent: SourceIntent = store::read_json(&folder.file(source::INTENT))?;
             let migration = intent.migration;
             match self.launch_source(intent) {
-                Ok(Ok((slot, owns))) => revived.push(Revived { slot, owns }),
+                Ok(Ok((slot, moves))) => revived.push(Revived { slot, moves }),
                 Ok(Err(why)) => {
                     tracing::error!(%migration, %why, "cannot bring back a migration of this host");
                 }
@@ -183,40 +185,60 @@ impl Agent {
 
     /// Takes up the migrations that were begun before the restart.
     pub(super) fn go_on(self: &Arc<Self>, revived: Vec<Revived>) {
-        for Revived { slot, owns } in revived {
+        for Revived { slot, moves } in revived {
             if slot.intent().options.is_none() {
                 continue;
             }
             let agent = Arc::clone(self);
             tokio::spawn(async move {
                 let vm = slot.intent().vm;
-                if let (true, Some(vm)) = (owns, &vm) {
+                if let (true, Some(vm)) = (moves, &vm) {
                     let running = vm.facts.as_ref().is_some_and(|facts| facts.running);
                     if let Err(why) = wake(&vm.qmp, running).await {
                         tracing::warn!(%why, "cannot wake the guest of a migration");
                     }
                 }
                 let intent = slot.intent();
-                agent.drive(slot, intent, owns).await;
+                agent.drive(slot, intent, moves).await;
             });
         }
     }
 
     /// Drives a migration that has begun to its end. The intent is given because the loop may not
-    /// have taken it over yet.
-    pub async fn drive(self: Arc<Self>, slot: Arc<SourceSlot>, intent: SourceIntent, owns: bool) {
+    /// have taken it over yet; `moves` when the VM is still to be moved.
+    pub async fn drive(self: Arc<Self>, slot: Arc<SourceSlot>, intent: SourceIntent, moves: bool) {
         let Some(told) = self.tasks.take(slot.board.migration) else { return };
         let Some(vm) = intent.vm else { return drive_images(&slot, told).await };
         let Ok(settings) = self.session_settings(&intent.peer) else { return };
         let config = Arc::clone(&self.config);
         let task = SourceVmTask { slot: Arc::clone(&slot), told, config, settings, ready: false };
-        let moved = match (owns, vm.facts) {
+        let outcome = match (moves, vm.facts) {
             (true, Some(facts)) => task.run(facts).await,
             _ => task.await_outcome().await,
         };
-        if !moved {
-            self.unadopt(&slot).await;
-            self.forget_there(&slot).await;
+        if outcome == Outcome::Stayed {
+            self.see_to_it(&slot).await;
+        }
+    }
+
+    /// The guest stays here and goes on: its disks go back to it, and nothing is left at the target.
+    /// The folder goes last, so that a restart in between does all this again.
+    async fn see_to_it(&self, slot: &Arc<SourceSlot>) {
+        if !slot.is_home() {
+            abort::before(|| vec!["Unadopt".to_owned()]);
+            self.unadopt(slot).await;
+            // A later try under the same number has a guest of its own to look after.
+            let current = self.sources.get(slot.board.migration);
+            if current.is_none_or(|current| Arc::ptr_eq(&current, slot))
+                && let Err(why) = slot.set_home()
+            {
+                tracing::warn!(%why, "a restart will look after the guest again");
+            }
+        }
+        if !slot.is_kept() {
+            abort::before(|| vec!["ForgetThere".to_owned()]);
+            self.forget_there(slot).await;
+            slot.forget();
         }
     }
 
@@ -224,11 +246,6 @@ impl Agent {
     /// target that gave the images back waits to hear that they were taken. It may be away just now.
     async fn forget_there(&self, slot: &SourceSlot) {
         let intent = slot.intent();
-        let kept = self.store.migrations().join(intent.migration.to_string()).is_dir();
-        if kept {
-            // A later try goes on with it.
-            return;
-        }
         let request = Request::Forget { migration: intent.migration };
         for _ in 0..FORGET_TRIES {
             match self.ask(&intent.peer, &request).await {

@@ -1,12 +1,12 @@
 //! What peers may do here: open streams of migrations they take part in, and ask a few things.
 
 use super::Agent;
-use crate::api::MigrationState;
 use crate::config::Pool;
 use crate::migration::intent::{TargetImageIntent, TargetIntent};
+use crate::migration::log::Folder;
 use crate::migration::messages::Settings;
 use crate::migration::source::unix_ms;
-use crate::migration::target::TargetSlot;
+use crate::migration::target::{INTENT, TargetSlot};
 use crate::net::requests::{self, RequestHandler};
 use crate::net::{self, Incoming, Listener};
 use crate::registry::{CopyState, ImageRecord, Place};
@@ -17,6 +17,7 @@ use dray_wire::request::{Reply, Request, WantedImage};
 use dray_wire::{ImageOffer, StreamKind};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::oneshot;
 
 /// How long an abandoned migration may take to go.
 const WAY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -76,18 +77,15 @@ impl Agent {
             let record = entry.record();
             let old = record.migration.filter(|&old| old != migration);
             let Some(slot) = old.and_then(|old| self.targets.get(old)) else { continue };
-            let abandoned = slot.board.read().state == MigrationState::Interrupted;
-            if record.state != CopyState::Incoming || !abandoned || slot.intent().peer != peer {
+            if record.state != CopyState::Incoming || slot.intent().peer != peer {
                 continue;
             }
-            let mut changes = slot.board.changes();
-            slot.send(crate::migration::target::Input::Forget);
-            let gone = async {
-                while self.registry.get(&image.name).is_some() && changes.changed().await.is_ok() {}
-            };
+            let (answer, gone) = oneshot::channel();
+            slot.send(crate::migration::target::Input::GiveWay(answer));
             // What is still there after this is refused with its name, as any other.
-            let _ = tokio::time::timeout(WAY_TIMEOUT, gone).await;
-            self.targets.remove(slot.board.migration);
+            if matches!(tokio::time::timeout(WAY_TIMEOUT, gone).await, Ok(Ok(true))) {
+                self.targets.remove(slot.board.migration);
+            }
         }
     }
 
@@ -124,12 +122,21 @@ impl Agent {
             guest: None,
             started_unix_ms: unix_ms(),
         };
+        let folder = Folder::of(&self.store, migration);
+        if folder.file(INTENT).exists() {
+            // Whatever is in it was not understood at the start: it may be ownership.
+            return Err("its folder there cannot be read; see the target agent's log".to_owned());
+        }
         self.make_partials(&intent, images)?;
         let names: Vec<_> = intent.images.iter().map(|image| image.offer.name.clone()).collect();
         match self.launch_target(intent) {
             Ok(_) => Ok(answer),
             Err(why) => {
+                self.targets.remove(migration);
                 names.iter().for_each(|name| self.remove_partial(name));
+                if let Err(why) = folder.remove() {
+                    tracing::warn!(%migration, %why, "cannot remove a migration's folder");
+                }
                 Err(why.to_string())
             }
         }

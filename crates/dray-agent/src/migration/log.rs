@@ -1,5 +1,6 @@
 //! The engine's records in a migration's journal, and the folder they live in.
 
+use crate::migration::{abort, source, target};
 use crate::store::{self, Store};
 use dray_image::journal::Journal;
 use dray_types::MigrationId;
@@ -8,6 +9,9 @@ use serde::de::DeserializeOwned;
 use std::io;
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
+
+/// What names a migration of either side: without one there is none.
+const INTENTS: [&str; 2] = [source::INTENT, target::INTENT];
 
 /// The folder of one migration.
 #[derive(Clone, Debug)]
@@ -19,10 +23,15 @@ impl Folder {
     /// # Errors
     /// What the file system reports.
     pub fn create(store: &Store, migration: MigrationId) -> io::Result<Self> {
-        let path = store.migrations().join(migration.to_string());
-        std::fs::create_dir_all(&path)?;
-        store::sync_parent(&path)?;
-        Ok(Self(path))
+        let folder = Self::of(store, migration);
+        std::fs::create_dir_all(&folder.0)?;
+        store::sync_parent(&folder.0)?;
+        Ok(folder)
+    }
+
+    /// The folder of `migration`, which may not be there.
+    pub fn of(store: &Store, migration: MigrationId) -> Self {
+        Self(store.migrations().join(migration.to_string()))
     }
 
     /// The folders of all migrations that have an intent of this name.
@@ -44,13 +53,38 @@ impl Folder {
         self.0.join(name)
     }
 
-    /// Removes the folder with all that is in it.
+    /// Removes the folder with all that is in it; it may be gone already. The intents go first,
+    /// durably: one without its journal would be taken for a migration that has not begun. What a
+    /// crash leaves behind goes with [`sweep`](Self::sweep).
     ///
     /// # Errors
     /// What the file system reports.
     pub fn remove(&self) -> io::Result<()> {
+        if !self.0.exists() {
+            return Ok(());
+        }
+        self.make_void()?;
+        abort::before(|| vec!["RemoveFolder".to_owned()]);
         std::fs::remove_dir_all(&self.0)?;
         store::sync_parent(&self.0)
+    }
+
+    /// From here on a restart no longer knows the migration.
+    fn make_void(&self) -> io::Result<()> {
+        INTENTS.iter().try_for_each(|intent| store::remove(&self.file(intent)))
+    }
+
+    /// Removes the folders that have no intent: a crash came while they were made or removed.
+    ///
+    /// # Errors
+    /// What the file system reports.
+    pub fn sweep(store: &Store) -> io::Result<()> {
+        for path in store::entries(&store.migrations(), "")? {
+            if path.is_dir() && !INTENTS.iter().any(|intent| path.join(intent).exists()) {
+                Self(path).remove()?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -85,5 +119,29 @@ impl<R: Serialize + DeserializeOwned> Log<R> {
             .collect::<io::Result<Vec<_>>>()?;
         let slices: Vec<&[u8]> = payloads.iter().map(Vec::as_slice).collect();
         self.journal.append_all(&slices).map_err(io::Error::other)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_death_while_a_folder_goes_leaves_no_migration() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        for intent in INTENTS {
+            let folder = Folder::create(&store, MigrationId(7)).unwrap();
+            store::replace_json(&folder.file(intent), &1).unwrap();
+            Log::<u8>::open(&folder.file("journal")).unwrap().0.append(&[1]).unwrap();
+            Folder::sweep(&store).unwrap();
+            assert_eq!(Folder::all(&store, intent).unwrap().len(), 1);
+            folder.make_void().unwrap();
+            assert!(folder.file("journal").exists());
+            assert_eq!(Folder::all(&store, intent).unwrap().len(), 0);
+            Folder::sweep(&store).unwrap();
+            assert!(!folder.0.exists());
+            folder.remove().unwrap();
+        }
     }
 }

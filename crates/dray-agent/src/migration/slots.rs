@@ -65,6 +65,15 @@ impl Board {
         self.changed.send_modify(|count| *count += 1);
     }
 
+    /// Makes a prepared migration into something else; nothing when somebody was faster.
+    pub fn take(&self, state: MigrationState) -> Option<()> {
+        let mut taken = None;
+        self.change(|shown| {
+            taken = (shown.state == MigrationState::Prepared).then(|| shown.state = state);
+        });
+        taken
+    }
+
     /// Tells watchers one line.
     pub fn notice(&self, text: impl Into<String>) {
         // Nobody may be watching.

@@ -140,7 +140,15 @@ impl Agent {
         let peer = slot.intent().peer;
         let request = dray_wire::request::Request::Forget { migration };
         let what = format!("cannot cancel migration {migration}");
-        self.ask(&peer, &request).await.map_err(|why| super::prepare::net_error(&what, &why))?;
+        // From here on nobody can begin it: the target may drop even a promise.
+        slot.board.take(MigrationState::Cancelled).ok_or_else(|| {
+            ApiError::new(ErrorKind::Conflict, &what, "it has just begun")
+                .hint("try again: a migration that has begun is cancelled in another way")
+        })?;
+        if let Err(why) = self.ask(&peer, &request).await {
+            slot.board.change(|shown| shown.state = MigrationState::Prepared);
+            return Err(super::prepare::net_error(&what, &why));
+        }
         slot.send(Input::Forget);
         self.tasks.take(migration);
         self.sources.remove(migration);

@@ -32,6 +32,14 @@ fn strategy(strategy: crate::api::Strategy) -> Strategy {
     }
 }
 
+/// Of those who want a prepared migration one gets it.
+fn take(what: &str, slot: &SourceSlot) -> ApiResult<()> {
+    slot.board.take(MigrationState::Running).ok_or_else(|| {
+        let why = "somebody else has just begun or cancelled it";
+        ApiError::new(ErrorKind::Conflict, what, why).hint("see `dray status`")
+    })
+}
+
 /// Bytes of a VM's memory; none when its QEMU does not tell, or without a VM.
 pub(super) async fn memory(picture: Option<&Picture>) -> u64 {
     let Some(picture) = picture else { return 0 };
@@ -68,13 +76,31 @@ impl Agent {
             return Err(ApiError::new(ErrorKind::Invalid, what, why).hint("use --strategy auto"));
         }
         let (slot, plan, picture) = self.find_or_prepare(&what, &command).await?;
+        take(&what, &slot)?;
+        let begun = self.begin(&what, &slot, &command, &plan, picture.as_ref()).await;
+        if begun.is_err() {
+            slot.board.change(|shown| shown.state = MigrationState::Prepared);
+        }
+        begun
+    }
+
+    /// Begins what was prepared; nobody else can cancel or begin it.
+    async fn begin(
+        self: &Arc<Self>,
+        what: &str,
+        slot: &Arc<SourceSlot>,
+        command: &Migrate,
+        plan: &Plan,
+        picture: Option<&Picture>,
+    ) -> ApiResult<Started> {
+        let vm = picture.is_some();
         let mut intent = slot.intent();
         intent.started_unix_ms = unix_ms();
-        if let (Some(picture), Some(qmp)) = (&picture, &command.target_qmp) {
-            self.adopt_for(&mut intent, &slot, picture, &plan, &command, qmp.clone()).await?;
+        if let (Some(picture), Some(qmp)) = (picture, &command.target_qmp) {
+            self.adopt_for(&mut intent, slot, picture, plan, command, qmp.clone()).await?;
         }
         let resident = intent.adopted.is_empty();
-        let way = self.way(&command, picture.as_ref()).await;
+        let way = self.way(command, picture).await;
         intent.options = Some(Options {
             strategy: strategy(command.strategy),
             order: command.order,
@@ -93,7 +119,7 @@ impl Agent {
             },
             remove_replica: command.remove_replica,
         });
-        self.start(&what, &slot, intent)
+        self.start(what, slot, intent)
     }
 
     /// Makes the intent durable, binds the images to the migration and begins.
@@ -242,8 +268,7 @@ impl Agent {
         let old = self.sources.get(id).filter(resumable).ok_or_else(|| {
             ApiError::new(ErrorKind::Conflict, what, "it is not one that failed or was cancelled")
         })?;
-        let folder = self.store.migrations().join(id.to_string());
-        if !folder.is_dir() {
+        if !old.is_kept() {
             let why = "nothing of it was kept";
             return Err(ApiError::new(ErrorKind::NotFound, what, why).hint("migrate anew"));
         }
@@ -258,6 +283,7 @@ impl Agent {
         let mut prepared = intent.clone();
         prepared.options = None;
         let (slot, _) = self.launch_source(prepared)?.map_err(|why| io_error(what, why))?;
+        take(what, &slot)?;
         self.start(what, &slot, intent)
     }
 }

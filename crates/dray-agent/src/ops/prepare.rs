@@ -181,9 +181,7 @@ impl Agent {
             );
             ended && same(&slot.intent())
         })?;
-        let migration = slot.board.migration;
-        let kept = self.store.migrations().join(migration.to_string()).is_dir();
-        kept.then_some(migration)
+        slot.is_kept().then_some(slot.board.migration)
     }
 
     fn plan_layer(

@@ -5,6 +5,7 @@
 
 use crate::api::{ApiError, ApiResult, ErrorKind};
 use crate::config::Config;
+use crate::migration::abort;
 use crate::migration::messages::{GuestFacts, ToSourceShell, ToTargetShell};
 use crate::migration::source::{Input, Mark, SessionSettings, SourceSlot, Told};
 use crate::net::tunnel::TunnelEntry;
@@ -35,10 +36,24 @@ pub struct SourceVmTask {
     pub ready: bool,
 }
 
+/// What became of the guest. Only [`Stayed`](Self::Stayed) lets anybody touch it here (I5).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// It has moved.
+    Gone,
+    /// The engine has said that the migration is abandoned or that the images were taken back: the
+    /// guest goes on here.
+    Stayed,
+    /// The loop has ended without a word. What is durable says more after a restart.
+    Unknown,
+}
+
 /// Why the task stops early.
 enum Stop {
     /// The engine has ended the migration; it has said why.
     Over,
+    /// The loop has ended and has said nothing: the guest may be anywhere.
+    Closed,
     /// QEMU or the target failed.
     Failed(ApiError),
 }
@@ -50,35 +65,52 @@ impl From<ApiError> for Stop {
 }
 
 impl SourceVmTask {
-    /// Moves the VM. Returns true when the guest has moved (or the handover's outcome is the
-    /// engine's to finish), false when it stays here.
-    pub async fn run(mut self, facts: GuestFacts) -> bool {
+    /// Moves the VM. A guest that stays here goes on when this returns.
+    pub async fn run(mut self, facts: GuestFacts) -> Outcome {
         let was_running = facts.running;
         let socket = self.slot.intent().vm.map(|vm| vm.qmp).unwrap_or_default();
         let mut outgoing = None;
         let moved = self.try_move(&socket, facts, &mut outgoing).await;
         let error = match moved {
-            Ok(()) => return true,
+            Ok(()) => return Outcome::Gone,
+            Err(Stop::Closed) => return Outcome::Unknown,
             Err(Stop::Over) => None,
+            // Nothing was handed over: a handover that fails is void before it says so.
             Err(Stop::Failed(error)) => Some(error),
         };
         self.bring_back(&socket, was_running, outgoing).await;
         self.slot.send(Input::Say(ToTargetShell::Forget));
-        if let Some(error) = error {
-            self.slot.send(Input::VmFailed(error));
+        match error {
+            None => Outcome::Stayed,
+            Some(error) => {
+                self.slot.send(Input::VmFailed(error));
+                self.wait_for_end().await
+            }
         }
-        false
     }
 
-    /// After a restart past the point of no return: true when the guest runs elsewhere, false when
-    /// the images were handed back and it runs here again.
-    pub async fn await_outcome(mut self) -> bool {
-        let gone = self.wait_for_guest().await.is_ok();
-        if !gone && let Some(vm) = self.slot.intent().vm {
-            let running = vm.facts.is_some_and(|facts| facts.running);
-            self.bring_back(&vm.qmp, running, None).await;
+    /// After a restart: the guest's memory has moved, or everything has ended. A guest that stays
+    /// here goes on when this returns.
+    pub async fn await_outcome(mut self) -> Outcome {
+        match self.wait_for_guest().await {
+            Ok(()) => Outcome::Gone,
+            Err(Stop::Closed | Stop::Failed(_)) => Outcome::Unknown,
+            Err(Stop::Over) => {
+                if let Some(vm) = self.slot.intent().vm.filter(|_| !self.slot.is_home()) {
+                    let running = vm.facts.is_some_and(|facts| facts.running);
+                    self.bring_back(&vm.qmp, running, None).await;
+                }
+                Outcome::Stayed
+            }
         }
-        gone
+    }
+
+    /// Waits until the engine has ended what has failed.
+    async fn wait_for_end(&mut self) -> Outcome {
+        match self.wait(|_| None::<()>).await {
+            Err(Stop::Over) => Outcome::Stayed,
+            _ => Outcome::Unknown,
+        }
     }
 
     async fn wait_for_guest(&mut self) -> Result<(), Stop> {
@@ -170,7 +202,7 @@ impl SourceVmTask {
                 return Err(Stop::Over);
             }
         }
-        Err(Stop::Over)
+        Err(Stop::Closed)
     }
 
     fn open_tunnel(&self) -> ApiResult<TunnelEntry> {
@@ -246,6 +278,7 @@ impl SourceVmTask {
         was_running: bool,
         outgoing: Option<Outgoing>,
     ) {
+        abort::before(|| vec!["BringBack".to_owned()]);
         let brought = match outgoing {
             Some(mut outgoing) => outgoing.abandon().await,
             None => wake(socket, was_running).await,
@@ -275,10 +308,10 @@ fn ends(told: &Told) -> bool {
 async fn over(told: &mut UnboundedReceiver<Told>) -> Stop {
     while let Some(message) = told.recv().await {
         if ends(&message) {
-            break;
+            return Stop::Over;
         }
     }
-    Stop::Over
+    Stop::Closed
 }
 
 /// The task that carries the memory.

@@ -69,7 +69,7 @@ const TARGET: &[(&str, &[&str])] = &[
     ("Journal-GuestStarting", ANY),
     ("StartGuest", ANY),
     ("Journal-GuestStarted", ANY),
-    ("AskMissing", ANY),
+    ("AskMissing", POST),
     ("Send-Fetch:0", POST),
     ("Send-Fetch:20", POST),
     ("Checkpoint", ANY),
@@ -114,6 +114,8 @@ fn deaths(rounds: u64) -> Vec<Death> {
         SOURCE.iter().for_each(|&(effect, strategies)| add("hosta", effect, strategies, false));
         TARGET.iter().for_each(|&(effect, strategies)| add("hostb", effect, strategies, false));
         BOTH.iter().for_each(|&(host, effect, strategies)| add(host, effect, strategies, true));
+        // All is done, and the migration's folder is half removed.
+        ["hosta", "hostb"].iter().for_each(|host| add(host, "RemoveFolder", ANY, false));
     }
     if let Ok(only) = std::env::var("DRAY_KILL_ONLY") {
         all.retain(|death| death.effect.contains(&only));

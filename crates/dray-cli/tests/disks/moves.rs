@@ -3,6 +3,7 @@
 use crate::case::{BLOCKS, Case, DATA, FAR, IMAGE};
 use crate::guest::{self, BLOCK, Guest};
 use crate::lab::{Lab, opens, wait_for};
+use crate::refusals::{CONFLICT, refused};
 use serde_json::Value;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
@@ -172,5 +173,26 @@ fn a_discarded_migration_leaves_nothing_behind() {
     assert_eq!(lab.a.files(), [IMAGE]);
     case.migrate("post-copy", None).unwrap();
     case.await_end().unwrap();
+    case.end().unwrap();
+}
+
+/// A migration that was abandoned and goes on is no longer in anybody's way.
+#[test]
+fn what_goes_on_again_does_not_give_way() {
+    const OTHER: &str = "other.img";
+    let mut case = Case::begin_small(Lab::new());
+    guest::make_image(&case.lab.a.pool().join(OTHER), BLOCKS / 8);
+    case.lab.a.add(OTHER);
+    case.migrate("hybrid", Some(SLOW)).unwrap();
+    case.await_bytes(DATA / 8).unwrap();
+    case.lab.a.dray(&["limit", "4MiB"]);
+    assert!(case.lab.a.dray(&["cancel"]).status.success());
+    assert!(case.lab.a.dray(&["resume", "--detach"]).status.success());
+    case.await_bytes(DATA / 4).unwrap();
+    let name = format!("{OTHER}={IMAGE}");
+    let other = ["migrate", "--image", OTHER, "--to", "hostb", "--name", &name];
+    refused(&case.lab.a, &other, CONFLICT, &["exists"]);
+    case.await_end().unwrap();
+    std::fs::remove_file(case.lab.a.pool().join(OTHER)).unwrap();
     case.end().unwrap();
 }

@@ -11,7 +11,8 @@ use std::time::{Duration, SystemTime};
 
 const INVALID: i32 = 4;
 const NOT_FOUND: i32 = 5;
-const CONFLICT: i32 = 6;
+/// It does not fit what is there.
+pub const CONFLICT: i32 = 6;
 /// Not allowed.
 pub const DENIED: i32 = 7;
 

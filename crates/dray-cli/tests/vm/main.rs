@@ -7,5 +7,6 @@ mod failures;
 mod hand_back;
 mod home;
 mod input;
+mod restart;
 mod stage;
 mod strategies;

@@ -11,6 +11,7 @@ use dray_engine::source::SourceNotice;
 use dray_engine::{MILLISECOND, Source, SourceEffect, SourceEvent, SourcePlan, SourceRecord};
 use dray_types::{BlockRange, Epoch, ImageIndex};
 use std::io;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 impl SourceLoop {
@@ -118,7 +119,7 @@ impl SourceLoop {
                     (None, Some(why)) => ApiError::new(kind_of(why), "migration failed", why)
                         .hint("the guest goes on at the source; `dray resume` tries again"),
                 };
-                self.resumable = self.is_resumable();
+                self.keep();
                 // Tracking and intents go on: a later try asks what has changed since.
                 self.images.unbind()?;
                 self.report.ended(cancelled, error);
@@ -152,6 +153,12 @@ impl SourceLoop {
     /// once QEMU has it back is not known to anyone here.
     fn is_resumable(&self) -> bool {
         self.slot.intent().adopted.is_empty()
+    }
+
+    /// It was abandoned: what of it can be used again.
+    fn keep(&mut self) {
+        self.resumable = self.is_resumable();
+        self.slot.kept.store(self.resumable, Ordering::SeqCst);
     }
 
     /// `migrate` or `resume` was asked for.
@@ -218,13 +225,16 @@ impl SourceLoop {
         if done {
             // The restart came between the last record and the last word to the target.
             self.resumable = false;
-            return self.images.let_go();
+            self.images.let_go()?;
+            self.tell(Told::Notice(SourceNotice::Done));
+            return Ok(());
         }
         if self.is_over() && self.history.last() == Some(&SourceRecord::Abandoned) {
-            self.resumable = self.is_resumable();
+            self.keep();
             self.images.unbind()?;
             self.slot.board.change(|shown| shown.state = MigrationState::Failed);
             self.part();
+            self.tell(Told::Notice(SourceNotice::Abandoned { why: None }));
             return Ok(());
         }
         self.step(SourceEvent::Start);
@@ -276,15 +286,15 @@ impl SourceLoop {
     }
 
     /// Everything was said: the session ends in order, the loop ends, and unless the migration can
-    /// be taken up again its folder goes.
+    /// be taken up again its folder goes. While the guest of a VM may have to be seen to here, that
+    /// is left to who does it.
     pub(super) fn part(&mut self) {
         if let Some(session) = &mut self.session {
             session.orderly = true;
         }
-        if !self.resumable
-            && let Err(why) = self.parts.folder.remove()
-        {
-            tracing::warn!(%why, "cannot remove a migration's folder");
+        let stays = !self.is_done() && self.slot.intent().vm.is_some();
+        if !self.resumable && !stays {
+            self.slot.forget();
         }
         self.slot.send(Input::Stop);
     }

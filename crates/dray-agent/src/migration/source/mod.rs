@@ -12,6 +12,7 @@ mod hot_set;
 mod images;
 mod mirror;
 mod orders;
+mod rate;
 mod report;
 mod session;
 mod summary;
@@ -40,6 +41,7 @@ pub use report::{shown_phase, shown_strategy, unix_ms};
 pub use session::{Session, SessionSettings, keep};
 use std::collections::VecDeque;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -55,6 +57,8 @@ const WRITEBACK: Duration = Duration::from_millis(500);
 pub const INTENT: &str = "source.json";
 /// Name of the journal in the migration's folder.
 const JOURNAL: &str = "source.journal";
+/// Name of the note that a guest which stays here was seen to.
+const HOME: &str = "home.json";
 
 /// What reaches the loop.
 pub enum Input {
@@ -111,9 +115,12 @@ pub struct SourceSlot {
     pub pacer: Arc<Pacer>,
     /// The migration's counters.
     pub stats: Arc<NetStats>,
+    folder: Folder,
     /// What the guest's writes are held to.
     pub limiter: Arc<Limiter>,
     intent: Mutex<SourceIntent>,
+    /// It was abandoned, and a later try can use what the target has.
+    kept: AtomicBool,
 }
 
 impl SourceSlot {
@@ -131,6 +138,32 @@ impl SourceSlot {
     /// Sends an input; a loop that has ended no longer cares.
     pub fn send(&self, input: Input) {
         let _ = self.inputs.send(input);
+    }
+
+    /// Whether it was abandoned and a later try can use what the target has.
+    pub fn is_kept(&self) -> bool {
+        self.kept.load(Ordering::SeqCst)
+    }
+
+    /// Whether the guest of a migration that came to nothing was seen to here: whoever has it now
+    /// may have stopped or moved it since.
+    pub fn is_home(&self) -> bool {
+        self.folder.file(HOME).exists()
+    }
+
+    /// Notes durably that the guest goes on here, on disks of its own.
+    ///
+    /// # Errors
+    /// What the file system reports.
+    pub fn set_home(&self) -> io::Result<()> {
+        crate::store::replace_json(&self.folder.file(HOME), &true)
+    }
+
+    /// Removes what is durable of a migration that is over.
+    pub fn forget(&self) {
+        if let Err(why) = self.folder.remove() {
+            tracing::warn!(migration = %self.board.migration, %why, "cannot remove its folder");
+        }
     }
 }
 
@@ -199,14 +232,20 @@ impl SourceLoop {
     ) -> io::Result<(Arc<SourceSlot>, Self)> {
         let (log, records) = Log::open(&parts.folder.file(JOURNAL))?;
         let images = SourceImages::open(&intent, &parts)?;
+        if intent.options.is_none() {
+            // What became of an earlier try's guest says nothing about this one.
+            crate::store::remove(&parts.folder.file(HOME))?;
+        }
         let bandwidth = intent.options.as_ref().and_then(|options| options.bandwidth);
         let slot = Arc::new(SourceSlot {
             board,
             inputs,
             pacer: Pacer::new(bandwidth),
             stats: Arc::default(),
+            folder: parts.folder.clone(),
             limiter: Limiter::new(),
             intent: Mutex::new(intent),
+            kept: AtomicBool::new(false),
         });
         let mut this = Self {
             report: Report::new(Arc::clone(&slot), parts.host.clone(), parts.folder.file(COUNTS)),
@@ -246,6 +285,11 @@ impl SourceLoop {
     /// Whether this host still owns the images.
     pub fn owns(&self) -> bool {
         self.engine.as_ref().is_none_or(Source::owns)
+    }
+
+    /// Whether there is still something to be moved away: no handover, and no end.
+    pub fn moves(&self) -> bool {
+        self.engine.as_ref().is_none_or(|engine| engine.owns() && !engine.is_over())
     }
 
     /// Takes inputs until the migration is over.
@@ -318,9 +362,13 @@ impl SourceLoop {
             Input::VmFailed(error) => self.vm_failed(error),
             Input::Say(message) => self.say(&message),
             Input::Begin(intent) => self.begin(*intent),
+            // Once it has begun, ownership may pass at any moment: only its end makes it worthless.
             Input::Forget => {
-                self.resumable = false;
-                self.part();
+                if self.engine.as_ref().is_none_or(Source::is_over) {
+                    self.resumable = false;
+                    self.part();
+                    self.slot.forget();
+                }
             }
             Input::Stop => {}
         }

@@ -4,6 +4,7 @@
 use super::SourceSlot;
 use super::counts::{Counts, Mark, WallClock};
 use super::images::SourceImages;
+use super::rate::Rate;
 use crate::api::{Amounts, ImageProgress, Phase, Predicted, Step};
 use crate::migration::messages::ToSourceShell;
 use dray_engine::Source;
@@ -47,8 +48,7 @@ pub struct Report {
     pub(super) guest_failed: Option<String>,
     dirty_since: (Instant, u64),
     dirty_rate: u64,
-    wire_since: (Instant, u64),
-    wire_rate: u64,
+    wire_rate: Rate,
     phase: Phase,
 }
 
@@ -57,6 +57,7 @@ impl Report {
     pub fn new(slot: Arc<SourceSlot>, host: String, path: PathBuf) -> Self {
         let now = Instant::now();
         let before = Counts::read(&path);
+        let wire_rate = Rate::new(before.net.wire_bytes());
         let mut this = Self {
             slot,
             host,
@@ -73,8 +74,7 @@ impl Report {
             guest_failed: None,
             dirty_since: (now, 0),
             dirty_rate: 0,
-            wire_since: (now, 0),
-            wire_rate: 0,
+            wire_rate,
             phase: Phase::Prepare,
         };
         if !this.counts.has(Mark::Started) {
@@ -87,6 +87,7 @@ impl Report {
     /// `migrate` or `resume` was asked for: earlier tries count no more.
     pub fn begin(&mut self) {
         (self.counts, self.before) = Default::default();
+        self.wire_rate = Rate::new(self.total().net.wire_bytes());
         self.mark(Mark::Started);
     }
 
@@ -223,11 +224,7 @@ impl Report {
         self.observe(&status);
         let counts = self.total();
         let wire = counts.net.wire_bytes();
-        let span = self.wire_since.0.elapsed().as_secs_f64();
-        if span >= 1.0 {
-            self.wire_rate = ((wire - self.wire_since.1) as f64 / span) as u64;
-            self.wire_since = (Instant::now(), wire);
-        }
+        let rate = self.wire_rate.measure(wire);
         let mut rows = images.progress(&status, &self.missing, engine.owns());
         if self.phase == Phase::Release {
             self.show_verification(&mut rows);
@@ -248,15 +245,15 @@ impl Report {
             progress.images = rows;
             (progress.memory_bytes, progress.memory_left) = counts.memory;
             progress.wire_bytes = wire;
-            progress.rate = self.wire_rate;
+            progress.rate = rate;
             progress.dirty_rate = self.dirty_rate;
             progress.round = counts.rounds + 1;
             progress.remote_reads = self.remote_reads;
             progress.paused = self.paused && self.phase == Phase::Backfill;
             progress.link_up = status.link_up;
             // Verification sends next to nothing: the rate says nothing about its end.
-            let sending = self.wire_rate > 0 && self.phase < Phase::Release;
-            progress.seconds_left = sending.then(|| left as f64 / self.wire_rate as f64);
+            let sending = rate > 0 && self.phase < Phase::Release;
+            progress.seconds_left = sending.then(|| left as f64 / rate as f64);
             progress.downtime_ms = counts.downtime(self.vm_runs()).map(|downtime| downtime.total);
         });
     }

@@ -6,6 +6,7 @@ use crate::migration::abort;
 use crate::migration::messages::ToSourceShell;
 use dray_engine::target::TargetNotice;
 use dray_engine::{TargetEffect, TargetEvent};
+use dray_wire::ToSource;
 use std::io;
 
 impl TargetLoop {
@@ -22,6 +23,9 @@ impl TargetLoop {
     fn try_effect(&mut self, effect: TargetEffect) -> io::Result<()> {
         match effect {
             TargetEffect::Send(envelope) => {
+                if matches!(envelope.body, ToSource::Opened { .. }) {
+                    self.taken_up();
+                }
                 if let Some(session) = &self.session {
                     // A link that is down reports itself, and the source then opens anew.
                     let _ = session.control.send(&envelope);
@@ -98,6 +102,13 @@ impl TargetLoop {
         }
     }
 
+    /// The source has come back to what it had abandoned.
+    fn taken_up(&self) {
+        if self.slot.board.read().state == MigrationState::Interrupted {
+            self.slot.board.change(|shown| shown.state = MigrationState::Running);
+        }
+    }
+
     fn complete(&mut self) {
         if self.slot.intent().settings.verify {
             self.start_verification();
@@ -142,8 +153,8 @@ impl TargetLoop {
         }
     }
 
-    /// Forgets a migration whose source says that it is not wanted: it never began, or it failed,
-    /// or its images were taken back. True when the loop may end.
+    /// Forgets a migration whose source says that it is not wanted (it never began, or it failed, or
+    /// its images were taken back), or which nobody can want. True when the loop may end.
     pub(super) fn forget(&mut self) -> bool {
         if self.engine.owns() {
             return false;

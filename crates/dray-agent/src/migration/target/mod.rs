@@ -34,6 +34,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::oneshot;
 
 /// Longest sleep of the loop: the engine wants a tick this often.
 const TICK: Duration = Duration::from_millis(100);
@@ -41,6 +42,9 @@ const TICK: Duration = Duration::from_millis(100);
 const PROGRESS: Duration = Duration::from_millis(500);
 /// What was received and never handed over is removed when its source stays away this long.
 const ORPHAN_AFTER: Duration = Duration::from_secs(24 * 3600);
+/// The same for images that were handed back: a source that comes home late must hear of it, or it
+/// would wait for ever.
+const FENCED_AFTER: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Name of the intent in the migration's folder.
 pub const INTENT: &str = "target.json";
 /// Name of the journal in the migration's folder.
@@ -66,8 +70,11 @@ pub enum Input {
     Verified(u64, u64),
     /// What happens at the end is done; the migration is over.
     Finished,
-    /// Forget a migration that never began.
+    /// Its own source says that it needs nothing here, not even a promise.
     Forget,
+    /// Another migration wants the names: forget this one if it was abandoned and has promised
+    /// nothing, and answer whether it is gone.
+    GiveWay(oneshot::Sender<bool>),
     /// The loop ends.
     Stop,
 }
@@ -270,6 +277,13 @@ impl TargetLoop {
             Input::Verified(blocks, different) => self.verified(blocks, different),
             Input::Finished => return !self.finished(),
             Input::Forget => return !self.forget(),
+            Input::GiveWay(answer) => {
+                let abandoned = self.slot.board.read().state == MigrationState::Interrupted;
+                let gone = abandoned && self.has_no_promise() && self.forget();
+                // Who asked may have stopped waiting.
+                let _ = answer.send(gone);
+                return !gone;
+            }
             Input::Stop => return false,
         }
         true
@@ -286,14 +300,26 @@ impl TargetLoop {
         }
     }
 
-    /// A migration that was prepared or abandoned, and that no source asks for any more, goes.
+    /// A migration that was prepared, abandoned or handed back, and that no source asks for any
+    /// more, goes.
     fn watch_orphan(&mut self) {
-        if self.session.is_some() || self.engine.phase() != dray_engine::Phase::Copy {
-            self.idle_since = Instant::now();
-        } else if self.idle_since.elapsed() >= ORPHAN_AFTER {
-            self.idle_since = Instant::now();
-            self.slot.send(Input::Forget);
+        let after = orphan_after(&self.engine).filter(|_| self.session.is_none());
+        match after {
+            None => self.idle_since = Instant::now(),
+            Some(after) if self.idle_since.elapsed() >= after => {
+                self.idle_since = Instant::now();
+                if self.forget() {
+                    self.slot.send(Input::Stop);
+                }
+            }
+            Some(_) => {}
         }
+    }
+
+    /// Whether the source can only go on by itself, whatever it has recorded. A promise may have
+    /// become ownership that this host has not heard of (I1).
+    fn has_no_promise(&self) -> bool {
+        self.engine.phase() == dray_engine::Phase::Copy
     }
 
     /// A source that stays away stalls reads of missing blocks, for as long as the operator wants.
@@ -378,5 +404,45 @@ impl TargetLoop {
             shown.state = MigrationState::Interrupted;
             shown.error = Some(error.clone());
         });
+    }
+}
+
+/// How long a source may stay away before what it left here goes; for ever when this host owns the
+/// images or may have to.
+fn orphan_after(engine: &Target) -> Option<Duration> {
+    match engine.phase() {
+        dray_engine::Phase::Copy => Some(ORPHAN_AFTER),
+        _ if engine.is_over() && !engine.owns() => Some(FENCED_AFTER),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dray_types::{Attempt, Epoch, MigrationId};
+    use dray_wire::{HandedOver, MapHash};
+
+    #[test]
+    fn only_what_can_never_be_needed_goes_by_itself() {
+        let map_hash = MapHash::of(&[]);
+        let attempt = Attempt(1);
+        let prepared = TargetRecord::Prepared { attempt, map_hash, images: Vec::new() };
+        let handed_over = HandedOver { epoch: Epoch(2), attempt, map_hash };
+        let after = |records: &[TargetRecord]| {
+            let migration = MigrationId(1);
+            let plan = TargetPlan { migration, images: Vec::new(), zeroed: Vec::new() };
+            orphan_after(&Target::recover(plan, records))
+        };
+        let void = TargetRecord::Void { attempt };
+        let committed = TargetRecord::Committed(handed_over);
+        assert_eq!(after(&[]), Some(ORPHAN_AFTER));
+        assert_eq!(after(&[TargetRecord::Touched]), Some(ORPHAN_AFTER));
+        assert_eq!(after(&[prepared.clone()]), None);
+        assert_eq!(after(&[prepared.clone(), void]), Some(ORPHAN_AFTER));
+        assert_eq!(after(&[prepared.clone(), committed.clone()]), None);
+        let fenced = [prepared.clone(), committed.clone(), TargetRecord::Fenced];
+        assert_eq!(after(&fenced), Some(FENCED_AFTER));
+        assert_eq!(after(&[prepared, committed, TargetRecord::Complete]), None);
     }
 }
