@@ -60,6 +60,11 @@ impl Window {
         self.under_way < self.size
     }
 
+    /// Bytes that may be under way.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
     /// Bytes under way.
     pub fn under_way(&self) -> u64 {
         self.under_way

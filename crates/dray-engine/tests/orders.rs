@@ -60,7 +60,7 @@ fn copy_and_every_round_follow_the_schedule() {
 }
 
 #[test]
-fn the_order_of_backfill_goes_behind_the_commit() {
+fn the_order_of_backfill_is_told_when_the_target_serves() {
     let mut source = S::ready();
     let order =
         |backfill| SourceEvent::Schedule { image: IMAGE, copy: Schedule::default(), backfill };
@@ -68,11 +68,16 @@ fn the_order_of_backfill_goes_behind_the_commit() {
     assert!(effects.is_empty());
     let map_hash = source.ask(&set(&[(12, 1), (350, 2), (995, 5)]));
     let effects = source.hear(EPOCH, 1, ToSource::Prepared { map_hash });
+    assert!(orders(&effects).is_empty(), "the guest stands still and would wait for it");
+    assert!(
+        orders(&source.step(order(schedule(&[(700, 9), (300, 100), (10, 5), (990, 500)]))))
+            .is_empty()
+    );
+    let effects = source.hear(Epoch(4), 1, ToSource::Serving);
     let wanted = [(300, 100), (10, 5), (990, 10)].map(|(s, l)| BlockRange::new(s, l));
     assert_eq!(orders(&effects), [wanted], "only where something is missing, and in the image");
-    let commit = |e: &SourceEffect| matches!(e, SourceEffect::Send(m) if matches!(m.body, ToTarget::Commit(_)));
-    let order_sent = |e: &SourceEffect| matches!(e, SourceEffect::Send(m) if matches!(m.body, ToTarget::Order { .. }));
-    assert!(place(&effects, commit) < place(&effects, order_sent));
+    let effects = source.hear(Epoch(4), 1, ToSource::Serving);
+    assert!(orders(&effects).is_empty(), "told once");
     let effects = source.step(order(schedule(&[(350, 1)])));
     assert_eq!(orders(&effects), [[BlockRange::new(350, 1)]], "a later one follows at once");
     source.step(SourceEvent::LinkDown);
@@ -91,7 +96,8 @@ fn an_order_is_cut_off_where_the_protocol_says() {
     let backfill = ranges.collect();
     source.step(SourceEvent::Schedule { image: IMAGE, copy: Schedule::default(), backfill });
     let map_hash = source.ask(&set(&[(12, 2)]));
-    let effects = source.hear(EPOCH, 1, ToSource::Prepared { map_hash });
+    source.hear(EPOCH, 1, ToSource::Prepared { map_hash });
+    let effects = source.hear(Epoch(4), 1, ToSource::Serving);
     assert!(orders(&effects)[0].len() <= MAX_ORDER);
     assert!(!orders(&effects)[0].is_empty());
 }

@@ -52,6 +52,12 @@ impl ImageState {
         let free = self.held.intersection(range);
         self.held.subtract(&free);
         self.todo.union_with(&free);
+        if !self.again.is_empty() {
+            // Not to `todo`: it would come before what was never sent, again and again.
+            let free = self.again.intersection(range);
+            self.again.subtract(&free);
+            self.mirror.union_with(&free);
+        }
     }
 
     /// These blocks must be sent as soon as no older version of them is in flight.

@@ -98,6 +98,7 @@ impl Source {
             }
             state.todo.begin_round();
         }
+        self.begin_progress();
         self.opened = true;
         true
     }
@@ -105,6 +106,7 @@ impl Source {
     pub(super) fn forget_in_flight(&mut self) {
         self.forget_mirrored();
         self.mirror_bytes = 0;
+        self.mirror_flying = 0;
         for flight in std::mem::take(&mut self.in_flight).into_values() {
             if flight.kind != Kind::Zero {
                 self.window.lost(flight.range.byte_len());
@@ -132,7 +134,8 @@ impl Source {
             Stage::Handover(_) if !self.scheme.equal => return self.drained(out),
             _ => self.pump(out),
         }
-        if !self.all_sent() || self.awaiting_dirty > 0 {
+        let ends = self.is_stuck() || self.all_sent();
+        if !ends || self.awaiting_dirty > 0 {
             return;
         }
         self.catching_up = false;
@@ -164,7 +167,11 @@ impl Source {
     /// guest stands still, or what hot-set hands over in the map.
     pub(super) fn keep_up(&mut self, out: &mut Vec<SourceEffect>) {
         self.advance(out);
-        let idle = if self.keeps_up() { self.all_sent() } else { self.in_flight.is_empty() };
+        let idle = if self.keeps_up() {
+            self.is_stuck() || self.all_sent()
+        } else {
+            self.in_flight.is_empty()
+        };
         if self.link == Link::Up && self.opened && idle && self.awaiting_dirty == 0 {
             self.take_all_dirty(out);
         }
@@ -213,6 +220,7 @@ impl Source {
 
     fn round_taken(&mut self, out: &mut Vec<SourceEffect>) {
         self.images.iter_mut().for_each(|image| image.todo.begin_round());
+        self.begin_progress();
         match self.stage {
             Stage::Handover(_) => self.collected(out),
             Stage::Sync => {
@@ -290,7 +298,7 @@ impl Source {
         if self.link != Link::Up {
             return;
         }
-        while self.has_room() && self.send_mirrored(out) {}
+        while self.has_room() && self.mirror_has_room() && self.send_mirrored(out) {}
         while self.has_room() && self.send_zero(out) {}
         while self.has_room() && self.send_next(out) {}
     }
@@ -354,6 +362,7 @@ impl Source {
             let Some(flight) = self.in_flight.remove(tag) else { continue };
             if flight.kind != Kind::Zero {
                 self.window.arrived(self.now, flight.sent_at, flight.range.byte_len());
+                self.delivered(flight.range.byte_len());
             }
             self.leaves_mirror(flight);
             let state = &mut self.images[flight.image.ix()];
@@ -366,7 +375,9 @@ impl Source {
 
     fn leaves_mirror(&mut self, flight: InFlight) {
         if flight.kind == Kind::Mirrored {
-            self.mirror_bytes = self.mirror_bytes.saturating_sub(flight.range.byte_len());
+            let bytes = flight.range.byte_len();
+            self.mirror_bytes = self.mirror_bytes.saturating_sub(bytes);
+            self.mirror_flying = self.mirror_flying.saturating_sub(bytes);
         }
     }
 

@@ -177,7 +177,6 @@ impl Source {
         self.stage = Stage::HandedOver(handed_over);
         out.push(SourceEffect::Retire);
         self.send(ToTarget::Commit(handed_over), out);
-        self.tell_orders(out);
         out.push(SourceEffect::Notice(SourceNotice::HandedOver));
     }
 

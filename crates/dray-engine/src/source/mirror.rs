@@ -5,13 +5,63 @@
 //! that finds the window full, or no link, simply stays dirty and is sent by a round of Sync.
 //!
 //! Whether a block was already copied is known block by block: what is still in `todo` Copy will
-//! bring in its newest version, what is in flight waits in `held` until that frame has landed (two
-//! versions of a block are never under way at once), and everything else is mirrored.
+//! bring in its newest version, what is in flight waits in `again` until that frame has landed (two
+//! versions of a block are never under way at once), and everything else is mirrored. Copy and Sync keep half of the window as
+//! long as they have something to send, and a round that the guest's own writes keep from ending is
+//! ended: mirroring must not hide that the guest writes more than the link carries.
 
 use super::{ImageState, Link, Source, SourceEffect, Stage};
+use crate::{SECOND, Time};
 use dray_types::{BLOCK_SIZE, BlockRange, BlockSet, ImageIndex, MAX_RUN_BLOCKS};
 
+/// A round that has brought nothing for this long is over, in nanoseconds.
+const STUCK: u64 = 5 * SECOND;
+/// If that many bytes arrived meanwhile: a slow link is not a stuck round.
+const STUCK_BYTES: u64 = 16 << 20;
+
+/// How far the round of Copy or Sync is: what waits only shrinks unless the guest fills it up again
+/// as fast as the link empties it.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    least: u64,
+    at: Time,
+    bytes: u64,
+}
+
 impl Source {
+    /// A round begins.
+    pub(super) fn begin_progress(&mut self) {
+        self.progress = Progress { least: u64::MAX, at: self.now, bytes: 0 };
+    }
+
+    /// Bytes of a frame arrived.
+    pub(super) fn delivered(&mut self, bytes: u64) {
+        self.progress.bytes += bytes;
+    }
+
+    /// Whether the guest writes as fast as the link carries, so that its own writes keep the round
+    /// from ending. The next round then shows whether that is little enough to hand over.
+    pub(super) fn is_stuck(&mut self) -> bool {
+        if !self.plan.strategy.mirrors()
+            || !matches!(self.stage, Stage::Copy | Stage::Sync | Stage::Ready)
+        {
+            return false;
+        }
+        let waits =
+            |image: &ImageState| image.todo.blocks().len() + image.zeros.len() + image.unsure.len();
+        let waits = self.images.iter().map(waits).sum();
+        if waits < self.progress.least {
+            self.progress = Progress { least: waits, at: self.now, bytes: 0 };
+        }
+        self.now.since(self.progress.at) > STUCK && self.progress.bytes > STUCK_BYTES
+    }
+
+    /// Mirrored writes take half of the window as long as Copy or Sync has something to send.
+    pub(super) fn mirror_has_room(&self) -> bool {
+        let waits = |image: &ImageState| !image.todo.is_empty() || !image.zeros.is_empty();
+        self.mirror_flying < self.window.size() / 2 || !self.images.iter().any(waits)
+    }
+
     pub(super) fn written(
         &mut self,
         image: ImageIndex,
@@ -37,6 +87,7 @@ impl Source {
         let Some(range) = self.images[ix].mirror.next_run(0, MAX_RUN_BLOCKS) else { return false };
         self.images[ix].mirror.remove(range);
         self.blocks_mirrored += range.len;
+        self.mirror_flying += range.byte_len();
         self.send_run(ImageIndex(ix as u16), range, true, out);
         true
     }
@@ -44,18 +95,21 @@ impl Source {
     /// What waits to be mirrored is dirty in the tracker, and that is enough.
     pub(super) fn forget_mirrored(&mut self) {
         for image in &mut self.images {
-            self.mirror_bytes -= image.mirror.len() * BLOCK_SIZE;
+            self.mirror_bytes -= (image.mirror.len() + image.again.len()) * BLOCK_SIZE;
             image.mirror = BlockSet::new();
+            image.again = BlockSet::new();
         }
     }
 
     /// A round of Sync brings these blocks.
     pub(super) fn not_mirrored(&mut self, image: ImageIndex, blocks: &BlockSet) {
-        let mirror = &mut self.images[image.ix()].mirror;
-        if !mirror.is_empty() {
-            let before = mirror.len();
-            mirror.subtract(blocks);
-            self.mirror_bytes -= (before - mirror.len()) * BLOCK_SIZE;
+        let state = &mut self.images[image.ix()];
+        for waits in [&mut state.mirror, &mut state.again] {
+            if !waits.is_empty() {
+                let before = waits.len();
+                waits.subtract(blocks);
+                self.mirror_bytes -= (before - waits.len()) * BLOCK_SIZE;
+            }
         }
     }
 }
@@ -65,16 +119,25 @@ impl ImageState {
     fn mirror(&mut self, range: BlockRange, room: u64) -> u64 {
         // To be named as zeros, and now it holds something.
         self.zeros.remove(range);
-        self.held.union_with(&self.flying.intersection(range));
+        let queued = |image: &Self, run| {
+            let mut known = image.mirror.intersection(run);
+            known.union_with(&image.again.intersection(run));
+            known
+        };
         let mut fresh = self.flying.complement_in(range);
         fresh.subtract(&self.todo.blocks().intersection(range));
         fresh.subtract(&self.unsure.intersection(range));
-        fresh.subtract(&self.mirror.intersection(range));
+        fresh.subtract(&queued(self, range));
+        let mut again = self.flying.intersection(range);
+        again.subtract(&self.held.intersection(range));
+        again.subtract(&queued(self, range));
         let mut left = room;
-        for run in fresh.runs() {
-            let (fits, _) = run.split_at_most(left);
-            self.mirror.insert(fits);
-            left -= fits.len;
+        for (waits, into) in [(fresh, &mut self.mirror), (again, &mut self.again)] {
+            for run in waits.runs() {
+                let (fits, _) = run.split_at_most(left);
+                into.insert(fits);
+                left -= fits.len;
+            }
         }
         room - left
     }

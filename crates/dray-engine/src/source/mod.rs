@@ -27,6 +27,7 @@ use crate::{Phase, SECOND, Time};
 use dray_types::{Attempt, BlockRange, BlockSet, Epoch, ImageIndex, Schedule};
 use dray_wire::{Envelope, HandedOver, ImageOffer, Open, TargetImage, ToSource, ToTarget};
 use handover::Step;
+use mirror::Progress;
 use std::collections::BTreeMap;
 
 /// Rounds of Sync after which pre-copy gives up: by then it has re-sent enough to know.
@@ -66,6 +67,8 @@ struct ImageState {
     chosen: Option<BlockSet>,
     /// Blocks written after they were copied, dirty in the tracker, to be sent as well.
     mirror: BlockSet,
+    /// The same for blocks that were in flight when they were written; they wait as `held` do.
+    again: BlockSet,
     /// Blocks that the target has acknowledged.
     sent: BlockSet,
     /// Blocks that were in flight when the link was lost.
@@ -148,6 +151,11 @@ pub struct Source {
     catching_up: bool,
     /// Bytes of mirrored writes that wait or are under way.
     mirror_bytes: u64,
+    /// Those of them that are under way.
+    mirror_flying: u64,
+    /// The fewest blocks that waited in this round, and the bytes that were acknowledged since
+    /// there were as few, and when.
+    progress: Progress,
     blocks_mirrored: u64,
     /// What the gate holds the guest's writes to.
     limit: Option<WriteLimit>,
@@ -183,6 +191,8 @@ impl Source {
             first: None,
             catching_up: false,
             mirror_bytes: 0,
+            mirror_flying: 0,
+            progress: Progress::default(),
             blocks_mirrored: 0,
             limit: None,
             ready_told: false,
@@ -276,7 +286,7 @@ impl Source {
         let state = &mut self.images[image.ix()];
         state.todo.set_order(copy, BlockRange::whole(offer.len));
         state.backfill = backfill;
-        if self.handed_over().is_some() {
+        if matches!(self.stage, Stage::Backfill(_)) {
             self.tell_order(image, out);
         }
     }

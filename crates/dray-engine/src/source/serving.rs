@@ -23,14 +23,13 @@ impl Source {
                 if prepared == handed_over.attempt && map_hash == handed_over.map_hash =>
             {
                 self.send(ToTarget::Commit(handed_over), out);
-                self.tell_orders(out);
             }
             TargetState::Owner => {
-                self.target_serving(out);
+                self.note_serving(out);
                 self.tell_orders(out);
             }
             TargetState::Complete => {
-                self.target_serving(out);
+                self.note_serving(out);
                 self.target_complete(out);
             }
             TargetState::Fenced => self.hand_back(out),
@@ -45,8 +44,9 @@ impl Source {
         }
     }
 
-    /// The orders go behind the commit, where the guest does not wait for them.
-    pub(super) fn tell_orders(&mut self, out: &mut Vec<SourceEffect>) {
+    /// The orders are made and told once the target serves: the guest stands still before, and would
+    /// wait for them.
+    fn tell_orders(&mut self, out: &mut Vec<SourceEffect>) {
         for ix in 0..self.images.len() {
             self.tell_order(ImageIndex(ix as u16), out);
         }
@@ -70,6 +70,13 @@ impl Source {
     }
 
     pub(super) fn target_serving(&mut self, out: &mut Vec<SourceEffect>) {
+        if matches!(self.stage, Stage::HandedOver(_)) {
+            self.note_serving(out);
+            self.tell_orders(out);
+        }
+    }
+
+    fn note_serving(&mut self, out: &mut Vec<SourceEffect>) {
         if let Stage::HandedOver(handed_over) = self.stage {
             self.stage = Stage::Backfill(handed_over);
             out.push(SourceEffect::Notice(SourceNotice::TargetServing));
