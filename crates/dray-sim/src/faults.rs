@@ -101,6 +101,10 @@ pub(crate) struct Setup {
     pub(crate) orders: bool,
     /// The operator starts and pauses Backfill at random.
     pub(crate) operator: bool,
+    /// That operator starts no Backfill as long as a guest waits for missing blocks.
+    pub(crate) patient: bool,
+    /// The guest never slows down.
+    pub(crate) restless: bool,
     pub(crate) faults: Faults,
     pub(crate) faults_until: u64,
 }
@@ -109,7 +113,7 @@ impl Setup {
     pub(crate) fn draw(rng: &mut Rng) -> Self {
         let strategy = rng.pick(&Strategy::ALL);
         let images: Vec<_> = (0..rng.between(1, 3)).map(|_| draw_image(rng)).collect();
-        Self {
+        let mut setup = Self {
             strategy,
             tuning: draw_tuning(&images, rng),
             images,
@@ -129,9 +133,26 @@ impl Setup {
             memory_time: rng.pick(&[MILLISECOND, 200 * MILLISECOND, 3 * SECOND]),
             orders: rng.chance(0.6),
             operator: rng.chance(0.3),
+            patient: rng.chance(0.5),
+            restless: strategy == Strategy::Mirror && rng.chance(0.3),
             faults: if rng.chance(0.2) { Faults::default() } else { draw_faults(rng) },
             faults_until: rng.between(5, 40) * SECOND,
+        };
+        if setup.restless {
+            setup.write_more_than_the_link_carries();
         }
+        setup
+    }
+
+    /// Twelve blocks a request on average, nearly all of them writes, on the slowest link.
+    fn write_more_than_the_link_carries(&mut self) {
+        self.guest = true;
+        self.op_gap = MILLISECOND;
+        self.depth = 16;
+        self.write_share = 0.9;
+        self.bandwidth = 4 << 20;
+        self.disk_delay = 20_000;
+        self.tuning.mirror_window = 8 << 20;
     }
 
     /// A small run without chance faults, for crashing at every single effect.
@@ -143,6 +164,7 @@ impl Setup {
             image.blocks = image.blocks.min(96);
         }
         setup.guest = true;
+        setup.restless = false;
         setup.faults = match rng.below(4) {
             0 => Faults { unreachable: 1.0, ..Faults::default() },
             1 => Faults { abort: 0.7, link_drop: 1.0, ..Faults::default() },

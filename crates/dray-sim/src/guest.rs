@@ -40,6 +40,8 @@ pub(crate) struct Op {
     pub(crate) stamp: u64,
     /// The life of the agent that was told of the missing blocks.
     pub(crate) demanded: u64,
+    /// When the guest began to wait for missing blocks.
+    pub(crate) waits_since: Option<u64>,
     /// What a flush covers: block, order of the write, version.
     pub(crate) covers: Vec<(u64, u64, u64)>,
     pub(crate) snapshot: Option<Snapshot>,
@@ -125,6 +127,7 @@ impl Guest {
             issued: false,
             stamp: 0,
             demanded: 0,
+            waits_since: None,
             covers: Vec::new(),
             snapshot: None,
             present: BlockSet::new(),

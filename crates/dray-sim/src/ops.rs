@@ -13,7 +13,8 @@ const NEIGHBOURHOOD: u64 = 8;
 impl World {
     pub(crate) fn guest_tick(&mut self) {
         // Once the faults are over the guest slows down, so that any strategy can end.
-        let calm = if self.now > self.setup.faults_until { 10 } else { 1 };
+        let rests = self.now > self.setup.faults_until && !self.setup.restless;
+        let calm = if rests { 10 } else { 1 };
         let gap = self.around(calm * self.setup.op_gap);
         self.at(gap + 1, Ev::GuestTick);
         self.boot_if_dead();
@@ -84,6 +85,7 @@ impl World {
     fn demand(&mut self, id: u64, image: usize, range: BlockRange) {
         let life = self.target.life;
         let Some(op) = self.guest.ops.get_mut(&id) else { return };
+        op.waits_since.get_or_insert(self.now);
         if std::mem::replace(&mut op.demanded, life) == life {
             return;
         }

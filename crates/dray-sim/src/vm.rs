@@ -11,6 +11,10 @@ use dray_types::{BlockRange, ImageIndex, Schedule};
 
 /// Handovers tried before the operator gives up.
 const MAX_TRIES: u32 = 12;
+/// The longest that a guest waits for blocks once the faults are over, in virtual nanoseconds.
+const LONGEST_WAIT: u64 = 30 * SECOND;
+/// A patient operator starts Backfill this long after the last fault, whoever waits.
+const PATIENCE: u64 = 100 * SECOND;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
@@ -215,10 +219,27 @@ impl World {
     /// The operator starts and pauses Backfill, and in the end starts it.
     pub(crate) fn operator(&mut self) {
         let settled = self.now > self.setup.faults_until;
-        let start = settled || self.rng.chance(0.5);
+        let start = if self.setup.patient {
+            let patience = self.setup.faults_until + PATIENCE;
+            !self.waits_for_blocks() && settled || self.now > patience
+        } else {
+            settled || self.rng.chance(0.5)
+        };
         let control = if start { BackfillControl::Start } else { BackfillControl::Pause };
         self.tell_target(TargetEvent::BackfillControl(control));
         let pause = self.around(SECOND);
         self.at(pause, Ev::Operator);
+    }
+
+    /// Whether the guest waits for missing blocks. It must not wait long, Backfill paused or not,
+    /// once the faults are over.
+    fn waits_for_blocks(&mut self) -> bool {
+        let began = self.guest.ops.values().filter(|op| !op.issued).filter_map(|op| op.waits_since);
+        let Some(began) = began.min() else { return false };
+        let since = began.max(self.setup.faults_until);
+        if self.target.open() && self.now > since + LONGEST_WAIT {
+            self.fail("I5: a guest waits for missing blocks and Backfill is paused".into());
+        }
+        true
     }
 }
