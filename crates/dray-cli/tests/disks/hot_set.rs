@@ -61,7 +61,7 @@ fn an_observation_can_be_cancelled() {
     std::thread::sleep(Duration::from_millis(500));
     let (state, progress) = case.lab.a.progress().unwrap();
     assert_eq!(
-        (state.as_str(), &progress["wire_bytes"].as_u64() < &Some(100_000)),
+        (state.as_str(), progress["wire_bytes"].as_u64() < Some(100_000)),
         ("running", true)
     );
     assert!(case.lab.a.dray(&["cancel", "--discard"]).status.success());

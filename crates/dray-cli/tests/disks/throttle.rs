@@ -7,7 +7,7 @@ use crate::moves::SLOW;
 use crate::nbd::{Client, WRITE};
 use serde_json::json;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -48,7 +48,7 @@ impl Writer {
     }
 }
 
-fn write(socket: &PathBuf, content: &[u8], stop: &AtomicBool, written: &AtomicU64) {
+fn write(socket: &Path, content: &[u8], stop: &AtomicBool, written: &AtomicU64) {
     let Ok(mut client) = Client::connect(socket, IMAGE) else { return };
     let go_on = || !stop.load(Ordering::SeqCst);
     for piece in content.chunks(WRITE_BYTES as usize).cycle() {

@@ -438,7 +438,7 @@ mod tests {
         let committed = TargetRecord::Committed(handed_over);
         assert_eq!(after(&[]), Some(ORPHAN_AFTER));
         assert_eq!(after(&[TargetRecord::Touched]), Some(ORPHAN_AFTER));
-        assert_eq!(after(&[prepared.clone()]), None);
+        assert_eq!(after(std::slice::from_ref(&prepared)), None);
         assert_eq!(after(&[prepared.clone(), void]), Some(ORPHAN_AFTER));
         assert_eq!(after(&[prepared.clone(), committed.clone()]), None);
         let fenced = [prepared.clone(), committed.clone(), TargetRecord::Fenced];
