@@ -2,7 +2,7 @@
 //!
 //! * [`record`]: one access. [`error`]: what can be wrong with a file.
 //! * [`read`]: CSV, blktrace text and fio iologs, plain or zstd, told apart by their contents.
-//! * [`write`]: CSV, zstd by the name of the file.
+//! * [`mod@write`]: CSV, zstd by the name of the file.
 //! * [`analyse`]: locality and popularity as the scheduling literature measures them.
 //! * [`generate`]: loads of several kinds of servers, from a seed.
 //! * [`rng`]: the small generator that simulations and loads draw from.
