@@ -80,8 +80,6 @@ enum Waiting {
 }
 
 #[test]
-#[ignore = "fails at its fourth case since the agents ask for more at an end: the socket of the \
-            waiting QEMU is gone, and nobody knows why yet"]
 fn a_waiting_qemu_that_does_not_fit_is_refused() {
     let Some(mut stage) = Stage::new("input", &[Kind::Plain], 2_000_000) else { return };
     let answer = Answer::of(stage.spawn(&[])).expect("answer");

@@ -143,16 +143,28 @@ impl GuestVm {
     }
 }
 
-/// Whether a socket is bound *and* listening: between the two a client is refused. Connecting to
-/// find out would take QMP's only place.
+/// Whether the process listens on a socket: between binding and listening a client is refused, and
+/// another process may still listen on one that had the same name. Connecting to find out would take
+/// QMP's only place.
 fn is_listening(pid: u32, path: &Path) -> bool {
     const ACCEPTS: u64 = 0x1_0000;
     let sockets = fs::read_to_string(format!("/proc/{pid}/net/unix")).unwrap_or_default();
     sockets.lines().any(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();
         let flags = fields.get(3).and_then(|f| u64::from_str_radix(f, 16).ok()).unwrap_or(0);
-        flags & ACCEPTS != 0 && fields.get(7).is_some_and(|name| Path::new(name) == path)
+        flags & ACCEPTS != 0
+            && fields.get(7).is_some_and(|name| Path::new(name) == path)
+            && fields.get(6).is_some_and(|inode| holds_socket(pid, inode))
     })
+}
+
+/// Whether one of the process's descriptors is the socket with this number.
+fn holds_socket(pid: u32, inode: &str) -> bool {
+    let wanted = format!("socket:[{inode}]");
+    let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
+    descriptors
+        .flatten()
+        .any(|fd| fs::read_link(fd.path()).is_ok_and(|to| to == Path::new(&wanted)))
 }
 
 impl Drop for GuestVm {
