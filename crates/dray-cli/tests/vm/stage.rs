@@ -215,8 +215,11 @@ impl Stage {
         let count = self.disks.len();
         let guest = self.guest();
         let writes = |guest: &mut GuestVm| -> Vec<u64> {
-            let report = |i| guest.console().report(&device(i)).expect("report");
-            (0..count).map(report).map(|line| line.value("writes", 0).expect("writes")).collect()
+            let report = |guest: &mut GuestVm, i| match guest.console().report(&device(i)) {
+                Ok(line) => line.value("writes", 0).expect("writes"),
+                Err(why) => panic!("no report: {why}; {:?}\n{}", guest.exited(), guest.log()),
+            };
+            (0..count).map(|i| report(guest, i)).collect()
         };
         let before = writes(guest);
         std::thread::sleep(Duration::from_millis(700));

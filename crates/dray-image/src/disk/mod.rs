@@ -289,8 +289,8 @@ impl Disk {
         self.missing.checkpoint()
     }
 
-    /// The guest's accesses since the log was last drained, as blocks. Each is there only once it is
-    /// complete; some are missing when more come than the log holds.
+    /// The guest's accesses since the log was last drained, as blocks: changes when they are complete,
+    /// reads that may wait when they begin. Some are missing when more come than the log holds.
     pub fn accesses(&self) -> &AccessLog {
         &self.accesses
     }
