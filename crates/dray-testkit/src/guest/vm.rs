@@ -13,6 +13,11 @@ use super::{initramfs, tools};
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long a guest may take to boot on a busy machine; 3 s on an idle one.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
+/// What a guest's memory has beyond whole MiB. An emulating QEMU before 9.0 misses guest stores while
+/// it moves memory whose size is a multiple of 256 KiB: where it takes dirty bits by the word it
+/// leaves the pages writable unseen, and some guests fall over at the target, with dray or without
+/// (the example `qemu_alone` counts them). Page by page, as it does for other sizes, it is right.
+const ODD_KIB: u32 = 8;
 /// The first PCI slot of the disks; fixed, so that source and target agree.
 const FIRST_DISK_SLOT: usize = 6;
 
@@ -176,7 +181,7 @@ impl Drop for GuestVm {
 }
 
 impl GuestVmBuilder {
-    /// The guest's memory, 256 MiB unless set.
+    /// The guest's memory, 256 MiB unless set, and 8 KiB more.
     #[must_use]
     pub fn memory_mib(mut self, mib: u32) -> Self {
         self.memory_mib = mib;
@@ -234,7 +239,12 @@ impl GuestVmBuilder {
         command
             .args(["-name", &self.name, "-nodefaults", "-no-user-config", "-display", "none"])
             .args(["-machine", "pc", "-accel", &accel, "-cpu", "max"])
-            .args(["-m", &self.memory_mib.to_string(), "-qmp", &format!("unix:{}", socket("qmp"))]);
+            .args([
+                "-m",
+                &format!("{}k", self.memory_mib * 1024 + ODD_KIB),
+                "-qmp",
+                &format!("unix:{}", socket("qmp")),
+            ]);
         if !self.bare {
             let boot = initramfs::boot().map_err(io::Error::other)?;
             command.arg("-kernel").arg(&boot.kernel).arg("-initrd").arg(&boot.initramfs);
