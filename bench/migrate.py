@@ -5,6 +5,9 @@ copy modes) and by dray, and prints what each cost. Started by bench/run.sh, as 
     bench/migrate.py --dray target/release/dray --host target/release/examples/bench_host \
         --rate 1gbit --systems memory,background,write-blocking,hybrid --rounds 3 --out out.json
 
+A dray system may name order and throttling: hybrid/sequential, pre-copy/workload-aware/aggressive.
+With --load the guest replays a server's load instead of writing at random (bench/orders.sh).
+
 F = bytes allocated at the start + unique 4 KiB blocks the guest wrote between start and its report at
 the end (not the handover: docs/benchmarks.md says what that does to the ratios) + guest memory moved. Link = TCP payload rate measured over the same link in the same run. Wire bytes
 come from the interface's counters, downtime from QMP events, latency from the guest's own clock.
@@ -157,6 +160,7 @@ class Bench:
         self.args, self.dir = args, directory
         self.keepers = {}
         self.agents = []
+        self.asked = args.write * 1e6
         self.base = os.path.join(directory, "base.raw")
         for host in "ab":
             os.makedirs(os.path.join(directory, host, "pool"))
@@ -171,7 +175,8 @@ class Bench:
             os.remove(image)
         run("cp", "--sparse=always", self.base, image)
         run("sync")
-        dray = system in ("hybrid", "pre-copy", "post-copy")
+        strategy = system.split("/")[0]
+        dray = strategy in ("hybrid", "pre-copy", "post-copy")
         try:
             if dray:
                 self.start_agents()
@@ -179,7 +184,7 @@ class Bench:
             qmp = Qmp(a("boot", "source", "disk0", self.local("disk0", image) if not dray else self.resident(image)))
             a("tell", "source", "open", "disk=vda", "image=1", f"seeded={self.args.seeded * MIB}")
             self.load(a, "source")
-            time.sleep(2)
+            time.sleep(self.args.warmup)
             a("tell", "source", "mark")
             allocated = os.stat(image).st_blocks * 512
             start_wire, start = wire_bytes(), time.time()
@@ -196,7 +201,10 @@ class Bench:
             self.stop()
 
     def load(self, keeper, name):
-        if self.args.write > 0:
+        if self.args.load:
+            seconds = self.args.warmup + self.args.load_seconds
+            self.asked = int(keeper("load", name, self.args.load, self.args.size, seconds, self.args.seed))
+        elif self.args.write > 0:
             keeper("tell", name, "start", "disk=vda", f"span={self.args.seeded * MIB}", "block=65536",
                    f"rate={self.args.write * 1000000}", "threads=4", "verify=0")
 
@@ -206,7 +214,7 @@ class Bench:
         report = b.report("target")
         outcome["guest"] = report
         outcome["complaints"] = int(b("complaints", "target")) + int(self.keepers["a"]("complaints", "source"))
-        asked = self.args.write * 1e6
+        asked = self.asked
         outcome["achieved"] = report.get("rate", 0) / asked if asked else 1.0
         # The source's last line is at most a second older than the handover.
         last = dict(field.split("=", 1) for field in self.keepers["a"]("stat", "source").split()[1:])
@@ -323,7 +331,9 @@ class Bench:
                     break
                 time.sleep(0.05)
 
-    def dray(self, strategy, qmp, _image):
+    def dray(self, system, qmp, _image):
+        strategy, *more = system.split("/")
+        options = [word for pair in zip(("--order", "--throttle"), more) for word in pair]
         source = os.path.join(self.dir, "a", "source.qmp")
         source = qmp.sock.getpeername() or source
         # A monitor has one client at a time; the agent is the next of this one.
@@ -334,7 +344,7 @@ class Bench:
         node = json.loads(lines[-1])["node-name"]
         target = self.keepers["b"]("wait", "target", node, *[json.dumps(json.loads(l), separators=(",", ":")) for l in lines])
         watch_target = Qmp(target + ".watch")
-        summary = self.cli("a", "migrate", "--qmp", source, "--to", "hostb", "--target-qmp", target, "--strategy", strategy)
+        summary = self.cli("a", "migrate", "--qmp", source, "--to", "hostb", "--target-qmp", target, "--strategy", strategy, *options)
         stopped, resumed = watch_source.wait("STOP", 1), watch_target.wait("RESUME", 1)
         return {"result": "completed", "total_seconds": summary["total_seconds"],
                 "downtime_ms": (resumed[1] - stopped[1]) * 1e3, "downtime_parts": summary["downtime_ms"],
@@ -348,11 +358,15 @@ def line(outcome, link):
         return f"{outcome['system']:15} {outcome['result']}"
     ideal = outcome["F"] / link
     guest = outcome["guest"]
+    again = outcome.get("blocks_sent_twice")
+    extra = "" if again is None else f"  sent again {again * 4096 / MIB:6.1f} MiB"
+    if outcome.get("summary", {}).get("throttled_operations"):
+        extra += f"  throttled {outcome['summary']['throttled_operations']}"
     return (f"{outcome['system']:15} total {outcome['total_seconds']:6.2f} s ({outcome['total_seconds'] / ideal:4.2f} x F/link)  "
             f"wire {outcome['wire_bytes'] / (1 << 30):5.2f} GiB ({outcome['wire_bytes'] / outcome['F']:4.2f} x F)  "
             f"downtime {outcome['downtime_ms']:6.0f} ms  write p50 {guest.get('p50_us', 0) / 1e3:6.2f} "
             f"p99 {guest.get('p99_us', 0) / 1e3:7.2f} max {guest.get('max_us', 0) / 1e3:7.1f} ms  "
-            f"achieved {outcome['achieved'] * 100:3.0f} %")
+            f"achieved {outcome['achieved'] * 100:3.0f} %{extra}")
 
 
 def main():
@@ -365,6 +379,10 @@ def main():
     parser.add_argument("--size", type=int, default=8192, help="MiB of the disk")
     parser.add_argument("--seeded", type=int, default=2048, help="MiB of data in it")
     parser.add_argument("--write", type=int, default=40, help="MB/s the guest asks to write")
+    parser.add_argument("--load", help="replay this server's load instead: file-server, mail, web, …")
+    parser.add_argument("--load-seconds", type=int, default=600, help="how long the load goes on after the start")
+    parser.add_argument("--seed", type=int, default=1, help="of the load")
+    parser.add_argument("--warmup", type=int, default=2, help="seconds of the load before the migration")
     parser.add_argument("--memory", type=int, default=256, help="MiB of guest memory")
     parser.add_argument("--patience", type=int, default=60, help="seconds until a mirror counts as never ready")
     parser.add_argument("--out")

@@ -4,6 +4,8 @@
 //! (after what it prints):
 //! * `open disk=vda image=1 seeded=0` (bytes at the start that hold seeded content, not zeros)
 //! * `start disk=vda block=65536 span=… rate=… pattern=random|seq …` (see [`workload::Options`])
+//! * `T MILLISECONDS W|R FIRST COUNT`: one step of a trace; answered only when it is wrong
+//! * `replay disk=vda steps=… threads=…`: does them; `steps` is how many there must be
 //! * `stop`, `mark`, `report` (`disk=` optional: all), `flush`, `verify`, `dump`
 //! * `trim disk=vda offset=… length=…`, `zero …`, `fill …` (writes the range once)
 //! * `ping`, `poweroff`
@@ -11,6 +13,7 @@
 mod console;
 mod disk;
 mod histogram;
+mod steps;
 mod workload;
 
 use std::collections::BTreeMap;
@@ -23,6 +26,7 @@ use console::Output;
 use disk::{Aligned, Blocks, Disk};
 use dray_guest::content::BLOCK;
 use dray_guest::line::Line;
+use steps::Steps;
 use workload::{Options, Workload};
 
 /// Blocks verified by one request.
@@ -32,6 +36,7 @@ const VERIFY_BLOCKS: u64 = 64;
 struct Guest {
     disks: BTreeMap<String, Arc<Disk>>,
     workloads: Arc<Mutex<BTreeMap<String, Arc<Workload>>>>,
+    steps: Steps,
 }
 
 fn main() -> std::io::Result<()> {
@@ -41,6 +46,12 @@ fn main() -> std::io::Result<()> {
     report_every_second(guest.workloads.clone(), output.clone());
     output.send("READY");
     for text in console::commands(port) {
+        if let Some(step) = text.strip_prefix("T ") {
+            if let Err(why) = guest.steps.push(step) {
+                output.send(format!("ERROR {text}: {why}"));
+            }
+            continue;
+        }
         let line = Line::parse(&text);
         match guest.command(&line, &output) {
             Ok(()) => output.send(format!("OK {text}")),
@@ -68,6 +79,7 @@ impl Guest {
             "ping" => Ok(()),
             "open" => self.open(line),
             "start" => self.start(line, output),
+            "replay" => self.replay(line, output),
             "stop" => self.stop(line),
             "mark" => self.each_workload(line, |w| w.mark()),
             "report" => self.each_workload(line, |w| output.send(w.report())),
@@ -98,15 +110,31 @@ impl Guest {
 
     fn start(&mut self, line: &Line, output: &Output) -> Result<(), String> {
         let disk = self.disk(line)?.clone();
+        let options = Options::parse(line, &disk)?;
+        self.run(&disk, || Workload::start(disk.clone(), options, output.clone()));
+        Ok(())
+    }
+
+    fn replay(&mut self, line: &Line, output: &Output) -> Result<(), String> {
+        let disk = self.disk(line)?.clone();
+        let options = Options::parse(line, &disk)?;
+        let steps = std::mem::take(&mut self.steps);
+        let wanted: usize = line.value("steps", 0)?;
+        if steps.len() != wanted || !steps.fit(disk.block_count()) {
+            return Err(format!("{} steps, or one past the disk's end", steps.len()));
+        }
+        self.run(&disk, || Workload::replay(disk.clone(), options, steps, output.clone()));
+        Ok(())
+    }
+
+    /// Stops the disk's workload, if there is one, and starts another.
+    fn run(&self, disk: &Disk, start: impl FnOnce() -> Arc<Workload>) {
         let mut running = self.workloads.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(old) = running.remove(&disk.name) {
             old.stop();
         }
-        let options = Options::parse(line, &disk)?;
         disk.mark();
-        let workload = Workload::start(disk.clone(), options, output.clone());
-        running.insert(disk.name.clone(), workload);
-        Ok(())
+        running.insert(disk.name.clone(), start());
     }
 
     /// Stops writing; the counts stay for `report`.

@@ -1,5 +1,5 @@
-//! A workload on one disk: writers at a requested rate, and a reader that checks what was written
-//! earlier.
+//! A workload on one disk: writers at a requested rate and a reader that checks what was written
+//! earlier, or the steps of a trace at their times.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -12,9 +12,12 @@ use dray_guest::line::Line;
 use crate::console::Output;
 use crate::disk::{Aligned, Blocks, Disk};
 use crate::histogram::Histogram;
+use crate::steps::Steps;
 
 /// A writer that fell behind catches up by at most this much; what is older was not achieved.
 const MAX_BACKLOG: Duration = Duration::from_secs(2);
+/// The longest sleep of a thread that waits for a step's time.
+const MAX_NAP: Duration = Duration::from_millis(500);
 /// After this many bad blocks only the count goes on, so that the console stays usable.
 const MAX_REPORTED: u64 = 20;
 
@@ -133,6 +136,7 @@ pub struct Workload {
     pub disk: Arc<Disk>,
     options: Options,
     meters: Mutex<Meters>,
+    begun: Instant,
     pace: Mutex<Instant>,
     issued: AtomicU64,
     completed: Mutex<u64>,
@@ -150,11 +154,35 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Workload {
     /// Starts the writers and the checker.
     pub fn start(disk: Arc<Disk>, options: Options, output: Output) -> Arc<Self> {
+        let this = Self::new(disk, options, output);
+        for _ in 0..this.options.threads {
+            this.spawn(Self::write_loop);
+        }
+        if this.options.verify_every > 0 {
+            this.spawn(Self::check_loop);
+        }
+        this
+    }
+
+    /// Starts doing the steps of a trace, each at its time or as soon as a thread is free; reads
+    /// are checked. Of the options only the number of threads counts.
+    pub fn replay(disk: Arc<Disk>, options: Options, steps: Steps, output: Output) -> Arc<Self> {
+        let this = Self::new(disk, options, output);
+        let steps = Arc::new(steps);
+        for _ in 0..this.options.threads {
+            let steps = steps.clone();
+            this.spawn(move |this| this.step_loop(&steps));
+        }
+        this
+    }
+
+    fn new(disk: Arc<Disk>, options: Options, output: Output) -> Arc<Self> {
         let meters = Meters { second: Counts::new(), interval: Counts::new() };
-        let this = Arc::new(Self {
+        Arc::new(Self {
             disk,
             options,
             meters: Mutex::new(meters),
+            begun: Instant::now(),
             pace: Mutex::new(Instant::now()),
             issued: AtomicU64::new(0),
             completed: Mutex::new(0),
@@ -163,18 +191,12 @@ impl Workload {
             threads: Mutex::new(Vec::new()),
             output,
             reported: AtomicU64::new(0),
-        });
-        let mut threads = lock(&this.threads);
-        for _ in 0..this.options.threads {
-            let writer = this.clone();
-            threads.push(std::thread::spawn(move || writer.write_loop()));
-        }
-        if this.options.verify_every > 0 {
-            let checker = this.clone();
-            threads.push(std::thread::spawn(move || checker.check_loop()));
-        }
-        drop(threads);
-        this
+        })
+    }
+
+    fn spawn(self: &Arc<Self>, work: impl FnOnce(&Self) + Send + 'static) {
+        let this = self.clone();
+        lock(&self.threads).push(std::thread::spawn(move || work(&this)));
     }
 
     /// Stops and waits for what is in flight.
@@ -237,7 +259,9 @@ impl Workload {
         while !self.stopped() {
             self.wait_for_turn();
             let n = self.issued.fetch_add(1, Ordering::Relaxed);
-            self.write_one(n, &mut buf);
+            self.write_one(self.options.nth(n), &mut buf);
+            *lock(&self.completed) = n + 1;
+            self.progressed.notify_all();
             let every = self.options.flush_every;
             if every > 0 && n % every == every - 1 {
                 self.flush();
@@ -245,8 +269,27 @@ impl Workload {
         }
     }
 
-    fn write_one(&self, n: u64, buf: &mut Aligned) {
-        let claim = self.disk.claim(self.options.nth(n));
+    fn step_loop(&self, steps: &Steps) {
+        let begun = self.begun;
+        let mut buf = Aligned::new(steps.longest());
+        while let Some(step) = steps.get(self.issued.fetch_add(1, Ordering::Relaxed)) {
+            // Woken now and then, to see that it shall stop.
+            while begun.elapsed() < step.at && !self.stopped() {
+                std::thread::sleep((step.at.saturating_sub(begun.elapsed())).min(MAX_NAP));
+            }
+            if self.stopped() {
+                return;
+            }
+            if step.write {
+                self.write_one(step.blocks, &mut buf);
+            } else {
+                self.check(step.blocks, &mut buf);
+            }
+        }
+    }
+
+    fn write_one(&self, place: Blocks, buf: &mut Aligned) {
+        let claim = self.disk.claim(place);
         let result = self.disk.prepare(&claim, buf).and_then(|seq| {
             let start = Instant::now();
             self.disk.write(&claim, buf, seq)?;
@@ -256,13 +299,11 @@ impl Workload {
         match result {
             Ok(latency) => lock(&self.meters).each(|c| {
                 c.writes += 1;
-                c.bytes += self.options.unit_bytes();
+                c.bytes += place.count * BLOCK as u64;
                 c.latency.add(latency);
             }),
             Err(error) => self.failed("write", &error),
         }
-        *lock(&self.completed) = n + 1;
-        self.progressed.notify_all();
     }
 
     fn flush(&self) {

@@ -8,6 +8,7 @@
 //!   boot NAME NODE BLOCKDEV…              boots a guest whose disk is on NODE
 //!   wait NAME NODE BLOCKDEV…              starts a QEMU that waits for it
 //!   tell NAME COMMAND…                    a command for the guest; its last line of report
+//!   load NAME LOAD DISK_MIB SECONDS SEED  replays a server's load; answers with its bytes written a second
 //!   stat NAME                             the last of the guest's own lines, one a second
 //!   complaints NAME                       how often the guest saw an error or a wrong block
 //!   cpu NAME                              CPU seconds that QEMU has used
@@ -16,12 +17,17 @@
 //! A BLOCKDEV is JSON without spaces.
 
 use dray_testkit::guest::{Bystander, GuestVm};
+use dray_trace::generate::Load;
+use dray_trace::{Op, Record};
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
+const BLOCK: u64 = 4096;
+/// Requests that the guest has at its disk at once, at most.
+const DEPTH: u32 = 16;
 /// A guest command under emulation on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -55,13 +61,16 @@ impl Host {
     fn command(&mut self, words: &[&str]) -> io::Result<String> {
         match words {
             ["image", path, size, seeded] => {
-                let mib = |n: &str| n.parse::<u64>().map(|n| n * MIB).map_err(io::Error::other);
+                let mib = |n: &str| number(n).map(|n| n * MIB);
                 let bystander = Bystander::new(1, mib(size)?, mib(seeded)?);
                 bystander.create_raw(Path::new(path)).map(|()| String::new())
             }
             ["boot", name, node, blockdev @ ..] => self.start(name, node, blockdev, false),
             ["wait", name, node, blockdev @ ..] => self.start(name, node, blockdev, true),
             ["tell", name, command @ ..] => self.tell(name, &command.join(" ")),
+            ["load", name, load, disk, seconds, seed] => {
+                self.load(name, load, [number(disk)?, number(seconds)?, number(seed)?])
+            }
             ["stat", name] => {
                 let lines = self.vm(name)?.console().lines();
                 let last = lines.iter().rev().find(|line| line.starts_with("STAT"));
@@ -112,6 +121,25 @@ impl Host {
         Ok(qmp)
     }
 
+    /// Gives the guest the accesses of a load and starts them. The load's disk is made as large as
+    /// the guest's; places and rates are its own.
+    fn load(&mut self, name: &str, load: &str, how: [u64; 3]) -> io::Result<String> {
+        let [disk_mib, seconds, seed] = how;
+        let mut spec = load.parse::<Load>().map_err(io::Error::other)?.spec();
+        spec.layout.disk = disk_mib * MIB;
+        let end = seconds * 1_000_000_000;
+        let records: Vec<Record> =
+            spec.records(seed).take_while(|record| record.time_ns < end).collect();
+        let console = self.vm(name)?.console();
+        for record in &records {
+            console.send(&step(record))?;
+        }
+        let command = format!("replay disk=vda steps={} threads={DEPTH} block=4096", records.len());
+        console.command(&command)?;
+        let written: u64 = records.iter().filter(|r| r.op == Op::Write).map(|r| r.length).sum();
+        Ok((written / seconds).to_string())
+    }
+
     fn tell(&mut self, name: &str, command: &str) -> io::Result<String> {
         let console = self.vm(name)?.console();
         console.send(command)?;
@@ -119,6 +147,18 @@ impl Host {
         let report = lines.iter().rev().find(|line| line.starts_with("REPORT"));
         Ok(report.cloned().unwrap_or_default())
     }
+}
+
+fn number(word: &str) -> io::Result<u64> {
+    word.parse().map_err(io::Error::other)
+}
+
+/// An access as the guest program takes it, in whole blocks.
+fn step(record: &Record) -> String {
+    let op = if record.op == Op::Write { 'W' } else { 'R' };
+    let first = record.offset / BLOCK;
+    let count = record.end().div_ceil(BLOCK) - first;
+    format!("T {} {op} {first} {count}", record.time_ns / 1_000_000)
 }
 
 /// User and system time of a process so far, in seconds.

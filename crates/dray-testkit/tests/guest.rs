@@ -25,7 +25,7 @@ fn a_guest_writes_and_the_bystander_agrees() {
     vm.wait_ready().expect("boot");
     let console = vm.console();
     console.command(&bystander.open_command("vda")).expect("open");
-    let start = format!("start disk=vda block=65536 span={SPAN} rate=8000000 flush=16 verify=2");
+    let start = format!("start disk=vda block=65536 span={SPAN} rate=2000000 flush=16 verify=2");
     console.command(&start).expect("start");
     for _ in 0..2 {
         console.wait_for(Duration::from_secs(5), |l| l.starts_with("STAT ")).expect("statistics");
@@ -36,13 +36,13 @@ fn a_guest_writes_and_the_bystander_agrees() {
     console.command("stop").expect("stop");
     let report = console.report("vda").expect("report");
     println!("{report}");
-    assert!(report.value("rate", 0u64).expect("rate") > 7_600_000, "{report}");
-    assert!(report.value("verified", 0u64).expect("verified") > 100, "{report}");
+    assert!(report.value("rate", 0u64).expect("rate") > 1_500_000, "{report}");
+    assert!(report.value("verified", 0u64).expect("verified") > 50, "{report}");
     console.command("verify").expect("verify");
     console.command("flush").expect("flush");
     let dump = console.command("dump disk=vda").expect("dump");
     bystander.apply_dump("vda", &dump).expect("apply");
-    assert!(bystander.written_blocks() > 1000);
+    assert!(bystander.written_blocks() > 200);
     bystander.check_raw(&image).expect("the bystander's image");
 
     let other = OpenOptions::new().write(true).open(&image).expect("open");
@@ -50,5 +50,46 @@ fn a_guest_writes_and_the_bystander_agrees() {
     let error = vm.console().command("verify").expect_err("damage is noticed").to_string();
     assert!(error.contains("1 blocks are wrong"), "{error}");
     assert!(bystander.check_raw(&image).is_err());
+    vm.kill().expect("kill");
+}
+
+#[test]
+fn a_guest_does_the_steps_of_a_trace() {
+    if !initramfs::available() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let image = dir.path().join("image.raw");
+    let mut bystander = Bystander::new(1, SIZE, SPAN);
+    bystander.create_raw(&image).expect("image");
+    let file = format!("driver=file,node-name=disk,filename={},discard=unmap", image.display());
+    let builder = GuestVm::builder(dir.path(), "steps").blockdev(file).disk("disk0", "disk");
+    let mut vm = builder.start().expect("start");
+    vm.wait_ready().expect("boot");
+    let console = vm.console();
+    console.command(&bystander.open_command("vda")).expect("open");
+    for step in ["T 0 W 100 2", "T 100 R 100 2", "T 200 W 9000 4", "T 900 R 7 1"] {
+        console.send(step).expect("step");
+    }
+    let error = console.command("replay disk=vda steps=3").expect_err("one is missing");
+    assert!(error.to_string().contains("4 steps"), "{error}");
+    for step in ["T 0 W 100 2", "T 100 R 100 2", "T 200 W 9000 4", "T 900 R 7 1"] {
+        console.send(step).expect("step");
+    }
+    console.command("replay disk=vda steps=4 threads=2").expect("replay");
+    let early = console.report("vda").expect("report");
+    assert!(early.value("verified", 0u64).expect("verified") < 3, "the last is not due: {early}");
+    let done = |line: &str| line.contains(" verified=1 ") || line.contains(" verified=3 ");
+    console.wait_for(Duration::from_secs(10), done).expect("the last step");
+    let report = console.report("vda").expect("report");
+    let count = |key| report.value(key, 0u64).expect(key);
+    assert_eq!((count("writes"), count("bytes"), count("verified")), (2, 6 * 4096, 3), "{report}");
+    console.command("stop").expect("stop");
+    console.command("verify").expect("verify");
+    console.command("flush").expect("flush");
+    let dump = console.command("dump disk=vda").expect("dump");
+    bystander.apply_dump("vda", &dump).expect("apply");
+    assert_eq!(bystander.written_blocks(), 6);
+    bystander.check_raw(&image).expect("the bystander's image");
     vm.kill().expect("kill");
 }
