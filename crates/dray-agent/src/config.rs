@@ -36,7 +36,7 @@ pub mod pool;
 mod typed;
 
 use crate::net::dial::DEFAULT_PORT;
-pub use pool::{PathError, Pool};
+pub use pool::{PathError, Pool, PoolIo};
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -213,6 +213,16 @@ impl Config {
         self.pools.iter().find(|pool| pool.name == name)
     }
 
+    /// How an image at `path` is read and written: as its pool says, the innermost where one lies
+    /// in another.
+    pub fn io(&self, path: &Path) -> PoolIo {
+        let around = self.pools.iter().filter(|pool| pool.holds(path));
+        let inner = around.max_by_key(|pool| {
+            pool.path.canonicalize().map_or(0, |path| path.components().count())
+        });
+        inner.map_or(PoolIo::Buffered, |pool| pool.io)
+    }
+
     /// The pool that `peer` gets when it names none: the first of its list.
     pub fn default_pool(&self, peer: &Peer) -> Option<&Pool> {
         peer.pools.first().and_then(|name| self.pool(name))
@@ -253,4 +263,26 @@ impl Config {
 /// The address peers connect to unless the file says otherwise.
 fn default_listen() -> SocketAddr {
     SocketAddr::from(([0, 0, 0, 0], DEFAULT_PORT))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_innermost_pool_says_how_an_image_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        std::fs::create_dir(root.join("fast")).unwrap();
+        let text = format!(
+            "[agent]\nname = 'a'\n[tls]\ndir = '/t'\n\
+             [[pool]]\nname = 'fast'\npath = '{root}/fast'\nio = 'direct'\n\
+             [[pool]]\nname = 'all'\npath = '{root}'\n",
+            root = root.display()
+        );
+        let config = Config::parse(&text, Path::new("dray.toml")).unwrap();
+        assert_eq!(config.io(&root.join("fast/vm1")), PoolIo::Direct);
+        assert_eq!(config.io(&root.join("vm1")), PoolIo::Buffered);
+        assert_eq!(config.io(Path::new("/nowhere/fast/vm1")), PoolIo::Buffered);
+    }
 }

@@ -3,6 +3,7 @@
 //! A record says what this host's copy of an image is. While a migration is open its journal is the
 //! truth about ownership and the record follows; both are read when the agent starts.
 
+use crate::config::{Config, PoolIo};
 use crate::heat::ImageHeat;
 use crate::store::{self, Store};
 use crate::vm::RECONNECT_DELAY;
@@ -165,6 +166,7 @@ impl Entry {
 /// All images of this host.
 pub struct Registry {
     store: Store,
+    config: Arc<Config>,
     entries: RwLock<BTreeMap<String, Arc<Entry>>>,
 }
 
@@ -174,7 +176,7 @@ impl Registry {
     ///
     /// # Errors
     /// When the records cannot be read.
-    pub fn load(store: Store) -> io::Result<Arc<Self>> {
+    pub fn load(store: Store, config: Arc<Config>) -> io::Result<Arc<Self>> {
         let mut entries = BTreeMap::new();
         for path in store::entries(&store.images(), ".json")? {
             let record: ImageRecord = store::read_json(&path)?;
@@ -185,15 +187,30 @@ impl Registry {
                 tracing::error!(image = record.name, %why, "cannot protect a replica's device");
             }
             let heat = ImageHeat::load(&heat_path(&store, &record.name), record.len);
-            match open_entry(record.clone(), heat) {
-                Ok(entry) => {
+            match open_file(&record, config.io(&record.path)) {
+                Ok(file) => {
+                    let name = record.name.clone();
+                    let entry = entry(record, Arc::new(file), heat);
                     entry.take_locks();
-                    entries.insert(record.name, Arc::new(entry));
+                    entries.insert(name, Arc::new(entry));
                 }
                 Err(why) => tracing::warn!(image = record.name, %why, "cannot open an image"),
             }
         }
-        Ok(Arc::new(Self { store, entries: RwLock::new(entries) }))
+        Ok(Arc::new(Self { store, config, entries: RwLock::new(entries) }))
+    }
+
+    /// Opens the file that a record names, in the way of its pool.
+    ///
+    /// # Errors
+    /// What opening under the recorded name reports.
+    pub fn open_file(&self, record: &ImageRecord) -> dray_image::Result<FileImage> {
+        open_file(record, self.config.io(&record.path))
+    }
+
+    /// Whether an image at `path` bypasses the page cache.
+    pub fn is_direct(&self, path: &Path) -> bool {
+        self.config.io(path) == PoolIo::Direct
     }
 
     fn path_of(&self, name: &str) -> PathBuf {
@@ -348,24 +365,16 @@ fn is_device(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_block_device())
 }
 
-/// Opens the file of a record.
-///
-/// # Errors
-/// What opening reports.
-fn open_entry(record: ImageRecord, heat: ImageHeat) -> dray_image::Result<Entry> {
-    let file = Arc::new(open_file(&record)?);
-    Ok(entry(record, file, heat))
-}
-
 /// Opens the file that a record names. A crash may have come between a new name and the record of
 /// it, so the other names are tried too.
 ///
 /// # Errors
 /// What opening under the recorded name reports.
-pub fn open_file(record: &ImageRecord) -> dray_image::Result<FileImage> {
+fn open_file(record: &ImageRecord, io: PoolIo) -> dray_image::Result<FileImage> {
     let names = ImageNames::of(&record.path)?;
     let write = !record.read_only || record.state == CopyState::Incoming;
-    let options = |write| FileOptions { write, direct: false, export_len: Some(record.len) };
+    let direct = io == PoolIo::Direct;
+    let options = |write| FileOptions { write, direct, export_len: Some(record.len) };
     let named = || FileImage::open(&record.path, options(write));
     let partial = || FileImage::from_file(names.open_partial()?, &names.partial(), options(true));
     // While the migration is open a guest's writes are parked, not refused, and the image may yet

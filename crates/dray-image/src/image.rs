@@ -8,7 +8,7 @@ pub struct Geometry {
     /// Length in bytes, as exported. A growable image's file may be shorter: what lies past its
     /// end reads as zeros.
     pub len: u64,
-    /// Smallest unit of a request in bytes (1 for buffered files, the sector for direct I/O).
+    /// Smallest unit of a request in bytes (1 for files and devices, whatever way their I/O goes).
     pub min_block: u32,
     /// Unit in which requests are cheapest, in bytes.
     pub preferred_block: u32,

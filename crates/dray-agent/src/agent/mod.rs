@@ -106,10 +106,11 @@ async fn serve(config: Config, what: &str) -> ApiResult<()> {
     let store = Store::open(&config.state_dir).map_err(io)?;
     // Two agents on one state directory would both believe that they own its images.
     let lock = lock_state(&config.state_dir).map_err(io)?;
-    let registry = Registry::load(store.clone()).map_err(io)?;
+    let config = Arc::new(config);
+    let registry = Registry::load(store.clone(), Arc::clone(&config)).map_err(io)?;
     let agent = Arc::new(Agent {
         nbd: dray_nbd::Server::new(Arc::clone(&registry) as _),
-        config: Arc::new(config),
+        config,
         identity: Arc::new(identity),
         store,
         registry,

@@ -172,7 +172,8 @@ impl Agent {
         }
         let names = ImageNames::of(&image.path).map_err(text)?;
         let file = names.create_partial(0).map_err(text)?;
-        let options = FileOptions { write: true, direct: false, export_len: Some(wanted.len) };
+        let direct = self.registry.is_direct(&image.path);
+        let options = FileOptions { write: true, direct, export_len: Some(wanted.len) };
         let opened = FileImage::from_file(file, &names.partial(), options).map_err(text);
         let record = ImageRecord {
             name: name.clone(),

@@ -1,7 +1,9 @@
 //! What is wrong with the host, given a configuration that reads well: `dray check-config`.
 
-use super::{Config, Problem};
+use super::{Config, Pool, PoolIo, Problem};
 use crate::tls::{CLIENT_CERT, CLIENT_KEY, Identity, SERVER_CERT, SERVER_KEY, judge_own};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -28,7 +30,8 @@ impl Config {
         for pool in &self.pools {
             let field = format!("pool.{}.path", pool.name);
             let hint = "create the directory or correct the path";
-            problems.extend(directory(&field, &pool.path).map(|problem| problem.hint(hint)));
+            let missing = directory(&field, &pool.path).map(|problem| problem.hint(hint));
+            problems.extend(missing.or_else(|| direct(pool)));
         }
     }
 
@@ -65,6 +68,23 @@ fn directory(field: &str, path: &Path) -> Option<Problem> {
         Err(why) => why.to_string(),
     };
     Some(Problem::new(field, format!("{}: {what}", path.display())))
+}
+
+/// A pool of direct I/O on a file system that has none. Asked with a file that never gets a name;
+/// where that cannot be had, the first image will tell.
+fn direct(pool: &Pool) -> Option<Problem> {
+    if pool.io != PoolIo::Direct {
+        return None;
+    }
+    let flags = OFlags::TMPFILE | OFlags::DIRECT | OFlags::RDWR | OFlags::CLOEXEC;
+    let refused = rustix::fs::open(&pool.path, flags, Mode::empty()).err();
+    let buffered = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let has_none = refused == Some(Errno::INVAL)
+        && rustix::fs::open(&pool.path, buffered, Mode::empty()).is_ok();
+    has_none.then(|| {
+        let what = format!("{}: its file system has no direct I/O", pool.path.display());
+        Problem::new(format!("pool.{}.io", pool.name), what).hint("write io = \"buffered\"")
+    })
 }
 
 /// A key that others can read is no secret.
@@ -132,6 +152,11 @@ mod tests {
         let unknown = parse("[agent]\nname = 'a'\nlistne = 'x'\n[tls]\ndir = '/t'\n").unwrap_err();
         assert_eq!(unknown.problems[0].line, Some(3));
         assert!(unknown.to_string().contains("unknown field `listne`"), "{unknown}");
+        let io = parse(
+            "[agent]\nname = 'a'\n[tls]\ndir = '/t'\n[[pool]]\nname = 'p'\npath = '/p'\nio = 'fast'\n",
+        );
+        let io = io.unwrap_err().to_string();
+        assert!(io.contains("line 8: pool.p.io: 'fast' is no way to do I/O"), "{io}");
         let itself =
             "[agent]\nname = 'a'\n[tls]\ndir = '/t'\n[[peer]]\nname = 'A'\naddress = 'a'\n";
         assert!(parse(itself).unwrap_err().to_string().contains("line 6: peer.name: it is this"));

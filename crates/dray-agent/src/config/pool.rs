@@ -20,6 +20,16 @@ impl fmt::Display for PathError {
 
 impl std::error::Error for PathError {}
 
+/// How the agent reads and writes the images of a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PoolIo {
+    /// Through the host's page cache.
+    #[default]
+    Buffered,
+    /// Round it (`O_DIRECT`): every read and write is one of the disk.
+    Direct,
+}
+
 /// A directory that images may be in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pool {
@@ -27,6 +37,8 @@ pub struct Pool {
     pub name: String,
     /// The directory.
     pub path: PathBuf,
+    /// How its images are read and written.
+    pub io: PoolIo,
 }
 
 /// Checks the name of an image or pool: one path component of harmless characters.
@@ -90,6 +102,16 @@ impl Pool {
         }
     }
 
+    /// Whether the directory of `path`, links followed, is the pool's or below it. The file itself
+    /// need not exist.
+    pub fn holds(&self, path: &Path) -> bool {
+        let dir = path.parent().map(Path::canonicalize);
+        match (self.path.canonicalize(), dir) {
+            (Ok(pool), Some(Ok(dir))) => dir.starts_with(pool),
+            _ => false,
+        }
+    }
+
     fn followed(&self, pool: &Path, link: &Path) -> Result<PathBuf, PathError> {
         match link.canonicalize() {
             Ok(real) if real.starts_with(pool) && real != pool => Ok(real),
@@ -143,7 +165,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     fn pool(dir: &Path) -> Pool {
-        Pool { name: "ssd".into(), path: dir.to_owned() }
+        Pool { name: "ssd".into(), path: dir.to_owned(), io: PoolIo::Buffered }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The configuration as it was typed, and how it is understood. Knows every field's place, so that
 //! every problem names its line.
 
-use super::{Config, Limits, Peer, Pool, Problem, default_listen};
+use super::{Config, Limits, Peer, Pool, PoolIo, Problem, default_listen};
 use serde::Deserialize;
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -53,6 +53,7 @@ struct Tls {
 struct TypedPool {
     name: Text,
     path: Text,
+    io: Option<Text>,
 }
 
 #[derive(Deserialize)]
@@ -187,9 +188,27 @@ impl Reader<'_> {
                 self.problem(&pool.name, "pool.name", why.0, "use letters, digits, '-' and '_'");
             }
             let field = format!("pool.{}.path", pool.name.get_ref());
-            Pool { name: pool.name.get_ref().clone(), path: self.path(&field, &pool.path) }
+            Pool {
+                name: pool.name.get_ref().clone(),
+                path: self.path(&field, &pool.path),
+                io: self.io(pool),
+            }
         });
         pools.collect()
+    }
+
+    fn io(&mut self, pool: &TypedPool) -> PoolIo {
+        let Some(io) = &pool.io else { return PoolIo::default() };
+        match io.get_ref().as_str() {
+            "buffered" => PoolIo::Buffered,
+            "direct" => PoolIo::Direct,
+            other => {
+                let field = format!("pool.{}.io", pool.name.get_ref());
+                let what = format!("'{other}' is no way to do I/O");
+                self.problem(io, &field, what, "write \"buffered\" or \"direct\"");
+                PoolIo::default()
+            }
+        }
     }
 
     fn peers(&mut self, typed: &[TypedPeer], pools: &[Pool]) -> Vec<Peer> {

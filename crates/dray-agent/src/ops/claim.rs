@@ -104,7 +104,7 @@ impl Agent {
 
     fn reopen(&self, what: &str, name: &str) -> ApiResult<()> {
         let record = self.image(name)?.record();
-        let file = crate::registry::open_file(&record).map_err(|why| io_error(what, why))?;
+        let file = self.registry.open_file(&record).map_err(|why| io_error(what, why))?;
         self.registry.forget(name).map_err(|why| io_error(what, why))?;
         self.registry.add(record, file.into()).map_err(|why| io_error(what, why)).map(drop)
     }

@@ -6,7 +6,7 @@ use crate::api::{
     ApiError, ApiResult, ErrorKind, ImageAdd, ImageRemove, ImageState, ImageStatus, KeptFor, Resize,
 };
 use crate::config::pool::check_name;
-use crate::registry::{CopyState, Entry, ImageRecord, Place, open_file};
+use crate::registry::{CopyState, Entry, ImageRecord, Place};
 use crate::vm::picture::{self, Picture};
 use crate::vm::{RECONNECT_DELAY, qemu_error};
 use dray_image::{Image, locks, names};
@@ -133,7 +133,7 @@ impl Agent {
             migration: None,
             adopted: None,
         };
-        let file = open_file(&record).map_err(|why| {
+        let file = self.registry.open_file(&record).map_err(|why| {
             if why.kind == dray_image::ErrorKind::ReadOnly {
                 return ApiError::new(ErrorKind::Denied, what.clone(), why)
                     .hint("make it writable, or add it with --read-only as a backing image");
@@ -214,7 +214,7 @@ impl Agent {
             .map_err(|why| failed(&why))?;
         let mut new = record.clone();
         new.len = len;
-        let file = open_file(&new).map_err(|why| failed(&why))?;
+        let file = self.registry.open_file(&new).map_err(|why| failed(&why))?;
         let old = self.registry.get(&record.name);
         self.registry.forget(&record.name).map_err(|why| failed(&why))?;
         let added = self.registry.add(new, Arc::new(file)).map_err(|why| failed(&why))?;

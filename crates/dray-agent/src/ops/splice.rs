@@ -5,7 +5,7 @@ use super::io_error;
 use crate::agent::Agent;
 use crate::api::{Adopt, ApiError, ApiResult, ErrorKind, Release, Spliced, SplicedDisk};
 use crate::migration::source::SourceSlot;
-use crate::registry::{Adopted, CopyState, Entry, ImageRecord, Place, open_file};
+use crate::registry::{Adopted, CopyState, Entry, ImageRecord, Place};
 use crate::vm::picture::{LayerPicture, Picture, Place as Where};
 use crate::vm::{RECONNECT_DELAY, qemu_error};
 use dray_image::{Image, names};
@@ -112,7 +112,7 @@ impl Agent {
                 splice,
             }),
         };
-        let file = open_file(&record).map_err(|why| io_error(what, why))?;
+        let file = self.registry.open_file(&record).map_err(|why| io_error(what, why))?;
         record.len = file.geometry().len;
         self.registry
             .add(record, Arc::new(file))

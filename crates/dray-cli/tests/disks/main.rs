@@ -11,12 +11,14 @@
 //! * [`refusals`]: what cannot be done. [`versions`]: hosts with other software.
 //! * [`auto`]: the agent chooses, and says before what it will take.
 //! * [`deferred`]: the target fetches when its operator says so.
+//! * [`direct`]: pools that bypass the page cache.
 //! * [`orders`]: which blocks move first.
 //! * [`faults`]: disks that are read-only, full or broken, with [`mounts`] of their own.
 
 mod auto;
 mod case;
 mod deferred;
+mod direct;
 mod faults;
 mod guest;
 mod hot_set;

@@ -45,6 +45,13 @@ impl Mount {
         Some(Self { path: path.to_owned(), _device: None })
     }
 
+    /// A file system in memory that has no direct I/O.
+    pub fn ramfs(path: &Path) -> Option<Self> {
+        std::fs::create_dir_all(path).unwrap();
+        privileged(Command::new("mount").args(["-t", "ramfs", "ramfs"]).arg(path))?;
+        Some(Self { path: path.to_owned(), _device: None })
+    }
+
     /// A file system on a device; it has no journal, so that only what is written to it fails.
     pub fn ext2(path: &Path, device: Loop) -> Option<Self> {
         std::fs::create_dir_all(path).unwrap();

@@ -4,7 +4,7 @@
 //! never at the same time as a direct write: a page that was read before a direct write and
 //! written back after it would undo it.
 
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, Result};
 use rustix::io::{Errno, ReadWriteFlags};
 use std::fs::File;
 use std::io::{self, IoSlice};
@@ -57,13 +57,9 @@ impl Direct {
             .write(write)
             .custom_flags(libc::O_DIRECT | libc::O_CLOEXEC)
             .open(format!("/proc/self/fd/{}", file.as_raw_fd()))
-            .map_err(|e| Error::io(context(), e))?;
-        let alignment = probe(&again).map_err(|e| Error::io(context(), e))?;
+            .map_err(|e| refused(context(), e))?;
+        let alignment = probe(&again).map_err(|e| refused(context(), e))?;
         Ok(Self { file: again, alignment, writers: RwLock::new(()) })
-    }
-
-    pub(crate) fn alignment(&self) -> u32 {
-        self.alignment as u32
     }
 
     /// Whether a request can go directly.
@@ -153,6 +149,14 @@ impl Direct {
         }
         Ok(())
     }
+}
+
+/// The kernel only says "invalid" of a file system that has no direct I/O.
+fn refused(context: String, why: io::Error) -> Error {
+    if why.raw_os_error() == Some(libc::EINVAL) {
+        return Error::new(ErrorKind::Invalid, context, "its file system has no direct I/O");
+    }
+    Error::io(context, why)
 }
 
 /// The smallest alignment at which a read succeeds.

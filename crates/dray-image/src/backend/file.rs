@@ -144,6 +144,9 @@ impl FileImage {
     pub fn write_bulk(&self, data: &[u8], offset: u64) -> Result<()> {
         let len = data.len() as u64;
         self.check_write("writing", offset, len)?;
+        if self.direct.is_some() {
+            return self.write_at(data, offset, false);
+        }
         let done = self
             .bulk
             .write(&self.file, &self.path, data, offset)
@@ -336,13 +339,8 @@ impl FileImage {
 
 impl Image for FileImage {
     fn geometry(&self) -> Geometry {
-        let min_block = self.direct.as_ref().map_or(1, Direct::alignment);
-        Geometry {
-            len: self.len,
-            min_block: if self.len.is_multiple_of(u64::from(min_block)) { min_block } else { 1 },
-            preferred_block: 4096,
-            read_only: !self.write,
-        }
+        // Requests that do not fit direct I/O go through the page cache: none has to be refused.
+        Geometry { len: self.len, min_block: 1, preferred_block: 4096, read_only: !self.write }
     }
 
     fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {

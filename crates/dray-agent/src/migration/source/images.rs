@@ -286,8 +286,8 @@ fn open(registry: &Registry, image: &SourceImage) -> io::Result<Open> {
     let file = match &entry {
         Some(entry) => Arc::clone(&entry.file),
         None => {
-            let options =
-                FileOptions { write: false, direct: false, export_len: Some(image.offer.len) };
+            let direct = registry.is_direct(&image.path);
+            let options = FileOptions { write: false, direct, export_len: Some(image.offer.len) };
             Arc::new(FileImage::open(&image.path, options).map_err(io::Error::other)?)
         }
     };
