@@ -18,6 +18,9 @@ pub struct Tuning {
     /// What hot-set copies; its defaults when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hot_set: Option<HotSet>,
+    /// Most milliseconds that the migration may add to the guest's writes; it slows down before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_added_latency_ms: Option<f64>,
 }
 
 /// Which blocks hot-set copies before the handover, and when it hands over (LiveFS).
@@ -84,6 +87,17 @@ impl Tuning {
             return Err(refused("--throttle", strategy, &why)
                 .hint("leave --throttle out, or use pre-copy, mirror or hot-set"));
         }
+        let copies = !matches!(strategy, Strategy::PostCopy | Strategy::Deferred);
+        if self.max_added_latency_ms.is_some() && !copies {
+            let why = format!("{strategy} copies nothing while the guest runs at the source");
+            return Err(refused("--max-added-latency", strategy, &why)
+                .hint("leave it out, or limit the rate with --bandwidth"));
+        }
+        if self.max_added_latency_ms.is_some_and(|ms| !(0.001..=60_000.0).contains(&ms)) {
+            let why = "it is not a time from a microsecond to a minute";
+            let what = "cannot use this --max-added-latency";
+            return Err(ApiError::new(ErrorKind::Invalid, what, why));
+        }
         if let Some(hot_set) = &self.hot_set {
             if strategy != Strategy::HotSet {
                 let why = "only hot-set chooses blocks by what the guest uses";
@@ -113,7 +127,7 @@ mod tests {
 
     #[test]
     fn only_what_a_strategy_uses_is_accepted() {
-        let slowed = Tuning { throttle: Throttle::Soft, hot_set: None };
+        let slowed = Tuning { throttle: Throttle::Soft, ..Tuning::default() };
         for strategy in [Strategy::PreCopy, Strategy::Mirror, Strategy::HotSet] {
             slowed.check(strategy).unwrap();
         }
@@ -140,5 +154,13 @@ mod tests {
         assert!(check(HotSet { threshold: -1.0, ..HotSet::default() }).contains("--threshold"));
         assert!(check(HotSet { segment: 5000, ..HotSet::default() }).contains("--segment"));
         assert!(check(HotSet { segment: 0, ..HotSet::default() }).contains("--segment"));
+        let paced = Tuning { max_added_latency_ms: Some(2.0), ..Tuning::default() };
+        paced.check(Strategy::Hybrid).unwrap();
+        assert!(paced.check(Strategy::PostCopy).unwrap_err().hint.is_some());
+        for wrong in [0.0, -1.0, f64::NAN, 1e9] {
+            let tuning = Tuning { max_added_latency_ms: Some(wrong), ..Tuning::default() };
+            let what = tuning.check(Strategy::Hybrid).unwrap_err().what;
+            assert!(what.contains("--max-added-latency"), "{what}");
+        }
     }
 }

@@ -12,6 +12,9 @@ pub struct TuningArgs {
     /// Slow the guest's writes while they are sent again (pre-copy, mirror, hot-set)
     #[arg(long, value_enum, value_name = "HOW", default_value_t)]
     throttle: ThrottleArg,
+    /// Slow the migration down before it adds more than this to the guest's writes
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    max_added_latency: Option<Duration>,
     /// hot-set: count what the guest uses for so long before the copy
     #[arg(long, value_name = "TIME", value_parser = duration)]
     observe: Option<Duration>,
@@ -51,6 +54,7 @@ impl TuningArgs {
                 ThrottleArg::Aggressive => Throttle::Aggressive,
             },
             hot_set: self.hot_set(),
+            max_added_latency_ms: self.max_added_latency.map(|time| time.as_secs_f64() * 1e3),
         }
     }
 

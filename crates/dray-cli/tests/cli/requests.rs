@@ -40,6 +40,21 @@ fn migrate_with_everything() {
 }
 
 #[test]
+fn what_only_some_strategies_use_is_left_out_unless_it_is_asked_for() {
+    let args = "migrate --image a --to hostb --strategy hot-set --throttle soft --observe 30s \
+                --threshold 2.5 --segment 16MiB --handover-size 1MiB --max-added-latency 1.5ms";
+    let wanted = json!({ "throttle": "soft", "max_added_latency_ms": 1.5, "hot_set": {
+        "observe_ms": 30_000, "threshold": 2.5, "segment": 16 << 20, "read_weight": 0.5,
+        "handover_size": 1 << 20,
+    }});
+    let fake = Fake::start();
+    let ran = fake.run(&args.split_whitespace().collect::<Vec<_>>());
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    let request = fake.seen()[0]["migrate"].clone();
+    assert_eq!((&request["strategy"], &request["tuning"]), (&json!("hot-set"), &wanted));
+}
+
+#[test]
 fn the_other_commands() {
     let here = std::env::current_dir().unwrap();
     let cases = [

@@ -12,6 +12,7 @@ pub use brake::WriteDelay;
 pub use witness::WriteWitness;
 
 use crate::gate::{Gate, Quiesced};
+use crate::latency::{Latencies, Meter};
 use crate::missing::Missing;
 use crate::stats::{Counter, Counters};
 use crate::tracker::{DirtyRuns, Tracker};
@@ -118,6 +119,7 @@ pub struct Disk {
     brake: Brake,
     accesses: AccessLog,
     witness: Witness,
+    meter: Meter,
     counters: Counters,
 }
 
@@ -134,6 +136,7 @@ impl Disk {
             brake: Brake::default(),
             accesses: AccessLog::with_lanes(LOG_LANES, LOG_PLACES),
             witness: Witness::default(),
+            meter: Meter::default(),
             counters: Counters::default(),
             backing,
         })
@@ -187,6 +190,18 @@ impl Disk {
     /// is.
     pub fn set_write_witness(&self, witness: Option<Arc<dyn WriteWitness>>) {
         self.witness.set(witness);
+    }
+
+    /// Whether the guest's changes are timed from now on.
+    pub fn measure_writes(&self, on: bool) {
+        self.meter.switch(on);
+    }
+
+    /// How long the changes took that were timed since the disk was made: from the gate to the end
+    /// of the change in the image. What [`set_write_delay`](Self::set_write_delay) adds is not in
+    /// it.
+    pub fn write_latencies(&self) -> Latencies {
+        self.meter.read()
     }
 
     /// Tracks writes from now on. Nothing is dirty at the start, unless writes were tracked before:

@@ -54,6 +54,7 @@ impl Disk {
         if self.brake.is_on() {
             self.brake.wait(self.new_dirty(touched));
         }
+        let began = self.meter.is_on().then(Instant::now);
         let _pass = self.gate.enter()?;
         self.refuse_while_incoming()?;
         let marked = self.tracker.begin(touched.all)?;
@@ -67,7 +68,14 @@ impl Disk {
         }
         marked.complete()?;
         self.witness.tell(touched.all);
+        self.timed(began);
         Ok(())
+    }
+
+    fn timed(&self, began: Option<Instant>) {
+        if let Some(began) = began {
+            self.meter.add(began.elapsed());
+        }
     }
 
     /// Bytes that a change makes dirty and that are clean.
@@ -211,6 +219,7 @@ impl Image for Disk {
         if self.brake.is_on() && self.new_dirty(touched) > 0 {
             return Ok(Attempt::WouldWait);
         }
+        let began = self.meter.is_on().then(Instant::now);
         let Some(_pass) = self.gate.try_enter() else { return Ok(Attempt::WouldWait) };
         self.refuse_while_incoming()?;
         let Some(marked) = self.tracker.try_begin(touched.all) else {
@@ -226,6 +235,7 @@ impl Image for Disk {
             self.count_write(offset, len);
             marked.complete()?;
             self.witness.tell(touched.all);
+            self.timed(began);
         }
         Ok(attempt)
     }

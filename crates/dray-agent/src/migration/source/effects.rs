@@ -198,12 +198,19 @@ impl SourceLoop {
             let seconds = left.as_secs_f64();
             self.slot.board.notice(format!("observing the guest for {seconds:.1} s"));
             self.observing = Some(Instant::now() + left);
+            self.measure_if_wanted();
             return Ok(());
         }
         let tuning = match options.strategy {
             dray_engine::Strategy::Auto => self.auto(options),
             _ => self.tuning(options),
         };
+        if self.pacing.is_none() {
+            self.measure_if_wanted();
+        }
+        if let Some(pacing) = &mut self.pacing {
+            pacing.begin();
+        }
         let plan = SourcePlan {
             migration: intent.migration,
             images: intent.images.iter().map(|image| image.offer.clone()).collect(),

@@ -2,6 +2,7 @@
 //! as this host has counted before.
 
 use super::SourceLoop;
+use super::latency::OBSERVE;
 use crate::migration::intent::Options;
 use dray_engine::hotset::Rule;
 use dray_engine::{SourceEvent, Strategy, Tuning};
@@ -22,12 +23,13 @@ impl SourceLoop {
 
     /// How much longer the guest is to be observed before anything is copied.
     pub(super) fn still_to_observe(&self, options: &Options) -> Option<Duration> {
-        let hot_set = options.tuning.hot_set.as_ref()?;
-        let began = self.slot.intent().started_unix_ms;
-        let until = Duration::from_millis(began.saturating_add(hot_set.observe_ms));
+        let hot_set = options.tuning.hot_set.as_ref().map_or(0, |hot_set| hot_set.observe_ms);
+        let latency = options.tuning.max_added_latency_ms.map_or(Duration::ZERO, |_| OBSERVE);
+        let observe = Duration::from_millis(hot_set).max(latency);
+        let until = Duration::from_millis(self.slot.intent().started_unix_ms) + observe;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         // A clock that was set must not make it longer than was asked for.
-        let left = until.saturating_sub(now).min(Duration::from_millis(hot_set.observe_ms));
+        let left = until.saturating_sub(now).min(observe);
         let fresh = self.history.is_empty() && !self.observed;
         (fresh && !left.is_zero()).then_some(left)
     }

@@ -10,6 +10,7 @@ mod counts;
 mod effects;
 mod hot_set;
 mod images;
+mod latency;
 mod mirror;
 mod orders;
 mod rate;
@@ -34,6 +35,7 @@ use dray_engine::{Source, SourceEvent, SourceRecord};
 use dray_image::Quiesced;
 use dray_wire::{Envelope, ToSource};
 use images::SourceImages;
+use latency::Pacing;
 use mirror::Mirror;
 use orders::Orders;
 use report::{COUNTS, Report};
@@ -196,6 +198,7 @@ pub struct SourceLoop {
     orders: Orders,
     brakes: Brakes,
     mirror: Option<Mirror>,
+    pacing: Option<Pacing>,
     /// The guest is observed until then, and nothing is copied.
     observing: Option<Instant>,
     /// That is over.
@@ -258,6 +261,7 @@ impl SourceLoop {
             orders: Orders::default(),
             brakes: Brakes::new(Arc::clone(&slot.limiter)),
             mirror: None,
+            pacing: None,
             observing: None,
             observed: false,
             guards: Vec::new(),
@@ -314,6 +318,7 @@ impl SourceLoop {
         }
         self.step(SourceEvent::Tick);
         self.refresh_orders();
+        self.keep_latency();
         self.report.save();
         self.report.refresh(self.engine.as_ref(), &self.images);
         let Some(engine) = &self.engine else { return };
@@ -405,6 +410,7 @@ impl SourceLoop {
         self.broken = true;
         self.brakes.lift();
         self.mirror = None;
+        self.pacing = None;
         tracing::error!(migration = %self.slot.board.migration, %why, "cannot write the journal");
         let error = ApiError::new(ErrorKind::Io, "cannot write the migration's journal", why)
             .hint("free space in the agent's state directory and restart the agent");
