@@ -91,7 +91,7 @@ pub enum Command {
     Pki(commands::pki::Args),
     /// Replay a trace through the engine: what a migration would cost
     Sim(commands::sim::Args),
-    /// Analyse and generate traces of block accesses
+    /// Record, analyse and generate traces of block accesses
     Trace(commands::trace::Args),
     /// Print a completion script for a shell
     Completions(commands::completions::Args),

@@ -37,7 +37,10 @@ mod waiters;
 
 pub use backend::{FileImage, FileOptions};
 pub use device::{DeviceMark, DeviceState};
-pub use disk::{Disk, DiskStats, Fetcher, Fill, IntentLog, PresentLog, WriteDelay, WriteWitness};
+pub use disk::{
+    Access, Accesses, Disk, DiskStats, Fetcher, Fill, IntentLog, PresentLog, RECORDING_PLACES,
+    Recording, WriteDelay, WriteWitness,
+};
 pub use error::{Error, ErrorKind, Result};
 pub use gate::Quiesced;
 pub use image::{Attempt, Extent, ExtentKind, Geometry, Image, ZeroMode};

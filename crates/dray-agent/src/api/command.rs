@@ -59,6 +59,8 @@ pub enum Command {
     Plan(super::Plan),
     /// Answered with [`Backfilling`](super::Backfilling).
     Backfill(Backfill),
+    /// Answered with [`Recorded`](super::Recorded), after [`Event::Accesses`](super::Event::Accesses).
+    Record(super::Record),
 }
 
 /// What is moved.

@@ -13,6 +13,7 @@ pub mod command;
 pub mod error;
 pub mod plan;
 pub mod progress;
+pub mod record;
 pub mod report;
 pub mod server;
 pub mod text;
@@ -23,6 +24,7 @@ pub use command::*;
 pub use error::{ApiError, ErrorKind};
 pub use plan::*;
 pub use progress::*;
+pub use record::*;
 pub use report::*;
 pub use server::{Server, SocketAccess};
 pub use tuning::{HotSet, Throttle, Tuning};
@@ -112,6 +114,13 @@ pub trait AgentApi: Send + Sync + 'static {
     /// Predicts what a migration would take; nothing moves.
     fn plan(&self, command: Plan) -> impl Future<Output = ApiResult<Planned>> + Send;
 
+    /// Tells what guests do to an image until the recording ends. Dropped when its client hangs up.
+    fn record(
+        &self,
+        command: Record,
+        events: Events,
+    ) -> impl Future<Output = ApiResult<Recorded>> + Send;
+
     /// Starts, pauses or paces Backfill; this host is the target.
     fn backfill(&self, command: Backfill) -> impl Future<Output = ApiResult<Backfilling>> + Send;
 }
@@ -157,13 +166,14 @@ mod tests {
                 // Requests leave defaults out, so that they are only read.
                 "version" => drop(serde_json::from_value::<Request>(example).unwrap()),
                 "event" => round_trips::<Event>(&example),
+                _ if content.get("accesses").is_some() => round_trips::<Recorded>(content),
                 "error" => round_trips::<ApiError>(content),
                 _ if content.get("pid").is_some() => round_trips::<AgentInfo>(content),
                 _ => round_trips::<Summary>(content),
             }
         }
         let counted: Vec<_> = kinds.into_iter().collect();
-        assert_eq!(counted, [("error", 1), ("event", 3), ("result", 2), ("version", 9)]);
+        assert_eq!(counted, [("error", 1), ("event", 4), ("result", 3), ("version", 10)]);
     }
 
     #[test]

@@ -19,6 +19,8 @@ pub enum Event {
         /// One line, lower case.
         text: String,
     },
+    /// What guests did to an image that is recorded; about ten times a second.
+    Accesses(super::AccessBatch),
 }
 
 /// A migration exists: its intent is durable.

@@ -219,6 +219,7 @@ async fn run<A: AgentApi>(agent: &A, command: Command, events: Events) -> ApiRes
         Command::Unstall(command) => to_json(agent.unstall(command).await?),
         Command::Plan(command) => to_json(agent.plan(command).await?),
         Command::Backfill(command) => to_json(agent.backfill(command).await?),
+        Command::Record(command) => to_json(agent.record(command, events).await?),
     }
 }
 

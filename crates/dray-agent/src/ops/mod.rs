@@ -8,6 +8,7 @@ mod images;
 mod migrate;
 mod plan;
 mod prepare;
+mod record;
 mod splice;
 
 use crate::agent::Agent;
@@ -101,6 +102,10 @@ impl AgentApi for Operator {
 
     async fn plan(&self, command: api::Plan) -> ApiResult<api::Planned> {
         self.0.predict(command).await
+    }
+
+    async fn record(&self, command: api::Record, events: Events) -> ApiResult<api::Recorded> {
+        self.0.record(&command, &events).await
     }
 
     async fn backfill(&self, command: api::Backfill) -> ApiResult<Backfilling> {

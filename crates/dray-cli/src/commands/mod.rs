@@ -13,6 +13,7 @@ pub mod migrate;
 pub mod pki;
 pub mod plan;
 pub mod prepare;
+mod record;
 pub mod release;
 pub mod resize;
 pub mod resume;
@@ -32,21 +33,23 @@ use std::process::ExitCode;
 
 /// Does what was typed.
 pub fn run(args: Args, output: &Output) -> ApiResult<ExitCode> {
+    let client = Client::new(args.global.socket);
     match args.command {
         Command::Agent(args) => agent::run(&args, output),
         Command::CheckConfig(args) => check_config::run(&args, output),
         Command::Pki(args) => pki::run(&args, output),
         Command::Completions(args) => completions::run(&args, output),
         Command::Sim(args) => sim::run(&args, output),
-        Command::Trace(args) => trace::run(&args, output),
-        command => {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()
-                .map_err(|why| ApiError::new(ErrorKind::Internal, "cannot start", why))?;
-            runtime.block_on(ask(command, &Client::new(args.global.socket), output))
-        }
+        Command::Trace(args) => trace::run(&args, &client, output),
+        command => wait(ask(command, &client, output)),
     }
+}
+
+/// Runs what asks the agent to its end.
+fn wait(work: impl Future<Output = ApiResult<ExitCode>>) -> ApiResult<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|why| ApiError::new(ErrorKind::Internal, "cannot start", why))?;
+    runtime.block_on(work)
 }
 
 /// The commands that the agent answers.

@@ -1,12 +1,13 @@
-//! `dray trace`: what a trace holds, and traces of generated loads.
+//! `dray trace`: what a trace holds, and traces of guests and of generated loads.
 
 use super::sim::trace_failed;
+use super::{record, wait};
 use crate::output::Output;
 use crate::show::style::Style;
 use crate::show::table::{Align, fields, table};
 use crate::show::units::{bytes, count, seconds};
 use clap::Subcommand;
-use dray_agent::api::{ApiError, ApiResult, ErrorKind};
+use dray_agent::api::{ApiError, ApiResult, Client, ErrorKind};
 use dray_trace::analyse::{Analysis, Locality, Totals, Volume, Windows, analyse};
 use dray_trace::generate::Load;
 use dray_trace::{Reader, Writer};
@@ -19,9 +20,10 @@ const EXAMPLES: &str = "\
 Examples:
   dray trace analyse vm1.csv.zst --disk 32GiB
   dray trace generate file-server --seconds 7200 -o fs.csv.zst
+  dray trace record vm1-root -o vm1.csv.zst --duration 2h
 
 Reads CSV `time_s,op,offset,length`, the text of blkparse, and fio iologs; each may be compressed
-with zstd. Needs no agent. `docs/simulation.md` says what the numbers mean.";
+with zstd. Only `record` needs the agent. `docs/simulation.md` says what the numbers mean.";
 
 /// Arguments of `dray trace`.
 #[derive(clap::Args, Debug)]
@@ -37,6 +39,8 @@ enum What {
     Analyse(AnalyseArgs),
     /// Write the trace of a server's load
     Generate(GenerateArgs),
+    /// Write down what guests do to an image that the agent serves
+    Record(record::Args),
 }
 
 /// Arguments of `dray trace analyse`.
@@ -87,10 +91,11 @@ struct GenerateArgs {
 }
 
 /// Does it.
-pub fn run(args: &Args, output: &Output) -> ApiResult<ExitCode> {
+pub fn run(args: &Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     match &args.what {
         What::Analyse(args) => run_analyse(args, output),
         What::Generate(args) => run_generate(args, output),
+        What::Record(args) => wait(record::run(args, client, output)),
     }
 }
 

@@ -131,6 +131,7 @@ impl Display for Bars {
             }
             Event::Progress(progress) => self.show(progress),
             Event::Notice { text } => self.above(&self.style.warn(&format!("! {text}"))),
+            Event::Accesses(_) => {}
         }
     }
 

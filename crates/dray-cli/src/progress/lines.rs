@@ -63,6 +63,8 @@ impl Display for Lines {
                 }
             }
             Event::Notice { text } => self.output.note(text),
+            // Those of a recording, which is not followed here.
+            Event::Accesses(_) => {}
         }
     }
 

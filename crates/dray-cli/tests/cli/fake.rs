@@ -393,6 +393,25 @@ impl AgentApi for Agent {
         })
     }
 
+    async fn record(&self, command: Record, events: Events) -> ApiResult<Recorded> {
+        self.saw("record", &command);
+        asked_to_fail(&command.image)?;
+        let accesses = vec![
+            AccessLine(1_000_000, AccessKind::W, 4096, 512),
+            AccessLine(2_500_000, AccessKind::R, 0, 65_536),
+        ];
+        let batch = AccessBatch { accesses, until_ns: 3_000_000_000, missed: 7 };
+        events.send(Event::Accesses(batch)).await.expect("the client listens");
+        Ok(Recorded {
+            image: command.image,
+            bytes: 8 << 30,
+            accesses: 2,
+            missed: 7,
+            duration_ns: 3_000_000_000,
+            end: RecordEnd::Duration,
+        })
+    }
+
     async fn backfill(&self, command: Backfill) -> ApiResult<Backfilling> {
         self.saw("backfill", &command);
         let bandwidth = match command.action {

@@ -53,6 +53,7 @@ fn help_of_every_command() {
         ("sim", "chunks"),
         ("trace", "analyse"),
         ("trace", "generate"),
+        ("trace", "record"),
         ("backfill", "start"),
         ("backfill", "pause"),
         ("backfill", "rate"),

@@ -8,6 +8,7 @@
 //! * [`hot_set`]: what the guest uses moves first.
 //! * [`mirror`]: writes during the copy are sent on.
 //! * [`throttle`]: guests that write faster than the link.
+//! * [`record`]: a trace of what a client did is what it did.
 //! * [`refusals`]: what cannot be done. [`versions`]: hosts with other software.
 //! * [`auto`]: the agent chooses, and says before what it will take.
 //! * [`deferred`]: the target fetches when its operator says so.
@@ -31,6 +32,7 @@ mod moves;
 mod nbd;
 mod orders;
 mod progress;
+mod record;
 mod refusals;
 mod throttle;
 mod versions;

@@ -5,10 +5,12 @@
 //! nothing: when to copy, hand over or fetch is the engine's business.
 
 mod brake;
+mod recorder;
 mod request;
 mod witness;
 
 pub use brake::WriteDelay;
+pub use recorder::{Access, Accesses, RECORDING_PLACES, Recording};
 pub use witness::WriteWitness;
 
 use crate::gate::{Gate, Quiesced};
@@ -20,6 +22,7 @@ use crate::{Image, Result};
 use brake::Brake;
 use dray_heat::{AccessLog, Op};
 use dray_types::{BlockRange, BlockSet};
+use recorder::Recorder;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -119,6 +122,7 @@ pub struct Disk {
     brake: Brake,
     accesses: AccessLog,
     witness: Witness,
+    recorder: Arc<Recorder>,
     meter: Meter,
     counters: Counters,
 }
@@ -136,6 +140,7 @@ impl Disk {
             brake: Brake::default(),
             accesses: AccessLog::with_lanes(LOG_LANES, LOG_PLACES),
             witness: Witness::default(),
+            recorder: Arc::default(),
             meter: Meter::default(),
             counters: Counters::default(),
             backing,
@@ -310,7 +315,14 @@ impl Disk {
         &self.accesses
     }
 
+    /// Records the guest's accesses one by one until the recording is dropped; none while another
+    /// recording goes on. The times are those of [`accesses`](Self::accesses).
+    pub fn record(&self) -> Option<Recording> {
+        self.recorder.begin()
+    }
+
     fn note(&self, op: Op, offset: u64, len: u64) {
+        self.recorder.note(op, offset, len);
         let lane = crate::sync::shard(LOG_LANES);
         self.accesses.push_in(lane, op, BlockRange::covering(offset, len));
     }

@@ -58,6 +58,9 @@ pub struct Counts {
     /// What was predicted.
     #[serde(default)]
     pub predicted: Option<Predicted>,
+    /// Nanoseconds that the guest's writes took before the copy, where there is a goal for that.
+    #[serde(default)]
+    pub usual_latency: Option<u64>,
     /// The streams' counters.
     pub net: NetTotals,
 }
@@ -90,6 +93,7 @@ impl Counts {
             memory: self.memory,
             reconnects: self.reconnects,
             predicted: self.predicted.clone(),
+            usual_latency: self.usual_latency,
             ..Self::default()
         };
         if !self.has(Mark::Serving) {
@@ -172,12 +176,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("counts.json");
         assert_eq!(Counts::read(&path), Counts::default());
-        let mut counts = Counts { reconnects: 3, ..Counts::default() };
+        let mut counts = Counts { reconnects: 3, usual_latency: Some(7), ..Counts::default() };
         counts.mark(Mark::Stopped, 1_000_000);
         counts.mark(Mark::Begin, 1_004_000);
         counts.write(&path).unwrap();
         let mut counts = Counts::read(&path);
         assert_eq!(counts.reconnects, 3);
+        assert_eq!(counts.resumed().usual_latency, Some(7));
         assert!(!counts.resumed().has(Mark::Stopped), "nobody knows when the target served");
         counts.mark(Mark::Quiesced, 1_005_000);
         counts.mark(Mark::Asked, 1_007_000);

@@ -170,6 +170,7 @@ impl SourceLoop {
             self.link_lost = Some(Instant::now());
         }
         self.report.begin();
+        (self.engine, self.observed) = (None, false);
         *self.slot.intent.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = intent;
         let begun = (|| {
             self.images.reopen(&self.slot.intent())?;
@@ -205,12 +206,7 @@ impl SourceLoop {
             dray_engine::Strategy::Auto => self.auto(options),
             _ => self.tuning(options),
         };
-        if self.pacing.is_none() {
-            self.measure_if_wanted();
-        }
-        if let Some(pacing) = &mut self.pacing {
-            pacing.begin();
-        }
+        self.begin_pacing();
         let plan = SourcePlan {
             migration: intent.migration,
             images: intent.images.iter().map(|image| image.offer.clone()).collect(),

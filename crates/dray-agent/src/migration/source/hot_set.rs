@@ -5,9 +5,9 @@ use super::SourceLoop;
 use super::latency::OBSERVE;
 use crate::migration::intent::Options;
 use dray_engine::hotset::Rule;
-use dray_engine::{SourceEvent, Strategy, Tuning};
+use dray_engine::{SourceEvent, SourceRecord, Strategy, Tuning};
 use dray_types::BlockSet;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 impl SourceLoop {
     /// What the engine is told beyond the strategy. A restarted agent may choose other blocks.
@@ -23,15 +23,15 @@ impl SourceLoop {
 
     /// How much longer the guest is to be observed before anything is copied.
     pub(super) fn still_to_observe(&self, options: &Options) -> Option<Duration> {
-        let hot_set = options.tuning.hot_set.as_ref().map_or(0, |hot_set| hot_set.observe_ms);
-        let latency = options.tuning.max_added_latency_ms.map_or(Duration::ZERO, |_| OBSERVE);
-        let observe = Duration::from_millis(hot_set).max(latency);
-        let until = Duration::from_millis(self.slot.intent().started_unix_ms) + observe;
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        // A clock that was set must not make it longer than was asked for.
-        let left = until.saturating_sub(now).min(observe);
-        let fresh = self.history.is_empty() && !self.observed;
-        (fresh && !left.is_zero()).then_some(left)
+        let resumed = self.history.last() == Some(&SourceRecord::Resumed);
+        let fresh = self.history.is_empty();
+        let hot_set = options.tuning.hot_set.as_ref().filter(|_| fresh);
+        let hot_set = Duration::from_millis(hot_set.map_or(0, |hot_set| hot_set.observe_ms));
+        let paced = options.tuning.max_added_latency_ms.is_some();
+        let paced = paced && (fresh || resumed) && !self.report.knows_usual_latency();
+        let observe = hot_set.max(if paced { OBSERVE } else { Duration::ZERO });
+        let left = observe.saturating_sub(Duration::from_secs_f64(self.report.elapsed()));
+        (!self.observed && !left.is_zero()).then_some(left)
     }
 
     /// The guest was observed for long enough, or nobody waits for the end of it.

@@ -4,8 +4,9 @@
 //! the end of the change in the image: what a busy disk, and the reads of the copy, add. What the
 //! operator asked for (`--throttle`) and what happens on the way to the agent is not in it, nor are
 //! reads and flushes. What is compared is the ninetieth percentile of half a second with that of the
-//! time in which the guest was observed before the copy. A guest that wrote too little in half a
-//! second tells nothing.
+//! time in which the guest was observed before the copy; what was usual is kept over a restart of
+//! the agent. Of a guest that wrote too little in half a second nothing is concluded until it wrote
+//! enough, or for five seconds: a guest may write little because its writes have become slow.
 
 use super::SourceLoop;
 use dray_engine::Time;
@@ -23,6 +24,8 @@ const EVERY: Duration = Duration::from_millis(500);
 const SHARE: f64 = 0.9;
 /// Fewer changes say nothing of a percentile.
 const ENOUGH: u64 = 10;
+/// After this long, fewer changes than [`ENOUGH`] must do.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What is known of the guest's latency; measuring ends when this is dropped.
 pub struct Pacing {
@@ -46,13 +49,22 @@ impl Pacing {
         Self { pace, disks, last, baseline: None, at: Instant::now(), moved: 0 }
     }
 
-    /// The copy begins: what was measured until now is what is usual. Nothing is, when the guest
-    /// wrote too little; then all of its latency counts as added.
-    pub fn begin(&mut self) {
+    /// The copy begins, after `moved` bytes of earlier tries: what was measured until now is what is
+    /// usual, unless that is `known` already. Answers with it. Nothing is usual when the guest wrote
+    /// too little; then all of its latency counts as added.
+    pub fn begin(&mut self, known: Option<u64>, moved: u64) -> u64 {
         let now = total(&self.disks);
-        self.baseline = Some(percentile(&now.since(&self.last)).unwrap_or(0));
-        self.last = now;
-        self.at = Instant::now();
+        let measured = || percentile(&now.since(&self.last), ENOUGH).unwrap_or(0);
+        let baseline = known.unwrap_or_else(measured);
+        *self = Self {
+            pace: self.pace.clone(),
+            disks: std::mem::take(&mut self.disks),
+            last: now,
+            baseline: Some(baseline),
+            at: Instant::now(),
+            moved,
+        };
+        baseline
     }
 
     /// Measures if it is time to; the limit that holds from now on, in bytes a second, and the
@@ -64,7 +76,12 @@ impl Pacing {
             return None;
         }
         let times = total(&self.disks);
-        let latency = percentile(&times.since(&self.last)).unwrap_or(baseline);
+        let since = times.since(&self.last);
+        let enough = if passed < PATIENCE { ENOUGH } else { 1 };
+        let latency = match percentile(&since, enough) {
+            None if passed < PATIENCE => return None,
+            latency => latency.unwrap_or(baseline),
+        };
         let rate = (moved.saturating_sub(self.moved) as f64 / passed.as_secs_f64()) as u64;
         (self.at, self.last, self.moved) = (Instant::now(), times, moved);
         Some(self.pace.observe(now, Sample { latency, baseline, rate }))
@@ -81,8 +98,8 @@ fn total(disks: &[Arc<Disk>]) -> Latencies {
     disks.iter().fold(Latencies::default(), |sum, disk| sum.plus(&disk.write_latencies()))
 }
 
-fn percentile(times: &Latencies) -> Option<u64> {
-    let time = times.percentile(SHARE).filter(|_| times.count() >= ENOUGH)?;
+fn percentile(times: &Latencies, enough: u64) -> Option<u64> {
+    let time = times.percentile(SHARE).filter(|_| times.count() >= enough)?;
     Some(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
 }
 
@@ -93,6 +110,17 @@ impl SourceLoop {
         self.pacing = None;
         let disks = self.images.disks().map(|(_, disk)| disk);
         self.pacing = goal.map(|ms| Pacing::new(Duration::from_secs_f64(ms / 1e3), disks));
+    }
+
+    /// The copy begins; what is usual for the guest outlives this process.
+    pub(super) fn begin_pacing(&mut self) {
+        if self.pacing.is_none() {
+            self.measure_if_wanted();
+        }
+        if let Some(pacing) = &mut self.pacing {
+            let moved = self.slot.stats.totals().wire_bytes();
+            self.report.usual_latency(|known| pacing.begin(known, moved));
+        }
     }
 
     /// Takes a measurement now and then, while the guest runs here.
@@ -140,7 +168,7 @@ mod tests {
             (0..2 * ENOUGH).for_each(|n| disk.write_at(&[1; 512], n * 512, false).unwrap());
         };
         write(&quick);
-        pacing.begin();
+        pacing.begin(None, 0);
         assert!(pacing.baseline.unwrap() < MILLISECOND, "{:?}", pacing.baseline);
         let mut later = |disk: &Disk, seconds: u64, moved| {
             write(disk);
@@ -156,5 +184,56 @@ mod tests {
         drop(pacing);
         write(&slow);
         assert_eq!(slow.write_latencies().count(), 4 * ENOUGH, "nobody measures any more");
+    }
+
+    fn writes(disk: &Disk, count: u64) {
+        (0..count).for_each(|n| disk.write_at(&[1; 512], n * 512, false).unwrap());
+    }
+
+    fn slow_disk(dir: &std::path::Path) -> Arc<Disk> {
+        let path = dir.join("a");
+        std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
+        let file = FileImage::open(&path, FileOptions { write: true, ..Default::default() });
+        let delay = layers::Delay::new().with(layers::Op::Write, Duration::from_millis(5));
+        Disk::new(Arc::new(layers::Layered::new(Arc::new(file.unwrap()), delay)))
+    }
+
+    /// A guest whose writes take so long that there are few of them is not one that is well.
+    #[test]
+    fn a_guest_that_hardly_writes_any_more_is_not_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = slow_disk(dir.path());
+        let mut pacing = Pacing::new(Duration::from_millis(1), [Arc::clone(&disk)].into_iter());
+        assert_eq!(pacing.begin(Some(0), 0), 0);
+        let mut later = |passed: Duration, moved| {
+            pacing.at = Instant::now() - passed;
+            pacing.observe(Time(passed.as_nanos() as u64), moved)
+        };
+        writes(&disk, ENOUGH / 2);
+        assert_eq!(later(EVERY, 50 << 20), None, "too little to tell");
+        writes(&disk, ENOUGH / 2);
+        let limit = later(EVERY * 2, 100 << 20).unwrap().unwrap();
+        writes(&disk, 1);
+        assert_eq!(later(EVERY * 4, 150 << 20), None);
+        assert!(later(PATIENCE, 150 << 20).unwrap().unwrap() < limit);
+    }
+
+    /// A restarted agent has not seen the guest without the copy, and earlier tries are no rate.
+    #[test]
+    fn what_is_usual_and_what_was_moved_is_taken_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = slow_disk(dir.path());
+        let mut pacing = Pacing::new(Duration::from_millis(1), [Arc::clone(&disk)].into_iter());
+        let usual = 20 * MILLISECOND;
+        assert_eq!(pacing.begin(Some(usual), 1 << 40), usual);
+        writes(&disk, 2 * ENOUGH);
+        pacing.at = Instant::now() - EVERY;
+        assert_eq!(pacing.observe(Time(MILLISECOND), 1 << 40), Some(None), "slow, but as usual");
+        assert_eq!(pacing.moved, 1 << 40);
+        writes(&disk, 2 * ENOUGH);
+        pacing.baseline = Some(0);
+        pacing.at = Instant::now() - EVERY;
+        let limit = pacing.observe(Time(1000 * MILLISECOND), (1 << 40) + (50 << 20));
+        assert!(limit.unwrap().unwrap() < 100 << 20, "{limit:?}");
     }
 }

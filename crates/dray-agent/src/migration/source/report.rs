@@ -193,6 +193,16 @@ impl Report {
         self.counts.predicted = Some(predicted);
     }
 
+    /// What the guest's writes take as a rule, as it is known or becomes known now.
+    pub fn usual_latency(&mut self, find: impl FnOnce(Option<u64>) -> u64) {
+        self.counts.usual_latency = Some(find(self.counts.usual_latency));
+    }
+
+    /// Whether that is known.
+    pub fn knows_usual_latency(&self) -> bool {
+        self.counts.usual_latency.is_some()
+    }
+
     /// QEMU's numbers.
     pub fn memory(&mut self, sent: u64, left: u64) {
         self.counts.memory = (sent, left);
@@ -297,7 +307,8 @@ impl Report {
         }
     }
 
-    fn elapsed(&self) -> f64 {
+    /// Seconds since it was asked for; a clock that was set back is no negative time.
+    pub(super) fn elapsed(&self) -> f64 {
         let started = self.counts.at(Mark::Started);
         started.map_or(0.0, |at| self.clock.micros().saturating_sub(at) as f64 / 1e6)
     }
