@@ -7,7 +7,7 @@
 
 use crate::registry::Registry;
 use dray_engine::hotset::Counts;
-use dray_engine::plan::Chunk;
+use dray_engine::plan::{Chunk, Footprint};
 use dray_heat::{AccessLog, Heat, HeatConfig, Op};
 use dray_image::Disk;
 use dray_types::{BLOCK_SIZE, BlockRange, BlockSet, ImageIndex, Schedule};
@@ -30,6 +30,8 @@ struct State {
     /// `counted` when it was last saved.
     saved: u64,
     pace: Pace,
+    /// What of it is written; counted anew by each process.
+    footprint: Footprint,
 }
 
 /// How often the guest reads and writes: counted over windows, the last complete one and the one
@@ -71,7 +73,8 @@ impl ImageHeat {
     /// Heat of an image of `len` bytes without any access yet.
     pub fn new(len: u64) -> Self {
         let heat = Heat::new(BlockRange::whole(len).len, HeatConfig::default());
-        Self(Mutex::new(State { heat, counted: 0, saved: 0, pace: Pace::new() }))
+        let (pace, footprint) = (Pace::new(), Footprint::default());
+        Self(Mutex::new(State { heat, counted: 0, saved: 0, pace, footprint }))
     }
 
     /// What an earlier agent saved at `path` of an image that has `len` bytes now; nothing when
@@ -105,6 +108,9 @@ impl ImageHeat {
             state.counted += 1;
             state.pace.count(op);
             state.heat.access(op, range);
+            if op == Op::Write {
+                state.footprint.note(range);
+            }
         });
     }
 
@@ -155,8 +161,16 @@ impl ImageHeat {
                 {
                     last.range.len += range.len;
                     last.bytes += bytes;
+                    last.footprint += range.len * BLOCK_SIZE;
                 }
-                _ => chunks.push(Chunk { image, range, bytes, written, reads }),
+                _ => {
+                    // Writes of an earlier process are known by their rate alone.
+                    let footprint = match state.footprint.bytes(range) {
+                        0 => range.len * BLOCK_SIZE,
+                        some => some,
+                    };
+                    chunks.push(Chunk { image, range, bytes, written, footprint, reads });
+                }
             }
         }
         chunks

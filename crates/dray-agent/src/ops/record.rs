@@ -7,13 +7,15 @@ use crate::api::{
 };
 use crate::registry::{CopyState, Entry};
 use dray_heat::Op;
-use dray_image::{Access, Accesses};
+use dray_image::{Access, Accesses, Disk, Recording};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
 /// Pause between two tellings: with a recording's room, for 650,000 accesses a second.
 const EVERY: Duration = Duration::from_millis(100);
+/// Times that a recording is tried to begin.
+const TRIES: u32 = 10;
 /// Accesses of one event: its line is some hundred kilobytes at most.
 const BATCH: usize = 4096;
 
@@ -24,6 +26,19 @@ fn line(access: &Access) -> AccessLine {
 
 fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Begins as soon as nobody else records, if that is soon: a client that has just gone is noticed
+/// with the next event.
+async fn begin(disk: &Disk) -> Option<Recording> {
+    for _ in 0..TRIES {
+        let begun = disk.record();
+        if begun.is_some() {
+            return begun;
+        }
+        tokio::time::sleep(EVERY).await;
+    }
+    None
 }
 
 /// One event after another, none of them too long; without accesses one that tells the time.
@@ -61,7 +76,7 @@ impl Agent {
             return Err(ApiError::new(ErrorKind::Conflict, what, why)
                 .hint("record it on the host that owns it"));
         }
-        let recording = entry.disk.record().ok_or_else(|| {
+        let recording = begin(&entry.disk).await.ok_or_else(|| {
             ApiError::new(ErrorKind::Conflict, &what, "it is being recorded already")
         })?;
         let end = duration_ms.map(|ms| Instant::now() + Duration::from_millis(ms));

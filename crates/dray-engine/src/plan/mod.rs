@@ -4,31 +4,39 @@
 //! the same numbers give the same answer. What a block costs is compared chunk by chunk:
 //!
 //! ```text
-//! d = s · (1 − e^(−w·t/s))      bytes dirty again when the guest moves, t after the chunk was sent
-//! send  = d ÷ link  +  q · r · rtt · b · d/s
-//! leave = risk · s ÷ link  +  q · r · rtt · b
+//! d = f · (1 − e^(−w·t/f))          bytes dirty again when the guest moves, t after they were sent
+//! n(x) = a · (1 − e^(−r·b/a))       reads that wait, a = x ÷ 64 KiB
+//! send  = d ÷ link  +  q · rtt · n(d)
+//! leave = risk · s ÷ link  +  q · rtt · n(s)
 //! ```
-//! `s` bytes of the chunk, `w` bytes written a second (anywhere in it: each write hits a random
-//! block, so the dirty share follows the exponential), `r` reads a second, `b` the time until
-//! Backfill has brought it (most read first). Sending costs the link what must cross twice, and the
-//! guest the reads of what is dirty again; leaving costs the guest a round trip for each read until
-//! then, and ties it to the source for longer. A chunk is sent now when `send ≤ leave`; `q` weighs
-//! the guest's waiting against the link's time, 1 unless a goal asks for more or less.
+//! `s` bytes of the chunk, `f` those of them that are written at all ([`Footprint`]), `w` bytes
+//! written a second (anywhere in `f`: each write hits a random block, so the dirty share follows the
+//! exponential), `r` reads a second of what is missing, `b` the time until Backfill has brought it
+//! (most read first). A read that waits brings the 64 KiB round it, so that no place is waited for
+//! twice. Sending costs the link what must cross twice, and the guest the reads of what is dirty
+//! again; leaving costs the guest a round trip for each read that waits, and ties it to the source
+//! for longer. A chunk is sent now when `send ≤ leave`; `q` weighs the guest's waiting against the
+//! link's time, 1 unless a goal asks for more or less.
 //!
 //! `t` and `b` depend on the choice, so it is made a few times over until it stands still. The blocks
 //! chosen are copied once, in the order of their writes; nothing is sent a second time before
 //! handover, and what is left or dirty again is fetched by read heat after it.
 
+mod footprint;
 mod predict;
 
+pub use footprint::Footprint;
 pub use predict::{Prediction, predict};
 
 use crate::Strategy;
-use dray_types::{BLOCK_SIZE, BlockRange, BlockSet, ImageIndex};
+use dray_types::{BlockRange, BlockSet, ImageIndex};
+use predict::Sent;
 
 /// How much one byte left behind costs, as a share of sending it: a block that the guest never reads
 /// is copied now unless it is more likely than this to be written again before the handover.
 pub const RISK: f64 = 0.01;
+/// Bytes that a read of a missing block brings at once: what lies round it is fetched with it.
+const FETCHED: f64 = (64 << 10) as f64;
 /// The choice is made over at most this often: it stands still after three or four times.
 const ROUNDS: usize = 8;
 /// `q` is raised at most this often, by a factor of four each.
@@ -45,15 +53,37 @@ pub struct Chunk {
     pub bytes: u64,
     /// Bytes written to it in a second.
     pub written: f64,
+    /// Bytes of it that are written at all; all of it when nobody knows.
+    pub footprint: u64,
     /// Reads of it in a second.
     pub reads: f64,
 }
 
 impl Chunk {
-    /// Bytes of the chunk that are dirty `seconds` after it was sent.
-    fn dirty(&self, seconds: f64) -> f64 {
-        let size = (self.range.len * BLOCK_SIZE) as f64;
-        if size == 0.0 { 0.0 } else { size * -(-self.written * seconds.max(0.0) / size).exp_m1() }
+    /// Bytes of the chunk that are dirty at a time, in seconds, when they were `sent` one after
+    /// another: the mean of the exponential over the time since.
+    fn dirty(&self, sent: Sent, at: f64) -> f64 {
+        let size = self.footprint as f64;
+        if size == 0.0 || self.written == 0.0 {
+            return 0.0;
+        }
+        let writes = |since: f64| self.written * (at - since).max(0.0) / size;
+        let (least, most) = (writes(sent.to), writes(sent.from));
+        if most - least < 1e-6 {
+            return size * -(-most).exp_m1();
+        }
+        size * (1.0 - ((-least).exp() - (-most).exp()) / (most - least))
+    }
+
+    /// Reads that wait when `missing` bytes of it are, until they are there after `seconds`.
+    fn waiting_reads(&self, missing: f64, seconds: f64) -> f64 {
+        let areas = missing / FETCHED;
+        if areas <= 0.0 {
+            return 0.0;
+        }
+        // Reads go anywhere in the chunk: a share of them to what is missing.
+        let share = (missing / (self.bytes as f64).max(missing)).min(1.0);
+        areas * -(-self.reads * share * seconds.max(0.0) / areas).exp_m1()
     }
 }
 
@@ -176,19 +206,23 @@ fn settle(load: &Load, goals: &Goals, weight: f64) -> Vec<bool> {
     let by_reads = predict::by_reads(load);
     let mut copied = vec![true; load.chunks.len()];
     for _ in 0..ROUNDS {
-        let (sent_at, handover) = predict::copy_times(load, link, &copied, &by_writes);
+        let (sent, handover) = predict::copy_times(load, link, &copied, &by_writes);
+        let dirty = |ix: usize, chunk: &Chunk| {
+            // What is not copied would make the copy as much longer.
+            let longer = if copied[ix] { 0.0 } else { chunk.bytes as f64 / link };
+            chunk.dirty(sent[ix], handover + longer)
+        };
         let behind = predict::backfill_times(load, link, &by_reads, |ix, chunk| {
-            if copied[ix] { chunk.dirty(handover - sent_at[ix]) } else { chunk.bytes as f64 }
+            if copied[ix] { dirty(ix, chunk) } else { chunk.bytes as f64 }
         });
         let decide = |(ix, chunk): (usize, &Chunk)| {
-            let size = (chunk.range.len * BLOCK_SIZE).max(1) as f64;
             let bytes = chunk.bytes as f64;
-            let dirty = chunk.dirty(handover - sent_at[ix]);
+            let dirty = dirty(ix, chunk);
             // The time at which it would come if it were left, behind what is read more.
             let until = behind[ix] + if copied[ix] { bytes / link } else { 0.0 };
-            let waiting = weight * chunk.reads * load.rtt * until;
-            let send = dirty / link + waiting * (dirty / size);
-            let leave = RISK * bytes / link + waiting;
+            let cost = |missing| weight * load.rtt * chunk.waiting_reads(missing, until);
+            let send = dirty / link + cost(dirty);
+            let leave = RISK * bytes / link + cost(bytes);
             send <= leave
         };
         let next: Vec<bool> = load.chunks.iter().enumerate().map(decide).collect();

@@ -1,8 +1,7 @@
 //! What a migration will take: the model that the choice is made with, for any strategy.
 
-use super::{Chunk, Goals, Load};
+use super::{Chunk, FETCHED, Goals, Load};
 use crate::Strategy;
-use dray_types::BLOCK_SIZE;
 
 /// Handover without the guest's memory: its steps take three round trips and three durable records,
 /// in seconds, round trips apart (a record takes about 5 ms).
@@ -53,20 +52,28 @@ fn memory_time(load: &Load, link: f64) -> Option<f64> {
     (load.memory_dirty < link).then(|| load.memory / (link - load.memory_dirty))
 }
 
+/// When a chunk's blocks are sent, one after another, in seconds from the start.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub(super) struct Sent {
+    pub(super) from: f64,
+    pub(super) to: f64,
+}
+
 /// When each chunk is sent, or would be, and when the guest moves.
 pub(super) fn copy_times(
     load: &Load,
     link: f64,
     copied: &[bool],
     by_writes: &[usize],
-) -> (Vec<f64>, f64) {
+) -> (Vec<Sent>, f64) {
     let mut at = 0.0;
-    let mut times = vec![0.0; load.chunks.len()];
+    let mut times = vec![Sent::default(); load.chunks.len()];
     for &ix in by_writes {
+        let to = at + load.chunks[ix].bytes as f64 / link;
+        times[ix] = Sent { from: at, to };
         if copied[ix] {
-            at += load.chunks[ix].bytes as f64 / link;
+            at = to;
         }
-        times[ix] = at;
     }
     (times, at + memory_time(load, link).unwrap_or(load.memory / link))
 }
@@ -99,7 +106,7 @@ pub fn predict(
     let copies = !matches!(strategy, Strategy::PostCopy | Strategy::Deferred);
     let all = vec![copies; load.chunks.len()];
     let copied = copied.filter(|_| strategy.chooses()).unwrap_or(&all);
-    let (sent_at, handover) = copy_times(load, link, copied, &by_writes(load));
+    let (sent, handover) = copy_times(load, link, copied, &by_writes(load));
     let mut prediction = Prediction {
         handover,
         downtime: stop(load, goals, link),
@@ -110,15 +117,15 @@ pub fn predict(
     prediction.bytes = first;
     match strategy {
         Strategy::PreCopy | Strategy::HotSet => {
-            sync(load, goals, copied, &sent_at, &mut prediction);
+            sync(load, goals, copied, &sent, &mut prediction);
         }
-        Strategy::Mirror => mirror(load, copied, &sent_at, link, &mut prediction),
+        Strategy::Mirror => mirror(load, copied, &sent, link, &mut prediction),
         _ => {}
     }
     let equal = matches!(strategy, Strategy::PreCopy | Strategy::HotSet | Strategy::Mirror);
     let missing = |ix: usize, chunk: &Chunk| match (copied[ix], equal) {
         (true, true) => 0.0,
-        (true, false) => chunk.dirty(handover - sent_at[ix]),
+        (true, false) => chunk.dirty(sent[ix], handover),
         (false, _) => chunk.bytes as f64,
     };
     if !equal {
@@ -142,13 +149,13 @@ fn stop(load: &Load, goals: &Goals, link: f64) -> f64 {
 }
 
 /// Rounds of Sync: each takes as long as what was written in the one before.
-fn sync(load: &Load, goals: &Goals, copied: &[bool], sent_at: &[f64], out: &mut Prediction) {
+fn sync(load: &Load, goals: &Goals, copied: &[bool], sent: &[Sent], out: &mut Prediction) {
     let link = goals.link(load);
     let copy_end = sum(load, |ix, c| if copied[ix] { c.bytes as f64 } else { 0.0 }) / link;
-    let dirty_after = |seconds: &dyn Fn(usize) -> f64| {
-        sum(load, |ix, chunk| if copied[ix] { chunk.dirty(seconds(ix)) } else { 0.0 })
+    let dirty = |sent: &dyn Fn(usize) -> Sent, at: f64| {
+        sum(load, |ix, chunk| if copied[ix] { chunk.dirty(sent(ix), at) } else { 0.0 })
     };
-    let mut rest = dirty_after(&|ix| copy_end - sent_at[ix]);
+    let mut rest = dirty(&|ix| sent[ix], copy_end);
     let affordable = (link * goals.downtime() / 2.0).max((2 << 20) as f64);
     let mut stalled = 0;
     for _ in 0..MAX_ROUNDS {
@@ -157,7 +164,8 @@ fn sync(load: &Load, goals: &Goals, copied: &[bool], sent_at: &[f64], out: &mut 
         }
         out.extra += rest;
         out.handover += rest / link;
-        let next = dirty_after(&|_| rest / link);
+        // The blocks of a round are sent all through it.
+        let next = dirty(&|_| Sent { from: 0.0, to: rest / link }, rest / link);
         stalled += u32::from(next >= rest * 0.999);
         rest = next;
     }
@@ -168,11 +176,13 @@ fn sync(load: &Load, goals: &Goals, copied: &[bool], sent_at: &[f64], out: &mut 
 }
 
 /// Each write to what was already copied crosses as it is; they share the link with the copy.
-fn mirror(load: &Load, copied: &[bool], sent_at: &[f64], link: f64, out: &mut Prediction) {
+fn mirror(load: &Load, copied: &[bool], sent: &[Sent], link: f64, out: &mut Prediction) {
     let rate = sum(load, |ix, chunk| if copied[ix] { chunk.written } else { 0.0 });
     out.converges &= rate < link;
     let stretch = if rate < link { link / (link - rate) } else { f64::from(MAX_ROUNDS) };
-    let mirrored = sum(load, |ix, chunk| chunk.written * (out.handover - sent_at[ix]).max(0.0));
+    let middle = |sent: Sent| f64::midpoint(sent.from, sent.to);
+    let mirrored =
+        sum(load, |ix, chunk| chunk.written * (out.handover - middle(sent[ix])).max(0.0));
     out.extra = mirrored * stretch;
     out.handover += out.extra / link;
 }
@@ -183,16 +193,13 @@ fn backfill(load: &Load, link: f64, missing: impl Fn(usize, &Chunk) -> f64, out:
     let rest = sum(load, &missing);
     out.bytes = out.bytes.max(0.0) + if out.extra > 0.0 && rest == 0.0 { out.extra } else { rest };
     out.total = out.handover + rest / link;
-    // A read meets a missing block with the share that is missing, halfway through on the mean.
+    // On the mean a block is there halfway through its chunk.
     let remote = |ix: usize, chunk: &Chunk| {
         let bytes = missing(ix, chunk);
-        let share = bytes / ((chunk.range.len * BLOCK_SIZE) as f64).max(bytes).max(1.0);
-        let until = times[ix] - bytes / link / 2.0;
-        // No block is fetched twice: there are not more remote reads than blocks.
-        (chunk.reads * share * until).min(bytes / BLOCK_SIZE as f64)
+        chunk.waiting_reads(bytes, times[ix] - bytes / link / 2.0)
     };
     out.remote_reads = sum(load, remote);
     let reads = sum(load, |_, chunk| chunk.reads) * (rest / link);
-    let fetch = load.rtt + BLOCK_SIZE as f64 / link;
+    let fetch = load.rtt + FETCHED / link;
     out.added_latency = if reads > 0.0 { out.remote_reads / reads * fetch } else { 0.0 };
 }

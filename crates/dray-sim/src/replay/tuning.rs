@@ -2,7 +2,7 @@
 
 use super::settings::Settings;
 use dray_engine::hotset::{Counts, Rule};
-use dray_engine::plan::{self, Chunk, Goals, Load};
+use dray_engine::plan::{self, Chunk, Footprint, Goals, Load};
 use dray_engine::{SECOND, Strategy, Tuning};
 use dray_trace::{Op, Record};
 use dray_types::{BLOCK_SIZE, BlockRange, BlockSet, ImageIndex};
@@ -48,6 +48,7 @@ fn auto<'a>(
     let whole = BlockRange::whole(settings.disk);
     let first = history.clone().next().map_or(settings.start, |record| record.time_ns);
     let seconds = (settings.start.saturating_sub(first) as f64 / SECOND as f64).max(1.0);
+    let mut written = Footprint::default();
     let mut chunks: Vec<Chunk> = whole.pieces(AUTO_CHUNK).map(cold).collect();
     for record in history {
         let Some(chunk) = chunks.get_mut((record.blocks().start / AUTO_CHUNK) as usize) else {
@@ -55,8 +56,14 @@ fn auto<'a>(
         };
         match record.op {
             Op::Read => chunk.reads += 1.0 / seconds,
-            Op::Write => chunk.written += record.length as f64 / seconds,
+            Op::Write => {
+                chunk.written += record.length as f64 / seconds;
+                written.note(record.blocks());
+            }
         }
+    }
+    for chunk in chunks.iter_mut().filter(|chunk| chunk.written > 0.0) {
+        chunk.footprint = written.bytes(chunk.range);
     }
     let load = Load {
         chunks,
@@ -72,5 +79,5 @@ fn auto<'a>(
 
 fn cold(range: BlockRange) -> Chunk {
     let bytes = range.len * BLOCK_SIZE;
-    Chunk { image: ImageIndex(0), range, bytes, written: 0.0, reads: 0.0 }
+    Chunk { image: ImageIndex(0), range, bytes, written: 0.0, footprint: bytes, reads: 0.0 }
 }
