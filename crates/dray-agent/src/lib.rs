@@ -16,6 +16,7 @@ pub mod api;
 pub mod config;
 pub mod forecast;
 pub mod heat;
+mod links;
 pub mod migration;
 pub mod net;
 pub mod ops;

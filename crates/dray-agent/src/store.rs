@@ -36,6 +36,11 @@ impl Store {
         self.root.join("images")
     }
 
+    /// The file of what links have carried.
+    pub fn links(&self) -> PathBuf {
+        self.root.join("links.json")
+    }
+
     /// The folder of all migrations.
     pub fn migrations(&self) -> PathBuf {
         self.root.join("migrations")

@@ -35,6 +35,38 @@ pub async fn stop(qmp: &Qmp) -> Result<()> {
     qmp.execute_within("stop", Value::Null, STOP_TIMEOUT).await.map(|_| ())
 }
 
+/// Makes QEMU measure how fast the guest writes its memory, in the background, for a second.
+pub async fn measure_memory(qmp: &Qmp) -> Result<()> {
+    qmp.execute("calc-dirty-rate", json!({ "calc-time": 1 })).await.map(|_| ())
+}
+
+/// Bytes of memory that the guest writes in a second, as QEMU has measured it last, by sampling
+/// pages. If it never has, it is made to, and waited for as long as `patience`. None when it cannot
+/// (QEMU before 5.2) or is not done by then.
+pub async fn memory_dirty_rate(qmp: &Qmp, patience: Duration) -> Option<u64> {
+    const LOOK: Duration = Duration::from_millis(100);
+    let deadline = tokio::time::Instant::now() + patience;
+    let mut asked = false;
+    loop {
+        let told = qmp.execute("query-dirty-rate", Value::Null).await.ok()?;
+        match told["status"].as_str()? {
+            "measured" => {
+                let mib = told["dirty-rate"].as_u64()?;
+                return Some(mib.saturating_mul(1 << 20));
+            }
+            "unstarted" if !asked && !patience.is_zero() => {
+                measure_memory(qmp).await.ok()?;
+                asked = true;
+            }
+            _ => {}
+        }
+        if tokio::time::Instant::now() + LOOK >= deadline {
+            return None;
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
 /// Lets the guest run.
 pub async fn cont(qmp: &Qmp) -> Result<()> {
     qmp.execute("cont", Value::Null).await.map(|_| ())

@@ -101,6 +101,7 @@ impl Agent {
                 handover_timeout: self.config.limits.handover_timeout,
                 link_timeout: self.config.limits.link_timeout,
                 host: self.config.name.clone(),
+                links: self.store.links(),
                 told: tell,
             };
             let (slot, owner) = SourceLoop::open(intent, parts, board, inputs)?;

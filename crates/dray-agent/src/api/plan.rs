@@ -22,10 +22,26 @@ pub struct Plan {
     /// Longest time that it may take, in milliseconds.
     #[serde(default)]
     pub deadline_ms: Option<u64>,
+    /// Most milliseconds by which the guest's requests may become slower.
+    #[serde(default)]
+    pub max_added_latency_ms: Option<f64>,
 }
 
-/// What will come of a migration.
+/// Where the rate of a link is from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LinkFrom {
+    /// The limit that was given.
+    Limit,
+    /// The last migration to this peer.
+    Measured,
+    /// Nothing is known of it: 1 Gbit/s.
+    Assumed,
+}
+
+/// What will come of a migration, or what came of it.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Predicted {
     /// Until the source is not needed any more.
     pub total_seconds: f64,
@@ -41,13 +57,17 @@ pub struct Predicted {
     pub bytes_twice: u64,
     /// Reads that wait for the source.
     pub remote_reads: u64,
-    /// Goals that it will miss, in words.
+    /// By how much the mean read is slower while blocks are missing, in milliseconds; only predicted.
+    pub added_latency_ms: f64,
+    /// Bytes a second that were reckoned with, or that were sent on the mean.
+    pub link: u64,
+    /// Goals that it will miss, or has missed, in words.
     pub missed: Vec<String>,
 }
 
 impl Predicted {
     /// The planner's prediction as it is shown.
-    pub fn new(prediction: &Prediction, missed: Vec<String>) -> Self {
+    pub fn new(prediction: &Prediction, link: f64, missed: Vec<String>) -> Self {
         Self {
             total_seconds: prediction.total,
             handover_seconds: prediction.handover,
@@ -56,6 +76,8 @@ impl Predicted {
             bytes: prediction.bytes as u64,
             bytes_twice: prediction.extra as u64,
             remote_reads: prediction.remote_reads as u64,
+            added_latency_ms: prediction.added_latency * 1e3,
+            link: link as u64,
             missed,
         }
     }
@@ -77,10 +99,14 @@ pub struct Planned {
     pub to: String,
     /// Bytes a second that were reckoned with.
     pub link: u64,
+    /// Where that is from.
+    pub link_from: LinkFrom,
     /// Round trip to the target, in milliseconds.
     pub rtt_ms: f64,
     /// Bytes of guest memory.
     pub memory: u64,
+    /// Bytes of it that the guest writes in a second.
+    pub memory_written: u64,
     /// Bytes of data in the images.
     pub data: u64,
     /// Bytes a second that guests write to them.

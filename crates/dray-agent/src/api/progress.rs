@@ -169,6 +169,10 @@ pub struct Progress {
     pub bandwidth: Option<BitRate>,
     /// Predicted seconds to the end.
     pub seconds_left: Option<f64>,
+    /// Whether it will end: the guest writes no faster than is sent, as predicted, and of its memory
+    /// as QEMU measures it. Not there when nobody knows, and after the handover.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub converges: Option<bool>,
     /// Predicted stop of the guest in milliseconds, until it has happened; then what it was.
     pub downtime_ms: Option<f64>,
 }
@@ -195,6 +199,7 @@ impl Progress {
             link_up: true,
             bandwidth: None,
             seconds_left: None,
+            converges: None,
             downtime_ms: None,
         }
     }

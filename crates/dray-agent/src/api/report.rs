@@ -184,9 +184,12 @@ pub struct Summary {
     pub throttled_ms: f64,
     /// Whether the target's disk was re-read and compared.
     pub verified: Verified,
-    /// What auto had predicted.
+    /// What was predicted at the start; not for hot-set and deferred.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted: Option<Predicted>,
+    /// What came of it, in the same fields; there when `predicted` is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub actual: Option<Predicted>,
     /// Each image.
     pub images: Vec<ImageSummary>,
 }

@@ -8,6 +8,7 @@ use crate::api::{
     Started, Subject,
 };
 use crate::forecast::Way;
+use crate::links;
 use crate::migration::intent::{Options, SourceIntent};
 use crate::migration::messages::{GuestFacts, Settings};
 use crate::migration::source::{Input, SourceSlot, unix_ms};
@@ -16,9 +17,13 @@ use dray_engine::Strategy;
 use dray_types::MigrationId;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Downtime to aim for when the operator names none, in milliseconds: QEMU's own default.
 pub(super) const MAX_DOWNTIME_MS: u64 = 300;
+
+/// QEMU measures a guest's memory for a second.
+const MEASURE: Duration = Duration::from_secs(3);
 
 fn strategy(strategy: crate::api::Strategy) -> Strategy {
     match strategy {
@@ -40,8 +45,17 @@ fn take(what: &str, slot: &SourceSlot) -> ApiResult<()> {
     })
 }
 
+/// How much of a VM's memory there is, and how fast the guest writes it; `measure` takes the time to
+/// measure that if QEMU has not done so before.
+pub(super) async fn guest_memory(picture: Option<&Picture>, measure: bool) -> (u64, u64) {
+    let bytes = memory(picture).await;
+    let Some(picture) = picture.filter(|_| bytes > 0) else { return (bytes, 0) };
+    let patience = if measure { MEASURE } else { Duration::ZERO };
+    (bytes, dray_qemu::status::memory_dirty_rate(&picture.qmp, patience).await.unwrap_or(0))
+}
+
 /// Bytes of a VM's memory; none when its QEMU does not tell, or without a VM.
-pub(super) async fn memory(picture: Option<&Picture>) -> u64 {
+async fn memory(picture: Option<&Picture>) -> u64 {
     let Some(picture) = picture else { return 0 };
     let nothing = serde_json::json!({});
     let told = picture.qmp.execute("query-memory-size-summary", nothing).await;
@@ -49,14 +63,15 @@ pub(super) async fn memory(picture: Option<&Picture>) -> u64 {
 }
 
 impl Agent {
-    /// What auto needs to know of the way; a target that cannot be reached now is told of later.
+    /// What can be known of the guest and the way; a target that cannot be reached now is told of
+    /// later. Only auto, which decides by it, waits until the guest's memory was measured.
     async fn way(&self, command: &Migrate, picture: Option<&Picture>) -> Way {
-        if command.strategy != crate::api::Strategy::Auto {
-            return Way::default();
-        }
         let Ok(settings) = self.session_settings(&command.to) else { return Way::default() };
-        let memory = memory(picture).await;
-        Way::measure(&settings.address, memory).await.unwrap_or(Way { memory, ..Way::default() })
+        let auto = command.strategy == crate::api::Strategy::Auto;
+        let (memory, memory_dirty) = guest_memory(picture, auto).await;
+        let rtt = Way::round_trip(&settings.address).await.unwrap_or(0.0);
+        let link = links::rate(&self.store.links(), &command.to);
+        Way { rtt, memory, memory_dirty, link }
     }
 
     pub(super) async fn migrate(self: &Arc<Self>, command: Migrate) -> ApiResult<Started> {

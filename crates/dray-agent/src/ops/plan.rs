@@ -1,11 +1,12 @@
 //! `dray plan`: what a migration would take; nothing moves.
 
 use super::io_error;
-use super::migrate::{MAX_DOWNTIME_MS, memory};
+use super::migrate::{MAX_DOWNTIME_MS, guest_memory};
 use super::prepare::net_error;
 use crate::agent::Agent;
 use crate::api::{ApiResult, Plan, Planned, PlannedStrategy, Predicted, Prepare};
-use crate::forecast::{self, Moved, USUAL_LINK, Way};
+use crate::forecast::{self, Moved, Way};
+use crate::links;
 use crate::migration::intent::SourceImage;
 use crate::migration::source::shown_strategy;
 use dray_engine::Strategy;
@@ -31,9 +32,11 @@ impl Agent {
         };
         let (intent, _, picture) = self.plan(&prepare).await?;
         let settings = self.session_settings(&command.to)?;
-        let memory = memory(picture.as_ref()).await;
-        let way = Way::measure(&settings.address, memory).await;
-        let way = way.map_err(|why| net_error(&what, &why))?;
+        let (memory, memory_dirty) = guest_memory(picture.as_ref(), true).await;
+        let rtt = Way::round_trip(&settings.address).await;
+        let rtt = rtt.map_err(|why| net_error(&what, &why))?;
+        let link = links::rate(&self.store.links(), &command.to);
+        let way = Way { rtt, memory, memory_dirty, link };
         let agent = Arc::clone(self);
         let work = move || agent.predict_all(&intent.images, &command, &way);
         let planned = tokio::task::spawn_blocking(work).await;
@@ -65,29 +68,35 @@ impl Agent {
                 heat: entry.as_ref().map(|entry| &entry.heat),
             })
             .collect();
-        let load = forecast::load(&moved, way);
+        let (link, link_from) = way.link(command.bandwidth);
+        for entry in entries.iter().flatten() {
+            entry.heat.drain(&entry.disk);
+        }
+        let load = forecast::load(&moved, way, command.bandwidth);
         let whole: Vec<_> = moved.iter().map(|image| BlockRange::whole(image.len)).collect();
-        let link = command.bandwidth.map_or(USUAL_LINK, |limit| limit.bytes_per_second as f64);
         let goals = Goals {
             max_downtime: Some(command.max_downtime_ms.unwrap_or(MAX_DOWNTIME_MS) as f64 / 1e3),
-            max_added_latency: None,
+            max_added_latency: command.max_added_latency_ms.map(|ms| ms / 1e3),
             deadline: command.deadline_ms.map(|ms| ms as f64 / 1e3),
             bandwidth: Some(link),
         };
         let one = |&strategy: &Strategy| {
             let predicted = if strategy == Strategy::Auto {
                 let chosen = plan::choose(&load, &goals, &whole);
-                Predicted::new(&chosen.prediction, chosen.missed)
+                Predicted::new(&chosen.prediction, link, chosen.missed)
             } else {
-                Predicted::new(&plan::predict(strategy, &load, &goals, None), Vec::new())
+                let prediction = plan::predict(strategy, &load, &goals, None);
+                Predicted::new(&prediction, link, goals.missed_by(&prediction))
             };
             PlannedStrategy { strategy: shown_strategy(strategy), predicted }
         };
         Ok(Planned {
             to: command.to.clone(),
             link: link as u64,
+            link_from,
             rtt_ms: way.rtt * 1e3,
             memory: way.memory,
+            memory_written: way.memory_dirty,
             data: load.chunks.iter().map(|chunk| chunk.bytes).sum(),
             written: load.chunks.iter().map(|chunk| chunk.written).sum::<f64>() as u64,
             strategies: SHOWN.iter().map(one).collect(),

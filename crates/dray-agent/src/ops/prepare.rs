@@ -84,6 +84,10 @@ impl Agent {
         let (slot, nbd_socket) =
             self.prepare_at_target(intent, &plan, command.pool.as_deref()).await?;
         let intent = slot.intent();
+        if let Some(picture) = &picture {
+            // Known by the time that it is wanted; a QEMU that cannot is as good.
+            let _ = dray_qemu::status::measure_memory(&picture.qmp).await;
+        }
         let blockdev = match &picture {
             Some(picture) => blockdev_lines(picture, &plan, &intent, &nbd_socket),
             None => vec![Vec::new(); intent.images.len()],

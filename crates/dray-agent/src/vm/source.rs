@@ -7,7 +7,7 @@ use crate::api::{ApiError, ApiResult, ErrorKind};
 use crate::config::Config;
 use crate::migration::abort;
 use crate::migration::messages::{GuestFacts, ToSourceShell, ToTargetShell};
-use crate::migration::source::{Input, Mark, SessionSettings, SourceSlot, Told};
+use crate::migration::source::{Input, Mark, Memory, SessionSettings, SourceSlot, Told};
 use crate::net::tunnel::TunnelEntry;
 use crate::net::{self, DialSettings, NetError};
 use crate::vm::qemu_error;
@@ -34,6 +34,12 @@ pub struct SourceVmTask {
     pub settings: SessionSettings,
     /// The engine has said that it is ready, perhaps while something else was waited for.
     pub ready: bool,
+}
+
+/// QEMU's numbers for the report.
+fn memory(progress: &dray_qemu::Progress) -> Memory {
+    let dray_qemu::Progress { transferred, remaining, dirty_rate, .. } = *progress;
+    Memory { sent: transferred, left: remaining, dirty_rate }
 }
 
 /// What became of the guest. Only [`Stayed`](Self::Stayed) lets anybody touch it here (I5).
@@ -234,7 +240,7 @@ impl SourceVmTask {
     async fn move_memory(&mut self, outgoing: &mut Outgoing) -> Result<(), Stop> {
         let slot = Arc::clone(&self.slot);
         let report = |progress: &dray_qemu::Progress| {
-            slot.send(Input::Memory(progress.transferred, progress.remaining));
+            slot.send(Input::Memory(memory(progress)));
         };
         let failed = |why| Stop::Failed(qemu_error("the vm's memory could not be moved", &why));
         tokio::select! {
@@ -246,7 +252,7 @@ impl SourceVmTask {
         }
         // From here the guest is stopped: every wait below is downtime.
         let done = outgoing.complete().await.map_err(failed)?;
-        self.slot.send(Input::Memory(done.transferred, 0));
+        self.slot.send(Input::Memory(Memory { left: 0, ..memory(&done) }));
         Ok(())
     }
 

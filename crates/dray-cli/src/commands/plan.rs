@@ -25,12 +25,15 @@ pub struct Args {
     /// The target: a peer's name from the configuration
     #[arg(long, value_name = "HOST")]
     to: String,
-    /// What the migration may send: 500Mbit, 100MiB/s [default: 1Gbit]
+    /// What the migration may send: 500Mbit, 100MiB/s [default: what the link has carried last]
     #[arg(long, value_name = "RATE")]
     bandwidth: Option<BitRate>,
     /// Longest stop of the guest to aim for, in milliseconds or as 300ms, 1.5s
     #[arg(long, value_name = "TIME", value_parser = duration)]
     max_downtime: Option<Duration>,
+    /// Slow the guest's requests by no more than this
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    max_added_latency: Option<Duration>,
     /// Be done by then, as 90s or 10m
     #[arg(long, value_name = "TIME", value_parser = duration)]
     deadline: Option<Duration>,
@@ -45,6 +48,7 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
         bandwidth: args.bandwidth,
         max_downtime_ms: args.max_downtime.map(millis),
         deadline_ms: args.deadline.map(millis),
+        max_added_latency_ms: args.max_added_latency.map(|time| time.as_secs_f64() * 1e3),
     };
     let plan: Planned = client.call(Command::Plan(command)).await?;
     output.result(&plan, planned);

@@ -25,8 +25,8 @@ Examples:
   dray trace record vm1-root -o vm1.csv            until Ctrl-C
   dray sim vm1.csv.zst --disk 32GiB
 
-Only guests' accesses are recorded, not their contents. The guest does not wait for it; what comes too
-fast to be written down is counted, and said.";
+Only guests' accesses are recorded, not their contents. The guest does not wait for it; what
+comes too fast to be written down is counted, and said.";
 
 /// Arguments of `dray trace record`.
 #[derive(clap::Args, Debug)]

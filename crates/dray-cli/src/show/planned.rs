@@ -3,7 +3,7 @@
 use super::style::Style;
 use super::table::{Align, table};
 use super::units::{bytes, count, millis, rate, seconds};
-use dray_agent::api::{Planned, PlannedStrategy};
+use dray_agent::api::{LinkFrom, Planned, PlannedStrategy};
 
 /// What each strategy would take.
 pub fn planned(plan: &Planned, style: Style) -> String {
@@ -18,13 +18,20 @@ pub fn planned(plan: &Planned, style: Style) -> String {
     ];
     let rows: Vec<[String; 7]> = plan.strategies.iter().map(row).collect();
     let mut text = format!(
-        "to {}: {} of data and {} of memory at {}, {} round trip; the guest writes {}\n\n{}",
+        "to {}: {} of data and {} of memory at {} ({}), {} round trip\n\
+         the guest writes {} to its disks and {} to its memory\n\n{}",
         plan.to,
         bytes(plan.data),
         bytes(plan.memory),
         rate(plan.link),
+        match plan.link_from {
+            LinkFrom::Limit => "the limit",
+            LinkFrom::Measured => "as measured last",
+            LinkFrom::Assumed => "assumed",
+        },
         millis(plan.rtt_ms),
         rate(plan.written),
+        rate(plan.memory_written),
         table(head, &rows, style),
     );
     for PlannedStrategy { strategy, predicted } in &plan.strategies {

@@ -3,7 +3,7 @@
 use super::style::Style;
 use super::table::fields;
 use super::units::{bytes, count, counted, millis, seconds};
-use dray_agent::api::{Downtime, Ending, Summary, Verified, WireBytes};
+use dray_agent::api::{Downtime, Ending, Predicted, Summary, Verified, WireBytes};
 
 /// A label and what stands beside it.
 type Line = (&'static str, String);
@@ -23,11 +23,7 @@ pub fn summary(summary: &Summary, detail: bool, style: Style) -> String {
     }
     lines.extend(slowed(summary));
     lines.push(("remote reads", count(summary.remote_reads)));
-    if let Some(predicted) = &summary.predicted {
-        let (total, twice) = (seconds(predicted.total_seconds), bytes(predicted.bytes_twice));
-        let downtime = millis(predicted.downtime_ms);
-        lines.push(("predicted", format!("{total} · downtime {downtime} · {twice} sent twice")));
-    }
+    lines.extend(predicted(summary, style));
     lines.push(("verified", verified(summary.verified, style)));
     lines.push(("migration", style.dim(&summary.migration.to_string())));
     if detail {
@@ -134,6 +130,25 @@ fn slowed(summary: &Summary) -> Option<Line> {
     let writes = counted(summary.throttled_operations, "write");
     let text = format!("{writes}, {} in all", millis(summary.throttled_ms));
     slowed.then_some(("slowed", text))
+}
+
+/// What was predicted, each with what came of it.
+fn predicted(summary: &Summary, style: Style) -> Vec<Line> {
+    let Some(predicted) = &summary.predicted else { return Vec::new() };
+    let parts = |of: &Predicted| {
+        let twice = format!("{} twice", bytes(of.bytes_twice));
+        let reads = counted(of.remote_reads, "remote read");
+        [format!("downtime {}", millis(of.downtime_ms)), twice, reads]
+    };
+    let line = |label, of: &Predicted| {
+        total_and_parts(label, &seconds(of.total_seconds), &parts(of), style)
+    };
+    let mut lines = line("predicted", predicted);
+    if let Some(actual) = &summary.actual {
+        lines.extend(line("actual", actual));
+        lines.extend(actual.missed.iter().map(|missed| ("missed", style.warn(missed))));
+    }
+    lines
 }
 
 fn verified(verified: Verified, style: Style) -> String {

@@ -158,11 +158,33 @@ pub fn summary() -> Summary {
         throttled_operations: 120,
         throttled_ms: 840.5,
         verified: Verified::Equal,
-        predicted: None,
+        predicted: Some(came(26.0, 40.0, 20_000, 1000, Vec::new())),
+        actual: Some(came(
+            28.4,
+            38.2,
+            43_646,
+            1204,
+            vec!["the total time was 28.400 s instead of 27.000 s".into()],
+        )),
         images: vec![
             image("vm1-root", 8 << 30, 530_078, 43_000),
             image("vm1-data", 4 << 30, 300_000, 646),
         ],
+    }
+}
+
+fn came(total: f64, downtime: f64, twice: u64, reads: u64, missed: Vec<String>) -> Predicted {
+    Predicted {
+        total_seconds: total,
+        handover_seconds: 21.0,
+        downtime_ms: downtime,
+        converges: true,
+        bytes: 3_400_000_000,
+        bytes_twice: twice * 4096,
+        remote_reads: reads,
+        added_latency_ms: 0.1,
+        link: 125_000_000,
+        missed,
     }
 }
 
@@ -376,14 +398,18 @@ impl AgentApi for Agent {
                 bytes: 3 << 30,
                 bytes_twice: twice,
                 remote_reads: 12,
+                added_latency_ms: 0.1,
+                link: 100_000_000,
                 missed: Vec::new(),
             },
         };
         Ok(Planned {
             to: command.to,
             link: 100_000_000,
+            link_from: LinkFrom::Limit,
             rtt_ms: 0.4,
             memory: 4 << 30,
+            memory_written: 1 << 20,
             data: 3 << 30,
             written: 2_500_000,
             strategies: vec![

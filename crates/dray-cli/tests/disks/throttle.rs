@@ -107,7 +107,7 @@ fn a_soft_limit_is_enough() {
 /// The guest is observed first; a disk that is quick enough costs the migration nothing else.
 #[test]
 fn a_goal_for_the_guests_latency_is_taken_and_the_guest_is_observed_first() {
-    let mut case = Case::begin_small(Lab::new());
+    let case = Case::begin_small(Lab::new());
     let args = ["--json", "migrate", "--image", IMAGE, "--to", "hostb", "--verify"];
     let output = case.lab.a.dray(&[&args[..], &["--max-added-latency", "20s"]].concat());
     let summary = crate::moves::result(&output);

@@ -122,6 +122,20 @@ impl Goals {
         self.bandwidth.unwrap_or(f64::INFINITY).min(load.link).max(1.0)
     }
 
+    /// Which of them this will miss, in words for people.
+    pub fn missed_by(&self, prediction: &Prediction) -> Vec<String> {
+        let mut missed = Vec::new();
+        let mut check = |what: &str, is: f64, goal: Option<f64>| {
+            if let Some(goal) = goal.filter(|&goal| is > goal) {
+                missed.push(format!("{what} will be about {is:.3} s instead of {goal:.3} s"));
+            }
+        };
+        check("the downtime", prediction.downtime, self.max_downtime);
+        check("the added latency", prediction.added_latency, self.max_added_latency);
+        check("the total time", prediction.total, self.deadline);
+        missed
+    }
+
     fn downtime(&self) -> f64 {
         self.max_downtime.unwrap_or(0.3)
     }
@@ -182,21 +196,8 @@ pub fn choose(load: &Load, goals: &Goals, whole: &[BlockRange]) -> Plan {
         copy_only: blocks(load, &copied, whole),
         prediction,
         forced,
-        missed: missed(&prediction, goals),
+        missed: goals.missed_by(&prediction),
     }
-}
-
-fn missed(prediction: &Prediction, goals: &Goals) -> Vec<String> {
-    let mut missed = Vec::new();
-    let mut check = |what: &str, is: f64, goal: Option<f64>| {
-        if let Some(goal) = goal.filter(|&goal| is > goal) {
-            missed.push(format!("{what} will be about {is:.3} s instead of {goal:.3} s"));
-        }
-    };
-    check("the downtime", prediction.downtime, goals.max_downtime);
-    check("the added latency", prediction.added_latency, goals.max_added_latency);
-    check("the total time", prediction.total, goals.deadline);
-    missed
 }
 
 /// Makes the choice until it stands still.

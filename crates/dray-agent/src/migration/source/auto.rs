@@ -1,12 +1,12 @@
-//! The strategy `auto`: the planner chooses the blocks to copy, and its prediction goes into the
-//! summary.
+//! What will come of a migration, said at its start and compared at its end; and the strategy
+//! `auto`, for which the planner chooses the blocks to copy.
 
 use super::SourceLoop;
 use crate::api::Predicted;
 use crate::forecast;
 use crate::migration::intent::Options;
-use dray_engine::Tuning;
-use dray_engine::plan::{self, Goals};
+use dray_engine::plan::{self, Goals, Load};
+use dray_engine::{Strategy, Tuning};
 use dray_types::BlockRange;
 
 impl Options {
@@ -14,7 +14,7 @@ impl Options {
     pub fn goals(&self) -> Goals {
         Goals {
             max_downtime: Some(self.max_downtime_ms as f64 / 1e3),
-            max_added_latency: None,
+            max_added_latency: self.tuning.max_added_latency_ms.map(|ms| ms / 1e3),
             deadline: self.deadline_ms.map(|ms| ms as f64 / 1e3),
             bandwidth: self.bandwidth.map(|limit| limit.bytes_per_second as f64),
         }
@@ -24,18 +24,50 @@ impl Options {
 impl SourceLoop {
     /// Chooses. A restarted agent may choose other blocks; what it predicts then is not told.
     pub(super) fn auto(&mut self, options: &Options) -> Tuning {
-        let images = self.images.moved();
-        let whole: Vec<_> = images.iter().map(|image| BlockRange::whole(image.len)).collect();
-        let load = forecast::load(&images, &options.way);
-        let plan = plan::choose(&load, &options.goals(), &whole);
+        let (load, link) = self.load(options);
+        let plan = plan::choose(&load, &options.goals(), &self.whole());
         let migration = self.slot.board.migration;
         tracing::info!(%migration, prediction = ?plan.prediction, forced = ?plan.forced, "plan");
         for missed in &plan.missed {
             self.slot.board.notice(missed.clone());
         }
-        if self.history.is_empty() {
-            self.report.predict(Predicted::new(&plan.prediction, plan.missed));
-        }
+        self.foretell(Predicted::new(&plan.prediction, link, plan.missed));
         Tuning { copy_only: Some(plan.copy_only), ..self.tuning(options) }
+    }
+
+    /// Says what will come of the other strategies, as far as that can be known: hot-set's choice is
+    /// the operator's, and when a deferred one ends is too.
+    pub(super) fn predict(&mut self, options: &Options) {
+        let known = !matches!(options.strategy, Strategy::HotSet | Strategy::Deferred);
+        if !known || !self.history.is_empty() {
+            return;
+        }
+        let (load, link) = self.load(options);
+        let goals = options.goals();
+        let prediction = plan::predict(options.strategy, &load, &goals, None);
+        self.foretell(Predicted::new(&prediction, link, goals.missed_by(&prediction)));
+    }
+
+    fn load(&self, options: &Options) -> (Load, f64) {
+        // What the guest has done up to now is counted too.
+        let _ = self.images.heats().count();
+        let load = forecast::load(&self.images.moved(), &options.way, options.bandwidth);
+        let link = load.link;
+        (load, link)
+    }
+
+    fn whole(&self) -> Vec<BlockRange> {
+        self.images.moved().iter().map(|image| BlockRange::whole(image.len)).collect()
+    }
+
+    fn foretell(&mut self, predicted: Predicted) {
+        if !self.history.is_empty() {
+            return;
+        }
+        if !predicted.converges {
+            let why = "the guest writes faster than is sent: it will not end by itself";
+            self.slot.board.notice(why.to_owned());
+        }
+        self.report.predict(predicted);
     }
 }

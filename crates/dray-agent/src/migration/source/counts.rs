@@ -33,13 +33,25 @@ pub enum Mark {
 /// Number of marks.
 const MARKS: usize = 8;
 
+/// How far the guest's memory is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Memory {
+    /// Bytes sent.
+    pub sent: u64,
+    /// Bytes left, as QEMU estimates it.
+    pub left: u64,
+    /// Bytes that the guest writes in a second, once QEMU has measured it.
+    pub dirty_rate: u64,
+}
+
 /// What was counted, and when what happened.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Counts {
     /// Microseconds since 1970 at each [`Mark`].
     marks: [Option<u64>; MARKS],
-    /// QEMU's numbers: bytes of memory sent, bytes left.
-    pub memory: (u64, u64),
+    /// QEMU's numbers.
+    #[serde(default)]
+    pub guest_memory: Memory,
     /// Times the link was lost and found again.
     pub reconnects: u64,
     /// Rounds of Sync that are over.
@@ -90,7 +102,7 @@ impl Counts {
     pub fn resumed(&self) -> Self {
         let mut counts = Self {
             marks: self.marks,
-            memory: self.memory,
+            guest_memory: self.guest_memory,
             reconnects: self.reconnects,
             predicted: self.predicted.clone(),
             usual_latency: self.usual_latency,

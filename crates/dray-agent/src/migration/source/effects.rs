@@ -204,7 +204,10 @@ impl SourceLoop {
         }
         let tuning = match options.strategy {
             dray_engine::Strategy::Auto => self.auto(options),
-            _ => self.tuning(options),
+            _ => {
+                self.predict(options);
+                self.tuning(options)
+            }
         };
         self.begin_pacing();
         let plan = SourcePlan {

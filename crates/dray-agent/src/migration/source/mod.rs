@@ -29,7 +29,7 @@ use crate::net::NetStats;
 use crate::pace::Pacer;
 use crate::registry::Registry;
 pub use content::short_hash;
-pub use counts::Mark;
+pub use counts::{Mark, Memory};
 use dray_engine::source::SourceNotice;
 use dray_engine::{Source, SourceEvent, SourceRecord};
 use dray_image::Quiesced;
@@ -43,6 +43,7 @@ pub use report::{shown_phase, shown_strategy, unix_ms};
 pub use session::{Session, SessionSettings, keep};
 use std::collections::VecDeque;
 use std::io;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -80,8 +81,8 @@ pub enum Input {
     Mark(Mark),
     /// The guest has written something that the strategy sends on.
     Written,
-    /// QEMU's own numbers: bytes of memory sent, bytes left.
-    Memory(u64, u64),
+    /// QEMU's own numbers.
+    Memory(Memory),
     /// The VM's task is over: its part of the migration failed, or was cut short.
     VmFailed(ApiError),
     /// A message for the target's shell.
@@ -183,6 +184,8 @@ pub struct SourceParts {
     pub link_timeout: Duration,
     /// This host's name.
     pub host: String,
+    /// The file of what links have carried.
+    pub links: PathBuf,
     /// Where notices go.
     pub told: UnboundedSender<Told>,
 }
@@ -363,7 +366,7 @@ impl SourceLoop {
             Input::FromPeer(number, message) => self.heard(number, message),
             Input::Mark(mark) => self.report.mark(mark),
             Input::Written => self.written(),
-            Input::Memory(sent, left) => self.report.memory(sent, left),
+            Input::Memory(memory) => self.report.memory(memory),
             Input::VmFailed(error) => self.vm_failed(error),
             Input::Say(message) => self.say(&message),
             Input::Begin(intent) => self.begin(*intent),

@@ -11,12 +11,14 @@ pub struct Rate {
     /// What the counter said then.
     bytes: u64,
     rate: u64,
+    /// The most that two spans in turn have reached.
+    steady: u64,
 }
 
 impl Rate {
     /// Begins now, with what the counter says now: bytes of an earlier process are no rate.
     pub fn new(bytes: u64) -> Self {
-        Self { since: Instant::now(), bytes, rate: 0 }
+        Self { since: Instant::now(), bytes, rate: 0, steady: 0 }
     }
 
     /// Looks at the counter again: bytes a second over the last second or so.
@@ -24,12 +26,20 @@ impl Rate {
         self.measure_at(Instant::now(), bytes)
     }
 
+    /// The highest rate that lasted: one that two spans in turn have reached, so that a burst into
+    /// buffers does not count.
+    pub fn steady(&self) -> u64 {
+        self.steady
+    }
+
     /// The same at a given time.
     fn measure_at(&mut self, now: Instant, bytes: u64) -> u64 {
         let span = now.saturating_duration_since(self.since);
         if span >= SPAN {
             let more = bytes.saturating_sub(self.bytes) as f64;
-            *self = Self { since: now, bytes, rate: (more / span.as_secs_f64()) as u64 };
+            let rate = (more / span.as_secs_f64()) as u64;
+            let steady = self.steady.max(rate.min(self.rate));
+            *self = Self { since: now, bytes, rate, steady };
         }
         self.rate
     }
@@ -48,5 +58,10 @@ mod tests {
         assert_eq!(rate.measure_at(after(2000), (1 << 30) + 2000), 1000);
         assert_eq!(rate.measure_at(after(2500), (1 << 30) + 9000), 1000);
         assert_eq!(rate.measure_at(after(4000), (1 << 30) + 2000), 0);
+        assert_eq!(rate.steady(), 0, "it did not last");
+        rate.measure_at(after(5000), (1 << 30) + 9000);
+        rate.measure_at(after(6000), (1 << 30) + 14_000);
+        rate.measure_at(after(7000), (1 << 30) + 14_000);
+        assert_eq!(rate.steady(), 5000);
     }
 }

@@ -2,10 +2,11 @@
 //! [`summary`](super::summary), what is counted in [`counts`](super::counts).
 
 use super::SourceSlot;
-use super::counts::{Counts, Mark, WallClock};
+use super::counts::{Counts, Mark, Memory, WallClock};
 use super::images::SourceImages;
 use super::rate::Rate;
 use crate::api::{Amounts, ImageProgress, Phase, Predicted, Step};
+use crate::forecast::Now;
 use crate::migration::messages::ToSourceShell;
 use dray_engine::Source;
 use dray_engine::source::{SourceNotice, SourceStatus};
@@ -204,8 +205,13 @@ impl Report {
     }
 
     /// QEMU's numbers.
-    pub fn memory(&mut self, sent: u64, left: u64) {
-        self.counts.memory = (sent, left);
+    pub fn memory(&mut self, memory: Memory) {
+        self.counts.guest_memory = memory;
+    }
+
+    /// The most bytes a second that the streams carried for two seconds on end.
+    pub fn steady_rate(&self) -> u64 {
+        self.wire_rate.steady()
     }
 
     /// The link came back.
@@ -246,6 +252,13 @@ impl Report {
             total.bytes_total - total.bytes_done.min(total.bytes_total)
         };
         let step = self.step(status.link_up);
+        let memory = counts.guest_memory;
+        let now = self.now(left, rate);
+        let converges = match (memory.sent, counts.predicted.as_ref()) {
+            _ if self.phase >= Phase::Handover => None,
+            (0, predicted) => predicted.map(|predicted| predicted.converges),
+            _ => Some(now.converges()),
+        };
         self.slot.board.change(|shown| {
             let progress = &mut shown.progress;
             progress.phase = self.phase;
@@ -253,7 +266,7 @@ impl Report {
             progress.elapsed_seconds = self.elapsed();
             progress.total = total;
             progress.images = rows;
-            (progress.memory_bytes, progress.memory_left) = counts.memory;
+            (progress.memory_bytes, progress.memory_left) = (memory.sent, memory.left);
             progress.wire_bytes = wire;
             progress.rate = rate;
             progress.dirty_rate = self.dirty_rate;
@@ -261,10 +274,11 @@ impl Report {
             progress.remote_reads = self.remote_reads;
             progress.paused = self.paused && self.phase == Phase::Backfill;
             progress.link_up = status.link_up;
-            // Verification sends next to nothing: the rate says nothing about its end.
-            let sending = rate > 0 && self.phase < Phase::Release;
-            progress.seconds_left = sending.then(|| left as f64 / rate as f64);
-            progress.downtime_ms = counts.downtime(self.vm_runs()).map(|downtime| downtime.total);
+            progress.seconds_left = now.seconds_left(counts.predicted.as_ref());
+            progress.converges = converges;
+            let downtime = counts.downtime(self.vm_runs()).map(|downtime| downtime.total);
+            let predicted = counts.predicted.as_ref().map(|predicted| predicted.downtime_ms);
+            progress.downtime_ms = downtime.or(predicted.filter(|_| !counts.has(Mark::Begin)));
         });
     }
 
@@ -283,6 +297,17 @@ impl Report {
         }
     }
 
+    /// What is known of the rest: of memory what QEMU says, and before that what was measured.
+    fn now(&self, left: u64, rate: u64) -> Now {
+        let memory = self.counts.guest_memory;
+        let way = self.slot.intent().options.map(|options| options.way).unwrap_or_default();
+        let (memory_left, memory_dirty) = match memory.sent {
+            0 => (way.memory, way.memory_dirty),
+            _ => (memory.left, memory.dirty_rate),
+        };
+        Now { phase: self.phase, left, rate, memory_left, memory_dirty }
+    }
+
     fn is_verifying(&self) -> bool {
         let options = self.slot.intent().options;
         self.verified.is_none() && options.is_some_and(|options| options.settings.verify)
@@ -295,7 +320,7 @@ impl Report {
     }
 
     fn step(&self, link_up: bool) -> Option<Step> {
-        let memory = self.counts.memory.0 > 0 && !self.counts.has(Mark::Begin);
+        let memory = self.counts.guest_memory.sent > 0 && !self.counts.has(Mark::Begin);
         if !link_up {
             Some(Step::WaitForPeer)
         } else if memory && self.phase < Phase::Handover {

@@ -289,6 +289,9 @@ impl SourceLoop {
 
     fn heard_shell(&mut self, message: ToSourceShell) {
         let finished = message == ToSourceShell::Finished && self.is_done();
+        if finished {
+            self.note_link();
+        }
         if finished && let Err(why) = self.finish() {
             return self.break_down(&why);
         }
@@ -305,6 +308,15 @@ impl SourceLoop {
         if finished {
             self.say(&ToTargetShell::Bye);
         }
+    }
+
+    /// What the link has carried is what the next migration can reckon with.
+    fn note_link(&self) {
+        let intent = self.slot.intent();
+        let limited = intent.options.is_some_and(|options| {
+            options.bandwidth.is_some() || options.tuning.max_added_latency_ms.is_some()
+        });
+        crate::links::note(&self.parts.links, &intent.peer, self.report.steady_rate(), limited);
     }
 
     fn control_copy(&self) -> Option<ControlSender<ToTarget>> {

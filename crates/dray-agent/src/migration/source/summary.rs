@@ -1,9 +1,10 @@
 //! How a migration ended, for people and programs: an error, or one summary.
 
-use super::counts::Mark;
+use super::counts::{Counts, Mark};
 use super::report::{Report, shown_strategy, unix_ms};
 use crate::api::{
-    ApiError, Ending, ErrorKind, ImageSummary, MigrationState, Phase, Summary, Verified, WireBytes,
+    ApiError, Ending, ErrorKind, ImageSummary, MigrationState, Phase, Predicted, Summary, Verified,
+    WireBytes,
 };
 use crate::net::NetTotals;
 use dray_types::BLOCK_SIZE;
@@ -106,8 +107,39 @@ impl Report {
             throttled_operations: total.slowed.operations,
             throttled_ms: total.slowed.nanos as f64 / 1e6,
             verified,
+            actual: total.predicted.as_ref().map(|_| self.actual(&total)),
             predicted: total.predicted,
             images: images.collect(),
+        }
+    }
+}
+
+impl Report {
+    /// What came of it, to stand beside what was predicted.
+    fn actual(&self, total: &Counts) -> Predicted {
+        let goals = self.slot.intent().options.map(|options| options.goals()).unwrap_or_default();
+        let total_seconds = total.between(Mark::Started, Mark::Done).unwrap_or(0.0);
+        let downtime = total.downtime(self.vm_runs()).map_or(0.0, |downtime| downtime.total);
+        let mut missed = Vec::new();
+        let mut check = |what: &str, is: f64, goal: Option<f64>| {
+            if let Some(goal) = goal.filter(|&goal| is > goal) {
+                missed.push(format!("{what} was {is:.3} s instead of {goal:.3} s"));
+            }
+        };
+        check("the downtime", downtime / 1e3, goals.max_downtime);
+        check("the total time", total_seconds, goals.deadline);
+        let bytes = total.net.data_blocks * BLOCK_SIZE;
+        Predicted {
+            total_seconds,
+            handover_seconds: total.between(Mark::Started, Mark::Serving).unwrap_or(0.0),
+            downtime_ms: downtime,
+            converges: true,
+            bytes,
+            bytes_twice: total.blocks_resent * BLOCK_SIZE,
+            remote_reads: self.remote_reads,
+            added_latency_ms: 0.0,
+            link: (total.net.wire_bytes() as f64 / total_seconds.max(1e-3)) as u64,
+            missed,
         }
     }
 }
