@@ -9,6 +9,7 @@
 //! * [`source`]: Copy, Sync, Handover, and serving what the target still misses.
 //! * [`target`]: receiving, the promise, ownership, Backfill.
 //! * [`record`]: what each side makes durable, and how a restart reads it.
+//! * [`lineage`]: generations of an image, and what has changed since one of them.
 //! * [`strategy`]: which blocks move in which phase; [`hotset`]: which of them are hot.
 //! * [`order`]: which of them is next. [`window`]: how much may be under way.
 //! * [`plan`]: what to copy before handover, and what will come of it.
@@ -17,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 pub mod hotset;
+pub mod lineage;
 pub mod order;
 pub mod pace;
 pub mod plan;

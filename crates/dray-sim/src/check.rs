@@ -202,7 +202,17 @@ impl World {
         }
     }
 
+    /// What the target's replica has is not sent, whatever the strategy.
+    fn check_shared(&mut self, image: ImageIndex, range: BlockRange) {
+        let Some(Some(line)) = self.source.lines.get(image.ix()) else { return };
+        let needless = (range.start..range.end()).find(|&block| !line.may_differ(block));
+        if let Some(block) = needless {
+            self.fail(format!("block {block} of {image:?} is sent, and the replica has it"));
+        }
+    }
+
     pub(crate) fn check_crossing(&mut self, image: ImageIndex, range: BlockRange) {
+        self.check_shared(image, range);
         let limit = match self.setup.strategy {
             Strategy::PreCopy | Strategy::HotSet | Strategy::Mirror => return,
             Strategy::PostCopy | Strategy::Deferred => 1,

@@ -65,6 +65,8 @@ pub(crate) struct ImageSetup {
     pub(crate) blocks: u64,
     pub(crate) read_only: bool,
     pub(crate) zeroed: bool,
+    /// The target has a replica of an earlier generation.
+    pub(crate) replica: bool,
     /// Share of blocks that hold data.
     pub(crate) density: f64,
 }
@@ -196,10 +198,12 @@ impl Setup {
 
 fn draw_image(rng: &mut Rng) -> ImageSetup {
     let size = rng.pick(&[64, 128, 200, 512, 1024, 4096]);
+    let replica = rng.chance(0.35);
     ImageSetup {
         blocks: rng.between(size / 2, size),
-        read_only: rng.chance(0.15),
-        zeroed: rng.chance(0.6),
+        read_only: rng.chance(0.15) && !replica,
+        zeroed: rng.chance(0.6) && !replica,
+        replica,
         density: rng.pick(&[0.0, 0.1, 0.5, 0.9, 1.0]),
     }
 }

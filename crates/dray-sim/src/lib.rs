@@ -9,6 +9,7 @@
 //! * [`faults`]: what a run looks like and what goes wrong in it.
 //! * `world`: time, events, crashes; `source` and `target` carry out the engine's effects.
 //! * [`replay`]: a block trace through the same engine, on disks without contents and without faults.
+//! * `replica`: targets that have an earlier generation of the image.
 //! * `disk`, `link`, `guest`, `vm`: what the agents live among. `check`: the invariants.
 
 #![forbid(unsafe_code)]
@@ -20,6 +21,7 @@ mod guest;
 mod link;
 mod ops;
 pub mod replay;
+mod replica;
 mod rng;
 pub mod run;
 mod source;

@@ -18,6 +18,9 @@ impl World {
         let gap = self.around(calm * self.setup.op_gap);
         self.at(gap + 1, Ev::GuestTick);
         self.boot_if_dead();
+        if self.rng.chance(0.02) {
+            self.source.lines.iter_mut().flatten().for_each(crate::replica::Line::close_regions);
+        }
         if self.guest.power == Power::Running && self.guest.ops.len() < self.setup.depth {
             self.guest.next_op(&self.setup, &mut self.rng);
         }

@@ -3,6 +3,7 @@
 use crate::disk::Disk;
 use crate::faults::{Setup, Side};
 use crate::guest::Kind;
+use crate::replica::Line;
 use crate::rng::Rng;
 use crate::world::{Ev, World, note};
 use dray_engine::throttle::Throttle;
@@ -56,6 +57,8 @@ pub(crate) struct SourceHost {
     /// The tracker has seen every write since the migration began.
     tracked_all_along: bool,
     pub(crate) dirty: Vec<BlockSet>,
+    /// Per image, its line when the target has a replica.
+    pub(crate) lines: Vec<Option<Line>>,
     guards: u32,
     quiescing: u32,
     pub(crate) throttle: Throttle,
@@ -95,6 +98,7 @@ impl SourceHost {
             tracking: false,
             tracked_all_along: true,
             dirty: vec![BlockSet::new(); images],
+            lines: Vec::new(),
             guards: 0,
             quiescing: 0,
             throttle: Throttle::new(),
@@ -157,7 +161,15 @@ impl SourceHost {
         self.dirty.iter_mut().for_each(|dirty| *dirty = BlockSet::new());
     }
 
+    /// A write of the guest, tracked by a migration or not, belongs to the open generation.
+    pub(crate) fn mark_line(&mut self, image: usize, range: BlockRange) {
+        if let Some(Some(line)) = self.lines.get_mut(image) {
+            line.mark(range);
+        }
+    }
+
     pub(crate) fn mark_dirty(&mut self, image: usize, range: BlockRange) {
+        self.mark_line(image, range);
         if self.tracking {
             self.dirty[image].insert(range);
             self.regions[image].extend(range.start / REGION..=(range.end() - 1) / REGION);
@@ -318,6 +330,11 @@ impl World {
     pub(crate) fn scan_done(&mut self, life: u64, image: ImageIndex) {
         if life == self.source.life {
             let data = self.source.disks[image.ix()].data();
+            let blocks = self.setup.images[image.ix()].blocks;
+            let shared = self.source.lines[image.ix()].as_ref().map(|line| line.shared(blocks));
+            if let Some(blocks) = shared {
+                self.source_answer(0, SourceEvent::Shared { image, blocks });
+            }
             let delay = self.around(100_000);
             self.source_answer(delay, SourceEvent::Scanned { image, data });
         }
@@ -382,6 +399,7 @@ impl World {
     pub(crate) fn restart_source(&mut self) {
         let source = &mut self.source;
         source.up = true;
+        source.lines.iter_mut().flatten().for_each(Line::restart);
         let suspect = source.open_regions(&self.setup);
         source.machine = Source::recover(plan(&self.setup, suspect), &source.records);
         // Who owns is decided before anything is exported.

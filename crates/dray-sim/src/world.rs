@@ -142,8 +142,9 @@ impl World {
         crash_at: Option<CrashPoint>,
         trace: bool,
     ) -> Self {
-        let source = SourceHost::new(&setup, &mut rng);
-        let target = TargetHost::new(&setup, &mut rng);
+        let mut source = SourceHost::new(&setup, &mut rng);
+        let mut target = TargetHost::new(&setup, &mut rng);
+        source.lines = crate::replica::give_pasts(&setup, &mut rng, &mut source, &mut target);
         let guest = Guest::new(&setup, |image, block| source.disks[image].read(block));
         let mut world = Self {
             now: 0,
@@ -202,8 +203,9 @@ impl World {
         }
         let block = self.rng.below(self.setup.images[image].blocks);
         let version = (1 << 31) + self.rng.below(1 << 20);
-        self.source.disks[image].write(block, version);
         let range = BlockRange::new(block, 1);
+        self.source.mark_line(image, range);
+        self.source.disks[image].write(block, version);
         self.guest.write_issued(image, range, version);
         self.guest.write_acked(image, range, version);
     }

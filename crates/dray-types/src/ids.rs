@@ -60,6 +60,15 @@ id!(
     GenerationId
 );
 
+/// Where a generation stands in the line of an image.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Ancestor {
+    /// Its random id.
+    pub id: GenerationId,
+    /// Its place: one more than its parent's.
+    pub number: u64,
+}
+
 /// Which image of a migration a message is about: its place in the migration's list of images.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct ImageIndex(pub u16);

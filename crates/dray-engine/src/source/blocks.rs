@@ -79,7 +79,11 @@ pub(super) fn begin(
 ) {
     let data = state.data.take().unwrap_or_default();
     let mut have = target.have.intersection(whole);
+    state.base = state.base.intersection(whole);
+    // What is sent over a replica's block is sent again after a lost link: the target's records say
+    // nothing of the younger version that a power cut there may undo.
     state.older = have.clone();
+    state.older.union_with(&state.base);
     if let Some(suspect) = suspect {
         // Changed or not since the target received them: they are sent again, holes included.
         for run in suspect.runs() {
@@ -87,12 +91,16 @@ pub(super) fn begin(
         }
         have.subtract(suspect);
     }
-    state.todo.union_with(&data);
+    // What is suspect goes again whatever the replica had: the target may have received it since.
+    let mut unshared = data.clone();
+    unshared.subtract(&state.base);
+    state.todo.union_with(&unshared);
     state.todo.subtract(&have);
     if !target.zeroed {
         state.zeros.insert(whole);
         state.zeros.subtract(&data);
         state.zeros.subtract(&have);
+        state.zeros.subtract(&state.base);
         state.zeros.subtract(state.todo.blocks());
     }
     state.sent = have;

@@ -23,6 +23,12 @@ const MAX_STALLED_ROUNDS: u32 = 8;
 const SMALL_REST: f64 = 2097152.0;
 
 impl Source {
+    pub(super) fn shared(&mut self, image: ImageIndex, blocks: BlockSet) {
+        if let Some(state) = self.images.get_mut(image.ix()).filter(|_| !self.opened) {
+            state.base = blocks;
+        }
+    }
+
     pub(super) fn scanned(
         &mut self,
         image: ImageIndex,

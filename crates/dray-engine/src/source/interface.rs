@@ -40,6 +40,16 @@ pub enum SourceEvent {
     LinkDown,
     /// A message from the target.
     Message(Envelope<ToSource>),
+    /// Part of the answer to `Scan`, before `Scanned`: blocks that the target's replica of an earlier
+    /// generation holds as they are here. Computed after `StartTracking` was carried out, from the
+    /// changed sets of all later generations (`lineage::Lineage::changed_since`), and anew in every
+    /// life: a write from here on is in the tracker, one from before is in those sets.
+    Shared {
+        /// Which image.
+        image: ImageIndex,
+        /// The blocks.
+        blocks: BlockSet,
+    },
     /// Answer to `Scan`: blocks that hold data; all others read as zeros.
     Scanned {
         /// Which image.
@@ -236,6 +246,8 @@ pub struct SourceStatus {
     pub waiting: Vec<u64>,
     /// Per image: blocks acknowledged.
     pub sent: Vec<u64>,
+    /// Per image: blocks that the target had in a replica when the migration began.
+    pub shared: Vec<u64>,
     /// Per image: blocks that hot-set and auto leave for Backfill.
     pub left: Vec<u64>,
     /// Per image: blocks sent since the agent started, counting repetitions, fetches included.

@@ -59,6 +59,9 @@ enum Link {
 struct ImageState {
     /// Blocks to be sent that are not in flight, in the order of Copy's schedule.
     todo: Waiting,
+    /// Blocks that the target has in a replica of an earlier generation and that nobody has written
+    /// since. They are equal there as long as they are not dirty, whatever becomes of the link.
+    base: BlockSet,
     /// Blocks to be named as zeros.
     zeros: BlockSet,
     /// Blocks that are left for Backfill.
@@ -255,6 +258,7 @@ impl Source {
             SourceEvent::LinkUp => self.link_up(out),
             SourceEvent::LinkDown => self.link_down(out),
             SourceEvent::Message(message) => self.message(message, out),
+            SourceEvent::Shared { image, blocks } => self.shared(image, blocks),
             SourceEvent::Scanned { image, data } => self.scanned(image, data, out),
             SourceEvent::RunFailed { tag, why } => self.run_failed(tag, why, out),
             SourceEvent::DirtyTaken { image, blocks } => self.dirty_taken(image, blocks, out),
@@ -503,6 +507,7 @@ impl Source {
         SourceStatus {
             waiting: self.images.iter().map(waiting).collect(),
             sent: self.images.iter().map(|image| image.sent.len()).collect(),
+            shared: self.images.iter().map(|image| image.base.len()).collect(),
             left: self.images.iter().map(|image| image.rest.len()).collect(),
             image_blocks_sent: self.images.iter().map(|image| image.blocks_sent).collect(),
             image_blocks_resent: self.images.iter().map(|image| image.blocks_resent).collect(),

@@ -397,6 +397,11 @@ impl Target {
         matches!(self.stage, Stage::Owner(Guest::Starting | Guest::Running) | Stage::Complete)
     }
 
+    /// The attempt this side knows of; at an owner the one that succeeded.
+    pub fn attempt(&self) -> Attempt {
+        self.attempt
+    }
+
     /// The epoch this side knows of.
     pub fn epoch(&self) -> Epoch {
         self.epoch

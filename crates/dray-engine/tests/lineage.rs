@@ -1,0 +1,193 @@
+//! Generations against a model that remembers what every block held at every handover.
+
+use dray_engine::lineage::{
+    Ancestor, Generation, Lineage, LineageRecord, MAX_PAST, Reason, Stamp, Unfit, fits, recover,
+};
+use dray_types::{BlockRange, BlockSet, GenerationId};
+use proptest::prelude::*;
+
+const BLOCKS: u64 = 256;
+const REGION: u64 = 16;
+
+fn id(number: u64) -> GenerationId {
+    GenerationId(1000 + u128::from(number))
+}
+
+fn set(ranges: &[(u64, u64)]) -> BlockSet {
+    ranges.iter().map(|&(start, len)| BlockRange::new(start, len)).collect()
+}
+
+/// Hands the image on: what the next owner knows.
+fn hand_over(line: &Lineage, changed: BlockSet, next: u64) -> Lineage {
+    Lineage::after(line.closed(changed, "hosta", next), id(next)).unwrap()
+}
+
+#[test]
+fn a_replica_differs_only_in_what_later_generations_changed() {
+    let first = Lineage::new(id(1));
+    assert!(!first.has_past());
+    let second = hand_over(&first, set(&[(0, 100)]), 2);
+    let third = hand_over(&second, set(&[(3, 2)]), 3);
+    let fourth = hand_over(&third, set(&[(9, 1), (4, 1)]), 4);
+    let open = set(&[(200, 1)]);
+    assert_eq!(fourth.changed_since(id(3), &open), Some(open.clone()));
+    assert_eq!(fourth.changed_since(id(2), &open), Some(set(&[(4, 1), (9, 1), (200, 1)])));
+    assert_eq!(fourth.changed_since(id(1), &open), Some(set(&[(3, 2), (9, 1), (200, 1)])));
+    assert_eq!(fourth.changed_since(id(4), &open), None, "nobody has a copy of what is open");
+    assert_eq!(fourth.changed_since(id(7), &open), None);
+}
+
+#[test]
+fn only_a_copy_of_an_ancestor_fits() {
+    let mut line = Lineage::new(id(1));
+    for next in 2..5 {
+        line = hand_over(&line, BlockSet::new(), next);
+    }
+    let mut ancestors = line.ancestors();
+    let at = |number, id| Ancestor { number, id };
+    assert_eq!(fits(&ancestors, at(2, id(2))), Ok(()));
+    assert_eq!(fits(&ancestors, at(2, id(9))), Err(Unfit::Diverged { number: 2 }));
+    assert_eq!(fits(&ancestors, line.open()), Err(Unfit::Ahead { number: 4 }));
+    ancestors.remove(0);
+    assert_eq!(fits(&ancestors, at(1, id(1))), Err(Unfit::Forgotten { number: 1 }));
+    assert_eq!(fits(&[], at(1, id(1))), Err(Unfit::Forgotten { number: 1 }));
+}
+
+#[test]
+fn what_is_remembered_is_bounded() {
+    let mut line = Lineage::new(id(1));
+    for next in 2..200 {
+        line = hand_over(&line, set(&[(next, 1)]), next);
+    }
+    assert_eq!(line.past().len(), MAX_PAST);
+    assert_eq!(line.changed_since(id(1), &BlockSet::new()), None);
+    let oldest = line.past()[0].at.id;
+    let changed = line.changed_since(oldest, &BlockSet::new()).unwrap();
+    assert_eq!(changed.len(), MAX_PAST as u64 - 1);
+
+    // Each of these sets takes 8 MiB.
+    let scattered = |bit: u64| -> BlockSet {
+        (0..1 << 26).step_by(128).map(|at| BlockRange::new(at + bit, 1)).collect()
+    };
+    let mut line = Lineage::new(id(1));
+    for next in 2..8 {
+        line = hand_over(&line, scattered(next), next);
+    }
+    let bytes: usize = line.past().iter().map(|past| past.changed.encode().len()).sum();
+    assert!(bytes <= dray_engine::lineage::MAX_CHANGED_BYTES, "{bytes}");
+    assert!(line.has_past());
+}
+
+/// A peer's list is taken only when it is a line (I7).
+#[test]
+fn a_list_that_is_no_line_is_refused() {
+    let generation = |number| Generation {
+        at: Ancestor { number, id: id(number) },
+        reason: Reason::Handover,
+        host: "hosta".to_owned(),
+        closed_unix_ms: 0,
+        changed: BlockSet::new(),
+    };
+    let after = |numbers: &[u64]| {
+        Lineage::after(numbers.iter().map(|&number| generation(number)).collect(), id(99))
+    };
+    assert_eq!(after(&[3, 4]).unwrap().open().number, 5);
+    assert_eq!(after(&[]).unwrap(), Lineage::new(id(99)));
+    assert!(after(&[4, 3]).is_none());
+    assert!(after(&[4, 4]).is_none());
+    assert!(after(&[u64::MAX]).is_none());
+    assert!(after(&(1..=MAX_PAST as u64 + 1).collect::<Vec<_>>()).is_none());
+}
+
+#[test]
+fn a_region_that_was_open_counts_as_written() {
+    let line = hand_over(&Lineage::new(id(1)), BlockSet::new(), 2);
+    let whole = |changed: BlockSet| LineageRecord::Whole { lineage: line.clone(), changed };
+    let stamp = Stamp { len: 1, seconds: 2, nanos: 3, inode: 4 };
+    let read = |records: &[LineageRecord]| recover(records, REGION);
+    assert_eq!(read(&[]), None);
+    let records = [whole(set(&[(1, 1)])), LineageRecord::Opened { region: 2 }];
+    assert_eq!(read(&records).unwrap().changed, set(&[(1, 1), (32, 16)]));
+    let closed = [&records[..], &[whole(set(&[(1, 1), (33, 1)]))]].concat();
+    assert_eq!(read(&closed).unwrap().changed, set(&[(1, 1), (33, 1)]));
+    let stopped = [&closed[..], &[LineageRecord::Stopped { stamp }]].concat();
+    assert_eq!(read(&stopped).unwrap().stopped, Some(stamp));
+    let again = [&stopped[..], &[LineageRecord::Opened { region: 0 }]].concat();
+    assert_eq!(read(&again).unwrap().stopped, None, "it went on, and did not stop in order");
+}
+
+/// What one owner does: writes, and stops between them.
+#[derive(Clone, Debug)]
+enum Step {
+    Write(u64, u64),
+    CloseRegions,
+    Crash,
+    HandOver,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        6 => (0..BLOCKS, 1..20u64).prop_map(|(start, len)| Step::Write(start, len)),
+        2 => Just(Step::CloseRegions),
+        1 => Just(Step::Crash),
+        2 => Just(Step::HandOver),
+    ];
+    proptest::collection::vec(step, 0..60)
+}
+
+proptest! {
+    /// Whatever happens, a block that differs from a replica is among those that may differ.
+    #[test]
+    fn no_changed_block_is_ever_left_out(steps in steps()) {
+        let mut content = vec![0u64; BLOCKS as usize];
+        let mut replicas = Vec::new();
+        let mut line = Lineage::new(id(1));
+        let mut changed = BlockSet::new();
+        let mut records = Vec::new();
+        let mut open = std::collections::BTreeSet::new();
+        let mut next = 2;
+        for (version, step) in (1..).zip(steps) {
+            let whole = |line: &Lineage, changed: &BlockSet| {
+                vec![LineageRecord::Whole { lineage: line.clone(), changed: changed.clone() }]
+            };
+            match step {
+                Step::Write(start, len) => {
+                    let range = BlockRange::new(start, len.min(BLOCKS - start));
+                    changed.insert(range);
+                    for region in start / REGION..=(range.end() - 1) / REGION {
+                        if open.insert(region) {
+                            records.push(LineageRecord::Opened { region });
+                        }
+                    }
+                    content[start as usize..range.end() as usize].fill(version);
+                }
+                Step::CloseRegions => {
+                    records = whole(&line, &changed);
+                    open.clear();
+                }
+                Step::Crash => {
+                    let Some(found) = recover(&records, REGION) else { continue };
+                    prop_assert_eq!(&found.lineage, &line);
+                    changed = found.changed;
+                    records = whole(&line, &changed);
+                    open.clear();
+                }
+                Step::HandOver => {
+                    replicas.push((line.open(), content.clone()));
+                    line = hand_over(&line, std::mem::take(&mut changed), next);
+                    next += 1;
+                    records = whole(&line, &changed);
+                    open.clear();
+                }
+            }
+            for (at, was) in &replicas {
+                prop_assert_eq!(fits(&line.ancestors(), *at), Ok(()));
+                let differs = line.changed_since(at.id, &changed).unwrap();
+                for block in 0..BLOCKS {
+                    let same = was[block as usize] == content[block as usize];
+                    prop_assert!(same || differs.contains(block), "block {} is left out", block);
+                }
+            }
+        }
+    }
+}
