@@ -237,6 +237,22 @@ impl ImageNames {
         self.run(self.naming(self.replica(epoch), mode)?)
     }
 
+    /// The replica of `epoch` becomes the incomplete image that a migration back completes.
+    ///
+    /// # Errors
+    /// `NotFound` without such a replica, `InUse` when there is an incomplete image already.
+    pub fn begin_return(&self, epoch: Epoch) -> Result<()> {
+        self.run(self.moving(self.replica(epoch), self.partial())?)
+    }
+
+    /// Undoes [`begin_return`](Self::begin_return).
+    ///
+    /// # Errors
+    /// `NotFound` without an incomplete image, `InUse` when there is such a replica.
+    pub fn end_return(&self, epoch: Epoch) -> Result<()> {
+        self.run(self.moving(self.partial(), self.replica(epoch))?)
+    }
+
     /// Removes the incomplete image, if there is one.
     ///
     /// # Errors
@@ -283,6 +299,16 @@ impl ImageNames {
         match (exists(&from)?, exists(&to)?) {
             (true, false) => Ok(vec![Step::Rename(from, to), close]),
             (false, true) => Ok(vec![close]),
+            (true, true) => Err(self.taken(&to)),
+            (false, false) => Err(self.absent(&from)),
+        }
+    }
+
+    /// Steps from one hidden name to another; the mode stays.
+    fn moving(&self, from: PathBuf, to: PathBuf) -> Result<Vec<Step>> {
+        match (exists(&from)?, exists(&to)?) {
+            (true, false) => Ok(vec![Step::Rename(from, to)]),
+            (false, true) => Ok(Vec::new()),
             (true, true) => Err(self.taken(&to)),
             (false, false) => Err(self.absent(&from)),
         }
@@ -365,6 +391,16 @@ mod tests {
             let replicas = vec![epoch];
             assert_eq!(names.found().unwrap(), Found { replicas, ..Found::default() });
 
+            crash_after(&names, &|| names.moving(names.replica(epoch), names.partial()), done);
+            names.begin_return(epoch).unwrap();
+            names.begin_return(epoch).unwrap();
+            assert_eq!(names.found().unwrap(), Found { partial: true, ..Found::default() });
+            assert_eq!(file_mode(&names.partial()).unwrap(), 0);
+            crash_after(&names, &|| names.moving(names.partial(), names.replica(epoch)), done);
+            names.end_return(epoch).unwrap();
+            names.end_return(epoch).unwrap();
+            assert_eq!(file_mode(&names.replica(epoch)).unwrap(), 0);
+
             crash_after(&names, &|| names.naming(names.replica(epoch), MODE), done);
             names.restore_replica(epoch, MODE).unwrap();
             assert_eq!(file_mode(&names.image()).unwrap(), MODE);
@@ -384,6 +420,8 @@ mod tests {
         assert!(error.to_string().ends_with("vm.raw exists already; move it away"), "{error}");
         std::fs::write(names.replica(Epoch(3)), b"older").unwrap();
         assert_eq!(names.make_replica(Epoch(3)).unwrap_err().kind, ErrorKind::InUse);
+        assert_eq!(names.begin_return(Epoch(3)).unwrap_err().kind, ErrorKind::InUse);
+        assert_eq!(names.end_return(Epoch(3)).unwrap_err().kind, ErrorKind::InUse);
         assert_eq!(std::fs::read(names.image()).unwrap(), b"someone else's");
         assert_eq!(std::fs::read(names.replica(Epoch(3))).unwrap(), b"older");
         names.remove_partial().unwrap();

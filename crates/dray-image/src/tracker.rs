@@ -1,4 +1,5 @@
-//! The tracker: which blocks the guest has written since tracking began.
+//! The tracker: which blocks the guest has written since tracking began. A disk has two of them:
+//! one for a migration, which takes what is dirty, and one for the image's open generation.
 //!
 //! A block counts as dirty from before its write is issued until after it has completed. If a copy
 //! takes it in between, the mark at the end makes it dirty again, so no write is missed whatever
@@ -25,6 +26,8 @@ pub struct Tracker {
     has_intent: AtomicBool,
     /// One bit for every region whose intent is durable.
     opened: Box<[AtomicU64]>,
+    /// One bit for every open region that was written into since idle ones were last closed.
+    recent: Box<[AtomicU64]>,
     opening: Mutex<Opening>,
     settled: Condvar,
 }
@@ -107,6 +110,7 @@ impl Tracker {
             dirty: AtomicBlockMap::new(blocks),
             has_intent: AtomicBool::new(false),
             opened: (0..regions.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
+            recent: (0..regions.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
             opening: Mutex::new(Opening::default()),
             settled: Condvar::new(),
         })
@@ -165,18 +169,52 @@ impl Tracker {
         if !self.has_intent.load(Ordering::SeqCst) {
             return Ok(());
         }
-        regions(range).filter(|&region| !self.is_open(region)).try_for_each(|r| self.open(r))
+        regions(range).filter(|&region| !self.is_used(region)).try_for_each(|r| self.open(r))
+    }
+
+    /// Whether `region` is open; then it is in use from here on.
+    fn is_used(&self, region: u64) -> bool {
+        let (word, bit) = ((region / 64) as usize, 1 << (region % 64));
+        if self.recent[word].load(Ordering::Relaxed) & bit == 0 {
+            self.recent[word].fetch_or(bit, Ordering::SeqCst);
+        }
+        self.is_open(region)
+    }
+
+    /// Closes the open regions that nobody has written into since the last call and returns them:
+    /// the next write opens them again. Every write that found one of them open is in
+    /// [`snapshot`](Self::snapshot) from here on, though it may not have completed. The intent log
+    /// must not take an opening in before a durable record says what was written in them.
+    pub fn close_idle(&self) -> Vec<u64> {
+        let mut closed = Vec::new();
+        for (nth, (opened, recent)) in (0..).zip(self.opened.iter().zip(&self.recent)) {
+            let used = recent.swap(0, Ordering::SeqCst);
+            let idle = opened.load(Ordering::SeqCst) & !used;
+            let mut bits = opened.fetch_and(!idle, Ordering::SeqCst) & idle;
+            while bits != 0 {
+                closed.push(nth * 64 + u64::from(bits.trailing_zeros()));
+                bits &= bits - 1;
+            }
+        }
+        fence(Ordering::SeqCst);
+        closed
     }
 
     /// [`begin`](Self::begin), if no intent has to be made durable first.
     pub fn try_begin(&self, range: BlockRange) -> Option<Marked<'_>> {
         if self.on.load(Ordering::Relaxed) {
             let needs_intent = self.has_intent.load(Ordering::SeqCst)
-                && regions(range).any(|region| !self.is_open(region));
+                && regions(range).any(|region| !self.is_used(region));
             if needs_intent {
                 return None;
             }
             self.dirty.set(range);
+            // A region that was closed meanwhile may have been closed without these blocks.
+            if self.has_intent.load(Ordering::SeqCst)
+                && regions(range).any(|region| !self.is_open(region))
+            {
+                return None;
+            }
         }
         Some(Marked { tracker: self, range })
     }
@@ -247,7 +285,7 @@ impl Tracker {
 
     /// Bytes of memory in use.
     pub fn memory_bytes(&self) -> usize {
-        self.dirty.memory_bytes() + size_of_val(&*self.opened)
+        self.dirty.memory_bytes() + size_of_val(&*self.opened) + size_of_val(&*self.recent)
     }
 }
 

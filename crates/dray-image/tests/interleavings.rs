@@ -232,6 +232,54 @@ fn nobody_writes_into_a_region_before_its_intent_is_durable() {
     });
 }
 
+/// What is durable of one region: open, and a set of blocks that were written.
+#[derive(Default)]
+struct Durable(shuttle::sync::Mutex<(bool, BlockSet)>);
+
+impl IntentLog for Durable {
+    fn open_region(&self, _region: u64) -> Result<()> {
+        self.0.lock().unwrap().0 = true;
+        Ok(())
+    }
+}
+
+#[test]
+fn a_write_is_named_or_its_region_is_open_whoever_closes_it_meanwhile() {
+    explore(|| {
+        let tracker = tracker::Tracker::new(64);
+        let log = Arc::new(Durable::default());
+        tracker.start(Some(Arc::clone(&log) as _));
+        let writers: Vec<_> = (0..2)
+            .map(|number| {
+                let (tracker, log) = (Arc::clone(&tracker), Arc::clone(&log));
+                thread::spawn(move || {
+                    let marked = match tracker.try_begin(block(number)) {
+                        Some(marked) => marked,
+                        None => tracker.begin(block(number)).unwrap(),
+                    };
+                    // The write is under way: a crash from here on must know of it.
+                    let durable = log.0.lock().unwrap();
+                    assert!(durable.0 || durable.1.contains(number), "block {number} is forgotten");
+                    drop(durable);
+                    marked.complete().unwrap();
+                })
+            })
+            .collect();
+        let closer = {
+            let (tracker, log) = (Arc::clone(&tracker), Arc::clone(&log));
+            thread::spawn(move || {
+                for _ in 0..3 {
+                    let mut durable = log.0.lock().unwrap();
+                    let closed = tracker.close_idle();
+                    durable.1 = tracker.snapshot();
+                    durable.0 &= closed.is_empty();
+                }
+            })
+        };
+        writers.into_iter().chain([closer]).for_each(|thread| thread.join().unwrap());
+    });
+}
+
 /// What the source has in every block, and what the guest writes.
 const OLD: u64 = 7;
 const NEW: u64 = 9;

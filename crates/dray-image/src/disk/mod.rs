@@ -116,6 +116,8 @@ pub struct Disk {
     len: u64,
     gate: Arc<Gate>,
     tracker: Arc<Tracker>,
+    /// What was written in the image's open generation.
+    history: Arc<Tracker>,
     missing: Missing,
     /// Another host owns the image; reads go there.
     incoming: AtomicBool,
@@ -135,6 +137,7 @@ impl Disk {
             len,
             gate: Gate::new(),
             tracker: Tracker::new(BlockRange::whole(len).len),
+            history: Tracker::new(BlockRange::whole(len).len),
             missing: Missing::new(Arc::clone(&backing)),
             incoming: AtomicBool::new(false),
             brake: Brake::default(),
@@ -250,6 +253,37 @@ impl Disk {
         self.tracker.snapshot()
     }
 
+    /// From now on every change is remembered for the image's open generation, in which `changed`
+    /// was changed before; a disk that does so already goes on with what it has. Migrations do not
+    /// touch this set: it is there for those that come later. Writes that are in flight count.
+    pub fn start_history(&self, intent: Arc<dyn IntentLog>, changed: &BlockSet) {
+        if !self.history.is_on() {
+            self.history.start(Some(intent));
+            changed.runs().for_each(|run| self.history.mark(run));
+        }
+    }
+
+    /// Ends [`start_history`](Self::start_history) and forgets what was changed.
+    pub fn stop_history(&self) {
+        self.history.stop();
+    }
+
+    /// True while changes are remembered for the open generation.
+    pub fn keeps_history(&self) -> bool {
+        self.history.is_on()
+    }
+
+    /// The blocks changed in the open generation; exact while the disk is quiesced.
+    pub fn history(&self) -> BlockSet {
+        self.history.snapshot()
+    }
+
+    /// Closes the regions that nobody has changed since the last call; see
+    /// [`Tracker::close_idle`](crate::tracker::Tracker::close_idle).
+    pub fn close_idle_history(&self) -> Vec<u64> {
+        self.history.close_idle()
+    }
+
     /// Before handover, at the target: reads come from the owner, flush is answered, everything
     /// else is refused.
     pub fn begin_incoming(&self, fetcher: Arc<dyn Fetcher>) {
@@ -335,6 +369,9 @@ impl Disk {
     /// Bytes of memory that the maps and the log of this disk take.
     pub fn memory_bytes(&self) -> usize {
         let log = LOG_LANES * LOG_PLACES * size_of::<u64>();
-        self.tracker.memory_bytes() + self.missing.memory_bytes() + log
+        self.tracker.memory_bytes()
+            + self.history.memory_bytes()
+            + self.missing.memory_bytes()
+            + log
     }
 }

@@ -57,6 +57,7 @@ impl Disk {
         let began = self.meter.is_on().then(Instant::now);
         let _pass = self.gate.enter()?;
         self.refuse_while_incoming()?;
+        let noted = self.history.begin(touched.all)?;
         let marked = self.tracker.begin(touched.all)?;
         if self.missing.is_over() {
             apply(fua)?;
@@ -67,6 +68,7 @@ impl Disk {
             }
         }
         marked.complete()?;
+        noted.complete()?;
         self.witness.tell(touched.all);
         self.timed(began);
         Ok(())
@@ -222,7 +224,9 @@ impl Image for Disk {
         let began = self.meter.is_on().then(Instant::now);
         let Some(_pass) = self.gate.try_enter() else { return Ok(Attempt::WouldWait) };
         self.refuse_while_incoming()?;
-        let Some(marked) = self.tracker.try_begin(touched.all) else {
+        let (Some(noted), Some(marked)) =
+            (self.history.try_begin(touched.all), self.tracker.try_begin(touched.all))
+        else {
             return Ok(Attempt::WouldWait);
         };
         let write = || self.backing.try_write_at(data, offset);
@@ -234,6 +238,7 @@ impl Image for Disk {
         if attempt == Attempt::Done {
             self.count_write(offset, len);
             marked.complete()?;
+            noted.complete()?;
             self.witness.tell(touched.all);
             self.timed(began);
         }
