@@ -1,7 +1,7 @@
 //! Requests between agents outside a migration: one question and one answer on a stream of its own.
 
 use crate::error::WireError;
-use dray_types::{ImageId, MigrationId};
+use dray_types::{Ancestor, ImageId, MigrationId};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -21,6 +21,29 @@ pub struct WantedImage {
     pub allocated: u64,
     /// A backing image.
     pub read_only: bool,
+}
+
+/// Feature word: the target understands `PrepareReturn`.
+pub const FEATURE_RETURN: &str = "return";
+
+/// What an incomplete image at the target begins with.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Base {
+    /// Nothing.
+    Empty,
+    /// A replica of this image that cannot be used lies there; why not.
+    Refused {
+        /// What stands against it.
+        why: String,
+    },
+    /// The content of a replica.
+    Replica {
+        /// The generation that it holds.
+        generation: Ancestor,
+        /// Regions of 64 MiB that do not hold it any more: a migration that came to nothing wrote
+        /// there.
+        distrusted: Vec<u64>,
+    },
 }
 
 /// What one agent asks of another.
@@ -43,6 +66,25 @@ pub enum Request {
         /// The migration.
         migration: MigrationId,
     },
+    /// As `Prepare`, and the target may begin with replicas that it has. To be sent only to a peer
+    /// that has agreed to [`FEATURE_RETURN`].
+    PrepareReturn {
+        /// The migration.
+        migration: MigrationId,
+        /// Pool at the target; its default one when none is named.
+        pool: Option<String>,
+        /// The images, in the migration's order.
+        images: Vec<WantedImage>,
+        /// For each, the closed generations that its owner remembers, oldest first.
+        ancestors: Vec<Vec<Ancestor>>,
+    },
+}
+
+impl Request {
+    /// The feature word that the peer must have agreed to before this may be sent.
+    pub fn feature(&self) -> Option<&'static str> {
+        matches!(self, Self::PrepareReturn { .. }).then_some(FEATURE_RETURN)
+    }
 }
 
 /// The answer to a [`Request`].
@@ -68,6 +110,15 @@ pub enum Reply {
     Refused {
         /// What failed, why, and what to do.
         why: String,
+    },
+    /// Answer to `PrepareReturn`.
+    PreparedReturn {
+        /// Path of the NBD socket at the target.
+        nbd_socket: String,
+        /// Export name of each image, in order.
+        exports: Vec<String>,
+        /// What each image begins with, in order.
+        bases: Vec<Base>,
     },
 }
 
