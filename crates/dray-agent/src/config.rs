@@ -36,6 +36,7 @@ pub mod pool;
 mod typed;
 
 use crate::net::dial::DEFAULT_PORT;
+use crate::retention::Retention;
 pub use pool::{PathError, Pool, PoolIo};
 use std::fmt;
 use std::net::SocketAddr;
@@ -174,6 +175,8 @@ pub struct Config {
     pub qmp_dirs: Vec<PathBuf>,
     /// See [`Limits`].
     pub limits: Limits,
+    /// Which replicas go by themselves.
+    pub replicas: Retention,
     /// Where images are exported over TCP with TLS, besides the unix socket.
     pub nbd_tcp: Option<SocketAddr>,
 }

@@ -5,6 +5,8 @@
 //! * [`ops`]: the local API's commands, one file each.
 //! * [`registry`], [`store`]: the images of this host and what is durable about them.
 //! * [`heat`]: what guests do with the images, counted for the orders of migrations.
+//! * [`lineage`]: generations of the images owned here; [`replicas`]: copies that were left
+//!   behind, and [`retention`]: for how long.
 //! * [`forecast`]: what the planner is told of images and links.
 //! * [`migration`]: the owner loops that run the engine's effects, one per migration and side.
 //! * [`vm`]: the part of a migration that belongs to QEMU.
@@ -17,12 +19,15 @@ pub mod config;
 pub mod forecast;
 pub mod heat;
 mod links;
+pub mod lineage;
 pub mod migration;
 pub mod net;
 pub mod ops;
 pub mod pace;
 pub mod pki;
 pub mod registry;
+pub mod replicas;
+pub mod retention;
 pub mod store;
 pub mod tls;
 pub mod vm;

@@ -5,6 +5,8 @@
 
 use crate::config::{Config, PoolIo};
 use crate::heat::ImageHeat;
+use crate::lineage::{Line, ReplicaNote, stamp_of};
+use crate::migration::source::unix_ms;
 use crate::store::{self, Store};
 use crate::vm::RECONNECT_DELAY;
 use dray_image::{
@@ -84,6 +86,9 @@ pub struct ImageRecord {
     pub migration: Option<MigrationId>,
     /// Set while QEMU believes the disk is its own file.
     pub adopted: Option<Adopted>,
+    /// What a copy holds that was left behind; kept while a migration back makes the image of it.
+    #[serde(default)]
+    pub replica: Option<ReplicaNote>,
 }
 
 impl ImageRecord {
@@ -110,6 +115,8 @@ pub struct Entry {
     /// When the last migration away from here ended. A QEMU that had the disk may still come back
     /// and must be able to quit: it is let in, and everything it asks but a flush fails.
     departed: Mutex<Option<Instant>>,
+    /// The line of generations, at the owner.
+    line: Mutex<Option<Arc<Line>>>,
     /// What is known of its guest's accesses.
     pub heat: ImageHeat,
     /// What guests are served from.
@@ -141,6 +148,16 @@ impl Entry {
         }
     }
 
+    /// The line of generations; none where this host does not own the image.
+    pub fn line(&self) -> Option<Arc<Line>> {
+        self.line.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// From now on this is its line.
+    pub fn set_line(&self, line: Option<Arc<Line>>) {
+        *self.line.lock().unwrap_or_else(PoisonError::into_inner) = line;
+    }
+
     /// The image has left for good.
     pub fn depart(&self) {
         self.disk.fail_parked();
@@ -165,6 +182,8 @@ impl Entry {
 
 /// All images of this host.
 pub struct Registry {
+    /// Held while a replica is taken for a migration back, or removed.
+    pub(crate) taking: Mutex<()>,
     store: Store,
     config: Arc<Config>,
     entries: RwLock<BTreeMap<String, Arc<Entry>>>,
@@ -192,12 +211,13 @@ impl Registry {
                     let name = record.name.clone();
                     let entry = entry(record, Arc::new(file), heat);
                     entry.take_locks();
+                    begin_line(&store, &entry)?;
                     entries.insert(name, Arc::new(entry));
                 }
                 Err(why) => tracing::warn!(image = record.name, %why, "cannot open an image"),
             }
         }
-        Ok(Arc::new(Self { store, config, entries: RwLock::new(entries) }))
+        Ok(Arc::new(Self { taking: Mutex::default(), store, config, entries: RwLock::new(entries) }))
     }
 
     /// Opens the file that a record names, in the way of its pool.
@@ -258,10 +278,41 @@ impl Registry {
         }
         store::replace_json(&self.path_of(&record.name), &record)?;
         let name = record.name.clone();
+        // A line that lies there is another image's.
+        store::remove(&line_path(&self.store, &name))?;
         let heat = ImageHeat::new(record.len);
         let entry = Arc::new(entry(record, file, heat));
+        begin_line(&self.store, &entry)?;
         entries.insert(name, Arc::clone(&entry));
         Ok(entry)
+    }
+
+    /// Where the line of the image called `name` is kept.
+    pub fn line_path(&self, name: &str) -> PathBuf {
+        line_path(&self.store, name)
+    }
+
+    /// The image was changed in a way that its line does not show, or is another one from now on:
+    /// a new line begins.
+    ///
+    /// # Errors
+    /// What the store reports.
+    pub fn end_line(&self, entry: &Entry) -> io::Result<()> {
+        store::remove(&line_path(&self.store, &entry.record().name))?;
+        entry.disk.stop_history();
+        entry.set_line(None);
+        begin_line(&self.store, entry)
+    }
+
+    /// Puts an entry of its own over `file` in the place of the one with the record's name.
+    pub(crate) fn replace(&self, record: ImageRecord, file: Arc<FileImage>) -> Arc<Entry> {
+        let (name, heat) = (record.name.clone(), ImageHeat::new(record.len));
+        let new = Arc::new(entry(record, file, heat));
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(old) = entries.insert(name, Arc::clone(&new)) {
+            new.heat.take_over(&old.heat);
+        }
+        new
     }
 
     /// Changes an image's record, durably.
@@ -292,13 +343,32 @@ impl Registry {
             let names = ImageNames::of(&record.path).map_err(io::Error::other)?;
             names.make_replica(epoch).map_err(io::Error::other)?;
         }
+        let note = self.note_of(entry, epoch)?;
         self.update(entry, |record| {
             record.state = CopyState::Replica;
             if !is_device(&record.path) {
                 record.place = Place::Replica(epoch);
             }
             record.epoch = epoch;
+            record.replica = note;
         })
+    }
+
+    /// What the copy left behind in `epoch` holds: the generation that was open. The file is at rest;
+    /// what was noted before a restart stays, whatever the file looks like by now.
+    fn note_of(&self, entry: &Entry, epoch: Epoch) -> io::Result<Option<ReplicaNote>> {
+        let record = entry.record();
+        if record.state == CopyState::Replica || is_device(&record.path) {
+            return Ok(record.replica);
+        }
+        let Some(line) = entry.line() else { return Ok(None) };
+        let names = ImageNames::of(&record.path).map_err(io::Error::other)?;
+        Ok(Some(ReplicaNote {
+            generation: line.lineage().open(),
+            stamp: stamp_of(&names.replica(epoch))?,
+            since_unix_ms: unix_ms(),
+            distrusted: Vec::new(),
+        }))
     }
 
     /// Undoes [`retire`](Self::retire): this host owns the image again. Can be repeated.
@@ -318,7 +388,10 @@ impl Registry {
             record.state = CopyState::Owner;
             record.place = Place::Named;
             record.epoch = epoch;
-        })
+            record.replica = None;
+        })?;
+        // After a restart there is none yet: what was open then is not trusted.
+        if entry.line().is_none() { begin_line(&self.store, entry) } else { Ok(()) }
     }
 
     /// Deletes the file of a replica and forgets it. A block device is only forgotten.
@@ -326,7 +399,11 @@ impl Registry {
     /// # Errors
     /// What the file system or the store reports.
     pub fn remove_replica(&self, entry: &Entry) -> io::Result<()> {
+        let _taking = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
         let record = entry.record();
+        if record.state != CopyState::Replica {
+            return Err(io::Error::other("it is not a replica any more"));
+        }
         if let Place::Replica(epoch) = record.place {
             let names = ImageNames::of(&record.path).map_err(io::Error::other)?;
             names.remove_replica(epoch).map_err(io::Error::other)?;
@@ -341,7 +418,34 @@ impl Registry {
     pub fn forget(&self, name: &str) -> io::Result<()> {
         self.entries.write().unwrap_or_else(PoisonError::into_inner).remove(name);
         store::remove(&heat_path(&self.store, name))?;
+        store::remove(&line_path(&self.store, name))?;
         store::remove(&self.path_of(name))
+    }
+}
+
+fn line_path(store: &Store, name: &str) -> PathBuf {
+    store.images().join(format!("{name}.line"))
+}
+
+/// An owner goes on with its line, or begins one.
+fn begin_line(store: &Store, entry: &Entry) -> io::Result<()> {
+    let record = entry.record();
+    if record.state != CopyState::Owner || record.read_only {
+        return Ok(());
+    }
+    let path = record.current_path().map_err(io::Error::other)?;
+    let at = line_path(store, &record.name);
+    match Line::go_on(&at, &path) {
+        Ok((line, changed)) => {
+            line.track(&entry.disk, &changed);
+            entry.set_line(Some(line));
+            Ok(())
+        }
+        Err(why) => {
+            // Without it every migration is a full one. An old one would be believed some day.
+            tracing::warn!(image = record.name, %why, "cannot keep an image's line of generations");
+            store::remove(&at)
+        }
     }
 }
 
@@ -355,6 +459,7 @@ fn entry(record: ImageRecord, file: Arc<FileImage>, heat: ImageHeat) -> Entry {
         record: Mutex::new(record),
         locks: Mutex::default(),
         departed: Mutex::default(),
+        line: Mutex::default(),
         heat,
         disk,
         file,
@@ -392,7 +497,8 @@ fn open_file(record: &ImageRecord, io: PoolIo) -> dray_image::Result<FileImage> 
     match recorded {
         Err(why) if why.kind == ErrorKind::NotFound => {
             let next = record.epoch.next();
-            named().or_else(|_| partial()).or_else(|_| replica(next)).map_err(|_| why)
+            let other = named().or_else(|_| partial()).or_else(|_| replica(next));
+            other.or_else(|_| replica(record.epoch)).map_err(|_| why)
         }
         other => other,
     }

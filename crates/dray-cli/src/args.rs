@@ -77,6 +77,8 @@ pub enum Command {
     Backfill(commands::backfill::Args),
     /// List, add and remove images
     Images(commands::images::Args),
+    /// Show the generations of an image and who kept them
+    Lineage(commands::lineage::Args),
     /// Splice the disks of a running VM under dray
     Adopt(commands::adopt::Args),
     /// Hand the disks of a running VM back to its QEMU

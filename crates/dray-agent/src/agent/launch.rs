@@ -167,6 +167,7 @@ impl Agent {
                 tracing::error!(%migration, %why, "cannot bring back a migration to this host");
             }
         }
+        crate::replicas::undo_unbegun(&self.registry, &self.store, target::INTENT)?;
         let mut revived = Vec::new();
         for folder in Folder::all(&self.store, source::INTENT)? {
             let intent: SourceIntent = store::read_json(&folder.file(source::INTENT))?;

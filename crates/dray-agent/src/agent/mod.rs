@@ -132,6 +132,8 @@ async fn serve(config: Config, what: &str) -> ApiResult<()> {
         .await
         .map_err(|why| ApiError::new(ErrorKind::Io, what, why))?;
     crate::heat::keep(&agent.registry).map_err(io)?;
+    crate::lineage::keep(&agent.registry).map_err(io)?;
+    crate::retention::keep(&agent.registry, &agent.config).map_err(io)?;
     agent.go_on(revived);
     let peers = tokio::spawn(Arc::clone(&agent).listen(listener));
     tracing::info!(host = agent.config.name, listen = %agent.config.listen, "ready");
@@ -145,6 +147,7 @@ async fn serve(config: Config, what: &str) -> ApiResult<()> {
         exports.shutdown_within(SHUTDOWN_GRACE);
     }
     agent.registry.save_heat();
+    agent.registry.stop_lines(SHUTDOWN_GRACE);
     drop(lock);
     ended
 }

@@ -2,6 +2,7 @@
 
 use super::Agent;
 use crate::config::Pool;
+use crate::lineage::ReplicaNote;
 use crate::migration::intent::{TargetImageIntent, TargetIntent};
 use crate::migration::log::Folder;
 use crate::migration::messages::Settings;
@@ -9,11 +10,11 @@ use crate::migration::source::unix_ms;
 use crate::migration::target::{INTENT, TargetSlot};
 use crate::net::requests::{self, RequestHandler};
 use crate::net::{self, Incoming, Listener};
-use crate::registry::{CopyState, ImageRecord, Place};
+use crate::registry::{CopyState, Entry, ImageRecord, Place};
 use crate::vm;
 use dray_image::{FileImage, FileOptions, ImageNames};
-use dray_types::{Epoch, MigrationId};
-use dray_wire::request::{Reply, Request, WantedImage};
+use dray_types::{Ancestor, Epoch, MigrationId};
+use dray_wire::request::{Base, Reply, Request, WantedImage};
 use dray_wire::{ImageOffer, StreamKind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -89,18 +90,19 @@ impl Agent {
         }
     }
 
+    /// `ancestors` of each image when the asking side can begin with replicas; returns what each
+    /// image begins with.
     fn prepare_for(
         self: &Arc<Self>,
         peer: &str,
         migration: MigrationId,
         pool: Option<&str>,
         images: &[WantedImage],
-    ) -> Result<Reply, String> {
-        let exports = images.iter().map(|image| image.name.clone()).collect();
-        let answer = Reply::Prepared {
-            nbd_socket: self.nbd_socket().to_string_lossy().into_owned(),
-            exports,
-        };
+        ancestors: Option<&[Vec<Ancestor>]>,
+    ) -> Result<Vec<Base>, String> {
+        if ancestors.is_some_and(|ancestors| ancestors.len() != images.len()) {
+            return Err("the request names other images than lines".to_owned());
+        }
         if let Some(slot) = self.targets.get(migration).filter(|slot| !slot.is_forgotten()) {
             let same = slot.intent().peer == peer
                 && slot
@@ -109,15 +111,31 @@ impl Agent {
                     .iter()
                     .map(|image| image.offer.id)
                     .eq(images.iter().map(|i| i.id));
-            return if same { Ok(answer) } else { Err("another migration has this id".to_owned()) };
+            let bases = || slot.intent().images.iter().map(TargetImageIntent::base).collect();
+            return match (same, ancestors) {
+                (false, _) => Err("another migration has this id".to_owned()),
+                // Who does not ask for bases does not know of them (I3).
+                (true, None)
+                    if slot.intent().images.iter().any(|image| image.replica.is_some()) =>
+                {
+                    Err("it was prepared with a replica; cancel it with --discard".to_owned())
+                }
+                (true, _) => Ok(bases()),
+            };
         }
         let known = self.config.peer(peer).ok_or("the peer is not configured here")?;
         let pool = self.config.pool_for(known, pool).map_err(|why| why.to_string())?;
-        check_space(pool, images)?;
+        let found = self.replicas_for(pool, images, ancestors)?;
+        let reused = |found: &Found| match found {
+            Found::Usable(entry, _) => entry.file.allocated_bytes().unwrap_or(0),
+            _ => 0,
+        };
+        check_space(pool, images, found.iter().map(reused).sum())?;
+        let intents = images.iter().zip(&found).map(|(image, found)| intent_of(pool, image, found));
         let intent = TargetIntent {
             migration,
             peer: peer.to_owned(),
-            images: images.iter().map(|image| intent_of(pool, image)).collect::<Result<_, _>>()?,
+            images: intents.collect::<Result<_, _>>()?,
             settings: Settings::default(),
             guest: None,
             started_unix_ms: unix_ms(),
@@ -127,10 +145,11 @@ impl Agent {
             // Whatever is in it was not understood at the start: it may be ownership.
             return Err("its folder there cannot be read; see the target agent's log".to_owned());
         }
-        self.make_partials(&intent, images)?;
+        self.make_partials(&intent, images, &found)?;
         let names: Vec<_> = intent.images.iter().map(|image| image.offer.name.clone()).collect();
+        let bases = intent.images.iter().map(TargetImageIntent::base).collect();
         match self.launch_target(intent) {
-            Ok(_) => Ok(answer),
+            Ok(_) => Ok(bases),
             Err(why) => {
                 self.targets.remove(migration);
                 names.iter().for_each(|name| self.remove_partial(name));
@@ -142,12 +161,64 @@ impl Agent {
         }
     }
 
-    fn make_partials(&self, intent: &TargetIntent, images: &[WantedImage]) -> Result<(), String> {
+    /// What lies here of the images that come.
+    fn replicas_for(
+        &self,
+        pool: &Pool,
+        images: &[WantedImage],
+        ancestors: Option<&[Vec<Ancestor>]>,
+    ) -> Result<Vec<Found>, String> {
+        let Some(ancestors) = ancestors else { return Ok(vec![Found::Nothing; images.len()]) };
+        let find = |(wanted, ancestors): (&WantedImage, &Vec<Ancestor>)| {
+            let Some(entry) = self.registry.get(&wanted.name) else { return Ok(Found::Nothing) };
+            let record = entry.record();
+            // Anything else under the name is refused with it, as ever.
+            if record.state != CopyState::Replica || record.id != wanted.id {
+                return Ok(Found::Nothing);
+            }
+            if record.migration.is_some() {
+                let name = &wanted.name;
+                return Err(format!(
+                    "the migration that image '{name}' left with is not over here"
+                ));
+            }
+            let path = pool.image_path(&wanted.name).map_err(|why| why.to_string())?;
+            Ok(match record.base_for(wanted, ancestors, &path) {
+                Ok(note) => Found::Usable(entry, note),
+                Err(why) => Found::Useless(entry, why),
+            })
+        };
+        images.iter().zip(ancestors).map(find).collect()
+    }
+
+    fn make_partials(
+        &self,
+        intent: &TargetIntent,
+        images: &[WantedImage],
+        found: &[Found],
+    ) -> Result<(), String> {
         let mut made = Vec::new();
-        let result = intent.images.iter().zip(images).try_for_each(|(image, wanted)| {
+        let parts = intent.images.iter().zip(images).zip(found);
+        let result = parts.into_iter().try_for_each(|((image, wanted), found)| {
+            match found {
+                Found::Usable(entry, _) => {
+                    // Noted first: a failure half-way is undone like the rest.
+                    made.push(image.offer.name.clone());
+                    self.registry
+                        .begin_return(entry, intent.migration)
+                        .map_err(|why| why.to_string())?;
+                    return Ok(());
+                }
+                Found::Useless(entry, why) => {
+                    let name = &image.offer.name;
+                    tracing::info!(image = name, why, "a replica is not used");
+                    self.registry.set_aside(entry).map_err(|why| why.to_string())?;
+                }
+                Found::Nothing => {}
+            }
             self.make_partial(intent.migration, image, wanted)?;
             made.push(image.offer.name.clone());
-            Ok(())
+            Ok::<(), String>(())
         });
         if result.is_err() {
             for name in made {
@@ -155,6 +226,12 @@ impl Agent {
             }
         }
         result
+    }
+
+    /// The NBD socket of this host, and the images' names as its exports.
+    fn exports(&self, images: &[WantedImage]) -> (String, Vec<String>) {
+        let socket = self.nbd_socket().to_string_lossy().into_owned();
+        (socket, images.iter().map(|image| image.name.clone()).collect())
     }
 
     fn make_partial(
@@ -189,6 +266,7 @@ impl Agent {
             epoch: Epoch(0),
             migration: Some(migration),
             adopted: None,
+            replica: None,
         };
         let added = opened.and_then(|file| {
             self.registry.add(record, Arc::new(file)).map_err(|why| why.to_string())
@@ -201,17 +279,30 @@ impl Agent {
 
     fn remove_partial(&self, name: &str) {
         let Some(entry) = self.registry.get(name) else { return };
-        let removed = ImageNames::of(&entry.record().path)
-            .and_then(|names| names.remove_partial())
-            .map_err(std::io::Error::other)
-            .and_then(|()| self.registry.forget(name));
+        let record = entry.record();
+        let removed = if record.replica.is_some() {
+            self.registry.end_return(&entry, &[]).map(drop)
+        } else {
+            ImageNames::of(&record.path)
+                .and_then(|names| names.remove_partial())
+                .map_err(std::io::Error::other)
+                .and_then(|()| self.registry.forget(name))
+        };
         if let Err(why) = removed {
             tracing::warn!(image = name, %why, "cannot remove a partial image");
         }
     }
 }
 
-fn intent_of(pool: &Pool, image: &WantedImage) -> Result<TargetImageIntent, String> {
+/// What this host has of an image that comes.
+#[derive(Clone)]
+enum Found {
+    Nothing,
+    Usable(Arc<Entry>, ReplicaNote),
+    Useless(Arc<Entry>, String),
+}
+
+fn intent_of(pool: &Pool, image: &WantedImage, found: &Found) -> Result<TargetImageIntent, String> {
     let path = pool.image_path(&image.name).map_err(|why| why.to_string())?;
     if path.exists() {
         return Err(format!("{} exists already; choose another name or pool", path.display()));
@@ -222,11 +313,17 @@ fn intent_of(pool: &Pool, image: &WantedImage) -> Result<TargetImageIntent, Stri
         len: image.len,
         read_only: image.read_only,
     };
-    Ok(TargetImageIntent { offer, path, zeroed: true })
+    let (replica, refused) = match found {
+        Found::Nothing => (None, None),
+        Found::Usable(_, note) => (Some(note.clone()), None),
+        Found::Useless(_, why) => (None, Some(why.clone())),
+    };
+    Ok(TargetImageIntent { offer, path, zeroed: replica.is_none(), replica, refused })
 }
 
-fn check_space(pool: &Pool, images: &[WantedImage]) -> Result<(), String> {
-    let wanted: u64 = images.iter().map(|image| image.allocated).sum();
+fn check_space(pool: &Pool, images: &[WantedImage], reused: u64) -> Result<(), String> {
+    let wanted: u64 =
+        images.iter().map(|image| image.allocated).sum::<u64>().saturating_sub(reused);
     let stat = rustix::fs::statvfs(&pool.path)
         .map_err(|why| format!("pool '{}': {}", pool.name, std::io::Error::from(why)))?;
     let free = stat.f_bavail * stat.f_frsize;
@@ -250,8 +347,23 @@ impl RequestHandler for Arc<Agent> {
             },
             Request::Prepare { migration, pool, images } => {
                 self.make_way(peer, migration, &images).await;
-                let prepared = self.prepare_for(peer, migration, pool.as_deref(), &images);
-                prepared.unwrap_or_else(|why| Reply::Refused { why })
+                let prepared = self.prepare_for(peer, migration, pool.as_deref(), &images, None);
+                let (nbd_socket, exports) = self.exports(&images);
+                match prepared {
+                    Ok(_) => Reply::Prepared { nbd_socket, exports },
+                    Err(why) => Reply::Refused { why },
+                }
+            }
+            Request::PrepareReturn { migration, pool, images, ancestors } => {
+                self.make_way(peer, migration, &images).await;
+                let ancestors = Some(&ancestors[..]);
+                let prepared =
+                    self.prepare_for(peer, migration, pool.as_deref(), &images, ancestors);
+                let (nbd_socket, exports) = self.exports(&images);
+                match prepared {
+                    Ok(bases) => Reply::PreparedReturn { nbd_socket, exports, bases },
+                    Err(why) => Reply::Refused { why },
+                }
             }
             Request::Forget { migration } => {
                 if let Some(slot) = self.targets.get(migration)

@@ -61,6 +61,8 @@ pub enum Command {
     Backfill(Backfill),
     /// Answered with [`Recorded`](super::Recorded), after [`Event::Accesses`](super::Event::Accesses).
     Record(super::Record),
+    /// Answered with [`LineageStatus`](super::LineageStatus).
+    Lineage(Lineage),
 }
 
 /// What is moved.
@@ -300,6 +302,17 @@ pub struct ImageAdd {
 pub struct ImageRemove {
     /// Its name.
     pub name: String,
+    /// Delete the file too; only of a replica that no migration needs.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub delete: bool,
+}
+
+/// Asks for the generations of an image.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Lineage {
+    /// Its name.
+    pub image: String,
 }
 
 /// Splices disks of a running VM under dray.

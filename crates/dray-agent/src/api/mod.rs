@@ -123,6 +123,9 @@ pub trait AgentApi: Send + Sync + 'static {
 
     /// Starts, pauses or paces Backfill; this host is the target.
     fn backfill(&self, command: Backfill) -> impl Future<Output = ApiResult<Backfilling>> + Send;
+
+    /// The generations of an image, as this host knows them.
+    fn lineage(&self, command: Lineage) -> impl Future<Output = ApiResult<LineageStatus>> + Send;
 }
 
 #[cfg(test)]

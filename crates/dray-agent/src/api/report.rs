@@ -5,7 +5,7 @@ use super::error::ApiError;
 use super::plan::Predicted;
 use super::progress::Progress;
 use super::text;
-use dray_types::{BitRate, ByteSize, Epoch, ImageId, MigrationId};
+use dray_types::{Ancestor, BitRate, ByteSize, Epoch, GenerationId, ImageId, MigrationId};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -131,6 +131,17 @@ pub struct ImageSummary {
     pub blocks_sent: u64,
     /// Blocks that were sent with data more than once.
     pub blocks_sent_twice: u64,
+    /// Bytes that the target had in a replica of an earlier generation and that nobody had changed
+    /// when the migration began.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub bytes_from_replica: u64,
+    /// Why a replica that the target has was of no use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replica_not_used: Option<String>,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// The one object in which `dray migrate --json` ends.
@@ -341,6 +352,67 @@ pub struct ImageStatus {
     /// Why a replica must stay: another host still reads from it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept_for: Option<KeptFor>,
+    /// The generation that is open at an owner, or that a replica holds; unknown (absent) for images
+    /// on their way and replicas of earlier releases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub generation: Option<GenerationStatus>,
+    /// When a replica was left behind, in milliseconds since 1970 (UTC).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since_unix_ms: Option<u64>,
+}
+
+/// One generation, by its place and its id.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct GenerationStatus {
+    /// Its place in the image's line.
+    pub number: u64,
+    /// Its random id.
+    #[serde(with = "text::id")]
+    pub id: GenerationId,
+}
+
+impl From<Ancestor> for GenerationStatus {
+    fn from(at: Ancestor) -> Self {
+        Self { number: at.number, id: at.id }
+    }
+}
+
+/// A closed generation, as `dray lineage` shows it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ClosedGeneration {
+    /// Which.
+    #[serde(flatten)]
+    pub at: GenerationStatus,
+    /// Why it was closed.
+    pub reason: String,
+    /// The host that kept a replica of it then.
+    pub host: String,
+    /// When, in milliseconds since 1970 (UTC).
+    pub closed_unix_ms: u64,
+    /// Blocks of 4 KiB written during it; null of the first one that is remembered.
+    pub changed_blocks: Option<u64>,
+    /// This host has a replica of it.
+    pub here: bool,
+}
+
+/// The line of an image, as this host knows it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LineageStatus {
+    /// The image's name here.
+    pub image: String,
+    /// Its id.
+    #[serde(with = "text::id")]
+    pub id: ImageId,
+    /// This host.
+    pub host: String,
+    /// What this host's copy is.
+    pub state: ImageState,
+    /// The closed generations, oldest first.
+    pub past: Vec<ClosedGeneration>,
+    /// The generation that was open when this host last owned the image.
+    pub open: Option<GenerationStatus>,
+    /// Blocks of 4 KiB written in it so far; null when nobody needs to know.
+    pub changed_blocks: Option<u64>,
 }
 
 /// Who still needs a replica.

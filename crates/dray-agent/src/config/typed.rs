@@ -2,6 +2,7 @@
 //! every problem names its line.
 
 use super::{Config, Limits, Peer, Pool, PoolIo, Problem, default_listen};
+use crate::retention::Retention;
 use serde::Deserialize;
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -11,6 +12,8 @@ use toml::Spanned;
 
 /// More parallel streams than this only cost memory.
 const MAX_STREAMS: u64 = 16;
+/// Longest age of a replica, in hours: a hundred years.
+const MAX_HOURS: u64 = 876_000;
 /// Longest time a limit may be, in seconds: a week.
 const MAX_SECONDS: u64 = 7 * 86_400;
 
@@ -28,6 +31,7 @@ struct Typed {
     qmp_dirs: Option<Vec<Text>>,
     limits: Option<TypedLimits>,
     nbd: Option<Nbd>,
+    replicas: Option<TypedReplicas>,
 }
 
 #[derive(Deserialize)]
@@ -77,6 +81,14 @@ struct TypedLimits {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
+struct TypedReplicas {
+    keep: Option<u64>,
+    max_age_hours: Option<Spanned<u64>>,
+    min_free: Option<Text>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Nbd {
     tcp: Option<Text>,
 }
@@ -107,6 +119,7 @@ pub(super) fn understand(text: &str, path: &Path) -> Result<Config, Vec<Problem>
         peers,
         qmp_dirs: reader.qmp_dirs(agent.qmp_dirs.as_ref().or(typed.qmp_dirs.as_ref())),
         limits: reader.limits(typed.limits.as_ref()),
+        replicas: reader.replicas(typed.replicas.as_ref()),
         nbd_tcp: reader.address("nbd.tcp", typed.nbd.as_ref().and_then(|nbd| nbd.tcp.as_ref())),
     };
     if let Some(peer) = config.peers.iter().find(|p| p.name.eq_ignore_ascii_case(&config.name)) {
@@ -265,6 +278,23 @@ impl Reader<'_> {
         }
         limits.stall = typed.stall_seconds.as_ref().map(|v| self.seconds("stall_seconds", v));
         limits
+    }
+
+    fn replicas(&mut self, typed: Option<&TypedReplicas>) -> Retention {
+        let Some(typed) = typed else { return Retention::default() };
+        let max_age = typed.max_age_hours.as_ref().map(|hours| {
+            let hours = self.number("replicas.max_age_hours", hours, MAX_HOURS);
+            Duration::from_secs(hours * 3600)
+        });
+        let min_free = typed.min_free.as_ref().and_then(|text| match text.get_ref().parse() {
+            Ok(size) => Some(size),
+            Err(why) => {
+                let what = format!("'{}': {why}", text.get_ref());
+                self.problem(text, "replicas.min_free", what, "write it like 20GiB");
+                None
+            }
+        });
+        Retention { keep: typed.keep, max_age, min_free }
     }
 
     fn seconds(&mut self, field: &str, value: &Spanned<u64>) -> Duration {

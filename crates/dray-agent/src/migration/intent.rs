@@ -2,9 +2,11 @@
 
 use crate::api::{Order, Tuning};
 use crate::forecast::Way;
+use crate::lineage::ReplicaNote;
 use crate::migration::messages::{GuestFacts, Settings};
 use dray_types::{BitRate, Epoch, MigrationId};
 use dray_wire::ImageOffer;
+use dray_wire::request::Base;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -20,6 +22,13 @@ pub struct SourceImage {
     pub path: PathBuf,
     /// Device id of its disk, when a VM moves.
     pub device: Option<String>,
+    /// What the target's copy began with.
+    #[serde(default = "empty")]
+    pub base: Base,
+}
+
+fn empty() -> Base {
+    Base::Empty
 }
 
 /// The VM that moves.
@@ -90,6 +99,25 @@ pub struct TargetImageIntent {
     pub path: PathBuf,
     /// What was never received reads as zeros.
     pub zeroed: bool,
+    /// The replica that it began as.
+    #[serde(default)]
+    pub replica: Option<ReplicaNote>,
+    /// Why a replica that lay here was of no use.
+    #[serde(default)]
+    pub refused: Option<String>,
+}
+
+impl TargetImageIntent {
+    /// What it begins with, as the source is told.
+    pub fn base(&self) -> Base {
+        match (&self.replica, &self.refused) {
+            (Some(note), _) => {
+                Base::Replica { generation: note.generation, distrusted: note.distrusted.clone() }
+            }
+            (None, Some(why)) => Base::Refused { why: why.clone() },
+            (None, None) => Base::Empty,
+        }
+    }
 }
 
 /// The target's intent.

@@ -61,6 +61,13 @@ impl Intents {
         sets
     }
 
+    /// The regions of an image that are open, whoever opened them.
+    pub fn regions(&self, image: usize) -> Vec<u64> {
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_image = inner.1.iter().filter(|&&(ix, _)| usize::from(ix) == image);
+        of_image.map(|&(_, region)| region).collect()
+    }
+
     fn add(&self, image: u16, region: u64) -> dray_image::Result<()> {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         if inner.1.contains(&(image, region)) {

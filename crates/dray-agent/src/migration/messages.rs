@@ -2,6 +2,8 @@
 //! and what the summary needs to know. They travel inside the control stream's `Vm` messages.
 
 use crate::net::NetTotals;
+use dray_engine::lineage::Generation;
+use dray_types::Attempt;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -43,6 +45,15 @@ pub enum ToTargetShell {
     Done,
     /// Which blocks move when, for those who watch at the target.
     Strategy(dray_engine::Strategy),
+    /// Right before the engine's `Prepare` of the same attempt: the closed generations of each image
+    /// that the target will own then, the one that this handover closes last. None of an image that
+    /// nobody writes.
+    Lines {
+        /// The attempt.
+        attempt: Attempt,
+        /// Per image, in the migration's order.
+        images: Vec<Option<Vec<Generation>>>,
+    },
 }
 
 /// Target to source.

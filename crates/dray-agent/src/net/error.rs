@@ -12,6 +12,8 @@ pub enum NetErrorKind {
     Certificate,
     /// The peer understood and said no.
     Refused,
+    /// The peer's software does not know what is asked.
+    Unknown,
     /// No protocol version in common.
     Version,
     /// Bytes that the protocol does not allow.

@@ -1,10 +1,10 @@
 //! One question to another agent and its answer, on a stream of its own.
 
-use crate::net::AGENT;
 use crate::net::dial::{DialSettings, dial};
 use crate::net::error::{NetError, NetErrorKind};
 use crate::net::listen::Incoming;
 use crate::net::stream::Stream;
+use crate::net::{AGENT, FEATURES};
 use crate::tls::{self, Identity};
 use dray_wire::request::{self, Reply, Request};
 use dray_wire::{Hello, StreamKind};
@@ -36,10 +36,15 @@ pub async fn ask(
         migration: None,
         session: 0,
         stream: 0,
-        features: Vec::new(),
+        features: FEATURES.map(str::to_owned).to_vec(),
     };
     let settings = DialSettings::default();
     let mut stream = dial(identity, name, address, StreamKind::Request, &hello, &settings).await?;
+    let unknown = |word: &&str| !stream.features().iter().any(|known| known == word);
+    if let Some(word) = request.feature().filter(unknown) {
+        let what = format!("ask {name}: it does not know '{word}'");
+        return Err(NetError::new(NetErrorKind::Unknown, what));
+    }
     let exchange = async {
         write(&mut stream, request).await?;
         read::<Reply>(&mut stream).await
@@ -67,7 +72,9 @@ pub trait RequestHandler: Send + Sync {
 /// # Errors
 /// `Timeout`, `Broken` or `Protocol` when there was no question or nobody took the answer.
 pub async fn serve(incoming: Incoming, handler: &impl RequestHandler) -> Result<(), NetError> {
-    let mut stream = incoming.welcome(Vec::new()).await?;
+    let offered = incoming.hello.features.iter();
+    let known = offered.filter(|word| FEATURES.contains(&word.as_str())).cloned().collect();
+    let mut stream = incoming.welcome(known).await?;
     let late = |_| NetError::new(NetErrorKind::Timeout, "the peer took too long");
     let request = timeout(QUESTION_LIMIT, read::<Request>(&mut stream)).await.map_err(late)??;
     let peer = stream.peer().to_owned();

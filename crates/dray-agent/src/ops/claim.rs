@@ -84,6 +84,7 @@ impl Agent {
             .update(entry, |record| {
                 record.place = Place::Named;
                 record.state = CopyState::Owner;
+                record.replica = None;
             })
             .map_err(|why| io_error(what, why))?;
         let (epoch, id) = self.new_line(what, entry)?;
@@ -121,6 +122,8 @@ impl Agent {
                 record.migration = None;
             })
             .map_err(|why| io_error(what, why))?;
+        // No replica of the old line may ever be taken for one of this.
+        self.registry.end_line(entry).map_err(|why| io_error(what, why))?;
         Ok((epoch, id))
     }
 

@@ -11,7 +11,7 @@ use crate::vm::picture::{self, Picture};
 use crate::vm::{RECONNECT_DELAY, qemu_error};
 use dray_image::{Image, locks, names};
 use dray_qemu::{AdoptOptions, NbdExport};
-use dray_types::{BLOCK_SIZE, Epoch, ImageId};
+use dray_types::{Ancestor, BLOCK_SIZE, Epoch, ImageId};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -54,6 +54,8 @@ impl Agent {
             read_only: record.read_only,
             migration: record.migration,
             kept_for: self.kept_for(&record),
+            generation: generation_of(entry, &record).map(Into::into),
+            since_unix_ms: record.replica.as_ref().map(|note| note.since_unix_ms),
             name: record.name,
             id: record.id,
         }
@@ -132,6 +134,7 @@ impl Agent {
             epoch: Epoch(1),
             migration: None,
             adopted: None,
+            replica: None,
         };
         let file = self.registry.open_file(&record).map_err(|why| {
             if why.kind == dray_image::ErrorKind::ReadOnly {
@@ -165,7 +168,14 @@ impl Agent {
         if status.migration.is_some() {
             return conflict("it takes part in a migration", "`dray cancel` the migration first");
         }
-        self.registry.forget(&command.name).map_err(|why| io_error(what, why))?;
+        if !command.delete {
+            self.registry.forget(&command.name).map_err(|why| io_error(what, why))?;
+            return Ok(status);
+        }
+        if entry.record().state != CopyState::Replica {
+            return conflict("it is not a replica", "without --delete its file stays");
+        }
+        self.registry.remove_replica(&entry).map_err(|why| io_error(what, why))?;
         Ok(status)
     }
 
@@ -244,6 +254,8 @@ impl Agent {
         let path = entry.record().path;
         let mut plan = layer.plan;
         plan.local.insert("filename".into(), path.to_string_lossy().into());
+        // What QEMU writes to its file itself is in no set.
+        self.registry.end_line(&entry).map_err(|why| io_error(what, why))?;
         dray_qemu::release(&picture.qmp, &plan).await.map_err(|why| qemu_error(what, &why))?;
         Ok((picture, plan))
     }
@@ -270,6 +282,15 @@ impl Agent {
         adopted.map_err(failed)?;
         self.image(image)?.take_locks();
         Ok(())
+    }
+}
+
+/// The generation that is open at an owner, or that a replica holds.
+fn generation_of(entry: &Entry, record: &ImageRecord) -> Option<Ancestor> {
+    match record.state {
+        CopyState::Owner => Some(entry.line()?.lineage().open()),
+        CopyState::Replica => record.replica.as_ref().map(|note| note.generation),
+        CopyState::Incoming => None,
     }
 }
 

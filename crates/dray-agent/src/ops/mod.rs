@@ -5,6 +5,7 @@ mod backfill;
 mod claim;
 mod control;
 mod images;
+mod lineage;
 mod migrate;
 mod plan;
 mod prepare;
@@ -14,7 +15,8 @@ mod splice;
 use crate::agent::Agent;
 use crate::api::{
     self, AgentApi, AgentInfo, ApiError, ApiResult, Backfilling, Cancelled, Claimed, ErrorKind,
-    Events, ImageStatus, Limited, MigrationStatus, Prepared, Spliced, Started, Summary, Unstalled,
+    Events, ImageStatus, Limited, LineageStatus, MigrationStatus, Prepared, Spliced, Started,
+    Summary, Unstalled,
 };
 use std::sync::Arc;
 
@@ -110,5 +112,9 @@ impl AgentApi for Operator {
 
     async fn backfill(&self, command: api::Backfill) -> ApiResult<Backfilling> {
         self.0.backfill(&command).await
+    }
+
+    async fn lineage(&self, command: api::Lineage) -> ApiResult<LineageStatus> {
+        self.0.lineage(&command)
     }
 }

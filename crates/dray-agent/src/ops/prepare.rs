@@ -17,7 +17,7 @@ use dray_image::{FileImage, FileOptions};
 use dray_qemu::{NbdExport, blockdev};
 use dray_types::{Epoch, ImageId, MigrationId};
 use dray_wire::ImageOffer;
-use dray_wire::request::{Reply, Request, WantedImage};
+use dray_wire::request::{Base, Reply, Request, WantedImage};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -229,7 +229,8 @@ impl Agent {
         }
         let read_only = record.read_only || backing;
         let offer = ImageOffer { id: record.id, name: target, len: record.len, read_only };
-        plan.images.push(SourceImage { name: name.to_owned(), offer, path: record.path, device });
+        let (name, path, base) = (name.to_owned(), record.path, Base::Empty);
+        plan.images.push(SourceImage { name, offer, path, device, base });
         plan.allocated.push(entry.file.allocated_bytes().map_err(|why| io_error(&what, why))?);
         Ok(plan.images.len() - 1)
     }
@@ -262,14 +263,14 @@ impl Agent {
         let read_only = backing || layer.plan.read_only;
         let offer = ImageOffer { id: ImageId(random_id()?), name: target, len, read_only };
         plan.allocated.push(file.allocated_bytes().map_err(|why| io_error(&what, why))?);
-        plan.images.push(SourceImage { name, offer, path, device });
+        plan.images.push(SourceImage { name, offer, path, device, base: Base::Empty });
         Ok(plan.images.len() - 1)
     }
 
     /// Asks the target for room, and starts the loop that keeps a session with it.
     pub(super) async fn prepare_at_target(
         self: &Arc<Self>,
-        intent: SourceIntent,
+        mut intent: SourceIntent,
         plan: &Plan,
         pool: Option<&str>,
     ) -> ApiResult<(Arc<SourceSlot>, PathBuf)> {
@@ -278,25 +279,62 @@ impl Agent {
             let ImageOffer { id, name, len, read_only } = image.offer.clone();
             WantedImage { id, name, len, allocated, read_only }
         });
-        let request = Request::Prepare {
-            migration: intent.migration,
-            pool: pool.map(str::to_owned),
-            images: images.collect(),
-        };
-        let reply = self.ask(&intent.peer, &request).await;
-        let Reply::Prepared { nbd_socket, .. } = reply.map_err(|why| net_error(&what, &why))?
-        else {
+        let images: Vec<_> = images.collect();
+        let asked = self.ask_for_room(&intent, images, pool).await;
+        let (nbd_socket, bases) = asked.map_err(|why| net_error(&what, &why))?;
+        if bases.len() != intent.images.len() {
             return Err(ApiError::new(ErrorKind::Peer, what, "the peer answered something else"));
-        };
+        }
+        let mut notices = Vec::new();
+        for (image, base) in intent.images.iter_mut().zip(bases) {
+            if let Base::Refused { why } = &base {
+                let (name, peer) = (&image.offer.name, &intent.peer);
+                let notice = format!("the replica of {name} on {peer} is not used: {why}");
+                notices.push(format!("{notice}; everything is copied"));
+            }
+            image.base = base;
+        }
         let migration = intent.migration;
         let peer = intent.peer.clone();
         match self.launch_source(intent)? {
-            Ok((slot, _)) => Ok((slot, nbd_socket.into())),
+            Ok((slot, _)) => {
+                notices.into_iter().for_each(|notice| slot.board.notice(notice));
+                Ok((slot, nbd_socket.into()))
+            }
             Err(why) => {
                 // Nobody will ever use what the target has just made.
                 let _ = self.ask(&peer, &Request::Forget { migration }).await;
                 Err(io_error(what, why))
             }
+        }
+    }
+
+    /// Asks the target for room, and what it has already: its NBD socket, and what each image begins
+    /// with. An older target is asked for room only.
+    async fn ask_for_room(
+        &self,
+        intent: &SourceIntent,
+        images: Vec<WantedImage>,
+        pool: Option<&str>,
+    ) -> Result<(String, Vec<Base>), NetError> {
+        let (migration, pool) = (intent.migration, pool.map(str::to_owned));
+        let ancestors = intent.images.iter().map(|image| {
+            let entry = self.registry.get(&image.name).filter(|_| !image.offer.read_only);
+            entry.and_then(|entry| entry.line()).map_or_else(Vec::new, |l| l.lineage().ancestors())
+        });
+        let ancestors = ancestors.collect();
+        let bare = Request::Prepare { migration, pool: pool.clone(), images: images.clone() };
+        let request = Request::PrepareReturn { migration, pool, images, ancestors };
+        let reply = match self.ask(&intent.peer, &request).await {
+            Err(why) if why.kind == NetErrorKind::Unknown => self.ask(&intent.peer, &bare).await,
+            reply => reply,
+        };
+        match reply? {
+            Reply::Prepared { nbd_socket, .. } => {
+                Ok((nbd_socket, vec![Base::Empty; intent.images.len()]))
+            }
+            Reply::PreparedReturn { nbd_socket, bases, .. } => Ok((nbd_socket, bases)),
+            _ => Ok((String::new(), Vec::new())),
         }
     }
 

@@ -111,6 +111,7 @@ impl Agent {
                 device: plan.qdev.clone(),
                 splice,
             }),
+            replica: None,
         };
         let file = self.registry.open_file(&record).map_err(|why| io_error(what, why))?;
         record.len = file.geometry().len;

@@ -83,6 +83,7 @@ impl TargetVmTask {
                 Told::Shell(
                     ToTargetShell::Settings(_)
                     | ToTargetShell::Strategy(_)
+                    | ToTargetShell::Lines { .. }
                     | ToTargetShell::Bye
                     | ToTargetShell::Done,
                 )

@@ -13,6 +13,8 @@ Examples:
   dray images                                       the same as `dray images list`
   dray images add vm1-root /srv/vm/vm1.qcow2 --format qcow2
   dray images remove vm1-root                       stops serving it; the file stays
+  dray images remove vm1-root --delete              deletes a replica: migrating back here will
+                                                    copy everything
 
 QEMU opens an image by its name on the agent's NBD socket:
   -blockdev driver=nbd,node-name=root,server.type=unix,server.path=/run/dray/nbd.sock,export=NAME";
@@ -35,6 +37,9 @@ enum What {
     Remove {
         /// Name of the image
         name: String,
+        /// Delete the file too; only of a replica
+        #[arg(long)]
+        delete: bool,
     },
 }
 
@@ -83,11 +88,13 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
                 format!("serving {} as image {}\n", image.path.display(), image.name)
             });
         }
-        What::Remove { name } => {
-            let command = Command::ImageRemove(ImageRemove { name });
+        What::Remove { name, delete } => {
+            let command = Command::ImageRemove(ImageRemove { name, delete });
             let image: ImageStatus = client.call(command).await?;
             output.result(&image, |image, _| {
-                format!("removed image {}; {} stays\n", image.name, image.path.display())
+                let (name, path) = (&image.name, image.path.display());
+                let file = if delete { "is deleted" } else { "stays" };
+                format!("removed image {name}; {path} {file}\n")
             });
         }
     }

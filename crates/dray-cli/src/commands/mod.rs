@@ -9,6 +9,7 @@ pub mod claim;
 pub mod completions;
 pub mod images;
 pub mod limit;
+pub mod lineage;
 pub mod migrate;
 pub mod pki;
 pub mod plan;
@@ -65,6 +66,7 @@ async fn ask(command: Command, client: &Client, output: &Output) -> ApiResult<Ex
         Command::Limit(args) => limit::run(args, client, output).await,
         Command::Backfill(args) => backfill::run(args, client, output).await,
         Command::Images(args) => images::run(args, client, output).await,
+        Command::Lineage(args) => lineage::run(args, client, output).await,
         Command::Adopt(args) => adopt::run(args, client, output).await,
         Command::Release(args) => release::run(args, client, output).await,
         Command::Resize(args) => resize::run(args, client, output).await,

@@ -1,5 +1,6 @@
 //! Images on a terminal.
 
+use super::lineage::{ago, now_unix_ms};
 use super::style::Style;
 use super::table::{Align, table};
 use super::units::{BLOCK, bytes};
@@ -58,8 +59,14 @@ fn remark(image: &ImageStatus) -> String {
         }
         Some(KeptFor { host, bytes: None }) => format!(" (kept for {host})"),
         None if image.read_only => " (read-only)".to_owned(),
-        None => String::new(),
+        None => replica(image, now_unix_ms()).unwrap_or_default(),
     }
+}
+
+/// What a replica holds, and since when.
+fn replica(image: &ImageStatus, now: u64) -> Option<String> {
+    let (generation, since) = (image.generation?, image.since_unix_ms?);
+    Some(format!(" (generation {}, left {})", generation.number, ago(since, now)))
 }
 
 /// The disks that were adopted (`"adopted"`) or released (`"released"`).

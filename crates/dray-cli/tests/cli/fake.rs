@@ -1,7 +1,7 @@
 //! An agent that answers every command with a canned result and remembers what it was asked.
 
 use dray_agent::api::*;
-use dray_types::{ByteSize, Epoch, ImageId, MigrationId};
+use dray_types::{ByteSize, Epoch, GenerationId, ImageId, MigrationId};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -11,6 +11,11 @@ use tempfile::TempDir;
 
 /// The migration in every canned answer.
 pub const ID: MigrationId = MigrationId(0x4f1c_0000_0000_0000_0000_0000_0000_0001);
+
+fn now_unix_ms() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.expect("it is after 1970").as_millis() as u64
+}
 
 /// A running fake agent; it ends with the value.
 pub struct Fake {
@@ -118,6 +123,8 @@ pub fn summary() -> Summary {
         bytes,
         blocks_sent: sent,
         blocks_sent_twice: twice,
+        bytes_from_replica: 0,
+        replica_not_used: None,
     };
     Summary {
         result: Ending::Completed,
@@ -204,6 +211,8 @@ pub fn images() -> Vec<ImageStatus> {
         read_only: false,
         migration: None,
         kept_for: None,
+        generation: None,
+        since_unix_ms: None,
     };
     let mut all = vec![
         image("vm1-root", "/srv/vm/vm1-root.raw", ImageState::Owner, 12_288, 1),
@@ -446,6 +455,30 @@ impl AgentApi for Agent {
         };
         let paused = command.action == BackfillAction::Pause;
         Ok(Backfilling { migration: ID, paused, bandwidth, bytes_missing: 48 << 20 })
+    }
+
+    async fn lineage(&self, command: Lineage) -> ApiResult<LineageStatus> {
+        self.saw("lineage", &command);
+        let at =
+            |number: u64| GenerationStatus { number, id: GenerationId(u128::from(number) << 120) };
+        let closed = |number, host: &str, changed_blocks| ClosedGeneration {
+            at: at(number),
+            reason: "handover".to_owned(),
+            host: host.to_owned(),
+            // Long ago, and a little more: the age is told in days.
+            closed_unix_ms: now_unix_ms() - (10 * number + 1) * 86_400_000 - 3_600_000,
+            changed_blocks,
+            here: number == 1,
+        };
+        Ok(LineageStatus {
+            image: command.image,
+            id: ImageId(8),
+            host: "hosta".to_owned(),
+            state: ImageState::Owner,
+            past: vec![closed(1, "hosta", None), closed(2, "hostb", Some(2560))],
+            open: Some(at(3)),
+            changed_blocks: Some(5),
+        })
     }
 
     async fn unstall(&self, command: Unstall) -> ApiResult<Unstalled> {

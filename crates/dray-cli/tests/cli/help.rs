@@ -3,7 +3,7 @@
 use crate::fake::{dray, finish};
 use crate::golden;
 
-const COMMANDS: [&str; 21] = [
+const COMMANDS: [&str; 22] = [
     "agent",
     "check-config",
     "prepare",
@@ -16,6 +16,7 @@ const COMMANDS: [&str; 21] = [
     "limit",
     "backfill",
     "images",
+    "lineage",
     "adopt",
     "release",
     "resize",

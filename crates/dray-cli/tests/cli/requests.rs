@@ -79,6 +79,8 @@ fn the_other_commands() {
                 "format": "qcow2", "read_only": false } }),
         ),
         ("images remove a", json!({ "image-remove": { "name": "a" } })),
+        ("images remove a --delete", json!({ "image-remove": { "name": "a", "delete": true } })),
+        ("lineage a", json!({ "lineage": { "image": "a" } })),
         (
             "adopt --qmp /q --disk d0 --drop-bitmaps",
             json!({ "adopt": { "qmp": "/q", "disks": ["d0"], "drop_bitmaps": true } }),

@@ -16,6 +16,8 @@ fn results_for_people() {
         ("images", "images"),
         ("images-add", "images add a /srv/a.raw"),
         ("images-remove", "images remove a"),
+        ("images-remove-delete", "images remove a --delete"),
+        ("lineage", "lineage vm1-root"),
         ("status", "status"),
         ("status-running", "status 4f1c"),
         ("status-failed", "status 501c"),

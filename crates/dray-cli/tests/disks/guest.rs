@@ -70,6 +70,11 @@ pub fn first_hole(blocks: u64) -> u64 {
     (0..blocks).find(|&block| first_version(block, blocks) == 0).unwrap()
 }
 
+/// What the blocks of a new image hold.
+pub fn first_versions(blocks: u64) -> Versions {
+    (0..blocks).map(|block| (block, first_version(block, blocks))).collect()
+}
+
 /// Makes a sparse image of `blocks` blocks.
 pub fn make_image(path: &Path, blocks: u64) {
     use std::os::unix::fs::FileExt;
@@ -84,6 +89,8 @@ struct Shared {
     api: [PathBuf; 2],
     nbd: [PathBuf; 2],
     image: String,
+    /// What the blocks held at the start.
+    before: Versions,
     /// Which host the guest is on.
     at: AtomicUsize,
     stop: AtomicBool,
@@ -114,17 +121,30 @@ pub struct Guest {
     shared: Arc<Shared>,
     lanes: Vec<JoinHandle<Versions>>,
     manager: JoinHandle<()>,
-    blocks: u64,
 }
 
 impl Guest {
     /// Starts using the first `used` blocks of `image`, which has `blocks` and was made by
     /// [`make_image`], on the first host.
     pub fn start(lab: &lab::Lab, image: &str, blocks: u64, used: u64, seed: u64) -> Self {
+        Self::go_on([&lab.a, &lab.b], image, first_versions(blocks), used, seed)
+    }
+
+    /// Starts using the first `used` blocks of `image`, whose blocks hold `before`, on the first of
+    /// the hosts; it will be moved to the second.
+    pub fn go_on(
+        hosts: [&lab::Host; 2],
+        image: &str,
+        before: Versions,
+        used: u64,
+        seed: u64,
+    ) -> Self {
+        let version = before.values().copied().max().unwrap_or(0).max(1);
         let shared = Arc::new(Shared {
-            api: [lab.a.api(), lab.b.api()],
-            nbd: [lab.a.nbd(), lab.b.nbd()],
+            api: hosts.map(lab::Host::api),
+            nbd: hosts.map(lab::Host::nbd),
             image: image.to_owned(),
+            before,
             at: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             requests: AtomicU64::new(0),
@@ -134,11 +154,10 @@ impl Guest {
             let lane = Lane {
                 shared: Arc::clone(&shared),
                 nth,
-                blocks,
                 groups: used / GROUP / LANES,
                 versions: Versions::new(),
                 random: seed.wrapping_mul(LANES) + nth,
-                version: 1,
+                version,
                 client: None,
             };
             std::thread::spawn(move || lane.run())
@@ -148,7 +167,7 @@ impl Guest {
             let shared = Arc::clone(&shared);
             std::thread::spawn(move || manage(&shared))
         };
-        Self { shared, lanes, manager, blocks }
+        Self { shared, lanes, manager }
     }
 
     /// Requests done so far.
@@ -173,8 +192,7 @@ impl Guest {
             self.requests() >= enough || self.complaint().is_some()
         })?;
         self.shared.stop.store(true, Ordering::SeqCst);
-        let mut versions: Versions =
-            (0..self.blocks).map(|b| (b, first_version(b, self.blocks))).collect();
+        let mut versions = self.shared.before.clone();
         for lane in self.lanes {
             versions.extend(lane.join().map_err(|_| "a lane of the guest panicked")?);
         }
@@ -230,7 +248,6 @@ fn manage(shared: &Shared) {
 struct Lane {
     shared: Arc<Shared>,
     nth: u64,
-    blocks: u64,
     groups: u64,
     versions: Versions,
     random: u64,
@@ -256,7 +273,7 @@ impl Lane {
     }
 
     fn held(&self, block: u64) -> u64 {
-        self.versions.get(&block).copied().unwrap_or_else(|| first_version(block, self.blocks))
+        self.versions.get(&block).or_else(|| self.shared.before.get(&block)).copied().unwrap_or(0)
     }
 
     fn request(&mut self) -> Result<(), String> {

@@ -84,6 +84,27 @@ impl Lab {
         self.b.start();
     }
 
+    /// A third host that the other two know, if neither runs yet.
+    pub fn third(&self) -> Host {
+        let name = "hostc";
+        let pki = self.dir.path().join("pki");
+        let mut issue = Command::new(DRAY);
+        run(issue.args(["pki", "issue", name, "--address", "127.0.0.1", "--dir"]).arg(&pki));
+        let net = self.a.address.rsplit_once('.').map_or("", |(net, _)| net);
+        let address = format!("{net}.3:{PORT}");
+        let host = Host { name, dir: self.dir.path().join(name), address, child: None };
+        for part in ["pool", "state", "run"] {
+            std::fs::create_dir_all(host.dir.join(part)).unwrap();
+        }
+        let own = config(&host, &self.a, self.dir.path()) + &peer(&self.b);
+        std::fs::write(host.config(), own).unwrap();
+        for other in [&self.a, &self.b] {
+            let text = std::fs::read_to_string(other.config()).unwrap() + &peer(&host);
+            std::fs::write(other.config(), text).unwrap();
+        }
+        host
+    }
+
     /// The host of that name.
     pub fn host(&mut self, name: &str) -> &mut Host {
         if name == self.a.name { &mut self.a } else { &mut self.b }
@@ -96,15 +117,18 @@ fn config(host: &Host, peer: &Host, dir: &Path) -> String {
          [agent]\nname = \"{name}\"\nstate_dir = \"{own}/state\"\nrun_dir = \"{own}/run\"\n\
          listen = \"{listen}\"\n\
          [tls]\ndir = \"{dir}/pki/{name}\"\n\
-         [[pool]]\nname = \"p\"\npath = \"{own}/pool\"\n\
-         [[peer]]\nname = \"{peer}\"\naddress = \"{address}\"\npools = [\"p\"]\n",
+         [[pool]]\nname = \"p\"\npath = \"{own}/pool\"\n",
         dir = dir.display(),
         own = host.dir.display(),
         name = host.name,
         listen = host.address,
-        peer = peer.name,
-        address = peer.address,
-    )
+    ) + &self::peer(peer)
+}
+
+/// A peer in another host's configuration.
+fn peer(peer: &Host) -> String {
+    let (name, address) = (peer.name, &peer.address);
+    format!("[[peer]]\nname = \"{name}\"\naddress = \"{address}\"\npools = [\"p\"]\n")
 }
 
 impl Host {

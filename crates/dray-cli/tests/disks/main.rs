@@ -9,6 +9,7 @@
 //! * [`mirror`]: writes during the copy are sent on.
 //! * [`throttle`]: guests that write faster than the link.
 //! * [`record`]: a trace of what a client did is what it did.
+//! * [`returns`]: images that go back to a host that has an earlier generation of them.
 //! * [`refusals`]: what cannot be done. [`versions`]: hosts with other software.
 //! * [`auto`]: the agent chooses, and says before what it will take.
 //! * [`deferred`]: the target fetches when its operator says so.
@@ -34,5 +35,6 @@ mod orders;
 mod progress;
 mod record;
 mod refusals;
+mod returns;
 mod throttle;
 mod versions;

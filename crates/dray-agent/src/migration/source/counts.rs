@@ -61,6 +61,9 @@ pub struct Counts {
     /// Per image: blocks sent with data, each sending counted, and those that were sent before.
     #[serde(default)]
     pub images: Vec<(u64, u64)>,
+    /// Per image: blocks that the target had in a replica when the migration began.
+    #[serde(default)]
+    pub shared: Vec<u64>,
     /// Writes of the guest that were slowed.
     #[serde(default)]
     pub slowed: Slowed,
@@ -106,6 +109,7 @@ impl Counts {
             reconnects: self.reconnects,
             predicted: self.predicted.clone(),
             usual_latency: self.usual_latency,
+            shared: self.shared.clone(),
             ..Self::default()
         };
         if !self.has(Mark::Serving) {

@@ -6,10 +6,12 @@ use super::{Input, SourceLoop, Told};
 use crate::api::{ApiError, ErrorKind, MigrationState};
 use crate::migration::abort;
 use crate::migration::intent::SourceIntent;
+use crate::migration::messages::ToTargetShell;
 use crate::net::{SendJob, SendKind};
 use dray_engine::source::SourceNotice;
 use dray_engine::{MILLISECOND, Source, SourceEffect, SourceEvent, SourcePlan, SourceRecord};
 use dray_types::{BlockRange, Epoch, ImageIndex};
+use dray_wire::ToTarget;
 use std::io;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -30,6 +32,10 @@ impl SourceLoop {
         match effect {
             SourceEffect::Send(envelope) => {
                 self.report.sending(&envelope.body);
+                if matches!(envelope.body, ToTarget::Prepare { .. }) {
+                    let images = self.images.closed_lines(&self.parts.host);
+                    self.say(&ToTargetShell::Lines { attempt: envelope.attempt, images });
+                }
                 if let Some(session) = &self.session
                     && session.knows(&envelope.body)
                 {

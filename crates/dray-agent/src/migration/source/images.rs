@@ -4,12 +4,15 @@ use super::content::Content;
 use super::{Input, SourceParts};
 use crate::forecast::Moved;
 use crate::heat::ImageHeat;
+use crate::lineage::{REGION_BLOCKS, region_blocks};
 use crate::migration::intent::{SourceImage, SourceIntent};
 use crate::migration::intents::{IntentFile, Intents};
 use crate::registry::{CopyState, Entry, Registry};
 use dray_engine::SourceEvent;
+use dray_engine::lineage::Generation;
 use dray_image::{Disk, FileImage, FileOptions, Image, IntentLog, Quiesced, runs};
 use dray_types::{BlockRange, BlockSet, Epoch, ImageIndex};
+use dray_wire::request::Base;
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -29,6 +32,18 @@ pub struct Open {
 }
 
 impl Open {
+    /// Blocks that the target's replica holds as they are here, if it began with one.
+    fn shared(&self, whole: BlockRange) -> Option<BlockSet> {
+        let Base::Replica { generation, distrusted } = &self.image.base else { return None };
+        let entry = self.entry.as_ref().filter(|_| !self.image.offer.read_only)?;
+        let changed = entry.line()?.changed_since(generation.id, &entry.disk)?;
+        let mut shared = changed.complement_in(whole);
+        // A peer's numbers: those behind the image's end mean nothing (I7).
+        let inside = |region: &u64| region.saturating_mul(REGION_BLOCKS) < whole.end();
+        shared.subtract(&region_blocks(distrusted.iter().copied().filter(inside)));
+        Some(shared)
+    }
+
     fn moved(&self) -> Moved<'_> {
         let used = self.entry.as_ref().filter(|_| !self.image.offer.read_only);
         let heat = used.map(|entry| &entry.heat);
@@ -75,6 +90,16 @@ impl SourceImages {
     /// What data streams and peeks read from.
     pub fn content(&self) -> Arc<Content> {
         Arc::clone(&self.content)
+    }
+
+    /// Per image that a guest may write, its closed generations as the next owner shall know them;
+    /// the guest is quiet.
+    pub fn closed_lines(&self, host: &str) -> Vec<Option<Vec<Generation>>> {
+        let closed = |open: &Open| {
+            let entry = open.entry.as_ref().filter(|_| !open.image.offer.read_only)?;
+            Some(entry.line()?.closed(host, &entry.disk))
+        };
+        self.all.iter().map(closed).collect()
     }
 
     /// Number of images.
@@ -143,9 +168,15 @@ impl SourceImages {
 
     /// Looks for data in a thread and answers `Scanned`.
     pub fn scan(&self, image: ImageIndex, inputs: Sender<Input>) {
-        let file = Arc::clone(&self.all[image.ix()].file);
-        let whole = BlockRange::whole(self.all[image.ix()].image.offer.len);
+        let open = &self.all[image.ix()];
+        let file = Arc::clone(&open.file);
+        let whole = BlockRange::whole(open.image.offer.len);
+        // Now that the migration tracks: what is written from here on is dirty.
+        let shared = open.shared(whole);
         std::thread::spawn(move || {
+            if let Some(blocks) = shared {
+                let _ = inputs.send(Input::Engine(SourceEvent::Shared { image, blocks }));
+            }
             // An image whose holes cannot be seen is data all over.
             let data =
                 runs::data_blocks(&*file, whole).unwrap_or_else(|_| [whole].into_iter().collect());

@@ -229,6 +229,9 @@ impl Report {
     pub fn observe(&mut self, status: &SourceStatus) {
         (self.counts.blocks_resent, self.counts.rounds) = (status.blocks_resent, status.rounds);
         self.counts.blocks_mirrored = status.blocks_mirrored;
+        if status.shared.iter().any(|&blocks| blocks > 0) {
+            self.counts.shared.clone_from(&status.shared);
+        }
         let sent = status.image_blocks_sent.iter().copied();
         self.counts.images = sent.zip(status.image_blocks_resent.iter().copied()).collect();
     }

@@ -8,6 +8,7 @@ use crate::api::{
 };
 use crate::net::NetTotals;
 use dray_types::BLOCK_SIZE;
+use dray_wire::request::Base;
 
 impl Report {
     /// It ended before handover.
@@ -76,12 +77,19 @@ impl Report {
         let options = intent.options.as_ref();
         let strategy = options.map_or(dray_engine::Strategy::Hybrid, |options| options.strategy);
         let sent = total.images.iter().copied().chain(std::iter::repeat((0, 0)));
-        let images = intent.images.iter().zip(sent).map(|(image, sent)| ImageSummary {
+        let shared = total.shared.iter().copied().chain(std::iter::repeat(0));
+        let images = intent.images.iter().zip(sent).zip(shared);
+        let images = images.map(|((image, sent), shared)| ImageSummary {
             image: image.name.clone(),
             name_at_target: image.offer.name.clone(),
             bytes: image.offer.len,
             blocks_sent: sent.0,
             blocks_sent_twice: sent.1,
+            bytes_from_replica: shared * BLOCK_SIZE,
+            replica_not_used: match &image.base {
+                Base::Refused { why } => Some(why.clone()),
+                _ => None,
+            },
         });
         Summary {
             result: Ending::Completed,

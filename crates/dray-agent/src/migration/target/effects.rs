@@ -34,7 +34,8 @@ impl TargetLoop {
             TargetEffect::Journal(records) => self.log.append(&records)?,
             TargetEffect::SyncImages { id } => self.images.sync(id),
             TargetEffect::Expose { images } => {
-                self.images.expose(&self.slot, &images, self.engine.epoch())?;
+                let (epoch, attempt) = (self.engine.epoch(), self.engine.attempt());
+                self.images.expose(&self.slot, &images, epoch, attempt)?;
             }
             TargetEffect::Withdraw => self.images.withdraw(&self.slot)?,
             TargetEffect::ReachGuest => {
@@ -57,7 +58,10 @@ impl TargetLoop {
             }
             TargetEffect::Checkpoint { id } => self.images.checkpoint(id),
             TargetEffect::Finish => self.images.finish()?,
-            TargetEffect::Discard => self.images.discard()?,
+            TargetEffect::Discard => {
+                self.slot.sink.close();
+                self.images.discard()?;
+            }
             TargetEffect::Notice(notice) => self.notice(notice),
         }
         Ok(())
@@ -160,6 +164,7 @@ impl TargetLoop {
             return false;
         }
         let records = [dray_engine::TargetRecord::Discarded];
+        self.slot.sink.close();
         let discarded = self.log.append(&records).and_then(|()| self.images.discard());
         if let Err(why) = discarded.and_then(|()| self.parts.folder.remove()) {
             self.break_down(&why);

@@ -5,15 +5,18 @@ use super::present::PresentFile;
 use super::sink::Place;
 use super::{Input, TargetParts, TargetSlot};
 use crate::api::{Amounts, ImageProgress};
+use crate::lineage::Line;
 use crate::migration::intent::{TargetImageIntent, TargetIntent};
 use crate::migration::intents::{IntentFile, Intents};
 use crate::registry::{CopyState, Entry, Place as Name, Registry};
 use dray_engine::TargetEvent;
+use dray_engine::lineage::Generation;
 use dray_engine::target::TargetStatus;
-use dray_image::{FileImage, Image, ImageNames};
-use dray_types::{BLOCK_SIZE, BlockRange, BlockSet, Epoch, ImageIndex};
+use dray_image::{FileImage, Image, ImageNames, Journal};
+use dray_types::{Attempt, BLOCK_SIZE, BlockRange, BlockSet, Epoch, ImageIndex};
 use dray_wire::ImageHandover;
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
@@ -41,6 +44,10 @@ pub struct TargetImages {
     all: Vec<Open>,
     /// Regions the guest wrote into since handover, for a verification after a restart.
     written: Arc<Intents>,
+    /// Regions of files that were replicas in which they no longer are.
+    overwritten: Arc<Intents>,
+    /// Where the line of each image is kept until it is owned here.
+    lines: PathBuf,
     inputs: Sender<Input>,
 }
 
@@ -70,18 +77,71 @@ impl TargetImages {
         };
         let all = intent.images.iter().enumerate().map(open).collect::<io::Result<_>>()?;
         let written = Intents::open(&parts.folder.file("written"))?;
+        let overwritten = Intents::open(&parts.folder.file("overwritten"))?;
+        let lines = parts.folder.file("lines");
         let registry = Arc::clone(&parts.registry);
-        Ok(Self { registry, all, written, inputs: inputs.clone() })
+        Ok(Self { registry, all, written, overwritten, lines, inputs: inputs.clone() })
+    }
+
+    /// Keeps what the source says of the images' generations, durably: part of a promise.
+    ///
+    /// # Errors
+    /// What the file system reports.
+    pub fn keep_lines(
+        &self,
+        attempt: Attempt,
+        images: Vec<Option<Vec<Generation>>>,
+    ) -> io::Result<()> {
+        let bytes = postcard::to_allocvec(&(attempt, images)).map_err(io::Error::other)?;
+        let (mut journal, _) = Journal::open(&self.lines).map_err(io::Error::other)?;
+        journal.rewrite(&[&bytes]).map_err(io::Error::other)
+    }
+
+    /// What was kept for the attempt that succeeded. A source that said nothing, an older one, knows
+    /// of no generations.
+    fn kept_lines(&self, attempt: Attempt) -> io::Result<Vec<Option<Vec<Generation>>>> {
+        if !self.lines.exists() {
+            return Ok(Vec::new());
+        }
+        let (_, records) = Journal::open(&self.lines).map_err(io::Error::other)?;
+        let Some(bytes) = records.last() else { return Ok(Vec::new()) };
+        let kept: (Attempt, Vec<Option<Vec<Generation>>>) =
+            postcard::from_bytes(bytes).map_err(io::Error::other)?;
+        match kept {
+            (of, images) if of == attempt => Ok(images),
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    /// The image's line begins here, before anything is written to it.
+    fn begin_line(&self, open: &Open, past: Option<Vec<Generation>>) -> io::Result<()> {
+        let record = open.entry.record();
+        if record.read_only || record.state == CopyState::Owner {
+            // Owned here before a restart: whatever line there is knows what was written since.
+            return Ok(());
+        }
+        let past = past.unwrap_or_default();
+        let path = self.registry.line_path(&record.name);
+        let image = record.current_path().map_err(io::Error::other)?;
+        let (line, changed) = Line::after(&path, past, &image)?;
+        line.track(&open.entry.disk, &changed);
+        open.entry.set_line(Some(line));
+        Ok(())
     }
 
     /// Where data streams write.
     pub fn places(&self) -> Vec<Place> {
-        let place = |open: &Open| Place {
+        let place = |(ix, open): (usize, &Open)| Place {
             disk: Arc::clone(&open.entry.disk),
             file: Arc::clone(&open.entry.file),
             len: open.intent.offer.len,
+            overwritten: open
+                .intent
+                .replica
+                .as_ref()
+                .map(|_| IntentFile::new(Arc::clone(&self.overwritten), ix)),
         };
-        self.all.iter().map(place).collect()
+        self.all.iter().enumerate().map(place).collect()
     }
 
     /// Until the commit the disks answer reads from the source and refuse everything else.
@@ -101,8 +161,14 @@ impl TargetImages {
         slot: &TargetSlot,
         images: &[ImageHandover],
         epoch: Epoch,
+        attempt: Attempt,
     ) -> io::Result<()> {
         let verify = slot.intent().settings.verify;
+        let mut lines = self.kept_lines(attempt)?;
+        lines.resize(self.all.len(), None);
+        for (open, past) in self.all.iter().zip(lines) {
+            self.begin_line(open, past)?;
+        }
         for (ix, (open, handover)) in self.all.iter().zip(images).enumerate() {
             let mut missing = handover.missing.clone();
             missing.subtract(&open.present.all());
@@ -124,6 +190,7 @@ impl TargetImages {
             self.registry.update(&open.entry, |record| {
                 record.state = CopyState::Owner;
                 record.epoch = epoch;
+                record.replica = None;
             })?;
         }
         slot.sink.fill(epoch);
@@ -183,9 +250,14 @@ impl TargetImages {
     /// # Errors
     /// What the file system or the store reports.
     pub fn discard(&self) -> io::Result<()> {
-        for open in &self.all {
+        for (ix, open) in self.all.iter().enumerate() {
             let record = open.entry.record();
-            if record.state == CopyState::Incoming {
+            if record.state != CopyState::Incoming {
+                continue;
+            }
+            if record.replica.is_some() {
+                self.registry.end_return(&open.entry, &self.overwritten.regions(ix))?;
+            } else {
                 let names = ImageNames::of(&record.path).map_err(io::Error::other)?;
                 names.remove_partial().map_err(io::Error::other)?;
                 self.registry.forget(&record.name)?;

@@ -151,6 +151,13 @@ impl TargetLoop {
             return;
         }
         match message {
+            ToTargetShell::Lines { attempt, images } => {
+                // Durable before the promise that follows.
+                if let Err(why) = self.images.keep_lines(attempt, images) {
+                    self.break_down(&why);
+                }
+                return;
+            }
             ToTargetShell::Bye => return self.part(),
             ToTargetShell::Done => return self.opened_again(),
             ToTargetShell::Strategy(strategy) => {

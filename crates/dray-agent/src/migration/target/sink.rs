@@ -2,10 +2,12 @@
 //! blocks after it. Runs on the streams' threads; the loop only hears what became of each frame.
 
 use super::Input;
+use crate::lineage::REGION_BLOCKS;
+use crate::migration::intents::IntentFile;
 use crate::net::{NetError, RunSink};
 use dray_engine::TargetEvent;
 use dray_engine::target::Arrival;
-use dray_image::{Disk, FileImage, Fill, Image, ZeroMode};
+use dray_image::{Disk, FileImage, Fill, Image, IntentLog, ZeroMode};
 use dray_types::{BLOCK_SIZE, BlockRange, Epoch};
 use dray_wire::FrameHeader;
 use dray_wire::frame::mask_bit;
@@ -21,6 +23,8 @@ pub struct Place {
     pub file: Arc<FileImage>,
     /// Exported length in bytes.
     pub len: u64,
+    /// Where a file that was a replica is written into: noted before it is.
+    pub overwritten: Option<IntentFile>,
 }
 
 /// The sink of a migration. Frames of a session that is no longer the current one are dropped, and
@@ -48,6 +52,11 @@ impl Sink {
     /// Frames fill missing blocks; those of an earlier epoch are dropped (I1).
     pub fn fill(&self, epoch: Epoch) {
         self.owner_epoch.store(epoch.0, Ordering::SeqCst);
+    }
+
+    /// No frames are taken any more, and none is being written.
+    pub fn close(&self) {
+        self.admit(u64::MAX);
     }
 
     /// Frames of session `number` are taken from now on, of others no more.
@@ -101,6 +110,9 @@ fn deliver(
     payload: Option<&[u8]>,
     owner: bool,
 ) -> dray_image::Result<()> {
+    if let Some(overwritten) = place.overwritten.as_ref().filter(|_| !owner) {
+        note(overwritten, header.range)?;
+    }
     let Some(payload) = payload else { return zeros(place, header.range, owner) };
     let mut rest = payload;
     for (range, zero) in parts(header) {
@@ -113,6 +125,12 @@ fn deliver(
         }
     }
     Ok(())
+}
+
+/// From here on the regions of `range` may hold something else than the replica did.
+fn note(overwritten: &IntentFile, range: BlockRange) -> dray_image::Result<()> {
+    let last = range.end().saturating_sub(1) / REGION_BLOCKS;
+    (range.start / REGION_BLOCKS..=last).try_for_each(|region| overwritten.open_region(region))
 }
 
 /// The run cut where data and zeros meet.

@@ -1,0 +1,49 @@
+//! `dray lineage`: the generations of an image, as this host knows them.
+
+use super::io_error;
+use crate::agent::Agent;
+use crate::api::{ApiResult, ClosedGeneration, Lineage, LineageStatus};
+use crate::lineage;
+use dray_engine::lineage::{Generation, Reason};
+use dray_types::Ancestor;
+
+impl Agent {
+    pub(super) fn lineage(&self, command: &Lineage) -> ApiResult<LineageStatus> {
+        let entry = self.image(&command.image)?;
+        let record = entry.record();
+        let what = format!("cannot read the generations of image '{}'", command.image);
+        // Where the image is owned elsewhere the last owned line is in its file.
+        let line = match entry.line() {
+            Some(line) => Some(line.lineage()),
+            None => lineage::last_known(&self.registry.line_path(&record.name))
+                .map_err(|why| io_error(what, why))?,
+        };
+        let held = record.replica.as_ref().map(|note| note.generation);
+        let past = line.as_ref().map_or(&[][..], |line| line.past());
+        let past = (0..).zip(past).map(|(nth, generation)| shown(nth, generation, held));
+        let status = self.image_status(&entry);
+        Ok(LineageStatus {
+            image: record.name,
+            id: record.id,
+            host: self.config.name.clone(),
+            state: status.state,
+            past: past.collect(),
+            open: line.map(|line| line.open().into()).or(status.generation),
+            changed_blocks: entry.disk.keeps_history().then(|| entry.disk.history().len()),
+        })
+    }
+}
+
+fn shown(nth: usize, generation: &Generation, held: Option<Ancestor>) -> ClosedGeneration {
+    ClosedGeneration {
+        at: generation.at.into(),
+        reason: match generation.reason {
+            Reason::Handover => "handover".to_owned(),
+        },
+        host: generation.host.clone(),
+        closed_unix_ms: generation.closed_unix_ms,
+        // Of the first one nobody has a parent.
+        changed_blocks: (nth > 0).then(|| generation.changed.len()),
+        here: held == Some(generation.at),
+    }
+}

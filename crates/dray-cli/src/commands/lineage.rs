@@ -1,0 +1,29 @@
+//! `dray lineage`.
+
+use crate::output::Output;
+use crate::show::lineage::{now_unix_ms, tree};
+use dray_agent::api::{ApiResult, Client, Command, Lineage, LineageStatus};
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "\
+Examples:
+  dray lineage vm1-root             the newest generation first
+
+A handover closes a generation, and the source keeps a replica of it. A migration back to a host
+whose replica is of one of these generations sends only what was written since.";
+
+/// Arguments of `dray lineage`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Name of the image
+    image: String,
+}
+
+/// Does it.
+pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
+    let command = Command::Lineage(Lineage { image: args.image });
+    let line: LineageStatus = client.call(command).await?;
+    output.result(&line, |line, style| tree(line, now_unix_ms(), style));
+    Ok(ExitCode::SUCCESS)
+}
