@@ -5,6 +5,7 @@
 //! keeps what the replica held, so that a migration that comes to nothing makes it a replica again,
 //! without the regions that it wrote into.
 
+use crate::config::Pool;
 use crate::lineage::{ReplicaNote, stamp_of};
 use crate::registry::{CopyState, Entry, ImageRecord, Place, Registry};
 use crate::store;
@@ -13,7 +14,6 @@ use dray_image::ImageNames;
 use dray_types::{Ancestor, MigrationId};
 use dray_wire::request::WantedImage;
 use std::io;
-use std::path::Path;
 use std::sync::{Arc, PoisonError};
 
 /// A replica that can be used distrusts this many regions at most: half a terabyte. Of one that
@@ -21,7 +21,8 @@ use std::sync::{Arc, PoisonError};
 const MAX_DISTRUSTED: usize = 8192;
 
 impl ImageRecord {
-    /// What the replica in this record holds, if the wanted image can begin with it at `path`.
+    /// What the replica in this record holds, if the wanted image can begin with it. It gets its own
+    /// old path again, which is in `pool` (I7).
     ///
     /// # Errors
     /// What stands against it, for the operator.
@@ -29,18 +30,23 @@ impl ImageRecord {
         &self,
         wanted: &WantedImage,
         ancestors: &[Ancestor],
-        path: &Path,
+        pool: &Pool,
     ) -> Result<ReplicaNote, String> {
         let note = self.replica.as_ref().ok_or("it is not known which generation it holds")?;
         fits(ancestors, note.generation).map_err(|why| why.to_string())?;
         if self.len != wanted.len {
             return Err(format!("it has {} bytes and the image {}", self.len, wanted.len));
         }
-        let epoch = match self.place {
-            Place::Replica(epoch) if self.path == path && !self.read_only => epoch,
-            _ => return Err(format!("it is not a file beside {}", path.display())),
+        let Place::Replica(epoch) = self.place else {
+            return Err("it is not a file of its own".to_owned());
         };
         let file = ImageNames::of(&self.path).map_err(|why| why.to_string())?.replica(epoch);
+        if self.read_only || !pool.contains(&file) {
+            return Err(format!("it is not in pool '{}'", pool.name));
+        }
+        if self.path.exists() {
+            return Err(format!("{} exists already", self.path.display()));
+        }
         match stamp_of(&file) {
             Ok(stamp) if stamp == note.stamp => {}
             Ok(_) => return Err("its file was changed since it was left there".to_owned()),

@@ -182,8 +182,7 @@ impl Agent {
                     "the migration that image '{name}' left with is not over here"
                 ));
             }
-            let path = pool.image_path(&wanted.name).map_err(|why| why.to_string())?;
-            Ok(match record.base_for(wanted, ancestors, &path) {
+            Ok(match record.base_for(wanted, ancestors, pool) {
                 Ok(note) => Found::Usable(entry, note),
                 Err(why) => Found::Useless(entry, why),
             })
@@ -303,7 +302,10 @@ enum Found {
 }
 
 fn intent_of(pool: &Pool, image: &WantedImage, found: &Found) -> Result<TargetImageIntent, String> {
-    let path = pool.image_path(&image.name).map_err(|why| why.to_string())?;
+    let path = match found {
+        Found::Usable(entry, _) => entry.record().path,
+        _ => pool.image_path(&image.name).map_err(|why| why.to_string())?,
+    };
     if path.exists() {
         return Err(format!("{} exists already; choose another name or pool", path.display()));
     }
