@@ -217,7 +217,12 @@ impl Registry {
                 Err(why) => tracing::warn!(image = record.name, %why, "cannot open an image"),
             }
         }
-        Ok(Arc::new(Self { taking: Mutex::default(), store, config, entries: RwLock::new(entries) }))
+        Ok(Arc::new(Self {
+            taking: Mutex::default(),
+            store,
+            config,
+            entries: RwLock::new(entries),
+        }))
     }
 
     /// Opens the file that a record names, in the way of its pool.
