@@ -13,6 +13,9 @@
 use dray_types::{BlockRange, BlockSet, Schedule};
 use std::collections::BTreeMap;
 
+/// One part in so many of a round of scattered blocks may be spent on jumps.
+const JUMP_SHARE: u64 = 64;
+
 /// Places in the order, and which of them may have something.
 #[derive(Clone, Default, Debug)]
 struct Pieces {
@@ -124,6 +127,8 @@ impl Covered {
 pub struct Waiting {
     blocks: BlockSet,
     pieces: Pieces,
+    /// In a round whose jumps would cost too much: the blocks that go by address, before the rest.
+    early: Option<BlockSet>,
     /// Blocks taken out, and put in at most, since the round began: for fairness between images.
     taken: u64,
     total: u64,
@@ -144,6 +149,33 @@ impl Waiting {
     pub fn begin_round(&mut self) {
         self.taken = 0;
         self.total = self.blocks.len();
+    }
+
+    /// A new round of scattered blocks begins, where a jump takes the time of `jump_blocks` blocks.
+    ///
+    /// In a pass over a whole image a jump is paid for by the chunk behind it, here by a few blocks:
+    /// a round in the order of the schedule would last longer by its jumps, and what is written
+    /// meanwhile makes the next one longer in turn. So the last pieces of the schedule, which are
+    /// what the schedule is for, keep their places as far as [`JUMP_SHARE`] of the round goes, two
+    /// jumps each (over a piece and back to it); everything before them goes by address.
+    pub fn begin_scattered_round(&mut self, jump_blocks: u64) {
+        self.begin_round();
+        self.early = None;
+        if !self.is_scheduled() || jump_blocks == 0 {
+            return;
+        }
+        let mut jumps = self.total / JUMP_SHARE / jump_blocks;
+        let mut early = self.blocks.clone();
+        for &piece in self.pieces.ranges.iter().rev() {
+            if jumps < 2 {
+                break;
+            }
+            if early.intersects(piece) {
+                early.remove(piece);
+                jumps -= 2;
+            }
+        }
+        self.early = Some(early);
     }
 
     /// Share of the round that was taken, in 1/65,536.
@@ -168,6 +200,9 @@ impl Waiting {
         }
         self.blocks.insert(range);
         self.pieces.mark(range);
+        if let Some(early) = &mut self.early {
+            early.insert(range);
+        }
         self.total += range.len;
     }
 
@@ -179,6 +214,9 @@ impl Waiting {
     /// Takes the blocks of `range` out: they move, or need not.
     pub fn remove(&mut self, range: BlockRange) {
         self.blocks.remove(range);
+        if let Some(early) = &mut self.early {
+            early.remove(range);
+        }
         self.taken += range.len;
     }
 
@@ -189,6 +227,7 @@ impl Waiting {
 
     /// Takes everything out.
     pub fn take(&mut self) -> BlockSet {
+        self.early = None;
         std::mem::take(&mut self.blocks)
     }
 
@@ -200,6 +239,9 @@ impl Waiting {
     /// The next run and the piece of the schedule it lies in (the whole rest of the image when the
     /// schedule names none): where the blocks that follow it lie.
     pub fn next_in_piece(&mut self, max: u64) -> Option<(BlockRange, BlockRange)> {
+        if let Some(run) = self.early.as_ref().and_then(|early| early.next_run(0, max)) {
+            return Some((run, run));
+        }
         if let Some(next) = self.pieces.next(&self.blocks, max) {
             return Some(next);
         }
@@ -273,6 +315,35 @@ mod tests {
         let odd = [(u64::MAX - 1, 5), (990, u64::MAX), (2000, 4), (995, 1), (0, 0)];
         let mut all = waiting(&[(0, 1000)], &odd);
         assert_eq!(drain(&mut all, 2000), [(990, 10), (0, 990)]);
+    }
+
+    #[test]
+    fn a_scattered_round_goes_by_address_but_for_the_end_of_the_schedule() {
+        let pieces: Vec<_> = [0, 6, 2, 8, 4].map(|n| (n * 100, 100)).into();
+        let dirty: Vec<_> = (0..10).map(|n| (n * 100 + 10, 64)).collect();
+        let starts = |jump| {
+            let mut all = waiting(&dirty, &pieces);
+            all.begin_scattered_round(jump);
+            let runs = drain(&mut all, 1000);
+            runs.iter().map(|&(start, _)| start / 100).collect::<Vec<_>>()
+        };
+        // 640 blocks: a 64th of the round are ten jumps of one block, two for each piece.
+        assert_eq!(starts(0), [0, 6, 2, 8, 4, 1, 3, 5, 7, 9], "free");
+        assert_eq!(starts(1), [1, 3, 5, 7, 9, 0, 6, 2, 8, 4]);
+        assert_eq!(starts(3), [0, 1, 2, 3, 5, 6, 7, 8, 9, 4]);
+        assert_eq!(starts(6), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+    }
+
+    #[test]
+    fn a_scattered_round_forgets_nothing_that_comes_and_goes() {
+        let mut all = waiting(&[(0, 10), (500, 10)], &[(0, 100), (500, 100)]);
+        all.begin_scattered_round(1000);
+        all.insert(range((505, 20)));
+        all.remove(range((2, 3)));
+        assert_eq!(drain(&mut all, 1000), [(0, 2), (5, 5), (500, 25)]);
+        all.insert(range((7, 1)));
+        assert_eq!(all.take(), [range((7, 1))].into_iter().collect());
+        assert_eq!(all.next(8), None);
     }
 
     #[test]

@@ -102,6 +102,27 @@ fn an_order_is_cut_off_where_the_protocol_says() {
     assert!(!orders(&effects)[0].is_empty());
 }
 
+/// Rounds of few scattered blocks: jumps would make them longer than what they carry.
+#[test]
+fn scattered_rounds_go_by_address_and_what_is_written_most_stays_last() {
+    let mut source = S::new(Strategy::PreCopy);
+    source.step(SourceEvent::Start);
+    source.step(SourceEvent::ImagesSynced(Ok(())));
+    let copy = schedule(&[(0, 100), (600, 100), (200, 100), (700, 100), (400, 100)]);
+    source.step(SourceEvent::Schedule { image: IMAGE, copy, backfill: Schedule::SEQUENTIAL });
+    source.step(SourceEvent::LinkUp);
+    source.opened(&BlockSet::new());
+    let effects = source.step(SourceEvent::Scanned { image: IMAGE, data: set(&[(0, 1000)]) });
+    // The link carries 100 blocks in 100 ms: ten blocks in the time of a jump.
+    for effect in &effects {
+        source.now += SECOND / 10;
+        source.received(std::slice::from_ref(effect));
+    }
+    let round = set(&[(50, 2), (210, 2), (410, 2), (610, 2), (720, 2)]);
+    let effects = source.dirty(&round);
+    assert_eq!(starts(&effects), [50, 210, 410, 610, 720]);
+}
+
 /// A target with its live map; every fetch arrives before the next answer.
 struct Filling {
     target: T,
@@ -187,7 +208,7 @@ fn blocks_that_the_guest_overwrote_are_passed_over_in_one_question() {
 }
 
 #[test]
-fn a_demand_brings_its_neighbourhood_and_then_the_order_goes_on() {
+fn a_demand_is_followed_where_nothing_better_is_known() {
     let missing = set(&[(0, 64), (300, 64), (800, 200)]);
     let (mut target, _) = T::owner(&missing);
     target.hear(Epoch(4), 1, order(&[(300, 64)]));
@@ -196,7 +217,41 @@ fn a_demand_brings_its_neighbourhood_and_then_the_order_goes_on() {
     let mut effects = target.step(TargetEvent::Demand { image: IMAGE, runs });
     effects.extend(target.step(TargetEvent::GuestStarted(Ok(()))));
     let mut filling = Filling::new(target, missing, effects);
-    assert_eq!(filling.all(), [800, 804, 868, 932, 996, 300, 0]);
+    assert_eq!(filling.all(), [800, 300, 0, 804, 868, 932, 996], "the order knows better");
+
+    // Without a history each demand is followed; in address order as such none is.
+    let demanded = |order: Option<ToTarget>| {
+        let (mut target, _) = T::owner(&set(&[(0, 64), (800, 200)]));
+        let ordered = order.is_some();
+        if let Some(order) = order {
+            target.hear(Epoch(4), 1, order);
+        }
+        assert_eq!(target.machine.widens(), ordered);
+        target.step(TargetEvent::GuestReachable(Ok(())));
+        let runs = vec![BlockRange::new(800, 4)];
+        let mut effects = target.step(TargetEvent::Demand { image: IMAGE, runs });
+        effects.extend(target.step(TargetEvent::GuestStarted(Ok(()))));
+        Filling::new(target, set(&[(0, 64), (800, 200)]), effects).all()
+    };
+    assert_eq!(demanded(Some(order(&[]))), [800, 804, 868, 932, 996, 0]);
+    assert_eq!(demanded(None), [800, 0, 804, 868, 932, 996]);
+}
+
+/// Demands that follow each other are those of a guest that reads a file.
+#[test]
+fn a_stream_of_demands_is_followed_in_spite_of_the_order() {
+    let missing = set(&[(0, 64), (300, 64), (800, 200)]);
+    let (mut target, _) = T::owner(&missing);
+    target.hear(Epoch(4), 1, order(&[(300, 64)]));
+    target.step(TargetEvent::GuestReachable(Ok(())));
+    let mut effects = Vec::new();
+    for start in [800, 810] {
+        let runs = vec![BlockRange::new(start, 4)];
+        effects.extend(target.step(TargetEvent::Demand { image: IMAGE, runs }));
+    }
+    effects.extend(target.step(TargetEvent::GuestStarted(Ok(()))));
+    let fetched = Filling::new(target, missing, effects).all();
+    assert_eq!(fetched, [800, 810, 814, 878, 942, 300, 0, 804]);
 }
 
 #[test]

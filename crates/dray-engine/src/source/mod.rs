@@ -89,10 +89,9 @@ struct ImageState {
     overwritten: BlockSet,
     /// What the image held at the start; none until it was scanned.
     data: Option<BlockSet>,
-    /// The order in which the target should fetch what it misses.
-    backfill: Schedule,
-    /// The target was told some order, so that going back to address order must be told too.
-    order_told: bool,
+    /// The order in which the target should fetch what it misses; none until the shell names one,
+    /// which is address order as such. One without ranges is told: nothing is known of the guest.
+    backfill: Option<Schedule>,
     blocks_sent: u64,
     blocks_resent: u64,
 }
@@ -289,7 +288,7 @@ impl Source {
         let Some(offer) = self.plan.images.get(image.ix()) else { return };
         let state = &mut self.images[image.ix()];
         state.todo.set_order(copy, BlockRange::whole(offer.len));
-        state.backfill = backfill;
+        state.backfill = Some(backfill);
         if matches!(self.stage, Stage::Backfill(_)) {
             self.tell_order(image, out);
         }

@@ -55,17 +55,16 @@ impl Source {
     /// Tells the target in which order to fetch an image, once it may: after the handover.
     pub(super) fn tell_order(&mut self, image: ImageIndex, out: &mut Vec<SourceEffect>) {
         let state = &self.images[image.ix()];
-        if self.link != Link::Up || state.backfill.is_sequential() && !state.order_told {
+        let Some(backfill) = state.backfill.as_ref().filter(|_| self.link == Link::Up) else {
             return;
-        }
+        };
         let missing = missing(state);
         // A restarted source does not know what is missing; the target does.
         let known = self.opened;
         let whole = BlockRange::whole(self.plan.images[image.ix()].len);
         let wanted = |range: &BlockRange| !known || missing.intersects(*range);
-        let ranges = state.backfill.ranges().iter().map(|&range| clip(range, whole));
+        let ranges = backfill.ranges().iter().map(|&range| clip(range, whole));
         let ranges = ranges.filter(wanted).take(MAX_ORDER).collect();
-        self.images[image.ix()].order_told = true;
         self.send(ToTarget::Order { image, ranges }, out);
     }
 

@@ -25,6 +25,10 @@ const RETRY_AFTER: u64 = SECOND;
 /// How far Backfill goes on behind a block that a guest waited for, in blocks: 4 MiB, the smallest
 /// chunk that heat counts.
 const MIN_FOCUS: u64 = 1024;
+/// How far once demands follow each other, in blocks: 1 MiB, twice as far each time.
+const STREAM_FOCUS: u64 = 256;
+/// Demands follow each other over a gap of so many blocks: 64 KiB.
+const STREAM_GAP: u64 = 16;
 /// How far at most when the guest's demands follow each other: 64 MiB.
 const MAX_FOCUS: u64 = 16_384;
 
@@ -57,6 +61,15 @@ struct Focus {
     span: u64,
 }
 
+impl Focus {
+    /// Whether a demand at `start` follows the one that this is about.
+    fn reaches(&self, image: ImageIndex, start: u64) -> bool {
+        let gap = self.span.max(STREAM_GAP);
+        let near = self.from.saturating_sub(gap)..=self.until.saturating_add(gap);
+        self.image == image && near.contains(&start)
+    }
+}
+
 /// What is being fetched.
 pub(super) struct Backfill {
     fetches: BTreeMap<u64, Fetch>,
@@ -74,6 +87,9 @@ pub(super) struct Backfill {
     window: Window,
     scan: Scan,
     focus: Option<Focus>,
+    /// The source has named an order, even if it knows nothing of the guest: not address order as
+    /// such, which fetches what is demanded and goes on where it was (Scheduling, section 7.1).
+    pub(super) ordered: bool,
     /// Only what a guest waits for is fetched.
     pub(super) paused: bool,
     /// No questions before this time: something went wrong and is tried again.
@@ -100,6 +116,7 @@ impl Backfill {
             window,
             scan: Scan::Idle,
             focus: None,
+            ordered: false,
             paused: false,
             pause_until: Time(0),
             arrived: false,
@@ -195,7 +212,8 @@ impl Backfill {
         if let Some(Focus { image, from, until, .. }) = self.focus {
             match self.left[image.ix()].blocks().next(from).filter(|&block| block < until) {
                 Some(block) => return Some((image, BlockRange::new(block, until - block))),
-                None => self.focus = None,
+                // It stays, so that the next demand is seen to follow it.
+                None => {}
             }
         }
         let ix = next_image(self.left.iter())?;
@@ -204,16 +222,21 @@ impl Backfill {
         Some((ImageIndex(ix as u16), range))
     }
 
-    /// A guest waited for blocks up to `end`: its neighbourhood is next. A demand that follows the
-    /// one before it makes the neighbourhood twice as large, as a guest that reads a file does.
+    /// A guest waited for blocks from `start` to `end`: what it reads next is likely what lies behind.
+    ///
+    /// Where a schedule says what the guest reads, one demand says nothing more and the schedule goes
+    /// on; only demands that follow each other, as of a guest that reads a file, are followed. Where
+    /// nothing is known each demand is. In address order as such none is.
     fn focus_on(&mut self, image: ImageIndex, start: u64, end: u64) {
-        let follows = |focus: &Focus| {
-            let around = focus.from.saturating_sub(focus.span)..=focus.until + focus.span;
-            focus.image == image && around.contains(&start)
-        };
+        if !self.ordered {
+            return;
+        }
+        let first = if self.left[image.ix()].is_scheduled() { 0 } else { MIN_FOCUS };
         let span = match self.focus {
-            Some(focus) if follows(&focus) => (focus.span * 2).min(MAX_FOCUS),
-            _ => MIN_FOCUS,
+            Some(focus) if focus.reaches(image, start) => {
+                (focus.span * 2).clamp(STREAM_FOCUS, MAX_FOCUS)
+            }
+            _ => first,
         };
         self.focus = Some(Focus { image, from: end, until: end.saturating_add(span), span });
     }
@@ -456,6 +479,7 @@ impl Target {
     /// The source knows a better order (I7: clipped and bounded, never trusted).
     pub(super) fn order(&mut self, image: ImageIndex, order: &Schedule) {
         let Some(offer) = self.plan.images.get(image.ix()) else { return };
+        self.backfill.ordered = true;
         self.backfill.set_order(image, order, BlockRange::whole(offer.len));
     }
 

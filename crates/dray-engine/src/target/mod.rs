@@ -191,6 +191,12 @@ impl Target {
         }
     }
 
+    /// Whether the shell should demand the blocks around those that a guest waits for as well: where
+    /// blocks move in an order of their own, not in address order as such.
+    pub fn widens(&self) -> bool {
+        self.backfill.ordered
+    }
+
     fn start(&mut self, out: &mut Vec<TargetEffect>) {
         match self.stage {
             Stage::Owner(guest) => {

@@ -13,10 +13,6 @@ use dray_trace::{Op, Record};
 use dray_types::{BlockRange, BlockSet};
 use std::collections::BTreeMap;
 
-/// A demand brings the missing blocks around it, to this alignment in blocks (64 KiB), as in the
-/// agent.
-const NEIGHBOURHOOD: u64 = 16;
-
 /// Where the guest is.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) enum Place {
@@ -153,7 +149,8 @@ impl World {
         let Some(first) = missing.next(0) else { return };
         self.guest.wait(first, Waiter { since: self.now, range, op });
         for run in missing.runs() {
-            let around = neighbourhood(run, &self.target.missing);
+            let around = self.target.around();
+            let around = neighbourhood(run, around, &self.target.missing);
             self.demand(around);
         }
     }
@@ -186,9 +183,9 @@ impl World {
     }
 }
 
-/// The missing runs among the blocks around `run`.
-fn neighbourhood(run: BlockRange, missing: &BlockSet) -> Vec<BlockRange> {
-    let start = run.start / NEIGHBOURHOOD * NEIGHBOURHOOD;
-    let end = run.end().next_multiple_of(NEIGHBOURHOOD);
+/// The missing runs among `run` and its neighbours, to this alignment.
+fn neighbourhood(run: BlockRange, alignment: u64, missing: &BlockSet) -> Vec<BlockRange> {
+    let start = run.start / alignment * alignment;
+    let end = run.end().next_multiple_of(alignment);
     missing.intersection(BlockRange::new(start, end - start)).runs().collect()
 }

@@ -9,6 +9,10 @@ use dray_types::BlockSet;
 use dray_wire::ImageHandover;
 use std::collections::VecDeque;
 
+/// A demand brings the missing blocks around it, to this alignment in blocks (64 KiB), as in the
+/// agent: in every order but address order as such.
+const NEIGHBOURHOOD: u64 = 16;
+
 pub(super) struct TargetShell {
     machine: Target,
     inbox: VecDeque<TargetEvent>,
@@ -27,6 +31,11 @@ impl TargetShell {
             effects: Vec::new(),
             missing: BlockSet::new(),
         }
+    }
+
+    /// Alignment in blocks of the missing blocks that a demand brings with it.
+    pub(super) fn around(&self) -> u64 {
+        if self.machine.widens() { NEIGHBOURHOOD } else { 1 }
     }
 
     /// Only what the guest waits for is fetched.

@@ -314,11 +314,17 @@ impl TargetImages {
         Some(run.intersect(range)).filter(|run| !run.is_empty())
     }
 
-    /// The missing runs among the blocks a guest waits for and their neighbours.
-    pub fn neighbourhood(&self, image: ImageIndex, range: BlockRange) -> Vec<BlockRange> {
+    /// The missing runs among the blocks a guest waits for and, if `wide`, their neighbours.
+    pub fn neighbourhood(
+        &self,
+        image: ImageIndex,
+        range: BlockRange,
+        wide: bool,
+    ) -> Vec<BlockRange> {
         let Some(open) = self.all.get(image.ix()) else { return Vec::new() };
-        let start = range.start / NEIGHBOURHOOD * NEIGHBOURHOOD;
-        let end = range.end().div_ceil(NEIGHBOURHOOD) * NEIGHBOURHOOD;
+        let alignment = if wide { NEIGHBOURHOOD } else { 1 };
+        let start = range.start / alignment * alignment;
+        let end = range.end().div_ceil(alignment) * alignment;
         let mut from = start;
         let mut runs = Vec::new();
         while let Some(run) = open.entry.disk.next_missing(from, end - from) {

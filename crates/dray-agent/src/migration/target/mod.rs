@@ -261,7 +261,7 @@ impl TargetLoop {
         match input {
             Input::Engine(event) => self.step(event),
             Input::Demand(image, range) => {
-                let runs = self.images.neighbourhood(image, range);
+                let runs = self.images.neighbourhood(image, range, self.engine.widens());
                 self.step(TargetEvent::Demand { image, runs });
             }
             Input::Peek(peek) => self.peek(peek),
