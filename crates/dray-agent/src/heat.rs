@@ -11,6 +11,7 @@ use dray_engine::plan::{Chunk, Footprint};
 use dray_heat::{AccessLog, Heat, HeatConfig, Op};
 use dray_image::Disk;
 use dray_types::{BLOCK_SIZE, BlockRange, BlockSet, ImageIndex, Schedule};
+use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,6 +21,8 @@ use std::time::{Duration, Instant};
 const DRAIN: Duration = Duration::from_millis(200);
 /// Time over which the guest's requests a second are counted.
 const WINDOW: Duration = Duration::from_secs(10);
+/// Chunks that the planner decides about, in blocks, at least: 4 MiB.
+const PLANNED: u64 = 1024;
 /// Pause between two savings: what a killed agent forgets.
 const SAVE: Duration = Duration::from_secs(10);
 
@@ -143,12 +146,14 @@ impl ImageHeat {
         let state = self.state();
         let [reads, writes] = state.pace.a_second();
         let heat = &state.heat;
-        let step = heat.chunk_blocks(Op::Read).max(heat.chunk_blocks(Op::Write));
+        let step = heat.chunk_blocks(Op::Read).max(heat.chunk_blocks(Op::Write)).max(PLANNED);
+        let rates: BTreeMap<u64, (f64, f64)> =
+            heat.segment_rates(step).map(|(n, reads, writes)| (n, (reads, writes))).collect();
         let mut chunks: Vec<Chunk> = Vec::new();
         for start in (0..heat.blocks()).step_by(step as usize) {
             let range = BlockRange::new(start, step.min(heat.blocks() - start));
-            let written = heat.write_rate(start) * writes * BLOCK_SIZE as f64;
-            let reads = heat.read_rate(start) * reads;
+            let (read, written) = rates.get(&(start / step)).copied().unwrap_or_default();
+            let (reads, written) = (read * reads, written * writes * BLOCK_SIZE as f64);
             let bytes = data.intersection(range).len() * BLOCK_SIZE;
             let cold = written == 0.0 && reads == 0.0;
             match chunks.last_mut() {

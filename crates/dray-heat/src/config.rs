@@ -29,6 +29,10 @@ pub enum ColdOrder {
     /// The nearer to an access, the hotter: what lies outside every accessed neighbourhood of 512
     /// chunks is coldest, then of 64 chunks, then of 8; address order in each.
     FarFirst,
+    /// All chunks, accessed or not, by the density of accesses that a mixture of chunk sizes
+    /// foretells, its weights learnt from the history. The chunks are as small as the cost of their
+    /// jumps allows.
+    Density,
 }
 
 /// Settings of [`Heat`](crate::Heat). Sizes are blocks of 4 KiB.
@@ -50,7 +54,7 @@ pub struct HeatConfig {
     /// Whether a history that did not predict is answered with address order (section 4.2).
     pub guard: bool,
     /// What a jump to a block that does not follow its predecessor costs, in blocks that could move
-    /// in its time. The guard counts it.
+    /// in its time. The guard counts it; with [`ColdOrder::Density`] it bounds the jumps too.
     pub jump_blocks: u64,
     /// Most chunks with a count, for each kind of operation; when there are more, the chunk size
     /// doubles and pairs are added up. At least 1.
@@ -77,12 +81,13 @@ impl HeatConfig {
 
 impl Default for HeatConfig {
     /// What measured best on real traces and generated loads, see the crate's documentation: chunks
-    /// of 4 MiB, decayed counts, cold chunks by nearness, guarded.
+    /// of 128 KiB in a mixture with all larger ones, decayed counts, guarded.
     fn default() -> Self {
         Self {
+            smallest_chunk_blocks: 32,
             candidates: 1,
             history: History::Decayed,
-            cold: ColdOrder::FarFirst,
+            cold: ColdOrder::Density,
             guard: true,
             // A seek of 10 ms at 100 MiB/s.
             jump_blocks: 256,

@@ -142,6 +142,19 @@ impl Heat {
         segments::scores(rounds.0, rounds.1, self.blocks, segment_blocks.max(1))
     }
 
+    /// As [`Self::read_rate`] and [`Self::write_rate`], summed up over every segment of
+    /// `segment_blocks` blocks that has any: the segment's number, blocks read for each read
+    /// operation of the guest, blocks written for each write operation.
+    pub fn segment_rates(
+        &self,
+        segment_blocks: u64,
+    ) -> impl Iterator<Item = (u64, f64, f64)> + use<> {
+        let weight = |op| (self.track(op).scheduled().weight as f64 / WEIGHT as f64).max(1.0);
+        let (reads, writes) = (weight(Op::Read), weight(Op::Write));
+        self.segment_scores(segment_blocks)
+            .map(move |score| (score.segment, score.reads / reads, score.writes / writes))
+    }
+
     /// What each candidate chunk size covered in the last complete round; empty before its end.
     pub fn coverage(&self, op: Op) -> &[CandidateCoverage] {
         self.track(op).covered()

@@ -1,8 +1,11 @@
 //! From the counts of a round to an order of blocks.
 
 use crate::config::ColdOrder;
+use crate::density::{Density, Weights};
+use crate::heat::Op;
 use crate::round::Round;
 use dray_types::{BlockRange, Schedule};
+use std::cmp::Reverse;
 
 /// Each neighbourhood is this many times the one inside it: with chunks of 4 MiB they are 32 MiB,
 /// 256 MiB and 2 GiB. Measured on traces: a factor of 2 costs twice the seeks and gains nothing.
@@ -29,7 +32,7 @@ pub(crate) fn copy(round: &Round, blocks: u64, cold: ColdOrder) -> Schedule {
                 schedule.push(chunks(round, blocks, from, to));
             }
         }
-        ColdOrder::FarFirst => {
+        ColdOrder::FarFirst | ColdOrder::Density => {
             let cold = Cold::new(round, blocks);
             cold.far(&mut schedule);
             (0..NEIGHBOURHOODS).rev().for_each(|level| cold.near(level, &mut schedule));
@@ -46,7 +49,7 @@ pub(crate) fn copy(round: &Round, blocks: u64, cold: ColdOrder) -> Schedule {
 pub(crate) fn backfill(round: &Round, blocks: u64, cold: ColdOrder) -> Schedule {
     let hot = round.list.descending().map(|(id, _)| chunks(round, blocks, id, id + 1));
     let mut schedule: Schedule = hot.collect();
-    if cold == ColdOrder::FarFirst {
+    if cold != ColdOrder::Address {
         let cold = Cold::new(round, blocks);
         (0..NEIGHBOURHOODS).for_each(|level| cold.near(level, &mut schedule));
     }
@@ -99,5 +102,53 @@ impl<'a> Cold<'a> {
             self.gaps(these, size, from, from + STEP * size, schedule);
             rest = others;
         }
+    }
+}
+
+/// A schedule's jumps may take the time of one block in so many of the image.
+const JUMP_SHARE: u64 = 32;
+/// So many jumps are few for any image: 160 ms.
+const FREE_JUMPS: u64 = 16;
+/// How often the chunk size is doubled before a schedule with too many jumps is given up.
+const COARSEST: u32 = 14;
+
+/// Pieces of equal class by address, the classes as the kind of operation asks for. Backfill's
+/// schedule leaves out what was never near an access.
+fn in_classes(op: Op, mut pieces: Vec<(i32, BlockRange)>) -> Schedule {
+    match op {
+        Op::Write => pieces.sort_unstable_by_key(|&(class, range)| (class, range.start)),
+        Op::Read => {
+            pieces.retain(|&(class, _)| class > i32::MIN);
+            pieces.sort_unstable_by_key(|&(class, range)| (Reverse(class), range.start));
+        }
+    }
+    pieces.into_iter().map(|(_, range)| range).collect()
+}
+
+/// By density, the densest first for fetching and last for copying; densities that differ by less
+/// than a factor of two are equal, so that neighbours stay together. Chunks are as small as the jumps
+/// allow. Also the density itself.
+pub(crate) fn by_density(
+    round: &Round,
+    blocks: u64,
+    weights: &Weights,
+    op: Op,
+    jump_blocks: u64,
+) -> (Schedule, Density) {
+    let class = |density: Option<f64>| density.map_or(i32::MIN, |d| d.log2().floor() as i32);
+    let most = (blocks / JUMP_SHARE).max(FREE_JUMPS.saturating_mul(jump_blocks));
+    let mut coarser = 0;
+    loop {
+        let density = Density::new(round, blocks, weights, coarser);
+        let pieces = density.pieces().into_iter().map(|(density, range)| (class(density), range));
+        let schedule = in_classes(op, pieces.collect());
+        let jumps = schedule.ranges().len() as u64;
+        if jumps.saturating_mul(jump_blocks) <= most {
+            return (schedule, density);
+        }
+        if coarser == COARSEST {
+            return (Schedule::SEQUENTIAL, density);
+        }
+        coarser += 1;
     }
 }

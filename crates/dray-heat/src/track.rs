@@ -1,7 +1,8 @@
 //! [`Track`]: the rounds of one kind of operation, and the trials of what they predict.
 
-use crate::config::{Count, HeatConfig, History};
+use crate::config::{ColdOrder, Count, HeatConfig, History};
 use crate::coverage::{CandidateCoverage, Coverage};
+use crate::density::{Density, Weights};
 use crate::heat::Op;
 use crate::order;
 use crate::round::Round;
@@ -26,6 +27,7 @@ pub(crate) struct Track {
     pub(crate) operations: u64,
     trial_ends: u64,
     pub(crate) regret: Regret,
+    weights: Weights,
 }
 
 impl Track {
@@ -41,6 +43,7 @@ impl Track {
             operations: 0,
             trial_ends: FIRST_TRIAL,
             regret: Regret::default(),
+            weights: Weights::default(),
         }
     }
 
@@ -70,12 +73,15 @@ impl Track {
     fn try_history(&mut self, range: BlockRange, blocks: u64) {
         if self.operations >= self.trial_ends {
             if let Some(trial) = self.trial.take() {
-                self.regret.update(trial.end());
+                let (regret, evidence) = trial.end();
+                self.regret.update(regret);
+                self.weights.update(&evidence);
             }
             let half_round = u64::from(self.config.round_operations / 2).max(1);
             let lasts = self.operations.clamp(1, half_round);
-            let (schedule, jump) = (self.order(blocks), self.config.jump_blocks);
-            self.trial = Some(Trial::new(self.op, &schedule, blocks, jump, lasts));
+            let jump = self.config.jump_blocks;
+            let (schedule, density) = self.order_and_density(blocks);
+            self.trial = Some(Trial::new(self.op, &schedule, density, blocks, jump, lasts));
             self.trial_ends = self.operations + lasts;
         }
         if let Some(trial) = &mut self.trial {
@@ -107,9 +113,27 @@ impl Track {
 
     /// The order that the history asks for, whether it predicts or not.
     pub(crate) fn order(&self, blocks: u64) -> Schedule {
+        self.order_and_density(blocks).0
+    }
+
+    /// The same with the density it was made of, where it was made of one.
+    fn order_and_density(&self, blocks: u64) -> (Schedule, Option<Density>) {
+        let round = self.scheduled();
+        if self.config.cold != ColdOrder::Density {
+            return (self.by_frequency(round, blocks), None);
+        }
+        if round.list.len() == 0 {
+            return (Schedule::SEQUENTIAL, None);
+        }
+        let jump = self.config.jump_blocks;
+        let (schedule, density) = order::by_density(round, blocks, &self.weights, self.op, jump);
+        (schedule, Some(density))
+    }
+
+    fn by_frequency(&self, round: &Round, blocks: u64) -> Schedule {
         match self.op {
-            Op::Read => order::backfill(self.scheduled(), blocks, self.config.cold),
-            Op::Write => order::copy(self.scheduled(), blocks, self.config.cold),
+            Op::Read => order::backfill(round, blocks, self.config.cold),
+            Op::Write => order::copy(round, blocks, self.config.cold),
         }
     }
 

@@ -7,6 +7,7 @@
 //! fetched is read too early with chance `p`). The sum over the different places accessed, times
 //! how much longer the jumps make the schedule, is its *regret*; address order has one of its own.
 
+use crate::density::{Density, Weights};
 use crate::heat::Op;
 use crate::positions::Positions;
 use crate::spread::{Spread, spread};
@@ -54,6 +55,8 @@ pub(crate) struct Trial {
     positions: Positions,
     places: HashSet<u64, Spread>,
     regret: Regret,
+    density: Option<Density>,
+    evidence: Weights,
 }
 
 impl Trial {
@@ -61,6 +64,7 @@ impl Trial {
     pub(crate) fn new(
         op: Op,
         schedule: &Schedule,
+        density: Option<Density>,
         blocks: u64,
         jump_blocks: u64,
         operations: u64,
@@ -71,6 +75,8 @@ impl Trial {
             positions: Positions::new(schedule, blocks, jump_blocks),
             places: HashSet::default(),
             regret: Regret::default(),
+            density,
+            evidence: Weights::none(),
         }
     }
 
@@ -89,18 +95,24 @@ impl Trial {
             let regret = |p: f64| if self.op == Op::Read { p } else { 1.0 - p };
             self.regret.scheduled += regret(self.positions.share(block));
             self.regret.sequential += regret(block as f64 / blocks as f64);
+            if let Some(density) = &self.density {
+                density.learn(block, &mut self.evidence);
+            }
         }
     }
 
-    pub(crate) fn end(self) -> Regret {
+    pub(crate) fn end(self) -> (Regret, Weights) {
         let sampled = self.sampled as f64;
-        Regret {
+        let regret = Regret {
             scheduled: self.regret.scheduled * self.positions.longer() * sampled,
             sequential: self.regret.sequential * sampled,
-        }
+        };
+        (regret, self.evidence)
     }
 
     pub(crate) fn memory(&self) -> usize {
-        self.positions.memory() + self.places.capacity() * (size_of::<u64>() + 1) * 8 / 7
+        self.positions.memory()
+            + self.density.as_ref().map_or(0, Density::memory)
+            + self.places.capacity() * (size_of::<u64>() + 1) * 8 / 7
     }
 }

@@ -30,7 +30,7 @@ fn scattered(config: HeatConfig) -> (Heat, usize) {
 #[test]
 fn sixteen_tebibytes_cost_a_few_megabytes() {
     let (heat, most) = scattered(HeatConfig::default());
-    assert!(most < 8 << 20, "{most} bytes");
+    assert!(most < 12 << 20, "{most} bytes");
     assert!(heat.chunk_blocks(Op::Write) > 1024, "the chunks have grown");
     let (_, most) = scattered(HeatConfig::paper());
     assert!(most < 32 << 20, "{most} bytes");
@@ -43,7 +43,7 @@ fn huge_discards_stay_in_the_bound() {
     for at in (0..blocks).step_by(1 << 18) {
         heat.access(Op::Write, BlockRange::new(at, blocks));
     }
-    assert!(heat.memory() < 8 << 20, "{} bytes", heat.memory());
+    assert!(heat.memory() < 12 << 20, "{} bytes", heat.memory());
 }
 
 #[test]
@@ -111,7 +111,9 @@ fn hot_segments_and_rates() {
     assert_eq!(heat.segment_scores(16_384).next().unwrap().score(0.5, 0.5), 2.0);
     assert_eq!((heat.read_rate(40_000), heat.read_rate(0)), (2.0, 0.0));
     assert_eq!(heat.write_rate(16_384), 40.0 / 11.0);
-    let chance = heat.chance(Op::Write, 16_384, 1024.0);
+    let rates: Vec<_> = heat.segment_rates(16_384).collect();
+    assert_eq!(rates, [(0, 0.0, 8.0 / 11.0), (1, 0.0, 40.0 / 11.0), (2, 2.0, 0.0)]);
+    let chance = heat.chance(Op::Write, 16_384, 32.0);
     assert!((chance - (1.0 - (-40.0f64 / 11.0).exp())).abs() < 1e-9, "{chance}");
 }
 

@@ -107,11 +107,43 @@ fn the_history_decides_the_order() {
     let aware = settings(Strategy::PostCopy, Order::WorkloadAware);
     let without = run(&Settings { history: 0, refresh: 0, seek: 0, ..aware.clone() });
     let sequential = run(&settings(Strategy::PostCopy, Order::Sequential));
-    assert_eq!(without.reads, sequential.reads);
+    // Nothing is known of the guest, so its demands are followed; in address order they are not.
+    assert!(without.reads.count < sequential.reads.count, "{without:?} {sequential:?}");
     let hybrid = settings(Strategy::Hybrid, Order::WorkloadAware);
     let with = run(&hybrid);
     let without = run(&Settings { history: 0, refresh: 0, ..hybrid.clone() });
     assert!(with.missing_bytes * 3 < without.missing_bytes * 2, "{with:?} {without:?}");
+}
+
+/// Writes all over a disk, as a mail server's: a round of Sync is a few blocks in each of many places,
+/// and a jump to each of them takes longer than they do. In the order of the schedule the rounds
+/// would grow by more than the schedule saves.
+#[test]
+fn jumps_do_not_eat_what_the_order_saves() {
+    let scattered = |seed| {
+        let mut rng = Rng::new(seed);
+        let mut time = 0.0;
+        std::iter::from_fn(move || {
+            time += rng.exponential(8e6);
+            let hot = rng.chance(0.6);
+            let area = if hot { GIB / 16 } else { GIB / 2 - 8192 };
+            let offset = if hot { GIB / 8 } else { 0 } + rng.below(area / 4096) * 4096;
+            Some(Record { time_ns: time as u64, op: Op::Write, offset, length: 4096 })
+        })
+        .take_while(|record| record.time_ns < 300 * SECOND)
+        .map(Ok::<_, Infallible>)
+    };
+    for seed in 0..3 {
+        for strategy in [Strategy::PreCopy, Strategy::Hybrid] {
+            let run = |order| {
+                let outcome = replay(&settings(strategy, order), scattered(seed)).unwrap();
+                assert_eq!(outcome.failed, None, "{strategy} {order} {seed}");
+                outcome.extra_bytes as f64
+            };
+            let (sequential, aware) = (run(Order::Sequential), run(Order::WorkloadAware));
+            assert!(aware < sequential * 0.9, "{strategy} {seed}: {sequential} {aware}");
+        }
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::heat_op;
 use super::settings::{Chunks, Order, Settings};
 use dray_engine::SECOND;
-use dray_heat::{Heat, HeatConfig, Op, offline};
+use dray_heat::{ColdOrder, Heat, HeatConfig, Op, offline};
 use dray_trace::Record;
 use dray_types::{BLOCK_SIZE, BlockRange, Schedule};
 
@@ -91,6 +91,7 @@ fn config(settings: &Settings) -> HeatConfig {
         Chunks::Fixed(bytes) => HeatConfig {
             smallest_chunk_blocks: (bytes / BLOCK_SIZE).max(1),
             candidates: 1,
+            cold: ColdOrder::FarFirst,
             ..config
         },
     }
