@@ -209,12 +209,12 @@ impl Backfill {
 
     /// The next place to look in: around a guest's last demand, else where the schedule says.
     fn place(&mut self) -> Option<(ImageIndex, BlockRange)> {
-        if let Some(Focus { image, from, until, .. }) = self.focus {
-            match self.left[image.ix()].blocks().next(from).filter(|&block| block < until) {
-                Some(block) => return Some((image, BlockRange::new(block, until - block))),
-                // It stays, so that the next demand is seen to follow it.
-                None => {}
-            }
+        // It stays when nothing is left of it, so that the next demand is seen to follow it.
+        if let Some(Focus { image, from, until, .. }) = self.focus
+            && let Some(block) = self.left[image.ix()].blocks().next(from)
+            && block < until
+        {
+            return Some((image, BlockRange::new(block, until - block)));
         }
         let ix = next_image(self.left.iter())?;
         let (run, piece) = self.left[ix].next_in_piece(BACKFILL_RUN)?;
