@@ -217,3 +217,45 @@ fn auto_copies_less_than_pre_copy_twice_and_waits_less_than_post_copy() {
     assert!(auto.extra_bytes <= hybrid.extra_bytes, "{auto:?} {hybrid:?}");
     assert!(auto.reads.count < post.reads.count, "{auto:?} {post:?}");
 }
+
+/// LiveFS's parameters: what was observed decides, and synchronising whole segments of a guest that
+/// writes all the time costs what handing the rest over does not.
+#[test]
+fn hot_set_is_quicker_than_synchronising_segments_and_waits_less_than_post_copy() {
+    use dray_engine::hotset::Rule;
+    use dray_sim::replay::HotSet;
+    use dray_sim::replay::livefs::{afs, bonnie};
+    const SEGMENT: u64 = 8 << 20;
+    let base = |strategy| Settings { start: 60 * SECOND, ..settings(strategy, Order::Sequential) };
+    let run = |settings: &Settings| {
+        let records = bonnie(GIB / 2, GIB / 8, 6 << 20, 1);
+        let records = records.take_while(|record| record.time_ns < 900 * SECOND);
+        replay(settings, records.map(Ok::<_, Infallible>)).unwrap()
+    };
+    let rule = |threshold| Rule { segment: SEGMENT, threshold, ..Rule::default() };
+    let mut livefs = base(Strategy::HotSet);
+    livefs.sync_unit = SEGMENT;
+    livefs.hot_set = HotSet { rule: rule(0.0), handover_size: Some(SEGMENT), ..HotSet::default() };
+    let mut hot = base(Strategy::HotSet);
+    hot.hot_set = HotSet { rule: rule(1.0), handover_size: Some(GIB / 8), ..HotSet::default() };
+    let (livefs, hot) = (run(&livefs), run(&hot));
+    assert!(hot.total * 3 < livefs.total * 2, "{hot:?} {livefs:?}");
+
+    let reads = |settings: &Settings| {
+        let records = afs(GIB / 2, 40, 200, 1);
+        let records = records.take_while(|record| record.time_ns < 400 * SECOND);
+        replay(settings, records.map(Ok::<_, Infallible>)).unwrap()
+    };
+    let mut seen = base(Strategy::HotSet);
+    seen.hot_set.rule = rule(1.0);
+    let post = reads(&base(Strategy::PostCopy));
+    let after = reads(&seen);
+    assert!(
+        post.reads.count > 50 && after.reads.total * 2 < post.reads.total,
+        "{after:?} {post:?}"
+    );
+    // Observed for no time at all nothing is hot: post-copy.
+    seen.hot_set.observed = Some(0);
+    let blind = reads(&seen);
+    assert_eq!((blind.missing_bytes, blind.reads), (post.missing_bytes, post.reads));
+}

@@ -9,10 +9,12 @@
 //! * [`settings`]: what is migrated and how. [`outcome`]: what it cost.
 //! * `world`: time and events. `source`, `target`: what the agents' shells do, on sets of blocks.
 //! * `orders`, `tuning`: what the history says. `guest`: where an access goes and what it waits for. `link`: bandwidth, delay, the penalty.
+//! * [`livefs`]: guests of the LiveFS paper's experiments.
 //! * [`picture`]: time against block number. [`study`]: many replays in one table.
 
 mod guest;
 mod link;
+pub mod livefs;
 mod orders;
 pub mod outcome;
 pub mod picture;
@@ -27,7 +29,7 @@ pub use dray_engine::Strategy;
 pub use dray_engine::throttle::Mode as Throttling;
 pub use outcome::Outcome;
 pub use picture::Picture;
-pub use settings::{Chunks, Order, Settings};
+pub use settings::{Chunks, HotSet, Order, Settings};
 
 use dray_engine::Tuning;
 use dray_heat::Op as HeatOp;

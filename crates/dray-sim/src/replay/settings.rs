@@ -1,7 +1,9 @@
 //! What is migrated, over what, and how.
 
+use dray_engine::hotset::Rule;
 use dray_engine::throttle::Mode;
 use dray_engine::{MILLISECOND, SECOND, Strategy};
+use dray_types::BLOCK_SIZE;
 use std::fmt;
 use std::str::FromStr;
 
@@ -63,6 +65,19 @@ pub enum Chunks {
     Fixed(u64),
 }
 
+/// LiveFS's parameters, for `hot-set`.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct HotSet {
+    /// Weights, segment and threshold.
+    pub rule: Rule,
+    /// How long the guest was observed before the start, in nanoseconds; none: as far as the history
+    /// reaches.
+    pub observed: Option<u64>,
+    /// Bytes that may be dirty at the handover and are then fetched; none: Sync ends when the rest
+    /// fits the downtime, and it is sent.
+    pub handover_size: Option<u64>,
+}
+
 /// One migration.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -94,6 +109,11 @@ pub struct Settings {
     pub max_downtime: u64,
     /// Whether the guest's writes are slowed during Sync.
     pub throttle: Mode,
+    /// What `hot-set` copies before the handover.
+    pub hot_set: HotSet,
+    /// Sync sends whole pieces of so many bytes of which a block was written, a multiple of 4 KiB:
+    /// one block as dray does, 64 MiB as LiveFS.
+    pub sync_unit: u64,
     /// Whether to paint a picture.
     pub picture: bool,
 }
@@ -115,6 +135,8 @@ impl Settings {
             refresh: REFRESH,
             max_downtime: MAX_DOWNTIME,
             throttle: Mode::None,
+            hot_set: HotSet::default(),
+            sync_unit: BLOCK_SIZE,
             picture: false,
         }
     }

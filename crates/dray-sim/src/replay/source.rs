@@ -7,7 +7,7 @@ use super::world::{MIGRATION, World, offer};
 use dray_engine::source::SourceNotice;
 use dray_engine::throttle::Throttle;
 use dray_engine::{SECOND, Source, SourceEffect, SourceEvent, SourcePlan, Time, Tuning};
-use dray_types::{BlockRange, BlockSet, Epoch};
+use dray_types::{BLOCK_SIZE, BlockRange, BlockSet, Epoch};
 use std::collections::VecDeque;
 
 /// Nothing is lost here, so no handover is ever void for its length, in nanoseconds.
@@ -52,6 +52,20 @@ impl SourceShell {
     }
 }
 
+/// The pieces that Sync sends of which a block is dirty.
+fn in_units(dirty: BlockSet, settings: &Settings) -> BlockSet {
+    let unit = (settings.sync_unit / BLOCK_SIZE).max(1);
+    if unit == 1 {
+        return dirty;
+    }
+    let whole = BlockRange::whole(settings.disk);
+    let piece = |run: BlockRange| {
+        let start = run.start / unit * unit;
+        BlockRange::new(start, run.end().next_multiple_of(unit) - start).intersect(whole)
+    };
+    dirty.runs().map(piece).collect()
+}
+
 impl World {
     /// Gives the source an event and carries out what follows from it.
     pub(super) fn tell_source(&mut self, event: SourceEvent) {
@@ -82,7 +96,7 @@ impl World {
             }
             SourceEffect::SendZero { .. } => self.broken_by("zeros of a disk that has none"),
             SourceEffect::TakeDirty { image } => {
-                let blocks = std::mem::take(&mut source.dirty);
+                let blocks = in_units(std::mem::take(&mut source.dirty), &self.settings);
                 source.inbox.push_back(SourceEvent::DirtyTaken { image, blocks });
             }
             SourceEffect::PutBack { blocks, .. } => source.dirty.union_with(&blocks),

@@ -1,7 +1,7 @@
 //! Settings of the engine that follow from the history: what hot-set and auto copy first.
 
 use super::settings::Settings;
-use dray_engine::hotset::{Counts, Rule};
+use dray_engine::hotset::Counts;
 use dray_engine::plan::{self, Chunk, Footprint, Goals, Load};
 use dray_engine::{SECOND, Strategy, Tuning};
 use dray_trace::{Op, Record};
@@ -20,15 +20,17 @@ pub(super) fn tuning<'a>(
         Strategy::Auto => Some(auto(settings, history)),
         _ => None,
     };
-    Tuning { copy_only, throttle: settings.throttle, ..Tuning::default() }
+    let handover_size = settings.hot_set.handover_size;
+    Tuning { copy_only, handover_size, throttle: settings.throttle, ..Tuning::default() }
 }
 
-/// LiveFS's rule with its own parameters; the history is the observation period.
+/// LiveFS's rule; the end of the history is the observation period.
 fn hot<'a>(settings: &Settings, history: impl Iterator<Item = &'a Record>) -> BlockSet {
-    let rule = Rule::default();
+    let rule = settings.hot_set.rule;
+    let since = settings.hot_set.observed.map_or(0, |time| settings.start.saturating_sub(time));
     let segments = settings.disk.div_ceil(rule.segment) as usize;
     let mut counts = vec![Counts::default(); segments];
-    for record in history {
+    for record in history.filter(|record| record.time_ns >= since) {
         let Some(counts) = counts.get_mut((record.offset / rule.segment) as usize) else {
             continue;
         };
