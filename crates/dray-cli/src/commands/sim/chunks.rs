@@ -45,7 +45,7 @@ pub fn run(args: &Args, output: &Output) -> ApiResult<ExitCode> {
         let bandwidth = args.bandwidth.map(|rate| rate.bytes_per_second);
         let starts = input.starts(bandwidth, args.starts, &args.common)?;
         output.note(&format!("{}, {}, {}", input.name, args.strategy, rate(starts.bandwidth)));
-        let settings = args.common.settings(&input, args.strategy, args.order);
+        let settings = args.common.settings(&input, args.strategy, args.order)?;
         let (selected, fixed) = chunk_gains(&settings, &starts, &|| input.open(&starts))
             .map_err(|error| replay_failed(&input.name, error))?;
         lines.push(Line { trace: input.name, bandwidth: starts.bandwidth, selected, fixed });

@@ -54,7 +54,7 @@ pub fn run(args: &Args, output: &Output) -> ApiResult<ExitCode> {
             let starts = input.starts(bandwidth, args.starts, &args.common)?;
             for &strategy in &strategies {
                 output.note(&format!("{}, {strategy}, {}", input.name, rate(starts.bandwidth)));
-                let settings = args.common.settings(&input, strategy, args.order);
+                let settings = args.common.settings(&input, strategy, args.order)?;
                 let cell = compare(&settings, &starts, &|| input.open(&starts))
                     .map_err(|error| replay_failed(&input.name, error))?;
                 let trace = input.name.clone();

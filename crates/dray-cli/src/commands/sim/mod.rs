@@ -2,6 +2,7 @@
 
 mod chunks;
 mod compare;
+mod hot_set;
 mod input;
 mod once;
 
@@ -12,6 +13,7 @@ use dray_sim::replay::settings::{PAPER_HISTORY, PAPER_SEEK};
 use dray_sim::replay::{Order, ReplayError, Settings, Strategy, Throttling};
 use dray_trace::TraceError;
 use dray_types::{BitRate, ByteSize};
+use hot_set::HotSetArgs;
 use input::Input;
 use std::process::ExitCode;
 
@@ -70,6 +72,8 @@ pub struct Common {
     /// Whether the guest's writes are slowed during Sync: none, soft or aggressive
     #[arg(long, value_name = "MODE", default_value = "none", value_parser = throttling)]
     throttle: Throttling,
+    #[command(flatten)]
+    hot_set: HotSetArgs,
     /// Seed of random starts and of generated loads
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
@@ -95,14 +99,15 @@ impl Common {
         self.traces.iter().map(input).collect()
     }
 
-    fn settings(&self, input: &Input, strategy: Strategy, order: Order) -> Settings {
+    fn settings(&self, input: &Input, strategy: Strategy, order: Order) -> ApiResult<Settings> {
         let mut settings = Settings::new(strategy, order, input.disk, 1);
         settings.memory = input.memory;
         settings.delay = (self.delay * 1e6) as u64;
         settings.history = self.history;
         settings.throttle = self.throttle;
         settings.seek = (self.seek * 1e6) as u64;
-        settings
+        self.hot_set.apply(&mut settings)?;
+        Ok(settings)
     }
 }
 

@@ -48,7 +48,7 @@ pub fn run(args: &Args, output: &Output) -> ApiResult<ExitCode> {
         if let Some(start) = args.start {
             starts.at = vec![(start.max(0.0) * 1e9) as u64];
         }
-        let mut settings = args.common.settings(&input, args.strategy, args.order);
+        let mut settings = args.common.settings(&input, args.strategy, args.order)?;
         settings.bandwidth = starts.bandwidth;
         let mut outcomes = Vec::new();
         for &start in &starts.at {
