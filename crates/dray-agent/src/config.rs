@@ -37,7 +37,7 @@ mod typed;
 
 use crate::net::dial::DEFAULT_PORT;
 use crate::retention::Retention;
-pub use pool::{PathError, Pool, PoolIo};
+pub use pool::{PathError, Pool, PoolIo, PoolKind};
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};

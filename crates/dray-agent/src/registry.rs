@@ -16,8 +16,9 @@ use dray_nbd::{ExportError, ExportInfo, Exports};
 use dray_types::{Epoch, ImageId, MigrationId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -68,6 +69,9 @@ pub struct ImageRecord {
     pub path: PathBuf,
     /// The name its file has now (I1).
     pub place: Place,
+    /// It is a block device: it keeps its path, and a marker says what `place` says of a file.
+    #[serde(default)]
+    pub device: bool,
     /// Permission bits of the file under its own name.
     pub mode: u32,
     /// Exported length in bytes.
@@ -97,6 +101,9 @@ impl ImageRecord {
     /// # Errors
     /// When the configured path is none.
     pub fn current_path(&self) -> dray_image::Result<PathBuf> {
+        if self.device {
+            return Ok(self.path.clone());
+        }
         let names = ImageNames::of(&self.path)?;
         Ok(match self.place {
             Place::Named => self.path.clone(),
@@ -136,7 +143,9 @@ impl Entry {
     pub fn take_locks(&self) {
         let record = self.record();
         let whole = record.state == CopyState::Owner && record.place == Place::Named;
-        if record.read_only || !whole {
+        // No name keeps a QEMU from opening an incomplete image on a device.
+        let unnamed = record.device && record.place == Place::Partial;
+        if !unnamed && (record.read_only || !whole) {
             return;
         }
         let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
@@ -198,9 +207,11 @@ impl Registry {
     pub fn load(store: Store, config: Arc<Config>) -> io::Result<Arc<Self>> {
         let mut entries = BTreeMap::new();
         for path in store::entries(&store.images(), ".json")? {
-            let record: ImageRecord = store::read_json(&path)?;
+            let mut record: ImageRecord = store::read_json(&path)?;
+            // Records of earlier versions do not say.
+            record.device |= is_device(&record.path);
             // The kernel forgets at a reboot that a device is not to be written.
-            if is_device(&record.path)
+            if record.device
                 && let Err(why) = DeviceMark::of(&store.images(), &record.path).reapply()
             {
                 tracing::error!(image = record.name, %why, "cannot protect a replica's device");
@@ -341,9 +352,8 @@ impl Registry {
     pub fn retire(&self, entry: &Entry, epoch: Epoch) -> io::Result<()> {
         entry.drop_locks();
         let record = entry.record();
-        if is_device(&record.path) {
-            let mark = DeviceMark::of(&self.store.images(), &record.path);
-            mark.set(DeviceState::Replica(epoch)).map_err(io::Error::other)?;
+        if record.device {
+            self.mark(&record.path).set(DeviceState::Replica(epoch)).map_err(io::Error::other)?;
         } else if record.place != Place::Replica(epoch) {
             let names = ImageNames::of(&record.path).map_err(io::Error::other)?;
             names.make_replica(epoch).map_err(io::Error::other)?;
@@ -351,7 +361,7 @@ impl Registry {
         let note = self.note_of(entry, epoch)?;
         self.update(entry, |record| {
             record.state = CopyState::Replica;
-            if !is_device(&record.path) {
+            if !record.device {
                 record.place = Place::Replica(epoch);
             }
             record.epoch = epoch;
@@ -382,9 +392,8 @@ impl Registry {
     /// What the file system or the store reports.
     pub fn restore(&self, entry: &Entry, epoch: Epoch) -> io::Result<()> {
         let record = entry.record();
-        if is_device(&record.path) {
-            let mark = DeviceMark::of(&self.store.images(), &record.path);
-            mark.clear().map_err(io::Error::other)?;
+        if record.device {
+            self.mark(&record.path).clear().map_err(io::Error::other)?;
         } else if let Place::Replica(replica) = record.place {
             let names = ImageNames::of(&record.path).map_err(io::Error::other)?;
             names.restore_replica(replica, record.mode).map_err(io::Error::other)?;
@@ -399,7 +408,70 @@ impl Registry {
         if entry.line().is_none() { begin_line(&self.store, entry) } else { Ok(()) }
     }
 
-    /// Deletes the file of a replica and forgets it. A block device is only forgotten.
+    /// The marker of the block device at `path`.
+    pub fn mark(&self, path: &Path) -> DeviceMark {
+        DeviceMark::of(&self.store.images(), path)
+    }
+
+    /// An image that was on its way is complete: its file gets its name, a device loses its marker.
+    /// Can be repeated.
+    ///
+    /// # Errors
+    /// What the file system or the store reports.
+    pub fn finish_partial(&self, entry: &Entry) -> io::Result<()> {
+        let record = entry.record();
+        if record.place == Place::Partial {
+            if record.device {
+                self.mark(&record.path).clear().map_err(io::Error::other)?;
+            } else {
+                let names = ImageNames::of(&record.path).map_err(io::Error::other)?;
+                names.finish_partial(record.mode).map_err(io::Error::other)?;
+            }
+        }
+        self.update(entry, |record| {
+            record.place = Place::Named;
+            record.state = CopyState::Owner;
+        })
+    }
+
+    /// Deletes an incomplete image and forgets it. A block device stays, with contents that nobody
+    /// may rely on. Can be repeated.
+    ///
+    /// # Errors
+    /// What the file system or the store reports.
+    pub fn remove_partial(&self, entry: &Entry) -> io::Result<()> {
+        let record = entry.record();
+        entry.drop_locks();
+        if record.device {
+            self.mark(&record.path).clear().map_err(io::Error::other)?;
+        } else {
+            let names = ImageNames::of(&record.path).map_err(io::Error::other)?;
+            names.remove_partial().map_err(io::Error::other)?;
+        }
+        self.forget(&record.name)
+    }
+
+    /// The image on this device, whatever path it is known by.
+    pub fn on_device(&self, device: &File) -> Option<Arc<Entry>> {
+        let number = device.metadata().ok()?.rdev();
+        let same = |entry: &Arc<Entry>| {
+            let meta = entry.file.file().metadata();
+            meta.is_ok_and(|meta| meta.file_type().is_block_device() && meta.rdev() == number)
+        };
+        self.all().into_iter().find(same)
+    }
+
+    /// What the markers say of this device, and where the marker is.
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    pub fn marked(&self, device: &File) -> dray_image::Result<Option<(DeviceMark, DeviceState)>> {
+        let Some(mark) = DeviceMark::find(&self.store.images(), device)? else { return Ok(None) };
+        Ok(mark.get()?.map(|state| (mark, state)))
+    }
+
+    /// Deletes the file of a replica and forgets it. A block device is only forgotten: it stays
+    /// marked and read-only.
     ///
     /// # Errors
     /// What the file system or the store reports.
@@ -471,7 +543,8 @@ fn entry(record: ImageRecord, file: Arc<FileImage>, heat: ImageHeat) -> Entry {
     }
 }
 
-fn is_device(path: &Path) -> bool {
+/// Whether a block device is at `path`.
+pub fn is_device(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_block_device())
 }
 
@@ -481,10 +554,14 @@ fn is_device(path: &Path) -> bool {
 /// # Errors
 /// What opening under the recorded name reports.
 fn open_file(record: &ImageRecord, io: PoolIo) -> dray_image::Result<FileImage> {
-    let names = ImageNames::of(&record.path)?;
     let write = !record.read_only || record.state == CopyState::Incoming;
     let direct = io == PoolIo::Direct;
-    let options = |write| FileOptions { write, direct, export_len: Some(record.len) };
+    let export_len = Some(record.len).filter(|&len| len > 0);
+    let options = |write| FileOptions { write, direct, export_len };
+    if record.device {
+        return open_device(record, options(write));
+    }
+    let names = ImageNames::of(&record.path)?;
     let named = || FileImage::open(&record.path, options(write));
     let partial = || FileImage::from_file(names.open_partial()?, &names.partial(), options(true));
     // While the migration is open a guest's writes are parked, not refused, and the image may yet
@@ -507,6 +584,14 @@ fn open_file(record: &ImageRecord, io: PoolIo) -> dray_image::Result<FileImage> 
         }
         other => other,
     }
+}
+
+fn open_device(record: &ImageRecord, options: FileOptions) -> dray_image::Result<FileImage> {
+    if record.place == Place::Partial {
+        return FileImage::claim(&record.path, options);
+    }
+    let kept = record.state == CopyState::Replica && record.migration.is_none();
+    FileImage::open(&record.path, FileOptions { write: options.write && !kept, ..options })
 }
 
 impl Exports for Registry {

@@ -7,8 +7,11 @@
 use crate::names::sync_dir;
 use crate::{Error, ErrorKind, Result, sys};
 use dray_types::Epoch;
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::Write;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// What a marked device is.
@@ -18,6 +21,21 @@ pub enum DeviceState {
     Partial,
     /// What was left behind when this epoch began elsewhere; read-only.
     Replica(Epoch),
+}
+
+/// The device that a marker of this file name is for.
+fn decode(name: &str) -> Option<PathBuf> {
+    let mut rest = name.strip_prefix("device-")?.strip_suffix(".mark")?;
+    let mut path = Vec::new();
+    while let Some(first) = rest.bytes().next() {
+        let (byte, len) = match first {
+            b'%' => (u8::from_str_radix(rest.get(1..3)?, 16).ok()?, 3),
+            other => (other, 1),
+        };
+        path.push(byte);
+        rest = rest.get(len..)?;
+    }
+    Some(OsString::from_vec(path).into())
 }
 
 /// The marker of one block device.
@@ -47,6 +65,30 @@ impl DeviceMark {
 
     fn fail(&self, what: &str, source: std::io::Error) -> Error {
         Error::io(format!("{what} the marker of {}", self.device.display()), source)
+    }
+
+    /// The marker in `state_dir` of the open `device`, whatever path it was written for.
+    ///
+    /// # Errors
+    /// What reading the directory reports.
+    pub fn find(state_dir: &Path, device: &File) -> Result<Option<Self>> {
+        let looking = |e| Error::io(format!("looking for markers in {}", state_dir.display()), e);
+        let number = device.metadata().map_err(looking)?.rdev();
+        for entry in std::fs::read_dir(state_dir).map_err(looking)? {
+            let name = entry.map_err(looking)?.file_name();
+            let Some(path) = name.to_str().and_then(decode) else { continue };
+            let same = std::fs::metadata(&path)
+                .is_ok_and(|meta| meta.file_type().is_block_device() && meta.rdev() == number);
+            if same {
+                return Ok(Some(Self::of(state_dir, &path)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Where the marker is.
+    pub fn file(&self) -> PathBuf {
+        self.path(".mark")
     }
 
     /// What the device is marked as.

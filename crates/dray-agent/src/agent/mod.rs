@@ -2,6 +2,7 @@
 //! brought back (parked disks stay parked, partial images stay closed), then guests, operators and
 //! peers are let in.
 
+mod devices;
 mod launch;
 mod peers;
 

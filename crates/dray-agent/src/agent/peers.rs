@@ -1,7 +1,7 @@
 //! What peers may do here: open streams of migrations they take part in, and ask a few things.
 
 use super::Agent;
-use crate::config::Pool;
+use crate::config::{Pool, PoolKind};
 use crate::lineage::ReplicaNote;
 use crate::migration::intent::{TargetImageIntent, TargetIntent};
 use crate::migration::log::Folder;
@@ -130,7 +130,9 @@ impl Agent {
             Found::Usable(entry, _) => entry.file.allocated_bytes().unwrap_or(0),
             _ => 0,
         };
-        check_space(pool, images, found.iter().map(reused).sum())?;
+        if pool.kind == PoolKind::Files {
+            check_space(pool, images, found.iter().map(reused).sum())?;
+        }
         let intents = images.iter().zip(&found).map(|(image, found)| intent_of(pool, image, found));
         let intent = TargetIntent {
             migration,
@@ -173,7 +175,8 @@ impl Agent {
             let Some(entry) = self.registry.get(&wanted.name) else { return Ok(Found::Nothing) };
             let record = entry.record();
             // Anything else under the name is refused with it, as ever.
-            if record.state != CopyState::Replica || record.id != wanted.id {
+            // What is left on a device is not gone on from.
+            if record.state != CopyState::Replica || record.id != wanted.id || record.device {
                 return Ok(Found::Nothing);
             }
             if record.migration.is_some() {
@@ -246,16 +249,13 @@ impl Agent {
                 "an image named '{name}' exists here already; choose another name"
             ));
         }
-        let names = ImageNames::of(&image.path).map_err(text)?;
-        let file = names.create_partial(0).map_err(text)?;
-        let direct = self.registry.is_direct(&image.path);
-        let options = FileOptions { write: true, direct, export_len: Some(wanted.len) };
-        let opened = FileImage::from_file(file, &names.partial(), options).map_err(text);
+        let device = !image.zeroed;
         let record = ImageRecord {
             name: name.clone(),
             id: wanted.id,
             path: image.path.clone(),
             place: Place::Partial,
+            device,
             mode: MODE,
             len: wanted.len,
             growable: false,
@@ -267,6 +267,14 @@ impl Agent {
             adopted: None,
             replica: None,
         };
+        if device {
+            return self.take_device(record);
+        }
+        let names = ImageNames::of(&image.path).map_err(text)?;
+        let file = names.create_partial(0).map_err(text)?;
+        let direct = self.registry.is_direct(&image.path);
+        let options = FileOptions { write: true, direct, export_len: Some(wanted.len) };
+        let opened = FileImage::from_file(file, &names.partial(), options).map_err(text);
         let added = opened.and_then(|file| {
             self.registry.add(record, Arc::new(file)).map_err(|why| why.to_string())
         });
@@ -278,14 +286,10 @@ impl Agent {
 
     fn remove_partial(&self, name: &str) {
         let Some(entry) = self.registry.get(name) else { return };
-        let record = entry.record();
-        let removed = if record.replica.is_some() {
+        let removed = if entry.record().replica.is_some() {
             self.registry.end_return(&entry, &[]).map(drop)
         } else {
-            ImageNames::of(&record.path)
-                .and_then(|names| names.remove_partial())
-                .map_err(std::io::Error::other)
-                .and_then(|()| self.registry.forget(name))
+            self.registry.remove_partial(&entry)
         };
         if let Err(why) = removed {
             tracing::warn!(image = name, %why, "cannot remove a partial image");
@@ -306,7 +310,8 @@ fn intent_of(pool: &Pool, image: &WantedImage, found: &Found) -> Result<TargetIm
         Found::Usable(entry, _) => entry.record().path,
         _ => pool.image_path(&image.name).map_err(|why| why.to_string())?,
     };
-    if path.exists() {
+    let device = pool.kind == PoolKind::Devices;
+    if !device && path.exists() {
         return Err(format!("{} exists already; choose another name or pool", path.display()));
     }
     let offer = ImageOffer {
@@ -320,7 +325,9 @@ fn intent_of(pool: &Pool, image: &WantedImage, found: &Found) -> Result<TargetIm
         Found::Usable(_, note) => (Some(note.clone()), None),
         Found::Useless(_, why) => (None, Some(why.clone())),
     };
-    Ok(TargetImageIntent { offer, path, zeroed: replica.is_none(), replica, refused })
+    // A device holds whatever was on it.
+    let zeroed = replica.is_none() && !device;
+    Ok(TargetImageIntent { offer, path, zeroed, replica, refused })
 }
 
 fn check_space(pool: &Pool, images: &[WantedImage], reused: u64) -> Result<(), String> {

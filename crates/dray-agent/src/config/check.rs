@@ -1,6 +1,6 @@
 //! What is wrong with the host, given a configuration that reads well: `dray check-config`.
 
-use super::{Config, Pool, PoolIo, Problem};
+use super::{Config, Pool, PoolIo, PoolKind, Problem};
 use crate::tls::{CLIENT_CERT, CLIENT_KEY, Identity, SERVER_CERT, SERVER_KEY, judge_own};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -73,7 +73,7 @@ fn directory(field: &str, path: &Path) -> Option<Problem> {
 /// A pool of direct I/O on a file system that has none. Asked with a file that never gets a name;
 /// where that cannot be had, the first image will tell.
 fn direct(pool: &Pool) -> Option<Problem> {
-    if pool.io != PoolIo::Direct {
+    if pool.io != PoolIo::Direct || pool.kind == PoolKind::Devices {
         return None;
     }
     let flags = OFlags::TMPFILE | OFlags::DIRECT | OFlags::RDWR | OFlags::CLOEXEC;

@@ -20,6 +20,16 @@ impl fmt::Display for PathError {
 
 impl std::error::Error for PathError {}
 
+/// What is in a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PoolKind {
+    /// Files, which dray makes and removes.
+    #[default]
+    Files,
+    /// Block devices, or links to them, which the operator makes and removes.
+    Devices,
+}
+
 /// How the agent reads and writes the images of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PoolIo {
@@ -37,6 +47,8 @@ pub struct Pool {
     pub name: String,
     /// The directory.
     pub path: PathBuf,
+    /// What is in it.
+    pub kind: PoolKind,
     /// How its images are read and written.
     pub io: PoolIo,
 }
@@ -72,10 +84,12 @@ fn shown(name: &str) -> String {
 
 impl Pool {
     /// The path of the image `name` in this pool. The image need not exist; a symbolic link must
-    /// lead to something inside the pool.
+    /// lead to something inside the pool. In a pool of devices it is an existing device, or a link
+    /// to one as LVM makes them; the link's path is given, for it stays the same.
     ///
     /// # Errors
-    /// A name that is not one, a pool that is not there, a link that leads out.
+    /// A name that is not one, a pool that is not there, a link that leads out, a name that is no
+    /// device in a pool of them.
     pub fn image_path(&self, name: &str) -> Result<PathBuf, PathError> {
         check_name(name)?;
         let pool = self.path.canonicalize().map_err(|why| {
@@ -86,6 +100,9 @@ impl Pool {
             ))
         })?;
         let path = pool.join(name);
+        if self.kind == PoolKind::Devices {
+            return self.device(path);
+        }
         match path.symlink_metadata() {
             Ok(meta) if meta.file_type().is_symlink() => self.followed(&pool, &path),
             Ok(_) => Ok(path),
@@ -94,8 +111,27 @@ impl Pool {
         }
     }
 
-    /// Whether an absolute path lies inside the pool, links followed.
+    fn device(&self, path: PathBuf) -> Result<PathBuf, PathError> {
+        match path.metadata() {
+            Ok(meta) if meta.file_type().is_block_device() => Ok(path),
+            Err(why) if why.kind() != std::io::ErrorKind::NotFound => {
+                Err(PathError(format!("look at {}: {why}", path.display())))
+            }
+            _ => Err(PathError(format!(
+                "there is no device {}; make it first, or name another one with --name HERE=THERE",
+                path.display()
+            ))),
+        }
+    }
+
+    /// Whether an absolute path lies inside the pool, links followed; in a pool of devices the last
+    /// link is the device's name there, wherever it leads.
     pub fn contains(&self, path: &Path) -> bool {
+        if self.kind == PoolKind::Devices {
+            let dirs = (self.path.canonicalize(), path.parent().map(Path::canonicalize));
+            return matches!(dirs, (Ok(pool), Some(Ok(dir))) if pool == dir)
+                && path.metadata().is_ok_and(|meta| meta.file_type().is_block_device());
+        }
         match (self.path.canonicalize(), path.canonicalize()) {
             (Ok(pool), Ok(path)) => path.starts_with(pool) && path != self.path,
             _ => false,
@@ -165,7 +201,8 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     fn pool(dir: &Path) -> Pool {
-        Pool { name: "ssd".into(), path: dir.to_owned(), io: PoolIo::Buffered }
+        let (kind, io) = (PoolKind::Files, PoolIo::Buffered);
+        Pool { name: "ssd".into(), path: dir.to_owned(), kind, io }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The configuration as it was typed, and how it is understood. Knows every field's place, so that
 //! every problem names its line.
 
-use super::{Config, Limits, Peer, Pool, PoolIo, Problem, default_listen};
+use super::{Config, Limits, Peer, Pool, PoolIo, PoolKind, Problem, default_listen};
 use crate::retention::Retention;
 use serde::Deserialize;
 use std::collections::HashSet;
@@ -57,6 +57,7 @@ struct Tls {
 struct TypedPool {
     name: Text,
     path: Text,
+    kind: Option<Text>,
     io: Option<Text>,
 }
 
@@ -204,10 +205,25 @@ impl Reader<'_> {
             Pool {
                 name: pool.name.get_ref().clone(),
                 path: self.path(&field, &pool.path),
+                kind: self.kind(pool),
                 io: self.io(pool),
             }
         });
         pools.collect()
+    }
+
+    fn kind(&mut self, pool: &TypedPool) -> PoolKind {
+        let Some(kind) = &pool.kind else { return PoolKind::default() };
+        match kind.get_ref().as_str() {
+            "files" => PoolKind::Files,
+            "devices" => PoolKind::Devices,
+            other => {
+                let field = format!("pool.{}.kind", pool.name.get_ref());
+                let what = format!("'{other}' is no kind of pool");
+                self.problem(kind, &field, what, "write \"files\" or \"devices\"");
+                PoolKind::default()
+            }
+        }
     }
 
     fn io(&mut self, pool: &TypedPool) -> PoolIo {

@@ -5,8 +5,8 @@ use super::images::random_id;
 use super::io_error;
 use crate::agent::Agent;
 use crate::api::{ApiError, ApiResult, ByteRange, Claim, Claimed, ErrorKind, Unstall, Unstalled};
-use crate::registry::{CopyState, Entry, Place};
-use dray_image::{Fill, ImageNames};
+use crate::registry::{CopyState, Entry};
+use dray_image::Fill;
 use dray_types::{BLOCK_SIZE, ByteSize, Epoch, ImageId};
 
 /// Lost ranges that an answer lists at most.
@@ -75,17 +75,9 @@ impl Agent {
                 .hint("bring that host back, or add --accept-loss"));
         }
         let record = entry.record();
-        if let Place::Replica(epoch) = record.place {
-            ImageNames::of(&record.path)
-                .and_then(|names| names.restore_replica(epoch, record.mode))
-                .map_err(|why| io_error(what, why))?;
-        }
+        self.registry.restore(entry, record.epoch).map_err(|why| io_error(what, why))?;
         self.registry
-            .update(entry, |record| {
-                record.place = Place::Named;
-                record.state = CopyState::Owner;
-                record.replica = None;
-            })
+            .update(entry, |record| record.replica = None)
             .map_err(|why| io_error(what, why))?;
         let (epoch, id) = self.new_line(what, entry)?;
         if let Some(slot) = record.migration.and_then(|migration| self.sources.get(migration)) {

@@ -6,13 +6,13 @@ use crate::api::{
     ApiError, ApiResult, ErrorKind, ImageAdd, ImageRemove, ImageState, ImageStatus, KeptFor, Resize,
 };
 use crate::config::pool::check_name;
-use crate::registry::{CopyState, Entry, ImageRecord, Place};
+use crate::registry::{CopyState, Entry, ImageRecord, Place, is_device};
 use crate::vm::picture::{self, Picture};
 use crate::vm::{RECONNECT_DELAY, qemu_error};
-use dray_image::{Image, locks, names};
+use dray_image::{DeviceState, Image, locks, names};
 use dray_qemu::{AdoptOptions, NbdExport};
 use dray_types::{Ancestor, BLOCK_SIZE, Epoch, ImageId};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// A random id.
@@ -33,6 +33,18 @@ pub fn random_id() -> ApiResult<u128> {
 pub fn growable_len(file: u64, guest: u64) -> u64 {
     let room = guest + guest / 4 + (1 << 30);
     file.max(room).next_multiple_of(BLOCK_SIZE)
+}
+
+/// The path by which dray knows the file at `path`: links followed. Of a block device only those in
+/// its directory's path: its own name may be a link whose end is another device after a reboot.
+///
+/// # Errors
+/// What the file system reports.
+pub(super) fn real_path(path: &Path) -> std::io::Result<PathBuf> {
+    match (path.parent(), path.file_name()) {
+        (Some(dir), Some(name)) if is_device(path) => Ok(dir.canonicalize()?.join(name)),
+        _ => path.canonicalize(),
+    }
 }
 
 impl Agent {
@@ -94,6 +106,7 @@ impl Agent {
             return Err(ApiError::new(ErrorKind::Denied, what, why)
                 .hint(format!("add its folder as a [[pool]] to {}", self.config.path.display())));
         }
+        self.check_mark(what, path)?;
         if probe {
             let user = locks::probe(path).map_err(|why| io_error(what, why))?;
             if let Some(user) = user.filter(|user| user.excludes_owner()) {
@@ -104,12 +117,51 @@ impl Agent {
         Ok(())
     }
 
+    /// Refuses a block device that is no image: one that is marked as incomplete or handed over.
+    fn check_mark(&self, what: &str, path: &Path) -> ApiResult<()> {
+        if !is_device(path) {
+            return Ok(());
+        }
+        let failed = |why: &dyn std::fmt::Display| io_error(what, why);
+        let device = std::fs::File::open(path).map_err(|why| failed(&why))?;
+        let Some((mark, state)) = self.registry.marked(&device).map_err(|why| failed(&why))? else {
+            return Ok(());
+        };
+        let state = match state {
+            DeviceState::Partial => "holds an incomplete image".to_owned(),
+            DeviceState::Replica(epoch) => {
+                format!("holds what epoch {} left behind elsewhere", epoch.0)
+            }
+        };
+        let why = format!("{} {state}", path.display());
+        Err(ApiError::new(ErrorKind::Conflict, what, why).hint(format!(
+            "if you are sure that it is the image: blockdev --setrw {}, and remove {}",
+            path.display(),
+            mark.file().display()
+        )))
+    }
+
+    /// Refuses a block device that takes no writes: opening it would not tell.
+    pub(super) fn check_writable(&self, what: &str, path: &Path) -> ApiResult<()> {
+        if !is_device(path)
+            || !self.registry.mark(path).is_read_only().map_err(|e| io_error(what, e))?
+        {
+            return Ok(());
+        }
+        let why = format!("{} is read-only", path.display());
+        let hint = format!("make it writable: blockdev --setrw {}", path.display());
+        Err(ApiError::new(ErrorKind::Denied, what, why).hint(hint))
+    }
+
     pub(super) fn image_add(&self, command: ImageAdd) -> ApiResult<ImageStatus> {
         let what = format!("cannot add image '{}'", command.name);
         check_name(&command.name)
             .map_err(|why| ApiError::new(ErrorKind::Invalid, what.clone(), why))?;
         self.check_file(&what, &command.path, !command.read_only)?;
-        let path = command.path.canonicalize().map_err(|why| io_error(&what, why))?;
+        let path = real_path(&command.path).map_err(|why| io_error(&what, why))?;
+        if !command.read_only {
+            self.check_writable(&what, &path)?;
+        }
         let format = command.format.as_deref();
         let growable = command.growable.unwrap_or(format.is_some_and(|name| name != "raw"));
         let meta = std::fs::metadata(&path).map_err(|why| io_error(&what, why))?;
@@ -124,6 +176,7 @@ impl Agent {
             name: command.name,
             id: ImageId(random_id()?),
             mode: names::file_mode(&path).map_err(|why| io_error(&what, why))?,
+            device: is_device(&path),
             path,
             place: Place::Named,
             len,

@@ -247,7 +247,8 @@ impl Agent {
             if layer.plan.read_only {
                 continue;
             }
-            let path = path.canonicalize().map_err(|why| io_error("cannot adopt", why))?;
+            let path =
+                super::images::real_path(path).map_err(|why| io_error("cannot adopt", why))?;
             let image = intent.images.iter().find(|image| image.path == path);
             let id = image.map(|image| image.offer.id);
             match self.adopt_layer(picture, layer, command.drop_bitmaps, id).await {

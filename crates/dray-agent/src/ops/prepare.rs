@@ -56,10 +56,14 @@ pub fn net_error(what: impl Into<String>, why: &NetError) -> ApiError {
 /// What sort of refusal the target's words tell of.
 fn refused_kind(why: &str) -> ErrorKind {
     let has = |words: &str| why.contains(words);
-    if has("free and the images need") || has(FULL) {
+    if has("free and the images need") || has("is too small") || has(FULL) {
         ErrorKind::NoSpace
     } else if has("is not a name") {
         ErrorKind::Invalid
+    } else if has("there is no device") {
+        ErrorKind::NotFound
+    } else if has("is in use") {
+        ErrorKind::Conflict
     } else if has("exists already") || has("exists here already") {
         ErrorKind::Conflict
     } else if has("not a configured peer") || has("may not use") || has("pool") {
@@ -244,7 +248,7 @@ impl Agent {
     ) -> ApiResult<usize> {
         let what = format!("cannot move disk {}", layer.plan.qdev);
         self.check_file(&what, path, false)?;
-        let path = path.canonicalize().map_err(|why| io_error(&what, why))?;
+        let path = super::images::real_path(path).map_err(|why| io_error(&what, why))?;
         // A base image under several disks moves once.
         if let Some(known) = plan.images.iter().position(|image| image.path == path) {
             return Ok(known);

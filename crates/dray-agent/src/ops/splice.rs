@@ -1,12 +1,12 @@
 //! `dray adopt` and `release`: running VMs' disks under dray and back.
 
-use super::images::{growable_len, random_id};
+use super::images::{growable_len, random_id, real_path};
 use super::io_error;
 use crate::agent::Agent;
 use crate::api::{Adopt, ApiError, ApiResult, ErrorKind, Release, Spliced, SplicedDisk};
 use crate::migration::source::SourceSlot;
-use crate::registry::{Adopted, CopyState, Entry, ImageRecord, Place};
-use crate::vm::picture::{LayerPicture, Picture, Place as Where};
+use crate::registry::{Adopted, CopyState, Entry, ImageRecord, Place, is_device};
+use crate::vm::picture::{LayerPicture, Picture, Place as Where, on_local};
 use crate::vm::{RECONNECT_DELAY, qemu_error};
 use dray_image::{Image, names};
 use dray_qemu::{AdoptOptions, LayerPlan, NbdExport, Qmp};
@@ -87,7 +87,8 @@ impl Agent {
     ) -> ApiResult<Arc<Entry>> {
         let path = plan.path();
         self.check_file(what, &path, false)?;
-        let path = path.canonicalize().map_err(|why| io_error(what, why))?;
+        let path = real_path(&path).map_err(|why| io_error(what, why))?;
+        self.check_writable(what, &path)?;
         let growable = plan.format != "raw";
         let splice = serde_json::to_value(plan).map_err(|why| io_error(what, why))?;
         let mut record = ImageRecord {
@@ -97,6 +98,7 @@ impl Agent {
                 None => ImageId(random_id()?),
             },
             mode: names::file_mode(&path).map_err(|why| io_error(what, why))?,
+            device: is_device(&path),
             path,
             place: Place::Named,
             len: if growable { growable_len(plan.file_size, plan.size) } else { plan.file_size },
@@ -155,7 +157,8 @@ impl Agent {
         if record.migration.is_some() {
             return Err(ApiError::new(ErrorKind::Conflict, what, "it takes part in a migration"));
         }
-        let plan = release_plan(&record, seen);
+        let plan = release_plan(&record, seen)
+            .map_err(|why| ApiError::new(ErrorKind::Conflict, what.clone(), why))?;
         entry.drop_locks();
         let released = dray_qemu::release(qmp, &plan).await;
         let released = released.map_err(|why| {
@@ -202,16 +205,15 @@ impl Agent {
 }
 
 /// How a disk gets to its file: as it was adopted, or for one that arrived here, as it looks now.
-fn release_plan(record: &ImageRecord, seen: &LayerPlan) -> LayerPlan {
+fn release_plan(record: &ImageRecord, seen: &LayerPlan) -> Result<LayerPlan, String> {
     let kept = record
         .adopted
         .as_ref()
         .and_then(|adopted| serde_json::from_value(adopted.splice.clone()).ok());
-    kept.unwrap_or_else(|| {
-        let mut plan = seen.clone();
-        plan.local.insert("filename".into(), record.path.to_string_lossy().into());
-        plan.for_target(&record.path)
-    })
+    match kept {
+        Some(plan) => Ok(plan),
+        None => on_local(seen, &record.path),
+    }
 }
 
 /// An adopted image is called as its file.

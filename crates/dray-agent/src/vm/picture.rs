@@ -5,6 +5,7 @@ use crate::api::{ApiError, ApiResult, ErrorKind};
 use crate::vm::qemu_error;
 use dray_qemu::{Layer, LayerPlan, NodeOptions, Pivot, Qmp, VmDisk, graph, status};
 use serde_json::Map;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 /// Where a layer's bytes are.
@@ -101,6 +102,30 @@ fn resident_name(layer: &Layer, nbd_socket: &Path) -> Option<String> {
     let rest = layer.protocol.file.strip_prefix("nbd+unix:///")?;
     let (name, socket) = rest.split_once("?socket=")?;
     (Path::new(socket) == nbd_socket).then(|| name.to_owned())
+}
+
+/// How a layer that arrived here gets onto the file or block device at `path`.
+///
+/// # Errors
+/// When the guest would see a disk of another size there.
+pub fn on_local(plan: &LayerPlan, path: &Path) -> Result<LayerPlan, String> {
+    let shown = path.display();
+    let mut plan = plan.for_target(path);
+    let file = std::fs::File::open(path).map_err(|why| format!("open {shown}: {why}"))?;
+    let meta = file.metadata().map_err(|why| format!("look at {shown}: {why}"))?;
+    let device = meta.file_type().is_block_device();
+    plan.local.insert("driver".into(), if device { "host_device" } else { "file" }.into());
+    if device && plan.format == "raw" {
+        let len = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0))
+            .map_err(|why| format!("measure {shown}: {}", std::io::Error::from(why)))?;
+        if len != plan.file_size {
+            return Err(format!(
+                "{shown} has {len} bytes and the disk {}: it stays on dray",
+                plan.file_size
+            ));
+        }
+    }
+    Ok(plan)
 }
 
 fn resident(

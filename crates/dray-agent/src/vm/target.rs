@@ -6,6 +6,7 @@ use crate::migration::messages::{GuestFacts, ToSourceShell, ToTargetShell};
 use crate::migration::target::{Input, TargetSlot, Told};
 use crate::net::tunnel;
 use crate::net::{NetError, NetErrorKind, Stream};
+use crate::vm::picture::on_local;
 use dray_engine::TargetEvent;
 use dray_qemu::{Incoming, LayerPlan, Qmp, status};
 use std::path::PathBuf;
@@ -170,7 +171,7 @@ impl TargetVmTask {
         let qmp = self.connect().await?;
         for (image, plan) in plans(&guest)? {
             let image = intent.images.get(image).ok_or("the plan names no image")?;
-            let plan = plan.for_target(&image.path);
+            let plan = on_local(&plan, &image.path)?;
             dray_qemu::release(&qmp, &plan).await.map_err(|why| why.to_string())?;
         }
         Ok(())

@@ -13,6 +13,7 @@
 //! * [`refusals`]: what cannot be done. [`versions`]: hosts with other software.
 //! * [`auto`]: the agent chooses, and says before what it will take.
 //! * [`deferred`]: the target fetches when its operator says so.
+//! * [`devices`]: onto block devices and away from them.
 //! * [`direct`]: pools that bypass the page cache.
 //! * [`orders`]: which blocks move first.
 //! * [`faults`]: disks that are read-only, full or broken, with [`mounts`] of their own.
@@ -20,6 +21,7 @@
 mod auto;
 mod case;
 mod deferred;
+mod devices;
 mod direct;
 mod faults;
 mod guest;

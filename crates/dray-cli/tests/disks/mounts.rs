@@ -88,7 +88,10 @@ impl Loop {
     /// Over this file.
     pub fn over(file: &Path) -> Option<Self> {
         let name = privileged(Command::new("losetup").args(["-f", "--show"]).arg(file))?;
-        Some(Self(name.into()))
+        let device = Self(name.into());
+        // The kernel keeps the flag from whoever had the device before.
+        privileged(Command::new("blockdev").arg("--setrw").arg(&device.0))?;
+        Some(device)
     }
 
     /// Over a file in memory of `size` bytes.
@@ -102,6 +105,7 @@ impl Loop {
 
 impl Drop for Loop {
     fn drop(&mut self) {
+        let _ = Command::new("blockdev").arg("--setrw").arg(&self.0).status();
         // It stays until whoever has it open has closed it.
         let _ = Command::new("losetup").arg("-d").arg(&self.0).status();
     }

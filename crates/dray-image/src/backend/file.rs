@@ -29,7 +29,8 @@ pub struct FileOptions {
     pub write: bool,
     /// Bypass the page cache.
     pub direct: bool,
-    /// Length to export when it is more than the file has; for images that grow.
+    /// Length to export when it is more than the file has, for images that grow; of a block device,
+    /// how much of it is the image.
     pub export_len: Option<u64>,
 }
 
@@ -70,6 +71,33 @@ impl FileImage {
         Self::from_file(file, path, options)
     }
 
+    /// Opens the block device at `path` and claims it: as long as it is open nothing else can claim
+    /// it (a mount, LVM, another agent).
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); `InUse` when something has claimed it.
+    pub fn claim(path: &Path, options: FileOptions) -> Result<Self> {
+        let context = || format!("opening device {}", path.display());
+        let file = File::options()
+            .read(true)
+            .write(options.write)
+            .custom_flags(libc::O_CLOEXEC | libc::O_EXCL)
+            .open(path)
+            .map_err(|e| match e.kind() {
+                std::io::ErrorKind::ResourceBusy => Error::new(
+                    ErrorKind::InUse,
+                    context(),
+                    "it is in use: mounted, part of something, or open elsewhere",
+                ),
+                _ => Error::io(context(), e),
+            })?;
+        let image = Self::from_file(file, path, options)?;
+        if image.kind != Kind::Device {
+            return Err(Error::new(ErrorKind::Invalid, context(), "it is not a block device"));
+        }
+        Ok(image)
+    }
+
     /// An image in a file that is open already; `path` names it in errors.
     ///
     /// # Errors
@@ -107,7 +135,7 @@ impl FileImage {
         if kind == Kind::Device && wanted > end {
             return Err(Error::new(ErrorKind::Invalid, context(), "a block device cannot grow"));
         }
-        image.len = wanted.max(end);
+        image.len = if kind == Kind::Device { wanted } else { wanted.max(end) };
         Ok(image)
     }
 
@@ -121,7 +149,8 @@ impl FileImage {
         &self.path
     }
 
-    /// Sets the file's length; on a growable image the exported length stays.
+    /// Sets the file's length; on a growable image the exported length stays. A block device keeps
+    /// its own.
     ///
     /// # Errors
     /// What the system reports; `OutOfRange` when it is more than is exported.
@@ -132,6 +161,9 @@ impl FileImage {
                 self.context("resizing", len, 0),
                 "it is more than the image exports",
             ));
+        }
+        if self.kind == Kind::Device {
+            return Ok(());
         }
         self.file.set_len(len).map_err(|e| Error::io(self.context("resizing", len, 0), e))
     }

@@ -118,6 +118,7 @@ impl TargetLoop {
             self.start_verification();
         } else {
             self.say_progress();
+            self.images.drop_locks();
             self.tell(Told::Release);
         }
     }

@@ -8,11 +8,11 @@ use crate::api::{Amounts, ImageProgress};
 use crate::lineage::Line;
 use crate::migration::intent::{TargetImageIntent, TargetIntent};
 use crate::migration::intents::{IntentFile, Intents};
-use crate::registry::{CopyState, Entry, Place as Name, Registry};
+use crate::registry::{CopyState, Entry, Registry};
 use dray_engine::TargetEvent;
 use dray_engine::lineage::Generation;
 use dray_engine::target::TargetStatus;
-use dray_image::{FileImage, Image, ImageNames, Journal};
+use dray_image::{FileImage, Image, Journal};
 use dray_types::{Attempt, BLOCK_SIZE, BlockRange, BlockSet, Epoch, ImageIndex};
 use dray_wire::ImageHandover;
 use std::io;
@@ -209,23 +209,17 @@ impl TargetImages {
         Ok(())
     }
 
-    /// Gives the files their names. Can be repeated.
+    /// Gives the files their names, and takes the markers of devices away. Can be repeated.
     ///
     /// # Errors
     /// What renaming or the store reports.
     pub fn finish(&self) -> io::Result<()> {
-        for open in &self.all {
-            let record = open.entry.record();
-            if record.place == Name::Partial {
-                let names = ImageNames::of(&record.path).map_err(io::Error::other)?;
-                names.finish_partial(record.mode).map_err(io::Error::other)?;
-            }
-            self.registry.update(&open.entry, |record| {
-                record.place = Name::Named;
-                record.state = CopyState::Owner;
-            })?;
-        }
-        Ok(())
+        self.all.iter().try_for_each(|open| self.registry.finish_partial(&open.entry))
+    }
+
+    /// A QEMU may open the files itself now.
+    pub fn drop_locks(&self) {
+        self.all.iter().for_each(|open| open.entry.drop_locks());
     }
 
     /// The migration no longer holds the images; those that QEMU has taken back are forgotten.
@@ -258,9 +252,7 @@ impl TargetImages {
             if record.replica.is_some() {
                 self.registry.end_return(&open.entry, &self.overwritten.regions(ix))?;
             } else {
-                let names = ImageNames::of(&record.path).map_err(io::Error::other)?;
-                names.remove_partial().map_err(io::Error::other)?;
-                self.registry.forget(&record.name)?;
+                self.registry.remove_partial(&open.entry)?;
             }
         }
         Ok(())

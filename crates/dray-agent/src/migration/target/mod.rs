@@ -231,6 +231,12 @@ impl TargetLoop {
 
     /// Takes inputs until the migration is over.
     pub fn run(mut self, inputs: &Receiver<Input>) {
+        self.take_inputs(inputs);
+        // What is shown of the migration stays; its files are not kept open for that.
+        self.slot.sink.close();
+    }
+
+    fn take_inputs(&mut self, inputs: &Receiver<Input>) {
         let mut next_tick = Instant::now() + TICK;
         loop {
             let input = match inputs.try_recv() {

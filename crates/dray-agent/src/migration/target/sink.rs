@@ -32,7 +32,7 @@ pub struct Place {
 /// one.
 pub struct Sink {
     session: RwLock<u64>,
-    places: Vec<Place>,
+    places: RwLock<Vec<Place>>,
     inputs: Sender<Input>,
     /// Zero while receiving; else the epoch in which this host owns the images.
     owner_epoch: AtomicU64,
@@ -41,7 +41,13 @@ pub struct Sink {
 impl Sink {
     /// Delivers to `places`.
     pub fn new(places: Vec<Place>, inputs: Sender<Input>) -> Arc<Self> {
-        Arc::new(Self { session: RwLock::new(0), places, inputs, owner_epoch: AtomicU64::new(0) })
+        let (session, places) = (RwLock::new(0), RwLock::new(places));
+        Arc::new(Self { session, places, inputs, owner_epoch: AtomicU64::new(0) })
+    }
+
+    /// Nothing is delivered any more.
+    pub fn close(&self) {
+        self.places.write().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
     /// Frames are written into the partial images.
@@ -78,7 +84,8 @@ impl Sink {
         if owner > 0 && header.epoch < Epoch(owner) {
             return;
         }
-        let arrival = match self.place(header) {
+        let places = self.places.read().unwrap_or_else(PoisonError::into_inner);
+        let arrival = match place(&places, header) {
             Err(why) => Arrival::Failed(why),
             Ok(place) => match deliver(place, header, payload, owner > 0) {
                 Ok(()) => Arrival::Written,
@@ -88,19 +95,19 @@ impl Sink {
         self.report(header, arrival);
     }
 
-    fn place(&self, header: &FrameHeader) -> Result<&Place, String> {
-        let place = self.places.get(usize::from(header.image.0));
-        place
-            .filter(|place| BlockRange::whole(place.len).contains(header.range))
-            .ok_or_else(|| "a frame lies outside the image".to_owned())
-    }
-
     fn report(&self, header: &FrameHeader, arrival: Arrival) {
         let FrameHeader { tag, image, range, .. } = *header;
         let event = TargetEvent::RunArrived { tag, image, range, arrival };
         // A loop that has ended needs no more blocks.
         let _ = self.inputs.send(Input::Engine(event));
     }
+}
+
+fn place<'a>(places: &'a [Place], header: &FrameHeader) -> Result<&'a Place, String> {
+    let place = places.get(usize::from(header.image.0));
+    place
+        .filter(|place| BlockRange::whole(place.len).contains(header.range))
+        .ok_or_else(|| "a frame lies outside the image".to_owned())
 }
 
 /// Writes the data and zero parts of a run one after the other.

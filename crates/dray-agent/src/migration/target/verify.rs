@@ -102,6 +102,7 @@ impl TargetLoop {
         }
         self.send_aside(ToSource::Verified { blocks, different });
         self.say_progress();
+        self.images.drop_locks();
         self.tell(Told::Release);
     }
 }

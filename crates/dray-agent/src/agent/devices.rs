@@ -1,0 +1,89 @@
+//! Block devices that images come onto: they are there already, and hold whatever was on them.
+
+use super::Agent;
+use crate::registry::ImageRecord;
+use dray_image::{DeviceMark, DeviceState, ErrorKind, FileImage, FileOptions, Image, locks};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A device that an earlier migration has just given back may be open for a moment.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Pause between two tries.
+const PAUSE: Duration = Duration::from_millis(20);
+
+impl Agent {
+    /// Takes an existing device for an image that comes here: looks at it, marks it, registers it.
+    /// What is on it is overwritten from here on.
+    pub(super) fn take_device(&self, record: ImageRecord) -> Result<(), String> {
+        let text = |why: dray_image::Error| why.to_string();
+        let mark = self.registry.mark(&record.path);
+        let stale = self.check_device(&record.path, record.len)?;
+        // The mark comes first: whatever happens next, nobody takes the device for an image.
+        mark.set(DeviceState::Partial).map_err(text)?;
+        if let Some(stale) = stale.filter(|stale| *stale != mark) {
+            stale.clear().map_err(text)?;
+        }
+        let opened = self.registry.open_file(&record).map_err(text);
+        let added = opened.and_then(|file| {
+            self.registry.add(record, Arc::new(file)).map_err(|why| why.to_string())
+        });
+        match added {
+            Ok(entry) => {
+                entry.take_locks();
+                Ok(())
+            }
+            Err(why) => {
+                mark.clear().map_err(text)?;
+                Err(why)
+            }
+        }
+    }
+
+    /// Whether nobody uses the device, and the image fits onto it. What it was to dray before is
+    /// over when no image is on it any more; its marker is returned.
+    fn check_device(&self, path: &Path, len: u64) -> Result<Option<DeviceMark>, String> {
+        let text = |why: dray_image::Error| why.to_string();
+        let shown = path.display();
+        let file = std::fs::File::open(path).map_err(|why| format!("open {shown}: {why}"))?;
+        if let Some(entry) = self.registry.on_device(&file) {
+            let name = entry.record().name;
+            return Err(format!(
+                "{shown} holds image '{name}' there; name another device, or `dray images remove` it"
+            ));
+        }
+        if let Some(user) = locks::probe(path).map_err(text)? {
+            return Err(format!("{shown} is in use: {user}; stop what uses it"));
+        }
+        let device = claim(path)?;
+        let has = device.geometry().len;
+        if has < len {
+            return Err(format!(
+                "{shown} is too small: it has {has} bytes and the image needs {len}; make it larger"
+            ));
+        }
+        let stale = self.registry.marked(&file).map_err(text)?;
+        if stale.is_none() && self.registry.mark(path).is_read_only().map_err(text)? {
+            return Err(format!(
+                "{shown} is read-only; make it writable: blockdev --setrw {shown}"
+            ));
+        }
+        Ok(stale.map(|(mark, _)| mark))
+    }
+}
+
+/// Opens a device that nothing else has claimed.
+fn claim(path: &Path) -> Result<FileImage, String> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match FileImage::claim(path, FileOptions::default()) {
+            Err(why) if why.kind == ErrorKind::InUse && Instant::now() < until => {
+                std::thread::sleep(PAUSE);
+            }
+            Err(why) if why.kind == ErrorKind::InUse => {
+                return Err(format!("{why}; unmount it or choose another device"));
+            }
+            other => return other.map_err(|why| why.to_string()),
+        }
+    }
+}
