@@ -111,6 +111,9 @@ impl Agent {
                     .iter()
                     .map(|image| image.offer.id)
                     .eq(images.iter().map(|i| i.id));
+            if let Some(wanted) = pool.filter(|_| same) {
+                self.check_same_pool(peer, wanted, &slot.intent())?;
+            }
             let bases = || slot.intent().images.iter().map(TargetImageIntent::base).collect();
             return match (same, ancestors) {
                 (false, _) => Err("another migration has this id".to_owned()),
@@ -161,6 +164,24 @@ impl Agent {
                 Err(why.to_string())
             }
         }
+    }
+
+    /// What an earlier try has sent stays where it is, so the next one cannot go elsewhere.
+    fn check_same_pool(
+        &self,
+        peer: &str,
+        wanted: &str,
+        earlier: &TargetIntent,
+    ) -> Result<(), String> {
+        let known = self.config.peer(peer).ok_or("the peer is not configured here")?;
+        let pool = self.config.pool_for(known, Some(wanted)).map_err(|why| why.to_string())?;
+        if earlier.images.iter().all(|image| pool.holds(&image.path)) {
+            return Ok(());
+        }
+        Err(format!(
+            "what an earlier try has sent is not in pool '{wanted}'; name the same pool again, or \
+             other names with --name HERE=THERE"
+        ))
     }
 
     /// What lies here of the images that come.

@@ -62,9 +62,16 @@ fn refused_kind(why: &str) -> ErrorKind {
         ErrorKind::Invalid
     } else if has("there is no device") {
         ErrorKind::NotFound
-    } else if has("is in use") {
-        ErrorKind::Conflict
-    } else if has("exists already") || has("exists here already") {
+    } else if [
+        "is in use",
+        "is read-only",
+        "an earlier try",
+        "exists already",
+        "exists here already",
+    ]
+    .into_iter()
+    .any(has)
+    {
         ErrorKind::Conflict
     } else if has("not a configured peer") || has("may not use") || has("pool") {
         ErrorKind::Denied

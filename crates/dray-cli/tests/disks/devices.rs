@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A lab whose hosts have a pool of devices, `lv`, that the other may use.
 fn lab() -> Lab {
-    let lab = Lab::with(|name, config| {
+    Lab::with(|name, config| {
         let pool = config.split("path = \"").nth(1).unwrap().split('"').next().unwrap();
         let devices = Path::new(pool).with_file_name("devices");
         std::fs::create_dir_all(&devices).unwrap();
@@ -34,8 +34,7 @@ fn lab() -> Lab {
             devices.display()
         );
         config.replace("[[peer]]", &lv).replace("[\"p\"]", "[\"p\", \"lv\"]")
-    });
-    lab
+    })
 }
 
 fn devices(host: &Host) -> PathBuf {
@@ -151,7 +150,8 @@ fn a_device_that_receives_is_closed_to_others() {
     case.await_shown("cancelled").unwrap();
     assert_eq!(marks(&case.lab.b), ["partial\n"]);
     assert!(!is_free(&path) && !is_for_qemu(&path));
-    // The next try goes on from it.
+    // The next try goes on from it, and nowhere else.
+    refused(&case.lab.a, &[&MIGRATE[..], &["--pool", "p"]].concat(), CONFLICT, &["an earlier try"]);
     migrate(&case, "hybrid", Some(SLOW));
     case.await_bytes(DATA / 2).unwrap();
     assert!(case.lab.a.dray(&["cancel", "--discard"]).status.success());
