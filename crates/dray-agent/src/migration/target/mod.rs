@@ -233,7 +233,7 @@ impl TargetLoop {
     pub fn run(mut self, inputs: &Receiver<Input>) {
         self.take_inputs(inputs);
         // What is shown of the migration stays; its files are not kept open for that.
-        self.slot.sink.close();
+        self.slot.sink.let_go();
     }
 
     fn take_inputs(&mut self, inputs: &Receiver<Input>) {

@@ -45,8 +45,9 @@ impl Sink {
         Arc::new(Self { session, places, inputs, owner_epoch: AtomicU64::new(0) })
     }
 
-    /// Nothing is delivered any more.
-    pub fn close(&self) {
+    /// Nothing is delivered any more, and nobody's files are kept open for it.
+    pub fn let_go(&self) {
+        self.close();
         self.places.write().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
