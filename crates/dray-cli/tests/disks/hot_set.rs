@@ -64,6 +64,7 @@ fn an_observation_can_be_cancelled() {
         (state.as_str(), progress["wire_bytes"].as_u64() < Some(100_000)),
         ("running", true)
     );
+    let discarded = progress["migration"].clone();
     assert!(case.lab.a.dray(&["cancel", "--discard"]).status.success());
     wait_for("the image to be free", SOON, || {
         case.lab.a.image(IMAGE).is_some_and(|image| image["migration"].is_null())
@@ -71,5 +72,9 @@ fn an_observation_can_be_cancelled() {
     .unwrap();
     case.migrate("post-copy", None).unwrap();
     case.await_end().unwrap();
+    // Not one that the target may be throwing away.
+    let all = case.lab.a.migrations();
+    let completed = all.iter().find(|one| one["state"] == "completed").unwrap();
+    assert_ne!(completed["progress"]["migration"], discarded, "{all:?}");
     case.end().unwrap();
 }

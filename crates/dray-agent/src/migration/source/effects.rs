@@ -161,9 +161,10 @@ impl SourceLoop {
         self.slot.intent().adopted.is_empty()
     }
 
-    /// It was abandoned: what of it can be used again.
+    /// It was abandoned: what of it can be used again. A try after a discard is another migration: the
+    /// target may hear of it before it has thrown away what it had of this one.
     fn keep(&mut self) {
-        self.resumable = self.is_resumable();
+        self.resumable = self.is_resumable() && !self.discarded;
         self.slot.kept.store(self.resumable, Ordering::SeqCst);
     }
 
@@ -176,7 +177,7 @@ impl SourceLoop {
             self.link_lost = Some(Instant::now());
         }
         self.report.begin();
-        (self.engine, self.observed) = (None, false);
+        (self.engine, self.observed, self.discarded) = (None, false, false);
         *self.slot.intent.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = intent;
         let begun = (|| {
             self.images.reopen(&self.slot.intent())?;

@@ -222,6 +222,8 @@ pub struct SourceLoop {
     history: Vec<SourceRecord>,
     /// An abandoned migration keeps its folder, so that it can be resumed.
     resumable: bool,
+    /// Whether a cancel told the target to throw away what it has.
+    discarded: bool,
     broken: bool,
 }
 
@@ -276,6 +278,7 @@ impl SourceLoop {
             vm_error: None,
             history: records,
             resumable: true,
+            discarded: false,
             broken: false,
         };
         if slot.intent().options.is_some() {
@@ -389,7 +392,8 @@ impl SourceLoop {
 
     /// Steps the engine and runs what it wants, until it wants nothing more.
     fn step(&mut self, event: SourceEvent) {
-        if matches!(event, SourceEvent::Cancel { .. }) {
+        if let SourceEvent::Cancel { discard } = event {
+            self.discarded |= discard;
             self.end_observation();
         }
         let mut next = Some(event);
