@@ -7,7 +7,7 @@ use crate::api::{ApiError, ApiResult, ErrorKind};
 use crate::config::Config;
 use crate::migration::abort;
 use crate::migration::messages::{GuestFacts, ToSourceShell, ToTargetShell};
-use crate::migration::source::{Input, Mark, Memory, SessionSettings, SourceSlot, Told};
+use crate::migration::source::{Input, Memory, SessionSettings, SourceSlot, Told};
 use crate::net::tunnel::TunnelEntry;
 use crate::net::{self, DialSettings, NetError};
 use crate::vm::qemu_error;
@@ -248,7 +248,7 @@ impl SourceVmTask {
             stop = over(&mut self.told) => return Err(stop),
         }
         if outgoing.was_running() {
-            self.slot.send(Input::Mark(Mark::Stopped));
+            self.slot.send(Input::Stopped(outgoing.stopped_at()));
         }
         // From here the guest is stopped: every wait below is downtime.
         let done = outgoing.complete().await.map_err(failed)?;

@@ -77,8 +77,8 @@ pub enum Input {
     SessionRefused(u64, String),
     /// A message came in the session with this number.
     FromPeer(u64, Envelope<ToSource>),
-    /// Something the summary counts from happened outside the loop.
-    Mark(Mark),
+    /// QEMU has stopped the guest, at this time since 1970 if QEMU said when.
+    Stopped(Option<Duration>),
     /// The guest has written something that the strategy sends on.
     Written,
     /// QEMU's own numbers.
@@ -367,7 +367,7 @@ impl SourceLoop {
             Input::SessionDown(number, why) => self.session_down(number, why),
             Input::SessionRefused(number, why) => self.session_refused(number, why),
             Input::FromPeer(number, message) => self.heard(number, message),
-            Input::Mark(mark) => self.report.mark(mark),
+            Input::Stopped(at) => self.report.stopped(at),
             Input::Written => self.written(),
             Input::Memory(memory) => self.report.memory(memory),
             Input::VmFailed(error) => self.vm_failed(error),

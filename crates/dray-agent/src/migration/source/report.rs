@@ -102,6 +102,13 @@ impl Report {
         self.counts.mark(mark, self.clock.micros());
     }
 
+    /// Notes when the guest was stopped: before anyone here knew, for QEMU flushes its disks first.
+    pub fn stopped(&mut self, at: Option<Duration>) {
+        let now = self.clock.micros();
+        let at = at.and_then(|at| u64::try_from(at.as_micros()).ok());
+        self.counts.mark(Mark::Stopped, at.map_or(now, |at| at.min(now)));
+    }
+
     /// Notes a moment that a target which was asked again may tell once more.
     fn mark_once(&mut self, mark: Mark) {
         if !self.counts.has(mark) {
