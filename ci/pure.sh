@@ -46,7 +46,7 @@ for crate in dray-types dray-wire dray-heat dray-engine; do
 done
 
 private='(^|[^A-Za-z0-9_.-])/wor[k]/|(^|[^A-Za-z0-9_])share[d]/'
-places=$(grep -rInE "$private" . --exclude-dir=.git --exclude-dir=target --exclude-dir=out |
+places=$(grep -rInE "$private" . --exclude-dir=.git --exclude=.git --exclude-dir=target --exclude-dir=out |
     grep -v '^\./\.ci/run:' || true)
 [ -z "$places" ] || fail "paths that exist on one machine only:"$'\n'"$places"
 

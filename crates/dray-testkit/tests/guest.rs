@@ -3,28 +3,57 @@
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use dray_testkit::guest::{Bystander, GuestVm, initramfs};
+use tempfile::TempDir;
 
 const SIZE: u64 = 128 << 20;
 const SPAN: u64 = 32 << 20;
 
+/// A guest that is ready, with its disk open.
+struct Booted {
+    vm: GuestVm,
+    bystander: Bystander,
+    image: PathBuf,
+    _dir: TempDir,
+}
+
+impl Booted {
+    /// None where a guest cannot be started here.
+    fn new(name: &str) -> Option<Self> {
+        if !initramfs::available() {
+            return None;
+        }
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let image = dir.path().join("image.raw");
+        let bystander = Bystander::new(1, SIZE, SPAN);
+        bystander.create_raw(&image).expect("image");
+        let file = format!("driver=file,node-name=disk,filename={},discard=unmap", image.display());
+        let builder = GuestVm::builder(dir.path(), name).blockdev(file).disk("disk0", "disk");
+        let mut vm = builder.start().expect("start");
+        vm.wait_ready().expect("boot");
+        vm.console().command(&bystander.open_command("vda")).expect("open");
+        Some(Self { vm, bystander, image, _dir: dir })
+    }
+
+    /// The guest, stopped, finds what it wrote, and so does the bystander; the blocks written.
+    fn check(&mut self) -> u64 {
+        let console = self.vm.console();
+        console.command("verify").expect("verify");
+        console.command("flush").expect("flush");
+        let dump = console.command("dump disk=vda").expect("dump");
+        self.bystander.apply_dump("vda", &dump).expect("apply");
+        self.bystander.check_raw(&self.image).expect("the bystander's image");
+        self.bystander.written_blocks()
+    }
+}
+
 #[test]
 fn a_guest_writes_and_the_bystander_agrees() {
-    if !initramfs::available() {
-        return;
-    }
-    let dir = tempfile::tempdir().expect("temporary directory");
-    let image = dir.path().join("image.raw");
-    let mut bystander = Bystander::new(1, SIZE, SPAN);
-    bystander.create_raw(&image).expect("image");
-    let file = format!("driver=file,node-name=disk,filename={},discard=unmap", image.display());
-    let builder = GuestVm::builder(dir.path(), "vm").blockdev(file).disk("disk0", "disk");
-    let mut vm = builder.start().expect("start");
-    vm.wait_ready().expect("boot");
-    let console = vm.console();
-    console.command(&bystander.open_command("vda")).expect("open");
+    let Some(mut booted) = Booted::new("vm") else { return };
+    let console = booted.vm.console();
     let start = format!("start disk=vda block=65536 span={SPAN} rate=2000000 flush=16 verify=2");
     console.command(&start).expect("start");
     for _ in 0..2 {
@@ -38,44 +67,25 @@ fn a_guest_writes_and_the_bystander_agrees() {
     println!("{report}");
     assert!(report.value("rate", 0u64).expect("rate") > 1_500_000, "{report}");
     assert!(report.value("verified", 0u64).expect("verified") > 50, "{report}");
-    console.command("verify").expect("verify");
-    console.command("flush").expect("flush");
-    let dump = console.command("dump disk=vda").expect("dump");
-    bystander.apply_dump("vda", &dump).expect("apply");
-    assert!(bystander.written_blocks() > 200);
-    bystander.check_raw(&image).expect("the bystander's image");
+    assert!(booted.check() > 200);
 
-    let other = OpenOptions::new().write(true).open(&image).expect("open");
+    let other = OpenOptions::new().write(true).open(&booted.image).expect("open");
     other.write_all_at(&[1; 512], SPAN + 4096).expect("damage");
-    let error = vm.console().command("verify").expect_err("damage is noticed").to_string();
+    let error = booted.vm.console().command("verify").expect_err("damage is noticed").to_string();
     assert!(error.contains("1 blocks are wrong"), "{error}");
-    assert!(bystander.check_raw(&image).is_err());
-    vm.kill().expect("kill");
+    assert!(booted.bystander.check_raw(&booted.image).is_err());
+    booted.vm.kill().expect("kill");
 }
 
 #[test]
 fn a_guest_does_the_steps_of_a_trace() {
-    if !initramfs::available() {
-        return;
-    }
-    let dir = tempfile::tempdir().expect("temporary directory");
-    let image = dir.path().join("image.raw");
-    let mut bystander = Bystander::new(1, SIZE, SPAN);
-    bystander.create_raw(&image).expect("image");
-    let file = format!("driver=file,node-name=disk,filename={},discard=unmap", image.display());
-    let builder = GuestVm::builder(dir.path(), "steps").blockdev(file).disk("disk0", "disk");
-    let mut vm = builder.start().expect("start");
-    vm.wait_ready().expect("boot");
-    let console = vm.console();
-    console.command(&bystander.open_command("vda")).expect("open");
-    for step in ["T 0 W 100 2", "T 100 R 100 2", "T 200 W 9000 4", "T 900 R 7 1"] {
-        console.send(step).expect("step");
-    }
+    let Some(mut booted) = Booted::new("steps") else { return };
+    let console = booted.vm.console();
+    let steps = ["T 0 W 100 2", "T 100 R 100 2", "T 200 W 9000 4", "T 900 R 7 1"];
+    steps.iter().for_each(|step| console.send(step).expect("step"));
     let error = console.command("replay disk=vda steps=3").expect_err("one is missing");
     assert!(error.to_string().contains("4 steps"), "{error}");
-    for step in ["T 0 W 100 2", "T 100 R 100 2", "T 200 W 9000 4", "T 900 R 7 1"] {
-        console.send(step).expect("step");
-    }
+    steps.iter().for_each(|step| console.send(step).expect("step"));
     console.command("replay disk=vda steps=4 threads=2").expect("replay");
     let early = console.report("vda").expect("report");
     assert!(early.value("verified", 0u64).expect("verified") < 3, "the last is not due: {early}");
@@ -85,11 +95,6 @@ fn a_guest_does_the_steps_of_a_trace() {
     let count = |key| report.value(key, 0u64).expect(key);
     assert_eq!((count("writes"), count("bytes"), count("verified")), (2, 6 * 4096, 3), "{report}");
     console.command("stop").expect("stop");
-    console.command("verify").expect("verify");
-    console.command("flush").expect("flush");
-    let dump = console.command("dump disk=vda").expect("dump");
-    bystander.apply_dump("vda", &dump).expect("apply");
-    assert_eq!(bystander.written_blocks(), 6);
-    bystander.check_raw(&image).expect("the bystander's image");
-    vm.kill().expect("kill");
+    assert_eq!(booted.check(), 6);
+    booted.vm.kill().expect("kill");
 }

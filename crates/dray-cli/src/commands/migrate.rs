@@ -1,6 +1,6 @@
 //! `dray migrate`.
 
-use super::subject::SubjectArgs;
+use super::subject::MoveArgs;
 use super::tuning::TuningArgs;
 use super::{pair, path_at_target};
 use crate::output::Output;
@@ -35,10 +35,7 @@ stops it. Once the handover has begun a migration cannot be cancelled.";
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     #[command(flatten)]
-    subject: SubjectArgs,
-    /// The target: a peer's name from the configuration
-    #[arg(long, value_name = "HOST")]
-    to: String,
+    what: MoveArgs,
     /// QMP socket, on the target, of the QEMU that waits for the VM
     #[arg(long, value_name = "SOCKET", value_parser = path_at_target, conflicts_with = "images")]
     target_qmp: Option<PathBuf>,
@@ -142,7 +139,7 @@ pub fn duration(text: &str) -> Result<Duration, String> {
 
 impl Args {
     fn resolve(self) -> ApiResult<Migrate> {
-        if self.subject.qmp.is_some() && self.target_qmp.is_none() {
+        if self.what.subject.qmp.is_some() && self.target_qmp.is_none() {
             let error = ApiError::new(
                 ErrorKind::Invalid,
                 "cannot move a VM",
@@ -151,8 +148,8 @@ impl Args {
             return Err(error.hint("`dray prepare` prints how to start it"));
         }
         Ok(Migrate {
-            subject: self.subject.resolve()?,
-            to: self.to,
+            subject: self.what.subject.resolve()?,
+            to: self.what.to,
             target_qmp: self.target_qmp,
             prepared: self.prepared.map(MigrationRef),
             pool: self.pool,

@@ -7,6 +7,7 @@ pub mod cancel;
 pub mod check_config;
 pub mod claim;
 pub mod completions;
+mod hot_set;
 pub mod images;
 pub mod limit;
 pub mod lineage;

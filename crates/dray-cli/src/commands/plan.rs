@@ -1,7 +1,7 @@
 //! `dray plan`.
 
 use super::migrate::duration;
-use super::subject::SubjectArgs;
+use super::subject::MoveArgs;
 use crate::output::Output;
 use crate::show::planned::planned;
 use dray_agent::api::{ApiResult, Client, Command, Plan, Planned};
@@ -21,10 +21,7 @@ The prediction is made of what the agent has counted of the guest so far. Nothin
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     #[command(flatten)]
-    subject: SubjectArgs,
-    /// The target: a peer's name from the configuration
-    #[arg(long, value_name = "HOST")]
-    to: String,
+    what: MoveArgs,
     /// What the migration may send: 500Mbit, 100MiB/s [default: what the link has carried last]
     #[arg(long, value_name = "RATE")]
     bandwidth: Option<BitRate>,
@@ -43,8 +40,8 @@ pub struct Args {
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     let millis = |time: Duration| (time.as_millis() as u64).max(1);
     let command = Plan {
-        subject: args.subject.resolve()?,
-        to: args.to,
+        subject: args.what.subject.resolve()?,
+        to: args.what.to,
         bandwidth: args.bandwidth,
         max_downtime_ms: args.max_downtime.map(millis),
         deadline_ms: args.deadline.map(millis),

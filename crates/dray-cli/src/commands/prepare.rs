@@ -1,7 +1,7 @@
 //! `dray prepare`.
 
 use super::pair;
-use super::subject::SubjectArgs;
+use super::subject::MoveArgs;
 use crate::output::Output;
 use crate::show::prepared::qemu_arguments;
 use dray_agent::api::{ApiResult, Client, Command, Prepare, Prepared};
@@ -21,10 +21,7 @@ Disks pair with the target's by their device ids (qdev), so give them the same i
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     #[command(flatten)]
-    subject: SubjectArgs,
-    /// The target: a peer's name from the configuration
-    #[arg(long, value_name = "HOST")]
-    to: String,
+    what: MoveArgs,
     /// Pool at the target; its default one if not given
     #[arg(long)]
     pool: Option<String>,
@@ -39,8 +36,8 @@ pub struct Args {
 /// Does it.
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     let command = Prepare {
-        subject: args.subject.resolve()?,
-        to: args.to,
+        subject: args.what.subject.resolve()?,
+        to: args.what.to,
         pool: args.pool,
         prefix: args.prefix,
         names: args.names.into_iter().collect(),

@@ -1,8 +1,18 @@
-//! What is moved: the arguments that `prepare` and `migrate` share.
+//! What is moved and where to: the arguments that `prepare`, `plan` and `migrate` share.
 
 use super::absolute;
 use dray_agent::api::{ApiResult, Subject};
 use std::path::PathBuf;
+
+/// A move.
+#[derive(clap::Args, Debug)]
+pub struct MoveArgs {
+    #[command(flatten)]
+    pub subject: SubjectArgs,
+    /// The target: a peer's name from the configuration
+    #[arg(long, value_name = "HOST")]
+    pub to: String,
+}
 
 /// A VM or images.
 #[derive(clap::Args, Debug)]

@@ -1,9 +1,9 @@
 //! Options of `dray migrate` that only some strategies use; the agent refuses the others.
 
+use super::hot_set::HotSetArgs;
 use super::migrate::duration;
 use clap::ValueEnum;
 use dray_agent::api::{HotSet, Throttle, Tuning};
-use dray_types::ByteSize;
 use std::time::Duration;
 
 /// What they are.
@@ -15,21 +15,8 @@ pub struct TuningArgs {
     /// Slow the migration down before it adds more than this to the guest's writes
     #[arg(long, value_name = "TIME", value_parser = duration)]
     max_added_latency: Option<Duration>,
-    /// hot-set: count what the guest uses for so long before the copy
-    #[arg(long, value_name = "TIME", value_parser = duration)]
-    observe: Option<Duration>,
-    /// hot-set: copy segments with this score and more [default: 1]
-    #[arg(long, value_name = "SCORE")]
-    threshold: Option<f64>,
-    /// hot-set: size of a segment [default: 64MiB]
-    #[arg(long, value_name = "SIZE")]
-    segment: Option<ByteSize>,
-    /// hot-set: weight of reads in the score, from 0 to 1 [default: 0.5]
-    #[arg(long, value_name = "WEIGHT")]
-    read_weight: Option<f64>,
-    /// hot-set: hand over when no more than this is dirty, and fetch that later
-    #[arg(long, value_name = "SIZE")]
-    handover_size: Option<ByteSize>,
+    #[command(flatten)]
+    hot_set: HotSetArgs,
 }
 
 /// How a guest is slowed, as it is typed.
@@ -60,19 +47,20 @@ impl TuningArgs {
 
     /// None when none of its options was given.
     fn hot_set(&self) -> Option<HotSet> {
+        let HotSetArgs { observe, threshold, segment, read_weight, handover_size } = &self.hot_set;
+        let given = observe.is_some()
+            || threshold.is_some()
+            || segment.is_some()
+            || read_weight.is_some()
+            || handover_size.is_some();
         let usual = HotSet::default();
         let hot_set = HotSet {
-            observe_ms: self.observe.map_or(usual.observe_ms, |time| time.as_millis() as u64),
-            threshold: self.threshold.unwrap_or(usual.threshold),
-            segment: self.segment.map_or(usual.segment, |size| size.0),
-            read_weight: self.read_weight.unwrap_or(usual.read_weight),
-            handover_size: self.handover_size.map(|size| size.0),
+            observe_ms: observe.map_or(usual.observe_ms, |time| time.as_millis() as u64),
+            threshold: threshold.unwrap_or(usual.threshold),
+            segment: segment.map_or(usual.segment, |size| size.0),
+            read_weight: read_weight.unwrap_or(usual.read_weight),
+            handover_size: handover_size.map(|size| size.0),
         };
-        let given = self.observe.is_some()
-            || self.threshold.is_some()
-            || self.segment.is_some()
-            || self.read_weight.is_some()
-            || self.handover_size.is_some();
         given.then_some(hot_set)
     }
 }

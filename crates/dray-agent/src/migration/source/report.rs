@@ -102,7 +102,7 @@ impl Report {
         self.counts.mark(mark, self.clock.micros());
     }
 
-    /// Notes when the guest was stopped: before anyone here knew, for QEMU flushes its disks first.
+    /// Notes when the guest was stopped: before anyone here knew, and QEMU flushes its disks meanwhile.
     pub fn stopped(&mut self, at: Option<Duration>) {
         let now = self.clock.micros();
         let at = at.and_then(|at| u64::try_from(at.as_micros()).ok());

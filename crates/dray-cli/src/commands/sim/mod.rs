@@ -13,7 +13,7 @@ use dray_sim::replay::settings::{PAPER_HISTORY, PAPER_SEEK};
 use dray_sim::replay::{Order, ReplayError, Settings, Strategy, Throttling};
 use dray_trace::TraceError;
 use dray_types::{BitRate, ByteSize};
-use hot_set::HotSetArgs;
+use hot_set::SyncArgs;
 use input::Input;
 use std::process::ExitCode;
 
@@ -63,7 +63,7 @@ pub struct Common {
     /// One-way delay of the link in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 50.0, value_parser = millis)]
     delay: f64,
-    /// Accesses before the start that are known
+    /// Accesses before the start that are known; hot-set counts them unless --observe is given
     #[arg(long, value_name = "N", default_value_t = PAPER_HISTORY)]
     history: usize,
     /// What a jump costs in the workload-aware order, in milliseconds
@@ -73,7 +73,7 @@ pub struct Common {
     #[arg(long, value_name = "MODE", default_value = "none", value_parser = throttling)]
     throttle: Throttling,
     #[command(flatten)]
-    hot_set: HotSetArgs,
+    sync: SyncArgs,
     /// Seed of random starts and of generated loads
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
@@ -106,7 +106,7 @@ impl Common {
         settings.history = self.history;
         settings.throttle = self.throttle;
         settings.seek = (self.seek * 1e6) as u64;
-        self.hot_set.apply(&mut settings)?;
+        self.sync.apply(&mut settings)?;
         Ok(settings)
     }
 }
