@@ -265,6 +265,22 @@ fn a_demand_goes_at_once_and_the_scan_goes_on_behind_it() {
 }
 
 #[test]
+fn a_demand_hurries_what_is_on_its_way_once() {
+    let (mut target, _) = T::running(&set(&[(0, 8)]));
+    let effects = target.next_missing(Some((0, 8)));
+    let (tag, ..) = fetches(&effects)[0];
+    let demand = || TargetEvent::Demand { image: IMAGE, runs: vec![BlockRange::new(2, 1)] };
+    let hurry = ToSource::Hurry { tag };
+    assert_eq!(bodies(&target.step(demand())), [hurry]);
+    assert!(bodies(&target.step(demand())).is_empty(), "said once");
+    target.step(TargetEvent::LinkDown);
+    target.step(TargetEvent::LinkUp);
+    assert!(bodies(&target.step(demand())).is_empty(), "the source has not opened");
+    let effects = target.open(Some(over(&set(&[(0, 8)]))));
+    assert!(matches!(fetches(&effects)[..], [(_, _, true)]), "asked for as urgent now");
+}
+
+#[test]
 fn an_unreadable_block_is_asked_for_again_later_and_not_before() {
     let (mut target, _) = T::running(&set(&[(0, 8)]));
     let effects = target.next_missing(Some((0, 8)));

@@ -19,6 +19,8 @@ pub const MAX_TAGS: usize = 65_536;
 pub const MAX_ORDER: usize = 65_536;
 /// Feature word: the target knows `Order` and `Defer`. Without it neither may be sent.
 pub const FEATURE_BACKFILL_ORDER: &str = "backfill-order";
+/// Feature word: the source knows `Hurry`. Without it it may not be sent.
+pub const FEATURE_HURRY: &str = "hurry";
 /// Longest peek, in bytes: what a QEMU that opens a disk before handover reads.
 pub const MAX_PEEK: u32 = 2 << 20;
 
@@ -277,6 +279,19 @@ pub enum ToSource {
     Vm(Vec<u8>),
     /// Nothing; shows that the link lives.
     Ping,
+    /// A guest waits for a block that was asked for without hurry: the answer goes before bulk if
+    /// no stream has begun it.
+    Hurry {
+        /// Tag of the fetch.
+        tag: u64,
+    },
+}
+
+impl ToSource {
+    /// The feature word that both sides must have agreed on before this may be sent.
+    pub fn feature(&self) -> Option<&'static str> {
+        matches!(self, Self::Hurry { .. }).then_some(FEATURE_HURRY)
+    }
 }
 
 /// Encodes a message with its length in front.

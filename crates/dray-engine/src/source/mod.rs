@@ -377,7 +377,11 @@ impl Source {
             }
             ToSource::HandBack => self.hand_back(out),
             // The shell answers these; they do not change the state of the migration.
-            ToSource::Peek { .. } | ToSource::Hash { .. } | ToSource::Vm(_) | ToSource::Ping => {}
+            ToSource::Peek { .. }
+            | ToSource::Hash { .. }
+            | ToSource::Hurry { .. }
+            | ToSource::Vm(_)
+            | ToSource::Ping => {}
         }
     }
 

@@ -188,17 +188,24 @@ impl Backfill {
     }
 
     /// A guest waits for what of `run` is under way or comes again later, so a pause must not leave
-    /// it behind. The answer that is on its way already comes as it would have.
-    fn hurry(&mut self, image: ImageIndex, run: BlockRange) {
+    /// it behind. Answers the fetches that were not urgent before.
+    fn hurry(&mut self, image: ImageIndex, run: BlockRange) -> Vec<u64> {
+        let mut hurried = Vec::new();
         if !self.under_way[image.ix()].intersects(run) {
-            return;
+            return hurried;
         }
-        for fetch in self.fetches.values_mut() {
-            fetch.urgent |= fetch.image == image && !fetch.range.intersect(run).is_empty();
+        let meant =
+            |of: ImageIndex, range: BlockRange| of == image && !range.intersect(run).is_empty();
+        for (&tag, fetch) in &mut self.fetches {
+            if !fetch.urgent && meant(fetch.image, fetch.range) {
+                fetch.urgent = true;
+                hurried.push(tag);
+            }
         }
         for (_, of, range, urgent) in &mut self.later {
-            *urgent |= *of == image && !range.intersect(run).is_empty();
+            *urgent |= meant(*of, *range);
         }
+        hurried
     }
 
     fn land(&mut self, tag: u64) -> Option<Fetch> {
@@ -278,7 +285,10 @@ impl Target {
             return;
         }
         for &run in runs {
-            self.backfill.hurry(image, run);
+            let hurried = self.backfill.hurry(image, run);
+            if self.opened {
+                hurried.into_iter().for_each(|tag| self.send(ToSource::Hurry { tag }, out));
+            }
             let wanted = self.backfill.wanted(image, run);
             for range in wanted.runs_up_to(MAX_RUN_BLOCKS) {
                 self.backfill.demands += 1;

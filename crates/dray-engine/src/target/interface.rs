@@ -112,7 +112,8 @@ pub enum BackfillControl {
 /// Something the target's shell must do, strictly in the order given.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TargetEffect {
-    /// Send to the source if there is a session; else drop.
+    /// Send to the source if there is a session; else drop, as a message whose `ToSource::feature`
+    /// the session did not agree on.
     Send(Envelope<ToSource>),
     /// Make the records durable, together, before going on.
     Journal(Vec<TargetRecord>),

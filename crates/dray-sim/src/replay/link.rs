@@ -62,6 +62,12 @@ impl Link {
         if frame.urgent { self.urgent.push_back(frame) } else { self.bulk.push_back(frame) }
     }
 
+    /// A guest waits for a run that waits among the others.
+    pub(super) fn hurry(&mut self, tag: u64) {
+        let Some(at) = self.bulk.iter().position(|frame| frame.tag == tag) else { return };
+        self.urgent.extend(self.bulk.remove(at).map(|frame| Frame { urgent: true, ..frame }));
+    }
+
     pub(super) fn push_memory(&mut self, bytes: u64) {
         self.memory_left += bytes;
     }
@@ -123,7 +129,9 @@ mod tests {
             starts.map(|start| BlockRange::new(start, 256)).into_iter().collect();
         waiting.insert(BlockRange::new(1300, 1));
         link.push_memory(MEMORY_PIECE + 1);
-        link.push(frame(9999, true));
+        link.push(frame(9999, false));
+        link.hurry(9999);
+        link.hurry(1 << 40);
         let mut seen = Vec::new();
         while let Some((piece, time)) = link.next(&waiting) {
             seen.push(match piece {

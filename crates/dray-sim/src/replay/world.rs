@@ -146,7 +146,10 @@ impl World {
             Ev::Arrives(frame) => self.arrives(frame),
             Ev::MemoryArrives => self.tell_source(SourceEvent::BeginHandover),
             Ev::Released(record) => self.carry_out(&record, record.blocks()),
-            Ev::ToSource(envelope) => self.tell_source(SourceEvent::Message(*envelope)),
+            Ev::ToSource(envelope) => match envelope.body {
+                ToSource::Hurry { tag } => self.link.hurry(tag),
+                _ => self.tell_source(SourceEvent::Message(*envelope)),
+            },
             Ev::ToTarget(envelope) => self.tell_target(TargetEvent::Message(*envelope)),
         }
     }

@@ -268,6 +268,10 @@ impl SourceLoop {
         }
         match message.body {
             ToSource::Peek { tag, image, offset, len } => self.peek(tag, image, offset, len),
+            ToSource::Hurry { tag } => {
+                // It may have been sent by now, or not be known: then there is nothing to hurry.
+                self.session.as_ref().map(|session| session.queue.hurry(tag));
+            }
             ToSource::Hash { tag, image, ranges } => {
                 self.report.verifying(image, &ranges);
                 let content = self.images.content();

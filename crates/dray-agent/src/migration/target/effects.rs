@@ -26,7 +26,9 @@ impl TargetLoop {
                 if matches!(envelope.body, ToSource::Opened { .. }) {
                     self.taken_up();
                 }
-                if let Some(session) = &self.session {
+                if let Some(session) = &self.session
+                    && session.knows(&envelope.body)
+                {
                     // A link that is down reports itself, and the source then opens anew.
                     let _ = session.control.send(&envelope);
                 }

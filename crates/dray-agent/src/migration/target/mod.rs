@@ -59,7 +59,7 @@ pub enum Input {
     /// A QEMU that opens the disk before handover reads.
     Peek(fetcher::Peek),
     /// A session was made.
-    SessionUp(u64, ControlSender<ToSource>, tokio::task::AbortHandle),
+    SessionUp(Session),
     /// The session with this number is gone.
     SessionDown(u64, String),
     /// A message came in the session with this number.
@@ -271,9 +271,7 @@ impl TargetLoop {
                 self.step(TargetEvent::Demand { image, runs });
             }
             Input::Peek(peek) => self.peek(peek),
-            Input::SessionUp(number, control, reader) => {
-                self.session_up(Session::new(number, control, reader));
-            }
+            Input::SessionUp(session) => self.session_up(session),
             Input::SessionDown(number, why) => self.session_down(number, &why),
             Input::FromPeer(number, message) => self.heard(number, message),
             Input::Say(message) => {

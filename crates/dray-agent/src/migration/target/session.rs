@@ -19,17 +19,15 @@ pub struct Session {
     pub number: u64,
     /// The way to the source.
     pub control: ControlSender<ToSource>,
+    /// What both sides know beyond the protocol's versions.
+    features: Vec<String>,
     reader: tokio::task::AbortHandle,
 }
 
 impl Session {
-    /// A session over a control stream whose reader can be stopped.
-    pub fn new(
-        number: u64,
-        control: ControlSender<ToSource>,
-        reader: tokio::task::AbortHandle,
-    ) -> Self {
-        Self { number, control, reader }
+    /// Whether the source understands the message.
+    pub fn knows(&self, message: &ToSource) -> bool {
+        message.feature().is_none_or(|word| self.features.iter().any(|known| known == word))
     }
 }
 
@@ -84,6 +82,7 @@ impl TargetSlot {
     }
 
     fn control(self: &Arc<Self>, stream: net::Stream, number: u64, settings: ControlSettings) {
+        let features = stream.features().to_vec();
         let (control, mut incoming) =
             net::control_stream::<ToSource, ToTarget>(stream, settings, &self.stats);
         let slot = Arc::clone(self);
@@ -95,7 +94,8 @@ impl TargetSlot {
                 }
             }
         });
-        self.send(Input::SessionUp(number, control, reader.abort_handle()));
+        let reader = reader.abort_handle();
+        self.send(Input::SessionUp(Session { number, control, features, reader }));
     }
 }
 
