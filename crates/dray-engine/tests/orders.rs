@@ -237,6 +237,23 @@ fn a_demand_is_followed_where_nothing_better_is_known() {
     assert_eq!(demanded(None), [800, 0, 804, 868, 932, 996]);
 }
 
+/// What lies around a demand comes along only while it delays nobody.
+#[test]
+fn many_demands_at_once_bring_nothing_along() {
+    let (mut target, _) = T::running(&set(&[(0, 900)]));
+    target.hear(Epoch(4), 1, order(&[]));
+    let mut demand = |start| {
+        let runs = vec![BlockRange::new(start, 16)];
+        let effects = target.step(TargetEvent::Demand { image: IMAGE, runs });
+        let (tag, ..) = fetches(&effects)[0];
+        (tag, target.machine.widens())
+    };
+    let ((first, wide), (_, crowded)) = (demand(100), demand(300));
+    assert!(wide && !crowded);
+    target.arrives(first, 100, 16, Arrival::Written);
+    assert!(target.machine.widens(), "one of the two is here");
+}
+
 /// Demands that follow each other are those of a guest that reads a file.
 #[test]
 fn a_stream_of_demands_is_followed_in_spite_of_the_order() {

@@ -27,6 +27,10 @@ const RETRY_AFTER: u64 = SECOND;
 const MIN_FOCUS: u64 = 1024;
 /// How far once demands follow each other, in blocks: 1 MiB, twice as far each time.
 const STREAM_FOCUS: u64 = 256;
+/// Demanded bytes that the link carries in so many seconds delay a demand behind them hardly.
+const QUICK: f64 = 0.005;
+/// The same where the link's rate is not known.
+const FEW_BYTES: u64 = 65_536;
 /// Demands follow each other over a gap of so many blocks: 64 KiB.
 const STREAM_GAP: u64 = 16;
 /// How far at most when the guest's demands follow each other: 64 MiB.
@@ -100,6 +104,8 @@ pub(super) struct Backfill {
     next_checkpoint: u64,
     next_tag: u64,
     demands: u64,
+    /// Bytes under way that guests wait for, or that were asked for with such.
+    urgent_bytes: u64,
     pub(super) blocks_fetched: u64,
     pub(super) blocks_refetched: u64,
 }
@@ -124,6 +130,7 @@ impl Backfill {
             next_checkpoint: 1,
             next_tag: 1,
             demands: 0,
+            urgent_bytes: 0,
             blocks_fetched: 0,
             blocks_refetched: 0,
         }
@@ -168,6 +175,7 @@ impl Backfill {
         self.window.sent(range.byte_len());
         self.left[image.ix()].remove(range);
         self.under_way[image.ix()].insert(range);
+        self.urgent_bytes += if urgent { range.byte_len() } else { 0 };
         self.fetches.insert(tag, Fetch { image, range, urgent, sent_at: now });
         tag
     }
@@ -199,6 +207,7 @@ impl Backfill {
         for (&tag, fetch) in &mut self.fetches {
             if !fetch.urgent && meant(fetch.image, fetch.range) {
                 fetch.urgent = true;
+                self.urgent_bytes += fetch.range.byte_len();
                 hurried.push(tag);
             }
         }
@@ -211,7 +220,17 @@ impl Backfill {
     fn land(&mut self, tag: u64) -> Option<Fetch> {
         let fetch = self.fetches.remove(&tag)?;
         self.under_way[fetch.image.ix()].remove(fetch.range);
+        if fetch.urgent {
+            self.urgent_bytes -= fetch.range.byte_len();
+        }
         Some(fetch)
+    }
+
+    /// Whether a demand may bring more than a guest waits for: what lies around it delays the demands
+    /// behind it, so it comes along only while next to nothing is demanded.
+    pub(super) fn has_room_around(&self) -> bool {
+        let quick = (self.window.rate() * QUICK) as u64;
+        self.ordered && self.urgent_bytes <= quick.max(FEW_BYTES)
     }
 
     /// The next place to look in: around a guest's last demand, else where the schedule says.

@@ -192,9 +192,10 @@ impl Target {
     }
 
     /// Whether the shell should demand the blocks around those that a guest waits for as well: where
-    /// blocks move in an order of their own, not in address order as such.
+    /// blocks move in an order of their own, not in address order as such, and while few demands are
+    /// under way.
     pub fn widens(&self) -> bool {
-        self.backfill.ordered
+        self.backfill.has_room_around()
     }
 
     fn start(&mut self, out: &mut Vec<TargetEffect>) {
