@@ -7,36 +7,18 @@ data, from `migrate` until the target owns the image.
 """
 
 import argparse
-import json
 import os
 import shutil
-import socket
 import statistics
-import subprocess
 import tempfile
 import time
 from pathlib import Path
 
+from agents import Host, ask, issue_certificates
+
 GIB = 1 << 30
 MIB = 1 << 20
 IMAGE = "disk.raw"
-
-
-def ask(api, command):
-    """One question to an agent."""
-    with socket.socket(socket.AF_UNIX) as stream:
-        stream.connect(str(api))
-        stream.sendall(json.dumps({"version": 1, "command": command}).encode() + b"\n")
-        answer = b""
-        while not answer.endswith(b"\n"):
-            more = stream.recv(1 << 16)
-            if not more:
-                raise RuntimeError("the agent hung up")
-            answer += more
-    answer = json.loads(answer.splitlines()[-1])
-    if "error" in answer:
-        raise RuntimeError(answer["error"])
-    return answer["result"]
 
 
 def make_image(path, size, data):
@@ -49,42 +31,6 @@ def make_image(path, size, data):
             for _ in range(piece // MIB):
                 file.write(os.urandom(MIB))
         os.fsync(file.fileno())
-
-
-class Host:
-    """An agent and its directories."""
-
-    def __init__(self, dray, root, name, peer, addresses):
-        self.dray, self.name, self.dir = dray, name, root / name
-        self.pool, self.api = self.dir / "pool", self.dir / "run/api.sock"
-        self.pool.mkdir(parents=True)
-        (self.dir / "dray.toml").write_text(
-            f'qmp_dirs = ["{root}"]\n[agent]\nname = "{name}"\nstate_dir = "{self.dir}/state"\n'
-            f'run_dir = "{self.dir}/run"\nlisten = "{addresses[name]}"\n[tls]\ndir = "{root}/pki/{name}"\n'
-            f'[[pool]]\nname = "p"\npath = "{self.pool}"\n'
-            f'[[peer]]\nname = "{peer}"\naddress = "{addresses[peer]}"\npools = ["p"]\n'
-        )
-        self.process = None
-
-    def start(self):
-        for part in ("state", "run"):
-            shutil.rmtree(self.dir / part, ignore_errors=True)
-            (self.dir / part).mkdir()
-        log = open(self.dir / "log", "ab")
-        command = [self.dray, "agent", "--config", self.dir / "dray.toml"]
-        self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-        for _ in range(2000):
-            try:
-                return ask(self.api, "info")
-            except OSError:
-                time.sleep(0.01)
-        raise RuntimeError(f"{self.name} does not start: {(self.dir / 'log').read_text()[-2000:]}")
-
-    def stop(self):
-        if self.process:
-            self.process.kill()
-            self.process.wait()
-            self.process = None
 
 
 def one(source, target, image):
@@ -123,12 +69,9 @@ def main():
     root = Path(tempfile.mkdtemp(prefix="dray-deferred-", dir=args.dir))
     hosts = []
     try:
-        subprocess.run([args.dray, "pki", "init", "--dir", root / "pki"], check=True, stdout=subprocess.DEVNULL)
         net = f"127.77.{os.getpid() % 250}"
         addresses = {"hosta": f"{net}.1:7421", "hostb": f"{net}.2:7421"}
-        for name in addresses:
-            issue = [args.dray, "pki", "issue", name, "--address", "127.0.0.1", "--dir", root / "pki"]
-            subprocess.run(issue, check=True, stdout=subprocess.DEVNULL)
+        issue_certificates(args.dray, root, addresses)
         hosts = [Host(args.dray, root, "hosta", "hostb", addresses), Host(args.dray, root, "hostb", "hosta", addresses)]
         images = {2: root / "small", 64: root / "large"}
         for size, path in images.items():

@@ -1,0 +1,69 @@
+"""What the benches share: agents on this machine, asked over their local sockets."""
+
+import json
+import shutil
+import socket
+import subprocess
+import time
+
+
+def ask(api, command):
+    """One question to an agent."""
+    with socket.socket(socket.AF_UNIX) as stream:
+        stream.connect(str(api))
+        stream.sendall(json.dumps({"version": 1, "command": command}).encode() + b"\n")
+        answer = b""
+        while not answer.endswith(b"\n"):
+            more = stream.recv(1 << 16)
+            if not more:
+                raise RuntimeError("the agent hung up")
+            answer += more
+    answer = json.loads(answer.splitlines()[-1])
+    if "error" in answer:
+        raise RuntimeError(answer["error"])
+    return answer["result"]
+
+
+class Host:
+    """An agent and its directories, in a network namespace if one is named."""
+
+    def __init__(self, dray, root, name, peer, addresses, namespace=None):
+        self.dray, self.name, self.dir = dray, name, root / name
+        self.inside = ["ip", "netns", "exec", namespace] if namespace else []
+        self.pool, self.api = self.dir / "pool", self.dir / "run/api.sock"
+        self.pool.mkdir(parents=True)
+        (self.dir / "dray.toml").write_text(
+            f'qmp_dirs = ["{root}"]\n[agent]\nname = "{name}"\nstate_dir = "{self.dir}/state"\n'
+            f'run_dir = "{self.dir}/run"\nlisten = "{addresses[name]}"\n[tls]\ndir = "{root}/pki/{name}"\n'
+            f'[[pool]]\nname = "p"\npath = "{self.pool}"\n'
+            f'[[peer]]\nname = "{peer}"\naddress = "{addresses[peer]}"\npools = ["p"]\n'
+        )
+        self.process = None
+
+    def start(self):
+        for part in ("state", "run"):
+            shutil.rmtree(self.dir / part, ignore_errors=True)
+            (self.dir / part).mkdir()
+        log = open(self.dir / "log", "ab")
+        command = [*self.inside, self.dray, "agent", "--config", self.dir / "dray.toml"]
+        self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        for _ in range(2000):
+            try:
+                return ask(self.api, "info")
+            except OSError:
+                time.sleep(0.01)
+        raise RuntimeError(f"{self.name} does not start: {(self.dir / 'log').read_text()[-2000:]}")
+
+    def stop(self):
+        if self.process:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+
+def issue_certificates(dray, root, names):
+    """A certificate authority in `root`/pki, and a certificate for each host."""
+    subprocess.run([dray, "pki", "init", "--dir", root / "pki"], check=True, stdout=subprocess.DEVNULL)
+    for name in names:
+        issue = [dray, "pki", "issue", name, "--address", "127.0.0.1", "--dir", root / "pki"]
+        subprocess.run(issue, check=True, stdout=subprocess.DEVNULL)
