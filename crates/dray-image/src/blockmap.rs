@@ -217,6 +217,19 @@ impl AtomicBlockMap {
         runs
     }
 
+    /// Takes the blocks of `range` out and returns those that were in the set as runs: of two that
+    /// take the same block only one gets it.
+    pub fn take_in(&self, range: BlockRange) -> Vec<BlockRange> {
+        let mut runs = Vec::new();
+        self.visit(range, |base, word, leaf, bits| {
+            let got = word.fetch_and(!bits, Ordering::SeqCst) & bits;
+            self.add(leaf, -i64::from(got.count_ones()));
+            push_runs(&mut runs, base, got);
+            true
+        });
+        runs
+    }
+
     /// All blocks of the set.
     pub fn snapshot(&self) -> BlockSet {
         let mut set = BlockSet::new();

@@ -214,6 +214,13 @@ impl Drop for Pass<'_> {
     }
 }
 
+impl Quiesced {
+    /// Whether it is `gate` that nothing passes.
+    pub fn is_of(&self, gate: &Gate) -> bool {
+        std::ptr::eq(&raw const *self.gate, gate)
+    }
+}
+
 impl Drop for Quiesced {
     fn drop(&mut self) {
         if self.armed {

@@ -12,6 +12,7 @@
 //! * [`locks`], [`names`], [`device`]: who owns an image file or device, shown to QEMU and to the
 //!   next boot (I1).
 //! * [`journal`]: records that survive `kill -9` and power cuts.
+//! * [`snapshot`]: the content of one moment, read while the guest writes.
 //! * [`runs`]: what a copier does with runs of blocks.
 
 pub mod backend;
@@ -28,6 +29,8 @@ pub mod locks;
 mod missing;
 pub mod names;
 pub mod runs;
+pub mod snapshot;
+mod spill;
 mod stats;
 mod stripes;
 mod sync;
@@ -48,4 +51,6 @@ pub use journal::Journal;
 pub use latency::Latencies;
 pub use locks::{InUse, QemuLocks};
 pub use names::ImageNames;
+pub use snapshot::{Snapshot, Spill};
+pub use spill::SpillFile;
 pub use tracker::{DirtyRuns, INTENT_REGION_BYTES};

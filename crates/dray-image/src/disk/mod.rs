@@ -16,9 +16,10 @@ pub use witness::WriteWitness;
 use crate::gate::{Gate, Quiesced};
 use crate::latency::{Latencies, Meter};
 use crate::missing::Missing;
+use crate::snapshot::{self, Keeper, Snapshot, Spill};
 use crate::stats::{Counter, Counters};
 use crate::tracker::{DirtyRuns, Tracker};
-use crate::{Image, Result};
+use crate::{Error, ErrorKind, Image, Result};
 use brake::Brake;
 use dray_heat::{AccessLog, Op};
 use dray_types::{BlockRange, BlockSet};
@@ -119,6 +120,7 @@ pub struct Disk {
     /// What was written in the image's open generation.
     history: Arc<Tracker>,
     missing: Missing,
+    keeper: Arc<Keeper>,
     /// Another host owns the image; reads go there.
     incoming: AtomicBool,
     brake: Brake,
@@ -139,6 +141,7 @@ impl Disk {
             tracker: Tracker::new(BlockRange::whole(len).len),
             history: Tracker::new(BlockRange::whole(len).len),
             missing: Missing::new(Arc::clone(&backing)),
+            keeper: Keeper::new(Arc::clone(&backing)),
             incoming: AtomicBool::new(false),
             brake: Brake::default(),
             accesses: AccessLog::with_lanes(LOG_LANES, LOG_PLACES),
@@ -284,6 +287,77 @@ impl Disk {
         self.history.close_idle()
     }
 
+    /// Ends the open generation at this quiet moment and returns what was changed in it: from now on
+    /// changes are remembered for the next one. Regions that are open stay so. None when nothing was
+    /// remembered: it is from now on.
+    ///
+    /// # Errors
+    /// `Invalid` when it is another disk that is quiet.
+    pub fn turn_history(
+        &self,
+        quiesced: &Quiesced,
+        intent: Arc<dyn IntentLog>,
+    ) -> Result<Option<BlockSet>> {
+        self.is_quiet(quiesced, "closing a generation")?;
+        if !self.history.is_on() {
+            self.history.start(Some(intent));
+            return Ok(None);
+        }
+        let mut changed = BlockSet::new();
+        self.history.take(0, u64::MAX).accept().into_iter().for_each(|run| changed.insert(run));
+        Ok(Some(changed))
+    }
+
+    /// Takes `changed` back into the open generation: the one before it was not closed after all.
+    pub fn add_history(&self, changed: &BlockSet) {
+        changed.runs().for_each(|run| self.history.mark(run));
+    }
+
+    fn is_quiet(&self, quiesced: &Quiesced, what: &str) -> Result<()> {
+        if quiesced.is_of(&self.gate) {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Invalid, what, "it is another disk that is quiet"))
+    }
+
+    /// Makes ready for a snapshot that will probably want `expected`; what was set aside here costs
+    /// nothing at the snapshot's moment. Old content goes to `spill` when the guest overwrites it.
+    ///
+    /// # Errors
+    /// `Unavailable` while blocks are missing or another host owns the image, `InUse` when there is
+    /// a snapshot already.
+    pub fn prepare_snapshot(
+        &self,
+        expected: &BlockSet,
+        spill: Box<dyn Spill>,
+    ) -> Result<snapshot::Prepared> {
+        const WHAT: &str = "taking a snapshot";
+        if self.incoming.load(Ordering::SeqCst) || self.is_parked() {
+            let why = "another host owns the image";
+            return Err(Error::new(ErrorKind::Unavailable, WHAT, why));
+        }
+        let missing = self.missing_count();
+        if missing > 0 {
+            let why = format!("{missing} blocks of the image are not on this host yet");
+            return Err(Error::new(ErrorKind::Unavailable, WHAT, &why));
+        }
+        self.keeper.prepare(expected, spill)
+    }
+
+    /// The snapshot's moment is this quiet one; it wants `more` beside what was expected.
+    ///
+    /// # Errors
+    /// `Invalid` when it is another disk that is quiet.
+    pub fn snapshot(
+        &self,
+        prepared: snapshot::Prepared,
+        quiesced: &Quiesced,
+        more: &BlockSet,
+    ) -> Result<Snapshot> {
+        self.is_quiet(quiesced, "taking a snapshot")?;
+        prepared.arm_for(&self.keeper, more)
+    }
+
     /// Before handover, at the target: reads come from the owner, flush is answered, everything
     /// else is refused.
     pub fn begin_incoming(&self, fetcher: Arc<dyn Fetcher>) {
@@ -372,6 +446,7 @@ impl Disk {
         self.tracker.memory_bytes()
             + self.history.memory_bytes()
             + self.missing.memory_bytes()
+            + self.keeper.memory_bytes()
             + log
     }
 }

@@ -59,6 +59,7 @@ impl Disk {
         self.refuse_while_incoming()?;
         let noted = self.history.begin(touched.all)?;
         let marked = self.tracker.begin(touched.all)?;
+        self.keeper.before_change(touched.all);
         if self.missing.is_over() {
             apply(fua)?;
         } else {
@@ -224,6 +225,9 @@ impl Image for Disk {
         let began = self.meter.is_on().then(Instant::now);
         let Some(_pass) = self.gate.try_enter() else { return Ok(Attempt::WouldWait) };
         self.refuse_while_incoming()?;
+        if self.keeper.is_wanted(touched.all) {
+            return Ok(Attempt::WouldWait);
+        }
         let (Some(noted), Some(marked)) =
             (self.history.try_begin(touched.all), self.tracker.try_begin(touched.all))
         else {
