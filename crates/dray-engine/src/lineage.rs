@@ -1,7 +1,8 @@
-//! Generations: what an image was at which handover, and which blocks have changed since.
+//! Generations: what an image was at which handover or backup, and which blocks have changed since.
 //!
 //! An image's life is a line of generations, each with a random id. A handover closes the one that
 //! is open: what the source keeps is a replica of exactly that generation, and the target opens the
+//! next. A backup does so as well: what it holds is exactly that generation, and the owner opens the
 //! next. With every closed generation goes the set of blocks that were written during it, so a
 //! replica of generation `r` is right for every block outside the union of the sets after `r`
 //! (SnapMig's `changed[g > r]`).
@@ -28,6 +29,8 @@ pub const MAX_CHANGED_BYTES: usize = 64 << 20;
 pub enum Reason {
     /// The image was handed over to another host.
     Handover,
+    /// A backup was made of it, or at least begun.
+    Backup,
 }
 
 /// A generation that is closed.
@@ -37,7 +40,7 @@ pub struct Generation {
     pub at: Ancestor,
     /// Why it was closed.
     pub reason: Reason,
-    /// The host that owned the image then, and kept a replica of it.
+    /// The host that owned the image then; after a handover it kept a replica.
     pub host: String,
     /// When it was closed, in milliseconds since 1970.
     pub closed_unix_ms: u64,
@@ -149,10 +152,32 @@ impl Lineage {
     /// handover away from `host`. The oldest generations are left out when there are too many, or
     /// their sets take too much.
     pub fn closed(&self, changed: BlockSet, host: &str, now_unix_ms: u64) -> Vec<Generation> {
+        self.close(Reason::Handover, changed, host, now_unix_ms)
+    }
+
+    /// The line when the open generation, in which `changed` was written, is closed by a backup on
+    /// `host`, which goes on with generation `next`. None when the numbers are used up.
+    pub fn turned(
+        &self,
+        changed: BlockSet,
+        host: &str,
+        now_unix_ms: u64,
+        next: GenerationId,
+    ) -> Option<Self> {
+        Self::after(self.close(Reason::Backup, changed, host, now_unix_ms), next)
+    }
+
+    fn close(
+        &self,
+        reason: Reason,
+        changed: BlockSet,
+        host: &str,
+        now_unix_ms: u64,
+    ) -> Vec<Generation> {
         let mut past = self.past.clone();
         past.push(Generation {
             at: self.open,
-            reason: Reason::Handover,
+            reason,
             host: host.to_owned(),
             closed_unix_ms: now_unix_ms,
             // Nobody can have a parent of the first generation.

@@ -38,6 +38,24 @@ fn a_replica_differs_only_in_what_later_generations_changed() {
 }
 
 #[test]
+fn a_backup_closes_a_generation_as_a_handover_does() {
+    let first = Lineage::new(id(1));
+    let second = first.turned(set(&[(0, 9)]), "hosta", 5, id(2)).unwrap();
+    assert_eq!(second.open(), Ancestor { number: 2, id: id(2) });
+    let third = hand_over(&second, set(&[(3, 2)]), 3);
+    let reasons: Vec<_> = third.past().iter().map(|past| past.reason).collect();
+    assert_eq!(reasons, [Reason::Backup, Reason::Handover]);
+    assert_eq!(third.past()[0].closed_unix_ms, 5);
+    let open = set(&[(7, 1)]);
+    assert_eq!(third.changed_since(id(1), &open), Some(set(&[(3, 2), (7, 1)])));
+    let mut line = third;
+    for next in 4..200 {
+        line = line.turned(set(&[(next, 1)]), "hosta", next, id(next)).unwrap();
+    }
+    assert_eq!(line.past().len(), MAX_PAST);
+}
+
+#[test]
 fn only_a_copy_of_an_ancestor_fits() {
     let mut line = Lineage::new(id(1));
     for next in 2..5 {
@@ -123,6 +141,10 @@ enum Step {
     CloseRegions,
     Crash,
     HandOver,
+    /// A backup; its record may not become durable before a crash.
+    BackUp {
+        crash: bool,
+    },
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -131,6 +153,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => Just(Step::CloseRegions),
         1 => Just(Step::Crash),
         2 => Just(Step::HandOver),
+        2 => any::<bool>().prop_map(|crash| Step::BackUp { crash }),
     ];
     proptest::collection::vec(step, 0..60)
 }
@@ -178,6 +201,20 @@ proptest! {
                     next += 1;
                     records = whole(&line, &changed);
                     open.clear();
+                }
+                // Regions that are open stay open, and are named beside the new line.
+                Step::BackUp { crash: false } => {
+                    replicas.push((line.open(), content.clone()));
+                    let closed = std::mem::take(&mut changed);
+                    line = line.turned(closed, "hosta", next, id(next)).unwrap();
+                    next += 1;
+                    records = whole(&line, &changed);
+                    records.extend(open.iter().map(|&region| LineageRecord::Opened { region }));
+                }
+                Step::BackUp { crash: true } => {
+                    let Some(found) = recover(&records, REGION) else { continue };
+                    changed = found.changed;
+                    next += 1;
                 }
             }
             for (at, was) in &replicas {

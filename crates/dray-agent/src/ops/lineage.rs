@@ -39,6 +39,7 @@ fn shown(nth: usize, generation: &Generation, held: Option<Ancestor>) -> ClosedG
         at: generation.at.into(),
         reason: match generation.reason {
             Reason::Handover => "handover".to_owned(),
+            Reason::Backup => "backup".to_owned(),
         },
         host: generation.host.clone(),
         closed_unix_ms: generation.closed_unix_ms,

@@ -4,7 +4,12 @@
 //! `images/NAME.line` is a journal of [`LineageRecord`]s. Before the first write into a 64 MiB
 //! region it says that the region is open; now and then a set of everything written closes the
 //! regions that are not in use. A file that is lost, damaged or cannot be written costs the line:
-//! a new one begins, and no replica of the old one is used any more.
+//! a new one begins, and no replica of the old one is used any more. How a backup closes a
+//! generation is in [`turn`].
+
+mod turn;
+
+pub use turn::{Turn, Turning};
 
 use crate::migration::source::unix_ms;
 use crate::registry::{CopyState, Registry};
@@ -73,6 +78,9 @@ pub fn region_blocks(regions: impl IntoIterator<Item = u64>) -> BlockSet {
 /// The line of one image that this host owns.
 pub struct Line {
     path: PathBuf,
+    /// Held by whoever writes the whole line down, from when it looks until that is durable. Taken
+    /// before any other lock and before a disk is made quiet.
+    rewriting: Mutex<()>,
     inner: Mutex<Inner>,
 }
 
@@ -81,6 +89,9 @@ struct Inner {
     lineage: Lineage,
     /// Regions that the journal names as open.
     open: BTreeSet<u64>,
+    /// A generation was ended and is being written down: regions are named as open even though the
+    /// line has no past yet.
+    turning: bool,
 }
 
 fn encode(record: &LineageRecord) -> io::Result<Vec<u8>> {
@@ -120,8 +131,9 @@ impl Line {
         let (mut journal, _) = opened.map_err(io::Error::other)?;
         let record = encode(&LineageRecord::Whole { lineage: lineage.clone(), changed })?;
         journal.rewrite(&[&record]).map_err(io::Error::other)?;
-        let inner = Mutex::new(Inner { journal, lineage, open: BTreeSet::new() });
-        Ok(Arc::new(Self { path: path.to_owned(), inner }))
+        let inner = Inner { journal, lineage, open: BTreeSet::new(), turning: false };
+        let (rewriting, inner) = (Mutex::default(), Mutex::new(inner));
+        Ok(Arc::new(Self { path: path.to_owned(), rewriting, inner }))
     }
 
     /// A line of which nothing is known.
@@ -179,6 +191,10 @@ impl Line {
         Ok((Self::create(path, lineage, BlockSet::new())?, BlockSet::new()))
     }
 
+    fn rewriting(&self) -> MutexGuard<'_, ()> {
+        self.rewriting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -212,21 +228,19 @@ impl Line {
     /// # Errors
     /// What the file system reports.
     fn close_idle(&self, disk: &Disk) -> io::Result<()> {
+        let _rewriting = self.rewriting();
         // Nobody opens a region before the journal holds the set.
         let mut inner = self.inner();
         let closed = disk.close_idle_history();
         if closed.is_empty() || !disk.keeps_history() {
             return Ok(());
         }
-        let (lineage, changed) = (inner.lineage.clone(), disk.history());
+        let whole =
+            LineageRecord::Whole { lineage: inner.lineage.clone(), changed: disk.history() };
         inner.open.retain(|region| !closed.contains(region));
-        let mut records = vec![encode(&LineageRecord::Whole { lineage, changed })?];
-        for &region in &inner.open {
-            records.push(encode(&LineageRecord::Opened { region })?);
-        }
         // If this fails nobody knows which journal is there. Either tells enough of what is written
         // so far, and the next region that is opened ends the line.
-        inner.rewrite(&records)
+        inner.rewrite_open(&whole)
     }
 
     /// Everything is written down, and nothing is written any more: the agent stops.
@@ -234,6 +248,7 @@ impl Line {
     /// # Errors
     /// What the file system reports; the stop then counts as an unclean one.
     fn stop(&self, disk: &Disk, image: &Path) -> io::Result<()> {
+        let _rewriting = self.rewriting();
         let mut inner = self.inner();
         if inner.lineage.has_past() && !disk.keeps_history() {
             return Ok(());
@@ -246,6 +261,15 @@ impl Line {
 }
 
 impl Inner {
+    /// The journal is `whole` and the regions that are open.
+    fn rewrite_open(&mut self, whole: &LineageRecord) -> io::Result<()> {
+        let mut records = vec![encode(whole)?];
+        for &region in &self.open {
+            records.push(encode(&LineageRecord::Opened { region })?);
+        }
+        self.rewrite(&records)
+    }
+
     fn rewrite(&mut self, records: &[Vec<u8>]) -> io::Result<()> {
         let slices: Vec<&[u8]> = records.iter().map(Vec::as_slice).collect();
         self.journal.rewrite(&slices).map_err(io::Error::other)
@@ -255,7 +279,8 @@ impl Inner {
 impl IntentLog for Line {
     fn open_region(&self, region: u64) -> dray_image::Result<()> {
         let mut inner = self.inner();
-        if !inner.lineage.has_past() || inner.open.contains(&region) {
+        let named = inner.lineage.has_past() || inner.turning;
+        if !named || inner.open.contains(&region) {
             return Ok(());
         }
         let record = encode(&LineageRecord::Opened { region })
@@ -328,180 +353,4 @@ impl Registry {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use dray_image::{FileImage, FileOptions, Image};
-
-    struct Host {
-        dir: tempfile::TempDir,
-    }
-
-    const LEN: u64 = 4 * INTENT_REGION_BYTES;
-
-    impl Host {
-        fn new() -> Self {
-            let dir = tempfile::tempdir().unwrap();
-            let file = std::fs::File::create(dir.path().join("disk")).unwrap();
-            file.set_len(LEN).unwrap();
-            Self { dir }
-        }
-
-        fn image(&self) -> PathBuf {
-            self.dir.path().join("disk")
-        }
-
-        fn line(&self) -> PathBuf {
-            self.dir.path().join("line")
-        }
-
-        fn disk(&self) -> Arc<Disk> {
-            let options = FileOptions { write: true, direct: false, export_len: None };
-            Disk::new(Arc::new(FileImage::open(&self.image(), options).unwrap()))
-        }
-
-        /// A disk whose line has a past: generation 1 is elsewhere.
-        fn begin(&self) -> (Arc<Line>, Arc<Disk>, GenerationId) {
-            let first = Lineage::new(GenerationId(7));
-            let past = first.closed(BlockSet::new(), "hosta", 1);
-            let (line, changed) = Line::after(&self.line(), past, &self.image()).unwrap();
-            let disk = self.disk();
-            line.track(&disk, &changed);
-            (line, disk, first.open().id)
-        }
-
-        fn restart(&self) -> (Arc<Line>, Arc<Disk>) {
-            let (line, changed) = Line::go_on(&self.line(), &self.image()).unwrap();
-            let disk = self.disk();
-            line.track(&disk, &changed);
-            (line, disk)
-        }
-    }
-
-    fn write(disk: &Disk, block: u64) {
-        disk.write_at(&[1; 4096], block * BLOCK_SIZE, false).unwrap();
-    }
-
-    fn blocks(set: &BlockSet) -> Vec<(u64, u64)> {
-        set.runs().map(|run| (run.start, run.len)).collect()
-    }
-
-    #[test]
-    fn an_unclean_stop_distrusts_open_regions_and_a_clean_one_nothing() {
-        let host = Host::new();
-        let (line, disk, base) = host.begin();
-        write(&disk, 3);
-        write(&disk, REGION_BLOCKS + 5);
-        assert_eq!(
-            blocks(&line.changed_since(base, &disk).unwrap()),
-            [(3, 1), (REGION_BLOCKS + 5, 1)]
-        );
-        let (line, disk) = host.restart();
-        let changed = line.changed_since(base, &disk).unwrap();
-        assert_eq!(blocks(&changed), [(0, 2 * REGION_BLOCKS)]);
-
-        let host = Host::new();
-        let (line, disk, base) = host.begin();
-        write(&disk, 3);
-        line.stop(&disk, &host.image()).unwrap();
-        let (line, disk) = host.restart();
-        assert_eq!(blocks(&line.changed_since(base, &disk).unwrap()), [(3, 1)]);
-        write(&disk, 9);
-        assert_eq!(blocks(&line.changed_since(base, &disk).unwrap()), [(3, 1), (9, 1)]);
-    }
-
-    #[test]
-    fn idle_regions_are_closed_and_opened_again() {
-        let host = Host::new();
-        let (line, disk, base) = host.begin();
-        write(&disk, 3);
-        line.close_idle(&disk).unwrap();
-        write(&disk, REGION_BLOCKS);
-        line.close_idle(&disk).unwrap();
-        let (line, disk) = host.restart();
-        let changed = line.changed_since(base, &disk).unwrap();
-        assert_eq!(blocks(&changed), [(3, 1), (REGION_BLOCKS, REGION_BLOCKS)]);
-        line.close_idle(&disk).unwrap();
-        write(&disk, 4);
-        let (line, disk) = host.restart();
-        let changed = line.changed_since(base, &disk).unwrap();
-        assert_eq!(blocks(&changed), [(0, 2 * REGION_BLOCKS)], "written again: open again");
-    }
-
-    #[test]
-    fn an_image_changed_while_no_agent_ran_has_no_past() {
-        let host = Host::new();
-        let (line, disk, base) = host.begin();
-        write(&disk, 3);
-        line.stop(&disk, &host.image()).unwrap();
-        drop((line, disk));
-        std::thread::sleep(Duration::from_millis(20));
-        std::os::unix::fs::FileExt::write_all_at(
-            &std::fs::File::options().write(true).open(host.image()).unwrap(),
-            b"somebody else's",
-            LEN - 4096,
-        )
-        .unwrap();
-        let (line, disk) = host.restart();
-        assert_eq!(line.changed_since(base, &disk), None);
-        assert!(!line.lineage().has_past());
-    }
-
-    #[test]
-    fn a_damaged_or_missing_file_begins_a_new_line() {
-        let host = Host::new();
-        let (line, disk, base) = host.begin();
-        write(&disk, 3);
-        drop((line, disk));
-        let mut bytes = std::fs::read(host.line()).unwrap();
-        bytes[30] ^= 1;
-        std::fs::write(host.line(), bytes).unwrap();
-        let (line, disk) = host.restart();
-        assert_eq!(line.changed_since(base, &disk), None);
-        drop((line, disk));
-        std::fs::remove_file(host.line()).unwrap();
-        let (line, disk) = host.restart();
-        assert_eq!(line.changed_since(base, &disk), None);
-    }
-
-    #[test]
-    fn a_file_that_cannot_be_written_ends_the_line_and_not_the_guest() {
-        let host = Host::new();
-        let (line, disk, base) = host.begin();
-        write(&disk, 3);
-        {
-            // A journal whose folder is gone cannot be rewritten, and then takes nothing more.
-            let folder = host.dir.path().join("gone");
-            std::fs::create_dir(&folder).unwrap();
-            let (mut journal, _) = Journal::open(&folder.join("line")).unwrap();
-            std::fs::remove_dir_all(folder).unwrap();
-            assert!(journal.rewrite(&[b"x"]).is_err());
-            line.inner().journal = journal;
-        }
-        write(&disk, REGION_BLOCKS);
-        assert_eq!(line.changed_since(base, &disk), None);
-        assert!(!host.line().exists());
-        let (line, _) = host.restart();
-        assert!(!line.lineage().has_past());
-    }
-
-    #[test]
-    fn a_new_owner_goes_on_with_the_line_it_began() {
-        let host = Host::new();
-        let (line, disk, base) = host.begin();
-        let open = line.lineage().open();
-        write(&disk, 3);
-        let past = line.lineage().past().to_vec();
-        drop((line, disk));
-        let (line, changed) = Line::after(&host.line(), past.clone(), &host.image()).unwrap();
-        assert_eq!(line.lineage().open(), open);
-        assert_eq!(blocks(&changed), [(0, REGION_BLOCKS)]);
-        let disk = host.disk();
-        line.track(&disk, &changed);
-        assert!(line.changed_since(base, &disk).is_some());
-        // After another handover there is another one, though an old file lies there.
-        let past = line.closed("hostb", &disk);
-        let (line, changed) = Line::after(&host.line(), past, &host.image()).unwrap();
-        assert_eq!(line.lineage().open().number, open.number + 1);
-        assert!(changed.is_empty());
-    }
-}
+mod tests;
