@@ -48,6 +48,14 @@ pub struct Generation {
     pub changed: BlockSet,
 }
 
+impl Generation {
+    /// As it is told to those who do not know that backups close generations: what matters, the ids
+    /// and the sets, is the same.
+    pub fn without_backup(&mut self) {
+        self.reason = Reason::Handover;
+    }
+}
+
 /// The line of an image up to its open generation.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Lineage {

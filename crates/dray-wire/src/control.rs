@@ -21,6 +21,9 @@ pub const MAX_ORDER: usize = 65_536;
 pub const FEATURE_BACKFILL_ORDER: &str = "backfill-order";
 /// Feature word: the source knows `Hurry`. Without it it may not be sent.
 pub const FEATURE_HURRY: &str = "hurry";
+/// Feature word: the target knows that a backup can close a generation. Without it `Lines` says that
+/// a handover did.
+pub const FEATURE_BACKUP_GENERATIONS: &str = "backup-generations";
 /// Longest peek, in bytes: what a QEMU that opens a disk before handover reads.
 pub const MAX_PEEK: u32 = 2 << 20;
 

@@ -51,10 +51,11 @@ fn row(generation: &ClosedGeneration, now: u64, style: Style) -> String {
     let changed = generation.changed_blocks.map(|blocks| format!(", {}", written(blocks, "")));
     let changed = changed.unwrap_or_default();
     let host = &generation.host;
-    format!(
-        "○ {:>3}  {id}  replica left on {host}{here} {when}, {}{changed}\n",
-        generation.at.number, generation.reason
-    )
+    let what = match generation.reason.as_str() {
+        "backup" => format!("closed on {host} {when}"),
+        _ => format!("replica left on {host}{here} {when}"),
+    };
+    format!("○ {:>3}  {id}  {what}, {}{changed}\n", generation.at.number, generation.reason)
 }
 
 fn written(blocks: u64, when: &str) -> String {

@@ -2,16 +2,19 @@
 
 use super::counts::Mark;
 use super::orders::Orders;
+use super::session::Session;
 use super::{Input, SourceLoop, Told};
 use crate::api::{ApiError, ErrorKind, MigrationState};
 use crate::migration::abort;
 use crate::migration::intent::SourceIntent;
 use crate::migration::messages::ToTargetShell;
 use crate::net::{SendJob, SendKind};
+use dray_engine::lineage::Generation;
 use dray_engine::source::SourceNotice;
 use dray_engine::{MILLISECOND, Source, SourceEffect, SourceEvent, SourcePlan, SourceRecord};
 use dray_types::{BlockRange, Epoch, ImageIndex};
 use dray_wire::ToTarget;
+use dray_wire::control::FEATURE_BACKUP_GENERATIONS;
 use std::io;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -33,7 +36,11 @@ impl SourceLoop {
             SourceEffect::Send(envelope) => {
                 self.report.sending(&envelope.body);
                 if matches!(envelope.body, ToTarget::Prepare { .. }) {
-                    let images = self.images.closed_lines(&self.parts.host);
+                    let mut images = self.images.closed_lines(&self.parts.host);
+                    let knows = |session: &Session| session.agreed(FEATURE_BACKUP_GENERATIONS);
+                    if !self.session.as_ref().is_some_and(knows) {
+                        images.iter_mut().flatten().flatten().for_each(Generation::without_backup);
+                    }
                     self.say(&ToTargetShell::Lines { attempt: envelope.attempt, images });
                 }
                 if let Some(session) = &self.session

@@ -58,7 +58,12 @@ pub struct Session {
 impl Session {
     /// Whether the target understands the message.
     pub fn knows(&self, message: &ToTarget) -> bool {
-        message.feature().is_none_or(|word| self.features.iter().any(|known| known == word))
+        message.feature().is_none_or(|word| self.agreed(word))
+    }
+
+    /// Whether both sides have agreed to the feature word.
+    pub fn agreed(&self, word: &str) -> bool {
+        self.features.iter().any(|known| known == word)
     }
 }
 
