@@ -16,6 +16,7 @@ allowed='{
     "dray-guest": [],
     "dray-wire": ["dray-types"],
     "dray-heat": ["dray-types"],
+    "dray-backup": ["dray-types"],
     "dray-trace": ["dray-types"],
     "dray-engine": ["dray-types", "dray-wire"],
     "dray-image": ["dray-types", "dray-heat"],
@@ -23,8 +24,8 @@ allowed='{
     "dray-qemu": ["dray-types"],
     "dray-sim": ["dray-types", "dray-wire", "dray-heat", "dray-engine", "dray-trace"],
     "dray-testkit": ["dray-types", "dray-image", "dray-guest"],
-    "dray-agent": ["dray-types", "dray-wire", "dray-heat", "dray-engine", "dray-trace", "dray-image", "dray-nbd", "dray-qemu"],
-    "dray-cli": ["dray-types", "dray-heat", "dray-trace", "dray-sim", "dray-agent"]
+    "dray-agent": ["dray-types", "dray-wire", "dray-heat", "dray-engine", "dray-trace", "dray-image", "dray-nbd", "dray-qemu", "dray-backup"],
+    "dray-cli": ["dray-types", "dray-heat", "dray-trace", "dray-sim", "dray-agent", "dray-backup"]
 }'
 wrong=$(cargo metadata --format-version 1 --no-deps --locked | jq -r --argjson allowed "$allowed" '
     .packages[] | .name as $crate

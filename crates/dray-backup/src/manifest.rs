@@ -1,0 +1,216 @@
+//! Manifests: one per backup, immutable. What was backed up, and the list of its segments.
+
+use crate::envelope::{Content, unwrap, wrap};
+use crate::error::{Error, Result};
+use crate::key::Keys;
+use crate::pack::{PackId, Place};
+use crate::piece::{Hash, MAX_IMAGE_BYTES};
+use crate::segment::{MAX_ENCODED, check_place, segment_count};
+use crate::world::World;
+use dray_types::{Ancestor, ImageId};
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Folder of all manifests.
+pub(crate) const FOLDER: &str = "manifests/";
+/// Longest manifest object: an image of 64 TiB has 2 million segments of at most 50 bytes, and their
+/// packs.
+pub(crate) const MAX_BYTES: usize = 256 << 20;
+/// Longest text in an [`Info`].
+const MAX_TEXT: usize = 4096;
+/// Most ancestors that a backup names.
+const MAX_ANCESTORS: usize = 4096;
+
+/// How far a backup can be trusted to be what a guest would find.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Consistency {
+    /// As after a power cut at that moment.
+    Crash,
+    /// The guest's file systems were frozen.
+    Filesystem,
+}
+
+/// What a backup is of.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Info {
+    /// The image, the same on every host.
+    pub image: ImageId,
+    /// The image's name where the backup was made.
+    pub name: String,
+    /// Its length in bytes.
+    pub bytes: u64,
+    /// The generation that this is the end of.
+    pub generation: Ancestor,
+    /// The generation that the backup it builds on is of.
+    pub parent: Option<Ancestor>,
+    /// The generations before it, as far as they were remembered, oldest first.
+    pub ancestors: Vec<Ancestor>,
+    /// When, in milliseconds since 1970.
+    pub taken_unix_ms: u64,
+    /// The host that made it.
+    pub host: String,
+    /// What the guest was asked before.
+    pub consistency: Consistency,
+}
+
+impl Info {
+    pub(crate) fn check(&self) -> Result<()> {
+        let bounded = self.bytes <= MAX_IMAGE_BYTES
+            && self.name.len() <= MAX_TEXT
+            && self.host.len() <= MAX_TEXT
+            && self.ancestors.len() <= MAX_ANCESTORS;
+        if bounded { Ok(()) } else { Err(Error::invalid("the backup's description is too long")) }
+    }
+}
+
+/// One backup: its place in the repository and what it is of.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Backup {
+    /// Which one: 32 hexadecimal digits tell it from all others for ever. A backup keeps it when a
+    /// collector writes its manifest anew.
+    pub id: u128,
+    /// Number among the image's backups, ascending with time; two that were made at once on two
+    /// hosts may share one.
+    pub number: u64,
+    /// What it is of.
+    pub info: Info,
+    /// Bytes of the pieces that this backup added to the repository, as stored.
+    pub added_bytes: u64,
+    pub(crate) revision: u32,
+    pub(crate) object: String,
+}
+
+/// Where a segment is stored.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct SegmentRef {
+    pub(crate) hash: Hash,
+    pub(crate) plain: u32,
+    pub(crate) place: Place,
+}
+
+/// A backup's manifest. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Manifest {
+    backup: Backup,
+    /// None: all of its pieces are zero.
+    segments: Arc<Vec<Option<SegmentRef>>>,
+}
+
+impl Manifest {
+    /// The backup that it is of.
+    pub fn backup(&self) -> &Backup {
+        &self.backup
+    }
+
+    /// What was backed up.
+    pub fn info(&self) -> &Info {
+        &self.backup.info
+    }
+
+    pub(crate) fn segments(&self) -> &[Option<SegmentRef>] {
+        &self.segments
+    }
+}
+
+/// The name of the object of a backup that session `session` writes.
+pub(crate) fn object_name(image: ImageId, number: u64, session: u128) -> String {
+    format!("{FOLDER}{image}/{number:08}-{session:032x}")
+}
+
+/// The image whose backups lie in the object's folder, and its session.
+pub(crate) fn parse_name(name: &str) -> Option<(ImageId, u64, u128)> {
+    let (image, rest) = name.strip_prefix(FOLDER)?.split_once('/')?;
+    let (number, session) = rest.split_once('-')?;
+    let image = image.parse().ok()?;
+    let (number, session) = (number.parse().ok()?, u128::from_str_radix(session, 16).ok()?);
+    (object_name(image, number, session) == name).then_some((image, number, session))
+}
+
+#[derive(Serialize, Deserialize)]
+struct Stored {
+    id: u128,
+    number: u64,
+    revision: u32,
+    added_bytes: u64,
+    info: Info,
+    packs: Vec<PackId>,
+    segments: Vec<Slot>,
+}
+
+#[derive(Serialize, Deserialize)]
+enum Slot {
+    /// That many segments of zeros.
+    Zero(u64),
+    Stored {
+        pack: u32,
+        offset: u32,
+        stored: u32,
+        plain: u32,
+        hash: Hash,
+    },
+}
+
+pub(crate) fn encode(
+    backup: &Backup,
+    segments: &[Option<SegmentRef>],
+    keys: &Keys,
+    world: &dyn World,
+) -> Result<Vec<u8>> {
+    let mut packs = Vec::new();
+    let mut known = HashMap::new();
+    let mut slots = Vec::new();
+    for segment in segments {
+        let Some(SegmentRef { hash, plain, place }) = *segment else {
+            match slots.last_mut() {
+                Some(Slot::Zero(count)) => *count += 1,
+                _ => slots.push(Slot::Zero(1)),
+            }
+            continue;
+        };
+        let pack = *known.entry(place.pack).or_insert_with(|| {
+            packs.push(place.pack);
+            packs.len() as u32 - 1
+        });
+        slots.push(Slot::Stored { pack, offset: place.offset, stored: place.stored, plain, hash });
+    }
+    let Backup { id, number, revision, added_bytes, ref info, .. } = *backup;
+    let info = info.clone();
+    let stored = Stored { id, number, revision, added_bytes, info, packs, segments: slots };
+    wrap(Content::Manifest, &stored, keys, world)
+}
+
+/// Decodes the manifest in object `name`; everything in it is checked (I7).
+pub(crate) fn decode(name: &str, bytes: &[u8], keys: &Keys) -> Result<Manifest> {
+    let stored: Stored = unwrap(Content::Manifest, name, bytes, keys)?;
+    let damaged = || Error::damaged(format!("{name} is damaged: it contradicts itself"));
+    stored.info.check().map_err(|_| damaged())?;
+    let (image, number, _) = parse_name(name).ok_or_else(damaged)?;
+    if (image, number) != (stored.info.image, stored.number) {
+        return Err(damaged());
+    }
+    let wanted = segment_count(stored.info.bytes) as usize;
+    let mut segments = Vec::new();
+    for slot in &stored.segments {
+        match *slot {
+            Slot::Zero(count) if count as usize <= wanted - segments.len() => {
+                segments.resize(segments.len() + count as usize, None);
+            }
+            Slot::Stored { pack, offset, stored: len, plain, hash } if segments.len() < wanted => {
+                let pack = *stored.packs.get(pack as usize).ok_or_else(damaged)?;
+                let place = Place { pack, offset, stored: len };
+                let fits = plain as usize <= MAX_ENCODED && plain > 0;
+                check_place(&place, plain as usize).filter(|()| fits).ok_or_else(damaged)?;
+                segments.push(Some(SegmentRef { hash, plain, place }));
+            }
+            _ => return Err(damaged()),
+        }
+    }
+    if segments.len() != wanted {
+        return Err(damaged());
+    }
+    let Stored { id, revision, added_bytes, info, .. } = stored;
+    let object = name.to_owned();
+    let backup = Backup { id, number, info, added_bytes, revision, object };
+    Ok(Manifest { backup, segments: Arc::new(segments) })
+}
