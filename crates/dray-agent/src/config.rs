@@ -31,12 +31,14 @@
 //! assert!(config.peer("hostb").unwrap().may_use("ssd"));
 //! ```
 
+mod backup;
 pub mod check;
 pub mod pool;
 mod typed;
 
 use crate::net::dial::DEFAULT_PORT;
 use crate::retention::Retention;
+pub use backup::BackupPlace;
 pub use pool::{PathError, Pool, PoolIo, PoolKind};
 use std::fmt;
 use std::net::SocketAddr;
@@ -177,6 +179,8 @@ pub struct Config {
     pub limits: Limits,
     /// Which replicas go by themselves.
     pub replicas: Retention,
+    /// Repositories of backups.
+    pub backups: Vec<BackupPlace>,
     /// Where images are exported over TCP with TLS, besides the unix socket.
     pub nbd_tcp: Option<SocketAddr>,
 }
@@ -271,6 +275,26 @@ fn default_listen() -> SocketAddr {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_backup_place_has_a_name_and_a_url() {
+        let text = |url: &str| {
+            format!(
+                "[agent]\nname = 'a'\n[tls]\ndir = '/t'\n[[backup]]\nname = 'nas'\nurl = '{url}'\n\
+                 key_file = '/k'\n[[backup]]\nname = 's3'\nurl = 's3://b/p'\n"
+            )
+        };
+        let config = Config::parse(&text("file:///srv/b"), Path::new("dray.toml")).unwrap();
+        let place = |name: &str, url: &str, key: Option<&str>| BackupPlace {
+            name: name.to_owned(),
+            url: url.to_owned(),
+            key_file: key.map(PathBuf::from),
+        };
+        let wanted = [place("nas", "file:///srv/b", Some("/k")), place("s3", "s3://b/p", None)];
+        assert_eq!(config.backups, wanted);
+        let why = Config::parse(&text("/srv/b"), Path::new("dray.toml")).unwrap_err();
+        assert!(why.to_string().contains("backup.nas.url: '/srv/b' is not a URL"), "{why}");
+    }
 
     #[test]
     fn the_innermost_pool_says_how_an_image_is_read() {

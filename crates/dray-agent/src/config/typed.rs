@@ -1,7 +1,7 @@
 //! The configuration as it was typed, and how it is understood. Knows every field's place, so that
 //! every problem names its line.
 
-use super::{Config, Limits, Peer, Pool, PoolIo, PoolKind, Problem, default_listen};
+use super::{BackupPlace, Config, Limits, Peer, Pool, PoolIo, PoolKind, Problem, default_listen};
 use crate::retention::Retention;
 use serde::Deserialize;
 use std::collections::HashSet;
@@ -32,6 +32,16 @@ struct Typed {
     limits: Option<TypedLimits>,
     nbd: Option<Nbd>,
     replicas: Option<TypedReplicas>,
+    #[serde(default)]
+    backup: Vec<TypedBackup>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TypedBackup {
+    name: Text,
+    url: Text,
+    key_file: Option<Text>,
 }
 
 #[derive(Deserialize)]
@@ -121,6 +131,7 @@ pub(super) fn understand(text: &str, path: &Path) -> Result<Config, Vec<Problem>
         qmp_dirs: reader.qmp_dirs(agent.qmp_dirs.as_ref().or(typed.qmp_dirs.as_ref())),
         limits: reader.limits(typed.limits.as_ref()),
         replicas: reader.replicas(typed.replicas.as_ref()),
+        backups: reader.backups(&typed.backup),
         nbd_tcp: reader.address("nbd.tcp", typed.nbd.as_ref().and_then(|nbd| nbd.tcp.as_ref())),
     };
     if let Some(peer) = config.peers.iter().find(|p| p.name.eq_ignore_ascii_case(&config.name)) {
@@ -311,6 +322,29 @@ impl Reader<'_> {
             }
         });
         Retention { keep: typed.keep, max_age, min_free }
+    }
+
+    fn backups(&mut self, typed: &[TypedBackup]) -> Vec<BackupPlace> {
+        let mut seen = HashSet::new();
+        let places = typed.iter().map(|place| {
+            self.unique(&mut seen, "backup.name", &place.name);
+            if let Err(why) = super::pool::check_name(place.name.get_ref()) {
+                self.problem(&place.name, "backup.name", why.0, "use letters, digits, '-' and '_'");
+            }
+            let name = place.name.get_ref();
+            if !place.url.get_ref().contains("://") {
+                let what = format!("'{}' is not a URL", place.url.get_ref());
+                let hint = "write it like file:///srv/backup or s3://bucket/prefix";
+                self.problem(&place.url, &format!("backup.{name}.url"), what, hint);
+            }
+            let key = place.key_file.as_ref();
+            BackupPlace {
+                name: name.clone(),
+                url: place.url.get_ref().clone(),
+                key_file: key.map(|file| self.path(&format!("backup.{name}.key_file"), file)),
+            }
+        });
+        places.collect()
     }
 
     fn seconds(&mut self, field: &str, value: &Spanned<u64>) -> Duration {
