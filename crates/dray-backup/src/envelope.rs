@@ -24,7 +24,6 @@ const SUM_BYTES: usize = 32;
 pub(crate) enum Content {
     Config = b'C',
     Manifest = b'M',
-    Session = b'S',
     /// In a manifest's place: its session was ended.
     Tombstone = b'T',
     /// What a collector condemned.
@@ -107,8 +106,8 @@ mod tests {
     fn every_flipped_bit_and_every_cut_is_noticed() {
         for keys in [Keys::new(None), Keys::new(Some([7; 32]))] {
             let value = (5u64, "text".to_owned());
-            let bytes = wrap(Content::Session, &value, &keys, &SystemWorld).unwrap();
-            let read = |bytes: &[u8]| unwrap::<(u64, String)>(Content::Session, "x", bytes, &keys);
+            let bytes = wrap(Content::Waits, &value, &keys, &SystemWorld).unwrap();
+            let read = |bytes: &[u8]| unwrap::<(u64, String)>(Content::Waits, "x", bytes, &keys);
             assert_eq!(read(&bytes).unwrap(), value);
             for len in 0..bytes.len() {
                 assert_eq!(read(&bytes[..len]).unwrap_err().kind(), Kind::Damaged);
@@ -124,15 +123,15 @@ mod tests {
     #[test]
     fn another_kind_key_or_version_is_refused() {
         let keys = Keys::new(Some([7; 32]));
-        let bytes = wrap(Content::Session, &1u64, &keys, &SystemWorld).unwrap();
+        let bytes = wrap(Content::Waits, &1u64, &keys, &SystemWorld).unwrap();
         let read = |content, keys: &Keys| unwrap::<u64>(content, "x", &bytes, keys).unwrap_err();
         assert_eq!(read(Content::Mark, &keys).kind(), Kind::Damaged);
-        assert_eq!(read(Content::Session, &Keys::new(Some([8; 32]))).kind(), Kind::Damaged);
+        assert_eq!(read(Content::Waits, &Keys::new(Some([8; 32]))).kind(), Kind::Damaged);
         let mut newer = bytes[..bytes.len() - SUM_BYTES].to_vec();
         newer[7] = VERSION + 1;
         let sum = blake3::hash(&newer);
         newer.extend_from_slice(sum.as_bytes());
-        let error = unwrap::<u64>(Content::Session, "x", &newer, &keys).unwrap_err();
+        let error = unwrap::<u64>(Content::Waits, "x", &newer, &keys).unwrap_err();
         assert_eq!(error.kind(), Kind::Unsupported);
     }
 }

@@ -15,6 +15,7 @@
 //! | `session`, `mark` | what writers and collectors tell each other |
 //! | [`repository`] | opening, listing |
 //! | `writer`, `reader` | backups in and out |
+//! | [`gc`], `prune`, `verify` | what goes when, and why that is safe; whether everything is there |
 //!
 //! Everything is synchronous and may be used by any number of threads. Formats are described in
 //! `docs/formats.md`. Not here: what a guest changed since when (`dray-engine`'s lineage), which
@@ -52,35 +53,41 @@
 //! ```
 
 #![forbid(unsafe_code)]
-// What the collector needs of sessions and marks.
-#![expect(dead_code)]
 
 mod config;
 mod envelope;
 pub mod error;
+pub mod gc;
 mod index;
 pub mod key;
 mod manifest;
 mod mark;
 pub mod pack;
 pub mod piece;
+mod prune;
 mod reader;
 pub mod repository;
 mod seal;
 mod segment;
 mod session;
+#[cfg(test)]
+mod simulation;
 pub mod store;
+mod verify;
 pub mod world;
 mod writer;
 
 pub use error::{Error, Kind, Result};
+pub use gc::{GcOptions, GcReport};
 pub use key::Key;
 pub use manifest::{Backup, Consistency, Info, Manifest};
 pub use piece::{Hash, PIECE_BYTES, Piece, piece_count, piece_len};
+pub use prune::{Policy, Pruned};
 pub use reader::{Content, Reader, StreamOptions};
 pub use repository::{Listing, Repository, Settings};
 pub use store::fault::{Fault, FaultyStore};
 pub use store::local::LocalStore;
 pub use store::memory::MemoryStore;
 pub use store::{Object, Put, Store};
+pub use verify::{Level, Problem, VerifyReport};
 pub use writer::{Dedup, Writer, WriterOptions, Written};

@@ -5,7 +5,7 @@ use crate::error::{Error, Kind, Result};
 use crate::pack::PackId;
 use crate::repository::Core;
 use crate::session::Seen;
-use crate::store::{MAX_OBJECT, Put};
+use crate::store::MAX_OBJECT;
 use std::collections::HashSet;
 use std::time::Duration;
 
@@ -30,10 +30,8 @@ impl Round {
 
     pub(crate) fn condemn(self, core: &Core, packs: &[PackId]) -> Result<()> {
         let bytes = wrap(Content::Mark, &packs, &core.keys, &*core.world)?;
-        match core.store.put_new(&self.mark(), &bytes)? {
-            Put::Created => Ok(()),
-            Put::Existed => Err(Error::new(Kind::Exists, "the round's id is taken")),
-        }
+        // The id is random: if it existed, a request of ours was repeated on the way.
+        core.store.put_new(&self.mark(), &bytes).map(|_| ())
     }
 
     pub(crate) fn condemned(self, core: &Core) -> Result<Vec<PackId>> {

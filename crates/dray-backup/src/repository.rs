@@ -75,7 +75,7 @@ impl Repository {
     /// As there.
     pub fn create_with(store: Arc<dyn Store>, key: &Key, settings: Settings) -> Result<Self> {
         let (config, keys) = config::create(&*store, key, &*settings.world)?;
-        Ok(Self::opened(store, keys, config.repository, settings))
+        Ok(Self::of(store, keys, config.repository, settings))
     }
 
     /// Opens the repository in `store`.
@@ -92,10 +92,10 @@ impl Repository {
     /// As there.
     pub fn open_with(store: Arc<dyn Store>, key: &Key, settings: Settings) -> Result<Self> {
         let (config, keys) = config::open(&*store, key)?;
-        Ok(Self::opened(store, keys, config.repository, settings))
+        Ok(Self::of(store, keys, config.repository, settings))
     }
 
-    fn opened(store: Arc<dyn Store>, keys: Keys, id: u128, settings: Settings) -> Self {
+    pub(crate) fn of(store: Arc<dyn Store>, keys: Keys, id: u128, settings: Settings) -> Self {
         let pack_bytes = settings.pack_bytes.clamp(1, PACK_BYTES);
         let core = Arc::new(Core { store, keys, world: settings.world, pack_bytes });
         Self { core, id }

@@ -133,10 +133,8 @@ impl Session {
     pub(crate) fn begin(core: &Arc<Core>, image: ImageId, number: u64) -> Result<Self> {
         let seen = Seen { session: random_id(&*core.world)?, image, number };
         let renewed_ms = core.world.unix_ms();
-        match core.store.put_new(&seen.begin(), b"")? {
-            Put::Created => {}
-            Put::Existed => return Err(Error::new(Kind::Exists, "the session's id is taken")),
-        }
+        // The id is random: if it existed, a request of ours was repeated on the way.
+        core.store.put_new(&seen.begin(), b"")?;
         let core = core.clone();
         Ok(Self { core, seen, renewed_ms, renewals: 0, undecided: false, over: false })
     }

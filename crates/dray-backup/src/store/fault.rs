@@ -27,12 +27,14 @@ pub struct FaultyStore {
     inner: Arc<dyn Store>,
     faults: Mutex<Vec<(String, Fault)>>,
     changes: AtomicU64,
+    refused: AtomicU64,
 }
 
 impl FaultyStore {
     /// No fault so far.
     pub fn new(inner: Arc<dyn Store>) -> Self {
-        Self { inner, faults: Mutex::new(Vec::new()), changes: AtomicU64::new(0) }
+        let (changes, refused) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { inner, faults: Mutex::new(Vec::new()), changes, refused }
     }
 
     /// From now on these faults, each for names with its prefix, and no others; changes are counted
@@ -41,11 +43,12 @@ impl FaultyStore {
         let faults = faults.into_iter().map(|(prefix, fault)| (prefix.to_owned(), fault));
         *self.faults.lock().unwrap_or_else(PoisonError::into_inner) = faults.collect();
         self.changes.store(0, Ordering::Relaxed);
+        self.refused.store(0, Ordering::Relaxed);
     }
 
-    /// Creations and deletions since the faults were set.
-    pub fn changes(&self) -> u64 {
-        self.changes.load(Ordering::Relaxed)
+    /// Requests that were answered with an error since the faults were set.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
     }
 
     fn faults(&self, name: &str) -> Vec<Fault> {
@@ -55,16 +58,16 @@ impl FaultyStore {
     }
 
     fn before(&self, name: &str, change: bool) -> Result<()> {
-        let failed = || Error::unavailable(format!("cannot reach {name}"), "injected fault");
-        let changes = match change {
-            true => self.changes.fetch_add(1, Ordering::Relaxed) + 1,
-            false => self.changes() + 1,
+        let failed = || {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+            Error::unavailable(format!("cannot reach {name}"), "injected fault")
         };
+        let before = self.changes.fetch_add(u64::from(change), Ordering::Relaxed);
         for fault in self.faults(name) {
             match fault {
                 Fault::Error => return Err(failed()),
                 Fault::Slow(time) => std::thread::sleep(time),
-                Fault::CrashAfter(most) if changes > most => return Err(failed()),
+                Fault::CrashAfter(most) if before >= most => return Err(failed()),
                 _ => {}
             }
         }

@@ -9,6 +9,7 @@ mod packer;
 mod start;
 mod workers;
 
+pub(crate) use start::packs;
 pub use start::{Dedup, WriterOptions};
 
 use crate::error::{Error, Kind, Result};

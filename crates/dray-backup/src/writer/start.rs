@@ -97,7 +97,9 @@ impl Repository {
         parent: Option<&Manifest>,
         options: WriterOptions,
     ) -> Result<Writer> {
-        begin(&self.core, image, bytes, parent, options, HashSet::new())
+        let number = next_number(&self.core, image)?;
+        let of = Of { image, number, bytes };
+        begin(&self.core, of, parent, options, HashSet::new())
     }
 
     /// Begins to write a backup anew without the packs in `avoid`.
@@ -107,28 +109,36 @@ impl Repository {
         options: WriterOptions,
         avoid: HashSet<PackId>,
     ) -> Result<Writer> {
-        let info = old.info();
-        let mut writer = begin(&self.core, info.image, info.bytes, Some(old), options, avoid)?;
+        let (info, number) = (old.info(), old.backup().number);
+        let of = Of { image: info.image, number, bytes: info.bytes };
+        let mut writer = begin(&self.core, of, Some(old), options, avoid)?;
         writer.revision_of = writer.parent.as_ref().map(|now| now.backup().clone());
         Ok(writer)
     }
 }
 
+/// Which backup is begun.
+#[derive(Clone, Copy)]
+struct Of {
+    image: ImageId,
+    number: u64,
+    bytes: u64,
+}
+
 fn begin(
     core: &Arc<Core>,
-    image: ImageId,
-    bytes: u64,
+    of: Of,
     parent: Option<&Manifest>,
     options: WriterOptions,
     mut avoid: HashSet<PackId>,
 ) -> Result<Writer> {
+    let Of { image, number, bytes } = of;
     if bytes > MAX_IMAGE_BYTES {
         return Err(Error::invalid("the image is too long"));
     }
     if parent.is_some_and(|parent| parent.info().image != image) {
         return Err(Error::invalid("the parent is a backup of another image"));
     }
-    let number = next_number(core, image)?;
     let session = Session::begin(core, image, number)?;
     // From here on no pack goes that is not condemned already; see the protocol in `gc`.
     avoid.extend(mark::all_condemned(core)?);
