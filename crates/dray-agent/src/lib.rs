@@ -28,6 +28,7 @@ pub mod pki;
 pub mod registry;
 pub mod replicas;
 pub mod retention;
+mod seed;
 pub mod store;
 pub mod tls;
 pub mod vm;

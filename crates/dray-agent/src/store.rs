@@ -3,6 +3,7 @@
 //! ```text
 //! images/NAME.json            one record per image
 //! images/NAME.heat            what is known of its accesses (docs/formats.md); not synced, may be lost
+//! seeds/NAME.json             an image that is being read from backups
 //! migrations/ID/intent.json   what was asked for
 //! migrations/ID/journal       what has happened (see docs/formats.md)
 //! migrations/ID/counts.json   what the summary counts; not synced, lost with the host
@@ -28,6 +29,7 @@ impl Store {
     pub fn open(root: &Path) -> io::Result<Self> {
         fs::create_dir_all(root.join("images"))?;
         fs::create_dir_all(root.join("migrations"))?;
+        fs::create_dir_all(root.join("seeds"))?;
         Ok(Self { root: root.to_owned() })
     }
 
@@ -39,6 +41,11 @@ impl Store {
     /// The file of what links have carried.
     pub fn links(&self) -> PathBuf {
         self.root.join("links.json")
+    }
+
+    /// Where the notes of images are that are being read from backups.
+    pub fn seeds(&self) -> PathBuf {
+        self.root.join("seeds")
     }
 
     /// The folder of all migrations.

@@ -61,6 +61,8 @@ pub enum Command {
     Prepare(commands::prepare::Args),
     /// Predict what a migration would take
     Plan(commands::plan::Args),
+    /// Have a target read images from its backups, before a migration
+    Seed(commands::seed::Args),
     /// Move a running VM, or images, to another host
     Migrate(commands::migrate::Args),
     /// Show migrations

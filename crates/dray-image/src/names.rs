@@ -1,7 +1,8 @@
 //! The names an image file has while it is not simply the image: partial and replica (I1).
 //!
 //! Locks die with the agent, so the file's name says who owns it. An incomplete image at a target
-//! is `.NAME.dray-partial`, mode 0000; after the handover the source's file is
+//! is `.NAME.dray-partial`, mode 0000 (`.NAME.dray-seed` while it is read from backups, before any
+//! migration); after the handover the source's file is
 //! `.NAME.dray-replica-EPOCH`, mode 0000. Whatever was asked is done in single steps, each durable
 //! before the next, and can be asked again after a crash between any two; no step ever replaces a
 //! file. Block devices have no names: see [`device`](crate::device).
@@ -15,6 +16,7 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 const PARTIAL_SUFFIX: &str = ".dray-partial";
+const SEED_SUFFIX: &str = ".dray-seed";
 const REPLICA_SUFFIX: &str = ".dray-replica-";
 /// Longest file name that the usual file systems take.
 const MAX_NAME: usize = 255;
@@ -150,6 +152,11 @@ impl ImageNames {
         self.hidden(PARTIAL_SUFFIX)
     }
 
+    /// The file into which a replica is read from backups.
+    pub fn seed(&self) -> PathBuf {
+        self.hidden(SEED_SUFFIX)
+    }
+
     /// The replica that was left behind when epoch `epoch` began elsewhere.
     pub fn replica(&self, epoch: Epoch) -> PathBuf {
         self.hidden(&format!("{REPLICA_SUFFIX}{}", epoch.0))
@@ -183,8 +190,19 @@ impl ImageNames {
     /// # Errors
     /// `InUse` when it exists already, or when a file has the image's name.
     pub fn create_partial(&self, len: u64) -> Result<File> {
+        self.create_closed(self.partial(), len)
+    }
+
+    /// Makes the file into which a replica is read, `len` bytes of hole, and opens it.
+    ///
+    /// # Errors
+    /// `InUse` when it exists already, or when a file has the image's name.
+    pub fn create_seed(&self, len: u64) -> Result<File> {
+        self.create_closed(self.seed(), len)
+    }
+
+    fn create_closed(&self, path: PathBuf, len: u64) -> Result<File> {
         self.refuse_existing(&self.image())?;
-        let path = self.partial();
         let file =
             File::options().read(true).write(true).create_new(true).mode(0o0).open(&path).map_err(
                 |e| match e.kind() {
@@ -203,6 +221,30 @@ impl ImageNames {
     /// `NotFound` when there is none.
     pub fn open_partial(&self) -> Result<File> {
         open_closed(&self.partial(), true)
+    }
+
+    /// Opens the file into which a replica is read.
+    ///
+    /// # Errors
+    /// `NotFound` when there is none.
+    pub fn open_seed(&self) -> Result<File> {
+        open_closed(&self.seed(), true)
+    }
+
+    /// What was read becomes the replica of `epoch`.
+    ///
+    /// # Errors
+    /// `NotFound` when nothing was read, `InUse` when there is such a replica.
+    pub fn finish_seed(&self, epoch: Epoch) -> Result<()> {
+        self.run(self.moving(self.seed(), self.replica(epoch))?)
+    }
+
+    /// Removes the file into which a replica was being read, if there is one.
+    ///
+    /// # Errors
+    /// What the system reports.
+    pub fn remove_seed(&self) -> Result<()> {
+        self.remove(self.seed())
     }
 
     /// Opens the replica of `epoch`; for writing only when it may become the image again.

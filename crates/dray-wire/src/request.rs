@@ -1,7 +1,7 @@
 //! Requests between agents outside a migration: one question and one answer on a stream of its own.
 
 use crate::error::WireError;
-use dray_types::{Ancestor, ImageId, MigrationId};
+use dray_types::{Ancestor, Epoch, ImageId, MigrationId};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -46,6 +46,48 @@ pub enum Base {
     },
 }
 
+/// Feature word: the target understands `Seed`.
+pub const FEATURE_SEED: &str = "seed";
+
+/// An image that the target shall read from backups before it comes.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct SeedImage {
+    /// The image as it will be offered.
+    pub image: WantedImage,
+    /// The epoch in which its owner has it now.
+    pub epoch: Epoch,
+    /// The closed generations that its owner remembers, oldest first.
+    pub ancestors: Vec<Ancestor>,
+}
+
+/// How far the target is with an image that it reads from backups.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Seeding {
+    /// Nothing is read, because of this.
+    Nothing {
+        /// What stands in the way; nothing worth telling when empty.
+        why: String,
+    },
+    /// It is being read.
+    Running {
+        /// Bytes of data that are there.
+        done: u64,
+        /// Bytes of data in all, as far as they are counted.
+        total: u64,
+    },
+    /// There is a replica now.
+    Ready {
+        /// The generation that it holds.
+        generation: Ancestor,
+        /// Bytes of data that each provider gave, by its name there.
+        given: Vec<(String, u64)>,
+        /// Bytes of the image that nobody could give: the source sends them.
+        missing: u64,
+        /// What went wrong on the way, for people.
+        notes: Vec<String>,
+    },
+}
+
 /// What one agent asks of another.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Request {
@@ -78,12 +120,30 @@ pub enum Request {
         /// For each, the closed generations that its owner remembers, oldest first.
         ancestors: Vec<Vec<Ancestor>>,
     },
+    /// Read images from backups, as they were at one of their closed generations, so that a migration
+    /// that follows can begin with them. Begins it, and asked again with the same number tells how far
+    /// it is; the target stops when nobody asks any more. To be sent only to a peer that has agreed to
+    /// [`FEATURE_SEED`].
+    Seed {
+        /// Names this wish.
+        number: u64,
+        /// Pool at the target; its default one when none is named.
+        pool: Option<String>,
+        /// The images.
+        images: Vec<SeedImage>,
+        /// Bytes a second that the link from their owner is known to carry.
+        link: Option<u64>,
+    },
 }
 
 impl Request {
     /// The feature word that the peer must have agreed to before this may be sent.
     pub fn feature(&self) -> Option<&'static str> {
-        matches!(self, Self::PrepareReturn { .. }).then_some(FEATURE_RETURN)
+        match self {
+            Self::PrepareReturn { .. } => Some(FEATURE_RETURN),
+            Self::Seed { .. } => Some(FEATURE_SEED),
+            _ => None,
+        }
     }
 }
 
@@ -119,6 +179,11 @@ pub enum Reply {
         exports: Vec<String>,
         /// What each image begins with, in order.
         bases: Vec<Base>,
+    },
+    /// Answer to `Seed`: each image, in order.
+    Seeding {
+        /// How far it is.
+        images: Vec<Seeding>,
     },
 }
 

@@ -16,6 +16,7 @@ use crate::migration::target::TargetSlot;
 use crate::net::{ControlSettings, ListenSettings, Listener};
 use crate::ops::Operator;
 use crate::registry::Registry;
+use crate::seed::Seeds;
 use crate::store::Store;
 use crate::tls::Identity;
 use std::path::{Path, PathBuf};
@@ -42,6 +43,8 @@ pub struct Agent {
     pub sources: Slots<SourceSlot>,
     /// Migrations to here.
     pub targets: Slots<TargetSlot>,
+    /// Images that are being read from backups.
+    pub seeds: Seeds,
     /// Tasks of migrations away that were prepared and not begun.
     pub tasks: Tasks,
 }
@@ -117,6 +120,7 @@ async fn serve(config: Config, what: &str) -> ApiResult<()> {
         registry,
         sources: Slots::default(),
         targets: Slots::default(),
+        seeds: Seeds::default(),
         tasks: Tasks::default(),
     });
     let access =

@@ -14,7 +14,7 @@ use crate::registry::{CopyState, Entry, ImageRecord, Place};
 use crate::vm;
 use dray_image::{FileImage, FileOptions, ImageNames};
 use dray_types::{Ancestor, Epoch, MigrationId};
-use dray_wire::request::{Base, Reply, Request, WantedImage};
+use dray_wire::request::{Base, Reply, Request, SeedImage, Seeding, WantedImage};
 use dray_wire::{ImageOffer, StreamKind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -164,6 +164,25 @@ impl Agent {
                 Err(why.to_string())
             }
         }
+    }
+
+    /// Images are read from backups before they come.
+    fn seed_for(
+        &self,
+        peer: &str,
+        number: u64,
+        pool: Option<&str>,
+        images: Vec<SeedImage>,
+        link: Option<u64>,
+    ) -> Result<Vec<Seeding>, String> {
+        let known = self.config.peer(peer).ok_or("the peer is not configured here")?;
+        let pool = self.config.pool_for(known, pool).map_err(|why| why.to_string())?;
+        if pool.kind != PoolKind::Files {
+            let why = "images on devices cannot begin with a backup".to_owned();
+            return Ok(vec![Seeding::Nothing { why }; images.len()]);
+        }
+        let ask = |image| self.seeds.ask(number, image, link, pool, self);
+        images.into_iter().map(ask).collect::<Result<_, _>>().map_err(|why| why.to_string())
     }
 
     /// What an earlier try has sent stays where it is, so the next one cannot go elsewhere.
@@ -392,6 +411,12 @@ impl RequestHandler for Arc<Agent> {
                 let (nbd_socket, exports) = self.exports(&images);
                 match prepared {
                     Ok(bases) => Reply::PreparedReturn { nbd_socket, exports, bases },
+                    Err(why) => Reply::Refused { why },
+                }
+            }
+            Request::Seed { number, pool, images, link } => {
+                match self.seed_for(peer, number, pool.as_deref(), images, link) {
+                    Ok(images) => Reply::Seeding { images },
                     Err(why) => Reply::Refused { why },
                 }
             }

@@ -61,6 +61,8 @@ pub enum Command {
     Backfill(Backfill),
     /// Answered with [`Recorded`](super::Recorded), after [`Event::Accesses`](super::Event::Accesses).
     Record(super::Record),
+    /// Answered with [`Seeded`](super::Seeded), after [`Event::Seeding`](super::Event::Seeding).
+    Seed(super::Seed),
     /// Answered with [`LineageStatus`](super::LineageStatus).
     Lineage(Lineage),
 }

@@ -15,6 +15,7 @@ pub mod plan;
 pub mod progress;
 pub mod record;
 pub mod report;
+pub mod seed;
 pub mod server;
 pub mod text;
 pub mod tuning;
@@ -26,6 +27,7 @@ pub use plan::*;
 pub use progress::*;
 pub use record::*;
 pub use report::*;
+pub use seed::*;
 pub use server::{Server, SocketAccess};
 pub use tuning::{HotSet, Throttle, Tuning};
 
@@ -124,6 +126,10 @@ pub trait AgentApi: Send + Sync + 'static {
     /// Starts, pauses or paces Backfill; this host is the target.
     fn backfill(&self, command: Backfill) -> impl Future<Output = ApiResult<Backfilling>> + Send;
 
+    /// Has a target read images from backups. Dropped when its client hangs up.
+    fn seed(&self, command: Seed, events: Events)
+    -> impl Future<Output = ApiResult<Seeded>> + Send;
+
     /// The generations of an image, as this host knows them.
     fn lineage(&self, command: Lineage) -> impl Future<Output = ApiResult<LineageStatus>> + Send;
 }
@@ -176,7 +182,7 @@ mod tests {
             }
         }
         let counted: Vec<_> = kinds.into_iter().collect();
-        assert_eq!(counted, [("error", 1), ("event", 4), ("result", 3), ("version", 10)]);
+        assert_eq!(counted, [("error", 1), ("event", 5), ("result", 3), ("version", 10)]);
     }
 
     #[test]

@@ -21,6 +21,8 @@ pub enum Event {
     },
     /// What guests did to an image that is recorded; about ten times a second.
     Accesses(super::AccessBatch),
+    /// How far a target is that reads images from backups; about three times a second.
+    Seeding(super::SeedProgress),
 }
 
 /// A migration exists: its intent is durable.

@@ -220,6 +220,7 @@ async fn run<A: AgentApi>(agent: &A, command: Command, events: Events) -> ApiRes
         Command::Plan(command) => to_json(agent.plan(command).await?),
         Command::Backfill(command) => to_json(agent.backfill(command).await?),
         Command::Record(command) => to_json(agent.record(command, events).await?),
+        Command::Seed(command) => to_json(agent.seed(command, events).await?),
         Command::Lineage(command) => to_json(agent.lineage(command).await?),
     }
 }

@@ -10,6 +10,7 @@ mod migrate;
 mod plan;
 mod prepare;
 mod record;
+mod seed;
 mod splice;
 
 use crate::agent::Agent;
@@ -108,6 +109,10 @@ impl AgentApi for Operator {
 
     async fn record(&self, command: api::Record, events: Events) -> ApiResult<api::Recorded> {
         self.0.record(&command, &events).await
+    }
+
+    async fn seed(&self, command: api::Seed, events: Events) -> ApiResult<api::Seeded> {
+        self.0.seed(command, &events).await
     }
 
     async fn backfill(&self, command: api::Backfill) -> ApiResult<Backfilling> {

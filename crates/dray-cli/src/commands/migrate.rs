@@ -9,7 +9,7 @@ use crate::show::status::short;
 use clap::ValueEnum;
 use dray_agent::api::text::MigrationRef;
 use dray_agent::api::{
-    ApiError, ApiResult, Client, Command, ErrorKind, Migrate, Order, ReleaseAtEnd, Started,
+    ApiError, ApiResult, Client, Command, ErrorKind, Migrate, Order, ReleaseAtEnd, Seed, Started,
     Strategy,
 };
 use dray_types::BitRate;
@@ -54,6 +54,9 @@ pub struct Args {
     /// In which order they move
     #[arg(long, value_enum, default_value_t)]
     order: OrderArg,
+    /// Send everything, whatever backups the target could begin with
+    #[arg(long)]
+    no_backups: bool,
     #[command(flatten)]
     tuning: TuningArgs,
     /// Send no faster than this: 500Mbit, 100MiB/s
@@ -186,7 +189,18 @@ impl Args {
 
 /// Does it.
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
+    let backups = !args.no_backups;
     let command = args.resolve()?;
+    if backups && command.target_qmp.is_none() && command.prepared.is_none() {
+        let seed = Seed {
+            subject: command.subject.clone(),
+            to: command.to.clone(),
+            pool: command.pool.clone(),
+            prefix: None,
+            names: command.names.clone(),
+        };
+        super::seed::first(seed, client, output).await;
+    }
     if !command.detach {
         return progress::follow(client, Command::Migrate(command), output).await;
     }

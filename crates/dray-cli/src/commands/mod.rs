@@ -19,6 +19,7 @@ mod record;
 pub mod release;
 pub mod resize;
 pub mod resume;
+pub mod seed;
 pub mod sim;
 pub mod status;
 pub mod subject;
@@ -59,6 +60,7 @@ async fn ask(command: Command, client: &Client, output: &Output) -> ApiResult<Ex
     match command {
         Command::Prepare(args) => prepare::run(args, client, output).await,
         Command::Plan(args) => plan::run(args, client, output).await,
+        Command::Seed(args) => seed::run(args, client, output).await,
         Command::Migrate(args) => migrate::run(args, client, output).await,
         Command::Status(args) => status::run(args, client, output).await,
         Command::Watch(args) => watch::run(args, client, output).await,

@@ -4,7 +4,7 @@ use super::pair;
 use super::subject::MoveArgs;
 use crate::output::Output;
 use crate::show::prepared::qemu_arguments;
-use dray_agent::api::{ApiResult, Client, Command, Prepare, Prepared};
+use dray_agent::api::{ApiResult, Client, Command, Prepare, Prepared, Seed};
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
@@ -31,6 +31,9 @@ pub struct Args {
     /// Name at the target of an image or device (repeatable)
     #[arg(long = "name", value_name = "HERE=THERE", value_parser = pair)]
     names: Vec<(String, String)>,
+    /// Send everything, whatever backups the target could begin with
+    #[arg(long)]
+    no_backups: bool,
 }
 
 /// Does it.
@@ -42,6 +45,10 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
         prefix: args.prefix,
         names: args.names.into_iter().collect(),
     };
+    if !args.no_backups {
+        let Prepare { subject, to, pool, prefix, names } = command.clone();
+        super::seed::first(Seed { subject, to, pool, prefix, names }, client, output).await;
+    }
     let prepared: Prepared = client.call(Command::Prepare(command)).await?;
     if output.json {
         output.json_line(&prepared);

@@ -88,7 +88,7 @@ async fn listen(
                 match &event {
                     Event::Started(started) => *migration = Some(started.migration),
                     Event::Progress(progress) => *migration = Some(progress.migration),
-                    Event::Notice { .. } | Event::Accesses(_) => {}
+                    Event::Notice { .. } | Event::Accesses(_) | Event::Seeding(_) => {}
                 }
                 display.event(&event);
             }

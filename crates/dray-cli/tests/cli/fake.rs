@@ -302,6 +302,25 @@ impl AgentApi for Agent {
         })
     }
 
+    async fn seed(&self, command: Seed, events: Events) -> ApiResult<Seeded> {
+        self.saw("seed", &command);
+        if command.to != "hostc" {
+            return Ok(Seeded { to: command.to, images: Vec::new() });
+        }
+        let progress = SeedProgress { bytes_done: 1 << 30, bytes_total: 3 << 30 };
+        let _ = events.send(Event::Seeding(progress)).await;
+        let image = |name: &str, generation, notes: &[&str]| SeededImage {
+            image: name.into(),
+            generation,
+            given: generation.map(|_| ("nas".to_owned(), 3 << 30)).into_iter().collect(),
+            missing_bytes: generation.map_or(0, |_| 4 << 20),
+            notes: notes.iter().map(|note| (*note).to_owned()).collect(),
+        };
+        let root = image("vm1-root", Some(7), &["offsite is left alone: connection refused"]);
+        let data = image("vm1-data", None, &["nas: its lineage has diverged"]);
+        Ok(Seeded { to: command.to, images: vec![root, data] })
+    }
+
     async fn status(&self, command: Status) -> ApiResult<Vec<MigrationStatus>> {
         self.saw("status", &command);
         let mut failed = running();

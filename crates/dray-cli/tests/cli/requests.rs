@@ -8,7 +8,10 @@ fn asks(args: &[&str], wanted: &Value) {
     let fake = Fake::start();
     let ran = fake.run(args);
     assert_eq!(ran.code, 0, "{args:?}: {}", ran.err);
-    assert_eq!(fake.seen().first(), Some(wanted), "{args:?}");
+    // A migration is asked for after the backups that it can begin with.
+    let seen = fake.seen();
+    let asked = seen.iter().find(|command| command.get("seed").is_none());
+    assert_eq!(asked, Some(wanted), "{args:?}");
 }
 
 #[test]
@@ -41,7 +44,7 @@ fn migrate_with_everything() {
 
 #[test]
 fn what_only_some_strategies_use_is_left_out_unless_it_is_asked_for() {
-    let args = "migrate --image a --to hostb --strategy hot-set --throttle soft --observe 30s \
+    let args = "migrate --image a --to hostb --no-backups --strategy hot-set --throttle soft --observe 30s \
                 --threshold 2.5 --segment 16MiB --handover-size 1MiB --max-added-latency 1.5ms";
     let wanted = json!({ "throttle": "soft", "max_added_latency_ms": 1.5, "hot_set": {
         "observe_ms": 30_000, "threshold": 2.5, "segment": 16 << 20, "read_weight": 0.5,
@@ -52,6 +55,34 @@ fn what_only_some_strategies_use_is_left_out_unless_it_is_asked_for() {
     assert_eq!(ran.code, 0, "{}", ran.err);
     let request = fake.seen()[0]["migrate"].clone();
     assert_eq!((&request["strategy"], &request["tuning"]), (&json!("hot-set"), &wanted));
+}
+
+#[test]
+fn backups_are_asked_for_first_unless_something_is_prepared_or_nobody_wants_them() {
+    let seeds = |args: &str| {
+        let fake = Fake::start();
+        let ran = fake.run(&args.split_whitespace().collect::<Vec<_>>());
+        assert_eq!(ran.code, 0, "{args}: {}", ran.err);
+        fake.seen().iter().filter_map(|command| command.get("seed").cloned()).collect::<Vec<_>>()
+    };
+    let wanted = json!({ "subject": { "images": { "names": ["a"] } }, "to": "hostb",
+        "pool": "fast", "prefix": null, "names": { "a": "x" } });
+    let image = "--image a --to hostb --pool fast --name a=x";
+    for command in ["seed", "migrate", "migrate --detach", "prepare"] {
+        assert_eq!(
+            seeds(&format!("{command} {image}")),
+            std::slice::from_ref(&wanted),
+            "{command}"
+        );
+    }
+    let vm = "migrate --qmp /q --to hostb --target-qmp /t";
+    for none in [
+        "migrate --image a --to hostb --no-backups",
+        "prepare --image a --to hostb --no-backups",
+        vm,
+    ] {
+        assert!(seeds(none).is_empty(), "{none}");
+    }
 }
 
 #[test]

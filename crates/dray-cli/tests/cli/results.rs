@@ -32,6 +32,8 @@ fn results_for_people() {
         ("resize", "resize a 40GiB"),
         ("claim", "claim a --source-is-fenced --accept-loss"),
         ("plan", "plan --image a --to hostb --bandwidth 800Mbit"),
+        ("seed", "seed --image a --to hostc"),
+        ("seed-nothing", "seed --image a --to hostb"),
         ("backfill-start", "backfill start"),
         ("backfill-pause", "backfill pause vm1-root"),
         ("backfill-rate", "backfill rate 200Mbit --qmp /q"),

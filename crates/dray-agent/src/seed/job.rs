@@ -1,0 +1,227 @@
+//! One image that is read from backups: a thread from the choice of what to read until there is a
+//! replica.
+
+use super::choose::{self, Choice};
+use super::gather::{Gathered, Gathering, Pace, TASK_BYTES};
+use super::state::{SeedFile, SeedNote};
+use crate::config::Pool;
+use crate::registry::{CopyState, Registry};
+use crate::store::Store;
+use dray_image::ImageNames;
+use dray_types::{BitRate, ByteSize, Epoch};
+use dray_wire::request::{SeedImage, Seeding};
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Who does not ask for so long has gone.
+const ASKED: Duration = Duration::from_secs(20);
+/// What arrived is made durable this often.
+const SAVE: Duration = Duration::from_secs(2);
+/// The longest that the job sleeps.
+const NAP: Duration = Duration::from_millis(100);
+
+/// What a job is made of.
+pub struct Parts {
+    /// The images of this host.
+    pub registry: Arc<Registry>,
+    /// What is durable.
+    pub store: Store,
+    /// Where the image will be.
+    pub pool: Pool,
+    /// The image.
+    pub wanted: SeedImage,
+    /// Bytes a second that the link from its owner carries, if known.
+    pub link: Option<u64>,
+    /// Where backups are.
+    pub places: Vec<crate::config::BackupPlace>,
+}
+
+/// How a job stands, for those who ask.
+pub struct Job {
+    /// Names the wish that it is for.
+    pub number: u64,
+    state: Mutex<Seeding>,
+    asked: Mutex<Instant>,
+}
+
+impl Job {
+    /// Begins, in a thread.
+    ///
+    /// # Errors
+    /// When no thread can be made.
+    pub fn start(number: u64, parts: Parts) -> io::Result<Arc<Self>> {
+        let state = Mutex::new(Seeding::Running { done: 0, total: 0 });
+        let job = Arc::new(Self { number, state, asked: Mutex::new(Instant::now()) });
+        let mine = Arc::clone(&job);
+        let work = move || {
+            let end = mine.run(&parts).unwrap_or_else(|why| {
+                let name = &parts.wanted.image.name;
+                tracing::warn!(image = name, %why, "cannot read an image from backups");
+                Seeding::Nothing { why: why.to_string() }
+            });
+            *mine.state() = end;
+        };
+        std::thread::Builder::new().name("dray-seeding".to_owned()).spawn(work)?;
+        Ok(job)
+    }
+
+    fn state(&self) -> MutexGuard<'_, Seeding> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How far it is; whoever asks wants it to go on.
+    pub fn ask(&self) -> Seeding {
+        *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        self.state().clone()
+    }
+
+    /// Whether it has come to an end.
+    pub fn is_over(&self) -> bool {
+        !matches!(*self.state(), Seeding::Running { .. })
+    }
+
+    fn is_wanted(&self) -> bool {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner).elapsed() < ASKED
+    }
+
+    fn run(&self, parts: &Parts) -> io::Result<Seeding> {
+        let nothing = |why: &str| Ok(Seeding::Nothing { why: why.to_owned() });
+        if let Some(why) = in_the_way(parts) {
+            return nothing(&why);
+        }
+        let choice = match choose::choose(&parts.places, &parts.wanted) {
+            Ok(choice) => choice,
+            Err(notes) => return nothing(&notes.join("; ")),
+        };
+        if has_as_good(parts, &choice) {
+            return nothing("");
+        }
+        let path = parts.pool.image_path(&parts.wanted.image.name).map_err(io::Error::other)?;
+        check_room(parts, choice.bytes)?;
+        set_aside(parts)?;
+        let note = note_of(parts, &choice, path)?;
+        let file = SeedFile::open(&parts.store.seeds(), note, parts.pool.io)?;
+        self.fill(file, choice, parts)
+    }
+
+    /// Reads until there is nothing left to read, nobody asks any more, or it is not worth it.
+    fn fill(&self, mut file: SeedFile, choice: Choice, parts: &Parts) -> io::Result<Seeding> {
+        let begun = file.done();
+        let earlier = choice.bytes_of(&begun);
+        let total = choice.bytes;
+        let (seed, len) = (Arc::clone(&file.file), file.note.len);
+        let gathering =
+            Gathering::start(&choice.providers, choice.masks.clone(), &begun, seed, len)?;
+        let mut pace = Pace::new(parts.link, Instant::now());
+        let mut saved = Instant::now();
+        let why = loop {
+            if gathering.is_over(NAP) {
+                break None;
+            }
+            *self.state() = Seeding::Running { done: earlier + gathering.bytes(), total };
+            if saved.elapsed() >= SAVE {
+                file.save(&gathering.done())?;
+                saved = Instant::now();
+            }
+            if !self.is_wanted() {
+                // What is there is used when somebody asks again.
+                gathering.end(None)?;
+                file.save(&gathering.done())?;
+                return Ok(Seeding::Nothing { why: "nobody waited for it any more".to_owned() });
+            }
+            if let Some(rate) = pace.crawls(gathering.bytes(), Instant::now()) {
+                let rate = BitRate { bytes_per_second: rate };
+                break Some(format!(
+                    "only {rate} came in the last seconds: the rest is not waited for"
+                ));
+            }
+        };
+        let gathered = gathering.end(why.as_deref())?;
+        finish(file, &choice, gathered, parts)
+    }
+}
+
+/// The replica, and what is said of it.
+fn finish(
+    file: SeedFile,
+    choice: &Choice,
+    gathered: Gathered,
+    parts: &Parts,
+) -> io::Result<Seeding> {
+    let given: u64 = gathered.given.iter().sum();
+    let mut notes = choice.notes.clone();
+    notes.extend(gathered.notes);
+    if given == 0 && file.note.done.is_empty() && choice.bytes > 0 {
+        file.remove()?;
+        return Ok(Seeding::Nothing { why: notes.join("; ") });
+    }
+    let missing = gathered.failed.iter().map(|_| TASK_BYTES).sum();
+    file.finish(&gathered.failed, &parts.registry)?;
+    let names = choice.providers.iter().map(|provider| provider.name());
+    let given = names.zip(gathered.given).collect();
+    Ok(Seeding::Ready { generation: choice.generation, given, missing, notes })
+}
+
+/// What keeps the image from being read here at all.
+fn in_the_way(parts: &Parts) -> Option<String> {
+    let name = &parts.wanted.image.name;
+    if parts.places.is_empty() {
+        return Some(String::new());
+    }
+    let entry = parts.registry.get(name)?;
+    let record = entry.record();
+    let replica = record.state == CopyState::Replica && record.migration.is_none();
+    if replica && record.id == parts.wanted.image.id {
+        return None;
+    }
+    Some(format!("there is an image '{name}' already"))
+}
+
+/// Whether the replica that lies here is of no older generation.
+fn has_as_good(parts: &Parts, choice: &Choice) -> bool {
+    let SeedImage { image, ancestors, .. } = &parts.wanted;
+    let Some(entry) = parts.registry.get(&image.name) else { return false };
+    let usable = entry.record().base_for(image, ancestors, &parts.pool);
+    usable.is_ok_and(|note| note.generation.number >= choice.generation.number)
+}
+
+/// The replica that lies here is too old or of no use: it gives up its name.
+fn set_aside(parts: &Parts) -> io::Result<()> {
+    match parts.registry.get(&parts.wanted.image.name) {
+        Some(entry) => parts.registry.set_aside(&entry).map(drop),
+        None => Ok(()),
+    }
+}
+
+fn check_room(parts: &Parts, bytes: u64) -> io::Result<()> {
+    let stat = rustix::fs::statvfs(&parts.pool.path)?;
+    let free = stat.f_bavail * stat.f_frsize;
+    if bytes <= free {
+        return Ok(());
+    }
+    Err(io::Error::other(format!(
+        "pool '{}' has {} free and the backup needs {}",
+        parts.pool.name,
+        ByteSize(free),
+        ByteSize(bytes)
+    )))
+}
+
+fn note_of(parts: &Parts, choice: &Choice, path: PathBuf) -> io::Result<SeedNote> {
+    let SeedImage { image, epoch, .. } = &parts.wanted;
+    let found = ImageNames::of(&path).and_then(|names| names.found()).map_err(io::Error::other)?;
+    // A replica of an earlier time may have the name that belongs to this epoch.
+    let after = found.replicas.last().map_or(Epoch(0), |last| last.next());
+    Ok(SeedNote {
+        name: image.name.clone(),
+        id: image.id,
+        path,
+        len: image.len,
+        generation: choice.generation,
+        epoch: (*epoch).max(after),
+        done: Vec::new(),
+        finished: None,
+    })
+}

@@ -1,0 +1,64 @@
+//! Seeding: what an image was at an earlier generation is read from backups into a file at the target,
+//! which becomes a replica. A migration that follows begins with it, as one back to a host that has an
+//! old copy does: the source sends what was written since, and what no provider could give.
+//!
+//! [`choose`] says what is read and from whom, [`tasks`] who reads what next, [`gather`] reads,
+//! [`state`] is what survives the agent, [`job`] the thread of one image.
+
+mod choose;
+mod gather;
+mod job;
+mod place;
+mod state;
+mod tasks;
+
+use crate::config::Pool;
+use dray_wire::request::{SeedImage, Seeding};
+use job::{Job, Parts};
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+pub use state::revive;
+
+/// What was read and nobody has gone on with for so long is removed.
+pub const KEEP: Duration = Duration::from_secs(24 * 3600);
+
+/// The images that are being read, by name.
+#[derive(Default)]
+pub struct Seeds(Mutex<BTreeMap<String, Arc<Job>>>);
+
+impl Seeds {
+    /// How far the wish `number` for an image is; begins it when it is a new one. One that is being
+    /// read for somebody else is waited for.
+    ///
+    /// # Errors
+    /// When no thread can be made.
+    pub fn ask(
+        &self,
+        number: u64,
+        wanted: SeedImage,
+        link: Option<u64>,
+        pool: &Pool,
+        agent: &crate::agent::Agent,
+    ) -> io::Result<Seeding> {
+        let mut jobs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = wanted.image.name.clone();
+        if let Some(job) = jobs.get(&name).filter(|job| job.number == number || !job.is_over()) {
+            return Ok(job.ask());
+        }
+        let parts = Parts {
+            registry: Arc::clone(&agent.registry),
+            store: agent.store.clone(),
+            pool: pool.clone(),
+            wanted,
+            link,
+            places: agent.config.backups.clone(),
+        };
+        let job = Job::start(number, parts)?;
+        let state = job.ask();
+        jobs.insert(name, job);
+        Ok(state)
+    }
+}
