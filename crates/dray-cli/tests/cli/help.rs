@@ -3,7 +3,7 @@
 use crate::fake::{dray, finish};
 use crate::golden;
 
-const COMMANDS: [&str; 22] = [
+const COMMANDS: [&str; 23] = [
     "agent",
     "check-config",
     "prepare",
@@ -13,6 +13,7 @@ const COMMANDS: [&str; 22] = [
     "watch",
     "cancel",
     "resume",
+    "seed",
     "limit",
     "backfill",
     "images",

@@ -243,7 +243,8 @@ fn a_second_repository_gives_what_the_first_one_cannot() {
 
 #[test]
 fn a_repository_that_cannot_be_read_costs_nothing_but_the_traffic() {
-    let spoilt: [(&str, fn(&World)); 3] = [
+    type Spoil = fn(&World);
+    let spoilt: [(&str, Spoil); 3] = [
         ("a truncated manifest", |world| {
             let folder = world.place("nas").join("manifests");
             for image in std::fs::read_dir(folder).unwrap() {
