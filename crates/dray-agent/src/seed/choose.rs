@@ -10,14 +10,16 @@ use super::state::task_count;
 use super::tasks::{MAX_PROVIDERS, Mask};
 use crate::config::BackupPlace;
 use dray_backup::{
-    Backup, Content, Kind, PIECE_BYTES, Piece, Reader, Repository, StreamOptions, piece_count,
-    piece_len,
+    Backup, Content, Hash, Kind, PIECE_BYTES, Piece, Reader, Repository, StreamOptions,
+    piece_count, piece_len,
 };
 use dray_engine::lineage::fits;
+use dray_image::{FileImage, Image};
 use dray_types::Ancestor;
 use dray_wire::request::SeedImage;
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Pieces of one task.
 const TASK_PIECES: u64 = TASK_BYTES / PIECE_BYTES as u64;
@@ -59,6 +61,39 @@ struct Source {
     reader: Reader,
     /// Its backup is of the wanted generation.
     same: bool,
+    /// An old copy of the image on this host, of whatever state: what is the same in it, as the
+    /// recipe tells, is read from there.
+    old: Option<Arc<FileImage>>,
+    /// Bytes that came from it.
+    from_old: AtomicU64,
+}
+
+impl Source {
+    /// The piece as the old copy has it, if that is what is wanted.
+    fn at_hand(&self, ix: u64) -> Option<Vec<u8>> {
+        let old = self.old.as_ref()?;
+        let hash = self.reader.piece(ix).ok()?.hash()?;
+        let bytes = &mut vec![0; piece_len(self.reader.manifest().info().bytes, ix)];
+        old.read_at(bytes, ix * PIECE_BYTES as u64).ok()?;
+        (Hash::of(bytes) == hash).then(|| std::mem::take(bytes))
+    }
+
+    /// What the old copy has of some pieces, and the other pieces.
+    fn split(&self, range: Range<u64>) -> (Vec<(u64, Vec<u8>)>, Vec<Range<u64>>) {
+        if self.old.is_none() {
+            return (Vec::new(), vec![range]);
+        }
+        let (mut found, mut left) = (Vec::new(), Vec::new());
+        for ix in range {
+            match self.at_hand(ix) {
+                Some(bytes) => found.push((ix * PIECE_BYTES as u64, bytes)),
+                None => left.push(ix..ix + 1),
+            }
+        }
+        let bytes = found.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+        self.from_old.fetch_add(bytes, Ordering::Relaxed);
+        (found, left)
+    }
 }
 
 impl Provider for Source {
@@ -66,13 +101,17 @@ impl Provider for Source {
         self.name.clone()
     }
 
+    fn from_old(&self) -> u64 {
+        self.from_old.load(Ordering::Relaxed)
+    }
+
     fn read(&self, offset: u64, len: u64) -> Result<Vec<(u64, Vec<u8>)>, Failure> {
         let first = offset / PIECE_BYTES as u64;
         let range = first..first + piece_count(len);
-        let mut pieces = Vec::new();
+        let (mut pieces, left) = self.split(range);
         let mut failed = None;
         let options = StreamOptions { parallel: 1 };
-        self.reader.stream([range], options, |ix, content| match content {
+        self.reader.stream(left, options, |ix, content| match content {
             Ok(Content::Zero) => ControlFlow::Continue(()),
             Ok(Content::Data(bytes)) => {
                 pieces.push((ix * PIECE_BYTES as u64, bytes));
@@ -106,11 +145,15 @@ fn joined(mut pieces: Vec<(u64, Vec<u8>)>) -> Vec<(u64, Vec<u8>)> {
     parts
 }
 
-/// Chooses.
+/// Chooses; `old` is a copy of the image that lies here, whatever it holds.
 ///
 /// # Errors
 /// What stands in the way at each place, for people; nothing when no place knows the image.
-pub fn choose(places: &[BackupPlace], wanted: &SeedImage) -> Result<Choice, Vec<String>> {
+pub fn choose(
+    places: &[BackupPlace],
+    wanted: &SeedImage,
+    old: Option<&Arc<FileImage>>,
+) -> Result<Choice, Vec<String>> {
     let mut notes = Vec::new();
     let mut candidates = candidates(places, wanted, &mut notes);
     candidates.sort_by_key(|candidate| std::cmp::Reverse(candidate.backup.info.generation.number));
@@ -128,7 +171,8 @@ pub fn choose(places: &[BackupPlace], wanted: &SeedImage) -> Result<Choice, Vec<
                 let its = candidate.backup.info.generation;
                 let same = generation.get_or_insert(its).id == its.id;
                 let reader = candidate.repository.reader(&manifest);
-                sources.push(Source { name: name.clone(), reader, same });
+                let (name, old, from_old) = (name.clone(), old.cloned(), AtomicU64::new(0));
+                sources.push(Source { name, reader, same, old, from_old });
                 used.push(candidate.place);
             }
         }

@@ -41,6 +41,11 @@ pub trait Provider: Send + Sync {
     /// Its name, for people.
     fn name(&self) -> String;
 
+    /// Bytes of what it gave that were at hand here.
+    fn from_old(&self) -> u64 {
+        0
+    }
+
     /// The content of `len` bytes at `offset`, checked: parts in ascending order; what they leave out
     /// is zero.
     ///

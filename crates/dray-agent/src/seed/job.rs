@@ -2,12 +2,12 @@
 //! replica.
 
 use super::choose::{self, Choice};
-use super::gather::{Gathered, Gathering, Pace, TASK_BYTES};
+use super::gather::{Gathered, Gathering, Pace, Provider, TASK_BYTES};
 use super::state::{SeedFile, SeedNote};
 use crate::config::Pool;
 use crate::registry::{CopyState, Registry};
 use crate::store::Store;
-use dray_image::ImageNames;
+use dray_image::{FileImage, ImageNames};
 use dray_types::{BitRate, ByteSize, Epoch};
 use dray_wire::request::{SeedImage, Seeding};
 use std::io;
@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 const ASKED: Duration = Duration::from_secs(20);
 /// What arrived is made durable this often.
 const SAVE: Duration = Duration::from_secs(2);
+/// What the replica that lay here before is called in the summary.
+const OLD_COPY: &str = "an old copy there";
 /// The longest that the job sleeps.
 const NAP: Duration = Duration::from_millis(100);
 
@@ -91,7 +93,8 @@ impl Job {
         if let Some(why) = in_the_way(parts) {
             return nothing(&why);
         }
-        let choice = match choose::choose(&parts.places, &parts.wanted) {
+        let old = old_copy(parts);
+        let choice = match choose::choose(&parts.places, &parts.wanted, old.as_ref()) {
             Ok(choice) => choice,
             Err(notes) => return nothing(&notes.join("; ")),
         };
@@ -159,9 +162,27 @@ fn finish(
     }
     let missing = gathered.failed.iter().map(|_| TASK_BYTES).sum();
     file.finish(&gathered.failed, &parts.registry)?;
-    let names = choice.providers.iter().map(|provider| provider.name());
-    let given = names.zip(gathered.given).collect();
+    let given = shares(&choice.providers, &gathered.given);
     Ok(Seeding::Ready { generation: choice.generation, given, missing, notes })
+}
+
+/// Who gave what: what was at hand here counts as such.
+fn shares(providers: &[Arc<dyn Provider>], given: &[u64]) -> Vec<(String, u64)> {
+    let old: u64 = providers.iter().map(|provider| provider.from_old()).sum();
+    let share = |(provider, given): (&Arc<dyn Provider>, &u64)| {
+        (provider.name(), given.saturating_sub(provider.from_old()))
+    };
+    let mut shares: Vec<_> = providers.iter().zip(given).map(share).collect();
+    if old > 0 {
+        shares.push((OLD_COPY.to_owned(), old));
+    }
+    shares
+}
+
+/// The replica that lies here under the name.
+fn old_copy(parts: &Parts) -> Option<Arc<FileImage>> {
+    let entry = parts.registry.get(&parts.wanted.image.name)?;
+    (entry.record().len == parts.wanted.image.len).then(|| Arc::clone(&entry.file))
 }
 
 /// What keeps the image from being read here at all.

@@ -329,6 +329,13 @@ fn a_younger_backup_is_better_than_an_old_replica() {
     };
     write_backup(&world.place("nas"), &Key::None, ImageId(number(&line["id"])), at, &second);
     world.write(&[(50, 5)]);
+    let seeded = result(&world.lab.b.dray(&["--json", "seed", "--image", IMAGE, "--to", "hostc"]));
+    // Pieces of 64 KiB in which nothing was written since are at hand.
+    let given = &seeded["images"][0]["given"];
+    let (read, old) =
+        (given["nas"].as_u64().unwrap(), given["an old copy there"].as_u64().unwrap());
+    assert!(read <= 39 * PIECE_BYTES as u64, "{seeded}");
+    assert!(old >= second.values().filter(|version| **version > 0).count() as u64 * BLOCK - read);
     let (summary, _) = world.go(&["--verify"]);
     assert_eq!(sent(&summary), 5, "{summary}");
     assert_eq!(world.c.files().len(), 2, "the old replica is still there: {:?}", world.c.files());
