@@ -4,7 +4,7 @@
 //! generations is wanted. Another place that has the same generation gives all of it; one with another
 //! generation gives what is the same there, as the recipes tell.
 
-use super::gather::{Failure, Provider, TASK_BYTES};
+use super::gather::{Failure, Parts, Provider, TASK_BYTES};
 use super::place;
 use super::state::task_count;
 use super::tasks::{MAX_PROVIDERS, Mask};
@@ -79,7 +79,7 @@ impl Source {
     }
 
     /// What the old copy has of some pieces, and the other pieces.
-    fn split(&self, range: Range<u64>) -> (Vec<(u64, Vec<u8>)>, Vec<Range<u64>>) {
+    fn split(&self, range: Range<u64>) -> (Parts, Vec<Range<u64>>) {
         if self.old.is_none() {
             return (Vec::new(), vec![range]);
         }
@@ -101,11 +101,11 @@ impl Provider for Source {
         self.name.clone()
     }
 
-    fn from_old(&self) -> u64 {
+    fn bytes_of_old(&self) -> u64 {
         self.from_old.load(Ordering::Relaxed)
     }
 
-    fn read(&self, offset: u64, len: u64) -> Result<Vec<(u64, Vec<u8>)>, Failure> {
+    fn read(&self, offset: u64, len: u64) -> Result<Parts, Failure> {
         let first = offset / PIECE_BYTES as u64;
         let range = first..first + piece_count(len);
         let (mut pieces, left) = self.split(range);
@@ -133,9 +133,9 @@ impl Provider for Source {
 }
 
 /// Neighbours together: fewer and longer writes.
-fn joined(mut pieces: Vec<(u64, Vec<u8>)>) -> Vec<(u64, Vec<u8>)> {
+fn joined(mut pieces: Parts) -> Parts {
     pieces.sort_by_key(|(at, _)| *at);
-    let mut parts: Vec<(u64, Vec<u8>)> = Vec::new();
+    let mut parts = Parts::new();
     for (at, bytes) in pieces {
         match parts.last_mut() {
             Some((start, part)) if *start + part.len() as u64 == at => part.extend(bytes),

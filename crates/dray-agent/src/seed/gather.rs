@@ -36,13 +36,16 @@ pub enum Failure {
     Unavailable(String),
 }
 
+/// Stretches of content: where each begins in the image, and its bytes.
+pub type Parts = Vec<(u64, Vec<u8>)>;
+
 /// Somebody who has an image's content as it was at the wanted generation.
 pub trait Provider: Send + Sync {
     /// Its name, for people.
     fn name(&self) -> String;
 
     /// Bytes of what it gave that were at hand here.
-    fn from_old(&self) -> u64 {
+    fn bytes_of_old(&self) -> u64 {
         0
     }
 
@@ -51,7 +54,7 @@ pub trait Provider: Send + Sync {
     ///
     /// # Errors
     /// Why it cannot be had from here.
-    fn read(&self, offset: u64, len: u64) -> Result<Vec<(u64, Vec<u8>)>, Failure>;
+    fn read(&self, offset: u64, len: u64) -> Result<Parts, Failure>;
 }
 
 /// What came of it.
@@ -309,7 +312,7 @@ mod tests {
             "fake".to_owned()
         }
 
-        fn read(&self, offset: u64, len: u64) -> Result<Vec<(u64, Vec<u8>)>, Failure> {
+        fn read(&self, offset: u64, len: u64) -> Result<Parts, Failure> {
             std::thread::sleep(self.slow);
             match (self.fail)(offset / TASK_BYTES) {
                 Some(failure) => Err(failure),
@@ -406,7 +409,7 @@ mod tests {
             fn name(&self) -> String {
                 "once".to_owned()
             }
-            fn read(&self, offset: u64, len: u64) -> Result<Vec<(u64, Vec<u8>)>, Failure> {
+            fn read(&self, offset: u64, len: u64) -> Result<Parts, Failure> {
                 if self.0.fetch_add(1, Ordering::Relaxed) == 2 {
                     return Err(Failure::Unavailable("a hiccup".to_owned()));
                 }

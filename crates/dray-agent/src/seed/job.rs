@@ -168,9 +168,9 @@ fn finish(
 
 /// Who gave what: what was at hand here counts as such.
 fn shares(providers: &[Arc<dyn Provider>], given: &[u64]) -> Vec<(String, u64)> {
-    let old: u64 = providers.iter().map(|provider| provider.from_old()).sum();
+    let old: u64 = providers.iter().map(|provider| provider.bytes_of_old()).sum();
     let share = |(provider, given): (&Arc<dyn Provider>, &u64)| {
-        (provider.name(), given.saturating_sub(provider.from_old()))
+        (provider.name(), given.saturating_sub(provider.bytes_of_old()))
     };
     let mut shares: Vec<_> = providers.iter().zip(given).map(share).collect();
     if old > 0 {
