@@ -24,6 +24,9 @@ pub const FEATURE_HURRY: &str = "hurry";
 /// Feature word: the target knows that a backup can close a generation. Without it `Lines` says that
 /// a handover did.
 pub const FEATURE_BACKUP_GENERATIONS: &str = "backup-generations";
+/// Feature word: the target understands described runs (`FrameKind::Described`) and answers what it
+/// lacks of them with `Lack`.
+pub const FEATURE_REUSE: &str = "reuse";
 /// Longest peek, in bytes: what a QEMU that opens a disk before handover reads.
 pub const MAX_PEEK: u32 = 2 << 20;
 
@@ -288,6 +291,14 @@ pub enum ToSource {
         /// Tag of the fetch.
         tag: u64,
     },
+    /// Of a described run these pieces are not here, or not as described: send them as data. The
+    /// others were written; this is their acknowledgement.
+    Lack {
+        /// Tag of the description.
+        tag: u64,
+        /// Bit `i` set: piece `i` of the run is wanted. Bits past its end mean nothing.
+        pieces: u16,
+    },
 }
 
 impl ToSource {
@@ -513,6 +524,9 @@ mod tests {
         assert_eq!(bytes(ToTarget::Defer), [4, 2, 11]);
         assert_eq!(bytes(ToTarget::Ping), [4, 2, 9]);
         assert_eq!(bytes(ToTarget::Void), [4, 2, 3]);
+        let lack = ToSource::Lack { tag: 300, pieces: 0b101 };
+        let lack = encode(&Envelope { epoch: Epoch(4), attempt: Attempt(2), body: lack }).unwrap();
+        assert_eq!(lack[4..], [4, 2, 15, 0xac, 2, 5]);
         assert_eq!(ToTarget::Defer.feature(), Some("backfill-order"));
         assert_eq!(ToTarget::Void.feature(), None);
     }

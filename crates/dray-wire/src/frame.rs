@@ -4,6 +4,10 @@
 //! other blocks in order, raw or as one zstd frame. The hash covers the identity of the run (image,
 //! place, mask) and the decoded payload, so neither a wrong byte nor a right byte in a wrong place
 //! goes unnoticed (I3).
+//!
+//! A run may be *described* instead: the payload then holds a hash of each aligned piece of 64 KiB,
+//! and the target looks whether it has such a piece somewhere. The mask says which blocks are zeros
+//! as for a run; a piece of nothing but zeros has no hash.
 
 use crate::error::WireError;
 use dray_types::{BLOCK_SIZE, BlockRange, Epoch, ImageIndex, MAX_RUN_BLOCKS};
@@ -18,6 +22,20 @@ pub const MAX_PAYLOAD: u32 = (MAX_RUN_BLOCKS * BLOCK_SIZE) as u32;
 /// Longest range of zeros one frame may name: 64 GiB. Such a frame costs its reader work without
 /// costing its writer bytes, so it is bounded like everything else.
 pub const MAX_ZERO_BLOCKS: u64 = 1 << 24;
+
+/// Blocks of a piece, the unit in which content is described: 64 KiB, and aligned to that. A hash of
+/// 32 bytes is 0.05 % of it.
+pub const PIECE_BLOCKS: u64 = 16;
+/// Pieces of the longest described run: one bit each in [`crate::ToSource::Lack`].
+pub const MAX_PIECES: u64 = MAX_RUN_BLOCKS / PIECE_BLOCKS;
+const _: () = assert!(MAX_PIECES <= u16::BITS as u64);
+/// Length of a piece's hash: all of BLAKE3. The target takes content for equal on the word of this
+/// hash alone, and who writes into one guest's disk may want to harm another's: half of it could be
+/// collided with 2⁶⁴ tries.
+pub const PIECE_HASH_LEN: usize = 32;
+
+/// The BLAKE3 hash of a piece, its zero blocks included.
+pub type PieceHash = [u8; PIECE_HASH_LEN];
 
 const MAGIC: u16 = 0xd7a1;
 
@@ -45,6 +63,9 @@ pub enum FrameKind {
     Run,
     /// A range that reads as zeros, without payload.
     Zero,
+    /// Whole pieces, at most [`MAX_PIECES`], with the hash of each that is not all zeros. Sent only
+    /// over sessions that agreed on [`crate::control::FEATURE_REUSE`].
+    Described,
 }
 
 /// How the payload is encoded.
@@ -96,7 +117,7 @@ impl FrameHeader {
     /// Number of blocks whose content the payload holds.
     pub fn data_blocks(&self) -> u64 {
         match self.kind {
-            FrameKind::Zero => 0,
+            FrameKind::Zero | FrameKind::Described => 0,
             FrameKind::Run => {
                 let zeros: u32 = self.zero_mask.iter().map(|word| word.count_ones()).sum();
                 self.range.len - u64::from(zeros)
@@ -104,9 +125,26 @@ impl FrameHeader {
         }
     }
 
+    /// The pieces of the run that are all zeros, a bit each; those have no hash.
+    pub fn zero_pieces(&self) -> u16 {
+        let zero = |piece| {
+            let mut blocks = piece * PIECE_BLOCKS..(piece + 1) * PIECE_BLOCKS;
+            blocks.all(|block| mask_bit(&self.zero_mask, block))
+        };
+        (0..self.range.len / PIECE_BLOCKS)
+            .filter(|&piece| zero(piece))
+            .fold(0, |all, piece| all | 1 << piece)
+    }
+
     /// Length of the payload once decoded.
     pub fn decoded_len(&self) -> usize {
-        (self.data_blocks() * BLOCK_SIZE) as usize
+        match self.kind {
+            FrameKind::Described => {
+                let pieces = (self.range.len / PIECE_BLOCKS) as usize;
+                (pieces - self.zero_pieces().count_ones() as usize) * PIECE_HASH_LEN
+            }
+            FrameKind::Run | FrameKind::Zero => (self.data_blocks() * BLOCK_SIZE) as usize,
+        }
     }
 
     /// The header's bytes.
@@ -116,6 +154,7 @@ impl FrameHeader {
             kind: match self.kind {
                 FrameKind::Run => 1,
                 FrameKind::Zero => 2,
+                FrameKind::Described => 3,
             },
             encoding: match self.encoding {
                 Encoding::Raw => 0,
@@ -149,6 +188,7 @@ impl FrameHeader {
         let kind = match raw.kind {
             1 => FrameKind::Run,
             2 => FrameKind::Zero,
+            3 => FrameKind::Described,
             other => return Err(WireError::malformed("frame header", format!("kind {other}"))),
         };
         let encoding = match raw.encoding {
@@ -175,7 +215,7 @@ impl FrameHeader {
 
     fn check(&self) -> Result<(), WireError> {
         let limit = match self.kind {
-            FrameKind::Run => MAX_RUN_BLOCKS,
+            FrameKind::Run | FrameKind::Described => MAX_RUN_BLOCKS,
             FrameKind::Zero => MAX_ZERO_BLOCKS,
         };
         let len = self.range.len;
@@ -185,9 +225,15 @@ impl FrameHeader {
         if self.range.start > (u64::MAX / BLOCK_SIZE) - len {
             return Err(WireError::malformed("frame header", "block number"));
         }
+        let whole = |blocks: u64| blocks % PIECE_BLOCKS == 0;
+        if self.kind == FrameKind::Described && !(whole(self.range.start) && whole(len)) {
+            return Err(WireError::malformed("frame header", "described blocks are no pieces"));
+        }
         let mask_fits = match self.kind {
             FrameKind::Zero => self.zero_mask == [0; 4],
-            FrameKind::Run => (len..256).all(|bit| !mask_bit(&self.zero_mask, bit)),
+            FrameKind::Run | FrameKind::Described => {
+                (len..256).all(|bit| !mask_bit(&self.zero_mask, bit))
+            }
         };
         if !mask_fits {
             return Err(WireError::malformed("frame header", "zero mask past the end of the run"));
@@ -196,7 +242,7 @@ impl FrameHeader {
         let payload = u64::from(self.payload_len);
         let fits = match self.encoding {
             Encoding::Raw => payload == decoded,
-            Encoding::Zstd => payload > 0 && payload < decoded,
+            Encoding::Zstd => self.kind != FrameKind::Described && payload > 0 && payload < decoded,
         };
         if !fits {
             return Err(WireError::TooLong { what: "payload", len: payload, limit: decoded });
@@ -275,6 +321,34 @@ mod tests {
         assert!(
             decode(FrameHeader { encoding: Encoding::Zstd, payload_len: 4096, ..header }).is_err()
         );
+    }
+
+    #[test]
+    fn a_described_run_names_whole_pieces() {
+        let hashes = [5u8; 2 * PIECE_HASH_LEN];
+        // Of three pieces the second is all zeros; the first has one zero block.
+        let mask = [0xffff_0001, 0, 0, 0];
+        let range = BlockRange::new(32, 48);
+        let header = FrameHeader {
+            kind: FrameKind::Described,
+            payload_len: hashes.len() as u32,
+            ..sample(&hashes, mask, range)
+        };
+        let bytes = header.encode();
+        assert_eq!(FrameHeader::decode(&bytes), Ok(header));
+        assert_eq!(bytes[2], 3);
+        assert_eq!((header.zero_pieces(), header.decoded_len()), (0b010, 64));
+        assert_eq!(header.verify(&hashes), Ok(()));
+        assert_eq!(header.data_blocks(), 0, "no content is carried");
+        let decode = |header: FrameHeader| FrameHeader::decode(&header.encode());
+        assert!(decode(FrameHeader { payload_len: 96, ..header }).is_err());
+        assert!(decode(FrameHeader { range: BlockRange::new(33, 48), ..header }).is_err());
+        assert!(decode(FrameHeader { range: BlockRange::new(32, 47), ..header }).is_err());
+        assert!(
+            decode(FrameHeader { encoding: Encoding::Zstd, payload_len: 5, ..header }).is_err()
+        );
+        let long = FrameHeader { range: BlockRange::new(0, 272), payload_len: 17 * 32, ..header };
+        assert!(decode(FrameHeader { zero_mask: [0; 4], ..long }).is_err());
     }
 
     proptest! {
