@@ -11,6 +11,7 @@
 //! * [`record`]: what each side makes durable, and how a restart reads it.
 //! * [`lineage`]: generations of an image, and what has changed since one of them.
 //! * [`strategy`]: which blocks move in which phase; [`hotset`]: which of them are hot.
+//! * [`reuse`]: whether to ask the target for content before sending it.
 //! * [`order`]: which of them is next. [`window`]: how much may be under way.
 //! * [`plan`]: what to copy before handover, and what will come of it.
 //! * [`throttle`]: slowing a guest that writes too fast; [`pace`]: slowing the migration.
@@ -23,6 +24,7 @@ pub mod order;
 pub mod pace;
 pub mod plan;
 pub mod record;
+pub mod reuse;
 pub mod source;
 pub mod strategy;
 pub mod target;

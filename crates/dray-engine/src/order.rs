@@ -262,6 +262,12 @@ pub fn next_image<'a>(images: impl Iterator<Item = &'a Waiting> + Clone) -> Opti
     }
 }
 
+/// The image that is least far, whatever the schedules: all go in step with each other.
+pub(crate) fn next_in_step<'a>(images: impl Iterator<Item = &'a Waiting>) -> Option<usize> {
+    let some = images.enumerate().filter(|(_, waiting)| !waiting.is_empty());
+    some.min_by_key(|(_, waiting)| waiting.progress()).map(|(ix, _)| ix)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

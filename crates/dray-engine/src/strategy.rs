@@ -107,12 +107,25 @@ pub struct Tuning {
     /// `mirror`: bytes of mirrored writes that may wait or be under way; a write that finds it full
     /// stays dirty and is sent in a round of Sync.
     pub mirror_window: u64,
+    /// Content that the target has somewhere need not be sent: Copy may describe runs, once
+    /// `SourceEvent::Reuse` has said that the session can.
+    pub reuse: bool,
+    /// What the link carried in earlier migrations, in bytes a second; zero when nobody knows. What
+    /// this one measures counts as well.
+    pub link_rate: u64,
 }
 
 impl Default for Tuning {
     fn default() -> Self {
         let throttle = throttle::Mode::None;
-        Self { copy_only: None, handover_size: None, throttle, mirror_window: MIRROR_WINDOW }
+        Self {
+            copy_only: None,
+            handover_size: None,
+            throttle,
+            mirror_window: MIRROR_WINDOW,
+            reuse: false,
+            link_rate: 0,
+        }
     }
 }
 

@@ -23,6 +23,9 @@ pub(crate) struct Check {
     pub(crate) damaged: u64,
     pub(crate) read_errors: u64,
     pub(crate) write_errors: u64,
+    /// Pieces that were described, and those of them that the target had.
+    pub(crate) described: u64,
+    pub(crate) found: u64,
     /// The operator is going to resume an abandoned migration.
     pub(crate) resuming: bool,
 }
@@ -40,6 +43,8 @@ impl Check {
             damaged: 0,
             read_errors: 0,
             write_errors: 0,
+            described: 0,
+            found: 0,
             resuming: false,
         }
     }

@@ -1,5 +1,6 @@
 //! What a run looks like and what goes wrong in it, all drawn from the seed.
 
+use crate::reuse::ReuseSetup;
 use crate::rng::Rng;
 use dray_engine::throttle::Mode;
 use dray_engine::{MILLISECOND, SECOND, Strategy, Tuning};
@@ -105,6 +106,8 @@ pub(crate) struct Setup {
     pub(crate) operator: bool,
     /// That operator starts no Backfill as long as a guest waits for missing blocks.
     pub(crate) patient: bool,
+    /// The source asks for content before it sends it.
+    pub(crate) reuse: Option<ReuseSetup>,
     /// The guest never slows down.
     pub(crate) restless: bool,
     pub(crate) faults: Faults,
@@ -136,10 +139,14 @@ impl Setup {
             orders: rng.chance(0.6),
             operator: rng.chance(0.3),
             patient: rng.chance(0.5),
+            reuse: None,
             restless: strategy == Strategy::Mirror && rng.chance(0.3),
             faults: if rng.chance(0.2) { Faults::default() } else { draw_faults(rng) },
             faults_until: rng.between(5, 40) * SECOND,
         };
+        setup.reuse = ReuseSetup::draw(rng);
+        setup.tuning.reuse = setup.reuse.is_some();
+        setup.tuning.link_rate = rng.pick(&[0, 0, setup.bandwidth]);
         if setup.restless {
             setup.write_more_than_the_link_carries();
         }
@@ -219,6 +226,7 @@ fn draw_tuning(images: &[ImageSetup], rng: &mut Rng) -> Tuning {
         handover_size: rng.pick(&[None, Some(0), Some(4 * BLOCK_SIZE), Some(256 * BLOCK_SIZE)]),
         throttle: rng.pick(&[Mode::None, Mode::Soft, Mode::Aggressive]),
         mirror_window: rng.pick(&[0, 8 * BLOCK_SIZE, 8 << 20]),
+        ..Tuning::default()
     }
 }
 

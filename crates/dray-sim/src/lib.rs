@@ -22,6 +22,7 @@ mod link;
 mod ops;
 pub mod replay;
 mod replica;
+mod reuse;
 mod rng;
 pub mod run;
 mod source;

@@ -23,6 +23,10 @@ pub struct Outcome {
     pub events: u64,
     /// Crashes and power cuts.
     pub crashes: u64,
+    /// Pieces that were described.
+    pub described: u64,
+    /// Those of them that the target had.
+    pub found: u64,
 }
 
 fn world(seed: u64, small: Option<Strategy>, crash: Option<CrashPoint>, trace: bool) -> World {
@@ -42,6 +46,8 @@ fn attempt(world: &mut World) -> Result<Outcome, String> {
             target_effects: world.target.effects_done,
             events: world.events,
             crashes: world.check.crashes,
+            described: world.check.described,
+            found: world.check.found,
         }),
         Ok(Err(why)) => Err(why),
         Err(_) => Err("the engine panicked; see above".into()),

@@ -10,7 +10,7 @@ use dray_engine::throttle::Throttle;
 use dray_engine::{MILLISECOND, Source, SourceEffect, SourceEvent, SourcePlan, SourceRecord, Time};
 use dray_types::{BlockRange, BlockSet, Epoch, ImageId, ImageIndex, MigrationId};
 use dray_wire::ImageOffer;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Blocks of a write-intent region: small, so that images here have several.
 const REGION: u64 = 16;
@@ -52,6 +52,8 @@ pub(crate) struct SourceHost {
     /// sends belongs there and nowhere else.
     pub(crate) link_ups: VecDeque<u64>,
     pub(crate) known_session: u64,
+    /// What was described in this session: first block and versions, by tag.
+    pub(crate) kept: BTreeMap<u64, (u64, Vec<u64>)>,
     pub(crate) disks: Vec<Disk>,
     pub(crate) tracking: bool,
     /// The tracker has seen every write since the migration began.
@@ -94,6 +96,7 @@ impl SourceHost {
             session: 0,
             link_ups: VecDeque::new(),
             known_session: 0,
+            kept: BTreeMap::new(),
             disks: setup.images.iter().enumerate().map(disk).collect(),
             tracking: false,
             tracked_all_along: true,
@@ -141,6 +144,7 @@ impl SourceHost {
     fn forget_sessions(&mut self) {
         self.session = 0;
         self.known_session = 0;
+        self.kept.clear();
         self.link_ups.clear();
     }
 
@@ -227,6 +231,7 @@ impl World {
         match event {
             SourceEvent::LinkUp => {
                 self.source.known_session = self.source.link_ups.pop_front().unwrap_or(0);
+                self.source.kept.clear();
             }
             SourceEvent::LinkDown => self.source.known_session = 0,
             _ => {}
@@ -261,7 +266,20 @@ impl World {
                 self.check_launch(image, range);
                 let session = self.source.known_session;
                 let delay = self.disk_time();
-                self.at(delay, Ev::ReadDone { life, session, tag, image, range });
+                let described = false;
+                self.at(delay, Ev::ReadDone { life, session, tag, image, range, described });
+            }
+            SourceEffect::Describe { tag, image, range } => {
+                self.source.dirty[image.ix()].remove(range);
+                self.check_launch(image, range);
+                let session = self.source.known_session;
+                let delay = self.disk_time();
+                let described = true;
+                self.at(delay, Ev::ReadDone { life, session, tag, image, range, described });
+            }
+            SourceEffect::SendKept { tag, of, image, range } => {
+                self.check_launch(image, range);
+                self.send_kept(tag, of, image, range);
             }
             SourceEffect::SendZero { tag, image, range } => {
                 self.check_launch(image, range);
@@ -383,6 +401,7 @@ impl World {
         tag: u64,
         image: ImageIndex,
         range: BlockRange,
+        described: bool,
     ) {
         // A read belongs to the session it was asked for in: a later one has other plans.
         if life != self.source.life || session != self.source.known_session || session == 0 {
@@ -393,7 +412,11 @@ impl World {
             let why = "input/output error".to_owned();
             return self.tell_source(SourceEvent::RunFailed { tag, why });
         }
-        self.send_run(tag, image, range);
+        if described {
+            self.send_described(tag, image, range);
+        } else {
+            self.send_run(tag, image, range);
+        }
     }
 
     pub(crate) fn restart_source(&mut self) {

@@ -3,6 +3,7 @@
 use crate::disk::{Disk, Snapshot};
 use crate::faults::{Setup, Side};
 use crate::guest::Power;
+use crate::reuse::lacks;
 use crate::rng::Rng;
 use crate::source::offers;
 use crate::world::{Ev, World, note};
@@ -23,6 +24,8 @@ pub(crate) struct PendingWrite {
     pub(crate) range: BlockRange,
     /// None for zeros.
     pub(crate) versions: Option<Vec<u64>>,
+    /// For a described run: the pieces that were not found.
+    pub(crate) lacking: Option<u16>,
 }
 
 fn plan(setup: &Setup) -> TargetPlan {
@@ -139,6 +142,14 @@ impl TargetHost {
     pub(crate) fn make_present(&mut self, image: usize, present: &BlockSet) {
         self.present[image].union_with(present);
         self.unrecorded[image].subtract(present);
+    }
+}
+
+/// What becomes of a frame whose writes succeed.
+fn arrival(write: &PendingWrite) -> Arrival {
+    match write.lacking {
+        Some(lacking) if lacking != 0 => Arrival::Partly { lacking },
+        _ => Arrival::Written,
     }
 }
 
@@ -315,11 +326,11 @@ impl World {
     }
 
     /// A frame came through whole: it will be written.
-    pub(crate) fn start_write(&mut self, write: PendingWrite) {
+    pub(crate) fn start_write(&mut self, write: PendingWrite, looking: u64) {
         let id = self.target.next_write;
         self.target.next_write += 1;
         self.target.writes.insert(id, write);
-        let delay = self.disk_time();
+        let delay = looking + self.disk_time();
         self.at(delay, Ev::WriteDone { life: self.target.life, id });
     }
 
@@ -330,13 +341,17 @@ impl World {
         let Some(write) = self.target.writes.remove(&id) else { return };
         let fails = self.faulty(self.setup.faults.write_error);
         self.apply(&write, if fails { 0.5 } else { 1.0 });
-        let PendingWrite { session, tag, image, range, .. } = write;
+        let arrived = arrival(&write);
+        let PendingWrite { session, tag, image, range, versions, lacking } = write;
+        if let (Some(versions), None) = (versions, lacking) {
+            self.remember(image, range, &versions);
+        }
         self.check_landed(session, image, range);
         let arrival = if fails {
             self.check.write_errors += 1;
             Arrival::Failed("no space left on device".into())
         } else {
-            Arrival::Written
+            arrived
         };
         self.tell_target(TargetEvent::RunArrived { tag, image, range, arrival });
     }
@@ -346,7 +361,7 @@ impl World {
         let image = write.image.ix();
         for (nth, block) in (write.range.start..write.range.end()).enumerate() {
             let wanted = !self.target.exposed || self.target.missing[image].contains(block);
-            if !wanted || !(share >= 1.0 || self.rng.chance(share)) {
+            if !wanted || lacks(write, nth) || !(share >= 1.0 || self.rng.chance(share)) {
                 continue;
             }
             let version = write.versions.as_ref().map_or(0, |versions| versions[nth]);
@@ -369,8 +384,8 @@ impl World {
         for write in std::mem::take(&mut self.target.writes).into_values() {
             if self.rng.chance(0.5) {
                 self.apply(&write, 1.0);
+                let arrival = arrival(&write);
                 let PendingWrite { tag, image, range, .. } = write;
-                let arrival = Arrival::Written;
                 self.tell_target(TargetEvent::RunArrived { tag, image, range, arrival });
             }
         }

@@ -3,6 +3,7 @@
 
 use crate::faults::Side;
 use crate::link::Frame;
+use crate::reuse::mask_of;
 use crate::target::PendingWrite;
 use crate::world::{Ev, World, note};
 use dray_engine::target::Arrival;
@@ -33,6 +34,10 @@ impl World {
         self.target.session = session;
         self.target.link_ups.push_back(session);
         self.tell_target(TargetEvent::LinkUp);
+        if let Some(reuse) = self.setup.reuse.clone() {
+            let known = !self.rng.chance(reuse.unknown);
+            self.tell_source(SourceEvent::Reuse { known, together: reuse.together });
+        }
         self.tell_source(SourceEvent::LinkUp);
     }
 
@@ -135,16 +140,23 @@ impl World {
 
     /// The run was read: its blocks travel as they are now.
     pub(crate) fn send_run(&mut self, tag: u64, image: ImageIndex, range: BlockRange) {
-        let mut zero_mask = [0u64; 4];
+        let disk = &self.source.disks[image.ix()];
+        let versions: Vec<_> = (range.start..range.end()).map(|b| disk.read(b)).collect();
+        self.send_versions(tag, image, range, &versions);
+    }
+
+    pub(crate) fn send_versions(
+        &mut self,
+        tag: u64,
+        image: ImageIndex,
+        range: BlockRange,
+        versions: &[u64],
+    ) {
+        let zero_mask = mask_of(versions);
         let mut payload = Vec::with_capacity(range.byte_len() as usize);
-        for (nth, block) in (range.start..range.end()).enumerate() {
-            let version = self.source.disks[image.ix()].read(block);
-            if version == crate::disk::ZERO {
-                zero_mask[nth / 64] |= 1 << (nth % 64);
-            } else {
-                payload.extend(version.to_le_bytes());
-                payload.resize(payload.len() + BLOCK_SIZE as usize - 8, 0);
-            }
+        for version in versions.iter().filter(|version| **version != crate::disk::ZERO) {
+            payload.extend(version.to_le_bytes());
+            payload.resize(payload.len() + BLOCK_SIZE as usize - 8, 0);
         }
         self.check_crossing(image, range);
         self.send_frame(FrameKind::Run, tag, image, range, zero_mask, payload);
@@ -154,7 +166,7 @@ impl World {
         self.send_frame(FrameKind::Zero, tag, image, range, [0; 4], Vec::new());
     }
 
-    fn send_frame(
+    pub(crate) fn send_frame(
         &mut self,
         kind: FrameKind,
         tag: u64,
@@ -208,8 +220,13 @@ impl World {
             let arrival = Arrival::Damaged;
             return self.tell_target(TargetEvent::RunArrived { tag, image, range, arrival });
         }
+        if header.kind == FrameKind::Described {
+            let (write, looking) = self.look_up(session, &header, &frame.payload);
+            return self.start_write(write, looking);
+        }
         let versions = (header.kind == FrameKind::Run).then(|| versions(&header, &frame.payload));
-        self.start_write(PendingWrite { session, tag, image, range, versions });
+        let write = PendingWrite { session, tag, image, range, versions, lacking: None };
+        self.start_write(write, 0);
     }
 }
 

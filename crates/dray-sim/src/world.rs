@@ -6,6 +6,7 @@ use crate::disk::{Disk, Snapshot};
 use crate::faults::{Crash, CrashPoint, Setup, Side};
 use crate::guest::{Guest, Power};
 use crate::link::{Frame, Link};
+use crate::reuse::Index;
 use crate::rng::Rng;
 use crate::source::SourceHost;
 use crate::target::TargetHost;
@@ -40,6 +41,7 @@ pub(crate) enum Ev {
         tag: u64,
         image: ImageIndex,
         range: BlockRange,
+        described: bool,
     },
     Control {
         to: Side,
@@ -117,6 +119,7 @@ pub(crate) struct World {
     pub(crate) guest: Guest,
     pub(crate) vm: Vm,
     pub(crate) check: Check,
+    pub(crate) index: Index,
     pub(crate) crash_at: Option<CrashPoint>,
     pub(crate) failed: Option<String>,
     pub(crate) events: u64,
@@ -146,6 +149,7 @@ impl World {
         let mut target = TargetHost::new(&setup, &mut rng);
         source.lines = crate::replica::give_pasts(&setup, &mut rng, &mut source, &mut target);
         let guest = Guest::new(&setup, |image, block| source.disks[image].read(block));
+        let index = Index::new(&setup, &source, &mut rng);
         let mut world = Self {
             now: 0,
             seq: 0,
@@ -153,6 +157,7 @@ impl World {
             link: Link::new(&setup),
             vm: Vm::new(),
             check: Check::new(&setup),
+            index,
             source,
             target,
             guest,
@@ -278,8 +283,8 @@ impl World {
             Ev::SourceSynced { life, snapshots, fails } => {
                 self.source_synced(life, &snapshots, fails)
             }
-            Ev::ReadDone { life, session, tag, image, range } => {
-                self.read_done(life, session, tag, image, range);
+            Ev::ReadDone { life, session, tag, image, range, described } => {
+                self.read_done(life, session, tag, image, range, described);
             }
             Ev::Control { to, session, bytes } => self.control_arrives(to, session, &bytes),
             Ev::Data { session, stream, frame } => self.frame_arrives(session, stream, frame),
@@ -391,6 +396,7 @@ impl World {
             Side::Source => self.source.die(),
             Side::Target => {
                 self.lose_pending_writes();
+                self.index.forget_some(&mut self.rng);
                 self.target.die();
             }
         }

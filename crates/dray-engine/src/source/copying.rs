@@ -6,10 +6,9 @@ use super::blocks::{begin, reopen};
 use super::{
     ImageState, InFlight, Kind, Link, MAX_ROUNDS, Source, SourceEffect, SourceNotice, Stage,
 };
-use crate::order::next_image;
 use crate::{Phase, SECOND};
-use dray_types::{Attempt, BLOCK_SIZE, BlockRange, BlockSet, ImageIndex, MAX_RUN_BLOCKS};
-use dray_wire::frame::MAX_ZERO_BLOCKS;
+use dray_types::{Attempt, BLOCK_SIZE, BlockRange, BlockSet, ImageIndex};
+use dray_wire::frame::{MAX_ZERO_BLOCKS, PIECE_BLOCKS};
 use dray_wire::{TargetImage, TargetState};
 
 /// Frames in flight at most, so that small runs and zeros are bounded too.
@@ -109,6 +108,7 @@ impl Source {
         }
         self.begin_progress();
         self.opened = true;
+        self.begin_sample();
         true
     }
 
@@ -116,8 +116,10 @@ impl Source {
         self.forget_mirrored();
         self.mirror_bytes = 0;
         self.mirror_flying = 0;
+        self.lacking.clear();
+        self.reuse.forget();
         for flight in std::mem::take(&mut self.in_flight).into_values() {
-            if flight.kind != Kind::Zero {
+            if flight.kind.takes_room() {
                 self.window.lost(flight.range.byte_len());
             }
             let state = &mut self.images[flight.image.ix()];
@@ -315,11 +317,18 @@ impl Source {
         }
         while self.has_room() && self.mirror_has_room() && self.send_mirrored(out) {}
         while self.has_room() && self.send_zero(out) {}
-        while self.has_room() && self.send_next(out) {}
+        while self.window.open() && self.send_lacking(out) {}
+        if !self.send_sample(out) {
+            while self.send_next(out) {}
+        }
     }
 
-    fn has_room(&self) -> bool {
-        self.window.open() && self.in_flight.len() < MAX_IN_FLIGHT
+    pub(super) fn has_room(&self) -> bool {
+        self.window.open() && self.has_frames()
+    }
+
+    pub(super) fn has_frames(&self) -> bool {
+        self.in_flight.len() < MAX_IN_FLIGHT
     }
 
     fn send_zero(&mut self, out: &mut Vec<SourceEffect>) -> bool {
@@ -331,18 +340,6 @@ impl Source {
         let image = ImageIndex(ix as u16);
         let tag = self.launch(image, range, Kind::Zero, 0);
         out.push(SourceEffect::SendZero { tag, image, range });
-        true
-    }
-
-    fn send_next(&mut self, out: &mut Vec<SourceEffect>) -> bool {
-        let Some(ix) = next_image(self.images.iter().map(|image| &image.todo)) else {
-            return false;
-        };
-        let image = ImageIndex(ix as u16);
-        let state = &mut self.images[ix];
-        let Some(range) = state.todo.next(MAX_RUN_BLOCKS) else { return false };
-        state.todo.remove(range);
-        self.send_run(image, range, false, out);
         true
     }
 
@@ -359,11 +356,17 @@ impl Source {
         out.push(SourceEffect::SendRun { tag, image, range, urgent: false, clear_dirty: true });
     }
 
-    fn launch(&mut self, image: ImageIndex, range: BlockRange, kind: Kind, tries: u32) -> u64 {
+    pub(super) fn launch(
+        &mut self,
+        image: ImageIndex,
+        range: BlockRange,
+        kind: Kind,
+        tries: u32,
+    ) -> u64 {
         let tag = self.next_tag;
         self.next_tag += 1;
-        // A frame of zeros takes no room on the link.
-        if kind != Kind::Zero {
+        // A frame of zeros or hashes takes no room on the link.
+        if kind.takes_room() {
             self.window.sent(range.byte_len());
         }
         self.images[image.ix()].launch(range);
@@ -375,15 +378,24 @@ impl Source {
     pub(super) fn received(&mut self, tags: &[u64], out: &mut Vec<SourceEffect>) {
         for tag in tags {
             let Some(flight) = self.in_flight.remove(tag) else { continue };
+            match flight.kind {
+                // It waits to be sent: nobody can have it.
+                Kind::Lacking => {
+                    self.in_flight.insert(*tag, flight);
+                    continue;
+                }
+                Kind::Described => self.found(flight),
+                Kind::Copied | Kind::Mirrored => {
+                    self.window.arrived(self.now, flight.sent_at, flight.range.byte_len());
+                    self.reuse.measured(self.window.rate());
+                }
+                Kind::Zero => {}
+            }
             if flight.kind != Kind::Zero {
-                self.window.arrived(self.now, flight.sent_at, flight.range.byte_len());
                 self.delivered(flight.range.byte_len());
             }
             self.leaves_mirror(flight);
-            let state = &mut self.images[flight.image.ix()];
-            state.land(flight.range);
-            state.sent.insert(flight.range);
-            state.older.insert(flight.range);
+            self.images[flight.image.ix()].arrived(flight.range);
         }
         self.advance(out);
     }
@@ -397,10 +409,20 @@ impl Source {
     }
 
     pub(super) fn mismatch(&mut self, tag: u64, out: &mut Vec<SourceEffect>) {
-        let Some(flight) = self.in_flight.remove(&tag) else { return };
-        let InFlight { image, range, kind, tries, .. } = flight;
-        if kind != Kind::Zero {
+        let Some(flight) = self.in_flight.get(&tag).copied() else { return };
+        let InFlight { image, range, mut kind, tries, .. } = flight;
+        if kind == Kind::Lacking {
+            return;
+        }
+        self.in_flight.remove(&tag);
+        if kind.takes_room() {
             self.window.lost(range.byte_len());
+        }
+        if kind == Kind::Described {
+            // A description that came damaged is not worth another one.
+            self.reuse.no_answer(self.now, range.len / PIECE_BLOCKS);
+            self.images[image.ix()].count(range);
+            kind = Kind::Copied;
         }
         if tries + 1 > MAX_TRIES {
             let state = &mut self.images[image.ix()];
@@ -429,7 +451,9 @@ impl Source {
             return self.send(dray_wire::ToTarget::Unreadable { tag, why }, out);
         }
         let Some(flight) = self.in_flight.remove(&tag) else { return };
-        self.window.lost(flight.range.byte_len());
+        if flight.kind.takes_room() {
+            self.window.lost(flight.range.byte_len());
+        }
         self.leaves_mirror(flight);
         let state = &mut self.images[flight.image.ix()];
         state.land(flight.range);

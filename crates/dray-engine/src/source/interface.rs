@@ -118,6 +118,15 @@ pub enum SourceEvent {
         /// Every block that the write touched.
         range: BlockRange,
     },
+    /// What the shell knows about content that the target may have. Told before `LinkUp`, and again
+    /// whenever it changes; without it, and unless `Tuning::reuse` is set, nothing is described.
+    Reuse {
+        /// The session agreed on `dray_wire::control::FEATURE_REUSE`.
+        known: bool,
+        /// Other migrations to the same target are under way: what they have in common with this
+        /// one may arrive there any moment.
+        together: bool,
+    },
 }
 
 /// Something the source's shell must do, strictly in the order given.
@@ -156,6 +165,30 @@ pub enum SourceEffect {
     SendZero {
         /// Names the frame.
         tag: u64,
+        /// Which image.
+        image: ImageIndex,
+        /// Which blocks.
+        range: BlockRange,
+    },
+    /// Read a run of whole pieces and send their hashes; keep the content until the tag is
+    /// acknowledged, or until all that it lacks was sent, or the session is lost. Its blocks leave
+    /// the dirty set first, as for `SendRun`.
+    Describe {
+        /// Names the frame.
+        tag: u64,
+        /// Which image.
+        image: ImageIndex,
+        /// Which blocks.
+        range: BlockRange,
+    },
+    /// Send this part of what was described and kept as a run, as it was read then. The dirty set
+    /// stays as it is: what was written since is in it. A shell that has not kept it may read it
+    /// again.
+    SendKept {
+        /// Names the frame.
+        tag: u64,
+        /// Tag of the description.
+        of: u64,
         /// Which image.
         image: ImageIndex,
         /// Which blocks.
@@ -254,6 +287,8 @@ pub struct SourceStatus {
     pub image_blocks_sent: Vec<u64>,
     /// Per image: those of them that had been sent before.
     pub image_blocks_resent: Vec<u64>,
+    /// Per image: blocks that were not sent because the target had their content somewhere.
+    pub image_blocks_found: Vec<u64>,
     /// Blocks sent in all, counting repetitions.
     pub blocks_sent: u64,
     /// Blocks sent again because they were written after they were sent.

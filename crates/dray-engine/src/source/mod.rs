@@ -10,6 +10,7 @@
 
 mod blocks;
 mod copying;
+mod describing;
 mod handover;
 mod interface;
 mod mirror;
@@ -20,6 +21,7 @@ pub use interface::{SourceEffect, SourceEvent, SourceNotice, SourcePlan, SourceS
 
 use crate::order::Waiting;
 use crate::record::SourceRecord;
+use crate::reuse::Reuse;
 use crate::strategy::Scheme;
 use crate::throttle::WriteLimit;
 use crate::window::{COPY_WINDOW, Window};
@@ -28,7 +30,7 @@ use dray_types::{Attempt, BlockRange, BlockSet, Epoch, ImageIndex, Schedule};
 use dray_wire::{Envelope, HandedOver, ImageOffer, Open, TargetImage, ToSource, ToTarget};
 use handover::Step;
 use mirror::Progress;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 /// Rounds of Sync after which pre-copy gives up: by then it has re-sent enough to know.
 pub const MAX_ROUNDS: u32 = 30;
@@ -94,6 +96,8 @@ struct ImageState {
     backfill: Option<Schedule>,
     blocks_sent: u64,
     blocks_resent: u64,
+    /// Blocks that were described and found at the target.
+    blocks_found: u64,
 }
 
 /// What a frame is.
@@ -103,6 +107,10 @@ enum Kind {
     /// Takes room in the window of mirrored writes.
     Mirrored,
     Zero,
+    /// Hashes instead of content.
+    Described,
+    /// Described, not found, and not sent yet.
+    Lacking,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -132,6 +140,10 @@ pub struct Source {
     in_flight: BTreeMap<u64, InFlight>,
     next_tag: u64,
     window: Window,
+    reuse: Reuse,
+    /// Tags of what the target lacks, in the order in which it will be sent, and of the description
+    /// each was a part of.
+    lacking: VecDeque<(u64, u64)>,
     /// Images whose dirty blocks were asked for and have not come.
     awaiting_dirty: usize,
     /// `Quiesce` effects that are not answered: only the last answer tells how the gate stands.
@@ -181,6 +193,8 @@ impl Source {
             in_flight: BTreeMap::new(),
             next_tag: 1,
             window: Window::new(COPY_WINDOW),
+            reuse: Reuse::new(plan.tuning.link_rate),
+            lacking: VecDeque::new(),
             awaiting_dirty: 0,
             awaiting_quiet: 0,
             awaiting_sync: 0,
@@ -271,6 +285,7 @@ impl Source {
             SourceEvent::Schedule { image, copy, backfill } => {
                 self.schedule(image, &copy, backfill, out);
             }
+            SourceEvent::Reuse { known, together } => self.reuse_changed(known, together),
             SourceEvent::Written { image, range } => self.written(image, range, out),
         }
         // Whatever happened: the guest is slowed exactly as long as Sync goes on (I4, I6).
@@ -365,6 +380,7 @@ impl Source {
             }
             ToSource::Failed { why } => self.target_failed(why, out),
             ToSource::Received { tags } => self.received(&tags, out),
+            ToSource::Lack { tag, pieces } => self.lack(tag, pieces, out),
             ToSource::Mismatch { tag } => self.mismatch(tag, out),
             ToSource::Prepared { map_hash } => self.prepared(message.attempt, map_hash, out),
             ToSource::Serving => self.target_serving(out),
@@ -514,6 +530,7 @@ impl Source {
             left: self.images.iter().map(|image| image.rest.len()).collect(),
             image_blocks_sent: self.images.iter().map(|image| image.blocks_sent).collect(),
             image_blocks_resent: self.images.iter().map(|image| image.blocks_resent).collect(),
+            image_blocks_found: self.images.iter().map(|image| image.blocks_found).collect(),
             blocks_sent: self.images.iter().map(|image| image.blocks_sent).sum(),
             blocks_resent: self.images.iter().map(|image| image.blocks_resent).sum(),
             blocks_mirrored: self.blocks_mirrored,

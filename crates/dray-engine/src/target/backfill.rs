@@ -433,7 +433,8 @@ impl Target {
                 self.backfill.arrived_blocks[fetch.image.ix()].insert(fetch.range);
                 self.backfill.window.arrived(self.now, fetch.sent_at, bytes);
             }
-            Arrival::Damaged => self.postpone(fetch),
+            // Nobody describes what was asked for.
+            Arrival::Damaged | Arrival::Partly { .. } => self.postpone(fetch),
             Arrival::Failed(why) => {
                 self.postpone(fetch);
                 self.complain(fetch, format!("writing at the target failed: {why}"), out);

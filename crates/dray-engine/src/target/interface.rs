@@ -21,6 +21,12 @@ pub struct TargetPlan {
 pub enum Arrival {
     /// Written before handover, or filled into missing blocks after it.
     Written,
+    /// A described run: its content was found here and written, but for the pieces whose bits are
+    /// set. Nothing was written of these.
+    Partly {
+        /// Bit `i` set: piece `i` of the run lacks.
+        lacking: u16,
+    },
     /// It did not match its hash; nothing was written.
     Damaged,
     /// The target's disk refused it.

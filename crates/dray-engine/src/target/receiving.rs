@@ -5,6 +5,7 @@ use crate::SECOND;
 use crate::record::TargetRecord;
 use dray_types::{Attempt, BlockRange, BlockSet, ImageIndex};
 use dray_wire::control::MAX_TAGS;
+use dray_wire::frame::PIECE_BLOCKS;
 use dray_wire::{ImageHandover, ImageOffer, MapHash, TargetImage, ToSource};
 
 /// Progress is made durable this often, in nanoseconds: what a crash of the target costs at most.
@@ -49,6 +50,13 @@ impl Target {
                 if self.acknowledged.len() >= ACK_BATCH {
                     self.acknowledge(out);
                 }
+            }
+            Arrival::Partly { lacking } => {
+                let Some(have) = self.have.get_mut(image.ix()) else { return };
+                let found = found_pieces(range, lacking);
+                have.union_with(&found);
+                self.unsaved[image.ix()].union_with(&found);
+                self.send(ToSource::Lack { tag, pieces: lacking }, out);
             }
             Arrival::Damaged => self.send(ToSource::Mismatch { tag }, out),
             Arrival::Failed(why) => {
@@ -224,6 +232,13 @@ impl Target {
             _ => {}
         }
     }
+}
+
+/// The pieces of a described run that do not lack.
+fn found_pieces(range: BlockRange, lacking: u16) -> BlockSet {
+    let piece = |nth| BlockRange::new(range.start + nth * PIECE_BLOCKS, PIECE_BLOCKS);
+    let nths = 0..range.len / PIECE_BLOCKS;
+    nths.filter(|nth| lacking >> nth & 1 == 0).map(piece).collect()
 }
 
 fn received_records(blocks: Vec<BlockSet>) -> Vec<TargetRecord> {

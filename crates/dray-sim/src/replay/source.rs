@@ -111,6 +111,8 @@ impl World {
             }
             SourceEffect::Journal(_) | SourceEffect::Retire | SourceEffect::Restore => {}
             SourceEffect::Notice(notice) => self.source_notice(notice),
+            // Nothing is ever said to be reusable here.
+            SourceEffect::Describe { .. } | SourceEffect::SendKept { .. } => {}
             SourceEffect::Throttle { limit } => source.throttle.set(Time(self.now), limit),
         }
     }

@@ -1,0 +1,145 @@
+//! Runs that are described: what the target has does not cross the link, the rest goes as data.
+
+mod support;
+
+use dray_engine::target::Arrival;
+use dray_engine::{Source, SourceEffect, SourceEvent, Strategy, TargetEffect, TargetRecord};
+use dray_types::{BlockRange, BlockSet};
+use dray_wire::ToSource;
+use support::*;
+
+/// Copy has begun at a session that can, or cannot, answer what is described.
+fn begun(known: bool, data: &BlockSet) -> (S, Vec<SourceEffect>) {
+    let mut plan = source_plan(Strategy::Hybrid);
+    plan.tuning.reuse = true;
+    let mut source = S::new(Strategy::Hybrid);
+    source.machine = Source::new(plan);
+    source.step(SourceEvent::Start);
+    source.step(SourceEvent::ImagesSynced(Ok(())));
+    source.step(SourceEvent::Reuse { known, together: false });
+    source.step(SourceEvent::LinkUp);
+    source.opened(&BlockSet::new());
+    let effects = source.step(SourceEvent::Scanned { image: IMAGE, data: data.clone() });
+    (source, effects)
+}
+
+fn described(effects: &[SourceEffect]) -> Vec<(u64, BlockRange)> {
+    let one = |effect: &SourceEffect| match effect {
+        SourceEffect::Describe { tag, range, .. } => Some((*tag, *range)),
+        _ => None,
+    };
+    effects.iter().filter_map(one).collect()
+}
+
+fn kept(effects: &[SourceEffect]) -> Vec<(u64, u64, BlockRange)> {
+    let one = |effect: &SourceEffect| match effect {
+        SourceEffect::SendKept { tag, of, range, .. } => Some((*tag, *of, *range)),
+        _ => None,
+    };
+    effects.iter().filter_map(one).collect()
+}
+
+/// Answers that the target has everything; what the source does then.
+fn all_found(source: &mut S, effects: &[SourceEffect]) -> Vec<SourceEffect> {
+    let tags = described(effects).into_iter().map(|(tag, _)| tag).collect();
+    source.hear(EPOCH, 0, ToSource::Received { tags })
+}
+
+#[test]
+fn a_session_that_cannot_gets_data_at_once() {
+    let (_, effects) = begun(false, &set(&[(0, 640)]));
+    assert!(described(&effects).is_empty());
+    assert_eq!(runs(&effects), set(&[(0, 640)]));
+}
+
+#[test]
+fn a_sample_comes_first_and_everything_follows_when_it_is_found() {
+    let (mut source, effects) = begun(true, &set(&[(3, 640)]));
+    let sample = described(&effects);
+    assert!(sample.len() > 5 && sample.iter().all(|(_, range)| range.len == 16), "{sample:?}");
+    assert!(runs(&effects).is_empty(), "nothing else before that is answered");
+    let mut effects = all_found(&mut source, &effects);
+    // The ends that are no whole pieces go as data.
+    let mut data = BlockSet::new();
+    let mut asked: BlockSet = sample.iter().map(|(_, range)| *range).collect();
+    while !source.machine.is_ready() {
+        data.union_with(&runs(&effects));
+        asked.union_with(&described(&effects).iter().map(|(_, range)| *range).collect());
+        let mut next = source.received(&effects);
+        next.extend(all_found(&mut source, &effects));
+        effects = next;
+    }
+    assert_eq!(data, set(&[(3, 13), (640, 3)]));
+    assert_eq!(asked, set(&[(16, 624)]));
+    let status = source.machine.status();
+    assert_eq!((status.image_blocks_found[0], status.blocks_sent), (624, 16));
+}
+
+#[test]
+fn nothing_found_means_data_from_then_on() {
+    let (mut source, effects) = begun(true, &set(&[(0, 640)]));
+    let sample = described(&effects);
+    let mut data = BlockSet::new();
+    for (tag, range) in &sample {
+        let effects = source.hear(EPOCH, 0, ToSource::Lack { tag: *tag, pieces: u16::MAX });
+        assert_eq!(kept(&effects).first().map(|(_, of, part)| (*of, *part)), Some((*tag, *range)));
+        data.insert(*range);
+        data.union_with(&runs(&effects));
+        assert!(described(&effects).is_empty());
+    }
+    assert_eq!(data, set(&[(0, 640)]));
+    assert_eq!(source.machine.status().image_blocks_found[0], 0);
+}
+
+#[test]
+fn only_the_pieces_that_lack_are_sent_and_nothing_younger_overtakes_them() {
+    let (mut source, effects) = begun(true, &set(&[(0, 640)]));
+    let effects = all_found(&mut source, &effects);
+    let long = described(&effects).into_iter().find(|(_, range)| range.len >= 48);
+    let (tag, range) = long.unwrap();
+    let effects = source.hear(EPOCH, 0, ToSource::Lack { tag, pieces: 0b010 });
+    let sent = kept(&effects);
+    assert_eq!(sent[0].2, BlockRange::new(range.start + 16, 16));
+    let again = source.hear(EPOCH, 0, ToSource::Lack { tag, pieces: 0b111 });
+    assert!(kept(&again).is_empty(), "one answer for each description");
+    // It arrives damaged: from now on it is a run like any other, read anew.
+    let effects = source.hear(EPOCH, 0, ToSource::Mismatch { tag: sent[0].0 });
+    assert_eq!(runs(&effects), set(&[(range.start + 16, 16)]));
+}
+
+#[test]
+fn a_damaged_description_and_a_lost_link_end_in_data_or_a_new_question() {
+    let (mut source, effects) = begun(true, &set(&[(0, 640)]));
+    let (tag, range) = described(&effects)[0];
+    let effects = source.hear(EPOCH, 0, ToSource::Mismatch { tag });
+    assert_eq!(runs(&effects), [range].into_iter().collect());
+    source.step(SourceEvent::LinkDown);
+    source.step(SourceEvent::Reuse { known: false, together: false });
+    source.step(SourceEvent::LinkUp);
+    let effects = source.opened(&set(&[(range.start, 4)]));
+    assert!(described(&effects).is_empty());
+    assert_eq!(runs(&effects), set(&[(4, 636)]), "all but what had arrived");
+}
+
+#[test]
+fn the_target_records_what_it_found_and_names_what_it_lacks() {
+    let mut target = T::new();
+    target.open(None);
+    let effects = target.arrives(9, 32, 48, Arrival::Partly { lacking: 0b010 });
+    let said = effects.iter().find_map(|effect| match effect {
+        TargetEffect::Send(envelope) => Some(envelope.body.clone()),
+        _ => None,
+    });
+    assert_eq!(said, Some(ToSource::Lack { tag: 9, pieces: 0b010 }));
+    target.now += 3_000_000_000;
+    let effects = target.step(dray_engine::TargetEvent::Tick);
+    let id = effects.iter().find_map(|effect| match effect {
+        TargetEffect::SyncImages { id } => Some(*id),
+        _ => None,
+    });
+    let result = Ok(());
+    let effects = target.step(dray_engine::TargetEvent::ImagesSynced { id: id.unwrap(), result });
+    let blocks = set(&[(32, 16), (64, 16)]);
+    let record = TargetRecord::Received { image: IMAGE, blocks };
+    assert!(effects.contains(&TargetEffect::Journal(vec![record])), "{effects:?}");
+}

@@ -1,0 +1,211 @@
+//! Content that the target has anywhere: an index with faults, and the runs that are described.
+//!
+//! Like the agent's, the index is only a hint: what it leads to is read, hashed and compared before
+//! it is used. Here entries go stale by themselves (frames, guests and power cuts change what they
+//! point to) and from the beginning (a library whose content is not what its hash says).
+
+use crate::disk::ZERO;
+use crate::faults::Setup;
+use crate::rng::Rng;
+use crate::source::SourceHost;
+use crate::target::PendingWrite;
+use crate::world::World;
+use dray_types::{BlockRange, ImageIndex};
+use dray_wire::frame::{PIECE_BLOCKS, PieceHash, mask_bit, run_hash};
+use dray_wire::{FrameHeader, FrameKind};
+use std::collections::BTreeMap;
+
+/// Blocks of a piece.
+const PIECE: usize = PIECE_BLOCKS as usize;
+
+/// What a run with reuse looks like.
+#[derive(Clone, Debug)]
+pub(crate) struct ReuseSetup {
+    /// Share of the source's pieces that are at the target somewhere.
+    pub(crate) share: f64,
+    /// Share of these whose content has changed since it was hashed.
+    pub(crate) stale: f64,
+    /// A look-up fails.
+    pub(crate) fails: f64,
+    /// A look-up takes long.
+    pub(crate) slow: f64,
+    /// The peer of a session knows nothing of it.
+    pub(crate) unknown: f64,
+    /// Other migrations go to the same target.
+    pub(crate) together: bool,
+}
+
+impl ReuseSetup {
+    pub(crate) fn draw(rng: &mut Rng) -> Option<Self> {
+        rng.chance(0.6).then(|| Self {
+            share: rng.pick(&[0.0, 0.3, 0.9, 1.0]),
+            stale: rng.pick(&[0.0, 0.1, 0.5]),
+            fails: rng.pick(&[0.0, 0.1]),
+            slow: rng.pick(&[0.0, 0.2]),
+            unknown: rng.pick(&[0.0, 0.0, 0.3]),
+            together: rng.chance(0.3),
+        })
+    }
+}
+
+/// Where content may be.
+#[derive(Clone, Copy)]
+enum Place {
+    /// A file that nobody writes to.
+    Library(usize),
+    /// A piece of an image that arrives, or of an old disk.
+    Image(usize, u64),
+}
+
+/// The index, and content outside the migration.
+#[derive(Default)]
+pub(crate) struct Index {
+    places: BTreeMap<PieceHash, Place>,
+    library: Vec<Vec<u64>>,
+}
+
+/// A hash of blocks that are version numbers.
+fn hash_of(versions: &[u64]) -> PieceHash {
+    let bytes: Vec<u8> = versions.iter().flat_map(|version| version.to_le_bytes()).collect();
+    let mut hash = [0; 32];
+    for (seed, word) in hash.chunks_exact_mut(8).enumerate() {
+        let seed = BlockRange::new(seed as u64, 1);
+        word.copy_from_slice(&run_hash(ImageIndex(0), seed, &[0; 4], &bytes).to_le_bytes());
+    }
+    hash
+}
+
+impl Index {
+    /// Some of what the source has is at the target, some of it not any more.
+    pub(crate) fn new(setup: &Setup, source: &SourceHost, rng: &mut Rng) -> Self {
+        let mut index = Self::default();
+        let Some(reuse) = &setup.reuse else { return index };
+        for (ix, image) in setup.images.iter().enumerate() {
+            for piece in 0..image.blocks / PIECE_BLOCKS {
+                if !rng.chance(reuse.share) {
+                    continue;
+                }
+                let blocks = piece * PIECE_BLOCKS..(piece + 1) * PIECE_BLOCKS;
+                let mut content: Vec<_> = blocks.map(|b| source.disks[ix].read(b)).collect();
+                let place = Place::Library(index.library.len());
+                index.places.insert(hash_of(&content), place);
+                if rng.chance(reuse.stale) {
+                    content[rng.below(PIECE_BLOCKS) as usize] ^= 1 << 40;
+                }
+                index.library.push(content);
+            }
+        }
+        index
+    }
+
+    /// The agent died: what only its memory knew is gone; durable entries stay, right or wrong.
+    pub(crate) fn forget_some(&mut self, rng: &mut Rng) {
+        self.places.retain(|_, place| matches!(place, Place::Library(_)) || rng.chance(0.5));
+    }
+}
+
+impl World {
+    /// A run was read: it travels as hashes, and its content is kept.
+    pub(crate) fn send_described(&mut self, tag: u64, image: ImageIndex, range: BlockRange) {
+        let disk = &self.source.disks[image.ix()];
+        let versions: Vec<_> = (range.start..range.end()).map(|b| disk.read(b)).collect();
+        let mask = mask_of(&versions);
+        let pieces = versions.chunks_exact(PIECE);
+        let some = pieces.filter(|piece| piece.iter().any(|&version| version != ZERO));
+        let payload = some.flat_map(hash_of).collect();
+        self.source.kept.insert(tag, (range.start, versions));
+        self.send_frame(FrameKind::Described, tag, image, range, mask, payload);
+    }
+
+    /// What the target lacks goes as it was when it was described.
+    pub(crate) fn send_kept(&mut self, tag: u64, of: u64, image: ImageIndex, range: BlockRange) {
+        let Some((start, versions)) = self.source.kept.get(&of) else {
+            return self.send_run(tag, image, range);
+        };
+        let from = (range.start - start) as usize;
+        let versions = versions[from..from + range.len as usize].to_vec();
+        self.send_versions(tag, image, range, &versions);
+    }
+
+    /// A described run arrived: what is found will be written. Returns how long looking takes.
+    pub(crate) fn look_up(
+        &mut self,
+        session: u64,
+        header: &FrameHeader,
+        payload: &[u8],
+    ) -> (PendingWrite, u64) {
+        let FrameHeader { tag, image, range, zero_mask, .. } = *header;
+        let mut hashes = payload.chunks_exact(size_of::<PieceHash>());
+        let mut versions = vec![ZERO; range.len as usize];
+        let mut lacking = 0u16;
+        let reuse = self.setup.reuse.clone();
+        let fails = reuse.as_ref().map_or(0.0, |reuse| reuse.fails);
+        for piece in 0..range.len as usize / PIECE {
+            if header.zero_pieces() >> piece & 1 == 1 {
+                continue;
+            }
+            let hash = hashes.next().and_then(|hash| PieceHash::try_from(hash).ok());
+            let found = if self.rng.chance(fails) { None } else { self.find(hash) };
+            self.check.described += 1;
+            self.check.found += u64::from(found.is_some());
+            match found {
+                Some(found) => versions[piece * PIECE..(piece + 1) * PIECE].copy_from_slice(&found),
+                None => lacking |= 1 << piece,
+            }
+        }
+        let agrees = |nth: usize| mask_bit(&zero_mask, nth as u64) == (versions[nth] == ZERO);
+        let lacks = |nth: usize| lacking >> (nth / PIECE) & 1 == 1;
+        if !(0..versions.len()).all(|nth| lacks(nth) || agrees(nth)) {
+            self.fail("content with the right hash has other zero blocks".into());
+        }
+        let slow = reuse.is_some_and(|reuse| self.rng.chance(reuse.slow));
+        let delay = if slow { 50 } else { 2 } * self.disk_time();
+        let versions = Some(versions);
+        (PendingWrite { session, tag, image, range, versions, lacking: Some(lacking) }, delay)
+    }
+
+    /// Content with this hash, read and hashed again; an entry that proves wrong is dropped.
+    fn find(&mut self, hash: Option<PieceHash>) -> Option<Vec<u64>> {
+        let hash = hash?;
+        let content = match *self.index.places.get(&hash)? {
+            Place::Library(at) => self.index.library[at].clone(),
+            Place::Image(image, start) => {
+                let disk = &self.target.disks[image];
+                (start..start + PIECE_BLOCKS).map(|block| disk.read(block)).collect()
+            }
+        };
+        if hash_of(&content) == hash {
+            return Some(content);
+        }
+        self.index.places.remove(&hash);
+        None
+    }
+
+    /// What arrived is content as well, for as long as nobody writes there.
+    pub(crate) fn remember(&mut self, image: ImageIndex, range: BlockRange, versions: &[u64]) {
+        if self.setup.reuse.is_none() {
+            return;
+        }
+        let first = range.start.next_multiple_of(PIECE_BLOCKS);
+        for start in (first..range.end()).step_by(PIECE) {
+            let from = (start - range.start) as usize;
+            if let Some(piece) = versions.get(from..from + PIECE) {
+                self.index.places.insert(hash_of(piece), Place::Image(image.ix(), start));
+            }
+        }
+    }
+}
+
+/// The mask of a run's zero blocks.
+pub(crate) fn mask_of(versions: &[u64]) -> [u64; 4] {
+    let mut mask = [0; 4];
+    for (nth, _) in versions.iter().enumerate().filter(|(_, version)| **version == ZERO) {
+        mask[nth / 64] |= 1 << (nth % 64);
+    }
+    mask
+}
+
+/// Whether block `nth` of the run is among what lacks.
+pub(crate) fn lacks(write: &PendingWrite, nth: usize) -> bool {
+    write.lacking.is_some_and(|lacking| lacking >> (nth / PIECE) & 1 == 1)
+}
