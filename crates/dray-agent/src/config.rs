@@ -152,6 +152,19 @@ impl Default for Limits {
     }
 }
 
+/// Reuse of content that a host has already.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReuseConfig {
+    /// Off: this host describes nothing, and looks nothing up for others.
+    pub enabled: bool,
+}
+
+impl Default for ReuseConfig {
+    fn default() -> Self {
+        Self { enabled: true }
+    }
+}
+
 /// The configuration as it was meant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
@@ -177,6 +190,8 @@ pub struct Config {
     pub qmp_dirs: Vec<PathBuf>,
     /// See [`Limits`].
     pub limits: Limits,
+    /// Whether and how content that a host has is used again.
+    pub reuse: ReuseConfig,
     /// Which replicas go by themselves.
     pub replicas: Retention,
     /// Repositories of backups.

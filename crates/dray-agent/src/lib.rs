@@ -7,6 +7,7 @@
 //! * [`heat`]: what guests do with the images, counted for the orders of migrations.
 //! * [`lineage`]: generations of the images owned here; [`replicas`]: copies that were left
 //!   behind, and [`retention`]: for how long.
+//! * [`reuse`]: content of this host by its hash, for migrations to here.
 //! * [`forecast`]: what the planner is told of images and links.
 //! * [`migration`]: the owner loops that run the engine's effects, one per migration and side.
 //! * [`vm`]: the part of a migration that belongs to QEMU.
@@ -28,6 +29,7 @@ pub mod pki;
 pub mod registry;
 pub mod replicas;
 pub mod retention;
+pub mod reuse;
 mod seed;
 pub mod store;
 pub mod tls;

@@ -102,6 +102,7 @@ impl Agent {
                 link_timeout: self.config.limits.link_timeout,
                 host: self.config.name.clone(),
                 links: self.store.links(),
+                reuse: Arc::clone(&self.reuse),
                 told: tell,
             };
             let (slot, owner) = SourceLoop::open(intent, parts, board, inputs)?;
@@ -144,6 +145,7 @@ impl Agent {
             folder,
             registry: Arc::clone(&self.registry),
             stall: self.config.limits.stall,
+            reuse: Arc::clone(&self.reuse),
             told: tell,
         };
         let (slot, owner) = TargetLoop::open(intent, parts, board, inputs)?;

@@ -16,6 +16,7 @@ use crate::migration::target::TargetSlot;
 use crate::net::{ControlSettings, ListenSettings, Listener};
 use crate::ops::Operator;
 use crate::registry::Registry;
+use crate::reuse::Reuse;
 use crate::seed::Seeds;
 use crate::store::Store;
 use crate::tls::Identity;
@@ -37,6 +38,8 @@ pub struct Agent {
     pub store: Store,
     /// Its images.
     pub registry: Arc<Registry>,
+    /// Content of its images by hash.
+    pub reuse: Arc<Reuse>,
     /// Who is attached to them.
     pub nbd: dray_nbd::Server,
     /// Migrations away from here.
@@ -114,6 +117,7 @@ async fn serve(config: Config, what: &str) -> ApiResult<()> {
     let registry = Registry::load(store.clone(), Arc::clone(&config)).map_err(io)?;
     let agent = Arc::new(Agent {
         nbd: dray_nbd::Server::new(Arc::clone(&registry) as _),
+        reuse: Reuse::new(Arc::clone(&config), Arc::clone(&registry)),
         config,
         identity: Arc::new(identity),
         store,

@@ -206,6 +206,9 @@ pub struct Migrate {
     /// What happens to the disks at the target at the end.
     #[serde(default)]
     pub release: ReleaseAtEnd,
+    /// Send everything, also what the target has somewhere in its pools.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub no_reuse: bool,
 }
 
 /// Makes room and exports at the target.

@@ -154,6 +154,9 @@ pub struct Progress {
     pub memory_left: u64,
     /// Everything sent so far, in bytes, as on the wire before TLS.
     pub wire_bytes: u64,
+    /// Bytes that need not be sent because the target has the same content somewhere, so far.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub bytes_from_target: u64,
     /// Sent in the last second, in bytes a second.
     pub rate: u64,
     /// New dirty bytes a second.
@@ -179,6 +182,10 @@ pub struct Progress {
     pub downtime_ms: Option<f64>,
 }
 
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
 impl Progress {
     /// A progress report of a migration that has done nothing yet.
     pub fn new(migration: MigrationId, strategy: Strategy) -> Self {
@@ -193,6 +200,7 @@ impl Progress {
             memory_bytes: 0,
             memory_left: 0,
             wire_bytes: 0,
+            bytes_from_target: 0,
             rate: 0,
             dirty_rate: 0,
             round: 0,

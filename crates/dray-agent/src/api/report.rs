@@ -135,6 +135,9 @@ pub struct ImageSummary {
     /// when the migration began.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub bytes_from_replica: u64,
+    /// Bytes that were not sent because the target had the same content somewhere.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub bytes_from_target: u64,
     /// Why a replica that the target has was of no use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replica_not_used: Option<String>,
@@ -173,6 +176,9 @@ pub struct Summary {
     pub downtime_ms: Option<Downtime>,
     /// What crossed the wire.
     pub wire_bytes: WireBytes,
+    /// Bytes that were not sent because the target had the same content somewhere in its pools.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub bytes_from_target: u64,
     /// Bytes of blocks whose content the target was given, before compression and without zeros.
     pub guest_bytes: u64,
     /// Times the images were gone through; the copy is round 1.

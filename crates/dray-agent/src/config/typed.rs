@@ -1,7 +1,9 @@
 //! The configuration as it was typed, and how it is understood. Knows every field's place, so that
 //! every problem names its line.
 
-use super::{BackupPlace, Config, Limits, Peer, Pool, PoolIo, PoolKind, Problem, default_listen};
+use super::{
+    BackupPlace, Config, Limits, Peer, Pool, PoolIo, PoolKind, Problem, ReuseConfig, default_listen,
+};
 use crate::retention::Retention;
 use serde::Deserialize;
 use std::collections::HashSet;
@@ -32,6 +34,7 @@ struct Typed {
     limits: Option<TypedLimits>,
     nbd: Option<Nbd>,
     replicas: Option<TypedReplicas>,
+    reuse: Option<TypedReuse>,
     #[serde(default)]
     backup: Vec<TypedBackup>,
 }
@@ -100,6 +103,12 @@ struct TypedReplicas {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
+struct TypedReuse {
+    enabled: Option<bool>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Nbd {
     tcp: Option<Text>,
 }
@@ -130,6 +139,7 @@ pub(super) fn understand(text: &str, path: &Path) -> Result<Config, Vec<Problem>
         peers,
         qmp_dirs: reader.qmp_dirs(agent.qmp_dirs.as_ref().or(typed.qmp_dirs.as_ref())),
         limits: reader.limits(typed.limits.as_ref()),
+        reuse: reuse(typed.reuse.as_ref()),
         replicas: reader.replicas(typed.replicas.as_ref()),
         backups: reader.backups(&typed.backup),
         nbd_tcp: reader.address("nbd.tcp", typed.nbd.as_ref().and_then(|nbd| nbd.tcp.as_ref())),
@@ -141,6 +151,11 @@ pub(super) fn understand(text: &str, path: &Path) -> Result<Config, Vec<Problem>
         }
     }
     if reader.problems.is_empty() { Ok(config) } else { Err(reader.problems) }
+}
+
+fn reuse(typed: Option<&TypedReuse>) -> ReuseConfig {
+    let enabled = typed.and_then(|typed| typed.enabled);
+    ReuseConfig { enabled: enabled.unwrap_or(true) }
 }
 
 fn line_of(text: &str, at: usize) -> usize {

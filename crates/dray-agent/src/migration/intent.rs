@@ -67,6 +67,9 @@ pub struct Options {
     pub settings: Settings,
     /// Delete the source's replica at the end.
     pub remove_replica: bool,
+    /// Send everything, whatever the target has.
+    #[serde(default)]
+    pub no_reuse: bool,
 }
 
 /// The source's intent.

@@ -10,6 +10,7 @@ pub mod compress;
 pub mod control;
 pub mod dial;
 pub mod error;
+mod kept;
 pub mod listen;
 pub mod queue;
 pub mod receive;
@@ -25,6 +26,7 @@ pub mod zeros;
 pub use control::{ControlReceiver, ControlSender, ControlSettings, control_stream};
 pub use dial::{DialSettings, dial};
 pub use error::{NetError, NetErrorKind};
+pub use kept::Kept;
 pub use listen::{Incoming, ListenSettings, Listener};
 pub use queue::{JobQueue, SendJob, SendKind};
 pub use receive::{DataReceiver, RunSink};
@@ -41,6 +43,7 @@ pub const FEATURES: [&str; 6] = [
     dray_wire::control::FEATURE_BACKFILL_ORDER,
     dray_wire::control::FEATURE_BACKUP_GENERATIONS,
     dray_wire::control::FEATURE_HURRY,
+    dray_wire::control::FEATURE_REUSE,
     dray_wire::request::FEATURE_RETURN,
     dray_wire::request::FEATURE_SEED,
 ];

@@ -1,6 +1,7 @@
 //! The jobs that the data streams of a session share: urgent ones first, the rest in order and at
 //! the budget's pace.
 
+use crate::net::kept::Kept;
 use crate::pace::{Class, Pacer};
 use dray_types::{BlockRange, Epoch, ImageIndex};
 use std::collections::VecDeque;
@@ -20,6 +21,10 @@ pub enum SendKind {
     Run,
     /// That the range reads as zeros; nothing is read.
     Zero,
+    /// The hashes of the range, whole pieces; its content is kept.
+    Described,
+    /// Content that was kept when it was described under this tag.
+    Kept(u64),
 }
 
 /// One frame to be made and sent.
@@ -53,6 +58,8 @@ struct Jobs {
 pub struct JobQueue {
     jobs: Mutex<Jobs>,
     wake: Condvar,
+    /// Content that was described.
+    pub kept: Kept,
 }
 
 impl JobQueue {

@@ -25,6 +25,12 @@ pub trait RunSink: Send + Sync {
     fn zero(&self, header: &FrameHeader);
     /// A run that did not match its hash; it must be asked for again.
     fn mismatch(&self, header: &FrameHeader);
+    /// A described run: `hashes` are those of its pieces that are not all zeros, in order. A sink
+    /// that looks nothing up says that it did not match: it then comes as data.
+    fn described(&self, header: &FrameHeader, hashes: &[u8]) {
+        let _ = hashes;
+        self.mismatch(header);
+    }
     /// The stream ended; `None` when the peer finished it in order.
     fn ended(&self, why: Option<NetError>);
 }
@@ -114,7 +120,7 @@ impl Reader {
                 self.stats.zero_blocks.fetch_add(header.range.len, Relaxed);
                 self.finish(&header, 0);
             }
-            FrameKind::Run => {
+            FrameKind::Run | FrameKind::Described => {
                 let decoded = self.payload(&header)?;
                 self.finish(&header, decoded);
             }
@@ -141,6 +147,9 @@ impl Reader {
             return Err(NetError::new(NetErrorKind::Protocol, what));
         }
         let stats = &self.stats;
+        if header.kind == FrameKind::Described {
+            return Ok(len);
+        }
         let data = header.data_blocks();
         stats.data_blocks.fetch_add(data, Relaxed);
         stats.zero_blocks.fetch_add(header.range.len - data, Relaxed);
@@ -164,6 +173,7 @@ impl Reader {
         match header.kind {
             FrameKind::Run => self.sink.run(header, payload),
             FrameKind::Zero => self.sink.zero(header),
+            FrameKind::Described => self.sink.described(header, payload),
         }
     }
 }

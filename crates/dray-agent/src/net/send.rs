@@ -8,10 +8,10 @@ use crate::net::error::{NetError, NetErrorKind};
 use crate::net::queue::{JobQueue, SendJob, SendKind};
 use crate::net::stats::NetStats;
 use crate::net::stream::{BlockingStream, Closer, Stream};
-use crate::net::zeros::{RunBuffer, squeeze};
+use crate::net::zeros::{RunBuffer, is_zero, squeeze, zero_mask};
 use crate::pace::Pacer;
-use dray_types::{BlockRange, ImageIndex, MAX_RUN_BLOCKS};
-use dray_wire::frame::{MAX_PAYLOAD, MAX_ZERO_BLOCKS, run_hash};
+use dray_types::{BLOCK_SIZE, BlockRange, ImageIndex, MAX_RUN_BLOCKS};
+use dray_wire::frame::{MAX_PAYLOAD, MAX_ZERO_BLOCKS, PIECE_BLOCKS, run_hash};
 use dray_wire::{Encoding, FrameHeader, FrameKind};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -191,6 +191,8 @@ impl Worker {
         match job.kind {
             SendKind::Zero => self.send_zeros(job),
             SendKind::Run => self.send_run(job),
+            SendKind::Described => self.describe(job),
+            SendKind::Kept(of) => self.send_kept(job, of),
         }
     }
 
@@ -219,8 +221,61 @@ impl Worker {
             return Err(Failed::Unreadable(why));
         }
         let began = Instant::now();
+        self.read(job)?;
+        self.send_content(job, began)
+    }
+
+    fn read(&mut self, job: &SendJob) -> Result<(), Failed> {
         let bytes = self.run.bytes(job.range.byte_len() as usize);
-        self.setup.source.read(job.image, job.range, bytes).map_err(Failed::Unreadable)?;
+        self.setup.source.read(job.image, job.range, bytes).map_err(Failed::Unreadable)
+    }
+
+    /// Reads a run, keeps it and sends its hashes.
+    fn describe(&mut self, job: &SendJob) -> Result<(), Failed> {
+        let range = job.range;
+        if range.is_empty() || range.len > MAX_RUN_BLOCKS || range.len % PIECE_BLOCKS != 0 {
+            let why = format!("a run of {} blocks cannot be described", range.len);
+            return Err(Failed::Unreadable(why));
+        }
+        self.read(job)?;
+        let bytes = self.run.bytes(range.byte_len() as usize);
+        let zero_mask = zero_mask(bytes);
+        let piece = (PIECE_BLOCKS * BLOCK_SIZE) as usize;
+        let some = bytes.chunks_exact(piece).filter(|piece| !is_zero(piece));
+        let hashes: Vec<u8> = some.flat_map(|piece| *blake3::hash(piece).as_bytes()).collect();
+        // Before the hashes go, or the answer could come first.
+        self.setup.queue.kept.keep(job.tag, range, bytes.to_vec());
+        let payload = self.run.bytes(hashes.len());
+        payload.copy_from_slice(&hashes);
+        let header = FrameHeader {
+            kind: FrameKind::Described,
+            encoding: Encoding::Raw,
+            image: job.image,
+            epoch: job.epoch,
+            tag: job.tag,
+            range,
+            zero_mask,
+            payload_len: hashes.len() as u32,
+            hash: run_hash(job.image, range, &zero_mask, payload),
+        };
+        self.write(job, &header, Encoding::Raw, hashes.len())?;
+        self.setup.stats.hash_bytes.fetch_add(hashes.len() as u64, Relaxed);
+        Ok(())
+    }
+
+    /// Sends what the target lacks of a described run, as it was read then.
+    fn send_kept(&mut self, job: &SendJob, of: u64) -> Result<(), Failed> {
+        let began = Instant::now();
+        let bytes = self.run.bytes(job.range.byte_len() as usize);
+        if !self.setup.queue.kept.take(of, job.range, bytes) {
+            // What was written meanwhile is dirty, and goes again whatever is sent here.
+            self.read(job)?;
+        }
+        self.send_content(job, began)
+    }
+
+    fn send_content(&mut self, job: &SendJob, began: Instant) -> Result<(), Failed> {
+        let bytes = self.run.bytes(job.range.byte_len() as usize);
         let (zero_mask, kept) = squeeze(bytes);
         let hash = run_hash(job.image, job.range, &zero_mask, &bytes[..kept]);
         let payload = self.pack(kept);

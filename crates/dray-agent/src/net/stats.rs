@@ -27,6 +27,8 @@ pub struct NetStats {
     pub memory_bytes: AtomicU64,
     /// Runs that did not match their hash.
     pub mismatches: AtomicU64,
+    /// Bytes of hashes that described runs. Not among the totals, which travel between agents.
+    pub hash_bytes: AtomicU64,
 }
 
 fn slot(kind: StreamKind) -> usize {

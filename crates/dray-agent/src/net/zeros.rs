@@ -32,15 +32,21 @@ pub fn is_zero(block: &[u8]) -> bool {
         && rest.chunks(512).all(|piece| piece.iter().fold(0, |any, &byte| any | byte) == 0)
 }
 
-/// Finds the all-zero blocks of a run and moves the other blocks together at the front. Returns
-/// the mask of zero blocks and the number of bytes that are left.
-pub fn squeeze(run: &mut [u8]) -> ([u64; 4], usize) {
+/// The mask of a run's all-zero blocks.
+pub fn zero_mask(run: &[u8]) -> [u64; 4] {
     let mut mask = [0u64; 4];
     for (index, block) in run.chunks_exact(BLOCK_SIZE as usize).enumerate() {
         if is_zero(block) {
             mask[index / 64] |= 1 << (index % 64);
         }
     }
+    mask
+}
+
+/// Finds the all-zero blocks of a run and moves the other blocks together at the front. Returns
+/// the mask of zero blocks and the number of bytes that are left.
+pub fn squeeze(run: &mut [u8]) -> ([u64; 4], usize) {
+    let mask = zero_mask(run);
     if mask == [0; 4] {
         return (mask, run.len());
     }

@@ -133,6 +133,7 @@ impl Agent {
                 },
             },
             remove_replica: command.remove_replica,
+            no_reuse: command.no_reuse,
         });
         self.start(what, slot, intent)
     }

@@ -77,6 +77,9 @@ pub struct Args {
     /// Go on although disks carry dirty bitmaps that adopting them destroys
     #[arg(long)]
     drop_bitmaps: bool,
+    /// Send everything, also what the target has somewhere in its pools
+    #[arg(long)]
+    no_reuse: bool,
     /// Delete the source's copy at the end; otherwise it stays as a replica
     #[arg(long)]
     remove_replica: bool,
@@ -178,6 +181,7 @@ impl Args {
             detach: self.detach,
             drop_bitmaps: self.drop_bitmaps,
             remove_replica: self.remove_replica,
+            no_reuse: self.no_reuse,
             release: match self.release {
                 ReleaseArg::AsBefore => ReleaseAtEnd::AsBefore,
                 ReleaseArg::Always => ReleaseAtEnd::Always,

@@ -17,6 +17,7 @@ pub fn summary(summary: &Summary, detail: bool, style: Style) -> String {
     lines.extend(downtime(summary.downtime_ms.as_ref(), style));
     lines.extend(wire(&summary.wire_bytes, style));
     lines.extend(guest_data(summary, style));
+    lines.extend(found(summary, style));
     lines.extend(rounds(summary, style));
     if summary.blocks_mirrored > 0 {
         lines.push(("mirrored", counted(summary.blocks_mirrored, "block")));
@@ -36,7 +37,12 @@ pub fn summary(summary: &Summary, detail: bool, style: Style) -> String {
             let sent = counted(image.blocks_sent, "block");
             let twice = count(image.blocks_sent_twice);
             let size = bytes(image.bytes);
-            lines.push(("image", format!("{name}: {size}, {sent} sent, {twice} more than once")));
+            let found = match image.bytes_from_target {
+                0 => String::new(),
+                found => format!(", {} reused", bytes(found)),
+            };
+            let text = format!("{name}: {size}, {sent} sent, {twice} more than once{found}");
+            lines.push(("image", text));
         }
     }
     format!("{}\n\n{}", headline(summary, style), fields(&lines, style))
@@ -111,6 +117,15 @@ fn guest_data(summary: &Summary, style: Style) -> Vec<Line> {
     let blocks = counted(summary.blocks_sent, "block");
     let twice = format!("{} sent more than once", count(summary.blocks_sent_twice));
     total_and_parts("guest data", &bytes(summary.guest_bytes), &[blocks, twice], style)
+}
+
+/// Content that did not cross the wire because the target had it somewhere.
+fn found(summary: &Summary, style: Style) -> Vec<Line> {
+    if summary.bytes_from_target == 0 {
+        return Vec::new();
+    }
+    let part = "found in the target's pools, not sent".to_owned();
+    total_and_parts("reused", &bytes(summary.bytes_from_target), &[part], style)
 }
 
 fn rounds(summary: &Summary, style: Style) -> Vec<Line> {

@@ -124,6 +124,7 @@ pub fn summary() -> Summary {
         blocks_sent: sent,
         blocks_sent_twice: twice,
         bytes_from_replica: 0,
+        bytes_from_target: 0,
         replica_not_used: None,
     };
     Summary {
@@ -145,6 +146,7 @@ pub fn summary() -> Summary {
             commit: 9.0,
             resume: 4.0,
         }),
+        bytes_from_target: 0,
         wire_bytes: WireBytes {
             total: 3_330_000_000,
             raw: 3_000_000_000,

@@ -10,6 +10,7 @@
 //! * [`throttle`]: guests that write faster than the link.
 //! * [`record`]: a trace of what a client did is what it did.
 //! * [`returns`]: images that go back to a host that has an earlier generation of them.
+//! * [`reuse`]: content that the target has already.
 //! * [`seeds`]: images that begin with a backup at the target.
 //! * [`refusals`]: what cannot be done. [`versions`]: hosts with other software.
 //! * [`auto`]: the agent chooses, and says before what it will take.
@@ -39,6 +40,7 @@ mod progress;
 mod record;
 mod refusals;
 mod returns;
+mod reuse;
 mod seeds;
 mod throttle;
 mod versions;

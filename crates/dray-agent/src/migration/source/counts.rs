@@ -64,6 +64,12 @@ pub struct Counts {
     /// Per image: blocks that the target had in a replica when the migration began.
     #[serde(default)]
     pub shared: Vec<u64>,
+    /// Per image: blocks that the target had somewhere.
+    #[serde(default)]
+    pub found: Vec<u64>,
+    /// Bytes of hashes that were sent to find them.
+    #[serde(default)]
+    pub hash_bytes: u64,
     /// Writes of the guest that were slowed.
     #[serde(default)]
     pub slowed: Slowed,

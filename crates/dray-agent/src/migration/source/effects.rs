@@ -60,6 +60,15 @@ impl SourceLoop {
                 }
                 self.push(tag, image, range, urgent, SendKind::Run);
             }
+            SourceEffect::Describe { tag, image, range } => {
+                if let Some(disk) = self.images.disk(image) {
+                    disk.clear_dirty(range);
+                }
+                self.push(tag, image, range, false, SendKind::Described);
+            }
+            SourceEffect::SendKept { tag, of, image, range } => {
+                self.push(tag, image, range, false, SendKind::Kept(of));
+            }
             SourceEffect::SendZero { tag, image, range } => {
                 self.push(tag, image, range, false, SendKind::Zero);
             }
@@ -201,6 +210,7 @@ impl SourceLoop {
         if self.session.is_some() {
             self.say_settings();
             self.check_features();
+            self.say_reuse();
             self.step(SourceEvent::LinkUp);
         }
     }
@@ -223,6 +233,7 @@ impl SourceLoop {
                 self.tuning(options)
             }
         };
+        let tuning = self.with_reuse(tuning, options);
         self.begin_pacing();
         let plan = SourcePlan {
             migration: intent.migration,

@@ -44,6 +44,7 @@ impl SourceLoop {
             return self.break_down(&why);
         }
         if self.session.is_some() {
+            self.say_reuse();
             self.step(SourceEvent::LinkUp);
         }
     }

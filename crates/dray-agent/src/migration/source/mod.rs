@@ -15,6 +15,7 @@ mod mirror;
 mod orders;
 mod rate;
 mod report;
+mod reuse;
 mod session;
 mod summary;
 mod throttle;
@@ -28,6 +29,7 @@ use crate::migration::slots::Board;
 use crate::net::NetStats;
 use crate::pace::Pacer;
 use crate::registry::Registry;
+use crate::reuse::{Company, Reuse};
 pub use content::short_hash;
 pub use counts::{Mark, Memory};
 use dray_engine::source::SourceNotice;
@@ -186,6 +188,8 @@ pub struct SourceParts {
     pub host: String,
     /// The file of what links have carried.
     pub links: PathBuf,
+    /// What hosts have of each other's images.
+    pub reuse: Arc<Reuse>,
     /// Where notices go.
     pub told: UnboundedSender<Told>,
 }
@@ -224,6 +228,9 @@ pub struct SourceLoop {
     resumable: bool,
     /// Whether a cancel told the target to throw away what it has.
     discarded: bool,
+    /// Migrations to the same peer, and whether the engine was told of others.
+    company: Company,
+    together: bool,
     broken: bool,
 }
 
@@ -255,6 +262,7 @@ impl SourceLoop {
             intent: Mutex::new(intent),
             kept: AtomicBool::new(false),
         });
+        let company = parts.reuse.company(&slot.intent().peer);
         let mut this = Self {
             report: Report::new(Arc::clone(&slot), parts.host.clone(), parts.folder.file(COUNTS)),
             slot: Arc::clone(&slot),
@@ -279,6 +287,8 @@ impl SourceLoop {
             history: records,
             resumable: true,
             discarded: false,
+            company,
+            together: false,
             broken: false,
         };
         if slot.intent().options.is_some() {
@@ -324,6 +334,7 @@ impl SourceLoop {
         }
         self.step(SourceEvent::Tick);
         self.refresh_orders();
+        self.watch_company();
         self.keep_latency();
         self.report.save();
         self.report.refresh(self.engine.as_ref(), &self.images);

@@ -14,6 +14,7 @@ use dray_types::{BLOCK_SIZE, BlockRange, ImageIndex};
 use dray_wire::ToTarget;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Pause between writings of the counts.
@@ -121,6 +122,10 @@ impl Report {
         let mut total = self.counts.clone();
         total.net = self.before.net.plus(self.slot.stats.totals());
         total.slowed = self.before.slowed.plus(self.slot.limiter.slowed());
+        total.hash_bytes = self.before.hash_bytes + self.slot.stats.hash_bytes.load(Relaxed);
+        total.found.resize(total.found.len().max(self.before.found.len()), 0);
+        let found = total.found.iter_mut().zip(&self.before.found);
+        found.for_each(|(sum, before)| *sum += before);
         total.blocks_mirrored += self.before.blocks_mirrored;
         total.blocks_resent += self.before.blocks_resent;
         total.rounds += self.before.rounds;
@@ -239,6 +244,7 @@ impl Report {
         if status.shared.iter().any(|&blocks| blocks > 0) {
             self.counts.shared.clone_from(&status.shared);
         }
+        self.counts.found.clone_from(&status.image_blocks_found);
         let sent = status.image_blocks_sent.iter().copied();
         self.counts.images = sent.zip(status.image_blocks_resent.iter().copied()).collect();
     }
@@ -277,6 +283,7 @@ impl Report {
             progress.total = total;
             progress.images = rows;
             (progress.memory_bytes, progress.memory_left) = (memory.sent, memory.left);
+            progress.bytes_from_target = counts.found.iter().sum::<u64>() * BLOCK_SIZE;
             progress.wire_bytes = wire;
             progress.rate = rate;
             progress.dirty_rate = self.dirty_rate;

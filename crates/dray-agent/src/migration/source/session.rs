@@ -217,6 +217,7 @@ impl SourceLoop {
             // The target may not know: it, or its last words, were lost.
             return self.say(&ToTargetShell::Done);
         }
+        self.say_reuse();
         self.step(SourceEvent::LinkUp);
     }
 
@@ -292,7 +293,10 @@ impl SourceLoop {
                     self.heard_shell(message);
                 }
             }
-            _ => self.step(SourceEvent::Message(message)),
+            _ => {
+                self.let_go_of(&message.body);
+                self.step(SourceEvent::Message(message));
+            }
         }
     }
 

@@ -78,14 +78,16 @@ impl Report {
         let strategy = options.map_or(dray_engine::Strategy::Hybrid, |options| options.strategy);
         let sent = total.images.iter().copied().chain(std::iter::repeat((0, 0)));
         let shared = total.shared.iter().copied().chain(std::iter::repeat(0));
-        let images = intent.images.iter().zip(sent).zip(shared);
-        let images = images.map(|((image, sent), shared)| ImageSummary {
+        let found = total.found.iter().copied().chain(std::iter::repeat(0));
+        let images = intent.images.iter().zip(sent).zip(shared).zip(found);
+        let images = images.map(|(((image, sent), shared), found)| ImageSummary {
             image: image.name.clone(),
             name_at_target: image.offer.name.clone(),
             bytes: image.offer.len,
             blocks_sent: sent.0,
             blocks_sent_twice: sent.1,
             bytes_from_replica: shared * BLOCK_SIZE,
+            bytes_from_target: found * BLOCK_SIZE,
             replica_not_used: match &image.base {
                 Base::Refused { why } => Some(why.clone()),
                 _ => None,
@@ -103,7 +105,8 @@ impl Report {
             ended_unix_ms: unix_ms(),
             total_seconds: total.between(Mark::Started, Mark::Done).unwrap_or(0.0),
             downtime_ms: total.downtime(self.vm_runs()),
-            wire_bytes: wire_bytes(&total.net),
+            bytes_from_target: total.found.iter().sum::<u64>() * BLOCK_SIZE,
+            wire_bytes: wire_bytes(&total.net, total.hash_bytes),
             guest_bytes: total.net.data_blocks * BLOCK_SIZE,
             rounds: shown.progress.round,
             blocks_sent: total.net.data_blocks,
@@ -154,16 +157,16 @@ impl Report {
 
 /// Bytes on the wire by kind: what the frames' payloads do not account for on the data streams is
 /// headers, and counts with the zeros that the headers name.
-fn wire_bytes(totals: &NetTotals) -> WireBytes {
+fn wire_bytes(totals: &NetTotals, hash: u64) -> WireBytes {
     let data = totals.data_sent + totals.data_received;
     let payload = totals.raw_bytes + totals.compressed_out;
     WireBytes {
         total: totals.wire_bytes(),
         raw: totals.raw_bytes,
         compressed: totals.compressed_out,
-        zero: data.saturating_sub(payload),
+        zero: data.saturating_sub(payload + hash),
         memory: totals.memory_sent + totals.memory_received,
         control: totals.control_sent + totals.control_received,
-        hash: 0,
+        hash,
     }
 }

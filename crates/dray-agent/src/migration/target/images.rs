@@ -9,6 +9,7 @@ use crate::lineage::Line;
 use crate::migration::intent::{TargetImageIntent, TargetIntent};
 use crate::migration::intents::{IntentFile, Intents};
 use crate::registry::{CopyState, Entry, Registry};
+use crate::reuse::FileRef;
 use dray_engine::TargetEvent;
 use dray_engine::lineage::Generation;
 use dray_engine::target::TargetStatus;
@@ -135,6 +136,10 @@ impl TargetImages {
             disk: Arc::clone(&open.entry.disk),
             file: Arc::clone(&open.entry.file),
             len: open.intent.offer.len,
+            image: FileRef::Image {
+                name: open.intent.offer.name.clone(),
+                id: open.intent.offer.id,
+            },
             overwritten: open
                 .intent
                 .replica

@@ -5,6 +5,7 @@
 
 mod effects;
 mod fetcher;
+mod finder;
 mod images;
 mod present;
 mod session;
@@ -20,6 +21,7 @@ use crate::migration::slots::Board;
 use crate::migration::source::shown_phase;
 use crate::net::NetStats;
 use crate::registry::Registry;
+use crate::reuse::Reuse;
 use dray_engine::target::TargetNotice;
 use dray_engine::{Target, TargetEvent, TargetPlan, TargetRecord};
 use dray_types::{BlockRange, ImageIndex};
@@ -147,6 +149,8 @@ pub struct TargetParts {
     pub registry: Arc<Registry>,
     /// Guest I/O that waits for a lost source fails after this; never when absent (I5).
     pub stall: Option<Duration>,
+    /// What this host has of other images.
+    pub reuse: Arc<Reuse>,
     /// Where notices go.
     pub told: UnboundedSender<Told>,
 }
@@ -194,7 +198,8 @@ impl TargetLoop {
             zeroed: intent.images.iter().map(|image| image.zeroed).collect(),
         };
         let engine = Target::recover(plan, &records);
-        let sink = Sink::new(images.places(), inputs.clone());
+        let reuse = Arc::clone(&parts.reuse);
+        let sink = Sink::new(images.places(), inputs.clone(), reuse, intent.peer.clone());
         let slot = Arc::new(TargetSlot {
             board,
             inputs,

@@ -5,6 +5,7 @@ use crate::migration::messages::{self, ToSourceShell, ToTargetShell};
 use crate::migration::source::shown_strategy;
 use crate::net::{self, ControlSender, ControlSettings, DataReceiver, Incoming, NetError};
 use dray_engine::TargetEvent;
+use dray_wire::control::FEATURE_REUSE;
 use dray_wire::{Envelope, StreamKind, ToSource, ToTarget};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -54,8 +55,7 @@ impl TargetSlot {
             return Ok(());
         }
         let offered = incoming.hello.features.iter();
-        let features: Vec<_> =
-            offered.filter(|word| net::FEATURES.contains(&word.as_str())).cloned().collect();
+        let features: Vec<_> = offered.filter(|word| self.agrees(word)).cloned().collect();
         match incoming.kind {
             StreamKind::Control => {
                 if self.newest.0.fetch_max(number, Ordering::SeqCst) > number {
@@ -79,6 +79,11 @@ impl TargetSlot {
             }
         }
         Ok(())
+    }
+
+    /// Whether this host can do what the word says, and its operator wants it.
+    fn agrees(&self, word: &str) -> bool {
+        net::FEATURES.contains(&word) && (word != FEATURE_REUSE || self.sink.finds())
     }
 
     fn control(self: &Arc<Self>, stream: net::Stream, number: u64, settings: ControlSettings) {

@@ -2,18 +2,21 @@
 //! blocks after it. Runs on the streams' threads; the loop only hears what became of each frame.
 
 use super::Input;
+use super::finder::{Finder, Job};
 use crate::lineage::REGION_BLOCKS;
 use crate::migration::intents::IntentFile;
 use crate::net::{NetError, RunSink};
+use crate::reuse::{FileRef, Reuse};
 use dray_engine::TargetEvent;
 use dray_engine::target::Arrival;
 use dray_image::{Disk, FileImage, Fill, Image, IntentLog, ZeroMode};
-use dray_types::{BLOCK_SIZE, BlockRange, Epoch};
+use dray_types::{BLOCK_SIZE, BlockRange, Epoch, ImageIndex};
 use dray_wire::FrameHeader;
-use dray_wire::frame::mask_bit;
-use std::sync::atomic::{AtomicU64, Ordering};
+use dray_wire::frame::{PIECE_BLOCKS, PieceHash, mask_bit};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 /// Where an image's blocks go.
 pub struct Place {
@@ -23,6 +26,8 @@ pub struct Place {
     pub file: Arc<FileImage>,
     /// Exported length in bytes.
     pub len: u64,
+    /// What content that arrives is known by.
+    pub image: FileRef,
     /// Where a file that was a replica is written into: noted before it is.
     pub overwritten: Option<IntentFile>,
 }
@@ -36,18 +41,42 @@ pub struct Sink {
     inputs: Sender<Input>,
     /// Zero while receiving; else the epoch in which this host owns the images.
     owner_epoch: AtomicU64,
+    finder: Finder,
+    reuse: Arc<Reuse>,
+    /// Where the images come from.
+    peer: String,
+    /// Pieces that lacked when they were described, by their first block: what arrives there has
+    /// this hash unless it was written since.
+    described: Mutex<HashMap<(ImageIndex, u64), PieceHash>>,
+    /// How many there are.
+    lacking: AtomicUsize,
 }
 
 impl Sink {
-    /// Delivers to `places`.
-    pub fn new(places: Vec<Place>, inputs: Sender<Input>) -> Arc<Self> {
-        let (session, places) = (RwLock::new(0), RwLock::new(places));
-        Arc::new(Self { session, places, inputs, owner_epoch: AtomicU64::new(0) })
+    /// Delivers to `places` what comes from `peer`; what it describes is looked for in `reuse`.
+    pub fn new(
+        places: Vec<Place>,
+        inputs: Sender<Input>,
+        reuse: Arc<Reuse>,
+        peer: String,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            session: RwLock::new(0),
+            places: RwLock::new(places),
+            inputs,
+            owner_epoch: AtomicU64::new(0),
+            finder: Finder::default(),
+            reuse,
+            peer,
+            described: Mutex::default(),
+            lacking: AtomicUsize::new(0),
+        })
     }
 
     /// Nothing is delivered any more, and nobody's files are kept open for it.
     pub fn let_go(&self) {
         self.close();
+        self.finder.end();
         self.places.write().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
@@ -68,6 +97,7 @@ impl Sink {
 
     /// Frames of session `number` are taken from now on, of others no more.
     pub fn admit(&self, number: u64) {
+        self.forget_described();
         *self.session.write().unwrap_or_else(PoisonError::into_inner) = number;
     }
 
@@ -89,11 +119,84 @@ impl Sink {
         let arrival = match place(&places, header) {
             Err(why) => Arrival::Failed(why),
             Ok(place) => match deliver(place, header, payload, owner > 0) {
-                Ok(()) => Arrival::Written,
+                Ok(()) => {
+                    self.remember(place, header);
+                    Arrival::Written
+                }
                 Err(why) => Arrival::Failed(why.to_string()),
             },
         };
         self.report(header, arrival);
+    }
+
+    /// Where described content is looked for, and for whom.
+    pub(super) fn reuse(&self) -> (&Reuse, &str) {
+        (&self.reuse, &self.peer)
+    }
+
+    /// Whether descriptions are understood here.
+    pub fn finds(&self) -> bool {
+        self.reuse.is_on()
+    }
+
+    /// Whether frames of session `number` are still taken.
+    pub(super) fn is_current(&self, number: u64) -> bool {
+        *self.session.read().unwrap_or_else(PoisonError::into_inner) == number
+    }
+
+    /// A description was looked up: what was found is written, and the rest asked for.
+    pub(super) fn found(&self, job: &Job) {
+        let session = self.session.read().unwrap_or_else(PoisonError::into_inner);
+        // Nothing is described after the handover.
+        if *session != job.session || self.owner_epoch.load(Ordering::SeqCst) > 0 {
+            return job.lacks().for_each(|(_, hash)| self.reuse.wanted.settle(&hash));
+        }
+        let places = self.places.read().unwrap_or_else(PoisonError::into_inner);
+        let written = place(&places, &job.header).and_then(|place| {
+            let parts = job.parts();
+            let mut each = parts.iter();
+            each.try_for_each(|(range, data)| write_found(place, *range, *data))
+                .map_err(|why| why.to_string())
+        });
+        let arrival = match (written, job.lacking()) {
+            (Err(why), _) => Arrival::Failed(why),
+            (Ok(()), 0) => Arrival::Written,
+            (Ok(()), lacking) => {
+                let mut described = self.described.lock().unwrap_or_else(PoisonError::into_inner);
+                let image = job.header.image;
+                described.extend(job.lacks().map(|(start, hash)| ((image, start), hash)));
+                self.lacking.store(described.len(), Ordering::Release);
+                Arrival::Partly { lacking }
+            }
+        };
+        self.report(&job.header, arrival);
+    }
+
+    /// What had been described has arrived as data: content that others may have as well.
+    fn remember(&self, place: &Place, header: &FrameHeader) {
+        if self.lacking.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let range = header.range;
+        let first = range.start.next_multiple_of(PIECE_BLOCKS);
+        let mut described = self.described.lock().unwrap_or_else(PoisonError::into_inner);
+        for start in (first..range.end()).step_by(PIECE_BLOCKS as usize) {
+            if start + PIECE_BLOCKS > range.end() {
+                break;
+            }
+            if let Some(hash) = described.remove(&(header.image, start)) {
+                self.reuse.remember(&hash, &place.image, start / PIECE_BLOCKS);
+                self.reuse.wanted.settle(&hash);
+            }
+        }
+        self.lacking.store(described.len(), Ordering::Release);
+    }
+
+    /// What was described in an older session is described again, or sent.
+    fn forget_described(&self) {
+        let mut described = self.described.lock().unwrap_or_else(PoisonError::into_inner);
+        described.drain().for_each(|(_, hash)| self.reuse.wanted.settle(&hash));
+        self.lacking.store(0, Ordering::Release);
     }
 
     fn report(&self, header: &FrameHeader, arrival: Arrival) {
@@ -133,6 +236,17 @@ fn deliver(
         }
     }
     Ok(())
+}
+
+/// Writes a part of a described run that was found; no data: zeros.
+fn write_found(place: &Place, range: BlockRange, data: Option<&[u8]>) -> dray_image::Result<()> {
+    if let Some(overwritten) = &place.overwritten {
+        note(overwritten, range)?;
+    }
+    match data {
+        Some(data) => bytes(place, range, data, false),
+        None => zeros(place, range, false),
+    }
 }
 
 /// From here on the regions of `range` may hold something else than the replica did.
@@ -188,6 +302,13 @@ impl RunSink for SessionSink {
 
     fn zero(&self, header: &FrameHeader) {
         self.sink.deliver(self.number, header, None);
+    }
+
+    fn described(&self, header: &FrameHeader, hashes: &[u8]) {
+        if !self.sink.finds() || !self.sink.finder.describe(&self.sink, self.number, header, hashes)
+        {
+            self.mismatch(header);
+        }
     }
 
     fn mismatch(&self, header: &FrameHeader) {

@@ -1,0 +1,144 @@
+//! What this host has of other images: content by its hash, for migrations to here.
+//!
+//! The [`Index`] knows for a hash where such content was seen, in images and replicas of this host,
+//! in other files of its pools, and in images that are just arriving. It is a hint and nothing more:
+//! what it leads to is read and hashed each time, and used only if it has the hash that was asked
+//! for ([`Reuse::find`]), so a stale entry, a damaged file or a file that somebody has edited costs a
+//! look and never a wrong block (I3). Content is read into memory, hashed there and written from
+//! there: a reflink would save the writing, but what is linked could change between hash and link.
+//!
+//! A peer gets content only from pools that it may use (I7): else it could learn, hash by hash, what
+//! other pools hold.
+
+mod files;
+mod index;
+mod wanted;
+
+pub use files::FileRef;
+pub use wanted::{PATIENCE, Wanted};
+
+use crate::config::Config;
+use crate::registry::Registry;
+use dray_image::runs;
+use dray_types::{BLOCK_SIZE, BlockRange};
+use dray_wire::frame::{PIECE_BLOCKS, PieceHash};
+use files::Files;
+use index::{Index, Spot};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Bytes of a piece.
+pub const PIECE_BYTES: usize = (PIECE_BLOCKS * BLOCK_SIZE) as usize;
+
+/// Counters, for logs and tests.
+#[derive(Debug, Default)]
+pub struct Looks {
+    /// Pieces that were asked for.
+    pub asked: AtomicU64,
+    /// Those that were found, read and right.
+    pub found: AtomicU64,
+    /// Entries that proved wrong and were dropped.
+    pub wrong: AtomicU64,
+}
+
+/// Content of this host by hash.
+pub struct Reuse {
+    config: Arc<Config>,
+    files: Files,
+    index: Index,
+    /// What peers were told to send and has not arrived.
+    pub wanted: Wanted,
+    /// Migrations away from here by peer, for sources: who else sends there.
+    moving: Mutex<HashMap<String, usize>>,
+    /// What came of asking.
+    pub looks: Looks,
+}
+
+impl Reuse {
+    /// An index that knows nothing yet.
+    pub fn new(config: Arc<Config>, registry: Arc<Registry>) -> Arc<Self> {
+        Arc::new(Self {
+            files: Files::new(registry),
+            config,
+            index: Index::default(),
+            wanted: Wanted::default(),
+            moving: Mutex::default(),
+            looks: Looks::default(),
+        })
+    }
+
+    /// Whether content is reused at all, at both ends.
+    pub fn is_on(&self) -> bool {
+        self.config.reuse.enabled
+    }
+
+    /// Fills `out`, a piece long, with content that has this hash, if there is some in a pool that
+    /// `peer` may use. Entries that prove wrong are dropped.
+    pub fn find(&self, peer: &str, hash: &PieceHash, out: &mut [u8]) -> bool {
+        self.looks.asked.fetch_add(1, Relaxed);
+        let Some(spot) = self.index.get(hash) else { return false };
+        let Some((file, path)) = self.files.open(spot.file) else {
+            self.index.remove(hash, spot);
+            return false;
+        };
+        if !self.may_see(peer, &path) {
+            return false;
+        }
+        let range = BlockRange::new(u64::from(spot.piece) * PIECE_BLOCKS, PIECE_BLOCKS);
+        let read = runs::read_run(&*file, range, out);
+        if read.is_ok() && blake3::hash(out).as_bytes() == hash {
+            self.looks.found.fetch_add(1, Relaxed);
+            return true;
+        }
+        self.looks.wrong.fetch_add(1, Relaxed);
+        self.index.remove(hash, spot);
+        false
+    }
+
+    fn may_see(&self, peer: &str, path: &std::path::Path) -> bool {
+        let Some(peer) = self.config.peer(peer) else { return false };
+        let pools = self.config.pools.iter().filter(|pool| peer.may_use(&pool.name));
+        pools.into_iter().any(|pool| pool.holds(path))
+    }
+
+    /// Content with this hash is in piece `piece` of `file`, as far as anybody knows.
+    pub fn remember(&self, hash: &PieceHash, file: &FileRef, piece: u64) {
+        let Ok(piece) = u32::try_from(piece) else { return };
+        let file = self.files.number(file);
+        self.index.insert(hash, Spot { file, piece });
+    }
+
+    /// A migration to `peer` begins; it counts until the guard is dropped.
+    pub fn company(self: &Arc<Self>, peer: &str) -> Company {
+        let mut moving = self.moving.lock().unwrap_or_else(PoisonError::into_inner);
+        *moving.entry(peer.to_owned()).or_default() += 1;
+        Company { reuse: Arc::clone(self), peer: peer.to_owned() }
+    }
+}
+
+/// A migration among others to the same peer.
+pub struct Company {
+    reuse: Arc<Reuse>,
+    peer: String,
+}
+
+impl Company {
+    /// Whether there are others.
+    pub fn is_together(&self) -> bool {
+        let moving = self.reuse.moving.lock().unwrap_or_else(PoisonError::into_inner);
+        moving.get(&self.peer).is_some_and(|&count| count > 1)
+    }
+}
+
+impl Drop for Company {
+    fn drop(&mut self) {
+        let mut moving = self.reuse.moving.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = moving.get_mut(&self.peer) {
+            *count -= 1;
+            if *count == 0 {
+                moving.remove(&self.peer);
+            }
+        }
+    }
+}

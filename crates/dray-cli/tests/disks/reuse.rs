@@ -1,0 +1,174 @@
+//! Content that the target has already: it does not cross the wire, and it is never wrong.
+
+use crate::guest::BLOCK;
+use crate::lab::{Host, Lab, wait_for};
+use crate::moves::result;
+use serde_json::Value;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::Duration;
+
+/// Bytes of a piece, the unit of described content.
+const PIECE: usize = 65_536;
+/// Bytes of an image.
+const IMAGE: usize = 16 << 20;
+/// Slower than two agents on one machine look for content, whoever built them.
+const BANDWIDTH: &str = "40MiB/s";
+const END: Duration = Duration::from_secs(60);
+
+/// Bytes that no compressor makes fewer.
+fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(len);
+    while bytes.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend(state.wrapping_mul(0x2545_f491_4f6c_dd1d).to_le_bytes());
+    }
+    bytes
+}
+
+/// A copy of `base` in which `percent` of its pieces are its own.
+fn copy_of(base: &[u8], seed: u64, percent: usize) -> Vec<u8> {
+    let mut copy = base.to_vec();
+    let pieces = base.len() / PIECE;
+    for nth in 0..pieces * percent / 100 {
+        // Each has changes in other places, and in a part of a piece only.
+        let piece = (nth * 100 / percent + seed as usize * 7) % pieces;
+        let at = piece * PIECE + 8192;
+        copy[at..at + 16384].copy_from_slice(&noise(seed * 1000 + nth as u64, 16384));
+    }
+    copy
+}
+
+fn put(host: &Host, name: &str, content: &[u8]) {
+    std::fs::write(host.pool().join(name), content).unwrap();
+}
+
+/// Moves images in one migration; the summary.
+fn go(lab: &Lab, names: &[String], more: &[&str]) -> Value {
+    let mut args = vec!["--json", "migrate", "--to", "hostb", "--bandwidth", BANDWIDTH];
+    names.iter().for_each(|name| args.extend(["--image", name]));
+    args.extend(more);
+    let output = lab.a.dray(&args);
+    let summary = result(&output);
+    assert_eq!(summary["result"], "completed", "{output:?}");
+    wait_for("the end of the migration", END, || {
+        lab.a.open_migrations() == 0 && lab.b.open_migrations() == 0
+    })
+    .unwrap();
+    summary
+}
+
+/// A bystander compares a file at the target with what was moved.
+fn check(host: &Host, name: &str, content: &[u8]) {
+    let there = std::fs::read(host.pool().join(name)).unwrap();
+    assert_eq!(there.len(), content.len());
+    let differs = there.chunks(4096).zip(content.chunks(4096)).position(|(a, b)| a != b);
+    assert_eq!(differs, None, "block of {name} that differs");
+}
+
+fn wire(summary: &Value) -> u64 {
+    summary["wire_bytes"]["total"].as_u64().unwrap()
+}
+
+fn found(summary: &Value) -> u64 {
+    summary["bytes_from_target"].as_u64().unwrap_or(0)
+}
+
+fn names(prefix: &str, count: u64) -> Vec<String> {
+    (0..count).map(|nth| format!("{prefix}{nth}.img")).collect()
+}
+
+#[test]
+fn ten_copies_of_one_image_cross_the_wire_once() {
+    let mut lab = Lab::new();
+    let base = noise(1, IMAGE);
+    let names = names("vm", 10);
+    let copies: Vec<_> = (0..10).map(|seed| copy_of(&base, seed, 5)).collect();
+    names.iter().zip(&copies).for_each(|(name, copy)| put(&lab.a, name, copy));
+    lab.start();
+    names.iter().for_each(|name| lab.a.add(name));
+    let summary = go(&lab, &names, &["--verify"]);
+    names.iter().zip(&copies).for_each(|(name, copy)| check(&lab.b, name, copy));
+    // A piece of which a part changed is another piece.
+    let changed = 10 * (IMAGE / PIECE * 5 / 100) * PIECE;
+    let least = (IMAGE + changed) as f64;
+    let share = wire(&summary) as f64 / least;
+    println!("{} on the wire for {least} that must cross: {share:.3}", wire(&summary));
+    assert!(share <= 1.1, "{share}: {summary}");
+    assert!(found(&summary) as usize > 8 * IMAGE, "{summary}");
+    let images = summary["images"].as_array().unwrap();
+    let each: u64 = images.iter().map(|i| i["bytes_from_target"].as_u64().unwrap_or(0)).sum();
+    assert_eq!(each, found(&summary));
+    assert!(summary["wire_bytes"]["hash"].as_u64().unwrap() > 0, "{summary}");
+}
+
+#[test]
+fn a_target_whose_content_was_changed_behind_its_back_never_gives_a_wrong_block() {
+    let mut lab = Lab::new();
+    let base = noise(2, IMAGE);
+    let first = names("first", 2);
+    first.iter().for_each(|name| put(&lab.a, name, &base));
+    put(&lab.a, "later.img", &base);
+    lab.start();
+    first.iter().for_each(|name| lab.a.add(name));
+    go(&lab, &first, &[]);
+    // A third of the pieces that the index knows hold something else by now, some by one byte.
+    for name in &first {
+        let file = std::fs::File::options().write(true).open(lab.b.pool().join(name)).unwrap();
+        for piece in (0..IMAGE / PIECE).step_by(3) {
+            file.write_all_at(&[0x5a], (piece * PIECE + piece) as u64).unwrap();
+        }
+    }
+    lab.a.add("later.img");
+    let summary = go(&lab, &["later.img".into()], &["--verify"]);
+    check(&lab.b, "later.img", &base);
+    assert_eq!(summary["verified"], true, "{summary}");
+    let sent = summary["blocks_sent"].as_u64().unwrap() * BLOCK;
+    let third = IMAGE as u64 / 3;
+    assert!(sent >= third, "what was changed cannot have been found: {summary}");
+    assert!(found(&summary) > third, "{summary}");
+}
+
+#[test]
+fn who_does_not_want_reuse_sends_everything() {
+    let off = |name: &str, config: String| {
+        if name == "hostb" { config + "[reuse]\nenabled = false\n" } else { config }
+    };
+    for (lab, more) in [(Lab::new(), &["--no-reuse"][..]), (Lab::with(off), &[])] {
+        let mut lab = lab;
+        let base = noise(3, IMAGE / 4);
+        let names = names("same", 2);
+        names.iter().for_each(|name| put(&lab.a, name, &base));
+        lab.start();
+        names.iter().for_each(|name| lab.a.add(name));
+        let summary = go(&lab, &names, more);
+        assert_eq!((found(&summary), summary["wire_bytes"]["hash"].as_u64()), (0, Some(0)));
+        assert!(wire(&summary) as usize > 2 * base.len());
+        names.iter().for_each(|name| check(&lab.b, name, &base));
+    }
+}
+
+/// What a peer may not see it does not get, and cannot find out either.
+#[test]
+fn content_of_another_pool_is_not_given_to_a_peer_that_may_not_use_it() {
+    let with = |name: &str, config: String| {
+        let closed = |dir: &str| format!("[[pool]]\nname = \"closed\"\npath = \"{dir}\"\n");
+        let dir = Path::new("/tmp").join(format!("dray-closed-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        if name == "hostb" { config + &closed(&dir.display().to_string()) } else { config }
+    };
+    let mut lab = Lab::with(with);
+    let dir = Path::new("/tmp").join(format!("dray-closed-{}", std::process::id()));
+    let base = noise(4, IMAGE / 4);
+    std::fs::write(dir.join("secret.img"), &base).unwrap();
+    put(&lab.a, "vm.img", &base);
+    lab.start();
+    lab.a.add("vm.img");
+    let summary = go(&lab, &["vm.img".into()], &[]);
+    std::fs::remove_dir_all(&dir).unwrap();
+    assert_eq!(found(&summary), 0, "{summary}");
+    check(&lab.b, "vm.img", &base);
+}
