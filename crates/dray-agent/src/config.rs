@@ -157,11 +157,17 @@ impl Default for Limits {
 pub struct ReuseConfig {
     /// Off: this host describes nothing, and looks nothing up for others.
     pub enabled: bool,
+    /// The pools are read in the background for an index of their content.
+    pub index: bool,
+    /// Bytes a second that the background reads at most.
+    pub index_rate: u64,
+    /// Bytes that the index may have on disk.
+    pub index_size: u64,
 }
 
 impl Default for ReuseConfig {
     fn default() -> Self {
-        Self { enabled: true }
+        Self { enabled: true, index: true, index_rate: 64 << 20, index_size: 2 << 30 }
     }
 }
 

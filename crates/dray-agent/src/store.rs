@@ -4,6 +4,7 @@
 //! images/NAME.json            one record per image
 //! images/NAME.heat            what is known of its accesses (docs/formats.md); not synced, may be lost
 //! seeds/NAME.json             an image that is being read from backups
+//! content.redb                which content is where, by hash; may be lost
 //! migrations/ID/intent.json   what was asked for
 //! migrations/ID/journal       what has happened (see docs/formats.md)
 //! migrations/ID/counts.json   what the summary counts; not synced, lost with the host
@@ -46,6 +47,11 @@ impl Store {
     /// Where the notes of images are that are being read from backups.
     pub fn seeds(&self) -> PathBuf {
         self.root.join("seeds")
+    }
+
+    /// The index of content.
+    pub fn content(&self) -> PathBuf {
+        self.root.join("content.redb")
     }
 
     /// The folder of all migrations.

@@ -225,7 +225,7 @@ impl FrameHeader {
         if self.range.start > (u64::MAX / BLOCK_SIZE) - len {
             return Err(WireError::malformed("frame header", "block number"));
         }
-        let whole = |blocks: u64| blocks % PIECE_BLOCKS == 0;
+        let whole = |blocks: u64| blocks.is_multiple_of(PIECE_BLOCKS);
         if self.kind == FrameKind::Described && !(whole(self.range.start) && whole(len)) {
             return Err(WireError::malformed("frame header", "described blocks are no pieces"));
         }

@@ -8,7 +8,7 @@ mod peers;
 
 pub use launch::Tasks;
 
-use crate::api::{ApiError, ApiResult, ErrorKind, Server, SocketAccess};
+use crate::api::{ApiError, ApiResult, ErrorKind, MigrationState, Server, SocketAccess};
 use crate::config::Config;
 use crate::migration::slots::Slots;
 use crate::migration::source::{SessionSettings, SourceSlot};
@@ -78,6 +78,14 @@ impl Agent {
         })
     }
 
+    /// Whether anything migrates, from here or to here.
+    fn moves(&self) -> bool {
+        let boards = self.sources.all().into_iter().map(|slot| Arc::clone(&slot.board));
+        let targets = self.targets.all();
+        let mut boards = boards.chain(targets.iter().map(|slot| Arc::clone(&slot.board)));
+        boards.any(|board| board.read().state == MigrationState::Running)
+    }
+
     /// Timeouts of control streams.
     pub fn control_settings(&self) -> ControlSettings {
         ControlSettings { dead: self.config.limits.link_dead, ..ControlSettings::default() }
@@ -117,7 +125,7 @@ async fn serve(config: Config, what: &str) -> ApiResult<()> {
     let registry = Registry::load(store.clone(), Arc::clone(&config)).map_err(io)?;
     let agent = Arc::new(Agent {
         nbd: dray_nbd::Server::new(Arc::clone(&registry) as _),
-        reuse: Reuse::new(Arc::clone(&config), Arc::clone(&registry)),
+        reuse: Reuse::open(Arc::clone(&config), Arc::clone(&registry), &store.content()),
         config,
         identity: Arc::new(identity),
         store,
@@ -143,6 +151,9 @@ async fn serve(config: Config, what: &str) -> ApiResult<()> {
     crate::heat::keep(&agent.registry).map_err(io)?;
     crate::lineage::keep(&agent.registry).map_err(io)?;
     crate::retention::keep(&agent.registry, &agent.config).map_err(io)?;
+    let watched = Arc::downgrade(&agent);
+    let moves = move || watched.upgrade().is_some_and(|agent| agent.moves());
+    agent.reuse.keep(moves).map_err(io)?;
     agent.go_on(revived);
     let peers = tokio::spawn(Arc::clone(&agent).listen(listener));
     tracing::info!(host = agent.config.name, listen = %agent.config.listen, "ready");

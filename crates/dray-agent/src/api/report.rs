@@ -20,6 +20,9 @@ pub struct AgentInfo {
     pub api_version: u32,
     /// Process id of the agent.
     pub pid: u32,
+    /// Bytes of content in this host's pools that its index knows by hash.
+    #[serde(default)]
+    pub indexed_bytes: u64,
 }
 
 /// How a migration ended. Failed and cancelled ones answer with an error instead; in a status both

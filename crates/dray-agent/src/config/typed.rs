@@ -5,6 +5,7 @@ use super::{
     BackupPlace, Config, Limits, Peer, Pool, PoolIo, PoolKind, Problem, ReuseConfig, default_listen,
 };
 use crate::retention::Retention;
+use dray_types::{BitRate, ByteSize};
 use serde::Deserialize;
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -105,6 +106,9 @@ struct TypedReplicas {
 #[serde(deny_unknown_fields)]
 struct TypedReuse {
     enabled: Option<bool>,
+    index: Option<bool>,
+    index_rate: Option<Text>,
+    index_size: Option<Text>,
 }
 
 #[derive(Deserialize)]
@@ -139,7 +143,7 @@ pub(super) fn understand(text: &str, path: &Path) -> Result<Config, Vec<Problem>
         peers,
         qmp_dirs: reader.qmp_dirs(agent.qmp_dirs.as_ref().or(typed.qmp_dirs.as_ref())),
         limits: reader.limits(typed.limits.as_ref()),
-        reuse: reuse(typed.reuse.as_ref()),
+        reuse: reader.reuse(typed.reuse.as_ref()),
         replicas: reader.replicas(typed.replicas.as_ref()),
         backups: reader.backups(&typed.backup),
         nbd_tcp: reader.address("nbd.tcp", typed.nbd.as_ref().and_then(|nbd| nbd.tcp.as_ref())),
@@ -151,11 +155,6 @@ pub(super) fn understand(text: &str, path: &Path) -> Result<Config, Vec<Problem>
         }
     }
     if reader.problems.is_empty() { Ok(config) } else { Err(reader.problems) }
-}
-
-fn reuse(typed: Option<&TypedReuse>) -> ReuseConfig {
-    let enabled = typed.and_then(|typed| typed.enabled);
-    ReuseConfig { enabled: enabled.unwrap_or(true) }
 }
 
 fn line_of(text: &str, at: usize) -> usize {
@@ -328,15 +327,40 @@ impl Reader<'_> {
             let hours = self.number("replicas.max_age_hours", hours, MAX_HOURS);
             Duration::from_secs(hours * 3600)
         });
-        let min_free = typed.min_free.as_ref().and_then(|text| match text.get_ref().parse() {
+        let min_free = typed.min_free.as_ref();
+        let min_free = min_free.and_then(|text| self.size("replicas.min_free", text));
+        Retention { keep: typed.keep, max_age, min_free }
+    }
+
+    fn size(&mut self, field: &str, text: &Text) -> Option<ByteSize> {
+        match text.get_ref().parse() {
             Ok(size) => Some(size),
             Err(why) => {
                 let what = format!("'{}': {why}", text.get_ref());
-                self.problem(text, "replicas.min_free", what, "write it like 20GiB");
+                self.problem(text, field, what, "write it like 20GiB");
                 None
             }
-        });
-        Retention { keep: typed.keep, max_age, min_free }
+        }
+    }
+
+    fn reuse(&mut self, typed: Option<&TypedReuse>) -> ReuseConfig {
+        let mut reuse = ReuseConfig::default();
+        let Some(typed) = typed else { return reuse };
+        reuse.enabled = typed.enabled.unwrap_or(reuse.enabled);
+        reuse.index = typed.index.unwrap_or(reuse.index);
+        if let Some(text) = &typed.index_rate {
+            match text.get_ref().parse::<BitRate>() {
+                Ok(rate) => reuse.index_rate = rate.bytes_per_second,
+                Err(why) => {
+                    let what = format!("'{}': {why}", text.get_ref());
+                    self.problem(text, "reuse.index_rate", what, "write it like 64MiB/s");
+                }
+            }
+        }
+        let size = typed.index_size.as_ref();
+        let size = size.and_then(|text| self.size("reuse.index_size", text));
+        reuse.index_size = size.map_or(reuse.index_size, |size| size.0);
+        reuse
     }
 
     fn backups(&mut self, typed: &[TypedBackup]) -> Vec<BackupPlace> {

@@ -233,7 +233,8 @@ impl Worker {
     /// Reads a run, keeps it and sends its hashes.
     fn describe(&mut self, job: &SendJob) -> Result<(), Failed> {
         let range = job.range;
-        if range.is_empty() || range.len > MAX_RUN_BLOCKS || range.len % PIECE_BLOCKS != 0 {
+        if range.is_empty() || range.len > MAX_RUN_BLOCKS || !range.len.is_multiple_of(PIECE_BLOCKS)
+        {
             let why = format!("a run of {} blocks cannot be described", range.len);
             return Err(Failed::Unreadable(why));
         }

@@ -40,6 +40,7 @@ impl AgentApi for Operator {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             api_version: api::API_VERSION,
             pid: std::process::id(),
+            indexed_bytes: self.0.reuse.indexed_bytes(),
         })
     }
 

@@ -1,10 +1,11 @@
 //! Files that content is in, by number: images of the registry, and other files of the pools.
 
+use super::store::Scanned;
 use crate::registry::Registry;
 use dray_image::{FileImage, FileOptions};
 use dray_types::ImageId;
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -34,6 +35,7 @@ struct Known {
     refs: HashMap<u32, FileRef>,
     next: u32,
     open: HashMap<u32, Arc<FileImage>>,
+    scanned: HashMap<u32, Scanned>,
 }
 
 /// All of them.
@@ -43,8 +45,45 @@ pub(super) struct Files {
 }
 
 impl Files {
-    pub(super) fn new(registry: Arc<Registry>) -> Self {
-        Self { registry, known: Mutex::default() }
+    /// The files that an earlier process knew, and those that come.
+    pub(super) fn new(registry: Arc<Registry>, scanned: Vec<(u32, Scanned)>) -> Self {
+        let mut known = Known::default();
+        for (number, file) in scanned {
+            known.next = known.next.max(number.saturating_add(1));
+            known.numbers.insert(file.file.clone(), number);
+            known.refs.insert(number, file.file.clone());
+            known.scanned.insert(number, file);
+        }
+        Self { registry, known: Mutex::new(known) }
+    }
+
+    pub(super) fn registry(&self) -> &Arc<Registry> {
+        &self.registry
+    }
+
+    /// Files that the background has read or begun to read.
+    pub(super) fn scanned(&self) -> Vec<(u32, Scanned)> {
+        self.known().scanned.iter().map(|(number, file)| (*number, file.clone())).collect()
+    }
+
+    pub(super) fn scanned_of(&self, number: u32) -> Option<Scanned> {
+        self.known().scanned.get(&number).cloned()
+    }
+
+    pub(super) fn set_scanned(&self, number: u32, file: Scanned) {
+        self.known().scanned.insert(number, file);
+    }
+
+    /// They are not there any more; their numbers are not used again.
+    pub(super) fn forget(&self, gone: &HashSet<u32>) {
+        let mut known = self.known();
+        for number in gone {
+            known.scanned.remove(number);
+            known.open.remove(number);
+            if let Some(file) = known.refs.remove(number) {
+                known.numbers.remove(&file);
+            }
+        }
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {

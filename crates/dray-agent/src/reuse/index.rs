@@ -1,15 +1,17 @@
 //! Where content was seen, by the first 16 bytes of its hash: whoever follows an entry compares all
-//! 32 of what is there.
+//! 32 of what is there. What arrives is in memory; what the background has read is in the store.
 
+use super::store::{Batch, Store};
 use dray_wire::frame::PieceHash;
 use std::collections::HashMap;
+use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Entries of one half of the memory; with two halves about 30 MB.
 const HALF: usize = 1 << 18;
 
 /// The part of a hash that finds an entry.
-type Key = [u8; 16];
+pub(super) type Key = [u8; 16];
 
 /// A piece of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,17 +38,56 @@ struct Halves {
 #[derive(Default)]
 pub(super) struct Index {
     memory: Mutex<Halves>,
+    store: Option<Store>,
+    /// Entries of the store that proved wrong, until the next batch.
+    wrong: Mutex<Vec<(Key, Spot)>>,
 }
+
+impl Batch {
+    /// Content with this hash is there.
+    pub(super) fn add(&mut self, hash: &PieceHash, file: u32, piece: u64) {
+        if let Ok(piece) = u32::try_from(piece) {
+            self.pieces.push((key(hash), Spot { file, piece }));
+        }
+    }
+}
+
+/// Wrong entries that wait at most; others are found wrong once more.
+const MOST_WRONG: usize = 65_536;
 
 impl Index {
     fn memory(&self) -> MutexGuard<'_, Halves> {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn get(&self, hash: &PieceHash) -> Option<Spot> {
-        let memory = self.memory();
+    pub(super) fn new(store: Option<Store>) -> Self {
+        Self { store, ..Self::default() }
+    }
+
+    /// Everything that may have content with this hash, the younger one first.
+    pub(super) fn get(&self, hash: &PieceHash) -> impl Iterator<Item = Spot> {
         let key = key(hash);
-        memory.young.get(&key).or_else(|| memory.old.get(&key)).copied()
+        let memory = self.memory();
+        let young = memory.young.get(&key).or_else(|| memory.old.get(&key)).copied();
+        drop(memory);
+        young.into_iter().chain(self.store.as_ref().and_then(|store| store.get(&key)))
+    }
+
+    /// The durable part, if there is one.
+    pub(super) fn store(&self) -> Option<&Store> {
+        self.store.as_ref()
+    }
+
+    /// Writes what the background has read, and takes out what has proved wrong.
+    pub(super) fn write(&self, mut batch: Batch) -> io::Result<()> {
+        let Some(store) = &self.store else { return Ok(()) };
+        let mut wrong = self.wrong.lock().unwrap_or_else(PoisonError::into_inner);
+        batch.wrong = std::mem::take(&mut *wrong);
+        drop(wrong);
+        if batch.pieces.is_empty() && batch.wrong.is_empty() && batch.files.is_empty() {
+            return Ok(());
+        }
+        store.apply(&batch)
     }
 
     pub(super) fn insert(&self, hash: &PieceHash, spot: Spot) {
@@ -61,11 +102,16 @@ impl Index {
     pub(super) fn remove(&self, hash: &PieceHash, wrong: Spot) {
         let mut memory = self.memory();
         let key = key(hash);
-        let Halves { young, old } = &mut *memory;
-        for half in [young, old] {
+        let halves = &mut *memory;
+        for half in [&mut halves.young, &mut halves.old] {
             if half.get(&key) == Some(&wrong) {
                 half.remove(&key);
             }
+        }
+        drop(memory);
+        let mut waits = self.wrong.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.store.is_some() && waits.len() < MOST_WRONG {
+            waits.push((key, wrong));
         }
     }
 }
@@ -85,13 +131,15 @@ mod tests {
         for nth in 0..3 * HALF as u32 {
             index.insert(&hash(nth), Spot { file: 1, piece: nth });
         }
-        assert!(index.memory().young.len() + index.memory().old.len() <= 2 * HALF);
-        assert_eq!(index.get(&hash(0)), None);
+        let memory = index.memory();
+        assert!(memory.young.len() <= HALF && memory.old.len() <= HALF);
+        drop(memory);
+        assert_eq!(index.get(&hash(0)).next(), None);
         let last = 3 * HALF as u32 - 1;
-        assert_eq!(index.get(&hash(last)), Some(Spot { file: 1, piece: last }));
+        assert_eq!(index.get(&hash(last)).next(), Some(Spot { file: 1, piece: last }));
         index.remove(&hash(last), Spot { file: 9, piece: 9 });
-        assert!(index.get(&hash(last)).is_some());
+        assert!(index.get(&hash(last)).next().is_some());
         index.remove(&hash(last), Spot { file: 1, piece: last });
-        assert!(index.get(&hash(last)).is_none());
+        assert!(index.get(&hash(last)).next().is_none());
     }
 }

@@ -10,8 +10,10 @@
 //! A peer gets content only from pools that it may use (I7): else it could learn, hash by hash, what
 //! other pools hold.
 
+mod builder;
 mod files;
 mod index;
+mod store;
 mod wanted;
 
 pub use files::FileRef;
@@ -24,9 +26,12 @@ use dray_types::{BLOCK_SIZE, BlockRange};
 use dray_wire::frame::{PIECE_BLOCKS, PieceHash};
 use files::Files;
 use index::{Index, Spot};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
+use store::{Batch, Store};
 
 /// Bytes of a piece.
 pub const PIECE_BYTES: usize = (PIECE_BLOCKS * BLOCK_SIZE) as usize;
@@ -56,12 +61,18 @@ pub struct Reuse {
 }
 
 impl Reuse {
-    /// An index that knows nothing yet.
-    pub fn new(config: Arc<Config>, registry: Arc<Registry>) -> Arc<Self> {
+    /// What the store at `path` knows, if the operator wants an index and it can be opened.
+    pub fn open(config: Arc<Config>, registry: Arc<Registry>, path: &Path) -> Arc<Self> {
+        let wanted = config.reuse.enabled && config.reuse.index;
+        let store = wanted.then(|| Store::open(path)).transpose().unwrap_or_else(|why| {
+            tracing::warn!(%why, "there is no index of content");
+            None
+        });
+        let scanned = store.as_ref().map_or(Ok(Vec::new()), Store::files).unwrap_or_default();
         Arc::new(Self {
-            files: Files::new(registry),
+            files: Files::new(registry, scanned),
             config,
-            index: Index::default(),
+            index: Index::new(store),
             wanted: Wanted::default(),
             moving: Mutex::default(),
             looks: Looks::default(),
@@ -73,11 +84,44 @@ impl Reuse {
         self.config.reuse.enabled
     }
 
+    /// Fills the index in the background from now on, unless something `moves`.
+    ///
+    /// # Errors
+    /// When there can be no thread.
+    pub fn keep(self: &Arc<Self>, moves: impl Fn() -> bool + Send + 'static) -> io::Result<()> {
+        if self.index.store().is_some() { builder::start(self, moves) } else { Ok(()) }
+    }
+
+    /// Bytes of content that the durable index knows.
+    pub fn indexed_bytes(&self) -> u64 {
+        self.index.store().map_or(0, Store::pieces) * PIECE_BYTES as u64
+    }
+
+    /// Whether the store has reached the size that it may have.
+    fn is_full(&self) -> bool {
+        self.index.store().is_none_or(|store| store.bytes() >= self.config.reuse.index_size)
+    }
+
+    fn write(&self, batch: Batch) -> io::Result<()> {
+        let files = batch.files.clone();
+        self.index.write(batch)?;
+        files.into_iter().for_each(|(number, file)| self.files.set_scanned(number, file));
+        Ok(())
+    }
+
+    fn forget(&self, gone: &HashSet<u32>) -> io::Result<()> {
+        self.files.forget(gone);
+        self.index.store().map_or(Ok(()), |store| store.forget(gone))
+    }
+
     /// Fills `out`, a piece long, with content that has this hash, if there is some in a pool that
     /// `peer` may use. Entries that prove wrong are dropped.
     pub fn find(&self, peer: &str, hash: &PieceHash, out: &mut [u8]) -> bool {
         self.looks.asked.fetch_add(1, Relaxed);
-        let Some(spot) = self.index.get(hash) else { return false };
+        self.index.get(hash).any(|spot| self.is_at(peer, hash, spot, out))
+    }
+
+    fn is_at(&self, peer: &str, hash: &PieceHash, spot: Spot, out: &mut [u8]) -> bool {
         let Some((file, path)) = self.files.open(spot.file) else {
             self.index.remove(hash, spot);
             return false;
@@ -96,7 +140,7 @@ impl Reuse {
         false
     }
 
-    fn may_see(&self, peer: &str, path: &std::path::Path) -> bool {
+    fn may_see(&self, peer: &str, path: &Path) -> bool {
         let Some(peer) = self.config.peer(peer) else { return false };
         let pools = self.config.pools.iter().filter(|pool| peer.may_use(&pool.name));
         pools.into_iter().any(|pool| pool.holds(path))

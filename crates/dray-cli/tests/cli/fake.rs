@@ -276,7 +276,13 @@ impl Agent {
 impl AgentApi for Agent {
     async fn info(&self) -> ApiResult<AgentInfo> {
         let version = env!("CARGO_PKG_VERSION").to_owned();
-        Ok(AgentInfo { host: "hosta".into(), version, api_version: API_VERSION, pid: 1 })
+        Ok(AgentInfo {
+            host: "hosta".into(),
+            version,
+            api_version: API_VERSION,
+            pid: 1,
+            indexed_bytes: 0,
+        })
     }
 
     async fn migrate(&self, command: Migrate) -> ApiResult<Started> {

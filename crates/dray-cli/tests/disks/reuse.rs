@@ -3,9 +3,8 @@
 use crate::guest::BLOCK;
 use crate::lab::{Host, Lab, wait_for};
 use crate::moves::result;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
 use std::time::Duration;
 
 /// Bytes of a piece, the unit of described content.
@@ -151,24 +150,94 @@ fn who_does_not_want_reuse_sends_everything() {
     }
 }
 
+/// Waits until a host has read so much of what its pools hold.
+fn indexed(host: &Host, bytes: usize) {
+    wait_for("the index", END, || {
+        let info = host.ask(json!("info")).unwrap();
+        info["indexed_bytes"].as_u64().unwrap_or(0) >= bytes as u64
+    })
+    .unwrap_or_else(|why| panic!("{why}: {}", host.log()));
+}
+
+#[test]
+fn a_base_image_in_a_pool_of_the_target_is_found_also_after_a_restart() {
+    let mut lab = Lab::new();
+    let base = noise(5, IMAGE);
+    let copy = copy_of(&base, 1, 5);
+    put(&lab.b, "base.img", &base);
+    put(&lab.a, "vm.img", &copy);
+    lab.start();
+    indexed(&lab.b, IMAGE);
+    lab.b.kill();
+    lab.b.start();
+    lab.a.add("vm.img");
+    let summary = go(&lab, &["vm.img".into()], &["--verify"]);
+    check(&lab.b, "vm.img", &copy);
+    assert!(found(&summary) as usize > IMAGE * 9 / 10, "{summary}");
+    assert!((wire(&summary) as usize) < IMAGE / 10, "{summary}");
+}
+
+/// Changed, cut off, removed and replaced since the index was made: misses, and nothing else.
+#[test]
+fn files_that_changed_since_they_were_read_never_give_a_wrong_block() {
+    let mut lab = Lab::new();
+    let parts: Vec<_> = (10..14).map(|seed| noise(seed, IMAGE / 4)).collect();
+    for (nth, part) in parts.iter().enumerate() {
+        put(&lab.b, &format!("part{nth}.img"), part);
+    }
+    let all = parts.concat();
+    put(&lab.a, "vm.img", &all);
+    lab.start();
+    indexed(&lab.b, IMAGE);
+    let path = |nth| lab.b.pool().join(format!("part{nth}.img"));
+    let edit = std::fs::File::options().write(true).open(path(0)).unwrap();
+    for piece in 0..IMAGE / 4 / PIECE {
+        let at = piece * PIECE + 65_535;
+        edit.write_all_at(&[parts[0][at] ^ 1], at as u64).unwrap();
+    }
+    edit.set_len(IMAGE as u64 / 8).unwrap();
+    std::fs::remove_file(path(1)).unwrap();
+    std::fs::write(path(2), noise(99, IMAGE / 4)).unwrap();
+    lab.a.add("vm.img");
+    let summary = go(&lab, &["vm.img".into()], &["--verify"]);
+    check(&lab.b, "vm.img", &all);
+    assert_eq!(summary["verified"], true);
+    let most = IMAGE as u64 / 4;
+    assert!((most / 2..=most).contains(&found(&summary)), "only one of four is right: {summary}");
+}
+
+#[test]
+fn nothing_is_read_in_the_background_when_the_operator_says_so() {
+    let off = |_: &str, config: String| config + "[reuse]\nindex = false\n";
+    let mut lab = Lab::with(off);
+    let base = noise(6, IMAGE / 4);
+    put(&lab.b, "base.img", &base);
+    put(&lab.a, "vm.img", &base);
+    lab.start();
+    std::thread::sleep(Duration::from_secs(4));
+    let info = lab.b.ask(json!("info")).unwrap();
+    assert_eq!(info["indexed_bytes"], 0, "{info}");
+    assert!(!lab.b.dir.join("state/content.redb").exists());
+    lab.a.add("vm.img");
+    assert_eq!(found(&go(&lab, &["vm.img".into()], &[])), 0);
+}
+
 /// What a peer may not see it does not get, and cannot find out either.
 #[test]
 fn content_of_another_pool_is_not_given_to_a_peer_that_may_not_use_it() {
-    let with = |name: &str, config: String| {
-        let closed = |dir: &str| format!("[[pool]]\nname = \"closed\"\npath = \"{dir}\"\n");
-        let dir = Path::new("/tmp").join(format!("dray-closed-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        if name == "hostb" { config + &closed(&dir.display().to_string()) } else { config }
-    };
-    let mut lab = Lab::with(with);
-    let dir = Path::new("/tmp").join(format!("dray-closed-{}", std::process::id()));
+    let closed = tempfile::tempdir().unwrap();
+    let dir = closed.path().display().to_string();
+    let mut lab = Lab::with(|name, config| {
+        let pool = format!("[[pool]]\nname = \"closed\"\npath = \"{dir}\"\n");
+        if name == "hostb" { config + &pool } else { config }
+    });
     let base = noise(4, IMAGE / 4);
-    std::fs::write(dir.join("secret.img"), &base).unwrap();
+    std::fs::write(closed.path().join("secret.img"), &base).unwrap();
     put(&lab.a, "vm.img", &base);
     lab.start();
+    indexed(&lab.b, IMAGE / 4);
     lab.a.add("vm.img");
     let summary = go(&lab, &["vm.img".into()], &[]);
-    std::fs::remove_dir_all(&dir).unwrap();
     assert_eq!(found(&summary), 0, "{summary}");
     check(&lab.b, "vm.img", &base);
 }
