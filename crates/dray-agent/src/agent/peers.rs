@@ -14,6 +14,7 @@ use crate::registry::{CopyState, Entry, ImageRecord, Place};
 use crate::vm;
 use dray_image::{FileImage, FileOptions, ImageNames};
 use dray_types::{Ancestor, Epoch, MigrationId};
+use dray_wire::control::MAX_IMAGES;
 use dray_wire::request::{Base, Reply, Request, SeedImage, Seeding, WantedImage};
 use dray_wire::{ImageOffer, StreamKind};
 use std::sync::Arc;
@@ -180,6 +181,9 @@ impl Agent {
         if pool.kind != PoolKind::Files {
             let why = "images on devices cannot begin with a backup".to_owned();
             return Ok(vec![Seeding::Nothing { why }; images.len()]);
+        }
+        if images.len() > MAX_IMAGES {
+            return Err(format!("more than {MAX_IMAGES} images at once"));
         }
         let ask = |image| self.seeds.ask(number, image, link, pool, self);
         images.into_iter().map(ask).collect::<Result<_, _>>().map_err(|why| why.to_string())

@@ -8,7 +8,7 @@ use crate::config::Pool;
 use crate::registry::{CopyState, Registry};
 use crate::store::Store;
 use dray_image::{FileImage, ImageNames};
-use dray_types::{BitRate, ByteSize, Epoch};
+use dray_types::{BitRate, ByteSize, Epoch, ImageId};
 use dray_wire::request::{SeedImage, Seeding};
 use std::io;
 use std::path::PathBuf;
@@ -44,6 +44,8 @@ pub struct Parts {
 pub struct Job {
     /// Names the wish that it is for.
     pub number: u64,
+    /// The image that is read.
+    pub image: ImageId,
     state: Mutex<Seeding>,
     asked: Mutex<Instant>,
 }
@@ -55,7 +57,8 @@ impl Job {
     /// When no thread can be made.
     pub fn start(number: u64, parts: Parts) -> io::Result<Arc<Self>> {
         let state = Mutex::new(Seeding::Running { done: 0, total: 0 });
-        let job = Arc::new(Self { number, state, asked: Mutex::new(Instant::now()) });
+        let (image, asked) = (parts.wanted.image.id, Mutex::new(Instant::now()));
+        let job = Arc::new(Self { number, image, state, asked });
         let mine = Arc::clone(&job);
         let work = move || {
             let end = mine.run(&parts).unwrap_or_else(|why| {

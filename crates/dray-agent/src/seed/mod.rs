@@ -46,6 +46,10 @@ impl Seeds {
         let mut jobs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let name = wanted.image.name.clone();
         if let Some(job) = jobs.get(&name).filter(|job| job.number == number || !job.is_over()) {
+            if job.image != wanted.image.id {
+                let why = format!("another image called '{name}' is being read there");
+                return Ok(Seeding::Nothing { why });
+            }
             return Ok(job.ask());
         }
         let parts = Parts {
