@@ -97,9 +97,9 @@ class Nbd:
             raise RuntimeError(f"the NBD server refuses with {error}")
 
 
-def change(host, size, total, rng):
+def change(host, size, total, rng, image=IMAGE):
     """Writes of 4 KiB to 1 MiB all over the image; bytes of distinct blocks."""
-    nbd, blocks = Nbd(host.dir / "run/nbd.sock", IMAGE), set()
+    nbd, blocks = Nbd(host.dir / "run/nbd.sock", image), set()
     while len(blocks) * BLOCK < total:
         count = 1 << rng.randrange(9)
         first = rng.randrange(size // BLOCK - count)
