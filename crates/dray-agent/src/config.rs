@@ -302,7 +302,7 @@ mod tests {
         let text = |url: &str| {
             format!(
                 "[agent]\nname = 'a'\n[tls]\ndir = '/t'\n[[backup]]\nname = 'nas'\nurl = '{url}'\n\
-                 key_file = '/k'\n[[backup]]\nname = 's3'\nurl = 's3://b/p'\n"
+                 key_file = '/k'\nevery = '24h'\nimages = ['vm1']\nkeep_last = 7\n[[backup]]\nname = 's3'\nurl = 's3://b/p'\n"
             )
         };
         let config = Config::parse(&text("file:///srv/b"), Path::new("dray.toml")).unwrap();
@@ -310,11 +310,17 @@ mod tests {
             name: name.to_owned(),
             url: url.to_owned(),
             key_file: key.map(PathBuf::from),
+            every: key.map(|_| Duration::from_secs(86_400)),
+            images: key.map(|_| "vm1".to_owned()).into_iter().collect(),
+            keep_last: key.map(|_| 7),
         };
         let wanted = [place("nas", "file:///srv/b", Some("/k")), place("s3", "s3://b/p", None)];
         assert_eq!(config.backups, wanted);
         let why = Config::parse(&text("/srv/b"), Path::new("dray.toml")).unwrap_err();
         assert!(why.to_string().contains("backup.nas.url: '/srv/b' is not a URL"), "{why}");
+        let wrong = text("file:///b").replace("'24h'", "'soon'");
+        let why = Config::parse(&wrong, Path::new("dray.toml")).unwrap_err();
+        assert!(why.to_string().contains("backup.nas.every: 'soon' is no interval"), "{why}");
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //! * [`lineage`]: generations of the images owned here; [`replicas`]: copies that were left
 //!   behind, and [`retention`]: for how long.
 //! * [`reuse`]: content of this host by its hash, for migrations to here.
+//! * [`backup`]: backups of the images owned here, and their way back.
 //! * [`forecast`]: what the planner is told of images and links.
 //! * [`migration`]: the owner loops that run the engine's effects, one per migration and side.
 //! * [`vm`]: the part of a migration that belongs to QEMU.
@@ -16,6 +17,7 @@
 
 pub mod agent;
 pub mod api;
+pub mod backup;
 pub mod config;
 pub mod forecast;
 pub mod heat;

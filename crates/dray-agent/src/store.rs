@@ -5,6 +5,8 @@
 //! images/NAME.heat            what is known of its accesses (docs/formats.md); not synced, may be lost
 //! seeds/NAME.json             an image that is being read from backups
 //! content.redb                which content is where, by hash; may be lost
+//! backups/NAME.json           which of its generations are in backup where
+//! backups/.schedule.json      when what was last backed up by itself
 //! migrations/ID/intent.json   what was asked for
 //! migrations/ID/journal       what has happened (see docs/formats.md)
 //! migrations/ID/counts.json   what the summary counts; not synced, lost with the host
@@ -52,6 +54,11 @@ impl Store {
     /// The index of content.
     pub fn content(&self) -> PathBuf {
         self.root.join("content.redb")
+    }
+
+    /// The folder of what is known of backups.
+    pub fn backups(&self) -> PathBuf {
+        self.root.join("backups")
     }
 
     /// The folder of all migrations.

@@ -81,6 +81,14 @@ pub enum Command {
     Images(commands::images::Args),
     /// Show the generations of an image and who kept them
     Lineage(commands::lineage::Args),
+    /// Back images up while their guests go on
+    Backup(commands::backup::Args),
+    /// List backups, make repositories, end a backup
+    Backups(commands::backups::Args),
+    /// Check the backups in a repository
+    Verify(commands::verify::Args),
+    /// Make an image of a backup
+    Restore(commands::restore::Args),
     /// Splice the disks of a running VM under dray
     Adopt(commands::adopt::Args),
     /// Hand the disks of a running VM back to its QEMU

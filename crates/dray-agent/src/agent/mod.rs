@@ -9,6 +9,7 @@ mod peers;
 pub use launch::Tasks;
 
 use crate::api::{ApiError, ApiResult, ErrorKind, MigrationState, Server, SocketAccess};
+use crate::backup::jobs::Jobs;
 use crate::config::Config;
 use crate::migration::slots::Slots;
 use crate::migration::source::{SessionSettings, SourceSlot};
@@ -50,6 +51,8 @@ pub struct Agent {
     pub seeds: Seeds,
     /// Tasks of migrations away that were prepared and not begun.
     pub tasks: Tasks,
+    /// Backups under way.
+    pub backups: Arc<Jobs>,
 }
 
 impl Agent {
@@ -134,9 +137,11 @@ async fn serve(config: Config, what: &str) -> ApiResult<()> {
         targets: Slots::default(),
         seeds: Seeds::default(),
         tasks: Tasks::default(),
+        backups: Arc::default(),
     });
     let access =
         agent.config.group.as_deref().map_or_else(SocketAccess::default, SocketAccess::for_group);
+    agent.undo_restores().map_err(io)?;
     let revived = agent.revive().map_err(io)?;
     let exports = agent.nbd.bind_unix(&agent.nbd_socket(), 0o660, access.group).map_err(io)?;
     // Over TCP a client proves by a certificate of the same authority that it may have the images.
@@ -155,6 +160,7 @@ async fn serve(config: Config, what: &str) -> ApiResult<()> {
     let moves = move || watched.upgrade().is_some_and(|agent| agent.moves());
     agent.reuse.keep(moves).map_err(io)?;
     agent.go_on(revived);
+    crate::backup::schedule::keep(&agent).map_err(io)?;
     let peers = tokio::spawn(Arc::clone(&agent).listen(listener));
     tracing::info!(host = agent.config.name, listen = %agent.config.listen, "ready");
     let ended = tokio::select! {

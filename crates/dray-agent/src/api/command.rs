@@ -65,6 +65,23 @@ pub enum Command {
     Seed(super::Seed),
     /// Answered with [`LineageStatus`](super::LineageStatus).
     Lineage(Lineage),
+    /// Answered with [`BackupDone`](super::BackupDone), after [`Event::Backup`](super::Event::Backup).
+    Backup(super::Backup),
+    /// Answered with [`BackupProgress`](super::BackupProgress), as it was.
+    BackupCancel(super::BackupCancel),
+    /// Answered with [`BackupListing`](super::BackupListing).
+    Backups(super::Backups),
+    /// Answered with [`RepositoryMade`](super::RepositoryMade).
+    BackupInit(super::Repository),
+    /// Answered with [`BackupPruned`](super::BackupPruned).
+    BackupPrune(super::BackupPrune),
+    /// Answered with [`BackupCollected`](super::BackupCollected).
+    BackupGc(super::Repository),
+    /// Answered with [`BackupVerified`](super::BackupVerified), after
+    /// [`Event::Backup`](super::Event::Backup).
+    BackupVerify(super::BackupVerify),
+    /// Answered with [`Restored`](super::Restored), after [`Event::Backup`](super::Event::Backup).
+    Restore(super::Restore),
 }
 
 /// What is moved.

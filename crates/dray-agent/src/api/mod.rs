@@ -8,6 +8,7 @@
 //! [`AgentApi`] is what the agent implements, [`server`] listens and dispatches, [`client`] asks.
 //! Nothing here knows how a migration works.
 
+pub mod backup;
 pub mod client;
 pub mod command;
 pub mod error;
@@ -20,6 +21,7 @@ pub mod server;
 pub mod text;
 pub mod tuning;
 
+pub use backup::*;
 pub use client::{Call, Client, Reply};
 pub use command::*;
 pub use error::{ApiError, ErrorKind};
@@ -132,6 +134,54 @@ pub trait AgentApi: Send + Sync + 'static {
 
     /// The generations of an image, as this host knows them.
     fn lineage(&self, command: Lineage) -> impl Future<Output = ApiResult<LineageStatus>> + Send;
+
+    /// Makes a backup of images that this host serves. Ends when its client hangs up.
+    fn backup(
+        &self,
+        command: Backup,
+        events: Events,
+    ) -> impl Future<Output = ApiResult<BackupDone>> + Send;
+
+    /// Ends a backup that is under way.
+    fn backup_cancel(
+        &self,
+        command: BackupCancel,
+    ) -> impl Future<Output = ApiResult<BackupProgress>> + Send;
+
+    /// Lists destinations, or the backups in a repository.
+    fn backups(&self, command: Backups) -> impl Future<Output = ApiResult<BackupListing>> + Send;
+
+    /// Makes a repository.
+    fn backup_init(
+        &self,
+        command: Repository,
+    ) -> impl Future<Output = ApiResult<RepositoryMade>> + Send;
+
+    /// Removes backups.
+    fn backup_prune(
+        &self,
+        command: BackupPrune,
+    ) -> impl Future<Output = ApiResult<BackupPruned>> + Send;
+
+    /// Removes content that no backup needs.
+    fn backup_gc(
+        &self,
+        command: Repository,
+    ) -> impl Future<Output = ApiResult<BackupCollected>> + Send;
+
+    /// Checks the backups in a repository. Ends when its client hangs up.
+    fn backup_verify(
+        &self,
+        command: BackupVerify,
+        events: Events,
+    ) -> impl Future<Output = ApiResult<BackupVerified>> + Send;
+
+    /// Makes an image of a backup. Ends when its client hangs up.
+    fn restore(
+        &self,
+        command: Restore,
+        events: Events,
+    ) -> impl Future<Output = ApiResult<Restored>> + Send;
 }
 
 #[cfg(test)]
@@ -182,7 +232,7 @@ mod tests {
             }
         }
         let counted: Vec<_> = kinds.into_iter().collect();
-        assert_eq!(counted, [("error", 1), ("event", 5), ("result", 3), ("version", 10)]);
+        assert_eq!(counted, [("error", 1), ("event", 6), ("result", 3), ("version", 10)]);
     }
 
     #[test]

@@ -23,6 +23,8 @@ pub enum Event {
     Accesses(super::AccessBatch),
     /// How far a target is that reads images from backups; about three times a second.
     Seeding(super::SeedProgress),
+    /// How far a backup, a restore or a check is; about once a second.
+    Backup(super::BackupProgress),
 }
 
 /// A migration exists: its intent is durable.

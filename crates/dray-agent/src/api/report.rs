@@ -402,6 +402,9 @@ pub struct ClosedGeneration {
     pub changed_blocks: Option<u64>,
     /// This host has a replica of it.
     pub here: bool,
+    /// Repositories that it is in backup in, as far as this host has put it there.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub backups: Vec<String>,
 }
 
 /// The line of an image, as this host knows it.

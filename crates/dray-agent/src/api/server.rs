@@ -222,6 +222,14 @@ async fn run<A: AgentApi>(agent: &A, command: Command, events: Events) -> ApiRes
         Command::Record(command) => to_json(agent.record(command, events).await?),
         Command::Seed(command) => to_json(agent.seed(command, events).await?),
         Command::Lineage(command) => to_json(agent.lineage(command).await?),
+        Command::Backup(command) => to_json(agent.backup(command, events).await?),
+        Command::BackupCancel(command) => to_json(agent.backup_cancel(command).await?),
+        Command::Backups(command) => to_json(agent.backups(command).await?),
+        Command::BackupInit(command) => to_json(agent.backup_init(command).await?),
+        Command::BackupPrune(command) => to_json(agent.backup_prune(command).await?),
+        Command::BackupGc(command) => to_json(agent.backup_gc(command).await?),
+        Command::BackupVerify(command) => to_json(agent.backup_verify(command, events).await?),
+        Command::Restore(command) => to_json(agent.restore(command, events).await?),
     }
 }
 

@@ -20,6 +20,9 @@ const MAX_HOURS: u64 = 876_000;
 /// Longest time a limit may be, in seconds: a week.
 const MAX_SECONDS: u64 = 7 * 86_400;
 
+/// Longest time between two backups, in seconds: a year.
+const MAX_INTERVAL: u64 = 365 * 86_400;
+
 type Text = Spanned<String>;
 
 #[derive(Deserialize)]
@@ -46,6 +49,10 @@ struct TypedBackup {
     name: Text,
     url: Text,
     key_file: Option<Text>,
+    every: Option<Text>,
+    #[serde(default)]
+    images: Vec<Text>,
+    keep_last: Option<Spanned<u64>>,
 }
 
 #[derive(Deserialize)]
@@ -377,13 +384,47 @@ impl Reader<'_> {
                 self.problem(&place.url, &format!("backup.{name}.url"), what, hint);
             }
             let key = place.key_file.as_ref();
+            let every = place.every.as_ref();
+            if let Some(typed) = every.filter(|_| place.images.is_empty()) {
+                let hint = "name them: images = [\"vm1-root\"]";
+                self.problem(typed, &format!("backup.{name}.images"), "none is named", hint);
+            }
+            let keep_last = place.keep_last.as_ref().map(|typed| {
+                self.number(&format!("backup.{name}.keep_last"), typed, u32::MAX.into()) as u32
+            });
             BackupPlace {
                 name: name.clone(),
                 url: place.url.get_ref().clone(),
                 key_file: key.map(|file| self.path(&format!("backup.{name}.key_file"), file)),
+                every: every
+                    .and_then(|typed| self.interval(&format!("backup.{name}.every"), typed)),
+                images: place.images.iter().map(|image| image.get_ref().clone()).collect(),
+                keep_last,
             }
         });
         places.collect()
+    }
+
+    /// A time like `24h`, `30m` or `7d`.
+    fn interval(&mut self, field: &str, typed: &Text) -> Option<Duration> {
+        let text = typed.get_ref();
+        let unit = |text: &str| match text {
+            "s" => Some(1),
+            "m" => Some(60),
+            "h" => Some(3600),
+            "d" => Some(86_400),
+            _ => None,
+        };
+        let parsed = text.char_indices().next_back().and_then(|(at, _)| {
+            let (number, last) = text.split_at(at);
+            number.parse::<u64>().ok()?.checked_mul(unit(last)?)
+        });
+        let found = parsed.filter(|seconds| (1..=MAX_INTERVAL).contains(seconds));
+        if found.is_none() {
+            let what = format!("'{text}' is no interval");
+            self.problem(typed, field, what, "write it like 24h, 30m or 7d, at most 365d");
+        }
+        found.map(Duration::from_secs)
     }
 
     fn seconds(&mut self, field: &str, value: &Spanned<u64>) -> Duration {

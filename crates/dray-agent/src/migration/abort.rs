@@ -62,6 +62,11 @@ pub fn before(names: impl FnOnce() -> Vec<String>) {
     }
 }
 
+/// Called before a step that is no effect of an engine.
+pub fn step(name: &str) {
+    before(|| vec![name.to_owned()]);
+}
+
 /// The name of a value's variant.
 pub fn variant(value: &impl Debug) -> String {
     let text = format!("{value:?}");

@@ -221,6 +221,7 @@ impl Agent {
         if status.migration.is_some() {
             return conflict("it takes part in a migration", "`dray cancel` the migration first");
         }
+        self.refuse_during_backup(&what, &command.name)?;
         if !command.delete {
             self.registry.forget(&command.name).map_err(|why| io_error(what, why))?;
             return Ok(status);
@@ -246,6 +247,7 @@ impl Agent {
             let why = "this host does not own it";
             return refuse(ErrorKind::Conflict, why, "resize it on the host that does");
         }
+        self.refuse_during_backup(&what, &command.image)?;
         if command.size.0 <= record.len {
             let why = format!("it has {} bytes already; images only grow", record.len);
             return refuse(ErrorKind::Invalid, &why, "give a larger size");

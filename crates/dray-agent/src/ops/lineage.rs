@@ -3,6 +3,7 @@
 use super::io_error;
 use crate::agent::Agent;
 use crate::api::{ApiResult, ClosedGeneration, Lineage, LineageStatus};
+use crate::backup::notes::Note;
 use crate::lineage;
 use dray_engine::lineage::{Generation, Reason};
 use dray_types::Ancestor;
@@ -20,7 +21,8 @@ impl Agent {
         };
         let held = record.replica.as_ref().map(|note| note.generation);
         let past = line.as_ref().map_or(&[][..], |line| line.past());
-        let past = (0..).zip(past).map(|(nth, generation)| shown(nth, generation, held));
+        let notes = crate::backup::notes::of(&self.store.backups(), &record.name);
+        let past = (0..).zip(past).map(|(nth, generation)| shown(nth, generation, held, &notes));
         let status = self.image_status(&entry);
         Ok(LineageStatus {
             image: record.name,
@@ -34,7 +36,13 @@ impl Agent {
     }
 }
 
-fn shown(nth: usize, generation: &Generation, held: Option<Ancestor>) -> ClosedGeneration {
+fn shown(
+    nth: usize,
+    generation: &Generation,
+    held: Option<Ancestor>,
+    notes: &[Note],
+) -> ClosedGeneration {
+    let here = |note: &&Note| note.generation == generation.at.id;
     ClosedGeneration {
         at: generation.at.into(),
         reason: match generation.reason {
@@ -46,5 +54,6 @@ fn shown(nth: usize, generation: &Generation, held: Option<Ancestor>) -> ClosedG
         // Of the first one nobody has a parent.
         changed_blocks: (nth > 0).then(|| generation.changed.len()),
         here: held == Some(generation.at),
+        backups: notes.iter().filter(here).map(|note| note.to.clone()).collect(),
     }
 }

@@ -156,6 +156,13 @@ impl Agent {
                     .map_err(|why| io_error(what, why))?;
             }
         }
+        // A backup looks for the migration after it has taken the image, and this the other way
+        // round: one of the two sees the other.
+        let names = intent.images.iter().map(|image| image.name.as_str());
+        if let Err(why) = names.clone().try_for_each(|name| self.refuse_during_backup(what, name)) {
+            self.unbind(names);
+            return Err(why);
+        }
         slot.board.change(|shown| {
             shown.state = MigrationState::Running;
             shown.error = None;
@@ -169,6 +176,15 @@ impl Agent {
         slot.send(Input::Begin(Box::new(intent.clone())));
         tokio::spawn(Arc::clone(self).drive(Arc::clone(slot), intent, true));
         Ok(Started { migration })
+    }
+
+    /// The images take part in no migration: it did not begin.
+    fn unbind<'a>(&self, names: impl Iterator<Item = &'a str>) {
+        for entry in names.filter_map(|name| self.registry.get(name)) {
+            if let Err(why) = self.registry.update(&entry, |record| record.migration = None) {
+                tracing::error!(%why, "cannot let go of an image");
+            }
+        }
     }
 
     /// The prepared migration that is meant, or a new one for images that need no QEMU.

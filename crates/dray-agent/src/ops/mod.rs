@@ -2,9 +2,10 @@
 //! API's own words.
 
 mod backfill;
+mod backup;
 mod claim;
 mod control;
-mod images;
+pub mod images;
 mod lineage;
 mod migrate;
 mod plan;
@@ -122,5 +123,41 @@ impl AgentApi for Operator {
 
     async fn lineage(&self, command: api::Lineage) -> ApiResult<LineageStatus> {
         self.0.lineage(&command)
+    }
+
+    async fn backup(&self, command: api::Backup, events: Events) -> ApiResult<api::BackupDone> {
+        self.0.backup(command, &events).await
+    }
+
+    async fn backup_cancel(&self, command: api::BackupCancel) -> ApiResult<api::BackupProgress> {
+        self.0.backup_cancel(&command)
+    }
+
+    async fn backups(&self, command: api::Backups) -> ApiResult<api::BackupListing> {
+        self.0.backups(command).await
+    }
+
+    async fn backup_init(&self, command: api::Repository) -> ApiResult<api::RepositoryMade> {
+        self.0.backup_init(command).await
+    }
+
+    async fn backup_prune(&self, command: api::BackupPrune) -> ApiResult<api::BackupPruned> {
+        self.0.backup_prune(command).await
+    }
+
+    async fn backup_gc(&self, command: api::Repository) -> ApiResult<api::BackupCollected> {
+        self.0.backup_gc(command).await
+    }
+
+    async fn backup_verify(
+        &self,
+        command: api::BackupVerify,
+        events: Events,
+    ) -> ApiResult<api::BackupVerified> {
+        self.0.backup_verify(command, &events).await
+    }
+
+    async fn restore(&self, command: api::Restore, events: Events) -> ApiResult<api::Restored> {
+        self.0.restore(command, &events).await
     }
 }

@@ -238,6 +238,7 @@ impl Agent {
         if let Some(migration) = record.migration {
             return conflict(format!("it takes part in migration {migration}"));
         }
+        self.refuse_during_backup(&what, name)?;
         let read_only = record.read_only || backing;
         let offer = ImageOffer { id: record.id, name: target, len: record.len, read_only };
         let (name, path, base) = (name.to_owned(), record.path, Base::Empty);

@@ -157,6 +157,7 @@ impl Agent {
         if record.migration.is_some() {
             return Err(ApiError::new(ErrorKind::Conflict, what, "it takes part in a migration"));
         }
+        self.refuse_during_backup(&what, name)?;
         let plan = release_plan(&record, seen)
             .map_err(|why| ApiError::new(ErrorKind::Conflict, what.clone(), why))?;
         entry.drop_locks();

@@ -3,6 +3,8 @@
 pub mod adopt;
 pub mod agent;
 pub mod backfill;
+pub mod backup;
+pub mod backups;
 pub mod cancel;
 pub mod check_config;
 pub mod claim;
@@ -18,6 +20,7 @@ pub mod prepare;
 mod record;
 pub mod release;
 pub mod resize;
+pub mod restore;
 pub mod resume;
 pub mod seed;
 pub mod sim;
@@ -26,6 +29,7 @@ pub mod subject;
 pub mod trace;
 mod tuning;
 pub mod unstall;
+pub mod verify;
 pub mod watch;
 
 use crate::args::{Args, Command};
@@ -70,6 +74,10 @@ async fn ask(command: Command, client: &Client, output: &Output) -> ApiResult<Ex
         Command::Backfill(args) => backfill::run(args, client, output).await,
         Command::Images(args) => images::run(args, client, output).await,
         Command::Lineage(args) => lineage::run(args, client, output).await,
+        Command::Backup(args) => backup::run(args, client, output).await,
+        Command::Backups(args) => backups::run(args, client, output).await,
+        Command::Verify(args) => verify::run(args, client, output).await,
+        Command::Restore(args) => restore::run(args, client, output).await,
         Command::Adopt(args) => adopt::run(args, client, output).await,
         Command::Release(args) => release::run(args, client, output).await,
         Command::Resize(args) => resize::run(args, client, output).await,

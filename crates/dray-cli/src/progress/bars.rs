@@ -131,7 +131,7 @@ impl Display for Bars {
             }
             Event::Progress(progress) => self.show(progress),
             Event::Notice { text } => self.above(&self.style.warn(&format!("! {text}"))),
-            Event::Accesses(_) | Event::Seeding(_) => {}
+            Event::Accesses(_) | Event::Seeding(_) | Event::Backup(_) => {}
         }
     }
 

@@ -64,7 +64,7 @@ impl Display for Lines {
             }
             Event::Notice { text } => self.output.note(text),
             // Those of a recording, which is not followed here.
-            Event::Accesses(_) | Event::Seeding(_) => {}
+            Event::Accesses(_) | Event::Seeding(_) | Event::Backup(_) => {}
         }
     }
 

@@ -3,6 +3,7 @@
 //! Ctrl-C ends the display, not the migration: whoever presses it in a panic must not be left
 //! with a half-moved guest, and `dray cancel` is one line away.
 
+pub mod backup;
 mod bars;
 mod json;
 mod lines;
@@ -88,7 +89,10 @@ async fn listen(
                 match &event {
                     Event::Started(started) => *migration = Some(started.migration),
                     Event::Progress(progress) => *migration = Some(progress.migration),
-                    Event::Notice { .. } | Event::Accesses(_) | Event::Seeding(_) => {}
+                    Event::Notice { .. }
+                    | Event::Accesses(_)
+                    | Event::Seeding(_)
+                    | Event::Backup(_) => {}
                 }
                 display.event(&event);
             }

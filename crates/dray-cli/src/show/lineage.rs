@@ -52,7 +52,10 @@ fn row(generation: &ClosedGeneration, now: u64, style: Style) -> String {
     let changed = changed.unwrap_or_default();
     let host = &generation.host;
     let what = match generation.reason.as_str() {
-        "backup" => format!("closed on {host} {when}"),
+        "backup" if generation.backups.is_empty() => format!("closed on {host} {when}"),
+        "backup" => {
+            format!("in backup at {}, closed on {host} {when}", generation.backups.join(", "))
+        }
         _ => format!("replica left on {host}{here} {when}"),
     };
     format!("○ {:>3}  {id}  {what}, {}{changed}\n", generation.at.number, generation.reason)

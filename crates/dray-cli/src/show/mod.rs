@@ -1,5 +1,6 @@
 //! How results look on a terminal. Pure: values in, text out.
 
+pub mod backup;
 pub mod images;
 pub mod lineage;
 pub mod planned;

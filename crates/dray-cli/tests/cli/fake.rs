@@ -496,6 +496,7 @@ impl AgentApi for Agent {
             closed_unix_ms: now_unix_ms() - (10 * number + 1) * 86_400_000 - 3_600_000,
             changed_blocks,
             here: number == 1,
+            backups: Vec::new(),
         };
         Ok(LineageStatus {
             image: command.image,
@@ -505,6 +506,113 @@ impl AgentApi for Agent {
             past: vec![closed(1, "hosta", None), closed(2, "hostb", Some(2560))],
             open: Some(at(3)),
             changed_blocks: Some(5),
+        })
+    }
+
+    async fn backup(&self, command: Backup, events: Events) -> ApiResult<BackupDone> {
+        self.saw("backup", &command);
+        let image = |name: &str| ImageAmount {
+            image: name.to_owned(),
+            bytes_total: 64 << 20,
+            bytes_done: 16 << 20,
+            stored_bytes: 1 << 20,
+        };
+        let images = command.images.iter().map(|name| image(name)).collect();
+        let progress = BackupProgress { to: command.to.clone(), elapsed_seconds: 2.0, images };
+        let _ = events.send(Event::Backup(progress)).await;
+        let at = |number| GenerationStatus { number, id: GenerationId(5 << 120) };
+        let done = |name: &String| BackedUp {
+            image: name.clone(),
+            generation: at(4),
+            parent: (!command.full).then(|| at(3)),
+            full_because: command.full.then(|| "it was asked for".to_owned()),
+            size: 8 << 30,
+            changed_bytes: 64 << 20,
+            stored_bytes: 3 << 20,
+            kept_aside_bytes: 8192,
+        };
+        Ok(BackupDone {
+            images: command.images.iter().map(done).collect(),
+            to: command.to,
+            taken_unix_ms: 1_000,
+            quiet_ms: 1.25,
+            seconds: 12.5,
+            consistency: Consistency::Crash,
+            pruned: u64::from(command.keep_last.unwrap_or(0)),
+        })
+    }
+
+    async fn backup_prune(&self, command: BackupPrune) -> ApiResult<BackupPruned> {
+        self.saw("backup-prune", &command);
+        Ok(BackupPruned { dry_run: command.dry_run, kept: 9, removed: Vec::new() })
+    }
+
+    async fn backup_gc(&self, command: Repository) -> ApiResult<BackupCollected> {
+        self.saw("backup-gc", &command);
+        Ok(BackupCollected {
+            removed_bytes: 3 << 30,
+            condemned_bytes: 16 << 20,
+            fenced_writers: 1,
+            ..BackupCollected::default()
+        })
+    }
+
+    async fn backup_cancel(&self, command: BackupCancel) -> ApiResult<BackupProgress> {
+        self.saw("backup-cancel", &command);
+        asked_to_fail(&command.image)?;
+        Ok(BackupProgress { to: "nas".to_owned(), ..BackupProgress::default() })
+    }
+
+    async fn backups(&self, command: Backups) -> ApiResult<BackupListing> {
+        self.saw("backups", &command);
+        if command.repository.is_none() {
+            let place = DestinationStatus {
+                name: "nas".to_owned(),
+                url: "file:///mnt/nas".to_owned(),
+                images: vec!["vm1-root".to_owned(), "vm1-data".to_owned()],
+                every_seconds: Some(86_400),
+                last_unix_ms: Some(now_unix_ms() - 3 * 3_600_000 - 60_000),
+                error: Some("cannot back up to 'nas': no room".to_owned()),
+            };
+            return Ok(BackupListing { destinations: vec![place], ..BackupListing::default() });
+        }
+        let backup = |number, added_bytes| BackupStatus {
+            image: "vm1-root".to_owned(),
+            id: ImageId(8),
+            generation: GenerationStatus { number, id: GenerationId(u128::from(number) << 120) },
+            host: "hosta".to_owned(),
+            taken_unix_ms: now_unix_ms() - (20 - number) * 86_400_000 - 60_000,
+            consistency: Consistency::Filesystem,
+            size: 8 << 30,
+            added_bytes,
+        };
+        let backups = vec![backup(3, 5 << 30), backup(4, 70 << 20)];
+        Ok(BackupListing { backups, ..BackupListing::default() })
+    }
+
+    async fn backup_init(&self, command: Repository) -> ApiResult<RepositoryMade> {
+        self.saw("backup-init", &command);
+        Ok(RepositoryMade { encrypted: command.key_file.is_some(), at: command.at })
+    }
+
+    async fn backup_verify(&self, command: BackupVerify, _: Events) -> ApiResult<BackupVerified> {
+        self.saw("backup-verify", &command);
+        let faulty = command.repository.at == "damaged";
+        let damaged = faulty.then(|| "vm1-root generation 3: piece 7: it is gone".to_owned());
+        let bytes_read = if command.read_data { 3 << 30 } else { 0 };
+        Ok(BackupVerified { backups: 2, bytes_read, damaged: damaged.into_iter().collect() })
+    }
+
+    async fn restore(&self, command: Restore, _: Events) -> ApiResult<Restored> {
+        self.saw("restore", &command);
+        Ok(Restored {
+            path: format!("/srv/vm/{}", command.name).into(),
+            image: command.name,
+            generation: GenerationStatus { number: 4, id: GenerationId(5 << 120) },
+            of: command.image,
+            size: 8 << 30,
+            written_bytes: 3 << 30,
+            seconds: 40.0,
         })
     }
 

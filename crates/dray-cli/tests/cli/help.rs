@@ -3,7 +3,7 @@
 use crate::fake::{dray, finish};
 use crate::golden;
 
-const COMMANDS: [&str; 23] = [
+const COMMANDS: [&str; 27] = [
     "agent",
     "check-config",
     "prepare",
@@ -18,6 +18,10 @@ const COMMANDS: [&str; 23] = [
     "backfill",
     "images",
     "lineage",
+    "backup",
+    "backups",
+    "verify",
+    "restore",
     "adopt",
     "release",
     "resize",
@@ -59,6 +63,11 @@ fn help_of_every_command() {
         ("backfill", "start"),
         ("backfill", "pause"),
         ("backfill", "rate"),
+        ("backups", "list"),
+        ("backups", "init"),
+        ("backups", "cancel"),
+        ("backups", "prune"),
+        ("backups", "gc"),
     ] {
         golden::check(&format!("help-{command}-{sub}"), &help(&[command, sub, "--help"]));
     }

@@ -113,6 +113,36 @@ fn the_other_commands() {
         ("images remove a --delete", json!({ "image-remove": { "name": "a", "delete": true } })),
         ("lineage a", json!({ "lineage": { "image": "a" } })),
         (
+            "backup a b --to nas --fsfreeze /g --bandwidth 800Mbit --key-file /k",
+            json!({ "backup": { "images": ["a", "b"], "to": "nas", "key_file": "/k",
+                "fsfreeze": "/g", "bandwidth": { "bytes_per_second": 100_000_000 },
+                "full": false, "keep_last": null } }),
+        ),
+        ("backups", json!({ "backups": { "repository": null, "image": null } })),
+        (
+            "backups list nas a",
+            json!({ "backups": { "repository": { "at": "nas", "key_file": null }, "image": "a" } }),
+        ),
+        ("backups init nas", json!({ "backup-init": { "at": "nas", "key_file": null } })),
+        (
+            "backups prune nas --keep-last 3 --keep-daily 7 --dry-run",
+            json!({ "backup-prune": { "repository": { "at": "nas", "key_file": null },
+                "image": null, "keep_last": 3, "keep_within_days": 0, "keep_daily": 7,
+                "keep_weekly": 0, "keep_monthly": 0, "dry_run": true } }),
+        ),
+        ("backups gc nas", json!({ "backup-gc": { "at": "nas", "key_file": null } })),
+        ("backups cancel a", json!({ "backup-cancel": { "image": "a" } })),
+        (
+            "verify nas a --read-data",
+            json!({ "backup-verify": { "repository": { "at": "nas", "key_file": null },
+                "image": "a", "read_data": true } }),
+        ),
+        (
+            "restore a@12 --from nas --as b --pool ssd",
+            json!({ "restore": { "repository": { "at": "nas", "key_file": null }, "image": "a",
+                "generation": "12", "name": "b", "pool": "ssd", "bandwidth": null } }),
+        ),
+        (
             "adopt --qmp /q --disk d0 --drop-bitmaps",
             json!({ "adopt": { "qmp": "/q", "disks": ["d0"], "drop_bitmaps": true } }),
         ),

@@ -16,11 +16,13 @@
 //! * [`auto`]: the agent chooses, and says before what it will take.
 //! * [`deferred`]: the target fetches when its operator says so.
 //! * [`devices`]: onto block devices and away from them.
+//! * [`backups`]: backups under writing clients, and what is restored of them.
 //! * [`direct`]: pools that bypass the page cache.
 //! * [`orders`]: which blocks move first.
 //! * [`faults`]: disks that are read-only, full or broken, with [`mounts`] of their own.
 
 mod auto;
+mod backups;
 mod case;
 mod deferred;
 mod devices;

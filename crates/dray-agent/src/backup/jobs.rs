@@ -1,0 +1,127 @@
+//! What is being backed up: nothing that would disturb it is done to these images meanwhile.
+
+use crate::api::{BackupProgress, ImageAmount};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// One backup under way.
+pub struct Job {
+    /// Where it goes.
+    pub to: String,
+    began: Instant,
+    cancelled: AtomicBool,
+    shown: Mutex<BackupProgress>,
+}
+
+/// All backups under way, by image.
+#[derive(Default)]
+pub struct Jobs(Mutex<BTreeMap<String, Arc<Job>>>);
+
+/// The images of a job are nobody else's until this is dropped.
+pub struct Lease {
+    jobs: Arc<Jobs>,
+    names: Vec<String>,
+    /// The job.
+    pub job: Arc<Job>,
+}
+
+impl Jobs {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Job>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins a job.
+    ///
+    /// # Errors
+    /// The name of an image that is being backed up already.
+    pub fn begin(self: &Arc<Self>, names: &[String], to: &str) -> Result<Lease, String> {
+        let mut jobs = self.lock();
+        if let Some(taken) = names.iter().find(|name| jobs.contains_key(*name)) {
+            return Err(taken.clone());
+        }
+        let job = Arc::new(Job::new(names, to));
+        for name in names {
+            jobs.insert(name.clone(), Arc::clone(&job));
+        }
+        Ok(Lease { jobs: Arc::clone(self), names: names.to_vec(), job })
+    }
+
+    /// How far all backups are.
+    pub fn all(&self) -> Vec<BackupProgress> {
+        let mut jobs: Vec<Arc<Job>> = self.lock().values().cloned().collect();
+        jobs.sort_by_key(Arc::as_ptr);
+        jobs.dedup_by(|a, b| Arc::ptr_eq(a, b));
+        jobs.iter().map(|job| job.progress()).collect()
+    }
+
+    /// The backup of this image that is under way.
+    pub fn of(&self, name: &str) -> Option<Arc<Job>> {
+        self.lock().get(name).cloned()
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let mut jobs = self.jobs.lock();
+        self.names.iter().for_each(|name| drop(jobs.remove(name)));
+    }
+}
+
+impl Job {
+    fn new(names: &[String], to: &str) -> Self {
+        let image = |name: &String| ImageAmount { image: name.clone(), ..ImageAmount::default() };
+        let images = names.iter().map(image).collect();
+        let shown = BackupProgress { to: to.to_owned(), images, ..BackupProgress::default() };
+        Self {
+            to: to.to_owned(),
+            began: Instant::now(),
+            cancelled: AtomicBool::new(false),
+            shown: Mutex::new(shown),
+        }
+    }
+
+    /// How far it is.
+    pub fn progress(&self) -> BackupProgress {
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        shown.elapsed_seconds = self.began.elapsed().as_secs_f64();
+        shown
+    }
+
+    /// Changes what is shown of image number `nth`.
+    pub fn change(&self, nth: usize, change: impl FnOnce(&mut ImageAmount)) {
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(image) = shown.images.get_mut(nth) {
+            change(image);
+        }
+    }
+
+    /// It ends as soon as it can.
+    pub fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it shall end.
+    pub fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_is_backed_up_once_at_a_time() {
+        let jobs = Arc::new(Jobs::default());
+        let names = |names: &[&str]| names.iter().map(|&n| n.to_owned()).collect::<Vec<_>>();
+        let lease = jobs.begin(&names(&["a", "b"]), "x").unwrap();
+        assert_eq!(jobs.begin(&names(&["c", "b"]), "y").map(drop), Err("b".to_owned()));
+        assert!(jobs.of("c").is_none() && jobs.of("a").is_some());
+        lease.job.change(1, |image| image.bytes_done = 5);
+        assert_eq!(jobs.of("b").unwrap().progress().images[1].bytes_done, 5);
+        drop(lease);
+        assert!(jobs.begin(&names(&["b"]), "y").is_ok());
+    }
+}

@@ -1,0 +1,168 @@
+//! One moment of one or several images: everybody's writes have ended and none begins, each image's
+//! generation ends, and its snapshot begins. It takes milliseconds; what can be done before and after
+//! is done before and after.
+
+use super::freeze::Frozen;
+use crate::api::{ApiError, ApiResult, ErrorKind};
+use crate::lineage::Line;
+use crate::migration::abort;
+use crate::migration::source::unix_ms;
+use crate::registry::Entry;
+use dray_backup::PIECE_BYTES;
+use dray_image::{Quiesced, Snapshot, SpillFile};
+use dray_types::{Ancestor, BLOCK_SIZE, BlockRange, BlockSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long the guest's writes may take to end; a disk that needs longer is in trouble.
+const QUIET: Duration = Duration::from_secs(5);
+/// Blocks of a piece.
+pub const PIECE_BLOCKS: u64 = PIECE_BYTES as u64 / BLOCK_SIZE;
+
+/// An image whose moment comes.
+pub struct Subject {
+    /// The image.
+    pub entry: Arc<Entry>,
+    /// Its line.
+    pub line: Arc<Line>,
+    /// The generation of the backup that this one builds on.
+    pub parent: Option<Ancestor>,
+    /// Where the guest's old blocks are kept.
+    pub spill: PathBuf,
+}
+
+/// What the moment was of one image.
+pub struct Taken {
+    /// What the image held.
+    pub snapshot: Snapshot,
+    /// The generation that ended; durable.
+    pub generation: Ancestor,
+    /// The closed generations before it.
+    pub ancestors: Vec<Ancestor>,
+    /// Whether what has changed since the parent is known: else everything is in the snapshot.
+    pub incremental: bool,
+    /// Blocks that have changed since the parent, or all.
+    pub changed_blocks: u64,
+}
+
+/// The moment.
+pub struct Moment {
+    /// Of each image, in the order asked for.
+    pub images: Vec<Taken>,
+    /// When, in milliseconds since 1970.
+    pub unix_ms: u64,
+    /// How long writes were held back.
+    pub quiet: Duration,
+}
+
+/// The blocks of all pieces that `blocks` touch.
+pub fn whole_pieces(blocks: &BlockSet) -> BlockSet {
+    let whole = |run: BlockRange| {
+        let start = run.start / PIECE_BLOCKS * PIECE_BLOCKS;
+        BlockRange::new(start, run.end().next_multiple_of(PIECE_BLOCKS) - start)
+    };
+    blocks.runs().map(whole).collect()
+}
+
+fn whole(subject: &Subject) -> BlockSet {
+    [BlockRange::whole(subject.entry.record().len)].into_iter().collect()
+}
+
+/// What the snapshot will want, as far as it is known by now.
+fn expected(subject: &Subject) -> BlockSet {
+    let changed = |parent: Ancestor| subject.line.changed_since(parent.id, &subject.entry.disk);
+    subject.parent.and_then(changed).map_or_else(|| whole(subject), |set| whole_pieces(&set))
+}
+
+/// Takes the moment. With the socket of a guest agent the guest's file systems are frozen in it.
+///
+/// # Errors
+/// Whatever keeps it from being taken. No guest is held up then, and every generation goes on whose
+/// end was not durable.
+pub fn take(
+    what: &str,
+    subjects: &[Subject],
+    host: &str,
+    freeze: Option<&Path>,
+) -> ApiResult<Moment> {
+    let failed = |why: dray_image::Error| disk_error(what, &why);
+    let io = |why: std::io::Error| ApiError::new(ErrorKind::Io, what, why);
+    let mut prepared = Vec::new();
+    let mut turnings = Vec::new();
+    for subject in subjects {
+        let len = subject.entry.record().len;
+        let spill = Box::new(SpillFile::create(&subject.spill, len).map_err(failed)?);
+        let disk = &subject.entry.disk;
+        prepared.push(disk.prepare_snapshot(&expected(subject), spill).map_err(failed)?);
+        turnings.push(subject.line.turning().map_err(io)?);
+    }
+    let frozen = freeze.map(Frozen::freeze).transpose().map_err(|why| {
+        ApiError::new(ErrorKind::Hypervisor, what, format!("cannot freeze the guest: {why}"))
+            .hint("without --fsfreeze the backup is as after a power cut")
+    })?;
+    let began = Instant::now();
+    let quiet = quiesce(what, subjects)?;
+    let unix_ms = unix_ms();
+    let mut taken = Vec::new();
+    let mut turns = Vec::new();
+    let parts = subjects.iter().zip(&quiet).zip(prepared.into_iter().zip(turnings));
+    for ((subject, quiet), (prepared, turning)) in parts {
+        let disk = &subject.entry.disk;
+        let turn = turning.turn(disk, quiet, host).map_err(io)?;
+        let changed = subject.parent.and_then(|parent| turn.changed_since(parent.id));
+        let wanted = changed.as_ref().map_or_else(|| whole(subject), whole_pieces);
+        taken.push(Taken {
+            snapshot: disk.snapshot(prepared, quiet, &wanted).map_err(failed)?,
+            generation: turn.closed(),
+            ancestors: subject.line.ancestors(),
+            incremental: changed.is_some(),
+            changed_blocks: changed.as_ref().map_or_else(|| whole(subject).len(), BlockSet::len),
+        });
+        turns.push(turn);
+    }
+    drop(quiet);
+    abort::step("Backup-Turned");
+    let quiet = began.elapsed();
+    if let Some(frozen) = frozen {
+        frozen.thaw().map_err(|why| ApiError::new(ErrorKind::Hypervisor, what, why))?;
+    }
+    turns.into_iter().try_for_each(|turn| turn.commit().map(drop)).map_err(io)?;
+    Ok(Moment { images: taken, unix_ms, quiet })
+}
+
+fn quiesce(what: &str, subjects: &[Subject]) -> ApiResult<Vec<Quiesced>> {
+    let quiet = |subject: &Subject| subject.entry.disk.quiesce(QUIET);
+    subjects.iter().map(quiet).collect::<Result<_, _>>().map_err(|why| disk_error(what, &why))
+}
+
+/// What a disk reports, as the API tells it.
+pub fn disk_error(what: &str, why: &dray_image::Error) -> ApiError {
+    let kind = match why.kind {
+        dray_image::ErrorKind::NoSpace => ErrorKind::NoSpace,
+        dray_image::ErrorKind::Unavailable | dray_image::ErrorKind::InUse => ErrorKind::Conflict,
+        _ => ErrorKind::Io,
+    };
+    let error = ApiError::new(kind, what, why);
+    match kind {
+        ErrorKind::NoSpace => error.hint(
+            "what guests overwrite during a backup needs room in the image's pool; make some, or \
+             back up when they write less",
+        ),
+        _ => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_whole() {
+        let set = |runs: &[(u64, u64)]| -> BlockSet {
+            runs.iter().map(|&(start, len)| BlockRange::new(start, len)).collect()
+        };
+        assert_eq!(whole_pieces(&set(&[(3, 1), (15, 2), (64, 16)])), set(&[(0, 32), (64, 16)]));
+        assert!(whole_pieces(&BlockSet::new()).is_empty());
+    }
+}

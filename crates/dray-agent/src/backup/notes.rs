@@ -1,0 +1,60 @@
+//! Which generations of an image are in backup where, as far as this host has put them there.
+//!
+//! `backups/NAME.json` in the state directory; only for the operator's eyes: what is in a repository
+//! the repository knows.
+
+use crate::store;
+use dray_types::GenerationId;
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Notes that are kept of one image: a line remembers fewer generations.
+const MAX_NOTES: usize = 256;
+
+/// One generation in one repository.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Note {
+    /// The generation.
+    pub generation: GenerationId,
+    /// The repository, as the operator named it.
+    pub to: String,
+}
+
+fn path(folder: &Path, image: &str) -> PathBuf {
+    folder.join(format!("{image}.json"))
+}
+
+/// What is noted of an image.
+pub fn of(folder: &Path, image: &str) -> Vec<Note> {
+    store::read_json(&path(folder, image)).unwrap_or_default()
+}
+
+/// Notes a backup.
+///
+/// # Errors
+/// What the store reports.
+pub fn add(folder: &Path, image: &str, note: Note) -> io::Result<()> {
+    std::fs::create_dir_all(folder)?;
+    let mut notes = of(folder, image);
+    notes.retain(|known| *known != note);
+    notes.push(note);
+    let from = notes.len().saturating_sub(MAX_NOTES);
+    store::replace_json(&path(folder, image), &&notes[from..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_notes_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let note = |nth: u128| Note { generation: GenerationId(nth), to: "nas".to_owned() };
+        (0..300).for_each(|nth| add(dir.path(), "a", note(nth)).unwrap());
+        add(dir.path(), "a", note(299)).unwrap();
+        let notes = of(dir.path(), "a");
+        assert_eq!((notes.len(), notes[0].clone(), notes[255].clone()), (256, note(44), note(299)));
+        assert!(of(dir.path(), "b").is_empty());
+    }
+}

@@ -1,0 +1,330 @@
+//! An image made of a backup: a file of its own, with an id and a line of its own, that gets its name
+//! when all of it is durable. A restore that fails leaves nothing, and one that is killed leaves a
+//! note, by which the next start removes what there is.
+
+use super::failed;
+use super::jobs::Job;
+use crate::agent::Agent;
+use crate::api::{ApiError, ApiResult, ErrorKind};
+use crate::migration::abort;
+use crate::migration::source::unix_ms;
+use crate::ops::images::random_id;
+use crate::pace::Pacer;
+use crate::registry::{CopyState, ImageRecord, Place};
+use crate::store;
+use dray_backup::{Backup, Content, Manifest, PIECE_BYTES, Repository, StreamOptions};
+use dray_image::ImageNames;
+use dray_types::{Epoch, ImageId};
+use std::fs::File;
+use std::ops::ControlFlow;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Permission bits of a restored image, as of one that arrived from another host.
+const MODE: u32 = 0o600;
+/// Names of notes of restores under way end so.
+const NOTE: &str = ".restore";
+
+/// The backup that is meant: the newest one of the image, or of the generation whose number is given
+/// or whose id begins so. The image is named by its id or by its name when it was backed up.
+///
+/// # Errors
+/// `NotFound`; `Invalid` when several images or generations are meant.
+pub fn choose(
+    what: &str,
+    backups: Vec<Backup>,
+    image: &str,
+    generation: Option<&str>,
+) -> ApiResult<Backup> {
+    let of_image: Vec<Backup> = backups.into_iter().filter(|b| is_of(b, image)).collect();
+    let not_found = |why: String| {
+        ApiError::new(ErrorKind::NotFound, what, why).hint("`dray backups` lists them")
+    };
+    let Some(newest) = of_image.last() else {
+        return Err(not_found(format!("there is no backup of an image '{image}'")));
+    };
+    if of_image.iter().any(|backup| backup.info.image != newest.info.image) {
+        let why = format!("there are backups of several images called '{image}'");
+        return Err(ApiError::new(ErrorKind::Invalid, what, why)
+            .hint("name it by its id, which `dray backups --json` shows"));
+    }
+    // Digits alone are a number, as long as there is such a generation.
+    let number = generation.and_then(|given| given.parse().ok());
+    let has = |number: &u64| of_image.iter().any(|b| b.info.generation.number == *number);
+    let number = number.filter(has);
+    let meant = |backup: &&Backup| {
+        let at = backup.info.generation;
+        match number {
+            Some(number) => at.number == number,
+            None => generation.is_none_or(|given| at.id.to_string().starts_with(given)),
+        }
+    };
+    let meant: Vec<&Backup> = of_image.iter().filter(meant).collect();
+    let first = meant.iter().max_by_key(|backup| (backup.info.taken_unix_ms, backup.number));
+    let Some(&found) = first else {
+        let given = generation.unwrap_or_default();
+        return Err(not_found(format!("no backup of '{image}' is of generation '{given}'")));
+    };
+    let several = meant.iter().any(|other| other.info.generation != found.info.generation);
+    if generation.is_some() && several {
+        let why = "several generations are called so";
+        return Err(ApiError::new(ErrorKind::Invalid, what, why)
+            .hint("give more digits of the generation's id"));
+    }
+    Ok(found.clone())
+}
+
+/// Whether a backup is of the image called so, or with this id.
+pub fn is_of(backup: &Backup, image: &str) -> bool {
+    backup.info.name == image || backup.info.image.to_string() == image
+}
+
+/// What is restored, and how.
+pub struct Restoring<'a> {
+    /// For errors.
+    pub what: &'a str,
+    /// The backup.
+    pub manifest: &'a Manifest,
+    /// The new image's name.
+    pub name: &'a str,
+    /// The pool; the first one when absent.
+    pub pool: Option<&'a str>,
+    /// The limit of what is written.
+    pub pacer: &'a Pacer,
+    /// Who watches.
+    pub job: &'a Job,
+}
+
+/// A file under way; dropping it removes it.
+struct Partial {
+    names: ImageNames,
+    note: PathBuf,
+    done: bool,
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        let removed = if self.done { Ok(()) } else { self.names.remove_partial() };
+        let removed = removed.map_err(std::io::Error::other);
+        if let Err(why) = removed.and_then(|()| store::remove(&self.note)) {
+            tracing::warn!(%why, "what a restore left behind is removed at the next start");
+        }
+    }
+}
+
+impl Agent {
+    /// Makes an image; its path and the bytes that were written.
+    ///
+    /// # Errors
+    /// What keeps it from being made; nothing is left behind then.
+    pub fn restore_image(
+        &self,
+        repository: &Repository,
+        restoring: &Restoring<'_>,
+    ) -> ApiResult<(PathBuf, u64)> {
+        let Restoring { what, manifest, name, .. } = *restoring;
+        let path = self.restore_path(restoring)?;
+        let disk = |why: dray_image::Error| super::moment::disk_error(what, &why);
+        let io = |why: std::io::Error| ApiError::new(ErrorKind::Io, what, why);
+        let names = ImageNames::of(&path).map_err(disk)?;
+        let note = self.store.backups().join(format!("{name}{NOTE}"));
+        std::fs::create_dir_all(self.store.backups()).map_err(io)?;
+        refuse_existing(what, &names, &note)?;
+        store::replace_json(&note, &path).map_err(io)?;
+        let mut partial = Partial { names, note, done: false };
+        abort::step("Restore-Create");
+        let file = partial.names.create_partial(manifest.info().bytes).map_err(disk)?;
+        let written = fill(repository, restoring, &file)?;
+        file.sync_all().map_err(io)?;
+        abort::step("Restore-Finish");
+        partial.names.finish_partial(MODE).map_err(disk)?;
+        partial.done = true;
+        abort::step("Restore-Register");
+        self.register_restored(restoring, &path)?;
+        Ok((path, written))
+    }
+
+    fn restore_path(&self, restoring: &Restoring<'_>) -> ApiResult<PathBuf> {
+        let Restoring { what, name, .. } = *restoring;
+        let pool = match restoring.pool {
+            Some(name) => self.config.pool(name),
+            None => self.config.pools.first(),
+        };
+        let Some(pool) = pool else {
+            let why = "there is no such pool";
+            return Err(ApiError::new(ErrorKind::NotFound, what, why)
+                .hint("the configuration lists the pools of this host"));
+        };
+        if pool.kind == crate::config::PoolKind::Devices {
+            let why = format!("pool '{}' holds devices", pool.name);
+            return Err(ApiError::new(ErrorKind::Unsupported, what, why)
+                .hint("restore into a pool of files, and copy the image to the device"));
+        }
+        if self.registry.get(name).is_some() {
+            let why = format!("an image named '{name}' exists already");
+            return Err(ApiError::new(ErrorKind::Conflict, what, why).hint("choose another --as"));
+        }
+        pool.image_path(name).map_err(|why| ApiError::new(ErrorKind::Invalid, what, why))
+    }
+
+    fn register_restored(&self, restoring: &Restoring<'_>, path: &Path) -> ApiResult<()> {
+        let what = restoring.what;
+        let record = ImageRecord {
+            name: restoring.name.to_owned(),
+            id: ImageId(random_id()?),
+            path: path.to_owned(),
+            place: Place::Named,
+            device: false,
+            mode: MODE,
+            len: restoring.manifest.info().bytes,
+            growable: false,
+            read_only: false,
+            format: None,
+            state: CopyState::Owner,
+            epoch: Epoch(1),
+            migration: None,
+            adopted: None,
+            replica: None,
+        };
+        let added = self.registry.open_file(&record).map_err(std::io::Error::other);
+        let added = added.and_then(|file| self.registry.add(record, Arc::new(file)));
+        match added {
+            Ok(entry) => {
+                entry.take_locks();
+                tracing::info!(image = restoring.name, at = unix_ms(), "restored a backup");
+                Ok(())
+            }
+            Err(why) => {
+                let _ = store::remove(path);
+                Err(ApiError::new(ErrorKind::Io, what, why))
+            }
+        }
+    }
+
+    /// Removes what restores left behind that a kill ended.
+    ///
+    /// # Errors
+    /// What the file system reports.
+    pub fn undo_restores(&self) -> std::io::Result<()> {
+        let folder = self.store.backups();
+        if !folder.exists() {
+            return Ok(());
+        }
+        for note in store::entries(&folder, NOTE)? {
+            // A note is whole or not there.
+            let path: PathBuf = store::read_json(&note)?;
+            let names = ImageNames::of(&path).map_err(std::io::Error::other)?;
+            names.remove_partial().map_err(std::io::Error::other)?;
+            tracing::info!(path = %path.display(), "a restore was interrupted and left nothing");
+            store::remove(&note)?;
+        }
+        Ok(())
+    }
+}
+
+fn refuse_existing(what: &str, names: &ImageNames, note: &Path) -> ApiResult<()> {
+    let found = names.found().map_err(|why| super::moment::disk_error(what, &why))?;
+    if found.image || found.partial || note.exists() {
+        let why = format!("{} exists already, or is being made", names.image().display());
+        return Err(ApiError::new(ErrorKind::Conflict, what, why).hint("choose another --as"));
+    }
+    Ok(())
+}
+
+/// Writes every piece that is not zeros; the file is a hole.
+fn fill(repository: &Repository, restoring: &Restoring<'_>, file: &File) -> ApiResult<u64> {
+    let Restoring { what, manifest, pacer, job, .. } = *restoring;
+    let reader = repository.reader(manifest);
+    let bytes = manifest.info().bytes;
+    job.change(0, |shown| shown.bytes_total = bytes);
+    let (mut written, mut outcome) = (0, Ok(()));
+    reader.stream(
+        std::iter::once(0..reader.piece_count()),
+        StreamOptions::default(),
+        |ix, content| {
+            let step = (|| {
+                if job.is_cancelled() {
+                    return Err(ApiError::new(ErrorKind::Cancelled, what, "the operator ended it"));
+                }
+                let content = content.map_err(|why| failed(what, &why))?;
+                if let Content::Data(data) = &content {
+                    let offset = ix * PIECE_BYTES as u64;
+                    let put = file.write_all_at(data, offset);
+                    put.map_err(|why| {
+                        super::moment::disk_error(what, &dray_image::Error::io("writing it", why))
+                    })?;
+                    written += data.len() as u64;
+                    pacer.take(data.len() as u64);
+                }
+                job.change(0, |shown| {
+                    shown.bytes_done = (shown.bytes_done + PIECE_BYTES as u64).min(bytes);
+                    shown.stored_bytes = written;
+                });
+                Ok(())
+            })();
+            match step {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(why) => {
+                    outcome = Err(why);
+                    ControlFlow::Break(())
+                }
+            }
+        },
+    );
+    outcome.map(|()| written)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dray_backup::{Consistency, Info, Key, MemoryStore, WriterOptions};
+    use dray_types::{Ancestor, GenerationId};
+
+    /// A repository with a backup of each image and generation.
+    fn backups(all: &[(u128, &str, u64, u128)]) -> Vec<Backup> {
+        let repository = Repository::create(Arc::new(MemoryStore::default()), &Key::None).unwrap();
+        for (nth, &(image, name, number, id)) in all.iter().enumerate() {
+            let image = ImageId(image);
+            let options = WriterOptions { threads: 0, ..WriterOptions::default() };
+            let writer = repository.writer(image, 4096, None, options).unwrap();
+            let info = Info {
+                image,
+                name: name.to_owned(),
+                bytes: 4096,
+                generation: Ancestor { id: GenerationId(id), number },
+                parent: None,
+                ancestors: Vec::new(),
+                taken_unix_ms: nth as u64,
+                host: "hosta".to_owned(),
+                consistency: Consistency::Crash,
+            };
+            writer.finish(info).unwrap();
+        }
+        repository.all().unwrap().backups
+    }
+
+    #[test]
+    fn a_backup_is_chosen_by_number_or_id_and_else_the_newest() {
+        let id = |first: u128| first << 120 | 7;
+        let all =
+            [(1, "a", 1, id(0x2b)), (1, "a", 2, id(0x3c)), (1, "a", 3, id(0x3d)), (2, "b", 1, 9)];
+        let choose = |image: &str, generation: Option<&str>| {
+            let chosen = super::choose("x", backups(&all), image, generation);
+            chosen.map(|backup| backup.info.generation.number).map_err(|why| why.kind)
+        };
+        assert_eq!(choose("a", None), Ok(3));
+        assert_eq!(choose("a", Some("2")), Ok(2), "and not the id that begins with 2");
+        assert_eq!(choose("a", Some("3c")), Ok(2));
+        assert_eq!(choose("a", Some("2b")), Ok(1));
+        assert_eq!(choose("a", Some("ff")), Err(ErrorKind::NotFound));
+        assert_eq!(choose("c", None), Err(ErrorKind::NotFound));
+        assert_eq!(choose(&ImageId(2).to_string(), None), Ok(1));
+        let several = [(1, "a", 1, 5), (2, "a", 1, 6)];
+        let why = super::choose("x", backups(&several), "a", None).unwrap_err();
+        assert_eq!(why.kind, ErrorKind::Invalid);
+        let alike = [(1, "a", 1, id(0xab)), (1, "a", 2, id(0xac))];
+        let why = super::choose("x", backups(&alike), "a", Some("a")).unwrap_err();
+        assert_eq!(why.kind, ErrorKind::Invalid);
+    }
+}

@@ -1,0 +1,294 @@
+//! One backup from its beginning to its end, on a thread of its own.
+
+use super::destination::Destination;
+use super::failed;
+use super::jobs::{Job, Lease};
+use super::moment::{self, Subject, Taken};
+use super::notes::{self, Note};
+use super::write::ImageWriter;
+use crate::agent::Agent;
+use crate::api::{self, ApiError, ApiResult, BackedUp, BackupDone, ErrorKind};
+use crate::lineage::Line;
+use crate::migration::abort;
+use crate::pace::Pacer;
+use crate::registry::{CopyState, Entry, Place};
+use dray_backup::{Backup, Consistency, Info, Manifest, Policy, Repository, Writer, WriterOptions};
+use dray_types::{Ancestor, BLOCK_SIZE, BitRate};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Threads that hash, compress and write: the processors belong to the guests.
+const THREADS: usize = 2;
+
+/// What was asked for.
+#[derive(Debug, Clone)]
+pub struct Order {
+    /// Names of the images.
+    pub images: Vec<String>,
+    /// Where it goes.
+    pub destination: Destination,
+    /// Socket of the guest agent.
+    pub fsfreeze: Option<PathBuf>,
+    /// Limit of what is stored.
+    pub bandwidth: Option<BitRate>,
+    /// Build on nothing.
+    pub full: bool,
+    /// Earlier backups of each image that stay, this one counted.
+    pub keep_last: Option<u32>,
+}
+
+/// What an image's backup builds on.
+struct Ground {
+    parent: Option<Manifest>,
+    full_because: Option<String>,
+}
+
+/// The parent of a new backup among those that there are, oldest first: the newest one of a
+/// generation that the image's line still knows.
+fn parent<'a>(backups: &'a [Backup], ancestors: &[Ancestor], len: u64) -> Option<&'a Backup> {
+    let fits =
+        |backup: &&Backup| backup.info.bytes == len && ancestors.contains(&backup.info.generation);
+    backups.iter().filter(fits).max_by_key(|backup| backup.info.generation.number)
+}
+
+impl Agent {
+    /// The image and its line, if it can be backed up.
+    fn backup_entry(&self, what: &str, name: &str) -> ApiResult<(Arc<Entry>, Arc<Line>)> {
+        let refuse = |why: String, hint: &str| {
+            let why = format!("image '{name}': {why}");
+            Err(ApiError::new(ErrorKind::Conflict, what, why).hint(hint))
+        };
+        let Some(entry) = self.registry.get(name) else {
+            let why = format!("no image '{name}' is on this host");
+            return Err(ApiError::new(ErrorKind::NotFound, what, why)
+                .hint("`dray images` lists the images"));
+        };
+        let record = entry.record();
+        if let Some(migration) = record.migration {
+            let hint = "back it up when the migration has ended";
+            return refuse(format!("it takes part in migration {migration}"), hint);
+        }
+        if record.state != CopyState::Owner || record.place != Place::Named {
+            return refuse("this host does not own it".into(), "back it up where it is owned");
+        }
+        let missing = entry.disk.missing_count();
+        if missing > 0 {
+            let hint = "wait until Backfill has ended";
+            return refuse(format!("{missing} of its blocks are not here yet"), hint);
+        }
+        if record.read_only {
+            return refuse("it is read-only and never changes".into(), "copy its file");
+        }
+        match entry.line() {
+            Some(line) => Ok((entry, line)),
+            None => refuse("its line of generations cannot be kept".into(), "see the agent's log"),
+        }
+    }
+
+    /// Makes a backup; the images are the lease's.
+    ///
+    /// # Errors
+    /// Whatever keeps it from being made. There is no backup then of the images that were not done,
+    /// and no guest has noticed anything.
+    pub fn back_up(&self, order: &Order, lease: &Lease) -> ApiResult<BackupDone> {
+        let began = Instant::now();
+        let what = format!("cannot back up to '{}'", order.destination.shown);
+        let found = order.images.iter().map(|name| self.backup_entry(&what, name));
+        let found = found.collect::<ApiResult<Vec<_>>>()?;
+        let repository = order.destination.open()?;
+        let mut grounds = Vec::new();
+        let mut writers = Vec::new();
+        for (entry, line) in &found {
+            let ground = ground(&what, &repository, entry, line, order.full)?;
+            writers.push(begin(&what, &repository, entry, ground.parent.as_ref())?);
+            grounds.push(ground);
+        }
+        let subjects: Vec<Subject> = found
+            .into_iter()
+            .zip(&grounds)
+            .map(|((entry, line), ground)| self.subject(&what, entry, line, ground))
+            .collect::<ApiResult<_>>()?;
+        abort::step("Backup-Moment");
+        let host = &self.config.name;
+        let moment = moment::take(&what, &subjects, host, order.fsfreeze.as_deref())?;
+        let frozen = order.fsfreeze.is_some();
+        let consistency = if frozen { Consistency::Filesystem } else { Consistency::Crash };
+        abort::step("Backup-Committed");
+        let pacer = Pacer::new(order.bandwidth);
+        let mut done = Vec::new();
+        let parts = subjects.iter().zip(grounds).zip(writers).zip(moment.images);
+        for (nth, (((subject, mut ground), mut writer), taken)) in parts.enumerate() {
+            if ground.parent.is_some() && !taken.incremental {
+                // The line has ended since: what the parent holds is not what it seems.
+                ground.parent = None;
+                ground.full_because = Some("the image's line of generations has ended".into());
+                writer = begin(&what, &repository, &subject.entry, None)?;
+            }
+            let one = One { what: &what, subject, job: &lease.job, pacer: &pacer, nth };
+            let info = self.info(subject, &taken, &ground, moment.unix_ms, consistency);
+            done.push(one.finish(writer, &taken, ground, info)?);
+            self.note_backup(&subject.entry.record().name, &taken, &order.destination);
+        }
+        let pruned = match order.keep_last {
+            Some(last) => prune(&what, &repository, &subjects, last)?,
+            None => 0,
+        };
+        tracing::info!(to = order.destination.shown, images = ?order.images, "made a backup");
+        Ok(BackupDone {
+            to: order.destination.shown.clone(),
+            taken_unix_ms: moment.unix_ms,
+            quiet_ms: moment.quiet.as_secs_f64() * 1e3,
+            seconds: began.elapsed().as_secs_f64(),
+            consistency: shown(consistency),
+            images: done,
+            pruned,
+        })
+    }
+
+    fn subject(
+        &self,
+        what: &str,
+        entry: Arc<Entry>,
+        line: Arc<Line>,
+        ground: &Ground,
+    ) -> ApiResult<Subject> {
+        let record = entry.record();
+        let folder = if record.device { None } else { record.path.parent() };
+        let parent = ground.parent.as_ref().map(|parent| parent.info().generation);
+        // A device's folder has no room.
+        let spill = folder.map_or_else(|| self.config.state_dir.clone(), PathBuf::from);
+        if !spill.is_dir() {
+            let why = format!("{} is no folder", spill.display());
+            return Err(ApiError::new(ErrorKind::Io, what, why));
+        }
+        Ok(Subject { entry, line, parent, spill })
+    }
+
+    fn info(
+        &self,
+        subject: &Subject,
+        taken: &Taken,
+        ground: &Ground,
+        taken_unix_ms: u64,
+        consistency: Consistency,
+    ) -> Info {
+        let record = subject.entry.record();
+        Info {
+            image: record.id,
+            name: record.name,
+            bytes: record.len,
+            generation: taken.generation,
+            parent: ground.parent.as_ref().map(|parent| parent.info().generation),
+            ancestors: taken.ancestors.clone(),
+            taken_unix_ms,
+            host: self.config.name.clone(),
+            consistency,
+        }
+    }
+
+    fn note_backup(&self, image: &str, taken: &Taken, to: &Destination) {
+        let note = Note { generation: taken.generation.id, to: to.shown.clone() };
+        if let Err(why) = notes::add(&self.store.backups(), image, note) {
+            tracing::warn!(image, %why, "cannot note where a generation is in backup");
+        }
+    }
+}
+
+/// Removes all but the newest backups of these images; how many went.
+fn prune(what: &str, repository: &Repository, subjects: &[Subject], last: u32) -> ApiResult<u64> {
+    let policy = Policy { last: last as usize, ..Policy::default() };
+    let mut removed = 0;
+    for subject in subjects {
+        let pruned = repository.prune(Some(subject.entry.record().id), policy, false);
+        removed += pruned.map_err(|why| failed(what, &why))?.removed.len() as u64;
+    }
+    Ok(removed)
+}
+
+fn ground(
+    what: &str,
+    repository: &Repository,
+    entry: &Entry,
+    line: &Line,
+    full: bool,
+) -> ApiResult<Ground> {
+    let record = entry.record();
+    let whole = |why: &str| Ok(Ground { parent: None, full_because: Some(why.to_owned()) });
+    if full {
+        return whole("it was asked for");
+    }
+    let known = repository.backups(record.id).map_err(|why| failed(what, &why))?.backups;
+    if known.is_empty() {
+        return whole("there was no backup of it");
+    }
+    let Some(parent) = parent(&known, &line.ancestors(), record.len) else {
+        return whole("the image's line knows the generation of no backup there");
+    };
+    match repository.manifest(parent) {
+        Ok(manifest) => Ok(Ground { parent: Some(manifest), full_because: None }),
+        Err(why) => whole(&format!("the backup before cannot be read: {why}")),
+    }
+}
+
+fn begin(
+    what: &str,
+    repository: &Repository,
+    entry: &Entry,
+    parent: Option<&Manifest>,
+) -> ApiResult<Writer> {
+    let record = entry.record();
+    let options = WriterOptions { threads: THREADS, ..WriterOptions::default() };
+    let writer = repository.writer(record.id, record.len, parent, options);
+    writer.map_err(|why| failed(what, &why))
+}
+
+/// One image after the moment.
+struct One<'a> {
+    what: &'a str,
+    subject: &'a Subject,
+    job: &'a Job,
+    pacer: &'a Pacer,
+    nth: usize,
+}
+
+impl One<'_> {
+    fn finish(
+        &self,
+        mut writer: Writer,
+        taken: &Taken,
+        ground: Ground,
+        info: Info,
+    ) -> ApiResult<BackedUp> {
+        let Self { what, job, pacer, nth, .. } = *self;
+        let len = info.bytes;
+        let image = info.name.clone();
+        ImageWriter { what, len, writer: &mut writer, pacer, job, nth }.run(&taken.snapshot)?;
+        // The last chance: everything that was read is of the moment.
+        taken.snapshot.check().map_err(|why| moment::disk_error(what, &why))?;
+        let kept_aside_bytes = taken.snapshot.kept_bytes();
+        abort::step("Backup-Finish");
+        let backup = writer.finish(info).map_err(|why| failed(what, &why))?;
+        abort::step("Backup-Finished");
+        job.change(nth, |shown| shown.stored_bytes = backup.added_bytes);
+        tracing::debug!(image = self.subject.entry.record().name, "its backup is complete");
+        Ok(BackedUp {
+            image,
+            generation: taken.generation.into(),
+            parent: ground.parent.map(|parent| parent.info().generation.into()),
+            full_because: ground.full_because,
+            size: len,
+            changed_bytes: (taken.changed_blocks * BLOCK_SIZE).min(len),
+            stored_bytes: backup.added_bytes,
+            kept_aside_bytes,
+        })
+    }
+}
+
+/// What a guest would find, in the API's words.
+pub fn shown(consistency: Consistency) -> api::Consistency {
+    match consistency {
+        Consistency::Crash => api::Consistency::Crash,
+        Consistency::Filesystem => api::Consistency::Filesystem,
+    }
+}

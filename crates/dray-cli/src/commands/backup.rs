@@ -1,0 +1,64 @@
+//! `dray backup`.
+
+use super::absolute;
+use crate::output::Output;
+use crate::progress::backup::follow;
+use crate::show::backup::made;
+use dray_agent::api::{ApiResult, Backup, BackupDone, Client, Command};
+use dray_types::BitRate;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "\
+Examples:
+  dray backups init file:///mnt/nas/dray                make the repository, once
+  dray backup vm1-root --to file:///mnt/nas/dray
+  dray backup vm1-root vm1-data --to nas                a [[backup]] of the configuration
+  dray backup vm1-root --to nas --fsfreeze /run/vm1.qga
+
+The guest goes on: its writes are held back for some milliseconds, and everything is as it was at
+that moment, over all images that are named. Only what was written since the last backup there is
+read. Ctrl-C ends the backup and leaves nothing of it.";
+
+/// Arguments of `dray backup`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Names of the images: those of one VM together
+    #[arg(required = true, value_name = "IMAGE")]
+    images: Vec<String>,
+    /// The repository: the name of a [[backup]] in the configuration, or a URL
+    #[arg(long, value_name = "URL|NAME")]
+    to: String,
+    /// The file with the repository's key
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<PathBuf>,
+    /// Freeze the guest's file systems for the moment, through its guest agent's socket
+    #[arg(long, value_name = "SOCKET")]
+    fsfreeze: Option<PathBuf>,
+    /// Store at most so much a second, as 200Mbit or 25MiB/s
+    #[arg(long, value_name = "RATE")]
+    bandwidth: Option<BitRate>,
+    /// Read everything, whatever is in backup there
+    #[arg(long)]
+    full: bool,
+    /// At the end remove all but so many of the newest backups of each image
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    keep_last: Option<u32>,
+}
+
+/// Does it.
+pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
+    let command = Backup {
+        images: args.images,
+        to: args.to,
+        key_file: args.key_file.as_deref().map(absolute).transpose()?,
+        fsfreeze: args.fsfreeze.as_deref().map(absolute).transpose()?,
+        bandwidth: args.bandwidth,
+        full: args.full,
+        keep_last: args.keep_last,
+    };
+    let done: BackupDone = follow(client, Command::Backup(command), output).await?;
+    output.result(&done, made);
+    Ok(ExitCode::SUCCESS)
+}

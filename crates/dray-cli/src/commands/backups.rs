@@ -1,0 +1,155 @@
+//! `dray backups`: what there is in repositories, and what is under way.
+
+use super::absolute;
+use crate::output::Output;
+use crate::show::backup::{cancelled, collected, listing, pruned, repository_made};
+use clap::Subcommand;
+use dray_agent::api::{
+    ApiResult, BackupCancel, BackupCollected, BackupListing, BackupProgress, BackupPrune,
+    BackupPruned, Backups, Client, Command, Repository, RepositoryMade,
+};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "\
+Examples:
+  dray backups                                what is configured, and what is under way
+  dray backups list nas                       everything in a repository
+  dray backups list file:///mnt/nas/dray vm1-root
+  dray backups init nas --key-file /etc/dray/nas.key
+  dray backups prune nas --keep-daily 7 --keep-weekly 4 --dry-run
+  dray backups gc nas                         give the space of removed backups back
+  dray backups cancel vm1-root                end a backup that is under way
+
+A key file holds 64 hexadecimal digits (`openssl rand -hex 32`). Without it the backups are lost.";
+
+/// Arguments of `dray backups`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    #[command(subcommand)]
+    what: Option<What>,
+}
+
+/// A repository.
+#[derive(clap::Args, Debug)]
+pub struct RepositoryArgs {
+    /// The repository: the name of a [[backup]] in the configuration, or a URL
+    #[arg(value_name = "URL|NAME")]
+    pub at: String,
+    /// The file with the repository's key
+    #[arg(long, value_name = "FILE")]
+    pub key_file: Option<PathBuf>,
+}
+
+/// Which backups stay.
+#[derive(clap::Args, Debug)]
+#[group(required = true, multiple = true)]
+struct Keep {
+    /// The newest N of each image
+    #[arg(long, value_name = "N", default_value_t)]
+    keep_last: u32,
+    /// Those of the last N days
+    #[arg(long, value_name = "N", default_value_t)]
+    keep_within_days: u32,
+    /// The newest of each of the last N days that have one (UTC)
+    #[arg(long, value_name = "N", default_value_t)]
+    keep_daily: u32,
+    /// The newest of each of the last N weeks
+    #[arg(long, value_name = "N", default_value_t)]
+    keep_weekly: u32,
+    /// The newest of each of the last N months
+    #[arg(long, value_name = "N", default_value_t)]
+    keep_monthly: u32,
+}
+
+#[derive(Subcommand, Debug)]
+enum What {
+    /// List the backups in a repository
+    List {
+        #[command(flatten)]
+        repository: RepositoryArgs,
+        /// Only of this image, by its name or its id
+        image: Option<String>,
+    },
+    /// Make a repository
+    Init {
+        #[command(flatten)]
+        repository: RepositoryArgs,
+    },
+    /// Remove backups; a backup stays when any of the options keeps it
+    Prune {
+        #[command(flatten)]
+        repository: RepositoryArgs,
+        /// Only of this image, by its name or its id
+        image: Option<String>,
+        #[command(flatten)]
+        keep: Keep,
+        /// Only show what would be removed
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// Remove content that no backup needs
+    Gc {
+        #[command(flatten)]
+        repository: RepositoryArgs,
+    },
+    /// End the backup of an image that is under way
+    Cancel {
+        /// Name of the image
+        image: String,
+    },
+}
+
+/// A repository as the agent wants it.
+pub fn repository(at: String, key_file: Option<&Path>) -> ApiResult<Repository> {
+    Ok(Repository { at, key_file: key_file.map(absolute).transpose()? })
+}
+
+/// Does it.
+pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
+    let named = |args: RepositoryArgs| repository(args.at, args.key_file.as_deref());
+    match args.what {
+        None => {
+            let command = Command::Backups(Backups { repository: None, image: None });
+            let found: BackupListing = client.call(command).await?;
+            output.result(&found, listing);
+        }
+        Some(What::List { repository, image }) => {
+            let repository = Some(named(repository)?);
+            let command = Command::Backups(Backups { repository, image });
+            let found: BackupListing = client.call(command).await?;
+            output.result(&found, listing);
+        }
+        Some(What::Init { repository }) => {
+            let command = Command::BackupInit(named(repository)?);
+            let done: RepositoryMade = client.call(command).await?;
+            output.result(&done, repository_made);
+        }
+        Some(What::Prune { repository, image, keep, dry_run }) => {
+            let command = BackupPrune {
+                repository: named(repository)?,
+                image,
+                keep_last: keep.keep_last,
+                keep_within_days: keep.keep_within_days,
+                keep_daily: keep.keep_daily,
+                keep_weekly: keep.keep_weekly,
+                keep_monthly: keep.keep_monthly,
+                dry_run,
+            };
+            let done: BackupPruned = client.call(Command::BackupPrune(command)).await?;
+            output.result(&done, pruned);
+        }
+        Some(What::Gc { repository }) => {
+            let command = Command::BackupGc(named(repository)?);
+            let done: BackupCollected = client.call(command).await?;
+            output.result(&done, collected);
+        }
+        Some(What::Cancel { image }) => {
+            let command = Command::BackupCancel(BackupCancel { image });
+            let done: BackupProgress = client.call(command).await?;
+            output.result(&done, cancelled);
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

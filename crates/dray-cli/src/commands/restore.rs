@@ -1,0 +1,63 @@
+//! `dray restore`.
+
+use super::backups::repository;
+use crate::output::Output;
+use crate::progress::backup::follow;
+use crate::show::backup::restored;
+use dray_agent::api::{ApiResult, Client, Command, Restore, Restored};
+use dray_types::BitRate;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "\
+Examples:
+  dray restore vm1-root --from nas --as vm1-root-old          the newest backup
+  dray restore vm1-root@12 --from nas --as vm1-root-12        generation 12
+  dray restore vm1-root@5f3a --from file:///mnt/nas/dray --as vm1-old --pool ssd
+
+The new image is one of its own: a file in a pool, sparse, that gets its name when it is complete.
+Nothing is left behind if that fails.";
+
+/// Arguments of `dray restore`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// The image by its name when it was backed up, or its id; with a generation's number or the
+    /// first digits of its id behind an @
+    #[arg(value_name = "IMAGE[@GENERATION]")]
+    image: String,
+    /// The repository: the name of a [[backup]] in the configuration, or a URL
+    #[arg(long, value_name = "URL|NAME")]
+    from: String,
+    /// Name of the new image
+    #[arg(long = "as", value_name = "NAME")]
+    name: String,
+    /// The pool that it is put into [default: the first one]
+    #[arg(long)]
+    pool: Option<String>,
+    /// The file with the repository's key
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<PathBuf>,
+    /// Write at most so much a second, as 200Mbit or 25MiB/s
+    #[arg(long, value_name = "RATE")]
+    bandwidth: Option<BitRate>,
+}
+
+/// Does it.
+pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
+    let (image, generation) = match args.image.rsplit_once('@') {
+        Some((image, generation)) => (image.to_owned(), Some(generation.to_owned())),
+        None => (args.image, None),
+    };
+    let command = Restore {
+        repository: repository(args.from, args.key_file.as_deref())?,
+        image,
+        generation,
+        name: args.name,
+        pool: args.pool,
+        bandwidth: args.bandwidth,
+    };
+    let done: Restored = follow(client, Command::Restore(command), output).await?;
+    output.result(&done, restored);
+    Ok(ExitCode::SUCCESS)
+}

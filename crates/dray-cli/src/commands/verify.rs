@@ -1,0 +1,48 @@
+//! `dray verify`.
+
+use super::backups::{RepositoryArgs, repository};
+use crate::output::Output;
+use crate::progress::backup::follow;
+use crate::show::backup::verified;
+use dray_agent::api::{
+    ApiError, ApiResult, BackupVerified, BackupVerify, Client, Command, ErrorKind,
+};
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "\
+Examples:
+  dray verify nas                    can everything be found?
+  dray verify nas vm1-root --read-data
+                                     is every byte what was written?";
+
+/// Arguments of `dray verify`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    #[command(flatten)]
+    repository: RepositoryArgs,
+    /// Only of this image, by its name or its id
+    image: Option<String>,
+    /// Read all content and compare it with its hashes
+    #[arg(long)]
+    read_data: bool,
+}
+
+/// Does it.
+pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
+    let at = args.repository.at.clone();
+    let command = BackupVerify {
+        repository: repository(args.repository.at, args.repository.key_file.as_deref())?,
+        image: args.image,
+        read_data: args.read_data,
+    };
+    let found: BackupVerified = follow(client, Command::BackupVerify(command), output).await?;
+    if let Some(first) = found.damaged.first() {
+        found.damaged.iter().for_each(|fault| output.note(fault));
+        let what = format!("{} faults in repository '{at}'", found.damaged.len());
+        return Err(ApiError::new(ErrorKind::Verification, what, first)
+            .hint("restore from the backups that are not named"));
+    }
+    output.result(&found, verified);
+    Ok(ExitCode::SUCCESS)
+}
