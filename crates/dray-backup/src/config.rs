@@ -28,9 +28,13 @@ pub(crate) fn create(store: &dyn Store, key: &Key, world: &dyn World) -> Result<
     let keys = Keys::new(scheme.master(key)?);
     let config = Config { repository, scheme, check: keys.check_value(repository) };
     let bytes = wrap(Content::Config, &config, &Keys::new(None), world)?;
+    if store.put_new(NAME, &bytes)? == Put::Existed {
+        return Err(Error::new(Kind::Exists, "there is a repository already"));
+    }
+    // Everything is built on this; there are object stores that do not know the condition.
     match store.put_new(NAME, &bytes)? {
-        Put::Created => Ok((config, keys)),
-        Put::Existed => Err(Error::new(Kind::Exists, "there is a repository already")),
+        Put::Existed => Ok((config, keys)),
+        Put::Created => Err(Error::new(Kind::Unsupported, "the store overwrites objects")),
     }
 }
 

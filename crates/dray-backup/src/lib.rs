@@ -88,6 +88,9 @@ pub use repository::{Listing, Repository, Settings};
 pub use store::fault::{Fault, FaultyStore};
 pub use store::local::LocalStore;
 pub use store::memory::MemoryStore;
+#[cfg(feature = "s3")]
+pub use store::s3::S3Store;
+pub use store::url::Location;
 pub use store::{Object, Put, Store};
 pub use verify::{Level, Problem, VerifyReport};
 pub use writer::{Dedup, Writer, WriterOptions, Written};

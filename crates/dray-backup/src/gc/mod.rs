@@ -71,6 +71,9 @@ mod live;
 mod revise;
 mod rounds;
 
+#[cfg(test)]
+mod tests;
+
 pub(crate) use live::{Walk, walk};
 
 use crate::error::Result;

@@ -2,7 +2,9 @@
 
 use super::world::{IMAGE_BYTES, Sim};
 use crate::piece::piece_len;
-use crate::{Consistency, Dedup, GcOptions, Info, Kind, Repository, Result, WriterOptions};
+use crate::{
+    Consistency, Dedup, GcOptions, GcReport, Info, Kind, Repository, Result, WriterOptions,
+};
 use dray_types::{Ancestor, GenerationId, ImageId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,7 +33,7 @@ pub(super) fn act(sim: &Arc<Sim>, actor: usize) {
         let _ = match actor {
             0..3 => back_up(sim, &repository, actor),
             3 => prune(sim, &repository),
-            _ => repository.gc(gc_options()).map(|report| {
+            _ => collect(sim, &repository).map(|report| {
                 sim.lock().counters.revisions += report.revised_backups;
             }),
         };
@@ -48,6 +50,9 @@ fn back_up(sim: &Arc<Sim>, repository: &Repository, actor: usize) -> Result<()> 
         0 => None,
         _ => listed.last(),
     };
+    if let Some(parent) = parent {
+        sim.lock().expected.parents.insert(parent.id);
+    }
     let parent = parent.map(|parent| repository.manifest(parent)).transpose()?;
     let inherited = parent.as_ref().map(|parent| parent.info().generation.id.0);
     let (content, changes, generation, dedup) = {
@@ -102,9 +107,26 @@ fn info(image: ImageId, generation: u128) -> Info {
     }
 }
 
-/// Removes any backup, often the newest, which somebody may be building on.
+/// Collects, patiently or not.
+fn collect(sim: &Sim, repository: &Repository) -> Result<GcReport> {
+    let grace = Duration::from_secs([0, 600][sim.lock().rng.below(2) as usize]);
+    repository.gc(GcOptions { grace, ..gc_options() })
+}
+
+/// Removes any backup, often where it may hurt: one that names something condemned, or that
+/// somebody builds on.
 fn prune(sim: &Arc<Sim>, repository: &Repository) -> Result<()> {
-    let listed = repository.all()?.backups;
+    let mut listed = repository.all()?.backups;
+    let (at_risk, parents) =
+        sim.look(|objects, expected| (expected.at_risk(objects), expected.parents.clone()));
+    let worth = match sim.lock().rng.below(3) {
+        0 => at_risk,
+        1 => parents,
+        _ => Default::default(),
+    };
+    if listed.iter().any(|backup| worth.contains(&backup.id)) {
+        listed.retain(|backup| worth.contains(&backup.id));
+    }
     let nth = sim.lock().rng.below(listed.len().max(1) as u64) as usize;
     let Some(backup) = listed.get(nth) else { return Ok(()) };
     sim.lock().expected.pruned.insert(backup.id);

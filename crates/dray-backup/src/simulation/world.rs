@@ -99,6 +99,8 @@ pub(super) struct Expected {
     pub(super) finished: HashSet<u128>,
     /// Backups that somebody began to remove.
     pub(super) pruned: HashSet<u128>,
+    /// Backups that writers are building on.
+    pub(super) parents: HashSet<u128>,
     /// The manifests that exist: backup and packs.
     named: BTreeMap<String, (u128, BTreeSet<String>)>,
 }
@@ -361,7 +363,7 @@ impl State {
     fn count_condemned(&mut self, manifest: &str) {
         let core = peek(&self.objects);
         let Ok(condemned) = crate::mark::all_condemned(&core) else { return };
-        let named = &self.expected.named[manifest].1;
+        let Some((_, named)) = self.expected.named.get(manifest) else { return };
         let hit = condemned.iter().any(|pack| named.contains(&pack.name()));
         self.counters.named_though_condemned += u64::from(hit);
     }
@@ -381,6 +383,16 @@ fn peek(objects: &Objects) -> Arc<Core> {
 }
 
 impl Expected {
+    /// Backups that name something condemned, which must be rescued.
+    pub(super) fn at_risk(&self, objects: &Objects) -> HashSet<u128> {
+        let Ok(condemned) = crate::mark::all_condemned(&peek(objects)) else {
+            return HashSet::new();
+        };
+        let condemned: BTreeSet<String> = condemned.iter().map(crate::pack::PackId::name).collect();
+        let hit = self.named.values().filter(|(_, packs)| !packs.is_disjoint(&condemned));
+        hit.map(|(backup, _)| *backup).collect()
+    }
+
     /// A manifest is there: all of it must be readable and right.
     fn appears(&mut self, objects: &Objects, name: &str) -> std::result::Result<(), String> {
         let (backup, packs) = self.read(objects, name)?;

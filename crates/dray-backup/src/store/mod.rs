@@ -12,6 +12,9 @@
 pub mod fault;
 pub mod local;
 pub mod memory;
+#[cfg(feature = "s3")]
+pub mod s3;
+pub mod url;
 
 use crate::error::{Error, Result};
 use std::fmt;
