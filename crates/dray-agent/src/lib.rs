@@ -11,6 +11,8 @@
 //! * [`backup`]: backups of the images owned here, and their way back.
 //! * [`forecast`]: what the planner is told of images and links.
 //! * [`migration`]: the owner loops that run the engine's effects, one per migration and side.
+//! * [`batch`]: several migrations that one command begins, one after the other or together, under
+//!   one [`budget`].
 //! * [`vm`]: the part of a migration that belongs to QEMU.
 //! * [`net`], [`tls`], [`pki`], [`pace`]: streams between agents. [`api`]: the local socket.
 //! * [`config`]: the configuration file.
@@ -18,6 +20,8 @@
 pub mod agent;
 pub mod api;
 pub mod backup;
+pub mod batch;
+pub mod budget;
 pub mod config;
 pub mod forecast;
 pub mod heat;

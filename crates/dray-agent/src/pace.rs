@@ -5,6 +5,7 @@
 //! nothing needs to know the size of a run before it was read and compressed, and oversleeping is
 //! made good from the balance: the average is exact. What is measured is what was paid.
 
+use crate::budget::{Budget, Share};
 use dray_types::BitRate;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,7 +18,7 @@ const BURST: Duration = Duration::from_millis(20);
 const MIN_BURST: f64 = 64.0 * 1024.0;
 /// How far urgent bytes may push the balance down, as time at the limit. Without an end, a minute
 /// of demand reads would stop the bulk for as long as it takes to pay for them.
-const MAX_URGENT_DEBT: f64 = 2.0;
+pub(crate) const MAX_URGENT_DEBT: f64 = 2.0;
 /// Time over which the measured rate is averaged.
 const METER_TAU: f64 = 1.0;
 /// Time that a rate is measured over at least; less says nothing.
@@ -111,11 +112,11 @@ impl Bucket {
     /// How long `class` must wait before it may send; zero when it may send now.
     pub fn ready_in(&mut self, now: Duration, class: Class) -> Duration {
         self.refill(now);
-        let Some(rate) = self.rate else { return Duration::ZERO };
-        if self.balance < 0.0 {
+        if let Some(rate) = self.rate.filter(|_| self.balance < 0.0) {
             // Rounded up, so that whoever sleeps this long finds the balance paid.
             return Duration::from_secs_f64(-self.balance / rate) + Duration::from_nanos(1);
         }
+        // Without a limit memory only waits where the budget is shared.
         if class == Class::Bulk && self.memory_waiting > 0 && self.bulk_ahead > 0.0 {
             return Duration::from_millis(1);
         }
@@ -157,6 +158,8 @@ impl Bucket {
 #[derive(Debug)]
 pub struct Pacer {
     bucket: Mutex<Bucket>,
+    /// The budget that is shared with other migrations, besides the own one.
+    share: Mutex<Option<Arc<Share>>>,
     began: Instant,
     changed: Condvar,
     changed_async: Notify,
@@ -167,6 +170,7 @@ impl Pacer {
     pub fn new(limit: Option<BitRate>) -> Arc<Self> {
         Arc::new(Self {
             bucket: Mutex::new(Bucket::new(limit)),
+            share: Mutex::default(),
             began: Instant::now(),
             changed: Condvar::new(),
             changed_async: Notify::new(),
@@ -181,6 +185,36 @@ impl Pacer {
         self.began.elapsed()
     }
 
+    fn share(&self) -> Option<Arc<Share>> {
+        self.share.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// From now on what is sent counts in `budget` too, under this number.
+    pub fn join(&self, budget: &Arc<Budget>, number: u64) {
+        let share = Arc::new(Share::new(Arc::clone(budget), number));
+        *self.share.lock().unwrap_or_else(PoisonError::into_inner) = Some(share);
+    }
+
+    /// Leaves the shared budget.
+    pub fn leave(&self) {
+        *self.share.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Whether a budget is shared: what is sent says nothing about the link then.
+    pub fn is_shared(&self) -> bool {
+        self.share().is_some()
+    }
+
+    /// How long to wait for both budgets. The shared one is asked when the own one is ready, so that
+    /// nobody waits for a migration which its own limit holds.
+    fn ask(&self, bucket: &mut Bucket, now: Duration, class: Class) -> Duration {
+        let own = bucket.ready_in(now, class);
+        match self.share() {
+            Some(share) if own.is_zero() => share.ready_in(),
+            _ => own,
+        }
+    }
+
     /// Changes the limit; whoever waits sees it at once.
     pub fn set_limit(&self, limit: Option<BitRate>) {
         let now = self.now();
@@ -192,28 +226,38 @@ impl Pacer {
     /// How long `class` must wait before it may send; zero when it may send now.
     pub fn ready_in(&self, class: Class) -> Duration {
         let now = self.now();
-        self.bucket().ready_in(now, class)
+        self.ask(&mut self.bucket(), now, class)
     }
 
     /// Pays for bulk bytes that are about to be sent, after [`ready_in`](Self::ready_in) was zero.
     pub fn charge(&self, bytes: u64) {
         let now = self.now();
-        self.bucket().charge(now, Class::Bulk, bytes);
+        self.pay(&mut self.bucket(), now, Class::Bulk, bytes);
+    }
+
+    fn pay(&self, bucket: &mut Bucket, now: Duration, class: Class, bytes: u64) {
+        bucket.charge(now, class, bytes);
+        if let Some(share) = self.share() {
+            share.charge(bytes);
+        }
     }
 
     /// Pays for bytes that do not wait.
     pub fn charge_urgent(&self, bytes: u64) {
         let now = self.now();
         self.bucket().charge_urgent(now, bytes);
+        if let Some(share) = self.share() {
+            share.charge_urgent(bytes);
+        }
     }
 
     /// Waits on this thread until bulk bytes may be sent, and pays for them.
     pub fn take(&self, bytes: u64) {
         let mut bucket = self.bucket();
         loop {
-            let wait = bucket.ready_in(self.now(), Class::Bulk);
+            let wait = self.ask(&mut bucket, self.now(), Class::Bulk);
             if wait.is_zero() {
-                return bucket.charge(self.now(), Class::Bulk, bytes);
+                return self.pay(&mut bucket, self.now(), Class::Bulk, bytes);
             }
             bucket =
                 self.changed.wait_timeout(bucket, wait).unwrap_or_else(PoisonError::into_inner).0;
@@ -228,9 +272,9 @@ impl Pacer {
             let wait = {
                 let now = self.now();
                 let mut bucket = self.bucket();
-                let wait = bucket.ready_in(now, Class::Memory);
+                let wait = self.ask(&mut bucket, now, Class::Memory);
                 if wait.is_zero() {
-                    return bucket.charge(now, Class::Memory, bytes);
+                    return self.pay(&mut bucket, now, Class::Memory, bytes);
                 }
                 if waiting.is_none() {
                     bucket.memory_waiting += 1;

@@ -7,6 +7,7 @@
 //! content.redb                which content is where, by hash; may be lost
 //! backups/NAME.json           which of its generations are in backup where
 //! backups/.schedule.json      when what was last backed up by itself
+//! batches/ID.json             one record per batch
 //! migrations/ID/intent.json   what was asked for
 //! migrations/ID/journal       what has happened (see docs/formats.md)
 //! migrations/ID/counts.json   what the summary counts; not synced, lost with the host
@@ -33,6 +34,7 @@ impl Store {
         fs::create_dir_all(root.join("images"))?;
         fs::create_dir_all(root.join("migrations"))?;
         fs::create_dir_all(root.join("seeds"))?;
+        fs::create_dir_all(root.join("batches"))?;
         Ok(Self { root: root.to_owned() })
     }
 
@@ -59,6 +61,11 @@ impl Store {
     /// The folder of what is known of backups.
     pub fn backups(&self) -> PathBuf {
         self.root.join("backups")
+    }
+
+    /// Where the records of batches are.
+    pub fn batches(&self) -> PathBuf {
+        self.root.join("batches")
     }
 
     /// The folder of all migrations.

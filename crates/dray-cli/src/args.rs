@@ -63,7 +63,7 @@ pub enum Command {
     Plan(commands::plan::Args),
     /// Have a target read images from its backups, before a migration
     Seed(commands::seed::Args),
-    /// Move a running VM, or images, to another host
+    /// Move a running VM, several, or images, to another host
     Migrate(commands::migrate::Args),
     /// Show migrations
     Status(commands::status::Args),
@@ -75,6 +75,8 @@ pub enum Command {
     Resume(commands::resume::Args),
     /// Change the bandwidth limit of a running migration
     Limit(commands::limit::Args),
+    /// Show, follow, pace and cancel migrations that were begun together
+    Batch(commands::batch::Args),
     /// Start, pause or pace the fetching of what a target still misses
     Backfill(commands::backfill::Args),
     /// List, add and remove images

@@ -18,6 +18,7 @@
 //! | 13 | the target is not equal to the source |
 //! | 14 | the software on the other side is too old or too new |
 //! | 15 | it would lose data and nobody has accepted that |
+//! | 16 | of several migrations not all came through; the table says which |
 //! | 130 | stopped watching by Ctrl-C; the migration goes on |
 
 use dray_agent::api::ErrorKind;
@@ -42,7 +43,11 @@ Exit codes:
    13  the target is not equal to the source
    14  the software on the other side is too old or too new
    15  it would lose data and nobody has accepted that
+   16  of several migrations not all came through; the table says which
   130  stopped watching by Ctrl-C; the migration goes on";
+
+/// Several were begun with one command, and not all came through.
+pub const NOT_ALL: u8 = 16;
 
 /// Ctrl-C while watching, as shells count signals: 128 + SIGINT.
 pub const DETACHED: u8 = 130;

@@ -52,6 +52,10 @@ id!(
     MigrationId
 );
 id!(
+    /// Several migrations that one command has begun.
+    BatchId
+);
+id!(
     /// One image, the same on every host that holds a copy of it.
     ImageId
 );

@@ -17,7 +17,7 @@ pub mod schedule;
 pub mod set;
 pub mod size;
 
-pub use ids::{Ancestor, Attempt, Epoch, GenerationId, ImageId, ImageIndex, MigrationId};
+pub use ids::{Ancestor, Attempt, BatchId, Epoch, GenerationId, ImageId, ImageIndex, MigrationId};
 pub use range::{BLOCK_SIZE, BlockRange, MAX_RUN_BLOCKS};
 pub use schedule::Schedule;
 pub use set::BlockSet;

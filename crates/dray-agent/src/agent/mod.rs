@@ -10,6 +10,7 @@ pub use launch::Tasks;
 
 use crate::api::{ApiError, ApiResult, ErrorKind, MigrationState, Server, SocketAccess};
 use crate::backup::jobs::Jobs;
+use crate::batch::Batches;
 use crate::config::Config;
 use crate::migration::slots::Slots;
 use crate::migration::source::{SessionSettings, SourceSlot};
@@ -49,6 +50,8 @@ pub struct Agent {
     pub targets: Slots<TargetSlot>,
     /// Images that are being read from backups.
     pub seeds: Seeds,
+    /// Several migrations away that one command has begun.
+    pub batches: Batches,
     /// Tasks of migrations away that were prepared and not begun.
     pub tasks: Tasks,
     /// Backups under way.
@@ -136,6 +139,7 @@ async fn serve(config: Config, what: &str) -> ApiResult<()> {
         sources: Slots::default(),
         targets: Slots::default(),
         seeds: Seeds::default(),
+        batches: Batches::default(),
         tasks: Tasks::default(),
         backups: Arc::default(),
     });
@@ -161,6 +165,7 @@ async fn serve(config: Config, what: &str) -> ApiResult<()> {
     agent.reuse.keep(moves).map_err(io)?;
     agent.go_on(revived);
     crate::backup::schedule::keep(&agent).map_err(io)?;
+    Batches::revive(&agent).map_err(io)?;
     let peers = tokio::spawn(Arc::clone(&agent).listen(listener));
     tracing::info!(host = agent.config.name, listen = %agent.config.listen, "ready");
     let ended = tokio::select! {

@@ -82,6 +82,17 @@ pub enum Command {
     BackupVerify(super::BackupVerify),
     /// Answered with [`Restored`](super::Restored), after [`Event::Backup`](super::Event::Backup).
     Restore(super::Restore),
+    /// Answered with [`BatchStatus`](super::BatchStatus), after
+    /// [`Event::Batch`](super::Event::Batch) unless detached.
+    Batch(super::Batch),
+    /// Answered with a list of [`BatchStatus`](super::BatchStatus).
+    Batches,
+    /// Answered with [`BatchStatus`](super::BatchStatus).
+    BatchWatch(super::BatchWatch),
+    /// Answered with [`BatchStatus`](super::BatchStatus).
+    BatchCancel(super::BatchCancel),
+    /// Answered with [`BatchStatus`](super::BatchStatus).
+    BatchLimit(super::BatchLimit),
 }
 
 /// What is moved.
@@ -177,8 +188,8 @@ pub struct Migrate {
     pub subject: Subject,
     /// Name of the target host, as in the configuration's list of peers.
     pub to: String,
-    /// QMP socket, on the target host, of the QEMU that waits with `-incoming defer`. Needed
-    /// exactly when a VM is moved.
+    /// QMP socket, on the target host, of the QEMU that waits with `-incoming defer`. Needed when a
+    /// VM is moved and `prepare` was not told; images have none.
     #[serde(default)]
     pub target_qmp: Option<PathBuf>,
     /// The migration that `prepare` made; found by its images when absent.
@@ -245,6 +256,9 @@ pub struct Prepare {
     /// Names at the target by image name or device id here.
     #[serde(default)]
     pub names: BTreeMap<String, String>,
+    /// QMP socket that the waiting QEMU at the target will have, so that `migrate` need not be told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target_qmp: Option<PathBuf>,
 }
 
 /// Asks how migrations are going.

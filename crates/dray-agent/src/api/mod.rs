@@ -9,6 +9,7 @@
 //! Nothing here knows how a migration works.
 
 pub mod backup;
+pub mod batch;
 pub mod client;
 pub mod command;
 pub mod error;
@@ -22,6 +23,7 @@ pub mod text;
 pub mod tuning;
 
 pub use backup::*;
+pub use batch::*;
 pub use client::{Call, Client, Reply};
 pub use command::*;
 pub use error::{ApiError, ErrorKind};
@@ -131,6 +133,32 @@ pub trait AgentApi: Send + Sync + 'static {
     /// Has a target read images from backups. Dropped when its client hangs up.
     fn seed(&self, command: Seed, events: Events)
     -> impl Future<Output = ApiResult<Seeded>> + Send;
+
+    /// Makes a batch of migrations durable and goes on with it in the background.
+    fn batch(&self, command: Batch) -> impl Future<Output = ApiResult<BatchStatus>> + Send;
+
+    /// Every batch that the agent knows, the newest first.
+    fn batches(&self) -> impl Future<Output = ApiResult<Vec<BatchStatus>>> + Send;
+
+    /// Follows a batch to its end, sending at least one event a second. That some of it failed is no
+    /// error: the answer says which.
+    fn batch_watch(
+        &self,
+        command: BatchWatch,
+        events: Events,
+    ) -> impl Future<Output = ApiResult<BatchStatus>> + Send;
+
+    /// Begins nothing more of a batch and cancels what is before its handover.
+    fn batch_cancel(
+        &self,
+        command: BatchCancel,
+    ) -> impl Future<Output = ApiResult<BatchStatus>> + Send;
+
+    /// Changes what a batch may send.
+    fn batch_limit(
+        &self,
+        command: BatchLimit,
+    ) -> impl Future<Output = ApiResult<BatchStatus>> + Send;
 
     /// The generations of an image, as this host knows them.
     fn lineage(&self, command: Lineage) -> impl Future<Output = ApiResult<LineageStatus>> + Send;

@@ -25,6 +25,8 @@ pub enum Event {
     Seeding(super::SeedProgress),
     /// How far a backup, a restore or a check is; about once a second.
     Backup(super::BackupProgress),
+    /// How far a batch is; about once a second, and whenever one of its migrations begins or ends.
+    Batch(Box<super::BatchStatus>),
 }
 
 /// A migration exists: its intent is durable.

@@ -1,6 +1,6 @@
 //! Results: what the commands answer when they succeed.
 
-use super::command::{Order, Strategy};
+use super::command::{Order, Strategy, Subject};
 use super::error::ApiError;
 use super::plan::Predicted;
 use super::progress::Progress;
@@ -264,6 +264,9 @@ pub struct MigrationStatus {
     pub summary: Option<Summary>,
     /// Why it failed, or what it waits for.
     pub error: Option<ApiError>,
+    /// What is moved, where it begins at this host: as `migrate` takes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subject: Option<Subject>,
 }
 
 /// One export that `prepare` made.

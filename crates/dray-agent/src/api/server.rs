@@ -3,7 +3,7 @@
 use super::command::{Command, Request};
 use super::error::{ApiError, ErrorKind};
 use super::progress::Event;
-use super::{API_VERSION, AgentApi, ApiResult, Events, Watch};
+use super::{API_VERSION, AgentApi, ApiResult, BatchRef, BatchWatch, Events, Watch};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::io;
@@ -230,6 +230,19 @@ async fn run<A: AgentApi>(agent: &A, command: Command, events: Events) -> ApiRes
         Command::BackupGc(command) => to_json(agent.backup_gc(command).await?),
         Command::BackupVerify(command) => to_json(agent.backup_verify(command, events).await?),
         Command::Restore(command) => to_json(agent.restore(command, events).await?),
+        Command::Batch(command) => {
+            let detach = command.detach;
+            let begun = agent.batch(command).await?;
+            if detach {
+                return to_json(begun);
+            }
+            let watch = BatchWatch { batch: Some(BatchRef(begun.batch.to_string())) };
+            to_json(agent.batch_watch(watch, events).await?)
+        }
+        Command::Batches => to_json(agent.batches().await?),
+        Command::BatchWatch(command) => to_json(agent.batch_watch(command, events).await?),
+        Command::BatchCancel(command) => to_json(agent.batch_cancel(command).await?),
+        Command::BatchLimit(command) => to_json(agent.batch_limit(command).await?),
     }
 }
 

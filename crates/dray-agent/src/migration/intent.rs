@@ -38,6 +38,9 @@ pub struct SourceVm {
     pub qmp: PathBuf,
     /// Its name.
     pub name: Option<String>,
+    /// QMP socket of the QEMU that will wait at the target, where `prepare` was told.
+    #[serde(default)]
+    pub target_qmp: Option<PathBuf>,
     /// What the target needs to know; set once the migration proper begins.
     pub facts: Option<GuestFacts>,
 }

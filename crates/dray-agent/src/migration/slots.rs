@@ -103,6 +103,7 @@ impl Board {
             progress: shown.progress,
             summary: shown.summary,
             error: shown.error,
+            subject: None,
         }
     }
 }

@@ -3,8 +3,9 @@
 use crate::agent::Agent;
 use crate::api::{
     ApiError, ApiResult, Cancel, Cancelled, ErrorKind, Event, Events, Limit, Limited,
-    MigrationState, MigrationStatus, Role, Status, Summary, Watch, text,
+    MigrationState, MigrationStatus, Role, Status, Subject, Summary, Watch, text,
 };
+use crate::migration::intent::SourceIntent;
 use crate::migration::slots::Board;
 use crate::migration::source::{Input, SourceSlot};
 use dray_engine::SourceEvent;
@@ -57,6 +58,9 @@ impl Agent {
             return Ok(vec![self.pick(command.migration.as_ref())?.status()]);
         }
         let mut all: Vec<_> = self.boards().iter().map(|board| board.status()).collect();
+        for shown in &mut all {
+            shown.subject = self.sources.get(shown.migration).map(|slot| subject(&slot.intent()));
+        }
         all.sort_by_key(|status| std::cmp::Reverse(status.started_unix_ms));
         Ok(all)
     }
@@ -90,7 +94,7 @@ impl Agent {
         }
     }
 
-    pub(super) async fn cancel(&self, command: &Cancel) -> ApiResult<Cancelled> {
+    pub(crate) async fn cancel(&self, command: &Cancel) -> ApiResult<Cancelled> {
         let slot = self.pick_source(command.migration.as_ref())?;
         let migration = slot.board.migration;
         let what = || format!("cannot cancel migration {migration}");
@@ -156,8 +160,18 @@ impl Agent {
     }
 }
 
+/// What a migration moves, in the words in which it is asked for.
+fn subject(intent: &SourceIntent) -> Subject {
+    match &intent.vm {
+        Some(vm) => Subject::Vm { qmp: vm.qmp.clone() },
+        None => Subject::Images {
+            names: intent.images.iter().map(|image| image.name.clone()).collect(),
+        },
+    }
+}
+
 /// How a migration ended, if it has.
-fn outcome(board: &Board) -> Option<ApiResult<Summary>> {
+pub(crate) fn outcome(board: &Board) -> Option<ApiResult<Summary>> {
     let shown = board.read();
     let failed = || {
         shown.error.clone().unwrap_or_else(|| {

@@ -14,13 +14,21 @@ use crate::migration::messages::{GuestFacts, Settings};
 use crate::migration::source::{Input, SourceSlot, unix_ms};
 use crate::vm::picture::{Picture, Place};
 use dray_engine::Strategy;
-use dray_types::MigrationId;
+use dray_types::{BitRate, MigrationId};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Downtime to aim for when the operator names none, in milliseconds: QEMU's own default.
 pub(super) const MAX_DOWNTIME_MS: u64 = 300;
+
+/// How a migration that one command begins with others is begun.
+pub(crate) struct Together<'a> {
+    /// What it may reckon with of the bandwidth that all of them share.
+    pub share: Option<BitRate>,
+    /// Told before it begins: what happens then outlives this process.
+    pub note: &'a (dyn Fn(&SourceSlot) -> ApiResult<()> + Sync),
+}
 
 /// QEMU measures a guest's memory for a second.
 const MEASURE: Duration = Duration::from_secs(3);
@@ -65,35 +73,64 @@ async fn memory(picture: Option<&Picture>) -> u64 {
 impl Agent {
     /// What can be known of the guest and the way; a target that cannot be reached now is told of
     /// later. Only auto, which decides by it, waits until the guest's memory was measured.
-    async fn way(&self, command: &Migrate, picture: Option<&Picture>) -> Way {
+    async fn way(
+        &self,
+        command: &Migrate,
+        picture: Option<&Picture>,
+        share: Option<BitRate>,
+    ) -> Way {
         let Ok(settings) = self.session_settings(&command.to) else { return Way::default() };
         let auto = command.strategy == crate::api::Strategy::Auto;
         let (memory, memory_dirty) = guest_memory(picture, auto).await;
         let rtt = Way::round_trip(&settings.address).await.unwrap_or(0.0);
         let link = links::rate(&self.store.links(), &command.to);
+        let share = share.map(|share| share.bytes_per_second);
+        let link = [link, share].into_iter().flatten().min();
         Way { rtt, memory, memory_dirty, link }
     }
 
-    pub(super) async fn migrate(self: &Arc<Self>, command: Migrate) -> ApiResult<Started> {
-        let what = format!("cannot migrate to {}", command.to);
+    /// What can be said of a command without looking at anything.
+    pub(super) fn check(&self, command: &Migrate) -> ApiResult<()> {
+        let invalid = |why: &str, hint: &str| {
+            let what = format!("cannot migrate to {}", command.to);
+            Err(ApiError::new(ErrorKind::Invalid, what, why).hint(hint))
+        };
         let vm = matches!(command.subject, Subject::Vm { .. });
-        if vm != command.target_qmp.is_some() {
-            let why = if vm {
-                "the QMP socket of the waiting QEMU at the target is needed"
-            } else {
-                "images move without a QEMU at the target"
-            };
-            return Err(ApiError::new(ErrorKind::Invalid, what, why).hint("see --target-qmp"));
+        if !vm && command.target_qmp.is_some() {
+            return invalid("images move without a QEMU at the target", "see --target-qmp");
         }
         command.tuning.check(command.strategy)?;
         if command.deadline_ms.is_some() && command.strategy != crate::api::Strategy::Auto {
-            let why = "only auto chooses blocks by a deadline";
-            return Err(ApiError::new(ErrorKind::Invalid, what, why).hint("use --strategy auto"));
+            return invalid("only auto chooses blocks by a deadline", "use --strategy auto");
         }
+        Ok(())
+    }
+
+    /// Begins a migration, alone or together with others.
+    pub(crate) async fn migrate(
+        self: &Arc<Self>,
+        mut command: Migrate,
+        together: Option<Together<'_>>,
+    ) -> ApiResult<Started> {
+        let what = format!("cannot migrate to {}", command.to);
+        self.check(&command)?;
         let (slot, plan, picture) = self.find_or_prepare(&what, &command).await?;
+        let told = slot.intent().vm.and_then(|vm| vm.target_qmp);
+        command.target_qmp = command.target_qmp.or(told);
+        if picture.is_some() && command.target_qmp.is_none() {
+            let why = "the QMP socket of the waiting QEMU at the target is needed";
+            return Err(ApiError::new(ErrorKind::Invalid, what, why)
+                .hint("name it with --target-qmp, here or when you prepare"));
+        }
         take(&what, &slot)?;
-        let begun = self.begin(&what, &slot, &command, &plan, picture.as_ref()).await;
+        let share = together.as_ref().and_then(|together| together.share);
+        let noted = together.map_or(Ok(()), |together| (together.note)(&slot));
+        let begun = match noted {
+            Ok(()) => self.begin(&what, &slot, &command, &plan, picture.as_ref(), share).await,
+            Err(why) => Err(why),
+        };
         if begun.is_err() {
+            slot.pacer.leave();
             slot.board.change(|shown| shown.state = MigrationState::Prepared);
         }
         begun
@@ -107,6 +144,7 @@ impl Agent {
         command: &Migrate,
         plan: &Plan,
         picture: Option<&Picture>,
+        share: Option<BitRate>,
     ) -> ApiResult<Started> {
         let vm = picture.is_some();
         let mut intent = slot.intent();
@@ -115,7 +153,7 @@ impl Agent {
             self.adopt_for(&mut intent, slot, picture, plan, command, qmp.clone()).await?;
         }
         let resident = intent.adopted.is_empty();
-        let way = self.way(command, picture).await;
+        let way = self.way(command, picture, share).await;
         intent.options = Some(Options {
             strategy: strategy(command.strategy),
             order: command.order,
@@ -199,6 +237,7 @@ impl Agent {
             pool: command.pool.clone(),
             prefix: None,
             names: command.names.clone(),
+            target_qmp: None,
         };
         if let Some(slot) = self.prepared(command)? {
             let (_, plan, picture) = self.plan(&prepare).await?;

@@ -3,6 +3,7 @@
 
 mod backfill;
 mod backup;
+mod batch;
 mod claim;
 mod control;
 pub mod images;
@@ -14,11 +15,14 @@ mod record;
 mod seed;
 mod splice;
 
+pub(crate) use control::outcome;
+pub(crate) use migrate::Together;
+
 use crate::agent::Agent;
 use crate::api::{
-    self, AgentApi, AgentInfo, ApiError, ApiResult, Backfilling, Cancelled, Claimed, ErrorKind,
-    Events, ImageStatus, Limited, LineageStatus, MigrationStatus, Prepared, Spliced, Started,
-    Summary, Unstalled,
+    self, AgentApi, AgentInfo, ApiError, ApiResult, Backfilling, BatchStatus, Cancelled, Claimed,
+    ErrorKind, Events, ImageStatus, Limited, LineageStatus, MigrationStatus, Prepared, Spliced,
+    Started, Summary, Unstalled,
 };
 use std::sync::Arc;
 
@@ -46,7 +50,7 @@ impl AgentApi for Operator {
     }
 
     async fn migrate(&self, command: api::Migrate) -> ApiResult<Started> {
-        self.0.migrate(command).await
+        self.0.migrate(command, None).await
     }
 
     async fn prepare(&self, command: api::Prepare) -> ApiResult<Prepared> {
@@ -119,6 +123,30 @@ impl AgentApi for Operator {
 
     async fn backfill(&self, command: api::Backfill) -> ApiResult<Backfilling> {
         self.0.backfill(&command).await
+    }
+
+    async fn batch(&self, command: api::Batch) -> ApiResult<BatchStatus> {
+        self.0.begin_batch(command)
+    }
+
+    async fn batches(&self) -> ApiResult<Vec<BatchStatus>> {
+        Ok(self.0.list_batches())
+    }
+
+    async fn batch_watch(
+        &self,
+        command: api::BatchWatch,
+        events: Events,
+    ) -> ApiResult<BatchStatus> {
+        self.0.watch_batch(&command, &events).await
+    }
+
+    async fn batch_cancel(&self, command: api::BatchCancel) -> ApiResult<BatchStatus> {
+        self.0.cancel_batch(&command).await
+    }
+
+    async fn batch_limit(&self, command: api::BatchLimit) -> ApiResult<BatchStatus> {
+        self.0.limit_batch(&command)
     }
 
     async fn lineage(&self, command: api::Lineage) -> ApiResult<LineageStatus> {

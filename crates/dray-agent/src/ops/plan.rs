@@ -21,7 +21,7 @@ const SHOWN: [Strategy; 5] =
     [Strategy::PreCopy, Strategy::PostCopy, Strategy::Hybrid, Strategy::Mirror, Strategy::Auto];
 
 impl Agent {
-    pub(super) async fn predict(self: &Arc<Self>, command: Plan) -> ApiResult<Planned> {
+    pub(crate) async fn predict(self: &Arc<Self>, command: Plan) -> ApiResult<Planned> {
         let what = format!("cannot plan a migration to {}", command.to);
         let prepare = Prepare {
             subject: command.subject.clone(),
@@ -29,6 +29,7 @@ impl Agent {
             pool: None,
             prefix: None,
             names: BTreeMap::new(),
+            target_qmp: None,
         };
         let (intent, _, picture) = self.plan(&prepare).await?;
         let settings = self.session_settings(&command.to)?;

@@ -147,7 +147,8 @@ impl Agent {
                     plan.disks.push(found);
                 }
                 let name = picture.name.clone();
-                (Some(SourceVm { qmp: qmp.clone(), name, facts: None }), Some(picture))
+                let target_qmp = command.target_qmp.clone();
+                (Some(SourceVm { qmp: qmp.clone(), name, target_qmp, facts: None }), Some(picture))
             }
         };
         check_names(&plan)?;

@@ -26,7 +26,14 @@ impl Agent {
         events: &Events,
     ) -> ApiResult<Seeded> {
         let Seed { subject, to, pool, prefix, names } = command;
-        let prepare = Prepare { subject, to: to.clone(), pool: pool.clone(), prefix, names };
+        let prepare = Prepare {
+            subject,
+            to: to.clone(),
+            pool: pool.clone(),
+            prefix,
+            names,
+            target_qmp: None,
+        };
         let (intent, _, _) = self.plan(&prepare).await?;
         let (names, images) = self.seedable(&intent);
         if images.is_empty() {

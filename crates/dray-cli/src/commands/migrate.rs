@@ -1,6 +1,7 @@
 //! `dray migrate`.
 
-use super::subject::MoveArgs;
+use super::several::SeveralArgs;
+use super::subject::SubjectArgs;
 use super::tuning::TuningArgs;
 use super::{pair, path_at_target};
 use crate::output::Output;
@@ -9,8 +10,8 @@ use crate::show::status::short;
 use clap::ValueEnum;
 use dray_agent::api::text::MigrationRef;
 use dray_agent::api::{
-    ApiError, ApiResult, Client, Command, ErrorKind, Migrate, Order, ReleaseAtEnd, Seed, Started,
-    Strategy,
+    ApiResult, Batch, BatchStatus, Client, Command, Migrate, Order, ReleaseAtEnd, Seed, Started,
+    Strategy, Subject,
 };
 use dray_types::BitRate;
 use std::path::PathBuf;
@@ -26,6 +27,11 @@ Examples:
         --bandwidth 500Mbit --verify
   Move an image that no VM uses:
     dray migrate --image data --to hostb
+  Move several VMs, two at a time, with 800 Mbit/s for all of them together:
+    dray migrate --vm /run/vm1.qmp=/run/vm1-incoming.qmp --vm /run/vm2.qmp=/run/vm2-incoming.qmp \\
+        --to hostb --bandwidth 800Mbit
+  Move everything that `dray prepare` has prepared for a host:
+    dray migrate --all --to hostb --jobs 4
 
 Ctrl-C stops the display, not the migration: `dray watch` shows it again, `dray cancel`
 stops it. Once the handover has begun a migration cannot be cancelled.";
@@ -35,12 +41,16 @@ stops it. Once the handover has begun a migration cannot be cancelled.";
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     #[command(flatten)]
-    what: MoveArgs,
+    what: WhatArgs,
+    /// The target: a peer's name from the configuration
+    #[arg(long, value_name = "HOST")]
+    to: String,
     /// QMP socket, on the target, of the QEMU that waits for the VM
-    #[arg(long, value_name = "SOCKET", value_parser = path_at_target, conflicts_with = "images")]
+    #[arg(long, value_name = "SOCKET", value_parser = path_at_target,
+        conflicts_with_all = ["images", "vms", "all"])]
     target_qmp: Option<PathBuf>,
     /// Use what this `dray prepare` made, when it is not the only one
-    #[arg(long, value_name = "MIGRATION", conflicts_with_all = ["pool", "names"])]
+    #[arg(long, value_name = "MIGRATION", conflicts_with_all = ["pool", "names", "vms", "all", "each"])]
     prepared: Option<String>,
     /// Pool at the target, when nothing was prepared
     #[arg(long)]
@@ -59,7 +69,7 @@ pub struct Args {
     no_backups: bool,
     #[command(flatten)]
     tuning: TuningArgs,
-    /// Send no faster than this: 500Mbit, 100MiB/s
+    /// Send no faster than this, all migrations of the command together: 500Mbit, 100MiB/s
     #[arg(long, value_name = "RATE")]
     bandwidth: Option<BitRate>,
     /// Longest stop of the guest to aim for, in milliseconds or as 300ms, 1.5s
@@ -86,6 +96,21 @@ pub struct Args {
     /// Whether QEMU gets the disks back at the end; as-before: if it had them before
     #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
     release: ReleaseArg,
+    // Last: its heading is that of what follows.
+    #[command(flatten)]
+    several: SeveralArgs,
+}
+
+/// What is moved.
+#[derive(clap::Args, Debug)]
+#[group(id = "what", required = true, multiple = true, args = ["qmp", "images", "vms", "all"])]
+struct WhatArgs {
+    /// QMP socket of the running VM on this host
+    #[arg(long, value_name = "SOCKET", conflicts_with_all = ["images", "vms"])]
+    qmp: Option<PathBuf>,
+    /// Images by name, when something else moves whoever uses them (repeat for several)
+    #[arg(long = "image", value_name = "NAME")]
+    images: Vec<String>,
 }
 
 /// The strategies as they are typed.
@@ -144,18 +169,12 @@ pub fn duration(text: &str) -> Result<Duration, String> {
 }
 
 impl Args {
+    /// One migration of what was named; of several, what they have in common.
     fn resolve(self) -> ApiResult<Migrate> {
-        if self.what.subject.qmp.is_some() && self.target_qmp.is_none() {
-            let error = ApiError::new(
-                ErrorKind::Invalid,
-                "cannot move a VM",
-                "--target-qmp is missing: the QEMU that waits for it at the target",
-            );
-            return Err(error.hint("`dray prepare` prints how to start it"));
-        }
+        let WhatArgs { qmp, images } = self.what;
         Ok(Migrate {
-            subject: self.what.subject.resolve()?,
-            to: self.what.to,
+            subject: SubjectArgs { qmp, images }.resolve()?,
+            to: self.to,
             target_qmp: self.target_qmp,
             prepared: self.prepared.map(MigrationRef),
             pool: self.pool,
@@ -192,18 +211,25 @@ impl Args {
 }
 
 /// Does it.
-pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
+pub async fn run(mut args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     let backups = !args.no_backups;
+    if args.several.wanted() {
+        let several = std::mem::take(&mut args.several);
+        let images = std::mem::take(&mut args.what.images);
+        let batch = several.batch(images, args.resolve()?, client).await?;
+        for one in batch.moves.iter().filter(|_| backups) {
+            // What a VM begins with is seen to when it is prepared.
+            if one.prepared.is_none() && matches!(one.subject, Subject::Images { .. }) {
+                super::seed::first(seed(one), client, output).await;
+            }
+        }
+        return begin(batch, client, output).await;
+    }
+    args.several.refuse_leftovers()?;
     let command = args.resolve()?;
-    if backups && command.target_qmp.is_none() && command.prepared.is_none() {
-        let seed = Seed {
-            subject: command.subject.clone(),
-            to: command.to.clone(),
-            pool: command.pool.clone(),
-            prefix: None,
-            names: command.names.clone(),
-        };
-        super::seed::first(seed, client, output).await;
+    let images = matches!(command.subject, Subject::Images { .. });
+    if backups && images && command.prepared.is_none() {
+        super::seed::first(seed(&command), client, output).await;
     }
     if !command.detach {
         return progress::follow(client, Command::Migrate(command), output).await;
@@ -212,6 +238,30 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
     output.result(&started, |started, _| {
         let id = short(started.migration);
         format!("migration {} has started\n`dray watch {id}` shows it\n", started.migration)
+    });
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What of a migration the target could take from its backups.
+fn seed(command: &Migrate) -> Seed {
+    Seed {
+        subject: command.subject.clone(),
+        to: command.to.clone(),
+        pool: command.pool.clone(),
+        prefix: None,
+        names: command.names.clone(),
+    }
+}
+
+/// Begins several.
+async fn begin(batch: Batch, client: &Client, output: &Output) -> ApiResult<ExitCode> {
+    if !batch.detach {
+        return progress::batch::follow(client, Command::Batch(batch), output).await;
+    }
+    let begun: BatchStatus = client.call(Command::Batch(batch)).await?;
+    output.result(&begun, |begun, _| {
+        let (id, count) = (crate::show::batch::short(begun), begun.moves.len());
+        format!("batch {} of {count} has begun\n`dray batch watch {id}` shows it\n", begun.batch)
     });
     Ok(ExitCode::SUCCESS)
 }

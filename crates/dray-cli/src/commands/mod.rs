@@ -5,6 +5,7 @@ pub mod agent;
 pub mod backfill;
 pub mod backup;
 pub mod backups;
+pub mod batch;
 pub mod cancel;
 pub mod check_config;
 pub mod claim;
@@ -23,6 +24,7 @@ pub mod resize;
 pub mod restore;
 pub mod resume;
 pub mod seed;
+mod several;
 pub mod sim;
 pub mod status;
 pub mod subject;
@@ -71,6 +73,7 @@ async fn ask(command: Command, client: &Client, output: &Output) -> ApiResult<Ex
         Command::Cancel(args) => cancel::run(args, client, output).await,
         Command::Resume(args) => resume::run(args, client, output).await,
         Command::Limit(args) => limit::run(args, client, output).await,
+        Command::Batch(args) => batch::run(args, client, output).await,
         Command::Backfill(args) => backfill::run(args, client, output).await,
         Command::Images(args) => images::run(args, client, output).await,
         Command::Lineage(args) => lineage::run(args, client, output).await,

@@ -1,10 +1,11 @@
 //! `dray prepare`.
 
-use super::pair;
 use super::subject::MoveArgs;
+use super::{pair, path_at_target};
 use crate::output::Output;
 use crate::show::prepared::qemu_arguments;
 use dray_agent::api::{ApiResult, Client, Command, Prepare, Prepared, Seed};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
@@ -34,6 +35,9 @@ pub struct Args {
     /// Send everything, whatever backups the target could begin with
     #[arg(long)]
     no_backups: bool,
+    /// QMP socket that the QEMU which waits at the target will have: `dray migrate` then knows it
+    #[arg(long, value_name = "SOCKET", value_parser = path_at_target, conflicts_with = "images")]
+    target_qmp: Option<PathBuf>,
 }
 
 /// Does it.
@@ -44,9 +48,10 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
         pool: args.pool,
         prefix: args.prefix,
         names: args.names.into_iter().collect(),
+        target_qmp: args.target_qmp,
     };
     if !args.no_backups {
-        let Prepare { subject, to, pool, prefix, names } = command.clone();
+        let Prepare { subject, to, pool, prefix, names, .. } = command.clone();
         super::seed::first(Seed { subject, to, pool, prefix, names }, client, output).await;
     }
     let prepared: Prepared = client.call(Command::Prepare(command)).await?;

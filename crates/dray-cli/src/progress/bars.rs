@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 /// Images with a bar of their own; a VM with more disks shows the total only.
 const MAX_BARS: usize = 6;
 /// How often the spinner turns.
-const TICK: Duration = Duration::from_millis(120);
+pub(super) const TICK: Duration = Duration::from_millis(120);
 /// Width of the column of phase and image names.
 const NAME_WIDTH: usize = 10;
 
@@ -30,7 +30,7 @@ pub struct Bars {
 }
 
 /// A style from a template that is part of this file; a wrong one shows as a plain bar.
-fn look(template: &str) -> ProgressStyle {
+pub(super) fn look(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template)
         .unwrap_or_else(|_| ProgressStyle::default_bar())
         .progress_chars("━╸─")
@@ -131,7 +131,7 @@ impl Display for Bars {
             }
             Event::Progress(progress) => self.show(progress),
             Event::Notice { text } => self.above(&self.style.warn(&format!("! {text}"))),
-            Event::Accesses(_) | Event::Seeding(_) | Event::Backup(_) => {}
+            Event::Accesses(_) | Event::Seeding(_) | Event::Backup(_) | Event::Batch(_) => {}
         }
     }
 

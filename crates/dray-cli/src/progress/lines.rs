@@ -63,8 +63,8 @@ impl Display for Lines {
                 }
             }
             Event::Notice { text } => self.output.note(text),
-            // Those of a recording, which is not followed here.
-            Event::Accesses(_) | Event::Seeding(_) | Event::Backup(_) => {}
+            // Those of other commands, which are not followed here.
+            Event::Accesses(_) | Event::Seeding(_) | Event::Backup(_) | Event::Batch(_) => {}
         }
     }
 

@@ -5,6 +5,7 @@
 
 pub mod backup;
 mod bars;
+pub mod batch;
 mod json;
 mod lines;
 pub mod words;
@@ -92,7 +93,8 @@ async fn listen(
                     Event::Notice { .. }
                     | Event::Accesses(_)
                     | Event::Seeding(_)
-                    | Event::Backup(_) => {}
+                    | Event::Backup(_)
+                    | Event::Batch(_) => {}
                 }
                 display.event(&event);
             }

@@ -1,6 +1,7 @@
 //! How results look on a terminal. Pure: values in, text out.
 
 pub mod backup;
+pub mod batch;
 pub mod images;
 pub mod lineage;
 pub mod planned;

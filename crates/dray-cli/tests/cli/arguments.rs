@@ -25,6 +25,11 @@ fn wrong_arguments_are_refused_here() {
     refused(&relative, "must be absolute");
     refused(&["migrate", "--image", "a", "--to", "b", "--name", "a"], "HERE=THERE");
     refused(&["migrate", "--image", "a", "--to", "b", "--target-qmp", "/t"], "cannot be used");
+    let several = ["migrate", "--all", "--vm", "/q", "--to", "b"];
+    refused(&several, "cannot be used");
+    refused(&["migrate", "--vm", "/q=t", "--to", "b"], "must be absolute");
+    refused(&["migrate", "--qmp", "/q", "--each", "--to", "b"], "cannot be used");
+    refused(&["migrate", "--all", "--to", "b", "--jobs", "0"], "--jobs");
     refused(&["limit"], "<RATE>");
     refused(&["limit", "0Mbit"], "or none");
     refused(&["resize", "a", "huge"], "2GiB");
@@ -32,14 +37,4 @@ fn wrong_arguments_are_refused_here() {
     refused(&["images", "add", "a", "/p", "--growable", "--fixed"], "cannot be used");
     refused(&["status", "-q", "-v"], "cannot be used");
     refused(&["completions", "cobol"], "possible values");
-}
-
-#[test]
-fn a_vm_needs_a_qemu_that_waits_for_it() {
-    let fake = Fake::start();
-    let ran = fake.run(&["migrate", "--qmp", "/q", "--to", "b"]);
-    assert_eq!(ran.code, 4);
-    assert!(ran.err.starts_with("dray: cannot move a VM: --target-qmp is missing"), "{}", ran.err);
-    assert!(ran.err.contains("\nhint: `dray prepare`"), "{}", ran.err);
-    assert!(fake.seen().is_empty());
 }

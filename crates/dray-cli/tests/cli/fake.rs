@@ -1,7 +1,7 @@
 //! An agent that answers every command with a canned result and remembers what it was asked.
 
 use dray_agent::api::*;
-use dray_types::{ByteSize, Epoch, GenerationId, ImageId, MigrationId};
+use dray_types::{BatchId, BitRate, ByteSize, Epoch, GenerationId, ImageId, MigrationId};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -239,7 +239,60 @@ pub fn running() -> MigrationStatus {
         progress: progress(),
         summary: None,
         error: None,
+        subject: None,
     }
+}
+
+/// The same VM and two images in one batch: one is over, one runs, one waits.
+pub fn batch() -> BatchStatus {
+    let one = |name: &str, state, predicted_seconds| MoveStatus {
+        name: name.into(),
+        subject: Subject::Images { names: vec![name.into()] },
+        to: "hostb".into(),
+        state,
+        migration: None,
+        predicted_seconds,
+        progress: None,
+        summary: None,
+        error: None,
+    };
+    let vm = Subject::Vm { qmp: "/run/vm1.qmp".into() };
+    let (waiting, running) = (MoveState::Waiting, MoveState::Running);
+    BatchStatus {
+        batch: BatchId(0x7b00_0000_0000_0000_0000_0000_0000_0002),
+        from: "hosta".into(),
+        started_unix_ms: 1_795_000_000_000,
+        elapsed_seconds: 12.3,
+        over: false,
+        jobs: 2,
+        budget: Some(BitRate { bytes_per_second: 125_000_000 }),
+        rate: 118 << 20,
+        moves: vec![
+            MoveStatus {
+                subject: vm,
+                migration: Some(ID),
+                progress: Some(progress()),
+                ..one("vm1", running, Some(26.1))
+            },
+            one("archive", waiting, Some(188.0)),
+            one("data", waiting, None),
+        ],
+    }
+}
+
+/// How that batch ends.
+pub fn batch_ended() -> BatchStatus {
+    let mut ended = batch();
+    (ended.over, ended.elapsed_seconds, ended.rate) = (true, 61.4, 0);
+    let [vm, archive, data] = &mut ended.moves[..] else { unreachable!() };
+    (vm.state, vm.progress, vm.summary) = (MoveState::Completed, None, Some(summary()));
+    let full = "pool 'images' has 2 GiB free and the images need 20 GiB";
+    let full = ApiError::new(ErrorKind::NoSpace, "cannot prepare on hostb", full);
+    let full = full.hint("free space or choose another pool");
+    (archive.state, archive.error) = (MoveState::Failed, Some(full));
+    let cancelled = ApiError::new(ErrorKind::Cancelled, "the batch was cancelled", "by a test");
+    (data.state, data.error) = (MoveState::Cancelled, Some(cancelled));
+    ended
 }
 
 struct Agent {
@@ -339,7 +392,12 @@ impl AgentApi for Agent {
             ApiError::new(ErrorKind::NoSpace, "cannot write vm1-root", "no space left on device")
                 .hint("make room in pool fast, then `dray resume`"),
         );
-        let all = [running(), failed];
+        let mut prepared = running();
+        prepared.migration = MigrationId(0x5100_0000_0000_0000_0000_0000_0000_0001);
+        (prepared.state, prepared.vm) = (MigrationState::Prepared, Some("vm5".into()));
+        prepared.progress = Progress::new(prepared.migration, Strategy::Hybrid);
+        prepared.subject = Some(Subject::Vm { qmp: "/run/vm5.qmp".into() });
+        let all = [running(), failed, prepared];
         let Some(named) = command.migration else { return Ok(all.to_vec()) };
         let id = named.resolve(all.iter().map(|one| one.migration))?;
         Ok(all.into_iter().filter(|one| one.migration == id).collect())
@@ -482,6 +540,39 @@ impl AgentApi for Agent {
         };
         let paused = command.action == BackfillAction::Pause;
         Ok(Backfilling { migration: ID, paused, bandwidth, bytes_missing: 48 << 20 })
+    }
+
+    async fn batch(&self, command: Batch) -> ApiResult<BatchStatus> {
+        self.saw("batch", &command);
+        Ok(batch())
+    }
+
+    async fn batches(&self) -> ApiResult<Vec<BatchStatus>> {
+        self.saw("batches", &());
+        Ok(vec![batch(), batch_ended()])
+    }
+
+    async fn batch_watch(&self, command: BatchWatch, events: Events) -> ApiResult<BatchStatus> {
+        // A batch that is begun is watched, which is no request of its own.
+        let named = command.batch.as_ref().map_or_else(String::new, |named| named.0.clone());
+        if named != batch().batch.to_string() {
+            self.saw("batch-watch", &command);
+        }
+        let _ = events.send(Event::Batch(Box::new(batch()))).await;
+        if named == "endless" {
+            std::future::pending::<()>().await;
+        }
+        Ok(batch_ended())
+    }
+
+    async fn batch_cancel(&self, command: BatchCancel) -> ApiResult<BatchStatus> {
+        self.saw("batch-cancel", &command);
+        Ok(batch_ended())
+    }
+
+    async fn batch_limit(&self, command: BatchLimit) -> ApiResult<BatchStatus> {
+        self.saw("batch-limit", &command);
+        Ok(BatchStatus { budget: command.budget, ..batch() })
     }
 
     async fn lineage(&self, command: Lineage) -> ApiResult<LineageStatus> {

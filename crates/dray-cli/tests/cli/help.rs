@@ -3,7 +3,7 @@
 use crate::fake::{dray, finish};
 use crate::golden;
 
-const COMMANDS: [&str; 27] = [
+const COMMANDS: [&str; 28] = [
     "agent",
     "check-config",
     "prepare",
@@ -15,6 +15,7 @@ const COMMANDS: [&str; 27] = [
     "resume",
     "seed",
     "limit",
+    "batch",
     "backfill",
     "images",
     "lineage",
@@ -60,6 +61,10 @@ fn help_of_every_command() {
         ("trace", "analyse"),
         ("trace", "generate"),
         ("trace", "record"),
+        ("batch", "list"),
+        ("batch", "watch"),
+        ("batch", "cancel"),
+        ("batch", "limit"),
         ("backfill", "start"),
         ("backfill", "pause"),
         ("backfill", "rate"),

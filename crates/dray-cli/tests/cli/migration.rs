@@ -1,6 +1,6 @@
 //! A migration from the operator's chair: progress, summary, Ctrl-C.
 
-use crate::fake::{Fake, ID, finish, summary};
+use crate::fake::{Fake, ID, batch_ended, finish, summary};
 use crate::golden;
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
@@ -62,28 +62,53 @@ fn resume_follows_what_it_took_up() {
 }
 
 #[test]
+fn a_batch_ends_in_a_table_and_a_code_of_its_own() {
+    let fake = Fake::start();
+    let ran = fake.run(&["batch", "watch"]);
+    assert_eq!(ran.code, 16);
+    golden::check("batch-lines", &ran.err);
+    golden::check("batch-ended", &ran.out);
+    let ran = fake.run(&["--json", "batch", "watch"]);
+    assert_eq!(ran.code, 16);
+    let lines: Vec<Value> = ran.out.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    assert_eq!((&lines[0]["event"], &lines[0]["over"]), (&"batch".into(), &false.into()));
+    let wanted = serde_json::to_value(batch_ended()).unwrap();
+    assert_eq!(lines[1..], [wanted]);
+}
+
+#[test]
+fn ctrl_c_leaves_a_batch_to_the_agent() {
+    let fake = Fake::start();
+    let words = interrupted(&fake, &["batch", "watch", "endless"], "over");
+    assert_eq!(words[0], "dray: stopped watching; batch 7b000000 goes on");
+    let hint =
+        "hint: `dray batch watch 7b000000` shows it again, `dray batch cancel 7b000000` stops it";
+    assert_eq!(words[1], hint);
+}
+
+#[test]
 fn ctrl_c_stops_watching_and_says_so() {
     let fake = Fake::start();
-    let mut child = fake
-        .command(&["watch", "endless"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    // The first progress line shows that it is watching.
-    let mut notes = BufReader::new(child.stderr.take().unwrap());
-    let mut first = String::new();
-    notes.read_line(&mut first).unwrap();
-    assert!(first.contains("copy"), "{first}");
+    let words = interrupted(&fake, &["watch", "endless"], "copy");
+    assert_eq!(words[0], "dray: stopped watching; migration 4f1c0000 goes on");
+    let hint = "hint: `dray watch 4f1c0000` shows it again, `dray cancel 4f1c0000` stops it";
+    assert_eq!(words[1], hint);
+}
+
+/// Presses Ctrl-C once a line with `word` was shown; what is said from then on.
+fn interrupted(fake: &Fake, args: &[&str], word: &str) -> Vec<String> {
+    let mut child =
+        fake.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // Progress shows that it is watching.
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    assert!(lines.by_ref().any(|line| line.unwrap().contains(word)), "{args:?}");
     let interrupt = format!("kill -INT {}", child.id());
     assert!(std::process::Command::new("sh").args(["-c", &interrupt]).status().unwrap().success());
-    let rest: Vec<String> = notes.lines().map(Result::unwrap).collect();
-    assert_eq!(rest[0], "dray: stopped watching; migration 4f1c0000 goes on");
-    assert_eq!(
-        rest[1],
-        "hint: `dray watch 4f1c0000` shows it again, `dray cancel 4f1c0000` stops it"
-    );
+    let rest: Vec<String> = lines.map(Result::unwrap).collect();
     let ran = finish(child.wait_with_output().unwrap());
     assert_eq!(ran.code, 130);
     assert!(ran.out.is_empty());
+    // A line of progress may have been on its way.
+    let said = rest.iter().position(|line| line.starts_with("dray: ")).unwrap();
+    rest[said..].to_vec()
 }

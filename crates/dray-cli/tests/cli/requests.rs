@@ -86,6 +86,60 @@ fn backups_are_asked_for_first_unless_something_is_prepared_or_nobody_wants_them
 }
 
 #[test]
+fn a_batch_is_watched_by_its_id() {
+    let fake = Fake::start();
+    assert_eq!(fake.run(&["batch", "watch", "7b"]).code, 16);
+    assert_eq!(fake.seen(), [json!({ "batch-watch": { "batch": "7b" } })]);
+}
+
+/// What one migration of a batch of images and VMs looks like.
+fn moved(subject: &Value, more: &Value) -> Value {
+    let mut wanted = json!({
+        "subject": subject, "to": "hostb", "target_qmp": null, "prepared": null, "pool": null,
+        "names": {}, "strategy": "pre-copy", "order": "workload-aware", "bandwidth": null,
+        "max_downtime_ms": null, "verify": true, "detach": false, "drop_bitmaps": false,
+        "remove_replica": false, "release": "as-before",
+    });
+    for (field, value) in more.as_object().unwrap() {
+        wanted[field] = value.clone();
+    }
+    wanted
+}
+
+#[test]
+fn several_at_once() {
+    let args = "migrate --vm /q1=/t1 --vm /q2 --each --image a --image b --to hostb --jobs 3 \
+                --in-order --bandwidth 8Mbit --strategy pre-copy --verify --no-backups";
+    let vm = |qmp| json!({ "vm": { "qmp": qmp } });
+    let image = |name| json!({ "images": { "names": [name] } });
+    let wanted = json!({ "batch": {
+        "moves": [
+            moved(&vm("/q1"), &json!({ "target_qmp": "/t1" })),
+            moved(&vm("/q2"), &json!({})),
+            moved(&image("a"), &json!({})),
+            moved(&image("b"), &json!({})),
+        ],
+        "jobs": 3, "budget": { "bytes_per_second": 1_000_000 }, "in_order": true, "detach": false,
+    }});
+    let fake = Fake::start();
+    let ran = fake.run(&args.split_whitespace().collect::<Vec<_>>());
+    // Of the canned batch not all came through.
+    assert_eq!(ran.code, 16, "{}", ran.err);
+    assert_eq!(fake.seen(), [wanted]);
+}
+
+#[test]
+fn all_is_what_is_prepared_for_the_host() {
+    let fake = Fake::start();
+    let ran =
+        fake.run(&["migrate", "--all", "--to", "hostb", "--strategy", "pre-copy", "--verify"]);
+    assert_eq!(ran.code, 16, "{}", ran.err);
+    let prepared = json!({ "prepared": "51000000000000000000000000000001" });
+    let wanted = moved(&json!({ "vm": { "qmp": "/run/vm5.qmp" } }), &prepared);
+    assert_eq!(fake.seen().last().unwrap()["batch"]["moves"], json!([wanted]));
+}
+
+#[test]
 fn the_other_commands() {
     let here = std::env::current_dir().unwrap();
     let cases = [
@@ -167,6 +221,11 @@ fn the_other_commands() {
             "backfill rate 8Mbit",
             json!({ "backfill": { "action": { "rate": { "bytes_per_second": 1_000_000 } },
                 "which": null, "qmp": null } }),
+        ),
+        ("batch cancel", json!({ "batch-cancel": { "batch": null } })),
+        (
+            "batch limit 8Mbit",
+            json!({ "batch-limit": { "batch": null, "budget": { "bytes_per_second": 1_000_000 } } }),
         ),
         ("unstall a --fail", json!({ "unstall": { "image": "a", "fail": true } })),
     ];

@@ -47,6 +47,10 @@ fn results_for_people() {
         ("backfill-start", "backfill start"),
         ("backfill-pause", "backfill pause vm1-root"),
         ("backfill-rate", "backfill rate 200Mbit --qmp /q"),
+        ("batch", "batch"),
+        ("batch-cancel", "batch cancel"),
+        ("batch-limit", "batch limit none 7b"),
+        ("batch-detached", "migrate --each --image a --to hostb --detach"),
         ("unstall", "unstall a"),
         ("unstall-fail", "unstall a --fail"),
     ];

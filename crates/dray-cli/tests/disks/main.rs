@@ -14,6 +14,7 @@
 //! * [`seeds`]: images that begin with a backup at the target.
 //! * [`refusals`]: what cannot be done. [`versions`]: hosts with other software.
 //! * [`auto`]: the agent chooses, and says before what it will take.
+//! * [`batch`]: several migrations with one command and one budget.
 //! * [`deferred`]: the target fetches when its operator says so.
 //! * [`devices`]: onto block devices and away from them.
 //! * [`backups`]: backups under writing clients, and what is restored of them.
@@ -23,6 +24,7 @@
 
 mod auto;
 mod backups;
+mod batch;
 mod case;
 mod deferred;
 mod devices;

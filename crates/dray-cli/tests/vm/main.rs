@@ -8,5 +8,6 @@ mod hand_back;
 mod home;
 mod input;
 mod restart;
+mod several;
 mod stage;
 mod strategies;

@@ -325,6 +325,7 @@ pub fn qmp(path: &Path, command: &str) -> Value {
     ask(command)
 }
 
-fn quit(path: &Path) {
+/// Tells a QEMU to quit, as whoever manages it does.
+pub fn quit(path: &Path) {
     qmp(path, "{\"execute\":\"quit\"}");
 }

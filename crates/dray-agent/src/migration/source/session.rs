@@ -327,7 +327,9 @@ impl SourceLoop {
     fn note_link(&self) {
         let intent = self.slot.intent();
         let limited = intent.options.is_some_and(|options| {
-            options.bandwidth.is_some() || options.tuning.max_added_latency_ms.is_some()
+            self.slot.pacer.is_shared()
+                || options.bandwidth.is_some()
+                || options.tuning.max_added_latency_ms.is_some()
         });
         crate::links::note(&self.parts.links, &intent.peer, self.report.steady_rate(), limited);
     }

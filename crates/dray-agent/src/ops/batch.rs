@@ -1,0 +1,114 @@
+//! `dray migrate` of several, and `dray batch`: what is asked of batches.
+
+use super::images::random_id;
+use super::io_error;
+use crate::agent::Agent;
+use crate::api::{
+    ApiError, ApiResult, Batch, BatchCancel, BatchLimit, BatchStatus, BatchWatch, ErrorKind, Event,
+    Events, MAX_MOVES, Migrate, Subject,
+};
+use crate::batch::record::{BatchRecord, MoveRecord};
+use crate::migration::source::unix_ms;
+use dray_types::BatchId;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A watcher hears at least this often.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+
+const WHAT: &str = "cannot begin the batch";
+
+impl Agent {
+    pub(super) fn begin_batch(self: &Arc<Self>, command: Batch) -> ApiResult<BatchStatus> {
+        let invalid = |why: String| {
+            ApiError::new(ErrorKind::Invalid, WHAT, why).hint("see `dray migrate --help`")
+        };
+        if command.moves.is_empty() || command.moves.len() > MAX_MOVES {
+            let why = format!("it has {} migrations, not 1 to {MAX_MOVES}", command.moves.len());
+            return Err(invalid(why));
+        }
+        if command.jobs == 0 {
+            return Err(invalid("nothing can run when no migration may".to_owned()));
+        }
+        if let Some(twice) = twice(&command.moves) {
+            return Err(invalid(format!("{twice} is in it twice")));
+        }
+        for one in &command.moves {
+            self.session_settings(&one.to)?;
+            self.check(one)?;
+        }
+        let record = BatchRecord {
+            batch: BatchId(random_id()?),
+            started_unix_ms: unix_ms(),
+            ended_unix_ms: None,
+            jobs: command.jobs.min(MAX_MOVES),
+            budget: command.budget,
+            ordered: command.in_order,
+            cancelled: false,
+            moves: command.moves.into_iter().map(MoveRecord::new).collect(),
+        };
+        let run = self.batches.add(&self.store.batches(), record);
+        let run = run.map_err(|why| io_error(WHAT, why))?;
+        run.spawn(self);
+        Ok(run.status(self))
+    }
+
+    pub(super) fn list_batches(&self) -> Vec<BatchStatus> {
+        self.batches.all().iter().map(|run| run.status(self)).collect()
+    }
+
+    pub(super) async fn watch_batch(
+        &self,
+        command: &BatchWatch,
+        events: &Events,
+    ) -> ApiResult<BatchStatus> {
+        let run = self.batches.pick(command.batch.as_ref())?;
+        let mut changes = run.changes();
+        loop {
+            let status = run.status(self);
+            if status.over {
+                return Ok(status);
+            }
+            if events.send(Event::Batch(Box::new(status))).await.is_err() {
+                let why = "the client hung up";
+                return Err(ApiError::new(ErrorKind::Internal, "watch ended", why));
+            }
+            tokio::select! {
+                _ = changes.changed() => {}
+                () = tokio::time::sleep(HEARTBEAT) => {}
+            }
+        }
+    }
+
+    pub(super) async fn cancel_batch(
+        self: &Arc<Self>,
+        command: &BatchCancel,
+    ) -> ApiResult<BatchStatus> {
+        let run = self.batches.pick(command.batch.as_ref())?;
+        if run.status(self).over {
+            let why = "it is over";
+            return Err(ApiError::new(ErrorKind::Conflict, "cannot cancel the batch", why));
+        }
+        let cancelled = run.cancel(self).await;
+        cancelled.map_err(|why| io_error("cannot cancel the batch", why))?;
+        Ok(run.status(self))
+    }
+
+    pub(super) fn limit_batch(&self, command: &BatchLimit) -> ApiResult<BatchStatus> {
+        let run = self.batches.pick(command.batch.as_ref())?;
+        let changed = run.set_budget(command.budget);
+        changed.map_err(|why| io_error("cannot change the budget", why))?;
+        Ok(run.status(self))
+    }
+}
+
+/// What stands in a batch twice: the second would find the first under way.
+fn twice(moves: &[Migrate]) -> Option<String> {
+    let mut seen = BTreeSet::new();
+    let names = moves.iter().flat_map(|one| match &one.subject {
+        Subject::Vm { qmp } => vec![format!("the vm behind {}", qmp.display())],
+        Subject::Images { names } => names.iter().map(|name| format!("image '{name}'")).collect(),
+    });
+    names.into_iter().find(|name| !seen.insert(name.clone()))
+}

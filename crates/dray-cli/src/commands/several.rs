@@ -1,0 +1,139 @@
+//! `dray migrate` of several at once: which, and how many at a time.
+
+use super::{absolute, path_at_target};
+use dray_agent::api::{
+    ApiError, ApiResult, Batch, Client, Command, ErrorKind, JOBS, Migrate, MigrationState,
+    MigrationStatus, Role, Status, Subject,
+};
+use std::path::PathBuf;
+
+/// Which VMs and images, and how.
+#[derive(clap::Args, Debug, Default)]
+#[command(next_help_heading = "Several at once")]
+pub struct SeveralArgs {
+    /// A VM by its QMP socket, and that of the QEMU that waits for it at the target if `prepare`
+    /// was not told (repeat for several)
+    #[arg(long = "vm", value_name = "SOCKET[=THERE]", value_parser = vm)]
+    vms: Vec<Vm>,
+    /// Everything that is prepared for this target
+    #[arg(long, conflicts_with_all = ["vms", "images", "qmp"])]
+    all: bool,
+    /// Each --image is a migration of its own
+    #[arg(long, requires = "images", conflicts_with = "qmp")]
+    each: bool,
+    /// How many at a time [default: 2]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    jobs: Option<u16>,
+    /// As they are given; otherwise the one first that `dray plan` predicts to be shortest
+    #[arg(long)]
+    in_order: bool,
+}
+
+/// A VM as it is typed.
+#[derive(Clone, PartialEq, Debug)]
+struct Vm {
+    qmp: PathBuf,
+    target_qmp: Option<PathBuf>,
+}
+
+fn vm(text: &str) -> Result<Vm, String> {
+    let (here, there) = match text.split_once('=') {
+        Some((here, there)) => (here, Some(path_at_target(there)?)),
+        None => (text, None),
+    };
+    if here.is_empty() {
+        return Err("write it as SOCKET or SOCKET=THERE".to_owned());
+    }
+    Ok(Vm { qmp: here.into(), target_qmp: there })
+}
+
+fn invalid(why: &str, hint: &str) -> ApiError {
+    ApiError::new(ErrorKind::Invalid, "cannot tell what to move", why).hint(hint)
+}
+
+impl SeveralArgs {
+    /// Whether one command begins several migrations.
+    pub fn wanted(&self) -> bool {
+        self.all || self.each || !self.vms.is_empty()
+    }
+
+    /// Refuses what only makes sense with several.
+    pub fn refuse_leftovers(&self) -> ApiResult<()> {
+        if self.jobs.is_none() && !self.in_order {
+            return Ok(());
+        }
+        let why = "--jobs and --in-order are for several migrations, and this is one";
+        Err(invalid(why, "name several with --vm, --all, or --each and --image"))
+    }
+
+    /// Each migration as `like` is, with what `self` and `images` name.
+    pub async fn batch(
+        self,
+        images: Vec<String>,
+        like: Migrate,
+        client: &Client,
+    ) -> ApiResult<Batch> {
+        if !images.is_empty() && !self.each {
+            let why = "are the images one migration, or is each its own?";
+            return Err(invalid(why, "beside --vm, images need --each"));
+        }
+        let one = |subject, target_qmp| Migrate {
+            subject,
+            target_qmp,
+            bandwidth: None,
+            detach: false,
+            ..like.clone()
+        };
+        let mut moves = Vec::new();
+        for vm in self.vms {
+            moves.push(one(Subject::Vm { qmp: absolute(&vm.qmp)? }, vm.target_qmp));
+        }
+        let images = images.into_iter().map(|name| Subject::Images { names: vec![name] });
+        moves.extend(images.map(|subject| one(subject, None)));
+        if self.all {
+            for prepared in prepared(client, &like.to).await? {
+                let Some(subject) = prepared.subject else { continue };
+                let prepared = Some(prepared.migration.into());
+                moves.push(Migrate { prepared, ..one(subject, None) });
+            }
+        }
+        Ok(Batch {
+            moves,
+            jobs: self.jobs.map_or(JOBS, usize::from),
+            budget: like.bandwidth,
+            in_order: self.in_order,
+            detach: like.detach,
+        })
+    }
+}
+
+/// What waits here for being moved to `host`, the oldest first.
+async fn prepared(client: &Client, host: &str) -> ApiResult<Vec<MigrationStatus>> {
+    let mut all: Vec<MigrationStatus> = client.call(Command::Status(Status::default())).await?;
+    all.retain(|one| {
+        one.state == MigrationState::Prepared && one.role == Role::Source && one.peer == host
+    });
+    all.reverse();
+    if all.is_empty() {
+        let why = format!("nothing is prepared for {host}");
+        return Err(ApiError::new(ErrorKind::NotFound, "cannot move everything", why).hint(
+            "`dray prepare --qmp SOCKET --to HOST --target-qmp THERE` prepares a VM for --all",
+        ));
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vm_is_a_socket_and_perhaps_another_there() {
+        let alone = Vm { qmp: "a".into(), target_qmp: None };
+        assert_eq!(vm("a"), Ok(alone.clone()));
+        assert_eq!(vm("a=/b"), Ok(Vm { target_qmp: Some("/b".into()), ..alone }));
+        for wrong in ["", "=", "=/b", "a=", "a=b"] {
+            assert!(vm(wrong).is_err(), "{wrong}");
+        }
+    }
+}
