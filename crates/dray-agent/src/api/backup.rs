@@ -20,7 +20,7 @@ pub struct Backup {
     /// Socket of the guest agent in the VM: freeze its file systems for the moment.
     #[serde(default)]
     pub fsfreeze: Option<PathBuf>,
-    /// Limit of what is stored; none when absent.
+    /// Limit of what is read; no more than that is stored. None when absent.
     #[serde(default)]
     pub bandwidth: Option<BitRate>,
     /// Read everything, whatever is in backup there already.

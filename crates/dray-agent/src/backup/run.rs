@@ -30,7 +30,7 @@ pub struct Order {
     pub destination: Destination,
     /// Socket of the guest agent.
     pub fsfreeze: Option<PathBuf>,
-    /// Limit of what is stored.
+    /// Limit of what is read.
     pub bandwidth: Option<BitRate>,
     /// Build on nothing.
     pub full: bool,

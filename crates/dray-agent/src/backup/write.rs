@@ -6,16 +6,20 @@ use super::jobs::Job;
 use super::moment::{PIECE_BLOCKS, disk_error};
 use crate::api::{ApiError, ApiResult, ErrorKind};
 use crate::migration::abort;
-use crate::pace::Pacer;
+use crate::pace::{Class, Pacer};
 use dray_backup::{PIECE_BYTES, Writer};
 use dray_image::Snapshot;
 use dray_types::{BLOCK_SIZE, BlockRange, BlockSet};
 use std::ops::Range;
+use std::time::Duration;
 
 /// Blocks looked through for holes at once: 1 GiB.
 const LOOK: u64 = 1 << 18;
 /// Blocks read at once: 1 MiB.
 const READ: u64 = 256;
+
+/// Longest time until an operator who ends a slow backup is heard.
+const LOOK_UP: Duration = Duration::from_millis(100);
 
 /// Writes one image.
 pub struct ImageWriter<'a> {
@@ -25,7 +29,7 @@ pub struct ImageWriter<'a> {
     pub len: u64,
     /// Where it goes.
     pub writer: &'a mut Writer,
-    /// The operator's limit, of what is stored.
+    /// The operator's limit, of what is read.
     pub pacer: &'a Pacer,
     /// Who watches.
     pub job: &'a Job,
@@ -72,10 +76,7 @@ impl ImageWriter<'_> {
 
     /// Copies some whole pieces; of these the `holes` are zeros.
     fn copy(&mut self, snapshot: &Snapshot, part: BlockRange, holes: &BlockSet) -> ApiResult<()> {
-        if self.job.is_cancelled() {
-            let why = "the operator ended it";
-            return Err(ApiError::new(ErrorKind::Cancelled, self.what, why));
-        }
+        self.wait_for_turn(part.byte_len())?;
         abort::step("Backup-Copy");
         let mut buf = vec![0; part.byte_len() as usize];
         let mut read: BlockSet =
@@ -86,7 +87,6 @@ impl ImageWriter<'_> {
             let place = from..from + run.byte_len() as usize;
             snapshot.read(run, &mut buf[place]).map_err(|why| disk_error(self.what, &why))?;
         }
-        let before = self.writer.written().stored_bytes;
         let end = ((self.len - part.byte_offset()) as usize).min(buf.len());
         for (ix, piece) in pieces(part).zip(buf[..end].chunks(PIECE_BYTES)) {
             self.writer.put(ix, piece).map_err(|why| failed(self.what, &why))?;
@@ -94,8 +94,23 @@ impl ImageWriter<'_> {
         let stored = self.writer.written().stored_bytes;
         self.job.change(self.nth, |shown| shown.stored_bytes = stored);
         self.done(part.len);
-        self.pacer.take(stored.saturating_sub(before));
         Ok(())
+    }
+
+    /// Waits until `bytes` more may be read, or the operator ends it.
+    fn wait_for_turn(&self, bytes: u64) -> ApiResult<()> {
+        loop {
+            if self.job.is_cancelled() {
+                let why = "the operator ended it";
+                return Err(ApiError::new(ErrorKind::Cancelled, self.what, why));
+            }
+            let wait = self.pacer.ready_in(Class::Bulk);
+            if wait.is_zero() {
+                self.pacer.charge(bytes);
+                return Ok(());
+            }
+            std::thread::sleep(wait.min(LOOK_UP));
+        }
     }
 
     fn done(&self, blocks: u64) {

@@ -36,7 +36,7 @@ pub struct Args {
     /// Freeze the guest's file systems for the moment, through its guest agent's socket
     #[arg(long, value_name = "SOCKET")]
     fsfreeze: Option<PathBuf>,
-    /// Store at most so much a second, as 200Mbit or 25MiB/s
+    /// Read at most so much a second, as 200Mbit or 25MiB/s; no more than that is stored
     #[arg(long, value_name = "RATE")]
     bandwidth: Option<BitRate>,
     /// Read everything, whatever is in backup there

@@ -5,6 +5,7 @@
 //! on, leave behind, for all clients at the same moment.
 
 use crate::lab::{Lab, wait_for};
+use crate::mounts::Mount;
 use crate::nbd::{Client, TRIM, WRITE, ZERO};
 use serde_json::{Value, json};
 use std::os::unix::fs::FileExt;
@@ -392,6 +393,52 @@ fn nothing_disturbs_a_backup_and_it_can_be_ended() {
     let restored =
         restore(&lab, &url, "disk.img", second["generation"]["number"].as_u64().unwrap(), "r");
     assert!(restored == bytes);
+}
+
+#[test]
+fn a_full_pool_costs_the_backup_and_not_the_guest() {
+    let mut lab = Lab::new();
+    let Some(small) = Mount::tmpfs(&lab.a.pool(), "size=24m") else { return };
+    lab.a.start();
+    let url = repository(&lab);
+    let mut bytes = image(&lab, "disk.img");
+    // Every block has its place: what the guest overwrites needs no more room.
+    let mut client = Client::connect(&lab.a.nbd(), "disk.img").unwrap();
+    for (nth, data) in bytes.chunks(65_536).enumerate() {
+        let at = nth as u64 * 65_536;
+        client.request(WRITE, at, data.len() as u32, data, &|| true).unwrap();
+    }
+    drop(client);
+    let ballast = small.path.join("ballast");
+    // Fills what is left; the error is wanted.
+    let _ = std::fs::write(&ballast, vec![1; 24 << 20]);
+    let (api, to) = (lab.a.api(), url.clone());
+    let slow = std::thread::spawn(move || {
+        let rate = json!({"bytes_per_second": 500_000});
+        let command = json!({"backup": {"images": ["disk.img"], "to": to, "bandwidth": rate}});
+        crate::lab::ask(&api, command)
+    });
+    let total = || lab.a.ask(json!({"backups": {}})).unwrap()["running"][0]["images"][0].clone();
+    wait_for("the backup", Duration::from_secs(10), || total()["bytes_total"].as_u64() > Some(0))
+        .unwrap();
+    let mut client = Client::connect(&lab.a.nbd(), "disk.img").unwrap();
+    let data = [9; 4096];
+    // The end is read last.
+    for at in (SIZE / 2..SIZE - 4096).step_by(4096) {
+        client.request(WRITE, at, 4096, &data, &|| true).unwrap();
+        bytes[at as usize..at as usize + 4096].copy_from_slice(&data);
+    }
+    let why = slow.join().unwrap().unwrap_err();
+    assert_eq!(why["kind"], "no-space", "{why}");
+    assert_eq!(read(&lab.a.pool().join("disk.img")), bytes);
+    let list = json!({"backups": {"repository": {"at": url}}});
+    assert_eq!(lab.a.ask(list).unwrap()["backups"], json!([]));
+    std::fs::remove_file(&ballast).unwrap();
+    let done = lab.a.ask(json!({"backup": {"images": ["disk.img"], "to": url}})).unwrap();
+    let number = done["images"][0]["generation"]["number"].as_u64().unwrap();
+    assert!(restore(&lab, &url, "disk.img", number, "restored") == bytes);
+    drop(client);
+    lab.a.kill();
 }
 
 #[test]
