@@ -5,12 +5,12 @@
 //! generation gives what is the same there, as the recipes tell.
 
 use super::gather::{Failure, Parts, Provider, TASK_BYTES};
-use super::place;
 use super::state::task_count;
 use super::tasks::{MAX_PROVIDERS, Mask};
-use crate::config::BackupPlace;
+use crate::backup::destination::Destination;
+use crate::config::Config;
 use dray_backup::{
-    Backup, Content, Hash, Kind, PIECE_BYTES, Piece, Reader, Repository, StreamOptions,
+    Backup, Content, Hash, Kind, Listing, PIECE_BYTES, Piece, Reader, Repository, StreamOptions,
     piece_count, piece_len,
 };
 use dray_engine::lineage::fits;
@@ -150,12 +150,12 @@ fn joined(mut pieces: Parts) -> Parts {
 /// # Errors
 /// What stands in the way at each place, for people; nothing when no place knows the image.
 pub fn choose(
-    places: &[BackupPlace],
+    config: &Config,
     wanted: &SeedImage,
     old: Option<&Arc<FileImage>>,
 ) -> Result<Choice, Vec<String>> {
     let mut notes = Vec::new();
-    let mut candidates = candidates(places, wanted, &mut notes);
+    let mut candidates = candidates(config, wanted, &mut notes);
     candidates.sort_by_key(|candidate| std::cmp::Reverse(candidate.backup.info.generation.number));
     let mut sources: Vec<Source> = Vec::new();
     let mut used = Vec::new();
@@ -164,7 +164,7 @@ pub fn choose(
         if used.contains(&candidate.place) || sources.len() == MAX_PROVIDERS {
             continue;
         }
-        let name = &places[candidate.place].name;
+        let name = &config.backups[candidate.place].name;
         match candidate.repository.manifest(&candidate.backup) {
             Err(why) => notes.push(format!("{name}: {why}")),
             Ok(manifest) => {
@@ -183,17 +183,24 @@ pub fn choose(
     }
 }
 
-/// The backups of the image that are of one of its closed generations.
-fn candidates(
-    places: &[BackupPlace],
+/// The backups of the image in one place.
+fn listing(
+    config: &Config,
+    name: &str,
     wanted: &SeedImage,
-    notes: &mut Vec<String>,
-) -> Vec<Candidate> {
+) -> Result<(Listing, Repository), String> {
+    let place = Destination::resolve(config, name, None).map_err(|why| why.to_string())?;
+    let repository = place.open().map_err(|why| why.to_string())?;
+    let listing = repository.backups(wanted.image.id).map_err(|why| why.to_string())?;
+    Ok((listing, repository))
+}
+
+/// The backups of the image that are of one of its closed generations.
+fn candidates(config: &Config, wanted: &SeedImage, notes: &mut Vec<String>) -> Vec<Candidate> {
     let mut found = Vec::new();
-    for (place, known) in places.iter().enumerate() {
+    for (place, known) in config.backups.iter().enumerate() {
         let name = &known.name;
-        let listed = place::open(known)
-            .and_then(|repository| Ok((repository.backups(wanted.image.id)?, repository)));
+        let listed = listing(config, name, wanted);
         let (listing, repository) = match listed {
             Ok(listed) => listed,
             Err(why) => {

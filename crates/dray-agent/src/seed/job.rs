@@ -4,7 +4,7 @@
 use super::choose::{self, Choice};
 use super::gather::{Gathered, Gathering, Pace, Provider, TASK_BYTES};
 use super::state::{SeedFile, SeedNote};
-use crate::config::Pool;
+use crate::config::{Config, Pool};
 use crate::registry::{CopyState, Registry};
 use crate::store::Store;
 use dray_image::{FileImage, ImageNames};
@@ -37,7 +37,7 @@ pub struct Parts {
     /// Bytes a second that the link from its owner carries, if known.
     pub link: Option<u64>,
     /// Where backups are.
-    pub places: Vec<crate::config::BackupPlace>,
+    pub config: Arc<Config>,
 }
 
 /// How a job stands, for those who ask.
@@ -97,7 +97,7 @@ impl Job {
             return nothing(&why);
         }
         let old = old_copy(parts);
-        let choice = match choose::choose(&parts.places, &parts.wanted, old.as_ref()) {
+        let choice = match choose::choose(&parts.config, &parts.wanted, old.as_ref()) {
             Ok(choice) => choice,
             Err(notes) => return nothing(&notes.join("; ")),
         };
@@ -191,7 +191,7 @@ fn old_copy(parts: &Parts) -> Option<Arc<FileImage>> {
 /// What keeps the image from being read here at all.
 fn in_the_way(parts: &Parts) -> Option<String> {
     let name = &parts.wanted.image.name;
-    if parts.places.is_empty() {
+    if parts.config.backups.is_empty() {
         return Some(String::new());
     }
     let entry = parts.registry.get(name)?;

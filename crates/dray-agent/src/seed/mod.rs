@@ -8,7 +8,6 @@
 mod choose;
 mod gather;
 mod job;
-mod place;
 mod state;
 mod tasks;
 
@@ -58,7 +57,7 @@ impl Seeds {
             pool: pool.clone(),
             wanted,
             link,
-            places: agent.config.backups.clone(),
+            config: Arc::clone(&agent.config),
         };
         let job = Job::start(number, parts)?;
         let state = job.ask();
