@@ -113,6 +113,10 @@ impl Run {
         let outcome = match self.find(&agent, nth) {
             Found::Here(slot) => {
                 self.join(&slot);
+                // The agent may have died while it cancelled the batch.
+                if self.record().cancelled {
+                    self.cancel_one(&agent, nth).await;
+                }
                 follow(&slot.board, &mut place).await
             }
             Found::NotBegun => match self.begin(&agent, nth).await {

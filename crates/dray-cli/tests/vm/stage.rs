@@ -9,7 +9,7 @@ use std::process::Child;
 use std::time::{Duration, Instant};
 
 pub const SIZE: u64 = 96 << 20;
-const SEEDED: u64 = 24 << 20;
+pub const SEEDED: u64 = 24 << 20;
 /// How long a whole migration may take on a busy machine; 3 s on an idle one.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
