@@ -214,3 +214,80 @@ pub(crate) fn decode(name: &str, bytes: &[u8], keys: &Keys) -> Result<Manifest> 
     let backup = Backup { id, number, info, added_bytes, revision, object };
     Ok(Manifest { backup, segments: Arc::new(segments) })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::piece::PIECE_BYTES;
+    use crate::world::SystemWorld;
+    use crate::{Kind, pack};
+    use dray_types::GenerationId;
+    use proptest::prelude::*;
+
+    fn backup(segments: u64) -> Backup {
+        let image = ImageId(7);
+        let info = Info {
+            image,
+            name: "vm.img".into(),
+            bytes: segments * 512 * PIECE_BYTES as u64,
+            generation: Ancestor { id: GenerationId(3), number: 2 },
+            parent: None,
+            ancestors: vec![Ancestor { id: GenerationId(2), number: 1 }],
+            taken_unix_ms: 5,
+            host: "hosta".into(),
+            consistency: Consistency::Filesystem,
+        };
+        let object = object_name(image, 4, 9);
+        Backup { id: 9, number: 4, info, added_bytes: 6, revision: 1, object }
+    }
+
+    fn segment() -> impl Strategy<Value = Option<SegmentRef>> {
+        let stored = (0u32..3, 0u32..1000, 1u32..600, any::<[u8; 32]>());
+        let stored = stored.prop_map(|(number, offset, plain, hash)| {
+            let pack = PackId { session: 5, number, hash: [number as u8; 16] };
+            SegmentRef { hash: Hash(hash), plain, place: Place { pack, offset, stored: plain } }
+        });
+        prop_oneof![Just(None), stored.prop_map(Some)]
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_encoded_comes_back(segments in prop::collection::vec(segment(), 0..40)) {
+            let (backup, keys) = (backup(segments.len() as u64), Keys::new(None));
+            let bytes = encode(&backup, &segments, &keys, &SystemWorld).unwrap();
+            let manifest = decode(&backup.object, &bytes, &keys).unwrap();
+            prop_assert_eq!(manifest.backup(), &backup);
+            prop_assert_eq!(manifest.segments(), &segments[..]);
+            let elsewhere = object_name(ImageId(8), 4, 9);
+            let error = decode(&elsewhere, &bytes, &keys).unwrap_err();
+            prop_assert_eq!(error.kind(), Kind::Damaged);
+        }
+
+        /// Whoever can compute a checksum can write anything: it is an error or within all bounds.
+        #[test]
+        fn a_forged_body_is_an_error_or_keeps_to_the_bounds(
+            segments in prop::collection::vec(segment(), 0..8),
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..5),
+        ) {
+            let (backup, keys) = (backup(segments.len() as u64), Keys::new(None));
+            let mut bytes = encode(&backup, &segments, &keys, &SystemWorld).unwrap();
+            let body = bytes.len() - 32;
+            for (at, byte) in changes {
+                bytes[40 + at.index(body - 40)] = byte;
+            }
+            let sum = *blake3::hash(&bytes[..body]).as_bytes();
+            bytes[body..].copy_from_slice(&sum);
+            match decode(&backup.object, &bytes, &keys) {
+                Err(error) => prop_assert_eq!(error.kind(), Kind::Damaged),
+                Ok(manifest) => {
+                    let wanted = segment_count(manifest.info().bytes);
+                    prop_assert_eq!(manifest.segments().len() as u64, wanted);
+                    prop_assert!(manifest.info().bytes <= MAX_IMAGE_BYTES);
+                    for segment in manifest.segments().iter().flatten() {
+                        prop_assert!(segment.place.end() <= pack::MAX_PACK as u64);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -53,6 +53,7 @@
 //! | … while it empties a pack | as a writer; old and new revision may both exist, the next collector removes the old one |
 //! | two collectors empty the same pack | two revisions, both whole; all agree which one stays: the greatest (revision, name) |
 //! | a backup is pruned while it is written anew | the new revision appears after the pruning: prune again |
+//! | a parent is pruned while a backup is built on it, and what both share was condemned before the backup began | its content may be gone when the backup is finished: `NotFound`, no backup; make a full one |
 //! | a mark cannot be decoded | writers refuse to begin; the next collector removes the round |
 //! | a manifest, or a segment of one, cannot be read | the collector stops with an error: it cannot know what is needed. Removing that backup helps |
 //! | clocks differ by more than the expiry | writers are fenced too early, and fail; nothing is lost |
