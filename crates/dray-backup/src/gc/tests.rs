@@ -230,7 +230,11 @@ fn a_writer_that_was_fenced_fails_and_a_removed_parent_is_not_found() {
     let place = Place::new();
     let first = place.first_backup();
     let sleeper = begin(&place.repository, Some(&first)).unwrap();
+    let parent = place.repository.manifest(&first).unwrap();
     place.repository.remove(&first).unwrap();
+    // The caller still has the manifest; nothing in it may be relied on.
+    let again = || place.repository.writer(IMAGE, BYTES, Some(&parent), WriterOptions::default());
+    assert_eq!(again().err().unwrap().kind(), Kind::NotFound);
     let now = GcOptions {
         grace: Duration::ZERO,
         session_expiry: Duration::ZERO,
@@ -241,5 +245,5 @@ fn a_writer_that_was_fenced_fails_and_a_removed_parent_is_not_found() {
     assert_eq!((report.fenced_sessions, report.removed_packs), (1, 2));
     assert_eq!(finish(sleeper).unwrap_err().kind(), Kind::Fenced);
     assert!(place.repository.all().unwrap().backups.is_empty());
-    assert_eq!(begin(&place.repository, Some(&first)).err().unwrap().kind(), Kind::NotFound);
+    assert_eq!(again().err().unwrap().kind(), Kind::NotFound);
 }
