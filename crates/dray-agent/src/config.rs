@@ -38,7 +38,7 @@ mod typed;
 
 use crate::net::dial::DEFAULT_PORT;
 use crate::retention::Retention;
-pub use backup::BackupPlace;
+pub use backup::{BackupPlace, BackupStore};
 pub use pool::{PathError, Pool, PoolIo, PoolKind};
 use std::fmt;
 use std::net::SocketAddr;
@@ -202,6 +202,8 @@ pub struct Config {
     pub replicas: Retention,
     /// Repositories of backups.
     pub backups: Vec<BackupPlace>,
+    /// The store that peers may keep backups in.
+    pub backup_store: Option<BackupStore>,
     /// Where images are exported over TCP with TLS, besides the unix socket.
     pub nbd_tcp: Option<SocketAddr>,
 }

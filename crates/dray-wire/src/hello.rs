@@ -5,7 +5,7 @@
 //!      0    4  "dray"
 //!      4    2  lowest protocol version spoken, little endian
 //!      6    2  highest protocol version spoken
-//!      8    1  kind of stream: 1 control, 2 data, 3 memory, 4 request
+//!      8    1  kind of stream: 1 control, 2 data, 3 memory, 4 request, 5 store
 //!      9    1  zero
 //!     10    2  length of what follows
 //!     12    …  postcard encoding of `Hello`
@@ -39,6 +39,8 @@ pub enum StreamKind {
     Memory,
     /// One request and its answer, outside any migration.
     Request,
+    /// Objects of a backup store, outside any migration.
+    Store,
 }
 
 impl StreamKind {
@@ -48,6 +50,7 @@ impl StreamKind {
             Self::Data => 2,
             Self::Memory => 3,
             Self::Request => 4,
+            Self::Store => 5,
         }
     }
 
@@ -57,6 +60,7 @@ impl StreamKind {
             2 => Self::Data,
             3 => Self::Memory,
             4 => Self::Request,
+            5 => Self::Store,
             _ => return None,
         })
     }

@@ -14,6 +14,7 @@ pub mod frame;
 pub mod hello;
 mod list;
 pub mod request;
+pub mod store;
 
 pub use control::{
     Envelope, HandedOver, ImageHandover, ImageOffer, MapHash, Open, TargetImage, TargetState,

@@ -9,7 +9,7 @@ use crate::migration::messages::Settings;
 use crate::migration::source::unix_ms;
 use crate::migration::target::{INTENT, TargetSlot};
 use crate::net::requests::{self, RequestHandler};
-use crate::net::{self, Incoming, Listener};
+use crate::net::{self, Incoming, Listener, NetError};
 use crate::registry::{CopyState, Entry, ImageRecord, Place};
 use crate::vm;
 use dray_image::{FileImage, FileOptions, ImageNames};
@@ -49,6 +49,7 @@ impl Agent {
         let (peer, kind) = (incoming.peer.clone(), incoming.kind);
         let handled = match kind {
             StreamKind::Request => requests::serve(incoming, &self).await,
+            StreamKind::Store => self.offer_store(incoming).await,
             _ => match self.target_of(&incoming) {
                 None => {
                     incoming.refuse("no such migration is prepared here; prepare it again").await;
@@ -69,6 +70,21 @@ impl Agent {
         };
         if let Err(why) = handled {
             tracing::warn!(peer, ?kind, %why, "a peer's stream ended badly");
+        }
+    }
+
+    /// The backup store, for those who may use it.
+    async fn offer_store(&self, incoming: Incoming) -> Result<(), NetError> {
+        let offered = self.config.backup_store.as_ref();
+        match offered.filter(|store| store.peers.contains(&incoming.peer)) {
+            Some(store) => {
+                let stream = incoming.welcome(Vec::new()).await?;
+                crate::backup::offer::serve(stream, &store.path)
+            }
+            None => {
+                incoming.refuse("there is no backup store here that this host may use").await;
+                Ok(())
+            }
         }
     }
 

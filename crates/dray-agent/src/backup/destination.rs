@@ -2,8 +2,10 @@
 //! behind it.
 
 use super::failed;
+use super::peer::PeerStore;
 use crate::api::{ApiError, ApiResult, ErrorKind};
 use crate::config::Config;
+use crate::tls::Identity;
 use dray_backup::{Key, LocalStore, Repository, Store};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,8 +15,34 @@ use std::sync::Arc;
 pub struct Destination {
     /// As the operator named it.
     pub shown: String,
-    folder: PathBuf,
+    place: Place,
     key_file: Option<PathBuf>,
+}
+
+/// Where the objects are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Place {
+    Folder(PathBuf),
+    /// At a peer that offers its store.
+    Peer {
+        name: String,
+        address: String,
+        folder: String,
+        tls: PathBuf,
+    },
+}
+
+/// What a URL names.
+fn place(config: &Config, url: &str) -> Result<Place, String> {
+    let Some(rest) = url.strip_prefix("dray://") else { return folder(url).map(Place::Folder) };
+    let (name, folder) = rest.split_once('/').unwrap_or((rest, ""));
+    let peer = config.peer(name).ok_or_else(|| format!("no peer '{name}' is configured"))?;
+    Ok(Place::Peer {
+        name: peer.name.clone(),
+        address: peer.address.clone(),
+        folder: folder.to_owned(),
+        tls: config.tls_dir.clone(),
+    })
 }
 
 /// The folder that a URL names.
@@ -38,10 +66,10 @@ impl Destination {
     /// `Invalid` when it is neither.
     pub fn resolve(config: &Config, at: &str, key_file: Option<&Path>) -> ApiResult<Self> {
         let known = config.backups.iter().find(|place| place.name == at);
-        let folder = folder(known.map_or(at, |place| &place.url)).map_err(|why| {
+        let place = place(config, known.map_or(at, |place| &place.url)).map_err(|why| {
             let names: Vec<_> = config.backups.iter().map(|place| place.name.as_str()).collect();
             let hint = format!(
-                "write file:///folder, or name a [[backup]] of {} ({})",
+                "write file:///folder or dray://host/folder, or name a [[backup]] of {} ({})",
                 config.path.display(),
                 if names.is_empty() { "none so far".to_owned() } else { names.join(", ") }
             );
@@ -50,7 +78,7 @@ impl Destination {
         })?;
         let configured = known.and_then(|place| place.key_file.clone());
         let key_file = key_file.map(Path::to_owned).or(configured);
-        Ok(Self { shown: at.to_owned(), folder, key_file })
+        Ok(Self { shown: at.to_owned(), place, key_file })
     }
 
     fn key(&self, what: &str) -> ApiResult<Key> {
@@ -59,8 +87,16 @@ impl Destination {
     }
 
     fn store(&self, what: &str) -> ApiResult<Arc<dyn Store>> {
-        let store = LocalStore::open(&self.folder).map_err(|why| failed(what, &why))?;
-        Ok(Arc::new(store))
+        Ok(match &self.place {
+            Place::Folder(folder) => {
+                Arc::new(LocalStore::open(folder).map_err(|why| failed(what, &why))?)
+            }
+            Place::Peer { name, address, folder, tls } => {
+                let identity = Identity::load(tls)
+                    .map_err(|why| ApiError::new(ErrorKind::Denied, what, why))?;
+                Arc::new(PeerStore::new(identity, name, address, folder))
+            }
+        })
     }
 
     /// Opens it. Nothing is made where there is none: the folder may be one that is not mounted.
@@ -69,8 +105,10 @@ impl Destination {
     /// `NotFound` when there is none, `Denied` for a wrong key, or what the store reports.
     pub fn open(&self) -> ApiResult<Repository> {
         let what = format!("cannot open repository '{}'", self.shown);
-        if !self.folder.join("config").exists() {
-            let why = format!("there is none in {}", self.folder.display());
+        if let Place::Folder(folder) = &self.place
+            && !folder.join("config").exists()
+        {
+            let why = format!("there is none in {}", folder.display());
             return Err(ApiError::new(ErrorKind::NotFound, what, why).hint(format!(
                 "is it mounted? `dray backups init {}` makes a new one",
                 self.shown

@@ -12,6 +12,8 @@ pub mod freeze;
 pub mod jobs;
 pub mod moment;
 pub mod notes;
+pub mod offer;
+pub mod peer;
 pub mod restore;
 pub mod run;
 pub mod schedule;

@@ -8,7 +8,7 @@ use std::time::Duration;
 pub struct BackupPlace {
     /// How commands name it.
     pub name: String,
-    /// `file:///PATH` or `s3://BUCKET/PREFIX`.
+    /// `file:///PATH`, or `dray://HOST/FOLDER` at a peer.
     pub url: String,
     /// The file with its key, when it is encrypted.
     pub key_file: Option<PathBuf>,
@@ -18,4 +18,13 @@ pub struct BackupPlace {
     pub images: Vec<String>,
     /// Backups of each of them that stay; all when absent.
     pub keep_last: Option<u32>,
+}
+
+/// A folder in which peers may keep their backups, `[backup_store]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BackupStore {
+    /// The folder.
+    pub path: PathBuf,
+    /// Names of the peers that may read, write and delete in it.
+    pub peers: Vec<String>,
 }

@@ -2,7 +2,8 @@
 //! every problem names its line.
 
 use super::{
-    BackupPlace, Config, Limits, Peer, Pool, PoolIo, PoolKind, Problem, ReuseConfig, default_listen,
+    BackupPlace, BackupStore, Config, Limits, Peer, Pool, PoolIo, PoolKind, Problem, ReuseConfig,
+    default_listen,
 };
 use crate::retention::Retention;
 use dray_types::{BitRate, ByteSize};
@@ -41,6 +42,14 @@ struct Typed {
     reuse: Option<TypedReuse>,
     #[serde(default)]
     backup: Vec<TypedBackup>,
+    backup_store: Option<TypedStore>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TypedStore {
+    path: Text,
+    peers: Vec<Text>,
 }
 
 #[derive(Deserialize)]
@@ -153,6 +162,7 @@ pub(super) fn understand(text: &str, path: &Path) -> Result<Config, Vec<Problem>
         reuse: reader.reuse(typed.reuse.as_ref()),
         replicas: reader.replicas(typed.replicas.as_ref()),
         backups: reader.backups(&typed.backup),
+        backup_store: reader.backup_store(typed.backup_store.as_ref(), &typed.peer),
         nbd_tcp: reader.address("nbd.tcp", typed.nbd.as_ref().and_then(|nbd| nbd.tcp.as_ref())),
     };
     if let Some(peer) = config.peers.iter().find(|p| p.name.eq_ignore_ascii_case(&config.name)) {
@@ -368,6 +378,25 @@ impl Reader<'_> {
         let size = size.and_then(|text| self.size("reuse.index_size", text));
         reuse.index_size = size.map_or(reuse.index_size, |size| size.0);
         reuse
+    }
+
+    fn backup_store(
+        &mut self,
+        typed: Option<&TypedStore>,
+        known: &[TypedPeer],
+    ) -> Option<BackupStore> {
+        let typed = typed?;
+        for peer in &typed.peers {
+            if !known.iter().any(|known| known.name.get_ref() == peer.get_ref()) {
+                let what = format!("there is no peer '{}'", peer.get_ref());
+                let hint = "add a [[peer]] with this name or take it out";
+                self.problem(peer, "backup_store.peers", what, hint);
+            }
+        }
+        Some(BackupStore {
+            path: self.path("backup_store.path", &typed.path),
+            peers: typed.peers.iter().map(|peer| peer.get_ref().clone()).collect(),
+        })
     }
 
     fn backups(&mut self, typed: &[TypedBackup]) -> Vec<BackupPlace> {

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// Counters of one migration, shared by all its streams.
 #[derive(Debug, Default)]
 pub struct NetStats {
-    sent: [AtomicU64; 4],
-    received: [AtomicU64; 4],
+    sent: [AtomicU64; 5],
+    received: [AtomicU64; 5],
     /// Frames sent or received.
     pub frames: AtomicU64,
     /// Frames among them that a guest waited for (known to the sending side only).
@@ -37,6 +37,7 @@ fn slot(kind: StreamKind) -> usize {
         StreamKind::Data => 1,
         StreamKind::Memory => 2,
         StreamKind::Request => 3,
+        StreamKind::Store => 4,
     }
 }
 

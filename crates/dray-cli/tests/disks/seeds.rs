@@ -340,3 +340,43 @@ fn a_younger_backup_is_better_than_an_old_replica() {
     assert_eq!(sent(&summary), 5, "{summary}");
     assert_eq!(world.c.files().len(), 2, "the old replica is still there: {:?}", world.c.files());
 }
+
+/// The repository is at another dray host, which has nothing else to do with the move.
+#[test]
+fn a_repository_at_another_host_is_as_good() {
+    let mut world = World::begin(&[]);
+    let store = world.lab.dir.path().join("offered");
+    let add = |host: &mut Host, text: &str| {
+        host.stop();
+        let config = std::fs::read_to_string(host.config()).unwrap() + text;
+        std::fs::write(host.config(), config).unwrap();
+        host.start();
+    };
+    let offer = format!("[backup_store]\npath = \"{}\"\npeers = [\"hostb\"]\n", store.display());
+    add(&mut world.lab.a, &offer);
+    let place = "[[backup]]\nname = \"far\"\nurl = \"dray://hosta/team1\"\n";
+    add(&mut world.lab.b, place);
+    add(&mut world.c, place);
+    world.write(&[(40, 30)]);
+    for args in [&["backups", "init", "far"][..], &["backup", IMAGE, "--to", "far"]] {
+        let told = world.lab.b.dray(args);
+        assert!(told.status.success(), "{}", text(&told));
+    }
+    assert!(store.join("team1/config").exists());
+    world.write(&[(10, 4)]);
+    let told = world.lab.b.dray(&["backup", IMAGE, "--to", "far"]);
+    assert!(told.status.success(), "{}", text(&told));
+    world.write(&[(700, 9)]);
+    // hostc may not use it, and says so.
+    let refused = text(&world.lab.b.dray(&["seed", "--image", IMAGE, "--to", "hostc"]));
+    assert!(refused.contains("there is no backup store here that this host may use"), "{refused}");
+    let text_a = std::fs::read_to_string(world.lab.a.config()).unwrap();
+    let both = text_a.replace("peers = [\"hostb\"]", "peers = [\"hostb\", \"hostc\"]");
+    std::fs::write(world.lab.a.config(), both).unwrap();
+    world.lab.a.stop();
+    world.lab.a.start();
+    let (summary, _) = world.go(&["--verify"]);
+    assert_eq!(sent(&summary), 9, "{summary}");
+    let verified = world.c.dray(&["verify", "far", "--read-data"]);
+    assert!(verified.status.success(), "{}", text(&verified));
+}
