@@ -1,7 +1,8 @@
 //! Content that the target has already: it does not cross the wire, and it is never wrong.
 
-use crate::guest::BLOCK;
-use crate::lab::{Host, Lab, wait_for};
+use crate::case::{BLOCKS, Case, DATA, IMAGE as DISK, SMALL};
+use crate::guest::{self, BLOCK, Guest};
+use crate::lab::{Host, Lab, opens, wait_for};
 use crate::moves::result;
 use serde_json::{Value, json};
 use std::os::unix::fs::FileExt;
@@ -204,6 +205,55 @@ fn files_that_changed_since_they_were_read_never_give_a_wrong_block() {
     assert_eq!(summary["verified"], true);
     let most = IMAGE as u64 / 4;
     assert!((most / 2..=most).contains(&found(&summary)), "only one of four is right: {summary}");
+}
+
+/// A guest writes, a part of its image is at the target, and an agent dies while the rest crosses.
+fn killed_while_describing(source: bool, target: bool) {
+    let mut lab = Lab::new();
+    guest::make_image(&lab.a.pool().join(DISK), BLOCKS);
+    let base = lab.b.pool().join("base.img");
+    guest::make_image(&base, BLOCKS);
+    let file = std::fs::File::options().write(true).open(&base).unwrap();
+    // Every second megabyte is something else.
+    for at in (0..BLOCKS * BLOCK).step_by(2 << 20) {
+        file.write_all_at(&noise(at + 1, 1 << 20), at).unwrap();
+    }
+    lab.start();
+    lab.a.add(DISK);
+    indexed(&lab.b, DATA as usize);
+    // The guest keeps to a part of the image: what it writes is another piece than the target has.
+    let guest = Guest::start(&lab, DISK, BLOCKS, 16 * SMALL, 11);
+    let mut case = Case { lab, guest };
+    case.migrate("hybrid", Some(3 << 20)).unwrap();
+    case.await_bytes(DATA / 2).unwrap();
+    let (_, progress) = case.lab.a.progress().unwrap();
+    let found = progress["bytes_from_target"].as_u64().unwrap_or(0);
+    assert!(found > DATA / 8, "{progress}");
+    for (host, dies) in [(&mut case.lab.a, source), (&mut case.lab.b, target)] {
+        if dies {
+            host.kill();
+        }
+    }
+    for host in [&mut case.lab.a, &mut case.lab.b] {
+        if !host.is_up() {
+            host.start();
+        }
+    }
+    case.await_end().unwrap();
+    let Case { mut lab, guest } = case;
+    let versions = guest.shut_down().unwrap();
+    lab.a.kill();
+    lab.b.kill();
+    let there = lab.b.pool().join(DISK);
+    guest::compare(&there, &versions).unwrap();
+    assert!(!opens(&lab.a.pool().join(DISK)) && opens(&there));
+}
+
+#[test]
+fn an_agent_that_dies_while_content_is_found_costs_no_block() {
+    killed_while_describing(true, false);
+    killed_while_describing(false, true);
+    killed_while_describing(true, true);
 }
 
 #[test]
