@@ -15,16 +15,16 @@ use std::collections::VecDeque;
 /// Pieces whose content the source keeps until it is known whether the target has them: 32 MiB.
 pub const MAX_KEPT: u64 = 512;
 /// Pieces that a sample has, all images together, and of one image at least.
-const SAMPLE: u64 = 256;
+const SAMPLE: u64 = 128;
 const SAMPLE_OF_IMAGE: u64 = 16;
-/// Nothing else is sent for this long while the sample is answered: what the images have in common
-/// with each other would cross for each of them.
+/// A sample is judged after this long by what was answered. Nothing else is sent until then: what
+/// images have in common would cross for each of them, and of a small one a window is most.
 const SAMPLE_TIME: u64 = 250 * MILLISECOND;
 /// Pieces that are answered between two judgements.
 const EPOCH: u64 = 256;
-/// Blocks sent without being described between two probes of a run: 128 MiB, so that probes cost
-/// less than a hundredth.
-const PROBE_EVERY: u64 = 32_768;
+/// Blocks sent without being described between two probes of a run: 512 MiB, so that probes cost
+/// less than a three-hundredth where hashing is half as fast as the link.
+const PROBE_EVERY: u64 = 131_072;
 /// Describing that is this many times as fast as the link costs next to no time, because it goes on
 /// while the link is busy: it may go on where little is found.
 const FREE: f64 = 4.0;
@@ -112,7 +112,8 @@ impl Reuse {
         }
     }
 
-    /// Whether the sample is still being answered; judges it when it is not.
+    /// Whether the sample is still being answered and nothing else may be sent; judges it when it is
+    /// over.
     pub(crate) fn samples(&mut self, now: Time) -> bool {
         let Mode::Sampling { left, asked, since } = &self.mode else { return false };
         let over = left.is_empty() && self.answered >= *asked;
@@ -348,7 +349,7 @@ mod tests {
     fn a_sample_is_spread_and_the_same_in_copies() {
         let picked = sample(&[1 << 20, 1 << 20, 40]);
         let of = |ix| picked.iter().filter(move |(image, _)| image.0 == ix);
-        assert_eq!((of(0).count(), of(1).count(), of(2).count()), (85, 85, 1));
+        assert_eq!((of(0).count(), of(1).count(), of(2).count()), (42, 42, 1));
         assert!(of(0).map(|(_, range)| range).eq(of(1).map(|(_, range)| range)));
         assert!(of(0).any(|(_, range)| range.start > 900_000));
         assert!(picked.iter().all(|(_, range)| range.start % 16 == 0 && range.len == 16));

@@ -76,6 +76,15 @@ fn a_sample_comes_first_and_everything_follows_when_it_is_found() {
 }
 
 #[test]
+fn a_target_that_does_not_answer_the_sample_is_not_waited_for() {
+    let (mut source, effects) = begun(true, &set(&[(0, 640)]));
+    let sample = described(&effects).len() as u64 * 16;
+    assert!(sample > 80 && runs(&effects).is_empty());
+    source.now += 300_000_000;
+    assert_eq!(runs(&source.step(SourceEvent::Tick)).len() + sample, 640, "each block once");
+}
+
+#[test]
 fn nothing_found_means_data_from_then_on() {
     let (mut source, effects) = begun(true, &set(&[(0, 640)]));
     let sample = described(&effects);
