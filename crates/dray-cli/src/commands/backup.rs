@@ -27,7 +27,7 @@ pub struct Args {
     /// Names of the images: those of one VM together
     #[arg(required = true, value_name = "IMAGE")]
     images: Vec<String>,
-    /// The repository: the name of a [[backup]] in the configuration, or a URL
+    /// The repository: the name of a `[[backup]]` in the configuration, or a URL
     #[arg(long, value_name = "URL|NAME")]
     to: String,
     /// The file with the repository's key

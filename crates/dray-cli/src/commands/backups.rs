@@ -34,7 +34,7 @@ pub struct Args {
 /// A repository.
 #[derive(clap::Args, Debug)]
 pub struct RepositoryArgs {
-    /// The repository: the name of a [[backup]] in the configuration, or a URL
+    /// The repository: the name of a `[[backup]]` in the configuration, or a URL
     #[arg(value_name = "URL|NAME")]
     pub at: String,
     /// The file with the repository's key

@@ -26,7 +26,7 @@ pub struct Args {
     /// first digits of its id behind an @
     #[arg(value_name = "IMAGE[@GENERATION]")]
     image: String,
-    /// The repository: the name of a [[backup]] in the configuration, or a URL
+    /// The repository: the name of a `[[backup]]` in the configuration, or a URL
     #[arg(long, value_name = "URL|NAME")]
     from: String,
     /// Name of the new image
