@@ -3,7 +3,8 @@
 hosts in network namespaces on a switch, each with a link of its own; guests of the source send as much as its link
 gives them, all the time. One image, then two at once. Needs root.
 
-    python3 bench/backups.py [--dray target/release/dray] [--gib 2] [--changed-percent 1] [--rate 1gbit] [--rounds 2]
+    python3 bench/backups.py [--dray target/release/dray] [--gib 2] [--changed-percent 1] [--rate 1gbit] [--guests 2]
+        [--rounds 2]
 
 The backup is on the third host. After it a part of the image is written; then the image moves. Time is from the command
 until every block is local, the source's bytes are those that the target's interface got less those that the third
@@ -108,7 +109,7 @@ while True:
 class Guests:
     """What other guests of the source send to the world; the sink is behind the switch."""
 
-    def __init__(self, count=2):
+    def __init__(self, count):
         ip("-n", namespace("switch"), "addr", "add", "10.74.0.9/24", "dev", "br0")
         self.sink = subprocess.Popen(inside("switch", "python3", "-c", SINK.replace("PORT", str(SINK_PORT))))
         time.sleep(0.5)
@@ -159,9 +160,10 @@ def one(args, hosts, images, size, way, rng):
     for image in images:
         make_image(source.pool / image, size)
         ask(source.api, {"image-add": {"name": image, "path": str(source.pool / image)}})
+    dray(args, source, "backups", "init", "third")
     dray(args, source, "backup", *images, "--to", "third")
     union = sum(change(source, size, size * args.changed_percent // 100, rng, image) for image in images)
-    guests = Guests()
+    guests = Guests(args.guests)
     try:
         sent, taken, began = from_source(), guests.bytes(), time.monotonic()
         took = move(args, source, target, images, ["--no-backups"] if way == "full" else [])
@@ -189,6 +191,7 @@ def main():
     parser.add_argument("--gib", type=float, default=2)
     parser.add_argument("--changed-percent", type=int, default=1)
     parser.add_argument("--rate", default="1gbit")
+    parser.add_argument("--guests", type=int, default=2, help="how many of the source's guests send")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--dir", help="where the images are made")
