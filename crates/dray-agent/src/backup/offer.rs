@@ -1,6 +1,7 @@
 //! What peers may keep here: the store of the configuration's `[backup_store]`, over a stream of its
 //! own. A thread a stream; whatever is wrong with a question is answered, and the next one is taken.
 
+use crate::migration::abort;
 use crate::net::{BlockingStream, NetError, NetErrorKind, Stream};
 use dray_backup::{Error, Kind, LocalStore, Put, Store};
 use dray_wire::store::{self, Answer, Ask, LENGTHS, Listed, MAX_OBJECT, Refusal};
@@ -27,6 +28,7 @@ pub fn serve(stream: Stream, folder: &Path) -> Result<(), NetError> {
 
 fn answer_all(stream: &mut BlockingStream, objects: &LocalStore) -> io::Result<()> {
     while let Some((ask, body)) = read::<Ask>(stream)? {
+        abort::before(|| vec!["store-answer".to_owned()]);
         let (answer, bytes) = answer(objects, ask, &body);
         let head = store::encode(&answer, bytes.len()).map_err(io::Error::other)?;
         stream.write_both(&head, &bytes)?;

@@ -341,28 +341,55 @@ fn a_younger_backup_is_better_than_an_old_replica() {
     assert_eq!(world.c.files().len(), 2, "the old replica is still there: {:?}", world.c.files());
 }
 
-/// The repository is at another dray host, which has nothing else to do with the move.
-#[test]
-fn a_repository_at_another_host_is_as_good() {
+/// Adds to the configuration of a host that runs.
+fn configure(host: &mut Host, more: &str) {
+    host.stop();
+    let config = std::fs::read_to_string(host.config()).unwrap() + more;
+    std::fs::write(host.config(), config).unwrap();
+    host.start();
+}
+
+/// hosta offers its store to these, and the other two hosts know of it.
+fn offered_by_a(peers: &str) -> World {
     let mut world = World::begin(&[]);
     let store = world.lab.dir.path().join("offered");
-    let add = |host: &mut Host, text: &str| {
-        host.stop();
-        let config = std::fs::read_to_string(host.config()).unwrap() + text;
-        std::fs::write(host.config(), config).unwrap();
-        host.start();
-    };
-    let offer = format!("[backup_store]\npath = \"{}\"\npeers = [\"hostb\"]\n", store.display());
-    add(&mut world.lab.a, &offer);
+    let offer = format!("[backup_store]\npath = \"{}\"\npeers = [{peers}]\n", store.display());
+    configure(&mut world.lab.a, &offer);
     let place = "[[backup]]\nname = \"far\"\nurl = \"dray://hosta/team1\"\n";
-    add(&mut world.lab.b, place);
-    add(&mut world.c, place);
+    configure(&mut world.lab.b, place);
+    configure(&mut world.c, place);
     world.write(&[(40, 30)]);
     for args in [&["backups", "init", "far"][..], &["backup", IMAGE, "--to", "far"]] {
         let told = world.lab.b.dray(args);
         assert!(told.status.success(), "{}", text(&told));
     }
     assert!(store.join("team1/config").exists());
+    world
+}
+
+/// The host that has the backups dies while they are read.
+#[test]
+fn a_backup_host_that_dies_costs_time_and_nothing_else() {
+    // Dead at once, and while it is read: there are some ten answers.
+    for answers in [0, 5, 8] {
+        let mut world = offered_by_a("\"hostb\", \"hostc\"");
+        world.write(&[(10, 4)]);
+        world.lab.a.kill();
+        world.lab.a.start_with(&[("DRAY_ABORT_BEFORE", &format!("store-answer:{answers}"))]);
+        let told = text(&world.lab.b.dray(&["seed", "--image", IMAGE, "--to", "hostc"]));
+        assert!(world.lab.a.has_died(), "after {answers}: {told}");
+        assert!(told.contains("far"), "after {answers}: {told}");
+        let (summary, _) = world.go(&["--verify"]);
+        assert_eq!(summary["verified"], true, "after {answers}: {summary}");
+        assert!(sent(&summary) >= 4, "after {answers}: {summary}");
+        assert_eq!(world.c.files(), [IMAGE], "after {answers}");
+    }
+}
+
+/// The repository is at another dray host, which has nothing else to do with the move.
+#[test]
+fn a_repository_at_another_host_is_as_good() {
+    let mut world = offered_by_a("\"hostb\"");
     world.write(&[(10, 4)]);
     let told = world.lab.b.dray(&["backup", IMAGE, "--to", "far"]);
     assert!(told.status.success(), "{}", text(&told));
