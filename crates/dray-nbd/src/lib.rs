@@ -1,5 +1,6 @@
-//! An NBD server for [`dray_image::Image`]s, and nothing else: it knows no migration, no agent and
-//! no file. QEMU, `qemu-img`, libnbd clients, fio and the kernel can use it.
+//! An NBD server for [`dray_image::Image`]s, and a [`client`] for other servers on this host. Nothing
+//! else: it knows no migration, no agent and no file. QEMU, `qemu-img`, libnbd clients, fio and the
+//! kernel can use the server.
 //!
 //! # A request's way
 //! `listener` accepts, `server` starts a thread for the connection. `negotiation` carries the
@@ -23,6 +24,7 @@
 mod batch;
 mod buffer;
 mod channel;
+pub mod client;
 mod connection;
 mod dialogue;
 mod export;
