@@ -2,6 +2,7 @@
 //! One scenario a file; [`stage`] is what they have in common.
 
 mod backfill;
+mod backups;
 mod disks;
 mod failures;
 mod hand_back;
