@@ -1,10 +1,12 @@
 """What the benches share: agents on this machine, asked over their local sockets."""
 
 import json
+import os
 import shutil
 import socket
 import subprocess
 import time
+from pathlib import Path
 
 
 def ask(api, command):
@@ -39,6 +41,7 @@ class Host:
             f'[[peer]]\nname = "{peer}"\naddress = "{addresses[peer]}"\npools = ["p"]\n'
         )
         self.process = None
+        self.disk = None  # a Disk that it shares with others
 
     def start(self):
         for part in ("state", "run"):
@@ -46,7 +49,8 @@ class Host:
             (self.dir / part).mkdir()
         log = open(self.dir / "log", "ab")
         command = [*self.inside, self.dray, "agent", "--config", self.dir / "dray.toml"]
-        self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        join = self.disk.join if self.disk else None
+        self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, preexec_fn=join)
         for _ in range(2000):
             try:
                 return ask(self.api, "info")
@@ -59,6 +63,35 @@ class Host:
             self.process.kill()
             self.process.wait()
             self.process = None
+
+
+class Disk:
+    """The disk of one of the hosts: what its processes read from and write to the machine's own can be held to a
+    rate, by the kernel's control group for block devices."""
+
+    def __init__(self, name, path):
+        device = os.stat(path).st_dev
+        whole = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve()
+        if (whole / "partition").exists():
+            whole = whole.parent
+        self.device = (whole / "dev").read_text().strip()
+        self.group = Path("/sys/fs/cgroup/blkio") / name
+        self.group.mkdir()
+
+    def hold(self, rate):
+        """To so many bytes a second in each direction from now on; 0 for no limit. Nothing is in the page cache then."""
+        for way in ("read", "write"):
+            (self.group / f"blkio.throttle.{way}_bps_device").write_text(f"{self.device} {rate}")
+        subprocess.run(["sync"], check=True)
+        Path("/proc/sys/vm/drop_caches").write_text("3")
+
+    def join(self):
+        """Puts the calling process, not yet its program, on this disk."""
+        (self.group / "cgroup.procs").write_text(str(os.getpid()))
+
+    def drop(self):
+        """Nobody uses it any more."""
+        self.group.rmdir()
 
 
 def issue_certificates(dray, root, names):

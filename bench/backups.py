@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""A migration that begins with a backup against one that copies everything, from a source whose link is busy: three
-hosts in network namespaces on a switch, each with a link of its own; guests of the source send as much as its link
-gives them, all the time. One image, then two at once. Needs root.
+"""A migration that begins with a backup against one that copies everything, from a source whose link and disk are
+busy: three hosts in network namespaces on a switch, each with a link of its own; guests of the source send as much as
+its link gives them, all the time, and read as much as its disk gives them. One image, then two at once. Needs root.
 
     python3 bench/backups.py [--dray target/release/dray] [--gib 2] [--changed-percent 1] [--rate 1gbit] [--guests 2]
-        [--rounds 2]
+        [--disk 100 --readers 2] [--rounds 2]
 
 The backup is on the third host. After it a part of the image is written; then the image moves. Time is from the command
 until every block is local, the source's bytes are those that the target's interface got less those that the third
-host's sent, and the guests' throughput is theirs during that time. The image is compared with the copy that was left behind.
+host's sent, and the guests' throughput is theirs during that time. With --disk the source's agent and the guests that
+read share a disk of that rate. The image is compared with the copy that was left behind.
 """
 
 import argparse
@@ -23,7 +24,7 @@ import threading
 import time
 from pathlib import Path
 
-from agents import Host, ask, issue_certificates
+from agents import Disk, Host, ask, issue_certificates
 from returns import MIB, change, make_image
 
 HOSTS = {"hosta": "10.74.0.1", "hostb": "10.74.0.2", "hostn": "10.74.0.3"}
@@ -106,32 +107,66 @@ while True:
 """
 
 
-class Guests:
-    """What other guests of the source send to the world; the sink is behind the switch."""
+# Reads 64 KiB at random places of a file, past the page cache; prints the bytes so far, ten times a second.
+READER = """
+import mmap, os, random, time
+file = os.open(PATH, os.O_RDONLY | os.O_DIRECT)
+places, into = os.fstat(file).st_size >> 16, mmap.mmap(-1, 1 << 16)
+read, said = 0, 0
+while True:
+    read += os.preadv(file, [into], random.randrange(places) << 16)
+    if time.monotonic() - said > 0.1:
+        said = time.monotonic()
+        print(read, flush=True)
+"""
 
-    def __init__(self, count):
+
+class Counters:
+    """Processes that print a number that grows."""
+
+    def __init__(self, processes):
+        self.processes = processes
+        self.values = [0] * len(processes)
+        for nth, process in enumerate(processes):
+            threading.Thread(target=self._follow, args=(nth, process), daemon=True).start()
+
+    def _follow(self, nth, process):
+        for line in process.stdout:
+            self.values[nth] = int(line)
+
+    def total(self):
+        return sum(self.values)
+
+    def stop(self):
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+class Guests:
+    """What other guests of the source send to the world, the sink being behind the switch, and read from its disk."""
+
+    def __init__(self, args, disk, file):
         ip("-n", namespace("switch"), "addr", "add", "10.74.0.9/24", "dev", "br0")
         self.sink = subprocess.Popen(inside("switch", "python3", "-c", SINK.replace("PORT", str(SINK_PORT))))
         time.sleep(0.5)
         code = GUEST.replace("PORT", str(SINK_PORT)).replace("ADDRESS", '"10.74.0.9"')
-        self.senders = [subprocess.Popen(inside("hosta", "python3", "-c", code), stdout=subprocess.PIPE, text=True)
-                        for _ in range(count)]
-        self.taken = [0] * count
-        for nth, sender in enumerate(self.senders):
-            threading.Thread(target=self._follow, args=(nth, sender), daemon=True).start()
+        self.senders = Counters([subprocess.Popen(inside("hosta", "python3", "-c", code), stdout=subprocess.PIPE, text=True)
+                                 for _ in range(args.guests)])
+        code = READER.replace("PATH", repr(str(file)))
+        self.readers = Counters([subprocess.Popen(["python3", "-c", code], stdout=subprocess.PIPE, text=True,
+                                                  preexec_fn=disk.join) for _ in range(args.readers if disk else 0)])
         time.sleep(2)
 
-    def _follow(self, nth, sender):
-        for line in sender.stdout:
-            self.taken[nth] = int(line)
-
     def bytes(self):
-        return sum(self.taken)
+        return self.senders.total(), self.readers.total()
 
     def stop(self):
-        for process in [*self.senders, self.sink]:
-            process.kill()
-            process.wait()
+        self.senders.stop()
+        self.readers.stop()
+        self.sink.kill()
+        self.sink.wait()
+        ip("-n", namespace("switch"), "addr", "del", "10.74.0.9/24", "dev", "br0")
 
 
 def dray(args, host, *words):
@@ -163,15 +198,18 @@ def one(args, hosts, images, size, way, rng):
     dray(args, source, "backups", "init", "third")
     dray(args, source, "backup", *images, "--to", "third")
     union = sum(change(source, size, size * args.changed_percent // 100, rng, image) for image in images)
-    guests = Guests(args.guests)
+    if source.disk:
+        source.disk.hold(int(args.disk * 1e6))
+    guests = Guests(args, source.disk, source.dir / "others.raw")
     try:
-        sent, taken, began = from_source(), guests.bytes(), time.monotonic()
+        sent, before, began = from_source(), guests.bytes(), time.monotonic()
         took = move(args, source, target, images, ["--no-backups"] if way == "full" else [])
-        taken, busy = guests.bytes() - taken, time.monotonic() - began
+        after, busy = guests.bytes(), time.monotonic() - began
         sent = from_source() - sent
     finally:
         guests.stop()
-        ip("-n", namespace("switch"), "addr", "del", "10.74.0.9/24", "dev", "br0")
+        if source.disk:
+            source.disk.hold(0)
     for host in hosts:
         host.stop()
     for image in images:
@@ -182,7 +220,8 @@ def one(args, hosts, images, size, way, rng):
         for left in host.pool.iterdir():
             shutil.rmtree(left) if left.is_dir() else left.unlink()
     shutil.rmtree(backup.dir / "repository", ignore_errors=True)
-    return took, taken / busy, sent, union
+    sending, reading = [(now - then) / busy for now, then in zip(after, before)]
+    return took, sending, reading, sent, union
 
 
 def main():
@@ -192,6 +231,8 @@ def main():
     parser.add_argument("--changed-percent", type=int, default=1)
     parser.add_argument("--rate", default="1gbit")
     parser.add_argument("--guests", type=int, default=2, help="how many of the source's guests send")
+    parser.add_argument("--disk", type=float, help="MB/s of the source's disk; unless given it is not held, and nobody reads")
+    parser.add_argument("--readers", type=int, default=2, help="how many of the source's guests read from its disk")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--dir", help="where the images are made")
@@ -206,22 +247,29 @@ def main():
         hosts = [Host(args.dray, root, name, peer, addresses, namespace(name))
                  for name, peer in (("hosta", "hostb"), ("hostb", "hosta"), ("hostn", "hosta"))]
         configure(root, addresses)
+        if args.disk:
+            hosts[0].disk = Disk(root.name, root)
+            make_image(hosts[0].dir / "others.raw", size)
         rng, seen = random.Random(args.seed), {}
         for nth in range(args.rounds):
             for count in (1, 2):
                 for way in ("full", "backup") if nth % 2 == 0 else ("backup", "full"):
                     told = one(args, hosts, IMAGES[:count], size, way, rng)
                     seen.setdefault((count, way), []).append(told)
-                    took, guests, sent, union = told
-                    print(f"round {nth + 1}, {count} at once, {way}: {took:.1f} s, guests {guests / 1e6:.1f} MB/s, "
-                          f"the source sent {sent / MIB:.1f} MiB for {union / MIB:.1f} MiB changed", flush=True)
+                    took, sending, reading, sent, union = told
+                    print(f"round {nth + 1}, {count} at once, {way}: {took:.1f} s, guests send {sending / 1e6:.1f} and "
+                          f"read {reading / 1e6:.1f} MB/s, the source sent {sent / MIB:.1f} MiB for "
+                          f"{union / MIB:.1f} MiB changed", flush=True)
         for count in (1, 2):
             full, backup = ([statistics.median(values) for values in zip(*seen[count, way])] for way in ("full", "backup"))
-            print(f"{count} at once: time / {full[0] / backup[0]:.2f}, guests' throughput x {backup[1] / full[1]:.2f}, "
-                  f"source's bytes {backup[2] / backup[3]:.3f} x changed")
+            reading = f", reading x {backup[2] / full[2]:.2f}" if args.disk else ""
+            print(f"{count} at once: time / {full[0] / backup[0]:.2f}, guests' sending x {backup[1] / full[1]:.2f}{reading}, "
+                  f"source's bytes {backup[3] / backup[4]:.3f} x changed")
     finally:
         for host in hosts:
             host.stop()
+            if host.disk:
+                host.disk.drop()
         drop_network()
         shutil.rmtree(root, ignore_errors=True)
 
