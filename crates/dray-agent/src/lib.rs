@@ -6,7 +6,7 @@
 //! * [`registry`], [`store`]: the images of this host and what is durable about them.
 //! * [`heat`]: what guests do with the images, counted for the orders of migrations.
 //! * [`lineage`]: generations of the images owned here; [`replicas`]: copies that were left
-//!   behind, and [`retention`]: for how long.
+//!   behind, and [`retention`]: for how long; [`released`]: images that QEMU has taken back.
 //! * [`reuse`]: content of this host by its hash, for migrations to here.
 //! * [`backup`]: backups of the images owned here, and their way back.
 //! * [`forecast`]: what the planner is told of images and links.
@@ -33,6 +33,7 @@ pub mod ops;
 pub mod pace;
 pub mod pki;
 pub mod registry;
+pub mod released;
 pub mod replicas;
 pub mod retention;
 pub mod reuse;

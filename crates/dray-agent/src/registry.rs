@@ -7,13 +7,15 @@ use crate::config::{Config, PoolIo};
 use crate::heat::ImageHeat;
 use crate::lineage::{Line, ReplicaNote, stamp_of};
 use crate::migration::source::unix_ms;
+use crate::released::Notes;
 use crate::store::{self, Store};
 use crate::vm::RECONNECT_DELAY;
+use dray_engine::lineage::Lineage;
 use dray_image::{
     DeviceMark, DeviceState, Disk, ErrorKind, FileImage, FileOptions, Image, ImageNames, QemuLocks,
 };
 use dray_nbd::{ExportError, ExportInfo, Exports};
-use dray_types::{Epoch, ImageId, MigrationId};
+use dray_types::{BlockSet, Epoch, ImageId, MigrationId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -193,6 +195,8 @@ impl Entry {
 pub struct Registry {
     /// Held while a replica is taken for a migration back, or removed.
     pub(crate) taking: Mutex<()>,
+    /// What is known of images that QEMU has taken back.
+    pub released: Notes,
     store: Store,
     config: Arc<Config>,
     entries: RwLock<BTreeMap<String, Arc<Entry>>>,
@@ -205,6 +209,8 @@ impl Registry {
     /// # Errors
     /// When the records cannot be read.
     pub fn load(store: Store, config: Arc<Config>) -> io::Result<Arc<Self>> {
+        let released = Notes::in_folder(store.released());
+        released.sweep()?;
         let mut entries = BTreeMap::new();
         for path in store::entries(&store.images(), ".json")? {
             let mut record: ImageRecord = store::read_json(&path)?;
@@ -220,9 +226,15 @@ impl Registry {
             match open_file(&record, config.io(&record.path)) {
                 Ok(file) => {
                     let name = record.name.clone();
+                    let suspect = released.knows(record.id);
                     let entry = entry(record, Arc::new(file), heat);
-                    entry.take_locks();
                     begin_line(&store, &entry)?;
+                    if suspect {
+                        // A QEMU may have the file: it must not meet a lock.
+                        entry.line().inspect(|line| line.suspect());
+                    } else {
+                        entry.take_locks();
+                    }
                     entries.insert(name, Arc::new(entry));
                 }
                 Err(why) => tracing::warn!(image = record.name, %why, "cannot open an image"),
@@ -230,6 +242,7 @@ impl Registry {
         }
         Ok(Arc::new(Self {
             taking: Mutex::default(),
+            released,
             store,
             config,
             entries: RwLock::new(entries),
@@ -287,18 +300,50 @@ impl Registry {
     /// # Errors
     /// `AlreadyExists` when the name is taken, or what the store reports.
     pub fn add(&self, record: ImageRecord, file: Arc<FileImage>) -> io::Result<Arc<Entry>> {
+        self.released.remove_others(&record.path, record.id)?;
+        self.add_with(record, file, None)
+    }
+
+    /// Adds an image that was released and is being adopted again: its line goes on, with what was
+    /// written in its open generation until then. It is suspect until it is known what was written
+    /// since.
+    ///
+    /// # Errors
+    /// As [`add`](Self::add).
+    pub fn add_again(
+        &self,
+        record: ImageRecord,
+        file: Arc<FileImage>,
+        line: (Lineage, BlockSet),
+    ) -> io::Result<Arc<Entry>> {
+        self.add_with(record, file, Some(line))
+    }
+
+    fn add_with(
+        &self,
+        record: ImageRecord,
+        file: Arc<FileImage>,
+        line: Option<(Lineage, BlockSet)>,
+    ) -> io::Result<Arc<Entry>> {
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         if entries.contains_key(&record.name) {
             let why = format!("an image named '{}' exists already", record.name);
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
         }
-        store::replace_json(&self.path_of(&record.name), &record)?;
         let name = record.name.clone();
         // A line that lies there is another image's.
-        store::remove(&line_path(&self.store, &name))?;
+        let at = line_path(&self.store, &name);
+        store::remove(&at)?;
+        if let Some((lineage, changed)) = line.clone() {
+            Line::create(&at, lineage, changed)?;
+        }
+        store::replace_json(&self.path_of(&name), &record)?;
         let heat = ImageHeat::new(record.len);
         let entry = Arc::new(entry(record, file, heat));
         begin_line(&self.store, &entry)?;
+        if line.is_some() {
+            entry.line().inspect(|line| line.suspect());
+        }
         entries.insert(name, Arc::clone(&entry));
         Ok(entry)
     }

@@ -3,6 +3,7 @@
 //! ```text
 //! images/NAME.json            one record per image
 //! images/NAME.heat            what is known of its accesses (docs/formats.md); not synced, may be lost
+//! released/ID.json            an image that QEMU has taken back, and its line (ID.line)
 //! seeds/NAME.json             an image that is being read from backups
 //! content.redb                which content is where, by hash; may be lost
 //! backups/NAME.json           which of its generations are in backup where
@@ -33,6 +34,7 @@ impl Store {
     pub fn open(root: &Path) -> io::Result<Self> {
         fs::create_dir_all(root.join("images"))?;
         fs::create_dir_all(root.join("migrations"))?;
+        fs::create_dir_all(root.join("released"))?;
         fs::create_dir_all(root.join("seeds"))?;
         fs::create_dir_all(root.join("batches"))?;
         Ok(Self { root: root.to_owned() })
@@ -46,6 +48,11 @@ impl Store {
     /// The file of what links have carried.
     pub fn links(&self) -> PathBuf {
         self.root.join("links.json")
+    }
+
+    /// Where the notes of images are that QEMU has taken back.
+    pub fn released(&self) -> PathBuf {
+        self.root.join("released")
     }
 
     /// Where the notes of images are that are being read from backups.

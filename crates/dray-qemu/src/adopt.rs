@@ -78,6 +78,18 @@ pub async fn check(qmp: &Qmp, plan: &LayerPlan, options: AdoptOptions) -> Result
     check_unused(&graph, plan, &layer, options.drop_bitmaps).map(|_| ())
 }
 
+/// The node of the file that an adopted layer was on: nothing uses it, and QEMU has it still open.
+#[derive(Debug)]
+#[must_use = "QEMU has the file open until it is closed"]
+pub struct OldFile(Layer);
+
+impl OldFile {
+    /// QEMU closes the file; the node's name is free for the release.
+    pub async fn close(&self, qmp: &Qmp, plan: &LayerPlan) -> Result<()> {
+        delete_rest(qmp, plan, &self.0).await
+    }
+}
+
 /// Puts the layer on the export of the same file. On success the guest's I/O goes to the export
 /// and QEMU has closed the file; on failure the guest is on its own file.
 pub async fn adopt(
@@ -86,6 +98,20 @@ pub async fn adopt(
     export: &NbdExport,
     options: AdoptOptions,
 ) -> Result<Adopted> {
+    let start = Instant::now();
+    let (adopted, old) = adopt_keeping(qmp, plan, export, options).await?;
+    let closed = old.close(qmp, plan).await;
+    closed.map_err(|e| e.during(format!("could not adopt disk {}", plan.qdev)))?;
+    Ok(Adopted { total: start.elapsed(), ..adopted })
+}
+
+/// [`adopt()`], but the old node stays, with the bitmaps that dray has on it: the caller closes it.
+pub async fn adopt_keeping(
+    qmp: &Qmp,
+    plan: &LayerPlan,
+    export: &NbdExport,
+    options: AdoptOptions,
+) -> Result<(Adopted, OldFile)> {
     let start = Instant::now();
     let what = || format!("could not adopt disk {}", plan.qdev);
     let graph = Graph::read(qmp).await.map_err(|e| e.during(what()))?;
@@ -98,9 +124,7 @@ pub async fn adopt(
         Ok(pivot) => pivot,
         Err(error) => return Err(undo_add(qmp, &plan.nbd_node(), error).await.during(what())),
     };
-    // Closes the file and frees the name for the release.
-    delete_rest(qmp, plan, &layer).await.map_err(|e| e.during(what()))?;
-    Ok(Adopted { pivot, total: start.elapsed() })
+    Ok((Adopted { pivot, total: start.elapsed() }, OldFile(layer)))
 }
 
 async fn splice(

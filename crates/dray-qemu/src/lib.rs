@@ -3,8 +3,8 @@
 //! * [`qmp`]: the client.
 //! * [`graph`], [`options`]: what disks a VM has, and what its block nodes were made with.
 //! * [`plan`]: how a layer gets under dray and back, worked out before anything is touched.
-//! * [`mod@adopt`], [`mod@release`]: doing it (`pivot` holds what both share); [`grow`]: an
-//!   adopted raw disk gets larger.
+//! * [`mod@adopt`], [`mod@release`]: doing it (`pivot` holds what both share); [`bitmap`]: what QEMU
+//!   writes in between; [`grow`]: an adopted raw disk gets larger.
 //! * [`migrate`]: the guest's memory and devices, step by step; [`blockdev`]: how the target is
 //!   started; [`status`]: small commands.
 //! * [`error`]: the error type.
@@ -16,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 pub mod adopt;
+pub mod bitmap;
 pub mod blockdev;
 pub mod error;
 pub mod graph;
@@ -28,11 +29,12 @@ pub mod qmp;
 pub mod release;
 pub mod status;
 
-pub use adopt::{AdoptOptions, Adopted, NbdExport, adopt};
+pub use adopt::{AdoptOptions, Adopted, NbdExport, OldFile, adopt, adopt_keeping};
+pub use bitmap::NewBitmap;
 pub use error::{Error, ErrorKind, Result};
 pub use graph::{Layer, Node, VmDisk};
 pub use migrate::{Incoming, Limits, Outgoing, Progress};
 pub use options::NodeOptions;
 pub use plan::{LayerPlan, Pivot};
 pub use qmp::{Event, Events, Qmp, Version};
-pub use release::{Released, release};
+pub use release::{Released, release, release_tracked};

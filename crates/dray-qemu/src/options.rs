@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::plan::{LayerPlan, Pivot};
 
 /// A node's options as QMP takes them.
 pub type Options = Map<String, Value>;
@@ -114,6 +115,18 @@ impl NodeOptions {
             .map_err(|e| Error::with_source(ErrorKind::Refused, what(), e))?;
         self.trees.splice(0..0, trees);
         Ok(self)
+    }
+
+    /// Adds the nodes of a layer that was released by this plan: they were made while QEMU ran, so its
+    /// command line does not name them.
+    pub fn add_released(&mut self, plan: &LayerPlan) {
+        let mut trees = vec![plan.local.clone()];
+        if let Pivot::Reopen { options } = &plan.pivot {
+            let mut format = options.clone();
+            format.insert("file".into(), plan.local_node().into());
+            trees.push(format);
+        }
+        self.trees.splice(0..0, trees);
     }
 
     /// A file's absolute path, from its name as QEMU knows it.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::bitmap;
 use crate::error::{Error, ErrorKind, Result};
 use crate::graph::{Graph, Layer, Node, VmDisk};
 use crate::options::{NodeOptions, Options};
@@ -260,7 +261,8 @@ fn node_name(kind: &str, qdev: &str, depth: usize) -> String {
 }
 
 /// Refuses a layer whose nodes somebody else uses (jobs, exports, other nodes) or whose protocol
-/// node carries dirty bitmaps, which the pivot would lose. Returns the bitmaps when they may go.
+/// node carries dirty bitmaps, which the pivot would lose. Returns the bitmaps when they may go;
+/// those that dray has made itself are nobody's loss.
 pub(crate) fn check_unused(
     graph: &Graph,
     plan: &LayerPlan,
@@ -287,7 +289,8 @@ pub(crate) fn check_unused(
         Pivot::Reopen { .. } => vec![Some(&layer.protocol)],
     };
     let bitmaps = lost.into_iter().flatten().flat_map(|node| {
-        node.bitmaps.iter().map(|bitmap| (node.name.clone(), bitmap.name.clone()))
+        let others = node.bitmaps.iter().filter(|bitmap| !bitmap::is_ours(&bitmap.name));
+        others.map(|bitmap| (node.name.clone(), bitmap.name.clone()))
     });
     let bitmaps: Vec<_> = bitmaps.collect();
     if let (Some((node, bitmap)), false) = (bitmaps.first(), drop_bitmaps) {

@@ -4,6 +4,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::bitmap::{self, NewBitmap};
 use crate::error::{Error, ErrorKind, Result};
 use crate::graph::{Graph, Layer, Node, VmDisk};
 use crate::pivot::{add_node, delete_node, delete_rest, exchange, undo_add};
@@ -17,29 +18,56 @@ pub struct Released {
     pub pivot: Duration,
     /// Everything.
     pub total: Duration,
+    /// The bitmap that was asked for records since before the pivot.
+    pub tracked: bool,
 }
 
 /// Puts the layer back on its local file. On success QEMU has left the export; on failure the
 /// guest still uses it. A layer that is on its file already is released.
 pub async fn release(qmp: &Qmp, plan: &LayerPlan) -> Result<Released> {
+    release_tracked(qmp, plan, None).await
+}
+
+/// [`release()`], with a dirty bitmap on the file's node from before the pivot: no write escapes it. A
+/// bitmap that QEMU does not make, or has lost by the time that this is repeated, costs the tracking
+/// only.
+pub async fn release_tracked(
+    qmp: &Qmp,
+    plan: &LayerPlan,
+    bitmap: Option<&NewBitmap>,
+) -> Result<Released> {
     let start = Instant::now();
     let what = || format!("could not release disk {}", plan.qdev);
     let graph = Graph::read(qmp).await.map_err(|e| e.during(what()))?;
     let nbd = plan.nbd_node();
     let Some(layer) = adopted_layer(&graph, plan).map_err(|e| e.during(what()))? else {
         delete_node(qmp, &nbd).await.map_err(|e| e.during(what()))?;
-        return Ok(Released { pivot: Duration::ZERO, total: start.elapsed() });
+        let bitmaps = &plan.layer_in(&graph).map_err(|e| e.during(what()))?.protocol.bitmaps;
+        let tracked = bitmap.is_some_and(|new| bitmap::recording(bitmaps, &new.name).is_some());
+        return Ok(Released { pivot: Duration::ZERO, total: start.elapsed(), tracked });
     };
     // Left behind by a release that was interrupted before its pivot.
     delete_node(qmp, plan.local_node()).await.map_err(|e| e.during(what()))?;
     add_node(qmp, &plan.local).await.map_err(|e| e.during(what()))?;
+    let tracked = match bitmap {
+        Some(bitmap) => track(qmp, plan, bitmap).await,
+        None => false,
+    };
     let pivot_start = Instant::now();
     if let Err(error) = exchange(qmp, plan, &layer.top().name, plan.local_node()).await {
         return Err(undo_add(qmp, plan.local_node(), error).await.during(what()));
     }
     let pivot = pivot_start.elapsed();
     delete_rest(qmp, plan, &layer).await.map_err(|e| e.during(what()))?;
-    Ok(Released { pivot, total: start.elapsed() })
+    Ok(Released { pivot, total: start.elapsed(), tracked })
+}
+
+async fn track(qmp: &Qmp, plan: &LayerPlan, bitmap: &NewBitmap) -> bool {
+    let added = bitmap::add(qmp, plan.local_node(), bitmap).await;
+    if let Err(why) = &added {
+        tracing::warn!(disk = plan.qdev, %why, "what is written to a released disk is not known");
+    }
+    added.is_ok()
 }
 
 /// The layer if it is on dray's socket; `None` if it is on its file.

@@ -150,7 +150,12 @@ impl Agent {
         };
         let (slot, owner) = TargetLoop::open(intent, parts, board, inputs)?;
         self.targets.insert(slot.board.migration, Arc::clone(&slot));
-        let task = TargetVmTask { slot: Arc::clone(&slot), told, config: Arc::clone(&self.config) };
+        let task = TargetVmTask {
+            slot: Arc::clone(&slot),
+            told,
+            config: Arc::clone(&self.config),
+            registry: Arc::clone(&self.registry),
+        };
         tokio::spawn(task.run());
         std::thread::Builder::new()
             .name("dray-target".to_owned())

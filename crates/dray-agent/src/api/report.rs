@@ -368,9 +368,13 @@ pub struct ImageStatus {
     /// on their way and replicas of earlier releases.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generation: Option<GenerationStatus>,
-    /// When a replica was left behind, in milliseconds since 1970 (UTC).
+    /// When a replica was left behind, or an image was released, in milliseconds since 1970 (UTC).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since_unix_ms: Option<u64>,
+    /// Process id of the QEMU that tracks what it writes to a released image; absent when nobody does,
+    /// and everything counts as changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tracked_by: Option<i32>,
 }
 
 /// One generation, by its place and its id.

@@ -16,7 +16,7 @@ use crate::registry::{CopyState, Registry};
 use crate::store;
 use dray_engine::lineage::{Generation, Lineage, LineageRecord, Recovered, Stamp, recover};
 use dray_image::journal::Journal;
-use dray_image::{Disk, INTENT_REGION_BYTES, IntentLog};
+use dray_image::{Disk, INTENT_REGION_BYTES, Image, IntentLog};
 use dray_types::{Ancestor, BLOCK_SIZE, BlockRange, BlockSet, GenerationId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -92,6 +92,9 @@ struct Inner {
     /// A generation was ended and is being written down: regions are named as open even though the
     /// line has no past yet.
     turning: bool,
+    /// Somebody else may have written to the image: everything counts as changed, until it is known
+    /// what was. What makes it so is durable elsewhere (see [`released`](crate::released)).
+    suspect: bool,
 }
 
 fn encode(record: &LineageRecord) -> io::Result<Vec<u8>> {
@@ -114,7 +117,20 @@ fn read(path: &Path) -> io::Result<Option<Recovered>> {
 /// # Errors
 /// What the file system reports, or that the file is damaged.
 pub fn last_known(path: &Path) -> io::Result<Option<Lineage>> {
-    Ok(read(path)?.map(|found| found.lineage))
+    Ok(last_state(path)?.map(|(lineage, _)| lineage))
+}
+
+/// The line at `path`, and what was written in its open generation as far as it tells.
+///
+/// # Errors
+/// What the file system reports, or that the file is damaged.
+pub fn last_state(path: &Path) -> io::Result<Option<(Lineage, BlockSet)>> {
+    Ok(read(path)?.map(|found| (found.lineage, found.changed)))
+}
+
+/// Every block of a disk.
+fn whole(disk: &Disk) -> BlockSet {
+    [BlockRange::whole(disk.geometry().len)].into_iter().collect()
 }
 
 impl Line {
@@ -131,7 +147,8 @@ impl Line {
         let (mut journal, _) = opened.map_err(io::Error::other)?;
         let record = encode(&LineageRecord::Whole { lineage: lineage.clone(), changed })?;
         journal.rewrite(&[&record]).map_err(io::Error::other)?;
-        let inner = Inner { journal, lineage, open: BTreeSet::new(), turning: false };
+        let (open, turning, suspect) = (BTreeSet::new(), false, false);
+        let inner = Inner { journal, lineage, open, turning, suspect };
         let (rewriting, inner) = (Mutex::default(), Mutex::new(inner));
         Ok(Arc::new(Self { path: path.to_owned(), rewriting, inner }))
     }
@@ -215,12 +232,44 @@ impl Line {
     /// told. To be asked after a migration has begun to track.
     pub fn changed_since(&self, base: GenerationId, disk: &Disk) -> Option<BlockSet> {
         let inner = self.inner();
-        disk.keeps_history().then(|| inner.lineage.changed_since(base, &disk.history()))?
+        disk.keeps_history().then(|| inner.lineage.changed_since(base, &inner.changed(disk)))?
     }
 
     /// The past as the next owner shall know it; the disk is quiesced.
     pub fn closed(&self, host: &str, disk: &Disk) -> Vec<Generation> {
-        self.inner().lineage.closed(disk.history(), host, unix_ms())
+        let inner = self.inner();
+        inner.lineage.closed(inner.changed(disk), host, unix_ms())
+    }
+
+    /// Somebody else may write to the image from now on: until [`settle`](Self::settle), or
+    /// [`trust`](Self::trust), everything counts as changed.
+    pub fn suspect(&self) {
+        self.inner().suspect = true;
+    }
+
+    /// Nobody else has written to the image.
+    pub fn trust(&self) {
+        self.inner().suspect = false;
+    }
+
+    /// It is known what somebody else has written in the open generation: `changed`, or with none
+    /// everything may have been. Durable on return, and no longer suspect.
+    ///
+    /// # Errors
+    /// What the file system reports; the line stays suspect.
+    pub fn settle(&self, disk: &Disk, changed: Option<&BlockSet>) -> io::Result<()> {
+        let _rewriting = self.rewriting();
+        let mut inner = self.inner();
+        if disk.keeps_history() {
+            match changed {
+                Some(changed) => disk.add_history(changed),
+                None => disk.add_history(&whole(disk)),
+            }
+            let (lineage, changed) = (inner.lineage.clone(), disk.history());
+            inner.rewrite_open(&LineageRecord::Whole { lineage, changed })?;
+        }
+        inner.suspect = false;
+        Ok(())
     }
 
     /// Closes the regions that are not in use.
@@ -261,6 +310,11 @@ impl Line {
 }
 
 impl Inner {
+    /// What counts as changed in the open generation.
+    fn changed(&self, disk: &Disk) -> BlockSet {
+        if self.suspect { whole(disk) } else { disk.history() }
+    }
+
     /// The journal is `whole` and the regions that are open.
     fn rewrite_open(&mut self, whole: &LineageRecord) -> io::Result<()> {
         let mut records = vec![encode(whole)?];

@@ -364,3 +364,30 @@ proptest::proptest! {
         }
     }
 }
+
+#[test]
+fn a_suspect_line_names_everything_until_it_is_known_what_was_written() {
+    let host = Host::new();
+    let (line, disk, base) = host.begin();
+    write(&disk, 3);
+    line.suspect();
+    let everything = [(0, LEN / BLOCK_SIZE)];
+    assert_eq!(blocks(&line.changed_since(base, &disk).unwrap()), everything);
+    assert_eq!(blocks(&line.closed("hosta", &disk).last().unwrap().changed), everything);
+    line.trust();
+    assert_eq!(blocks(&line.changed_since(base, &disk).unwrap()), [(3, 1)]);
+    line.suspect();
+    let theirs: BlockSet = [BlockRange::new(REGION_BLOCKS, 2)].into_iter().collect();
+    line.settle(&disk, Some(&theirs)).unwrap();
+    write(&disk, 4);
+    let known = [(3, 2), (REGION_BLOCKS, 2)];
+    assert_eq!(blocks(&line.changed_since(base, &disk).unwrap()), known);
+    // Durable at once, though nobody wrote to that region through the agent.
+    let (line, disk) = host.restart();
+    let changed = line.changed_since(base, &disk).unwrap();
+    assert_eq!(blocks(&changed), [(0, REGION_BLOCKS + 2)]);
+    line.suspect();
+    line.settle(&disk, None).unwrap();
+    let (line, disk) = host.restart();
+    assert_eq!(blocks(&line.changed_since(base, &disk).unwrap()), everything);
+}

@@ -10,8 +10,8 @@
 use super::{Line, random_generation};
 use crate::migration::source::unix_ms;
 use dray_engine::lineage::{Lineage, LineageRecord};
-use dray_image::{Disk, Image, Quiesced};
-use dray_types::{Ancestor, BlockRange, BlockSet, GenerationId};
+use dray_image::{Disk, Quiesced};
+use dray_types::{Ancestor, BlockSet, GenerationId};
 use std::io;
 use std::sync::{Arc, MutexGuard};
 
@@ -64,8 +64,8 @@ impl<'a> Turning<'a> {
         }
         let intent = Arc::clone(self.line) as _;
         let changed = disk.turn_history(quiesced, intent).map_err(io::Error::other)?;
-        let whole = || [BlockRange::whole(disk.geometry().len)].into_iter().collect();
-        let written = changed.clone().unwrap_or_else(whole);
+        let known = changed.clone().filter(|_| !inner.suspect);
+        let written = known.unwrap_or_else(|| super::whole(disk));
         let before = inner.lineage.open();
         let after = inner.lineage.turned(written, host, unix_ms(), self.next);
         let after = after.ok_or_else(|| io::Error::other("its generations are used up"));

@@ -68,6 +68,7 @@ impl Agent {
             kept_for: self.kept_for(&record),
             generation: generation_of(entry, &record).map(Into::into),
             since_unix_ms: record.replica.as_ref().map(|note| note.since_unix_ms),
+            tracked_by: None,
             name: record.name,
             id: record.id,
         }
@@ -209,8 +210,14 @@ impl Agent {
     }
 
     pub(super) fn image_remove(&self, command: &ImageRemove) -> ApiResult<ImageStatus> {
-        let entry = self.image(&command.name)?;
         let what = format!("cannot remove image '{}'", command.name);
+        if self.registry.get(&command.name).is_none()
+            && !command.delete
+            && let Some(status) = self.forget_released(&what, &command.name)?
+        {
+            return Ok(status);
+        }
+        let entry = self.image(&command.name)?;
         let conflict = |why: &str, hint: &str| {
             Err(ApiError::new(ErrorKind::Conflict, what.clone(), why).hint(hint))
         };
@@ -297,7 +304,7 @@ impl Agent {
         qmp: &Path,
         image: &str,
     ) -> ApiResult<(Picture, dray_qemu::LayerPlan)> {
-        let picture = Picture::take(qmp, &self.nbd_socket()).await?;
+        let picture = self.picture(qmp).await?;
         let place = picture::Place::Resident(image.to_owned());
         let layer = picture.layers().find(|layer| layer.place == place).cloned();
         let Some(layer) = layer else {

@@ -5,11 +5,17 @@ use crate::agent::Agent;
 use crate::api::{ApiResult, ClosedGeneration, Lineage, LineageStatus};
 use crate::backup::notes::Note;
 use crate::lineage;
+use crate::released::Released;
 use dray_engine::lineage::{Generation, Reason};
 use dray_types::Ancestor;
 
 impl Agent {
     pub(super) fn lineage(&self, command: &Lineage) -> ApiResult<LineageStatus> {
+        if self.registry.get(&command.image).is_none()
+            && let Some(note) = self.released_named(&command.image)
+        {
+            return Ok(self.lineage_of_released(&note));
+        }
         let entry = self.image(&command.image)?;
         let record = entry.record();
         let what = format!("cannot read the generations of image '{}'", command.image);
@@ -33,6 +39,24 @@ impl Agent {
             open: line.map(|line| line.open().into()).or(status.generation),
             changed_blocks: entry.disk.keeps_history().then(|| entry.disk.history().len()),
         })
+    }
+
+    fn lineage_of_released(&self, note: &Released) -> LineageStatus {
+        let status = self.released_status(note);
+        let line = self.registry.released.lineage(note.image.id);
+        let notes = crate::backup::notes::of(&self.store.backups(), &status.name);
+        let past = line.as_ref().map_or(&[][..], |line| line.past());
+        let past = (0..).zip(past).map(|(nth, generation)| shown(nth, generation, None, &notes));
+        LineageStatus {
+            past: past.collect(),
+            image: status.name,
+            id: status.id,
+            host: self.config.name.clone(),
+            state: status.state,
+            open: status.generation,
+            // What QEMU has written since is in its own memory.
+            changed_blocks: None,
+        }
     }
 }
 

@@ -12,6 +12,7 @@ mod migrate;
 mod plan;
 mod prepare;
 mod record;
+mod released;
 mod seed;
 mod splice;
 
@@ -78,7 +79,7 @@ impl AgentApi for Operator {
     }
 
     async fn images(&self) -> ApiResult<Vec<ImageStatus>> {
-        Ok(self.0.registry.all().iter().map(|entry| self.0.image_status(entry)).collect())
+        Ok(self.0.list_images())
     }
 
     async fn image_add(&self, command: api::ImageAdd) -> ApiResult<ImageStatus> {

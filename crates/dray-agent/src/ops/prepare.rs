@@ -11,11 +11,12 @@ use crate::migration::source::{SourceSlot, unix_ms};
 use crate::net::requests;
 use crate::net::{NetError, NetErrorKind};
 use crate::registry::CopyState;
+use crate::released::Released;
 use crate::vm::RECONNECT_DELAY;
 use crate::vm::picture::{LayerPicture, Picture, Place};
 use dray_image::{FileImage, FileOptions};
 use dray_qemu::{NbdExport, blockdev};
-use dray_types::{Epoch, ImageId, MigrationId};
+use dray_types::{Ancestor, Epoch, ImageId, MigrationId};
 use dray_wire::ImageOffer;
 use dray_wire::request::{Base, Reply, Request, WantedImage};
 use std::collections::BTreeMap;
@@ -138,7 +139,7 @@ impl Agent {
                 (None, None)
             }
             Subject::Vm { qmp } => {
-                let picture = Picture::take(qmp, &self.nbd_socket()).await?;
+                let picture = self.picture(qmp).await?;
                 for layers in &picture.disks {
                     let mut found = Vec::new();
                     for layer in layers {
@@ -152,12 +153,7 @@ impl Agent {
             }
         };
         check_names(&plan)?;
-        let epoch = plan
-            .images
-            .iter()
-            .filter_map(|image| self.registry.get(&image.name))
-            .map(|entry| entry.record().epoch)
-            .max();
+        let epoch = plan.images.iter().filter_map(|image| self.epoch_of(image)).max();
         let known = self.earlier_try(&command.to, &mut plan);
         let intent = SourceIntent {
             migration: match known {
@@ -173,6 +169,34 @@ impl Agent {
             adopted: Vec::new(),
         };
         Ok((intent, plan, picture))
+    }
+
+    /// The epoch of an image that this host serves, or that QEMU has taken back.
+    fn epoch_of(&self, image: &SourceImage) -> Option<Epoch> {
+        if let Some(entry) = self.registry.get(&image.name) {
+            return Some(entry.record().epoch);
+        }
+        self.released_at(image).map(|note| note.image.epoch)
+    }
+
+    /// What is known of an image that QEMU has taken back, and that will be adopted again.
+    fn released_at(&self, image: &SourceImage) -> Option<Released> {
+        let known = self.registry.released.at(&image.path)?;
+        (known.image.id == image.offer.id).then_some(known)
+    }
+
+    /// The generations of which the target may have a replica to begin with.
+    fn ancestors(&self, image: &SourceImage) -> Vec<Ancestor> {
+        if image.offer.read_only {
+            return Vec::new();
+        }
+        let line = match self.registry.get(&image.name) {
+            Some(entry) => entry.line().map(|line| line.lineage()),
+            None => {
+                self.released_at(image).and_then(|n| self.registry.released.lineage(n.image.id))
+            }
+        };
+        line.map_or_else(Vec::new, |line| line.ancestors())
     }
 
     /// A failed or cancelled migration of the same resident images to the same host: what its
@@ -270,11 +294,19 @@ impl Agent {
         } else {
             super::images::growable_len(layer.plan.file_size, layer.plan.size)
         };
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let read_only = backing || layer.plan.read_only;
+        let known = self.registry.known_at(&path).filter(|_| !read_only);
+        let name = match &known {
+            Some((note, ..)) => note.image.name.clone(),
+            None => path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        };
         let device = (!backing).then(|| layer.plan.qdev.clone());
         let target = named(&name, device.as_deref());
-        let read_only = backing || layer.plan.read_only;
-        let offer = ImageOffer { id: ImageId(random_id()?), name: target, len, read_only };
+        let id = match known {
+            Some((note, ..)) => note.image.id,
+            None => ImageId(random_id()?),
+        };
+        let offer = ImageOffer { id, name: target, len, read_only };
         plan.allocated.push(file.allocated_bytes().map_err(|why| io_error(&what, why))?);
         plan.images.push(SourceImage { name, offer, path, device, base: Base::Empty });
         Ok(plan.images.len() - 1)
@@ -331,11 +363,7 @@ impl Agent {
         pool: Option<&str>,
     ) -> Result<(String, Vec<Base>), NetError> {
         let (migration, pool) = (intent.migration, pool.map(str::to_owned));
-        let ancestors = intent.images.iter().map(|image| {
-            let entry = self.registry.get(&image.name).filter(|_| !image.offer.read_only);
-            entry.and_then(|entry| entry.line()).map_or_else(Vec::new, |l| l.lineage().ancestors())
-        });
-        let ancestors = ancestors.collect();
+        let ancestors = intent.images.iter().map(|image| self.ancestors(image)).collect();
         let bare = Request::Prepare { migration, pool: pool.clone(), images: images.clone() };
         let request = Request::PrepareReturn { migration, pool, images, ancestors };
         let reply = match self.ask(&intent.peer, &request).await {

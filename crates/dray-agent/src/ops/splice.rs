@@ -2,10 +2,13 @@
 
 use super::images::{growable_len, random_id, real_path};
 use super::io_error;
+use super::released::not_released;
 use crate::agent::Agent;
 use crate::api::{Adopt, ApiError, ApiResult, ErrorKind, Release, Spliced, SplicedDisk};
+use crate::migration::abort;
 use crate::migration::source::SourceSlot;
 use crate::registry::{Adopted, CopyState, Entry, ImageRecord, Place, is_device};
+use crate::released::{NotReleased, Released};
 use crate::vm::picture::{LayerPicture, Picture, Place as Where, on_local};
 use crate::vm::{RECONNECT_DELAY, qemu_error};
 use dray_image::{Image, names};
@@ -16,7 +19,7 @@ use std::sync::Arc;
 
 impl Agent {
     pub(super) async fn adopt(&self, command: &Adopt) -> ApiResult<Spliced> {
-        let picture = Picture::take(&command.qmp, &self.nbd_socket()).await?;
+        let picture = self.picture(&command.qmp).await?;
         let wanted = |layer: &&LayerPicture| {
             command.disks.is_empty() || command.disks.contains(&layer.plan.qdev)
         };
@@ -50,16 +53,22 @@ impl Agent {
         let options = AdoptOptions { drop_bitmaps };
         let failed = |why: dray_qemu::Error| qemu_error(what.clone(), &why);
         dray_qemu::adopt::check(&picture.qmp, &layer.plan, options).await.map_err(failed)?;
-        let entry = self.register(&what, picture, &layer.plan, id)?;
+        let (entry, note) = self.register(&what, picture, &layer.plan, id)?;
         let record = entry.record();
         let export = NbdExport {
             socket: self.nbd_socket(),
             name: record.name.clone(),
             reconnect_delay: RECONNECT_DELAY,
         };
-        let adopted = dray_qemu::adopt(&picture.qmp, &layer.plan, &export, options).await;
+        abort::step("AdoptPivot");
+        let adopted = dray_qemu::adopt_keeping(&picture.qmp, &layer.plan, &export, options).await;
         match adopted {
-            Ok(adopted) => {
+            Ok((adopted, old)) => {
+                if let Some(note) = note {
+                    self.take_again(&picture.qmp, &layer.plan, &note, &entry).await;
+                }
+                abort::step("AdoptClose");
+                old.close(&picture.qmp, &layer.plan).await.map_err(failed)?;
                 // QEMU has closed the file, and with it its own locks.
                 entry.take_locks();
                 Ok(SplicedDisk {
@@ -77,6 +86,18 @@ impl Agent {
         }
     }
 
+    /// The disk was released before: what QEMU has written to it counts as changed. Without knowing it
+    /// everything does, which costs a full copy and nothing else.
+    async fn take_again(&self, qmp: &Qmp, plan: &LayerPlan, note: &Released, entry: &Entry) {
+        let run_dir = &self.config.run_dir;
+        let image = &note.image.name;
+        match self.registry.end_adoption(qmp, plan, note, entry, run_dir).await {
+            // Said in the log by then, with the reason.
+            Ok(_) => {}
+            Err(why) => tracing::warn!(image, %why, "everything in it counts as changed"),
+        }
+    }
+
     /// Registers the file of a disk that QEMU still has open: no lock is taken, QEMU holds its own.
     fn register(
         &self,
@@ -84,18 +105,25 @@ impl Agent {
         picture: &Picture,
         plan: &LayerPlan,
         id: Option<ImageId>,
-    ) -> ApiResult<Arc<Entry>> {
+    ) -> ApiResult<(Arc<Entry>, Option<Released>)> {
         let path = plan.path();
         self.check_file(what, &path, false)?;
         let path = real_path(&path).map_err(|why| io_error(what, why))?;
         self.check_writable(what, &path)?;
         let growable = plan.format != "raw";
         let splice = serde_json::to_value(plan).map_err(|why| io_error(what, why))?;
+        let known = self.registry.known_at(&path);
+        let known = known.filter(|(note, ..)| id.is_none_or(|id| id == note.image.id));
         let mut record = ImageRecord {
-            name: adopted_name(&path),
-            id: match id {
-                Some(id) => id,
-                None => ImageId(random_id()?),
+            // As others know it, if it was an image before.
+            name: match &known {
+                Some((note, ..)) => note.image.name.clone(),
+                None => adopted_name(&path),
+            },
+            id: match (id, &known) {
+                (Some(id), _) => id,
+                (None, Some((note, ..))) => note.image.id,
+                (None, None) => ImageId(random_id()?),
             },
             mode: names::file_mode(&path).map_err(|why| io_error(what, why))?,
             device: is_device(&path),
@@ -106,7 +134,7 @@ impl Agent {
             read_only: false,
             format: Some(plan.format.clone()),
             state: CopyState::Owner,
-            epoch: Epoch(1),
+            epoch: known.as_ref().map_or(Epoch(1), |(note, ..)| note.image.epoch),
             migration: None,
             adopted: Some(Adopted {
                 qmp: picture.qmp.socket().to_owned(),
@@ -117,13 +145,18 @@ impl Agent {
         };
         let file = self.registry.open_file(&record).map_err(|why| io_error(what, why))?;
         record.len = file.geometry().len;
-        self.registry
-            .add(record, Arc::new(file))
-            .map_err(|why| ApiError::new(ErrorKind::Conflict, what, why))
+        let (file, failed) = (Arc::new(file), |why| ApiError::new(ErrorKind::Conflict, what, why));
+        match known {
+            Some((note, lineage, changed)) => {
+                let again = self.registry.add_again(record, file, (lineage, changed));
+                Ok((again.map_err(failed)?, Some(note)))
+            }
+            None => Ok((self.registry.add(record, file).map_err(failed)?, None)),
+        }
     }
 
     pub(super) async fn release(&self, command: &Release) -> ApiResult<Spliced> {
-        let picture = Picture::take(&command.qmp, &self.nbd_socket()).await?;
+        let picture = self.picture(&command.qmp).await?;
         let mut disks = Vec::new();
         for layer in picture.layers() {
             let Where::Resident(name) = &layer.place else { continue };
@@ -161,10 +194,12 @@ impl Agent {
         let plan = release_plan(&record, seen)
             .map_err(|why| ApiError::new(ErrorKind::Conflict, what.clone(), why))?;
         entry.drop_locks();
-        let released = dray_qemu::release(qmp, &plan).await;
+        let released = self.registry.release(qmp, &plan, &entry).await;
         let released = released.map_err(|why| {
-            entry.take_locks();
-            qemu_error(what.clone(), &why)
+            if matches!(why, NotReleased::Qemu(_)) {
+                entry.take_locks();
+            }
+            not_released(&what, why)
         })?;
         self.registry.forget(name).map_err(|why| io_error(what, why))?;
         Ok(SplicedDisk {

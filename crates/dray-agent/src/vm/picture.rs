@@ -2,6 +2,7 @@
 //! under dray and back.
 
 use crate::api::{ApiError, ApiResult, ErrorKind};
+use crate::released::{Notes, QemuProcess};
 use crate::vm::qemu_error;
 use dray_qemu::{Layer, LayerPlan, NodeOptions, Pivot, Qmp, VmDisk, graph, status};
 use serde_json::Map;
@@ -43,17 +44,20 @@ impl Picture {
     ///
     /// # Errors
     /// When there is none, or when its disks are such that they could not be put back as they were.
-    pub async fn take(socket: &Path, nbd_socket: &Path) -> ApiResult<Self> {
+    pub async fn take(socket: &Path, nbd_socket: &Path, released: &Notes) -> ApiResult<Self> {
         let what = || format!("cannot look at the vm behind {}", socket.display());
         let failed = |why: dray_qemu::Error| qemu_error(what(), &why);
         let qmp = Qmp::connect(socket).await.map_err(failed)?;
         let name = status::name(&qmp).await.map_err(failed)?;
         let running = status::status(&qmp).await.map_err(failed)?.running;
         let disks = graph::disks(&qmp).await.map_err(failed)?;
-        let known = match qmp.pid() {
+        let mut known = match qmp.pid() {
             Some(pid) => NodeOptions::of_process(pid).map_err(failed)?,
             None => NodeOptions::default(),
         };
+        if let Some(process) = QemuProcess::of(&qmp) {
+            released.of_process(&process).iter().for_each(|note| known.add_released(&note.plan));
+        }
         let disks = disks
             .iter()
             .map(|disk| layers(disk, &known, nbd_socket).map_err(failed))

@@ -6,6 +6,7 @@ use crate::migration::messages::{GuestFacts, ToSourceShell, ToTargetShell};
 use crate::migration::target::{Input, TargetSlot, Told};
 use crate::net::tunnel;
 use crate::net::{NetError, NetErrorKind, Stream};
+use crate::registry::Registry;
 use crate::vm::picture::on_local;
 use dray_engine::TargetEvent;
 use dray_qemu::{Incoming, LayerPlan, Qmp, status};
@@ -25,6 +26,8 @@ pub struct TargetVmTask {
     pub told: UnboundedReceiver<Told>,
     /// The agent's configuration.
     pub config: Arc<Config>,
+    /// The images of this host.
+    pub registry: Arc<Registry>,
 }
 
 /// Where the waiting QEMU of a migration listens for memory.
@@ -172,7 +175,9 @@ impl TargetVmTask {
         for (image, plan) in plans(&guest)? {
             let image = intent.images.get(image).ok_or("the plan names no image")?;
             let plan = on_local(&plan, &image.path)?;
-            dray_qemu::release(&qmp, &plan).await.map_err(|why| why.to_string())?;
+            let entry = self.registry.get(&image.offer.name).ok_or("the image is not there")?;
+            let released = self.registry.release(&qmp, &plan, &entry).await;
+            released.map_err(|why| why.to_string())?;
         }
         Ok(())
     }

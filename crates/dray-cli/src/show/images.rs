@@ -58,8 +58,19 @@ fn remark(image: &ImageStatus) -> String {
             format!(" ({host} needs {})", bytes(*needed))
         }
         Some(KeptFor { host, bytes: None }) => format!(" (kept for {host})"),
+        None if image.state == ImageState::Released => released(image, now_unix_ms()),
         None if image.read_only => " (read-only)".to_owned(),
         None => replica(image, now_unix_ms()).unwrap_or_default(),
+    }
+}
+
+/// Who tracks what is written to a released image, and since when.
+fn released(image: &ImageStatus, now: u64) -> String {
+    let since =
+        image.since_unix_ms.map_or_else(String::new, |since| format!("{}, ", ago(since, now)));
+    match image.tracked_by {
+        Some(pid) => format!(" ({since}tracked by QEMU {pid})"),
+        None => format!(" ({since}not tracked)"),
     }
 }
 

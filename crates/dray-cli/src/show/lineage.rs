@@ -33,6 +33,7 @@ pub fn tree(line: &LineageStatus, now: u64, style: Style) -> String {
         let written = line.changed_blocks.map(|blocks| format!(", {}", written(blocks, " so far")));
         let what = match line.state {
             ImageState::Replica => format!("replica here, on {}", line.host),
+            ImageState::Released => format!("released to QEMU on {}", line.host),
             _ => format!("open on {}{}", line.host, written.unwrap_or_default()),
         };
         let mark = if line.state == ImageState::Replica { "○" } else { "●" };

@@ -8,6 +8,7 @@ mod failures;
 mod hand_back;
 mod home;
 mod input;
+mod released;
 mod restart;
 mod several;
 mod stage;

@@ -7,13 +7,13 @@ use dray_testkit::lab::{Answer, Host};
 use std::time::{Duration, Instant};
 
 /// Starts the agent of `host` anew with a variable.
-fn start_with(host: &Host, variable: &str, effect: &str) {
+pub fn start_with(host: &Host, variable: &str, effect: &str) {
     host.kill9().expect("kill");
     host.start_with(&[(variable, effect)]).expect("restart");
 }
 
 /// Waits until the agent has died by itself, and starts it again.
-fn dies_and_returns(host: &Host) {
+pub fn dies_and_returns(host: &Host) {
     let pid = host.pid().expect("an agent");
     let deadline = Instant::now() + PATIENCE;
     let dead = || {

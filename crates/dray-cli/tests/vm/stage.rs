@@ -156,7 +156,12 @@ impl Stage {
     }
 
     pub fn start_target(&mut self, prepared: &Value) {
-        let mut builder = GuestVm::builder(&self.lab.dir(), "target").memory_mib(192).incoming();
+        self.start_waiting("target", prepared);
+    }
+
+    /// Starts the waiting QEMU, called `name`, with what `dray prepare` printed.
+    pub fn start_waiting(&mut self, name: &str, prepared: &Value) {
+        let mut builder = GuestVm::builder(&self.lab.dir(), name).memory_mib(192).incoming();
         for image in prepared["images"].as_array().expect("images") {
             let lines: Vec<&str> = image["blockdev"]
                 .as_array()

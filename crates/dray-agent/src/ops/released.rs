@@ -1,0 +1,144 @@
+//! Images that QEMU has taken back, as the local API shows them, and what a crash left half done with
+//! one of a VM's disks: it is settled whenever somebody looks at the VM.
+
+use super::images::real_path;
+use super::io_error;
+use crate::agent::Agent;
+use crate::api::{ApiError, ApiResult, ImageState, ImageStatus};
+use crate::registry::{CopyState, Entry, ImageRecord, Place};
+use crate::released::{NotReleased, Released};
+use crate::vm::picture::{LayerPicture, Picture, Place as Where};
+use crate::vm::qemu_error;
+use dray_qemu::Qmp;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+
+/// What the system counts allocated space in.
+const SECTOR: u64 = 512;
+
+impl Agent {
+    /// Everything that `dray images` shows: what this host has, and what QEMU has taken back.
+    pub(super) fn list_images(&self) -> Vec<ImageStatus> {
+        let mut all: Vec<_> =
+            self.registry.all().iter().map(|entry| self.image_status(entry)).collect();
+        let notes = self.registry.released.all().into_iter();
+        let unserved =
+            |note: &Released| note.done && note.has_line() && self.served(note).is_none();
+        all.extend(notes.filter(unserved).map(|note| self.released_status(&note)));
+        all
+    }
+
+    fn served(&self, note: &Released) -> Option<Arc<Entry>> {
+        self.registry.get(&note.image.name).filter(|entry| entry.record().id == note.image.id)
+    }
+
+    /// The note of an image that QEMU has taken back.
+    pub(super) fn released_named(&self, name: &str) -> Option<Released> {
+        let mut notes = self.registry.released.all().into_iter();
+        notes.find(|note| note.done && note.has_line() && note.image.name == name)
+    }
+
+    pub(super) fn released_status(&self, note: &Released) -> ImageStatus {
+        let image = &note.image;
+        let blocks = std::fs::metadata(&image.path).map_or(0, |meta| meta.blocks());
+        let line = self.registry.released.lineage(image.id);
+        ImageStatus {
+            name: image.name.clone(),
+            id: image.id,
+            path: image.path.clone(),
+            size: image.len,
+            allocated: blocks * SECTOR,
+            state: ImageState::Released,
+            epoch: image.epoch,
+            missing_blocks: 0,
+            clients: 0,
+            growable: image.growable,
+            read_only: image.read_only,
+            migration: None,
+            kept_for: None,
+            generation: line.map(|line| line.open().into()),
+            since_unix_ms: Some(note.since_unix_ms),
+            tracked_by: note.is_tracked().then_some(note.qemu.pid),
+        }
+    }
+
+    /// Forgets what is known of a released image, which stays where it is.
+    pub(super) fn forget_released(&self, what: &str, name: &str) -> ApiResult<Option<ImageStatus>> {
+        let Some(note) = self.released_named(name) else { return Ok(None) };
+        let status = self.released_status(&note);
+        self.registry.released.remove(note.image.id).map_err(|why| io_error(what, why))?;
+        Ok(Some(status))
+    }
+
+    /// What the VM behind a QMP socket looks like, after what a crash left half done with its disks was
+    /// settled.
+    pub(super) async fn picture(&self, socket: &Path) -> ApiResult<Picture> {
+        let released = &self.registry.released;
+        let picture = Picture::take(socket, &self.nbd_socket(), released).await?;
+        let mut settled = false;
+        for layer in picture.layers() {
+            settled |= self.settle(&picture.qmp, layer).await?;
+        }
+        // What was released by then is known by its note.
+        if !settled {
+            return Ok(picture);
+        }
+        drop(picture);
+        Picture::take(socket, &self.nbd_socket(), released).await
+    }
+
+    /// Finishes, or undoes, what an agent that died had begun with a disk; whether there was anything.
+    async fn settle(&self, qmp: &Qmp, layer: &LayerPicture) -> ApiResult<bool> {
+        let what = format!("cannot go on with disk {}", layer.plan.qdev);
+        let entry = match &layer.place {
+            Where::Resident(name) => {
+                let Some(entry) = self.registry.get(name) else { return Ok(false) };
+                let known = self.registry.released.knows(entry.record().id);
+                let run_dir = &self.config.run_dir;
+                if known && entry.record().migration.is_none() {
+                    let settled =
+                        self.registry.settle_on_dray(qmp, &layer.plan, &entry, run_dir).await;
+                    settled.map_err(|why| io_error(what, why))?;
+                    return Ok(true);
+                }
+                return Ok(false);
+            }
+            Where::Local(path) => {
+                let Ok(path) = real_path(path) else { return Ok(false) };
+                let mut all = self.registry.all().into_iter();
+                let released = &self.registry.released;
+                let begun =
+                    |record: &ImageRecord| record.adopted.is_some() || released.knows(record.id);
+                all.find(|entry| {
+                    let record = entry.record();
+                    is_half_spliced(&record, &path) && begun(&record)
+                })
+            }
+        };
+        let Some(entry) = entry.filter(|e| self.nbd.connections(&e.record().name) == 0) else {
+            return Ok(false);
+        };
+        let settled = self.registry.settle_on_file(qmp, &entry).await;
+        settled.map_err(|why| not_released(&what, why))?;
+        Ok(true)
+    }
+}
+
+/// Whether the image of this record is the file at `path`, and a splice was cut short: nobody but a
+/// QEMU that has the file itself can know more.
+fn is_half_spliced(record: &ImageRecord, path: &Path) -> bool {
+    record.path == path
+        && record.state == CopyState::Owner
+        && record.place == Place::Named
+        && record.migration.is_none()
+        && !record.read_only
+}
+
+/// Why a disk was not released, as the API tells it.
+pub(super) fn not_released(what: &str, why: NotReleased) -> ApiError {
+    match why {
+        NotReleased::Qemu(why) => qemu_error(what, &why),
+        NotReleased::Store(why) => io_error(what, why),
+    }
+}

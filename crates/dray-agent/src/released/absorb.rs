@@ -1,0 +1,118 @@
+//! Reading what QEMU has written to an image while it was released, from the bitmap on its node.
+
+use super::{QemuProcess, Released};
+use crate::registry::Entry;
+use dray_image::{Image, runs};
+use dray_nbd::client::{Client, Wish};
+use dray_qemu::{LayerPlan, Qmp, bitmap};
+use dray_types::{BLOCK_SIZE, BlockRange, BlockSet};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// QEMU answers a question about a bitmap from memory.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Bytes that are asked about at once: a bitmap of random writes then answers in a few megabytes.
+const STEP: u64 = 1 << 30;
+/// As block status says it of a dirty bitmap.
+const DIRTY: u32 = 1;
+
+/// What was changed while the image was released, as far as it can be told; else why not. Nobody
+/// writes to the node any more.
+///
+/// # Errors
+/// Why it cannot be told.
+pub async fn changed(
+    qmp: &Qmp,
+    plan: &LayerPlan,
+    note: &Released,
+    entry: &Entry,
+    run_dir: &Path,
+) -> Result<BlockSet, String> {
+    let now = QemuProcess::of(qmp).ok_or("qemu's process is not known")?;
+    if !note.qemu.is_process(&now) {
+        return Err("qemu was started again meanwhile".to_owned());
+    }
+    let name = note.bitmap.as_deref().ok_or("its writes were not tracked")?;
+    let len = std::fs::metadata(&note.image.path).map_err(|why| why.to_string())?.len();
+    if len < note.len || plan.size != note.plan.size {
+        return Err("its size has changed".to_owned());
+    }
+    let node = note.plan.local_node();
+    match bitmap::recorded(qmp, node, name).await.map_err(|why| why.to_string())? {
+        Some(found) if !found.busy => {}
+        Some(_) => return Err("its dirty bitmap is in use".to_owned()),
+        None => return Err("its dirty bitmap is gone".to_owned()),
+    }
+    let socket = run_dir.join(format!("released-{}.sock", note.image.id));
+    let mut changed = read(qmp, node, name, socket).await?;
+    // Of what is past the old end nobody has another copy.
+    let whole = BlockRange::whole(entry.disk.geometry().len);
+    let end = note.len / BLOCK_SIZE;
+    if end < whole.end() {
+        changed.insert(BlockRange::new(end, whole.end() - end));
+    }
+    let data = runs::data_blocks(&*entry.file, whole).map_err(|why| why.to_string())?;
+    changed.union_with(&data.complement_in(whole));
+    Ok(changed)
+}
+
+/// Reads a bitmap through QEMU's own NBD server, which is there only meanwhile.
+async fn read(qmp: &Qmp, node: &str, name: &str, socket: PathBuf) -> Result<BlockSet, String> {
+    remove(&socket)?;
+    bitmap::show(qmp, node, name, &socket).await.map_err(|why| why.to_string())?;
+    let context = format!("qemu:dirty-bitmap:{name}");
+    let from = socket.clone();
+    let read = tokio::task::spawn_blocking(move || ask(&from, &context)).await;
+    let hidden = bitmap::hide(qmp).await;
+    remove(&socket)?;
+    hidden.map_err(|why| why.to_string())?;
+    read.map_err(|why| why.to_string())?
+}
+
+fn remove(socket: &Path) -> Result<(), String> {
+    match std::fs::remove_file(socket) {
+        Err(why) if why.kind() != std::io::ErrorKind::NotFound => {
+            Err(format!("remove {}: {why}", socket.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn ask(socket: &Path, context: &str) -> Result<BlockSet, String> {
+    let wish = Wish {
+        export: bitmap::EXPORT.to_owned(),
+        contexts: vec![context.to_owned()],
+        patience: Some(PATIENCE),
+    };
+    let client = Client::connect(socket, &wish).map_err(|why| why.to_string())?;
+    let mut changed = BlockSet::new();
+    let mut at = 0;
+    while at < client.len() {
+        let step = STEP.min(client.len() - at);
+        for extent in client.status(context, at, step).map_err(|why| why.to_string())? {
+            if extent.flags & DIRTY != 0 {
+                changed.insert(blocks(extent.offset, extent.len));
+            }
+        }
+        at += step;
+    }
+    Ok(changed)
+}
+
+/// The blocks that a range of bytes touches.
+fn blocks(offset: u64, len: u64) -> BlockRange {
+    let start = offset / BLOCK_SIZE;
+    BlockRange::new(start, (offset + len).div_ceil(BLOCK_SIZE) - start)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_blocks_count_as_blocks() {
+        assert_eq!(blocks(0, 1), BlockRange::new(0, 1));
+        assert_eq!(blocks(4095, 2), BlockRange::new(0, 2));
+        assert_eq!(blocks(8192, 4096), BlockRange::new(2, 1));
+    }
+}
