@@ -68,16 +68,22 @@ pub struct Moved<'a> {
     pub heat: Option<&'a ImageHeat>,
 }
 
-/// Everything together. Looks for the images' holes, which takes a moment.
-pub fn load(images: &[Moved], way: &Way, limit: Option<BitRate>) -> Load {
-    let mut chunks = Vec::new();
-    for (ix, image) in images.iter().enumerate() {
+/// What of each image holds data. Looks for the images' holes, which takes a moment.
+pub fn data(images: &[Moved]) -> Vec<BlockSet> {
+    let data = |image: &Moved| {
         let whole = BlockRange::whole(image.len);
         // An image whose holes cannot be seen is data all over.
-        let data: BlockSet =
-            runs::data_blocks(image.file, whole).unwrap_or_else(|_| [whole].into_iter().collect());
+        runs::data_blocks(image.file, whole).unwrap_or_else(|_| [whole].into_iter().collect())
+    };
+    images.iter().map(data).collect()
+}
+
+/// Everything together; `data` names what of each image holds some.
+pub fn load(images: &[Moved], data: &[BlockSet], way: &Way, limit: Option<BitRate>) -> Load {
+    let mut chunks = Vec::new();
+    for (ix, (image, data)) in images.iter().zip(data).enumerate() {
         let unused = ImageHeat::new(image.len);
-        chunks.extend(image.heat.unwrap_or(&unused).chunks(ImageIndex(ix as u16), &data));
+        chunks.extend(image.heat.unwrap_or(&unused).chunks(ImageIndex(ix as u16), data));
     }
     Load {
         chunks,

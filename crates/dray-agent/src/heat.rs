@@ -166,15 +166,15 @@ impl ImageHeat {
                 {
                     last.range.len += range.len;
                     last.bytes += bytes;
-                    last.footprint += range.len * BLOCK_SIZE;
+                    last.areas = vec![last.range];
                 }
                 _ => {
                     // Writes of an earlier process are known by their rate alone.
-                    let footprint = match state.footprint.bytes(range) {
-                        0 => range.len * BLOCK_SIZE,
-                        some => some,
-                    };
-                    chunks.push(Chunk { image, range, bytes, written, footprint, reads });
+                    let mut areas = state.footprint.areas(range);
+                    if areas.is_empty() {
+                        areas.push(range);
+                    }
+                    chunks.push(Chunk { image, range, bytes, written, areas, reads });
                 }
             }
         }

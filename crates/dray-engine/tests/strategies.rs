@@ -135,6 +135,38 @@ fn auto_copies_its_choice_once_and_names_all_zeros() {
     assert_eq!(source.machine.status().left, [100]);
 }
 
+/// What the guest writes moves on while a disk is copied.
+#[test]
+fn auto_may_choose_again_until_copy_ends() {
+    let choose =
+        |blocks: &BlockSet| SourceEvent::Choose { image: IMAGE, copy_only: blocks.clone() };
+    let mut source = hot(Strategy::Auto, &set(&[(0, 50)]), None);
+    // Before the target has answered it stands in the place of the first choice.
+    source.step(choose(&set(&[(0, 20), (40, 60)])));
+    let effects = begin(&mut source, &set(&[(0, 100)]));
+    assert_eq!(runs(&effects), set(&[(0, 20), (40, 60)]));
+    let more = source.step(choose(&set(&[(0, 10), (25, 75)])));
+    assert_eq!(runs(&more), set(&[(25, 15)]), "what is under way stays so and goes once");
+    source.received(&effects);
+    assert!(!source.machine.is_ready());
+    source.received(&more);
+    assert!(source.machine.is_ready());
+    assert_eq!(source.machine.status().left, [5]);
+    assert!(source.step(choose(&set(&[(0, BLOCKS)]))).is_empty(), "too late");
+    assert_eq!(source.machine.status().left, [5]);
+}
+
+#[test]
+fn only_auto_chooses_again() {
+    let whole = set(&[(0, BLOCKS)]);
+    for strategy in [Strategy::HotSet, Strategy::Hybrid] {
+        let mut source = hot(strategy, &set(&[(0, 50)]), Some(0));
+        begin(&mut source, &set(&[(0, 100)]));
+        let choose = SourceEvent::Choose { image: IMAGE, copy_only: whole.clone() };
+        assert!(source.step(choose).is_empty(), "{strategy}");
+    }
+}
+
 #[test]
 fn what_was_left_goes_back_to_the_tracker_when_it_ends() {
     let mut source = hot(Strategy::HotSet, &set(&[(100, 100)]), Some(0));

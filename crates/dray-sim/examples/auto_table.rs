@@ -1,7 +1,8 @@
-//! `auto` against the presets: `auto_table [STARTS] [NAME…]`, a table in Markdown.
+//! `auto` against the presets: `auto_table [STARTS] [PRESET…] [NAME…]`, a table in Markdown.
 //!
-//! Every preset and `auto` migrate the same disk from the same starts, in the agent's order, over
-//! the generated loads and the traces of the folder that `DRAY_TRACES` names (a NAME picks some).
+//! Every preset (or those that are named) and `auto` migrate the same disk from the same starts, in
+//! the agent's order, over the generated loads and the traces of the folder that `DRAY_TRACES` names
+//! (a NAME picks some).
 //! The *cost* of a migration is what the planner weighs: seconds of the link for what is sent twice,
 //! and seconds that guests' reads wait for missing blocks. The best preset is the one of least cost
 //! among those that end. `docs/simulation.md` has the result, and says how to read it.
@@ -106,9 +107,9 @@ impl Case {
         link + mean.remote_reads * mean.wait / SECOND as f64
     }
 
-    fn show(&self) -> Result<(), Box<dyn Error>> {
+    fn show(&self, presets: &[Strategy]) -> Result<(), Box<dyn Error>> {
         let mut best: Option<(Strategy, Mean)> = None;
-        for strategy in PRESETS {
+        for &strategy in presets {
             let mean = self.mean(strategy)?;
             self.line(&strategy.to_string(), &mean, "");
             let cost = self.cost(&mean);
@@ -174,14 +175,18 @@ fn verdict(auto: &Mean, best: &Mean, cost: f64, best_cost: f64) -> String {
 fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
     let starts: u32 = args.next().map_or(Ok(3), |text| text.parse())?;
-    let names: Vec<String> = args.collect();
+    let (presets, names): (Vec<String>, Vec<String>) =
+        args.partition(|text| text.parse::<Strategy>().is_ok());
+    let presets: Vec<Strategy> =
+        presets.iter().map(|text| text.parse()).collect::<Result<_, _>>()?;
+    let presets = if presets.is_empty() { PRESETS.to_vec() } else { presets };
     let wanted = |name: &str| names.is_empty() || names.iter().any(|part| name.contains(part));
     println!(
         "| load | strategy | total s | extra MiB | remote reads | downtime ms | cost s | against the best preset |"
     );
     println!("|---|---|---|---|---|---|---|---|");
     for load in Load::ALL.into_iter().filter(|load| wanted(load.name())) {
-        Case::load(load, starts).show()?;
+        Case::load(load, starts).show(&presets)?;
     }
     let Some(folder) = std::env::var_os("DRAY_TRACES") else { return Ok(()) };
     let mut files: Vec<PathBuf> = std::fs::read_dir(folder)?
@@ -190,7 +195,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     files.retain(|path| path.to_string_lossy().contains(".csv") && wanted(&path.to_string_lossy()));
     files.sort();
     for path in files {
-        Case::file(&path, starts)?.show()?;
+        Case::file(&path, starts)?.show(&presets)?;
     }
     Ok(())
 }

@@ -73,7 +73,7 @@ impl Agent {
         for entry in entries.iter().flatten() {
             entry.heat.drain(&entry.disk);
         }
-        let load = forecast::load(&moved, way, command.bandwidth);
+        let load = forecast::load(&moved, &forecast::data(&moved), way, command.bandwidth);
         let whole: Vec<_> = moved.iter().map(|image| BlockRange::whole(image.len)).collect();
         let goals = Goals {
             max_downtime: Some(command.max_downtime_ms.unwrap_or(MAX_DOWNTIME_MS) as f64 / 1e3),

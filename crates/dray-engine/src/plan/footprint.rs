@@ -6,7 +6,7 @@
 //! 20,000 writes is forgotten. Two maps of at most a word and a number for each chunk written: 8 MiB
 //! for a disk of 1 TiB of which every chunk is.
 
-use dray_types::{BLOCK_SIZE, BlockRange};
+use dray_types::BlockRange;
 use std::collections::BTreeMap;
 use std::mem;
 
@@ -47,23 +47,31 @@ impl Footprint {
         }
     }
 
-    /// Bytes of `range` that are written lately, in whole areas.
-    pub fn bytes(&self, range: BlockRange) -> u64 {
-        if range.is_empty() || self.now.is_empty() && self.before.is_empty() {
-            return 0;
+    /// What of `range` is written lately, in whole areas of it, neighbours joined.
+    pub fn areas(&self, range: BlockRange) -> Vec<BlockRange> {
+        let mut areas: Vec<BlockRange> = Vec::new();
+        if range.is_empty() || self.is_empty() {
+            return areas;
         }
-        let (first, last) = (range.start / AREA, (range.end() - 1) / AREA);
-        let words = first / WORD..=last / WORD;
-        let areas: u64 = words.map(|word| self.in_word(word, first, last)).sum();
-        (areas * AREA * BLOCK_SIZE).min(range.len * BLOCK_SIZE)
+        for word in range.start / AREA / WORD..=(range.end() - 1) / AREA / WORD {
+            let mut marks = self.marks(word);
+            while marks != 0 {
+                let area = word * WORD + u64::from(marks.trailing_zeros());
+                marks &= marks - 1;
+                let here = BlockRange::new(area * AREA, AREA).intersect(range);
+                match areas.last_mut() {
+                    Some(last) if last.end() == here.start => last.len += here.len,
+                    _ if here.is_empty() => {}
+                    _ => areas.push(here),
+                }
+            }
+        }
+        areas
     }
 
-    fn in_word(&self, word: u64, first: u64, last: u64) -> u64 {
-        let marks = |map: &BTreeMap<u64, u64>| map.get(&word).copied().unwrap_or(0);
-        let (low, high) = (word * WORD, word * WORD + WORD - 1);
-        let below = u64::MAX << first.saturating_sub(low).min(WORD - 1);
-        let above = u64::MAX >> high.saturating_sub(last).min(WORD - 1);
-        u64::from(((marks(&self.now) | marks(&self.before)) & below & above).count_ones())
+    fn marks(&self, word: u64) -> u64 {
+        let of = |map: &BTreeMap<u64, u64>| map.get(&word).copied().unwrap_or(0);
+        of(&self.now) | of(&self.before)
     }
 
     /// Whether anything was written.
@@ -76,24 +84,33 @@ impl Footprint {
 mod tests {
     use super::*;
 
-    const KIB64: u64 = 65_536;
+    /// Blocks of `range` that are written, and in how many pieces.
+    fn written(seen: &Footprint, range: BlockRange) -> (u64, usize) {
+        let areas = seen.areas(range);
+        assert!(areas.windows(2).all(|pair| pair[0].end() < pair[1].start), "{areas:?}");
+        assert!(areas.iter().all(|area| range.contains(*area)), "{areas:?}");
+        (areas.iter().map(|area| area.len).sum(), areas.len())
+    }
 
     #[test]
     fn areas_count_once_and_only_inside() {
         let mut seen = Footprint::default();
         let blocks = BlockRange::new;
-        assert_eq!(seen.bytes(blocks(0, 1 << 20)), 0);
+        assert_eq!(written(&seen, blocks(0, 1 << 20)), (0, 0));
         (0..100).for_each(|_| seen.note(blocks(5, 1)));
         seen.note(blocks(15, 2));
         seen.note(blocks(0, 0));
-        assert_eq!(seen.bytes(blocks(0, 1024)), 2 * KIB64);
-        assert_eq!(seen.bytes(blocks(16, 1008)), KIB64);
-        assert_eq!(seen.bytes(blocks(32, 1024)), 0);
-        assert_eq!(seen.bytes(blocks(5, 1)), BLOCK_SIZE, "no more than was asked for");
+        assert_eq!(written(&seen, blocks(0, 1024)), (32, 1));
+        assert_eq!(written(&seen, blocks(16, 1008)), (16, 1));
+        assert_eq!(written(&seen, blocks(32, 1024)), (0, 0));
+        assert_eq!(written(&seen, blocks(5, 1)), (1, 1), "no more than was asked for");
+        seen.note(blocks(64, 1));
+        assert_eq!(written(&seen, blocks(0, 1024)), (48, 2));
         // Over the ends of words.
         seen.note(blocks(1000, 2100));
-        assert_eq!(seen.bytes(blocks(1024, 1024)), 64 * KIB64);
-        assert_eq!(seen.bytes(blocks(3072, 1024)), 2 * KIB64);
+        assert_eq!(written(&seen, blocks(1024, 1024)), (1024, 1));
+        assert_eq!(written(&seen, blocks(3072, 1024)), (32, 1));
+        assert_eq!(written(&seen, blocks(64, 4096)), (16 + 32 + 2048 + 32, 2));
     }
 
     #[test]
@@ -101,8 +118,8 @@ mod tests {
         let mut seen = Footprint::default();
         seen.note(BlockRange::new(0, 1));
         (0..2 * GENERATION).for_each(|_| seen.note(BlockRange::new(1024, 1)));
-        assert_eq!(seen.bytes(BlockRange::new(0, 1024)), 0);
-        assert_eq!(seen.bytes(BlockRange::new(1024, 1024)), KIB64);
+        assert_eq!(written(&seen, BlockRange::new(0, 1024)), (0, 0));
+        assert_eq!(written(&seen, BlockRange::new(1024, 1024)), (16, 1));
         assert!(!seen.is_empty());
     }
 }

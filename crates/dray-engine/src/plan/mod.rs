@@ -5,18 +5,19 @@
 //!
 //! ```text
 //! d = f · (1 − e^(−w·t/f))          bytes dirty again when the guest moves, t after they were sent
-//! n(x) = a · (1 − e^(−r·b/a))       reads that wait, a = x ÷ 64 KiB
-//! send  = d ÷ link  +  q · rtt · n(d)
-//! leave = risk · s ÷ link  +  q · rtt · n(s)
+//! n(x) = a · (1 − e^(−r·(x/f)·b/a)) reads that wait, a = x ÷ 64 KiB
+//! send  = d ÷ link  +  q · fetch · n(d)
+//! leave = risk · f ÷ link  +  q · fetch · n(f)
 //! ```
-//! `s` bytes of the chunk, `f` those of them that are written at all ([`Footprint`]), `w` bytes
+//! `f` bytes of the chunk are written at all ([`Footprint`]): only these can be dirty again, so only
+//! these are ever left, and the rest of the chunk is copied in any case. `w` bytes are
 //! written a second (anywhere in `f`: each write hits a random block, so the dirty share follows the
-//! exponential), `r` reads a second of what is missing, `b` the time until Backfill has brought it
-//! (most read first). A read that waits brings the 64 KiB round it, so that no place is waited for
-//! twice. Sending costs the link what must cross twice, and the guest the reads of what is dirty
-//! again; leaving costs the guest a round trip for each read that waits, and ties it to the source
-//! for longer. A chunk is sent now when `send ≤ leave`; `q` weighs the guest's waiting against the
-//! link's time, 1 unless a goal asks for more or less.
+//! exponential), `r` reads a second go there too as far as anyone knows, `b` is the time until
+//! Backfill has brought it (most read first). A read that waits brings the 64 KiB round it, so that
+//! no place is waited for twice. Sending costs the link what must cross twice, and the guest the
+//! reads of what is dirty again; leaving costs the guest a fetch for each read that waits, and ties
+//! it to the source for longer. What is written is sent now when `send ≤ leave`; `q` weighs the
+//! guest's waiting against the link's time, 1 unless a goal asks for more or less.
 //!
 //! `t` and `b` depend on the choice, so it is made a few times over until it stands still. The blocks
 //! chosen are copied once, in the order of their writes; nothing is sent a second time before
@@ -29,7 +30,7 @@ pub use footprint::Footprint;
 pub use predict::{Prediction, predict};
 
 use crate::Strategy;
-use dray_types::{BlockRange, BlockSet, ImageIndex};
+use dray_types::{BLOCK_SIZE, BlockRange, BlockSet, ImageIndex};
 use predict::Sent;
 
 /// How much one byte left behind costs, as a share of sending it: a block that the guest never reads
@@ -41,9 +42,12 @@ const FETCHED: f64 = (64 << 10) as f64;
 const ROUNDS: usize = 8;
 /// `q` is raised at most this often, by a factor of four each.
 const RAISES: usize = 6;
+/// No more reads may wait than this many times what hybrid would make wait: what it saves of the
+/// link is the operator's, and the reads are the guest's.
+const MORE_READS: f64 = 1.05;
 
 /// What is known of a chunk of blocks.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct Chunk {
     /// Which image.
     pub image: ImageIndex,
@@ -53,17 +57,33 @@ pub struct Chunk {
     pub bytes: u64,
     /// Bytes written to it in a second.
     pub written: f64,
-    /// Bytes of it that are written at all; all of it when nobody knows.
-    pub footprint: u64,
+    /// What of it is written at all, in address order; all of it when nobody knows.
+    pub areas: Vec<BlockRange>,
     /// Reads of it in a second.
     pub reads: f64,
 }
 
 impl Chunk {
+    /// Bytes of it that are written at all.
+    fn footprint(&self) -> f64 {
+        self.areas.iter().map(|area| area.len * BLOCK_SIZE).sum::<u64>() as f64
+    }
+
+    /// Bytes that wait for Backfill when it is left, and hold data now.
+    fn left(&self) -> f64 {
+        self.footprint().min(self.bytes as f64)
+    }
+
+    /// Bytes left of each chunk when these are copied as a whole.
+    fn all_left(load: &Load, copied: &[bool]) -> Vec<f64> {
+        let left = |(chunk, &copied): (&Self, &bool)| if copied { 0.0 } else { chunk.left() };
+        load.chunks.iter().zip(copied).map(left).collect()
+    }
+
     /// Bytes of the chunk that are dirty at a time, in seconds, when they were `sent` one after
     /// another: the mean of the exponential over the time since.
     fn dirty(&self, sent: Sent, at: f64) -> f64 {
-        let size = self.footprint as f64;
+        let size = self.footprint();
         if size == 0.0 || self.written == 0.0 {
             return 0.0;
         }
@@ -81,8 +101,8 @@ impl Chunk {
         if areas <= 0.0 {
             return 0.0;
         }
-        // Reads go anywhere in the chunk: a share of them to what is missing.
-        let share = (missing / (self.bytes as f64).max(missing)).min(1.0);
+        // What is written is read, as far as anyone knows: a share of it is missing.
+        let share = (missing / self.footprint().max(missing)).min(1.0);
         areas * -(-self.reads * share * seconds.max(0.0) / areas).exp_m1()
     }
 }
@@ -102,6 +122,15 @@ pub struct Load {
     pub memory: f64,
     /// Bytes of it written in a second.
     pub memory_dirty: f64,
+}
+
+impl Load {
+    /// Seconds that a read of a missing block waits: for the source's answer, the bytes, and half of
+    /// the run of Backfill that is being sent.
+    fn fetch(&self, link: f64) -> f64 {
+        let run = (crate::target::BACKFILL_RUN * BLOCK_SIZE) as f64;
+        self.rtt + (FETCHED + run / 2.0) / link
+    }
 }
 
 /// What the operator wants. None of them: the least cost as the formulas say.
@@ -153,8 +182,8 @@ pub enum Forced {
 /// What `auto` will do.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Plan {
-    /// Per image: the blocks to copy before handover, for `Tuning::copy_only`. Blocks of no chunk
-    /// are among them: they are not known to be written.
+    /// Per image: the blocks to copy before handover, for `Tuning::copy_only`. Blocks that are not
+    /// known to be written are among them.
     pub copy_only: Vec<BlockSet>,
     /// What will come of it.
     pub prediction: Prediction,
@@ -166,24 +195,9 @@ pub struct Plan {
 
 /// Chooses the blocks to copy. `whole` names all blocks of each image.
 pub fn choose(load: &Load, goals: &Goals, whole: &[BlockRange]) -> Plan {
-    let mut copied = settle(load, goals, 1.0);
-    let mut forced = None;
     let predicted = |copied: &[bool]| predict(Strategy::Auto, load, goals, Some(copied));
-    let slow = |p: &Prediction| goals.max_added_latency.is_some_and(|goal| p.added_latency > goal);
     let late = |p: &Prediction| goals.deadline.is_some_and(|goal| p.total > goal);
-    let mut weight = 1.0;
-    for _ in 0..RAISES {
-        if !slow(&predicted(&copied)) {
-            break;
-        }
-        weight *= 4.0;
-        let more = settle(load, goals, weight);
-        if predicted(&more).added_latency >= predicted(&copied).added_latency {
-            continue;
-        }
-        copied = more;
-        forced = Some(Forced::AddedLatency);
-    }
+    let (mut copied, mut forced) = spare_reads(load, goals);
     if late(&predicted(&copied)) {
         let quickest = settle(load, goals, 0.0);
         if predicted(&quickest).total < predicted(&copied).total {
@@ -200,6 +214,32 @@ pub fn choose(load: &Load, goals: &Goals, whole: &[BlockRange]) -> Plan {
     }
 }
 
+/// The cheapest choice that lets few enough reads wait, and whether the operator's goal was dearer.
+fn spare_reads(load: &Load, goals: &Goals) -> (Vec<bool>, Option<Forced>) {
+    let predicted = |copied: &[bool]| predict(Strategy::Auto, load, goals, Some(copied));
+    let most = predict(Strategy::Hybrid, load, goals, None).remote_reads * MORE_READS + 1.0;
+    let slow = |p: &Prediction| goals.max_added_latency.is_some_and(|goal| p.added_latency > goal);
+    let mut copied = settle(load, goals, 1.0);
+    let mut forced = None;
+    let mut weight = 1.0;
+    for _ in 0..RAISES {
+        let now = predicted(&copied);
+        if !slow(&now) && now.remote_reads <= most {
+            break;
+        }
+        weight *= 4.0;
+        let more = settle(load, goals, weight);
+        let then = predicted(&more);
+        let slower = then.added_latency >= now.added_latency;
+        if slower && (slow(&now) || then.remote_reads >= now.remote_reads) {
+            continue;
+        }
+        copied = more;
+        forced = slow(&now).then_some(Forced::AddedLatency).or(forced);
+    }
+    (copied, forced)
+}
+
 /// Makes the choice until it stands still.
 fn settle(load: &Load, goals: &Goals, weight: f64) -> Vec<bool> {
     let link = goals.link(load);
@@ -207,23 +247,24 @@ fn settle(load: &Load, goals: &Goals, weight: f64) -> Vec<bool> {
     let by_reads = predict::by_reads(load);
     let mut copied = vec![true; load.chunks.len()];
     for _ in 0..ROUNDS {
-        let (sent, handover) = predict::copy_times(load, link, &copied, &by_writes);
+        let left = Chunk::all_left(load, &copied);
+        let (sent, handover) = predict::copy_times(load, link, &left, &by_writes);
         let dirty = |ix: usize, chunk: &Chunk| {
             // What is not copied would make the copy as much longer.
-            let longer = if copied[ix] { 0.0 } else { chunk.bytes as f64 / link };
+            let longer = if copied[ix] { 0.0 } else { chunk.left() / link };
             chunk.dirty(sent[ix], handover + longer)
         };
         let behind = predict::backfill_times(load, link, &by_reads, |ix, chunk| {
-            if copied[ix] { dirty(ix, chunk) } else { chunk.bytes as f64 }
+            if copied[ix] { dirty(ix, chunk) } else { chunk.left() }
         });
         let decide = |(ix, chunk): (usize, &Chunk)| {
-            let bytes = chunk.bytes as f64;
+            let left = chunk.left();
             let dirty = dirty(ix, chunk);
             // The time at which it would come if it were left, behind what is read more.
-            let until = behind[ix] + if copied[ix] { bytes / link } else { 0.0 };
-            let cost = |missing| weight * load.rtt * chunk.waiting_reads(missing, until);
+            let until = behind[ix] + if copied[ix] { left / link } else { 0.0 };
+            let cost = |missing| weight * load.fetch(link) * chunk.waiting_reads(missing, until);
             let send = dirty / link + cost(dirty);
-            let leave = RISK * bytes / link + cost(bytes);
+            let leave = RISK * left / link + cost(left);
             send <= leave
         };
         let next: Vec<bool> = load.chunks.iter().enumerate().map(decide).collect();
@@ -235,12 +276,12 @@ fn settle(load: &Load, goals: &Goals, weight: f64) -> Vec<bool> {
     copied
 }
 
-/// The blocks of the chunks to copy, and those of no chunk.
+/// All blocks but what is written of the chunks that are left.
 fn blocks(load: &Load, copied: &[bool], whole: &[BlockRange]) -> Vec<BlockSet> {
     let mut sets: Vec<BlockSet> = whole.iter().map(|&all| [all].into_iter().collect()).collect();
     for (chunk, _) in load.chunks.iter().zip(copied).filter(|(_, copied)| !**copied) {
         if let Some(set) = sets.get_mut(chunk.image.ix()) {
-            set.remove(chunk.range);
+            chunk.areas.iter().for_each(|&area| set.remove(area));
         }
     }
     sets

@@ -1,6 +1,6 @@
 //! What a migration will take: the model that the choice is made with, for any strategy.
 
-use super::{Chunk, FETCHED, Goals, Load};
+use super::{Chunk, Goals, Load};
 use crate::Strategy;
 
 /// Handover without the guest's memory: its steps take three round trips and three durable records,
@@ -59,21 +59,19 @@ pub(super) struct Sent {
     pub(super) to: f64,
 }
 
-/// When each chunk is sent, or would be, and when the guest moves.
+/// When each chunk is sent, or would be, and when the guest moves; `left` bytes of each are not.
 pub(super) fn copy_times(
     load: &Load,
     link: f64,
-    copied: &[bool],
+    left: &[f64],
     by_writes: &[usize],
 ) -> (Vec<Sent>, f64) {
     let mut at = 0.0;
     let mut times = vec![Sent::default(); load.chunks.len()];
     for &ix in by_writes {
-        let to = at + load.chunks[ix].bytes as f64 / link;
-        times[ix] = Sent { from: at, to };
-        if copied[ix] {
-            at = to;
-        }
+        let chunk = &load.chunks[ix];
+        times[ix] = Sent { from: at, to: at + chunk.bytes as f64 / link };
+        at += (chunk.bytes as f64 - left[ix]).max(0.0) / link;
     }
     (times, at + memory_time(load, link).unwrap_or(load.memory / link))
 }
@@ -104,17 +102,21 @@ pub fn predict(
 ) -> Prediction {
     let link = goals.link(load);
     let copies = !matches!(strategy, Strategy::PostCopy | Strategy::Deferred);
+    let left: Vec<f64> = match copied.filter(|_| strategy.chooses()) {
+        Some(copied) => Chunk::all_left(load, copied),
+        None if copies => vec![0.0; load.chunks.len()],
+        None => load.chunks.iter().map(|chunk| chunk.bytes as f64).collect(),
+    };
     let all = vec![copies; load.chunks.len()];
     let copied = copied.filter(|_| strategy.chooses()).unwrap_or(&all);
-    let (sent, handover) = copy_times(load, link, copied, &by_writes(load));
+    let (sent, handover) = copy_times(load, link, &left, &by_writes(load));
     let mut prediction = Prediction {
         handover,
         downtime: stop(load, goals, link),
         converges: memory_time(load, link).is_some(),
         ..Prediction::default()
     };
-    let first: f64 = sum(load, |ix, chunk| if copied[ix] { chunk.bytes as f64 } else { 0.0 });
-    prediction.bytes = first;
+    prediction.bytes = sum(load, |ix, chunk| chunk.bytes as f64 - left[ix]);
     match strategy {
         Strategy::PreCopy | Strategy::HotSet => {
             sync(load, goals, copied, &sent, &mut prediction);
@@ -126,7 +128,7 @@ pub fn predict(
     let missing = |ix: usize, chunk: &Chunk| match (copied[ix], equal) {
         (true, true) => 0.0,
         (true, false) => chunk.dirty(sent[ix], handover),
-        (false, _) => chunk.bytes as f64,
+        (false, _) => left[ix],
     };
     if !equal {
         prediction.extra = sum(load, |ix, chunk| if copied[ix] { missing(ix, chunk) } else { 0.0 });
@@ -200,6 +202,5 @@ fn backfill(load: &Load, link: f64, missing: impl Fn(usize, &Chunk) -> f64, out:
     };
     out.remote_reads = sum(load, remote);
     let reads = sum(load, |_, chunk| chunk.reads) * (rest / link);
-    let fetch = load.rtt + FETCHED / link;
-    out.added_latency = if reads > 0.0 { out.remote_reads / reads * fetch } else { 0.0 };
+    out.added_latency = if reads > 0.0 { out.remote_reads / reads * load.fetch(link) } else { 0.0 };
 }

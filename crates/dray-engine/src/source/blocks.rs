@@ -23,6 +23,21 @@ impl ImageState {
         self.chosen = Some(chosen.clone());
     }
 
+    /// Other blocks are chosen: what waits and is not among them is left, what was left and is among
+    /// them waits.
+    pub(super) fn choose_again(&mut self, chosen: BlockSet) {
+        let mut left = self.todo.blocks().clone();
+        left.subtract(&chosen);
+        self.todo.subtract(&left);
+        let mut wanted = std::mem::take(&mut self.rest);
+        left.union_with(&wanted);
+        left.subtract(&chosen);
+        wanted.subtract(&left);
+        self.rest = left;
+        self.wants(&wanted);
+        self.chosen = Some(chosen);
+    }
+
     /// Dirty blocks without those that nobody chose: these are left for Backfill.
     pub(super) fn without_cold(&mut self, mut blocks: BlockSet) -> BlockSet {
         let Some(chosen) = &self.chosen else { return blocks };
@@ -123,4 +138,32 @@ pub(super) fn reopen(state: &mut ImageState, have: &BlockSet) {
     state.older.union_with(have);
     unsure.subtract(have);
     state.todo.union_with(&unsure);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(ranges: &[(u64, u64)]) -> BlockSet {
+        ranges.iter().map(|&(start, len)| BlockRange::new(start, len)).collect()
+    }
+
+    #[test]
+    fn a_newer_choice_moves_blocks_between_what_waits_and_what_is_left() {
+        let mut state = ImageState::default();
+        state.todo.union_with(&set(&[(0, 100)]));
+        state.leave(&set(&[(0, 60)]), true);
+        assert_eq!(state.rest, set(&[(60, 40)]));
+        // Of 0 to 30 some is sent and some on its way; an old version of 70 to 75 is.
+        state.todo.subtract(&set(&[(0, 30)]));
+        state.flying = set(&[(20, 10), (70, 5)]);
+        state.choose_again(set(&[(0, 40), (65, 20)]));
+        assert_eq!(*state.todo.blocks(), set(&[(30, 10), (65, 5), (75, 10)]));
+        assert_eq!(state.held, set(&[(70, 5)]), "it waits for the version under way");
+        assert_eq!(state.rest, set(&[(40, 25), (85, 15)]));
+        // Nothing is lost or doubled, whatever is chosen.
+        state.choose_again(BlockSet::new());
+        assert!(state.todo.is_empty());
+        assert_eq!(state.rest, set(&[(30, 40), (75, 25)]));
+    }
 }

@@ -6,7 +6,7 @@ use super::blocks::{begin, reopen};
 use super::{
     ImageState, InFlight, Kind, Link, MAX_ROUNDS, Source, SourceEffect, SourceNotice, Stage,
 };
-use crate::{Phase, SECOND};
+use crate::{Phase, SECOND, Strategy};
 use dray_types::{Attempt, BLOCK_SIZE, BlockRange, BlockSet, ImageIndex};
 use dray_wire::frame::{MAX_ZERO_BLOCKS, PIECE_BLOCKS};
 use dray_wire::{TargetImage, TargetState};
@@ -110,6 +110,23 @@ impl Source {
         self.opened = true;
         self.begin_sample();
         true
+    }
+
+    /// A newer choice of `auto`, as long as there is something to choose about: Copy under way.
+    pub(super) fn choose(
+        &mut self,
+        image: ImageIndex,
+        copy_only: BlockSet,
+        out: &mut Vec<SourceEffect>,
+    ) {
+        let counts = self.plan.strategy == Strategy::Auto && self.stage == Stage::Copy;
+        let known = self.plan.tuning.copy_only.as_mut().and_then(|sets| sets.get_mut(image.ix()));
+        let Some(chosen) = known.filter(|_| counts) else { return };
+        chosen.clone_from(&copy_only);
+        if self.opened {
+            self.images[image.ix()].choose_again(copy_only);
+            self.advance(out);
+        }
     }
 
     pub(super) fn forget_in_flight(&mut self) {

@@ -109,6 +109,14 @@ pub enum SourceEvent {
         /// For Backfill: what is read most comes first. It goes to the target after the handover.
         backfill: Schedule,
     },
+    /// `auto`: by now the guest's accesses speak for copying other blocks. May come as often as the
+    /// shell likes and counts until Copy ends; what was sent stays sent.
+    Choose {
+        /// Which image.
+        image: ImageIndex,
+        /// As one of `Tuning::copy_only`.
+        copy_only: BlockSet,
+    },
     /// A guest's write is complete here and its blocks are dirty in the tracker. Told only while
     /// `Strategy::mirrors`; a shell may join writes and tell them a little later, must not tell them
     /// before they are complete, and may leave any out (they are sent by a round of Sync then).

@@ -285,6 +285,7 @@ impl Source {
             SourceEvent::Schedule { image, copy, backfill } => {
                 self.schedule(image, &copy, backfill, out);
             }
+            SourceEvent::Choose { image, copy_only } => self.choose(image, copy_only, out),
             SourceEvent::Reuse { known, together } => self.reuse_changed(known, together),
             SourceEvent::Written { image, range } => self.written(image, range, out),
         }

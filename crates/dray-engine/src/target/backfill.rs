@@ -17,7 +17,7 @@ use dray_wire::{ImageHandover, ToSource};
 use std::collections::BTreeMap;
 
 /// Longest run fetched in the background: a demand read waits behind the one being sent.
-const BACKFILL_RUN: u64 = 64;
+pub(crate) const BACKFILL_RUN: u64 = 64;
 /// Fetches under way at most, however small they are.
 const MAX_FETCHES: usize = 1024;
 /// Blocks that could not be read or arrived damaged are asked for again after this long.

@@ -12,6 +12,7 @@ mod backfill;
 mod interface;
 mod receiving;
 
+pub(crate) use backfill::BACKFILL_RUN;
 pub use interface::{
     Arrival, BackfillControl, TargetEffect, TargetEvent, TargetNotice, TargetPlan, TargetStatus,
 };

@@ -91,6 +91,7 @@ impl World {
     fn orders_learn(&mut self, record: &Record, range: BlockRange) {
         if self.guest.place == Place::Source {
             self.orders.access(record, range);
+            self.recent.access(record);
         }
     }
 

@@ -38,6 +38,7 @@ use dray_types::BLOCK_SIZE;
 use orders::Orders;
 use std::collections::VecDeque;
 use std::fmt;
+use tuning::Recent;
 use world::World;
 
 /// Why a replay came to nothing.
@@ -74,8 +75,8 @@ pub fn replay<E>(
     records: impl IntoIterator<Item = Result<Record, E>>,
 ) -> Result<Outcome, ReplayError<E>> {
     let mut trace = Trace { records: records.into_iter(), end: settings.disk, count: 0 };
-    let (orders, tuning, mut next) = trace.history(settings)?;
-    let mut world = World::new(settings, orders, tuning);
+    let (orders, recent, tuning, mut next) = trace.history(settings)?;
+    let mut world = World::new(settings, orders, recent, tuning);
     while !world.is_over() {
         let until = world.next_event();
         while let Some(record) = next {
@@ -122,7 +123,7 @@ impl<E, I: Iterator<Item = Result<Record, E>>> Trace<I> {
     fn history(
         &mut self,
         settings: &Settings,
-    ) -> Result<(Orders, Tuning, Option<Record>), ReplayError<E>> {
+    ) -> Result<(Orders, Recent, Tuning, Option<Record>), ReplayError<E>> {
         let mut recent = VecDeque::with_capacity(settings.history.min(1 << 20));
         let mut first = None;
         while let Some(record) = self.next()? {
@@ -138,7 +139,8 @@ impl<E, I: Iterator<Item = Result<Record, E>>> Trace<I> {
             }
         }
         let tuning = tuning::tuning(settings, recent.iter());
-        Ok((Orders::new(settings, recent.iter()), tuning, first))
+        let orders = Orders::new(settings, recent.iter());
+        Ok((orders, Recent::new(settings, recent), tuning, first))
     }
 }
 

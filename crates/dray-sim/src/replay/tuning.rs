@@ -6,6 +6,7 @@ use dray_engine::plan::{self, Chunk, Footprint, Goals, Load};
 use dray_engine::{SECOND, Strategy, Tuning};
 use dray_trace::{Op, Record};
 use dray_types::{BLOCK_SIZE, BlockRange, BlockSet, ImageIndex};
+use std::collections::VecDeque;
 
 /// Chunks that auto decides about, in blocks: 4 MiB, the smallest that heat counts.
 const AUTO_CHUNK: u64 = 1024;
@@ -17,11 +18,44 @@ pub(super) fn tuning<'a>(
 ) -> Tuning {
     let copy_only = match settings.strategy {
         Strategy::HotSet => Some(vec![hot(settings, history)]),
-        Strategy::Auto => Some(auto(settings, history)),
+        Strategy::Auto => Some(auto(settings, settings.start, history)),
         _ => None,
     };
     let handover_size = settings.hot_set.handover_size;
     Tuning { copy_only, handover_size, throttle: settings.throttle, ..Tuning::default() }
+}
+
+/// The accesses that auto's choice is made of while the guest goes on.
+pub(super) struct Recent {
+    accesses: VecDeque<Record>,
+    most: usize,
+}
+
+impl Recent {
+    /// What is known at the start; nothing where nobody will ask.
+    pub(super) fn new(settings: &Settings, history: VecDeque<Record>) -> Self {
+        let chooses = settings.strategy == Strategy::Auto;
+        let most = if chooses { settings.history } else { 0 };
+        Self { accesses: if chooses { history } else { VecDeque::new() }, most }
+    }
+
+    /// The guest went on.
+    #[inline]
+    pub(super) fn access(&mut self, record: &Record) {
+        if self.most == 0 {
+            return;
+        }
+        if self.accesses.len() == self.most {
+            self.accesses.pop_front();
+        }
+        self.accesses.push_back(*record);
+    }
+
+    /// The planner's choice by now, in nanoseconds of the trace; none where nothing is chosen.
+    pub(super) fn choice(&self, settings: &Settings, now: u64) -> Option<BlockSet> {
+        let chooses = self.most > 0;
+        chooses.then(|| auto(settings, now, self.accesses.iter()).swap_remove(0))
+    }
 }
 
 /// LiveFS's rule; the end of the history is the observation period.
@@ -42,14 +76,15 @@ fn hot<'a>(settings: &Settings, history: impl Iterator<Item = &'a Record>) -> Bl
     rule.hot(&counts, settings.disk)
 }
 
-/// The planner's choice, from the rates that the history shows.
+/// The planner's choice at a time, from the rates that the accesses before it show.
 fn auto<'a>(
     settings: &Settings,
+    now: u64,
     history: impl Iterator<Item = &'a Record> + Clone,
 ) -> Vec<BlockSet> {
     let whole = BlockRange::whole(settings.disk);
-    let first = history.clone().next().map_or(settings.start, |record| record.time_ns);
-    let seconds = (settings.start.saturating_sub(first) as f64 / SECOND as f64).max(1.0);
+    let first = history.clone().next().map_or(now, |record| record.time_ns);
+    let seconds = (now.saturating_sub(first) as f64 / SECOND as f64).max(1.0);
     let mut written = Footprint::default();
     let mut chunks: Vec<Chunk> = whole.pieces(AUTO_CHUNK).map(cold).collect();
     for record in history {
@@ -65,7 +100,7 @@ fn auto<'a>(
         }
     }
     for chunk in chunks.iter_mut().filter(|chunk| chunk.written > 0.0) {
-        chunk.footprint = written.bytes(chunk.range);
+        chunk.areas = written.areas(chunk.range);
     }
     let load = Load {
         chunks,
@@ -81,5 +116,5 @@ fn auto<'a>(
 
 fn cold(range: BlockRange) -> Chunk {
     let bytes = range.len * BLOCK_SIZE;
-    Chunk { image: ImageIndex(0), range, bytes, written: 0.0, footprint: bytes, reads: 0.0 }
+    Chunk { image: ImageIndex(0), range, bytes, written: 0.0, areas: vec![range], reads: 0.0 }
 }

@@ -6,6 +6,7 @@ use super::orders::Orders;
 use super::settings::{Order, Settings};
 use super::source::SourceShell;
 use super::target::TargetShell;
+use super::tuning::Recent;
 use super::{Outcome, Picture, bytes};
 use crate::replay::picture::Layer;
 use dray_engine::target::Arrival;
@@ -44,6 +45,7 @@ pub(super) struct World {
     queue: BTreeMap<(u64, u64), Ev>,
     pub(super) settings: Settings,
     pub(super) orders: Orders,
+    pub(super) recent: Recent,
     pub(super) source: SourceShell,
     pub(super) target: TargetShell,
     pub(super) guest: Guest,
@@ -65,7 +67,7 @@ pub(super) fn offer(settings: &Settings) -> ImageOffer {
 }
 
 impl World {
-    pub(super) fn new(settings: &Settings, orders: Orders, tuning: Tuning) -> Self {
+    pub(super) fn new(settings: &Settings, orders: Orders, recent: Recent, tuning: Tuning) -> Self {
         let seek = match settings.order {
             Order::Sequential => 0,
             Order::WorkloadAware | Order::Paper => settings.seek,
@@ -87,6 +89,7 @@ impl World {
             trace_over: false,
             over: false,
             orders,
+            recent,
             settings: settings.clone(),
         };
         world.begin();
@@ -120,6 +123,14 @@ impl World {
     fn tell_order(&mut self) {
         if let Some(order) = self.order() {
             self.tell_source(order);
+        }
+    }
+
+    /// What auto would copy by now.
+    fn tell_choice(&mut self) {
+        let now = self.settings.start + self.now;
+        if let Some(copy_only) = self.recent.choice(&self.settings, now) {
+            self.tell_source(SourceEvent::Choose { image: IMAGE, copy_only });
         }
     }
 
@@ -168,6 +179,7 @@ impl World {
     fn refresh(&mut self) {
         if self.guest.place == Place::Source {
             self.tell_order();
+            self.tell_choice();
             self.at(self.settings.refresh, Ev::Refresh);
         }
     }

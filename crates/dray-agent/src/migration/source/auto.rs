@@ -6,8 +6,21 @@ use crate::api::Predicted;
 use crate::forecast;
 use crate::migration::intent::Options;
 use dray_engine::plan::{self, Goals, Load};
-use dray_engine::{Strategy, Tuning};
-use dray_types::BlockRange;
+use dray_engine::{Phase, SourceEvent, Strategy, Tuning};
+use dray_types::{BlockRange, BlockSet, ImageIndex};
+use std::time::{Duration, Instant};
+
+/// Pause between two choices: what is hot moves on in minutes, and a choice looks at every chunk.
+const CHOOSE_AGAIN: Duration = Duration::from_secs(5);
+
+/// What the choices are made of that stays as it is.
+#[derive(Default)]
+pub struct Choices {
+    /// When the last one was made; none before the first.
+    made_at: Option<Instant>,
+    /// What of each image held data when the migration began.
+    data: Vec<BlockSet>,
+}
 
 impl Options {
     /// What the operator wants, for the planner.
@@ -32,7 +45,25 @@ impl SourceLoop {
             self.slot.board.notice(missed.clone());
         }
         self.foretell(Predicted::new(&plan.prediction, link, plan.missed));
+        self.choices.made_at = Some(Instant::now());
         Tuning { copy_only: Some(plan.copy_only), ..self.tuning(options) }
+    }
+
+    /// Chooses again while blocks are copied: what is written most is sent last, and may be other
+    /// blocks by then. The prediction stays that of the start.
+    pub(super) fn choose_again(&mut self) {
+        let due = self.choices.made_at.is_some_and(|at| at.elapsed() >= CHOOSE_AGAIN);
+        let copies = |engine: &dray_engine::Source| engine.phase() == Phase::Copy;
+        if !due || !self.engine.as_ref().is_some_and(copies) {
+            return;
+        }
+        let Some(options) = self.slot.intent().options else { return };
+        self.choices.made_at = Some(Instant::now());
+        let (load, _) = self.load(&options);
+        let plan = plan::choose(&load, &options.goals(), &self.whole());
+        for (ix, copy_only) in plan.copy_only.into_iter().enumerate() {
+            self.step(SourceEvent::Choose { image: ImageIndex(ix as u16), copy_only });
+        }
     }
 
     /// Says what will come of the other strategies, as far as that can be known: hot-set's choice is
@@ -48,10 +79,14 @@ impl SourceLoop {
         self.foretell(Predicted::new(&prediction, link, goals.missed_by(&prediction)));
     }
 
-    fn load(&self, options: &Options) -> (Load, f64) {
+    fn load(&mut self, options: &Options) -> (Load, f64) {
         // What the guest has done up to now is counted too.
         let _ = self.images.heats().count();
-        let load = forecast::load(&self.images.moved(), &options.way, options.bandwidth);
+        let moved = self.images.moved();
+        if self.choices.data.len() != moved.len() {
+            self.choices.data = forecast::data(&moved);
+        }
+        let load = forecast::load(&moved, &self.choices.data, &options.way, options.bandwidth);
         let link = load.link;
         (load, link)
     }

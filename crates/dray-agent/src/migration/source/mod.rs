@@ -30,6 +30,7 @@ use crate::net::NetStats;
 use crate::pace::Pacer;
 use crate::registry::Registry;
 use crate::reuse::{Company, Reuse};
+use auto::Choices;
 pub use content::short_hash;
 pub use counts::{Mark, Memory};
 use dray_engine::source::SourceNotice;
@@ -203,6 +204,7 @@ pub struct SourceLoop {
     log: Log<SourceRecord>,
     images: SourceImages,
     orders: Orders,
+    choices: Choices,
     brakes: Brakes,
     mirror: Option<Mirror>,
     pacing: Option<Pacing>,
@@ -272,6 +274,7 @@ impl SourceLoop {
             log,
             images,
             orders: Orders::default(),
+            choices: Choices::default(),
             brakes: Brakes::new(Arc::clone(&slot.limiter)),
             mirror: None,
             pacing: None,
@@ -334,6 +337,7 @@ impl SourceLoop {
         }
         self.step(SourceEvent::Tick);
         self.refresh_orders();
+        self.choose_again();
         self.watch_company();
         self.keep_latency();
         self.report.save();
