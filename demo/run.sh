@@ -1,11 +1,11 @@
 #!/bin/bash
 # Moves a running guest live between two hosts on this machine, and shows that nothing was lost.
-#   STRATEGY=pre-copy|post-copy|hybrid   DRAY=path of the dray command
+#   STRATEGY=auto|pre-copy|post-copy|hybrid   DRAY=path of the dray command
 # Two network namespaces when root, two loopback addresses otherwise. Leaves nothing behind.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-strategy=${STRATEGY:-hybrid}
+strategy=${STRATEGY:-auto}
 target_dir=${CARGO_TARGET_DIR:-target}
 dray=$(realpath "${DRAY:-$target_dir/release/dray}")
 size=3072 seeded=2048 rate=24      # MiB: the disk, its data, what the guest writes a second

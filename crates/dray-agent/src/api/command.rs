@@ -120,7 +120,6 @@ pub enum Strategy {
     /// The guest moves first; its blocks follow, those it asks for at once.
     PostCopy,
     /// Everything is copied once, the guest moves, what it wrote meanwhile follows.
-    #[default]
     Hybrid,
     /// The guest moves first; only the blocks it asks for follow, until Backfill is started.
     Deferred,
@@ -129,6 +128,7 @@ pub enum Strategy {
     /// Everything is copied once, and what the guest writes meanwhile goes to both sides.
     Mirror,
     /// What is cheaper to copy before the guest moves is copied, the rest follows.
+    #[default]
     Auto,
 }
 

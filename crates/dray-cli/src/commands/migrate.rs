@@ -121,7 +121,6 @@ enum StrategyArg {
     /// The guest moves first, its blocks follow
     PostCopy,
     /// Everything is copied once, the guest moves, what it wrote meanwhile follows
-    #[default]
     Hybrid,
     /// The guest moves first; the rest stays until `dray backfill start`
     Deferred,
@@ -130,6 +129,7 @@ enum StrategyArg {
     /// What the guest uses most is copied and kept in step, the guest moves, the rest follows
     HotSet,
     /// What is cheaper to copy before the guest moves is copied, the rest follows
+    #[default]
     Auto,
 }
 

@@ -19,7 +19,7 @@ fn migrate_with_defaults() {
     let args = ["migrate", "--qmp", "/q", "--to", "hostb", "--target-qmp", "/t"];
     let wanted = json!({ "migrate": {
         "subject": { "vm": { "qmp": "/q" } }, "to": "hostb", "target_qmp": "/t",
-        "prepared": null, "pool": null, "names": {}, "strategy": "hybrid",
+        "prepared": null, "pool": null, "names": {}, "strategy": "auto",
         "order": "workload-aware", "bandwidth": null,
         "max_downtime_ms": null, "verify": false, "detach": false, "drop_bitmaps": false,
         "remove_replica": false, "release": "as-before",

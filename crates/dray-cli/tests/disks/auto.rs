@@ -48,6 +48,7 @@ fn only_auto_has_a_deadline() {
     let lab = full_lab();
     let refused = lab.a.ask(json!({"migrate": {
         "subject": {"images": {"names": [IMAGE]}}, "to": "hostb", "deadline_ms": 5,
+        "strategy": "hybrid",
     }}));
     assert_eq!(refused.unwrap_err()["kind"], "invalid");
     let unknown = lab.a.ask(json!({"plan": {
