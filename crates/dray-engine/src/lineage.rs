@@ -12,8 +12,11 @@
 //! region counts as written. A region is closed when a durable set names what was written in it.
 //! Pure, like everything here; the records are in the agent's file per image.
 
+mod merge;
+
 pub use dray_types::Ancestor;
 use dray_types::{BlockRange, BlockSet, GenerationId};
+pub use merge::MERGED;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fmt;
@@ -54,6 +57,10 @@ impl Generation {
     pub fn without_backup(&mut self) {
         self.reason = Reason::Handover;
     }
+
+    fn is_handover(&self) -> bool {
+        self.reason == Reason::Handover
+    }
 }
 
 /// The line of an image up to its open generation.
@@ -73,7 +80,7 @@ pub enum Unfit {
         /// The place.
         number: u64,
     },
-    /// It is older than what is remembered of the line.
+    /// It is older than what is remembered of the line, or was merged into a later one.
     Forgotten {
         /// Its place.
         number: u64,
@@ -94,7 +101,7 @@ impl fmt::Display for Unfit {
                  are not the same"
             ),
             Self::Forgotten { number } => {
-                write!(f, "its generation {number} is older than what is remembered of the image")
+                write!(f, "its generation {number} is not remembered of the image any more")
             }
             Self::Ahead { number } => {
                 write!(f, "its generation {number} is none of the image's earlier ones")
@@ -113,7 +120,7 @@ pub fn fits(ancestors: &[Ancestor], replica: Ancestor) -> Result<(), Unfit> {
     match ancestors.iter().find(|ancestor| ancestor.number == number) {
         Some(known) if known.id == replica.id => Ok(()),
         Some(_) => Err(Unfit::Diverged { number }),
-        None if ancestors.first().is_some_and(|first| number > first.number) => {
+        None if ancestors.last().is_some_and(|last| number > last.number) => {
             Err(Unfit::Ahead { number })
         }
         None => Err(Unfit::Forgotten { number }),
@@ -164,15 +171,19 @@ impl Lineage {
     }
 
     /// The line when the open generation, in which `changed` was written, is closed by a backup on
-    /// `host`, which goes on with generation `next`. None when the numbers are used up.
+    /// `host`, which goes on with generation `next`. Where the line gets long, earlier backups are merged
+    /// into what came after them, but none of the `held`. None when the numbers are used up.
     pub fn turned(
         &self,
         changed: BlockSet,
         host: &str,
         now_unix_ms: u64,
         next: GenerationId,
+        held: &[GenerationId],
     ) -> Option<Self> {
-        Self::after(self.close(Reason::Backup, changed, host, now_unix_ms), next)
+        let mut past = self.close(Reason::Backup, changed, host, now_unix_ms);
+        merge::merge(&mut past, held, now_unix_ms);
+        Self::after(past, next)
     }
 
     fn close(

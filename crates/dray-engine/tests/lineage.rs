@@ -1,7 +1,8 @@
 //! Generations against a model that remembers what every block held at every handover.
 
 use dray_engine::lineage::{
-    Ancestor, Generation, Lineage, LineageRecord, MAX_PAST, Reason, Stamp, Unfit, fits, recover,
+    Ancestor, Generation, Lineage, LineageRecord, MAX_PAST, MERGED, Reason, Stamp, Unfit, fits,
+    recover,
 };
 use dray_types::{BlockRange, BlockSet, GenerationId};
 use proptest::prelude::*;
@@ -40,7 +41,7 @@ fn a_replica_differs_only_in_what_later_generations_changed() {
 #[test]
 fn a_backup_closes_a_generation_as_a_handover_does() {
     let first = Lineage::new(id(1));
-    let second = first.turned(set(&[(0, 9)]), "hosta", 5, id(2)).unwrap();
+    let second = first.turned(set(&[(0, 9)]), "hosta", 5, id(2), &[]).unwrap();
     assert_eq!(second.open(), Ancestor { number: 2, id: id(2) });
     let third = hand_over(&second, set(&[(3, 2)]), 3);
     let reasons: Vec<_> = third.past().iter().map(|past| past.reason).collect();
@@ -50,9 +51,37 @@ fn a_backup_closes_a_generation_as_a_handover_does() {
     assert_eq!(third.changed_since(id(1), &open), Some(set(&[(3, 2), (7, 1)])));
     let mut line = third;
     for next in 4..200 {
-        line = line.turned(set(&[(next, 1)]), "hosta", next, id(next)).unwrap();
+        line = line.turned(set(&[(next, 1)]), "hosta", next, id(next), &[]).unwrap();
     }
-    assert_eq!(line.past().len(), MAX_PAST);
+    assert_eq!(line.past().len(), MERGED);
+}
+
+/// Hourly backups for two years, and an image that was at another host once.
+#[test]
+fn frequent_backups_do_not_push_out_an_old_replica() {
+    const HOUR: u64 = 3_600_000;
+    const HOURS: u64 = 2 * 365 * 24;
+    let mut line = hand_over(&Lineage::new(id(1)), BlockSet::new(), 2);
+    let weekly = id(300);
+    for hour in 3..HOURS {
+        let blocks = set(&[(hour % 1000, 1)]);
+        line = line.turned(blocks, "hosta", hour * HOUR, id(hour), &[weekly]).unwrap();
+    }
+    let past = line.past();
+    assert_eq!(past.len(), MERGED);
+    assert_eq!(past[0].at.id, id(1), "a handover left a replica");
+    assert!(past.iter().any(|past| past.at.id == weekly), "somebody needs it");
+    // One of each of the last sixteen hours, of some of the last days, weeks and months.
+    let within = |from: u64, to: u64| {
+        let ages = past.iter().map(|past| HOURS - past.closed_unix_ms / HOUR);
+        ages.filter(|age| (from..to).contains(age)).count()
+    };
+    assert!(within(0, 18) >= 16, "{}", within(0, 18));
+    for (from, to) in [(18, 72), (72, 24 * 14), (24 * 14, 24 * 60), (24 * 60, HOURS)] {
+        assert!(within(from, to) >= 4, "{from} to {to} hours ago: {}", within(from, to));
+    }
+    let changed = line.changed_since(id(1), &BlockSet::new()).unwrap();
+    assert_eq!(changed.len(), 1000, "nothing that was written is forgotten");
 }
 
 #[test]
@@ -66,6 +95,8 @@ fn only_a_copy_of_an_ancestor_fits() {
     assert_eq!(fits(&ancestors, at(2, id(2))), Ok(()));
     assert_eq!(fits(&ancestors, at(2, id(9))), Err(Unfit::Diverged { number: 2 }));
     assert_eq!(fits(&ancestors, line.open()), Err(Unfit::Ahead { number: 4 }));
+    ancestors.remove(1);
+    assert_eq!(fits(&ancestors, at(2, id(2))), Err(Unfit::Forgotten { number: 2 }), "merged");
     ancestors.remove(0);
     assert_eq!(fits(&ancestors, at(1, id(1))), Err(Unfit::Forgotten { number: 1 }));
     assert_eq!(fits(&[], at(1, id(1))), Err(Unfit::Forgotten { number: 1 }));
@@ -206,7 +237,7 @@ proptest! {
                 Step::BackUp { crash: false } => {
                     replicas.push((line.open(), content.clone()));
                     let closed = std::mem::take(&mut changed);
-                    line = line.turned(closed, "hosta", next, id(next)).unwrap();
+                    line = line.turned(closed, "hosta", next, id(next), &[]).unwrap();
                     next += 1;
                     records = whole(&line, &changed);
                     records.extend(open.iter().map(|&region| LineageRecord::Opened { region }));
@@ -226,5 +257,39 @@ proptest! {
                 }
             }
         }
+    }
+
+    /// Against a line that forgets nothing: of every generation that is still known the same blocks
+    /// are told, and those that a replica or somebody else holds stay known.
+    #[test]
+    fn merging_changes_nothing_for_what_is_known(
+        steps in proptest::collection::vec((0..BLOCKS, 1..9u64, 1..1000u64, 0..12u8), 60..160)
+    ) {
+        let mut all: Vec<(GenerationId, BlockSet)> = Vec::new();
+        let mut line = Lineage::new(id(1));
+        let (mut now, mut held, mut handovers) = (0, Vec::new(), Vec::new());
+        for (next, (start, len, later, what)) in (2..).zip(steps) {
+            now += later;
+            let changed = set(&[(start, len.min(BLOCKS - start))]);
+            all.push((line.open().id, changed.clone()));
+            if what == 0 && handovers.len() < MAX_PAST - MERGED {
+                handovers.push(line.open().id);
+                line = Lineage::after(line.closed(changed, "hosta", now), id(next)).unwrap();
+            } else {
+                line = line.turned(changed, "hosta", now, id(next), &held).unwrap();
+            }
+            if what == 1 && held.len() < 10 {
+                held.push(all.last().unwrap().0);
+            }
+            prop_assert!(line.past().len() <= MAX_PAST);
+            for known in line.ancestors() {
+                let at = all.iter().position(|(id, _)| *id == known.id).unwrap();
+                let mut wanted = BlockSet::new();
+                all[at + 1..].iter().for_each(|(_, changed)| wanted.union_with(changed));
+                prop_assert_eq!(line.changed_since(known.id, &BlockSet::new()), Some(wanted));
+            }
+        }
+        let known: Vec<_> = line.ancestors().iter().map(|known| known.id).collect();
+        prop_assert!(held.iter().chain(&handovers).all(|id| known.contains(id)));
     }
 }

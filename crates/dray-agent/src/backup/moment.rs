@@ -10,7 +10,7 @@ use crate::migration::source::unix_ms;
 use crate::registry::Entry;
 use dray_backup::PIECE_BYTES;
 use dray_image::{Quiesced, Snapshot, SpillFile};
-use dray_types::{Ancestor, BLOCK_SIZE, BlockRange, BlockSet};
+use dray_types::{Ancestor, BLOCK_SIZE, BlockRange, BlockSet, GenerationId};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,6 +28,8 @@ pub struct Subject {
     pub line: Arc<Line>,
     /// The generation of the backup that this one builds on.
     pub parent: Option<Ancestor>,
+    /// The newest generation that each repository has of it, as far as this host has put them there.
+    pub held: Vec<GenerationId>,
     /// Where the guest's old blocks are kept.
     pub spill: PathBuf,
 }
@@ -75,6 +77,11 @@ fn expected(subject: &Subject) -> BlockSet {
     subject.parent.and_then(changed).map_or_else(|| whole(subject), |set| whole_pieces(&set))
 }
 
+/// The generations that the line must go on to know: the parent, and the newest at each repository.
+fn held(subject: &Subject) -> Vec<GenerationId> {
+    subject.parent.iter().map(|parent| parent.id).chain(subject.held.iter().copied()).collect()
+}
+
 /// Takes the moment. With the socket of a guest agent the guest's file systems are frozen in it.
 ///
 /// # Errors
@@ -95,7 +102,7 @@ pub fn take(
         let spill = Box::new(SpillFile::create(&subject.spill, len).map_err(failed)?);
         let disk = &subject.entry.disk;
         prepared.push(disk.prepare_snapshot(&expected(subject), spill).map_err(failed)?);
-        turnings.push(subject.line.turning().map_err(io)?);
+        turnings.push(subject.line.turning(held(subject)).map_err(io)?);
     }
     let frozen = freeze.map(Frozen::freeze).transpose().map_err(|why| {
         ApiError::new(ErrorKind::Hypervisor, what, format!("cannot freeze the guest: {why}"))

@@ -1,11 +1,12 @@
 //! Which generations of an image are in backup where, as far as this host has put them there.
 //!
-//! `backups/NAME.json` in the state directory; only for the operator's eyes: what is in a repository
-//! the repository knows.
+//! `backups/NAME.json` in the state directory. What is in a repository the repository knows: these are for
+//! the operator's eyes, and tell which generations a line had better remember.
 
 use crate::store;
 use dray_types::GenerationId;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -28,6 +29,12 @@ fn path(folder: &Path, image: &str) -> PathBuf {
 /// What is noted of an image.
 pub fn of(folder: &Path, image: &str) -> Vec<Note> {
     store::read_json(&path(folder, image)).unwrap_or_default()
+}
+
+/// The newest generation in each repository.
+pub fn newest(folder: &Path, image: &str) -> Vec<GenerationId> {
+    let places = of(folder, image).into_iter().map(|note| (note.to, note.generation));
+    places.collect::<BTreeMap<_, _>>().into_values().collect()
 }
 
 /// Notes a backup.
@@ -56,5 +63,7 @@ mod tests {
         let notes = of(dir.path(), "a");
         assert_eq!((notes.len(), notes[0].clone(), notes[255].clone()), (256, note(44), note(299)));
         assert!(of(dir.path(), "b").is_empty());
+        add(dir.path(), "a", Note { generation: GenerationId(1), to: "off".to_owned() }).unwrap();
+        assert_eq!(newest(dir.path(), "a"), [GenerationId(299), GenerationId(1)]);
     }
 }

@@ -162,7 +162,8 @@ impl Agent {
             let why = format!("{} is no folder", spill.display());
             return Err(ApiError::new(ErrorKind::Io, what, why));
         }
-        Ok(Subject { entry, line, parent, spill })
+        let held = notes::newest(&self.store.backups(), &entry.record().name);
+        Ok(Subject { entry, line, parent, held, spill })
     }
 
     fn info(

@@ -179,7 +179,7 @@ fn turn(
     disk: &Arc<Disk>,
     meanwhile: impl FnOnce(),
 ) -> (Ancestor, io::Result<()>) {
-    let turning = line.turning().unwrap();
+    let turning = line.turning(Vec::new()).unwrap();
     let quiesced = disk.quiesce(Duration::from_secs(5)).unwrap();
     let turn = turning.turn(disk, &quiesced, "hosta").unwrap();
     drop(quiesced);
@@ -215,7 +215,7 @@ fn a_generation_that_was_not_written_down_goes_on() {
     let (line, disk, base) = host.begin();
     write(&disk, 3);
     let open = line.lineage().open();
-    let turning = line.turning().unwrap();
+    let turning = line.turning(Vec::new()).unwrap();
     let quiesced = disk.quiesce(Duration::from_secs(5)).unwrap();
     let given_up = turning.turn(&disk, &quiesced, "hosta").unwrap();
     drop(quiesced);
@@ -227,7 +227,7 @@ fn a_generation_that_was_not_written_down_goes_on() {
     let host = Host::new();
     let (line, _) = Line::go_on(&host.line(), &host.image()).unwrap();
     let disk = host.disk();
-    let turning = line.turning().unwrap();
+    let turning = line.turning(Vec::new()).unwrap();
     let quiesced = disk.quiesce(Duration::from_secs(5)).unwrap();
     drop(turning.turn(&disk, &quiesced, "hosta").unwrap());
     drop(quiesced);
@@ -309,7 +309,7 @@ impl Owner {
 
     fn back_up(&mut self, nth: u64, end: End) {
         let (line, disk) = (Arc::clone(&self.line), Arc::clone(&self.disk));
-        let turning = line.turning().unwrap();
+        let turning = line.turning(Vec::new()).unwrap();
         let quiesced = disk.quiesce(Duration::from_secs(5)).unwrap();
         let turn = turning.turn(&disk, &quiesced, "hosta").unwrap();
         let content = self.content;

@@ -19,6 +19,7 @@ use std::sync::{Arc, MutexGuard};
 pub struct Turning<'a> {
     line: &'a Arc<Line>,
     next: GenerationId,
+    held: Vec<GenerationId>,
     _rewriting: MutexGuard<'a, ()>,
 }
 
@@ -35,12 +36,13 @@ pub struct Turn<'a> {
 }
 
 impl Line {
-    /// Makes ready for a generation's end.
+    /// Makes ready for a generation's end. Of the generations that are `held` none is merged into a
+    /// later one.
     ///
     /// # Errors
     /// When the system has no randomness to give.
-    pub fn turning(self: &Arc<Self>) -> io::Result<Turning<'_>> {
-        Ok(Turning { next: random_generation()?, _rewriting: self.rewriting(), line: self })
+    pub fn turning(self: &Arc<Self>, held: Vec<GenerationId>) -> io::Result<Turning<'_>> {
+        Ok(Turning { next: random_generation()?, held, _rewriting: self.rewriting(), line: self })
     }
 
     /// The closed generations' ids and numbers, oldest first.
@@ -67,7 +69,7 @@ impl<'a> Turning<'a> {
         let known = changed.clone().filter(|_| !inner.suspect);
         let written = known.unwrap_or_else(|| super::whole(disk));
         let before = inner.lineage.open();
-        let after = inner.lineage.turned(written, host, unix_ms(), self.next);
+        let after = inner.lineage.turned(written, host, unix_ms(), self.next, &self.held);
         let after = after.ok_or_else(|| io::Error::other("its generations are used up"));
         inner.turning = after.is_ok();
         drop(inner);
