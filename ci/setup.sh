@@ -7,6 +7,7 @@ packages=(
     qemu-system-x86 qemu-utils qemu-block-extra # the hypervisor
     linux-image-cloud-amd64 busybox-static zstd # the guests in tests
     fio nbdkit libnbd-bin python3-libnbd        # other NBD clients and servers
+    python3-venv                                # an S3 server in tests, see ci/s3.sh
     iproute2 jq e2fsprogs                       # networks, JSON and file systems in tests
 )
 

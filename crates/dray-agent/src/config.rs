@@ -298,6 +298,7 @@ fn default_listen() -> SocketAddr {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dray_backup::S3Access;
 
     #[test]
     fn a_backup_place_has_a_name_and_a_url() {
@@ -311,6 +312,7 @@ mod tests {
         let place = |name: &str, url: &str, key: Option<&str>| BackupPlace {
             name: name.to_owned(),
             url: url.to_owned(),
+            access: S3Access::default(),
             key_file: key.map(PathBuf::from),
             every: key.map(|_| Duration::from_secs(86_400)),
             images: key.map(|_| "vm1".to_owned()).into_iter().collect(),
@@ -323,6 +325,38 @@ mod tests {
         let wrong = text("file:///b").replace("'24h'", "'soon'");
         let why = Config::parse(&wrong, Path::new("dray.toml")).unwrap_err();
         assert!(why.to_string().contains("backup.nas.every: 'soon' is no interval"), "{why}");
+    }
+
+    #[test]
+    fn a_bucket_is_reached_as_it_is_configured() {
+        let text = |url: &str, more: &str| {
+            format!(
+                "[agent]\nname = 'a'\n[tls]\ndir = '/t'\n[[backup]]\nname = 'off'\nurl = '{url}'\n{more}\n"
+            )
+        };
+        let parse = |url: &str, more: &str| Config::parse(&text(url, more), Path::new("dray.toml"));
+        let more = "endpoint = 'http://minio:9000'\nregion = 'eu'\ncredentials_file = '/k'\nallow_http = true";
+        let access = S3Access {
+            endpoint: Some("http://minio:9000".to_owned()),
+            region: Some("eu".to_owned()),
+            credentials_file: Some(PathBuf::from("/k")),
+            allow_http: true,
+        };
+        assert_eq!(parse("s3://b/p", more).unwrap().backups[0].access, access);
+        for (url, more, wanted) in [
+            ("s3://", "", "line 7: backup.off.url: 's3://' is no place for backups"),
+            (
+                "s3://b",
+                "endpoint = 'http://minio'",
+                "line 8: backup.off.endpoint: 'http://minio' is without TLS",
+            ),
+            ("s3://b", "endpoint = 'minio:9000'", "is no https:// URL of a server"),
+            ("s3://b", "credentials_file = 'keys'", "'keys' is not an absolute path"),
+            ("file:///b", "region = 'eu'", "are for s3:// only"),
+        ] {
+            let why = parse(url, more).unwrap_err().to_string();
+            assert!(why.contains(wanted), "{why}");
+        }
     }
 
     #[test]

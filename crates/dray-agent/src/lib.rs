@@ -38,6 +38,7 @@ pub mod replicas;
 pub mod retention;
 pub mod reuse;
 mod seed;
+mod snapshots;
 pub mod store;
 pub mod tls;
 pub mod vm;

@@ -17,6 +17,8 @@ pub enum Kind {
     Damaged,
     /// The repository is encrypted and this is not its key, or none was given.
     WrongKey,
+    /// The store refuses: the credentials are wrong, or they do not allow it.
+    Denied,
     /// The store did not answer, or answered with an error. Another try may help.
     Unavailable,
     /// It is there already.
@@ -67,6 +69,11 @@ impl Error {
     /// What a caller can act on.
     pub fn kind(&self) -> Kind {
         self.kind
+    }
+
+    /// Whether it says nothing of what is stored: only that the store does not give it now.
+    pub(crate) fn is_of_store(&self) -> bool {
+        matches!(self.kind, Kind::Unavailable | Kind::Denied)
     }
 
     /// The piece that the error is about, if it is about one piece only.

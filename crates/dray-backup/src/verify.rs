@@ -1,6 +1,6 @@
 //! Whether everything is there and is what was written.
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Result};
 use crate::gc::{Walk, walk};
 use crate::manifest::{self, Backup, Manifest};
 use crate::pack::{MAX_PACK, PackId, Place};
@@ -132,7 +132,7 @@ impl Repository {
         for (pack, places) in contents {
             let bytes = match self.core.store.get(&pack.name(), MAX_PACK) {
                 Ok(bytes) => bytes,
-                Err(e) if e.kind() == Kind::Unavailable => return Err(e),
+                Err(e) if e.is_of_store() => return Err(e),
                 Err(e) => {
                     let why = e.to_string();
                     bad.extend(places.keys().map(|offset| ((*pack, *offset), why.clone())));
@@ -180,7 +180,7 @@ impl Repository {
                         why.into_iter().for_each(|why| count(ix, 1, why));
                     }
                 }
-                Err(e) if e.kind() == Kind::Unavailable => return Err(e),
+                Err(e) if e.is_of_store() => return Err(e),
                 Err(e) => count(first, all, &e.to_string()),
             }
         }

@@ -6,7 +6,8 @@ mod common;
 
 use common::{Image, info, key, settings};
 use dray_backup::{
-    GcOptions, Kind, Level, PIECE_BYTES, Policy, Put, Repository, S3Store, Store, WriterOptions,
+    GcOptions, Kind, Level, PIECE_BYTES, Policy, Put, Repository, S3Access, S3Store, Store,
+    WriterOptions,
 };
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -48,7 +49,16 @@ fn serve(manner: Manner) -> Server {
 
 impl Server {
     fn store(&self, prefix: &str) -> S3Store {
-        S3Store::with_endpoint(&self.address, "id", "secret", "vms", prefix).unwrap()
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("credentials");
+        std::fs::write(&file, "aws_access_key_id=id\naws_secret_access_key=secret\n").unwrap();
+        let access = S3Access {
+            endpoint: Some(self.address.clone()),
+            credentials_file: Some(file),
+            allow_http: true,
+            ..S3Access::default()
+        };
+        S3Store::open("vms", prefix, &access).unwrap()
     }
 }
 
@@ -246,5 +256,5 @@ fn a_store_that_overwrites_or_forbids_is_refused() {
         Repository::create(store, &key(false)).unwrap_err().kind()
     };
     assert_eq!(create(Manner::Overwrites), Kind::Unsupported);
-    assert_eq!(create(Manner::Forbids), Kind::Unavailable);
+    assert_eq!(create(Manner::Forbids), Kind::Denied);
 }

@@ -5,7 +5,7 @@
 //!      0    4  "dray"
 //!      4    2  lowest protocol version spoken, little endian
 //!      6    2  highest protocol version spoken
-//!      8    1  kind of stream: 1 control, 2 data, 3 memory, 4 request, 5 store
+//!      8    1  kind of stream: 1 control, 2 data, 3 memory, 4 request, 5 store, 6 replica
 //!      9    1  zero
 //!     10    2  length of what follows
 //!     12    …  postcard encoding of `Hello`
@@ -41,6 +41,8 @@ pub enum StreamKind {
     Request,
     /// Objects of a backup store, outside any migration.
     Store,
+    /// A replica's content, outside any migration.
+    Replica,
 }
 
 impl StreamKind {
@@ -51,6 +53,7 @@ impl StreamKind {
             Self::Memory => 3,
             Self::Request => 4,
             Self::Store => 5,
+            Self::Replica => 6,
         }
     }
 
@@ -61,6 +64,7 @@ impl StreamKind {
             3 => Self::Memory,
             4 => Self::Request,
             5 => Self::Store,
+            6 => Self::Replica,
             _ => return None,
         })
     }

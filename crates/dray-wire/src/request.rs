@@ -88,6 +88,22 @@ pub enum Seeding {
     },
 }
 
+/// Feature word: the peer understands `Holdings`, and streams of kind 6.
+pub const FEATURE_HOLDINGS: &str = "holdings";
+
+/// A replica that the asking peer may read.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Holding {
+    /// The generation that it holds.
+    pub generation: Ancestor,
+    /// Its length in bytes.
+    pub len: u64,
+    /// Bytes allocated for it.
+    pub allocated: u64,
+    /// Regions of 64 MiB that do not hold the generation any more.
+    pub distrusted: Vec<u64>,
+}
+
 /// What one agent asks of another.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Request {
@@ -134,6 +150,12 @@ pub enum Request {
         /// Bytes a second that the link from their owner is known to carry.
         link: Option<u64>,
     },
+    /// Which replicas of an image lie there that the asking peer may read: answered with `Holdings`. To be
+    /// sent only to a peer that has agreed to [`FEATURE_HOLDINGS`].
+    Holdings {
+        /// The image.
+        image: ImageId,
+    },
 }
 
 impl Request {
@@ -142,6 +164,7 @@ impl Request {
         match self {
             Self::PrepareReturn { .. } => Some(FEATURE_RETURN),
             Self::Seed { .. } => Some(FEATURE_SEED),
+            Self::Holdings { .. } => Some(FEATURE_HOLDINGS),
             _ => None,
         }
     }
@@ -184,6 +207,11 @@ pub enum Reply {
     Seeding {
         /// How far it is.
         images: Vec<Seeding>,
+    },
+    /// Answer to `Holdings`.
+    Holdings {
+        /// The replicas.
+        held: Vec<Holding>,
     },
 }
 

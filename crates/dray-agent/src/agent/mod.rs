@@ -121,6 +121,9 @@ async fn serve(config: Config, what: &str) -> ApiResult<()> {
         return Err(ApiError::new(ErrorKind::Invalid, what, first)
             .hint("`dray check-config` shows everything that is wrong"));
     }
+    for problem in config.check_backups() {
+        tracing::warn!(%problem, "a backup repository cannot be used as it is configured");
+    }
     std::fs::create_dir_all(&config.run_dir).map_err(io)?;
     let identity = Identity::load(&config.tls_dir)
         .map_err(|why| ApiError::new(ErrorKind::Denied, what, why))?;

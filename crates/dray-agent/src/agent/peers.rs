@@ -50,6 +50,10 @@ impl Agent {
         let handled = match kind {
             StreamKind::Request => requests::serve(incoming, &self).await,
             StreamKind::Store => self.offer_store(incoming).await,
+            StreamKind::Replica => match incoming.welcome(Vec::new()).await {
+                Ok(stream) => self.offer_replicas(stream),
+                Err(why) => Err(why),
+            },
             _ => match self.target_of(&incoming) {
                 None => {
                     incoming.refuse("no such migration is prepared here; prepare it again").await;
@@ -440,6 +444,7 @@ impl RequestHandler for Arc<Agent> {
                     Err(why) => Reply::Refused { why },
                 }
             }
+            Request::Holdings { image } => Reply::Holdings { held: self.holdings(peer, image) },
             Request::Forget { migration } => {
                 if let Some(slot) = self.targets.get(migration)
                     && slot.intent().peer == peer

@@ -6,7 +6,7 @@ use super::peer::PeerStore;
 use crate::api::{ApiError, ApiResult, ErrorKind};
 use crate::config::Config;
 use crate::tls::Identity;
-use dray_backup::{Key, LocalStore, Repository, Store};
+use dray_backup::{Key, Location, Repository, S3Access, Store};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -23,6 +23,8 @@ pub struct Destination {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Place {
     Folder(PathBuf),
+    /// In a bucket.
+    Bucket(Location, S3Access),
     /// At a peer that offers its store.
     Peer {
         name: String,
@@ -32,29 +34,31 @@ enum Place {
     },
 }
 
-/// What a URL names.
-fn place(config: &Config, url: &str) -> Result<Place, String> {
-    let Some(rest) = url.strip_prefix("dray://") else { return folder(url).map(Place::Folder) };
-    let (name, folder) = rest.split_once('/').unwrap_or((rest, ""));
-    let peer = config.peer(name).ok_or_else(|| format!("no peer '{name}' is configured"))?;
-    Ok(Place::Peer {
-        name: peer.name.clone(),
-        address: peer.address.clone(),
-        folder: folder.to_owned(),
-        tls: config.tls_dir.clone(),
-    })
+/// What a URL names; `access` is what is configured of it.
+fn place(config: &Config, url: &str, access: S3Access) -> Result<Place, String> {
+    match location(url)? {
+        Location::Directory(folder) => Ok(Place::Folder(folder)),
+        location @ Location::S3 { .. } => Ok(Place::Bucket(location, access)),
+        Location::Peer { host, folder } => {
+            let peer = config.peer(&host);
+            let peer = peer.ok_or_else(|| format!("no peer '{host}' is configured"))?;
+            let (name, address) = (peer.name.clone(), peer.address.clone());
+            Ok(Place::Peer { name, address, folder, tls: config.tls_dir.clone() })
+        }
+    }
 }
 
-/// The folder that a URL names.
+/// What a URL names. A folder must be absolute: the agent's own directory means nothing to anybody.
 ///
 /// # Errors
 /// What is wrong with it.
-pub fn folder(url: &str) -> Result<PathBuf, String> {
-    let path = url.strip_prefix("file://").unwrap_or(url);
-    match path.split_once("://") {
-        Some((scheme, _)) => Err(format!("'{scheme}' is no kind of repository that dray knows")),
-        None if path.starts_with('/') => Ok(PathBuf::from(path)),
-        None => Err(format!("'{url}' is neither a configured destination nor a URL")),
+pub fn location(url: &str) -> Result<Location, String> {
+    match url.parse() {
+        Ok(Location::Directory(folder)) if !folder.is_absolute() => {
+            Err(format!("'{url}' is neither a configured destination nor a URL"))
+        }
+        Ok(location) => Ok(location),
+        Err(why) => Err(why.to_string()),
     }
 }
 
@@ -66,10 +70,13 @@ impl Destination {
     /// `Invalid` when it is neither.
     pub fn resolve(config: &Config, at: &str, key_file: Option<&Path>) -> ApiResult<Self> {
         let known = config.backups.iter().find(|place| place.name == at);
-        let place = place(config, known.map_or(at, |place| &place.url)).map_err(|why| {
+        let (url, access) = known
+            .map_or((at, S3Access::default()), |place| (place.url.as_str(), place.access.clone()));
+        let place = place(config, url, access).map_err(|why| {
             let names: Vec<_> = config.backups.iter().map(|place| place.name.as_str()).collect();
             let hint = format!(
-                "write file:///folder or dray://host/folder, or name a [[backup]] of {} ({})",
+                "write file:///folder, s3://bucket/prefix or dray://host/folder, or name a [[backup]] \
+                 of {} ({})",
                 config.path.display(),
                 if names.is_empty() { "none so far".to_owned() } else { names.join(", ") }
             );
@@ -88,8 +95,11 @@ impl Destination {
 
     fn store(&self, what: &str) -> ApiResult<Arc<dyn Store>> {
         Ok(match &self.place {
-            Place::Folder(folder) => {
-                Arc::new(LocalStore::open(folder).map_err(|why| failed(what, &why))?)
+            Place::Folder(folder) => Location::Directory(folder.clone())
+                .store(&S3Access::default())
+                .map_err(|why| failed(what, &why))?,
+            Place::Bucket(location, access) => {
+                location.store(access).map_err(|why| failed(what, &why))?
             }
             Place::Peer { name, address, folder, tls } => {
                 let identity = Identity::load(tls)
@@ -135,11 +145,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn folders_are_named_by_urls() {
-        assert_eq!(folder("file:///srv/b"), Ok(PathBuf::from("/srv/b")));
-        assert_eq!(folder("/srv/b"), Ok(PathBuf::from("/srv/b")));
-        for wrong in ["srv/b", "s3://bucket", "file://srv", "nas", ""] {
-            assert!(folder(wrong).is_err(), "{wrong}");
+    fn folders_are_absolute() {
+        let folder = Location::Directory(PathBuf::from("/srv/b"));
+        assert_eq!(location("file:///srv/b"), Ok(folder.clone()));
+        assert_eq!(location("/srv/b"), Ok(folder));
+        assert!(matches!(location("s3://bucket/x"), Ok(Location::S3 { .. })));
+        for wrong in ["srv/b", "file://srv", "ftp://host/x", "nas", ""] {
+            assert!(location(wrong).is_err(), "{wrong}");
         }
     }
 }

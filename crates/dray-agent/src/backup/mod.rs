@@ -27,6 +27,7 @@ pub fn failed(what: impl Into<String>, why: &dray_backup::Error) -> ApiError {
     let (kind, hint) = match why.kind() {
         Kind::NotFound => (ErrorKind::NotFound, None),
         Kind::Damaged => (ErrorKind::Verification, Some("`dray verify` lists what is damaged")),
+        Kind::Denied => (ErrorKind::Denied, Some("are the credentials right, and may they do it?")),
         Kind::WrongKey => (ErrorKind::Denied, Some("name the right --key-file")),
         Kind::Exists | Kind::Fenced => (ErrorKind::Conflict, None),
         Kind::Unsupported => (ErrorKind::Unsupported, None),

@@ -2,9 +2,10 @@
 //! own. A thread a stream; whatever is wrong with a question is answered, and the next one is taken.
 
 use crate::migration::abort;
+use crate::net::questions::read;
 use crate::net::{BlockingStream, NetError, NetErrorKind, Stream};
 use dray_backup::{Error, Kind, LocalStore, Put, Store};
-use dray_wire::store::{self, Answer, Ask, LENGTHS, Listed, MAX_OBJECT, Refusal};
+use dray_wire::store::{self, Answer, Ask, Listed, MAX_OBJECT, Refusal};
 use std::io;
 use std::path::Path;
 
@@ -34,26 +35,6 @@ fn answer_all(stream: &mut BlockingStream, objects: &LocalStore) -> io::Result<(
         stream.write_both(&head, &bytes)?;
     }
     Ok(())
-}
-
-/// The next message of a stream; none at its end.
-///
-/// # Errors
-/// What the socket says; `Other` when it is no message.
-pub fn read<T: serde::de::DeserializeOwned>(
-    stream: &mut BlockingStream,
-) -> io::Result<Option<(T, Vec<u8>)>> {
-    let mut lengths = [0; LENGTHS];
-    if !stream.read_all_or_end(&mut lengths)? {
-        return Ok(None);
-    }
-    let (head, body) = store::decode_lengths(lengths).map_err(io::Error::other)?;
-    let (mut head, mut body) = (vec![0; head], vec![0; body]);
-    let whole = stream.read_all_or_end(&mut head)? && stream.read_all_or_end(&mut body)?;
-    if !whole {
-        return Err(io::ErrorKind::UnexpectedEof.into());
-    }
-    Ok(Some((store::decode(&head).map_err(io::Error::other)?, body)))
 }
 
 fn answer(objects: &LocalStore, ask: Ask, body: &[u8]) -> (Answer, Vec<u8>) {

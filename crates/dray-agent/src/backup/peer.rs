@@ -1,31 +1,24 @@
 //! A store at another dray host, `dray://HOST/…`: objects over TLS streams, a few of them kept open.
 
-use super::offer::read;
-use crate::net::{AGENT, BlockingStream, DialSettings, NetError, NetErrorKind, dial};
+use crate::net::questions::Questions;
 use crate::tls::Identity;
 use dray_backup::{Error, Kind, Object, Put, Result, Store};
-use dray_wire::store::{self, Answer, Ask, Listed, MAX_OBJECT, Refusal};
-use dray_wire::{Hello, StreamKind};
+use dray_wire::StreamKind;
+use dray_wire::store::{Answer, Ask, Listed, MAX_OBJECT, Refusal};
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
-
-/// A stream that nobody has used for this long is not used any more: the peer may have restarted.
-const IDLE: Duration = Duration::from_secs(10);
+use std::io;
+use std::time::Duration;
 
 /// The store.
 pub struct PeerStore {
-    identity: Identity,
-    peer: String,
-    address: String,
+    questions: Questions,
     /// Put before every name; empty or ending in a slash.
     prefix: String,
-    idle: Mutex<Vec<(Instant, BlockingStream)>>,
 }
 
 impl fmt::Debug for PeerStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "dray://{}/{}", self.peer, self.prefix)
+        write!(f, "dray://{}/{}", self.questions.peer(), self.prefix)
     }
 }
 
@@ -34,70 +27,29 @@ impl PeerStore {
     pub fn new(identity: Identity, peer: &str, address: &str, folder: &str) -> Self {
         let folder = folder.trim_matches('/');
         let prefix = if folder.is_empty() { String::new() } else { format!("{folder}/") };
-        let (peer, address) = (peer.to_owned(), address.to_owned());
-        Self { identity, peer, address, prefix, idle: Mutex::default() }
+        Self { questions: Questions::new(identity, peer, address, StreamKind::Store), prefix }
     }
 
     fn name(&self, name: &str) -> String {
         format!("{}{name}", self.prefix)
     }
 
-    /// A stream that waits, or a new one.
-    fn stream(&self) -> Result<BlockingStream> {
-        {
-            let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-            idle.retain(|(since, _)| since.elapsed() < IDLE);
-            if let Some((_, stream)) = idle.pop() {
-                return Ok(stream);
-            }
-        }
-        self.dial().map_err(|why| Error::unavailable(format!("{} cannot be asked", self.peer), why))
-    }
-
-    fn dial(&self) -> std::result::Result<BlockingStream, NetError> {
-        let local = |why: std::io::Error| NetError::new(NetErrorKind::Local, why.to_string());
-        let open = || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            let hello = Hello {
-                agent: AGENT.to_owned(),
-                migration: None,
-                session: 0,
-                stream: 0,
-                features: Vec::new(),
-            };
-            let (name, address) = (&self.peer, &self.address);
-            let settings = DialSettings::default();
-            runtime.map_err(local)?.block_on(async {
-                let kind = StreamKind::Store;
-                dial(&self.identity, name, address, kind, &hello, &settings).await?.into_blocking()
-            })
-        };
-        // On a thread of its own: the caller may be a task of another runtime.
-        std::thread::scope(|scope| {
-            let opened = scope.spawn(open).join();
-            opened.unwrap_or_else(|_| Err(local(std::io::Error::other("the dialling thread died"))))
-        })
-    }
-
     fn ask(&self, ask: &Ask, body: &[u8]) -> Result<(Answer, Vec<u8>)> {
-        let mut stream = self.stream()?;
-        let lost = |why: std::io::Error| {
-            Error::unavailable(format!("lost the connection to {}", self.peer), why)
-        };
-        let head = store::encode(ask, body.len()).map_err(|why| Error::invalid(why.to_string()))?;
-        stream.write_both(&head, body).map_err(lost)?;
-        let answer = read::<Answer>(&mut stream).map_err(lost)?;
-        let answer = answer.ok_or_else(|| lost(std::io::ErrorKind::UnexpectedEof.into()))?;
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        idle.push((Instant::now(), stream));
-        match answer {
-            (Answer::Failed { kind, why }, _) => Err(Error::new(kind_of(kind), why)),
-            answer => Ok(answer),
+        match self.questions.ask(ask, body) {
+            Ok((Answer::Failed { kind, why }, _)) => Err(Error::new(kind_of(kind), why)),
+            Ok(answer) => Ok(answer),
+            Err(why) if why.kind() == io::ErrorKind::InvalidInput => {
+                Err(Error::invalid(why.to_string()))
+            }
+            Err(why) => {
+                let what = format!("{} cannot be asked", self.questions.peer());
+                Err(Error::unavailable(what, why))
+            }
         }
     }
 
     fn unexpected(&self) -> Error {
-        Error::unavailable(format!("{} answered something else", self.peer), "protocol")
+        Error::unavailable(format!("{} answered something else", self.questions.peer()), "protocol")
     }
 
     fn bytes(&self, ask: &Ask, fits: impl Fn(usize) -> bool) -> Result<Vec<u8>> {

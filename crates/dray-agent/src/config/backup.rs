@@ -1,5 +1,6 @@
 //! Where backups are: repositories that this host may read and write.
 
+use dray_backup::S3Access;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -8,8 +9,10 @@ use std::time::Duration;
 pub struct BackupPlace {
     /// How commands name it.
     pub name: String,
-    /// `file:///PATH`, or `dray://HOST/FOLDER` at a peer.
+    /// `file:///PATH`, `s3://BUCKET/PREFIX`, or `dray://HOST/FOLDER` at a peer.
     pub url: String,
+    /// How a bucket is reached; nothing for the others.
+    pub access: S3Access,
     /// The file with its key, when it is encrypted.
     pub key_file: Option<PathBuf>,
     /// How often images are backed up there; never by itself when absent.

@@ -2,13 +2,15 @@
 
 use super::{Config, Pool, PoolIo, PoolKind, Problem};
 use crate::tls::{CLIENT_CERT, CLIENT_KEY, Identity, SERVER_CERT, SERVER_KEY, judge_own};
+use dray_backup::{Credentials, Key};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 impl Config {
-    /// Everything that would keep the agent from working, or make it unsafe.
+    /// Everything that would keep the agent from working, or make it unsafe. What is wrong with
+    /// repositories is not: guests' disks do not wait for them, see [`Config::check_backups`].
     pub fn check(&self) -> Vec<Problem> {
         let mut problems = Vec::new();
         self.check_pools(&mut problems);
@@ -35,6 +37,25 @@ impl Config {
         }
     }
 
+    /// What keeps repositories from being used: their keys, and those of object stores' accounts, must be
+    /// there, and for nobody else to read.
+    pub fn check_backups(&self) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        for place in &self.backups {
+            if let Some(path) = &place.access.credentials_file {
+                let field = format!("backup.{}.credentials_file", place.name);
+                let hint = "write aws_access_key_id = … and aws_secret_access_key = … into it";
+                problems.extend(secret(&field, path, Credentials::from_file(path), hint));
+            }
+            if let Some(path) = &place.key_file {
+                let field = format!("backup.{}.key_file", place.name);
+                let hint = "make one: openssl rand -hex 32";
+                problems.extend(secret(&field, path, Key::from_file(path), hint));
+            }
+        }
+        problems
+    }
+
     fn check_tls(&self, problems: &mut Vec<Problem>) {
         let before = problems.len();
         problems.extend(directory("tls.dir", &self.tls_dir).map(|problem| {
@@ -44,7 +65,7 @@ impl Config {
             return;
         }
         for key in [SERVER_KEY, CLIENT_KEY] {
-            problems.extend(private(&self.tls_dir.join(key)));
+            problems.extend(private("tls.dir", &self.tls_dir.join(key)));
         }
         let mut broken = Vec::new();
         for cert in [SERVER_CERT, CLIENT_CERT] {
@@ -87,11 +108,24 @@ fn direct(pool: &Pool) -> Option<Problem> {
     })
 }
 
+/// A file that should hold a secret.
+fn secret<T>(
+    field: &str,
+    path: &Path,
+    read: Result<T, dray_backup::Error>,
+    hint: &str,
+) -> Option<Problem> {
+    match read {
+        Err(why) => Some(Problem::new(field, why.to_string()).hint(hint)),
+        Ok(_) => private(field, path),
+    }
+}
+
 /// A key that others can read is no secret.
-fn private(key: &Path) -> Option<Problem> {
+fn private(field: &str, key: &Path) -> Option<Problem> {
     let mode = key.metadata().ok()?.mode();
     (mode & 0o007 != 0).then(|| {
-        Problem::new("tls.dir", format!("{}: everybody may read this key", key.display()))
+        Problem::new(field, format!("{}: everybody may read this key", key.display()))
             .hint(format!("chmod 0600 {}", key.display()))
     })
 }
@@ -184,6 +218,42 @@ mod tests {
         }
         let missing = words(&parse(&example(dir.path(), Path::new("/nope"))).unwrap().check());
         assert!(missing.contains("tls.dir: /nope: No such file"), "{missing}");
+    }
+
+    #[test]
+    fn keys_of_repositories_are_there_and_private() {
+        let dir = tempfile::tempdir().unwrap();
+        pki::create_ca(dir.path()).unwrap();
+        let tls = pki::issue(dir.path(), "hosta", &[]).unwrap();
+        let (keys, key) = (dir.path().join("keys"), dir.path().join("key"));
+        let text = example(dir.path(), &tls)
+            + &format!(
+                "[[backup]]\nname = 'off'\nurl = 's3://b'\ncredentials_file = '{}'\nkey_file = '{}'\n",
+                keys.display(),
+                key.display()
+            );
+        let config = parse(&text).unwrap();
+        let all = words(&config.check_backups());
+        assert!(
+            all.contains("backup.off.credentials_file: ") && all.contains("backup.off.key_file: "),
+            "{all}"
+        );
+        std::fs::write(&keys, "aws_access_key_id = a\n").unwrap();
+        std::fs::write(&key, "07".repeat(32)).unwrap();
+        for file in [&keys, &key] {
+            std::fs::set_permissions(file, PermissionsExt::from_mode(0o644)).unwrap();
+        }
+        let all = words(&config.check_backups());
+        assert!(all.contains("it has no aws_secret_access_key; write"), "{all}");
+        assert!(
+            all.contains("backup.off.key_file: ") && all.contains("everybody may read this key"),
+            "{all}"
+        );
+        std::fs::write(&keys, "aws_access_key_id = a\naws_secret_access_key = b\n").unwrap();
+        for file in [&keys, &key] {
+            std::fs::set_permissions(file, PermissionsExt::from_mode(0o600)).unwrap();
+        }
+        assert_eq!((config.check_backups(), config.check()), (Vec::new(), Vec::new()));
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! The configuration as it was typed, and how it is understood. Knows every field's place, so that
 //! every problem names its line.
 
-use super::{
-    BackupPlace, BackupStore, Config, Limits, Peer, Pool, PoolIo, PoolKind, Problem, ReuseConfig,
-    default_listen,
-};
+mod backup;
+
+use super::{Config, Limits, Peer, Pool, PoolIo, PoolKind, Problem, ReuseConfig, default_listen};
 use crate::retention::Retention;
+use backup::{TypedBackup, TypedStore};
 use dray_types::{BitRate, ByteSize};
 use serde::Deserialize;
 use std::collections::HashSet;
@@ -20,9 +20,6 @@ const MAX_STREAMS: u64 = 16;
 const MAX_HOURS: u64 = 876_000;
 /// Longest time a limit may be, in seconds: a week.
 const MAX_SECONDS: u64 = 7 * 86_400;
-
-/// Longest time between two backups, in seconds: a year.
-const MAX_INTERVAL: u64 = 365 * 86_400;
 
 type Text = Spanned<String>;
 
@@ -43,25 +40,6 @@ struct Typed {
     #[serde(default)]
     backup: Vec<TypedBackup>,
     backup_store: Option<TypedStore>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct TypedStore {
-    path: Text,
-    peers: Vec<Text>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct TypedBackup {
-    name: Text,
-    url: Text,
-    key_file: Option<Text>,
-    every: Option<Text>,
-    #[serde(default)]
-    images: Vec<Text>,
-    keep_last: Option<Spanned<u64>>,
 }
 
 #[derive(Deserialize)]
@@ -378,82 +356,6 @@ impl Reader<'_> {
         let size = size.and_then(|text| self.size("reuse.index_size", text));
         reuse.index_size = size.map_or(reuse.index_size, |size| size.0);
         reuse
-    }
-
-    fn backup_store(
-        &mut self,
-        typed: Option<&TypedStore>,
-        known: &[TypedPeer],
-    ) -> Option<BackupStore> {
-        let typed = typed?;
-        for peer in &typed.peers {
-            if !known.iter().any(|known| known.name.get_ref() == peer.get_ref()) {
-                let what = format!("there is no peer '{}'", peer.get_ref());
-                let hint = "add a [[peer]] with this name or take it out";
-                self.problem(peer, "backup_store.peers", what, hint);
-            }
-        }
-        Some(BackupStore {
-            path: self.path("backup_store.path", &typed.path),
-            peers: typed.peers.iter().map(|peer| peer.get_ref().clone()).collect(),
-        })
-    }
-
-    fn backups(&mut self, typed: &[TypedBackup]) -> Vec<BackupPlace> {
-        let mut seen = HashSet::new();
-        let places = typed.iter().map(|place| {
-            self.unique(&mut seen, "backup.name", &place.name);
-            if let Err(why) = super::pool::check_name(place.name.get_ref()) {
-                self.problem(&place.name, "backup.name", why.0, "use letters, digits, '-' and '_'");
-            }
-            let name = place.name.get_ref();
-            if !place.url.get_ref().contains("://") {
-                let what = format!("'{}' is not a URL", place.url.get_ref());
-                let hint = "write it like file:///srv/backup or s3://bucket/prefix";
-                self.problem(&place.url, &format!("backup.{name}.url"), what, hint);
-            }
-            let key = place.key_file.as_ref();
-            let every = place.every.as_ref();
-            if let Some(typed) = every.filter(|_| place.images.is_empty()) {
-                let hint = "name them: images = [\"vm1-root\"]";
-                self.problem(typed, &format!("backup.{name}.images"), "none is named", hint);
-            }
-            let keep_last = place.keep_last.as_ref().map(|typed| {
-                self.number(&format!("backup.{name}.keep_last"), typed, u32::MAX.into()) as u32
-            });
-            BackupPlace {
-                name: name.clone(),
-                url: place.url.get_ref().clone(),
-                key_file: key.map(|file| self.path(&format!("backup.{name}.key_file"), file)),
-                every: every
-                    .and_then(|typed| self.interval(&format!("backup.{name}.every"), typed)),
-                images: place.images.iter().map(|image| image.get_ref().clone()).collect(),
-                keep_last,
-            }
-        });
-        places.collect()
-    }
-
-    /// A time like `24h`, `30m` or `7d`.
-    fn interval(&mut self, field: &str, typed: &Text) -> Option<Duration> {
-        let text = typed.get_ref();
-        let unit = |text: &str| match text {
-            "s" => Some(1),
-            "m" => Some(60),
-            "h" => Some(3600),
-            "d" => Some(86_400),
-            _ => None,
-        };
-        let parsed = text.char_indices().next_back().and_then(|(at, _)| {
-            let (number, last) = text.split_at(at);
-            number.parse::<u64>().ok()?.checked_mul(unit(last)?)
-        });
-        let found = parsed.filter(|seconds| (1..=MAX_INTERVAL).contains(seconds));
-        if found.is_none() {
-            let what = format!("'{text}' is no interval");
-            self.problem(typed, field, what, "write it like 24h, 30m or 7d, at most 365d");
-        }
-        found.map(Duration::from_secs)
     }
 
     fn seconds(&mut self, field: &str, value: &Spanned<u64>) -> Duration {

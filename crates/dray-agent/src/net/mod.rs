@@ -12,6 +12,7 @@ pub mod dial;
 pub mod error;
 mod kept;
 pub mod listen;
+pub mod questions;
 pub mod queue;
 pub mod receive;
 pub mod requests;
@@ -38,12 +39,13 @@ pub use stream::{BlockingStream, Stream};
 pub const AGENT: &str = concat!("dray/", env!("CARGO_PKG_VERSION"));
 
 /// What this software can do beyond the protocol's versions; used as far as both sides can.
-pub const FEATURES: [&str; 7] = [
+pub const FEATURES: [&str; 8] = [
     "zstd",
     dray_wire::control::FEATURE_BACKFILL_ORDER,
     dray_wire::control::FEATURE_BACKUP_GENERATIONS,
     dray_wire::control::FEATURE_HURRY,
     dray_wire::control::FEATURE_REUSE,
+    dray_wire::request::FEATURE_HOLDINGS,
     dray_wire::request::FEATURE_RETURN,
     dray_wire::request::FEATURE_SEED,
 ];

@@ -1,28 +1,36 @@
 //! What is read for an image, and from where.
 //!
-//! Of all backups that the configured places have of it, the newest that is of one of its closed
-//! generations is wanted. Another place that has the same generation gives all of it; one with another
-//! generation gives what is the same there, as the recipes tell.
+//! Of all backups and replicas that the configured places have of it, the newest that is of one of its
+//! closed generations is wanted. Another place that has the same generation gives all of it; one with another
+//! generation gives what is the same there, as the recipes tell; a replica has no recipe.
 
 use super::gather::{Failure, Parts, Provider, TASK_BYTES};
+use super::replica::PeerReplica;
 use super::state::task_count;
 use super::tasks::{MAX_PROVIDERS, Mask};
-use crate::backup::destination::Destination;
 use crate::config::Config;
+use crate::lineage::region_blocks;
+use crate::net::questions::Questions;
+use crate::snapshots::{self, Held, PATIENCE, Snapshot, Snapshots};
+use crate::tls::Identity;
 use dray_backup::{
-    Backup, Content, Hash, Kind, Listing, PIECE_BYTES, Piece, Reader, Repository, StreamOptions,
+    Backup, Content, Hash, Kind, PIECE_BYTES, Piece, Reader, Repository, StreamOptions,
     piece_count, piece_len,
 };
 use dray_engine::lineage::fits;
 use dray_image::{FileImage, Image};
-use dray_types::Ancestor;
+use dray_types::{Ancestor, BLOCK_SIZE, BlockRange, BlockSet};
+use dray_wire::StreamKind;
 use dray_wire::request::SeedImage;
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver};
 
 /// Pieces of one task.
 const TASK_PIECES: u64 = TASK_BYTES / PIECE_BYTES as u64;
+/// Tasks of which a place's recipe is read ahead of what is done with it.
+const AHEAD: usize = 16;
 
 /// What is read.
 pub struct Choice {
@@ -48,17 +56,10 @@ impl Choice {
     }
 }
 
-/// A backup that could be used.
-struct Candidate {
-    place: usize,
-    repository: Repository,
-    backup: Backup,
-}
-
 /// A place that gives pieces.
 struct Source {
     name: String,
-    reader: Reader,
+    reader: Arc<Reader>,
     /// Its backup is of the wanted generation.
     same: bool,
     /// An old copy of the image on this host, of whatever state: what is the same in it, as the
@@ -133,7 +134,7 @@ impl Provider for Source {
 }
 
 /// Neighbours together: fewer and longer writes.
-fn joined(mut pieces: Parts) -> Parts {
+pub(super) fn joined(mut pieces: Parts) -> Parts {
     pieces.sort_by_key(|(at, _)| *at);
     let mut parts = Parts::new();
     for (at, bytes) in pieces {
@@ -145,112 +146,222 @@ fn joined(mut pieces: Parts) -> Parts {
     parts
 }
 
-/// Chooses; `old` is a copy of the image that lies here, whatever it holds.
+/// A replica at a peer that holds the wanted generation.
+struct Remote {
+    peer: String,
+    allocated: u64,
+    distrusted: BlockSet,
+}
+
+/// Who can give the wanted generation.
+#[derive(Default)]
+struct Givers {
+    sources: Vec<Source>,
+    remotes: Vec<Remote>,
+    generation: Option<Ancestor>,
+    notes: Vec<String>,
+}
+
+impl Givers {
+    fn add(&mut self, candidate: Snapshot, old: Option<&Arc<FileImage>>) {
+        let Snapshot { place, generation, held, .. } = candidate;
+        let same = self.generation.is_none_or(|wanted| wanted.id == generation.id);
+        let known = self.sources.iter().map(|source| &source.name);
+        let mut known = known.chain(self.remotes.iter().map(|remote| &remote.peer));
+        let full = self.sources.len() + self.remotes.len() == MAX_PROVIDERS;
+        if full || known.any(|known| *known == place) {
+            return;
+        }
+        match held {
+            Held::Backup(repository, backup) => match reader(repository, backup) {
+                Err(why) => return self.notes.push(format!("{place}: {why}")),
+                Ok(reader) => {
+                    let (reader, old, from_old) =
+                        (Arc::new(reader), old.cloned(), AtomicU64::new(0));
+                    self.sources.push(Source { name: place, reader, same, old, from_old });
+                }
+            },
+            // Of another generation nobody knows what of it is the same.
+            Held::Replica { .. } if !same => return,
+            Held::Replica { allocated, distrusted } => {
+                let distrusted = region_blocks(distrusted);
+                self.remotes.push(Remote { peer: place, allocated, distrusted });
+            }
+        }
+        self.generation.get_or_insert(generation);
+    }
+}
+
+/// Chooses; `old` is a copy of the image that lies here, whatever it holds. What is not younger than
+/// generation number `floor` is of no use: the target has it.
 ///
 /// # Errors
-/// What stands in the way at each place, for people; nothing when no place knows the image.
+/// What stands in the way at each place, for people; nothing when no place knows anything better.
 pub fn choose(
-    config: &Config,
+    config: &Arc<Config>,
     wanted: &SeedImage,
     old: Option<&Arc<FileImage>>,
+    floor: Option<u64>,
 ) -> Result<Choice, Vec<String>> {
-    let mut notes = Vec::new();
-    let mut candidates = candidates(config, wanted, &mut notes);
-    candidates.sort_by_key(|candidate| std::cmp::Reverse(candidate.backup.info.generation.number));
-    let mut sources: Vec<Source> = Vec::new();
-    let mut used = Vec::new();
-    let mut generation: Option<Ancestor> = None;
-    for candidate in candidates {
-        if used.contains(&candidate.place) || sources.len() == MAX_PROVIDERS {
-            continue;
-        }
-        let name = &config.backups[candidate.place].name;
-        match candidate.repository.manifest(&candidate.backup) {
-            Err(why) => notes.push(format!("{name}: {why}")),
-            Ok(manifest) => {
-                let its = candidate.backup.info.generation;
-                let same = generation.get_or_insert(its).id == its.id;
-                let reader = candidate.repository.reader(&manifest);
-                let (name, old, from_old) = (name.clone(), old.cloned(), AtomicU64::new(0));
-                sources.push(Source { name, reader, same, old, from_old });
-                used.push(candidate.place);
-            }
-        }
+    let mut known = Snapshots::of(config, wanted.image.id);
+    let mut givers = Givers { notes: std::mem::take(&mut known.notes), ..Givers::default() };
+    let mut candidates = fitting(known.held, wanted, &mut givers.notes);
+    // The source knows what was written since the copy that lies here, and sends just that: reading all
+    // of a younger one from another host would spare it little.
+    candidates.retain(|candidate| floor.is_none() || matches!(candidate.held, Held::Backup(..)));
+    candidates.sort_by_key(|candidate| std::cmp::Reverse(candidate.generation.number));
+    if candidates.first().is_some_and(|best| Some(best.generation.number) <= floor) {
+        return Err(Vec::new());
     }
-    match generation {
-        Some(generation) => Ok(plan(generation, sources, wanted.image.len, notes)),
-        None => Err(notes),
+    candidates.into_iter().for_each(|candidate| givers.add(candidate, old));
+    let Some(generation) = givers.generation else { return Err(givers.notes) };
+    givers.notes.extend(known.silent);
+    // Without a recipe of the wanted generation one of another is of no use.
+    if givers.sources.iter().all(|source| !source.same) {
+        givers.sources.clear();
+    }
+    let choice = plan(config, wanted, generation, givers, old);
+    // Nobody could say what it consists of.
+    if choice.masks.iter().all(|mask| *mask == 0) { Err(choice.notes) } else { Ok(choice) }
+}
+
+/// What is read of a backup, once its manifest is there.
+fn reader(repository: Repository, backup: Box<Backup>) -> Result<Reader, String> {
+    let read = move || Ok(repository.reader(&repository.manifest(&backup)?));
+    let read = snapshots::apart(read).recv_timeout(PATIENCE);
+    match read {
+        Ok(read) => read.map_err(|why: dray_backup::Error| why.to_string()),
+        Err(_) => Err(snapshots::silence(PATIENCE)),
     }
 }
 
-/// The backups of the image in one place.
-fn listing(
-    config: &Config,
-    name: &str,
-    wanted: &SeedImage,
-) -> Result<(Listing, Repository), String> {
-    let place = Destination::resolve(config, name, None).map_err(|why| why.to_string())?;
-    let repository = place.open().map_err(|why| why.to_string())?;
-    let listing = repository.backups(wanted.image.id).map_err(|why| why.to_string())?;
-    Ok((listing, repository))
-}
-
-/// The backups of the image that are of one of its closed generations.
-fn candidates(config: &Config, wanted: &SeedImage, notes: &mut Vec<String>) -> Vec<Candidate> {
-    let mut found = Vec::new();
-    for (place, known) in config.backups.iter().enumerate() {
-        let name = &known.name;
-        let listed = listing(config, name, wanted);
-        let (listing, repository) = match listed {
-            Ok(listed) => listed,
-            Err(why) => {
-                notes.push(format!("{name}: {why}"));
-                continue;
-            }
-        };
-        notes.extend(listing.damaged.iter().map(|(_, why)| format!("{name}: {why}")));
-        let mut unfit = None;
-        for backup in listing.backups {
-            let fitting = fits(&wanted.ancestors, backup.info.generation);
-            if backup.info.bytes != wanted.image.len {
-                unfit = Some("its backups are of another length".to_owned());
-            } else if let Err(why) = fitting {
-                unfit = Some(why.to_string());
-            } else {
-                found.push(Candidate { place, repository: repository.clone(), backup });
-            }
+/// The snapshots that are of one of the image's closed generations.
+fn fitting(held: Vec<Snapshot>, wanted: &SeedImage, notes: &mut Vec<String>) -> Vec<Snapshot> {
+    let unfit = |snapshot: &Snapshot| match fits(&wanted.ancestors, snapshot.generation) {
+        _ if snapshot.len != wanted.image.len => {
+            Some("what it has is of another length".to_owned())
         }
-        if let Some(why) = unfit.filter(|_| found.iter().all(|known| known.place != place)) {
-            notes.push(format!("{name}: {why}"));
+        fitting => fitting.err().map(|why| why.to_string()),
+    };
+    let (found, useless): (Vec<_>, Vec<_>) =
+        held.into_iter().partition(|snapshot| unfit(snapshot).is_none());
+    // Of a place that has something better this is nothing worth telling.
+    let mut told: Vec<&str> = found.iter().map(|snapshot| &*snapshot.place).collect();
+    for snapshot in useless.iter().rev() {
+        if let Some(why) = unfit(snapshot).filter(|_| !told.contains(&&*snapshot.place)) {
+            notes.push(format!("{}: {why}", snapshot.place));
+            told.push(&snapshot.place);
         }
     }
     found
 }
 
-/// Who has what of the image of `len` bytes.
-fn plan(generation: Ancestor, sources: Vec<Source>, len: u64, notes: Vec<String>) -> Choice {
+fn pieces_of(task: u64, len: u64) -> Range<u64> {
+    task * TASK_PIECES..((task + 1) * TASK_PIECES).min(piece_count(len))
+}
+
+/// The recipe of each task in turn, none where it cannot be read. After the first one that the store
+/// does not give, or that takes too long, nothing more is asked of it.
+fn recipes(source: &Arc<Source>, len: u64) -> Receiver<Option<Vec<Piece>>> {
+    let (send, told) = mpsc::sync_channel(AHEAD);
+    let source = Arc::clone(source);
+    let work = move || {
+        for task in 0..task_count(len) as u64 {
+            let read = source.reader.pieces(pieces_of(task, len));
+            let lost =
+                |why: &dray_backup::Error| !matches!(why.kind(), Kind::Damaged | Kind::NotFound);
+            if read.as_ref().is_err_and(lost) || send.send(read.ok()).is_err() {
+                return;
+            }
+        }
+    };
+    // Without a thread there is no recipe.
+    drop(std::thread::Builder::new().name("dray-recipes".to_owned()).spawn(work));
+    told
+}
+
+/// Who has what of the image.
+fn plan(
+    config: &Config,
+    wanted: &SeedImage,
+    generation: Ancestor,
+    givers: Givers,
+    old: Option<&Arc<FileImage>>,
+) -> Choice {
+    let len = wanted.image.len;
     let count = task_count(len);
+    let Givers { sources, remotes, mut notes, .. } = givers;
+    let sources: Vec<_> = sources.into_iter().map(Arc::new).collect();
+    let mut recipes: Vec<_> = sources.iter().map(|source| Some(recipes(source, len))).collect();
     let (mut masks, mut tasks) = (Vec::with_capacity(count), Vec::with_capacity(count));
     for task in 0..count as u64 {
-        let range = task * TASK_PIECES..((task + 1) * TASK_PIECES).min(piece_count(len));
-        let pieces: Vec<_> =
-            sources.iter().map(|source| source.reader.pieces(range.clone()).ok()).collect();
-        let wanted =
-            sources.iter().zip(&pieces).find(|(source, pieces)| source.same && pieces.is_some());
-        let wanted = wanted.and_then(|(_, pieces)| pieces.as_deref());
-        let gives = |(source, pieces): (&Source, &Option<Vec<Piece>>)| {
-            let pieces = pieces.as_deref()?;
-            (source.same || alike(pieces, wanted?)).then_some(())
-        };
-        let bits = sources.iter().zip(&pieces).zip(0..);
-        let mask: Mask = bits.filter_map(|(both, bit)| gives(both).map(|()| 1 << bit)).sum();
-        masks.push(mask);
-        tasks.push(wanted.map_or(0, |pieces| data_bytes(pieces, &range, len)));
+        let range = pieces_of(task, len);
+        let pieces: Vec<_> = recipes.iter_mut().map(next).collect();
+        let (recipe, stored) = stored(&sources, &pieces);
+        let sound = |remote: &Remote| !remote.distrusted.intersects(blocks_of(task));
+        let bits = remotes.iter().zip(sources.len()..);
+        let lying: Mask = bits.filter(|(remote, _)| sound(remote)).map(|(_, bit)| 1 << bit).sum();
+        masks.push(stored | lying);
+        let even = remotes.iter().map(|remote| remote.allocated / count as u64).max();
+        tasks.push(match recipe {
+            Some(pieces) => data_bytes(pieces, &range, len),
+            // How its data is spread is not known before.
+            None => even.unwrap_or(0).min(TASK_BYTES) as u32,
+        });
     }
+    let ended = sources.iter().zip(&recipes).filter(|(_, recipes)| recipes.is_none());
+    notes.extend(ended.map(|(source, _)| format!("{}: its recipe cannot be read", source.name)));
+    let recipe = sources.iter().find(|source| source.same).map(|source| Arc::clone(&source.reader));
+    let replica = |remote: Remote| {
+        let identity = Identity::load(&config.tls_dir).ok()?;
+        let peer = config.peer(&remote.peer)?;
+        Some(Arc::new(PeerReplica {
+            questions: Questions::new(identity, &peer.name, &peer.address, StreamKind::Replica),
+            image: wanted.image.id,
+            generation: generation.id,
+            old: old.cloned(),
+            recipe: recipe.clone(),
+            from_old: AtomicU64::new(0),
+        }) as Arc<dyn Provider>)
+    };
+    let mut providers: Vec<_> =
+        sources.iter().map(|source| Arc::clone(source) as Arc<dyn Provider>).collect();
+    // Each was asked with this identity a moment ago.
+    providers.extend(remotes.into_iter().filter_map(replica));
     let bytes = tasks.iter().map(|bytes| u64::from(*bytes)).sum();
-    let providers =
-        sources.into_iter().map(|source| Arc::new(source) as Arc<dyn Provider>).collect();
     Choice { generation, bytes, tasks, providers, masks, notes }
+}
+
+/// The blocks of a task.
+fn blocks_of(task: u64) -> BlockRange {
+    BlockRange::new(task * (TASK_BYTES / BLOCK_SIZE), TASK_BYTES / BLOCK_SIZE)
+}
+
+/// What a task consists of, if any backup of the wanted generation says so, and which backups have it.
+fn stored<'a>(
+    sources: &[Arc<Source>],
+    pieces: &'a [Option<Vec<Piece>>],
+) -> (Option<&'a [Piece]>, Mask) {
+    let wanted =
+        sources.iter().zip(pieces).find(|(source, pieces)| source.same && pieces.is_some());
+    let wanted = wanted.and_then(|(_, pieces)| pieces.as_deref());
+    let gives = |(source, pieces): (&Arc<Source>, &Option<Vec<Piece>>)| {
+        let pieces = pieces.as_deref()?;
+        (source.same || alike(pieces, wanted?)).then_some(())
+    };
+    let bits = sources.iter().zip(pieces).zip(0..);
+    (wanted, bits.filter_map(|(both, bit)| gives(both).map(|()| 1 << bit)).sum())
+}
+
+/// The recipe of the next task; one that does not come in time ends them all.
+fn next(recipes: &mut Option<Receiver<Option<Vec<Piece>>>>) -> Option<Vec<Piece>> {
+    match recipes.as_ref()?.recv_timeout(PATIENCE) {
+        Ok(pieces) => pieces,
+        Err(_) => {
+            *recipes = None;
+            None
+        }
+    }
 }
 
 fn alike(a: &[Piece], b: &[Piece]) -> bool {

@@ -97,13 +97,11 @@ impl Job {
             return nothing(&why);
         }
         let old = old_copy(parts);
-        let choice = match choose::choose(&parts.config, &parts.wanted, old.as_ref()) {
+        let floor = at_hand(parts);
+        let choice = match choose::choose(&parts.config, &parts.wanted, old.as_ref(), floor) {
             Ok(choice) => choice,
             Err(notes) => return nothing(&notes.join("; ")),
         };
-        if has_as_good(parts, &choice) {
-            return nothing("");
-        }
         let path = parts.pool.image_path(&parts.wanted.image.name).map_err(io::Error::other)?;
         check_room(parts, choice.bytes)?;
         set_aside(parts)?;
@@ -191,7 +189,7 @@ fn old_copy(parts: &Parts) -> Option<Arc<FileImage>> {
 /// What keeps the image from being read here at all.
 fn in_the_way(parts: &Parts) -> Option<String> {
     let name = &parts.wanted.image.name;
-    if parts.config.backups.is_empty() {
+    if parts.config.backups.is_empty() && parts.config.peers.is_empty() {
         return Some(String::new());
     }
     let entry = parts.registry.get(name)?;
@@ -203,12 +201,12 @@ fn in_the_way(parts: &Parts) -> Option<String> {
     Some(format!("there is an image '{name}' already"))
 }
 
-/// Whether the replica that lies here is of no older generation.
-fn has_as_good(parts: &Parts, choice: &Choice) -> bool {
+/// The number of the generation that a usable replica here holds.
+fn at_hand(parts: &Parts) -> Option<u64> {
     let SeedImage { image, ancestors, .. } = &parts.wanted;
-    let Some(entry) = parts.registry.get(&image.name) else { return false };
+    let entry = parts.registry.get(&image.name)?;
     let usable = entry.record().base_for(image, ancestors, &parts.pool);
-    usable.is_ok_and(|note| note.generation.number >= choice.generation.number)
+    usable.ok().map(|note| note.generation.number)
 }
 
 /// The replica that lies here is too old or of no use: it gives up its name.

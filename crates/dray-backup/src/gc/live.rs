@@ -34,7 +34,7 @@ pub(crate) fn walk(
         let ix = ix as u64;
         match load_segment(core, manifest, ix) {
             Ok(pieces) => visit(Walk::Segment { segment, pieces: &pieces, ix })?,
-            Err(error) if error.kind() == Kind::Unavailable => return Err(error),
+            Err(error) if error.is_of_store() => return Err(error),
             Err(error) => visit(Walk::Broken { error, ix })?,
         }
     }

@@ -88,7 +88,7 @@ fn carry_out(core: &Core, round: Round, grace_over: bool, report: &mut GcReport)
 fn waits_are_over(core: &Core, round: Round) -> Result<bool> {
     let waits = match round.waited_for(core) {
         Ok(waits) => waits,
-        Err(e) if e.kind() == Kind::Unavailable => return Err(e),
+        Err(e) if e.is_of_store() => return Err(e),
         // Never noted, or damaged: whoever is there now includes all that must be waited for.
         Err(_) => {
             core.store.delete(&round.waits())?;

@@ -9,6 +9,7 @@
 //!    `exists` and `list` that begins later, on any host, sees it (S3 has done so since 2020).
 //! 4. **Listings.** An object that exists from before a listing begins until after it ends is in it.
 
+pub mod access;
 pub mod fault;
 pub mod local;
 pub mod memory;

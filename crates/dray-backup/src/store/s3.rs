@@ -3,16 +3,19 @@
 //! Create-only is `If-None-Match: *`, which S3, MinIO, Ceph, R2 and others honour. A store that
 //! does not is refused when a repository is made in it.
 
+use super::access::{Credentials, S3Access};
 use super::{Object, Put, Store};
 use crate::error::{Error, Kind, Result};
 use futures_util::TryStreamExt;
-use object_store::aws::{AmazonS3, AmazonS3Builder};
+use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, AwsCredential};
 use object_store::path::Path;
 use object_store::{
-    ClientOptions, GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutOptions, RetryConfig,
+    ClientConfigKey, ClientOptions, GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
+    RetryConfig, StaticCredentialProvider,
 };
 use std::fmt;
 use std::future::Future;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::runtime::Runtime;
 
@@ -33,53 +36,32 @@ pub struct S3Store {
     runtime: Option<Runtime>,
 }
 
+/// Who asks, and where that is from, when no file of credentials is named. Without any of these the
+/// library would ask a cloud's metadata service, which elsewhere nobody answers for minutes.
+const IDENTITIES: [AmazonS3ConfigKey; 6] = [
+    AmazonS3ConfigKey::AccessKeyId,
+    AmazonS3ConfigKey::WebIdentityTokenFile,
+    AmazonS3ConfigKey::ContainerCredentialsRelativeUri,
+    AmazonS3ConfigKey::ContainerCredentialsFullUri,
+    AmazonS3ConfigKey::MetadataEndpoint,
+    AmazonS3ConfigKey::SkipSignature,
+];
+/// Where the environment allows an endpoint without TLS.
+const ALLOW_HTTP: AmazonS3ConfigKey = AmazonS3ConfigKey::Client(ClientConfigKey::AllowHttp);
+
 impl S3Store {
-    /// The store in `bucket` below `prefix`; everything else is in the environment.
+    /// The store in `bucket` below `prefix`; what `access` does not say is in the environment.
+    /// Nothing is asked of it yet.
     ///
     /// # Errors
-    /// `Invalid` when the environment does not say enough.
-    pub fn from_environment(bucket: &str, prefix: &str) -> Result<Self> {
-        Self::new(AmazonS3Builder::from_env().with_bucket_name(bucket), bucket, prefix)
-    }
-
-    /// The same with an endpoint and credentials of its own.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn with_endpoint(
-        endpoint: &str,
-        access_key: &str,
-        secret_key: &str,
-        bucket: &str,
-        prefix: &str,
-    ) -> Result<Self> {
-        let builder = AmazonS3Builder::new()
-            .with_endpoint(endpoint)
-            .with_allow_http(endpoint.starts_with("http://"))
-            .with_access_key_id(access_key)
-            .with_secret_access_key(secret_key)
-            .with_bucket_name(bucket);
-        Self::new(builder, bucket, prefix)
-    }
-
-    fn new(builder: AmazonS3Builder, bucket: &str, prefix: &str) -> Result<Self> {
-        let retry = RetryConfig {
-            max_retries: RETRIES,
-            retry_timeout: RETRY_TIMEOUT,
-            ..Default::default()
-        };
-        let allow_http = builder
-            .get_config_value(&object_store::aws::AmazonS3ConfigKey::Client(
-                object_store::ClientConfigKey::AllowHttp,
-            ))
-            .is_some_and(|value| value == "true");
-        let client = ClientOptions::new().with_timeout(REQUEST_TIMEOUT).with_allow_http(allow_http);
+    /// `Invalid` when the two do not say enough.
+    pub fn open(bucket: &str, prefix: &str, access: &S3Access) -> Result<Self> {
         let place = format!("s3://{bucket}/{prefix}").trim_end_matches('/').to_owned();
-        let store = builder
-            .with_client_options(client)
-            .with_retry(retry)
-            .build()
-            .map_err(|e| Error::invalid(format!("{place} cannot be used: {e}")))?;
+        let unusable = |why: String| Error::invalid(format!("{place} cannot be used: {why}"));
+        let builder = described(AmazonS3Builder::from_env(), access)
+            .map_err(|why| unusable(why.to_string()))?;
+        let store =
+            builder.with_bucket_name(bucket).build().map_err(|why| unusable(why.to_string()))?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
@@ -105,6 +87,11 @@ impl S3Store {
             object_store::Error::NotFound { .. } => {
                 Error::new(Kind::NotFound, format!("there is no {}/{name}", self.place))
             }
+            object_store::Error::PermissionDenied { .. }
+            | object_store::Error::Unauthenticated { .. } => {
+                let text = format!("cannot {what} {}/{name}: the store refuses", self.place);
+                Error::new(Kind::Denied, text)
+            }
             e => Error::unavailable(format!("cannot {what} {}/{name}", self.place), e),
         }
     }
@@ -116,6 +103,36 @@ impl S3Store {
         let bytes = self.wait(read)?.map_err(|e| self.failed("read", name, e))?;
         Ok(bytes.to_vec())
     }
+}
+
+/// The environment's settings with what is configured before them.
+fn described(mut builder: AmazonS3Builder, access: &S3Access) -> Result<AmazonS3Builder> {
+    access.check_endpoint()?;
+    if let Some(endpoint) = &access.endpoint {
+        // Goes before whatever the environment names.
+        builder = builder.with_config(AmazonS3ConfigKey::S3Endpoint, endpoint);
+    }
+    if let Some(region) = &access.region {
+        builder = builder.with_region(region);
+    }
+    if let Some(path) = &access.credentials_file {
+        let Credentials { access_key_id: key_id, secret_access_key: secret_key, session_token } =
+            Credentials::from_file(path)?;
+        let credential = AwsCredential { key_id, secret_key, token: session_token };
+        builder = builder.with_credentials(Arc::new(StaticCredentialProvider::new(credential)));
+    } else if IDENTITIES.iter().all(|key| builder.get_config_value(key).is_none()) {
+        return Err(Error::invalid(
+            "there are no credentials: name a credentials_file, or give the agent \
+             AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+        ));
+    }
+    let by_environment = builder.get_config_value(&ALLOW_HTTP).is_some_and(|value| value == "true");
+    let client = ClientOptions::new()
+        .with_timeout(REQUEST_TIMEOUT)
+        .with_allow_http(access.allow_http || by_environment);
+    let retry =
+        RetryConfig { max_retries: RETRIES, retry_timeout: RETRY_TIMEOUT, ..Default::default() };
+    Ok(builder.with_client_options(client).with_retry(retry))
 }
 
 impl Drop for S3Store {

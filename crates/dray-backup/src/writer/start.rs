@@ -5,7 +5,7 @@ use super::assemble::Segments;
 use super::packer::{Packer, Shared};
 use super::workers::Workers;
 use super::{Writer, Written, current};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Result};
 use crate::index::Index;
 use crate::manifest::{self, Backup, Manifest};
 use crate::mark;
@@ -207,7 +207,7 @@ fn fill(
             }
             match load_segment(core, manifest, ix as u64) {
                 Ok(pieces) => sound(&pieces, known).for_each(|piece| index.insert(piece)),
-                Err(e) if e.kind() == Kind::Unavailable => return Err(e),
+                Err(e) if e.is_of_store() => return Err(e),
                 // Damaged: nothing in it is relied on.
                 Err(_) => {}
             }

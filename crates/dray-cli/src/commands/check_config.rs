@@ -12,7 +12,8 @@ Examples:
   dray check-config                                /etc/dray/dray.toml
   dray check-config --config ./dray.toml
 
-Also checks that pools and certificates are there and that the certificates are valid.
+Also checks that pools, certificates and the keys of backup repositories are there, that the
+certificates are valid and the keys private.
 Starts nothing and changes nothing.";
 
 /// Arguments of `dray check-config`.
@@ -28,7 +29,7 @@ pub struct Args {
 pub fn run(args: &Args, output: &Output) -> ApiResult<ExitCode> {
     let (config, problems) = match Config::load(&args.config) {
         Ok(config) => {
-            let problems = config.check();
+            let problems = [config.check(), config.check_backups()].concat();
             (Some(config), problems)
         }
         Err(ConfigError { problems, .. }) => (None, problems),

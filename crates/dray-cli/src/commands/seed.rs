@@ -17,7 +17,8 @@ Examples:
   dray seed --qmp /run/vm1.qmp --to hostb --pool fast
 
 The target reads the newest backup of each image that it can use from the repositories in its
-own configuration ([[backup]]) and keeps it as a replica. The source and its disks are not
+own configuration ([[backup]]), or the replica that one of its peers has kept, and keeps it as a
+replica. The source and its disks are not
 asked for anything. A migration that follows, whenever that is, sends what was written since.
 `dray migrate` and `dray prepare` do this themselves unless they are told --no-backups.
 
@@ -49,7 +50,7 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
     let seeded = ask(command, client, output).await?;
     output.result(&seeded, |seeded, _| {
         if seeded.images.iter().all(|image| image.generation.is_none() && image.notes.is_empty()) {
-            return format!("{} has no backup that it could begin with\n", seeded.to);
+            return format!("{} has no backup or replica that it could begin with\n", seeded.to);
         }
         words(seeded).into_iter().map(|line| line + "\n").collect()
     });
@@ -62,7 +63,7 @@ pub async fn first(command: Seed, client: &Client, output: &Output) {
         Ok(seeded) => words(&seeded).iter().for_each(|line| output.note(line)),
         // An agent of an earlier release, or the failure that the migration itself will tell.
         Err(why) if why.kind == ErrorKind::Invalid || why.kind == ErrorKind::NotFound => {}
-        Err(why) => output.note(&format!("no backup is used: {why}")),
+        Err(why) => output.note(&format!("no backup or replica is used: {why}")),
     }
 }
 
@@ -116,12 +117,12 @@ fn of_image(seeded: &SeededImage, to: &str) -> Vec<String> {
         lines.push(format!("{to} has generation {generation} of {image} now: {given}"));
     }
     if *missing_bytes > 0 {
-        lines.push(format!("  {} of it no backup could give", bytes(*missing_bytes)));
+        lines.push(format!("  {} of it nobody could give", bytes(*missing_bytes)));
     }
     let prefix = if generation.is_some() { "  " } else { "" };
     let unused = |note: &String| match generation {
         Some(_) => format!("{prefix}{note}"),
-        None => format!("no backup of {image} is used: {note}"),
+        None => format!("no backup or replica of {image} is used: {note}"),
     };
     lines.extend(notes.iter().map(unused));
     lines

@@ -212,6 +212,12 @@ impl Host {
         }
     }
 
+    /// Sends the agent a signal that it lives through.
+    pub fn signal(&self, name: &str) {
+        let pid = self.child.as_ref().map_or(0, Child::id);
+        run(Command::new("kill").arg(format!("-{name}")).arg(pid.to_string()));
+    }
+
     /// Ends the agent in order.
     pub fn stop(&mut self) {
         let Some(mut child) = self.child.take() else { return };

@@ -18,6 +18,8 @@
 //! * [`deferred`]: the target fetches when its operator says so.
 //! * [`devices`]: onto block devices and away from them.
 //! * [`backups`]: backups under writing clients, and what is restored of them.
+//! * [`buckets`]: backups in an S3 server, [`store`], which may be busy, silent or distrustful.
+//! * [`peers`]: images that begin with what another host has kept of them.
 //! * [`direct`]: pools that bypass the page cache.
 //! * [`orders`]: which blocks move first.
 //! * [`faults`]: disks that are read-only, full or broken, with [`mounts`] of their own.
@@ -25,6 +27,7 @@
 mod auto;
 mod backups;
 mod batch;
+mod buckets;
 mod case;
 mod deferred;
 mod devices;
@@ -40,11 +43,13 @@ mod mounts;
 mod moves;
 mod nbd;
 mod orders;
+mod peers;
 mod progress;
 mod record;
 mod refusals;
 mod returns;
 mod reuse;
 mod seeds;
+mod store;
 mod throttle;
 mod versions;

@@ -9,23 +9,24 @@ use dray_backup::{
     Consistency, Info, Key, LocalStore, PIECE_BYTES, Repository, WriterOptions, piece_count,
 };
 use dray_types::{Ancestor, GenerationId, ImageId};
-use serde_json::Value;
+use serde_json::{Value, json};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::sync::Arc;
 use std::time::Duration;
 
-const IMAGE: &str = "disk.img";
+pub const IMAGE: &str = "disk.img";
 /// A region of 64 MiB with little data, and a bit of another.
 const BLOCKS: u64 = 16384 + 1024;
 const END: Duration = Duration::from_secs(60);
 const KEY: [u8; 32] = [7; 32];
 
 /// An image at hostb that was at hosta before, and a third host that never had it.
-struct World {
-    lab: Lab,
-    c: Host,
-    versions: Versions,
+pub struct World {
+    pub lab: Lab,
+    pub c: Host,
+    pub versions: Versions,
     version: u64,
     /// What the image was when it left hosta.
     first: Versions,
@@ -36,8 +37,21 @@ fn number(digits: &Value) -> u128 {
 }
 
 impl World {
-    /// hostc knows these repositories: names and keys. They are below the lab's folder.
-    fn begin(places: &[(&str, bool)]) -> Self {
+    /// hostc knows these repositories: names and keys. They are below the lab's folder. Nobody has kept
+    /// anything of the image.
+    pub fn begin(places: &[(&str, bool)]) -> Self {
+        let world = Self::with_replica(places);
+        world.forget_at_a();
+        world
+    }
+
+    /// Removes what hosta has kept.
+    fn forget_at_a(&self) {
+        self.lab.a.ask(json!({"image-remove": {"name": IMAGE, "delete": true}})).unwrap();
+    }
+
+    /// The same, and hosta has a replica of the first generation.
+    pub fn with_replica(places: &[(&str, bool)]) -> Self {
         let mut lab = Lab::new();
         guest::make_image(&lab.a.pool().join(IMAGE), BLOCKS);
         let mut c = lab.third();
@@ -45,6 +59,7 @@ impl World {
         let key = lab.dir.path().join("key");
         let digits: String = KEY.iter().map(|byte| format!("{byte:02x}")).collect();
         std::fs::write(&key, digits).unwrap();
+        std::fs::set_permissions(&key, PermissionsExt::from_mode(0o600)).unwrap();
         for (name, encrypted) in places {
             let path = lab.dir.path().join(name);
             text +=
@@ -74,7 +89,7 @@ impl World {
     }
 
     /// A backup of the first generation, as hosta would have made it.
-    fn back_up(&self, name: &str, key: &Key) {
+    pub fn back_up(&self, name: &str, key: &Key) {
         let line = self.line();
         let at = Ancestor {
             id: GenerationId(number(&line["past"][0]["id"])),
@@ -83,7 +98,7 @@ impl World {
         write_backup(&self.place(name), key, ImageId(number(&line["id"])), at, &self.first);
     }
 
-    fn write(&mut self, ranges: &[(u64, u64)]) {
+    pub fn write(&mut self, ranges: &[(u64, u64)]) {
         let mut client = Client::connect(&self.lab.b.nbd(), IMAGE).unwrap();
         self.version += 1;
         for &(first, count) in ranges {
@@ -96,7 +111,7 @@ impl World {
     }
 
     /// From hostb to hostc, whose file a bystander reads then.
-    fn go(&self, more: &[&str]) -> (Value, String) {
+    pub fn go(&self, more: &[&str]) -> (Value, String) {
         let told = go(&self.lab.b, &self.c, more);
         guest::compare(&self.c.pool().join(IMAGE), &self.versions).unwrap();
         told
@@ -131,7 +146,7 @@ fn write_backup(at: &Path, key: &Key, image: ImageId, generation: Ancestor, vers
 }
 
 /// Moves the image and waits until both hosts are done.
-fn go(from: &Host, to: &Host, more: &[&str]) -> (Value, String) {
+pub fn go(from: &Host, to: &Host, more: &[&str]) -> (Value, String) {
     let args = ["--json", "migrate", "--image", IMAGE, "--to", to.name];
     let output = from.dray(&[&args[..], more].concat());
     let summary = result(&output);
@@ -147,11 +162,11 @@ fn go(from: &Host, to: &Host, more: &[&str]) -> (Value, String) {
     (summary, String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-fn sent(summary: &Value) -> u64 {
+pub fn sent(summary: &Value) -> u64 {
     summary["blocks_sent"].as_u64().unwrap()
 }
 
-fn text(output: &Output) -> String {
+pub fn text(output: &Output) -> String {
     let both = [&output.stdout[..], &output.stderr].concat();
     String::from_utf8_lossy(&both).into_owned()
 }
@@ -189,7 +204,7 @@ fn seeding_beforehand_is_a_command_of_its_own() {
     let mut world = World::begin(&[("nas", false), ("offsite", true)]);
     let nothing = world.lab.b.dray(&["seed", "--image", IMAGE, "--to", "hostc"]);
     assert!(nothing.status.success(), "{nothing:?}");
-    assert!(text(&nothing).contains("no backup of disk.img is used"), "{nothing:?}");
+    assert!(text(&nothing).contains("no backup or replica of disk.img is used"), "{nothing:?}");
     world.back_up("nas", &Key::None);
     world.back_up("offsite", &Key::Raw(KEY));
     let seeded = result(&world.lab.b.dray(&["--json", "seed", "--image", IMAGE, "--to", "hostc"]));
@@ -222,7 +237,7 @@ fn what_no_repository_can_give_comes_from_the_source() {
     world.write(&[(10, 4)]);
     let seeded = world.lab.b.dray(&["seed", "--image", IMAGE, "--to", "hostc"]);
     let told = text(&seeded);
-    assert!(told.contains("of it no backup could give"), "{told}");
+    assert!(told.contains("of it nobody could give"), "{told}");
     assert!(told.contains("nas: "), "{told}");
     let (summary, _) = world.go(&[]);
     assert!(sent(&summary) > 4, "{summary}");
@@ -266,7 +281,10 @@ fn a_repository_that_cannot_be_read_costs_nothing_but_the_traffic() {
         spoil(&world);
         world.write(&[(10, 4)]);
         let seeded = text(&world.lab.b.dray(&["seed", "--image", IMAGE, "--to", "hostc"]));
-        assert!(seeded.contains("no backup of disk.img is used: nas: "), "{what}: {seeded}");
+        assert!(
+            seeded.contains("no backup or replica of disk.img is used: nas: "),
+            "{what}: {seeded}"
+        );
         let (summary, _) = world.go(&["--verify"]);
         assert!(sent(&summary) > 1000, "{what}: {summary}");
         assert_eq!(world.c.files(), [IMAGE], "{what}");
@@ -319,6 +337,7 @@ fn a_younger_backup_is_better_than_an_old_replica() {
     let second = world.versions.clone();
     go(&world.lab.b, &world.lab.a, &["--no-backups"]);
     go(&world.lab.a, &world.lab.b, &["--no-backups"]);
+    world.forget_at_a();
     let line = world.line();
     let past = line["past"].as_array().unwrap();
     // What hostb gave away to hosta, which nobody has written to since.
@@ -342,7 +361,7 @@ fn a_younger_backup_is_better_than_an_old_replica() {
 }
 
 /// Adds to the configuration of a host that runs.
-fn configure(host: &mut Host, more: &str) {
+pub fn configure(host: &mut Host, more: &str) {
     host.stop();
     let config = std::fs::read_to_string(host.config()).unwrap() + more;
     std::fs::write(host.config(), config).unwrap();

@@ -74,7 +74,7 @@ impl TargetSlot {
                 // The thread ends with its stream, which ends with the session.
                 drop(DataReceiver::spawn(stream, self.sink.of_session(number) as _, stats)?);
             }
-            StreamKind::Memory | StreamKind::Request | StreamKind::Store => {
+            StreamKind::Memory | StreamKind::Request | StreamKind::Store | StreamKind::Replica => {
                 incoming.refuse("this stream does not belong to the disks of a migration").await;
             }
         }

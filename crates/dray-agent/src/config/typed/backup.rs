@@ -1,0 +1,143 @@
+//! What was typed of backups: repositories that this host uses, and the store that it offers.
+
+use super::{Reader, Text, TypedPeer};
+use crate::config::{BackupPlace, BackupStore};
+use dray_backup::{Location, S3Access};
+use serde::Deserialize;
+use std::collections::HashSet;
+use std::time::Duration;
+use toml::Spanned;
+
+/// Longest time between two backups, in seconds: a year.
+const MAX_INTERVAL: u64 = 365 * 86_400;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct TypedStore {
+    path: Text,
+    peers: Vec<Text>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct TypedBackup {
+    name: Text,
+    url: Text,
+    endpoint: Option<Text>,
+    region: Option<Text>,
+    credentials_file: Option<Text>,
+    allow_http: Option<Spanned<bool>>,
+    key_file: Option<Text>,
+    every: Option<Text>,
+    #[serde(default)]
+    images: Vec<Text>,
+    keep_last: Option<Spanned<u64>>,
+}
+
+impl Reader<'_> {
+    pub(super) fn backup_store(
+        &mut self,
+        typed: Option<&TypedStore>,
+        known: &[TypedPeer],
+    ) -> Option<BackupStore> {
+        let typed = typed?;
+        for peer in &typed.peers {
+            if !known.iter().any(|known| known.name.get_ref() == peer.get_ref()) {
+                let what = format!("there is no peer '{}'", peer.get_ref());
+                let hint = "add a [[peer]] with this name or take it out";
+                self.problem(peer, "backup_store.peers", what, hint);
+            }
+        }
+        Some(BackupStore {
+            path: self.path("backup_store.path", &typed.path),
+            peers: typed.peers.iter().map(|peer| peer.get_ref().clone()).collect(),
+        })
+    }
+
+    pub(super) fn backups(&mut self, typed: &[TypedBackup]) -> Vec<BackupPlace> {
+        let mut seen = HashSet::new();
+        let places = typed.iter().map(|place| {
+            self.unique(&mut seen, "backup.name", &place.name);
+            if let Err(why) = crate::config::pool::check_name(place.name.get_ref()) {
+                self.problem(&place.name, "backup.name", why.0, "use letters, digits, '-' and '_'");
+            }
+            let name = place.name.get_ref();
+            let access = self.repository(place);
+            let key = place.key_file.as_ref();
+            let every = place.every.as_ref();
+            if let Some(typed) = every.filter(|_| place.images.is_empty()) {
+                let hint = "name them: images = [\"vm1-root\"]";
+                self.problem(typed, &format!("backup.{name}.images"), "none is named", hint);
+            }
+            let keep_last = place.keep_last.as_ref().map(|typed| {
+                self.number(&format!("backup.{name}.keep_last"), typed, u32::MAX.into()) as u32
+            });
+            BackupPlace {
+                name: name.clone(),
+                url: place.url.get_ref().clone(),
+                access,
+                key_file: key.map(|file| self.path(&format!("backup.{name}.key_file"), file)),
+                every: every
+                    .and_then(|typed| self.interval(&format!("backup.{name}.every"), typed)),
+                images: place.images.iter().map(|image| image.get_ref().clone()).collect(),
+                keep_last,
+            }
+        });
+        places.collect()
+    }
+
+    /// How a repository is reached, with whatever is wrong with its URL.
+    fn repository(&mut self, typed: &TypedBackup) -> S3Access {
+        let field = |what: &str| format!("backup.{}.{what}", typed.name.get_ref());
+        let url = typed.url.get_ref();
+        let hint = "write it like file:///srv/backup, s3://bucket/prefix or dray://hostb/folder";
+        let location = match url.parse() {
+            _ if !url.contains("://") => Err(format!("'{url}' is not a URL")),
+            Ok(location) => Ok(location),
+            Err(why) => Err(dray_backup::Error::to_string(&why)),
+        };
+        if let Err(what) = &location {
+            self.problem(&typed.url, &field("url"), what, hint);
+        }
+        let text = |typed: &Option<Text>| typed.as_ref().map(|typed| typed.get_ref().clone());
+        let file = typed.credentials_file.as_ref();
+        let access = S3Access {
+            endpoint: text(&typed.endpoint),
+            region: text(&typed.region),
+            credentials_file: file.map(|file| self.path(&field("credentials_file"), file)),
+            allow_http: typed.allow_http.as_ref().is_some_and(|allow| *allow.get_ref()),
+        };
+        if let (Err(why), Some(endpoint)) = (access.check_endpoint(), &typed.endpoint) {
+            let hint = "write https://, or allow_http = true where nobody else listens";
+            self.problem(endpoint, &field("endpoint"), why.to_string(), hint);
+        }
+        let is_bucket = matches!(location, Ok(Location::S3 { .. }));
+        if location.is_ok() && !is_bucket && access != S3Access::default() {
+            let what = "endpoint, region, credentials_file and allow_http are for s3:// only";
+            self.problem(&typed.url, &field("url"), what, "take them out");
+        }
+        access
+    }
+
+    /// A time like `24h`, `30m` or `7d`.
+    fn interval(&mut self, field: &str, typed: &Text) -> Option<Duration> {
+        let text = typed.get_ref();
+        let unit = |text: &str| match text {
+            "s" => Some(1),
+            "m" => Some(60),
+            "h" => Some(3600),
+            "d" => Some(86_400),
+            _ => None,
+        };
+        let parsed = text.char_indices().next_back().and_then(|(at, _)| {
+            let (number, last) = text.split_at(at);
+            number.parse::<u64>().ok()?.checked_mul(unit(last)?)
+        });
+        let found = parsed.filter(|seconds| (1..=MAX_INTERVAL).contains(seconds));
+        if found.is_none() {
+            let what = format!("'{text}' is no interval");
+            self.problem(typed, field, what, "write it like 24h, 30m or 7d, at most 365d");
+        }
+        found.map(Duration::from_secs)
+    }
+}

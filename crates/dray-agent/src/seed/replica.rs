@@ -1,0 +1,125 @@
+//! A replica at another host, as a provider.
+//!
+//! It has no recipe of its own: it is trusted as one that lies here would be, and each piece carries a
+//! hash over the way. Where a backup knows what a piece of that generation must be, it decides.
+
+use super::choose::joined;
+use super::gather::{Failure, Parts, Provider};
+use crate::net::questions::Questions;
+use dray_backup::{Hash, PIECE_BYTES, Piece as Recipe, Reader};
+use dray_image::{FileImage, Image};
+use dray_types::{GenerationId, ImageId};
+use dray_wire::replica::{Answer, Ask, HASH_BYTES, Piece, piece_count};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// The provider.
+pub struct PeerReplica {
+    /// The way to the host.
+    pub questions: Questions,
+    /// The image.
+    pub image: ImageId,
+    /// The generation that is wanted, which the replica holds.
+    pub generation: GenerationId,
+    /// An old copy of the image on this host, of whatever state: what is the same there does not cross.
+    pub old: Option<Arc<FileImage>>,
+    /// A backup of the same generation.
+    pub recipe: Option<Arc<Reader>>,
+    /// Bytes that came from the old copy.
+    pub from_old: AtomicU64,
+}
+
+impl PeerReplica {
+    /// The hashes of the old copy's pieces with its bytes; nothing without one.
+    fn known(&self, offset: u64, len: u64) -> (Vec<u8>, Vec<u8>) {
+        let Some(old) = &self.old else { return Default::default() };
+        let mut bytes = vec![0; len as usize];
+        if old.read_at(&mut bytes, offset).is_err() {
+            return Default::default();
+        }
+        let hashes = bytes.chunks(PIECE_BYTES).flat_map(|piece| *blake3::hash(piece).as_bytes());
+        (hashes.collect(), bytes)
+    }
+
+    /// Whether a piece is what a backup says it must be, if one says anything.
+    fn is_right(&self, ix: u64, piece: Option<&[u8]>) -> bool {
+        let recipe = self.recipe.as_ref().and_then(|recipe| recipe.piece(ix).ok());
+        match recipe {
+            None => true,
+            Some(Recipe::Zero) => piece.is_none_or(|piece| piece.iter().all(|byte| *byte == 0)),
+            Some(Recipe::Data { hash, .. }) => piece.is_some_and(|piece| Hash::of(piece) == hash),
+        }
+    }
+
+    /// The parts of an answer, each piece checked.
+    fn parts(
+        &self,
+        ask: &Ask,
+        pieces: &[Piece],
+        body: &[u8],
+        old: &[u8],
+    ) -> Result<Parts, Failure> {
+        let wrong = |why: &str| Failure::Damaged(format!("what came is not right: {why}"));
+        let (mut parts, mut rest) = (Parts::new(), body);
+        for (nth, piece) in pieces.iter().enumerate() {
+            let start = nth * PIECE_BYTES;
+            let len = PIECE_BYTES.min(ask.len as usize - start);
+            let offset = ask.offset + start as u64;
+            let bytes = match piece {
+                Piece::Zero => None,
+                Piece::Known => {
+                    let known = old.get(start..start + len);
+                    let known = known.ok_or_else(|| wrong("it names bytes that are not here"))?;
+                    self.from_old.fetch_add(len as u64, Ordering::Relaxed);
+                    Some(known)
+                }
+                Piece::Data { hash } => {
+                    let (data, after) =
+                        rest.split_at_checked(len).ok_or_else(|| wrong("bytes are missing"))?;
+                    rest = after;
+                    if xxh3_64(data) != *hash {
+                        return Err(wrong("its hash is another"));
+                    }
+                    Some(data)
+                }
+            };
+            if !self.is_right(offset / PIECE_BYTES as u64, bytes) {
+                return Err(wrong("a backup of this generation has other bytes there"));
+            }
+            parts.extend(bytes.map(|bytes| (offset, bytes.to_vec())));
+        }
+        if rest.is_empty() {
+            Ok(joined(parts))
+        } else {
+            Err(wrong("there are bytes after its end"))
+        }
+    }
+}
+
+impl Provider for PeerReplica {
+    fn name(&self) -> String {
+        format!("replica at {}", self.questions.peer())
+    }
+
+    fn bytes_of_old(&self) -> u64 {
+        self.from_old.load(Ordering::Relaxed)
+    }
+
+    fn read(&self, offset: u64, len: u64) -> Result<Parts, Failure> {
+        let ask = Ask { image: self.image, generation: self.generation, offset, len: len as u32 };
+        let (hashes, old) = self.known(offset, len);
+        debug_assert!(hashes.is_empty() || hashes.len() == piece_count(ask.len) * HASH_BYTES);
+        match self.questions.ask(&ask, &hashes) {
+            Err(why) => Err(Failure::Unavailable(why.to_string())),
+            Ok((Answer::Failed { why }, _)) => Err(Failure::Unavailable(why)),
+            Ok((Answer::Distrusted, _)) => {
+                Err(Failure::Damaged("a migration has written there since".to_owned()))
+            }
+            Ok((Answer::Pieces(pieces), body)) if pieces.len() == piece_count(ask.len) => {
+                self.parts(&ask, &pieces, &body, &old)
+            }
+            Ok(_) => Err(Failure::Damaged("the answer is to another question".to_owned())),
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! The snapshot index: which backup or replica holds which generation of an image, asked of the
+//! repositories and the peers in the configuration.
+//!
+//! All places are asked at once, and none is waited for for long: one that says nothing must not keep a
+//! migration from its work. A fleet's catalogue would answer here instead. [`offer`] is what peers are
+//! told and given of the replicas here.
+
+pub mod offer;
+
+use crate::backup::destination::Destination;
+use crate::config::Config;
+use crate::net::{NetErrorKind, requests};
+use crate::tls::Identity;
+use dray_backup::{Backup, Repository};
+use dray_types::{Ancestor, ImageId};
+use dray_wire::request::{Holding, Reply, Request};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver};
+use std::time::{Duration, Instant};
+
+/// The longest wait for a repository's list of what it has, or for one more part of a recipe. Some hundred
+/// manifests are read one after the other, each a round trip to an object store.
+pub const PATIENCE: Duration = Duration::from_secs(25);
+/// The longest wait for a peer: it looks at nothing but its own records.
+const PEER_PATIENCE: Duration = Duration::from_secs(5);
+
+/// One generation of an image, at one place.
+pub struct Snapshot {
+    /// The place's name: a repository's or a peer's.
+    pub place: String,
+    /// The generation.
+    pub generation: Ancestor,
+    /// The image's length then, in bytes.
+    pub len: u64,
+    /// What holds its content.
+    pub held: Held,
+}
+
+/// What holds a generation's content.
+pub enum Held {
+    /// A backup.
+    Backup(Repository, Box<Backup>),
+    /// The replica at a peer.
+    Replica {
+        /// Bytes allocated for it.
+        allocated: u64,
+        /// Regions that do not hold the generation any more.
+        distrusted: Vec<u64>,
+    },
+}
+
+/// What all places have of an image.
+#[derive(Default)]
+pub struct Snapshots {
+    /// By place: the repositories, then the peers, in the order of the configuration.
+    pub held: Vec<Snapshot>,
+    /// What is damaged, and which repository cannot be asked and why, for people.
+    pub notes: Vec<String>,
+    /// Which peer cannot be asked and why.
+    pub silent: Vec<String>,
+}
+
+impl Snapshots {
+    /// Asks every place for what it has of `image`.
+    pub fn of(config: &Arc<Config>, image: ImageId) -> Self {
+        let begun = Instant::now();
+        let repositories: Vec<_> = config.backups.iter().map(|place| place.name.as_str()).collect();
+        let peers: Vec<_> = config.peers.iter().map(|peer| peer.name.as_str()).collect();
+        let ask = |names: &[&str], question: fn(&Config, &str, ImageId) -> Result<Self, String>| {
+            let ask = |name: &&str| {
+                let (config, name) = (Arc::clone(config), (*name).to_owned());
+                apart(move || question(&config, &name, image))
+            };
+            names.iter().map(ask).collect::<Vec<_>>()
+        };
+        let (stored, replicas) = (ask(&repositories, at_repository), ask(&peers, at_peer));
+        let mut all = Self::default();
+        for (name, answer) in peers.iter().zip(replicas) {
+            let why = all.take(&answer, begun + PEER_PATIENCE, PEER_PATIENCE);
+            all.silent.extend(why.map(|why| format!("{name}: {why}")));
+        }
+        let replicas = std::mem::take(&mut all.held);
+        for (name, answer) in repositories.iter().zip(stored) {
+            let why = all.take(&answer, begun + PATIENCE, PATIENCE);
+            all.notes.extend(why.map(|why| format!("{name}: {why}")));
+        }
+        all.held.extend(replicas);
+        all
+    }
+
+    /// Takes in an answer that comes before `until`; else says what is wrong.
+    fn take(
+        &mut self,
+        answer: &Receiver<Result<Self, String>>,
+        until: Instant,
+        patience: Duration,
+    ) -> Option<String> {
+        match answer.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok(Ok(found)) => {
+                self.held.extend(found.held);
+                self.notes.extend(found.notes);
+                None
+            }
+            Ok(Err(why)) => Some(why),
+            Err(_) => Some(silence(patience)),
+        }
+    }
+}
+
+/// What is said of a place that did not answer.
+pub fn silence(patience: Duration) -> String {
+    format!("it did not answer within {} s", patience.as_secs())
+}
+
+/// Does it on a thread of its own, which whoever waits may leave alone: it ends with its work. Where no
+/// thread can be made nothing ever comes.
+pub fn apart<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
+    let (send, told) = mpsc::sync_channel(1);
+    // Nobody may be waiting any more.
+    let work = move || drop(send.send(work()));
+    drop(std::thread::Builder::new().name("dray-snapshots".to_owned()).spawn(work));
+    told
+}
+
+fn at_repository(config: &Config, name: &str, image: ImageId) -> Result<Snapshots, String> {
+    let place = Destination::resolve(config, name, None).map_err(|why| why.to_string())?;
+    let repository = place.open().map_err(|why| why.to_string())?;
+    let listing = repository.backups(image).map_err(|why| why.to_string())?;
+    let notes = listing.damaged.iter().map(|(_, why)| format!("{name}: {why}")).collect();
+    let held = listing.backups.into_iter().map(|backup| Snapshot {
+        place: name.to_owned(),
+        generation: backup.info.generation,
+        len: backup.info.bytes,
+        held: Held::Backup(repository.clone(), Box::new(backup)),
+    });
+    Ok(Snapshots { held: held.collect(), notes, silent: Vec::new() })
+}
+
+fn at_peer(config: &Config, name: &str, image: ImageId) -> Result<Snapshots, String> {
+    let peer = config.peer(name).ok_or("no such peer is configured")?;
+    let identity = Identity::load(&config.tls_dir).map_err(|why| why.to_string())?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let request = Request::Holdings { image };
+    let asked = requests::ask(&identity, &peer.name, &peer.address, &request, PEER_PATIENCE);
+    match runtime.map_err(|why| why.to_string())?.block_on(asked) {
+        Ok(Reply::Holdings { held }) => {
+            let held = held.into_iter().map(|holding| replica(name, holding)).collect();
+            Ok(Snapshots { held, ..Snapshots::default() })
+        }
+        Ok(_) => Err("it answered something else".to_owned()),
+        // An older one: none of its replicas can be read.
+        Err(why) if why.kind == NetErrorKind::Unknown => Ok(Snapshots::default()),
+        Err(why) => Err(why.to_string()),
+    }
+}
+
+fn replica(peer: &str, holding: Holding) -> Snapshot {
+    let Holding { generation, len, allocated, distrusted } = holding;
+    Snapshot {
+        place: peer.to_owned(),
+        generation,
+        len,
+        held: Held::Replica { allocated, distrusted },
+    }
+}
