@@ -67,6 +67,13 @@ impl Wanted {
         true
     }
 
+    /// Whether some of `pieces`, or something like them, is on its way.
+    pub fn comes(&self, pieces: &[Lacking]) -> bool {
+        let coming = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        pieces.iter().any(|piece| coming.has(piece, now))
+    }
+
     /// Where content with this hash is on its way to.
     pub fn comes_to(&self, piece: &PieceHash) -> Option<Spot> {
         let coming = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -109,9 +116,9 @@ mod tests {
         let wanted = Wanted::default();
         let [a, b] = [|| lacking(1, 1, &[2]), || lacking(2, 2, &[1])];
         assert!(wanted.claim(&[a()], false), "nobody has asked for its neighbour");
-        assert!(!wanted.claim(&[b()], false));
+        assert!(!wanted.claim(&[b()], false) && wanted.comes(&[b()]));
         assert_eq!(wanted.comes_to(&a().hash), Some(a().place));
         wanted.settle(&a().hash, a().place);
-        assert!(wanted.claim(&[b()], false));
+        assert!(!wanted.comes(&[b()]) && wanted.claim(&[b()], false));
     }
 }

@@ -248,9 +248,14 @@ fn work(sink: &Sink, queue: &Receiver<Task>) {
 
 /// Looks, and answers unless something of it is on its way; true when it is answered.
 fn try_job(sink: &Sink, job: &mut Job, piece: &mut [u8]) -> bool {
-    job.look(sink, piece);
+    let wanted = &sink.reuse().0.wanted;
     let late = job.since.elapsed() >= crate::reuse::PATIENCE || !sink.is_current(job.session);
-    if !job.lacks.is_empty() && !sink.reuse().0.wanted.claim(&job.lacks, late) {
+    // Looking costs more than asking whether there is a reason to look again.
+    if !late && wanted.comes(&job.lacks) {
+        return false;
+    }
+    job.look(sink, piece);
+    if !job.lacks.is_empty() && !wanted.claim(&job.lacks, late) {
         return false;
     }
     sink.found(job);
