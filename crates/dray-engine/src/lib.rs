@@ -18,6 +18,7 @@
 
 #![forbid(unsafe_code)]
 
+mod basis;
 pub mod hotset;
 pub mod lineage;
 pub mod order;

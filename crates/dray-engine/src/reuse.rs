@@ -3,12 +3,14 @@
 //! A run that is described costs hashing here, a round trip, and at the target reading, hashing and
 //! writing; what the target has costs no link. All of that is seen in one number, the bytes whose
 //! description was answered per second of waiting for answers; descriptions are pipelined, so it is
-//! what the whole path carries. A migration begins with a sample of pieces spread over its images,
+//! what the whole path carries. Time in which the link carried what lacked is no cost of describing:
+//! images that have something in common wait for it to come. A migration begins with a sample of pieces spread over its images,
 //! goes on describing as long as the share that is found is worth more link time than describing
 //! takes, and otherwise sends as always, with a probe now and then.
 
+use crate::basis::Basis;
 use crate::{MILLISECOND, SECOND, Time};
-use dray_types::{BLOCK_SIZE, BlockRange, ImageIndex};
+use dray_types::{BLOCK_SIZE, BlockRange, BlockSet, ImageIndex};
 use dray_wire::frame::{MAX_PIECES, PIECE_BLOCKS};
 use std::collections::VecDeque;
 
@@ -28,6 +30,12 @@ const PROBE_EVERY: u64 = 131_072;
 /// Describing that is this many times as fast as the link costs next to no time, because it goes on
 /// while the link is busy: it may go on where little is found.
 const FREE: f64 = 4.0;
+/// A sample of which at least so much was found is followed by an epoch of describing, unless that is
+/// slower than sending: what images have in common but for a few blocks is found only once it is known
+/// where to look.
+const PROMISING: f64 = 0.125;
+/// Of the time in which descriptions were answered so much at least was theirs.
+const LEAST_BUSY: f64 = 1.0 / 16.0;
 /// Bytes of a piece.
 const PIECE: u64 = PIECE_BLOCKS * BLOCK_SIZE;
 
@@ -70,10 +78,15 @@ pub(crate) struct Reuse {
     since: Time,
     kept: u64,
     answered: u64,
+    /// Blocks of them.
     found: u64,
     busy: u64,
+    /// Bytes of data that arrived while answers were awaited.
+    carried: u64,
     ever_found: bool,
     unprobed: u64,
+    /// What came of describing blocks of pieces that lack.
+    pub(crate) basis: Basis,
 }
 
 impl Reuse {
@@ -91,8 +104,10 @@ impl Reuse {
             answered: 0,
             found: 0,
             busy: 0,
+            carried: 0,
             ever_found: false,
             unprobed: 0,
+            basis: Basis::default(),
         }
     }
 
@@ -129,15 +144,16 @@ impl Reuse {
         self.known && self.mode == Mode::On
     }
 
-    /// What to do with `run`, which is next.
-    pub(crate) fn way(&self, run: BlockRange) -> Way {
-        let probes = self.mode == Mode::Off && self.unprobed >= PROBE_EVERY;
-        if !self.known || !(self.mode == Mode::On || probes) {
-            return Way::Send(run);
-        }
+    /// What to do with `run`, which is next; the target has some version of the blocks in `in_place`.
+    pub(crate) fn way(&self, run: BlockRange, in_place: &BlockSet) -> Way {
         let begin = run.start.next_multiple_of(PIECE_BLOCKS);
         let end = run.end() / PIECE_BLOCKS * PIECE_BLOCKS;
-        if begin >= end {
+        if !self.known || begin >= end {
+            return Way::Send(run);
+        }
+        let probes = self.mode == Mode::Off && self.unprobed >= PROBE_EVERY;
+        let known_there = || in_place.contains_range(BlockRange::new(begin, end - begin));
+        if self.mode != Mode::On && !probes && !known_there() {
             return Way::Send(run);
         }
         if begin > run.start {
@@ -169,10 +185,11 @@ impl Reuse {
         }
     }
 
-    /// The target has answered for `pieces` and found so many of them.
-    pub(crate) fn answer(&mut self, now: Time, pieces: u64, found: u64) {
+    /// The target has answered for `pieces` and found so many of their blocks; so many of the pieces
+    /// are kept until what lacks of them is sent.
+    pub(crate) fn answer(&mut self, now: Time, pieces: u64, found: u64, kept: u64) {
         self.no_answer(now, pieces);
-        self.kept += pieces - found;
+        self.kept += kept;
         self.answered += pieces;
         self.found += found;
         self.ever_found |= found > 0;
@@ -209,6 +226,13 @@ impl Reuse {
         }
     }
 
+    /// So many bytes of data have arrived.
+    pub(crate) fn carried(&mut self, bytes: u64) {
+        if self.awaited > 0 {
+            self.carried += bytes;
+        }
+    }
+
     /// The link carries this many bytes a second at times.
     pub(crate) fn measured(&mut self, rate: f64) {
         self.link = self.link.max(rate);
@@ -228,17 +252,29 @@ impl Reuse {
             self.since = now;
         }
         if self.answered > 0 {
-            let speed = (self.answered * PIECE * SECOND) as f64 / self.busy.max(1) as f64;
+            let speed = (self.answered * PIECE * SECOND) as f64 / self.took();
             // A probe goes alone: its round trip says little of what many at once carry.
             let alone = self.mode == Mode::Off;
             self.speed = if alone { speed.max(self.speed) } else { speed };
         }
-        let share = self.found as f64 / self.answered.max(1) as f64;
+        let share = self.found as f64 / (self.answered * PIECE_BLOCKS).max(1) as f64;
         // A found piece saves its time on the link; describing takes time for every piece.
         let saves = share > 0.0 && share * self.speed > self.link;
         let free = (self.together || self.ever_found) && self.is_free();
-        self.mode = if saves || free { Mode::On } else { Mode::Off };
-        (self.answered, self.found, self.busy) = (0, 0, 0);
+        let sampled = matches!(self.mode, Mode::Sampling { .. });
+        let promising = sampled && share >= PROMISING && self.speed > self.link;
+        self.mode = if saves || free || promising { Mode::On } else { Mode::Off };
+        (self.answered, self.found, self.busy, self.carried) = (0, 0, 0, 0);
+    }
+
+    /// Nanoseconds that describing took, without those that the link needed for data meanwhile.
+    fn took(&self) -> f64 {
+        let busy = self.busy.max(1) as f64;
+        if self.link <= 0.0 {
+            return busy;
+        }
+        let sending = self.carried as f64 * SECOND as f64 / self.link;
+        (busy - sending).max(busy * LEAST_BUSY)
     }
 }
 
@@ -273,7 +309,7 @@ mod tests {
         reuse.begin(Time(0), &[]);
         reuse.described(Time(0), 100);
         let now = Time(100 * PIECE * SECOND / speed);
-        reuse.answer(now, 100, found);
+        reuse.answer(now, 100, found * PIECE_BLOCKS, 100 - found);
         assert!(!reuse.samples(now));
         reuse.in_step()
     }
@@ -283,11 +319,31 @@ mod tests {
         assert!(!judged(0, 500 * MIB, 0, true), "nothing found, nothing known of the link");
         assert!(judged(1, 500 * MIB, 0, false), "found, nothing known of the link");
         assert!(judged(30, 500 * MIB, 119 * MIB, false));
-        assert!(!judged(30, 500 * MIB, 200 * MIB, false), "half as much as it would have to be");
+        assert!(!judged(10, 500 * MIB, 200 * MIB, false), "a quarter of what it would have to be");
+        assert!(judged(30, 500 * MIB, 200 * MIB, false), "worth another look");
         assert!(!judged(90, 500 * MIB, 1000 * MIB, true), "sending is faster than looking");
         assert!(judged(1, 500 * MIB, 119 * MIB, false), "looking costs nothing on a slow link");
         assert!(!judged(0, 500 * MIB, 119 * MIB, false), "and is of no use when nothing is found");
         assert!(judged(0, 500 * MIB, 119 * MIB, true), "unless somebody else sends the same");
+    }
+
+    #[test]
+    fn what_the_link_carries_meanwhile_is_no_cost_of_describing() {
+        let mut reuse = Reuse::new(100 * MIB);
+        (reuse.known, reuse.mode) = (true, Mode::On);
+        // Half is found; the other half crosses meanwhile, which takes all the time there is.
+        let half = EPOCH / 2 * PIECE;
+        let now = Time(half * SECOND / (100 * MIB));
+        reuse.described(Time(0), EPOCH);
+        reuse.carried(half);
+        reuse.answer(now, EPOCH, EPOCH / 2 * PIECE_BLOCKS, 0);
+        assert!(reuse.in_step());
+        // It takes three times as long as sending everything would.
+        let later = Time(now.0 * 7);
+        reuse.described(now, EPOCH);
+        reuse.carried(half);
+        reuse.answer(later, EPOCH, EPOCH / 2 * PIECE_BLOCKS, 0);
+        assert!(!reuse.in_step());
     }
 
     #[test]
@@ -296,7 +352,7 @@ mod tests {
         (reuse.known, reuse.together) = (true, true);
         reuse.begin(Time(0), &[]);
         reuse.described(Time(0), 10);
-        reuse.answer(Time(MILLISECOND), 10, 0);
+        reuse.answer(Time(MILLISECOND), 10, 0, 10);
         assert!(!reuse.samples(Time(MILLISECOND)) && !reuse.in_step());
         reuse.measured(400e6);
         assert!(!reuse.in_step());
@@ -305,13 +361,13 @@ mod tests {
         slow.measured(1e8);
         assert!(slow.in_step());
 
-        let run = BlockRange::new(0, 256);
-        assert_eq!(reuse.way(run), Way::Send(run));
+        let (run, none) = (BlockRange::new(0, 256), BlockSet::new());
+        assert_eq!(reuse.way(run, &none), Way::Send(run));
         reuse.sent(PROBE_EVERY);
-        assert_eq!(reuse.way(run), Way::Describe(run));
+        assert_eq!(reuse.way(run, &none), Way::Describe(run));
         reuse.described(Time(SECOND), 16);
-        assert_eq!(reuse.way(run), Way::Send(run), "one probe at a time");
-        reuse.answer(Time(SECOND + 1000), 16, 16);
+        assert_eq!(reuse.way(run, &none), Way::Send(run), "one probe at a time");
+        reuse.answer(Time(SECOND + 1000), 16, 256, 0);
         assert!(reuse.in_step());
     }
 
@@ -319,13 +375,17 @@ mod tests {
     fn only_whole_pieces_are_described() {
         let mut reuse = Reuse::new(0);
         (reuse.known, reuse.mode) = (true, Mode::On);
-        let way = |start, len| reuse.way(BlockRange::new(start, len));
+        let way = |start, len| reuse.way(BlockRange::new(start, len), &BlockSet::new());
         assert_eq!(way(5, 40), Way::Send(BlockRange::new(5, 11)));
         assert_eq!(way(16, 40), Way::Describe(BlockRange::new(16, 32)));
         assert_eq!(way(16, 15), Way::Send(BlockRange::new(16, 15)));
         assert_eq!(way(20, 20), Way::Send(BlockRange::new(20, 20)));
         reuse.known = false;
-        assert_eq!(reuse.way(BlockRange::new(0, 16)), Way::Send(BlockRange::new(0, 16)));
+        let (run, there) = (BlockRange::new(0, 40), [BlockRange::new(0, 32)].into_iter().collect());
+        assert_eq!(reuse.way(run, &there), Way::Send(run));
+        (reuse.known, reuse.mode) = (true, Mode::Off);
+        assert_eq!(reuse.way(run, &there), Way::Describe(BlockRange::new(0, 32)));
+        assert_eq!(reuse.way(BlockRange::new(0, 48), &there), Way::Send(BlockRange::new(0, 48)));
     }
 
     #[test]
@@ -337,7 +397,7 @@ mod tests {
             pieces += MAX_PIECES;
         }
         assert_eq!(pieces, MAX_KEPT);
-        reuse.answer(Time(1), MAX_PIECES, 0);
+        reuse.answer(Time(1), MAX_PIECES, 0, MAX_PIECES);
         assert!(!reuse.has_room(), "what lacks waits to be sent");
         reuse.let_go(MAX_PIECES);
         assert!(reuse.has_room());

@@ -26,6 +26,8 @@ pub(crate) struct Check {
     /// Pieces that were described, and those of them that the target had.
     pub(crate) described: u64,
     pub(crate) found: u64,
+    /// Blocks that the target had of pieces that it lacked.
+    pub(crate) blocks_found: u64,
     /// The operator is going to resume an abandoned migration.
     pub(crate) resuming: bool,
 }
@@ -45,6 +47,7 @@ impl Check {
             write_errors: 0,
             described: 0,
             found: 0,
+            blocks_found: 0,
             resuming: false,
         }
     }

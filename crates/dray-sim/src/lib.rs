@@ -14,6 +14,7 @@
 
 #![forbid(unsafe_code)]
 
+mod basis;
 mod check;
 mod disk;
 pub mod faults;

@@ -4,11 +4,12 @@
 //! it is used. Here entries go stale by themselves (frames, guests and power cuts change what they
 //! point to) and from the beginning (a library whose content is not what its hash says).
 
+use crate::basis::BasisSetup;
 use crate::disk::ZERO;
 use crate::faults::Setup;
 use crate::rng::Rng;
 use crate::source::SourceHost;
-use crate::target::PendingWrite;
+use crate::target::{Left, PendingWrite};
 use crate::world::World;
 use dray_types::{BlockRange, ImageIndex};
 use dray_wire::frame::{PIECE_BLOCKS, PieceHash, mask_bit, run_hash};
@@ -33,6 +34,8 @@ pub(crate) struct ReuseSetup {
     pub(crate) unknown: f64,
     /// Other migrations go to the same target.
     pub(crate) together: bool,
+    /// Blocks of what lacks.
+    pub(crate) basis: BasisSetup,
 }
 
 impl ReuseSetup {
@@ -44,6 +47,11 @@ impl ReuseSetup {
             slow: rng.pick(&[0.0, 0.2]),
             unknown: rng.pick(&[0.0, 0.0, 0.3]),
             together: rng.chance(0.3),
+            basis: BasisSetup {
+                known: rng.pick(&[0.0, 0.7, 1.0, 1.0]),
+                near: rng.pick(&[0.2, 1.0]),
+                other: rng.pick(&[0.0, 0.2, 0.9]),
+            },
         })
     }
 }
@@ -62,10 +70,12 @@ enum Place {
 pub(crate) struct Index {
     places: BTreeMap<PieceHash, Place>,
     library: Vec<Vec<u64>>,
+    /// What the images held at the start: what a basis has, more or less.
+    pub(crate) first: Vec<Vec<u64>>,
 }
 
 /// A hash of blocks that are version numbers.
-fn hash_of(versions: &[u64]) -> PieceHash {
+pub(crate) fn hash_of(versions: &[u64]) -> PieceHash {
     let bytes: Vec<u8> = versions.iter().flat_map(|version| version.to_le_bytes()).collect();
     let mut hash = [0; 32];
     for (seed, word) in hash.chunks_exact_mut(8).enumerate() {
@@ -81,6 +91,7 @@ impl Index {
         let mut index = Self::default();
         let Some(reuse) = &setup.reuse else { return index };
         for (ix, image) in setup.images.iter().enumerate() {
+            index.first.push((0..image.blocks).map(|b| source.disks[ix].read(b)).collect());
             for piece in 0..image.blocks / PIECE_BLOCKS {
                 if !rng.chance(reuse.share) {
                     continue;
@@ -145,7 +156,9 @@ impl World {
                 continue;
             }
             let hash = hashes.next().and_then(|hash| PieceHash::try_from(hash).ok());
-            let found = if self.rng.chance(fails) { None } else { self.find(hash) };
+            let start = range.start + (piece * PIECE) as u64;
+            let own = self.in_place(image, start, hash);
+            let found = if self.rng.chance(fails) { None } else { own.or_else(|| self.find(hash)) };
             self.check.described += 1;
             self.check.found += u64::from(found.is_some());
             match found {
@@ -161,7 +174,15 @@ impl World {
         let slow = reuse.is_some_and(|reuse| self.rng.chance(reuse.slow));
         let delay = if slow { 50 } else { 2 } * self.disk_time();
         let versions = Some(versions);
-        (PendingWrite { session, tag, image, range, versions, lacking: Some(lacking) }, delay)
+        let left = Left::Pieces { lacking, near: self.near(lacking) };
+        (PendingWrite { session, tag, image, range, versions, left }, delay)
+    }
+
+    /// What the target has in the piece's own place, if that is it.
+    fn in_place(&self, image: ImageIndex, start: u64, hash: Option<PieceHash>) -> Option<Vec<u64>> {
+        let disk = &self.target.disks[image.ix()];
+        let own: Vec<_> = (start..start + PIECE_BLOCKS).map(|block| disk.read(block)).collect();
+        (Some(hash_of(&own)) == hash).then_some(own)
     }
 
     /// Content with this hash, read and hashed again; an entry that proves wrong is dropped.
@@ -203,9 +224,4 @@ pub(crate) fn mask_of(versions: &[u64]) -> [u64; 4] {
         mask[nth / 64] |= 1 << (nth % 64);
     }
     mask
-}
-
-/// Whether block `nth` of the run is among what lacks.
-pub(crate) fn lacks(write: &PendingWrite, nth: usize) -> bool {
-    write.lacking.is_some_and(|lacking| lacking >> (nth / PIECE) & 1 == 1)
 }

@@ -27,6 +27,8 @@ pub struct Outcome {
     pub described: u64,
     /// Those of them that the target had.
     pub found: u64,
+    /// Blocks that it had of the others.
+    pub blocks_found: u64,
 }
 
 fn world(seed: u64, small: Option<Strategy>, crash: Option<CrashPoint>, trace: bool) -> World {
@@ -48,6 +50,7 @@ fn attempt(world: &mut World) -> Result<Outcome, String> {
             crashes: world.check.crashes,
             described: world.check.described,
             found: world.check.found,
+            blocks_found: world.check.blocks_found,
         }),
         Ok(Err(why)) => Err(why),
         Err(_) => Err("the engine panicked; see above".into()),

@@ -281,6 +281,14 @@ impl World {
                 self.check_launch(image, range);
                 self.send_kept(tag, of, image, range);
             }
+            SourceEffect::DescribeBlocks { tag, of, image, range } => {
+                self.check_launch(image, range);
+                self.send_described_blocks(tag, of, image, range);
+            }
+            SourceEffect::SendPart { tag, of, image, range, blocks } => {
+                self.check_launch(image, range);
+                self.send_part(tag, of, image, range, blocks);
+            }
             SourceEffect::SendZero { tag, image, range } => {
                 self.check_launch(image, range);
                 self.send_zero(tag, image, range);

@@ -3,7 +3,6 @@
 use crate::disk::{Disk, Snapshot};
 use crate::faults::{Setup, Side};
 use crate::guest::Power;
-use crate::reuse::lacks;
 use crate::rng::Rng;
 use crate::source::offers;
 use crate::world::{Ev, World, note};
@@ -11,6 +10,7 @@ use dray_engine::target::Arrival;
 use dray_engine::{MILLISECOND, Target, TargetEffect, TargetEvent, TargetPlan, TargetRecord, Time};
 use dray_types::{BlockRange, BlockSet, ImageIndex, MigrationId};
 use dray_wire::ImageHandover;
+use dray_wire::frame::{PIECE_BLOCKS, mask_bit};
 use std::collections::{BTreeMap, VecDeque};
 
 /// First version of what an old disk holds that nobody cleared.
@@ -24,8 +24,32 @@ pub(crate) struct PendingWrite {
     pub(crate) range: BlockRange,
     /// None for zeros.
     pub(crate) versions: Option<Vec<u64>>,
-    /// For a described run: the pieces that were not found.
-    pub(crate) lacking: Option<u16>,
+    /// What of it is not written.
+    pub(crate) left: Left,
+}
+
+/// What of a frame is not written.
+#[derive(Clone, Copy)]
+pub(crate) enum Left {
+    /// All of it is.
+    Nothing,
+    /// Of a described run: pieces that were not found, and those that are said to have a basis.
+    Pieces { lacking: u16, near: u16 },
+    /// Of described blocks: those that were not found.
+    Blocks([u64; 4]),
+    /// Of a part: what was found before.
+    Elsewhere([u64; 4]),
+}
+
+impl Left {
+    /// Whether block `nth` of the frame is not written.
+    fn has(self, nth: u64) -> bool {
+        match self {
+            Self::Nothing => false,
+            Self::Pieces { lacking, .. } => lacking >> (nth / PIECE_BLOCKS) & 1 == 1,
+            Self::Blocks(mask) | Self::Elsewhere(mask) => mask_bit(&mask, nth),
+        }
+    }
 }
 
 fn plan(setup: &Setup) -> TargetPlan {
@@ -147,8 +171,9 @@ impl TargetHost {
 
 /// What becomes of a frame whose writes succeed.
 fn arrival(write: &PendingWrite) -> Arrival {
-    match write.lacking {
-        Some(lacking) if lacking != 0 => Arrival::Partly { lacking },
+    match write.left {
+        Left::Pieces { lacking, near } if lacking != 0 => Arrival::Partly { lacking, near },
+        Left::Blocks(lacking) if lacking != [0; 4] => Arrival::SomeBlocks { lacking },
         _ => Arrival::Written,
     }
 }
@@ -342,8 +367,8 @@ impl World {
         let fails = self.faulty(self.setup.faults.write_error);
         self.apply(&write, if fails { 0.5 } else { 1.0 });
         let arrived = arrival(&write);
-        let PendingWrite { session, tag, image, range, versions, lacking } = write;
-        if let (Some(versions), None) = (versions, lacking) {
+        let PendingWrite { session, tag, image, range, versions, left } = write;
+        if let (Some(versions), Left::Nothing) = (versions, left) {
             self.remember(image, range, &versions);
         }
         self.check_landed(session, image, range);
@@ -361,7 +386,7 @@ impl World {
         let image = write.image.ix();
         for (nth, block) in (write.range.start..write.range.end()).enumerate() {
             let wanted = !self.target.exposed || self.target.missing[image].contains(block);
-            if !wanted || lacks(write, nth) || !(share >= 1.0 || self.rng.chance(share)) {
+            if !wanted || write.left.has(nth as u64) || !(share >= 1.0 || self.rng.chance(share)) {
                 continue;
             }
             let version = write.versions.as_ref().map_or(0, |versions| versions[nth]);

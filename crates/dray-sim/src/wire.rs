@@ -4,12 +4,12 @@
 use crate::faults::Side;
 use crate::link::Frame;
 use crate::reuse::mask_of;
-use crate::target::PendingWrite;
+use crate::target::{Left, PendingWrite};
 use crate::world::{Ev, World, note};
 use dray_engine::target::Arrival;
 use dray_engine::{MILLISECOND, SECOND, SourceEvent, TargetEvent};
 use dray_types::{BLOCK_SIZE, BlockRange, ImageIndex};
-use dray_wire::frame::{HEADER_LEN, mask_bit, run_hash};
+use dray_wire::frame::{HEADER_LEN, frame_hash, mask_bit};
 use dray_wire::{Encoding, Envelope, FrameHeader, FrameKind, ToSource, ToTarget, control};
 
 impl World {
@@ -36,6 +36,7 @@ impl World {
         self.tell_target(TargetEvent::LinkUp);
         if let Some(reuse) = self.setup.reuse.clone() {
             let known = !self.rng.chance(reuse.unknown);
+            self.basis_known = known && self.rng.chance(reuse.basis.known);
             self.tell_source(SourceEvent::Reuse { known, together: reuse.together });
         }
         self.tell_source(SourceEvent::LinkUp);
@@ -188,7 +189,7 @@ impl World {
             range,
             zero_mask,
             payload_len: payload.len() as u32,
-            hash: run_hash(image, range, &zero_mask, &payload),
+            hash: frame_hash(kind, image, range, &zero_mask, &payload),
         };
         if !payload.is_empty() && self.faulty(self.setup.faults.damage) {
             let at = self.rng.below(payload.len() as u64) as usize;
@@ -224,8 +225,16 @@ impl World {
             let (write, looking) = self.look_up(session, &header, &frame.payload);
             return self.start_write(write, looking);
         }
-        let versions = (header.kind == FrameKind::Run).then(|| versions(&header, &frame.payload));
-        let write = PendingWrite { session, tag, image, range, versions, lacking: None };
+        if header.kind == FrameKind::DescribedBlocks {
+            let (write, looking) = self.look_up_blocks(session, &header, &frame.payload);
+            return self.start_write(write, looking);
+        }
+        let left = match header.kind {
+            FrameKind::Part => Left::Elsewhere(header.zero_mask),
+            _ => Left::Nothing,
+        };
+        let versions = (header.kind != FrameKind::Zero).then(|| versions(&header, &frame.payload));
+        let write = PendingWrite { session, tag, image, range, versions, left };
         self.start_write(write, 0);
     }
 }

@@ -120,6 +120,8 @@ pub(crate) struct World {
     pub(crate) vm: Vm,
     pub(crate) check: Check,
     pub(crate) index: Index,
+    /// The session agreed to ask for blocks of what lacks.
+    pub(crate) basis_known: bool,
     pub(crate) crash_at: Option<CrashPoint>,
     pub(crate) failed: Option<String>,
     pub(crate) events: u64,
@@ -158,6 +160,7 @@ impl World {
             vm: Vm::new(),
             check: Check::new(&setup),
             index,
+            basis_known: false,
             source,
             target,
             guest,

@@ -13,7 +13,7 @@ fn many_seeds() {
     let first = std::env::var("DRAY_SIM_FIRST").map_or(0, |text| text.parse().unwrap());
     let count = std::env::var("DRAY_SIM_COUNT").map_or(SEEDS, |text| text.parse().unwrap());
     let mut endings = BTreeMap::new();
-    let (mut events, mut described, mut found) = (0, 0, 0);
+    let (mut events, mut described, mut found, mut blocks) = (0, 0, 0, 0);
     let mut failures = Vec::new();
     for seed in first..first + count {
         match run(seed) {
@@ -22,6 +22,7 @@ fn many_seeds() {
                 events += outcome.events;
                 described += outcome.described;
                 found += outcome.found;
+                blocks += outcome.blocks_found;
             }
             Err(report) => failures.push(report),
         }
@@ -30,9 +31,10 @@ fn many_seeds() {
         println!("{}", report.lines().next().unwrap_or_default());
     }
     println!("{count} seeds, {events} events: {endings:?}, {} failed", failures.len());
-    println!("{described} pieces described, {found} of them found");
+    println!("{described} pieces described, {found} of them found, and {blocks} blocks of others");
     assert!(failures.is_empty(), "{} seeds failed; the first:\n{}", failures.len(), failures[0]);
     assert!(found > count && described > 2 * found || count < 100, "too little is asked for");
+    assert!(blocks > count || count < 100, "too little is asked for by blocks");
     assert!(endings["done"] > count / 2 || count < 100, "too few migrations succeed");
 }
 

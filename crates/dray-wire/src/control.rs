@@ -27,6 +27,9 @@ pub const FEATURE_BACKUP_GENERATIONS: &str = "backup-generations";
 /// Feature word: the target understands described runs (`FrameKind::Described`) and answers what it
 /// lacks of them with `Lack`.
 pub const FEATURE_REUSE: &str = "reuse";
+/// Feature word: the source understands `Near` and `LackBlocks`, and the target understands
+/// `FrameKind::DescribedBlocks` and `FrameKind::Part`.
+pub const FEATURE_BASIS: &str = "basis";
 /// Longest peek, in bytes: what a QEMU that opens a disk before handover reads.
 pub const MAX_PEEK: u32 = 2 << 20;
 
@@ -299,12 +302,34 @@ pub enum ToSource {
         /// Bit `i` set: piece `i` of the run is wanted. Bits past its end mean nothing.
         pieces: u16,
     },
+    /// As `Lack`, with pieces that the target may have most blocks of: describe these by their
+    /// blocks, or send them as data.
+    Near {
+        /// Tag of the description.
+        tag: u64,
+        /// The pieces that lack, as in `Lack`.
+        pieces: u16,
+        /// Those of them whose blocks may be here.
+        near: u16,
+    },
+    /// Of described blocks these are not here: send them as data. The others were written; they are
+    /// acknowledged together with what comes.
+    LackBlocks {
+        /// Tag of the description.
+        tag: u64,
+        /// Bit `i` set: block `i` of the run is wanted. Bits past its end mean nothing.
+        blocks: [u64; 4],
+    },
 }
 
 impl ToSource {
     /// The feature word that both sides must have agreed on before this may be sent.
     pub fn feature(&self) -> Option<&'static str> {
-        matches!(self, Self::Hurry { .. }).then_some(FEATURE_HURRY)
+        match self {
+            Self::Hurry { .. } => Some(FEATURE_HURRY),
+            Self::Near { .. } | Self::LackBlocks { .. } => Some(FEATURE_BASIS),
+            _ => None,
+        }
     }
 }
 
@@ -527,6 +552,13 @@ mod tests {
         let lack = ToSource::Lack { tag: 300, pieces: 0b101 };
         let lack = encode(&Envelope { epoch: Epoch(4), attempt: Attempt(2), body: lack }).unwrap();
         assert_eq!(lack[4..], [4, 2, 15, 0xac, 2, 5]);
+        let near = ToSource::Near { tag: 300, pieces: 0b101, near: 0b100 };
+        let near = encode(&Envelope { epoch: Epoch(4), attempt: Attempt(2), body: near }).unwrap();
+        assert_eq!(near[4..], [4, 2, 16, 0xac, 2, 5, 4]);
+        let body = ToSource::LackBlocks { tag: 300, blocks: [1, 0, 2, 0] };
+        assert_eq!(body.feature(), Some("basis"));
+        let lack = encode(&Envelope { epoch: Epoch(4), attempt: Attempt(2), body }).unwrap();
+        assert_eq!(lack[4..], [4, 2, 17, 0xac, 2, 1, 0, 2, 0]);
         assert_eq!(ToTarget::Defer.feature(), Some("backfill-order"));
         assert_eq!(ToTarget::Void.feature(), None);
     }

@@ -7,7 +7,9 @@
 //!
 //! A run may be *described* instead: the payload then holds a hash of each aligned piece of 64 KiB,
 //! and the target looks whether it has such a piece somewhere. The mask says which blocks are zeros
-//! as for a run; a piece of nothing but zeros has no hash.
+//! as for a run; a piece of nothing but zeros has no hash. Of a piece that the target lacks and knows
+//! something like, the blocks may be described one by one; what lacks of these comes as a *part*: a
+//! run whose mask names the blocks that it does not carry because the target has them in their place.
 
 use crate::error::WireError;
 use dray_types::{BLOCK_SIZE, BlockRange, Epoch, ImageIndex, MAX_RUN_BLOCKS};
@@ -34,7 +36,7 @@ const _: () = assert!(MAX_PIECES <= u16::BITS as u64);
 /// collided with 2⁶⁴ tries.
 pub const PIECE_HASH_LEN: usize = 32;
 
-/// The BLAKE3 hash of a piece, its zero blocks included.
+/// The BLAKE3 hash of a piece, its zero blocks included; or that of a block.
 pub type PieceHash = [u8; PIECE_HASH_LEN];
 
 const MAGIC: u16 = 0xd7a1;
@@ -66,6 +68,40 @@ pub enum FrameKind {
     /// Whole pieces, at most [`MAX_PIECES`], with the hash of each that is not all zeros. Sent only
     /// over sessions that agreed on [`crate::control::FEATURE_REUSE`].
     Described,
+    /// At most [`MAX_RUN_BLOCKS`] blocks with the hash of each that is not all zeros. Sent only in
+    /// answer to [`crate::ToSource::Near`].
+    DescribedBlocks,
+    /// Those blocks of a run whose bits in the mask are *not* set; the others are in their place at
+    /// the target already. Sent only in answer to [`crate::ToSource::LackBlocks`].
+    Part,
+}
+
+impl FrameKind {
+    fn code(self) -> u8 {
+        match self {
+            Self::Run => 1,
+            Self::Zero => 2,
+            Self::Described => 3,
+            Self::DescribedBlocks => 4,
+            Self::Part => 5,
+        }
+    }
+
+    fn from_code(code: u8) -> Option<Self> {
+        Some(match code {
+            1 => Self::Run,
+            2 => Self::Zero,
+            3 => Self::Described,
+            4 => Self::DescribedBlocks,
+            5 => Self::Part,
+            _ => return None,
+        })
+    }
+
+    /// Whether the payload is hashes and no content.
+    pub fn is_described(self) -> bool {
+        matches!(self, Self::Described | Self::DescribedBlocks)
+    }
 }
 
 /// How the payload is encoded.
@@ -92,17 +128,34 @@ pub struct FrameHeader {
     pub tag: u64,
     /// Which blocks.
     pub range: BlockRange,
-    /// Bit `i` set: block `start + i` is all zeros and not in the payload.
+    /// Bit `i` set: block `start + i` is all zeros and not in the payload; of a part: it is at the
+    /// target already and not in the payload.
     pub zero_mask: [u64; 4],
     /// Length of the payload as it follows.
     pub payload_len: u32,
-    /// Hash of identity and decoded payload, from [`run_hash`].
+    /// Hash of identity and decoded payload, from [`frame_hash`].
     pub hash: u64,
 }
 
-/// The hash a frame carries: xxh3 of the decoded payload (the non-zero blocks in order), seeded
-/// with the run's identity.
+/// The hash that a run, zeros and a described run carry: see [`frame_hash`].
 pub fn run_hash(image: ImageIndex, range: BlockRange, zero_mask: &[u64; 4], payload: &[u8]) -> u64 {
+    frame_hash(FrameKind::Run, image, range, zero_mask, payload)
+}
+
+/// The hash a frame carries: xxh3 of the decoded payload (the non-zero blocks in order), seeded
+/// with the run's identity. The kinds that came later have seeds of their own: a part that was taken
+/// for a run would name blocks as zeros that it only does not carry.
+pub fn frame_hash(
+    kind: FrameKind,
+    image: ImageIndex,
+    range: BlockRange,
+    zero_mask: &[u64; 4],
+    payload: &[u8],
+) -> u64 {
+    let seed = match kind {
+        FrameKind::Run | FrameKind::Zero | FrameKind::Described => 0,
+        FrameKind::DescribedBlocks | FrameKind::Part => kind.code().into(),
+    };
     let mut identity = [0u8; 50];
     identity[..2].copy_from_slice(&image.0.to_le_bytes());
     identity[2..10].copy_from_slice(&range.start.to_le_bytes());
@@ -110,19 +163,20 @@ pub fn run_hash(image: ImageIndex, range: BlockRange, zero_mask: &[u64; 4], payl
     for (word, slot) in zero_mask.iter().zip(identity[18..].chunks_exact_mut(8)) {
         slot.copy_from_slice(&word.to_le_bytes());
     }
-    xxh3_64_with_seed(payload, xxh3_64_with_seed(&identity, 0))
+    xxh3_64_with_seed(payload, xxh3_64_with_seed(&identity, seed))
 }
 
 impl FrameHeader {
     /// Number of blocks whose content the payload holds.
     pub fn data_blocks(&self) -> u64 {
         match self.kind {
-            FrameKind::Zero | FrameKind::Described => 0,
-            FrameKind::Run => {
-                let zeros: u32 = self.zero_mask.iter().map(|word| word.count_ones()).sum();
-                self.range.len - u64::from(zeros)
-            }
+            FrameKind::Zero | FrameKind::Described | FrameKind::DescribedBlocks => 0,
+            FrameKind::Run | FrameKind::Part => self.unmasked(),
         }
+    }
+
+    fn unmasked(&self) -> u64 {
+        self.range.len - mask_len(&self.zero_mask)
     }
 
     /// The pieces of the run that are all zeros, a bit each; those have no hash.
@@ -143,7 +197,10 @@ impl FrameHeader {
                 let pieces = (self.range.len / PIECE_BLOCKS) as usize;
                 (pieces - self.zero_pieces().count_ones() as usize) * PIECE_HASH_LEN
             }
-            FrameKind::Run | FrameKind::Zero => (self.data_blocks() * BLOCK_SIZE) as usize,
+            FrameKind::DescribedBlocks => self.unmasked() as usize * PIECE_HASH_LEN,
+            FrameKind::Run | FrameKind::Zero | FrameKind::Part => {
+                (self.data_blocks() * BLOCK_SIZE) as usize
+            }
         }
     }
 
@@ -151,11 +208,7 @@ impl FrameHeader {
     pub fn encode(&self) -> [u8; HEADER_LEN] {
         let raw = RawHeader {
             magic: MAGIC.into(),
-            kind: match self.kind {
-                FrameKind::Run => 1,
-                FrameKind::Zero => 2,
-                FrameKind::Described => 3,
-            },
+            kind: self.kind.code(),
             encoding: match self.encoding {
                 Encoding::Raw => 0,
                 Encoding::Zstd => 1,
@@ -185,12 +238,8 @@ impl FrameHeader {
         if raw.magic.get() != MAGIC || raw.reserved.get() != 0 {
             return Err(WireError::malformed("frame header", "not the start of a frame"));
         }
-        let kind = match raw.kind {
-            1 => FrameKind::Run,
-            2 => FrameKind::Zero,
-            3 => FrameKind::Described,
-            other => return Err(WireError::malformed("frame header", format!("kind {other}"))),
-        };
+        let kind = FrameKind::from_code(raw.kind)
+            .ok_or_else(|| WireError::malformed("frame header", format!("kind {}", raw.kind)))?;
         let encoding = match raw.encoding {
             0 => Encoding::Raw,
             1 => Encoding::Zstd,
@@ -215,8 +264,8 @@ impl FrameHeader {
 
     fn check(&self) -> Result<(), WireError> {
         let limit = match self.kind {
-            FrameKind::Run | FrameKind::Described => MAX_RUN_BLOCKS,
             FrameKind::Zero => MAX_ZERO_BLOCKS,
+            _ => MAX_RUN_BLOCKS,
         };
         let len = self.range.len;
         if len == 0 || len > limit {
@@ -231,18 +280,19 @@ impl FrameHeader {
         }
         let mask_fits = match self.kind {
             FrameKind::Zero => self.zero_mask == [0; 4],
-            FrameKind::Run | FrameKind::Described => {
-                (len..256).all(|bit| !mask_bit(&self.zero_mask, bit))
-            }
+            _ => (len..256).all(|bit| !mask_bit(&self.zero_mask, bit)),
         };
         if !mask_fits {
             return Err(WireError::malformed("frame header", "zero mask past the end of the run"));
+        }
+        if self.kind == FrameKind::Part && self.unmasked() == 0 {
+            return Err(WireError::malformed("frame header", "a part of nothing"));
         }
         let decoded = self.decoded_len() as u64;
         let payload = u64::from(self.payload_len);
         let fits = match self.encoding {
             Encoding::Raw => payload == decoded,
-            Encoding::Zstd => self.kind != FrameKind::Described && payload > 0 && payload < decoded,
+            Encoding::Zstd => !self.kind.is_described() && payload > 0 && payload < decoded,
         };
         if !fits {
             return Err(WireError::TooLong { what: "payload", len: payload, limit: decoded });
@@ -256,7 +306,7 @@ impl FrameHeader {
     /// `Hash` when they differ.
     pub fn verify(&self, payload: &[u8]) -> Result<(), WireError> {
         let matches = payload.len() == self.decoded_len()
-            && run_hash(self.image, self.range, &self.zero_mask, payload) == self.hash;
+            && frame_hash(self.kind, self.image, self.range, &self.zero_mask, payload) == self.hash;
         if matches { Ok(()) } else { Err(WireError::Hash) }
     }
 }
@@ -264,6 +314,16 @@ impl FrameHeader {
 /// Whether bit `bit` (below 256) of a zero mask is set.
 pub fn mask_bit(mask: &[u64; 4], bit: u64) -> bool {
     mask[(bit / 64) as usize] >> (bit % 64) & 1 == 1
+}
+
+/// Bits of a mask that are set.
+pub fn mask_len(mask: &[u64; 4]) -> u64 {
+    mask.iter().map(|word| u64::from(word.count_ones())).sum()
+}
+
+/// Sets bit `bit` (below 256) of a mask.
+pub fn set_mask_bit(mask: &mut [u64; 4], bit: u64) {
+    mask[(bit / 64) as usize] |= 1 << (bit % 64);
 }
 
 #[cfg(test)]
@@ -349,6 +409,33 @@ mod tests {
         );
         let long = FrameHeader { range: BlockRange::new(0, 272), payload_len: 17 * 32, ..header };
         assert!(decode(FrameHeader { zero_mask: [0; 4], ..long }).is_err());
+    }
+
+    #[test]
+    fn described_blocks_and_a_part_say_what_their_payload_is() {
+        let range = BlockRange::new(33, 5);
+        let mask = [0b00110, 0, 0, 0];
+        let frame = |kind, payload: &[u8]| FrameHeader {
+            kind,
+            hash: frame_hash(kind, ImageIndex(3), range, &mask, payload),
+            ..sample(payload, mask, range)
+        };
+        let decode = |header: FrameHeader| FrameHeader::decode(&header.encode());
+        let hashes = [5u8; 3 * PIECE_HASH_LEN];
+        let described = frame(FrameKind::DescribedBlocks, &hashes);
+        assert_eq!((decode(described), described.encode()[2]), (Ok(described), 4));
+        assert_eq!((described.verify(&hashes), described.data_blocks()), (Ok(()), 0));
+        let packed = FrameHeader { encoding: Encoding::Zstd, payload_len: 5, ..described };
+        assert!(decode(packed).is_err(), "hashes are not compressed");
+        let bytes = [7u8; 3 * 4096];
+        let part = frame(FrameKind::Part, &bytes);
+        assert_eq!((decode(part), part.encode()[2]), (Ok(part), 5));
+        assert_eq!((part.verify(&bytes), part.data_blocks()), (Ok(()), 3));
+        assert!(decode(FrameHeader { payload_len: 5 * 4096, ..part }).is_err());
+        let none = FrameHeader { zero_mask: [0b11111, 0, 0, 0], payload_len: 0, ..part };
+        assert!(decode(none).is_err(), "a part of nothing");
+        let run = FrameHeader { kind: FrameKind::Run, ..part };
+        assert_eq!(run.verify(&bytes), Err(WireError::Hash), "it is not taken for a run");
     }
 
     proptest! {

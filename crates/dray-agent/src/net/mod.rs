@@ -43,6 +43,7 @@ pub const FEATURES: [&str; 8] = [
     "zstd",
     dray_wire::control::FEATURE_BACKFILL_ORDER,
     dray_wire::control::FEATURE_BACKUP_GENERATIONS,
+    dray_wire::control::FEATURE_BASIS,
     dray_wire::control::FEATURE_HURRY,
     dray_wire::control::FEATURE_REUSE,
     dray_wire::request::FEATURE_HOLDINGS,

@@ -25,6 +25,16 @@ pub enum SendKind {
     Described,
     /// Content that was kept when it was described under this tag.
     Kept(u64),
+    /// The hashes of the blocks of a range that was kept when it was described under this tag; it is
+    /// kept under the new one.
+    DescribedBlocks(u64),
+    /// Blocks of a range whose blocks were described under this tag.
+    Part {
+        /// The tag.
+        of: u64,
+        /// Bit `i` set: block `i` of the range is sent.
+        blocks: [u64; 4],
+    },
 }
 
 /// One frame to be made and sent.

@@ -31,6 +31,16 @@ pub trait RunSink: Send + Sync {
         let _ = hashes;
         self.mismatch(header);
     }
+    /// Described blocks: `hashes` are those of the blocks that are not all zeros, in order.
+    fn described_blocks(&self, header: &FrameHeader, hashes: &[u8]) {
+        let _ = hashes;
+        self.mismatch(header);
+    }
+    /// A part of a run: `payload` holds the blocks that are not in the mask, in order.
+    fn part(&self, header: &FrameHeader, payload: &[u8]) {
+        let _ = payload;
+        self.mismatch(header);
+    }
     /// The stream ended; `None` when the peer finished it in order.
     fn ended(&self, why: Option<NetError>);
 }
@@ -120,7 +130,7 @@ impl Reader {
                 self.stats.zero_blocks.fetch_add(header.range.len, Relaxed);
                 self.finish(&header, 0);
             }
-            FrameKind::Run | FrameKind::Described => {
+            _ => {
                 let decoded = self.payload(&header)?;
                 self.finish(&header, decoded);
             }
@@ -147,12 +157,14 @@ impl Reader {
             return Err(NetError::new(NetErrorKind::Protocol, what));
         }
         let stats = &self.stats;
-        if header.kind == FrameKind::Described {
+        if header.kind.is_described() {
             return Ok(len);
         }
         let data = header.data_blocks();
         stats.data_blocks.fetch_add(data, Relaxed);
-        stats.zero_blocks.fetch_add(header.range.len - data, Relaxed);
+        if header.kind == FrameKind::Run {
+            stats.zero_blocks.fetch_add(header.range.len - data, Relaxed);
+        }
         if header.encoding == Encoding::Raw {
             stats.raw_bytes.fetch_add(len as u64, Relaxed);
             return Ok(len);
@@ -174,6 +186,8 @@ impl Reader {
             FrameKind::Run => self.sink.run(header, payload),
             FrameKind::Zero => self.sink.zero(header),
             FrameKind::Described => self.sink.described(header, payload),
+            FrameKind::DescribedBlocks => self.sink.described_blocks(header, payload),
+            FrameKind::Part => self.sink.part(header, payload),
         }
     }
 }

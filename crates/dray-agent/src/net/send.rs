@@ -3,15 +3,17 @@
 //! One thread per stream. A run is read into the memory that is written from; the only copies are
 //! the kernel's, the cipher's, and the moving together of blocks when some are zeros.
 
+mod described;
+
 use crate::net::compress::Chooser;
 use crate::net::error::{NetError, NetErrorKind};
 use crate::net::queue::{JobQueue, SendJob, SendKind};
 use crate::net::stats::NetStats;
 use crate::net::stream::{BlockingStream, Closer, Stream};
-use crate::net::zeros::{RunBuffer, is_zero, squeeze, zero_mask};
+use crate::net::zeros::{RunBuffer, squeeze};
 use crate::pace::Pacer;
-use dray_types::{BLOCK_SIZE, BlockRange, ImageIndex, MAX_RUN_BLOCKS};
-use dray_wire::frame::{MAX_PAYLOAD, MAX_ZERO_BLOCKS, PIECE_BLOCKS, run_hash};
+use dray_types::{BlockRange, ImageIndex, MAX_RUN_BLOCKS};
+use dray_wire::frame::{MAX_PAYLOAD, MAX_ZERO_BLOCKS, frame_hash, run_hash};
 use dray_wire::{Encoding, FrameHeader, FrameKind};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -193,6 +195,8 @@ impl Worker {
             SendKind::Run => self.send_run(job),
             SendKind::Described => self.describe(job),
             SendKind::Kept(of) => self.send_kept(job, of),
+            SendKind::DescribedBlocks(of) => self.describe_blocks(job, of),
+            SendKind::Part { of, blocks } => self.send_part(job, of, blocks),
         }
     }
 
@@ -230,58 +234,26 @@ impl Worker {
         self.setup.source.read(job.image, job.range, bytes).map_err(Failed::Unreadable)
     }
 
-    /// Reads a run, keeps it and sends its hashes.
-    fn describe(&mut self, job: &SendJob) -> Result<(), Failed> {
-        let range = job.range;
-        if range.is_empty() || range.len > MAX_RUN_BLOCKS || !range.len.is_multiple_of(PIECE_BLOCKS)
-        {
-            let why = format!("a run of {} blocks cannot be described", range.len);
-            return Err(Failed::Unreadable(why));
-        }
-        self.read(job)?;
-        let bytes = self.run.bytes(range.byte_len() as usize);
-        let zero_mask = zero_mask(bytes);
-        let piece = (PIECE_BLOCKS * BLOCK_SIZE) as usize;
-        let some = bytes.chunks_exact(piece).filter(|piece| !is_zero(piece));
-        let hashes: Vec<u8> = some.flat_map(|piece| *blake3::hash(piece).as_bytes()).collect();
-        // Before the hashes go, or the answer could come first.
-        self.setup.queue.kept.keep(job.tag, range, bytes.to_vec());
-        let payload = self.run.bytes(hashes.len());
-        payload.copy_from_slice(&hashes);
-        let header = FrameHeader {
-            kind: FrameKind::Described,
-            encoding: Encoding::Raw,
-            image: job.image,
-            epoch: job.epoch,
-            tag: job.tag,
-            range,
-            zero_mask,
-            payload_len: hashes.len() as u32,
-            hash: run_hash(job.image, range, &zero_mask, payload),
-        };
-        self.write(job, &header, Encoding::Raw, hashes.len())?;
-        self.setup.stats.hash_bytes.fetch_add(hashes.len() as u64, Relaxed);
-        Ok(())
-    }
-
-    /// Sends what the target lacks of a described run, as it was read then.
-    fn send_kept(&mut self, job: &SendJob, of: u64) -> Result<(), Failed> {
-        let began = Instant::now();
-        let bytes = self.run.bytes(job.range.byte_len() as usize);
-        if !self.setup.queue.kept.take(of, job.range, bytes) {
-            // What was written meanwhile is dirty, and goes again whatever is sent here.
-            self.read(job)?;
-        }
-        self.send_content(job, began)
-    }
-
     fn send_content(&mut self, job: &SendJob, began: Instant) -> Result<(), Failed> {
         let bytes = self.run.bytes(job.range.byte_len() as usize);
         let (zero_mask, kept) = squeeze(bytes);
-        let hash = run_hash(job.image, job.range, &zero_mask, &bytes[..kept]);
+        self.send_squeezed(job, FrameKind::Run, zero_mask, kept, began)
+    }
+
+    /// Sends a frame of the blocks that are not in the mask, which lie together at the front.
+    fn send_squeezed(
+        &mut self,
+        job: &SendJob,
+        kind: FrameKind,
+        zero_mask: [u64; 4],
+        kept: usize,
+        began: Instant,
+    ) -> Result<(), Failed> {
+        let content = self.run.bytes(kept);
+        let hash = frame_hash(kind, job.image, job.range, &zero_mask, content);
         let payload = self.pack(kept);
         let header = FrameHeader {
-            kind: FrameKind::Run,
+            kind,
             encoding: payload.encoding,
             image: job.image,
             epoch: job.epoch,
@@ -350,7 +322,9 @@ impl Worker {
         let stats = &self.setup.stats;
         let data = header.data_blocks();
         stats.data_blocks.fetch_add(data, Relaxed);
-        stats.zero_blocks.fetch_add(header.range.len - data, Relaxed);
+        if header.kind == FrameKind::Run {
+            stats.zero_blocks.fetch_add(header.range.len - data, Relaxed);
+        }
         match header.encoding {
             Encoding::Raw => {
                 stats.raw_bytes.fetch_add(kept as u64, Relaxed);

@@ -1,6 +1,7 @@
 //! Runs without their zero blocks: which blocks are all zeros, and the others moved together.
 
 use dray_types::BLOCK_SIZE;
+use dray_wire::frame::{mask_bit, set_mask_bit};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// A block on a page's boundary, as direct I/O wants it.
@@ -47,8 +48,22 @@ pub fn zero_mask(run: &[u8]) -> [u64; 4] {
 /// the mask of zero blocks and the number of bytes that are left.
 pub fn squeeze(run: &mut [u8]) -> ([u64; 4], usize) {
     let mask = zero_mask(run);
-    if mask == [0; 4] {
-        return (mask, run.len());
+    (mask, close_up(run, &mask))
+}
+
+/// Moves those blocks of a run together at the front that `wanted` names. Returns the mask of the
+/// others and the number of bytes that are left.
+pub fn squeeze_to(run: &mut [u8], wanted: &[u64; 4]) -> ([u64; 4], usize) {
+    let mut mask = [0u64; 4];
+    let others = (0..run.len() / BLOCK_SIZE as usize).map(|nth| nth as u64);
+    others.filter(|&nth| !mask_bit(wanted, nth)).for_each(|nth| set_mask_bit(&mut mask, nth));
+    (mask, close_up(run, &mask))
+}
+
+/// Moves the blocks that are not in the mask together; how many bytes they are.
+fn close_up(run: &mut [u8], mask: &[u64; 4]) -> usize {
+    if *mask == [0; 4] {
+        return run.len();
     }
     let mut kept = 0;
     let block = BLOCK_SIZE as usize;
@@ -60,7 +75,7 @@ pub fn squeeze(run: &mut [u8]) -> ([u64; 4], usize) {
             kept += block;
         }
     }
-    (mask, kept)
+    kept
 }
 
 #[cfg(test)]
@@ -92,6 +107,9 @@ mod tests {
         let wanted: Vec<u8> = (0..=255).filter(|index| index % 3 != 0).collect();
         assert_eq!(order, wanted);
         assert_eq!(squeeze(&mut run[..4096]), ([0; 4], 4096));
+        let (mask, kept) = squeeze_to(&mut run[..5 * 4096], &[0b01010, 0, 0, 0]);
+        assert_eq!((mask, kept), ([0b10101, 0, 0, 0], 2 * 4096));
+        assert_eq!((run[7], run[4096 + 7]), (2, 5));
     }
 
     #[test]

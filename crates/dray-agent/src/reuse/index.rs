@@ -14,8 +14,8 @@ const HALF: usize = 1 << 18;
 pub(super) type Key = [u8; 16];
 
 /// A piece of a file.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Spot {
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Spot {
     pub(super) file: u32,
     pub(super) piece: u32,
 }

@@ -13,11 +13,13 @@
 mod builder;
 mod files;
 mod index;
+mod leads;
 mod store;
 mod wanted;
 
 pub use files::FileRef;
-pub use wanted::{PATIENCE, Wanted};
+pub use index::Spot;
+pub use wanted::{Lacking, PATIENCE, Wanted};
 
 use crate::config::Config;
 use crate::registry::Registry;
@@ -25,7 +27,8 @@ use dray_image::runs;
 use dray_types::{BLOCK_SIZE, BlockRange};
 use dray_wire::frame::{PIECE_BLOCKS, PieceHash};
 use files::Files;
-use index::{Index, Spot};
+use index::Index;
+use leads::AllLeads;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::Path;
@@ -54,6 +57,7 @@ pub struct Reuse {
     index: Index,
     /// What peers were told to send and has not arrived.
     pub wanted: Wanted,
+    leads: Mutex<AllLeads>,
     /// Migrations away from here by peer, for sources: who else sends there.
     moving: Mutex<HashMap<String, usize>>,
     /// What came of asking.
@@ -74,6 +78,7 @@ impl Reuse {
             config,
             index: Index::new(store),
             wanted: Wanted::default(),
+            leads: Mutex::default(),
             moving: Mutex::default(),
             looks: Looks::default(),
         })
@@ -115,10 +120,10 @@ impl Reuse {
     }
 
     /// Fills `out`, a piece long, with content that has this hash, if there is some in a pool that
-    /// `peer` may use. Entries that prove wrong are dropped.
-    pub fn find(&self, peer: &str, hash: &PieceHash, out: &mut [u8]) -> bool {
+    /// `peer` may use; where it was. Entries that prove wrong are dropped.
+    pub fn find(&self, peer: &str, hash: &PieceHash, out: &mut [u8]) -> Option<Spot> {
         self.looks.asked.fetch_add(1, Relaxed);
-        self.index.get(hash).any(|spot| self.is_at(peer, hash, spot, out))
+        self.index.get(hash).find(|spot| self.is_at(peer, hash, *spot, out))
     }
 
     fn is_at(&self, peer: &str, hash: &PieceHash, spot: Spot, out: &mut [u8]) -> bool {
@@ -129,8 +134,7 @@ impl Reuse {
         if !self.may_see(peer, &path) {
             return false;
         }
-        let range = BlockRange::new(u64::from(spot.piece) * PIECE_BLOCKS, PIECE_BLOCKS);
-        let read = runs::read_run(&*file, range, out);
+        let read = runs::read_run(&*file, spot.range(), out);
         if read.is_ok() && blake3::hash(out).as_bytes() == hash {
             self.looks.found.fetch_add(1, Relaxed);
             return true;
@@ -140,17 +144,52 @@ impl Reuse {
         false
     }
 
+    /// Fills `out`, a piece long, with whatever is there, for somebody who compares it; false when
+    /// there is nothing that `peer` may see.
+    pub fn read(&self, peer: &str, spot: Spot, out: &mut [u8]) -> bool {
+        let file = self.files.open(spot.file).filter(|(_, path)| self.may_see(peer, path));
+        file.is_some_and(|(file, _)| runs::read_run(&*file, spot.range(), out).is_ok())
+    }
+
+    /// Whether content with this hash is there; `out` is memory for a piece.
+    pub fn has(&self, peer: &str, spot: Spot, hash: &PieceHash, out: &mut [u8]) -> bool {
+        self.has_data(peer, spot)
+            && self.read(peer, spot, out)
+            && blake3::hash(out).as_bytes() == hash
+    }
+
+    /// Whether something that `peer` may see is there: neither a hole nor past the end.
+    pub fn has_data(&self, peer: &str, spot: Spot) -> bool {
+        let file = self.files.open(spot.file).filter(|(_, path)| self.may_see(peer, path));
+        file.is_some_and(|(file, _)| {
+            runs::data_blocks(&*file, spot.range()).is_ok_and(|blocks| !blocks.is_empty())
+        })
+    }
+
+    /// The two places hold, or will hold, the same.
+    pub fn alike(&self, one: Spot, other: Spot) {
+        self.leads.lock().unwrap_or_else(PoisonError::into_inner).alike(one, other);
+    }
+
+    /// Places that probably hold something similar, the best first.
+    pub fn similar(&self, spot: Spot) -> Vec<Spot> {
+        self.leads.lock().unwrap_or_else(PoisonError::into_inner).of(spot)
+    }
+
+    /// The place of a piece of `file`.
+    pub fn spot(&self, file: &FileRef, piece: u64) -> Option<Spot> {
+        Some(Spot { file: self.files.number(file), piece: u32::try_from(piece).ok()? })
+    }
+
     fn may_see(&self, peer: &str, path: &Path) -> bool {
         let Some(peer) = self.config.peer(peer) else { return false };
         let pools = self.config.pools.iter().filter(|pool| peer.may_use(&pool.name));
         pools.into_iter().any(|pool| pool.holds(path))
     }
 
-    /// Content with this hash is in piece `piece` of `file`, as far as anybody knows.
-    pub fn remember(&self, hash: &PieceHash, file: &FileRef, piece: u64) {
-        let Ok(piece) = u32::try_from(piece) else { return };
-        let file = self.files.number(file);
-        self.index.insert(hash, Spot { file, piece });
+    /// Content with this hash is there, as far as anybody knows.
+    pub fn remember(&self, hash: &PieceHash, spot: Spot) {
+        self.index.insert(hash, spot);
     }
 
     /// A migration to `peer` begins; it counts until the guard is dropped.
@@ -158,6 +197,12 @@ impl Reuse {
         let mut moving = self.moving.lock().unwrap_or_else(PoisonError::into_inner);
         *moving.entry(peer.to_owned()).or_default() += 1;
         Company { reuse: Arc::clone(self), peer: peer.to_owned() }
+    }
+}
+
+impl Spot {
+    fn range(self) -> BlockRange {
+        BlockRange::new(u64::from(self.piece) * PIECE_BLOCKS, PIECE_BLOCKS)
     }
 }
 

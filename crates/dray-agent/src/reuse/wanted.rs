@@ -1,6 +1,8 @@
 //! Content that is on its way: of several images that are described at the same time and have
-//! something in common, one is told to send it, and the others wait until it is here.
+//! something in common, one is told to send it, and the others wait until it is here. So do those that
+//! have something like it, of which only some blocks will have to come then.
 
+use super::index::Spot;
 use dray_wire::frame::PieceHash;
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -11,34 +13,78 @@ pub const PATIENCE: Duration = Duration::from_secs(5);
 /// Pieces on their way at most; more are simply asked for twice.
 const MOST: usize = 65_536;
 
-/// Hashes whose content somebody was told to send, and when.
+/// What somebody was told to send, and when: pieces by their hashes, and the places where they will be.
 #[derive(Default)]
-pub struct Wanted(Mutex<HashMap<PieceHash, Instant>>);
+struct Coming {
+    pieces: HashMap<PieceHash, (Spot, Instant)>,
+    places: HashMap<Spot, Instant>,
+}
+
+/// A piece that lacks.
+pub struct Lacking {
+    /// Its hash.
+    pub hash: PieceHash,
+    /// Where it will be.
+    pub place: Spot,
+    /// Where most of its blocks will be when that has come, and is not known to be already.
+    pub near: Vec<Spot>,
+}
+
+/// Content that is on its way.
+#[derive(Default)]
+pub struct Wanted(Mutex<Coming>);
+
+impl Coming {
+    fn has(&self, piece: &Lacking, now: Instant) -> bool {
+        let fresh = |since: &Instant| now.duration_since(*since) < PATIENCE;
+        self.pieces.get(&piece.hash).is_some_and(|(_, since)| fresh(since))
+            || piece.near.iter().any(|place| self.places.get(place).is_some_and(fresh))
+    }
+
+    fn make_room(&mut self, more: usize, now: Instant) -> bool {
+        if self.pieces.len() + more > MOST {
+            self.pieces.retain(|_, (_, since)| now.duration_since(*since) < PATIENCE);
+            self.places.retain(|_, since| now.duration_since(*since) < PATIENCE);
+        }
+        self.pieces.len().max(self.places.len()) + more <= MOST
+    }
+}
 
 impl Wanted {
-    /// Claims the right to ask for `pieces`, or says that some of them are on their way already, and
-    /// claims nothing. `anyway` does not wait for those. All or nothing, so that no two images
-    /// wait for each other.
-    pub fn claim(&self, pieces: &[PieceHash], anyway: bool) -> bool {
-        let mut wanted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Claims the right to ask for `pieces`, or says that some of them, or something like them, is on
+    /// its way already, and claims nothing. `anyway` does not wait for those. All or nothing, and
+    /// only what was asked for is waited for, so that no two images wait for each other.
+    pub fn claim(&self, pieces: &[Lacking], anyway: bool) -> bool {
+        let mut coming = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        let comes =
-            |hash| wanted.get(hash).is_some_and(|since| now.duration_since(*since) < PATIENCE);
-        if !anyway && pieces.iter().any(comes) {
+        if !anyway && pieces.iter().any(|piece| coming.has(piece, now)) {
             return false;
         }
-        if wanted.len() + pieces.len() > MOST {
-            wanted.retain(|_, since| now.duration_since(*since) < PATIENCE);
-        }
-        if wanted.len() + pieces.len() <= MOST {
-            wanted.extend(pieces.iter().map(|hash| (*hash, now)));
+        if coming.make_room(pieces.len(), now) {
+            coming.pieces.extend(pieces.iter().map(|piece| (piece.hash, (piece.place, now))));
+            coming.places.extend(pieces.iter().map(|piece| (piece.place, now)));
         }
         true
     }
 
+    /// Whether some of `pieces`, or something like them, is on its way.
+    pub fn comes(&self, pieces: &[Lacking]) -> bool {
+        let coming = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        pieces.iter().any(|piece| coming.has(piece, now))
+    }
+
+    /// Where content with this hash is on its way to.
+    pub fn comes_to(&self, piece: &PieceHash) -> Option<Spot> {
+        let coming = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        coming.pieces.get(piece).map(|(place, _)| *place)
+    }
+
     /// It is here, or will not come.
-    pub fn settle(&self, piece: &PieceHash) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(piece);
+    pub fn settle(&self, piece: &PieceHash, place: Spot) {
+        let mut coming = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        coming.pieces.remove(piece);
+        coming.places.remove(&place);
     }
 }
 
@@ -46,15 +92,33 @@ impl Wanted {
 mod tests {
     use super::*;
 
+    fn lacking(hash: u8, piece: u32, near: &[u32]) -> Lacking {
+        let spot = |piece| Spot { file: 1, piece };
+        let near = near.iter().copied().map(spot).collect();
+        Lacking { hash: [hash; 32], place: spot(piece), near }
+    }
+
     #[test]
     fn what_is_on_its_way_is_waited_for_and_nothing_is_claimed_meanwhile() {
         let wanted = Wanted::default();
-        let [a, b] = [[1; 32], [2; 32]];
-        assert!(wanted.claim(&[a, a], false), "the same content twice in one run is no other's");
-        assert!(!wanted.claim(&[b, a], false));
-        assert!(wanted.claim(&[b], false), "it was not claimed together with the other one");
-        assert!(wanted.claim(&[a], true));
-        wanted.settle(&a);
-        assert!(wanted.claim(&[a], false));
+        let [a, b] = [|| lacking(1, 1, &[]), || lacking(2, 2, &[])];
+        let same = [a(), lacking(1, 3, &[])];
+        assert!(wanted.claim(&same, false), "the same content twice in one run is no other's");
+        assert!(!wanted.claim(&[b(), a()], false));
+        assert!(wanted.claim(&[b()], false), "it was not claimed together with the other one");
+        assert!(wanted.claim(&[a()], true));
+        wanted.settle(&a().hash, a().place);
+        assert!(wanted.claim(&[a()], false));
+    }
+
+    #[test]
+    fn something_like_it_is_waited_for_only_when_it_was_asked_for() {
+        let wanted = Wanted::default();
+        let [a, b] = [|| lacking(1, 1, &[2]), || lacking(2, 2, &[1])];
+        assert!(wanted.claim(&[a()], false), "nobody has asked for its neighbour");
+        assert!(!wanted.claim(&[b()], false) && wanted.comes(&[b()]));
+        assert_eq!(wanted.comes_to(&a().hash), Some(a().place));
+        wanted.settle(&a().hash, a().place);
+        assert!(!wanted.comes(&[b()]) && wanted.claim(&[b()], false));
     }
 }

@@ -6,6 +6,7 @@
 use super::ImageState;
 use dray_types::{BlockRange, BlockSet};
 use dray_wire::TargetImage;
+use dray_wire::frame::mask_bit;
 
 impl ImageState {
     /// Everything but the chosen blocks is left for Backfill.
@@ -55,6 +56,14 @@ impl ImageState {
         self.blocks_resent += self.sent.intersection(range).len();
     }
 
+    /// A part of a run is sent: blocks that the mask names.
+    pub(super) fn count_part(&mut self, range: BlockRange, part: &[u64; 4]) {
+        let block = |nth: &u64| mask_bit(part, *nth);
+        for nth in (0..range.len).filter(block) {
+            self.count(BlockRange::new(range.start + nth, 1));
+        }
+    }
+
     /// A frame with these blocks is on its way.
     pub(super) fn launch(&mut self, range: BlockRange) {
         self.flying.insert(range);
@@ -102,9 +111,15 @@ pub(super) fn begin(
     if let Some(suspect) = suspect {
         // Changed or not since the target received them: they are sent again, holes included.
         for run in suspect.runs() {
-            state.todo.union_with(&have.intersection(run));
+            let doubtful = have.intersection(run);
+            state.todo.union_with(&doubtful);
+            state.in_place.union_with(&doubtful);
         }
         have.subtract(suspect);
+    }
+    if !state.base.is_empty() {
+        // Whole regions count as changed after an unclean stop, and most of each has not.
+        state.in_place.insert(whole);
     }
     // What is suspect goes again whatever the replica had: the target may have received it since.
     let mut unshared = data.clone();

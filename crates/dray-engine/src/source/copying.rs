@@ -137,7 +137,7 @@ impl Source {
         self.reuse.forget();
         for flight in std::mem::take(&mut self.in_flight).into_values() {
             if flight.kind.takes_room() {
-                self.window.lost(flight.range.byte_len());
+                self.window.lost(flight.bytes());
             }
             let state = &mut self.images[flight.image.ix()];
             state.land(flight.range);
@@ -387,7 +387,7 @@ impl Source {
             self.window.sent(range.byte_len());
         }
         self.images[image.ix()].launch(range);
-        let flight = InFlight { image, range, kind, sent_at: self.now, tries };
+        let flight = InFlight { image, range, kind, sent_at: self.now, tries, part: None };
         self.in_flight.insert(tag, flight);
         tag
     }
@@ -402,14 +402,16 @@ impl Source {
                     continue;
                 }
                 Kind::Described => self.found(flight),
+                Kind::DescribedBlocks => self.blocks_found(flight, flight.range.len),
                 Kind::Copied | Kind::Mirrored => {
-                    self.window.arrived(self.now, flight.sent_at, flight.range.byte_len());
+                    self.window.arrived(self.now, flight.sent_at, flight.bytes());
+                    self.reuse.carried(flight.bytes());
                     self.reuse.measured(self.window.rate());
                 }
                 Kind::Zero => {}
             }
             if flight.kind != Kind::Zero {
-                self.delivered(flight.range.byte_len());
+                self.delivered(flight.bytes());
             }
             self.leaves_mirror(flight);
             self.images[flight.image.ix()].arrived(flight.range);
@@ -433,9 +435,9 @@ impl Source {
         }
         self.in_flight.remove(&tag);
         if kind.takes_room() {
-            self.window.lost(range.byte_len());
+            self.window.lost(flight.bytes());
         }
-        if kind == Kind::Described {
+        if matches!(kind, Kind::Described | Kind::DescribedBlocks) {
             // A description that came damaged is not worth another one.
             self.reuse.no_answer(self.now, range.len / PIECE_BLOCKS);
             self.images[image.ix()].count(range);
@@ -469,7 +471,7 @@ impl Source {
         }
         let Some(flight) = self.in_flight.remove(&tag) else { return };
         if flight.kind.takes_room() {
-            self.window.lost(flight.range.byte_len());
+            self.window.lost(flight.bytes());
         }
         self.leaves_mirror(flight);
         let state = &mut self.images[flight.image.ix()];

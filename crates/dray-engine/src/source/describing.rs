@@ -4,12 +4,16 @@
 //! says nothing about the link's queue. What the target lacks of it stays in flight and waits in
 //! `lacking` for room; the shell has kept the content that it described, so nothing is read twice,
 //! and a write since then has made the blocks dirty as it would under any run (I3).
+//!
+//! Of what the target lacks it may have most blocks: it names such pieces, their blocks are described
+//! in turn, and what lacks of these goes as one part. Until that is acknowledged the whole range is in
+//! flight: should the session end, all of it goes again.
 
 use super::{ImageState, InFlight, Kind, Source, SourceEffect, Stage};
 use crate::order::{next_image, next_in_step};
 use crate::reuse::Way;
-use dray_types::{BlockRange, ImageIndex, MAX_RUN_BLOCKS};
-use dray_wire::frame::PIECE_BLOCKS;
+use dray_types::{BLOCK_SIZE, BlockRange, ImageIndex, MAX_RUN_BLOCKS};
+use dray_wire::frame::{PIECE_BLOCKS, mask_bit, mask_len, set_mask_bit};
 
 impl Kind {
     /// Whether such a frame takes room in the window.
@@ -57,7 +61,8 @@ impl Source {
         let Some(ix) = next else { return false };
         let image = ImageIndex(ix as u16);
         let Some(run) = self.images[ix].todo.next(MAX_RUN_BLOCKS) else { return false };
-        let way = if describes { self.reuse.way(run) } else { Way::Send(run) };
+        let in_place = &self.images[ix].in_place;
+        let way = if describes { self.reuse.way(run, in_place) } else { Way::Send(run) };
         match way {
             Way::Describe(range) if self.reuse.has_room() && self.has_frames() => {
                 self.images[ix].todo.remove(range);
@@ -82,34 +87,94 @@ impl Source {
     /// The whole of a described run was found.
     pub(super) fn found(&mut self, flight: InFlight) {
         let pieces = flight.range.len / PIECE_BLOCKS;
-        self.reuse.answer(self.now, pieces, pieces);
+        self.reuse.answer(self.now, pieces, flight.range.len, 0);
         self.images[flight.image.ix()].blocks_found += flight.range.len;
     }
 
-    /// The target lacks these pieces of a described run, and has the others.
-    pub(super) fn lack(&mut self, tag: u64, pieces: u16, out: &mut Vec<SourceEffect>) {
+    /// The target lacks these pieces of a described run, and has the others; of those that are
+    /// `near` it may have most blocks.
+    pub(super) fn lack(&mut self, tag: u64, pieces: u16, near: u16, out: &mut Vec<SourceEffect>) {
         let Some(flight) = self.in_flight.get(&tag).copied() else { return };
         if flight.kind != Kind::Described {
             return;
         }
         self.in_flight.remove(&tag);
+        // Other stages wait for what is in flight: no more questions.
+        let near = if self.stage == Stage::Copy { near } else { 0 };
         let InFlight { image, range, .. } = flight;
-        let mut found = 0;
-        for (part, lacks) in parts(range, pieces) {
-            if lacks {
-                let new = self.next_tag;
-                self.next_tag += 1;
-                let waits = InFlight { kind: Kind::Lacking, range: part, ..flight };
-                self.in_flight.insert(new, waits);
-                self.lacking.push_back((new, tag));
-            } else {
-                found += part.len;
-                self.images[image.ix()].arrived(part);
+        let (mut found, mut lacking) = (0, 0);
+        for (part, answer) in parts(range, pieces, near) {
+            match answer {
+                Answer::Found => {
+                    found += part.len;
+                    self.images[image.ix()].arrived(part);
+                }
+                Answer::Near if self.reuse.basis.tries(part.len / PIECE_BLOCKS) => {
+                    let new = self.part_of(flight, part, Kind::DescribedBlocks);
+                    out.push(SourceEffect::DescribeBlocks {
+                        tag: new,
+                        of: tag,
+                        image,
+                        range: part,
+                    });
+                }
+                Answer::Near | Answer::Lacks => {
+                    lacking += part.len;
+                    let new = self.part_of(flight, part, Kind::Lacking);
+                    self.lacking.push_back((new, tag));
+                }
             }
         }
         self.images[image.ix()].blocks_found += found;
-        self.delivered(found * dray_types::BLOCK_SIZE);
-        self.reuse.answer(self.now, range.len / PIECE_BLOCKS, found / PIECE_BLOCKS);
+        self.delivered(found * BLOCK_SIZE);
+        let answered = (found + lacking) / PIECE_BLOCKS;
+        self.reuse.answer(self.now, answered, found, lacking / PIECE_BLOCKS);
+        self.send_what_lacks(out);
+    }
+
+    /// A part of what was in flight goes on under a tag of its own.
+    fn part_of(&mut self, flight: InFlight, range: BlockRange, kind: Kind) -> u64 {
+        let tag = self.next_tag;
+        self.next_tag += 1;
+        self.in_flight.insert(tag, InFlight { kind, range, ..flight });
+        tag
+    }
+
+    /// The target has so many of the described blocks.
+    pub(super) fn blocks_found(&mut self, flight: InFlight, found: u64) {
+        let InFlight { image, range, .. } = flight;
+        let pieces = range.len / PIECE_BLOCKS;
+        let kept = if found < range.len { pieces } else { 0 };
+        self.reuse.answer(self.now, pieces, found, kept);
+        self.reuse.basis.answer(pieces, found);
+        self.images[image.ix()].blocks_found += found;
+    }
+
+    /// The target lacks these of the described blocks, and has the others in their place.
+    pub(super) fn lack_blocks(&mut self, tag: u64, blocks: [u64; 4], out: &mut Vec<SourceEffect>) {
+        let Some(flight) = self.in_flight.get(&tag).copied() else { return };
+        if flight.kind != Kind::DescribedBlocks {
+            return;
+        }
+        self.in_flight.remove(&tag);
+        let mut part = [0; 4];
+        let lacks = (0..flight.range.len).filter(|&nth| mask_bit(&blocks, nth));
+        lacks.for_each(|nth| set_mask_bit(&mut part, nth));
+        let found = flight.range.len - mask_len(&part);
+        self.blocks_found(flight, found);
+        self.delivered(found * BLOCK_SIZE);
+        if mask_len(&part) == 0 {
+            self.images[flight.image.ix()].arrived(flight.range);
+            return self.advance(out);
+        }
+        let waits = InFlight { part: Some(part), ..flight };
+        let new = self.part_of(waits, flight.range, Kind::Lacking);
+        self.lacking.push_back((new, tag));
+        self.send_what_lacks(out);
+    }
+
+    /// Goes on after an answer.
+    fn send_what_lacks(&mut self, out: &mut Vec<SourceEffect>) {
         if self.stage != Stage::Copy {
             // Other stages need not pump, and wait for what is in flight.
             while self.send_lacking(out) {}
@@ -123,11 +188,21 @@ impl Source {
         let Some(flight) = self.in_flight.get_mut(&tag) else { return true };
         flight.kind = Kind::Copied;
         flight.sent_at = self.now;
-        let InFlight { image, range, .. } = *flight;
-        self.window.sent(range.byte_len());
-        self.images[image.ix()].count(range);
+        let flight = *flight;
+        let InFlight { image, range, part, .. } = flight;
+        self.window.sent(flight.bytes());
         self.reuse.let_go(range.len / PIECE_BLOCKS);
-        out.push(SourceEffect::SendKept { tag, of, image, range });
+        let state = &mut self.images[image.ix()];
+        out.push(match part {
+            None => {
+                state.count(range);
+                SourceEffect::SendKept { tag, of, image, range }
+            }
+            Some(blocks) => {
+                state.count_part(range, &blocks);
+                SourceEffect::SendPart { tag, of, image, range, blocks }
+            }
+        });
         true
     }
 }
@@ -141,16 +216,28 @@ impl ImageState {
     }
 }
 
-/// The run cut where pieces that lack and others meet.
-fn parts(range: BlockRange, lacking: u16) -> Vec<(BlockRange, bool)> {
-    let mut parts: Vec<(BlockRange, bool)> = Vec::new();
+/// What the target said of a piece.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Answer {
+    Found,
+    Lacks,
+    Near,
+}
+
+/// The run cut where pieces meet of which the target said other things.
+fn parts(range: BlockRange, lacking: u16, near: u16) -> Vec<(BlockRange, Answer)> {
+    let mut parts: Vec<(BlockRange, Answer)> = Vec::new();
     for piece in 0..range.len / PIECE_BLOCKS {
-        let lacks = lacking >> piece & 1 == 1;
+        let answer = match (lacking >> piece & 1, near >> piece & 1) {
+            (0, _) => Answer::Found,
+            (_, 0) => Answer::Lacks,
+            _ => Answer::Near,
+        };
         match parts.last_mut() {
-            Some((part, same)) if *same == lacks => part.len += PIECE_BLOCKS,
+            Some((part, same)) if *same == answer => part.len += PIECE_BLOCKS,
             _ => {
                 let start = range.start + piece * PIECE_BLOCKS;
-                parts.push((BlockRange::new(start, PIECE_BLOCKS), lacks));
+                parts.push((BlockRange::new(start, PIECE_BLOCKS), answer));
             }
         }
     }

@@ -202,6 +202,33 @@ pub enum SourceEffect {
         /// Which blocks.
         range: BlockRange,
     },
+    /// Send the hashes of the blocks of this part of what was described and kept, whole pieces. The
+    /// content stays kept as that of this tag: until it is acknowledged, asked for by `Mismatch`, or
+    /// sent. The dirty set stays as it is, as for `SendKept`.
+    DescribeBlocks {
+        /// Names the frame.
+        tag: u64,
+        /// Tag of the description that it was a part of.
+        of: u64,
+        /// Which image.
+        image: ImageIndex,
+        /// Which blocks.
+        range: BlockRange,
+    },
+    /// Send those blocks of what was described under `of` that the mask names, as they were read
+    /// then, in one frame (`FrameKind::Part`).
+    SendPart {
+        /// Names the frame.
+        tag: u64,
+        /// Tag of the description of these blocks.
+        of: u64,
+        /// Which image.
+        image: ImageIndex,
+        /// What was described.
+        range: BlockRange,
+        /// Bit `i` set: block `i` of it is sent.
+        blocks: [u64; 4],
+    },
     /// Take all dirty blocks; answer `DirtyTaken`.
     TakeDirty {
         /// Which image.

@@ -26,7 +26,8 @@ use crate::strategy::Scheme;
 use crate::throttle::WriteLimit;
 use crate::window::{COPY_WINDOW, Window};
 use crate::{Phase, SECOND, Time};
-use dray_types::{Attempt, BlockRange, BlockSet, Epoch, ImageIndex, Schedule};
+use dray_types::{Attempt, BLOCK_SIZE, BlockRange, BlockSet, Epoch, ImageIndex, Schedule};
+use dray_wire::frame::mask_len;
 use dray_wire::{Envelope, HandedOver, ImageOffer, Open, TargetImage, ToSource, ToTarget};
 use handover::Step;
 use mirror::Progress;
@@ -64,6 +65,10 @@ struct ImageState {
     /// Blocks that the target has in a replica of an earlier generation and that nobody has written
     /// since. They are equal there as long as they are not dirty, whatever becomes of the link.
     base: BlockSet,
+    /// Blocks of which the target's file has some version in their place, of unknown age: a replica,
+    /// or what an earlier try has brought. They are described before they are sent, whatever sampling
+    /// says of other content.
+    in_place: BlockSet,
     /// Blocks to be named as zeros.
     zeros: BlockSet,
     /// Blocks that are left for Backfill.
@@ -109,6 +114,8 @@ enum Kind {
     Zero,
     /// Hashes instead of content.
     Described,
+    /// Hashes of the blocks of pieces that lack.
+    DescribedBlocks,
     /// Described, not found, and not sent yet.
     Lacking,
 }
@@ -120,6 +127,16 @@ struct InFlight {
     kind: Kind,
     sent_at: Time,
     tries: u32,
+    /// The blocks that the frame carries, a bit each, when it is not all of them: the target has
+    /// the others in their place.
+    part: Option<[u64; 4]>,
+}
+
+impl InFlight {
+    /// Bytes that the frame carries at most.
+    fn bytes(&self) -> u64 {
+        self.part.map_or(self.range.len, |part| mask_len(&part)) * BLOCK_SIZE
+    }
 }
 
 fn first_stage(scheme: Scheme) -> Stage {
@@ -381,7 +398,9 @@ impl Source {
             }
             ToSource::Failed { why } => self.target_failed(why, out),
             ToSource::Received { tags } => self.received(&tags, out),
-            ToSource::Lack { tag, pieces } => self.lack(tag, pieces, out),
+            ToSource::Lack { tag, pieces } => self.lack(tag, pieces, 0, out),
+            ToSource::Near { tag, pieces, near } => self.lack(tag, pieces, near, out),
+            ToSource::LackBlocks { tag, blocks } => self.lack_blocks(tag, blocks, out),
             ToSource::Mismatch { tag } => self.mismatch(tag, out),
             ToSource::Prepared { map_hash } => self.prepared(message.attempt, map_hash, out),
             ToSource::Serving => self.target_serving(out),

@@ -434,7 +434,9 @@ impl Target {
                 self.backfill.window.arrived(self.now, fetch.sent_at, bytes);
             }
             // Nobody describes what was asked for.
-            Arrival::Damaged | Arrival::Partly { .. } => self.postpone(fetch),
+            Arrival::Damaged | Arrival::Partly { .. } | Arrival::SomeBlocks { .. } => {
+                self.postpone(fetch);
+            }
             Arrival::Failed(why) => {
                 self.postpone(fetch);
                 self.complain(fetch, format!("writing at the target failed: {why}"), out);

@@ -26,6 +26,15 @@ pub enum Arrival {
     Partly {
         /// Bit `i` set: piece `i` of the run lacks.
         lacking: u16,
+        /// Those of them of which blocks may be here; none unless the session agreed on
+        /// `dray_wire::control::FEATURE_BASIS`.
+        near: u16,
+    },
+    /// Described blocks: they were found here and written, or are in their place already, but for
+    /// those whose bits are set.
+    SomeBlocks {
+        /// Bit `i` set: block `i` of the run lacks.
+        lacking: [u64; 4],
     },
     /// It did not match its hash; nothing was written.
     Damaged,

@@ -5,7 +5,7 @@ use crate::SECOND;
 use crate::record::TargetRecord;
 use dray_types::{Attempt, BlockRange, BlockSet, ImageIndex};
 use dray_wire::control::MAX_TAGS;
-use dray_wire::frame::PIECE_BLOCKS;
+use dray_wire::frame::{PIECE_BLOCKS, mask_bit};
 use dray_wire::{ImageHandover, ImageOffer, MapHash, TargetImage, ToSource};
 
 /// Progress is made durable this often, in nanoseconds: what a crash of the target costs at most.
@@ -51,12 +51,18 @@ impl Target {
                     self.acknowledge(out);
                 }
             }
-            Arrival::Partly { lacking } => {
-                let Some(have) = self.have.get_mut(image.ix()) else { return };
-                let found = found_pieces(range, lacking);
-                have.union_with(&found);
-                self.unsaved[image.ix()].union_with(&found);
-                self.send(ToSource::Lack { tag, pieces: lacking }, out);
+            Arrival::Partly { lacking, near } => {
+                let pieces = lacking;
+                self.found(image, &found_pieces(range, lacking));
+                let answer = match near {
+                    0 => ToSource::Lack { tag, pieces },
+                    near => ToSource::Near { tag, pieces, near },
+                };
+                self.send(answer, out);
+            }
+            Arrival::SomeBlocks { lacking } => {
+                self.found(image, &found_blocks(range, &lacking));
+                self.send(ToSource::LackBlocks { tag, blocks: lacking }, out);
             }
             Arrival::Damaged => self.send(ToSource::Mismatch { tag }, out),
             Arrival::Failed(why) => {
@@ -66,6 +72,14 @@ impl Target {
                 }
                 self.fail(why, out);
             }
+        }
+    }
+
+    /// These blocks of a described run are here.
+    fn found(&mut self, image: ImageIndex, blocks: &BlockSet) {
+        if let Some(have) = self.have.get_mut(image.ix()) {
+            have.union_with(blocks);
+            self.unsaved[image.ix()].union_with(blocks);
         }
     }
 
@@ -239,6 +253,12 @@ fn found_pieces(range: BlockRange, lacking: u16) -> BlockSet {
     let piece = |nth| BlockRange::new(range.start + nth * PIECE_BLOCKS, PIECE_BLOCKS);
     let nths = 0..range.len / PIECE_BLOCKS;
     nths.filter(|nth| lacking >> nth & 1 == 0).map(piece).collect()
+}
+
+/// The blocks of a described run that do not lack.
+fn found_blocks(range: BlockRange, lacking: &[u64; 4]) -> BlockSet {
+    let nths = (0..range.len).filter(|&nth| !mask_bit(lacking, nth));
+    nths.map(|nth| BlockRange::new(range.start + nth, 1)).collect()
 }
 
 fn received_records(blocks: Vec<BlockSet>) -> Vec<TargetRecord> {

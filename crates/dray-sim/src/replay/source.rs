@@ -112,7 +112,10 @@ impl World {
             SourceEffect::Journal(_) | SourceEffect::Retire | SourceEffect::Restore => {}
             SourceEffect::Notice(notice) => self.source_notice(notice),
             // Nothing is ever said to be reusable here.
-            SourceEffect::Describe { .. } | SourceEffect::SendKept { .. } => {}
+            SourceEffect::Describe { .. }
+            | SourceEffect::SendKept { .. }
+            | SourceEffect::DescribeBlocks { .. }
+            | SourceEffect::SendPart { .. } => {}
             SourceEffect::Throttle { limit } => source.throttle.set(Time(self.now), limit),
         }
     }

@@ -69,6 +69,12 @@ impl SourceLoop {
             SourceEffect::SendKept { tag, of, image, range } => {
                 self.push(tag, image, range, false, SendKind::Kept(of));
             }
+            SourceEffect::DescribeBlocks { tag, of, image, range } => {
+                self.push(tag, image, range, false, SendKind::DescribedBlocks(of));
+            }
+            SourceEffect::SendPart { tag, of, image, range, blocks } => {
+                self.push(tag, image, range, false, SendKind::Part { of, blocks });
+            }
             SourceEffect::SendZero { tag, image, range } => {
                 self.push(tag, image, range, false, SendKind::Zero);
             }

@@ -39,7 +39,9 @@ impl SourceLoop {
             ToSource::Received { tags } if kept.bytes() > 0 => {
                 tags.iter().for_each(|&tag| kept.let_go(tag));
             }
-            ToSource::Lack { tag, pieces } => kept.lack(*tag, *pieces),
+            ToSource::Lack { tag, pieces } | ToSource::Near { tag, pieces, .. } => {
+                kept.lack(*tag, *pieces);
+            }
             ToSource::Mismatch { tag } => kept.let_go(*tag),
             _ => {}
         }

@@ -2,10 +2,13 @@
 //! data behind it on the stream does not wait for the disk.
 //!
 //! A run of which something is just on its way to here, because another image has it too, waits in
-//! its thread until that has come ([`crate::reuse::Wanted`]).
+//! its thread until that has come ([`crate::reuse::Wanted`]). So does one of which something similar
+//! is: of what lacks then only some blocks will have to be sent ([`super::basis`]).
 
+use super::basis::BlockJob;
 use super::sink::Sink;
-use crate::reuse::{PIECE_BYTES, Reuse};
+use crate::net::zeros::RunBuffer;
+use crate::reuse::{Lacking, PIECE_BYTES};
 use dray_types::{BLOCK_SIZE, BlockRange};
 use dray_wire::FrameHeader;
 use dray_wire::frame::{PIECE_BLOCKS, PIECE_HASH_LEN, PieceHash, mask_bit};
@@ -20,6 +23,30 @@ const WAITING: usize = 512;
 /// How often it is looked whether what is on its way has come.
 const LOOK: Duration = Duration::from_millis(3);
 
+/// Where something similar is in so many places, no other one is waited for: with two of them nearly
+/// all is found.
+const ENOUGH: usize = 2;
+
+/// What the threads do.
+pub(super) enum Task {
+    /// Looks for pieces.
+    Pieces(Job),
+    /// Looks for blocks.
+    Blocks(BlockJob),
+}
+
+impl From<Job> for Task {
+    fn from(job: Job) -> Self {
+        Self::Pieces(job)
+    }
+}
+
+impl From<BlockJob> for Task {
+    fn from(job: BlockJob) -> Self {
+        Self::Blocks(job)
+    }
+}
+
 /// A described run.
 pub(super) struct Job {
     pub(super) session: u64,
@@ -29,30 +56,88 @@ pub(super) struct Job {
     /// The content, as far as it was found; empty before anything was.
     content: Vec<u8>,
     since: Instant,
+    /// The session agreed to describe blocks.
+    basis: bool,
+    /// What lacks, as of the last look.
+    lacks: Vec<Lacking>,
+    /// Pieces that are in their own place already: nothing is written there. A bit each; none before
+    /// the first look.
+    in_place: Option<u16>,
+    /// Pieces that lack and of which blocks may be here.
+    pub(super) near: u16,
 }
 
 impl Job {
-    fn new(session: u64, header: &FrameHeader, hashes: &[u8]) -> Self {
+    pub(super) fn new(session: u64, header: &FrameHeader, hashes: &[u8], basis: bool) -> Self {
         let zeros = header.zero_pieces();
         let pieces = (header.range.len / PIECE_BLOCKS) as usize;
         let some = (0..pieces).filter(|piece| zeros >> piece & 1 == 0);
         let hashes = hashes.chunks_exact(PIECE_HASH_LEN);
         let hash = |bytes: &[u8]| PieceHash::try_from(bytes).unwrap_or_default();
         let open = some.zip(hashes).map(|(piece, bytes)| (piece, hash(bytes))).collect();
-        Self { session, header: *header, open, content: Vec::new(), since: Instant::now() }
+        let (content, lacks) = (Vec::new(), Vec::new());
+        Self {
+            session,
+            header: *header,
+            open,
+            content,
+            since: Instant::now(),
+            basis,
+            lacks,
+            in_place: None,
+            near: 0,
+        }
+    }
+
+    /// Compares with what the image's file holds in the pieces' own places: a replica's, or what an
+    /// earlier try has brought.
+    fn look_in_place(&mut self, sink: &Sink, piece_of: &mut [u8]) {
+        let (reuse, peer) = sink.reuse();
+        let FrameHeader { image, range, .. } = self.header;
+        let mut here = 0;
+        self.open.retain(|(piece, hash)| {
+            let place = sink.spot(image, range.start / PIECE_BLOCKS + *piece as u64);
+            if let (Some(place), Some(same)) = (place, reuse.wanted.comes_to(hash)) {
+                reuse.alike(place, same);
+            }
+            let own = sink.own_place(image, range.start / PIECE_BLOCKS + *piece as u64);
+            let is = own.is_some_and(|own| reuse.has(peer, own, hash, piece_of));
+            here |= u16::from(is) << piece;
+            !is
+        });
+        self.in_place = Some(here);
     }
 
     /// Looks for what was not found yet.
-    fn look(&mut self, reuse: &Reuse, peer: &str, piece_of: &mut [u8]) {
-        let (content, len) = (&mut self.content, self.header.range.byte_len() as usize);
+    fn look(&mut self, sink: &Sink, piece_of: &mut [u8]) {
+        if self.in_place.is_none() {
+            self.look_in_place(sink, piece_of);
+        }
+        let (reuse, peer) = sink.reuse();
+        let FrameHeader { image, range, .. } = self.header;
+        let (content, len) = (&mut self.content, range.byte_len() as usize);
+        let first = range.start / PIECE_BLOCKS;
         self.open.retain(|(piece, hash)| {
-            if !reuse.find(peer, hash, piece_of) {
-                return true;
+            let Some(at) = reuse.find(peer, hash, piece_of) else { return true };
+            if let Some(place) = sink.spot(image, first + *piece as u64) {
+                reuse.alike(place, at);
             }
             content.resize(len, 0);
             content[piece * PIECE_BYTES..(piece + 1) * PIECE_BYTES].copy_from_slice(piece_of);
             false
         });
+        let mut near = 0;
+        let lacking = |(piece, hash): &(usize, PieceHash)| {
+            let nth = first + *piece as u64;
+            let place = sink.spot(image, nth)?;
+            let all = if self.basis { reuse.similar(place) } else { Vec::new() };
+            let here = all.iter().filter(|spot| reuse.has_data(peer, **spot)).take(ENOUGH).count();
+            let own = self.basis && sink.own_place(image, nth).is_some();
+            near |= u16::from(own || here > 0) << piece;
+            Some(Lacking { hash: *hash, place, near: if here < ENOUGH { all } else { Vec::new() } })
+        };
+        self.lacks = self.open.iter().filter_map(lacking).collect();
+        self.near = near;
     }
 
     /// The pieces that lack, a bit each.
@@ -60,18 +145,18 @@ impl Job {
         self.open.iter().fold(0, |all, (piece, _)| all | 1 << piece)
     }
 
-    /// What lacks: first block and hash.
-    pub(super) fn lacks(&self) -> impl Iterator<Item = (u64, PieceHash)> + '_ {
-        let start = self.header.range.start;
-        self.open.iter().map(move |(piece, hash)| (start + *piece as u64 * PIECE_BLOCKS, *hash))
+    /// What lacks.
+    pub(super) fn lacks(&self) -> impl Iterator<Item = &Lacking> {
+        self.lacks.iter()
     }
 
-    /// What was found, cut where something lacks and where data and zeros meet: none for zeros.
+    /// What has to be written, cut where that ends and where data and zeros meet: none for zeros.
     pub(super) fn parts(&self) -> Vec<(BlockRange, Option<&[u8]>)> {
         let (range, lacking) = (self.header.range, self.lacking());
+        let stays = lacking | self.in_place.unwrap_or(0);
         let kind = |at: u64| {
-            let lacks = lacking >> (at / PIECE_BLOCKS) & 1 == 1;
-            (!lacks).then(|| mask_bit(&self.header.zero_mask, at))
+            let stays = stays >> (at / PIECE_BLOCKS) & 1 == 1;
+            (!stays).then(|| mask_bit(&self.header.zero_mask, at))
         };
         let mut parts = Vec::new();
         let mut at = 0;
@@ -95,18 +180,13 @@ impl Job {
 /// The threads, once something was described.
 #[derive(Default)]
 pub(super) struct Finder {
-    threads: Mutex<Vec<SyncSender<Job>>>,
+    threads: Mutex<Vec<SyncSender<Task>>>,
 }
 
 impl Finder {
-    /// Hands a description over; waits when too many do. False when nobody can look it up.
-    pub(super) fn describe(
-        &self,
-        sink: &Arc<Sink>,
-        session: u64,
-        header: &FrameHeader,
-        hashes: &[u8],
-    ) -> bool {
+    /// Hands what was described under `tag` over; waits when too many do. False when nobody can look
+    /// it up.
+    pub(super) fn look(&self, sink: &Arc<Sink>, tag: u64, task: impl FnOnce() -> Task) -> bool {
         let thread = {
             let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
             if threads.is_empty() {
@@ -115,9 +195,9 @@ impl Finder {
             if threads.is_empty() {
                 return false;
             }
-            threads[header.tag as usize % threads.len()].clone()
+            threads[tag as usize % threads.len()].clone()
         };
-        thread.send(Job::new(session, header, hashes)).is_ok()
+        thread.send(task()).is_ok()
     }
 
     /// Ends the threads when they have done what waits.
@@ -126,7 +206,7 @@ impl Finder {
     }
 }
 
-fn start(sink: &Arc<Sink>) -> Vec<SyncSender<Job>> {
+fn start(sink: &Arc<Sink>) -> Vec<SyncSender<Task>> {
     let one = |_| {
         let (jobs, queue) = sync_channel(WAITING);
         let sink = Arc::clone(sink);
@@ -137,8 +217,9 @@ fn start(sink: &Arc<Sink>) -> Vec<SyncSender<Job>> {
     (0..THREADS).filter_map(one).collect()
 }
 
-fn work(sink: &Arc<Sink>, queue: &Receiver<Job>) {
-    let mut piece = crate::net::zeros::RunBuffer::new(PIECE_BLOCKS);
+fn work(sink: &Sink, queue: &Receiver<Task>) {
+    let mut memory = RunBuffer::new(PIECE_BLOCKS);
+    let piece = memory.bytes(PIECE_BYTES);
     let mut waiting: Vec<Job> = Vec::new();
     loop {
         let next = if waiting.is_empty() {
@@ -146,23 +227,35 @@ fn work(sink: &Arc<Sink>, queue: &Receiver<Job>) {
         } else {
             queue.recv_timeout(LOOK)
         };
-        match next {
-            Ok(job) => waiting.push(job),
+        let first = match next {
+            Ok(task) => Some(task),
             Err(RecvTimeoutError::Disconnected) => return,
-            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Timeout) => None,
+        };
+        for task in first.into_iter().chain(queue.try_iter()) {
+            match task {
+                Task::Pieces(job) => waiting.push(job),
+                // What they wait for is here, or nowhere.
+                Task::Blocks(mut job) => {
+                    job.look(sink, piece);
+                    sink.blocks_found(&job);
+                }
+            }
         }
-        waiting.extend(queue.try_iter());
-        waiting.retain_mut(|job| !try_job(sink, job, piece.bytes(PIECE_BYTES)));
+        waiting.retain_mut(|job| !try_job(sink, job, piece));
     }
 }
 
 /// Looks, and answers unless something of it is on its way; true when it is answered.
 fn try_job(sink: &Sink, job: &mut Job, piece: &mut [u8]) -> bool {
-    let (reuse, peer) = sink.reuse();
-    job.look(reuse, peer, piece);
-    let open: Vec<_> = job.open.iter().map(|(_, hash)| *hash).collect();
+    let wanted = &sink.reuse().0.wanted;
     let late = job.since.elapsed() >= crate::reuse::PATIENCE || !sink.is_current(job.session);
-    if !open.is_empty() && !reuse.wanted.claim(&open, late) {
+    // Looking costs more than asking whether there is a reason to look again.
+    if !late && wanted.comes(&job.lacks) {
+        return false;
+    }
+    job.look(sink, piece);
+    if !job.lacks.is_empty() && !wanted.claim(&job.lacks, late) {
         return false;
     }
     sink.found(job);
@@ -190,7 +283,7 @@ mod tests {
             hash: 0,
         };
         let hashes: Vec<u8> = (1..=3u8).flat_map(|nth| [nth; 32]).collect();
-        let mut job = Job::new(1, &header, &hashes);
+        let mut job = Job::new(1, &header, &hashes, false);
         assert_eq!(job.lacking(), 0b0111);
         // All but the second piece is found.
         job.open.retain(|(piece, _)| *piece == 1);
@@ -198,6 +291,9 @@ mod tests {
         let parts: Vec<_> =
             job.parts().iter().map(|(r, d)| (r.start, r.len, d.is_some())).collect();
         assert_eq!(parts, [(64, 14, true), (78, 2, false), (96, 16, true), (112, 16, false)]);
-        assert_eq!(job.lacks().collect::<Vec<_>>(), [(80, [2; 32])]);
+        assert_eq!(job.lacking(), 0b0010);
+        job.in_place = Some(0b0100);
+        let parts: Vec<_> = job.parts().iter().map(|(range, _)| range.start).collect();
+        assert_eq!(parts, [64, 78, 112]);
     }
 }

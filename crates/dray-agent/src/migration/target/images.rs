@@ -140,6 +140,7 @@ impl TargetImages {
                 name: open.intent.offer.name.clone(),
                 id: open.intent.offer.id,
             },
+            sparse: open.entry.file.file().metadata().is_ok_and(|meta| meta.is_file()),
             overwritten: open
                 .intent
                 .replica

@@ -3,6 +3,7 @@
 //! [`TargetSlot`] is what the rest of the agent holds of it; effects are in [`effects`], what data
 //! streams deliver in [`sink`], what disks ask for in [`fetcher`], the last check in [`verify`].
 
+mod basis;
 mod effects;
 mod fetcher;
 mod finder;

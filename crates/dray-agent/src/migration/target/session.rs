@@ -5,7 +5,7 @@ use crate::migration::messages::{self, ToSourceShell, ToTargetShell};
 use crate::migration::source::shown_strategy;
 use crate::net::{self, ControlSender, ControlSettings, DataReceiver, Incoming, NetError};
 use dray_engine::TargetEvent;
-use dray_wire::control::FEATURE_REUSE;
+use dray_wire::control::{FEATURE_BASIS, FEATURE_REUSE};
 use dray_wire::{Envelope, StreamKind, ToSource, ToTarget};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -72,7 +72,9 @@ impl TargetSlot {
                 let stream = incoming.welcome(features).await?;
                 let stats = Arc::clone(&self.stats);
                 // The thread ends with its stream, which ends with the session.
-                drop(DataReceiver::spawn(stream, self.sink.of_session(number) as _, stats)?);
+                let basis = stream.features().iter().any(|word| word == FEATURE_BASIS);
+                let sink = self.sink.of_session(number, basis);
+                drop(DataReceiver::spawn(stream, sink as _, stats)?);
             }
             StreamKind::Memory | StreamKind::Request | StreamKind::Store | StreamKind::Replica => {
                 incoming.refuse("this stream does not belong to the disks of a migration").await;

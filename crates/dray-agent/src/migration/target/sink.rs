@@ -2,17 +2,18 @@
 //! blocks after it. Runs on the streams' threads; the loop only hears what became of each frame.
 
 use super::Input;
+use super::basis::BlockJob;
 use super::finder::{Finder, Job};
 use crate::lineage::REGION_BLOCKS;
 use crate::migration::intents::IntentFile;
 use crate::net::{NetError, RunSink};
-use crate::reuse::{FileRef, Reuse};
+use crate::reuse::{FileRef, Reuse, Spot};
 use dray_engine::TargetEvent;
 use dray_engine::target::Arrival;
 use dray_image::{Disk, FileImage, Fill, Image, IntentLog, ZeroMode};
 use dray_types::{BLOCK_SIZE, BlockRange, Epoch, ImageIndex};
-use dray_wire::FrameHeader;
 use dray_wire::frame::{PIECE_BLOCKS, PieceHash, mask_bit};
+use dray_wire::{FrameHeader, FrameKind};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
@@ -28,6 +29,8 @@ pub struct Place {
     pub len: u64,
     /// What content that arrives is known by.
     pub image: FileRef,
+    /// It shows which of its blocks were never written.
+    pub sparse: bool,
     /// Where a file that was a replica is written into: noted before it is.
     pub overwritten: Option<IntentFile>,
 }
@@ -45,9 +48,9 @@ pub struct Sink {
     reuse: Arc<Reuse>,
     /// Where the images come from.
     peer: String,
-    /// Pieces that lacked when they were described, by their first block: what arrives there has
+    /// Pieces that lacked when they were described, by where they will be: what arrives there has
     /// this hash unless it was written since.
-    described: Mutex<HashMap<(ImageIndex, u64), PieceHash>>,
+    described: Mutex<HashMap<(ImageIndex, Spot), PieceHash>>,
     /// How many there are.
     lacking: AtomicUsize,
 }
@@ -101,9 +104,9 @@ impl Sink {
         *self.session.write().unwrap_or_else(PoisonError::into_inner) = number;
     }
 
-    /// The sink of one session's data streams.
-    pub fn of_session(self: &Arc<Self>, number: u64) -> Arc<SessionSink> {
-        Arc::new(SessionSink { sink: Arc::clone(self), number })
+    /// The sink of one session's data streams; `basis`: it agreed to describe blocks.
+    pub fn of_session(self: &Arc<Self>, number: u64, basis: bool) -> Arc<SessionSink> {
+        Arc::new(SessionSink { sink: Arc::clone(self), number, basis })
     }
 
     fn deliver(&self, number: u64, header: &FrameHeader, payload: Option<&[u8]>) {
@@ -149,7 +152,9 @@ impl Sink {
         let session = self.session.read().unwrap_or_else(PoisonError::into_inner);
         // Nothing is described after the handover.
         if *session != job.session || self.owner_epoch.load(Ordering::SeqCst) > 0 {
-            return job.lacks().for_each(|(_, hash)| self.reuse.wanted.settle(&hash));
+            return job
+                .lacks()
+                .for_each(|lacks| self.reuse.wanted.settle(&lacks.hash, lacks.place));
         }
         let places = self.places.read().unwrap_or_else(PoisonError::into_inner);
         let written = place(&places, &job.header).and_then(|place| {
@@ -164,12 +169,53 @@ impl Sink {
             (Ok(()), lacking) => {
                 let mut described = self.described.lock().unwrap_or_else(PoisonError::into_inner);
                 let image = job.header.image;
-                described.extend(job.lacks().map(|(start, hash)| ((image, start), hash)));
+                described.extend(job.lacks().map(|lacks| ((image, lacks.place), lacks.hash)));
                 self.lacking.store(described.len(), Ordering::Release);
-                Arrival::Partly { lacking }
+                Arrival::Partly { lacking, near: job.near }
             }
         };
         self.report(&job.header, arrival);
+    }
+
+    /// Described blocks were looked up: what was found is written unless it is in its place already,
+    /// and the rest asked for.
+    pub(super) fn blocks_found(&self, job: &BlockJob) {
+        let session = self.session.read().unwrap_or_else(PoisonError::into_inner);
+        if *session != job.session || self.owner_epoch.load(Ordering::SeqCst) > 0 {
+            return;
+        }
+        let places = self.places.read().unwrap_or_else(PoisonError::into_inner);
+        let written = place(&places, &job.header).and_then(|place| {
+            let parts = job.parts();
+            let mut each = parts.iter();
+            each.try_for_each(|(range, data)| write_found(place, *range, *data))
+                .map(|()| place)
+                .map_err(|why| why.to_string())
+        });
+        let arrival = match (written, job.lacking) {
+            (Err(why), _) => Arrival::Failed(why),
+            (Ok(place), [0, 0, 0, 0]) => {
+                self.remember(place, &job.header);
+                Arrival::Written
+            }
+            (Ok(_), lacking) => Arrival::SomeBlocks { lacking },
+        };
+        self.report(&job.header, arrival);
+    }
+
+    /// Where the image's piece `piece` will be; none outside the images.
+    pub(super) fn spot(&self, image: ImageIndex, piece: u64) -> Option<Spot> {
+        let places = self.places.read().unwrap_or_else(PoisonError::into_inner);
+        self.reuse.spot(&places.get(image.ix())?.image, piece)
+    }
+
+    /// The same if something is there that the image's content may be compared with: what an old
+    /// block device holds is no version of it.
+    pub(super) fn own_place(&self, image: ImageIndex, piece: u64) -> Option<Spot> {
+        let places = self.places.read().unwrap_or_else(PoisonError::into_inner);
+        let place = places.get(image.ix()).filter(|p| p.sparse || p.overwritten.is_some())?;
+        let spot = self.reuse.spot(&place.image, piece)?;
+        self.reuse.has_data(&self.peer, spot).then_some(spot)
     }
 
     /// What had been described has arrived as data: content that others may have as well.
@@ -184,9 +230,10 @@ impl Sink {
             if start + PIECE_BLOCKS > range.end() {
                 break;
             }
-            if let Some(hash) = described.remove(&(header.image, start)) {
-                self.reuse.remember(&hash, &place.image, start / PIECE_BLOCKS);
-                self.reuse.wanted.settle(&hash);
+            let Some(spot) = self.reuse.spot(&place.image, start / PIECE_BLOCKS) else { break };
+            if let Some(hash) = described.remove(&(header.image, spot)) {
+                self.reuse.remember(&hash, spot);
+                self.reuse.wanted.settle(&hash, spot);
             }
         }
         self.lacking.store(described.len(), Ordering::Release);
@@ -195,7 +242,8 @@ impl Sink {
     /// What was described in an older session is described again, or sent.
     fn forget_described(&self) {
         let mut described = self.described.lock().unwrap_or_else(PoisonError::into_inner);
-        described.drain().for_each(|(_, hash)| self.reuse.wanted.settle(&hash));
+        let settle = |((_, place), hash)| self.reuse.wanted.settle(&hash, place);
+        described.drain().for_each(settle);
         self.lacking.store(0, Ordering::Release);
     }
 
@@ -226,8 +274,10 @@ fn deliver(
     }
     let Some(payload) = payload else { return zeros(place, header.range, owner) };
     let mut rest = payload;
-    for (range, zero) in parts(header) {
-        if zero {
+    for (range, masked) in parts(header) {
+        if masked && header.kind == FrameKind::Part {
+            // In its place already.
+        } else if masked {
             zeros(place, range, owner)?;
         } else {
             let (data, tail) = rest.split_at(range.byte_len() as usize);
@@ -255,7 +305,7 @@ fn note(overwritten: &IntentFile, range: BlockRange) -> dray_image::Result<()> {
     (range.start / REGION_BLOCKS..=last).try_for_each(|region| overwritten.open_region(region))
 }
 
-/// The run cut where data and zeros meet.
+/// The run cut where data and what the mask names meet.
 fn parts(header: &FrameHeader) -> impl Iterator<Item = (BlockRange, bool)> + '_ {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -293,6 +343,7 @@ fn zeros(place: &Place, range: BlockRange, owner: bool) -> dray_image::Result<()
 pub struct SessionSink {
     sink: Arc<Sink>,
     number: u64,
+    basis: bool,
 }
 
 impl RunSink for SessionSink {
@@ -305,10 +356,26 @@ impl RunSink for SessionSink {
     }
 
     fn described(&self, header: &FrameHeader, hashes: &[u8]) {
-        if !self.sink.finds() || !self.sink.finder.describe(&self.sink, self.number, header, hashes)
-        {
+        let job = || Job::new(self.number, header, hashes, self.basis);
+        if !self.sink.finds() || !self.sink.finder.look(&self.sink, header.tag, || job().into()) {
             self.mismatch(header);
         }
+    }
+
+    fn described_blocks(&self, header: &FrameHeader, hashes: &[u8]) {
+        let job = || BlockJob::new(self.number, header, hashes);
+        let finds = self.basis && self.sink.finds();
+        if !finds || !self.sink.finder.look(&self.sink, header.tag, || job().into()) {
+            self.mismatch(header);
+        }
+    }
+
+    fn part(&self, header: &FrameHeader, payload: &[u8]) {
+        // Nothing is described after the handover, so nothing of it is left to come.
+        if self.sink.owner_epoch.load(Ordering::SeqCst) > 0 {
+            return self.mismatch(header);
+        }
+        self.sink.deliver(self.number, header, Some(payload));
     }
 
     fn mismatch(&self, header: &FrameHeader) {
@@ -330,7 +397,7 @@ impl RunSink for SessionSink {
 mod tests {
     use super::*;
     use dray_types::ImageIndex;
-    use dray_wire::{Encoding, FrameKind};
+    use dray_wire::Encoding;
 
     #[test]
     fn a_run_is_cut_where_data_and_zeros_meet() {
