@@ -319,6 +319,7 @@ impl Agent {
             mode: MODE,
             len: wanted.len,
             growable: false,
+            flat: None,
             read_only: wanted.read_only,
             format: None,
             state: CopyState::Incoming,

@@ -17,6 +17,7 @@ fn note(path: &Path, id: u128) -> Released {
             mode: 0o600,
             len: 4096,
             growable: false,
+            flat: None,
             read_only: false,
             format: None,
             state: CopyState::Owner,
