@@ -5,7 +5,7 @@ use crate::api::{LinkFrom, Phase, Predicted};
 use crate::heat::ImageHeat;
 use crate::net::NetError;
 use dray_engine::plan::Load;
-use dray_image::{FileImage, runs};
+use dray_image::{Image, runs};
 use dray_types::{BitRate, BlockRange, BlockSet, ImageIndex};
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
@@ -60,8 +60,8 @@ impl Way {
 
 /// An image that moves.
 pub struct Moved<'a> {
-    /// Its file.
-    pub file: &'a FileImage,
+    /// What is in it.
+    pub image: &'a dyn Image,
     /// Its length in bytes.
     pub len: u64,
     /// What is known of its accesses, when a guest uses it here.
@@ -73,7 +73,7 @@ pub fn data(images: &[Moved]) -> Vec<BlockSet> {
     let data = |image: &Moved| {
         let whole = BlockRange::whole(image.len);
         // An image whose holes cannot be seen is data all over.
-        runs::data_blocks(image.file, whole).unwrap_or_else(|_| [whole].into_iter().collect())
+        runs::data_blocks(image.image, whole).unwrap_or_else(|_| [whole].into_iter().collect())
     };
     images.iter().map(data).collect()
 }

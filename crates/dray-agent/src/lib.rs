@@ -23,6 +23,7 @@ pub mod backup;
 pub mod batch;
 pub mod budget;
 pub mod config;
+pub mod flat;
 pub mod forecast;
 pub mod heat;
 pub mod lineage;

@@ -4,8 +4,11 @@
 //! truth about ownership and the record follows; both are read when the agent starts.
 
 use crate::config::{Config, PoolIo};
+use crate::flat::chain::Chain;
+use crate::flat::{self, Flat, FlatRecord};
 use crate::heat::ImageHeat;
 use crate::lineage::{Line, ReplicaNote, stamp_of};
+use crate::migration::intent::SourceImage;
 use crate::migration::source::unix_ms;
 use crate::released::Notes;
 use crate::store::{self, Store};
@@ -15,7 +18,7 @@ use dray_image::{
     DeviceMark, DeviceState, Disk, ErrorKind, FileImage, FileOptions, Image, ImageNames, QemuLocks,
 };
 use dray_nbd::{ExportError, ExportInfo, Exports};
-use dray_types::{BlockSet, Epoch, ImageId, MigrationId};
+use dray_types::{Ancestor, BlockSet, Epoch, ImageId, MigrationId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -47,6 +50,8 @@ pub enum Place {
     Partial,
     /// That of the copy left behind when this epoch began elsewhere.
     Replica(Epoch),
+    /// That of a chain's active image while the newer writes are in an overlay.
+    Chain,
 }
 
 /// A VM's disk that was spliced under dray while it ran, and goes back to QEMU.
@@ -95,6 +100,9 @@ pub struct ImageRecord {
     /// What a copy holds that was left behind; kept while a migration back makes the image of it.
     #[serde(default)]
     pub replica: Option<ReplicaNote>,
+    /// Set while the image is a chain, frozen under `path`, with an overlay of dray's over it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flat: Option<FlatRecord>,
 }
 
 impl ImageRecord {
@@ -111,6 +119,7 @@ impl ImageRecord {
             Place::Named => self.path.clone(),
             Place::Partial => names.partial(),
             Place::Replica(epoch) => names.replica(epoch),
+            Place::Chain => names.chain(),
         })
     }
 }
@@ -130,8 +139,10 @@ pub struct Entry {
     pub heat: ImageHeat,
     /// What guests are served from.
     pub disk: Arc<Disk>,
-    /// The file below it.
+    /// The file below it; of a flattened image only what was written since it is one.
     pub file: Arc<FileImage>,
+    /// A flattened image's parts.
+    pub flat: Option<Flat>,
 }
 
 impl Entry {
@@ -147,6 +158,10 @@ impl Entry {
         let whole = record.state == CopyState::Owner && record.place == Place::Named;
         // No name keeps a QEMU from opening an incomplete image on a device.
         let unnamed = record.device && record.place == Place::Partial;
+        // A chain is kept from others by its name: the daemon that serves it takes locks of its own.
+        if record.flat.is_some() {
+            return;
+        }
         if !unnamed && (record.read_only || !whole) {
             return;
         }
@@ -223,11 +238,16 @@ impl Registry {
                 tracing::error!(image = record.name, %why, "cannot protect a replica's device");
             }
             let heat = ImageHeat::load(&heat_path(&store, &record.name), record.len);
-            match open_file(&record, config.io(&record.path)) {
-                Ok(file) => {
+            let opened = open_file(&record, config.io(&record.path)).map_err(io::Error::other);
+            let opened = opened.and_then(|file| {
+                let file = Arc::new(file);
+                open_flat(&store, &config, &record, &file).map(|flat| (file, flat))
+            });
+            match opened {
+                Ok((file, parts)) => {
                     let name = record.name.clone();
                     let suspect = released.knows(record.id);
-                    let entry = entry(record, Arc::new(file), heat);
+                    let entry = entry(record, file, heat, parts);
                     begin_line(&store, &entry)?;
                     if suspect {
                         // A QEMU may have the file: it must not meet a lock.
@@ -255,6 +275,13 @@ impl Registry {
     /// What opening under the recorded name reports.
     pub fn open_file(&self, record: &ImageRecord) -> dray_image::Result<FileImage> {
         open_file(record, self.config.io(&record.path))
+    }
+
+    /// The chain of a disk that will be flattened, beside whoever has it. The daemon that reads it is
+    /// started by the first read and ends with the last user.
+    pub fn peek_chain(&self, image: &SourceImage) -> Arc<Chain> {
+        let place = flat::daemon_place(&self.config.run_dir, "peek", image.offer.id);
+        Chain::new(place, image.chain.clone(), image.offer.len, self.config.limits.stall)
     }
 
     /// Whether an image at `path` bypasses the page cache.
@@ -339,7 +366,10 @@ impl Registry {
         }
         store::replace_json(&self.path_of(&name), &record)?;
         let heat = ImageHeat::new(record.len);
-        let entry = Arc::new(entry(record, file, heat));
+        store::remove(&present_path(&self.store, &name))?;
+        store::remove(&present_path(&self.store, &name).with_extension("notes"))?;
+        let flat = open_flat(&self.store, &self.config, &record, &file)?;
+        let entry = Arc::new(entry(record, file, heat, flat));
         begin_line(&self.store, &entry)?;
         if line.is_some() {
             entry.line().inspect(|line| line.suspect());
@@ -368,7 +398,7 @@ impl Registry {
     /// Puts an entry of its own over `file` in the place of the one with the record's name.
     pub(crate) fn replace(&self, record: ImageRecord, file: Arc<FileImage>) -> Arc<Entry> {
         let (name, heat) = (record.name.clone(), ImageHeat::new(record.len));
-        let new = Arc::new(entry(record, file, heat));
+        let new = Arc::new(entry(record, file, heat, None));
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(old) = entries.insert(name, Arc::clone(&new)) {
             new.heat.take_over(&old.heat);
@@ -401,7 +431,15 @@ impl Registry {
             self.mark(&record.path).set(DeviceState::Replica(epoch)).map_err(io::Error::other)?;
         } else if record.place != Place::Replica(epoch) {
             let names = ImageNames::of(&record.path).map_err(io::Error::other)?;
-            names.make_replica(epoch).map_err(io::Error::other)?;
+            let named = match &entry.flat {
+                Some(_) => names.retire_chain(epoch),
+                None => names.make_replica(epoch),
+            };
+            named.map_err(io::Error::other)?;
+        }
+        if let Some(flat) = &entry.flat {
+            let names = ImageNames::of(&record.path).map_err(io::Error::other)?;
+            flat.chain.moved(&names.replica(epoch));
         }
         let note = self.note_of(entry, epoch)?;
         self.update(entry, |record| {
@@ -421,10 +459,15 @@ impl Registry {
         if record.state == CopyState::Replica || is_device(&record.path) {
             return Ok(record.replica);
         }
-        let Some(line) = entry.line() else { return Ok(None) };
+        let generation = match (entry.line(), &entry.flat) {
+            (Some(line), _) => line.lineage().open(),
+            // One that no line knows: for its age only, nothing can begin with it.
+            (None, Some(_)) => Ancestor { id: crate::lineage::random_generation()?, number: 0 },
+            (None, None) => return Ok(None),
+        };
         let names = ImageNames::of(&record.path).map_err(io::Error::other)?;
         Ok(Some(ReplicaNote {
-            generation: line.lineage().open(),
+            generation,
             stamp: stamp_of(&names.replica(epoch))?,
             since_unix_ms: unix_ms(),
             distrusted: Vec::new(),
@@ -441,11 +484,18 @@ impl Registry {
             self.mark(&record.path).clear().map_err(io::Error::other)?;
         } else if let Place::Replica(replica) = record.place {
             let names = ImageNames::of(&record.path).map_err(io::Error::other)?;
-            names.restore_replica(replica, record.mode).map_err(io::Error::other)?;
+            let named = match &entry.flat {
+                Some(_) => names.restore_chain(replica),
+                None => names.restore_replica(replica, record.mode),
+            };
+            named.map_err(io::Error::other)?;
+            if let Some(flat) = &entry.flat {
+                flat.chain.moved(&names.chain());
+            }
         }
         self.update(entry, |record| {
             record.state = CopyState::Owner;
-            record.place = Place::Named;
+            record.place = if record.flat.is_some() { Place::Chain } else { Place::Named };
             record.epoch = epoch;
             record.replica = None;
         })?;
@@ -528,6 +578,10 @@ impl Registry {
         }
         if let Place::Replica(epoch) = record.place {
             let names = ImageNames::of(&record.path).map_err(io::Error::other)?;
+            if let Some(flat) = &entry.flat {
+                flat.chain.close();
+                names.remove_overlay(record.id).map_err(io::Error::other)?;
+            }
             names.remove_replica(epoch).map_err(io::Error::other)?;
         }
         self.forget(&record.name)
@@ -538,7 +592,13 @@ impl Registry {
     /// # Errors
     /// What the store reports.
     pub fn forget(&self, name: &str) -> io::Result<()> {
-        self.entries.write().unwrap_or_else(PoisonError::into_inner).remove(name);
+        let gone = self.entries.write().unwrap_or_else(PoisonError::into_inner).remove(name);
+        if let Some(flat) = gone.as_ref().and_then(|entry| entry.flat.as_ref()) {
+            flat.chain.close();
+        }
+        let present = present_path(&self.store, name);
+        store::remove(&present.with_extension("notes"))?;
+        store::remove(&present)?;
         store::remove(&heat_path(&self.store, name))?;
         store::remove(&line_path(&self.store, name))?;
         store::remove(&self.path_of(name))
@@ -552,7 +612,8 @@ fn line_path(store: &Store, name: &str) -> PathBuf {
 /// An owner goes on with its line, or begins one.
 fn begin_line(store: &Store, entry: &Entry) -> io::Result<()> {
     let record = entry.record();
-    if record.state != CopyState::Owner || record.read_only {
+    // A line is of one file's contents; a flattened image is in several.
+    if record.state != CopyState::Owner || record.read_only || record.flat.is_some() {
         return Ok(());
     }
     let path = record.current_path().map_err(io::Error::other)?;
@@ -575,9 +636,29 @@ fn heat_path(store: &Store, name: &str) -> PathBuf {
     store.images().join(format!("{name}.heat"))
 }
 
-fn entry(record: ImageRecord, file: Arc<FileImage>, heat: ImageHeat) -> Entry {
-    let disk = Disk::new(Arc::clone(&file) as Arc<dyn Image>);
+/// Where it is written down which blocks are in a flattened image's overlay.
+fn present_path(store: &Store, name: &str) -> PathBuf {
+    store.images().join(format!("{name}.flat"))
+}
+
+fn open_flat(
+    store: &Store,
+    config: &Config,
+    record: &ImageRecord,
+    file: &Arc<FileImage>,
+) -> io::Result<Option<Flat>> {
+    let present = present_path(store, &record.name);
+    Flat::open(record, file, &config.run_dir, &present, config.limits.stall)
+}
+
+fn entry(record: ImageRecord, file: Arc<FileImage>, heat: ImageHeat, flat: Option<Flat>) -> Entry {
+    let backing = match &flat {
+        Some(flat) => Arc::clone(&flat.overlay) as Arc<dyn Image>,
+        None => Arc::clone(&file) as Arc<dyn Image>,
+    };
+    let disk = Disk::new(backing);
     Entry {
+        flat,
         record: Mutex::new(record),
         locks: Mutex::default(),
         departed: Mutex::default(),
@@ -603,6 +684,9 @@ fn open_file(record: &ImageRecord, io: PoolIo) -> dray_image::Result<FileImage> 
     let direct = io == PoolIo::Direct;
     let export_len = Some(record.len).filter(|&len| len > 0);
     let options = |write| FileOptions { write, direct, export_len };
+    if record.flat.is_some() {
+        return flat::open_overlay(record, direct);
+    }
     if record.device {
         return open_device(record, options(write));
     }
@@ -620,6 +704,7 @@ fn open_file(record: &ImageRecord, io: PoolIo) -> dray_image::Result<FileImage> 
         Place::Named => named(),
         Place::Partial => partial(),
         Place::Replica(epoch) => replica(epoch),
+        Place::Chain => flat::open_overlay(record, direct),
     };
     match recorded {
         Err(why) if why.kind == ErrorKind::NotFound => {

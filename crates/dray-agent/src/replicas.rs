@@ -32,6 +32,9 @@ impl ImageRecord {
         ancestors: &[Ancestor],
         pool: &Pool,
     ) -> Result<ReplicaNote, String> {
+        if self.flat.is_some() {
+            return Err("it left this host flattened and holds a chain of images".to_owned());
+        }
         let note = self.replica.as_ref().ok_or("it is not known which generation it holds")?;
         fits(ancestors, note.generation).map_err(|why| why.to_string())?;
         if self.len != wanted.len {

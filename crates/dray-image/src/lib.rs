@@ -11,6 +11,7 @@
 //! * [`backend`]: files and block devices; [`layers`]: faults, delays, a rate, a recording.
 //! * [`locks`], [`names`], [`device`]: who owns an image file or device, shown to QEMU and to the
 //!   next boot (I1).
+//! * [`overlay`]: what was written over an image that is only read.
 //! * [`journal`]: records that survive `kill -9` and power cuts.
 //! * [`snapshot`]: the content of one moment, read while the guest writes.
 //! * [`runs`]: what a copier does with runs of blocks.
@@ -28,6 +29,7 @@ pub mod layers;
 pub mod locks;
 mod missing;
 pub mod names;
+pub mod overlay;
 pub mod runs;
 pub mod snapshot;
 mod spill;
@@ -51,6 +53,7 @@ pub use journal::Journal;
 pub use latency::Latencies;
 pub use locks::{InUse, QemuLocks};
 pub use names::ImageNames;
+pub use overlay::Overlay;
 pub use snapshot::{Snapshot, Spill};
 pub use spill::SpillFile;
 pub use tracker::{DirtyRuns, INTENT_REGION_BYTES};

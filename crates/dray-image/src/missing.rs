@@ -36,7 +36,7 @@ impl Touched {
     }
 
     /// The blocks it touches in part: they must be there before.
-    fn partly(self) -> [BlockRange; 2] {
+    pub(crate) fn partly(self) -> [BlockRange; 2] {
         if self.whole.is_empty() {
             return [self.all, BlockRange::new(self.all.end(), 0)];
         }

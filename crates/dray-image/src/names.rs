@@ -3,12 +3,13 @@
 //! Locks die with the agent, so the file's name says who owns it. An incomplete image at a target
 //! is `.NAME.dray-partial`, mode 0000 (`.NAME.dray-seed` while it is read from backups, before any
 //! migration); after the handover the source's file is
-//! `.NAME.dray-replica-EPOCH`, mode 0000. Whatever was asked is done in single steps, each durable
+//! `.NAME.dray-replica-EPOCH`, mode 0000. The active layer of a chain that moves flattened is
+//! `.NAME.dray-chain` while newer writes are in `.NAME.dray-flat-ID`, both mode 0000. Whatever was asked is done in single steps, each durable
 //! before the next, and can be asked again after a crash between any two; no step ever replaces a
 //! file. Block devices have no names: see [`device`](crate::device).
 
 use crate::{Error, ErrorKind, Result};
-use dray_types::Epoch;
+use dray_types::{Epoch, ImageId};
 use rustix::fs::{CWD, RenameFlags};
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, Permissions};
@@ -18,6 +19,8 @@ use std::path::{Path, PathBuf};
 const PARTIAL_SUFFIX: &str = ".dray-partial";
 const SEED_SUFFIX: &str = ".dray-seed";
 const REPLICA_SUFFIX: &str = ".dray-replica-";
+const CHAIN_SUFFIX: &str = ".dray-chain";
+const OVERLAY_SUFFIX: &str = ".dray-flat-";
 /// Longest file name that the usual file systems take.
 const MAX_NAME: usize = 255;
 /// Digits of the largest epoch.
@@ -162,6 +165,73 @@ impl ImageNames {
         self.hidden(&format!("{REPLICA_SUFFIX}{}", epoch.0))
     }
 
+    /// The active layer of a chain that is frozen: what was written since is in the overlay.
+    pub fn chain(&self) -> PathBuf {
+        self.hidden(CHAIN_SUFFIX)
+    }
+
+    /// The overlay of the image with this id. Its name says whose it is: it may be left behind with a
+    /// replica while the same name is in use again.
+    pub fn overlay(&self, id: ImageId) -> PathBuf {
+        self.hidden(&format!("{OVERLAY_SUFFIX}{:016x}", id.0 as u64))
+    }
+
+    /// Makes the overlay of the image with this id, `len` bytes of hole, and opens it.
+    ///
+    /// # Errors
+    /// `InUse` when it exists already.
+    pub fn create_overlay(&self, id: ImageId, len: u64) -> Result<File> {
+        self.create_hole(self.overlay(id), len)
+    }
+
+    /// Opens the overlay of the image with this id for reading and writing.
+    ///
+    /// # Errors
+    /// `NotFound` when there is none.
+    pub fn open_overlay(&self, id: ImageId) -> Result<File> {
+        open_closed(&self.overlay(id), true)
+    }
+
+    /// Removes the overlay of the image with this id, if there is one.
+    ///
+    /// # Errors
+    /// What the system reports.
+    pub fn remove_overlay(&self, id: ImageId) -> Result<()> {
+        self.remove(self.overlay(id))
+    }
+
+    /// The active layer loses its name: what is in it is no longer all.
+    ///
+    /// # Errors
+    /// `NotFound` without an image, `InUse` when another chain is frozen under the name.
+    pub fn freeze_chain(&self) -> Result<()> {
+        self.run(self.closing(self.image(), self.chain())?)
+    }
+
+    /// The active layer has everything again, and gets its name and `mode`.
+    ///
+    /// # Errors
+    /// `NotFound` without a frozen chain, `InUse` when another file has the name.
+    pub fn thaw_chain(&self, mode: u32) -> Result<()> {
+        self.run(self.naming(self.chain(), mode)?)
+    }
+
+    /// The frozen active layer belongs, with its overlay, to the replica of `epoch`.
+    ///
+    /// # Errors
+    /// `NotFound` without a frozen chain, `InUse` when there is such a replica already.
+    pub fn retire_chain(&self, epoch: Epoch) -> Result<()> {
+        self.run(self.moving(self.chain(), self.replica(epoch))?)
+    }
+
+    /// Undoes [`retire_chain`](Self::retire_chain).
+    ///
+    /// # Errors
+    /// `NotFound` without such a replica, `InUse` when another chain is frozen under the name.
+    pub fn restore_chain(&self, epoch: Epoch) -> Result<()> {
+        self.run(self.moving(self.replica(epoch), self.chain())?)
+    }
+
     /// What is there.
     ///
     /// # Errors
@@ -203,6 +273,10 @@ impl ImageNames {
 
     fn create_closed(&self, path: PathBuf, len: u64) -> Result<File> {
         self.refuse_existing(&self.image())?;
+        self.create_hole(path, len)
+    }
+
+    fn create_hole(&self, path: PathBuf, len: u64) -> Result<File> {
         let file =
             File::options().read(true).write(true).create_new(true).mode(0o0).open(&path).map_err(
                 |e| match e.kind() {
@@ -336,7 +410,10 @@ impl ImageNames {
 
     /// Steps that take the image's name away. The name comes first: it is what others go by.
     fn hiding(&self, epoch: Epoch) -> Result<Vec<Step>> {
-        let (from, to) = (self.image(), self.replica(epoch));
+        self.closing(self.image(), self.replica(epoch))
+    }
+
+    fn closing(&self, from: PathBuf, to: PathBuf) -> Result<Vec<Step>> {
         let close = Step::SetMode(to.clone(), 0);
         match (exists(&from)?, exists(&to)?) {
             (true, false) => Ok(vec![Step::Rename(from, to), close]),

@@ -145,7 +145,7 @@ async fn splice(
 }
 
 /// Refuses an export that is not as large as the file: a raw one exactly, a growing one at least.
-async fn check_size(qmp: &Qmp, plan: &LayerPlan, nbd: &str) -> Result<()> {
+pub(crate) async fn check_size(qmp: &Qmp, plan: &LayerPlan, nbd: &str) -> Result<()> {
     let size = Graph::read(qmp).await?.node(nbd)?.size;
     let fits = if plan.format == "raw" { size == plan.file_size } else { size >= plan.file_size };
     if fits {
@@ -156,7 +156,7 @@ async fn check_size(qmp: &Qmp, plan: &LayerPlan, nbd: &str) -> Result<()> {
 }
 
 /// The layer as the plan expects it: on its local file.
-fn local_layer(graph: &Graph, plan: &LayerPlan) -> Result<Layer> {
+pub(crate) fn local_layer(graph: &Graph, plan: &LayerPlan) -> Result<Layer> {
     let layer = plan.layer_in(graph)?;
     if layer.protocol.name == plan.nbd_node() {
         let why = "it is on dray's socket already: release it first";

@@ -72,6 +72,10 @@ pub struct Node {
     pub bitmaps: Vec<Bitmap>,
     /// What the format driver says of the image; null when it says nothing.
     pub format_specific: Value,
+    /// Names of the snapshots inside the image.
+    pub snapshots: Vec<String>,
+    /// Whether the image is encrypted.
+    pub encrypted: bool,
 }
 
 impl Node {
@@ -186,6 +190,15 @@ struct ImageInfo {
     virtual_size: u64,
     #[serde(default)]
     format_specific: Value,
+    #[serde(default)]
+    snapshots: Vec<SnapshotInfo>,
+    #[serde(default)]
+    encrypted: bool,
+}
+
+#[derive(Deserialize)]
+struct SnapshotInfo {
+    name: String,
 }
 
 impl From<NodeInfo> for Node {
@@ -200,6 +213,8 @@ impl From<NodeInfo> for Node {
             cache: info.cache,
             bitmaps: info.dirty_bitmaps,
             format_specific: info.image.format_specific,
+            snapshots: info.image.snapshots.into_iter().map(|known| known.name).collect(),
+            encrypted: info.image.encrypted,
         }
     }
 }
@@ -380,6 +395,8 @@ mod tests {
             cache,
             bitmaps: Vec::new(),
             format_specific: Value::Null,
+            snapshots: Vec::new(),
+            encrypted: false,
         };
         (name.into(), node)
     }

@@ -4,7 +4,8 @@
 //! * [`graph`], [`options`]: what disks a VM has, and what its block nodes were made with.
 //! * [`plan`]: how a layer gets under dray and back, worked out before anything is touched.
 //! * [`mod@adopt`], [`mod@release`]: doing it (`pivot` holds what both share); [`bitmap`]: what QEMU
-//!   writes in between; [`grow`]: an adopted raw disk gets larger.
+//!   writes in between; [`grow`]: an adopted raw disk gets larger; [`flatten`]: dray above a format
+//!   driver.
 //! * [`migrate`]: the guest's memory and devices, step by step; [`blockdev`]: how the target is
 //!   started; [`status`]: small commands.
 //! * [`error`]: the error type.
@@ -19,6 +20,7 @@ pub mod adopt;
 pub mod bitmap;
 pub mod blockdev;
 pub mod error;
+pub mod flatten;
 pub mod graph;
 pub mod grow;
 pub mod migrate;

@@ -90,7 +90,7 @@ fn supports_backing(options: &Options) -> bool {
 /// Moves the device from one node to the other by a mirror that copies nothing and writes to both
 /// until it is completed. (A background mirror would write old data over the same file.)
 pub(crate) async fn mirror(qmp: &Qmp, plan: &LayerPlan, from: &str, to: &str) -> Result<()> {
-    let job = format!("dray-pivot-{}", plan.nbd_node());
+    let job = job_name(plan);
     let mut events = qmp.events();
     let arguments = json!({
         "job-id": job, "device": from, "target": to, "sync": "none",
@@ -111,6 +111,16 @@ pub(crate) async fn mirror(qmp: &Qmp, plan: &LayerPlan, from: &str, to: &str) ->
             }
         }
     }
+}
+
+fn job_name(plan: &LayerPlan) -> String {
+    format!("dray-pivot-{}", plan.nbd_node())
+}
+
+/// Ends a mirror that somebody before this process has begun, if there is one.
+pub(crate) async fn abandon_pivot(qmp: &Qmp, plan: &LayerPlan) -> Result<()> {
+    let mut events = qmp.events();
+    abandon_job(qmp, &job_name(plan), &mut events).await
 }
 
 async fn drive_job(qmp: &Qmp, job: &str, events: &mut Events) -> Result<()> {

@@ -246,7 +246,7 @@ fn state_facts(options: &mut Options, node: &Node) {
 }
 
 /// A name for one of dray's nodes: the same for the same disk and layer, everywhere.
-fn node_name(kind: &str, qdev: &str, depth: usize) -> String {
+pub(crate) fn node_name(kind: &str, qdev: &str, depth: usize) -> String {
     let plain: String =
         qdev.chars().filter(|c| c.is_ascii_alphanumeric() || "-._".contains(*c)).collect();
     let name = format!("dray-{kind}-{plain}-{depth}");

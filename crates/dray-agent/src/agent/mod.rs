@@ -166,6 +166,9 @@ async fn serve(config: Config, what: &str) -> ApiResult<()> {
     let watched = Arc::downgrade(&agent);
     let moves = move || watched.upgrade().is_some_and(|agent| agent.moves());
     agent.reuse.keep(moves).map_err(io)?;
+    // Guests that an earlier agent has stopped go on before anything else is done with them.
+    agent.recover_turns().await;
+    tokio::spawn(Arc::clone(&agent).keep_flat());
     agent.go_on(revived);
     crate::backup::schedule::keep(&agent).map_err(io)?;
     Batches::revive(&agent).map_err(io)?;
@@ -180,6 +183,13 @@ async fn serve(config: Config, what: &str) -> ApiResult<()> {
     for exports in [Some(exports), over_tcp].into_iter().flatten() {
         exports.shutdown_within(SHUTDOWN_GRACE);
     }
+    // They would serve nobody until the next agent ends them.
+    agent
+        .registry
+        .all()
+        .iter()
+        .filter_map(|entry| entry.flat.as_ref())
+        .for_each(|f| f.chain.close());
     agent.registry.save_heat();
     agent.registry.stop_lines(SHUTDOWN_GRACE);
     drop(lock);

@@ -323,6 +323,7 @@ impl Agent {
             mode: MODE,
             len: wanted.len,
             growable: false,
+            flat: None,
             read_only: wanted.read_only,
             format: None,
             state: CopyState::Incoming,

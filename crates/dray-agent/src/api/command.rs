@@ -180,6 +180,24 @@ pub enum ReleaseAtEnd {
     Never,
 }
 
+/// What becomes of a disk's chain of images.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Chain {
+    /// Every image of it moves as it is.
+    #[default]
+    Keep,
+    /// Only what the guest sees moves; the target gets a raw image.
+    Flatten,
+}
+
+impl Chain {
+    /// Whether it is the default, which is not written.
+    pub fn is_keep(&self) -> bool {
+        *self == Self::Keep
+    }
+}
+
 /// Moves a VM or images.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -237,6 +255,9 @@ pub struct Migrate {
     /// Send everything, also what the target has somewhere in its pools.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub no_reuse: bool,
+    /// What becomes of chains of images; as it was prepared when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chain: Option<Chain>,
 }
 
 /// Makes room and exports at the target.
@@ -259,6 +280,9 @@ pub struct Prepare {
     /// QMP socket that the waiting QEMU at the target will have, so that `migrate` need not be told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target_qmp: Option<PathBuf>,
+    /// What becomes of chains of images.
+    #[serde(default, skip_serializing_if = "Chain::is_keep")]
+    pub chain: Chain,
 }
 
 /// Asks how migrations are going.

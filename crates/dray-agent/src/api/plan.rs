@@ -1,6 +1,6 @@
 //! Planning: what a migration is predicted to take.
 
-use super::command::{Strategy, Subject};
+use super::command::{Chain, Strategy, Subject};
 use dray_engine::plan::Prediction;
 use dray_types::BitRate;
 use serde::{Deserialize, Serialize};
@@ -13,6 +13,9 @@ pub struct Plan {
     pub subject: Subject,
     /// Name of the target host.
     pub to: String,
+    /// What becomes of a chain of images.
+    #[serde(default, skip_serializing_if = "Chain::is_keep")]
+    pub chain: Chain,
     /// Bytes a second that it may send; what a link usually carries when absent.
     #[serde(default)]
     pub bandwidth: Option<BitRate>,

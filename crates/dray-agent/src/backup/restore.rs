@@ -179,6 +179,7 @@ impl Agent {
             mode: MODE,
             len: restoring.manifest.info().bytes,
             growable: false,
+            flat: None,
             read_only: false,
             format: None,
             state: CopyState::Owner,

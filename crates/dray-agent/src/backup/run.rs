@@ -69,6 +69,10 @@ impl Agent {
             let hint = "back it up when the migration has ended";
             return refuse(format!("it takes part in migration {migration}"), hint);
         }
+        if record.flat.is_some() {
+            let hint = "`dray release` its disk first";
+            return refuse("it is a chain that was flattened for a migration".into(), hint);
+        }
         if record.state != CopyState::Owner || record.place != Place::Named {
             return refuse("this host does not own it".into(), "back it up where it is owned");
         }

@@ -77,6 +77,7 @@ impl Run {
             let plan = Plan {
                 subject: one.command.subject.clone(),
                 to: one.command.to.clone(),
+                chain: one.command.chain.unwrap_or_default(),
                 bandwidth: limits.min_by_key(|limit| limit.bytes_per_second),
                 max_downtime_ms: one.command.max_downtime_ms,
                 deadline_ms: one.command.deadline_ms,

@@ -1,6 +1,7 @@
 //! What was asked for: written durably before a migration does anything, read when the agent starts.
 
 use crate::api::{Order, Tuning};
+use crate::flat::ChainLayer;
 use crate::forecast::Way;
 use crate::lineage::ReplicaNote;
 use crate::migration::messages::{GuestFacts, Settings};
@@ -25,6 +26,9 @@ pub struct SourceImage {
     /// What the target's copy began with.
     #[serde(default = "empty")]
     pub base: Base,
+    /// The chain of a disk that moves flattened, the active image first; empty otherwise.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub chain: Vec<ChainLayer>,
 }
 
 fn empty() -> Base {

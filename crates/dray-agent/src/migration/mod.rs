@@ -4,6 +4,7 @@
 //! * [`intent`]: what was asked for, durably, before anything is done.
 //! * [`log`]: the engine's records in the migration's journal.
 //! * [`source`], [`target`]: the two loops. [`messages`]: what the shells tell each other.
+//! * [`present`]: which blocks an owner has that did not have them all.
 //! * [`slots`]: the migrations this agent knows, for the API and the listener.
 //! * [`abort`]: where crash tests end the process.
 
@@ -12,6 +13,7 @@ pub mod intent;
 pub mod intents;
 pub mod log;
 pub mod messages;
+pub mod present;
 pub mod slots;
 pub mod source;
 pub mod target;

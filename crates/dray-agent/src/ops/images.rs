@@ -40,7 +40,7 @@ pub fn growable_len(file: u64, guest: u64) -> u64 {
 ///
 /// # Errors
 /// What the file system reports.
-pub(super) fn real_path(path: &Path) -> std::io::Result<PathBuf> {
+pub(crate) fn real_path(path: &Path) -> std::io::Result<PathBuf> {
     match (path.parent(), path.file_name()) {
         (Some(dir), Some(name)) if is_device(path) => Ok(dir.canonicalize()?.join(name)),
         _ => path.canonicalize(),
@@ -96,7 +96,7 @@ impl Agent {
     }
 
     /// Refuses files outside the pools and files that somebody else writes.
-    pub(super) fn check_file(&self, what: &str, path: &Path, probe: bool) -> ApiResult<()> {
+    pub(crate) fn check_file(&self, what: &str, path: &Path, probe: bool) -> ApiResult<()> {
         if !path.exists() {
             let why = format!("{}: no such file", path.display());
             return Err(ApiError::new(ErrorKind::NotFound, what, why)
@@ -182,6 +182,7 @@ impl Agent {
             place: Place::Named,
             len,
             growable,
+            flat: None,
             read_only: command.read_only,
             format: command.format,
             state: CopyState::Owner,
@@ -229,6 +230,10 @@ impl Agent {
             return conflict("it takes part in a migration", "`dray cancel` the migration first");
         }
         self.refuse_during_backup(&what, &command.name)?;
+        if entry.flat.is_some() && entry.record().state == CopyState::Owner {
+            let why = "newer writes of a guest lie over its chain";
+            return conflict(why, "`dray release` the disk: they are merged into its image then");
+        }
         if !command.delete {
             self.registry.forget(&command.name).map_err(|why| io_error(what, why))?;
             return Ok(status);
@@ -255,6 +260,10 @@ impl Agent {
             return refuse(ErrorKind::Conflict, why, "resize it on the host that does");
         }
         self.refuse_during_backup(&what, &command.image)?;
+        if entry.flat.is_some() {
+            let why = "it is a chain that was flattened for a migration";
+            return refuse(ErrorKind::Conflict, why, "`dray release` its disk first");
+        }
         if command.size.0 <= record.len {
             let why = format!("it has {} bytes already; images only grow", record.len);
             return refuse(ErrorKind::Invalid, &why, "give a larger size");
@@ -351,6 +360,7 @@ impl Agent {
 fn generation_of(entry: &Entry, record: &ImageRecord) -> Option<Ancestor> {
     match record.state {
         CopyState::Owner => Some(entry.line()?.lineage().open()),
+        CopyState::Replica if record.flat.is_some() => None,
         CopyState::Replica => record.replica.as_ref().map(|note| note.generation),
         CopyState::Incoming => None,
     }

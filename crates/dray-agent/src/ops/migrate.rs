@@ -4,7 +4,7 @@ use super::io_error;
 use super::prepare::{Plan, layer_plans};
 use crate::agent::Agent;
 use crate::api::{
-    ApiError, ApiResult, ErrorKind, Migrate, MigrationState, Prepare, ReleaseAtEnd, Resume,
+    ApiError, ApiResult, Chain, ErrorKind, Migrate, MigrationState, Prepare, ReleaseAtEnd, Resume,
     Started, Subject,
 };
 use crate::forecast::Way;
@@ -43,6 +43,36 @@ fn strategy(strategy: crate::api::Strategy) -> Strategy {
         crate::api::Strategy::Mirror => Strategy::Mirror,
         crate::api::Strategy::Auto => Strategy::Auto,
     }
+}
+
+/// What becomes of chains: what was prepared decides, and a command may not say otherwise.
+fn chain_of(what: &str, command: &Migrate, slot: Option<&SourceSlot>) -> ApiResult<Chain> {
+    let Some(slot) = slot else { return Ok(command.chain.unwrap_or_default()) };
+    let flat = slot.intent().images.iter().any(|image| !image.chain.is_empty());
+    if flat && command.chain == Some(Chain::Keep) {
+        return Err(other_chain(what, "it was prepared with --chain flatten"));
+    }
+    Ok(if flat { Chain::Flatten } else { Chain::Keep })
+}
+
+/// A disk that was prepared with its chain cannot be flattened now.
+fn refuse_unflattened(
+    what: &str,
+    command: &Migrate,
+    chain: Chain,
+    picture: Option<&Picture>,
+) -> ApiResult<()> {
+    let wanted = command.chain == Some(Chain::Flatten) && chain == Chain::Keep;
+    let format = |picture: &Picture| picture.layers().any(|layer| layer.plan.format != "raw");
+    if wanted && picture.is_some_and(format) {
+        return Err(other_chain(what, "it was prepared without --chain flatten"));
+    }
+    Ok(())
+}
+
+fn other_chain(what: &str, why: &str) -> ApiError {
+    ApiError::new(ErrorKind::Conflict, what, why)
+        .hint("`dray cancel` the prepared migration and prepare again: the target's disk differs")
 }
 
 /// Of those who want a prepared migration one gets it.
@@ -231,6 +261,8 @@ impl Agent {
         what: &str,
         command: &Migrate,
     ) -> ApiResult<(Arc<SourceSlot>, Plan, Option<Picture>)> {
+        let slot = self.prepared(command)?;
+        let chain = chain_of(what, command, slot.as_deref())?;
         let prepare = Prepare {
             subject: command.subject.clone(),
             to: command.to.clone(),
@@ -238,9 +270,11 @@ impl Agent {
             prefix: None,
             names: command.names.clone(),
             target_qmp: None,
+            chain,
         };
-        if let Some(slot) = self.prepared(command)? {
+        if let Some(slot) = slot {
             let (_, plan, picture) = self.plan(&prepare).await?;
+            refuse_unflattened(what, command, chain, picture.as_ref())?;
             let same = plan.images.iter().map(|image| &image.path);
             if !same.eq(slot.intent().images.iter().map(|image| &image.path)) {
                 let why = "its images are not those that were prepared";
@@ -307,7 +341,12 @@ impl Agent {
                 super::images::real_path(path).map_err(|why| io_error("cannot adopt", why))?;
             let image = intent.images.iter().find(|image| image.path == path);
             let id = image.map(|image| image.offer.id);
-            match self.adopt_layer(picture, layer, command.drop_bitmaps, id).await {
+            let adopted = if layer.chain.is_empty() {
+                self.adopt_layer(picture, layer, command.drop_bitmaps, id).await
+            } else {
+                self.freeze_disk(picture, layer, command.drop_bitmaps, id).await
+            };
+            match adopted {
                 Ok(disk) => {
                     if let Some(image) = intent.images.iter_mut().find(|i| i.path == path) {
                         image.name.clone_from(&disk.image);

@@ -6,6 +6,7 @@ mod backup;
 mod batch;
 mod claim;
 mod control;
+mod flatten;
 pub mod images;
 mod lineage;
 mod migrate;
@@ -14,7 +15,7 @@ mod prepare;
 mod record;
 mod released;
 mod seed;
-mod splice;
+pub(crate) mod splice;
 
 pub(crate) use control::outcome;
 pub(crate) use migrate::Together;
@@ -31,7 +32,7 @@ use std::sync::Arc;
 pub struct Operator(pub Arc<Agent>);
 
 /// A failure of the file system as the API tells it.
-fn io_error(what: impl Into<String>, why: impl std::fmt::Display) -> ApiError {
+pub(crate) fn io_error(what: impl Into<String>, why: impl std::fmt::Display) -> ApiError {
     let why = why.to_string();
     if why.contains(prepare::FULL) {
         return ApiError::new(ErrorKind::NoSpace, what, why).hint(prepare::MAKE_ROOM);

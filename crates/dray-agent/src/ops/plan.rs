@@ -11,7 +11,7 @@ use crate::migration::intent::SourceImage;
 use crate::migration::source::shown_strategy;
 use dray_engine::Strategy;
 use dray_engine::plan::{self, Goals};
-use dray_image::{FileImage, FileOptions};
+use dray_image::{FileImage, FileOptions, Image};
 use dray_types::BlockRange;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,6 +30,7 @@ impl Agent {
             prefix: None,
             names: BTreeMap::new(),
             target_qmp: None,
+            chain: command.chain,
         };
         let (intent, _, picture) = self.plan(&prepare).await?;
         let settings = self.session_settings(&command.to)?;
@@ -56,15 +57,16 @@ impl Agent {
             let options =
                 FileOptions { write: false, direct: false, export_len: Some(image.offer.len) };
             files.push(match entry {
-                Some(entry) => Arc::clone(&entry.file),
-                None => Arc::new(FileImage::open(&image.path, options)?),
+                Some(entry) => Arc::clone(entry.disk.backing()),
+                None if !image.chain.is_empty() => self.registry.peek_chain(image),
+                None => Arc::new(FileImage::open(&image.path, options)?) as Arc<dyn Image>,
             });
         }
         let moved: Vec<_> = images
             .iter()
             .zip(files.iter().zip(&entries))
             .map(|(image, (file, entry))| Moved {
-                file,
+                image: &**file,
                 len: image.offer.len,
                 heat: entry.as_ref().map(|entry| &entry.heat),
             })

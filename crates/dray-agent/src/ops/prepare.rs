@@ -1,11 +1,14 @@
 //! `dray prepare`: room and exports at the target, and the lines its QEMU is started with.
 
+use super::flatten::{check_flat, refuse_flat_images, seen_bytes};
 use super::images::random_id;
 use super::io_error;
 use crate::agent::Agent;
 use crate::api::{
-    ApiError, ApiResult, ErrorKind, MigrationState, Prepare, Prepared, PreparedImage, Subject,
+    ApiError, ApiResult, Chain, ErrorKind, MigrationState, Prepare, Prepared, PreparedImage,
+    Subject,
 };
+use crate::flat::raw_name;
 use crate::migration::intent::{SourceImage, SourceIntent, SourceVm};
 use crate::migration::source::{SourceSlot, unix_ms};
 use crate::net::requests;
@@ -85,7 +88,7 @@ fn refused_kind(why: &str) -> ErrorKind {
 #[derive(Default)]
 pub(super) struct Plan {
     pub(super) images: Vec<SourceImage>,
-    allocated: Vec<u64>,
+    pub(super) allocated: Vec<u64>,
     /// Per disk and layer: which image.
     disks: Vec<Vec<usize>>,
 }
@@ -125,21 +128,28 @@ impl Agent {
         command: &Prepare,
     ) -> ApiResult<(SourceIntent, Plan, Option<Picture>)> {
         self.session_settings(&command.to)?;
-        let named = |here: &str, device: Option<&str>| {
+        let named = |here: &str, device: Option<&str>, usual: &str| {
             let other = command.names.get(here).or_else(|| command.names.get(device?));
-            let name = other.map_or(here, String::as_str);
+            let name = other.map_or(usual, String::as_str);
             format!("{}{name}", command.prefix.as_deref().unwrap_or_default())
         };
         let mut plan = Plan::default();
         let (vm, picture) = match &command.subject {
             Subject::Images { names } => {
+                refuse_flat_images(command)?;
                 for name in names {
-                    self.plan_resident(&mut plan, name, named(name, None), None, false)?;
+                    let target = named(name, None, name);
+                    self.plan_resident(&mut plan, name, target, None, false)?;
                 }
                 (None, None)
             }
             Subject::Vm { qmp } => {
-                let picture = self.picture(qmp).await?;
+                let mut picture = self.picture(qmp).await?;
+                self.plan_frozen(&mut picture);
+                if command.chain == Chain::Flatten {
+                    picture.flatten()?;
+                    check_flat(&picture).await?;
+                }
                 for layers in &picture.disks {
                     let mut found = Vec::new();
                     for layer in layers {
@@ -228,12 +238,15 @@ impl Agent {
         &self,
         plan: &mut Plan,
         layer: &LayerPicture,
-        named: &impl Fn(&str, Option<&str>) -> String,
+        named: &impl Fn(&str, Option<&str>, &str) -> String,
     ) -> ApiResult<usize> {
         let device = Some(layer.plan.qdev.clone());
         match &layer.place {
             Place::Resident(name) => {
-                let target = named(name, device.as_deref());
+                let entry = self.registry.get(name);
+                let flat = entry.is_some_and(|entry| entry.flat.is_some());
+                let usual = if flat { raw_name(name) } else { name.clone() };
+                let target = named(name, device.as_deref(), &usual);
                 let read_only = layer.plan.depth > 0;
                 self.plan_resident(plan, name, target, device, read_only)
             }
@@ -267,8 +280,11 @@ impl Agent {
         let read_only = record.read_only || backing;
         let offer = ImageOffer { id: record.id, name: target, len: record.len, read_only };
         let (name, path, base) = (name.to_owned(), record.path, Base::Empty);
-        plan.images.push(SourceImage { name, offer, path, device, base });
-        plan.allocated.push(entry.file.allocated_bytes().map_err(|why| io_error(&what, why))?);
+        plan.images.push(SourceImage { name, offer, path, device, base, chain: Vec::new() });
+        plan.allocated.push(match &entry.flat {
+            Some(_) => seen_bytes(&what, entry.disk.backing().as_ref())?,
+            None => entry.file.allocated_bytes().map_err(|why| io_error(&what, why))?,
+        });
         Ok(plan.images.len() - 1)
     }
 
@@ -277,7 +293,7 @@ impl Agent {
         plan: &mut Plan,
         layer: &LayerPicture,
         path: &Path,
-        named: &impl Fn(&str, Option<&str>) -> String,
+        named: &impl Fn(&str, Option<&str>, &str) -> String,
     ) -> ApiResult<usize> {
         let what = format!("cannot move disk {}", layer.plan.qdev);
         self.check_file(&what, path, false)?;
@@ -285,6 +301,9 @@ impl Agent {
         // A base image under several disks moves once.
         if let Some(known) = plan.images.iter().position(|image| image.path == path) {
             return Ok(known);
+        }
+        if !layer.chain.is_empty() {
+            return self.plan_flat(&what, plan, layer, path, named);
         }
         let options = FileOptions { write: false, direct: false, export_len: None };
         let file = FileImage::open(&path, options).map_err(|why| io_error(&what, why))?;
@@ -301,14 +320,15 @@ impl Agent {
             None => path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
         };
         let device = (!backing).then(|| layer.plan.qdev.clone());
-        let target = named(&name, device.as_deref());
+        let target = named(&name, device.as_deref(), &name);
         let id = match known {
             Some((note, ..)) => note.image.id,
             None => ImageId(random_id()?),
         };
         let offer = ImageOffer { id, name: target, len, read_only };
         plan.allocated.push(file.allocated_bytes().map_err(|why| io_error(&what, why))?);
-        plan.images.push(SourceImage { name, offer, path, device, base: Base::Empty });
+        let (base, chain) = (Base::Empty, Vec::new());
+        plan.images.push(SourceImage { name, offer, path, device, base, chain });
         Ok(plan.images.len() - 1)
     }
 

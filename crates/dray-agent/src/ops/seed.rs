@@ -3,7 +3,8 @@
 use super::images::random_id;
 use crate::agent::Agent;
 use crate::api::{
-    ApiError, ApiResult, ErrorKind, Event, Events, Prepare, Seed, SeedProgress, Seeded, SeededImage,
+    ApiError, ApiResult, Chain, ErrorKind, Event, Events, Prepare, Seed, SeedProgress, Seeded,
+    SeededImage,
 };
 use crate::links;
 use crate::migration::intent::SourceIntent;
@@ -33,6 +34,7 @@ impl Agent {
             prefix,
             names,
             target_qmp: None,
+            chain: Chain::Keep,
         };
         let (intent, _, _) = self.plan(&prepare).await?;
         let (names, images) = self.seedable(&intent);

@@ -131,6 +131,7 @@ impl Agent {
             place: Place::Named,
             len: if growable { growable_len(plan.file_size, plan.size) } else { plan.file_size },
             growable,
+            flat: None,
             read_only: false,
             format: Some(plan.format.clone()),
             state: CopyState::Owner,
@@ -191,6 +192,9 @@ impl Agent {
             return Err(ApiError::new(ErrorKind::Conflict, what, "it takes part in a migration"));
         }
         self.refuse_during_backup(&what, name)?;
+        if entry.flat.is_some() {
+            return self.bring_home(qmp, &entry).await;
+        }
         let plan = release_plan(&record, seen)
             .map_err(|why| ApiError::new(ErrorKind::Conflict, what.clone(), why))?;
         entry.drop_locks();
@@ -225,11 +229,14 @@ impl Agent {
                 let adopted = record.adopted.as_ref().ok_or_else(|| {
                     ApiError::new(ErrorKind::Internal, "cannot release", "it was not adopted")
                 })?;
-                let plan: LayerPlan = serde_json::from_value(adopted.splice.clone())
-                    .map_err(|why| io_error("cannot read how a disk was adopted", why))?;
                 let qmp = Qmp::connect(&vm.qmp)
                     .await
                     .map_err(|why| qemu_error("cannot release", &why))?;
+                if entry.flat.is_some() {
+                    return self.bring_home(&qmp, &entry).await;
+                }
+                let plan: LayerPlan = serde_json::from_value(adopted.splice.clone())
+                    .map_err(|why| io_error("cannot read how a disk was adopted", why))?;
                 self.release_layer(&qmp, &plan, name).await
             };
             if let Err(why) = undone.await {
@@ -253,7 +260,7 @@ fn release_plan(record: &ImageRecord, seen: &LayerPlan) -> Result<LayerPlan, Str
 }
 
 /// An adopted image is called as its file.
-fn adopted_name(path: &Path) -> String {
+pub(crate) fn adopted_name(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     name.chars().map(|c| if plain(c) { c } else { '-' }).collect()

@@ -234,7 +234,8 @@ fn sources(reuse: &Reuse) -> Vec<Source> {
         known.insert(record.path.clone());
         let Ok(path) = record.current_path() else { continue };
         known.insert(path.clone());
-        if record.state != CopyState::Incoming && record.migration.is_none() {
+        let whole = record.flat.is_none();
+        if whole && record.state != CopyState::Incoming && record.migration.is_none() {
             let written = record.state == CopyState::Owner && !record.read_only;
             let file = FileRef::Image { name: record.name, id: record.id };
             sources.push(Source { file, path, written });

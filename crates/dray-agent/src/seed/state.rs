@@ -168,6 +168,7 @@ fn become_replica(
         mode: MODE,
         len: note.len,
         growable: false,
+        flat: None,
         read_only: false,
         format: None,
         state: CopyState::Replica,

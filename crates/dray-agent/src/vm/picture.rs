@@ -25,6 +25,8 @@ pub struct LayerPicture {
     pub plan: LayerPlan,
     /// Where its bytes are.
     pub place: Place,
+    /// The chain that it stands for, the active image first, when the disk is to be flattened.
+    pub chain: Vec<LayerPlan>,
 }
 
 /// A running VM.
@@ -68,6 +70,35 @@ impl Picture {
         Ok(Self { qmp, name, running, disks })
     }
 
+    /// From here on a disk with a format driver is one raw image: what its guest sees.
+    ///
+    /// # Errors
+    /// When a disk is such that its chain could not be frozen.
+    pub fn flatten(&mut self) -> ApiResult<()> {
+        for layers in &mut self.disks {
+            let Some(active) = layers.first() else { continue };
+            if active.plan.format == "raw" || active.plan.read_only {
+                continue;
+            }
+            let refuse = |why: &str, hint: &str| {
+                let what = format!("cannot flatten disk {}", active.plan.qdev);
+                Err(ApiError::new(ErrorKind::Conflict, what, why).hint(hint))
+            };
+            if layers.iter().any(|layer| matches!(layer.place, Place::Resident(_))) {
+                let why = "an image of its chain is on dray's socket, below the format driver";
+                return refuse(why, "`dray release` it first, or use --chain keep");
+            }
+            if crate::registry::is_device(&active.plan.path()) {
+                let why = "its active image is on a block device, which has no room for an overlay";
+                return refuse(why, "use --chain keep");
+            }
+            let chain: Vec<_> = layers.iter().map(|layer| layer.plan.clone()).collect();
+            let (plan, place) = (chain[0].flattened(), active.place.clone());
+            *layers = vec![LayerPicture { plan, place, chain }];
+        }
+        Ok(())
+    }
+
     /// All layers of all disks.
     pub fn layers(&self) -> impl Iterator<Item = &LayerPicture> {
         self.disks.iter().flatten()
@@ -82,7 +113,7 @@ fn layers(
     if disk.layers.iter().all(|layer| layer.protocol.driver != "nbd") {
         let local = |plan: LayerPlan| {
             let place = Place::Local(plan.path());
-            LayerPicture { plan, place }
+            LayerPicture { plan, place, chain: Vec::new() }
         };
         return Ok(LayerPlan::of_disk(disk, known)?.into_iter().map(local).collect());
     }
@@ -93,7 +124,7 @@ fn layers(
             None => {
                 let plan = LayerPlan::of_disk(disk, known)?.swap_remove(depth);
                 let place = Place::Local(plan.path());
-                found.push(LayerPicture { plan, place });
+                found.push(LayerPicture { plan, place, chain: Vec::new() });
             }
         }
     }
@@ -162,7 +193,7 @@ fn resident(
         pivot,
         local,
     };
-    Ok(LayerPicture { plan, place: Place::Resident(name) })
+    Ok(LayerPicture { plan, place: Place::Resident(name), chain: Vec::new() })
 }
 
 #[cfg(test)]
@@ -183,6 +214,8 @@ mod tests {
                 cache: dray_qemu::graph::Cache { direct: false, no_flush: false },
                 bitmaps: Vec::new(),
                 format_specific: serde_json::Value::Null,
+                snapshots: Vec::new(),
+                encrypted: false,
             },
         };
         let ours = Path::new("/run/dray/nbd.sock");

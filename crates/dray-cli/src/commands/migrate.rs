@@ -1,7 +1,7 @@
 //! `dray migrate`.
 
 use super::several::SeveralArgs;
-use super::subject::SubjectArgs;
+use super::subject::{ChainArg, SubjectArgs};
 use super::tuning::TuningArgs;
 use super::{pair, path_at_target};
 use crate::output::Output;
@@ -64,6 +64,9 @@ pub struct Args {
     /// In which order they move
     #[arg(long, value_enum, default_value_t)]
     order: OrderArg,
+    /// What becomes of a disk that is a chain of images [default: as it was prepared]
+    #[arg(long, value_enum)]
+    chain: Option<ChainArg>,
     /// Send everything, whatever backups the target could begin with
     #[arg(long)]
     no_backups: bool,
@@ -201,6 +204,7 @@ impl Args {
             drop_bitmaps: self.drop_bitmaps,
             remove_replica: self.remove_replica,
             no_reuse: self.no_reuse,
+            chain: self.chain.map(Into::into),
             release: match self.release {
                 ReleaseArg::AsBefore => ReleaseAtEnd::AsBefore,
                 ReleaseArg::Always => ReleaseAtEnd::Always,

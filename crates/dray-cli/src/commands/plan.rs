@@ -1,7 +1,7 @@
 //! `dray plan`.
 
 use super::migrate::duration;
-use super::subject::MoveArgs;
+use super::subject::{ChainArg, MoveArgs};
 use crate::output::Output;
 use crate::show::planned::planned;
 use dray_agent::api::{ApiResult, Client, Command, Plan, Planned};
@@ -22,6 +22,9 @@ The prediction is made of what the agent has counted of the guest so far. Nothin
 pub struct Args {
     #[command(flatten)]
     what: MoveArgs,
+    /// What becomes of a disk that is a chain of images (qcow2 with backing files)
+    #[arg(long, value_enum, default_value_t)]
+    chain: ChainArg,
     /// What the migration may send: 500Mbit, 100MiB/s [default: what the link has carried last]
     #[arg(long, value_name = "RATE")]
     bandwidth: Option<BitRate>,
@@ -42,6 +45,7 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
     let command = Plan {
         subject: args.what.subject.resolve()?,
         to: args.what.to,
+        chain: args.chain.into(),
         bandwidth: args.bandwidth,
         max_downtime_ms: args.max_downtime.map(millis),
         deadline_ms: args.deadline.map(millis),

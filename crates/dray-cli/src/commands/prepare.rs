@@ -1,6 +1,6 @@
 //! `dray prepare`.
 
-use super::subject::MoveArgs;
+use super::subject::{ChainArg, MoveArgs};
 use super::{pair, path_at_target};
 use crate::output::Output;
 use crate::show::prepared::qemu_arguments;
@@ -12,6 +12,7 @@ const EXAMPLES: &str = "\
 Examples:
   dray prepare --qmp /run/vm1.qmp --to hostb
   dray prepare --qmp /run/vm1.qmp --to hostb --pool fast --name disk0=vm1-root
+  dray prepare --qmp /run/vm1.qmp --to hostb --chain flatten
   dray prepare --image data --to hostb
 
 Standard output holds only the arguments for the target's QEMU, ready to be pasted.
@@ -32,6 +33,9 @@ pub struct Args {
     /// Name at the target of an image or device (repeatable)
     #[arg(long = "name", value_name = "HERE=THERE", value_parser = pair)]
     names: Vec<(String, String)>,
+    /// What becomes of a disk that is a chain of images (qcow2 with backing files)
+    #[arg(long, value_enum, default_value_t)]
+    chain: ChainArg,
     /// Send everything, whatever backups the target could begin with
     #[arg(long)]
     no_backups: bool,
@@ -49,8 +53,10 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
         prefix: args.prefix,
         names: args.names.into_iter().collect(),
         target_qmp: args.target_qmp,
+        chain: args.chain.into(),
     };
-    if !args.no_backups {
+    // No backup is of what a guest sees of a chain.
+    if !args.no_backups && command.chain.is_keep() {
         let Prepare { subject, to, pool, prefix, names, .. } = command.clone();
         super::seed::first(Seed { subject, to, pool, prefix, names }, client, output).await;
     }

@@ -1,7 +1,8 @@
 //! What is moved and where to: the arguments that `prepare`, `plan` and `migrate` share.
 
 use super::absolute;
-use dray_agent::api::{ApiResult, Subject};
+use clap::ValueEnum;
+use dray_agent::api::{ApiResult, Chain, Subject};
 use std::path::PathBuf;
 
 /// A move.
@@ -12,6 +13,25 @@ pub struct MoveArgs {
     /// The target: a peer's name from the configuration
     #[arg(long, value_name = "HOST")]
     pub to: String,
+}
+
+/// What becomes of chains of images, as it is typed.
+#[derive(ValueEnum, Clone, Copy, Debug, Default)]
+pub enum ChainArg {
+    /// Every image of a chain moves as it is
+    #[default]
+    Keep,
+    /// Only what the guest sees moves; the target gets a raw image
+    Flatten,
+}
+
+impl From<ChainArg> for Chain {
+    fn from(chain: ChainArg) -> Self {
+        match chain {
+            ChainArg::Keep => Self::Keep,
+            ChainArg::Flatten => Self::Flatten,
+        }
+    }
 }
 
 /// A VM or images.

@@ -17,7 +17,7 @@ fn the_target_qemu_dies_during_copy() {
     assert_back_home(&mut stage);
 }
 
-fn copying(status: &serde_json::Value) -> bool {
+pub fn copying(status: &serde_json::Value) -> bool {
     let done = status["progress"]["total"]["bytes_done"].as_u64();
     status["progress"]["phase"] == "copy" && done.is_some_and(|done| done > 1 << 20)
 }

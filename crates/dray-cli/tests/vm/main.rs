@@ -5,6 +5,7 @@ mod backfill;
 mod backups;
 mod disks;
 mod failures;
+mod flatten;
 mod hand_back;
 mod home;
 mod input;

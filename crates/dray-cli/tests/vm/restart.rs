@@ -28,7 +28,7 @@ pub fn dies_and_returns(host: &Host) {
     host.start().expect("restart");
 }
 
-fn runs(stage: &Stage) -> bool {
+pub fn runs(stage: &Stage) -> bool {
     let answer = qmp(&stage.source.qmp_path(), "{\"execute\":\"query-status\"}");
     answer["return"]["running"].as_bool().unwrap_or_else(|| panic!("{answer}"))
 }

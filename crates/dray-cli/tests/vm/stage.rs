@@ -22,6 +22,8 @@ pub enum Kind {
     Plain,
     /// A qcow2 with a backing file, a persistent bitmap and an internal snapshot, on its file.
     Qcow2,
+    /// The top of three qcow2 images, whose lower ones hold what was overwritten since.
+    Chain,
 }
 
 pub struct Disk {
@@ -42,7 +44,7 @@ impl Kind {
     fn file(self, i: usize) -> String {
         match self {
             Self::Resident | Self::Plain => format!("disk{i}.raw"),
-            Self::Qcow2 => format!("disk{i}.qcow2"),
+            Self::Qcow2 | Self::Chain => format!("disk{i}.qcow2"),
         }
     }
 }
@@ -77,8 +79,11 @@ fn attach(lab: &Lab, builder: GuestVmBuilder, i: usize, disk: &Disk) -> GuestVmB
             let path = path.display();
             builder.blockdev(format!("driver=file,node-name={node},filename={path},discard=unmap"))
         }
-        Kind::Qcow2 => {
-            make_qcow2(&a.pool(), &path, &disk.bystander);
+        Kind::Qcow2 | Kind::Chain => {
+            match disk.kind {
+                Kind::Chain => make_chain(&a.pool(), &path, &disk.bystander),
+                _ => make_qcow2(&a.pool(), &path, &disk.bystander),
+            }
             let path = path.display();
             builder.blockdev(format!(
                 "driver=qcow2,node-name={node},discard=unmap,file.driver=file,file.filename={path}"
@@ -97,6 +102,22 @@ fn make_qcow2(pool: &Path, path: &Path, bystander: &Bystander) {
     run(&["create", "-f", "qcow2", "-b", text(&base), "-F", "qcow2", text(path)]);
     run(&["bitmap", "--add", text(path), "backup"]);
     run(&["snapshot", "-c", "before", text(path)]);
+}
+
+/// Random bytes below what the guest sees, which is in the middle: its writes go to the top.
+fn make_chain(pool: &Path, path: &Path, bystander: &Bystander) {
+    let (seed, base, middle) =
+        (pool.join("seed.raw"), pool.join("base.qcow2"), pool.join("middle.qcow2"));
+    let run = |args: &[&str]| tools::run("qemu-img", args).expect("qemu-img");
+    let old: Vec<u8> =
+        (0..SIZE as u32 / 4).flat_map(|n| n.wrapping_mul(0x9e37_79b1).to_le_bytes()).collect();
+    std::fs::write(&seed, old).expect("old content");
+    run(&["convert", "-f", "raw", "-O", "qcow2", text(&seed), text(&base)]);
+    bystander.create_raw(&seed).expect("seed");
+    run(&["create", "-f", "qcow2", "-b", text(&base), "-F", "qcow2", text(&middle)]);
+    run(&["convert", "-n", "-f", "raw", "-O", "qcow2", text(&seed), text(&middle)]);
+    std::fs::remove_file(&seed).expect("remove");
+    run(&["create", "-f", "qcow2", "-b", text(&middle), "-F", "qcow2", text(path)]);
 }
 
 impl Stage {
@@ -151,8 +172,15 @@ impl Stage {
     }
 
     pub fn prepare_exports(&self) -> Value {
+        self.prepared_with(&[]).json().expect("prepare")
+    }
+
+    /// What `dray prepare` answers to more arguments.
+    pub fn prepared_with(&self, more: &[&str]) -> Answer {
         let qmp = self.source_qmp();
-        self.lab.host("a").json(&["prepare", "--qmp", &qmp, "--to", "hostb"]).expect("prepare")
+        let mut args = vec!["--json", "prepare", "--qmp", &qmp, "--to", "hostb"];
+        args.extend(more);
+        self.lab.host("a").dray(&args).expect("prepare")
     }
 
     pub fn start_target(&mut self, prepared: &Value) {
@@ -268,16 +296,33 @@ impl Stage {
         self.lab.host(host).pool().join(self.disks[i].kind.file(i))
     }
 
+    /// Where the image of a disk that moved flattened is at the target.
+    pub fn flat_image(&self, i: usize) -> PathBuf {
+        self.lab.host("b").pool().join(format!("disk{i}.raw"))
+    }
+
     /// What the guest wrote is what the images at `host` hold, byte for byte.
     pub fn assert_images(&self, host: &str) {
         for (i, disk) in self.disks.iter().enumerate() {
             let path = self.image(host, i);
-            if disk.kind == Kind::Qcow2 {
+            if disk.kind == Kind::Chain {
+                let flat = if host == "b" { self.flat_image(i) } else { self.merged(&path) };
+                disk.bystander.check_raw(&flat).expect("what the guest saw");
+            } else if disk.kind == Kind::Qcow2 {
                 self.assert_qcow2(host, &path, &disk.bystander);
             } else {
                 disk.bystander.check_raw(&path).expect("the image");
             }
         }
+    }
+
+    /// What a sound chain holds, as QEMU's own tool reads it.
+    fn merged(&self, path: &Path) -> PathBuf {
+        let flat = self.lab.dir().join("merged.raw");
+        tools::run("qemu-img", &["check", text(path)]).expect("a sound qcow2");
+        tools::run("qemu-img", &["convert", "-O", "raw", text(path), text(&flat)])
+            .expect("convert");
+        flat
     }
 
     fn assert_qcow2(&self, host: &str, path: &Path, bystander: &Bystander) {

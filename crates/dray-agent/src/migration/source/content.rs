@@ -1,27 +1,27 @@
 //! Reading the source's images for data streams, peeks and hashes.
 
 use crate::net::RunSource;
-use dray_image::{FileImage, Image, runs};
+use dray_image::{Image, runs};
 use dray_types::{BlockRange, ImageIndex};
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// The files of a migration, in its order.
+/// The images of a migration, in its order.
 pub struct Content {
-    files: RwLock<Vec<Arc<FileImage>>>,
+    files: RwLock<Vec<Arc<dyn Image>>>,
 }
 
 impl Content {
     /// Reads from `files`.
-    pub fn new(files: Vec<Arc<FileImage>>) -> Arc<Self> {
+    pub fn new(files: Vec<Arc<dyn Image>>) -> Arc<Self> {
         Arc::new(Self { files: RwLock::new(files) })
     }
 
     /// Reads from other files from now on.
-    pub fn replace(&self, files: Vec<Arc<FileImage>>) {
+    pub fn replace(&self, files: Vec<Arc<dyn Image>>) {
         *self.files.write().unwrap_or_else(PoisonError::into_inner) = files;
     }
 
-    fn file(&self, image: ImageIndex) -> Result<Arc<FileImage>, String> {
+    fn file(&self, image: ImageIndex) -> Result<Arc<dyn Image>, String> {
         let files = self.files.read().unwrap_or_else(PoisonError::into_inner);
         files.get(image.ix()).cloned().ok_or_else(|| "there is no such image".to_owned())
     }

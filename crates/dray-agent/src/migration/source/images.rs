@@ -27,8 +27,10 @@ pub struct Open {
     pub image: SourceImage,
     /// Registered here; none for a backing image, and for a disk that is not adopted yet.
     pub entry: Option<Arc<Entry>>,
-    /// The file that is read.
-    pub file: Arc<FileImage>,
+    /// What is read: the file, or of a flattened disk what its guest sees.
+    pub content: Arc<dyn Image>,
+    /// The file, where the image is in one.
+    pub file: Option<Arc<FileImage>>,
 }
 
 impl Open {
@@ -47,7 +49,7 @@ impl Open {
     fn moved(&self) -> Moved<'_> {
         let used = self.entry.as_ref().filter(|_| !self.image.offer.read_only);
         let heat = used.map(|entry| &entry.heat);
-        Moved { file: &self.file, len: self.image.offer.len, heat }
+        Moved { image: &*self.content, len: self.image.offer.len, heat }
     }
 }
 
@@ -70,7 +72,7 @@ impl SourceImages {
             .iter()
             .map(|image| open(&parts.registry, image))
             .collect::<io::Result<Vec<_>>>()?;
-        let content = Content::new(all.iter().map(|open| Arc::clone(&open.file)).collect());
+        let content = Content::new(all.iter().map(|open| Arc::clone(&open.content)).collect());
         let intents = Intents::shared(&parts.folder.file("intents"))?;
         Ok(Self { registry: Arc::clone(&parts.registry), all, content, intents })
     }
@@ -83,7 +85,7 @@ impl SourceImages {
         for (slot, image) in self.all.iter_mut().zip(&intent.images) {
             *slot = open(&self.registry, image)?;
         }
-        self.content.replace(self.all.iter().map(|open| Arc::clone(&open.file)).collect());
+        self.content.replace(self.all.iter().map(|open| Arc::clone(&open.content)).collect());
         Ok(())
     }
 
@@ -131,7 +133,7 @@ impl SourceImages {
     /// # Errors
     /// What the file system reports.
     pub fn lens(&self) -> io::Result<Vec<u64>> {
-        self.all.iter().map(|open| file_len(&open.file)).collect()
+        self.all.iter().map(file_len).collect()
     }
 
     /// Blocks that may have changed since the target received them: what the tracker still holds
@@ -169,7 +171,7 @@ impl SourceImages {
     /// Looks for data in a thread and answers `Scanned`.
     pub fn scan(&self, image: ImageIndex, inputs: Sender<Input>) {
         let open = &self.all[image.ix()];
-        let file = Arc::clone(&open.file);
+        let content = Arc::clone(&open.content);
         let whole = BlockRange::whole(open.image.offer.len);
         // Now that the migration tracks: what is written from here on is dirty.
         let shared = open.shared(whole);
@@ -178,8 +180,8 @@ impl SourceImages {
                 let _ = inputs.send(Input::Engine(SourceEvent::Shared { image, blocks }));
             }
             // An image whose holes cannot be seen is data all over.
-            let data =
-                runs::data_blocks(&*file, whole).unwrap_or_else(|_| [whole].into_iter().collect());
+            let data = runs::data_blocks(&*content, whole)
+                .unwrap_or_else(|_| [whole].into_iter().collect());
             let _ = inputs.send(Input::Engine(SourceEvent::Scanned { image, data }));
         });
     }
@@ -214,9 +216,11 @@ impl SourceImages {
 
     /// Syncs every image in a thread and answers `ImagesSynced`.
     pub fn sync(&self, inputs: Sender<Input>) {
-        let files: Vec<_> = self.writable().map(|(_, entry)| Arc::clone(&entry.file)).collect();
+        let images: Vec<_> =
+            self.writable().map(|(_, entry)| Arc::clone(entry.disk.backing())).collect();
         std::thread::spawn(move || {
-            let result = files.iter().try_for_each(|file| file.flush());
+            // Of a flattened image it is durable after this which blocks are in its overlay.
+            let result = images.iter().try_for_each(|image| image.flush());
             let event = SourceEvent::ImagesSynced(result.map_err(|why| why.to_string()));
             let _ = inputs.send(Input::Engine(event));
         });
@@ -306,23 +310,29 @@ impl SourceImages {
     }
 }
 
-/// Length of a regular file; a block device is as long as it is exported.
-fn file_len(file: &FileImage) -> io::Result<u64> {
+/// Length of a regular file; anything else is as long as it is exported.
+fn file_len(open: &Open) -> io::Result<u64> {
+    let Some(file) = &open.file else { return Ok(open.content.geometry().len) };
     let meta = file.file().metadata()?;
     Ok(if meta.is_file() { meta.len() } else { file.geometry().len })
 }
 
 fn open(registry: &Registry, image: &SourceImage) -> io::Result<Open> {
-    let entry = registry.get(&image.name);
-    let file = match &entry {
-        Some(entry) => Arc::clone(&entry.file),
-        None => {
-            let direct = registry.is_direct(&image.path);
-            let options = FileOptions { write: false, direct, export_len: Some(image.offer.len) };
-            Arc::new(FileImage::open(&image.path, options).map_err(io::Error::other)?)
-        }
-    };
-    Ok(Open { image: image.clone(), entry, file })
+    let image = image.clone();
+    if let Some(entry) = registry.get(&image.name) {
+        let file = entry.flat.is_none().then(|| Arc::clone(&entry.file));
+        let content = Arc::clone(entry.disk.backing());
+        return Ok(Open { image, entry: Some(entry), content, file });
+    }
+    if !image.chain.is_empty() {
+        // Not frozen yet: for a look at it by who waits at the target.
+        let content = registry.peek_chain(&image);
+        return Ok(Open { image, entry: None, content, file: None });
+    }
+    let direct = registry.is_direct(&image.path);
+    let options = FileOptions { write: false, direct, export_len: Some(image.offer.len) };
+    let file = Arc::new(FileImage::open(&image.path, options).map_err(io::Error::other)?);
+    Ok(Open { image, entry: None, content: Arc::clone(&file) as _, file: Some(file) })
 }
 
 impl SourceImages {

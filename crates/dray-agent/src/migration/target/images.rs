@@ -1,13 +1,13 @@
 //! The images of a migration at its target: partial files that become disks.
 
 use super::fetcher::ImageFetcher;
-use super::present::PresentFile;
 use super::sink::Place;
 use super::{Input, TargetParts, TargetSlot};
 use crate::api::{Amounts, ImageProgress};
 use crate::lineage::Line;
 use crate::migration::intent::{TargetImageIntent, TargetIntent};
 use crate::migration::intents::{IntentFile, Intents};
+use crate::migration::present::PresentFile;
 use crate::registry::{CopyState, Entry, Registry};
 use crate::reuse::FileRef;
 use dray_engine::TargetEvent;

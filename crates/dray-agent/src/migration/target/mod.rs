@@ -8,7 +8,6 @@ mod effects;
 mod fetcher;
 mod finder;
 mod images;
-mod present;
 mod session;
 mod sink;
 mod verify;

@@ -1,0 +1,255 @@
+//! A running VM's disk leaves its chain: the guest stops for a moment, and goes on over an overlay.
+//!
+//! It is durable before the guest stops that it is to run again; whoever finds that after a crash
+//! ([`Agent::recover_turns`]) lets it go on where its disk is by then.
+
+use super::{ChainLayer, FlatRecord, Turn, open_overlay};
+use crate::agent::Agent;
+use crate::api::{ApiError, ApiResult, ErrorKind, SplicedDisk};
+use crate::migration::abort;
+use crate::ops::images::{random_id, real_path};
+use crate::ops::io_error;
+use crate::ops::splice::adopted_name;
+use crate::registry::{Adopted, CopyState, Entry, ImageRecord, Place};
+use crate::vm::picture::{LayerPicture, Picture};
+use crate::vm::{RECONNECT_DELAY, qemu_error};
+use dray_image::{ImageNames, names};
+use dray_qemu::flatten::{self, On};
+use dray_qemu::{AdoptOptions, LayerPlan, NbdExport, Qmp, status};
+use dray_types::{Epoch, ImageId};
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+use tokio::task::block_in_place;
+
+/// The names of an image's files.
+pub(super) fn names_of(record: &ImageRecord) -> io::Result<ImageNames> {
+    ImageNames::of(&record.path).map_err(io::Error::other)
+}
+
+/// How the disk of a flattened image gets back on its chain.
+pub fn layers_of(record: &ImageRecord) -> io::Result<Vec<LayerPlan>> {
+    let adopted = record.adopted.as_ref().ok_or_else(|| io::Error::other("it was not adopted"))?;
+    serde_json::from_value(adopted.splice.clone()).map_err(io::Error::other)
+}
+
+impl Agent {
+    /// Flattens one disk; on failure the guest is on its own chain and nothing is left behind.
+    pub(crate) async fn freeze_disk(
+        &self,
+        picture: &Picture,
+        layer: &LayerPicture,
+        drop_bitmaps: bool,
+        id: Option<ImageId>,
+    ) -> ApiResult<SplicedDisk> {
+        let what = format!("cannot flatten disk {}", layer.plan.qdev);
+        let (qmp, options) = (&picture.qmp, AdoptOptions { drop_bitmaps });
+        let failed = |why: dray_qemu::Error| qemu_error(what.clone(), &why);
+        flatten::check(qmp, &layer.chain, options).await.map_err(failed)?;
+        let running = status::status(qmp).await.map_err(failed)?.running;
+        let entry = self.register_flat(&what, picture, layer, id, running)?;
+        let began = Instant::now();
+        let frozen = self.freeze(&what, qmp, &entry, running).await;
+        let ms = began.elapsed().as_secs_f64() * 1e3;
+        let record = entry.record();
+        frozen?;
+        tracing::info!(image = record.name, ms, "flattened");
+        Ok(SplicedDisk {
+            device: layer.plan.qdev.clone(),
+            node: layer.plan.nbd_node(),
+            image: record.name,
+            path: record.path,
+            ms,
+        })
+    }
+
+    /// Registers a chain with an empty overlay. The guest is on the chain itself, as before.
+    fn register_flat(
+        &self,
+        what: &str,
+        picture: &Picture,
+        layer: &LayerPicture,
+        id: Option<ImageId>,
+        running: bool,
+    ) -> ApiResult<Arc<Entry>> {
+        let failed = |why: &dyn std::fmt::Display| io_error(what, why);
+        let plan = &layer.plan;
+        self.check_file(what, &plan.path(), false)?;
+        let path = real_path(&plan.path()).map_err(|why| failed(&why))?;
+        let layers = ChainLayer::of(&layer.chain)
+            .map_err(|why| ApiError::new(ErrorKind::Conflict, what, why))?;
+        let id = match id {
+            Some(id) => id,
+            None => ImageId(random_id()?),
+        };
+        let record = ImageRecord {
+            name: adopted_name(&path),
+            id,
+            mode: names::file_mode(&path).map_err(|why| failed(&why))?,
+            device: false,
+            path,
+            place: Place::Named,
+            len: plan.size,
+            growable: false,
+            read_only: false,
+            format: Some("raw".to_owned()),
+            state: CopyState::Owner,
+            epoch: Epoch(1),
+            migration: None,
+            adopted: Some(Adopted {
+                qmp: picture.qmp.socket().to_owned(),
+                device: plan.qdev.clone(),
+                splice: serde_json::to_value(&layer.chain).map_err(|why| failed(&why))?,
+            }),
+            replica: None,
+            flat: Some(FlatRecord { layers, turn: Some(Turn { home: false, running }) }),
+        };
+        let names = names_of(&record).map_err(|why| failed(&why))?;
+        names.create_overlay(id, record.len).map_err(|why| failed(&why))?;
+        let direct = self.registry.is_direct(&record.path);
+        let added = open_overlay(&record, direct)
+            .map_err(io::Error::other)
+            .and_then(|file| self.registry.add(record, Arc::new(file)));
+        added.map_err(|why| {
+            let taken = why.kind() == io::ErrorKind::AlreadyExists;
+            if let Err(why) = names.remove_overlay(id) {
+                tracing::warn!(%why, "cannot remove an overlay");
+            }
+            let kind = if taken { ErrorKind::Conflict } else { ErrorKind::Io };
+            ApiError::new(kind, what, why)
+        })
+    }
+
+    async fn freeze(&self, what: &str, qmp: &Qmp, entry: &Entry, running: bool) -> ApiResult<()> {
+        let failed = |why: dray_qemu::Error| qemu_error(what, &why);
+        let layers = layers_of(&entry.record()).map_err(|why| io_error(what, why))?;
+        let turned = async {
+            if running {
+                status::stop(qmp).await.map_err(failed)?;
+            }
+            abort::before(|| vec!["FlattenStopped".to_owned()]);
+            // The chain is at rest now: what the daemon reads is all there is.
+            let opened = entry.flat.as_ref().map_or(Ok(()), |f| block_in_place(|| f.chain.open()));
+            opened.map_err(|why| io_error(what, why))?;
+            let name = entry.record().name;
+            let export =
+                NbdExport { socket: self.nbd_socket(), name, reconnect_delay: RECONNECT_DELAY };
+            flatten::flatten(qmp, &layers, &export).await.map_err(failed)?;
+            abort::before(|| vec!["FlattenPivoted".to_owned()]);
+            self.hide_chain(entry).map_err(|why| io_error(what, why))
+        };
+        let turned = turned.await;
+        if turned.is_err() {
+            self.undo_freeze(qmp, entry, &layers).await;
+        }
+        if running {
+            status::cont(qmp).await.map_err(failed)?;
+        }
+        turned
+    }
+
+    /// The guest is on the overlay: the chain's active file loses its name. Can be repeated.
+    pub(super) fn hide_chain(&self, entry: &Entry) -> io::Result<()> {
+        let names = names_of(&entry.record())?;
+        names.freeze_chain().map_err(io::Error::other)?;
+        if let Some(flat) = &entry.flat {
+            flat.chain.moved(&names.chain());
+        }
+        self.set_turn(entry, Place::Chain, None)
+    }
+
+    pub(super) fn set_turn(
+        &self,
+        entry: &Entry,
+        place: Place,
+        turn: Option<Turn>,
+    ) -> io::Result<()> {
+        self.registry.update(entry, |record| {
+            record.place = place;
+            if let Some(flat) = &mut record.flat {
+                flat.turn = turn;
+            }
+        })
+    }
+
+    /// Back on the chain, while the overlay is empty. A disk that cannot be put back stays where it
+    /// is, which serves it as well.
+    async fn undo_freeze(&self, qmp: &Qmp, entry: &Entry, layers: &[LayerPlan]) {
+        let undone = async {
+            if flatten::settle(qmp, layers).await.map_err(io::Error::other)? == On::Export {
+                if let Some(flat) = &entry.flat {
+                    block_in_place(|| flat.chain.finish())?;
+                }
+                let record = entry.record();
+                names_of(&record)?.thaw_chain(record.mode).map_err(io::Error::other)?;
+                flatten::unflatten(qmp, layers).await.map_err(io::Error::other)?;
+            }
+            self.forget_flat(entry)
+        };
+        if let Err(why) = undone.await {
+            tracing::error!(%why, "a disk that could not be flattened stays with dray");
+            if let Err(why) = self.hide_chain(entry) {
+                tracing::error!(%why, "cannot write down where a disk is");
+            }
+        }
+    }
+
+    /// The disk is on its chain, which has everything: what was made for it goes.
+    pub(super) fn forget_flat(&self, entry: &Entry) -> io::Result<()> {
+        let record = entry.record();
+        // The record last: as long as it is there a restart does this again.
+        names_of(&record)?.remove_overlay(record.id).map_err(io::Error::other)?;
+        self.registry.forget(&record.name)
+    }
+
+    /// After a restart: exchanges that the agent died in are ended, and their guests go on.
+    pub(crate) async fn recover_turns(&self) {
+        for entry in self.registry.all() {
+            let record = entry.record();
+            let Some(turn) = record.flat.as_ref().and_then(|flat| flat.turn) else { continue };
+            if let Err(why) = self.recover_turn(&entry, &record, turn).await {
+                tracing::error!(image = record.name, %why, "cannot end the flattening of a disk");
+            }
+        }
+    }
+
+    async fn recover_turn(
+        &self,
+        entry: &Entry,
+        record: &ImageRecord,
+        turn: Turn,
+    ) -> io::Result<()> {
+        let layers = layers_of(record)?;
+        let Some(adopted) = &record.adopted else { return Ok(()) };
+        let qmp = match Qmp::connect(&adopted.qmp).await {
+            Ok(qmp) => qmp,
+            Err(why) => {
+                tracing::warn!(image = record.name, %why, "the vm of a flattened disk is gone");
+                // `keep` brings home what it wrote.
+                return self.hide_found(entry, record);
+            }
+        };
+        match flatten::settle(&qmp, &layers).await.map_err(io::Error::other)? {
+            // It never left, or it is back: either way nothing is in the overlay alone.
+            On::Chain => {
+                names_of(record)?.thaw_chain(record.mode).map_err(io::Error::other)?;
+                self.forget_flat(entry)?;
+            }
+            On::Export => self.hide_chain(entry)?,
+        }
+        if turn.running {
+            status::cont(&qmp).await.map_err(io::Error::other)?;
+        }
+        Ok(())
+    }
+
+    /// Nobody has the disk: the chain waits under its hidden name to be merged.
+    fn hide_found(&self, entry: &Entry, record: &ImageRecord) -> io::Result<()> {
+        let empty = entry.flat.as_ref().is_some_and(|flat| flat.overlay.here_count() == 0);
+        if empty {
+            names_of(record)?.thaw_chain(record.mode).map_err(io::Error::other)?;
+            return self.forget_flat(entry);
+        }
+        self.hide_chain(entry)
+    }
+}

@@ -1,0 +1,86 @@
+//! What `dray prepare --chain flatten` finds out before anything is touched: whether a chain can be
+//! read by others, how much its guest sees, and what stands against it.
+
+use super::images::random_id;
+use super::io_error;
+use super::prepare::Plan;
+use crate::agent::Agent;
+use crate::api::{ApiError, ApiResult, Chain, ErrorKind, Prepare};
+use crate::flat::{ChainLayer, layers_of, raw_name};
+use crate::migration::intent::SourceImage;
+use crate::vm::picture::{LayerPicture, Picture, Place};
+use crate::vm::qemu_error;
+use dray_image::{Image, runs};
+use dray_qemu::AdoptOptions;
+use dray_types::{BLOCK_SIZE, BlockRange, ImageId};
+use dray_wire::ImageOffer;
+use dray_wire::request::Base;
+use std::path::PathBuf;
+
+impl Agent {
+    /// What the guest sees of a chain, as one raw image.
+    pub(super) fn plan_flat(
+        &self,
+        what: &str,
+        plan: &mut Plan,
+        layer: &LayerPicture,
+        path: PathBuf,
+        named: &impl Fn(&str, Option<&str>, &str) -> String,
+    ) -> ApiResult<usize> {
+        let chain = ChainLayer::of(&layer.chain)
+            .map_err(|why| ApiError::new(ErrorKind::Conflict, what, why))?;
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let device = Some(layer.plan.qdev.clone());
+        let target = named(&name, device.as_deref(), &raw_name(&name));
+        let (id, len) = (ImageId(random_id()?), layer.plan.file_size);
+        let offer = ImageOffer { id, name: target, len, read_only: false };
+        let image = SourceImage { name, offer, path, device, base: Base::Empty, chain };
+        // Shows, before anything is touched, that the chain can be read: later a read would wait.
+        let seen = self.registry.peek_chain(&image);
+        tokio::task::block_in_place(|| seen.open()).map_err(|why| io_error(what, why))?;
+        plan.allocated.push(seen_bytes(what, &*seen)?);
+        plan.images.push(image);
+        Ok(plan.images.len() - 1)
+    }
+
+    /// Disks that are flattened already have the node names that they had on their chains.
+    pub(super) fn plan_frozen(&self, picture: &mut Picture) {
+        for layer in picture.disks.iter_mut().filter_map(|layers| layers.first_mut()) {
+            let Place::Resident(name) = &layer.place else { continue };
+            let frozen = self.registry.get(name).filter(|entry| entry.flat.is_some());
+            let layers = frozen.and_then(|entry| layers_of(&entry.record()).ok());
+            if let Some(active) = layers.as_ref().and_then(|layers| layers.first()) {
+                layer.plan = active.flattened();
+            }
+        }
+    }
+}
+
+/// Bytes of data that a guest sees in an image.
+pub(super) fn seen_bytes(what: &str, image: &dyn Image) -> ApiResult<u64> {
+    let whole = BlockRange::whole(image.geometry().len);
+    let data = tokio::task::block_in_place(|| runs::data_blocks(image, whole));
+    data.map(|blocks| blocks.len() * BLOCK_SIZE).map_err(|why| io_error(what, why))
+}
+
+/// Nothing is known of what is in an image that no VM has.
+pub(super) fn refuse_flat_images(command: &Prepare) -> ApiResult<()> {
+    if command.chain == Chain::Keep {
+        return Ok(());
+    }
+    let (what, why) = ("cannot flatten images", "only a running vm tells what chain a disk has");
+    Err(ApiError::new(ErrorKind::Unsupported, what, why)
+        .hint("name the vm with --qmp; without one, `qemu-img convert` makes a raw image"))
+}
+
+/// What stands against flattening is told before the target is asked; bitmaps once it is known
+/// whether they may go.
+pub(super) async fn check_flat(picture: &Picture) -> ApiResult<()> {
+    let options = AdoptOptions { drop_bitmaps: true };
+    for layer in picture.layers().filter(|layer| !layer.chain.is_empty()) {
+        let checked = dray_qemu::flatten::check(&picture.qmp, &layer.chain, options).await;
+        let what = format!("cannot flatten disk {}", layer.plan.qdev);
+        checked.map_err(|why| qemu_error(what, &why))?;
+    }
+    Ok(())
+}

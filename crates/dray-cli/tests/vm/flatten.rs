@@ -1,0 +1,244 @@
+//! A qcow2 disk moves flattened: its guest notices nothing, the target has what the guest saw in a
+//! raw file, and a guest that stays has its chain back.
+
+use crate::failures::copying;
+use crate::home::assert_back_home;
+use crate::restart::{dies_and_returns, runs, start_with};
+use crate::stage::{Kind, PATIENCE, SEEDED, Stage};
+use dray_testkit::guest::tools;
+use dray_testkit::lab::Answer;
+use serde_json::Value;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+const RATE: u64 = 2_000_000;
+const FLATTEN: [&str; 2] = ["--chain", "flatten"];
+
+/// A guest on a chain of three images, and a QEMU that waits for it.
+fn prepared(name: &str) -> Option<Stage> {
+    let mut stage = Stage::new(name, &[Kind::Chain], RATE)?;
+    let answer = stage.prepared_with(&FLATTEN);
+    let prepared = answer.json().unwrap_or_else(|why| panic!("{why}\n{}", stage.logs()));
+    assert_eq!(prepared["images"].as_array().map(Vec::len), Some(1), "{prepared}");
+    assert_eq!(prepared["images"][0]["export"], "disk0.raw", "{prepared}");
+    assert!(!prepared["images"][0]["blockdev"].to_string().contains("qcow2"), "{prepared}");
+    stage.start_target(&prepared);
+    Some(stage)
+}
+
+/// Begins a migration whose copy takes seven seconds, and waits until it copies.
+fn copied(name: &str) -> Option<(Stage, Child)> {
+    let stage = prepared(name)?;
+    let migrate = stage.spawn(&["--bandwidth", "30Mbit"]);
+    let copies = stage.lab.host("a").wait_status(PATIENCE, copying);
+    copies.unwrap_or_else(|why| panic!("{why}\n{}", stage.logs()));
+    Some((stage, migrate))
+}
+
+/// The pid of the storage daemon that serves the chain.
+fn daemon(stage: &Stage) -> u32 {
+    let run = stage.lab.host("a").dir().join("run/chain-");
+    let run = run.to_str().expect("text");
+    let serves = |pid: &u32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line);
+        line.starts_with("qemu-storage-daemon") && line.contains(run)
+    };
+    let pids = fs::read_dir("/proc").expect("proc").filter_map(|entry| {
+        entry.expect("entry").file_name().to_str().and_then(|name| name.parse().ok())
+    });
+    pids.into_iter().find(serves).expect("a storage daemon")
+}
+
+fn run_files(stage: &Stage) -> Vec<PathBuf> {
+    let run = stage.lab.host("a").dir().join("run");
+    let all = fs::read_dir(run).expect("run").map(|entry| entry.expect("entry").path());
+    all.filter(|path| path.to_string_lossy().contains("chain-")).collect()
+}
+
+/// The guest is at the target, which has what it saw; the chain at the source cannot be opened.
+fn assert_moved(stage: &mut Stage) {
+    stage.assert_guest_is_well();
+    stage.quit_source();
+    let path = stage.image("a", 0);
+    let opened = tools::run("qemu-img", &["info", path.to_str().expect("text")]);
+    assert!(opened.is_err(), "the chain's name still opens at the source");
+    stage.finish_guest();
+    stage.assert_images("b");
+    let deadline = Instant::now() + PATIENCE;
+    while !run_files(stage).is_empty() {
+        assert!(Instant::now() < deadline, "the daemon stays: {:?}", run_files(stage));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn moves_with(name: &str, strategy: &str) {
+    let Some(mut stage) = prepared(name) else { return };
+    let summary = stage.migrate(&["--strategy", strategy, "--verify"]).expect("moves");
+    assert_eq!(summary["result"], "completed", "{summary:#}");
+    let written = stage.disks[0].bystander.written_blocks() * 4096;
+    let blocks = summary["guest_bytes"].as_u64().expect("bytes");
+    // The layers hold five times as much.
+    assert!(blocks < SEEDED + written + SEEDED, "{blocks} bytes: {summary:#}");
+    assert_moved(&mut stage);
+}
+
+#[test]
+fn a_chain_arrives_flat_with_hybrid() {
+    moves_with("flat-hybrid", "hybrid");
+}
+
+#[test]
+fn a_chain_arrives_flat_with_pre_copy() {
+    moves_with("flat-pre", "pre-copy");
+}
+
+#[test]
+fn a_chain_arrives_flat_with_post_copy() {
+    moves_with("flat-post", "post-copy");
+}
+
+#[test]
+fn a_cancel_brings_the_chain_home() {
+    let Some((mut stage, migrate)) = copied("flat-cancel") else { return };
+    stage.lab.host("a").json(&["cancel"]).expect("cancel");
+    assert_eq!(Answer::of(migrate).expect("answer").code, 12);
+    assert_back_home(&mut stage);
+}
+
+/// Ends the migration's copy soon and waits for its end.
+fn goes_on(stage: &mut Stage, migrate: Child) {
+    let source = stage.lab.host("a");
+    source.wait_status(PATIENCE, copying).expect("it goes on copying");
+    source.json(&["limit", "none"]).expect("limit");
+    let ended = source.wait_status(PATIENCE, |status: &Value| status["state"] == "completed");
+    ended.unwrap_or_else(|why| panic!("{why}\n{}", stage.logs()));
+    Answer::of(migrate).expect("answer");
+    assert_moved(stage);
+}
+
+#[test]
+fn the_storage_daemon_dies_during_copy() {
+    let Some((mut stage, migrate)) = copied("flat-daemon") else { return };
+    let pid = rustix::process::Pid::from_raw(daemon(&stage) as i32).expect("a pid");
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("kill");
+    goes_on(&mut stage, migrate);
+}
+
+fn agent_dies(name: &str, letter: &str) {
+    let Some((mut stage, migrate)) = copied(name) else { return };
+    stage.lab.host(letter).kill9().expect("kill");
+    std::thread::sleep(Duration::from_millis(500));
+    stage.lab.host(letter).start().expect("restart");
+    goes_on(&mut stage, migrate);
+}
+
+#[test]
+fn the_source_agent_dies_while_a_chain_is_copied() {
+    agent_dies("flat-a", "a");
+}
+
+#[test]
+fn the_target_agent_dies_while_a_chain_is_copied() {
+    agent_dies("flat-b", "b");
+}
+
+/// The source's agent dies before `step` of what a cancelled migration brings home.
+fn comes_home_although(name: &str, step: &str) {
+    let Some(mut stage) = prepared(name) else { return };
+    start_with(stage.lab.host("a"), "DRAY_ABORT_BEFORE", step);
+    let migrate = stage.spawn(&["--bandwidth", "30Mbit"]);
+    stage.lab.host("a").wait_status(PATIENCE, copying).expect("it copies");
+    stage.lab.host("a").json(&["cancel"]).expect("cancel");
+    dies_and_returns(stage.lab.host("a"));
+    Answer::of(migrate).expect("answer");
+    assert_back_home(&mut stage);
+}
+
+#[test]
+fn an_agent_that_dies_when_all_is_merged_brings_the_chain_home() {
+    comes_home_although("flat-merged", "HomeMerged");
+}
+
+#[test]
+fn an_agent_that_dies_while_the_guest_is_stopped_brings_the_chain_home() {
+    comes_home_although("flat-stopped", "HomeStopped");
+}
+
+#[test]
+fn an_agent_that_dies_before_the_chain_is_opened_brings_it_home() {
+    comes_home_although("flat-named", "HomeNamed");
+}
+
+#[test]
+fn an_agent_that_dies_when_the_guest_is_on_its_chain_lets_it_go_on() {
+    comes_home_although("flat-pivoted", "HomePivoted");
+}
+
+/// The source's agent dies before `step` of flattening, with the guest stopped: it goes on.
+fn goes_on_although(name: &str, step: &str) -> Option<Stage> {
+    let mut stage = prepared(name)?;
+    start_with(stage.lab.host("a"), "DRAY_ABORT_BEFORE", step);
+    let migrate = stage.spawn(&[]);
+    dies_and_returns(stage.lab.host("a"));
+    Answer::of(migrate).expect("answer");
+    assert!(runs(&stage), "the guest was left stopped\n{}", stage.logs());
+    stage.target = None;
+    stage.assert_guest_is_well();
+    let source = stage.lab.host("a");
+    let waits = source.wait_status(PATIENCE, |status: &Value| status["state"] == "prepared");
+    let migration =
+        waits.expect("a prepared migration")["migration"].as_str().expect("id").to_owned();
+    source.json(&["cancel", &migration]).expect("the prepared migration goes");
+    Some(stage)
+}
+
+#[test]
+fn an_agent_that_dies_before_it_flattens_leaves_the_chain() {
+    let Some(mut stage) = goes_on_although("flat-stop", "FlattenStopped") else { return };
+    assert_back_home(&mut stage);
+}
+
+#[test]
+fn an_agent_that_dies_just_after_it_has_flattened_lets_the_guest_go_on() {
+    let Some(mut stage) = goes_on_although("flat-onto", "FlattenPivoted") else { return };
+    assert_merged_alone(&mut stage);
+}
+
+/// The VM ends while its newer writes lie over the chain: they are merged without it.
+fn assert_merged_alone(stage: &mut Stage) {
+    stage.finish_guest();
+    let path = stage.image("a", 0);
+    let deadline = Instant::now() + PATIENCE;
+    while !path.exists() {
+        assert!(Instant::now() < deadline, "it does not come home\n{}", stage.logs());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    stage.assert_images("a");
+}
+
+#[test]
+fn a_vm_that_ends_has_its_writes_in_the_chain() {
+    let Some((mut stage, migrate)) = copied("flat-gone") else { return };
+    stage.target = None;
+    stage.lab.host("a").json(&["cancel"]).expect("cancel");
+    drop(Answer::of(migrate));
+    stage.assert_guest_is_well();
+    assert_merged_alone(&mut stage);
+}
+
+#[test]
+fn what_a_flat_copy_cannot_have_is_refused() {
+    let Some(stage) = Stage::new("flat-refused", &[Kind::Qcow2], RATE) else { return };
+    let answer = stage.prepared_with(&FLATTEN);
+    assert_ne!(answer.code, 0, "{answer:?}");
+    assert!(answer.stderr.contains("internal snapshot before"), "{answer:?}");
+    let answer = stage
+        .lab
+        .host("a")
+        .dray(&["prepare", "--image", "x", "--to", "hostb", "--chain", "flatten"]);
+    let answer = answer.expect("prepare");
+    assert!(answer.stderr.contains("qemu-img convert"), "{answer:?}");
+}

@@ -1,0 +1,202 @@
+//! Flatten: put dray *above* a disk's format driver, and back. What the guest sees is then the
+//! export; the chain of images below is left as it is, for whoever reads it from then on.
+//!
+//! The guest has to be stopped: a stopping QEMU flushes all that its format drivers hold back, and
+//! nothing is written while the nodes are exchanged. [`flatten`] takes the chain's active image out
+//! of QEMU, [`unflatten`] opens it again with the options it had. Both can be broken off at any
+//! point; [`settle`] then says where the disk is and removes what is left of the other side.
+
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::adopt::{AdoptOptions, NbdExport, check_size, local_layer};
+use crate::error::{Error, ErrorKind, Result};
+use crate::graph::{Graph, Layer};
+use crate::options::Options;
+use crate::pivot::{abandon_pivot, add_node, delete_node, delete_rest, mirror, undo_add};
+use crate::plan::{LayerPlan, Pivot, check_unused};
+use crate::qmp::Qmp;
+
+/// What a disk is on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum On {
+    /// dray's export.
+    Export,
+    /// Its own chain.
+    Chain,
+}
+
+impl LayerPlan {
+    /// The disk of this active layer as its guest sees it: raw, as long as the virtual disk, under
+    /// the name of the format node. Its path stays that of the active image.
+    #[must_use]
+    pub fn flattened(&self) -> Self {
+        let mut plan = self.clone();
+        if let Pivot::Reopen { options } = &self.pivot {
+            for key in ["node-name", "discard", "detect-zeroes", "cache"] {
+                if let Some(value) = options.get(key) {
+                    plan.local.insert(key.into(), value.clone());
+                }
+            }
+        }
+        plan.local.insert("driver".into(), "file".into());
+        plan.format = "raw".into();
+        plan.file_size = self.size;
+        plan.pivot = Pivot::Mirror;
+        plan
+    }
+
+    /// Whether QEMU opened the layer by itself, because the one above names it.
+    fn is_implied(&self) -> bool {
+        self.format_node() == Some(&crate::plan::node_name("format", &self.qdev, self.depth))
+    }
+
+    fn format_options(&self) -> Result<(&Options, &str)> {
+        match (&self.pivot, self.format_node()) {
+            (Pivot::Reopen { options }, Some(name)) => Ok((options, name)),
+            _ => {
+                let why = format!("disk {} has no format driver", self.qdev);
+                Err(Error::new(ErrorKind::Refused, why))
+            }
+        }
+    }
+}
+
+fn active(layers: &[LayerPlan]) -> Result<&LayerPlan> {
+    layers.first().ok_or_else(|| Error::new(ErrorKind::Refused, "a disk without layers"))
+}
+
+/// Checks without touching anything that [`flatten`] would not refuse: what a flattened copy cannot
+/// have is told of.
+pub async fn check(qmp: &Qmp, layers: &[LayerPlan], options: AdoptOptions) -> Result<()> {
+    let graph = Graph::read(qmp).await?;
+    let plan = active(layers)?;
+    let layer = local_layer(&graph, plan)?;
+    let qdev = &plan.qdev;
+    let refuse = |why: String| Err(Error::new(ErrorKind::Refused, format!("disk {qdev}: {why}")));
+    let Some(format) = &layer.format else {
+        return refuse("it has no format driver, so there is nothing to flatten".into());
+    };
+    if let Some(name) = format.snapshots.first() {
+        return refuse(format!(
+            "its image has the internal snapshot {name}, which a flattened copy cannot have: \
+             delete it, or move the chain as it is (--chain keep)"
+        ));
+    }
+    if format.encrypted || layers.iter().any(|layer| layer.format == "luks") {
+        return refuse("an encrypted image cannot be flattened: use --chain keep".into());
+    }
+    let bitmaps = check_unused(&graph, &plan.flattened(), &layer, true)?;
+    if let (Some((_, bitmap)), false) = (bitmaps.first(), options.drop_bitmaps) {
+        return refuse(format!(
+            "its image has the dirty bitmap {bitmap}, which the target would not have: allow it \
+             (--drop-bitmaps), or move the chain as it is (--chain keep)"
+        ));
+    }
+    Ok(())
+}
+
+/// Puts the disk of a stopped guest on the export, and closes the chain's active image in QEMU. On
+/// failure it is on its chain. Returns how long the exchange took.
+pub async fn flatten(qmp: &Qmp, layers: &[LayerPlan], export: &NbdExport) -> Result<Duration> {
+    let flat = active(layers)?.flattened();
+    let what = || format!("could not flatten disk {}", flat.qdev);
+    let graph = Graph::read(qmp).await.map_err(|e| e.during(what()))?;
+    let layer = local_layer(&graph, active(layers)?).map_err(|e| e.during(what()))?;
+    let start = Instant::now();
+    let nbd = flat.nbd_node();
+    add_node(qmp, &export.node(&flat)).await.map_err(|e| e.during(what()))?;
+    if let Err(error) = onto_export(qmp, &flat, &layer).await {
+        return Err(undo_add(qmp, &nbd, error).await.during(what()));
+    }
+    delete_rest(qmp, &flat, &layer).await.map_err(|e| e.during(what()))?;
+    Ok(start.elapsed())
+}
+
+async fn onto_export(qmp: &Qmp, flat: &LayerPlan, layer: &Layer) -> Result<()> {
+    let nbd = flat.nbd_node();
+    check_size(qmp, flat, &nbd).await?;
+    mirror(qmp, flat, &layer.top().name, &nbd).await
+}
+
+/// Puts the disk of a stopped guest back on its chain, whose active image holds everything, under
+/// the node names and with the options it had. On failure it is on the export.
+pub async fn unflatten(qmp: &Qmp, layers: &[LayerPlan]) -> Result<Duration> {
+    let plan = active(layers)?;
+    let flat = plan.flattened();
+    let what = || format!("could not put disk {} back on its image", plan.qdev);
+    let start = Instant::now();
+    let opened = open_chain(qmp, layers).await;
+    let back = match opened {
+        Ok(top) => mirror(qmp, &flat, &flat.nbd_node(), &top).await,
+        Err(error) => Err(error),
+    };
+    if let Err(error) = back {
+        close_chain(qmp, plan).await.map_err(|e| e.during(what()))?;
+        return Err(error.during(what()));
+    }
+    delete_node(qmp, &flat.nbd_node()).await.map_err(|e| e.during(what()))?;
+    Ok(start.elapsed())
+}
+
+/// Opens the chain as it was; returns the name of its top node.
+async fn open_chain(qmp: &Qmp, layers: &[LayerPlan]) -> Result<String> {
+    let plan = active(layers)?;
+    // Left behind by an earlier try.
+    close_chain(qmp, plan).await?;
+    let below = &layers[1..];
+    // What QEMU opened by itself it will open again.
+    let named = below.iter().position(LayerPlan::is_implied).unwrap_or(below.len());
+    let mut backing = (named == below.len()).then_some(Value::Null);
+    for layer in below[..named].iter().rev() {
+        backing = Some(add_layer(qmp, layer, backing).await?.into());
+    }
+    add_layer(qmp, plan, backing).await
+}
+
+/// Adds the nodes of a layer that are not there. Without `backing` QEMU follows the image itself.
+async fn add_layer(qmp: &Qmp, plan: &LayerPlan, backing: Option<Value>) -> Result<String> {
+    let graph = Graph::read(qmp).await?;
+    let name = plan.format_node().unwrap_or_else(|| plan.local_node()).to_owned();
+    if graph.has_node(&name) {
+        return Ok(name);
+    }
+    if !graph.has_node(plan.local_node()) {
+        add_node(qmp, &plan.local).await?;
+    }
+    let Pivot::Reopen { options } = &plan.pivot else { return Ok(name) };
+    let mut options = options.clone();
+    options.insert("file".into(), plan.local_node().into());
+    if let Some(backing) = backing.filter(|_| plan.format == "qcow2") {
+        options.insert("backing".into(), backing);
+    }
+    add_node(qmp, &options).await?;
+    Ok(name)
+}
+
+/// Closes the active image.
+async fn close_chain(qmp: &Qmp, plan: &LayerPlan) -> Result<()> {
+    let (_, format) = plan.format_options()?;
+    delete_node(qmp, format).await?;
+    delete_node(qmp, plan.local_node()).await
+}
+
+/// Ends an exchange in either direction that was broken off, and says what the disk is on.
+pub async fn settle(qmp: &Qmp, layers: &[LayerPlan]) -> Result<On> {
+    let plan = active(layers)?;
+    let flat = plan.flattened();
+    abandon_pivot(qmp, &flat).await?;
+    let layer = flat.layer_in(&Graph::read(qmp).await?)?;
+    if layer.protocol.name == flat.nbd_node() {
+        close_chain(qmp, plan).await?;
+        return Ok(On::Export);
+    }
+    if layer.is_on_file(&plan.path()) {
+        delete_node(qmp, &flat.nbd_node()).await?;
+        return Ok(On::Chain);
+    }
+    let (qdev, name, file) = (&plan.qdev, &layer.protocol.name, &layer.protocol.file);
+    let why = format!("disk {qdev} is on node {name} ({file}): neither dray's nor its image");
+    Err(Error::new(ErrorKind::Mismatch, why))
+}
