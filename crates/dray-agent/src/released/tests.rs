@@ -25,7 +25,6 @@ fn note(path: &Path, id: u128) -> Released {
             migration: None,
             adopted: None,
             replica: None,
-            flat: None,
         },
         file: FileId::of(path).unwrap(),
         len: 4096,
