@@ -4,10 +4,6 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
-# Tests of backups in a bucket need a server for it.
-DRAY_S3_SERVER=${DRAY_S3_SERVER:-$(ci/s3.sh)}
-export DRAY_S3_SERVER
-
 log=${CARGO_TARGET_DIR:-target}/test-output.log
 mkdir -p "$(dirname "$log")"
 

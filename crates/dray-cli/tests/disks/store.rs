@@ -37,8 +37,11 @@ pub struct Bucket {
 impl Bucket {
     /// Starts it; nothing where no server is installed.
     pub fn start() -> Option<Self> {
-        let Some(command) = std::env::var_os(VARIABLE).filter(|path| !path.is_empty()) else {
-            println!("SKIP: {VARIABLE} names no S3 server; `ci/s3.sh` installs one");
+        let server = std::env::var_os(VARIABLE).filter(|path| !path.is_empty());
+        let Some(command) = server.filter(|_| cfg!(feature = "s3")) else {
+            println!(
+                "SKIP: built without the feature s3, or {VARIABLE} names no server: `make s3`"
+            );
             return None;
         };
         let mut server = Command::new(command)
