@@ -325,7 +325,18 @@ fn a_return_that_is_given_up_leaves_a_replica() {
     let mut world = World::begin(Lab::new());
     world.go("hosta", "hostb", &[]);
     world.write_on("hostb", &[(10, 4), (20000, 8), (300, 200)]);
-    let args = ["migrate", "--image", IMAGE, "--to", "hosta", "--bandwidth", "400kbit", "--detach"];
+    let args = [
+        "migrate",
+        "--image",
+        IMAGE,
+        "--to",
+        "hosta",
+        "--bandwidth",
+        "400kbit",
+        "--strategy",
+        "hybrid",
+        "--detach",
+    ];
     let begun = world.lab.b.dray(&args);
     assert!(begun.status.success(), "{begun:?}");
     wait_for("the first blocks", END, || {
@@ -359,7 +370,18 @@ fn a_cancelled_return_is_taken_up_again() {
     let mut world = World::begin(Lab::new());
     world.go("hosta", "hostb", &[]);
     world.write_on("hostb", &[(1000, 200), (20000, 200)]);
-    let args = ["migrate", "--image", IMAGE, "--to", "hosta", "--bandwidth", "2Mbit", "--detach"];
+    let args = [
+        "migrate",
+        "--image",
+        IMAGE,
+        "--to",
+        "hosta",
+        "--bandwidth",
+        "2Mbit",
+        "--strategy",
+        "hybrid",
+        "--detach",
+    ];
     assert!(world.lab.b.dray(&args).status.success());
     wait_for("some blocks", END, || {
         let done = world.lab.b.progress().and_then(|(_, p)| p["total"]["bytes_done"].as_u64());
