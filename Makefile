@@ -1,7 +1,7 @@
 # Every target does its own set-up on a fresh Debian 12 or newer: packages are installed when they
 # are missing, cargo fetches the pinned toolchain.
 .DEFAULT_GOAL := help
-.PHONY: help setup build test check fmt clippy doc pure deny tests s3 demo bench soak fuzz install clean
+.PHONY: help setup build test check fmt clippy doc pure deny tests s3 long demo bench soak fuzz install clean
 SHELL := /bin/bash
 
 STRATEGY ?= hybrid
@@ -51,6 +51,9 @@ s3: setup ## backups in an object store: lints, and tests against a server that 
 	cargo clippy -p dray-backup -p dray-agent -p dray-cli --all-targets --locked --features dray-cli/s3 -- -D warnings
 	cargo test -p dray-backup --locked --features s3 --test s3
 	DRAY_S3_SERVER=$$(ci/s3.sh) cargo test -p dray-cli --locked --features s3 --test disks buckets::
+
+long: setup ## the tests with virtual machines that make test has no time for
+	cargo test --workspace --locked --test vm -- --ignored
 
 demo: build ## move a running guest live between two hosts on this machine
 	@demo/run.sh

@@ -32,6 +32,7 @@ fn moves(strategy: &str) {
 }
 
 #[test]
+#[ignore = "long: make long"]
 fn before_pre_copy() {
     moves("pre-copy");
 }

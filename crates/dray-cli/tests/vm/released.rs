@@ -234,11 +234,13 @@ fn dies_at_release(step: &str) {
 }
 
 #[test]
+#[ignore = "long: make long"]
 fn an_agent_that_dies_before_it_notes_a_release_notes_it() {
     dies_at_release("ReleaseNote");
 }
 
 #[test]
+#[ignore = "long: make long"]
 fn an_agent_that_dies_before_the_pivot_of_a_release_does_it() {
     dies_at_release("ReleasePivot");
 }
@@ -249,11 +251,13 @@ fn an_agent_that_dies_after_the_pivot_of_a_release_finishes_it() {
 }
 
 #[test]
+#[ignore = "long: make long"]
 fn an_agent_that_dies_before_a_release_is_done_finishes_it() {
     dies_at_release("ReleaseDone");
 }
 
 #[test]
+#[ignore = "long: make long"]
 fn an_agent_that_dies_before_it_forgets_a_released_image_forgets_it() {
     dies_at_release("ReleaseForget");
 }
@@ -279,12 +283,14 @@ fn dies_at_adoption(step: &str) -> Option<Vec<Value>> {
 }
 
 #[test]
+#[ignore = "long: make long"]
 fn an_agent_that_dies_before_it_takes_a_released_disk_takes_it() {
     let Some(images) = dies_at_adoption("AdoptPivot") else { return };
     assert!(sent(&images[0]) <= bound(written_blocks()), "the bitmap went on: {images:?}");
 }
 
 #[test]
+#[ignore = "long: make long"]
 fn an_agent_that_dies_before_it_reads_the_bitmap_reads_it() {
     let Some(images) = dies_at_adoption("AdoptAbsorb") else { return };
     assert!(sent(&images[0]) <= bound(written_blocks()), "the bitmap is still there: {images:?}");
@@ -296,11 +302,13 @@ fn an_agent_that_dies_before_it_writes_down_what_it_read_does_not_forget_it() {
 }
 
 #[test]
+#[ignore = "long: make long"]
 fn an_agent_that_dies_before_the_note_goes_does_not_believe_too_much() {
     dies_at_adoption("AdoptNote");
 }
 
 #[test]
+#[ignore = "long: make long"]
 fn an_agent_that_dies_before_qemu_lets_the_file_go_goes_on() {
     dies_at_adoption("AdoptClose");
 }
