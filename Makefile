@@ -14,7 +14,7 @@ DRAY := $(abspath $(TARGET_DIR))/release/dray
 export STRATEGY MINUTES DRAY
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 	@echo "  variables: STRATEGY=pre-copy|post-copy|hybrid (demo), MINUTES=10 (soak, fuzz), PREFIX, DESTDIR (install)"
 
 setup: ## install the Debian packages that are missing
