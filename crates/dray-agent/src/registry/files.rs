@@ -1,0 +1,77 @@
+//! Opening what is below an image: a file under one of its names, a device, a chain.
+
+use super::present_path;
+use super::record::{CopyState, ImageRecord, Place};
+use crate::config::{Config, PoolIo};
+use crate::flat::{self, Flat};
+use crate::store::Store;
+use dray_image::{ErrorKind, FileImage, FileOptions, ImageNames};
+use std::io;
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+use std::sync::Arc;
+
+pub(super) fn open_flat(
+    store: &Store,
+    config: &Config,
+    record: &ImageRecord,
+    file: &Arc<FileImage>,
+) -> io::Result<Option<Flat>> {
+    let present = present_path(store, &record.name);
+    Flat::open(record, file, &config.run_dir, &present, config.limits.stall)
+}
+
+/// Whether a block device is at `path`.
+pub fn is_device(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_block_device())
+}
+
+/// Opens the file that a record names. A crash may have come between a new name and the record of
+/// it, so the other names are tried too.
+///
+/// # Errors
+/// What opening under the recorded name reports.
+pub(super) fn open_file(record: &ImageRecord, io: PoolIo) -> dray_image::Result<FileImage> {
+    let write = !record.read_only || record.state == CopyState::Incoming;
+    let direct = io == PoolIo::Direct;
+    let export_len = Some(record.len).filter(|&len| len > 0);
+    let options = |write| FileOptions { write, direct, export_len };
+    if record.flat.is_some() {
+        return flat::open_overlay(record, direct);
+    }
+    if record.device {
+        return open_device(record, options(write));
+    }
+    let names = ImageNames::of(&record.path)?;
+    let named = || FileImage::open(&record.path, options(write));
+    let partial = || FileImage::from_file(names.open_partial()?, &names.partial(), options(true));
+    // While the migration is open a guest's writes are parked, not refused, and the image may yet
+    // be handed back (I5).
+    let open = write && record.migration.is_some();
+    let replica = |epoch| {
+        let file = names.open_replica(epoch, open)?;
+        FileImage::from_file(file, &names.replica(epoch), options(open))
+    };
+    let recorded = match record.place {
+        Place::Named => named(),
+        Place::Partial => partial(),
+        Place::Replica(epoch) => replica(epoch),
+        Place::Chain => flat::open_overlay(record, direct),
+    };
+    match recorded {
+        Err(why) if why.kind == ErrorKind::NotFound => {
+            let next = record.epoch.next();
+            let other = named().or_else(|_| partial()).or_else(|_| replica(next));
+            other.or_else(|_| replica(record.epoch)).map_err(|_| why)
+        }
+        other => other,
+    }
+}
+
+fn open_device(record: &ImageRecord, options: FileOptions) -> dray_image::Result<FileImage> {
+    if record.place == Place::Partial {
+        return FileImage::claim(&record.path, options);
+    }
+    let kept = record.state == CopyState::Replica && record.migration.is_none();
+    FileImage::open(&record.path, FileOptions { write: options.write && !kept, ..options })
+}

@@ -1,0 +1,104 @@
+//! What is durable about an image.
+
+use crate::flat::FlatRecord;
+use crate::lineage::ReplicaNote;
+use dray_image::ImageNames;
+use dray_types::{Epoch, ImageId, MigrationId};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// What this host's copy of an image is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CopyState {
+    /// This host accepts writes.
+    Owner,
+    /// The image is on its way here.
+    Incoming,
+    /// Ownership has passed to another host.
+    Replica,
+}
+
+/// Which of its names an image's file has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Place {
+    /// Its own.
+    Named,
+    /// That of an incomplete image.
+    Partial,
+    /// That of the copy left behind when this epoch began elsewhere.
+    Replica(Epoch),
+    /// That of a chain's active image while the newer writes are in an overlay.
+    Chain,
+}
+
+/// A VM's disk that was spliced under dray while it ran, and goes back to QEMU.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Adopted {
+    /// QMP socket of the VM.
+    pub qmp: PathBuf,
+    /// The disk's device id.
+    pub device: String,
+    /// The splice, as the hypervisor side needs it to undo it.
+    pub splice: serde_json::Value,
+}
+
+/// What is durable about an image.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct ImageRecord {
+    /// Name of the image and of its export.
+    pub name: String,
+    /// The same on every host.
+    pub id: ImageId,
+    /// The path it has as a complete, owned image.
+    pub path: PathBuf,
+    /// The name its file has now (I1).
+    pub place: Place,
+    /// It is a block device: it keeps its path, and a marker says what `place` says of a file.
+    #[serde(default)]
+    pub device: bool,
+    /// Permission bits of the file under its own name.
+    pub mode: u32,
+    /// Exported length in bytes.
+    pub len: u64,
+    /// Exported with room to grow.
+    pub growable: bool,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// What is inside, as the operator said.
+    pub format: Option<String>,
+    /// What this copy is.
+    pub state: CopyState,
+    /// Ownership counter (I1).
+    pub epoch: Epoch,
+    /// The migration it takes part in.
+    pub migration: Option<MigrationId>,
+    /// Set while QEMU believes the disk is its own file.
+    pub adopted: Option<Adopted>,
+    /// What a copy holds that was left behind; kept while a migration back makes the image of it.
+    #[serde(default)]
+    pub replica: Option<ReplicaNote>,
+    /// Set while the image is a chain, frozen under `path`, with an overlay of dray's over it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flat: Option<FlatRecord>,
+}
+
+impl ImageRecord {
+    /// The path under which the file can be found now.
+    ///
+    /// # Errors
+    /// When the configured path is none.
+    pub fn current_path(&self) -> dray_image::Result<PathBuf> {
+        if self.device {
+            return Ok(self.path.clone());
+        }
+        let names = ImageNames::of(&self.path)?;
+        Ok(match self.place {
+            Place::Named => self.path.clone(),
+            Place::Partial => names.partial(),
+            Place::Replica(epoch) => names.replica(epoch),
+            Place::Chain => names.chain(),
+        })
+    }
+}
