@@ -4,6 +4,8 @@
 
 use crate::lab;
 use crate::nbd::{Client, FLUSH, Fault, READ, TRIM, WRITE, ZERO};
+use dray_testkit::numbered::next;
+pub use dray_testkit::numbered::{BLOCK, content, contents};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -11,8 +13,6 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Bytes of a block.
-pub const BLOCK: u64 = 4096;
 /// Blocks that belong to one lane together; requests stay inside.
 const GROUP: u64 = 16;
 /// Requests that are under way at once.
@@ -29,31 +29,6 @@ const HOLE: u64 = 4;
 
 /// What blocks hold: the number of the write that they hold, zero for zeros.
 pub type Versions = BTreeMap<u64, u64>;
-
-/// The content of a block.
-pub fn content(block: u64, version: u64) -> Vec<u8> {
-    if version == 0 {
-        return vec![0; BLOCK as usize];
-    }
-    // Mixed first, or neighbours would hold the same words one place further and compress well.
-    let mut state = next(&mut (block ^ version.rotate_left(32)));
-    let mut bytes = Vec::with_capacity(BLOCK as usize);
-    bytes.extend(block.to_le_bytes());
-    bytes.extend(version.to_le_bytes());
-    while bytes.len() < BLOCK as usize {
-        bytes.extend(next(&mut state).to_le_bytes());
-    }
-    bytes
-}
-
-/// A step of splitmix64.
-fn next(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let mut word = *state;
-    word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    word ^ (word >> 31)
-}
 
 /// Blocks of a region whose writes are noted together: 64 MiB.
 const REGION: u64 = 16384;
@@ -285,8 +260,7 @@ impl Lane {
             0..11 => {
                 self.version += 1;
                 let version = self.version;
-                let data: Vec<u8> =
-                    (first..first + count).flat_map(|b| content(b, version)).collect();
+                let data = contents(first, &vec![version; count as usize]);
                 self.done(WRITE, offset, len, &data)?;
                 self.versions.extend((first..first + count).map(|block| (block, version)));
             }

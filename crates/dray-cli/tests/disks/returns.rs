@@ -1,7 +1,7 @@
 //! Images that go back to a host that has a replica of an earlier generation: only what changed
 //! crosses the wire, and whatever happens to a replica or an agent, no wrong block ever arrives.
 
-use crate::guest::{self, BLOCK, Guest, Versions, content};
+use crate::guest::{self, BLOCK, Guest, Versions, contents};
 use crate::lab::{Host, Lab, wait_for};
 use crate::moves::result;
 use crate::nbd::{Client, WRITE, ZERO};
@@ -92,7 +92,7 @@ fn write(nbd: &std::path::Path, versions: &mut Versions, version: u64, ranges: &
     for &(first, count) in ranges {
         let (offset, len) = (first * BLOCK, (count * BLOCK) as u32);
         let held = if version.is_multiple_of(7) { 0 } else { version };
-        let data: Vec<u8> = (first..first + count).flat_map(|b| content(b, held)).collect();
+        let data = contents(first, &vec![held; count as usize]);
         let (kind, data) = if held == 0 { (ZERO, &[][..]) } else { (WRITE, &data[..]) };
         client.request(kind, offset, len, data, &|| true).unwrap();
         versions.extend((first..first + count).map(|block| (block, held)));

@@ -1,7 +1,7 @@
 //! Images that begin with a backup at the target: the source sends what was written since, and
 //! whatever a repository does, no wrong block ever arrives.
 
-use crate::guest::{self, BLOCK, Versions, content};
+use crate::guest::{self, BLOCK, Versions, contents};
 use crate::lab::{Host, Lab, wait_for};
 use crate::moves::result;
 use crate::nbd::{Client, WRITE};
@@ -102,8 +102,7 @@ impl World {
         let mut client = Client::connect(&self.lab.b.nbd(), IMAGE).unwrap();
         self.version += 1;
         for &(first, count) in ranges {
-            let data: Vec<u8> =
-                (first..first + count).flat_map(|block| content(block, self.version)).collect();
+            let data = contents(first, &vec![self.version; count as usize]);
             let len = data.len() as u32;
             client.request(WRITE, first * BLOCK, len, &data, &|| true).unwrap();
             self.versions.extend((first..first + count).map(|block| (block, self.version)));
@@ -128,7 +127,8 @@ fn write_backup(at: &Path, key: &Key, image: ImageId, generation: Ancestor, vers
     let blocks = PIECE_BYTES as u64 / BLOCK;
     for piece in 0..piece_count(bytes) {
         let range = piece * blocks..((piece + 1) * blocks).min(BLOCKS);
-        let data: Vec<u8> = range.flat_map(|block| content(block, versions[&block])).collect();
+        let held: Vec<u64> = range.clone().map(|block| versions[&block]).collect();
+        let data = contents(range.start, &held);
         writer.put(piece, &data).unwrap();
     }
     let info = Info {
