@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 from agents import Host, ask, issue_certificates
+from debian import make_disk, make_initramfs, make_root, run
 
 MIB = 1 << 20
 IMAGE = "disk.raw"
@@ -31,14 +32,6 @@ JOBS = {
     "install": "apt installs " + ", ".join(INSTALLED) + " and what they need",
 }
 MODULES = ["virtio_pci", "virtio_blk", "ext4"]
-
-INITRAMFS = """#!/bin/busybox sh
-/bin/busybox mount -t devtmpfs dev /dev
-for module in $(/bin/busybox cat /modules); do /bin/busybox insmod $module; done
-until [ -b /dev/vda ]; do /bin/busybox sleep 0.1; done
-/bin/busybox mount -t ext4 /dev/vda /root || exec /bin/busybox sh
-exec /bin/busybox switch_root /root /sbin/day
-"""
 
 DAY = """#!/bin/bash
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root DEBIAN_FRONTEND=noninteractive
@@ -65,20 +58,6 @@ echo o > /proc/sysrq-trigger; sleep 60
 """
 
 
-def run(*command, **more):
-    return subprocess.run(list(map(str, command)), check=True, **more)
-
-
-def make_root(work):
-    """Debian on ext4."""
-    tree = work / "tree"
-    run("mmdebstrap", "--quiet", "--variant=minbase", f"--include={INCLUDED}", "bookworm", tree)
-    day = tree / "sbin/day"
-    day.write_text(DAY)
-    day.chmod(0o755)
-    return tree
-
-
 def make_net(work):
     """A disk with what is fetched from elsewhere."""
     files = work / "net"
@@ -92,36 +71,6 @@ def make_net(work):
     run("apt-get", "download", "-qq", *wanted, cwd=files)
     size = sum(file.stat().st_size for file in files.iterdir()) + 64 * MIB
     run("mke2fs", "-q", "-t", "ext4", "-d", files, work / "net.raw", f"{size >> 10}k")
-
-
-def make_initramfs(work):
-    kernel = sorted(Path("/boot").glob("vmlinuz-*cloud*"))[-1]
-    version = kernel.name.removeprefix("vmlinuz-")
-    tree = work / "initramfs"
-    for part in ("bin", "dev", "root", "lib"):
-        (tree / part).mkdir(parents=True)
-    shutil.copy("/bin/busybox", tree / "bin/busybox")
-    order = []
-    for module in MODULES:
-        told = subprocess.check_output(["modprobe", "-S", version, "--show-depends", module], text=True)
-        order += [line.split()[1] for line in told.splitlines() if line.startswith("insmod")]
-    names = []
-    for path in dict.fromkeys(order):
-        name = f"lib/{Path(path).name}"
-        data = Path(path).read_bytes()
-        if name.endswith(".xz"):
-            import lzma
-            name, data = name.removesuffix(".xz"), lzma.decompress(data)
-        (tree / name).write_bytes(data)
-        names.append(f"/{name}")
-    (tree / "modules").write_text("\n".join(names))
-    (tree / "init").write_text(INITRAMFS)
-    (tree / "init").chmod(0o755)
-    archive = work / "initramfs.cpio"
-    with open(archive, "wb") as out:
-        found = subprocess.Popen(["find", "."], cwd=tree, stdout=subprocess.PIPE)
-        run("cpio", "--quiet", "-o", "-H", "newc", cwd=tree, stdin=found.stdout, stdout=out)
-    return kernel, archive
 
 
 def live(host, kernel, initramfs, net, job, log):
@@ -157,10 +106,9 @@ def main():
     work = Path(args.work or tempfile.mkdtemp(prefix="dray-daily-"))
     work.mkdir(exist_ok=True)
     if not (work / "net.raw").exists():
-        make_root(work)
+        make_root(work, INCLUDED, DAY)
         make_net(work)
-    shutil.rmtree(work / "initramfs", ignore_errors=True)
-    kernel, initramfs = make_initramfs(work)
+    kernel, initramfs = make_initramfs(work, MODULES)
     root = Path(tempfile.mkdtemp(prefix="dray-daily-run-"))
     host = None
     try:
@@ -168,9 +116,7 @@ def main():
         addresses = {"hosta": "127.78.0.1:7421", "hostb": "127.78.0.2:7421"}
         host = Host(args.dray, root, "hosta", "hostb", addresses)
         image = host.pool / IMAGE
-        # Nothing that the kernel would do later in the background.
-        lazy = "lazy_itable_init=0,lazy_journal_init=0"
-        run("mke2fs", "-q", "-t", "ext4", "-E", lazy, "-d", work / "tree", image, f"{args.gib}G")
+        make_disk(work / "tree", image, args.gib)
         host.start()
         ask(host.api, {"image-add": {"name": IMAGE, "path": str(image)}})
         print(f"ext4 of {args.gib} GiB, {image.stat().st_blocks * 512 / MIB:.0f} MiB used, kernel {kernel.name}")

@@ -140,6 +140,11 @@ fn the_target_records_what_it_found_and_names_what_it_lacks() {
         _ => None,
     });
     assert_eq!(said, Some(ToSource::Lack { tag: 9, pieces: 0b010 }));
+    assert_recorded(&mut target, &[(32, 16), (64, 16)]);
+}
+
+/// With the next flush of its images exactly these blocks are recorded as received.
+fn assert_recorded(target: &mut T, blocks: &[(u64, u64)]) {
     target.now += 3_000_000_000;
     let effects = target.step(dray_engine::TargetEvent::Tick);
     let id = effects.iter().find_map(|effect| match effect {
@@ -148,8 +153,7 @@ fn the_target_records_what_it_found_and_names_what_it_lacks() {
     });
     let result = Ok(());
     let effects = target.step(dray_engine::TargetEvent::ImagesSynced { id: id.unwrap(), result });
-    let blocks = set(&[(32, 16), (64, 16)]);
-    let record = TargetRecord::Received { image: IMAGE, blocks };
+    let record = TargetRecord::Received { image: IMAGE, blocks: set(blocks) };
     assert!(effects.contains(&TargetEffect::Journal(vec![record])), "{effects:?}");
 }
 
@@ -242,17 +246,7 @@ fn the_target_records_the_blocks_it_found_and_names_those_it_lacks() {
     let lacking = [0b11, 0, 0, 0];
     let effects = target.arrives(10, 48, 16, Arrival::SomeBlocks { lacking });
     assert_eq!(said(&effects), Some(ToSource::LackBlocks { tag: 10, blocks: lacking }));
-    target.now += 3_000_000_000;
-    let effects = target.step(dray_engine::TargetEvent::Tick);
-    let id = effects.iter().find_map(|effect| match effect {
-        TargetEffect::SyncImages { id } => Some(*id),
-        _ => None,
-    });
-    let result = Ok(());
-    let effects = target.step(dray_engine::TargetEvent::ImagesSynced { id: id.unwrap(), result });
-    let blocks = set(&[(50, 14), (64, 16)]);
-    let record = TargetRecord::Received { image: IMAGE, blocks };
-    assert!(effects.contains(&TargetEffect::Journal(vec![record])), "{effects:?}");
+    assert_recorded(&mut target, &[(50, 14), (64, 16)]);
 }
 
 /// What the target's replica has some version of is described even where nothing else is found.

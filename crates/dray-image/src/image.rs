@@ -36,6 +36,40 @@ pub struct Extent {
     pub kind: ExtentKind,
 }
 
+/// Extents one after the other: neighbours of one kind are one, and there are no more than `max`.
+pub(crate) struct Joined {
+    found: Vec<Extent>,
+    max: usize,
+}
+
+impl Joined {
+    /// None yet; `max` is at least one.
+    pub(crate) fn at_most(max: usize) -> Self {
+        Self { found: Vec::new(), max: max.max(1) }
+    }
+
+    /// Appends these and returns how many bytes they are together; `None` when there are no more
+    /// or no room is left: then what was found so far is the answer.
+    pub(crate) fn extend(&mut self, pieces: &[Extent]) -> Option<u64> {
+        let mut len = 0;
+        for &piece in pieces {
+            let full = self.found.len() >= self.max;
+            match self.found.last_mut() {
+                Some(last) if last.kind == piece.kind => last.len += piece.len,
+                _ if full => return None,
+                _ => self.found.push(piece),
+            }
+            len += piece.len;
+        }
+        (len > 0).then_some(len)
+    }
+
+    /// What was found.
+    pub(crate) fn found(self) -> Vec<Extent> {
+        self.found
+    }
+}
+
 /// How zeros are to be written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ZeroMode {

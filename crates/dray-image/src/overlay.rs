@@ -10,6 +10,7 @@
 
 use crate::blockmap::AtomicBlockMap;
 use crate::disk::PresentLog;
+use crate::image::Joined;
 use crate::missing::Touched;
 use crate::stripes::Stripes;
 use crate::sync::atomic::{AtomicBool, Ordering};
@@ -285,27 +286,18 @@ impl Image for Overlay {
 
     fn extents(&self, offset: u64, len: u64, max: usize) -> Result<Vec<Extent>> {
         self.check("mapping", offset, len)?;
-        let mut found: Vec<Extent> = Vec::new();
+        let mut joined = Joined::at_most(max);
         for (from, to, here) in self.pieces(offset, len) {
+            let image = if here { &self.file } else { &self.below };
             let mut at = from;
             while at < to {
-                let image = if here { &self.file } else { &self.below };
-                let pieces = image.extents(at, to - at, max)?;
-                if pieces.is_empty() {
-                    return Ok(found);
-                }
-                for piece in pieces {
-                    let full = found.len() >= max;
-                    match found.last_mut() {
-                        Some(last) if last.kind == piece.kind => last.len += piece.len,
-                        _ if full => return Ok(found),
-                        _ => found.push(piece),
-                    }
-                    at += piece.len;
+                match joined.extend(&image.extents(at, to - at, max)?) {
+                    Some(len) => at += len,
+                    None => return Ok(joined.found()),
                 }
             }
         }
-        Ok(found)
+        Ok(joined.found())
     }
 
     fn start_writeback(&self, offset: u64, len: u64) -> Result<()> {

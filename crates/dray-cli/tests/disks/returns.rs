@@ -48,6 +48,19 @@ impl World {
         write(&nbd, &mut self.versions, self.version, ranges);
     }
 
+    /// Begins to move it from hostb back to hosta, and waits for the first blocks there.
+    fn begin_return(&self, bandwidth: &str) {
+        let args = ["migrate", "--image", IMAGE, "--to", "hosta", "--strategy", "hybrid"];
+        let more = ["--bandwidth", bandwidth, "--detach"];
+        let begun = self.lab.b.dray(&[&args[..], &more].concat());
+        assert!(begun.status.success(), "{begun:?}");
+        wait_for("the first blocks", END, || {
+            let done = self.lab.b.progress().and_then(|(_, p)| p["total"]["bytes_done"].as_u64());
+            done.is_some_and(|done| done > 0)
+        })
+        .unwrap();
+    }
+
     /// Moves it and waits until both hosts are done.
     fn go(&mut self, from: &str, to: &str, more: &[&str]) -> Value {
         let args = ["--json", "migrate", "--image", IMAGE, "--to", to];
@@ -325,25 +338,7 @@ fn a_return_that_is_given_up_leaves_a_replica() {
     let mut world = World::begin(Lab::new());
     world.go("hosta", "hostb", &[]);
     world.write_on("hostb", &[(10, 4), (20000, 8), (300, 200)]);
-    let args = [
-        "migrate",
-        "--image",
-        IMAGE,
-        "--to",
-        "hosta",
-        "--bandwidth",
-        "400kbit",
-        "--strategy",
-        "hybrid",
-        "--detach",
-    ];
-    let begun = world.lab.b.dray(&args);
-    assert!(begun.status.success(), "{begun:?}");
-    wait_for("the first blocks", END, || {
-        let done = world.lab.b.progress().and_then(|(_, p)| p["total"]["bytes_done"].as_u64());
-        done.is_some_and(|done| done > 0)
-    })
-    .unwrap();
+    world.begin_return("400kbit");
     assert_eq!(world.lab.a.files(), [".disk.img.dray-partial"]);
     assert!(world.lab.b.dray(&["cancel", "--discard"]).status.success());
     wait_for("the replica", END, || world.lab.a.files() == [".disk.img.dray-replica-2"]).unwrap();
@@ -370,24 +365,7 @@ fn a_cancelled_return_is_taken_up_again() {
     let mut world = World::begin(Lab::new());
     world.go("hosta", "hostb", &[]);
     world.write_on("hostb", &[(1000, 200), (20000, 200)]);
-    let args = [
-        "migrate",
-        "--image",
-        IMAGE,
-        "--to",
-        "hosta",
-        "--bandwidth",
-        "2Mbit",
-        "--strategy",
-        "hybrid",
-        "--detach",
-    ];
-    assert!(world.lab.b.dray(&args).status.success());
-    wait_for("some blocks", END, || {
-        let done = world.lab.b.progress().and_then(|(_, p)| p["total"]["bytes_done"].as_u64());
-        done.is_some_and(|done| done > 0)
-    })
-    .unwrap();
+    world.begin_return("2Mbit");
     assert!(world.lab.b.dray(&["cancel"]).status.success());
     world.write_on("hostb", &[(1000, 1), (30, 2)]);
     let summary = world.go("hostb", "hosta", &["--verify"]);

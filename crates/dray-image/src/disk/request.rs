@@ -1,6 +1,7 @@
 //! What happens to a guest's request on its way through a [`Disk`].
 
 use super::Disk;
+use crate::image::Joined;
 use crate::missing::Touched;
 use crate::stats::Counter;
 use crate::{Attempt, Error, ErrorKind, Extent, ExtentKind, Geometry, Image, Result, ZeroMode};
@@ -253,7 +254,7 @@ impl Image for Disk {
 impl Disk {
     /// Missing blocks may hold anything, whatever the image has in their place.
     fn extents_with_missing(&self, offset: u64, len: u64, max: usize) -> Result<Vec<Extent>> {
-        let mut found: Vec<Extent> = Vec::new();
+        let mut joined = Joined::at_most(max);
         let end = offset + len;
         let mut at = offset;
         while at < end {
@@ -267,16 +268,11 @@ impl Disk {
             } else {
                 vec![Extent { len: to - at, kind: ExtentKind::Data }]
             };
-            for piece in pieces {
-                let full = found.len() == max;
-                match found.last_mut() {
-                    Some(last) if last.kind == piece.kind => last.len += piece.len,
-                    _ if full => return Ok(found),
-                    _ => found.push(piece),
-                }
-                at += piece.len;
+            match joined.extend(&pieces) {
+                Some(len) => at += len,
+                None => break,
             }
         }
-        Ok(found)
+        Ok(joined.found())
     }
 }
