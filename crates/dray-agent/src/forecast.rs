@@ -6,7 +6,7 @@ use crate::heat::ImageHeat;
 use crate::net::NetError;
 use dray_engine::plan::Load;
 use dray_image::{Image, runs};
-use dray_types::{BitRate, BlockRange, BlockSet, ImageIndex};
+use dray_types::{BLOCK_SIZE, BitRate, BlockRange, BlockSet, ImageIndex};
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
@@ -66,24 +66,76 @@ pub struct Moved<'a> {
     pub len: u64,
     /// What is known of its accesses, when a guest uses it here.
     pub heat: Option<&'a ImageHeat>,
+    /// Blocks that the target has as they are here, if it begins with a replica.
+    pub shared: Option<BlockSet>,
 }
 
-/// What of each image holds data. Looks for the images' holes, which takes a moment.
-pub fn data(images: &[Moved]) -> Vec<BlockSet> {
-    let data = |image: &Moved| {
+/// Where an image holds data when its migration begins.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Content {
+    /// Blocks with data that the source has to send.
+    pub to_send: BlockSet,
+    /// Blocks with data that the target has as they are here.
+    pub at_target: BlockSet,
+}
+
+impl Content {
+    fn of(image: &Moved) -> Self {
         let whole = BlockRange::whole(image.len);
         // An image whose holes cannot be seen is data all over.
-        runs::data_blocks(image.image, whole).unwrap_or_else(|_| [whole].into_iter().collect())
-    };
-    images.iter().map(data).collect()
+        let data =
+            runs::data_blocks(image.image, whole).unwrap_or_else(|_| [whole].into_iter().collect());
+        Self::split(data, image.shared.as_ref())
+    }
+
+    /// Of the blocks with data, `shared` names those that the target has.
+    fn split(data: BlockSet, shared: Option<&BlockSet>) -> Self {
+        let Some(shared) = shared else {
+            return Self { to_send: data, at_target: BlockSet::new() };
+        };
+        let mut to_send = data.clone();
+        to_send.subtract(shared);
+        let mut at_target = data;
+        at_target.subtract(&to_send);
+        Self { to_send, at_target }
+    }
+
+    /// So many blocks that the target has were written since, nobody knows yet which: for what comes
+    /// of it the first ones are as good as any.
+    pub fn rewritten(&mut self, mut blocks: u64) {
+        let runs: Vec<_> = self.at_target.runs().collect();
+        for run in runs {
+            let part = BlockRange::new(run.start, run.len.min(blocks));
+            self.at_target.remove(part);
+            self.to_send.insert(part);
+            blocks -= part.len;
+        }
+    }
+
+    /// Bytes that the source has to send.
+    pub fn bytes_to_send(&self) -> u64 {
+        self.to_send.len() * BLOCK_SIZE
+    }
+
+    /// Bytes that lie at the target.
+    pub fn bytes_at_target(&self) -> u64 {
+        self.at_target.len() * BLOCK_SIZE
+    }
 }
 
-/// Everything together; `data` names what of each image holds some.
-pub fn load(images: &[Moved], data: &[BlockSet], way: &Way, limit: Option<BitRate>) -> Load {
+/// Where each image holds data. Looks for the images' holes, which takes a moment.
+pub fn contents(images: &[Moved]) -> Vec<Content> {
+    images.iter().map(Content::of).collect()
+}
+
+/// What the source has to do, for `dray plan`, for what a migration is predicted to take, for the order
+/// of a batch and for `auto` alike; `contents` names what of each image holds data.
+pub fn load(images: &[Moved], contents: &[Content], way: &Way, limit: Option<BitRate>) -> Load {
     let mut chunks = Vec::new();
-    for (ix, (image, data)) in images.iter().zip(data).enumerate() {
+    for (ix, (image, content)) in images.iter().zip(contents).enumerate() {
         let unused = ImageHeat::new(image.len);
-        chunks.extend(image.heat.unwrap_or(&unused).chunks(ImageIndex(ix as u16), data));
+        let heat = image.heat.unwrap_or(&unused);
+        chunks.extend(heat.chunks(ImageIndex(ix as u16), &content.to_send, &content.at_target));
     }
     Load {
         chunks,
@@ -147,6 +199,27 @@ mod tests {
 
     fn limit(bytes_per_second: u64) -> Option<BitRate> {
         Some(BitRate { bytes_per_second })
+    }
+
+    #[test]
+    fn what_lies_at_the_target_is_not_sent_and_holes_are_nowhere() {
+        let set = |ranges: &[(u64, u64)]| -> BlockSet {
+            ranges.iter().map(|&(start, len)| BlockRange::new(start, len)).collect()
+        };
+        let data = set(&[(0, 10), (100, 20)]);
+        let all = Content::split(data.clone(), None);
+        assert_eq!((all.bytes_to_send(), all.bytes_at_target()), (30 * BLOCK_SIZE, 0));
+        // Everything was the same but blocks 5 to 7 and 110 to 149, half of which are a hole.
+        let shared = set(&[(0, 5), (8, 102), (150, 1000)]);
+        let some = Content::split(data, Some(&shared));
+        assert_eq!(some.to_send, set(&[(5, 3), (110, 10)]));
+        assert_eq!(some.at_target, set(&[(0, 5), (8, 2), (100, 10)]));
+        let mut more = some.clone();
+        more.rewritten(6);
+        assert_eq!((more.to_send.len(), more.at_target), (19, set(&[(9, 1), (100, 10)])));
+        more = some;
+        more.rewritten(1000);
+        assert_eq!((more.to_send.len(), more.at_target.len()), (30, 0));
     }
 
     #[test]

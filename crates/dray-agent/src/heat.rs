@@ -141,8 +141,8 @@ impl ImageHeat {
     }
 
     /// The image in the planner's pieces: chunks that are read or written, and the stretches between
-    /// them; only what has `data` or is written.
-    pub fn chunks(&self, image: ImageIndex, data: &BlockSet) -> Vec<Chunk> {
+    /// them; only what has `data` to be sent or is written. The target has what is `held` as it is.
+    pub fn chunks(&self, image: ImageIndex, data: &BlockSet, held: &BlockSet) -> Vec<Chunk> {
         let state = self.state();
         let [reads, writes] = state.pace.a_second();
         let heat = &state.heat;
@@ -167,6 +167,7 @@ impl ImageHeat {
                     last.range.len += range.len;
                     last.bytes += bytes;
                     last.areas = vec![last.range];
+                    last.held += held.intersection(range).len() * BLOCK_SIZE;
                 }
                 _ => {
                     // Writes of an earlier process are known by their rate alone.
@@ -174,7 +175,9 @@ impl ImageHeat {
                     if areas.is_empty() {
                         areas.push(range);
                     }
-                    chunks.push(Chunk { image, range, bytes, written, areas, reads });
+                    let held = areas.iter().map(|&area| held.intersection(area).len()).sum::<u64>();
+                    let held = held * BLOCK_SIZE;
+                    chunks.push(Chunk { image, range, bytes, written, areas, held, reads });
                 }
             }
         }

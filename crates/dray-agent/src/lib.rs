@@ -25,6 +25,7 @@ pub mod budget;
 pub mod config;
 pub mod flat;
 pub mod forecast;
+pub mod given;
 pub mod heat;
 pub mod lineage;
 mod links;

@@ -18,7 +18,7 @@ use std::sync::{Arc, PoisonError};
 
 /// A replica that can be used distrusts this many regions at most: half a terabyte. Of one that
 /// distrusts more, a copy tells as much.
-const MAX_DISTRUSTED: usize = 8192;
+pub const MAX_DISTRUSTED: usize = 8192;
 
 impl ImageRecord {
     /// What the replica in this record holds, if the wanted image can begin with it. It gets its own

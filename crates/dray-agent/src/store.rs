@@ -55,6 +55,11 @@ impl Store {
         self.root.join("released")
     }
 
+    /// The file of who gave targets what of images.
+    pub fn given(&self) -> PathBuf {
+        self.root.join("given.json")
+    }
+
     /// Where the notes of images are that are being read from backups.
     pub fn seeds(&self) -> PathBuf {
         self.root.join("seeds")

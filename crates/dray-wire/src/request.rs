@@ -104,6 +104,21 @@ pub struct Holding {
     pub distrusted: Vec<u64>,
 }
 
+/// Feature word: the target understands `Survey`.
+pub const FEATURE_SURVEY: &str = "survey";
+
+/// What an image would begin with at the target.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Surveyed {
+    /// What a migration would begin with: a replica that lies there or, where anybody would give
+    /// something of it, one that would be read first.
+    pub base: Base,
+    /// Bytes of data that each provider would give, by its name there, were all equally quick.
+    pub given: Vec<(String, u64)>,
+    /// What cannot be used and what is not known before, for people.
+    pub notes: Vec<String>,
+}
+
 /// What one agent asks of another.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Request {
@@ -156,6 +171,18 @@ pub enum Request {
         /// The image.
         image: ImageId,
     },
+    /// What images would begin with, and who would give it; nothing is made or read for it but lists.
+    /// To be sent only to a peer that has agreed to [`FEATURE_SURVEY`].
+    Survey {
+        /// A wish that was seeded: then nobody is asked, and what was expected of it is told.
+        number: Option<u64>,
+        /// Pool at the target; its default one when none is named.
+        pool: Option<String>,
+        /// The images.
+        images: Vec<SeedImage>,
+        /// Backups and other hosts' replicas count.
+        backups: bool,
+    },
 }
 
 impl Request {
@@ -165,6 +192,7 @@ impl Request {
             Self::PrepareReturn { .. } => Some(FEATURE_RETURN),
             Self::Seed { .. } => Some(FEATURE_SEED),
             Self::Holdings { .. } => Some(FEATURE_HOLDINGS),
+            Self::Survey { .. } => Some(FEATURE_SURVEY),
             _ => None,
         }
     }
@@ -213,6 +241,14 @@ pub enum Reply {
         /// The replicas.
         held: Vec<Holding>,
     },
+    /// Answer to `Survey`: each image, in order.
+    Surveyed {
+        /// What each would begin with.
+        images: Vec<Surveyed>,
+        /// Bytes of content there that are known by hash: what an image has in common with it is
+        /// found while it moves.
+        indexed: u64,
+    },
 }
 
 /// Encodes a request or reply with its length (u32, little endian) in front.
@@ -251,6 +287,19 @@ pub fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, WireError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_survey_is_the_last_of_both_and_needs_its_word() {
+        let survey =
+            Request::Survey { number: None, pool: None, images: Vec::new(), backups: true };
+        assert_eq!(encode(&survey).unwrap()[4..], [6, 0, 0, 0, 1], "as in docs/protocol.md");
+        assert_eq!(survey.feature(), Some(FEATURE_SURVEY));
+        let one = Surveyed { base: Base::Empty, given: vec![("nas".into(), 5)], notes: Vec::new() };
+        let reply = Reply::Surveyed { images: vec![one], indexed: 7 };
+        let bytes = encode(&reply).unwrap();
+        assert_eq!(bytes[4], 7);
+        assert_eq!(decode::<Reply>(&bytes[4..]), Ok(reply));
+    }
 
     #[test]
     fn requests_round_trip() {

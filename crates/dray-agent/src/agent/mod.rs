@@ -5,6 +5,7 @@
 mod devices;
 mod launch;
 mod peers;
+mod requests;
 
 pub use launch::Tasks;
 

@@ -1,4 +1,5 @@
-//! What peers may do here: open streams of migrations they take part in, and ask a few things.
+//! What peers may do here: open streams of migrations they take part in, and have room made for images.
+//! What else they may ask is in [`requests`](super::requests).
 
 use super::Agent;
 use crate::config::{Pool, PoolKind};
@@ -8,14 +9,13 @@ use crate::migration::log::Folder;
 use crate::migration::messages::Settings;
 use crate::migration::source::unix_ms;
 use crate::migration::target::{INTENT, TargetSlot};
-use crate::net::requests::{self, RequestHandler};
-use crate::net::{self, Incoming, Listener, NetError};
+use crate::net::requests;
+use crate::net::{Incoming, Listener, NetError};
 use crate::registry::{CopyState, Entry, ImageRecord, Place};
 use crate::vm;
 use dray_image::{FileImage, FileOptions, ImageNames};
 use dray_types::{Ancestor, Epoch, MigrationId};
-use dray_wire::control::MAX_IMAGES;
-use dray_wire::request::{Base, Reply, Request, SeedImage, Seeding, WantedImage};
+use dray_wire::request::{Base, WantedImage};
 use dray_wire::{ImageOffer, StreamKind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -93,7 +93,12 @@ impl Agent {
     }
 
     /// Partial images that an abandoned migration of the same peer left under these names go.
-    async fn make_way(&self, peer: &str, migration: MigrationId, images: &[WantedImage]) {
+    pub(super) async fn make_way(
+        &self,
+        peer: &str,
+        migration: MigrationId,
+        images: &[WantedImage],
+    ) {
         for image in images {
             let Some(entry) = self.registry.get(&image.name) else { continue };
             let record = entry.record();
@@ -113,7 +118,7 @@ impl Agent {
 
     /// `ancestors` of each image when the asking side can begin with replicas; returns what each
     /// image begins with.
-    fn prepare_for(
+    pub(super) fn prepare_for(
         self: &Arc<Self>,
         peer: &str,
         migration: MigrationId,
@@ -185,28 +190,6 @@ impl Agent {
                 Err(why.to_string())
             }
         }
-    }
-
-    /// Images are read from backups before they come.
-    fn seed_for(
-        &self,
-        peer: &str,
-        number: u64,
-        pool: Option<&str>,
-        images: Vec<SeedImage>,
-        link: Option<u64>,
-    ) -> Result<Vec<Seeding>, String> {
-        let known = self.config.peer(peer).ok_or("the peer is not configured here")?;
-        let pool = self.config.pool_for(known, pool).map_err(|why| why.to_string())?;
-        if pool.kind != PoolKind::Files {
-            let why = "images on devices cannot begin with a backup".to_owned();
-            return Ok(vec![Seeding::Nothing { why }; images.len()]);
-        }
-        if images.len() > MAX_IMAGES {
-            return Err(format!("more than {MAX_IMAGES} images at once"));
-        }
-        let ask = |image| self.seeds.ask(number, image, link, pool, self);
-        images.into_iter().map(ask).collect::<Result<_, _>>().map_err(|why| why.to_string())
     }
 
     /// What an earlier try has sent stays where it is, so the next one cannot go elsewhere.
@@ -295,7 +278,7 @@ impl Agent {
     }
 
     /// The NBD socket of this host, and the images' names as its exports.
-    fn exports(&self, images: &[WantedImage]) -> (String, Vec<String>) {
+    pub(super) fn exports(&self, images: &[WantedImage]) -> (String, Vec<String>) {
         let socket = self.nbd_socket().to_string_lossy().into_owned();
         (socket, images.iter().map(|image| image.name.clone()).collect())
     }
@@ -410,50 +393,4 @@ fn check_space(pool: &Pool, images: &[WantedImage], reused: u64) -> Result<(), S
         ));
     }
     Ok(())
-}
-
-impl RequestHandler for Arc<Agent> {
-    async fn answer(&self, peer: &str, request: Request) -> Reply {
-        match request {
-            Request::Identify => Reply::Identity {
-                agent: net::AGENT.to_owned(),
-                pools: self.config.peer(peer).map(|peer| peer.pools.clone()).unwrap_or_default(),
-            },
-            Request::Prepare { migration, pool, images } => {
-                self.make_way(peer, migration, &images).await;
-                let prepared = self.prepare_for(peer, migration, pool.as_deref(), &images, None);
-                let (nbd_socket, exports) = self.exports(&images);
-                match prepared {
-                    Ok(_) => Reply::Prepared { nbd_socket, exports },
-                    Err(why) => Reply::Refused { why },
-                }
-            }
-            Request::PrepareReturn { migration, pool, images, ancestors } => {
-                self.make_way(peer, migration, &images).await;
-                let ancestors = Some(&ancestors[..]);
-                let prepared =
-                    self.prepare_for(peer, migration, pool.as_deref(), &images, ancestors);
-                let (nbd_socket, exports) = self.exports(&images);
-                match prepared {
-                    Ok(bases) => Reply::PreparedReturn { nbd_socket, exports, bases },
-                    Err(why) => Reply::Refused { why },
-                }
-            }
-            Request::Seed { number, pool, images, link } => {
-                match self.seed_for(peer, number, pool.as_deref(), images, link) {
-                    Ok(images) => Reply::Seeding { images },
-                    Err(why) => Reply::Refused { why },
-                }
-            }
-            Request::Holdings { image } => Reply::Holdings { held: self.holdings(peer, image) },
-            Request::Forget { migration } => {
-                if let Some(slot) = self.targets.get(migration)
-                    && slot.intent().peer == peer
-                {
-                    slot.send(crate::migration::target::Input::Forget);
-                }
-                Reply::Done
-            }
-        }
-    }
 }

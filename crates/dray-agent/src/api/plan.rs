@@ -4,6 +4,7 @@ use super::command::{Chain, Strategy, Subject};
 use dray_engine::plan::Prediction;
 use dray_types::BitRate;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Predicts what a migration would take with each strategy, and moves nothing.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -28,6 +29,15 @@ pub struct Plan {
     /// Most milliseconds by which the guest's requests may become slower.
     #[serde(default)]
     pub max_added_latency_ms: Option<f64>,
+    /// Nothing is asked of backups and other hosts: what lies at the target is all that it begins with.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub no_backups: bool,
+    /// Pool at the target; its default one when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<String>,
+    /// Names at the target, by image or device here.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub names: BTreeMap<String, String>,
 }
 
 /// Where the rate of a link is from.
@@ -95,6 +105,38 @@ pub struct PlannedStrategy {
     pub predicted: Predicted,
 }
 
+/// Bytes of data that came from one place.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Provided {
+    /// A repository, `replica at HOST`, `same content at HOST` or `source`.
+    pub provider: String,
+    /// Bytes that were predicted to; absent where nobody can know before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub predicted: Option<u64>,
+    /// Bytes that did.
+    pub bytes: u64,
+}
+
+/// Where an image would come from.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PlannedImage {
+    /// Its name here.
+    pub image: String,
+    /// Bytes of data in it.
+    pub data: u64,
+    /// Number of the generation that it would begin with at the target.
+    pub generation: Option<u64>,
+    /// Bytes of data that lie at the target and need not be sent.
+    pub at_target: u64,
+    /// Bytes of data that each provider would give first, by its name at the target.
+    pub given: BTreeMap<String, u64>,
+    /// Bytes of data that the source would send; what is written meanwhile comes to that.
+    pub source: u64,
+    /// What cannot be used and what is not known before, for people.
+    pub notes: Vec<String>,
+}
+
 /// What a migration would take.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Planned {
@@ -114,6 +156,16 @@ pub struct Planned {
     pub data: u64,
     /// Bytes a second that guests write to them.
     pub written: u64,
+    /// Where each image would come from.
+    #[serde(default)]
+    pub images: Vec<PlannedImage>,
+    /// Bytes of content that the target knows by hash. How much of it is the same as in the images is
+    /// unknown until they move; absent when the target did not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub indexed: Option<u64>,
+    /// Why the target cannot say what it has, if so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub silent: Option<String>,
     /// Each strategy.
     pub strategies: Vec<PlannedStrategy>,
 }

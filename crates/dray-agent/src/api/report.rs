@@ -2,7 +2,7 @@
 
 use super::command::{Order, Strategy, Subject};
 use super::error::ApiError;
-use super::plan::Predicted;
+use super::plan::{Predicted, Provided};
 use super::progress::Progress;
 use super::text;
 use dray_types::{Ancestor, BitRate, ByteSize, Epoch, GenerationId, ImageId, MigrationId};
@@ -141,6 +141,9 @@ pub struct ImageSummary {
     /// Bytes that were not sent because the target had the same content somewhere.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub bytes_from_target: u64,
+    /// Who gave the target what its copy began with, where it had that read for this migration.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub given: Vec<Provided>,
     /// Why a replica that the target has was of no use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replica_not_used: Option<String>,
@@ -210,6 +213,9 @@ pub struct Summary {
     /// What came of it, in the same fields; there when `predicted` is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub actual: Option<Predicted>,
+    /// Where the bytes came from, all images together.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub providers: Vec<Provided>,
     /// Each image.
     pub images: Vec<ImageSummary>,
 }

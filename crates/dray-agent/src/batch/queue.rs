@@ -82,6 +82,10 @@ impl Run {
                 max_downtime_ms: one.command.max_downtime_ms,
                 deadline_ms: one.command.deadline_ms,
                 max_added_latency_ms: one.command.tuning.max_added_latency_ms,
+                pool: one.command.pool.clone(),
+                names: one.command.names.clone(),
+                // What a target was to be given before is there by now.
+                no_backups: true,
             };
             let (agent, strategy) = (Arc::clone(agent), one.command.strategy);
             tasks.spawn(async move {

@@ -1,6 +1,6 @@
 //! What was asked for: written durably before a migration does anything, read when the agent starts.
 
-use crate::api::{Order, Tuning};
+use crate::api::{Order, Provided, Tuning};
 use crate::flat::ChainLayer;
 use crate::forecast::Way;
 use crate::lineage::ReplicaNote;
@@ -29,6 +29,9 @@ pub struct SourceImage {
     /// The chain of a disk that moves flattened, the active image first; empty otherwise.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub chain: Vec<ChainLayer>,
+    /// Who gave the target what its copy began with, where it had that read for this.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub given: Vec<Provided>,
 }
 
 fn empty() -> Base {

@@ -39,7 +39,7 @@ pub use stream::{BlockingStream, Stream};
 pub const AGENT: &str = concat!("dray/", env!("CARGO_PKG_VERSION"));
 
 /// What this software can do beyond the protocol's versions; used as far as both sides can.
-pub const FEATURES: [&str; 9] = [
+pub const FEATURES: [&str; 10] = [
     "zstd",
     dray_wire::control::FEATURE_BACKFILL_ORDER,
     dray_wire::control::FEATURE_BACKUP_GENERATIONS,
@@ -49,4 +49,5 @@ pub const FEATURES: [&str; 9] = [
     dray_wire::request::FEATURE_HOLDINGS,
     dray_wire::request::FEATURE_RETURN,
     dray_wire::request::FEATURE_SEED,
+    dray_wire::request::FEATURE_SURVEY,
 ];

@@ -34,7 +34,8 @@ impl Agent {
         let target = named(&name, device.as_deref(), &raw_name(&name));
         let (id, len) = (ImageId(random_id()?), layer.plan.file_size);
         let offer = ImageOffer { id, name: target, len, read_only: false };
-        let image = SourceImage { name, offer, path, device, base: Base::Empty, chain };
+        let (base, given) = (Base::Empty, Vec::new());
+        let image = SourceImage { name, offer, path, device, base, chain, given };
         // Shows, before anything is touched, that the chain can be read: later a read would wait.
         let seen = self.registry.peek_chain(&image);
         tokio::task::block_in_place(|| seen.open()).map_err(|why| io_error(what, why))?;

@@ -16,6 +16,7 @@ mod record;
 mod released;
 mod seed;
 pub(crate) mod splice;
+mod survey;
 
 pub(crate) use control::outcome;
 pub(crate) use migrate::Together;

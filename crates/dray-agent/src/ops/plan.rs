@@ -1,19 +1,20 @@
-//! `dray plan`: what a migration would take; nothing moves.
+//! `dray plan`: what a migration would take, and where its bytes would come from; nothing moves.
 
 use super::io_error;
 use super::migrate::{MAX_DOWNTIME_MS, guest_memory};
 use super::prepare::net_error;
+use super::survey::Survey;
 use crate::agent::Agent;
 use crate::api::{ApiResult, Plan, Planned, PlannedStrategy, Predicted, Prepare};
 use crate::forecast::{self, Moved, Way};
 use crate::links;
 use crate::migration::intent::SourceImage;
 use crate::migration::source::shown_strategy;
+use crate::registry::Entry;
 use dray_engine::Strategy;
-use dray_engine::plan::{self, Goals};
+use dray_engine::plan::{self, Goals, Load};
 use dray_image::{FileImage, FileOptions, Image};
 use dray_types::BlockRange;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// The strategies that can be told apart before the guest is observed; hot-set cannot.
@@ -28,19 +29,26 @@ impl Agent {
             to: command.to.clone(),
             pool: None,
             prefix: None,
-            names: BTreeMap::new(),
+            names: command.names.clone(),
             target_qmp: None,
             chain: command.chain,
         };
-        let (intent, _, picture) = self.plan(&prepare).await?;
+        let (intent, plan, picture) = self.plan(&prepare).await?;
         let settings = self.session_settings(&command.to)?;
-        let (memory, memory_dirty) = guest_memory(picture.as_ref(), true).await;
         let rtt = Way::round_trip(&settings.address).await;
         let rtt = rtt.map_err(|why| net_error(&what, &why))?;
+        let (pool, backups) = (command.pool.as_deref(), !command.no_backups);
+        let ((memory, memory_dirty), mut survey) = tokio::join!(
+            guest_memory(picture.as_ref(), true),
+            self.survey(&intent, &plan, pool, backups)
+        );
+        if let Some(picture) = &picture {
+            self.ask_qemu(&mut survey, picture, &plan).await;
+        }
         let link = links::rate(&self.store.links(), &command.to);
         let way = Way { rtt, memory, memory_dirty, link };
         let agent = Arc::clone(self);
-        let work = move || agent.predict_all(&intent.images, &command, &way);
+        let work = move || agent.predict_all(&intent.images, &command, &way, survey);
         let planned = tokio::task::spawn_blocking(work).await;
         planned.map_err(|why| io_error(what.clone(), why))?.map_err(|why| io_error(what, why))
     }
@@ -50,18 +58,10 @@ impl Agent {
         images: &[SourceImage],
         command: &Plan,
         way: &Way,
+        survey: Survey,
     ) -> dray_image::Result<Planned> {
         let entries: Vec<_> = images.iter().map(|image| self.registry.get(&image.name)).collect();
-        let mut files = Vec::new();
-        for (image, entry) in images.iter().zip(&entries) {
-            let options =
-                FileOptions { write: false, direct: false, export_len: Some(image.offer.len) };
-            files.push(match entry {
-                Some(entry) => Arc::clone(entry.disk.backing()),
-                None if !image.chain.is_empty() => self.registry.peek_chain(image),
-                None => Arc::new(FileImage::open(&image.path, options)?) as Arc<dyn Image>,
-            });
-        }
+        let files = self.readable(images, &entries)?;
         let moved: Vec<_> = images
             .iter()
             .zip(files.iter().zip(&entries))
@@ -69,30 +69,21 @@ impl Agent {
                 image: &**file,
                 len: image.offer.len,
                 heat: entry.as_ref().map(|entry| &entry.heat),
+                shared: self.shared_with_target(image, entry.as_deref(), &survey),
             })
             .collect();
-        let (link, link_from) = way.link(command.bandwidth);
         for entry in entries.iter().flatten() {
             entry.heat.drain(&entry.disk);
         }
-        let load = forecast::load(&moved, &forecast::data(&moved), way, command.bandwidth);
+        let mut contents = forecast::contents(&moved);
+        let mut planned = Vec::new();
+        for ((image, moved), content) in images.iter().zip(&moved).zip(&mut contents) {
+            survey.rewrite(image, content);
+            planned.push(survey.planned(image, content, moved.shared.is_some()));
+        }
+        let load = forecast::load(&moved, &contents, way, command.bandwidth);
         let whole: Vec<_> = moved.iter().map(|image| BlockRange::whole(image.len)).collect();
-        let goals = Goals {
-            max_downtime: Some(command.max_downtime_ms.unwrap_or(MAX_DOWNTIME_MS) as f64 / 1e3),
-            max_added_latency: command.max_added_latency_ms.map(|ms| ms / 1e3),
-            deadline: command.deadline_ms.map(|ms| ms as f64 / 1e3),
-            bandwidth: Some(link),
-        };
-        let one = |&strategy: &Strategy| {
-            let predicted = if strategy == Strategy::Auto {
-                let chosen = plan::choose(&load, &goals, &whole);
-                Predicted::new(&chosen.prediction, link, chosen.missed)
-            } else {
-                let prediction = plan::predict(strategy, &load, &goals, None);
-                Predicted::new(&prediction, link, goals.missed_by(&prediction))
-            };
-            PlannedStrategy { strategy: shown_strategy(strategy), predicted }
-        };
+        let (link, link_from) = way.link(command.bandwidth);
         Ok(Planned {
             to: command.to.clone(),
             link: link as u64,
@@ -100,9 +91,56 @@ impl Agent {
             rtt_ms: way.rtt * 1e3,
             memory: way.memory,
             memory_written: way.memory_dirty,
-            data: load.chunks.iter().map(|chunk| chunk.bytes).sum(),
+            data: planned.iter().map(|image| image.data).sum(),
             written: load.chunks.iter().map(|chunk| chunk.written).sum::<f64>() as u64,
-            strategies: SHOWN.iter().map(one).collect(),
+            images: planned,
+            indexed: survey.indexed,
+            silent: survey.silent,
+            strategies: strategies(&load, command, &whole, link),
         })
     }
+
+    /// What is read of each image: its file, or of a flattened disk what its guest sees.
+    fn readable(
+        &self,
+        images: &[SourceImage],
+        entries: &[Option<Arc<Entry>>],
+    ) -> dray_image::Result<Vec<Arc<dyn Image>>> {
+        let open = |(image, entry): (&SourceImage, &Option<Arc<Entry>>)| {
+            let options =
+                FileOptions { write: false, direct: false, export_len: Some(image.offer.len) };
+            Ok(match entry {
+                Some(entry) => Arc::clone(entry.disk.backing()),
+                None if !image.chain.is_empty() => self.registry.peek_chain(image),
+                None => Arc::new(FileImage::open(&image.path, options)?) as Arc<dyn Image>,
+            })
+        };
+        images.iter().zip(entries).map(open).collect()
+    }
+}
+
+/// What comes of each strategy.
+fn strategies(
+    load: &Load,
+    command: &Plan,
+    whole: &[BlockRange],
+    link: f64,
+) -> Vec<PlannedStrategy> {
+    let goals = Goals {
+        max_downtime: Some(command.max_downtime_ms.unwrap_or(MAX_DOWNTIME_MS) as f64 / 1e3),
+        max_added_latency: command.max_added_latency_ms.map(|ms| ms / 1e3),
+        deadline: command.deadline_ms.map(|ms| ms as f64 / 1e3),
+        bandwidth: Some(link),
+    };
+    let one = |&strategy: &Strategy| {
+        let predicted = if strategy == Strategy::Auto {
+            let chosen = plan::choose(load, &goals, whole);
+            Predicted::new(&chosen.prediction, link, chosen.missed)
+        } else {
+            let prediction = plan::predict(strategy, load, &goals, None);
+            Predicted::new(&prediction, link, goals.missed_by(&prediction))
+        };
+        PlannedStrategy { strategy: shown_strategy(strategy), predicted }
+    };
+    SHOWN.iter().map(one).collect()
 }

@@ -9,6 +9,7 @@ use crate::api::{
     Subject,
 };
 use crate::flat::raw_name;
+use crate::given;
 use crate::migration::intent::{SourceImage, SourceIntent, SourceVm};
 use crate::migration::source::{SourceSlot, unix_ms};
 use crate::net::requests;
@@ -182,7 +183,7 @@ impl Agent {
     }
 
     /// The epoch of an image that this host serves, or that QEMU has taken back.
-    fn epoch_of(&self, image: &SourceImage) -> Option<Epoch> {
+    pub(super) fn epoch_of(&self, image: &SourceImage) -> Option<Epoch> {
         if let Some(entry) = self.registry.get(&image.name) {
             return Some(entry.record().epoch);
         }
@@ -190,13 +191,13 @@ impl Agent {
     }
 
     /// What is known of an image that QEMU has taken back, and that will be adopted again.
-    fn released_at(&self, image: &SourceImage) -> Option<Released> {
+    pub(super) fn released_at(&self, image: &SourceImage) -> Option<Released> {
         let known = self.registry.released.at(&image.path)?;
         (known.image.id == image.offer.id).then_some(known)
     }
 
     /// The generations of which the target may have a replica to begin with.
-    fn ancestors(&self, image: &SourceImage) -> Vec<Ancestor> {
+    pub(super) fn ancestors(&self, image: &SourceImage) -> Vec<Ancestor> {
         if image.offer.read_only {
             return Vec::new();
         }
@@ -280,7 +281,8 @@ impl Agent {
         let read_only = record.read_only || backing;
         let offer = ImageOffer { id: record.id, name: target, len: record.len, read_only };
         let (name, path, base) = (name.to_owned(), record.path, Base::Empty);
-        plan.images.push(SourceImage { name, offer, path, device, base, chain: Vec::new() });
+        let (chain, given) = (Vec::new(), Vec::new());
+        plan.images.push(SourceImage { name, offer, path, device, base, chain, given });
         plan.allocated.push(match &entry.flat {
             Some(_) => seen_bytes(&what, entry.disk.backing().as_ref())?,
             None => entry.file.allocated_bytes().map_err(|why| io_error(&what, why))?,
@@ -327,8 +329,8 @@ impl Agent {
         };
         let offer = ImageOffer { id, name: target, len, read_only };
         plan.allocated.push(file.allocated_bytes().map_err(|why| io_error(&what, why))?);
-        let (base, chain) = (Base::Empty, Vec::new());
-        plan.images.push(SourceImage { name, offer, path, device, base, chain });
+        let (base, chain, given) = (Base::Empty, Vec::new(), Vec::new());
+        plan.images.push(SourceImage { name, offer, path, device, base, chain, given });
         Ok(plan.images.len() - 1)
     }
 
@@ -356,6 +358,10 @@ impl Agent {
                 let (name, peer) = (&image.offer.name, &intent.peer);
                 let notice = format!("the replica of {name} on {peer} is not used: {why}");
                 notices.push(format!("{notice}; everything is copied"));
+            }
+            if let Base::Replica { generation, .. } = base {
+                let (notes, id) = (self.store.given(), image.offer.id);
+                image.given = given::of(&notes, id, &intent.peer, generation);
             }
             image.base = base;
         }
@@ -404,10 +410,20 @@ impl Agent {
     /// # Errors
     /// When the peer is not configured, or why it could not be asked.
     pub(crate) async fn ask(&self, peer: &str, request: &Request) -> Result<Reply, NetError> {
+        self.ask_within(ASK_TIMEOUT, peer, request).await
+    }
+
+    /// The same with another limit to its patience.
+    pub(super) async fn ask_within(
+        &self,
+        limit: Duration,
+        peer: &str,
+        request: &Request,
+    ) -> Result<Reply, NetError> {
         let local = |why: ApiError| NetError::new(NetErrorKind::Local, why.to_string());
         let settings = self.session_settings(peer).map_err(local)?;
         let (identity, address) = (&*settings.identity, &settings.address);
-        requests::ask(identity, &settings.peer, address, request, ASK_TIMEOUT).await
+        requests::ask(identity, &settings.peer, address, request, limit).await
     }
 }
 

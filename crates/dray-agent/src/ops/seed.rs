@@ -3,15 +3,17 @@
 use super::images::random_id;
 use crate::agent::Agent;
 use crate::api::{
-    ApiError, ApiResult, Chain, ErrorKind, Event, Events, Prepare, Seed, SeedProgress, Seeded,
-    SeededImage,
+    ApiError, ApiResult, Chain, ErrorKind, Event, Events, Prepare, Provided, Seed, SeedProgress,
+    Seeded, SeededImage,
 };
+use crate::given;
 use crate::links;
-use crate::migration::intent::SourceIntent;
+use crate::migration::intent::{SourceImage, SourceIntent};
 use crate::net::NetErrorKind;
 use dray_types::ByteSize;
+use dray_wire::ImageOffer;
 use dray_wire::request::{Reply, Request, SeedImage, Seeding, WantedImage};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,36 +38,65 @@ impl Agent {
             target_qmp: None,
             chain: Chain::Keep,
         };
-        let (intent, _, _) = self.plan(&prepare).await?;
-        let (names, images) = self.seedable(&intent);
+        let (intent, plan, _) = self.plan(&prepare).await?;
+        let (names, images): (Vec<_>, Vec<_>) =
+            self.seedable(&intent, &plan.allocated).into_iter().unzip();
         if images.is_empty() {
             return Ok(Seeded { to, images: Vec::new() });
         }
         let link = links::rate(&self.store.links(), &to);
-        let request = Request::Seed { number: random_id()? as u64, pool, images, link };
+        let number = random_id()? as u64;
+        let (pools, wanted) = (pool.clone(), images.clone());
+        let request = Request::Seed { number, pool, images, link };
         let seeding = self.await_seeds(&to, &request, events).await?;
+        let survey =
+            Request::Survey { number: Some(number), pool: pools, images: wanted, backups: false };
+        self.note_given(&to, &survey, &seeding).await;
         let images = names.into_iter().zip(seeding).map(|(name, state)| seeded(name, state));
         Ok(Seeded { to, images: images.collect() })
     }
 
-    /// The images that a backup can be of: those with a line of generations here.
-    fn seedable(&self, intent: &SourceIntent) -> (Vec<String>, Vec<SeedImage>) {
-        let seed = |image: &crate::migration::intent::SourceImage| {
-            let entry = self.registry.get(&image.name).filter(|_| !image.offer.read_only)?;
-            let ancestors = entry.line()?.lineage().ancestors();
-            let allocated = entry.file.allocated_bytes().unwrap_or(0);
-            let offer = image.offer.clone();
-            let wanted = WantedImage {
-                id: offer.id,
-                name: offer.name,
-                len: offer.len,
-                allocated,
-                read_only: false,
-            };
-            let seed = SeedImage { image: wanted, epoch: entry.record().epoch, ancestors };
+    /// Notes who gave what beside what was expected of it, for the summary of the migration.
+    async fn note_given(&self, to: &str, survey: &Request, seeding: &[Seeding]) {
+        let Request::Survey { images, .. } = survey else { return };
+        let ready = |state: &Seeding| matches!(state, Seeding::Ready { .. });
+        if !seeding.iter().any(ready) {
+            return;
+        }
+        let expected = match self.ask(to, survey).await {
+            Ok(Reply::Surveyed { images: expected, .. }) if expected.len() == images.len() => {
+                expected.into_iter().map(|image| image.given).collect()
+            }
+            // An older target does not tell; it is missing in the summary.
+            _ => vec![Vec::new(); images.len()],
+        };
+        for ((image, state), expected) in images.iter().zip(seeding).zip(expected) {
+            if let Seeding::Ready { generation, given, .. } = state {
+                let given = beside(given, &expected);
+                given::note(&self.store.given(), image.image.id, to, *generation, given);
+            }
+        }
+    }
+
+    /// The images that a backup can be of, by their names here: those with closed generations. An image
+    /// that QEMU has, and of which nobody tracks what is written, is sent anyway.
+    pub(super) fn seedable(
+        &self,
+        intent: &SourceIntent,
+        allocated: &[u64],
+    ) -> Vec<(String, SeedImage)> {
+        let seed = |(image, &allocated): (&SourceImage, &u64)| {
+            let untracked = self.released_at(image).is_some_and(|note| !note.is_tracked());
+            if untracked && self.registry.get(&image.name).is_none() {
+                return None;
+            }
+            let (ancestors, epoch) = (self.ancestors(image), self.epoch_of(image)?);
+            let ImageOffer { id, name, len, read_only } = image.offer.clone();
+            let image_there = WantedImage { id, name, len, allocated, read_only };
+            let seed = SeedImage { image: image_there, epoch, ancestors };
             (!seed.ancestors.is_empty()).then(|| (image.name.clone(), seed))
         };
-        intent.images.iter().filter_map(seed).unzip()
+        intent.images.iter().zip(allocated).filter_map(seed).collect()
     }
 
     /// Asks until no image is being read any more.
@@ -105,6 +136,21 @@ impl Agent {
             tokio::time::sleep(EVERY).await;
         }
     }
+}
+
+/// What each gave beside what was expected of it, also of those that gave nothing.
+fn beside(given: &[(String, u64)], expected: &[(String, u64)]) -> Vec<Provided> {
+    let all: BTreeSet<&String> = given.iter().chain(expected).map(|(name, _)| name).collect();
+    let of = |list: &[(String, u64)], name: &str| {
+        let mut found = list.iter().filter(|(known, _)| known == name).peekable();
+        found.peek().is_some().then(|| found.map(|(_, bytes)| bytes).sum::<u64>())
+    };
+    let one = |provider: &String| Provided {
+        provider: provider.clone(),
+        predicted: of(expected, provider),
+        bytes: of(given, provider).unwrap_or(0),
+    };
+    all.into_iter().map(one).filter(|one| one.bytes > 0 || one.predicted > Some(0)).collect()
 }
 
 /// The sum over all images; none when none is being read any more.
@@ -150,5 +196,23 @@ fn seeded(image: String, state: Seeding) -> SeededImage {
             missing_bytes: missing,
             notes,
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_gave_what_stands_beside_what_was_expected() {
+        let list = |pairs: &[(&str, u64)]| -> Vec<_> {
+            pairs.iter().map(|(name, bytes)| ((*name).to_owned(), *bytes)).collect()
+        };
+        let given = list(&[("nas", 7), ("an old copy there", 2), ("idle", 0)]);
+        let told = beside(&given, &list(&[("nas", 5), ("dead", 6), ("idle", 0)]));
+        let told: Vec<_> =
+            told.iter().map(|one| (&*one.provider, one.predicted, one.bytes)).collect();
+        let wanted = [("an old copy there", None, 2), ("dead", Some(6), 0), ("nas", Some(5), 7)];
+        assert_eq!(told, wanted);
     }
 }

@@ -54,6 +54,16 @@ impl Choice {
         let done = self.tasks.iter().zip(done).filter(|(_, done)| **done);
         done.map(|(bytes, _)| u64::from(*bytes)).sum()
     }
+
+    /// Bytes of data that each provider would give, were all equally quick.
+    pub fn expected(&self) -> Vec<(String, u64)> {
+        let mut given = vec![0; self.providers.len()];
+        for (mask, bytes) in self.masks.iter().zip(&self.tasks) {
+            let able = (0..given.len()).filter(|bit| mask & (1 << bit) != 0);
+            able.for_each(|bit| given[bit] += u64::from(bytes / mask.count_ones()));
+        }
+        self.providers.iter().map(|provider| provider.name()).zip(given).collect()
+    }
 }
 
 /// A place that gives pieces.

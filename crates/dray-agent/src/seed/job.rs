@@ -48,6 +48,7 @@ pub struct Job {
     pub image: ImageId,
     state: Mutex<Seeding>,
     asked: Mutex<Instant>,
+    expected: Mutex<Vec<(String, u64)>>,
 }
 
 impl Job {
@@ -58,7 +59,8 @@ impl Job {
     pub fn start(number: u64, parts: Parts) -> io::Result<Arc<Self>> {
         let state = Mutex::new(Seeding::Running { done: 0, total: 0 });
         let (image, asked) = (parts.wanted.image.id, Mutex::new(Instant::now()));
-        let job = Arc::new(Self { number, image, state, asked });
+        let expected = Mutex::default();
+        let job = Arc::new(Self { number, image, state, asked, expected });
         let mine = Arc::clone(&job);
         let work = move || {
             let end = mine.run(&parts).unwrap_or_else(|why| {
@@ -82,6 +84,11 @@ impl Job {
         self.state().clone()
     }
 
+    /// Bytes that each provider was expected to give when it was chosen what to read.
+    pub fn expected(&self) -> Vec<(String, u64)> {
+        self.expected.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Whether it has come to an end.
     pub fn is_over(&self) -> bool {
         !matches!(*self.state(), Seeding::Running { .. })
@@ -102,6 +109,7 @@ impl Job {
             Ok(choice) => choice,
             Err(notes) => return nothing(&notes.join("; ")),
         };
+        *self.expected.lock().unwrap_or_else(PoisonError::into_inner) = choice.expected();
         let path = parts.pool.image_path(&parts.wanted.image.name).map_err(io::Error::other)?;
         check_room(parts, choice.bytes)?;
         set_aside(parts)?;
@@ -181,13 +189,13 @@ fn shares(providers: &[Arc<dyn Provider>], given: &[u64]) -> Vec<(String, u64)> 
 }
 
 /// The replica that lies here under the name.
-fn old_copy(parts: &Parts) -> Option<Arc<FileImage>> {
+pub fn old_copy(parts: &Parts) -> Option<Arc<FileImage>> {
     let entry = parts.registry.get(&parts.wanted.image.name)?;
     (entry.record().len == parts.wanted.image.len).then(|| Arc::clone(&entry.file))
 }
 
 /// What keeps the image from being read here at all.
-fn in_the_way(parts: &Parts) -> Option<String> {
+pub fn in_the_way(parts: &Parts) -> Option<String> {
     let name = &parts.wanted.image.name;
     if parts.config.backups.is_empty() && parts.config.peers.is_empty() {
         return Some(String::new());
@@ -202,7 +210,7 @@ fn in_the_way(parts: &Parts) -> Option<String> {
 }
 
 /// The number of the generation that a usable replica here holds.
-fn at_hand(parts: &Parts) -> Option<u64> {
+pub fn at_hand(parts: &Parts) -> Option<u64> {
     let SeedImage { image, ancestors, .. } = &parts.wanted;
     let entry = parts.registry.get(&image.name)?;
     let usable = entry.record().base_for(image, ancestors, &parts.pool);

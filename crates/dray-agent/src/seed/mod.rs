@@ -10,17 +10,20 @@ mod gather;
 mod job;
 mod replica;
 mod state;
+mod survey;
 mod tasks;
 
 use crate::config::Pool;
-use dray_wire::request::{SeedImage, Seeding};
-use job::{Job, Parts};
+use dray_wire::request::{Base, SeedImage, Seeding, Surveyed};
+use job::Job;
+pub use job::Parts;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 pub use state::revive;
+pub use survey::survey;
 
 /// What was read and nobody has gone on with for so long is removed.
 pub const KEEP: Duration = Duration::from_secs(24 * 3600);
@@ -52,17 +55,33 @@ impl Seeds {
             }
             return Ok(job.ask());
         }
-        let parts = Parts {
-            registry: Arc::clone(&agent.registry),
-            store: agent.store.clone(),
-            pool: pool.clone(),
-            wanted,
-            link,
-            config: Arc::clone(&agent.config),
-        };
+        let parts = agent.seed_parts(pool, wanted, link);
         let job = Job::start(number, parts)?;
         let state = job.ask();
         jobs.insert(name, job);
         Ok(state)
+    }
+
+    /// Who was expected to give what for the wish `number`, before anything was read.
+    pub fn expected(&self, number: u64, image: &SeedImage) -> Surveyed {
+        let jobs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let job = jobs.get(&image.image.name);
+        let job = job.filter(|job| job.number == number && job.image == image.image.id);
+        let given = job.map_or_else(Vec::new, |job| job.expected());
+        Surveyed { base: Base::Empty, given, notes: Vec::new() }
+    }
+}
+
+impl crate::agent::Agent {
+    /// What the seeding of an image is made of.
+    pub(crate) fn seed_parts(&self, pool: &Pool, wanted: SeedImage, link: Option<u64>) -> Parts {
+        Parts {
+            registry: Arc::clone(&self.registry),
+            store: self.store.clone(),
+            pool: pool.clone(),
+            wanted,
+            link,
+            config: Arc::clone(&self.config),
+        }
     }
 }

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Tasks of one region.
-const REGION_TASKS: u64 = REGION_BLOCKS * BLOCK_SIZE / TASK_BYTES;
+pub const REGION_TASKS: u64 = REGION_BLOCKS * BLOCK_SIZE / TASK_BYTES;
 /// Permission bits that the image will have.
 const MODE: u32 = 0o600;
 

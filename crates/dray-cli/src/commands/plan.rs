@@ -1,6 +1,7 @@
 //! `dray plan`.
 
 use super::migrate::duration;
+use super::pair;
 use super::subject::{ChainArg, MoveArgs};
 use crate::output::Output;
 use crate::show::planned::planned;
@@ -14,7 +15,9 @@ Examples:
   dray plan --qmp /run/vm1.qmp --to hostb --bandwidth 800Mbit
   dray plan --image data --to hostb --deadline 10m
 
-The prediction is made of what the agent has counted of the guest so far. Nothing moves.";
+The prediction is made of what the agent has counted of the guest so far, and of what the target
+has or would be given by its backups and peers before the source sends the rest. What it will
+find by its content elsewhere in its pools is not known before. Nothing moves.";
 
 /// Arguments of `dray plan`.
 #[derive(clap::Args, Debug)]
@@ -37,6 +40,15 @@ pub struct Args {
     /// Be done by then, as 90s or 10m
     #[arg(long, value_name = "TIME", value_parser = duration)]
     deadline: Option<Duration>,
+    /// As the migration would go with --no-backups
+    #[arg(long)]
+    no_backups: bool,
+    /// Pool at the target; its default one if not given
+    #[arg(long)]
+    pool: Option<String>,
+    /// Name at the target of an image or device (repeatable)
+    #[arg(long = "name", value_name = "HERE=THERE", value_parser = pair)]
+    names: Vec<(String, String)>,
 }
 
 /// Does it.
@@ -50,6 +62,9 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
         max_downtime_ms: args.max_downtime.map(millis),
         deadline_ms: args.deadline.map(millis),
         max_added_latency_ms: args.max_added_latency.map(|time| time.as_secs_f64() * 1e3),
+        no_backups: args.no_backups,
+        pool: args.pool,
+        names: args.names.into_iter().collect(),
     };
     let plan: Planned = client.call(Command::Plan(command)).await?;
     output.result(&plan, planned);

@@ -3,7 +3,7 @@
 use super::style::Style;
 use super::table::{Align, table};
 use super::units::{bytes, count, millis, rate, seconds};
-use dray_agent::api::{LinkFrom, Planned, PlannedStrategy};
+use dray_agent::api::{LinkFrom, Planned, PlannedImage, PlannedStrategy};
 
 /// What each strategy would take.
 pub fn planned(plan: &Planned, style: Style) -> String {
@@ -19,7 +19,7 @@ pub fn planned(plan: &Planned, style: Style) -> String {
     let rows: Vec<[String; 7]> = plan.strategies.iter().map(row).collect();
     let mut text = format!(
         "to {}: {} of data and {} of memory at {} ({}), {} round trip\n\
-         the guest writes {} to its disks and {} to its memory\n\n{}",
+         the guest writes {} to its disks and {} to its memory\n{}\n{}",
         plan.to,
         bytes(plan.data),
         bytes(plan.memory),
@@ -32,6 +32,7 @@ pub fn planned(plan: &Planned, style: Style) -> String {
         millis(plan.rtt_ms),
         rate(plan.written),
         rate(plan.memory_written),
+        from_where(plan, style),
         table(head, &rows, style),
     );
     for PlannedStrategy { strategy, predicted } in &plan.strategies {
@@ -40,6 +41,56 @@ pub fn planned(plan: &Planned, style: Style) -> String {
         }
     }
     text
+}
+
+/// Where each image's bytes would come from, and what cannot be used or is not known.
+fn from_where(plan: &Planned, style: Style) -> String {
+    let head = [("IMAGE", Align::Left), ("FROM", Align::Left), ("BYTES", Align::Right)];
+    let rows: Vec<[String; 3]> =
+        plan.images.iter().flat_map(|image| shares(image, &plan.to)).collect();
+    if rows.is_empty() {
+        return String::new();
+    }
+    let mut text = format!("\n{}", table(head, &rows, style));
+    for image in &plan.images {
+        for note in &image.notes {
+            text += &format!("{}\n", style.warn(&format!("{}: {note}", image.image)));
+        }
+    }
+    if let Some(why) = &plan.silent {
+        let what = format!("what {} has is not counted: {why}", plan.to);
+        text += &format!("{}\n", style.warn(&what));
+    }
+    if let Some(indexed) = plan.indexed.filter(|&indexed| indexed > 0) {
+        let (to, indexed) = (&plan.to, bytes(indexed));
+        text += &format!(
+            "how much of it {to} has elsewhere in its pools ({indexed} known there) is unknown until \
+             measured\n"
+        );
+    }
+    text
+}
+
+/// A row for each place that an image's bytes would come from; the source's is always there.
+fn shares(image: &PlannedImage, to: &str) -> Vec<[String; 3]> {
+    let generation = image.generation.map(|number| format!("generation {number}"));
+    let of = |place: &str| match &generation {
+        Some(generation) => format!("{place}, {generation}"),
+        None => place.to_owned(),
+    };
+    let mut rows: Vec<(String, u64)> =
+        image.given.iter().map(|(place, bytes)| (of(place), *bytes)).collect();
+    if image.at_target > 0 {
+        rows.push((of(&format!("replica at {to}")), image.at_target));
+    }
+    let source = match &generation {
+        Some(generation) => format!("source, changed since {generation}"),
+        None => "source".to_owned(),
+    };
+    rows.push((source, image.source));
+    let name = |nth| if nth == 0 { image.image.clone() } else { String::new() };
+    let row = |(nth, (from, amount))| [name(nth), from, bytes(amount)];
+    rows.into_iter().enumerate().map(row).collect()
 }
 
 fn row(PlannedStrategy { strategy, predicted }: &PlannedStrategy) -> [String; 7] {

@@ -3,7 +3,7 @@
 use super::style::Style;
 use super::table::fields;
 use super::units::{bytes, count, counted, millis, seconds};
-use dray_agent::api::{Downtime, Ending, Predicted, Summary, Verified, WireBytes};
+use dray_agent::api::{Downtime, Ending, Predicted, Provided, Summary, Verified, WireBytes};
 
 /// A label and what stands beside it.
 type Line = (&'static str, String);
@@ -17,7 +17,7 @@ pub fn summary(summary: &Summary, detail: bool, style: Style) -> String {
     lines.extend(downtime(summary.downtime_ms.as_ref(), style));
     lines.extend(wire(&summary.wire_bytes, style));
     lines.extend(guest_data(summary, style));
-    lines.extend(found(summary, style));
+    lines.extend(providers(summary, style));
     lines.extend(rounds(summary, style));
     if summary.blocks_mirrored > 0 {
         lines.push(("mirrored", counted(summary.blocks_mirrored, "block")));
@@ -119,13 +119,21 @@ fn guest_data(summary: &Summary, style: Style) -> Vec<Line> {
     total_and_parts("guest data", &bytes(summary.guest_bytes), &[blocks, twice], style)
 }
 
-/// Content that did not cross the wire because the target had it somewhere.
-fn found(summary: &Summary, style: Style) -> Vec<Line> {
-    if summary.bytes_from_target == 0 {
+/// Where the bytes came from, a line for each place; nothing to say when all were the source's.
+fn providers(summary: &Summary, style: Style) -> Vec<Line> {
+    let source = |one: &&Provided| one.provider == "source";
+    if summary.providers.iter().all(|one| source(&one)) {
         return Vec::new();
     }
-    let part = "found in the target's pools, not sent".to_owned();
-    total_and_parts("reused", &bytes(summary.bytes_from_target), &[part], style)
+    let line = |(nth, one): (usize, &Provided)| {
+        let predicted = match one.predicted {
+            Some(predicted) => format!("{}, {} predicted", one.provider, bytes(predicted)),
+            None => format!("{}, unknown before", one.provider),
+        };
+        let text = format!("{:<TOTAL_WIDTH$} {}", bytes(one.bytes), style.dim(&predicted));
+        (if nth == 0 { "came from" } else { "" }, text)
+    };
+    summary.providers.iter().enumerate().map(line).collect()
 }
 
 fn rounds(summary: &Summary, style: Style) -> Vec<Line> {
@@ -151,9 +159,10 @@ fn slowed(summary: &Summary) -> Option<Line> {
 fn predicted(summary: &Summary, style: Style) -> Vec<Line> {
     let Some(predicted) = &summary.predicted else { return Vec::new() };
     let parts = |of: &Predicted| {
+        let sent = format!("{} sent", bytes(of.bytes));
         let twice = format!("{} twice", bytes(of.bytes_twice));
         let reads = counted(of.remote_reads, "remote read");
-        [format!("downtime {}", millis(of.downtime_ms)), twice, reads]
+        [format!("downtime {}", millis(of.downtime_ms)), sent, twice, reads]
     };
     let line = |label, of: &Predicted| {
         total_and_parts(label, &seconds(of.total_seconds), &parts(of), style)

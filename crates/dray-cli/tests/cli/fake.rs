@@ -125,8 +125,11 @@ pub fn summary() -> Summary {
         blocks_sent_twice: twice,
         bytes_from_replica: 0,
         bytes_from_target: 0,
+        given: Vec::new(),
         replica_not_used: None,
     };
+    let from =
+        |provider: &str, predicted, bytes| Provided { provider: provider.into(), predicted, bytes };
     Summary {
         result: Ending::Completed,
         migration: ID,
@@ -167,6 +170,12 @@ pub fn summary() -> Summary {
         throttled_operations: 120,
         throttled_ms: 840.5,
         verified: Verified::Equal,
+        providers: vec![
+            from("nas", Some(1 << 30), 900 << 20),
+            from("replica at hostc", Some(512 << 20), 0),
+            from("same content at hostb", None, 70 << 20),
+            from("source", Some(3_321_888_768), 830_078 * 4096),
+        ],
         predicted: Some(came(26.0, 40.0, 20_000, 1000, Vec::new())),
         actual: Some(came(
             28.4,
@@ -507,6 +516,33 @@ impl AgentApi for Agent {
             memory_written: 1 << 20,
             data: 3 << 30,
             written: 2_500_000,
+            images: vec![
+                PlannedImage {
+                    image: "vm1-root".into(),
+                    data: 3 << 30,
+                    generation: Some(4),
+                    given: [("nas".to_owned(), 2 << 30), ("replica at hostc".to_owned(), 1 << 30)]
+                        .into(),
+                    source: 12 << 20,
+                    notes: vec!["offsite: it did not answer within 25 s".into()],
+                    ..PlannedImage::default()
+                },
+                PlannedImage {
+                    image: "vm1-data".into(),
+                    data: 1 << 30,
+                    generation: Some(2),
+                    at_target: 1 << 30,
+                    ..PlannedImage::default()
+                },
+                PlannedImage {
+                    image: "scratch".into(),
+                    data: 4096,
+                    source: 4096,
+                    ..PlannedImage::default()
+                },
+            ],
+            indexed: Some(12 << 30),
+            silent: (command.bandwidth.is_none()).then(|| "no answer within 90 s".to_owned()),
             strategies: vec![
                 one(Strategy::PreCopy, 44.0, 1 << 30),
                 one(Strategy::Auto, 33.0, 1 << 20),

@@ -20,6 +20,7 @@
 //! * [`backups`]: backups under writing clients, and what is restored of them.
 //! * [`buckets`]: backups in an S3 server, [`store`], which may be busy, silent or distrustful.
 //! * [`peers`]: images that begin with what another host has kept of them.
+//! * [`plans`]: where the bytes will come from, said before and compared afterwards.
 //! * [`direct`]: pools that bypass the page cache.
 //! * [`orders`]: which blocks move first.
 //! * [`faults`]: disks that are read-only, full or broken, with [`mounts`] of their own.
@@ -44,6 +45,7 @@ mod moves;
 mod nbd;
 mod orders;
 mod peers;
+mod plans;
 mod progress;
 mod record;
 mod refusals;

@@ -37,6 +37,13 @@ fn data(world: &World) -> u64 {
 fn what_another_host_has_left_does_not_come_from_the_source() {
     let mut world = World::with_replica(&[]);
     world.write(&[(10, 4), (15000, 8)]);
+    let planned = world.planned("hostc", &[]);
+    assert_eq!(planned["source"], 12 * BLOCK, "{planned}");
+    assert!(planned["given"]["replica at hosta"].as_u64() > Some(1 << 20), "{planned}");
+    let back = world.planned("hosta", &[]);
+    assert_eq!((&back["source"], &back["given"]), (&(12 * BLOCK).into(), &serde_json::json!({})));
+    assert!(back["at_target"].as_u64() > Some(1 << 20), "{back}");
+    assert!(world.c.files().is_empty(), "nothing is made");
     let (summary, told) = world.go(&["--verify"]);
     assert!(told.contains("from replica at hosta"), "{told}");
     assert_eq!((sent(&summary), &summary["verified"]), (12, &true.into()), "{summary}");

@@ -98,6 +98,12 @@ impl World {
         write_backup(&self.place(name), key, ImageId(number(&line["id"])), at, &self.first);
     }
 
+    /// Where the bytes of the image would come from.
+    pub fn planned(&self, to: &str, more: &[&str]) -> Value {
+        let args = ["--json", "plan", "--image", IMAGE, "--to", to];
+        result(&self.lab.b.dray(&[&args[..], more].concat()))["images"][0].clone()
+    }
+
     pub fn write(&mut self, ranges: &[(u64, u64)]) {
         let mut client = Client::connect(&self.lab.b.nbd(), IMAGE).unwrap();
         self.version += 1;
@@ -192,6 +198,12 @@ fn what_a_backup_has_does_not_come_from_the_source() {
     let mut world = World::begin(&[("nas", false)]);
     world.back_up("nas", &Key::None);
     world.write(&[(10, 4), (15000, 8), (BLOCKS - 3, 3)]);
+    let planned = world.planned("hostc", &[]);
+    assert_eq!((&planned["source"], &planned["generation"]), (&(15 * BLOCK).into(), &1.into()));
+    let data = world.first.values().filter(|version| **version > 0).count() as u64 * BLOCK;
+    assert!(planned["given"]["nas"].as_u64() >= Some(data), "{planned}");
+    assert_eq!(world.planned("hostc", &["--no-backups"])["source"], planned["data"]);
+    assert!(world.c.files().is_empty() && world.c.image(IMAGE).is_none(), "nothing is made");
     let (summary, _) = world.go(&["--verify"]);
     assert_eq!(sent(&summary), 15, "{summary}");
     assert_eq!(summary["verified"], true, "{summary}");

@@ -9,7 +9,7 @@
 //! send  = d ÷ link  +  q · fetch · n(d)
 //! leave = risk · f ÷ link  +  q · fetch · n(f)
 //! ```
-//! `f` bytes of the chunk are written at all ([`Footprint`]): only these can be dirty again, so only
+//! `f` bytes of the chunk are written at all and not at the target from the start ([`Footprint`]): only these can be dirty again, so only
 //! these are ever left, and the rest of the chunk is copied in any case. `w` bytes are
 //! written a second (anywhere in `f`: each write hits a random block, so the dirty share follows the
 //! exponential), `r` reads a second go there too as far as anyone knows, `b` is the time until
@@ -59,6 +59,8 @@ pub struct Chunk {
     pub written: f64,
     /// What of it is written at all, in address order; all of it when nobody knows.
     pub areas: Vec<BlockRange>,
+    /// Bytes of that which the target has as they are: they cross once they are written.
+    pub held: u64,
     /// Reads of it in a second.
     pub reads: f64,
 }
@@ -71,7 +73,12 @@ impl Chunk {
 
     /// Bytes that wait for Backfill when it is left, and hold data now.
     fn left(&self) -> f64 {
-        self.footprint().min(self.bytes as f64)
+        self.unheld().min(self.bytes as f64)
+    }
+
+    /// Bytes that are written and that the target does not have.
+    fn unheld(&self) -> f64 {
+        (self.footprint() - self.held as f64).max(0.0)
     }
 
     /// Bytes left of each chunk when these are copied as a whole.
@@ -80,15 +87,27 @@ impl Chunk {
         load.chunks.iter().zip(copied).map(left).collect()
     }
 
-    /// Bytes of the chunk that are dirty at a time, in seconds, when they were `sent` one after
-    /// another: the mean of the exponential over the time since.
-    fn dirty(&self, sent: Sent, at: f64) -> f64 {
+    /// How many times each byte of the footprint is written in so many seconds.
+    fn writes(&self, seconds: f64) -> f64 {
         let size = self.footprint();
-        if size == 0.0 || self.written == 0.0 {
-            return 0.0;
-        }
-        let writes = |since: f64| self.written * (at - since).max(0.0) / size;
-        let (least, most) = (writes(sent.to), writes(sent.from));
+        if size == 0.0 { 0.0 } else { self.written * seconds.max(0.0) / size }
+    }
+
+    /// Bytes of the chunk that are dirty at a time, in seconds, when what the target did not have was
+    /// `sent` one after another.
+    fn dirty(&self, sent: Sent, at: f64) -> f64 {
+        self.dirty_sent(self.unheld(), sent, at) + self.dirty_held(at)
+    }
+
+    /// Of what the target had at the start.
+    fn dirty_held(&self, at: f64) -> f64 {
+        (self.footprint() - self.unheld()) * -(-self.writes(at)).exp_m1()
+    }
+
+    /// Of `size` bytes that were `sent` one after another: the mean of the exponential over the time
+    /// since.
+    fn dirty_sent(&self, size: f64, sent: Sent, at: f64) -> f64 {
+        let (least, most) = (self.writes(at - sent.to), self.writes(at - sent.from));
         if most - least < 1e-6 {
             return size * -(-most).exp_m1();
         }
@@ -252,17 +271,21 @@ fn settle(load: &Load, goals: &Goals, weight: f64) -> Vec<bool> {
         let dirty = |ix: usize, chunk: &Chunk| {
             // What is not copied would make the copy as much longer.
             let longer = if copied[ix] { 0.0 } else { chunk.left() / link };
-            chunk.dirty(sent[ix], handover + longer)
+            chunk.dirty_sent(chunk.unheld(), sent[ix], handover + longer)
         };
         let behind = predict::backfill_times(load, link, &by_reads, |ix, chunk| {
-            if copied[ix] { dirty(ix, chunk) } else { chunk.left() }
+            let left = if copied[ix] { dirty(ix, chunk) } else { chunk.left() };
+            left + chunk.dirty_held(handover)
         });
         let decide = |(ix, chunk): (usize, &Chunk)| {
             let left = chunk.left();
             let dirty = dirty(ix, chunk);
+            // Of what the target has the same crosses either way.
+            let held = chunk.dirty_held(handover);
             // The time at which it would come if it were left, behind what is read more.
             let until = behind[ix] + if copied[ix] { left / link } else { 0.0 };
-            let cost = |missing| weight * load.fetch(link) * chunk.waiting_reads(missing, until);
+            let fetch = weight * load.fetch(link);
+            let cost = |missing: f64| fetch * chunk.waiting_reads(missing + held, until);
             let send = dirty / link + cost(dirty);
             let leave = RISK * left / link + cost(left);
             send <= leave

@@ -128,7 +128,7 @@ pub fn predict(
     let missing = |ix: usize, chunk: &Chunk| match (copied[ix], equal) {
         (true, true) => 0.0,
         (true, false) => chunk.dirty(sent[ix], handover),
-        (false, _) => left[ix],
+        (false, _) => left[ix] + chunk.dirty_held(handover),
     };
     if !equal {
         prediction.extra = sum(load, |ix, chunk| if copied[ix] { missing(ix, chunk) } else { 0.0 });
@@ -154,10 +154,10 @@ fn stop(load: &Load, goals: &Goals, link: f64) -> f64 {
 fn sync(load: &Load, goals: &Goals, copied: &[bool], sent: &[Sent], out: &mut Prediction) {
     let link = goals.link(load);
     let copy_end = sum(load, |ix, c| if copied[ix] { c.bytes as f64 } else { 0.0 }) / link;
-    let dirty = |sent: &dyn Fn(usize) -> Sent, at: f64| {
-        sum(load, |ix, chunk| if copied[ix] { chunk.dirty(sent(ix), at) } else { 0.0 })
-    };
-    let mut rest = dirty(&|ix| sent[ix], copy_end);
+    let mut rest = sum(load, |ix, chunk| match copied[ix] {
+        true => chunk.dirty(sent[ix], copy_end),
+        false => 0.0,
+    });
     let affordable = (link * goals.downtime() / 2.0).max((2 << 20) as f64);
     let mut stalled = 0;
     for _ in 0..MAX_ROUNDS {
@@ -167,7 +167,11 @@ fn sync(load: &Load, goals: &Goals, copied: &[bool], sent: &[Sent], out: &mut Pr
         out.extra += rest;
         out.handover += rest / link;
         // The blocks of a round are sent all through it.
-        let next = dirty(&|_| Sent { from: 0.0, to: rest / link }, rest / link);
+        let again = Sent { from: 0.0, to: rest / link };
+        let next = sum(load, |ix, chunk| match copied[ix] {
+            true => chunk.dirty_sent(chunk.footprint(), again, rest / link),
+            false => 0.0,
+        });
         stalled += u32::from(next >= rest * 0.999);
         rest = next;
     }
@@ -182,9 +186,12 @@ fn mirror(load: &Load, copied: &[bool], sent: &[Sent], link: f64, out: &mut Pred
     let rate = sum(load, |ix, chunk| if copied[ix] { chunk.written } else { 0.0 });
     out.converges &= rate < link;
     let stretch = if rate < link { link / (link - rate) } else { f64::from(MAX_ROUNDS) };
-    let middle = |sent: Sent| f64::midpoint(sent.from, sent.to);
-    let mirrored =
-        sum(load, |ix, chunk| chunk.written * (out.handover - middle(sent[ix])).max(0.0));
+    let mirrored = sum(load, |ix, chunk| {
+        let middle = f64::midpoint(sent[ix].from, sent[ix].to);
+        // What the target has is mirrored from the start.
+        let held = 1.0 - chunk.unheld() / chunk.footprint().max(1.0);
+        chunk.written * (out.handover - middle * (1.0 - held)).max(0.0)
+    });
     out.extra = mirrored * stretch;
     out.handover += out.extra / link;
 }

@@ -116,5 +116,6 @@ fn auto<'a>(
 
 fn cold(range: BlockRange) -> Chunk {
     let bytes = range.len * BLOCK_SIZE;
-    Chunk { image: ImageIndex(0), range, bytes, written: 0.0, areas: vec![range], reads: 0.0 }
+    let image = ImageIndex(0);
+    Chunk { image, range, bytes, written: 0.0, areas: vec![range], held: 0, reads: 0.0 }
 }

@@ -3,11 +3,11 @@
 
 use super::SourceLoop;
 use crate::api::Predicted;
-use crate::forecast;
+use crate::forecast::{self, Content};
 use crate::migration::intent::Options;
 use dray_engine::plan::{self, Goals, Load};
 use dray_engine::{Phase, SourceEvent, Strategy, Tuning};
-use dray_types::{BlockRange, BlockSet, ImageIndex};
+use dray_types::{BlockRange, ImageIndex};
 use std::time::{Duration, Instant};
 
 /// Pause between two choices: what is hot moves on in minutes, and a choice looks at every chunk.
@@ -18,8 +18,8 @@ const CHOOSE_AGAIN: Duration = Duration::from_secs(5);
 pub struct Choices {
     /// When the last one was made; none before the first.
     made_at: Option<Instant>,
-    /// What of each image held data when the migration began.
-    data: Vec<BlockSet>,
+    /// Where each image held data when the migration began.
+    contents: Vec<Content>,
 }
 
 impl Options {
@@ -70,10 +70,13 @@ impl SourceLoop {
     /// the operator's, and when a deferred one ends is too.
     pub(super) fn predict(&mut self, options: &Options) {
         let known = !matches!(options.strategy, Strategy::HotSet | Strategy::Deferred);
-        if !known || !self.history.is_empty() {
+        if !self.history.is_empty() {
             return;
         }
         let (load, link) = self.load(options);
+        if !known {
+            return;
+        }
         let goals = options.goals();
         let prediction = plan::predict(options.strategy, &load, &goals, None);
         self.foretell(Predicted::new(&prediction, link, goals.missed_by(&prediction)));
@@ -83,10 +86,15 @@ impl SourceLoop {
         // What the guest has done up to now is counted too.
         let _ = self.images.heats().count();
         let moved = self.images.moved();
-        if self.choices.data.len() != moved.len() {
-            self.choices.data = forecast::data(&moved);
+        if self.choices.contents.len() != moved.len() {
+            self.choices.contents = forecast::contents(&moved);
         }
-        let load = forecast::load(&moved, &self.choices.data, &options.way, options.bandwidth);
+        let contents = &self.choices.contents;
+        if self.history.is_empty() {
+            let at_target = contents.iter().map(Content::bytes_at_target);
+            self.report.begins_with(at_target.collect());
+        }
+        let load = forecast::load(&moved, contents, &options.way, options.bandwidth);
         let link = load.link;
         (load, link)
     }

@@ -64,6 +64,9 @@ pub struct Counts {
     /// Per image: blocks that the target had in a replica when the migration began.
     #[serde(default)]
     pub shared: Vec<u64>,
+    /// Per image: bytes of data among them.
+    #[serde(default)]
+    pub at_target: Vec<u64>,
     /// Per image: blocks that the target had somewhere.
     #[serde(default)]
     pub found: Vec<u64>,
@@ -116,6 +119,7 @@ impl Counts {
             predicted: self.predicted.clone(),
             usual_latency: self.usual_latency,
             shared: self.shared.clone(),
+            at_target: self.at_target.clone(),
             ..Self::default()
         };
         if !self.has(Mark::Serving) {

@@ -11,7 +11,7 @@ use crate::registry::{CopyState, Entry, Registry};
 use dray_engine::SourceEvent;
 use dray_engine::lineage::Generation;
 use dray_image::{Disk, FileImage, FileOptions, Image, IntentLog, Quiesced, runs};
-use dray_types::{BlockRange, BlockSet, Epoch, ImageIndex};
+use dray_types::{BlockRange, BlockSet, Epoch, GenerationId, ImageIndex};
 use dray_wire::request::Base;
 use std::io;
 use std::sync::Arc;
@@ -36,21 +36,31 @@ pub struct Open {
 impl Open {
     /// Blocks that the target's replica holds as they are here, if it began with one.
     fn shared(&self, whole: BlockRange) -> Option<BlockSet> {
-        let Base::Replica { generation, distrusted } = &self.image.base else { return None };
         let entry = self.entry.as_ref().filter(|_| !self.image.offer.read_only)?;
-        let changed = entry.line()?.changed_since(generation.id, &entry.disk)?;
-        let mut shared = changed.complement_in(whole);
-        // A peer's numbers: those behind the image's end mean nothing (I7).
-        let inside = |region: &u64| region.saturating_mul(REGION_BLOCKS) < whole.end();
-        shared.subtract(&region_blocks(distrusted.iter().copied().filter(inside)));
-        Some(shared)
+        shared(&self.image.base, whole, |base| entry.line()?.changed_since(base, &entry.disk))
     }
 
     fn moved(&self) -> Moved<'_> {
         let used = self.entry.as_ref().filter(|_| !self.image.offer.read_only);
         let heat = used.map(|entry| &entry.heat);
-        Moved { image: &*self.content, len: self.image.offer.len, heat }
+        let len = self.image.offer.len;
+        Moved { image: &*self.content, len, heat, shared: self.shared(BlockRange::whole(len)) }
     }
+}
+
+/// Blocks of an image that what its copy at the target begins with holds as they are here; `changed`
+/// tells what was written since a generation, if that can be told.
+pub fn shared(
+    base: &Base,
+    whole: BlockRange,
+    changed: impl FnOnce(GenerationId) -> Option<BlockSet>,
+) -> Option<BlockSet> {
+    let Base::Replica { generation, distrusted } = base else { return None };
+    let mut shared = changed(generation.id)?.complement_in(whole);
+    // A peer's numbers: those behind the image's end mean nothing (I7).
+    let inside = |region: &u64| region.saturating_mul(REGION_BLOCKS) < whole.end();
+    shared.subtract(&region_blocks(distrusted.iter().copied().filter(inside)));
+    Some(shared)
 }
 
 /// All images, in the migration's order.

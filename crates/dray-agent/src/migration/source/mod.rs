@@ -38,6 +38,7 @@ use dray_engine::{Source, SourceEvent, SourceRecord};
 use dray_image::Quiesced;
 use dray_wire::{Envelope, ToSource};
 use images::SourceImages;
+pub(crate) use images::shared;
 use latency::Pacing;
 use mirror::Mirror;
 use orders::Orders;

@@ -201,6 +201,11 @@ impl Report {
         }
     }
 
+    /// Bytes of data of each image that lie at the target as they are here.
+    pub fn begins_with(&mut self, at_target: Vec<u64>) {
+        self.counts.at_target = at_target;
+    }
+
     /// What was predicted, to be compared at the end.
     pub fn predict(&mut self, predicted: Predicted) {
         self.counts.predicted = Some(predicted);

@@ -3,8 +3,8 @@
 use super::counts::{Counts, Mark};
 use super::report::{Report, shown_strategy, unix_ms};
 use crate::api::{
-    ApiError, Ending, ErrorKind, ImageSummary, MigrationState, Phase, Predicted, Summary, Verified,
-    WireBytes,
+    ApiError, Ending, ErrorKind, ImageSummary, MigrationState, Phase, Predicted, Provided, Summary,
+    Verified, WireBytes,
 };
 use crate::net::NetTotals;
 use dray_types::BLOCK_SIZE;
@@ -87,6 +87,7 @@ impl Report {
             blocks_sent: sent.0,
             blocks_sent_twice: sent.1,
             bytes_from_replica: shared * BLOCK_SIZE,
+            given: image.given.clone(),
             bytes_from_target: found * BLOCK_SIZE,
             replica_not_used: match &image.base {
                 Base::Refused { why } => Some(why.clone()),
@@ -119,9 +120,45 @@ impl Report {
             throttled_ms: total.slowed.nanos as f64 / 1e6,
             verified,
             actual: total.predicted.as_ref().map(|_| self.actual(&total)),
+            providers: self.providers(&total),
             predicted: total.predicted,
             images: images.collect(),
         }
+    }
+
+    /// Where the bytes came from: who gave the target what its copies began with, what lay there, what
+    /// it found elsewhere in its pools, and what the source sent.
+    fn providers(&self, total: &Counts) -> Vec<Provided> {
+        let intent = self.slot.intent();
+        let mut all: Vec<Provided> = Vec::new();
+        for given in intent.images.iter().flat_map(|image| &image.given) {
+            match all.iter_mut().find(|known| known.provider == given.provider) {
+                Some(known) => known.add(given),
+                None => all.push(given.clone()),
+            }
+        }
+        let mut add = |provider: String, predicted, bytes| {
+            if bytes > 0 || predicted > Some(0) {
+                all.push(Provided { provider, predicted, bytes });
+            }
+        };
+        let lying = intent.images.iter().zip(&total.at_target);
+        let lying: u64 =
+            lying.filter(|(image, _)| image.given.is_empty()).map(|(_, bytes)| bytes).sum();
+        add(format!("replica at {}", intent.peer), Some(lying), lying);
+        let found = total.found.iter().sum::<u64>() * BLOCK_SIZE;
+        add(format!("same content at {}", intent.peer), None, found);
+        let predicted = total.predicted.as_ref().map(|predicted| predicted.bytes);
+        add("source".to_owned(), predicted, total.net.data_blocks * BLOCK_SIZE);
+        all
+    }
+}
+
+impl Provided {
+    /// The same provider gave more, of another image.
+    fn add(&mut self, more: &Self) {
+        self.bytes += more.bytes;
+        self.predicted = self.predicted.zip(more.predicted).map(|(one, other)| one + other);
     }
 }
 

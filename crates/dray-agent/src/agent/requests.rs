@@ -1,0 +1,126 @@
+//! What peers ask outside migrations, and what they are answered.
+
+use super::Agent;
+use crate::config::PoolKind;
+use crate::net;
+use crate::net::requests::RequestHandler;
+use crate::seed;
+use dray_wire::control::MAX_IMAGES;
+use dray_wire::request::{Base, Reply, Request, SeedImage, Seeding, Surveyed};
+use std::sync::Arc;
+
+impl Agent {
+    /// Images are read from backups before they come.
+    fn seed_for(
+        &self,
+        peer: &str,
+        number: u64,
+        pool: Option<&str>,
+        images: Vec<SeedImage>,
+        link: Option<u64>,
+    ) -> Result<Vec<Seeding>, String> {
+        let known = self.config.peer(peer).ok_or("the peer is not configured here")?;
+        let pool = self.config.pool_for(known, pool).map_err(|why| why.to_string())?;
+        if pool.kind != PoolKind::Files {
+            let why = "images on devices cannot begin with a backup".to_owned();
+            return Ok(vec![Seeding::Nothing { why }; images.len()]);
+        }
+        if images.len() > MAX_IMAGES {
+            return Err(format!("more than {MAX_IMAGES} images at once"));
+        }
+        let ask = |image| self.seeds.ask(number, image, link, pool, self);
+        images.into_iter().map(ask).collect::<Result<_, _>>().map_err(|why| why.to_string())
+    }
+
+    /// What images would begin with here: each is looked for on a thread of its own. Of the wish
+    /// `number`, what was expected of it.
+    fn survey_for(
+        &self,
+        peer: &str,
+        number: Option<u64>,
+        pool: Option<&str>,
+        images: Vec<SeedImage>,
+        backups: bool,
+    ) -> Result<Vec<Surveyed>, String> {
+        let known = self.config.peer(peer).ok_or("the peer is not configured here")?;
+        let pool = self.config.pool_for(known, pool).map_err(|why| why.to_string())?;
+        if images.len() > MAX_IMAGES {
+            return Err(format!("more than {MAX_IMAGES} images at once"));
+        }
+        if pool.kind != PoolKind::Files {
+            let notes = vec!["images on devices cannot begin with anything".to_owned()];
+            return Ok(vec![
+                Surveyed { base: Base::Empty, given: Vec::new(), notes };
+                images.len()
+            ]);
+        }
+        if let Some(number) = number {
+            let expected = |image: &SeedImage| self.seeds.expected(number, image);
+            return Ok(images.iter().map(expected).collect());
+        }
+        let look = |image| {
+            let parts = self.seed_parts(pool, image, None);
+            crate::snapshots::apart(move || seed::survey(&parts, backups))
+        };
+        let looking: Vec<_> = images.into_iter().map(look).collect();
+        let found = looking.into_iter().map(|surveyed| surveyed.recv());
+        found.collect::<Result<_, _>>().map_err(|_| "no thread could be made".to_owned())
+    }
+}
+
+impl RequestHandler for Arc<Agent> {
+    async fn answer(&self, peer: &str, request: Request) -> Reply {
+        match request {
+            Request::Identify => Reply::Identity {
+                agent: net::AGENT.to_owned(),
+                pools: self.config.peer(peer).map(|peer| peer.pools.clone()).unwrap_or_default(),
+            },
+            Request::Prepare { migration, pool, images } => {
+                self.make_way(peer, migration, &images).await;
+                let prepared = self.prepare_for(peer, migration, pool.as_deref(), &images, None);
+                let (nbd_socket, exports) = self.exports(&images);
+                match prepared {
+                    Ok(_) => Reply::Prepared { nbd_socket, exports },
+                    Err(why) => Reply::Refused { why },
+                }
+            }
+            Request::PrepareReturn { migration, pool, images, ancestors } => {
+                self.make_way(peer, migration, &images).await;
+                let ancestors = Some(&ancestors[..]);
+                let prepared =
+                    self.prepare_for(peer, migration, pool.as_deref(), &images, ancestors);
+                let (nbd_socket, exports) = self.exports(&images);
+                match prepared {
+                    Ok(bases) => Reply::PreparedReturn { nbd_socket, exports, bases },
+                    Err(why) => Reply::Refused { why },
+                }
+            }
+            Request::Seed { number, pool, images, link } => {
+                match self.seed_for(peer, number, pool.as_deref(), images, link) {
+                    Ok(images) => Reply::Seeding { images },
+                    Err(why) => Reply::Refused { why },
+                }
+            }
+            Request::Holdings { image } => Reply::Holdings { held: self.holdings(peer, image) },
+            Request::Survey { number, pool, images, backups } => {
+                let (agent, peer) = (Self::clone(self), peer.to_owned());
+                let look =
+                    move || agent.survey_for(&peer, number, pool.as_deref(), images, backups);
+                let indexed = self.reuse.indexed_bytes();
+                match tokio::task::spawn_blocking(look).await {
+                    Ok(Ok(images)) => Reply::Surveyed { images, indexed },
+                    Ok(Err(why)) => Reply::Refused { why },
+                    Err(why) => Reply::Refused { why: why.to_string() },
+                }
+            }
+            Request::Forget { migration } => {
+                if let Some(slot) = self.targets.get(migration)
+                    && slot.intent().peer == peer
+                {
+                    slot.send(crate::migration::target::Input::Forget);
+                }
+                Reply::Done
+            }
+        }
+    }
+}
