@@ -131,6 +131,7 @@ async fn serve(config: Config, what: &str) -> ApiResult<()> {
     let store = Store::open(&config.state_dir).map_err(io)?;
     // Two agents on one state directory would both believe that they own its images.
     let lock = lock_state(&config.state_dir).map_err(io)?;
+    crate::flat::end_leftovers(&config.run_dir);
     let config = Arc::new(config);
     let registry = Registry::load(store.clone(), Arc::clone(&config)).map_err(io)?;
     let agent = Arc::new(Agent {
@@ -191,6 +192,7 @@ async fn serve(config: Config, what: &str) -> ApiResult<()> {
         .iter()
         .filter_map(|entry| entry.flat.as_ref())
         .for_each(|f| f.chain.close());
+    agent.registry.peeks.close();
     agent.registry.save_heat();
     agent.registry.stop_lines(SHUTDOWN_GRACE);
     drop(lock);

@@ -38,10 +38,21 @@ pub struct Chain {
 struct State {
     active: PathBuf,
     write: bool,
-    closed: bool,
+    access: Access,
     life: u64,
     asked: u64,
     open: Option<(Arc<Client>, Server)>,
+}
+
+/// Whether a chain may be opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Access {
+    /// By a daemon that is started when it is needed.
+    Open,
+    /// Not now: QEMU has its files, or is about to. Who reads waits.
+    Held,
+    /// Never again.
+    Closed,
 }
 
 impl Chain {
@@ -54,7 +65,8 @@ impl Chain {
         stall: Option<Duration>,
     ) -> Arc<Self> {
         let active = layers.first().map(|layer| layer.path.clone()).unwrap_or_default();
-        let state = State { active, write: false, closed: false, life: 0, asked: 0, open: None };
+        let (write, access) = (false, Access::Open);
+        let state = State { active, write, access, life: 0, asked: 0, open: None };
         Arc::new(Self { place, layers, len, stall, state: Mutex::new(state) })
     }
 
@@ -67,6 +79,24 @@ impl Chain {
         self.state().active = path.to_owned();
     }
 
+    /// Whether its active image was at `path` when it was described.
+    pub fn is_of(&self, path: &Path) -> bool {
+        self.layers.first().is_some_and(|layer| layer.path == path)
+    }
+
+    /// Ends a daemon that only reads, at once, and lets nobody start another one: who reads waits.
+    pub fn hold(&self) {
+        let mut state = self.state();
+        state.open = None;
+        state.access = state.access.held();
+    }
+
+    /// The chain may be read again.
+    pub fn resume(&self) {
+        let mut state = self.state();
+        state.access = state.access.resumed();
+    }
+
     /// Starts the daemon if there is none, and checks what it serves.
     ///
     /// # Errors
@@ -76,13 +106,14 @@ impl Chain {
     }
 
     /// From now on the chain may be written, or may not: by another daemon, once this one has
-    /// written down what it held back.
+    /// written down what it held back. One that was finished is open again.
     ///
     /// # Errors
     /// When the one does not end or the other does not start; who reads tries again.
     pub fn set_writable(&self, write: bool) -> io::Result<()> {
         {
             let mut state = self.state();
+            state.access = state.access.resumed();
             if state.write != write {
                 let ended = end(&mut state);
                 state.write = write;
@@ -96,7 +127,8 @@ impl Chain {
     }
 
     /// Ends the daemon after it has written down everything: the files are whole, and nobody has
-    /// them open.
+    /// them open. Who reads waits from now on, until [`set_writable`](Self::set_writable): another
+    /// daemon would keep QEMU from taking the chain back.
     ///
     /// # Errors
     /// When it has not; it may have lost what was written since the last flush.
@@ -104,13 +136,14 @@ impl Chain {
         let mut state = self.state();
         let ended = end(&mut state);
         state.write = false;
+        state.access = state.access.held();
         ended
     }
 
     /// Ends the daemon for good.
     pub fn close(&self) {
         let mut state = self.state();
-        state.closed = true;
+        state.access = Access::Closed;
         state.open = None;
     }
 
@@ -136,8 +169,10 @@ impl Chain {
     fn client(&self) -> std::result::Result<Arc<Client>, String> {
         let mut state = self.state();
         state.asked += 1;
-        if state.closed {
-            return Err("the image has left this host".to_owned());
+        match state.access {
+            Access::Open => {}
+            Access::Held => return Err("its disk is being moved onto it or away".to_owned()),
+            Access::Closed => return Err("the image has left this host".to_owned()),
         }
         if let Some((client, server)) = &mut state.open {
             if client.broken().is_none() && server.is_alive() {
@@ -177,7 +212,7 @@ impl Chain {
                 Err(why) => why,
             };
             let over = deadline.is_some_and(|deadline| Instant::now() >= deadline);
-            if over || self.state().closed {
+            if over || self.state().access == Access::Closed {
                 let context = format!("{what} {}", self.shown());
                 return Err(Error::new(ErrorKind::Unavailable, context, &why));
             }
@@ -206,6 +241,16 @@ impl Chain {
         let full = matches!(why, ClientError::Server { errno: FULL, .. });
         let kind = if full { ErrorKind::NoSpace } else { ErrorKind::Io };
         Error::new(kind, format!("{what} {}", self.shown()), &why.to_string())
+    }
+}
+
+impl Access {
+    fn held(self) -> Self {
+        if self == Self::Closed { self } else { Self::Held }
+    }
+
+    fn resumed(self) -> Self {
+        if self == Self::Closed { self } else { Self::Open }
     }
 }
 
@@ -269,6 +314,9 @@ impl Image for Chain {
 pub(super) mod tests {
     use super::*;
     use std::process::Command;
+
+    /// How often is looked whether another thread has come somewhere.
+    const POLL: Duration = Duration::from_millis(1);
 
     /// Length of the fixture's disk: not a whole number of clusters.
     pub const LEN: u64 = (4 << 20) + 1536;
@@ -344,6 +392,81 @@ pub(super) mod tests {
         chain.close();
         assert!(chain.read_at(&mut buf[..512], 0).is_err());
         assert!(!dir.path().join("chain.sock").exists());
+    }
+
+    /// While its disk is exchanged nobody may start a daemon; who reads waits for the new name.
+    #[test]
+    fn a_chain_that_is_held_is_read_when_it_has_its_new_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let (layers, seen) = fixture(dir.path());
+        let (top, hidden) = (layers[0].path.clone(), dir.path().join("hidden.qcow2"));
+        let place = dir.path().join("chain");
+        let chain = Chain::new(place, layers, LEN, Some(Duration::from_secs(20)));
+        let peeks = crate::flat::peeks::Peeks::default();
+        peeks.add(&chain, || None);
+        chain.open().unwrap();
+        peeks.hold(&top);
+        assert!(!dir.path().join("chain.sock").exists(), "its daemon has ended");
+        let reader = std::thread::spawn({
+            let chain = Arc::clone(&chain);
+            move || {
+                let mut buf = vec![0; LEN as usize];
+                chain.read_at(&mut buf, 0).map(|()| buf)
+            }
+        });
+        while chain.asked() < 2 {
+            std::thread::sleep(POLL);
+        }
+        std::fs::rename(&top, &hidden).unwrap();
+        peeks.go_on(&dir.path().join("other.qcow2"), &top);
+        assert!(chain.open().is_err(), "another chain's exchange is none of its business");
+        peeks.go_on(&top, &hidden);
+        assert!(reader.join().unwrap().unwrap() == seen);
+    }
+
+    /// What is finished for QEMU to take back stays ended, whoever reads.
+    #[test]
+    fn a_chain_that_was_finished_is_not_opened_by_a_reader() {
+        let dir = tempfile::tempdir().unwrap();
+        let (layers, _) = fixture(dir.path());
+        let chain =
+            Chain::new(dir.path().join("chain"), layers, LEN, Some(Duration::from_secs(20)));
+        chain.set_writable(true).unwrap();
+        chain.write_at(&[7; 512], 0, false).unwrap();
+        chain.finish().unwrap();
+        let before = chain.asked();
+        let reader = std::thread::spawn({
+            let chain = Arc::clone(&chain);
+            move || {
+                let mut buf = [0; 512];
+                chain.read_at(&mut buf, 0).map(|()| buf)
+            }
+        });
+        while chain.asked() < before + 2 {
+            std::thread::sleep(POLL);
+        }
+        assert!(!dir.path().join("chain.sock").exists());
+        chain.set_writable(false).unwrap();
+        assert_eq!(reader.join().unwrap().unwrap(), [7; 512]);
+        chain.close();
+        chain.resume();
+        assert!(chain.open().is_err(), "closed is for good");
+    }
+
+    #[test]
+    fn an_agent_ends_what_the_one_before_has_left_behind() {
+        let dir = tempfile::tempdir().unwrap();
+        let (layers, _) = fixture(dir.path());
+        let start = |place: &Path| Server::start(place, &layers, &layers[0].path, false).unwrap();
+        let mut left = ["chain-1", "peek-1"].map(|place| start(&dir.path().join(place)));
+        let mut others = start(&dir.path().join("else"));
+        crate::flat::end_leftovers(dir.path());
+        assert!(left.iter_mut().all(|server| !server.is_alive()));
+        assert!(others.is_alive(), "that one is not an agent's");
+        let names = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name());
+        let names: Vec<_> = names.map(|name| name.to_string_lossy().into_owned()).collect();
+        assert!(!names.iter().any(|name| name.ends_with("-1.sock")), "{names:?}");
+        assert!(!names.iter().any(|name| name.ends_with("-1.log")), "{names:?}");
     }
 
     #[test]

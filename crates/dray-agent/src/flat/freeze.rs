@@ -18,6 +18,7 @@ use dray_qemu::flatten::{self, On};
 use dray_qemu::{AdoptOptions, LayerPlan, NbdExport, Qmp, status};
 use dray_types::{Epoch, ImageId};
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::task::block_in_place;
@@ -31,6 +32,12 @@ pub(super) fn names_of(record: &ImageRecord) -> io::Result<ImageNames> {
 pub fn layers_of(record: &ImageRecord) -> io::Result<Vec<LayerPlan>> {
     let adopted = record.adopted.as_ref().ok_or_else(|| io::Error::other("it was not adopted"))?;
     serde_json::from_value(adopted.splice.clone()).map_err(io::Error::other)
+}
+
+/// Where QEMU has the active image of a flattened image's chain.
+fn chain_path(record: &ImageRecord) -> Option<PathBuf> {
+    let active = record.flat.as_ref().and_then(|flat| flat.layers.first());
+    active.map(|layer| layer.path.clone())
 }
 
 impl Agent {
@@ -110,14 +117,23 @@ impl Agent {
         let added = open_overlay(&record, direct)
             .map_err(io::Error::other)
             .and_then(|file| self.registry.add(record, Arc::new(file)));
-        added.map_err(|why| {
+        let added = added.map_err(|why| {
             let taken = why.kind() == io::ErrorKind::AlreadyExists;
             if let Err(why) = names.remove_overlay(id) {
                 tracing::warn!(%why, "cannot remove an overlay");
             }
             let kind = if taken { ErrorKind::Conflict } else { ErrorKind::Io };
             ApiError::new(kind, what, why)
-        })
+        })?;
+        block_in_place(|| self.hold_peeks(&added));
+        Ok(added)
+    }
+
+    /// Nobody else has the chain open while its disk is exchanged.
+    pub(super) fn hold_peeks(&self, entry: &Entry) {
+        if let Some(path) = chain_path(&entry.record()) {
+            self.registry.peeks.hold(&path);
+        }
     }
 
     async fn freeze(&self, what: &str, qmp: &Qmp, entry: &Entry, running: bool) -> ApiResult<()> {
@@ -136,26 +152,57 @@ impl Agent {
                 NbdExport { socket: self.nbd_socket(), name, reconnect_delay: RECONNECT_DELAY };
             flatten::flatten(qmp, &layers, &export).await.map_err(failed)?;
             abort::before(|| vec!["FlattenPivoted".to_owned()]);
-            self.hide_chain(entry).map_err(|why| io_error(what, why))
+            self.hide_chain(entry).map_err(|why| io_error(what, why))?;
+            abort::before(|| vec!["FlattenHidden".to_owned()]);
+            Ok(())
         };
         let turned = turned.await;
-        if turned.is_err() {
-            self.undo_freeze(qmp, entry, &layers).await;
+        let on = match turned {
+            Ok(()) => On::Export,
+            Err(_) => self.undo_freeze(qmp, entry, &layers).await,
+        };
+        self.let_go_on(what, qmp, running).await?;
+        let ended = match on {
+            On::Export => self.end_turn(entry),
+            On::Chain => self.forget_flat(entry),
+        };
+        if let Err(why) = &ended {
+            tracing::error!(%why, "a restart will look after a disk again");
         }
-        if running {
-            status::cont(qmp).await.map_err(failed)?;
+        turned.and(ended.map_err(|why| io_error(what, why)))
+    }
+
+    /// An exchange is over and its guest runs again. Until then the turn is durable, so that whoever
+    /// finds it lets the guest go on. One whose QEMU is gone needs nobody.
+    pub(super) async fn let_go_on(&self, what: &str, qmp: &Qmp, running: bool) -> ApiResult<()> {
+        if !running {
+            return Ok(());
         }
-        turned
+        match status::cont(qmp).await {
+            Err(why) if why.kind() != dray_qemu::ErrorKind::Closed => Err(qemu_error(what, &why)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The disk is on its overlay and its guest runs as before.
+    pub(super) fn end_turn(&self, entry: &Entry) -> io::Result<()> {
+        self.set_turn(entry, Place::Chain, None)?;
+        let record = entry.record();
+        if let Some(path) = chain_path(&record) {
+            self.registry.peeks.go_on(&path, &names_of(&record)?.chain());
+        }
+        Ok(())
     }
 
     /// The guest is on the overlay: the chain's active file loses its name. Can be repeated.
     pub(super) fn hide_chain(&self, entry: &Entry) -> io::Result<()> {
-        let names = names_of(&entry.record())?;
+        let record = entry.record();
+        let names = names_of(&record)?;
         names.freeze_chain().map_err(io::Error::other)?;
         if let Some(flat) = &entry.flat {
             flat.chain.moved(&names.chain());
         }
-        self.set_turn(entry, Place::Chain, None)
+        self.set_turn(entry, Place::Chain, record.flat.and_then(|flat| flat.turn))
     }
 
     pub(super) fn set_turn(
@@ -173,8 +220,8 @@ impl Agent {
     }
 
     /// Back on the chain, while the overlay is empty. A disk that cannot be put back stays where it
-    /// is, which serves it as well.
-    async fn undo_freeze(&self, qmp: &Qmp, entry: &Entry, layers: &[LayerPlan]) {
+    /// is, which serves it as well. Says where it is.
+    async fn undo_freeze(&self, qmp: &Qmp, entry: &Entry, layers: &[LayerPlan]) -> On {
         let undone = async {
             if flatten::settle(qmp, layers).await.map_err(io::Error::other)? == On::Export {
                 if let Some(flat) = &entry.flat {
@@ -184,14 +231,17 @@ impl Agent {
                 names_of(&record)?.thaw_chain(record.mode).map_err(io::Error::other)?;
                 flatten::unflatten(qmp, layers).await.map_err(io::Error::other)?;
             }
-            self.forget_flat(entry)
+            Ok::<(), io::Error>(())
         };
-        if let Err(why) = undone.await {
-            tracing::error!(%why, "a disk that could not be flattened stays with dray");
-            if let Err(why) = self.hide_chain(entry) {
-                tracing::error!(%why, "cannot write down where a disk is");
-            }
+        let Err(why) = undone.await else { return On::Chain };
+        tracing::error!(%why, "a disk that could not be flattened stays with dray");
+        if let Err(why) = self.hide_chain(entry) {
+            tracing::error!(%why, "cannot write down where a disk is");
         }
+        if let Some(flat) = &entry.flat {
+            self.read_again(flat);
+        }
+        On::Export
     }
 
     /// The disk is on its chain, which has everything: what was made for it goes.
@@ -199,7 +249,11 @@ impl Agent {
         let record = entry.record();
         // The record last: as long as it is there a restart does this again.
         names_of(&record)?.remove_overlay(record.id).map_err(io::Error::other)?;
-        self.registry.forget(&record.name)
+        self.registry.forget(&record.name)?;
+        if let Some(path) = chain_path(&record) {
+            self.registry.peeks.go_on(&path, &path);
+        }
+        Ok(())
     }
 
     /// After a restart: exchanges that the agent died in are ended, and their guests go on.
@@ -229,18 +283,19 @@ impl Agent {
                 return self.hide_found(entry, record);
             }
         };
-        match flatten::settle(&qmp, &layers).await.map_err(io::Error::other)? {
+        let on = flatten::settle(&qmp, &layers).await.map_err(io::Error::other)?;
+        match on {
             // It never left, or it is back: either way nothing is in the overlay alone.
-            On::Chain => {
-                names_of(record)?.thaw_chain(record.mode).map_err(io::Error::other)?;
-                self.forget_flat(entry)?;
-            }
+            On::Chain => names_of(record)?.thaw_chain(record.mode).map_err(io::Error::other)?,
             On::Export => self.hide_chain(entry)?,
         }
-        if turn.running {
-            status::cont(&qmp).await.map_err(io::Error::other)?;
+        self.let_go_on("cannot wake a guest", &qmp, turn.running)
+            .await
+            .map_err(io::Error::other)?;
+        match on {
+            On::Chain => self.forget_flat(entry),
+            On::Export => self.end_turn(entry),
         }
-        Ok(())
     }
 
     /// Nobody has the disk: the chain waits under its hidden name to be merged.
@@ -250,6 +305,7 @@ impl Agent {
             names_of(record)?.thaw_chain(record.mode).map_err(io::Error::other)?;
             return self.forget_flat(entry);
         }
-        self.hide_chain(entry)
+        self.hide_chain(entry)?;
+        self.end_turn(entry)
     }
 }

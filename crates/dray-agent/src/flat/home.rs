@@ -115,19 +115,22 @@ impl Agent {
         let running = status::status(qmp).await.map_err(|why| qemu_error(&what, &why))?.running;
         let began = Instant::now();
         let home = self.turn_home(&what, qmp, entry, &layers, running).await;
-        let home = match home {
-            Ok(()) => Ok(()),
-            Err(why) => self.stay(qmp, entry, &layers).await.map_err(|left| {
-                if let Some(left) = left {
-                    tracing::error!(image = record.name, why = %left, "a disk is nowhere for sure");
-                }
-                why
-            }),
+        let on = match &home {
+            Ok(()) => Ok(On::Chain),
+            Err(_) => self.stay(qmp, entry, &layers).await,
         };
-        if running {
-            status::cont(qmp).await.map_err(|why| qemu_error(&what, &why))?;
+        self.let_go_on(&what, qmp, running).await?;
+        match (home, on) {
+            (_, Ok(On::Chain)) => {}
+            (home, Ok(On::Export)) => {
+                self.end_turn(entry).map_err(|why| io_error(&what, why))?;
+                home?;
+            }
+            (home, Err(left)) => {
+                tracing::error!(image = record.name, why = %left, "a disk is nowhere for sure");
+                home?;
+            }
         }
-        home?;
         let ms = began.elapsed().as_secs_f64() * 1e3;
         tracing::info!(image = record.name, ms, "back on its chain");
         self.forget_flat(entry).map_err(|why| io_error(&what, why))?;
@@ -147,6 +150,7 @@ impl Agent {
     ) -> ApiResult<()> {
         let failed = |why: dray_qemu::Error| qemu_error(what, &why);
         let (io, turn) = (|why| io_error(what, why), Some(Turn { home: true, running }));
+        block_in_place(|| self.hold_peeks(entry));
         self.set_turn(entry, Place::Chain, turn).map_err(io)?;
         if running {
             status::stop(qmp).await.map_err(failed)?;
@@ -171,29 +175,21 @@ impl Agent {
         self.set_turn(entry, Place::Named, turn)
     }
 
-    /// It came to nothing: the disk stays on the overlay, unless it is home already. With `Err` it
-    /// has stayed, or, with a reason, nobody knows.
-    async fn stay(
-        &self,
-        qmp: &Qmp,
-        entry: &Entry,
-        layers: &[LayerPlan],
-    ) -> Result<(), Option<io::Error>> {
-        match flatten::settle(qmp, layers).await {
-            Ok(On::Chain) => Ok(()),
-            Ok(On::Export) => {
-                let hidden = self.hide_chain(entry);
-                if let Some(flat) = &entry.flat {
-                    self.read_again(flat);
-                }
-                Err(hidden.err())
+    /// It came to nothing: the disk stays on the overlay, unless it is home already.
+    async fn stay(&self, qmp: &Qmp, entry: &Entry, layers: &[LayerPlan]) -> io::Result<On> {
+        let on = flatten::settle(qmp, layers).await.map_err(io::Error::other)?;
+        if on == On::Export {
+            let hidden = self.hide_chain(entry);
+            if let Some(flat) = &entry.flat {
+                self.read_again(flat);
             }
-            Err(why) => Err(Some(io::Error::other(why))),
+            hidden?;
         }
+        Ok(on)
     }
 
     /// The chain is only read from now on.
-    fn read_again(&self, flat: &Flat) {
+    pub(super) fn read_again(&self, flat: &Flat) {
         flat.overlay.unmerge();
         if let Err(why) = block_in_place(|| flat.chain.set_writable(false)) {
             tracing::warn!(%why, "a chain's storage daemon did not end well");
@@ -205,6 +201,7 @@ impl Agent {
         let Some(flat) = &entry.flat else { return Ok(()) };
         let quiet = entry.disk.quiesce(QUIET).map_err(io::Error::other)?;
         flat.overlay.unmerge();
+        self.hold_peeks(entry);
         let home = flat.chain.set_writable(true).and_then(|()| {
             let turn = Some(Turn { home: true, running: false });
             self.set_turn(entry, Place::Chain, turn)?;
@@ -213,6 +210,7 @@ impl Agent {
         if let Err(why) = home {
             drop(quiet);
             self.hide_chain(entry)?;
+            self.end_turn(entry)?;
             self.read_again(flat);
             return Err(why);
         }

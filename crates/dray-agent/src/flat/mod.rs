@@ -4,12 +4,13 @@
 //! to this agent ([`chain`]), which only reads it, and what the guest writes goes into an
 //! [`Overlay`] that is dray's own. Both together are an image like any other.
 //! `freeze` puts a running VM's disk on it; `home` merges the overlay back into the chain and puts
-//! the disk back, when the guest stays here after all. While the overlay is the truth the chain's
+//! the disk back, when the guest stays here after all; [`peeks`] are of those who look before. While the overlay is the truth the chain's
 //! active file has no name that anybody would open.
 
 pub mod chain;
 mod freeze;
 mod home;
+pub mod peeks;
 mod server;
 
 use crate::flat::chain::Chain;
@@ -123,7 +124,7 @@ impl Flat {
         stall: Option<Duration>,
     ) -> io::Result<Option<Self>> {
         let Some(flat) = &record.flat else { return Ok(None) };
-        let place = daemon_place(run_dir, "chain", record.id);
+        let place = daemon_place(run_dir, Purpose::Serve, record.id);
         let chain = Chain::new(place, flat.layers.clone(), record.len, stall);
         chain.moved(&record.current_path().map_err(io::Error::other)?);
         let log = PresentFile::open(present)?;
@@ -134,9 +135,38 @@ impl Flat {
     }
 }
 
+/// What a storage daemon is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Purpose {
+    /// It serves the chain of a flattened disk.
+    Serve,
+    /// It looks at one whose disk is not flattened yet.
+    Peek,
+}
+
+impl Purpose {
+    /// What the names of its files begin with.
+    fn prefix(self) -> &'static str {
+        match self {
+            Self::Serve => "chain-",
+            Self::Peek => "peek-",
+        }
+    }
+}
+
 /// Where the daemon that serves an image's chain has its socket, without the ending.
-pub fn daemon_place(run_dir: &Path, kind: &str, id: ImageId) -> PathBuf {
-    run_dir.join(format!("{kind}-{:016x}", id.0 as u64))
+pub fn daemon_place(run_dir: &Path, purpose: Purpose, id: ImageId) -> PathBuf {
+    run_dir.join(format!("{}{:016x}", purpose.prefix(), id.0 as u64))
+}
+
+/// Ends the storage daemons that an agent before this one has left behind: they serve nobody, and
+/// keep QEMU from taking its disks back.
+pub fn end_leftovers(run_dir: &Path) {
+    for purpose in [Purpose::Serve, Purpose::Peek] {
+        if let Err(why) = server::end_leftovers(run_dir, purpose.prefix()) {
+            tracing::error!(%why, "cannot end what an earlier agent has left behind");
+        }
+    }
 }
 
 /// Name of a flattened disk's image at the target when none is given.

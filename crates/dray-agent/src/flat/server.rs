@@ -202,6 +202,28 @@ fn address(socket: &Path) -> String {
 /// Ends a daemon that an agent before this one has left behind at `socket`.
 fn end_leftover(socket: &Path) -> io::Result<()> {
     let wanted = address(socket);
+    end_those(|word| word == wanted.as_bytes())
+}
+
+/// Ends every daemon that an agent before this one has left behind at a place whose path begins with
+/// `places`, and removes its files.
+///
+/// # Errors
+/// When one does not end, or the directory cannot be read.
+pub(super) fn end_leftovers(dir: &Path, places: &str) -> io::Result<()> {
+    let wanted = address(&dir.join(places));
+    end_those(|word| word.starts_with(wanted.as_bytes()))?;
+    for entry in std::fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(places)) {
+            Files::of(&path).remove();
+        }
+    }
+    Ok(())
+}
+
+/// Ends the daemons one of whose arguments is `wanted`.
+fn end_those(wanted: impl Fn(&[u8]) -> bool) -> io::Result<()> {
     for entry in std::fs::read_dir("/proc")? {
         let path = entry?.path();
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -210,12 +232,12 @@ fn end_leftover(socket: &Path) -> io::Result<()> {
         let Ok(line) = std::fs::read(path.join("cmdline")) else { continue };
         let mut words = line.split(|&byte| byte == 0);
         let program = words.next().unwrap_or_default();
-        if !program.ends_with(PROGRAM.as_bytes()) || !words.any(|word| word == wanted.as_bytes()) {
+        if !program.ends_with(PROGRAM.as_bytes()) || !words.any(&wanted) {
             continue;
         }
         kill_process(pid, Signal::KILL)?;
         let deadline = Instant::now() + END;
-        while std::fs::read(path.join("cmdline")).is_ok_and(|line| !line.is_empty()) {
+        while !is_over(&path) {
             if Instant::now() > deadline {
                 return Err(io::Error::other(format!("an earlier {PROGRAM} ({name}) stays")));
             }
@@ -223,6 +245,18 @@ fn end_leftover(socket: &Path) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether the process of this directory in `/proc` has ended with all its threads. A killed one loses
+/// its memory and its command line first, and its files, with their locks, after that.
+fn is_over(process: &Path) -> bool {
+    let Ok(status) = std::fs::read_to_string(process.join("status")) else { return true };
+    let value = |key: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(key));
+        line.map(str::trim).unwrap_or_default()
+    };
+    // Nobody may have waited for it yet.
+    value("State:").starts_with(['Z', 'X']) && matches!(value("Threads:"), "0" | "1")
 }
 
 /// A file of mode 0000 that an agent which is not root has to open up for a moment.

@@ -2,6 +2,8 @@
 
 use super::record::{CopyState, ImageRecord, Place};
 use crate::flat::Flat;
+use crate::flat::chain::Chain;
+use crate::flat::peeks::Whereabouts;
 use crate::heat::ImageHeat;
 use crate::lineage::Line;
 use crate::vm::RECONNECT_DELAY;
@@ -103,6 +105,20 @@ impl Entry {
     pub(super) fn has_just_departed(&self) -> bool {
         let departed = *self.departed.lock().unwrap_or_else(PoisonError::into_inner);
         departed.is_some_and(|at| at.elapsed() < Duration::from_secs(RECONNECT_DELAY.into()))
+    }
+
+    /// Where the active image of `chain` is, when this is the same one, flattened.
+    pub(super) fn whereabouts(&self, chain: &Chain) -> Option<Whereabouts> {
+        let record = self.record();
+        let flat = record.flat.as_ref()?;
+        if !flat.layers.first().is_some_and(|layer| chain.is_of(&layer.path)) {
+            return None;
+        }
+        let at_rest = flat.turn.is_none() && record.place != Place::Named;
+        Some(match record.current_path() {
+            Ok(path) if at_rest => Whereabouts::At(path),
+            _ => Whereabouts::Turning,
+        })
     }
 
     /// Gives the locks back, before QEMU opens the file itself.

@@ -19,8 +19,9 @@ pub use files::is_device;
 pub use record::{Adopted, CopyState, ImageRecord, Place};
 
 use crate::config::{Config, PoolIo};
-use crate::flat;
 use crate::flat::chain::Chain;
+use crate::flat::peeks::Peeks;
+use crate::flat::{self, Purpose, peeks};
 use crate::heat::ImageHeat;
 use crate::lineage::Line;
 use crate::migration::intent::SourceImage;
@@ -42,6 +43,8 @@ pub struct Registry {
     pub(crate) taking: Mutex<()>,
     /// What is known of images that QEMU has taken back.
     pub released: Notes,
+    /// Looks at chains whose disks are to be flattened.
+    pub peeks: Peeks,
     store: Store,
     config: Arc<Config>,
     entries: RwLock<BTreeMap<String, Arc<Entry>>>,
@@ -93,6 +96,7 @@ impl Registry {
         Ok(Arc::new(Self {
             taking: Mutex::default(),
             released,
+            peeks: Peeks::default(),
             store,
             config,
             entries: RwLock::new(entries),
@@ -108,10 +112,12 @@ impl Registry {
     }
 
     /// The chain of a disk that will be flattened, beside whoever has it. The daemon that reads it is
-    /// started by the first read and ends with the last user.
+    /// started by the first read and ends with the last user. Reads fail after a while.
     pub fn peek_chain(&self, image: &SourceImage) -> Arc<Chain> {
-        let place = flat::daemon_place(&self.config.run_dir, "peek", image.offer.id);
-        Chain::new(place, image.chain.clone(), image.offer.len, self.config.limits.stall)
+        let place = flat::daemon_place(&self.config.run_dir, Purpose::Peek, image.offer.id);
+        let chain = Chain::new(place, image.chain.clone(), image.offer.len, Some(peeks::PATIENCE));
+        self.peeks.add(&chain, || self.all().iter().find_map(|entry| entry.whereabouts(&chain)));
+        chain
     }
 
     /// Whether an image at `path` bypasses the page cache.

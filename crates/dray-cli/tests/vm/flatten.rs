@@ -10,7 +10,7 @@ use dray_testkit::lab::Answer;
 use serde_json::Value;
 use std::fs;
 use std::path::PathBuf;
-use std::process::Child;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 const RATE: u64 = 2_000_000;
@@ -55,7 +55,10 @@ fn daemon(stage: &Stage) -> u32 {
 fn run_files(stage: &Stage) -> Vec<PathBuf> {
     let run = stage.lab.host("a").dir().join("run");
     let all = fs::read_dir(run).expect("run").map(|entry| entry.expect("entry").path());
-    all.filter(|path| path.to_string_lossy().contains("chain-")).collect()
+    let of_daemon = |path: &PathBuf| {
+        ["chain-", "peek-"].iter().any(|kind| path.to_string_lossy().contains(kind))
+    };
+    all.filter(of_daemon).collect()
 }
 
 /// The guest is at the target, which has what it saw; the chain at the source cannot be opened.
@@ -150,6 +153,7 @@ fn the_target_agent_dies_while_a_chain_is_copied() {
 /// The source's agent dies before `step` of what a cancelled migration brings home.
 fn comes_home_although(name: &str, step: &str) {
     let Some(mut stage) = prepared(name) else { return };
+    assert_seen(look(&stage));
     start_with(stage.lab.host("a"), "DRAY_ABORT_BEFORE", step);
     let migrate = stage.spawn(&["--bandwidth", "30Mbit"]);
     stage.lab.host("a").wait_status(PATIENCE, copying).expect("it copies");
@@ -160,25 +164,21 @@ fn comes_home_although(name: &str, step: &str) {
 }
 
 #[test]
-#[ignore = "what was prepared before its agent was restarted may never begin; see docs/operating.md, Limits"]
 fn an_agent_that_dies_when_all_is_merged_brings_the_chain_home() {
     comes_home_although("flat-merged", "HomeMerged");
 }
 
 #[test]
-#[ignore = "what was prepared before its agent was restarted may never begin; see docs/operating.md, Limits"]
 fn an_agent_that_dies_while_the_guest_is_stopped_brings_the_chain_home() {
     comes_home_although("flat-stopped", "HomeStopped");
 }
 
 #[test]
-#[ignore = "what was prepared before its agent was restarted may never begin; see docs/operating.md, Limits"]
 fn an_agent_that_dies_before_the_chain_is_opened_brings_it_home() {
     comes_home_although("flat-named", "HomeNamed");
 }
 
 #[test]
-#[ignore = "what was prepared before its agent was restarted may never begin; see docs/operating.md, Limits"]
 fn an_agent_that_dies_when_the_guest_is_on_its_chain_lets_it_go_on() {
     comes_home_although("flat-pivoted", "HomePivoted");
 }
@@ -186,10 +186,14 @@ fn an_agent_that_dies_when_the_guest_is_on_its_chain_lets_it_go_on() {
 /// The source's agent dies before `step` of flattening, with the guest stopped: it goes on.
 fn goes_on_although(name: &str, step: &str) -> Option<Stage> {
     let mut stage = prepared(name)?;
+    // The daemon that this begins outlives the agent.
+    assert_seen(look(&stage));
     start_with(stage.lab.host("a"), "DRAY_ABORT_BEFORE", step);
     let migrate = stage.spawn(&[]);
     dies_and_returns(stage.lab.host("a"));
     Answer::of(migrate).expect("answer");
+    // Its sockets are there before; it answers once it has looked after its guests.
+    stage.lab.host("a").json(&["status"]).expect("an agent");
     assert!(runs(&stage), "the guest was left stopped\n{}", stage.logs());
     stage.target = None;
     stage.assert_guest_is_well();
@@ -211,6 +215,60 @@ fn an_agent_that_dies_before_it_flattens_leaves_the_chain() {
 fn an_agent_that_dies_just_after_it_has_flattened_lets_the_guest_go_on() {
     let Some(mut stage) = goes_on_although("flat-onto", "FlattenPivoted") else { return };
     assert_merged_alone(&mut stage);
+}
+
+#[test]
+fn an_agent_that_dies_before_a_flattened_guest_goes_on_lets_it_go_on() {
+    let Some(mut stage) = goes_on_although("flat-hidden", "FlattenHidden") else { return };
+    assert_merged_alone(&mut stage);
+}
+
+#[test]
+fn what_an_agent_that_died_has_flattened_is_released() {
+    let Some(mut stage) = goes_on_although("flat-release", "FlattenPivoted") else { return };
+    let qmp = stage.source_qmp();
+    let answer = stage.lab.host("a").dray(&["release", "--qmp", &qmp]).expect("release");
+    assert_eq!(answer.code, 0, "{answer:?}\n{}", stage.logs());
+    assert_back_home(&mut stage);
+}
+
+/// Reads the start of the disk at the target, as a QEMU does that opens it before the handover.
+fn look(stage: &Stage) -> Child {
+    let socket = stage.lab.host("b").nbd_socket();
+    let export = format!("nbd+unix:///disk0.raw?socket={}", socket.display());
+    let mut command = Command::new("qemu-io");
+    command.args(["-r", "-f", "raw", "-c", "read 0 4096", &export]);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("qemu-io")
+}
+
+fn assert_seen(look: Child) {
+    let done = look.wait_with_output().expect("qemu-io");
+    let said = String::from_utf8_lossy(&done.stdout).into_owned();
+    assert!(done.status.success() && said.contains("read 4096/4096"), "{said} {done:?}");
+}
+
+/// Somebody at the target looks at the disk when its chain has just got another name: the look is
+/// answered, and the migration goes on.
+#[test]
+fn a_look_at_a_chain_that_is_being_flattened_is_answered() {
+    let Some(mut stage) = prepared("flat-look") else { return };
+    assert_seen(look(&stage));
+    let source = stage.lab.host("a");
+    assert!(!run_files(&stage).is_empty(), "a daemon has read it");
+    source.stop().expect("stop");
+    let left = run_files(&stage);
+    assert!(left.is_empty(), "an agent ends its daemons: {left:?}");
+    source.start_with(&[("DRAY_STOP_BEFORE", "FlattenHidden")]).expect("restart");
+    let migrate = stage.spawn(&[]);
+    source.wait_stopped(PATIENCE).expect("it comes to hide the chain");
+    let looking = look(&stage);
+    // Until the question has come to the agent that stands still.
+    std::thread::sleep(Duration::from_millis(500));
+    source.go_on().expect("go on");
+    assert_seen(looking);
+    let answer = Answer::of(migrate).expect("answer");
+    assert_eq!(answer.code, 0, "{answer:?}\n{}", stage.logs());
+    assert_moved(&mut stage);
 }
 
 /// The VM ends while its newer writes lie over the chain: they are merged without it.

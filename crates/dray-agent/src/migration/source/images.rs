@@ -80,7 +80,7 @@ impl SourceImages {
         let all = intent
             .images
             .iter()
-            .map(|image| open(&parts.registry, image))
+            .map(|image| open(&parts.registry, image, intent.options.is_some()))
             .collect::<io::Result<Vec<_>>>()?;
         let content = Content::new(all.iter().map(|open| Arc::clone(&open.content)).collect());
         let intents = Intents::shared(&parts.folder.file("intents"))?;
@@ -93,7 +93,7 @@ impl SourceImages {
     /// When a file cannot be opened.
     pub fn reopen(&mut self, intent: &SourceIntent) -> io::Result<()> {
         for (slot, image) in self.all.iter_mut().zip(&intent.images) {
-            *slot = open(&self.registry, image)?;
+            *slot = open(&self.registry, image, true)?;
         }
         self.content.replace(self.all.iter().map(|open| Arc::clone(&open.content)).collect());
         Ok(())
@@ -327,15 +327,17 @@ fn file_len(open: &Open) -> io::Result<u64> {
     Ok(if meta.is_file() { meta.len() } else { file.geometry().len })
 }
 
-fn open(registry: &Registry, image: &SourceImage) -> io::Result<Open> {
+/// A chain of a migration that has not `begun` is not frozen for it yet: it is only looked at, by who
+/// waits at the target, wherever an exchange that was broken off has left it.
+fn open(registry: &Registry, image: &SourceImage, begun: bool) -> io::Result<Open> {
     let image = image.clone();
-    if let Some(entry) = registry.get(&image.name) {
+    let looked_at = !begun && !image.chain.is_empty();
+    if let Some(entry) = registry.get(&image.name).filter(|_| !looked_at) {
         let file = entry.flat.is_none().then(|| Arc::clone(&entry.file));
         let content = Arc::clone(entry.disk.backing());
         return Ok(Open { image, entry: Some(entry), content, file });
     }
     if !image.chain.is_empty() {
-        // Not frozen yet: for a look at it by who waits at the target.
         let content = registry.peek_chain(&image);
         return Ok(Open { image, entry: None, content, file: None });
     }

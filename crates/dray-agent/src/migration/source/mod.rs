@@ -13,6 +13,7 @@ mod images;
 mod latency;
 mod mirror;
 mod orders;
+mod peeks;
 mod rate;
 mod report;
 mod reuse;
@@ -42,6 +43,7 @@ pub(crate) use images::shared;
 use latency::Pacing;
 use mirror::Mirror;
 use orders::Orders;
+use peeks::Peeks;
 use report::{COUNTS, Report};
 pub use report::{shown_phase, shown_strategy, unix_ms};
 pub use session::{Session, SessionSettings, keep};
@@ -204,6 +206,7 @@ pub struct SourceLoop {
     engine: Option<Source>,
     log: Log<SourceRecord>,
     images: SourceImages,
+    peeks: Peeks,
     orders: Orders,
     choices: Choices,
     brakes: Brakes,
@@ -273,6 +276,7 @@ impl SourceLoop {
             clock: Clock::start(),
             engine: None,
             log,
+            peeks: Peeks::new(images.content()),
             images,
             orders: Orders::default(),
             choices: Choices::default(),

@@ -2,6 +2,7 @@
 //! they break, until the migration no longer needs them.
 
 use super::content::Content;
+use super::peeks::Question;
 use super::{Input, SourceLoop, SourceSlot, Told};
 use crate::api::{ApiError, ErrorKind};
 use crate::migration::messages::{self, ToSourceShell, ToTargetShell};
@@ -11,7 +12,7 @@ use crate::net::{
 };
 use crate::tls::Identity;
 use dray_engine::SourceEvent;
-use dray_types::{Attempt, BitRate, ImageIndex};
+use dray_types::{Attempt, BitRate};
 use dray_wire::{Envelope, Hello, StreamKind, ToSource, ToTarget};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -273,7 +274,10 @@ impl SourceLoop {
             return;
         }
         match message.body {
-            ToSource::Peek { tag, image, offset, len } => self.peek(tag, image, offset, len),
+            ToSource::Peek { tag, image, offset, len } => {
+                let control = self.control_copy();
+                self.peeks.ask(Question { tag, image, offset, len, control });
+            }
             ToSource::Hurry { tag } => {
                 // It may have been sent by now, or not be known: then there is nothing to hurry.
                 self.session.as_ref().map(|session| session.queue.hurry(tag));
@@ -338,11 +342,6 @@ impl SourceLoop {
         self.session.as_ref().map(|session| session.control.clone())
     }
 
-    fn peek(&self, tag: u64, image: ImageIndex, offset: u64, len: u32) {
-        let data = self.images.content().peek(image, offset, len);
-        send(self.control_copy().as_ref(), ToTarget::Peeked { tag, data });
-    }
-
     pub(super) fn say(&self, message: &ToTargetShell) {
         let body = ToTarget::Vm(messages::encode(message));
         send(self.control_copy().as_ref(), body);
@@ -350,7 +349,7 @@ impl SourceLoop {
 }
 
 /// Shell messages change no ownership, so they need to name none: the engine's own do.
-fn send(control: Option<&ControlSender<ToTarget>>, body: ToTarget) {
+pub(super) fn send(control: Option<&ControlSender<ToTarget>>, body: ToTarget) {
     if let Some(control) = control {
         let epoch = dray_types::Epoch(u64::MAX);
         // A link that is down reports itself; nothing is owed to it.
