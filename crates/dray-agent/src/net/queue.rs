@@ -5,6 +5,7 @@ use crate::net::kept::Kept;
 use crate::pace::{Class, Pacer};
 use dray_types::{BlockRange, Epoch, ImageIndex};
 use std::collections::VecDeque;
+use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,9 @@ use std::time::{Duration, Instant};
 const RESERVED: Duration = Duration::from_secs(1);
 /// Longest sleep of a thread that waits for the budget; after it a changed limit counts.
 const NAP: Duration = Duration::from_millis(50);
+/// How often a stream without work is looked at: what was under way on one that broke has to be sent
+/// again, and nobody else says so.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// What a job sends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -164,23 +168,38 @@ impl JobQueue {
     }
 
     /// The next job for the stream `index` of `streams`; waits for one and for the budget. None
-    /// when the queue is closed and empty.
-    pub(crate) fn pop(&self, index: usize, streams: usize, pacer: &Pacer) -> Option<SendJob> {
+    /// when the queue is closed and empty. While there is none, `look` sees now and then whether the
+    /// stream is still there.
+    ///
+    /// # Errors
+    /// What `look` says.
+    pub(crate) fn pop(
+        &self,
+        index: usize,
+        streams: usize,
+        pacer: &Pacer,
+        look: impl Fn() -> io::Result<()>,
+    ) -> io::Result<Option<SendJob>> {
         let mut jobs = self.jobs();
         loop {
             if let Some(job) = jobs.urgent.pop_front() {
-                return Some(job);
+                return Ok(Some(job));
             }
             if jobs.bulk.is_empty() {
                 if jobs.closed {
-                    return None;
+                    return Ok(None);
                 }
-                jobs = self.wake.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+                let (woken, waited) =
+                    self.wake.wait_timeout(jobs, LOOK).unwrap_or_else(PoisonError::into_inner);
+                jobs = woken;
+                if waited.timed_out() {
+                    look()?;
+                }
                 continue;
             }
             let wait = reserved(&jobs, index, streams).max(pacer.ready_in(Class::Bulk));
             if wait.is_zero() {
-                return jobs.bulk.pop_front();
+                return Ok(jobs.bulk.pop_front());
             }
             let nap = wait.min(NAP);
             jobs = self.wake.wait_timeout(jobs, nap).unwrap_or_else(PoisonError::into_inner).0;
@@ -212,6 +231,10 @@ mod tests {
         }
     }
 
+    fn pop(queue: &JobQueue, index: usize, streams: usize, pacer: &Pacer) -> Option<SendJob> {
+        queue.pop(index, streams, pacer, || Ok(())).unwrap()
+    }
+
     #[test]
     fn urgent_jobs_come_first_and_ignore_the_budget() {
         let (queue, pacer) = (JobQueue::new(), Pacer::new(Some(BitRate { bytes_per_second: 1 })));
@@ -219,12 +242,12 @@ mod tests {
         queue.push(job(1, false));
         queue.push(job(2, true));
         queue.push(job(3, true));
-        assert_eq!(queue.pop(0, 1, &pacer).map(|job| job.tag), Some(2));
-        assert_eq!(queue.pop(0, 1, &pacer).map(|job| job.tag), Some(3));
+        assert_eq!(pop(&queue, 0, 1, &pacer).map(|job| job.tag), Some(2));
+        assert_eq!(pop(&queue, 0, 1, &pacer).map(|job| job.tag), Some(3));
         pacer.set_limit(None);
-        assert_eq!(queue.pop(0, 1, &pacer).map(|job| job.tag), Some(1));
+        assert_eq!(pop(&queue, 0, 1, &pacer).map(|job| job.tag), Some(1));
         queue.close();
-        assert_eq!(queue.pop(0, 1, &pacer), None);
+        assert_eq!(pop(&queue, 0, 1, &pacer), None);
     }
 
     #[test]
@@ -232,9 +255,9 @@ mod tests {
         let (queue, pacer) = (JobQueue::new(), Pacer::new(None));
         queue.push(job(1, true));
         queue.push(job(2, false));
-        assert_eq!(queue.pop(0, 2, &pacer).map(|job| job.tag), Some(1));
+        assert_eq!(pop(&queue, 0, 2, &pacer).map(|job| job.tag), Some(1));
         assert!(!reserved(&queue.jobs(), 0, 2).is_zero());
-        assert_eq!(queue.pop(1, 2, &pacer).map(|job| job.tag), Some(2));
+        assert_eq!(pop(&queue, 1, 2, &pacer).map(|job| job.tag), Some(2));
     }
 
     #[test]
@@ -243,10 +266,10 @@ mod tests {
         (1..=3).for_each(|tag| queue.push(job(tag, false)));
         assert!(queue.remove(1) && !queue.remove(1));
         assert!(queue.hurry(3) && !queue.hurry(9));
-        assert_eq!(queue.pop(0, 1, &pacer).map(|job| (job.tag, job.urgent)), Some((3, true)));
+        assert_eq!(pop(&queue, 0, 1, &pacer).map(|job| (job.tag, job.urgent)), Some((3, true)));
         assert_eq!(queue.clear(), vec![job(2, false)]);
         assert!(queue.break_off() && !queue.break_off());
         queue.push(job(4, false));
-        assert_eq!(queue.pop(0, 1, &pacer), None);
+        assert_eq!(pop(&queue, 0, 1, &pacer), None);
     }
 }

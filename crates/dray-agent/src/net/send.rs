@@ -169,7 +169,13 @@ impl Worker {
     fn run(mut self) {
         let guard = PanicIsLinkDown(self.setup.clone());
         let (queue, pacer) = (Arc::clone(&self.setup.queue), Arc::clone(&self.setup.pacer));
-        while let Some(job) = queue.pop(self.index, self.setup.streams, &pacer) {
+        loop {
+            let look = || self.stream.look();
+            let job = match queue.pop(self.index, self.setup.streams, &pacer, look) {
+                Ok(Some(job)) => job,
+                Ok(None) => break,
+                Err(why) => return self.broken(why),
+            };
             match self.send(&job) {
                 Ok(()) => self.setup.events.sent(&job),
                 Err(Failed::Unreadable(why)) => self.setup.events.unreadable(&job, why),

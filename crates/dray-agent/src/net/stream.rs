@@ -4,6 +4,8 @@ use crate::net::error::{NetError, NetErrorKind};
 use crate::net::socket::Socket;
 use crate::net::stats::NetStats;
 use dray_wire::StreamKind;
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
 use rustls::{ClientConnection, ServerConnection, StreamOwned};
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -196,6 +198,19 @@ impl BlockingStream {
             }
         }
         Ok(true)
+    }
+
+    /// Sees, without waiting, whether the connection of a side that only writes is still there.
+    ///
+    /// # Errors
+    /// When the peer has closed it, or what the socket says.
+    pub fn look(&self) -> io::Result<()> {
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        match rustix::net::recv(self.tls.tcp(), &mut [0; 1], flags) {
+            Ok((0, _)) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(()),
+            Err(why) => Err(why.into()),
+        }
     }
 
     /// Says in order that nothing more comes.

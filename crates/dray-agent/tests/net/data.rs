@@ -272,6 +272,20 @@ async fn what_cannot_be_read_is_said_and_the_rest_goes_on() {
     assert!(events.iter().any(|event| matches!(event, Event::Run(header, _) if header.tag == 3)));
 }
 
+/// What was under way is lost with it, and nothing more may be sent that would show it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_that_breaks_without_work_is_a_broken_link() {
+    let mut session = Session::start(2, Pacer::new(None), None).await;
+    session.queue.push(job(1, 0, BlockRange::new(0, 64)));
+    tokio::task::block_in_place(|| {
+        assert!(matches!(session.next(), Event::Run(..)));
+        session.receivers[1].close();
+        while !matches!(session.next(), Event::LinkDown(_)) {}
+        assert!(session.queue.is_empty());
+        session.finish();
+    });
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_broken_link_is_said_once_by_all_streams_together() {
     let mut session = Session::start(3, Pacer::new(None), None).await;

@@ -386,7 +386,7 @@ impl RunSink for SessionSink {
     }
 
     fn ended(&self, why: Option<NetError>) {
-        // The control stream of the same session says that the link is down.
+        // The sender sees it, whether it has more to send or not, and begins another session.
         if let Some(why) = why {
             tracing::debug!(%why, "a data stream ended");
         }
