@@ -136,7 +136,7 @@ impl SourceVmTask {
     ) -> Result<(), Stop> {
         let qmp =
             Qmp::connect(socket).await.map_err(|why| qemu_error("cannot move the vm", &why))?;
-        self.wait(|told| matches!(told, Told::LinkUp).then_some(())).await?;
+        self.wait_for_link().await?;
         self.check(facts).await?;
         if !self.ready {
             self.wait(|told| matches!(told, Told::Notice(SourceNotice::Ready)).then_some(()))
@@ -158,8 +158,7 @@ impl SourceVmTask {
 
     /// Asks the target whether its QEMU fits.
     async fn check(&mut self, facts: GuestFacts) -> Result<(), Stop> {
-        self.slot.send(Input::Say(ToTargetShell::Check(facts)));
-        let answer = self.answer(|message| match message {
+        let answer = self.ask(ToTargetShell::Check(facts), |message| match message {
             ToSourceShell::Checked(result) => Some(result.clone()),
             _ => None,
         });
@@ -171,8 +170,7 @@ impl SourceVmTask {
     }
 
     async fn listen(&mut self) -> Result<(), Stop> {
-        self.slot.send(Input::Say(ToTargetShell::Listen));
-        let answer = self.answer(|message| match message {
+        let answer = self.ask(ToTargetShell::Listen, |message| match message {
             ToSourceShell::Listening(result) => Some(result.clone()),
             _ => None,
         });
@@ -183,12 +181,41 @@ impl SourceVmTask {
         })
     }
 
-    async fn answer<T>(
+    /// Waits until there is a session. What was told since the migration was prepared says no more
+    /// than whether there is one now.
+    async fn wait_for_link(&mut self) -> Result<(), Stop> {
+        let mut up = false;
+        while let Ok(told) = self.told.try_recv() {
+            self.ready |= matches!(told, Told::Notice(SourceNotice::Ready));
+            match told {
+                Told::LinkUp => up = true,
+                Told::LinkDown => up = false,
+                told if ends(&told) => return Err(Stop::Over),
+                _ => {}
+            }
+        }
+        if up {
+            return Ok(());
+        }
+        self.wait(|told| matches!(told, Told::LinkUp).then_some(())).await
+    }
+
+    /// Asks the target's shell, and again in every session that is made before it has answered: in
+    /// one that broke it may not have been heard.
+    async fn ask<T>(
         &mut self,
+        question: ToTargetShell,
         mut pick: impl FnMut(&ToSourceShell) -> Option<T>,
     ) -> Result<T, Stop> {
+        let slot = Arc::clone(&self.slot);
+        let say = || slot.send(Input::Say(question.clone()));
+        say();
         let wanted = self.wait(|told| match told {
             Told::Shell(message) => pick(message),
+            Told::LinkUp => {
+                say();
+                None
+            }
             _ => None,
         });
         tokio::time::timeout(CHECK_TIMEOUT, wanted).await.unwrap_or_else(|_| {

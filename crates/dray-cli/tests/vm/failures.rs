@@ -32,6 +32,27 @@ fn during_copy(name: &str, kinds: &[Kind], act: impl FnOnce(&Stage)) -> Option<(
     Some((stage, migrate))
 }
 
+/// What the source asks the target about its QEMU is asked when the target is back.
+#[test]
+fn a_target_that_is_away_when_a_migration_begins_is_waited_for() {
+    let Some(mut stage) = Stage::new("begins-alone", &[Kind::Plain], 3_000_000) else { return };
+    stage.prepare();
+    let (source, target) = (stage.lab.host("a"), stage.lab.host("b"));
+    target.kill9().expect("kill");
+    let migrate = stage.spawn(&[]);
+    let begun = |status: &serde_json::Value| status["state"] == "running";
+    source.wait_status(PATIENCE, begun).expect("it begins");
+    // Long enough for a question into the void.
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    target.start().expect("restart");
+    let answer = Answer::of(migrate).expect("answer");
+    assert_eq!(answer.code, 0, "{answer:?}\n{}", stage.logs());
+    stage.assert_guest_is_well();
+    stage.quit_source();
+    stage.finish_guest();
+    stage.assert_images("b");
+}
+
 #[test]
 fn a_cancel_during_copy() {
     let kinds = [Kind::Plain, Kind::Qcow2];

@@ -109,7 +109,7 @@ pub enum Told {
     /// From the target's shell.
     Shell(ToSourceShell),
     /// There is no session any more.
-    LinkDown(String),
+    LinkDown,
     /// There is a session.
     LinkUp,
 }

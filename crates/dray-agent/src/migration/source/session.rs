@@ -256,6 +256,7 @@ impl SourceLoop {
                 return;
             }
             self.session = None;
+            self.tell(Told::LinkDown);
             if !self.is_done() {
                 tracing::warn!(migration = %self.slot.board.migration, why, "lost the session");
                 self.link_lost = Some(Instant::now());
@@ -264,8 +265,7 @@ impl SourceLoop {
             }
         }
         self.slot.board.change(|shown| shown.progress.link_up = false);
-        self.link_why = Some(why.clone());
-        self.tell(Told::LinkDown(why));
+        self.link_why = Some(why);
     }
 
     pub(super) fn heard(&mut self, number: u64, message: Envelope<ToSource>) {
