@@ -18,6 +18,8 @@ const MOST: usize = 65_536;
 struct Coming {
     pieces: HashMap<PieceHash, (Spot, Instant)>,
     places: HashMap<Spot, Instant>,
+    /// How often something has come, or been given up.
+    settled: u64,
 }
 
 /// A piece that lacks.
@@ -67,11 +69,45 @@ impl Wanted {
         true
     }
 
+    /// Claims what lacks by `look`, all or nothing, as [`claim`](Self::claim) does: what lacks, and
+    /// whether it is claimed. What has come while it was looked for is not claimed: its sender had
+    /// no claim on it any more, and it would cross once more.
+    pub fn claim_what_lacks(
+        &self,
+        anyway: bool,
+        mut look: impl FnMut() -> Vec<Lacking>,
+    ) -> (Vec<Lacking>, bool) {
+        let before = self.settled();
+        let lacks = look();
+        if lacks.is_empty() || !self.claim(&lacks, anyway) {
+            let claimed = lacks.is_empty();
+            return (lacks, claimed);
+        }
+        if self.settled() == before {
+            return (lacks, true);
+        }
+        // From the claim on nobody else is told to send it: what this look misses is not here.
+        let (claimed, lacks) = (lacks, look());
+        let has_come = |piece: &&Lacking| lacks.iter().all(|still| still.hash != piece.hash);
+        claimed.iter().filter(has_come).for_each(|piece| self.settle(&piece.hash, piece.place));
+        (lacks, true)
+    }
+
+    fn settled(&self) -> u64 {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).settled
+    }
+
     /// Whether some of `pieces`, or something like them, is on its way.
     pub fn comes(&self, pieces: &[Lacking]) -> bool {
         let coming = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         pieces.iter().any(|piece| coming.has(piece, now))
+    }
+
+    /// Whether what will be at `place` is still on its way, all of it or some blocks.
+    pub fn comes_there(&self, place: Spot) -> bool {
+        let coming = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        coming.places.get(&place).is_some_and(|since| since.elapsed() < PATIENCE)
     }
 
     /// Where content with this hash is on its way to.
@@ -85,6 +121,7 @@ impl Wanted {
         let mut coming = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         coming.pieces.remove(piece);
         coming.places.remove(&place);
+        coming.settled += 1;
     }
 }
 
@@ -112,11 +149,36 @@ mod tests {
     }
 
     #[test]
+    fn what_comes_while_it_is_looked_for_is_not_asked_for_again() {
+        let wanted = Wanted::default();
+        let [first, second] = [|| lacking(1, 1, &[]), || lacking(1, 9, &[])];
+        assert!(wanted.claim(&[first()], false));
+        let mut looks = 0;
+        let look = || {
+            looks += 1;
+            if looks > 1 {
+                return vec![lacking(2, 10, &[])];
+            }
+            // The look has missed it, and now it is here.
+            wanted.settle(&first().hash, first().place);
+            vec![second(), lacking(2, 10, &[])]
+        };
+        let (lacks, claimed) = wanted.claim_what_lacks(false, look);
+        assert!(claimed && looks == 2);
+        assert_eq!(lacks.iter().map(|piece| piece.hash[0]).collect::<Vec<_>>(), [2]);
+        assert!(wanted.comes(&lacks) && !wanted.comes(&[second()]), "only what lacks is claimed");
+        let (_, claimed) = wanted.claim_what_lacks(false, || vec![lacking(2, 20, &[])]);
+        assert!(!claimed, "it is on its way");
+        assert!(wanted.claim_what_lacks(false, Vec::new).1, "nothing lacks");
+    }
+
+    #[test]
     fn something_like_it_is_waited_for_only_when_it_was_asked_for() {
         let wanted = Wanted::default();
         let [a, b] = [|| lacking(1, 1, &[2]), || lacking(2, 2, &[1])];
         assert!(wanted.claim(&[a()], false), "nobody has asked for its neighbour");
         assert!(!wanted.claim(&[b()], false) && wanted.comes(&[b()]));
+        assert!(wanted.comes_there(a().place) && !wanted.comes_there(b().place));
         assert_eq!(wanted.comes_to(&a().hash), Some(a().place));
         wanted.settle(&a().hash, a().place);
         assert!(!wanted.comes(&[b()]) && wanted.claim(&[b()], false));

@@ -8,7 +8,7 @@
 use super::basis::BlockJob;
 use super::sink::Sink;
 use crate::net::zeros::RunBuffer;
-use crate::reuse::{Lacking, PIECE_BYTES};
+use crate::reuse::{Lacking, PIECE_BYTES, Spot};
 use dray_types::{BLOCK_SIZE, BlockRange};
 use dray_wire::FrameHeader;
 use dray_wire::frame::{PIECE_BLOCKS, PIECE_HASH_LEN, PieceHash, mask_bit};
@@ -108,8 +108,8 @@ impl Job {
         self.in_place = Some(here);
     }
 
-    /// Looks for what was not found yet.
-    fn look(&mut self, sink: &Sink, piece_of: &mut [u8]) {
+    /// Looks for what was not found yet; what lacks then.
+    fn look(&mut self, sink: &Sink, piece_of: &mut [u8]) -> Vec<Lacking> {
         if self.in_place.is_none() {
             self.look_in_place(sink, piece_of);
         }
@@ -131,13 +131,17 @@ impl Job {
             let nth = first + *piece as u64;
             let place = sink.spot(image, nth)?;
             let all = if self.basis { reuse.similar(place) } else { Vec::new() };
-            let here = all.iter().filter(|spot| reuse.has_data(peer, **spot)).take(ENOUGH).count();
+            let some = |spot: &&Spot| reuse.has_data(peer, **spot);
+            // Blocks of what is coming are there already, and the others would be asked for twice.
+            let whole = |spot: &&Spot| !reuse.wanted.comes_there(**spot) && some(spot);
+            let enough = all.iter().filter(whole).take(ENOUGH).count() == ENOUGH;
             let own = self.basis && sink.own_place(image, nth).is_some();
-            near |= u16::from(own || here > 0) << piece;
-            Some(Lacking { hash: *hash, place, near: if here < ENOUGH { all } else { Vec::new() } })
+            near |= u16::from(own || all.iter().any(|spot| some(&spot))) << piece;
+            Some(Lacking { hash: *hash, place, near: if enough { Vec::new() } else { all } })
         };
-        self.lacks = self.open.iter().filter_map(lacking).collect();
+        let lacks = self.open.iter().filter_map(lacking).collect();
         self.near = near;
+        lacks
     }
 
     /// The pieces that lack, a bit each.
@@ -254,12 +258,12 @@ fn try_job(sink: &Sink, job: &mut Job, piece: &mut [u8]) -> bool {
     if !late && wanted.comes(&job.lacks) {
         return false;
     }
-    job.look(sink, piece);
-    if !job.lacks.is_empty() && !wanted.claim(&job.lacks, late) {
-        return false;
+    let (lacks, claimed) = wanted.claim_what_lacks(late, || job.look(sink, piece));
+    job.lacks = lacks;
+    if claimed {
+        sink.found(job);
     }
-    sink.found(job);
-    true
+    claimed
 }
 
 #[cfg(test)]
