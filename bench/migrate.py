@@ -69,11 +69,11 @@ class Qmp:
 
 
 class Keeper:
-    """A host's QEMUs, in its network namespace."""
+    """A host's QEMUs, in its network namespace, and on its disk if that is one of its own."""
 
-    def __init__(self, host, binary, directory, memory):
-        command = ["ip", "netns", "exec", namespace(host), binary, directory, str(memory)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, inside, binary, directory, memory, join=None):
+        command = [*inside, binary, directory, str(memory)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, preexec_fn=join)
 
     def __call__(self, *words):
         self.process.stdin.write(" ".join(map(str, words)) + "\n")
@@ -164,7 +164,7 @@ class Bench:
         self.base = os.path.join(directory, "base.raw")
         for host in "ab":
             os.makedirs(os.path.join(directory, host, "pool"))
-            self.keepers[host] = Keeper(host, args.host, os.path.join(directory, host), args.memory)
+            self.keepers[host] = Keeper(["ip", "netns", "exec", namespace(host)], args.host, os.path.join(directory, host), args.memory)
         self.keepers["a"]("image", self.base, args.size, args.seeded)
 
     # --- one run --------------------------------------------------------------------------------

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! bench_host DIRECTORY MEMORY_MIB
-//!   image PATH SIZE_MIB SEEDED_MIB        makes a disk's image
+//!   image PATH SIZE_MIB SEEDED_MIB [NTH]  makes the nth disk's image; 1
 //!   boot NAME NODE BLOCKDEV…              boots a guest whose disk is on NODE
 //!   wait NAME NODE BLOCKDEV…              starts a QEMU that waits for it
 //!   tell NAME COMMAND…                    a command for the guest; its last line of report
@@ -60,9 +60,10 @@ fn main() -> io::Result<()> {
 impl Host {
     fn command(&mut self, words: &[&str]) -> io::Result<String> {
         match words {
-            ["image", path, size, seeded] => {
+            ["image", path, size, seeded, nth @ ..] => {
                 let mib = |n: &str| number(n).map(|n| n * MIB);
-                let bystander = Bystander::new(1, mib(size)?, mib(seeded)?);
+                let nth = nth.first().map_or(Ok(1), |nth| number(nth))?;
+                let bystander = Bystander::new(nth, mib(size)?, mib(seeded)?);
                 bystander.create_raw(Path::new(path)).map(|()| String::new())
             }
             ["boot", name, node, blockdev @ ..] => self.start(name, node, blockdev, false),
