@@ -286,7 +286,9 @@ mod tests {
     use super::*;
     use crate::migration::present::PresentFile;
     use dray_image::{FileImage, FileOptions, ZeroMode};
+    use std::io::Write;
     use std::path::Path;
+    use std::process::Command;
 
     fn open(dir: &Path, layers: &[super::super::ChainLayer]) -> Flat {
         let path = dir.join("overlay.raw");
@@ -299,6 +301,59 @@ mod tests {
         let here = log.all();
         let overlay = Overlay::new(Arc::clone(&chain) as _, file, &here, log).unwrap();
         Flat { chain, overlay: Arc::new(overlay) }
+    }
+
+    /// A file system of this many MiB; none where one cannot be mounted.
+    struct Small(std::path::PathBuf);
+
+    impl Small {
+        fn mount(path: &Path, mib: u32) -> Option<Self> {
+            std::fs::create_dir(path).unwrap();
+            let mut mount = Command::new("mount");
+            mount.args(["-t", "tmpfs", "-o", &format!("size={mib}m"), "tmpfs"]).arg(path);
+            if !mount.status().is_ok_and(|status| status.success()) {
+                println!("SKIP: a small file system cannot be mounted here");
+                return None;
+            }
+            Some(Self(path.to_owned()))
+        }
+
+        /// Leaves no room in it.
+        fn fill(&self) -> std::path::PathBuf {
+            let path = self.0.join("filler");
+            let mut filler = std::fs::File::create(&path).unwrap();
+            while filler.write_all(&[1; 4096]).is_ok() {}
+            path
+        }
+    }
+
+    impl Drop for Small {
+        fn drop(&mut self) {
+            let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+        }
+    }
+
+    /// There is no room to merge: nothing is lost, and it is merged when there is.
+    #[test]
+    fn a_full_disk_stops_a_merge_until_there_is_room() {
+        let dir = tempfile::tempdir().unwrap();
+        let Some(small) = Small::mount(&dir.path().join("pool"), 24) else { return };
+        let (layers, mut seen) = fixture(&small.0);
+        let flat = open(dir.path(), &layers);
+        // The active image has nothing there yet.
+        flat.overlay.write_at(&vec![9; 1 << 20], 0, false).unwrap();
+        seen[..1 << 20].fill(9);
+        // So little is left to the time in which the guest is stopped.
+        merge_most(&flat).unwrap();
+        let filler = small.fill();
+        let why = merge_rest(&flat).unwrap_err().to_string();
+        assert!(why.contains("No space left"), "{why}");
+        let mut buf = vec![0; LEN as usize];
+        flat.overlay.read_at(&mut buf, 0).unwrap();
+        assert!(buf == seen, "the guest reads what it wrote");
+        std::fs::remove_file(filler).unwrap();
+        merge_rest(&flat).unwrap();
+        assert!(contents(&layers[0].path) == seen);
     }
 
     /// A daemon dies in the middle of a merge, and the agent too: nothing is lost, and the chain has

@@ -150,6 +150,19 @@ fn the_target_agent_dies_while_a_chain_is_copied() {
     agent_dies("flat-b", "b");
 }
 
+/// No storage daemon can be started when the source's agent returns: it starts and answers all the
+/// same, and the copy goes on as soon as there is one.
+#[test]
+fn an_agent_that_cannot_read_a_chain_starts_and_goes_on_later() {
+    let Some((mut stage, migrate)) = copied("flat-none") else { return };
+    let source = stage.lab.host("a");
+    start_with(source, "PATH", "/nonexistent");
+    source.json(&["status"]).expect("it answers");
+    source.kill9().expect("kill");
+    source.start().expect("restart");
+    goes_on(&mut stage, migrate);
+}
+
 /// The source's agent dies before `step` of what a cancelled migration brings home.
 fn comes_home_although(name: &str, step: &str) {
     let Some(mut stage) = prepared(name) else { return };

@@ -329,6 +329,24 @@ impl Drop for Host {
     fn drop(&mut self) {
         // It may have ended already, and there is nobody to tell.
         let _ = self.kill9();
+        end_daemons(&self.dir.join("run"));
+    }
+}
+
+/// Ends the storage daemons that an agent which was killed has left behind with sockets in `run`: no
+/// other agent comes that does it.
+fn end_daemons(run: &Path) {
+    let Ok(processes) = fs::read_dir("/proc") else { return };
+    for process in processes.flatten() {
+        let name = process.file_name();
+        let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
+        let line = fs::read(process.path().join("cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line);
+        if line.starts_with("qemu-storage-daemon") && line.contains(text(run)) {
+            let Some(pid) = rustix::process::Pid::from_raw(pid) else { continue };
+            // It may end by itself just now.
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
     }
 }
 
