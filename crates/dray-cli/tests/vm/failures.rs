@@ -1,8 +1,9 @@
 //! What fails before the handover leaves the guest at the source, on its own file.
 
 use crate::home::assert_back_home;
-use crate::stage::{Kind, PATIENCE, Stage};
+use crate::stage::{Kind, PATIENCE, Stage, qmp};
 use dray_testkit::lab::Answer;
+use std::path::Path;
 use std::process::Child;
 
 #[test]
@@ -38,6 +39,8 @@ fn a_target_that_is_away_when_a_migration_begins_is_waited_for() {
     let Some(mut stage) = Stage::new("begins-alone", &[Kind::Plain], 3_000_000) else { return };
     stage.prepare();
     let (source, target) = (stage.lab.host("a"), stage.lab.host("b"));
+    // A QEMU that has not opened its disks yet would not wait for them.
+    qmp(Path::new(&stage.target_qmp()), "{\"execute\":\"query-status\"}");
     target.kill9().expect("kill");
     let migrate = stage.spawn(&[]);
     let begun = |status: &serde_json::Value| status["state"] == "running";

@@ -389,7 +389,8 @@ fn greeted(path: &Path) -> io::Result<Monitor> {
 
 impl Monitor {
     fn ask(&mut self, text: &str) -> Value {
-        writeln!(&self.stream, "{text}").expect("qmp");
+        // At once: a QEMU that is told to quit does not wait for the line's end.
+        (&self.stream).write_all(format!("{text}\n").as_bytes()).expect("qmp");
         loop {
             let Some(Ok(line)) = self.lines.next() else { return Value::Null };
             let answer: Value = serde_json::from_str(&line).expect("json");
