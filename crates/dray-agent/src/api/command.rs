@@ -373,6 +373,9 @@ pub struct ImageRemove {
 pub struct Lineage {
     /// Its name.
     pub image: String,
+    /// Nobody else is asked who holds what.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub here_only: bool,
 }
 
 /// Splices disks of a running VM under dray.

@@ -2,10 +2,11 @@
 
 use super::command::{Order, Strategy, Subject};
 use super::error::ApiError;
+use super::lineage::GenerationStatus;
 use super::plan::{Predicted, Provided};
 use super::progress::Progress;
 use super::text;
-use dray_types::{Ancestor, BitRate, ByteSize, Epoch, GenerationId, ImageId, MigrationId};
+use dray_types::{BitRate, ByteSize, Epoch, ImageId, MigrationId};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -149,7 +150,7 @@ pub struct ImageSummary {
     pub replica_not_used: Option<String>,
 }
 
-fn is_zero(number: &u64) -> bool {
+pub(super) fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
@@ -381,63 +382,6 @@ pub struct ImageStatus {
     /// and everything counts as changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tracked_by: Option<i32>,
-}
-
-/// One generation, by its place and its id.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct GenerationStatus {
-    /// Its place in the image's line.
-    pub number: u64,
-    /// Its random id.
-    #[serde(with = "text::id")]
-    pub id: GenerationId,
-}
-
-impl From<Ancestor> for GenerationStatus {
-    fn from(at: Ancestor) -> Self {
-        Self { number: at.number, id: at.id }
-    }
-}
-
-/// A closed generation, as `dray lineage` shows it.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct ClosedGeneration {
-    /// Which.
-    #[serde(flatten)]
-    pub at: GenerationStatus,
-    /// Why it was closed.
-    pub reason: String,
-    /// The host that kept a replica of it then.
-    pub host: String,
-    /// When, in milliseconds since 1970 (UTC).
-    pub closed_unix_ms: u64,
-    /// Blocks of 4 KiB written during it; null of the first one that is remembered.
-    pub changed_blocks: Option<u64>,
-    /// This host has a replica of it.
-    pub here: bool,
-    /// Repositories that it is in backup in, as far as this host has put it there.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub backups: Vec<String>,
-}
-
-/// The line of an image, as this host knows it.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct LineageStatus {
-    /// The image's name here.
-    pub image: String,
-    /// Its id.
-    #[serde(with = "text::id")]
-    pub id: ImageId,
-    /// This host.
-    pub host: String,
-    /// What this host's copy is.
-    pub state: ImageState,
-    /// The closed generations, oldest first.
-    pub past: Vec<ClosedGeneration>,
-    /// The generation that was open when this host last owned the image.
-    pub open: Option<GenerationStatus>,
-    /// Blocks of 4 KiB written in it so far; null when nobody needs to know.
-    pub changed_blocks: Option<u64>,
 }
 
 /// Who still needs a replica.

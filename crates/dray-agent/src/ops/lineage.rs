@@ -1,16 +1,32 @@
-//! `dray lineage`: the generations of an image, as this host knows them.
+//! `dray lineage`: the generations of an image, as this host knows them, and who holds them.
 
 use super::io_error;
 use crate::agent::Agent;
-use crate::api::{ApiResult, ClosedGeneration, Lineage, LineageStatus};
+use crate::api::{
+    ApiResult, ClosedGeneration, GenerationStatus, HeldAs, Holder, Lineage, LineageStatus, Stray,
+};
 use crate::backup::notes::Note;
-use crate::lineage;
+use crate::lineage::{self, REGION_BLOCKS};
 use crate::released::Released;
+use crate::snapshots::{Held, Snapshots};
 use dray_engine::lineage::{Generation, Reason};
-use dray_types::Ancestor;
+use dray_types::{Ancestor, BLOCK_SIZE};
+use std::sync::Arc;
 
 impl Agent {
-    pub(super) fn lineage(&self, command: &Lineage) -> ApiResult<LineageStatus> {
+    /// The line, and who says that he holds something of it.
+    pub(super) async fn lineage(&self, command: &Lineage) -> ApiResult<LineageStatus> {
+        let mut status = self.line_known_here(command)?;
+        if !command.here_only {
+            let (config, image) = (Arc::clone(&self.config), status.id);
+            let asked = tokio::task::spawn_blocking(move || Snapshots::of(&config, image)).await;
+            let what = "cannot ask who holds the generations";
+            add_holders(&mut status, asked.map_err(|why| io_error(what, why))?);
+        }
+        Ok(status)
+    }
+
+    fn line_known_here(&self, command: &Lineage) -> ApiResult<LineageStatus> {
         if self.registry.get(&command.image).is_none()
             && let Some(note) = self.released_named(&command.image)
         {
@@ -38,6 +54,8 @@ impl Agent {
             past: past.collect(),
             open: line.map(|line| line.open().into()).or(status.generation),
             changed_blocks: entry.disk.keeps_history().then(|| entry.disk.history().len()),
+            strays: Vec::new(),
+            silent: Vec::new(),
         })
     }
 
@@ -56,6 +74,8 @@ impl Agent {
             open: status.generation,
             // What QEMU has written since is in its own memory.
             changed_blocks: None,
+            strays: Vec::new(),
+            silent: Vec::new(),
         }
     }
 }
@@ -79,5 +99,89 @@ fn shown(
         changed_blocks: (nth > 0).then(|| generation.changed.len()),
         here: held == Some(generation.at),
         backups: notes.iter().filter(here).map(|note| note.to.clone()).collect(),
+        held: Vec::new(),
+    }
+}
+
+/// Who holds what stands with the generation; what is not of this line, apart.
+fn add_holders(status: &mut LineageStatus, found: Snapshots) {
+    for snapshot in found.held {
+        let (held_as, distrusted) = match snapshot.held {
+            Held::Backup(..) => (HeldAs::Backup, 0),
+            Held::Replica { distrusted, .. } => (HeldAs::Replica, distrusted.len() as u64),
+        };
+        let region = REGION_BLOCKS * BLOCK_SIZE;
+        let distrusted_bytes = distrusted.saturating_mul(region).min(snapshot.len);
+        let holder = Holder { place: snapshot.place, held_as, distrusted_bytes };
+        let at = GenerationStatus::from(snapshot.generation);
+        let past = status.past.iter_mut().find(|past| past.at == at);
+        let stray = |strays: &mut Vec<Stray>, holder| match strays.iter_mut().find(|s| s.at == at) {
+            Some(known) => known.held.push(holder),
+            None => strays.push(Stray { at, held: vec![holder] }),
+        };
+        match past {
+            Some(generation) => generation.held.push(holder),
+            None => stray(&mut status.strays, holder),
+        }
+    }
+    status.strays.sort_by_key(|stray| stray.at.number);
+    status.silent = found.notes.into_iter().chain(found.silent).collect();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::ImageState;
+    use crate::snapshots::Snapshot;
+    use dray_types::{GenerationId, ImageId};
+
+    fn at(number: u64) -> Ancestor {
+        Ancestor { id: GenerationId(number.into()), number }
+    }
+
+    fn replica(place: &str, number: u64, distrusted: &[u64]) -> Snapshot {
+        let held = Held::Replica { allocated: 1, distrusted: distrusted.to_vec() };
+        Snapshot { place: place.to_owned(), generation: at(number), len: 100 << 20, held }
+    }
+
+    #[test]
+    fn holders_stand_with_their_generation_and_strangers_apart() {
+        let past = |number| ClosedGeneration {
+            at: at(number).into(),
+            reason: "handover".to_owned(),
+            host: "hosta".to_owned(),
+            closed_unix_ms: 1,
+            changed_blocks: None,
+            here: false,
+            backups: Vec::new(),
+            held: Vec::new(),
+        };
+        let mut status = LineageStatus {
+            image: "disk".to_owned(),
+            id: ImageId(1),
+            host: "hostb".to_owned(),
+            state: ImageState::Owner,
+            past: vec![past(1), past(2)],
+            open: None,
+            changed_blocks: None,
+            strays: Vec::new(),
+            silent: Vec::new(),
+        };
+        let held = vec![
+            replica("hosta", 2, &[]),
+            replica("hostc", 9, &[]),
+            replica("hostd", 2, &[0, 1]),
+            replica("hoste", 9, &[1]),
+        ];
+        let (notes, silent) = (vec!["nas: down".to_owned()], vec!["hostf: no".to_owned()]);
+        add_holders(&mut status, Snapshots { held, notes, silent });
+        let places = |held: &[Holder]| -> Vec<_> {
+            held.iter().map(|one| (one.place.clone(), one.distrusted_bytes >> 20)).collect()
+        };
+        assert!(status.past[0].held.is_empty());
+        assert_eq!(places(&status.past[1].held), [("hosta".into(), 0), ("hostd".into(), 100)]);
+        assert_eq!((status.strays.len(), status.strays[0].at.number), (1, 9));
+        assert_eq!(places(&status.strays[0].held), [("hostc".into(), 0), ("hoste".into(), 64)]);
+        assert_eq!(status.silent, ["nas: down", "hostf: no"]);
     }
 }

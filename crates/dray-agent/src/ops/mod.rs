@@ -153,7 +153,7 @@ impl AgentApi for Operator {
     }
 
     async fn lineage(&self, command: api::Lineage) -> ApiResult<LineageStatus> {
-        self.0.lineage(&command)
+        self.0.lineage(&command).await
     }
 
     async fn backup(&self, command: api::Backup, events: Events) -> ApiResult<api::BackupDone> {

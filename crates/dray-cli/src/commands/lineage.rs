@@ -7,10 +7,13 @@ use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
 Examples:
-  dray lineage vm1-root             the newest generation first
+  dray lineage vm1-root             the newest generation first, and who holds it
+  dray lineage vm1-root --here      what this host knows, without asking anybody
 
 A handover closes a generation, and the source keeps a replica of it. A migration back to a host
-whose replica is of one of these generations sends only what was written since.";
+whose replica is of one of these generations sends only what was written since. A backup closes one
+too. The repositories and peers in this host's configuration are asked which they hold; who does
+not answer is named.";
 
 /// Arguments of `dray lineage`.
 #[derive(clap::Args, Debug)]
@@ -18,11 +21,14 @@ whose replica is of one of these generations sends only what was written since."
 pub struct Args {
     /// Name of the image
     image: String,
+    /// Ask nobody else who holds what
+    #[arg(long)]
+    here: bool,
 }
 
 /// Does it.
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
-    let command = Command::Lineage(Lineage { image: args.image });
+    let command = Command::Lineage(Lineage { image: args.image, here_only: args.here });
     let line: LineageStatus = client.call(command).await?;
     output.result(&line, |line, style| tree(line, now_unix_ms(), style));
     Ok(ExitCode::SUCCESS)

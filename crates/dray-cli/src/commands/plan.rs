@@ -1,12 +1,13 @@
 //! `dray plan`.
 
 use super::migrate::duration;
-use super::pair;
-use super::subject::{ChainArg, MoveArgs};
+use super::subject::{ChainArg, SubjectArgs};
+use super::{absolute, pair};
 use crate::output::Output;
-use crate::show::planned::planned;
-use dray_agent::api::{ApiResult, Client, Command, Plan, Planned};
+use crate::show::planned::{PlannedMove, planned, planned_moves};
+use dray_agent::api::{ApiError, ApiResult, Client, Command, ErrorKind, Plan, Planned, Subject};
 use dray_types::BitRate;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ const EXAMPLES: &str = "\
 Examples:
   dray plan --qmp /run/vm1.qmp --to hostb --bandwidth 800Mbit
   dray plan --image data --to hostb --deadline 10m
+  dray plan --vm /run/vm1.qmp --vm /run/vm2.qmp --image data --each --to hostb
 
 The prediction is made of what the agent has counted of the guest so far, and of what the target
 has or would be given by its backups and peers before the source sends the rest. What it will
@@ -24,7 +26,13 @@ find by its content elsewhere in its pools is not known before. Nothing moves.";
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     #[command(flatten)]
-    what: MoveArgs,
+    what: WhatArgs,
+    /// The target: a peer's name from the configuration
+    #[arg(long, value_name = "HOST")]
+    to: String,
+    /// Each --image is a migration of its own
+    #[arg(long, requires = "images", conflicts_with = "qmp")]
+    each: bool,
     /// What becomes of a disk that is a chain of images (qcow2 with backing files)
     #[arg(long, value_enum, default_value_t)]
     chain: ChainArg,
@@ -51,12 +59,47 @@ pub struct Args {
     names: Vec<(String, String)>,
 }
 
+/// What would be moved.
+#[derive(clap::Args, Debug)]
+#[group(id = "what", required = true, multiple = true, args = ["qmp", "images", "vms"])]
+struct WhatArgs {
+    /// QMP socket of the running VM on this host
+    #[arg(long, value_name = "SOCKET", conflicts_with_all = ["images", "vms"])]
+    qmp: Option<PathBuf>,
+    /// Images by name, when something else moves whoever uses them (repeat for several)
+    #[arg(long = "image", value_name = "NAME")]
+    images: Vec<String>,
+    /// One of several VMs, by its QMP socket (repeat for several)
+    #[arg(long = "vm", value_name = "SOCKET")]
+    vms: Vec<PathBuf>,
+}
+
+impl WhatArgs {
+    /// What each migration would move.
+    fn resolve(self, each: bool) -> ApiResult<Vec<Subject>> {
+        let Self { qmp, images, vms } = self;
+        if !images.is_empty() && !vms.is_empty() && !each {
+            let why = "are the images one migration, or is each its own?";
+            let error = ApiError::new(ErrorKind::Invalid, "cannot tell what to plan", why);
+            return Err(error.hint("beside --vm, images need --each"));
+        }
+        if !each && vms.is_empty() {
+            return Ok(vec![SubjectArgs { qmp, images }.resolve()?]);
+        }
+        let vms = vms.iter().map(|qmp| Ok(Subject::Vm { qmp: absolute(qmp)? }));
+        let images = images.into_iter().map(|name| Ok(Subject::Images { names: vec![name] }));
+        vms.chain(images).collect()
+    }
+}
+
 /// Does it.
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     let millis = |time: Duration| (time.as_millis() as u64).max(1);
+    let mut subjects = args.what.resolve(args.each)?;
+    let several = subjects.len() > 1;
     let command = Plan {
-        subject: args.what.subject.resolve()?,
-        to: args.what.to,
+        subject: subjects.remove(0),
+        to: args.to,
         chain: args.chain.into(),
         bandwidth: args.bandwidth,
         max_downtime_ms: args.max_downtime.map(millis),
@@ -66,7 +109,19 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
         pool: args.pool,
         names: args.names.into_iter().collect(),
     };
-    let plan: Planned = client.call(Command::Plan(command)).await?;
-    output.result(&plan, planned);
+    let plan: Planned = client.call(Command::Plan(command.clone())).await?;
+    if !several {
+        output.result(&plan, planned);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut plans = vec![PlannedMove { subject: command.subject.clone(), plan }];
+    for subject in subjects {
+        let command = Plan { subject: subject.clone(), ..command.clone() };
+        let plan = client.call(Command::Plan(command)).await?;
+        plans.push(PlannedMove { subject, plan });
+    }
+    // As `dray migrate` would begin them.
+    plans.sort_by(|a, b| a.seconds().total_cmp(&b.seconds()));
+    output.result(&plans, |plans, style| planned_moves(plans, style));
     Ok(ExitCode::SUCCESS)
 }

@@ -2,7 +2,7 @@
 
 use super::style::Style;
 use super::units::{BLOCK, bytes};
-use dray_agent::api::{ClosedGeneration, ImageState, LineageStatus};
+use dray_agent::api::{ClosedGeneration, HeldAs, Holder, ImageState, LineageStatus};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Digits of an id that are shown: as many as tell apart whatever one host has.
@@ -41,8 +41,33 @@ pub fn tree(line: &LineageStatus, now: u64, style: Style) -> String {
     }
     for generation in line.past.iter().rev() {
         text += &row(generation, now, style);
+        text += &holders(&generation.held);
+    }
+    for stray in line.strays.iter().rev() {
+        let id = style.dim(&short(&stray.at.id.to_string()));
+        text += &format!("◌ {:>3}  {id}  not in the line as it is known here\n", stray.at.number);
+        text += &holders(&stray.held);
+    }
+    for silent in &line.silent {
+        text += &format!("{}\n", style.warn(&format!("not asked: {silent}")));
     }
     text
+}
+
+/// Who holds a generation, below it.
+fn holders(held: &[Holder]) -> String {
+    let one = |holder: &Holder| {
+        let lost = match holder.distrusted_bytes {
+            0 => String::new(),
+            lost => format!(" without {}", bytes(lost)),
+        };
+        match holder.held_as {
+            HeldAs::Backup => format!("{} (backup)", holder.place),
+            HeldAs::Replica => format!("{} (replica{lost})", holder.place),
+        }
+    };
+    let all: Vec<_> = held.iter().map(one).collect();
+    if all.is_empty() { String::new() } else { format!("{:17}held by {}\n", "", all.join(", ")) }
 }
 
 fn row(generation: &ClosedGeneration, now: u64, style: Style) -> String {

@@ -3,7 +3,44 @@
 use super::style::Style;
 use super::table::{Align, table};
 use super::units::{bytes, count, millis, rate, seconds};
-use dray_agent::api::{LinkFrom, Planned, PlannedImage, PlannedStrategy};
+use dray_agent::api::{LinkFrom, Planned, PlannedImage, PlannedStrategy, Strategy, Subject};
+use serde::Serialize;
+
+/// One of several migrations that are planned.
+#[derive(Serialize)]
+pub struct PlannedMove {
+    /// What moves.
+    pub subject: Subject,
+    /// What it would take.
+    #[serde(flatten)]
+    pub plan: Planned,
+}
+
+impl PlannedMove {
+    /// Seconds that it would take with `auto`; without end when it would not end.
+    pub fn seconds(&self) -> f64 {
+        let auto = self.plan.strategies.iter().find(|one| one.strategy == Strategy::Auto);
+        let predicted = auto.map(|one| &one.predicted).filter(|predicted| predicted.converges);
+        predicted.map_or(f64::INFINITY, |predicted| predicted.total_seconds)
+    }
+}
+
+/// Several migrations, each by itself, and what they send together.
+pub fn planned_moves(moves: &[PlannedMove], style: Style) -> String {
+    let one = |one: &PlannedMove| {
+        let name = match &one.subject {
+            Subject::Vm { qmp } => qmp.display().to_string(),
+            Subject::Images { names } => names.join(", "),
+        };
+        format!("{}\n{}\n", style.bold(&name), planned(&one.plan, style))
+    };
+    let all: String = moves.iter().map(one).collect();
+    let images = moves.iter().flat_map(|one| &one.plan.images);
+    let (data, source) =
+        images.fold((0, 0), |sum, image| (sum.0 + image.data, sum.1 + image.source));
+    let (data, source) = (bytes(data), bytes(source));
+    format!("{all}together: {data} of data, {source} of it from the source\n")
+}
 
 /// What each strategy would take.
 pub fn planned(plan: &Planned, style: Style) -> String {

@@ -616,6 +616,17 @@ impl AgentApi for Agent {
         self.saw("lineage", &command);
         let at =
             |number: u64| GenerationStatus { number, id: GenerationId(u128::from(number) << 120) };
+        let holder = |place: &str, held_as, distrusted_bytes| Holder {
+            place: place.to_owned(),
+            held_as,
+            distrusted_bytes,
+        };
+        let held = [
+            holder("nas", HeldAs::Backup, 0),
+            holder("hostb", HeldAs::Replica, 0),
+            holder("hostc", HeldAs::Replica, 64 << 20),
+        ]
+        .to_vec();
         let closed = |number, host: &str, changed_blocks| ClosedGeneration {
             at: at(number),
             reason: "handover".to_owned(),
@@ -625,6 +636,7 @@ impl AgentApi for Agent {
             changed_blocks,
             here: number == 1,
             backups: Vec::new(),
+            held: if number == 2 { held.clone() } else { Vec::new() },
         };
         Ok(LineageStatus {
             image: command.image,
@@ -634,6 +646,8 @@ impl AgentApi for Agent {
             past: vec![closed(1, "hosta", None), closed(2, "hostb", Some(2560))],
             open: Some(at(3)),
             changed_blocks: Some(5),
+            strays: vec![Stray { at: at(9), held: held[..1].to_vec() }],
+            silent: vec!["hostd: it did not answer within 5 s".to_owned()],
         })
     }
 

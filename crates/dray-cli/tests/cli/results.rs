@@ -42,6 +42,7 @@ fn results_for_people() {
         ("resize", "resize a 40GiB"),
         ("claim", "claim a --source-is-fenced --accept-loss"),
         ("plan", "plan --image a --to hostb --bandwidth 800Mbit"),
+        ("plan-several", "plan --vm /q --image a --each --to hostb"),
         ("seed", "seed --image a --to hostc"),
         ("seed-nothing", "seed --image a --to hostb"),
         ("backfill-start", "backfill start"),

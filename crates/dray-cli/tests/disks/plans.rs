@@ -5,7 +5,7 @@ use crate::guest::{self, BLOCK, Versions, content};
 use crate::lab::{Host, Lab};
 use crate::moves::result;
 use crate::nbd::{Client, WRITE};
-use crate::seeds::{IMAGE, World, go, sent};
+use crate::seeds::{IMAGE, World, configure, go, sent};
 use dray_backup::Key;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -172,4 +172,29 @@ fn the_order_of_a_batch_counts_what_lies_at_the_target() {
     assert_eq!(names, [IMAGE, "small"], "{ended}");
     let predicted = |nth: usize| ended["moves"][nth]["predicted_seconds"].as_f64().unwrap();
     assert!(predicted(0) < 0.5 && predicted(1) > 1.0, "{ended}");
+}
+
+#[test]
+fn a_line_is_drawn_with_who_holds_it() {
+    let mut world = World::with_replica(&[]);
+    let nas = world.lab.dir.path().join("nas");
+    let place = format!("[[backup]]\nname = \"nas\"\nurl = \"file://{}\"\n", nas.display());
+    configure(&mut world.lab.b, &place);
+    world.back_up("nas", &Key::None);
+    let line = |world: &World, more: &[&str]| {
+        result(&world.lab.b.dray(&[&["--json", "lineage", IMAGE], more].concat()))
+    };
+    let told = line(&world, &[]);
+    let holder = |place: &str, held_as: &str| json!({"place": place, "held_as": held_as});
+    let both = json!([holder("nas", "backup"), holder("hosta", "replica")]);
+    assert_eq!((&told["past"][0]["held"], &told["silent"]), (&both, &Value::Null), "{told}");
+    let text = crate::seeds::text(&world.lab.b.dray(&["lineage", IMAGE]));
+    assert!(text.contains("held by nas (backup), hosta (replica)"), "{text}");
+    world.lab.a.kill();
+    let told = line(&world, &[]);
+    assert_eq!(told["past"][0]["held"], json!([holder("nas", "backup")]), "{told}");
+    let silent = told["silent"].as_array().unwrap();
+    assert!(silent.len() == 1 && silent[0].as_str().unwrap().starts_with("hosta: "), "{told}");
+    let here = line(&world, &["--here"]);
+    assert!(here["past"][0].get("held").is_none() && here.get("silent").is_none(), "{here}");
 }

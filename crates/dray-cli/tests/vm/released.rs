@@ -82,6 +82,13 @@ fn prepare_back(stage: &mut Stage, name: &str, more: &[&str]) {
     stage.start_waiting(name, &prepared);
 }
 
+/// What is planned for the way back, of the first disk.
+fn planned_back(stage: &Stage) -> Value {
+    let args = ["plan", "--qmp", &text(stage.source.qmp_path()), "--to", "hosta"];
+    let plan = stage.lab.host("b").json(&args).expect("a plan");
+    plan["images"][0].clone()
+}
+
 fn begin_back(stage: &Stage) -> Answer {
     let (from, to) = (text(stage.source.qmp_path()), stage.target.as_ref().map(GuestVm::qmp_path));
     let to = text(to.expect("a waiting qemu"));
@@ -126,9 +133,14 @@ fn only_what_was_written_goes_back_twice_over() {
         (&"released".into(), Some("hosta"))
     );
     write(&mut stage);
+    let planned = planned_back(&stage);
     let images = move_back(&mut stage, "back", &[]);
     let sent = sent(&images[0]);
     assert!(sent <= bound(written_blocks()), "{sent} blocks were sent: {images:?}");
+    // What QEMU wrote was counted without touching the disk.
+    let source = planned["source"].as_u64().expect("bytes") / BLOCK;
+    assert!(source <= bound(sent) && sent <= bound(source), "{sent} were sent: {planned}");
+    assert!(planned["at_target"].as_u64() > planned["source"].as_u64(), "{planned}");
     assert!(sent >= written_blocks(), "{sent} blocks were sent: {images:?}");
     assert_eq!(released(&stage), [Value::Null; 0]);
     finish(stage);
