@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 const DRAIN: Duration = Duration::from_millis(200);
 /// Time over which the guest's requests a second are counted.
 const WINDOW: Duration = Duration::from_secs(10);
+/// A window that is shorter than this, in seconds, tells no rate.
+const LEAST: f64 = 1.0;
 /// Chunks that the planner decides about, in blocks, at least: 4 MiB.
 const PLANNED: u64 = 1024;
 /// Pause between two savings: what a killed agent forgets.
@@ -59,13 +61,14 @@ impl Pace {
         self.counted[usize::from(op == Op::Write)] += 1;
     }
 
-    /// Reads and writes a second. A window that has just begun says little.
+    /// Reads and writes a second. A window that has just begun says little: what was done in it was
+    /// done in a second, not ten times in one.
     fn a_second(&self) -> [f64; 2] {
         let seconds = self.since.elapsed().as_secs_f64();
-        if seconds < 1.0 && self.before != [0.0; 2] {
+        if seconds < LEAST && self.before != [0.0; 2] {
             return self.before;
         }
-        self.counted.map(|count| count as f64 / seconds.max(0.1))
+        self.counted.map(|count| count as f64 / seconds.max(LEAST))
     }
 }
 
