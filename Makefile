@@ -4,7 +4,7 @@
 .PHONY: help setup build test check fmt clippy doc pure deny tests s3 long demo bench soak fuzz install clean
 SHELL := /bin/bash
 
-STRATEGY ?= hybrid
+STRATEGY ?= auto
 MINUTES ?= 10
 PREFIX ?= /usr/local
 DESTDIR ?=
@@ -15,7 +15,7 @@ export STRATEGY MINUTES DRAY
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
-	@echo "  variables: STRATEGY=pre-copy|post-copy|hybrid (demo), MINUTES=10 (soak, fuzz), PREFIX, DESTDIR (install)"
+	@echo "  variables: STRATEGY=auto|pre-copy|post-copy|hybrid (demo), MINUTES=10 (soak, fuzz), PREFIX, DESTDIR (install)"
 
 setup: ## install the Debian packages that are missing
 	@ci/setup.sh
