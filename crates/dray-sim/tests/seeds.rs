@@ -4,6 +4,7 @@ use dray_engine::Strategy;
 use dray_sim::run::run_with_crash;
 use dray_sim::{Crash, CrashPoint, Side, crash_everywhere, run};
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Seeds of a test run.
 const SEEDS: u64 = 2_400;
@@ -41,17 +42,27 @@ fn many_seeds() {
 #[test]
 fn a_crash_between_any_two_effects() {
     let crash_seeds = std::env::var("DRAY_SIM_COUNT").map_or(20, |text| text.parse().unwrap());
-    let mut total = 0;
-    for strategy in Strategy::ALL {
-        for seed in 0..crash_seeds {
-            for crash in [Crash::Kill, Crash::PowerCut] {
-                let runs = crash_everywhere(seed, strategy, crash);
-                let runs = runs.unwrap_or_else(|report| panic!("{report}"));
-                assert!(runs > 20, "{strategy}: only {runs} places to crash at");
-                total += runs;
-            }
+    let all: Vec<_> = Strategy::ALL
+        .into_iter()
+        .flat_map(|strategy| (0..crash_seeds).map(move |seed| (strategy, seed)))
+        .flat_map(|(strategy, seed)| [Crash::Kill, Crash::PowerCut].map(|c| (strategy, seed, c)))
+        .collect();
+    let next = AtomicUsize::new(0);
+    // Each of two threads takes the next: this test is as long as all others of its crate.
+    let runs = || {
+        let mut total = 0;
+        while let Some(&(strategy, seed, crash)) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let runs = crash_everywhere(seed, strategy, crash);
+            let runs = runs.unwrap_or_else(|report| panic!("{report}"));
+            assert!(runs > 20, "{strategy}: only {runs} places to crash at");
+            total += runs;
         }
-    }
+        total
+    };
+    let total: u64 = std::thread::scope(|scope| {
+        let other = scope.spawn(runs);
+        runs() + other.join().expect("no place to crash at was too much")
+    });
     println!("{total} runs with a crash");
 }
 

@@ -55,6 +55,7 @@ fn the_target_qemu_dies_in_sync_with_a_qcow2_chain() {
 
 /// The guest is stopped and its memory was sent: the source is about to ask for the promise.
 #[test]
+#[ignore = "long: make long"]
 fn the_target_qemu_dies_when_the_memory_has_moved() {
     goes_home("back-moved", Kind::Qcow2, "a", "Journal-Attempt");
 }

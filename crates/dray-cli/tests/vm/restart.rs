@@ -87,6 +87,7 @@ fn a_source_that_dies_before_the_disks_go_back_gives_them_back() {
 }
 
 #[test]
+#[ignore = "long: make long"]
 fn a_source_that_dies_before_the_target_forgets_asks_again() {
     comes_home_although("dies-forget", "ForgetThere");
 }
