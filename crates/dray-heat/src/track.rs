@@ -12,6 +12,10 @@ use dray_types::{BlockRange, Schedule};
 /// Operations before the first trial; each trial lasts as long as the history before it, until
 /// that is half a round.
 const FIRST_TRIAL: u64 = 256;
+/// Rounds in which trials follow each other at once. What they cost, a schedule each, is most of what
+/// counting costs, so that of a guest with more history only one half round in eight is a trial.
+const LEARNING_ROUNDS: u64 = 4;
+const PAUSE_HALF_ROUNDS: u64 = 7;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Track {
@@ -23,9 +27,10 @@ pub(crate) struct Track {
     /// What the candidates of the previous round covered.
     covered: Vec<CandidateCoverage>,
     trial: Option<Trial>,
-    /// Operations since the track began, and how many there are when the trial ends.
+    /// Operations since the track began, and how many there are when the trial ends, or, while there
+    /// is none, when the next one begins.
     pub(crate) operations: u64,
-    trial_ends: u64,
+    turn: u64,
     pub(crate) regret: Regret,
     weights: Weights,
 }
@@ -41,7 +46,7 @@ impl Track {
             covered: Vec::new(),
             trial: None,
             operations: 0,
-            trial_ends: FIRST_TRIAL,
+            turn: FIRST_TRIAL,
             regret: Regret::default(),
             weights: Weights::default(),
         }
@@ -67,25 +72,44 @@ impl Track {
     /// Goes on after `operations` operations that were counted before a restart.
     pub(crate) fn restore_operations(&mut self, operations: u64) {
         self.operations = operations.min(1 << 62);
-        self.trial_ends = self.operations.max(FIRST_TRIAL);
+        self.turn = self.operations.max(FIRST_TRIAL);
     }
 
     fn try_history(&mut self, range: BlockRange, blocks: u64) {
-        if self.operations >= self.trial_ends {
-            if let Some(trial) = self.trial.take() {
-                let (regret, evidence) = trial.end();
-                self.regret.update(regret);
-                self.weights.update(&evidence);
+        if self.operations >= self.turn {
+            match self.trial.take() {
+                Some(trial) => self.end_trial(trial),
+                None => self.begin_trial(blocks),
             }
-            let half_round = u64::from(self.config.round_operations / 2).max(1);
-            let lasts = self.operations.clamp(1, half_round);
-            let jump = self.config.jump_blocks;
-            let (schedule, density) = self.order_and_density(blocks);
-            self.trial = Some(Trial::new(self.op, &schedule, density, blocks, jump, lasts));
-            self.trial_ends = self.operations + lasts;
+            // Without a pause the next one begins where this one has ended.
+            if self.operations >= self.turn {
+                self.begin_trial(blocks);
+            }
         }
         if let Some(trial) = &mut self.trial {
             trial.access(range, blocks);
+        }
+    }
+
+    fn half_round(&self) -> u64 {
+        u64::from(self.config.round_operations / 2).max(1)
+    }
+
+    fn begin_trial(&mut self, blocks: u64) {
+        let lasts = self.operations.clamp(1, self.half_round());
+        let jump = self.config.jump_blocks;
+        let (schedule, density) = self.order_and_density(blocks);
+        self.trial = Some(Trial::new(self.op, &schedule, density, blocks, jump, lasts));
+        self.turn = self.operations + lasts;
+    }
+
+    fn end_trial(&mut self, trial: Trial) {
+        let (regret, evidence) = trial.end();
+        self.regret.update(regret);
+        self.weights.update(&evidence);
+        let learning = LEARNING_ROUNDS * u64::from(self.config.round_operations);
+        if self.operations >= learning {
+            self.turn = self.operations + PAUSE_HALF_ROUNDS * self.half_round();
         }
     }
 

@@ -19,6 +19,7 @@ const WHAT: &str = "cannot steer the backfill";
 impl Agent {
     pub(super) async fn backfill(&self, command: &Backfill) -> ApiResult<Backfilling> {
         let slot = self.pick_target(command)?;
+        await_handover(&slot).await;
         let shown = slot.board.read();
         if shown.progress.phase != Phase::Backfill {
             let why = if shown.progress.phase < Phase::Backfill {
@@ -58,8 +59,10 @@ impl Agent {
             (None, Some(which)) => self.named(which)?,
             (None, None) => {
                 let slots = self.targets.all();
-                let waits =
-                    |slot: &&Arc<TargetSlot>| slot.board.read().progress.phase == Phase::Backfill;
+                // An image may be seen to be this host's a moment before its Backfill is.
+                let waits = |slot: &&Arc<TargetSlot>| {
+                    matches!(slot.board.read().progress.phase, Phase::Handover | Phase::Backfill)
+                };
                 let waiting = slots.iter().filter(waits).map(|slot| slot.board.migration);
                 text::pick(None, slots.iter().map(|slot| slot.board.migration), waiting)?
             }
@@ -96,6 +99,18 @@ impl Agent {
         let sources = self.sources.all().into_iter().map(|slot| slot.board.migration);
         text::MigrationRef(which.to_owned()).resolve(targets.chain(sources))
     }
+}
+
+/// Lets a handover that is under way come to its end, for a while.
+async fn await_handover(slot: &TargetSlot) {
+    let mut changes = slot.board.changes();
+    let over = async {
+        while slot.board.read().progress.phase == Phase::Handover && changes.changed().await.is_ok()
+        {
+        }
+    };
+    // Whatever it is then, is said.
+    let _ = tokio::time::timeout(ANSWER_TIMEOUT, over).await;
 }
 
 /// Tells the engine and waits until it is so, which is once it is durable.
