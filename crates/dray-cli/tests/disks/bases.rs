@@ -222,13 +222,18 @@ fn a_target_that_dies_or_gives_up_leaves_the_base_alone() {
     // A migration that never began because the agent died leaves nothing but the file, either.
     lab.b.stop();
     let images = lab.b.dir.join("state/images");
-    let record = std::fs::read(images.join(format!("{name}.json"))).unwrap();
-    let mut record: Value = serde_json::from_slice(&record).unwrap();
-    record["name"] = "unbegun".into();
-    record["state"] = "incoming".into();
-    record["migration"] = 5.into();
-    std::fs::write(images.join("unbegun.json"), record.to_string()).unwrap();
+    let mut record = std::fs::read_to_string(images.join(format!("{name}.json"))).unwrap();
+    for (is, was) in [
+        (format!("\"name\": \"{name}\""), "\"name\": \"unbegun\""),
+        ("\"state\": \"owner\"".to_owned(), "\"state\": \"incoming\""),
+        ("\"migration\": null".to_owned(), "\"migration\": 5"),
+    ] {
+        assert!(record.contains(&is), "{record}");
+        record = record.replace(&is, was);
+    }
+    std::fs::write(images.join("unbegun.json"), record).unwrap();
     lab.b.start();
+    assert!(!images.join("unbegun.json").exists());
     assert_eq!(in_place(&lab.b), [name.as_str()]);
     untouched(&lab, before);
     // A restart opens it only while it is the same file.
