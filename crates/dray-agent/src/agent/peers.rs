@@ -312,7 +312,13 @@ impl Agent {
     ) -> Result<(), String> {
         let text = |why: dray_image::Error| why.to_string();
         let name = &image.offer.name;
-        if self.registry.get(name).is_some() {
+        if let Some(entry) = self.registry.get(name) {
+            if wanted.read_only && entry.record().state == CopyState::Incoming {
+                return Err(format!(
+                    "base image '{name}' is on its way here with another migration; prepare this one \
+                     again when it has arrived"
+                ));
+            }
             return Err(format!(
                 "an image named '{name}' exists here already; choose another name"
             ));

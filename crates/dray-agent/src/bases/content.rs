@@ -88,6 +88,9 @@ pub(super) fn read(
 ) -> io::Result<(FileStamp, ContentDigest)> {
     std::thread::sleep(FileStamp::of(path)?.unsettled());
     let image = open(path)?;
+    if !image.file().metadata()?.is_file() {
+        return Err(io::Error::other(format!("{} is no plain file", path.display())));
+    }
     let stamp = FileStamp::of_open(image.file())?;
     let digest = digest(&image, go_on)?;
     // Under this name, and of this file: it may have been replaced.

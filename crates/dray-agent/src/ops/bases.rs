@@ -195,7 +195,9 @@ impl Agent {
 fn sought(intent: &SourceIntent, plan: &Plan) -> Vec<Sought> {
     let images = intent.images.iter().enumerate();
     let bases = images.filter(|(nth, image)| {
-        image.offer.read_only && image.chain.is_empty() && !plan.is_active(*nth)
+        // How a device looks does not tell whether it was written.
+        let file = image.path.is_file();
+        file && image.offer.read_only && image.chain.is_empty() && !plan.is_active(*nth)
     });
     let sought = |(nth, image): (usize, &crate::migration::intent::SourceImage)| Sought {
         nth,
