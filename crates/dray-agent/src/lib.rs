@@ -8,6 +8,7 @@
 //! * [`lineage`]: generations of the images owned here; [`replicas`]: copies that were left
 //!   behind, and [`retention`]: for how long; [`released`]: images that QEMU has taken back.
 //! * [`reuse`]: content of this host by its hash, for migrations to here.
+//! * `bases`: read-only images that lie here before they come.
 //! * [`backup`]: backups of the images owned here, and their way back.
 //! * [`forecast`]: what the planner is told of images and links.
 //! * [`migration`]: the owner loops that run the engine's effects, one per migration and side.
@@ -20,6 +21,7 @@
 pub mod agent;
 pub mod api;
 pub mod backup;
+mod bases;
 pub mod batch;
 pub mod budget;
 pub mod config;

@@ -154,7 +154,7 @@ impl Registry {
 }
 
 /// Replicas that were taken for migrations back which never began, because the agent died, become
-/// replicas again.
+/// replicas again; files that were to be used in place are left alone.
 ///
 /// # Errors
 /// What the file system or the store reports.
@@ -169,7 +169,9 @@ pub(crate) fn undo_unbegun(
             continue;
         };
         let begun = store.migrations().join(migration.to_string()).join(intent).exists();
-        if !begun && record.replica.is_some() {
+        if !begun && record.in_place.is_some() {
+            registry.remove_partial(&entry)?;
+        } else if !begun && record.replica.is_some() {
             tracing::info!(image = record.name, "is a replica again: no migration back began");
             registry.end_return(&entry, &[])?;
         }

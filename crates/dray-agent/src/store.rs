@@ -5,6 +5,7 @@
 //! images/NAME.heat            what is known of its accesses (docs/formats.md); not synced, may be lost
 //! released/ID.json            an image that QEMU has taken back, and its line (ID.line)
 //! seeds/NAME.json             an image that is being read from backups
+//! digests.json                the digests of base images; may be lost
 //! content.redb                which content is where, by hash; may be lost
 //! backups/NAME.json           which of its generations are in backup where
 //! backups/.schedule.json      when what was last backed up by itself
@@ -63,6 +64,11 @@ impl Store {
     /// Where the notes of images are that are being read from backups.
     pub fn seeds(&self) -> PathBuf {
         self.root.join("seeds")
+    }
+
+    /// The file of the digests of base images.
+    pub fn digests(&self) -> PathBuf {
+        self.root.join("digests.json")
     }
 
     /// The index of content.

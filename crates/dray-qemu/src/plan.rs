@@ -110,6 +110,11 @@ impl LayerPlan {
         self.local.get("node-name").and_then(Value::as_str).unwrap_or_default()
     }
 
+    /// A name for the local file node of a layer that has none yet.
+    pub fn file_node(qdev: &str, depth: usize) -> String {
+        node_name("file", qdev, depth)
+    }
+
     /// The name of the format node that is reopened, if there is one.
     pub fn format_node(&self) -> Option<&str> {
         match &self.pivot {

@@ -44,6 +44,52 @@ pub enum Base {
         /// there.
         distrusted: Vec<u64>,
     },
+    /// A file that lies there already and has the image's content: it is used where it is, and never
+    /// written. Told only to who asked with `PrepareInPlace`.
+    InPlace {
+        /// Name of its export: several migrations may use one file.
+        export: String,
+    },
+}
+
+/// Feature word: the target understands `Bases` and `PrepareInPlace`.
+pub const FEATURE_BASES: &str = "bases";
+
+/// What content is told by: see `docs/formats.md`.
+pub type ContentDigest = [u8; 32];
+
+/// A read-only image of which the target may have a file already.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct SoughtBase {
+    /// The name that it would have there.
+    pub name: String,
+    /// Its length in bytes.
+    pub len: u64,
+    /// The digest of its content, once its owner knows it.
+    pub digest: Option<ContentDigest>,
+}
+
+/// What the target has of a [`SoughtBase`].
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum BaseThere {
+    /// No file that could be used in place.
+    Absent,
+    /// A file of this name and length, whose content is being read.
+    Reading {
+        /// Bytes that were looked at.
+        done: u64,
+        /// Bytes in all.
+        total: u64,
+    },
+    /// Its content is known and waits for the other side's digest.
+    Read,
+    /// It has the same content.
+    Same,
+    /// Another file has the name.
+    Other {
+        /// What it is, and what to do.
+        why: String,
+    },
 }
 
 /// Feature word: the target understands `Seed`.
@@ -183,6 +229,29 @@ pub enum Request {
         /// Backups and other hosts' replicas count.
         backups: bool,
     },
+    /// Whether files with the content of read-only images lie there already. Begins to read those that
+    /// have the name and length, and asked again tells how far that is; the target stops when nobody
+    /// asks any more. To be sent only to a peer that has agreed to [`FEATURE_BASES`].
+    Bases {
+        /// Pool at the target; its default one when none is named.
+        pool: Option<String>,
+        /// The images.
+        images: Vec<SoughtBase>,
+    },
+    /// As `PrepareReturn`, and images with a digest are files that lie there already, as `Bases` has
+    /// told. To be sent only to a peer that has agreed to [`FEATURE_BASES`].
+    PrepareInPlace {
+        /// The migration.
+        migration: MigrationId,
+        /// Pool at the target; its default one when none is named.
+        pool: Option<String>,
+        /// The images, in the migration's order.
+        images: Vec<WantedImage>,
+        /// For each, the closed generations that its owner remembers, oldest first.
+        ancestors: Vec<Vec<Ancestor>>,
+        /// For each, the digest of its content if the file there is to be used.
+        digests: Vec<Option<ContentDigest>>,
+    },
 }
 
 impl Request {
@@ -193,6 +262,7 @@ impl Request {
             Self::Seed { .. } => Some(FEATURE_SEED),
             Self::Holdings { .. } => Some(FEATURE_HOLDINGS),
             Self::Survey { .. } => Some(FEATURE_SURVEY),
+            Self::Bases { .. } | Self::PrepareInPlace { .. } => Some(FEATURE_BASES),
             _ => None,
         }
     }
@@ -249,6 +319,11 @@ pub enum Reply {
         /// found while it moves.
         indexed: u64,
     },
+    /// Answer to `Bases`: each image, in order.
+    Bases {
+        /// What lies there.
+        images: Vec<BaseThere>,
+    },
 }
 
 /// Encodes a request or reply with its length (u32, little endian) in front.
@@ -289,7 +364,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_survey_is_the_last_of_both_and_needs_its_word() {
+    fn bases_are_the_last_of_both_and_need_their_word() {
+        let sought = SoughtBase { name: "b".into(), len: 5, digest: Some([7; 32]) };
+        let ask = Request::Bases { pool: None, images: vec![sought] };
+        assert_eq!(
+            encode(&ask).unwrap()[4..11],
+            [7, 0, 1, 1, b'b', 5, 1],
+            "as in docs/protocol.md"
+        );
+        assert_eq!(ask.feature(), Some(FEATURE_BASES));
+        let room = Request::PrepareInPlace {
+            migration: MigrationId(1),
+            pool: None,
+            images: Vec::new(),
+            ancestors: Vec::new(),
+            digests: vec![None],
+        };
+        assert_eq!((encode(&room).unwrap()[4], room.feature()), (8, Some(FEATURE_BASES)));
+        let reply = Reply::Bases { images: vec![BaseThere::Same] };
+        assert_eq!(encode(&reply).unwrap()[4..], [8, 1, 3]);
+        let base = Base::InPlace { export: "b".into() };
+        assert_eq!(encode(&base).unwrap()[4..], [3, 1, b'b']);
+    }
+
+    #[test]
+    fn a_survey_needs_its_word() {
         let survey =
             Request::Survey { number: None, pool: None, images: Vec::new(), backups: true };
         assert_eq!(encode(&survey).unwrap()[4..], [6, 0, 0, 0, 1], "as in docs/protocol.md");

@@ -3,6 +3,7 @@
 //! peers are let in.
 
 mod devices;
+mod found;
 mod launch;
 mod peers;
 mod requests;
@@ -11,6 +12,7 @@ pub use launch::Tasks;
 
 use crate::api::{ApiError, ApiResult, ErrorKind, MigrationState, Server, SocketAccess};
 use crate::backup::jobs::Jobs;
+use crate::bases::Digests;
 use crate::batch::Batches;
 use crate::config::Config;
 use crate::migration::slots::Slots;
@@ -43,6 +45,8 @@ pub struct Agent {
     pub registry: Arc<Registry>,
     /// Content of its images by hash.
     pub reuse: Arc<Reuse>,
+    /// The digests of base images.
+    pub digests: Arc<Digests>,
     /// Who is attached to them.
     pub nbd: dray_nbd::Server,
     /// Migrations away from here.
@@ -137,6 +141,7 @@ async fn serve(config: Config, what: &str) -> ApiResult<()> {
     let agent = Arc::new(Agent {
         nbd: dray_nbd::Server::new(Arc::clone(&registry) as _),
         reuse: Reuse::open(Arc::clone(&config), Arc::clone(&registry), &store.content()),
+        digests: Digests::open(store.digests()),
         config,
         identity: Arc::new(identity),
         store,

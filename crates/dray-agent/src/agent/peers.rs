@@ -2,8 +2,8 @@
 //! What else they may ask is in [`requests`](super::requests).
 
 use super::Agent;
+use super::found::{Found, Here, check_space, intent_of};
 use crate::config::{Pool, PoolKind};
-use crate::lineage::ReplicaNote;
 use crate::migration::intent::{TargetImageIntent, TargetIntent};
 use crate::migration::log::Folder;
 use crate::migration::messages::Settings;
@@ -11,12 +11,12 @@ use crate::migration::source::unix_ms;
 use crate::migration::target::{INTENT, TargetSlot};
 use crate::net::requests;
 use crate::net::{Incoming, Listener, NetError};
-use crate::registry::{CopyState, Entry, ImageRecord, Place};
+use crate::registry::{CopyState, ImageRecord, Place};
 use crate::vm;
 use dray_image::{FileImage, FileOptions, ImageNames};
 use dray_types::{Ancestor, Epoch, MigrationId};
+use dray_wire::StreamKind;
 use dray_wire::request::{Base, WantedImage};
-use dray_wire::{ImageOffer, StreamKind};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -116,17 +116,16 @@ impl Agent {
         }
     }
 
-    /// `ancestors` of each image when the asking side can begin with replicas; returns what each
-    /// image begins with.
+    /// Makes room for images; returns what each begins with.
     pub(super) fn prepare_for(
         self: &Arc<Self>,
         peer: &str,
         migration: MigrationId,
         pool: Option<&str>,
         images: &[WantedImage],
-        ancestors: Option<&[Vec<Ancestor>]>,
+        here: Here,
     ) -> Result<Vec<Base>, String> {
-        if ancestors.is_some_and(|ancestors| ancestors.len() != images.len()) {
+        if !here.fits(images.len()) {
             return Err("the request names other images than lines".to_owned());
         }
         if let Some(slot) = self.targets.get(migration).filter(|slot| !slot.is_forgotten()) {
@@ -141,28 +140,27 @@ impl Agent {
                 self.check_same_pool(peer, wanted, &slot.intent())?;
             }
             let bases = || slot.intent().images.iter().map(TargetImageIntent::base).collect();
-            return match (same, ancestors) {
-                (false, _) => Err("another migration has this id".to_owned()),
-                // Who does not ask for bases does not know of them (I3).
-                (true, None)
-                    if slot.intent().images.iter().any(|image| image.replica.is_some()) =>
-                {
-                    Err("it was prepared with a replica; cancel it with --discard".to_owned())
-                }
-                (true, _) => Ok(bases()),
+            return match same {
+                false => Err("another migration has this id".to_owned()),
+                true => self.check_same_bases(&here, &slot.intent()).map(|()| bases()),
             };
         }
         let known = self.config.peer(peer).ok_or("the peer is not configured here")?;
         let pool = self.config.pool_for(known, pool).map_err(|why| why.to_string())?;
-        let found = self.replicas_for(pool, images, ancestors)?;
+        let found = self.found_for(pool, images, &here)?;
         let reused = |found: &Found| match found {
             Found::Usable(entry, _) => entry.file.allocated_bytes().unwrap_or(0),
             _ => 0,
         };
         if pool.kind == PoolKind::Files {
-            check_space(pool, images, found.iter().map(reused).sum())?;
+            let comes = |(image, found): (&WantedImage, &Found)| {
+                (!matches!(found, Found::InPlace(_))).then_some(image.allocated)
+            };
+            let wanted = images.iter().zip(&found).filter_map(comes).sum();
+            check_space(pool, wanted, found.iter().map(reused).sum())?;
         }
-        let intents = images.iter().zip(&found).map(|(image, found)| intent_of(pool, image, found));
+        let intents = images.iter().zip(&found);
+        let intents = intents.map(|(image, found)| intent_of(pool, migration, image, found));
         let intent = TargetIntent {
             migration,
             peer: peer.to_owned(),
@@ -177,7 +175,8 @@ impl Agent {
             return Err("its folder there cannot be read; see the target agent's log".to_owned());
         }
         self.make_partials(&intent, images, &found)?;
-        let names: Vec<_> = intent.images.iter().map(|image| image.offer.name.clone()).collect();
+        let name = |image: &TargetImageIntent| image.name_here().to_owned();
+        let names: Vec<_> = intent.images.iter().map(name).collect();
         let bases = intent.images.iter().map(TargetImageIntent::base).collect();
         match self.launch_target(intent) {
             Ok(_) => Ok(bases),
@@ -211,6 +210,23 @@ impl Agent {
     }
 
     /// What lies here of the images that come.
+    fn found_for(
+        &self,
+        pool: &Pool,
+        images: &[WantedImage],
+        here: &Here,
+    ) -> Result<Vec<Found>, String> {
+        let mut found = self.replicas_for(pool, images, here.ancestors)?;
+        let digests = here.digests.unwrap_or_default();
+        for ((image, digest), found) in images.iter().zip(digests).zip(&mut found) {
+            if let Some(digest) = digest {
+                *found = Found::InPlace(self.base_in_place(pool, image, digest)?);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Replicas of the images that come.
     fn replicas_for(
         &self,
         pool: &Pool,
@@ -263,6 +279,11 @@ impl Agent {
                     tracing::info!(image = name, why, "a replica is not used");
                     self.registry.set_aside(entry).map_err(|why| why.to_string())?;
                 }
+                Found::InPlace(lying) => {
+                    self.use_in_place(intent.migration, wanted, lying)?;
+                    made.push(image.name_here().to_owned());
+                    return Ok(());
+                }
                 Found::Nothing => {}
             }
             self.make_partial(intent.migration, image, wanted)?;
@@ -291,7 +312,13 @@ impl Agent {
     ) -> Result<(), String> {
         let text = |why: dray_image::Error| why.to_string();
         let name = &image.offer.name;
-        if self.registry.get(name).is_some() {
+        if let Some(entry) = self.registry.get(name) {
+            if wanted.read_only && entry.record().state == CopyState::Incoming {
+                return Err(format!(
+                    "base image '{name}' is on its way here with another migration; prepare this one \
+                     again when it has arrived"
+                ));
+            }
             return Err(format!(
                 "an image named '{name}' exists here already; choose another name"
             ));
@@ -308,6 +335,7 @@ impl Agent {
             growable: false,
             flat: None,
             read_only: wanted.read_only,
+            in_place: None,
             format: None,
             state: CopyState::Incoming,
             epoch: Epoch(0),
@@ -343,54 +371,4 @@ impl Agent {
             tracing::warn!(image = name, %why, "cannot remove a partial image");
         }
     }
-}
-
-/// What this host has of an image that comes.
-#[derive(Clone)]
-enum Found {
-    Nothing,
-    Usable(Arc<Entry>, ReplicaNote),
-    Useless(Arc<Entry>, String),
-}
-
-fn intent_of(pool: &Pool, image: &WantedImage, found: &Found) -> Result<TargetImageIntent, String> {
-    let path = match found {
-        Found::Usable(entry, _) => entry.record().path,
-        _ => pool.image_path(&image.name).map_err(|why| why.to_string())?,
-    };
-    let device = pool.kind == PoolKind::Devices;
-    if !device && path.exists() {
-        return Err(format!("{} exists already; choose another name or pool", path.display()));
-    }
-    let offer = ImageOffer {
-        id: image.id,
-        name: image.name.clone(),
-        len: image.len,
-        read_only: image.read_only,
-    };
-    let (replica, refused) = match found {
-        Found::Nothing => (None, None),
-        Found::Usable(_, note) => (Some(note.clone()), None),
-        Found::Useless(_, why) => (None, Some(why.clone())),
-    };
-    // A device holds whatever was on it.
-    let zeroed = replica.is_none() && !device;
-    Ok(TargetImageIntent { offer, path, zeroed, replica, refused })
-}
-
-fn check_space(pool: &Pool, images: &[WantedImage], reused: u64) -> Result<(), String> {
-    let wanted: u64 =
-        images.iter().map(|image| image.allocated).sum::<u64>().saturating_sub(reused);
-    let stat = rustix::fs::statvfs(&pool.path)
-        .map_err(|why| format!("pool '{}': {}", pool.name, std::io::Error::from(why)))?;
-    let free = stat.f_bavail * stat.f_frsize;
-    if wanted > free {
-        return Err(format!(
-            "pool '{}' has {} free and the images need {}; free space or choose another pool",
-            pool.name,
-            dray_types::ByteSize(free),
-            dray_types::ByteSize(wanted)
-        ));
-    }
-    Ok(())
 }

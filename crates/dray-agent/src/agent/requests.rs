@@ -1,12 +1,14 @@
 //! What peers ask outside migrations, and what they are answered.
 
 use super::Agent;
+use super::found::Here;
 use crate::config::PoolKind;
 use crate::net;
 use crate::net::requests::RequestHandler;
 use crate::seed;
+use dray_types::MigrationId;
 use dray_wire::control::MAX_IMAGES;
-use dray_wire::request::{Base, Reply, Request, SeedImage, Seeding, Surveyed};
+use dray_wire::request::{Base, Reply, Request, SeedImage, Seeding, Surveyed, WantedImage};
 use std::sync::Arc;
 
 impl Agent {
@@ -68,6 +70,26 @@ impl Agent {
     }
 }
 
+impl Agent {
+    /// Makes room for images that may begin with what is here.
+    async fn prepare_here(
+        self: &Arc<Self>,
+        peer: &str,
+        migration: MigrationId,
+        pool: Option<&str>,
+        images: &[WantedImage],
+        here: Here<'_>,
+    ) -> Reply {
+        self.make_way(peer, migration, images).await;
+        let prepared = self.prepare_for(peer, migration, pool, images, here);
+        let (nbd_socket, exports) = self.exports(images);
+        match prepared {
+            Ok(bases) => Reply::PreparedReturn { nbd_socket, exports, bases },
+            Err(why) => Reply::Refused { why },
+        }
+    }
+}
+
 impl RequestHandler for Arc<Agent> {
     async fn answer(&self, peer: &str, request: Request) -> Reply {
         match request {
@@ -77,7 +99,8 @@ impl RequestHandler for Arc<Agent> {
             },
             Request::Prepare { migration, pool, images } => {
                 self.make_way(peer, migration, &images).await;
-                let prepared = self.prepare_for(peer, migration, pool.as_deref(), &images, None);
+                let here = Here::default();
+                let prepared = self.prepare_for(peer, migration, pool.as_deref(), &images, here);
                 let (nbd_socket, exports) = self.exports(&images);
                 match prepared {
                     Ok(_) => Reply::Prepared { nbd_socket, exports },
@@ -85,15 +108,12 @@ impl RequestHandler for Arc<Agent> {
                 }
             }
             Request::PrepareReturn { migration, pool, images, ancestors } => {
-                self.make_way(peer, migration, &images).await;
-                let ancestors = Some(&ancestors[..]);
-                let prepared =
-                    self.prepare_for(peer, migration, pool.as_deref(), &images, ancestors);
-                let (nbd_socket, exports) = self.exports(&images);
-                match prepared {
-                    Ok(bases) => Reply::PreparedReturn { nbd_socket, exports, bases },
-                    Err(why) => Reply::Refused { why },
-                }
+                let here = Here { ancestors: Some(&ancestors), digests: None };
+                self.prepare_here(peer, migration, pool.as_deref(), &images, here).await
+            }
+            Request::PrepareInPlace { migration, pool, images, ancestors, digests } => {
+                let here = Here { ancestors: Some(&ancestors), digests: Some(&digests) };
+                self.prepare_here(peer, migration, pool.as_deref(), &images, here).await
             }
             Request::Seed { number, pool, images, link } => {
                 match self.seed_for(peer, number, pool.as_deref(), images, link) {
@@ -109,6 +129,15 @@ impl RequestHandler for Arc<Agent> {
                 let indexed = self.reuse.indexed_bytes();
                 match tokio::task::spawn_blocking(look).await {
                     Ok(Ok(images)) => Reply::Surveyed { images, indexed },
+                    Ok(Err(why)) => Reply::Refused { why },
+                    Err(why) => Reply::Refused { why: why.to_string() },
+                }
+            }
+            Request::Bases { pool, images } => {
+                let (agent, peer) = (Self::clone(self), peer.to_owned());
+                let look = move || agent.bases_for(&peer, pool.as_deref(), &images);
+                match tokio::task::spawn_blocking(look).await {
+                    Ok(Ok(images)) => Reply::Bases { images },
                     Ok(Err(why)) => Reply::Refused { why },
                     Err(why) => Reply::Refused { why: why.to_string() },
                 }

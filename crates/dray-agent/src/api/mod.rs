@@ -262,7 +262,7 @@ mod tests {
             }
         }
         let counted: Vec<_> = kinds.into_iter().collect();
-        assert_eq!(counted, [("error", 1), ("event", 6), ("result", 3), ("version", 10)]);
+        assert_eq!(counted, [("error", 1), ("event", 7), ("result", 3), ("version", 10)]);
     }
 
     #[test]

@@ -108,7 +108,7 @@ pub struct PlannedStrategy {
 /// Bytes of data that came from one place.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Provided {
-    /// A repository, `replica at HOST`, `same content at HOST` or `source`.
+    /// A repository, `replica at HOST`, `base image at HOST`, `same content at HOST` or `source`.
     pub provider: String,
     /// Bytes that were predicted to; absent where nobody can know before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -129,6 +129,9 @@ pub struct PlannedImage {
     pub generation: Option<u64>,
     /// Bytes of data that lie at the target and need not be sent.
     pub at_target: u64,
+    /// They lie in a file of this content, which is used where it is.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub in_place: bool,
     /// Bytes of data that each provider would give first, by its name at the target.
     pub given: BTreeMap<String, u64>,
     /// Bytes of data that the source would send; what is written meanwhile comes to that.

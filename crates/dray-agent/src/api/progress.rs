@@ -23,6 +23,9 @@ pub enum Event {
     Accesses(super::AccessBatch),
     /// How far a target is that reads images from backups; about three times a second.
     Seeding(super::SeedProgress),
+    /// How far the comparison of base images with files at the target is, both hosts together; about
+    /// three times a second.
+    Comparing(super::SeedProgress),
     /// How far a backup, a restore or a check is; about once a second.
     Backup(super::BackupProgress),
     /// How far a batch is; about once a second, and whenever one of its migrations begins or ends.

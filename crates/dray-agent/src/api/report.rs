@@ -139,6 +139,9 @@ pub struct ImageSummary {
     /// when the migration began.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub bytes_from_replica: u64,
+    /// Bytes of the image where the target had a file with its content, which it uses where it is.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub bytes_in_place: u64,
     /// Bytes that were not sent because the target had the same content somewhere.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub bytes_from_target: u64,
@@ -285,6 +288,9 @@ pub struct PreparedImage {
     pub device: Option<String>,
     /// Name of the export at the target.
     pub export: String,
+    /// The target has a file with the image's content and uses it where it is.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub in_place: bool,
     /// Values of the `-blockdev` options for it, in order, as JSON.
     pub blockdev: Vec<String>,
 }
@@ -365,6 +371,9 @@ pub struct ImageStatus {
     pub growable: bool,
     /// Writes are refused.
     pub read_only: bool,
+    /// Its file was here before the image came, and is used where it lies.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub in_place: bool,
     /// The migration it takes part in.
     #[serde(default, with = "text::optional_id")]
     pub migration: Option<MigrationId>,

@@ -181,6 +181,7 @@ impl Agent {
             growable: false,
             flat: None,
             read_only: false,
+            in_place: None,
             format: None,
             state: CopyState::Owner,
             epoch: Epoch(1),

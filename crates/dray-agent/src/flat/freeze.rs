@@ -99,6 +99,7 @@ impl Agent {
             len: plan.size,
             growable: false,
             read_only: false,
+            in_place: None,
             format: Some("raw".to_owned()),
             state: CopyState::Owner,
             epoch: Epoch(1),

@@ -34,6 +34,16 @@ pub struct SourceImage {
     pub given: Vec<Provided>,
 }
 
+impl SourceImage {
+    /// The name of its export at the target.
+    pub fn export(&self) -> &str {
+        match &self.base {
+            Base::InPlace { export } => export,
+            _ => &self.offer.name,
+        }
+    }
+}
+
 fn empty() -> Base {
     Base::Empty
 }
@@ -118,11 +128,22 @@ pub struct TargetImageIntent {
     /// Why a replica that lay here was of no use.
     #[serde(default)]
     pub refused: Option<String>,
+    /// The name here of a file that lay at the path already and is used where it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub in_place: Option<String>,
 }
 
 impl TargetImageIntent {
+    /// Its name among the images of this host, and as an export.
+    pub fn name_here(&self) -> &str {
+        self.in_place.as_deref().unwrap_or(&self.offer.name)
+    }
+
     /// What it begins with, as the source is told.
     pub fn base(&self) -> Base {
+        if let Some(export) = &self.in_place {
+            return Base::InPlace { export: export.clone() };
+        }
         match (&self.replica, &self.refused) {
             (Some(note), _) => {
                 Base::Replica { generation: note.generation, distrusted: note.distrusted.clone() }

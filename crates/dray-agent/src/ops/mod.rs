@@ -3,6 +3,7 @@
 
 mod backfill;
 mod backup;
+mod bases;
 mod batch;
 mod claim;
 mod control;

@@ -14,7 +14,7 @@ use crate::migration::intent::{SourceImage, SourceIntent, SourceVm};
 use crate::migration::source::{SourceSlot, unix_ms};
 use crate::net::requests;
 use crate::net::{NetError, NetErrorKind};
-use crate::registry::CopyState;
+use crate::registry::{CopyState, Entry};
 use crate::released::Released;
 use crate::vm::RECONNECT_DELAY;
 use crate::vm::picture::{LayerPicture, Picture, Place};
@@ -22,7 +22,7 @@ use dray_image::{FileImage, FileOptions};
 use dray_qemu::{NbdExport, blockdev};
 use dray_types::{Ancestor, Epoch, ImageId, MigrationId};
 use dray_wire::ImageOffer;
-use dray_wire::request::{Base, Reply, Request, WantedImage};
+use dray_wire::request::{Base, ContentDigest, Reply, Request, WantedImage};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -73,6 +73,8 @@ fn refused_kind(why: &str) -> ErrorKind {
         "an earlier try",
         "exists already",
         "exists here already",
+        "since it was compared",
+        "when this was prepared",
     ]
     .into_iter()
     .any(has)
@@ -94,6 +96,13 @@ pub(super) struct Plan {
     disks: Vec<Vec<usize>>,
 }
 
+impl Plan {
+    /// Whether the image is the one that a disk's guest writes or reads, not one below it.
+    pub(super) fn is_active(&self, image: usize) -> bool {
+        self.disks.iter().any(|layers| layers.first() == Some(&image))
+    }
+}
+
 impl Agent {
     pub(super) async fn prepare(self: &Arc<Self>, command: Prepare) -> ApiResult<Prepared> {
         let (intent, plan, picture) = self.plan(&command).await?;
@@ -111,7 +120,8 @@ impl Agent {
         let images = intent.images.iter().zip(blockdev).map(|(image, blockdev)| PreparedImage {
             image: image.name.clone(),
             device: image.device.clone(),
-            export: image.offer.name.clone(),
+            export: image.export().to_owned(),
+            in_place: matches!(image.base, Base::InPlace { .. }),
             blockdev,
         });
         Ok(Prepared {
@@ -139,7 +149,7 @@ impl Agent {
             Subject::Images { names } => {
                 refuse_flat_images(command)?;
                 for name in names {
-                    let target = named(name, None, name);
+                    let target = named(name, None, &usual_name(self.registry.get(name), name));
                     self.plan_resident(&mut plan, name, target, None, false)?;
                 }
                 (None, None)
@@ -245,8 +255,8 @@ impl Agent {
         match &layer.place {
             Place::Resident(name) => {
                 let entry = self.registry.get(name);
-                let flat = entry.is_some_and(|entry| entry.flat.is_some());
-                let usual = if flat { raw_name(name) } else { name.clone() };
+                let flat = entry.as_ref().is_some_and(|entry| entry.flat.is_some());
+                let usual = if flat { raw_name(name) } else { usual_name(entry, name) };
                 let target = named(name, device.as_deref(), &usual);
                 let read_only = layer.plan.depth > 0;
                 self.plan_resident(plan, name, target, device, read_only)
@@ -347,7 +357,8 @@ impl Agent {
             WantedImage { id, name, len, allocated, read_only }
         });
         let images: Vec<_> = images.collect();
-        let asked = self.ask_for_room(&intent, images, pool).await;
+        let digests = self.digests_there(&what, &intent, plan, pool).await?;
+        let asked = self.ask_for_room(&intent, images, digests, pool).await;
         let (nbd_socket, bases) = asked.map_err(|why| net_error(&what, &why))?;
         if bases.len() != intent.images.len() {
             return Err(ApiError::new(ErrorKind::Peer, what, "the peer answered something else"));
@@ -386,10 +397,18 @@ impl Agent {
         &self,
         intent: &SourceIntent,
         images: Vec<WantedImage>,
+        digests: Vec<Option<ContentDigest>>,
         pool: Option<&str>,
     ) -> Result<(String, Vec<Base>), NetError> {
         let (migration, pool) = (intent.migration, pool.map(str::to_owned));
         let ancestors = intent.images.iter().map(|image| self.ancestors(image)).collect();
+        if digests.iter().any(Option::is_some) {
+            let request = Request::PrepareInPlace { migration, pool, images, ancestors, digests };
+            return Ok(match self.ask(&intent.peer, &request).await? {
+                Reply::PreparedReturn { nbd_socket, bases, .. } => (nbd_socket, bases),
+                _ => (String::new(), Vec::new()),
+            });
+        }
         let bare = Request::Prepare { migration, pool: pool.clone(), images: images.clone() };
         let request = Request::PrepareReturn { migration, pool, images, ancestors };
         let reply = match self.ask(&intent.peer, &request).await {
@@ -427,6 +446,14 @@ impl Agent {
     }
 }
 
+/// What an image of this host is called elsewhere unless the operator says otherwise.
+fn usual_name(entry: Option<Arc<Entry>>, name: &str) -> String {
+    let record = entry.map(|entry| entry.record()).filter(|record| record.in_place.is_some());
+    let file = record.as_ref().and_then(|record| record.path.file_name());
+    // The name of one that is used in place is that of the migration which brought it.
+    file.map_or_else(|| name.to_owned(), |file| file.to_string_lossy().into_owned())
+}
+
 fn check_names(plan: &Plan) -> ApiResult<()> {
     let mut seen: BTreeMap<&str, &str> = BTreeMap::new();
     for image in &plan.images {
@@ -453,7 +480,7 @@ fn blockdev_lines(
             .iter()
             .zip(images)
             .map(|(layer, &image)| {
-                let name = intent.images[image].offer.name.clone();
+                let name = intent.images[image].export().to_owned();
                 let export = NbdExport {
                     socket: socket.to_owned(),
                     name: name.clone(),

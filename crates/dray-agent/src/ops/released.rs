@@ -55,6 +55,7 @@ impl Agent {
             clients: 0,
             growable: image.growable,
             read_only: image.read_only,
+            in_place: image.in_place.is_some(),
             migration: None,
             kept_for: None,
             generation: line.map(|line| line.open().into()),

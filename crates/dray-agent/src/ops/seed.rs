@@ -1,5 +1,6 @@
 //! `seed`: asks a target to read images from backups, and waits until it has.
 
+use super::bases::Asking;
 use super::images::random_id;
 use crate::agent::Agent;
 use crate::api::{
@@ -39,6 +40,9 @@ impl Agent {
             chain: Chain::Keep,
         };
         let (intent, plan, _) = self.plan(&prepare).await?;
+        // Whether that went well `prepare` tells, which finds what was read.
+        let asking = Asking { limit: None, events: Some(events) };
+        let _ = self.lying_there(&intent, &plan, pool.as_deref(), asking).await;
         let (names, images): (Vec<_>, Vec<_>) =
             self.seedable(&intent, &plan.allocated).into_iter().unzip();
         if images.is_empty() {

@@ -133,6 +133,7 @@ impl Agent {
             growable,
             flat: None,
             read_only: false,
+            in_place: None,
             format: Some(plan.format.clone()),
             state: CopyState::Owner,
             epoch: known.as_ref().map_or(Epoch(1), |(note, ..)| note.image.epoch),

@@ -1,6 +1,7 @@
 //! Where the bytes of a migration would come from: what the target says that it has or would be given,
 //! and what is left for the source.
 
+use super::bases::{Asking, Lying};
 use super::prepare::Plan;
 use crate::agent::Agent;
 use crate::api::{MigrationState, PlannedImage};
@@ -38,13 +39,14 @@ impl Agent {
     /// Asks the target. Of what was prepared there it is known already; one that does not know the
     /// question, or does not answer, has nothing.
     pub(super) async fn survey(
-        &self,
+        self: &Arc<Self>,
         intent: &SourceIntent,
         plan: &Plan,
         pool: Option<&str>,
         backups: bool,
     ) -> Survey {
         let mut survey = Survey { images: self.prepared_bases(intent), ..Survey::default() };
+        self.survey_bases(&mut survey, intent, plan, pool).await;
         let (names, images): (Vec<_>, Vec<_>) = self
             .seedable(intent, &plan.allocated)
             .into_iter()
@@ -65,6 +67,32 @@ impl Agent {
             Ok(_) => survey.silent = Some("the peer answered something else".to_owned()),
         }
         survey
+    }
+
+    /// Which base images lie there; files are read for that, here and there.
+    async fn survey_bases(
+        self: &Arc<Self>,
+        survey: &mut Survey,
+        intent: &SourceIntent,
+        plan: &Plan,
+        pool: Option<&str>,
+    ) {
+        let asking = Asking { limit: Some(PATIENCE), events: None };
+        // One that cannot be asked is told of by the other question.
+        let Ok(lying) = self.lying_there(intent, plan, pool, asking).await else { return };
+        for (image, lying) in intent.images.iter().zip(lying) {
+            let (base, notes) = match lying {
+                Lying::Nothing => continue,
+                Lying::Same(_) => (Base::InPlace { export: String::new() }, Vec::new()),
+                Lying::Other(why) => (Base::Empty, vec![why]),
+                Lying::Unknown => {
+                    let why = "it is still being compared with the file of that name there";
+                    (Base::Empty, vec![format!("{why}; ask again")])
+                }
+            };
+            let surveyed = Surveyed { base, given: Vec::new(), notes };
+            survey.images.entry(image.name.clone()).or_insert(surveyed);
+        }
     }
 
     /// What the target has made ready for a migration of these images that has not begun.
@@ -158,6 +186,10 @@ impl Survey {
             Base::Empty => {}
             Base::Refused { why } => {
                 planned.notes.push(format!("the replica there is of no use: {why}"));
+            }
+            Base::InPlace { .. } => {
+                planned.in_place = true;
+                planned.at_target = at_target;
             }
             Base::Replica { generation, .. } if !known => {
                 let number = generation.number;

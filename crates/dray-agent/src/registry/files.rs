@@ -1,7 +1,8 @@
 //! Opening what is below an image: a file under one of its names, a device, a chain.
 
-use super::present_path;
 use super::record::{CopyState, ImageRecord, Place};
+use super::{Entry, Registry, present_path};
+use crate::bases::FileStamp;
 use crate::config::{Config, PoolIo};
 use crate::flat::{self, Flat};
 use crate::store::Store;
@@ -42,6 +43,9 @@ pub(super) fn open_file(record: &ImageRecord, io: PoolIo) -> dray_image::Result<
     if record.device {
         return open_device(record, options(write));
     }
+    if record.in_place.is_some() {
+        return open_in_place(record, options(false));
+    }
     let names = ImageNames::of(&record.path)?;
     let named = || FileImage::open(&record.path, options(write));
     let partial = || FileImage::from_file(names.open_partial()?, &names.partial(), options(true));
@@ -65,6 +69,38 @@ pub(super) fn open_file(record: &ImageRecord, io: PoolIo) -> dray_image::Result<
             other.or_else(|_| replica(record.epoch)).map_err(|_| why)
         }
         other => other,
+    }
+}
+
+impl Registry {
+    /// Whether what is served is what is at the image's path, where that was here before the image.
+    ///
+    /// # Errors
+    /// That somebody has written to the file, or has put another one there.
+    pub fn check_in_place(&self, entry: &Entry) -> io::Result<()> {
+        let record = entry.record();
+        let Some(known) = record.in_place else { return Ok(()) };
+        let now = FileStamp::of(&record.path)?;
+        if known.has_same_content(&now) {
+            return Ok(());
+        }
+        let shown = record.path.display();
+        Err(io::Error::other(format!("{shown} was changed since it was compared with the image")))
+    }
+}
+
+/// A file that was compared once is taken for the same as long as nobody has written to it since. Its
+/// owner and mode may change: who starts a QEMU on it changes them.
+fn open_in_place(record: &ImageRecord, options: FileOptions) -> dray_image::Result<FileImage> {
+    let file = FileImage::open(&record.path, options)?;
+    let now = FileStamp::of_open(file.file());
+    match (record.in_place, now) {
+        (Some(known), Ok(now)) if known.has_same_content(&now) => Ok(file),
+        _ => {
+            let context = format!("opening image {}", record.path.display());
+            let why = "the file was changed since it was compared with the image";
+            Err(dray_image::Error::new(ErrorKind::Invalid, context, why))
+        }
     }
 }
 

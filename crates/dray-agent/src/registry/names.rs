@@ -132,7 +132,9 @@ impl Registry {
     pub fn remove_partial(&self, entry: &Entry) -> io::Result<()> {
         let record = entry.record();
         entry.drop_locks();
-        if record.device {
+        if record.in_place.is_some() {
+            // It was here before, and others may use it.
+        } else if record.device {
             self.mark(&record.path).clear().map_err(io::Error::other)?;
         } else {
             let names = ImageNames::of(&record.path).map_err(io::Error::other)?;

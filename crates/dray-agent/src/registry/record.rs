@@ -1,5 +1,6 @@
 //! What is durable about an image.
 
+use crate::bases::FileStamp;
 use crate::flat::FlatRecord;
 use crate::lineage::ReplicaNote;
 use dray_image::ImageNames;
@@ -66,6 +67,10 @@ pub struct ImageRecord {
     pub growable: bool,
     /// Writes are refused.
     pub read_only: bool,
+    /// The file was here before the image came, and is used where it lies: how it looked then. It is
+    /// never written, renamed or removed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub in_place: Option<FileStamp>,
     /// What is inside, as the operator said.
     pub format: Option<String>,
     /// What this copy is.
@@ -85,6 +90,12 @@ pub struct ImageRecord {
 }
 
 impl ImageRecord {
+    /// Whether its file is complete and only read, so that others may use it as well.
+    pub fn is_base(&self) -> bool {
+        let named = self.place == Place::Named && self.state == CopyState::Owner;
+        self.in_place.is_some() || self.read_only && named
+    }
+
     /// The path under which the file can be found now.
     ///
     /// # Errors

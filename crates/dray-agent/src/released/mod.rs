@@ -230,12 +230,14 @@ impl Notes {
         store::remove(&self.line_path(id))
     }
 
-    /// Another image is at `path` from now on, or the same one under another id.
+    /// Another image is at `path` from now on, or the same one under another id. Of a file that is only
+    /// read each QEMU that runs on it has a note of its own.
     ///
     /// # Errors
     /// What the file system reports.
     pub fn remove_others(&self, path: &Path, id: ImageId) -> io::Result<()> {
-        let others = self.all().into_iter().filter(|note| note.image.path == path);
+        let read = |note: &Released| note.image.read_only && note.qemu.runs();
+        let others = self.all().into_iter().filter(|note| note.image.path == path && !read(note));
         others
             .map(|note| note.image.id)
             .filter(|&other| other != id)

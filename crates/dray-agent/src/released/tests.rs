@@ -19,6 +19,7 @@ fn note(path: &Path, id: u128) -> Released {
             growable: false,
             flat: None,
             read_only: false,
+            in_place: None,
             format: None,
             state: CopyState::Owner,
             epoch: Epoch(3),
@@ -80,6 +81,23 @@ fn another_image_at_the_path_ends_what_was_known() {
     assert!(notes.knows(ImageId(1)));
     notes.remove_others(&path, ImageId(2)).unwrap();
     assert!(!notes.knows(ImageId(1)));
+}
+
+#[test]
+fn every_qemu_that_runs_on_a_base_image_has_its_note() {
+    let (_dir, notes, path) = folder();
+    let known = note(&path, 1);
+    let base = |id| {
+        let image = ImageRecord { id: ImageId(id), read_only: true, ..known.image.clone() };
+        Released { image, ..known.clone() }
+    };
+    let gone = QemuProcess { started: known.qemu.started + 1, ..known.qemu.clone() };
+    notes.put(&base(1)).unwrap();
+    notes.put(&base(2)).unwrap();
+    notes.put(&Released { qemu: gone, ..base(3) }).unwrap();
+    notes.remove_others(&path, ImageId(2)).unwrap();
+    assert!(notes.knows(ImageId(1)) && notes.knows(ImageId(2)));
+    assert!(!notes.knows(ImageId(3)), "its QEMU has ended");
 }
 
 #[test]

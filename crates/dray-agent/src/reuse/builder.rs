@@ -231,6 +231,10 @@ fn sources(reuse: &Reuse) -> Vec<Source> {
     let mut known = HashSet::new();
     for entry in reuse.files.registry().all() {
         let record = entry.record();
+        if record.in_place.is_some() {
+            // The same file as before and after.
+            continue;
+        }
         known.insert(record.path.clone());
         let Ok(path) = record.current_path() else { continue };
         known.insert(path.clone());

@@ -170,6 +170,7 @@ fn become_replica(
         growable: false,
         flat: None,
         read_only: false,
+        in_place: None,
         format: None,
         state: CopyState::Replica,
         epoch: note.epoch,

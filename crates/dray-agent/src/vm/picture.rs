@@ -179,10 +179,19 @@ fn resident(
         }
         _ => Pivot::Mirror,
     };
+    // The format node keeps its name when it is reopened on the file; a mirrored node gives its own.
+    let name_there = match &pivot {
+        Pivot::Reopen { .. } => LayerPlan::file_node(&disk.qdev, depth),
+        Pivot::Mirror => layer.top().name.clone(),
+    };
     let mut local = Map::new();
     local.insert("driver".into(), "file".into());
-    local.insert("node-name".into(), layer.top().name.clone().into());
+    local.insert("node-name".into(), name_there.into());
     local.insert("discard".into(), "unmap".into());
+    if layer.top().read_only {
+        // Others may use the file: it is not even opened for writing.
+        local.insert("read-only".into(), true.into());
+    }
     let plan = LayerPlan {
         qdev: disk.qdev.clone(),
         depth,

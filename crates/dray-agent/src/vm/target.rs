@@ -175,7 +175,8 @@ impl TargetVmTask {
         for (image, plan) in plans(&guest)? {
             let image = intent.images.get(image).ok_or("the plan names no image")?;
             let plan = on_local(&plan, &image.path)?;
-            let entry = self.registry.get(&image.offer.name).ok_or("the image is not there")?;
+            let entry = self.registry.get(image.name_here()).ok_or("the image is not there")?;
+            self.registry.check_in_place(&entry).map_err(|why| why.to_string())?;
             let released = self.registry.release(&qmp, &plan, &entry).await;
             released.map_err(|why| why.to_string())?;
         }

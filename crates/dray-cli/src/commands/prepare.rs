@@ -70,7 +70,9 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
     output.note(&format!("migration {} is prepared at {to}", prepared.migration));
     for image in &prepared.images {
         let device = image.device.as_ref().map_or(String::new(), |id| format!(" (device {id})"));
-        output.note(&format!("  {}{device} → export {} on {socket}", image.image, image.export));
+        let lies = if image.in_place { ", a file that lies there already" } else { "" };
+        let (name, export) = (&image.image, &image.export);
+        output.note(&format!("  {name}{device} → export {export} on {socket}{lies}"));
     }
     let arguments = qemu_arguments(&prepared);
     if arguments.trim().is_empty() {

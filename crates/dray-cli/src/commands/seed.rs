@@ -73,7 +73,12 @@ async fn ask(command: Seed, client: &Client, output: &Output) -> ApiResult<Seede
     let mut bar = None;
     let outcome = loop {
         match call.next().await {
-            Ok(Reply::Event(Event::Seeding(progress))) => show(progress, &mut bar, output),
+            Ok(Reply::Event(Event::Comparing(progress))) => {
+                show("comparing", progress, &mut bar, output);
+            }
+            Ok(Reply::Event(Event::Seeding(progress))) => {
+                show("backups", progress, &mut bar, output);
+            }
             Ok(Reply::Event(_)) => {}
             Ok(Reply::Result(value)) => break client::typed(value),
             Err(why) => break Err::<_, ApiError>(why),
@@ -85,7 +90,12 @@ async fn ask(command: Seed, client: &Client, output: &Output) -> ApiResult<Seede
     outcome
 }
 
-fn show(progress: SeedProgress, bar: &mut Option<ProgressBar>, output: &Output) {
+fn show(
+    what: &'static str,
+    progress: SeedProgress,
+    bar: &mut Option<ProgressBar>,
+    output: &Output,
+) {
     if output.json || output.quiet || !output.live || progress.bytes_total == 0 {
         return;
     }
@@ -94,8 +104,9 @@ fn show(progress: SeedProgress, bar: &mut Option<ProgressBar>, output: &Output) 
         let look = ProgressStyle::with_template(look)
             .unwrap_or_else(|_| ProgressStyle::default_bar())
             .progress_chars("━╸─");
-        ProgressBar::new(1).with_style(look).with_prefix("backups")
+        ProgressBar::new(1).with_style(look)
     });
+    bar.set_prefix(what);
     bar.set_length(progress.bytes_total);
     bar.set_position(progress.bytes_done);
     let (done, total) = (bytes(progress.bytes_done), bytes(progress.bytes_total));

@@ -131,7 +131,11 @@ impl Display for Bars {
             }
             Event::Progress(progress) => self.show(progress),
             Event::Notice { text } => self.above(&self.style.warn(&format!("! {text}"))),
-            Event::Accesses(_) | Event::Seeding(_) | Event::Backup(_) | Event::Batch(_) => {}
+            Event::Accesses(_)
+            | Event::Seeding(_)
+            | Event::Comparing(_)
+            | Event::Backup(_)
+            | Event::Batch(_) => {}
         }
     }
 

@@ -64,7 +64,11 @@ impl Display for Lines {
             }
             Event::Notice { text } => self.output.note(text),
             // Those of other commands, which are not followed here.
-            Event::Accesses(_) | Event::Seeding(_) | Event::Backup(_) | Event::Batch(_) => {}
+            Event::Accesses(_)
+            | Event::Seeding(_)
+            | Event::Comparing(_)
+            | Event::Backup(_)
+            | Event::Batch(_) => {}
         }
     }
 

@@ -93,6 +93,7 @@ async fn listen(
                     Event::Notice { .. }
                     | Event::Accesses(_)
                     | Event::Seeding(_)
+                    | Event::Comparing(_)
                     | Event::Backup(_)
                     | Event::Batch(_) => {}
                 }

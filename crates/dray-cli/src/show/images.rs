@@ -59,6 +59,7 @@ fn remark(image: &ImageStatus) -> String {
         }
         Some(KeptFor { host, bytes: None }) => format!(" (kept for {host})"),
         None if image.state == ImageState::Released => released(image, now_unix_ms()),
+        None if image.in_place => " (read-only, in place)".to_owned(),
         None if image.read_only => " (read-only)".to_owned(),
         None => replica(image, now_unix_ms()).unwrap_or_default(),
     }

@@ -118,7 +118,8 @@ fn shares(image: &PlannedImage, to: &str) -> Vec<[String; 3]> {
     let mut rows: Vec<(String, u64)> =
         image.given.iter().map(|(place, bytes)| (of(place), *bytes)).collect();
     if image.at_target > 0 {
-        rows.push((of(&format!("replica at {to}")), image.at_target));
+        let what = if image.in_place { "base image at" } else { "replica at" };
+        rows.push((of(&format!("{what} {to}")), image.at_target));
     }
     let source = match &generation {
         Some(generation) => format!("source, changed since {generation}"),

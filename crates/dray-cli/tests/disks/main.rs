@@ -12,6 +12,7 @@
 //! * [`returns`]: images that go back to a host that has an earlier generation of them.
 //! * [`reuse`]: content that the target has already.
 //! * [`seeds`]: images that begin with a backup at the target.
+//! * [`bases`]: base images that the target has already.
 //! * [`refusals`]: what cannot be done. [`versions`]: hosts with other software.
 //! * [`auto`]: the agent chooses, and says before what it will take.
 //! * [`batch`]: several migrations with one command and one budget.
@@ -27,6 +28,7 @@
 
 mod auto;
 mod backups;
+mod bases;
 mod batch;
 mod buckets;
 mod case;

@@ -3,6 +3,7 @@
 
 mod backfill;
 mod backups;
+mod bases;
 mod disks;
 mod failures;
 mod flatten;

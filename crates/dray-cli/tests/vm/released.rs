@@ -7,7 +7,8 @@ use crate::stage::{Kind, PATIENCE, Stage, qmp};
 use dray_testkit::guest::{GuestVm, tools};
 use dray_testkit::lab::Answer;
 use serde_json::Value;
-use std::time::{Duration, Instant};
+use std::os::unix::fs::MetadataExt;
+use std::time::{Duration, Instant, SystemTime};
 
 const BLOCK: u64 = 4096;
 const MIB: u64 = 1 << 20;
@@ -20,14 +21,15 @@ fn written_blocks() -> u64 {
 }
 
 /// Moves the VM to host b, where QEMU takes its disks back. The guest is quiet meanwhile, so that what
-/// it writes there is known to the block.
-fn move_there(stage: &mut Stage) {
+/// it writes there is known to the block. The summary's images.
+fn move_there(stage: &mut Stage) -> Vec<Value> {
     stage.assert_guest_is_well();
     stage.guest().console().command("stop").expect("stop");
     stage.prepare();
     let summary = stage.migrate(&[]).expect("moves there");
     assert_eq!(summary["result"], "completed", "{summary:#}");
     settle_there(stage);
+    summary["images"].as_array().cloned().expect("images")
 }
 
 /// The VM is at host b, and nothing of it is left at host a but replicas.
@@ -146,22 +148,44 @@ fn only_what_was_written_goes_back_twice_over() {
     finish(stage);
 }
 
-/// A qcow2 counts in clusters and metadata: what was tracked are bytes of the file.
+/// The base image at a host: which file, how long, and when it was written.
+fn base(stage: &Stage, host: &str) -> (u64, u64, SystemTime) {
+    let path = stage.lab.host(host).pool().join("base.qcow2");
+    let meta = std::fs::metadata(path).expect("the base");
+    (meta.ino(), meta.len(), meta.modified().expect("a time"))
+}
+
+/// Of the base image nothing was sent: the host has it.
+fn assert_in_place(images: &[Value]) {
+    let base = images.iter().find(|image| image["image"] == "base.qcow2").expect("the base");
+    assert_eq!((&base["blocks_sent"], &base["name_at_target"]), (&0.into(), &"base.qcow2".into()));
+    assert_eq!(base["bytes_in_place"].as_u64(), base["bytes"].as_u64(), "{base}");
+}
+
+/// A qcow2 counts in clusters and metadata: what was tracked are bytes of the file. Its base image is on
+/// both hosts all the time.
 #[test]
 fn only_what_was_written_of_a_chain_goes_back() {
     let Some(mut stage) = Stage::new("released-q", &[Kind::Qcow2], 2_000_000) else { return };
-    move_there(&mut stage);
+    let pools = ["a", "b"].map(|host| stage.lab.host(host).pool().join("base.qcow2"));
+    std::fs::copy(&pools[0], &pools[1]).expect("copy");
+    let bases = (base(&stage, "a"), base(&stage, "b"));
+    let images = move_there(&mut stage);
+    assert_in_place(&images);
     await_release(&stage);
     let before = std::fs::metadata(stage.image("b", 0)).expect("image").len();
     write(&mut stage);
     let after = std::fs::metadata(stage.image("b", 0)).expect("image").len();
-    let images = move_back(&mut stage, "back", &["--name", "base.qcow2=base-again.qcow2"]);
+    let images = move_back(&mut stage, "back", &[]);
+    assert_in_place(&images);
     let active = images.iter().find(|image| image["image"] == "disk0.qcow2").expect("the disk");
     // Each of the four writes may begin and end inside a cluster of 64 KiB, and needs an entry in a
     // table of 64 KiB; what was appended is new.
     let clusters = 4 * 2 * 16 + 4 * 16 + (after - before) / BLOCK;
     let sent = sent(active);
     assert!(sent <= bound(written_blocks() + clusters), "{sent} blocks were sent: {images:?}");
+    assert_eq!((base(&stage, "a"), base(&stage, "b")), bases, "nobody has touched the base images");
+    assert_eq!(std::fs::read(&pools[0]).ok(), std::fs::read(&pools[1]).ok());
     finish(stage);
 }
 

@@ -36,8 +36,10 @@ pub struct Open {
 impl Open {
     /// Blocks that the target's replica holds as they are here, if it began with one.
     fn shared(&self, whole: BlockRange) -> Option<BlockSet> {
-        let entry = self.entry.as_ref().filter(|_| !self.image.offer.read_only)?;
-        shared(&self.image.base, whole, |base| entry.line()?.changed_since(base, &entry.disk))
+        let written = self.entry.as_ref().filter(|_| !self.image.offer.read_only);
+        shared(&self.image.base, whole, |base| {
+            written.and_then(|entry| entry.line()?.changed_since(base, &entry.disk))
+        })
     }
 
     fn moved(&self) -> Moved<'_> {
@@ -55,7 +57,11 @@ pub fn shared(
     whole: BlockRange,
     changed: impl FnOnce(GenerationId) -> Option<BlockSet>,
 ) -> Option<BlockSet> {
-    let Base::Replica { generation, distrusted } = base else { return None };
+    let (generation, distrusted) = match base {
+        Base::Replica { generation, distrusted } => (generation, distrusted),
+        Base::InPlace { .. } => return Some([whole].into_iter().collect()),
+        Base::Empty | Base::Refused { .. } => return None,
+    };
     let mut shared = changed(generation.id)?.complement_in(whole);
     // A peer's numbers: those behind the image's end mean nothing (I7).
     let inside = |region: &u64| region.saturating_mul(REGION_BLOCKS) < whole.end();
@@ -288,8 +294,12 @@ impl SourceImages {
     pub fn let_go(&self) -> io::Result<()> {
         self.unbind()?;
         for entry in self.all.iter().filter_map(|open| open.entry.as_ref()) {
-            if entry.record().state == CopyState::Replica {
+            let record = entry.record();
+            if record.state == CopyState::Replica {
                 entry.depart();
+            } else if record.in_place.is_some() {
+                // The name was this guest's alone; the file stays.
+                self.registry.forget(&record.name)?;
             }
         }
         self.intents.close()

@@ -6,6 +6,7 @@ use crate::api::{
     ApiError, Ending, ErrorKind, ImageSummary, MigrationState, Phase, Predicted, Provided, Summary,
     Verified, WireBytes,
 };
+use crate::migration::intent::SourceImage;
 use crate::net::NetTotals;
 use dray_types::BLOCK_SIZE;
 use dray_wire::request::Base;
@@ -86,7 +87,8 @@ impl Report {
             bytes: image.offer.len,
             blocks_sent: sent.0,
             blocks_sent_twice: sent.1,
-            bytes_from_replica: shared * BLOCK_SIZE,
+            bytes_from_replica: if in_place(image) { 0 } else { shared * BLOCK_SIZE },
+            bytes_in_place: if in_place(image) { shared * BLOCK_SIZE } else { 0 },
             given: image.given.clone(),
             bytes_from_target: found * BLOCK_SIZE,
             replica_not_used: match &image.base {
@@ -142,16 +144,25 @@ impl Report {
                 all.push(Provided { provider, predicted, bytes });
             }
         };
-        let lying = intent.images.iter().zip(&total.at_target);
-        let lying: u64 =
-            lying.filter(|(image, _)| image.given.is_empty()).map(|(_, bytes)| bytes).sum();
-        add(format!("replica at {}", intent.peer), Some(lying), lying);
+        let lying = |what: &dyn Fn(&SourceImage) -> bool| {
+            let images = intent.images.iter().zip(&total.at_target);
+            images.filter(|(image, _)| what(image)).map(|(_, bytes)| bytes).sum::<u64>()
+        };
+        let bases = lying(&in_place);
+        add(format!("base image at {}", intent.peer), Some(bases), bases);
+        let replicas = lying(&|image| image.given.is_empty() && !in_place(image));
+        add(format!("replica at {}", intent.peer), Some(replicas), replicas);
         let found = total.found.iter().sum::<u64>() * BLOCK_SIZE;
         add(format!("same content at {}", intent.peer), None, found);
         let predicted = total.predicted.as_ref().map(|predicted| predicted.bytes);
         add("source".to_owned(), predicted, total.net.data_blocks * BLOCK_SIZE);
         all
     }
+}
+
+/// Whether the target uses a file that it had.
+fn in_place(image: &SourceImage) -> bool {
+    matches!(image.base, Base::InPlace { .. })
 }
 
 impl Provided {

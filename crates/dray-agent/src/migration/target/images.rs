@@ -63,7 +63,7 @@ impl TargetImages {
         inputs: &Sender<Input>,
     ) -> io::Result<Self> {
         let open = |(ix, image): (usize, &TargetImageIntent)| {
-            let name = &image.offer.name;
+            let name = image.name_here();
             let entry = parts.registry.get(name).ok_or_else(|| {
                 let why = format!("image '{name}' of the migration is not there");
                 io::Error::new(io::ErrorKind::NotFound, why)
@@ -137,7 +137,7 @@ impl TargetImages {
             file: Arc::clone(&open.entry.file),
             len: open.intent.offer.len,
             image: FileRef::Image {
-                name: open.intent.offer.name.clone(),
+                name: open.intent.name_here().to_owned(),
                 id: open.intent.offer.id,
             },
             sparse: open.entry.file.file().metadata().is_ok_and(|meta| meta.is_file()),
@@ -178,7 +178,10 @@ impl TargetImages {
         for (ix, (open, handover)) in self.all.iter().zip(images).enumerate() {
             let mut missing = handover.missing.clone();
             missing.subtract(&open.present.all());
-            if open.present.is_new() {
+            if open.intent.in_place.is_some() {
+                // It has what the image has, whatever the source says.
+                missing = BlockSet::new();
+            } else if open.present.is_new() {
                 // The file grows later, when the guest writes: never cut what it wrote.
                 open.entry.file.set_len(handover.len).map_err(io::Error::other)?;
             }
@@ -235,7 +238,7 @@ impl TargetImages {
     pub fn let_go(&self, released: bool) -> io::Result<()> {
         for open in &self.all {
             if released {
-                self.registry.forget(&open.intent.offer.name)?;
+                self.registry.forget(open.intent.name_here())?;
                 continue;
             }
             open.entry.take_locks();
@@ -264,13 +267,17 @@ impl TargetImages {
         Ok(())
     }
 
-    /// Makes what was received durable, in a thread; answers `ImagesSynced`.
+    /// Makes what was received durable, in a thread; answers `ImagesSynced`. Every promise comes after
+    /// it, so files that are used in place are looked at once more.
     pub fn sync(&self, id: u64) {
-        let files: Vec<_> = self.all.iter().map(|open| Arc::clone(&open.entry.file)).collect();
-        let inputs = self.inputs.clone();
+        let entries: Vec<_> = self.all.iter().map(|open| Arc::clone(&open.entry)).collect();
+        let (inputs, registry) = (self.inputs.clone(), Arc::clone(&self.registry));
         std::thread::spawn(move || {
-            let result = files.iter().try_for_each(|file| settle(file));
-            let result = result.map_err(|why| why.to_string());
+            let settled = |entry: &Arc<Entry>| match entry.record().in_place {
+                Some(_) => registry.check_in_place(entry).map_err(|why| why.to_string()),
+                None => settle(&entry.file).map_err(|why| why.to_string()),
+            };
+            let result = entries.iter().try_for_each(settled);
             let _ = inputs.send(Input::Engine(TargetEvent::ImagesSynced { id, result }));
         });
     }

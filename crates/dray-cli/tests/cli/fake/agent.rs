@@ -64,6 +64,7 @@ impl AgentApi for Agent {
             image: name.into(),
             device: Some(device.into()),
             export: name.into(),
+            in_place: false,
             blockdev: vec![format!(
                 r#"{{"driver":"nbd","node-name":"{device}","export":"{name}"}}"#
             )],

@@ -1,0 +1,216 @@
+//! Base images that lie at the target already: their content is compared by digest before anything is
+//! made there.
+
+use super::prepare::{Plan, net_error};
+use crate::agent::Agent;
+use crate::api::{ApiError, ApiResult, ErrorKind, Event, Events, SeedProgress};
+use crate::bases::Reading;
+use crate::migration::intent::SourceIntent;
+use crate::net::{NetError, NetErrorKind};
+use dray_wire::request::{BaseThere, ContentDigest, Reply, Request, SoughtBase};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The first questions come soon after each other: small files are read by then.
+const FIRST: Duration = Duration::from_millis(10);
+/// And later ones this often.
+const EVERY: Duration = Duration::from_millis(300);
+/// A target that was there may be away for so long: its agent may be restarting.
+const AWAY: Duration = Duration::from_secs(30);
+/// Neither side has got on for so long: other files are being read, or a disk hangs.
+const STALLED: Duration = Duration::from_secs(600);
+
+/// What lies at the target of an image.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Lying {
+    /// Nothing that could be used.
+    Nothing,
+    /// A file with this content, which is the image's.
+    Same(ContentDigest),
+    /// Another file under its name; why, and what to do.
+    Other(String),
+    /// That is not known in the time that there was.
+    Unknown,
+}
+
+/// How patient the asking side is, and who is told how far it is.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Asking<'a> {
+    /// Until when an answer is of use.
+    pub(super) limit: Option<Duration>,
+    /// Who wants to know.
+    pub(super) events: Option<&'a Events>,
+}
+
+/// An image that is looked for.
+struct Sought {
+    nth: usize,
+    path: PathBuf,
+    base: SoughtBase,
+}
+
+impl Agent {
+    /// For each image the digest of its content if the target has that in a file which it will use in
+    /// place.
+    pub(super) async fn digests_there(
+        self: &Arc<Self>,
+        what: &str,
+        intent: &SourceIntent,
+        plan: &Plan,
+        pool: Option<&str>,
+    ) -> ApiResult<Vec<Option<ContentDigest>>> {
+        let lying = self.lying_there(intent, plan, pool, Asking::default()).await;
+        let digest = |(nth, lying): (usize, Lying)| match lying {
+            Lying::Nothing => Ok(None),
+            Lying::Same(digest) => Ok(Some(digest)),
+            Lying::Other(why) => Err(in_the_way(what, &why)),
+            Lying::Unknown => {
+                let name = &intent.images[nth].offer.name;
+                let why = format!("{name} and the file of that name there could not be compared");
+                let secs = STALLED.as_secs();
+                Err(ApiError::new(ErrorKind::Peer, what, why)
+                    .hint(format!("neither host has got on for {secs} s; see their disks")))
+            }
+        };
+        let lying = lying.map_err(|why| net_error(what, &why))?;
+        lying.into_iter().enumerate().map(digest).collect()
+    }
+
+    /// What lies at the target of each image. Reads files here and there as far as it has to.
+    pub(super) async fn lying_there(
+        self: &Arc<Self>,
+        intent: &SourceIntent,
+        plan: &Plan,
+        pool: Option<&str>,
+        asking: Asking<'_>,
+    ) -> Result<Vec<Lying>, NetError> {
+        let mut lying = vec![Lying::Nothing; intent.images.len()];
+        let mut sought = sought(intent, plan);
+        let (began, mut pause, mut got_on, mut before) =
+            (Instant::now(), FIRST, Instant::now(), SeedProgress::default());
+        let mut heard = None;
+        while !sought.is_empty() {
+            let images = sought.iter().map(|sought| sought.base.clone()).collect();
+            let request = Request::Bases { pool: pool.map(str::to_owned), images };
+            let states = match self.ask(&intent.peer, &request).await {
+                Ok(Reply::Bases { images }) if images.len() == sought.len() => images,
+                // It is older, or will say the same when it is asked for room.
+                Err(why) if matches!(why.kind, NetErrorKind::Unknown | NetErrorKind::Refused) => {
+                    return Ok(lying);
+                }
+                Err(why) if heard.is_none_or(|at: Instant| at.elapsed() > AWAY) => return Err(why),
+                Ok(_) => {
+                    let why = "the peer answered something else";
+                    return Err(NetError::new(NetErrorKind::Protocol, why));
+                }
+                Err(_) => {
+                    tokio::time::sleep(EVERY).await;
+                    continue;
+                }
+            };
+            heard = Some(Instant::now());
+            let now = self.take_in(&mut sought, states, &mut lying);
+            if now != before {
+                (before, got_on) = (now, Instant::now());
+            }
+            let late = asking.limit.is_some_and(|limit| began.elapsed() >= limit);
+            if late || got_on.elapsed() >= STALLED {
+                sought.iter().for_each(|sought| lying[sought.nth] = Lying::Unknown);
+                break;
+            }
+            if sought.is_empty() {
+                break;
+            }
+            if let Some(events) = asking.events
+                && events.send(Event::Comparing(now)).await.is_err()
+            {
+                return Err(NetError::new(NetErrorKind::Local, "the client hung up"));
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(EVERY);
+        }
+        Ok(lying)
+    }
+
+    /// Takes the target's answers in and looks how far the same files are here; what is decided is no
+    /// longer sought. Returns how far both are.
+    fn take_in(
+        &self,
+        sought: &mut Vec<Sought>,
+        states: Vec<BaseThere>,
+        lying: &mut [Lying],
+    ) -> SeedProgress {
+        let mut progress = SeedProgress::default();
+        let mut add = |done: u64, total: u64| {
+            progress.bytes_done = progress.bytes_done.saturating_add(done);
+            progress.bytes_total = progress.bytes_total.saturating_add(total);
+        };
+        let mut states = states.into_iter();
+        sought.retain_mut(|sought| {
+            let len = sought.base.len;
+            let decided = match states.next().unwrap_or(BaseThere::Absent) {
+                BaseThere::Absent => Some(Lying::Nothing),
+                BaseThere::Other { why } => Some(Lying::Other(why)),
+                // It can only know it from here.
+                BaseThere::Same => sought.base.digest.map(Lying::Same),
+                BaseThere::Reading { done, .. } => {
+                    add(done.min(len), len);
+                    self.read_here(sought, &mut add)
+                }
+                BaseThere::Read => {
+                    add(len, len);
+                    self.read_here(sought, &mut add)
+                }
+            };
+            if let Some(decided) = decided {
+                lying[sought.nth] = decided;
+                return false;
+            }
+            true
+        });
+        progress
+    }
+
+    /// Works out the digest here, now that it is of use.
+    fn read_here(&self, sought: &mut Sought, add: &mut impl FnMut(u64, u64)) -> Option<Lying> {
+        match self.digests.ask(&sought.path) {
+            Reading::Running { done, total } => add(done, total),
+            Reading::Ready(stamp, digest) => {
+                add(stamp.len, stamp.len);
+                sought.base.digest = Some(digest);
+            }
+            Reading::Failed(why) => {
+                let shown = sought.path.display();
+                let why = format!("{shown} cannot be compared: {why}; try again");
+                return Some(Lying::Other(why));
+            }
+        }
+        None
+    }
+}
+
+/// The images that many disks may be built on: what is below a disk's active image, and images that
+/// nobody may write.
+fn sought(intent: &SourceIntent, plan: &Plan) -> Vec<Sought> {
+    let images = intent.images.iter().enumerate();
+    let bases = images.filter(|(nth, image)| {
+        // How a device looks does not tell whether it was written.
+        let file = image.path.is_file();
+        file && image.offer.read_only && image.chain.is_empty() && !plan.is_active(*nth)
+    });
+    let sought = |(nth, image): (usize, &crate::migration::intent::SourceImage)| Sought {
+        nth,
+        path: image.path.clone(),
+        base: SoughtBase { name: image.offer.name.clone(), len: image.offer.len, digest: None },
+    };
+    bases.map(sought).collect()
+}
+
+/// Another file has the name of a base image at the target.
+fn in_the_way(what: &str, why: &str) -> ApiError {
+    match why.split_once("; ") {
+        Some((why, hint)) => ApiError::new(ErrorKind::Conflict, what, why).hint(hint),
+        None => ApiError::new(ErrorKind::Conflict, what, why),
+    }
+}
