@@ -44,7 +44,7 @@ impl ImageRecord {
             return Err("it is not a file of its own".to_owned());
         };
         let file = ImageNames::of(&self.path).map_err(|why| why.to_string())?.replica(epoch);
-        if self.read_only || !pool.contains(&file) {
+        if !pool.contains(&file) {
             return Err(format!("it is not in pool '{}'", pool.name));
         }
         if self.path.exists() {
@@ -84,6 +84,17 @@ impl Registry {
         let names = ImageNames::of(&record.path).map_err(io::Error::other)?;
         names.begin_return(epoch).map_err(io::Error::other)?;
         self.exchange(record)
+    }
+
+    /// Whether the guest may write to the image that comes: what was read from a backup does not say.
+    ///
+    /// # Errors
+    /// What the store reports.
+    pub fn set_read_only(&self, entry: &Entry, read_only: bool) -> io::Result<()> {
+        if entry.record().read_only == read_only {
+            return Ok(());
+        }
+        self.update(entry, |record| record.read_only = read_only)
     }
 
     /// The incomplete image that was made of a replica becomes one again; `written` are the regions

@@ -80,7 +80,7 @@ mod writer;
 pub use error::{Error, Kind, Result};
 pub use gc::{GcOptions, GcReport};
 pub use key::Key;
-pub use manifest::{Backup, Consistency, Info, Manifest};
+pub use manifest::{Backup, Consistency, Info, Manifest, NEVER_CHANGES};
 pub use piece::{Hash, PIECE_BYTES, Piece, piece_count, piece_len};
 pub use prune::{Policy, Pruned};
 pub use reader::{Content, Reader, StreamOptions};

@@ -54,7 +54,15 @@ pub struct Info {
     pub consistency: Consistency,
 }
 
+/// Number of the generation of an image whose content is always the same: a base image of others.
+pub const NEVER_CHANGES: u64 = 0;
+
 impl Info {
+    /// Whether it is of an image that others are built on, and that never changes.
+    pub fn is_base(&self) -> bool {
+        self.generation.number == NEVER_CHANGES
+    }
+
     pub(crate) fn check(&self) -> Result<()> {
         let bounded = self.bytes <= MAX_IMAGE_BYTES
             && self.name.len() <= MAX_TEXT

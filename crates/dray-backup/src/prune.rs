@@ -97,7 +97,8 @@ fn month(day: u64) -> u64 {
 
 impl Repository {
     /// Removes the backups that `policy` does not keep, of one image or of each. With `dry_run`
-    /// nothing is removed.
+    /// nothing is removed. Of base images nothing goes unless the image is named: however old their
+    /// one backup is, younger ones of other images are of no use without it.
     ///
     /// # Errors
     /// `Invalid` for a policy that keeps nothing; `Unavailable`.
@@ -110,10 +111,13 @@ impl Repository {
             None => self.all()?,
         };
         let mut images: BTreeMap<ImageId, Vec<Backup>> = BTreeMap::new();
-        for backup in listing.backups {
+        let mut pruned = Pruned::default();
+        let stays = |backup: &Backup| image.is_none() && backup.info.is_base();
+        let (bases, others): (Vec<Backup>, _) = listing.backups.into_iter().partition(stays);
+        pruned.kept.extend(bases);
+        for backup in others {
             images.entry(backup.info.image).or_default().push(backup);
         }
-        let mut pruned = Pruned::default();
         for backups in images.into_values() {
             let keeps = policy.keeps(&backups, self.core.world.unix_ms());
             let (kept, removed) = backups.into_iter().partition(|b| keeps.contains(&b.id));

@@ -63,6 +63,17 @@ impl LayerPlan {
         Self::of_layer(disk, 0, disk.active(), known)
     }
 
+    /// Plans the layer at `depth` alone, which has to be there: others of the disk may be under dray.
+    ///
+    /// # Errors
+    /// When it could not be put back as it was.
+    pub fn of_depth(disk: &VmDisk, depth: usize, known: &NodeOptions) -> Result<Self> {
+        let layer = disk.layers.get(depth).ok_or_else(|| {
+            Error::new(ErrorKind::NotFound, format!("disk {} has no layer {depth}", disk.qdev))
+        })?;
+        Self::of_layer(disk, depth, layer, known)
+    }
+
     fn of_layer(disk: &VmDisk, depth: usize, layer: &Layer, known: &NodeOptions) -> Result<Self> {
         let what = || format!("disk {} layer {depth}", disk.qdev);
         let protocol = &layer.protocol;

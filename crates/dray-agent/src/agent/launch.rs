@@ -102,6 +102,7 @@ impl Agent {
                 link_timeout: self.config.limits.link_timeout,
                 host: self.config.name.clone(),
                 links: self.store.links(),
+                digests: Arc::clone(&self.digests),
                 reuse: Arc::clone(&self.reuse),
                 told: tell,
             };

@@ -271,6 +271,7 @@ impl Agent {
                     made.push(image.offer.name.clone());
                     self.registry
                         .begin_return(entry, intent.migration)
+                        .and_then(|entry| self.registry.set_read_only(&entry, wanted.read_only))
                         .map_err(|why| why.to_string())?;
                     return Ok(());
                 }

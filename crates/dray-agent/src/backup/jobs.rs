@@ -89,6 +89,13 @@ impl Job {
         shown
     }
 
+    /// Another image belongs to it, one that nobody asked for by name; its number.
+    pub fn add(&self, name: &str) -> usize {
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        shown.images.push(ImageAmount { image: name.to_owned(), ..ImageAmount::default() });
+        shown.images.len() - 1
+    }
+
     /// Changes what is shown of image number `nth`.
     pub fn change(&self, nth: usize, change: impl FnOnce(&mut ImageAmount)) {
         let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);

@@ -7,6 +7,7 @@
 //! is done to these images, [`notes`] which generations are in backup where, [`restore`] makes an
 //! image of a backup, and [`schedule`] does what the configuration says.
 
+mod bases;
 pub mod destination;
 pub mod freeze;
 pub mod jobs;

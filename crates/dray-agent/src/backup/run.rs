@@ -1,5 +1,6 @@
 //! One backup from its beginning to its end, on a thread of its own.
 
+use super::bases::Bases;
 use super::destination::Destination;
 use super::failed;
 use super::jobs::{Job, Lease};
@@ -19,7 +20,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// Threads that hash, compress and write: the processors belong to the guests.
-const THREADS: usize = 2;
+pub(super) const THREADS: usize = 2;
 
 /// What was asked for.
 #[derive(Debug, Clone)]
@@ -101,6 +102,11 @@ impl Agent {
         let found = order.images.iter().map(|name| self.backup_entry(&what, name));
         let found = found.collect::<ApiResult<Vec<_>>>()?;
         let repository = order.destination.open()?;
+        let pacer = Pacer::new(order.bandwidth);
+        let entries: Vec<_> = found.iter().map(|(entry, _)| Arc::clone(entry)).collect();
+        let below = Bases { what: &what, repository: &repository, job: &lease.job, pacer: &pacer };
+        // First: without them the rest is of no use.
+        let mut done = self.back_up_bases(&below, &entries)?;
         let mut grounds = Vec::new();
         let mut writers = Vec::new();
         for (entry, line) in &found {
@@ -119,8 +125,6 @@ impl Agent {
         let frozen = order.fsfreeze.is_some();
         let consistency = if frozen { Consistency::Filesystem } else { Consistency::Crash };
         abort::step("Backup-Committed");
-        let pacer = Pacer::new(order.bandwidth);
-        let mut done = Vec::new();
         let parts = subjects.iter().zip(grounds).zip(writers).zip(moment.images);
         for (nth, (((subject, mut ground), mut writer), taken)) in parts.enumerate() {
             if ground.parent.is_some() && !taken.incremental {

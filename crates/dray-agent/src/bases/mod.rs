@@ -11,6 +11,8 @@ pub mod there;
 pub use content::FileStamp;
 
 use crate::store;
+use dray_backup::NEVER_CHANGES;
+use dray_types::{Ancestor, GenerationId, ImageId};
 use dray_wire::request::ContentDigest;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -110,6 +112,11 @@ impl Digests {
         Some((stamp, self.state().known(&stamp)?))
     }
 
+    /// What backups know the file by, if its digest is known.
+    pub fn identity(&self, path: &Path) -> Option<(ImageId, Ancestor)> {
+        self.known(path).map(|(_, digest)| identity(&digest))
+    }
+
     /// The digest of a file. Begins to read it, and asked again tells how far that is.
     pub fn ask(self: &Arc<Self>, path: &Path) -> Reading {
         let stamp = match FileStamp::of(path) {
@@ -186,6 +193,16 @@ impl State {
         let old = self.known.len().saturating_sub(MAX_KNOWN);
         self.known.drain(..old);
     }
+}
+
+/// What backups know a base image by: an id, and the one generation that it will ever have. Both are made
+/// of its content, so that every host and every disk that is built on it means the same one.
+pub fn identity(digest: &ContentDigest) -> (ImageId, Ancestor) {
+    let half = |from: usize| {
+        let bytes = std::array::from_fn(|nth| digest[from + nth]);
+        u128::from_be_bytes(bytes)
+    };
+    (ImageId(half(0)), Ancestor { id: GenerationId(half(16)), number: NEVER_CHANGES })
 }
 
 /// A digest in hexadecimal digits.

@@ -197,6 +197,9 @@ impl Agent {
         if let Some(entry) = self.registry.get(&image.name) {
             return Some(entry.record().epoch);
         }
+        if self.base_generation(image).is_some() {
+            return Some(Epoch(1));
+        }
         self.released_at(image).map(|note| note.image.epoch)
     }
 
@@ -209,7 +212,7 @@ impl Agent {
     /// The generations of which the target may have a replica to begin with.
     pub(super) fn ancestors(&self, image: &SourceImage) -> Vec<Ancestor> {
         if image.offer.read_only {
-            return Vec::new();
+            return self.base_generation(image).into_iter().collect();
         }
         let line = match self.registry.get(&image.name) {
             Some(entry) => entry.line().map(|line| line.lineage()),
@@ -218,6 +221,12 @@ impl Agent {
             }
         };
         line.map_or_else(Vec::new, |line| line.ancestors())
+    }
+
+    /// The generation of a base image whose content is known.
+    fn base_generation(&self, image: &SourceImage) -> Option<Ancestor> {
+        let known = self.digests.identity(&image.path).filter(|_| image.offer.read_only);
+        known.filter(|(id, _)| *id == image.offer.id).map(|(_, generation)| generation)
     }
 
     /// A failed or cancelled migration of the same resident images to the same host: what its
@@ -333,9 +342,13 @@ impl Agent {
         };
         let device = (!backing).then(|| layer.plan.qdev.clone());
         let target = named(&name, device.as_deref(), &name);
-        let id = match known {
-            Some((note, ..)) => note.image.id,
-            None => ImageId(random_id()?),
+        let base = self.digests.identity(&path).filter(|_| read_only).map(|(id, _)| id);
+        // A copy of the same content under another name is another image.
+        let base = base.filter(|id| plan.images.iter().all(|image| image.offer.id != *id));
+        let id = match (known, base) {
+            (Some((note, ..)), _) => note.image.id,
+            (None, Some(id)) => id,
+            (None, None) => ImageId(random_id()?),
         };
         let offer = ImageOffer { id, name: target, len, read_only };
         plan.allocated.push(file.allocated_bytes().map_err(|why| io_error(&what, why))?);

@@ -145,6 +145,9 @@ impl Agent {
         let base = &survey.images.get(&image.name)?.base;
         shared(base, BlockRange::whole(image.offer.len), |since| match entry {
             Some(entry) => entry.line()?.changed_since(since, &entry.disk),
+            None if image.offer.read_only => {
+                self.ancestors(image).iter().any(|base| base.id == since).then(BlockSet::new)
+            }
             // Without its count nobody knows what QEMU has written.
             None if !survey.unseen.contains_key(&image.name) => None,
             None => self.changed_before_release(image, since),

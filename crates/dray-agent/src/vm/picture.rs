@@ -122,7 +122,7 @@ fn layers(
         match resident_name(layer, nbd_socket) {
             Some(name) => found.push(resident(disk, depth, layer, name, known)?),
             None => {
-                let plan = LayerPlan::of_disk(disk, known)?.swap_remove(depth);
+                let plan = LayerPlan::of_depth(disk, depth, known)?;
                 let place = Place::Local(plan.path());
                 found.push(LayerPicture { plan, place, chain: Vec::new() });
             }

@@ -32,6 +32,7 @@ mod bases;
 mod batch;
 mod buckets;
 mod case;
+mod chains;
 mod deferred;
 mod devices;
 mod direct;

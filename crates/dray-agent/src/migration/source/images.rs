@@ -2,6 +2,7 @@
 
 use super::content::Content;
 use super::{Input, SourceParts};
+use crate::bases::Digests;
 use crate::forecast::Moved;
 use crate::heat::ImageHeat;
 use crate::lineage::{REGION_BLOCKS, region_blocks};
@@ -31,14 +32,17 @@ pub struct Open {
     pub content: Arc<dyn Image>,
     /// The file, where the image is in one.
     pub file: Option<Arc<FileImage>>,
+    /// The generation of a base image whose content is known.
+    pub base: Option<GenerationId>,
 }
 
 impl Open {
     /// Blocks that the target's replica holds as they are here, if it began with one.
     fn shared(&self, whole: BlockRange) -> Option<BlockSet> {
         let written = self.entry.as_ref().filter(|_| !self.image.offer.read_only);
-        shared(&self.image.base, whole, |base| {
-            written.and_then(|entry| entry.line()?.changed_since(base, &entry.disk))
+        shared(&self.image.base, whole, |since| match written {
+            Some(entry) => entry.line()?.changed_since(since, &entry.disk),
+            None => (self.base == Some(since)).then(BlockSet::new),
         })
     }
 
@@ -72,6 +76,7 @@ pub fn shared(
 /// All images, in the migration's order.
 pub struct SourceImages {
     registry: Arc<Registry>,
+    digests: Arc<Digests>,
     all: Vec<Open>,
     content: Arc<Content>,
     intents: Arc<Intents>,
@@ -86,11 +91,12 @@ impl SourceImages {
         let all = intent
             .images
             .iter()
-            .map(|image| open(&parts.registry, image, intent.options.is_some()))
+            .map(|image| open(&parts.registry, &parts.digests, image, intent.options.is_some()))
             .collect::<io::Result<Vec<_>>>()?;
         let content = Content::new(all.iter().map(|open| Arc::clone(&open.content)).collect());
         let intents = Intents::shared(&parts.folder.file("intents"))?;
-        Ok(Self { registry: Arc::clone(&parts.registry), all, content, intents })
+        let (registry, digests) = (Arc::clone(&parts.registry), Arc::clone(&parts.digests));
+        Ok(Self { registry, digests, all, content, intents })
     }
 
     /// Looks every image up again: disks may have been adopted since.
@@ -99,7 +105,7 @@ impl SourceImages {
     /// When a file cannot be opened.
     pub fn reopen(&mut self, intent: &SourceIntent) -> io::Result<()> {
         for (slot, image) in self.all.iter_mut().zip(&intent.images) {
-            *slot = open(&self.registry, image, true)?;
+            *slot = open(&self.registry, &self.digests, image, true)?;
         }
         self.content.replace(self.all.iter().map(|open| Arc::clone(&open.content)).collect());
         Ok(())
@@ -339,22 +345,29 @@ fn file_len(open: &Open) -> io::Result<u64> {
 
 /// A chain of a migration that has not `begun` is not frozen for it yet: it is only looked at, by who
 /// waits at the target, wherever an exchange that was broken off has left it.
-fn open(registry: &Registry, image: &SourceImage, begun: bool) -> io::Result<Open> {
+fn open(
+    registry: &Registry,
+    digests: &Digests,
+    image: &SourceImage,
+    begun: bool,
+) -> io::Result<Open> {
     let image = image.clone();
     let looked_at = !begun && !image.chain.is_empty();
     if let Some(entry) = registry.get(&image.name).filter(|_| !looked_at) {
         let file = entry.flat.is_none().then(|| Arc::clone(&entry.file));
         let content = Arc::clone(entry.disk.backing());
-        return Ok(Open { image, entry: Some(entry), content, file });
+        return Ok(Open { image, entry: Some(entry), content, file, base: None });
     }
     if !image.chain.is_empty() {
         let content = registry.peek_chain(&image);
-        return Ok(Open { image, entry: None, content, file: None });
+        return Ok(Open { image, entry: None, content, file: None, base: None });
     }
     let direct = registry.is_direct(&image.path);
     let options = FileOptions { write: false, direct, export_len: Some(image.offer.len) };
     let file = Arc::new(FileImage::open(&image.path, options).map_err(io::Error::other)?);
-    Ok(Open { image, entry: None, content: Arc::clone(&file) as _, file: Some(file) })
+    let known = digests.identity(&image.path).filter(|(id, _)| *id == image.offer.id);
+    let base = known.filter(|_| image.offer.read_only).map(|(_, generation)| generation.id);
+    Ok(Open { image, entry: None, content: Arc::clone(&file) as _, file: Some(file), base })
 }
 
 impl SourceImages {

@@ -22,6 +22,7 @@ mod summary;
 mod throttle;
 
 use crate::api::{ApiError, ErrorKind, MigrationState};
+use crate::bases::Digests;
 use crate::migration::Clock;
 use crate::migration::intent::SourceIntent;
 use crate::migration::log::{Folder, Log};
@@ -192,6 +193,8 @@ pub struct SourceParts {
     pub host: String,
     /// The file of what links have carried.
     pub links: PathBuf,
+    /// The digests of base images.
+    pub digests: Arc<Digests>,
     /// What hosts have of each other's images.
     pub reuse: Arc<Reuse>,
     /// Where notices go.

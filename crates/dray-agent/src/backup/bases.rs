@@ -1,0 +1,180 @@
+//! The base images under the images of a backup: a disk's backup is of no use without what the disk is
+//! built on. A base image never changes, so a repository has it once, under an id and a generation that
+//! are made of its content, whatever it is called and however many disks are built on it.
+
+use super::failed;
+use super::jobs::Job;
+use super::moment::disk_error;
+use super::write::ImageWriter;
+use crate::agent::Agent;
+use crate::api::{ApiError, ApiResult, BackedUp, ErrorKind};
+use crate::bases::{FileStamp, Reading, identity};
+use crate::migration::abort;
+use crate::migration::source::unix_ms;
+use crate::ops::images::{backing_chain, real_path};
+use crate::pace::Pacer;
+use crate::registry::Entry;
+use dray_backup::{Consistency, Info, Repository, WriterOptions};
+use dray_image::{Disk, FileImage, FileOptions, Image, Snapshot, SpillFile};
+use dray_types::{Ancestor, BlockRange, BlockSet, ImageId};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How often a digest that is being worked out is asked for.
+const EVERY: Duration = Duration::from_millis(100);
+
+/// What backups of base images have in common.
+pub struct Bases<'a> {
+    /// What is being done, for errors.
+    pub what: &'a str,
+    /// Where it goes.
+    pub repository: &'a Repository,
+    /// Who watches.
+    pub job: &'a Job,
+    /// The operator's limit, of what is read.
+    pub pacer: &'a Pacer,
+}
+
+/// A base image.
+struct Base {
+    path: PathBuf,
+    stamp: FileStamp,
+    id: ImageId,
+    generation: Ancestor,
+}
+
+impl Base {
+    fn name(&self) -> String {
+        self.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
+    fn whole(&self) -> BlockSet {
+        [BlockRange::whole(self.stamp.len)].into_iter().collect()
+    }
+}
+
+impl Agent {
+    /// Backs up what these images are built on, as far as the repository does not have it.
+    ///
+    /// # Errors
+    /// Whatever keeps one of them from being backed up.
+    pub fn back_up_bases(
+        &self,
+        bases: &Bases<'_>,
+        entries: &[Arc<Entry>],
+    ) -> ApiResult<Vec<BackedUp>> {
+        let mut paths = BTreeSet::new();
+        for entry in entries {
+            paths.extend(self.base_paths(bases.what, entry)?);
+        }
+        let mut done = Vec::new();
+        for path in paths {
+            let base = self.known_base(bases, path)?;
+            let known = bases.repository.backups(base.id);
+            let known = known.map_err(|why| failed(bases.what, &why))?.backups;
+            if known.iter().all(|backup| backup.info.generation != base.generation) {
+                done.push(self.back_up_base(bases, &base)?);
+            }
+        }
+        Ok(done)
+    }
+
+    /// The files that an image is built on.
+    fn base_paths(&self, what: &str, entry: &Entry) -> ApiResult<Vec<PathBuf>> {
+        let record = entry.record();
+        let Some(format) = record.format.as_deref().filter(|format| *format != "raw") else {
+            return Ok(Vec::new());
+        };
+        let image = record.current_path().map_err(|why| ApiError::new(ErrorKind::Io, what, why))?;
+        let mut paths = Vec::new();
+        for path in backing_chain(what, &image, format)? {
+            // The name stands in a file: what it names must be in a pool (I7).
+            self.check_file(what, &path, false)?;
+            let path = real_path(&path).map_err(|why| ApiError::new(ErrorKind::Io, what, why))?;
+            paths.push(path);
+        }
+        Ok(paths)
+    }
+
+    /// Waits until the file's digest is known.
+    fn known_base(&self, bases: &Bases<'_>, path: PathBuf) -> ApiResult<Base> {
+        loop {
+            if bases.job.is_cancelled() {
+                let why = "the operator ended it";
+                return Err(ApiError::new(ErrorKind::Cancelled, bases.what, why));
+            }
+            match self.digests.ask(&path) {
+                Reading::Ready(stamp, digest) => {
+                    let (id, generation) = identity(&digest);
+                    return Ok(Base { path, stamp, id, generation });
+                }
+                Reading::Running { .. } => std::thread::sleep(EVERY),
+                Reading::Failed(why) => {
+                    return Err(ApiError::new(ErrorKind::Io, bases.what, why));
+                }
+            }
+        }
+    }
+
+    fn back_up_base(&self, bases: &Bases<'_>, base: &Base) -> ApiResult<BackedUp> {
+        let Bases { what, repository, job, pacer } = *bases;
+        let (name, len) = (base.name(), base.stamp.len);
+        let nth = job.add(&name);
+        let options = WriterOptions { threads: super::run::THREADS, ..WriterOptions::default() };
+        let writer = repository.writer(base.id, len, None, options);
+        let mut writer = writer.map_err(|why| failed(what, &why))?;
+        let snapshot = self.base_snapshot(base).map_err(|why| disk_error(what, &why))?;
+        ImageWriter { what, len, writer: &mut writer, pacer, job, nth }.run(&snapshot)?;
+        check_unchanged(what, base)?;
+        let info = Info {
+            image: base.id,
+            name: name.clone(),
+            bytes: len,
+            generation: base.generation,
+            parent: None,
+            ancestors: vec![base.generation],
+            taken_unix_ms: unix_ms(),
+            host: self.config.name.clone(),
+            consistency: Consistency::Crash,
+        };
+        abort::step("Backup-Base");
+        let backup = writer.finish(info).map_err(|why| failed(what, &why))?;
+        job.change(nth, |shown| shown.stored_bytes = backup.added_bytes);
+        Ok(BackedUp {
+            image: name,
+            generation: base.generation.into(),
+            parent: None,
+            full_because: None,
+            size: len,
+            changed_bytes: len,
+            stored_bytes: backup.added_bytes,
+            kept_aside_bytes: 0,
+        })
+    }
+
+    /// The file as a snapshot: nobody writes to it.
+    fn base_snapshot(&self, base: &Base) -> dray_image::Result<Snapshot> {
+        let direct = self.registry.is_direct(&base.path);
+        let options = FileOptions { write: false, direct, export_len: None };
+        let disk = Disk::new(Arc::new(FileImage::open(&base.path, options)?) as Arc<dyn Image>);
+        let folder = base.path.parent().unwrap_or(Path::new("/"));
+        let spill = Box::new(SpillFile::create(folder, base.stamp.len)?);
+        let prepared = disk.prepare_snapshot(&base.whole(), spill)?;
+        let quiet = disk.quiesce(Duration::ZERO)?;
+        disk.snapshot(prepared, &quiet, &base.whole())
+    }
+}
+
+/// Everything that was read is what the digest was made of.
+fn check_unchanged(what: &str, base: &Base) -> ApiResult<()> {
+    match FileStamp::of(&base.path) {
+        Ok(stamp) if stamp == base.stamp => Ok(()),
+        _ => {
+            let why = format!("{} was changed while it was read", base.path.display());
+            Err(ApiError::new(ErrorKind::Conflict, what, why)
+                .hint("a base image must not be written: the disks that are built on it break"))
+        }
+    }
+}
