@@ -4,9 +4,11 @@ mod common;
 
 use common::{Image, info, key, settings};
 use dray_backup::{
-    Backup, Content, Dedup, Error, Fault, FaultyStore, GcOptions, Key, Kind, Level, LocalStore,
-    MemoryStore, PIECE_BYTES, Policy, Repository, Store, StreamOptions, WriterOptions,
+    Backup, Content, Dedup, Error, Fault, FaultyStore, GcOptions, Info, Key, Kind, Level,
+    LocalStore, MemoryStore, NEVER_CHANGES, PIECE_BYTES, Policy, Repository, Store, StreamOptions,
+    WriterOptions,
 };
+use dray_types::{Ancestor, GenerationId};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -291,6 +293,22 @@ fn a_collector_that_dies_anywhere_loses_nothing_and_the_next_one_finishes() {
         }
     }
     panic!("a collection takes more than 40 changes");
+}
+
+#[test]
+fn base_images_are_pruned_only_when_they_are_named() {
+    let setup = setup(&key(false));
+    let base = image(3, 1);
+    let mut writer = setup.repository.writer(base.id, base.bytes, None, inline()).unwrap();
+    (0..40).for_each(|ix| writer.put(ix, &base.piece(ix)).unwrap());
+    let never = Ancestor { id: GenerationId(9), number: NEVER_CHANGES };
+    writer.finish(Info { generation: never, ..info(&base) }).unwrap();
+    // It was made years ago.
+    let policy = Policy { within_days: 1, ..Policy::default() };
+    let pruned = setup.repository.prune(None, policy, false).unwrap();
+    assert_eq!((pruned.kept.len(), pruned.removed.len()), (1, 0));
+    let pruned = setup.repository.prune(Some(base.id), policy, false).unwrap();
+    assert_eq!((pruned.kept.len(), pruned.removed.len()), (0, 1));
 }
 
 #[test]

@@ -268,6 +268,15 @@ mod tests {
     }
 
     #[test]
+    fn an_identity_is_made_of_the_content() {
+        let digest = std::array::from_fn(|nth| nth as u8);
+        let (image, generation) = identity(&digest);
+        assert_eq!(image, ImageId(0x0001_0203_0405_0607_0809_0a0b_0c0d_0e0f));
+        assert_eq!(generation.id, GenerationId(0x1011_1213_1415_1617_1819_1a1b_1c1d_1e1f));
+        assert_eq!(generation.number, NEVER_CHANGES);
+    }
+
+    #[test]
     fn only_so_many_are_read_at_once_and_so_many_remembered() {
         let dir = tempfile::tempdir().unwrap();
         let digests = Digests::open(dir.path().join("digests.json"));
