@@ -9,9 +9,9 @@ gives and read as much as its disk gives. Needs root.
 
 Each guest writes 16 KiB and flushes, over and over, into the part of its disk that has changed since the backup, so
 that what has changed is known. Its chain: a base, a snapshot that has a quarter of it anew, and what was written since. With the
-backup the same content is in a raw image on dray's socket: a migration of a qcow2 cannot begin with a backup. Time is
-from `dray prepare` to the end of `dray migrate`. Reuse of content is off for the chains. Every guest verifies its whole disk at the
-target.
+backup its disk was put on dray while the guest ran (`dray adopt`) and backed up with the files below it; then it moves with its
+whole chain. Time is from `dray prepare` to the end of `dray migrate`. Reuse of content is off where there is no backup. Every
+guest verifies its whole disk at the target.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def qemu_img(*words):
 
 
 class Template:
-    """A VM's disk, as a raw image and as a chain: made once, copied for each move."""
+    """A VM's disk, a chain: made once, copied for each move."""
 
     def __init__(self, keeper, root, nth, mib):
         self.dir = root / f"template{nth}"
@@ -63,14 +63,9 @@ class Template:
         old.unlink()
         new.unlink()
 
-    def place(self, host, way):
+    def place(self, host):
         """Puts the disk into the host's pool; the -blockdev that opens it."""
         node, pool = f"disk{self.nth}", host.pool
-        if way == "backup":
-            shutil.copyfile(self.dir / "disk.raw", pool / f"vm{self.nth}.raw")
-            ask(host.api, {"image-add": {"name": f"vm{self.nth}.raw", "path": str(pool / f"vm{self.nth}.raw")}})
-            return {"driver": "nbd", "node-name": node, "discard": "unmap", "export": f"vm{self.nth}.raw",
-                    "server": {"type": "unix", "path": str(host.dir / "run/nbd.sock")}, "reconnect-delay": 60}
         base, middle, top = (pool / f"vm{self.nth}-{name}.qcow2" for name in ("base", "middle", "top"))
         shutil.copyfile(self.dir / "base.qcow2", base)
         shutil.copyfile(self.dir / "middle.qcow2", middle)
@@ -86,7 +81,7 @@ class Vm:
         self.args, self.source, self.keepers, self.way = args, source, keepers, way
         self.name, self.nth = f"vm{template.nth}", template.nth
         self.summary, self.error = None, None
-        blockdev = json.dumps(template.place(source, way), separators=(",", ":"))
+        blockdev = json.dumps(template.place(source), separators=(",", ":"))
         self.qmp = keepers["hosta"]("boot", self.name, f"disk{self.nth}", blockdev)
         self.tell("open", f"image={self.nth}", f"seeded={args.mib * MIB}")
 
@@ -137,7 +132,9 @@ def one(args, hosts, keepers, templates, way):
     vms = [Vm(args, source, keepers, template, way) for template in templates]
     if way == "backup":
         dray(args, source, "backups", "init", "third")
-        dray(args, source, "backup", *[f"{vm.name}.raw" for vm in vms], "--to", "third")
+        for vm in vms:
+            dray(args, source, "adopt", "--qmp", vm.qmp)
+        dray(args, source, "backup", *[f"{vm.name}-top.qcow2" for vm in vms], "--to", "third")
     for vm in vms:
         vm.write(args.changed * MIB // 2, "seq")
     time.sleep(4)
