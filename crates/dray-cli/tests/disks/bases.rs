@@ -79,6 +79,13 @@ fn served(host: &Host, export: &str, file: &Path) {
     assert!(matches!(written, Err(Fault::Error(_))), "{written:?}");
 }
 
+/// What a command tells people.
+fn said(host: &Host, args: &[&str], words: &str) {
+    let output = host.dray(args);
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains(words), "{text}");
+}
+
 /// Whatever has become of it, the file at hostb is what it was.
 fn untouched(lab: &Lab, before: (u64, u64, [i64; 4], u32)) {
     assert_eq!(look(&lab.b), before);
@@ -94,6 +101,7 @@ fn a_base_that_both_hosts_have_is_used_where_it_lies_by_all_who_come() {
     let base = planned["images"].as_array().unwrap().iter().find(|i| i["image"] == BASE).unwrap();
     assert_eq!((&base["in_place"], &base["source"]), (&true.into(), &0.into()), "{planned}");
     assert!(base["at_target"].as_u64() > Some(BLOCKS * BLOCK / 2), "{planned}");
+    said(&lab.a, &args[1..], "base image at hostb");
     for disk in ["vm1.img", "vm2.img"] {
         let summary = go(&lab.a, "hostb", [disk, BASE]);
         let base = &summary["images"][1];
@@ -106,6 +114,7 @@ fn a_base_that_both_hosts_have_is_used_where_it_lies_by_all_who_come() {
     untouched(&lab, before);
     let names = in_place(&lab.b);
     assert_eq!(names.len(), 2, "{names:?}");
+    said(&lab.b, &["images"], "owner (read-only, in place)");
     names.iter().for_each(|name| served(&lab.b, name, &lab.a.pool().join(BASE)));
     assert_eq!(lab.b.files(), [BASE, "vm1.img", "vm2.img"]);
     // And back to where the base never left, with the name that it always had.
@@ -164,8 +173,8 @@ fn an_image_that_somebody_may_write_is_no_base() {
 #[test]
 fn a_base_that_is_changed_after_it_was_compared_ends_the_migration() {
     let lab = begin(&["vm1.img"]);
-    let subject = json!({"images": {"names": ["vm1.img", BASE]}});
-    lab.a.ask(json!({"prepare": {"subject": subject, "to": "hostb"}})).unwrap();
+    let args = ["prepare", "--image", "vm1.img", "--image", BASE, "--to", "hostb"];
+    said(&lab.a, &args, "nbd.sock, a file that lies there already");
     let path = lab.b.pool().join(BASE);
     let file = std::fs::File::options().write(true).open(&path).unwrap();
     file.write_all_at(&[9], 5).unwrap();
