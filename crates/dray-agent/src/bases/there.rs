@@ -66,7 +66,11 @@ impl Agent {
         }
         let digest = match self.digests.ask(&path) {
             Reading::Running { done, total } => return BaseThere::Reading { done, total },
-            Reading::Failed(why) => return other(format!("{shown} cannot be compared: {why}")),
+            Reading::Failed(why) => {
+                let why =
+                    format!("{shown} cannot be compared with the base image: {why}; try again");
+                return BaseThere::Other { why };
+            }
             Reading::Ready(_, digest) => digest,
         };
         if let Some(user) = writer(&path) {

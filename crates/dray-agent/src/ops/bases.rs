@@ -7,6 +7,7 @@ use crate::api::{ApiError, ApiResult, ErrorKind, Event, Events, SeedProgress};
 use crate::bases::Reading;
 use crate::migration::intent::SourceIntent;
 use crate::net::{NetError, NetErrorKind};
+use crate::registry::Entry;
 use dray_wire::request::{BaseThere, ContentDigest, Reply, Request, SoughtBase};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,6 +21,21 @@ const EVERY: Duration = Duration::from_millis(300);
 const AWAY: Duration = Duration::from_secs(30);
 /// Neither side has got on for so long: other files are being read, or a disk hangs.
 const STALLED: Duration = Duration::from_secs(600);
+
+impl Plan {
+    /// Whether the image is the one that a disk's guest writes or reads, not one below it.
+    fn is_active(&self, image: usize) -> bool {
+        self.disks.iter().any(|layers| layers.first() == Some(&image))
+    }
+}
+
+/// What an image of this host is called elsewhere unless the operator says otherwise.
+pub(super) fn usual_name(entry: Option<Arc<Entry>>, name: &str) -> String {
+    let record = entry.map(|entry| entry.record()).filter(|record| record.in_place.is_some());
+    let file = record.as_ref().and_then(|record| record.path.file_name());
+    // The name of one that is used in place is that of the migration which brought it.
+    file.map_or_else(|| name.to_owned(), |file| file.to_string_lossy().into_owned())
+}
 
 /// What lies at the target of an image.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -1,5 +1,6 @@
 //! `dray prepare`: room and exports at the target, and the lines its QEMU is started with.
 
+use super::bases::usual_name;
 use super::flatten::{check_flat, refuse_flat_images, seen_bytes};
 use super::images::random_id;
 use super::io_error;
@@ -14,7 +15,7 @@ use crate::migration::intent::{SourceImage, SourceIntent, SourceVm};
 use crate::migration::source::{SourceSlot, unix_ms};
 use crate::net::requests;
 use crate::net::{NetError, NetErrorKind};
-use crate::registry::{CopyState, Entry};
+use crate::registry::CopyState;
 use crate::released::Released;
 use crate::vm::RECONNECT_DELAY;
 use crate::vm::picture::{LayerPicture, Picture, Place};
@@ -93,14 +94,7 @@ pub(super) struct Plan {
     pub(super) images: Vec<SourceImage>,
     pub(super) allocated: Vec<u64>,
     /// Per disk and layer: which image.
-    disks: Vec<Vec<usize>>,
-}
-
-impl Plan {
-    /// Whether the image is the one that a disk's guest writes or reads, not one below it.
-    pub(super) fn is_active(&self, image: usize) -> bool {
-        self.disks.iter().any(|layers| layers.first() == Some(&image))
-    }
+    pub(super) disks: Vec<Vec<usize>>,
 }
 
 impl Agent {
@@ -457,14 +451,6 @@ impl Agent {
         let (identity, address) = (&*settings.identity, &settings.address);
         requests::ask(identity, &settings.peer, address, request, limit).await
     }
-}
-
-/// What an image of this host is called elsewhere unless the operator says otherwise.
-fn usual_name(entry: Option<Arc<Entry>>, name: &str) -> String {
-    let record = entry.map(|entry| entry.record()).filter(|record| record.in_place.is_some());
-    let file = record.as_ref().and_then(|record| record.path.file_name());
-    // The name of one that is used in place is that of the migration which brought it.
-    file.map_or_else(|| name.to_owned(), |file| file.to_string_lossy().into_owned())
 }
 
 fn check_names(plan: &Plan) -> ApiResult<()> {

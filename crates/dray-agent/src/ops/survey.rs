@@ -77,6 +77,10 @@ impl Agent {
         plan: &Plan,
         pool: Option<&str>,
     ) {
+        // What was prepared was compared then.
+        if intent.images.iter().all(|image| survey.images.contains_key(&image.name)) {
+            return;
+        }
         let asking = Asking { limit: Some(PATIENCE), events: None };
         // One that cannot be asked is told of by the other question.
         let Ok(lying) = self.lying_there(intent, plan, pool, asking).await else { return };

@@ -46,10 +46,10 @@ fn look(host: &Host) -> (u64, u64, [i64; 4], u32) {
 }
 
 /// Migrates a disk with its base; the summary.
-fn go(from: &Host, to: &str, images: [&str; 2]) -> Value {
+fn go(from: &Host, to: &str, images: [&str; 2], more: &[&str]) -> Value {
     let [disk, base] = images;
     let args = ["--json", "migrate", "--image", disk, "--image", base, "--to", to, "--verify"];
-    let output = from.dray(&args);
+    let output = from.dray(&[&args[..], more].concat());
     let summary = result(&output);
     assert_eq!(summary["result"], "completed", "{output:?}");
     assert_eq!(summary["verified"], true, "{summary}");
@@ -79,6 +79,13 @@ fn served(host: &Host, export: &str, file: &Path) {
     assert!(matches!(written, Err(Fault::Error(_))), "{written:?}");
 }
 
+/// What a command tells people.
+fn said(host: &Host, args: &[&str], words: &str) {
+    let output = host.dray(args);
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains(words), "{text}");
+}
+
 /// Whatever has become of it, the file at hostb is what it was.
 fn untouched(lab: &Lab, before: (u64, u64, [i64; 4], u32)) {
     assert_eq!(look(&lab.b), before);
@@ -94,8 +101,11 @@ fn a_base_that_both_hosts_have_is_used_where_it_lies_by_all_who_come() {
     let base = planned["images"].as_array().unwrap().iter().find(|i| i["image"] == BASE).unwrap();
     assert_eq!((&base["in_place"], &base["source"]), (&true.into(), &0.into()), "{planned}");
     assert!(base["at_target"].as_u64() > Some(BLOCKS * BLOCK / 2), "{planned}");
-    for disk in ["vm1.img", "vm2.img"] {
-        let summary = go(&lab.a, "hostb", [disk, BASE]);
+    said(&lab.a, &args[1..], "base image at hostb");
+    let ways: [(&str, &[&str]); 2] =
+        [("vm1.img", &[]), ("vm2.img", &["--strategy", "post-copy", "--no-reuse"])];
+    for (disk, way) in ways {
+        let summary = go(&lab.a, "hostb", [disk, BASE], way);
         let base = &summary["images"][1];
         assert_eq!(base["bytes_in_place"], BLOCKS * BLOCK, "{summary}");
         assert_eq!((&base["blocks_sent"], &base["name_at_target"]), (&0.into(), &BASE.into()));
@@ -106,11 +116,12 @@ fn a_base_that_both_hosts_have_is_used_where_it_lies_by_all_who_come() {
     untouched(&lab, before);
     let names = in_place(&lab.b);
     assert_eq!(names.len(), 2, "{names:?}");
+    said(&lab.b, &["images"], "owner (read-only, in place)");
     names.iter().for_each(|name| served(&lab.b, name, &lab.a.pool().join(BASE)));
     assert_eq!(lab.b.files(), [BASE, "vm1.img", "vm2.img"]);
     // And back to where the base never left, with the name that it always had.
     let at_home = look(&lab.a);
-    let summary = go(&lab.b, "hosta", ["vm1.img", &names[0]]);
+    let summary = go(&lab.b, "hosta", ["vm1.img", &names[0]], &["--strategy", "mirror"]);
     assert_eq!(summary["images"][1]["name_at_target"], BASE, "{summary}");
     assert_eq!(summary["images"][1]["bytes_in_place"], BLOCKS * BLOCK, "{summary}");
     settled(&lab);
@@ -155,7 +166,7 @@ fn an_image_that_somebody_may_write_is_no_base() {
     // One that nobody may write is one, whoever has registered it.
     assert!(lab.b.dray(&["images", "remove", BASE]).status.success());
     add_base(&lab.b);
-    go(&lab.a, "hostb", ["vm1.img", BASE]);
+    go(&lab.a, "hostb", ["vm1.img", BASE], &["--strategy", "hot-set"]);
     settled(&lab);
     assert_eq!(in_place(&lab.b).len(), 1);
 }
@@ -164,8 +175,8 @@ fn an_image_that_somebody_may_write_is_no_base() {
 #[test]
 fn a_base_that_is_changed_after_it_was_compared_ends_the_migration() {
     let lab = begin(&["vm1.img"]);
-    let subject = json!({"images": {"names": ["vm1.img", BASE]}});
-    lab.a.ask(json!({"prepare": {"subject": subject, "to": "hostb"}})).unwrap();
+    let args = ["prepare", "--image", "vm1.img", "--image", BASE, "--to", "hostb"];
+    said(&lab.a, &args, "nbd.sock, a file that lies there already");
     let path = lab.b.pool().join(BASE);
     let file = std::fs::File::options().write(true).open(&path).unwrap();
     file.write_all_at(&[9], 5).unwrap();

@@ -50,7 +50,7 @@ impl Vm {
         let here = self.qemu.qmp_path();
         let args = ["prepare", "--qmp", text(&here), "--to", to];
         let prepared = lab.host(from).json(&args);
-        let prepared = prepared.unwrap_or_else(|why| panic!("{why}\n{}", lab.host(to).log()));
+        let prepared = prepared.unwrap_or_else(|why| panic!("{why}\n{}", lab.host(from).log()));
         self.moves += 1;
         let name = format!("{}-{}", self.name, self.moves);
         let mut waiting = GuestVm::builder(&lab.dir(), &name).memory_mib(16).bare().incoming();
