@@ -88,6 +88,9 @@ pub enum Seeding {
     },
 }
 
+/// Feature word: the target understands `PrepareQcow2`.
+pub const FEATURE_QCOW2: &str = "qcow2";
+
 /// Feature word: the peer understands `Holdings`, and streams of kind 6.
 pub const FEATURE_HOLDINGS: &str = "holdings";
 
@@ -183,6 +186,20 @@ pub enum Request {
         /// Backups and other hosts' replicas count.
         backups: bool,
     },
+    /// As `PrepareReturn`, and the target makes a qcow2 of some of the images, which are raw, when they
+    /// are complete. To be sent only to a peer that has agreed to [`FEATURE_QCOW2`].
+    PrepareQcow2 {
+        /// The migration.
+        migration: MigrationId,
+        /// Pool at the target; its default one when none is named.
+        pool: Option<String>,
+        /// The images, in the migration's order.
+        images: Vec<WantedImage>,
+        /// For each, the closed generations that its owner remembers, oldest first.
+        ancestors: Vec<Vec<Ancestor>>,
+        /// For each, whether it is to become a qcow2.
+        qcow2: Vec<bool>,
+    },
 }
 
 impl Request {
@@ -193,6 +210,7 @@ impl Request {
             Self::Seed { .. } => Some(FEATURE_SEED),
             Self::Holdings { .. } => Some(FEATURE_HOLDINGS),
             Self::Survey { .. } => Some(FEATURE_SURVEY),
+            Self::PrepareQcow2 { .. } => Some(FEATURE_QCOW2),
             _ => None,
         }
     }
@@ -289,7 +307,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_survey_is_the_last_of_both_and_needs_its_word() {
+    fn a_qcow2_is_wanted_with_the_last_request_which_needs_its_word() {
+        let wanted = Request::PrepareQcow2 {
+            migration: MigrationId(1),
+            pool: None,
+            images: Vec::new(),
+            ancestors: Vec::new(),
+            qcow2: vec![true, false],
+        };
+        let bytes = encode(&wanted).unwrap();
+        assert_eq!(bytes[4..], [7, 1, 0, 0, 0, 2, 1, 0], "as in docs/protocol.md");
+        assert_eq!(wanted.feature(), Some(FEATURE_QCOW2));
+        assert_eq!(decode::<Request>(&bytes[4..]), Ok(wanted));
+    }
+
+    #[test]
+    fn a_survey_is_the_last_answer_and_needs_its_word() {
         let survey =
             Request::Survey { number: None, pool: None, images: Vec::new(), backups: true };
         assert_eq!(encode(&survey).unwrap()[4..], [6, 0, 0, 0, 1], "as in docs/protocol.md");

@@ -2,6 +2,7 @@
 //! What else they may ask is in [`requests`](super::requests).
 
 use super::Agent;
+use super::made::is_made;
 use crate::config::{Pool, PoolKind};
 use crate::lineage::ReplicaNote;
 use crate::migration::intent::{TargetImageIntent, TargetIntent};
@@ -116,8 +117,8 @@ impl Agent {
         }
     }
 
-    /// `ancestors` of each image when the asking side can begin with replicas; returns what each
-    /// image begins with.
+    /// `ancestors` of each image when the asking side can begin with replicas; of which images a
+    /// qcow2 is `made`, none when there are none. Returns what each image begins with.
     pub(super) fn prepare_for(
         self: &Arc<Self>,
         peer: &str,
@@ -125,6 +126,7 @@ impl Agent {
         pool: Option<&str>,
         images: &[WantedImage],
         ancestors: Option<&[Vec<Ancestor>]>,
+        made: &[bool],
     ) -> Result<Vec<Base>, String> {
         if ancestors.is_some_and(|ancestors| ancestors.len() != images.len()) {
             return Err("the request names other images than lines".to_owned());
@@ -137,6 +139,10 @@ impl Agent {
                     .iter()
                     .map(|image| image.offer.id)
                     .eq(images.iter().map(|i| i.id));
+            if same && !is_made(made, images.len()).eq(slot.intent().images.iter().map(|i| i.qcow2))
+            {
+                return Err("it was prepared for another format; cancel it with --discard".into());
+            }
             if let Some(wanted) = pool.filter(|_| same) {
                 self.check_same_pool(peer, wanted, &slot.intent())?;
             }
@@ -159,10 +165,14 @@ impl Agent {
             Found::Usable(entry, _) => entry.file.allocated_bytes().unwrap_or(0),
             _ => 0,
         };
+        let beside = self.check_made(pool, images, made)?;
         if pool.kind == PoolKind::Files {
-            check_space(pool, images, found.iter().map(reused).sum())?;
+            check_space(pool, images, beside, found.iter().map(reused).sum())?;
         }
-        let intents = images.iter().zip(&found).map(|(image, found)| intent_of(pool, image, found));
+        let intents = images.iter().zip(&found).zip(is_made(made, images.len()));
+        let intents = intents.map(|((image, found), qcow2)| {
+            Ok::<_, String>(TargetImageIntent { qcow2, ..intent_of(pool, image, found)? })
+        });
         let intent = TargetIntent {
             migration,
             peer: peer.to_owned(),
@@ -307,6 +317,7 @@ impl Agent {
             len: wanted.len,
             growable: false,
             flat: None,
+            swap: None,
             read_only: wanted.read_only,
             format: None,
             state: CopyState::Incoming,
@@ -375,12 +386,18 @@ fn intent_of(pool: &Pool, image: &WantedImage, found: &Found) -> Result<TargetIm
     };
     // A device holds whatever was on it.
     let zeroed = replica.is_none() && !device;
-    Ok(TargetImageIntent { offer, path, zeroed, replica, refused })
+    Ok(TargetImageIntent { offer, path, zeroed, replica, refused, qcow2: false })
 }
 
-fn check_space(pool: &Pool, images: &[WantedImage], reused: u64) -> Result<(), String> {
-    let wanted: u64 =
-        images.iter().map(|image| image.allocated).sum::<u64>().saturating_sub(reused);
+/// `beside` are the bytes of what is made of the images.
+fn check_space(
+    pool: &Pool,
+    images: &[WantedImage],
+    beside: u64,
+    reused: u64,
+) -> Result<(), String> {
+    let sent = images.iter().map(|image| image.allocated).sum::<u64>();
+    let wanted = sent.saturating_sub(reused).saturating_add(beside);
     let stat = rustix::fs::statvfs(&pool.path)
         .map_err(|why| format!("pool '{}': {}", pool.name, std::io::Error::from(why)))?;
     let free = stat.f_bavail * stat.f_frsize;

@@ -5,8 +5,9 @@ use crate::config::PoolKind;
 use crate::net;
 use crate::net::requests::RequestHandler;
 use crate::seed;
+use dray_types::{Ancestor, MigrationId};
 use dray_wire::control::MAX_IMAGES;
-use dray_wire::request::{Base, Reply, Request, SeedImage, Seeding, Surveyed};
+use dray_wire::request::{Base, Reply, Request, SeedImage, Seeding, Surveyed, WantedImage};
 use std::sync::Arc;
 
 impl Agent {
@@ -68,6 +69,30 @@ impl Agent {
     }
 }
 
+/// What a source wants room for.
+struct Wish {
+    migration: MigrationId,
+    pool: Option<String>,
+    images: Vec<WantedImage>,
+    ancestors: Vec<Vec<Ancestor>>,
+    /// Of which images a qcow2 is made, none when there are none.
+    made: Vec<bool>,
+}
+
+impl Agent {
+    async fn prepare_return(self: &Arc<Self>, peer: &str, wish: Wish) -> Reply {
+        let Wish { migration, pool, images, ancestors, made } = wish;
+        self.make_way(peer, migration, &images).await;
+        let (pool, ancestors) = (pool.as_deref(), Some(&ancestors[..]));
+        let prepared = self.prepare_for(peer, migration, pool, &images, ancestors, &made);
+        let (nbd_socket, exports) = self.exports(&images);
+        match prepared {
+            Ok(bases) => Reply::PreparedReturn { nbd_socket, exports, bases },
+            Err(why) => Reply::Refused { why },
+        }
+    }
+}
+
 impl RequestHandler for Arc<Agent> {
     async fn answer(&self, peer: &str, request: Request) -> Reply {
         match request {
@@ -77,7 +102,8 @@ impl RequestHandler for Arc<Agent> {
             },
             Request::Prepare { migration, pool, images } => {
                 self.make_way(peer, migration, &images).await;
-                let prepared = self.prepare_for(peer, migration, pool.as_deref(), &images, None);
+                let prepared =
+                    self.prepare_for(peer, migration, pool.as_deref(), &images, None, &[]);
                 let (nbd_socket, exports) = self.exports(&images);
                 match prepared {
                     Ok(_) => Reply::Prepared { nbd_socket, exports },
@@ -85,15 +111,12 @@ impl RequestHandler for Arc<Agent> {
                 }
             }
             Request::PrepareReturn { migration, pool, images, ancestors } => {
-                self.make_way(peer, migration, &images).await;
-                let ancestors = Some(&ancestors[..]);
-                let prepared =
-                    self.prepare_for(peer, migration, pool.as_deref(), &images, ancestors);
-                let (nbd_socket, exports) = self.exports(&images);
-                match prepared {
-                    Ok(bases) => Reply::PreparedReturn { nbd_socket, exports, bases },
-                    Err(why) => Reply::Refused { why },
-                }
+                let wish = Wish { migration, pool, images, ancestors, made: Vec::new() };
+                self.prepare_return(peer, wish).await
+            }
+            Request::PrepareQcow2 { migration, pool, images, ancestors, qcow2 } => {
+                let wish = Wish { migration, pool, images, ancestors, made: qcow2 };
+                self.prepare_return(peer, wish).await
             }
             Request::Seed { number, pool, images, link } => {
                 match self.seed_for(peer, number, pool.as_deref(), images, link) {

@@ -3,6 +3,7 @@
 //! It is durable before the guest stops that it is to run again; whoever finds that after a crash
 //! ([`Agent::recover_turns`]) lets it go on where its disk is by then.
 
+use super::swap::wake;
 use super::{ChainLayer, FlatRecord, Turn, open_overlay};
 use crate::agent::Agent;
 use crate::api::{ApiError, ApiResult, ErrorKind, SplicedDisk};
@@ -110,6 +111,7 @@ impl Agent {
             }),
             replica: None,
             flat: Some(FlatRecord { layers, turn: Some(Turn { home: false, running }) }),
+            swap: None,
         };
         let names = names_of(&record).map_err(|why| failed(&why))?;
         names.create_overlay(id, record.len).map_err(|why| failed(&why))?;
@@ -175,13 +177,7 @@ impl Agent {
     /// An exchange is over and its guest runs again. Until then the turn is durable, so that whoever
     /// finds it lets the guest go on. One whose QEMU is gone needs nobody.
     pub(super) async fn let_go_on(&self, what: &str, qmp: &Qmp, running: bool) -> ApiResult<()> {
-        if !running {
-            return Ok(());
-        }
-        match status::cont(qmp).await {
-            Err(why) if why.kind() != dray_qemu::ErrorKind::Closed => Err(qemu_error(what, &why)),
-            _ => Ok(()),
-        }
+        wake(qmp, running).await.map_err(|why| qemu_error(what, &why))
     }
 
     /// The disk is on its overlay and its guest runs as before.

@@ -32,6 +32,9 @@ pub struct SourceImage {
     /// Who gave the target what its copy began with, where it had that read for this.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub given: Vec<Provided>,
+    /// The target makes a qcow2 of it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub qcow2: bool,
 }
 
 fn empty() -> Base {
@@ -118,6 +121,9 @@ pub struct TargetImageIntent {
     /// Why a replica that lay here was of no use.
     #[serde(default)]
     pub refused: Option<String>,
+    /// A qcow2 is to be made of it when it is complete; until then it keeps its hidden name.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub qcow2: bool,
 }
 
 impl TargetImageIntent {

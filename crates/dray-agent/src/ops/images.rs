@@ -183,6 +183,7 @@ impl Agent {
             len,
             growable,
             flat: None,
+            swap: None,
             read_only: command.read_only,
             format: command.format,
             state: CopyState::Owner,

@@ -3,7 +3,9 @@
 use super::style::Style;
 use super::table::fields;
 use super::units::{bytes, count, counted, millis, seconds};
-use dray_agent::api::{Downtime, Ending, Predicted, Provided, Summary, Verified, WireBytes};
+use dray_agent::api::{
+    Downtime, Ending, ImageSummary, Predicted, Provided, Summary, Verified, WireBytes,
+};
 
 /// A label and what stands beside it.
 type Line = (&'static str, String);
@@ -26,6 +28,7 @@ pub fn summary(summary: &Summary, detail: bool, style: Style) -> String {
     lines.push(("remote reads", count(summary.remote_reads)));
     lines.extend(predicted(summary, style));
     lines.push(("verified", verified(summary.verified, style)));
+    lines.extend(summary.images.iter().filter_map(|image| qcow2(image, style)));
     lines.push(("migration", style.dim(&summary.migration.to_string())));
     if detail {
         for image in &summary.images {
@@ -173,6 +176,16 @@ fn predicted(summary: &Summary, style: Style) -> Vec<Line> {
         lines.extend(actual.missed.iter().map(|missed| ("missed", style.warn(missed))));
     }
     lines
+}
+
+/// What became of the qcow2 that was asked for.
+fn qcow2(image: &ImageSummary, style: Style) -> Option<Line> {
+    let name = &image.name_at_target;
+    match (&image.qcow2, &image.stays_raw) {
+        (Some(made), _) => Some(("qcow2", made.clone())),
+        (None, Some(why)) => Some(("qcow2", style.warn(&format!("none: {name} stays raw: {why}")))),
+        (None, None) => None,
+    }
 }
 
 fn verified(verified: Verified, style: Style) -> String {
