@@ -124,7 +124,12 @@ impl Fresh {
     /// # Errors
     /// When it cannot be written.
     pub fn copy_rest(&self) -> io::Result<()> {
-        merge_rest(&self.raw, &self.chain)
+        merge_rest(&self.raw, &self.chain)?;
+        match self.chain.life() {
+            ..=1 => Ok(()),
+            // One that died may have left clusters behind that nothing refers to.
+            _ => on_file(&self.names, &["check", "-q", "-r", "leaks", "-f", "qcow2"], None),
+        }
     }
 
     /// It gets its name, durably: by that it is the truth, as soon as nobody is on the raw image.
@@ -147,22 +152,29 @@ impl Fresh {
 /// Makes an empty qcow2 under the hidden name.
 fn create(names: &ImageNames, len: u64) -> io::Result<()> {
     drop(names.create_chain().map_err(io::Error::other)?);
-    let path = names.chain();
-    let mode = |mode| std::fs::set_permissions(&path, Permissions::from_mode(mode));
-    let made = mode(MODE).and_then(|()| {
-        let mut tool = Command::new(TOOLS[0]);
-        tool.args(["create", "-q", "-f", "qcow2"]).arg(&path).arg(len.to_string());
-        let done = tool.stdin(Stdio::null()).output()?;
-        if done.status.success() {
-            return mode(0);
-        }
-        let words = String::from_utf8_lossy(&done.stderr);
-        Err(io::Error::other(format!("{}: {}", TOOLS[0], words.trim())))
-    });
+    let made = on_file(names, &["create", "-q", "-f", "qcow2"], Some(len));
     if made.is_err() {
         names.remove_chain().map_err(io::Error::other)?;
     }
     made
+}
+
+/// Has QEMU's tool do something with the file under the hidden name, which is open to it meanwhile.
+fn on_file(names: &ImageNames, what: &[&str], len: Option<u64>) -> io::Result<()> {
+    let path = names.chain();
+    let mode = |mode| std::fs::set_permissions(&path, Permissions::from_mode(mode));
+    mode(MODE)?;
+    let mut tool = Command::new(TOOLS[0]);
+    tool.args(what).arg(&path).args(len.map(|len| len.to_string())).stdin(Stdio::null());
+    let done = tool.output();
+    mode(0)?;
+    let done =
+        done.map_err(|why| io::Error::new(why.kind(), format!("start {}: {why}", TOOLS[0])))?;
+    if done.status.success() {
+        return Ok(());
+    }
+    let words = String::from_utf8_lossy(&done.stderr);
+    Err(io::Error::other(format!("{}: {}", TOOLS[0], words.trim())))
 }
 
 /// A raw image whose guest goes on, and which of its blocks the qcow2 may lack.

@@ -284,3 +284,153 @@ fn is_gone(socket: &Path) -> bool {
     let gone = [io::ErrorKind::NotFound, io::ErrorKind::ConnectionRefused];
     UnixStream::connect(socket).err().is_some_and(|why| gone.contains(&why.kind()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::store::Store;
+    use dray_nbd::Exports;
+    use dray_qemu::Pivot;
+    use std::sync::Arc;
+
+    const QCOW2: &[u8] = b"everything";
+
+    /// A host of which nothing runs, with a complete raw image whose disk goes over.
+    struct Host {
+        dir: tempfile::TempDir,
+        registry: Arc<Registry>,
+    }
+
+    impl Host {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let at = dir.path().display();
+            let text = format!(
+                "[agent]\nname = \"hosta\"\nstate_dir = \"{at}/state\"\nrun_dir = \"{at}/run\"\n\
+                 [tls]\ndir = \"{at}\"\n[[pool]]\nname = \"p\"\npath = \"{at}/pool\"\n"
+            );
+            let config = Config::parse(&text, &dir.path().join("dray.toml")).unwrap();
+            std::fs::create_dir(dir.path().join("pool")).unwrap();
+            let store = Store::open(&dir.path().join("state")).unwrap();
+            let registry = Registry::load(store, Arc::new(config)).unwrap();
+            Self { dir, registry }
+        }
+
+        fn pool(&self) -> PathBuf {
+            self.dir.path().join("pool")
+        }
+
+        fn names(&self) -> ImageNames {
+            ImageNames::of(&self.pool().join("vm.qcow2")).unwrap()
+        }
+
+        fn raw(&self, done: bool) -> Arc<Entry> {
+            let path = self.pool().join("vm.raw");
+            drop(ImageNames::of(&path).unwrap().create_partial(8192).unwrap());
+            let plan = LayerPlan {
+                qdev: "disk0".into(),
+                depth: 0,
+                format: "qcow2".into(),
+                size: 8192,
+                file_size: 8192,
+                read_only: false,
+                pivot: Pivot::Mirror,
+                local: serde_json::Map::new(),
+            };
+            let (qmp, plan) = (self.dir.path().join("qmp"), plan.directly_on(&qcow2_path(&path)));
+            let record = ImageRecord {
+                name: "vm.raw".into(),
+                id: ImageId(7),
+                path,
+                place: Place::Partial,
+                device: false,
+                mode: 0o600,
+                len: 8192,
+                growable: false,
+                read_only: false,
+                format: None,
+                state: CopyState::Owner,
+                epoch: Epoch(2),
+                migration: None,
+                adopted: None,
+                replica: None,
+                flat: None,
+                swap: Some(Swap { qmp, plan, running: true, done }),
+            };
+            let file = Arc::new(self.registry.open_file(&record).unwrap());
+            self.registry.add(record, file).unwrap()
+        }
+
+        fn recover(&self) {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.unwrap().block_on(self.registry.recover_swaps());
+        }
+
+        /// What is in the pool.
+        fn files(&self) -> Vec<String> {
+            let all = std::fs::read_dir(self.pool()).unwrap();
+            let name = |e: io::Result<std::fs::DirEntry>| e.unwrap().file_name().into_string();
+            let mut names: Vec<_> = all.map(|entry| name(entry).unwrap()).collect();
+            names.sort();
+            names
+        }
+    }
+
+    /// The vm ended while its disk went over: its qcow2 has everything if it has its name, and only
+    /// then.
+    #[test]
+    fn without_qemu_the_name_decides() {
+        let host = Host::new();
+        let entry = host.raw(false);
+        std::fs::write(host.names().chain(), QCOW2).unwrap();
+        host.recover();
+        assert_eq!(entry.record().swap, None);
+        host.registry.keep_raw(&entry).unwrap();
+        assert_eq!(host.files(), ["vm.raw"]);
+
+        let host = Host::new();
+        let entry = host.raw(false);
+        std::fs::write(host.names().image(), QCOW2).unwrap();
+        host.recover();
+        assert!(entry.record().swap.is_some_and(|swap| swap.done));
+        assert_eq!(std::fs::read(host.names().image()).unwrap(), QCOW2);
+        host.registry.remove_partial(&entry).unwrap();
+        assert_eq!(host.files(), ["vm.qcow2"]);
+    }
+
+    /// Somebody else has made a file of the name before the qcow2 could have it.
+    #[test]
+    fn another_file_of_the_name_is_left_alone() {
+        let host = Host::new();
+        let entry = host.raw(false);
+        std::fs::write(host.names().chain(), QCOW2).unwrap();
+        std::fs::write(host.names().image(), "another").unwrap();
+        host.recover();
+        assert_eq!(entry.record().swap, None);
+        host.registry.keep_raw(&entry).unwrap();
+        assert_eq!(host.files(), ["vm.qcow2", "vm.raw"]);
+        assert_eq!(std::fs::read(host.names().image()).unwrap(), b"another");
+    }
+
+    /// Whoever is let onto the raw image could write what the qcow2 would lack.
+    #[test]
+    fn a_disk_that_goes_over_is_served_to_nobody_who_comes() {
+        let host = Host::new();
+        let entry = host.raw(false);
+        assert!(host.registry.open("vm.raw").is_err());
+        host.recover();
+        assert!(entry.record().swap.is_none() && host.registry.open("vm.raw").is_ok());
+    }
+
+    #[test]
+    fn the_name_of_another_image_is_refused() {
+        let host = Host::new();
+        let entry = host.raw(false);
+        let taken = |name| host.registry.refuse_used(&host.pool().join("vm.raw"), name);
+        assert!(taken("vm.raw").is_ok());
+        assert!(taken("other").unwrap_err().to_string().contains("it is image 'vm.raw'"));
+        host.registry.update(&entry, |record| record.state = CopyState::Replica).unwrap();
+        assert!(taken("other").is_ok(), "a replica has another name");
+    }
+}

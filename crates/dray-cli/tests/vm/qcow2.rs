@@ -93,7 +93,8 @@ fn a_chain_arrives_as_a_fresh_qcow2() {
     back.extend(["--name", "disk0=back.qcow2"]);
     let prepared = b.json(&back[1..]).unwrap_or_else(|why| panic!("{why}\n{}", stage.logs()));
     assert!(prepared["images"][0]["blockdev"].to_string().contains("qcow2"), "{prepared}");
-    b.json(&["cancel", "--discard"]).expect("cancel");
+    let migration = prepared["migration"].as_str().expect("an id");
+    b.json(&["cancel", "--discard", migration]).expect("cancel");
     assert_made(&mut stage);
 }
 
