@@ -31,8 +31,8 @@ impl Exports for Registry {
             let why = format!("image '{name}' was handed over to another host");
             return Err(ExportError::Refused(why));
         }
-        if record.swap.is_some() {
-            let why = format!("the disk of image '{name}' is going over to a qcow2");
+        if record.swap.is_some_and(|swap| swap.may_be_past()) {
+            let why = format!("the disk of image '{name}' goes over to a qcow2");
             return Err(ExportError::Refused(why));
         }
         Ok(Arc::clone(&entry.disk) as Arc<dyn Image>)

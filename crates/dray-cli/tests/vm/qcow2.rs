@@ -12,14 +12,17 @@ use std::time::{Duration, Instant};
 const RATE: u64 = 2_000_000;
 const FLATTEN: [&str; 4] = ["--chain", "flatten", "--target-format", "qcow2"];
 
-/// A guest on a chain of three images, and a QEMU that waits for it.
-fn prepared(name: &str) -> Option<Stage> {
-    let mut stage = Stage::new(name, &[Kind::Chain], RATE)?;
+/// A guest on a chain of three images.
+fn on_a_chain(name: &str) -> Option<Stage> {
+    Stage::new(name, &[Kind::Chain], RATE)
+}
+
+/// Room at the target, and what its QEMU is to be started with.
+fn prepare(stage: &Stage) -> Value {
     let answer = stage.prepared_with(&FLATTEN);
     let prepared = answer.json().unwrap_or_else(|why| panic!("{why}\n{}", stage.logs()));
     assert_eq!(prepared["images"][0]["export"], "disk0.raw", "{prepared}");
-    stage.start_target(&prepared);
-    Some(stage)
+    prepared
 }
 
 /// What is in the target's pool, hidden or not.
@@ -81,7 +84,9 @@ fn assert_made(stage: &mut Stage) {
 
 #[test]
 fn a_chain_arrives_as_a_fresh_qcow2() {
-    let Some(mut stage) = prepared("qcow2") else { return };
+    let Some(mut stage) = on_a_chain("qcow2") else { return };
+    let prepared = prepare(&stage);
+    stage.start_target(&prepared);
     let summary = stage.migrate(&["--verify"]).expect("moves");
     assert_eq!(summary["images"][0]["qcow2"], "disk0.qcow2", "{summary:#}");
     assert_eq!(summary["verified"], true, "{summary:#}");
@@ -100,8 +105,10 @@ fn a_chain_arrives_as_a_fresh_qcow2() {
 
 /// The target's agent dies before `step` of going over to the qcow2.
 fn made_although(name: &str, step: &str) {
-    let Some(mut stage) = prepared(name) else { return };
+    let Some(mut stage) = on_a_chain(name) else { return };
     start_with(stage.lab.host("b"), "DRAY_ABORT_BEFORE", step);
+    let prepared = prepare(&stage);
+    stage.start_target(&prepared);
     let migrate = stage.spawn(&[]);
     dies_and_returns(stage.lab.host("b"));
     Answer::of(migrate).expect("answer");
@@ -143,8 +150,10 @@ fn a_target_that_dies_when_the_qcow2_is_the_truth_lets_the_guest_go_on() {
 #[test]
 #[ignore = "long: make long"]
 fn a_disk_of_which_no_qcow2_can_be_made_arrives_raw() {
-    let Some(mut stage) = prepared("qcow2-none") else { return };
+    let Some(mut stage) = on_a_chain("qcow2-none") else { return };
+    let prepared = prepare(&stage);
     start_with(stage.lab.host("b"), "PATH", "/nonexistent");
+    stage.start_target(&prepared);
     let summary = stage.migrate(&[]).expect("it moves all the same");
     let image = &summary["images"][0];
     let why = image["stays_raw"].as_str().unwrap_or_default();
@@ -160,7 +169,7 @@ fn a_disk_of_which_no_qcow2_can_be_made_arrives_raw() {
 #[test]
 #[ignore = "long: make long"]
 fn what_cannot_become_a_qcow2_is_refused() {
-    let Some(stage) = Stage::new("qcow2-refused", &[Kind::Chain], RATE) else { return };
+    let Some(stage) = on_a_chain("qcow2-refused") else { return };
     let answer = stage.prepared_with(&FLATTEN[2..]);
     assert!(answer.code == 4 && answer.stderr.contains("--chain flatten"), "{answer:?}");
     let path = made(&stage);
