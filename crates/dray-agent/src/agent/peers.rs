@@ -2,7 +2,7 @@
 //! What else they may ask is in [`requests`](super::requests).
 
 use super::Agent;
-use super::made::is_made;
+use super::made::{check_made, is_made};
 use crate::config::{Pool, PoolKind};
 use crate::lineage::ReplicaNote;
 use crate::migration::intent::{TargetImageIntent, TargetIntent};
@@ -165,7 +165,7 @@ impl Agent {
             Found::Usable(entry, _) => entry.file.allocated_bytes().unwrap_or(0),
             _ => 0,
         };
-        let beside = self.check_made(pool, images, made)?;
+        let beside = check_made(&self.registry, pool, images, made)?;
         if pool.kind == PoolKind::Files {
             check_space(pool, images, beside, found.iter().map(reused).sum())?;
         }

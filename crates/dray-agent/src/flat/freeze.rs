@@ -110,7 +110,10 @@ impl Agent {
                 splice: serde_json::to_value(&layer.chain).map_err(|why| failed(&why))?,
             }),
             replica: None,
-            flat: Some(FlatRecord { layers, turn: Some(Turn { home: false, running }) }),
+            flat: Some(FlatRecord {
+                layers,
+                turn: Some(Turn { home: false, running, done: false }),
+            }),
             swap: None,
         };
         let names = names_of(&record).map_err(|why| failed(&why))?;
@@ -276,7 +279,10 @@ impl Agent {
             Err(why) => {
                 tracing::warn!(image = record.name, %why, "the vm of a flattened disk is gone");
                 // `keep` brings home what it wrote.
-                return self.hide_found(entry, record);
+                return match turn.done {
+                    true => self.forget_flat(entry),
+                    false => self.hide_found(entry, record),
+                };
             }
         };
         let on = flatten::settle(&qmp, &layers).await.map_err(io::Error::other)?;

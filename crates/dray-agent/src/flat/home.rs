@@ -49,7 +49,15 @@ impl Agent {
             Ok(()) => Ok(On::Chain),
             Err(_) => self.stay(qmp, entry, &layers).await,
         };
+        if matches!(on, Ok(On::Chain)) {
+            // Before it writes there: merging the overlay once more would undo that.
+            let turn = Some(Turn { home: true, running, done: true });
+            if let Err(why) = self.set_turn(entry, Place::Named, turn) {
+                tracing::error!(image = record.name, %why, "cannot write down where a disk is");
+            }
+        }
         self.let_go_on(&what, qmp, running).await?;
+        abort::step("HomeForget");
         match (home, on) {
             (_, Ok(On::Chain)) => {}
             (home, Ok(On::Export)) => {
@@ -79,7 +87,8 @@ impl Agent {
         running: bool,
     ) -> ApiResult<()> {
         let failed = |why: dray_qemu::Error| qemu_error(what, &why);
-        let (io, turn) = (|why| io_error(what, why), Some(Turn { home: true, running }));
+        let turn = Some(Turn { home: true, running, done: false });
+        let io = |why| io_error(what, why);
         block_in_place(|| self.hold_peeks(entry));
         self.set_turn(entry, Place::Chain, turn).map_err(io)?;
         if running {
@@ -133,7 +142,7 @@ impl Agent {
         flat.overlay.unmerge();
         self.hold_peeks(entry);
         let home = flat.chain.set_writable(true).and_then(|()| {
-            let turn = Some(Turn { home: true, running: false });
+            let turn = Some(Turn { home: true, running: false, done: false });
             self.set_turn(entry, Place::Chain, turn)?;
             self.show_chain(entry, turn)
         });

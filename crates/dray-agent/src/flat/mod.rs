@@ -96,6 +96,9 @@ pub struct Turn {
     pub home: bool,
     /// The guest ran before, and is to run again.
     pub running: bool,
+    /// The disk is home: from now on its guest writes to the chain, and the overlay is of the past.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub done: bool,
 }
 
 /// What is durable about a flattened image.

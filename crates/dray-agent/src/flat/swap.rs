@@ -292,7 +292,7 @@ fn is_gone(socket: &Path) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::config::Config;
     use crate::store::Store;
@@ -303,13 +303,13 @@ mod tests {
     const QCOW2: &[u8] = b"everything";
 
     /// A host of which nothing runs, with a complete raw image whose disk goes over.
-    struct Host {
+    pub struct Host {
         dir: tempfile::TempDir,
-        registry: Arc<Registry>,
+        pub registry: Arc<Registry>,
     }
 
     impl Host {
-        fn new() -> Self {
+        pub fn new() -> Self {
             let dir = tempfile::tempdir().unwrap();
             let at = dir.path().display();
             let text = format!(
@@ -323,7 +323,7 @@ mod tests {
             Self { dir, registry }
         }
 
-        fn pool(&self) -> PathBuf {
+        pub fn pool(&self) -> PathBuf {
             self.dir.path().join("pool")
         }
 

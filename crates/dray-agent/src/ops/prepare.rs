@@ -61,7 +61,7 @@ pub fn net_error(what: impl Into<String>, why: &NetError) -> ApiError {
 }
 
 /// What sort of refusal the target's words tell of.
-fn refused_kind(why: &str) -> ErrorKind {
+pub(crate) fn refused_kind(why: &str) -> ErrorKind {
     let has = |words: &str| why.contains(words);
     if has("free and the images need") || has("is too small") || has(FULL) {
         ErrorKind::NoSpace

@@ -225,3 +225,32 @@ fn total_and_parts(label: &'static str, total: &str, parts: &[String], style: St
     };
     rows.into_iter().enumerate().map(line).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_qcow2_that_was_asked_for_is_told_of() {
+        let mut image = ImageSummary {
+            image: "vm.qcow2".into(),
+            name_at_target: "vm.raw".into(),
+            bytes: 1,
+            blocks_sent: 1,
+            blocks_sent_twice: 0,
+            bytes_from_replica: 0,
+            bytes_from_target: 0,
+            given: Vec::new(),
+            replica_not_used: None,
+            qcow2: None,
+            stays_raw: None,
+        };
+        let told = |image: &ImageSummary| qcow2(image, Style::default());
+        assert_eq!(told(&image), None);
+        image.stays_raw = Some("the pool is nearly full".into());
+        let none = "none: vm.raw stays raw: the pool is nearly full";
+        assert_eq!(told(&image), Some(("qcow2", none.to_owned())));
+        image.qcow2 = Some("vm.qcow2".into());
+        assert_eq!(told(&image), Some(("qcow2", "vm.qcow2".to_owned())));
+    }
+}
