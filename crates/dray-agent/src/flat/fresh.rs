@@ -346,6 +346,10 @@ mod tests {
             assert!(fresh.raw.merge(0).unwrap().is_some());
         }
         fresh.chain.kill_daemon();
+        // Nothing is there any more, but the qcow2 may have what was.
+        fresh.raw.unmerge();
+        let hole = BlockRange::covering(hole as u64, len as u64);
+        assert_eq!(fresh.raw.marks.unmerged.count_in(hole), hole.len);
         let quiet = disk.quiesce(Duration::from_secs(5)).unwrap();
         fresh.copy_rest().unwrap();
         assert!(!dir.path().join("vm.qcow2").exists(), "it has no name before it is asked for");
