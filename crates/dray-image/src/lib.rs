@@ -55,5 +55,5 @@ pub use locks::{InUse, QemuLocks};
 pub use names::ImageNames;
 pub use overlay::Overlay;
 pub use snapshot::{Snapshot, Spill};
-pub use spill::SpillFile;
+pub use spill::{SpillFile, leave_room};
 pub use tracker::{DirtyRuns, INTENT_REGION_BYTES};

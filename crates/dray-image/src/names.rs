@@ -200,6 +200,22 @@ impl ImageNames {
         self.remove(self.overlay(id))
     }
 
+    /// Makes an empty file that is to become the active layer of a chain and has not everything yet.
+    ///
+    /// # Errors
+    /// `InUse` when there is one already, or when a file has the image's name.
+    pub fn create_chain(&self) -> Result<File> {
+        self.create_closed(self.chain(), 0)
+    }
+
+    /// Removes the active layer that has not everything, if there is one.
+    ///
+    /// # Errors
+    /// What the system reports.
+    pub fn remove_chain(&self) -> Result<()> {
+        self.remove(self.chain())
+    }
+
     /// The active layer loses its name: what is in it is no longer all.
     ///
     /// # Errors

@@ -12,10 +12,11 @@ use crate::blockmap::AtomicBlockMap;
 use crate::disk::PresentLog;
 use crate::image::Joined;
 use crate::missing::Touched;
+use crate::runs::copy_run;
 use crate::stripes::Stripes;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Arc, Mutex, MutexGuard};
-use crate::{Attempt, Error, ErrorKind, Extent, ExtentKind, Geometry, Image, Result, ZeroMode};
+use crate::{Attempt, Error, ErrorKind, Extent, Geometry, Image, Result, ZeroMode};
 use dray_types::{BLOCK_SIZE, BlockRange, BlockSet};
 
 /// Blocks merged down by one request: 1 MiB.
@@ -104,31 +105,11 @@ impl Overlay {
         let Some(run) = self.unmerged.next_run(from, MERGE_BLOCKS) else { return Ok(None) };
         // Cleared before it is read: a write that completes later marks it again.
         self.unmerged.clear(run);
-        let merged = self.merge_run(run);
+        let merged = copy_run(&*self.file, &*self.below, run);
         if merged.is_err() {
             self.unmerged.set(run);
         }
         merged.map(|()| Some(run))
-    }
-
-    fn merge_run(&self, run: BlockRange) -> Result<()> {
-        let mut at = run.byte_offset();
-        let end = (at + run.byte_len()).min(self.len);
-        let mut buf = Vec::new();
-        while at < end {
-            let pieces = self.file.extents(at, end - at, 1)?;
-            let whole = Extent { len: end - at, kind: ExtentKind::Data };
-            let piece = pieces.first().copied().unwrap_or(whole);
-            if piece.kind == ExtentKind::Data {
-                buf.resize(piece.len as usize, 0);
-                self.file.read_at(&mut buf, at)?;
-                self.below.write_at(&buf, at, false)?;
-            } else {
-                self.below.zero(at, piece.len, ZeroMode::MayUnmap, false)?;
-            }
-            at += piece.len;
-        }
-        Ok(())
     }
 
     fn has_all(&self, range: BlockRange) -> bool {

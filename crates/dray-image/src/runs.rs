@@ -93,6 +93,31 @@ pub fn write_run(
     Ok(())
 }
 
+/// Writes what `from` holds in `run` to the same place in `to`, which has its length: holes become
+/// zeros without being written. Memory is taken for a whole extent, so runs are to be short.
+///
+/// # Errors
+/// What either image reports.
+pub fn copy_run(from: &dyn Image, to: &dyn Image, run: BlockRange) -> Result<()> {
+    let mut at = run.byte_offset();
+    let end = at + bytes_in(from, run);
+    let mut buf = Vec::new();
+    while at < end {
+        let pieces = from.extents(at, end - at, 1)?;
+        let whole = Extent { len: end - at, kind: ExtentKind::Data };
+        let piece = pieces.first().copied().unwrap_or(whole);
+        if piece.kind == ExtentKind::Data {
+            buf.resize(piece.len as usize, 0);
+            from.read_at(&mut buf, at)?;
+            to.write_at(&buf, at, false)?;
+        } else {
+            to.zero(at, piece.len, ZeroMode::MayUnmap, false)?;
+        }
+        at += piece.len;
+    }
+    Ok(())
+}
+
 /// The blocks of `range` that may hold something else than zeros: those that touch a data extent.
 ///
 /// # Errors

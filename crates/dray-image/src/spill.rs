@@ -3,7 +3,7 @@
 use crate::snapshot::Spill;
 use crate::{Error, ErrorKind, Result};
 use dray_types::{BLOCK_SIZE, BlockRange};
-use rustix::fs::{FallocateFlags, Mode, OFlags};
+use rustix::fs::{FallocateFlags, Mode, OFlags, StatVfs};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -48,15 +48,30 @@ impl SpillFile {
             return Ok(());
         }
         let stat = rustix::fs::fstatvfs(&self.file).map_err(|why| Error::io(WHAT, why.into()))?;
-        let free = stat.f_bavail.saturating_mul(stat.f_frsize);
-        let all = stat.f_blocks.saturating_mul(stat.f_frsize);
-        if free < (all / LEAVES_SHARE).min(LEAVES_FREE) + LOOK_EVERY {
-            let why = "the pool is nearly full, and what is free is left to its images";
-            return Err(Error::new(ErrorKind::NoSpace, WHAT, why));
-        }
+        refuse_full(&stat, LOOK_EVERY, WHAT)?;
         self.until_look.store(LOOK_EVERY, Ordering::Relaxed);
         Ok(())
     }
+}
+
+/// Whether guests keep enough room in the file system of `dir` when `more` bytes are taken there, for
+/// `what`.
+///
+/// # Errors
+/// `NoSpace` when they do not, or what the file system reports.
+pub fn leave_room(dir: &Path, more: u64, what: &str) -> Result<()> {
+    let stat = rustix::fs::statvfs(dir).map_err(|why| Error::io(what, why.into()))?;
+    refuse_full(&stat, more, what)
+}
+
+fn refuse_full(stat: &StatVfs, more: u64, what: &str) -> Result<()> {
+    let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+    let all = stat.f_blocks.saturating_mul(stat.f_frsize);
+    if free < (all / LEAVES_SHARE).min(LEAVES_FREE).saturating_add(more) {
+        let why = "the pool is nearly full, and what is free is left to its images";
+        return Err(Error::new(ErrorKind::NoSpace, what, why));
+    }
+    Ok(())
 }
 
 impl Spill for SpillFile {

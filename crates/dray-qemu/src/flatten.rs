@@ -6,6 +6,7 @@
 //! of QEMU, [`unflatten`] opens it again with the options it had. Both can be broken off at any
 //! point; [`settle`] then says where the disk is and removes what is left of the other side.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -15,7 +16,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::graph::{Graph, Layer};
 use crate::options::Options;
 use crate::pivot::{abandon_pivot, add_node, delete_node, delete_rest, mirror, undo_add};
-use crate::plan::{LayerPlan, Pivot, check_unused};
+use crate::plan::{LayerPlan, Pivot, check_unused, node_name, raw_node};
 use crate::qmp::Qmp;
 
 /// What a disk is on.
@@ -47,9 +48,34 @@ impl LayerPlan {
         plan
     }
 
+    /// The raw disk of this [flattened](Self::flattened) layer in the file at `path`, on the export or
+    /// on the file itself, as at the source: without a node of its own between it and the device.
+    #[must_use]
+    pub fn directly_on(&self, path: &Path) -> Self {
+        let mut plan = self.clone();
+        plan.local.insert("driver".into(), "file".into());
+        plan.local.insert("filename".into(), path.to_string_lossy().into());
+        plan
+    }
+
+    /// The raw disk of this [flattened](Self::flattened) layer in a qcow2 without a backing file at
+    /// `path`, whose node has the name and treats requests as the disk's at the source.
+    #[must_use]
+    pub fn in_qcow2(&self, path: &Path) -> Self {
+        let mut options = raw_node(self.local_node(), &self.local);
+        options.insert("driver".into(), "qcow2".into());
+        let mut plan = self.directly_on(path);
+        plan.local.remove("detect-zeroes");
+        plan.local.insert("node-name".into(), node_name("file", &self.qdev, self.depth).into());
+        plan.local.insert("discard".into(), "unmap".into());
+        plan.format = "qcow2".into();
+        plan.pivot = Pivot::Reopen { options };
+        plan
+    }
+
     /// Whether QEMU opened the layer by itself, because the one above names it.
     fn is_implied(&self) -> bool {
-        self.format_node() == Some(&crate::plan::node_name("format", &self.qdev, self.depth))
+        self.format_node() == Some(&node_name("format", &self.qdev, self.depth))
     }
 
     fn format_options(&self) -> Result<(&Options, &str)> {
@@ -199,4 +225,44 @@ pub async fn settle(qmp: &Qmp, layers: &[LayerPlan]) -> Result<On> {
     let (qdev, name, file) = (&plan.qdev, &layer.protocol.name, &layer.protocol.file);
     let why = format!("disk {qdev} is on node {name} ({file}): neither dray's nor its image");
     Err(Error::new(ErrorKind::Mismatch, why))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Map, json};
+
+    fn plan(pivot: Pivot, local: Value) -> LayerPlan {
+        let local = local.as_object().cloned().unwrap_or_default();
+        let (qdev, format) = ("disk0".into(), "qcow2".into());
+        let (size, file_size) = (1 << 20, 196_624);
+        LayerPlan { qdev, depth: 0, format, size, file_size, read_only: false, pivot, local }
+    }
+
+    #[test]
+    fn a_flattened_disk_has_its_node_again_in_a_qcow2() {
+        let mut options = Map::new();
+        for (key, value) in [("driver", "qcow2"), ("node-name", "root"), ("discard", "unmap")] {
+            options.insert(key.into(), value.into());
+        }
+        options.insert("detect-zeroes".into(), "unmap".into());
+        options.insert("lazy-refcounts".into(), true.into());
+        let local = json!({ "driver": "file", "node-name": "rootfile", "filename": "/a/vm.qcow2" });
+        let flat = plan(Pivot::Reopen { options }, local).flattened();
+        let made = flat.in_qcow2(Path::new("/b/vm.qcow2"));
+        let Pivot::Reopen { options } = &made.pivot else { panic!("{made:?}") };
+        let wanted = json!({
+            "driver": "qcow2", "node-name": "root", "discard": "unmap", "detect-zeroes": "unmap",
+        });
+        assert_eq!(&Value::Object(options.clone()), &wanted);
+        let file = json!({
+            "driver": "file", "node-name": "dray-file-disk0-0", "filename": "/b/vm.qcow2",
+            "discard": "unmap",
+        });
+        assert_eq!(Value::Object(made.local.clone()), file);
+        assert_eq!((made.format.as_str(), made.nbd_node()), ("qcow2", flat.nbd_node()));
+        let raw = flat.directly_on(Path::new("/b/vm.raw"));
+        assert_eq!((raw.local_node(), &raw.pivot), ("root", &Pivot::Mirror));
+        assert_eq!((raw.path(), raw.file_size), ("/b/vm.raw".into(), 1 << 20));
+    }
 }

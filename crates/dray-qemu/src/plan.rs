@@ -183,7 +183,7 @@ impl LayerPlan {
 }
 
 /// A raw node that treats requests as a file node with the options `local` did.
-fn raw_node(name: &str, local: &Options) -> Options {
+pub(crate) fn raw_node(name: &str, local: &Options) -> Options {
     let mut options = Options::new();
     options.insert("driver".into(), "raw".into());
     options.insert("node-name".into(), name.into());

@@ -134,6 +134,9 @@ pub enum Seeding {
     },
 }
 
+/// Feature word: the target understands `PrepareQcow2`.
+pub const FEATURE_QCOW2: &str = "qcow2";
+
 /// Feature word: the peer understands `Holdings`, and streams of kind 6.
 pub const FEATURE_HOLDINGS: &str = "holdings";
 
@@ -252,6 +255,22 @@ pub enum Request {
         /// For each, the digest of its content if the file there is to be used.
         digests: Vec<Option<ContentDigest>>,
     },
+    /// As `PrepareInPlace`, and the target makes a qcow2 of some of the images, which are raw, when they
+    /// are complete. To be sent only to a peer that has agreed to [`FEATURE_QCOW2`].
+    PrepareQcow2 {
+        /// The migration.
+        migration: MigrationId,
+        /// Pool at the target; its default one when none is named.
+        pool: Option<String>,
+        /// The images, in the migration's order.
+        images: Vec<WantedImage>,
+        /// For each, the closed generations that its owner remembers, oldest first.
+        ancestors: Vec<Vec<Ancestor>>,
+        /// For each, the digest of its content if the file there is to be used.
+        digests: Vec<Option<ContentDigest>>,
+        /// For each, whether it is to become a qcow2.
+        qcow2: Vec<bool>,
+    },
 }
 
 impl Request {
@@ -263,6 +282,7 @@ impl Request {
             Self::Holdings { .. } => Some(FEATURE_HOLDINGS),
             Self::Survey { .. } => Some(FEATURE_SURVEY),
             Self::Bases { .. } | Self::PrepareInPlace { .. } => Some(FEATURE_BASES),
+            Self::PrepareQcow2 { .. } => Some(FEATURE_QCOW2),
             _ => None,
         }
     }
@@ -364,7 +384,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bases_are_the_last_of_both_and_need_their_word() {
+    fn bases_need_their_word() {
         let sought = SoughtBase { name: "b".into(), len: 5, digest: Some([7; 32]) };
         let ask = Request::Bases { pool: None, images: vec![sought] };
         assert_eq!(
@@ -385,6 +405,22 @@ mod tests {
         assert_eq!(encode(&reply).unwrap()[4..], [8, 1, 3]);
         let base = Base::InPlace { export: "b".into() };
         assert_eq!(encode(&base).unwrap()[4..], [3, 1, b'b']);
+    }
+
+    #[test]
+    fn a_qcow2_is_wanted_with_the_last_request_which_needs_its_word() {
+        let wanted = Request::PrepareQcow2 {
+            migration: MigrationId(1),
+            pool: None,
+            images: Vec::new(),
+            ancestors: Vec::new(),
+            digests: Vec::new(),
+            qcow2: vec![true, false],
+        };
+        let bytes = encode(&wanted).unwrap();
+        assert_eq!(bytes[4..], [9, 1, 0, 0, 0, 0, 2, 1, 0], "as in docs/protocol.md");
+        assert_eq!(wanted.feature(), Some(FEATURE_QCOW2));
+        assert_eq!(decode::<Request>(&bytes[4..]), Ok(wanted));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What a target finds of images that come, and what it makes of it.
 
 use super::Agent;
+use super::made::is_made;
 use crate::bases::there::{Lying, export_name};
 use crate::config::{Pool, PoolKind};
 use crate::lineage::ReplicaNote;
@@ -19,6 +20,8 @@ pub(super) struct Here<'a> {
     pub(super) ancestors: Option<&'a [Vec<Ancestor>]>,
     /// Of each the digest of its content, if the file here is to be used.
     pub(super) digests: Option<&'a [Option<ContentDigest>]>,
+    /// Of which images a qcow2 is to be made, none when there are none.
+    pub(super) made: &'a [bool],
 }
 
 impl Here<'_> {
@@ -26,6 +29,7 @@ impl Here<'_> {
     pub(super) fn fits(&self, images: usize) -> bool {
         self.ancestors.is_none_or(|ancestors| ancestors.len() == images)
             && self.digests.is_none_or(|digests| digests.len() == images)
+            && (self.made.is_empty() || self.made.len() == images)
     }
 }
 
@@ -37,6 +41,9 @@ impl Agent {
         earlier: &TargetIntent,
     ) -> Result<(), String> {
         let images = &earlier.images;
+        if !is_made(here.made, images.len()).eq(images.iter().map(|image| image.qcow2)) {
+            return Err("it was prepared for another format; cancel it with --discard".to_owned());
+        }
         if here.ancestors.is_none() && images.iter().any(|image| image.replica.is_some()) {
             return Err("it was prepared with a replica; cancel it with --discard".to_owned());
         }
@@ -102,15 +109,16 @@ pub(super) fn intent_of(
     };
     // A device holds whatever was on it.
     let zeroed = replica.is_none() && !device && in_place.is_none();
-    Ok(TargetImageIntent { offer, path, zeroed, replica, refused, in_place })
+    Ok(TargetImageIntent { offer, path, zeroed, replica, refused, in_place, qcow2: false })
 }
 
-/// Whether there is room for `wanted` bytes, of which `reused` are here already.
+/// Whether there is room for `sent` bytes, of which `reused` are here already, and for those that are
+/// `beside` them: what is made of the images.
 ///
 /// # Errors
 /// That there is not, and what to do.
-pub(super) fn check_space(pool: &Pool, wanted: u64, reused: u64) -> Result<(), String> {
-    let wanted = wanted.saturating_sub(reused);
+pub(super) fn check_space(pool: &Pool, sent: u64, beside: u64, reused: u64) -> Result<(), String> {
+    let wanted = sent.saturating_sub(reused).saturating_add(beside);
     let stat = rustix::fs::statvfs(&pool.path)
         .map_err(|why| format!("pool '{}': {}", pool.name, std::io::Error::from(why)))?;
     let free = stat.f_bavail * stat.f_frsize;

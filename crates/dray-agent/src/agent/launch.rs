@@ -153,6 +153,8 @@ impl Agent {
         self.targets.insert(slot.board.migration, Arc::clone(&slot));
         let task = TargetVmTask {
             slot: Arc::clone(&slot),
+            released: false,
+            made: BTreeMap::new(),
             told,
             config: Arc::clone(&self.config),
             registry: Arc::clone(&self.registry),

@@ -5,6 +5,7 @@
 mod devices;
 mod found;
 mod launch;
+mod made;
 mod peers;
 mod requests;
 
@@ -175,6 +176,7 @@ async fn serve(config: Config, what: &str) -> ApiResult<()> {
     agent.reuse.keep(moves).map_err(io)?;
     // Guests that an earlier agent has stopped go on before anything else is done with them.
     agent.recover_turns().await;
+    agent.registry.recover_swaps().await;
     tokio::spawn(Arc::clone(&agent).keep_flat());
     agent.go_on(revived);
     crate::backup::schedule::keep(&agent).map_err(io)?;

@@ -3,6 +3,7 @@
 
 use super::Agent;
 use super::found::{Found, Here, check_space, intent_of};
+use super::made::{check_made, is_made};
 use crate::config::{Pool, PoolKind};
 use crate::migration::intent::{TargetImageIntent, TargetIntent};
 use crate::migration::log::Folder;
@@ -152,15 +153,21 @@ impl Agent {
             Found::Usable(entry, _) => entry.file.allocated_bytes().unwrap_or(0),
             _ => 0,
         };
+        let beside = check_made(&self.registry, pool, images, here.made)?;
         if pool.kind == PoolKind::Files {
             let comes = |(image, found): (&WantedImage, &Found)| {
                 (!matches!(found, Found::InPlace(_))).then_some(image.allocated)
             };
-            let wanted = images.iter().zip(&found).filter_map(comes).sum();
-            check_space(pool, wanted, found.iter().map(reused).sum())?;
+            let wanted = images.iter().zip(&found).filter_map(comes).sum::<u64>();
+            check_space(pool, wanted, beside, found.iter().map(reused).sum())?;
         }
-        let intents = images.iter().zip(&found);
-        let intents = intents.map(|(image, found)| intent_of(pool, migration, image, found));
+        let intents = images.iter().zip(&found).zip(is_made(here.made, images.len()));
+        let intents = intents.map(|((image, found), qcow2)| {
+            Ok::<_, String>(TargetImageIntent {
+                qcow2,
+                ..intent_of(pool, migration, image, found)?
+            })
+        });
         let intent = TargetIntent {
             migration,
             peer: peer.to_owned(),
@@ -335,6 +342,7 @@ impl Agent {
             len: wanted.len,
             growable: false,
             flat: None,
+            swap: None,
             read_only: wanted.read_only,
             in_place: None,
             format: None,

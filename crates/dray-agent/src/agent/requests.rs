@@ -108,11 +108,16 @@ impl RequestHandler for Arc<Agent> {
                 }
             }
             Request::PrepareReturn { migration, pool, images, ancestors } => {
-                let here = Here { ancestors: Some(&ancestors), digests: None };
+                let here = Here { ancestors: Some(&ancestors), ..Here::default() };
                 self.prepare_here(peer, migration, pool.as_deref(), &images, here).await
             }
             Request::PrepareInPlace { migration, pool, images, ancestors, digests } => {
-                let here = Here { ancestors: Some(&ancestors), digests: Some(&digests) };
+                let here = Here { ancestors: Some(&ancestors), digests: Some(&digests), made: &[] };
+                self.prepare_here(peer, migration, pool.as_deref(), &images, here).await
+            }
+            Request::PrepareQcow2 { migration, pool, images, ancestors, digests, qcow2 } => {
+                let here =
+                    Here { ancestors: Some(&ancestors), digests: Some(&digests), made: &qcow2 };
                 self.prepare_here(peer, migration, pool.as_deref(), &images, here).await
             }
             Request::Seed { number, pool, images, link } => {

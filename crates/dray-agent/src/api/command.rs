@@ -198,6 +198,24 @@ impl Chain {
     }
 }
 
+/// What a disk that moves flattened is at the target.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TargetFormat {
+    /// A raw image.
+    #[default]
+    Raw,
+    /// A fresh qcow2, which the target makes of the raw image when that is complete.
+    Qcow2,
+}
+
+impl TargetFormat {
+    /// Whether it is the default, which is not written.
+    pub fn is_raw(&self) -> bool {
+        *self == Self::Raw
+    }
+}
+
 /// Moves a VM or images.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -283,6 +301,9 @@ pub struct Prepare {
     /// What becomes of chains of images.
     #[serde(default, skip_serializing_if = "Chain::is_keep")]
     pub chain: Chain,
+    /// What the disks are at the target that move flattened.
+    #[serde(default, skip_serializing_if = "TargetFormat::is_raw")]
+    pub target_format: TargetFormat,
 }
 
 /// Asks how migrations are going.

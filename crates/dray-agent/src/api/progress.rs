@@ -86,6 +86,8 @@ pub enum Step {
     Verify,
     /// Waiting for the link or the peer to come back.
     WaitForPeer,
+    /// The target makes a qcow2 of its raw image.
+    Convert,
 }
 
 impl fmt::Display for Step {
@@ -95,6 +97,7 @@ impl fmt::Display for Step {
             Self::Compare => "compare",
             Self::Verify => "verify",
             Self::WaitForPeer => "waiting for the peer",
+            Self::Convert => "making a qcow2",
         })
     }
 }
@@ -103,9 +106,9 @@ impl fmt::Display for Step {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Amounts {
     /// Bytes that this phase has to bring to the target (holes and zeros count as done at once), or
-    /// in Release, to compare there.
+    /// in Release, to compare there or to copy into a qcow2.
     pub bytes_total: u64,
-    /// Of these, the bytes that are there, or are compared.
+    /// Of these, the bytes that are there, or are compared or copied.
     pub bytes_done: u64,
     /// Bytes of blocks that the target, as owner, does not have yet.
     pub bytes_missing: u64,

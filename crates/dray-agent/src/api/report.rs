@@ -151,6 +151,12 @@ pub struct ImageSummary {
     /// Why a replica that the target has was of no use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replica_not_used: Option<String>,
+    /// The file name of the qcow2 that the target has made of it, and on which its disk is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub qcow2: Option<String>,
+    /// Why there is no qcow2 although one was asked for: the disk is raw at the target.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stays_raw: Option<String>,
 }
 
 pub(super) fn is_zero(number: &u64) -> bool {

@@ -180,6 +180,7 @@ impl Agent {
             len: restoring.manifest.info().bytes,
             growable: false,
             flat: None,
+            swap: None,
             read_only: false,
             in_place: None,
             format: None,

@@ -153,6 +153,7 @@ impl Agent {
             len: image.len,
             growable: false,
             flat: None,
+            swap: None,
             read_only: true,
             in_place: Some(lying.stamp),
             format: None,

@@ -3,6 +3,7 @@
 //! It is durable before the guest stops that it is to run again; whoever finds that after a crash
 //! ([`Agent::recover_turns`]) lets it go on where its disk is by then.
 
+use super::swap::wake;
 use super::{ChainLayer, FlatRecord, Turn, open_overlay};
 use crate::agent::Agent;
 use crate::api::{ApiError, ApiResult, ErrorKind, SplicedDisk};
@@ -110,7 +111,11 @@ impl Agent {
                 splice: serde_json::to_value(&layer.chain).map_err(|why| failed(&why))?,
             }),
             replica: None,
-            flat: Some(FlatRecord { layers, turn: Some(Turn { home: false, running }) }),
+            flat: Some(FlatRecord {
+                layers,
+                turn: Some(Turn { home: false, running, done: false }),
+            }),
+            swap: None,
         };
         let names = names_of(&record).map_err(|why| failed(&why))?;
         names.create_overlay(id, record.len).map_err(|why| failed(&why))?;
@@ -176,13 +181,7 @@ impl Agent {
     /// An exchange is over and its guest runs again. Until then the turn is durable, so that whoever
     /// finds it lets the guest go on. One whose QEMU is gone needs nobody.
     pub(super) async fn let_go_on(&self, what: &str, qmp: &Qmp, running: bool) -> ApiResult<()> {
-        if !running {
-            return Ok(());
-        }
-        match status::cont(qmp).await {
-            Err(why) if why.kind() != dray_qemu::ErrorKind::Closed => Err(qemu_error(what, &why)),
-            _ => Ok(()),
-        }
+        wake(qmp, running).await.map_err(|why| qemu_error(what, &why))
     }
 
     /// The disk is on its overlay and its guest runs as before.
@@ -281,7 +280,10 @@ impl Agent {
             Err(why) => {
                 tracing::warn!(image = record.name, %why, "the vm of a flattened disk is gone");
                 // `keep` brings home what it wrote.
-                return self.hide_found(entry, record);
+                return match turn.done {
+                    true => self.forget_flat(entry),
+                    false => self.hide_found(entry, record),
+                };
             }
         };
         let on = flatten::settle(&qmp, &layers).await.map_err(io::Error::other)?;

@@ -4,8 +4,8 @@
 //! The guest writes meanwhile, into the overlay; it stops for the rest and the exchange. The overlay
 //! is the truth until the chain has everything durably, so a death anywhere means doing it again.
 
-use super::chain::Chain;
 use super::freeze::{layers_of, names_of};
+use super::merge::{merge_most, merge_rest};
 use super::{Flat, Turn};
 use crate::agent::Agent;
 use crate::api::{ApiError, ApiResult, ErrorKind, SplicedDisk};
@@ -13,7 +13,6 @@ use crate::migration::abort;
 use crate::ops::io_error;
 use crate::registry::{CopyState, Entry, Place};
 use crate::vm::qemu_error;
-use dray_image::{Image, Overlay};
 use dray_qemu::flatten::{self, On};
 use dray_qemu::{LayerPlan, Qmp, status};
 use std::collections::BTreeMap;
@@ -22,81 +21,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::block_in_place;
 
-/// Blocks that may be left for the time in which the guest is stopped: 16 MiB, 0.1 s on a disk that
-/// writes 160 MB/s.
-const FEW: u64 = 4096;
-/// Rounds before the guest is stopped whatever it writes.
-const ROUNDS: u32 = 8;
-/// Times that the daemon may die in one merge.
-const DEATHS: u32 = 3;
 /// How long writes may take to end that QEMU no longer waits for.
 const QUIET: Duration = Duration::from_secs(5);
 /// How often is looked for flattened disks whose VM is gone.
 const LOOK: Duration = Duration::from_secs(5);
 /// A VM that was gone for so many looks is.
 const GONE: u32 = 3;
-
-/// Merges everything there is, durably. False when the daemon died and all has to be done again.
-fn merge_round(overlay: &Overlay, chain: &Chain) -> io::Result<bool> {
-    let life = chain.life();
-    let merged = (|| {
-        let mut from = 0;
-        while let Some(run) = overlay.merge(from)? {
-            from = run.end();
-        }
-        chain.flush()
-    })();
-    if chain.life() != life {
-        overlay.unmerge();
-        return Ok(false);
-    }
-    match merged {
-        Ok(()) => Ok(true),
-        Err(why) if why.kind == dray_image::ErrorKind::NoSpace => Err(io::Error::other(why)),
-        Err(why) => {
-            tracing::warn!(%why, "a merge was broken off");
-            overlay.unmerge();
-            // A daemon that is gone comes back with another life.
-            chain.open()?;
-            if chain.life() == life { Err(io::Error::other(why)) } else { Ok(false) }
-        }
-    }
-}
-
-fn merge_all(flat: &Flat) -> io::Result<()> {
-    for _ in 0..=DEATHS {
-        if merge_round(&flat.overlay, &flat.chain)? {
-            return Ok(());
-        }
-    }
-    Err(io::Error::other("the storage daemon dies again and again"))
-}
-
-/// Merges while the guest writes, until little is left.
-fn merge_most(flat: &Flat) -> io::Result<()> {
-    flat.overlay.unmerge();
-    flat.chain.set_writable(true)?;
-    for _ in 0..ROUNDS {
-        let before = flat.overlay.unmerged_count();
-        if before <= FEW {
-            break;
-        }
-        merge_all(flat)?;
-        if flat.overlay.unmerged_count() >= before {
-            break;
-        }
-    }
-    Ok(())
-}
-
-/// Merges the rest; nobody writes. The chain's files are whole afterwards, and closed.
-fn merge_rest(flat: &Flat) -> io::Result<()> {
-    merge_all(flat)?;
-    match flat.overlay.unmerged_count() {
-        0 => flat.chain.finish(),
-        left => Err(io::Error::other(format!("{left} blocks were written meanwhile"))),
-    }
-}
 
 impl Agent {
     /// Puts a flattened disk back on its chain. On failure it stays where it is and is served.
@@ -107,7 +37,7 @@ impl Agent {
             return Err(ApiError::new(ErrorKind::Internal, what, "it is not flattened"));
         };
         let layers = layers_of(&record).map_err(|why| io_error(&what, why))?;
-        block_in_place(|| merge_most(flat)).map_err(|why| {
+        block_in_place(|| merge_most(&*flat.overlay, &flat.chain)).map_err(|why| {
             self.read_again(flat);
             io_error(&what, why)
         })?;
@@ -119,7 +49,15 @@ impl Agent {
             Ok(()) => Ok(On::Chain),
             Err(_) => self.stay(qmp, entry, &layers).await,
         };
+        if matches!(on, Ok(On::Chain)) {
+            // Before it writes there: merging the overlay once more would undo that.
+            let turn = Some(Turn { home: true, running, done: true });
+            if let Err(why) = self.set_turn(entry, Place::Named, turn) {
+                tracing::error!(image = record.name, %why, "cannot write down where a disk is");
+            }
+        }
         self.let_go_on(&what, qmp, running).await?;
+        abort::step("HomeForget");
         match (home, on) {
             (_, Ok(On::Chain)) => {}
             (home, Ok(On::Export)) => {
@@ -149,7 +87,8 @@ impl Agent {
         running: bool,
     ) -> ApiResult<()> {
         let failed = |why: dray_qemu::Error| qemu_error(what, &why);
-        let (io, turn) = (|why| io_error(what, why), Some(Turn { home: true, running }));
+        let turn = Some(Turn { home: true, running, done: false });
+        let io = |why| io_error(what, why);
         block_in_place(|| self.hold_peeks(entry));
         self.set_turn(entry, Place::Chain, turn).map_err(io)?;
         if running {
@@ -168,7 +107,7 @@ impl Agent {
     /// Merges the rest and gives the chain's active file its name: it holds everything.
     fn show_chain(&self, entry: &Entry, turn: Option<Turn>) -> io::Result<()> {
         let Some(flat) = &entry.flat else { return Ok(()) };
-        merge_rest(flat)?;
+        merge_rest(&*flat.overlay, &flat.chain)?;
         let record = entry.record();
         names_of(&record)?.thaw_chain(record.mode).map_err(io::Error::other)?;
         flat.chain.moved(&record.path);
@@ -203,7 +142,7 @@ impl Agent {
         flat.overlay.unmerge();
         self.hold_peeks(entry);
         let home = flat.chain.set_writable(true).and_then(|()| {
-            let turn = Some(Turn { home: true, running: false });
+            let turn = Some(Turn { home: true, running: false, done: false });
             self.set_turn(entry, Place::Chain, turn)?;
             self.show_chain(entry, turn)
         });
@@ -277,113 +216,5 @@ impl Agent {
             }
             looks = left;
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::chain::tests::{LEN, contents, fixture};
-    use super::*;
-    use crate::migration::present::PresentFile;
-    use dray_image::{FileImage, FileOptions, ZeroMode};
-    use std::io::Write;
-    use std::path::Path;
-    use std::process::Command;
-
-    fn open(dir: &Path, layers: &[super::super::ChainLayer]) -> Flat {
-        let path = dir.join("overlay.raw");
-        let made = std::fs::File::options().create(true).truncate(false).write(true).open(&path);
-        made.unwrap().set_len(LEN).unwrap();
-        let options = FileOptions { write: true, direct: false, export_len: None };
-        let file = Arc::new(FileImage::open(&path, options).unwrap());
-        let log = PresentFile::open(&dir.join("disk.flat")).unwrap();
-        let chain = Chain::new(dir.join("chain"), layers.to_vec(), LEN, None);
-        let here = log.all();
-        let overlay = Overlay::new(Arc::clone(&chain) as _, file, &here, log).unwrap();
-        Flat { chain, overlay: Arc::new(overlay) }
-    }
-
-    /// A file system of this many MiB; none where one cannot be mounted.
-    struct Small(std::path::PathBuf);
-
-    impl Small {
-        fn mount(path: &Path, mib: u32) -> Option<Self> {
-            std::fs::create_dir(path).unwrap();
-            let mut mount = Command::new("mount");
-            mount.args(["-t", "tmpfs", "-o", &format!("size={mib}m"), "tmpfs"]).arg(path);
-            if !mount.status().is_ok_and(|status| status.success()) {
-                println!("SKIP: a small file system cannot be mounted here");
-                return None;
-            }
-            Some(Self(path.to_owned()))
-        }
-
-        /// Leaves no room in it.
-        fn fill(&self) -> std::path::PathBuf {
-            let path = self.0.join("filler");
-            let mut filler = std::fs::File::create(&path).unwrap();
-            while filler.write_all(&[1; 4096]).is_ok() {}
-            path
-        }
-    }
-
-    impl Drop for Small {
-        fn drop(&mut self) {
-            let _ = Command::new("umount").arg("-l").arg(&self.0).status();
-        }
-    }
-
-    /// There is no room to merge: nothing is lost, and it is merged when there is.
-    #[test]
-    fn a_full_disk_stops_a_merge_until_there_is_room() {
-        let dir = tempfile::tempdir().unwrap();
-        let Some(small) = Small::mount(&dir.path().join("pool"), 24) else { return };
-        let (layers, mut seen) = fixture(&small.0);
-        let flat = open(dir.path(), &layers);
-        // The active image has nothing there yet.
-        flat.overlay.write_at(&vec![9; 1 << 20], 0, false).unwrap();
-        seen[..1 << 20].fill(9);
-        // So little is left to the time in which the guest is stopped.
-        merge_most(&flat).unwrap();
-        let filler = small.fill();
-        let why = merge_rest(&flat).unwrap_err().to_string();
-        assert!(why.contains("No space left"), "{why}");
-        let mut buf = vec![0; LEN as usize];
-        flat.overlay.read_at(&mut buf, 0).unwrap();
-        assert!(buf == seen, "the guest reads what it wrote");
-        std::fs::remove_file(filler).unwrap();
-        merge_rest(&flat).unwrap();
-        assert!(contents(&layers[0].path) == seen);
-    }
-
-    /// A daemon dies in the middle of a merge, and the agent too: nothing is lost, and the chain has
-    /// everything at the end.
-    #[test]
-    fn what_was_written_over_a_chain_gets_into_it() {
-        let dir = tempfile::tempdir().unwrap();
-        let (layers, mut seen) = fixture(dir.path());
-        let flat = open(dir.path(), &layers);
-        let mut write = |flat: &Flat, at: usize, byte: u8, len: usize| {
-            flat.overlay.write_at(&vec![byte; len], at as u64, false).unwrap();
-            seen[at..at + len].fill(byte);
-        };
-        write(&flat, 1000, 9, 3000);
-        write(&flat, 2 << 20, 8, 1 << 20);
-        write(&flat, LEN as usize - 700, 7, 700);
-        flat.overlay.zero(3 << 19, 1 << 19, ZeroMode::MayUnmap, false).unwrap();
-        merge_most(&flat).unwrap();
-        flat.overlay.unmerge();
-        assert!(flat.overlay.merge(0).unwrap().is_some());
-        flat.chain.kill_daemon();
-        assert!(!merge_round(&flat.overlay, &flat.chain).unwrap(), "what it held back is lost");
-        write(&flat, 5 << 18, 6, 20_000);
-        flat.overlay.flush().unwrap();
-        // The agent dies: what it knows is on the disk.
-        drop(flat);
-        let flat = open(dir.path(), &layers);
-        merge_most(&flat).unwrap();
-        merge_rest(&flat).unwrap();
-        seen[3 << 19..1 << 21].fill(0);
-        assert!(contents(&layers[0].path) == seen);
     }
 }

@@ -4,14 +4,20 @@
 //! to this agent ([`chain`]), which only reads it, and what the guest writes goes into an
 //! [`Overlay`] that is dray's own. Both together are an image like any other.
 //! `freeze` puts a running VM's disk on it; `home` merges the overlay back into the chain and puts
-//! the disk back, when the guest stays here after all; [`peeks`] are of those who look before. While the overlay is the truth the chain's
-//! active file has no name that anybody would open.
+//! the disk back, when the guest stays here after all (`merge` is how); [`peeks`] are of those who look
+//! before. While the overlay is the truth the chain's active file has no name that anybody would open.
+//!
+//! At the target the image is raw. [`fresh`] makes a qcow2 of it where that was asked for, and [`swap`]
+//! puts the disk on it.
 
 pub mod chain;
 mod freeze;
+pub mod fresh;
 mod home;
+mod merge;
 pub mod peeks;
 mod server;
+pub mod swap;
 
 use crate::flat::chain::Chain;
 use crate::migration::present::PresentFile;
@@ -90,6 +96,9 @@ pub struct Turn {
     pub home: bool,
     /// The guest ran before, and is to run again.
     pub running: bool,
+    /// The disk is home: from now on its guest writes to the chain, and the overlay is of the past.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub done: bool,
 }
 
 /// What is durable about a flattened image.

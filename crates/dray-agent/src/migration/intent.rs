@@ -32,6 +32,9 @@ pub struct SourceImage {
     /// Who gave the target what its copy began with, where it had that read for this.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub given: Vec<Provided>,
+    /// The target makes a qcow2 of it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub qcow2: bool,
 }
 
 impl SourceImage {
@@ -131,6 +134,9 @@ pub struct TargetImageIntent {
     /// The name here of a file that lay at the path already and is used where it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_place: Option<String>,
+    /// A qcow2 is to be made of it when it is complete; until then it keeps its hidden name.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub qcow2: bool,
 }
 
 impl TargetImageIntent {

@@ -56,6 +56,28 @@ pub enum ToTargetShell {
     },
 }
 
+/// What becomes of the qcow2 that the target makes of an image.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Made {
+    /// It is being written.
+    Copied {
+        /// Bytes that are in it.
+        done: u64,
+        /// Bytes that have to be.
+        total: u64,
+    },
+    /// The disk is on it.
+    Done {
+        /// Its file's name.
+        name: String,
+    },
+    /// There is none: the disk stays raw.
+    Raw {
+        /// Why.
+        why: String,
+    },
+}
+
 /// Target to source.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum ToSourceShell {
@@ -84,6 +106,13 @@ pub enum ToSourceShell {
     Paused(bool),
     /// The target's operator wants this limit, in bytes a second.
     Bandwidth(Option<u64>),
+    /// Of an image of which a qcow2 is made. Only a source hears it that has asked for one.
+    Qcow2 {
+        /// Its number in the migration.
+        image: u16,
+        /// What became of it.
+        made: Made,
+    },
 }
 
 /// Encodes a shell message.

@@ -39,7 +39,7 @@ pub use stream::{BlockingStream, Stream};
 pub const AGENT: &str = concat!("dray/", env!("CARGO_PKG_VERSION"));
 
 /// What this software can do beyond the protocol's versions; used as far as both sides can.
-pub const FEATURES: [&str; 11] = [
+pub const FEATURES: [&str; 12] = [
     "zstd",
     dray_wire::control::FEATURE_BACKFILL_ORDER,
     dray_wire::control::FEATURE_BACKUP_GENERATIONS,
@@ -48,6 +48,7 @@ pub const FEATURES: [&str; 11] = [
     dray_wire::control::FEATURE_REUSE,
     dray_wire::request::FEATURE_BASES,
     dray_wire::request::FEATURE_HOLDINGS,
+    dray_wire::request::FEATURE_QCOW2,
     dray_wire::request::FEATURE_RETURN,
     dray_wire::request::FEATURE_SEED,
     dray_wire::request::FEATURE_SURVEY,

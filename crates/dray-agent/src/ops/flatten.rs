@@ -5,7 +5,7 @@ use super::images::random_id;
 use super::io_error;
 use super::prepare::Plan;
 use crate::agent::Agent;
-use crate::api::{ApiError, ApiResult, Chain, ErrorKind, Prepare};
+use crate::api::{ApiError, ApiResult, Chain, ErrorKind, Prepare, TargetFormat};
 use crate::flat::{ChainLayer, layers_of, raw_name};
 use crate::migration::intent::SourceImage;
 use crate::vm::picture::{LayerPicture, Picture, Place};
@@ -16,6 +16,9 @@ use dray_types::{BLOCK_SIZE, BlockRange, ImageId};
 use dray_wire::ImageOffer;
 use dray_wire::request::Base;
 use std::path::PathBuf;
+
+/// What a wish for a qcow2 is refused with.
+const NO_QCOW2: &str = "cannot make a qcow2 at the target";
 
 impl Agent {
     /// What the guest sees of a chain, as one raw image.
@@ -35,13 +38,33 @@ impl Agent {
         let (id, len) = (ImageId(random_id()?), layer.plan.file_size);
         let offer = ImageOffer { id, name: target, len, read_only: false };
         let (base, given) = (Base::Empty, Vec::new());
-        let image = SourceImage { name, offer, path, device, base, chain, given };
+        let image = SourceImage { name, offer, path, device, base, chain, given, qcow2: false };
         // Shows, before anything is touched, that the chain can be read: later a read would wait.
         let seen = self.registry.peek_chain(&image);
         tokio::task::block_in_place(|| seen.open()).map_err(|why| io_error(what, why))?;
         plan.allocated.push(seen_bytes(what, &*seen)?);
         plan.images.push(image);
         Ok(plan.images.len() - 1)
+    }
+
+    /// Of the disks that are flattened, or are going to be, the target makes qcow2 files. They come
+    /// under the names of the raw images that they are until then.
+    pub(super) fn want_qcow2(&self, plan: &mut Plan) -> ApiResult<()> {
+        let frozen = |name: &str| self.registry.get(name).is_some_and(|entry| entry.flat.is_some());
+        let mut any = false;
+        for image in &mut plan.images {
+            if !image.chain.is_empty() || frozen(&image.name) {
+                image.qcow2 = true;
+                image.offer.name = raw_name(&image.offer.name);
+                any = true;
+            }
+        }
+        let (what, why) = (NO_QCOW2, "the vm has no disk that would be flattened: all are raw");
+        match any {
+            true => Ok(()),
+            false => Err(ApiError::new(ErrorKind::Invalid, what, why)
+                .hint("leave --target-format out: raw disks arrive raw")),
+        }
     }
 
     /// Disks that are flattened already have the node names that they had on their chains.
@@ -72,6 +95,15 @@ pub(super) fn refuse_flat_images(command: &Prepare) -> ApiResult<()> {
     let (what, why) = ("cannot flatten images", "only a running vm tells what chain a disk has");
     Err(ApiError::new(ErrorKind::Unsupported, what, why)
         .hint("name the vm with --qmp; without one, `qemu-img convert` makes a raw image"))
+}
+
+/// A chain that is kept has its formats.
+pub(super) fn refuse_format(command: &Prepare) -> ApiResult<()> {
+    if command.target_format == TargetFormat::Raw || command.chain == Chain::Flatten {
+        return Ok(());
+    }
+    let why = "a chain that is kept arrives as it is";
+    Err(ApiError::new(ErrorKind::Invalid, NO_QCOW2, why).hint("give --chain flatten as well"))
 }
 
 /// What stands against flattening is told before the target is asked; bitmaps once it is known

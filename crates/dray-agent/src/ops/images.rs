@@ -184,6 +184,7 @@ impl Agent {
             len,
             growable,
             flat: None,
+            swap: None,
             read_only: command.read_only,
             in_place: None,
             format: command.format,

@@ -5,7 +5,7 @@ use super::prepare::{Plan, layer_plans};
 use crate::agent::Agent;
 use crate::api::{
     ApiError, ApiResult, Chain, ErrorKind, Migrate, MigrationState, Prepare, ReleaseAtEnd, Resume,
-    Started, Subject,
+    Started, Subject, TargetFormat,
 };
 use crate::forecast::Way;
 use crate::links;
@@ -68,6 +68,21 @@ fn refuse_unflattened(
         return Err(other_chain(what, "it was prepared without --chain flatten"));
     }
     Ok(())
+}
+
+/// Whether the target makes a qcow2 of one of its images.
+fn wants_qcow2(slot: &SourceSlot) -> bool {
+    slot.intent().images.iter().any(|image| image.qcow2)
+}
+
+/// A disk that becomes a qcow2 does not stay with dray.
+fn refuse_kept(what: &str, command: &Migrate, slot: &SourceSlot) -> ApiResult<()> {
+    if command.release != ReleaseAtEnd::Never || !wants_qcow2(slot) {
+        return Ok(());
+    }
+    let why = "it was prepared with --target-format qcow2, and QEMU itself opens a qcow2";
+    Err(ApiError::new(ErrorKind::Invalid, what, why)
+        .hint("leave --release out, or prepare again without --target-format"))
 }
 
 fn other_chain(what: &str, why: &str) -> ApiError {
@@ -152,6 +167,7 @@ impl Agent {
             return Err(ApiError::new(ErrorKind::Invalid, what, why)
                 .hint("name it with --target-qmp, here or when you prepare"));
         }
+        refuse_kept(&what, &command, &slot)?;
         take(&what, &slot)?;
         let share = together.as_ref().and_then(|together| together.share);
         let noted = together.map_or(Ok(()), |together| (together.note)(&slot));
@@ -195,6 +211,7 @@ impl Agent {
             settings: Settings {
                 verify: command.verify,
                 release: match command.release {
+                    _ if wants_qcow2(slot) => true,
                     ReleaseAtEnd::Always => true,
                     ReleaseAtEnd::Never => false,
                     ReleaseAtEnd::AsBefore => vm && !resident,
@@ -271,6 +288,10 @@ impl Agent {
             names: command.names.clone(),
             target_qmp: None,
             chain,
+            target_format: match slot.as_deref().is_some_and(wants_qcow2) {
+                true => TargetFormat::Qcow2,
+                false => TargetFormat::Raw,
+            },
         };
         if let Some(slot) = slot {
             let (_, plan, picture) = self.plan(&prepare).await?;

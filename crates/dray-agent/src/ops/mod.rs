@@ -21,6 +21,8 @@ mod survey;
 
 pub(crate) use control::outcome;
 pub(crate) use migrate::Together;
+#[cfg(test)]
+pub(crate) use prepare::refused_kind;
 
 use crate::agent::Agent;
 use crate::api::{

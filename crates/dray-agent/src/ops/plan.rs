@@ -5,7 +5,7 @@ use super::migrate::{MAX_DOWNTIME_MS, guest_memory};
 use super::prepare::net_error;
 use super::survey::Survey;
 use crate::agent::Agent;
-use crate::api::{ApiResult, Plan, Planned, PlannedStrategy, Predicted, Prepare};
+use crate::api::{ApiResult, Plan, Planned, PlannedStrategy, Predicted, Prepare, TargetFormat};
 use crate::forecast::{self, Moved, Way};
 use crate::links;
 use crate::migration::intent::SourceImage;
@@ -32,6 +32,8 @@ impl Agent {
             names: command.names.clone(),
             target_qmp: None,
             chain: command.chain,
+            // What is made of an image at the target is made there, of what has arrived.
+            target_format: TargetFormat::Raw,
         };
         let (intent, plan, picture) = self.plan(&prepare).await?;
         let settings = self.session_settings(&command.to)?;

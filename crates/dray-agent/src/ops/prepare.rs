@@ -1,13 +1,13 @@
 //! `dray prepare`: room and exports at the target, and the lines its QEMU is started with.
 
 use super::bases::usual_name;
-use super::flatten::{check_flat, refuse_flat_images, seen_bytes};
+use super::flatten::{check_flat, refuse_flat_images, refuse_format, seen_bytes};
 use super::images::random_id;
 use super::io_error;
 use crate::agent::Agent;
 use crate::api::{
     ApiError, ApiResult, Chain, ErrorKind, MigrationState, Prepare, Prepared, PreparedImage,
-    Subject,
+    Subject, TargetFormat,
 };
 use crate::flat::raw_name;
 use crate::given;
@@ -32,6 +32,8 @@ use std::time::Duration;
 /// How long the target may take to make room.
 const ASK_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Why an older target is of no use for a qcow2.
+const TOO_OLD: &str = "the target's software makes no qcow2 of what has arrived";
 /// What a system says of a full disk.
 pub(super) const FULL: &str = "No space left";
 /// What to do about it.
@@ -60,11 +62,11 @@ pub fn net_error(what: impl Into<String>, why: &NetError) -> ApiError {
 }
 
 /// What sort of refusal the target's words tell of.
-fn refused_kind(why: &str) -> ErrorKind {
+pub(crate) fn refused_kind(why: &str) -> ErrorKind {
     let has = |words: &str| why.contains(words);
     if has("free and the images need") || has("is too small") || has(FULL) {
         ErrorKind::NoSpace
-    } else if has("is not a name") {
+    } else if has("is not a name") || has("no qcow2 is made of one") {
         ErrorKind::Invalid
     } else if has("there is no device") {
         ErrorKind::NotFound
@@ -133,6 +135,7 @@ impl Agent {
         command: &Prepare,
     ) -> ApiResult<(SourceIntent, Plan, Option<Picture>)> {
         self.session_settings(&command.to)?;
+        refuse_format(command)?;
         let named = |here: &str, device: Option<&str>, usual: &str| {
             let other = command.names.get(here).or_else(|| command.names.get(device?));
             let name = other.map_or(usual, String::as_str);
@@ -167,6 +170,9 @@ impl Agent {
                 (Some(SourceVm { qmp: qmp.clone(), name, target_qmp, facts: None }), Some(picture))
             }
         };
+        if command.target_format == TargetFormat::Qcow2 {
+            self.want_qcow2(&mut plan)?;
+        }
         check_names(&plan)?;
         let epoch = plan.images.iter().filter_map(|image| self.epoch_of(image)).max();
         let known = self.earlier_try(&command.to, &mut plan);
@@ -233,6 +239,7 @@ impl Agent {
                 && intent.images.iter().zip(&plan.images).all(|(old, new)| {
                     old.name == new.name
                         && old.offer.name == new.offer.name
+                        && old.qcow2 == new.qcow2
                         && self.registry.get(&new.name).is_some_and(|entry| {
                             entry.record().id == old.offer.id && entry.record().len == old.offer.len
                         })
@@ -295,7 +302,16 @@ impl Agent {
         let offer = ImageOffer { id: record.id, name: target, len: record.len, read_only };
         let (name, path, base) = (name.to_owned(), record.path, Base::Empty);
         let (chain, given) = (Vec::new(), Vec::new());
-        plan.images.push(SourceImage { name, offer, path, device, base, chain, given });
+        plan.images.push(SourceImage {
+            name,
+            offer,
+            path,
+            device,
+            base,
+            chain,
+            given,
+            qcow2: false,
+        });
         plan.allocated.push(match &entry.flat {
             Some(_) => seen_bytes(&what, entry.disk.backing().as_ref())?,
             None => entry.file.allocated_bytes().map_err(|why| io_error(&what, why))?,
@@ -347,7 +363,16 @@ impl Agent {
         let offer = ImageOffer { id, name: target, len, read_only };
         plan.allocated.push(file.allocated_bytes().map_err(|why| io_error(&what, why))?);
         let (base, chain, given) = (Base::Empty, Vec::new(), Vec::new());
-        plan.images.push(SourceImage { name, offer, path, device, base, chain, given });
+        plan.images.push(SourceImage {
+            name,
+            offer,
+            path,
+            device,
+            base,
+            chain,
+            given,
+            qcow2: false,
+        });
         Ok(plan.images.len() - 1)
     }
 
@@ -365,8 +390,16 @@ impl Agent {
         });
         let images: Vec<_> = images.collect();
         let digests = self.digests_there(&what, &intent, plan, pool).await?;
+        let wants_qcow2 = intent.images.iter().any(|image| image.qcow2);
         let asked = self.ask_for_room(&intent, images, digests, pool).await;
-        let (nbd_socket, bases) = asked.map_err(|why| net_error(&what, &why))?;
+        let (nbd_socket, bases) = asked.map_err(|why| match why.kind {
+            // Only a qcow2 cannot be done without.
+            NetErrorKind::Unknown if wants_qcow2 => {
+                ApiError::new(ErrorKind::Unsupported, &what, TOO_OLD)
+                    .hint("leave --target-format out, or upgrade the target")
+            }
+            _ => net_error(&what, &why),
+        })?;
         if bases.len() != intent.images.len() {
             return Err(ApiError::new(ErrorKind::Peer, what, "the peer answered something else"));
         }
@@ -409,17 +442,24 @@ impl Agent {
     ) -> Result<(String, Vec<Base>), NetError> {
         let (migration, pool) = (intent.migration, pool.map(str::to_owned));
         let ancestors = intent.images.iter().map(|image| self.ancestors(image)).collect();
-        if digests.iter().any(Option::is_some) {
-            let request = Request::PrepareInPlace { migration, pool, images, ancestors, digests };
-            return Ok(match self.ask(&intent.peer, &request).await? {
-                Reply::PreparedReturn { nbd_socket, bases, .. } => (nbd_socket, bases),
-                _ => (String::new(), Vec::new()),
-            });
-        }
+        let qcow2: Vec<bool> = intent.images.iter().map(|image| image.qcow2).collect();
         let bare = Request::Prepare { migration, pool: pool.clone(), images: images.clone() };
-        let request = Request::PrepareReturn { migration, pool, images, ancestors };
+        let made = qcow2.contains(&true);
+        let in_place = digests.iter().any(Option::is_some);
+        let request = match (made, in_place) {
+            (true, _) => {
+                Request::PrepareQcow2 { migration, pool, images, ancestors, digests, qcow2 }
+            }
+            (false, true) => {
+                Request::PrepareInPlace { migration, pool, images, ancestors, digests }
+            }
+            (false, false) => Request::PrepareReturn { migration, pool, images, ancestors },
+        };
+        let needed = made || in_place;
         let reply = match self.ask(&intent.peer, &request).await {
-            Err(why) if why.kind == NetErrorKind::Unknown => self.ask(&intent.peer, &bare).await,
+            Err(why) if why.kind == NetErrorKind::Unknown && !needed => {
+                self.ask(&intent.peer, &bare).await
+            }
             reply => reply,
         };
         match reply? {
@@ -485,7 +525,11 @@ fn blockdev_lines(
                     name: name.clone(),
                     reconnect_delay: RECONNECT_DELAY,
                 };
-                (layer.plan.for_target(Path::new(&name)), export)
+                let plan = match intent.images[image].qcow2 {
+                    true => layer.plan.directly_on(Path::new(&name)),
+                    false => layer.plan.for_target(Path::new(&name)),
+                };
+                (plan, export)
             })
             .collect();
         if let Some(&active) = images.first() {

@@ -5,7 +5,7 @@ use super::images::random_id;
 use crate::agent::Agent;
 use crate::api::{
     ApiError, ApiResult, Chain, ErrorKind, Event, Events, Prepare, Provided, Seed, SeedProgress,
-    Seeded, SeededImage,
+    Seeded, SeededImage, TargetFormat,
 };
 use crate::given;
 use crate::links;
@@ -38,6 +38,7 @@ impl Agent {
             names,
             target_qmp: None,
             chain: Chain::Keep,
+            target_format: TargetFormat::Raw,
         };
         let (intent, plan, _) = self.plan(&prepare).await?;
         // Whether that went well `prepare` tells, which finds what was read.

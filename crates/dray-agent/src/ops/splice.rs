@@ -132,6 +132,7 @@ impl Agent {
             len: if growable { growable_len(plan.file_size, plan.size) } else { plan.file_size },
             growable,
             flat: None,
+            swap: None,
             read_only: false,
             in_place: None,
             format: Some(plan.format.clone()),

@@ -232,7 +232,8 @@ mod tests {
             ImageOffer { id: ImageId(1), name: name.clone(), len: 1 << 20, read_only: false };
         let path = "/pool/disk".into();
         let (chain, given) = (Vec::new(), Vec::new());
-        SourceImage { name, offer, path, device: None, base: Base::Empty, chain, given }
+        let (device, base, qcow2) = (None, Base::Empty, false);
+        SourceImage { name, offer, path, device, base, chain, given, qcow2 }
     }
 
     fn replica() -> Base {

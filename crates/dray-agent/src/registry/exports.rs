@@ -31,6 +31,10 @@ impl Exports for Registry {
             let why = format!("image '{name}' was handed over to another host");
             return Err(ExportError::Refused(why));
         }
+        if record.swap.is_some_and(|swap| swap.may_be_past()) {
+            let why = format!("the disk of image '{name}' goes over to a qcow2");
+            return Err(ExportError::Refused(why));
+        }
         Ok(Arc::clone(&entry.disk) as Arc<dyn Image>)
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::bases::FileStamp;
 use crate::flat::FlatRecord;
+use crate::flat::swap::Swap;
 use crate::lineage::ReplicaNote;
 use dray_image::ImageNames;
 use dray_types::{Epoch, ImageId, MigrationId};
@@ -87,6 +88,9 @@ pub struct ImageRecord {
     /// Set while the image is a chain, frozen under `path`, with an overlay of dray's over it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flat: Option<FlatRecord>,
+    /// Set once the disk goes over to a qcow2 that was made of the image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub swap: Option<Swap>,
 }
 
 impl ImageRecord {

@@ -116,6 +116,9 @@ pub struct Released {
     pub done: bool,
     /// Milliseconds since 1970 at the release.
     pub since_unix_ms: u64,
+    /// The file was made of an image when that had arrived: it is another one, without generations.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub made: bool,
 }
 
 impl Released {
@@ -126,7 +129,7 @@ impl Released {
 
     /// Whether there is a line of generations to go on with.
     pub fn has_line(&self) -> bool {
-        !self.image.read_only && !self.image.device
+        !self.image.read_only && !self.image.device && !self.made
     }
 }
 
@@ -294,10 +297,31 @@ impl Registry {
             bitmap,
             done: false,
             since_unix_ms: unix_ms(),
+            made: false,
             image: ImageRecord { adopted: None, migration: None, ..record },
         };
         self.released.put(&note)?;
         Ok(Some(note))
+    }
+
+    /// Notes how QEMU has a disk whose file was made here, which its command line does not tell.
+    ///
+    /// # Errors
+    /// What the file system or the store reports, or that QEMU's process is not known.
+    pub(crate) fn note_made(
+        &self,
+        qmp: &Qmp,
+        plan: &LayerPlan,
+        image: ImageRecord,
+    ) -> io::Result<()> {
+        let qemu =
+            QemuProcess::of(qmp).ok_or_else(|| io::Error::other("qemu's process is not known"))?;
+        let (path, plan, since_unix_ms) = (plan.path(), plan.clone(), unix_ms());
+        let (file, len) = (FileId::of(&path)?, std::fs::metadata(&path)?.len());
+        let (bitmap, made, done) = (None, true, true);
+        let note = Released { image, file, len, plan, qemu, bitmap, done, since_unix_ms, made };
+        self.released.put(&note)?;
+        self.released.remove_others(&path, note.image.id)
     }
 
     /// Gives a disk back to QEMU, up to where only the image's record is left to be forgotten. Can be

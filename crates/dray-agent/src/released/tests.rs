@@ -18,6 +18,7 @@ fn note(path: &Path, id: u128) -> Released {
             len: 4096,
             growable: false,
             flat: None,
+            swap: None,
             read_only: false,
             in_place: None,
             format: None,
@@ -43,6 +44,7 @@ fn note(path: &Path, id: u128) -> Released {
         bitmap: Some(format!("{PREFIX}1")),
         done: true,
         since_unix_ms: 5,
+        made: false,
     }
 }
 

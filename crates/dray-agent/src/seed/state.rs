@@ -169,6 +169,7 @@ fn become_replica(
         len: note.len,
         growable: false,
         flat: None,
+        swap: None,
         read_only: false,
         in_place: None,
         format: None,

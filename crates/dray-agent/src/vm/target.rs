@@ -2,7 +2,7 @@
 //! source's shell ask of the waiting QEMU.
 
 use crate::config::Config;
-use crate::migration::messages::{GuestFacts, ToSourceShell, ToTargetShell};
+use crate::migration::messages::{GuestFacts, Made, ToSourceShell, ToTargetShell};
 use crate::migration::target::{Input, TargetSlot, Told};
 use crate::net::tunnel;
 use crate::net::{NetError, NetErrorKind, Stream};
@@ -10,6 +10,7 @@ use crate::registry::Registry;
 use crate::vm::picture::on_local;
 use dray_engine::TargetEvent;
 use dray_qemu::{Incoming, LayerPlan, Qmp, status};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,6 +23,10 @@ const LOADED_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct TargetVmTask {
     /// The migration.
     pub slot: Arc<TargetSlot>,
+    /// The disks have been released: who asks again is told so.
+    pub released: bool,
+    /// What was made of images, by their numbers.
+    pub made: BTreeMap<usize, Made>,
     /// What its loop tells.
     pub told: UnboundedReceiver<Told>,
     /// The agent's configuration.
@@ -156,26 +161,34 @@ impl TargetVmTask {
     }
 
     /// Every block is here: the disks go back to QEMU if that was asked for.
-    async fn finish(&self) {
+    async fn finish(&mut self) {
         let settings = self.slot.intent().settings;
         if settings.release && self.slot.intent().guest.is_some() {
-            let result = self.release().await;
+            let result = if self.released { self.say_made() } else { self.release().await };
             if let Err(why) = &result {
                 tracing::warn!(migration = %self.slot.board.migration, why, "cannot release disks");
             }
+            self.released = result.is_ok();
             self.slot.send(Input::Say(ToSourceShell::Released(result)));
         }
+        self.name_raw();
         self.slot.send(Input::Finished);
     }
 
-    async fn release(&self) -> Result<(), String> {
+    async fn release(&mut self) -> Result<(), String> {
         let intent = self.slot.intent();
         let guest = intent.guest.ok_or("the migration has no vm")?;
         let qmp = self.connect().await?;
-        for (image, plan) in plans(&guest)? {
-            let image = intent.images.get(image).ok_or("the plan names no image")?;
-            let plan = on_local(&plan, &image.path)?;
+        for (number, plan) in plans(&guest)? {
+            let image = intent.images.get(number).ok_or("the plan names no image")?;
             let entry = self.registry.get(image.name_here()).ok_or("the image is not there")?;
+            if image.qcow2 && self.make_qcow2(&qmp, number, &entry, &plan).await? {
+                continue;
+            }
+            let plan = match image.qcow2 {
+                true => plan.directly_on(&image.path),
+                false => on_local(&plan, &image.path)?,
+            };
             self.registry.check_in_place(&entry).map_err(|why| why.to_string())?;
             let released = self.registry.release(&qmp, &plan, &entry).await;
             released.map_err(|why| why.to_string())?;

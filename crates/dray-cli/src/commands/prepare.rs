@@ -1,6 +1,6 @@
 //! `dray prepare`.
 
-use super::subject::{ChainArg, MoveArgs};
+use super::subject::{ChainArg, MoveArgs, TargetFormatArg};
 use super::{pair, path_at_target};
 use crate::output::Output;
 use crate::show::prepared::qemu_arguments;
@@ -13,6 +13,7 @@ Examples:
   dray prepare --qmp /run/vm1.qmp --to hostb
   dray prepare --qmp /run/vm1.qmp --to hostb --pool fast --name disk0=vm1-root
   dray prepare --qmp /run/vm1.qmp --to hostb --chain flatten
+  dray prepare --qmp /run/vm1.qmp --to hostb --chain flatten --target-format qcow2
   dray prepare --image data --to hostb
 
 Standard output holds only the arguments for the target's QEMU, ready to be pasted.
@@ -36,6 +37,9 @@ pub struct Args {
     /// What becomes of a disk that is a chain of images (qcow2 with backing files)
     #[arg(long, value_enum, default_value_t)]
     chain: ChainArg,
+    /// What a flattened disk becomes at the target
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
+    target_format: TargetFormatArg,
     /// Send everything, whatever backups the target could begin with
     #[arg(long)]
     no_backups: bool,
@@ -54,6 +58,7 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
         names: args.names.into_iter().collect(),
         target_qmp: args.target_qmp,
         chain: args.chain.into(),
+        target_format: args.target_format.into(),
     };
     // No backup is of what a guest sees of a chain.
     if !args.no_backups && command.chain.is_keep() {

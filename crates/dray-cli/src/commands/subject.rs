@@ -2,7 +2,7 @@
 
 use super::absolute;
 use clap::ValueEnum;
-use dray_agent::api::{ApiResult, Chain, Subject};
+use dray_agent::api::{ApiResult, Chain, Subject, TargetFormat};
 use std::path::PathBuf;
 
 /// A move.
@@ -30,6 +30,25 @@ impl From<ChainArg> for Chain {
         match chain {
             ChainArg::Keep => Self::Keep,
             ChainArg::Flatten => Self::Flatten,
+        }
+    }
+}
+
+/// What a flattened disk is at the target, as it is typed.
+#[derive(ValueEnum, Clone, Copy, Debug, Default)]
+pub enum TargetFormatArg {
+    /// A raw image
+    #[default]
+    Raw,
+    /// A fresh qcow2, made at the target of the raw image; needs as much space again there
+    Qcow2,
+}
+
+impl From<TargetFormatArg> for TargetFormat {
+    fn from(format: TargetFormatArg) -> Self {
+        match format {
+            TargetFormatArg::Raw => Self::Raw,
+            TargetFormatArg::Qcow2 => Self::Qcow2,
         }
     }
 }

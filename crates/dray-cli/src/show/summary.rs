@@ -3,7 +3,9 @@
 use super::style::Style;
 use super::table::fields;
 use super::units::{bytes, count, counted, millis, seconds};
-use dray_agent::api::{Downtime, Ending, Predicted, Provided, Summary, Verified, WireBytes};
+use dray_agent::api::{
+    Downtime, Ending, ImageSummary, Predicted, Provided, Summary, Verified, WireBytes,
+};
 
 /// A label and what stands beside it.
 type Line = (&'static str, String);
@@ -26,6 +28,7 @@ pub fn summary(summary: &Summary, detail: bool, style: Style) -> String {
     lines.push(("remote reads", count(summary.remote_reads)));
     lines.extend(predicted(summary, style));
     lines.push(("verified", verified(summary.verified, style)));
+    lines.extend(summary.images.iter().filter_map(|image| qcow2(image, style)));
     lines.push(("migration", style.dim(&summary.migration.to_string())));
     if detail {
         for image in &summary.images {
@@ -175,6 +178,16 @@ fn predicted(summary: &Summary, style: Style) -> Vec<Line> {
     lines
 }
 
+/// What became of the qcow2 that was asked for.
+fn qcow2(image: &ImageSummary, style: Style) -> Option<Line> {
+    let name = &image.name_at_target;
+    match (&image.qcow2, &image.stays_raw) {
+        (Some(made), _) => Some(("qcow2", made.clone())),
+        (None, Some(why)) => Some(("qcow2", style.warn(&format!("none: {name} stays raw: {why}")))),
+        (None, None) => None,
+    }
+}
+
 fn verified(verified: Verified, style: Style) -> String {
     match verified {
         Verified::Equal => style.good("yes: the target was re-read and equals the source"),
@@ -211,4 +224,34 @@ fn total_and_parts(label: &'static str, total: &str, parts: &[String], style: St
         (label, text)
     };
     rows.into_iter().enumerate().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_qcow2_that_was_asked_for_is_told_of() {
+        let mut image = ImageSummary {
+            image: "vm.qcow2".into(),
+            name_at_target: "vm.raw".into(),
+            bytes: 1,
+            blocks_sent: 1,
+            blocks_sent_twice: 0,
+            bytes_in_place: 0,
+            bytes_from_replica: 0,
+            bytes_from_target: 0,
+            given: Vec::new(),
+            replica_not_used: None,
+            qcow2: None,
+            stays_raw: None,
+        };
+        let told = |image: &ImageSummary| qcow2(image, Style::default());
+        assert_eq!(told(&image), None);
+        image.stays_raw = Some("the pool is nearly full".into());
+        let none = "none: vm.raw stays raw: the pool is nearly full";
+        assert_eq!(told(&image), Some(("qcow2", none.to_owned())));
+        image.qcow2 = Some("vm.qcow2".into());
+        assert_eq!(told(&image), Some(("qcow2", "vm.qcow2".to_owned())));
+    }
 }

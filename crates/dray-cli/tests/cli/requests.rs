@@ -148,6 +148,12 @@ fn the_other_commands() {
             json!({ "prepare": { "subject": { "vm": { "qmp": here.join("q.sock") } }, "to": "b",
                 "pool": null, "prefix": "new-", "names": { "disk0": "root" } } }),
         ),
+        (
+            "prepare --qmp /q --to b --chain flatten --target-format qcow2",
+            json!({ "prepare": { "subject": { "vm": { "qmp": "/q" } }, "to": "b",
+                "pool": null, "prefix": null, "names": {}, "chain": "flatten",
+                "target_format": "qcow2" } }),
+        ),
         ("status 4f", json!({ "status": { "migration": "4f" } })),
         ("watch", json!({ "watch": { "migration": null } })),
         ("cancel 4f --discard", json!({ "cancel": { "migration": "4f", "discard": true } })),

@@ -310,6 +310,33 @@ fn a_vm_that_ends_has_its_writes_in_the_chain() {
     assert_merged_alone(&mut stage);
 }
 
+/// The agent dies right after the guest has gone on on its chain, and the VM ends before the next agent
+/// starts: nothing older is merged over what the guest wrote there.
+#[test]
+#[ignore = "long: make long"]
+fn a_vm_that_ends_on_its_chain_keeps_what_it_wrote_there() {
+    let Some(mut stage) = prepared("flat-ends") else { return };
+    assert_seen(look(&stage));
+    start_with(stage.lab.host("a"), "DRAY_ABORT_BEFORE", "HomeForget");
+    let migrate = stage.spawn(&["--bandwidth", "30Mbit"]);
+    stage.lab.host("a").wait_status(PATIENCE, copying).expect("it copies");
+    stage.lab.host("a").json(&["cancel"]).expect("cancel");
+    stage.target = None;
+    let deadline = Instant::now() + PATIENCE;
+    while stage.lab.host("a").json(&["status"]).is_ok() {
+        assert!(Instant::now() < deadline, "the agent does not die\n{}", stage.logs());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    drop(Answer::of(migrate));
+    stage.assert_guest_is_well();
+    stage.finish_guest();
+    stage.lab.host("a").kill9().expect("reap");
+    stage.lab.host("a").start().expect("restart");
+    let images = stage.lab.host("a").json(&["images"]).expect("images");
+    assert_eq!(images, serde_json::json!([]), "{}", stage.logs());
+    stage.assert_images("a");
+}
+
 #[test]
 fn what_a_flat_copy_cannot_have_is_refused() {
     let Some(stage) = Stage::new("flat-refused", &[Kind::Qcow2], RATE) else { return };

@@ -11,6 +11,7 @@ mod effects;
 mod hot_set;
 mod images;
 mod latency;
+mod made;
 mod mirror;
 mod orders;
 mod peeks;

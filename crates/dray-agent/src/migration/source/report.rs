@@ -7,11 +7,12 @@ use super::images::SourceImages;
 use super::rate::Rate;
 use crate::api::{Amounts, ImageProgress, Phase, Predicted, Step};
 use crate::forecast::Now;
-use crate::migration::messages::ToSourceShell;
+use crate::migration::messages::{Made, ToSourceShell};
 use dray_engine::Source;
 use dray_engine::source::{SourceNotice, SourceStatus};
 use dray_types::{BLOCK_SIZE, BlockRange, ImageIndex};
 use dray_wire::ToTarget;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -48,6 +49,8 @@ pub struct Report {
     paused: bool,
     /// Why the guest was not started at the target.
     pub(super) guest_failed: Option<String>,
+    /// What the target has told of the qcow2 files that it makes, by the images' numbers.
+    pub(super) qcow2: BTreeMap<u16, Made>,
     dirty_since: (Instant, u64),
     dirty_rate: u64,
     wire_rate: Rate,
@@ -74,6 +77,7 @@ impl Report {
             verifying: None,
             paused: false,
             guest_failed: None,
+            qcow2: BTreeMap::new(),
             dirty_since: (now, 0),
             dirty_rate: 0,
             wire_rate,
@@ -187,6 +191,7 @@ impl Report {
                 self.remote_reads = *remote_reads;
             }
             ToSourceShell::Paused(paused) => self.paused = *paused,
+            ToSourceShell::Qcow2 { image, made } => self.qcow2_told(*image, made),
             ToSourceShell::Finished => self.finish(),
             _ => {}
         }
@@ -308,6 +313,10 @@ impl Report {
     fn show_verification(&self, rows: &mut [ImageProgress]) {
         let images = self.slot.intent().images;
         for (ix, (row, image)) in rows.iter_mut().zip(&images).enumerate() {
+            if let Some(Made::Copied { done, total }) = self.qcow2.get(&(ix as u16)) {
+                (row.amounts.bytes_done, row.amounts.bytes_total) = (*done, *total);
+                continue;
+            }
             let whole = BlockRange::whole(image.offer.len).len * BLOCK_SIZE;
             row.amounts.bytes_total = whole;
             row.amounts.bytes_done = match self.verifying {
@@ -349,6 +358,8 @@ impl Report {
             Some(Step::Memory)
         } else if self.phase == Phase::Release && self.is_verifying() {
             Some(Step::Verify)
+        } else if self.phase == Phase::Release && self.is_making() {
+            Some(Step::Convert)
         } else {
             None
         }

@@ -81,7 +81,10 @@ impl Report {
         let shared = total.shared.iter().copied().chain(std::iter::repeat(0));
         let found = total.found.iter().copied().chain(std::iter::repeat(0));
         let images = intent.images.iter().zip(sent).zip(shared).zip(found);
-        let images = images.map(|(((image, sent), shared), found)| ImageSummary {
+        let images = images.enumerate();
+        let images = images.map(|(ix, (((image, sent), shared), found))| ImageSummary {
+            qcow2: self.qcow2_of(ix),
+            stays_raw: self.stays_raw(ix),
             image: image.name.clone(),
             name_at_target: image.offer.name.clone(),
             bytes: image.offer.len,

@@ -218,12 +218,15 @@ impl TargetImages {
         Ok(())
     }
 
-    /// Gives the files their names, and takes the markers of devices away. Can be repeated.
+    /// Gives the files their names, and takes the markers of devices away: of those that stay what they
+    /// are. Can be repeated.
     ///
     /// # Errors
     /// What renaming or the store reports.
     pub fn finish(&self) -> io::Result<()> {
-        self.all.iter().try_for_each(|open| self.registry.finish_partial(&open.entry))
+        // Of which a qcow2 is made: nobody needs it under its name, or it has it already.
+        let mut named = self.all.iter().filter(|open| !open.intent.qcow2);
+        named.try_for_each(|open| self.registry.finish_partial(&open.entry))
     }
 
     /// A QEMU may open the files itself now.
@@ -231,12 +234,18 @@ impl TargetImages {
         self.all.iter().for_each(|open| open.entry.drop_locks());
     }
 
-    /// The migration no longer holds the images; those that QEMU has taken back are forgotten.
+    /// The migration no longer holds the images; those that QEMU has taken back are forgotten, and
+    /// those that have become a qcow2 removed.
     ///
     /// # Errors
     /// What the store reports.
     pub fn let_go(&self, released: bool) -> io::Result<()> {
         for open in &self.all {
+            if open.entry.record().swap.is_some_and(|swap| swap.done) {
+                // The raw image is of the past.
+                self.registry.remove_partial(&open.entry)?;
+                continue;
+            }
             if released {
                 self.registry.forget(open.intent.name_here())?;
                 continue;

@@ -50,6 +50,8 @@ pub fn summary() -> Summary {
         bytes_from_target: 0,
         given: Vec::new(),
         replica_not_used: None,
+        qcow2: None,
+        stays_raw: None,
     };
     let from =
         |provider: &str, predicted, bytes| Provided { provider: provider.into(), predicted, bytes };

@@ -1,0 +1,96 @@
+//! Images of which this host makes a qcow2 when they have arrived: what has to be so before they come.
+
+use crate::config::{Pool, PoolKind};
+use crate::flat::fresh;
+use crate::registry::Registry;
+use dray_wire::request::WantedImage;
+
+/// Of which of `count` images a qcow2 is made; `made` is empty when of none.
+pub(super) fn is_made(made: &[bool], count: usize) -> impl Iterator<Item = bool> {
+    made.iter().copied().chain(std::iter::repeat(false)).take(count)
+}
+
+/// How many bytes the qcow2 files of these images take beside them.
+pub(super) fn check_made(
+    registry: &Registry,
+    pool: &Pool,
+    images: &[WantedImage],
+    made: &[bool],
+) -> Result<u64, String> {
+    if !made.is_empty() && made.len() != images.len() {
+        return Err("the request names other images than formats".to_owned());
+    }
+    let wanted = images.iter().zip(made).filter(|(_, made)| **made).map(|(image, _)| image);
+    let wanted: Vec<_> = wanted.collect();
+    if wanted.is_empty() {
+        return Ok(0);
+    }
+    if pool.kind == PoolKind::Devices {
+        let name = &pool.name;
+        return Err(format!(
+            "pool '{name}' holds block devices, and no qcow2 is made of one; name a pool of \
+                 files or leave the disk raw"
+        ));
+    }
+    fresh::check_tools()?;
+    for image in &wanted {
+        check_free(registry, pool, image)?;
+    }
+    let bytes = wanted.iter().map(|image| fresh::qcow2_bytes(image.allocated));
+    Ok(bytes.fold(0, u64::saturating_add))
+}
+
+/// The name of an image's qcow2 has to be free.
+fn check_free(registry: &Registry, pool: &Pool, image: &WantedImage) -> Result<(), String> {
+    if image.read_only {
+        return Err(format!("image '{}' is only read, and stays as it is", image.name));
+    }
+    let name = fresh::qcow2_name(&image.name);
+    let path = pool.image_path(&name).map_err(|why| why.to_string())?;
+    if path.exists() {
+        let shown = path.display();
+        return Err(format!("{shown} exists already; choose another name or pool"));
+    }
+    registry
+        .refuse_used(&path, &image.name)
+        .map_err(|why| format!("{why}; choose another name or pool"))
+}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::ErrorKind;
+    use crate::config::PoolIo;
+    use crate::flat::swap::tests::Host;
+    use crate::ops::refused_kind;
+    use dray_types::ImageId;
+
+    #[test]
+    fn what_cannot_become_a_qcow2_is_refused_before_it_comes() {
+        let host = Host::new();
+        let kind = PoolKind::Files;
+        let (name, io) = ("p".to_owned(), PoolIo::Buffered);
+        let files = Pool { name, path: host.pool(), kind, io };
+        let wanted = |name: &str, read_only| {
+            let (len, allocated) = (1 << 30, 64 << 20);
+            WantedImage { id: ImageId(1), name: name.into(), len, allocated, read_only }
+        };
+        let images = [wanted("a.raw", false), wanted("b.raw", false)];
+        let check = |pool: &Pool, made: &[bool]| check_made(&host.registry, pool, &images, made);
+        assert_eq!(check(&files, &[]), Ok(0));
+        assert_eq!(check(&files, &[false, false]), Ok(0));
+        let bytes = check(&files, &[false, true]).unwrap();
+        assert!((64 << 20..66 << 20).contains(&bytes), "once more, and its tables: {bytes}");
+        assert!(check(&files, &[true]).is_err());
+        let devices = Pool { kind: PoolKind::Devices, ..files.clone() };
+        let why = check(&devices, &[true, false]).unwrap_err();
+        assert_eq!(refused_kind(&format!("hostb refuses: {why}")), ErrorKind::Invalid, "{why}");
+        std::fs::write(host.pool().join("b.qcow2"), "somebody's").unwrap();
+        assert!(check(&files, &[true, false]).is_ok());
+        let why = check(&files, &[true, true]).unwrap_err();
+        assert_eq!(refused_kind(&why), ErrorKind::Conflict, "{why}");
+        let backing = [wanted("base.raw", true)];
+        assert!(check_made(&host.registry, &files, &backing, &[true]).is_err());
+        let made: Vec<bool> = is_made(&[], 2).collect();
+        assert_eq!(made, [false, false]);
+    }
+}

@@ -1,0 +1,446 @@
+//! The disk of a running VM goes over from a raw image to the fresh qcow2 that was made of it.
+//!
+//! The guest stops for it, so both are equal until it goes on. What decides then, also for whoever
+//! finds this half done: where QEMU has the disk and, when there is no QEMU any more, the name. A
+//! qcow2 that has its name holds everything, and nobody can have written to the raw image since:
+//! [`Swap`] is durable before, and from then on the image is served to nobody who comes.
+
+use super::fresh::{Fresh, Progress, qcow2_path};
+use super::{Purpose, daemon_place};
+use crate::migration::abort;
+use crate::ops::images::random_id;
+use crate::registry::{CopyState, Entry, ImageRecord, Place, Registry};
+use dray_image::{ImageNames, Quiesced};
+use dray_qemu::flatten::{self, On};
+use dray_qemu::{ErrorKind, LayerPlan, Qmp, status};
+use dray_types::{Epoch, ImageId};
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::slice;
+use std::time::{Duration, Instant};
+use tokio::task::block_in_place;
+
+/// How long writes may take to end that QEMU no longer waits for.
+const QUIET: Duration = Duration::from_secs(5);
+
+/// What is durable of a disk that goes over.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Swap {
+    /// QMP socket of the VM.
+    pub qmp: PathBuf,
+    /// How the disk is attached to the qcow2, and where that is.
+    pub plan: LayerPlan,
+    /// The guest was stopped for it, and is to run again.
+    pub running: bool,
+    /// The qcow2 is the truth, and the raw image of no use.
+    pub done: bool,
+}
+
+impl Swap {
+    fn names(&self) -> io::Result<ImageNames> {
+        ImageNames::of(&self.plan.path()).map_err(io::Error::other)
+    }
+
+    /// Whether the qcow2 has its name. While it has not, the name may be somebody else's.
+    fn is_named(&self) -> io::Result<bool> {
+        let names = self.names()?;
+        Ok(names.image().try_exists()? && !names.chain().try_exists()?)
+    }
+
+    /// Whether the raw image may be of the past, so that nobody may write to it. Before that a QEMU that
+    /// has lost its connection has to be let in: a stop waits for its requests.
+    pub fn may_be_past(&self) -> bool {
+        self.done || self.is_named().unwrap_or(true)
+    }
+
+    /// Takes the qcow2's name away and removes it.
+    fn remove_file(&self) -> io::Result<()> {
+        let names = self.names()?;
+        if self.is_named()? {
+            names.freeze_chain().map_err(io::Error::other)?;
+        }
+        names.remove_chain().map_err(io::Error::other)
+    }
+}
+
+/// Lets a guest run again that was stopped. One whose QEMU is gone needs nobody.
+pub(super) async fn wake(qmp: &Qmp, running: bool) -> dray_qemu::Result<()> {
+    if !running {
+        return Ok(());
+    }
+    match status::cont(qmp).await {
+        Err(why) if why.kind() == ErrorKind::Closed => Ok(()),
+        ran => ran,
+    }
+}
+
+impl Registry {
+    /// Makes a qcow2 of a complete raw image whose disk is [`flattened`](LayerPlan::flattened), while
+    /// its guest goes on, and puts the disk on it. Returns where it is. On failure the guest is on the
+    /// raw image, through dray, and no qcow2 is left behind, unless the record has a [`Swap`]: then it
+    /// is not known where the disk is.
+    ///
+    /// # Errors
+    /// Why there is no qcow2.
+    pub(crate) async fn make_qcow2(
+        &self,
+        qmp: &Qmp,
+        entry: &Entry,
+        flat: &LayerPlan,
+        run_dir: &Path,
+        progress: Progress,
+    ) -> io::Result<PathBuf> {
+        let path = qcow2_path(&entry.record().path);
+        if let Some(swap) = entry.record().swap {
+            if !swap.done {
+                self.recover_swap(entry, swap).await?;
+            }
+            if entry.record().swap.is_some() {
+                return Ok(path);
+            }
+        }
+        self.refuse_used(&path, &entry.record().name)?;
+        let fresh = block_in_place(|| {
+            let allocated = entry.file.allocated_bytes().map_err(io::Error::other)?;
+            let place = daemon_place(run_dir, Purpose::Serve, entry.record().id);
+            Fresh::begin(&entry.disk, &path, allocated, place, progress)
+        })?;
+        let made = match block_in_place(|| fresh.copy_most()) {
+            Ok(()) => {
+                abort::step("Qcow2Copied");
+                self.go_over(qmp, entry, &fresh, flat.in_qcow2(&path)).await
+            }
+            Err(why) => Err(why),
+        };
+        if made.is_err() && entry.record().swap.is_none() {
+            fresh.discard();
+        }
+        made.map(|()| path)
+    }
+
+    /// Refuses a path for a qcow2 that another image of this host has, under whichever of its names.
+    ///
+    /// # Errors
+    /// Which image.
+    pub fn refuse_used(&self, path: &Path, name: &str) -> io::Result<()> {
+        let has = |record: &ImageRecord| {
+            let left = record.state == CopyState::Replica && record.migration.is_none();
+            record.path == path && record.name != name && !left
+        };
+        match self.all().into_iter().map(|entry| entry.record()).find(has) {
+            None => Ok(()),
+            Some(record) => {
+                let (path, name) = (path.display(), record.name);
+                Err(io::Error::other(format!("{path} exists already: it is image '{name}'")))
+            }
+        }
+    }
+
+    /// No qcow2 is made of a complete raw image: it gets its name, and nothing else is left.
+    ///
+    /// # Errors
+    /// What the file system or the store reports.
+    pub fn keep_raw(&self, entry: &Entry) -> io::Result<()> {
+        let path = qcow2_path(&entry.record().path);
+        if self.refuse_used(&path, &entry.record().name).is_ok() {
+            let names = ImageNames::of(&path).map_err(io::Error::other)?;
+            names.remove_chain().map_err(io::Error::other)?;
+        }
+        self.finish_partial(entry)
+    }
+
+    async fn go_over(
+        &self,
+        qmp: &Qmp,
+        entry: &Entry,
+        fresh: &Fresh,
+        plan: LayerPlan,
+    ) -> io::Result<()> {
+        let running = status::status(qmp).await.map_err(io::Error::other)?.running;
+        let swap = Swap { qmp: qmp.socket().to_owned(), plan, running, done: false };
+        self.set_swap(entry, Some(swap.clone()))?;
+        let began = Instant::now();
+        let stopped = stop_equal(qmp, entry, fresh, running).await;
+        let quiet = match stopped {
+            Ok(quiet) => quiet,
+            // It has no name, so QEMU has not seen it.
+            Err(why) => return self.stay(entry, swap, Some(qmp)).await.and(Err(why)),
+        };
+        abort::step("Qcow2Named");
+        let pivoted = flatten::unflatten(qmp, slice::from_ref(&swap.plan)).await;
+        abort::step("Qcow2Pivoted");
+        let on = match &pivoted {
+            Ok(_) => Ok(On::Chain),
+            Err(_) => flatten::settle(qmp, slice::from_ref(&swap.plan)).await,
+        };
+        match on {
+            Ok(On::Export) => {
+                self.stay(entry, swap, Some(qmp)).await?;
+                drop(quiet);
+                pivoted.map(drop).map_err(io::Error::other)
+            }
+            Err(why) if why.kind() != ErrorKind::Closed => {
+                // Whoever writes to it could write to what is of the past.
+                entry.disk.park(quiet);
+                Err(io::Error::other(format!("it is not known where the disk is: {why}")))
+            }
+            _ => {
+                entry.disk.park(quiet);
+                entry.disk.fail_parked();
+                self.end_swap(entry, swap, Some(qmp)).await?;
+                let ms = began.elapsed().as_secs_f64() * 1e3;
+                tracing::info!(image = entry.record().name, ms, "on a fresh qcow2");
+                Ok(())
+            }
+        }
+    }
+
+    fn set_swap(&self, entry: &Entry, swap: Option<Swap>) -> io::Result<()> {
+        self.update(entry, |record| record.swap = swap)
+    }
+
+    /// The disk is on the raw image: the qcow2 goes, and the guest goes on.
+    async fn stay(&self, entry: &Entry, swap: Swap, qmp: Option<&Qmp>) -> io::Result<()> {
+        if let Err(why) = swap.remove_file() {
+            let path = swap.plan.path();
+            tracing::error!(path = %path.display(), %why, "cannot remove a file that is of no use");
+        }
+        self.set_swap(entry, None)?;
+        match qmp {
+            Some(qmp) => wake(qmp, swap.running).await.map_err(io::Error::other),
+            None => Ok(()),
+        }
+    }
+
+    /// The disk is on the qcow2, which is the truth from now on, and the guest goes on.
+    async fn end_swap(&self, entry: &Entry, swap: Swap, qmp: Option<&Qmp>) -> io::Result<()> {
+        self.set_swap(entry, Some(Swap { done: true, ..swap.clone() }))?;
+        abort::step("Qcow2Done");
+        let Some(qmp) = qmp else { return Ok(()) };
+        if let Err(why) = self.note_made(qmp, &swap.plan, self.record_of(entry, &swap)?) {
+            tracing::warn!(%why, "what a disk's nodes were made with is not known any more");
+        }
+        wake(qmp, swap.running).await.map_err(io::Error::other)?;
+        self.set_swap(entry, Some(Swap { done: true, running: false, ..swap }))
+    }
+
+    /// The qcow2 as an image: one that nobody has seen before.
+    fn record_of(&self, entry: &Entry, swap: &Swap) -> io::Result<ImageRecord> {
+        let path = swap.plan.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let id = ImageId(random_id().map_err(io::Error::other)?);
+        let (place, format, epoch) = (Place::Named, Some("qcow2".to_owned()), Epoch(1));
+        let (migration, replica, swap) = (None, None, None);
+        let record = entry.record();
+        Ok(ImageRecord { name, id, path, place, format, epoch, migration, replica, swap, ..record })
+    }
+
+    /// After a restart: disks that went over when the agent died are where they are found to be, and
+    /// their guests go on.
+    pub(crate) async fn recover_swaps(&self) {
+        for entry in self.all() {
+            let record = entry.record();
+            let Some(swap) = record.swap else { continue };
+            if let Err(why) = self.recover_swap(&entry, swap).await {
+                tracing::error!(image = record.name, %why, "cannot tell where a disk is");
+            }
+        }
+    }
+
+    async fn recover_swap(&self, entry: &Entry, swap: Swap) -> io::Result<()> {
+        if is_gone(&swap.qmp) {
+            return match swap.done || swap.is_named()? {
+                true => self.end_swap(entry, swap, None).await,
+                false => self.stay(entry, swap, None).await,
+            };
+        }
+        let qmp = Qmp::connect(&swap.qmp).await.map_err(io::Error::other)?;
+        let on = flatten::settle(&qmp, slice::from_ref(&swap.plan)).await;
+        match on.map_err(io::Error::other)? {
+            On::Chain => self.end_swap(entry, swap, Some(&qmp)).await,
+            On::Export => self.stay(entry, swap, Some(&qmp)).await,
+        }
+    }
+}
+
+/// Stops the guest and copies the rest. The qcow2 then has its name, and nobody can write to the raw
+/// image until what is returned is dropped.
+async fn stop_equal(
+    qmp: &Qmp,
+    entry: &Entry,
+    fresh: &Fresh,
+    running: bool,
+) -> io::Result<Quiesced> {
+    if running {
+        status::stop(qmp).await.map_err(io::Error::other)?;
+    }
+    abort::step("Qcow2Stopped");
+    block_in_place(|| {
+        let quiet = entry.disk.quiesce(QUIET).map_err(io::Error::other)?;
+        fresh.copy_rest()?;
+        fresh.name()?;
+        Ok(quiet)
+    })
+}
+
+/// Whether nobody listens on a QEMU's socket. Somebody else may be talking to one that does not answer.
+fn is_gone(socket: &Path) -> bool {
+    let gone = [io::ErrorKind::NotFound, io::ErrorKind::ConnectionRefused];
+    UnixStream::connect(socket).err().is_some_and(|why| gone.contains(&why.kind()))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::store::Store;
+    use dray_nbd::Exports;
+    use dray_qemu::Pivot;
+    use std::sync::Arc;
+
+    const QCOW2: &[u8] = b"everything";
+
+    /// A host of which nothing runs, with a complete raw image whose disk goes over.
+    pub struct Host {
+        dir: tempfile::TempDir,
+        pub registry: Arc<Registry>,
+    }
+
+    impl Host {
+        pub fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let at = dir.path().display();
+            let text = format!(
+                "[agent]\nname = \"hosta\"\nstate_dir = \"{at}/state\"\nrun_dir = \"{at}/run\"\n\
+                 [tls]\ndir = \"{at}\"\n[[pool]]\nname = \"p\"\npath = \"{at}/pool\"\n"
+            );
+            let config = Config::parse(&text, &dir.path().join("dray.toml")).unwrap();
+            std::fs::create_dir(dir.path().join("pool")).unwrap();
+            let store = Store::open(&dir.path().join("state")).unwrap();
+            let registry = Registry::load(store, Arc::new(config)).unwrap();
+            Self { dir, registry }
+        }
+
+        pub fn pool(&self) -> PathBuf {
+            self.dir.path().join("pool")
+        }
+
+        fn names(&self) -> ImageNames {
+            ImageNames::of(&self.pool().join("vm.qcow2")).unwrap()
+        }
+
+        fn raw(&self, done: bool) -> Arc<Entry> {
+            let path = self.pool().join("vm.raw");
+            drop(ImageNames::of(&path).unwrap().create_partial(8192).unwrap());
+            let plan = LayerPlan {
+                qdev: "disk0".into(),
+                depth: 0,
+                format: "qcow2".into(),
+                size: 8192,
+                file_size: 8192,
+                read_only: false,
+                pivot: Pivot::Mirror,
+                local: serde_json::Map::new(),
+            };
+            let (qmp, plan) = (self.dir.path().join("qmp"), plan.directly_on(&qcow2_path(&path)));
+            let record = ImageRecord {
+                name: "vm.raw".into(),
+                id: ImageId(7),
+                path,
+                place: Place::Partial,
+                device: false,
+                mode: 0o600,
+                len: 8192,
+                growable: false,
+                read_only: false,
+                in_place: None,
+                format: None,
+                state: CopyState::Owner,
+                epoch: Epoch(2),
+                migration: None,
+                adopted: None,
+                replica: None,
+                flat: None,
+                swap: Some(Swap { qmp, plan, running: true, done }),
+            };
+            let file = Arc::new(self.registry.open_file(&record).unwrap());
+            self.registry.add(record, file).unwrap()
+        }
+
+        fn recover(&self) {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.unwrap().block_on(self.registry.recover_swaps());
+        }
+
+        /// What is in the pool.
+        fn files(&self) -> Vec<String> {
+            let all = std::fs::read_dir(self.pool()).unwrap();
+            let name = |e: io::Result<std::fs::DirEntry>| e.unwrap().file_name().into_string();
+            let mut names: Vec<_> = all.map(|entry| name(entry).unwrap()).collect();
+            names.sort();
+            names
+        }
+    }
+
+    /// The vm ended while its disk went over: its qcow2 has everything if it has its name, and only
+    /// then.
+    #[test]
+    fn without_qemu_the_name_decides() {
+        let host = Host::new();
+        let entry = host.raw(false);
+        std::fs::write(host.names().chain(), QCOW2).unwrap();
+        host.recover();
+        assert_eq!(entry.record().swap, None);
+        host.registry.keep_raw(&entry).unwrap();
+        assert_eq!(host.files(), ["vm.raw"]);
+
+        let host = Host::new();
+        let entry = host.raw(false);
+        std::fs::write(host.names().image(), QCOW2).unwrap();
+        host.recover();
+        assert!(entry.record().swap.is_some_and(|swap| swap.done));
+        assert_eq!(std::fs::read(host.names().image()).unwrap(), QCOW2);
+        host.registry.remove_partial(&entry).unwrap();
+        assert_eq!(host.files(), ["vm.qcow2"]);
+    }
+
+    /// Somebody else has made a file of the name before the qcow2 could have it.
+    #[test]
+    fn another_file_of_the_name_is_left_alone() {
+        let host = Host::new();
+        let entry = host.raw(false);
+        std::fs::write(host.names().chain(), QCOW2).unwrap();
+        std::fs::write(host.names().image(), "another").unwrap();
+        host.recover();
+        assert_eq!(entry.record().swap, None);
+        host.registry.keep_raw(&entry).unwrap();
+        assert_eq!(host.files(), ["vm.qcow2", "vm.raw"]);
+        assert_eq!(std::fs::read(host.names().image()).unwrap(), b"another");
+    }
+
+    /// Whoever is let onto the raw image could write what the qcow2 would lack.
+    #[test]
+    fn a_disk_that_goes_over_is_served_to_nobody_who_comes() {
+        let host = Host::new();
+        drop(host.raw(false));
+        std::fs::write(host.names().chain(), QCOW2).unwrap();
+        assert!(host.registry.open("vm.raw").is_ok(), "its guest may have to end a request");
+        std::fs::rename(host.names().chain(), host.names().image()).unwrap();
+        assert!(host.registry.open("vm.raw").is_err());
+        host.recover();
+        assert!(host.registry.open("vm.raw").is_err());
+    }
+
+    #[test]
+    fn the_name_of_another_image_is_refused() {
+        let host = Host::new();
+        let entry = host.raw(false);
+        let taken = |name| host.registry.refuse_used(&host.pool().join("vm.raw"), name);
+        assert!(taken("vm.raw").is_ok());
+        assert!(taken("other").unwrap_err().to_string().contains("it is image 'vm.raw'"));
+        host.registry.update(&entry, |record| record.state = CopyState::Replica).unwrap();
+        assert!(taken("other").is_ok(), "a replica has another name");
+    }
+}
