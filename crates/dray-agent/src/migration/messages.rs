@@ -84,6 +84,9 @@ pub enum ToSourceShell {
     Paused(bool),
     /// The target's operator wants this limit, in bytes a second.
     Bandwidth(Option<u64>),
+    /// Per image: so many more missing blocks were found at the target, and not fetched. What is lost
+    /// with a link is not told again.
+    Found(Vec<u64>),
 }
 
 /// Encodes a shell message.
