@@ -324,6 +324,32 @@ fn backfill_fetches_nothing_that_the_target_has() {
 }
 
 #[test]
+fn a_deferred_backfill_asks_nothing_before_it_is_started() {
+    let mut lab = Lab::new();
+    let base = noise(43, IMAGE / 4);
+    put(&lab.b, "base.img", &base);
+    put(&lab.a, "vm.img", &base);
+    lab.start();
+    indexed(&lab.b, IMAGE / 4);
+    lab.a.add("vm.img");
+    let args =
+        ["migrate", "--image", "vm.img", "--to", "hostb", "--detach", "--strategy", "deferred"];
+    let output = lab.a.dray(&args);
+    assert!(output.status.success(), "{output:?}");
+    let waits = |(_, progress): (String, Value)| progress["paused"] == true;
+    wait_for("the pause", END, || lab.a.progress().is_some_and(waits)).unwrap();
+    let blocks = lab.b.image("vm.img").unwrap()["missing_blocks"].as_u64().unwrap();
+    assert_eq!(blocks * BLOCK, base.len() as u64, "nobody has asked for anything");
+    lab.b.ask(json!({"backfill": {"action": "start"}})).unwrap();
+    let ended = |row: &Value| row["state"] == "completed";
+    let row = || lab.a.ask(json!({"status": {}})).ok().and_then(|rows| rows.get(0).cloned());
+    wait_for("the end", END, || row().is_some_and(|row| ended(&row))).unwrap();
+    let summary = row().unwrap()["summary"].clone();
+    assert_eq!((found(&summary), &summary["blocks_sent"]), (base.len() as u64, &json!(0)));
+    check(&lab.b, "vm.img", &base);
+}
+
+#[test]
 fn copies_of_one_image_that_nobody_has_cross_once_in_backfill() {
     let mut lab = Lab::new();
     let base = noise(42, IMAGE);
