@@ -4,7 +4,7 @@
     python3 bench/reuse.py cost   [--mib 2048] [--runs 8]      random data, link as fast as it gets; with and without, in turns
     python3 bench/reuse.py copies [--mib 256] [--rate 1gbit]   ten copies of one image, 5 % changed each, moved together
     python3 bench/reuse.py base   [--mib 1024] [--rate 1gbit]  a copy of an image that the target's index knows
-        [--dray target/release/dray] [--dir DIR]
+        [--strategy auto] [--dray target/release/dray] [--dir DIR]
 
 `copies` and `base` need root for their two network namespaces; wire bytes are those of the interface, both
 ways. Every file is compared with the source's at the end. `base` also tells what the index takes on disk.
@@ -27,9 +27,10 @@ MIB = 1 << 20
 LOOPBACK = {"hosta": "127.73.0.1", "hostb": "127.73.0.2"}
 
 
-def move(source, names, no_reuse):
+def move(source, names, no_reuse, strategy):
     """The summary of one migration."""
-    command = {"subject": {"images": {"names": names}}, "to": "hostb", "no_reuse": no_reuse, "detach": True}
+    command = {"subject": {"images": {"names": names}}, "to": "hostb", "no_reuse": no_reuse, "detach": True,
+               "strategy": strategy}
     ask(source.api, {"migrate": command})
     while (row := ask(source.api, {"status": {}})[0])["state"] == "running":
         time.sleep(0.01)
@@ -81,7 +82,7 @@ def cost(hosts, args):
         for host in hosts:
             host.start()
         add(source, ["vm.img"])
-        summary = move(source, ["vm.img"], no_reuse)
+        summary = move(source, ["vm.img"], no_reuse, args.strategy)
         if run >= 0:
             seconds[no_reuse].append(summary["total_seconds"])
         for host in hosts:
@@ -96,9 +97,9 @@ def cost(hosts, args):
           f"{100 * (best - 1):+.2f} % by the best")
 
 
-def measured(hosts, names, no_reuse):
+def measured(hosts, names, no_reuse, strategy):
     before = sum(map(sent_by, ADDRESS))
-    summary = move(hosts[0], names, no_reuse)
+    summary = move(hosts[0], names, no_reuse, strategy)
     time.sleep(0.3)
     return summary, sum(map(sent_by, ADDRESS)) - before
 
@@ -118,7 +119,7 @@ def copies(hosts, args):
             for host in hosts:
                 host.start()
             add(source, names)
-            summary, wire = measured(hosts, names, no_reuse)
+            summary, wire = measured(hosts, names, no_reuse, args.strategy)
             for host in hosts:
                 host.stop()
             put_back(source, target, names)
@@ -146,7 +147,7 @@ def base(hosts, args):
             per_tib = index.stat().st_size / size * (1 << 40) / (1 << 30)
             print(f"index of {args.mib} MiB after {took:.1f} s: {index.stat().st_size / MIB:.2f} MiB, {per_tib:.2f} GiB a TiB")
         add(source, ["vm.img"])
-        summary, wire = measured(hosts, ["vm.img"], no_reuse)
+        summary, wire = measured(hosts, ["vm.img"], no_reuse, args.strategy)
         for host in hosts:
             host.stop()
         put_back(source, target, ["vm.img"])
@@ -161,6 +162,7 @@ def main():
     parser.add_argument("--mib", type=int)
     parser.add_argument("--runs", type=int, default=8)
     parser.add_argument("--rate", default="1gbit")
+    parser.add_argument("--strategy", default="auto")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--dir", help="where the images are made")
     args = parser.parse_args()

@@ -1,12 +1,15 @@
 //! Whether it pays to ask the target for content before sending it.
 //!
-//! A run that is described costs hashing here, a round trip, and at the target reading, hashing and
-//! writing; what the target has costs no link. All of that is seen in one number, the bytes whose
-//! description was answered per second of waiting for answers; descriptions are pipelined, so it is
-//! what the whole path carries. Time in which the link carried what lacked is no cost of describing:
-//! images that have something in common wait for it to come. A migration begins with a sample of pieces spread over its images,
-//! goes on describing as long as the share that is found is worth more link time than describing
-//! takes, and otherwise sends as always, with a probe now and then.
+//! A run that is described costs hashing at the source, a round trip, and at the target reading,
+//! hashing and writing; what the target has costs no link. All of that is seen in one number, the bytes
+//! whose description was answered per second of waiting for answers; descriptions are pipelined, so it
+//! is what the whole path carries. Time in which the link carried what lacked is no cost of describing:
+//! images that have something in common wait for it to come.
+//!
+//! Before the handover the source decides: it describes or sends. After it the target does: Backfill
+//! asks for hashes or fetches. Either begins with a sample of pieces spread over the images, goes on
+//! describing as long as the share that is found is worth more link time than describing takes, and
+//! otherwise sends as always, with a probe now and then.
 
 use crate::basis::Basis;
 use crate::{MILLISECOND, SECOND, Time};
@@ -14,7 +17,8 @@ use dray_types::{BLOCK_SIZE, BlockRange, BlockSet, ImageIndex};
 use dray_wire::frame::{MAX_PIECES, PIECE_BLOCKS};
 use std::collections::VecDeque;
 
-/// Pieces whose content the source keeps until it is known whether the target has them: 32 MiB.
+/// Pieces whose content the source keeps until it is known whether the target has them: 32 MiB. In
+/// Backfill, pieces that were asked about and are not answered, or lack and are not fetched yet.
 pub const MAX_KEPT: u64 = 512;
 /// Pieces that a sample has, all images together, and of one image at least.
 const SAMPLE: u64 = 128;
@@ -139,6 +143,11 @@ impl Reuse {
         true
     }
 
+    /// Whether what the sample lacks can wait for its turn: nobody else waits for it to come.
+    pub(crate) fn only_samples(&self) -> bool {
+        !self.together && matches!(self.mode, Mode::Sampling { .. })
+    }
+
     /// Whether images go in step, so that what they have in common is asked for in one go.
     pub(crate) fn in_step(&self) -> bool {
         self.known && self.mode == Mode::On
@@ -209,6 +218,16 @@ impl Reuse {
         self.since = now;
         self.awaited = self.awaited.saturating_sub(pieces);
         self.kept = self.kept.saturating_sub(pieces);
+    }
+
+    /// Something was not answered in any reasonable time: nothing but probes until one is.
+    pub(crate) fn too_slow(&mut self) {
+        (self.mode, self.speed) = (Mode::Off, 0.0);
+    }
+
+    /// `pieces` of what was answered, or was not, lack and wait to be fetched.
+    pub(crate) fn keep(&mut self, pieces: u64) {
+        self.kept += pieces;
     }
 
     /// The content of `pieces` that the target lacks is sent, and need not be kept.

@@ -107,8 +107,8 @@ pub struct Tuning {
     /// `mirror`: bytes of mirrored writes that may wait or be under way; a write that finds it full
     /// stays dirty and is sent in a round of Sync.
     pub mirror_window: u64,
-    /// Content that the target has somewhere need not be sent: Copy may describe runs, once
-    /// `SourceEvent::Reuse` has said that the session can.
+    /// Content that the target has somewhere need not be sent: Copy may describe runs, and Backfill ask
+    /// for hashes, once `SourceEvent::Reuse` has said that the session can.
     pub reuse: bool,
     /// What the link carried in earlier migrations, in bytes a second; zero when nobody knows. What
     /// this one measures counts as well.

@@ -32,7 +32,8 @@ impl World {
         let Some(basis) = self.setup.reuse.as_ref().map(|reuse| reuse.basis.clone()) else {
             return 0;
         };
-        if !self.basis_known {
+        let known = if self.target.exposed { self.asks_known } else { self.basis_known };
+        if !known {
             return 0;
         }
         let near = |all: u16, bit| all | u16::from(self.rng.chance(basis.near)) << bit;
@@ -41,7 +42,8 @@ impl World {
 
     /// Content that was kept when it was described, or as it is now.
     fn kept(&mut self, of: u64, image: ImageIndex, range: BlockRange) -> Vec<u64> {
-        if let Some((start, versions)) = self.source.kept.get(&of) {
+        let kept = self.source.kept.get(&of).filter(|_| self.source.machine.owns());
+        if let Some((start, versions)) = kept {
             let from = (range.start - start) as usize;
             return versions[from..from + range.len as usize].to_vec();
         }
@@ -61,7 +63,9 @@ impl World {
         let mask = crate::reuse::mask_of(&versions);
         let some = versions.iter().filter(|&&version| version != ZERO);
         let payload = some.flat_map(|&version| hash_of(&[version])).collect();
-        self.source.kept.insert(tag, (range.start, versions));
+        if self.source.machine.owns() {
+            self.source.kept.insert(tag, (range.start, versions));
+        }
         self.send_frame(FrameKind::DescribedBlocks, tag, image, range, mask, payload);
     }
 

@@ -26,6 +26,9 @@ pub(crate) struct Check {
     /// Pieces that were described, and those of them that the target had.
     pub(crate) described: u64,
     pub(crate) found: u64,
+    /// The same of those that Backfill asked about.
+    pub(crate) asked: u64,
+    pub(crate) asked_found: u64,
     /// Blocks that the target had of pieces that it lacked.
     pub(crate) blocks_found: u64,
     /// The operator is going to resume an abandoned migration.
@@ -47,6 +50,8 @@ impl Check {
             write_errors: 0,
             described: 0,
             found: 0,
+            asked: 0,
+            asked_found: 0,
             blocks_found: 0,
             resuming: false,
         }
@@ -54,6 +59,16 @@ impl Check {
 
     pub(crate) fn new_session(&mut self) {
         self.flying.iter_mut().for_each(|image| image.fill(false));
+    }
+
+    /// A described piece was looked up, in Backfill or before it.
+    pub(crate) fn looked_up(&mut self, backfill: bool, found: bool) {
+        let (looked, counted) = match backfill {
+            true => (&mut self.asked, &mut self.asked_found),
+            false => (&mut self.described, &mut self.found),
+        };
+        *looked += 1;
+        *counted += u64::from(found);
     }
 
     pub(crate) fn source_reborn(&mut self, epoch: Epoch) {
@@ -242,7 +257,9 @@ impl World {
 
     /// A Backfill that is paused on the disk fetches nothing that no guest waits for.
     pub(crate) fn check_paused(&mut self, message: &ToSource) {
-        let ToSource::Fetch { urgent: false, .. } = message else { return };
+        if !matches!(message, ToSource::Fetch { urgent: false, .. } | ToSource::Describe { .. }) {
+            return;
+        }
         let paused = self.target.records.iter().rev().find_map(|record| match record {
             TargetRecord::BackfillPaused { paused } => Some(*paused),
             TargetRecord::Void { .. } => Some(false),
@@ -250,6 +267,26 @@ impl World {
         });
         if paused == Some(true) {
             self.fail("a paused Backfill fetches blocks in the background".into());
+        }
+    }
+
+    /// Hashes are asked for only in a session that knows what that is.
+    pub(crate) fn check_asks(&mut self, message: &ToSource) {
+        let current = self.target.known_session == self.link.session;
+        if matches!(message, ToSource::Describe { .. }) && current && !self.asks_known {
+            self.fail("hashes are asked for in a session that did not agree to that".into());
+        }
+    }
+
+    /// I3: what a frame has filled is what the guest knows, and what was not missing is as it was.
+    pub(crate) fn check_filled(&mut self, image: ImageIndex, range: BlockRange) {
+        if !self.target.exposed || self.guest.power == Power::Dead {
+            return;
+        }
+        for block in range.start..range.end() {
+            if !self.target.missing[image.ix()].contains(block) {
+                self.compare_block(Side::Target, image.ix(), block);
+            }
         }
     }
 
@@ -263,21 +300,25 @@ impl World {
     fn compare(&mut self, side: Side) {
         for image in 0..self.setup.images.len() {
             for block in 0..self.setup.images[image].blocks {
-                let unsettled = |op: &crate::guest::Op| {
-                    op.image == image && op.range.contains(BlockRange::new(block, 1))
-                };
-                let found = match side {
-                    Side::Source => self.source.disks[image].read(block),
-                    Side::Target => self.target.disks[image].read(block),
-                };
-                let wanted = self.guest.expected(image, block);
-                if found != wanted && !self.guest.ops.values().any(unsettled) {
-                    return self.fail(format!(
-                        "I3: block {block} of image {image} at the {side:?} is {found:x}, the \
-                         guest wrote {wanted:x}"
-                    ));
-                }
+                self.compare_block(side, image, block);
             }
+        }
+    }
+
+    fn compare_block(&mut self, side: Side, image: usize, block: u64) {
+        let unsettled = |op: &crate::guest::Op| {
+            op.image == image && op.range.contains(BlockRange::new(block, 1))
+        };
+        let found = match side {
+            Side::Source => self.source.disks[image].read(block),
+            Side::Target => self.target.disks[image].read(block),
+        };
+        let wanted = self.guest.expected(image, block);
+        if found != wanted && !self.guest.ops.values().any(unsettled) {
+            self.fail(format!(
+                "I3: block {block} of image {image} at the {side:?} is {found:x}, the guest wrote \
+                 {wanted:x}"
+            ));
         }
     }
 

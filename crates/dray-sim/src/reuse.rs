@@ -3,6 +3,10 @@
 //! Like the agent's, the index is only a hint: what it leads to is read, hashed and compared before
 //! it is used. Here entries go stale by themselves (frames, guests and power cuts change what they
 //! point to) and from the beginning (a library whose content is not what its hash says).
+//!
+//! Before the handover the source describes what it sends, after it what Backfill asks about. What is
+//! found then fills missing blocks as any frame does, however late: a look may hang for longer than
+//! anybody waits, and its guest goes on writing meanwhile.
 
 use crate::basis::BasisSetup;
 use crate::disk::ZERO;
@@ -11,6 +15,7 @@ use crate::rng::Rng;
 use crate::source::SourceHost;
 use crate::target::{Left, PendingWrite};
 use crate::world::World;
+use dray_engine::SECOND;
 use dray_types::{BlockRange, ImageIndex};
 use dray_wire::frame::{PIECE_BLOCKS, PieceHash, mask_bit, run_hash};
 use dray_wire::{FrameHeader, FrameKind};
@@ -36,7 +41,14 @@ pub(crate) struct ReuseSetup {
     pub(crate) together: bool,
     /// Blocks of what lacks.
     pub(crate) basis: BasisSetup,
+    /// A session agrees on questions in Backfill.
+    pub(crate) asks: f64,
+    /// A look in Backfill hangs.
+    pub(crate) hangs: f64,
 }
+
+/// How long a look hangs, in nanoseconds: longer than the target waits for it.
+const HANGS: u64 = 40 * SECOND;
 
 impl ReuseSetup {
     pub(crate) fn draw(rng: &mut Rng) -> Option<Self> {
@@ -52,6 +64,8 @@ impl ReuseSetup {
                 near: rng.pick(&[0.2, 1.0]),
                 other: rng.pick(&[0.0, 0.2, 0.9]),
             },
+            asks: rng.pick(&[0.5, 1.0, 1.0]),
+            hangs: rng.pick(&[0.0, 0.0, 0.02]),
         })
     }
 }
@@ -116,7 +130,7 @@ impl Index {
 }
 
 impl World {
-    /// A run was read: it travels as hashes, and its content is kept.
+    /// A run was read: it travels as hashes, and its content is kept unless nobody can change it.
     pub(crate) fn send_described(&mut self, tag: u64, image: ImageIndex, range: BlockRange) {
         let disk = &self.source.disks[image.ix()];
         let versions: Vec<_> = (range.start..range.end()).map(|b| disk.read(b)).collect();
@@ -124,7 +138,9 @@ impl World {
         let pieces = versions.chunks_exact(PIECE);
         let some = pieces.filter(|piece| piece.iter().any(|&version| version != ZERO));
         let payload = some.flat_map(hash_of).collect();
-        self.source.kept.insert(tag, (range.start, versions));
+        if self.source.machine.owns() {
+            self.source.kept.insert(tag, (range.start, versions));
+        }
         self.send_frame(FrameKind::Described, tag, image, range, mask, payload);
     }
 
@@ -159,8 +175,7 @@ impl World {
             let start = range.start + (piece * PIECE) as u64;
             let own = self.in_place(image, start, hash);
             let found = if self.rng.chance(fails) { None } else { own.or_else(|| self.find(hash)) };
-            self.check.described += 1;
-            self.check.found += u64::from(found.is_some());
+            self.check.looked_up(self.target.exposed, found.is_some());
             match found {
                 Some(found) => versions[piece * PIECE..(piece + 1) * PIECE].copy_from_slice(&found),
                 None => lacking |= 1 << piece,
@@ -171,8 +186,9 @@ impl World {
         if !(0..versions.len()).all(|nth| lacks(nth) || agrees(nth)) {
             self.fail("content with the right hash has other zero blocks".into());
         }
-        let slow = reuse.is_some_and(|reuse| self.rng.chance(reuse.slow));
-        let delay = if slow { 50 } else { 2 } * self.disk_time();
+        let slow = reuse.as_ref().is_some_and(|reuse| self.rng.chance(reuse.slow));
+        let hangs = reuse.is_some_and(|reuse| self.target.exposed && self.rng.chance(reuse.hangs));
+        let delay = if slow { 50 } else { 2 } * self.disk_time() + if hangs { HANGS } else { 0 };
         let versions = Some(versions);
         let left = Left::Pieces { lacking, near: self.near(lacking) };
         (PendingWrite { session, tag, image, range, versions, left }, delay)

@@ -27,7 +27,11 @@ pub struct Outcome {
     pub described: u64,
     /// Those of them that the target had.
     pub found: u64,
-    /// Blocks that it had of the others.
+    /// Pieces that Backfill asked about.
+    pub asked: u64,
+    /// Those of them that the target had.
+    pub asked_found: u64,
+    /// Blocks that it had of pieces that it lacked.
     pub blocks_found: u64,
 }
 
@@ -50,6 +54,8 @@ fn attempt(world: &mut World) -> Result<Outcome, String> {
             crashes: world.check.crashes,
             described: world.check.described,
             found: world.check.found,
+            asked: world.check.asked,
+            asked_found: world.check.asked_found,
             blocks_found: world.check.blocks_found,
         }),
         Ok(Err(why)) => Err(why),

@@ -270,7 +270,9 @@ impl World {
                 self.at(delay, Ev::ReadDone { life, session, tag, image, range, described });
             }
             SourceEffect::Describe { tag, image, range } => {
-                self.source.dirty[image.ix()].remove(range);
+                if self.source.machine.owns() {
+                    self.source.dirty[image.ix()].remove(range);
+                }
                 self.check_launch(image, range);
                 let session = self.source.known_session;
                 let delay = self.disk_time();

@@ -366,6 +366,7 @@ impl World {
         let Some(write) = self.target.writes.remove(&id) else { return };
         let fails = self.faulty(self.setup.faults.write_error);
         self.apply(&write, if fails { 0.5 } else { 1.0 });
+        self.check_filled(write.image, write.range);
         let arrived = arrival(&write);
         let PendingWrite { session, tag, image, range, versions, left } = write;
         if let (Some(versions), Left::Nothing) = (versions, left) {

@@ -37,6 +37,7 @@ impl World {
         if let Some(reuse) = self.setup.reuse.clone() {
             let known = !self.rng.chance(reuse.unknown);
             self.basis_known = known && self.rng.chance(reuse.basis.known);
+            self.asks_known = known && self.rng.chance(reuse.asks);
             self.tell_source(SourceEvent::Reuse { known, together: reuse.together });
         }
         self.tell_source(SourceEvent::LinkUp);
@@ -84,6 +85,9 @@ impl World {
     }
 
     pub(crate) fn send_to_target(&mut self, envelope: &Envelope<ToTarget>) {
+        if matches!(envelope.body, ToTarget::Describes { .. }) && !self.asks_known {
+            return;
+        }
         match control::encode(envelope) {
             Ok(bytes) => self.send_control(Side::Target, self.source.known_session, bytes),
             Err(why) => self.fail(format!("a message of the source cannot be sent: {why}")),
@@ -92,6 +96,7 @@ impl World {
 
     pub(crate) fn send_to_source(&mut self, envelope: &Envelope<ToSource>) {
         self.check_paused(&envelope.body);
+        self.check_asks(&envelope.body);
         match control::encode(envelope) {
             Ok(bytes) => self.send_control(Side::Source, self.target.known_session, bytes),
             Err(why) => self.fail(format!("a message of the target cannot be sent: {why}")),

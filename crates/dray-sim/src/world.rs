@@ -122,6 +122,8 @@ pub(crate) struct World {
     pub(crate) index: Index,
     /// The session agreed to ask for blocks of what lacks.
     pub(crate) basis_known: bool,
+    /// The session agreed on questions in Backfill.
+    pub(crate) asks_known: bool,
     pub(crate) crash_at: Option<CrashPoint>,
     pub(crate) failed: Option<String>,
     pub(crate) events: u64,
@@ -161,6 +163,7 @@ impl World {
             check: Check::new(&setup),
             index,
             basis_known: false,
+            asks_known: false,
             source,
             target,
             guest,

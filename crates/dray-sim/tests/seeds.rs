@@ -15,6 +15,7 @@ fn many_seeds() {
     let count = std::env::var("DRAY_SIM_COUNT").map_or(SEEDS, |text| text.parse().unwrap());
     let mut endings = BTreeMap::new();
     let (mut events, mut described, mut found, mut blocks) = (0, 0, 0, 0);
+    let (mut asked, mut asked_found) = (0, 0);
     let mut failures = Vec::new();
     for seed in first..first + count {
         match run(seed) {
@@ -24,6 +25,8 @@ fn many_seeds() {
                 described += outcome.described;
                 found += outcome.found;
                 blocks += outcome.blocks_found;
+                asked += outcome.asked;
+                asked_found += outcome.asked_found;
             }
             Err(report) => failures.push(report),
         }
@@ -33,9 +36,14 @@ fn many_seeds() {
     }
     println!("{count} seeds, {events} events: {endings:?}, {} failed", failures.len());
     println!("{described} pieces described, {found} of them found, and {blocks} blocks of others");
+    println!("Backfill asked about {asked} pieces, {asked_found} of them found");
     assert!(failures.is_empty(), "{} seeds failed; the first:\n{}", failures.len(), failures[0]);
     assert!(found > count && described > 2 * found || count < 100, "too little is asked for");
     assert!(blocks > count || count < 100, "too little is asked for by blocks");
+    assert!(
+        asked_found > count / 4 && asked > asked_found || count < 100,
+        "Backfill asks too little"
+    );
     assert!(endings["done"] > count / 2 || count < 100, "too few migrations succeed");
 }
 

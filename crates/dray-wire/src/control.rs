@@ -4,6 +4,7 @@
 //! message is a little-endian length and its postcard encoding.
 
 use crate::error::WireError;
+use crate::frame::PIECE_BLOCKS;
 use crate::list;
 use dray_types::{Attempt, BlockRange, BlockSet, Epoch, ImageId, ImageIndex, MigrationId};
 use serde::de::DeserializeOwned;
@@ -30,6 +31,8 @@ pub const FEATURE_REUSE: &str = "reuse";
 /// Feature word: the source understands `Near` and `LackBlocks`, and the target understands
 /// `FrameKind::DescribedBlocks` and `FrameKind::Part`.
 pub const FEATURE_BASIS: &str = "basis";
+/// Feature word: the source understands `Describe` after the handover, and the target `Describes`.
+pub const FEATURE_BACKFILL_REUSE: &str = "backfill-reuse";
 /// Longest peek, in bytes: what a QEMU that opens a disk before handover reads.
 pub const MAX_PEEK: u32 = 2 << 20;
 
@@ -169,12 +172,29 @@ pub enum ToTarget {
     /// Comes right before `Prepare`: if that handover succeeds, Backfill fetches only what guests
     /// wait for until the operator starts it.
     Defer,
+    /// In this session Backfill may ask for hashes (`ToSource::Describe`). Replaces what was said
+    /// before.
+    Describes {
+        /// Other migrations go to the same target: what they have in common with this one may arrive
+        /// there any moment.
+        together: bool,
+        /// What the link carried in earlier migrations, in bytes a second; zero when nobody knows.
+        link_rate: u64,
+        /// Images that the target's files held an older version of when the migration began, as far
+        /// as the source remembers.
+        #[serde(deserialize_with = "list::at_most::<_, _, MAX_IMAGES>")]
+        in_place: Vec<ImageIndex>,
+    },
 }
 
 impl ToTarget {
     /// The feature word that both sides must have agreed on before this may be sent.
     pub fn feature(&self) -> Option<&'static str> {
-        matches!(self, Self::Order { .. } | Self::Defer).then_some(FEATURE_BACKFILL_ORDER)
+        match self {
+            Self::Order { .. } | Self::Defer => Some(FEATURE_BACKFILL_ORDER),
+            Self::Describes { .. } => Some(FEATURE_BACKFILL_REUSE),
+            _ => None,
+        }
     }
 }
 
@@ -320,6 +340,18 @@ pub enum ToSource {
         /// Bit `i` set: block `i` of the run is wanted. Bits past its end mean nothing.
         blocks: [u64; 4],
     },
+    /// Of a missing run only the hashes are wanted for now: it comes as a described run with this
+    /// tag, or as described blocks. Only after `Describes`.
+    Describe {
+        /// Chosen by the target, as that of a fetch.
+        tag: u64,
+        /// Which image.
+        image: ImageIndex,
+        /// Whole pieces, at most one run.
+        range: BlockRange,
+        /// The hash of each block, not of each piece.
+        blocks: bool,
+    },
 }
 
 impl ToSource {
@@ -328,6 +360,7 @@ impl ToSource {
         match self {
             Self::Hurry { .. } => Some(FEATURE_HURRY),
             Self::Near { .. } | Self::LackBlocks { .. } => Some(FEATURE_BASIS),
+            Self::Describe { .. } => Some(FEATURE_BACKFILL_REUSE),
             _ => None,
         }
     }
@@ -405,6 +438,14 @@ fn one_run(range: &BlockRange) -> Result<(), WireError> {
     Ok(())
 }
 
+fn whole_pieces(range: &BlockRange) -> Result<(), WireError> {
+    let whole = |blocks: u64| blocks.is_multiple_of(PIECE_BLOCKS);
+    if whole(range.start) && whole(range.len) {
+        return Ok(());
+    }
+    Err(WireError::malformed("described run", "not made of whole pieces"))
+}
+
 impl Bounded for ToTarget {
     fn check(&self) -> Result<(), WireError> {
         match self {
@@ -430,6 +471,7 @@ impl Bounded for ToSource {
             Self::Opened { images, .. } => at_most("list of images", images.len(), MAX_IMAGES),
             Self::Received { tags } => at_most("list of tags", tags.len(), MAX_TAGS),
             Self::Fetch { range, .. } => one_run(range),
+            Self::Describe { range, .. } => one_run(range).and_then(|()| whole_pieces(range)),
             Self::Peek { len, .. } => at_most("peek", *len as usize, MAX_PEEK as usize),
             Self::Hash { ranges, .. } => {
                 at_most("list of ranges", ranges.len(), MAX_TAGS)?;
@@ -502,6 +544,9 @@ mod tests {
         refused(decode::<ToTarget>(&over(&order, MAX_ORDER)).map(drop));
         let hashed = none(ToTarget::Hashed { tag: 1, hashes: Vec::new() });
         refused(decode::<ToTarget>(&over(&hashed, MAX_TAGS)).map(drop));
+        let in_place = Vec::new();
+        let describes = none(ToTarget::Describes { together: false, link_rate: 0, in_place });
+        refused(decode::<ToTarget>(&over(&describes, MAX_IMAGES)).map(drop));
         let none = |body: ToSource| {
             let message = Envelope { epoch: Epoch(0), attempt: Attempt(0), body };
             let mut bytes = encode(&message).unwrap().split_off(4);
@@ -527,6 +572,11 @@ mod tests {
         assert!(over(fetch(BlockRange::new(0, 0))));
         assert!(over(fetch(BlockRange::new(u64::MAX, 2))));
         assert!(!over(fetch(BlockRange::new(7, 256))));
+        let describe =
+            |range| ToSource::Describe { tag: 1, image: ImageIndex(0), range, blocks: false };
+        assert!(over(describe(BlockRange::new(0, 272))) && over(describe(BlockRange::new(8, 16))));
+        assert!(over(describe(BlockRange::new(16, 8))) && over(describe(BlockRange::new(16, 0))));
+        assert!(!over(describe(BlockRange::new(16, 256))));
         assert!(over(ToSource::Received { tags: vec![0; MAX_TAGS + 1] }));
         let order = |ranges| {
             let body = ToTarget::Order { image: ImageIndex(0), ranges };
@@ -559,6 +609,15 @@ mod tests {
         assert_eq!(body.feature(), Some("basis"));
         let lack = encode(&Envelope { epoch: Epoch(4), attempt: Attempt(2), body }).unwrap();
         assert_eq!(lack[4..], [4, 2, 17, 0xac, 2, 1, 0, 2, 0]);
+        let (image, range) = (ImageIndex(1), BlockRange::new(16, 32));
+        let body = ToSource::Describe { tag: 300, image, range, blocks: true };
+        assert_eq!(body.feature(), Some("backfill-reuse"));
+        let ask = encode(&Envelope { epoch: Epoch(4), attempt: Attempt(2), body }).unwrap();
+        assert_eq!(ask[4..], [4, 2, 18, 0xac, 2, 1, 16, 32, 1]);
+        let describes =
+            ToTarget::Describes { together: true, link_rate: 300, in_place: vec![image] };
+        assert_eq!(describes.feature(), Some("backfill-reuse"));
+        assert_eq!(bytes(describes), [4, 2, 12, 1, 0xac, 2, 1, 1]);
         assert_eq!(ToTarget::Defer.feature(), Some("backfill-order"));
         assert_eq!(ToTarget::Void.feature(), None);
     }

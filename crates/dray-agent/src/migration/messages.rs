@@ -113,6 +113,9 @@ pub enum ToSourceShell {
         /// What became of it.
         made: Made,
     },
+    /// Per image: so many more missing blocks were found at the target, and not fetched. What is lost
+    /// with a link is not told again.
+    Found(Vec<u64>),
 }
 
 /// Encodes a shell message.

@@ -25,13 +25,16 @@ pub enum SendKind {
     Run,
     /// That the range reads as zeros; nothing is read.
     Zero,
-    /// The hashes of the range, whole pieces; its content is kept.
-    Described,
+    /// The hashes of the range, whole pieces.
+    Described {
+        /// Its content is kept for what the target lacks of it.
+        keep: bool,
+    },
     /// Content that was kept when it was described under this tag.
     Kept(u64),
     /// The hashes of the blocks of a range that was kept when it was described under this tag; it is
-    /// kept under the new one.
-    DescribedBlocks(u64),
+    /// kept under the new one. None: it is read, and not kept.
+    DescribedBlocks(Option<u64>),
     /// Blocks of a range whose blocks were described under this tag.
     Part {
         /// The tag.

@@ -199,7 +199,7 @@ impl Worker {
         match job.kind {
             SendKind::Zero => self.send_zeros(job),
             SendKind::Run => self.send_run(job),
-            SendKind::Described => self.describe(job),
+            SendKind::Described { keep } => self.describe(job, keep),
             SendKind::Kept(of) => self.send_kept(job, of),
             SendKind::DescribedBlocks(of) => self.describe_blocks(job, of),
             SendKind::Part { of, blocks } => self.send_part(job, of, blocks),

@@ -39,7 +39,9 @@ pub struct Wanted(Mutex<Coming>);
 impl Coming {
     fn has(&self, piece: &Lacking, now: Instant) -> bool {
         let fresh = |since: &Instant| now.duration_since(*since) < PATIENCE;
-        self.pieces.get(&piece.hash).is_some_and(|(_, since)| fresh(since))
+        // Who was told to send it himself, and asks once more, is not waited for.
+        let other = |place: &Spot| *place != piece.place;
+        self.pieces.get(&piece.hash).is_some_and(|(place, since)| other(place) && fresh(since))
             || piece.near.iter().any(|place| self.places.get(place).is_some_and(fresh))
     }
 
@@ -141,6 +143,8 @@ mod tests {
         let [a, b] = [|| lacking(1, 1, &[]), || lacking(2, 2, &[])];
         let same = [a(), lacking(1, 3, &[])];
         assert!(wanted.claim(&same, false), "the same content twice in one run is no other's");
+        let again = lacking(1, 3, &[]);
+        assert!(wanted.claim(&[again], false), "nobody waits for himself");
         assert!(!wanted.claim(&[b(), a()], false));
         assert!(wanted.claim(&[b()], false), "it was not claimed together with the other one");
         assert!(wanted.claim(&[a()], true));
@@ -166,7 +170,8 @@ mod tests {
         let (lacks, claimed) = wanted.claim_what_lacks(false, look);
         assert!(claimed && looks == 2);
         assert_eq!(lacks.iter().map(|piece| piece.hash[0]).collect::<Vec<_>>(), [2]);
-        assert!(wanted.comes(&lacks) && !wanted.comes(&[second()]), "only what lacks is claimed");
+        let others = |hash| wanted.comes(&[lacking(hash, 30, &[])]);
+        assert!(others(2) && !others(1), "only what lacks is claimed");
         let (_, claimed) = wanted.claim_what_lacks(false, || vec![lacking(2, 20, &[])]);
         assert!(!claimed, "it is on its way");
         assert!(wanted.claim_what_lacks(false, Vec::new).1, "nothing lacks");

@@ -236,9 +236,8 @@ fn a_restart_in_order_forgets_nothing_and_a_kill_distrusts_regions() {
 }
 
 /// Distrusted regions whose blocks changed here and there, on both sides: the replica, which nobody
-/// should have touched, by a few bytes that keep its length and time.
-#[test]
-fn distrusted_regions_are_compared_by_hash_and_never_taken_on_trust() {
+/// should have touched, by a few bytes that keep its length and time. The image goes `back` to it.
+fn distrusted_regions(back: &[&str]) {
     let mut world = World::begin(Lab::new());
     world.go("hosta", "hostb", &[]);
     let scattered: Vec<_> = (0..60).map(|nth| (nth * 300 + nth % 16, 1)).collect();
@@ -259,12 +258,22 @@ fn distrusted_regions_are_compared_by_hash_and_never_taken_on_trust() {
     file.set_times(std::fs::FileTimes::new().set_modified(time)).unwrap();
     drop(file);
     world.lab.b.start();
-    let summary = world.go("hostb", "hosta", &["--verify"]);
+    let summary = world.go("hostb", "hosta", back);
     world.check("hosta");
     assert_eq!(summary["verified"], true, "{summary}");
     let most = (scattered.len() + lost.len()) as u64;
     assert!(sent(&summary) <= most, "not more than {most} blocks differ: {summary}");
     assert!(wire(&summary) < most * BLOCK + (256 << 10), "{summary}");
+}
+
+#[test]
+fn distrusted_regions_are_compared_by_hash_and_never_taken_on_trust() {
+    distrusted_regions(&["--verify"]);
+}
+
+#[test]
+fn distrusted_regions_are_compared_by_hash_in_backfill_too() {
+    distrusted_regions(&["--verify", "--strategy", "post-copy"]);
 }
 
 /// An image that has another name than its file.

@@ -218,7 +218,13 @@ fn who_does_not_want_reuse_sends_everything() {
     let off = |name: &str, config: String| {
         if name == "hostb" { config + "[reuse]\nenabled = false\n" } else { config }
     };
-    for (lab, more) in [(Lab::new(), &["--no-reuse"][..]), (Lab::with(off), &[])] {
+    let late = ["--strategy", "post-copy", "--no-reuse"];
+    for (lab, more) in [
+        (Lab::new(), &["--no-reuse"][..]),
+        (Lab::with(off), &[]),
+        (Lab::new(), &late),
+        (Lab::with(off), &late[..2]),
+    ] {
         let mut lab = lab;
         let base = noise(3, IMAGE / 4);
         let names = names("same", 2);
@@ -294,8 +300,75 @@ fn files_that_changed_since_they_were_read_never_give_a_wrong_block() {
     assert!((most / 2..=most).contains(&found(&summary)), "only one of four is right: {summary}");
 }
 
+const POST_COPY: [&str; 3] = ["--strategy", "post-copy", "--verify"];
+
+#[test]
+fn backfill_fetches_nothing_that_the_target_has() {
+    let mut lab = Lab::new();
+    let base = noise(41, IMAGE);
+    let copy = copy_of(&base, 1, 5);
+    put(&lab.b, "base.img", &base);
+    put(&lab.a, "vm.img", &copy);
+    lab.start();
+    indexed(&lab.b, IMAGE);
+    lab.a.add("vm.img");
+    let summary = go(&lab, &["vm.img".into()], &POST_COPY);
+    check(&lab.b, "vm.img", &copy);
+    assert_eq!((&summary["verified"], &summary["blocks_sent_twice"]), (&json!(true), &json!(0)));
+    // The four blocks that differ in every twentieth piece, and what describes the others.
+    let changed = IMAGE / PIECE * 5 / 100 * 4;
+    assert_eq!(summary["blocks_sent"], changed, "{summary}");
+    assert_eq!(found(&summary) as usize, IMAGE - changed * BLOCK as usize, "{summary}");
+    let most = changed * BLOCK as usize * 11 / 10 + (64 << 10);
+    assert!((wire(&summary) as usize) < most, "{summary}");
+}
+
+#[test]
+fn a_deferred_backfill_asks_nothing_before_it_is_started() {
+    let mut lab = Lab::new();
+    let base = noise(43, IMAGE / 4);
+    put(&lab.b, "base.img", &base);
+    put(&lab.a, "vm.img", &base);
+    lab.start();
+    indexed(&lab.b, IMAGE / 4);
+    lab.a.add("vm.img");
+    let args =
+        ["migrate", "--image", "vm.img", "--to", "hostb", "--detach", "--strategy", "deferred"];
+    let output = lab.a.dray(&args);
+    assert!(output.status.success(), "{output:?}");
+    let waits = |(_, progress): (String, Value)| progress["paused"] == true;
+    wait_for("the pause", END, || lab.a.progress().is_some_and(waits)).unwrap();
+    let blocks = lab.b.image("vm.img").unwrap()["missing_blocks"].as_u64().unwrap();
+    assert_eq!(blocks * BLOCK, base.len() as u64, "nobody has asked for anything");
+    lab.b.ask(json!({"backfill": {"action": "start"}})).unwrap();
+    let ended = |row: &Value| row["state"] == "completed";
+    let row = || lab.a.ask(json!({"status": {}})).ok().and_then(|rows| rows.get(0).cloned());
+    wait_for("the end", END, || row().is_some_and(|row| ended(&row))).unwrap();
+    let summary = row().unwrap()["summary"].clone();
+    assert_eq!((found(&summary), &summary["blocks_sent"]), (base.len() as u64, &json!(0)));
+    check(&lab.b, "vm.img", &base);
+}
+
+#[test]
+fn copies_of_one_image_that_nobody_has_cross_once_in_backfill() {
+    let mut lab = Lab::new();
+    let base = noise(42, IMAGE);
+    let names = names("vm", 4);
+    let copies: Vec<_> = (0..4).map(|seed| copy_of(&base, seed, 5)).collect();
+    names.iter().zip(&copies).for_each(|(name, copy)| put(&lab.a, name, copy));
+    lab.start();
+    names.iter().for_each(|name| lab.a.add(name));
+    let summary = go(&lab, &names, &POST_COPY);
+    names.iter().zip(&copies).for_each(|(name, copy)| check(&lab.b, name, copy));
+    let own = 4 * (IMAGE / PIECE * 5 / 100) * PIECE;
+    let share = wire(&summary) as f64 / (IMAGE + own) as f64;
+    println!("{} on the wire: {share:.3} of what must cross", wire(&summary));
+    assert!(share <= 1.2, "{share}: {summary}");
+    assert_eq!(summary["blocks_sent_twice"], 0, "{summary}");
+}
+
 /// A guest writes, a part of its image is at the target, and an agent dies while the rest crosses.
-fn killed_while_describing(source: bool, target: bool) {
+fn killed_while_describing(strategy: &str, source: bool, target: bool) {
     let mut lab = Lab::new();
     guest::make_image(&lab.a.pool().join(DISK), BLOCKS);
     let base = lab.b.pool().join("base.img");
@@ -311,7 +384,7 @@ fn killed_while_describing(source: bool, target: bool) {
     // The guest keeps to a part of the image: what it writes is another piece than the target has.
     let guest = Guest::start(&lab, DISK, BLOCKS, 16 * SMALL, 11);
     let mut case = Case { lab, guest };
-    case.migrate("hybrid", Some(3 << 20)).unwrap();
+    case.migrate(strategy, Some(3 << 20)).unwrap();
     case.await_bytes(DATA / 2).unwrap();
     let (_, progress) = case.lab.a.progress().unwrap();
     let found = progress["bytes_from_target"].as_u64().unwrap_or(0);
@@ -338,9 +411,14 @@ fn killed_while_describing(source: bool, target: bool) {
 
 #[test]
 fn an_agent_that_dies_while_content_is_found_costs_no_block() {
-    killed_while_describing(true, false);
-    killed_while_describing(false, true);
-    killed_while_describing(true, true);
+    killed_while_describing("hybrid", true, false);
+    killed_while_describing("hybrid", false, true);
+    killed_while_describing("hybrid", true, true);
+}
+
+#[test]
+fn agents_that_die_while_backfill_finds_content_cost_no_block() {
+    killed_while_describing("post-copy", true, true);
 }
 
 #[test]

@@ -9,7 +9,7 @@
 //! in turn, and what lacks of these goes as one part. Until that is acknowledged the whole range is in
 //! flight: should the session end, all of it goes again.
 
-use super::{ImageState, InFlight, Kind, Source, SourceEffect, Stage};
+use super::{ImageState, InFlight, Kind, Link, Source, SourceEffect, Stage};
 use crate::order::{next_image, next_in_step};
 use crate::reuse::Way;
 use dray_types::{BLOCK_SIZE, BlockRange, ImageIndex, MAX_RUN_BLOCKS};
@@ -23,9 +23,17 @@ impl Kind {
 }
 
 impl Source {
-    pub(super) fn reuse_changed(&mut self, known: bool, together: bool) {
+    pub(super) fn reuse_changed(
+        &mut self,
+        known: bool,
+        together: bool,
+        out: &mut Vec<SourceEffect>,
+    ) {
         self.reuse.known = known && self.plan.tuning.reuse;
         self.reuse.together = together || self.images.len() > 1;
+        if matches!(self.stage, Stage::Backfill(_)) && self.link == Link::Up {
+            self.offer_hashes(out);
+        }
     }
 
     /// Copy is about to begin: samples, if the session can.

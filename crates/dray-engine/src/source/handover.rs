@@ -176,7 +176,7 @@ impl Source {
         out.push(SourceEffect::Journal(SourceRecord::HandedOver(handed_over)));
         self.stage = Stage::HandedOver(handed_over);
         out.push(SourceEffect::Retire);
-        self.send(ToTarget::Commit(handed_over), out);
+        self.send_commit(handed_over, out);
         out.push(SourceEffect::Notice(SourceNotice::HandedOver));
     }
 

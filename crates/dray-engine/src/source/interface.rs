@@ -180,7 +180,8 @@ pub enum SourceEffect {
     },
     /// Read a run of whole pieces and send their hashes; keep the content until the tag is
     /// acknowledged, or until all that it lacks was sent, or the session is lost. Its blocks leave
-    /// the dirty set first, as for `SendRun`.
+    /// the dirty set first, as for `SendRun`. After the handover (`Source::owns` is false) nothing
+    /// is kept: the content cannot change any more, and what lacks is fetched like anything else.
     Describe {
         /// Names the frame.
         tag: u64,
@@ -204,7 +205,8 @@ pub enum SourceEffect {
     },
     /// Send the hashes of the blocks of this part of what was described and kept, whole pieces. The
     /// content stays kept as that of this tag: until it is acknowledged, asked for by `Mismatch`, or
-    /// sent. The dirty set stays as it is, as for `SendKept`.
+    /// sent. The dirty set stays as it is, as for `SendKept`. After the handover nothing was kept, and
+    /// nothing is: it is read.
     DescribeBlocks {
         /// Names the frame.
         tag: u64,

@@ -303,7 +303,7 @@ impl Source {
                 self.schedule(image, &copy, backfill, out);
             }
             SourceEvent::Choose { image, copy_only } => self.choose(image, copy_only, out),
-            SourceEvent::Reuse { known, together } => self.reuse_changed(known, together),
+            SourceEvent::Reuse { known, together } => self.reuse_changed(known, together, out),
             SourceEvent::Written { image, range } => self.written(image, range, out),
         }
         // Whatever happened: the guest is slowed exactly as long as Sync goes on (I4, I6).
@@ -406,6 +406,9 @@ impl Source {
             ToSource::Serving => self.target_serving(out),
             ToSource::Fetch { tag, image, range, urgent } => {
                 self.fetch(tag, image, range, urgent, out)
+            }
+            ToSource::Describe { tag, image, range, blocks } => {
+                self.describe_missing(tag, image, range, blocks, out);
             }
             ToSource::Complete => self.target_complete(out),
             ToSource::Verified { blocks, different } => {

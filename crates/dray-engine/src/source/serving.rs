@@ -7,7 +7,7 @@ use crate::order::clip;
 use crate::record::SourceRecord;
 use dray_types::{Attempt, BlockRange, ImageIndex};
 use dray_wire::control::MAX_ORDER;
-use dray_wire::{TargetState, ToTarget};
+use dray_wire::{HandedOver, TargetState, ToTarget};
 
 impl Source {
     /// A session was made while the source no longer owns the images.
@@ -22,10 +22,11 @@ impl Source {
             TargetState::Prepared { attempt: prepared, map_hash }
                 if prepared == handed_over.attempt && map_hash == handed_over.map_hash =>
             {
-                self.send(ToTarget::Commit(handed_over), out);
+                self.send_commit(handed_over, out);
             }
             TargetState::Owner => {
                 self.note_serving(out);
+                self.offer_hashes(out);
                 self.tell_orders(out);
             }
             TargetState::Complete => {
@@ -75,6 +76,23 @@ impl Source {
         }
     }
 
+    /// The target shall serve. Whether it may ask for hashes comes first: it begins to fetch at once.
+    pub(super) fn send_commit(&mut self, handed_over: HandedOver, out: &mut Vec<SourceEffect>) {
+        self.offer_hashes(out);
+        self.send(ToTarget::Commit(handed_over), out);
+    }
+
+    /// Says that Backfill may ask for hashes, if the operator wants that.
+    pub(super) fn offer_hashes(&mut self, out: &mut Vec<SourceEffect>) {
+        if self.reuse.known {
+            let (together, link_rate) = (self.reuse.together, self.plan.tuning.link_rate);
+            let images = (0..).map(ImageIndex).zip(&self.images);
+            let some = images.filter(|(_, state)| !state.in_place.is_empty());
+            let in_place = some.map(|(image, _)| image).collect();
+            self.send(ToTarget::Describes { together, link_rate, in_place }, out);
+        }
+    }
+
     fn note_serving(&mut self, out: &mut Vec<SourceEffect>) {
         if let Stage::HandedOver(handed_over) = self.stage {
             self.stage = Stage::Backfill(handed_over);
@@ -91,19 +109,54 @@ impl Source {
         urgent: bool,
         out: &mut Vec<SourceEffect>,
     ) {
-        // Before handover nobody but the source reads its blocks (a peek is not a fetch).
-        if self.handed_over().is_none() {
+        if !self.may_fetch(tag, image, range, out) {
             return;
-        }
-        let whole = self.plan.images.get(image.ix()).map(|offer| BlockRange::whole(offer.len));
-        if !whole.is_some_and(|whole| whole.contains(range)) {
-            let why = "the fetch lies outside the image".to_owned();
-            return self.send(ToTarget::Unreadable { tag, why }, out);
         }
         let state = &mut self.images[image.ix()];
         state.count(range);
         state.sent.insert(range);
         out.push(SourceEffect::SendRun { tag, image, range, urgent, clear_dirty: false });
+    }
+
+    /// Backfill asks for hashes of blocks that are missing. They stay true: nobody writes here any
+    /// more. Who has not offered any sends the blocks, which is an answer as well.
+    pub(super) fn describe_missing(
+        &mut self,
+        tag: u64,
+        image: ImageIndex,
+        range: BlockRange,
+        blocks: bool,
+        out: &mut Vec<SourceEffect>,
+    ) {
+        if !self.reuse.known {
+            return self.fetch(tag, image, range, false, out);
+        }
+        if self.may_fetch(tag, image, range, out) {
+            out.push(match blocks {
+                false => SourceEffect::Describe { tag, image, range },
+                true => SourceEffect::DescribeBlocks { tag, of: tag, image, range },
+            });
+        }
+    }
+
+    fn may_fetch(
+        &self,
+        tag: u64,
+        image: ImageIndex,
+        range: BlockRange,
+        out: &mut Vec<SourceEffect>,
+    ) -> bool {
+        // Before handover nobody but the source reads its blocks (a peek is not a fetch).
+        if self.handed_over().is_none() {
+            return false;
+        }
+        let whole = self.plan.images.get(image.ix()).map(|offer| BlockRange::whole(offer.len));
+        let inside = whole.is_some_and(|whole| whole.contains(range));
+        if !inside {
+            let why = "the fetch lies outside the image".to_owned();
+            self.send(ToTarget::Unreadable { tag, why }, out);
+        }
+        inside
     }
 
     pub(super) fn target_complete(&mut self, out: &mut Vec<SourceEffect>) {

@@ -4,8 +4,10 @@
 //! engine keeps `left`: the blocks of the agreed map that it has neither asked for nor found to be
 //! here. A block leaves `left` when it is asked for, or when the live map says that it is not
 //! missing; present never becomes missing again. So when `left` is empty, everything that is still
-//! missing is under way, and each block crosses the wire once unless the link is lost.
+//! missing is under way, or asked about ([`super::asking`]), and each block crosses the wire once
+//! unless the link is lost.
 
+use super::asking::Asking;
 use super::receiving::SAVE_INTERVAL;
 use super::{Arrival, BackfillControl, Guest, Stage, Target, TargetEffect, TargetNotice};
 use crate::order::{Waiting, next_image};
@@ -50,6 +52,8 @@ enum Scan {
     Idle,
     /// A question about the live map is out: which of these blocks are missing.
     Asked(ImageIndex, BlockRange),
+    /// The same of blocks that were asked about and are not here.
+    Lacking(ImageIndex, BlockRange),
     /// Everything missing is under way.
     Exhausted,
     /// The final checkpoint, with this number, is under way.
@@ -78,17 +82,19 @@ impl Focus {
 pub(super) struct Backfill {
     fetches: BTreeMap<u64, Fetch>,
     /// Per image: blocks that may be missing and were not asked for.
-    left: Vec<Waiting>,
+    pub(super) left: Vec<Waiting>,
     /// Per image: blocks under way.
     under_way: Vec<BlockSet>,
     /// Per image: blocks that arrived in this life. An answer or a demand may be older than their
     /// arrival, and present never becomes missing again.
-    arrived_blocks: Vec<BlockSet>,
+    pub(super) arrived_blocks: Vec<BlockSet>,
     /// Per image: blocks asked for in this life.
     asked_blocks: Vec<BlockSet>,
     /// Fetches that failed and when to try again.
     later: Vec<(Time, ImageIndex, BlockRange, bool)>,
     window: Window,
+    /// Blocks whose hashes are asked for first.
+    pub(super) asking: Asking,
     scan: Scan,
     focus: Option<Focus>,
     /// The source has named an order, even if it knows nothing of the guest: not address order as
@@ -99,7 +105,7 @@ pub(super) struct Backfill {
     /// No questions before this time: something went wrong and is tried again.
     pause_until: Time,
     /// Blocks arrived since the last checkpoint.
-    arrived: bool,
+    pub(super) arrived: bool,
     checkpoint_at: Time,
     next_checkpoint: u64,
     next_tag: u64,
@@ -120,6 +126,7 @@ impl Backfill {
             asked_blocks: vec![BlockSet::new(); images],
             later: Vec::new(),
             window,
+            asking: Asking::new(images),
             scan: Scan::Idle,
             focus: None,
             ordered: false,
@@ -170,14 +177,23 @@ impl Backfill {
     }
 
     fn launch(&mut self, now: Time, image: ImageIndex, range: BlockRange, urgent: bool) -> u64 {
-        let tag = self.next_tag;
-        self.next_tag += 1;
+        let tag = self.new_tag();
         self.window.sent(range.byte_len());
         self.left[image.ix()].remove(range);
         self.under_way[image.ix()].insert(range);
         self.urgent_bytes += if urgent { range.byte_len() } else { 0 };
         self.fetches.insert(tag, Fetch { image, range, urgent, sent_at: now });
         tag
+    }
+
+    pub(super) fn new_tag(&mut self) -> u64 {
+        self.next_tag += 1;
+        self.next_tag - 1
+    }
+
+    /// Whether blocks may be fetched in the background.
+    pub(super) fn has_room(&self) -> bool {
+        self.window.open() && self.fetches.len() < MAX_FETCHES
     }
 
     /// A fetch is really sent.
@@ -189,10 +205,18 @@ impl Backfill {
     }
 
     /// What of `run` is neither here nor on its way.
-    fn wanted(&self, image: ImageIndex, run: BlockRange) -> BlockSet {
+    pub(super) fn wanted(&self, image: ImageIndex, run: BlockRange) -> BlockSet {
         let mut wanted = self.under_way[image.ix()].complement_in(run);
         wanted.subtract(&self.arrived_blocks[image.ix()].intersection(run));
         wanted
+    }
+
+    /// The same without what was asked about.
+    fn unasked(&self, image: ImageIndex, run: BlockRange) -> BlockSet {
+        let mut unasked = self.left[image.ix()].blocks().intersection(run);
+        unasked.subtract(&self.under_way[image.ix()].intersection(run));
+        unasked.subtract(&self.arrived_blocks[image.ix()].intersection(run));
+        unasked
     }
 
     /// A guest waits for what of `run` is under way or comes again later, so a pause must not leave
@@ -282,6 +306,11 @@ impl Backfill {
     fn put_back(&mut self, image: ImageIndex, range: BlockRange) {
         self.under_way[image.ix()].remove(range);
         self.left[image.ix()].insert(range);
+        self.scan_again();
+    }
+
+    /// Something waits that did not before.
+    pub(super) fn scan_again(&mut self) {
         if self.scan == Scan::Exhausted {
             self.scan = Scan::Idle;
         }
@@ -325,14 +354,26 @@ impl Target {
         if !self.fetches() || self.backfill.scan != Scan::Idle {
             return;
         }
-        let now = self.now;
         let backfill = &mut self.backfill;
-        if backfill.left.iter().all(Waiting::is_empty) {
+        if backfill.left.iter().all(Waiting::is_empty) && backfill.asking.lacks_nothing() {
             backfill.scan = Scan::Exhausted;
             return self.close_when_done(out);
         }
-        let room = backfill.window.open() && backfill.fetches.len() < MAX_FETCHES;
-        if !room || backfill.paused || now < backfill.pause_until {
+        let waits = backfill.paused || self.now < backfill.pause_until;
+        if waits || self.ask_sample(out) {
+            return;
+        }
+        self.scan_on(out);
+    }
+
+    fn scan_on(&mut self, out: &mut Vec<TargetEffect>) {
+        let backfill = &mut self.backfill;
+        let room = backfill.has_room();
+        if room && let Some((image, range)) = backfill.asking.first_lacking() {
+            backfill.scan = Scan::Lacking(image, range);
+            return out.push(TargetEffect::AskMissing { image, range, max: range.len });
+        }
+        if !room && !backfill.asking.runs_ahead() {
             return;
         }
         let Some((image, range)) = backfill.place() else { return };
@@ -352,36 +393,59 @@ impl Target {
         run: Option<BlockRange>,
         out: &mut Vec<TargetEffect>,
     ) {
-        let Scan::Asked(asked, range) = self.backfill.scan else { return };
+        let (Scan::Asked(asked, range) | Scan::Lacking(asked, range)) = self.backfill.scan else {
+            return;
+        };
         if asked != image {
             return;
         }
+        let lacking = self.backfill.scan == Scan::Lacking(asked, range);
         self.backfill.scan = Scan::Idle;
-        match run.map(|run| run.intersect(range)).filter(|run| !run.is_empty()) {
+        let run = run.map(|run| run.intersect(range)).filter(|run| !run.is_empty());
+        let goes_on = match run {
+            _ if lacking => {
+                self.fetch_lacking((image, range), run, out);
+                true
+            }
             Some(run) => self.fetch_next(image, range.start, run, out),
-            None => self.backfill.left[image.ix()].remove(range),
+            None => {
+                self.backfill.left[image.ix()].remove(range);
+                true
+            }
+        };
+        if goes_on {
+            self.fill_window(out);
         }
-        self.fill_window(out);
     }
 
-    /// `run` is missing and nothing between `from` and it: fetch what of it is not under way.
+    /// `run` is missing and nothing between `from` and it: ask about or fetch what of it is not under
+    /// way. False when there is no room for that.
     fn fetch_next(
         &mut self,
         image: ImageIndex,
         from: u64,
         run: BlockRange,
         out: &mut Vec<TargetEffect>,
-    ) {
-        let wanted = self.backfill.wanted(image, run);
-        let range = wanted.next_run(run.start, BACKFILL_RUN);
-        // Up to here everything is present, under way, or about to be.
-        let end = range.map_or(run.end(), BlockRange::end);
+    ) -> bool {
+        let range = self.backfill.unasked(image, run).next_run(run.start, BACKFILL_RUN);
+        // Up to here everything is present, under way or asked about.
+        let end = range.map_or(run.end(), |range| range.start);
         self.backfill.left[image.ix()].remove(BlockRange::new(from, end - from));
-        // Paused between question and answer.
-        let Some(range) = range else { return };
-        if self.backfill.paused {
-            return self.backfill.put_back(image, range);
+        match range {
+            None => true,
+            // Paused between question and answer, or the session was lost.
+            Some(_) if self.backfill.paused || !self.fetches() => false,
+            Some(range) => self.ask_or_fetch(image, range, out),
         }
+    }
+
+    /// Fetches blocks in the background.
+    pub(super) fn fetch(
+        &mut self,
+        image: ImageIndex,
+        range: BlockRange,
+        out: &mut Vec<TargetEffect>,
+    ) {
         let tag = self.backfill.launch(self.now, image, range, false);
         self.ask(tag, image, range, false, out);
     }
@@ -408,7 +472,8 @@ impl Target {
             return;
         }
         let backfill = &mut self.backfill;
-        let landed = backfill.fetches.is_empty() && backfill.later.is_empty();
+        let fetched = backfill.fetches.is_empty() && backfill.later.is_empty();
+        let landed = fetched && backfill.asking.is_idle();
         if backfill.scan == Scan::Exhausted && landed {
             let id = self.start_checkpoint(out);
             self.backfill.scan = Scan::Closing(id);
@@ -425,6 +490,9 @@ impl Target {
     }
 
     pub(super) fn filled(&mut self, tag: u64, arrival: Arrival, out: &mut Vec<TargetEffect>) {
+        if let Some(ask) = self.backfill.asking.take(tag) {
+            return self.looked_up(ask, arrival, out);
+        }
         let Some(fetch) = self.backfill.land(tag) else { return };
         let bytes = fetch.range.byte_len();
         match arrival {
@@ -432,8 +500,10 @@ impl Target {
                 self.backfill.arrived = true;
                 self.backfill.arrived_blocks[fetch.image.ix()].insert(fetch.range);
                 self.backfill.window.arrived(self.now, fetch.sent_at, bytes);
+                self.backfill.asking.reuse.carried(bytes);
+                self.backfill.asking.reuse.measured(self.backfill.window.rate());
             }
-            // Nobody describes what was asked for.
+            // Nobody describes what was fetched.
             Arrival::Damaged | Arrival::Partly { .. } | Arrival::SomeBlocks { .. } => {
                 self.postpone(fetch);
             }
@@ -447,6 +517,9 @@ impl Target {
     }
 
     pub(super) fn unreadable(&mut self, tag: u64, why: String, out: &mut Vec<TargetEffect>) {
+        if self.indescribable(tag, out) {
+            return;
+        }
         let Some(fetch) = self.backfill.land(tag) else { return };
         self.postpone(fetch);
         self.complain(fetch, format!("reading at the source failed: {why}"), out);
@@ -482,6 +555,7 @@ impl Target {
             let tag = self.backfill.launch(now, image, range, urgent);
             self.ask(tag, image, range, urgent, out);
         }
+        self.give_up_asking();
         self.close_when_done(out);
         self.fill_window(out);
         let backfill = &self.backfill;

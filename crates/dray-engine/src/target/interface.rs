@@ -21,8 +21,8 @@ pub struct TargetPlan {
 pub enum Arrival {
     /// Written before handover, or filled into missing blocks after it.
     Written,
-    /// A described run: its content was found here and written, but for the pieces whose bits are
-    /// set. Nothing was written of these.
+    /// A described run: its content was found here and written as other arrivals are, but for the
+    /// pieces whose bits are set. Nothing was written of these.
     Partly {
         /// Bit `i` set: piece `i` of the run lacks.
         lacking: u16,
@@ -235,6 +235,8 @@ pub struct TargetStatus {
     pub blocks_fetched: u64,
     /// Those of them that were asked for before: after a lost link, a damaged frame, a disk error.
     pub blocks_refetched: u64,
+    /// Per image: missing blocks that were found here since the agent started, and not fetched.
+    pub blocks_found: Vec<u64>,
     /// Whether there is a session.
     pub link_up: bool,
 }

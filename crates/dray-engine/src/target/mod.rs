@@ -8,6 +8,7 @@
 //! A target that is only prepared never guesses: it waits until the source says what became of the
 //! attempt (I1).
 
+mod asking;
 mod backfill;
 mod interface;
 mod receiving;
@@ -230,6 +231,9 @@ impl Target {
             ToTarget::Abandon { discard } => self.abandoned(discard, out),
             ToTarget::Unreadable { tag, why } => self.unreadable(tag, why, out),
             ToTarget::Order { image, ranges } => self.order(image, &ranges.into_iter().collect()),
+            ToTarget::Describes { together, link_rate, in_place } => {
+                self.describes(together, link_rate, &in_place, out);
+            }
             ToTarget::Defer => self.deferred |= self.stage == Stage::Receiving,
             // The shell answers these; they do not change the state of the migration.
             ToTarget::Peeked { .. }
@@ -368,6 +372,7 @@ impl Target {
         self.link_up = false;
         self.opened = false;
         self.acknowledged.clear();
+        self.backfill.forget_asking();
     }
 
     fn tick(&mut self, out: &mut Vec<TargetEffect>) {
@@ -435,6 +440,7 @@ impl Target {
             paused: self.backfill.paused,
             blocks_fetched: self.backfill.blocks_fetched,
             blocks_refetched: self.backfill.blocks_refetched,
+            blocks_found: self.backfill.asking.found.clone(),
             link_up: self.link_up,
         }
     }

@@ -52,11 +52,10 @@ impl Target {
                 }
             }
             Arrival::Partly { lacking, near } => {
-                let pieces = lacking;
-                self.found(image, &found_pieces(range, lacking));
+                self.found(image, &pieces(range, !lacking));
                 let answer = match near {
-                    0 => ToSource::Lack { tag, pieces },
-                    near => ToSource::Near { tag, pieces, near },
+                    0 => ToSource::Lack { tag, pieces: lacking },
+                    near => ToSource::Near { tag, pieces: lacking, near },
                 };
                 self.send(answer, out);
             }
@@ -248,15 +247,15 @@ impl Target {
     }
 }
 
-/// The pieces of a described run that do not lack.
-fn found_pieces(range: BlockRange, lacking: u16) -> BlockSet {
+/// The pieces of a described run whose bits are set.
+pub(super) fn pieces(range: BlockRange, bits: u16) -> BlockSet {
     let piece = |nth| BlockRange::new(range.start + nth * PIECE_BLOCKS, PIECE_BLOCKS);
     let nths = 0..range.len / PIECE_BLOCKS;
-    nths.filter(|nth| lacking >> nth & 1 == 0).map(piece).collect()
+    nths.filter(|nth| bits >> nth & 1 == 1).map(piece).collect()
 }
 
 /// The blocks of a described run that do not lack.
-fn found_blocks(range: BlockRange, lacking: &[u64; 4]) -> BlockSet {
+pub(super) fn found_blocks(range: BlockRange, lacking: &[u64; 4]) -> BlockSet {
     let nths = (0..range.len).filter(|&nth| !mask_bit(lacking, nth));
     nths.map(|nth| BlockRange::new(range.start + nth, 1)).collect()
 }

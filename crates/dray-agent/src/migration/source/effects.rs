@@ -61,15 +61,17 @@ impl SourceLoop {
                 self.push(tag, image, range, urgent, SendKind::Run);
             }
             SourceEffect::Describe { tag, image, range } => {
-                if let Some(disk) = self.images.disk(image) {
+                let keep = self.engine.as_ref().is_some_and(Source::owns);
+                if keep && let Some(disk) = self.images.disk(image) {
                     disk.clear_dirty(range);
                 }
-                self.push(tag, image, range, false, SendKind::Described);
+                self.push(tag, image, range, false, SendKind::Described { keep });
             }
             SourceEffect::SendKept { tag, of, image, range } => {
                 self.push(tag, image, range, false, SendKind::Kept(of));
             }
             SourceEffect::DescribeBlocks { tag, of, image, range } => {
+                let of = self.engine.as_ref().is_some_and(Source::owns).then_some(of);
                 self.push(tag, image, range, false, SendKind::DescribedBlocks(of));
             }
             SourceEffect::SendPart { tag, of, image, range, blocks } => {

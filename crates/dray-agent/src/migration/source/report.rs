@@ -42,6 +42,8 @@ pub struct Report {
     /// The target's last numbers: missing blocks per image, remote reads, its counters.
     missing: Vec<u64>,
     pub(super) remote_reads: u64,
+    /// Per image: missing blocks that the target has found itself, as far as it has told this process.
+    found_there: Vec<u64>,
     pub(super) verified: Option<(u64, u64)>,
     /// How far verification has come: the image, and the bytes of it that were compared.
     verifying: Option<(usize, u64)>,
@@ -73,6 +75,7 @@ impl Report {
             saved: (now, Counts::default()),
             missing: Vec::new(),
             remote_reads: 0,
+            found_there: Vec::new(),
             verified: None,
             verifying: None,
             paused: false,
@@ -93,6 +96,7 @@ impl Report {
     /// `migrate` or `resume` was asked for: earlier tries count no more.
     pub fn begin(&mut self) {
         (self.counts, self.before) = Default::default();
+        self.found_there.clear();
         self.wire_rate = Rate::new(self.total().net.wire_bytes());
         self.mark(Mark::Started);
     }
@@ -190,6 +194,12 @@ impl Report {
                 self.missing.clone_from(missing);
                 self.remote_reads = *remote_reads;
             }
+            ToSourceShell::Found(more) => {
+                let images = self.slot.intent().images.len();
+                self.found_there.resize(images, 0);
+                let each = self.found_there.iter_mut().zip(more);
+                each.for_each(|(found, more)| *found = found.saturating_add(*more));
+            }
             ToSourceShell::Paused(paused) => self.paused = *paused,
             ToSourceShell::Qcow2 { image, made } => self.qcow2_told(*image, made),
             ToSourceShell::Finished => self.finish(),
@@ -255,6 +265,9 @@ impl Report {
             self.counts.shared.clone_from(&status.shared);
         }
         self.counts.found.clone_from(&status.image_blocks_found);
+        self.counts.found.resize(status.image_blocks_found.len().max(self.found_there.len()), 0);
+        let found = self.counts.found.iter_mut().zip(&self.found_there);
+        found.for_each(|(found, there)| *found = found.saturating_add(*there));
         let sent = status.image_blocks_sent.iter().copied();
         self.counts.images = sent.zip(status.image_blocks_resent.iter().copied()).collect();
     }

@@ -29,10 +29,12 @@ pub(super) struct BlockJob {
     /// Blocks that are in their place already.
     in_place: [u64; 4],
     content: Vec<u8>,
+    /// After the handover: what is found is written even if it is in its place.
+    fills: bool,
 }
 
 impl BlockJob {
-    pub(super) fn new(session: u64, header: &FrameHeader, hashes: &[u8]) -> Self {
+    pub(super) fn new(session: u64, header: &FrameHeader, hashes: &[u8], fills: bool) -> Self {
         let mut rest = hashes.chunks_exact(PIECE_HASH_LEN);
         let (mut all, mut lacking) = (Vec::new(), [0; 4]);
         for nth in 0..header.range.len {
@@ -45,7 +47,7 @@ impl BlockJob {
         }
         let content = vec![0; header.range.byte_len() as usize];
         let header = *header;
-        Self { session, header, hashes: all, lacking, in_place: [0; 4], content }
+        Self { session, header, hashes: all, lacking, in_place: [0; 4], content, fills }
     }
 
     /// Looks for the blocks in their own place and where similar pieces are.
@@ -87,7 +89,7 @@ impl BlockJob {
                 continue;
             }
             self.lacking[(nth / 64) as usize] &= !(1 << (nth % 64));
-            if in_place {
+            if in_place && !self.fills {
                 set_mask_bit(&mut self.in_place, nth);
             }
             self.content[nth as usize * BLOCK..][..BLOCK].copy_from_slice(bytes);
@@ -141,7 +143,7 @@ mod tests {
             payload_len: hashes.len() as u32,
             hash: 0,
         };
-        let mut job = BlockJob::new(1, &header, &hashes);
+        let mut job = BlockJob::new(1, &header, &hashes, false);
         assert_eq!(job.lacking, [0xfffe, 0, 0, 0]);
         let mut basis: Vec<u8> = (0..16).flat_map(block).collect();
         // One byte of block 3, and all of block 9, are others; blocks 1 and 2 have changed places.

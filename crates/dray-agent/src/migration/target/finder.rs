@@ -58,6 +58,8 @@ pub(super) struct Job {
     since: Instant,
     /// The session agreed to describe blocks.
     basis: bool,
+    /// After the handover: all that is found is written, whatever is there.
+    fills: bool,
     /// What lacks, as of the last look.
     lacks: Vec<Lacking>,
     /// Pieces that are in their own place already: nothing is written there. A bit each; none before
@@ -68,7 +70,13 @@ pub(super) struct Job {
 }
 
 impl Job {
-    pub(super) fn new(session: u64, header: &FrameHeader, hashes: &[u8], basis: bool) -> Self {
+    pub(super) fn new(
+        session: u64,
+        header: &FrameHeader,
+        hashes: &[u8],
+        basis: bool,
+        fills: bool,
+    ) -> Self {
         let zeros = header.zero_pieces();
         let pieces = (header.range.len / PIECE_BLOCKS) as usize;
         let some = (0..pieces).filter(|piece| zeros >> piece & 1 == 0);
@@ -83,6 +91,7 @@ impl Job {
             content,
             since: Instant::now(),
             basis,
+            fills,
             lacks,
             in_place: None,
             near: 0,
@@ -94,6 +103,7 @@ impl Job {
     fn look_in_place(&mut self, sink: &Sink, piece_of: &mut [u8]) {
         let (reuse, peer) = sink.reuse();
         let FrameHeader { image, range, .. } = self.header;
+        let (fills, content, len) = (self.fills, &mut self.content, range.byte_len() as usize);
         let mut here = 0;
         self.open.retain(|(piece, hash)| {
             let place = sink.spot(image, range.start / PIECE_BLOCKS + *piece as u64);
@@ -102,7 +112,12 @@ impl Job {
             }
             let own = sink.own_place(image, range.start / PIECE_BLOCKS + *piece as u64);
             let is = own.is_some_and(|own| reuse.has(peer, own, hash, piece_of));
-            here |= u16::from(is) << piece;
+            if is && fills {
+                content.resize(len, 0);
+                content[piece * PIECE_BYTES..(piece + 1) * PIECE_BYTES].copy_from_slice(piece_of);
+            } else {
+                here |= u16::from(is) << piece;
+            }
             !is
         });
         self.in_place = Some(here);
@@ -188,9 +203,15 @@ pub(super) struct Finder {
 }
 
 impl Finder {
-    /// Hands what was described under `tag` over; waits when too many do. False when nobody can look
-    /// it up.
-    pub(super) fn look(&self, sink: &Arc<Sink>, tag: u64, task: impl FnOnce() -> Task) -> bool {
+    /// Hands what was described under `tag` over. When too many wait to be looked up it `waits`, or
+    /// not: behind it on the stream may be what a guest waits for. False when nobody looks it up.
+    pub(super) fn look(
+        &self,
+        sink: &Arc<Sink>,
+        tag: u64,
+        waits: bool,
+        task: impl FnOnce() -> Task,
+    ) -> bool {
         let thread = {
             let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
             if threads.is_empty() {
@@ -201,7 +222,7 @@ impl Finder {
             }
             threads[tag as usize % threads.len()].clone()
         };
-        thread.send(task()).is_ok()
+        if waits { thread.send(task()).is_ok() } else { thread.try_send(task()).is_ok() }
     }
 
     /// Ends the threads when they have done what waits.
@@ -287,7 +308,7 @@ mod tests {
             hash: 0,
         };
         let hashes: Vec<u8> = (1..=3u8).flat_map(|nth| [nth; 32]).collect();
-        let mut job = Job::new(1, &header, &hashes, false);
+        let mut job = Job::new(1, &header, &hashes, false, false);
         assert_eq!(job.lacking(), 0b0111);
         // All but the second piece is found.
         job.open.retain(|(piece, _)| *piece == 1);

@@ -169,6 +169,8 @@ pub struct TargetLoop {
     progress_at: Instant,
     /// What the source was last told of Backfill.
     said_paused: bool,
+    /// Per image: blocks found here that it was told of.
+    said_found: Vec<u64>,
     verifier: Option<verify::Verifier>,
     /// Since when an owner with missing blocks has no session.
     alone_since: Option<Instant>,
@@ -221,6 +223,7 @@ impl TargetLoop {
             answers: VecDeque::new(),
             progress_at: Instant::now(),
             said_paused: false,
+            said_found: Vec::new(),
             verifier: None,
             alone_since: None,
             idle_since: Instant::now(),
@@ -354,11 +357,24 @@ impl TargetLoop {
             net: self.slot.stats.totals(),
         };
         self.say(&message);
+        self.say_found();
         let paused = self.engine.status().paused && !self.engine.is_complete();
         if paused || self.said_paused {
             self.said_paused = paused;
             self.say(&ToSourceShell::Paused(paused));
         }
+    }
+
+    fn say_found(&mut self) {
+        let found = self.engine.status().blocks_found;
+        let before = self.said_found.iter().copied().chain(std::iter::repeat(0));
+        let more = found.iter().zip(before).map(|(now, before)| now.saturating_sub(before));
+        let more: Vec<_> = more.collect();
+        if self.session.is_none() || more.iter().all(|&blocks| blocks == 0) {
+            return;
+        }
+        self.say(&ToSourceShell::Found(more));
+        self.said_found = found;
     }
 
     fn refresh(&self) {

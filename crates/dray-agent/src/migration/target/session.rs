@@ -5,7 +5,7 @@ use crate::migration::messages::{self, ToSourceShell, ToTargetShell};
 use crate::migration::source::shown_strategy;
 use crate::net::{self, ControlSender, ControlSettings, DataReceiver, Incoming, NetError};
 use dray_engine::TargetEvent;
-use dray_wire::control::{FEATURE_BASIS, FEATURE_REUSE};
+use dray_wire::control::{FEATURE_BACKFILL_REUSE, FEATURE_BASIS, FEATURE_REUSE};
 use dray_wire::{Envelope, StreamKind, ToSource, ToTarget};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -85,7 +85,8 @@ impl TargetSlot {
 
     /// Whether this host can do what the word says, and its operator wants it.
     fn agrees(&self, word: &str) -> bool {
-        net::FEATURES.contains(&word) && (word != FEATURE_REUSE || self.sink.finds())
+        let reuses = [FEATURE_REUSE, FEATURE_BACKFILL_REUSE].contains(&word);
+        net::FEATURES.contains(&word) && (!reuses || self.sink.finds())
     }
 
     fn control(self: &Arc<Self>, stream: net::Stream, number: u64, settings: ControlSettings) {

@@ -150,8 +150,9 @@ impl Sink {
     /// A description was looked up: what was found is written, and the rest asked for.
     pub(super) fn found(&self, job: &Job) {
         let session = self.session.read().unwrap_or_else(PoisonError::into_inner);
-        // Nothing is described after the handover.
-        if *session != job.session || self.owner_epoch.load(Ordering::SeqCst) > 0 {
+        let owner = self.owner_epoch.load(Ordering::SeqCst);
+        // What was described before the handover may have been written since.
+        if *session != job.session || owner > 0 && job.header.epoch < Epoch(owner) {
             return job
                 .lacks()
                 .for_each(|lacks| self.reuse.wanted.settle(&lacks.hash, lacks.place));
@@ -160,7 +161,7 @@ impl Sink {
         let written = place(&places, &job.header).and_then(|place| {
             let parts = job.parts();
             let mut each = parts.iter();
-            each.try_for_each(|(range, data)| write_found(place, *range, *data))
+            each.try_for_each(|(range, data)| write_found(place, *range, *data, owner > 0))
                 .map_err(|why| why.to_string())
         });
         let arrival = match (written, job.lacking()) {
@@ -181,14 +182,15 @@ impl Sink {
     /// and the rest asked for.
     pub(super) fn blocks_found(&self, job: &BlockJob) {
         let session = self.session.read().unwrap_or_else(PoisonError::into_inner);
-        if *session != job.session || self.owner_epoch.load(Ordering::SeqCst) > 0 {
+        let owner = self.owner_epoch.load(Ordering::SeqCst);
+        if *session != job.session || owner > 0 && job.header.epoch < Epoch(owner) {
             return;
         }
         let places = self.places.read().unwrap_or_else(PoisonError::into_inner);
         let written = place(&places, &job.header).and_then(|place| {
             let parts = job.parts();
             let mut each = parts.iter();
-            each.try_for_each(|(range, data)| write_found(place, *range, *data))
+            each.try_for_each(|(range, data)| write_found(place, *range, *data, owner > 0))
                 .map(|()| place)
                 .map_err(|why| why.to_string())
         });
@@ -198,7 +200,12 @@ impl Sink {
                 self.remember(place, &job.header);
                 Arrival::Written
             }
-            (Ok(_), lacking) => Arrival::SomeBlocks { lacking },
+            (Ok(place), lacking) => {
+                if owner > 0 {
+                    self.give_up(place, &job.header);
+                }
+                Arrival::SomeBlocks { lacking }
+            }
         };
         self.report(&job.header, arrival);
     }
@@ -220,6 +227,16 @@ impl Sink {
 
     /// What had been described has arrived as data: content that others may have as well.
     fn remember(&self, place: &Place, header: &FrameHeader) {
+        self.settle(place, header, |hash, spot| self.reuse.remember(hash, spot));
+    }
+
+    /// What had been described comes block by block: nobody shall wait until it is whole.
+    fn give_up(&self, place: &Place, header: &FrameHeader) {
+        self.settle(place, header, |_, _| ());
+    }
+
+    /// The described pieces in this range are over; what they are was told to `each`.
+    fn settle(&self, place: &Place, header: &FrameHeader, each: impl Fn(&PieceHash, Spot)) {
         if self.lacking.load(Ordering::Acquire) == 0 {
             return;
         }
@@ -232,7 +249,7 @@ impl Sink {
             }
             let Some(spot) = self.reuse.spot(&place.image, start / PIECE_BLOCKS) else { break };
             if let Some(hash) = described.remove(&(header.image, spot)) {
-                self.reuse.remember(&hash, spot);
+                each(&hash, spot);
                 self.reuse.wanted.settle(&hash, spot);
             }
         }
@@ -288,14 +305,19 @@ fn deliver(
     Ok(())
 }
 
-/// Writes a part of a described run that was found; no data: zeros.
-fn write_found(place: &Place, range: BlockRange, data: Option<&[u8]>) -> dray_image::Result<()> {
-    if let Some(overwritten) = &place.overwritten {
+/// Writes a part of a described run that was found, for an owner where it is missing; no data: zeros.
+fn write_found(
+    place: &Place,
+    range: BlockRange,
+    data: Option<&[u8]>,
+    owner: bool,
+) -> dray_image::Result<()> {
+    if let Some(overwritten) = place.overwritten.as_ref().filter(|_| !owner) {
         note(overwritten, range)?;
     }
     match data {
-        Some(data) => bytes(place, range, data, false),
-        None => zeros(place, range, false),
+        Some(data) => bytes(place, range, data, owner),
+        None => zeros(place, range, owner),
     }
 }
 
@@ -356,22 +378,26 @@ impl RunSink for SessionSink {
     }
 
     fn described(&self, header: &FrameHeader, hashes: &[u8]) {
-        let job = || Job::new(self.number, header, hashes, self.basis);
-        if !self.sink.finds() || !self.sink.finder.look(&self.sink, header.tag, || job().into()) {
+        // What is missing has to be filled, even where the file holds it by chance.
+        let owner = self.sink.owner_epoch.load(Ordering::SeqCst) > 0;
+        let job = || Job::new(self.number, header, hashes, self.basis || owner, owner);
+        let look = || self.sink.finder.look(&self.sink, header.tag, !owner, || job().into());
+        if !self.sink.finds() || !look() {
             self.mismatch(header);
         }
     }
 
     fn described_blocks(&self, header: &FrameHeader, hashes: &[u8]) {
-        let job = || BlockJob::new(self.number, header, hashes);
-        let finds = self.basis && self.sink.finds();
-        if !finds || !self.sink.finder.look(&self.sink, header.tag, || job().into()) {
+        let owner = self.sink.owner_epoch.load(Ordering::SeqCst) > 0;
+        let job = || BlockJob::new(self.number, header, hashes, owner);
+        let finds = (self.basis || owner) && self.sink.finds();
+        if !finds || !self.sink.finder.look(&self.sink, header.tag, !owner, || job().into()) {
             self.mismatch(header);
         }
     }
 
     fn part(&self, header: &FrameHeader, payload: &[u8]) {
-        // Nothing is described after the handover, so nothing of it is left to come.
+        // What lacks of described blocks is fetched as runs after the handover.
         if self.sink.owner_epoch.load(Ordering::SeqCst) > 0 {
             return self.mismatch(header);
         }

@@ -10,29 +10,40 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 impl Worker {
-    /// Reads a run, keeps it and sends its hashes.
-    pub(super) fn describe(&mut self, job: &SendJob) -> Result<(), Failed> {
+    /// Reads a run, keeps it if that is wanted, and sends its hashes.
+    pub(super) fn describe(&mut self, job: &SendJob, keep: bool) -> Result<(), Failed> {
         check(job)?;
         self.read(job)?;
-        self.send_hashes(job, FrameKind::Described, PIECE_BLOCKS)
+        self.send_hashes(job, FrameKind::Described, PIECE_BLOCKS, keep)
     }
 
-    /// Sends the hashes of the blocks of what was described before.
-    pub(super) fn describe_blocks(&mut self, job: &SendJob, of: u64) -> Result<(), Failed> {
+    /// Sends the hashes of the blocks of what was described before, and kept if anything was.
+    pub(super) fn describe_blocks(&mut self, job: &SendJob, of: Option<u64>) -> Result<(), Failed> {
         check(job)?;
-        self.take_kept(job, of)?;
-        self.send_hashes(job, FrameKind::DescribedBlocks, 1)
+        match of {
+            Some(of) => self.take_kept(job, of)?,
+            None => self.read(job)?,
+        }
+        self.send_hashes(job, FrameKind::DescribedBlocks, 1, of.is_some())
     }
 
-    /// Keeps the run that was read and sends a hash of each `unit` blocks that are not all zeros.
-    fn send_hashes(&mut self, job: &SendJob, kind: FrameKind, unit: u64) -> Result<(), Failed> {
+    /// Sends a hash of each `unit` blocks of the run that was read and are not all zeros.
+    fn send_hashes(
+        &mut self,
+        job: &SendJob,
+        kind: FrameKind,
+        unit: u64,
+        keep: bool,
+    ) -> Result<(), Failed> {
         let range = job.range;
         let bytes = self.run.bytes(range.byte_len() as usize);
         let zero_mask = zero_mask(bytes);
         let some = bytes.chunks_exact((unit * BLOCK_SIZE) as usize).filter(|part| !is_zero(part));
         let hashes: Vec<u8> = some.flat_map(|part| *blake3::hash(part).as_bytes()).collect();
-        // Before the hashes go, or the answer could come first.
-        self.setup.queue.kept.keep(job.tag, range, bytes.to_vec());
+        if keep {
+            // Before the hashes go, or the answer could come first.
+            self.setup.queue.kept.keep(job.tag, range, bytes.to_vec());
+        }
         let payload = self.run.bytes(hashes.len());
         payload.copy_from_slice(&hashes);
         let header = FrameHeader {
