@@ -1,7 +1,8 @@
 //! Base images that lie at the target already: their content is compared by digest before anything is
 //! made there.
 
-use super::prepare::{Plan, net_error};
+use super::asking::net_error;
+use super::moved::Plan;
 use crate::agent::Agent;
 use crate::api::{ApiError, ApiResult, ErrorKind, Event, Events, SeedProgress};
 use crate::bases::Reading;

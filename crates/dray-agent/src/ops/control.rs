@@ -151,7 +151,7 @@ impl Agent {
         })?;
         if let Err(why) = self.ask(&peer, &request).await {
             slot.board.change(|shown| shown.state = MigrationState::Prepared);
-            return Err(super::prepare::net_error(&what, &why));
+            return Err(super::asking::net_error(&what, &why));
         }
         slot.send(Input::Forget);
         self.tasks.take(migration);

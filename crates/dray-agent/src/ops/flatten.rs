@@ -3,7 +3,7 @@
 
 use super::images::random_id;
 use super::io_error;
-use super::prepare::Plan;
+use super::moved::Plan;
 use crate::agent::Agent;
 use crate::api::{ApiError, ApiResult, Chain, ErrorKind, Prepare, TargetFormat};
 use crate::flat::{ChainLayer, layers_of, raw_name};

@@ -1,7 +1,7 @@
 //! `dray migrate` and `resume`: from what was asked to a migration that runs.
 
 use super::io_error;
-use super::prepare::{Plan, layer_plans};
+use super::moved::{Plan, layer_plans};
 use crate::agent::Agent;
 use crate::api::{
     ApiError, ApiResult, Chain, ErrorKind, Migrate, MigrationState, Prepare, ReleaseAtEnd, Resume,

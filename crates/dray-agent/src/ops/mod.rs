@@ -1,6 +1,7 @@
 //! The local API's commands: each checks what was asked, does it or starts it, and answers in the
 //! API's own words.
 
+mod asking;
 mod backfill;
 mod backup;
 mod bases;
@@ -11,6 +12,7 @@ mod flatten;
 pub mod images;
 mod lineage;
 mod migrate;
+mod moved;
 mod plan;
 mod prepare;
 mod record;
@@ -19,10 +21,10 @@ mod seed;
 pub(crate) mod splice;
 mod survey;
 
+#[cfg(test)]
+pub(crate) use asking::refused_kind;
 pub(crate) use control::outcome;
 pub(crate) use migrate::Together;
-#[cfg(test)]
-pub(crate) use prepare::refused_kind;
 
 use crate::agent::Agent;
 use crate::api::{
@@ -38,8 +40,8 @@ pub struct Operator(pub Arc<Agent>);
 /// A failure of the file system as the API tells it.
 pub(crate) fn io_error(what: impl Into<String>, why: impl std::fmt::Display) -> ApiError {
     let why = why.to_string();
-    if why.contains(prepare::FULL) {
-        return ApiError::new(ErrorKind::NoSpace, what, why).hint(prepare::MAKE_ROOM);
+    if why.contains(asking::FULL) {
+        return ApiError::new(ErrorKind::NoSpace, what, why).hint(asking::MAKE_ROOM);
     }
     ApiError::new(ErrorKind::Io, what, why)
 }

@@ -1,8 +1,8 @@
 //! `dray plan`: what a migration would take, and where its bytes would come from; nothing moves.
 
+use super::asking::net_error;
 use super::io_error;
 use super::migrate::{MAX_DOWNTIME_MS, guest_memory};
-use super::prepare::net_error;
 use super::survey::Survey;
 use crate::agent::Agent;
 use crate::api::{ApiResult, Plan, Planned, PlannedStrategy, Predicted, Prepare, TargetFormat};

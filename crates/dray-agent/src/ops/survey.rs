@@ -2,7 +2,7 @@
 //! and what is left for the source.
 
 use super::bases::{Asking, Lying};
-use super::prepare::Plan;
+use super::moved::Plan;
 use crate::agent::Agent;
 use crate::api::{MigrationState, PlannedImage};
 use crate::forecast::Content;
