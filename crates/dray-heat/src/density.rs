@@ -78,15 +78,12 @@ pub(crate) struct Density {
 }
 
 impl Density {
-    /// Of an image of `blocks` blocks; the smallest chunks are `2^coarser` of the round's.
-    pub(crate) fn new(round: &Round, blocks: u64, weights: &Weights, coarser: u32) -> Self {
-        let chunk_blocks = round.chunk_blocks << coarser;
+    /// Of an image of `blocks` blocks; the smallest chunks are the round's.
+    pub(crate) fn new(round: &Round, blocks: u64, weights: &Weights) -> Self {
+        let chunk_blocks = round.chunk_blocks;
         let chunks = blocks.div_ceil(chunk_blocks).max(1);
-        let mut counted: Vec<(u64, f64)> = round
-            .list
-            .ascending()
-            .map(|(id, frequency)| (id >> coarser, frequency as f64))
-            .collect();
+        let mut counted: Vec<(u64, f64)> =
+            round.list.ascending().map(|(id, frequency)| (id, frequency as f64)).collect();
         counted.sort_unstable_by_key(|&(id, _)| id);
         let mut levels = Vec::with_capacity(LEVELS);
         let mut inner = sums(counted.into_iter());
@@ -99,6 +96,11 @@ impl Density {
         }
         let shares = weights.shares();
         Self { chunk_blocks, blocks, shares, levels, uniform: 1.0 / chunks as f64 }
+    }
+
+    /// The density that a chunk has because anything may be accessed.
+    pub(crate) fn anywhere(&self) -> f64 {
+        self.shares[LEVELS] * self.uniform
     }
 
     /// Shares an access of `block` out among the sizes.
@@ -139,7 +141,7 @@ impl Density {
                     let start = id * size;
                     let end = (start + size).min(to);
                     self.put(density, at, start, &mut pieces);
-                    let base = density.unwrap_or(self.shares[LEVELS] * self.uniform);
+                    let base = density.unwrap_or(self.anywhere());
                     inner.push((start, end, Some(base + self.shares[level] * here)));
                     at = end;
                 }
@@ -196,7 +198,7 @@ mod tests {
     #[test]
     fn densities_cover_the_image_once_and_add_up() {
         let round = round([5, 5, 700, 9000, 9031, BLOCKS - 1]);
-        let density = Density::new(&round, BLOCKS, &Weights::default(), 0);
+        let density = Density::new(&round, BLOCKS, &Weights::default());
         let (mut seen, mut sum) = (BlockSet::new(), 0.0);
         for (density, range) in density.pieces() {
             assert!(!seen.intersects(range));
@@ -214,7 +216,7 @@ mod tests {
     fn a_block_written_all_the_time_does_not_heat_its_neighbourhood() {
         // One block 10,000 times, against 16 places once each.
         let many = (0..10_000).map(|_| 100).chain((0..16).map(|n| (1 << 19) + n * 64));
-        let density = Density::new(&round(many), BLOCKS, &Weights::default(), 0);
+        let density = Density::new(&round(many), BLOCKS, &Weights::default());
         assert!(at(&density, 64) < at(&density, (1 << 19) + 32));
     }
 
@@ -223,8 +225,8 @@ mod tests {
         let learnt = |places: &dyn Fn(u64) -> u64| {
             let mut weights = Weights::default();
             for trial in 0..4 {
-                let density =
-                    Density::new(&round((0..500).map(|n| places(n + trial))), BLOCKS, &weights, 0);
+                let round = round((0..500).map(|n| places(n + trial)));
+                let density = Density::new(&round, BLOCKS, &weights);
                 let mut evidence = Weights::none();
                 (500..1000).for_each(|n| density.learn(places(n + trial), &mut evidence));
                 weights.update(&evidence);

@@ -68,6 +68,7 @@ mod density;
 mod encode;
 mod frequency;
 mod heat;
+mod joined;
 mod log;
 pub mod offline;
 mod order;
