@@ -5,6 +5,7 @@ use crate::density::{Density, Weights};
 use crate::heat::Op;
 use crate::joined::{Joined, Piece};
 use crate::round::Round;
+use crate::streams::Streams;
 use dray_types::{BlockRange, Schedule};
 use std::cmp::Reverse;
 
@@ -134,10 +135,11 @@ pub(crate) fn by_density(
     round: &Round,
     blocks: u64,
     weights: &Weights,
+    streams: &Streams,
     op: Op,
     jump_blocks: u64,
 ) -> (Schedule, Density) {
-    let density = Density::new(round, blocks, weights);
+    let density = Density::new(round, blocks, weights, streams);
     let most = (blocks / JUMP_SHARE).max(FREE_JUMPS.saturating_mul(jump_blocks));
     let fits =
         |schedule: &Schedule| (schedule.ranges().len() as u64).saturating_mul(jump_blocks) <= most;
