@@ -37,7 +37,7 @@ pub struct Case {
 
 enum From {
     /// A load and its seed.
-    Load(LoadSpec, u64),
+    Load(Box<LoadSpec>, u64),
     File(PathBuf),
 }
 
@@ -55,7 +55,7 @@ impl Case {
     /// A generated load over a link with the paper's delay; the disk is the load's.
     pub fn generated(name: String, spec: LoadSpec, seed: u64, starts: Starts) -> Self {
         let (disk, memory) = (spec.layout.disk, spec.memory);
-        Self { name, disk, memory, delay: PAPER_DELAY, starts, from: From::Load(spec, seed) }
+        Self { name, disk, memory, delay: PAPER_DELAY, starts, from: From::Load(spec.into(), seed) }
     }
 
     /// A trace of a file, over a link with which a migration lasts half of it.
