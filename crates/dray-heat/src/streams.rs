@@ -33,8 +33,10 @@ pub(crate) struct Streams {
     accesses: u64,
     /// By their heads: the first block behind the last access.
     heads: BTreeMap<u64, Stream>,
-    /// Heads that have not come [`LEAST`] blocks, in the order of their last access.
-    young: VecDeque<u64>,
+    /// How many of them have come [`LEAST`] blocks.
+    grown: usize,
+    /// Heads that had not, and their last access, in that order; some have gone on since.
+    young: VecDeque<(u64, u64)>,
 }
 
 impl Streams {
@@ -61,9 +63,7 @@ impl Streams {
     /// Removes a stream; how far it has come.
     fn take(&mut self, head: u64) -> u64 {
         let come = self.heads.remove(&head).map_or(0, |stream| stream.come);
-        if come > 0 && come < LEAST {
-            self.young.retain(|&young| young != head);
-        }
+        self.grown -= usize::from(come >= LEAST);
         come
     }
 
@@ -71,21 +71,24 @@ impl Streams {
     fn put(&mut self, head: u64, come: u64) {
         let come = come.max(self.take(head));
         self.heads.insert(head, Stream { come, at: self.accesses });
-        if come < LEAST {
-            self.young.push_back(head);
+        if come >= LEAST {
+            self.grown += 1;
+        } else {
+            self.young.push_back((head, self.accesses));
         }
     }
 
     fn forget(&mut self) {
         if self.young.len() > YOUNG
-            && let Some(oldest) = self.young.pop_front()
+            && let Some((head, at)) = self.young.pop_front()
+            && self.heads.get(&head).is_some_and(|stream| stream.at == at)
         {
-            self.heads.remove(&oldest);
+            self.take(head);
         }
-        if self.heads.len() > MOST + self.young.len() {
+        if self.grown > MOST {
             let grown = self.heads.iter().filter(|(_, stream)| stream.come >= LEAST);
             if let Some((&oldest, _)) = grown.min_by_key(|(_, stream)| stream.at) {
-                self.heads.remove(&oldest);
+                self.take(oldest);
             }
         }
     }
@@ -95,6 +98,7 @@ impl Streams {
         self.young.clear();
         self.heads.values_mut().for_each(|stream| stream.come /= 2);
         self.heads.retain(|_, stream| stream.come >= LEAST);
+        self.grown = self.heads.len();
     }
 
     /// What lies ahead of the streams, `times` as far as they have come, as chunks `from .. to`
@@ -115,7 +119,8 @@ impl Streams {
 
     /// Heap bytes.
     pub(crate) fn memory(&self) -> usize {
-        self.heads.len() * 2 * size_of::<(u64, Stream)>() + self.young.capacity() * size_of::<u64>()
+        self.heads.len() * 2 * size_of::<(u64, Stream)>()
+            + self.young.capacity() * size_of::<(u64, u64)>()
     }
 }
 
