@@ -2,6 +2,8 @@
 # What heat saves in a real move: the same server's load in a real guest, moved in address order and
 # in the order of heat, over slow links. Prints what was sent a second time and which writes waited.
 #   ROUNDS=1 LOADS="file-server mail" RATES="128mbit 200mbit"   DRAY=path of the dray command
+#   SIZE=3072 (MiB) WARMUP=90 (s)   SYSTEMS=pre-copy/sequential/soft,pre-copy/workload-aware/soft
+# What they would save in simulation: cargo run --release -p dray-sim --example oracle lab
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ "$(id -u)" = 0 ] || { echo "bench: needs root for its network namespaces" >&2; exit 1; }

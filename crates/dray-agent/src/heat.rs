@@ -125,9 +125,13 @@ impl ImageHeat {
         self.state().counted
     }
 
-    /// The orders for Copy and for Backfill, as far as is known by now.
-    pub fn schedules(&self) -> (Schedule, Schedule) {
-        let state = self.state();
+    /// The orders for Copy and for Backfill, as far as is known by now, where the link carries
+    /// `jump_blocks` blocks in the time of a jump; 0 when nobody knows yet.
+    pub fn schedules(&self, jump_blocks: u64) -> (Schedule, Schedule) {
+        let mut state = self.state();
+        if jump_blocks > 0 {
+            state.heat.set_jump(jump_blocks);
+        }
         (state.heat.copy_schedule(), state.heat.backfill_schedule())
     }
 
@@ -259,13 +263,13 @@ mod tests {
         let heat = written();
         heat.save(&path).unwrap();
         let again = ImageHeat::load(&path, LEN);
-        assert_eq!(again.schedules(), heat.schedules());
-        assert!(!again.schedules().0.is_sequential());
-        assert!(ImageHeat::load(&path, LEN / 2).schedules().0.is_sequential(), "another image");
+        assert_eq!(again.schedules(0), heat.schedules(0));
+        assert!(!again.schedules(0).0.is_sequential());
+        assert!(ImageHeat::load(&path, LEN / 2).schedules(0).0.is_sequential(), "another image");
         let mut bytes = std::fs::read(&path).unwrap();
         *bytes.last_mut().unwrap() ^= 1;
         std::fs::write(&path, bytes).unwrap();
-        assert!(ImageHeat::load(&path, LEN).schedules().0.is_sequential());
+        assert!(ImageHeat::load(&path, LEN).schedules(0).0.is_sequential());
     }
 
     #[test]
@@ -295,7 +299,7 @@ mod tests {
     fn an_image_that_grows_keeps_its_heat() {
         let grown = ImageHeat::new(2 * LEN);
         grown.take_over(&written());
-        let copy = grown.schedules().0;
+        let copy = grown.schedules(0).0;
         let last = copy.ranges().last().unwrap();
         assert!((last.start..last.end()).contains(&5000), "{last:?}");
     }

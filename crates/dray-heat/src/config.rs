@@ -30,8 +30,8 @@ pub enum ColdOrder {
     /// chunks is coldest, then of 64 chunks, then of 8; address order in each.
     FarFirst,
     /// All chunks, accessed or not, by the density of accesses that a mixture of chunk sizes
-    /// foretells, its weights learnt from the history. The chunks are as small as the cost of their
-    /// jumps allows.
+    /// and what lies ahead of streams foretell, its weights learnt from the history. Pieces are as
+    /// small as the cost of their jumps allows.
     Density,
 }
 

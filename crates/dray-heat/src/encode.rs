@@ -6,8 +6,8 @@
 //!   weight | operations in all | regret scheduled, sequential (8 bytes each, little endian f64) |
 //!   number of chunks | per chunk, least frequent first: number, increase of frequency
 //! ```
-//! Numbers without a length are LEB128. The bitmaps of the round under way and the trial under way
-//! are not kept: both begin anew.
+//! Numbers without a length are LEB128. The bitmaps of the round under way, the trial under way and
+//! the streams are not kept: they begin anew.
 
 use crate::config::{HeatConfig, History};
 use crate::frequency::FrequencyList;

@@ -54,6 +54,13 @@ impl Heat {
         self.blocks
     }
 
+    /// A jump costs the time of `blocks` blocks from now on, whatever [`HeatConfig::jump_blocks`] said:
+    /// over a slow link it costs fewer, and orders may be finer.
+    pub fn set_jump(&mut self, blocks: u64) {
+        self.reads.config.jump_blocks = blocks;
+        self.writes.config.jump_blocks = blocks;
+    }
+
     /// Counts one access. Blocks past the image's end and past [`MAX_ACCESS_BLOCKS`] do not count.
     pub fn access(&mut self, op: Op, range: BlockRange) {
         let range = counted(range, self.blocks);

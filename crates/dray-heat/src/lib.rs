@@ -35,9 +35,11 @@
 //! address order. The default gives every chunk a density of accesses, a mixture of what chunks of
 //! nine sizes foretell (`density`), because no one size is right: replayed over four real traces and
 //! five generated loads, the best fixed size was 128 KiB for some and 16 MiB for others, and which it
-//! was differed between reads and writes. The weights of the sizes are learnt from how well each
-//! foretold the accesses of the trials below. The smallest size grows until the schedule's jumps take
-//! no more than a 32nd of the time of a copy. [`ColdOrder::FarFirst`] is what a single size can do:
+//! was differed between reads and writes. What lies ahead of streams (`streams`: logs, files that grow)
+//! is part of the mixture as well: it may never have been accessed, and will be next. The weights of
+//! the parts are learnt from how well each foretold the accesses of the trials below. Neighbours that
+//! differ little are joined (`joined`) until the schedule's jumps take no more than a 32nd of the time
+//! of a copy; what a jump costs is the caller's to say ([`Heat::set_jump`]). [`ColdOrder::FarFirst`] is what a single size can do:
 //! by frequency, then by nearness to an access.
 //!
 //! # When it does not order
@@ -56,7 +58,7 @@
 //!
 //! # What lives where
 //! `frequency` the list, `round` and `track` the rounds, `coverage` the paper's chunk size, `density`
-//! the mixture of sizes, `order` the schedules, `positions`, `trial` and `watch` the guards, `segments` scores for the hot set,
+//! the mixture, `streams` what goes on by address, `order` the schedules, `joined` fewer jumps, `positions`, `trial` and `watch` the guards, `segments` scores for the hot set,
 //! `encode` the durable form, `log` the I/O path, [`offline`] the paper's algorithms as written.
 
 #![forbid(unsafe_code)]
@@ -68,6 +70,7 @@ mod density;
 mod encode;
 mod frequency;
 mod heat;
+mod joined;
 mod log;
 pub mod offline;
 mod order;
@@ -75,6 +78,7 @@ mod positions;
 mod round;
 mod segments;
 mod spread;
+mod streams;
 mod track;
 mod trial;
 mod watch;

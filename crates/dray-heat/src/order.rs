@@ -3,7 +3,9 @@
 use crate::config::ColdOrder;
 use crate::density::{Density, Weights};
 use crate::heat::Op;
+use crate::joined::{Joined, Piece};
 use crate::round::Round;
+use crate::streams::Streams;
 use dray_types::{BlockRange, Schedule};
 use std::cmp::Reverse;
 
@@ -109,46 +111,39 @@ impl<'a> Cold<'a> {
 const JUMP_SHARE: u64 = 32;
 /// So many jumps are few for any image: 160 ms.
 const FREE_JUMPS: u64 = 16;
-/// How often the chunk size is doubled before a schedule with too many jumps is given up.
-const COARSEST: u32 = 14;
 
 /// Pieces of equal class by address, the classes as the kind of operation asks for. Backfill's
 /// schedule leaves out what was never near an access.
-fn in_classes(op: Op, mut pieces: Vec<(i32, BlockRange)>) -> Schedule {
+fn in_classes(op: Op, pieces: &[Piece]) -> Schedule {
+    let class = |piece: &Piece| piece.density.log2().floor() as i32;
+    let mut order: Vec<(i32, BlockRange)> = pieces
+        .iter()
+        .filter(|piece| piece.foretold || op == Op::Write)
+        .map(|piece| (class(piece), piece.range))
+        .collect();
     match op {
-        Op::Write => pieces.sort_unstable_by_key(|&(class, range)| (class, range.start)),
-        Op::Read => {
-            pieces.retain(|&(class, _)| class > i32::MIN);
-            pieces.sort_unstable_by_key(|&(class, range)| (Reverse(class), range.start));
-        }
+        Op::Write => order.sort_unstable_by_key(|&(class, range)| (class, range.start)),
+        Op::Read => order.sort_unstable_by_key(|&(class, range)| (Reverse(class), range.start)),
     }
-    pieces.into_iter().map(|(_, range)| range).collect()
+    order.into_iter().map(|(_, range)| range).collect()
 }
 
 /// By density, the densest first for fetching and last for copying; densities that differ by less
-/// than a factor of two are equal, so that neighbours stay together. Chunks are as small as the jumps
+/// than a factor of two are equal, so that neighbours stay together. Pieces are as small as the jumps
 /// allow. Also the density itself.
 pub(crate) fn by_density(
     round: &Round,
     blocks: u64,
     weights: &Weights,
+    streams: &Streams,
     op: Op,
     jump_blocks: u64,
 ) -> (Schedule, Density) {
-    let class = |density: Option<f64>| density.map_or(i32::MIN, |d| d.log2().floor() as i32);
+    let density = Density::new(round, blocks, weights, streams);
     let most = (blocks / JUMP_SHARE).max(FREE_JUMPS.saturating_mul(jump_blocks));
-    let mut coarser = 0;
-    loop {
-        let density = Density::new(round, blocks, weights, coarser);
-        let pieces = density.pieces().into_iter().map(|(density, range)| (class(density), range));
-        let schedule = in_classes(op, pieces.collect());
-        let jumps = schedule.ranges().len() as u64;
-        if jumps.saturating_mul(jump_blocks) <= most {
-            return (schedule, density);
-        }
-        if coarser == COARSEST {
-            return (Schedule::SEQUENTIAL, density);
-        }
-        coarser += 1;
-    }
+    let fits =
+        |schedule: &Schedule| (schedule.ranges().len() as u64).saturating_mul(jump_blocks) <= most;
+    let pieces = Joined::new(density.pieces(), density.anywhere());
+    let schedule = pieces.first(|pieces| in_classes(op, pieces), fits);
+    (schedule, density)
 }

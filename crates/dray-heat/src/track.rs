@@ -6,6 +6,7 @@ use crate::density::{Density, Weights};
 use crate::heat::Op;
 use crate::order;
 use crate::round::Round;
+use crate::streams::Streams;
 use crate::trial::{Regret, Trial};
 use dray_types::{BlockRange, Schedule};
 
@@ -33,6 +34,7 @@ pub(crate) struct Track {
     turn: u64,
     pub(crate) regret: Regret,
     weights: Weights,
+    streams: Streams,
 }
 
 impl Track {
@@ -49,6 +51,7 @@ impl Track {
             turn: FIRST_TRIAL,
             regret: Regret::default(),
             weights: Weights::default(),
+            streams: Streams::default(),
         }
     }
 
@@ -64,6 +67,7 @@ impl Track {
         }
         let by_blocks = self.config.count == Count::Blocks;
         self.current.access(range, by_blocks, self.config.max_chunks);
+        self.streams.access(range);
         if self.current.operations >= self.config.round_operations {
             self.end_round(blocks);
         }
@@ -115,7 +119,10 @@ impl Track {
 
     fn end_round(&mut self, blocks: u64) {
         match self.config.history {
-            History::Decayed => self.current.age(),
+            History::Decayed => {
+                self.current.age();
+                self.streams.age();
+            }
             History::PreviousRound => {
                 let size = self.coverage.choose(blocks).unwrap_or(self.current.chunk_blocks);
                 self.previous = Some(std::mem::replace(&mut self.current, Round::new(size)));
@@ -150,7 +157,8 @@ impl Track {
             return (Schedule::SEQUENTIAL, None);
         }
         let jump = self.config.jump_blocks;
-        let (schedule, density) = order::by_density(round, blocks, &self.weights, self.op, jump);
+        let (weights, streams) = (&self.weights, &self.streams);
+        let (schedule, density) = order::by_density(round, blocks, weights, streams, self.op, jump);
         (schedule, Some(density))
     }
 
@@ -177,6 +185,7 @@ impl Track {
         self.current.memory()
             + self.previous.as_ref().map_or(0, Round::memory)
             + self.coverage.memory()
+            + self.streams.memory()
             + self.trial.as_ref().map_or(0, Trial::memory)
     }
 }

@@ -160,8 +160,16 @@ proptest! {
             heat.access(if at % 3 == 0 { Op::Read } else { Op::Write }, range);
         }
         let back = Heat::decode(&heat.encode(), BLOCKS, config).unwrap();
-        prop_assert_eq!(back.copy_schedule(), heat.copy_schedule());
-        prop_assert_eq!(back.backfill_schedule(), heat.backfill_schedule());
+        // The counts; streams are begun anew.
+        for op in [Op::Read, Op::Write] {
+            prop_assert_eq!(back.chunk_blocks(op), heat.chunk_blocks(op));
+            for block in 0..BLOCKS {
+                prop_assert_eq!(back.frequency(op, block), heat.frequency(op, block));
+            }
+        }
+        let again = Heat::decode(&back.encode(), BLOCKS, config).unwrap();
+        prop_assert_eq!(again.copy_schedule(), back.copy_schedule());
+        prop_assert_eq!(again.backfill_schedule(), back.backfill_schedule());
         prop_assert_eq!(back.encode(), heat.encode());
         prop_assert_eq!(back.blocks(), heat.blocks());
     }

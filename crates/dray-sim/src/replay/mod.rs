@@ -9,12 +9,13 @@
 //! * [`settings`]: what is migrated and how. [`outcome`]: what it cost.
 //! * `world`: time and events. `source`, `target`: what the agents' shells do, on sets of blocks.
 //! * `orders`, `tuning`: what the history says. `guest`: where an access goes and what it waits for. `link`: bandwidth, delay, the penalty.
-//! * [`livefs`]: guests of the LiveFS paper's experiments.
+//! * [`livefs`]: guests of the LiveFS paper's experiments. [`oracle`]: orders that know the future.
 //! * [`picture`]: time against block number. [`study`]: many replays in one table.
 
 mod guest;
 mod link;
 pub mod livefs;
+pub mod oracle;
 mod orders;
 pub mod outcome;
 pub mod picture;

@@ -16,7 +16,7 @@ pub(super) enum Orders {
     None,
     /// What the agent does; it goes on learning.
     Heat(Box<Heat>),
-    /// Made once, at the start.
+    /// Made once, at the start, or given.
     Fixed {
         copy: Schedule,
         backfill: Schedule,
@@ -31,6 +31,9 @@ impl Orders {
         settings: &Settings,
         history: impl Iterator<Item = &'a Record> + Clone,
     ) -> Self {
+        if let Some(copy) = settings.given.clone() {
+            return Self::Fixed { copy, backfill: Schedule::SEQUENTIAL, chunks: (0, 0) };
+        }
         match settings.order {
             Order::Sequential => Self::None,
             Order::WorkloadAware => {

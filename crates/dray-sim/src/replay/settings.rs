@@ -3,7 +3,7 @@
 use dray_engine::hotset::Rule;
 use dray_engine::throttle::Mode;
 use dray_engine::{MILLISECOND, SECOND, Strategy};
-use dray_types::BLOCK_SIZE;
+use dray_types::{BLOCK_SIZE, Schedule};
 use std::fmt;
 use std::str::FromStr;
 
@@ -87,6 +87,9 @@ pub struct Settings {
     pub order: Order,
     /// Chunks of the other orders.
     pub chunks: Chunks,
+    /// The order of Copy where it comes from elsewhere: what `order` would make of the history is not
+    /// asked for then, and Backfill goes by address.
+    pub given: Option<Schedule>,
     /// Size of the disk in bytes, every block of which holds data.
     pub disk: u64,
     /// Guest memory in bytes.
@@ -125,6 +128,7 @@ impl Settings {
             strategy,
             order,
             chunks: Chunks::Selected,
+            given: None,
             disk,
             memory: 0,
             bandwidth,

@@ -1,24 +1,32 @@
 //! Reading the source's images for data streams, peeks and hashes.
 
+use super::jumps::Jumps;
 use crate::net::RunSource;
 use dray_image::{Image, runs};
 use dray_types::{BlockRange, ImageIndex};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Instant;
 
 /// The images of a migration, in its order.
 pub struct Content {
     files: RwLock<Vec<Arc<dyn Image>>>,
+    jumps: Mutex<Jumps>,
 }
 
 impl Content {
     /// Reads from `files`.
     pub fn new(files: Vec<Arc<dyn Image>>) -> Arc<Self> {
-        Arc::new(Self { files: RwLock::new(files) })
+        Arc::new(Self { files: RwLock::new(files), jumps: Mutex::default() })
     }
 
     /// Reads from other files from now on.
     pub fn replace(&self, files: Vec<Arc<dyn Image>>) {
         *self.files.write().unwrap_or_else(PoisonError::into_inner) = files;
+    }
+
+    /// What jumps between the runs that were sent have cost.
+    pub fn jumps(&self) -> MutexGuard<'_, Jumps> {
+        self.jumps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn file(&self, image: ImageIndex) -> Result<Arc<dyn Image>, String> {
@@ -46,7 +54,7 @@ impl Content {
         let mut hashes = Vec::with_capacity(ranges.len());
         for &range in ranges {
             buf.resize(range.byte_len() as usize, 0);
-            self.read(image, range, &mut buf)?;
+            runs::read_run(&*self.file(image)?, range, &mut buf).map_err(|why| why.to_string())?;
             hashes.push(short_hash(&buf));
         }
         Ok(hashes)
@@ -63,6 +71,10 @@ pub fn short_hash(bytes: &[u8]) -> [u8; 16] {
 impl RunSource for Content {
     fn read(&self, image: ImageIndex, range: BlockRange, buf: &mut [u8]) -> Result<(), String> {
         let file = self.file(image)?;
-        runs::read_run(&*file, range, buf).map_err(|why| why.to_string())
+        let follows = self.jumps().begins(image, range);
+        let began = Instant::now();
+        let read = runs::read_run(&*file, range, buf).map_err(|why| why.to_string());
+        self.jumps().took(follows, range.len, began.elapsed());
+        read
     }
 }

@@ -10,6 +10,7 @@ mod counts;
 mod effects;
 mod hot_set;
 mod images;
+mod jumps;
 mod latency;
 mod made;
 mod mirror;

@@ -41,11 +41,13 @@ impl SourceLoop {
             return;
         }
         self.orders.told_at = Some(Instant::now());
+        let rate = self.engine.as_ref().map_or(0.0, |engine| engine.status().rate);
+        let jump = self.images.content().jumps().blocks(rate);
         let mut events = Vec::new();
         for (image, heat) in self.images.heats() {
             let counted = heat.counted();
             if self.orders.counted.insert(image.0, counted) != Some(counted) {
-                let (copy, backfill) = heat.schedules();
+                let (copy, backfill) = heat.schedules(jump);
                 events.push(SourceEvent::Schedule { image, copy, backfill });
             }
         }
