@@ -7,10 +7,11 @@
 use super::{FileStamp, Reading};
 use crate::agent::Agent;
 use crate::config::{Pool, PoolKind};
+use crate::ops::images::random_id;
 use crate::registry::{CopyState, ImageRecord, Place};
 use crate::released::Released;
 use dray_image::{locks, names};
-use dray_types::{Epoch, MigrationId};
+use dray_types::{Epoch, ImageId, MigrationId};
 use dray_wire::control::MAX_IMAGES;
 use dray_wire::request::{BaseThere, ContentDigest, SoughtBase, WantedImage};
 use std::path::{Path, PathBuf};
@@ -145,7 +146,9 @@ impl Agent {
         let text = |why: dray_image::Error| why.to_string();
         let record = ImageRecord {
             name: export_name(&image.name, migration),
-            id: image.id,
+            // Its own: each QEMU that runs on the file is remembered by itself, and what backups call
+            // the file is the same for all of them.
+            id: ImageId(random_id().map_err(|why| why.to_string())?),
             path: lying.path.clone(),
             place: Place::Named,
             device: false,

@@ -167,7 +167,7 @@ fn a_basis_that_changes_all_the_time_never_gives_a_wrong_block() {
     let summary = std::thread::scope(|scope| {
         scope.spawn(|| {
             // Every eighth block is now this and now that.
-            for round in 0u8.. {
+            for round in (0..=u8::MAX).cycle() {
                 for block in (0..IMAGE as u64 / BLOCK).step_by(8) {
                     if stop.load(std::sync::atomic::Ordering::Relaxed) {
                         return;
