@@ -5,7 +5,7 @@ with. One VM, or two at once. Three hosts on a switch (bench/backups.py); on the
 gives and read as much as its disk gives. Needs root.
 
     python3 bench/chains.py [--dray target/release/dray] [--host target/release/examples/bench_host] [--vms 1]
-        [--mib 1024] [--changed 16] [--rate 1gbit] [--guests 2] [--disk 100 --readers 2] [--rounds 1]
+        [--mib 1024] [--changed 16] [--rate 1gbit] [--guests 2] [--disk 100 --readers 2] [--rounds 1] [--strategy auto]
 
 Each guest writes 16 KiB and flushes, over and over, into the part of its disk that has changed since the backup, so
 that what has changed is known. Its chain: a base, a snapshot that has a quarter of it anew, and what was written since. With the
@@ -109,7 +109,7 @@ class Vm:
             top = lines[-1]["node-name"] if image["device"] else top
         lines = [json.dumps(line, separators=(",", ":")) for line in lines]
         target = self.keepers["hostb"]("wait", self.name, top, *lines)
-        more = [] if self.way == "backup" else ["--no-reuse"]
+        more = ["--strategy", self.args.strategy, *([] if self.way == "backup" else ["--no-reuse"])]
         told = dray(self.args, self.source, "migrate", "--qmp", self.qmp, "--to", "hostb", "--target-qmp", target, *more)
         self.summary = json.loads(told.strip().splitlines()[-1])
 
@@ -215,6 +215,7 @@ def main():
     parser.add_argument("--guests", type=int, default=2, help="how many others send from the source")
     parser.add_argument("--disk", type=float, help="MB/s of the source's disk; unless given it is not held, and nobody reads")
     parser.add_argument("--readers", type=int, default=2, help="how many others read from the source's disk")
+    parser.add_argument("--strategy", default="auto")
     parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--dir", help="where the images are made")
