@@ -55,7 +55,9 @@ class Template:
             file.write(whole.read(part * MIB))
         shutil.copyfile(raw, old)
         with open(old, "r+b") as file:
-            file.write(random.Random(nth).randbytes(part * MIB))
+            noise = random.Random(nth)
+            for _ in range(part):
+                file.write(noise.randbytes(MIB))
         qemu_img("convert", "-f", "raw", "-O", "qcow2", old, self.dir / "base.qcow2")
         qemu_img("create", "-f", "qcow2", "-b", self.dir / "base.qcow2", "-F", "qcow2", self.dir / "middle.qcow2")
         subprocess.run(["qemu-io", "-f", "qcow2", "-c", f"write -s {new} 0 {part}M", self.dir / "middle.qcow2"],
