@@ -29,6 +29,8 @@ LOOPBACK = {"hosta": "127.73.0.1", "hostb": "127.73.0.2"}
 
 def move(source, names, no_reuse, strategy):
     """The summary of one migration."""
+    # Else the handover waits for what was just made to be on disk.
+    os.sync()
     command = {"subject": {"images": {"names": names}}, "to": "hostb", "no_reuse": no_reuse, "detach": True,
                "strategy": strategy}
     ask(source.api, {"migrate": command})
