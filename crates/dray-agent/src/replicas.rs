@@ -86,17 +86,6 @@ impl Registry {
         self.exchange(record)
     }
 
-    /// Whether the guest may write to the image that comes: what was read from a backup does not say.
-    ///
-    /// # Errors
-    /// What the store reports.
-    pub fn set_read_only(&self, entry: &Entry, read_only: bool) -> io::Result<()> {
-        if entry.record().read_only == read_only {
-            return Ok(());
-        }
-        self.update(entry, |record| record.read_only = read_only)
-    }
-
     /// The incomplete image that was made of a replica becomes one again; `written` are the regions
     /// in which it no longer holds its generation. Can be repeated.
     ///

@@ -5,7 +5,7 @@ mod support;
 
 use dray_engine::target::{Arrival, BackfillControl};
 use dray_engine::{
-    SECOND, Source, SourceEffect, SourceEvent, Strategy, TargetEffect, TargetEvent, TargetRecord,
+    SECOND, SourceEffect, SourceEvent, Strategy, TargetEffect, TargetEvent, TargetRecord,
 };
 use dray_types::{BlockRange, BlockSet, Epoch, ImageIndex};
 use dray_wire::{TargetState, ToSource, ToTarget};
@@ -337,16 +337,7 @@ fn asks_for(effect: &TargetEffect, range: BlockRange) -> bool {
 
 /// A source whose operator wants hashes given, or not, up to the target's promise.
 fn promised(wanted: bool, known: bool) -> (S, Vec<SourceEffect>) {
-    let mut plan = source_plan(Strategy::PostCopy);
-    plan.tuning.reuse = wanted;
-    let mut source = S::new(Strategy::PostCopy);
-    source.machine = Source::new(plan);
-    source.step(SourceEvent::Start);
-    source.step(SourceEvent::ImagesSynced(Ok(())));
-    source.step(SourceEvent::Reuse { known, together: false });
-    source.step(SourceEvent::LinkUp);
-    source.opened(&BlockSet::new());
-    source.step(SourceEvent::Scanned { image: IMAGE, data: set(&[(0, 640)]) });
+    let (mut source, _) = describing(Strategy::PostCopy, wanted, known, &set(&[(0, 640)]));
     let map_hash = source.ask(&BlockSet::new());
     let effects = source.hear(EPOCH, 1, ToSource::Prepared { map_hash });
     (source, effects)

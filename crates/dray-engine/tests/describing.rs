@@ -10,17 +10,7 @@ use support::*;
 
 /// Copy has begun at a session that can, or cannot, answer what is described.
 fn begun(known: bool, data: &BlockSet) -> (S, Vec<SourceEffect>) {
-    let mut plan = source_plan(Strategy::Hybrid);
-    plan.tuning.reuse = true;
-    let mut source = S::new(Strategy::Hybrid);
-    source.machine = Source::new(plan);
-    source.step(SourceEvent::Start);
-    source.step(SourceEvent::ImagesSynced(Ok(())));
-    source.step(SourceEvent::Reuse { known, together: false });
-    source.step(SourceEvent::LinkUp);
-    source.opened(&BlockSet::new());
-    let effects = source.step(SourceEvent::Scanned { image: IMAGE, data: data.clone() });
-    (source, effects)
+    describing(Strategy::Hybrid, true, known, data)
 }
 
 fn described(effects: &[SourceEffect]) -> Vec<(u64, BlockRange)> {

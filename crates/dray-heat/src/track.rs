@@ -80,15 +80,14 @@ impl Track {
     }
 
     fn try_history(&mut self, range: BlockRange, blocks: u64) {
+        if self.operations >= self.turn
+            && let Some(trial) = self.trial.take()
+        {
+            self.end_trial(trial);
+        }
+        // Without a pause the next one begins where this one has ended.
         if self.operations >= self.turn {
-            match self.trial.take() {
-                Some(trial) => self.end_trial(trial),
-                None => self.begin_trial(blocks),
-            }
-            // Without a pause the next one begins where this one has ended.
-            if self.operations >= self.turn {
-                self.begin_trial(blocks);
-            }
+            self.begin_trial(blocks);
         }
         if let Some(trial) = &mut self.trial {
             trial.access(range, blocks);

@@ -24,8 +24,6 @@ use tokio::sync::oneshot;
 
 /// How long an abandoned migration may take to go.
 const WAY_TIMEOUT: Duration = Duration::from_secs(5);
-/// Permission bits of a file that arrived: its owner's only.
-const MODE: u32 = 0o600;
 
 impl Agent {
     pub(super) async fn listen(self: Arc<Self>, listener: Listener) {
@@ -278,7 +276,6 @@ impl Agent {
                     made.push(image.offer.name.clone());
                     self.registry
                         .begin_return(entry, intent.migration)
-                        .and_then(|entry| self.registry.set_read_only(&entry, wanted.read_only))
                         .map_err(|why| why.to_string())?;
                     return Ok(());
                 }
@@ -333,24 +330,13 @@ impl Agent {
         }
         let device = !image.zeroed;
         let record = ImageRecord {
-            name: name.clone(),
-            id: wanted.id,
-            path: image.path.clone(),
             place: Place::Partial,
             device,
-            mode: MODE,
-            len: wanted.len,
-            growable: false,
-            flat: None,
-            swap: None,
             read_only: wanted.read_only,
-            in_place: None,
-            format: None,
             state: CopyState::Incoming,
             epoch: Epoch(0),
             migration: Some(migration),
-            adopted: None,
-            replica: None,
+            ..ImageRecord::owned(name.clone(), wanted.id, image.path.clone(), wanted.len)
         };
         if device {
             return self.take_device(record);

@@ -170,7 +170,7 @@ impl Agent {
 /// Everything that was read is what the digest was made of.
 fn check_unchanged(what: &str, base: &Base) -> ApiResult<()> {
     match FileStamp::of(&base.path) {
-        Ok(stamp) if stamp == base.stamp => Ok(()),
+        Ok(stamp) if stamp.has_same_content(&base.stamp) => Ok(()),
         _ => {
             let why = format!("{} was changed while it was read", base.path.display());
             Err(ApiError::new(ErrorKind::Conflict, what, why)

@@ -10,19 +10,17 @@ use crate::migration::abort;
 use crate::migration::source::unix_ms;
 use crate::ops::images::random_id;
 use crate::pace::Pacer;
-use crate::registry::{CopyState, ImageRecord, Place};
+use crate::registry::{ImageRecord, MODE};
 use crate::store;
 use dray_backup::{Backup, Content, Manifest, PIECE_BYTES, Repository, StreamOptions};
 use dray_image::ImageNames;
-use dray_types::{Epoch, ImageId};
+use dray_types::ImageId;
 use std::fs::File;
 use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Permission bits of a restored image, as of one that arrived from another host.
-const MODE: u32 = 0o600;
 /// Names of notes of restores under way end so.
 const NOTE: &str = ".restore";
 
@@ -170,26 +168,12 @@ impl Agent {
 
     fn register_restored(&self, restoring: &Restoring<'_>, path: &Path) -> ApiResult<()> {
         let what = restoring.what;
-        let record = ImageRecord {
-            name: restoring.name.to_owned(),
-            id: ImageId(random_id()?),
-            path: path.to_owned(),
-            place: Place::Named,
-            device: false,
-            mode: MODE,
-            len: restoring.manifest.info().bytes,
-            growable: false,
-            flat: None,
-            swap: None,
-            read_only: false,
-            in_place: None,
-            format: None,
-            state: CopyState::Owner,
-            epoch: Epoch(1),
-            migration: None,
-            adopted: None,
-            replica: None,
-        };
+        let record = ImageRecord::owned(
+            restoring.name.to_owned(),
+            ImageId(random_id()?),
+            path.to_owned(),
+            restoring.manifest.info().bytes,
+        );
         let added = self.registry.open_file(&record).map_err(std::io::Error::other);
         let added = added.and_then(|file| self.registry.add(record, Arc::new(file)));
         match added {

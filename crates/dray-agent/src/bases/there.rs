@@ -8,7 +8,7 @@ use super::{FileStamp, Reading};
 use crate::agent::Agent;
 use crate::config::{Pool, PoolKind};
 use crate::ops::images::random_id;
-use crate::registry::{CopyState, ImageRecord, Place};
+use crate::registry::{CopyState, ImageRecord};
 use crate::released::Released;
 use dray_image::{locks, names};
 use dray_types::{Epoch, ImageId, MigrationId};
@@ -144,27 +144,18 @@ impl Agent {
         lying: &Lying,
     ) -> Result<(), String> {
         let text = |why: dray_image::Error| why.to_string();
+        // Its own: each QEMU that runs on the file is remembered by itself, and what backups call the
+        // file is the same for all of them.
+        let id = ImageId(random_id().map_err(|why| why.to_string())?);
+        let (name, path) = (export_name(&image.name, migration), lying.path.clone());
         let record = ImageRecord {
-            name: export_name(&image.name, migration),
-            // Its own: each QEMU that runs on the file is remembered by itself, and what backups call
-            // the file is the same for all of them.
-            id: ImageId(random_id().map_err(|why| why.to_string())?),
-            path: lying.path.clone(),
-            place: Place::Named,
-            device: false,
-            mode: names::file_mode(&lying.path).map_err(text)?,
-            len: image.len,
-            growable: false,
-            flat: None,
-            swap: None,
+            mode: names::file_mode(&path).map_err(text)?,
             read_only: true,
             in_place: Some(lying.stamp),
-            format: None,
             state: CopyState::Incoming,
             epoch: Epoch(0),
             migration: Some(migration),
-            adopted: None,
-            replica: None,
+            ..ImageRecord::owned(name, id, path, image.len)
         };
         let file = self.registry.open_file(&record).map_err(text)?;
         self.registry.add(record, Arc::new(file)).map(drop).map_err(|why| why.to_string())

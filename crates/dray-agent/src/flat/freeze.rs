@@ -11,13 +11,13 @@ use crate::migration::abort;
 use crate::ops::images::{random_id, real_path};
 use crate::ops::io_error;
 use crate::ops::splice::adopted_name;
-use crate::registry::{Adopted, CopyState, Entry, ImageRecord, Place};
+use crate::registry::{Adopted, Entry, ImageRecord, Place};
 use crate::vm::picture::{LayerPicture, Picture};
 use crate::vm::{RECONNECT_DELAY, qemu_error};
 use dray_image::{ImageNames, names};
 use dray_qemu::flatten::{self, On};
 use dray_qemu::{AdoptOptions, LayerPlan, NbdExport, Qmp, status};
-use dray_types::{Epoch, ImageId};
+use dray_types::ImageId;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -91,31 +91,18 @@ impl Agent {
             None => ImageId(random_id()?),
         };
         let record = ImageRecord {
-            name: adopted_name(&path),
-            id,
             mode: names::file_mode(&path).map_err(|why| failed(&why))?,
-            device: false,
-            path,
-            place: Place::Named,
-            len: plan.size,
-            growable: false,
-            read_only: false,
-            in_place: None,
             format: Some("raw".to_owned()),
-            state: CopyState::Owner,
-            epoch: Epoch(1),
-            migration: None,
             adopted: Some(Adopted {
                 qmp: picture.qmp.socket().to_owned(),
                 device: plan.qdev.clone(),
                 splice: serde_json::to_value(&layer.chain).map_err(|why| failed(&why))?,
             }),
-            replica: None,
             flat: Some(FlatRecord {
                 layers,
                 turn: Some(Turn { home: false, running, done: false }),
             }),
-            swap: None,
+            ..ImageRecord::owned(adopted_name(&path), id, path, plan.size)
         };
         let names = names_of(&record).map_err(|why| failed(&why))?;
         names.create_overlay(id, record.len).map_err(|why| failed(&why))?;

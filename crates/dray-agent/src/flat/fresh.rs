@@ -7,6 +7,7 @@
 use super::ChainLayer;
 use super::chain::Chain;
 use super::merge::{Above, merge_most, merge_rest};
+use crate::registry::MODE;
 use dray_image::blockmap::AtomicBlockMap;
 use dray_image::{Disk, Image, ImageNames, Result, WriteWitness, leave_room, runs};
 use dray_types::{BLOCK_SIZE, BlockRange};
@@ -21,8 +22,6 @@ use std::time::{Duration, Instant};
 
 /// What a fresh qcow2 is made with, and what writes it: both come with QEMU.
 const TOOLS: [&str; 2] = ["qemu-img", "qemu-storage-daemon"];
-/// Permission bits of an image that arrived: its owner's only.
-const MODE: u32 = 0o600;
 /// Tables take 10 bytes for each 64 KiB, and some more to begin with.
 const TABLES_SHARE: u64 = 4096;
 const TABLES: u64 = 1 << 20;

@@ -346,24 +346,11 @@ pub(crate) mod tests {
             };
             let (qmp, plan) = (self.dir.path().join("qmp"), plan.directly_on(&qcow2_path(&path)));
             let record = ImageRecord {
-                name: "vm.raw".into(),
-                id: ImageId(7),
-                path,
                 place: Place::Partial,
-                device: false,
                 mode: 0o600,
-                len: 8192,
-                growable: false,
-                read_only: false,
-                in_place: None,
-                format: None,
-                state: CopyState::Owner,
                 epoch: Epoch(2),
-                migration: None,
-                adopted: None,
-                replica: None,
-                flat: None,
                 swap: Some(Swap { qmp, plan, running: true, done }),
+                ..ImageRecord::owned("vm.raw".into(), ImageId(7), path, 8192)
             };
             let file = Arc::new(self.registry.open_file(&record).unwrap());
             self.registry.add(record, file).unwrap()

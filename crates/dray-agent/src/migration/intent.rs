@@ -38,6 +38,12 @@ pub struct SourceImage {
 }
 
 impl SourceImage {
+    /// An image of which the target has nothing, in a file of its own.
+    pub fn new(name: String, offer: ImageOffer, path: PathBuf, device: Option<String>) -> Self {
+        let (base, chain, given) = (Base::Empty, Vec::new(), Vec::new());
+        Self { name, offer, path, device, base, chain, given, qcow2: false }
+    }
+
     /// The name of its export at the target.
     pub fn export(&self) -> &str {
         match &self.base {

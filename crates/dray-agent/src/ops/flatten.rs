@@ -14,7 +14,6 @@ use dray_image::{Image, runs};
 use dray_qemu::AdoptOptions;
 use dray_types::{BLOCK_SIZE, BlockRange, ImageId};
 use dray_wire::ImageOffer;
-use dray_wire::request::Base;
 use std::path::PathBuf;
 
 /// What a wish for a qcow2 is refused with.
@@ -37,8 +36,7 @@ impl Agent {
         let target = named(&name, device.as_deref(), &raw_name(&name));
         let (id, len) = (ImageId(random_id()?), layer.plan.file_size);
         let offer = ImageOffer { id, name: target, len, read_only: false };
-        let (base, given) = (Base::Empty, Vec::new());
-        let image = SourceImage { name, offer, path, device, base, chain, given, qcow2: false };
+        let image = SourceImage { chain, ..SourceImage::new(name, offer, path, device) };
         // Shows, before anything is touched, that the chain can be read: later a read would wait.
         let seen = self.registry.peek_chain(&image);
         tokio::task::block_in_place(|| seen.open()).map_err(|why| io_error(what, why))?;

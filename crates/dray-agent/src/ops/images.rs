@@ -6,12 +6,12 @@ use crate::api::{
     ApiError, ApiResult, ErrorKind, ImageAdd, ImageRemove, ImageState, ImageStatus, KeptFor, Resize,
 };
 use crate::config::pool::check_name;
-use crate::registry::{CopyState, Entry, ImageRecord, Place, is_device};
+use crate::registry::{CopyState, Entry, ImageRecord, is_device};
 use crate::vm::picture::{self, Picture};
 use crate::vm::{RECONNECT_DELAY, qemu_error};
 use dray_image::{DeviceState, Image, locks, names};
 use dray_qemu::{AdoptOptions, NbdExport};
-use dray_types::{Ancestor, BLOCK_SIZE, Epoch, ImageId};
+use dray_types::{Ancestor, BLOCK_SIZE, ImageId};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -175,24 +175,12 @@ impl Agent {
             (false, _) => 0,
         };
         let mut record = ImageRecord {
-            name: command.name,
-            id: ImageId(random_id()?),
             mode: names::file_mode(&path).map_err(|why| io_error(&what, why))?,
             device: is_device(&path),
-            path,
-            place: Place::Named,
-            len,
             growable,
-            flat: None,
-            swap: None,
             read_only: command.read_only,
-            in_place: None,
             format: command.format,
-            state: CopyState::Owner,
-            epoch: Epoch(1),
-            migration: None,
-            adopted: None,
-            replica: None,
+            ..ImageRecord::owned(command.name, ImageId(random_id()?), path, len)
         };
         let file = self.registry.open_file(&record).map_err(|why| {
             if why.kind == dray_image::ErrorKind::ReadOnly {

@@ -17,7 +17,6 @@ use crate::vm::picture::{LayerPicture, Picture, Place};
 use dray_image::{FileImage, FileOptions};
 use dray_types::{Ancestor, Epoch, ImageId, MigrationId};
 use dray_wire::ImageOffer;
-use dray_wire::request::Base;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -202,18 +201,7 @@ impl Agent {
         self.refuse_during_backup(&what, name)?;
         let read_only = record.read_only || backing;
         let offer = ImageOffer { id: record.id, name: target, len: record.len, read_only };
-        let (name, path, base) = (name.to_owned(), record.path, Base::Empty);
-        let (chain, given) = (Vec::new(), Vec::new());
-        plan.images.push(SourceImage {
-            name,
-            offer,
-            path,
-            device,
-            base,
-            chain,
-            given,
-            qcow2: false,
-        });
+        plan.images.push(SourceImage::new(name.to_owned(), offer, record.path, device));
         plan.allocated.push(match &entry.flat {
             Some(_) => seen_bytes(&what, entry.disk.backing().as_ref())?,
             None => entry.file.allocated_bytes().map_err(|why| io_error(&what, why))?,
@@ -264,17 +252,7 @@ impl Agent {
         };
         let offer = ImageOffer { id, name: target, len, read_only };
         plan.allocated.push(file.allocated_bytes().map_err(|why| io_error(&what, why))?);
-        let (base, chain, given) = (Base::Empty, Vec::new(), Vec::new());
-        plan.images.push(SourceImage {
-            name,
-            offer,
-            path,
-            device,
-            base,
-            chain,
-            given,
-            qcow2: false,
-        });
+        plan.images.push(SourceImage::new(name, offer, path, device));
         Ok(plan.images.len() - 1)
     }
 }

@@ -7,7 +7,7 @@ use crate::agent::Agent;
 use crate::api::{Adopt, ApiError, ApiResult, ErrorKind, Release, Spliced, SplicedDisk};
 use crate::migration::abort;
 use crate::migration::source::SourceSlot;
-use crate::registry::{Adopted, CopyState, Entry, ImageRecord, Place, is_device};
+use crate::registry::{Adopted, CopyState, Entry, ImageRecord, is_device};
 use crate::released::{NotReleased, Released};
 use crate::vm::picture::{LayerPicture, Picture, Place as Where, on_local};
 use crate::vm::{RECONNECT_DELAY, qemu_error};
@@ -114,37 +114,29 @@ impl Agent {
         let splice = serde_json::to_value(plan).map_err(|why| io_error(what, why))?;
         let known = self.registry.known_at(&path);
         let known = known.filter(|(note, ..)| id.is_none_or(|id| id == note.image.id));
+        // As others know it, if it was an image before.
+        let name = match &known {
+            Some((note, ..)) => note.image.name.clone(),
+            None => adopted_name(&path),
+        };
+        let id = match (id, &known) {
+            (Some(id), _) => id,
+            (None, Some((note, ..))) => note.image.id,
+            (None, None) => ImageId(random_id()?),
+        };
+        let len = if growable { growable_len(plan.file_size, plan.size) } else { plan.file_size };
         let mut record = ImageRecord {
-            // As others know it, if it was an image before.
-            name: match &known {
-                Some((note, ..)) => note.image.name.clone(),
-                None => adopted_name(&path),
-            },
-            id: match (id, &known) {
-                (Some(id), _) => id,
-                (None, Some((note, ..))) => note.image.id,
-                (None, None) => ImageId(random_id()?),
-            },
             mode: names::file_mode(&path).map_err(|why| io_error(what, why))?,
             device: is_device(&path),
-            path,
-            place: Place::Named,
-            len: if growable { growable_len(plan.file_size, plan.size) } else { plan.file_size },
             growable,
-            flat: None,
-            swap: None,
-            read_only: false,
-            in_place: None,
             format: Some(plan.format.clone()),
-            state: CopyState::Owner,
             epoch: known.as_ref().map_or(Epoch(1), |(note, ..)| note.image.epoch),
-            migration: None,
             adopted: Some(Adopted {
                 qmp: picture.qmp.socket().to_owned(),
                 device: plan.qdev.clone(),
                 splice,
             }),
-            replica: None,
+            ..ImageRecord::owned(name, id, path, len)
         };
         let file = self.registry.open_file(&record).map_err(|why| io_error(what, why))?;
         record.len = file.geometry().len;

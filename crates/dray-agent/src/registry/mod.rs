@@ -16,7 +16,7 @@ mod record;
 
 pub use entry::Entry;
 pub use files::is_device;
-pub use record::{Adopted, CopyState, ImageRecord, Place};
+pub use record::{Adopted, CopyState, ImageRecord, MODE, Place};
 
 use crate::config::{Config, PoolIo};
 use crate::flat::chain::Chain;

@@ -9,6 +9,9 @@ use dray_types::{Epoch, ImageId, MigrationId};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
+/// Permission bits of an image that has come here: for its owner alone.
+pub const MODE: u32 = 0o600;
+
 /// What this host's copy of an image is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -94,6 +97,31 @@ pub struct ImageRecord {
 }
 
 impl ImageRecord {
+    /// A writable image in a file of its own under `path`, which this host owns: the first epoch, and
+    /// nothing else known of it.
+    pub fn owned(name: String, id: ImageId, path: PathBuf, len: u64) -> Self {
+        Self {
+            name,
+            id,
+            path,
+            place: Place::Named,
+            device: false,
+            mode: MODE,
+            len,
+            growable: false,
+            read_only: false,
+            in_place: None,
+            format: None,
+            state: CopyState::Owner,
+            epoch: Epoch(1),
+            migration: None,
+            adopted: None,
+            replica: None,
+            flat: None,
+            swap: None,
+        }
+    }
+
     /// Whether its file is complete and only read, so that others may use it as well.
     pub fn is_base(&self) -> bool {
         let named = self.place == Place::Named && self.state == CopyState::Owner;

@@ -1,7 +1,6 @@
 //! Notes: which file is which image, and when a note is of no use any more.
 
 use super::*;
-use crate::registry::Place;
 use dray_qemu::Pivot;
 use dray_types::Epoch;
 
@@ -9,24 +8,9 @@ fn note(path: &Path, id: u128) -> Released {
     let (pid, socket) = (std::process::id() as i32, PathBuf::from("/run/vm.qmp"));
     Released {
         image: ImageRecord {
-            name: "disk".into(),
-            id: ImageId(id),
-            path: path.to_owned(),
-            place: Place::Named,
-            device: false,
             mode: 0o600,
-            len: 4096,
-            growable: false,
-            flat: None,
-            swap: None,
-            read_only: false,
-            in_place: None,
-            format: None,
-            state: CopyState::Owner,
             epoch: Epoch(3),
-            migration: None,
-            adopted: None,
-            replica: None,
+            ..ImageRecord::owned("disk".into(), ImageId(id), path.to_owned(), 4096)
         },
         file: FileId::of(path).unwrap(),
         len: 4096,

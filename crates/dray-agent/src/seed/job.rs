@@ -249,6 +249,7 @@ fn note_of(parts: &Parts, choice: &Choice, path: PathBuf) -> io::Result<SeedNote
         id: image.id,
         path,
         len: image.len,
+        read_only: image.read_only,
         generation: choice.generation,
         epoch: (*epoch).max(after),
         done: Vec::new(),

@@ -21,8 +21,6 @@ use std::sync::Arc;
 
 /// Tasks of one region.
 pub const REGION_TASKS: u64 = REGION_BLOCKS * BLOCK_SIZE / TASK_BYTES;
-/// Permission bits that the image will have.
-const MODE: u32 = 0o600;
 
 /// The note.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -35,6 +33,9 @@ pub struct SeedNote {
     pub path: PathBuf,
     /// Its length in bytes.
     pub len: u64,
+    /// Nobody writes to it: a base image.
+    #[serde(default)]
+    pub read_only: bool,
     /// The generation that is read.
     pub generation: Ancestor,
     /// The epoch that the replica's name carries.
@@ -160,29 +161,16 @@ fn become_replica(
     abort::before(|| vec!["seed-name".to_owned()]);
     names.finish_seed(note.epoch).map_err(other)?;
     let record = ImageRecord {
-        name: note.name.clone(),
-        id: note.id,
-        path: note.path.clone(),
         place: Place::Replica(note.epoch),
-        device: false,
-        mode: MODE,
-        len: note.len,
-        growable: false,
-        flat: None,
-        swap: None,
-        read_only: false,
-        in_place: None,
-        format: None,
         state: CopyState::Replica,
         epoch: note.epoch,
-        migration: None,
-        adopted: None,
         replica: Some(ReplicaNote {
             generation: note.generation,
             stamp: stamp_of(&names.replica(note.epoch))?,
             since_unix_ms: unix_ms(),
             distrusted: note.finished.clone().unwrap_or_default(),
         }),
+        ..ImageRecord::owned(note.name.clone(), note.id, note.path.clone(), note.len)
     };
     let file = registry.open_file(&record).map_err(other)?;
     registry.add(record, Arc::new(file))?;
@@ -240,6 +228,7 @@ mod tests {
                 id: ImageId(1),
                 path: self.dir.path().join("vm1"),
                 len: LEN,
+                read_only: false,
                 generation: Ancestor { id: GenerationId(generation), number: 3 },
                 epoch: Epoch(2),
                 done: Vec::new(),

@@ -274,3 +274,24 @@ pub fn fetches(effects: &[TargetEffect]) -> Vec<(u64, BlockRange, bool)> {
     };
     said(effects).into_iter().filter_map(fetch).collect()
 }
+
+/// A source whose operator wants hashes given, or not, at a session that can answer them, or not; its
+/// image was looked through for `data`.
+pub fn describing(
+    strategy: Strategy,
+    wanted: bool,
+    known: bool,
+    data: &BlockSet,
+) -> (S, Vec<SourceEffect>) {
+    let mut plan = source_plan(strategy);
+    plan.tuning.reuse = wanted;
+    let mut source = S::new(strategy);
+    source.machine = Source::new(plan);
+    source.step(SourceEvent::Start);
+    source.step(SourceEvent::ImagesSynced(Ok(())));
+    source.step(SourceEvent::Reuse { known, together: false });
+    source.step(SourceEvent::LinkUp);
+    source.opened(&BlockSet::new());
+    let effects = source.step(SourceEvent::Scanned { image: IMAGE, data: data.clone() });
+    (source, effects)
+}
