@@ -1,15 +1,18 @@
 //! Slowing a guest's writes while they are sent again (Scheduling, section 6.1).
 //!
 //! In the rounds of Sync the rate of new dirty blocks is held to at most half of the migration's
-//! speed, so that each round is at most half as long as the one before. A block that is dirty
+//! speed, so that all rounds together are at most twice as long as the first. A block that is dirty
 //! already costs nothing more when it is written again: only new dirty bytes count, and a write that
 //! brings none passes at once. (The paper lets it wait as well; the round would not be shorter for
 //! it.)
 //!
 //! * **aggressive**: a write at `t0` that brings `n` new dirty bytes keeps the next one waiting until
 //!   `t0 + n ÷ limit`.
-//! * **soft**: a write waits only when the average since the round began is over the limit, until it
-//!   no longer is.
+//! * **soft**: a write waits only when the average since the rounds began is over the limit, until it
+//!   no longer is. The average is the paper's, over all rounds: after `t` at most `limit · t` were
+//!   made dirty, and twice that was sent, so that what the first round had to send still bounds the
+//!   rounds together, while a guest that writes less than the limit waits at most in the first
+//!   moments of them.
 //!
 //! The engine says when and how much ([`WriteLimit`] in `SourceEffect::Throttle`); the gate of the
 //! agent and the replay of traces both ask [`Throttle::delay`], so that what is simulated is what a
@@ -29,7 +32,7 @@ pub enum Mode {
     /// Not at all.
     #[default]
     None,
-    /// When the average since the round began is over the limit.
+    /// When the average since the rounds began is over the limit.
     Soft,
     /// When the new dirty blocks of the write before could not have been sent again yet.
     Aggressive,
@@ -42,8 +45,6 @@ pub struct WriteLimit {
     pub mode: Mode,
     /// New dirty bytes a second; never zero.
     pub bytes_per_second: u64,
-    /// The round of Sync that it belongs to: the average begins anew with each.
-    pub round: u32,
 }
 
 /// Decides how long each write waits, and counts.
@@ -51,7 +52,8 @@ pub struct WriteLimit {
 pub struct Throttle {
     limit: Option<WriteLimit>,
     began: Time,
-    new_dirty: u64,
+    /// Time that all new dirty bytes since then take at the limit, in nanoseconds.
+    owed: u64,
     free_at: Time,
     delayed: u64,
     added: u64,
@@ -63,15 +65,12 @@ impl Throttle {
         Self::default()
     }
 
-    /// From now on this limit holds, or none. Waits that were already given are not taken back.
+    /// From now on this limit holds, or none. The average goes on when one limit follows another, and
+    /// begins anew after a time without. Waits that were already given are not taken back.
     pub fn set(&mut self, now: Time, limit: Option<WriteLimit>) {
-        let same_round = match (self.limit, limit) {
-            (Some(old), Some(new)) => old.round == new.round && old.mode == new.mode,
-            _ => false,
-        };
-        if !same_round {
+        if self.limit.is_none() {
             self.began = now;
-            self.new_dirty = 0;
+            self.owed = 0;
             self.free_at = now;
         }
         self.limit = limit;
@@ -92,15 +91,13 @@ impl Throttle {
         let wait = match limit.mode {
             Mode::None => 0,
             Mode::Aggressive => self.free_at.since(now),
-            Mode::Soft => {
-                let due = nanoseconds(self.new_dirty, limit.bytes_per_second);
-                due.saturating_sub(now.since(self.began))
-            }
+            Mode::Soft => self.owed.saturating_sub(now.since(self.began)),
         };
         let wait = wait.min(MAX_WAIT);
-        self.new_dirty = self.new_dirty.saturating_add(new_dirty);
+        let takes = nanoseconds(new_dirty, limit.bytes_per_second);
+        self.owed = self.owed.saturating_add(takes);
         let starts = now.0.saturating_add(wait).max(self.free_at.0);
-        self.free_at = Time(starts.saturating_add(nanoseconds(new_dirty, limit.bytes_per_second)));
+        self.free_at = Time(starts.saturating_add(takes));
         if wait > 0 {
             self.delayed += 1;
             self.added += wait;
@@ -134,7 +131,7 @@ mod tests {
     /// One block a millisecond.
     fn limited(mode: Mode) -> Throttle {
         let mut throttle = Throttle::new();
-        let limit = WriteLimit { mode, bytes_per_second: BLOCK * 1000, round: 1 };
+        let limit = WriteLimit { mode, bytes_per_second: BLOCK * 1000 };
         throttle.set(Time(0), Some(limit));
         throttle
     }
@@ -166,9 +163,13 @@ mod tests {
         assert_eq!(throttle.delay(at(100), 60 * BLOCK), 0, "50 in 100 ms is under the limit");
         assert_eq!(throttle.delay(at(100), BLOCK), 10 * MILLISECOND, "110 in 100 ms is over it");
         assert_eq!(limited(Mode::Aggressive).delay(at(100), 50 * BLOCK), 0);
-        let next = WriteLimit { round: 2, ..throttle.limit.unwrap() };
-        throttle.set(at(101), Some(next));
-        assert_eq!(throttle.delay(at(101), BLOCK), 0, "a new round begins a new average");
+        let faster = WriteLimit { bytes_per_second: 2 * BLOCK * 1000, ..throttle.limit.unwrap() };
+        throttle.set(at(101), Some(faster));
+        assert_eq!(throttle.delay(at(111), 20 * BLOCK), 0, "111 blocks in 111 ms");
+        assert_eq!(throttle.delay(at(120), BLOCK), MILLISECOND, "20 more take 10 ms by now");
+        throttle.set(at(121), None);
+        throttle.set(at(122), Some(faster));
+        assert_eq!(throttle.delay(at(122), BLOCK), 0, "a new average after a time without limit");
     }
 
     /// A guest that writes as fast as it is let gets what the limit says, in either mode.
@@ -189,7 +190,7 @@ mod tests {
     #[test]
     fn no_write_waits_for_ever() {
         let mut throttle = Throttle::new();
-        let limit = WriteLimit { mode: Mode::Aggressive, bytes_per_second: 1, round: 1 };
+        let limit = WriteLimit { mode: Mode::Aggressive, bytes_per_second: 1 };
         throttle.set(Time(0), Some(limit));
         throttle.delay(Time(0), u64::MAX);
         assert_eq!(throttle.delay(Time(1), BLOCK), MAX_WAIT);

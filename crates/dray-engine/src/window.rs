@@ -36,8 +36,11 @@ pub struct Window {
     min_rtt: u64,
     adjusted_at: Time,
     rate: f64,
+    capacity: f64,
     rate_at: Option<Time>,
     rate_bytes: u64,
+    /// Since `rate_at` something arrived while less than half a window was under way.
+    half_empty: bool,
 }
 
 impl Window {
@@ -50,8 +53,10 @@ impl Window {
             min_rtt: u64::MAX,
             adjusted_at: Time(0),
             rate: 0.0,
+            capacity: 0.0,
             rate_at: None,
             rate_bytes: 0,
+            half_empty: false,
         }
     }
 
@@ -75,6 +80,13 @@ impl Window {
         self.rate
     }
 
+    /// What the link carries in bytes a second, as far as it was seen: as [`Self::rate`], but times in
+    /// which less than half a window was under way can only raise it. Zero until something was
+    /// delivered.
+    pub fn capacity(&self) -> f64 {
+        self.capacity
+    }
+
     /// `bytes` have been sent or asked for.
     pub fn sent(&mut self, bytes: u64) {
         self.under_way += bytes;
@@ -93,6 +105,7 @@ impl Window {
     /// `bytes` sent at `sent_at` have arrived.
     pub fn arrived(&mut self, now: Time, sent_at: Time, bytes: u64) {
         let was_full = !self.open();
+        self.half_empty |= self.under_way < self.size / 2;
         self.lost(bytes);
         self.measure(now, bytes);
         let rtt = now.since(sent_at);
@@ -124,8 +137,12 @@ impl Window {
         let weight =
             if self.rate == 0.0 { 1.0 } else { (span as f64 / RATE_WINDOW as f64).min(1.0) };
         self.rate += (current - self.rate) * weight;
+        if !self.half_empty || current > self.capacity {
+            self.capacity += (current - self.capacity) * weight;
+        }
         self.rate_at = Some(now);
         self.rate_bytes = 0;
+        self.half_empty = false;
     }
 }
 
@@ -164,5 +181,33 @@ mod tests {
             assert!(window.rate() > 0.9 * rate as f64, "rate {} of {rate}", window.rate());
             assert!(worst < 80 * MILLISECOND, "queued {} ms at {rate}", worst / MILLISECOND);
         }
+    }
+
+    /// A link that carries a block of 4 KiB a millisecond, and then is given one in eight.
+    #[test]
+    fn what_the_sender_leaves_unused_is_no_smaller_link() {
+        let mut window = Window::new(WindowLimits { min: 32768, max: 32768, delay: SECOND });
+        let mut at = Time(0);
+        for step in 0..10_000u64 {
+            at = Time(at.0 + MILLISECOND);
+            let fills = step < 5000;
+            while window.open() && (fills || (step % 8 == 0 && window.under_way() == 0)) {
+                window.sent(4096);
+            }
+            if window.under_way() > 0 {
+                window.arrived(at, Time(at.0 - MILLISECOND), 4096);
+            }
+        }
+        let full = 4096.0 * 1000.0;
+        assert!(window.rate() < full / 4.0, "delivered: {}", window.rate());
+        assert!((window.capacity() / full - 1.0).abs() < 0.05, "carried: {}", window.capacity());
+        for _ in 0..5000 {
+            at = Time(at.0 + 2 * MILLISECOND);
+            while window.open() {
+                window.sent(4096);
+            }
+            window.arrived(at, at, 4096);
+        }
+        assert!((window.capacity() / full - 0.5).abs() < 0.05, "slower: {}", window.capacity());
     }
 }

@@ -202,6 +202,18 @@ fn throttling_holds_writes_back_and_shortens_the_rounds() {
     assert!(run(&throttled).throttled < aggressive.throttled);
 }
 
+/// A third of the limit is written. While guest memory moves and little else is sent, the limit is
+/// still half of what the link carries.
+#[test]
+fn a_guest_that_writes_less_than_the_limit_is_hardly_slowed() {
+    let mut settings = settings(Strategy::PreCopy, Order::Sequential);
+    settings.throttle = Throttling::Soft;
+    settings.memory = 256 << 20;
+    let outcome = run(&settings);
+    assert_eq!(outcome.failed, None);
+    assert!(outcome.throttled <= 5, "{outcome:?}");
+}
+
 #[test]
 fn mirrored_writes_are_sent_and_nothing_waits_at_the_target() {
     let mirror = run(&settings(Strategy::Mirror, Order::Sequential));

@@ -269,12 +269,12 @@ impl Source {
 
     /// Blocks that the link carries in the time of a jump; zero before it has carried anything.
     fn jump_blocks(&self) -> u64 {
-        (self.window.rate() * JUMP / BLOCK_SIZE as f64) as u64
+        (self.window.capacity() * JUMP / BLOCK_SIZE as f64) as u64
     }
 
     /// Bytes that may be dirty when the guest stops.
     fn affordable(&self) -> u64 {
-        let downtime = self.window.rate() * self.plan.max_downtime as f64 / SECOND as f64;
+        let downtime = self.window.capacity() * self.plan.max_downtime as f64 / SECOND as f64;
         // Half of the downtime is left to the guest's memory and the handover itself.
         self.scheme.handover_size.unwrap_or((downtime / 2.0).max(SMALL_REST) as u64)
     }
@@ -310,7 +310,7 @@ impl Source {
             self.plan.strategy,
             self.round,
             self.round_bytes >> 20,
-            self.window.rate() / f64::from(1 << 20),
+            self.window.capacity() / f64::from(1 << 20),
         );
         self.send(dray_wire::ToTarget::Abandon { discard: false }, out);
         self.abandon(Some(why), out);

@@ -9,9 +9,9 @@ impl Source {
     fn wanted_limit(&self) -> Option<WriteLimit> {
         let mode = self.plan.tuning.throttle;
         let sends = matches!(self.stage, Stage::Sync | Stage::Ready) && self.scheme.syncs;
-        let half = (self.window.rate() / 2.0) as u64;
+        let half = (self.window.capacity() / 2.0) as u64;
         let may = mode != Mode::None && self.opened && self.link == Link::Up && half > 0;
-        (sends && may).then_some(WriteLimit { mode, bytes_per_second: half, round: self.round })
+        (sends && may).then_some(WriteLimit { mode, bytes_per_second: half })
     }
 
     pub(super) fn slow_or_release(&mut self, out: &mut Vec<SourceEffect>) {
@@ -21,7 +21,7 @@ impl Source {
             // The measured rate is never quite still; a gate need not hear of each change.
             (Some(old), Some(new)) => {
                 let (a, b) = (old.bytes_per_second, new.bytes_per_second);
-                old.round == new.round && a.abs_diff(b) <= a / 4
+                a.abs_diff(b) <= a / 4
             }
             _ => false,
         };

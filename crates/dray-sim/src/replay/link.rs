@@ -2,7 +2,7 @@
 //!
 //! A frame that begins at *t* arrives at *t* + size ÷ bandwidth + delay. Runs for which a guest
 //! waits go before everything that has not begun (the auxiliary queue of the paper); guest memory
-//! and other runs take turns. Messages of the agents take the delay and no bandwidth.
+//! and other runs share the link by halves. Messages of the agents take the delay and no bandwidth.
 
 use super::bytes;
 use dray_engine::SECOND;
@@ -36,7 +36,8 @@ pub(super) struct Link {
     urgent: VecDeque<Frame>,
     bulk: VecDeque<Frame>,
     memory_left: u64,
-    memory_was_last: bool,
+    /// Bytes of memory less those of runs, since both have been waiting.
+    memory_ahead: i64,
     /// Where the last run that was not urgent ended.
     followed: Option<u64>,
     pub(super) seeks: u64,
@@ -52,7 +53,7 @@ impl Link {
             urgent: VecDeque::new(),
             bulk: VecDeque::new(),
             memory_left: 0,
-            memory_was_last: false,
+            memory_ahead: 0,
             followed: None,
             seeks: 0,
         }
@@ -79,15 +80,16 @@ impl Link {
             let time = self.time(bytes(frame.range.len));
             return Some((Piece::Blocks(frame), time));
         }
-        let memory_waits = self.memory_left > 0;
-        if memory_waits && (self.bulk.is_empty() || !self.memory_was_last) {
+        let both = self.memory_left > 0 && !self.bulk.is_empty();
+        self.memory_ahead = if both { self.memory_ahead } else { 0 };
+        if self.memory_left > 0 && self.memory_ahead <= 0 {
             let piece = self.memory_left.min(MEMORY_PIECE);
             self.memory_left -= piece;
-            self.memory_was_last = true;
+            self.memory_ahead += piece as i64;
             return Some((Piece::Memory(self.memory_left == 0), self.time(piece)));
         }
         let frame = self.bulk.pop_front()?;
-        self.memory_was_last = false;
+        self.memory_ahead -= bytes(frame.range.len) as i64;
         let time = self.time(bytes(frame.range.len)) + self.penalty(frame.range, waiting);
         Some((Piece::Blocks(frame), time))
     }
@@ -120,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn urgent_first_then_memory_and_runs_in_turns_and_jumps_cost() {
+    fn urgent_first_then_memory_and_runs_by_halves_and_jumps_cost() {
         let mut link = Link::new(1 << 20, 0, 10);
         let starts = [0, 256, 1024, 2048];
         starts.iter().for_each(|&start| link.push(frame(start, false)));
@@ -128,7 +130,7 @@ mod tests {
         let mut waiting: BlockSet =
             starts.map(|start| BlockRange::new(start, 256)).into_iter().collect();
         waiting.insert(BlockRange::new(1300, 1));
-        link.push_memory(MEMORY_PIECE + 1);
+        link.push_memory(5 * MEMORY_PIECE + 1);
         link.push(frame(9999, false));
         link.hurry(9999);
         link.hurry(1 << 40);
@@ -144,8 +146,12 @@ mod tests {
             (9999, run),
             (0, run / 4),
             (0, run),
-            (1, 953),
+            (0, run / 4),
+            (0, run / 4),
+            (0, run / 4),
+            (0, run / 4),
             (256, run),
+            (1, 953),
             (1024, run),
             (2048, run + 10),
         ];
