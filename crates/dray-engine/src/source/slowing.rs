@@ -11,7 +11,8 @@ impl Source {
         let sends = matches!(self.stage, Stage::Sync | Stage::Ready) && self.scheme.syncs;
         let half = (self.window.rate() / 2.0) as u64;
         let may = mode != Mode::None && self.opened && self.link == Link::Up && half > 0;
-        (sends && may).then_some(WriteLimit { mode, bytes_per_second: half, round: self.round })
+        let round = self.rounds.count;
+        (sends && may).then_some(WriteLimit { mode, bytes_per_second: half, round })
     }
 
     pub(super) fn slow_or_release(&mut self, out: &mut Vec<SourceEffect>) {
