@@ -514,6 +514,11 @@ impl Source {
         !matches!(self.stage, Stage::HandedOver(_) | Stage::Backfill(_) | Stage::Done)
     }
 
+    /// Whether blocks of the range wait to be sent before the handover, or in this round of Sync.
+    pub fn waits(&self, image: ImageIndex, range: BlockRange) -> bool {
+        self.images.get(image.ix()).is_some_and(|state| state.todo.blocks().intersects(range))
+    }
+
     /// The epoch this side knows of.
     pub fn epoch(&self) -> Epoch {
         self.epoch
