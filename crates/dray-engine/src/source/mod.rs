@@ -316,7 +316,7 @@ impl Source {
     ) {
         let Some(offer) = self.plan.images.get(image.ix()) else { return };
         let state = &mut self.images[image.ix()];
-        state.todo.set_order(copy, BlockRange::whole(offer.len));
+        state.todo.renew_order(copy, BlockRange::whole(offer.len));
         state.backfill = Some(backfill);
         if matches!(self.stage, Stage::Backfill(_)) {
             self.tell_order(image, out);
