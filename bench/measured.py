@@ -87,7 +87,7 @@ def main():
         command = [args.dray, "--json", "sim", "compare", "--starts", str(args.starts)]
         command += ["--seed", str(args.seed), *options, name]
         told = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
-        for row in json.loads(told)["result"]["rows"]:
+        for row in json.loads(told)["rows"]:
             print(f"| {' | '.join(line(label, row))} |", flush=True)
             label = ""
 
