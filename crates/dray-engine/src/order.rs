@@ -15,6 +15,10 @@ use std::collections::BTreeMap;
 
 /// One part in so many of a round of scattered blocks may be spent on jumps.
 const JUMP_SHARE: u64 = 64;
+/// Orders that are taken over in the middle of a round may cost one jump more in so many.
+const MORE_JUMPS: usize = 8;
+/// So many more are few for any image: 160 ms.
+const FEW_JUMPS: usize = 16;
 
 /// Places in the order, and which of them may have something.
 #[derive(Clone, Default, Debug)]
@@ -54,6 +58,11 @@ impl Pieces {
             self.marks[place / 64] |= 1 << (place % 64);
             self.low = self.low.min(place / 64);
         }
+    }
+
+    /// Pieces in which some of `blocks` are.
+    fn left(&self, blocks: &BlockSet) -> usize {
+        self.ranges.iter().filter(|&&range| blocks.intersects(range)).count()
     }
 
     /// The first run of `blocks` in the order of the pieces; none when no piece has any.
@@ -132,12 +141,34 @@ pub struct Waiting {
     /// Blocks taken out, and put in at most, since the round began: for fairness between images.
     taken: u64,
     total: u64,
+    /// Where the last run that was sent ended, and the jumps since the round began: runs that did not
+    /// follow their predecessor, with blocks that wait between them.
+    sent_to: Option<u64>,
+    jumps: usize,
 }
 
 impl Waiting {
     /// From now on blocks come in the order of `schedule`, an image of the blocks `whole`.
     pub fn set_order(&mut self, schedule: &Schedule, whole: BlockRange) {
         self.pieces = Pieces::new(schedule, whole);
+    }
+
+    /// The same with a newer order, unless it would cost too much: each that is taken over in the
+    /// middle of a round may go back for blocks that it wants earlier than the one before it did. A
+    /// newer one is taken over as long as the jumps that were made and those that it has left are not
+    /// more than an eighth more than its own, or when it has fewer left than the older one.
+    pub fn renew_order(&mut self, schedule: &Schedule, whole: BlockRange) {
+        let newer = Pieces::new(schedule, whole);
+        let all = newer.ranges.len();
+        let most = all + all / MORE_JUMPS + FEW_JUMPS;
+        // No order has more left than it has pieces: mostly there is nothing to be looked for.
+        let fits = self.jumps + all <= most || {
+            let left = newer.left(&self.blocks);
+            self.jumps + left <= most || left < self.pieces.left(&self.blocks)
+        };
+        if fits {
+            self.pieces = newer;
+        }
     }
 
     /// Whether a schedule says more than address order.
@@ -149,6 +180,7 @@ impl Waiting {
     pub fn begin_round(&mut self) {
         self.taken = 0;
         self.total = self.blocks.len();
+        (self.sent_to, self.jumps) = (None, 0);
     }
 
     /// A new round of scattered blocks begins, where a jump takes the time of `jump_blocks` blocks.
@@ -218,6 +250,16 @@ impl Waiting {
             early.remove(range);
         }
         self.taken += range.len;
+    }
+
+    /// Takes out a run that [`Self::next`] gave, or its beginning: it is sent. Counts the jumps.
+    pub fn send(&mut self, run: BlockRange) {
+        if let Some(end) = self.sent_to.replace(run.end()) {
+            let gap = BlockRange::new(end, run.start.saturating_sub(end));
+            let follows = end <= run.start && !self.blocks.intersects(gap);
+            self.jumps += usize::from(!follows);
+        }
+        self.remove(run);
     }
 
     /// Takes the blocks of `set` out.
@@ -321,6 +363,63 @@ mod tests {
         let odd = [(u64::MAX - 1, 5), (990, u64::MAX), (2000, 4), (995, 1), (0, 0)];
         let mut all = waiting(&[(0, 1000)], &odd);
         assert_eq!(drain(&mut all, 2000), [(990, 10), (0, 990)]);
+    }
+
+    /// An order of pieces of ten blocks that begin at these tens.
+    fn tens(tens: impl IntoIterator<Item = u64>) -> Schedule {
+        tens.into_iter().map(|ten| BlockRange::new(ten * 10, 10)).collect()
+    }
+
+    /// Sends a piece of ten blocks.
+    fn send(all: &mut Waiting) -> u64 {
+        let run = all.next(10).unwrap();
+        all.send(run);
+        run.start / 10
+    }
+
+    #[test]
+    fn orders_that_go_back_and_forth_are_not_all_taken_over() {
+        // Each newer one wants first what the one before it wanted last.
+        let mut all = waiting(&[(0, 1000)], &[]);
+        let up = tens((0..100).step_by(2).chain((1..100).step_by(2)));
+        let down = tens((0..100).rev());
+        all.set_order(&up, WHOLE);
+        all.begin_round();
+        let (mut sent, mut ended, mut jumps) = (0, None, 0);
+        while let Some(run) = all.next(1) {
+            jumps += usize::from(ended != Some(run.start));
+            ended = Some(run.end());
+            all.send(run);
+            sent += 1;
+            all.renew_order(if sent % 2 == 0 { &up } else { &down }, WHOLE);
+        }
+        assert_eq!(sent, 1000);
+        // Hundreds if each were taken over.
+        assert!(all.jumps <= 100 + 100 / MORE_JUMPS + FEW_JUMPS, "{}", all.jumps);
+        // Runs over what was sent before are none.
+        assert!((all.jumps..all.jumps + 10).contains(&jumps), "{jumps}");
+    }
+
+    #[test]
+    fn a_newer_order_counts_while_jumps_are_left_or_when_it_has_fewer() {
+        let mut all = waiting(&[(0, 1000)], &[]);
+        all.set_order(&tens((0..100).rev()), WHOLE);
+        all.begin_round();
+        (0..50).for_each(|_| assert!(send(&mut all) >= 50));
+        assert_eq!(all.jumps, 49);
+        // 49 were made, and 50 would follow.
+        let newer = tens((50..100).chain((0..50).step_by(2)).chain((1..50).step_by(2)));
+        all.renew_order(&newer, WHOLE);
+        assert_eq!([send(&mut all), send(&mut all)], [0, 2]);
+        // One piece, and with it fewer jumps than any order has.
+        all.renew_order(&[range((0, 1000))].into_iter().collect(), WHOLE);
+        assert_eq!([send(&mut all), send(&mut all)], [1, 3]);
+        // An order as short allows no more of them, and has as many left.
+        all.renew_order(&[range((400, 100)), range((0, 400))].into_iter().collect(), WHOLE);
+        assert_eq!([send(&mut all), send(&mut all)], [4, 5]);
+        all.begin_round();
+        all.renew_order(&[range((400, 100)), range((0, 400))].into_iter().collect(), WHOLE);
+        assert_eq!(send(&mut all), 40);
     }
 
     #[test]

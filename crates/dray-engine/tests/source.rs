@@ -119,6 +119,18 @@ fn pre_copy_that_does_not_converge_gives_up_with_a_hint() {
 }
 
 #[test]
+fn pre_copy_knows_after_two_long_rounds() {
+    let (mut source, mut effects) = S::begin(Strategy::PreCopy, &set(&[(0, BLOCKS)]));
+    for round in 1..=3 {
+        assert!(!source.machine.is_over(), "round {round}");
+        source.now += 6 * SECOND;
+        source.received(&effects);
+        effects = source.dirty(&set(&[(0, BLOCKS)]));
+    }
+    assert!(source.machine.is_over());
+}
+
+#[test]
 fn a_lost_link_costs_only_what_did_not_arrive() {
     let (mut source, _) = S::begin(Strategy::Hybrid, &set(&[(0, 600)]));
     source.step(SourceEvent::LinkDown);

@@ -56,6 +56,10 @@ pub struct HeatConfig {
     /// What a jump to a block that does not follow its predecessor costs, in blocks that could move
     /// in its time. The guard counts it; with [`ColdOrder::Density`] it bounds the jumps too.
     pub jump_blocks: u64,
+    /// With [`ColdOrder::Density`]: one part in so many of the time of a copy may go into the jumps of
+    /// a schedule. At least 1. A 56th, with the eighth more that newer schedules in the middle of a copy
+    /// may cost in the engine, is 2 % of it.
+    pub jump_share: u64,
     /// Most chunks with a count, for each kind of operation; when there are more, the chunk size
     /// doubles and pairs are added up. At least 1.
     pub max_chunks: usize,
@@ -74,6 +78,7 @@ impl HeatConfig {
             cold: ColdOrder::Address,
             guard: false,
             jump_blocks: 0,
+            jump_share: 56,
             max_chunks: 65_536,
         }
     }

@@ -240,6 +240,7 @@ impl Density {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::HeatConfig;
     use crate::heat::Op;
     use crate::order::by_density;
     use dray_types::BlockSet;
@@ -342,11 +343,12 @@ mod tests {
         let round = round((0..8000).map(|n| n * 7_368_787 % BLOCKS));
         let none = Streams::default();
         for jump in [0, 1, 30, 1000, 100_000] {
+            let config = HeatConfig { jump_blocks: jump, ..HeatConfig::default() };
             for op in [Op::Read, Op::Write] {
                 let (schedule, _) =
-                    by_density(&round, BLOCKS, &Weights::default(), &none, op, jump);
+                    by_density(&round, BLOCKS, &Weights::default(), &none, op, &config);
                 let jumps = schedule.ranges().len() as u64 * jump;
-                assert!(jumps <= (BLOCKS / 32).max(16 * jump), "{jump}: {jumps}");
+                assert!(jumps <= (BLOCKS / config.jump_share).max(16 * jump), "{jump}: {jumps}");
             }
         }
     }

@@ -44,6 +44,7 @@ impl Heat {
             smallest_chunk_blocks: config.smallest_chunk_blocks.clamp(1, 1 << 40),
             candidates: config.candidates.clamp(1, 32),
             max_chunks: config.max_chunks.max(1),
+            jump_share: config.jump_share.max(1),
             ..config
         };
         Self { blocks, reads: Track::new(Op::Read, config), writes: Track::new(Op::Write, config) }

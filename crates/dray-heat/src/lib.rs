@@ -38,7 +38,7 @@
 //! was differed between reads and writes. What lies ahead of streams (`streams`: logs, files that grow)
 //! is part of the mixture as well: it may never have been accessed, and will be next. The weights of
 //! the parts are learnt from how well each foretold the accesses of the trials below. Neighbours that
-//! differ little are joined (`joined`) until the schedule's jumps take no more than a 32nd of the time
+//! differ little are joined (`joined`) until the schedule's jumps take no more than a 56th of the time
 //! of a copy; what a jump costs is the caller's to say ([`Heat::set_jump`]). [`ColdOrder::FarFirst`] is what a single size can do:
 //! by frequency, then by nearness to an access.
 //!

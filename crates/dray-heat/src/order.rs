@@ -1,6 +1,6 @@
 //! From the counts of a round to an order of blocks.
 
-use crate::config::ColdOrder;
+use crate::config::{ColdOrder, HeatConfig};
 use crate::density::{Density, Weights};
 use crate::heat::Op;
 use crate::joined::{Joined, Piece};
@@ -107,8 +107,6 @@ impl<'a> Cold<'a> {
     }
 }
 
-/// A schedule's jumps may take the time of one block in so many of the image.
-const JUMP_SHARE: u64 = 32;
 /// So many jumps are few for any image: 160 ms.
 const FREE_JUMPS: u64 = 16;
 
@@ -137,12 +135,12 @@ pub(crate) fn by_density(
     weights: &Weights,
     streams: &Streams,
     op: Op,
-    jump_blocks: u64,
+    config: &HeatConfig,
 ) -> (Schedule, Density) {
     let density = Density::new(round, blocks, weights, streams);
-    let most = (blocks / JUMP_SHARE).max(FREE_JUMPS.saturating_mul(jump_blocks));
-    let fits =
-        |schedule: &Schedule| (schedule.ranges().len() as u64).saturating_mul(jump_blocks) <= most;
+    let jump = config.jump_blocks;
+    let most = (blocks / config.jump_share).max(FREE_JUMPS.saturating_mul(jump));
+    let fits = |schedule: &Schedule| (schedule.ranges().len() as u64).saturating_mul(jump) <= most;
     let pieces = Joined::new(density.pieces(), density.anywhere());
     let schedule = pieces.first(|pieces| in_classes(op, pieces), fits);
     (schedule, density)

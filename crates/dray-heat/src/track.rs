@@ -155,9 +155,9 @@ impl Track {
         if round.list.len() == 0 {
             return (Schedule::SEQUENTIAL, None);
         }
-        let jump = self.config.jump_blocks;
         let (weights, streams) = (&self.weights, &self.streams);
-        let (schedule, density) = order::by_density(round, blocks, weights, streams, self.op, jump);
+        let (schedule, density) =
+            order::by_density(round, blocks, weights, streams, self.op, &self.config);
         (schedule, Some(density))
     }
 

@@ -3,9 +3,8 @@
 //! Where each block stands is kept in `blocks`; here is what is sent when, and what ends a phase.
 
 use super::blocks::{begin, reopen};
-use super::{
-    ImageState, InFlight, Kind, Link, MAX_ROUNDS, Source, SourceEffect, SourceNotice, Stage,
-};
+use super::rounds::Verdict;
+use super::{ImageState, InFlight, Kind, Link, Source, SourceEffect, SourceNotice, Stage};
 use crate::{Phase, SECOND, Strategy};
 use dray_types::{Attempt, BLOCK_SIZE, BlockRange, BlockSet, ImageIndex};
 use dray_wire::frame::{MAX_ZERO_BLOCKS, PIECE_BLOCKS};
@@ -15,8 +14,6 @@ use dray_wire::{TargetImage, TargetState};
 const MAX_IN_FLIGHT: usize = 4096;
 /// Times a run is sent again because it arrived damaged, before the migration fails (I3).
 const MAX_TRIES: u32 = 3;
-/// Rounds in a row that did not shrink before pre-copy is declared hopeless.
-const MAX_STALLED_ROUNDS: u32 = 8;
 
 /// What it costs to go on at another place of a disk, in seconds (Scheduling paper, section 7.1).
 const JUMP: f64 = 0.010;
@@ -252,10 +249,7 @@ impl Source {
         self.begin_progress();
         match self.stage {
             Stage::Handover(_) => self.collected(out),
-            Stage::Sync => {
-                self.round += 1;
-                self.judge_round(out);
-            }
+            Stage::Sync => self.judge_round(out),
             Stage::Ready if self.scheme.equal => self.pump(out),
             Stage::Ready if self.scheme.syncs => {
                 let waits: u64 = self.images.iter().map(|image| image.todo.blocks().len()).sum();
@@ -287,20 +281,16 @@ impl Source {
         }
     }
 
-    /// Ready when the rest is affordable; hopeless when rounds stop shrinking.
+    /// Ready when the rest is affordable, or when it never will be and may be left.
     fn judge_round(&mut self, out: &mut Vec<SourceEffect>) {
-        if self.round_bytes <= self.affordable() {
-            return self.get_ready(out);
-        }
-        if self.round_bytes >= self.last_round_bytes {
-            self.stalled_rounds += 1;
-        }
-        self.last_round_bytes = self.round_bytes;
-        if self.round > MAX_ROUNDS || self.stalled_rounds > MAX_STALLED_ROUNDS {
+        let affordable = self.affordable();
+        match self.rounds.judge(self.now, self.round_bytes, affordable) {
+            Verdict::Fits => self.get_ready(out),
+            Verdict::Hopeless | Verdict::Enough if self.scheme.equal => self.give_up(out),
+            Verdict::Another | Verdict::Hopeless => self.pump(out),
             // A map takes what the rounds cannot.
-            return if self.scheme.equal { self.give_up(out) } else { self.get_ready(out) };
+            Verdict::Enough => self.get_ready(out),
         }
-        self.pump(out);
     }
 
     fn give_up(&mut self, out: &mut Vec<SourceEffect>) {
@@ -308,7 +298,7 @@ impl Source {
             "{} does not converge: after {} rounds {} MiB are still written per round while \
              the link carries {:.0} MiB/s; use --strategy hybrid, or raise --max-downtime",
             self.plan.strategy,
-            self.round,
+            self.rounds.count,
             self.round_bytes >> 20,
             self.window.capacity() / f64::from(1 << 20),
         );

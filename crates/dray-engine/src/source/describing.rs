@@ -73,11 +73,11 @@ impl Source {
         let way = if describes { self.reuse.way(run, in_place) } else { Way::Send(run) };
         match way {
             Way::Describe(range) if self.reuse.has_room() && self.has_frames() => {
-                self.images[ix].todo.remove(range);
+                self.images[ix].todo.send(range);
                 self.describe(image, range, out);
             }
             Way::Send(range) if self.has_room() => {
-                self.images[ix].todo.remove(range);
+                self.images[ix].todo.send(range);
                 self.reuse.sent(range.len);
                 self.send_run(image, range, false, out);
             }

@@ -14,10 +14,12 @@ mod describing;
 mod handover;
 mod interface;
 mod mirror;
+mod rounds;
 mod serving;
 mod slowing;
 
 pub use interface::{SourceEffect, SourceEvent, SourceNotice, SourcePlan, SourceStatus};
+pub use rounds::MAX_ROUNDS;
 
 use crate::order::Waiting;
 use crate::record::SourceRecord;
@@ -31,10 +33,8 @@ use dray_wire::frame::mask_len;
 use dray_wire::{Envelope, HandedOver, ImageOffer, Open, TargetImage, ToSource, ToTarget};
 use handover::Step;
 use mirror::Progress;
+use rounds::Rounds;
 use std::collections::{BTreeMap, VecDeque};
-
-/// Rounds of Sync after which pre-copy gives up: by then it has re-sent enough to know.
-pub const MAX_ROUNDS: u32 = 30;
 
 /// Where the source is.
 #[derive(Clone, Debug, PartialEq)]
@@ -172,10 +172,8 @@ pub struct Source {
     /// This life may still record that what was written before tracking began is durable. A later
     /// life may not: the target may have records of blocks that a power cut has undone here.
     may_settle: bool,
-    round: u32,
+    rounds: Rounds,
     round_bytes: u64,
-    last_round_bytes: u64,
-    stalled_rounds: u32,
     /// The target's first answer, until the scans are in.
     first: Option<Vec<TargetImage>>,
     /// Ready, and more is dirty than may be: it is being sent.
@@ -217,10 +215,8 @@ impl Source {
             awaiting_sync: 0,
             begun: false,
             may_settle: true,
-            round: 0,
+            rounds: Rounds::default(),
             round_bytes: 0,
-            last_round_bytes: u64::MAX,
-            stalled_rounds: 0,
             first: None,
             catching_up: false,
             mirror_bytes: 0,
@@ -320,7 +316,7 @@ impl Source {
     ) {
         let Some(offer) = self.plan.images.get(image.ix()) else { return };
         let state = &mut self.images[image.ix()];
-        state.todo.set_order(copy, BlockRange::whole(offer.len));
+        state.todo.renew_order(copy, BlockRange::whole(offer.len));
         state.backfill = Some(backfill);
         if matches!(self.stage, Stage::Backfill(_)) {
             self.tell_order(image, out);
@@ -382,6 +378,7 @@ impl Source {
     fn link_down(&mut self, out: &mut Vec<SourceEffect>) {
         self.link = Link::Down;
         self.forget_in_flight();
+        self.rounds.interrupted();
         if matches!(self.stage, Stage::Handover(_)) {
             self.void_attempt("the link to the target was lost".into(), out);
         }
@@ -517,6 +514,11 @@ impl Source {
         !matches!(self.stage, Stage::HandedOver(_) | Stage::Backfill(_) | Stage::Done)
     }
 
+    /// Whether blocks of the range wait to be sent before the handover, or in this round of Sync.
+    pub fn waits(&self, image: ImageIndex, range: BlockRange) -> bool {
+        self.images.get(image.ix()).is_some_and(|state| state.todo.blocks().intersects(range))
+    }
+
     /// The epoch this side knows of.
     pub fn epoch(&self) -> Epoch {
         self.epoch
@@ -557,7 +559,7 @@ impl Source {
             blocks_sent: self.images.iter().map(|image| image.blocks_sent).sum(),
             blocks_resent: self.images.iter().map(|image| image.blocks_resent).sum(),
             blocks_mirrored: self.blocks_mirrored,
-            rounds: self.round,
+            rounds: self.rounds.count,
             rate: self.window.rate(),
             link_up: self.link == Link::Up,
         }

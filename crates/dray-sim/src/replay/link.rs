@@ -6,7 +6,7 @@
 
 use super::bytes;
 use dray_engine::SECOND;
-use dray_types::{BlockRange, BlockSet};
+use dray_types::BlockRange;
 use std::collections::VecDeque;
 
 /// Guest memory moves in pieces of this many bytes.
@@ -73,9 +73,9 @@ impl Link {
         self.memory_left += bytes;
     }
 
-    /// The next piece and how long it keeps the link busy, in nanoseconds. `waiting` are the blocks
-    /// that were not sent since they last changed.
-    pub(super) fn next(&mut self, waiting: &BlockSet) -> Option<(Piece, u64)> {
+    /// The next piece and how long it keeps the link busy, in nanoseconds. `waits` says whether this
+    /// pass has yet to send blocks of a range, those apart that are in the queue.
+    pub(super) fn next(&mut self, waits: impl Fn(BlockRange) -> bool) -> Option<(Piece, u64)> {
         if let Some(frame) = self.urgent.pop_front() {
             let time = self.time(bytes(frame.range.len));
             return Some((Piece::Blocks(frame), time));
@@ -90,18 +90,28 @@ impl Link {
         }
         let frame = self.bulk.pop_front()?;
         self.memory_ahead -= bytes(frame.range.len) as i64;
-        let time = self.time(bytes(frame.range.len)) + self.penalty(frame.range, waiting);
+        let time = self.time(bytes(frame.range.len)) + self.penalty(frame.range, waits);
         Some((Piece::Blocks(frame), time))
     }
 
+    /// A pass over the blocks that wait begins: in any order it has to go where the first of them lies.
+    pub(super) fn begin_pass(&mut self) {
+        self.followed = None;
+    }
+
     /// A run follows its predecessor when it is what address order would have sent next: no block
-    /// that waits lies between them. In a pass over a whole disk that is the paper's "immediately
-    /// preceded"; among scattered dirty blocks it charges for the jumps that a schedule makes and not
-    /// for the gaps that every order has, which the paper's sequential order passes free of charge.
-    fn penalty(&mut self, range: BlockRange, waiting: &BlockSet) -> u64 {
+    /// that this pass has yet to send lies between them. In a pass over a whole disk that is the
+    /// paper's "immediately preceded"; among scattered dirty blocks it charges for the jumps that a
+    /// schedule makes and not for the gaps that every order has, which the paper's sequential order
+    /// passes free of charge.
+    fn penalty(&mut self, range: BlockRange, waits: impl Fn(BlockRange) -> bool) -> u64 {
         let Some(end) = self.followed.replace(range.end()) else { return 0 };
-        let next = waiting.next(end).unwrap_or(u64::MAX);
-        if self.seek == 0 || end <= range.start && next >= range.start {
+        if self.seek == 0 {
+            return 0;
+        }
+        let gap = BlockRange::new(end, range.start.saturating_sub(end));
+        let queued = || self.bulk.iter().any(|frame| !frame.range.intersect(gap).is_empty());
+        if end <= range.start && (gap.is_empty() || !waits(gap) && !queued()) {
             return 0;
         }
         self.seeks += 1;
@@ -127,15 +137,13 @@ mod tests {
         let starts = [0, 256, 1024, 2048];
         starts.iter().for_each(|&start| link.push(frame(start, false)));
         // Between 512 and 1024 nothing waits any more, between 1280 and 2048 one block does.
-        let mut waiting: BlockSet =
-            starts.map(|start| BlockRange::new(start, 256)).into_iter().collect();
-        waiting.insert(BlockRange::new(1300, 1));
+        let waits = |range: BlockRange| range.contains(BlockRange::new(1300, 1));
         link.push_memory(5 * MEMORY_PIECE + 1);
         link.push(frame(9999, false));
         link.hurry(9999);
         link.hurry(1 << 40);
         let mut seen = Vec::new();
-        while let Some((piece, time)) = link.next(&waiting) {
+        while let Some((piece, time)) = link.next(waits) {
             seen.push(match piece {
                 Piece::Blocks(frame) => (frame.tag, time),
                 Piece::Memory(last) => (u64::from(last), time),

@@ -88,7 +88,7 @@ impl Orders {
 fn config(settings: &Settings) -> HeatConfig {
     let jump = u128::from(settings.seek) * u128::from(settings.bandwidth) / u128::from(SECOND);
     let jump_blocks = (jump / u128::from(BLOCK_SIZE)) as u64;
-    let config = HeatConfig { jump_blocks, ..HeatConfig::default() };
+    let config = HeatConfig { jump_blocks, ..settings.heat };
     match settings.chunks {
         Chunks::Selected => config,
         Chunks::Fixed(bytes) => HeatConfig {

@@ -3,6 +3,7 @@
 use dray_engine::hotset::Rule;
 use dray_engine::throttle::Mode;
 use dray_engine::{MILLISECOND, SECOND, Strategy};
+use dray_heat::HeatConfig;
 use dray_types::{BLOCK_SIZE, Schedule};
 use std::fmt;
 use std::str::FromStr;
@@ -87,6 +88,8 @@ pub struct Settings {
     pub order: Order,
     /// Chunks of the other orders.
     pub chunks: Chunks,
+    /// How the agent's order is made, but for the chunks and for what a jump costs.
+    pub heat: HeatConfig,
     /// The order of Copy where it comes from elsewhere: what `order` would make of the history is not
     /// asked for then, and Backfill goes by address.
     pub given: Option<Schedule>,
@@ -128,6 +131,7 @@ impl Settings {
             strategy,
             order,
             chunks: Chunks::Selected,
+            heat: HeatConfig::default(),
             given: None,
             disk,
             memory: 0,

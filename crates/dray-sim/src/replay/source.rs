@@ -3,7 +3,7 @@
 use super::guest::Place;
 use super::link::Frame;
 use super::settings::Settings;
-use super::world::{MIGRATION, World, offer};
+use super::world::{IMAGE, MIGRATION, World, offer};
 use dray_engine::source::SourceNotice;
 use dray_engine::throttle::Throttle;
 use dray_engine::{SECOND, Source, SourceEffect, SourceEvent, SourcePlan, Time, Tuning};
@@ -45,6 +45,16 @@ impl SourceShell {
             mirrors: settings.strategy.mirrors(),
             effects: Vec::new(),
         }
+    }
+
+    /// Whether the guest's disk is still here.
+    pub(super) fn owns(&self) -> bool {
+        self.machine.owns()
+    }
+
+    /// Whether blocks of the range are yet to be sent in this pass.
+    pub(super) fn waits(&self, range: BlockRange) -> bool {
+        self.machine.waits(IMAGE, range)
     }
 
     pub(super) fn rounds(&self) -> u32 {
@@ -96,6 +106,7 @@ impl World {
             }
             SourceEffect::SendZero { .. } => self.broken_by("zeros of a disk that has none"),
             SourceEffect::TakeDirty { image } => {
+                self.link.begin_pass();
                 let blocks = in_units(std::mem::take(&mut source.dirty), &self.settings);
                 source.inbox.push_back(SourceEvent::DirtyTaken { image, blocks });
             }

@@ -101,6 +101,8 @@ pub struct Mean {
     pub remote_bytes: f64,
     /// Mean wait of a degraded read in nanoseconds.
     pub wait: f64,
+    /// Runs that were charged for a jump.
+    pub jumps: f64,
     /// Writes that were throttled.
     pub throttled: f64,
     /// Nanoseconds until everything was at the target.
@@ -126,6 +128,7 @@ impl Mean {
             remote_reads: mean(|outcome| outcome.reads.count as f64),
             remote_bytes: mean(|outcome| outcome.reads.bytes as f64),
             wait: waits as f64 / reads.max(1) as f64,
+            jumps: mean(|outcome| outcome.seeks as f64),
             throttled: mean(|outcome| outcome.throttled as f64),
             total: mean(|outcome| outcome.total as f64),
             downtime: mean(|outcome| outcome.downtime as f64),

@@ -221,7 +221,11 @@ impl World {
         if self.link.busy {
             return;
         }
-        let Some((piece, time)) = self.link.next(&self.stale) else { return };
+        let (source, stale) = (&self.source, &self.stale);
+        // After the handover the target asks, for what has not arrived.
+        let waits =
+            |range| if source.owns() { source.waits(range) } else { stale.intersects(range) };
+        let Some((piece, time)) = self.link.next(waits) else { return };
         self.link.busy = true;
         self.at(time, Ev::LinkFree);
         let arrival = time + self.link.delay;
