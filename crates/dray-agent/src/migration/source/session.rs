@@ -192,7 +192,7 @@ async fn dial(
         stream,
         features: net::FEATURES.map(str::to_owned).to_vec(),
     };
-    net::dial(
+    let mut stream = net::dial(
         &settings.identity,
         &settings.peer,
         &settings.address,
@@ -200,7 +200,9 @@ async fn dial(
         &hello,
         &DialSettings::default(),
     )
-    .await
+    .await?;
+    stream.limit_silence(net::silence_limit(settings.control.dead));
+    Ok(stream)
 }
 
 impl SourceLoop {
