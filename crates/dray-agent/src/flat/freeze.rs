@@ -10,7 +10,7 @@ use crate::api::{ApiError, ApiResult, ErrorKind, SplicedDisk};
 use crate::migration::abort;
 use crate::ops::images::{random_id, real_path};
 use crate::ops::io_error;
-use crate::ops::splice::adopted_name;
+use crate::ops::splice::{activate_stopped, adopted_name};
 use crate::registry::{Adopted, Entry, ImageRecord, Place};
 use crate::vm::picture::{LayerPicture, Picture};
 use crate::vm::{RECONNECT_DELAY, qemu_error};
@@ -53,6 +53,7 @@ impl Agent {
         let what = format!("cannot flatten disk {}", layer.plan.qdev);
         let (qmp, options) = (&picture.qmp, AdoptOptions { drop_bitmaps });
         let failed = |why: dray_qemu::Error| qemu_error(what.clone(), &why);
+        activate_stopped(&what, picture).await?;
         flatten::check(qmp, &layer.chain, options).await.map_err(failed)?;
         let running = status::status(qmp).await.map_err(failed)?.running;
         let entry = self.register_flat(&what, picture, layer, id, running)?;

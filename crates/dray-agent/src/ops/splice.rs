@@ -20,6 +20,8 @@ use std::sync::Arc;
 impl Agent {
     pub(super) async fn adopt(&self, command: &Adopt) -> ApiResult<Spliced> {
         let picture = self.picture(&command.qmp).await?;
+        let what = format!("cannot adopt the disks of the vm behind {}", command.qmp.display());
+        picture.refuse_in_transit(&what)?;
         let wanted = |layer: &&LayerPicture| {
             command.disks.is_empty() || command.disks.contains(&layer.plan.qdev)
         };
@@ -52,6 +54,7 @@ impl Agent {
         let what = format!("cannot adopt disk {}", layer.plan.qdev);
         let options = AdoptOptions { drop_bitmaps };
         let failed = |why: dray_qemu::Error| qemu_error(what.clone(), &why);
+        activate_stopped(&what, picture).await?;
         dray_qemu::adopt::check(&picture.qmp, &layer.plan, options).await.map_err(failed)?;
         let (entry, note) = self.register(&what, picture, &layer.plan, id)?;
         let record = entry.record();
@@ -254,6 +257,15 @@ fn release_plan(record: &ImageRecord, seen: &LayerPlan) -> Result<LayerPlan, Str
 }
 
 /// An adopted image is called as its file.
+/// The disks of a guest that arrived paused may be held back by QEMU: nothing else is done to them
+/// before they are not.
+pub(crate) async fn activate_stopped(what: &str, picture: &Picture) -> ApiResult<()> {
+    if picture.running {
+        return Ok(());
+    }
+    dray_qemu::activate(&picture.qmp).await.map_err(|why| qemu_error(what, &why))
+}
+
 pub(crate) fn adopted_name(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);

@@ -10,6 +10,7 @@ mod flatten;
 mod hand_back;
 mod home;
 mod input;
+mod paused;
 mod qcow2;
 mod released;
 mod restart;
