@@ -305,6 +305,18 @@ impl Incoming {
         Ok(Self { qmp: qmp.clone(), events })
     }
 
+    /// Whether it listens on this unix socket already, and nobody has connected yet. QEMU listens
+    /// once: asked again, it refuses and goes on.
+    pub async fn listens(&self, socket: &Path) -> Result<bool> {
+        let info = self.qmp.execute("query-migrate", Value::Null).await?;
+        let here = |address: &Value| {
+            address["type"] == "unix"
+                && address["path"].as_str().is_some_and(|p| socket == Path::new(p))
+        };
+        let mut listening = info["socket-address"].as_array().into_iter().flatten();
+        Ok(info["status"].is_null() && listening.any(here))
+    }
+
     /// Starts listening on a unix socket.
     pub async fn listen(&self, socket: &Path) -> Result<()> {
         let uri = format!("unix:{}", socket.display());

@@ -327,6 +327,29 @@ async fn a_dead_target_costs_the_guest_nothing() {
     finish(&mut lab, &source, &mut source_vm).await;
 }
 
+/// The answer to the first may have been lost: whoever asks again finds it listening.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_vm_that_listens_already_is_found_to() {
+    if !initramfs::available() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let vm = GuestVm::builder(dir.path(), "waiting").incoming().start().expect("start");
+    let (socket, other) = (dir.path().join("memory.sock"), dir.path().join("other.sock"));
+    let qmp = connect(&vm).await;
+    let incoming = Incoming::prepare(&qmp, &[]).await.expect("prepare");
+    assert!(!incoming.listens(&socket).await.expect("asked"));
+    incoming.listen(&socket).await.expect("listen");
+    // An agent that has been restarted since knows nothing of it.
+    drop((incoming, qmp));
+    let qmp = connect(&vm).await;
+    let incoming = Incoming::prepare(&qmp, &[]).await.expect("prepare again");
+    assert!(incoming.listens(&socket).await.expect("asked"));
+    assert!(!incoming.listens(&other).await.expect("asked"));
+    assert!(incoming.listen(&other).await.is_err(), "qemu listens once");
+    assert!(incoming.listens(&socket).await.expect("asked"), "and goes on");
+}
+
 /// A guest that arrives stopped keeps its disks from QEMU; one that is to be sent on from there must
 /// not make QEMU end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]

@@ -127,6 +127,10 @@ impl TargetVmTask {
             }
         };
         let socket = memory_socket(&self.config, &self.slot);
+        // The source asks again when it has not heard the answer, in a session that was lost.
+        if socket.exists() && incoming.listens(&socket).await.map_err(|why| why.to_string())? {
+            return Ok(());
+        }
         remove_memory_socket(&self.config, &self.slot)?;
         incoming.listen(&socket).await.map_err(|why| why.to_string())
     }
