@@ -44,6 +44,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+pub use typed::MAX_STREAMS;
 
 /// Where the configuration is unless the operator says otherwise.
 pub const DEFAULT_PATH: &str = "/etc/dray/dray.toml";

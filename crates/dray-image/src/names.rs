@@ -8,13 +8,16 @@
 //! before the next, and can be asked again after a crash between any two; no step ever replaces a
 //! file. Block devices have no names: see [`device`](crate::device).
 
+mod step;
+
 use crate::{Error, ErrorKind, Result};
 use dray_types::{Epoch, ImageId};
-use rustix::fs::{CWD, RenameFlags};
 use std::ffi::{OsStr, OsString};
-use std::fs::{File, Permissions};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use step::{Step, exists, fail, open_closed};
+pub use step::{file_mode, sync_dir};
 
 const PARTIAL_SUFFIX: &str = ".dray-partial";
 const SEED_SUFFIX: &str = ".dray-seed";
@@ -27,8 +30,6 @@ const MAX_NAME: usize = 255;
 const EPOCH_DIGITS: usize = 20;
 /// Symbolic links followed before giving up, as the kernel does.
 const MAX_LINKS: usize = 40;
-/// Permission bits of a file's mode.
-const MODE_BITS: u32 = 0o7777;
 
 /// An image file by its configured name, and the names it can have instead.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -46,66 +47,6 @@ pub struct Found {
     pub partial: bool,
     /// Epochs of the replicas, in ascending order.
     pub replicas: Vec<Epoch>,
-}
-
-/// One step; durable when done, harmless when done twice.
-#[derive(Clone, PartialEq, Eq, Debug)]
-enum Step {
-    SetMode(PathBuf, u32),
-    Rename(PathBuf, PathBuf),
-    Remove(PathBuf),
-}
-
-fn fail(what: &str, path: &Path, source: std::io::Error) -> Error {
-    Error::io(format!("{what} {}", path.display()), source)
-}
-
-/// Makes the names in `dir` durable.
-///
-/// # Errors
-/// What the system reports.
-pub fn sync_dir(dir: &Path) -> Result<()> {
-    File::open(dir).and_then(|dir| dir.sync_all()).map_err(|e| fail("syncing directory", dir, e))
-}
-
-/// Permission bits of the file at `path`.
-///
-/// # Errors
-/// What the system reports.
-pub fn file_mode(path: &Path) -> Result<u32> {
-    let meta = std::fs::metadata(path).map_err(|e| fail("examining", path, e))?;
-    Ok(meta.permissions().mode() & MODE_BITS)
-}
-
-fn exists(path: &Path) -> Result<bool> {
-    match std::fs::symlink_metadata(path) {
-        Ok(_) => Ok(true),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(false),
-        Err(e) => Err(fail("examining", path, e)),
-    }
-}
-
-impl Step {
-    fn run(&self, dir: &Path) -> Result<()> {
-        match self {
-            Step::SetMode(path, mode) => {
-                std::fs::set_permissions(path, Permissions::from_mode(*mode))
-                    .map_err(|e| fail("setting the mode of", path, e))?;
-            }
-            Step::Rename(from, to) => {
-                rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE).map_err(
-                    |e| {
-                        let what = format!("renaming {} to", from.display());
-                        fail(&what, to, e.into())
-                    },
-                )?;
-            }
-            Step::Remove(path) => {
-                std::fs::remove_file(path).map_err(|e| fail("removing", path, e))?;
-            }
-        }
-        sync_dir(dir)
-    }
 }
 
 impl ImageNames {
@@ -470,21 +411,6 @@ impl ImageNames {
 
 fn shown(path: &Path) -> String {
     path.file_name().unwrap_or(OsStr::new("file")).to_string_lossy().into_owned()
-}
-
-/// Opens a file of mode 0000. Root just can; anyone else must open it up for a moment.
-fn open_closed(path: &Path, write: bool) -> Result<File> {
-    let open = || File::options().read(true).write(write).open(path);
-    let opened = open().or_else(|e| {
-        if e.kind() != std::io::ErrorKind::PermissionDenied {
-            return Err(e);
-        }
-        std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
-        let file = open()?;
-        file.set_permissions(Permissions::from_mode(0o0))?;
-        Ok(file)
-    });
-    opened.map_err(|e| fail("opening", path, e))
 }
 
 #[cfg(test)]

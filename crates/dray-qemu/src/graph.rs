@@ -148,6 +148,8 @@ pub struct Edge {
     pub role: String,
     /// The lower node.
     pub child: String,
+    /// Whether the parent may use the node at all. A device may not while QEMU holds its disk back.
+    pub used: bool,
 }
 
 /// All nodes and edges of a VM at one moment.
@@ -236,6 +238,7 @@ struct RawEdge {
     parent: u64,
     child: u64,
     name: String,
+    perm: Vec<String>,
 }
 
 fn parse<T: serde::de::DeserializeOwned>(command: &str, value: Value) -> Result<T> {
@@ -259,7 +262,12 @@ impl Graph {
         let edges = graph
             .edges
             .iter()
-            .map(|e| Edge { parent: name(e.parent), role: e.name.clone(), child: name(e.child) })
+            .map(|e| Edge {
+                parent: name(e.parent),
+                role: e.name.clone(),
+                child: name(e.child),
+                used: !e.perm.is_empty(),
+            })
             .collect();
         let nodes = nodes.into_iter().map(Node::from).map(|n| (n.name.clone(), n)).collect();
         Ok(Self { nodes, edges, disks: disk_tops(&disks) })
@@ -286,6 +294,27 @@ impl Graph {
     /// Who uses a node.
     pub fn parents(&self, child: &str) -> Vec<&Edge> {
         self.edges.iter().filter(|e| e.child == child).collect()
+    }
+
+    /// The nodes that are part of no other.
+    pub fn tops(&self) -> Vec<&str> {
+        let below = |name: &str| self.parents(name).iter().any(|e| self.has_node(&e.parent));
+        let mut tops: Vec<&str> =
+            self.nodes.keys().map(String::as_str).filter(|name| !below(name)).collect();
+        tops.sort_unstable();
+        tops
+    }
+
+    /// A writable disk that its device may not use: QEMU holds it back ([`mod@crate::activate`]).
+    pub fn held_back(&self) -> Option<&str> {
+        let held = |top: &str| {
+            let parents = self.parents(top);
+            let mut devices = parents.iter().filter(|e| e.role == "root").peekable();
+            let writable = self.node(top).is_ok_and(|node| !node.read_only);
+            writable && devices.peek().is_some() && devices.all(|e| !e.used)
+        };
+        let found = self.disks.iter().find(|(_, top)| held(top));
+        found.map(|(qdev, _)| qdev.as_str())
     }
 
     /// The disks with a medium.
@@ -402,7 +431,7 @@ mod tests {
     }
 
     fn edge(parent: &str, role: &str, child: &str) -> Edge {
-        Edge { parent: parent.into(), role: role.into(), child: child.into() }
+        Edge { parent: parent.into(), role: role.into(), child: child.into(), used: true }
     }
 
     #[test]
@@ -425,6 +454,27 @@ mod tests {
         assert_eq!(disk.layers[1].protocol.path(), None);
         let error = graph.disk("disk1").expect_err("unknown").to_string();
         assert_eq!(error, "the vm has no disk disk1: it has disk0");
+    }
+
+    #[test]
+    fn a_disk_that_its_device_may_not_use_is_held_back() {
+        let nodes = [node("a", "qcow2"), node("af", "file"), node("b", "file"), node("c", "file")];
+        let mut graph = Graph {
+            nodes: nodes.into_iter().collect(),
+            edges: vec![
+                edge("backend", "root", "a"),
+                edge("a", "file", "af"),
+                edge("other", "root", "b"),
+            ],
+            disks: vec![("disk0".into(), "a".into()), ("disk1".into(), "b".into())],
+        };
+        assert_eq!(graph.tops(), ["a", "b", "c"]);
+        assert_eq!(graph.held_back(), None);
+        graph.edges[2].used = false;
+        assert_eq!(graph.held_back(), Some("disk1"));
+        // A disk that nobody writes is read as it is.
+        graph.nodes.get_mut("b").expect("b").read_only = true;
+        assert_eq!(graph.held_back(), None);
     }
 
     #[test]

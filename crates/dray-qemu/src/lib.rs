@@ -6,8 +6,8 @@
 //! * [`mod@adopt`], [`mod@release`]: doing it (`pivot` holds what both share); [`bitmap`]: what QEMU
 //!   writes in between; [`grow`]: an adopted raw disk gets larger; [`flatten`]: dray above a format
 //!   driver.
-//! * [`migrate`]: the guest's memory and devices, step by step; [`blockdev`]: how the target is
-//!   started; [`status`]: small commands.
+//! * [`migrate`]: the guest's memory and devices, step by step; [`mod@activate`]: the disks of a guest
+//!   that arrived stopped; [`blockdev`]: how the target is started; [`status`]: small commands.
 //! * [`error`]: the error type.
 //!
 //! Nothing here knows other agents or the data path: images come as paths, servers as socket paths
@@ -16,6 +16,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod activate;
 pub mod adopt;
 pub mod bitmap;
 pub mod blockdev;
@@ -31,6 +32,7 @@ pub mod qmp;
 pub mod release;
 pub mod status;
 
+pub use activate::activate;
 pub use adopt::{AdoptOptions, Adopted, NbdExport, OldFile, adopt, adopt_keeping};
 pub use bitmap::NewBitmap;
 pub use error::{Error, ErrorKind, Result};

@@ -28,6 +28,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
+use crate::activate::activate;
 use crate::error::{Error, ErrorKind, Result};
 use crate::graph;
 use crate::plan::LayerPlan;
@@ -102,6 +103,10 @@ impl Outgoing {
     pub async fn start(qmp: &Qmp, socket: &Path, limits: &Limits) -> Result<Self> {
         let events = qmp.events();
         let was_running = status(qmp).await?.running;
+        if !was_running {
+            // It may have arrived stopped, with an agent that did not do this.
+            activate(qmp).await.map_err(|e| e.during("could not start the vm's migration"))?;
+        }
         let capabilities = [("events", true), ("pause-before-switchover", true)];
         set_capabilities(qmp, &capabilities).await?;
         set_limits(qmp, limits).await?;
@@ -208,7 +213,8 @@ impl Outgoing {
     }
 
     /// Gives up, before the disks' handover, whatever has happened so far: the migration ends and
-    /// the guest runs at the source if it did before. The target's QEMU must be dead or killed.
+    /// the guest runs at the source if it did before; if not, QEMU has its disks again. The target's
+    /// QEMU must be dead or killed.
     pub async fn abandon(&mut self) -> Result<()> {
         let what = "could not take the vm's migration back";
         let now = progress(&self.qmp).await.map_err(|e| e.during(what))?;
@@ -218,7 +224,11 @@ impl Outgoing {
             cancel.map_err(|e| e.during(what))?;
             self.wait_over(&over).await.map_err(|e| e.during(what))?;
         }
-        self.ensure_running().await.map_err(|e| e.during(what))
+        self.ensure_running().await.map_err(|e| e.during(what))?;
+        if !self.was_running {
+            activate(&self.qmp).await.map_err(|e| e.during(what))?;
+        }
+        Ok(())
     }
 
     async fn wait_over(&mut self, over: &[&str]) -> Result<()> {
@@ -295,6 +305,18 @@ impl Incoming {
         Ok(Self { qmp: qmp.clone(), events })
     }
 
+    /// Whether it listens on this unix socket already, and nobody has connected yet. QEMU listens
+    /// once: asked again, it refuses and goes on.
+    pub async fn listens(&self, socket: &Path) -> Result<bool> {
+        let info = self.qmp.execute("query-migrate", Value::Null).await?;
+        let here = |address: &Value| {
+            address["type"] == "unix"
+                && address["path"].as_str().is_some_and(|p| socket == Path::new(p))
+        };
+        let mut listening = info["socket-address"].as_array().into_iter().flatten();
+        Ok(info["status"].is_null() && listening.any(here))
+    }
+
     /// Starts listening on a unix socket.
     pub async fn listen(&self, socket: &Path) -> Result<()> {
         let uri = format!("unix:{}", socket.display());
@@ -337,8 +359,7 @@ impl Incoming {
     }
 
     /// After the disks' commit: activates the disks and lets the guest run. Returns when it did, by
-    /// the target's clock. For a guest that was stopped at the source nothing is called: whoever
-    /// starts it later activates its disks.
+    /// the target's clock. For a guest that was stopped at the source it is [`activate`] instead.
     pub async fn resume(&mut self) -> Result<Duration> {
         let mut events = self.qmp.events();
         let resumed = cont(&self.qmp).await;

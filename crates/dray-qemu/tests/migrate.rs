@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use dray_qemu::migrate::{Incoming, Limits, Outgoing};
 use dray_qemu::{
-    AdoptOptions, LayerPlan, NbdExport, NodeOptions, Qmp, adopt, blockdev, graph, release, status,
+    AdoptOptions, LayerPlan, NbdExport, NodeOptions, Qmp, activate, adopt, blockdev, graph,
+    release, status,
 };
 use dray_testkit::guest::{Bystander, GuestVm, GuestVmBuilder, initramfs, tools};
 use support::NbdServer;
@@ -98,10 +99,14 @@ impl Lab {
     /// A QEMU that waits for the migration, started with the lines that `blockdev` made, on exports
     /// that are not yet the owner's.
     fn target(&self, adopted: &Adopted) -> Target {
-        let mut builder = self.builder("target").incoming();
+        self.target_called("target", adopted)
+    }
+
+    fn target_called(&self, called: &str, adopted: &Adopted) -> Target {
+        let mut builder = self.builder(called).incoming();
         let mut target = Vec::new();
         for plan in adopted.disks.iter().flatten().map(|(plan, _)| plan) {
-            let name = format!("target-{}-{}.nbd", plan.qdev, plan.depth);
+            let name = format!("{called}-{}-{}.nbd", plan.qdev, plan.depth);
             let server = NbdServer::start_incoming(&plan.path(), &self.dir.path().join(name));
             target.push((plan.for_target(&plan.path()), server));
         }
@@ -320,4 +325,82 @@ async fn a_dead_target_costs_the_guest_nothing() {
     }
     drop(adopted);
     finish(&mut lab, &source, &mut source_vm).await;
+}
+
+/// The answer to the first may have been lost: whoever asks again finds it listening.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_vm_that_listens_already_is_found_to() {
+    if !initramfs::available() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let vm = GuestVm::builder(dir.path(), "waiting").incoming().start().expect("start");
+    let (socket, other) = (dir.path().join("memory.sock"), dir.path().join("other.sock"));
+    let qmp = connect(&vm).await;
+    let incoming = Incoming::prepare(&qmp, &[]).await.expect("prepare");
+    assert!(!incoming.listens(&socket).await.expect("asked"));
+    incoming.listen(&socket).await.expect("listen");
+    // An agent that has been restarted since knows nothing of it.
+    drop((incoming, qmp));
+    let qmp = connect(&vm).await;
+    let incoming = Incoming::prepare(&qmp, &[]).await.expect("prepare again");
+    assert!(incoming.listens(&socket).await.expect("asked"));
+    assert!(!incoming.listens(&other).await.expect("asked"));
+    assert!(incoming.listen(&other).await.is_err(), "qemu listens once");
+    assert!(incoming.listens(&socket).await.expect("asked"), "and goes on");
+}
+
+/// A guest that arrives stopped keeps its disks from QEMU; one that is to be sent on from there must
+/// not make QEMU end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_stopped_guest_moves_twice() {
+    if !initramfs::available() {
+        return;
+    }
+    let mut lab = Lab::new();
+    let source_vm = lab.source();
+    let source = connect(&source_vm).await;
+    let adopted = lab.adopt(&source).await;
+    status::stop(&source).await.expect("stop");
+    let first = lab.target_called("first", &adopted);
+    let middle = connect(&first.vm).await;
+    pass(&lab, &source, &middle, &adopted).await;
+    give_over(adopted.servers.iter(), &first);
+    activate(&middle).await.expect("active");
+    let graph = graph::Graph::read(&middle).await.expect("graph");
+    assert_eq!(graph.held_back(), None);
+    activate(&middle).await.expect("nothing is left to do");
+    assert_eq!(status::status(&middle).await.expect("status").state, "paused");
+
+    let second = lab.target_called("second", &adopted);
+    let last = connect(&second.vm).await;
+    pass(&lab, &middle, &last, &adopted).await;
+    give_over(first.layers.iter().map(|(_, server)| server), &second);
+    assert_eq!(status::status(&middle).await.expect("qemu is still there").state, "postmigrate");
+    status::cont(&last).await.expect("cont");
+    let Target { vm: mut last_vm, layers } = second;
+    guest_goes_on(&mut last_vm, &last, "moved twice").await;
+    finish(&mut lab, &last, &mut last_vm).await;
+    drop((source_vm, first, layers));
+}
+
+/// Moves a stopped guest's memory.
+async fn pass(lab: &Lab, from: &Qmp, to: &Qmp, adopted: &Adopted) {
+    let mut incoming = incoming(lab, to, adopted).await;
+    let mut outgoing = Outgoing::start(from, &lab.socket(), &LIMITS).await.expect("start");
+    assert!(!outgoing.was_running());
+    outgoing.wait_pre_switchover(|_| ()).await.expect("pre-switchover");
+    outgoing.complete().await.expect("complete");
+    incoming.wait_loaded(LOAD).await.expect("loaded");
+    let graph = graph::Graph::read(to).await.expect("graph");
+    assert_eq!(graph.held_back(), Some("disk0"));
+}
+
+/// The disks' handover.
+fn give_over<'a>(from: impl Iterator<Item = &'a NbdServer>, to: &Target) {
+    for server in from {
+        let quiesced = server.disk().quiesce(LOAD).expect("nothing is in flight");
+        server.disk().park(quiesced);
+    }
+    to.layers.iter().for_each(|(_, server)| server.take_over());
 }

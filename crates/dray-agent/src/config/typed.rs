@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use toml::Spanned;
 
-/// More parallel streams than this only cost memory.
-const MAX_STREAMS: u64 = 16;
+/// Most data streams of a session: more only cost memory.
+pub const MAX_STREAMS: u64 = 16;
 /// Longest age of a replica, in hours: a hundred years.
 const MAX_HOURS: u64 = 876_000;
 /// Longest time a limit may be, in seconds: a week.

@@ -10,7 +10,7 @@ use crate::api::{ApiError, ApiResult, ErrorKind, SplicedDisk};
 use crate::migration::abort;
 use crate::ops::images::{random_id, real_path};
 use crate::ops::io_error;
-use crate::ops::splice::adopted_name;
+use crate::ops::splice::{activate_stopped, adopted_name};
 use crate::registry::{Adopted, Entry, ImageRecord, Place};
 use crate::vm::picture::{LayerPicture, Picture};
 use crate::vm::{RECONNECT_DELAY, qemu_error};
@@ -53,6 +53,7 @@ impl Agent {
         let what = format!("cannot flatten disk {}", layer.plan.qdev);
         let (qmp, options) = (&picture.qmp, AdoptOptions { drop_bitmaps });
         let failed = |why: dray_qemu::Error| qemu_error(what.clone(), &why);
+        activate_stopped(&what, picture).await?;
         flatten::check(qmp, &layer.chain, options).await.map_err(failed)?;
         let running = status::status(qmp).await.map_err(failed)?.running;
         let entry = self.register_flat(&what, picture, layer, id, running)?;
@@ -97,6 +98,7 @@ impl Agent {
                 qmp: picture.qmp.socket().to_owned(),
                 device: plan.qdev.clone(),
                 splice: serde_json::to_value(&layer.chain).map_err(|why| failed(&why))?,
+                noted: self.noted(picture, plan).is_some(),
             }),
             flat: Some(FlatRecord {
                 layers,
@@ -157,7 +159,7 @@ impl Agent {
         self.let_go_on(what, qmp, running).await?;
         let ended = match on {
             On::Export => self.end_turn(entry),
-            On::Chain => self.forget_flat(entry),
+            On::Chain => self.forget_home(qmp, entry),
         };
         if let Err(why) = &ended {
             tracing::error!(%why, "a restart will look after a disk again");
@@ -231,6 +233,21 @@ impl Agent {
         On::Export
     }
 
+    /// QEMU has the disk on its chain again: what was made for it goes. Where QEMU's command line does
+    /// not tell how the chain's nodes are made, a note does, as before the disk was flattened.
+    pub(super) fn forget_home(&self, qmp: &Qmp, entry: &Entry) -> io::Result<()> {
+        let record = entry.record();
+        if record.adopted.as_ref().is_some_and(|adopted| adopted.noted) {
+            let layers = layers_of(&record)?;
+            let (id, format) = (random_id().map_err(io::Error::other)?, &layers[0].format);
+            let (id, format) = (ImageId(id), Some(format.clone()));
+            let (adopted, flat, migration, place) = (None, None, None, Place::Named);
+            let image = ImageRecord { id, format, adopted, flat, migration, place, ..record };
+            self.registry.note_made(qmp, &layers[0], image)?;
+        }
+        self.forget_flat(entry)
+    }
+
     /// The disk is on its chain, which has everything: what was made for it goes.
     pub(super) fn forget_flat(&self, entry: &Entry) -> io::Result<()> {
         let record = entry.record();
@@ -283,7 +300,7 @@ impl Agent {
             .await
             .map_err(io::Error::other)?;
         match on {
-            On::Chain => self.forget_flat(entry),
+            On::Chain => self.forget_home(&qmp, entry),
             On::Export => self.end_turn(entry),
         }
     }

@@ -71,7 +71,7 @@ impl Agent {
         }
         let ms = began.elapsed().as_secs_f64() * 1e3;
         tracing::info!(image = record.name, ms, "back on its chain");
-        self.forget_flat(entry).map_err(|why| io_error(&what, why))?;
+        self.forget_home(qmp, entry).map_err(|why| io_error(&what, why))?;
         let active = &layers[0];
         let node = active.format_node().unwrap_or_else(|| active.local_node()).to_owned();
         let (device, image, path) = (active.qdev.clone(), record.name, record.path);

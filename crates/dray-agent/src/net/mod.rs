@@ -17,6 +17,7 @@ pub mod queue;
 pub mod receive;
 pub mod requests;
 pub mod send;
+mod silence;
 mod socket;
 mod sockopt;
 pub mod stats;
@@ -32,6 +33,7 @@ pub use listen::{Incoming, ListenSettings, Listener};
 pub use queue::{JobQueue, SendJob, SendKind};
 pub use receive::{DataReceiver, RunSink};
 pub use send::{Compression, DataSender, RunSource, SendEvents, SendSetup};
+pub use silence::limit_for as silence_limit;
 pub use stats::{NetStats, NetTotals};
 pub use stream::{BlockingStream, Stream};
 

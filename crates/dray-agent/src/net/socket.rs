@@ -3,6 +3,7 @@
 //! TLS reads 4 KiB at a time; the buffer turns that into few large reads. It moves along when a
 //! connection changes from tasks to a thread of its own, so that nothing read ahead is lost.
 
+use crate::net::silence::{self, Silence};
 use crate::net::stats::NetStats;
 use dray_wire::StreamKind;
 use rustix::net::sockopt;
@@ -22,8 +23,8 @@ const EARLY_BUFFER: usize = 8 * 1024;
 /// kernel, which sizes it by the link's delay.
 const NOT_SENT_LIMIT: u32 = 128 * 1024;
 /// A host that is gone is noticed by the kernel after about 25 s of silence. The control stream is
-/// quicker and decides; this only ends threads and tasks that nobody told. Not by
-/// `TCP_USER_TIMEOUT`: that would also end a connection whose peer is merely slow to read.
+/// quicker and decides; this only ends threads and tasks that nobody told. It says nothing while
+/// something is sent, which [`silence`] does.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 /// Time between probes.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
@@ -72,6 +73,7 @@ pub(crate) struct Socket<T> {
     /// Bytes of `buffer` that were read from the kernel but not yet handed on.
     ready: std::ops::Range<usize>,
     count: Count,
+    pub(crate) silence: Silence,
 }
 
 impl<T> Socket<T> {
@@ -104,14 +106,43 @@ impl<T> Socket<T> {
 
 impl Socket<tokio::net::TcpStream> {
     pub(crate) fn new(tcp: tokio::net::TcpStream) -> Self {
-        Self { tcp, buffer: vec![0; EARLY_BUFFER], ready: 0..0, count: Count::default() }
+        Self {
+            tcp,
+            buffer: vec![0; EARLY_BUFFER],
+            ready: 0..0,
+            count: Count::default(),
+            silence: Silence::default(),
+        }
     }
 
     /// The same connection for a thread that may block.
     pub(crate) fn into_blocking(self) -> io::Result<Socket<std::net::TcpStream>> {
         let tcp = self.tcp.into_std()?;
         tcp.set_nonblocking(false)?;
-        Ok(Socket { tcp, buffer: self.buffer, ready: self.ready, count: self.count })
+        tcp.set_write_timeout(Some(silence::LOOK))?;
+        let Self { buffer, ready, count, silence, .. } = self;
+        Ok(Socket { tcp, buffer, ready, count, silence })
+    }
+}
+
+impl Socket<std::net::TcpStream> {
+    /// Writes, for as long as the peer takes what it is sent.
+    fn try_write(
+        &mut self,
+        write: impl Fn(&mut std::net::TcpStream) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        loop {
+            match write(&mut self.tcp) {
+                Err(why) if why.kind() == io::ErrorKind::WouldBlock => {
+                    self.silence.look(&self.tcp)?;
+                }
+                done => {
+                    let count = done?;
+                    self.count.sent(count);
+                    return Ok(count);
+                }
+            }
+        }
     }
 }
 
@@ -130,15 +161,11 @@ impl Read for Socket<std::net::TcpStream> {
 
 impl Write for Socket<std::net::TcpStream> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let count = self.tcp.write(bytes)?;
-        self.count.sent(count);
-        Ok(count)
+        self.try_write(|tcp| tcp.write(bytes))
     }
 
     fn write_vectored(&mut self, bytes: &[IoSlice<'_>]) -> io::Result<usize> {
-        let count = self.tcp.write_vectored(bytes)?;
-        self.count.sent(count);
-        Ok(count)
+        self.try_write(|tcp| tcp.write_vectored(bytes))
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -1,6 +1,7 @@
 //! A connection between two agents after its hello.
 
 use crate::net::error::{NetError, NetErrorKind};
+use crate::net::silence::{Silence, Watch};
 use crate::net::socket::Socket;
 use crate::net::stats::NetStats;
 use dray_wire::StreamKind;
@@ -10,6 +11,7 @@ use rustls::{ClientConnection, ServerConnection, StreamOwned};
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio_rustls::TlsStream;
 
 /// Encrypted bytes that wait for the kernel at once: a quarter of a run, so that encrypting and
@@ -66,6 +68,18 @@ impl Stream {
         self.tls.get_mut().0.count_into(Arc::clone(stats), kind);
     }
 
+    /// How long the peer may confirm nothing of what it is sent; 10 s if this is not called.
+    pub fn limit_silence(&mut self, limit: Duration) {
+        self.tls.get_mut().0.silence = Silence::new(limit);
+    }
+
+    /// Watches whether the peer confirms what tasks send it. Threads that block do so themselves.
+    pub(crate) fn watch(&self) -> Result<Watch, NetError> {
+        let socket = self.tls.get_ref().0;
+        let watch = Watch::new(socket.tcp(), &socket.silence);
+        watch.map_err(|why| NetError::new(NetErrorKind::Local, format!("watch a socket: {why}")))
+    }
+
     /// The same connection for a thread that may block.
     ///
     /// # Errors
@@ -104,11 +118,15 @@ enum BlockingTls {
 }
 
 impl BlockingTls {
-    fn tcp(&self) -> &TcpStream {
+    fn socket(&self) -> &Socket<TcpStream> {
         match self {
-            Self::Client(stream) => stream.sock.tcp(),
-            Self::Server(stream) => stream.sock.tcp(),
+            Self::Client(stream) => &stream.sock,
+            Self::Server(stream) => &stream.sock,
         }
+    }
+
+    fn tcp(&self) -> &TcpStream {
+        self.socket().tcp()
     }
 }
 
@@ -200,11 +218,13 @@ impl BlockingStream {
         Ok(true)
     }
 
-    /// Sees, without waiting, whether the connection of a side that only writes is still there.
+    /// Sees, without waiting, whether the connection of a side that only writes is still there, and
+    /// the peer confirms what it was sent.
     ///
     /// # Errors
-    /// When the peer has closed it, or what the socket says.
+    /// When the peer has closed it or is silent, or what the socket says.
     pub fn look(&self) -> io::Result<()> {
+        self.tls.socket().silence.look(self.tls.tcp())?;
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
         match rustix::net::recv(self.tls.tcp(), &mut [0; 1], flags) {
             Ok((0, _)) => Err(io::ErrorKind::UnexpectedEof.into()),

@@ -106,7 +106,7 @@ pub async fn deliver(
 /// Carries both directions between a connected QEMU and a stream.
 ///
 /// # Errors
-/// `Broken` when either side broke.
+/// `Broken` when either side broke, or the peer no longer confirms what it is sent.
 pub async fn carry(
     mut qemu: UnixStream,
     mut stream: Stream,
@@ -114,16 +114,23 @@ pub async fn carry(
     stats: &Arc<NetStats>,
 ) -> Result<TunnelReport, NetError> {
     stream.count_into(stats);
+    let watch = stream.watch()?;
     let peer = stream.peer;
     let (mut from_peer, mut to_peer) = tokio::io::split(stream.tls);
     let (mut from_qemu, mut to_qemu) = qemu.split();
     let broken_qemu = |why| NetError::new(NetErrorKind::Local, format!("QEMU's memory: {why}"));
     let broken_peer = |why| tls::translate(why, &peer);
-    let (sent, received) = tokio::try_join!(
-        copy(&mut from_qemu, broken_qemu, &mut to_peer, broken_peer, pacer, stats),
-        copy(&mut from_peer, broken_peer, &mut to_qemu, broken_qemu, None, stats),
-    )
-    .map_err(|why| why.doing("memory stream"))?;
+    let both = async {
+        tokio::try_join!(
+            copy(&mut from_qemu, broken_qemu, &mut to_peer, broken_peer, pacer, stats),
+            copy(&mut from_peer, broken_peer, &mut to_qemu, broken_qemu, None, stats),
+        )
+    };
+    let carried = tokio::select! {
+        carried = both => carried,
+        why = watch.broken() => Err(broken_peer(why)),
+    };
+    let (sent, received) = carried.map_err(|why| why.doing("memory stream"))?;
     Ok(TunnelReport { sent, received })
 }
 

@@ -54,6 +54,8 @@ impl Agent {
             }
             Subject::Vm { qmp } => {
                 let mut picture = self.picture(qmp).await?;
+                let what = format!("cannot move the vm behind {}", qmp.display());
+                picture.refuse_in_transit(&what)?;
                 self.plan_frozen(&mut picture);
                 if command.chain == Chain::Flatten {
                     picture.flatten()?;

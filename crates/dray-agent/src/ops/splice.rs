@@ -8,7 +8,7 @@ use crate::api::{Adopt, ApiError, ApiResult, ErrorKind, Release, Spliced, Splice
 use crate::migration::abort;
 use crate::migration::source::SourceSlot;
 use crate::registry::{Adopted, CopyState, Entry, ImageRecord, is_device};
-use crate::released::{NotReleased, Released};
+use crate::released::{NotReleased, QemuProcess, Released};
 use crate::vm::picture::{LayerPicture, Picture, Place as Where, on_local};
 use crate::vm::{RECONNECT_DELAY, qemu_error};
 use dray_image::{Image, names};
@@ -20,6 +20,8 @@ use std::sync::Arc;
 impl Agent {
     pub(super) async fn adopt(&self, command: &Adopt) -> ApiResult<Spliced> {
         let picture = self.picture(&command.qmp).await?;
+        let what = format!("cannot adopt the disks of the vm behind {}", command.qmp.display());
+        picture.refuse_in_transit(&what)?;
         let wanted = |layer: &&LayerPicture| {
             command.disks.is_empty() || command.disks.contains(&layer.plan.qdev)
         };
@@ -52,7 +54,9 @@ impl Agent {
         let what = format!("cannot adopt disk {}", layer.plan.qdev);
         let options = AdoptOptions { drop_bitmaps };
         let failed = |why: dray_qemu::Error| qemu_error(what.clone(), &why);
+        activate_stopped(&what, picture).await?;
         dray_qemu::adopt::check(&picture.qmp, &layer.plan, options).await.map_err(failed)?;
+        let noted = self.noted(picture, &layer.plan);
         let (entry, note) = self.register(&what, picture, &layer.plan, id)?;
         let record = entry.record();
         let export = NbdExport {
@@ -80,10 +84,20 @@ impl Agent {
                 })
             }
             Err(why) => {
-                self.registry.forget(&record.name).map_err(|why| io_error(&what, why))?;
+                // QEMU's command line still does not tell how the disk's nodes are made.
+                let again = noted.map_or(Ok(()), |note| self.registry.released.put(&note));
+                let undone = again.and_then(|()| self.registry.forget(&record.name));
+                undone.map_err(|why| io_error(&what, why))?;
                 Err(failed(why))
             }
         }
+    }
+
+    /// The note by which it is known how the nodes of a disk are made.
+    pub(crate) fn noted(&self, picture: &Picture, plan: &LayerPlan) -> Option<Released> {
+        let process = QemuProcess::of(&picture.qmp)?;
+        let path = real_path(&plan.path()).ok()?;
+        self.registry.released.of_file(&process, &path)
     }
 
     /// The disk was released before: what QEMU has written to it counts as changed. Without knowing it
@@ -125,6 +139,7 @@ impl Agent {
             (None, None) => ImageId(random_id()?),
         };
         let len = if growable { growable_len(plan.file_size, plan.size) } else { plan.file_size };
+        let noted = self.noted(picture, plan).is_some();
         let mut record = ImageRecord {
             mode: names::file_mode(&path).map_err(|why| io_error(what, why))?,
             device: is_device(&path),
@@ -135,6 +150,7 @@ impl Agent {
                 qmp: picture.qmp.socket().to_owned(),
                 device: plan.qdev.clone(),
                 splice,
+                noted,
             }),
             ..ImageRecord::owned(name, id, path, len)
         };
@@ -239,6 +255,15 @@ impl Agent {
             }
         }
     }
+}
+
+/// The disks of a guest that arrived paused may be held back by QEMU: nothing else is done to them
+/// before they are not.
+pub(crate) async fn activate_stopped(what: &str, picture: &Picture) -> ApiResult<()> {
+    if picture.running {
+        return Ok(());
+    }
+    dray_qemu::activate(&picture.qmp).await.map_err(|why| qemu_error(what, &why))
 }
 
 /// How a disk gets to its file: as it was adopted, or for one that arrived here, as it looks now.

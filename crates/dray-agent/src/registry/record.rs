@@ -47,6 +47,10 @@ pub struct Adopted {
     pub device: String,
     /// The splice, as the hypervisor side needs it to undo it.
     pub splice: serde_json::Value,
+    /// QEMU's command line does not tell how the disk's nodes are made, a note of an earlier release
+    /// did: there has to be one again when it goes back.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub noted: bool,
 }
 
 /// What is durable about an image.

@@ -219,6 +219,11 @@ impl Notes {
         self.all().into_iter().filter(|note| note.done && note.qemu.is_process(process)).collect()
     }
 
+    /// How this process has taken the file at `path` back.
+    pub fn of_file(&self, process: &QemuProcess, path: &Path) -> Option<Released> {
+        self.of_process(process).into_iter().find(|note| note.image.path == path)
+    }
+
     /// The line of a released image.
     pub fn lineage(&self, id: ImageId) -> Option<Lineage> {
         lineage::last_known(&self.line_path(id)).ok()?
@@ -265,7 +270,7 @@ impl Notes {
 
 impl Registry {
     /// What a release has to note, durably: step 1. The note of an earlier try goes on. Nothing where
-    /// QEMU itself knows how the disk was before, and nobody has an earlier generation of it.
+    /// QEMU's command line tells how the disk was before, and nobody has an earlier generation of it.
     fn begin_release(
         &self,
         qmp: &Qmp,
@@ -274,7 +279,8 @@ impl Registry {
     ) -> io::Result<Option<Released>> {
         let record = entry.record();
         let has_past = entry.line().is_some_and(|line| line.lineage().has_past());
-        if record.adopted.is_some() && !has_past {
+        let told = record.adopted.as_ref().is_some_and(|adopted| !adopted.noted);
+        if told && !has_past {
             return Ok(None);
         }
         let qemu =

@@ -19,7 +19,11 @@ impl Registry {
     pub async fn settle_on_file(&self, qmp: &Qmp, entry: &Entry) -> Result<(), NotReleased> {
         let record = entry.record();
         entry.drop_locks();
-        let Some(note) = self.released.of(record.id) else {
+        let noted = match self.released.of(record.id) {
+            Some(note) => Some(note),
+            None => self.note_again(qmp, entry)?,
+        };
+        let Some(note) = noted else {
             // Adopted for the first time, and not for long: nobody has a part of it.
             return Ok(self.forget(&record.name)?);
         };
@@ -33,6 +37,16 @@ impl Registry {
         };
         self.end_release(entry, note, tracked)?;
         Ok(self.forget(&record.name)?)
+    }
+
+    /// The note without which nobody would know how the disk's nodes are made.
+    fn note_again(&self, qmp: &Qmp, entry: &Entry) -> io::Result<Option<Released>> {
+        let record = entry.record();
+        let Some(adopted) = record.adopted.as_ref().filter(|adopted| adopted.noted) else {
+            return Ok(None);
+        };
+        let plan = serde_json::from_value(adopted.splice.clone()).map_err(io::Error::other)?;
+        self.begin_release(qmp, &plan, entry)
     }
 
     /// The disk of an image with a note is on dray.

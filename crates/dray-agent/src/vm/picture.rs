@@ -37,6 +37,8 @@ pub struct Picture {
     pub name: Option<String>,
     /// Whether it runs.
     pub running: bool,
+    /// QEMU's word for what it does.
+    state: String,
     /// Its disks' layers, the active one of each disk first.
     pub disks: Vec<Vec<LayerPicture>>,
 }
@@ -51,7 +53,7 @@ impl Picture {
         let failed = |why: dray_qemu::Error| qemu_error(what(), &why);
         let qmp = Qmp::connect(socket).await.map_err(failed)?;
         let name = status::name(&qmp).await.map_err(failed)?;
-        let running = status::status(&qmp).await.map_err(failed)?.running;
+        let status::VmStatus { running, state } = status::status(&qmp).await.map_err(failed)?;
         let disks = graph::disks(&qmp).await.map_err(failed)?;
         let mut known = match qmp.pid() {
             Some(pid) => NodeOptions::of_process(pid).map_err(failed)?,
@@ -67,7 +69,30 @@ impl Picture {
         if disks.is_empty() {
             return Err(ApiError::new(ErrorKind::NotFound, what(), "it has no disks"));
         }
-        Ok(Self { qmp, name, running, disks })
+        Ok(Self { qmp, name, running, state, disks })
+    }
+
+    /// Refuses a QEMU that has no guest to take anything from, or sends it somewhere.
+    ///
+    /// # Errors
+    /// What cannot be done, `what`, and why.
+    pub fn refuse_in_transit(&self, what: &str) -> ApiResult<()> {
+        let (why, hint) = match self.state.as_str() {
+            "inmigrate" => {
+                ("its QEMU waits for a guest", "name the QMP socket of the QEMU that has the guest")
+            }
+            "finish-migrate" => {
+                ("its QEMU is sending the guest away", "wait until that migration has ended")
+            }
+            "postmigrate" => (
+                "its QEMU has sent the guest away, or tried to, and does not send it again before \
+                 it has run",
+                "if the guest is to stay here: `cont`, and `stop` if it is to be paused, then try \
+                 again; if it runs elsewhere, end this QEMU",
+            ),
+            _ => return Ok(()),
+        };
+        Err(ApiError::new(ErrorKind::Conflict, what, why).hint(hint))
     }
 
     /// From here on a disk with a format driver is one raw image: what its guest sees.

@@ -370,7 +370,7 @@ async fn dial_memory(
         stream: 0,
         features: Vec::new(),
     };
-    net::dial(
+    let mut stream = net::dial(
         &settings.identity,
         &settings.peer,
         &settings.address,
@@ -378,5 +378,7 @@ async fn dial_memory(
         &hello,
         &DialSettings::default(),
     )
-    .await
+    .await?;
+    stream.limit_silence(net::silence_limit(settings.control.dead));
+    Ok(stream)
 }

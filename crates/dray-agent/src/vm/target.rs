@@ -9,7 +9,7 @@ use crate::net::{NetError, NetErrorKind, Stream};
 use crate::registry::Registry;
 use crate::vm::picture::on_local;
 use dray_engine::TargetEvent;
-use dray_qemu::{Incoming, LayerPlan, Qmp, status};
+use dray_qemu::{Incoming, LayerPlan, Qmp, activate, status};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -127,6 +127,10 @@ impl TargetVmTask {
             }
         };
         let socket = memory_socket(&self.config, &self.slot);
+        // The source asks again when it has not heard the answer, in a session that was lost.
+        if socket.exists() && incoming.listens(&socket).await.map_err(|why| why.to_string())? {
+            return Ok(());
+        }
         remove_memory_socket(&self.config, &self.slot)?;
         incoming.listen(&socket).await.map_err(|why| why.to_string())
     }
@@ -152,12 +156,13 @@ impl TargetVmTask {
 
     async fn start(&self) -> Result<(), String> {
         let running = self.slot.intent().guest.is_some_and(|guest| guest.running);
-        if !running {
-            // It was paused at the source and stays so; whoever starts it activates its disks.
-            return Ok(());
-        }
         let qmp = self.connect().await?;
-        status::cont(&qmp).await.map_err(|why| why.to_string())
+        let started = match running {
+            true => status::cont(&qmp).await,
+            // It was paused at the source and stays so.
+            false => activate(&qmp).await,
+        };
+        started.map_err(|why| why.to_string())
     }
 
     /// Every block is here: the disks go back to QEMU if that was asked for.

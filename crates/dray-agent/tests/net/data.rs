@@ -16,6 +16,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt;
 
+/// How long a peer may confirm nothing.
+const SILENCE: Duration = Duration::from_secs(2);
+
 /// Every block of image 0 is noise, of image 1 text, of image 2 half zeros; image 9 is broken.
 struct Disk;
 
@@ -141,7 +144,8 @@ impl Session {
         };
         let (mut senders, mut receivers) = (Vec::new(), Vec::new());
         for index in 0..streams {
-            let stream = lab.dial(link.address, StreamKind::Data).await.unwrap();
+            let mut stream = lab.dial(link.address, StreamKind::Data).await.unwrap();
+            stream.limit_silence(SILENCE);
             senders.push(DataSender::spawn(stream, index, setup.clone()).unwrap());
             let stream = accepted.recv().await.unwrap();
             let sink = Arc::clone(&ears) as _;
@@ -416,4 +420,94 @@ async fn frames_over_the_limits_and_torn_ones_end_the_stream() {
         let (events, _) = receive(torn.to_vec()).await;
         assert!(matches!(&events[..], [Event::Ended(Some(_))]), "{events:?}");
     }
+}
+
+/// The sender hears that its stream is down, soon.
+fn notices(session: &Session) {
+    let began = Instant::now();
+    loop {
+        match session.next() {
+            Event::LinkDown(why) => {
+                assert!(why.to_string().contains("confirmed nothing for 2 s"), "{why}");
+                break;
+            }
+            Event::Run(..) | Event::Ended(_) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    let took = began.elapsed();
+    assert!(took >= SILENCE && took < 5 * SILENCE, "{took:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sender_that_waits_notices_that_its_packets_are_swallowed() {
+    let session = Session::start(1, Pacer::new(None), None).await;
+    session.queue.push(job(1, 0, BlockRange::new(0, 1)));
+    tokio::task::block_in_place(|| {
+        assert!(matches!(session.next(), Event::Run(..)));
+        session.link.swallow();
+        // It fits into the kernel's memory: nothing is left to be written.
+        session.queue.push(job(2, 0, BlockRange::new(1, 1)));
+        notices(&session);
+    });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sender_that_writes_notices_that_its_packets_are_swallowed() {
+    let session = Session::start(1, Pacer::new(None), None).await;
+    tokio::task::block_in_place(|| {
+        session.link.swallow();
+        (0..100).for_each(|tag| session.queue.push(job(tag, 0, BlockRange::new(0, 256))));
+        notices(&session);
+    });
+}
+
+/// Takes its time over the first run, as a slow disk does.
+struct Slow(Arc<Ears>, Mutex<Option<Duration>>);
+
+impl RunSink for Slow {
+    fn run(&self, header: &FrameHeader, payload: &[u8]) {
+        let nap = self.1.lock().unwrap().take();
+        nap.into_iter().for_each(std::thread::sleep);
+        self.0.run(header, payload);
+    }
+    fn zero(&self, header: &FrameHeader) {
+        self.0.zero(header);
+    }
+    fn mismatch(&self, header: &FrameHeader) {
+        self.0.mismatch(header);
+    }
+    fn ended(&self, why: Option<NetError>) {
+        RunSink::ended(&*self.0, why);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_that_is_slow_to_read_is_waited_for() {
+    let lab = Lab::new();
+    let (mut stream, far) = lab.pair(StreamKind::Data).await;
+    stream.limit_silence(Duration::from_secs(1));
+    let (ears, heard) = Ears::new(false);
+    let setup = SendSetup {
+        queue: JobQueue::new(),
+        source: Arc::new(Disk),
+        events: Arc::clone(&ears) as _,
+        pacer: Pacer::new(None),
+        stats: Arc::default(),
+        compression: Compression::Off,
+        streams: 1,
+    };
+    let slow = Arc::new(Slow(ears, Mutex::new(Some(Duration::from_secs(5)))));
+    let receiver = DataReceiver::spawn(far, slow as _, Arc::default()).unwrap();
+    // Several times what the kernel holds of a connection.
+    (0..64).for_each(|tag| setup.queue.push(job(tag, 0, BlockRange::new(0, 256))));
+    setup.queue.close();
+    let sender = DataSender::spawn(stream, 0, setup).unwrap();
+    tokio::task::block_in_place(|| {
+        sender.join();
+        receiver.join();
+    });
+    let events: Vec<_> = heard.try_iter().collect();
+    let runs = events.iter().filter(|event| matches!(event, Event::Run(..))).count();
+    assert_eq!((runs, events.len()), (64, 65), "{events:?}");
 }

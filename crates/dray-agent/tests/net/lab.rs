@@ -10,9 +10,10 @@ use dray_wire::{Hello, StreamKind};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -119,6 +120,7 @@ pub async fn raw_tls(
 /// A link between a dialler and `target` that counts, and slows down to `rate` bytes a second.
 pub struct Link {
     pub address: SocketAddr,
+    near: Arc<Mutex<Vec<RawFd>>>,
     pub to_target: Arc<AtomicU64>,
     pub to_source: Arc<AtomicU64>,
 }
@@ -130,8 +132,12 @@ impl Link {
         let (to_target, to_source) = <(Arc<AtomicU64>, Arc<AtomicU64>)>::default();
         let counts = (Arc::clone(&to_target), Arc::clone(&to_source));
         let free_at = Arc::new(tokio::sync::Mutex::new(tokio::time::Instant::now()));
+        let all = Arc::<Mutex<Vec<RawFd>>>::default();
+        let ends = Arc::clone(&all);
         tokio::spawn(async move {
             while let Ok((near, _)) = listener.accept().await {
+                // Not a copy: that would keep the connection open when the tasks have closed it.
+                ends.lock().unwrap().push(near.as_raw_fd());
                 let far = TcpStream::connect(target).await.unwrap();
                 far.set_nodelay(true).unwrap();
                 near.set_nodelay(true).unwrap();
@@ -142,7 +148,30 @@ impl Link {
                 tokio::spawn(carry(far_read, near_write, Arc::clone(&counts.1), None));
             }
         });
-        Self { address, to_target, to_source }
+        Self { address, near: all, to_target, to_source }
+    }
+
+    /// From now on nothing that is sent to the target gets here, and nobody says so: the kernel
+    /// drops what arrives for the link's ends before TCP sees it. All of them must be open.
+    #[allow(unsafe_code)]
+    pub fn swallow(&self) {
+        let mut nothing =
+            libc::sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k: 0 };
+        let program = libc::sock_fprog { len: 1, filter: &raw mut nothing };
+        for end in self.near.lock().unwrap().iter() {
+            // SAFETY: the kernel refuses what is no socket, and copies the program, whose one instruction
+            // outlives the call.
+            let done = unsafe {
+                libc::setsockopt(
+                    *end,
+                    libc::SOL_SOCKET,
+                    libc::SO_ATTACH_FILTER,
+                    (&raw const program).cast(),
+                    size_of::<libc::sock_fprog>() as libc::socklen_t,
+                )
+            };
+            assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+        }
     }
 
     pub fn both_ways(&self) -> u64 {

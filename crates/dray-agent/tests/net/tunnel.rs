@@ -7,7 +7,7 @@ use dray_types::BitRate;
 use dray_wire::StreamKind;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 
@@ -84,4 +84,32 @@ async fn a_missing_incoming_qemu_ends_both_sides_with_an_error() {
     assert_eq!(target.kind, NetErrorKind::Local);
     assert!(target.to_string().contains("nowhere.sock"), "{target}");
     assert_eq!(source.unwrap_err().kind, NetErrorKind::Broken);
+}
+
+#[tokio::test]
+async fn memory_that_is_swallowed_on_its_way_ends_the_source() {
+    let lab = Lab::new();
+    let (address, mut accepted) = lab.listen().await;
+    let link = Link::to(address, None).await;
+    let out = lab.dir.path().join("out.sock");
+    let entry = tunnel::TunnelEntry::bind(&out).unwrap();
+    let (stats, pacer) = (Arc::<NetStats>::default(), Pacer::new(None));
+    let dial = async {
+        let mut stream = lab.dial(link.address, StreamKind::Memory).await?;
+        stream.limit_silence(Duration::from_secs(2));
+        link.swallow();
+        Ok(stream)
+    };
+    let guest = async {
+        let mut qemu = UnixStream::connect(&out).await.unwrap();
+        qemu.write_all(b"memory").await.unwrap();
+        let mut answer = Vec::new();
+        // The end of its socket is what QEMU fails its migration by.
+        qemu.read_to_end(&mut answer).await
+    };
+    let carried = async { tokio::join!(entry.carry(dial, &pacer, &stats), guest) };
+    let (carried, _) = tokio::time::timeout(Duration::from_secs(20), carried).await.unwrap();
+    let why = carried.unwrap_err();
+    assert!(why.to_string().contains("confirmed nothing for 2 s"), "{why}");
+    drop(accepted.try_recv());
 }

@@ -11,7 +11,7 @@ const SOON: Duration = Duration::from_secs(25);
 
 /// Kills the target's QEMU while the agent of `letter` stands still before `effect`; the answer of
 /// `dray migrate`.
-fn dies_before(letter: &str, effect: &str, stage: &mut Stage) -> Answer {
+pub fn dies_before(letter: &str, effect: &str, stage: &mut Stage) -> Answer {
     let host = stage.lab.host(letter);
     host.kill9().expect("kill");
     host.start_with(&[("DRAY_STOP_BEFORE", effect)]).expect("restart");

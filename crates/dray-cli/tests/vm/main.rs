@@ -10,6 +10,8 @@ mod flatten;
 mod hand_back;
 mod home;
 mod input;
+mod onward;
+mod paused;
 mod qcow2;
 mod released;
 mod restart;

@@ -33,7 +33,7 @@ fn move_there(stage: &mut Stage) -> Vec<Value> {
 }
 
 /// The VM is at host b, and nothing of it is left at host a but replicas.
-fn settle_there(stage: &mut Stage) {
+pub fn settle_there(stage: &mut Stage) {
     stage.quit_source();
     let target = stage.target.take().expect("target");
     stage.source = target;
@@ -47,7 +47,7 @@ fn released(stage: &Stage) -> Vec<Value> {
 }
 
 /// Waits until all images at host b are QEMU's.
-fn await_release(stage: &Stage) -> Vec<Value> {
+pub fn await_release(stage: &Stage) -> Vec<Value> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         let found = released(stage);
@@ -71,12 +71,12 @@ fn write(stage: &mut Stage) {
     stage.source.console().command("flush").expect("flush");
 }
 
-fn text(path: std::path::PathBuf) -> String {
+pub fn text(path: std::path::PathBuf) -> String {
     path.to_str().expect("text").to_owned()
 }
 
 /// Prepares the way back to host a and starts the QEMU that waits there, called `name`.
-fn prepare_back(stage: &mut Stage, name: &str, more: &[&str]) {
+pub fn prepare_back(stage: &mut Stage, name: &str, more: &[&str]) {
     let qmp = text(stage.source.qmp_path());
     let args = [&["prepare", "--qmp", &qmp, "--to", "hosta"], more].concat();
     let prepared = stage.lab.host("b").json(&args);
@@ -99,7 +99,7 @@ fn begin_back(stage: &Stage) -> Answer {
 }
 
 /// The VM moves back; the summary's images.
-fn move_back(stage: &mut Stage, name: &str, more: &[&str]) -> Vec<Value> {
+pub fn move_back(stage: &mut Stage, name: &str, more: &[&str]) -> Vec<Value> {
     prepare_back(stage, name, more);
     let summary = begin_back(stage).json();
     let summary = summary.unwrap_or_else(|why| panic!("{why}\n{}", stage.logs()));

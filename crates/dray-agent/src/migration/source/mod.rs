@@ -4,6 +4,7 @@
 //! effects are in [`effects`], the session with the target in [`session`], what is read in
 //! [`content`], in which order in [`orders`].
 
+mod asides;
 mod auto;
 pub mod content;
 mod counts;
@@ -15,7 +16,6 @@ mod latency;
 mod made;
 mod mirror;
 mod orders;
-mod peeks;
 mod rate;
 mod report;
 mod reuse;
@@ -34,6 +34,7 @@ use crate::net::NetStats;
 use crate::pace::Pacer;
 use crate::registry::Registry;
 use crate::reuse::{Company, Reuse};
+use asides::Asides;
 use auto::Choices;
 pub use content::short_hash;
 pub use counts::{Mark, Memory};
@@ -46,7 +47,6 @@ pub(crate) use images::shared;
 use latency::Pacing;
 use mirror::Mirror;
 use orders::Orders;
-use peeks::Peeks;
 use report::{COUNTS, Report};
 pub use report::{shown_phase, shown_strategy, unix_ms};
 pub use session::{Session, SessionSettings, keep};
@@ -211,7 +211,7 @@ pub struct SourceLoop {
     engine: Option<Source>,
     log: Log<SourceRecord>,
     images: SourceImages,
-    peeks: Peeks,
+    asides: Asides,
     orders: Orders,
     choices: Choices,
     brakes: Brakes,
@@ -281,7 +281,7 @@ impl SourceLoop {
             clock: Clock::start(),
             engine: None,
             log,
-            peeks: Peeks::new(images.content()),
+            asides: Asides::new(images.content()),
             images,
             orders: Orders::default(),
             choices: Choices::default(),

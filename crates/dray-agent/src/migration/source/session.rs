@@ -1,8 +1,8 @@
 //! The session with the target: one control stream and several data streams, made again whenever
 //! they break, until the migration no longer needs them.
 
+use super::asides::{Question, Wanted};
 use super::content::Content;
-use super::peeks::Question;
 use super::{Input, SourceLoop, SourceSlot, Told};
 use crate::api::{ApiError, ErrorKind};
 use crate::migration::messages::{self, ToSourceShell, ToTargetShell};
@@ -12,7 +12,7 @@ use crate::net::{
 };
 use crate::tls::Identity;
 use dray_engine::SourceEvent;
-use dray_types::{Attempt, BitRate};
+use dray_types::{Attempt, BitRate, ImageIndex};
 use dray_wire::{Envelope, Hello, StreamKind, ToSource, ToTarget};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -192,7 +192,7 @@ async fn dial(
         stream,
         features: net::FEATURES.map(str::to_owned).to_vec(),
     };
-    net::dial(
+    let mut stream = net::dial(
         &settings.identity,
         &settings.peer,
         &settings.address,
@@ -200,7 +200,9 @@ async fn dial(
         &hello,
         &DialSettings::default(),
     )
-    .await
+    .await?;
+    stream.limit_silence(net::silence_limit(settings.control.dead));
+    Ok(stream)
 }
 
 impl SourceLoop {
@@ -275,8 +277,7 @@ impl SourceLoop {
         }
         match message.body {
             ToSource::Peek { tag, image, offset, len } => {
-                let control = self.control_copy();
-                self.peeks.ask(Question { tag, image, offset, len, control });
+                self.answer_aside(tag, image, Wanted::Bytes { offset, len });
             }
             ToSource::Hurry { tag } => {
                 // It may have been sent by now, or not be known: then there is nothing to hurry.
@@ -284,13 +285,7 @@ impl SourceLoop {
             }
             ToSource::Hash { tag, image, ranges } => {
                 self.report.verifying(image, &ranges);
-                let content = self.images.content();
-                let control = self.control_copy();
-                std::thread::spawn(move || {
-                    // A disk error is answered by no hashes, which compare as different.
-                    let hashes = content.hash(image, &ranges).unwrap_or_default();
-                    send(control.as_ref(), ToTarget::Hashed { tag, hashes });
-                });
+                self.answer_aside(tag, image, Wanted::Hashes(ranges));
             }
             ToSource::Vm(bytes) => {
                 if let Some(message) = messages::decode::<ToSourceShell>(&bytes) {
@@ -301,6 +296,16 @@ impl SourceLoop {
                 self.let_go_of(&message.body);
                 self.step(SourceEvent::Message(message));
             }
+        }
+    }
+
+    /// Has a question answered, or ends the session of a target that asks too much (I7).
+    fn answer_aside(&mut self, tag: u64, image: ImageIndex, wanted: Wanted) {
+        let control = self.control_copy();
+        let asked = self.asides.ask(Question { tag, image, wanted, control });
+        let number = self.session.as_ref().map(|session| session.number);
+        if let (Err(why), Some(number)) = (asked, number) {
+            self.session_down(number, why);
         }
     }
 

@@ -18,7 +18,8 @@ use std::time::{Duration, Instant};
 
 /// Threads that look things up.
 const THREADS: usize = 2;
-/// Described runs that wait for each of them; the engine of an honest source has fewer under way.
+/// Described runs that wait for each of them to be looked up, and again as many for what is on its
+/// way; the engine of an honest source has fewer under way.
 const WAITING: usize = 512;
 /// How often it is looked whether what is on its way has come.
 const LOOK: Duration = Duration::from_millis(3);
@@ -245,9 +246,9 @@ fn start(sink: &Arc<Sink>) -> Vec<SyncSender<Task>> {
 fn work(sink: &Sink, queue: &Receiver<Task>) {
     let mut memory = RunBuffer::new(PIECE_BLOCKS);
     let piece = memory.bytes(PIECE_BYTES);
-    let mut waiting: Vec<Job> = Vec::new();
+    let mut waiting = Waiting(Vec::new());
     loop {
-        let next = if waiting.is_empty() {
+        let next = if waiting.0.is_empty() {
             queue.recv().map_err(|_| RecvTimeoutError::Disconnected)
         } else {
             queue.recv_timeout(LOOK)
@@ -257,9 +258,9 @@ fn work(sink: &Sink, queue: &Receiver<Task>) {
             Err(RecvTimeoutError::Disconnected) => return,
             Err(RecvTimeoutError::Timeout) => None,
         };
-        for task in first.into_iter().chain(queue.try_iter()) {
+        for task in first.into_iter().chain(queue.try_iter().take(WAITING)) {
             match task {
-                Task::Pieces(job) => waiting.push(job),
+                Task::Pieces(job) => waiting.0.push(job),
                 // What they wait for is here, or nowhere.
                 Task::Blocks(mut job) => {
                     job.look(sink, piece);
@@ -267,14 +268,32 @@ fn work(sink: &Sink, queue: &Receiver<Task>) {
                 }
             }
         }
-        waiting.retain_mut(|job| !try_job(sink, job, piece));
+        waiting.try_all(|job, now| try_job(sink, job, now, piece));
     }
 }
 
-/// Looks, and answers unless something of it is on its way; true when it is answered.
-fn try_job(sink: &Sink, job: &mut Job, piece: &mut [u8]) -> bool {
+/// What waits until something that is on its way has come, in the order in which it came.
+struct Waiting<J>(Vec<J>);
+
+impl<J> Waiting<J> {
+    /// Asks `answer` of each whether it is answered. Those that are too many have to be, the oldest
+    /// first: else a source that describes without end could fill this host's memory (I7).
+    fn try_all(&mut self, mut answer: impl FnMut(&mut J, bool) -> bool) {
+        let mut over = self.0.len().saturating_sub(WAITING);
+        self.0.retain_mut(|job| {
+            let now = over > 0;
+            over = over.saturating_sub(1);
+            !answer(job, now)
+        });
+    }
+}
+
+/// Looks, and answers unless something of it is on its way and it need not be `now`; true when it is
+/// answered.
+fn try_job(sink: &Sink, job: &mut Job, now: bool, piece: &mut [u8]) -> bool {
     let wanted = &sink.reuse().0.wanted;
-    let late = job.since.elapsed() >= crate::reuse::PATIENCE || !sink.is_current(job.session);
+    let waited = job.since.elapsed() >= crate::reuse::PATIENCE;
+    let late = now || waited || !sink.is_current(job.session);
     // Looking costs more than asking whether there is a reason to look again.
     if !late && wanted.comes(&job.lacks) {
         return false;
@@ -292,6 +311,26 @@ mod tests {
     use super::*;
     use dray_types::{Epoch, ImageIndex};
     use dray_wire::{Encoding, FrameKind};
+
+    #[test]
+    fn of_what_waits_too_long_a_list_the_oldest_is_answered() {
+        let mut waiting = Waiting((0..WAITING as u64 + 3).collect());
+        let mut answered = Vec::new();
+        // A source describes what never comes.
+        let mut try_all = |waiting: &mut Waiting<u64>| {
+            waiting.try_all(|job, now| {
+                answered.extend(now.then_some(*job));
+                now
+            });
+        };
+        try_all(&mut waiting);
+        assert_eq!((waiting.0.len(), waiting.0[0]), (WAITING, 3));
+        try_all(&mut waiting);
+        waiting.0.push(7777);
+        try_all(&mut waiting);
+        assert_eq!(answered, [0, 1, 2, 3]);
+        assert_eq!((waiting.0.len(), waiting.0.last()), (WAITING, Some(&7777)));
+    }
 
     #[test]
     fn what_was_found_is_cut_where_something_lacks_and_at_zeros() {

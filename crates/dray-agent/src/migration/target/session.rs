@@ -1,18 +1,65 @@
 //! Sessions, as the target sees them: the source makes them, a new one replaces the one before.
 
 use super::{Input, TargetLoop, TargetSlot, Told};
+use crate::config::MAX_STREAMS;
 use crate::migration::messages::{self, ToSourceShell, ToTargetShell};
 use crate::migration::source::shown_strategy;
 use crate::net::{self, ControlSender, ControlSettings, DataReceiver, Incoming, NetError};
 use dray_engine::TargetEvent;
 use dray_wire::control::{FEATURE_BACKFILL_REUSE, FEATURE_BASIS, FEATURE_REUSE};
 use dray_wire::{Envelope, StreamKind, ToSource, ToTarget};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Number of the newest session of each migration; streams of older ones are refused.
+/// The newest session of a migration; streams of older ones are refused, and end when it begins.
 #[derive(Default)]
-pub struct Newest(AtomicU64);
+pub struct Newest(Mutex<Streams>);
+
+/// The data streams of a session.
+#[derive(Default)]
+struct Streams {
+    session: u64,
+    open: Vec<DataReceiver>,
+}
+
+impl Streams {
+    fn refuses(&self, session: u64) -> Option<&'static str> {
+        if self.session != session {
+            return Some("the session is not the newest of this migration");
+        }
+        (self.open.len() as u64 >= MAX_STREAMS).then_some("the session has too many streams")
+    }
+}
+
+impl Newest {
+    fn streams(&self) -> MutexGuard<'_, Streams> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A session begins; false when there is a newer one.
+    fn begin(&self, session: u64) -> bool {
+        let mut streams = self.streams();
+        if session > streams.session {
+            // What they still bring is not taken any more.
+            streams.open.drain(..).for_each(|stream| stream.close());
+            streams.session = session;
+        }
+        session == streams.session
+    }
+
+    /// Why a session may have no further data stream, each of which has a thread and memory (I7).
+    fn refuses(&self, session: u64) -> Option<&'static str> {
+        self.streams().refuses(session)
+    }
+
+    /// A data stream has begun. It ends with its session.
+    fn add(&self, session: u64, stream: DataReceiver) {
+        let mut streams = self.streams();
+        match streams.refuses(session) {
+            Some(_) => stream.close(),
+            None => streams.open.push(stream),
+        }
+    }
+}
 
 /// A session that stands.
 pub struct Session {
@@ -58,23 +105,22 @@ impl TargetSlot {
         let features: Vec<_> = offered.filter(|word| self.agrees(word)).cloned().collect();
         match incoming.kind {
             StreamKind::Control => {
-                if self.newest.0.fetch_max(number, Ordering::SeqCst) > number {
+                if !self.newest.begin(number) {
                     incoming.refuse("a newer session of this migration exists").await;
                     return Ok(());
                 }
                 self.control(incoming.welcome(features).await?, number, settings);
             }
             StreamKind::Data => {
-                if self.newest.0.load(Ordering::SeqCst) != number {
-                    incoming.refuse("the session is not the newest of this migration").await;
+                if let Some(why) = self.newest.refuses(number) {
+                    incoming.refuse(why).await;
                     return Ok(());
                 }
                 let stream = incoming.welcome(features).await?;
                 let stats = Arc::clone(&self.stats);
-                // The thread ends with its stream, which ends with the session.
                 let basis = stream.features().iter().any(|word| word == FEATURE_BASIS);
                 let sink = self.sink.of_session(number, basis);
-                drop(DataReceiver::spawn(stream, sink as _, stats)?);
+                self.newest.add(number, DataReceiver::spawn(stream, sink as _, stats)?);
             }
             StreamKind::Memory | StreamKind::Request | StreamKind::Store | StreamKind::Replica => {
                 incoming.refuse("this stream does not belong to the disks of a migration").await;

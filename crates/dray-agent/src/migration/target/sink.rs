@@ -19,6 +19,10 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
+/// Described pieces that are remembered until they come: 4 GiB of images. What lacks of an honest
+/// source's windows is far less; what is not remembered is only not offered to other images (I7).
+const DESCRIBED: usize = 65_536;
+
 /// Where an image's blocks go.
 pub struct Place {
     /// The disk, for missing blocks.
@@ -170,7 +174,12 @@ impl Sink {
             (Ok(()), lacking) => {
                 let mut described = self.described.lock().unwrap_or_else(PoisonError::into_inner);
                 let image = job.header.image;
-                described.extend(job.lacks().map(|lacks| ((image, lacks.place), lacks.hash)));
+                for lacks in job.lacks() {
+                    let place = (image, lacks.place);
+                    if described.len() < DESCRIBED || described.contains_key(&place) {
+                        described.insert(place, lacks.hash);
+                    }
+                }
                 self.lacking.store(described.len(), Ordering::Release);
                 Arrival::Partly { lacking, near: job.near }
             }
@@ -422,8 +431,77 @@ impl RunSink for SessionSink {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Config;
+    use crate::registry::Registry;
+    use crate::reuse::PATIENCE;
+    use crate::store::Store;
+    use dray_image::FileOptions;
     use dray_types::ImageIndex;
     use dray_wire::Encoding;
+    use std::time::{Duration, Instant};
+
+    /// A sink for one image of `pieces` pieces in `dir`, and what it tells.
+    fn sink(dir: &std::path::Path, pieces: u64) -> (Arc<Sink>, std::sync::mpsc::Receiver<Input>) {
+        let text = format!(
+            "[agent]\nname = 'b'\nstate_dir = '{0}'\n[tls]\ndir = '{0}'\n[reuse]\nindex = false\n",
+            dir.display()
+        );
+        let config = Arc::new(Config::parse(&text, std::path::Path::new("dray.toml")).unwrap());
+        let registry = Registry::load(Store::open(dir).unwrap(), Arc::clone(&config)).unwrap();
+        let reuse = Reuse::open(config, registry, &dir.join("content"));
+        let (path, len) = (dir.join("image"), pieces * PIECE_BLOCKS * BLOCK_SIZE);
+        std::fs::File::create(&path).unwrap().set_len(len).unwrap();
+        let options = FileOptions { write: true, ..FileOptions::default() };
+        let file = Arc::new(FileImage::open(&path, options).unwrap());
+        let place = Place {
+            disk: Disk::new(Arc::clone(&file) as _),
+            file,
+            len,
+            image: FileRef::Plain { path },
+            sparse: false,
+            overwritten: None,
+        };
+        let (inputs, told) = std::sync::mpsc::channel();
+        (Sink::new(vec![place], inputs, reuse, "hosta".to_owned()), told)
+    }
+
+    #[test]
+    fn a_source_that_describes_without_end_fills_no_memory() {
+        const RUNS: u64 = 6000;
+        let dir = tempfile::tempdir().unwrap();
+        let (sink, told) = sink(dir.path(), RUNS);
+        sink.admit(1);
+        let session = sink.of_session(1, false);
+        let began = Instant::now();
+        // The same everywhere, and it never comes: each waits for the first.
+        for tag in 0..RUNS {
+            let header = FrameHeader {
+                kind: FrameKind::Described,
+                encoding: Encoding::Raw,
+                image: ImageIndex(0),
+                epoch: Epoch(1),
+                tag,
+                range: BlockRange::new(tag * PIECE_BLOCKS, PIECE_BLOCKS),
+                zero_mask: [0; 4],
+                payload_len: 32,
+                hash: 0,
+            };
+            session.described(&header, &[7; 32]);
+        }
+        // All but what two threads may keep: that is given up later.
+        let patience = PATIENCE.saturating_sub(began.elapsed() + Duration::from_millis(500));
+        let lacks = |input: &Input| {
+            let Input::Engine(TargetEvent::RunArrived { arrival, .. }) = input else {
+                return false;
+            };
+            matches!(arrival, Arrival::Partly { lacking: 1, .. })
+        };
+        let deadline = Instant::now() + patience;
+        let next = || told.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok();
+        let answered = std::iter::from_fn(next).filter(lacks).take(RUNS as usize / 3).count();
+        assert_eq!(answered, RUNS as usize / 3, "after {:?}", began.elapsed());
+        sink.let_go();
+    }
 
     #[test]
     fn a_run_is_cut_where_data_and_zeros_meet() {

@@ -1,0 +1,145 @@
+use super::*;
+use crate::error::WireError;
+use proptest::prelude::*;
+
+fn prepare() -> Envelope<ToTarget> {
+    let missing = [BlockRange::new(3, 9), BlockRange::new(100_000, 1)].into_iter().collect();
+    let images = vec![ImageHandover { len: 1 << 30, missing }];
+    let map_hash = MapHash::of(&images);
+    let body = ToTarget::Prepare { images, map_hash };
+    Envelope { epoch: Epoch(4), attempt: Attempt(2), body }
+}
+
+#[test]
+fn messages_round_trip() {
+    let message = prepare();
+    let bytes = encode(&message).unwrap();
+    let len = decode_len(bytes[..4].try_into().unwrap()).unwrap();
+    assert_eq!(len, bytes.len() - 4);
+    assert_eq!(decode(&bytes[4..]), Ok(message));
+    assert!(decode_len([0xff; 4]).is_err());
+    assert!(decode::<ToTarget>(&[&bytes[4..], &[0]].concat()).is_err());
+}
+
+#[test]
+fn a_map_that_does_not_match_its_hash_is_refused() {
+    let mut message = prepare();
+    if let ToTarget::Prepare { images, .. } = &mut message.body {
+        images[0].missing.insert(BlockRange::new(0, 1));
+    }
+    let bytes = encode(&message).unwrap();
+    assert_eq!(decode::<ToTarget>(&bytes[4..]), Err(WireError::Hash));
+}
+
+#[test]
+fn a_long_list_is_refused_before_it_is_built() {
+    // What follows the list's length is no list at all: whoever looks at it first says so.
+    let over = |lists: &[u8], max: usize| {
+        let mut count = max as u64 + 1;
+        let mut bytes = lists.to_vec();
+        while count >= 0x80 {
+            bytes.push(count as u8 | 0x80);
+            count >>= 7;
+        }
+        bytes.push(count as u8);
+        bytes.resize(bytes.len() + 2 * (max + 1), 0);
+        bytes
+    };
+    let refused = |result: Result<(), WireError>| {
+        let why = format!("{:?}", result.expect_err("too long"));
+        assert!(!why.contains("TooLong"), "only found out when all of it was built: {why}");
+    };
+    let none = |body: ToTarget| {
+        let message = Envelope { epoch: Epoch(0), attempt: Attempt(0), body };
+        let mut bytes = encode(&message).unwrap().split_off(4);
+        assert_eq!(bytes.pop(), Some(0), "ends with an empty list");
+        bytes
+    };
+    let order = none(ToTarget::Order { image: ImageIndex(0), ranges: Vec::new() });
+    refused(decode::<ToTarget>(&over(&order, MAX_ORDER)).map(drop));
+    let hashed = none(ToTarget::Hashed { tag: 1, hashes: Vec::new() });
+    refused(decode::<ToTarget>(&over(&hashed, MAX_TAGS)).map(drop));
+    let in_place = Vec::new();
+    let describes = none(ToTarget::Describes { together: false, link_rate: 0, in_place });
+    refused(decode::<ToTarget>(&over(&describes, MAX_IMAGES)).map(drop));
+    let none = |body: ToSource| {
+        let message = Envelope { epoch: Epoch(0), attempt: Attempt(0), body };
+        let mut bytes = encode(&message).unwrap().split_off(4);
+        assert_eq!(bytes.pop(), Some(0), "ends with an empty list");
+        bytes
+    };
+    let received = none(ToSource::Received { tags: Vec::new() });
+    refused(decode::<ToSource>(&over(&received, MAX_TAGS)).map(drop));
+    let hash = none(ToSource::Hash { tag: 1, image: ImageIndex(0), ranges: Vec::new() });
+    refused(decode::<ToSource>(&over(&hash, MAX_TAGS)).map(drop));
+    let opened = none(ToSource::Opened { state: TargetState::Owner, images: Vec::new() });
+    refused(decode::<ToSource>(&over(&opened, MAX_IMAGES)).map(drop));
+}
+
+#[test]
+fn ranges_and_lists_are_bounded() {
+    let over = |body: ToSource| {
+        let bytes = encode(&Envelope { epoch: Epoch(0), attempt: Attempt(0), body }).unwrap();
+        decode::<ToSource>(&bytes[4..]).is_err()
+    };
+    let fetch = |range| ToSource::Fetch { tag: 1, image: ImageIndex(0), range, urgent: false };
+    assert!(over(fetch(BlockRange::new(0, 257))));
+    assert!(over(fetch(BlockRange::new(0, 0))));
+    assert!(over(fetch(BlockRange::new(u64::MAX, 2))));
+    assert!(!over(fetch(BlockRange::new(7, 256))));
+    let describe =
+        |range| ToSource::Describe { tag: 1, image: ImageIndex(0), range, blocks: false };
+    assert!(over(describe(BlockRange::new(0, 272))) && over(describe(BlockRange::new(8, 16))));
+    assert!(over(describe(BlockRange::new(16, 8))) && over(describe(BlockRange::new(16, 0))));
+    assert!(!over(describe(BlockRange::new(16, 256))));
+    assert!(over(ToSource::Received { tags: vec![0; MAX_TAGS + 1] }));
+    let order = |ranges| {
+        let body = ToTarget::Order { image: ImageIndex(0), ranges };
+        let bytes = encode(&Envelope { epoch: Epoch(0), attempt: Attempt(0), body }).unwrap();
+        decode::<ToTarget>(&bytes[4..])
+    };
+    assert!(order(vec![BlockRange::new(0, 1); MAX_ORDER]).is_ok());
+    assert!(order(vec![BlockRange::new(0, 1); MAX_ORDER + 1]).is_err());
+}
+
+/// Numbers of variants are the protocol: new ones come at the end, and these stay.
+#[test]
+fn golden_bytes_of_messages() {
+    let bytes = |body: ToTarget| {
+        encode(&Envelope { epoch: Epoch(4), attempt: Attempt(2), body }).unwrap()[4..].to_vec()
+    };
+    let ranges = vec![BlockRange::new(1024, 256), BlockRange::new(0, 3)];
+    let order = ToTarget::Order { image: ImageIndex(1), ranges };
+    assert_eq!(bytes(order), [4, 2, 10, 1, 2, 0x80, 8, 0x80, 2, 0, 3]);
+    assert_eq!(bytes(ToTarget::Defer), [4, 2, 11]);
+    assert_eq!(bytes(ToTarget::Ping), [4, 2, 9]);
+    assert_eq!(bytes(ToTarget::Void), [4, 2, 3]);
+    let lack = ToSource::Lack { tag: 300, pieces: 0b101 };
+    let lack = encode(&Envelope { epoch: Epoch(4), attempt: Attempt(2), body: lack }).unwrap();
+    assert_eq!(lack[4..], [4, 2, 15, 0xac, 2, 5]);
+    let near = ToSource::Near { tag: 300, pieces: 0b101, near: 0b100 };
+    let near = encode(&Envelope { epoch: Epoch(4), attempt: Attempt(2), body: near }).unwrap();
+    assert_eq!(near[4..], [4, 2, 16, 0xac, 2, 5, 4]);
+    let body = ToSource::LackBlocks { tag: 300, blocks: [1, 0, 2, 0] };
+    assert_eq!(body.feature(), Some("basis"));
+    let lack = encode(&Envelope { epoch: Epoch(4), attempt: Attempt(2), body }).unwrap();
+    assert_eq!(lack[4..], [4, 2, 17, 0xac, 2, 1, 0, 2, 0]);
+    let (image, range) = (ImageIndex(1), BlockRange::new(16, 32));
+    let body = ToSource::Describe { tag: 300, image, range, blocks: true };
+    assert_eq!(body.feature(), Some("backfill-reuse"));
+    let ask = encode(&Envelope { epoch: Epoch(4), attempt: Attempt(2), body }).unwrap();
+    assert_eq!(ask[4..], [4, 2, 18, 0xac, 2, 1, 16, 32, 1]);
+    let describes = ToTarget::Describes { together: true, link_rate: 300, in_place: vec![image] };
+    assert_eq!(describes.feature(), Some("backfill-reuse"));
+    assert_eq!(bytes(describes), [4, 2, 12, 1, 0xac, 2, 1, 1]);
+    assert_eq!(ToTarget::Defer.feature(), Some("backfill-order"));
+    assert_eq!(ToTarget::Void.feature(), None);
+}
+
+proptest! {
+    #[test]
+    fn noise_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        let _ = decode::<ToTarget>(&bytes);
+        let _ = decode::<ToSource>(&bytes);
+    }
+}
