@@ -67,6 +67,7 @@ mod chunks;
 mod config;
 mod coverage;
 mod density;
+mod drain;
 mod encode;
 mod frequency;
 mod heat;
@@ -85,6 +86,7 @@ mod watch;
 
 pub use config::{ColdOrder, Count, HeatConfig, History};
 pub use coverage::CandidateCoverage;
+pub use drain::DrainPause;
 pub use encode::DecodeError;
 pub use heat::{Heat, MAX_ACCESS_BLOCKS, Op};
 pub use log::AccessLog;
