@@ -2,8 +2,9 @@
 //! agent.
 //!
 //! Guests' requests only push into a disk's log. A thread of its own empties the logs, a few times a
-//! second or as often as the fastest guest asks for, and writes the counts down every ten seconds, as small files beside the images'
-//! records. Nothing depends on them: what is lost or does not decode is counted anew.
+//! second or as often as the fastest guest asks for, and writes the counts down every ten seconds, as
+//! small files beside the images' records. Nothing depends on them: what is lost or does not decode is
+//! counted anew.
 
 use crate::registry::Registry;
 use dray_engine::hotset::Counts;
