@@ -3,7 +3,7 @@
 # of `make test`. What it finds lands in fuzz/artifacts.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-targets=(frame control hello set nbd)
+targets=(frame control hello set heat nbd)
 seconds=$((60 * ${MINUTES:-10} / ${#targets[@]}))
 
 if ! rustup run nightly rustc --version >/dev/null 2>&1; then

@@ -1,14 +1,15 @@
 //! Heat on this host: what each image's log of accesses is drained into, and how it survives the
 //! agent.
 //!
-//! Guests' requests only push into a disk's log. A thread of its own empties the logs a few times
-//! a second and writes the counts down every ten seconds, as small files beside the images'
-//! records. Nothing depends on them: what is lost or does not decode is counted anew.
+//! Guests' requests only push into a disk's log. A thread of its own empties the logs, a few times a
+//! second or as often as the fastest guest asks for, and writes the counts down every ten seconds, as
+//! small files beside the images' records. Nothing depends on them: what is lost or does not decode is
+//! counted anew.
 
 use crate::registry::Registry;
 use dray_engine::hotset::Counts;
 use dray_engine::plan::{Chunk, Footprint};
-use dray_heat::{AccessLog, Heat, HeatConfig, Op};
+use dray_heat::{AccessLog, DrainPause, Heat, HeatConfig, Op};
 use dray_image::Disk;
 use dray_types::{BLOCK_SIZE, BlockRange, BlockSet, ImageIndex, Schedule};
 use std::collections::BTreeMap;
@@ -17,8 +18,6 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Pause between two drains: with the log's room, for 160,000 accesses a second.
-const DRAIN: Duration = Duration::from_millis(200);
 /// Time over which the guest's requests a second are counted.
 const WINDOW: Duration = Duration::from_secs(10);
 /// A window that is shorter than this, in seconds, tells no rate.
@@ -54,10 +53,15 @@ impl Pace {
         Self { since: Instant::now(), counted: [0; 2], before: [0.0; 2] }
     }
 
-    fn count(&mut self, op: Op) {
+    /// A window that is over becomes the one before. Asked once for many accesses: reading the clock
+    /// takes as long as counting one.
+    fn turn(&mut self) {
         if self.since.elapsed() >= WINDOW {
             *self = Self { before: self.a_second(), ..Self::new() };
         }
+    }
+
+    fn count(&mut self, op: Op) {
         self.counted[usize::from(op == Op::Write)] += 1;
     }
 
@@ -100,16 +104,20 @@ impl ImageHeat {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts what the disk's guest has done since the last time.
-    pub fn drain(&self, disk: &Disk) {
-        self.drain_log(disk.accesses());
+    /// Counts what the disk's guest has done since the last time. Tells how full its log was
+    /// ([`AccessLog::used`]).
+    pub fn drain(&self, disk: &Disk) -> f64 {
+        self.drain_log(disk.accesses())
     }
 
-    fn drain_log(&self, log: &AccessLog) {
-        if log.pending() == 0 {
-            return;
+    fn drain_log(&self, log: &AccessLog) -> f64 {
+        let used = log.used();
+        if used == 0.0 {
+            return used;
         }
-        let mut state = self.state();
+        let mut guard = self.state();
+        let state = &mut *guard;
+        state.pace.turn();
         log.drain(|op, range| {
             state.counted += 1;
             state.pace.count(op);
@@ -118,6 +126,7 @@ impl ImageHeat {
                 state.footprint.note(range);
             }
         });
+        used
     }
 
     /// Accesses counted since the agent started: schedules are as before while it is the same.
@@ -229,10 +238,11 @@ pub fn keep(registry: &Arc<Registry>) -> io::Result<()> {
     let registry = Arc::downgrade(registry);
     let work = move || {
         let mut saved = Instant::now();
+        let (mut pause, mut used) = (DrainPause::default(), 0.0);
         loop {
-            std::thread::sleep(DRAIN);
+            std::thread::sleep(pause.after(used));
             let Some(registry) = registry.upgrade() else { return };
-            registry.drain_heat();
+            used = registry.drain_heat();
             if saved.elapsed() >= SAVE {
                 saved = Instant::now();
                 registry.save_heat();

@@ -55,6 +55,16 @@ impl Weights {
         Self([0.0; ALL])
     }
 
+    /// As numbers, to be kept.
+    pub(crate) fn numbers(&self) -> &[f64] {
+        &self.0
+    }
+
+    /// Of numbers that were kept; none when there are more or fewer parts now.
+    pub(crate) fn of(numbers: &[f64]) -> Option<Self> {
+        numbers.try_into().ok().map(Self)
+    }
+
     fn shares(&self) -> [f64; ALL] {
         let sum: f64 = self.0.iter().sum();
         self.0.map(|weight| weight / sum)

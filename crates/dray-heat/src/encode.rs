@@ -1,22 +1,33 @@
 //! The durable form of [`Heat`].
 //!
 //! ```text
-//! "dheat" 1 (6 bytes) | blocks | reads | writes | FNV-1a 64 of all before (8 bytes, little endian)
+//! "dheat" 2 (6 bytes) | blocks | reads | writes | FNV-1a 64 of all before (8 bytes, little endian)
 //! reads, writes: kind (1 byte: 0 decayed, 1 previous round) | chunk blocks | operations in round |
 //!   weight | operations in all | regret scheduled, sequential (8 bytes each, little endian f64) |
-//!   number of chunks | per chunk, least frequent first: number, increase of frequency
+//!   number of chunks | per chunk, least frequent first: number, increase of frequency |
+//!   operations until the next trial | number of weights | each (8 bytes, little endian f64) |
+//!   number of streams | per stream, the one that went on last behind: head, blocks come |
+//!   number of what may become one | per place, the last behind: 0 if it is gone, else head + 1,
+//!   blocks come
 //! ```
-//! Numbers without a length are LEB128. The bitmaps of the round under way, the trial under way and
-//! the streams are not kept: they begin anew.
+//! Numbers without a length are LEB128. The bitmaps of the round under way and the trial under way are
+//! not kept: they begin anew. Version 1 ended each track with its chunks; it is still read.
 
 use crate::config::{HeatConfig, History};
+use crate::density::Weights;
 use crate::frequency::FrequencyList;
 use crate::heat::Heat;
 use crate::round::Round;
+use crate::streams::{self, Streams};
 use crate::track::Track;
 use std::fmt;
 
-const MAGIC: &[u8; 6] = b"dheat\x01";
+const MAGIC: &[u8; 5] = b"dheat";
+const VERSION: u8 = 2;
+/// Without weights and streams.
+const COUNTS_ONLY: u8 = 1;
+/// More weights than a mixture will ever have.
+const MAX_WEIGHTS: usize = 64;
 /// Chunk numbers stay below this, so that no block number can overflow.
 const MAX_BLOCKS: u64 = 1 << 56;
 
@@ -50,6 +61,7 @@ impl Heat {
     /// The counts as bytes, for [`Heat::decode`]. A few bytes for each chunk with a count.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
+        bytes.push(VERSION);
         number(&mut bytes, self.blocks);
         encode_track(&mut bytes, &self.reads);
         encode_track(&mut bytes, &self.writes);
@@ -68,6 +80,10 @@ impl Heat {
     /// See [`DecodeError`].
     pub fn decode(bytes: &[u8], blocks: u64, config: HeatConfig) -> Result<Self, DecodeError> {
         let body = bytes.strip_prefix(MAGIC).ok_or(DecodeError::Version)?;
+        let (&version, body) = body.split_first().ok_or(DecodeError::Version)?;
+        if !(COUNTS_ONLY..=VERSION).contains(&version) {
+            return Err(DecodeError::Version);
+        }
         let (_, sum) = body.split_last_chunk::<8>().ok_or(DecodeError::Damaged)?;
         if checksum(&bytes[..bytes.len() - 8]) != u64::from_le_bytes(*sum) {
             return Err(DecodeError::Damaged);
@@ -78,8 +94,12 @@ impl Heat {
             return Err(DecodeError::Image);
         }
         let mut heat = Self::new(counted, config);
-        decode_track(&mut input, &mut heat.reads, counted)?;
-        decode_track(&mut input, &mut heat.writes, counted)?;
+        for track in [&mut heat.reads, &mut heat.writes] {
+            decode_counts(&mut input, track, counted)?;
+            if version > COUNTS_ONLY {
+                decode_learnt(&mut input, track, counted)?;
+            }
+        }
         heat.grow(blocks);
         if input.0.is_empty() { Ok(heat) } else { Err(DecodeError::Damaged) }
     }
@@ -114,9 +134,46 @@ fn encode_track(bytes: &mut Vec<u8>, track: &Track) {
         number(bytes, frequency - before);
         before = frequency;
     }
+    encode_learnt(bytes, track);
 }
 
-fn decode_track(input: &mut Input, track: &mut Track, blocks: u64) -> Result<(), DecodeError> {
+/// What a track has learnt besides its counts.
+fn encode_learnt(bytes: &mut Vec<u8>, track: &Track) {
+    number(bytes, track.pause());
+    let weights = track.weights.numbers();
+    number(bytes, weights.len() as u64);
+    weights.iter().for_each(|weight| bytes.extend(weight.to_le_bytes()));
+    let grown = track.streams.grown();
+    number(bytes, grown.len() as u64);
+    for (head, come) in grown {
+        number(bytes, head);
+        number(bytes, come);
+    }
+    let young = track.streams.young();
+    number(bytes, young.len() as u64);
+    for it in young {
+        number(bytes, it.map_or(0, |(head, _)| head + 1));
+        if let Some((_, come)) = it {
+            number(bytes, come);
+        }
+    }
+}
+
+fn decode_learnt(input: &mut Input, track: &mut Track, blocks: u64) -> Result<(), DecodeError> {
+    track.restore_pause(input.number()?);
+    let weights: Vec<f64> = input.list(MAX_WEIGHTS, Input::weight)?;
+    // Another mixture has learnt nothing yet.
+    track.weights = Weights::of(&weights).unwrap_or_default();
+    let grown = input.list(streams::MOST, |input| Ok((input.number()?, input.number()?)))?;
+    let young = input.list(streams::YOUNG, |input| match input.number()?.checked_sub(1) {
+        Some(head) => Ok(Some((head, input.number()?))),
+        None => Ok(None),
+    })?;
+    track.streams = Streams::restored(&grown, &young, blocks).ok_or(DecodeError::Damaged)?;
+    Ok(())
+}
+
+fn decode_counts(input: &mut Input, track: &mut Track, blocks: u64) -> Result<(), DecodeError> {
     let config = track.config;
     if input.byte()? != kind(config.history) {
         return Err(DecodeError::Settings);
@@ -154,7 +211,7 @@ fn decode_track(input: &mut Input, track: &mut Track, blocks: u64) -> Result<(),
             return Err(DecodeError::Damaged);
         }
     }
-    round.replace(list);
+    round.list = list;
     match config.history {
         History::Decayed => {
             round.operations = round.operations.min(config.round_operations - 1);
@@ -189,6 +246,25 @@ impl Input<'_> {
             }
         }
         Err(DecodeError::Damaged)
+    }
+
+    /// A number of things, no more than `most`, and then each of them.
+    fn list<T>(
+        &mut self,
+        most: usize,
+        one: impl Fn(&mut Self) -> Result<T, DecodeError>,
+    ) -> Result<Vec<T>, DecodeError> {
+        let count = self.number()?;
+        if count > most as u64 {
+            return Err(DecodeError::Damaged);
+        }
+        (0..count).map(|_| one(self)).collect()
+    }
+
+    /// A weight of the mixture: none is ever less than what [`Weights::update`] leaves of it.
+    fn weight(&mut self) -> Result<f64, DecodeError> {
+        let value = self.finite()?;
+        if value >= 0.5 { Ok(value) } else { Err(DecodeError::Damaged) }
     }
 
     /// A number that is not negative and not absurd.

@@ -53,13 +53,15 @@
 //! Memory follows the chunks with a count, never the image. With the default settings the counts,
 //! trials and bitmaps of an image stay below 12 MiB whatever the guest does (an image of 16 TiB under
 //! random accesses is the test); past [`HeatConfig::max_chunks`] the chunk size doubles. An
-//! [`AccessLog`] takes 8 bytes a place. `cargo run --release -p dray-heat --example cost` measures
-//! the time of a push, a count and a schedule.
+//! [`AccessLog`] takes 8 bytes a place. An access is counted in constant time: a table finds its chunk
+//! (`index`), another one the bucket of a low frequency (`lows`), a third the stream that it goes on
+//! (`heads`). `cargo run --release -p dray-heat --example cost` measures the time of a push, of a
+//! count part by part, and of a schedule. [`DrainPause`] says how often to drain a log.
 //!
 //! # What lives where
-//! `frequency` the list, `round` and `track` the rounds, `coverage` the paper's chunk size, `density`
-//! the mixture, `streams` what goes on by address, `order` the schedules, `joined` fewer jumps, `positions`, `trial` and `watch` the guards, `segments` scores for the hot set,
-//! `encode` the durable form, `log` the I/O path, [`offline`] the paper's algorithms as written.
+//! `frequency` the list (`index`, `lows`), `round` and `track` the rounds, `coverage` the paper's chunk size, `density`
+//! the mixture, `streams` (`heads`) what goes on by address, `order` the schedules, `joined` fewer jumps, `positions`, `trial` and `watch` the guards, `segments` scores for the hot set,
+//! `encode` the durable form, `log` the I/O path, `drain` how often it is emptied, [`offline`] the paper's algorithms as written.
 
 #![forbid(unsafe_code)]
 
@@ -67,11 +69,15 @@ mod chunks;
 mod config;
 mod coverage;
 mod density;
+mod drain;
 mod encode;
 mod frequency;
+mod heads;
 mod heat;
+mod index;
 mod joined;
 mod log;
+mod lows;
 pub mod offline;
 mod order;
 mod positions;
@@ -85,6 +91,7 @@ mod watch;
 
 pub use config::{ColdOrder, Count, HeatConfig, History};
 pub use coverage::CandidateCoverage;
+pub use drain::DrainPause;
 pub use encode::DecodeError;
 pub use heat::{Heat, MAX_ACCESS_BLOCKS, Op};
 pub use log::AccessLog;

@@ -87,6 +87,11 @@ impl AccessLog {
         self.lanes.iter().map(Lane::pending).max().unwrap_or(0)
     }
 
+    /// The share of its room that is taken in the fullest lane, above 1 when accesses were dropped.
+    pub fn used(&self) -> f64 {
+        self.pending() as f64 / self.capacity() as f64
+    }
+
     /// Number of accesses that fit into a lane between two drains.
     pub fn capacity(&self) -> usize {
         self.lanes[0].places.len()

@@ -30,9 +30,9 @@ pub(crate) fn copy(round: &Round, blocks: u64, cold: ColdOrder) -> Schedule {
     let mut schedule = Schedule::default();
     match cold {
         ColdOrder::Address => {
-            for (from, to) in round.touched.gaps(blocks.div_ceil(round.chunk_blocks)) {
-                schedule.push(chunks(round, blocks, from, to));
-            }
+            let end = blocks.div_ceil(round.chunk_blocks);
+            let cold = Cold::new(round, blocks);
+            cold.gaps(&cold.touched[0], 1, 0, end, &mut schedule);
         }
         ColdOrder::FarFirst | ColdOrder::Density => {
             let cold = Cold::new(round, blocks);
@@ -67,7 +67,7 @@ pub(crate) fn chunks(round: &Round, blocks: u64, from: u64, to: u64) -> BlockRan
 
 impl<'a> Cold<'a> {
     fn new(round: &'a Round, blocks: u64) -> Self {
-        let mut touched: Vec<Vec<u64>> = vec![round.touched.iter().collect()];
+        let mut touched: Vec<Vec<u64>> = vec![round.touched()];
         for level in 0..NEIGHBOURHOODS as usize {
             let mut wider: Vec<u64> = touched[level].iter().map(|id| id / STEP).collect();
             wider.dedup();

@@ -1,6 +1,5 @@
 //! [`Round`]: accesses counted at one chunk size.
 
-use crate::chunks::ChunkSet;
 use crate::frequency::FrequencyList;
 use dray_types::BlockRange;
 
@@ -18,19 +17,11 @@ pub(crate) struct Round {
     pub(crate) weight: u64,
     /// Frequencies in units of 1 / [`WEIGHT`].
     pub(crate) list: FrequencyList,
-    /// The chunks in `list`, in address order.
-    pub(crate) touched: ChunkSet,
 }
 
 impl Round {
     pub(crate) fn new(chunk_blocks: u64) -> Self {
-        Self {
-            chunk_blocks,
-            operations: 0,
-            weight: 0,
-            list: FrequencyList::default(),
-            touched: ChunkSet::default(),
-        }
+        Self { chunk_blocks, operations: 0, weight: 0, list: FrequencyList::default() }
     }
 
     /// Counts one operation: each chunk it touches gains its blocks there, or one when
@@ -41,14 +32,13 @@ impl Round {
         if range.is_empty() {
             return;
         }
-        for id in range.start / self.chunk_blocks..=(range.end() - 1) / self.chunk_blocks {
-            let chunk = BlockRange::new(id * self.chunk_blocks, self.chunk_blocks);
-            let count = if by_blocks { chunk.intersect(range).len } else { 1 };
-            let known = self.list.len();
+        let mut id = range.start / self.chunk_blocks;
+        let mut rest = range;
+        while !rest.is_empty() {
+            let (here, others) = rest.split_at_most((id + 1) * self.chunk_blocks - rest.start);
+            let count = if by_blocks { here.len } else { 1 };
             self.list.add(id, count * WEIGHT);
-            if self.list.len() > known {
-                self.touched.insert(id);
-            }
+            (id, rest) = (id + 1, others);
         }
         self.shrink_to(max_chunks);
     }
@@ -57,7 +47,7 @@ impl Round {
     pub(crate) fn shrink_to(&mut self, max_chunks: usize) {
         while self.list.len() > max_chunks {
             self.chunk_blocks *= 2;
-            self.replace(self.list.paired());
+            self.list = self.list.paired();
         }
     }
 
@@ -65,18 +55,17 @@ impl Round {
     pub(crate) fn age(&mut self) {
         self.operations = 0;
         self.weight /= 2;
-        self.replace(self.list.halved(WEIGHT));
+        self.list = self.list.halved(WEIGHT);
     }
 
-    pub(crate) fn replace(&mut self, list: FrequencyList) {
-        self.list = list;
-        self.touched = ChunkSet::default();
-        for (id, _) in self.list.ascending() {
-            self.touched.insert(id);
-        }
+    /// The chunks with a count, in address order.
+    pub(crate) fn touched(&self) -> Vec<u64> {
+        let mut ids: Vec<u64> = self.list.ids().collect();
+        ids.sort_unstable();
+        ids
     }
 
     pub(crate) fn memory(&self) -> usize {
-        self.list.memory() + self.touched.memory()
+        self.list.memory()
     }
 }

@@ -33,8 +33,9 @@ pub(crate) struct Track {
     pub(crate) operations: u64,
     turn: u64,
     pub(crate) regret: Regret,
-    weights: Weights,
-    streams: Streams,
+    pub(crate) weights: Weights,
+    /// Counted where the order is made of them, with [`ColdOrder::Density`].
+    pub(crate) streams: Streams,
 }
 
 impl Track {
@@ -67,16 +68,29 @@ impl Track {
         }
         let by_blocks = self.config.count == Count::Blocks;
         self.current.access(range, by_blocks, self.config.max_chunks);
-        self.streams.access(range);
+        if self.config.cold == ColdOrder::Density {
+            self.streams.access(range);
+        }
         if self.current.operations >= self.config.round_operations {
             self.end_round(blocks);
         }
     }
 
+    /// Operations until the next trial begins; none when one is under way.
+    pub(crate) fn pause(&self) -> u64 {
+        if self.trial.is_some() { 0 } else { self.turn.saturating_sub(self.operations) }
+    }
+
     /// Goes on after `operations` operations that were counted before a restart.
     pub(crate) fn restore_operations(&mut self, operations: u64) {
         self.operations = operations.min(1 << 62);
-        self.turn = self.operations.max(FIRST_TRIAL);
+        self.restore_pause(0);
+    }
+
+    /// The next trial begins after `pause` operations.
+    pub(crate) fn restore_pause(&mut self, pause: u64) {
+        let pause = pause.min(PAUSE_HALF_ROUNDS * self.half_round());
+        self.turn = (self.operations + pause).max(FIRST_TRIAL);
     }
 
     fn try_history(&mut self, range: BlockRange, blocks: u64) {

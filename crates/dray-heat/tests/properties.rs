@@ -14,6 +14,24 @@ fn accesses(max: usize) -> impl Strategy<Value = Vec<BlockRange>> {
     prop::collection::vec(prop_oneof![range, near], 0..max)
 }
 
+const IMAGE: u64 = 1 << 20;
+
+/// Twelve logs that are written on, each where it has come, and single accesses anywhere.
+fn logs(max: usize) -> impl Strategy<Value = Vec<BlockRange>> {
+    let access = (0u64..16, 1u64..40, 0..IMAGE - 64);
+    prop::collection::vec(access, 0..max).prop_map(|accesses| {
+        let mut heads: Vec<u64> = (0..12).map(|log| log * (IMAGE / 12)).collect();
+        let place = |(which, len, anywhere): (u64, u64, u64)| match heads.get_mut(which as usize) {
+            Some(head) => {
+                *head += len;
+                BlockRange::new(*head - len, len)
+            }
+            None => BlockRange::new(anywhere, len),
+        };
+        accesses.into_iter().map(place).collect()
+    })
+}
+
 fn small(round_operations: u32, candidates: u32) -> HeatConfig {
     HeatConfig { round_operations, candidates, smallest_chunk_blocks: 2, ..HeatConfig::paper() }
 }
@@ -160,18 +178,41 @@ proptest! {
             heat.access(if at % 3 == 0 { Op::Read } else { Op::Write }, range);
         }
         let back = Heat::decode(&heat.encode(), BLOCKS, config).unwrap();
-        // The counts; streams are begun anew.
         for op in [Op::Read, Op::Write] {
             prop_assert_eq!(back.chunk_blocks(op), heat.chunk_blocks(op));
+            prop_assert_eq!(back.regret(op), heat.regret(op));
+            prop_assert_eq!(back.unguarded(op), heat.unguarded(op));
             for block in 0..BLOCKS {
                 prop_assert_eq!(back.frequency(op, block), heat.frequency(op, block));
             }
         }
-        let again = Heat::decode(&back.encode(), BLOCKS, config).unwrap();
-        prop_assert_eq!(again.copy_schedule(), back.copy_schedule());
-        prop_assert_eq!(again.backfill_schedule(), back.backfill_schedule());
+        prop_assert_eq!(back.copy_schedule(), heat.copy_schedule());
+        prop_assert_eq!(back.backfill_schedule(), heat.backfill_schedule());
         prop_assert_eq!(back.encode(), heat.encode());
         prop_assert_eq!(back.blocks(), heat.blocks());
+    }
+
+    /// Rounds of a few operations, so that trials end, weights are learnt and trials pause.
+    #[test]
+    fn a_restart_does_not_show_in_schedules(
+        before in logs(700), after in logs(300), guard: bool, round in 20u32..60,
+    ) {
+        let config = HeatConfig { smallest_chunk_blocks: 4, round_operations: round, guard, ..HeatConfig::default() };
+        let mut heat = Heat::new(IMAGE, config);
+        before.iter().for_each(|&range| heat.access(Op::Write, range));
+        let bytes = heat.encode();
+        let mut back = Heat::decode(&bytes, IMAGE, config).unwrap();
+        prop_assert_eq!(back.copy_schedule(), heat.copy_schedule());
+        prop_assert_eq!(back.unguarded(Op::Write), heat.unguarded(Op::Write));
+        // Streams go on, counts fade. Trials are another thing: one that is under way is lost.
+        if !guard {
+            for &range in &after {
+                heat.access(Op::Write, range);
+                back.access(Op::Write, range);
+            }
+            prop_assert_eq!(back.copy_schedule(), heat.copy_schedule());
+            prop_assert_eq!(back.encode(), heat.encode());
+        }
     }
 
     #[test]
@@ -186,12 +227,17 @@ proptest! {
         prop_assert!(Heat::decode(&good[..cut.index(good.len())], BLOCKS, config).is_err());
         prop_assert!(Heat::decode(&junk, BLOCKS, config).is_err());
         // With a checksum that fits, anything may come out but a panic.
-        let mut forged = [&good[..6], &junk[..]].concat();
-        let sum = forged.iter().fold(0xcbf2_9ce4_8422_2325u64, |s, &b| (s ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
-        forged.extend(sum.to_le_bytes());
-        if let Ok(mut heat) = Heat::decode(&forged, BLOCKS, config) {
-            heat.access(Op::Write, BlockRange::new(0, 8));
-            let _ = (heat.copy_schedule(), heat.backfill_schedule(), heat.encode());
+        let mut whole = good[..good.len() - 8].to_vec();
+        let end = whole.len() - at.index(whole.len() - 6);
+        whole.splice(end.., junk.iter().copied());
+        for forged in [sealed([&b"dheat\x01"[..], &junk[..]].concat()), sealed([&good[..6], &junk[..]].concat()), sealed(whole)] {
+            if let Ok(mut heat) = Heat::decode(&forged, BLOCKS, config) {
+                (0..300).for_each(|n| heat.access(Op::Write, BlockRange::new(n, 8)));
+                for schedule in [heat.copy_schedule(), heat.backfill_schedule(), heat.unguarded(Op::Write)] {
+                    blocks(&schedule);
+                }
+                let _ = heat.encode();
+            }
         }
     }
 
@@ -204,11 +250,12 @@ proptest! {
         blocks in prop_oneof![Just(BLOCKS), any::<u64>(), Just(1 << 56), Just((1 << 56) - 1)],
         operations: u64,
         max_chunks in 1usize..40,
+        learnt in prop::option::of(learnt()),
     ) {
         let config = HeatConfig { smallest_chunk_blocks: 1, max_chunks, ..HeatConfig::default() };
         let mut chunks = chunks;
         chunks.iter_mut().for_each(|(id, _)| *id %= ids);
-        let mut bytes = b"dheat\x01".to_vec();
+        let mut bytes = [b"dheat".to_vec(), vec![if learnt.is_some() { 2 } else { 1 }]].concat();
         leb(&mut bytes, blocks);
         for _ in 0..2 {
             bytes.push(0);
@@ -221,6 +268,20 @@ proptest! {
             for &(id, more) in &chunks {
                 leb(&mut bytes, id);
                 leb(&mut bytes, more);
+            }
+            if let Some((pause, weights, streams)) = &learnt {
+                leb(&mut bytes, *pause);
+                leb(&mut bytes, weights.len() as u64);
+                weights.iter().for_each(|weight| bytes.extend(weight.to_le_bytes()));
+                for (at, heads) in streams.iter().enumerate() {
+                    leb(&mut bytes, heads.len() as u64);
+                    for &(head, come) in heads {
+                        leb(&mut bytes, head);
+                        if at == 0 || head > 0 {
+                            leb(&mut bytes, come);
+                        }
+                    }
+                }
             }
         }
         let bytes = sealed(bytes);
@@ -242,6 +303,20 @@ proptest! {
     }
 }
 
+type Learnt = (u64, Vec<f64>, [Vec<(u64, u64)>; 2]);
+
+/// A pause, weights and streams as nobody would have written them, or nearly so.
+fn learnt() -> impl Strategy<Value = Learnt> {
+    let weight = prop_oneof![8 => 0.5..1e6, 1 => any::<f64>()];
+    let weights = prop_oneof![prop::collection::vec(weight, 12), Just(vec![1.0; 70]), Just(vec![])];
+    let head = || prop_oneof![4 => 0..BLOCKS, 1 => any::<u64>()];
+    let come = prop_oneof![4 => 64u64..400, 1 => any::<u64>()];
+    let grown = prop::collection::vec((head(), come), 0..70);
+    let young =
+        prop::collection::vec((head(), prop_oneof![4 => 0u64..64, 1 => any::<u64>()]), 0..5);
+    (any::<u64>(), weights, [grown.boxed(), young.boxed()])
+}
+
 fn leb(bytes: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         bytes.push(value as u8 | 0x80);
@@ -255,6 +330,28 @@ fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
     let sum = bytes.iter().fold(0xcbf2_9ce4_8422_2325u64, add);
     bytes.extend(sum.to_le_bytes());
     bytes
+}
+
+/// What the version before wrote: its tracks end with their chunks.
+#[test]
+fn counts_without_what_was_learnt_are_read() {
+    let config = HeatConfig { smallest_chunk_blocks: 2, ..HeatConfig::default() };
+    let mut bytes = b"dheat\x01".to_vec();
+    leb(&mut bytes, BLOCKS);
+    for (id, frequency) in [(7, 32), (9, 48)] {
+        bytes.push(0);
+        [2, 3, 48, 3].into_iter().for_each(|number| leb(&mut bytes, number));
+        bytes.extend([0; 16]);
+        [1, id, frequency].into_iter().for_each(|number| leb(&mut bytes, number));
+    }
+    let heat = Heat::decode(&sealed(bytes), BLOCKS, config).unwrap();
+    assert_eq!((heat.frequency(Op::Read, 15), heat.frequency(Op::Write, 18)), (2.0, 3.0));
+    let mut counted = Heat::new(BLOCKS, config);
+    (0..2).for_each(|_| counted.access(Op::Read, BlockRange::new(14, 1)));
+    (0..3).for_each(|_| counted.access(Op::Write, BlockRange::new(18, 1)));
+    assert_eq!(heat.unguarded(Op::Read), counted.unguarded(Op::Read));
+    assert_eq!(heat.unguarded(Op::Write), counted.unguarded(Op::Write));
+    assert_eq!(Heat::decode(&heat.encode(), BLOCKS, config).unwrap().encode(), heat.encode());
 }
 
 #[test]

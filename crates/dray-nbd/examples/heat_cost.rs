@@ -1,17 +1,18 @@
 //! What a disk's layers cost a guest: 4 KiB random writes over a unix socket, in short turns to two
 //! exports of one file, every turn of one beside a turn of the other.
-//! `cargo run --release -p dray-nbd --example heat_cost [SECONDS]`
+//! `cargo run --release -p dray-nbd --example heat_cost [SECONDS [DEPTH …]]`; the file is where TMPDIR says.
 //!
 //! * `bare` and `bare again`: the file without a disk. What they differ by is the error of the rest.
 //! * `disk`: a disk that tracks nothing. Its accesses are logged, and nobody counts them.
 //! * `generation`: it remembers what changes, each region's write intent durable before.
-//! * `all`: it tracks for a migration as well, and a thread counts the accesses into heat with a full
-//!   history, as the agent does; here at the beginning of each of its turns, so that they pay for it.
+//! * `all`: it tracks for a migration as well, and during its turns a thread counts the accesses into
+//!   heat with a full history, as often as the agent does. What the end of a turn leaves is counted at
+//!   the beginning of the next one of its turns, so that they pay for everything.
 //!
 //! Told are the medians, and the median of each pair's ratio with the interval that holds it in 95 of
 //! 100 cases (by rank: nothing is assumed of how ratios are distributed).
 
-use dray_heat::{Heat, HeatConfig, Op};
+use dray_heat::{DrainPause, Heat, HeatConfig, Op};
 use dray_image::{Disk, FileImage, FileOptions, Image, IntentLog};
 use dray_nbd::{ExportError, ExportInfo, Exports, Server};
 use dray_types::{BlockRange, BlockSet};
@@ -21,20 +22,22 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-const LEN: u64 = 256 << 20;
+/// As many chunks as heat ever counts.
+const LEN: u64 = 2 << 30;
 const BLOCK: u64 = 4096;
 /// Of one turn: short, so that what else the machine does meets both of a pair.
 const SPAN: Duration = Duration::from_millis(25);
-/// Of one turn in which accesses are counted: as often as the agent does it.
+/// Of one turn in which accesses are counted: many drains.
 const LONG_SPAN: Duration = Duration::from_millis(200);
-const HISTORY: u64 = 20_000;
+/// Rounds of 20,000 operations before: trials have begun to pause.
+const HISTORY: u64 = 5 * 20_000;
 const NAMES: [&str; 5] = ["bare", "bare again", "disk", "generation", "all"];
 /// What is compared with what.
 const PAIRS: [(usize, usize, Duration); 4] =
-    [(1, 0, SPAN), (3, 2, SPAN), (4, 3, LONG_SPAN), (4, 0, LONG_SPAN)];
+    [(1, 0, LONG_SPAN), (3, 2, SPAN), (4, 3, LONG_SPAN), (4, 0, LONG_SPAN)];
 
 struct Five([Arc<dyn Image>; 5]);
 
@@ -66,17 +69,24 @@ fn keep_generation(disk: &Disk) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Counts the accesses of `disk` whenever it is told to; it has seen a whole history already.
-fn count(disk: Arc<Disk>) -> Sender<()> {
+/// Counts the accesses of `disk` while it is told to; it has seen a whole history already.
+fn count(disk: Arc<Disk>) -> Sender<bool> {
     let mut heat = Heat::new(LEN / BLOCK, HeatConfig::default());
     for nth in 0..HISTORY {
         let block = nth * 7919 % (LEN / BLOCK);
         heat.access(Op::Write, BlockRange::new(block, 1));
     }
     let (tell, told) = channel();
+    let mut pause = DrainPause::default();
     std::thread::spawn(move || {
-        while told.recv().is_ok() {
-            disk.accesses().drain_into(&mut heat);
+        while let Ok(true) = told.recv() {
+            loop {
+                let used = disk.accesses().used();
+                disk.accesses().drain_into(&mut heat);
+                if told.recv_timeout(pause.after(used)) != Err(RecvTimeoutError::Timeout) {
+                    break;
+                }
+            }
         }
     });
     tell
@@ -196,7 +206,7 @@ fn compare(
     depth: usize,
     seconds: u64,
     socket: &Path,
-    counts: &Sender<()>,
+    counts: &Sender<bool>,
 ) -> Result<(), Box<dyn Error>> {
     let both = [pair.0, pair.1];
     let mut seen: [Seen; 3] = Default::default();
@@ -206,12 +216,16 @@ fn compare(
         let mut now = [[0.0; 2]; 3];
         for turn in 0..2 {
             let which = (round + turn) % 2;
-            if NAMES[both[which]] == "all" {
-                counts.send(())?;
-            }
             let mut client = Client::connect(socket, NAMES[both[which]])?;
             client.random = round as u64 * 2 + 1;
+            let is_counted = NAMES[both[which]] == "all";
+            if is_counted {
+                counts.send(true)?;
+            }
             let (rate, times) = client.measure(depth, pair.2)?;
+            if is_counted {
+                counts.send(false)?;
+            }
             let at = |share: f64| times[(times.len() as f64 * share) as usize] as f64 / 1e3;
             for (value, found) in now.iter_mut().zip([rate, at(0.5), at(0.99)]) {
                 value[which] = found;
@@ -227,10 +241,16 @@ fn compare(
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let seconds: u64 = std::env::args().nth(1).map_or(Ok(40), |text| text.parse())?;
+    let mut args = std::env::args().skip(1).map(|text| text.parse::<usize>());
+    let seconds = args.next().unwrap_or(Ok(40))? as u64;
+    let mut depths = args.collect::<Result<Vec<_>, _>>()?;
+    if depths.is_empty() {
+        depths = vec![1, 16, 64];
+    }
     let dir = tempfile::tempdir()?;
     let path = dir.path().join("file");
-    std::fs::write(&path, vec![1; LEN as usize])?;
+    let mut file = File::create(&path)?;
+    (0..LEN >> 20).try_for_each(|_| file.write_all(&[1; 1 << 20]))?;
     let options = FileOptions { write: true, ..FileOptions::default() };
     let open = || FileImage::open(&path, options).map(Arc::new);
     let [plain, generation, all] = [Disk::new(open()?), Disk::new(open()?), Disk::new(open()?)];
@@ -238,14 +258,16 @@ fn main() -> Result<(), Box<dyn Error>> {
     keep_generation(&all)?;
     all.start_tracking(None);
     let counts = count(Arc::clone(&all));
+    let log = Arc::clone(&all);
     let server = Server::new(Arc::new(Five([open()?, open()?, plain, generation, all])));
     let socket = dir.path().join("socket");
     let _handle = server.bind_unix(&socket, 0o600, None)?;
     println!("{seconds} s each, in turns; medians, median ratio");
-    for depth in [1, 16] {
+    for depth in depths {
         for pair in PAIRS {
             compare(pair, depth, seconds, &socket, &counts)?;
         }
     }
+    println!("{} accesses were dropped", log.accesses().dropped());
     Ok(())
 }
