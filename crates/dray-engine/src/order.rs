@@ -408,7 +408,7 @@ mod tests {
         (0..50).for_each(|_| assert!(send(&mut all) >= 50));
         assert_eq!(all.jumps, 49);
         // 49 were made, and 50 would follow.
-        let newer = tens((50..100).chain((0..50).step_by(2)).chain((1..50).step_by(2)));
+        let newer = tens((50..100).rev().chain((0..50).step_by(2)).chain((1..50).step_by(2)));
         all.renew_order(&newer, WHOLE);
         assert_eq!([send(&mut all), send(&mut all)], [0, 2]);
         // One piece, and with it fewer jumps than any order has.
