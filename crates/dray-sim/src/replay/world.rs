@@ -107,6 +107,7 @@ impl World {
             self.tell_target(TargetEvent::Schedule { image: IMAGE, backfill });
         }
         self.tell_source(SourceEvent::Start);
+        self.tell_source(SourceEvent::Jumps { nanos: self.settings.seek });
         self.tell_order();
         self.tell_source(SourceEvent::LinkUp);
         self.at(TICK, Ev::Tick);
