@@ -115,12 +115,18 @@ impl Window {
             return;
         }
         self.adjusted_at = now;
-        let delay = rtt - self.min_rtt;
+        let delay = (rtt - self.min_rtt).saturating_sub(self.own_time(bytes));
         if delay > self.limits.delay {
             self.size = (self.size / 8 * 7).max(self.limits.min);
         } else if was_full {
             self.size = (self.size + self.size / 4).min(self.limits.max);
         }
+    }
+
+    /// What the link takes for these bytes alone, in nanoseconds: the shortest round trip is that of
+    /// the smallest run, and a larger one that takes longer has not queued.
+    fn own_time(&self, bytes: u64) -> u64 {
+        if self.capacity > 0.0 { (bytes as f64 / self.capacity * SECOND as f64) as u64 } else { 0 }
     }
 
     fn measure(&mut self, now: Time, bytes: u64) {
@@ -170,6 +176,35 @@ mod tests {
             window.arrived(now, sent_at, RUN);
         }
         (window, worst)
+    }
+
+    /// A small run that goes before the others, as a guest's demand does, has a shorter round trip; a
+    /// pause of the disk now and then is no reason to leave the link idle.
+    #[test]
+    fn a_pause_now_and_then_leaves_the_link_busy() {
+        const RATE: u64 = 12_500_000;
+        const DELAY: u64 = 100 * MILLISECOND;
+        const RUN: u64 = 256 << 10;
+        let mut window = Window::new(BACKFILL_WINDOW);
+        window.sent(4096);
+        window.arrived(Time(1 + DELAY), Time(1), 4096);
+        let mut queue = std::collections::VecDeque::new();
+        let (mut now, mut link_free, mut runs, mut paused) = (Time(1 + DELAY), 0u64, 0u64, 0u64);
+        while runs < 4000 {
+            while window.open() {
+                window.sent(RUN);
+                let pause = if runs % 20 == 19 { 10 * MILLISECOND } else { 0 };
+                paused += pause;
+                runs += 1;
+                link_free = link_free.max(now.0 + DELAY / 2) + RUN * SECOND / RATE + pause;
+                queue.push_back((now, link_free + DELAY / 2));
+            }
+            let (sent_at, arrives) = queue.pop_front().unwrap();
+            now = Time(now.0.max(arrives));
+            window.arrived(now, sent_at, RUN);
+        }
+        let busy = runs * RUN * SECOND / RATE + paused;
+        assert!(now.0 < busy + busy / 100, "{} s instead of {}", now.0 / SECOND, busy / SECOND);
     }
 
     #[test]

@@ -89,6 +89,21 @@ fn the_order_of_backfill_is_told_when_the_target_serves() {
 }
 
 #[test]
+fn what_a_jump_takes_is_told_before_the_orders() {
+    let mut source = S::ready();
+    assert!(source.step(SourceEvent::Jumps { nanos: 70 }).is_empty());
+    let backfill = schedule(&[(10, 5)]);
+    source.step(SourceEvent::Schedule { image: IMAGE, copy: Schedule::default(), backfill });
+    let map_hash = source.ask(&set(&[(12, 1)]));
+    source.hear(EPOCH, 1, ToSource::Prepared { map_hash });
+    let effects = source.hear(Epoch(4), 1, ToSource::Serving);
+    let bodies: Vec<_> = sent(&effects).into_iter().map(|(_, body)| body).collect();
+    let [ToTarget::Jumps { nanos: 70 }, ToTarget::Order { .. }] = &bodies[..] else {
+        panic!("{bodies:?}")
+    };
+}
+
+#[test]
 fn an_order_is_cut_off_where_the_protocol_says() {
     let mut source = S::ready();
     // Ranges of two blocks that overlap, so that the schedule does not join them.
@@ -269,6 +284,27 @@ fn a_stream_of_demands_is_followed_in_spite_of_the_order() {
     effects.extend(target.step(TargetEvent::GuestStarted(Ok(()))));
     let fetched = Filling::new(target, missing, effects).all();
     assert_eq!(fetched, [800, 810, 814, 878, 942, 300, 0, 804]);
+}
+
+/// Two files that are read in turns, and single reads between them.
+#[test]
+fn streams_are_followed_though_other_demands_come_between() {
+    let missing = set(&[(0, 64), (300, 64), (600, 100), (800, 100), (950, 20)]);
+    let (mut target, _) = T::owner(&missing);
+    target.hear(Epoch(4), 1, order(&[(300, 64)]));
+    target.step(TargetEvent::GuestReachable(Ok(())));
+    let mut effects = Vec::new();
+    for start in [800, 600, 960, 810, 610, 32] {
+        let runs = vec![BlockRange::new(start, 4)];
+        effects.extend(target.step(TargetEvent::Demand { image: IMAGE, runs }));
+    }
+    effects.extend(target.step(TargetEvent::GuestStarted(Ok(()))));
+    let fetched = Filling::new(target, missing, effects).all();
+    let demanded = [800, 600, 960, 810, 610, 32];
+    assert_eq!(fetched[..6], demanded);
+    assert_eq!(fetched[6..8], [614, 678], "behind the stream that came last");
+    let place = |block| fetched.iter().position(|&at| at == block);
+    assert!(place(814).is_some() && place(814) < place(300), "and the other: {fetched:?}");
 }
 
 #[test]

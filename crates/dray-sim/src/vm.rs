@@ -203,6 +203,8 @@ impl World {
             let copy_only = self.draw_order(ix as usize).ranges().iter().copied().collect();
             self.tell_source(SourceEvent::Choose { image, copy_only });
         } else if self.rng.chance(0.8) {
+            let nanos = self.rng.below(20 * MILLISECOND);
+            self.tell_source(SourceEvent::Jumps { nanos });
             self.tell_source(SourceEvent::Schedule { image, copy, backfill });
         } else {
             self.tell_target(TargetEvent::Schedule { image, backfill });

@@ -35,6 +35,8 @@ pub const FEATURE_REUSE: &str = "reuse";
 pub const FEATURE_BASIS: &str = "basis";
 /// Feature word: the source understands `Describe` after the handover, and the target `Describes`.
 pub const FEATURE_BACKFILL_REUSE: &str = "backfill-reuse";
+/// Feature word: the target understands `Jumps`.
+pub const FEATURE_JUMPS: &str = "jumps";
 /// Longest peek, in bytes: what a QEMU that opens a disk before handover reads.
 pub const MAX_PEEK: u32 = 2 << 20;
 
@@ -187,6 +189,12 @@ pub enum ToTarget {
         #[serde(deserialize_with = "list::at_most::<_, _, MAX_IMAGES>")]
         in_place: Vec<ImageIndex>,
     },
+    /// What it costs the source's disk that a run does not follow the one read before, as far as the
+    /// source has measured. A hint for Backfill. Replaces what was said before.
+    Jumps {
+        /// Nanoseconds.
+        nanos: u64,
+    },
 }
 
 impl ToTarget {
@@ -195,6 +203,7 @@ impl ToTarget {
         match self {
             Self::Order { .. } | Self::Defer => Some(FEATURE_BACKFILL_ORDER),
             Self::Describes { .. } => Some(FEATURE_BACKFILL_REUSE),
+            Self::Jumps { .. } => Some(FEATURE_JUMPS),
             _ => None,
         }
     }

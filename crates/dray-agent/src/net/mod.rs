@@ -41,13 +41,14 @@ pub use stream::{BlockingStream, Stream};
 pub const AGENT: &str = concat!("dray/", env!("CARGO_PKG_VERSION"));
 
 /// What this software can do beyond the protocol's versions; used as far as both sides can.
-pub const FEATURES: [&str; 13] = [
+pub const FEATURES: [&str; 14] = [
     "zstd",
     dray_wire::control::FEATURE_BACKFILL_ORDER,
     dray_wire::control::FEATURE_BACKFILL_REUSE,
     dray_wire::control::FEATURE_BACKUP_GENERATIONS,
     dray_wire::control::FEATURE_BASIS,
     dray_wire::control::FEATURE_HURRY,
+    dray_wire::control::FEATURE_JUMPS,
     dray_wire::control::FEATURE_REUSE,
     dray_wire::request::FEATURE_BASES,
     dray_wire::request::FEATURE_HOLDINGS,

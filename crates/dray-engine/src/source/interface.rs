@@ -109,6 +109,12 @@ pub enum SourceEvent {
         /// For Backfill: what is read most comes first. It goes to the target after the handover.
         backfill: Schedule,
     },
+    /// What it costs the source's disk that a run does not follow the one read before. May come
+    /// whenever it changes; it goes to the target after the handover.
+    Jumps {
+        /// Nanoseconds.
+        nanos: u64,
+    },
     /// `auto`: by now the guest's accesses speak for copying other blocks. May come as often as the
     /// shell likes and counts until Copy ends; what was sent stays sent.
     Choose {

@@ -189,6 +189,8 @@ pub struct Source {
     /// What the gate holds the guest's writes to.
     limit: Option<WriteLimit>,
     ready_told: bool,
+    /// What a jump costs here, in nanoseconds; none when nobody has measured.
+    jumps: Option<u64>,
     now: Time,
 }
 
@@ -225,6 +227,7 @@ impl Source {
             blocks_mirrored: 0,
             limit: None,
             ready_told: false,
+            jumps: None,
             now: Time(0),
             plan,
         }
@@ -298,6 +301,7 @@ impl Source {
             SourceEvent::Schedule { image, copy, backfill } => {
                 self.schedule(image, &copy, backfill, out);
             }
+            SourceEvent::Jumps { nanos } => self.jumps = Some(nanos),
             SourceEvent::Choose { image, copy_only } => self.choose(image, copy_only, out),
             SourceEvent::Reuse { known, together } => self.reuse_changed(known, together, out),
             SourceEvent::Written { image, range } => self.written(image, range, out),

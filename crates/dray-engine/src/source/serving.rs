@@ -48,6 +48,9 @@ impl Source {
     /// The orders are made and told once the target serves: the guest stands still before, and would
     /// wait for them.
     fn tell_orders(&mut self, out: &mut Vec<SourceEffect>) {
+        if let Some(nanos) = self.jumps {
+            self.send(ToTarget::Jumps { nanos }, out);
+        }
         for ix in 0..self.images.len() {
             self.tell_order(ImageIndex(ix as u16), out);
         }

@@ -11,7 +11,7 @@
 //!
 //! Hashes stay true for as long as Backfill lasts: nobody writes to the source's copy any more.
 
-use super::backfill::{BACKFILL_RUN, Backfill};
+use super::fetching::{BACKFILL_RUN, Backfill};
 use super::receiving::{found_blocks, pieces};
 use super::{Arrival, Target, TargetEffect};
 use crate::reuse::{Reuse, Way};

@@ -10,10 +10,12 @@
 
 mod asking;
 mod backfill;
+mod fetching;
+mod focus;
 mod interface;
 mod receiving;
 
-pub(crate) use backfill::BACKFILL_RUN;
+pub(crate) use fetching::BACKFILL_RUN;
 pub use interface::{
     Arrival, BackfillControl, TargetEffect, TargetEvent, TargetNotice, TargetPlan, TargetStatus,
 };
@@ -21,11 +23,11 @@ pub use interface::{
 use crate::record::TargetRecord;
 use crate::window::{BACKFILL_WINDOW, Window};
 use crate::{Phase, Time};
-use backfill::Backfill;
 use dray_types::{Attempt, BlockSet, Epoch};
 use dray_wire::{
     Envelope, HandedOver, ImageHandover, ImageOffer, MapHash, Open, TargetState, ToSource, ToTarget,
 };
+use fetching::Backfill;
 
 #[derive(Clone, Debug, PartialEq)]
 enum Stage {
@@ -234,6 +236,7 @@ impl Target {
             ToTarget::Describes { together, link_rate, in_place } => {
                 self.describes(together, link_rate, &in_place, out);
             }
+            ToTarget::Jumps { nanos } => self.backfill.follow.jump_takes(nanos),
             ToTarget::Defer => self.deferred |= self.stage == Stage::Receiving,
             // The shell answers these; they do not change the state of the migration.
             ToTarget::Peeked { .. }

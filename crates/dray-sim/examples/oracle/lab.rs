@@ -11,7 +11,7 @@ use crate::cases::Case;
 use dray_engine::SECOND;
 use dray_sim::replay::oracle::Future;
 use dray_sim::replay::study::{Mean, Starts, reduction};
-use dray_sim::replay::{Order, Outcome, Settings, Strategy, Throttling, replay};
+use dray_sim::replay::{Given, Order, Outcome, Settings, Strategy, Throttling, replay};
 use dray_trace::generate::Load;
 use dray_types::Schedule;
 use std::error::Error;
@@ -68,7 +68,10 @@ impl Cell {
             let by_address = replay(&address, case.open()?)?;
             let handover = by_address.handover.unwrap_or(by_address.total);
             let future = Future::read(&address, handover, case.open()?)?;
-            let given = |schedule: Schedule| Settings { given: Some(schedule), ..address.clone() };
+            let given = |schedule: Schedule| Settings {
+                given: Some(Given::Copy(schedule)),
+                ..address.clone()
+            };
             let aware = settings(Order::WorkloadAware);
             let others = [aware, given(future.by_count()), given(future.fewest())];
             outcomes[0].push(by_address);

@@ -1,5 +1,6 @@
 //! What an order of blocks can save at most: `oracle [STARTS] [NAME…]`, a table in Markdown; `oracle
-//! lab …` for the moves of `bench/orders.sh` ([`lab`]).
+//! reads …` the same for reads that wait ([`waits`]), `oracle lab …` for the moves of
+//! `bench/orders.sh` ([`lab`]).
 //!
 //! Hybrid over the generated loads and the traces of the folder that `DRAY_TRACES` names (a NAME picks
 //! some): what is sent twice in address order, in the agent's order, in an order that knows how
@@ -9,11 +10,12 @@
 #[path = "../cases/mod.rs"]
 mod cases;
 mod lab;
+mod waits;
 
 use cases::Case;
 use dray_sim::replay::oracle::Future;
 use dray_sim::replay::study::reduction;
-use dray_sim::replay::{Order, Settings, Strategy, replay};
+use dray_sim::replay::{Given, Order, Settings, Strategy, replay};
 use dray_trace::generate::Load;
 use dray_types::Schedule;
 use std::error::Error;
@@ -41,7 +43,10 @@ impl Extra {
             let by_address = replay(&address, case.open()?)?;
             let handover = by_address.handover.unwrap_or(by_address.total);
             let future = Future::read(&address, handover, case.open()?)?;
-            let given = |schedule: Schedule| Settings { given: Some(schedule), ..address.clone() };
+            let given = |schedule: Schedule| Settings {
+                given: Some(Given::Copy(schedule)),
+                ..address.clone()
+            };
             sum.address += by_address.extra_bytes;
             sum.aware += extra(case, &Settings { start, ..aware })?;
             sum.counts += extra(case, &given(future.by_count()))?;
@@ -50,7 +55,7 @@ impl Extra {
         Ok(sum)
     }
 
-    fn line(&self, case: &Case) {
+    fn line(&self, case: &Case) -> Result<(), Box<dyn Error>> {
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20) / case.starts.at.len() as f64;
         let saved = |other: u64| reduction(self.address as f64, other as f64).unwrap_or(0.0);
         println!(
@@ -62,6 +67,7 @@ impl Extra {
             saved(self.counts),
             saved(self.fewest),
         );
+        Ok(())
     }
 }
 
@@ -70,18 +76,22 @@ fn main() -> Result<(), Box<dyn Error>> {
     if args.next_if_eq("lab").is_some() {
         return lab::tables(&args.collect::<Vec<_>>());
     }
+    let reads = args.next_if_eq("reads").is_some();
     let starts: u32 = args.next().map_or(Ok(3), |text| text.parse())?;
     let names: Vec<String> = args.collect();
     let wanted = |name: &str| names.is_empty() || names.iter().any(|part| name.contains(part));
-    println!("| load | by address | workload-aware | | counts known | everything known |");
-    println!("|---|---|---|---|---|---|");
+    if reads {
+        waits::head();
+    } else {
+        println!("| load | by address | workload-aware | | counts known | everything known |");
+        println!("|---|---|---|---|---|---|");
+    }
+    let line = |case: &Case| if reads { waits::line(case) } else { Extra::of(case)?.line(case) };
     for load in Load::ALL.into_iter().filter(|load| wanted(load.name())) {
-        let case = Case::load(load, starts);
-        Extra::of(&case)?.line(&case);
+        line(&Case::load(load, starts))?;
     }
     for path in cases::files()?.iter().filter(|path| wanted(&path.to_string_lossy())) {
-        let case = Case::file(path, starts)?;
-        Extra::of(&case)?.line(&case);
+        line(&Case::file(path, starts)?)?;
     }
     Ok(())
 }

@@ -30,7 +30,7 @@ pub use dray_engine::Strategy;
 pub use dray_engine::throttle::Mode as Throttling;
 pub use outcome::Outcome;
 pub use picture::Picture;
-pub use settings::{Chunks, HotSet, Order, Settings};
+pub use settings::{Chunks, Given, HotSet, Order, Settings};
 
 use dray_engine::Tuning;
 use dray_heat::Op as HeatOp;

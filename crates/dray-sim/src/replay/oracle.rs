@@ -1,7 +1,12 @@
-//! Orders of Copy that no scheduler can know: made of what the guest is going to write.
+//! Orders that no scheduler can know: of Copy, made of what the guest is going to write, and of
+//! Backfill ([`Reads`]), made of what it is going to read.
 //!
-//! They say how much of the extra traffic any order could save, and how much of that takes
-//! knowledge of the moments of single writes, which no history has.
+//! They say how much of the extra traffic, or of the reads that wait, any order could save, and how
+//! much of that takes knowledge of the moments of single accesses, which no history has.
+
+mod reads;
+
+pub use reads::Reads;
 
 use super::bytes;
 use super::settings::Settings;
@@ -25,6 +30,11 @@ pub struct Future {
     /// Nanoseconds in which the link carries one block.
     each: f64,
     written: BTreeMap<u64, Writes>,
+}
+
+/// Nanoseconds in which the link carries one block.
+fn each_block(settings: &Settings) -> f64 {
+    bytes(1) as f64 * SECOND as f64 / settings.bandwidth.max(1) as f64
 }
 
 impl Future {
@@ -55,8 +65,7 @@ impl Future {
             }
         }
         let blocks = BlockRange::whole(settings.disk).len;
-        let each = bytes(1) as f64 * SECOND as f64 / settings.bandwidth.max(1) as f64;
-        Ok(Self { blocks, each, written })
+        Ok(Self { blocks, each: each_block(settings), written })
     }
 
     /// By how often each block is written during the migration, the least first: what a scheduler

@@ -1,7 +1,7 @@
 //! What the history before a start says of the order: the agent's heat, or the paper's algorithm.
 
 use super::heat_op;
-use super::settings::{Chunks, Order, Settings};
+use super::settings::{Chunks, Given, Order, Settings};
 use dray_engine::SECOND;
 use dray_heat::{ColdOrder, Heat, HeatConfig, Op, offline};
 use dray_trace::Record;
@@ -31,8 +31,13 @@ impl Orders {
         settings: &Settings,
         history: impl Iterator<Item = &'a Record> + Clone,
     ) -> Self {
-        if let Some(copy) = settings.given.clone() {
-            return Self::Fixed { copy, backfill: Schedule::SEQUENTIAL, chunks: (0, 0) };
+        match &settings.given {
+            Some(Given::Copy(copy)) => {
+                let (copy, backfill) = (copy.clone(), Schedule::SEQUENTIAL);
+                return Self::Fixed { copy, backfill, chunks: (0, 0) };
+            }
+            Some(Given::Backfill(_)) => return Self::None,
+            None => {}
         }
         match settings.order {
             Order::Sequential => Self::None,

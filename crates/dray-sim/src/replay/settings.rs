@@ -66,6 +66,15 @@ pub enum Chunks {
     Fixed(u64),
 }
 
+/// An order that comes from elsewhere than the history.
+#[derive(Clone, Debug)]
+pub enum Given {
+    /// That of Copy; Backfill goes by address.
+    Copy(Schedule),
+    /// That of Backfill; Copy goes by address.
+    Backfill(Schedule),
+}
+
 /// LiveFS's parameters, for `hot-set`.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct HotSet {
@@ -90,9 +99,9 @@ pub struct Settings {
     pub chunks: Chunks,
     /// How the agent's order is made, but for the chunks and for what a jump costs.
     pub heat: HeatConfig,
-    /// The order of Copy where it comes from elsewhere: what `order` would make of the history is not
-    /// asked for then, and Backfill goes by address.
-    pub given: Option<Schedule>,
+    /// An order where it comes from elsewhere: what `order` would make of the history is not asked for
+    /// then.
+    pub given: Option<Given>,
     /// Size of the disk in bytes, every block of which holds data.
     pub disk: u64,
     /// Guest memory in bytes.

@@ -3,7 +3,7 @@
 use super::guest::{Guest, Place};
 use super::link::{Frame, Link, Piece};
 use super::orders::Orders;
-use super::settings::{Order, Settings};
+use super::settings::{Given, Order, Settings};
 use super::source::SourceShell;
 use super::target::TargetShell;
 use super::tuning::Recent;
@@ -103,7 +103,11 @@ impl World {
         }
         self.tell_target(TargetEvent::Start);
         self.tell_target(TargetEvent::LinkUp);
+        if let Some(Given::Backfill(backfill)) = self.settings.given.clone() {
+            self.tell_target(TargetEvent::Schedule { image: IMAGE, backfill });
+        }
         self.tell_source(SourceEvent::Start);
+        self.tell_source(SourceEvent::Jumps { nanos: self.settings.seek });
         self.tell_order();
         self.tell_source(SourceEvent::LinkUp);
         self.at(TICK, Ev::Tick);

@@ -132,6 +132,9 @@ fn golden_bytes_of_messages() {
     let describes = ToTarget::Describes { together: true, link_rate: 300, in_place: vec![image] };
     assert_eq!(describes.feature(), Some("backfill-reuse"));
     assert_eq!(bytes(describes), [4, 2, 12, 1, 0xac, 2, 1, 1]);
+    let jumps = ToTarget::Jumps { nanos: 300 };
+    assert_eq!(jumps.feature(), Some("jumps"));
+    assert_eq!(bytes(jumps), [4, 2, 13, 0xac, 2]);
     assert_eq!(ToTarget::Defer.feature(), Some("backfill-order"));
     assert_eq!(ToTarget::Void.feature(), None);
 }

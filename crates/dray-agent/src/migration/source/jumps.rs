@@ -49,14 +49,23 @@ impl Jumps {
         }
     }
 
+    /// Seconds that a jump costs, as far as is known.
+    fn seconds(&self) -> f64 {
+        if self.measured >= ENOUGH { self.jump } else { ASSUMED }
+    }
+
+    /// The same in nanoseconds.
+    pub fn nanos(&self) -> u64 {
+        (self.seconds() * 1e9) as u64
+    }
+
     /// Blocks that a link of `rate` bytes a second carries in the time of a jump, at least one; 0 when
     /// the rate is not known.
     pub fn blocks(&self, rate: f64) -> u64 {
         if rate <= 0.0 {
             return 0;
         }
-        let seconds = if self.measured >= ENOUGH { self.jump } else { ASSUMED };
-        ((rate * seconds / BLOCK_SIZE as f64).round() as u64).max(1)
+        ((rate * self.seconds() / BLOCK_SIZE as f64).round() as u64).max(1)
     }
 }
 
@@ -85,6 +94,7 @@ mod tests {
     fn a_hard_disk_is_assumed_until_enough_is_known() {
         assert_eq!(Jumps::default().blocks(0.0), 0);
         assert_eq!(Jumps::default().blocks(RATE), 64);
+        assert_eq!(Jumps::default().nanos(), 10_000_000);
         assert_eq!(measured(10, Duration::ZERO).blocks(RATE), 64);
     }
 

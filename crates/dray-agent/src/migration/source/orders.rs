@@ -42,8 +42,12 @@ impl SourceLoop {
         }
         self.orders.told_at = Some(Instant::now());
         let rate = self.engine.as_ref().map_or(0.0, |engine| engine.status().rate);
-        let jump = self.images.content().jumps().blocks(rate);
-        let mut events = Vec::new();
+        let content = self.images.content();
+        let (jump, nanos) = {
+            let jumps = content.jumps();
+            (jumps.blocks(rate), jumps.nanos())
+        };
+        let mut events = vec![SourceEvent::Jumps { nanos }];
         for (image, heat) in self.images.heats() {
             let counted = heat.counted();
             if self.orders.counted.insert(image.0, counted) != Some(counted) {
