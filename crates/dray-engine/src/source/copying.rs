@@ -284,9 +284,12 @@ impl Source {
     /// Ready when the rest is affordable, or when it never will be and may be left.
     fn judge_round(&mut self, out: &mut Vec<SourceEffect>) {
         let affordable = self.affordable();
+        // A mirror's rounds are what its window could not take, and say nothing of the next ones.
+        let foretells = self.scheme.equal && self.plan.strategy != Strategy::Mirror;
         match self.rounds.judge(self.now, self.round_bytes, affordable) {
             Verdict::Fits => self.get_ready(out),
-            Verdict::Hopeless | Verdict::Enough if self.scheme.equal => self.give_up(out),
+            Verdict::Hopeless if foretells => self.give_up(out),
+            Verdict::Enough if self.scheme.equal => self.give_up(out),
             Verdict::Another | Verdict::Hopeless => self.pump(out),
             // A map takes what the rounds cannot.
             Verdict::Enough => self.get_ready(out),
