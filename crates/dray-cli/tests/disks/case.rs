@@ -59,6 +59,16 @@ impl Case {
         .map_err(|why| format!("{why}: {}", self.picture()))
     }
 
+    /// Waits until the target has found so many bytes itself.
+    pub fn await_found(&mut self, bytes: u64) -> Result<(), String> {
+        let Self { lab, guest } = self;
+        wait_for("content", END, || {
+            let found = lab.a.progress().and_then(|(_, p)| p["bytes_from_target"].as_u64());
+            guest.complaint().is_some() || found.is_some_and(|found| found >= bytes)
+        })
+        .map_err(|why| format!("{why}: {}", self.picture()))
+    }
+
     /// Waits until the source shows this state or phase.
     pub fn await_shown(&mut self, word: &str) -> Result<(), String> {
         let Self { lab, guest } = self;

@@ -385,10 +385,7 @@ fn killed_while_describing(strategy: &str, source: bool, target: bool) {
     let guest = Guest::start(&lab, DISK, BLOCKS, 16 * SMALL, 11);
     let mut case = Case { lab, guest };
     case.migrate(strategy, Some(3 << 20)).unwrap();
-    case.await_bytes(DATA / 2).unwrap();
-    let (_, progress) = case.lab.a.progress().unwrap();
-    let found = progress["bytes_from_target"].as_u64().unwrap_or(0);
-    assert!(found > DATA / 8, "{progress}");
+    case.await_found(DATA / 8).unwrap();
     for (host, dies) in [(&mut case.lab.a, source), (&mut case.lab.b, target)] {
         if dies {
             host.kill();
