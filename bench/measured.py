@@ -4,7 +4,7 @@
     python3 bench/measured.py --dray target/release/dray --traces FOLDER [--starts 10] [NAME…]
 
 Replays the four traces of FOLDER and the five generated loads in address order and in the
-workload-aware one; a NAME picks some of them. One process at a time, ten minutes of one core.
+workload-aware one; a NAME, a part of a file's or load's, picks some of them. One process at a time, ten minutes of one core.
 """
 
 import argparse
@@ -79,6 +79,9 @@ def main():
     args = args.parse_args()
     cases = [(label, str(args.traces / name), options) for label, name, options in FILES]
     cases += [(f"load `{name}`", name, []) for name in LOADS]
+    for part in args.names:
+        if not any(part in name for _, name, _ in cases):
+            raise SystemExit(f"measured: no trace or load is called {part}")
     head = "trace | model | link | extra traffic | change | remote reads | change | wait | time"
     print(f"| {head} |\n|{'---|' * 9}", flush=True)
     for label, name, options in cases:

@@ -114,6 +114,19 @@ fn job(tag: u64, image: u16, range: BlockRange) -> SendJob {
     SendJob { tag, image, range, epoch, urgent: false, kind: SendKind::Run }
 }
 
+/// One stream without a limit or compression.
+fn one_stream(ears: &Arc<Ears>) -> SendSetup {
+    SendSetup {
+        queue: JobQueue::new(),
+        source: Arc::new(Disk),
+        events: Arc::clone(ears) as _,
+        pacer: Pacer::new(None),
+        stats: Arc::default(),
+        compression: Compression::Off,
+        streams: 1,
+    }
+}
+
 /// A session of data streams over a counting link.
 struct Session {
     queue: Arc<JobQueue>,
@@ -135,12 +148,11 @@ impl Session {
         let (queue, near, far) = (JobQueue::new(), Arc::default(), Arc::default());
         let setup = SendSetup {
             queue: Arc::clone(&queue),
-            source: Arc::new(Disk),
-            events: Arc::clone(&ears) as _,
             pacer,
             stats: Arc::clone(&near),
             compression: Compression::measured(),
             streams,
+            ..one_stream(&ears)
         };
         let (mut senders, mut receivers) = (Vec::new(), Vec::new());
         for index in 0..streams {
@@ -305,15 +317,7 @@ async fn a_closed_sender_ends_even_when_nobody_reads() {
     let lab = Lab::new();
     let (near, _far_never_reads) = lab.pair(StreamKind::Data).await;
     let (ears, heard) = Ears::new(false);
-    let setup = SendSetup {
-        queue: JobQueue::new(),
-        source: Arc::new(Disk),
-        events: Arc::clone(&ears) as _,
-        pacer: Pacer::new(None),
-        stats: Arc::default(),
-        compression: Compression::Off,
-        streams: 1,
-    };
+    let setup = one_stream(&ears);
     let queue = Arc::clone(&setup.queue);
     let stats = Arc::clone(&setup.stats);
     let sender = DataSender::spawn(near, 0, setup).unwrap();
@@ -488,15 +492,7 @@ async fn a_peer_that_is_slow_to_read_is_waited_for() {
     let (mut stream, far) = lab.pair(StreamKind::Data).await;
     stream.limit_silence(Duration::from_secs(1));
     let (ears, heard) = Ears::new(false);
-    let setup = SendSetup {
-        queue: JobQueue::new(),
-        source: Arc::new(Disk),
-        events: Arc::clone(&ears) as _,
-        pacer: Pacer::new(None),
-        stats: Arc::default(),
-        compression: Compression::Off,
-        streams: 1,
-    };
+    let setup = one_stream(&ears);
     let slow = Arc::new(Slow(ears, Mutex::new(Some(Duration::from_secs(5)))));
     let receiver = DataReceiver::spawn(far, slow as _, Arc::default()).unwrap();
     // Several times what the kernel holds of a connection.
