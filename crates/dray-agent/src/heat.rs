@@ -31,6 +31,8 @@ struct State {
     heat: Heat,
     /// Accesses counted in this process.
     counted: u64,
+    /// Accesses that the disk's log has dropped by now.
+    dropped: u64,
     /// `counted` when it was last saved.
     saved: u64,
     pace: Pace,
@@ -61,8 +63,12 @@ impl Pace {
         }
     }
 
-    fn count(&mut self, op: Op) {
-        self.counted[usize::from(op == Op::Write)] += 1;
+    /// So many reads and writes were counted, and so many accesses more were made that were not.
+    fn count(&mut self, noted: [u64; 2], dropped: u64) {
+        let all: u64 = noted.iter().sum();
+        for (count, noted) in self.counted.iter_mut().zip(noted) {
+            *count += noted + (dropped as f64 * noted as f64 / all.max(1) as f64) as u64;
+        }
     }
 
     /// Reads and writes a second. A window that has just begun says little: what was done in it was
@@ -84,7 +90,7 @@ impl ImageHeat {
     pub fn new(len: u64) -> Self {
         let heat = Heat::new(BlockRange::whole(len).len, HeatConfig::default());
         let (pace, footprint) = (Pace::new(), Footprint::default());
-        Self(Mutex::new(State { heat, counted: 0, saved: 0, pace, footprint }))
+        Self(Mutex::new(State { heat, counted: 0, dropped: 0, saved: 0, pace, footprint }))
     }
 
     /// What an earlier agent saved at `path` of an image that has `len` bytes now; nothing when
@@ -118,14 +124,18 @@ impl ImageHeat {
         let mut guard = self.state();
         let state = &mut *guard;
         state.pace.turn();
+        let mut noted = [0; 2];
         log.drain(|op, range| {
-            state.counted += 1;
-            state.pace.count(op);
+            noted[usize::from(op == Op::Write)] += 1;
             state.heat.access(op, range);
             if op == Op::Write {
                 state.footprint.note(range);
             }
         });
+        state.counted += noted.iter().sum::<u64>();
+        let dropped = log.dropped();
+        state.pace.count(noted, dropped.saturating_sub(state.dropped));
+        state.dropped = dropped;
         used
     }
 
@@ -238,11 +248,14 @@ pub fn keep(registry: &Arc<Registry>) -> io::Result<()> {
     let registry = Arc::downgrade(registry);
     let work = move || {
         let mut saved = Instant::now();
-        let (mut pause, mut used) = (DrainPause::default(), 0.0);
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let (mut pause, mut used, mut took) = (DrainPause::new(cores), 0.0, Duration::ZERO);
         loop {
-            std::thread::sleep(pause.after(used));
+            std::thread::sleep(pause.after(used, took));
             let Some(registry) = registry.upgrade() else { return };
+            let began = Instant::now();
             used = registry.drain_heat();
+            took = began.elapsed();
             if saved.elapsed() >= SAVE {
                 saved = Instant::now();
                 registry.save_heat();
@@ -303,6 +316,20 @@ mod tests {
         heat.drain_log(&log);
         heat.save(&path).unwrap();
         assert!(path.exists());
+    }
+
+    #[test]
+    fn accesses_that_are_not_counted_still_tell_the_guests_pace() {
+        let (heat, log) = (ImageHeat::new(LEN), AccessLog::new(64));
+        for n in 0..8000 {
+            log.push(if n % 4 == 0 { Op::Read } else { Op::Write }, BlockRange::new(n, 1));
+        }
+        assert_eq!(heat.drain_log(&log), 1.0);
+        assert_eq!(heat.counted(), 64);
+        // The window has just begun: what was done is taken for a second's work.
+        assert_eq!(heat.state().pace.a_second(), [2000.0, 6000.0]);
+        heat.drain_log(&log);
+        assert_eq!(heat.state().pace.a_second(), [2000.0, 6000.0]);
     }
 
     #[test]

@@ -54,10 +54,19 @@ impl Places {
     }
 }
 
+/// A piece among others, and what joining it with the one before would cost, once that is known. It
+/// stays known as long as neither of the two is joined with another, so that a sweep that joins
+/// little costs little.
+#[derive(Clone, Copy)]
+struct Swept {
+    piece: Piece,
+    cost: Option<f64>,
+}
+
 /// Pieces in address order that cover an image without gaps.
 pub(crate) struct Joined {
     places: Places,
-    pieces: Vec<Piece>,
+    pieces: Vec<Swept>,
 }
 
 impl Joined {
@@ -72,6 +81,7 @@ impl Joined {
         };
         let mut pieces: Vec<Piece> = pieces.iter().map(piece).collect();
         pieces.sort_unstable_by_key(|piece| piece.range.start);
+        let pieces = pieces.into_iter().map(|piece| Swept { piece, cost: None }).collect();
         Self { places, pieces }
     }
 
@@ -91,19 +101,26 @@ impl Joined {
     }
 
     /// Joins neighbours as long as it costs no more than `most`.
-    fn swept(&self, pieces: &[Piece], most: f64) -> Vec<Piece> {
-        let mut swept: Vec<Piece> = Vec::with_capacity(pieces.len());
-        for &piece in pieces {
-            let mut piece = piece;
-            while let Some(&before) = swept.last() {
-                let (joined, cost) = self.join(before, piece);
-                if cost > most {
+    fn swept(&self, most: f64) -> Vec<Swept> {
+        let mut swept: Vec<Swept> = Vec::with_capacity(self.pieces.len());
+        // Whether the last of `swept` is a piece as it was.
+        let mut is_whole = true;
+        for &Swept { mut piece, cost } in &self.pieces {
+            let mut cost = cost.filter(|_| is_whole);
+            is_whole = true;
+            while let Some(before) = swept.last() {
+                if cost.is_some_and(|cost| cost > most) {
+                    break;
+                }
+                let (joined, costs) = self.join(before.piece, piece);
+                if costs > most {
+                    cost = Some(costs);
                     break;
                 }
                 swept.pop();
-                piece = joined;
+                (piece, cost, is_whole) = (joined, None, false);
             }
-            swept.push(piece);
+            swept.push(Swept { piece, cost });
         }
         swept
     }
@@ -114,14 +131,14 @@ impl Joined {
         order: impl Fn(&[Piece]) -> T,
         fits: impl Fn(&T) -> bool,
     ) -> T {
-        let mut made = order(&self.pieces);
+        let mut made = order(&bare(&self.pieces));
         let mut threshold = FIRST;
         for _ in 0..SWEEPS {
             if fits(&made) {
                 break;
             }
-            let swept = self.swept(&self.pieces, threshold);
-            made = order(&swept);
+            let swept = self.swept(threshold);
+            made = order(&bare(&swept));
             if fits(&made) {
                 return self.finer(threshold / STEP, &order, &fits).unwrap_or(made);
             }
@@ -142,7 +159,7 @@ impl Joined {
         let mut at = below;
         for _ in 0..HALVINGS {
             factor = factor.sqrt();
-            let made = order(&self.swept(&self.pieces, at * factor));
+            let made = order(&bare(&self.swept(at * factor)));
             if fits(&made) {
                 best = Some(made);
             } else {
@@ -151,6 +168,10 @@ impl Joined {
         }
         best
     }
+}
+
+fn bare(swept: &[Swept]) -> Vec<Piece> {
+    swept.iter().map(|swept| swept.piece).collect()
 }
 
 #[cfg(test)]

@@ -56,7 +56,8 @@
 //! [`AccessLog`] takes 8 bytes a place. An access is counted in constant time: a table finds its chunk
 //! (`index`), another one the bucket of a low frequency (`lows`), a third the stream that it goes on
 //! (`heads`). `cargo run --release -p dray-heat --example cost` measures the time of a push, of a
-//! count part by part, and of a schedule. [`DrainPause`] says how often to drain a log.
+//! count part by part, and of a schedule. [`DrainPause`] says how often to drain a log, so that a guest
+//! that makes more accesses than a 200th of the machine can count is counted in samples.
 //!
 //! # What lives where
 //! `frequency` the list (`index`, `lows`), `round` and `track` the rounds, `coverage` the paper's chunk size, `density`

@@ -2,12 +2,14 @@
 //!
 //! A bounded ring of atomic words, one word an access. Pushing claims a place with one atomic
 //! addition and fills it with one compare-and-swap; it never waits, and an access that finds its
-//! place still taken is dropped and counted. A log has one ring, or one for each thread (a lane),
-//! so that threads need not share the line that counts pushes.
+//! place still taken is dropped and counted. From then until the next drain the ring is closed, and a
+//! push costs no more than to count it: what is not counted of a guest that is too fast for it hardly
+//! costs the guest anything, and what is counted was made without a gap. A log has one ring, or one for
+//! each thread (a lane), so that threads need not share the line that counts pushes.
 
 use crate::heat::{Heat, Op};
 use dray_types::BlockRange;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// A place is zero when empty, else start (40 bits: images of up to 4 PiB), length (22 bits, at most
 /// 16 GiB), operation (1 bit) and the mark of a taken place (1 bit).
@@ -26,6 +28,8 @@ struct Line(AtomicU64);
 #[derive(Debug)]
 struct Lane {
     places: Box<[AtomicU64]>,
+    /// An access was dropped since the last drain: so are all others until the next one.
+    closed: AtomicBool,
     /// Pushes so far: the next one takes this place, modulo the number of places.
     pushed: Line,
     dropped: Line,
@@ -81,13 +85,13 @@ impl AccessLog {
         self.drain(|op, range| heat.access(op, range));
     }
 
-    /// Accesses that wait for a drain in the fullest lane, dropped ones included: drain when this
-    /// nears the capacity.
+    /// Accesses that wait for a drain in the fullest lane: drain when this nears the capacity. As many
+    /// as fit when accesses were dropped.
     pub fn pending(&self) -> u64 {
         self.lanes.iter().map(Lane::pending).max().unwrap_or(0)
     }
 
-    /// The share of its room that is taken in the fullest lane, above 1 when accesses were dropped.
+    /// The share of its room that is taken in the fullest lane, at least 1 when accesses were dropped.
     pub fn used(&self) -> f64 {
         self.pending() as f64 / self.capacity() as f64
     }
@@ -107,6 +111,7 @@ impl Lane {
     fn new(places: usize) -> Self {
         Self {
             places: (0..places).map(|_| AtomicU64::new(0)).collect(),
+            closed: AtomicBool::new(false),
             pushed: Line::default(),
             dropped: Line::default(),
             drained: Line::default(),
@@ -114,14 +119,24 @@ impl Lane {
     }
 
     fn push(&self, word: u64) -> bool {
-        let at = self.pushed.0.fetch_add(1, Ordering::Relaxed) as usize & (self.places.len() - 1);
-        // The word is the whole message: nothing else is published with it, so relaxed is enough.
-        let noted =
-            self.places[at].compare_exchange(0, word, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        let noted = !self.closed.load(Ordering::Relaxed) && self.fill(word);
         if !noted {
             self.dropped.0.fetch_add(1, Ordering::Relaxed);
         }
         noted
+    }
+
+    /// Takes the next place, if it is empty; else the lane is closed. Beside a drain that may be a moment
+    /// too late, and the lane is closed until the drain after it.
+    fn fill(&self, word: u64) -> bool {
+        let at = self.pushed.0.fetch_add(1, Ordering::Relaxed) as usize & (self.places.len() - 1);
+        // The word is the whole message: nothing else is published with it, so relaxed is enough.
+        let filled =
+            self.places[at].compare_exchange(0, word, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        if !filled {
+            self.closed.store(true, Ordering::Relaxed);
+        }
+        filled
     }
 
     fn drain(&self, mut take: impl FnMut(u64)) {
@@ -134,9 +149,13 @@ impl Lane {
                 take(word);
             }
         }
+        self.closed.store(false, Ordering::Relaxed);
     }
 
     fn pending(&self) -> u64 {
+        if self.closed.load(Ordering::Relaxed) {
+            return self.places.len() as u64;
+        }
         let drained = self.drained.0.load(Ordering::Relaxed);
         self.pushed.0.load(Ordering::Relaxed).saturating_sub(drained)
     }

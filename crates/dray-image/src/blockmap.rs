@@ -123,6 +123,18 @@ impl AtomicBlockMap {
         added
     }
 
+    /// As [`set`](Self::set), but writes nothing where all are in it already.
+    /// What the caller did before is seen by whoever takes the blocks out only if a sequentially
+    /// consistent fence stands between it and this, and another one behind the taking out.
+    pub fn ensure(&self, range: BlockRange) {
+        let is_set = |(index, word, mask): (usize, usize, u64)| {
+            self.leaf(index).is_some_and(|it| !it.words[word].load(Ordering::SeqCst) & mask == 0)
+        };
+        if !words(range).all(is_set) {
+            self.set(range);
+        }
+    }
+
     /// Takes every block of `range` out; returns how many were in it.
     pub fn clear(&self, range: BlockRange) -> u64 {
         let mut removed = 0;

@@ -13,6 +13,7 @@ use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use crate::sync::{Arc, Condvar, Mutex, MutexGuard};
 use dray_types::{BLOCK_SIZE, BlockRange};
 use std::collections::HashSet;
+use std::mem::ManuallyDrop;
 
 /// Bytes of a write-intent region: small enough that comparing the open ones by hash after a
 /// crash takes seconds, large enough that opening them (a sync each) is rare.
@@ -82,22 +83,28 @@ impl Marked<'_> {
     /// # Errors
     /// What the intent log reports.
     pub fn complete(self) -> Result<()> {
+        // It is marked here, once.
+        let this = ManuallyDrop::new(self);
+        if this.mark() { this.tracker.open_all(this.range) } else { Ok(()) }
+    }
+
+    /// Marks the blocks, if tracking is on; tells whether it is.
+    fn mark(&self) -> bool {
+        // Pairs with the fences in `start`, `take` and `clear`: either the copy that follows one of
+        // them reads what this write wrote, or this sees that tracking is on and that the blocks are
+        // not dirty, and marks.
         fence(Ordering::SeqCst);
-        if self.tracker.on.load(Ordering::Relaxed) {
-            return self.tracker.open_all(self.range);
+        let on = self.tracker.on.load(Ordering::Relaxed);
+        if on {
+            self.tracker.dirty.ensure(self.range);
         }
-        Ok(())
+        on
     }
 }
 
 impl Drop for Marked<'_> {
     fn drop(&mut self) {
-        // Pairs with the fence in `start`: either the copy that follows a start reads what this
-        // write wrote, or this sees that tracking is on and marks.
-        fence(Ordering::SeqCst);
-        if self.tracker.on.load(Ordering::Relaxed) {
-            self.tracker.dirty.set(self.range);
-        }
+        self.mark();
     }
 }
 
@@ -159,7 +166,7 @@ impl Tracker {
     pub fn begin(&self, range: BlockRange) -> Result<Marked<'_>> {
         let marked = Marked { tracker: self, range };
         if self.on.load(Ordering::Relaxed) {
-            self.dirty.set(range);
+            self.dirty.ensure(range);
             self.open_all(range)?;
         }
         Ok(marked)
@@ -208,7 +215,7 @@ impl Tracker {
             if needs_intent {
                 return None;
             }
-            self.dirty.set(range);
+            self.dirty.ensure(range);
             // A region that was closed meanwhile may have been closed without these blocks.
             if self.has_intent.load(Ordering::SeqCst)
                 && regions(range).any(|region| !self.is_open(region))

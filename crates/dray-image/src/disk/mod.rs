@@ -31,9 +31,10 @@ use witness::Witness;
 
 /// Lanes of the log of accesses: threads that serve a guest at the same time on a usual host.
 const LOG_LANES: usize = 4;
-/// Accesses that a lane holds between two drains; more are dropped, which heat does not mind. The
-/// log takes 256 KiB.
-const LOG_PLACES: usize = 8192;
+/// Accesses that a lane holds between two drains; more are dropped, which heat does not mind. All of
+/// them are counted in a millisecond or two, so that they keep no core from a guest for long. The log
+/// takes 64 KiB.
+const LOG_PLACES: usize = 2048;
 
 /// Gets blocks that this host does not have from the one that has them.
 pub trait Fetcher: Send + Sync {
