@@ -144,14 +144,23 @@ impl ImageHeat {
         self.state().counted
     }
 
-    /// The orders for Copy and for Backfill, as far as is known by now, where the link carries
-    /// `jump_blocks` blocks in the time of a jump; 0 when nobody knows yet.
-    pub fn schedules(&self, jump_blocks: u64) -> (Schedule, Schedule) {
+    /// The order for Copy, as far as is known by now, where the link carries `jump_blocks` blocks in the
+    /// time of a jump; 0 when nobody knows yet.
+    pub fn copy_schedule(&self, jump_blocks: u64) -> Schedule {
+        self.with_jump(jump_blocks).heat.copy_schedule()
+    }
+
+    /// The order for Backfill, as [`copy_schedule`](Self::copy_schedule).
+    pub fn backfill_schedule(&self, jump_blocks: u64) -> Schedule {
+        self.with_jump(jump_blocks).heat.backfill_schedule()
+    }
+
+    fn with_jump(&self, blocks: u64) -> MutexGuard<'_, State> {
         let mut state = self.state();
-        if jump_blocks > 0 {
-            state.heat.set_jump(jump_blocks);
+        if blocks > 0 {
+            state.heat.set_jump(blocks);
         }
-        (state.heat.copy_schedule(), state.heat.backfill_schedule())
+        state
     }
 
     /// Blocks read and written in each segment of `segment` bytes, less what has faded.
@@ -286,13 +295,14 @@ mod tests {
         let heat = written();
         heat.save(&path).unwrap();
         let again = ImageHeat::load(&path, LEN);
-        assert_eq!(again.schedules(0), heat.schedules(0));
-        assert!(!again.schedules(0).0.is_sequential());
-        assert!(ImageHeat::load(&path, LEN / 2).schedules(0).0.is_sequential(), "another image");
+        assert_eq!(again.copy_schedule(0), heat.copy_schedule(0));
+        assert_eq!(again.backfill_schedule(0), heat.backfill_schedule(0));
+        assert!(!again.copy_schedule(0).is_sequential());
+        assert!(ImageHeat::load(&path, LEN / 2).copy_schedule(0).is_sequential(), "another image");
         let mut bytes = std::fs::read(&path).unwrap();
         *bytes.last_mut().unwrap() ^= 1;
         std::fs::write(&path, bytes).unwrap();
-        assert!(ImageHeat::load(&path, LEN).schedules(0).0.is_sequential());
+        assert!(ImageHeat::load(&path, LEN).copy_schedule(0).is_sequential());
     }
 
     #[test]
@@ -336,7 +346,7 @@ mod tests {
     fn an_image_that_grows_keeps_its_heat() {
         let grown = ImageHeat::new(2 * LEN);
         grown.take_over(&written());
-        let copy = grown.schedules(0).0;
+        let copy = grown.copy_schedule(0);
         let last = copy.ranges().last().unwrap();
         assert!((last.start..last.end()).contains(&5000), "{last:?}");
     }

@@ -40,7 +40,7 @@ fn copy_and_every_round_follow_the_schedule() {
     source.step(SourceEvent::Start);
     source.step(SourceEvent::ImagesSynced(Ok(())));
     let copy = schedule(&[(600, 100), (200, 100)]);
-    source.step(SourceEvent::Schedule { image: IMAGE, copy, backfill: Schedule::SEQUENTIAL });
+    source.step(SourceEvent::Schedule { image: IMAGE, copy, backfill: None });
     source.step(SourceEvent::LinkUp);
     source.opened(&BlockSet::new());
     let data = set(&[(0, 10), (200, 100), (600, 50)]);
@@ -52,7 +52,7 @@ fn copy_and_every_round_follow_the_schedule() {
     source.received(&effects);
     // Another one may come at any time.
     let copy = schedule(&[(0, 10)]);
-    source.step(SourceEvent::Schedule { image: IMAGE, copy, backfill: Schedule::SEQUENTIAL });
+    source.step(SourceEvent::Schedule { image: IMAGE, copy, backfill: None });
     source.step(SourceEvent::BeginHandover);
     source.step(SourceEvent::Quiesced { lens: vec![LEN] });
     let effects = source.dirty(&set(&[(1, 1), (205, 1), (620, 1)]));
@@ -124,7 +124,7 @@ fn scattered_rounds_go_by_address_and_what_is_written_most_stays_last() {
     source.step(SourceEvent::Start);
     source.step(SourceEvent::ImagesSynced(Ok(())));
     let copy = schedule(&[(0, 100), (600, 100), (200, 100), (700, 100), (400, 100)]);
-    source.step(SourceEvent::Schedule { image: IMAGE, copy, backfill: Schedule::SEQUENTIAL });
+    source.step(SourceEvent::Schedule { image: IMAGE, copy, backfill: None });
     source.step(SourceEvent::LinkUp);
     source.opened(&BlockSet::new());
     let effects = source.step(SourceEvent::Scanned { image: IMAGE, data: set(&[(0, 1000)]) });

@@ -30,8 +30,20 @@ pub(crate) struct Piece {
     place: f64,
 }
 
-/// Densities in ascending order, each with the share of the image that is less dense.
-struct Places(Vec<(f64, f64)>);
+/// Densities in ascending order, and for each the share of the image that is less dense.
+struct Places {
+    densities: Vec<f64>,
+    shares: Vec<f64>,
+    /// For each value of the leading bits ([`coarse`]), from that of the lowest density on: how many
+    /// densities have a lower one.
+    below: Vec<u32>,
+}
+
+/// The leading bits of a density that is not negative: they order densities as the densities do, 16 to
+/// a factor of two.
+fn coarse(density: f64) -> usize {
+    (density.to_bits() >> 48) as usize
+}
 
 impl Places {
     fn new(pieces: &[(f64, BlockRange)]) -> Self {
@@ -45,28 +57,102 @@ impl Places {
             *share = below / all as f64;
             below += len;
         }
-        Self(places)
+        let (densities, shares): (Vec<f64>, Vec<f64>) = places.into_iter().unzip();
+        let below = Self::below(&densities);
+        Self { densities, shares, below }
+    }
+
+    fn below(densities: &[f64]) -> Vec<u32> {
+        let Some((&low, &high)) = densities.first().zip(densities.last()) else {
+            return Vec::new();
+        };
+        let mut below = vec![0; coarse(high) - coarse(low) + 2];
+        for &density in densities {
+            below[coarse(density) - coarse(low) + 1] += 1;
+        }
+        for at in 1..below.len() {
+            below[at] += below[at - 1];
+        }
+        below
     }
 
     fn of(&self, density: f64) -> f64 {
-        let at = self.0.partition_point(|&(other, _)| other < density);
-        self.0.get(at).or(self.0.last()).map_or(0.0, |&(_, share)| share)
+        let last = self.shares.len().saturating_sub(1);
+        let Some(from) = self.densities.first().and_then(|&low| {
+            let nth = coarse(density).checked_sub(coarse(low))?;
+            self.below.get(nth..nth + 2)
+        }) else {
+            let at = self.densities.partition_point(|&other| other < density);
+            return self.shares.get(at.min(last)).copied().unwrap_or(0.0);
+        };
+        let (from, to) = (from[0] as usize, from[1] as usize);
+        let at = from + self.densities[from..to].partition_point(|&other| other < density);
+        self.shares[at.min(last)]
+    }
+
+    /// Both as one, and what that costs.
+    fn join(&self, a: Piece, b: Piece) -> (Piece, f64) {
+        let (len, other) = (a.range.len as f64, b.range.len as f64);
+        let density = (len * a.density + other * b.density) / (len + other);
+        let place = self.of(density);
+        let moved = |piece: Piece| (piece.density - density) * (piece.place - place);
+        let joined = Piece {
+            range: BlockRange::new(a.range.start, a.range.len + b.range.len),
+            density,
+            foretold: a.foretold || b.foretold,
+            place,
+        };
+        (joined, len * moved(a) + other * moved(b))
     }
 }
 
-/// A piece among others, and what joining it with the one before would cost, once that is known. It
-/// stays known as long as neither of the two is joined with another, so that a sweep that joins
-/// little costs little.
-#[derive(Clone, Copy)]
-struct Swept {
-    piece: Piece,
-    cost: Option<f64>,
+/// Pieces in address order that cover an image without gaps.
+#[derive(Clone)]
+struct Row {
+    pieces: Vec<Piece>,
+    /// What joining each with the one before would cost. It stays known as long as neither of the two is
+    /// joined with another, so that a sweep that joins little costs little.
+    costs: Vec<f64>,
 }
 
-/// Pieces in address order that cover an image without gaps.
+impl Row {
+    fn new(pieces: Vec<Piece>, places: &Places) -> Self {
+        let pairs = pieces.windows(2).map(|pair| places.join(pair[0], pair[1]).1);
+        let costs = std::iter::once(f64::INFINITY).chain(pairs).take(pieces.len()).collect();
+        Self { pieces, costs }
+    }
+
+    /// Joins neighbours as long as it costs no more than `most`; whether it has joined any.
+    fn sweep(&mut self, most: f64, places: &Places) -> bool {
+        let Some(first) = self.costs.iter().position(|&cost| cost <= most) else { return false };
+        // Those before `len` are swept. Whether the last of them is as it was:
+        let (mut len, mut is_whole) = (first, true);
+        for at in first..self.pieces.len() {
+            let (mut piece, mut cost) = (self.pieces[at], self.costs[at]);
+            if !is_whole {
+                cost = places.join(self.pieces[len - 1], piece).1;
+            }
+            is_whole = true;
+            while cost <= most {
+                len -= 1;
+                piece = places.join(self.pieces[len], piece).0;
+                let before = len.checked_sub(1).map(|before| self.pieces[before]);
+                cost = before.map_or(f64::INFINITY, |before| places.join(before, piece).1);
+                is_whole = false;
+            }
+            (self.pieces[len], self.costs[len]) = (piece, cost);
+            len += 1;
+        }
+        self.pieces.truncate(len);
+        self.costs.truncate(len);
+        true
+    }
+}
+
+/// Pieces of an image that are to be joined; see the module.
 pub(crate) struct Joined {
     places: Places,
-    pieces: Vec<Swept>,
+    row: Row,
 }
 
 impl Joined {
@@ -81,97 +167,42 @@ impl Joined {
         };
         let mut pieces: Vec<Piece> = pieces.iter().map(piece).collect();
         pieces.sort_unstable_by_key(|piece| piece.range.start);
-        let pieces = pieces.into_iter().map(|piece| Swept { piece, cost: None }).collect();
-        Self { places, pieces }
+        let row = Row::new(pieces, &places);
+        Self { places, row }
     }
 
-    /// Both as one, and what that costs.
-    fn join(&self, a: Piece, b: Piece) -> (Piece, f64) {
-        let (len, other) = (a.range.len as f64, b.range.len as f64);
-        let density = (len * a.density + other * b.density) / (len + other);
-        let place = self.places.of(density);
-        let moved = |piece: Piece| (piece.density - density) * (piece.place - place);
-        let joined = Piece {
-            range: BlockRange::new(a.range.start, a.range.len + b.range.len),
-            density,
-            foretold: a.foretold || b.foretold,
-            place,
-        };
-        (joined, len * moved(a) + other * moved(b))
-    }
-
-    /// Joins neighbours as long as it costs no more than `most`.
-    fn swept(&self, most: f64) -> Vec<Swept> {
-        let mut swept: Vec<Swept> = Vec::with_capacity(self.pieces.len());
-        // Whether the last of `swept` is a piece as it was.
-        let mut is_whole = true;
-        for &Swept { mut piece, cost } in &self.pieces {
-            let mut cost = cost.filter(|_| is_whole);
-            is_whole = true;
-            while let Some(before) = swept.last() {
-                if cost.is_some_and(|cost| cost > most) {
-                    break;
-                }
-                let (joined, costs) = self.join(before.piece, piece);
-                if costs > most {
-                    cost = Some(costs);
-                    break;
-                }
-                swept.pop();
-                (piece, cost, is_whole) = (joined, None, false);
-            }
-            swept.push(Swept { piece, cost });
-        }
-        swept
-    }
-
-    /// The first of what `order` makes of ever fewer pieces that `fits`; the last if none does.
-    pub(crate) fn first<T>(
-        mut self,
-        order: impl Fn(&[Piece]) -> T,
-        fits: impl Fn(&T) -> bool,
-    ) -> T {
-        let mut made = order(&bare(&self.pieces));
+    /// The first of ever fewer pieces that `fit`; the last if none do.
+    pub(crate) fn first(mut self, fit: impl Fn(&[Piece]) -> bool) -> Vec<Piece> {
         let mut threshold = FIRST;
-        for _ in 0..SWEEPS {
-            if fits(&made) {
-                break;
+        if !fit(&self.row.pieces) {
+            for _ in 0..SWEEPS {
+                let before = self.row.clone();
+                if self.row.sweep(threshold, &self.places) && fit(&self.row.pieces) {
+                    let finer = self.finer(&before, threshold / STEP, &fit);
+                    return finer.unwrap_or(self.row).pieces;
+                }
+                threshold *= STEP;
             }
-            let swept = self.swept(threshold);
-            made = order(&bare(&swept));
-            if fits(&made) {
-                return self.finer(threshold / STEP, &order, &fits).unwrap_or(made);
-            }
-            self.pieces = swept;
-            threshold *= STEP;
         }
-        made
+        self.row.pieces
     }
 
-    /// What fits at a threshold between one at which it did not and the next.
-    fn finer<T>(
-        &self,
-        below: f64,
-        order: &impl Fn(&[Piece]) -> T,
-        fits: &impl Fn(&T) -> bool,
-    ) -> Option<T> {
+    /// What fits at a threshold between one at which it did not, which has left `row`, and the next.
+    fn finer(&self, row: &Row, below: f64, fit: &impl Fn(&[Piece]) -> bool) -> Option<Row> {
         let (mut factor, mut best) = (STEP, None);
         let mut at = below;
         for _ in 0..HALVINGS {
             factor = factor.sqrt();
-            let made = order(&bare(&self.swept(at * factor)));
-            if fits(&made) {
-                best = Some(made);
+            let mut swept = row.clone();
+            swept.sweep(at * factor, &self.places);
+            if fit(&swept.pieces) {
+                best = Some(swept);
             } else {
                 at *= factor;
             }
         }
         best
     }
-}
-
-fn bare(swept: &[Swept]) -> Vec<Piece> {
-    swept.iter().map(|swept| swept.piece).collect()
 }
 
 #[cfg(test)]
@@ -191,8 +222,8 @@ mod tests {
     /// Lengths of what is left when there may be at most so many.
     fn lengths(all: &[(u64, f64)], most: usize) -> Vec<u64> {
         let joined = Joined::new(pieces(all), 0.0);
-        let lengths = |pieces: &[Piece]| pieces.iter().map(|piece| piece.range.len).collect();
-        joined.first(lengths, |lengths: &Vec<u64>| lengths.len() <= most)
+        let left = joined.first(|pieces| pieces.len() <= most);
+        left.iter().map(|piece| piece.range.len).collect()
     }
 
     #[test]
@@ -231,11 +262,10 @@ mod tests {
     #[test]
     fn what_nothing_foretells_is_told_apart() {
         let all = vec![(None, BlockRange::new(8, 8)), (Some(2.0), BlockRange::new(0, 8))];
-        let both = |pieces: &[Piece]| pieces.to_vec();
-        let known = Joined::new(all.clone(), 0.5).first(both, |pieces| pieces.len() <= 2);
+        let known = Joined::new(all.clone(), 0.5).first(|pieces| pieces.len() <= 2);
         let told: Vec<_> = known.iter().map(|piece| (piece.foretold, piece.density)).collect();
         assert_eq!(told, [(true, 2.0), (false, 0.5)]);
-        let one = Joined::new(all, 0.5).first(both, |pieces| pieces.len() <= 1);
+        let one = Joined::new(all, 0.5).first(|pieces| pieces.len() <= 1);
         assert_eq!((one.len(), one[0].foretold, one[0].density), (1, true, 1.25));
     }
 }

@@ -110,13 +110,47 @@ impl<'a> Cold<'a> {
 /// So many jumps are few for any image: 160 ms.
 const FREE_JUMPS: u64 = 16;
 
-/// Pieces of equal class by address, the classes as the kind of operation asks for. Backfill's
-/// schedule leaves out what was never near an access.
+/// Classes of densities: one for each binary exponent.
+const CLASSES: usize = 1 << 11;
+
+/// Densities of one class differ by less than a factor of two.
+fn class(piece: &Piece) -> usize {
+    (piece.density.to_bits() >> 52) as usize % CLASSES
+}
+
+/// Backfill's schedule leaves out what was never near an access.
+fn is_named(op: Op, piece: &Piece) -> bool {
+    piece.foretold || op == Op::Write
+}
+
+/// Ranges that [`in_classes`] makes of the pieces, without a sort.
+fn ranges(op: Op, pieces: &[Piece]) -> u64 {
+    let mut count = 0;
+    // Where the first range of a class begins and the last one ends.
+    let mut ends: Vec<Option<(u64, u64)>> = vec![None; CLASSES];
+    for piece in pieces.iter().filter(|piece| is_named(op, piece)) {
+        let BlockRange { start, .. } = piece.range;
+        match &mut ends[class(piece)] {
+            Some((_, end)) if *end == start => *end = piece.range.end(),
+            Some((_, end)) => (count, *end) = (count + 1, piece.range.end()),
+            new => (count, *new) = (count + 1, Some((start, piece.range.end()))),
+        }
+    }
+    let joined = |(before, after): ((u64, u64), (u64, u64))| before.1 == after.0;
+    let ascending = || ends.iter().flatten().copied();
+    let (nth, next) = (ascending(), ascending().skip(1));
+    let joins = match op {
+        Op::Write => nth.zip(next).filter(|&pair| joined(pair)).count(),
+        Op::Read => nth.zip(next).filter(|&(a, b)| joined((b, a))).count(),
+    };
+    count - joins as u64
+}
+
+/// Pieces of equal class by address, the classes as the kind of operation asks for.
 fn in_classes(op: Op, pieces: &[Piece]) -> Schedule {
-    let class = |piece: &Piece| piece.density.log2().floor() as i32;
-    let mut order: Vec<(i32, BlockRange)> = pieces
+    let mut order: Vec<(usize, BlockRange)> = pieces
         .iter()
-        .filter(|piece| piece.foretold || op == Op::Write)
+        .filter(|piece| is_named(op, piece))
         .map(|piece| (class(piece), piece.range))
         .collect();
     match op {
@@ -140,8 +174,7 @@ pub(crate) fn by_density(
     let density = Density::new(round, blocks, weights, streams);
     let jump = config.jump_blocks;
     let most = (blocks / config.jump_share).max(FREE_JUMPS.saturating_mul(jump));
-    let fits = |schedule: &Schedule| (schedule.ranges().len() as u64).saturating_mul(jump) <= most;
-    let pieces = Joined::new(density.pieces(), density.anywhere());
-    let schedule = pieces.first(|pieces| in_classes(op, pieces), fits);
-    (schedule, density)
+    let fit = |pieces: &[Piece]| ranges(op, pieces).saturating_mul(jump) <= most;
+    let pieces = Joined::new(density.pieces(), density.anywhere()).first(fit);
+    (in_classes(op, &pieces), density)
 }

@@ -205,6 +205,7 @@ impl World {
         } else if self.rng.chance(0.8) {
             let nanos = self.rng.below(20 * MILLISECOND);
             self.tell_source(SourceEvent::Jumps { nanos });
+            let backfill = Some(backfill);
             self.tell_source(SourceEvent::Schedule { image, copy, backfill });
         } else {
             self.tell_target(TargetEvent::Schedule { image, backfill });

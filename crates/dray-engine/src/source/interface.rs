@@ -98,7 +98,7 @@ pub enum SourceEvent {
     /// Time passes; at least every 100 ms.
     Tick,
     /// The orders in which an image's blocks should move, as far as its heat tells by now. May come
-    /// at any time and as often as the shell likes (every few seconds is plenty); until the first
+    /// at any time and as often as the shell likes ([`Refresh`](crate::refresh::Refresh)); until the first
     /// one comes blocks move in address order. What is under way stays under way. A restarted
     /// source begins without any.
     Schedule {
@@ -106,8 +106,9 @@ pub enum SourceEvent {
         image: ImageIndex,
         /// For Copy and the rounds of Sync: what is written most comes last.
         copy: Schedule,
-        /// For Backfill: what is read most comes first. It goes to the target after the handover.
-        backfill: Schedule,
+        /// For Backfill: what is read most comes first. It goes to the target after the handover, so
+        /// that it is needed only then; none: it is as it was.
+        backfill: Option<Schedule>,
     },
     /// What it costs the source's disk that a run does not follow the one read before. May come
     /// whenever it changes; it goes to the target after the handover.

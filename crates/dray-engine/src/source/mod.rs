@@ -315,13 +315,13 @@ impl Source {
         &mut self,
         image: ImageIndex,
         copy: &Schedule,
-        backfill: Schedule,
+        backfill: Option<Schedule>,
         out: &mut Vec<SourceEffect>,
     ) {
         let Some(offer) = self.plan.images.get(image.ix()) else { return };
         let state = &mut self.images[image.ix()];
         state.todo.renew_order(copy, BlockRange::whole(offer.len));
-        state.backfill = Some(backfill);
+        state.backfill = backfill.or(state.backfill.take());
         if matches!(self.stage, Stage::Backfill(_)) {
             self.tell_order(image, out);
         }

@@ -228,7 +228,7 @@ impl Backfill {
     /// Whether a demand may bring more than a guest waits for: what lies around it delays the demands
     /// behind it, so it comes along only while next to nothing is demanded.
     pub(super) fn has_room_around(&self) -> bool {
-        let quick = (self.window.rate() * QUICK) as u64;
+        let quick = (self.window.capacity() * QUICK) as u64;
         self.ordered && self.urgent_bytes <= quick.max(FEW_BYTES)
     }
 

@@ -134,7 +134,7 @@ impl Backfill {
         let found = newest.find_map(|(at, place)| Some((at, *place, left(place)?)));
         self.follow.serves &= found.is_some();
         let (at, place, block) = found?;
-        let (bytes, rate) = (self.bytes, self.window.rate());
+        let (bytes, rate) = (self.bytes, self.window.capacity());
         let goes = self.follow.go_to(at, bytes, rate);
         goes.then(|| (place.image, BlockRange::new(block, place.until - block)))
     }

@@ -54,12 +54,21 @@ impl Orders {
         }
     }
 
-    /// The orders of Copy and of Backfill by now; none in address order.
-    pub(super) fn schedules(&self) -> Option<(Schedule, Schedule)> {
+    /// The order of Copy by now; none in address order.
+    pub(super) fn copy(&self) -> Option<Schedule> {
         match self {
             Self::None => None,
-            Self::Heat(heat) => Some((heat.copy_schedule(), heat.backfill_schedule())),
-            Self::Fixed { copy, backfill, .. } => Some((copy.clone(), backfill.clone())),
+            Self::Heat(heat) => Some(heat.copy_schedule()),
+            Self::Fixed { copy, .. } => Some(copy.clone()),
+        }
+    }
+
+    /// The order of Backfill by now; none in address order.
+    pub(super) fn backfill(&self) -> Option<Schedule> {
+        match self {
+            Self::None => None,
+            Self::Heat(heat) => Some(heat.backfill_schedule()),
+            Self::Fixed { backfill, .. } => Some(backfill.clone()),
         }
     }
 

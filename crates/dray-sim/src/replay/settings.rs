@@ -16,8 +16,8 @@ pub const PAPER_DELAY: u64 = 50 * MILLISECOND;
 pub const PAPER_SEEK: u64 = 10 * MILLISECOND;
 /// What `dray migrate` takes for downtime unless it is told, in nanoseconds.
 const MAX_DOWNTIME: u64 = 300 * MILLISECOND;
-/// How often the heat's orders are told again while blocks are copied, in nanoseconds.
-const REFRESH: u64 = 5 * SECOND;
+/// How often it is asked whether the heat's order is to be told again, in nanoseconds.
+const REFRESH: u64 = SECOND;
 
 /// In which order blocks move.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -117,8 +117,9 @@ pub struct Settings {
     /// In any order but address order: what a run costs that does not follow its predecessor, in
     /// nanoseconds.
     pub seek: u64,
-    /// How often a new order is told while blocks are copied, in nanoseconds; 0: the one at the
-    /// start stays, as in the paper.
+    /// How often a new order may be told while blocks are copied, if it is due then
+    /// ([`Refresh`](dray_engine::refresh::Refresh)), in nanoseconds; 0: the one at the start stays, as
+    /// in the paper.
     pub refresh: u64,
     /// Longest downtime that pre-copy may take, in nanoseconds.
     pub max_downtime: u64,

@@ -146,7 +146,7 @@ impl World {
     fn stop_guest(&mut self) {
         self.guest.stops(self.now);
         if self.refreshes()
-            && let Some(order) = self.order()
+            && let Some(order) = self.order(true)
         {
             self.source.inbox.push_back(order);
         }

@@ -9,8 +9,9 @@ use super::target::TargetShell;
 use super::tuning::Recent;
 use super::{Outcome, Picture, bytes};
 use crate::replay::picture::Layer;
+use dray_engine::refresh::Refresh;
 use dray_engine::target::Arrival;
-use dray_engine::{MILLISECOND, SourceEvent, TargetEvent, Tuning};
+use dray_engine::{MILLISECOND, SECOND, SourceEvent, TargetEvent, Time, Tuning};
 use dray_trace::Record;
 use dray_types::{BLOCK_SIZE, BlockSet, ImageId, ImageIndex, MigrationId};
 use dray_wire::{Envelope, ImageOffer, ToSource, ToTarget};
@@ -22,6 +23,8 @@ pub(super) const IMAGE: ImageIndex = ImageIndex(0);
 pub(super) const MIGRATION: MigrationId = MigrationId(1);
 /// How often the engine is told that time passes.
 const TICK: u64 = 100 * MILLISECOND;
+/// How often `auto` chooses again what it copies, in nanoseconds.
+const CHOICE: u64 = 5 * SECOND;
 
 /// Something that happens at some time.
 enum Ev {
@@ -45,6 +48,9 @@ pub(super) struct World {
     queue: BTreeMap<(u64, u64), Ev>,
     pub(super) settings: Settings,
     pub(super) orders: Orders,
+    refresh: Refresh,
+    /// When auto chose last.
+    chosen: u64,
     pub(super) recent: Recent,
     pub(super) source: SourceShell,
     pub(super) target: TargetShell,
@@ -89,6 +95,8 @@ impl World {
             trace_over: false,
             over: false,
             orders,
+            refresh: Refresh::default(),
+            chosen: 0,
             recent,
             settings: settings.clone(),
         };
@@ -118,20 +126,29 @@ impl World {
         self.orders.learns() && self.settings.refresh > 0
     }
 
-    /// What the history says by now.
-    pub(super) fn order(&self) -> Option<SourceEvent> {
-        let (copy, backfill) = self.orders.schedules()?;
+    /// What the history says by now, at the end also of Backfill.
+    pub(super) fn order(&self, ends: bool) -> Option<SourceEvent> {
+        let copy = self.orders.copy()?;
+        let backfill = self.orders.backfill().filter(|_| ends);
         Some(SourceEvent::Schedule { image: IMAGE, copy, backfill })
     }
 
+    /// Blocks sent by now, and all there are.
+    fn progress(&self) -> (u64, u64) {
+        let sent = (self.out.first_bytes + self.out.extra_bytes) / BLOCK_SIZE;
+        (sent, self.settings.disk / BLOCK_SIZE)
+    }
+
     fn tell_order(&mut self) {
-        if let Some(order) = self.order() {
+        self.refresh.made(Time(self.now), self.progress().0);
+        if let Some(order) = self.order(!self.refreshes()) {
             self.tell_source(order);
         }
     }
 
     /// What auto would copy by now.
     fn tell_choice(&mut self) {
+        self.chosen = self.now;
         let now = self.settings.start + self.now;
         if let Some(copy_only) = self.recent.choice(&self.settings, now) {
             self.tell_source(SourceEvent::Choose { image: IMAGE, copy_only });
@@ -182,8 +199,13 @@ impl World {
 
     fn refresh(&mut self) {
         if self.guest.place == Place::Source {
-            self.tell_order();
-            self.tell_choice();
+            let (sent, all) = self.progress();
+            if self.refresh.is_due(Time(self.now), sent, all) {
+                self.tell_order();
+            }
+            if self.now >= self.chosen + CHOICE {
+                self.tell_choice();
+            }
             self.at(self.settings.refresh, Ev::Refresh);
         }
     }

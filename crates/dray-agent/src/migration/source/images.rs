@@ -381,6 +381,11 @@ impl SourceImages {
         &self.all[ix].image.name
     }
 
+    /// Blocks of all of them.
+    pub fn blocks(&self) -> u64 {
+        self.all.iter().map(|open| BlockRange::whole(open.image.offer.len).len).sum()
+    }
+
     /// The images as the planner wants to know them.
     pub fn moved(&self) -> Vec<Moved<'_>> {
         self.all.iter().map(Open::moved).collect()

@@ -3,32 +3,32 @@
 use super::SourceLoop;
 use crate::api::Order;
 use dray_engine::SourceEvent;
+use dray_engine::refresh::Refresh;
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
-
-/// Pause between two orders: a guest's habits change more slowly.
-const REFRESH: Duration = Duration::from_secs(1);
 
 /// What the engine was last told.
 #[derive(Default)]
 pub struct Orders {
-    told_at: Option<Instant>,
+    refresh: Refresh,
     /// Per image, accesses that were counted by then: without a new one the order is as it was.
     counted: BTreeMap<u16, u64>,
 }
 
 impl Orders {
-    /// The guest may stop at any moment now: the next tick tells what is known until then.
+    /// The guest may stop at any moment now: the next tick tells what is known until then, also for what
+    /// is fetched after it.
     pub fn make_due(&mut self) {
-        self.told_at = None;
+        self.refresh.ends();
+        self.counted.clear();
     }
 }
 
 impl SourceLoop {
-    /// Tells the engine again once a second. After the handover the guest's accesses are made
+    /// Tells the engine again when it is due. After the handover the guest's accesses are made
     /// elsewhere, and what is fetched first was said with the handover.
     pub(super) fn refresh_orders(&mut self) {
-        if self.orders.told_at.is_none_or(|at| at.elapsed() >= REFRESH) {
+        let sent = self.engine.as_ref().map_or(0, |engine| engine.status().blocks_sent);
+        if self.orders.refresh.is_due(self.clock.now(), sent, self.images.blocks()) {
             self.tell_orders();
         }
     }
@@ -40,18 +40,20 @@ impl SourceLoop {
         if !by_heat || !copies {
             return;
         }
-        self.orders.told_at = Some(Instant::now());
-        let rate = self.engine.as_ref().map_or(0.0, |engine| engine.status().rate);
+        let Some(status) = self.engine.as_ref().map(|engine| engine.status()) else { return };
+        self.orders.refresh.made(self.clock.now(), status.blocks_sent);
         let content = self.images.content();
         let (jump, nanos) = {
             let jumps = content.jumps();
-            (jumps.blocks(rate), jumps.nanos())
+            (jumps.blocks(status.rate), jumps.nanos())
         };
         let mut events = vec![SourceEvent::Jumps { nanos }];
         for (image, heat) in self.images.heats() {
             let counted = heat.counted();
             if self.orders.counted.insert(image.0, counted) != Some(counted) {
-                let (copy, backfill) = heat.schedules(jump);
+                let copy = heat.copy_schedule(jump);
+                let ends = self.orders.refresh.is_at_the_end();
+                let backfill = ends.then(|| heat.backfill_schedule(jump));
                 events.push(SourceEvent::Schedule { image, copy, backfill });
             }
         }
