@@ -114,6 +114,14 @@ impl Chunk {
         size * (1.0 - ((-least).exp() - (-most).exp()) / (most - least))
     }
 
+    /// Bytes that are dirty after a round of Sync of so many seconds that sent `dirty` of them: these
+    /// all through it, the others were clean when it began.
+    fn dirty_again(&self, dirty: f64, seconds: f64) -> f64 {
+        let clean = (self.footprint() - dirty).max(0.0);
+        let again = Sent { from: 0.0, to: seconds };
+        self.dirty_sent(dirty, again, seconds) + clean * -(-self.writes(seconds)).exp_m1()
+    }
+
     /// Reads that wait when `missing` bytes of it are, until they are there after `seconds`.
     fn waiting_reads(&self, missing: f64, seconds: f64) -> f64 {
         let areas = missing / FETCHED;

@@ -1,13 +1,12 @@
 //! What a migration will take: the model that the choice is made with, for any strategy.
 
 use super::{Chunk, Goals, Load};
-use crate::Strategy;
+use crate::source::{MAX_ROUNDS, Rounds, Verdict};
+use crate::{SECOND, Strategy, Time};
 
 /// Handover without the guest's memory: its steps take three round trips and three durable records,
 /// in seconds, round trips apart (a record takes about 5 ms).
 const HANDOVER: f64 = 0.015;
-/// Rounds of Sync that are looked at: the engine gives up after as many.
-const MAX_ROUNDS: u32 = crate::source::MAX_ROUNDS;
 
 /// What will come of a migration, times in seconds.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -137,6 +136,10 @@ pub fn predict(
     prediction
 }
 
+fn each(load: &Load, value: impl Fn(usize, &Chunk) -> f64) -> Vec<f64> {
+    load.chunks.iter().enumerate().map(|(ix, chunk)| value(ix, chunk)).collect()
+}
+
 fn sum(load: &Load, value: impl Fn(usize, &Chunk) -> f64) -> f64 {
     load.chunks.iter().enumerate().map(|(ix, chunk)| value(ix, chunk)).sum()
 }
@@ -150,35 +153,37 @@ fn stop(load: &Load, goals: &Goals, link: f64) -> f64 {
     rest + HANDOVER + 3.0 * load.rtt
 }
 
-/// Rounds of Sync: each takes as long as what was written in the one before.
+/// Rounds of Sync: each takes as long as what was written in the one before, and they end when the
+/// engine would end them.
 fn sync(load: &Load, goals: &Goals, copied: &[bool], sent: &[Sent], out: &mut Prediction) {
     let link = goals.link(load);
     let copy_end = sum(load, |ix, c| if copied[ix] { c.bytes as f64 } else { 0.0 }) / link;
-    let mut rest = sum(load, |ix, chunk| match copied[ix] {
-        true => chunk.dirty(sent[ix], copy_end),
-        false => 0.0,
-    });
     let affordable = (link * goals.downtime() / 2.0).max((2 << 20) as f64);
-    let mut stalled = 0;
-    for _ in 0..MAX_ROUNDS {
-        if rest <= affordable {
-            break;
+    let mut rounds = Rounds::default();
+    let mut at = copy_end;
+    let mut dirty: Vec<f64> =
+        each(load, |ix, chunk| if copied[ix] { chunk.dirty(sent[ix], copy_end) } else { 0.0 });
+    let mut rest: f64 = dirty.iter().sum();
+    loop {
+        let now = Time((at * SECOND as f64) as u64);
+        match rounds.judge(now, rest as u64, affordable as u64) {
+            Verdict::Another => {}
+            verdict => {
+                out.converges &= verdict == Verdict::Fits;
+                break;
+            }
         }
         out.extra += rest;
-        out.handover += rest / link;
-        // The blocks of a round are sent all through it.
-        let again = Sent { from: 0.0, to: rest / link };
-        let next = sum(load, |ix, chunk| match copied[ix] {
-            true => chunk.dirty_sent(chunk.footprint(), again, rest / link),
+        at += rest / link;
+        dirty = each(load, |ix, chunk| match copied[ix] {
+            true => chunk.dirty_again(dirty[ix], rest / link),
             false => 0.0,
         });
-        stalled += u32::from(next >= rest * 0.999);
-        rest = next;
+        rest = dirty.iter().sum();
     }
-    out.converges &= rest <= affordable && stalled <= 8;
     out.extra += rest;
     out.downtime += rest / link;
-    out.handover += rest / link;
+    out.handover += at - copy_end + rest / link;
 }
 
 /// Each write to what was already copied crosses as it is; they share the link with the copy.

@@ -178,6 +178,30 @@ fn pre_copy_converges_when_the_link_is_faster_than_the_writes() {
 }
 
 #[test]
+fn pre_copy_is_told_to_give_up_when_the_engine_would() {
+    // Each round is as large as the one before: two of them say so, and not one of thirty more.
+    let load = mixed(16, 50.0, 0.0);
+    let hopeless = preset(Strategy::PreCopy, &load);
+    let places = 16.0 * 64.0 * MIB;
+    assert!(!hopeless.converges && hopeless.extra < 4.0 * places, "{}", hopeless.extra / places);
+    // The rounds of a guest that writes nearly as much as the link carries shrink ever less, and
+    // thirty of them are not enough; with two thirds of it they are.
+    assert!(!preset(Strategy::PreCopy, &mixed(16, 6.2, 0.0)).converges);
+    assert!(preset(Strategy::PreCopy, &mixed(16, 4.2, 0.0)).converges);
+}
+
+#[test]
+fn what_a_round_did_not_send_is_dirty_as_well() {
+    let chunk = &mixed(1, 1.0, 0.0).chunks[0];
+    // 1 MiB/s for 1 s to 64 MiB: hardly a place is written twice.
+    let (all, none) = (chunk.dirty_again(64.0 * MIB, 1.0), chunk.dirty_again(0.0, 1.0));
+    assert!((0.98 * MIB..MIB).contains(&none), "{none}");
+    assert!((0.49 * MIB..0.5 * MIB).contains(&all), "each block half of the round: {all}");
+    let half = chunk.dirty_again(32.0 * MIB, 1.0);
+    assert!((half - f64::midpoint(all, none)).abs() < 1.0, "{half}");
+}
+
+#[test]
 fn nothing_to_move_and_a_link_that_is_down_are_no_numbers_to_fear() {
     let mut none = load(&[]);
     none.memory_dirty = 1e12;
