@@ -122,8 +122,9 @@ impl ImageHeat {
             state.counted += 1;
             state.pace.count(op);
             state.heat.access(op, range);
-            if op == Op::Write {
-                state.footprint.note(range);
+            match op {
+                Op::Read => state.footprint.note_read(range),
+                Op::Write => state.footprint.note(range),
             }
         });
         used
@@ -188,12 +189,23 @@ impl ImageHeat {
                 _ => {
                     // Writes of an earlier process are known by their rate alone.
                     let mut areas = state.footprint.areas(range);
+                    let mut read_there = state.footprint.share_read(range);
                     if areas.is_empty() {
                         areas.push(range);
+                        read_there = 1.0;
                     }
                     let held = areas.iter().map(|&area| held.intersection(area).len()).sum::<u64>();
                     let held = held * BLOCK_SIZE;
-                    chunks.push(Chunk { image, range, bytes, written, areas, held, reads });
+                    chunks.push(Chunk {
+                        image,
+                        range,
+                        bytes,
+                        written,
+                        areas,
+                        held,
+                        reads,
+                        read_there,
+                    });
                 }
             }
         }

@@ -132,7 +132,7 @@ pub fn predict(
     if !equal {
         prediction.extra = sum(load, |ix, chunk| if copied[ix] { missing(ix, chunk) } else { 0.0 });
     }
-    backfill(load, link, missing, &mut prediction);
+    backfill(load, link, first_block(load, goals, link), missing, &mut prediction);
     prediction
 }
 
@@ -151,6 +151,12 @@ fn stop(load: &Load, goals: &Goals, link: f64) -> f64 {
         .min(goals.downtime() / 2.0)
         .min(load.memory_dirty * goals.downtime() / link);
     rest + HANDOVER + 3.0 * load.rtt
+}
+
+/// Until Backfill's first block can be there, from the guest's stop: what it reads meanwhile is read
+/// when it runs. The block is asked for, and comes.
+pub(super) fn first_block(load: &Load, goals: &Goals, link: f64) -> f64 {
+    stop(load, goals, link) + load.rtt
 }
 
 /// Rounds of Sync: each takes as long as what was written in the one before, and they end when the
@@ -201,8 +207,15 @@ fn mirror(load: &Load, copied: &[bool], sent: &[Sent], link: f64, out: &mut Pred
     out.handover += out.extra / link;
 }
 
-/// After the handover: what is missing comes most read first, and reads of it wait until then.
-fn backfill(load: &Load, link: f64, missing: impl Fn(usize, &Chunk) -> f64, out: &mut Prediction) {
+/// After the handover: what is missing comes most read first, the first block of it `first` seconds
+/// after the guest's stop, and reads of it wait until then.
+fn backfill(
+    load: &Load,
+    link: f64,
+    first: f64,
+    missing: impl Fn(usize, &Chunk) -> f64,
+    out: &mut Prediction,
+) {
     let times = backfill_times(load, link, &by_reads(load), &missing);
     let rest = sum(load, &missing);
     out.bytes = out.bytes.max(0.0) + if out.extra > 0.0 && rest == 0.0 { out.extra } else { rest };
@@ -210,9 +223,9 @@ fn backfill(load: &Load, link: f64, missing: impl Fn(usize, &Chunk) -> f64, out:
     // On the mean a block is there halfway through its chunk.
     let remote = |ix: usize, chunk: &Chunk| {
         let bytes = missing(ix, chunk);
-        chunk.waiting_reads(bytes, times[ix] - bytes / link / 2.0)
+        chunk.waiting_reads(bytes, first + times[ix] - bytes / link / 2.0)
     };
     out.remote_reads = sum(load, remote);
-    let reads = sum(load, |_, chunk| chunk.reads) * (rest / link);
+    let reads = sum(load, |_, chunk| chunk.reads) * (first + rest / link);
     out.added_latency = if reads > 0.0 { out.remote_reads / reads * load.fetch(link) } else { 0.0 };
 }

@@ -16,6 +16,7 @@ fn load(chunks: &[(f64, f64)]) -> Load {
         areas: vec![BlockRange::new(n as u64 * CHUNK, CHUNK)],
         held: 0,
         reads,
+        read_there: 1.0,
     };
     Load {
         chunks: chunks.iter().enumerate().map(chunk).collect(),
@@ -130,6 +131,37 @@ fn a_place_is_waited_for_once() {
     let load = mixed(1, 0.0, 1e6);
     let waits = preset(Strategy::PostCopy, &load).remote_reads;
     assert!((1000.0..=1024.0).contains(&waits), "64 MiB in pieces of 64 KiB: {waits}");
+}
+
+#[test]
+fn what_is_read_beside_what_is_written_does_not_keep_it_from_being_left() {
+    let mut load = mixed(8, 4.0, 10.0);
+    for chunk in &mut load.chunks[..8] {
+        chunk.areas = vec![BlockRange::new(chunk.range.start, 16)];
+        chunk.read_there = 0.0;
+    }
+    let (hybrid, post) = (preset(Strategy::Hybrid, &load), preset(Strategy::PostCopy, &load));
+    let plan = chosen(&load, &Goals::default()).1;
+    assert!(hybrid.remote_reads == 0.0 && plan.prediction.remote_reads == 0.0);
+    assert_eq!(plan.copy_only[0].complement_in(whole(&load)[0]).len(), 8 * 16);
+    assert!(post.remote_reads > 100.0, "of the rest all of them: {post:?}");
+    // Half of what is missing beside it, half of its reads.
+    let chunk = &load.chunks[0];
+    let (written, all) = (chunk.footprint(), chunk.bytes as f64);
+    let half = chunk.share_of_reads(f64::midpoint(written, all));
+    assert_eq!((chunk.share_of_reads(written), chunk.share_of_reads(all)), (0.0, 1.0));
+    assert!((half - 0.5).abs() < 1e-9, "{half}");
+}
+
+#[test]
+fn what_is_read_while_the_guest_stands_still_waits_as_well() {
+    // It all crosses in a hundredth of a second; the guest stops for longer.
+    let mut load = mixed(1, 20.0, 10.0);
+    load.chunks[0].areas = vec![BlockRange::new(0, 256)];
+    let hybrid = preset(Strategy::Hybrid, &load);
+    let stop = hybrid.downtime + load.rtt;
+    assert!(stop > 0.2 && hybrid.extra < 1.01 * MIB, "{hybrid:?}");
+    assert!(hybrid.remote_reads > 0.8 * 10.0 * stop, "{hybrid:?}");
 }
 
 #[test]
