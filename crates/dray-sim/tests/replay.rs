@@ -231,9 +231,7 @@ fn auto_copies_less_than_pre_copy_twice_and_waits_less_than_post_copy() {
     assert!(auto.reads.count < post.reads.count, "{auto:?} {post:?}");
 }
 
-/// Over several guests, because in one a single read is a large share. Reads that come while the guest
-/// stands still are of the same hot places as the writes here, and the link is fast for so small a
-/// disk: what is left for a moment is read in that moment.
+/// Over several guests, because in one a single read is a large share. What is written is read here.
 #[test]
 fn auto_lets_no_more_reads_wait_than_hybrid() {
     let reads = |strategy| {

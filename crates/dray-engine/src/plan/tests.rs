@@ -165,6 +165,18 @@ fn what_is_read_while_the_guest_stands_still_waits_as_well() {
 }
 
 #[test]
+fn no_more_reads_wait_than_with_hybrid() {
+    for (written, reads) in [(1.5, 0.02), (1.5, 0.5), (0.3, 0.5), (0.3, 20.0)] {
+        let load = mixed(32, written, reads);
+        let plan = chosen(&load, &Goals::default()).1.prediction;
+        let hybrid = preset(Strategy::Hybrid, &load);
+        let case = format!("{written} MiB/s, {reads} reads/s: {plan:?} {hybrid:?}");
+        assert!(plan.remote_reads <= hybrid.remote_reads + 0.1, "{case}");
+        assert!(plan.extra <= hybrid.extra, "{case}");
+    }
+}
+
+#[test]
 fn a_latency_goal_makes_it_copy_what_is_read() {
     // So few reads that even with everything left hardly one more waits than with hybrid.
     let load = mixed(32, 1.5, 0.002);
