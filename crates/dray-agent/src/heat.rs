@@ -189,10 +189,9 @@ impl ImageHeat {
                 _ => {
                     // Writes of an earlier process are known by their rate alone.
                     let mut areas = state.footprint.areas(range);
-                    let mut read_there = state.footprint.share_read(range);
+                    let read_there = state.footprint.share_read(range);
                     if areas.is_empty() {
                         areas.push(range);
-                        read_there = 1.0;
                     }
                     let held = areas.iter().map(|&area| held.intersection(area).len()).sum::<u64>();
                     let held = held * BLOCK_SIZE;
