@@ -128,8 +128,9 @@ impl ImageHeat {
         log.drain(|op, range| {
             noted[usize::from(op == Op::Write)] += 1;
             state.heat.access(op, range);
-            if op == Op::Write {
-                state.footprint.note(range);
+            match op {
+                Op::Read => state.footprint.note_read(range),
+                Op::Write => state.footprint.note(range),
             }
         });
         state.counted += noted.iter().sum::<u64>();
@@ -207,12 +208,22 @@ impl ImageHeat {
                 _ => {
                     // Writes of an earlier process are known by their rate alone.
                     let mut areas = state.footprint.areas(range);
+                    let read_there = state.footprint.share_read(range);
                     if areas.is_empty() {
                         areas.push(range);
                     }
                     let held = areas.iter().map(|&area| held.intersection(area).len()).sum::<u64>();
                     let held = held * BLOCK_SIZE;
-                    chunks.push(Chunk { image, range, bytes, written, areas, held, reads });
+                    chunks.push(Chunk {
+                        image,
+                        range,
+                        bytes,
+                        written,
+                        areas,
+                        held,
+                        reads,
+                        read_there,
+                    });
                 }
             }
         }

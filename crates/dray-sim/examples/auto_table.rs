@@ -2,7 +2,7 @@
 //!
 //! Every preset (or those that are named) and `auto` migrate the same disk from the same starts, in
 //! the agent's order, over the generated loads and the traces of the folder that `DRAY_TRACES` names
-//! (a NAME picks some).
+//! (a NAME picks some). `auto` in place of presets runs it alone.
 //! The *cost* of a migration is what the planner weighs: seconds of the link for what is sent twice,
 //! and seconds that guests' reads wait for missing blocks. The best preset is the one of least cost
 //! among those that end. `docs/simulation.md` has the result, and says how to read it.
@@ -50,6 +50,7 @@ impl Lines {
             Some((strategy, best)) => {
                 format!("{strategy}: {}", verdict(&auto, best, self.cost(&auto), self.cost(best)))
             }
+            None if presets.is_empty() => String::new(),
             None => "no preset ends".to_owned(),
         };
         self.line("**auto**", &auto, &verdict);
@@ -107,7 +108,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         args.partition(|text| text.parse::<Strategy>().is_ok());
     let presets: Vec<Strategy> =
         presets.iter().map(|text| text.parse()).collect::<Result<_, _>>()?;
-    let presets = if presets.is_empty() { PRESETS.to_vec() } else { presets };
+    let mut presets = if presets.is_empty() { PRESETS.to_vec() } else { presets };
+    presets.retain(|&preset| preset != Strategy::Auto);
     let wanted = |name: &str| names.is_empty() || names.iter().any(|part| name.contains(part));
     println!(
         "| load | strategy | total s | extra MiB | remote reads | downtime ms | cost s | against the best preset |"

@@ -12,8 +12,8 @@
 //! `f` bytes of the chunk are written at all and not at the target from the start ([`Footprint`]): only these can be dirty again, so only
 //! these are ever left, and the rest of the chunk is copied in any case. `w` bytes are
 //! written a second (anywhere in `f`: each write hits a random block, so the dirty share follows the
-//! exponential), `r` reads a second go there too as far as anyone knows, `b` is the time until
-//! Backfill has brought it (most read first). A read that waits brings the 64 KiB round it, so that
+//! exponential), `r` reads a second go there too, `b` is the time from
+//! the guest's stop until Backfill has brought it (most read first). A read that waits brings the 64 KiB round it, so that
 //! no place is waited for twice. Sending costs the link what must cross twice, and the guest the
 //! reads of what is dirty again; leaving costs the guest a fetch for each read that waits, and ties
 //! it to the source for longer. What is written is sent now when `send ≤ leave`; `q` weighs the
@@ -40,11 +40,14 @@ pub const RISK: f64 = 0.01;
 const FETCHED: f64 = (64 << 10) as f64;
 /// The choice is made over at most this often: it stands still after three or four times.
 const ROUNDS: usize = 8;
-/// `q` is raised at most this often, by a factor of four each.
+/// `q` is raised at most this often, by a factor of four each,
 const RAISES: usize = 6;
-/// No more reads may wait than this many times what hybrid would make wait: what it saves of the
-/// link is the operator's, and the reads are the guest's.
-const MORE_READS: f64 = 1.05;
+const RAISE: f64 = 4.0;
+/// and then the last raise is halved this often, as far as less of it does.
+const HALVINGS: usize = 3;
+/// No more reads may wait than hybrid would make wait, and so many: what is saved of the link is the
+/// operator's, and the reads are the guest's. In ten migrations not one more waits for the rest.
+const MORE_READS: f64 = 0.1;
 
 /// What is known of a chunk of blocks.
 #[derive(Clone, PartialEq, Debug)]
@@ -63,6 +66,8 @@ pub struct Chunk {
     pub held: u64,
     /// Reads of it in a second.
     pub reads: f64,
+    /// The share of these that are of what is written.
+    pub read_there: f64,
 }
 
 impl Chunk {
@@ -114,15 +119,35 @@ impl Chunk {
         size * (1.0 - ((-least).exp() - (-most).exp()) / (most - least))
     }
 
+    /// Bytes that are dirty after a round of Sync of so many seconds that sent `dirty` of them: these
+    /// all through it, the others were clean when it began.
+    fn dirty_again(&self, dirty: f64, seconds: f64) -> f64 {
+        let clean = (self.footprint() - dirty).max(0.0);
+        let again = Sent { from: 0.0, to: seconds };
+        self.dirty_sent(dirty, again, seconds) + clean * -(-self.writes(seconds)).exp_m1()
+    }
+
     /// Reads that wait when `missing` bytes of it are, until they are there after `seconds`.
     fn waiting_reads(&self, missing: f64, seconds: f64) -> f64 {
         let areas = missing / FETCHED;
         if areas <= 0.0 {
             return 0.0;
         }
-        // What is written is read, as far as anyone knows: a share of it is missing.
-        let share = (missing / self.footprint().max(missing)).min(1.0);
-        areas * -(-self.reads * share * seconds.max(0.0) / areas).exp_m1()
+        let reads = self.reads * self.share_of_reads(missing);
+        areas * -(-reads * seconds.max(0.0) / areas).exp_m1()
+    }
+
+    /// The share of its reads that are of `missing` bytes: what is written is missing first.
+    fn share_of_reads(&self, missing: f64) -> f64 {
+        let written = self.footprint();
+        let others = missing - written;
+        let share = if others <= 0.0 {
+            self.read_there * missing / written
+        } else {
+            let all = self.bytes as f64 - written;
+            self.read_there + (1.0 - self.read_there) * others / all.max(others)
+        };
+        share.min(1.0)
     }
 }
 
@@ -236,7 +261,7 @@ pub fn choose(load: &Load, goals: &Goals, whole: &[BlockRange]) -> Plan {
 /// The cheapest choice that lets few enough reads wait, and whether the operator's goal was dearer.
 fn spare_reads(load: &Load, goals: &Goals) -> (Vec<bool>, Option<Forced>) {
     let predicted = |copied: &[bool]| predict(Strategy::Auto, load, goals, Some(copied));
-    let most = predict(Strategy::Hybrid, load, goals, None).remote_reads * MORE_READS + 1.0;
+    let most = predict(Strategy::Hybrid, load, goals, None).remote_reads + MORE_READS;
     let slow = |p: &Prediction| goals.max_added_latency.is_some_and(|goal| p.added_latency > goal);
     let mut copied = settle(load, goals, 1.0);
     let mut forced = None;
@@ -246,7 +271,7 @@ fn spare_reads(load: &Load, goals: &Goals) -> (Vec<bool>, Option<Forced>) {
         if !slow(&now) && now.remote_reads <= most {
             break;
         }
-        weight *= 4.0;
+        weight *= RAISE;
         let more = settle(load, goals, weight);
         let then = predicted(&more);
         let slower = then.added_latency >= now.added_latency;
@@ -256,12 +281,28 @@ fn spare_reads(load: &Load, goals: &Goals) -> (Vec<bool>, Option<Forced>) {
         copied = more;
         forced = slow(&now).then_some(Forced::AddedLatency).or(forced);
     }
+    // Less than the last raise may do.
+    let fits = |p: &Prediction| !slow(p) && p.remote_reads <= most;
+    let mut least = weight / RAISE;
+    for _ in 0..HALVINGS {
+        if weight == 1.0 || !fits(&predicted(&copied)) {
+            break;
+        }
+        let between = (least * weight).sqrt();
+        let fewer = settle(load, goals, between);
+        if fits(&predicted(&fewer)) {
+            (copied, weight) = (fewer, between);
+        } else {
+            least = between;
+        }
+    }
     (copied, forced)
 }
 
 /// Makes the choice until it stands still.
 fn settle(load: &Load, goals: &Goals, weight: f64) -> Vec<bool> {
     let link = goals.link(load);
+    let first = predict::first_block(load, goals, link);
     let by_writes = predict::by_writes(load);
     let by_reads = predict::by_reads(load);
     let mut copied = vec![true; load.chunks.len()];
@@ -283,7 +324,7 @@ fn settle(load: &Load, goals: &Goals, weight: f64) -> Vec<bool> {
             // Of what the target has the same crosses either way.
             let held = chunk.dirty_held(handover);
             // The time at which it would come if it were left, behind what is read more.
-            let until = behind[ix] + if copied[ix] { left / link } else { 0.0 };
+            let until = first + behind[ix] + if copied[ix] { left / link } else { 0.0 };
             let fetch = weight * load.fetch(link);
             let cost = |missing: f64| fetch * chunk.waiting_reads(missing + held, until);
             let send = dirty / link + cost(dirty);

@@ -1,13 +1,12 @@
 //! What a migration will take: the model that the choice is made with, for any strategy.
 
 use super::{Chunk, Goals, Load};
-use crate::Strategy;
+use crate::source::{MAX_ROUNDS, Rounds, Verdict};
+use crate::{SECOND, Strategy, Time};
 
 /// Handover without the guest's memory: its steps take three round trips and three durable records,
 /// in seconds, round trips apart (a record takes about 5 ms).
 const HANDOVER: f64 = 0.015;
-/// Rounds of Sync that are looked at: the engine gives up after as many.
-const MAX_ROUNDS: u32 = crate::source::MAX_ROUNDS;
 
 /// What will come of a migration, times in seconds.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -133,8 +132,12 @@ pub fn predict(
     if !equal {
         prediction.extra = sum(load, |ix, chunk| if copied[ix] { missing(ix, chunk) } else { 0.0 });
     }
-    backfill(load, link, missing, &mut prediction);
+    backfill(load, link, first_block(load, goals, link), missing, &mut prediction);
     prediction
+}
+
+fn each(load: &Load, value: impl Fn(usize, &Chunk) -> f64) -> Vec<f64> {
+    load.chunks.iter().enumerate().map(|(ix, chunk)| value(ix, chunk)).collect()
 }
 
 fn sum(load: &Load, value: impl Fn(usize, &Chunk) -> f64) -> f64 {
@@ -150,35 +153,43 @@ fn stop(load: &Load, goals: &Goals, link: f64) -> f64 {
     rest + HANDOVER + 3.0 * load.rtt
 }
 
-/// Rounds of Sync: each takes as long as what was written in the one before.
+/// Until Backfill's first block can be there, from the guest's stop: what it reads meanwhile is read
+/// when it runs. The block is asked for, and comes.
+pub(super) fn first_block(load: &Load, goals: &Goals, link: f64) -> f64 {
+    stop(load, goals, link) + load.rtt
+}
+
+/// Rounds of Sync: each takes as long as what was written in the one before, and they end when the
+/// engine would end them.
 fn sync(load: &Load, goals: &Goals, copied: &[bool], sent: &[Sent], out: &mut Prediction) {
     let link = goals.link(load);
     let copy_end = sum(load, |ix, c| if copied[ix] { c.bytes as f64 } else { 0.0 }) / link;
-    let mut rest = sum(load, |ix, chunk| match copied[ix] {
-        true => chunk.dirty(sent[ix], copy_end),
-        false => 0.0,
-    });
     let affordable = (link * goals.downtime() / 2.0).max((2 << 20) as f64);
-    let mut stalled = 0;
-    for _ in 0..MAX_ROUNDS {
-        if rest <= affordable {
-            break;
+    let mut rounds = Rounds::default();
+    let mut at = copy_end;
+    let mut dirty: Vec<f64> =
+        each(load, |ix, chunk| if copied[ix] { chunk.dirty(sent[ix], copy_end) } else { 0.0 });
+    let mut rest: f64 = dirty.iter().sum();
+    loop {
+        let now = Time((at * SECOND as f64) as u64);
+        match rounds.judge(now, rest as u64, affordable as u64) {
+            Verdict::Another => {}
+            verdict => {
+                out.converges &= verdict == Verdict::Fits;
+                break;
+            }
         }
         out.extra += rest;
-        out.handover += rest / link;
-        // The blocks of a round are sent all through it.
-        let again = Sent { from: 0.0, to: rest / link };
-        let next = sum(load, |ix, chunk| match copied[ix] {
-            true => chunk.dirty_sent(chunk.footprint(), again, rest / link),
+        at += rest / link;
+        dirty = each(load, |ix, chunk| match copied[ix] {
+            true => chunk.dirty_again(dirty[ix], rest / link),
             false => 0.0,
         });
-        stalled += u32::from(next >= rest * 0.999);
-        rest = next;
+        rest = dirty.iter().sum();
     }
-    out.converges &= rest <= affordable && stalled <= 8;
     out.extra += rest;
     out.downtime += rest / link;
-    out.handover += rest / link;
+    out.handover += at - copy_end + rest / link;
 }
 
 /// Each write to what was already copied crosses as it is; they share the link with the copy.
@@ -196,8 +207,15 @@ fn mirror(load: &Load, copied: &[bool], sent: &[Sent], link: f64, out: &mut Pred
     out.handover += out.extra / link;
 }
 
-/// After the handover: what is missing comes most read first, and reads of it wait until then.
-fn backfill(load: &Load, link: f64, missing: impl Fn(usize, &Chunk) -> f64, out: &mut Prediction) {
+/// After the handover: what is missing comes most read first, the first block of it `first` seconds
+/// after the guest's stop, and reads of it wait until then.
+fn backfill(
+    load: &Load,
+    link: f64,
+    first: f64,
+    missing: impl Fn(usize, &Chunk) -> f64,
+    out: &mut Prediction,
+) {
     let times = backfill_times(load, link, &by_reads(load), &missing);
     let rest = sum(load, &missing);
     out.bytes = out.bytes.max(0.0) + if out.extra > 0.0 && rest == 0.0 { out.extra } else { rest };
@@ -205,9 +223,9 @@ fn backfill(load: &Load, link: f64, missing: impl Fn(usize, &Chunk) -> f64, out:
     // On the mean a block is there halfway through its chunk.
     let remote = |ix: usize, chunk: &Chunk| {
         let bytes = missing(ix, chunk);
-        chunk.waiting_reads(bytes, times[ix] - bytes / link / 2.0)
+        chunk.waiting_reads(bytes, first + times[ix] - bytes / link / 2.0)
     };
     out.remote_reads = sum(load, remote);
-    let reads = sum(load, |_, chunk| chunk.reads) * (rest / link);
+    let reads = sum(load, |_, chunk| chunk.reads) * (first + rest / link);
     out.added_latency = if reads > 0.0 { out.remote_reads / reads * load.fetch(link) } else { 0.0 };
 }

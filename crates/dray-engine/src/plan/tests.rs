@@ -16,6 +16,7 @@ fn load(chunks: &[(f64, f64)]) -> Load {
         areas: vec![BlockRange::new(n as u64 * CHUNK, CHUNK)],
         held: 0,
         reads,
+        read_there: 1.0,
     };
     Load {
         chunks: chunks.iter().enumerate().map(chunk).collect(),
@@ -133,6 +134,49 @@ fn a_place_is_waited_for_once() {
 }
 
 #[test]
+fn what_is_read_beside_what_is_written_does_not_keep_it_from_being_left() {
+    let mut load = mixed(8, 4.0, 10.0);
+    for chunk in &mut load.chunks[..8] {
+        chunk.areas = vec![BlockRange::new(chunk.range.start, 16)];
+        chunk.read_there = 0.0;
+    }
+    let (hybrid, post) = (preset(Strategy::Hybrid, &load), preset(Strategy::PostCopy, &load));
+    let plan = chosen(&load, &Goals::default()).1;
+    assert!(hybrid.remote_reads == 0.0 && plan.prediction.remote_reads == 0.0);
+    assert_eq!(plan.copy_only[0].complement_in(whole(&load)[0]).len(), 8 * 16);
+    assert!(post.remote_reads > 100.0, "of the rest all of them: {post:?}");
+    // Half of what is missing beside it, half of its reads.
+    let chunk = &load.chunks[0];
+    let (written, all) = (chunk.footprint(), chunk.bytes as f64);
+    let half = chunk.share_of_reads(f64::midpoint(written, all));
+    assert_eq!((chunk.share_of_reads(written), chunk.share_of_reads(all)), (0.0, 1.0));
+    assert!((half - 0.5).abs() < 1e-9, "{half}");
+}
+
+#[test]
+fn what_is_read_while_the_guest_stands_still_waits_as_well() {
+    // It all crosses in a hundredth of a second; the guest stops for longer.
+    let mut load = mixed(1, 20.0, 10.0);
+    load.chunks[0].areas = vec![BlockRange::new(0, 256)];
+    let hybrid = preset(Strategy::Hybrid, &load);
+    let stop = hybrid.downtime + load.rtt;
+    assert!(stop > 0.2 && hybrid.extra < 1.01 * MIB, "{hybrid:?}");
+    assert!(hybrid.remote_reads > 0.8 * 10.0 * stop, "{hybrid:?}");
+}
+
+#[test]
+fn no_more_reads_wait_than_with_hybrid() {
+    for (written, reads) in [(1.5, 0.02), (1.5, 0.5), (0.3, 0.5), (0.3, 20.0)] {
+        let load = mixed(32, written, reads);
+        let plan = chosen(&load, &Goals::default()).1.prediction;
+        let hybrid = preset(Strategy::Hybrid, &load);
+        let case = format!("{written} MiB/s, {reads} reads/s: {plan:?} {hybrid:?}");
+        assert!(plan.remote_reads <= hybrid.remote_reads + 0.1, "{case}");
+        assert!(plan.extra <= hybrid.extra, "{case}");
+    }
+}
+
+#[test]
 fn a_latency_goal_makes_it_copy_what_is_read() {
     // So few reads that even with everything left hardly one more waits than with hybrid.
     let load = mixed(32, 1.5, 0.002);
@@ -175,6 +219,30 @@ fn pre_copy_converges_when_the_link_is_faster_than_the_writes() {
     let fast = preset(Strategy::PreCopy, &mixed(16, 50.0, 0.0));
     assert!(!fast.converges, "{fast:?}");
     assert!(!preset(Strategy::Mirror, &mixed(16, 50.0, 0.0)).converges);
+}
+
+#[test]
+fn pre_copy_is_told_to_give_up_when_the_engine_would() {
+    // Each round is as large as the one before: two of them say so, and not one of thirty more.
+    let load = mixed(16, 50.0, 0.0);
+    let hopeless = preset(Strategy::PreCopy, &load);
+    let places = 16.0 * 64.0 * MIB;
+    assert!(!hopeless.converges && hopeless.extra < 4.0 * places, "{}", hopeless.extra / places);
+    // The rounds of a guest that writes nearly as much as the link carries shrink ever less, and
+    // thirty of them are not enough; with two thirds of it they are.
+    assert!(!preset(Strategy::PreCopy, &mixed(16, 6.2, 0.0)).converges);
+    assert!(preset(Strategy::PreCopy, &mixed(16, 4.2, 0.0)).converges);
+}
+
+#[test]
+fn what_a_round_did_not_send_is_dirty_as_well() {
+    let chunk = &mixed(1, 1.0, 0.0).chunks[0];
+    // 1 MiB/s for 1 s to 64 MiB: hardly a place is written twice.
+    let (all, none) = (chunk.dirty_again(64.0 * MIB, 1.0), chunk.dirty_again(0.0, 1.0));
+    assert!((0.98 * MIB..MIB).contains(&none), "{none}");
+    assert!((0.49 * MIB..0.5 * MIB).contains(&all), "each block half of the round: {all}");
+    let half = chunk.dirty_again(32.0 * MIB, 1.0);
+    assert!((half - f64::midpoint(all, none)).abs() < 1.0, "{half}");
 }
 
 #[test]

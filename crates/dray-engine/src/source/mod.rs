@@ -20,6 +20,7 @@ mod slowing;
 
 pub use interface::{SourceEffect, SourceEvent, SourceNotice, SourcePlan, SourceStatus};
 pub use rounds::MAX_ROUNDS;
+pub(crate) use rounds::{Rounds, Verdict};
 
 use crate::order::Waiting;
 use crate::record::SourceRecord;
@@ -33,7 +34,6 @@ use dray_wire::frame::mask_len;
 use dray_wire::{Envelope, HandedOver, ImageOffer, Open, TargetImage, ToSource, ToTarget};
 use handover::Step;
 use mirror::Progress;
-use rounds::Rounds;
 use std::collections::{BTreeMap, VecDeque};
 
 /// Where the source is.

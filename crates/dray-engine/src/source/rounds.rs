@@ -21,7 +21,7 @@ const WATCHED: u64 = 10 * SECOND;
 
 /// What is to be done about a round.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Verdict {
+pub(crate) enum Verdict {
     /// It is the last: what is left fits.
     Fits,
     /// It is sent.
@@ -34,7 +34,7 @@ pub(super) enum Verdict {
 
 /// The rounds so far; see the module.
 #[derive(Default, Debug)]
-pub(super) struct Rounds {
+pub(crate) struct Rounds {
     /// How many there were.
     pub(super) count: u32,
     /// Bytes of the round that is being sent, and since when.
@@ -47,7 +47,7 @@ pub(super) struct Rounds {
 
 impl Rounds {
     /// A round was sent, and so many bytes are the next one; `affordable` are few enough.
-    pub(super) fn judge(&mut self, now: Time, bytes: u64, affordable: u64) -> Verdict {
+    pub(crate) fn judge(&mut self, now: Time, bytes: u64, affordable: u64) -> Verdict {
         self.count += 1;
         let before = self.sent.replace((bytes, now));
         if bytes <= affordable {

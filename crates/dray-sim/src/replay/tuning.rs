@@ -92,7 +92,10 @@ fn auto<'a>(
             continue;
         };
         match record.op {
-            Op::Read => chunk.reads += 1.0 / seconds,
+            Op::Read => {
+                chunk.reads += 1.0 / seconds;
+                written.note_read(record.blocks());
+            }
             Op::Write => {
                 chunk.written += record.length as f64 / seconds;
                 written.note(record.blocks());
@@ -101,6 +104,7 @@ fn auto<'a>(
     }
     for chunk in chunks.iter_mut().filter(|chunk| chunk.written > 0.0) {
         chunk.areas = written.areas(chunk.range);
+        chunk.read_there = written.share_read(chunk.range);
     }
     let load = Load {
         chunks,
@@ -117,5 +121,6 @@ fn auto<'a>(
 fn cold(range: BlockRange) -> Chunk {
     let bytes = range.len * BLOCK_SIZE;
     let image = ImageIndex(0);
-    Chunk { image, range, bytes, written: 0.0, areas: vec![range], held: 0, reads: 0.0 }
+    let areas = vec![range];
+    Chunk { image, range, bytes, written: 0.0, areas, held: 0, reads: 0.0, read_there: 1.0 }
 }
