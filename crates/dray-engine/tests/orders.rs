@@ -62,8 +62,11 @@ fn copy_and_every_round_follow_the_schedule() {
 #[test]
 fn the_order_of_backfill_is_told_when_the_target_serves() {
     let mut source = S::ready();
-    let order =
-        |backfill| SourceEvent::Schedule { image: IMAGE, copy: Schedule::default(), backfill };
+    let order = |order| SourceEvent::Schedule {
+        image: IMAGE,
+        copy: Schedule::default(),
+        backfill: Some(order),
+    };
     let effects = source.step(order(schedule(&[(700, 9), (300, 100), (10, 5), (990, 500)])));
     assert!(effects.is_empty());
     let map_hash = source.ask(&set(&[(12, 1), (350, 2), (995, 5)]));
@@ -93,6 +96,7 @@ fn what_a_jump_takes_is_told_before_the_orders() {
     let mut source = S::ready();
     assert!(source.step(SourceEvent::Jumps { nanos: 70 }).is_empty());
     let backfill = schedule(&[(10, 5)]);
+    let backfill = Some(backfill);
     source.step(SourceEvent::Schedule { image: IMAGE, copy: Schedule::default(), backfill });
     let map_hash = source.ask(&set(&[(12, 1)]));
     source.hear(EPOCH, 1, ToSource::Prepared { map_hash });
@@ -109,6 +113,7 @@ fn an_order_is_cut_off_where_the_protocol_says() {
     // Ranges of two blocks that overlap, so that the schedule does not join them.
     let ranges = (0..MAX_ORDER as u64 + 9).map(|n| BlockRange::new(12 + n % 2, 1));
     let backfill = ranges.collect();
+    let backfill = Some(backfill);
     source.step(SourceEvent::Schedule { image: IMAGE, copy: Schedule::default(), backfill });
     let map_hash = source.ask(&set(&[(12, 2)]));
     source.hear(EPOCH, 1, ToSource::Prepared { map_hash });

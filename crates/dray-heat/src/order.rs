@@ -178,3 +178,33 @@ pub(crate) fn by_density(
     let pieces = Joined::new(density.pieces(), density.anywhere()).first(fit);
     (in_classes(op, &pieces), density)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_counted_as_they_will_be() {
+        let mut state = 1u64;
+        let mut draw = |below: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 33) % below
+        };
+        for round in 0..300 {
+            let mut at = 0;
+            let pieces: Vec<_> = (0..1 + draw(40))
+                .map(|_| {
+                    let range = BlockRange::new(at, 1 + draw(9));
+                    at = range.end();
+                    let density = (draw(2 + round % 7) as f64 * 1.3).exp2() * 1e-6;
+                    ((draw(4) > 0).then_some(density), range)
+                })
+                .collect();
+            let pieces = Joined::new(pieces, 1e-9).first(|_| true);
+            for op in [Op::Read, Op::Write] {
+                let made = in_classes(op, &pieces).ranges().len() as u64;
+                assert_eq!(ranges(op, &pieces), made, "{op:?} {pieces:?}");
+            }
+        }
+    }
+}
