@@ -102,6 +102,26 @@ fn a_deferred_migration_leaves_what_nobody_asks_for() {
     assert!((outcome.handover.unwrap() as f64) < memory + 1e9);
 }
 
+/// A demand over a short delay is answered before the next tick, and accesses come meanwhile: each is
+/// told in its turn. A read of one block, with nothing else on the link, waits for the way there and
+/// back and for the blocks that come with it.
+#[test]
+fn time_never_goes_back() {
+    for delay in [1, 10, 50].map(|millis| millis * 1_000_000) {
+        let mut settings = Settings { delay, ..settings(Strategy::Deferred, Order::Sequential) };
+        let outcome = run(&settings);
+        let reads = &outcome.reads;
+        assert!(reads.count > 100 && reads.longest <= outcome.total, "{delay}: {outcome:?}");
+        assert!(reads.mean() >= 2.0 * delay as f64, "{delay}: {outcome:?}");
+        assert!(reads.longest < 2 * delay + SECOND, "{delay}: {outcome:?}");
+        settings.throttle = Throttling::Aggressive;
+        for strategy in [Strategy::Mirror, Strategy::PreCopy, Strategy::Hybrid] {
+            settings.strategy = strategy;
+            run(&settings);
+        }
+    }
+}
+
 #[test]
 fn the_history_decides_the_order() {
     let aware = settings(Strategy::PostCopy, Order::WorkloadAware);

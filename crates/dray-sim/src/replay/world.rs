@@ -149,7 +149,10 @@ impl World {
             self.broken_by("nothing happens any more");
             return;
         };
-        self.now = time;
+        if time < self.now {
+            self.broken_by("time goes back");
+        }
+        self.now = self.now.max(time);
         self.out.events += 1;
         match event {
             Ev::Tick => self.tick(),
