@@ -49,7 +49,12 @@ fn shares(later: &[u64], image: &[u64], distance: u64) -> (f64, f64) {
 
 /// What figure 9 found is what its definition says of that distance, no candidate is better, and no
 /// smaller one is as good.
-fn is_the_best(found: Estimate, later: &[u64], image: &[u64], candidates: impl Iterator<Item = u64>) {
+fn is_the_best(
+    found: Estimate,
+    later: &[u64],
+    image: &[u64],
+    candidates: impl Iterator<Item = u64>,
+) {
     let (access, storage) = shares(later, image, found.chunk_blocks);
     assert!((found.access - access).abs() < ROUNDING && (found.storage - storage).abs() < ROUNDING);
     for distance in candidates {
@@ -104,7 +109,8 @@ fn both(round: &[BlockRange]) -> (Vec<dray_heat::CandidateCoverage>, u64, Option
     let coverage = heat.coverage(Op::Write).to_vec();
     // What a round chose is what the next one counts by, and schedules are made of a whole round.
     round.iter().for_each(|&range| heat.access(Op::Write, range));
-    let timed: Vec<Timed> = round.iter().zip(0..).map(|(&range, n)| (f64::from(n), range)).collect();
+    let timed: Vec<Timed> =
+        round.iter().zip(0..).map(|(&range, n)| (f64::from(n), range)).collect();
     let found = offline::chunk_size(&timed, 0.5, IMAGE, (0, u64::MAX));
     (coverage, heat.chunk_blocks(Op::Write), found)
 }
