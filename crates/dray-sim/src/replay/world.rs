@@ -70,7 +70,7 @@ impl World {
     pub(super) fn new(settings: &Settings, orders: Orders, recent: Recent, tuning: Tuning) -> Self {
         let seek = match settings.order {
             Order::Sequential => 0,
-            Order::WorkloadAware | Order::Paper => settings.seek,
+            Order::WorkloadAware | Order::Paper | Order::PaperIncremental => settings.seek,
         };
         let whole = dray_types::BlockRange::whole(settings.disk);
         let mut world = Self {
