@@ -27,6 +27,32 @@ fn written_traces_read_back() {
     assert!(error.to_string().starts_with("/nowhere/t.csv: cannot create: "), "{error}");
 }
 
+/// As a copy that was broken off leaves it, and as a bad medium does.
+#[test]
+fn a_damaged_file_is_a_bad_trace_and_no_bad_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("t.csv.zst");
+    let mut writer = Writer::create(&path).unwrap();
+    Load::Web.spec().records(1).take(200_000).for_each(|record| writer.write(&record).unwrap());
+    writer.finish().unwrap();
+    let whole = std::fs::read(&path).unwrap();
+    let refused = |bytes: &[u8]| {
+        std::fs::write(&path, bytes).unwrap();
+        Reader::open(&path).and_then(Totals::of).err().unwrap()
+    };
+    let mut damaged = whole.clone();
+    let middle = whole.len() / 2;
+    damaged[middle..middle + 64].fill(0xff);
+    let cut = [12, whole.len() / 2, whole.len() - 1].map(|len| refused(&whole[..len]));
+    for error in cut.iter().chain([&refused(&damaged)]) {
+        let text = error.to_string();
+        assert!(error.source.is_none() && error.hint.is_some(), "{text}");
+        assert!(text.contains("the compressed data "), "{text}");
+    }
+    assert!(cut[1].line.is_some_and(|line| line > 1000), "{}", cut[1]);
+    assert!(cut[1].to_string().ends_with("the compressed data end in the middle"), "{}", cut[1]);
+}
+
 /// Needs real traces: DRAY_TRACES names a folder with them.
 #[test]
 fn real_traces_read_to_their_end() {

@@ -86,6 +86,7 @@ fn faults_name_file_line_and_cure() {
     assert_eq!(refused("0,W,1,2\n0,W,x,2\n"), "t, line 2: 'x' is not an offset in bytes");
     assert_eq!(refused("0,W,1,2\n0,T,1,2\n"), "t, line 2: 'T' is neither R nor W");
     assert_eq!(refused("0,W,1,2\n0,W,1\n"), "t, line 2: 3 fields and not 4");
+    assert_eq!(refused("0,W,1,2\nx\n"), "t, line 2: 1 field and not 4");
     assert_eq!(
         refused("0,W,1,2\n\n0,W,1,99999999999999999999\n"),
         "t, line 3: '99999999999999999999' is not a length in bytes"

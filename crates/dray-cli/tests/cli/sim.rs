@@ -67,6 +67,25 @@ fn comparisons_and_chunks() {
     assert!(found["rows"][0]["selected"]["gain_percent"].is_number());
 }
 
+/// Twenty seconds of a guest whose disk would take longer through the engine's windows over 50 ms.
+#[test]
+fn a_short_trace_needs_no_options() {
+    let dir = tempfile::TempDir::with_prefix("dray-cli-").unwrap();
+    let file = dir.path().join("short.csv.zst");
+    let ran = run(&["trace", "generate", "web", "--seconds", "20", "-o", text(&file)]);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    let once = json(&["sim", text(&file)]);
+    assert_eq!(once["delay_ns"], 10_000_000);
+    assert!(once["runs"][0]["total_ns"].as_u64().unwrap() < 20_000_000_000);
+    let compared = json(&["sim", "compare", text(&file), "--starts", "1"]);
+    assert_eq!(compared["rows"][1]["delay_ns"], 10_000_000);
+    let chunks = json(&["sim", "chunks", text(&file), "--starts", "1"]);
+    assert_eq!(chunks["rows"][0]["delay_ns"], 10_000_000);
+    let shown = run(&["sim", text(&file)]).out;
+    assert!(shown.contains(", 10 ms\n") && shown.contains("mixture of 128 KiB"), "{shown}");
+    assert_eq!(run(&["sim", text(&file), "--delay", "50"]).code, 4, "a given one stays");
+}
+
 #[test]
 fn an_analysis() {
     let dir = tempfile::TempDir::with_prefix("dray-cli-").unwrap();
@@ -97,6 +116,15 @@ fn what_cannot_be_simulated_is_said_clearly() {
     assert_eq!(ran.code, 4);
     assert!(ran.err.contains("bad.csv, line 3: 'X' is neither R nor W\nhint: "), "{}", ran.err);
     let file = trace(dir.path());
+    let cut = dir.path().join("cut.csv.zst");
+    let whole = std::fs::read(&file).unwrap();
+    std::fs::write(&cut, &whole[..whole.len() / 2]).unwrap();
+    let ran = run(&["sim", text(&cut)]);
+    assert_eq!(ran.code, 4, "{}", ran.err);
+    assert!(ran.err.contains("the compressed data end in the middle\nhint: "), "{}", ran.err);
+    let late = run(&["sim", text(&file), "--start", "1000"]);
+    assert_eq!(late.code, 4);
+    assert!(late.err.contains("the trace ends after 239 s, before --start\n"), "{}", late.err);
     let slow = run(&["sim", text(&file), "--bandwidth", "1Mbit"]);
     assert_eq!(slow.code, 4);
     assert!(slow.err.contains("the trace ends after 239 s"), "{}", slow.err);

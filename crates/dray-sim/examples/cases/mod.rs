@@ -68,12 +68,7 @@ impl Case {
         let short = DISK as f64 > FAST * totals.duration as f64 / 2e9;
         let disk = if short { own } else { DISK.max(own) };
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        // A trace of seconds needs a link that the engine's windows do not fill at 50 ms.
-        let delays = [50, 10, 1].map(|ms| ms * SECOND / 1000);
-        let chosen = delays.into_iter().find_map(|delay| {
-            let starts = Starts::choose(totals.duration, disk + MEMORY, None, delay, starts, 1)?;
-            Some((delay, starts))
-        });
+        let chosen = Starts::choose_delay(totals.duration, disk + MEMORY, None, starts, 1);
         let (delay, starts) = chosen.ok_or("the trace is too short")?;
         Ok(Self {
             name: name.split('.').next().unwrap_or_default().to_owned(),

@@ -79,10 +79,10 @@ pub fn replay<E>(
     let (orders, recent, tuning, mut next) = trace.history(settings)?;
     let mut world = World::new(settings, orders, recent, tuning);
     while !world.is_over() {
-        let until = world.next_event();
         while let Some(record) = next {
             let time = record.time_ns.saturating_sub(settings.start);
-            if time > until {
+            // Asked each time: what the access before this one set off may come before it.
+            if time > world.next_event() {
                 break;
             }
             world.access(time, &record);

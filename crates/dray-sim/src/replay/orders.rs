@@ -1,4 +1,4 @@
-//! What the history before a start says of the order: the agent's heat, or the paper's algorithm.
+//! What the history before a start says of the order: the agent's heat, or the paper's algorithms.
 
 use super::heat_op;
 use super::settings::{Chunks, Given, Order, Settings};
@@ -41,7 +41,7 @@ impl Orders {
         }
         match settings.order {
             Order::Sequential => Self::None,
-            Order::WorkloadAware => {
+            Order::WorkloadAware | Order::PaperIncremental => {
                 let mut heat = Heat::new(BlockRange::whole(settings.disk).len, config(settings));
                 history.for_each(|record| heat.access(heat_op(record.op), record.blocks()));
                 Self::Heat(Box::new(heat))
@@ -98,8 +98,18 @@ impl Orders {
     }
 }
 
-/// The agent's settings, with what a jump costs on this link.
+/// The agent's settings, with what a jump costs on this link; or the paper's.
 fn config(settings: &Settings) -> HeatConfig {
+    if settings.order == Order::PaperIncremental {
+        return match settings.chunks {
+            Chunks::Selected => HeatConfig::paper(),
+            Chunks::Fixed(bytes) => HeatConfig {
+                smallest_chunk_blocks: (bytes / BLOCK_SIZE).max(1),
+                candidates: 1,
+                ..HeatConfig::paper()
+            },
+        };
+    }
     let jump = u128::from(settings.seek) * u128::from(settings.bandwidth) / u128::from(SECOND);
     let jump_blocks = (jump / u128::from(BLOCK_SIZE)) as u64;
     let config = HeatConfig { jump_blocks, ..settings.heat };

@@ -29,11 +29,14 @@ pub enum Order {
     /// By the algorithm of the scheduling paper as written down there (its figures 7 and 9), made
     /// once at the start.
     Paper,
+    /// By the incremental algorithm of its section 5 ([`HeatConfig::paper`]), which goes on learning.
+    PaperIncremental,
 }
 
 impl Order {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Sequential, Self::WorkloadAware, Self::Paper];
+    pub const ALL: [Self; 4] =
+        [Self::Sequential, Self::WorkloadAware, Self::Paper, Self::PaperIncremental];
 }
 
 impl fmt::Display for Order {
@@ -42,6 +45,7 @@ impl fmt::Display for Order {
             Self::Sequential => "sequential",
             Self::WorkloadAware => "workload-aware",
             Self::Paper => "paper",
+            Self::PaperIncremental => "paper-incremental",
         })
     }
 }
@@ -52,7 +56,8 @@ impl FromStr for Order {
     fn from_str(text: &str) -> Result<Self, String> {
         let found = Self::ALL.into_iter().find(|order| order.to_string() == text);
         found.ok_or_else(|| {
-            format!("'{text}' is not an order; use sequential, workload-aware or paper")
+            let orders = "sequential, workload-aware, paper or paper-incremental";
+            format!("'{text}' is not an order; use {orders}")
         })
     }
 }

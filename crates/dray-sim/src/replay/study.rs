@@ -1,8 +1,9 @@
 //! Many replays in one table: what an order saves, and what the choice of the chunk size is worth.
 
+use super::settings::PAPER_DELAY;
 use super::{Chunks, Order, Outcome, ReplayError, Settings, replay};
 use dray_engine::window::{BACKFILL_WINDOW, COPY_WINDOW};
-use dray_engine::{SECOND, Strategy};
+use dray_engine::{MILLISECOND, SECOND, Strategy};
 use dray_trace::{Record, Rng};
 
 /// Chunk sizes of the paper's table 4: 512 KiB to 1 GiB, each twice the one before.
@@ -12,6 +13,10 @@ pub const CHUNK_SIZES: std::ops::RangeInclusive<u32> = 19..=30;
 const SLACK: f64 = 1.25;
 /// Of a trace, the share that a migration may last when the bandwidth is not given.
 const SHARE: f64 = 0.5;
+
+/// One-way delays of a link that nobody has given one, in nanoseconds: the paper's, and less for
+/// traces so short that the engine's windows would let no migration end in them.
+const DELAYS: [u64; 4] = [PAPER_DELAY, 10 * MILLISECOND, MILLISECOND, 0];
 
 /// How fast the link is and when the migrations begin.
 #[derive(Clone, PartialEq, Debug)]
@@ -49,6 +54,21 @@ impl Starts {
             (0..count).map(|_| (rng.unit() * left * SECOND as f64) as u64).collect();
         at.sort_unstable();
         Some(Self { bandwidth, at })
+    }
+
+    /// [`Self::choose`] over the longest of the delays 50, 10, 1 and 0 ms with which a migration ends
+    /// before the trace; that delay in nanoseconds, and the starts.
+    pub fn choose_delay(
+        duration: u64,
+        bytes: u64,
+        bandwidth: Option<u64>,
+        count: u32,
+        seed: u64,
+    ) -> Option<(u64, Self)> {
+        DELAYS.into_iter().find_map(|delay| {
+            let starts = Self::choose(duration, bytes, bandwidth, delay, count, seed)?;
+            Some((delay, starts))
+        })
     }
 
     /// `count` random starts between two times in nanoseconds.
@@ -229,6 +249,25 @@ mod tests {
         assert!(Starts::choose(minute, 32 << 30, Some(1 << 40), 50_000_000, 10, 1).is_none());
         let slow = Starts::choose(minute, 6 << 30, None, 50_000_000, 10, 1).unwrap();
         assert_eq!(slow.bandwidth, 160 << 20);
+    }
+
+    /// Whatever the trace and the disk, there are starts when neither link nor delay is given, and the
+    /// delay is the paper's where that will do.
+    #[test]
+    fn a_delay_that_is_not_given_lets_the_migration_end() {
+        let chosen = |seconds, gib: u64, bandwidth| {
+            Starts::choose_delay(seconds * SECOND, gib << 30, bandwidth, 3, 1)
+        };
+        let delay = |seconds, gib| chosen(seconds, gib, None).unwrap().0;
+        assert_eq!(
+            [3600, 85, 60, 5].map(|seconds| delay(seconds, 15)),
+            [PAPER_DELAY, 10 * MILLISECOND, 10 * MILLISECOND, MILLISECOND]
+        );
+        assert_eq!((delay(1, 500), delay(0, 500)), (0, 0));
+        let given = Starts::choose(3600 * SECOND, 15 << 30, None, PAPER_DELAY, 3, 1);
+        assert_eq!(chosen(3600, 15, None).map(|(_, starts)| starts), given);
+        assert_eq!(chosen(85, 15, Some(500_000_000)).unwrap().0, 10 * MILLISECOND);
+        assert_eq!(chosen(85, 15, Some(50_000_000)), None, "no delay makes a slow link faster");
     }
 
     #[test]

@@ -76,7 +76,7 @@ impl World {
     pub(super) fn new(settings: &Settings, orders: Orders, recent: Recent, tuning: Tuning) -> Self {
         let seek = match settings.order {
             Order::Sequential => 0,
-            Order::WorkloadAware | Order::Paper => settings.seek,
+            Order::WorkloadAware | Order::Paper | Order::PaperIncremental => settings.seek,
         };
         let whole = dray_types::BlockRange::whole(settings.disk);
         let mut world = Self {
@@ -166,7 +166,10 @@ impl World {
             self.broken_by("nothing happens any more");
             return;
         };
-        self.now = time;
+        if time < self.now {
+            self.broken_by("time goes back");
+        }
+        self.now = self.now.max(time);
         self.out.events += 1;
         match event {
             Ev::Tick => self.tick(),

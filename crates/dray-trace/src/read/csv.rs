@@ -74,7 +74,8 @@ fn record(line: &[u8]) -> Option<Record> {
 fn fault(line: &[u8]) -> Fault {
     let fields: Vec<&[u8]> = line.split(|&byte| byte == b',').collect();
     let [time, op, offset, length] = fields[..] else {
-        return Fault::new(format!("{} fields and not 4", fields.len()), HINT);
+        let plural = if fields.len() == 1 { "" } else { "s" };
+        return Fault::new(format!("{} field{plural} and not 4", fields.len()), HINT);
     };
     let show = |text: &[u8]| String::from_utf8_lossy(&text[..text.len().min(40)]).into_owned();
     let what = if number::seconds(time).is_none() {

@@ -11,7 +11,7 @@ const BUFFER: usize = 256 << 10;
 /// Why there is no next line.
 #[derive(Debug)]
 pub(super) enum LineError {
-    /// The stream failed.
+    /// The stream failed, or a decoder of it.
     Io(io::Error),
     /// No end of line in [`MAX_LINE`] bytes.
     TooLong,

@@ -21,7 +21,7 @@ use crate::error::{Fault, TraceError};
 use crate::record::{MAX_END, MAX_LENGTH, MAX_TIME, Record};
 use lines::Lines;
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 /// How far a time may lie before its predecessor, in nanoseconds.
@@ -30,6 +30,8 @@ const MAX_STEP_BACK: u64 = 1_000_000_000;
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 /// The first bytes of a binary blktrace file on a little-endian machine, without its version.
 const BLKTRACE_MAGIC: [u8; 3] = [0x74, 0x61, 0x65];
+const CUT_HINT: &str =
+    "the file was cut off or damaged on its way: copy it again, or try zstd -t FILE";
 const FORMATS_HINT: &str = "give CSV lines 'time_s,op,offset,length', the output of blkparse, or \
                             a fio iolog; each may be compressed with zstd";
 
@@ -86,7 +88,8 @@ impl Reader {
                 .map_err(|why| TraceError::io(path, "cannot decompress", why))?;
             lines = Lines::new(Box::new(decoder));
         }
-        let head = lines.peek().map_err(failed)?;
+        let number = lines.number();
+        let head = lines.peek().map_err(|why| unreadable(path, number, why))?;
         let format = detect(head).map_err(|fault| TraceError::bad(path, None, fault))?;
         let parser = match format {
             Format::Csv => Parser::Csv(csv::Csv::default()),
@@ -108,7 +111,8 @@ impl Reader {
                 Ok(Some(line)) => line,
                 Ok(None) => break,
                 Err(lines::LineError::Io(why)) => {
-                    return Err(TraceError::io(&self.path, "cannot read", why));
+                    self.over = true;
+                    return Err(unreadable(&self.path, self.lines.number(), why));
                 }
                 Err(lines::LineError::TooLong) => return Err(self.bad(lines::too_long())),
             };
@@ -143,6 +147,20 @@ impl Iterator for Reader {
     fn next(&mut self) -> Option<Self::Item> {
         self.next_record().transpose()
     }
+}
+
+/// What failed: the system, or zstd, which says of contents that it cannot decompress that they end too
+/// early or are of another kind, without a number of the system's. `lines` were read before.
+fn unreadable(path: &Path, lines: u64, why: io::Error) -> TraceError {
+    if why.raw_os_error().is_some() {
+        return TraceError::io(path, "cannot read", why);
+    }
+    let what = match why.kind() {
+        io::ErrorKind::UnexpectedEof => "the compressed data end in the middle".to_owned(),
+        _ => format!("the compressed data cannot be read: {why}"),
+    };
+    let line = (lines > 0).then_some(lines + 1);
+    TraceError::bad(path, line, Fault::new(what, CUT_HINT))
 }
 
 /// Bounds of what any format may say, and times that never go back.

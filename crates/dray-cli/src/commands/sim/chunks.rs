@@ -1,6 +1,6 @@
 //! `dray sim chunks`: the selected chunk size against the best and the worst one.
 
-use super::{Common, rate, replay_failed};
+use super::{Common, link, mixed, replay_failed};
 use crate::output::Output;
 use crate::show::style::Style;
 use crate::show::table::{Align, table};
@@ -20,7 +20,8 @@ pub struct Args {
     /// The model whose extra traffic is compared: hybrid as in the literature, or pre-copy
     #[arg(long, default_value = "hybrid")]
     strategy: Strategy,
-    /// Whose choice is compared: workload-aware, or paper (the algorithm of the literature)
+    /// Whose choice is compared: workload-aware, or paper or paper-incremental (algorithms of the
+    /// literature)
     #[arg(long, default_value = "workload-aware")]
     order: Order,
     /// What the link carries [default: a migration lasts half of a file; 100Mbit for a load]
@@ -34,6 +35,7 @@ pub struct Args {
 struct Line {
     trace: String,
     bandwidth: u64,
+    delay: u64,
     selected: Gain,
     fixed: Vec<Gain>,
 }
@@ -43,12 +45,14 @@ pub fn run(args: &Args, output: &Output) -> ApiResult<ExitCode> {
     let mut lines = Vec::new();
     for input in args.common.inputs()? {
         let bandwidth = args.bandwidth.map(|rate| rate.bytes_per_second);
-        let starts = input.starts(bandwidth, args.starts, &args.common)?;
-        output.note(&format!("{}, {}, {}", input.name, args.strategy, rate(starts.bandwidth)));
-        let settings = args.common.settings(&input, args.strategy, args.order)?;
+        let (delay, starts) = input.starts(bandwidth, args.starts, &args.common)?;
+        let link = link(starts.bandwidth, delay);
+        output.note(&format!("{}, {}, {link}", input.name, args.strategy));
+        let settings = args.common.settings(&input, delay, args.strategy, args.order)?;
         let (selected, fixed) = chunk_gains(&settings, &starts, &|| input.open(&starts))
             .map_err(|error| replay_failed(&input.name, error))?;
-        lines.push(Line { trace: input.name, bandwidth: starts.bandwidth, selected, fixed });
+        let (trace, bandwidth) = (input.name, starts.bandwidth);
+        lines.push(Line { trace, bandwidth, delay, selected, fixed });
     }
     let result = json!({
         "strategy": args.strategy,
@@ -56,7 +60,7 @@ pub fn run(args: &Args, output: &Output) -> ApiResult<ExitCode> {
         "starts": args.starts,
         "rows": lines.iter().map(as_json).collect::<Vec<_>>(),
     });
-    output.result(&result, |_, style| text(&lines, style));
+    output.result(&result, |_, style| text(&lines, args.order, style));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -68,6 +72,7 @@ fn as_json(line: &Line) -> Value {
     json!({
         "trace": line.trace,
         "bandwidth": line.bandwidth,
+        "delay_ns": line.delay,
         "selected": gain(&line.selected),
         "fixed": line.fixed.iter().map(gain).collect::<Vec<_>>(),
     })
@@ -82,7 +87,7 @@ fn extremes(fixed: &[Gain]) -> Option<(&Gain, &Gain)> {
     Some((fixed.iter().min_by(order)?, fixed.iter().max_by(order)?))
 }
 
-fn text(lines: &[Line], style: Style) -> String {
+fn text(lines: &[Line], order: Order, style: Style) -> String {
     let head = [
         ("TRACE", Align::Left),
         ("LINK", Align::Right),
@@ -91,6 +96,7 @@ fn text(lines: &[Line], style: Style) -> String {
         ("BEST", Align::Right),
         ("AT", Align::Right),
         ("SELECTED", Align::Right),
+        ("AT", Align::Right),
         ("OF BEST", Align::Right),
     ];
     let percent =
@@ -104,12 +110,13 @@ fn text(lines: &[Line], style: Style) -> String {
         };
         [
             line.trace.clone(),
-            rate(line.bandwidth),
+            link(line.bandwidth, line.delay),
             percent(worst.percent),
             size(worst),
             percent(best.percent),
             size(best),
             percent(line.selected.percent),
+            mixed(order).unwrap_or("each start's").to_owned(),
             percent(share),
         ]
     };

@@ -1,6 +1,6 @@
 //! `dray sim compare`: what the workload-aware order saves.
 
-use super::{Common, rate, replay_failed};
+use super::{Common, link, replay_failed};
 use crate::output::Output;
 use crate::show::style::Style;
 use crate::show::table::{Align, table};
@@ -23,7 +23,8 @@ pub struct Args {
     /// What the link carries (repeatable) [default: a migration lasts half of a file; 100Mbit for a load]
     #[arg(long = "bandwidth", value_name = "RATE")]
     bandwidths: Vec<BitRate>,
-    /// What is compared with address order: workload-aware, or paper (the algorithm of the literature)
+    /// What is compared with address order: workload-aware, or paper or paper-incremental (algorithms of
+    /// the literature)
     #[arg(long, default_value = "workload-aware")]
     order: Order,
     /// Number of random starts
@@ -35,6 +36,7 @@ pub struct Args {
 struct Line {
     trace: String,
     bandwidth: u64,
+    delay: u64,
     cell: Cell,
 }
 
@@ -51,14 +53,18 @@ pub fn run(args: &Args, output: &Output) -> ApiResult<ExitCode> {
     let mut lines = Vec::new();
     for input in args.common.inputs()? {
         for &bandwidth in &bandwidths {
-            let starts = input.starts(bandwidth, args.starts, &args.common)?;
+            let (delay, starts) = input.starts(bandwidth, args.starts, &args.common)?;
             for &strategy in &strategies {
-                output.note(&format!("{}, {strategy}, {}", input.name, rate(starts.bandwidth)));
-                let settings = args.common.settings(&input, strategy, args.order)?;
+                output.note(&format!(
+                    "{}, {strategy}, {}",
+                    input.name,
+                    link(starts.bandwidth, delay)
+                ));
+                let settings = args.common.settings(&input, delay, strategy, args.order)?;
                 let cell = compare(&settings, &starts, &|| input.open(&starts))
                     .map_err(|error| replay_failed(&input.name, error))?;
                 let trace = input.name.clone();
-                lines.push(Line { trace, bandwidth: starts.bandwidth, cell });
+                lines.push(Line { trace, bandwidth: starts.bandwidth, delay, cell });
             }
         }
     }
@@ -92,6 +98,7 @@ fn as_json(line: &Line) -> Value {
         "trace": line.trace,
         "strategy": strategy,
         "bandwidth": line.bandwidth,
+        "delay_ns": line.delay,
         "sequential": mean(sequential),
         "ordered": mean(aware),
         "extra_reduction_percent": saved(|mean| mean.extra_bytes),
@@ -131,7 +138,7 @@ fn text(lines: &[Line], style: Style) -> String {
         [
             line.trace.clone(),
             strategy.to_string(),
-            rate(line.bandwidth),
+            link(line.bandwidth, line.delay),
             bytes(sequential.extra_bytes as u64),
             bytes(aware.extra_bytes as u64),
             change(sequential.extra_bytes, aware.extra_bytes),

@@ -2,6 +2,7 @@
 
 use super::{Common, trace_failed};
 use dray_agent::api::{ApiError, ApiResult, ErrorKind};
+use dray_sim::replay::settings::PAPER_DELAY;
 use dray_sim::replay::study::Starts;
 use dray_trace::analyse::{PAPER_BANDWIDTH, PAPER_STARTS, Totals};
 use dray_trace::generate::{Load, LoadSpec};
@@ -77,22 +78,52 @@ impl Input {
         })
     }
 
-    /// Random starts. Files: uniform over what a migration leaves, which without a bandwidth is
-    /// half of the trace. Loads: the paper's, 3000 s to 5000 s, at 100 Mbit/s unless told.
-    pub fn starts(&self, bandwidth: Option<u64>, count: u32, common: &Common) -> ApiResult<Starts> {
-        let (seed, delay) = (common.seed, (common.delay * 1e6) as u64);
+    /// The link's delay in nanoseconds, and random starts. Files: uniform over what a migration
+    /// leaves, which without a bandwidth is half of the trace; without a delay the paper's, or a
+    /// shorter one with which the migration ends before the trace. Loads: the paper's, 3000 s to
+    /// 5000 s, at 100 Mbit/s unless told.
+    pub fn starts(
+        &self,
+        bandwidth: Option<u64>,
+        count: u32,
+        common: &Common,
+    ) -> ApiResult<(u64, Starts)> {
+        let (seed, given) = (common.seed, common.delay.map(|millis| (millis * 1e6) as u64));
         if let Kind::Load(..) = self.kind {
             let bandwidth = bandwidth.unwrap_or(PAPER_BANDWIDTH);
             let (from, to) = PAPER_STARTS;
-            return Ok(Starts::between(from, to, bandwidth, count, seed));
+            let delay = given.unwrap_or(PAPER_DELAY);
+            return Ok((delay, Starts::between(from, to, bandwidth, count, seed)));
         }
-        let bytes = self.disk + self.memory;
-        Starts::choose(self.duration, bytes, bandwidth, delay, count, seed).ok_or_else(|| {
-            let seconds = self.duration / 1_000_000_000;
-            let why = format!("the trace ends after {seconds} s, before the migration does");
-            ApiError::new(ErrorKind::Invalid, format!("cannot replay {}", self.name), why)
+        let (duration, bytes) = (self.duration, self.disk + self.memory);
+        let chosen = match given {
+            None => Starts::choose_delay(duration, bytes, bandwidth, count, seed),
+            Some(delay) => Starts::choose(duration, bytes, bandwidth, delay, count, seed)
+                .map(|starts| (delay, starts)),
+        };
+        chosen.ok_or_else(|| {
+            let why = format!("the trace ends after {}, before the migration does", self.lasts());
+            self.cannot(why)
                 .hint("give a larger --bandwidth, or a smaller --disk, --memory or --delay")
         })
+    }
+
+    /// Refuses a start at which a trace has ended; a load goes on for ever.
+    pub fn check_start(&self, start: u64) -> ApiResult<()> {
+        if matches!(self.kind, Kind::Load(..)) || start <= self.duration {
+            return Ok(());
+        }
+        let why = format!("the trace ends after {}, before --start", self.lasts());
+        Err(self.cannot(why).hint("give a --start before that; without one it is chosen"))
+    }
+
+    /// How long a trace is, for people.
+    fn lasts(&self) -> String {
+        format!("{} s", self.duration / 1_000_000_000)
+    }
+
+    fn cannot(&self, why: String) -> ApiError {
+        ApiError::new(ErrorKind::Invalid, format!("cannot replay {}", self.name), why)
     }
 
     /// The records from the beginning. A load's end with the last of these starts and several

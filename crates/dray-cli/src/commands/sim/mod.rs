@@ -9,7 +9,7 @@ mod once;
 use crate::output::Output;
 use clap::Subcommand;
 use dray_agent::api::{ApiError, ApiResult, ErrorKind};
-use dray_sim::replay::settings::{PAPER_HISTORY, PAPER_SEEK};
+use dray_sim::replay::settings::{PAPER_DELAY, PAPER_HISTORY, PAPER_SEEK};
 use dray_sim::replay::{Order, ReplayError, Settings, Strategy, Throttling};
 use dray_trace::TraceError;
 use dray_types::{BitRate, ByteSize};
@@ -60,9 +60,10 @@ pub struct Common {
     /// Memory of the guest [default: 1GiB; a load's own]
     #[arg(long, value_name = "SIZE")]
     memory: Option<ByteSize>,
-    /// One-way delay of the link in milliseconds
-    #[arg(long, value_name = "MS", default_value_t = 50.0, value_parser = millis)]
-    delay: f64,
+    /// One-way delay of the link in milliseconds [default: 50; 10, 1 or 0 where the trace is too short
+    /// for that]
+    #[arg(long, value_name = "MS", value_parser = millis)]
+    delay: Option<f64>,
     /// Accesses before the start that are known; hot-set counts them unless --observe is given
     #[arg(long, value_name = "N", default_value_t = PAPER_HISTORY)]
     history: usize,
@@ -99,10 +100,16 @@ impl Common {
         self.traces.iter().map(input).collect()
     }
 
-    fn settings(&self, input: &Input, strategy: Strategy, order: Order) -> ApiResult<Settings> {
+    fn settings(
+        &self,
+        input: &Input,
+        delay: u64,
+        strategy: Strategy,
+        order: Order,
+    ) -> ApiResult<Settings> {
         let mut settings = Settings::new(strategy, order, input.disk, 1);
         settings.memory = input.memory;
-        settings.delay = (self.delay * 1e6) as u64;
+        settings.delay = delay;
         settings.history = self.history;
         settings.throttle = self.throttle;
         settings.seek = (self.seek * 1e6) as u64;
@@ -146,7 +153,17 @@ fn replay_failed(name: &str, error: ReplayError<TraceError>) -> ApiError {
     }
 }
 
-/// A bandwidth in bits a second, for people.
-fn rate(bytes_per_second: u64) -> String {
-    BitRate { bytes_per_second }.to_string()
+/// A link for people: bits a second, and the delay where it is not the paper's.
+fn link(bytes_per_second: u64, delay: u64) -> String {
+    let rate = BitRate { bytes_per_second };
+    if delay == PAPER_DELAY {
+        rate.to_string()
+    } else {
+        format!("{rate}, {} ms", delay as f64 / 1e6)
+    }
+}
+
+/// The chunks by which an order counts, for people; none where they have one size.
+fn mixed(order: Order) -> Option<&'static str> {
+    (order == Order::WorkloadAware).then_some("mixture")
 }

@@ -1,6 +1,6 @@
 //! `dray sim TRACE…`: migrations one by one.
 
-use super::{Common, Input, rate, replay_failed};
+use super::{Common, Input, link, mixed, replay_failed};
 use crate::output::Output;
 use crate::show::style::Style;
 use crate::show::table::{Align, fields};
@@ -22,7 +22,7 @@ pub struct Args {
     /// Which blocks move before the guest and which after it
     #[arg(long, default_value = "hybrid")]
     strategy: Strategy,
-    /// Which blocks move first: workload-aware, sequential or paper
+    /// Which blocks move first: workload-aware, sequential, paper or paper-incremental
     #[arg(long, default_value = "workload-aware")]
     order: Order,
     /// What the link carries: 100Mbit, 1Gbit [default: a migration lasts half of a file; 100Mbit for a load]
@@ -44,11 +44,13 @@ pub fn run(args: &Args, output: &Output) -> ApiResult<ExitCode> {
     let mut first = true;
     for input in args.common.inputs()? {
         let bandwidth = args.bandwidth.map(|rate| rate.bytes_per_second);
-        let mut starts = input.starts(bandwidth, args.starts, &args.common)?;
-        if let Some(start) = args.start {
-            starts.at = vec![(start.max(0.0) * 1e9) as u64];
+        let given = args.start.map(|start| (start.max(0.0) * 1e9) as u64);
+        given.map_or(Ok(()), |start| input.check_start(start))?;
+        let (delay, mut starts) = input.starts(bandwidth, args.starts, &args.common)?;
+        if let Some(start) = given {
+            starts.at = vec![start];
         }
-        let mut settings = args.common.settings(&input, args.strategy, args.order)?;
+        let mut settings = args.common.settings(&input, delay, args.strategy, args.order)?;
         settings.bandwidth = starts.bandwidth;
         let mut outcomes = Vec::new();
         for &start in &starts.at {
@@ -79,8 +81,8 @@ fn write(path: &std::path::Path, svg: &str) -> ApiResult<()> {
 }
 
 fn describe(settings: &Settings) -> String {
-    let Settings { strategy, order, bandwidth, .. } = settings;
-    format!("{strategy}, {order}, {}", rate(*bandwidth))
+    let Settings { strategy, order, bandwidth, delay, .. } = settings;
+    format!("{strategy}, {order}, {}", link(*bandwidth, *delay))
 }
 
 fn show(input: &Input, settings: &Settings, outcomes: &[(u64, Outcome)], output: &Output) {
@@ -107,7 +109,7 @@ fn show(input: &Input, settings: &Settings, outcomes: &[(u64, Outcome)], output:
             describe(settings)
         );
         let text = match outcomes {
-            [(start, outcome)] => details(*start, outcome, style),
+            [(start, outcome)] => details(*start, outcome, settings.order, style),
             _ => rows(outcomes, style) + &means(&Mean::of(&all), style),
         };
         head + &text
@@ -147,7 +149,7 @@ fn time(nanos: u64) -> String {
     seconds(nanos as f64 / 1e9)
 }
 
-fn details(start: u64, outcome: &Outcome, style: Style) -> String {
+fn details(start: u64, outcome: &Outcome, order: Order, style: Style) -> String {
     let mut lines = vec![("start", format!("{} into the trace", time(start)))];
     if let Some(why) = &outcome.failed {
         lines.push(("failed", why.clone()));
@@ -174,7 +176,11 @@ fn details(start: u64, outcome: &Outcome, style: Style) -> String {
     }
     if outcome.chunks != (0, 0) {
         let (writes, reads) = outcome.chunks;
-        lines.push(("chunks", format!("{} by writes, {} by reads", bytes(writes), bytes(reads))));
+        let chunks = match mixed(order) {
+            Some(mixture) => format!("{mixture} of {} and more", bytes(writes.min(reads))),
+            None => format!("{} by writes, {} by reads", bytes(writes), bytes(reads)),
+        };
+        lines.push(("chunks", chunks));
         lines.push(("jumps", count(outcome.seeks)));
     }
     fields(&lines, style)
