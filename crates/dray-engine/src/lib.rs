@@ -12,7 +12,7 @@
 //! * [`lineage`]: generations of an image, and what has changed since one of them.
 //! * [`strategy`]: which blocks move in which phase; [`hotset`]: which of them are hot.
 //! * [`reuse`]: whether to ask the target for content before sending it.
-//! * [`order`]: which of them is next. [`window`]: how much may be under way.
+//! * [`order`]: which of them is next; [`watch`]: when not to trust that. [`window`]: how much may be under way.
 //! * [`plan`]: what to copy before handover, and what will come of it.
 //! * [`throttle`]: slowing a guest that writes too fast; [`pace`]: slowing the migration.
 
@@ -30,6 +30,7 @@ pub mod source;
 pub mod strategy;
 pub mod target;
 pub mod throttle;
+pub mod watch;
 pub mod window;
 
 pub use record::{SourceRecord, TargetRecord};
