@@ -12,7 +12,8 @@
 //! * [`lineage`]: generations of an image, and what has changed since one of them.
 //! * [`strategy`]: which blocks move in which phase; [`hotset`]: which of them are hot.
 //! * [`reuse`]: whether to ask the target for content before sending it.
-//! * [`order`]: which of them is next, and [`refresh`] when that is asked anew. [`window`]: how much may be under way.
+//! * [`order`]: which of them is next; [`refresh`]: when that is asked anew, and [`watch`] when not to trust
+//!   it. [`window`]: how much may be under way.
 //! * [`plan`]: what to copy before handover, and what will come of it.
 //! * [`throttle`]: slowing a guest that writes too fast; [`pace`]: slowing the migration.
 
@@ -31,6 +32,7 @@ pub mod source;
 pub mod strategy;
 pub mod target;
 pub mod throttle;
+pub mod watch;
 pub mod window;
 
 pub use record::{SourceRecord, TargetRecord};

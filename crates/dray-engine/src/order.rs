@@ -10,6 +10,7 @@
 //! more. A mark is taken off at most once for each time it was put on, so an image with a hundred
 //! thousand pieces costs the same for each run as one with ten.
 
+use crate::watch::Lags;
 use dray_types::{BlockRange, BlockSet, Schedule};
 use std::collections::BTreeMap;
 
@@ -141,6 +142,8 @@ pub struct Waiting {
     /// Blocks taken out, and put in at most, since the round began: for fairness between images.
     taken: u64,
     total: u64,
+    /// Blocks come by address, whatever the schedule says.
+    passed_over: bool,
     /// Where the last run that was sent ended, and the jumps since the round began: runs that did not
     /// follow their predecessor, with blocks that wait between them.
     sent_to: Option<u64>,
@@ -172,8 +175,25 @@ impl Waiting {
     }
 
     /// Whether a schedule says more than address order.
-    pub fn is_scheduled(&self) -> bool {
+    pub fn has_order(&self) -> bool {
         !self.pieces.ranges.is_empty()
+    }
+
+    /// Whether blocks come in the order of such a schedule.
+    pub fn is_scheduled(&self) -> bool {
+        self.has_order() && !self.passed_over
+    }
+
+    /// From now on the schedule is passed over for address order, or followed again.
+    pub fn pass_over(&mut self, passed_over: bool) {
+        self.passed_over = passed_over;
+    }
+
+    /// How much later or sooner than in address order the schedule comes to what waits.
+    pub fn lags(&self) -> Lags {
+        let pieces = &self.pieces;
+        let by_address = pieces.by_address.iter().map(|&place| place as usize);
+        Lags::new(&self.blocks, &pieces.ranges, by_address, self.total)
     }
 
     /// A new round begins with what waits now.
@@ -284,10 +304,12 @@ impl Waiting {
         if let Some(run) = self.early.as_ref().and_then(|early| early.next_run(0, max)) {
             return Some((run, run));
         }
-        if let Some(next) = self.pieces.next(&self.blocks, max) {
+        if !self.passed_over
+            && let Some(next) = self.pieces.next(&self.blocks, max)
+        {
             return Some(next);
         }
-        // No piece has any left: what waits was not named.
+        // No piece has any left, or none counts: what waits was not named.
         let run = self.blocks.next_run(0, max)?;
         Some((run, BlockRange::new(run.start, u64::MAX - run.start)))
     }

@@ -46,8 +46,9 @@
 //! Two guards, the paper's section 4.2. Before a migration: schedules made of the first part of the
 //! history are held against the accesses of the next ([`Regret`] has the formula), again and again
 //! with parts of 256 operations up to half a round; a schedule that does worse than address order,
-//! jumps included, is not given out. During one: [`Watch`] counts what the guest's accesses cost in
-//! the schedule's order and in address order, and says when the difference is no chance any more.
+//! jumps included, is not given out. That goes on for as long as the guest is at the source. Where it
+//! reads from the target, the engine holds the reads that wait against the order it was given
+//! (`dray_engine::watch`).
 //!
 //! # What it costs
 //! Memory follows the chunks with a count, never the image. With the default settings the counts,
@@ -61,7 +62,7 @@
 //!
 //! # What lives where
 //! `frequency` the list (`index`, `lows`), `round` and `track` the rounds, `coverage` the paper's chunk size, `density`
-//! the mixture, `streams` (`heads`) what goes on by address, `order` the schedules, `joined` fewer jumps, `positions`, `trial` and `watch` the guards, `segments` scores for the hot set,
+//! the mixture, `streams` (`heads`) what goes on by address, `order` the schedules, `joined` fewer jumps, `positions` and `trial` the guard, `segments` scores for the hot set,
 //! `encode` the durable form, `log` the I/O path, `drain` how often it is emptied, [`offline`] the paper's algorithms as written.
 
 #![forbid(unsafe_code)]
@@ -88,7 +89,6 @@ mod spread;
 mod streams;
 mod track;
 mod trial;
-mod watch;
 
 pub use config::{ColdOrder, Count, HeatConfig, History};
 pub use coverage::CandidateCoverage;
@@ -98,4 +98,3 @@ pub use heat::{Heat, MAX_ACCESS_BLOCKS, Op};
 pub use log::AccessLog;
 pub use segments::SegmentScore;
 pub use trial::Regret;
-pub use watch::Watch;

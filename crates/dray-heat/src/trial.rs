@@ -16,7 +16,7 @@ use std::collections::HashSet;
 
 /// Accesses are told apart in places of 16 blocks, 64 KiB.
 pub(crate) const PLACE_BLOCKS: u64 = 16;
-/// Places a trial or a watch remembers; what comes later than that does not count.
+/// Places a trial remembers; what comes later than that does not count.
 pub(crate) const MAX_PLACES: usize = 14_000;
 
 /// How much a schedule and address order would have had to send again or to fetch early; see the

@@ -166,6 +166,35 @@ fn jumps_do_not_eat_what_the_order_saves() {
     }
 }
 
+/// Reads of 4 KiB in a sixteenth of a disk, and from the start on in another one.
+fn turned(before: u64, after: u64) -> impl Iterator<Item = Result<Record, Infallible>> {
+    let mut rng = Rng::new(7);
+    let mut time = 0.0;
+    std::iter::from_fn(move || {
+        time += rng.exponential(5e6);
+        let area = if time < 60e9 { before } else { after };
+        let offset = area * (GIB / 32) + rng.below(GIB / 32 / 4096) * 4096;
+        Some(Record { time_ns: time as u64, op: Op::Read, offset, length: 4096 })
+    })
+    .take_while(|record| record.time_ns < 150 * SECOND)
+    .map(Ok)
+}
+
+/// The order wants first what the guest has read, and the guest reads there no more.
+#[test]
+fn an_order_turned_upside_down_costs_few_reads() {
+    for (before, after) in [(12, 0), (14, 1), (12, 6), (15, 3)] {
+        let reads = |order| {
+            let base = settings(Strategy::PostCopy, order);
+            let settings = Settings { start: 60 * SECOND, ..base };
+            replay(&settings, turned(before, after)).unwrap().reads.count
+        };
+        let (sequential, aware) = (reads(Order::Sequential), reads(Order::WorkloadAware));
+        // Before that is noticed some have to wait; unnoticed it would be three times as many.
+        assert!(aware * 2 <= sequential * 3, "{before} {after}: {sequential} {aware}");
+    }
+}
+
 #[test]
 fn no_memory_no_delay_and_no_accesses() {
     let none = || std::iter::empty::<Result<Record, Infallible>>();

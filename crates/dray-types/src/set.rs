@@ -73,6 +73,17 @@ impl Leaf {
         }
     }
 
+    /// Bits `from .. to` that are set.
+    fn count(&self, from: u64, to: u64) -> u64 {
+        match self {
+            Leaf::Full => to - from,
+            Leaf::Mixed(..) if to - from == LEAF_BLOCKS => self.len(),
+            Leaf::Mixed(bits, _) => words(from, to)
+                .map(|(word, mask)| u64::from((bits[word] & mask).count_ones()))
+                .sum(),
+        }
+    }
+
     /// First position at or after `from` whose bit equals `wanted`.
     fn find(&self, from: u64, wanted: bool) -> Option<u64> {
         match self {
@@ -171,6 +182,20 @@ impl BlockSet {
     /// True when any block of `range` is in the set.
     pub fn intersects(&self, range: BlockRange) -> bool {
         !range.is_empty() && self.next(range.start).is_some_and(|block| block < range.end())
+    }
+
+    /// Number of blocks of `range` that are in the set.
+    pub fn count(&self, range: BlockRange) -> u64 {
+        let end = range.start.saturating_add(range.len);
+        let Some(last) = end.checked_sub(1).filter(|_| !range.is_empty()) else { return 0 };
+        let (first, last) = (range.start / LEAF_BLOCKS, last / LEAF_BLOCKS);
+        let leaves = self.leaves.range(first..=last);
+        let counts = leaves.map(|(&leaf, content)| {
+            let from = if leaf == first { range.start % LEAF_BLOCKS } else { 0 };
+            let to = if leaf == last { (end - 1) % LEAF_BLOCKS + 1 } else { LEAF_BLOCKS };
+            content.count(from, to)
+        });
+        counts.sum()
     }
 
     /// True when every block of `range` is in the set.
@@ -501,6 +526,8 @@ mod tests {
             let window = BlockRange::new(probe, width);
             let inside = model.range(probe..probe + width).count() as u64;
             prop_assert_eq!(set.intersects(window), inside > 0);
+            prop_assert_eq!(set.count(window), inside);
+            prop_assert_eq!(set.count(BlockRange::new(0, u64::MAX)), set.len());
             prop_assert_eq!(set.contains_range(window), inside == width);
             prop_assert_eq!(set.intersection(window).len(), inside);
             prop_assert_eq!(set.complement_in(window).len(), width - inside);

@@ -34,6 +34,9 @@ impl Target {
         if !matches!(self.stage, Stage::Owner(_)) || image.ix() >= self.plan.images.len() {
             return;
         }
+        if let Some(first) = runs.first() {
+            self.backfill.watch(image, first.start);
+        }
         for &run in runs {
             let hurried = self.backfill.hurry(image, run);
             if self.opened {

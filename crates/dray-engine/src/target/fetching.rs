@@ -5,6 +5,7 @@
 
 use super::asking::Asking;
 use super::focus::Follow;
+use super::watching::Watched;
 use crate::Time;
 use crate::order::{Waiting, next_image};
 use crate::window::Window;
@@ -62,6 +63,8 @@ pub(super) struct Backfill {
     pub(super) asking: Asking,
     pub(super) scan: Scan,
     pub(super) follow: Follow,
+    /// Per image: whether the guest waits for what its schedule brings first.
+    pub(super) watched: Vec<Watched>,
     /// What may be missing at the beginning, in bytes.
     pub(super) bytes: u64,
     /// The source has named an order, even if it knows nothing of the guest: not address order as
@@ -96,6 +99,7 @@ impl Backfill {
             asking: Asking::new(images),
             scan: Scan::Idle,
             follow: Follow::new(),
+            watched: vec![Watched::default(); images],
             bytes: 0,
             ordered: false,
             paused: false,
@@ -126,6 +130,7 @@ impl Backfill {
     pub(super) fn set_order(&mut self, image: ImageIndex, order: &Schedule, whole: BlockRange) {
         if let Some(left) = self.left.get_mut(image.ix()) {
             left.set_order(order, whole);
+            self.watched[image.ix()].forget_order();
         }
     }
 

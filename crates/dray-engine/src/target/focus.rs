@@ -95,6 +95,11 @@ impl Follow {
         true
     }
 
+    /// Whether a demand at `start` follows one before it.
+    pub(super) fn knows(&self, image: ImageIndex, start: u64) -> bool {
+        self.places.iter().any(|place| place.reaches(image, start))
+    }
+
     /// A guest waited at a place, for what ends at `end`; `first` blocks are fetched behind a single
     /// demand.
     fn note(&mut self, image: ImageIndex, start: u64, end: u64, first: u64) {

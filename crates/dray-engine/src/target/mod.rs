@@ -14,6 +14,7 @@ mod fetching;
 mod focus;
 mod interface;
 mod receiving;
+mod watching;
 
 pub(crate) use fetching::BACKFILL_RUN;
 pub use interface::{
