@@ -42,11 +42,6 @@ impl Refresh {
     pub fn ends(&mut self) {
         (self.made, self.ends) = (None, true);
     }
-
-    /// Whether the guest may stop at any moment.
-    pub fn is_at_the_end(&self) -> bool {
-        self.ends
-    }
 }
 
 #[cfg(test)]
@@ -78,9 +73,9 @@ mod tests {
     fn the_end_asks_for_one_at_once_and_for_more_of_them() {
         let mut refresh = Refresh::default();
         refresh.made(Time(0), 0);
-        assert!(!refresh.is_due(Time(5 * SECOND), 0, 1000) && !refresh.is_at_the_end());
+        assert!(!refresh.is_due(Time(5 * SECOND), 0, 1000));
         refresh.ends();
-        assert!(refresh.is_due(Time(5 * SECOND), 0, 1000) && refresh.is_at_the_end());
+        assert!(refresh.is_due(Time(5 * SECOND), 0, 1000));
         refresh.made(Time(5 * SECOND), 0);
         assert!(!refresh.is_due(Time(9 * SECOND), 0, 1000));
         assert!(refresh.is_due(Time(10 * SECOND), 0, 1000));

@@ -47,8 +47,8 @@ fn shares(later: &[u64], image: &[u64], distance: u64) -> (f64, f64) {
     (share(later), share(image))
 }
 
-/// What figure 9 found is what its definition says of that distance, no candidate is better, and no
-/// smaller one is as good.
+/// What figure 9 found is what its definition says of that distance, and no candidate is better. Which of
+/// equally good ones it takes is a matter of rounding.
 fn is_the_best(
     found: Estimate,
     later: &[u64],
@@ -61,7 +61,6 @@ fn is_the_best(
         let (a, s) = shares(later, image, distance);
         let better = (a - s) - (access - storage);
         assert!(better < ROUNDING, "{distance} is better than {found:?}");
-        assert!(better < -ROUNDING || distance >= found.chunk_blocks, "{distance}: {found:?}");
     }
 }
 

@@ -52,8 +52,8 @@ impl SourceLoop {
             let counted = heat.counted();
             if self.orders.counted.insert(image.0, counted) != Some(counted) {
                 let copy = heat.copy_schedule(jump);
-                let ends = self.orders.refresh.is_at_the_end();
-                let backfill = ends.then(|| heat.backfill_schedule(jump));
+                // Without a guest's memory to move the handover may follow at once.
+                let backfill = Some(heat.backfill_schedule(jump));
                 events.push(SourceEvent::Schedule { image, copy, backfill });
             }
         }
