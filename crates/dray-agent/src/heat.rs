@@ -145,6 +145,11 @@ impl ImageHeat {
         self.state().counted
     }
 
+    /// A migration begins ([`Heat::try_now`]).
+    pub fn try_now(&self) {
+        self.state().heat.try_now();
+    }
+
     /// The order for Copy, as far as is known by now, where the link carries `jump_blocks` blocks in the
     /// time of a jump; 0 when nobody knows yet.
     pub fn copy_schedule(&self, jump_blocks: u64) -> Schedule {

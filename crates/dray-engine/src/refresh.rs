@@ -7,7 +7,7 @@
 use crate::{SECOND, Time};
 
 /// One part in so many of the images moves by one order.
-const SHARE: u64 = 128;
+const SHARE: u64 = 64;
 /// Pauses between two orders, in nanoseconds: what a guest does changes more slowly than the first.
 const SHORTEST: u64 = SECOND;
 /// What is hot is another place by then.
@@ -64,8 +64,8 @@ mod tests {
     #[test]
     fn a_copy_of_any_length_has_about_as_many_orders() {
         assert_eq!(orders(10_000, 1000), 11, "no more than one a second");
-        assert!((100..=129).contains(&orders(1 << 20, 1 << 12)));
-        assert!((100..=129).contains(&orders(1 << 23, 1 << 11)));
+        assert!((50..=65).contains(&orders(1 << 20, 1 << 12)));
+        assert!((50..=69).contains(&orders(1 << 23, 1 << 11)));
         assert!((200..=210).contains(&orders(12_200, 1)), "and one a minute");
     }
 
@@ -79,7 +79,7 @@ mod tests {
         refresh.made(Time(5 * SECOND), 0);
         assert!(!refresh.is_due(Time(9 * SECOND), 0, 1000));
         assert!(refresh.is_due(Time(10 * SECOND), 0, 1000));
-        assert!(refresh.is_due(Time(6 * SECOND), 8, 1000), "a 128th has moved");
+        assert!(refresh.is_due(Time(6 * SECOND), 16, 1000), "a 64th has moved");
         assert!(!refresh.is_due(Time(5 * SECOND + SECOND / 2), 1000, 1000));
     }
 }

@@ -163,61 +163,67 @@ impl Density {
         }
     }
 
-    /// The image in pieces of one density each, in address order within each size. The density is
-    /// that of a smallest chunk. What no neighbourhood reaches has `None`.
+    /// The image in pieces of one density each, in address order. The density is that of a smallest
+    /// chunk. What no neighbourhood reaches has `None`.
     pub(crate) fn pieces(&self) -> Vec<(Option<f64>, BlockRange)> {
         let chunks = self.blocks.div_ceil(self.chunk_blocks);
         let mut pieces = Vec::new();
-        // Chunks `from .. to`, all in one accessed neighbourhood of the size above.
-        let mut outer: Vec<(u64, u64, Option<f64>)> = vec![(0, chunks, None)];
-        for level in (0..LEVELS).rev() {
-            let size = STEP.pow(level as u32);
-            let mut inner = Vec::new();
-            let mut known = self.levels[level].iter().peekable();
-            for (from, to, density) in outer {
-                let mut at = from;
-                while let Some(&&(id, here)) = known.peek()
-                    && id * size < to
-                {
-                    known.next();
-                    let start = id * size;
-                    let end = (start + size).min(to);
-                    self.put(density, at, start, &mut pieces);
-                    let base = density.unwrap_or(self.anywhere());
-                    inner.push((start, end, Some(base + self.shares[level] * here)));
-                    at = end;
-                }
-                self.put(density, at, to, &mut pieces);
-            }
-            outer = inner;
-        }
-        for (from, to, density) in outer {
-            self.put(density, from, to, &mut pieces);
-        }
+        let mut rest = [0; LEVELS];
+        self.inside((0, chunks), None, LEVELS, &mut rest, &mut pieces);
         for (at, (ahead, density)) in self.ahead.iter().enumerate() {
-            pieces = self.raised(pieces, ahead, self.shares[LEVELS + at] * density);
+            if !ahead.is_empty() {
+                pieces = self.raised(&pieces, ahead, self.shares[LEVELS + at] * density);
+            }
         }
         pieces
+    }
+
+    /// Those of chunks `from .. to`, which have this density by the sizes from `above` on. `rest`
+    /// tells for each size which accessed chunks lie behind what has been passed.
+    fn inside(
+        &self,
+        (from, to): (u64, u64),
+        density: Option<f64>,
+        above: usize,
+        rest: &mut [usize; LEVELS],
+        pieces: &mut Vec<(Option<f64>, BlockRange)>,
+    ) {
+        let Some(level) = above.checked_sub(1) else {
+            return self.put(density, from, to, pieces);
+        };
+        let size = STEP.pow(level as u32);
+        let mut at = from;
+        while let Some(&(id, here)) = self.levels[level].get(rest[level])
+            && id * size < to
+        {
+            rest[level] += 1;
+            let (start, end) = (id * size, (id * size + size).min(to));
+            self.put(density, at, start, pieces);
+            let base = density.unwrap_or(self.anywhere());
+            let more = Some(base + self.shares[level] * here);
+            self.inside((start, end), more, level, rest, pieces);
+            at = end;
+        }
+        self.put(density, at, to, pieces);
     }
 
     /// The pieces with `more` density in the chunks of `ahead`.
     fn raised(
         &self,
-        mut pieces: Vec<(Option<f64>, BlockRange)>,
+        pieces: &[(Option<f64>, BlockRange)],
         ahead: &[(u64, u64)],
         more: f64,
     ) -> Vec<(Option<f64>, BlockRange)> {
-        if ahead.is_empty() {
-            return pieces;
-        }
-        pieces.sort_unstable_by_key(|(_, range)| range.start);
         let mut raised = Vec::with_capacity(pieces.len() + 2 * ahead.len());
-        for (density, range) in pieces {
+        let mut rest = ahead;
+        for &(density, range) in pieces {
             let (from, to) =
                 (range.start / self.chunk_blocks, range.end().div_ceil(self.chunk_blocks));
             let mut at = from;
-            let first = ahead.partition_point(|&(_, end)| end <= from);
-            for &(start, end) in ahead[first..].iter().take_while(|(start, _)| *start < to) {
+            while rest.first().is_some_and(|&(_, end)| end <= from) {
+                rest = &rest[1..];
+            }
+            for &(start, end) in rest.iter().take_while(|(start, _)| *start < to) {
                 let (start, end) = (start.max(from), end.min(to));
                 self.put(density, at, start, &mut raised);
                 self.put(Some(density.unwrap_or(self.anywhere()) + more), start, end, &mut raised);

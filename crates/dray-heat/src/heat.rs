@@ -74,6 +74,14 @@ impl Heat {
         self.blocks = self.blocks.max(blocks);
     }
 
+    /// A migration begins: from the next accesses on it is tried whether the past predicts, also where
+    /// long histories are tried only now and then. A guest that has turned to something else is noticed
+    /// within some tens of accesses, and what it did before counts for less.
+    pub fn try_now(&mut self) {
+        self.reads.try_now();
+        self.writes.try_now();
+    }
+
     /// The order for copying while the guest writes: chunks never written, then the written ones
     /// from least to most frequently written. Names every block of the image; is
     /// [`Schedule::SEQUENTIAL`] when no write is known or the guard found that the past does not

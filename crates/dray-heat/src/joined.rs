@@ -7,6 +7,9 @@
 //! (a share of the image): about the accesses that then come on the wrong side of it. The cheapest
 //! joins are made, so that the jumps there may be go to where they save most: a hot place in the
 //! middle of a cold region stays on its own when neighbours that differ little are long one.
+//!
+//! What a jump takes, all accesses that are still to come wait for, so a join that costs less than that
+//! is made however many jumps there may be.
 
 use dray_types::BlockRange;
 
@@ -30,64 +33,46 @@ pub(crate) struct Piece {
     place: f64,
 }
 
-/// Densities in ascending order, and for each the share of the image that is less dense.
+/// For every density, the share of the image that is less dense.
+///
+/// Densities are counted in classes of which 64 make a factor of two, and the blocks of a class are
+/// taken to be spread evenly over it, so that a place is found without a search.
 struct Places {
-    densities: Vec<f64>,
-    shares: Vec<f64>,
-    /// For each value of the leading bits ([`coarse`]), from that of the lowest density on: how many
-    /// densities have a lower one.
-    below: Vec<u32>,
+    /// The class of the lowest density.
+    lowest: usize,
+    /// Shares below each class from the lowest on, and below all that follow the last.
+    below: Vec<f64>,
 }
 
-/// The leading bits of a density that is not negative: they order densities as the densities do, 16 to
-/// a factor of two.
-fn coarse(density: f64) -> usize {
-    (density.to_bits() >> 48) as usize
+/// Bits of a density that tell where in its class it is.
+const WITHIN: u32 = 46;
+
+/// Classes order densities that are not negative as the densities do.
+fn class(density: f64) -> usize {
+    (density.to_bits() >> WITHIN) as usize
 }
 
 impl Places {
-    fn new(pieces: &[(f64, BlockRange)]) -> Self {
-        let all: u64 = pieces.iter().map(|(_, range)| range.len).sum();
-        let mut places: Vec<(f64, f64)> =
-            pieces.iter().map(|&(density, range)| (density, range.len as f64)).collect();
-        places.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
-        let mut below = 0.0;
-        for (_, share) in &mut places {
-            let len = *share;
-            *share = below / all as f64;
-            below += len;
-        }
-        let (densities, shares): (Vec<f64>, Vec<f64>) = places.into_iter().unzip();
-        let below = Self::below(&densities);
-        Self { densities, shares, below }
-    }
-
-    fn below(densities: &[f64]) -> Vec<u32> {
-        let Some((&low, &high)) = densities.first().zip(densities.last()) else {
-            return Vec::new();
-        };
-        let mut below = vec![0; coarse(high) - coarse(low) + 2];
-        for &density in densities {
-            below[coarse(density) - coarse(low) + 1] += 1;
+    fn new(pieces: &[(Option<f64>, BlockRange)], nowhere: f64) -> Self {
+        let known = || pieces.iter().map(|&(density, range)| (density.unwrap_or(nowhere), range));
+        let classes = || known().map(|(density, _)| class(density));
+        let lowest = classes().min().unwrap_or(0);
+        let all: u64 = known().map(|(_, range)| range.len).sum();
+        let mut below = vec![0.0; classes().max().unwrap_or(0) - lowest + 2];
+        for (density, range) in known() {
+            below[class(density) - lowest + 1] += range.len as f64 / all as f64;
         }
         for at in 1..below.len() {
             below[at] += below[at - 1];
         }
-        below
+        Self { lowest, below }
     }
 
     fn of(&self, density: f64) -> f64 {
-        let last = self.shares.len().saturating_sub(1);
-        let Some(from) = self.densities.first().and_then(|&low| {
-            let nth = coarse(density).checked_sub(coarse(low))?;
-            self.below.get(nth..nth + 2)
-        }) else {
-            let at = self.densities.partition_point(|&other| other < density);
-            return self.shares.get(at.min(last)).copied().unwrap_or(0.0);
-        };
-        let (from, to) = (from[0] as usize, from[1] as usize);
-        let at = from + self.densities[from..to].partition_point(|&other| other < density);
-        self.shares[at.min(last)]
+        let Some(nth) = class(density).checked_sub(self.lowest) else { return 0.0 };
+        let Some(&[from, to]) = self.below.get(nth..nth + 2) else { return 1.0 };
+        let within = density.to_bits() % (1 << WITHIN);
+        from + (to - from) * (within as f64 / (1u64 << WITHIN) as f64)
     }
 
     /// Both as one, and what that costs.
@@ -104,10 +89,15 @@ impl Places {
         };
         (joined, len * moved(a) + other * moved(b))
     }
+
+    /// What joining a piece with the one before, if there is one, costs.
+    fn cost(&self, before: Option<&Piece>, piece: Piece) -> f64 {
+        before.map_or(f64::INFINITY, |&before| self.join(before, piece).1)
+    }
 }
 
 /// Pieces in address order that cover an image without gaps.
-#[derive(Clone)]
+#[derive(Default)]
 struct Row {
     pieces: Vec<Piece>,
     /// What joining each with the one before would cost. It stays known as long as neither of the two is
@@ -122,30 +112,50 @@ impl Row {
         Self { pieces, costs }
     }
 
-    /// Joins neighbours as long as it costs no more than `most`; whether it has joined any.
-    fn sweep(&mut self, most: f64, places: &Places) -> bool {
-        let Some(first) = self.costs.iter().position(|&cost| cost <= most) else { return false };
-        // Those before `len` are swept. Whether the last of them is as it was:
-        let (mut len, mut is_whole) = (first, true);
-        for at in first..self.pieces.len() {
-            let (mut piece, mut cost) = (self.pieces[at], self.costs[at]);
-            if !is_whole {
-                cost = places.join(self.pieces[len - 1], piece).1;
-            }
-            is_whole = true;
-            while cost <= most {
-                len -= 1;
-                piece = places.join(self.pieces[len], piece).0;
-                let before = len.checked_sub(1).map(|before| self.pieces[before]);
-                cost = before.map_or(f64::INFINITY, |before| places.join(before, piece).1);
-                is_whole = false;
-            }
-            (self.pieces[len], self.costs[len]) = (piece, cost);
-            len += 1;
+    /// The least that joining two of them costs.
+    fn cheapest(&self) -> f64 {
+        self.costs.iter().copied().fold(f64::INFINITY, f64::min)
+    }
+
+    /// Makes `swept` of these, neighbours joined as long as that costs no more than `most`.
+    fn sweep(&self, most: f64, places: &Places, swept: &mut Self) {
+        swept.pieces.clear();
+        swept.costs.clear();
+        let mut at = 0;
+        while let Some(next) = self.costs[at..].iter().position(|&cost| cost <= most) {
+            swept.pieces.extend_from_slice(&self.pieces[at..at + next]);
+            swept.costs.extend_from_slice(&self.costs[at..at + next]);
+            at = self.sweep_from(at + next, most, places, swept);
         }
-        self.pieces.truncate(len);
-        self.costs.truncate(len);
-        true
+        swept.pieces.extend_from_slice(&self.pieces[at..]);
+        swept.costs.extend_from_slice(&self.costs[at..]);
+    }
+
+    /// Joins the piece `at` with what is swept, and those that follow until one stays as it is; the place
+    /// behind that.
+    fn sweep_from(&self, at: usize, most: f64, places: &Places, swept: &mut Self) -> usize {
+        let Self { pieces, costs } = swept;
+        let mut cost = self.costs[at];
+        for (nth, &next) in self.pieces.iter().enumerate().skip(at) {
+            let mut piece = next;
+            if nth > at {
+                cost = places.cost(pieces.last(), piece);
+            }
+            let stays = cost > most;
+            while cost <= most
+                && let Some(before) = pieces.pop()
+            {
+                costs.pop();
+                piece = places.join(before, piece).0;
+                cost = places.cost(pieces.last(), piece);
+            }
+            pieces.push(piece);
+            costs.push(cost);
+            if stays {
+                return nth + 1;
+            }
+        }
+        self.pieces.len()
     }
 }
 
@@ -156,53 +166,64 @@ pub(crate) struct Joined {
 }
 
 impl Joined {
-    /// `pieces` in any order, some without a density; those have that of `nowhere`.
+    /// `pieces` in address order, some without a density; those have that of `nowhere`.
     pub(crate) fn new(pieces: Vec<(Option<f64>, BlockRange)>, nowhere: f64) -> Self {
-        let known: Vec<(f64, BlockRange)> =
-            pieces.iter().map(|&(density, range)| (density.unwrap_or(nowhere), range)).collect();
-        let places = Places::new(&known);
-        let piece = |&(density, range): &(Option<f64>, BlockRange)| {
+        let places = Places::new(&pieces, nowhere);
+        let piece = |(density, range): (Option<f64>, BlockRange)| {
             let (foretold, density) = (density.is_some(), density.unwrap_or(nowhere));
             Piece { range, density, foretold, place: places.of(density) }
         };
-        let mut pieces: Vec<Piece> = pieces.iter().map(piece).collect();
-        pieces.sort_unstable_by_key(|piece| piece.range.start);
-        let row = Row::new(pieces, &places);
+        let row = Row::new(pieces.into_iter().map(piece).collect(), &places);
         Self { places, row }
     }
 
-    /// The first of ever fewer pieces that `fit`; the last if none do.
-    pub(crate) fn first(mut self, fit: impl Fn(&[Piece]) -> bool) -> Vec<Piece> {
-        let mut threshold = FIRST;
-        if !fit(&self.row.pieces) {
-            for _ in 0..SWEEPS {
-                let before = self.row.clone();
-                if self.row.sweep(threshold, &self.places) && fit(&self.row.pieces) {
-                    let finer = self.finer(&before, threshold / STEP, &fit);
-                    return finer.unwrap_or(self.row).pieces;
+    /// Joins neighbours that are not worth a jump, those whose join costs no more than `worth`, and goes
+    /// on until the pieces `fit`; all there are if none do.
+    pub(crate) fn first(self, worth: f64, fit: impl Fn(&[Piece]) -> bool) -> Vec<Piece> {
+        let Self { places, mut row } = self;
+        let (mut threshold, mut swept) = (FIRST, Row::default());
+        if row.cheapest() <= worth {
+            row.sweep(worth, &places, &mut swept);
+            std::mem::swap(&mut row, &mut swept);
+        }
+        if fit(&row.pieces) {
+            return row.pieces;
+        }
+        for _ in 0..SWEEPS {
+            if row.cheapest() <= threshold {
+                row.sweep(threshold, &places, &mut swept);
+                if fit(&swept.pieces) {
+                    return finer(&row, swept, &places, threshold / STEP, &fit).pieces;
                 }
-                threshold *= STEP;
+                std::mem::swap(&mut row, &mut swept);
             }
+            threshold *= STEP;
         }
-        self.row.pieces
+        row.pieces
     }
+}
 
-    /// What fits at a threshold between one at which it did not, which has left `row`, and the next.
-    fn finer(&self, row: &Row, below: f64, fit: &impl Fn(&[Piece]) -> bool) -> Option<Row> {
-        let (mut factor, mut best) = (STEP, None);
-        let mut at = below;
-        for _ in 0..HALVINGS {
-            factor = factor.sqrt();
-            let mut swept = row.clone();
-            swept.sweep(at * factor, &self.places);
-            if fit(&swept.pieces) {
-                best = Some(swept);
-            } else {
-                at *= factor;
-            }
+/// What fits at the lowest threshold between `below`, at which it did not, which has left `row`, and the
+/// next, of which `swept` came.
+fn finer(
+    row: &Row,
+    swept: Row,
+    places: &Places,
+    below: f64,
+    fit: &impl Fn(&[Piece]) -> bool,
+) -> Row {
+    let (mut factor, mut at) = (STEP, below);
+    let (mut best, mut spare) = (swept, Row::default());
+    for _ in 0..HALVINGS {
+        factor = factor.sqrt();
+        row.sweep(at * factor, places, &mut spare);
+        if fit(&spare.pieces) {
+            std::mem::swap(&mut best, &mut spare);
+        } else {
+            at *= factor;
         }
-        best
     }
+    best
 }
 
 #[cfg(test)]
@@ -222,15 +243,15 @@ mod tests {
     /// Lengths of what is left when there may be at most so many.
     fn lengths(all: &[(u64, f64)], most: usize) -> Vec<u64> {
         let joined = Joined::new(pieces(all), 0.0);
-        let left = joined.first(|pieces| pieces.len() <= most);
+        let left = joined.first(0.0, |pieces| pieces.len() <= most);
         left.iter().map(|piece| piece.range.len).collect()
     }
 
     #[test]
     fn what_fits_is_left_alone() {
-        let all = [(10, 1.0), (10, 1.0), (10, 3.0)];
+        let all = [(10, 1.0), (10, 1.1), (10, 3.0)];
         assert_eq!(lengths(&all, 3), [10, 10, 10]);
-        assert_eq!(lengths(&all, 2), [20, 10], "equal neighbours first");
+        assert_eq!(lengths(&all, 2), [20, 10], "neighbours that differ least first");
         assert_eq!(lengths(&all, 1), [30]);
     }
 
@@ -242,6 +263,19 @@ mod tests {
         all.insert(20, (32, 500.0));
         let left = lengths(&all, 3);
         assert_eq!(left, [20 * 64, 32, 20 * 64]);
+    }
+
+    #[test]
+    fn neighbours_that_are_not_worth_a_jump_are_joined_though_all_fit() {
+        let pieces = pieces(&[(100, 1.0), (100, 1.1), (100, 9.0)]);
+        let lengths = |worth: f64| {
+            let left = Joined::new(pieces.clone(), 0.0).first(worth, |_| true);
+            left.iter().map(|piece| piece.range.len).collect::<Vec<_>>()
+        };
+        assert_eq!(lengths(0.0), [100, 100, 100]);
+        // 100 blocks, each 0.05 from the mean, some sixth of the image from their place; and the others.
+        assert_eq!(lengths(5.0), [200, 100]);
+        assert_eq!(lengths(1e4), [300]);
     }
 
     #[test]
@@ -261,11 +295,11 @@ mod tests {
 
     #[test]
     fn what_nothing_foretells_is_told_apart() {
-        let all = vec![(None, BlockRange::new(8, 8)), (Some(2.0), BlockRange::new(0, 8))];
-        let known = Joined::new(all.clone(), 0.5).first(|pieces| pieces.len() <= 2);
+        let all = vec![(Some(2.0), BlockRange::new(0, 8)), (None, BlockRange::new(8, 8))];
+        let known = Joined::new(all.clone(), 0.5).first(0.0, |pieces| pieces.len() <= 2);
         let told: Vec<_> = known.iter().map(|piece| (piece.foretold, piece.density)).collect();
         assert_eq!(told, [(true, 2.0), (false, 0.5)]);
-        let one = Joined::new(all, 0.5).first(|pieces| pieces.len() <= 1);
+        let one = Joined::new(all, 0.5).first(0.0, |pieces| pieces.len() <= 1);
         assert_eq!((one.len(), one[0].foretold, one[0].density), (1, true, 1.25));
     }
 }

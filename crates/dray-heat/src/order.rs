@@ -110,6 +110,11 @@ impl<'a> Cold<'a> {
 /// So many jumps are few for any image: 160 ms.
 const FREE_JUMPS: u64 = 16;
 
+/// A jump delays the accesses that are still to come when it is made: this share of all, on average.
+/// Measured on traces and loads: 0.1 gains what 0 gains, 1 loses a twentieth of it; and without it a hot
+/// area in which nothing is hotter than the rest costs a jump for every chunk that chance was kind to.
+const LATER: f64 = 0.1;
+
 /// Classes of densities: one for each binary exponent.
 const CLASSES: usize = 1 << 11;
 
@@ -162,7 +167,7 @@ fn in_classes(op: Op, pieces: &[Piece]) -> Schedule {
 
 /// By density, the densest first for fetching and last for copying; densities that differ by less
 /// than a factor of two are equal, so that neighbours stay together. Pieces are as small as the jumps
-/// allow. Also the density itself.
+/// allow and are worth. Also the density itself.
 pub(crate) fn by_density(
     round: &Round,
     blocks: u64,
@@ -175,7 +180,8 @@ pub(crate) fn by_density(
     let jump = config.jump_blocks;
     let most = (blocks / config.jump_share).max(FREE_JUMPS.saturating_mul(jump));
     let fit = |pieces: &[Piece]| ranges(op, pieces).saturating_mul(jump) <= most;
-    let pieces = Joined::new(density.pieces(), density.anywhere()).first(fit);
+    let worth = LATER * round.chunk_blocks as f64 * jump as f64 / blocks.max(1) as f64;
+    let pieces = Joined::new(density.pieces(), density.anywhere()).first(worth, fit);
     (in_classes(op, &pieces), density)
 }
 
@@ -200,7 +206,7 @@ mod tests {
                     ((draw(4) > 0).then_some(density), range)
                 })
                 .collect();
-            let pieces = Joined::new(pieces, 1e-9).first(|_| true);
+            let pieces = Joined::new(pieces, 1e-9).first(0.0, |_| true);
             for op in [Op::Read, Op::Write] {
                 let made = in_classes(op, &pieces).ranges().len() as u64;
                 assert_eq!(ranges(op, &pieces), made, "{op:?} {pieces:?}");

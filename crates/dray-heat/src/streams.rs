@@ -43,14 +43,23 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
+    /// The stream on which an access goes on.
+    fn before(&self, range: BlockRange) -> Option<(u64, Place)> {
+        self.heads.last_in(range.start.saturating_sub(GAP), range.start + 1)
+    }
+
+    /// Whether an access goes on where another one ended.
+    pub(crate) fn goes_on(&self, range: BlockRange) -> bool {
+        self.before(range).is_some()
+    }
+
     /// Counts an access.
     pub(crate) fn access(&mut self, range: BlockRange) {
         if range.is_empty() {
             return;
         }
         self.accesses += 1;
-        let near = self.heads.last_in(range.start.saturating_sub(GAP), range.start + 1);
-        match near {
+        match self.before(range) {
             // A block written again and again does not come on.
             Some((head, _)) if range.end() <= head => {}
             Some((head, place)) => {

@@ -7,7 +7,7 @@ use crate::heat::Op;
 use crate::order;
 use crate::round::Round;
 use crate::streams::Streams;
-use crate::trial::{Regret, Trial};
+use crate::trial::{LONG, Regret, Trial};
 use dray_types::{BlockRange, Schedule};
 
 /// Operations before the first trial; each trial lasts as long as the history before it, until
@@ -28,6 +28,8 @@ pub(crate) struct Track {
     /// What the candidates of the previous round covered.
     covered: Vec<CandidateCoverage>,
     trial: Option<Trial>,
+    /// The next one is so short that it looks at every place.
+    closely: bool,
     /// Operations since the track began, and how many there are when the trial ends, or, while there
     /// is none, when the next one begins.
     pub(crate) operations: u64,
@@ -48,6 +50,7 @@ impl Track {
             coverage: Coverage::new(config.smallest_chunk_blocks, config.candidates),
             covered: Vec::new(),
             trial: None,
+            closely: false,
             operations: 0,
             turn: FIRST_TRIAL,
             regret: Regret::default(),
@@ -104,8 +107,25 @@ impl Track {
             self.begin_trial(blocks);
         }
         if let Some(trial) = &mut self.trial {
-            trial.access(range, blocks);
+            trial.access(range, self.streams.goes_on(range), blocks);
         }
+        if let Some(beaten) = self.trial.take_if(|trial| trial.is_beaten()) {
+            // How the guest went about what it did says nothing of what it does now.
+            self.weights = Weights::default();
+            self.end_trial(beaten);
+            self.current.age();
+            self.closely = true;
+            self.begin_trial(blocks);
+        }
+    }
+
+    /// What the history foretells is tried from the next access on, by all accesses.
+    pub(crate) fn try_now(&mut self) {
+        if let Some(trial) = self.trial.take() {
+            self.end_trial(trial);
+        }
+        self.turn = self.operations.max(FIRST_TRIAL);
+        self.closely = true;
     }
 
     fn half_round(&self) -> u64 {
@@ -113,7 +133,8 @@ impl Track {
     }
 
     fn begin_trial(&mut self, blocks: u64) {
-        let lasts = self.operations.clamp(1, self.half_round());
+        let most = if std::mem::take(&mut self.closely) { LONG - 1 } else { u64::MAX };
+        let lasts = self.operations.clamp(1, self.half_round()).min(most);
         let jump = self.config.jump_blocks;
         let (schedule, density) = self.order_and_density(blocks);
         self.trial = Some(Trial::new(self.op, &schedule, density, blocks, jump, lasts));

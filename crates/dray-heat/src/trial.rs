@@ -6,6 +6,9 @@
 //! `p` of the schedule is then written after it was sent with chance `1 − p` (a block that is
 //! fetched is read too early with chance `p`). The sum over the different places accessed, times
 //! how much longer the jumps make the schedule, is its *regret*; address order has one of its own.
+//!
+//! A guest that turns to something else is noticed before a trial ends ([`Doubt`]): what it did before
+//! is worth less then, and the next trial begins.
 
 use crate::density::{Density, Weights};
 use crate::heat::Op;
@@ -42,10 +45,37 @@ impl Regret {
     }
 }
 
+/// Whether the accesses since the schedule was last no worse than address order were worse with it than
+/// chance explains. Each that begins somewhere else is taken for a sample; those that go on where the last
+/// one ended are not: they are one reader or writer.
+#[derive(Clone, Copy, Debug, Default)]
+struct Doubt {
+    sum: f64,
+    squares: f64,
+}
+
+/// Standard deviations of a sum of independent ones that are more than chance.
+const DEVIATIONS: f64 = 4.0;
+
+impl Doubt {
+    /// The schedule was worse than address order by `lag`, a share of a copy.
+    fn note(&mut self, lag: f64) {
+        self.sum += lag;
+        self.squares += lag * lag;
+        if self.sum <= 0.0 {
+            *self = Self::default();
+        }
+    }
+
+    fn is_certain(&self) -> bool {
+        self.sum > DEVIATIONS * self.squares.sqrt() + 1.0
+    }
+}
+
 /// Long trials look at one place in four, chosen by its number: enough to tell, and a quarter of
 /// the cost.
 const SAMPLED: u64 = 4;
-const LONG: u64 = 4096;
+pub(crate) const LONG: u64 = 4096;
 
 /// A schedule on trial.
 #[derive(Clone, Debug)]
@@ -55,6 +85,7 @@ pub(crate) struct Trial {
     positions: Positions,
     places: HashSet<u64, Spread>,
     regret: Regret,
+    doubt: Doubt,
     density: Option<Density>,
     evidence: Weights,
 }
@@ -75,12 +106,14 @@ impl Trial {
             positions: Positions::new(schedule, blocks, jump_blocks),
             places: HashSet::default(),
             regret: Regret::default(),
+            doubt: Doubt::default(),
             density,
             evidence: Weights::none(),
         }
     }
 
-    pub(crate) fn access(&mut self, range: BlockRange, blocks: u64) {
+    /// Counts an access; `goes_on` tells that another one ended where it begins.
+    pub(crate) fn access(&mut self, range: BlockRange, goes_on: bool, blocks: u64) {
         if range.is_empty() {
             return;
         }
@@ -93,12 +126,22 @@ impl Trial {
             }
             let block = range.start.max(place * PLACE_BLOCKS);
             let regret = |p: f64| if self.op == Op::Read { p } else { 1.0 - p };
-            self.regret.scheduled += regret(self.positions.share(block));
-            self.regret.sequential += regret(block as f64 / blocks as f64);
+            let scheduled = regret(self.positions.share(block));
+            let sequential = regret(block as f64 / blocks as f64);
+            self.regret.scheduled += scheduled;
+            self.regret.sequential += sequential;
+            if !goes_on && block == range.start {
+                self.doubt.note(scheduled - sequential);
+            }
             if let Some(density) = &self.density {
                 density.learn(block, &mut self.evidence);
             }
         }
+    }
+
+    /// Whether the guest does something else now than what the schedule was made for.
+    pub(crate) fn is_beaten(&self) -> bool {
+        self.doubt.is_certain()
     }
 
     pub(crate) fn end(self) -> (Regret, Weights) {

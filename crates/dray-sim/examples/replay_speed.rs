@@ -1,5 +1,6 @@
-//! Records of a trace a second through a whole replay: `replay_speed [SECONDS OF TRACE]`. The trace
-//! is written as CSV first, so parsing it is a part of what is measured.
+//! Records of a trace a second through a whole replay: `replay_speed [SECONDS OF TRACE [ORDER]]`, in all
+//! orders unless one is named. The trace is written as CSV first, so parsing it is a part of what is
+//! measured.
 
 use dray_engine::{SECOND, Strategy};
 use dray_sim::replay::{Order, Settings, replay};
@@ -9,6 +10,7 @@ use std::time::Instant;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let seconds: u64 = std::env::args().nth(1).map_or(Ok(8000), |text| text.parse())?;
+    let only: Option<Order> = std::env::args().nth(2).map(|text| text.parse()).transpose()?;
     let path = std::env::temp_dir().join(format!("dray-replay-speed-{}.csv", std::process::id()));
     let spec = Load::FileServer.spec();
     let mut writer = Writer::create(&path)?;
@@ -17,7 +19,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     writer.finish()?;
     for strategy in [Strategy::PreCopy, Strategy::PostCopy, Strategy::Hybrid] {
-        for order in Order::ALL {
+        for order in Order::ALL.into_iter().filter(|order| only.is_none_or(|only| only == *order)) {
             // So slow a link that the migration takes up most of the trace.
             let bandwidth = (spec.layout.disk + spec.memory) * 3 / 2 / seconds;
             let mut settings = Settings::new(strategy, order, spec.layout.disk, bandwidth);

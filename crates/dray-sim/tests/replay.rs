@@ -184,14 +184,21 @@ fn turned(before: u64, after: u64) -> impl Iterator<Item = Result<Record, Infall
 #[test]
 fn an_order_turned_upside_down_costs_few_reads() {
     for (before, after) in [(12, 0), (14, 1), (12, 6), (15, 3)] {
-        let reads = |order| {
+        let reads = |order, memory| {
             let base = settings(Strategy::PostCopy, order);
-            let settings = Settings { start: 60 * SECOND, ..base };
+            let settings = Settings { start: 60 * SECOND, memory, ..base };
             replay(&settings, turned(before, after)).unwrap().reads.count
         };
-        let (sequential, aware) = (reads(Order::Sequential), reads(Order::WorkloadAware));
+        let both = |memory| {
+            (reads(Order::Sequential, memory), reads(Order::WorkloadAware, memory))
+        };
         // Before that is noticed some have to wait; unnoticed it would be three times as many.
+        let (sequential, aware) = both(0);
         assert!(aware * 2 <= sequential * 3, "{before} {after}: {sequential} {aware}");
+        // While the guest's memory crosses it is noticed at the source. What is left is chance: reads of
+        // a small area come near each other and are taken for a stream now and then.
+        let (sequential, aware) = both(GIB / 16);
+        assert!(aware * 10 <= sequential * 11, "{before} {after}: {sequential} {aware}");
     }
 }
 
@@ -295,7 +302,8 @@ fn auto_lets_no_more_reads_wait_than_hybrid() {
         (0..8).map(one).fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1))
     };
     let (auto, hybrid) = (reads(Strategy::Auto), reads(Strategy::Hybrid));
-    assert!(auto.0 <= hybrid.0 + hybrid.0 / 20, "{auto:?} {hybrid:?}");
+    // A twentieth, or one read of so few.
+    assert!(auto.0 <= hybrid.0 + (hybrid.0 / 20).max(1), "{auto:?} {hybrid:?}");
     assert!(auto.1 <= hybrid.1 + hybrid.1 / 20, "{auto:?} {hybrid:?}");
 }
 

@@ -42,8 +42,7 @@ struct Place {
 impl Place {
     /// Whether a demand at `start` follows the one that this is about.
     fn reaches(&self, image: ImageIndex, start: u64) -> bool {
-        let gap = (self.until - self.from).max(GAP);
-        let near = self.from.saturating_sub(gap)..=self.until.saturating_add(gap);
+        let near = self.from.saturating_sub(GAP)..=self.until.saturating_add(GAP);
         self.image == image && near.contains(&start)
     }
 }
@@ -124,7 +123,7 @@ impl Backfill {
     /// nothing is known each demand is. In address order as such none is.
     pub(super) fn focus_on(&mut self, image: ImageIndex, start: u64, end: u64) {
         if self.ordered {
-            let first = if self.left[image.ix()].is_scheduled() { 0 } else { SINGLE };
+            let first = if self.left[image.ix()].has_order() { 0 } else { SINGLE };
             self.follow.note(image, start, end, first);
         }
     }

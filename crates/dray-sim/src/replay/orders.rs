@@ -44,6 +44,7 @@ impl Orders {
             Order::WorkloadAware | Order::PaperIncremental => {
                 let mut heat = Heat::new(BlockRange::whole(settings.disk).len, config(settings));
                 history.for_each(|record| heat.access(heat_op(record.op), record.blocks()));
+                heat.try_now();
                 Self::Heat(Box::new(heat))
             }
             Order::Paper => {

@@ -128,6 +128,11 @@ pub struct Settings {
     pub refresh: u64,
     /// Longest downtime that pre-copy may take, in nanoseconds.
     pub max_downtime: u64,
+    /// `auto`: longest time by which the mean read may be slower while blocks are missing, in
+    /// nanoseconds.
+    pub max_added_latency: Option<u64>,
+    /// `auto`: longest total time, in nanoseconds.
+    pub deadline: Option<u64>,
     /// Whether the guest's writes are slowed during Sync.
     pub throttle: Mode,
     /// What `hot-set` copies before the handover.
@@ -157,6 +162,8 @@ impl Settings {
             seek: PAPER_SEEK,
             refresh: REFRESH,
             max_downtime: MAX_DOWNTIME,
+            max_added_latency: None,
+            deadline: None,
             throttle: Mode::None,
             hot_set: HotSet::default(),
             sync_unit: BLOCK_SIZE,

@@ -114,8 +114,17 @@ fn auto<'a>(
         memory: settings.memory as f64,
         memory_dirty: 0.0,
     };
-    let max_downtime = Some(settings.max_downtime as f64 / SECOND as f64);
-    plan::choose(&load, &Goals { max_downtime, ..Goals::default() }, &[whole]).copy_only
+    plan::choose(&load, &goals(settings), &[whole]).copy_only
+}
+
+fn goals(settings: &Settings) -> Goals {
+    let seconds = |nanos: u64| nanos as f64 / SECOND as f64;
+    Goals {
+        max_downtime: Some(seconds(settings.max_downtime)),
+        max_added_latency: settings.max_added_latency.map(seconds),
+        deadline: settings.deadline.map(seconds),
+        bandwidth: None,
+    }
 }
 
 fn cold(range: BlockRange) -> Chunk {

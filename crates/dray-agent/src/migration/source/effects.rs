@@ -261,6 +261,7 @@ impl SourceLoop {
         self.engine = Some(engine);
         // A new engine knows no order.
         self.orders = Orders::default();
+        self.images.heats().for_each(|(_, heat)| heat.try_now());
         if done {
             // The restart came between the last record and the last word to the target.
             self.resumable = false;

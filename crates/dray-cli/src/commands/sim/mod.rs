@@ -2,6 +2,7 @@
 
 mod chunks;
 mod compare;
+mod goals;
 mod hot_set;
 mod input;
 mod once;
@@ -13,6 +14,7 @@ use dray_sim::replay::settings::{PAPER_DELAY, PAPER_HISTORY, PAPER_SEEK};
 use dray_sim::replay::{Order, ReplayError, Settings, Strategy, Throttling};
 use dray_trace::TraceError;
 use dray_types::{BitRate, ByteSize};
+use goals::GoalArgs;
 use hot_set::SyncArgs;
 use input::Input;
 use std::process::ExitCode;
@@ -74,6 +76,8 @@ pub struct Common {
     #[arg(long, value_name = "MODE", default_value = "none", value_parser = throttling)]
     throttle: Throttling,
     #[command(flatten)]
+    goals: GoalArgs,
+    #[command(flatten)]
     sync: SyncArgs,
     /// Seed of random starts and of generated loads
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -113,6 +117,7 @@ impl Common {
         settings.history = self.history;
         settings.throttle = self.throttle;
         settings.seek = (self.seek * 1e6) as u64;
+        self.goals.apply(&mut settings);
         self.sync.apply(&mut settings)?;
         Ok(settings)
     }
