@@ -104,7 +104,7 @@ pub enum Command {
     /// Make the certificates with which agents trust each other
     Pki(commands::pki::Args),
     /// Replay a trace through the engine: what a migration would cost
-    Sim(commands::sim::Args),
+    Sim(Box<commands::sim::Args>),
     /// Record, analyse and generate traces of block accesses
     Trace(commands::trace::Args),
     /// Print a completion script for a shell

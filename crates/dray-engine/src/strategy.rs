@@ -102,6 +102,9 @@ pub struct Tuning {
     /// ends when the rest fits the downtime, and it is sent before the target serves, as for
     /// pre-copy.
     pub handover_size: Option<u64>,
+    /// `hot-set`: Sync goes on until no more than the handover size is dirty, for ever if need be, as
+    /// LiveFS does. Without it a guest that writes too fast is handed over with a larger map.
+    pub endless: bool,
     /// Whether the guest's writes are slowed during Sync.
     pub throttle: throttle::Mode,
     /// `mirror`: bytes of mirrored writes that may wait or be under way; a write that finds it full
@@ -121,6 +124,7 @@ impl Default for Tuning {
         Self {
             copy_only: None,
             handover_size: None,
+            endless: false,
             throttle,
             mirror_window: MIRROR_WINDOW,
             reuse: false,

@@ -39,14 +39,17 @@
 //! is part of the mixture as well: it may never have been accessed, and will be next. The weights of
 //! the parts are learnt from how well each foretold the accesses of the trials below. Neighbours that
 //! differ little are joined (`joined`) until the schedule's jumps take no more than a 56th of the time
-//! of a copy; what a jump costs is the caller's to say ([`Heat::set_jump`]). [`ColdOrder::FarFirst`] is what a single size can do:
+//! of a copy, and where a jump delays more than it gains; what one costs is the caller's to say ([`Heat::set_jump`]). [`ColdOrder::FarFirst`] is what a single size can do:
 //! by frequency, then by nearness to an access.
 //!
 //! # When it does not order
 //! Two guards, the paper's section 4.2. Before a migration: schedules made of the first part of the
 //! history are held against the accesses of the next ([`Regret`] has the formula), again and again
 //! with parts of 256 operations up to half a round; a schedule that does worse than address order,
-//! jumps included, is not given out. That goes on for as long as the guest is at the source. Where it
+//! jumps included, is not given out. That goes on for as long as the guest is at the source, in a
+//! migration without pauses ([`Heat::try_now`]). Accesses that begin somewhere else and were worse with the
+//! schedule than in address order, by more than chance explains, end a trial at once: what the guest did
+//! before counts half then, as often as they say so. Where it
 //! reads from the target, the engine holds the reads that wait against the order it was given
 //! (`dray_engine::watch`).
 //!

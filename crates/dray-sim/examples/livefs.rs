@@ -58,6 +58,7 @@ fn main() {
         livefs.sync_unit = SEGMENT;
         livefs.hot_set =
             HotSet { rule: all, handover_size: Some(segments * SEGMENT), ..HotSet::default() };
+        livefs.hot_set.endless = true;
         show(&format!("LiveFS-style pre-copy, handover-size {segments} x 64 MiB"), &livefs);
     }
     for mib in [64, 256, 1024] {

@@ -189,9 +189,7 @@ fn an_order_turned_upside_down_costs_few_reads() {
             let settings = Settings { start: 60 * SECOND, memory, ..base };
             replay(&settings, turned(before, after)).unwrap().reads.count
         };
-        let both = |memory| {
-            (reads(Order::Sequential, memory), reads(Order::WorkloadAware, memory))
-        };
+        let both = |memory| (reads(Order::Sequential, memory), reads(Order::WorkloadAware, memory));
         // Before that is noticed some have to wait; unnoticed it would be three times as many.
         let (sequential, aware) = both(0);
         assert!(aware * 2 <= sequential * 3, "{before} {after}: {sequential} {aware}");
@@ -347,4 +345,16 @@ fn hot_set_is_quicker_than_synchronising_segments_and_waits_less_than_post_copy(
     seen.hot_set.observed = Some(0);
     let blind = reads(&seen);
     assert_eq!((blind.missing_bytes, blind.reads), (post.missing_bytes, post.reads));
+}
+
+#[test]
+fn goals_move_autos_choice() {
+    let auto = settings(Strategy::Auto, Order::WorkloadAware);
+    let free = run(&auto);
+    let quick = run(&Settings { deadline: Some(SECOND), ..auto.clone() });
+    let smooth = run(&Settings { max_added_latency: Some(1000), ..auto });
+    let seen = |outcome: &Outcome| (outcome.extra_bytes, outcome.reads.count);
+    assert!(quick.extra_bytes < free.extra_bytes, "{:?} {:?}", seen(&quick), seen(&free));
+    assert!(smooth.extra_bytes > quick.extra_bytes, "{:?} {:?}", seen(&smooth), seen(&quick));
+    assert!(smooth.reads.count < quick.reads.count, "{:?} {:?}", seen(&smooth), seen(&quick));
 }

@@ -291,6 +291,7 @@ impl Source {
             Verdict::Hopeless if foretells => self.give_up(out),
             Verdict::Enough if self.scheme.equal => self.give_up(out),
             Verdict::Another | Verdict::Hopeless => self.pump(out),
+            Verdict::Enough if self.plan.tuning.endless => self.pump(out),
             // A map takes what the rounds cannot.
             Verdict::Enough => self.get_ready(out),
         }

@@ -91,6 +91,8 @@ pub struct HotSet {
     /// Bytes that may be dirty at the handover and are then fetched; none: Sync ends when the rest
     /// fits the downtime, and it is sent.
     pub handover_size: Option<u64>,
+    /// Sync goes on until no more is dirty, however long that takes (LiveFS).
+    pub endless: bool,
 }
 
 /// One migration.

@@ -1,6 +1,6 @@
 //! Settings of the engine that follow from the history: what hot-set and auto copy first.
 
-use super::settings::Settings;
+use super::settings::{HotSet, Settings};
 use dray_engine::hotset::Counts;
 use dray_engine::plan::{self, Chunk, Footprint, Goals, Load};
 use dray_engine::{SECOND, Strategy, Tuning};
@@ -21,8 +21,9 @@ pub(super) fn tuning<'a>(
         Strategy::Auto => Some(auto(settings, settings.start, history)),
         _ => None,
     };
-    let handover_size = settings.hot_set.handover_size;
-    Tuning { copy_only, handover_size, throttle: settings.throttle, ..Tuning::default() }
+    let HotSet { handover_size, endless, .. } = settings.hot_set;
+    let throttle = settings.throttle;
+    Tuning { copy_only, handover_size, endless, throttle, ..Tuning::default() }
 }
 
 /// The accesses that auto's choice is made of while the guest goes on.

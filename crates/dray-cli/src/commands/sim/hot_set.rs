@@ -40,6 +40,7 @@ impl SyncArgs {
             rule,
             observed: given.observe.map(|time| time.as_nanos() as u64),
             handover_size: given.handover_size.map(|size| size.0),
+            endless: false,
         };
         Ok(())
     }
