@@ -119,13 +119,13 @@ impl Track {
         }
     }
 
-    /// What the history foretells is tried from the next access on, by all accesses.
+    /// What the history foretells is tried from the next access on, if it is not yet. A trial under way
+    /// goes on: half of one would teach the weights by chance.
     pub(crate) fn try_now(&mut self) {
-        if let Some(trial) = self.trial.take() {
-            self.end_trial(trial);
+        if self.trial.is_none() {
+            self.turn = self.operations.max(FIRST_TRIAL);
+            self.closely = true;
         }
-        self.turn = self.operations.max(FIRST_TRIAL);
-        self.closely = true;
     }
 
     fn half_round(&self) -> u64 {

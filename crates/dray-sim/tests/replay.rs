@@ -297,7 +297,7 @@ fn auto_lets_no_more_reads_wait_than_hybrid() {
             assert_eq!(outcome.failed, None, "{outcome:?}");
             (outcome.reads.count, outcome.extra_bytes)
         };
-        (0..8).map(one).fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1))
+        (0..24).map(one).fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1))
     };
     let (auto, hybrid) = (reads(Strategy::Auto), reads(Strategy::Hybrid));
     // A twentieth, or one read of so few.
