@@ -182,9 +182,15 @@ impl Joined {
     pub(crate) fn first(self, worth: f64, fit: impl Fn(&[Piece]) -> bool) -> Vec<Piece> {
         let Self { places, mut row } = self;
         let (mut threshold, mut swept) = (FIRST, Row::default());
-        if row.cheapest() <= worth {
-            row.sweep(worth, &places, &mut swept);
-            std::mem::swap(&mut row, &mut swept);
+        // The cheapest first here too: piece by piece, each at little cost, a cold region would take
+        // in a hot one beside it.
+        while threshold < worth * STEP {
+            let most = threshold.min(worth);
+            if row.cheapest() <= most {
+                row.sweep(most, &places, &mut swept);
+                std::mem::swap(&mut row, &mut swept);
+            }
+            threshold *= STEP;
         }
         if fit(&row.pieces) {
             return row.pieces;
@@ -263,6 +269,17 @@ mod tests {
         all.insert(20, (32, 500.0));
         let left = lengths(&all, 3);
         assert_eq!(left, [20 * 64, 32, 20 * 64]);
+    }
+
+    #[test]
+    fn a_cold_region_does_not_take_a_hot_one_in_piece_by_piece() {
+        let hot = std::iter::repeat_n((32, 8.0), 32);
+        let all: Vec<_> = [(6144, 1.0)].into_iter().chain(hot).collect();
+        let each = Joined::new(pieces(&all), 0.0);
+        let piece = each.places.cost(Some(&each.row.pieces[0]), each.row.pieces[1]);
+        let left = each.first(piece * 2.0, |_| true);
+        let lengths: Vec<_> = left.iter().map(|piece| piece.range.len).collect();
+        assert_eq!(lengths, [6144, 1024]);
     }
 
     #[test]

@@ -216,3 +216,14 @@ fn threads_push(log: &AccessLog) {
     seen.dedup_by_key(|s| s.1);
     assert_eq!(seen.len() as u64, noted, "an access came twice");
 }
+
+#[test]
+fn a_small_image_has_an_order_though_jumps_are_dear() {
+    // 32 MiB, a chunk of 4 MiB is read; a jump takes the time of 1 MiB.
+    let mut heat = Heat::new(8192, HeatConfig::default());
+    for nth in 0..600 {
+        heat.access(Op::Read, BlockRange::new(6 * 1024 + nth * 769 % 1024, 1));
+    }
+    let first = heat.backfill_schedule().ranges().first().copied();
+    assert!(first.is_some_and(|range| range.start == 6 * 1024), "{first:?}");
+}
