@@ -115,6 +115,7 @@ impl World {
             }
             self.stale.insert(range);
             if self.source.mirrors {
+                self.source.told.insert(range);
                 self.tell_source(SourceEvent::Written { image: IMAGE, range });
             }
         }

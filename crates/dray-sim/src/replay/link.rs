@@ -18,6 +18,8 @@ pub(super) struct Frame {
     pub(super) tag: u64,
     pub(super) range: BlockRange,
     pub(super) urgent: bool,
+    /// The guest has just written it, and it is mirrored: nothing is read for it.
+    pub(super) written: bool,
 }
 
 /// What the link carries next.
@@ -90,7 +92,8 @@ impl Link {
         }
         let frame = self.bulk.pop_front()?;
         self.memory_ahead -= bytes(frame.range.len) as i64;
-        let time = self.time(bytes(frame.range.len)) + self.penalty(frame.range, waits);
+        let jump = if frame.written { 0 } else { self.penalty(frame.range, waits) };
+        let time = self.time(bytes(frame.range.len)) + jump;
         Some((Piece::Blocks(frame), time))
     }
 
@@ -128,7 +131,7 @@ mod tests {
     use super::*;
 
     fn frame(start: u64, urgent: bool) -> Frame {
-        Frame { tag: start, range: BlockRange::new(start, 256), urgent }
+        Frame { tag: start, range: BlockRange::new(start, 256), urgent, written: false }
     }
 
     #[test]
@@ -136,6 +139,7 @@ mod tests {
         let mut link = Link::new(1 << 20, 0, 10);
         let starts = [0, 256, 1024, 2048];
         starts.iter().for_each(|&start| link.push(frame(start, false)));
+        link.push(Frame { written: true, ..frame(1290, false) });
         // Between 512 and 1024 nothing waits any more, between 1280 and 2048 one block does.
         let waits = |range: BlockRange| range.contains(BlockRange::new(1300, 1));
         link.push_memory(5 * MEMORY_PIECE + 1);
@@ -162,6 +166,7 @@ mod tests {
             (1, 953),
             (1024, run),
             (2048, run + 10),
+            (1290, run),
         ];
         assert_eq!(seen, wanted);
         assert_eq!(link.seeks, 1);

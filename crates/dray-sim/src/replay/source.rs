@@ -21,6 +21,8 @@ pub(super) struct SourceShell {
     pub(super) throttle: Throttle,
     /// Writes are told to the engine.
     pub(super) mirrors: bool,
+    /// What it was told and has not sent since.
+    pub(super) told: BlockSet,
     effects: Vec<SourceEffect>,
 }
 
@@ -43,6 +45,7 @@ impl SourceShell {
             dirty: BlockSet::new(),
             throttle: Throttle::new(),
             mirrors: settings.strategy.mirrors(),
+            told: BlockSet::new(),
             effects: Vec::new(),
         }
     }
@@ -102,7 +105,9 @@ impl World {
                 if clear_dirty {
                     source.dirty.remove(range);
                 }
-                self.send_frame(Frame { tag, range, urgent });
+                let written = source.told.count(range) == range.len;
+                source.told.remove(range);
+                self.send_frame(Frame { tag, range, urgent, written });
             }
             SourceEffect::SendZero { .. } => self.broken_by("zeros of a disk that has none"),
             SourceEffect::TakeDirty { image } => {
