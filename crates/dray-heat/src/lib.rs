@@ -46,8 +46,8 @@
 //! Two guards, the paper's section 4.2. Before a migration: schedules made of the first part of the
 //! history are held against the accesses of the next ([`Regret`] has the formula), again and again
 //! with parts of 256 operations up to half a round; a schedule that does worse than address order,
-//! jumps included, is not given out. That goes on for as long as the guest is at the source, in a
-//! migration without pauses ([`Heat::try_now`]). Accesses that begin somewhere else and were worse with the
+//! jumps included, is not given out. That goes on for as long as the guest is at the source; when a
+//! migration begins, a trial that is not under way begins at once ([`Heat::try_now`]). Accesses that begin somewhere else and were worse with the
 //! schedule than in address order, by more than chance explains, end a trial at once: what the guest did
 //! before counts half then, as often as they say so. Where it
 //! reads from the target, the engine holds the reads that wait against the order it was given
