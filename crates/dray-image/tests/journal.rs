@@ -241,3 +241,26 @@ fn a_file_keeps_records_over_appends_rewrites_and_reopening() {
     let mut storage = FileStorage::new(&path);
     assert_eq!(storage.read().unwrap().len(), 24);
 }
+
+/// Killed between a write and its sync, restarted, and then without power: what the restart believed
+/// is believed by the one after it too.
+#[test]
+fn what_a_restart_has_read_is_not_undone_by_a_power_cut() {
+    let mut random = 7;
+    let mut kept = 0;
+    for _ in 0..200 {
+        let disk = Simulated::default();
+        let (mut journal, _) = Journal::open_in(disk.clone(), "j".to_owned()).unwrap();
+        journal.append(b"first").unwrap();
+        // It dies when the frame is written and before it is synced.
+        disk.0.lock().unwrap().steps_left = Some(1);
+        assert!(journal.append(b"handed over").is_err());
+        disk.0.lock().unwrap().steps_left = None;
+        let (_, believed) = Journal::open_in(disk.clone(), "j".to_owned()).unwrap();
+        let left = disk.after_cut(&mut random);
+        let (_, records) = Journal::open_in(left, "j".to_owned()).unwrap();
+        assert_eq!(records, believed);
+        kept += u32::from(records.len() == 2);
+    }
+    assert_eq!(kept, 200, "a kill leaves what was written");
+}

@@ -183,8 +183,8 @@ impl Agent {
         let name = |image: &TargetImageIntent| image.name_here().to_owned();
         let names: Vec<_> = intent.images.iter().map(name).collect();
         let bases = intent.images.iter().map(TargetImageIntent::base).collect();
-        match self.launch_target(intent) {
-            Ok(_) => Ok(bases),
+        match self.begin_target(intent) {
+            Ok(()) => Ok(bases),
             Err(why) => {
                 self.targets.remove(migration);
                 names.iter().for_each(|name| self.remove_partial(name));

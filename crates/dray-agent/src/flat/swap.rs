@@ -129,7 +129,7 @@ impl Registry {
             let left = record.state == CopyState::Replica && record.migration.is_none();
             record.path == path && record.name != name && !left
         };
-        match self.all().into_iter().map(|entry| entry.record()).find(has) {
+        match self.all_records().into_iter().find(has) {
             None => Ok(()),
             Some(record) => {
                 let (path, name) = (path.display(), record.name);

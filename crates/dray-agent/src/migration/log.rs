@@ -48,6 +48,21 @@ impl Folder {
         Ok(found)
     }
 
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Whether it exists.
+    pub fn is_there(&self) -> bool {
+        self.0.is_dir()
+    }
+
+    /// The migration that its name says it is of.
+    pub fn migration(&self) -> Option<MigrationId> {
+        self.0.file_name()?.to_str()?.parse().ok()
+    }
+
     /// A file in the folder.
     pub fn file(&self, name: &str) -> PathBuf {
         self.0.join(name)

@@ -23,6 +23,7 @@
 //! * [`peers`]: images that begin with what another host has kept of them.
 //! * [`plans`]: where the bytes will come from, said before and compared afterwards.
 //! * [`direct`]: pools that bypass the page cache.
+//! * [`closed`]: exports that nobody vouches for.
 //! * [`orders`]: which blocks move first.
 //! * [`faults`]: disks that are read-only, full or broken, with [`mounts`] of their own.
 
@@ -33,6 +34,7 @@ mod batch;
 mod buckets;
 mod case;
 mod chains;
+mod closed;
 mod deferred;
 mod devices;
 mod direct;

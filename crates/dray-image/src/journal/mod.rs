@@ -62,9 +62,11 @@ impl<S: Storage> Journal<S> {
         let len = content.len as u64;
         if content.len < bytes.len() {
             tracing::info!(journal = name, bytes = bytes.len() - content.len, "torn tail cut off");
-            let cut = storage.truncate(len).and_then(|()| storage.sync());
-            cut.map_err(|e| Error::io(context(), e))?;
+            storage.truncate(len).map_err(|e| Error::io(context(), e))?;
         }
+        // Whoever wrote it may have been killed before the sync. What is believed from here on, and told
+        // to others, must not be undone by a power cut.
+        storage.settle().map_err(|e| Error::io(context(), e))?;
         let journal = Self { storage, name, len, next: content.next, broken: None };
         Ok((journal, content.records))
     }

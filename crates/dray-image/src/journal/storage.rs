@@ -31,6 +31,15 @@ pub trait Storage: Send {
     /// What the storage reports.
     fn sync(&mut self) -> io::Result<()>;
 
+    /// Makes durable what is to be seen, its name included: a process that was killed may have left it
+    /// in the page cache only.
+    ///
+    /// # Errors
+    /// What the storage reports.
+    fn settle(&mut self) -> io::Result<()> {
+        self.sync()
+    }
+
     /// Replaces everything, durably: a crash leaves the old bytes or the new ones.
     ///
     /// # Errors
@@ -76,6 +85,11 @@ impl Storage for FileStorage {
 
     fn sync(&mut self) -> io::Result<()> {
         self.file()?.sync_data()
+    }
+
+    fn settle(&mut self) -> io::Result<()> {
+        self.file()?.sync_all()?;
+        self.path.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
     }
 
     fn replace(&mut self, bytes: &[u8]) -> io::Result<()> {

@@ -5,7 +5,7 @@ pub mod memory;
 pub mod raw;
 
 use dray_image::{FileImage, FileOptions, Image};
-use dray_nbd::{ExportError, ExportInfo, Exports, Server, ServerHandle};
+use dray_nbd::{Client, ExportError, ExportInfo, Exports, Server, ServerHandle};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -30,16 +30,16 @@ impl Exports for Shelf {
         self.images.iter().map(|(info, _)| info.clone()).collect()
     }
 
-    fn open(&self, name: &str) -> Result<Arc<dyn Image>, ExportError> {
+    fn open(&self, name: &str, _: &Client) -> Result<Arc<dyn Image>, ExportError> {
         let found = self.images.iter().find(|(info, _)| info.name == name);
         found.map(|(_, image)| Arc::clone(image)).ok_or_else(|| ExportError::unknown(name))
     }
 
-    fn attached(&self, name: &str, connections: usize) {
+    fn attached(&self, name: &str, _: &Client, connections: usize) {
         self.visits.lock().unwrap().push(("attached", name.to_owned(), connections));
     }
 
-    fn detached(&self, name: &str, connections: usize) {
+    fn detached(&self, name: &str, _: &Client, connections: usize) {
         self.visits.lock().unwrap().push(("detached", name.to_owned(), connections));
     }
 }

@@ -22,6 +22,7 @@ mod reuse;
 mod session;
 mod summary;
 mod throttle;
+mod vouch;
 
 use crate::api::{ApiError, ErrorKind, MigrationState};
 use crate::bases::Digests;
@@ -49,7 +50,7 @@ use mirror::Mirror;
 use orders::Orders;
 use report::{COUNTS, Report};
 pub use report::{shown_phase, shown_strategy, unix_ms};
-pub use session::{Session, SessionSettings, keep};
+pub use session::{Reach, Session, SessionSettings, keep};
 use std::collections::VecDeque;
 use std::io;
 use std::path::PathBuf;
@@ -243,6 +244,8 @@ pub struct SourceLoop {
     company: Company,
     together: bool,
     broken: bool,
+    /// The images' exports are open, or parked after a handover.
+    vouched: bool,
 }
 
 impl SourceLoop {
@@ -303,10 +306,12 @@ impl SourceLoop {
             company,
             together: false,
             broken: false,
+            vouched: false,
         };
         if slot.intent().options.is_some() {
             this.revive()?;
         }
+        this.vouch();
         Ok((slot, this))
     }
 
@@ -346,6 +351,7 @@ impl SourceLoop {
             self.end_observation();
         }
         self.step(SourceEvent::Tick);
+        self.vouch();
         self.refresh_orders();
         self.choose_again();
         self.watch_company();

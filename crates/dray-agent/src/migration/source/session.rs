@@ -4,7 +4,7 @@
 use super::asides::{Question, Wanted};
 use super::content::Content;
 use super::{Input, SourceLoop, SourceSlot, Told};
-use crate::api::{ApiError, ErrorKind};
+use crate::api::{ApiError, ApiResult, ErrorKind};
 use crate::migration::messages::{self, ToSourceShell, ToTargetShell};
 use crate::net::{
     self, Compression, ControlSender, ControlSettings, DataSender, DialSettings, JobQueue,
@@ -38,6 +38,10 @@ pub struct SessionSettings {
     /// Timeouts of control streams.
     pub control: ControlSettings,
 }
+
+/// Tells how the target is reached, whenever a session is to be made: a migration goes on here even
+/// if its target is not known just now.
+pub type Reach = Arc<dyn Fn() -> ApiResult<SessionSettings> + Send + Sync>;
 
 /// A session that stands.
 pub struct Session {
@@ -100,17 +104,12 @@ impl SendEvents for Events {
 
 /// Makes sessions one after the other until it is dropped. `first` numbers the first one; numbers
 /// of an agent that restarted must be higher than those it used before.
-pub async fn keep(
-    settings: SessionSettings,
-    slot: Arc<SourceSlot>,
-    content: Arc<Content>,
-    first: u64,
-) {
+pub async fn keep(reach: Reach, slot: Arc<SourceSlot>, content: Arc<Content>, first: u64) {
     let number = AtomicU64::new(first);
     let mut pause = FIRST_PAUSE;
     loop {
         let number = number.fetch_add(1, Ordering::Relaxed);
-        match connect(&settings, &slot, &content, number).await {
+        match connect(&reach, &slot, &content, number).await {
             Ok((session, down)) => {
                 pause = FIRST_PAUSE;
                 slot.send(Input::SessionUp(session));
@@ -129,11 +128,13 @@ pub async fn keep(
 }
 
 async fn connect(
-    settings: &SessionSettings,
+    reach: &Reach,
     slot: &Arc<SourceSlot>,
     content: &Arc<Content>,
     number: u64,
 ) -> Result<(Session, Arc<Notify>), NetError> {
+    let unknown = |why: ApiError| NetError::new(NetErrorKind::Local, why.to_string());
+    let settings = &reach().map_err(unknown)?;
     let dial = |kind, stream| dial(settings, slot, number, kind, stream);
     let control = dial(StreamKind::Control, 0).await?;
     let features = control.features().to_vec();

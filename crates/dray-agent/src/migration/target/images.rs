@@ -155,6 +155,7 @@ impl TargetImages {
         slot.sink.receive();
         for open in &self.all {
             open.entry.disk.begin_incoming(Arc::clone(&open.fetcher) as _);
+            self.registry.vouch(open.intent.name_here());
         }
     }
 
@@ -202,6 +203,7 @@ impl TargetImages {
                 record.epoch = epoch;
                 record.replica = None;
             })?;
+            self.registry.vouch(open.intent.name_here());
         }
         slot.sink.fill(epoch);
         Ok(())
