@@ -101,6 +101,7 @@ impl Overlay {
     /// # Errors
     /// What either image reports; the blocks then stay unmerged.
     pub fn merge(&self, from: u64) -> Result<Option<BlockRange>> {
+        self.unrecorded.check_usable("merging an overlay")?;
         let Some(run) = self.unmerged.next_run(from, MERGE_BLOCKS) else { return Ok(None) };
         // Cleared before it is read: a write that completes later marks it again.
         self.unmerged.clear(run);
