@@ -193,6 +193,7 @@ impl Agent {
                 }
             }
         }
+        self.registry.close_voids()?;
         Ok(revived)
     }
 

@@ -26,6 +26,13 @@ impl Exports for Registry {
             });
         };
         let record = entry.record();
+        if self.is_void(&record) {
+            let why = format!(
+                "the migration of image '{name}' ended when another image of it was claimed; \
+                 `dray claim` it as well"
+            );
+            return Err(ExportError::Refused(why));
+        }
         let gone = record.state == CopyState::Replica && record.migration.is_none();
         if gone && !entry.has_just_departed() {
             let why = format!("image '{name}' was handed over to another host");

@@ -5,8 +5,10 @@
 //!
 //! * [`record`]: what is durable of an image. [`entry`]: an image with its disk.
 //! * [`names`]: what a file is called while it comes, is here, and has left (I1).
+//! * [`claims`]: images that an operator took.
 //! * [`files`]: opening what is below. [`lines`]: generations. [`exports`]: what NBD clients see.
 
+mod claims;
 mod entry;
 mod exports;
 mod files;
@@ -16,7 +18,7 @@ mod record;
 
 pub use entry::Entry;
 pub use files::is_device;
-pub use record::{Adopted, CopyState, ImageRecord, MODE, Place};
+pub use record::{Adopted, Claim, CopyState, ImageRecord, MODE, Place};
 
 use crate::config::{Config, PoolIo};
 use crate::flat::chain::Chain;
@@ -93,14 +95,16 @@ impl Registry {
                 Err(why) => tracing::warn!(image = record.name, %why, "cannot open an image"),
             }
         }
-        Ok(Arc::new(Self {
+        let registry = Arc::new(Self {
             taking: Mutex::default(),
             released,
             peeks: Peeks::default(),
             store,
             config,
             entries: RwLock::new(entries),
-        }))
+        });
+        registry.finish_claims();
+        Ok(registry)
     }
 
     /// Opens the file that a record names, in the way of its pool.
@@ -211,6 +215,19 @@ impl Registry {
         }
         entries.insert(name, Arc::clone(&entry));
         Ok(entry)
+    }
+
+    /// Opens the file of an image again, which was open for reading only: from here on it is written.
+    ///
+    /// # Errors
+    /// What opening or the store reports.
+    pub fn reopen(&self, entry: &Entry) -> io::Result<Arc<Entry>> {
+        let record = entry.record();
+        let file = Arc::new(self.open_file(&record).map_err(io::Error::other)?);
+        let new = self.replace(record, file);
+        entry.disk.fail_parked();
+        begin_line(&self.store, &new)?;
+        Ok(new)
     }
 
     /// Puts an entry of its own over `file` in the place of the one with the record's name.
