@@ -8,7 +8,7 @@ use super::Agent;
 use crate::migration::intent::{SourceIntent, TargetIntent};
 use crate::migration::log::Folder;
 use crate::migration::{source, target};
-use crate::registry::{CopyState, Reason};
+use crate::registry::{CopyState, ImageRecord, Reason};
 use crate::store;
 use crate::vm::source::wake;
 use dray_types::MigrationId;
@@ -69,6 +69,7 @@ impl Agent {
         let seeds = crate::seed::revive(&self.store.seeds(), &self.registry, crate::seed::KEEP);
         told("go on with what is read from backups", seeds);
         let revived = self.revive_all(End::Source);
+        self.registry.close_voids();
         self.close_strays();
         revived
     }
@@ -133,7 +134,8 @@ impl Agent {
         };
         let mut names: BTreeSet<String> = named.unwrap_or_default();
         let migration = folder.migration();
-        let bound = |record: &crate::registry::ImageRecord| record.migration == migration;
+        let bound =
+            |record: &ImageRecord| record.migration == migration && !record.outlives_migration();
         let records = self.registry.all_records().into_iter().filter(bound);
         names.extend(records.map(|record| record.name));
         for name in names {
@@ -148,7 +150,8 @@ impl Agent {
         for record in self.registry.all_records() {
             let Some(migration) = record.migration else { continue };
             let folder = Folder::of(&self.store, migration);
-            if folder.is_there() || record.state == CopyState::Replica {
+            let known = folder.is_there() || record.outlives_migration();
+            if known || record.state == CopyState::Replica {
                 continue;
             }
             let name = record.name;

@@ -467,8 +467,10 @@ pub struct Claimed {
     pub writes_may_be_lost: bool,
     /// Bytes gone with the source.
     pub bytes_lost: u64,
-    /// Where: at most the first thousand ranges. Reads there fail.
+    /// Where: at most the first thousand ranges. They are zeros now.
     pub lost: Vec<ByteRange>,
+    /// The other images of the same migration, which is void: closed until they are claimed as well.
+    pub others: Vec<String>,
 }
 
 /// How a Backfill goes on.

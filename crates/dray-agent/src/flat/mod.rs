@@ -109,6 +109,9 @@ pub struct FlatRecord {
     /// Set while the disk's nodes are exchanged.
     #[serde(default)]
     pub turn: Option<Turn>,
+    /// The id in the overlay's name, where the image has another one by now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overlay: Option<ImageId>,
 }
 
 /// A flattened image that is open.
@@ -191,7 +194,8 @@ pub fn raw_name(name: &str) -> String {
 pub fn open_overlay(record: &ImageRecord, direct: bool) -> dray_image::Result<FileImage> {
     let names = ImageNames::of(&record.path)?;
     let options = FileOptions { write: true, direct, export_len: Some(record.len) };
-    FileImage::from_file(names.open_overlay(record.id)?, &names.overlay(record.id), options)
+    let id = record.overlay_id();
+    FileImage::from_file(names.open_overlay(id)?, &names.overlay(id), options)
 }
 
 #[cfg(test)]

@@ -13,6 +13,9 @@ use std::path::{Path, PathBuf};
 /// What names a migration of either side: without one there is none.
 const INTENTS: [&str; 2] = [source::INTENT, target::INTENT];
 
+/// What an intent's name ends in when its migration is void.
+const VOID: &str = "void";
+
 /// The folder of one migration.
 #[derive(Clone, Debug)]
 pub struct Folder(PathBuf);
@@ -78,15 +81,67 @@ impl Folder {
         if !self.0.exists() {
             return Ok(());
         }
-        self.make_void()?;
+        self.remove_intents()?;
         abort::before(|| vec!["RemoveFolder".to_owned()]);
         std::fs::remove_dir_all(&self.0)?;
         store::sync_parent(&self.0)
     }
 
     /// From here on a restart no longer knows the migration.
-    fn make_void(&self) -> io::Result<()> {
-        INTENTS.iter().try_for_each(|intent| store::remove(&self.file(intent)))
+    fn remove_intents(&self) -> io::Result<()> {
+        INTENTS.iter().try_for_each(|intent| {
+            store::remove(&self.file(intent))?;
+            store::remove(&self.void_file(intent))
+        })
+    }
+
+    /// The migration is void, durably: no restart brings it back, and what its folder says stays for
+    /// those who claim its images. It takes no room, and can be repeated.
+    ///
+    /// # Errors
+    /// What the file system reports; the migration then is as before, or void.
+    pub fn set_void(&self) -> io::Result<()> {
+        if !self.0.exists() {
+            return Ok(());
+        }
+        for intent in INTENTS {
+            match std::fs::rename(self.file(intent), self.void_file(intent)) {
+                Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(why),
+                _ => {}
+            }
+        }
+        store::sync_parent(&self.file(VOID))
+    }
+
+    /// Whether the migration is void and its images are still to be claimed.
+    pub fn is_void(&self) -> bool {
+        let exists = |path: PathBuf| path.exists();
+        !INTENTS.iter().any(|intent| exists(self.file(intent)))
+            && INTENTS.iter().any(|intent| exists(self.void_file(intent)))
+    }
+
+    /// The folders of void migrations whose images are still to be claimed.
+    ///
+    /// # Errors
+    /// What the file system reports.
+    pub fn voids(store: &Store) -> io::Result<Vec<Self>> {
+        let all = store::entries(&store.migrations(), "")?;
+        Ok(all.into_iter().map(Self).filter(Self::is_void).collect())
+    }
+
+    /// Whether it is the folder of `migration`.
+    pub fn is_of(&self, migration: MigrationId) -> bool {
+        self.0.file_name().is_some_and(|name| name.to_string_lossy() == migration.to_string())
+    }
+
+    /// The intent called `name`, whether the migration is void or not.
+    pub fn intent_file(&self, name: &str) -> PathBuf {
+        let void = self.void_file(name);
+        if void.exists() { void } else { self.file(name) }
+    }
+
+    fn void_file(&self, intent: &str) -> PathBuf {
+        self.file(intent).with_extension(VOID)
     }
 
     /// Removes the folders that have no intent: a crash came while they were made or removed.
@@ -95,8 +150,10 @@ impl Folder {
     /// What the file system reports.
     pub fn sweep(store: &Store) -> io::Result<()> {
         for path in store::entries(&store.migrations(), "")? {
-            if path.is_dir() && !INTENTS.iter().any(|intent| path.join(intent).exists()) {
-                Self(path).remove()?;
+            let begun = INTENTS.iter().any(|intent| path.join(intent).exists());
+            let folder = Self(path);
+            if folder.0.is_dir() && !begun && !folder.is_void() {
+                folder.remove()?;
             }
         }
         Ok(())
@@ -151,7 +208,13 @@ mod tests {
             Log::<u8>::open(&folder.file("journal")).unwrap().0.append(&[1]).unwrap();
             Folder::sweep(&store).unwrap();
             assert_eq!(Folder::all(&store, intent).unwrap().len(), 1);
-            folder.make_void().unwrap();
+            folder.set_void().unwrap();
+            folder.set_void().unwrap();
+            Folder::sweep(&store).unwrap();
+            assert!(folder.is_void() && folder.intent_file(intent).exists());
+            assert_eq!(Folder::all(&store, intent).unwrap().len(), 0);
+            folder.remove_intents().unwrap();
+            assert!(!folder.is_void());
             assert!(folder.file("journal").exists());
             assert_eq!(Folder::all(&store, intent).unwrap().len(), 0);
             Folder::sweep(&store).unwrap();

@@ -5,9 +5,11 @@
 //!
 //! * [`record`]: what is durable of an image. [`entry`]: an image with its disk.
 //! * [`names`]: what a file is called while it comes, is here, and has left (I1).
+//! * [`claims`]: images that an operator took.
 //! * [`files`]: opening what is below. [`lines`]: generations. [`exports`]: what NBD clients see.
 //! * [`closed`]: images that nobody vouches for. [`clients`]: who was attached before a restart.
 
+mod claims;
 mod clients;
 mod closed;
 mod entry;
@@ -20,7 +22,7 @@ mod record;
 pub use closed::{Closed, Reason};
 pub use entry::Entry;
 pub use files::is_device;
-pub use record::{Adopted, CopyState, ImageRecord, MODE, Place};
+pub use record::{Adopted, Claim, CopyState, ImageRecord, MODE, Place};
 
 use crate::config::{Config, PoolIo};
 use crate::flat::chain::Chain;
@@ -82,6 +84,7 @@ impl Registry {
             let Some(name) = path.file_stem().and_then(|stem| stem.to_str()) else { continue };
             registry.load_one(name, store::read_settled(&path));
         }
+        registry.finish_claims();
         Ok(registry)
     }
 
@@ -254,6 +257,19 @@ impl Registry {
         }
         entries.insert(name, Arc::clone(&entry));
         Ok(entry)
+    }
+
+    /// Opens the file of an image again, which was open for reading only: from here on it is written.
+    ///
+    /// # Errors
+    /// What opening or the store reports.
+    pub fn reopen(&self, entry: &Entry) -> io::Result<Arc<Entry>> {
+        let record = entry.record();
+        let file = Arc::new(self.open_file(&record).map_err(io::Error::other)?);
+        let new = self.replace(record, file);
+        entry.disk.fail_parked();
+        begin_line(&self.store, &new)?;
+        Ok(new)
     }
 
     /// Puts an entry of its own over `file` in the place of the one with the record's name.

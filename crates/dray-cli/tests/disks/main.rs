@@ -17,6 +17,7 @@
 //! * [`auto`]: the agent chooses, and says before what it will take.
 //! * [`batch`]: several migrations with one command and one budget.
 //! * [`deferred`]: the target fetches when its operator says so.
+//! * [`claims`]: images whose other host is gone for good.
 //! * [`devices`]: onto block devices and away from them.
 //! * [`backups`]: backups under writing clients, and what is restored of them.
 //! * [`buckets`]: backups in an S3 server, [`store`], which may be busy, silent or distrustful.
@@ -34,6 +35,7 @@ mod batch;
 mod buckets;
 mod case;
 mod chains;
+mod claims;
 mod closed;
 mod deferred;
 mod devices;

@@ -110,7 +110,7 @@ impl SourceLoop {
         Ok(())
     }
 
-    fn epoch(&self) -> Epoch {
+    pub(super) fn epoch(&self) -> Epoch {
         self.engine.as_ref().map_or(Epoch(0), Source::epoch)
     }
 

@@ -255,6 +255,9 @@ impl SourceImages {
     pub fn retire(&self, guards: Vec<(usize, Quiesced)>, epoch: Epoch) -> io::Result<()> {
         let mut guards: std::collections::BTreeMap<_, _> = guards.into_iter().collect();
         for (ix, entry) in self.writable() {
+            if self.registry.was_claimed_since(entry, self.all[ix].image.offer.id, epoch) {
+                continue;
+            }
             let guard = match guards.remove(&ix) {
                 Some(guard) => guard,
                 // After a restart no guest can have written: exports open later than this.
@@ -271,7 +274,10 @@ impl SourceImages {
     /// # Errors
     /// What renaming or the store reports.
     pub fn restore(&self, epoch: Epoch) -> io::Result<()> {
-        for (_, entry) in self.writable() {
+        for (ix, entry) in self.writable() {
+            if self.registry.was_claimed_since(entry, self.all[ix].image.offer.id, epoch) {
+                continue;
+            }
             self.registry.restore(entry, epoch)?;
             self.registry.update(entry, |record| record.migration = None)?;
             entry.disk.unpark();

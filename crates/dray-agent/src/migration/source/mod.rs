@@ -31,6 +31,7 @@ use crate::migration::intent::SourceIntent;
 use crate::migration::log::{Folder, Log};
 use crate::migration::messages::{ToSourceShell, ToTargetShell};
 use crate::migration::slots::Board;
+use crate::migration::{Voided, abort};
 use crate::net::NetStats;
 use crate::pace::Pacer;
 use crate::registry::Registry;
@@ -69,7 +70,7 @@ const WRITEBACK: Duration = Duration::from_millis(500);
 /// Name of the intent in the migration's folder.
 pub const INTENT: &str = "source.json";
 /// Name of the journal in the migration's folder.
-const JOURNAL: &str = "source.journal";
+pub const JOURNAL: &str = "source.journal";
 /// Name of the note that a guest which stays here was seen to.
 const HOME: &str = "home.json";
 
@@ -101,6 +102,9 @@ pub enum Input {
     Begin(Box<SourceIntent>),
     /// It was only prepared, and is not wanted any more.
     Forget,
+    /// Its images are claimed: the migration becomes void and the loop ends, unless they are this
+    /// host's anyway.
+    Void(Voided),
     /// The migration is over for the loop; it ends.
     Stop,
 }
@@ -337,6 +341,16 @@ impl SourceLoop {
             let wait = next_tick.saturating_duration_since(Instant::now());
             match inputs.recv_timeout(wait) {
                 Ok(Input::Stop) | Err(RecvTimeoutError::Disconnected) => return,
+                Ok(Input::Void(answer)) => match self.set_void() {
+                    Ok(()) => {
+                        // Said when nothing of the loop is left.
+                        let epoch = self.epoch();
+                        drop(self);
+                        let _ = answer.send(Ok(epoch));
+                        return;
+                    }
+                    Err(why) => drop(answer.send(Err(why))),
+                },
                 Ok(input) => self.take(input),
                 Err(RecvTimeoutError::Timeout) => {
                     next_tick = Instant::now() + TICK;
@@ -344,6 +358,14 @@ impl SourceLoop {
                 }
             }
         }
+    }
+
+    fn set_void(&self) -> io::Result<()> {
+        if self.owns() {
+            return Err(io::Error::other("this host owns the images"));
+        }
+        abort::step("Claim-Void");
+        self.parts.folder.set_void()
     }
 
     fn tick(&mut self) {
@@ -412,7 +434,7 @@ impl SourceLoop {
                     self.slot.forget();
                 }
             }
-            Input::Stop => {}
+            Input::Void(_) | Input::Stop => {}
         }
     }
 

@@ -23,6 +23,8 @@ use tokio::sync::Notify;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// Longest pause before dialling again: what a returned link costs at most.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// What is shown while the target refuses images that were handed over to it.
+const REFUSED: &str = "the target refuses the migration";
 
 /// How sessions are made.
 #[derive(Clone)]
@@ -213,7 +215,10 @@ impl SourceLoop {
         }
         self.session = Some(session);
         self.link_lost = None;
-        self.slot.board.change(|shown| shown.progress.link_up = true);
+        self.slot.board.change(|shown| {
+            shown.progress.link_up = true;
+            shown.error.take_if(|error| error.what == REFUSED);
+        });
         self.say_settings();
         self.check_features();
         self.tell(Told::LinkUp);
@@ -250,7 +255,20 @@ impl SourceLoop {
         if self.is_done() {
             return self.part();
         }
+        if !self.owns() {
+            self.refused_after_handover(&why);
+        }
         self.session_down(number, why);
+    }
+
+    /// The target should serve what it was given, and does not know of it: an operator has to look.
+    fn refused_after_handover(&self, why: &str) {
+        let error = ApiError::new(ErrorKind::DataAtRisk, REFUSED, why)
+            .hint("nothing was changed here; look at both hosts, then see `dray claim`");
+        if self.slot.board.read().error.as_ref() != Some(&error) {
+            tracing::warn!(migration = %self.slot.board.migration, why, "{REFUSED}");
+            self.slot.board.change(|shown| shown.error = Some(error));
+        }
     }
 
     pub(super) fn session_down(&mut self, number: u64, why: String) {

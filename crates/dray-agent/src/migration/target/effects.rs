@@ -8,6 +8,7 @@ use dray_engine::target::TargetNotice;
 use dray_engine::{TargetEffect, TargetEvent};
 use dray_wire::ToSource;
 use std::io;
+use std::sync::atomic::Ordering;
 
 impl TargetLoop {
     pub(super) fn run_effect(&mut self, effect: TargetEffect) {
@@ -38,8 +39,12 @@ impl TargetLoop {
             TargetEffect::Expose { images } => {
                 let (epoch, attempt) = (self.engine.epoch(), self.engine.attempt());
                 self.images.expose(&self.slot, &images, epoch, attempt)?;
+                self.slot.exposed.store(true, Ordering::SeqCst);
             }
-            TargetEffect::Withdraw => self.images.withdraw(&self.slot)?,
+            TargetEffect::Withdraw => {
+                self.slot.exposed.store(false, Ordering::SeqCst);
+                self.images.withdraw(&self.slot)?;
+            }
             TargetEffect::ReachGuest => {
                 if self.slot.intent().guest.is_some() {
                     self.tell(Told::Reach);

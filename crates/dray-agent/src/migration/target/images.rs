@@ -73,7 +73,7 @@ impl TargetImages {
                 intent: image.clone(),
                 entry,
                 fetcher: ImageFetcher::new(index, inputs.clone()),
-                present: PresentFile::open(&parts.folder.file(&format!("present-{ix}")))?,
+                present: PresentFile::open(&parts.folder.file(&super::present_name(ix)))?,
             })
         };
         let all = intent.images.iter().enumerate().map(open).collect::<io::Result<_>>()?;

@@ -13,12 +13,12 @@ mod sink;
 mod verify;
 
 use crate::api::{ApiError, ErrorKind, MigrationState, Phase};
-use crate::migration::Clock;
 use crate::migration::intent::TargetIntent;
 use crate::migration::log::{Folder, Log};
 use crate::migration::messages::{ToSourceShell, ToTargetShell};
 use crate::migration::slots::Board;
 use crate::migration::source::shown_phase;
+use crate::migration::{Clock, Voided, abort, standing};
 use crate::net::NetStats;
 use crate::registry::Registry;
 use crate::reuse::Reuse;
@@ -32,6 +32,7 @@ use session::Session;
 use sink::Sink;
 use std::collections::VecDeque;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -50,7 +51,12 @@ const FENCED_AFTER: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Name of the intent in the migration's folder.
 pub const INTENT: &str = "target.json";
 /// Name of the journal in the migration's folder.
-const JOURNAL: &str = "target.journal";
+pub const JOURNAL: &str = "target.journal";
+
+/// Name in the migration's folder of what is known to be present of an image.
+pub fn present_name(index: usize) -> String {
+    format!("present-{index}")
+}
 
 /// What reaches the loop.
 pub enum Input {
@@ -77,6 +83,9 @@ pub enum Input {
     /// Another migration wants the names: forget this one if it was abandoned and has promised
     /// nothing, and answer whether it is gone.
     GiveWay(oneshot::Sender<bool>),
+    /// Its images are claimed: the migration becomes void and the loop ends, if there is anything that
+    /// can be claimed.
+    Void(Voided),
     /// The loop ends.
     Stop,
 }
@@ -109,9 +118,16 @@ pub struct TargetSlot {
     newest: session::Newest,
     folder: Folder,
     intent: Mutex<TargetIntent>,
+    /// The disks know what is missing.
+    exposed: AtomicBool,
 }
 
 impl TargetSlot {
+    /// Whether the images are served, each with what is missing of it.
+    pub fn is_exposed(&self) -> bool {
+        self.exposed.load(Ordering::SeqCst)
+    }
+
     /// The intent as it stands.
     pub fn intent(&self) -> TargetIntent {
         self.intent.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -120,14 +136,23 @@ impl TargetSlot {
     /// Changes the intent, durably.
     ///
     /// # Errors
-    /// What the store reports.
+    /// That the migration is over, or what the store reports.
     pub fn change_intent(&self, change: impl FnOnce(&mut TargetIntent)) -> io::Result<()> {
         let mut intent = self.intent.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.is_forgotten() {
+            return Err(io::Error::other("the migration is over here"));
+        }
         let mut new = intent.clone();
         change(&mut new);
         crate::store::replace_json(&self.folder.file(INTENT), &new)?;
         *intent = new;
         Ok(())
+    }
+
+    /// The migration is void from here on, durably: nobody changes its intent any more.
+    fn set_void(&self) -> io::Result<()> {
+        let _intent = self.intent.lock().unwrap_or_else(PoisonError::into_inner);
+        self.folder.set_void()
     }
 
     /// Sends an input; a loop that has ended no longer cares.
@@ -179,6 +204,8 @@ pub struct TargetLoop {
     /// QEMU has taken the disks back as plain files.
     released: bool,
     broken: bool,
+    /// Who waits to hear that the migration is void.
+    voided: Option<Voided>,
 }
 
 impl TargetLoop {
@@ -210,6 +237,7 @@ impl TargetLoop {
             newest: session::Newest::default(),
             folder: parts.folder.clone(),
             intent: Mutex::new(intent),
+            exposed: AtomicBool::new(false),
         });
         let mut this = Self {
             slot: Arc::clone(&slot),
@@ -229,6 +257,7 @@ impl TargetLoop {
             idle_since: Instant::now(),
             released: false,
             broken: false,
+            voided: None,
         };
         if !this.engine.owns() {
             this.images.begin_incoming(&this.slot);
@@ -242,6 +271,12 @@ impl TargetLoop {
         self.take_inputs(inputs);
         // What is shown of the migration stays; its files are not kept open for that.
         self.slot.sink.let_go();
+        let (voided, epoch) = (self.voided.take(), self.engine.epoch());
+        drop(self);
+        if let Some(answer) = voided {
+            // Said when nothing of the loop is left.
+            let _ = answer.send(Ok(epoch));
+        }
     }
 
     fn take_inputs(&mut self, inputs: &Receiver<Input>) {
@@ -296,9 +331,25 @@ impl TargetLoop {
                 let _ = answer.send(gone);
                 return !gone;
             }
+            Input::Void(answer) => match self.set_void() {
+                Ok(()) => {
+                    self.voided = Some(answer);
+                    return false;
+                }
+                Err(why) => drop(answer.send(Err(why))),
+            },
             Input::Stop => return false,
         }
         true
+    }
+
+    /// Only what was promised or is served can be claimed.
+    fn set_void(&self) -> io::Result<()> {
+        if !standing::can_be_claimed(&self.parts.folder.file(JOURNAL))? {
+            return Err(io::Error::other("there is nothing to be claimed in it any more"));
+        }
+        abort::step("Claim-Void");
+        self.slot.set_void()
     }
 
     fn tick(&mut self) {
