@@ -51,6 +51,10 @@ pub(crate) struct Faults {
     pub(crate) write_error: f64,
     /// Per request.
     pub(crate) sync_error: f64,
+    /// Per record of the source's journal: its append fails and is taken back, or nobody knows
+    /// whether it is there.
+    pub(crate) record_fails: f64,
+    pub(crate) record_unsure: f64,
     pub(crate) quiesce_fails: f64,
     pub(crate) unreachable: f64,
     pub(crate) start_fails: f64,
@@ -249,5 +253,11 @@ fn draw_faults(rng: &mut Rng) -> Faults {
         cancel: maybe(&[0.3, 1.0]),
         discard: maybe(&[0.5]),
         resume: if rng.chance(0.7) { 0.8 } else { 0.0 },
+        record_fails: maybe_of(rng, &[0.05, 0.3]),
+        record_unsure: maybe_of(rng, &[0.05, 0.3]),
     }
+}
+
+fn maybe_of(rng: &mut Rng, values: &[f64]) -> f64 {
+    if rng.chance(0.3) { rng.pick(values) } else { 0.0 }
 }

@@ -6,8 +6,11 @@ use crate::guest::Kind;
 use crate::replica::Line;
 use crate::rng::Rng;
 use crate::world::{Ev, World, note};
+use dray_engine::record::Unrecorded;
 use dray_engine::throttle::Throttle;
-use dray_engine::{MILLISECOND, Source, SourceEffect, SourceEvent, SourcePlan, SourceRecord, Time};
+use dray_engine::{
+    MILLISECOND, SECOND, Source, SourceEffect, SourceEvent, SourcePlan, SourceRecord, Time,
+};
 use dray_types::{BlockRange, BlockSet, Epoch, ImageId, ImageIndex, MigrationId};
 use dray_wire::ImageOffer;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -69,6 +72,8 @@ pub(crate) struct SourceHost {
     untracked: bool,
     /// Answers that the machine still waits for.
     pending: u32,
+    /// The last record that is durable may be one whose append has failed: the shell does not know.
+    unsure: bool,
     // Durable:
     pub(crate) records: Vec<SourceRecord>,
     regions: Vec<BTreeSet<u64>>,
@@ -108,11 +113,21 @@ impl SourceHost {
             parked: false,
             untracked: false,
             pending: 0,
+            unsure: false,
             records: Vec::new(),
             regions: vec![BTreeSet::new(); images],
             retired: false,
             handed_over: false,
         }
+    }
+
+    fn look_who_owns(&mut self) {
+        let word = |record: &SourceRecord| match record {
+            SourceRecord::HandedOver(_) => Some(true),
+            SourceRecord::TakenBack { .. } => Some(false),
+            _ => None,
+        };
+        self.handed_over = self.records.iter().rev().find_map(word).unwrap_or(false);
     }
 
     /// Guest writes are accepted.
@@ -162,6 +177,7 @@ impl SourceHost {
         self.quiescing = 0;
         self.throttle = Throttle::new();
         self.pending = 0;
+        self.unsure = false;
         self.dirty.iter_mut().for_each(|dirty| *dirty = BlockSet::new());
     }
 
@@ -200,9 +216,12 @@ impl World {
                 }
                 let Some(effect) = self.source.effects.pop_front() else { return };
                 let slow = matches!(effect, SourceEffect::Journal(_) | SourceEffect::Retire);
-                self.source_effect(effect);
+                let mut delay = self.disk_time();
+                match effect {
+                    SourceEffect::Journal(record) => delay += self.source_journal(record),
+                    effect => self.source_effect(effect),
+                }
                 if slow {
-                    let delay = self.disk_time();
                     return self.at(delay, Ev::Turn(Side::Source, self.source.life));
                 }
             } else if let Some(event) = self.source.inbox.pop_front() {
@@ -251,7 +270,7 @@ impl World {
         let life = self.source.life;
         match effect {
             SourceEffect::Send(envelope) => self.send_to_target(&envelope),
-            SourceEffect::Journal(record) => self.source_journal(record),
+            SourceEffect::Journal(_) => {}
             SourceEffect::StartTracking => self.start_tracking(),
             SourceEffect::StopTracking => self.source.tracking = false,
             SourceEffect::Scan { image } => {
@@ -332,14 +351,54 @@ impl World {
         }
     }
 
-    fn source_journal(&mut self, record: SourceRecord) {
-        match &record {
-            SourceRecord::HandedOver(_) => self.source.handed_over = true,
-            SourceRecord::TakenBack { .. } => self.source.handed_over = false,
-            _ => {}
+    /// Appends a record, or does what a failure of that asks for; how long that takes.
+    fn source_journal(&mut self, record: SourceRecord) -> u64 {
+        note!(self, "source -> Journal {record:?}");
+        let fails = self.faulty(self.setup.faults.record_fails);
+        let unsure = self.faulty(self.setup.faults.record_unsure);
+        if !fails && !unsure {
+            self.forget_unsure();
+            self.recorded(record);
+            return 0;
         }
+        note!(self, "source: that fails{}", if unsure { ", or not" } else { "" });
+        self.forget_unsure();
+        if unsure && self.rng.chance(0.5) {
+            self.source.unsure = true;
+            self.recorded(record.clone());
+        }
+        match record.unrecorded() {
+            Unrecorded::GoesOn => 0,
+            Unrecorded::Ends if !unsure => {
+                self.source.effects.clear();
+                if matches!(record, SourceRecord::HandedOver(_)) {
+                    // The one way back to an epoch that was never left.
+                    let epoch = self.source.machine.epoch();
+                    self.check.source_reborn(Epoch(epoch.0 - 1));
+                }
+                let why = "no space left on device".to_owned();
+                self.source_event(SourceEvent::NotRecorded { record, why });
+                0
+            }
+            _ => {
+                self.source.effects.push_front(SourceEffect::Journal(record));
+                SECOND
+            }
+        }
+    }
+
+    /// Before anything is appended the journal is written anew without a record that may be there.
+    fn forget_unsure(&mut self) {
+        if std::mem::take(&mut self.source.unsure) {
+            self.source.records.pop();
+            self.source.look_who_owns();
+        }
+    }
+
+    fn recorded(&mut self, record: SourceRecord) {
         self.check_source_record(&record);
         self.source.records.push(record);
+        self.source.look_who_owns();
     }
 
     fn start_tracking(&mut self) {

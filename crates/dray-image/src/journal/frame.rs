@@ -15,6 +15,8 @@ pub(super) struct Content {
     pub(super) records: Vec<Vec<u8>>,
     /// Length of the valid part.
     pub(super) len: usize,
+    /// Where its last frame begins; where the header begins when there is none.
+    pub(super) last: usize,
     /// Number of the next frame.
     pub(super) next: u64,
 }
@@ -107,13 +109,14 @@ fn check_header(bytes: &[u8]) -> Result<(), String> {
 /// Reads a whole journal; why it is none, otherwise.
 pub(super) fn read(bytes: &[u8]) -> Result<Content, String> {
     check_header(bytes)?;
-    let mut content = Content { records: Vec::new(), len: HEADER_LEN, next: 1 };
+    let mut content = Content { records: Vec::new(), len: HEADER_LEN, last: 0, next: 1 };
     let mut first = true;
     while let Some((number, end, records)) =
         decode(bytes, content.len, |number| first || number == content.next)
     {
         first = false;
         content.records.extend(records);
+        content.last = content.len;
         content.len = end;
         content.next = number + 1;
     }
