@@ -96,17 +96,25 @@ impl Missing {
         *lock(&self.source) = Some(Source { fetcher, log: None });
     }
 
+    /// From now on `missing` is to come. Blocks of `unrecorded` came to an earlier process, which
+    /// noted them: nothing durable says so yet.
     pub(crate) fn begin(
         &self,
         missing: &BlockSet,
+        unrecorded: &BlockSet,
         fetcher: Arc<dyn Fetcher>,
         log: Arc<dyn PresentLog>,
     ) {
         *lock(&self.source) = Some(Source { fetcher, log: Some(log) });
         let image = BlockRange::whole(self.image_len);
-        for run in missing.intersection(image).runs() {
+        let mut unrecorded = unrecorded.intersection(image);
+        unrecorded.subtract(missing);
+        unrecorded.runs().for_each(|run| {
+            self.unrecorded.set(run);
+        });
+        missing.intersection(image).runs().for_each(|run| {
             self.missing.set(run);
-        }
+        });
     }
 
     pub(crate) fn fetcher(&self) -> Result<Arc<dyn Fetcher>> {
@@ -250,11 +258,21 @@ impl Missing {
         self.arrived(range)
     }
 
-    /// Makes the image durable, then the record of every block that became present before (I2).
+    /// A guest's flush: makes the image durable, then the record of every block that became present
+    /// before (I2).
+    pub(crate) fn flush(&self) -> Result<()> {
+        self.record_after(|| self.backing.flush())
+    }
+
+    /// The same for dray's own sake.
     pub(crate) fn checkpoint(&self) -> Result<()> {
+        self.record_after(|| self.backing.sync())
+    }
+
+    fn record_after(&self, sync: impl FnOnce() -> Result<()>) -> Result<()> {
         const WHAT: &str = "flushing an image with missing blocks";
         if self.is_over() {
-            return self.backing.flush();
+            return sync();
         }
         let _one = lock(&self.recording);
         if self.sync_failed.load(Ordering::SeqCst) {
@@ -262,7 +280,7 @@ impl Missing {
             return Err(Error::new(ErrorKind::Io, WHAT, why));
         }
         let arrived = self.unrecorded.snapshot();
-        self.note_sync(self.backing.flush())?;
+        self.note_sync(sync())?;
         if arrived.is_empty() {
             return Ok(());
         }

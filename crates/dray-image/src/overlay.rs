@@ -16,7 +16,7 @@ use crate::runs::copy_run;
 use crate::stripes::Stripes;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Arc, Mutex, MutexGuard};
-use crate::{Attempt, Error, ErrorKind, Extent, Geometry, Image, Result, ZeroMode};
+use crate::{Attempt, Error, ErrorKind, Extent, Geometry, Image, Result, WriteBackError, ZeroMode};
 use dray_types::{BLOCK_SIZE, BlockRange, BlockSet};
 
 /// Blocks merged down by one request: 1 MiB.
@@ -42,7 +42,8 @@ pub struct Overlay {
 
 impl Overlay {
     /// An overlay in `file`, which is as long as what is seen, with the blocks `here` in it. `log`
-    /// knows them, and is told only of those that come.
+    /// knows them, and is told only of those that come, and of `unrecorded`: these are here only by
+    /// a note, of an earlier process, and the next flush records them before it is answered.
     ///
     /// # Errors
     /// `Invalid` when the image below has another length.
@@ -50,6 +51,7 @@ impl Overlay {
         below: Arc<dyn Image>,
         file: Arc<dyn Image>,
         here: &BlockSet,
+        unrecorded: &BlockSet,
         log: Arc<dyn PresentLog>,
     ) -> Result<Self> {
         let (len, there) = (file.geometry().len, below.geometry().len);
@@ -59,17 +61,22 @@ impl Overlay {
         }
         let whole = BlockRange::whole(len);
         let map = || AtomicBlockMap::new(whole.len);
-        let (known, unmerged) = (map(), map());
+        let (known, unmerged, noted) = (map(), map(), map());
         for run in here.intersection(whole).runs() {
             known.set(run);
             unmerged.set(run);
+        }
+        for run in unrecorded.intersection(whole).runs() {
+            known.set(run);
+            unmerged.set(run);
+            noted.set(run);
         }
         Ok(Self {
             below,
             file,
             len,
             here: known,
-            unrecorded: map(),
+            unrecorded: noted,
             unmerged,
             log,
             stripes: Stripes::default(),
@@ -186,8 +193,32 @@ impl Overlay {
         Ok(())
     }
 
+    /// Makes the file durable by `sync`, then the record of every block that came here before (I2).
+    fn checkpoint(&self, sync: impl FnOnce() -> Result<()>) -> Result<()> {
+        const WHAT: &str = "flushing an overlay";
+        let _one = lock(&self.recording);
+        if self.sync_failed.load(Ordering::SeqCst) {
+            let why = "an earlier flush failed, so what was lost is unknown; restart the agent";
+            return Err(Error::new(ErrorKind::Io, WHAT, why));
+        }
+        let arrived = self.unrecorded.snapshot();
+        let synced = sync();
+        if synced.is_err() {
+            self.sync_failed.store(true, Ordering::SeqCst);
+        }
+        synced?;
+        if arrived.is_empty() {
+            return Ok(());
+        }
+        self.log.record(&arrived)?;
+        arrived.runs().for_each(|run| {
+            self.unrecorded.clear(run);
+        });
+        Ok(())
+    }
+
     fn recorded(&self, fua: bool) -> Result<()> {
-        if fua { self.flush() } else { Ok(()) }
+        if fua { self.sync() } else { Ok(()) }
     }
 
     fn check(&self, what: &str, offset: u64, len: u64) -> Result<()> {
@@ -243,26 +274,15 @@ impl Image for Overlay {
     }
 
     fn flush(&self) -> Result<()> {
-        const WHAT: &str = "flushing an overlay";
-        let _one = lock(&self.recording);
-        if self.sync_failed.load(Ordering::SeqCst) {
-            let why = "an earlier flush failed, so what was lost is unknown; restart the agent";
-            return Err(Error::new(ErrorKind::Io, WHAT, why));
-        }
-        let arrived = self.unrecorded.snapshot();
-        let synced = self.file.flush();
-        if synced.is_err() {
-            self.sync_failed.store(true, Ordering::SeqCst);
-        }
-        synced?;
-        if arrived.is_empty() {
-            return Ok(());
-        }
-        self.log.record(&arrived)?;
-        arrived.runs().for_each(|run| {
-            self.unrecorded.clear(run);
-        });
-        Ok(())
+        self.checkpoint(|| self.file.flush())
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.checkpoint(|| self.file.sync())
+    }
+
+    fn write_back_error(&self) -> Option<WriteBackError> {
+        self.file.write_back_error()
     }
 
     fn extents(&self, offset: u64, len: u64, max: usize) -> Result<Vec<Extent>> {

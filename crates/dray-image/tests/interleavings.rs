@@ -118,7 +118,7 @@ fn what_waits_at_a_parked_gate_goes_on_or_fails_and_is_never_forgotten() {
         gate.park(gate.quiesce(FOREVER).unwrap());
         assert!(gate.is_parked() && gate.try_enter().is_none());
         assert!(gate.fail());
-        gate.open();
+        gate.unpark();
         let _outcomes: Vec<bool> = io.into_iter().map(|thread| thread.join().unwrap()).collect();
         assert!(gate.enter().is_ok());
     });
@@ -320,6 +320,10 @@ impl Image for Backing {
         Ok(())
     }
 
+    fn sync(&self) -> Result<()> {
+        self.flush()
+    }
+
     fn extents(&self, _: u64, _: u64, _: usize) -> Result<Vec<Extent>> {
         Ok(Vec::new())
     }
@@ -356,6 +360,10 @@ impl PresentLog for Source {
         }
         Ok(())
     }
+
+    fn forget_notes(&self) -> Result<()> {
+        Ok(())
+    }
 }
 
 fn incoming() -> (Arc<Missing>, Arc<Backing>, Arc<Source>) {
@@ -366,7 +374,7 @@ fn incoming() -> (Arc<Missing>, Arc<Backing>, Arc<Source>) {
         Arc::new(Source { asked: AtomicU64::new(0), backing: Arc::clone(&backing), recorded });
     let missing = Arc::new(Missing::new(Arc::clone(&backing) as _));
     let all: BlockSet = [BlockRange::new(0, 4)].into_iter().collect();
-    missing.begin(&all, Arc::clone(&source) as _, Arc::clone(&source) as _);
+    missing.begin(&all, &BlockSet::new(), Arc::clone(&source) as _, Arc::clone(&source) as _);
     (missing, backing, source)
 }
 

@@ -130,7 +130,8 @@ pub(super) mod tests {
         let log = PresentFile::open(&dir.join("disk.flat")).unwrap();
         let chain = Chain::new(dir.join("chain"), layers.to_vec(), LEN, None);
         let here = log.all();
-        let overlay = Overlay::new(Arc::clone(&chain) as _, file, &here, log).unwrap();
+        let (below, noted) = (Arc::clone(&chain) as _, log.noted().clone());
+        let overlay = Overlay::new(below, file, &here, &noted, log).unwrap();
         Flat { chain, overlay: Arc::new(overlay) }
     }
 

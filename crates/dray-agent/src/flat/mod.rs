@@ -138,8 +138,8 @@ impl Flat {
         chain.moved(&record.current_path().map_err(io::Error::other)?);
         let log = PresentFile::open(present)?;
         let (below, here) = (Arc::clone(&chain) as Arc<dyn Image>, log.all());
-        let overlay =
-            Overlay::new(below, Arc::clone(file) as _, &here, log).map_err(io::Error::other)?;
+        let (file, noted) = (Arc::clone(file) as _, log.noted().clone());
+        let overlay = Overlay::new(below, file, &here, &noted, log).map_err(io::Error::other)?;
         Ok(Some(Self { chain, overlay: Arc::new(overlay) }))
     }
 }

@@ -23,6 +23,8 @@ pub struct PresentFile {
     journal: Mutex<(Journal, BlockSet)>,
     notes: Mutex<File>,
     path: PathBuf,
+    /// Blocks that only the notes knew when it was opened.
+    noted: BlockSet,
     new: bool,
 }
 
@@ -38,16 +40,22 @@ impl PresentFile {
             all.union_with(&BlockSet::decode(record).map_err(io::Error::other)?);
         }
         let path = path.with_extension("notes");
-        let (notes, noted) = open_notes(&path, boot_id()?.as_bytes())?;
+        let (notes, mut noted) = open_notes(&path, boot_id()?.as_bytes())?;
         let new = records.is_empty() && noted.is_empty();
+        noted.subtract(&all);
         all.union_with(&noted);
         let (journal, notes) = (Mutex::new((journal, all)), Mutex::new(notes));
-        Ok(Arc::new(Self { journal, notes, path, new }))
+        Ok(Arc::new(Self { journal, notes, path, noted, new }))
     }
 
     /// True when nothing was recorded when it was opened.
     pub fn is_new(&self) -> bool {
         self.new
+    }
+
+    /// Blocks that were present only by a note when it was opened.
+    pub fn noted(&self) -> &BlockSet {
+        &self.noted
     }
 
     /// Every block that is present.
@@ -106,6 +114,14 @@ impl PresentLog for PresentFile {
         notes.write_all(&encode(run)).map_err(|why| {
             Error::io(format!("noting present blocks in {}", self.path.display()), why)
         })
+    }
+
+    fn forget_notes(&self) -> dray_image::Result<()> {
+        let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        let forgotten = notes.set_len(0).and_then(|()| notes.sync_all());
+        // Without the boot's id nothing that follows would be believed.
+        let begun = forgotten.and_then(|()| notes.write_all(boot_id()?.as_bytes()));
+        begun.map_err(|why| Error::io(format!("taking back notes in {}", self.path.display()), why))
     }
 }
 

@@ -245,7 +245,7 @@ impl FileImage {
         Err(Error::new(ErrorKind::ReadOnly, self.context(what, offset, len), why))
     }
 
-    fn sync(&self, offset: u64, len: u64) -> Result<()> {
+    fn sync_range(&self, offset: u64, len: u64) -> Result<()> {
         self.file.sync_data().map_err(|e| self.fail("flushing", offset, len, e))
     }
 
@@ -323,7 +323,7 @@ impl FileImage {
         if !done {
             self.write_zeros(offset, len)?;
         }
-        if fua { self.sync(offset, len) } else { Ok(()) }
+        if fua { self.sync_range(offset, len) } else { Ok(()) }
     }
 
     /// Fills what a read that met the end of the file did not fill.
@@ -415,7 +415,11 @@ impl Image for FileImage {
     }
 
     fn flush(&self) -> Result<()> {
-        self.sync(0, self.len)
+        self.sync_range(0, self.len)
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.sync_range(0, self.len)
     }
 
     fn extents(&self, offset: u64, len: u64, max: usize) -> Result<Vec<Extent>> {

@@ -174,7 +174,12 @@ fn run(seed: u64, cut_at: u64) -> u64 {
         let disk = Disk::new(Arc::clone(&machine) as _);
         let source = Arc::new(Source::default());
         source.disk.set(Arc::downgrade(&disk)).unwrap();
-        disk.serve_with_missing(missing.clone(), source, Arc::new(Records(Arc::clone(&host))));
+        disk.serve_with_missing(
+            missing.clone(),
+            &BlockSet::new(),
+            source,
+            Arc::new(Records(Arc::clone(&host))),
+        );
         for _ in 0..OPERATIONS {
             if guest.act(&disk, &mut random, seed).is_err() {
                 break;

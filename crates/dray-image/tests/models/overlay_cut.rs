@@ -71,7 +71,13 @@ fn cut(seed: u64, cut_at: u64) -> u64 {
         let host = power::host(cut_at, random_cut);
         let (lower, upper) = (Machine::new(&host, &below), Machine::new(&host, &file));
         let log = Arc::new(Records(Arc::clone(&host)));
-        let overlay = Overlay::new(Arc::clone(&lower) as _, Arc::clone(&upper) as _, &here, log);
+        let overlay = Overlay::new(
+            Arc::clone(&lower) as _,
+            Arc::clone(&upper) as _,
+            &here,
+            &BlockSet::new(),
+            log,
+        );
         let overlay = Arc::new(overlay.unwrap());
         let disk = Disk::new(Arc::clone(&overlay) as _);
         for _ in 0..10 {

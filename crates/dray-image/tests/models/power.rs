@@ -125,6 +125,10 @@ impl Image for Machine {
         Ok(())
     }
 
+    fn sync(&self) -> Result<()> {
+        self.flush()
+    }
+
     fn extents(&self, _: u64, len: u64, _: usize) -> Result<Vec<Extent>> {
         Ok(vec![Extent { len, kind: ExtentKind::Data }])
     }
@@ -146,6 +150,10 @@ impl PresentLog for Records {
             power.records.push(present.clone());
         }
         if lives { Ok(()) } else { Err(dead()) }
+    }
+
+    fn forget_notes(&self) -> Result<()> {
+        Ok(())
     }
 }
 

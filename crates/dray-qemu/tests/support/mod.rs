@@ -53,6 +53,10 @@ impl PresentLog for Source {
     fn record(&self, _: &BlockSet) -> dray_image::Result<()> {
         Ok(())
     }
+
+    fn forget_notes(&self) -> dray_image::Result<()> {
+        Ok(())
+    }
 }
 
 struct One(Arc<Disk>);
@@ -99,7 +103,7 @@ impl NbdServer {
     /// The handover: this side owns the image, and nothing of it is missing.
     pub fn take_over(&self) {
         let source = Arc::new(Source(self.disk.backing().clone()));
-        self.disk.serve_with_missing(BlockSet::new(), source.clone(), source);
+        self.disk.serve_with_missing(BlockSet::new(), &BlockSet::new(), source.clone(), source);
     }
 
     /// The export as QEMU is told of it.

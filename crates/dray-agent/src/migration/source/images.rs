@@ -242,7 +242,7 @@ impl SourceImages {
             self.writable().map(|(_, entry)| Arc::clone(entry.disk.backing())).collect();
         std::thread::spawn(move || {
             // Of a flattened image it is durable after this which blocks are in its overlay.
-            let result = images.iter().try_for_each(|image| image.flush());
+            let result = images.iter().try_for_each(|image| image.sync());
             let event = SourceEvent::ImagesSynced(result.map_err(|why| why.to_string()));
             let _ = inputs.send(Input::Engine(event));
         });

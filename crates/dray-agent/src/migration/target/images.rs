@@ -27,7 +27,7 @@ const NEIGHBOURHOOD: u64 = 16;
 /// Makes a received file durable. Long runs went round the page cache: whatever somebody's look at
 /// the unfinished file has left there may be older, so it goes before a guest is served from it.
 fn settle(file: &FileImage) -> dray_image::Result<()> {
-    file.flush()?;
+    file.sync()?;
     file.forget_cached(0, file.geometry().len)
 }
 
@@ -150,7 +150,7 @@ impl TargetImages {
         self.all.iter().enumerate().map(place).collect()
     }
 
-    /// Until the commit the disks answer reads from the source and refuse everything else.
+    /// Until the commit the disks answer reads from the source, and changes wait.
     pub fn begin_incoming(&self, slot: &TargetSlot) {
         slot.sink.receive();
         for open in &self.all {
@@ -192,6 +192,7 @@ impl TargetImages {
             }
             open.entry.disk.serve_with_missing(
                 missing,
+                open.present.noted(),
                 Arc::clone(&open.fetcher) as _,
                 Arc::clone(&open.present) as _,
             );
@@ -267,6 +268,8 @@ impl TargetImages {
             if record.state != CopyState::Incoming {
                 continue;
             }
+            // Changes that wait for the handover wait in vain.
+            open.entry.disk.fail_parked();
             if record.replica.is_some() {
                 self.registry.end_return(&open.entry, &self.overwritten.regions(ix))?;
             } else {
