@@ -22,6 +22,10 @@ pub enum Crash {
     Kill,
     /// The host loses power.
     PowerCut,
+    /// It does not end: if the effect is a record of the source, that is certainly not written.
+    Unrecorded,
+    /// The same, and nobody knows whether it is.
+    Unsure,
 }
 
 /// A crash at a chosen place: before the effect with this number is carried out.
