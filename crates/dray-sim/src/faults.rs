@@ -22,6 +22,10 @@ pub enum Crash {
     Kill,
     /// The host loses power.
     PowerCut,
+    /// It does not end: if the effect is a record of the source, that is certainly not written.
+    Unrecorded,
+    /// The same, and nobody knows whether it is.
+    Unsure,
 }
 
 /// A crash at a chosen place: before the effect with this number is carried out.
@@ -51,6 +55,10 @@ pub(crate) struct Faults {
     pub(crate) write_error: f64,
     /// Per request.
     pub(crate) sync_error: f64,
+    /// Per record of the source's journal: its append fails and is taken back, or nobody knows
+    /// whether it is there.
+    pub(crate) record_fails: f64,
+    pub(crate) record_unsure: f64,
     pub(crate) quiesce_fails: f64,
     pub(crate) unreachable: f64,
     pub(crate) start_fails: f64,
@@ -249,5 +257,11 @@ fn draw_faults(rng: &mut Rng) -> Faults {
         cancel: maybe(&[0.3, 1.0]),
         discard: maybe(&[0.5]),
         resume: if rng.chance(0.7) { 0.8 } else { 0.0 },
+        record_fails: maybe_of(rng, &[0.05, 0.3]),
+        record_unsure: maybe_of(rng, &[0.05, 0.3]),
     }
+}
+
+fn maybe_of(rng: &mut Rng, values: &[f64]) -> f64 {
+    if rng.chance(0.3) { rng.pick(values) } else { 0.0 }
 }

@@ -120,7 +120,9 @@ pub fn crash_everywhere(seed: u64, strategy: Strategy, crash: Crash) -> Result<u
     for (side, effects) in
         [(Side::Source, calm.source_effects), (Side::Target, calm.target_effects)]
     {
-        for effect in 0..effects {
+        // The target's records are another matter.
+        let records = matches!(crash, Crash::Unrecorded | Crash::Unsure);
+        for effect in (0..effects).filter(|_| !records || side == Side::Source) {
             run_with_crash(seed, strategy, Some(CrashPoint { side, effect, crash }))?;
             runs += 1;
         }

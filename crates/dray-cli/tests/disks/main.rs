@@ -27,6 +27,7 @@
 //! * [`closed`]: exports that nobody vouches for.
 //! * [`orders`]: which blocks move first.
 //! * [`faults`]: disks that are read-only, full or broken, with [`mounts`] of their own.
+//! * [`full_state`]: nothing can be written down at the source.
 
 mod auto;
 mod backups;
@@ -41,6 +42,7 @@ mod deferred;
 mod devices;
 mod direct;
 mod faults;
+mod full_state;
 mod guest;
 mod hot_set;
 mod kills;

@@ -15,6 +15,8 @@ pub(super) struct Content {
     pub(super) records: Vec<Vec<u8>>,
     /// Length of the valid part.
     pub(super) len: usize,
+    /// Where its last frame begins; where the header begins when there is none.
+    pub(super) last: usize,
     /// Number of the next frame.
     pub(super) next: u64,
 }
@@ -158,13 +160,14 @@ pub(super) fn read(bytes: &[u8]) -> Result<Content, String> {
 
 fn read_within(bytes: &[u8], budget: &mut Budget) -> Result<Content, String> {
     check_header(bytes)?;
-    let mut content = Content { records: Vec::new(), len: HEADER_LEN, next: 1 };
+    let mut content = Content { records: Vec::new(), len: HEADER_LEN, last: 0, next: 1 };
     let mut first = true;
     while let Some(frame) =
         decode(bytes, content.len, |number| first || number == content.next, budget)
     {
         first = false;
         content.records.extend(frame.records.into_iter().map(<[u8]>::to_vec));
+        content.last = content.len;
         content.len = frame.end;
         content.next = frame.number + 1;
     }

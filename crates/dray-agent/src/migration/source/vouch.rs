@@ -8,7 +8,7 @@ impl SourceLoop {
     /// it is this host that owns the images, whatever became of its peer (I4), and after one their
     /// disks are parked and stay so.
     pub(super) fn vouch(&mut self) {
-        if self.vouched || self.broken {
+        if self.vouched || self.is_stuck() {
             return;
         }
         self.vouched = true;

@@ -53,7 +53,7 @@ pub struct TargetImages {
 }
 
 impl TargetImages {
-    /// Finds every image of the intent in the registry.
+    /// Finds every image of the intent in the registry. In a `new` migration nothing has arrived.
     ///
     /// # Errors
     /// When one is not there or its record of present blocks cannot be read.
@@ -61,6 +61,7 @@ impl TargetImages {
         intent: &TargetIntent,
         parts: &TargetParts,
         inputs: &Sender<Input>,
+        new: bool,
     ) -> io::Result<Self> {
         let open = |(ix, image): (usize, &TargetImageIntent)| {
             let name = image.name_here();
@@ -77,8 +78,9 @@ impl TargetImages {
             })
         };
         let all = intent.images.iter().enumerate().map(open).collect::<io::Result<_>>()?;
-        let written = Intents::open(&parts.folder.file("written"))?;
-        let overwritten = Intents::open(&parts.folder.file("overwritten"))?;
+        let lens: Vec<_> = intent.images.iter().map(|image| image.offer.len).collect();
+        let written = Intents::open(&parts.folder.file("written"), &lens, new);
+        let overwritten = Intents::open(&parts.folder.file("overwritten"), &lens, new);
         let lines = parts.folder.file("lines");
         let registry = Arc::clone(&parts.registry);
         Ok(Self { registry, all, written, overwritten, lines, inputs: inputs.clone() })
@@ -363,7 +365,7 @@ impl TargetImages {
     /// Blocks that the guest may have written since handover: what the tracker holds, and regions
     /// that were open when the agent restarted.
     pub fn written(&self, ix: usize) -> BlockSet {
-        let mut written = self.written.inherited_regions(self.all.len()).swap_remove(ix);
+        let mut written = self.written.inherited_regions().swap_remove(ix);
         written.union_with(&self.all[ix].entry.disk.dirty_snapshot());
         written
     }

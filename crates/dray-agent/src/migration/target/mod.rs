@@ -220,7 +220,7 @@ impl TargetLoop {
         inputs: Sender<Input>,
     ) -> io::Result<(Arc<TargetSlot>, Self)> {
         let (log, records) = Log::open(&parts.folder.file(JOURNAL))?;
-        let images = TargetImages::open(&intent, &parts, &inputs)?;
+        let images = TargetImages::open(&intent, &parts, &inputs, records.is_empty())?;
         let plan = TargetPlan {
             migration: intent.migration,
             images: intent.images.iter().map(|image| image.offer.clone()).collect(),
