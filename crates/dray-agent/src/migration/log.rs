@@ -108,6 +108,13 @@ impl<R: Serialize + DeserializeOwned> Log<R> {
         Ok((Self { journal, records: PhantomData }, records))
     }
 
+    /// Takes room for `bytes` bytes of records to come, as far as there is any.
+    pub fn reserve(&mut self, bytes: u64) {
+        if let Err(why) = self.journal.reserve(bytes) {
+            tracing::debug!(%why, "no room is set aside for a journal");
+        }
+    }
+
     /// Appends records; they are durable together on return.
     ///
     /// # Errors
@@ -118,8 +125,17 @@ impl<R: Serialize + DeserializeOwned> Log<R> {
             .map(|record| postcard::to_allocvec(record).map_err(io::Error::other))
             .collect::<io::Result<Vec<_>>>()?;
         let slices: Vec<&[u8]> = payloads.iter().map(Vec::as_slice).collect();
-        self.journal.append_all(&slices).map_err(io::Error::other)
+        self.journal.append_all(&slices).map_err(system)
     }
+}
+
+/// An error of the kind that callers decide on.
+fn system(why: dray_image::Error) -> io::Error {
+    let kind = match why.kind {
+        dray_image::ErrorKind::NoSpace => io::ErrorKind::StorageFull,
+        _ => io::ErrorKind::Other,
+    };
+    io::Error::new(kind, why)
 }
 
 #[cfg(test)]
