@@ -32,18 +32,10 @@ impl TargetLoop {
                 self.write_records();
             }
             TargetEffect::ReachGuest => {
-                if self.slot.intent().guest.is_some() {
-                    self.tell(Told::Reach);
-                } else {
-                    self.answers.push_back(TargetEvent::GuestReachable(Ok(())));
-                }
+                self.ask_guest(Told::Reach, TargetEvent::GuestReachable(Ok(())));
             }
             TargetEffect::StartGuest => {
-                if self.slot.intent().guest.is_some() {
-                    self.tell(Told::Start);
-                } else {
-                    self.answers.push_back(TargetEvent::GuestStarted(Ok(())));
-                }
+                self.ask_guest(Told::Start, TargetEvent::GuestStarted(Ok(())));
             }
             TargetEffect::AskMissing { image, range, max } => {
                 let run = self.images.next_missing(*image, *range, *max);
@@ -58,6 +50,14 @@ impl TargetLoop {
             TargetEffect::Notice(notice) => self.notice(notice.clone()),
         }
         Ok(())
+    }
+
+    /// Whoever looks after the VM answers; without a VM that is said at once.
+    fn ask_guest(&mut self, told: Told, answer: TargetEvent) {
+        match self.slot.intent().guest {
+            Some(_) => self.tell(told),
+            None => self.answers.push_back(answer),
+        }
     }
 
     fn send(&self, envelope: &Envelope<ToSource>) {

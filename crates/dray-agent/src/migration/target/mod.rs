@@ -259,6 +259,8 @@ impl TargetLoop {
             this.images.shut();
         }
         this.step(TargetEvent::Start);
+        // Who asks at once is told where it is.
+        this.refresh();
         Ok((slot, this))
     }
 
