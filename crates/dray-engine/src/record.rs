@@ -115,3 +115,11 @@ pub enum TargetRecord {
         paused: bool,
     },
 }
+
+impl TargetRecord {
+    /// Whether nothing but sending blocks again is lost with it: it need not be written where there
+    /// is no room, and nothing waits for it.
+    pub fn may_be_left_out(&self) -> bool {
+        matches!(self, Self::Received { .. })
+    }
+}

@@ -26,6 +26,8 @@ pub enum Crash {
     Unrecorded,
     /// The same, and nobody knows whether it is.
     Unsure,
+    /// Nothing ends: for a while there is no room for what the target writes beside the images.
+    Full,
 }
 
 /// A crash at a chosen place: before the effect with this number is carried out.
@@ -59,6 +61,8 @@ pub(crate) struct Faults {
     /// whether it is there.
     pub(crate) record_fails: f64,
     pub(crate) record_unsure: f64,
+    /// Per effect that writes: the target has no room for it, for a while.
+    pub(crate) full: f64,
     pub(crate) quiesce_fails: f64,
     pub(crate) unreachable: f64,
     pub(crate) start_fails: f64,
@@ -187,6 +191,7 @@ impl Setup {
             1 => Faults { abort: 0.7, link_drop: 1.0, ..Faults::default() },
             _ => Faults::default(),
         };
+        setup.faults.full = rng.pick(&[0.0, 0.0, 0.2]);
         setup.faults_until = 2 * SECOND;
         setup.memory_time = setup.memory_time.min(200 * MILLISECOND);
         setup.bandwidth = setup.bandwidth.max(8 << 20);
@@ -206,6 +211,7 @@ impl Setup {
             faults.read_error,
             faults.write_error,
             faults.sync_error,
+            faults.full,
         ];
         causes.iter().all(|&p| p == 0.0)
     }
@@ -259,6 +265,7 @@ fn draw_faults(rng: &mut Rng) -> Faults {
         resume: if rng.chance(0.7) { 0.8 } else { 0.0 },
         record_fails: maybe_of(rng, &[0.05, 0.3]),
         record_unsure: maybe_of(rng, &[0.05, 0.3]),
+        full: if rng.chance(0.3) { rng.pick(&[0.02, 0.3]) } else { 0.0 },
     }
 }
 

@@ -15,13 +15,14 @@ fn many_seeds() {
     let count = std::env::var("DRAY_SIM_COUNT").map_or(SEEDS, |text| text.parse().unwrap());
     let mut endings = BTreeMap::new();
     let (mut events, mut described, mut found, mut blocks) = (0, 0, 0, 0);
-    let (mut asked, mut asked_found) = (0, 0);
+    let (mut asked, mut asked_found, mut full) = (0, 0, 0);
     let mut failures = Vec::new();
     for seed in first..first + count {
         match run(seed) {
             Ok(outcome) => {
                 *endings.entry(outcome.ending).or_insert(0u64) += 1;
                 events += outcome.events;
+                full += outcome.full;
                 described += outcome.described;
                 found += outcome.found;
                 blocks += outcome.blocks_found;
@@ -36,9 +37,11 @@ fn many_seeds() {
     }
     println!("{count} seeds, {events} events: {endings:?}, {} failed", failures.len());
     println!("{described} pieces described, {found} of them found, and {blocks} blocks of others");
+    println!("{full} times the target had no room for what it had to write");
     println!("Backfill asked about {asked} pieces, {asked_found} of them found");
     assert!(failures.is_empty(), "{} seeds failed; the first:\n{}", failures.len(), failures[0]);
     assert!(found > count && described > 2 * found || count < 100, "too little is asked for");
+    assert!(full > count / 4 || count < 100, "the target has room too often");
     assert!(blocks > count || count < 100, "too little is asked for by blocks");
     assert!(
         asked_found > count / 4 && asked > asked_found || count < 100,
@@ -53,7 +56,9 @@ fn a_crash_between_any_two_effects() {
     let all: Vec<_> = Strategy::ALL
         .into_iter()
         .flat_map(|strategy| (0..crash_seeds).map(move |seed| (strategy, seed)))
-        .flat_map(|(strategy, seed)| [Crash::Kill, Crash::PowerCut].map(|c| (strategy, seed, c)))
+        .flat_map(|(strategy, seed)| {
+            [Crash::Kill, Crash::PowerCut, Crash::Full].map(|c| (strategy, seed, c))
+        })
         .collect();
     let next = AtomicUsize::new(0);
     // Each of two threads takes the next: this test is as long as all others of its crate.
@@ -62,7 +67,8 @@ fn a_crash_between_any_two_effects() {
         while let Some(&(strategy, seed, crash)) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
             let runs = crash_everywhere(seed, strategy, crash);
             let runs = runs.unwrap_or_else(|report| panic!("{report}"));
-            assert!(runs > 20, "{strategy}: only {runs} places to crash at");
+            let least = if crash == Crash::Full { 10 } else { 20 };
+            assert!(runs > least, "{strategy}: only {runs} places to crash at");
             total += runs;
         }
         total
@@ -119,6 +125,7 @@ fn place(text: &str) -> CrashPoint {
             "Kill" => Crash::Kill,
             "Unrecorded" => Crash::Unrecorded,
             "Unsure" => Crash::Unsure,
+            "Full" => Crash::Full,
             _ => Crash::PowerCut,
         },
     }

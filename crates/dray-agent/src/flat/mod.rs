@@ -139,9 +139,9 @@ impl Flat {
         let place = daemon_place(run_dir, Purpose::Serve, record.id);
         let chain = Chain::new(place, flat.layers.clone(), record.len, stall);
         chain.moved(&record.current_path().map_err(io::Error::other)?);
-        let log = PresentFile::open(present)?;
+        let log = PresentFile::open(present, dray_types::BlockRange::whole(record.len).len)?;
         let (below, here) = (Arc::clone(&chain) as Arc<dyn Image>, log.all());
-        let (file, noted) = (Arc::clone(file) as _, log.noted().clone());
+        let (file, noted) = (Arc::clone(file) as _, log.noted());
         let overlay = Overlay::new(below, file, &here, &noted, log).map_err(io::Error::other)?;
         Ok(Some(Self { chain, overlay: Arc::new(overlay) }))
     }

@@ -18,7 +18,7 @@ use crate::migration::slots::Board;
 use crate::migration::standing::{self, Part, Standing};
 use crate::migration::{Voided, abort, source, target};
 use crate::registry::{CopyState, Entry, ImageRecord, Place};
-use dray_image::{Fetcher, Fill};
+use dray_image::{Fetcher, Fill, Image};
 use dray_types::{
     BLOCK_SIZE, BlockRange, BlockSet, ByteSize, Epoch, ImageId, MAX_RUN_BLOCKS, MigrationId,
 };
@@ -172,7 +172,8 @@ impl Agent {
     fn present(&self, record: &ImageRecord, part: &Part) -> io::Result<Arc<PresentFile>> {
         let migration = record.migration.ok_or(io::ErrorKind::NotFound)?;
         let folder = Folder::of(&self.store, migration);
-        PresentFile::open(&folder.file(&target::present_name(part.index)))
+        let blocks = BlockRange::whole(record.len).len;
+        PresentFile::open(&folder.file(&target::present_name(part.index)), blocks)
     }
 
     /// Ends the migration of the image for good.
@@ -296,12 +297,14 @@ impl Agent {
         entry.disk.shut();
         let record = entry.record();
         let present = self.present(&record, part)?;
-        if record.state == CopyState::Incoming && record.in_place.is_none() {
-            // Once a guest has had it, it may have grown.
+        // Once a guest has had it, it may have grown, whatever the record says.
+        if !present.has_begun() && record.in_place.is_none() {
             entry.file.set_len(part.handover.len).map_err(io::Error::other)?;
+            entry.file.sync().map_err(io::Error::other)?;
         }
-        let missing = missing_of(&record, part, &present);
-        entry.disk.serve_with_missing(missing, &BlockSet::new(), Arc::new(Nobody), present);
+        present.begin()?;
+        let (missing, noted) = (missing_of(&record, part, &present), present.noted());
+        entry.disk.serve_with_missing(missing, &noted, Arc::new(Nobody), present);
         Ok(())
     }
 

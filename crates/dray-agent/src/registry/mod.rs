@@ -296,6 +296,21 @@ impl Registry {
         Ok(())
     }
 
+    /// Changes an image's record for now: what it says is durable elsewhere, and
+    /// [`keep`](Self::keep) makes the record say so after a restart too.
+    pub fn change(&self, entry: &Entry, change: impl FnOnce(&mut ImageRecord)) {
+        change(&mut entry.lock());
+    }
+
+    /// Makes an image's record durable as it is.
+    ///
+    /// # Errors
+    /// What the store reports.
+    pub fn keep(&self, entry: &Entry) -> io::Result<()> {
+        let record = entry.lock();
+        store::replace_json(&self.path_of(&record.name), &*record)
+    }
+
     /// Forgets an image; its file stays.
     ///
     /// # Errors

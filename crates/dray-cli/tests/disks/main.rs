@@ -13,6 +13,7 @@
 //! * [`reuse`]: content that the target has already.
 //! * [`seeds`]: images that begin with a backup at the target.
 //! * [`bases`]: base images that the target has already.
+//! * [`restarts`]: the target restarts in Backfill.
 //! * [`refusals`]: what cannot be done. [`versions`]: hosts with other software.
 //! * [`auto`]: the agent chooses, and says before what it will take.
 //! * [`batch`]: several migrations with one command and one budget.
@@ -58,6 +59,7 @@ mod plans;
 mod progress;
 mod record;
 mod refusals;
+mod restarts;
 mod returns;
 mod reuse;
 mod seeds;

@@ -160,6 +160,7 @@ impl TargetSlot {
 
 impl TargetLoop {
     pub(super) fn session_up(&mut self, session: Session) {
+        self.held.new_session();
         if self.session.take().is_some() {
             self.step(TargetEvent::LinkDown);
         }
@@ -173,6 +174,7 @@ impl TargetLoop {
         if self.session.as_ref().is_some_and(|session| session.number == number) {
             tracing::warn!(migration = %self.slot.board.migration, why, "lost the session");
             self.session = None;
+            self.held.new_session();
             self.step(TargetEvent::LinkDown);
             self.restart_verification();
         }
@@ -203,17 +205,17 @@ impl TargetLoop {
 
     fn heard_shell(&mut self, message: ToTargetShell) {
         if let ToTargetShell::Settings(settings) = &message {
-            let settings = settings.clone();
-            if let Err(why) = self.slot.change_intent(|intent| intent.settings = settings) {
-                self.break_down(&why);
+            if self.slot.intent().settings != *settings {
+                self.slot.set_settings(settings.clone());
+                self.write_settings();
             }
             return;
         }
         match message {
             ToTargetShell::Lines { attempt, images } => {
-                // Durable before the promise that follows.
+                // Durable before the promise that follows. A line is worth less than a handover.
                 if let Err(why) = self.images.keep_lines(attempt, images) {
-                    self.break_down(&why);
+                    tracing::warn!(%why, "the images' generations are forgotten at their target");
                 }
                 return;
             }
