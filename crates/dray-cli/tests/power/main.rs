@@ -1,0 +1,121 @@
+//! Power cuts of real disks: two agents in one machine move images that a client uses; from the log of
+//! all that its disk was asked to do, the disk is made as a cut may have left it at any moment; the
+//! machine is booted on that, and the images must hold what their client was told is flushed.
+//!
+//! * [`recording`]: the machine that is cut. [`cuts`]: when, and what is lost.
+//! * [`aftermath`]: the machine that is booted then, and what must be on its disk.
+//!
+//! `DRAY_POWER_COUNT` says how many disks are made (6), `DRAY_POWER_SEED` where everything random
+//! comes from (1), `DRAY_POWER_STRATEGY` which strategy alone is used. What goes wrong keeps its
+//! disk and its log, and says how to boot it again.
+
+mod aftermath;
+mod cuts;
+mod recording;
+
+use cuts::Case;
+use dray_testkit::guest::initramfs::Boot;
+use dray_testkit::guest::tools;
+use dray_testkit::numbered::next;
+use dray_testkit::power::machine;
+use recording::Recording;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// Cuts of one recording at most.
+const EACH: u64 = 25;
+/// How images move; the first is the one that `make test` has time for.
+const STRATEGIES: [&str; 6] = ["hybrid", "post-copy", "pre-copy", "mirror", "hot-set", "auto"];
+
+/// What is booted, if it can be here.
+fn boot() -> Option<Boot> {
+    let needed = [tools::QEMU, "qemu-img", "mke2fs", "debugfs", "strip", "ldd"];
+    if !tools::available(&needed) {
+        return None;
+    }
+    match machine::boot(env!("CARGO_BIN_EXE_dray").as_ref()) {
+        Ok(boot) => Some(boot),
+        Err(why) => {
+            println!("SKIP: {why}");
+            None
+        }
+    }
+}
+
+fn number(variable: &str, default: u64) -> u64 {
+    std::env::var(variable).map_or(default, |text| text.parse().expect("a number"))
+}
+
+#[test]
+fn what_was_flushed_survives_any_power_cut() {
+    let Some(boot) = boot() else { return };
+    let (count, seed) = (number("DRAY_POWER_COUNT", 6), number("DRAY_POWER_SEED", 1));
+    let began = Instant::now();
+    let (mut random, mut failed) = (seed, Vec::new());
+    for (nth, first) in (0..count).step_by(EACH as usize).enumerate() {
+        let strategy = std::env::var("DRAY_POWER_STRATEGY")
+            .unwrap_or_else(|_| STRATEGIES[nth % STRATEGIES.len()].to_owned());
+        let dir = tempfile::Builder::new().prefix("dray-power-").tempdir().unwrap();
+        let recording = Recording::make(dir.path(), &boot, &strategy, next(&mut random))
+            .unwrap_or_else(|why| panic!("{strategy}: {why}{}", console(dir.path())));
+        println!("{strategy}: {recording}");
+        for case in cuts::choose(&recording, EACH.min(count - first), &mut random) {
+            let began = Instant::now();
+            let result = aftermath::check(&recording, &case, &boot, dir.path());
+            let took = began.elapsed().as_secs_f32();
+            match result {
+                Ok(promised) => println!("  {case}: {promised} sectors promised, {took:.1} s"),
+                Err(why) => {
+                    let kept = keep(dir.path(), &recording, &case);
+                    println!("  {case}: {why}{}\n{}", console(dir.path()), again(&kept));
+                    failed.push(format!("{strategy}, {case}: {why}; {}", again(&kept)));
+                }
+            }
+        }
+    }
+    println!("{count} disks in {:.0} s, {} failed", began.elapsed().as_secs_f32(), failed.len());
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
+
+/// Boots once more what has gone wrong: `DRAY_POWER_KEPT` says where it was kept.
+#[test]
+#[ignore = "only with DRAY_POWER_KEPT"]
+fn again_what_went_wrong() {
+    let Some(boot) = boot() else { return };
+    let kept = PathBuf::from(std::env::var_os("DRAY_POWER_KEPT").expect("DRAY_POWER_KEPT"));
+    let recording = Recording::open(&kept).unwrap();
+    let case = Case::load(&kept.join("case.json")).unwrap();
+    let dir = tempfile::Builder::new().prefix("dray-power-").tempdir().unwrap();
+    let result = aftermath::check(&recording, &case, &boot, dir.path());
+    println!("{case}: {result:?}{}", console(dir.path()));
+    result.unwrap();
+}
+
+/// Keeps what is needed to boot a disk again.
+fn keep(dir: &Path, recording: &Recording, case: &Case) -> PathBuf {
+    let place = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let kept = tempfile::Builder::new().prefix("power-").tempdir_in(place).unwrap().keep();
+    recording.keep(&kept).unwrap();
+    case.save(&kept.join("case.json")).unwrap();
+    for console in ["recorded", "booted"] {
+        std::fs::copy(dir.join(console), kept.join(console)).unwrap();
+    }
+    kept
+}
+
+fn again(kept: &Path) -> String {
+    format!(
+        "again: DRAY_POWER_KEPT={} cargo test -p dray-cli --test power again -- --ignored --nocapture",
+        kept.display()
+    )
+}
+
+/// The end of what the machine's console said last.
+fn console(dir: &Path) -> String {
+    let read = |name: &str| std::fs::read(dir.join(name)).ok();
+    let said = read("booted").or_else(|| read("recorded")).unwrap_or_default();
+    let said = String::from_utf8_lossy(&said).into_owned();
+    let lines: Vec<_> = said.lines().collect();
+    let last = &lines[lines.len().saturating_sub(40)..];
+    last.iter().map(|line| format!("\n    | {line}")).collect()
+}

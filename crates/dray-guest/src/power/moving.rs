@@ -1,0 +1,101 @@
+//! Two images move from the first host to the second while clients use them, and go on to be used
+//! there. Every change that can be seen from outside is marked.
+
+use crate::agent::Host;
+use crate::client::{Client, Plan};
+use crate::notes::Notes;
+use crate::order::Order;
+use crate::{Image, wait_for};
+use dray_guest::note::Note;
+use serde_json::{Value, json};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub fn run(hosts: &[Host], order: &Order) -> Result<Value, String> {
+    let [source, target] = hosts else { return Err("two hosts are needed".to_owned()) };
+    let notes = open_notes()?;
+    let images = crate::images(order)?;
+    for Image { name, growable, .. } in &images {
+        let path = format!("/a/pool/{name}");
+        source.ask(&json!({"image-add": {"name": name, "path": path, "growable": growable}}))?;
+    }
+    let clients = start_clients(hosts, order, [0, 0], 0, &notes)?;
+    let aside = Duration::from_millis(order.number("aside_ms")?);
+    mark(&notes, "before")?;
+    std::thread::sleep(aside);
+    mark(&notes, "begin")?;
+    let names: Vec<_> = images.iter().map(|image| &image.name).collect();
+    source.ask(&json!({"migrate": {
+        "subject": {"images": {"names": names}}, "to": "hostb",
+        "strategy": order.get("strategy"), "detach": true,
+        "bandwidth": {"bytes_per_second": order.number::<u64>("rate")?},
+    }}))?;
+    follow(source, target, &clients, &notes)?;
+    mark(&notes, "after")?;
+    std::thread::sleep(aside);
+    mark(&notes, "end")?;
+    let mut done = 0;
+    for client in clients {
+        done += client.stop()?;
+    }
+    Ok(json!({"requests": done}))
+}
+
+/// The partition for notes.
+pub fn open_notes() -> Result<Arc<Notes>, String> {
+    let notes = Notes::open(Path::new("/dev/vda3"));
+    notes.map(Arc::new).map_err(|why| format!("the notes: {why}"))
+}
+
+/// Starts a client of each image at the host of that number, with its requests from `first`.
+pub fn start_clients(
+    hosts: &[Host],
+    order: &Order,
+    at: [usize; 2],
+    first: u64,
+    notes: &Arc<Notes>,
+) -> Result<Vec<Client>, String> {
+    let pause = Duration::from_millis(order.number("pause_ms")?);
+    let [a, b] = hosts else { return Err("two hosts are needed".to_owned()) };
+    let start = |(image, at): (Image, usize)| {
+        let Image { name, script, .. } = image;
+        let nbd = [a.nbd(), b.nbd()];
+        Client::start(Plan { name, script, nbd, at, first, pause }, notes)
+    };
+    Ok(crate::images(order)?.into_iter().zip(at).map(start).collect())
+}
+
+/// Lets the clients go where their images go, until nobody knows of a migration any more.
+pub fn follow(a: &Host, b: &Host, clients: &[Client], notes: &Notes) -> Result<(), String> {
+    let mut phase = String::new();
+    wait_for("the end of the migration", || {
+        for client in clients {
+            if let Some(why) = client.complaint() {
+                return Err(why);
+            }
+            if client.at() == 0 && owns(b, client.image()) {
+                client.moved_to(1);
+                mark(notes, "moved")?;
+            }
+        }
+        let now = a.migration().or_else(|| b.migration());
+        let now = now.map(|migration| migration["progress"]["phase"].clone());
+        if let Some(now) = now.as_ref().and_then(Value::as_str)
+            && now != phase
+        {
+            mark(notes, now)?;
+            now.clone_into(&mut phase);
+        }
+        Ok(a.open_migrations() + b.open_migrations() == 0)
+    })
+}
+
+/// Whether the host owns the image.
+pub fn owns(host: &Host, image: &str) -> bool {
+    host.image(image).is_some_and(|image| image["state"] == "owner")
+}
+
+fn mark(notes: &Notes, text: &str) -> Result<(), String> {
+    notes.write(&Note::Mark(text.to_owned())).map_err(|why| format!("notes: {why}"))
+}
