@@ -18,14 +18,23 @@ use dray_testkit::guest::initramfs::Boot;
 use dray_testkit::guest::tools;
 use dray_testkit::numbered::next;
 use dray_testkit::power::machine;
-use recording::Recording;
+use recording::{Recording, Way};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// Cuts of one recording at most.
 const EACH: u64 = 25;
 /// How images move; the first is the one that `make test` has time for.
-const STRATEGIES: [&str; 6] = ["hybrid", "post-copy", "pre-copy", "mirror", "hot-set", "auto"];
+const WAYS: [Way; 8] = [
+    Way { strategy: "post-copy", restart: Some("b:backfill:500") },
+    Way { strategy: "hybrid", restart: None },
+    Way { strategy: "pre-copy", restart: Some("a:copy:700") },
+    Way { strategy: "hybrid", restart: Some("b:copy:700") },
+    Way { strategy: "mirror", restart: None },
+    Way { strategy: "post-copy", restart: Some("a:backfill:300") },
+    Way { strategy: "hot-set", restart: None },
+    Way { strategy: "auto", restart: Some("b:backfill:200") },
+];
 
 /// What is booted, if it can be here.
 fn boot() -> Option<Boot> {
@@ -51,14 +60,16 @@ fn what_was_flushed_survives_any_power_cut() {
     let Some(boot) = boot() else { return };
     let (count, seed) = (number("DRAY_POWER_COUNT", 6), number("DRAY_POWER_SEED", 1));
     let began = Instant::now();
+    let only = std::env::var("DRAY_POWER_STRATEGY").ok();
+    let wanted = |way: &Way| only.as_ref().is_none_or(|only| *only == way.strategy);
+    let ways: Vec<Way> = WAYS.into_iter().filter(wanted).collect();
     let (mut random, mut failed) = (seed, Vec::new());
     for (nth, first) in (0..count).step_by(EACH as usize).enumerate() {
-        let strategy = std::env::var("DRAY_POWER_STRATEGY")
-            .unwrap_or_else(|_| STRATEGIES[nth % STRATEGIES.len()].to_owned());
+        let way = ways[nth % ways.len()];
         let dir = tempfile::Builder::new().prefix("dray-power-").tempdir().unwrap();
-        let recording = Recording::make(dir.path(), &boot, &strategy, next(&mut random))
-            .unwrap_or_else(|why| panic!("{strategy}: {why}{}", console(dir.path())));
-        println!("{strategy}: {recording}");
+        let recording = Recording::make(dir.path(), &boot, way, next(&mut random))
+            .unwrap_or_else(|why| panic!("{way:?}: {why}{}", console(dir.path())));
+        println!("{way:?}: {recording}");
         for case in cuts::choose(&recording, EACH.min(count - first), &mut random) {
             let began = Instant::now();
             let result = aftermath::check(&recording, &case, &boot, dir.path());
@@ -68,7 +79,7 @@ fn what_was_flushed_survives_any_power_cut() {
                 Err(why) => {
                     let kept = keep(dir.path(), &recording, &case);
                     println!("  {case}: {why}{}\n{}", console(dir.path()), again(&kept));
-                    failed.push(format!("{strategy}, {case}: {why}; {}", again(&kept)));
+                    failed.push(format!("{way:?}, {case}: {why}; {}", again(&kept)));
                 }
             }
         }

@@ -19,10 +19,19 @@ use std::path::{Path, PathBuf};
 const IMAGES: [(&str, u64, u64, bool); 2] =
     [("disk.img", 1024, 768, false), ("grow.img", 768, 256, true)];
 /// Bytes a second: a migration lasts some seconds.
-const RATE: u64 = 2 << 20;
+const RATE: u64 = 1 << 20;
 /// Time before and after the migration, and between two requests of a lane, in milliseconds.
 const ASIDE: u64 = 400;
 const PAUSE: u64 = 4;
+
+/// How the images move.
+#[derive(Clone, Copy, Debug)]
+pub struct Way {
+    /// With which strategy.
+    pub strategy: &'static str,
+    /// Whose agent is killed and started again, in which phase and how long after its beginning.
+    pub restart: Option<&'static str>,
+}
 
 /// A recording.
 pub struct Recording {
@@ -37,14 +46,17 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// Lets a machine move its images with this strategy.
-    pub fn make(dir: &Path, boot: &Boot, strategy: &str, seed: u64) -> io::Result<Self> {
+    /// Lets a machine move its images.
+    pub fn make(dir: &Path, boot: &Boot, way: Way, seed: u64) -> io::Result<Self> {
         let (base, disk, log) = (dir.join("base"), dir.join("disk"), dir.join("log"));
         make_disk(dir, &base, seed)?;
         cut::copy_sparse(&base, &disk)?;
+        let restart =
+            way.restart.map_or(String::new(), |restart| format!("dray.restart={restart}"));
         let order = format!(
-            "dray.do=move dray.strategy={strategy} dray.rate={RATE} dray.aside_ms={ASIDE} \
+            "dray.do=move dray.strategy={} {restart} dray.rate={RATE} dray.aside_ms={ASIDE} \
              dray.pause_ms={PAUSE} {}",
+            way.strategy,
             images(seed)
         );
         let console = dir.join("recorded");

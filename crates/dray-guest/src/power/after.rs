@@ -16,8 +16,12 @@ pub fn run(hosts: &mut [Host], order: &Order) -> Result<Value, String> {
     let images: Vec<String> = crate::images(order)?.into_iter().map(|image| image.name).collect();
     match hosts {
         [a, b] => {
-            wait_for("the end of the migration", || Ok(settled(a, b, &images)))
-                .map_err(|why| format!("{why}: {}", picture(hosts, &images)))?;
+            wait_for("the end of the migration", || {
+                hurry(a);
+                hurry(b);
+                Ok(settled(a, b, &images))
+            })
+            .map_err(|why| format!("{why}: {}", picture(hosts, &images)))?;
             Ok(report(hosts, &images, &[]))
         }
         [host] => {
@@ -33,6 +37,12 @@ pub fn run(hosts: &mut [Host], order: &Order) -> Result<Value, String> {
         }
         _ => Err("one host or two".to_owned()),
     }
+}
+
+/// Nothing is to be seen any more of what a migration does slowly.
+fn hurry(host: &Host) {
+    // There may be none, or none that moves now.
+    let _ = host.ask(&json!({"limit": {"bandwidth": null}}));
 }
 
 /// Every image that is anywhere is whole at one host, and nobody knows of a migration.

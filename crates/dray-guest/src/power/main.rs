@@ -51,7 +51,7 @@ fn run() -> Result<Value, String> {
         await_agent(host)?;
     }
     let result = match order.get("do") {
-        Some("move") => moving::run(&hosts, &order),
+        Some("move") => moving::run(&mut hosts, &order),
         Some("look") => after::run(&mut hosts, &order),
         other => Err(format!("no such order: {other:?}")),
     };

@@ -5,20 +5,19 @@ use crate::agent::Host;
 use crate::client::{Client, Plan};
 use crate::notes::Notes;
 use crate::order::Order;
-use crate::{Image, wait_for};
+use crate::{Image, await_agent, wait_for};
 use dray_guest::note::Note;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-pub fn run(hosts: &[Host], order: &Order) -> Result<Value, String> {
-    let [source, target] = hosts else { return Err("two hosts are needed".to_owned()) };
+pub fn run(hosts: &mut [Host], order: &Order) -> Result<Value, String> {
     let notes = open_notes()?;
     let images = crate::images(order)?;
     for Image { name, growable, .. } in &images {
         let path = format!("/a/pool/{name}");
-        source.ask(&json!({"image-add": {"name": name, "path": path, "growable": growable}}))?;
+        hosts[0].ask(&json!({"image-add": {"name": name, "path": path, "growable": growable}}))?;
     }
     let clients = start_clients(hosts, order, [0, 0], 0, &notes)?;
     let aside = Duration::from_millis(order.number("aside_ms")?);
@@ -26,12 +25,12 @@ pub fn run(hosts: &[Host], order: &Order) -> Result<Value, String> {
     std::thread::sleep(aside);
     mark(&notes, "begin")?;
     let names: Vec<_> = images.iter().map(|image| &image.name).collect();
-    source.ask(&json!({"migrate": {
+    hosts[0].ask(&json!({"migrate": {
         "subject": {"images": {"names": names}}, "to": "hostb",
         "strategy": order.get("strategy"), "detach": true,
         "bandwidth": {"bytes_per_second": order.number::<u64>("rate")?},
     }}))?;
-    follow(source, target, &clients, &notes)?;
+    follow(hosts, &clients, &notes, &mut Restart::read(order)?)?;
     mark(&notes, "after")?;
     std::thread::sleep(aside);
     mark(&notes, "end")?;
@@ -43,13 +42,13 @@ pub fn run(hosts: &[Host], order: &Order) -> Result<Value, String> {
 }
 
 /// The partition for notes.
-pub fn open_notes() -> Result<Arc<Notes>, String> {
+fn open_notes() -> Result<Arc<Notes>, String> {
     let notes = Notes::open(Path::new("/dev/vda3"));
     notes.map(Arc::new).map_err(|why| format!("the notes: {why}"))
 }
 
 /// Starts a client of each image at the host of that number, with its requests from `first`.
-pub fn start_clients(
+fn start_clients(
     hosts: &[Host],
     order: &Order,
     at: [usize; 2],
@@ -66,10 +65,56 @@ pub fn start_clients(
     Ok(crate::images(order)?.into_iter().zip(at).map(start).collect())
 }
 
+/// An agent that is killed in a phase and started again: `dray.restart=HOST:PHASE:MILLISECONDS`.
+struct Restart {
+    host: usize,
+    phase: String,
+    after: Duration,
+    /// When.
+    due: Option<Instant>,
+}
+
+impl Restart {
+    fn read(order: &Order) -> Result<Self, String> {
+        let text = order.get("restart").unwrap_or("a:never:0");
+        let [host, phase, after] = text.split(':').collect::<Vec<_>>()[..] else {
+            return Err(format!("no restart: {text}"));
+        };
+        let after = after.parse().map(Duration::from_millis).map_err(|why| why.to_string())?;
+        Ok(Self { host: usize::from(host == "b"), phase: phase.to_owned(), after, due: None })
+    }
+
+    fn reached(&mut self, phase: &str) {
+        if phase == self.phase {
+            self.due = Some(Instant::now() + self.after);
+        }
+    }
+
+    fn run(&mut self, hosts: &mut [Host], notes: &Notes) -> Result<(), String> {
+        if self.due.is_none_or(|due| Instant::now() < due) {
+            return Ok(());
+        }
+        self.due = None;
+        let host = &mut hosts[self.host];
+        host.kill().map_err(|why| why.to_string())?;
+        mark(notes, &format!("killed-{}", host.letter))?;
+        host.start().map_err(|why| why.to_string())?;
+        await_agent(host)?;
+        mark(notes, &format!("restarted-{}", host.letter))
+    }
+}
+
 /// Lets the clients go where their images go, until nobody knows of a migration any more.
-pub fn follow(a: &Host, b: &Host, clients: &[Client], notes: &Notes) -> Result<(), String> {
+fn follow(
+    hosts: &mut [Host],
+    clients: &[Client],
+    notes: &Notes,
+    restart: &mut Restart,
+) -> Result<(), String> {
     let mut phase = String::new();
     wait_for("the end of the migration", || {
+        restart.run(hosts, notes)?;
+        let [a, b] = &*hosts else { return Ok(true) };
         for client in clients {
             if let Some(why) = client.complaint() {
                 return Err(why);
@@ -85,6 +130,7 @@ pub fn follow(a: &Host, b: &Host, clients: &[Client], notes: &Notes) -> Result<(
             && now != phase
         {
             mark(notes, now)?;
+            restart.reached(now);
             now.clone_into(&mut phase);
         }
         Ok(a.open_migrations() + b.open_migrations() == 0)

@@ -103,8 +103,7 @@ mod tests {
     use super::*;
     use crate::guest::tools;
 
-    /// What QEMU itself logs: a write that is flushed, one that is not, and one that was asked for
-    /// before a flush and is done after it.
+    /// With what QEMU itself logs.
     #[test]
     fn what_was_flushed_survives_and_nothing_else_must() {
         if !tools::available(&["qemu-io"]) {
