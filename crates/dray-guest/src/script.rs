@@ -85,7 +85,7 @@ impl Script {
             first += below(BLOCK_SECTORS);
             count = 1 + below(block * BLOCK_SECTORS + count - first);
         }
-        Op { kind, first, count, forced: what >= 18, flush: below(5) == 0 }
+        Op { kind, first, count, forced: what >= 18, flush: below(8) == 0 }
     }
 
     /// The lane to which a sector belongs.

@@ -28,9 +28,9 @@ pub fn check(recording: &Recording, case: &Case, boot: &Boot, dir: &Path) -> Res
     let said: Value = serde_json::from_str(&said).map_err(|why| format!("{why}: {said}"))?;
     let mut promised = 0;
     for (name, script) in recording.images() {
-        let promises = recording.notes.promises(&script, case.cut.at);
+        let lives = recording.promises(&script, case.cut.at);
         let copies = said[name].as_array().cloned().unwrap_or_default();
-        let copy = Copy { name, script, promises };
+        let copy = Copy { name, script, lives };
         promised += copy.check(case.who, &copies, &disk).map_err(|why| format!("{why}: {said}"))?;
     }
     Ok(promised)
@@ -40,7 +40,7 @@ pub fn check(recording: &Recording, case: &Case, boot: &Boot, dir: &Path) -> Res
 struct Copy {
     name: &'static str,
     script: Script,
-    promises: Promises,
+    lives: Vec<Promises>,
 }
 
 impl Copy {
@@ -59,7 +59,7 @@ impl Copy {
             Who::Alone(1) if owner["claimed"] == true => Whose::Second,
             _ => Whose::All,
         };
-        let judge = Judge::new(self.script, &self.promises, whose);
+        let judge = Judge::new(self.script, &self.lives, whose);
         let host = u64::from(owner["host"] == "b");
         let path = owner["path"].as_str().unwrap_or_default();
         // Where its host's file system was mounted.
@@ -72,7 +72,9 @@ impl Copy {
 
     /// Whether the second host has promised anything.
     fn served_at_target(&self) -> bool {
-        self.promises.flushed.contains_key(&1)
-            || self.promises.forced.iter().any(|(host, ..)| *host == 1)
+        self.lives.iter().any(|promises| {
+            let forced = promises.forced.iter().any(|(host, ..)| *host == 1);
+            forced || promises.flushed.contains_key(&1)
+        })
     }
 }

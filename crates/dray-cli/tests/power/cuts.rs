@@ -40,7 +40,11 @@ pub struct Case {
 /// Chooses cuts in all phases, each as often as the others.
 pub fn choose(recording: &Recording, count: u64, random: &mut u64) -> Vec<Case> {
     let marks: Vec<(usize, &str)> = recording.notes.marks().collect();
-    let phases: Vec<_> = marks.windows(2).filter(|pair| pair[0].0 + 1 < pair[1].0).collect();
+    let only = std::env::var("DRAY_POWER_PHASE").ok();
+    let wanted = |name: &str| only.as_ref().is_none_or(|only| only == name);
+    let phases: Vec<_> =
+        marks.windows(2).filter(|pair| pair[0].0 + 1 < pair[1].0 && wanted(pair[0].1)).collect();
+    assert!(!phases.is_empty(), "nothing to cut in {marks:?}");
     let chosen = (0..count).map(|nth| {
         // Spread over the phases, whatever their number, and in each over who loses power.
         let phase = &phases
@@ -50,6 +54,16 @@ pub fn choose(recording: &Recording, count: u64, random: &mut u64) -> Vec<Case> 
         Case { cut, who, phase: phase[0].1.to_owned() }
     });
     chosen.collect()
+}
+
+/// A cut of both hosts at any moment of the migration.
+pub fn both(recording: &Recording, random: &mut u64) -> Case {
+    let marks: Vec<(usize, &str)> = recording.notes.marks().collect();
+    let place = |name: &str| marks.iter().find(|(_, mark)| *mark == name).map(|(at, _)| *at);
+    let range = place("begin").unwrap_or(0)..place("after").unwrap_or(recording.log.entries.len());
+    let cut = draw(recording, range, Who::Both, random);
+    let phase = marks.iter().rev().find(|(at, _)| *at < cut.at).map_or("", |(_, mark)| mark);
+    Case { cut, who: Who::Both, phase: phase.to_owned() }
 }
 
 /// A moment of this part of the log at which something was not flushed, if one is found.

@@ -1,12 +1,13 @@
 //! The machine that will be cut: its disk at the beginning, and the log of all that happened to it.
 
+use crate::cuts::Case;
 use dray_guest::content::BLOCK;
 use dray_guest::script::{SECTOR, Script};
 use dray_testkit::guest::initramfs::Boot;
 use dray_testkit::guest::tools;
 use dray_testkit::power::log::Log;
 use dray_testkit::power::machine::Machine;
-use dray_testkit::power::promises::Notes;
+use dray_testkit::power::promises::{Notes, Promises};
 use dray_testkit::power::{cut, disk};
 use serde_json::{Value, json};
 use std::fmt;
@@ -24,12 +25,15 @@ const RATE: u64 = 1 << 20;
 const ASIDE: u64 = 400;
 const PAUSE: u64 = 4;
 
+/// The first request of a client's second life.
+const SECOND: u64 = 1 << 20;
+
 /// How the images move.
 #[derive(Clone, Copy, Debug)]
 pub struct Way {
     /// With which strategy.
     pub strategy: &'static str,
-    /// Whose agent is killed and started again, in which phase and how long after its beginning.
+    /// Whose agent is killed and started again, in which phase, how often and after what pause.
     pub restart: Option<&'static str>,
 }
 
@@ -43,6 +47,15 @@ pub struct Recording {
     /// What its client wrote down.
     pub notes: Notes,
     seed: u64,
+    /// The life before this one, if it began with a power cut.
+    before: Option<Before>,
+}
+
+/// What was recorded before the power was cut for the first time.
+struct Before {
+    log_path: PathBuf,
+    notes: Notes,
+    at: usize,
 }
 
 impl Recording {
@@ -51,39 +64,62 @@ impl Recording {
         let (base, disk, log) = (dir.join("base"), dir.join("disk"), dir.join("log"));
         make_disk(dir, &base, seed)?;
         cut::copy_sparse(&base, &disk)?;
-        let restart =
-            way.restart.map_or(String::new(), |restart| format!("dray.restart={restart}"));
-        let order = format!(
-            "dray.do=move dray.strategy={} {restart} dray.rate={RATE} dray.aside_ms={ASIDE} \
-             dray.pause_ms={PAUSE} {}",
-            way.strategy,
-            images(seed)
-        );
-        let console = dir.join("recorded");
-        let machine = Machine { disk: &disk, log: Some(&log), order: &order, console: &console };
-        machine.run(boot)?;
-        fs::remove_file(disk)?;
-        Self::read(base, log, seed)
+        record(&disk, &log, boot, &dir.join("recorded"), &order("move", way, 0, seed))?;
+        Self::read(base, log, seed, None)
+    }
+
+    /// Cuts the power, and lets the machine and the clients go on on what is left.
+    pub fn go_on(&self, dir: &Path, boot: &Boot, case: &Case, way: Way) -> io::Result<Self> {
+        let (base, disk, log) = (dir.join("base-2"), dir.join("disk"), dir.join("log-2"));
+        case.cut.apply(&self.log, &self.base, &base)?;
+        cut::copy_sparse(&base, &disk)?;
+        let order = order("go-on", way, SECOND, self.seed);
+        record(&disk, &log, boot, &dir.join("recorded"), &order)?;
+        Self::read(base, log, self.seed, Some((self.log_path.clone(), case.cut.at)))
     }
 
     /// Opens one that was kept.
     pub fn open(kept: &Path) -> io::Result<Self> {
         let about: Value = serde_json::from_slice(&fs::read(kept.join("recording.json"))?)?;
         let seed = about["seed"].as_u64().unwrap_or(0);
-        Self::read(kept.join("base"), kept.join("log"), seed)
+        let before = about["before"].as_u64().map(|at| (kept.join("log-before"), at as usize));
+        Self::read(kept.join("base"), kept.join("log"), seed, before)
     }
 
     /// Keeps it in a folder.
     pub fn keep(&self, kept: &Path) -> io::Result<()> {
         cut::copy_sparse(&self.base, &kept.join("base"))?;
         cut::copy_sparse(&self.log_path, &kept.join("log"))?;
-        fs::write(kept.join("recording.json"), json!({"seed": self.seed}).to_string())
+        if let Some(before) = &self.before {
+            cut::copy_sparse(&before.log_path, &kept.join("log-before"))?;
+        }
+        let before = self.before.as_ref().map(|before| before.at);
+        let about = json!({"seed": self.seed, "before": before});
+        fs::write(kept.join("recording.json"), about.to_string())
     }
 
-    fn read(base: PathBuf, log_path: PathBuf, seed: u64) -> io::Result<Self> {
+    fn read(
+        base: PathBuf,
+        log_path: PathBuf,
+        seed: u64,
+        before: Option<(PathBuf, usize)>,
+    ) -> io::Result<Self> {
         let log = Log::open(&log_path)?;
         let notes = Notes::read(&log, &disk::notes())?;
-        Ok(Self { base, log_path, log, notes, seed })
+        let before = before.map(|(log_path, at)| {
+            let notes = Notes::read(&Log::open(&log_path)?, &disk::notes())?;
+            Ok::<_, io::Error>(Before { log_path, notes, at })
+        });
+        Ok(Self { base, log_path, log, notes, seed, before: before.transpose()? })
+    }
+
+    /// What was promised to an image's client before so many entries of the log were done, in each of
+    /// its lives.
+    pub fn promises(&self, script: &Script, at: usize) -> Vec<Promises> {
+        let Some(before) = &self.before else {
+            return vec![self.notes.promises(script, 0, at)];
+        };
+        vec![before.notes.promises(script, 0, before.at), self.notes.promises(script, SECOND, at)]
     }
 
     /// Its images: their names and what their clients do.
@@ -104,6 +140,22 @@ impl fmt::Display for Recording {
             self.notes.marks().map(|(at, mark)| format!("{mark} {at}")).collect();
         write!(f, "{} entries, {flushes} flushes; {}", self.log.entries.len(), marks.join(", "))
     }
+}
+
+/// Runs a machine whose disk is logged.
+fn record(disk: &Path, log: &Path, boot: &Boot, console: &Path, order: &str) -> io::Result<()> {
+    Machine { disk, log: Some(log), order, console }.run(boot)?;
+    fs::remove_file(disk)
+}
+
+fn order(what: &str, way: Way, first: u64, seed: u64) -> String {
+    let restart = way.restart.map_or(String::new(), |restart| format!("dray.restart={restart}"));
+    format!(
+        "dray.do={what} dray.first={first} dray.strategy={} {restart} dray.rate={RATE} \
+         dray.aside_ms={ASIDE} dray.pause_ms={PAUSE} {}",
+        way.strategy,
+        images(seed)
+    )
 }
 
 fn scripts(seed: u64) -> impl Iterator<Item = (&'static str, Script)> {

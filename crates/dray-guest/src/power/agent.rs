@@ -29,6 +29,7 @@ impl Host {
         let console = OpenOptions::new().write(true).open("/dev/console")?;
         let child = Command::new("/bin/dray")
             .args(["agent", "--config", &format!("/{}/dray.toml", self.letter)])
+            .env("NO_COLOR", "1")
             .stdin(Stdio::null())
             .stdout(console.try_clone()?)
             .stderr(console)

@@ -68,7 +68,7 @@ impl Client {
             failed: Mutex::new(None),
         });
         let lanes = (0..LANES).map(|nth| {
-            let lane = Lane { shared: Arc::clone(&shared), nth, at: plan.at, connection: None };
+            let lane = Lane { shared: Arc::clone(&shared), nth, at: None, connection: None };
             std::thread::spawn(move || lane.run())
         });
         Self { lanes: lanes.collect(), shared }
@@ -110,7 +110,7 @@ struct Lane {
     shared: Arc<Shared>,
     nth: usize,
     /// Where it did its last request.
-    at: usize,
+    at: Option<usize>,
     connection: Option<Connection>,
 }
 
@@ -144,16 +144,20 @@ impl Lane {
         }
         shared.done[self.nth].store(n + 1, Ordering::SeqCst);
         if op.forced {
-            self.note(&Note::Forced { image, host: self.at as u64, lane, n })?;
+            self.note(&Note::Forced { image, host: self.host(), lane, n })?;
         }
         if op.flush {
             let done = from_fn(|lane| shared.done[lane].load(Ordering::SeqCst));
             let flush = Request { kind: FLUSH, forced: false, offset: 0, len: 0, data: &[] };
             if self.answered(&flush, n + 1)? {
-                self.note(&Note::Flushed { image, host: self.at as u64, done })?;
+                self.note(&Note::Flushed { image, host: self.host(), done })?;
             }
         }
         Ok(())
+    }
+
+    fn host(&self) -> u64 {
+        self.at.unwrap_or(0) as u64
     }
 
     fn note(&self, note: &Note) -> Result<(), String> {
@@ -201,15 +205,15 @@ impl Lane {
             }
         }
         let Request { kind, offset, .. } = request;
-        Err(format!("request {kind} at {offset} on host {} stalls: {trouble}", self.at))
+        Err(format!("request {kind} at {offset} on host {} stalls: {trouble}", self.host()))
     }
 
     /// Where the image is; the lane goes there.
     fn follow(&mut self, n: u64) -> Result<usize, String> {
         let host = self.shared.at.load(Ordering::SeqCst);
-        if host != self.at {
+        if self.at != Some(host) {
             self.connection = None;
-            self.at = host;
+            self.at = Some(host);
             let (image, lane) = (self.shared.script.image, self.nth as u64);
             self.note(&Note::Moved { image, host: host as u64, lane, n })?;
         }

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 /// The longest time for anything that ends by itself.
 const PATIENCE: Duration = Duration::from_secs(90);
 /// Time between two looks.
-const LOOK: Duration = Duration::from_millis(20);
+const LOOK: Duration = Duration::from_millis(30);
 
 fn main() {
     match run() {
@@ -52,6 +52,7 @@ fn run() -> Result<Value, String> {
     }
     let result = match order.get("do") {
         Some("move") => moving::run(&mut hosts, &order),
+        Some("go-on") => moving::go_on(&mut hosts, &order),
         Some("look") => after::run(&mut hosts, &order),
         other => Err(format!("no such order: {other:?}")),
     };

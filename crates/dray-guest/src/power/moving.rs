@@ -1,5 +1,5 @@
 //! Two images move from the first host to the second while clients use them, and go on to be used
-//! there. Every change that can be seen from outside is marked.
+//! there; or they are used again after the power was cut. Every change that can be seen from outside is marked.
 
 use crate::agent::Host;
 use crate::client::{Client, Plan};
@@ -19,7 +19,7 @@ pub fn run(hosts: &mut [Host], order: &Order) -> Result<Value, String> {
         let path = format!("/a/pool/{name}");
         hosts[0].ask(&json!({"image-add": {"name": name, "path": path, "growable": growable}}))?;
     }
-    let clients = start_clients(hosts, order, [0, 0], 0, &notes)?;
+    let clients = start_clients(hosts, order, &notes, |_| Ok(Some(0)))?;
     let aside = Duration::from_millis(order.number("aside_ms")?);
     mark(&notes, "before")?;
     std::thread::sleep(aside);
@@ -31,9 +31,27 @@ pub fn run(hosts: &mut [Host], order: &Order) -> Result<Value, String> {
         "bandwidth": {"bytes_per_second": order.number::<u64>("rate")?},
     }}))?;
     follow(hosts, &clients, &notes, &mut Restart::read(order)?)?;
-    mark(&notes, "after")?;
-    std::thread::sleep(aside);
-    mark(&notes, "end")?;
+    finish(order, &notes, clients)
+}
+
+/// The power is back: the clients go on with requests from `dray.first`, while the hosts settle what
+/// was under way.
+pub fn go_on(hosts: &mut [Host], order: &Order) -> Result<Value, String> {
+    let notes = open_notes()?;
+    let owner = |image: &str| Ok(hosts.iter().position(|host| owns(host, image)));
+    let clients = start_clients(hosts, order, &notes, owner)?;
+    let mut restart = Restart::read(order)?;
+    mark(&notes, "again")?;
+    restart.reached("again");
+    follow(hosts, &clients, &notes, &mut restart)?;
+    finish(order, &notes, clients)
+}
+
+/// The clients go on for a while when all is over.
+fn finish(order: &Order, notes: &Notes, clients: Vec<Client>) -> Result<Value, String> {
+    mark(notes, "after")?;
+    std::thread::sleep(Duration::from_millis(order.number("aside_ms")?));
+    mark(notes, "end")?;
     let mut done = 0;
     for client in clients {
         done += client.stop()?;
@@ -47,46 +65,59 @@ fn open_notes() -> Result<Arc<Notes>, String> {
     notes.map(Arc::new).map_err(|why| format!("the notes: {why}"))
 }
 
-/// Starts a client of each image at the host of that number, with its requests from `first`.
+/// Starts a client of each image at its owner's host, as soon as it has one.
 fn start_clients(
     hosts: &[Host],
     order: &Order,
-    at: [usize; 2],
-    first: u64,
     notes: &Arc<Notes>,
+    owner: impl Fn(&str) -> Result<Option<usize>, String>,
 ) -> Result<Vec<Client>, String> {
     let pause = Duration::from_millis(order.number("pause_ms")?);
+    let first = order.number("first")?;
     let [a, b] = hosts else { return Err("two hosts are needed".to_owned()) };
-    let start = |(image, at): (Image, usize)| {
-        let Image { name, script, .. } = image;
-        let nbd = [a.nbd(), b.nbd()];
-        Client::start(Plan { name, script, nbd, at, first, pause }, notes)
-    };
-    Ok(crate::images(order)?.into_iter().zip(at).map(start).collect())
+    let mut clients = Vec::new();
+    for Image { name, script, .. } in crate::images(order)? {
+        let mut at = None;
+        wait_for("an owner", || {
+            at = owner(&name)?;
+            Ok(at.is_some())
+        })?;
+        let (nbd, at) = ([a.nbd(), b.nbd()], at.unwrap_or(0));
+        clients.push(Client::start(Plan { name, script, nbd, at, first, pause }, notes));
+    }
+    Ok(clients)
 }
 
-/// An agent that is killed in a phase and started again: `dray.restart=HOST:PHASE:MILLISECONDS`.
+/// An agent that is killed in a phase and started again, some times, with a pause before each:
+/// `dray.restart=HOST:PHASE:TIMES:MILLISECONDS`.
 struct Restart {
     host: usize,
     phase: String,
-    after: Duration,
-    /// When.
+    left: u64,
+    pause: Duration,
+    /// When next.
     due: Option<Instant>,
 }
 
 impl Restart {
     fn read(order: &Order) -> Result<Self, String> {
-        let text = order.get("restart").unwrap_or("a:never:0");
-        let [host, phase, after] = text.split(':').collect::<Vec<_>>()[..] else {
+        let text = order.get("restart").unwrap_or("a:never:0:0");
+        let [host, phase, times, pause] = text.split(':').collect::<Vec<_>>()[..] else {
             return Err(format!("no restart: {text}"));
         };
-        let after = after.parse().map(Duration::from_millis).map_err(|why| why.to_string())?;
-        Ok(Self { host: usize::from(host == "b"), phase: phase.to_owned(), after, due: None })
+        let number = |text: &str| text.parse::<u64>().map_err(|why| format!("{text}: {why}"));
+        Ok(Self {
+            host: usize::from(host == "b"),
+            phase: phase.to_owned(),
+            left: number(times)?,
+            pause: Duration::from_millis(number(pause)?),
+            due: None,
+        })
     }
 
     fn reached(&mut self, phase: &str) {
-        if phase == self.phase {
-            self.due = Some(Instant::now() + self.after);
+        if phase == self.phase && self.left > 0 {
+            self.due = Some(Instant::now() + self.pause);
         }
     }
 
@@ -94,12 +125,13 @@ impl Restart {
         if self.due.is_none_or(|due| Instant::now() < due) {
             return Ok(());
         }
-        self.due = None;
+        self.left -= 1;
         let host = &mut hosts[self.host];
         host.kill().map_err(|why| why.to_string())?;
         mark(notes, &format!("killed-{}", host.letter))?;
         host.start().map_err(|why| why.to_string())?;
         await_agent(host)?;
+        self.due = (self.left > 0).then(|| Instant::now() + self.pause);
         mark(notes, &format!("restarted-{}", host.letter))
     }
 }

@@ -10,8 +10,8 @@ use std::path::Path;
 
 /// Requests that may be done beyond the last that was promised.
 const SLACK: u64 = 500;
-/// Wrong sectors that are listed; more are only counted.
-const MAX_LISTED: usize = 10;
+/// Runs of wrong sectors that are listed; more are only counted.
+const MAX_LISTED: usize = 5;
 
 /// Whose promises count.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,16 +35,22 @@ pub struct Judge {
 }
 
 impl Judge {
-    /// Takes what was promised.
+    /// Takes what was promised, in the order of the client's lives.
     #[must_use]
-    pub fn new(script: Script, promises: &Promises, whose: Whose) -> Self {
+    pub fn new(script: Script, lives: &[Promises], whose: Whose) -> Self {
         let mut judge = Self { script, written: BTreeMap::new(), floor: BTreeMap::new(), whose };
+        lives.iter().for_each(|promises| judge.add(promises));
+        judge
+    }
+
+    fn add(&mut self, promises: &Promises) {
+        let (judge, whose) = (self, self.whose);
         let counts = |host: u64| match whose {
             Whose::All => true,
             Whose::First => host == 0,
             Whose::Second => host == 1,
         };
-        let mut last = [0; LANES];
+        let mut last = [promises.first; LANES];
         for done in promises.flushed.values() {
             (0..LANES).for_each(|lane| last[lane] = last[lane].max(done[lane]));
         }
@@ -52,14 +58,14 @@ impl Judge {
             last[*lane] = last[*lane].max(n + 1);
         }
         for (lane, last) in last.into_iter().enumerate() {
-            for n in 0..last + SLACK {
-                let sectors = script.op(lane, n).sectors();
+            for n in promises.first..last + SLACK {
+                let sectors = judge.script.op(lane, n).sectors();
                 sectors.for_each(|sector| judge.written.entry(sector).or_default().push(n));
             }
         }
         let from = |lane: usize| match whose {
             Whose::Second => promises.moved[lane].unwrap_or(u64::MAX),
-            _ => 0,
+            _ => promises.first,
         };
         for (_, done) in promises.flushed.iter().filter(|(host, _)| counts(**host)) {
             for (lane, done) in done.iter().enumerate() {
@@ -69,7 +75,6 @@ impl Judge {
         for (_, lane, n) in promises.forced.iter().filter(|(host, ..)| counts(*host)) {
             judge.promise(*lane, *n);
         }
-        judge
     }
 
     fn promise(&mut self, lane: usize, n: u64) {
@@ -96,14 +101,21 @@ impl Judge {
         let len = (file.metadata()?.len() as usize).min(size);
         file.read_exact_at(&mut bytes[..len], 0)?;
         let sectors = (0..).zip(bytes.chunks_exact(SECTOR as usize));
-        let wrong: Vec<String> =
-            sectors.filter_map(|(sector, bytes)| self.wrong(sector, bytes)).collect();
+        let mut wrong: Vec<(u64, u64, String)> = Vec::new();
+        for (sector, bytes) in sectors {
+            let Some(why) = self.wrong(sector, bytes) else { continue };
+            match wrong.last_mut() {
+                Some((_, end, same)) if *end == sector && *same == why => *end += 1,
+                _ => wrong.push((sector, sector + 1, why)),
+            }
+        }
         if wrong.is_empty() {
             return Ok(());
         }
-        let listed = wrong[..wrong.len().min(MAX_LISTED)].join("; ");
-        let name = image.display();
-        Err(io::Error::other(format!("{name}: {} wrong sectors: {listed}", wrong.len())))
+        let count: u64 = wrong.iter().map(|(start, end, _)| end - start).sum();
+        let line = |(start, end, why): &(u64, u64, String)| format!("{start}..{end} {why}");
+        let listed: Vec<String> = wrong.iter().take(MAX_LISTED).map(line).collect();
+        Err(io::Error::other(format!("{count} wrong sectors: {}", listed.join("; "))))
     }
 
     fn wrong(&self, sector: u64, bytes: &[u8]) -> Option<String> {
@@ -127,7 +139,7 @@ impl Judge {
         };
         let lane = self.script.lane(sector);
         let floor = floor.map_or("none".to_owned(), |n| n.to_string());
-        Some(format!("sector {sector} (lane {lane}): promised request {floor}, found {found}"))
+        Some(format!("(lane {lane}): promised request {floor}, found {found}"))
     }
 }
 
@@ -157,7 +169,7 @@ mod tests {
         let path = dir.path().join("image");
         let mut promises = Promises::default();
         promises.flushed.insert(0, [20, 30]);
-        let judge = Judge::new(SCRIPT, &promises, Whose::All);
+        let judge = Judge::new(SCRIPT, &[promises], Whose::All);
         let check = |bytes: &[u8]| {
             std::fs::write(&path, bytes).unwrap();
             judge.check(&path)

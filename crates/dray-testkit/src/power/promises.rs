@@ -36,10 +36,11 @@ impl Notes {
         })
     }
 
-    /// What was promised to an image's client before so many entries of the log were done.
+    /// What was promised to an image's client, whose requests began with number `first`, before so
+    /// many entries of the log were done.
     #[must_use]
-    pub fn promises(&self, script: &Script, at: usize) -> Promises {
-        let mut promises = Promises::default();
+    pub fn promises(&self, script: &Script, first: u64, at: usize) -> Promises {
+        let mut promises = Promises { first, ..Promises::default() };
         let before = self.0.iter().take_while(|(place, _)| *place < at).map(|(_, note)| note);
         for note in before {
             match *note {
@@ -59,9 +60,11 @@ impl Notes {
     }
 }
 
-/// What was promised about one image.
+/// What was promised about one image in one life of its client.
 #[derive(Clone, Default, Debug)]
 pub struct Promises {
+    /// The first request of each lane.
+    pub first: u64,
     /// By host: requests of each lane that a flush has made durable.
     pub flushed: BTreeMap<u64, [u64; LANES]>,
     /// Single requests that are durable: host, lane, number.
