@@ -24,6 +24,8 @@ const ANSWER: Duration = Duration::from_secs(60);
 const HASTE: Duration = Duration::from_secs(8);
 /// The most time between two acts.
 const BETWEEN: Duration = Duration::from_secs(2);
+/// How often migrations are helped along.
+const HELP: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(200);
 const STRATEGIES: [&str; 7] =
     ["pre-copy", "post-copy", "hybrid", "mirror", "hot-set", "deferred", "auto"];
@@ -37,6 +39,7 @@ pub struct Soak<'a> {
     pub counts: &'a mut Counts,
     story: Vec<String>,
     began: Instant,
+    helped: Instant,
     /// In this round a pool was full.
     pub pool_full: bool,
 }
@@ -57,8 +60,8 @@ impl<'a> Soak<'a> {
     ) -> Result<Self, String> {
         let world = World::begin(ground).map_err(|why| format!("hosts: {why}"))?;
         let vm = Vm::begin(&world, &mut random)?;
-        let (story, began) = (Vec::new(), Instant::now());
-        Ok(Self { vm, world, random, counts, story, began, pool_full: false })
+        let (story, began, helped) = (Vec::new(), Instant::now(), Instant::now());
+        Ok(Self { vm, world, random, counts, story, began, helped, pool_full: false })
     }
 
     pub fn tell(&mut self, what: impl Into<String>) {
@@ -242,10 +245,8 @@ impl<'a> Soak<'a> {
                 if !matches!(state, "running" | "interrupted") {
                     continue;
                 }
-                open.push(format!(
-                    "{letter}: {id} {state} {} {} {}",
-                    one["role"], one["progress"]["phase"], one["error"]
-                ));
+                let (progress, error) = (&one["progress"], &one["error"]);
+                open.push(format!("{letter}: {id} {state} {} {error} {progress}", one["role"]));
                 self.help(i, &id, &one, waited)?;
             }
         }
@@ -253,8 +254,12 @@ impl<'a> Soak<'a> {
     }
 
     fn help(&mut self, i: usize, id: &str, one: &Value, waited: Duration) -> Result<(), String> {
+        if self.helped.elapsed() < HELP {
+            return Ok(());
+        }
         let ask = |args: &[&str]| self.world.ask(i, args, HASTE).map_err(|why| why.to_string());
-        if one["role"] == "source" && !one["progress"]["bandwidth"].is_null() {
+        if one["role"] == "source" {
+            // A restart of the agent brings back the limit that the move began with.
             ask(&["limit", "none", id])?;
         }
         if one["progress"]["paused"] == true {
@@ -263,6 +268,7 @@ impl<'a> Soak<'a> {
         if one["state"] == "interrupted" && waited > NO_LIFE {
             ask(&["resume", "--detach", id])?;
         }
+        self.helped = Instant::now();
         Ok(())
     }
 

@@ -2,7 +2,6 @@
 //! and again under a guest that writes all the time. No request fails, and what the restarts add to
 //! the guest's longest write is told.
 
-use crate::failures::copying;
 use crate::home::assert_back_home;
 use crate::stage::{Kind, PATIENCE, Stage};
 use dray_testkit::lab::{Answer, Host};
@@ -111,14 +110,17 @@ fn no_request_fails_when_no_migration_is_under_way() {
     stage.assert_images("a");
 }
 
+fn copies_slowly(status: &Value) -> bool {
+    status["progress"]["phase"] == "copy"
+}
+
 #[test]
 fn no_request_fails_during_copy() {
     let Some(mut stage) = under_load("again-copy", &KINDS, 2_000_000) else { return };
     stage.prepare();
-    let migrate = stage.spawn(&["--strategy", "hybrid", "--bandwidth", "20Mbit"]);
-    await_shown(&stage, copying);
-    stage.lab.host("a").json(&["limit", CRAWL]).expect("limit");
-    let copies = |stage: &Stage| await_shown(stage, |status| status["progress"]["phase"] == "copy");
+    let migrate = stage.spawn(&["--strategy", "hybrid", "--bandwidth", CRAWL]);
+    await_shown(&stage, copies_slowly);
+    let copies = |stage: &Stage| await_shown(stage, copies_slowly);
     let waiting = stage.target.take();
     restart_often("copy", &mut stage, &["a", "b"], copies);
     stage.target = waiting;
@@ -169,11 +171,13 @@ fn during_backfill(name: &str, letter: &str) {
     await_shown(&stage, |status| {
         status["progress"]["phase"] == "backfill" && status["progress"]["downtime_ms"].is_number()
     });
-    stage.lab.host("a").json(&["limit", CRAWL]).expect("limit");
-    let misses = |stage: &Stage| {
+    // A limit that is set later goes with the agent that it was told.
+    let crawl = |stage: &Stage| {
         await_shown(stage, |status| status["progress"]["phase"] == "backfill");
+        stage.lab.host("a").json(&["limit", CRAWL]).expect("limit");
     };
-    restart_often("backfill", &mut stage, &[letter], misses);
+    crawl(&stage);
+    restart_often("backfill", &mut stage, &[letter], crawl);
     completes(stage, migrate);
 }
 
