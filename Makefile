@@ -1,7 +1,7 @@
 # Every target does its own set-up on a fresh Debian 12 or newer: packages are installed when they
 # are missing, cargo fetches the pinned toolchain.
 .DEFAULT_GOAL := help
-.PHONY: help setup build test check fmt clippy doc pure deny tests s3 long demo bench soak fuzz install clean
+.PHONY: help setup build test check fmt clippy doc pure deny tests s3 long demo bench soak soak-vm fuzz install clean
 SHELL := /bin/bash
 
 STRATEGY ?= auto
@@ -14,8 +14,8 @@ DRAY := $(abspath $(TARGET_DIR))/release/dray
 export STRATEGY MINUTES DRAY
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
-	@echo "  variables: STRATEGY=auto|pre-copy|post-copy|hybrid (demo), MINUTES=10 (soak, fuzz), PREFIX, DESTDIR (install)"
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@echo "  variables: STRATEGY=auto|pre-copy|post-copy|hybrid (demo), MINUTES=10 (soak, soak-vm, fuzz), PREFIX, DESTDIR (install)"
 
 setup: ## install the Debian packages that are missing
 	@ci/setup.sh
@@ -54,6 +54,7 @@ s3: setup ## backups in an object store: lints, and tests against a server that 
 
 long: setup ## what make test has no time for: more virtual machines, more seeds, more power cuts
 	cargo test --workspace --locked --test vm -- --ignored
+	DRAY_RESTARTS=100 cargo test --workspace --locked --test vm restarts -- --nocapture
 	DRAY_SIM_COUNT=20000 cargo test --workspace --locked --test seeds many_seeds
 	DRAY_SIM_COUNT=60 cargo test --workspace --locked --test seeds a_crash
 	DRAY_POWER_COUNT=200 cargo test --workspace --locked --test power -- --nocapture
@@ -66,6 +67,9 @@ bench: build ## dray against QEMU's own mirror, and the NBD server against other
 
 soak: setup ## random migrations in the simulator for MINUTES
 	@ci/soak.sh
+
+soak-vm: setup ## a real guest moves to and fro for MINUTES while everything round it fails (root)
+	@ci/soak-vm.sh
 
 fuzz: setup ## fuzz every parser of bytes from outside, MINUTES in all
 	@ci/fuzz.sh

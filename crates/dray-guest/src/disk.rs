@@ -12,6 +12,9 @@ use dray_guest::content::{
     BLOCK, Base, SEQ_BASE, SEQ_LIMIT, SEQ_TRIMMED, SEQ_UNKNOWN, SEQ_ZERO, Written, block_is,
 };
 
+/// Blocks that are read at a time when a disk is learnt.
+const LEARNT_BLOCKS: u64 = 64;
+
 /// A buffer that `O_DIRECT` accepts: it starts at a multiple of the block size.
 pub struct Aligned {
     bytes: Vec<u8>,
@@ -224,6 +227,45 @@ impl Disk {
         let result = fallocate(&self.file, flags, offset, length);
         self.set(blocks, if result.is_ok() { SEQ_ZERO } else { SEQ_UNKNOWN });
         Ok(result?)
+    }
+
+    /// Takes what the disk holds for what was written last: after a reboot the table is lost. Blocks that
+    /// nobody can have written are told.
+    pub fn learn(&self) -> io::Result<Vec<String>> {
+        let mut buf = Aligned::new(LEARNT_BLOCKS as usize * BLOCK);
+        let (count, mut bad) = (self.block_count(), Vec::new());
+        for first in (0..count).step_by(LEARNT_BLOCKS as usize) {
+            let blocks = Blocks { first, count: LEARNT_BLOCKS.min(count - first) };
+            let claim = self.claim(blocks);
+            let bytes = buf.slice(blocks.count as usize * BLOCK);
+            self.file.read_exact_at(bytes, first * BLOCK as u64)?;
+            for (block, bytes) in (first..).zip(bytes.chunks_exact(BLOCK)) {
+                match self.held(block, bytes) {
+                    Some(seq) => self.learnt(block, seq),
+                    None => bad.push(format!("block={block} holds nothing that was written")),
+                }
+            }
+            drop(claim);
+        }
+        Ok(bad)
+    }
+
+    /// Which write of a block these bytes are.
+    fn held(&self, block: u64, bytes: &[u8]) -> Option<u32> {
+        if bytes.iter().all(|b| *b == 0) {
+            return Some(if block < self.seeded_blocks { SEQ_ZERO } else { SEQ_BASE });
+        }
+        let written = Written::identify(bytes)?;
+        let here = written.image == self.image && written.block == block && written.matches(bytes);
+        here.then_some(written.seq)
+    }
+
+    fn learnt(&self, block: u64, seq: u32) {
+        let mut table = self.table();
+        table.seq[block as usize] = seq;
+        if seq < SEQ_LIMIT {
+            table.next_seq = table.next_seq.max(seq + 1);
+        }
     }
 
     /// The blocks that no longer have their first content, as (first, count, sequence number).

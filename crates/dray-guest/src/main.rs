@@ -2,7 +2,8 @@
 //!
 //! Commands, one a line; every command is answered by one line that begins with `OK` or `ERROR`
 //! (after what it prints):
-//! * `open disk=vda image=1 seeded=0` (bytes at the start that hold seeded content, not zeros)
+//! * `open disk=vda image=1 seeded=0` (bytes at the start that hold seeded content, not zeros), with
+//!   `learn=1` what is on the disk is what was written last
 //! * `start disk=vda block=65536 span=… rate=… pattern=random|seq …` (see [`workload::Options`])
 //! * `T MILLISECONDS W|R FIRST COUNT`: one step of a trace; answered only when it is wrong
 //! * `replay disk=vda steps=… threads=…`: does them; `steps` is how many there must be
@@ -77,7 +78,7 @@ impl Guest {
     fn command(&mut self, line: &Line, output: &Output) -> Result<(), String> {
         match line.word.as_str() {
             "ping" => Ok(()),
-            "open" => self.open(line),
+            "open" => self.open(line, output),
             "start" => self.start(line, output),
             "replay" => self.replay(line, output),
             "stop" => self.stop(line),
@@ -94,11 +95,16 @@ impl Guest {
         }
     }
 
-    fn open(&mut self, line: &Line) -> Result<(), String> {
+    fn open(&mut self, line: &Line, output: &Output) -> Result<(), String> {
         let name = line.get("disk").ok_or("disk= is missing")?;
         let seeded: u64 = line.value("seeded", 0)?;
         let disk = Disk::open(name, line.value("image", 1)?, seeded / BLOCK as u64)
             .map_err(|e| format!("could not open {name}: {e}"))?;
+        if line.value("learn", 0)? == 1 {
+            for bad in disk.learn().map_err(|e| e.to_string())? {
+                output.send(format!("BAD disk={name} {bad}"));
+            }
+        }
         self.disks.insert(name.to_owned(), Arc::new(disk));
         Ok(())
     }

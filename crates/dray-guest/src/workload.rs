@@ -33,11 +33,13 @@ pub struct Options {
     threads: u64,
     verify_every: u64,
     seed: u64,
+    log: bool,
 }
 
 impl Options {
-    /// Reads `block=`, `offset=`, `span=`, `rate=`, `pattern=`, `flush=`, `threads=`, `verify=`
-    /// and `seed=`; sizes in bytes, `rate=0` as fast as possible, `flush=N` after every N writes.
+    /// Reads `block=`, `offset=`, `span=`, `rate=`, `pattern=`, `flush=`, `threads=`, `verify=`,
+    /// `seed=` and `log=`; sizes in bytes, `rate=0` as fast as possible, `flush=N` after every N
+    /// writes, `log=1` tells after each flush which writes it covers.
     pub fn parse(line: &Line, disk: &Disk) -> Result<Self, String> {
         let unit: u64 = line.value("block", 65536)?;
         if unit == 0 || !unit.is_multiple_of(BLOCK as u64) {
@@ -60,6 +62,7 @@ impl Options {
             threads: line.value("threads", 1u64)?.clamp(1, 64),
             verify_every: line.value("verify", 4)?,
             seed: line.value("seed", 1)?,
+            log: line.value("log", 0)? == 1,
         })
     }
 
@@ -145,6 +148,8 @@ pub struct Workload {
     threads: Mutex<Vec<JoinHandle<()>>>,
     output: Output,
     reported: AtomicU64,
+    /// What was written since the last flush, if flushes are logged.
+    unflushed: Mutex<Vec<(Blocks, u32)>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -191,6 +196,7 @@ impl Workload {
             threads: Mutex::new(Vec::new()),
             output,
             reported: AtomicU64::new(0),
+            unflushed: Mutex::new(Vec::new()),
         })
     }
 
@@ -293,6 +299,9 @@ impl Workload {
         let result = self.disk.prepare(&claim, buf).and_then(|seq| {
             let start = Instant::now();
             self.disk.write(&claim, buf, seq)?;
+            if self.options.log {
+                lock(&self.unflushed).push((place, seq));
+            }
             Ok(start.elapsed())
         });
         drop(claim);
@@ -307,10 +316,27 @@ impl Workload {
     }
 
     fn flush(&self) {
+        // Only what was answered before the flush began is covered by it.
+        let covered = std::mem::take(&mut *lock(&self.unflushed));
         match self.disk.flush() {
-            Ok(()) => lock(&self.meters).each(|c| c.flushes += 1),
+            Ok(()) => {
+                lock(&self.meters).each(|c| c.flushes += 1);
+                self.log(&covered);
+            }
             Err(error) => self.failed("flush", &error),
         }
+    }
+
+    /// Tells that these writes are flushed: `F vda FIRST:COUNT:SEQ …`, in hexadecimal.
+    fn log(&self, covered: &[(Blocks, u32)]) {
+        if covered.is_empty() {
+            return;
+        }
+        let mut line = format!("F {}", self.disk.name);
+        for (blocks, seq) in covered {
+            line += &format!(" {:x}:{:x}:{seq:x}", blocks.first, blocks.count);
+        }
+        self.output.send(line);
     }
 
     fn failed(&self, what: &str, error: &std::io::Error) {

@@ -16,7 +16,11 @@ use std::thread::JoinHandle;
 const BLOCKS: u64 = 512;
 /// Bytes of one of its writes.
 const WRITE_BYTES: u64 = 16 * BLOCK;
-/// What may be dirty at the end: 0.3 MB at [`SLOW`].
+/// A link on which the writer's blocks take two seconds.
+const CRAWL: u64 = BLOCKS * BLOCK / 2;
+/// Half of what other cases take: the writer is to be faster on a busy machine too.
+const LINK: u64 = SLOW / 2;
+/// What may be dirty at the end: 0.15 MB at [`LINK`].
 const MAX_DOWNTIME_MS: u64 = 50;
 
 /// Writes the same content over and over, as fast as it is let, until the source no longer serves.
@@ -67,7 +71,7 @@ fn migrate(case: &Case, throttle: &str) {
         .a
         .ask(json!({"migrate": {
             "subject": {"images": {"names": [IMAGE]}}, "to": "hostb", "strategy": "pre-copy",
-            "bandwidth": {"bytes_per_second": SLOW}, "max_downtime_ms": MAX_DOWNTIME_MS,
+            "bandwidth": {"bytes_per_second": LINK}, "max_downtime_ms": MAX_DOWNTIME_MS,
             "tuning": {"throttle": throttle}, "detach": true,
         }}))
         .unwrap();
@@ -91,6 +95,10 @@ fn sync_is_hopeless_and_ends_with_a_guest_that_is_slowed() {
     let mut case = Case::begin_small(Lab::new());
     let writer = Writer::start(&case);
     migrate(&case, "none");
+    case.await_shown("sync").unwrap();
+    // So slow that any writer is faster, also one that hardly gets a processor.
+    let crawl = json!({"limit": {"bandwidth": {"bytes_per_second": CRAWL}}});
+    case.lab.a.ask(crawl).unwrap();
     case.await_shown("failed").unwrap();
     let error = case.lab.a.migrations()[0]["error"].to_string();
     assert!(error.contains("does not converge"), "{error}");

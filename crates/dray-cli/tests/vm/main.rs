@@ -15,6 +15,7 @@ mod paused;
 mod qcow2;
 mod released;
 mod restart;
+mod restarts;
 mod several;
 mod stage;
 mod strategies;

@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use dray_guest::content::{BLOCK, Base, SEQ_BASE, Written, block_is};
+use dray_guest::content::{BLOCK, Base, SEQ_BASE, SEQ_LIMIT, Written, block_is};
 
 use super::tools;
 
@@ -68,6 +68,62 @@ impl Bystander {
         Ok(())
     }
 
+    /// Takes the lines with which a guest that logs its flushes (`log=1`) tells what is durable. A line
+    /// that was cut short by the end of a console counts as far as it is whole. How many lines these were.
+    pub fn apply_flushes(&mut self, disk: &str, lines: &[String]) -> u64 {
+        let prefix = format!("F {disk} ");
+        let mut flushes = 0;
+        for rest in lines.iter().filter_map(|line| line.strip_prefix(&prefix)) {
+            flushes += 1;
+            for write in rest.split(' ') {
+                let numbers: Vec<u64> =
+                    write.split(':').filter_map(|n| u64::from_str_radix(n, 16).ok()).collect();
+                let [first, count, seq] = numbers[..] else { break };
+                let Some(blocks) = self.seq.get_mut(first as usize..(first + count) as usize)
+                else {
+                    break;
+                };
+                let seq = u32::try_from(seq).unwrap_or(SEQ_BASE);
+                // What nobody knew, or was zeroed, is known again.
+                let newer = |known: &u32| *known < seq || *known >= SEQ_LIMIT;
+                blocks.iter_mut().filter(|known| newer(known)).for_each(|known| *known = seq);
+            }
+        }
+        flushes
+    }
+
+    /// Compares a raw image with what was flushed: every block may hold that or any later write, and
+    /// nothing else. `lost` are ranges in bytes, start and end, of which nothing is expected.
+    pub fn check_flushed(&self, path: &Path, lost: &[(u64, u64)]) -> io::Result<()> {
+        let file = File::open(path)?;
+        let mut found = Mismatches::default();
+        let mut buf = [0; BLOCK];
+        for (block, &flushed) in (0..).zip(&self.seq) {
+            let at = block * BLOCK as u64;
+            if lost.iter().any(|&(start, end)| at < end && start < at + BLOCK as u64) {
+                continue;
+            }
+            file.read_exact_at(&mut buf, at)?;
+            found.add(self.older(block, flushed, &buf));
+        }
+        found.result(path)
+    }
+
+    /// What is wrong with a block that must hold write number `flushed` or a later one.
+    fn older(&self, block: u64, flushed: u32, bytes: &[u8]) -> Option<String> {
+        let base = Base::of(block, self.seeded_blocks);
+        if block_is(bytes, self.image, block, flushed, base) {
+            return None;
+        }
+        let later = Written::identify(bytes).is_some_and(|held| {
+            held.image == self.image
+                && held.block == block
+                && held.seq > flushed
+                && held.matches(bytes)
+        });
+        if later { None } else { self.mismatch(block, bytes) }
+    }
+
     /// How many blocks no longer have their first content.
     pub fn written_blocks(&self) -> u64 {
         self.seq.iter().filter(|s| **s != SEQ_BASE).count() as u64
@@ -89,12 +145,7 @@ impl Bystander {
             self.check_data(&file, start, end, &mut found)?;
             next = end;
         }
-        let Mismatches { listed, count: bad } = found;
-        if bad == 0 {
-            return Ok(());
-        }
-        let name = path.display();
-        Err(io::Error::other(format!("{name}: {bad} wrong blocks: {}", listed.join("; "))))
+        found.result(path)
     }
 
     /// Compares an image of another format, as QEMU's own tools read it.
@@ -165,6 +216,15 @@ impl Mismatches {
             self.listed.push(text);
         }
     }
+
+    fn result(self, path: &Path) -> io::Result<()> {
+        let Self { listed, count } = self;
+        if count == 0 {
+            return Ok(());
+        }
+        let name = path.display();
+        Err(io::Error::other(format!("{name}: {count} wrong blocks: {}", listed.join("; "))))
+    }
 }
 
 /// The first blocks at or after `from` that are not in a hole, as start and end; both `end` when
@@ -207,5 +267,31 @@ mod tests {
         }
         bystander.check_raw(&path).expect("as written");
         assert!(bystander.apply_dump("vda", &["D vda 1000 1 1".into()]).is_err());
+    }
+
+    #[test]
+    fn what_was_flushed_may_be_newer_and_never_older() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let path = dir.path().join("image");
+        let mut bystander = Bystander::new(3, 1 << 20, 0);
+        bystander.create_raw(&path).expect("create");
+        let lines = ["F vda 5:2:9 7:1:b".to_owned(), "F vdb 1:1:1".into(), "F vda 8:1".into()];
+        assert_eq!(bystander.apply_flushes("vda", &lines), 2);
+        assert_eq!(bystander.written_blocks(), 3);
+        let file = OpenOptions::new().write(true).open(&path).expect("open");
+        let write = |block: u64, seq| {
+            let mut buf = vec![0; BLOCK];
+            Written { image: 3, block, seq }.fill(&mut buf);
+            file.write_all_at(&buf, block * BLOCK as u64).expect("write");
+        };
+        write(5, 9);
+        write(6, 12);
+        write(7, 10);
+        let lost = |range| bystander.check_flushed(&path, range).map_err(|why| why.to_string());
+        let why = lost(&[]).expect_err("block 7 is older");
+        assert!(why.contains("1 wrong blocks: block 7: expected seq 11"), "{why}");
+        assert_eq!(lost(&[(7 * 4096, 8 * 4096)]), Ok(()));
+        write(7, 11);
+        assert_eq!(lost(&[]), Ok(()));
     }
 }

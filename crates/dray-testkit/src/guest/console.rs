@@ -105,6 +105,11 @@ impl Console {
         self.shared.lock().lines.iter().filter(wrong).cloned().collect()
     }
 
+    /// The lines from the `first` one on.
+    pub fn lines_from(&self, first: usize) -> Vec<String> {
+        self.shared.lock().lines.get(first..).unwrap_or_default().to_vec()
+    }
+
     /// Every line so far.
     pub fn lines(&self) -> Vec<String> {
         self.shared.lock().lines.clone()

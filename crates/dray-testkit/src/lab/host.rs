@@ -1,7 +1,8 @@
 //! One host of a lab: its agent's files and process.
 
-use super::text;
+use super::{Place, text};
 use serde_json::Value;
+use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::net::UnixStream;
@@ -23,6 +24,8 @@ pub struct Host {
     address: String,
     dir: PathBuf,
     dray: PathBuf,
+    /// Words before the agent's own command.
+    within: Vec<String>,
     agent: Mutex<Option<Child>>,
 }
 
@@ -55,12 +58,12 @@ impl Host {
     pub(super) fn new(
         root: &Path,
         letter: &str,
-        address: &str,
+        place: &Place,
         peers: &[(&str, &str)],
         dray: &Path,
         settings: &str,
     ) -> io::Result<Self> {
-        let dir = root.join(letter);
+        let (dir, address) = (root.join(letter), place.address.as_str());
         for part in ["pool", "state", "run"] {
             fs::create_dir_all(dir.join(part))?;
         }
@@ -82,6 +85,7 @@ impl Host {
             address: address.to_owned(),
             dir,
             dray: dray.to_owned(),
+            within: place.within.clone(),
             agent: Mutex::new(None),
         })
     }
@@ -96,7 +100,7 @@ impl Host {
         format!("host{}", self.letter)
     }
 
-    /// The loopback address it listens on.
+    /// The address it listens on.
     pub fn address(&self) -> &str {
         &self.address
     }
@@ -152,7 +156,10 @@ impl Host {
     pub fn start_with(&self, variables: &[(&str, &str)]) -> io::Result<()> {
         let mut log = OpenOptions::new().create(true).append(true).open(self.dir.join("log"))?;
         let from = log.seek(SeekFrom::End(0))?;
-        let child = Command::new(&self.dray)
+        let words = self.within.iter().map(OsStr::new).chain([self.dray.as_os_str()]);
+        let words: Vec<&OsStr> = words.collect();
+        let child = Command::new(words[0])
+            .args(&words[1..])
             .args(["agent", "--config", text(&self.dir.join("dray.toml"))])
             .envs(variables.iter().copied())
             .stdin(Stdio::null())
@@ -202,15 +209,26 @@ impl Host {
         Ok(())
     }
 
+    /// Stops its agent (SIGSTOP) until [`go_on`](Self::go_on).
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn pause(&self) -> io::Result<()> {
+        self.signal(rustix::process::Signal::STOP)
+    }
+
     /// Lets a stopped agent go on.
     ///
     /// # Errors
     /// When there is none.
     pub fn go_on(&self) -> io::Result<()> {
+        self.signal(rustix::process::Signal::CONT)
+    }
+
+    fn signal(&self, signal: rustix::process::Signal) -> io::Result<()> {
         let agent = self.agent();
         let child = agent.as_ref().ok_or_else(|| io::Error::other("no agent runs"))?;
-        let pid = rustix::process::Pid::from_child(child);
-        rustix::process::kill_process(pid, rustix::process::Signal::CONT)?;
+        rustix::process::kill_process(rustix::process::Pid::from_child(child), signal)?;
         Ok(())
     }
 

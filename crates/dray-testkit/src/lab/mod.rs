@@ -24,6 +24,15 @@ use tempfile::TempDir;
 /// The letters of a lab's hosts; `a` is called `hosta`.
 const LETTERS: [&str; 2] = ["a", "b"];
 
+/// Where a host's agent runs.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// The address it listens on.
+    pub address: String,
+    /// The words of the command that becomes the agent, before the agent's own: `ip netns exec …`.
+    pub within: Vec<String>,
+}
+
 /// Hosts that know each other, none of them started.
 pub struct Lab {
     hosts: Vec<Host>,
@@ -44,8 +53,22 @@ impl Lab {
     /// # Errors
     /// As [`Lab::new`].
     pub fn with_settings(name: &str, dray: &Path, settings: &str) -> io::Result<Self> {
+        let place = || Place { address: loopback(), within: Vec::new() };
+        Self::at(name, dray, settings, [place(), place()])
+    }
+
+    /// The same at places that somebody else has made.
+    ///
+    /// # Errors
+    /// As [`Lab::new`].
+    pub fn at(
+        name: &str,
+        dray: &Path,
+        settings: &str,
+        places: [Place; LETTERS.len()],
+    ) -> io::Result<Self> {
         let dir = tempfile::Builder::new().prefix(&format!("dray-{name}-")).tempdir()?;
-        let addresses: Vec<String> = LETTERS.iter().map(|_| loopback()).collect();
+        let addresses: Vec<String> = places.iter().map(|place| place.address.clone()).collect();
         make_certificates(dray, &dir.path().join("pki"), &addresses)?;
         let host = |i: usize| {
             let peers: Vec<(&str, &str)> = LETTERS
@@ -55,7 +78,7 @@ impl Lab {
                 .filter(|(other, _)| *other != i)
                 .map(|(_, (letter, address))| (*letter, address.as_str()))
                 .collect();
-            Host::new(dir.path(), LETTERS[i], &addresses[i], &peers, dray, settings)
+            Host::new(dir.path(), LETTERS[i], &places[i], &peers, dray, settings)
         };
         let hosts = (0..LETTERS.len()).map(host).collect::<io::Result<_>>()?;
         Ok(Self { hosts, dir })

@@ -1,0 +1,113 @@
+//! A soak with a real guest: it is moved to and fro between two hosts for as long as it is told,
+//! while agents are ended, killed and stopped, links flap, directories run full, clocks jump and
+//! hosts restart. The guest's own log of its flushes says what must be on the disks.
+//!
+//! `make soak-vm MINUTES=60`. A failure prints its seed; `DRAY_SOAK_SEED` begins with it. The sequence of
+//! what is done comes from the seed, how it meets the agents does not: it may take several tries.
+//!
+//! * [`world`]: hosts with small file systems, a link and clocks of their own, and how they are broken.
+//! * [`vm`]: the guest, its disks, and the QEMU that it is in.
+//! * [`acts`]: what happens while it moves.
+//! * [`round`]: one move, until everything is quiet again.
+//! * [`claims`]: a host that is gone for good.
+//! * [`judge`]: compares what was flushed with what is on the disks.
+
+mod acts;
+mod claims;
+mod counts;
+mod judge;
+mod random;
+mod round;
+mod vm;
+mod world;
+
+use counts::Counts;
+use dray_testkit::guest::{initramfs, tools};
+use random::Random;
+use round::Soak;
+use std::process::Command;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use world::Ground;
+
+/// Rounds until new hosts and a new guest are taken.
+const ROUNDS: usize = 12;
+/// After so many failures there is enough to look at.
+const MAX_FAILURES: usize = 10;
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+#[test]
+fn soak() {
+    let Some(minutes) = number("DRAY_SOAK_MINUTES") else {
+        println!("SKIP: it runs for DRAY_SOAK_MINUTES (make soak-vm MINUTES=…)");
+        return;
+    };
+    if !rustix::process::geteuid().is_root() || !tools::available(&["ip", "unshare", "cc"]) {
+        println!("SKIP: network namespaces and mounts need root");
+        return;
+    }
+    if !initramfs::available() {
+        return;
+    }
+    if std::env::var_os("DRAY_SOAK_INSIDE").is_none() {
+        return within_own_mounts();
+    }
+    let end = Instant::now() + Duration::from_secs(60 * minutes);
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock");
+    let first = number("DRAY_SOAK_SEED").unwrap_or(since.as_secs() % 1_000_000 * 1000);
+    assert_eq!(run(first, end), 0, "see above");
+}
+
+/// Runs this test once more where its mounts and namespaces end with it.
+fn within_own_mounts() {
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "--"]);
+    command.arg(std::env::current_exe().expect("this test"));
+    command.args(["soak", "--exact", "--nocapture"]).env("DRAY_SOAK_INSIDE", "1");
+    let status = command.status().expect("unshare");
+    assert!(status.success(), "see above");
+}
+
+/// Soaks from seed to seed; how many failed.
+fn run(first: u64, end: Instant) -> usize {
+    let ground = Ground::prepare().expect("namespaces");
+    let mut counts = Counts::default();
+    let mut failed = Vec::new();
+    for seed in first.. {
+        if Instant::now() >= end || failed.len() == MAX_FAILURES {
+            break;
+        }
+        println!("seed {seed}");
+        if let Err(why) = generation(&ground, seed, end, &mut counts) {
+            println!(
+                "FAILED: {why}\n  repeat: DRAY_SOAK_SEED={seed} make soak-vm MINUTES=1\n  logs: {}",
+                world::kept(seed).display()
+            );
+            failed.push(seed);
+        }
+    }
+    println!("soak: {counts}, {} failed {failed:?}", failed.len());
+    failed.len()
+}
+
+/// One guest on two hosts, for some rounds.
+fn generation(ground: &Ground, seed: u64, end: Instant, counts: &mut Counts) -> Result<(), String> {
+    let mut soak = Soak::begin(ground, Random::new(seed), counts)?;
+    let result = rounds(&mut soak, end);
+    if let Err(why) = &result {
+        soak.keep(seed, why);
+    }
+    result
+}
+
+fn rounds(soak: &mut Soak<'_>, end: Instant) -> Result<(), String> {
+    for nth in 0..ROUNDS {
+        if Instant::now() >= end && nth > 0 {
+            return Ok(());
+        }
+        soak.round()?;
+    }
+    if soak.random.chance(50) { soak.claim() } else { Ok(()) }
+}
