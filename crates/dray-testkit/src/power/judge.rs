@@ -44,7 +44,7 @@ impl Judge {
     }
 
     fn add(&mut self, promises: &Promises) {
-        let (judge, whose) = (self, self.whose);
+        let (whose, judge) = (self.whose, self);
         let counts = |host: u64| match whose {
             Whose::All => true,
             Whose::First => host == 0,
