@@ -11,6 +11,7 @@ mod entry;
 mod exports;
 mod files;
 mod lines;
+mod losses;
 mod names;
 mod record;
 
@@ -201,6 +202,8 @@ impl Registry {
         }
         store::replace_json(&self.path_of(&name), &record)?;
         let heat = ImageHeat::new(record.len);
+        // And a loss its guest's.
+        store::remove(&loss_path(&self.store, &name))?;
         store::remove(&present_path(&self.store, &name))?;
         store::remove(&present_path(&self.store, &name).with_extension("notes"))?;
         let flat = open_flat(&self.store, &self.config, &record, &file)?;
@@ -216,6 +219,7 @@ impl Registry {
     /// Puts an entry of its own over `file` in the place of the one with the record's name.
     pub(crate) fn replace(&self, record: ImageRecord, file: Arc<FileImage>) -> Arc<Entry> {
         let (name, heat) = (record.name.clone(), ImageHeat::new(record.len));
+        losses::keep(&file, &loss_path(&self.store, &name));
         let new = Arc::new(Entry::new(record, file, heat, None));
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(old) = entries.insert(name, Arc::clone(&new)) {
@@ -249,6 +253,7 @@ impl Registry {
         let present = present_path(&self.store, name);
         store::remove(&present.with_extension("notes"))?;
         store::remove(&present)?;
+        store::remove(&loss_path(&self.store, name))?;
         store::remove(&heat_path(&self.store, name))?;
         store::remove(&line_path(&self.store, name))?;
         store::remove(&self.path_of(name))
@@ -257,6 +262,11 @@ impl Registry {
 
 fn heat_path(store: &Store, name: &str) -> PathBuf {
     store.images().join(format!("{name}.heat"))
+}
+
+/// Where it is written down that writes of an image's guest may be lost.
+fn loss_path(store: &Store, name: &str) -> PathBuf {
+    store.images().join(format!("{name}.lost"))
 }
 
 /// Where it is written down which blocks are in a flattened image's overlay.
