@@ -43,7 +43,7 @@ pub mod tracker;
 mod unrecorded;
 mod waiters;
 
-pub use backend::{FileImage, FileOptions};
+pub use backend::{FileImage, FileOptions, LossLog};
 pub use device::{DeviceMark, DeviceState};
 pub use disk::{
     Access, Accesses, Disk, DiskStats, Fetcher, Fill, IntentLog, PresentLog, RECORDING_PLACES,

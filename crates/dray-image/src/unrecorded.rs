@@ -94,8 +94,6 @@ impl Unrecorded {
     ) -> Result<()> {
         let _one = lock(&self.recording);
         if self.sync_failed.load(Ordering::SeqCst) {
-            // Whatever it says: so that the image knows whether its guest has been told of the loss.
-            let _ = sync();
             self.forget(log)?;
             return Err(unusable(what));
         }

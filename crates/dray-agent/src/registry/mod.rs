@@ -16,6 +16,7 @@ mod entry;
 mod exports;
 mod files;
 mod lines;
+mod losses;
 mod names;
 mod record;
 
@@ -247,6 +248,8 @@ impl Registry {
         let known = KnownClients::load(&clients_path(&self.store, &name));
         self.lock_clients().insert(name.clone(), known);
         let heat = ImageHeat::new(record.len);
+        // And a loss its guest's.
+        store::remove(&loss_path(&self.store, &name))?;
         store::remove(&present_path(&self.store, &name))?;
         store::remove(&present_path(&self.store, &name).with_extension("notes"))?;
         let flat = open_flat(&self.store, &self.config, &record, &file)?;
@@ -275,6 +278,7 @@ impl Registry {
     /// Puts an entry of its own over `file` in the place of the one with the record's name.
     pub(crate) fn replace(&self, record: ImageRecord, file: Arc<FileImage>) -> Arc<Entry> {
         let (name, heat) = (record.name.clone(), ImageHeat::new(record.len));
+        losses::keep(&file, &loss_path(&self.store, &name));
         let new = Arc::new(Entry::new(record, file, heat, None, None));
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(old) = entries.insert(name, Arc::clone(&new)) {
@@ -323,6 +327,7 @@ impl Registry {
         let present = present_path(&self.store, name);
         store::remove(&present.with_extension("notes"))?;
         store::remove(&present)?;
+        store::remove(&loss_path(&self.store, name))?;
         store::remove(&heat_path(&self.store, name))?;
         store::remove(&line_path(&self.store, name))?;
         self.lock_clients().remove(name);
@@ -337,6 +342,11 @@ fn heat_path(store: &Store, name: &str) -> PathBuf {
 
 fn clients_path(store: &Store, name: &str) -> PathBuf {
     store.images().join(format!("{name}.clients"))
+}
+
+/// Where it is written down that writes of an image's guest may be lost.
+fn loss_path(store: &Store, name: &str) -> PathBuf {
+    store.images().join(format!("{name}.lost"))
 }
 
 /// Where it is written down which blocks are in a flattened image's overlay.

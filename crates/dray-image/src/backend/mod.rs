@@ -3,6 +3,7 @@
 mod bulk;
 mod direct;
 pub mod file;
-pub(crate) mod write_back;
+mod write_back;
 
 pub use file::{FileImage, FileOptions};
+pub use write_back::LossLog;
