@@ -252,12 +252,11 @@ impl SourceLoop {
         let why = why.to_string();
         let error = ApiError::new(kind_of(&why), "migration failed", &why)
             .hint("the guest goes on at the source; `dray resume` tries again");
-        self.resumable = self.is_resumable() && !self.history.is_empty();
-        self.slot.kept.store(self.resumable, Ordering::SeqCst);
         self.slot.board.change(|shown| shown.error = None);
-        self.report.ended(false, error);
-        self.tell(Told::Notice(SourceNotice::Abandoned { why: Some(why) }));
-        self.part();
+        self.vm_error = Some(error);
+        // Else a restart begins it. One that finds the disk as full as it is now may.
+        let _ = self.log.append(&[SourceRecord::Abandoned]);
+        self.run_effects([SourceEffect::Notice(SourceNotice::Abandoned { why: None })].into());
     }
 
     /// Makes the engine from the intent and what is durable, and starts it.

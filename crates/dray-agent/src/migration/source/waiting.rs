@@ -136,9 +136,7 @@ impl SourceLoop {
         self.close();
         self.guards.clear();
         self.waiting.retire = Some(self.epoch());
-        if let Err(why) = self.retire_rest() {
-            self.show_waiting("the migration goes on, and a disk left here has its old name", &why);
-        }
+        self.do_what_is_owed();
     }
 
     /// Gives the files the names that they lack.
@@ -183,9 +181,6 @@ impl SourceLoop {
             return;
         }
         self.waiting.tried = None;
-        if let Err(why) = self.retire_rest() {
-            self.show_waiting("the migration goes on, and a disk left here has its old name", &why);
-        }
         let effects = std::mem::take(&mut self.waiting.effects);
         self.run_effects(effects);
         self.work();
@@ -194,11 +189,21 @@ impl SourceLoop {
         {
             self.take(input);
         }
-        if self.waiting.finish && !self.is_stuck() {
-            self.go_on_finishing();
+        if !self.is_stuck() {
+            self.do_what_is_owed();
         }
-        if self.waiting.tried.is_none() {
+        let held = matches!(self.waiting.intents, Some(Trouble::Held(_)));
+        if self.waiting.tried.is_none() && !held {
             self.show_nothing();
+        }
+    }
+
+    fn do_what_is_owed(&mut self) {
+        if let Err(why) = self.retire_rest() {
+            self.show_waiting("the migration goes on, and a disk left here has its old name", &why);
+        }
+        if self.waiting.finish {
+            self.go_on_finishing();
         }
     }
 
@@ -245,6 +250,10 @@ impl SourceLoop {
                  migration does, everything is compared again"
             )),
             None => {}
+        }
+        if self.waiting.shown.is_some() {
+            // Looked at again: it may have been about this.
+            self.waiting.tried.get_or_insert_with(Instant::now);
         }
         self.waiting.intents = trouble;
     }
