@@ -2,7 +2,7 @@
 
 use super::{CopyState, Entry, Registry};
 use dray_image::Image;
-use dray_nbd::{ExportError, ExportInfo, Exports};
+use dray_nbd::{Client, ExportError, ExportInfo, Exports};
 use std::sync::Arc;
 
 impl Exports for Registry {
@@ -18,7 +18,7 @@ impl Exports for Registry {
         self.all().iter().filter_map(shown).collect()
     }
 
-    fn open(&self, name: &str) -> Result<Arc<dyn Image>, ExportError> {
+    fn open(&self, name: &str, _client: &Client) -> Result<Arc<dyn Image>, ExportError> {
         let Some(entry) = self.get(name) else {
             return Err(ExportError::Unknown {
                 name: name.to_owned(),
