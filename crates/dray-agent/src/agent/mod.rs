@@ -193,11 +193,12 @@ async fn serve(config: Config, what: &str) -> ApiResult<()> {
         served = api.serve(Arc::new(Operator(Arc::clone(&agent)))) => served.map_err(io),
         () = signalled() => Ok(()),
     };
-    peers.abort();
-    // Parked requests would hold this up for their whole stall: they are cut, and come again.
+    // First, while everything that guests' requests may need still works. Parked ones would hold this
+    // up for their whole stall: they are cut, and come again.
     for exports in [Some(exports), over_tcp].into_iter().flatten() {
         exports.shutdown_within(SHUTDOWN_GRACE);
     }
+    peers.abort();
     // They would serve nobody until the next agent ends them.
     agent
         .registry

@@ -113,6 +113,16 @@ pub fn noise(len: usize, seed: u64) -> Vec<u8> {
     words.flatten().take(len).collect()
 }
 
+/// Waits until `done`; what it waits for happens in another thread.
+pub fn until(what: &str, done: impl Fn() -> bool) {
+    // Long enough for any machine; only a failing test ever waits so long.
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while !done() {
+        assert!(std::time::Instant::now() < deadline, "{what} did not happen");
+        std::thread::yield_now();
+    }
+}
+
 /// Says on stdout that a test could not run, and why.
 pub fn skip(test: &str, why: &str) {
     println!("SKIP: {test}: {why}");

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use dray_image::layers::{Fault, Faults, Layered, Op, When};
 use dray_image::{Disk, ErrorKind, Fetcher, FileImage, FileOptions, Image, PresentLog};
-use dray_nbd::{ExportError, ExportInfo, Exports, Server, ServerHandle};
+use dray_nbd::{Client, ExportError, ExportInfo, Exports, Server, ServerHandle};
 use dray_qemu::NbdExport;
 use dray_types::{BlockRange, BlockSet};
 
@@ -66,7 +66,7 @@ impl Exports for One {
         vec![ExportInfo::new(EXPORT)]
     }
 
-    fn open(&self, name: &str) -> Result<Arc<dyn Image>, ExportError> {
+    fn open(&self, name: &str, _: &Client) -> Result<Arc<dyn Image>, ExportError> {
         if name == EXPORT { Ok(self.0.clone()) } else { Err(ExportError::unknown(name)) }
     }
 }
