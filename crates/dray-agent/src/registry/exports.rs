@@ -2,7 +2,7 @@
 
 use super::closed::Closed;
 use super::{CopyState, Entry, Registry};
-use dray_image::Image;
+use dray_image::{Disk, Image};
 use dray_nbd::{Client, ExportError, ExportInfo, Exports};
 use std::sync::Arc;
 
@@ -19,7 +19,10 @@ impl Exports for Registry {
         self.all().iter().filter_map(shown).collect()
     }
 
-    fn open(&self, name: &str, _client: &Client) -> Result<Arc<dyn Image>, ExportError> {
+    fn open(&self, name: &str, client: &Client) -> Result<Arc<dyn Image>, ExportError> {
+        if let Some(closed) = self.closed(name) {
+            return self.open_closed(name, client, closed).map(|disk| disk as Arc<dyn Image>);
+        }
         let Some(entry) = self.get(name) else {
             return Err(ExportError::Unknown {
                 name: name.to_owned(),
