@@ -67,10 +67,12 @@ impl Registry {
             // Records of earlier versions do not say.
             record.device |= is_device(&record.path);
             // The kernel forgets at a reboot that a device is not to be written.
-            if record.device
-                && let Err(why) = DeviceMark::of(&store.images(), &record.path).reapply()
-            {
-                tracing::error!(image = record.name, %why, "cannot protect a replica's device");
+            if record.device {
+                let mark = DeviceMark::of(&store.images(), &record.path);
+                let marked = if record.is_unnamed_claim() { mark.clear() } else { mark.reapply() };
+                if let Err(why) = marked {
+                    tracing::error!(image = record.name, %why, "cannot protect a replica's device");
+                }
             }
             let heat = ImageHeat::load(&heat_path(&store, &record.name), record.len);
             let opened = open_file(&record, config.io(&record.path)).map_err(io::Error::other);
