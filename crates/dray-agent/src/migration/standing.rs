@@ -29,7 +29,7 @@ pub enum Standing {
     /// This host serves it, and blocks of it may be missing.
     Owned(Part),
     /// This host has all of it.
-    Complete,
+    Complete(Part),
     /// This host gave it back, or removed it.
     Gone,
 }
@@ -45,27 +45,17 @@ pub struct Part {
     pub epoch: Epoch,
 }
 
-/// A migration as its folder shows it to one of its images.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Found {
-    /// The host at the other end.
-    pub peer: String,
-    /// How the image stands.
-    pub standing: Standing,
-}
-
 /// How the image of `record` stands in the migration of this folder; none when that does not know it.
 ///
 /// # Errors
 /// When the folder cannot be read.
-pub fn look(folder: &Folder, record: &ImageRecord) -> io::Result<Option<Found>> {
+pub fn look(folder: &Folder, record: &ImageRecord) -> io::Result<Option<Standing>> {
     let at = folder.intent_file(source::INTENT);
     if at.exists() {
         let intent: SourceIntent = store::read_json(&at)?;
         let known = intent.images.iter().any(|image| image.name == record.name);
         let records = read(&folder.file(source::JOURNAL))?;
-        let standing = at_source(&records);
-        return Ok(known.then_some(Found { peer: intent.peer, standing }));
+        return Ok(known.then(|| at_source(&records)));
     }
     let at = folder.intent_file(target::INTENT);
     if !at.exists() {
@@ -74,7 +64,7 @@ pub fn look(folder: &Folder, record: &ImageRecord) -> io::Result<Option<Found>> 
     let intent: TargetIntent = store::read_json(&at)?;
     let index = intent.images.iter().position(|image| image.name_here() == record.name);
     let records = read(&folder.file(target::JOURNAL))?;
-    Ok(index.map(|index| Found { peer: intent.peer, standing: at_target(&records, index) }))
+    Ok(index.map(|index| at_target(&records, index)))
 }
 
 /// Whether a target with this journal has promised to serve its images, or serves them and has not
@@ -106,7 +96,7 @@ fn at_target(records: &[TargetRecord], index: usize) -> Standing {
         (TargetRecord::Committed(agreed), Standing::Promised(part)) => {
             Standing::Owned(Part { epoch: agreed.epoch, ..part })
         }
-        (TargetRecord::Complete, _) => Standing::Complete,
+        (TargetRecord::Complete, Standing::Owned(part)) => Standing::Complete(part),
         (TargetRecord::Fenced | TargetRecord::Discarded, _) => Standing::Gone,
         (_, standing) => standing,
     };
@@ -185,8 +175,10 @@ mod tests {
         assert_eq!(at(std::slice::from_ref(&prepared)), Standing::Promised(part.clone()));
         assert_eq!(at(&[prepared.clone(), void]), Standing::Incoming);
         let owned = [prepared, committed, TargetRecord::GuestStarted];
-        assert_eq!(at(&owned), Standing::Owned(Part { epoch: Epoch(2), ..part }));
-        assert_eq!(at(&[&owned[..], &[TargetRecord::Complete]].concat()), Standing::Complete);
+        let part = Part { epoch: Epoch(2), ..part };
+        assert_eq!(at(&owned), Standing::Owned(part.clone()));
+        let complete = [&owned[..], &[TargetRecord::Complete]].concat();
+        assert_eq!(at(&complete), Standing::Complete(part));
         assert_eq!(at(&[&owned[..], &[TargetRecord::Fenced]].concat()), Standing::Gone);
     }
 

@@ -70,24 +70,13 @@ impl Agent {
         let _taking = self.registry.taking.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = self.image(&command.image)?;
         let record = entry.record();
-        let case = self.case_of(&what, &record)?;
-        let lost = self.lost(&entry, &case).map_err(|why| io_error(&what, why))?;
-        if !command.accept_loss {
-            refuse_loss(&what, &case, lost.len() * BLOCK_SIZE)?;
-        }
-        self.registry.check_name(&record).map_err(|why| io_error(&what, why))?;
-        // A record that cannot be written is found out before anything has changed.
-        self.registry.update(&entry, |_| {}).map_err(|why| io_error(&what, why))?;
+        let case = self.check_claim(&what, &entry, command.accept_loss)?;
         let served = self.is_served(&entry);
         let Ended { others, epoch } = self.end_migration(&what, &record)?;
         let claimed = self.take(&entry, &case, served, epoch);
         let (id, lost) = claimed.map_err(|why| self.half_way(&what, &entry, &why))?;
         if let Some(migration) = record.migration {
-            abort::step("Claim-Forget");
-            let removed = self.registry.remove_void(&Folder::of(&self.store, migration));
-            if let Err(why) = removed {
-                tracing::warn!(%migration, %why, "cannot remove a migration's folder");
-            }
+            self.forget_void(migration);
         }
         let epoch = entry.record().epoch;
         tracing::warn!(image = command.image, epoch = epoch.0, %id, "claimed");
@@ -102,6 +91,27 @@ impl Agent {
         })
     }
 
+    /// What a claim of the image would be, if it can be: what stands against it is found out before
+    /// anything has changed.
+    fn check_claim(&self, what: &str, entry: &Entry, accept_loss: bool) -> ApiResult<Case> {
+        let record = entry.record();
+        let case = self.case_of(what, &record)?;
+        if !accept_loss {
+            let lost = self.lost(entry, &case).map_err(|why| io_error(what, why))?;
+            refuse_loss(what, &case, lost.len() * BLOCK_SIZE)?;
+        }
+        self.registry.check_name(&record).map_err(|why| io_error(what, why))?;
+        // Room for the record that will decide.
+        self.registry.update(entry, |_| {}).map_err(|why| io_error(what, why))?;
+        Ok(case)
+    }
+
+    /// How an image stands in its migration, if it is in one that is known.
+    fn standing_of(&self, record: &ImageRecord) -> io::Result<Option<Standing>> {
+        let Some(migration) = record.migration else { return Ok(None) };
+        standing::look(&Folder::of(&self.store, migration), record)
+    }
+
     /// What a claim of the image would be, or why there can be none.
     fn case_of(&self, what: &str, record: &ImageRecord) -> ApiResult<Case> {
         let refuse =
@@ -110,23 +120,27 @@ impl Agent {
         if record.outlives_migration() {
             return owned();
         }
-        let folder = record.migration.map(|migration| Folder::of(&self.store, migration));
-        let found = match folder.map(|folder| standing::look(&folder, record)).transpose() {
-            Ok(found) => found.flatten(),
-            // The file is whole and was this host's, whatever is wrong with the folder. It may have been
-            // handed over.
-            Err(_) if record.state != CopyState::Incoming && record.place != Place::Partial => {
+        let standing = match self.standing_of(record) {
+            Ok(standing) => standing,
+            // The file is whole, whoever has it: what the folder would say is who.
+            Err(_) if record.place != Place::Partial && record.state != CopyState::Incoming => {
                 return Ok(Case::Replica);
             }
             Err(why) => {
-                let why = format!("what its migration has written down cannot be read: {why}");
+                let why = format!("what its migration wrote down cannot be read: {why}");
                 return refuse(&why, "bring the folder back, or restore a backup");
             }
         };
-        match (found.map(|found| found.standing), record.state) {
-            (Some(Standing::HandedOver), _) | (None, CopyState::Replica) => Ok(Case::Replica),
+        match (standing, record.state) {
+            (Some(Standing::HandedOver), _) | (Some(Standing::Kept) | None, CopyState::Replica) => {
+                Ok(Case::Replica)
+            }
             (Some(Standing::Promised(part)), _) => Ok(Case::Promised(part)),
             (Some(Standing::Owned(part)), _) => Ok(Case::Owned(part)),
+            // Only its name is missing, which its loop would have given it.
+            (Some(Standing::Complete(part)), _) if record.place == Place::Partial => {
+                Ok(Case::Owned(part))
+            }
             (Some(Standing::Incoming), _) | (None, CopyState::Incoming) => refuse(
                 "this copy never was the owner's and is not complete",
                 "claim it at the source, or restore a backup",
@@ -141,7 +155,7 @@ impl Agent {
             (Some(Standing::Kept), _) | (None, CopyState::Owner) if self.is_closed(record) => {
                 Ok(Case::Kept)
             }
-            (Some(Standing::Kept | Standing::Complete), _) | (None, CopyState::Owner) => owned(),
+            (Some(Standing::Kept | Standing::Complete(_)), _) | (None, CopyState::Owner) => owned(),
         }
     }
 
@@ -176,6 +190,15 @@ impl Agent {
         PresentFile::open(&folder.file(&target::present_name(part.index)), blocks)
     }
 
+    /// What a void migration has left goes, when nobody can need it.
+    fn forget_void(&self, migration: MigrationId) {
+        abort::step("Claim-Forget");
+        let removed = self.registry.remove_void(&Folder::of(&self.store, migration));
+        if let Err(why) = removed {
+            tracing::warn!(%migration, %why, "cannot remove a migration's folder");
+        }
+    }
+
     /// Ends the migration of the image for good.
     fn end_migration(&self, what: &str, record: &ImageRecord) -> ApiResult<Ended> {
         let Some(migration) = record.migration else { return Ok(Ended::default()) };
@@ -195,12 +218,12 @@ impl Agent {
             if theirs.migration != Some(migration) || theirs.name == record.name {
                 continue;
             }
-            if theirs.outlives_migration() {
-                let let_go = self.registry.update(&other, |record| record.migration = None);
-                let_go.map_err(|why| io_error(what, why))?;
-            } else {
+            if !theirs.outlives_migration() {
                 self.registry.close_void(&other);
                 others.push(theirs.name);
+            } else if let Err(why) = self.registry.update(&other, |record| record.migration = None)
+            {
+                tracing::warn!(image = theirs.name, %why, "a restart lets go of a base image");
             }
         }
         Ok(Ended { others, epoch })
@@ -271,9 +294,10 @@ impl Agent {
         if !writes(fcntl_getfl(entry.file.file())?) && !entry.record().read_only {
             // It was open for reading only; from here on it is written.
             self.registry.reopen(entry)?.take_locks();
+        } else {
+            entry.take_locks();
+            entry.disk.unpark();
         }
-        entry.take_locks();
-        entry.disk.unpark();
         self.registry.vouch(&entry.record().name);
         Ok((id, lost))
     }
@@ -382,7 +406,7 @@ impl Agent {
         let record = entry.record();
         let vouched = record.migration.is_none_or(|migration| match self.sources.get(migration) {
             Some(source) => source.owns(),
-            None => self.targets.get(migration).is_some(),
+            None => self.targets.get(migration).is_some_and(|slot| slot.is_exposed()),
         });
         record.state == CopyState::Owner && vouched
     }

@@ -247,12 +247,12 @@ impl Agent {
             Err(ApiError::new(ErrorKind::Conflict, what.clone(), why).hint(hint))
         };
         let status = self.image_status(&entry);
-        if status.clients > 0 {
-            return conflict("a client is attached to it", "shut the vm down or release its disk");
-        }
         if self.registry.is_void(&entry.record()) {
             let why = "it may be the only copy: its migration ended when another image was claimed";
             return conflict(why, "`dray claim` it first");
+        }
+        if status.clients > 0 {
+            return conflict("a client is attached to it", "shut the vm down or release its disk");
         }
         if status.migration.is_some() {
             return conflict("it takes part in a migration", "`dray cancel` the migration first");

@@ -15,6 +15,11 @@ use dray_types::{Epoch, ImageId, MigrationId};
 use std::io;
 
 impl ImageRecord {
+    /// Whether it was claimed and its file has not got its name yet, or a device is still marked.
+    pub fn is_unnamed_claim(&self) -> bool {
+        self.state == CopyState::Owner && self.claim.is_some_and(|claim| !claim.named)
+    }
+
     /// Whether it stays this host's, and complete, whatever becomes of its migration: the base images of
     /// a disk that has left, and files that lay at a target before.
     pub fn outlives_migration(&self) -> bool {
@@ -60,8 +65,7 @@ impl Registry {
     /// The file of a claimed image gets its name, a device loses its mark. Can be repeated.
     fn finish_claim(&self, entry: &Entry) -> io::Result<()> {
         let record = entry.record();
-        let unnamed = record.claim.is_some_and(|claim| !claim.named);
-        if !unnamed || record.state != CopyState::Owner {
+        if !record.is_unnamed_claim() {
             return Ok(());
         }
         abort::step("Claim-Name");
@@ -137,8 +141,12 @@ impl Registry {
     /// any more.
     pub fn close_voids(&self) {
         for entry in self.all() {
-            if self.is_void(&entry.record()) {
+            let record = entry.record();
+            let void = |migration| Folder::of(&self.store, migration).is_void();
+            if self.is_void(&record) {
                 self.close_void(&entry);
+            } else if record.migration.is_some_and(void) {
+                self.let_stay(&entry);
             }
         }
         let removed = Folder::voids(&self.store)
@@ -146,6 +154,15 @@ impl Registry {
         if let Err(why) = removed {
             tracing::warn!(%why, "cannot remove what a void migration left");
         }
+    }
+
+    /// An image that is this host's whatever became of the migration is served.
+    fn let_stay(&self, entry: &Entry) {
+        let name = entry.record().name;
+        if let Err(why) = self.update(entry, |record| record.migration = None) {
+            tracing::warn!(image = name, %why, "cannot forget a void migration: tried at each start");
+        }
+        self.vouch(&name);
     }
 
     /// Removes the folder of a void migration unless an image needs what it says.
@@ -163,5 +180,158 @@ impl Registry {
             }
         }
         folder.remove()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::flat::{ChainLayer, FlatRecord};
+    use crate::store::Store;
+    use dray_image::Image;
+    use dray_types::BLOCK_SIZE;
+    use std::path::Path;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    const LEN: u64 = 16 * BLOCK_SIZE;
+    const NAME: &str = "disk";
+    const MIGRATION: MigrationId = MigrationId(5);
+
+    /// The images of a host after a start of its agent.
+    fn start(dir: &Path) -> Arc<Registry> {
+        let text =
+            format!("[agent]\nname = 'a'\nstate_dir = '{0}'\n[tls]\ndir = '{0}'\n", dir.display());
+        let config = Config::parse(&text, Path::new("dray.toml")).unwrap();
+        Registry::load(Store::open(dir).unwrap(), Arc::new(config)).unwrap()
+    }
+
+    fn add(registry: &Registry, record: ImageRecord) -> Arc<Entry> {
+        let file = registry.open_file(&record).unwrap();
+        registry.add(record, Arc::new(file)).unwrap()
+    }
+
+    /// An image that this host had in epoch 1, with its first block written.
+    fn image(registry: &Registry, dir: &Path) -> Arc<Entry> {
+        let path = dir.join(NAME);
+        std::fs::File::create(&path).unwrap().set_len(LEN).unwrap();
+        let entry = add(registry, ImageRecord::owned(NAME.into(), ImageId(7), path, LEN));
+        entry.disk.write_at(&[7; 4096], 0, false).unwrap();
+        entry
+    }
+
+    /// It is handed over in a migration that is not over.
+    fn hand_over(registry: &Registry, entry: &Entry) -> Folder {
+        registry.update(entry, |record| record.migration = Some(MIGRATION)).unwrap();
+        entry.disk.park(entry.disk.quiesce(Duration::ZERO).unwrap());
+        registry.retire(entry, Epoch(2)).unwrap();
+        let folder = Folder::create(&registry.store, MIGRATION).unwrap();
+        store::replace_json(&folder.file("source.json"), &1).unwrap();
+        folder
+    }
+
+    fn first_block(entry: &Entry) -> Vec<u8> {
+        let mut bytes = vec![0; 4096];
+        entry.disk.read_at(&mut bytes, 0).unwrap();
+        bytes
+    }
+
+    fn is_claimed(registry: &Registry) {
+        let entry = registry.get(NAME).unwrap();
+        let record = entry.record();
+        assert_eq!(
+            (record.state, record.id, record.epoch),
+            (CopyState::Owner, ImageId(9), Epoch(4))
+        );
+        assert_eq!((record.migration, record.claim.map(|claim| claim.named)), (None, Some(true)));
+        assert_eq!(first_block(&entry), [7; 4096]);
+        assert!(!entry.disk.is_parked() && !entry.disk.is_shut());
+    }
+
+    #[test]
+    fn a_flattened_image_keeps_its_overlay() {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = start(dir.path());
+        let path = dir.path().join(NAME);
+        std::fs::write(&path, "a chain").unwrap();
+        let names = ImageNames::of(&path).unwrap();
+        names.freeze_chain().unwrap();
+        names.create_overlay(ImageId(7), LEN).unwrap();
+        let layer =
+            ChainLayer { path: path.clone(), format: "qcow2".into(), protocol: "file".into() };
+        let record = ImageRecord {
+            place: Place::Chain,
+            flat: Some(FlatRecord { layers: vec![layer], turn: None, overlay: None }),
+            ..ImageRecord::owned(NAME.into(), ImageId(7), path.clone(), LEN)
+        };
+        let entry = add(&registry, record);
+        entry.disk.write_at(&[7; 4096], 0, false).unwrap();
+        entry.disk.flush().unwrap();
+        let folder = hand_over(&registry, &entry);
+        folder.set_void().unwrap();
+        registry.claim(&entry, ImageId(9), Epoch(4)).unwrap();
+        drop((entry, registry));
+        for _ in 0..2 {
+            let registry = start(dir.path());
+            is_claimed(&registry);
+            let record = registry.get(NAME).unwrap().record();
+            assert_eq!((record.place, record.overlay_id()), (Place::Chain, ImageId(7)));
+            assert!(names.chain().exists() && !path.exists());
+        }
+    }
+
+    #[test]
+    fn a_claim_that_was_recorded_gets_its_name_at_a_restart() {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = start(dir.path());
+        let entry = image(&registry, dir.path());
+        hand_over(&registry, &entry);
+        let claim = Claim { migration: Some(MIGRATION), named: false };
+        let decide = |record: &mut ImageRecord| {
+            (record.id, record.epoch, record.migration) = (ImageId(9), Epoch(4), None);
+            (record.state, record.claim) = (CopyState::Owner, Some(claim));
+        };
+        registry.update(&entry, decide).unwrap();
+        drop((entry, registry));
+        for _ in 0..2 {
+            is_claimed(&start(dir.path()));
+            assert!(dir.path().join(NAME).exists());
+        }
+        assert_eq!(start(dir.path()).claimed_from(MIGRATION), Some((NAME.to_owned(), Epoch(4))));
+    }
+
+    #[test]
+    fn what_lost_its_migration_is_kept_and_closed() {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = start(dir.path());
+        let entry = image(&registry, dir.path());
+        let folder = hand_over(&registry, &entry);
+        assert!(!registry.is_void(&entry.record()));
+        folder.set_void().unwrap();
+        drop((entry, registry));
+        let registry = start(dir.path());
+        registry.close_voids();
+        let entry = registry.get(NAME).unwrap();
+        assert!(registry.is_void(&entry.record()) && entry.disk.is_shut());
+        assert!(registry.remove_replica(&entry).is_err());
+        assert!(folder.is_void(), "it may be needed by the claim");
+        registry.claim(&entry, ImageId(9), Epoch(4)).unwrap();
+        registry.close_voids();
+        assert!(!folder.is_void() && !registry.is_void(&entry.record()));
+    }
+
+    #[test]
+    fn a_voice_from_before_a_claim_is_not_obeyed() {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = start(dir.path());
+        let entry = image(&registry, dir.path());
+        hand_over(&registry, &entry);
+        let stale = |epoch| registry.was_claimed_since(&entry, ImageId(7), Epoch(epoch));
+        assert!(!stale(2) && !stale(3));
+        registry.claim(&entry, ImageId(9), Epoch(4)).unwrap();
+        assert!(stale(2) && stale(3) && stale(5));
+        let known = |epoch| registry.was_claimed_since(&entry, ImageId(9), Epoch(epoch));
+        assert!(known(3) && !known(4) && !known(5));
     }
 }

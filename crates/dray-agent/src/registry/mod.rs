@@ -120,10 +120,12 @@ impl Registry {
     /// shut then.
     fn open_known(&self, record: ImageRecord, waits: Option<&Absent>) -> io::Result<Arc<Entry>> {
         // The kernel forgets at a reboot that a device is not to be written.
-        if record.device
-            && let Err(why) = DeviceMark::of(&self.store.images(), &record.path).reapply()
-        {
-            tracing::error!(image = record.name, %why, "cannot protect a replica's device");
+        if record.device {
+            let mark = DeviceMark::of(&self.store.images(), &record.path);
+            let marked = if record.is_unnamed_claim() { mark.clear() } else { mark.reapply() };
+            if let Err(why) = marked {
+                tracing::error!(image = record.name, %why, "cannot protect a replica's device");
+            }
         }
         let heat = ImageHeat::load(&heat_path(&self.store, &record.name), record.len);
         let file = Arc::new(self.open_file(&record).map_err(io::Error::other)?);

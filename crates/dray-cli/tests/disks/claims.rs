@@ -6,12 +6,11 @@ use crate::guest::{self, BLOCK, Versions, content, contents};
 use crate::lab::{Host, Lab, opens, wait_for};
 use crate::mounts::Mount;
 use crate::moves::result;
-use crate::nbd::{Client, FLUSH, READ, WRITE};
+use crate::nbd::{Client, FLUSH, Fault, READ, WRITE};
 use crate::refusals::{CONFLICT, refused};
 use serde_json::Value;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Blocks of an image, all of them data: 4 MiB.
 const BLOCKS: u64 = 1024;
@@ -282,7 +281,14 @@ fn of_two_images_at_the_target_the_other_one_keeps_what_it_has() {
     let mut versions = fresh();
     write(&lab.b, OTHER, &mut versions, 40, 20, 6);
     lab.a.kill();
+    let mut attached = Client::connect(&lab.b.nbd(), OTHER).unwrap();
     assert_eq!(claim(&lab.b, &CLAIM)["others"], serde_json::json!([OTHER]));
+    // Who is attached waits, also when somebody ends the stall.
+    assert!(lab.b.dray(&["unstall", OTHER]).status.success());
+    let began = Instant::now();
+    let patient = || began.elapsed() < Duration::from_secs(1);
+    let read = attached.request(READ, 40 * BLOCK, BLOCK as u32, &[], &patient);
+    assert!(matches!(read, Err(Fault::Lost)), "{read:?}");
     let zeros: Versions = (0..BLOCKS).map(|block| (block, 0)).collect();
     is_closed(&lab.b, OTHER);
     restart_twice(&mut lab.b, IMAGE, &zeros);
@@ -354,18 +360,14 @@ fn an_agent_may_die_at_any_step_of_a_claim_at_the_target() {
     STEPS.iter().for_each(|step| dies_before(step, false, &mut fresh()));
 }
 
-/// Fills a file system; the error is wanted.
-fn fill(path: &Path) {
-    let _ = std::fs::write(path, vec![1; 64 << 20]);
-}
-
 fn without_room(at_source: bool) {
     let mut lab = Lab::new();
     let state = if at_source { &lab.a } else { &lab.b }.dir.join("state");
     let Some(_mount) = Mount::tmpfs(&state, "size=32m") else { return };
     hand_over(&mut lab, &[IMAGE]);
     let ballast = state.join("ballast");
-    fill(&ballast);
+    // Fills the file system; the error is wanted.
+    let _ = std::fs::write(&ballast, vec![1; 64 << 20]);
     let (host, other) = if at_source { (&mut lab.a, &mut lab.b) } else { (&mut lab.b, &mut lab.a) };
     other.kill();
     let before = host.image(IMAGE).unwrap();
@@ -460,4 +462,35 @@ fn a_replica_whose_migration_is_over_can_be_claimed() {
     restart_twice(&mut lab.a, IMAGE, &versions);
     lab.a.kill();
     guest::compare(&lab.a.pool().join(IMAGE), &versions).unwrap();
+}
+
+#[test]
+fn a_guest_that_waits_for_lost_blocks_goes_on_once_they_are_claimed() {
+    let mut lab = handed_over(&[IMAGE]);
+    let mut versions = fresh();
+    write(&lab.b, IMAGE, &mut versions, 100, 50, 7);
+    lab.a.kill();
+    let socket = lab.b.nbd();
+    let waits = std::thread::spawn(move || {
+        let mut client = Client::connect(&socket, IMAGE).unwrap();
+        let half = vec![9; BLOCK as usize / 2];
+        // Part of a block that only the source has, then one that is here.
+        client.request(WRITE, 0, half.len() as u32, &half, &|| true).unwrap();
+        client.request(READ, 100 * BLOCK, BLOCK as u32, &[], &|| true).unwrap()
+    });
+    let waiting = || {
+        let answer = lab.b.ask(serde_json::json!({"unstall": {"image": IMAGE}}));
+        answer.is_ok_and(|answer| answer["waiting"] == 1)
+    };
+    wait_for("the guest", WAIT, waiting).unwrap();
+    claim(&lab.b, &CLAIM);
+    assert_eq!(waits.join().unwrap(), content(100, 7));
+    let first = read(&lab.b, IMAGE, 0, 1);
+    let (half, rest) = first.split_at(BLOCK as usize / 2);
+    assert!(half.iter().all(|&byte| byte == 9) && rest.iter().all(|&byte| byte == 0));
+    versions.values_mut().filter(|version| **version == 1).for_each(|version| *version = 0);
+    write(&lab.b, IMAGE, &mut versions, 0, 1, 8);
+    restart_twice(&mut lab.b, IMAGE, &versions);
+    lab.b.kill();
+    only_at(&lab.b, &lab.a, IMAGE, &versions);
 }
