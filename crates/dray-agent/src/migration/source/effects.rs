@@ -51,7 +51,7 @@ impl SourceLoop {
                 }
             }
             SourceEffect::Journal(record) => self.log.append(&[record])?,
-            SourceEffect::StartTracking => self.images.start_tracking(),
+            SourceEffect::StartTracking => self.images.start_tracking()?,
             SourceEffect::StopTracking => self.images.stop_tracking(),
             SourceEffect::Scan { image } => self.images.scan(image, inputs),
             SourceEffect::SendRun { tag, image, range, urgent, clear_dirty } => {

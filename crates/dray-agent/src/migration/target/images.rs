@@ -188,7 +188,8 @@ impl TargetImages {
             if verify {
                 // Blocks the guest writes from here on are not compared.
                 let written = IntentFile::new(Arc::clone(&self.written), ix);
-                open.entry.disk.start_tracking(Some(Arc::new(written) as _));
+                let tracked = open.entry.disk.start_tracking(Some(Arc::new(written) as _));
+                tracked.map_err(io::Error::other)?;
             }
             open.entry.disk.serve_with_missing(
                 missing,
