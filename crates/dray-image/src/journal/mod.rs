@@ -113,12 +113,24 @@ impl<S: Storage> Journal<S> {
             bytes.extend(self.frame(records)?);
         }
         if let Err(e) = self.storage.replace(&bytes) {
-            self.broken = Some(e.to_string());
+            if !self.is_unchanged() {
+                self.broken = Some(e.to_string());
+            }
             return Err(Error::io(self.context("rewriting"), e));
         }
         self.len = bytes.len() as u64;
         self.next += u64::from(!records.is_empty());
         Ok(())
+    }
+
+    /// Whether the old journal is certainly there: a full disk need not be the end of it.
+    fn is_unchanged(&mut self) -> bool {
+        self.storage.read().is_ok_and(|bytes| {
+            let same = |content: frame::Content| {
+                content.len as u64 == self.len && (content.next == self.next || self.is_empty())
+            };
+            bytes.len() as u64 == self.len && frame::read(&bytes).is_ok_and(same)
+        })
     }
 
     /// Length in bytes: when to rewrite is the caller's choice.
