@@ -16,7 +16,7 @@ use crate::store;
 use dray_engine::TargetEvent;
 use dray_engine::lineage::Generation;
 use dray_engine::target::TargetStatus;
-use dray_image::{FileImage, Image, Journal};
+use dray_image::{FileImage, Image, IntentLog, Journal};
 use dray_types::{Attempt, BLOCK_SIZE, BlockRange, BlockSet, Epoch, ImageIndex, MigrationId};
 use dray_wire::ImageHandover;
 use std::io;
@@ -73,9 +73,11 @@ impl Open {
             // It has what the image has, whatever the source says.
             missing = BlockSet::new();
         }
-        if verify {
-            // Blocks the guest writes from here on are not compared.
-            self.entry.disk.start_tracking(Some(Arc::clone(&self.written) as _));
+        // Blocks the guest writes from here on are not compared.
+        let written = Arc::clone(&self.written) as Arc<dyn IntentLog>;
+        if verify && let Err(why) = self.entry.disk.start_tracking(Some(written)) {
+            let image = self.intent.name_here();
+            tracing::warn!(image, %why, "a verification may compare what the guest has written");
         }
         let (fetcher, present) = (Arc::clone(&self.fetcher) as _, Arc::clone(&self.present) as _);
         let noted = self.present.noted();
