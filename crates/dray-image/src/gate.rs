@@ -245,6 +245,12 @@ impl Gate {
         }
     }
 
+    /// Parks the gate whatever it is otherwise, and cannot fail. Changes in flight go on: who needs to
+    /// know that there are none has quiesced it, and keeps the proof as long as he likes.
+    pub fn park_now(&self) {
+        self.change(OPEN, PARKED);
+    }
+
     /// True between [`park`](Self::park) and [`unpark`](Self::unpark).
     pub fn is_parked(&self) -> bool {
         self.state() & PARKED != 0

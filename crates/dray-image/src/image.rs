@@ -1,6 +1,6 @@
 //! The [`Image`] trait: all that dray asks of a byte array, and all that a front end may ask of dray.
 
-use crate::Result;
+use crate::{ErrorKind, Result};
 
 /// Fixed facts about an image.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -93,6 +93,8 @@ pub enum Attempt {
 pub struct WriteBackError {
     /// What the device said the last time.
     pub why: String,
+    /// What kind of failure that was.
+    pub kind: ErrorKind,
     /// How often that has happened since the image was opened.
     pub count: u64,
     /// Whether a guest's flush has reported it.

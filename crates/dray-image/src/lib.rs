@@ -40,6 +40,7 @@ mod stripes;
 mod sync;
 mod sys;
 pub mod tracker;
+mod unrecorded;
 mod waiters;
 
 pub use backend::{FileImage, FileOptions};

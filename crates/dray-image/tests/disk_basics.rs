@@ -6,7 +6,7 @@ use dray_image::{
     IntentLog, PresentLog, Result, ZeroMode,
 };
 use dray_types::{BLOCK_SIZE, BlockRange, BlockSet};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -50,6 +50,8 @@ struct Log {
     present: Mutex<BlockSet>,
     noted: Mutex<BlockSet>,
     records: AtomicU64,
+    /// Notes cannot be taken back.
+    stuck: AtomicBool,
 }
 
 impl PresentLog for Log {
@@ -65,6 +67,10 @@ impl PresentLog for Log {
     }
 
     fn forget_notes(&self) -> Result<()> {
+        if self.stuck.load(Ordering::SeqCst) {
+            return Err(Error::new(ErrorKind::NoSpace, "taking back notes", "disk full"));
+        }
+        *self.noted.lock().unwrap() = BlockSet::new();
         Ok(())
     }
 }
@@ -443,16 +449,16 @@ fn first(op: Op, kind: ErrorKind) -> Fault {
     Fault { name: "first".to_owned(), op, when: When::Nth(1), kind }
 }
 
+fn serve(disk: &Disk, missing: BlockSet, log: &Arc<Log>) {
+    let source = Arc::new(Sevens::default());
+    disk.serve_with_missing(missing, &BlockSet::new(), source, Arc::clone(log) as _);
+}
+
 #[test]
-fn after_a_failed_sync_nothing_is_recorded_as_present() {
+fn after_a_failed_sync_nothing_is_recorded_and_nothing_noted_is_believed() {
     let (_dir, faults, disk) = faulty(MIB);
     let log = Arc::new(Log::default());
-    disk.serve_with_missing(
-        missing(&[(0, 9)]),
-        &BlockSet::new(),
-        Arc::new(Sevens::default()),
-        Arc::clone(&log) as _,
-    );
+    serve(&disk, missing(&[(0, 9)]), &log);
     disk.fill(BlockRange::new(0, 4), Fill::Zero).unwrap();
     faults.layer().arm(first(Op::Flush, ErrorKind::Io));
     assert_eq!(disk.flush().unwrap_err().kind, ErrorKind::Io);
@@ -460,6 +466,51 @@ fn after_a_failed_sync_nothing_is_recorded_as_present() {
     let error = disk.checkpoint().unwrap_err();
     assert!(error.to_string().contains("restart the agent"), "{error}");
     assert_eq!(log.records.load(Ordering::SeqCst), 0);
+    assert!(log.noted.lock().unwrap().is_empty());
+    // Nothing that no flush can ever answer for is accepted.
+    for at in [0, 8 * 4096, 20 * 4096] {
+        let refused = disk.write_at(&[1; 4096], at, false).unwrap_err();
+        assert!(refused.to_string().contains("restart the agent"), "{refused}");
+        disk.try_write_at(&[1; 4096], at).unwrap_err();
+        disk.discard(at, 4096, false).unwrap_err();
+    }
+    disk.fill(BlockRange::new(4, 1), Fill::Zero).unwrap_err();
+    assert!(log.noted.lock().unwrap().is_empty());
+    disk.read_at(&mut [0; 512], 0).unwrap();
+}
+
+#[test]
+fn notes_that_cannot_be_taken_back_are_tried_again_at_each_flush() {
+    let (_dir, faults, disk) = faulty(MIB);
+    let log = Arc::new(Log::default());
+    serve(&disk, missing(&[(0, 9)]), &log);
+    disk.fill(BlockRange::new(0, 4), Fill::Zero).unwrap();
+    faults.layer().arm(first(Op::Flush, ErrorKind::Io));
+    log.stuck.store(true, Ordering::SeqCst);
+    for _ in 0..2 {
+        let error = disk.flush().unwrap_err().to_string();
+        assert!(error.contains("disk full") && error.contains("only when"), "{error}");
+        assert_eq!(log.noted.lock().unwrap().len(), 4);
+    }
+    disk.write_at(&[1; 4096], 0, false).unwrap_err();
+    log.stuck.store(false, Ordering::SeqCst);
+    let error = disk.flush().unwrap_err().to_string();
+    assert!(error.contains("restart the agent") && !error.contains("only when"), "{error}");
+    assert!(log.noted.lock().unwrap().is_empty());
+}
+
+#[test]
+fn blocks_that_an_earlier_process_noted_are_recorded_before_a_flush_is_answered() {
+    let Fixture { disk, _dir } = fixture(MIB);
+    let log = Arc::new(Log::default());
+    let source = Arc::new(Sevens::default());
+    let noted = missing(&[(2, 3)]);
+    disk.serve_with_missing(BlockSet::new(), &noted, source, Arc::clone(&log) as _);
+    assert_eq!(log.records.load(Ordering::SeqCst), 0);
+    disk.flush().unwrap();
+    assert_eq!(*log.present.lock().unwrap(), noted);
+    disk.flush().unwrap();
+    assert_eq!(log.records.load(Ordering::SeqCst), 1);
 }
 
 #[test]

@@ -1,16 +1,13 @@
 //! The source's shell: carries out the effects of `Source` on simulated parts.
 
 use crate::disk::Disk;
-use crate::faults::{Setup, Side};
+use crate::faults::{Crash, Setup, Side};
 use crate::guest::Kind;
 use crate::replica::Line;
 use crate::rng::Rng;
 use crate::world::{Ev, World, note};
-use dray_engine::record::Unrecorded;
 use dray_engine::throttle::Throttle;
-use dray_engine::{
-    MILLISECOND, SECOND, Source, SourceEffect, SourceEvent, SourcePlan, SourceRecord, Time,
-};
+use dray_engine::{MILLISECOND, Source, SourceEffect, SourceEvent, SourcePlan, SourceRecord, Time};
 use dray_types::{BlockRange, BlockSet, Epoch, ImageId, ImageIndex, MigrationId};
 use dray_wire::ImageOffer;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -48,7 +45,7 @@ pub(crate) struct SourceHost {
     pub(crate) awake: bool,
     pub(crate) machine: Source,
     pub(crate) inbox: VecDeque<SourceEvent>,
-    effects: VecDeque<SourceEffect>,
+    pub(crate) effects: VecDeque<SourceEffect>,
     pub(crate) effects_done: u64,
     pub(crate) session: u64,
     /// Sessions whose `LinkUp` waits in the inbox, and the one that the machine knows: what it
@@ -73,7 +70,9 @@ pub(crate) struct SourceHost {
     /// Answers that the machine still waits for.
     pending: u32,
     /// The last record that is durable may be one whose append has failed: the shell does not know.
-    unsure: bool,
+    pub(crate) unsure: bool,
+    /// What becomes of the next record, if it is the next effect.
+    pub(crate) spoiled: Option<Crash>,
     // Durable:
     pub(crate) records: Vec<SourceRecord>,
     regions: Vec<BTreeSet<u64>>,
@@ -114,20 +113,12 @@ impl SourceHost {
             untracked: false,
             pending: 0,
             unsure: false,
+            spoiled: None,
             records: Vec::new(),
             regions: vec![BTreeSet::new(); images],
             retired: false,
             handed_over: false,
         }
-    }
-
-    fn look_who_owns(&mut self) {
-        let word = |record: &SourceRecord| match record {
-            SourceRecord::HandedOver(_) => Some(true),
-            SourceRecord::TakenBack { .. } => Some(false),
-            _ => None,
-        };
-        self.handed_over = self.records.iter().rev().find_map(word).unwrap_or(false);
     }
 
     /// Guest writes are accepted.
@@ -217,8 +208,9 @@ impl World {
                 let Some(effect) = self.source.effects.pop_front() else { return };
                 let slow = matches!(effect, SourceEffect::Journal(_) | SourceEffect::Retire);
                 let mut delay = self.disk_time();
+                let spoiled = self.source.spoiled.take();
                 match effect {
-                    SourceEffect::Journal(record) => delay += self.source_journal(record),
+                    SourceEffect::Journal(record) => delay += self.source_journal(record, spoiled),
                     effect => self.source_effect(effect),
                 }
                 if slow {
@@ -233,7 +225,7 @@ impl World {
         }
     }
 
-    fn source_event(&mut self, event: SourceEvent) {
+    pub(crate) fn source_event(&mut self, event: SourceEvent) {
         if !matches!(event, SourceEvent::Tick) {
             note!(self, "source <- {event:?}");
         }
@@ -349,56 +341,6 @@ impl World {
             SourceEffect::Throttle { limit } => self.source.throttle.set(Time(self.now), limit),
             SourceEffect::Notice(notice) => self.source_notice(notice),
         }
-    }
-
-    /// Appends a record, or does what a failure of that asks for; how long that takes.
-    fn source_journal(&mut self, record: SourceRecord) -> u64 {
-        note!(self, "source -> Journal {record:?}");
-        let fails = self.faulty(self.setup.faults.record_fails);
-        let unsure = self.faulty(self.setup.faults.record_unsure);
-        if !fails && !unsure {
-            self.forget_unsure();
-            self.recorded(record);
-            return 0;
-        }
-        note!(self, "source: that fails{}", if unsure { ", or not" } else { "" });
-        self.forget_unsure();
-        if unsure && self.rng.chance(0.5) {
-            self.source.unsure = true;
-            self.recorded(record.clone());
-        }
-        match record.unrecorded() {
-            Unrecorded::GoesOn => 0,
-            Unrecorded::Ends if !unsure => {
-                self.source.effects.clear();
-                if matches!(record, SourceRecord::HandedOver(_)) {
-                    // The one way back to an epoch that was never left.
-                    let epoch = self.source.machine.epoch();
-                    self.check.source_reborn(Epoch(epoch.0 - 1));
-                }
-                let why = "no space left on device".to_owned();
-                self.source_event(SourceEvent::NotRecorded { record, why });
-                0
-            }
-            _ => {
-                self.source.effects.push_front(SourceEffect::Journal(record));
-                SECOND
-            }
-        }
-    }
-
-    /// Before anything is appended the journal is written anew without a record that may be there.
-    fn forget_unsure(&mut self) {
-        if std::mem::take(&mut self.source.unsure) {
-            self.source.records.pop();
-            self.source.look_who_owns();
-        }
-    }
-
-    fn recorded(&mut self, record: SourceRecord) {
-        self.check_source_record(&record);
-        self.source.records.push(record);
-        self.source.look_who_owns();
     }
 
     fn start_tracking(&mut self) {

@@ -376,6 +376,10 @@ impl World {
         *count += 1;
         let chosen = self.crash_at.filter(|at| at.side == side && at.effect == effect);
         let crash = if let Some(at) = chosen {
+            if matches!(at.crash, Crash::Unrecorded | Crash::Unsure) {
+                self.source.spoiled = Some(at.crash);
+                return false;
+            }
             Some(at.crash)
         } else if self.faulty(kill) {
             Some(Crash::Kill)

@@ -8,7 +8,7 @@ use crate::migration::log::Folder;
 use crate::migration::messages::ToSourceShell;
 use crate::migration::slots::{Board, Shown};
 use crate::migration::source::{
-    self, Input, SourceLoop, SourceParts, SourceSlot, Told, keep, shown_strategy, unix_ms,
+    self, Input, SourceLoop, SourceParts, SourceSlot, Told, keep, shown_strategy,
 };
 use crate::migration::target::{self, TargetLoop, TargetParts, TargetSlot};
 use crate::store;
@@ -108,9 +108,8 @@ impl Agent {
             };
             let (slot, owner) = SourceLoop::open(intent, parts, board, inputs)?;
             let moves = owner.moves();
-            let session =
-                tokio::spawn(keep(settings, Arc::clone(&slot), owner.content(), unix_ms() * 1000))
-                    .abort_handle();
+            let session = tokio::spawn(keep(settings, Arc::clone(&slot), owner.content()));
+            let session = session.abort_handle();
             std::thread::Builder::new().name("dray-source".to_owned()).spawn(move || {
                 owner.run(&queue);
                 session.abort();

@@ -10,6 +10,10 @@ use std::io;
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
+/// Room for records to come that is taken when a journal is opened: an attempt, its end and what
+/// ownership needs take less than 100 bytes each, so a full disk stops no decision.
+const RESERVE: u64 = 64 << 10;
+
 /// What names a migration of either side: without one there is none.
 const INTENTS: [&str; 2] = [source::INTENT, target::INTENT];
 
@@ -100,7 +104,11 @@ impl<R: Serialize + DeserializeOwned> Log<R> {
     /// # Errors
     /// What the file system reports, or that the journal is damaged.
     pub fn open(path: &Path) -> io::Result<(Self, Vec<R>)> {
-        let (journal, payloads) = Journal::open(path).map_err(io::Error::other)?;
+        let (mut journal, payloads) = Journal::open(path).map_err(named)?;
+        if let Err(why) = journal.reserve(RESERVE) {
+            // A file system without such a thing, or a full one: then each record is as it comes.
+            tracing::debug!(%why, "no room is taken for records to come");
+        }
         let records = payloads
             .iter()
             .map(|payload| postcard::from_bytes(payload).map_err(io::Error::other))
@@ -108,29 +116,29 @@ impl<R: Serialize + DeserializeOwned> Log<R> {
         Ok((Self { journal, records: PhantomData }, records))
     }
 
-    /// Takes room for `bytes` bytes of records to come, as far as there is any.
-    pub fn reserve(&mut self, bytes: u64) {
-        if let Err(why) = self.journal.reserve(bytes) {
-            tracing::debug!(%why, "no room is set aside for a journal");
-        }
-    }
-
     /// Appends records; they are durable together on return.
     ///
     /// # Errors
-    /// What the file system reports; it is then not known whether they are durable.
+    /// What the file system reports. They are then certainly not there, unless it
+    /// [is unsure](Self::is_unsure).
     pub fn append(&mut self, records: &[R]) -> io::Result<()> {
         let payloads = records
             .iter()
             .map(|record| postcard::to_allocvec(record).map_err(io::Error::other))
             .collect::<io::Result<Vec<_>>>()?;
         let slices: Vec<&[u8]> = payloads.iter().map(Vec::as_slice).collect();
-        self.journal.append_all(&slices).map_err(system)
+        self.journal.append_all(&slices).map_err(named)
+    }
+
+    /// Whether nobody knows if what was last appended is durable. The next append decides: then it
+    /// is not there.
+    pub fn is_unsure(&self) -> bool {
+        self.journal.is_unsure()
     }
 }
 
 /// An error of the kind that callers decide on.
-fn system(why: dray_image::Error) -> io::Error {
+fn named(why: dray_image::Error) -> io::Error {
     let kind = match why.kind {
         dray_image::ErrorKind::NoSpace => io::ErrorKind::StorageFull,
         _ => io::ErrorKind::Other,

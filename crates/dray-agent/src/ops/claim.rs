@@ -119,14 +119,30 @@ impl Agent {
         Ok((epoch, id))
     }
 
+    /// Whether guests may be served from it. While a migration of it is open its loop knows that, and
+    /// the record follows; one without a loop vouches for nothing.
+    fn is_owned(&self, entry: &Entry) -> bool {
+        let record = entry.record();
+        let vouched = record.migration.is_none_or(|migration| match self.sources.get(migration) {
+            Some(source) => source.owns(),
+            None => self.targets.get(migration).is_some(),
+        });
+        record.state == CopyState::Owner && vouched
+    }
+
     pub(super) fn unstall(&self, command: &Unstall) -> ApiResult<Unstalled> {
         let entry = self.image(&command.image)?;
         let missing = entry.disk.missing_count() * BLOCK_SIZE;
         let waiting = entry.disk.waiting_ranges().len() as u64;
         if command.fail {
             entry.disk.fail_parked();
-        } else if entry.record().state == CopyState::Owner {
+        } else if self.is_owned(&entry) {
             entry.disk.unpark();
+        } else {
+            let what = format!("cannot let the guest of image '{}' go on", command.image);
+            let why = "this host does not own it, or nobody knows yet whether it does";
+            return Err(ApiError::new(ErrorKind::Conflict, what, why)
+                .hint("see `dray status`; if the other host is gone for good, see `dray claim`"));
         }
         Ok(Unstalled {
             image: command.image.clone(),

@@ -26,6 +26,7 @@
 //! * [`direct`]: pools that bypass the page cache.
 //! * [`orders`]: which blocks move first.
 //! * [`faults`]: disks that are read-only, full or broken, with [`mounts`] of their own.
+//! * [`full_state`]: nothing can be written down at the source.
 
 mod auto;
 mod backups;
@@ -38,6 +39,7 @@ mod deferred;
 mod devices;
 mod direct;
 mod faults;
+mod full_state;
 mod guest;
 mod hot_set;
 mod kills;

@@ -3,5 +3,6 @@
 mod bulk;
 mod direct;
 pub mod file;
+pub(crate) mod write_back;
 
 pub use file::{FileImage, FileOptions};

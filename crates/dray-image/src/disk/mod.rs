@@ -188,6 +188,12 @@ impl Disk {
         self.gate.park(quiesced);
     }
 
+    /// [`park`](Self::park) from any state, without a proof that the disk is quiet: it was quiesced
+    /// and is still, or nobody could reach it yet. Cannot fail.
+    pub fn park_now(&self) {
+        self.gate.park_now();
+    }
+
     /// True between [`park`](Self::park) and [`unpark`](Self::unpark).
     pub fn is_parked(&self) -> bool {
         self.gate.is_parked()

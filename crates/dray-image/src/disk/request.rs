@@ -82,6 +82,7 @@ impl Disk {
         apply: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         if self.missing.has_all(touched.all) {
+            self.missing.check_usable()?;
             return apply();
         }
         let began = Instant::now();

@@ -28,8 +28,10 @@ pub enum Op {
     Zero,
     /// Discard.
     Discard,
-    /// Flush, or a sync of dray's own; it has no range.
+    /// A guest's flush; it has no range.
     Flush,
+    /// A sync of dray's own; it has no range.
+    Sync,
     /// Ask what is allocated.
     Extents,
 }
@@ -109,7 +111,7 @@ impl<L: Layer> Image for Layered<L> {
     }
 
     fn sync(&self) -> Result<()> {
-        self.before(Op::Flush, 0, 0, false)?;
+        self.before(Op::Sync, 0, 0, false)?;
         self.inner.sync()
     }
 

@@ -22,8 +22,9 @@ mod reuse;
 mod session;
 mod summary;
 mod throttle;
+mod waiting;
 
-use crate::api::{ApiError, ErrorKind, MigrationState};
+use crate::api::{ApiError, ErrorKind};
 use crate::bases::Digests;
 use crate::migration::Clock;
 use crate::migration::intent::SourceIntent;
@@ -60,6 +61,7 @@ use std::time::{Duration, Instant};
 use throttle::Brakes;
 pub use throttle::{Limiter, Slowed};
 use tokio::sync::mpsc::UnboundedSender;
+use waiting::Waiting;
 
 /// Longest sleep of the loop: the engine wants a tick this often.
 const TICK: Duration = Duration::from_millis(100);
@@ -133,6 +135,8 @@ pub struct SourceSlot {
     intent: Mutex<SourceIntent>,
     /// It was abandoned, and a later try can use what the target has.
     kept: AtomicBool,
+    /// Guests may be served from the images here.
+    owns: AtomicBool,
 }
 
 impl SourceSlot {
@@ -155,6 +159,12 @@ impl SourceSlot {
     /// Whether it was abandoned and a later try can use what the target has.
     pub fn is_kept(&self) -> bool {
         self.kept.load(Ordering::SeqCst)
+    }
+
+    /// Whether guests may be served from the images here: not while they are handed over, nor while
+    /// nobody knows whether they are.
+    pub fn owns(&self) -> bool {
+        self.owns.load(Ordering::SeqCst)
     }
 
     /// Whether the guest of a migration that came to nothing was seen to here: whoever has it now
@@ -242,7 +252,7 @@ pub struct SourceLoop {
     /// Migrations to the same peer, and whether the engine was told of others.
     company: Company,
     together: bool,
-    broken: bool,
+    waiting: Waiting,
 }
 
 impl SourceLoop {
@@ -257,8 +267,8 @@ impl SourceLoop {
         inputs: Sender<Input>,
     ) -> io::Result<(Arc<SourceSlot>, Self)> {
         let (log, records) = Log::open(&parts.folder.file(JOURNAL))?;
-        let images = SourceImages::open(&intent, &parts)?;
-        if intent.options.is_none() {
+        let images = SourceImages::open(&intent, &parts, records.is_empty())?;
+        if intent.options.is_none() && parts.folder.file(HOME).exists() {
             // What became of an earlier try's guest says nothing about this one.
             crate::store::remove(&parts.folder.file(HOME))?;
         }
@@ -272,6 +282,7 @@ impl SourceLoop {
             limiter: Limiter::new(),
             intent: Mutex::new(intent),
             kept: AtomicBool::new(false),
+            owns: AtomicBool::new(true),
         });
         let company = parts.reuse.company(&slot.intent().peer);
         let mut this = Self {
@@ -302,10 +313,10 @@ impl SourceLoop {
             discarded: false,
             company,
             together: false,
-            broken: false,
+            waiting: Waiting::default(),
         };
         if slot.intent().options.is_some() {
-            this.revive()?;
+            this.revive();
         }
         Ok((slot, this))
     }
@@ -332,7 +343,11 @@ impl SourceLoop {
             let wait = next_tick.saturating_duration_since(Instant::now());
             match inputs.recv_timeout(wait) {
                 Ok(Input::Stop) | Err(RecvTimeoutError::Disconnected) => return,
-                Ok(input) => self.take(input),
+                Ok(input) => {
+                    if let Some(input) = self.hold_back(input) {
+                        self.take(input);
+                    }
+                }
                 Err(RecvTimeoutError::Timeout) => {
                     next_tick = Instant::now() + TICK;
                     self.tick();
@@ -342,6 +357,10 @@ impl SourceLoop {
     }
 
     fn tick(&mut self) {
+        self.try_again();
+        if self.is_stuck() {
+            return;
+        }
         if self.observing.is_some_and(|until| until <= Instant::now()) {
             self.end_observation();
         }
@@ -413,42 +432,5 @@ impl SourceLoop {
     fn tell(&self, told: Told) {
         // The VM's task may have ended; then nobody needs to know.
         let _ = self.parts.told.send(told);
-    }
-
-    /// Steps the engine and runs what it wants, until it wants nothing more.
-    fn step(&mut self, event: SourceEvent) {
-        if let SourceEvent::Cancel { discard } = event {
-            self.discarded |= discard;
-            self.end_observation();
-        }
-        let mut next = Some(event);
-        while let Some(event) = next {
-            if self.broken {
-                return;
-            }
-            let Some(engine) = &mut self.engine else { return };
-            let mut effects = Vec::new();
-            engine.step(self.clock.now(), event, &mut effects);
-            for effect in effects {
-                self.run_effect(effect);
-            }
-            next = self.answers.pop_front();
-        }
-    }
-
-    /// The journal cannot be written: nothing more may be decided here. The guest goes on if this
-    /// side is the owner beyond doubt.
-    fn break_down(&mut self, why: &io::Error) {
-        self.broken = true;
-        self.brakes.lift();
-        self.mirror = None;
-        self.pacing = None;
-        tracing::error!(migration = %self.slot.board.migration, %why, "cannot write the journal");
-        let error = ApiError::new(ErrorKind::Io, "cannot write the migration's journal", why)
-            .hint("free space in the agent's state directory and restart the agent");
-        self.slot.board.change(|shown| {
-            shown.state = MigrationState::Interrupted;
-            shown.error = Some(error);
-        });
     }
 }

@@ -35,15 +35,19 @@ impl Newest {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A session begins; false when there is a newer one.
-    fn begin(&self, session: u64) -> bool {
+    /// A session begins.
+    ///
+    /// # Errors
+    /// The number of a newer one, or of the same one: each has one control stream.
+    fn begin(&self, session: u64) -> Result<(), u64> {
         let mut streams = self.streams();
         if session > streams.session {
             // What they still bring is not taken any more.
             streams.open.drain(..).for_each(|stream| stream.close());
             streams.session = session;
+            return Ok(());
         }
-        session == streams.session
+        Err(streams.session)
     }
 
     /// Why a session may have no further data stream, each of which has a thread and memory (I7).
@@ -105,8 +109,9 @@ impl TargetSlot {
         let features: Vec<_> = offered.filter(|word| self.agrees(word)).cloned().collect();
         match incoming.kind {
             StreamKind::Control => {
-                if !self.newest.begin(number) {
-                    incoming.refuse("a newer session of this migration exists").await;
+                if let Err(newest) = self.newest.begin(number) {
+                    tracing::info!(migration = %self.board.migration, number, newest, "an old session");
+                    incoming.overtaken(newest).await;
                     return Ok(());
                 }
                 self.control(incoming.welcome(features).await?, number, settings);
@@ -228,5 +233,23 @@ impl TargetLoop {
 
     pub(super) fn say(&mut self, message: &ToSourceShell) {
         self.send_aside(ToSource::Vm(messages::encode(message)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever the clock of a source that restarted says: it learns from where it has to count.
+    #[test]
+    fn a_source_that_begins_again_is_told_the_newest_session() {
+        let newest = Newest::default();
+        assert_eq!(newest.begin(1), Ok(()));
+        assert_eq!(newest.begin(9), Ok(()));
+        for number in [1, 8, 9] {
+            assert_eq!(newest.begin(number), Err(9), "{number}");
+        }
+        assert!(newest.refuses(1).is_some() && newest.refuses(9).is_none());
+        assert_eq!(newest.begin(10), Ok(()));
     }
 }
