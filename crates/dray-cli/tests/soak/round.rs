@@ -248,10 +248,9 @@ impl<'a> Soak<'a> {
                     && matches!(other["state"].as_str(), Some("failed" | "cancelled"))
             })
         };
-        let goes_on = |one: &Value| match one["state"].as_str() {
-            Some("running") => true,
-            Some("interrupted") => one["role"] == "source" || !over(one),
-            _ => false,
+        let goes_on = |one: &Value| {
+            let open = matches!(one["state"].as_str(), Some("running" | "interrupted"));
+            open && (one["role"] == "source" || !over(one))
         };
         let open: Vec<_> = all.iter().filter(|(_, one)| goes_on(one)).collect();
         for (i, one) in &open {
@@ -300,6 +299,7 @@ impl<'a> Soak<'a> {
         }
         self.forget_failed()?;
         self.judge_owner(self.vm.host())?;
+        self.nothing_comes()?;
         judge::judge_running(&self.world, &mut self.vm, self.counts, self.pool_full)
     }
 
@@ -368,6 +368,25 @@ impl<'a> Soak<'a> {
             }
             if since.elapsed() > STUCK {
                 return Err(format!("no guest any more; hosts {owners:?} own, and {open:?}"));
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+
+    /// Of what was given up, nothing is left where it was to go.
+    fn nothing_comes(&self) -> Result<(), String> {
+        let since = Instant::now();
+        loop {
+            let mut coming = Vec::new();
+            for host in 0..2 {
+                let all = images(&self.world, host)?;
+                coming.extend(all.into_iter().filter(|image| image["state"] == "incoming"));
+            }
+            if coming.is_empty() {
+                return Ok(());
+            }
+            if since.elapsed() > STUCK {
+                return Err(format!("given up, and still on its way: {coming:?}"));
             }
             std::thread::sleep(POLL);
         }
