@@ -8,6 +8,7 @@ use crate::vm::{Vm, await_end, images};
 use crate::world::{Ground, LETTERS, Room, World};
 use dray_testkit::lab::Answer;
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::process::Child;
@@ -40,6 +41,8 @@ pub struct Soak<'a> {
     story: Vec<String>,
     began: Instant,
     helped: Instant,
+    /// Migrations that the operator has given up.
+    forgotten: BTreeSet<String>,
     /// In this round a pool was full.
     pub pool_full: bool,
 }
@@ -61,7 +64,8 @@ impl<'a> Soak<'a> {
         let world = World::begin(ground).map_err(|why| format!("hosts: {why}"))?;
         let vm = Vm::begin(&world, &mut random)?;
         let (story, began, helped) = (Vec::new(), Instant::now(), Instant::now());
-        Ok(Self { vm, world, random, counts, story, began, helped, pool_full: false })
+        let forgotten = BTreeSet::new();
+        Ok(Self { vm, world, random, counts, story, began, helped, forgotten, pool_full: false })
     }
 
     pub fn tell(&mut self, what: impl Into<String>) {
@@ -233,27 +237,39 @@ impl<'a> Soak<'a> {
 
     /// What the agents say of migrations that have not ended. They are helped along, as an operator would.
     fn open_migrations(&mut self, waited: Duration) -> Result<Vec<String>, String> {
-        let mut open = Vec::new();
-        for (i, letter) in LETTERS.iter().enumerate() {
-            let answer = self.world.ask(i, &["status"], ANSWER).map_err(|why| why.to_string())?;
-            let answer = answer.ok_or(format!("status at {letter}: no answer"))?;
-            let all = answer.json().map_err(|why| format!("status at {letter}: {why}"))?;
-            let all = all.as_array().cloned().unwrap_or_else(|| vec![all]);
-            for one in all {
-                let state = one["state"].as_str().unwrap_or_default();
-                let id = one["migration"].as_str().unwrap_or_default().to_owned();
-                if !matches!(state, "running" | "interrupted") {
-                    continue;
-                }
-                let (progress, error) = (&one["progress"], &one["error"]);
-                open.push(format!("{letter}: {id} {state} {} {error} {progress}", one["role"]));
-                self.help(i, &id, &one, waited)?;
-            }
+        let mut all = Vec::new();
+        for i in 0..2 {
+            all.extend(self.status(i)?.into_iter().map(|one| (i, one)));
         }
-        Ok(open)
+        // The target keeps what it has for the next try, which the source does not begin by itself.
+        let over = |one: &Value| {
+            all.iter().any(|(_, other)| {
+                other["migration"] == one["migration"]
+                    && matches!(other["state"].as_str(), Some("failed" | "cancelled"))
+            })
+        };
+        let goes_on = |one: &Value| {
+            let open = matches!(one["state"].as_str(), Some("running" | "interrupted"));
+            open && (one["role"] == "source" || !over(one))
+        };
+        let open: Vec<_> = all.iter().filter(|(_, one)| goes_on(one)).collect();
+        for (i, one) in &open {
+            self.help(*i, one, waited)?;
+        }
+        Ok(open.iter().map(|(i, one)| shown(*i, one)).collect())
     }
 
-    fn help(&mut self, i: usize, id: &str, one: &Value, waited: Duration) -> Result<(), String> {
+    /// All migrations that a host knows.
+    fn status(&self, i: usize) -> Result<Vec<Value>, String> {
+        let at = LETTERS[i];
+        let answer = self.world.ask(i, &["status"], ANSWER).map_err(|why| why.to_string())?;
+        let all = answer.ok_or(format!("status at {at}: no answer"))?.json();
+        let all = all.map_err(|why| format!("status at {at}: {why}"))?;
+        Ok(all.as_array().cloned().unwrap_or_else(|| vec![all]))
+    }
+
+    fn help(&mut self, i: usize, one: &Value, waited: Duration) -> Result<(), String> {
+        let id = one["migration"].as_str().unwrap_or_default();
         if self.helped.elapsed() < HELP {
             return Ok(());
         }
@@ -283,6 +299,7 @@ impl<'a> Soak<'a> {
         }
         self.forget_failed()?;
         self.judge_owner(self.vm.host())?;
+        self.nothing_comes()?;
         judge::judge_running(&self.world, &mut self.vm, self.counts, self.pool_full)
     }
 
@@ -302,15 +319,14 @@ impl<'a> Soak<'a> {
     /// The operator gives up what has failed, so that the next move begins afresh.
     pub fn forget_failed(&mut self) -> Result<(), String> {
         for i in 0..2 {
-            let answer = self.world.ask(i, &["status"], ANSWER).map_err(|why| why.to_string())?;
-            let all = answer.map(|answer| answer.json());
-            let Some(Ok(Value::Array(all))) = all else { continue };
-            for one in all.iter().filter(|one| one["role"] == "source") {
+            for one in self.status(i)?.iter().filter(|one| one["role"] == "source") {
                 let state = one["state"].as_str().unwrap_or_default();
                 let id = one["migration"].as_str().unwrap_or_default();
-                if matches!(state, "failed" | "prepared" | "cancelled" | "interrupted") {
+                let failed = matches!(state, "failed" | "prepared" | "cancelled" | "interrupted");
+                if failed && self.forgotten.insert(id.to_owned()) {
                     let cancel = ["cancel", "--discard", id];
                     let answer = self.world.ask(i, &cancel, ANSWER);
+                    let answer = answer.ok().flatten().map(|answer| (answer.code, answer.stderr));
                     self.tell(format!("{state}: {cancel:?}: {answer:?}"));
                 }
             }
@@ -357,6 +373,25 @@ impl<'a> Soak<'a> {
         }
     }
 
+    /// Of what was given up, nothing is left where it was to go.
+    fn nothing_comes(&self) -> Result<(), String> {
+        let since = Instant::now();
+        loop {
+            let mut coming = Vec::new();
+            for host in 0..2 {
+                let all = images(&self.world, host)?;
+                coming.extend(all.into_iter().filter(|image| image["state"] == "incoming"));
+            }
+            if coming.is_empty() {
+                return Ok(());
+            }
+            if since.elapsed() > STUCK {
+                return Err(format!("given up, and still on its way: {coming:?}"));
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+
     /// Names follow in their own time.
     fn judge_owner(&self, host: usize) -> Result<(), String> {
         let since = Instant::now();
@@ -368,6 +403,21 @@ impl<'a> Soak<'a> {
             }
         }
     }
+}
+
+fn shown(i: usize, one: &Value) -> String {
+    let progress = &one["progress"];
+    format!(
+        "{}: {} {} {} {}, memory {} of {} more: {}",
+        LETTERS[i],
+        one["migration"],
+        one["state"],
+        one["role"],
+        progress["phase"],
+        progress["memory_bytes"],
+        progress["memory_left"],
+        one["error"]
+    )
 }
 
 /// Whoever watches may have lost sight of the migration, or watch what never comes.
