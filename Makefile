@@ -52,11 +52,12 @@ s3: setup ## backups in an object store: lints, and tests against a server that 
 	cargo test -p dray-backup --locked --features s3 --test s3
 	DRAY_S3_SERVER=$$(ci/s3.sh) cargo test -p dray-cli --locked --features s3 --test disks buckets::
 
-long: setup ## what make test has no time for: more virtual machines, more seeds
+long: setup ## what make test has no time for: more virtual machines, more seeds, more power cuts
 	cargo test --workspace --locked --test vm -- --ignored
 	DRAY_RESTARTS=100 cargo test --workspace --locked --test vm restarts -- --nocapture
 	DRAY_SIM_COUNT=20000 cargo test --workspace --locked --test seeds many_seeds
 	DRAY_SIM_COUNT=60 cargo test --workspace --locked --test seeds a_crash
+	DRAY_POWER_COUNT=200 cargo test --workspace --locked --test power -- --nocapture
 
 demo: build ## move a running guest live between two hosts on this machine
 	@demo/run.sh

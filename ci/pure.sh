@@ -14,6 +14,7 @@ fail() {
 allowed='{
     "dray-types": [],
     "dray-guest": [],
+    "dray-host": [],
     "dray-wire": ["dray-types"],
     "dray-heat": ["dray-types"],
     "dray-backup": ["dray-types"],
@@ -24,7 +25,7 @@ allowed='{
     "dray-qemu": ["dray-types"],
     "dray-sim": ["dray-types", "dray-wire", "dray-heat", "dray-engine", "dray-trace"],
     "dray-testkit": ["dray-types", "dray-image", "dray-guest"],
-    "dray-agent": ["dray-types", "dray-wire", "dray-heat", "dray-engine", "dray-trace", "dray-image", "dray-nbd", "dray-qemu", "dray-backup"],
+    "dray-agent": ["dray-host", "dray-types", "dray-wire", "dray-heat", "dray-engine", "dray-trace", "dray-image", "dray-nbd", "dray-qemu", "dray-backup"],
     "dray-cli": ["dray-types", "dray-heat", "dray-trace", "dray-sim", "dray-agent", "dray-backup"]
 }'
 wrong=$(cargo metadata --format-version 1 --no-deps --locked | jq -r --argjson allowed "$allowed" '

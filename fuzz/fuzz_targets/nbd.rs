@@ -3,7 +3,7 @@
 #![no_main]
 
 use dray_image::{FileImage, FileOptions, Image};
-use dray_nbd::{ExportError, ExportInfo, Exports, Server, ServerHandle};
+use dray_nbd::{Client, ExportError, ExportInfo, Exports, Server, ServerHandle};
 use libfuzzer_sys::fuzz_target;
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -22,7 +22,7 @@ impl Exports for One {
         vec![ExportInfo { name: String::new(), description: String::new(), fast_zero: true }]
     }
 
-    fn open(&self, _name: &str) -> Result<Arc<dyn Image>, ExportError> {
+    fn open(&self, _name: &str, _: &Client) -> Result<Arc<dyn Image>, ExportError> {
         Ok(Arc::clone(&self.0))
     }
 }

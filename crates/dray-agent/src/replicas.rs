@@ -7,6 +7,7 @@
 
 use crate::config::Pool;
 use crate::lineage::{ReplicaNote, stamp_of};
+use crate::migration::log::Folder;
 use crate::registry::{CopyState, Entry, ImageRecord, Place, Registry};
 use crate::store;
 use dray_engine::lineage::fits;
@@ -168,7 +169,8 @@ pub(crate) fn undo_unbegun(
         let (CopyState::Incoming, Some(migration)) = (record.state, record.migration) else {
             continue;
         };
-        let begun = store.migrations().join(migration.to_string()).join(intent).exists();
+        let folder = Folder::of(store, migration);
+        let begun = folder.file(intent).exists() || folder.is_void();
         if !begun && record.in_place.is_some() {
             registry.remove_partial(&entry)?;
         } else if !begun && record.replica.is_some() {

@@ -118,6 +118,17 @@ fn replace<T: Serialize>(path: &Path, value: &T) -> io::Result<()> {
     sync_parent(path)
 }
 
+/// Reads what [`replace_json`] wrote, and makes it durable first: what a process that was killed has
+/// written is to be seen, and must not be believed before it outlives a power cut too.
+///
+/// # Errors
+/// As [`read_json`], or that it cannot be made durable.
+pub fn read_settled<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
+    File::open(path)?.sync_all()?;
+    sync_parent(path)?;
+    read_json(path)
+}
+
 /// Reads what [`replace_json`] wrote.
 ///
 /// # Errors

@@ -37,6 +37,33 @@ pub enum SourceRecord {
     Begun,
 }
 
+/// What becomes of the source's step when a record of it cannot be made durable.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unrecorded {
+    /// It goes on: a restart that does not find the record decides the same, or trusts less.
+    GoesOn,
+    /// It waits: the shell tries until the record is durable, and does nothing else meanwhile.
+    Waits,
+    /// It ends, if the record is certainly not there: the shell drops what is left of the step and
+    /// tells the machine. As long as nobody knows whether it is there, it waits.
+    Ends,
+}
+
+impl SourceRecord {
+    /// What becomes of its step when this cannot be made durable.
+    pub fn unrecorded(&self) -> Unrecorded {
+        match self {
+            // An attempt without an outcome is void, and what is not settled is compared.
+            Self::Void { .. } | Self::Settled => Unrecorded::GoesOn,
+            // Nothing was asked of anybody on the strength of these.
+            Self::Attempt { .. } | Self::HandedOver(_) | Self::Begun => Unrecorded::Ends,
+            Self::TakenBack { .. } | Self::Done | Self::Abandoned | Self::Resumed => {
+                Unrecorded::Waits
+            }
+        }
+    }
+}
+
 /// A record of the target's side of a migration.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum TargetRecord {
@@ -87,4 +114,12 @@ pub enum TargetRecord {
         /// Only what guests wait for.
         paused: bool,
     },
+}
+
+impl TargetRecord {
+    /// Whether nothing but sending blocks again is lost with it: it need not be written where there
+    /// is no room, and nothing waits for it.
+    pub fn may_be_left_out(&self) -> bool {
+        matches!(self, Self::Received { .. })
+    }
 }

@@ -406,3 +406,51 @@ fn the_beginning_is_recorded_before_anything_is_sent() {
     let effects = source.step(SourceEvent::ImagesSynced(Ok(())));
     assert!(journals(&effects, &SourceRecord::Settled));
 }
+
+fn not_recorded(source: &mut S, record: SourceRecord) -> Vec<SourceEffect> {
+    source.step(SourceEvent::NotRecorded { record, why: "no space left on device".into() })
+}
+
+#[test]
+fn a_handed_over_record_that_is_not_there_leaves_the_guest_here() {
+    let mut source = S::ready();
+    let map_hash = source.ask(&set(&[(5, 2)]));
+    source.hear(EPOCH, 1, ToSource::Prepared { map_hash });
+    let over = HandedOver { epoch: Epoch(4), attempt: Attempt(1), map_hash };
+    let effects = not_recorded(&mut source, SourceRecord::HandedOver(over));
+    assert!(source.machine.owns());
+    assert_eq!(source.machine.epoch(), EPOCH);
+    assert!(effects.contains(&SourceEffect::Resume));
+    assert_eq!(sent(&effects), [(Attempt(1), ToTarget::Void)]);
+    let told = notices(&effects);
+    let [SourceNotice::HandoverFailed { why }] = &told[..] else { panic!("{told:?}") };
+    assert!(why.contains("no space left"), "{why}");
+    // A promise that comes late is worth nothing, and the next attempt is another one.
+    let late = source.hear(EPOCH, 1, ToSource::Prepared { map_hash });
+    assert!(source.machine.owns() && !late.contains(&SourceEffect::Retire));
+    let map_hash = source.ask(&set(&[]));
+    let effects = source.hear(EPOCH, 2, ToSource::Prepared { map_hash });
+    let over = HandedOver { epoch: Epoch(4), attempt: Attempt(2), map_hash };
+    assert!(journals(&effects, &SourceRecord::HandedOver(over)));
+}
+
+#[test]
+fn an_attempt_without_a_number_is_none() {
+    let mut source = S::ready();
+    source.step(SourceEvent::BeginHandover);
+    let effects = not_recorded(&mut source, SourceRecord::Attempt { attempt: Attempt(1) });
+    assert!(matches!(notices(&effects)[..], [SourceNotice::HandoverFailed { .. }]));
+    let map_hash = source.ask(&set(&[]));
+    let effects = source.hear(EPOCH, 2, ToSource::Prepared { map_hash });
+    assert!(effects.contains(&SourceEffect::Retire), "the next one is asked for and answered");
+}
+
+#[test]
+fn a_migration_whose_beginning_is_not_recorded_sends_nothing() {
+    let mut source = S::new(Strategy::Hybrid);
+    source.step(SourceEvent::Start);
+    let effects = not_recorded(&mut source, SourceRecord::Begun);
+    assert!(journals(&effects, &SourceRecord::Abandoned));
+    assert!(matches!(notices(&effects)[..], [SourceNotice::Abandoned { why: Some(_) }]));
+    assert!(source.machine.is_over() && source.machine.owns());
+}

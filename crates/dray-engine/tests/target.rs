@@ -5,7 +5,7 @@ mod support;
 use dray_engine::target::{Arrival, TargetNotice};
 use dray_engine::{BackfillControl, SECOND, TargetEffect, TargetEvent, TargetRecord};
 use dray_types::{Attempt, BlockRange, BlockSet, Epoch};
-use dray_wire::{MapHash, Open, TargetState, ToSource, ToTarget};
+use dray_wire::{HandedOver, MapHash, Open, TargetState, ToSource, ToTarget};
 use support::*;
 
 fn journal(effects: &[TargetEffect]) -> Vec<TargetRecord> {
@@ -380,4 +380,31 @@ fn an_abandoned_copy_is_kept_or_removed_as_asked() {
     let effects = target.hear(EPOCH, 0, ToTarget::Abandon { discard: true });
     assert_eq!(journal(&effects), [TargetRecord::Discarded]);
     assert!(effects.contains(&TargetEffect::Discard));
+}
+
+/// It may have died between the record and what follows it.
+#[test]
+fn a_fenced_target_withdraws_again_after_a_restart() {
+    let handed_over = HandedOver {
+        epoch: Epoch(EPOCH.0 + 1),
+        attempt: Attempt(1),
+        map_hash: MapHash::of(&images(&BlockSet::new())),
+    };
+    let fenced = [
+        TargetRecord::Touched,
+        prepared(&BlockSet::new()),
+        TargetRecord::Committed(handed_over),
+        TargetRecord::Fenced,
+    ];
+    let mut target = T::recover(&fenced);
+    assert_eq!(target.step(TargetEvent::Start), [TargetEffect::Withdraw]);
+    assert!(!target.machine.owns());
+}
+
+#[test]
+fn a_discarded_target_goes_again_after_a_restart() {
+    let mut target = T::recover(&[TargetRecord::Touched, TargetRecord::Discarded]);
+    let effects = target.step(TargetEvent::Start);
+    let gone = TargetNotice::Abandoned { discarded: true };
+    assert_eq!(effects, [TargetEffect::Discard, TargetEffect::Notice(gone)]);
 }

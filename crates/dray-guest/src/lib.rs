@@ -1,10 +1,16 @@
 //! What the program inside a test guest and the test outside it must agree on: what a block
 //! written by the guest contains, and how a console line is written and read.
 //!
-//! The program itself is the binary of this crate; it is linked statically and runs in an
-//! initramfs (see `dray_testkit::guest`). Nothing here knows dray: the guest is a bystander.
+//! * [`content`], [`line`]: of the guest that writes its disks as its console says (`dray-guest`).
+//! * [`script`], [`note`]: of the client of agents that lose their power (`dray-power`).
+//!
+//! The programs themselves are the binaries of this crate; they are linked statically and run in an
+//! initramfs (see `dray_testkit::guest` and `dray_testkit::power`). Nothing here knows dray's code:
+//! they are bystanders.
 
 #![forbid(unsafe_code)]
 
 pub mod content;
 pub mod line;
+pub mod note;
+pub mod script;

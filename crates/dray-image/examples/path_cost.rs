@@ -38,6 +38,10 @@ impl PresentLog for Nobody {
     fn record(&self, _present: &BlockSet) -> Result<()> {
         Ok(())
     }
+
+    fn forget_notes(&self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// Write intents as an agent keeps them: durable before the first write into a region.
@@ -80,7 +84,7 @@ fn main() {
     generation.write_at(&[1; 4096], 0, false).expect("the first write into the region");
     let missing = Disk::new(Arc::clone(&file));
     let last = [BlockRange::new((LEN >> 12) - 256, 256)].into_iter().collect();
-    missing.serve_with_missing(last, Arc::new(Nobody), Arc::new(Nobody));
+    missing.serve_with_missing(last, &BlockSet::new(), Arc::new(Nobody), Arc::new(Nobody));
     let ways: [(&str, &dyn Image); 5] = [
         ("file alone", &*file),
         ("disk", &*plain),

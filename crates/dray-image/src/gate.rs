@@ -1,5 +1,18 @@
 //! The gate every guest request passes: it counts the changes in flight and can hold them back.
 //!
+//! A gate is closed for as long as there is a cause, and each cause ends by itself: who ends one
+//! never opens what another keeps closed. The causes and who sets and clears them:
+//!
+//! | cause | begins | ends | waits |
+//! |---|---|---|---|
+//! | quiesced | [`quiesce`](Gate::quiesce), while neither quiesced nor parked nor incoming | the [`Quiesced`] is dropped or parked | changes |
+//! | incoming | [`expect`](Gate::expect) | [`take_over`](Gate::take_over) | changes |
+//! | parked | [`park`](Gate::park) | [`unpark`](Gate::unpark) | changes, reads |
+//! | shut | [`shut`](Gate::shut), [`Quiesced::keep`] | [`unshut`](Gate::unshut) | everything |
+//!
+//! Whoever waits for one of the last three can be told to fail instead ([`fail`](Gate::fail)), until
+//! [`unfail`](Gate::unfail) or until the cause ends.
+//!
 //! Nothing is locked on the way through. A change announces itself in a counter and then looks at
 //! the gate's state; who closes the gate sets the state and then looks at the counters. One of the
 //! two sees the other, so a [`Quiesced`] exists only while no change is in flight (I1, I3).
@@ -14,12 +27,21 @@ const SHARDS: usize = 16;
 
 /// Everything passes.
 const OPEN: u8 = 0;
-/// Changes wait, reads pass.
-const CLOSED: u8 = 1;
-/// Changes and reads wait.
-const PARKED: u8 = 2;
-/// Changes and reads fail.
-const FAILED: u8 = 3;
+/// Somebody holds a [`Quiesced`]: changes wait.
+const QUIESCED: u8 = 1;
+/// Another host will hand the image over: changes wait, a flush is answered.
+const INCOMING: u8 = 1 << 1;
+/// Another host owns the image: changes and reads wait, a flush is answered.
+const PARKED: u8 = 1 << 2;
+/// Nobody vouches for the image: changes, reads and flushes wait.
+const SHUT: u8 = 1 << 3;
+/// What would have to wait for one of the causes above but the first fails.
+const FAILED: u8 = 1 << 4;
+
+/// What keeps reads out.
+const NO_READS: u8 = PARKED | SHUT;
+/// What a request can wait for so long that somebody may tell it to fail.
+const LASTING: u8 = INCOMING | PARKED | SHUT;
 
 #[repr(align(128))]
 struct Shard {
@@ -42,11 +64,13 @@ pub struct Pass<'a> {
     shard: usize,
 }
 
-/// Proof that no guest change is in flight and none begins; dropping it lets them go on.
+/// Proof that no guest change is in flight and none begins; dropping it lets them go on, unless it
+/// was told to [`keep`](Quiesced::keep) the gate closed.
 #[must_use = "dropping it lets writes go on"]
 pub struct Quiesced {
     gate: Arc<Gate>,
-    armed: bool,
+    /// What its end sets, beside that the gate is no longer quiesced.
+    leaves: u8,
 }
 
 impl std::fmt::Debug for Quiesced {
@@ -60,45 +84,64 @@ fn unavailable(what: &str) -> Error {
     Error::new(ErrorKind::Unavailable, what, why)
 }
 
-impl Default for Gate {
-    fn default() -> Self {
-        Self {
-            state: AtomicU8::new(OPEN),
+impl Gate {
+    fn beginning(state: u8) -> Arc<Self> {
+        Arc::new(Self {
+            state: AtomicU8::new(state),
             shards: std::array::from_fn(|_| Shard { in_flight: AtomicU64::new(0) }),
             lock: Mutex::new(()),
             changed: Condvar::new(),
-        }
+        })
     }
-}
 
-impl Gate {
     /// An open gate.
     pub fn new() -> Arc<Self> {
-        Arc::new(Self::default())
+        Self::beginning(OPEN)
+    }
+
+    /// A gate that nothing passes before [`unshut`](Self::unshut).
+    pub fn new_shut() -> Arc<Self> {
+        Self::beginning(SHUT)
     }
 
     fn lock(&self) -> MutexGuard<'_, ()> {
         self.lock.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    fn set(&self, state: u8) {
+    fn state(&self) -> u8 {
+        self.state.load(Ordering::SeqCst)
+    }
+
+    /// Ends the causes `ends` and begins the causes `begins`, in one step.
+    fn change(&self, ends: u8, begins: u8) {
         let held = self.lock();
-        self.state.store(state, Ordering::SeqCst);
+        self.change_locked(ends, begins);
         drop(held);
         self.changed.notify_all();
     }
 
-    /// Waits while the gate is in one of the states that `waits` names.
-    fn wait_while(&self, waits: impl Fn(u8) -> bool) -> Result<()> {
+    /// [`change`](Self::change) by whoever holds the lock and wakes who waits.
+    fn change_locked(&self, ends: u8, begins: u8) {
+        let mut state = self.state() & !ends | begins;
+        if state & LASTING == 0 {
+            // Nothing is left that the word was about.
+            state &= !FAILED;
+        }
+        self.state.store(state, Ordering::SeqCst);
+    }
+
+    /// Waits while the gate is closed for one of the causes `causes`.
+    fn wait_for(&self, causes: u8) -> Result<()> {
         let mut held = self.lock();
         loop {
-            match self.state.load(Ordering::SeqCst) {
-                FAILED => return Err(unavailable("waiting for the image")),
-                state if waits(state) => {
-                    held = self.changed.wait(held).unwrap_or_else(|poisoned| poisoned.into_inner());
-                }
-                _ => return Ok(()),
+            let state = self.state();
+            if state & causes == 0 {
+                return Ok(());
             }
+            if state & FAILED != 0 && state & causes & LASTING != 0 {
+                return Err(unavailable("waiting for the image"));
+            }
+            held = self.changed.wait(held).unwrap_or_else(|poisoned| poisoned.into_inner());
         }
     }
 
@@ -107,7 +150,7 @@ impl Gate {
         let shard = shard(SHARDS);
         self.shards[shard].in_flight.fetch_add(1, Ordering::SeqCst);
         let pass = Pass { gate: self, shard };
-        (self.state.load(Ordering::SeqCst) == OPEN).then_some(pass)
+        (self.state() == OPEN).then_some(pass)
     }
 
     /// Lets a change begin, as soon as the gate is open.
@@ -119,44 +162,63 @@ impl Gate {
             if let Some(pass) = self.try_enter() {
                 return Ok(pass);
             }
-            self.wait_while(|state| state != OPEN)?;
+            self.wait_for(QUIESCED | LASTING)?;
         }
     }
 
-    /// True when reads pass.
+    /// True when the image's reads pass here: for a look that does not wait.
     pub fn reads_pass(&self) -> bool {
-        self.state.load(Ordering::Acquire) < PARKED
+        self.state.load(Ordering::Acquire) & (NO_READS | INCOMING) == 0
     }
 
-    /// Returns when reads pass.
+    /// Returns when reads pass; true when they go to the owner, another host.
     ///
     /// # Errors
     /// `Unavailable` when the gate was told to fail what waits.
-    pub fn enter_read(&self) -> Result<()> {
-        if self.reads_pass() {
-            return Ok(());
+    pub fn enter_read(&self) -> Result<bool> {
+        loop {
+            let state = self.state.load(Ordering::Acquire);
+            if state & NO_READS == 0 {
+                return Ok(state & INCOMING != 0);
+            }
+            self.wait_for(NO_READS)?;
         }
-        self.wait_while(|state| state >= PARKED)
+    }
+
+    /// Returns when a flush passes; true when it need not do anything: everything was durable before
+    /// the image was parked, and nothing is written to one that is incoming.
+    ///
+    /// # Errors
+    /// `Unavailable` when the gate was told to fail what waits.
+    pub fn enter_flush(&self) -> Result<bool> {
+        loop {
+            let state = self.state.load(Ordering::Acquire);
+            if state & SHUT == 0 {
+                return Ok(state & (PARKED | INCOMING) != 0);
+            }
+            self.wait_for(SHUT)?;
+        }
     }
 
     fn idle(&self) -> bool {
         self.shards.iter().all(|shard| shard.in_flight.load(Ordering::SeqCst) == 0)
     }
 
-    /// Holds new changes back and waits until none is in flight.
+    /// Holds new changes back and waits until none is in flight. A gate that is shut can be quiesced
+    /// and stays shut.
     ///
     /// # Errors
     /// `Unavailable` when that takes longer than `timeout` (changes then go on), or when the gate
-    /// is closed already.
+    /// is quiesced, parked or incoming.
     pub fn quiesce(self: &Arc<Self>, timeout: Duration) -> Result<Quiesced> {
         const WHAT: &str = "waiting for the guest's writes to complete";
         let deadline = Instant::now() + timeout;
         let mut held = self.lock();
-        if self.state.load(Ordering::SeqCst) != OPEN {
+        if self.state() & (QUIESCED | PARKED | INCOMING) != 0 {
             return Err(Error::new(ErrorKind::Unavailable, WHAT, "they are held back already"));
         }
-        self.state.store(CLOSED, Ordering::SeqCst);
-        let quiesced = Quiesced { gate: Arc::clone(self), armed: true };
+        self.change_locked(OPEN, QUIESCED);
+        let quiesced = Quiesced { gate: Arc::clone(self), leaves: OPEN };
         while !self.idle() {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -173,32 +235,81 @@ impl Gate {
         Ok(quiesced)
     }
 
-    /// Lets nothing pass from now on, reads included.
+    /// Lets nothing but a flush pass from now on, whatever became of the guard otherwise.
     pub fn park(&self, mut quiesced: Quiesced) {
-        quiesced.armed = false;
-        self.set(PARKED);
+        debug_assert!(quiesced.is_of(self), "parked with the proof of another gate");
+        if quiesced.is_of(self) {
+            quiesced.leaves = PARKED;
+        } else {
+            self.change(OPEN, PARKED);
+        }
     }
 
-    /// True between [`park`](Self::park) and [`open`](Self::open).
+    /// Parks the gate whatever it is otherwise, and cannot fail. Changes in flight go on: who needs to
+    /// know that there are none has quiesced it, and keeps the proof as long as he likes.
+    pub fn park_now(&self) {
+        self.change(OPEN, PARKED);
+    }
+
+    /// True between [`park`](Self::park) and [`unpark`](Self::unpark).
     pub fn is_parked(&self) -> bool {
-        !self.reads_pass()
+        self.state() & PARKED != 0
     }
 
-    /// Opens a parked or failed gate; what waits goes on. Does nothing to a gate that is merely
-    /// quiesced: only dropping its [`Quiesced`] opens that.
-    pub fn open(&self) {
-        if self.is_parked() {
-            self.set(OPEN);
-        }
+    /// Ends [`park`](Self::park) and [`fail`](Self::fail). Does nothing to a gate that is closed for
+    /// another cause.
+    pub fn unpark(&self) {
+        self.change(PARKED | FAILED, OPEN);
     }
 
-    /// Fails what waits at a parked gate and everything that comes; false when it is not parked.
+    /// Lets nothing pass from now on, whatever the gate is otherwise. What is in flight goes on, and
+    /// what was told to fail waits.
+    pub fn shut(&self) {
+        self.change(FAILED, SHUT);
+    }
+
+    /// True between [`shut`](Self::shut) and [`unshut`](Self::unshut).
+    pub fn is_shut(&self) -> bool {
+        self.state() & SHUT != 0
+    }
+
+    /// Ends [`shut`](Self::shut); the gate is what it would be without.
+    pub fn unshut(&self) {
+        self.change(SHUT, OPEN);
+    }
+
+    /// Another host owns the image and hands it over later: from now on changes wait. What was told
+    /// to fail waits.
+    pub fn expect(&self) {
+        self.change(FAILED, INCOMING);
+    }
+
+    /// True between [`expect`](Self::expect) and [`take_over`](Self::take_over).
+    pub fn is_incoming(&self) -> bool {
+        self.state.load(Ordering::Acquire) & INCOMING != 0
+    }
+
+    /// Ends [`expect`](Self::expect).
+    pub fn take_over(&self) {
+        self.change(INCOMING, OPEN);
+    }
+
+    /// Fails what waits for anything but a [`Quiesced`], and what comes and would have to wait for
+    /// it; false when there is nothing of the kind.
     pub fn fail(&self) -> bool {
-        let parked = self.is_parked();
-        if parked {
-            self.set(FAILED);
+        let held = self.lock();
+        let lasts = self.state() & LASTING != 0;
+        if lasts {
+            self.change_locked(OPEN, FAILED);
         }
-        parked
+        drop(held);
+        self.changed.notify_all();
+        lasts
+    }
+
+    /// Ends [`fail`](Self::fail): what comes waits again. Opens nothing.
+    pub fn unfail(&self) {
+        self.change(FAILED, OPEN);
     }
 }
 
@@ -206,7 +317,7 @@ impl Drop for Pass<'_> {
     fn drop(&mut self) {
         let before = self.gate.shards[self.shard].in_flight.fetch_sub(1, Ordering::SeqCst);
         debug_assert!(before > 0, "a change left the gate twice");
-        if before == 1 && self.gate.state.load(Ordering::SeqCst) == CLOSED {
+        if before == 1 && self.gate.state() & QUIESCED != 0 {
             // Whoever quiesces holds the lock between looking at the counters and waiting.
             drop(self.gate.lock());
             self.gate.changed.notify_all();
@@ -219,12 +330,16 @@ impl Quiesced {
     pub fn is_of(&self, gate: &Gate) -> bool {
         std::ptr::eq(&raw const *self.gate, gate)
     }
+
+    /// From now on its end leaves the gate shut: of an image with which something cannot be taken
+    /// back any more, whatever fails on the way.
+    pub fn keep(&mut self) {
+        self.leaves = SHUT;
+    }
 }
 
 impl Drop for Quiesced {
     fn drop(&mut self) {
-        if self.armed {
-            self.gate.set(OPEN);
-        }
+        self.gate.change(QUIESCED, self.leaves);
     }
 }

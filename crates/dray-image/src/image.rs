@@ -1,6 +1,6 @@
 //! The [`Image`] trait: all that dray asks of a byte array, and all that a front end may ask of dray.
 
-use crate::Result;
+use crate::{ErrorKind, Result};
 
 /// Fixed facts about an image.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -88,6 +88,19 @@ pub enum Attempt {
     WouldWait,
 }
 
+/// Writes that may be lost: the device failed to make them durable.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct WriteBackError {
+    /// What the device said the last time.
+    pub why: String,
+    /// What kind of failure that was.
+    pub kind: ErrorKind,
+    /// How often that has happened since the image was opened.
+    pub count: u64,
+    /// Whether a guest's flush has reported it.
+    pub told: bool,
+}
+
 /// A byte array that can be read, written and made durable.
 ///
 /// Every call does all it was asked or fails: there are no short reads or writes. Calls may come
@@ -120,11 +133,25 @@ pub trait Image: Send + Sync {
     /// As [`write_at`](Self::write_at).
     fn discard(&self, offset: u64, len: u64, fua: bool) -> Result<()>;
 
-    /// Returns once everything completed before the call is durable.
+    /// A guest's flush: returns once everything completed before the call is durable.
     ///
     /// # Errors
-    /// What the device reports; after an error the state of earlier writes is unknown.
+    /// What the device reports, to this flush or to a [`sync`](Self::sync) since the last one: the
+    /// system tells an error once, and dray must not swallow it. After an error the state of earlier
+    /// writes is unknown.
     fn flush(&self) -> Result<()>;
+
+    /// The same for dray's own sake: an error is remembered until a [`flush`](Self::flush) has
+    /// reported it.
+    ///
+    /// # Errors
+    /// What the device reports to this sync.
+    fn sync(&self) -> Result<()>;
+
+    /// The last error of making writes durable, for the operator.
+    fn write_back_error(&self) -> Option<WriteBackError> {
+        None
+    }
 
     /// What `len` bytes at `offset` hold, as at most `max` extents in order from `offset`; their
     /// lengths may sum to less than `len` when `max` is reached, never to more.

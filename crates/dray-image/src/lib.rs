@@ -11,7 +11,8 @@
 //! * [`backend`]: files and block devices; [`layers`]: faults, delays, a rate, a recording.
 //! * [`locks`], [`names`], [`device`]: who owns an image file or device, shown to QEMU and to the
 //!   next boot (I1).
-//! * [`overlay`]: what was written over an image that is only read.
+//! * [`overlay`]: what was written over an image that is only read. [`Late`]: an image that is not
+//!   there yet.
 //! * [`journal`]: records that survive `kill -9` and power cuts.
 //! * [`snapshot`]: the content of one moment, read while the guest writes.
 //! * [`runs`]: what a copier does with runs of blocks.
@@ -24,6 +25,7 @@ pub mod error;
 pub mod gate;
 pub mod image;
 pub mod journal;
+mod late;
 mod latency;
 pub mod layers;
 pub mod locks;
@@ -38,9 +40,10 @@ mod stripes;
 mod sync;
 mod sys;
 pub mod tracker;
+mod unrecorded;
 mod waiters;
 
-pub use backend::{FileImage, FileOptions};
+pub use backend::{FileImage, FileOptions, LossLog};
 pub use device::{DeviceMark, DeviceState};
 pub use disk::{
     Access, Accesses, Disk, DiskStats, Fetcher, Fill, IntentLog, PresentLog, RECORDING_PLACES,
@@ -48,8 +51,9 @@ pub use disk::{
 };
 pub use error::{Error, ErrorKind, Result};
 pub use gate::Quiesced;
-pub use image::{Attempt, Extent, ExtentKind, Geometry, Image, ZeroMode};
+pub use image::{Attempt, Extent, ExtentKind, Geometry, Image, WriteBackError, ZeroMode};
 pub use journal::Journal;
+pub use late::Late;
 pub use latency::Latencies;
 pub use locks::{InUse, QemuLocks};
 pub use names::ImageNames;

@@ -1,18 +1,21 @@
 //! Missing blocks at their owner: who waits for them, what overwrites them, and what is durable.
 //!
-//! A block goes from missing to present once and never back. On the way it is *unrecorded*: its
-//! data is in the image but the present log does not say so yet. A flush first makes the data
-//! durable, then records, then answers (I2). Every block enters `unrecorded` before it leaves
-//! `missing`, so whoever sees it present also sees that it must still be recorded.
+//! A block goes from missing to present once and never back. On the way it is
+//! [unrecorded](crate::unrecorded): its data is in the image but the present log does not say so
+//! yet. Every block enters `unrecorded` before it leaves `missing`, so whoever sees it present also
+//! sees that it must still be recorded.
 
 use crate::blockmap::AtomicBlockMap;
 use crate::disk::{Fetcher, Fill, PresentLog};
 use crate::stripes::Stripes;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Arc, Mutex};
+use crate::unrecorded::Unrecorded;
 use crate::waiters::Waiters;
 use crate::{Attempt, Error, ErrorKind, Image, Result, ZeroMode};
 use dray_types::{BLOCK_SIZE, BlockRange, BlockSet};
+
+const CHANGING: &str = "changing an image with missing blocks";
 
 /// The blocks that a change touches.
 #[derive(Clone, Copy, Debug)]
@@ -57,17 +60,12 @@ pub(crate) struct Missing {
     backing: Arc<dyn Image>,
     image_len: u64,
     missing: AtomicBlockMap,
-    unrecorded: AtomicBlockMap,
+    unrecorded: Unrecorded,
     source: Mutex<Option<Source>>,
     stripes: Stripes,
     waiters: Waiters,
     /// The operator told dray to fail what waits.
     failed: AtomicBool,
-    /// Held from the snapshot of what is unrecorded until it is recorded.
-    recording: Mutex<()>,
-    /// A sync failed: the kernel reports that once and then forgets it, so nothing that was
-    /// written before may be recorded as durable any more.
-    sync_failed: AtomicBool,
     /// Missing blocks that the guest overwrote before they came.
     cancelled: AtomicU64,
 }
@@ -80,13 +78,11 @@ impl Missing {
             backing,
             image_len,
             missing: AtomicBlockMap::new(blocks),
-            unrecorded: AtomicBlockMap::new(blocks),
+            unrecorded: Unrecorded::new(blocks),
             source: Mutex::new(None),
             stripes: Stripes::default(),
             waiters: Waiters::default(),
             failed: AtomicBool::new(false),
-            recording: Mutex::new(()),
-            sync_failed: AtomicBool::new(false),
             cancelled: AtomicU64::new(0),
         }
     }
@@ -96,17 +92,23 @@ impl Missing {
         *lock(&self.source) = Some(Source { fetcher, log: None });
     }
 
+    /// From now on `missing` is to come. Blocks of `unrecorded` came to an earlier process, which
+    /// noted them: nothing durable says so yet.
     pub(crate) fn begin(
         &self,
         missing: &BlockSet,
+        unrecorded: &BlockSet,
         fetcher: Arc<dyn Fetcher>,
         log: Arc<dyn PresentLog>,
     ) {
         *lock(&self.source) = Some(Source { fetcher, log: Some(log) });
         let image = BlockRange::whole(self.image_len);
-        for run in missing.intersection(image).runs() {
+        let mut unrecorded = unrecorded.intersection(image);
+        unrecorded.subtract(missing);
+        self.unrecorded.inherit(&unrecorded);
+        missing.intersection(image).runs().for_each(|run| {
             self.missing.set(run);
-        }
+        });
     }
 
     pub(crate) fn fetcher(&self) -> Result<Arc<dyn Fetcher>> {
@@ -132,6 +134,11 @@ impl Missing {
     /// True when no block of `range` is missing.
     pub(crate) fn has_all(&self, range: BlockRange) -> bool {
         self.missing.is_empty() || !self.missing.intersects(range)
+    }
+
+    /// Whether blocks may be changed, missing or not.
+    pub(crate) fn check_usable(&self) -> Result<()> {
+        self.unrecorded.check_usable(CHANGING)
     }
 
     /// What is being waited for.
@@ -170,6 +177,7 @@ impl Missing {
         touched: Touched,
         change: impl FnOnce() -> Result<()>,
     ) -> Result<bool> {
+        self.check_usable()?;
         if self.has_all(touched.all) {
             return change().map(|()| false);
         }
@@ -190,6 +198,7 @@ impl Missing {
         touched: Touched,
         change: impl FnOnce() -> Result<Attempt>,
     ) -> Result<Attempt> {
+        self.check_usable()?;
         if self.has_all(touched.all) {
             return change();
         }
@@ -208,8 +217,7 @@ impl Missing {
     }
 
     /// The data of `range` is in the image; its stripes are held. Returns how many of its blocks
-    /// were missing. Each is noted before it counts as present: a process that is killed must not
-    /// fetch old data over a write that was acknowledged and not yet flushed.
+    /// were missing.
     fn arrived(&self, range: BlockRange) -> Result<u64> {
         let runs = self.missing.runs_in(range);
         if runs.is_empty() {
@@ -217,10 +225,7 @@ impl Missing {
         }
         let log = self.log();
         for &run in &runs {
-            if let Some(log) = &log {
-                log.note(run)?;
-            }
-            self.unrecorded.set(run);
+            self.unrecorded.add(log.as_deref(), run)?;
             self.missing.clear(run);
             self.waiters.wake(run);
         }
@@ -250,37 +255,23 @@ impl Missing {
         self.arrived(range)
     }
 
-    /// Makes the image durable, then the record of every block that became present before (I2).
-    pub(crate) fn checkpoint(&self) -> Result<()> {
-        const WHAT: &str = "flushing an image with missing blocks";
-        if self.is_over() {
-            return self.backing.flush();
-        }
-        let _one = lock(&self.recording);
-        if self.sync_failed.load(Ordering::SeqCst) {
-            let why = "an earlier flush failed, so what was lost is unknown; restart the agent";
-            return Err(Error::new(ErrorKind::Io, WHAT, why));
-        }
-        let arrived = self.unrecorded.snapshot();
-        self.note_sync(self.backing.flush())?;
-        if arrived.is_empty() {
-            return Ok(());
-        }
-        let log = self.log().ok_or_else(|| {
-            Error::new(ErrorKind::Invalid, WHAT, "there is no log of present blocks")
-        })?;
-        log.record(&arrived)?;
-        arrived.runs().for_each(|run| {
-            self.unrecorded.clear(run);
-        });
-        Ok(())
+    /// A guest's flush: makes the image durable, then the record of every block that became present
+    /// before (I2).
+    pub(crate) fn flush(&self) -> Result<()> {
+        self.record_after(|| self.backing.flush())
     }
 
-    fn note_sync(&self, result: Result<()>) -> Result<()> {
-        if result.is_err() {
-            self.sync_failed.store(true, Ordering::SeqCst);
+    /// The same for dray's own sake.
+    pub(crate) fn checkpoint(&self) -> Result<()> {
+        self.record_after(|| self.backing.sync())
+    }
+
+    fn record_after(&self, sync: impl FnOnce() -> Result<()>) -> Result<()> {
+        if self.is_over() {
+            return sync();
         }
-        result
+        let log = self.log();
+        self.unrecorded.record("flushing an image with missing blocks", log.as_deref(), sync)
     }
 
     pub(crate) fn set_failed(&self, failed: bool) {

@@ -14,11 +14,12 @@ use crate::image::Joined;
 use crate::missing::Touched;
 use crate::runs::copy_run;
 use crate::stripes::Stripes;
-use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Arc, Mutex, MutexGuard};
-use crate::{Attempt, Error, ErrorKind, Extent, Geometry, Image, Result, ZeroMode};
+use crate::sync::Arc;
+use crate::unrecorded::Unrecorded;
+use crate::{Attempt, Error, ErrorKind, Extent, Geometry, Image, Result, WriteBackError, ZeroMode};
 use dray_types::{BLOCK_SIZE, BlockRange, BlockSet};
 
+const CHANGING: &str = "changing an overlay";
 /// Blocks merged down by one request: 1 MiB.
 const MERGE_BLOCKS: u64 = 256;
 
@@ -29,20 +30,17 @@ pub struct Overlay {
     len: u64,
     here: AtomicBlockMap,
     /// Here, and the log does not say so yet.
-    unrecorded: AtomicBlockMap,
+    unrecorded: Unrecorded,
     /// Here, and perhaps not below.
     unmerged: AtomicBlockMap,
     log: Arc<dyn PresentLog>,
     stripes: Stripes,
-    /// Held from the snapshot of what is unrecorded until it is recorded.
-    recording: Mutex<()>,
-    /// A sync failed: nothing written before may be recorded as durable any more.
-    sync_failed: AtomicBool,
 }
 
 impl Overlay {
     /// An overlay in `file`, which is as long as what is seen, with the blocks `here` in it. `log`
-    /// knows them, and is told only of those that come.
+    /// knows them, and is told only of those that come, and of `unrecorded`: these are here only by
+    /// a note, of an earlier process, and the next flush records them before it is answered.
     ///
     /// # Errors
     /// `Invalid` when the image below has another length.
@@ -50,6 +48,7 @@ impl Overlay {
         below: Arc<dyn Image>,
         file: Arc<dyn Image>,
         here: &BlockSet,
+        unrecorded: &BlockSet,
         log: Arc<dyn PresentLog>,
     ) -> Result<Self> {
         let (len, there) = (file.geometry().len, below.geometry().len);
@@ -59,22 +58,22 @@ impl Overlay {
         }
         let whole = BlockRange::whole(len);
         let map = || AtomicBlockMap::new(whole.len);
-        let (known, unmerged) = (map(), map());
-        for run in here.intersection(whole).runs() {
+        let (known, unmerged, noted) = (map(), map(), Unrecorded::new(whole.len));
+        let unrecorded = unrecorded.intersection(whole);
+        for run in here.intersection(whole).runs().chain(unrecorded.runs()) {
             known.set(run);
             unmerged.set(run);
         }
+        noted.inherit(&unrecorded);
         Ok(Self {
             below,
             file,
             len,
             here: known,
-            unrecorded: map(),
+            unrecorded: noted,
             unmerged,
             log,
             stripes: Stripes::default(),
-            recording: Mutex::new(()),
-            sync_failed: AtomicBool::new(false),
         })
     }
 
@@ -102,6 +101,7 @@ impl Overlay {
     /// # Errors
     /// What either image reports; the blocks then stay unmerged.
     pub fn merge(&self, from: u64) -> Result<Option<BlockRange>> {
+        self.unrecorded.check_usable("merging an overlay")?;
         let Some(run) = self.unmerged.next_run(from, MERGE_BLOCKS) else { return Ok(None) };
         // Cleared before it is read: a write that completes later marks it again.
         self.unmerged.clear(run);
@@ -152,6 +152,7 @@ impl Overlay {
 
     /// Runs `change`, which changes what `touched` says in the file.
     fn change<T>(&self, touched: Touched, change: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.unrecorded.check_usable(CHANGING)?;
         let done = if self.has_all(touched.all) { change() } else { self.bring(touched, change) };
         // Whatever came of it: what is in the file may differ from what is below.
         for run in self.here.runs_in(touched.all) {
@@ -170,15 +171,13 @@ impl Overlay {
         Ok(done)
     }
 
-    /// The blocks of `range` are in the file; its stripes are held. Each is noted before it counts
-    /// as here: a process that is killed must not read from below what was acknowledged.
+    /// The blocks of `range` are in the file; its stripes are held.
     fn arrived(&self, range: BlockRange) -> Result<()> {
         let mut at = range.start;
         for run in self.here.runs_in(range).into_iter().chain([BlockRange::new(range.end(), 0)]) {
             if run.start > at {
                 let new = BlockRange::new(at, run.start - at);
-                self.log.note(new)?;
-                self.unrecorded.set(new);
+                self.unrecorded.add(Some(&*self.log), new)?;
                 self.here.set(new);
             }
             at = run.end();
@@ -186,8 +185,13 @@ impl Overlay {
         Ok(())
     }
 
+    /// Makes the file durable by `sync`, then the record of every block that came here before (I2).
+    fn checkpoint(&self, sync: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.unrecorded.record("flushing an overlay", Some(&*self.log), sync)
+    }
+
     fn recorded(&self, fua: bool) -> Result<()> {
-        if fua { self.flush() } else { Ok(()) }
+        if fua { self.sync() } else { Ok(()) }
     }
 
     fn check(&self, what: &str, offset: u64, len: u64) -> Result<()> {
@@ -243,26 +247,15 @@ impl Image for Overlay {
     }
 
     fn flush(&self) -> Result<()> {
-        const WHAT: &str = "flushing an overlay";
-        let _one = lock(&self.recording);
-        if self.sync_failed.load(Ordering::SeqCst) {
-            let why = "an earlier flush failed, so what was lost is unknown; restart the agent";
-            return Err(Error::new(ErrorKind::Io, WHAT, why));
-        }
-        let arrived = self.unrecorded.snapshot();
-        let synced = self.file.flush();
-        if synced.is_err() {
-            self.sync_failed.store(true, Ordering::SeqCst);
-        }
-        synced?;
-        if arrived.is_empty() {
-            return Ok(());
-        }
-        self.log.record(&arrived)?;
-        arrived.runs().for_each(|run| {
-            self.unrecorded.clear(run);
-        });
-        Ok(())
+        self.checkpoint(|| self.file.flush())
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.checkpoint(|| self.file.sync())
+    }
+
+    fn write_back_error(&self) -> Option<WriteBackError> {
+        self.file.write_back_error()
     }
 
     fn extents(&self, offset: u64, len: u64, max: usize) -> Result<Vec<Extent>> {
@@ -306,14 +299,11 @@ impl Image for Overlay {
         if len == 0 || !self.has_all(touched.all) {
             return Ok(Attempt::WouldWait);
         }
+        self.unrecorded.check_usable(CHANGING)?;
         let attempt = self.file.try_write_at(data, offset)?;
         if attempt == Attempt::Done {
             self.unmerged.set(touched.all);
         }
         Ok(attempt)
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }

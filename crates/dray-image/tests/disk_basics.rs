@@ -6,7 +6,7 @@ use dray_image::{
     IntentLog, PresentLog, Result, ZeroMode,
 };
 use dray_types::{BLOCK_SIZE, BlockRange, BlockSet};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -50,6 +50,8 @@ struct Log {
     present: Mutex<BlockSet>,
     noted: Mutex<BlockSet>,
     records: AtomicU64,
+    /// Notes cannot be taken back.
+    stuck: AtomicBool,
 }
 
 impl PresentLog for Log {
@@ -61,6 +63,14 @@ impl PresentLog for Log {
     fn record(&self, present: &BlockSet) -> Result<()> {
         self.present.lock().unwrap().union_with(present);
         self.records.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn forget_notes(&self) -> Result<()> {
+        if self.stuck.load(Ordering::SeqCst) {
+            return Err(Error::new(ErrorKind::NoSpace, "taking back notes", "disk full"));
+        }
+        *self.noted.lock().unwrap() = BlockSet::new();
         Ok(())
     }
 }
@@ -193,27 +203,116 @@ fn intent_is_durable_before_the_first_write_into_a_region() {
     log.disk.lock().unwrap().take();
 }
 
+/// Changes of every kind, each in a thread of its own.
+fn changes(disk: &Arc<Disk>) -> Vec<thread::JoinHandle<Result<()>>> {
+    let write = |disk: &Disk| disk.write_at(&[1; 512], 0, false);
+    let zero = |disk: &Disk| disk.zero(4096, 512, ZeroMode::MayUnmap, false);
+    let discard = |disk: &Disk| disk.discard(8192, 512, true);
+    let all: [fn(&Disk) -> Result<()>; 3] = [write, zero, discard];
+    let spawn = |change: fn(&Disk) -> Result<()>| {
+        let disk = Arc::clone(disk);
+        thread::spawn(move || change(&disk))
+    };
+    all.into_iter().map(spawn).collect()
+}
+
 #[test]
-fn incoming_reads_come_from_the_owner_and_changes_are_refused() {
+fn incoming_reads_come_from_the_owner_and_changes_wait_for_the_handover() {
     let Fixture { disk, _dir } = fixture(MIB);
     disk.begin_incoming(Arc::new(Sevens::default()));
     let mut buf = [0; 512];
     assert_eq!(disk.try_read_at(&mut buf, 0).unwrap(), Attempt::WouldWait);
     disk.read_at(&mut buf, 0).unwrap();
     assert_eq!(buf, [7; 512]);
-    assert_eq!(disk.write_at(&buf, 0, false).unwrap_err().kind, ErrorKind::Unavailable);
-    assert_eq!(disk.discard(0, 512, false).unwrap_err().kind, ErrorKind::Unavailable);
+    assert_eq!(disk.try_write_at(&buf, 0).unwrap(), Attempt::WouldWait);
+    let waiting = changes(&disk);
     assert_eq!(disk.extents(0, MIB, 4).unwrap()[0].kind, ExtentKind::Data);
     disk.flush().unwrap();
-    disk.serve_with_missing(BlockSet::new(), Arc::new(Sevens::default()), Arc::new(Log::default()));
-    disk.write_at(&buf, 0, true).unwrap();
+    assert!(disk.quiesce(SOON).is_err(), "another host's guest cannot be quiesced here");
+    assert_eq!(disk.stats().writes, 0);
+    disk.serve_with_missing(
+        BlockSet::new(),
+        &BlockSet::new(),
+        Arc::new(Sevens::default()),
+        Arc::new(Log::default()),
+    );
+    waiting.into_iter().for_each(|change| change.join().unwrap().unwrap());
+    disk.read_at(&mut buf, 0).unwrap();
+    assert_eq!(buf, [1; 512]);
+}
+
+#[test]
+fn changes_that_wait_for_a_handover_fail_when_the_image_is_discarded() {
+    let Fixture { disk, _dir } = fixture(MIB);
+    disk.begin_incoming(Arc::new(Sevens::default()));
+    let waiting = changes(&disk);
+    disk.fail_parked();
+    for change in waiting.into_iter().chain(changes(&disk)) {
+        assert_eq!(change.join().unwrap().unwrap_err().kind, ErrorKind::Unavailable);
+    }
+    disk.read_at(&mut [0; 512], 0).unwrap();
+    disk.flush().unwrap();
+}
+
+#[test]
+fn a_shut_disk_holds_reads_changes_and_flushes() {
+    let Fixture { disk, _dir } = fixture(MIB);
+    let disk = Disk::new_shut(Arc::clone(disk.backing()));
+    assert_eq!(disk.try_read_at(&mut [0; 512], 0).unwrap(), Attempt::WouldWait);
+    assert_eq!(disk.try_write_at(&[1; 512], 0).unwrap(), Attempt::WouldWait);
+    let io = || {
+        let mut all = changes(&disk);
+        let (reader, flusher) = (Arc::clone(&disk), Arc::clone(&disk));
+        all.push(thread::spawn(move || reader.read_at(&mut [0; 512], 0)));
+        all.push(thread::spawn(move || flusher.flush()));
+        all
+    };
+    let waiting = io();
+    // What ends other causes opens nothing.
+    disk.unpark();
+    disk.wait_again();
+    drop(disk.quiesce(SOON).unwrap());
+    let stats = disk.stats();
+    assert_eq!((stats.reads, stats.writes, stats.zeroes), (0, 0, 0));
+    disk.unshut();
+    waiting.into_iter().for_each(|io| io.join().unwrap().unwrap());
+    disk.shut();
+    let waiting = io();
+    disk.fail_parked();
+    for io in waiting.into_iter().chain(io()) {
+        assert_eq!(io.join().unwrap().unwrap_err().kind, ErrorKind::Unavailable);
+    }
+    disk.wait_again();
+    let waiting = io();
+    disk.unshut();
+    waiting.into_iter().for_each(|io| io.join().unwrap().unwrap());
+}
+
+#[test]
+fn a_disk_that_is_parked_while_it_is_shut_is_parked_when_it_is_no_longer_shut() {
+    let Fixture { disk, _dir } = fixture(MIB);
+    let disk = Disk::new_shut(Arc::clone(disk.backing()));
+    disk.park(disk.quiesce(Duration::ZERO).unwrap());
+    disk.unshut();
+    disk.flush().unwrap();
+    assert_eq!(disk.try_read_at(&mut [0; 512], 0).unwrap(), Attempt::WouldWait);
+    disk.shut();
+    disk.unpark();
+    assert_eq!(disk.try_read_at(&mut [0; 512], 0).unwrap(), Attempt::WouldWait);
+    disk.unshut();
+    disk.read_at(&mut [0; 512], 0).unwrap();
 }
 
 #[test]
 fn reads_wait_for_missing_blocks_and_are_asked_for_once() {
     let Fixture { disk, _dir } = fixture(MIB);
     let (source, log) = (Arc::new(Sevens::default()), Arc::new(Log::default()));
-    disk.serve_with_missing(missing(&[(2, 3), (9, 1)]), Arc::clone(&source) as _, log);
+    disk.serve_with_missing(
+        missing(&[(2, 3), (9, 1)]),
+        &BlockSet::new(),
+        Arc::clone(&source) as _,
+        log,
+    );
     let reader = thread::spawn({
         let disk = Arc::clone(&disk);
         move || {
@@ -238,7 +337,12 @@ fn reads_wait_for_missing_blocks_and_are_asked_for_once() {
 fn whole_block_writes_cancel_the_fetch_and_parts_wait_for_it() {
     let Fixture { disk, _dir } = fixture(MIB + 100);
     let (source, log) = (Arc::new(Sevens::default()), Arc::new(Log::default()));
-    disk.serve_with_missing(missing(&[(0, 257)]), Arc::clone(&source) as _, Arc::clone(&log) as _);
+    disk.serve_with_missing(
+        missing(&[(0, 257)]),
+        &BlockSet::new(),
+        Arc::clone(&source) as _,
+        Arc::clone(&log) as _,
+    );
     assert_eq!(disk.try_write_at(&[1; 4096], 4096).unwrap(), Attempt::Done);
     disk.discard(8192, 4096, false).unwrap();
     // All that exists of the last block.
@@ -264,7 +368,12 @@ fn whole_block_writes_cancel_the_fetch_and_parts_wait_for_it() {
 fn a_flush_with_nothing_new_writes_no_record() {
     let Fixture { disk, _dir } = fixture(MIB);
     let log = Arc::new(Log::default());
-    disk.serve_with_missing(missing(&[(0, 9)]), Arc::new(Sevens::default()), Arc::clone(&log) as _);
+    disk.serve_with_missing(
+        missing(&[(0, 9)]),
+        &BlockSet::new(),
+        Arc::new(Sevens::default()),
+        Arc::clone(&log) as _,
+    );
     disk.flush().unwrap();
     disk.write_at(&[1; 4096], 20 * 4096, true).unwrap();
     assert_eq!(log.records.load(Ordering::SeqCst), 0);
@@ -282,7 +391,7 @@ fn told_to_fail_only_what_needs_missing_blocks_fails() {
     let Fixture { disk, _dir } = fixture(MIB);
     let source = Arc::new(Sevens::default());
     let log = Arc::new(Log::default());
-    disk.serve_with_missing(missing(&[(0, 1)]), Arc::clone(&source) as _, log);
+    disk.serve_with_missing(missing(&[(0, 1)]), &BlockSet::new(), Arc::clone(&source) as _, log);
     let reader = thread::spawn({
         let disk = Arc::clone(&disk);
         move || disk.read_at(&mut [0; 512], 0)
@@ -300,7 +409,12 @@ fn told_to_fail_only_what_needs_missing_blocks_fails() {
 fn missing_blocks_show_as_data() {
     let Fixture { disk, _dir } = fixture(MIB);
     let log = Arc::new(Log::default());
-    disk.serve_with_missing(missing(&[(4, 4), (20, 1)]), Arc::new(Sevens::default()), log);
+    disk.serve_with_missing(
+        missing(&[(4, 4), (20, 1)]),
+        &BlockSet::new(),
+        Arc::new(Sevens::default()),
+        log,
+    );
     let found: Vec<_> = disk
         .extents(5 * 4096, MIB - 5 * 4096, 9)
         .unwrap()
@@ -335,11 +449,16 @@ fn first(op: Op, kind: ErrorKind) -> Fault {
     Fault { name: "first".to_owned(), op, when: When::Nth(1), kind }
 }
 
+fn serve(disk: &Disk, missing: BlockSet, log: &Arc<Log>) {
+    let source = Arc::new(Sevens::default());
+    disk.serve_with_missing(missing, &BlockSet::new(), source, Arc::clone(log) as _);
+}
+
 #[test]
-fn after_a_failed_sync_nothing_is_recorded_as_present() {
+fn after_a_failed_sync_nothing_is_recorded_and_nothing_noted_is_believed() {
     let (_dir, faults, disk) = faulty(MIB);
     let log = Arc::new(Log::default());
-    disk.serve_with_missing(missing(&[(0, 9)]), Arc::new(Sevens::default()), Arc::clone(&log) as _);
+    serve(&disk, missing(&[(0, 9)]), &log);
     disk.fill(BlockRange::new(0, 4), Fill::Zero).unwrap();
     faults.layer().arm(first(Op::Flush, ErrorKind::Io));
     assert_eq!(disk.flush().unwrap_err().kind, ErrorKind::Io);
@@ -347,13 +466,58 @@ fn after_a_failed_sync_nothing_is_recorded_as_present() {
     let error = disk.checkpoint().unwrap_err();
     assert!(error.to_string().contains("restart the agent"), "{error}");
     assert_eq!(log.records.load(Ordering::SeqCst), 0);
+    assert!(log.noted.lock().unwrap().is_empty());
+    // Nothing that no flush can ever answer for is accepted.
+    for at in [0, 8 * 4096, 20 * 4096] {
+        let refused = disk.write_at(&[1; 4096], at, false).unwrap_err();
+        assert!(refused.to_string().contains("restart the agent"), "{refused}");
+        disk.try_write_at(&[1; 4096], at).unwrap_err();
+        disk.discard(at, 4096, false).unwrap_err();
+    }
+    disk.fill(BlockRange::new(4, 1), Fill::Zero).unwrap_err();
+    assert!(log.noted.lock().unwrap().is_empty());
+    disk.read_at(&mut [0; 512], 0).unwrap();
+}
+
+#[test]
+fn notes_that_cannot_be_taken_back_are_tried_again_at_each_flush() {
+    let (_dir, faults, disk) = faulty(MIB);
+    let log = Arc::new(Log::default());
+    serve(&disk, missing(&[(0, 9)]), &log);
+    disk.fill(BlockRange::new(0, 4), Fill::Zero).unwrap();
+    faults.layer().arm(first(Op::Flush, ErrorKind::Io));
+    log.stuck.store(true, Ordering::SeqCst);
+    for _ in 0..2 {
+        let error = disk.flush().unwrap_err().to_string();
+        assert!(error.contains("disk full") && error.contains("only when"), "{error}");
+        assert_eq!(log.noted.lock().unwrap().len(), 4);
+    }
+    disk.write_at(&[1; 4096], 0, false).unwrap_err();
+    log.stuck.store(false, Ordering::SeqCst);
+    let error = disk.flush().unwrap_err().to_string();
+    assert!(error.contains("restart the agent") && !error.contains("only when"), "{error}");
+    assert!(log.noted.lock().unwrap().is_empty());
+}
+
+#[test]
+fn blocks_that_an_earlier_process_noted_are_recorded_before_a_flush_is_answered() {
+    let Fixture { disk, _dir } = fixture(MIB);
+    let log = Arc::new(Log::default());
+    let source = Arc::new(Sevens::default());
+    let noted = missing(&[(2, 3)]);
+    disk.serve_with_missing(BlockSet::new(), &noted, source, Arc::clone(&log) as _);
+    assert_eq!(log.records.load(Ordering::SeqCst), 0);
+    disk.flush().unwrap();
+    assert_eq!(*log.present.lock().unwrap(), noted);
+    disk.flush().unwrap();
+    assert_eq!(log.records.load(Ordering::SeqCst), 1);
 }
 
 #[test]
 fn what_could_not_be_written_stays_missing() {
     let (_dir, faults, disk) = faulty(MIB);
     let log = Arc::new(Log::default());
-    disk.serve_with_missing(missing(&[(0, 4)]), Arc::new(Sevens::default()), log);
+    disk.serve_with_missing(missing(&[(0, 4)]), &BlockSet::new(), Arc::new(Sevens::default()), log);
     faults.layer().arm(first(Op::Write, ErrorKind::NoSpace));
     let sevens = [7; 4 * 4096];
     let error = disk.fill(BlockRange::new(0, 4), Fill::Data(&sevens)).unwrap_err();
@@ -378,7 +542,7 @@ fn a_failed_write_leaves_its_blocks_dirty() {
 fn a_block_is_noted_before_its_write_is_acknowledged() {
     let Fixture { disk, _dir } = fixture(MIB);
     let (source, log) = (Arc::new(Sevens::default()), Arc::new(Log::default()));
-    disk.serve_with_missing(missing(&[(0, 8)]), source, Arc::clone(&log) as _);
+    disk.serve_with_missing(missing(&[(0, 8)]), &BlockSet::new(), source, Arc::clone(&log) as _);
     disk.write_at(&[1; 4096], 4096, false).unwrap();
     assert_eq!(*log.noted.lock().unwrap(), missing(&[(1, 1)]));
     assert_eq!(disk.try_write_at(&[1; 4096], 3 * 4096).unwrap(), Attempt::Done);

@@ -15,6 +15,8 @@ mod missing;
 mod stripes;
 #[path = "../src/tracker.rs"]
 mod tracker;
+#[path = "../src/unrecorded.rs"]
+mod unrecorded;
 #[path = "../src/waiters.rs"]
 mod waiters;
 
@@ -118,7 +120,7 @@ fn what_waits_at_a_parked_gate_goes_on_or_fails_and_is_never_forgotten() {
         gate.park(gate.quiesce(FOREVER).unwrap());
         assert!(gate.is_parked() && gate.try_enter().is_none());
         assert!(gate.fail());
-        gate.open();
+        gate.unpark();
         let _outcomes: Vec<bool> = io.into_iter().map(|thread| thread.join().unwrap()).collect();
         assert!(gate.enter().is_ok());
     });
@@ -287,6 +289,9 @@ const NEW: u64 = 9;
 struct Backing {
     live: Arc<Numbers>,
     durable: Numbers,
+    /// The next flush fails, and what it should have made durable is lost.
+    fails: AtomicBool,
+    lost: Numbers,
 }
 
 impl Image for Backing {
@@ -316,8 +321,18 @@ impl Image for Backing {
 
     fn flush(&self) -> Result<()> {
         let copy: Vec<u64> = (0..4).map(|number| self.live.get(number)).collect();
+        if self.fails.swap(false, Ordering::SeqCst) {
+            let lost = |(n, &value): (usize, &u64)| self.lost.put(n as u64, value);
+            copy.iter().enumerate().for_each(lost);
+            thread::yield_now();
+            return Err(Error::new(ErrorKind::Io, "flushing", "the device failed"));
+        }
         copy.into_iter().enumerate().for_each(|(n, value)| self.durable.put(n as u64, value));
         Ok(())
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.flush()
     }
 
     fn extents(&self, _: u64, _: u64, _: usize) -> Result<Vec<Extent>> {
@@ -330,6 +345,7 @@ struct Source {
     asked: AtomicU64,
     backing: Arc<Backing>,
     recorded: Numbers,
+    noted: shuttle::sync::Mutex<BlockSet>,
 }
 
 impl Fetcher for Source {
@@ -343,7 +359,8 @@ impl Fetcher for Source {
 }
 
 impl PresentLog for Source {
-    fn note(&self, _run: dray_types::BlockRange) -> Result<()> {
+    fn note(&self, run: BlockRange) -> Result<()> {
+        self.noted.lock().unwrap().insert(run);
         Ok(())
     }
 
@@ -356,17 +373,30 @@ impl PresentLog for Source {
         }
         Ok(())
     }
+
+    fn forget_notes(&self) -> Result<()> {
+        *self.noted.lock().unwrap() = BlockSet::new();
+        Ok(())
+    }
+}
+
+fn numbers() -> Numbers {
+    Numbers(std::array::from_fn(|_| AtomicU64::new(0)))
 }
 
 fn incoming() -> (Arc<Missing>, Arc<Backing>, Arc<Source>) {
-    let durable = Numbers(std::array::from_fn(|_| AtomicU64::new(0)));
-    let backing = Arc::new(Backing { live: Numbers::new(), durable });
-    let recorded = Numbers(std::array::from_fn(|_| AtomicU64::new(0)));
-    let source =
-        Arc::new(Source { asked: AtomicU64::new(0), backing: Arc::clone(&backing), recorded });
+    let (durable, lost) = (numbers(), numbers());
+    let fails = AtomicBool::new(false);
+    let backing = Arc::new(Backing { live: Numbers::new(), durable, fails, lost });
+    let source = Arc::new(Source {
+        asked: AtomicU64::new(0),
+        backing: Arc::clone(&backing),
+        recorded: numbers(),
+        noted: shuttle::sync::Mutex::new(BlockSet::new()),
+    });
     let missing = Arc::new(Missing::new(Arc::clone(&backing) as _));
     let all: BlockSet = [BlockRange::new(0, 4)].into_iter().collect();
-    missing.begin(&all, Arc::clone(&source) as _, Arc::clone(&source) as _);
+    missing.begin(&all, &BlockSet::new(), Arc::clone(&source) as _, Arc::clone(&source) as _);
     (missing, backing, source)
 }
 
@@ -422,5 +452,69 @@ fn told_to_fail_a_waiting_read_ends_whatever_else_happens() {
         }
         assert!(source.asked.load(Ordering::SeqCst) <= 1);
         assert!(missing.waiting().is_empty());
+    });
+}
+
+#[test]
+fn what_a_failed_sync_may_have_lost_is_not_believed_afterwards() {
+    explore(|| {
+        let (missing, backing, source) = incoming();
+        let writers: Vec<_> = (0..2)
+            .map(|number| {
+                let (missing, backing) = (Arc::clone(&missing), Arc::clone(&backing));
+                thread::spawn(move || {
+                    let at = number * BLOCK_SIZE;
+                    let touched = Touched::new(at, BLOCK_SIZE, 4 * BLOCK_SIZE);
+                    let data = [NEW as u8; BLOCK_SIZE as usize];
+                    missing.overwrite(touched, || backing.write_at(&data, at, false)).is_ok()
+                })
+            })
+            .collect();
+        backing.fails.store(true, Ordering::SeqCst);
+        missing.flush().unwrap_err();
+        missing.checkpoint().unwrap_err();
+        let done: Vec<bool> = writers.into_iter().map(|thread| thread.join().unwrap()).collect();
+        let noted = source.noted.lock().unwrap();
+        for (number, done) in (0..).zip(done) {
+            let lost = backing.lost.get(number) == NEW;
+            assert!(!lost || !noted.contains(number), "block {number} is lost and believed");
+            assert_eq!(source.recorded.get(number), 0, "recorded after a failed sync");
+            assert!(done || !noted.contains(number), "refused and noted");
+        }
+    });
+}
+
+#[test]
+fn a_gate_that_is_shut_lets_nothing_pass_whoever_lets_go_of_it() {
+    explore(|| {
+        let gate = gate::Gate::new();
+        let shut = Arc::new(AtomicBool::new(false));
+        let io: Vec<_> = (0..3)
+            .map(|kind| {
+                let (gate, shut) = (Arc::clone(&gate), Arc::clone(&shut));
+                thread::spawn(move || {
+                    let before = shut.load(Ordering::SeqCst);
+                    let pass = match kind {
+                        0 => Some(gate.enter().unwrap()),
+                        1 => gate.enter_read().map(|_| None).unwrap(),
+                        _ => gate.enter_flush().map(|_| None).unwrap(),
+                    };
+                    let after = shut.load(Ordering::SeqCst);
+                    assert!(!before || !after, "passed a gate that was shut all the time");
+                    drop(pass);
+                })
+            })
+            .collect();
+        let mut quiesced = gate.quiesce(FOREVER).unwrap();
+        quiesced.keep();
+        drop(quiesced);
+        shut.store(true, Ordering::SeqCst);
+        gate.unpark();
+        drop(gate.quiesce(FOREVER).unwrap());
+        assert!(gate.try_enter().is_none());
+        shut.store(false, Ordering::SeqCst);
+        gate.unshut();
+        io.into_iter().for_each(|thread| thread.join().unwrap());
+        assert!(gate.try_enter().is_some());
     });
 }

@@ -38,6 +38,10 @@ impl Image for Nothing {
         Ok(())
     }
 
+    fn sync(&self) -> Result<()> {
+        self.flush()
+    }
+
     fn extents(&self, _: u64, _: u64, _: usize) -> Result<Vec<Extent>> {
         Err(Error::new(ErrorKind::Io, "mapping", "not here"))
     }

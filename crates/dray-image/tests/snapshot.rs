@@ -185,6 +185,10 @@ impl PresentLog for Nowhere {
     fn note(&self, _: BlockRange) -> Result<()> {
         Ok(())
     }
+
+    fn forget_notes(&self) -> Result<()> {
+        Ok(())
+    }
 }
 
 #[test]
@@ -198,7 +202,7 @@ fn refused_while_blocks_are_missing_while_another_is_read_and_at_no_quiet_moment
     let why = host.disk.snapshot(first, &quiet, &everything()).map(drop).unwrap_err();
     assert_eq!(why.kind, ErrorKind::Invalid);
     let missing: BlockSet = [BlockRange::new(3, 2)].into_iter().collect();
-    host.disk.serve_with_missing(missing, Arc::new(Nowhere), Arc::new(Nowhere));
+    host.disk.serve_with_missing(missing, &BlockSet::new(), Arc::new(Nowhere), Arc::new(Nowhere));
     let why = host.disk.prepare_snapshot(&everything(), host.spill()).map(drop).unwrap_err();
     assert_eq!(why.kind, ErrorKind::Unavailable);
     assert!(why.to_string().contains("2 blocks of the image are not on this host"), "{why}");

@@ -106,6 +106,10 @@ impl Image for Backing {
         Ok(())
     }
 
+    fn sync(&self) -> Result<()> {
+        self.flush()
+    }
+
     fn extents(&self, offset: u64, len: u64, _: usize) -> Result<Vec<Extent>> {
         let kind = |nth: u64| match self.0.get(nth as usize) {
             0 => ExtentKind::Hole,

@@ -53,7 +53,7 @@ impl Exports for All {
         NAMES.map(ExportInfo::new).to_vec()
     }
 
-    fn open(&self, name: &str) -> Result<Arc<dyn Image>, ExportError> {
+    fn open(&self, name: &str, _: &dray_nbd::Client) -> Result<Arc<dyn Image>, ExportError> {
         let nth = NAMES.iter().position(|known| *known == name);
         nth.map(|nth| Arc::clone(&self.0[nth])).ok_or_else(|| ExportError::unknown(name))
     }

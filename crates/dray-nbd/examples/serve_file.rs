@@ -5,7 +5,7 @@
 //! `bench/nbd-compare.sh`.
 
 use dray_image::{Disk, FileImage, FileOptions, Image};
-use dray_nbd::{ExportError, ExportInfo, Exports, Server};
+use dray_nbd::{Client, ExportError, ExportInfo, Exports, Server};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ impl Exports for OneFile {
         vec![ExportInfo { fast_zero: true, ..ExportInfo::new("") }]
     }
 
-    fn open(&self, name: &str) -> Result<Arc<dyn Image>, ExportError> {
+    fn open(&self, name: &str, _: &Client) -> Result<Arc<dyn Image>, ExportError> {
         if name.is_empty() { Ok(Arc::clone(&self.0)) } else { Err(ExportError::unknown(name)) }
     }
 }

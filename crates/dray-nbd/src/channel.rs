@@ -1,5 +1,6 @@
 //! A byte stream to one client: a unix or TCP socket, bare; TLS over it is in `crate::tls`.
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::net::{
     RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, recvmsg, sendmsg,
@@ -27,6 +28,12 @@ pub(crate) trait Channel: Send + Sync {
 
     /// Lets `receive` fail after this long without a byte; `None` waits for ever.
     fn receive_within(&self, limit: Option<Duration>) -> io::Result<()>;
+
+    /// Whether the other end has closed or failed, whatever it sent before; the default says that
+    /// nobody can know.
+    fn has_hung_up(&self) -> bool {
+        false
+    }
 
     /// Ends both directions at once, also for a thread that waits in either.
     fn cut(&self);
@@ -125,6 +132,13 @@ impl Channel for Socket {
             Self::Unix(stream) => stream.set_read_timeout(limit),
             Self::Tcp(stream) => stream.set_read_timeout(limit),
         }
+    }
+
+    fn has_hung_up(&self) -> bool {
+        const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+        let mut sockets = [PollFd::new(self, gone)];
+        poll(&mut sockets, Some(&AT_ONCE)).is_ok() && sockets[0].revents().intersects(gone)
     }
 
     fn cut(&self) {

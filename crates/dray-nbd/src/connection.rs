@@ -3,8 +3,10 @@
 
 use crate::batch::Batch;
 use crate::inbound::Inbound;
-use crate::job::{Job, Work};
-use crate::limits::{LARGE_WRITE, MAX_DISCARDED_PAYLOAD, READ_PIECE, REPLY_BATCH, WRITE_PIECE};
+use crate::job::{Job, Parts, Work};
+use crate::limits::{
+    JOB_PIECE, LARGE_WRITE, MAX_DISCARDED_PAYLOAD, READ_PIECE, REPLY_BATCH, WRITE_PIECE,
+};
 use crate::proto::{Errno, cmd, cmd_flag};
 use crate::reply::{self, DATA_CHUNK_LEN, SIMPLE_LEN};
 use crate::request::{HEADER_LEN, Refusal, Request};
@@ -13,54 +15,47 @@ use crate::worker::Workers;
 use dray_image::{Attempt, ZeroMode};
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-const CLOSING: Refusal =
-    Refusal { errno: Errno::Shutdown, why: "the server is closing this connection" };
-
-/// Serves requests until the client says goodbye, leaves, or `closing` and the stream's end.
+/// Serves requests until the client says goodbye, leaves, or the session is closing.
 ///
 /// # Errors
 /// The client broke the protocol or the connection failed.
 ///
-/// Requests that had not begun are dropped then. `unfinished` is called when writes are still under
-/// way, before the client can know that the connection is over.
+/// Requests that had not begun are dropped then. `ends` is called before the client can know that the
+/// connection is over, when no request begins any more; it is told whether writes are still under
+/// way.
 pub(crate) fn transmit(
     inbound: Inbound,
     session: Arc<Session>,
-    closing: &AtomicBool,
-    unfinished: impl Fn(),
+    ends: impl Fn(bool),
 ) -> io::Result<()> {
     let workers = Workers::new(Arc::clone(&session));
-    let mut connection = Connection { session, inbound, workers, batch: Batch::default(), closing };
-    let end = connection.run(&unfinished);
-    connection.workers.abandon();
-    if connection.workers.are_changing() {
-        unfinished();
+    let mut connection = Connection { session, inbound, workers, batch: Batch::default() };
+    let end = connection.run(&ends);
+    if connection.session.is_closing() {
+        connection.leave(&ends);
     }
+    connection.workers.abandon();
+    ends(connection.workers.are_changing());
     // Now, not after the workers: what they wait for may take for ever.
     connection.inbound.channel().cut();
     end
 }
 
-struct Connection<'a> {
+struct Connection {
     session: Arc<Session>,
     inbound: Inbound,
     workers: Workers,
     batch: Batch,
-    closing: &'a AtomicBool,
 }
 
-impl Connection<'_> {
-    fn run(&mut self, unfinished: &impl Fn()) -> io::Result<()> {
+impl Connection {
+    fn run(&mut self, ends: &impl Fn(bool)) -> io::Result<()> {
         loop {
             if self.inbound.buffered().len() < HEADER_LEN || self.batch.len() >= REPLY_BATCH {
                 self.send_batch()?;
             }
-            if !self.inbound.need(HEADER_LEN)? {
-                if self.closing.load(Ordering::Acquire) {
-                    self.finish(unfinished);
-                }
+            if !self.inbound.need(HEADER_LEN)? || self.session.is_closing() {
                 return Ok(());
             }
             let request = Request::parse(&self.inbound.take()?).ok_or_else(|| {
@@ -68,7 +63,7 @@ impl Connection<'_> {
             })?;
             if request.command == cmd::DISC {
                 self.send_batch()?;
-                self.finish(unfinished);
+                self.finish(ends);
                 return Ok(());
             }
             self.handle(&request)?;
@@ -76,11 +71,17 @@ impl Connection<'_> {
     }
 
     /// Waits for the requests under way. The client may be cut off, or leave, before they end.
-    fn finish(&self, unfinished: &impl Fn()) {
-        if self.workers.are_changing() {
-            unfinished();
-        }
+    fn finish(&self, ends: &impl Fn(bool)) {
+        ends(self.workers.are_changing());
         self.workers.drain();
+    }
+
+    /// The server ends the connection: answers what has begun, drops the rest.
+    fn leave(&mut self, ends: &impl Fn(bool)) {
+        self.workers.abandon();
+        // Fails only if the client has gone, and then nobody misses the answers.
+        let _ = self.send_batch();
+        self.finish(ends);
     }
 
     fn send_batch(&mut self) -> io::Result<()> {
@@ -88,12 +89,7 @@ impl Connection<'_> {
     }
 
     fn handle(&mut self, request: &Request) -> io::Result<()> {
-        let allowed = if self.closing.load(Ordering::Acquire) {
-            Err(CLOSING)
-        } else {
-            request.check(&self.session.rules)
-        };
-        if let Err(refusal) = allowed {
+        if let Err(refusal) = request.check(&self.session.rules) {
             return self.refuse(request, refusal);
         }
         match request.command {
@@ -129,11 +125,16 @@ impl Connection<'_> {
 
     /// Before a request is handed over: at the limit, wait, but send what is done first.
     fn make_room(&mut self, bytes: u64) -> io::Result<()> {
-        if !self.workers.has_room(bytes) {
-            self.send_batch()?;
-            self.workers.wait_for_room(bytes);
+        if self.workers.has_room(bytes) {
+            return Ok(());
         }
-        Ok(())
+        self.send_batch()?;
+        let channel = self.inbound.channel();
+        let is_over = || self.session.is_closing() || channel.has_hung_up();
+        if self.workers.wait_for_room(bytes, is_over) {
+            return Ok(());
+        }
+        Err(io::ErrorKind::ConnectionAborted.into())
     }
 
     fn hand_over(&mut self, cookie: u64, offset: u64, len: u32, work: Work) -> io::Result<()> {
@@ -163,7 +164,7 @@ impl Connection<'_> {
                 let mut kept = self.session.buffers.get(len);
                 kept.copy_from_slice(data);
                 self.inbound.consume(len);
-                let work = Work::Write { data: kept, fua };
+                let work = Work::Write { data: kept, fua, parts: None };
                 self.hand_over(request.cookie, request.offset, request.len, work)
             }
             Err(error) => {
@@ -214,14 +215,25 @@ impl Connection<'_> {
         Ok(())
     }
 
-    /// Hands a write over from `done` bytes on; `begun` are the first of those that have come.
+    /// Hands a write over from `done` bytes on, piece by piece as it comes in; `begun` are the first
+    /// of those that have come.
     fn defer_rest(&mut self, request: &Request, done: u32, begun: &[u8]) -> io::Result<()> {
         let left = request.len - done;
-        let mut data = self.session.buffers.get(left as usize);
-        data[..begun.len()].copy_from_slice(begun);
-        self.inbound.read_exact(&mut data[begun.len()..])?;
-        let work = Work::Write { data, fua: request.has(cmd_flag::FUA) };
-        self.hand_over(request.cookie, request.offset + u64::from(done), left, work)
+        let parts = (left > JOB_PIECE).then(|| Parts::new(left.div_ceil(JOB_PIECE)));
+        let fua = request.has(cmd_flag::FUA);
+        let (mut done, mut begun) = (done, begun);
+        while done < request.len {
+            let now = JOB_PIECE.min(request.len - done);
+            self.make_room(u64::from(now))?;
+            let mut data = self.session.buffers.get(now as usize);
+            data[..begun.len()].copy_from_slice(begun);
+            self.inbound.read_exact(&mut data[begun.len()..])?;
+            begun = &[];
+            let work = Work::Write { data, fua, parts: parts.clone() };
+            self.hand_over(request.cookie, request.offset + u64::from(done), now, work)?;
+            done += now;
+        }
+        Ok(())
     }
 
     fn other(&mut self, request: &Request) -> io::Result<()> {
@@ -254,6 +266,14 @@ impl Connection<'_> {
             return Ok(());
         }
         let whole = request.has(cmd_flag::DF) || !self.session.rules.structured;
+        if whole && request.len > JOB_PIECE {
+            return self.hand_over(
+                request.cookie,
+                request.offset,
+                request.len,
+                Work::Read { whole },
+            );
+        }
         let step = if whole { request.len } else { READ_PIECE as u32 };
         let mut done = 0;
         while done < request.len {

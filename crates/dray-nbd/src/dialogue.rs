@@ -1,7 +1,8 @@
-//! What the server says to each option. Pure but for asking the export registry: an option and its
-//! payload in, reply bytes and the next step out.
+//! What the server says to each option. Pure but for asking at the `door` for exports: an option and
+//! its payload in, reply bytes and the next step out.
 
-use crate::export::{ExportError, ExportInfo, Exports};
+use crate::door::{Closed, Door};
+use crate::export::{ExportError, ExportInfo};
 use crate::limits::MAX_PAYLOAD;
 use crate::option::{InfoRequest, Malformed, export_name, info_request, meta_request};
 use crate::proto::{BASE_ALLOCATION, BASE_ALLOCATION_ID, export, info, opt, rep};
@@ -27,6 +28,8 @@ pub(crate) enum Next {
     Transmit(Box<Agreed>),
     /// Hang up.
     Close,
+    /// Hang up without a word: what there is to say, the client shall not hear.
+    Cut,
 }
 
 /// Whether TLS is there for this connection.
@@ -40,7 +43,7 @@ pub(crate) enum Secrecy {
 
 /// The state of one negotiation.
 pub(crate) struct Dialogue<'a> {
-    exports: &'a dyn Exports,
+    pub door: Door<'a>,
     pub secrecy: Secrecy,
     pub no_zeroes: bool,
     structured: bool,
@@ -51,9 +54,9 @@ pub(crate) struct Dialogue<'a> {
 }
 
 impl<'a> Dialogue<'a> {
-    pub(crate) fn new(exports: &'a dyn Exports, secrecy: Secrecy) -> Self {
+    pub(crate) fn new(door: Door<'a>, secrecy: Secrecy) -> Self {
         Self {
-            exports,
+            door,
             secrecy,
             no_zeroes: false,
             structured: false,
@@ -110,10 +113,11 @@ impl<'a> Dialogue<'a> {
         }
     }
 
-    fn no_such_export(&mut self, option: u32, error: &ExportError) -> Next {
+    fn no_such_export(&mut self, option: u32, closed: &Closed) -> Next {
+        let Closed::Refused(error) = closed else { return Next::Cut };
         let kind = match error {
             ExportError::Unknown { .. } => rep::ERR_UNKNOWN,
-            ExportError::Refused(_) => rep::ERR_POLICY,
+            ExportError::Refused(_) | ExportError::NotYet(_) => rep::ERR_POLICY,
             ExportError::ShuttingDown(_) => rep::ERR_SHUTDOWN,
         };
         self.refuse(option, kind, &error.to_string())
@@ -154,7 +158,7 @@ impl<'a> Dialogue<'a> {
         if !payload.is_empty() {
             return self.refuse(opt::LIST, rep::ERR_INVALID, "list has no payload");
         }
-        for ExportInfo { name, description, .. } in self.exports.list() {
+        for ExportInfo { name, description, .. } in self.door.exports.list() {
             let mut item = Vec::with_capacity(4 + name.len() + description.len());
             item.extend_from_slice(&(name.len() as u32).to_be_bytes());
             item.extend_from_slice(name.as_bytes());
@@ -178,8 +182,8 @@ impl<'a> Dialogue<'a> {
             Ok(request) => request,
             Err(fault) => return self.malformed(option, fault),
         };
-        if let Err(error) = self.exports.open(request.name) {
-            return self.no_such_export(option, &error);
+        if let Err(closed) = self.door.open(request.name) {
+            return self.no_such_export(option, &closed);
         }
         let asked = |query: &&[u8]| {
             *query == BASE_ALLOCATION.as_bytes() || (!setting && *query == b"base:")
@@ -213,8 +217,8 @@ impl<'a> Dialogue<'a> {
     fn export_name(&mut self, payload: &[u8]) -> Next {
         // This old option can only succeed or hang up.
         let Ok(name) = export_name(payload) else { return Next::Close };
-        let Ok(image) = self.exports.open(name) else { return Next::Close };
-        let agreed = self.agree(name, image, &self.exports.describe(name));
+        let Ok(image) = self.door.open(name) else { return Next::Close };
+        let agreed = self.agree(name, image, &self.door.exports.describe(name));
         self.out.extend_from_slice(&agreed.rules.len.to_be_bytes());
         self.out.extend_from_slice(&transmission_flags(&agreed.rules).to_be_bytes());
         if !self.no_zeroes {
@@ -228,11 +232,11 @@ impl<'a> Dialogue<'a> {
             Ok(request) => request,
             Err(fault) => return self.malformed(option, fault),
         };
-        let image = match self.exports.open(request.name) {
+        let image = match self.door.open(request.name) {
             Ok(image) => image,
-            Err(error) => return self.no_such_export(option, &error),
+            Err(closed) => return self.no_such_export(option, &closed),
         };
-        let about = self.exports.describe(request.name);
+        let about = self.door.exports.describe(request.name);
         let geometry = image.geometry();
         let agreed = self.agree(request.name, image, &about);
         let told = request.items.contains(&info::BLOCK_SIZE);

@@ -1,12 +1,8 @@
-//! What is served: the registry a server asks for exports, and who is attached to which.
-//!
-//! The registry belongs to the agent; this module only counts connections.
+//! What is served: the registry a server asks for exports. It belongs to the agent.
 
+use crate::peer::Client;
 use dray_image::Image;
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
 
 /// One export as clients see it in a list.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -38,9 +34,14 @@ pub enum ExportError {
         /// What it may do about it, starting with a separator; or empty.
         hint: String,
     },
-    /// The export exists, but not for this client or not in this state.
+    /// The export exists, but not for this client or not in this state. It is told so at once.
     #[error("export refused: {0}")]
     Refused(String),
+    /// The export cannot be had now, for a cause that may pass by itself. The client is held and the
+    /// registry asked again until it has passed, or until
+    /// [`OPEN_PATIENCE`](crate::limits::OPEN_PATIENCE) is over and the client is told.
+    #[error("export is not ready: {0}")]
+    NotYet(String),
     /// The export is being taken away.
     #[error("export is shutting down: {0}")]
     ShuttingDown(String),
@@ -58,11 +59,12 @@ pub trait Exports: Send + Sync {
     /// Every export that may be shown to anyone who asks.
     fn list(&self) -> Vec<ExportInfo>;
 
-    /// The image behind `name`. Looking is not attaching: a client may only want its size.
+    /// The image behind `name`, for `client`. Looking is not attaching: a client may only want its
+    /// size.
     ///
     /// # Errors
     /// Why the client does not get it.
-    fn open(&self, name: &str) -> Result<Arc<dyn Image>, ExportError>;
+    fn open(&self, name: &str, client: &Client) -> Result<Arc<dyn Image>, ExportError>;
 
     /// What `name` is shown as; exports that are not in the list may have it too.
     fn describe(&self, name: &str) -> ExportInfo {
@@ -70,100 +72,12 @@ pub trait Exports: Send + Sync {
         found.unwrap_or_else(|| ExportInfo::new(name))
     }
 
-    /// A connection to `name` begins to send requests; `connections` counts it. Calls for
-    /// connections that come and go at once may arrive in another order; `Server::connections`
-    /// always knows the present number.
-    fn attached(&self, _name: &str, _connections: usize) {}
+    /// A connection of `client` to `name` begins to send requests; `connections` counts it. Calls
+    /// for connections that come and go at once may arrive in another order;
+    /// `Server::connections` always knows the present number.
+    fn attached(&self, _name: &str, _client: &Client, _connections: usize) {}
 
-    /// A connection to `name` has ended and none of its requests is under way any more;
+    /// A connection of `client` to `name` has ended and none of its requests is under way any more;
     /// `connections` are left.
-    fn detached(&self, _name: &str, _connections: usize) {}
-}
-
-/// Who is attached, over all listeners of a server.
-pub(crate) struct Attachments {
-    exports: Arc<dyn Exports>,
-    users: Mutex<HashMap<String, Users>>,
-    left: Condvar,
-}
-
-#[derive(Default)]
-struct Users {
-    connections: usize,
-    /// Connections that are gone while writes of theirs are still under way.
-    unfinished: usize,
-}
-
-impl Attachments {
-    pub(crate) fn new(exports: Arc<dyn Exports>) -> Arc<Self> {
-        Arc::new(Self { exports, users: Mutex::default(), left: Condvar::new() })
-    }
-
-    pub(crate) fn exports(&self) -> &dyn Exports {
-        &*self.exports
-    }
-
-    fn users(&self) -> MutexGuard<'_, HashMap<String, Users>> {
-        self.users.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn count(&self, name: &str) -> usize {
-        self.users().get(name).map_or(0, |users| users.connections)
-    }
-
-    /// Counts a connection to `name` for as long as the result lives. Waits first for writes that
-    /// clients now gone have left under way: a client that comes back sends them again and goes
-    /// on, and then none of them may land on top of something newer. `None` when that takes
-    /// longer than `limit`.
-    pub(crate) fn attach(self: &Arc<Self>, name: &str, limit: Duration) -> Option<Attachment> {
-        let unfinished = |all: &mut HashMap<String, Users>| {
-            all.get(name).is_some_and(|users| users.unfinished > 0)
-        };
-        let wait = self.left.wait_timeout_while(self.users(), limit, unfinished);
-        let (mut all, waited) = wait.unwrap_or_else(PoisonError::into_inner);
-        if waited.timed_out() {
-            return None;
-        }
-        let users = all.entry(name.to_owned()).or_default();
-        users.connections += 1;
-        let count = users.connections;
-        drop(all);
-        self.exports.attached(name, count);
-        let unfinished = AtomicBool::new(false);
-        Some(Attachment { all: Arc::clone(self), name: name.to_owned(), unfinished })
-    }
-}
-
-/// One connection's use of an export.
-pub(crate) struct Attachment {
-    all: Arc<Attachments>,
-    name: String,
-    unfinished: AtomicBool,
-}
-
-impl Attachment {
-    /// The client is gone, but writes of its are under way until this is dropped.
-    pub(crate) fn is_unfinished(&self) {
-        if !self.unfinished.swap(true, Ordering::AcqRel)
-            && let Some(users) = self.all.users().get_mut(&self.name)
-        {
-            users.unfinished += 1;
-        }
-    }
-}
-
-impl Drop for Attachment {
-    fn drop(&mut self) {
-        let mut all = self.all.users();
-        let Some(users) = all.get_mut(&self.name) else { return };
-        users.connections -= 1;
-        users.unfinished -= usize::from(*self.unfinished.get_mut());
-        let left = users.connections;
-        if left == 0 {
-            all.remove(&self.name);
-        }
-        drop(all);
-        self.all.left.notify_all();
-        self.all.exports.detached(&self.name, left);
-    }
+    fn detached(&self, _name: &str, _client: &Client, _connections: usize) {}
 }

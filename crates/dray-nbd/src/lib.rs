@@ -5,11 +5,23 @@
 //! # A request's way
 //! `listener` accepts, `server` starts a thread for the connection. `negotiation` carries the
 //! options that `option` parses and `dialogue` answers, perhaps changing the `channel` for
-//! `tls`. Then `connection` receives requests (`inbound`, `request`) and does at once what
+//! `tls`; exports are asked for at the `door`, which may hold a client. Then `attachments` notes who
+//! uses which, and `connection` receives requests (`inbound`, `request`) and does at once what
 //! needs no waiting; its replies (`reply`) are collected (`batch`) while more requests are
 //! already here; before it sleeps it looks on for a moment (`patience`). Whatever would wait, for the disk or the network, is a `job` for one of the
 //! connection's `worker`s, and flushes have a worker of their own: a guest's flush never waits
 //! behind reads of missing blocks. All replies leave through one `writer`.
+//!
+//! # Leaving
+//! A server that leaves, or ends the connections to an export, answers what it has begun and drops
+//! the rest without a word. Clients take every error for the image's and give it to their guest;
+//! what is not answered they send again.
+//!
+//! # Long reads in one piece
+//! A simple reply, and one chunk with `DF`, cannot be taken back once its header is out. When it is
+//! longer than [`limits::JOB_PIECE`] the range is read twice, piece by piece: first to know that
+//! every byte can be read and is here, then to send it. What waits or fails does so before the
+//! header, like any read. Should a second reading fail all the same, the connection is cut.
 //!
 //! # What is spoken
 //! Fixed newstyle negotiation with `EXPORT_NAME`, `LIST`, `INFO`, `GO`, `ABORT`, `STARTTLS`,
@@ -21,12 +33,14 @@
 
 #![forbid(unsafe_code)]
 
+mod attachments;
 mod batch;
 mod buffer;
 mod channel;
 pub mod client;
 mod connection;
 mod dialogue;
+mod door;
 mod export;
 #[cfg(test)]
 mod fuzz;
@@ -37,6 +51,7 @@ mod listener;
 mod negotiation;
 mod option;
 mod patience;
+mod peer;
 mod proto;
 mod reply;
 mod request;
@@ -48,5 +63,6 @@ mod worker;
 mod writer;
 
 pub use export::{ExportError, ExportInfo, Exports};
+pub use peer::{Client, Process};
 pub use server::{Server, ServerHandle};
 pub use tls::Tls;

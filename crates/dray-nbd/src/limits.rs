@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-/// Longest read or write: what QEMU, libnbd and the kernel send at most, and what the protocol
-/// calls portable.
-pub const MAX_PAYLOAD: u32 = 32 << 20;
+/// Longest read or write: what libnbd sends at most and other servers take, twice what the protocol
+/// calls portable and QEMU sends. No request is held in memory as a whole because of it.
+pub const MAX_PAYLOAD: u32 = 64 << 20;
 
 /// A refused write's payload is read and thrown away up to this size, so that the client gets its
 /// error; a longer one can only be an attack or a client gone astray and ends the connection.
@@ -32,6 +32,14 @@ pub const MAX_META_QUERIES: u32 = 64;
 /// must not keep a slot.
 pub const NEGOTIATION_TIME: Duration = Duration::from_secs(30);
 
+/// A client is held this long, in all, while its export cannot be had for a cause that may pass by
+/// itself: longer than a file system takes to be mounted at boot, and less than people wait.
+pub const OPEN_PATIENCE: Duration = Duration::from_secs(30);
+
+/// A client that is held asks again this often: cheap for the registry, and hardly longer than a
+/// person would notice.
+pub const OPEN_AGAIN: Duration = Duration::from_millis(200);
+
 /// Connections to one listener. Each costs a thread and its buffers; QEMU opens one for a disk,
 /// multi-connection clients about four.
 pub const MAX_CONNECTIONS: usize = 512;
@@ -40,9 +48,17 @@ pub const MAX_CONNECTIONS: usize = 512;
 /// libnbd clients 64; at the limit the connection is not read until one is done.
 pub const MAX_DEFERRED: usize = 1024;
 
-/// Bytes those requests may hold in memory: four of the longest requests, or a thousand of usual
+/// Bytes those requests may hold in memory: two of the longest writes, or a thousand of usual
 /// length.
-pub const MAX_DEFERRED_BYTES: u64 = 4 * MAX_PAYLOAD as u64;
+pub const MAX_DEFERRED_BYTES: u64 = 2 * MAX_PAYLOAD as u64;
+
+/// At the limit, the connection's thread looks this often whether its client is still there: rare
+/// enough to cost nothing, and a client that comes back waits for it.
+pub const CROWDED_LOOK: Duration = Duration::from_millis(100);
+
+/// Requests that wait are done in pieces of this size, and hold no more memory than a piece: long
+/// enough for a disk to be at its best, short enough that a connection's workers' buffers stay small.
+pub const JOB_PIECE: u32 = 1 << 20;
 
 /// Worker threads of one connection. They start only when a request must wait, and must be more
 /// than the requests QEMU lets wait for missing blocks (16), so that others still get through.
@@ -90,6 +106,6 @@ pub const KEPT_BUFFERS: usize = 16;
 /// A buffer above this size is given back at once: rare, and too much to keep.
 pub const KEPT_BUFFER_SIZE: usize = 2 << 20;
 
-/// Clean shutdown waits this long for requests under way, then cuts the connections: a read of a
+/// A clean shutdown waits this long for requests under way, then cuts the connections: a read of a
 /// missing block may have nobody left to answer it.
 pub const SHUTDOWN_GRACE: Duration = Duration::from_secs(10);

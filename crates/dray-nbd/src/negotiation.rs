@@ -1,7 +1,7 @@
 //! Carrying a negotiation over a connection: greeting, options, replies, the change to TLS.
 
 use crate::dialogue::{Agreed, Dialogue, Next, Secrecy};
-use crate::export::Exports;
+use crate::door::Door;
 use crate::inbound::Inbound;
 use crate::limits::{MAX_OPTION, MAX_OPTIONS, MAX_SKIPPED_OPTION, NEGOTIATION_TIME};
 use crate::option::OptionHeader;
@@ -15,14 +15,17 @@ fn invalid(why: &str) -> io::Error {
 }
 
 /// Negotiates until the client may send requests; `None` when it leaves before that. `enter` is
-/// called before the client learns that it may, and may still turn it away with `None`.
+/// called before the client learns that it may, and may still turn it away with `None`. Once
+/// `is_closing`, the client is not answered any more: whatever the answer, it would be of a server
+/// that leaves, and clients take a refusal for the last word.
 ///
 /// # Errors
 /// The client broke the protocol, took too long, or the connection failed.
 pub(crate) fn negotiate<T>(
     inbound: &mut Inbound,
-    exports: &dyn Exports,
+    door: Door<'_>,
     tls: &Tls,
+    is_closing: impl Fn() -> bool,
     enter: impl FnOnce(&Agreed) -> Option<T>,
 ) -> io::Result<Option<(Box<Agreed>, T)>> {
     inbound.set_deadline(Some(Instant::now() + NEGOTIATION_TIME))?;
@@ -31,13 +34,20 @@ pub(crate) fn negotiate<T>(
         Tls::Optional(_) => Secrecy::Offered,
         Tls::Required(_) => Secrecy::Required,
     };
-    let mut dialogue = Dialogue::new(exports, secrecy);
+    let mut dialogue = Dialogue::new(door, secrecy);
     greet(inbound, &mut dialogue)?;
     for _ in 0..MAX_OPTIONS {
-        if !inbound.need(crate::option::HEADER_LEN)? {
+        if !inbound.need(crate::option::HEADER_LEN)? || is_closing() {
             return Ok(None);
         }
-        match one_option(inbound, &mut dialogue)? {
+        let next = one_option(inbound, &mut dialogue)?;
+        if let Some(held) = dialogue.door.held_until() {
+            // Time in which the client was held is not its own.
+            inbound.set_deadline(Some(held + NEGOTIATION_TIME))?;
+        }
+        match next {
+            Next::Cut => return Ok(None),
+            _ if is_closing() => return Ok(None),
             Next::Close => {
                 // A client that hangs up after ABORT may not wait for the answer.
                 let _ = send(inbound, &mut dialogue.out);

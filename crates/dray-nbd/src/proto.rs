@@ -129,6 +129,4 @@ pub(crate) enum Errno {
     Overflow = 75,
     /// Not possible in the way that was asked for.
     NotSup = 95,
-    /// The server is closing this connection.
-    Shutdown = 108,
 }

@@ -124,10 +124,10 @@ impl Request {
     fn check_length(&self) -> Result<(), Refusal> {
         match self.command {
             cmd::READ if self.len > MAX_PAYLOAD && self.has(cmd_flag::DF) => {
-                refuse(Errno::Overflow, "too long for one chunk; the limit is 32 MiB")
+                refuse(Errno::Overflow, "too long for one chunk; the limit is 64 MiB")
             }
             cmd::READ | cmd::WRITE if self.len > MAX_PAYLOAD => {
-                refuse(Errno::Inval, "longer than the limit of 32 MiB")
+                refuse(Errno::Inval, "longer than the limit of 64 MiB")
             }
             cmd::BLOCK_STATUS if self.len == 0 => refuse(Errno::Inval, "block status of nothing"),
             _ => Ok(()),

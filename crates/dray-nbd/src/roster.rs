@@ -24,12 +24,19 @@ struct Entry {
     socket: Arc<Socket>,
     closing: Arc<AtomicBool>,
     export: Option<String>,
+    /// Its grace was over once: nobody waits for it again.
+    cut: bool,
 }
 
 impl Entry {
     fn close(&self) {
         self.closing.store(true, Ordering::Release);
         self.socket.stop_receiving();
+    }
+
+    fn cut(&mut self) {
+        self.cut = true;
+        self.socket.cut();
     }
 }
 
@@ -49,14 +56,22 @@ impl Roster {
     /// Enters a connection, unless there are `max` already or the roster is closed.
     pub(crate) fn enter(self: &Arc<Self>, socket: &Arc<Socket>, max: usize) -> Option<Place> {
         let mut live = self.live();
-        if live.closed || live.entries.len() >= max {
+        if live.closed {
+            return None;
+        }
+        if live.entries.len() >= max {
+            tracing::warn!(limit = max, "nbd client refused: too many connections");
             return None;
         }
         let id = live.next;
         live.next += 1;
         let closing = Arc::new(AtomicBool::new(false));
-        let entry =
-            Entry { socket: Arc::clone(socket), closing: Arc::clone(&closing), export: None };
+        let entry = Entry {
+            socket: Arc::clone(socket),
+            closing: Arc::clone(&closing),
+            export: None,
+            cut: false,
+        };
         live.entries.insert(id, entry);
         Some(Place { roster: Arc::clone(self), id, closing })
     }
@@ -67,34 +82,38 @@ impl Roster {
     }
 
     /// Lets nobody in any more and ends all connections as [`end`](Self::end) does.
-    pub(crate) fn close(&self, grace: Duration) -> usize {
+    pub(crate) fn close(&self, grace: Duration, wake: impl Fn()) -> usize {
         self.live().closed = true;
-        self.end(|_| true, grace)
+        self.end(|_| true, grace, wake)
     }
 
     /// Ends the connections to `export`.
-    pub(crate) fn disconnect(&self, export: &str, grace: Duration) -> usize {
-        self.end(|entry| entry.export.as_deref() == Some(export), grace)
+    pub(crate) fn disconnect(&self, export: &str, grace: Duration, wake: impl Fn()) -> usize {
+        self.end(|entry| entry.export.as_deref() == Some(export), grace, wake)
     }
 
     /// Ends every connection that `which` chooses: requests under way are finished for at most
-    /// `grace`, then the connection is cut. Returns how many had to be cut.
-    fn end(&self, which: impl Fn(&Entry) -> bool, grace: Duration) -> usize {
+    /// `grace`, then the connection is cut. Returns how many had to be cut. `wake` is called when all
+    /// have been told, for those that wait elsewhere than at their socket.
+    fn end(&self, which: impl Fn(&Entry) -> bool, grace: Duration, wake: impl Fn()) -> usize {
         let deadline = Instant::now() + grace;
         let mut live = self.live();
         let chosen: Vec<u64> = {
-            let entries = live.entries.iter().filter(|(_, entry)| which(entry));
+            let entries = live.entries.iter().filter(|(_, entry)| !entry.cut && which(entry));
             entries.inspect(|(_, entry)| entry.close()).map(|(id, _)| *id).collect()
         };
+        wake();
         loop {
-            let left: Vec<&u64> =
-                chosen.iter().filter(|id| live.entries.contains_key(id)).collect();
+            let left: Vec<u64> =
+                chosen.iter().copied().filter(|id| live.entries.contains_key(id)).collect();
             let time = deadline.saturating_duration_since(Instant::now());
             if left.is_empty() {
                 return 0;
             }
             if time.is_zero() {
-                left.iter().filter_map(|id| live.entries.get(id)).for_each(|e| e.socket.cut());
+                for id in &left {
+                    live.entries.get_mut(id).into_iter().for_each(Entry::cut);
+                }
                 return left.len();
             }
             let wait = self.ended.wait_timeout(live, time);

@@ -1,13 +1,16 @@
 //! Listeners: binding sockets, accepting clients, a thread for each, and the way out.
 
+use crate::attachments::{Attachment, Attachments, Line};
 use crate::channel::{Channel, Socket};
 use crate::connection::transmit;
 use crate::dialogue::Agreed;
-use crate::export::{Attachment, Attachments, Exports};
+use crate::door::Door;
+use crate::export::Exports;
 use crate::inbound::Inbound;
-use crate::limits::{MAX_CONNECTIONS, NEGOTIATION_TIME, SHUTDOWN_GRACE};
+use crate::limits::{MAX_CONNECTIONS, NEGOTIATION_TIME, OPEN_PATIENCE, SHUTDOWN_GRACE};
 use crate::listener::{self, Listener};
 use crate::negotiation::negotiate;
+use crate::peer::Client;
 use crate::roster::{Place, Roster};
 use crate::session::Session;
 use crate::tls::Tls;
@@ -104,15 +107,20 @@ impl ServerHandle {
     }
 
     /// Ends this socket's connections to the export `name`: requests under way are finished, later
-    /// ones refused. Returns how many connections had to be cut after `grace`, their requests
-    /// still under way. Clients may come back unless `Exports::open` refuses them.
+    /// ones dropped. Returns how many connections had to be cut after `grace`, their requests
+    /// still under way. Clients may come back unless `Exports::open` refuses them, and then send
+    /// again what was not answered.
     pub fn disconnect(&self, name: &str, grace: Duration) -> usize {
-        self.roster.disconnect(name, grace)
+        self.roster.disconnect(name, grace, || self.attachments.wake())
     }
 
     /// Stops accepting, finishes requests under way, closes every connection and removes the
     /// socket's file. Connections whose requests do not end within ten seconds are cut; returns
     /// their number.
+    ///
+    /// What has not begun is dropped without an answer, and so is what fails from now on: a client
+    /// would pass an error on to its guest, but what is not answered it sends again to the next
+    /// server.
     pub fn shutdown(&self) -> usize {
         self.shutdown_within(SHUTDOWN_GRACE)
     }
@@ -120,7 +128,7 @@ impl ServerHandle {
     /// [`shutdown`](Self::shutdown) with another grace time.
     pub fn shutdown_within(&self, grace: Duration) -> usize {
         self.listener.stop();
-        let cut = self.roster.close(grace);
+        let cut = self.roster.close(grace, || self.attachments.wake());
         let thread = self.accepting.lock().unwrap_or_else(PoisonError::into_inner).take();
         if thread.is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("the nbd listener's thread panicked");
@@ -147,10 +155,7 @@ impl Service {
     fn accept(&self) {
         while let Some(socket) = self.listener.accept() {
             let socket = Arc::new(socket);
-            let Some(place) = self.roster.enter(&socket, MAX_CONNECTIONS) else {
-                tracing::warn!(limit = MAX_CONNECTIONS, "nbd client refused: too many connections");
-                continue;
-            };
+            let Some(place) = self.roster.enter(&socket, MAX_CONNECTIONS) else { continue };
             let service = self.clone();
             let thread = thread::Builder::new().name("nbd-connection".to_owned());
             if let Err(error) = thread.spawn(move || service.connection(&socket, &place)) {
@@ -171,30 +176,36 @@ impl Service {
 
     /// Notes what the connection uses. Asks again whether it may: an export that was withdrawn and
     /// disconnected since it was opened must not keep this connection.
-    fn enter(&self, place: &Place, agreed: &Agreed) -> Option<Attachment> {
+    fn enter(&self, place: &Place, line: &Line, agreed: &Agreed) -> Option<Attachment> {
         place.uses(&agreed.name);
-        let attachment = self.attachments.attach(&agreed.name, NEGOTIATION_TIME);
-        if attachment.is_none() {
-            tracing::warn!(export = agreed.name, "writes of an earlier nbd client are unfinished");
-        }
-        self.attachments.exports().open(&agreed.name).ok()?;
-        attachment
+        let attachment = self.attachments.attach(&agreed.name, line, NEGOTIATION_TIME)?;
+        self.attachments.exports().open(&agreed.name, &line.client).ok()?;
+        Some(attachment)
     }
 
     fn talk(&self, socket: &Arc<Socket>, place: &Place) -> io::Result<()> {
         socket.tune()?;
         let mut inbound = Inbound::new(Arc::clone(socket) as Arc<dyn Channel>);
         let tls = listener::tls(&self.listener);
+        let closing = Arc::clone(&place.closing);
+        let line = Line { socket: Arc::clone(socket), client: Client::of(socket), closing };
+        let pause = |time| self.attachments.pause(time, &line);
         let exports = self.attachments.exports();
-        let entered = negotiate(&mut inbound, exports, tls, |agreed| self.enter(place, agreed))?;
-        let Some((agreed, attachment)) = entered else { return Ok(()) };
+        let door = Door::new(exports, line.client, OPEN_PATIENCE, &pause);
+        let is_closing = || line.is_closing();
+        let enter = |agreed: &Agreed| self.enter(place, &line, agreed);
+        let Some((agreed, attachment)) = negotiate(&mut inbound, door, tls, is_closing, enter)?
+        else {
+            return Ok(());
+        };
         tracing::debug!(export = agreed.name, "nbd client attached");
         let session = Arc::new(Session {
             image: agreed.image,
             rules: agreed.rules,
             writer: Writer::new(Arc::clone(inbound.channel())),
             buffers: crate::buffer::Buffers::default(),
+            closing: Arc::clone(&place.closing),
         });
-        transmit(inbound, session, &place.closing, || attachment.is_unfinished())
+        transmit(inbound, session, |changing| attachment.ends(changing))
     }
 }

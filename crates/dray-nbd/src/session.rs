@@ -8,6 +8,7 @@ use crate::writer::Writer;
 use dray_image::{ErrorKind, Image};
 use std::io::{self, IoSlice};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// One client's use of one image.
 pub(crate) struct Session {
@@ -15,6 +16,8 @@ pub(crate) struct Session {
     pub rules: Rules,
     pub writer: Writer,
     pub buffers: Buffers,
+    /// Set when the server ends the connection.
+    pub closing: Arc<AtomicBool>,
 }
 
 /// An error as the client gets it.
@@ -50,8 +53,17 @@ impl Session {
         out.extend_from_slice(&reply::simple(cookie, None));
     }
 
-    /// Appends the answer to a request that failed.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Acquire)
+    }
+
+    /// Appends the answer to a request that failed. While the server leaves there is none: the
+    /// failure may come of leaving, and an error reaches the guest, whereas a request without an
+    /// answer is sent again.
     pub(crate) fn append_failure(&self, out: &mut Vec<u8>, cookie: u64, failure: &Failure) {
+        if self.is_closing() {
+            return;
+        }
         if self.rules.structured {
             reply::error_chunk(out, cookie, failure.errno, &failure.why);
         } else {

@@ -189,6 +189,10 @@ impl Channel for TlsChannel {
         self.socket.receive_within(limit)
     }
 
+    fn has_hung_up(&self) -> bool {
+        self.socket.has_hung_up()
+    }
+
     fn cut(&self) {
         self.socket.cut();
     }

@@ -4,7 +4,7 @@
 //! that wait for the network. All flushes that are there when it begins are answered by one.
 
 use crate::job::Job;
-use crate::limits::{MAX_DEFERRED, MAX_DEFERRED_BYTES, MAX_WORKERS, WORKER_IDLE};
+use crate::limits::{CROWDED_LOOK, MAX_DEFERRED, MAX_DEFERRED_BYTES, MAX_WORKERS, WORKER_IDLE};
 use crate::proto::Errno;
 use crate::session::{Failure, Session};
 use std::collections::VecDeque;
@@ -48,8 +48,7 @@ struct State {
 
 impl State {
     fn has_room(&self, bytes: u64) -> bool {
-        let fits = self.bytes == 0 || self.bytes + bytes <= MAX_DEFERRED_BYTES;
-        self.deferred < MAX_DEFERRED && fits
+        self.deferred < MAX_DEFERRED && self.bytes + bytes <= MAX_DEFERRED_BYTES
     }
 }
 
@@ -86,12 +85,17 @@ impl Workers {
         self.shared.state().has_room(bytes)
     }
 
-    /// Waits until a request that holds `bytes` may be handed over.
-    pub(crate) fn wait_for_room(&self, bytes: u64) {
+    /// Waits until a request that holds `bytes` may be handed over; false when `is_over` before.
+    pub(crate) fn wait_for_room(&self, bytes: u64, is_over: impl Fn() -> bool) -> bool {
         let mut state = self.shared.state();
         while !state.has_room(bytes) {
-            state = self.shared.progress.wait(state).unwrap_or_else(PoisonError::into_inner);
+            if is_over() {
+                return false;
+            }
+            let wait = self.shared.progress.wait_timeout(state, CROWDED_LOOK);
+            state = wait.unwrap_or_else(PoisonError::into_inner).0;
         }
+        true
     }
 
     /// Hands `job` to a worker.
@@ -184,12 +188,12 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
 
 fn work(shared: &Shared) {
     while let Some(job) = next_job(shared) {
-        let (cookie, cost, changes) = (job.cookie, job.cost(), job.changes());
+        let (outlet, cost, changes) = (job.outlet(), job.cost(), job.changes());
         let session = &shared.session;
         // A panic below fails this request, never another guest's I/O. A failed send needs no
         // handling: the writer stays broken and the connection's thread finds the end.
         if catch_unwind(AssertUnwindSafe(|| job.run(session))).is_err() {
-            let _ = session.send_outcome(cookie, Err(panicked()));
+            let _ = outlet.send(session, Err(panicked()));
         }
         shared.finished(1, cost, changes);
     }

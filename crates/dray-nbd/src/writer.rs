@@ -18,12 +18,28 @@ impl Writer {
 
     /// Sends all of `parts` as one message.
     pub(crate) fn send(&self, parts: &mut [IoSlice<'_>]) -> io::Result<()> {
+        self.compose(|channel| channel.send(parts))
+    }
+
+    /// Sends what `message` sends as one message; other senders wait. If it fails the connection is
+    /// of no more use, and the client is told so by its end.
+    pub(crate) fn compose(
+        &self,
+        message: impl FnOnce(&dyn Channel) -> io::Result<()>,
+    ) -> io::Result<()> {
         let mut broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
         if *broken {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
-        let sent = self.channel.send(parts);
+        // Also for a message that panics half way.
+        *broken = true;
+        let sent = message(&*self.channel);
         *broken = sent.is_err();
         sent
+    }
+
+    /// Ends the connection.
+    pub(crate) fn cut(&self) {
+        self.channel.cut();
     }
 }

@@ -137,7 +137,7 @@ fn nbdinfo_shows_everything() {
     for can in ["cache", "df", "fast_zero", "flush", "fua", "multi_conn", "trim", "zero"] {
         assert_eq!(export[format!("can_{can}")], true, "can_{can}");
     }
-    assert_eq!(export["block_size_maximum"], 32 * MIB);
+    assert_eq!(export["block_size_maximum"], 64 * MIB);
     let map = run("nbdinfo", &["--map", "--json", &uri]);
     let map: serde_json::Value = serde_json::from_str(&map).unwrap();
     let kinds: Vec<_> = map.as_array().unwrap().iter().map(|e| e["type"].as_u64()).collect();
@@ -176,6 +176,53 @@ fn nbdcopy_copies_both_ways_over_several_connections() {
     assert!(same(&sample, &back));
     let visits = fixture.shelf.visits.lock().unwrap();
     assert!(visits.iter().any(|(what, _, count)| *what == "attached" && *count >= 2));
+}
+
+/// The longest requests that libnbd sends, and that other servers take.
+#[test]
+fn libnbd_sends_requests_of_64_mib() {
+    let knows = |python: &&str| {
+        let import = Command::new(python).args(["-c", "import nbd"]).output();
+        import.is_ok_and(|output| output.status.success())
+    };
+    let Some(python) = ["python3", "/usr/bin/python3"].into_iter().find(knows) else {
+        return support::skip("libnbd_sends_requests_of_64_mib", "python3-libnbd is not installed");
+    };
+    let fixture = Fixture::with_file(130 * MIB);
+    let script = r#"
+import nbd, os
+LEN = 64 << 20
+for structured in (True, False):
+    h = nbd.NBD()
+    h.set_request_structured_replies(structured)
+    h.connect_uri(os.environ["uri"])
+    assert h.get_structured_replies_negotiated() == structured
+    assert h.get_block_size(nbd.SIZE_MAXIMUM) == LEN
+    for flags in (0, nbd.CMD_FLAG_FUA):
+        data = os.urandom(LEN)
+        h.pwrite(data, 512, flags)
+        assert h.pread(LEN, 512) == data
+        if structured:
+            assert h.pread_structured(LEN, 512, lambda *_: 0, nbd.CMD_FLAG_DF) == data
+    # Several of them at a time, with short requests between.
+    whole = [nbd.Buffer(LEN) for _ in range(4)]
+    short = [nbd.Buffer(512) for _ in range(4)]
+    cookies = []
+    for n in range(4):
+        cookies.append(h.aio_pread(whole[n], 512 + n))
+        cookies.append(h.aio_pread(short[n], 512 + n))
+    while cookies:
+        h.poll(-1)
+        cookies = [c for c in cookies if not h.aio_command_completed(c)]
+    for n in range(4):
+        assert whole[n].to_bytearray()[:LEN - n] == data[n:]
+        assert short[n].to_bytearray() == data[n:n + 512]
+    h.shutdown()
+"#;
+    let program = fixture.dir.path().join("long.py");
+    fs::write(&program, script).unwrap();
+    let uri = format!("uri={}", fixture.uri(""));
+    run("env", &[&uri, python, text(&program)]);
 }
 
 #[test]

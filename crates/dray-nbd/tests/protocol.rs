@@ -138,7 +138,7 @@ fn block_size_constraints_are_told_and_kept() {
     let items: Vec<u16> =
         answers[..4].iter().map(|a| u16::from_be_bytes([a.payload[0], a.payload[1]])).collect();
     assert_eq!(items, [0, 1, 2, 3]);
-    let sizes = [512u32, 4096, 32 << 20].map(u32::to_be_bytes).concat();
+    let sizes = [512u32, 4096, 64 << 20].map(u32::to_be_bytes).concat();
     assert_eq!(answers[3].payload[2..], sizes);
     let mut client = client.go_simple();
     client.request(0, READ, 1, 100, 512);
@@ -167,7 +167,7 @@ fn wrong_requests_get_their_errors() {
             (0, 42, 0, 0, EINVAL),
             (0, READ, end, 1, EINVAL),
             (0, READ, u64::MAX, 4096, EINVAL),
-            (0, READ, 0, (32 << 20) + 1, EINVAL),
+            (0, READ, 0, (64 << 20) + 1, EINVAL),
             (NO_HOLE, READ, 0, 1, EINVAL),
             (1 << 5, READ, 0, 1, EINVAL),
             (0, TRIM, end - 1, 2, EINVAL),
@@ -184,13 +184,13 @@ fn wrong_requests_get_their_errors() {
             let reply = client.reply();
             assert_eq!((reply.cookie(), reply.errno()), (cookie, errno), "{command} at {offset}");
         }
-        client.request(DF, READ, 8, 0, 33 << 20);
+        client.request(DF, READ, 8, 0, 65 << 20);
         assert_eq!(client.reply().errno(), if structured { EOVERFLOW } else { EINVAL });
         client.write(0, 9, end - 1, &[1, 2]);
         assert_eq!(client.reply().errno(), ENOSPC);
         client.write(DF, 10, 0, &[1; 100_000]);
         assert_eq!(client.reply().errno(), EINVAL);
-        client.write(0, 11, 0, &vec![1; (32 << 20) + 1]);
+        client.write(0, 11, 0, &vec![1; (64 << 20) + 1]);
         assert_eq!(client.reply().errno(), EINVAL);
         client.write(0, 12, 0, &[9; 10]);
         assert_eq!(client.reply(), Reply::Simple { errno: 0, cookie: 12 });
@@ -284,12 +284,15 @@ fn block_status_tells_extents() {
 
 #[test]
 fn big_and_odd_requests_are_whole() {
-    const LEN: usize = 40 << 20;
+    const LEN: usize = 65 << 20;
     for image in [Memory::new(LEN), Memory::new(LEN).always_waiting()] {
-        let fixture = Fixture::with(Arc::new(image));
+        let image = Arc::new(image);
+        let fixture = Fixture::with(Arc::clone(&image) as Arc<dyn Image>);
         let mut client = fixture.client().go_structured();
         let mut simple = fixture.client().go_simple();
-        for (at, len) in [(3, 1), (511, 4097), (1, 65_537), (7, 1 << 20), (13, 32 << 20)] {
+        for (at, len) in
+            [(3, 1), (511, 4097), (1, 65_537), (7, 1 << 20), (9, (2 << 20) + 3), (13, 64 << 20)]
+        {
             let data = noise(len, at);
             client.write(FUA, 1, at, &data);
             assert_eq!(client.reply().errno(), 0);
@@ -298,7 +301,58 @@ fn big_and_odd_requests_are_whole() {
             simple.request(0, READ, 2, at, len as u32);
             assert_eq!(simple.reply(), Reply::Simple { errno: 0, cookie: 2 });
             assert!(simple.take(len) == data, "simple, {len} bytes");
+            simple.write(0, 3, 0, &data);
+            assert_eq!(simple.reply(), Reply::Simple { errno: 0, cookie: 3 });
+            assert!(client.read(0, 0, len as u32) == data, "not forced out, {len} bytes");
         }
+        // A request is never one piece in memory, however long it is.
+        let longest = image.longest.load(std::sync::atomic::Ordering::SeqCst);
+        assert!(longest <= dray_nbd::limits::JOB_PIECE as usize, "{longest}");
+    }
+}
+
+#[test]
+fn a_long_read_in_one_piece_fails_before_its_header_or_ends_the_connection() {
+    const LEN: usize = 4 << 20;
+    let (fixture, image) = memory(LEN);
+    for structured in [false, true] {
+        let connect = || {
+            let client = fixture.client();
+            if structured { client.go_structured() } else { client.go_simple() }
+        };
+        let mut client = connect();
+        for after in 0..4 {
+            image.fail_after(after, ErrorKind::Io);
+            client.request(if structured { DF } else { 0 }, READ, 1, 0, LEN as u32);
+            assert_eq!(client.reply().errno(), EIO, "after {after} pieces");
+        }
+        for after in 4..8 {
+            image.fail_after(after, ErrorKind::Io);
+            client.request(if structured { DF } else { 0 }, READ, 1, 0, LEN as u32);
+            let mut said = Vec::new();
+            let _ = std::io::Read::read_to_end(&mut client.stream, &mut said);
+            let header = if structured { 28 } else { 16 };
+            assert_eq!(said.len(), header + ((after - 4) << 20));
+            client = connect();
+        }
+        client.request(0, FLUSH, 2, 0, 0);
+        assert_eq!(client.reply().errno(), 0);
+    }
+}
+
+#[test]
+fn a_long_write_that_waits_is_answered_once_with_its_first_failure() {
+    let image = Arc::new(Memory::new(8 << 20).always_waiting());
+    let fixture = Fixture::with(Arc::clone(&image) as Arc<dyn Image>);
+    let mut client = fixture.client().go_structured();
+    let data = noise((5 << 20) + 9, 4);
+    for (flags, after) in (0..6).flat_map(|after| [(0, after), (FUA, after)]) {
+        image.fail_after(after, ErrorKind::NoSpace);
+        client.write(flags, 3, 5, &data);
+        assert_eq!(client.reply().errno(), ENOSPC, "after {after} pieces");
+        client.write(flags, 4, 5, &data);
+        assert_eq!(client.reply(), Reply::Simple { errno: 0, cookie: 4 });
+        assert!(image.contents()[5..][..data.len()] == data);
     }
 }
 

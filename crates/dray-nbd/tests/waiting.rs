@@ -6,10 +6,10 @@ mod support;
 use dray_image::Image;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use support::memory::Memory;
 use support::raw::{CACHE, Client, DISC, FLUSH, FUA, READ, Reply, STATUS, TRIM, ZEROES};
-use support::{Fixture, noise};
+use support::{Fixture, noise, until};
 
 const LEN: usize = 4 << 20;
 const WALL: u64 = 2 << 20;
@@ -21,15 +21,6 @@ fn walled() -> (Fixture, Arc<Memory>) {
     image.write_at(&noise(LEN, 3), 0, false).unwrap();
     image.set_wall(WALL);
     (Fixture::with(Arc::clone(&image) as Arc<dyn Image>), image)
-}
-
-/// Waits until `done`; what it waits for happens in another thread.
-fn until(what: &str, done: impl Fn() -> bool) {
-    let deadline = Instant::now() + SOON;
-    while !done() {
-        assert!(Instant::now() < deadline, "{what} did not happen");
-        std::thread::yield_now();
-    }
 }
 
 /// Sends 48 requests that wait, of both kinds: three times what QEMU keeps under way.

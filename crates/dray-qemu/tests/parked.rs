@@ -36,6 +36,10 @@ impl PresentLog for Lost {
     fn record(&self, _: &BlockSet) -> dray_image::Result<()> {
         Ok(())
     }
+
+    fn forget_notes(&self) -> dray_image::Result<()> {
+        Ok(())
+    }
 }
 
 /// A guest that has asked for a missing block.
@@ -45,7 +49,7 @@ async fn waiting_guest(dir: &std::path::Path) -> (GuestVm, Qmp, NbdServer) {
     let server = NbdServer::start(&image, &dir.join("disk.nbd"));
     let mut missing = BlockSet::new();
     missing.insert(MISSING);
-    server.disk().serve_with_missing(missing, Arc::new(Lost), Arc::new(Lost));
+    server.disk().serve_with_missing(missing, &BlockSet::new(), Arc::new(Lost), Arc::new(Lost));
     let NbdExport { socket, name, .. } = server.export();
     let nbd = json!({ "driver": "nbd", "node-name": "disk", "export": name,
         "server": { "type": "unix", "path": socket }, "reconnect-delay": 30 });

@@ -23,6 +23,8 @@ pub(crate) struct Check {
     pub(crate) damaged: u64,
     pub(crate) read_errors: u64,
     pub(crate) write_errors: u64,
+    /// What the target could not write and tried again.
+    pub(crate) full: u64,
     /// Pieces that were described, and those of them that the target had.
     pub(crate) described: u64,
     pub(crate) found: u64,
@@ -48,6 +50,7 @@ impl Check {
             damaged: 0,
             read_errors: 0,
             write_errors: 0,
+            full: 0,
             described: 0,
             found: 0,
             asked: 0,

@@ -22,6 +22,12 @@ pub enum Crash {
     Kill,
     /// The host loses power.
     PowerCut,
+    /// It does not end: if the effect is a record of the source, that is certainly not written.
+    Unrecorded,
+    /// The same, and nobody knows whether it is.
+    Unsure,
+    /// Nothing ends: for a while there is no room for what the target writes beside the images.
+    Full,
 }
 
 /// A crash at a chosen place: before the effect with this number is carried out.
@@ -51,6 +57,12 @@ pub(crate) struct Faults {
     pub(crate) write_error: f64,
     /// Per request.
     pub(crate) sync_error: f64,
+    /// Per record of the source's journal: its append fails and is taken back, or nobody knows
+    /// whether it is there.
+    pub(crate) record_fails: f64,
+    pub(crate) record_unsure: f64,
+    /// Per effect that writes: the target has no room for it, for a while.
+    pub(crate) full: f64,
     pub(crate) quiesce_fails: f64,
     pub(crate) unreachable: f64,
     pub(crate) start_fails: f64,
@@ -179,6 +191,7 @@ impl Setup {
             1 => Faults { abort: 0.7, link_drop: 1.0, ..Faults::default() },
             _ => Faults::default(),
         };
+        setup.faults.full = rng.pick(&[0.0, 0.0, 0.2]);
         setup.faults_until = 2 * SECOND;
         setup.memory_time = setup.memory_time.min(200 * MILLISECOND);
         setup.bandwidth = setup.bandwidth.max(8 << 20);
@@ -198,6 +211,7 @@ impl Setup {
             faults.read_error,
             faults.write_error,
             faults.sync_error,
+            faults.full,
         ];
         causes.iter().all(|&p| p == 0.0)
     }
@@ -249,5 +263,12 @@ fn draw_faults(rng: &mut Rng) -> Faults {
         cancel: maybe(&[0.3, 1.0]),
         discard: maybe(&[0.5]),
         resume: if rng.chance(0.7) { 0.8 } else { 0.0 },
+        record_fails: maybe_of(rng, &[0.05, 0.3]),
+        record_unsure: maybe_of(rng, &[0.05, 0.3]),
+        full: if rng.chance(0.3) { rng.pick(&[0.02, 0.3]) } else { 0.0 },
     }
+}
+
+fn maybe_of(rng: &mut Rng, values: &[f64]) -> f64 {
+    if rng.chance(0.3) { rng.pick(values) } else { 0.0 }
 }

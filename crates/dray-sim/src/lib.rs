@@ -19,6 +19,7 @@ mod check;
 mod disk;
 pub mod faults;
 mod guest;
+mod journal;
 mod link;
 mod ops;
 pub mod replay;

@@ -23,6 +23,8 @@ pub struct Outcome {
     pub events: u64,
     /// Crashes and power cuts.
     pub crashes: u64,
+    /// Times that the target had no room for what it had to write.
+    pub full: u64,
     /// Pieces that were described.
     pub described: u64,
     /// Those of them that the target had.
@@ -52,6 +54,7 @@ fn attempt(world: &mut World) -> Result<Outcome, String> {
             target_effects: world.target.effects_done,
             events: world.events,
             crashes: world.check.crashes,
+            full: world.check.full,
             described: world.check.described,
             found: world.check.found,
             asked: world.check.asked,
@@ -120,7 +123,13 @@ pub fn crash_everywhere(seed: u64, strategy: Strategy, crash: Crash) -> Result<u
     for (side, effects) in
         [(Side::Source, calm.source_effects), (Side::Target, calm.target_effects)]
     {
-        for effect in 0..effects {
+        // Records that cannot be written are the source's; only the target runs out of room.
+        let wanted = match crash {
+            Crash::Unrecorded | Crash::Unsure => side == Side::Source,
+            Crash::Full => side == Side::Target,
+            Crash::Kill | Crash::PowerCut => true,
+        };
+        for effect in (0..effects).filter(|_| wanted) {
             run_with_crash(seed, strategy, Some(CrashPoint { side, effect, crash }))?;
             runs += 1;
         }

@@ -1,7 +1,7 @@
 //! The source's shell: carries out the effects of `Source` on simulated parts.
 
 use crate::disk::Disk;
-use crate::faults::{Setup, Side};
+use crate::faults::{Crash, Setup, Side};
 use crate::guest::Kind;
 use crate::replica::Line;
 use crate::rng::Rng;
@@ -45,7 +45,7 @@ pub(crate) struct SourceHost {
     pub(crate) awake: bool,
     pub(crate) machine: Source,
     pub(crate) inbox: VecDeque<SourceEvent>,
-    effects: VecDeque<SourceEffect>,
+    pub(crate) effects: VecDeque<SourceEffect>,
     pub(crate) effects_done: u64,
     pub(crate) session: u64,
     /// Sessions whose `LinkUp` waits in the inbox, and the one that the machine knows: what it
@@ -69,6 +69,10 @@ pub(crate) struct SourceHost {
     untracked: bool,
     /// Answers that the machine still waits for.
     pending: u32,
+    /// The last record that is durable may be one whose append has failed: the shell does not know.
+    pub(crate) unsure: bool,
+    /// What becomes of the next record, if it is the next effect.
+    pub(crate) spoiled: Option<Crash>,
     // Durable:
     pub(crate) records: Vec<SourceRecord>,
     regions: Vec<BTreeSet<u64>>,
@@ -108,6 +112,8 @@ impl SourceHost {
             parked: false,
             untracked: false,
             pending: 0,
+            unsure: false,
+            spoiled: None,
             records: Vec::new(),
             regions: vec![BTreeSet::new(); images],
             retired: false,
@@ -162,6 +168,7 @@ impl SourceHost {
         self.quiescing = 0;
         self.throttle = Throttle::new();
         self.pending = 0;
+        self.unsure = false;
         self.dirty.iter_mut().for_each(|dirty| *dirty = BlockSet::new());
     }
 
@@ -200,9 +207,13 @@ impl World {
                 }
                 let Some(effect) = self.source.effects.pop_front() else { return };
                 let slow = matches!(effect, SourceEffect::Journal(_) | SourceEffect::Retire);
-                self.source_effect(effect);
+                let mut delay = self.disk_time();
+                let spoiled = self.source.spoiled.take();
+                match effect {
+                    SourceEffect::Journal(record) => delay += self.source_journal(record, spoiled),
+                    effect => self.source_effect(effect),
+                }
                 if slow {
-                    let delay = self.disk_time();
                     return self.at(delay, Ev::Turn(Side::Source, self.source.life));
                 }
             } else if let Some(event) = self.source.inbox.pop_front() {
@@ -214,7 +225,7 @@ impl World {
         }
     }
 
-    fn source_event(&mut self, event: SourceEvent) {
+    pub(crate) fn source_event(&mut self, event: SourceEvent) {
         if !matches!(event, SourceEvent::Tick) {
             note!(self, "source <- {event:?}");
         }
@@ -251,7 +262,7 @@ impl World {
         let life = self.source.life;
         match effect {
             SourceEffect::Send(envelope) => self.send_to_target(&envelope),
-            SourceEffect::Journal(record) => self.source_journal(record),
+            SourceEffect::Journal(_) => {}
             SourceEffect::StartTracking => self.start_tracking(),
             SourceEffect::StopTracking => self.source.tracking = false,
             SourceEffect::Scan { image } => {
@@ -330,16 +341,6 @@ impl World {
             SourceEffect::Throttle { limit } => self.source.throttle.set(Time(self.now), limit),
             SourceEffect::Notice(notice) => self.source_notice(notice),
         }
-    }
-
-    fn source_journal(&mut self, record: SourceRecord) {
-        match &record {
-            SourceRecord::HandedOver(_) => self.source.handed_over = true,
-            SourceRecord::TakenBack { .. } => self.source.handed_over = false,
-            _ => {}
-        }
-        self.check_source_record(&record);
-        self.source.records.push(record);
     }
 
     fn start_tracking(&mut self) {

@@ -6,8 +6,10 @@ use crate::guest::Power;
 use crate::rng::Rng;
 use crate::source::offers;
 use crate::world::{Ev, World, note};
-use dray_engine::target::Arrival;
-use dray_engine::{MILLISECOND, Target, TargetEffect, TargetEvent, TargetPlan, TargetRecord, Time};
+use dray_engine::target::{Arrival, Held};
+use dray_engine::{
+    MILLISECOND, SECOND, Target, TargetEffect, TargetEvent, TargetPlan, TargetRecord, Time,
+};
 use dray_types::{BlockRange, BlockSet, ImageIndex, MigrationId};
 use dray_wire::ImageHandover;
 use dray_wire::frame::{PIECE_BLOCKS, mask_bit};
@@ -67,7 +69,9 @@ pub(crate) struct TargetHost {
     pub(crate) awake: bool,
     pub(crate) machine: Target,
     pub(crate) inbox: VecDeque<TargetEvent>,
-    effects: VecDeque<TargetEffect>,
+    effects: Held,
+    /// Until then nothing can be written beside the images.
+    full_until: u64,
     pub(crate) effects_done: u64,
     pub(crate) session: u64,
     /// As at the source.
@@ -105,7 +109,8 @@ impl TargetHost {
             awake: false,
             machine: Target::new(plan(setup)),
             inbox: VecDeque::new(),
-            effects: VecDeque::new(),
+            effects: Held::default(),
+            full_until: 0,
             effects_done: 0,
             session: 0,
             link_ups: VecDeque::new(),
@@ -181,11 +186,11 @@ fn arrival(write: &PendingWrite) -> Arrival {
 impl World {
     pub(crate) fn target_turn(&mut self) {
         loop {
-            if !self.target.effects.is_empty() {
+            if let Some(effect) = self.target.effects.take() {
                 if self.crashes(Side::Target) {
                     return;
                 }
-                let Some(effect) = self.target.effects.pop_front() else { return };
+                let Some(effect) = self.written(effect) else { continue };
                 let slow = matches!(effect, TargetEffect::Journal(_) | TargetEffect::Expose { .. });
                 self.target_effect(effect);
                 if slow {
@@ -216,10 +221,56 @@ impl World {
             TargetEvent::LinkDown => self.target.known_session = 0,
             _ => {}
         }
+        if matches!(event, TargetEvent::LinkUp | TargetEvent::LinkDown) {
+            self.target.effects.new_session();
+        }
         let mut out = Vec::new();
         self.target.machine.step(Time(self.now), event, &mut out);
-        self.target.effects.extend(out);
+        out.into_iter().for_each(|effect| self.target.effects.push(effect));
         self.check_target_epoch();
+    }
+
+    /// The effect, as far as what it writes beside the images can be written: it stays the first
+    /// until there is room again. Records that may be left out are.
+    fn written(&mut self, effect: TargetEffect) -> Option<TargetEffect> {
+        let writes = matches!(
+            effect,
+            TargetEffect::Journal(_)
+                | TargetEffect::Expose { .. }
+                | TargetEffect::Withdraw
+                | TargetEffect::Finish
+        );
+        if !writes {
+            return Some(effect);
+        }
+        if self.faulty(self.setup.faults.full) {
+            self.fill_target(SECOND);
+        }
+        if self.now >= self.target.full_until {
+            return Some(effect);
+        }
+        if let TargetEffect::Journal(records) = &effect
+            && records.iter().all(TargetRecord::may_be_left_out)
+        {
+            return None;
+        }
+        note!(self, "target cannot {effect:?}");
+        self.check.full += 1;
+        self.target.effects.put_back(effect);
+        self.at(SECOND, Ev::TryAgain(self.target.life));
+        None
+    }
+
+    /// For a while there is no room for what the target writes beside the images.
+    pub(crate) fn fill_target(&mut self, mean: u64) {
+        self.target.full_until = self.now + self.around(mean);
+    }
+
+    pub(crate) fn try_again(&mut self, life: u64) {
+        if life == self.target.life {
+            self.target.effects.retry();
+            self.wake(Side::Target);
+        }
     }
 
     fn target_answer(&mut self, delay: u64, event: TargetEvent) {

@@ -104,6 +104,8 @@ pub(crate) enum Ev {
     FaultsStop,
     NewOrder,
     Operator,
+    /// The target tries again what it could not write.
+    TryAgain(u64),
 }
 
 /// Two hosts, a link, a guest.
@@ -321,6 +323,7 @@ impl World {
             Ev::FaultsStop => self.link.up = true,
             Ev::NewOrder => self.new_order(),
             Ev::Operator => self.operator(),
+            Ev::TryAgain(life) => self.try_again(life),
         }
     }
 
@@ -344,7 +347,7 @@ impl World {
         }
     }
 
-    fn wake(&mut self, side: Side) {
+    pub(crate) fn wake(&mut self, side: Side) {
         let (awake, life) = match side {
             Side::Source => (&mut self.source.awake, self.source.life),
             Side::Target => (&mut self.target.awake, self.target.life),
@@ -373,6 +376,10 @@ impl World {
         *count += 1;
         let chosen = self.crash_at.filter(|at| at.side == side && at.effect == effect);
         let crash = if let Some(at) = chosen {
+            if matches!(at.crash, Crash::Unrecorded | Crash::Unsure) {
+                self.source.spoiled = Some(at.crash);
+                return false;
+            }
             Some(at.crash)
         } else if self.faulty(kill) {
             Some(Crash::Kill)
@@ -381,10 +388,17 @@ impl World {
         } else {
             None
         };
-        if let Some(crash) = crash {
-            self.crash(side, crash);
+        match crash {
+            None => false,
+            Some(Crash::Full) => {
+                self.fill_target(2 * SECOND);
+                false
+            }
+            Some(crash) => {
+                self.crash(side, crash);
+                true
+            }
         }
-        crash.is_some()
     }
 
     fn crash(&mut self, side: Side, crash: Crash) {

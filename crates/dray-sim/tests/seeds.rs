@@ -15,13 +15,14 @@ fn many_seeds() {
     let count = std::env::var("DRAY_SIM_COUNT").map_or(SEEDS, |text| text.parse().unwrap());
     let mut endings = BTreeMap::new();
     let (mut events, mut described, mut found, mut blocks) = (0, 0, 0, 0);
-    let (mut asked, mut asked_found) = (0, 0);
+    let (mut asked, mut asked_found, mut full) = (0, 0, 0);
     let mut failures = Vec::new();
     for seed in first..first + count {
         match run(seed) {
             Ok(outcome) => {
                 *endings.entry(outcome.ending).or_insert(0u64) += 1;
                 events += outcome.events;
+                full += outcome.full;
                 described += outcome.described;
                 found += outcome.found;
                 blocks += outcome.blocks_found;
@@ -36,9 +37,11 @@ fn many_seeds() {
     }
     println!("{count} seeds, {events} events: {endings:?}, {} failed", failures.len());
     println!("{described} pieces described, {found} of them found, and {blocks} blocks of others");
+    println!("{full} times the target had no room for what it had to write");
     println!("Backfill asked about {asked} pieces, {asked_found} of them found");
     assert!(failures.is_empty(), "{} seeds failed; the first:\n{}", failures.len(), failures[0]);
     assert!(found > count && described > 2 * found || count < 100, "too little is asked for");
+    assert!(full > count / 4 || count < 100, "the target has room too often");
     assert!(blocks > count || count < 100, "too little is asked for by blocks");
     assert!(
         asked_found > count / 4 && asked > asked_found || count < 100,
@@ -53,7 +56,9 @@ fn a_crash_between_any_two_effects() {
     let all: Vec<_> = Strategy::ALL
         .into_iter()
         .flat_map(|strategy| (0..crash_seeds).map(move |seed| (strategy, seed)))
-        .flat_map(|(strategy, seed)| [Crash::Kill, Crash::PowerCut].map(|c| (strategy, seed, c)))
+        .flat_map(|(strategy, seed)| {
+            [Crash::Kill, Crash::PowerCut, Crash::Full].map(|c| (strategy, seed, c))
+        })
         .collect();
     let next = AtomicUsize::new(0);
     // Each of two threads takes the next: this test is as long as all others of its crate.
@@ -62,7 +67,8 @@ fn a_crash_between_any_two_effects() {
         while let Some(&(strategy, seed, crash)) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
             let runs = crash_everywhere(seed, strategy, crash);
             let runs = runs.unwrap_or_else(|report| panic!("{report}"));
-            assert!(runs > 20, "{strategy}: only {runs} places to crash at");
+            let least = if crash == Crash::Full { 10 } else { 20 };
+            assert!(runs > least, "{strategy}: only {runs} places to crash at");
             total += runs;
         }
         total
@@ -72,6 +78,23 @@ fn a_crash_between_any_two_effects() {
         runs() + other.join().expect("no place to crash at was too much")
     });
     println!("{total} runs with a crash");
+}
+
+/// Any record of the source may be one that cannot be written: the guest goes on, one host owns, and
+/// the migration ends.
+#[test]
+fn any_record_of_the_source_may_fail() {
+    let seeds = std::env::var("DRAY_SIM_COUNT").map_or(4, |text| text.parse().unwrap());
+    let mut total = 0;
+    for strategy in Strategy::ALL {
+        for seed in 0..seeds {
+            for crash in [Crash::Unrecorded, Crash::Unsure] {
+                let runs = crash_everywhere(seed, strategy, crash);
+                total += runs.unwrap_or_else(|report| panic!("{report}"));
+            }
+        }
+    }
+    println!("{total} runs with a record that failed");
 }
 
 /// Repeats what a failure names: `DRAY_SIM_SEED`, `DRAY_SIM_STRATEGY`, `DRAY_SIM_CRASH`.
@@ -98,6 +121,12 @@ fn place(text: &str) -> CrashPoint {
     CrashPoint {
         side: if part() == "Source" { Side::Source } else { Side::Target },
         effect: part().parse().expect("a number of effects"),
-        crash: if part() == "Kill" { Crash::Kill } else { Crash::PowerCut },
+        crash: match part() {
+            "Kill" => Crash::Kill,
+            "Unrecorded" => Crash::Unrecorded,
+            "Unsure" => Crash::Unsure,
+            "Full" => Crash::Full,
+            _ => Crash::PowerCut,
+        },
     }
 }

@@ -3,8 +3,10 @@
 //! * [`guest`]: real QEMU guests that write and verify, and the bystander who knows what an image
 //!   must hold.
 //! * [`lab`]: hosts with real agents on loopback.
+//! * [`power`]: machines that lose their power, and what must be on their disks then.
 //! * [`numbered`]: blocks that say which write they hold.
 
 pub mod guest;
 pub mod lab;
 pub mod numbered;
+pub mod power;

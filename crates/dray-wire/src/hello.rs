@@ -103,6 +103,12 @@ pub enum HelloReply {
         /// Why, and what to do about it.
         why: String,
     },
+    /// The stream is refused: a session with a higher number has been made. The dialling agent may
+    /// go on with one above it.
+    Overtaken {
+        /// The highest number so far.
+        newest: u64,
+    },
 }
 
 /// The fixed part, as received.

@@ -1,18 +1,19 @@
-//! Starting the owner loops: new ones, and those that a restart finds in the state directory.
+//! Starting the owner loops, and seeing a migration away through to its end. Which of them a restart
+//! finds is in [`revive`](super::revive).
 
 use super::Agent;
-use crate::api::{ApiResult, MigrationState, Progress, Role};
+use crate::api::{ApiError, ErrorKind, MigrationState, Progress, Role};
 use crate::migration::abort;
 use crate::migration::intent::{SourceIntent, TargetIntent};
 use crate::migration::log::Folder;
 use crate::migration::messages::ToSourceShell;
 use crate::migration::slots::{Board, Shown};
 use crate::migration::source::{
-    self, Input, SourceLoop, SourceParts, SourceSlot, Told, keep, shown_strategy, unix_ms,
+    self, Input, Reach, SourceLoop, SourceParts, SourceSlot, Told, keep, shown_strategy,
 };
-use crate::migration::target::{self, TargetLoop, TargetParts, TargetSlot};
+use crate::migration::target::{self, TargetLoop, TargetParts};
 use crate::store;
-use crate::vm::source::{Outcome, SourceVmTask, wake};
+use crate::vm::source::{Outcome, SourceVmTask};
 use crate::vm::target::TargetVmTask;
 use dray_engine::SourceEvent;
 use dray_engine::source::SourceNotice;
@@ -51,12 +52,6 @@ impl Tasks {
     }
 }
 
-/// A migration away that a restart found, and whether there is still something to be moved.
-pub struct Revived {
-    slot: Arc<SourceSlot>,
-    moves: bool,
-}
-
 impl Agent {
     fn board(&self, intent: &SourceIntent, state: MigrationState) -> Arc<Board> {
         let strategy =
@@ -74,61 +69,82 @@ impl Agent {
         Board::new(intent.migration, shown)
     }
 
-    /// Starts the loop of a migration away. It keeps a session with the target from now on.
-    ///
-    /// # Errors
-    /// When its journal or images cannot be opened, or its peer is not configured.
-    pub fn launch_source(
-        self: &Arc<Self>,
-        intent: SourceIntent,
-    ) -> ApiResult<Result<(Arc<SourceSlot>, bool), io::Error>> {
-        let settings = self.session_settings(&intent.peer)?;
-        let opened = (|| {
-            let folder = Folder::create(&self.store, intent.migration)?;
-            write_intent(&folder, source::INTENT, &intent)?;
-            let state = if intent.options.is_some() {
-                MigrationState::Running
-            } else {
-                MigrationState::Prepared
-            };
-            let board = self.board(&intent, state);
-            let (inputs, queue) = channel();
-            let (tell, told) = unbounded_channel();
-            let parts = SourceParts {
-                folder: folder.clone(),
-                registry: Arc::clone(&self.registry),
-                quiesce_timeout: QUIESCE_TIMEOUT,
-                handover_timeout: self.config.limits.handover_timeout,
-                link_timeout: self.config.limits.link_timeout,
-                host: self.config.name.clone(),
-                links: self.store.links(),
-                digests: Arc::clone(&self.digests),
-                reuse: Arc::clone(&self.reuse),
-                told: tell,
-            };
-            let (slot, owner) = SourceLoop::open(intent, parts, board, inputs)?;
-            let moves = owner.moves();
-            let session =
-                tokio::spawn(keep(settings, Arc::clone(&slot), owner.content(), unix_ms() * 1000))
-                    .abort_handle();
-            std::thread::Builder::new().name("dray-source".to_owned()).spawn(move || {
-                owner.run(&queue);
-                session.abort();
-            })?;
-            self.tasks.put(slot.board.migration, told);
-            self.sources.insert(slot.board.migration, Arc::clone(&slot));
-            Ok((slot, moves))
-        })();
-        Ok(opened)
+    /// How to reach a peer, found out whenever it is needed.
+    fn reach(self: &Arc<Self>, peer: &str) -> Reach {
+        let (agent, peer) = (Arc::downgrade(self), peer.to_owned());
+        Arc::new(move || match agent.upgrade() {
+            Some(agent) => agent.session_settings(&peer),
+            None => Err(ApiError::new(ErrorKind::Internal, "cannot dial", "the agent ends")),
+        })
     }
 
-    /// Starts the loop of a migration to here.
+    /// Begins a migration away: makes its intent durable and starts its loop.
+    ///
+    /// # Errors
+    /// When the intent cannot be written, or as [`launch_source`](Self::launch_source).
+    pub fn begin_source(self: &Arc<Self>, intent: SourceIntent) -> io::Result<Arc<SourceSlot>> {
+        let folder = Folder::create(&self.store, intent.migration)?;
+        write_intent(&folder, source::INTENT, &intent)?;
+        self.launch_source(intent).map(|(slot, _)| slot)
+    }
+
+    /// Starts the loop of a migration away whose intent is durable. It keeps a session with the target
+    /// from now on. The flag tells whether something is still to be moved.
     ///
     /// # Errors
     /// When its journal or images cannot be opened.
-    pub fn launch_target(self: &Arc<Self>, intent: TargetIntent) -> io::Result<Arc<TargetSlot>> {
+    pub(super) fn launch_source(
+        self: &Arc<Self>,
+        intent: SourceIntent,
+    ) -> io::Result<(Arc<SourceSlot>, bool)> {
+        let state = match intent.options {
+            Some(_) => MigrationState::Running,
+            None => MigrationState::Prepared,
+        };
+        let reach = self.reach(&intent.peer);
+        let board = self.board(&intent, state);
+        let (inputs, queue) = channel();
+        let (tell, told) = unbounded_channel();
+        let parts = SourceParts {
+            folder: Folder::of(&self.store, intent.migration),
+            registry: Arc::clone(&self.registry),
+            quiesce_timeout: QUIESCE_TIMEOUT,
+            handover_timeout: self.config.limits.handover_timeout,
+            link_timeout: self.config.limits.link_timeout,
+            host: self.config.name.clone(),
+            links: self.store.links(),
+            digests: Arc::clone(&self.digests),
+            reuse: Arc::clone(&self.reuse),
+            told: tell,
+        };
+        let (slot, owner) = SourceLoop::open(intent, parts, board, inputs)?;
+        let moves = owner.moves();
+        let session = tokio::spawn(keep(reach, Arc::clone(&slot), owner.content())).abort_handle();
+        std::thread::Builder::new().name("dray-source".to_owned()).spawn(move || {
+            owner.run(&queue);
+            session.abort();
+        })?;
+        self.tasks.put(slot.board.migration, told);
+        self.sources.insert(slot.board.migration, Arc::clone(&slot));
+        Ok((slot, moves))
+    }
+
+    /// Begins a migration to here: makes its intent durable and starts its loop.
+    ///
+    /// # Errors
+    /// When the intent cannot be written, or as [`launch_target`](Self::launch_target).
+    pub(super) fn begin_target(self: &Arc<Self>, intent: TargetIntent) -> io::Result<()> {
         let folder = Folder::create(&self.store, intent.migration)?;
         write_intent(&folder, target::INTENT, &intent)?;
+        self.launch_target(intent)
+    }
+
+    /// Starts the loop of a migration to here whose intent is durable.
+    ///
+    /// # Errors
+    /// When its journal or images cannot be opened.
+    pub(super) fn launch_target(self: &Arc<Self>, intent: TargetIntent) -> io::Result<()> {
+        let folder = Folder::of(&self.store, intent.migration);
         let shown = Shown {
             role: Role::Target,
             peer: intent.peer.clone(),
@@ -150,9 +166,12 @@ impl Agent {
             told: tell,
         };
         let (slot, owner) = TargetLoop::open(intent, parts, board, inputs)?;
+        std::thread::Builder::new()
+            .name("dray-target".to_owned())
+            .spawn(move || owner.run(&queue))?;
         self.targets.insert(slot.board.migration, Arc::clone(&slot));
         let task = TargetVmTask {
-            slot: Arc::clone(&slot),
+            slot,
             released: false,
             made: BTreeMap::new(),
             told,
@@ -160,61 +179,7 @@ impl Agent {
             registry: Arc::clone(&self.registry),
         };
         tokio::spawn(task.run());
-        std::thread::Builder::new()
-            .name("dray-target".to_owned())
-            .spawn(move || owner.run(&queue))?;
-        Ok(slot)
-    }
-
-    /// Brings back every migration of the state directory: disks are parked, exposed or closed as
-    /// their journals say, before anyone can reach them.
-    pub(super) fn revive(self: &Arc<Self>) -> io::Result<Vec<Revived>> {
-        Folder::sweep(&self.store)?;
-        for folder in Folder::all(&self.store, target::INTENT)? {
-            let intent: TargetIntent = store::read_json(&folder.file(target::INTENT))?;
-            let migration = intent.migration;
-            if let Err(why) = self.launch_target(intent) {
-                tracing::error!(%migration, %why, "cannot bring back a migration to this host");
-            }
-        }
-        crate::replicas::undo_unbegun(&self.registry, &self.store, target::INTENT)?;
-        crate::seed::revive(&self.store.seeds(), &self.registry, crate::seed::KEEP)?;
-        let mut revived = Vec::new();
-        for folder in Folder::all(&self.store, source::INTENT)? {
-            let intent: SourceIntent = store::read_json(&folder.file(source::INTENT))?;
-            let migration = intent.migration;
-            match self.launch_source(intent) {
-                Ok(Ok((slot, moves))) => revived.push(Revived { slot, moves }),
-                Ok(Err(why)) => {
-                    tracing::error!(%migration, %why, "cannot bring back a migration of this host");
-                }
-                Err(why) => {
-                    tracing::error!(%migration, %why, "cannot bring back a migration of this host");
-                }
-            }
-        }
-        Ok(revived)
-    }
-
-    /// Takes up the migrations that were begun before the restart.
-    pub(super) fn go_on(self: &Arc<Self>, revived: Vec<Revived>) {
-        for Revived { slot, moves } in revived {
-            if slot.intent().options.is_none() {
-                continue;
-            }
-            let agent = Arc::clone(self);
-            tokio::spawn(async move {
-                let vm = slot.intent().vm;
-                if let (true, Some(vm)) = (moves, &vm) {
-                    let running = vm.facts.as_ref().is_some_and(|facts| facts.running);
-                    if let Err(why) = wake(&vm.qmp, running).await {
-                        tracing::warn!(%why, "cannot wake the guest of a migration");
-                    }
-                }
-                let intent = slot.intent();
-                agent.drive(slot, intent, moves).await;
-            });
-        }
+        Ok(())
     }
 
     /// Drives a migration that has begun to its end. The intent is given because the loop may not
@@ -222,9 +187,8 @@ impl Agent {
     pub async fn drive(self: Arc<Self>, slot: Arc<SourceSlot>, intent: SourceIntent, moves: bool) {
         let Some(told) = self.tasks.take(slot.board.migration) else { return };
         let Some(vm) = intent.vm else { return drive_images(&slot, told).await };
-        let Ok(settings) = self.session_settings(&intent.peer) else { return };
-        let config = Arc::clone(&self.config);
-        let task = SourceVmTask { slot: Arc::clone(&slot), told, config, settings, ready: false };
+        let (config, reach) = (Arc::clone(&self.config), self.reach(&intent.peer));
+        let task = SourceVmTask { slot: Arc::clone(&slot), told, config, reach, ready: false };
         let outcome = match (moves, vm.facts) {
             (true, Some(facts)) => task.run(facts).await,
             _ => task.await_outcome().await,

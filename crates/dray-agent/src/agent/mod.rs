@@ -8,6 +8,7 @@ mod launch;
 mod made;
 mod peers;
 mod requests;
+mod revive;
 
 pub use launch::Tasks;
 
@@ -26,6 +27,7 @@ use crate::reuse::Reuse;
 use crate::seed::Seeds;
 use crate::store::Store;
 use crate::tls::Identity;
+use revive::Unrevived;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -62,6 +64,8 @@ pub struct Agent {
     pub tasks: Tasks,
     /// Backups under way.
     pub backups: Arc<Jobs>,
+    /// Migrations that a restart found and could not bring back yet.
+    unrevived: Unrevived,
 }
 
 impl Agent {
@@ -153,11 +157,12 @@ async fn serve(config: Config, what: &str) -> ApiResult<()> {
         batches: Batches::default(),
         tasks: Tasks::default(),
         backups: Arc::default(),
+        unrevived: Unrevived::default(),
     });
     let access =
         agent.config.group.as_deref().map_or_else(SocketAccess::default, SocketAccess::for_group);
     agent.undo_restores().map_err(io)?;
-    let revived = agent.revive().map_err(io)?;
+    let revived = agent.revive();
     let exports = agent.nbd.bind_unix(&agent.nbd_socket(), 0o660, access.group).map_err(io)?;
     // Over TCP a client proves by a certificate of the same authority that it may have the images.
     let tls = dray_nbd::Tls::Required(Arc::clone(&agent.identity.server));
@@ -179,6 +184,7 @@ async fn serve(config: Config, what: &str) -> ApiResult<()> {
     agent.registry.recover_swaps().await;
     tokio::spawn(Arc::clone(&agent).keep_flat());
     agent.go_on(revived);
+    tokio::spawn(Arc::clone(&agent).keep_reviving());
     crate::backup::schedule::keep(&agent).map_err(io)?;
     Batches::revive(&agent).map_err(io)?;
     let peers = tokio::spawn(Arc::clone(&agent).listen(listener));
@@ -187,11 +193,12 @@ async fn serve(config: Config, what: &str) -> ApiResult<()> {
         served = api.serve(Arc::new(Operator(Arc::clone(&agent)))) => served.map_err(io),
         () = signalled() => Ok(()),
     };
-    peers.abort();
-    // Parked requests would hold this up for their whole stall: they are cut, and come again.
+    // First, while everything that guests' requests may need still works. Parked ones would hold this
+    // up for their whole stall: they are cut, and come again.
     for exports in [Some(exports), over_tcp].into_iter().flatten() {
         exports.shutdown_within(SHUTDOWN_GRACE);
     }
+    peers.abort();
     // They would serve nobody until the next agent ends them.
     agent
         .registry

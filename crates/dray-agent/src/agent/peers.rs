@@ -44,6 +44,17 @@ impl Agent {
         (!slot.is_forgotten()).then_some(slot)
     }
 
+    /// Why nothing is taken of this migration.
+    fn unknown(&self, migration: Option<MigrationId>) -> String {
+        match migration.and_then(|migration| self.registry.claimed_from(migration)) {
+            Some((name, epoch)) => format!(
+                "image '{name}' was claimed here and has epoch {} now: the migration is void",
+                epoch.0
+            ),
+            None => "no such migration is prepared here; prepare it again".to_owned(),
+        }
+    }
+
     async fn incoming(self: Arc<Self>, incoming: Incoming) {
         let (peer, kind) = (incoming.peer.clone(), incoming.kind);
         let handled = match kind {
@@ -55,7 +66,8 @@ impl Agent {
             },
             _ => match self.target_of(&incoming) {
                 None => {
-                    incoming.refuse("no such migration is prepared here; prepare it again").await;
+                    let why = self.unknown(incoming.hello.migration);
+                    incoming.refuse(why).await;
                     Ok(())
                 }
                 Some(slot) if kind == StreamKind::Memory => {
@@ -175,7 +187,7 @@ impl Agent {
             started_unix_ms: unix_ms(),
         };
         let folder = Folder::of(&self.store, migration);
-        if folder.file(INTENT).exists() {
+        if folder.file(INTENT).exists() || folder.is_void() {
             // Whatever is in it was not understood at the start: it may be ownership.
             return Err("its folder there cannot be read; see the target agent's log".to_owned());
         }
@@ -183,8 +195,8 @@ impl Agent {
         let name = |image: &TargetImageIntent| image.name_here().to_owned();
         let names: Vec<_> = intent.images.iter().map(name).collect();
         let bases = intent.images.iter().map(TargetImageIntent::base).collect();
-        match self.launch_target(intent) {
-            Ok(_) => Ok(bases),
+        match self.begin_target(intent) {
+            Ok(()) => Ok(bases),
             Err(why) => {
                 self.targets.remove(migration);
                 names.iter().for_each(|name| self.remove_partial(name));

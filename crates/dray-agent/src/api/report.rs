@@ -349,6 +349,8 @@ pub enum ImageState {
     Replica,
     /// QEMU has it as a plain file; dray is out of the path.
     Released,
+    /// Its record cannot be read.
+    Unknown,
 }
 
 /// An image as `dray images` shows it.
@@ -397,6 +399,18 @@ pub struct ImageStatus {
     /// and everything counts as changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tracked_by: Option<i32>,
+    /// Why its export is closed; absent when it is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub closed: Option<ClosedExport>,
+}
+
+/// Why nothing is served of an image, and what to do about it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ClosedExport {
+    /// What nobody can vouch for, and why.
+    pub why: String,
+    /// What an operator can do.
+    pub hint: String,
 }
 
 /// Who still needs a replica.
@@ -453,8 +467,10 @@ pub struct Claimed {
     pub writes_may_be_lost: bool,
     /// Bytes gone with the source.
     pub bytes_lost: u64,
-    /// Where: at most the first thousand ranges. Reads there fail.
+    /// Where: at most the first thousand ranges. They are zeros now.
     pub lost: Vec<ByteRange>,
+    /// The other images of the same migration, which is void: closed until they are claimed as well.
+    pub others: Vec<String>,
 }
 
 /// How a Backfill goes on.

@@ -200,7 +200,7 @@ impl Agent {
         }
         for note in store::entries(&folder, NOTE)? {
             // A note is whole or not there.
-            let path: PathBuf = store::read_json(&note)?;
+            let path: PathBuf = store::read_settled(&note)?;
             let names = ImageNames::of(&path).map_err(std::io::Error::other)?;
             names.remove_partial().map_err(std::io::Error::other)?;
             tracing::info!(path = %path.display(), "a restore was interrupted and left nothing");

@@ -107,7 +107,7 @@ impl Agent {
             let same = |now: FileStamp| now.inode == note.file.inode;
             !note.image.read_only && note.image.path == path && FileStamp::of(path).is_ok_and(same)
         };
-        self.registry.all().iter().any(|entry| written(&entry.record()))
+        self.registry.all_records().iter().any(written)
             || self.registry.released.all().iter().any(released)
     }
 

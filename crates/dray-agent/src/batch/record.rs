@@ -95,7 +95,7 @@ impl BatchRecord {
     pub fn all(folder: &Path) -> io::Result<Vec<Self>> {
         let mut found: Vec<Self> = Vec::new();
         for path in store::entries(folder, ".json")? {
-            match store::read_json(&path) {
+            match store::read_settled(&path) {
                 Ok(record) => found.push(record),
                 Err(why) => tracing::error!(%why, "cannot bring back a batch"),
             }

@@ -298,6 +298,10 @@ impl Image for Chain {
         self.tell("flushing chain", Client::flush)
     }
 
+    fn sync(&self) -> Result<()> {
+        self.flush()
+    }
+
     fn extents(&self, offset: u64, len: u64, max: usize) -> Result<Vec<Extent>> {
         let (mut at, end) = (offset, offset + len);
         let mut found: Vec<Extent> = Vec::new();

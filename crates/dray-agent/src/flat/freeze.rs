@@ -103,6 +103,7 @@ impl Agent {
             flat: Some(FlatRecord {
                 layers,
                 turn: Some(Turn { home: false, running, done: false }),
+                overlay: None,
             }),
             ..ImageRecord::owned(adopted_name(&path), id, path, plan.size)
         };
@@ -252,7 +253,7 @@ impl Agent {
     pub(super) fn forget_flat(&self, entry: &Entry) -> io::Result<()> {
         let record = entry.record();
         // The record last: as long as it is there a restart does this again.
-        names_of(&record)?.remove_overlay(record.id).map_err(io::Error::other)?;
+        names_of(&record)?.remove_overlay(record.overlay_id()).map_err(io::Error::other)?;
         self.registry.forget(&record.name)?;
         if let Some(path) = chain_path(&record) {
             self.registry.peeks.go_on(&path, &path);

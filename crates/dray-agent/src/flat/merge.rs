@@ -127,10 +127,11 @@ pub(super) mod tests {
         made.unwrap().set_len(LEN).unwrap();
         let options = FileOptions { write: true, direct: false, export_len: None };
         let file = Arc::new(FileImage::open(&path, options).unwrap());
-        let log = PresentFile::open(&dir.join("disk.flat")).unwrap();
+        let log = PresentFile::open(&dir.join("disk.flat"), 1 << 20).unwrap();
         let chain = Chain::new(dir.join("chain"), layers.to_vec(), LEN, None);
         let here = log.all();
-        let overlay = Overlay::new(Arc::clone(&chain) as _, file, &here, log).unwrap();
+        let (below, noted) = (Arc::clone(&chain) as _, log.noted());
+        let overlay = Overlay::new(below, file, &here, &noted, log).unwrap();
         Flat { chain, overlay: Arc::new(overlay) }
     }
 

@@ -109,6 +109,9 @@ pub struct FlatRecord {
     /// Set while the disk's nodes are exchanged.
     #[serde(default)]
     pub turn: Option<Turn>,
+    /// The id in the overlay's name, where the image has another one by now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overlay: Option<ImageId>,
 }
 
 /// A flattened image that is open.
@@ -136,10 +139,10 @@ impl Flat {
         let place = daemon_place(run_dir, Purpose::Serve, record.id);
         let chain = Chain::new(place, flat.layers.clone(), record.len, stall);
         chain.moved(&record.current_path().map_err(io::Error::other)?);
-        let log = PresentFile::open(present)?;
+        let log = PresentFile::open(present, dray_types::BlockRange::whole(record.len).len)?;
         let (below, here) = (Arc::clone(&chain) as Arc<dyn Image>, log.all());
-        let overlay =
-            Overlay::new(below, Arc::clone(file) as _, &here, log).map_err(io::Error::other)?;
+        let (file, noted) = (Arc::clone(file) as _, log.noted());
+        let overlay = Overlay::new(below, file, &here, &noted, log).map_err(io::Error::other)?;
         Ok(Some(Self { chain, overlay: Arc::new(overlay) }))
     }
 }
@@ -191,7 +194,8 @@ pub fn raw_name(name: &str) -> String {
 pub fn open_overlay(record: &ImageRecord, direct: bool) -> dray_image::Result<FileImage> {
     let names = ImageNames::of(&record.path)?;
     let options = FileOptions { write: true, direct, export_len: Some(record.len) };
-    FileImage::from_file(names.open_overlay(record.id)?, &names.overlay(record.id), options)
+    let id = record.overlay_id();
+    FileImage::from_file(names.open_overlay(id)?, &names.overlay(id), options)
 }
 
 #[cfg(test)]

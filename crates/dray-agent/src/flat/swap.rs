@@ -129,7 +129,7 @@ impl Registry {
             let left = record.state == CopyState::Replica && record.migration.is_none();
             record.path == path && record.name != name && !left
         };
-        match self.all().into_iter().map(|entry| entry.record()).find(has) {
+        match self.all_records().into_iter().find(has) {
             None => Ok(()),
             Some(record) => {
                 let (path, name) = (path.display(), record.name);
@@ -296,7 +296,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::config::Config;
     use crate::store::Store;
-    use dray_nbd::Exports;
+    use dray_nbd::{Client, Exports};
     use dray_qemu::Pivot;
     use std::sync::Arc;
 
@@ -413,11 +413,14 @@ pub(crate) mod tests {
         let host = Host::new();
         drop(host.raw(false));
         std::fs::write(host.names().chain(), QCOW2).unwrap();
-        assert!(host.registry.open("vm.raw").is_ok(), "its guest may have to end a request");
+        assert!(
+            host.registry.open("vm.raw", &Client::default()).is_ok(),
+            "its guest may have to end a request"
+        );
         std::fs::rename(host.names().chain(), host.names().image()).unwrap();
-        assert!(host.registry.open("vm.raw").is_err());
+        assert!(host.registry.open("vm.raw", &Client::default()).is_err());
         host.recover();
-        assert!(host.registry.open("vm.raw").is_err());
+        assert!(host.registry.open("vm.raw", &Client::default()).is_err());
     }
 
     #[test]

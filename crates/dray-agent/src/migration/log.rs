@@ -10,8 +10,15 @@ use std::io;
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
+/// Room for records to come that is taken when a journal is opened: an attempt, its end and what
+/// ownership needs take less than 100 bytes each, so a full disk stops no decision.
+const RESERVE: u64 = 64 << 10;
+
 /// What names a migration of either side: without one there is none.
 const INTENTS: [&str; 2] = [source::INTENT, target::INTENT];
+
+/// What an intent's name ends in when its migration is void.
+const VOID: &str = "void";
 
 /// The folder of one migration.
 #[derive(Clone, Debug)]
@@ -48,6 +55,21 @@ impl Folder {
         Ok(found)
     }
 
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Whether it exists.
+    pub fn is_there(&self) -> bool {
+        self.0.is_dir()
+    }
+
+    /// The migration that its name says it is of.
+    pub fn migration(&self) -> Option<MigrationId> {
+        self.0.file_name()?.to_str()?.parse().ok()
+    }
+
     /// A file in the folder.
     pub fn file(&self, name: &str) -> PathBuf {
         self.0.join(name)
@@ -63,15 +85,67 @@ impl Folder {
         if !self.0.exists() {
             return Ok(());
         }
-        self.make_void()?;
+        self.remove_intents()?;
         abort::before(|| vec!["RemoveFolder".to_owned()]);
         std::fs::remove_dir_all(&self.0)?;
         store::sync_parent(&self.0)
     }
 
     /// From here on a restart no longer knows the migration.
-    fn make_void(&self) -> io::Result<()> {
-        INTENTS.iter().try_for_each(|intent| store::remove(&self.file(intent)))
+    fn remove_intents(&self) -> io::Result<()> {
+        INTENTS.iter().try_for_each(|intent| {
+            store::remove(&self.file(intent))?;
+            store::remove(&self.void_file(intent))
+        })
+    }
+
+    /// The migration is void, durably: no restart brings it back, and what its folder says stays for
+    /// those who claim its images. It takes no room, and can be repeated.
+    ///
+    /// # Errors
+    /// What the file system reports; the migration then is as before, or void.
+    pub fn set_void(&self) -> io::Result<()> {
+        if !self.0.exists() {
+            return Ok(());
+        }
+        for intent in INTENTS {
+            match std::fs::rename(self.file(intent), self.void_file(intent)) {
+                Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(why),
+                _ => {}
+            }
+        }
+        store::sync_parent(&self.file(VOID))
+    }
+
+    /// Whether the migration is void and its images are still to be claimed.
+    pub fn is_void(&self) -> bool {
+        let exists = |path: PathBuf| path.exists();
+        !INTENTS.iter().any(|intent| exists(self.file(intent)))
+            && INTENTS.iter().any(|intent| exists(self.void_file(intent)))
+    }
+
+    /// The folders of void migrations whose images are still to be claimed.
+    ///
+    /// # Errors
+    /// What the file system reports.
+    pub fn voids(store: &Store) -> io::Result<Vec<Self>> {
+        let all = store::entries(&store.migrations(), "")?;
+        Ok(all.into_iter().map(Self).filter(Self::is_void).collect())
+    }
+
+    /// Whether it is the folder of `migration`.
+    pub fn is_of(&self, migration: MigrationId) -> bool {
+        self.0.file_name().is_some_and(|name| name.to_string_lossy() == migration.to_string())
+    }
+
+    /// The intent called `name`, whether the migration is void or not.
+    pub fn intent_file(&self, name: &str) -> PathBuf {
+        let void = self.void_file(name);
+        if void.exists() { void } else { self.file(name) }
+    }
+
+    fn void_file(&self, intent: &str) -> PathBuf {
+        self.file(intent).with_extension(VOID)
     }
 
     /// Removes the folders that have no intent: a crash came while they were made or removed.
@@ -80,8 +154,10 @@ impl Folder {
     /// What the file system reports.
     pub fn sweep(store: &Store) -> io::Result<()> {
         for path in store::entries(&store.migrations(), "")? {
-            if path.is_dir() && !INTENTS.iter().any(|intent| path.join(intent).exists()) {
-                Self(path).remove()?;
+            let begun = INTENTS.iter().any(|intent| path.join(intent).exists());
+            let folder = Self(path);
+            if folder.0.is_dir() && !begun && !folder.is_void() {
+                folder.remove()?;
             }
         }
         Ok(())
@@ -100,7 +176,11 @@ impl<R: Serialize + DeserializeOwned> Log<R> {
     /// # Errors
     /// What the file system reports, or that the journal is damaged.
     pub fn open(path: &Path) -> io::Result<(Self, Vec<R>)> {
-        let (journal, payloads) = Journal::open(path).map_err(io::Error::other)?;
+        let (mut journal, payloads) = Journal::open(path).map_err(system)?;
+        if let Err(why) = journal.reserve(RESERVE) {
+            // A file system without such a thing, or a full one: then each record is as it comes.
+            tracing::debug!(%why, "no room is taken for records to come");
+        }
         let records = payloads
             .iter()
             .map(|payload| postcard::from_bytes(payload).map_err(io::Error::other))
@@ -108,18 +188,41 @@ impl<R: Serialize + DeserializeOwned> Log<R> {
         Ok((Self { journal, records: PhantomData }, records))
     }
 
+    /// Takes room for `bytes` bytes of records to come, as far as there is any.
+    pub fn reserve(&mut self, bytes: u64) {
+        if let Err(why) = self.journal.reserve(bytes) {
+            tracing::debug!(%why, "no room is set aside for a journal");
+        }
+    }
+
     /// Appends records; they are durable together on return.
     ///
     /// # Errors
-    /// What the file system reports; it is then not known whether they are durable.
+    /// What the file system reports. They are then certainly not there, unless it
+    /// [is unsure](Self::is_unsure).
     pub fn append(&mut self, records: &[R]) -> io::Result<()> {
         let payloads = records
             .iter()
             .map(|record| postcard::to_allocvec(record).map_err(io::Error::other))
             .collect::<io::Result<Vec<_>>>()?;
         let slices: Vec<&[u8]> = payloads.iter().map(Vec::as_slice).collect();
-        self.journal.append_all(&slices).map_err(io::Error::other)
+        self.journal.append_all(&slices).map_err(system)
     }
+
+    /// Whether nobody knows if what was last appended is durable. The next append decides: then it
+    /// is not there.
+    pub fn is_unsure(&self) -> bool {
+        self.journal.is_unsure()
+    }
+}
+
+/// An error of the kind that callers decide on.
+fn system(why: dray_image::Error) -> io::Error {
+    let kind = match why.kind {
+        dray_image::ErrorKind::NoSpace => io::ErrorKind::StorageFull,
+        _ => io::ErrorKind::Other,
+    };
+    io::Error::new(kind, why)
 }
 
 #[cfg(test)]
@@ -136,7 +239,13 @@ mod tests {
             Log::<u8>::open(&folder.file("journal")).unwrap().0.append(&[1]).unwrap();
             Folder::sweep(&store).unwrap();
             assert_eq!(Folder::all(&store, intent).unwrap().len(), 1);
-            folder.make_void().unwrap();
+            folder.set_void().unwrap();
+            folder.set_void().unwrap();
+            Folder::sweep(&store).unwrap();
+            assert!(folder.is_void() && folder.intent_file(intent).exists());
+            assert_eq!(Folder::all(&store, intent).unwrap().len(), 0);
+            folder.remove_intents().unwrap();
+            assert!(!folder.is_void());
             assert!(folder.file("journal").exists());
             assert_eq!(Folder::all(&store, intent).unwrap().len(), 0);
             Folder::sweep(&store).unwrap();

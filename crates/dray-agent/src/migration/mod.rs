@@ -6,6 +6,7 @@
 //! * [`source`], [`target`]: the two loops. [`messages`]: what the shells tell each other.
 //! * [`present`]: which blocks an owner has that did not have them all.
 //! * [`slots`]: the migrations this agent knows, for the API and the listener.
+//! * [`standing`]: what a migration's folder says of an image, for those who claim it.
 //! * [`abort`]: where crash tests end the process.
 
 pub mod abort;
@@ -16,10 +17,18 @@ pub mod messages;
 pub mod present;
 pub mod slots;
 pub mod source;
+pub mod standing;
 pub mod target;
 
 use dray_engine::Time;
+use dray_types::Epoch;
+use std::io;
+use std::sync::mpsc::Sender;
 use std::time::Instant;
+
+/// Where a loop says that its migration is void, and the epoch that it knew: when it is so durably and no
+/// effect is run any more, or why it goes on.
+pub type Voided = Sender<io::Result<Epoch>>;
 
 /// Nanoseconds since the loop began, as the engine counts them.
 #[derive(Clone, Copy, Debug)]

@@ -120,6 +120,10 @@ async fn greet(
     tls.read_exact(&mut body).await.map_err(broken)?;
     match HelloReply::decode(&body)? {
         HelloReply::Refused { why } => Err(NetError::new(NetErrorKind::Refused, why)),
+        HelloReply::Overtaken { newest } => {
+            let why = format!("{name} has had session {newest} of this migration");
+            Err(NetError::new(NetErrorKind::Overtaken(newest), why))
+        }
         HelloReply::Welcome { version, features, .. } => {
             if version != preface.version || preface.kind != kind {
                 let what = format!("{name} answered the hello of another stream");

@@ -12,6 +12,8 @@ pub enum NetErrorKind {
     Certificate,
     /// The peer understood and said no.
     Refused,
+    /// The peer has had a session of the same migration with this number, and wants a higher one.
+    Overtaken(u64),
     /// The peer's software does not know what is asked.
     Unknown,
     /// No protocol version in common.

@@ -77,6 +77,11 @@ impl Incoming {
     pub async fn refuse(mut self, why: impl Into<String>) {
         refuse(&mut self.tls, self.kind, why.into()).await;
     }
+
+    /// Refuses the stream because `newest` is a later session, and closes it.
+    pub async fn overtaken(mut self, newest: u64) {
+        hang_up(&mut self.tls, self.kind, &HelloReply::Overtaken { newest }).await;
+    }
 }
 
 async fn answer(tls: &mut Tls, bytes: &[u8]) -> Result<(), NetError> {
@@ -93,8 +98,12 @@ async fn answer(tls: &mut Tls, bytes: &[u8]) -> Result<(), NetError> {
 
 async fn refuse(tls: &mut Tls, kind: StreamKind, mut why: String) {
     why.truncate(why.floor_char_boundary(MAX_WHY));
+    hang_up(tls, kind, &HelloReply::Refused { why }).await;
+}
+
+async fn hang_up(tls: &mut Tls, kind: StreamKind, reply: &HelloReply) {
     // The peer may be gone already; there is nobody else to tell.
-    if answer(tls, &HelloReply::Refused { why }.encode(kind)).await.is_ok() {
+    if answer(tls, &reply.encode(kind)).await.is_ok() {
         let _ = timeout(ANSWER_LIMIT, tls.shutdown()).await;
     }
 }

@@ -119,8 +119,17 @@ impl Agent {
             }
         });
         if ended.await.is_err() {
-            let why = format!("it has not ended in {} s", CANCEL_TIMEOUT.as_secs());
-            return Err(ApiError::new(ErrorKind::Conflict, what(), why));
+            let seconds = CANCEL_TIMEOUT.as_secs();
+            let Some(error) = slot.board.read().error else {
+                let why = format!("it has not ended in {seconds} s");
+                return Err(ApiError::new(ErrorKind::Conflict, what(), why));
+            };
+            let why = format!("it has not ended in {seconds} s, and will: {error}");
+            let late = ApiError::new(ErrorKind::Conflict, what(), why);
+            return Err(match error.hint {
+                Some(hint) => late.hint(hint),
+                None => late,
+            });
         }
         if slot.board.read().state == MigrationState::Completed {
             let why = "it had completed before the cancel";

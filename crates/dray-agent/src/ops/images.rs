@@ -3,10 +3,11 @@
 use super::io_error;
 use crate::agent::Agent;
 use crate::api::{
-    ApiError, ApiResult, ErrorKind, ImageAdd, ImageRemove, ImageState, ImageStatus, KeptFor, Resize,
+    ApiError, ApiResult, ClosedExport, ErrorKind, ImageAdd, ImageRemove, ImageState, ImageStatus,
+    KeptFor, Resize,
 };
 use crate::config::pool::check_name;
-use crate::registry::{CopyState, Entry, ImageRecord, is_device};
+use crate::registry::{Closed, CopyState, Entry, ImageRecord, Reason, is_device};
 use crate::vm::picture::{self, Picture};
 use crate::vm::{RECONNECT_DELAY, qemu_error};
 use dray_image::{DeviceState, Image, locks, names};
@@ -54,11 +55,7 @@ impl Agent {
             path: record.current_path().unwrap_or_else(|_| record.path.clone()),
             size: record.len,
             allocated: entry.file.allocated_bytes().unwrap_or(0),
-            state: match record.state {
-                CopyState::Owner => ImageState::Owner,
-                CopyState::Incoming => ImageState::Incoming,
-                CopyState::Replica => ImageState::Replica,
-            },
+            state: shown_state(record.state),
             epoch: record.epoch,
             missing_blocks: entry.disk.missing_count(),
             clients: self.nbd.connections(&record.name) as u32,
@@ -70,6 +67,35 @@ impl Agent {
             generation: generation_of(entry, &record).map(Into::into),
             since_unix_ms: record.replica.as_ref().map(|note| note.since_unix_ms),
             tracked_by: None,
+            closed: self.registry.closed(&record.name).map(shown_reason),
+            name: record.name,
+            id: record.id,
+        }
+    }
+
+    /// A closed image that is not open here, as far as its record tells of it.
+    pub(super) fn absent_status(&self, name: String, closed: Closed) -> ImageStatus {
+        let record = closed.absent.as_ref().map(|absent| absent.record.clone());
+        let known = record.is_some();
+        let record =
+            record.unwrap_or_else(|| ImageRecord::owned(name, ImageId(0), self.store.images(), 0));
+        ImageStatus {
+            path: record.current_path().unwrap_or_else(|_| record.path.clone()),
+            size: record.len,
+            allocated: 0,
+            state: if known { shown_state(record.state) } else { ImageState::Unknown },
+            epoch: record.epoch,
+            missing_blocks: 0,
+            clients: self.nbd.connections(&record.name) as u32,
+            growable: record.growable,
+            read_only: record.read_only,
+            in_place: record.in_place.is_some(),
+            migration: record.migration,
+            kept_for: None,
+            generation: None,
+            since_unix_ms: None,
+            tracked_by: None,
+            closed: Some(shown_reason(closed)),
             name: record.name,
             id: record.id,
         }
@@ -91,6 +117,10 @@ impl Agent {
     pub(super) fn image(&self, name: &str) -> ApiResult<Arc<Entry>> {
         self.registry.get(name).ok_or_else(|| {
             let what = format!("cannot find image '{name}'");
+            if let Some(closed) = self.registry.closed(name) {
+                let Reason { why, hint, .. } = closed.reason;
+                return ApiError::new(ErrorKind::Conflict, what, why).hint(hint);
+            }
             ApiError::new(ErrorKind::NotFound, what, "no image of that name is on this host")
                 .hint("`dray images` lists the images")
         })
@@ -194,8 +224,11 @@ impl Agent {
         let added = self.registry.add(record, Arc::new(file));
         let entry = added.map_err(|why| {
             let taken = why.kind() == std::io::ErrorKind::AlreadyExists;
-            let kind = if taken { ErrorKind::Conflict } else { ErrorKind::Io };
-            ApiError::new(kind, what, why)
+            if taken {
+                return ApiError::new(ErrorKind::Conflict, what, why)
+                    .hint("choose another name, or `dray images remove` that one");
+            }
+            io_error(what, why)
         })?;
         entry.take_locks();
         Ok(self.image_status(&entry))
@@ -214,6 +247,10 @@ impl Agent {
             Err(ApiError::new(ErrorKind::Conflict, what.clone(), why).hint(hint))
         };
         let status = self.image_status(&entry);
+        if self.registry.is_void(&entry.record()) {
+            let why = "it may be the only copy: its migration ended when another image was claimed";
+            return conflict(why, "`dray claim` it first");
+        }
         if status.clients > 0 {
             return conflict("a client is attached to it", "shut the vm down or release its disk");
         }
@@ -345,6 +382,18 @@ impl Agent {
         self.image(image)?.take_locks();
         Ok(())
     }
+}
+
+fn shown_state(state: CopyState) -> ImageState {
+    match state {
+        CopyState::Owner => ImageState::Owner,
+        CopyState::Incoming => ImageState::Incoming,
+        CopyState::Replica => ImageState::Replica,
+    }
+}
+
+fn shown_reason(closed: Closed) -> ClosedExport {
+    ClosedExport { why: closed.reason.why, hint: closed.reason.hint }
 }
 
 /// The generation that is open at an owner, or that a replica holds.

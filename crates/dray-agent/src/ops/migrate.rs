@@ -414,7 +414,8 @@ impl Agent {
         }
         let mut prepared = intent.clone();
         prepared.options = None;
-        let (slot, _) = self.launch_source(prepared)?.map_err(|why| io_error(what, why))?;
+        self.session_settings(&prepared.peer)?;
+        let slot = self.begin_source(prepared).map_err(|why| io_error(what, why))?;
         take(what, &slot)?;
         self.start(what, &slot, intent)
     }

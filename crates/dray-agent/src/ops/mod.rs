@@ -110,7 +110,7 @@ impl AgentApi for Operator {
     }
 
     async fn claim(&self, command: api::Claim) -> ApiResult<Claimed> {
-        self.0.claim(&command)
+        tokio::task::block_in_place(|| self.0.claim(&command))
     }
 
     async fn unstall(&self, command: api::Unstall) -> ApiResult<Unstalled> {

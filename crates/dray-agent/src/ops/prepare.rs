@@ -91,8 +91,8 @@ impl Agent {
         }
         let migration = intent.migration;
         let peer = intent.peer.clone();
-        match self.launch_source(intent)? {
-            Ok((slot, _)) => {
+        match self.begin_source(intent) {
+            Ok(slot) => {
                 notices.into_iter().for_each(|notice| slot.board.notice(notice));
                 Ok((slot, nbd_socket.into()))
             }

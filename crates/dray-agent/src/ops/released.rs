@@ -26,6 +26,10 @@ impl Agent {
         let unserved =
             |note: &Released| note.done && note.has_line() && self.served(note).is_none();
         all.extend(notes.filter(unserved).map(|note| self.released_status(&note)));
+        let closed = self.registry.all_closed().into_iter();
+        let unopened = closed.filter(|(name, _)| self.registry.get(name).is_none());
+        all.extend(unopened.map(|(name, closed)| self.absent_status(name, closed)));
+        all.sort_by(|one, other| one.name.cmp(&other.name));
         all
     }
 
@@ -60,6 +64,7 @@ impl Agent {
             kept_for: None,
             generation: line.map(|line| line.open().into()),
             since_unix_ms: Some(note.since_unix_ms),
+            closed: None,
             tracked_by: note.is_tracked().then_some(note.qemu.pid),
         }
     }

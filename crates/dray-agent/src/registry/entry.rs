@@ -1,5 +1,6 @@
 //! An image with its disk.
 
+use super::closed::Absent;
 use super::record::{CopyState, ImageRecord, Place};
 use crate::flat::Flat;
 use crate::flat::chain::Chain;
@@ -33,18 +34,19 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// An entry over an open file, without locks and without a line.
+    /// An entry over an open file, without locks and without a line. Its disk is the one that
+    /// clients `waits` for it at, if they do.
     pub(super) fn new(
         record: ImageRecord,
         file: Arc<FileImage>,
         heat: ImageHeat,
         flat: Option<Flat>,
+        waits: Option<&Absent>,
     ) -> Self {
-        let backing = match &flat {
-            Some(flat) => Arc::clone(&flat.overlay) as Arc<dyn Image>,
-            None => Arc::clone(&file) as Arc<dyn Image>,
+        let disk = match waits {
+            Some(absent) => Arc::clone(&absent.disk),
+            None => Disk::new(content(&file, flat.as_ref())),
         };
-        let disk = Disk::new(backing);
         Self {
             flat,
             record: Mutex::new(record),
@@ -55,6 +57,11 @@ impl Entry {
             disk,
             file,
         }
+    }
+
+    /// The image below the disk.
+    pub(super) fn content(&self) -> Arc<dyn Image> {
+        content(&self.file, self.flat.as_ref())
     }
 
     /// A copy of the record.
@@ -128,5 +135,13 @@ impl Entry {
 
     pub(super) fn lock(&self) -> MutexGuard<'_, ImageRecord> {
         self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What a guest sees of an image: its file, or of a flattened one the overlay over its chain.
+fn content(file: &Arc<FileImage>, flat: Option<&Flat>) -> Arc<dyn Image> {
+    match flat {
+        Some(flat) => Arc::clone(&flat.overlay) as Arc<dyn Image>,
+        None => Arc::clone(file) as Arc<dyn Image>,
     }
 }

@@ -1,7 +1,7 @@
 //! Opening what is below an image: a file under one of its names, a device, a chain.
 
 use super::record::{CopyState, ImageRecord, Place};
-use super::{Entry, Registry, present_path};
+use super::{Entry, Registry, loss_path, losses, present_path};
 use crate::bases::FileStamp;
 use crate::config::{Config, PoolIo};
 use crate::flat::{self, Flat};
@@ -12,12 +12,16 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::Arc;
 
+/// Opens the chain of a flattened image, and what an image's guest is still to be told.
 pub(super) fn open_flat(
     store: &Store,
     config: &Config,
     record: &ImageRecord,
     file: &Arc<FileImage>,
 ) -> io::Result<Option<Flat>> {
+    if !record.read_only {
+        losses::keep(file, &loss_path(store, &record.name));
+    }
     let present = present_path(store, &record.name);
     Flat::open(record, file, &config.run_dir, &present, config.limits.stall)
 }

@@ -5,18 +5,25 @@
 //!
 //! * [`record`]: what is durable of an image. [`entry`]: an image with its disk.
 //! * [`names`]: what a file is called while it comes, is here, and has left (I1).
+//! * [`claims`]: images that an operator took.
 //! * [`files`]: opening what is below. [`lines`]: generations. [`exports`]: what NBD clients see.
+//! * [`closed`]: images that nobody vouches for. [`clients`]: who was attached before a restart.
 
+mod claims;
+mod clients;
+mod closed;
 mod entry;
 mod exports;
 mod files;
 mod lines;
+mod losses;
 mod names;
 mod record;
 
+pub use closed::{Closed, Reason};
 pub use entry::Entry;
 pub use files::is_device;
-pub use record::{Adopted, CopyState, ImageRecord, MODE, Place};
+pub use record::{Adopted, Claim, CopyState, ImageRecord, MODE, Place};
 
 use crate::config::{Config, PoolIo};
 use crate::flat::chain::Chain;
@@ -27,6 +34,8 @@ use crate::lineage::Line;
 use crate::migration::intent::SourceImage;
 use crate::released::Notes;
 use crate::store::{self, Store};
+use clients::KnownClients;
+use closed::{Absent, ClosedImages};
 use dray_engine::lineage::Lineage;
 use dray_image::{DeviceMark, FileImage};
 use dray_types::BlockSet;
@@ -35,7 +44,7 @@ use lines::{begin_line, line_path};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 /// All images of this host.
 pub struct Registry {
@@ -48,59 +57,93 @@ pub struct Registry {
     store: Store,
     config: Arc<Config>,
     entries: RwLock<BTreeMap<String, Arc<Entry>>>,
+    closed: ClosedImages,
+    clients: Mutex<BTreeMap<String, KnownClients>>,
 }
 
 impl Registry {
-    /// The registry with every image that has a record and a file. Images whose file cannot be
-    /// opened are left out with a warning; their record stays.
+    /// The registry with every image that has a record. An image that takes part in a migration is
+    /// closed until the migration's loop vouches for it, one whose file cannot be opened until it
+    /// can be, and one whose record cannot be read for good.
     ///
     /// # Errors
-    /// When the records cannot be read.
+    /// When the records cannot be listed.
     pub fn load(store: Store, config: Arc<Config>) -> io::Result<Arc<Self>> {
         let released = Notes::in_folder(store.released());
         released.sweep()?;
-        let mut entries = BTreeMap::new();
-        for path in store::entries(&store.images(), ".json")? {
-            let mut record: ImageRecord = store::read_json(&path)?;
-            // Records of earlier versions do not say.
-            record.device |= is_device(&record.path);
-            // The kernel forgets at a reboot that a device is not to be written.
-            if record.device
-                && let Err(why) = DeviceMark::of(&store.images(), &record.path).reapply()
-            {
-                tracing::error!(image = record.name, %why, "cannot protect a replica's device");
-            }
-            let heat = ImageHeat::load(&heat_path(&store, &record.name), record.len);
-            let opened = open_file(&record, config.io(&record.path)).map_err(io::Error::other);
-            let opened = opened.and_then(|file| {
-                let file = Arc::new(file);
-                open_flat(&store, &config, &record, &file).map(|flat| (file, flat))
-            });
-            match opened {
-                Ok((file, parts)) => {
-                    let name = record.name.clone();
-                    let suspect = released.knows(record.id);
-                    let entry = Entry::new(record, file, heat, parts);
-                    begin_line(&store, &entry)?;
-                    if suspect {
-                        // A QEMU may have the file: it must not meet a lock.
-                        entry.line().inspect(|line| line.suspect());
-                    } else {
-                        entry.take_locks();
-                    }
-                    entries.insert(name, Arc::new(entry));
-                }
-                Err(why) => tracing::warn!(image = record.name, %why, "cannot open an image"),
-            }
-        }
-        Ok(Arc::new(Self {
+        let registry = Arc::new(Self {
             taking: Mutex::default(),
             released,
             peeks: Peeks::default(),
             store,
             config,
-            entries: RwLock::new(entries),
-        }))
+            entries: RwLock::default(),
+            closed: ClosedImages::default(),
+            clients: Mutex::default(),
+        });
+        for path in store::entries(&registry.store.images(), ".json")? {
+            let Some(name) = path.file_stem().and_then(|stem| stem.to_str()) else { continue };
+            registry.load_one(name, store::read_settled(&path));
+        }
+        registry.finish_claims();
+        Ok(registry)
+    }
+
+    /// Takes one image in as its record says; what stands against that concerns it alone.
+    fn load_one(&self, name: &str, record: io::Result<ImageRecord>) {
+        let record = match record {
+            Ok(record) => record,
+            Err(why) => {
+                tracing::error!(image = name, %why, "cannot read an image's record");
+                return self.close(name, closed::record_is_damaged(&why.to_string()));
+            }
+        };
+        let known = KnownClients::load(&clients_path(&self.store, name));
+        self.lock_clients().insert(name.to_owned(), known);
+        match self.open_known(record.clone(), None) {
+            Ok(entry) => {
+                if record.migration.is_some() {
+                    entry.disk.shut();
+                }
+                self.admit(name, entry);
+            }
+            Err(why) => {
+                tracing::warn!(image = name, %why, "cannot open an image: it waits for its file");
+                let absent = Some(Absent::new(record));
+                let reason = closed::file_is_missing(&why.to_string());
+                self.closed.lock().insert(name.to_owned(), Closed { reason, absent });
+            }
+        }
+    }
+
+    /// Opens what a record names. The disk is the one that its clients wait at, if they do, and is
+    /// shut then.
+    fn open_known(&self, record: ImageRecord, waits: Option<&Absent>) -> io::Result<Arc<Entry>> {
+        // The kernel forgets at a reboot that a device is not to be written.
+        if record.device {
+            let mark = DeviceMark::of(&self.store.images(), &record.path);
+            let marked = if record.is_unnamed_claim() { mark.clear() } else { mark.reapply() };
+            if let Err(why) = marked {
+                tracing::error!(image = record.name, %why, "cannot protect a replica's device");
+            }
+        }
+        let heat = ImageHeat::load(&heat_path(&self.store, &record.name), record.len);
+        let file = Arc::new(self.open_file(&record).map_err(io::Error::other)?);
+        let flat = open_flat(&self.store, &self.config, &record, &file)?;
+        let suspect = self.released.knows(record.id);
+        let entry = Arc::new(Entry::new(record, file, heat, flat, waits));
+        begin_line(&self.store, &entry)?;
+        if suspect {
+            // A QEMU may have the file: it must not meet a lock.
+            entry.line().inspect(|line| line.suspect());
+        } else {
+            entry.take_locks();
+        }
+        Ok(entry)
+    }
+
+    fn lock_clients(&self) -> MutexGuard<'_, BTreeMap<String, KnownClients>> {
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Opens the file that a record names, in the way of its pool.
@@ -187,8 +230,9 @@ impl Registry {
         file: Arc<FileImage>,
         line: Option<(Lineage, BlockSet)>,
     ) -> io::Result<Arc<Entry>> {
+        let waits = self.waits_for_file(&record.name);
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
-        if entries.contains_key(&record.name) {
+        if waits || entries.contains_key(&record.name) {
             let why = format!("an image named '{}' exists already", record.name);
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
         }
@@ -200,11 +244,18 @@ impl Registry {
             Line::create(&at, lineage, changed)?;
         }
         store::replace_json(&self.path_of(&name), &record)?;
+        // Without it clients of a closed export are refused instead of kept waiting.
+        let listed = KnownClients::make(&clients_path(&self.store, &name));
+        listed.unwrap_or_else(|why| tracing::debug!(image = name, %why, "no room for its clients"));
+        let known = KnownClients::load(&clients_path(&self.store, &name));
+        self.lock_clients().insert(name.clone(), known);
         let heat = ImageHeat::new(record.len);
+        // And a loss its guest's.
+        store::remove(&loss_path(&self.store, &name))?;
         store::remove(&present_path(&self.store, &name))?;
         store::remove(&present_path(&self.store, &name).with_extension("notes"))?;
         let flat = open_flat(&self.store, &self.config, &record, &file)?;
-        let entry = Arc::new(Entry::new(record, file, heat, flat));
+        let entry = Arc::new(Entry::new(record, file, heat, flat, None));
         begin_line(&self.store, &entry)?;
         if line.is_some() {
             entry.line().inspect(|line| line.suspect());
@@ -213,10 +264,24 @@ impl Registry {
         Ok(entry)
     }
 
+    /// Opens the file of an image again, which was open for reading only: from here on it is written.
+    ///
+    /// # Errors
+    /// What opening or the store reports.
+    pub fn reopen(&self, entry: &Entry) -> io::Result<Arc<Entry>> {
+        let record = entry.record();
+        let file = Arc::new(self.open_file(&record).map_err(io::Error::other)?);
+        let new = self.replace(record, file);
+        entry.disk.fail_parked();
+        begin_line(&self.store, &new)?;
+        Ok(new)
+    }
+
     /// Puts an entry of its own over `file` in the place of the one with the record's name.
     pub(crate) fn replace(&self, record: ImageRecord, file: Arc<FileImage>) -> Arc<Entry> {
         let (name, heat) = (record.name.clone(), ImageHeat::new(record.len));
-        let new = Arc::new(Entry::new(record, file, heat, None));
+        losses::keep(&file, &loss_path(&self.store, &name));
+        let new = Arc::new(Entry::new(record, file, heat, None, None));
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(old) = entries.insert(name, Arc::clone(&new)) {
             new.heat.take_over(&old.heat);
@@ -237,6 +302,21 @@ impl Registry {
         Ok(())
     }
 
+    /// Changes an image's record for now: what it says is durable elsewhere, and
+    /// [`keep`](Self::keep) makes the record say so after a restart too.
+    pub fn change(&self, entry: &Entry, change: impl FnOnce(&mut ImageRecord)) {
+        change(&mut entry.lock());
+    }
+
+    /// Makes an image's record durable as it is.
+    ///
+    /// # Errors
+    /// What the store reports.
+    pub fn keep(&self, entry: &Entry) -> io::Result<()> {
+        let record = entry.lock();
+        store::replace_json(&self.path_of(&record.name), &*record)
+    }
+
     /// Forgets an image; its file stays.
     ///
     /// # Errors
@@ -249,14 +329,26 @@ impl Registry {
         let present = present_path(&self.store, name);
         store::remove(&present.with_extension("notes"))?;
         store::remove(&present)?;
+        store::remove(&loss_path(&self.store, name))?;
         store::remove(&heat_path(&self.store, name))?;
         store::remove(&line_path(&self.store, name))?;
+        self.lock_clients().remove(name);
+        store::remove(&clients_path(&self.store, name))?;
         store::remove(&self.path_of(name))
     }
 }
 
 fn heat_path(store: &Store, name: &str) -> PathBuf {
     store.images().join(format!("{name}.heat"))
+}
+
+fn clients_path(store: &Store, name: &str) -> PathBuf {
+    store.images().join(format!("{name}.clients"))
+}
+
+/// Where it is written down that writes of an image's guest may be lost.
+fn loss_path(store: &Store, name: &str) -> PathBuf {
+    store.images().join(format!("{name}.lost"))
 }
 
 /// Where it is written down which blocks are in a flattened image's overlay.

@@ -173,11 +173,14 @@ impl Registry {
         if record.state != CopyState::Replica {
             return Err(io::Error::other("it is not a replica any more"));
         }
+        if record.migration.is_some() {
+            return Err(io::Error::other("it may be the only copy: its migration is not over"));
+        }
         if let Place::Replica(epoch) = record.place {
             let names = ImageNames::of(&record.path).map_err(io::Error::other)?;
             if let Some(flat) = &entry.flat {
                 flat.chain.close();
-                names.remove_overlay(record.id).map_err(io::Error::other)?;
+                names.remove_overlay(record.overlay_id()).map_err(io::Error::other)?;
             }
             names.remove_replica(epoch).map_err(io::Error::other)?;
         }

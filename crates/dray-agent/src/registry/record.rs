@@ -53,6 +53,15 @@ pub struct Adopted {
     pub noted: bool,
 }
 
+/// An operator took the image although another host may have owned it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Claim {
+    /// The migration that it was taken from, and which is void.
+    pub migration: Option<MigrationId>,
+    /// Its file has its name, a device no mark any more.
+    pub named: bool,
+}
+
 /// What is durable about an image.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ImageRecord {
@@ -98,6 +107,9 @@ pub struct ImageRecord {
     /// Set once the disk goes over to a qcow2 that was made of the image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub swap: Option<Swap>,
+    /// Set when it was claimed here; written with the new id and epoch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claim: Option<Claim>,
 }
 
 impl ImageRecord {
@@ -123,7 +135,13 @@ impl ImageRecord {
             replica: None,
             flat: None,
             swap: None,
+            claim: None,
         }
+    }
+
+    /// The id that is in the name of a flattened image's overlay: the one it was made under.
+    pub fn overlay_id(&self) -> ImageId {
+        self.flat.as_ref().and_then(|flat| flat.overlay).unwrap_or(self.id)
     }
 
     /// Whether its file is complete and only read, so that others may use it as well.

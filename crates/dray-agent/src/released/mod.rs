@@ -190,7 +190,7 @@ impl Notes {
         if !path.exists() {
             return None;
         }
-        let read = store::read_json(&path);
+        let read = store::read_settled(&path);
         read.inspect_err(|why| tracing::warn!(%why, "cannot read the note of a released image"))
             .ok()
     }

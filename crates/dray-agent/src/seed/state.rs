@@ -193,7 +193,7 @@ pub fn revive(seeds: &Path, registry: &Registry, keep: std::time::Duration) -> i
 }
 
 fn revive_one(at: &Path, registry: &Registry, keep: std::time::Duration) -> io::Result<()> {
-    let note: SeedNote = store::read_json(at)?;
+    let note: SeedNote = store::read_settled(at)?;
     let names = ImageNames::of(&note.path).map_err(other)?;
     if note.finished.is_some() {
         return match registry.get(&note.name) {

@@ -7,7 +7,7 @@ use crate::api::{ApiError, ApiResult, ErrorKind};
 use crate::config::Config;
 use crate::migration::abort;
 use crate::migration::messages::{GuestFacts, ToSourceShell, ToTargetShell};
-use crate::migration::source::{Input, Memory, SessionSettings, SourceSlot, Told};
+use crate::migration::source::{Input, Memory, Reach, SessionSettings, SourceSlot, Told};
 use crate::net::tunnel::TunnelEntry;
 use crate::net::{self, DialSettings, NetError};
 use crate::vm::qemu_error;
@@ -31,7 +31,7 @@ pub struct SourceVmTask {
     /// The agent's configuration.
     pub config: Arc<Config>,
     /// How to reach the target.
-    pub settings: SessionSettings,
+    pub reach: Reach,
     /// The engine has said that it is ready, perhaps while something else was waited for.
     pub ready: bool,
 }
@@ -145,7 +145,7 @@ impl SourceVmTask {
         self.listen().await?;
         let entry = self.open_tunnel()?;
         let path = entry.path().to_owned();
-        let carrier = self.carry(entry);
+        let carrier = self.carry(entry, (self.reach)()?);
         let limits = self.limits();
         let started = Outgoing::start(&qmp, &path, &limits).await;
         let started = started.map_err(|why| qemu_error("cannot move the vm's memory", &why))?;
@@ -245,8 +245,8 @@ impl SourceVmTask {
         })
     }
 
-    fn carry(&self, entry: TunnelEntry) -> Carrier {
-        let (slot, settings) = (Arc::clone(&self.slot), self.settings.clone());
+    fn carry(&self, entry: TunnelEntry, settings: SessionSettings) -> Carrier {
+        let slot = Arc::clone(&self.slot);
         Carrier(tokio::spawn(async move {
             let dial = dial_memory(&slot, &settings);
             if let Err(why) = entry.carry(dial, &slot.pacer, &slot.stats).await {

@@ -14,7 +14,10 @@ Examples:
 Use this only when the host that owns the image will never come back as it was. Make sure that
 it cannot write the image any more (powered off, cut off from its clients): if it does, there
 are two owners and the data is lost. Without --accept-loss the agent says what would be lost
-and changes nothing.";
+and changes nothing; with it, parts that only the other host had become zeros.
+
+The migration of the image ends for good. Other images of it stay closed, with what they have,
+until they are claimed as well.";
 
 /// Ranges shown before the rest is only counted.
 const SHOWN: usize = 8;
@@ -49,7 +52,7 @@ fn text(claimed: &Claimed, style: Style) -> String {
     }
     if claimed.bytes_lost > 0 {
         let lost = bytes(claimed.bytes_lost);
-        text += &style.warn(&format!("{lost} are gone; reads there fail until they are restored:"));
+        text += &style.warn(&format!("{lost} are gone and zeros now; check the file system:"));
         text.push('\n');
         for range in claimed.lost.iter().take(SHOWN) {
             text += &format!("  {} at byte {}\n", bytes(range.len), range.start);
@@ -58,6 +61,9 @@ fn text(claimed: &Claimed, style: Style) -> String {
         if more > 0 {
             text += &format!("  and {}; --json lists them\n", counted(more, "further range"));
         }
+    }
+    for other in &claimed.others {
+        text += &format!("{other} was in the same migration: closed until it is claimed as well\n");
     }
     text
 }

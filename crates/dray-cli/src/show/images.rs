@@ -12,6 +12,7 @@ const fn state(state: ImageState) -> &'static str {
         ImageState::Incoming => "incoming",
         ImageState::Replica => "replica",
         ImageState::Released => "released",
+        ImageState::Unknown => "unknown",
     }
 }
 
@@ -31,7 +32,18 @@ pub fn list(images: &[ImageStatus], style: Style) -> String {
         ("PATH", Align::Left),
     ];
     let rows: Vec<[String; 8]> = images.iter().map(row).collect();
-    table(head, &rows, style)
+    table(head, &rows, style) + &closed(images, style)
+}
+
+/// Why images are closed, and what to do about it.
+fn closed(images: &[ImageStatus], style: Style) -> String {
+    let mut text = String::new();
+    for image in images {
+        let Some(closed) = &image.closed else { continue };
+        let name = style.bad(&image.name);
+        text += &format!("\n{name} is closed: {}\n  {}\n", closed.why, closed.hint);
+    }
+    text
 }
 
 fn row(image: &ImageStatus) -> [String; 8] {
@@ -53,6 +65,9 @@ fn row(image: &ImageStatus) -> [String; 8] {
 
 /// What the state alone does not say.
 fn remark(image: &ImageStatus) -> String {
+    if image.closed.is_some() {
+        return " (closed)".to_owned();
+    }
     match &image.kept_for {
         Some(KeptFor { host, bytes: Some(needed) }) => {
             format!(" ({host} needs {})", bytes(*needed))

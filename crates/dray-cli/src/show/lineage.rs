@@ -34,6 +34,7 @@ pub fn tree(line: &LineageStatus, now: u64, style: Style) -> String {
         let what = match line.state {
             ImageState::Replica => format!("replica here, on {}", line.host),
             ImageState::Released => format!("released to QEMU on {}", line.host),
+            ImageState::Unknown => format!("unknown on {}", line.host),
             _ => format!("open on {}{}", line.host, written.unwrap_or_default()),
         };
         let mark = if line.state == ImageState::Replica { "○" } else { "●" };

@@ -62,7 +62,7 @@ fn a_target_that_fills_up_ends_the_migration_and_not_the_guest() {
 }
 
 /// Fills a file system to the last byte.
-fn fill(path: &Path) {
+pub fn fill(path: &Path) {
     let ballast = vec![1; 1 << 20];
     let mut file = std::fs::File::create(path).unwrap();
     // The error at the end is wanted.

@@ -35,7 +35,7 @@ const REGION: u64 = 16384;
 
 /// What a block of a new image of `blocks` blocks holds. An image of more than one region has little
 /// data in the first one.
-fn first_version(block: u64, blocks: u64) -> u64 {
+pub fn first_version(block: u64, blocks: u64) -> u64 {
     let used = blocks <= REGION || !(REGION / 8..REGION).contains(&block);
     u64::from(used && (block / GROUP) % HOLE != HOLE - 1)
 }

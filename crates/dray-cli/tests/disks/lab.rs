@@ -218,6 +218,13 @@ impl Host {
         run(Command::new("kill").arg(format!("-{name}")).arg(pid.to_string()));
     }
 
+    /// Whether a signal has stopped it.
+    pub fn is_stopped(&self) -> bool {
+        let pid = self.child.as_ref().map_or(0, Child::id);
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+    }
+
     /// Ends the agent in order.
     pub fn stop(&mut self) {
         let Some(mut child) = self.child.take() else { return };

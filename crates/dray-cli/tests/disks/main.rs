@@ -13,18 +13,22 @@
 //! * [`reuse`]: content that the target has already.
 //! * [`seeds`]: images that begin with a backup at the target.
 //! * [`bases`]: base images that the target has already.
+//! * [`restarts`]: the target restarts in Backfill.
 //! * [`refusals`]: what cannot be done. [`versions`]: hosts with other software.
 //! * [`auto`]: the agent chooses, and says before what it will take.
 //! * [`batch`]: several migrations with one command and one budget.
 //! * [`deferred`]: the target fetches when its operator says so.
+//! * [`claims`]: images whose other host is gone for good.
 //! * [`devices`]: onto block devices and away from them.
 //! * [`backups`]: backups under writing clients, and what is restored of them.
 //! * [`buckets`]: backups in an S3 server, [`store`], which may be busy, silent or distrustful.
 //! * [`peers`]: images that begin with what another host has kept of them.
 //! * [`plans`]: where the bytes will come from, said before and compared afterwards.
 //! * [`direct`]: pools that bypass the page cache.
+//! * [`closed`]: exports that nobody vouches for.
 //! * [`orders`]: which blocks move first.
 //! * [`faults`]: disks that are read-only, full or broken, with [`mounts`] of their own.
+//! * [`full_state`]: nothing can be written down at the source.
 
 mod auto;
 mod backups;
@@ -33,10 +37,13 @@ mod batch;
 mod buckets;
 mod case;
 mod chains;
+mod claims;
+mod closed;
 mod deferred;
 mod devices;
 mod direct;
 mod faults;
+mod full_state;
 mod guest;
 mod hot_set;
 mod kills;
@@ -52,6 +59,7 @@ mod plans;
 mod progress;
 mod record;
 mod refusals;
+mod restarts;
 mod returns;
 mod reuse;
 mod seeds;

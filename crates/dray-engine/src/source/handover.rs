@@ -170,6 +170,7 @@ impl Source {
             // A promise for an attempt that is not the current one is void (I1).
             return self.send_about(attempt, ToTarget::Void, out);
         }
+        self.owned_in = self.epoch;
         self.epoch = self.epoch.next();
         let handed_over = HandedOver { epoch: self.epoch, attempt, map_hash };
         // The point of no return: once this record is durable only the target may serve.
@@ -185,11 +186,47 @@ impl Source {
         if !matches!(self.stage, Stage::Handover(_)) {
             return;
         }
+        self.voided(why, out);
+    }
+
+    fn voided(&mut self, why: String, out: &mut Vec<SourceEffect>) {
         out.push(SourceEffect::Journal(SourceRecord::Void { attempt: self.attempt }));
         self.send(ToTarget::Void, out);
         out.push(SourceEffect::Resume);
         self.stage = Stage::Ready;
         out.push(SourceEffect::Notice(SourceNotice::HandoverFailed { why }));
+    }
+
+    /// A step has ended because its record is certainly not durable: nobody was told anything on
+    /// the strength of it, and this side owns the images as before (I4).
+    pub(super) fn not_recorded(
+        &mut self,
+        record: &SourceRecord,
+        why: String,
+        out: &mut Vec<SourceEffect>,
+    ) {
+        let why = format!("writing the migration's journal at the source failed: {why}");
+        match (record, &self.stage) {
+            (SourceRecord::HandedOver(lost), Stage::HandedOver(handed_over))
+                if lost == handed_over =>
+            {
+                self.epoch = self.owned_in;
+                self.voided(why, out);
+            }
+            (SourceRecord::Attempt { attempt }, Stage::Handover(_)) if *attempt == self.attempt => {
+                // The guest was not asked to be quiet yet.
+                self.awaiting_quiet = self.awaiting_quiet.saturating_sub(1);
+                self.voided(why, out);
+            }
+            (SourceRecord::Begun, _) if !self.is_over() => {
+                // Of the rest of the step only the sync would have been answered.
+                self.awaiting_sync = 0;
+                self.abandon(Some(why), out);
+            }
+            _ => {}
+        }
+        // The step may have ended with another limit, and that was not carried out.
+        out.push(SourceEffect::Throttle { limit: self.limit });
     }
 }
 

@@ -83,6 +83,15 @@ pub enum SourceEvent {
     },
     /// Answer to `SyncImages`.
     ImagesSynced(Result<(), String>),
+    /// A record whose step [`Ends`](crate::record::Unrecorded::Ends) is not durable and never will
+    /// be. Comes right after the step that wanted it, before any other event; of that step nothing
+    /// was carried out after the record.
+    NotRecorded {
+        /// Which.
+        record: SourceRecord,
+        /// What stood in the way.
+        why: String,
+    },
     /// The guest no longer runs here: hand over now.
     BeginHandover,
     /// The VM's own migration failed and the guest goes on here: an attempt under way is void.
@@ -151,7 +160,8 @@ pub enum SourceEffect {
     /// session did not agree on is dropped too; a migration whose strategy `defers` must not begin
     /// over such a session.
     Send(Envelope<ToTarget>),
-    /// Make the record durable before going on.
+    /// Make the record durable before going on; where that fails,
+    /// [`SourceRecord::unrecorded`] says what becomes of the step.
     Journal(SourceRecord),
     /// Track writes of all images from now on (write intent included); answers nothing.
     StartTracking,
@@ -256,7 +266,9 @@ pub enum SourceEffect {
     Resume,
     /// Make the images durable; answer `ImagesSynced`.
     SyncImages,
-    /// Part of the handed-over record: park guest I/O and give the files their replica names.
+    /// Part of the handed-over record: park guest I/O of all images, which cannot fail, and then give
+    /// the files their replica names. A name that cannot be given is given later: the step goes on,
+    /// and nothing is opened for it.
     Retire,
     /// Undo `Retire`.
     Restore,

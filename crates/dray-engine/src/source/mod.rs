@@ -150,6 +150,8 @@ pub struct Source {
     stage: Stage,
     link: Link,
     epoch: Epoch,
+    /// The epoch in which it owned the images before it handed them over.
+    owned_in: Epoch,
     attempt: Attempt,
     images: Vec<ImageState>,
     /// Whether the target's first answer was merged with the scan.
@@ -204,6 +206,7 @@ impl Source {
             stage: first_stage(scheme),
             link: Link::Down,
             epoch: plan.epoch,
+            owned_in: plan.epoch,
             attempt: Attempt(0),
             images,
             opened: false,
@@ -294,6 +297,7 @@ impl Source {
             SourceEvent::Quiesced { lens } => self.quiesced(lens, out),
             SourceEvent::QuiesceFailed { why } => self.quiesce_failed(why, out),
             SourceEvent::ImagesSynced(result) => self.images_synced(result, out),
+            SourceEvent::NotRecorded { record, why } => self.not_recorded(&record, why, out),
             SourceEvent::BeginHandover => self.begin_handover(out),
             SourceEvent::AbortHandover { why } => self.void_attempt(why, out),
             SourceEvent::Cancel { discard } => self.cancel(discard, out),

@@ -12,11 +12,13 @@ mod asking;
 mod backfill;
 mod fetching;
 mod focus;
+mod held;
 mod interface;
 mod receiving;
 mod watching;
 
 pub(crate) use fetching::BACKFILL_RUN;
+pub use held::Held;
 pub use interface::{
     Arrival, BackfillControl, TargetEffect, TargetEvent, TargetNotice, TargetPlan, TargetStatus,
 };
@@ -214,7 +216,12 @@ impl Target {
                 }
             }
             Stage::Complete => out.push(TargetEffect::Finish),
-            Stage::Over => out.push(TargetEffect::Discard),
+            // Done again: the records may be all that there was time for.
+            Stage::Fenced => out.push(TargetEffect::Withdraw),
+            Stage::Over => {
+                out.push(TargetEffect::Discard);
+                out.push(TargetEffect::Notice(TargetNotice::Abandoned { discarded: true }));
+            }
             _ => {}
         }
     }

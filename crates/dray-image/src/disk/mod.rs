@@ -25,7 +25,6 @@ use dray_heat::{AccessLog, Op};
 use dray_types::{BlockRange, BlockSet};
 use recorder::Recorder;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use witness::Witness;
 
@@ -64,6 +63,14 @@ pub trait PresentLog: Send + Sync {
     /// # Errors
     /// When it cannot be noted; what brought the blocks then fails, and they stay missing.
     fn note(&self, run: BlockRange) -> Result<()>;
+
+    /// A data sync failed: of what was noted and is not recorded nobody knows what is in the image.
+    /// From the return on no later process takes it for present; what is noted after it counts
+    /// again.
+    ///
+    /// # Errors
+    /// When the notes cannot be taken back durably; nothing is noted or recorded until they are.
+    fn forget_notes(&self) -> Result<()>;
 }
 
 /// Remembers which regions were written into since tracking began.
@@ -122,8 +129,6 @@ pub struct Disk {
     history: Arc<Tracker>,
     missing: Missing,
     keeper: Arc<Keeper>,
-    /// Another host owns the image; reads go there.
-    incoming: AtomicBool,
     brake: Brake,
     accesses: AccessLog,
     witness: Witness,
@@ -135,15 +140,23 @@ pub struct Disk {
 impl Disk {
     /// A disk over `backing`, open to the guest, not tracked, with nothing missing.
     pub fn new(backing: Arc<dyn Image>) -> Arc<Self> {
+        Self::behind(Gate::new(), backing)
+    }
+
+    /// A disk over `backing` that is shut, not tracked, with nothing missing.
+    pub fn new_shut(backing: Arc<dyn Image>) -> Arc<Self> {
+        Self::behind(Gate::new_shut(), backing)
+    }
+
+    fn behind(gate: Arc<Gate>, backing: Arc<dyn Image>) -> Arc<Self> {
         let len = backing.geometry().len;
         Arc::new(Self {
             len,
-            gate: Gate::new(),
+            gate,
             tracker: Tracker::new(BlockRange::whole(len).len),
             history: Tracker::new(BlockRange::whole(len).len),
             missing: Missing::new(Arc::clone(&backing)),
             keeper: Keeper::new(Arc::clone(&backing)),
-            incoming: AtomicBool::new(false),
             brake: Brake::default(),
             accesses: AccessLog::with_lanes(LOG_LANES, LOG_PLACES),
             witness: Witness::default(),
@@ -159,18 +172,26 @@ impl Disk {
         &self.backing
     }
 
-    /// Holds new guest writes, zeroes and discards back and waits until none is in flight.
+    /// Holds new guest writes, zeroes and discards back and waits until none is in flight. Of a disk
+    /// that is shut too, which stays so.
     ///
     /// # Errors
     /// `Unavailable` when that takes longer than `timeout` (writes then go on), or when they are
-    /// held back already.
+    /// held back already: by another such guard, because the disk is parked, or incoming.
     pub fn quiesce(&self, timeout: Duration) -> Result<Quiesced> {
         self.gate.quiesce(timeout)
     }
 
-    /// After handover, at the source: all guest I/O waits, a flush is answered at once (I5).
+    /// After handover, at the source: all guest I/O waits, a flush is answered at once (I5). A disk
+    /// that is shut is parked behind that, and is so when it is no longer shut.
     pub fn park(&self, quiesced: Quiesced) {
         self.gate.park(quiesced);
+    }
+
+    /// [`park`](Self::park) from any state, without a proof that the disk is quiet: it was quiesced
+    /// and is still, or nobody could reach it yet. Cannot fail.
+    pub fn park_now(&self) {
+        self.gate.park_now();
     }
 
     /// True between [`park`](Self::park) and [`unpark`](Self::unpark).
@@ -178,17 +199,42 @@ impl Disk {
         self.gate.is_parked()
     }
 
-    /// Ends [`park`](Self::park) and [`fail_parked`](Self::fail_parked): waiting I/O goes on.
+    /// Ends [`park`](Self::park) and [`fail_parked`](Self::fail_parked): waiting I/O goes on, unless
+    /// the disk is closed for another cause.
     pub fn unpark(&self) {
         self.missing.set_failed(false);
-        self.gate.open();
+        self.gate.unpark();
+    }
+
+    /// Nothing passes from now on, whatever the disk is otherwise: guest reads, writes and flushes
+    /// wait, because nobody vouches for the image. What is in flight goes on.
+    pub fn shut(&self) {
+        self.gate.shut();
+    }
+
+    /// True between [`shut`](Self::shut) and [`unshut`](Self::unshut).
+    pub fn is_shut(&self) -> bool {
+        self.gate.is_shut()
+    }
+
+    /// Ends [`shut`](Self::shut): the disk is what it would be without (open, parked, incoming, or
+    /// quiesced by who still holds the guard).
+    pub fn unshut(&self) {
+        self.gate.unshut();
     }
 
     /// Fails waiting I/O, and new I/O that would have to wait, with `Unavailable`: everything when
-    /// the disk is parked, else what needs a missing block. A flush is answered as before.
+    /// the disk is parked (but a flush, which is answered) or shut, changes when it is incoming, and
+    /// what needs a missing block.
     pub fn fail_parked(&self) {
         self.missing.set_failed(true);
         self.gate.fail();
+    }
+
+    /// Ends [`fail_parked`](Self::fail_parked) and opens nothing: what would have to wait waits.
+    pub fn wait_again(&self) {
+        self.missing.set_failed(false);
+        self.gate.unfail();
     }
 
     /// From now on a guest's change that makes clean blocks dirty waits as `rule` says, or nothing
@@ -333,8 +379,12 @@ impl Disk {
         spill: Box<dyn Spill>,
     ) -> Result<snapshot::Prepared> {
         const WHAT: &str = "taking a snapshot";
-        if self.incoming.load(Ordering::SeqCst) || self.is_parked() {
+        if self.gate.is_incoming() || self.is_parked() {
             let why = "another host owns the image";
+            return Err(Error::new(ErrorKind::Unavailable, WHAT, why));
+        }
+        if self.is_shut() {
+            let why = "the image is closed to its guest, and nobody vouches for what is in it";
             return Err(Error::new(ErrorKind::Unavailable, WHAT, why));
         }
         let missing = self.missing_count();
@@ -359,23 +409,27 @@ impl Disk {
         prepared.arm_for(&self.keeper, more)
     }
 
-    /// Before handover, at the target: reads come from the owner, flush is answered, everything
-    /// else is refused.
+    /// Before handover, at the target: reads come from the owner, a flush is answered, changes wait
+    /// until this host owns the image. When it never will, [`fail_parked`](Self::fail_parked) ends
+    /// the waiting.
     pub fn begin_incoming(&self, fetcher: Arc<dyn Fetcher>) {
         self.missing.set_fetcher(fetcher);
-        self.incoming.store(true, Ordering::SeqCst);
+        self.gate.expect();
     }
 
-    /// After the commit, at the target: this host owns the image, `missing` is still to come. The
-    /// log must hold everything that came before: it is told only of what comes from now on.
+    /// After the commit, at the target: this host owns the image, `missing` is still to come. Blocks
+    /// of `unrecorded` are present only by a note, of an earlier process: the next flush makes them
+    /// durable and records them before it is answered. The log must hold everything else that came
+    /// before: it is told only of what comes from now on.
     pub fn serve_with_missing(
         &self,
         missing: BlockSet,
+        unrecorded: &BlockSet,
         fetcher: Arc<dyn Fetcher>,
         log: Arc<dyn PresentLog>,
     ) {
-        self.missing.begin(&missing, fetcher, log);
-        self.incoming.store(false, Ordering::SeqCst);
+        self.missing.begin(&missing, unrecorded, fetcher, log);
+        self.gate.take_over();
     }
 
     /// Writes what arrived for `range` into those of its blocks that are still missing and wakes

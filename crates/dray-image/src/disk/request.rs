@@ -4,10 +4,12 @@ use super::Disk;
 use crate::image::Joined;
 use crate::missing::Touched;
 use crate::stats::Counter;
-use crate::{Attempt, Error, ErrorKind, Extent, ExtentKind, Geometry, Image, Result, ZeroMode};
+use crate::{
+    Attempt, Error, ErrorKind, Extent, ExtentKind, Geometry, Image, Result, WriteBackError,
+    ZeroMode,
+};
 use dray_heat::Op;
 use dray_types::{BLOCK_SIZE, BlockRange};
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 impl Disk {
@@ -18,18 +20,6 @@ impl Disk {
         let context = format!("{what} {len} bytes at {offset}");
         let why = format!("the disk ends at {}", self.len);
         Err(Error::new(ErrorKind::OutOfRange, context, &why))
-    }
-
-    fn is_incoming(&self) -> bool {
-        self.incoming.load(Ordering::Acquire)
-    }
-
-    fn refuse_while_incoming(&self) -> Result<()> {
-        if !self.is_incoming() {
-            return Ok(());
-        }
-        let why = "another host owns it until the handover";
-        Err(Error::new(ErrorKind::Unavailable, "changing the image", why))
     }
 
     /// Counts a request that had to wait since `began`.
@@ -57,7 +47,6 @@ impl Disk {
         }
         let began = self.meter.is_on().then(Instant::now);
         let _pass = self.gate.enter()?;
-        self.refuse_while_incoming()?;
         let noted = self.history.begin(touched.all)?;
         let marked = self.tracker.begin(touched.all)?;
         self.keeper.before_change(touched.all);
@@ -93,6 +82,7 @@ impl Disk {
         apply: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         if self.missing.has_all(touched.all) {
+            self.missing.check_usable()?;
             return apply();
         }
         let began = Instant::now();
@@ -138,9 +128,9 @@ impl Image for Disk {
 
     fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {
         self.check("reading", offset, buf.len() as u64)?;
-        self.gate.enter_read()?;
+        let elsewhere = self.gate.enter_read()?;
         self.count_read(offset, buf.len() as u64);
-        if self.is_incoming() {
+        if elsewhere {
             return self.missing.fetcher()?.peek(offset, buf);
         }
         self.wait_for(BlockRange::covering(offset, buf.len() as u64))?;
@@ -171,17 +161,23 @@ impl Image for Disk {
 
     fn flush(&self) -> Result<()> {
         self.counters.add(Counter::Flushes, 1);
-        // Parked: everything was synced before the handover. Incoming: nothing was written yet.
-        if self.gate.is_parked() || self.is_incoming() {
+        if self.gate.enter_flush()? {
             return Ok(());
         }
-        self.missing.checkpoint()
+        self.missing.flush()
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.checkpoint()
+    }
+
+    fn write_back_error(&self) -> Option<WriteBackError> {
+        self.backing.write_back_error()
     }
 
     fn extents(&self, offset: u64, len: u64, max: usize) -> Result<Vec<Extent>> {
         self.check("mapping", offset, len)?;
-        self.gate.enter_read()?;
-        if self.is_incoming() {
+        if self.gate.enter_read()? {
             let all = Extent { len, kind: ExtentKind::Data };
             return Ok(if len == 0 || max == 0 { Vec::new() } else { vec![all] });
         }
@@ -193,7 +189,8 @@ impl Image for Disk {
 
     fn prefetch(&self, offset: u64, len: u64) -> Result<()> {
         self.check("prefetching", offset, len)?;
-        let here = !self.is_incoming() && self.missing.has_all(BlockRange::covering(offset, len));
+        let here =
+            self.gate.reads_pass() && self.missing.has_all(BlockRange::covering(offset, len));
         if here { self.backing.prefetch(offset, len) } else { Ok(()) }
     }
 
@@ -201,7 +198,6 @@ impl Image for Disk {
         let len = buf.len();
         self.check("reading", offset, len as u64)?;
         let here = self.gate.reads_pass()
-            && !self.is_incoming()
             && self.missing.has_all(BlockRange::covering(offset, len as u64));
         if !here {
             return Ok(Attempt::WouldWait);
@@ -225,7 +221,6 @@ impl Image for Disk {
         }
         let began = self.meter.is_on().then(Instant::now);
         let Some(_pass) = self.gate.try_enter() else { return Ok(Attempt::WouldWait) };
-        self.refuse_while_incoming()?;
         if self.keeper.is_wanted(touched.all) {
             return Ok(Attempt::WouldWait);
         }

@@ -15,6 +15,8 @@ pub(super) struct Content {
     pub(super) records: Vec<Vec<u8>>,
     /// Length of the valid part.
     pub(super) len: usize,
+    /// Where its last frame begins; where the header begins when there is none.
+    pub(super) last: usize,
     /// Number of the next frame.
     pub(super) next: u64,
 }
@@ -63,28 +65,57 @@ pub(super) fn encode(number: u64, records: &[&[u8]]) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// A valid frame at `at`: its number, its end and its records. `plausible` is asked first, so that
-/// looking everywhere does not hash everything everywhere.
-fn decode(
-    bytes: &[u8],
-    at: usize,
-    plausible: impl Fn(u64) -> bool,
-) -> Option<(u64, usize, Vec<Vec<u8>>)> {
-    let body_len = u32_at(bytes, at)? as usize;
-    let number = u64_at(bytes, at + 8)?;
-    let end = (at + FRAME_LEN).checked_add(body_len)?;
-    let body = bytes.get(at + FRAME_LEN..end)?;
-    if !plausible(number) || checksum(&[&bytes[at..at + 16], body]) != bytes[at + 16..at + 24] {
-        return None;
+/// A frame as its lengths have it.
+struct Frame<'a> {
+    number: u64,
+    end: usize,
+    records: Vec<&'a [u8]>,
+}
+
+/// How much looking for a frame may cost, in bytes. Bytes that look like the beginning of a long
+/// frame at every place would otherwise be hashed again and again.
+struct Budget(usize);
+
+/// Looking may cost this many times the length of what is looked through.
+const LOOKS: usize = 4;
+
+impl Budget {
+    /// Pays `cost`; false when it is used up.
+    fn pay(&mut self, cost: usize) -> bool {
+        self.0 = self.0.saturating_sub(cost);
+        self.0 > 0
     }
+}
+
+/// The records of a body, when their lengths add up to it.
+fn split<'a>(mut rest: &'a [u8], count: u32, budget: &mut Budget) -> Option<Vec<&'a [u8]>> {
     let mut records = Vec::new();
-    let mut rest = body;
-    for _ in 0..u32_at(bytes, at + 4)? {
+    for _ in 0..count {
         let len = u32_at(rest, 0)? as usize;
-        records.push(rest.get(4..4 + len)?.to_vec());
+        let record = rest.get(4..4 + len).filter(|_| budget.pay(1))?;
+        records.push(record);
         rest = &rest[4 + len..];
     }
-    rest.is_empty().then_some((number, end, records))
+    rest.is_empty().then_some(records)
+}
+
+/// A valid frame at `at`. Its checksum is looked at last: hashing is what costs.
+fn decode<'a>(
+    bytes: &'a [u8],
+    at: usize,
+    plausible: impl Fn(u64) -> bool,
+    budget: &mut Budget,
+) -> Option<Frame<'a>> {
+    let body_len = u32_at(bytes, at)? as usize;
+    let number = u64_at(bytes, at + 8).filter(|&number| plausible(number))?;
+    let end = (at + FRAME_LEN).checked_add(body_len)?;
+    let body = bytes.get(at + FRAME_LEN..end)?;
+    let records = split(body, u32_at(bytes, at + 4)?, budget)?;
+    if !budget.pay(FRAME_LEN + body_len) {
+        return None;
+    }
+    let valid = checksum(&[&bytes[at..at + 16], body]) == bytes[at + 16..at + 24];
+    valid.then_some(Frame { number, end, records })
 }
 
 fn check_header(bytes: &[u8]) -> Result<(), String> {
@@ -104,28 +135,103 @@ fn check_header(bytes: &[u8]) -> Result<(), String> {
     }
 }
 
+/// Where a frame begins behind byte `torn`, if there is one; why that cannot be told, otherwise.
+fn behind(
+    bytes: &[u8],
+    torn: usize,
+    plausible: impl Fn(u64) -> bool,
+    budget: &mut Budget,
+) -> Result<Option<usize>, String> {
+    let mut places = torn + 1..bytes.len();
+    let found = places.find(|&at| decode(bytes, at, &plausible, budget).is_some());
+    if budget.0 == 0 {
+        return Err(format!(
+            "it is damaged at byte {torn}, and what follows cannot be told from records; restore it \
+             from a copy"
+        ));
+    }
+    Ok(found)
+}
+
 /// Reads a whole journal; why it is none, otherwise.
 pub(super) fn read(bytes: &[u8]) -> Result<Content, String> {
+    read_within(bytes, &mut Budget(LOOKS * bytes.len() + 1))
+}
+
+fn read_within(bytes: &[u8], budget: &mut Budget) -> Result<Content, String> {
     check_header(bytes)?;
-    let mut content = Content { records: Vec::new(), len: HEADER_LEN, next: 1 };
+    let mut content = Content { records: Vec::new(), len: HEADER_LEN, last: 0, next: 1 };
     let mut first = true;
-    while let Some((number, end, records)) =
-        decode(bytes, content.len, |number| first || number == content.next)
+    while let Some(frame) =
+        decode(bytes, content.len, |number| first || number == content.next, budget)
     {
         first = false;
-        content.records.extend(records);
-        content.len = end;
-        content.next = number + 1;
+        content.records.extend(frame.records.into_iter().map(<[u8]>::to_vec));
+        content.last = content.len;
+        content.len = frame.end;
+        content.next = frame.number + 1;
     }
     // A valid frame behind a bad one can only be a later one.
     let most = (bytes.len() / FRAME_LEN) as u64;
-    let later = |number: u64| first || (number > content.next && number - content.next <= most);
-    let behind = (content.len + 1..bytes.len()).find(|&at| decode(bytes, at, later).is_some());
-    match behind {
+    let later = |number: u64| {
+        if first { number > 0 } else { number > content.next && number - content.next <= most }
+    };
+    match behind(bytes, content.len, later, budget)? {
         None => Ok(content),
         Some(at) => Err(format!(
             "it is damaged at byte {}: a valid record follows at byte {at}; restore it from a copy",
             content.len
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A journal whose only frame holds `record`, without its last byte.
+    fn torn(record: &[u8]) -> Vec<u8> {
+        let mut bytes = header();
+        bytes.extend(encode(1, &[record]).unwrap());
+        bytes.pop();
+        bytes
+    }
+
+    /// What looking through `bytes` costs.
+    fn cost(bytes: &[u8]) -> usize {
+        let whole = usize::MAX / 2;
+        let mut budget = Budget(whole);
+        assert!(read_within(bytes, &mut budget).is_ok_and(|content| content.records.is_empty()));
+        whole - budget.0
+    }
+
+    #[test]
+    fn a_torn_first_frame_costs_no_more_than_its_length() {
+        for len in [1 << 10, 1 << 16, 1 << 20] {
+            // At every fourth byte what looks like the length of half the journal.
+            let number = (len as u32 / 2).to_le_bytes();
+            let record: Vec<u8> = number.iter().copied().cycle().take(len).collect();
+            assert!(cost(&torn(&record)) <= 2 * len, "of {len} bytes");
+            assert!(cost(&torn(&vec![1; len])) <= 2 * len);
+            assert!(cost(&torn(&vec![0; len])) <= 2 * len);
+        }
+    }
+
+    #[test]
+    fn what_looks_like_frames_everywhere_is_damage() {
+        // Long frames, each inside the one before, all but their checksums right.
+        let mut record = Vec::new();
+        for _ in 0..1000_u32 {
+            let rest = 999_000 - record.len() as u32 - FRAME_LEN as u32;
+            record.extend(rest.to_le_bytes());
+            record.extend(1_u32.to_le_bytes());
+            record.extend(7_u64.to_le_bytes());
+            record.extend([0; 8]);
+            record.extend((rest - 4).to_le_bytes());
+        }
+        record.resize(1_000_000, 9);
+        let bytes = torn(&record);
+        let why = read(&bytes).err().unwrap();
+        assert!(why.contains("cannot be told from records"), "{why}");
     }
 }

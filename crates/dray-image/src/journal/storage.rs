@@ -1,5 +1,6 @@
 //! What a journal is kept in; a trait, so that tests can cut the power.
 
+use rustix::fs::{FallocateFlags, fallocate};
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
@@ -30,6 +31,24 @@ pub trait Storage: Send {
     /// # Errors
     /// What the storage reports.
     fn sync(&mut self) -> io::Result<()>;
+
+    /// Makes durable what is to be seen, its name included: a process that was killed may have left it
+    /// in the page cache only.
+    ///
+    /// # Errors
+    /// What the storage reports.
+    fn settle(&mut self) -> io::Result<()> {
+        self.sync()
+    }
+
+    /// Takes room for `len` bytes at `offset`, so that writing them later cannot fail for lack of it.
+    /// Changes no byte and no length.
+    ///
+    /// # Errors
+    /// What the storage reports; some of the room may have been taken.
+    fn reserve(&mut self, _offset: u64, _len: u64) -> io::Result<()> {
+        Ok(())
+    }
 
     /// Replaces everything, durably: a crash leaves the old bytes or the new ones.
     ///
@@ -78,14 +97,26 @@ impl Storage for FileStorage {
         self.file()?.sync_data()
     }
 
+    fn settle(&mut self) -> io::Result<()> {
+        self.file()?.sync_all()?;
+        self.path.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
+    }
+
+    fn reserve(&mut self, offset: u64, len: u64) -> io::Result<()> {
+        fallocate(self.file()?, FallocateFlags::KEEP_SIZE, offset, len).map_err(io::Error::from)
+    }
+
     fn replace(&mut self, bytes: &[u8]) -> io::Result<()> {
         let mut name = self.path.file_name().unwrap_or_default().to_owned();
         name.push(".new");
         let new = self.path.with_file_name(name);
         let mut file =
             File::options().read(true).write(true).create(true).truncate(true).open(&new)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
+        if let Err(why) = file.write_all(bytes).and_then(|()| file.sync_all()) {
+            // Half a file is of no use, and on a full disk in the way.
+            let _ = std::fs::remove_file(&new);
+            return Err(why);
+        }
         std::fs::rename(&new, &self.path)?;
         self.file = Some(file);
         let dir = match self.path.parent() {

@@ -14,7 +14,7 @@ pub use fault::{Fault, Faults, When};
 pub use rate::Rate;
 pub use record::Recording;
 
-use crate::{Extent, Geometry, Image, Result, ZeroMode};
+use crate::{Extent, Geometry, Image, Result, WriteBackError, ZeroMode};
 use std::sync::Arc;
 
 /// Kinds of request.
@@ -28,8 +28,10 @@ pub enum Op {
     Zero,
     /// Discard.
     Discard,
-    /// Flush; it has no range.
+    /// A guest's flush; it has no range.
     Flush,
+    /// A sync of dray's own; it has no range.
+    Sync,
     /// Ask what is allocated.
     Extents,
 }
@@ -106,6 +108,15 @@ impl<L: Layer> Image for Layered<L> {
     fn flush(&self) -> Result<()> {
         self.before(Op::Flush, 0, 0, false)?;
         self.inner.flush()
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.before(Op::Sync, 0, 0, false)?;
+        self.inner.sync()
+    }
+
+    fn write_back_error(&self) -> Option<WriteBackError> {
+        self.inner.write_back_error()
     }
 
     fn extents(&self, offset: u64, len: u64, max: usize) -> Result<Vec<Extent>> {

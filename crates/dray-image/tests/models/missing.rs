@@ -61,7 +61,7 @@ fn run(seed: u64) {
     let log = Arc::new(Log::default());
     let all: BlockSet = [BlockRange::whole(LEN)].into_iter().collect();
     let fetcher = Arc::new(Demands(Mutex::new(sender)));
-    disk.serve_with_missing(all.clone(), fetcher, Arc::clone(&log) as _);
+    disk.serve_with_missing(all.clone(), &BlockSet::new(), fetcher, Arc::clone(&log) as _);
     let label = format!("DRAY_SEED={seed}");
     let mut expected: Vec<u8> = (0..LEN).map(first_byte).collect();
     thread::scope(|scope| {

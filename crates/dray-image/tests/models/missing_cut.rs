@@ -1,6 +1,7 @@
 //! I2: what a guest was told is flushed survives a power cut at an owner with missing blocks, and
-//! no old data comes back after the source has filled the rest again. Every run is repeated with the
-//! power cut at every one of its steps.
+//! no old data comes back after the source has filled the rest again. Now and then the agent is
+//! killed, and another process goes on with what the first has noted; or a sync fails. Every run is
+//! repeated with the power cut at every one of its steps.
 
 use crate::power::{self, Machine, PER_BLOCK, Records, SECTOR, dead, sectors_of, value_of};
 use crate::random::{Random, seeds};
@@ -59,19 +60,32 @@ impl Fetcher for Source {
 struct Guest {
     may: Vec<Vec<u64>>,
     next_value: u64,
+    /// A flush failed: the guest knows that it may have lost what it wrote since the last one.
+    told: bool,
+    /// Sectors of which it knows that, until it writes them again.
+    doubtful: Vec<bool>,
 }
 
 impl Guest {
     fn write(&mut self, first: u64, values: &[u64]) {
-        for (sector, &value) in (first..).zip(values) {
-            self.may[sector as usize].push(value);
+        for (sector, &value) in (first as usize..).zip(values) {
+            self.may[sector].push(value);
+            self.doubtful[sector] = false;
         }
     }
 
     fn flushed(&mut self) {
-        self.may.iter_mut().for_each(|may| {
+        for (may, _) in self.may.iter_mut().zip(&self.doubtful).filter(|(_, doubtful)| !**doubtful)
+        {
             may.drain(..may.len() - 1);
-        });
+        }
+    }
+
+    fn is_told(&mut self) {
+        self.told = true;
+        for (may, doubtful) in self.may.iter().zip(&mut self.doubtful) {
+            *doubtful |= may.len() > 1;
+        }
     }
 
     fn place(random: &mut Random) -> (u64, u64) {
@@ -121,11 +135,7 @@ impl Guest {
     fn act(&mut self, disk: &Disk, random: &mut Random, seed: u64) -> Result<()> {
         match random.below(9) {
             0..=3 => self.write_something(disk, random),
-            4 => {
-                disk.flush()?;
-                self.flushed();
-                Ok(())
-            }
+            4 => self.flush(disk),
             5 => disk.checkpoint(),
             6 => self.read_something(disk, random, seed),
             _ => {
@@ -134,6 +144,28 @@ impl Guest {
                 Source::send(disk, BlockRange::new(start, len)).map(drop)
             }
         }
+    }
+
+    fn flush(&mut self, disk: &Disk) -> Result<()> {
+        let result = disk.flush();
+        match &result {
+            Ok(()) => self.flushed(),
+            Err(_) => self.is_told(),
+        }
+        result
+    }
+
+    /// Another process serves the disk after a failed sync: what the guest finds must be something
+    /// that it may find. It may find the same after a power cut as before.
+    fn resumes(&mut self, disk: &Disk, label: &str) -> Result<()> {
+        for (sector, may) in self.may.iter_mut().enumerate() {
+            let mut buf = [0; SECTOR as usize];
+            disk.read_at(&mut buf, sector as u64 * SECTOR)?;
+            let found = value_of(&buf);
+            assert!(may.contains(&found), "{label}: sector {sector} holds {found}, may {may:?}");
+            may.push(found);
+        }
+        Ok(())
     }
 
     /// The power comes back: what the guest finds must be something it may find.
@@ -147,6 +179,7 @@ impl Guest {
             );
             *may = vec![found];
         }
+        self.doubtful.fill(false);
     }
 }
 
@@ -160,32 +193,84 @@ fn handover(random: &mut Random) -> (Vec<u64>, BlockSet) {
     ((0..SECTORS).map(content).collect(), missing)
 }
 
+/// A host until its power goes, with one agent after the other.
+struct Life<'a> {
+    host: power::Host,
+    machine: Arc<Machine>,
+    /// Missing when the power came back.
+    missing: &'a BlockSet,
+    label: String,
+}
+
+impl Life<'_> {
+    /// A process begins to serve the disk.
+    fn serve(&self) -> Arc<Disk> {
+        let disk = Disk::new(Arc::clone(&self.machine) as _);
+        let source = Arc::new(Source::default());
+        source.disk.set(Arc::downgrade(&disk)).unwrap();
+        let (recorded, noted) = self.host.lock().unwrap().believed();
+        let mut missing = self.missing.clone();
+        [&recorded, &noted].into_iter().for_each(|here| missing.subtract(here));
+        let log = Arc::new(Records(Arc::clone(&self.host)));
+        disk.serve_with_missing(missing, &noted, source, log);
+        disk
+    }
+
+    /// Until the power goes, or for `OPERATIONS`.
+    fn go_on(&self, guest: &mut Guest, random: &mut Random, seed: u64) -> Result<()> {
+        let mut disk = self.serve();
+        for _ in 0..OPERATIONS {
+            let event = random.below(24);
+            self.host.lock().unwrap().sync_fails |= event == 0;
+            guest.told = false;
+            let done = guest.act(&disk, random, seed);
+            if self.is_cut() {
+                return done;
+            }
+            if done.is_err() {
+                // As the message advises, once the guest has been told.
+                if !guest.told {
+                    guest.flush(&disk).expect_err("the guest is told");
+                }
+                disk = self.serve();
+                guest.resumes(&disk, &self.label)?;
+            } else if event < 6 {
+                disk = self.serve();
+            }
+        }
+        Ok(())
+    }
+
+    fn is_cut(&self) -> bool {
+        let power = self.host.lock().unwrap();
+        power.steps > power.cut_at
+    }
+}
+
 /// One run with the power cut at step `cut_at`, then a second life, cut at the same step again.
 /// Returns how many steps the first life took.
 fn run(seed: u64, cut_at: u64) -> u64 {
     let mut random = Random(seed);
     let (mut sectors, mut missing) = handover(&mut random);
-    let mut guest =
-        Guest { may: (0..SECTORS).map(|s| vec![source_sector(s)]).collect(), next_value: 10_000 };
+    let may = (0..SECTORS).map(|s| vec![source_sector(s)]).collect();
+    let doubtful = vec![false; SECTORS as usize];
+    let mut guest = Guest { may, next_value: 10_000, told: false, doubtful };
     let mut steps = 0;
     for life in 0..2 {
         let host = power::host(cut_at, Random(seed ^ cut_at << 32 ^ life));
         let machine = Machine::new(&host, &sectors);
-        let disk = Disk::new(Arc::clone(&machine) as _);
-        let source = Arc::new(Source::default());
-        source.disk.set(Arc::downgrade(&disk)).unwrap();
-        disk.serve_with_missing(missing.clone(), source, Arc::new(Records(Arc::clone(&host))));
-        for _ in 0..OPERATIONS {
-            if guest.act(&disk, &mut random, seed).is_err() {
-                break;
-            }
-        }
+        let label = format!("seed {seed}, cut at {cut_at}, life {life}");
+        let this = Life { host, machine, missing: &missing, label };
+        // An error is the power cut.
+        let _ = this.go_on(&mut guest, &mut random, seed);
         if life == 0 {
-            steps = host.lock().unwrap().steps;
+            steps = this.host.lock().unwrap().steps;
         }
-        let left = machine.cut();
-        host.lock().unwrap().records.iter().for_each(|record| missing.subtract(record));
-        guest.wakes(&left, &missing, &format!("seed {seed}, cut at {cut_at}, life {life}"));
+        let left = this.machine.cut();
+        let (recorded, _) = this.host.lock().unwrap().believed();
+        let label = this.label.clone();
+        missing.subtract(&recorded);
+        guest.wakes(&left, &missing, &label);
         sectors = left;
     }
     steps

@@ -3,7 +3,7 @@
 use crate::lane::{Log, first_byte, guest};
 use crate::random::{Random, seeds};
 use dray_image::{Disk, Extent, ExtentKind, FileImage, FileOptions, Image, Overlay};
-use dray_types::BLOCK_SIZE;
+use dray_types::{BLOCK_SIZE, BlockSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -42,7 +42,8 @@ fn run(seed: u64) {
     let log = Arc::new(Log::default());
     for life in 0..2 {
         let here = log.0.lock().unwrap().clone();
-        let overlay = Overlay::new(open(&below), open(&file), &here, Arc::clone(&log) as _);
+        let overlay =
+            Overlay::new(open(&below), open(&file), &here, &BlockSet::new(), Arc::clone(&log) as _);
         let overlay = Arc::new(overlay.unwrap());
         assert_eq!(overlay.unmerged_count(), here.len(), "{label}");
         let disk = Disk::new(Arc::clone(&overlay) as _);

@@ -1,5 +1,6 @@
 //! I2: what a guest was told is flushed survives a power cut at a host with an overlay, before and
-//! after any merge.
+//! after any merge. Now and then the agent is killed, and another process goes on with what the
+//! first has noted.
 
 use crate::power::{self, Machine, PER_BLOCK, Records, SECTOR, value_of};
 use crate::random::{Random, seeds};
@@ -59,34 +60,67 @@ fn act(
     }
 }
 
+/// What of a host survives its power cut.
+struct Left {
+    below: Vec<u64>,
+    file: Vec<u64>,
+    here: BlockSet,
+}
+
+/// A process begins to serve the disk with what the one before it has recorded and noted.
+fn serve(
+    host: &power::Host,
+    machines: &[Arc<Machine>; 2],
+    here: &BlockSet,
+) -> (Arc<Overlay>, Arc<Disk>) {
+    let (recorded, noted) = host.lock().unwrap().believed();
+    let mut here = here.clone();
+    here.union_with(&recorded);
+    let [below, file] = machines.clone();
+    let log = Arc::new(Records(Arc::clone(host)));
+    let overlay = Arc::new(Overlay::new(below, file, &here, &noted, log).unwrap());
+    let disk = Disk::new(Arc::clone(&overlay) as _);
+    (overlay, disk)
+}
+
+/// Until the power goes, or for some time.
+fn live(
+    host: &power::Host,
+    left: &mut Left,
+    may: &mut [Vec<u64>],
+    random: &mut Random,
+    next: &mut u64,
+) {
+    let machines = [&left.below, &left.file].map(|sectors| Machine::new(host, sectors));
+    let (mut overlay, mut disk) = serve(host, &machines, &left.here);
+    for _ in 0..10 {
+        if random.below(4) == 0 {
+            (overlay, disk) = serve(host, &machines, &left.here);
+        }
+        if act(&disk, &overlay, may, random, next).is_err() {
+            break;
+        }
+    }
+    (left.below, left.file) = (machines[0].cut(), machines[1].cut());
+    left.here.union_with(&host.lock().unwrap().believed().0);
+}
+
 /// One run with the power cut at step `cut_at`, then a second life, cut at the same step again.
 fn cut(seed: u64, cut_at: u64) -> u64 {
     let mut random = Random(seed);
-    let mut below: Vec<u64> = (0..SECTORS).map(|sector| 1000 + sector).collect();
-    let (mut file, mut here) = (vec![0; SECTORS as usize], BlockSet::new());
+    let below: Vec<u64> = (0..SECTORS).map(|sector| 1000 + sector).collect();
     let mut may: Vec<Vec<u64>> = below.iter().map(|&value| vec![value]).collect();
+    let mut left = Left { below, file: vec![0; SECTORS as usize], here: BlockSet::new() };
     let (mut next, mut steps) = (10_000, 0);
     for life in 0..2 {
-        let random_cut = Random(seed ^ cut_at << 32 ^ life);
-        let host = power::host(cut_at, random_cut);
-        let (lower, upper) = (Machine::new(&host, &below), Machine::new(&host, &file));
-        let log = Arc::new(Records(Arc::clone(&host)));
-        let overlay = Overlay::new(Arc::clone(&lower) as _, Arc::clone(&upper) as _, &here, log);
-        let overlay = Arc::new(overlay.unwrap());
-        let disk = Disk::new(Arc::clone(&overlay) as _);
-        for _ in 0..10 {
-            if act(&disk, &overlay, &mut may, &mut random, &mut next).is_err() {
-                break;
-            }
-        }
+        let host = power::host(cut_at, Random(seed ^ cut_at << 32 ^ life));
+        live(&host, &mut left, &mut may, &mut random, &mut next);
         if life == 0 {
             steps = host.lock().unwrap().steps;
         }
-        (below, file) = (lower.cut(), upper.cut());
-        host.lock().unwrap().records.iter().for_each(|record| here.union_with(record));
         for (sector, may) in may.iter_mut().enumerate() {
-            let over = here.contains(sector as u64 / PER_BLOCK);
-            let found = if over { file[sector] } else { below[sector] };
+            let over = left.here.contains(sector as u64 / PER_BLOCK);
+            let found = if over { left.file[sector] } else { left.below[sector] };
             let label = format!("seed {seed}, cut at {cut_at}, life {life}, sector {sector}");
             assert!(may.contains(&found), "{label}: {found}, may hold {may:?} (here: {over})");
             *may = vec![found];

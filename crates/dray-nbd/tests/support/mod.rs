@@ -5,7 +5,7 @@ pub mod memory;
 pub mod raw;
 
 use dray_image::{FileImage, FileOptions, Image};
-use dray_nbd::{ExportError, ExportInfo, Exports, Server, ServerHandle};
+use dray_nbd::{Client, ExportError, ExportInfo, Exports, Server, ServerHandle};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -30,16 +30,16 @@ impl Exports for Shelf {
         self.images.iter().map(|(info, _)| info.clone()).collect()
     }
 
-    fn open(&self, name: &str) -> Result<Arc<dyn Image>, ExportError> {
+    fn open(&self, name: &str, _: &Client) -> Result<Arc<dyn Image>, ExportError> {
         let found = self.images.iter().find(|(info, _)| info.name == name);
         found.map(|(_, image)| Arc::clone(image)).ok_or_else(|| ExportError::unknown(name))
     }
 
-    fn attached(&self, name: &str, connections: usize) {
+    fn attached(&self, name: &str, _: &Client, connections: usize) {
         self.visits.lock().unwrap().push(("attached", name.to_owned(), connections));
     }
 
-    fn detached(&self, name: &str, connections: usize) {
+    fn detached(&self, name: &str, _: &Client, connections: usize) {
         self.visits.lock().unwrap().push(("detached", name.to_owned(), connections));
     }
 }
@@ -111,6 +111,16 @@ pub fn noise(len: usize, seed: u64) -> Vec<u8> {
         state.to_le_bytes()
     });
     words.flatten().take(len).collect()
+}
+
+/// Waits until `done`; what it waits for happens in another thread.
+pub fn until(what: &str, done: impl Fn() -> bool) {
+    // Long enough for any machine; only a failing test ever waits so long.
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while !done() {
+        assert!(std::time::Instant::now() < deadline, "{what} did not happen");
+        std::thread::yield_now();
+    }
 }
 
 /// Says on stdout that a test could not run, and why.

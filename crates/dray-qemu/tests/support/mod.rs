@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use dray_image::layers::{Fault, Faults, Layered, Op, When};
 use dray_image::{Disk, ErrorKind, Fetcher, FileImage, FileOptions, Image, PresentLog};
-use dray_nbd::{ExportError, ExportInfo, Exports, Server, ServerHandle};
+use dray_nbd::{Client, ExportError, ExportInfo, Exports, Server, ServerHandle};
 use dray_qemu::NbdExport;
 use dray_types::{BlockRange, BlockSet};
 
@@ -53,6 +53,10 @@ impl PresentLog for Source {
     fn record(&self, _: &BlockSet) -> dray_image::Result<()> {
         Ok(())
     }
+
+    fn forget_notes(&self) -> dray_image::Result<()> {
+        Ok(())
+    }
 }
 
 struct One(Arc<Disk>);
@@ -62,7 +66,7 @@ impl Exports for One {
         vec![ExportInfo::new(EXPORT)]
     }
 
-    fn open(&self, name: &str) -> Result<Arc<dyn Image>, ExportError> {
+    fn open(&self, name: &str, _: &Client) -> Result<Arc<dyn Image>, ExportError> {
         if name == EXPORT { Ok(self.0.clone()) } else { Err(ExportError::unknown(name)) }
     }
 }
@@ -99,7 +103,7 @@ impl NbdServer {
     /// The handover: this side owns the image, and nothing of it is missing.
     pub fn take_over(&self) {
         let source = Arc::new(Source(self.disk.backing().clone()));
-        self.disk.serve_with_missing(BlockSet::new(), source.clone(), source);
+        self.disk.serve_with_missing(BlockSet::new(), &BlockSet::new(), source.clone(), source);
     }
 
     /// The export as QEMU is told of it.

@@ -1,10 +1,13 @@
 //! Writes the archive format the kernel unpacks as its initramfs (cpio, "newc" headers).
 
+use std::collections::BTreeSet;
+
 /// An archive in memory.
 #[derive(Default)]
 pub struct Archive {
     bytes: Vec<u8>,
     next_inode: u32,
+    directories: BTreeSet<String>,
 }
 
 const DIRECTORY: u32 = 0o040_755;
@@ -15,7 +18,17 @@ const ALIGN: usize = 4;
 impl Archive {
     /// Adds a directory.
     pub fn directory(&mut self, name: &str) {
+        self.directories.insert(name.to_owned());
         self.entry(name, DIRECTORY, (0, 0), &[]);
+    }
+
+    /// Adds the directories above a path that are not there yet.
+    pub fn parents(&mut self, path: &str) {
+        for (at, _) in path.match_indices('/') {
+            if self.directories.insert(path[..at].to_owned()) {
+                self.directory(&path[..at]);
+            }
+        }
     }
 
     /// Adds an executable file.

@@ -1,7 +1,7 @@
 //! The kernel and the initramfs that test guests boot: busybox, the virtio modules of the host's
 //! Debian cloud kernel, and the guest program, built here as a static binary.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -67,17 +67,26 @@ pub fn available() -> bool {
 }
 
 fn build() -> Result<Boot, String> {
+    let program = guest_program("dray-guest", std::env::var_os("DRAY_GUEST_PROGRAM"))?;
+    assemble("initramfs", INIT, &[("dray-guest", program)])
+}
+
+/// Builds an initramfs of this name: busybox, the modules, the program `init`, which is a script, and
+/// more files under their paths.
+pub(crate) fn assemble(name: &str, init: &str, files: &[(&str, PathBuf)]) -> Result<Boot, String> {
     let (kernel, release) = find_kernel()?;
     let busybox = tools::find("busybox").ok_or("busybox is not installed (busybox-static)")?;
-    let program = guest_program()?;
     let mut archive = Archive::default();
     for directory in ["bin", "dev", "proc", "sys", "modules"] {
         archive.directory(directory);
     }
     archive.device("dev/console", 5, 1);
-    archive.file("init", INIT.as_bytes());
+    archive.file("init", init.as_bytes());
     archive.file("bin/busybox", &read(&busybox)?);
-    archive.file("dray-guest", &read(&program)?);
+    for (path, from) in files {
+        archive.parents(path);
+        archive.file(path, &read(from)?);
+    }
     let mut order = Vec::new();
     for module in MODULES {
         if let Some(content) = find_module(&release, module, &busybox)? {
@@ -87,8 +96,8 @@ fn build() -> Result<Boot, String> {
     }
     archive.file("modules/order", order.join("\n").as_bytes());
     fs::create_dir_all(target_dir()).map_err(|e| format!("{}: {e}", target_dir().display()))?;
-    let path = target_dir().join(format!("initramfs-{release}-{}.cpio", std::process::id()));
-    let shared = target_dir().join(format!("initramfs-{release}.cpio"));
+    let path = target_dir().join(format!("{name}-{release}-{}.cpio", std::process::id()));
+    let shared = target_dir().join(format!("{name}-{release}.cpio"));
     fs::write(&path, archive.finish()).map_err(|e| format!("{}: {e}", path.display()))?;
     // Several test processes build it at the same time; each sees a whole file.
     fs::rename(&path, &shared).map_err(|e| format!("{}: {e}", shared.display()))?;
@@ -169,7 +178,8 @@ fn unpack(path: &Path, busybox: &Path) -> Result<Vec<u8>, String> {
     }
 }
 
-fn target_dir() -> PathBuf {
+/// Where what is built for guests lies.
+pub(crate) fn target_dir() -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
     target.unwrap_or_else(|| workspace().join("target")).join("guest")
 }
@@ -178,9 +188,9 @@ fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Builds the guest program, or takes the one named by `DRAY_GUEST_PROGRAM`.
-fn guest_program() -> Result<PathBuf, String> {
-    if let Some(path) = std::env::var_os("DRAY_GUEST_PROGRAM") {
+/// Builds a program of guests, or takes the one that is `given`.
+pub(crate) fn guest_program(name: &str, given: Option<OsString>) -> Result<PathBuf, String> {
+    if let Some(path) = given {
         return Ok(path.into());
     }
     let triple = "x86_64-unknown-linux-gnu";
@@ -191,7 +201,7 @@ fn guest_program() -> Result<PathBuf, String> {
         // The flags of the outer build are not those of a program for another machine.
         .env_remove("RUSTFLAGS")
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
-        .args(["rustc", "--quiet", "--release", "--package", "dray-guest", "--bin", "dray-guest"])
+        .args(["rustc", "--quiet", "--release", "--package", "dray-guest", "--bin", name])
         .args(["--target", triple, "--target-dir"])
         .arg(&dir)
         .args(["--", "-C", "target-feature=+crt-static", "-C", "strip=symbols"])
@@ -199,7 +209,7 @@ fn guest_program() -> Result<PathBuf, String> {
         .map_err(|e: io::Error| format!("cargo could not be started: {e}"))?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
-        return Err(format!("the guest program does not build: {said}"));
+        return Err(format!("{name} does not build: {said}"));
     }
-    Ok(dir.join(triple).join("release/dray-guest"))
+    Ok(dir.join(triple).join("release").join(name))
 }

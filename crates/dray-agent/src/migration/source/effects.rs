@@ -1,8 +1,10 @@
-//! Running the source engine's effects: each is done, or well under way, before the next begins.
+//! Running the source engine's effects: each is done, or well under way, before the next begins. What
+//! cannot be done is in [`waiting`](super::waiting).
 
 use super::counts::Mark;
 use super::orders::Orders;
 use super::session::Session;
+use super::waiting::Done;
 use super::{Input, SourceLoop, Told};
 use crate::api::{ApiError, ErrorKind, MigrationState};
 use crate::migration::abort;
@@ -13,104 +15,119 @@ use dray_engine::lineage::Generation;
 use dray_engine::source::SourceNotice;
 use dray_engine::{MILLISECOND, Source, SourceEffect, SourceEvent, SourcePlan, SourceRecord};
 use dray_types::{BlockRange, Epoch, ImageIndex};
-use dray_wire::ToTarget;
 use dray_wire::control::FEATURE_BACKUP_GENERATIONS;
+use dray_wire::{Envelope, ToTarget};
 use std::io;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 impl SourceLoop {
-    pub(super) fn run_effect(&mut self, effect: SourceEffect) {
-        if self.broken {
-            return;
-        }
-        abort::before(|| names(&effect));
-        if let Err(why) = self.try_effect(effect) {
-            self.break_down(&why);
-        }
-    }
-
-    fn try_effect(&mut self, effect: SourceEffect) -> io::Result<()> {
+    pub(super) fn run_effect(&mut self, effect: &SourceEffect) -> Done {
         let inputs = self.slot.inputs.clone();
         match effect {
-            SourceEffect::Send(envelope) => {
-                self.report.sending(&envelope.body);
-                if matches!(envelope.body, ToTarget::Prepare { .. }) {
-                    let mut images = self.images.closed_lines(&self.parts.host);
-                    let knows = |session: &Session| session.agreed(FEATURE_BACKUP_GENERATIONS);
-                    if !self.session.as_ref().is_some_and(knows) {
-                        images.iter_mut().flatten().flatten().for_each(Generation::without_backup);
-                    }
-                    self.say(&ToTargetShell::Lines { attempt: envelope.attempt, images });
-                }
-                if let Some(session) = &self.session
-                    && session.knows(&envelope.body)
-                {
-                    // A link that is down reports itself, and the engine then asks again.
-                    let _ = session.control.send(&envelope);
-                }
-            }
-            SourceEffect::Journal(record) => self.log.append(&[record])?,
+            SourceEffect::Send(envelope) => self.send_to_target(envelope),
+            SourceEffect::Journal(record) => return self.record(record),
             SourceEffect::StartTracking => self.images.start_tracking(),
             SourceEffect::StopTracking => self.images.stop_tracking(),
-            SourceEffect::Scan { image } => self.images.scan(image, inputs),
-            SourceEffect::SendRun { tag, image, range, urgent, clear_dirty } => {
+            SourceEffect::Scan { image } => return self.images.scan(*image, inputs).into(),
+            &SourceEffect::SendRun { tag, image, range, urgent, clear_dirty } => {
                 if clear_dirty && let Some(disk) = self.images.disk(image) {
                     disk.clear_dirty(range);
                 }
                 self.push(tag, image, range, urgent, SendKind::Run);
             }
-            SourceEffect::Describe { tag, image, range } => {
+            &SourceEffect::Describe { tag, image, range } => {
                 let keep = self.engine.as_ref().is_some_and(Source::owns);
                 if keep && let Some(disk) = self.images.disk(image) {
                     disk.clear_dirty(range);
                 }
                 self.push(tag, image, range, false, SendKind::Described { keep });
             }
-            SourceEffect::SendKept { tag, of, image, range } => {
+            &SourceEffect::SendKept { tag, of, image, range } => {
                 self.push(tag, image, range, false, SendKind::Kept(of));
             }
-            SourceEffect::DescribeBlocks { tag, of, image, range } => {
+            &SourceEffect::DescribeBlocks { tag, of, image, range } => {
                 let of = self.engine.as_ref().is_some_and(Source::owns).then_some(of);
                 self.push(tag, image, range, false, SendKind::DescribedBlocks(of));
             }
-            SourceEffect::SendPart { tag, of, image, range, blocks } => {
+            &SourceEffect::SendPart { tag, of, image, range, blocks } => {
                 self.push(tag, image, range, false, SendKind::Part { of, blocks });
             }
-            SourceEffect::SendZero { tag, image, range } => {
+            &SourceEffect::SendZero { tag, image, range } => {
                 self.push(tag, image, range, false, SendKind::Zero);
             }
-            SourceEffect::TakeDirty { image } => {
+            &SourceEffect::TakeDirty { image } => {
                 let blocks = self.images.take_dirty(image);
                 self.report.dirtied(blocks.len());
                 self.answers.push_back(SourceEvent::DirtyTaken { image, blocks });
             }
             SourceEffect::PutBack { image, blocks } => {
-                if let Some(disk) = self.images.disk(image) {
+                if let Some(disk) = self.images.disk(*image) {
                     blocks.runs().for_each(|run| disk.mark_dirty(run));
                 }
             }
             SourceEffect::Quiesce => {
                 self.report.mark(Mark::Begin);
-                self.images.quiesce(self.parts.quiesce_timeout, inputs);
+                self.images.quiesce(self.parts.quiesce_timeout, &inputs);
             }
-            SourceEffect::Resume => self.guards.clear(),
-            SourceEffect::SyncImages => self.images.sync(inputs),
-            SourceEffect::Retire => {
-                let guards = std::mem::take(&mut self.guards);
-                self.images.retire(guards, self.epoch())?;
-            }
-            SourceEffect::Restore => self.images.restore(self.epoch())?,
+            SourceEffect::Resume => self.open_again(),
+            SourceEffect::SyncImages => self.images.sync(&inputs),
+            SourceEffect::Retire => self.retire(),
+            SourceEffect::Restore => return self.restore().into(),
             SourceEffect::Throttle { limit } => {
                 tracing::debug!(migration = %self.slot.board.migration, ?limit, "throttle");
-                self.brakes.set(limit, self.images.disks().map(|(_, disk)| disk));
+                self.brakes.set(*limit, self.images.disks().map(|(_, disk)| disk));
             }
-            SourceEffect::Notice(notice) => self.notice(notice)?,
+            SourceEffect::Notice(notice) => return self.notice(notice).into(),
         }
+        Done::Next
+    }
+
+    fn send_to_target(&mut self, envelope: &Envelope<ToTarget>) {
+        self.report.sending(&envelope.body);
+        if matches!(envelope.body, ToTarget::Prepare { .. }) {
+            let mut images = self.images.closed_lines(&self.parts.host);
+            let knows = |session: &Session| session.agreed(FEATURE_BACKUP_GENERATIONS);
+            if !self.session.as_ref().is_some_and(knows) {
+                images.iter_mut().flatten().flatten().for_each(Generation::without_backup);
+            }
+            self.say(&ToTargetShell::Lines { attempt: envelope.attempt, images });
+        }
+        if let Some(session) = &self.session
+            && session.knows(&envelope.body)
+        {
+            // A link that is down reports itself, and the engine then asks again.
+            let _ = session.control.send(envelope);
+        }
+    }
+
+    /// Nothing passes any more, of any image: this side may not own them from here on. Cannot fail.
+    pub(super) fn close(&mut self) {
+        self.slot.owns.store(false, Ordering::SeqCst);
+        self.images.park();
+    }
+
+    /// The guest goes on here.
+    fn open_again(&mut self) {
+        if self.engine.as_ref().is_some_and(Source::owns) {
+            if !self.slot.owns.swap(true, Ordering::SeqCst) {
+                self.images.unpark();
+            }
+            self.guards.clear();
+        }
+    }
+
+    /// The images are owned here again.
+    fn restore(&mut self) -> io::Result<()> {
+        // What has half of a name is not found under either.
+        self.retire_rest()?;
+        self.images.restore(self.epoch())?;
+        self.slot.owns.store(true, Ordering::SeqCst);
+        self.guards.clear();
         Ok(())
     }
 
-    fn epoch(&self) -> Epoch {
+    pub(super) fn epoch(&self) -> Epoch {
         self.engine.as_ref().map_or(Epoch(0), Source::epoch)
     }
 
@@ -121,21 +138,30 @@ impl SourceLoop {
         }
     }
 
-    fn notice(&mut self, notice: SourceNotice) -> io::Result<()> {
-        tracing::info!(migration = %self.slot.board.migration, ?notice, "source");
-        self.report.notice(&notice);
-        match &notice {
-            SourceNotice::Ready => self.orders.make_due(),
+    /// What a notice asks of the disk; can be repeated.
+    fn settle(&mut self, notice: &SourceNotice) -> io::Result<()> {
+        match notice {
             SourceNotice::Done => {
-                self.resumable = false;
-                self.images.let_go()?;
+                self.retire_rest()?;
+                self.images.let_go()
             }
+            // Tracking and intents go on: a later try asks what has changed since.
+            SourceNotice::Abandoned { .. } => self.images.unbind(),
+            _ => Ok(()),
+        }
+    }
+
+    fn notice(&mut self, notice: &SourceNotice) -> io::Result<()> {
+        self.settle(notice)?;
+        tracing::info!(migration = %self.slot.board.migration, ?notice, "source");
+        self.report.notice(notice);
+        match notice {
+            SourceNotice::Ready => self.orders.make_due(),
+            SourceNotice::Done => self.resumable = false,
             SourceNotice::TakenBack => {
                 self.resumable = false;
                 self.report.taken_back();
                 self.part();
-                self.tell(Told::Notice(notice));
-                return Ok(());
             }
             SourceNotice::Abandoned { why } => {
                 let cancelled = why.is_none() && self.vm_error.is_none();
@@ -150,8 +176,6 @@ impl SourceLoop {
                         .hint("the guest goes on at the source; `dray resume` tries again"),
                 };
                 self.keep();
-                // Tracking and intents go on: a later try asks what has changed since.
-                self.images.unbind()?;
                 self.report.ended(cancelled, error);
                 self.part();
             }
@@ -168,7 +192,7 @@ impl SourceLoop {
             }
             _ => {}
         }
-        self.tell(Told::Notice(notice));
+        self.tell(Told::Notice(notice.clone()));
         Ok(())
     }
 
@@ -203,18 +227,18 @@ impl SourceLoop {
         self.report.begin();
         (self.engine, self.observed, self.discarded) = (None, false, false);
         *self.slot.intent.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = intent;
-        let begun = (|| {
+        let begun = (|| -> io::Result<()> {
             self.images.reopen(&self.slot.intent())?;
             if !self.history.is_empty() {
                 self.log.append(&[SourceRecord::Resumed])?;
                 self.history.push(SourceRecord::Resumed);
             }
-            self.revive()
+            Ok(())
         })();
         if let Err(why) = begun {
-            self.break_down(&why);
-            return;
+            return self.not_begun(&why);
         }
+        self.revive();
         if self.session.is_some() {
             self.say_settings();
             self.check_features();
@@ -223,16 +247,28 @@ impl SourceLoop {
         }
     }
 
+    /// It cannot be begun: it is over as it was before, and the guest goes on.
+    pub(super) fn not_begun(&mut self, why: &io::Error) {
+        let why = why.to_string();
+        let error = ApiError::new(kind_of(&why), "migration failed", &why)
+            .hint("the guest goes on at the source; `dray resume` tries again");
+        self.slot.board.change(|shown| shown.error = None);
+        self.vm_error = Some(error);
+        // Else a restart begins it. One that finds the disk as full as it is now may.
+        let _ = self.log.append(&[SourceRecord::Abandoned]);
+        self.run_effects([SourceEffect::Notice(SourceNotice::Abandoned { why: None })].into());
+    }
+
     /// Makes the engine from the intent and what is durable, and starts it.
-    pub(super) fn revive(&mut self) -> io::Result<()> {
+    pub(super) fn revive(&mut self) {
         let intent = self.slot.intent();
-        let Some(options) = &intent.options else { return Ok(()) };
+        let Some(options) = &intent.options else { return };
         if let Some(left) = self.still_to_observe(options) {
             let seconds = left.as_secs_f64();
             self.slot.board.notice(format!("observing the guest for {seconds:.1} s"));
             self.observing = Some(Instant::now() + left);
             self.measure_if_wanted();
-            return Ok(());
+            return;
         }
         let tuning = match options.strategy {
             dray_engine::Strategy::Auto => self.auto(options),
@@ -257,34 +293,31 @@ impl SourceLoop {
         self.mirror_if_wanted();
         self.slot.pacer.set_limit(options.bandwidth);
         let engine = Source::recover(plan, &self.history);
-        let done = engine.is_over() && !engine.owns();
+        let (owns, done) = (engine.owns(), engine.is_over() && !engine.owns());
         self.engine = Some(engine);
+        if !owns {
+            // Before anybody can reach them.
+            self.close();
+        }
         // A new engine knows no order.
         self.orders = Orders::default();
         self.images.heats().for_each(|(_, heat)| heat.try_now());
         if done {
             // The restart came between the last record and the last word to the target.
-            self.resumable = false;
-            self.images.let_go()?;
-            self.tell(Told::Notice(SourceNotice::Done));
-            return Ok(());
+            return self.run_effects([SourceEffect::Notice(SourceNotice::Done)].into());
         }
         if self.is_over() && self.history.last() == Some(&SourceRecord::Abandoned) {
-            self.keep();
-            self.images.unbind()?;
-            self.slot.board.change(|shown| shown.state = MigrationState::Failed);
-            self.part();
-            self.tell(Told::Notice(SourceNotice::Abandoned { why: None }));
-            return Ok(());
+            let why = Some("it had ended before the agent was restarted".to_owned());
+            let ended = SourceNotice::Abandoned { why };
+            return self.run_effects([SourceEffect::Notice(ended)].into());
         }
         self.step(SourceEvent::Start);
         self.tell_orders();
-        Ok(())
     }
 }
 
 /// What crash tests call an effect.
-fn names(effect: &SourceEffect) -> Vec<String> {
+pub(super) fn names(effect: &SourceEffect) -> Vec<String> {
     vec![match effect {
         SourceEffect::Send(envelope) => format!("Send-{}", abort::variant(&envelope.body)),
         SourceEffect::Journal(record) => format!("Journal-{}", abort::variant(record)),

@@ -40,9 +40,7 @@ impl SourceLoop {
             return;
         }
         self.observed = true;
-        if let Err(why) = self.revive() {
-            return self.break_down(&why);
-        }
+        self.revive();
         if self.session.is_some() {
             self.say_reuse();
             self.step(SourceEvent::LinkUp);

@@ -7,11 +7,11 @@ use crate::forecast::Moved;
 use crate::heat::ImageHeat;
 use crate::lineage::{REGION_BLOCKS, region_blocks};
 use crate::migration::intent::{SourceImage, SourceIntent};
-use crate::migration::intents::{IntentFile, Intents};
+use crate::migration::intents::{IntentFile, Intents, Trouble};
 use crate::registry::{CopyState, Entry, Registry};
 use dray_engine::SourceEvent;
 use dray_engine::lineage::Generation;
-use dray_image::{Disk, FileImage, FileOptions, Image, IntentLog, Quiesced, runs};
+use dray_image::{Disk, FileImage, FileOptions, Image, IntentLog, runs};
 use dray_types::{BlockRange, BlockSet, Epoch, GenerationId, ImageIndex};
 use dray_wire::request::Base;
 use std::io;
@@ -83,18 +83,19 @@ pub struct SourceImages {
 }
 
 impl SourceImages {
-    /// Opens every image of the intent.
+    /// Opens every image of the intent. In a `new` migration nothing was tracked.
     ///
     /// # Errors
-    /// When a file cannot be opened or the write intents cannot be read.
-    pub fn open(intent: &SourceIntent, parts: &SourceParts) -> io::Result<Self> {
+    /// When a file cannot be opened.
+    pub fn open(intent: &SourceIntent, parts: &SourceParts, new: bool) -> io::Result<Self> {
         let all = intent
             .images
             .iter()
             .map(|image| open(&parts.registry, &parts.digests, image, intent.options.is_some()))
             .collect::<io::Result<Vec<_>>>()?;
         let content = Content::new(all.iter().map(|open| Arc::clone(&open.content)).collect());
-        let intents = Intents::shared(&parts.folder.file("intents"))?;
+        let lens: Vec<_> = intent.images.iter().map(|image| image.offer.len).collect();
+        let intents = Intents::shared(&parts.folder.file("intents"), &lens, new);
         let (registry, digests) = (Arc::clone(&parts.registry), Arc::clone(&parts.digests));
         Ok(Self { registry, digests, all, content, intents })
     }
@@ -163,7 +164,7 @@ impl SourceImages {
     /// `unwatched`, time has passed in which nobody tracked: then everything is suspect that is not
     /// tracked now.
     pub fn suspects(&self, unwatched: bool) -> Vec<BlockSet> {
-        let mut suspects = self.intents.inherited_regions(self.all.len());
+        let mut suspects = self.intents.inherited_regions();
         for (ix, entry) in self.writable() {
             if entry.disk.is_tracking() {
                 suspects[ix]
@@ -190,14 +191,22 @@ impl SourceImages {
         }
     }
 
+    /// What is wrong with the write intents.
+    pub fn trouble(&self) -> Option<Trouble> {
+        self.intents.trouble()
+    }
+
     /// Looks for data in a thread and answers `Scanned`.
-    pub fn scan(&self, image: ImageIndex, inputs: Sender<Input>) {
+    ///
+    /// # Errors
+    /// When there is no thread; can be repeated.
+    pub fn scan(&self, image: ImageIndex, inputs: Sender<Input>) -> io::Result<()> {
         let open = &self.all[image.ix()];
         let content = Arc::clone(&open.content);
         let whole = BlockRange::whole(open.image.offer.len);
         // Now that the migration tracks: what is written from here on is dirty.
         let shared = open.shared(whole);
-        std::thread::spawn(move || {
+        begin("dray-scan", move || {
             if let Some(blocks) = shared {
                 let _ = inputs.send(Input::Engine(SourceEvent::Shared { image, blocks }));
             }
@@ -205,7 +214,7 @@ impl SourceImages {
             let data = runs::data_blocks(&*content, whole)
                 .unwrap_or_else(|_| [whole].into_iter().collect());
             let _ = inputs.send(Input::Engine(SourceEvent::Scanned { image, data }));
-        });
+        })
     }
 
     /// All dirty blocks of an image, no longer dirty.
@@ -217,53 +226,63 @@ impl SourceImages {
     }
 
     /// Waits in a thread until no guest write is in flight.
-    pub fn quiesce(&self, timeout: Duration, inputs: Sender<Input>) {
+    pub fn quiesce(&self, timeout: Duration, inputs: &Sender<Input>) {
         let disks: Vec<_> =
             self.writable().map(|(ix, entry)| (ix, Arc::clone(&entry.disk))).collect();
-        std::thread::spawn(move || {
-            let mut guards = Vec::new();
-            for (ix, disk) in disks {
-                match disk.quiesce(timeout) {
-                    Ok(guard) => guards.push((ix, guard)),
-                    Err(why) => {
-                        let why = why.to_string();
-                        let _ = inputs.send(Input::Engine(SourceEvent::QuiesceFailed { why }));
-                        return;
-                    }
-                }
-            }
-            let _ = inputs.send(Input::Quiesced(guards));
+        let failed = |why: String| Input::Engine(SourceEvent::QuiesceFailed { why });
+        let answers = inputs.clone();
+        let begun = begin("dray-quiesce", move || {
+            let quiet = |(ix, disk): (usize, Arc<Disk>)| Ok((ix, disk.quiesce(timeout)?));
+            let quiet: dray_image::Result<Vec<_>> = disks.into_iter().map(quiet).collect();
+            let _ = answers.send(match quiet {
+                Ok(guards) => Input::Quiesced(guards),
+                Err(why) => failed(why.to_string()),
+            });
         });
+        if let Err(why) = begun {
+            let _ = inputs.send(failed(why.to_string()));
+        }
     }
 
     /// Syncs every image in a thread and answers `ImagesSynced`.
-    pub fn sync(&self, inputs: Sender<Input>) {
+    pub fn sync(&self, inputs: &Sender<Input>) {
         let images: Vec<_> =
             self.writable().map(|(_, entry)| Arc::clone(entry.disk.backing())).collect();
-        std::thread::spawn(move || {
+        let answer = |result| Input::Engine(SourceEvent::ImagesSynced(result));
+        let answers = inputs.clone();
+        let begun = begin("dray-sync", move || {
             // Of a flattened image it is durable after this which blocks are in its overlay.
-            let result = images.iter().try_for_each(|image| image.flush());
-            let event = SourceEvent::ImagesSynced(result.map_err(|why| why.to_string()));
-            let _ = inputs.send(Input::Engine(event));
+            let result = images.iter().try_for_each(|image| image.sync());
+            let _ = answers.send(answer(result.map_err(|why| why.to_string())));
         });
+        if let Err(why) = begun {
+            let _ = inputs.send(answer(Err(why.to_string())));
+        }
     }
 
-    /// Parks guest I/O and gives the files their replica names. Can be repeated.
+    /// Guest I/O of all images waits from now on. Cannot fail: it comes before what can (I5).
+    pub fn park(&self) {
+        self.writable().for_each(|(_, entry)| entry.disk.park_now());
+    }
+
+    /// Guest I/O goes on.
+    pub fn unpark(&self) {
+        self.writable().for_each(|(_, entry)| entry.disk.unpark());
+    }
+
+    /// Gives the files their replica names, of every image that lets it. The disks are parked. Can be
+    /// repeated.
     ///
     /// # Errors
-    /// What renaming or the store reports.
-    pub fn retire(&self, guards: Vec<(usize, Quiesced)>, epoch: Epoch) -> io::Result<()> {
-        let mut guards: std::collections::BTreeMap<_, _> = guards.into_iter().collect();
-        for (ix, entry) in self.writable() {
-            let guard = match guards.remove(&ix) {
-                Some(guard) => guard,
-                // After a restart no guest can have written: exports open later than this.
-                None => entry.disk.quiesce(Duration::ZERO).map_err(io::Error::other)?,
-            };
-            entry.disk.park(guard);
-            self.registry.retire(entry, epoch)?;
-        }
-        Ok(())
+    /// What renaming or the store reported first.
+    pub fn retire(&self, epoch: Epoch) -> io::Result<()> {
+        let claimed = |ix: usize, entry: &Entry| {
+            self.registry.was_claimed_since(entry, self.all[ix].image.offer.id, epoch)
+        };
+        let left = self.writable().filter(|(ix, entry)| !claimed(*ix, entry));
+        let retired = left.map(|(_, entry)| self.registry.retire(entry, epoch));
+        // Each image is tried, whatever becomes of the others.
+        retired.fold(Ok(()), Result::and)
     }
 
     /// Undoes [`retire`](Self::retire) under a new epoch. Can be repeated.
@@ -271,7 +290,10 @@ impl SourceImages {
     /// # Errors
     /// What renaming or the store reports.
     pub fn restore(&self, epoch: Epoch) -> io::Result<()> {
-        for (_, entry) in self.writable() {
+        for (ix, entry) in self.writable() {
+            if self.registry.was_claimed_since(entry, self.all[ix].image.offer.id, epoch) {
+                continue;
+            }
             self.registry.restore(entry, epoch)?;
             self.registry.update(entry, |record| record.migration = None)?;
             entry.disk.unpark();
@@ -334,6 +356,11 @@ impl SourceImages {
             let _ = entry.file.start_writeback(0, entry.file.geometry().len);
         }
     }
+}
+
+/// Begins a thread. That there is none is an error like any other, not the end of the loop.
+fn begin(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    std::thread::Builder::new().name(name.to_owned()).spawn(work).map(drop)
 }
 
 /// Length of a regular file; anything else is as long as it is exported.

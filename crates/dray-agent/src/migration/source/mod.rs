@@ -22,14 +22,17 @@ mod reuse;
 mod session;
 mod summary;
 mod throttle;
+mod vouch;
+mod waiting;
 
-use crate::api::{ApiError, ErrorKind, MigrationState};
+use crate::api::{ApiError, ErrorKind};
 use crate::bases::Digests;
 use crate::migration::Clock;
 use crate::migration::intent::SourceIntent;
 use crate::migration::log::{Folder, Log};
 use crate::migration::messages::{ToSourceShell, ToTargetShell};
 use crate::migration::slots::Board;
+use crate::migration::{Voided, abort};
 use crate::net::NetStats;
 use crate::pace::Pacer;
 use crate::registry::Registry;
@@ -49,7 +52,7 @@ use mirror::Mirror;
 use orders::Orders;
 use report::{COUNTS, Report};
 pub use report::{shown_phase, shown_strategy, unix_ms};
-pub use session::{Session, SessionSettings, keep};
+pub use session::{Reach, Session, SessionSettings, keep};
 use std::collections::VecDeque;
 use std::io;
 use std::path::PathBuf;
@@ -60,6 +63,7 @@ use std::time::{Duration, Instant};
 use throttle::Brakes;
 pub use throttle::{Limiter, Slowed};
 use tokio::sync::mpsc::UnboundedSender;
+use waiting::Waiting;
 
 /// Longest sleep of the loop: the engine wants a tick this often.
 const TICK: Duration = Duration::from_millis(100);
@@ -68,7 +72,7 @@ const WRITEBACK: Duration = Duration::from_millis(500);
 /// Name of the intent in the migration's folder.
 pub const INTENT: &str = "source.json";
 /// Name of the journal in the migration's folder.
-const JOURNAL: &str = "source.journal";
+pub const JOURNAL: &str = "source.journal";
 /// Name of the note that a guest which stays here was seen to.
 const HOME: &str = "home.json";
 
@@ -100,6 +104,9 @@ pub enum Input {
     Begin(Box<SourceIntent>),
     /// It was only prepared, and is not wanted any more.
     Forget,
+    /// Its images are claimed: the migration becomes void and the loop ends, unless they are this
+    /// host's anyway.
+    Void(Voided),
     /// The migration is over for the loop; it ends.
     Stop,
 }
@@ -133,6 +140,8 @@ pub struct SourceSlot {
     intent: Mutex<SourceIntent>,
     /// It was abandoned, and a later try can use what the target has.
     kept: AtomicBool,
+    /// Guests may be served from the images here.
+    owns: AtomicBool,
 }
 
 impl SourceSlot {
@@ -155,6 +164,12 @@ impl SourceSlot {
     /// Whether it was abandoned and a later try can use what the target has.
     pub fn is_kept(&self) -> bool {
         self.kept.load(Ordering::SeqCst)
+    }
+
+    /// Whether guests may be served from the images here: not while they are handed over, nor while
+    /// nobody knows whether they are.
+    pub fn owns(&self) -> bool {
+        self.owns.load(Ordering::SeqCst)
     }
 
     /// Whether the guest of a migration that came to nothing was seen to here: whoever has it now
@@ -242,7 +257,9 @@ pub struct SourceLoop {
     /// Migrations to the same peer, and whether the engine was told of others.
     company: Company,
     together: bool,
-    broken: bool,
+    waiting: Waiting,
+    /// The images' exports are open, or parked after a handover.
+    vouched: bool,
 }
 
 impl SourceLoop {
@@ -257,8 +274,8 @@ impl SourceLoop {
         inputs: Sender<Input>,
     ) -> io::Result<(Arc<SourceSlot>, Self)> {
         let (log, records) = Log::open(&parts.folder.file(JOURNAL))?;
-        let images = SourceImages::open(&intent, &parts)?;
-        if intent.options.is_none() {
+        let images = SourceImages::open(&intent, &parts, records.is_empty())?;
+        if intent.options.is_none() && parts.folder.file(HOME).exists() {
             // What became of an earlier try's guest says nothing about this one.
             crate::store::remove(&parts.folder.file(HOME))?;
         }
@@ -272,6 +289,7 @@ impl SourceLoop {
             limiter: Limiter::new(),
             intent: Mutex::new(intent),
             kept: AtomicBool::new(false),
+            owns: AtomicBool::new(true),
         });
         let company = parts.reuse.company(&slot.intent().peer);
         let mut this = Self {
@@ -302,11 +320,13 @@ impl SourceLoop {
             discarded: false,
             company,
             together: false,
-            broken: false,
+            waiting: Waiting::default(),
+            vouched: false,
         };
         if slot.intent().options.is_some() {
-            this.revive()?;
+            this.revive();
         }
+        this.vouch();
         Ok((slot, this))
     }
 
@@ -332,7 +352,21 @@ impl SourceLoop {
             let wait = next_tick.saturating_duration_since(Instant::now());
             match inputs.recv_timeout(wait) {
                 Ok(Input::Stop) | Err(RecvTimeoutError::Disconnected) => return,
-                Ok(input) => self.take(input),
+                Ok(Input::Void(answer)) => match self.set_void() {
+                    Ok(()) => {
+                        // Said when nothing of the loop is left.
+                        let epoch = self.epoch();
+                        drop(self);
+                        let _ = answer.send(Ok(epoch));
+                        return;
+                    }
+                    Err(why) => drop(answer.send(Err(why))),
+                },
+                Ok(input) => {
+                    if let Some(input) = self.hold_back(input) {
+                        self.take(input);
+                    }
+                }
                 Err(RecvTimeoutError::Timeout) => {
                     next_tick = Instant::now() + TICK;
                     self.tick();
@@ -341,11 +375,24 @@ impl SourceLoop {
         }
     }
 
+    fn set_void(&self) -> io::Result<()> {
+        if self.owns() {
+            return Err(io::Error::other("this host owns the images"));
+        }
+        abort::step("Claim-Void");
+        self.parts.folder.set_void()
+    }
+
     fn tick(&mut self) {
+        self.try_again();
+        if self.is_stuck() {
+            return;
+        }
         if self.observing.is_some_and(|until| until <= Instant::now()) {
             self.end_observation();
         }
         self.step(SourceEvent::Tick);
+        self.vouch();
         self.refresh_orders();
         self.choose_again();
         self.watch_company();
@@ -406,49 +453,12 @@ impl SourceLoop {
                     self.slot.forget();
                 }
             }
-            Input::Stop => {}
+            Input::Void(_) | Input::Stop => {}
         }
     }
 
     fn tell(&self, told: Told) {
         // The VM's task may have ended; then nobody needs to know.
         let _ = self.parts.told.send(told);
-    }
-
-    /// Steps the engine and runs what it wants, until it wants nothing more.
-    fn step(&mut self, event: SourceEvent) {
-        if let SourceEvent::Cancel { discard } = event {
-            self.discarded |= discard;
-            self.end_observation();
-        }
-        let mut next = Some(event);
-        while let Some(event) = next {
-            if self.broken {
-                return;
-            }
-            let Some(engine) = &mut self.engine else { return };
-            let mut effects = Vec::new();
-            engine.step(self.clock.now(), event, &mut effects);
-            for effect in effects {
-                self.run_effect(effect);
-            }
-            next = self.answers.pop_front();
-        }
-    }
-
-    /// The journal cannot be written: nothing more may be decided here. The guest goes on if this
-    /// side is the owner beyond doubt.
-    fn break_down(&mut self, why: &io::Error) {
-        self.broken = true;
-        self.brakes.lift();
-        self.mirror = None;
-        self.pacing = None;
-        tracing::error!(migration = %self.slot.board.migration, %why, "cannot write the journal");
-        let error = ApiError::new(ErrorKind::Io, "cannot write the migration's journal", why)
-            .hint("free space in the agent's state directory and restart the agent");
-        self.slot.board.change(|shown| {
-            shown.state = MigrationState::Interrupted;
-            shown.error = Some(error);
-        });
     }
 }

@@ -4,7 +4,7 @@
 use super::asides::{Question, Wanted};
 use super::content::Content;
 use super::{Input, SourceLoop, SourceSlot, Told};
-use crate::api::{ApiError, ErrorKind};
+use crate::api::{ApiError, ApiResult, ErrorKind};
 use crate::migration::messages::{self, ToSourceShell, ToTargetShell};
 use crate::net::{
     self, Compression, ControlSender, ControlSettings, DataSender, DialSettings, JobQueue,
@@ -15,7 +15,6 @@ use dray_engine::SourceEvent;
 use dray_types::{Attempt, BitRate, ImageIndex};
 use dray_wire::{Envelope, Hello, StreamKind, ToSource, ToTarget};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
@@ -23,6 +22,11 @@ use tokio::sync::Notify;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// Longest pause before dialling again: what a returned link costs at most.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// What is shown while the target refuses images that were handed over to it.
+const REFUSED: &str = "the target refuses the migration";
+
+/// Highest number of a session that a target may tell: no source makes so many.
+const MAX_NUMBER: u64 = u64::MAX / 2;
 
 /// How sessions are made.
 #[derive(Clone)]
@@ -38,6 +42,10 @@ pub struct SessionSettings {
     /// Timeouts of control streams.
     pub control: ControlSettings,
 }
+
+/// Tells how the target is reached, whenever a session is to be made: a migration goes on here even
+/// if its target is not known just now.
+pub type Reach = Arc<dyn Fn() -> ApiResult<SessionSettings> + Send + Sync>;
 
 /// A session that stands.
 pub struct Session {
@@ -98,23 +106,27 @@ impl SendEvents for Events {
     }
 }
 
-/// Makes sessions one after the other until it is dropped. `first` numbers the first one; numbers
-/// of an agent that restarted must be higher than those it used before.
-pub async fn keep(
-    settings: SessionSettings,
-    slot: Arc<SourceSlot>,
-    content: Arc<Content>,
-    first: u64,
-) {
-    let number = AtomicU64::new(first);
+/// Makes sessions one after the other until it is dropped. Numbers grow; an agent that restarted
+/// begins again, and a target that has seen higher ones tells the last.
+pub async fn keep(reach: Reach, slot: Arc<SourceSlot>, content: Arc<Content>) {
+    let mut number = 0;
     let mut pause = FIRST_PAUSE;
     loop {
-        let number = number.fetch_add(1, Ordering::Relaxed);
-        match connect(&settings, &slot, &content, number).await {
+        number += 1;
+        match connect(&reach, &slot, &content, number).await {
             Ok((session, down)) => {
                 pause = FIRST_PAUSE;
                 slot.send(Input::SessionUp(session));
                 down.notified().await;
+            }
+            // Not of this migration's making, and not its end: the next number is a good one. One
+            // that cannot be counted on from is no honest target's (I7).
+            Err(NetError { kind: NetErrorKind::Overtaken(newest), .. })
+                if newest >= number && newest < MAX_NUMBER =>
+            {
+                tracing::info!(migration = %slot.board.migration, newest, "sessions are numbered on");
+                number = newest;
+                tokio::time::sleep(FIRST_PAUSE).await;
             }
             Err(why) => {
                 slot.board.change(|shown| shown.progress.link_up = false);
@@ -129,11 +141,13 @@ pub async fn keep(
 }
 
 async fn connect(
-    settings: &SessionSettings,
+    reach: &Reach,
     slot: &Arc<SourceSlot>,
     content: &Arc<Content>,
     number: u64,
 ) -> Result<(Session, Arc<Notify>), NetError> {
+    let unknown = |why: ApiError| NetError::new(NetErrorKind::Local, why.to_string());
+    let settings = &reach().map_err(unknown)?;
     let dial = |kind, stream| dial(settings, slot, number, kind, stream);
     let control = dial(StreamKind::Control, 0).await?;
     let features = control.features().to_vec();
@@ -212,7 +226,10 @@ impl SourceLoop {
         }
         self.session = Some(session);
         self.link_lost = None;
-        self.slot.board.change(|shown| shown.progress.link_up = true);
+        self.slot.board.change(|shown| {
+            shown.progress.link_up = true;
+            shown.error.take_if(|error| error.what == REFUSED);
+        });
         self.say_settings();
         self.check_features();
         self.tell(Told::LinkUp);
@@ -246,10 +263,26 @@ impl SourceLoop {
     /// Of the two hosts the source forgets last: a target that knows nothing of a migration that is
     /// done has forgotten it after `Bye`.
     pub(super) fn session_refused(&mut self, number: u64, why: String) {
-        if self.is_done() {
+        if self.is_done() && !self.is_unfinished() {
             return self.part();
         }
+        if !self.owns() {
+            self.refused_after_handover(&why);
+        } else if self.link_why.as_ref() != Some(&why) {
+            tracing::warn!(migration = %self.slot.board.migration, why, "the target refuses a session");
+            self.slot.board.notice(format!("the target refuses a session: {why}"));
+        }
         self.session_down(number, why);
+    }
+
+    /// The target should serve what it was given, and does not know of it: an operator has to look.
+    fn refused_after_handover(&self, why: &str) {
+        let error = ApiError::new(ErrorKind::DataAtRisk, REFUSED, why)
+            .hint("nothing was changed here; look at both hosts, then see `dray claim`");
+        if self.slot.board.read().error.as_ref() != Some(&error) {
+            tracing::warn!(migration = %self.slot.board.migration, why, "{REFUSED}");
+            self.slot.board.change(|shown| shown.error = Some(error));
+        }
     }
 
     pub(super) fn session_down(&mut self, number: u64, why: String) {
@@ -310,12 +343,8 @@ impl SourceLoop {
     }
 
     fn heard_shell(&mut self, message: ToSourceShell) {
-        let finished = message == ToSourceShell::Finished && self.is_done();
-        if finished {
-            self.note_link();
-        }
-        if finished && let Err(why) = self.finish() {
-            return self.break_down(&why);
+        if message == ToSourceShell::Finished && self.is_done() {
+            return self.begin_finish();
         }
         if let Some(engine) = &self.engine {
             self.report.observe(&engine.status());
@@ -327,13 +356,20 @@ impl SourceLoop {
         }
         self.report.told(&message);
         self.tell(Told::Shell(message));
-        if finished {
-            self.say(&ToTargetShell::Bye);
+    }
+
+    /// All is done here too: the target may forget the migration.
+    pub(super) fn say_bye(&mut self) {
+        if let Some(engine) = &self.engine {
+            self.report.observe(&engine.status());
         }
+        self.report.told(&ToSourceShell::Finished);
+        self.tell(Told::Shell(ToSourceShell::Finished));
+        self.say(&ToTargetShell::Bye);
     }
 
     /// What the link has carried is what the next migration can reckon with.
-    fn note_link(&self) {
+    pub(super) fn note_link(&self) {
         let intent = self.slot.intent();
         let limited = intent.options.is_some_and(|options| {
             self.slot.pacer.is_shared()

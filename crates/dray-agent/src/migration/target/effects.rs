@@ -1,72 +1,78 @@
 //! Running the target engine's effects: each is done, or well under way, before the next begins.
 
+use super::owed::Owed;
 use super::{TargetLoop, Told};
 use crate::api::{ApiError, ErrorKind, MigrationState, Phase};
 use crate::migration::abort;
 use crate::migration::messages::ToSourceShell;
 use dray_engine::target::TargetNotice;
 use dray_engine::{TargetEffect, TargetEvent};
-use dray_wire::ToSource;
+use dray_wire::{Envelope, ToSource};
 use std::io;
+use std::sync::atomic::Ordering;
 
 impl TargetLoop {
-    pub(super) fn run_effect(&mut self, effect: TargetEffect) {
-        if self.broken {
-            return;
-        }
-        abort::before(|| names(&effect));
-        if let Err(why) = self.try_effect(effect) {
-            self.break_down(&why);
-        }
-    }
-
-    fn try_effect(&mut self, effect: TargetEffect) -> io::Result<()> {
+    /// Carries one effect out.
+    ///
+    /// # Errors
+    /// When it has to be tried again: it may have been done in part.
+    pub(super) fn try_effect(&mut self, effect: &TargetEffect) -> io::Result<()> {
         match effect {
-            TargetEffect::Send(envelope) => {
-                if matches!(envelope.body, ToSource::Opened { .. }) {
-                    self.taken_up();
-                }
-                if let Some(session) = &self.session
-                    && session.knows(&envelope.body)
-                {
-                    // A link that is down reports itself, and the source then opens anew.
-                    let _ = session.control.send(&envelope);
-                }
-            }
-            TargetEffect::Journal(records) => self.log.append(&records)?,
-            TargetEffect::SyncImages { id } => self.images.sync(id),
+            TargetEffect::Send(envelope) => self.send(envelope),
+            TargetEffect::Journal(records) => self.journal(records)?,
+            TargetEffect::SyncImages { id } => self.images.sync(*id),
             TargetEffect::Expose { images } => {
-                let (epoch, attempt) = (self.engine.epoch(), self.engine.attempt());
-                self.images.expose(&self.slot, &images, epoch, attempt)?;
+                self.images.expose(&self.slot, images, self.engine.attempt())?;
+                self.slot.exposed.store(true, Ordering::SeqCst);
+                self.slot.sink.fill(self.engine.epoch());
+                self.write_records();
             }
-            TargetEffect::Withdraw => self.images.withdraw(&self.slot)?,
+            TargetEffect::Withdraw => {
+                self.slot.exposed.store(false, Ordering::SeqCst);
+                self.images.begin_incoming(&self.slot);
+                // What waits for ownership waits for nothing.
+                self.images.fail_stalled();
+                self.write_records();
+            }
             TargetEffect::ReachGuest => {
-                if self.slot.intent().guest.is_some() {
-                    self.tell(Told::Reach);
-                } else {
-                    self.answers.push_back(TargetEvent::GuestReachable(Ok(())));
-                }
+                self.ask_guest(Told::Reach, TargetEvent::GuestReachable(Ok(())));
             }
             TargetEffect::StartGuest => {
-                if self.slot.intent().guest.is_some() {
-                    self.tell(Told::Start);
-                } else {
-                    self.answers.push_back(TargetEvent::GuestStarted(Ok(())));
-                }
+                self.ask_guest(Told::Start, TargetEvent::GuestStarted(Ok(())));
             }
             TargetEffect::AskMissing { image, range, max } => {
-                let run = self.images.next_missing(image, range, max);
-                self.answers.push_back(TargetEvent::NextMissing { image, run });
+                let run = self.images.next_missing(*image, *range, *max);
+                self.answers.push_back(TargetEvent::NextMissing { image: *image, run });
             }
-            TargetEffect::Checkpoint { id } => self.images.checkpoint(id),
+            TargetEffect::Checkpoint { id } => self.images.checkpoint(*id),
             TargetEffect::Finish => self.images.finish()?,
             TargetEffect::Discard => {
                 self.slot.sink.close();
                 self.images.discard()?;
             }
-            TargetEffect::Notice(notice) => self.notice(notice),
+            TargetEffect::Notice(notice) => self.notice(notice.clone()),
         }
         Ok(())
+    }
+
+    /// Whoever looks after the VM answers; without a VM that is said at once.
+    fn ask_guest(&mut self, told: Told, answer: TargetEvent) {
+        match self.slot.intent().guest {
+            Some(_) => self.tell(told),
+            None => self.answers.push_back(answer),
+        }
+    }
+
+    fn send(&self, envelope: &Envelope<ToSource>) {
+        if matches!(envelope.body, ToSource::Opened { .. }) {
+            self.taken_up();
+        }
+        if let Some(session) = &self.session
+            && session.knows(&envelope.body)
+        {
+            // A link that is down reports itself, and the source then opens anew.
+            let _ = session.control.send(envelope);
+        }
     }
 
     fn notice(&mut self, notice: TargetNotice) {
@@ -101,9 +107,9 @@ impl TargetLoop {
         let state = if discarded { MigrationState::Cancelled } else { MigrationState::Interrupted };
         self.slot.board.change(|shown| shown.state = state);
         if discarded {
-            if let Err(why) = self.parts.folder.remove() {
-                tracing::warn!(%why, "cannot remove a migration's folder");
-            }
+            self.held.clear();
+            self.owed = Owed::default();
+            self.remove_folder();
             self.slot.send(super::Input::Stop);
         }
     }
@@ -137,8 +143,8 @@ impl TargetLoop {
         self.say_progress();
         self.say(&ToSourceShell::Finished);
         let complete = self.engine.is_complete();
-        if complete && let Err(why) = self.images.let_go(self.released) {
-            self.break_down(&why);
+        if complete {
+            self.let_go();
         }
         self.slot.board.change(|shown| {
             shown.progress.phase = Phase::Ended;
@@ -152,10 +158,7 @@ impl TargetLoop {
 
     /// The source needs nothing more: the migration's folder goes.
     pub(super) fn part(&mut self) {
-        if self.engine.is_complete() {
-            if let Err(why) = self.parts.folder.remove() {
-                tracing::warn!(%why, "cannot remove a migration's folder");
-            }
+        if self.engine.is_complete() && self.remove_folder() {
             self.slot.send(super::Input::Stop);
         }
     }
@@ -168,10 +171,13 @@ impl TargetLoop {
         }
         let records = [dray_engine::TargetRecord::Discarded];
         self.slot.sink.close();
-        let discarded = self.log.append(&records).and_then(|()| self.images.discard());
-        if let Err(why) = discarded.and_then(|()| self.parts.folder.remove()) {
-            self.break_down(&why);
+        self.held.clear();
+        self.owed = Owed::default();
+        if let Err(why) = self.log.append(&records).and_then(|()| self.images.discard()) {
+            // Forgotten all the same: a restart takes what is left for what never began.
+            tracing::warn!(%why, "cannot remove all of what a migration has received");
         }
+        self.remove_folder();
         self.slot.board.change(|shown| {
             shown.state = MigrationState::Cancelled;
             shown.progress.phase = Phase::Ended;
@@ -181,7 +187,7 @@ impl TargetLoop {
 }
 
 /// What crash tests call an effect; records that are written together are one.
-fn names(effect: &TargetEffect) -> Vec<String> {
+pub(super) fn names(effect: &TargetEffect) -> Vec<String> {
     match effect {
         TargetEffect::Send(envelope) => vec![format!("Send-{}", abort::variant(&envelope.body))],
         TargetEffect::Journal(records) => {

@@ -1,24 +1,28 @@
 //! The images of a migration at its target: partial files that become disks.
 
 use super::fetcher::ImageFetcher;
+use super::regions::WrittenRegions;
 use super::sink::Place;
 use super::{Input, TargetParts, TargetSlot};
 use crate::api::{Amounts, ImageProgress};
 use crate::lineage::Line;
+use crate::migration::abort;
 use crate::migration::intent::{TargetImageIntent, TargetIntent};
 use crate::migration::intents::{IntentFile, Intents};
 use crate::migration::present::PresentFile;
-use crate::registry::{CopyState, Entry, Registry};
+use crate::registry::{CopyState, Entry, ImageRecord, Registry};
 use crate::reuse::FileRef;
+use crate::store;
 use dray_engine::TargetEvent;
 use dray_engine::lineage::Generation;
 use dray_engine::target::TargetStatus;
 use dray_image::{FileImage, Image, Journal};
-use dray_types::{Attempt, BLOCK_SIZE, BlockRange, BlockSet, Epoch, ImageIndex};
+use dray_types::{Attempt, BLOCK_SIZE, BlockRange, BlockSet, Epoch, ImageIndex, MigrationId};
 use dray_wire::ImageHandover;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 
 /// A demand read brings its neighbourhood: blocks of this alignment (64 KiB) around it.
@@ -27,7 +31,7 @@ const NEIGHBOURHOOD: u64 = 16;
 /// Makes a received file durable. Long runs went round the page cache: whatever somebody's look at
 /// the unfinished file has left there may be older, so it goes before a guest is served from it.
 fn settle(file: &FileImage) -> dray_image::Result<()> {
-    file.flush()?;
+    file.sync()?;
     file.forget_cached(0, file.geometry().len)
 }
 
@@ -37,10 +41,63 @@ struct Open {
     entry: Arc<Entry>,
     fetcher: Arc<ImageFetcher>,
     present: Arc<PresentFile>,
+    index: ImageIndex,
+    /// Its record has changed and is not durable.
+    unwritten: AtomicBool,
+    /// Regions that the guest has written into since the handover, for a verification.
+    written: Arc<WrittenRegions>,
+}
+
+impl Open {
+    /// The file gets the length that was handed over, once: what lies behind it from then on is the
+    /// guest's, and stays (I2).
+    fn begin(&self, len: u64) -> io::Result<()> {
+        if self.present.has_begun() {
+            return Ok(());
+        }
+        if self.intent.in_place.is_none() {
+            abort::step("SetLength");
+            self.entry.file.set_len(len).map_err(io::Error::other)?;
+            self.entry.file.sync().map_err(io::Error::other)?;
+        }
+        abort::step("BeginPresent");
+        self.present.begin()?;
+        abort::step("ServeDisk");
+        Ok(())
+    }
+
+    fn serve(&self, missing: &BlockSet, verify: bool) {
+        let mut missing = missing.clone();
+        missing.subtract(&self.present.all());
+        if self.intent.in_place.is_some() {
+            // It has what the image has, whatever the source says.
+            missing = BlockSet::new();
+        }
+        if verify {
+            // Blocks the guest writes from here on are not compared.
+            self.entry.disk.start_tracking(Some(Arc::clone(&self.written) as _));
+        }
+        let (fetcher, present) = (Arc::clone(&self.fetcher) as _, Arc::clone(&self.present) as _);
+        let noted = self.present.noted();
+        self.entry.disk.serve_with_missing(missing, &noted, fetcher, present);
+    }
+}
+
+/// What a record says of the owner.
+fn owned_by(record: &mut ImageRecord, owner: Option<Epoch>) {
+    match owner {
+        Some(epoch) => {
+            record.state = CopyState::Owner;
+            record.epoch = epoch;
+            record.replica = None;
+        }
+        None => record.state = CopyState::Incoming,
+    }
 }
 
 /// All images, in the migration's order.
 pub struct TargetImages {
+    migration: MigrationId,
     registry: Arc<Registry>,
     all: Vec<Open>,
     /// Regions the guest wrote into since handover, for a verification after a restart.
@@ -53,7 +110,8 @@ pub struct TargetImages {
 }
 
 impl TargetImages {
-    /// Finds every image of the intent in the registry.
+    /// Finds every image of the intent in the registry. In a `new` migration nothing has arrived; of one
+    /// that is `over` some images may have been removed before a crash.
     ///
     /// # Errors
     /// When one is not there or its record of present blocks cannot be read.
@@ -61,27 +119,36 @@ impl TargetImages {
         intent: &TargetIntent,
         parts: &TargetParts,
         inputs: &Sender<Input>,
+        new: bool,
+        over: bool,
     ) -> io::Result<Self> {
+        let lens: Vec<_> = intent.images.iter().map(|image| image.offer.len).collect();
+        let written = Intents::open(&parts.folder.file("written"), &lens, new);
         let open = |(ix, image): (usize, &TargetImageIntent)| {
             let name = image.name_here();
-            let entry = parts.registry.get(name).ok_or_else(|| {
+            let Some(entry) = parts.registry.get(name) else {
                 let why = format!("image '{name}' of the migration is not there");
-                io::Error::new(io::ErrorKind::NotFound, why)
-            })?;
+                return (!over).then(|| Err(io::Error::new(io::ErrorKind::NotFound, why)));
+            };
+            let present = parts.folder.file(&super::present_name(ix));
+            let blocks = BlockRange::whole(entry.disk.geometry().len).len;
             let index = ImageIndex(ix as u16);
-            Ok(Open {
+            Some(PresentFile::open(&present, blocks).map(|present| Open {
                 intent: image.clone(),
                 entry,
                 fetcher: ImageFetcher::new(index, inputs.clone()),
-                present: PresentFile::open(&parts.folder.file(&format!("present-{ix}")))?,
-            })
+                present,
+                index,
+                unwritten: AtomicBool::new(false),
+                written: Arc::new(WrittenRegions::new(IntentFile::new(Arc::clone(&written), ix))),
+            }))
         };
-        let all = intent.images.iter().enumerate().map(open).collect::<io::Result<_>>()?;
-        let written = Intents::open(&parts.folder.file("written"))?;
-        let overwritten = Intents::open(&parts.folder.file("overwritten"))?;
+        let all = intent.images.iter().enumerate().filter_map(open).collect::<io::Result<_>>()?;
+        let overwritten = Intents::open(&parts.folder.file("overwritten"), &lens, new);
         let lines = parts.folder.file("lines");
         let registry = Arc::clone(&parts.registry);
-        Ok(Self { registry, all, written, overwritten, lines, inputs: inputs.clone() })
+        let (migration, inputs) = (intent.migration, inputs.clone());
+        Ok(Self { migration, registry, all, written, overwritten, lines, inputs })
     }
 
     /// Keeps what the source says of the images' generations, durably: part of a promise.
@@ -114,20 +181,31 @@ impl TargetImages {
         }
     }
 
-    /// The image's line begins here, before anything is written to it.
-    fn begin_line(&self, open: &Open, past: Option<Vec<Generation>>) -> io::Result<()> {
+    /// The image's line begins here, before anything is written to it. One that cannot be kept is
+    /// worth less than the guest: without it the next migration is a full one.
+    fn begin_line(&self, open: &Open, past: Option<Vec<Generation>>) {
         let record = open.entry.record();
-        if record.read_only || record.state == CopyState::Owner {
+        if record.read_only || record.state == CopyState::Owner || open.entry.line().is_some() {
             // Owned here before a restart: whatever line there is knows what was written since.
-            return Ok(());
+            return;
         }
-        let past = past.unwrap_or_default();
         let path = self.registry.line_path(&record.name);
-        let image = record.current_path().map_err(io::Error::other)?;
-        let (line, changed) = Line::after(&path, past, &image)?;
-        line.track(&open.entry.disk, &changed);
-        open.entry.set_line(Some(line));
-        Ok(())
+        let image = record.current_path().map_err(io::Error::other);
+        let begun = image.and_then(|image| Line::after(&path, past.unwrap_or_default(), &image));
+        match begun {
+            Ok((line, changed)) => {
+                line.track(&open.entry.disk, &changed);
+                open.entry.set_line(Some(line));
+            }
+            Err(why) => {
+                let image = record.name;
+                tracing::warn!(image, %why, "cannot keep an image's line of generations");
+                // An old one would be believed some day.
+                if let Err(why) = store::remove(&path) {
+                    tracing::error!(image, %why, "cannot remove an image's line of generations");
+                }
+            }
+        }
     }
 
     /// Where data streams write.
@@ -150,72 +228,75 @@ impl TargetImages {
         self.all.iter().enumerate().map(place).collect()
     }
 
-    /// Until the commit the disks answer reads from the source and refuse everything else.
+    /// Until the commit the disks answer reads from the source, and changes wait.
     pub fn begin_incoming(&self, slot: &TargetSlot) {
         slot.sink.receive();
         for open in &self.all {
             open.entry.disk.begin_incoming(Arc::clone(&open.fetcher) as _);
+            self.registry.vouch(open.intent.name_here());
         }
     }
 
-    /// The disks serve; what is missing comes. Can be repeated after a restart.
+    /// Nobody may serve them before they are exposed.
+    pub fn shut(&self) {
+        self.all.iter().for_each(|open| open.entry.disk.shut());
+    }
+
+    /// The disks serve; what is missing comes. Can be repeated, after a restart or when it failed:
+    /// nothing is served before nothing can fail any more.
     ///
     /// # Errors
-    /// What the files or the store report.
+    /// What the files or the records of present blocks report.
     pub fn expose(
         &self,
         slot: &TargetSlot,
         images: &[ImageHandover],
-        epoch: Epoch,
         attempt: Attempt,
     ) -> io::Result<()> {
-        let verify = slot.intent().settings.verify;
-        let mut lines = self.kept_lines(attempt)?;
+        let mut lines = self.kept_lines(attempt).unwrap_or_else(|why| {
+            tracing::warn!(%why, "the images' generations are forgotten at their target");
+            Vec::new()
+        });
         lines.resize(self.all.len(), None);
-        for (open, past) in self.all.iter().zip(lines) {
-            self.begin_line(open, past)?;
+        self.all.iter().zip(lines).for_each(|(open, past)| self.begin_line(open, past));
+        for (open, handover) in self.all.iter().zip(images) {
+            open.begin(handover.len)?;
         }
-        for (ix, (open, handover)) in self.all.iter().zip(images).enumerate() {
-            let mut missing = handover.missing.clone();
-            missing.subtract(&open.present.all());
-            if open.intent.in_place.is_some() {
-                // It has what the image has, whatever the source says.
-                missing = BlockSet::new();
-            } else if open.present.is_new() {
-                // The file grows later, when the guest writes: never cut what it wrote.
-                open.entry.file.set_len(handover.len).map_err(io::Error::other)?;
-            }
-            if verify {
-                // Blocks the guest writes from here on are not compared.
-                let written = IntentFile::new(Arc::clone(&self.written), ix);
-                open.entry.disk.start_tracking(Some(Arc::new(written) as _));
-            }
-            open.entry.disk.serve_with_missing(
-                missing,
-                Arc::clone(&open.fetcher) as _,
-                Arc::clone(&open.present) as _,
-            );
-            // Said only once it is so: whoever reads it may send the guest here.
-            self.registry.update(&open.entry, |record| {
-                record.state = CopyState::Owner;
-                record.epoch = epoch;
-                record.replica = None;
-            })?;
+        let verify = slot.intent().settings.verify;
+        for (open, handover) in self.all.iter().zip(images) {
+            open.serve(&handover.missing, verify);
+            self.registry.vouch(open.intent.name_here());
         }
-        slot.sink.fill(epoch);
         Ok(())
     }
 
-    /// The images go back to the source.
+    /// The records of the images say who owns them: this host in the epoch, or another one.
     ///
     /// # Errors
-    /// What the store reports.
-    pub fn withdraw(&self, slot: &TargetSlot) -> io::Result<()> {
-        self.begin_incoming(slot);
+    /// What the store reports: they say so until the next restart.
+    pub fn write_records(&self, owner: Option<Epoch>) -> io::Result<()> {
+        let mut written = Ok(());
         for open in &self.all {
-            self.registry.update(&open.entry, |record| record.state = CopyState::Incoming)?;
+            let old = open.entry.record();
+            let mut new = old.clone();
+            owned_by(&mut new, owner);
+            // One that was claimed meanwhile has a record of its own.
+            if old.migration == Some(self.migration) && new != old {
+                self.registry.change(&open.entry, |record| owned_by(record, owner));
+                open.unwritten.store(true, Ordering::SeqCst);
+            }
+            if open.unwritten.load(Ordering::SeqCst) {
+                let kept = self.registry.keep(&open.entry);
+                open.unwritten.store(kept.is_err(), Ordering::SeqCst);
+                written = written.and(kept);
+            }
         }
-        Ok(())
+        written
+    }
+
+    /// Writes down the regions that could not be; whether some still cannot.
+    pub fn write_regions(&self) -> bool {
+        self.all.iter().filter(|open| open.written.try_again()).count() > 0
     }
 
     /// Gives the files their names, and takes the markers of devices away: of those that stay what they
@@ -226,7 +307,9 @@ impl TargetImages {
     pub fn finish(&self) -> io::Result<()> {
         // Of which a qcow2 is made: nobody needs it under its name, or it has it already.
         let mut named = self.all.iter().filter(|open| !open.intent.qcow2);
-        named.try_for_each(|open| self.registry.finish_partial(&open.entry))
+        named.try_for_each(|open| self.registry.finish_partial(&open.entry))?;
+        self.all.iter().for_each(|open| self.registry.vouch(open.intent.name_here()));
+        Ok(())
     }
 
     /// A QEMU may open the files itself now.
@@ -262,13 +345,17 @@ impl TargetImages {
     /// # Errors
     /// What the file system or the store reports.
     pub fn discard(&self) -> io::Result<()> {
-        for (ix, open) in self.all.iter().enumerate() {
+        for open in &self.all {
+            // What waits for ownership waits for nothing.
+            open.entry.disk.fail_parked();
             let record = open.entry.record();
-            if record.state != CopyState::Incoming {
+            // Whatever it says of the owner: the journal knows better.
+            if record.migration != Some(self.migration) || record.state == CopyState::Replica {
                 continue;
             }
             if record.replica.is_some() {
-                self.registry.end_return(&open.entry, &self.overwritten.regions(ix))?;
+                let regions = self.overwritten.regions(open.index.ix());
+                self.registry.end_return(&open.entry, &regions)?;
             } else {
                 self.registry.remove_partial(&open.entry)?;
             }
@@ -280,31 +367,48 @@ impl TargetImages {
     /// it, so files that are used in place are looked at once more.
     pub fn sync(&self, id: u64) {
         let entries: Vec<_> = self.all.iter().map(|open| Arc::clone(&open.entry)).collect();
-        let (inputs, registry) = (self.inputs.clone(), Arc::clone(&self.registry));
-        std::thread::spawn(move || {
+        let registry = Arc::clone(&self.registry);
+        let work = move || {
             let settled = |entry: &Arc<Entry>| match entry.record().in_place {
                 Some(_) => registry.check_in_place(entry).map_err(|why| why.to_string()),
                 None => settle(&entry.file).map_err(|why| why.to_string()),
             };
-            let result = entries.iter().try_for_each(settled);
-            let _ = inputs.send(Input::Engine(TargetEvent::ImagesSynced { id, result }));
-        });
+            entries.iter().try_for_each(settled)
+        };
+        self.in_thread(work, move |result| TargetEvent::ImagesSynced { id, result });
     }
 
     /// Data sync and a durable record of what is present, in a thread; answers `Checkpointed`.
     pub fn checkpoint(&self, id: u64) {
         let disks: Vec<_> = self.all.iter().map(|open| Arc::clone(&open.entry.disk)).collect();
-        let inputs = self.inputs.clone();
-        std::thread::spawn(move || {
-            let result = disks.iter().try_for_each(|disk| disk.checkpoint());
-            let missing: u64 = disks.iter().map(|disk| disk.missing_count()).sum();
-            let result = match result {
-                Err(why) => Err(why.to_string()),
-                Ok(()) if missing > 0 => Err(format!("{missing} blocks are still missing")),
-                Ok(()) => Ok(()),
-            };
-            let _ = inputs.send(Input::Engine(TargetEvent::Checkpointed { id, result }));
+        let work = move || {
+            let synced = disks.iter().try_for_each(|disk| disk.checkpoint());
+            synced.map_err(|why| why.to_string())?;
+            match disks.iter().map(|disk| disk.missing_count()).sum::<u64>() {
+                0 => Ok(()),
+                missing => Err(format!("{missing} blocks are still missing")),
+            }
+        };
+        self.in_thread(work, move |result| TargetEvent::Checkpointed { id, result });
+    }
+
+    /// Does `work` in a thread and tells the loop what came of it; a thread that cannot be made is
+    /// work that failed.
+    fn in_thread(
+        &self,
+        work: impl FnOnce() -> Result<(), String> + Send + 'static,
+        event: impl Fn(Result<(), String>) -> TargetEvent + Clone + Send + 'static,
+    ) {
+        let (inputs, told) = (self.inputs.clone(), event.clone());
+        let thread = std::thread::Builder::new().name("dray-sync".to_owned());
+        let made = thread.spawn(move || {
+            // A loop that has ended needs no answer.
+            let _ = inputs.send(Input::Engine(told(work())));
         });
+        if let Err(why) = made {
+            let why = format!("cannot make a thread: {why}");
+            let _ = self.inputs.send(Input::Engine(event(Err(why))));
+        }
     }
 
     /// Fails guest I/O that needs a missing block, now and until [`unstall`](Self::unstall).
@@ -358,7 +462,7 @@ impl TargetImages {
     /// Blocks that the guest may have written since handover: what the tracker holds, and regions
     /// that were open when the agent restarted.
     pub fn written(&self, ix: usize) -> BlockSet {
-        let mut written = self.written.inherited_regions(self.all.len()).swap_remove(ix);
+        let mut written = self.written.inherited_regions().swap_remove(ix);
         written.union_with(&self.all[ix].entry.disk.dirty_snapshot());
         written
     }

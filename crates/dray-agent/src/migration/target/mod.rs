@@ -8,30 +8,34 @@ mod effects;
 mod fetcher;
 mod finder;
 mod images;
+mod owed;
+mod regions;
 mod session;
 mod sink;
 mod verify;
 
-use crate::api::{ApiError, ErrorKind, MigrationState, Phase};
-use crate::migration::Clock;
+use crate::api::{MigrationState, Phase};
 use crate::migration::intent::TargetIntent;
 use crate::migration::log::{Folder, Log};
-use crate::migration::messages::{ToSourceShell, ToTargetShell};
+use crate::migration::messages::{Settings, ToSourceShell, ToTargetShell};
 use crate::migration::slots::Board;
 use crate::migration::source::shown_phase;
+use crate::migration::{Clock, Voided, abort, standing};
 use crate::net::NetStats;
 use crate::registry::Registry;
 use crate::reuse::Reuse;
-use dray_engine::target::TargetNotice;
+use dray_engine::target::{Held, TargetNotice};
 use dray_engine::{Target, TargetEvent, TargetPlan, TargetRecord};
 use dray_types::{BlockRange, ImageIndex};
 use dray_wire::{Envelope, ToTarget};
 use fetcher::Peeks;
 use images::TargetImages;
+use owed::Owed;
 use session::Session;
 use sink::Sink;
 use std::collections::VecDeque;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -50,7 +54,16 @@ const FENCED_AFTER: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Name of the intent in the migration's folder.
 pub const INTENT: &str = "target.json";
 /// Name of the journal in the migration's folder.
-const JOURNAL: &str = "target.journal";
+pub const JOURNAL: &str = "target.journal";
+
+/// Name in the migration's folder of what is known to be present of an image.
+pub fn present_name(index: usize) -> String {
+    format!("present-{index}")
+}
+
+/// Room that the journal keeps: for every record but those that may be left out, and a promise whose
+/// map is that of an image with holes everywhere.
+const ROOM: u64 = 256 << 10;
 
 /// What reaches the loop.
 pub enum Input {
@@ -77,6 +90,9 @@ pub enum Input {
     /// Another migration wants the names: forget this one if it was abandoned and has promised
     /// nothing, and answer whether it is gone.
     GiveWay(oneshot::Sender<bool>),
+    /// Its images are claimed: the migration becomes void and the loop ends, if there is anything that
+    /// can be claimed.
+    Void(Voided),
     /// The loop ends.
     Stop,
 }
@@ -109,9 +125,16 @@ pub struct TargetSlot {
     newest: session::Newest,
     folder: Folder,
     intent: Mutex<TargetIntent>,
+    /// The disks know what is missing.
+    exposed: AtomicBool,
 }
 
 impl TargetSlot {
+    /// Whether the images are served, each with what is missing of it.
+    pub fn is_exposed(&self) -> bool {
+        self.exposed.load(Ordering::SeqCst)
+    }
+
     /// The intent as it stands.
     pub fn intent(&self) -> TargetIntent {
         self.intent.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -120,14 +143,37 @@ impl TargetSlot {
     /// Changes the intent, durably.
     ///
     /// # Errors
-    /// What the store reports.
+    /// That the migration is over, or what the store reports.
     pub fn change_intent(&self, change: impl FnOnce(&mut TargetIntent)) -> io::Result<()> {
         let mut intent = self.intent.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.is_forgotten() {
+            return Err(io::Error::other("the migration is over here"));
+        }
         let mut new = intent.clone();
         change(&mut new);
         crate::store::replace_json(&self.folder.file(INTENT), &new)?;
         *intent = new;
         Ok(())
+    }
+
+    /// The migration is void from here on, durably: nobody changes its intent any more.
+    fn set_void(&self) -> io::Result<()> {
+        let _intent = self.intent.lock().unwrap_or_else(PoisonError::into_inner);
+        self.folder.set_void()
+    }
+
+    /// Changes the settings for now; [`keep_intent`](Self::keep_intent) makes that durable.
+    fn set_settings(&self, settings: Settings) {
+        self.intent.lock().unwrap_or_else(PoisonError::into_inner).settings = settings;
+    }
+
+    /// The intent as it stands is durable.
+    fn keep_intent(&self) -> io::Result<()> {
+        let intent = self.intent.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.is_forgotten() {
+            return Err(io::Error::other("the migration is over here"));
+        }
+        crate::store::replace_json(&self.folder.file(INTENT), &*intent)
     }
 
     /// Sends an input; a loop that has ended no longer cares.
@@ -166,6 +212,9 @@ pub struct TargetLoop {
     peeks: Peeks,
     session: Option<Session>,
     answers: VecDeque<TargetEvent>,
+    /// What the machine wants and is not done yet.
+    held: Held,
+    owed: Owed,
     progress_at: Instant,
     /// What the source was last told of Backfill.
     said_paused: bool,
@@ -178,7 +227,8 @@ pub struct TargetLoop {
     idle_since: Instant,
     /// QEMU has taken the disks back as plain files.
     released: bool,
-    broken: bool,
+    /// Who waits to hear that the migration is void.
+    voided: Option<Voided>,
 }
 
 impl TargetLoop {
@@ -192,16 +242,18 @@ impl TargetLoop {
         board: Arc<Board>,
         inputs: Sender<Input>,
     ) -> io::Result<(Arc<TargetSlot>, Self)> {
-        let (log, records) = Log::open(&parts.folder.file(JOURNAL))?;
-        let images = TargetImages::open(&intent, &parts, &inputs)?;
+        let (mut log, records) = Log::open(&parts.folder.file(JOURNAL))?;
+        log.reserve(ROOM);
         let plan = TargetPlan {
             migration: intent.migration,
             images: intent.images.iter().map(|image| image.offer.clone()).collect(),
             zeroed: intent.images.iter().map(|image| image.zeroed).collect(),
         };
         let engine = Target::recover(plan, &records);
-        let reuse = Arc::clone(&parts.reuse);
-        let sink = Sink::new(images.places(), inputs.clone(), reuse, intent.peer.clone());
+        let over = engine.is_over() && !engine.owns();
+        let images = TargetImages::open(&intent, &parts, &inputs, records.is_empty(), over)?;
+        let places = if engine.is_over() { Vec::new() } else { images.places() };
+        let sink = Sink::new(places, inputs.clone(), Arc::clone(&parts.reuse), intent.peer.clone());
         let slot = Arc::new(TargetSlot {
             board,
             inputs,
@@ -210,6 +262,7 @@ impl TargetLoop {
             newest: session::Newest::default(),
             folder: parts.folder.clone(),
             intent: Mutex::new(intent),
+            exposed: AtomicBool::new(false),
         });
         let mut this = Self {
             slot: Arc::clone(&slot),
@@ -221,6 +274,8 @@ impl TargetLoop {
             peeks: Peeks::default(),
             session: None,
             answers: VecDeque::new(),
+            held: Held::default(),
+            owed: Owed::default(),
             progress_at: Instant::now(),
             said_paused: false,
             said_found: Vec::new(),
@@ -228,12 +283,16 @@ impl TargetLoop {
             alone_since: None,
             idle_since: Instant::now(),
             released: false,
-            broken: false,
+            voided: None,
         };
         if !this.engine.owns() {
             this.images.begin_incoming(&this.slot);
+        } else if !this.engine.is_complete() {
+            this.images.shut();
         }
         this.step(TargetEvent::Start);
+        // Who asks at once is told where it is.
+        this.refresh();
         Ok((slot, this))
     }
 
@@ -242,6 +301,12 @@ impl TargetLoop {
         self.take_inputs(inputs);
         // What is shown of the migration stays; its files are not kept open for that.
         self.slot.sink.let_go();
+        let (voided, epoch) = (self.voided.take(), self.engine.epoch());
+        drop(self);
+        if let Some(answer) = voided {
+            // Said when nothing of the loop is left.
+            let _ = answer.send(Ok(epoch));
+        }
     }
 
     fn take_inputs(&mut self, inputs: &Receiver<Input>) {
@@ -258,7 +323,9 @@ impl TargetLoop {
                         Err(RecvTimeoutError::Disconnected) => return,
                         Err(RecvTimeoutError::Timeout) => {
                             next_tick = Instant::now() + TICK;
-                            self.tick();
+                            if !self.tick() {
+                                return;
+                            }
                             continue;
                         }
                     }
@@ -296,12 +363,29 @@ impl TargetLoop {
                 let _ = answer.send(gone);
                 return !gone;
             }
+            Input::Void(answer) => match self.set_void() {
+                Ok(()) => {
+                    self.voided = Some(answer);
+                    return false;
+                }
+                Err(why) => drop(answer.send(Err(why))),
+            },
             Input::Stop => return false,
         }
         true
     }
 
-    fn tick(&mut self) {
+    /// Only what was promised or is served can be claimed.
+    fn set_void(&self) -> io::Result<()> {
+        if !standing::can_be_claimed(&self.parts.folder.file(JOURNAL))? {
+            return Err(io::Error::other("there is nothing to be claimed in it any more"));
+        }
+        abort::step("Claim-Void");
+        self.slot.set_void()
+    }
+
+    /// Time passes; false when the loop shall end.
+    fn tick(&mut self) -> bool {
         self.step(TargetEvent::Tick);
         self.refresh();
         self.watch_stall();
@@ -310,6 +394,7 @@ impl TargetLoop {
             self.progress_at = Instant::now();
             self.say_progress();
         }
+        self.try_again()
     }
 
     /// A migration that was prepared, abandoned or handed back, and that no source asks for any
@@ -406,29 +491,19 @@ impl TargetLoop {
 
     /// Steps the engine and runs what it wants, until it wants nothing more.
     fn step(&mut self, event: TargetEvent) {
-        let mut next = Some(event);
-        while let Some(event) = next {
-            if self.broken {
-                return;
-            }
-            let mut effects = Vec::new();
-            self.engine.step(self.clock.now(), event, &mut effects);
-            for effect in effects {
-                self.run_effect(effect);
-            }
-            next = self.answers.pop_front();
-        }
+        self.answers.push_back(event);
+        self.settle();
     }
 
-    fn break_down(&mut self, why: &io::Error) {
-        self.broken = true;
-        tracing::error!(migration = %self.slot.board.migration, %why, "cannot go on at the target");
-        let error = ApiError::new(ErrorKind::Io, "cannot go on at the target", why)
-            .hint("look at the agent's state directory and the pool, then restart the agent");
-        self.slot.board.change(|shown| {
-            shown.state = MigrationState::Interrupted;
-            shown.error = Some(error.clone());
-        });
+    /// Runs what is to be done, and gives the engine the answers.
+    fn settle(&mut self) {
+        loop {
+            self.run_effects();
+            let Some(answer) = self.answers.pop_front() else { return };
+            let mut effects = Vec::new();
+            self.engine.step(self.clock.now(), answer, &mut effects);
+            effects.into_iter().for_each(|effect| self.held.push(effect));
+        }
     }
 }
 

@@ -35,15 +35,19 @@ impl Newest {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A session begins; false when there is a newer one.
-    fn begin(&self, session: u64) -> bool {
+    /// A session begins.
+    ///
+    /// # Errors
+    /// The number of a newer one, or of the same one: each has one control stream.
+    fn begin(&self, session: u64) -> Result<(), u64> {
         let mut streams = self.streams();
         if session > streams.session {
             // What they still bring is not taken any more.
             streams.open.drain(..).for_each(|stream| stream.close());
             streams.session = session;
+            return Ok(());
         }
-        session == streams.session
+        Err(streams.session)
     }
 
     /// Why a session may have no further data stream, each of which has a thread and memory (I7).
@@ -105,8 +109,9 @@ impl TargetSlot {
         let features: Vec<_> = offered.filter(|word| self.agrees(word)).cloned().collect();
         match incoming.kind {
             StreamKind::Control => {
-                if !self.newest.begin(number) {
-                    incoming.refuse("a newer session of this migration exists").await;
+                if let Err(newest) = self.newest.begin(number) {
+                    tracing::info!(migration = %self.board.migration, number, newest, "an old session");
+                    incoming.overtaken(newest).await;
                     return Ok(());
                 }
                 self.control(incoming.welcome(features).await?, number, settings);
@@ -155,6 +160,7 @@ impl TargetSlot {
 
 impl TargetLoop {
     pub(super) fn session_up(&mut self, session: Session) {
+        self.held.new_session();
         if self.session.take().is_some() {
             self.step(TargetEvent::LinkDown);
         }
@@ -168,6 +174,7 @@ impl TargetLoop {
         if self.session.as_ref().is_some_and(|session| session.number == number) {
             tracing::warn!(migration = %self.slot.board.migration, why, "lost the session");
             self.session = None;
+            self.held.new_session();
             self.step(TargetEvent::LinkDown);
             self.restart_verification();
         }
@@ -198,17 +205,17 @@ impl TargetLoop {
 
     fn heard_shell(&mut self, message: ToTargetShell) {
         if let ToTargetShell::Settings(settings) = &message {
-            let settings = settings.clone();
-            if let Err(why) = self.slot.change_intent(|intent| intent.settings = settings) {
-                self.break_down(&why);
+            if self.slot.intent().settings != *settings {
+                self.slot.set_settings(settings.clone());
+                self.write_settings();
             }
             return;
         }
         match message {
             ToTargetShell::Lines { attempt, images } => {
-                // Durable before the promise that follows.
+                // Durable before the promise that follows. A line is worth less than a handover.
                 if let Err(why) = self.images.keep_lines(attempt, images) {
-                    self.break_down(&why);
+                    tracing::warn!(%why, "the images' generations are forgotten at their target");
                 }
                 return;
             }
@@ -226,5 +233,23 @@ impl TargetLoop {
 
     pub(super) fn say(&mut self, message: &ToSourceShell) {
         self.send_aside(ToSource::Vm(messages::encode(message)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever the clock of a source that restarted says: it learns from where it has to count.
+    #[test]
+    fn a_source_that_begins_again_is_told_the_newest_session() {
+        let newest = Newest::default();
+        assert_eq!(newest.begin(1), Ok(()));
+        assert_eq!(newest.begin(9), Ok(()));
+        for number in [1, 8, 9] {
+            assert_eq!(newest.begin(number), Err(9), "{number}");
+        }
+        assert!(newest.refuses(1).is_some() && newest.refuses(9).is_none());
+        assert_eq!(newest.begin(10), Ok(()));
     }
 }

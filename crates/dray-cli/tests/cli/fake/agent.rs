@@ -192,6 +192,7 @@ impl AgentApi for Agent {
             writes_may_be_lost: true,
             bytes_lost: 655_360,
             lost,
+            others: vec!["b".to_owned()],
         })
     }
 

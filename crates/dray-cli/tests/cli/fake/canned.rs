@@ -151,6 +151,7 @@ pub fn images() -> Vec<ImageStatus> {
         generation: None,
         since_unix_ms: None,
         tracked_by: None,
+        closed: None,
     };
     let mut all = vec![
         image("vm1-root", "/srv/vm/vm1-root.raw", ImageState::Owner, 12_288, 1),

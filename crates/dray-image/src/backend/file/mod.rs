@@ -4,23 +4,23 @@
 //! zeros, a write there extends it, a zero or discard there does nothing. Whether two programs may
 //! use a file at once is the business of [`locks`](crate::locks), not of this module.
 
+mod durable;
+mod zeroing;
+
 use crate::backend::bulk::Bulk;
 use crate::backend::direct::Direct;
+use crate::backend::write_back::WriteBack;
+use crate::image::WriteBackError;
 use crate::sys;
 use crate::{Attempt, Error, ErrorKind, Extent, ExtentKind, Geometry, Image, Result, ZeroMode};
-use rustix::fs::{Advice, FallocateFlags, SeekFrom};
+use rustix::fs::{Advice, SeekFrom};
 use rustix::io::{Errno, ReadWriteFlags};
 use std::fs::File;
-use std::io::{IoSlice, IoSliceMut};
+use std::io::IoSliceMut;
 use std::num::NonZeroU64;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-
-/// Size of one write when zeros have to be written: large enough to be cheap, small enough to be
-/// constant data.
-const ZEROS_LEN: usize = 256 << 10;
-static ZEROS: [u8; ZEROS_LEN] = [0; ZEROS_LEN];
 
 /// How to open a [`FileImage`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -46,6 +46,7 @@ pub struct FileImage {
     /// The same file without the page cache, when direct I/O was asked for.
     direct: Option<Direct>,
     bulk: Bulk,
+    write_back: WriteBack,
     path: PathBuf,
     kind: Kind,
     len: u64,
@@ -122,6 +123,7 @@ impl FileImage {
             file,
             direct,
             bulk: Bulk::default(),
+            write_back: WriteBack::default(),
             path: path.to_owned(),
             kind,
             len: 0,
@@ -245,87 +247,6 @@ impl FileImage {
         Err(Error::new(ErrorKind::ReadOnly, self.context(what, offset, len), why))
     }
 
-    fn sync(&self, offset: u64, len: u64) -> Result<()> {
-        self.file.sync_data().map_err(|e| self.fail("flushing", offset, len, e))
-    }
-
-    fn write_all(&self, data: &[u8], offset: u64, fua: bool) -> std::io::Result<()> {
-        if !fua {
-            return self.file.write_all_at(data, offset);
-        }
-        let mut done = 0;
-        while done < data.len() {
-            let rest = [IoSlice::new(&data[done..])];
-            let at = offset + done as u64;
-            match rustix::io::pwritev2(&self.file, &rest, at, ReadWriteFlags::DSYNC) {
-                Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
-                Ok(count) => done += count,
-                Err(Errno::INTR) => {}
-                Err(Errno::OPNOTSUPP) => {
-                    self.file.write_all_at(&data[done..], at)?;
-                    return self.file.sync_data();
-                }
-                Err(e) => return Err(e.into()),
-            }
-        }
-        Ok(())
-    }
-
-    /// Asks the file system to zero a range by `how`; false when it cannot.
-    fn fallocate(
-        &self,
-        how: FallocateFlags,
-        cannot: &AtomicBool,
-        offset: u64,
-        len: u64,
-    ) -> Result<bool> {
-        if cannot.load(Ordering::Relaxed) {
-            return Ok(false);
-        }
-        loop {
-            match rustix::fs::fallocate(&self.file, how | FallocateFlags::KEEP_SIZE, offset, len) {
-                Ok(()) => return Ok(true),
-                Err(Errno::INTR) => {}
-                Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NODEV) => {
-                    cannot.store(true, Ordering::Relaxed);
-                    return Ok(false);
-                }
-                // A device refuses what is not aligned to its sectors, however often it is asked.
-                Err(Errno::INVAL) => return Ok(false),
-                Err(e) => return Err(self.fail("zeroing", offset, len, e.into())),
-            }
-        }
-    }
-
-    fn write_zeros(&self, offset: u64, len: u64) -> Result<()> {
-        let mut done = 0;
-        while done < len {
-            let part = (len - done).min(ZEROS_LEN as u64);
-            self.file
-                .write_all_at(&ZEROS[..part as usize], offset + done)
-                .map_err(|e| self.fail("zeroing", offset, len, e))?;
-            done += part;
-        }
-        Ok(())
-    }
-
-    fn clear(&self, offset: u64, len: u64, may_unmap: bool, fua: bool) -> Result<()> {
-        // Past the end there is nothing but zeros, and writing some would make the file longer.
-        let len = len.min(self.end()?.saturating_sub(offset));
-        if len == 0 {
-            return Ok(());
-        }
-        let _alone = self.direct.as_ref().map(Direct::exclude_all);
-        let punched = may_unmap
-            && self.fallocate(FallocateFlags::PUNCH_HOLE, &self.cannot_punch, offset, len)?;
-        let done = punched
-            || self.fallocate(FallocateFlags::ZERO_RANGE, &self.cannot_zero_range, offset, len)?;
-        if !done {
-            self.write_zeros(offset, len)?;
-        }
-        if fua { self.sync(offset, len) } else { Ok(()) }
-    }
-
     /// Fills what a read that met the end of the file did not fill.
     fn pad(&self, buf: &mut [u8], offset: u64) -> Result<()> {
         if self.kind == Kind::Device {
@@ -393,12 +314,15 @@ impl Image for FileImage {
     fn write_at(&self, data: &[u8], offset: u64, fua: bool) -> Result<()> {
         let len = data.len() as u64;
         self.check_write("writing", offset, len)?;
+        if fua {
+            return self.write_through(data, offset);
+        }
         let written = match &self.direct {
-            None => self.write_all(data, offset, fua),
-            Some(direct) if direct.takes(offset, len) => direct.write(data, offset, fua),
+            None => self.write_all(data, offset, false),
+            Some(direct) if direct.takes(offset, len) => direct.write(data, offset, false),
             Some(direct) => {
                 let _alone = direct.exclude_all();
-                self.write_all(data, offset, fua)
+                self.write_all(data, offset, false)
             }
         };
         written.map_err(|e| self.fail("writing", offset, len, e))
@@ -415,7 +339,15 @@ impl Image for FileImage {
     }
 
     fn flush(&self) -> Result<()> {
-        self.sync(0, self.len)
+        self.write_back.guest(&self.path, || self.sync_data(0, self.len))
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.own_sync(0, self.len)
+    }
+
+    fn write_back_error(&self) -> Option<WriteBackError> {
+        self.write_back.error()
     }
 
     fn extents(&self, offset: u64, len: u64, max: usize) -> Result<Vec<Extent>> {
@@ -450,8 +382,9 @@ impl Image for FileImage {
     }
 
     fn start_writeback(&self, offset: u64, len: u64) -> Result<()> {
-        sys::start_writeback(&self.file, offset, len)
-            .map_err(|e| self.fail("writing back", offset, len, e))
+        let started = sys::start_writeback(&self.file, offset, len)
+            .map_err(|e| self.fail("writing back", offset, len, e));
+        started.inspect_err(|why| self.write_back.owe(&self.path, why))
     }
 
     fn forget_cached(&self, offset: u64, len: u64) -> Result<()> {

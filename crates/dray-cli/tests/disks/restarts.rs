@@ -1,0 +1,364 @@
+//! A target that restarts in Backfill: with blocks that only a note names, with an image that has
+//! grown, with notes that were torn. Nothing that was flushed is lost, nothing is invented.
+
+use crate::case::{Case, FAR, IMAGE, SMALL};
+use crate::faults::fill;
+use crate::guest::{BLOCK, content, first_version};
+use crate::lab::{Host, Lab, run, wait_for};
+use crate::mounts::Mount;
+use crate::nbd::{Client, FLUSH, Fault, READ, WRITE};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// Blocks of the image: 8 MiB.
+const BLOCKS: u64 = 2048;
+const WAIT: Duration = Duration::from_secs(30);
+
+/// A migration whose target owns the image and has none of it.
+fn handed_over(mut lab: Lab) -> Lab {
+    let file = File::create(lab.a.pool().join(IMAGE)).unwrap();
+    for block in 0..BLOCKS {
+        file.write_all_at(&content(block, 1), block * BLOCK).unwrap();
+    }
+    lab.start();
+    let path = lab.a.pool().join(IMAGE);
+    let add = ["images", "add", IMAGE, path.to_str().unwrap(), "--growable"];
+    assert!(lab.a.dray(&add).status.success());
+    let args = ["migrate", "--image", IMAGE, "--to", "hostb", "--detach", "--strategy", "deferred"];
+    let output = lab.a.dray(&args);
+    assert!(output.status.success(), "{output:?}");
+    wait_for("the handover", WAIT, || missing(&lab.b) == Some(BLOCKS))
+        .unwrap_or_else(|why| panic!("{why}\n{}\n{}", lab.a.log(), lab.b.log()));
+    lab
+}
+
+fn missing(host: &Host) -> Option<u64> {
+    host.image(IMAGE).filter(|image| image["state"] == "owner")?["missing_blocks"].as_u64()
+}
+
+fn client(host: &Host) -> Client {
+    Client::connect(&host.nbd(), IMAGE).unwrap()
+}
+
+fn write(client: &mut Client, block: u64, version: u64) -> Result<(), Fault> {
+    let (offset, data) = (block * BLOCK, content(block, version));
+    client.request(WRITE, offset, BLOCK as u32, &data, &|| true).map(drop)
+}
+
+fn flush(client: &mut Client) {
+    client.request(FLUSH, 0, 0, &[], &|| true).unwrap();
+}
+
+fn read(client: &mut Client, block: u64) -> Vec<u8> {
+    client.request(READ, block * BLOCK, BLOCK as u32, &[], &|| true).unwrap()
+}
+
+fn restart(host: &mut Host, orderly: bool) {
+    if orderly {
+        host.stop();
+    } else {
+        host.kill();
+    }
+    host.start();
+}
+
+/// The files of the target's migration whose names end so.
+fn of_migration(host: &Host, ending: &str) -> Vec<PathBuf> {
+    let folders = std::fs::read_dir(host.dir.join("state/migrations")).unwrap();
+    let files = folders.flat_map(|folder| std::fs::read_dir(folder.unwrap().path()).unwrap());
+    let paths = files.map(|file| file.unwrap().path());
+    paths.filter(|path| path.to_string_lossy().ends_with(ending)).collect()
+}
+
+/// What a reboot leaves of notes: nothing that counts.
+fn forget_notes(host: &Host) {
+    let notes = of_migration(host, ".notes");
+    assert!(!notes.is_empty());
+    notes.iter().for_each(|path| std::fs::remove_file(path).unwrap());
+}
+
+/// Lets Backfill go on, and both hosts forget the migration.
+fn to_the_end(lab: &Lab) {
+    let started = lab.b.dray(&["backfill", "start"]);
+    assert!(started.status.success(), "{started:?}");
+    wait_for("the end", WAIT, || {
+        missing(&lab.b) == Some(0) && lab.a.open_migrations() + lab.b.open_migrations() == 0
+    })
+    .unwrap_or_else(|why| panic!("{why}\n{}\n{}", lab.a.log(), lab.b.log()));
+}
+
+/// A write is noted, the agent restarts, the guest flushes, the power fails.
+fn noted_blocks_last(orderly: bool) {
+    let mut lab = handed_over(Lab::new());
+    for block in [5, 6, 700] {
+        write(&mut client(&lab.b), block, 2).unwrap();
+    }
+    restart(&mut lab.b, orderly);
+    assert_eq!(missing(&lab.b), Some(BLOCKS - 3), "written is written");
+    flush(&mut client(&lab.b));
+    lab.b.kill();
+    forget_notes(&lab.b);
+    lab.b.start();
+    assert_eq!(missing(&lab.b), Some(BLOCKS - 3), "flushed is recorded");
+    let mut client = client(&lab.b);
+    for block in [5, 6, 700] {
+        assert_eq!(read(&mut client, block), content(block, 2), "block {block}");
+    }
+    assert_eq!(read(&mut client, 7), content(7, 1));
+    to_the_end(&lab);
+    assert_eq!(read(&mut client, 5), content(5, 2));
+}
+
+#[test]
+fn noted_blocks_are_durable_after_a_kill_and_a_flush() {
+    noted_blocks_last(false);
+}
+
+#[test]
+fn noted_blocks_are_durable_after_an_orderly_restart_and_a_flush() {
+    noted_blocks_last(true);
+}
+
+/// Notes of which one is torn, as by a full disk or a kill, and what follows it.
+#[test]
+fn a_torn_note_makes_nothing_present_and_does_not_keep_the_agent_from_starting() {
+    let mut lab = handed_over(Lab::new());
+    for block in [5, 6, 700] {
+        write(&mut client(&lab.b), block, 2).unwrap();
+    }
+    lab.b.kill();
+    for notes in of_migration(&lab.b, ".notes") {
+        let mut bytes = std::fs::read(&notes).unwrap();
+        // The last one loses its end, and what follows it is shifted and foreign.
+        let last = bytes[bytes.len() - 24..].to_vec();
+        bytes.truncate(bytes.len() - 3);
+        bytes.extend([last, vec![0xff; 40]].concat());
+        std::fs::write(&notes, bytes).unwrap();
+    }
+    lab.b.start();
+    assert_eq!(missing(&lab.b), Some(BLOCKS - 2));
+    assert_eq!(read(&mut client(&lab.b), 9), content(9, 1));
+    assert_eq!(read(&mut client(&lab.b), 5), content(5, 2));
+    assert_eq!(read(&mut client(&lab.b), 700), content(700, 1), "its note is none");
+    write(&mut client(&lab.b), 900, 2).unwrap();
+    let left = missing(&lab.b);
+    restart(&mut lab.b, false);
+    assert_eq!(missing(&lab.b), left, "what came afterwards is noted");
+    assert_eq!(read(&mut client(&lab.b), 900), content(900, 2));
+    to_the_end(&lab);
+}
+
+/// The target's state directory is full while its guest writes into what is missing.
+#[test]
+fn a_full_state_directory_in_backfill_invents_nothing() {
+    let lab = Lab::new();
+    let Some(small) = Mount::tmpfs(&lab.b.dir.join("state"), "size=8m") else { return };
+    let mut lab = handed_over(lab);
+    let ballast = small.path.join("ballast");
+    fill(&ballast);
+    let mut written = Vec::new();
+    for block in (100..1100).step_by(2) {
+        match write(&mut client(&lab.b), block, 2) {
+            Ok(()) => written.push(block),
+            Err(Fault::Error(_)) => {}
+            Err(Fault::Lost) => panic!("{}", lab.b.log()),
+        }
+    }
+    assert_eq!(written.len(), 500, "what is noted has its place");
+    std::fs::remove_file(&ballast).unwrap();
+    for block in 1200..1210 {
+        write(&mut client(&lab.b), block, 2).unwrap();
+        written.push(block);
+    }
+    lab.b.kill();
+    lab.b.start();
+    assert_eq!(missing(&lab.b), Some(BLOCKS - written.len() as u64));
+    let mut client = client(&lab.b);
+    for block in [100, 101, 150, 1098, 1099, 1205, 2000] {
+        let version = 1 + u64::from(written.contains(&block));
+        assert_eq!(read(&mut client, block), content(block, version), "block {block}");
+    }
+    to_the_end(&lab);
+}
+
+/// A guest, a copy under way, and a file system that is full from here to the test's end or until
+/// the file is removed.
+fn full_during_copy(part: &str, size: &str, strategy: &str) -> Option<(Mount, Case)> {
+    let lab = Lab::new();
+    let mount = Mount::tmpfs(&lab.b.dir.join(part), size)?;
+    let mut case = Case::begin_small(lab);
+    case.migrate(strategy, Some(6 << 20)).unwrap();
+    case.await_bytes(1 << 20).unwrap();
+    fill(&mount.path.join("ballast"));
+    Some((mount, case))
+}
+
+fn hint(host: &Host) -> String {
+    host.migrations().first().map_or(String::new(), |migration| migration["error"].to_string())
+}
+
+/// The whole handover, and reads of what is missing, with a full state directory at the target: what
+/// must be written then has its room, and what has none waits for it and says so.
+#[test]
+fn a_handover_into_a_full_state_directory_serves_its_guest() {
+    for strategy in ["hybrid", "post-copy"] {
+        let Some((small, mut case)) = full_during_copy("state", "size=8m", strategy) else {
+            return;
+        };
+        let lab = &case.lab;
+        wait_for("the owner", WAIT, || lab.b.log().contains("notice=Serving"))
+            .unwrap_or_else(|why| panic!("{strategy} {why}\n{}\n{}", lab.a.log(), lab.b.log()));
+        wait_for("the reason", WAIT, || hint(&lab.b).contains("make room")).unwrap();
+        let mut client = client(&lab.b);
+        for block in [SMALL + 1, 16384, 20000, FAR - 1] {
+            let wanted = content(block, first_version(block, FAR));
+            assert!(read(&mut client, block) == wanted, "{strategy}: block {block}");
+        }
+        assert_eq!(case.guest.complaint(), None);
+        std::fs::remove_file(small.path.join("ballast")).unwrap();
+        case.await_end().unwrap();
+        case.end().unwrap();
+    }
+}
+
+/// One that is full when the agent starts again is no reason not to serve.
+#[test]
+fn an_owner_restarts_with_a_full_state_directory() {
+    let lab = Lab::new();
+    let Some(small) = Mount::tmpfs(&lab.b.dir.join("state"), "size=8m") else { return };
+    let mut lab = handed_over(lab);
+    write(&mut client(&lab.b), 5, 2).unwrap();
+    fill(&small.path.join("ballast"));
+    lab.b.kill();
+    lab.b.start();
+    let mut client = client(&lab.b);
+    assert_eq!(read(&mut client, 5), content(5, 2));
+    assert_eq!(read(&mut client, 700), content(700, 1));
+    write(&mut client, 900, 2).unwrap();
+    flush(&mut client);
+    std::fs::remove_file(small.path.join("ballast")).unwrap();
+    to_the_end(&lab);
+    assert_eq!(read(&mut client, 900), content(900, 2));
+}
+
+/// What does not fit into the pool is asked for again, what is written into it fails as on any full
+/// disk, and all goes on when there is room.
+#[test]
+fn a_full_pool_in_backfill_stalls_reads_and_loses_nothing() {
+    let lab = Lab::new();
+    let Some(small) = Mount::tmpfs(&lab.b.pool(), "size=16m") else { return };
+    let lab = handed_over(lab);
+    let mut guest = client(&lab.b);
+    write(&mut guest, 5, 2).unwrap();
+    flush(&mut guest);
+    fill(&small.path.join("ballast"));
+    assert!(matches!(write(&mut guest, 700, 2), Err(Fault::Error(28))));
+    flush(&mut guest);
+    assert_eq!(missing(&lab.b), Some(BLOCKS - 1));
+    let nbd = lab.b.nbd();
+    let reader = std::thread::spawn(move || read(&mut Client::connect(&nbd, IMAGE).unwrap(), 900));
+    wait_for("the demand", WAIT, || {
+        lab.b.progress().is_some_and(|(_, progress)| progress["remote_reads"] == 0)
+            && lab.b.log().contains("Unreadable")
+    })
+    .unwrap_or_else(|why| panic!("{why}\n{}", lab.b.log()));
+    assert!(!reader.is_finished(), "a read of what is missing waits");
+    assert_eq!(read(&mut guest, 5), content(5, 2));
+    std::fs::remove_file(small.path.join("ballast")).unwrap();
+    assert_eq!(reader.join().unwrap(), content(900, 1));
+    write(&mut guest, 700, 2).unwrap();
+    flush(&mut guest);
+    to_the_end(&lab);
+    for (block, version) in [(5, 2), (700, 2), (701, 1), (900, 1)] {
+        assert_eq!(read(&mut guest, block), content(block, version), "block {block}");
+    }
+}
+
+/// What lies behind the length that was handed over is the guest's, however often the agent restarts.
+#[test]
+fn an_image_that_has_grown_is_never_cut_back() {
+    for orderly in [false, true] {
+        let mut lab = handed_over(Lab::new());
+        let mut guest = client(&lab.b);
+        for block in [BLOCKS, BLOCKS + 300] {
+            write(&mut guest, block, 2).unwrap();
+        }
+        flush(&mut guest);
+        for _ in 0..2 {
+            restart(&mut lab.b, orderly);
+            let mut guest = client(&lab.b);
+            for block in [BLOCKS, BLOCKS + 300] {
+                assert_eq!(read(&mut guest, block), content(block, 2), "block {block}");
+            }
+        }
+        to_the_end(&lab);
+        assert_eq!(lab.b.pool().join(IMAGE).metadata().unwrap().len(), (BLOCKS + 301) * BLOCK);
+    }
+}
+
+fn qemu_io(export: &str, commands: &[&str]) {
+    let mut tool = Command::new("qemu-io");
+    tool.args(["-f", "qcow2", export]);
+    for command in commands {
+        tool.args(["-c", command]);
+    }
+    let output = tool.stdin(Stdio::null()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && !said.contains("failed"), "{commands:?}: {output:?}");
+}
+
+fn export(host: &Host) -> String {
+    format!("nbd+unix:///{IMAGE}?socket={}", host.nbd().display())
+}
+
+/// Writes what is there already, again and again, so that the block is missing at the handover.
+fn rewrite_until_it_leaves(socket: &Path, offset: u64) {
+    let Ok(mut client) = Client::connect(socket, IMAGE) else { return };
+    let block = vec![1; BLOCK as usize];
+    while client.request(WRITE, offset, BLOCK as u32, &block, &|| true).is_ok() {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// A qcow2 grows at its new owner while the source is away, and the target restarts.
+#[test]
+fn a_qcow2_that_grows_after_the_handover_keeps_its_clusters() {
+    for orderly in [false, true] {
+        let mut lab = Lab::new();
+        let path = lab.a.pool().join(IMAGE);
+        run(Command::new("qemu-img").args(["create", "-q", "-f", "qcow2"]).arg(&path).arg("64M"));
+        qemu_io(path.to_str().unwrap(), &["write -q -P 1 0 8M"]);
+        // The source dies as soon as the target serves: what is missing stays so.
+        lab.a.start_with(&[("DRAY_ABORT_BEFORE", "Notice-TargetServing")]);
+        lab.b.start();
+        let added =
+            lab.a.dray(&["images", "add", IMAGE, path.to_str().unwrap(), "--format", "qcow2"]);
+        assert!(added.status.success(), "{added:?}");
+        let socket = lab.a.nbd();
+        let writer = std::thread::spawn(move || rewrite_until_it_leaves(&socket, 4 << 20));
+        let args = ["migrate", "--image", IMAGE, "--to", "hostb", "--detach", "--strategy"];
+        let asked = lab.a.dray(&[&args[..], &["hybrid", "--bandwidth", "4MiB/s"]].concat());
+        assert!(asked.status.success(), "{asked:?}");
+        wait_for("the source's end", WAIT, || lab.a.has_died()).unwrap();
+        writer.join().unwrap();
+        wait_for("the owner", WAIT, || missing(&lab.b).is_some()).unwrap();
+        assert!(missing(&lab.b) > Some(0), "nothing is missing: the test tests nothing");
+        qemu_io(&export(&lab.b), &["write -q -P 7 32M 4M", "write -q -P 8 50M 64k", "flush"]);
+        restart(&mut lab.b, orderly);
+        let reads = ["read -P 7 32M 4M", "read -P 8 50M 64k", "read -P 1 0 1M"];
+        qemu_io(&export(&lab.b), &reads);
+        lab.a.start();
+        wait_for("the end", WAIT, || {
+            missing(&lab.b) == Some(0) && lab.a.open_migrations() + lab.b.open_migrations() == 0
+        })
+        .unwrap_or_else(|why| panic!("{why}\n{}\n{}", lab.a.log(), lab.b.log()));
+        lab.a.kill();
+        lab.b.kill();
+        let file = lab.b.pool().join(IMAGE);
+        run(Command::new("qemu-img").args(["check", "-q"]).arg(&file));
+        qemu_io(file.to_str().unwrap(), &[&reads[..], &["read -P 1 0 8M"]].concat());
+    }
+}

@@ -1,0 +1,101 @@
+//! Small values that are replaced as a whole: records of images, intents, notes.
+//!
+//! A value is JSON behind one line that says what it is, how long it is and what its checksum is, so
+//! that a file that was cut off, filled with zeros or edited by hand is told from one that dray wrote.
+
+use crate::files::{self, Files};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::io;
+use std::path::Path;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// What the first line begins with, and the version of what follows.
+const MAGIC: &str = "dray-record 1";
+/// Longest value; the longest that is written is a batch of a few hundred migrations.
+pub const MAX_VALUE: usize = 16 << 20;
+
+/// Replaces the value at `path`, durably: after a crash it is the old one or the new one.
+///
+/// # Errors
+/// What the file system reports.
+pub fn replace<T: Serialize>(files: &dyn Files, path: &Path, value: &T) -> io::Result<()> {
+    let named = |why: io::Error| io::Error::new(why.kind(), format!("{}: {why}", path.display()));
+    let bytes = encode(value).map_err(named)?;
+    files::replace(files, path, &bytes).map(drop).map_err(named)
+}
+
+/// Reads what [`replace`] wrote; what is read outlives a power cut.
+///
+/// # Errors
+/// `NotFound` without a file, `InvalidData` for anything that [`replace`] has not written, or what the
+/// file system reports.
+pub fn read<T: DeserializeOwned>(files: &dyn Files, path: &Path) -> io::Result<T> {
+    let bytes = files::read_settled(files, path)?;
+    decode(&bytes).map_err(|why| {
+        let why = format!("{}: {why}", path.display());
+        io::Error::new(io::ErrorKind::InvalidData, why)
+    })
+}
+
+fn encode<T: Serialize>(value: &T) -> io::Result<Vec<u8>> {
+    let mut body = serde_json::to_vec_pretty(value)?;
+    body.push(b'\n');
+    if body.len() > MAX_VALUE {
+        let why = format!("a value of {} bytes is longer than any may be", body.len());
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    }
+    let mut bytes = format!("{MAGIC} {} {:016x}\n", body.len(), xxh3_64(&body)).into_bytes();
+    bytes.append(&mut body);
+    Ok(bytes)
+}
+
+fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
+    let end = bytes.iter().position(|&byte| byte == b'\n').ok_or("it is no record of dray's")?;
+    let (line, body) = (&bytes[..end], &bytes[end + 1..]);
+    let line = std::str::from_utf8(line).ok().and_then(|line| line.strip_prefix(MAGIC));
+    let mut words = line.ok_or("it is no record of dray's")?.split_ascii_whitespace();
+    let len = words.next().and_then(|word| word.parse::<usize>().ok());
+    let sum = words.next().and_then(|word| u64::from_str_radix(word, 16).ok());
+    if len != Some(body.len()) || body.len() > MAX_VALUE {
+        return Err(format!("it is cut off: {} bytes are there", body.len()));
+    }
+    if sum != Some(xxh3_64(body)) {
+        return Err("it is damaged: its checksum does not fit".to_owned());
+    }
+    serde_json::from_slice(body).map_err(|why| why.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::files::RealFiles;
+
+    #[test]
+    fn what_was_replaced_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.json");
+        replace(&RealFiles, &path, &vec![1, 2]).unwrap();
+        replace(&RealFiles, &path, &vec![3]).unwrap();
+        assert_eq!(read::<Vec<i32>>(&RealFiles, &path).unwrap(), [3]);
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.starts_with("dray-record 1 "), "{text}");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left beside it");
+        let absent = read::<i32>(&RealFiles, &dir.path().join("b")).unwrap_err();
+        assert_eq!(absent.kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn nothing_that_was_damaged_is_believed() {
+        let whole = encode(&("a name", 17, [true, false])).unwrap();
+        assert!(decode::<(String, i32, [bool; 2])>(&whole).is_ok());
+        for len in 0..whole.len() {
+            assert!(decode::<serde_json::Value>(&whole[..len]).is_err(), "cut at {len}");
+        }
+        for at in 0..whole.len() {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 2;
+            assert!(decode::<serde_json::Value>(&damaged).is_err(), "byte {at}");
+        }
+    }
+}

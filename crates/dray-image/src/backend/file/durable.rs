@@ -1,0 +1,73 @@
+//! Making writes to a file or device durable, for a guest and for dray.
+
+use super::FileImage;
+use crate::Result;
+use crate::backend::write_back::LossLog;
+use rustix::io::{Errno, ReadWriteFlags};
+use std::io::IoSlice;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+impl FileImage {
+    /// From now on it is written down in `log` that writes may be lost; an earlier process has left
+    /// `owed` there, which a guest's flush will report.
+    pub fn keep_losses(&self, log: Arc<dyn LossLog>, owed: Option<&str>) {
+        self.write_back.keep(log, owed);
+    }
+
+    pub(super) fn sync_data(&self, offset: u64, len: u64) -> Result<()> {
+        self.file.sync_data().map_err(|e| self.fail("flushing", offset, len, e))
+    }
+
+    /// A sync that is not a guest's flush.
+    pub(super) fn own_sync(&self, offset: u64, len: u64) -> Result<()> {
+        self.write_back.own(&self.path, || self.sync_data(offset, len))
+    }
+
+    /// A write that is durable on return. What the system says of one may be about others: it tells
+    /// an open file of lost writes once, with whatever syncs it next.
+    pub(super) fn write_through(&self, data: &[u8], offset: u64) -> Result<()> {
+        let len = data.len() as u64;
+        let error = |e| self.fail("writing", offset, len, e);
+        let Some(direct) = &self.direct else {
+            let done = self.write_all(data, offset, true).map_err(error);
+            return done.inspect_err(|why| self.write_back.owe(&self.path, why));
+        };
+        if !direct.takes(offset, len) {
+            let _alone = direct.exclude_all();
+            let done = self.write_all(data, offset, true).map_err(error);
+            return done.inspect_err(|why| self.write_back.owe(&self.path, why));
+        }
+        if direct.write(data, offset, true).is_ok() {
+            return Ok(());
+        }
+        // The same file is open twice, and each is told of a loss. When the other one knows of
+        // nothing new this was about a loss that is remembered already, or about this write: the
+        // next try says which.
+        self.own_sync(offset, len)?;
+        let done = direct.write(data, offset, true).map_err(error);
+        done.inspect_err(|why| self.write_back.owe(&self.path, why))
+    }
+
+    pub(super) fn write_all(&self, data: &[u8], offset: u64, fua: bool) -> std::io::Result<()> {
+        if !fua {
+            return self.file.write_all_at(data, offset);
+        }
+        let mut done = 0;
+        while done < data.len() {
+            let rest = [IoSlice::new(&data[done..])];
+            let at = offset + done as u64;
+            match rustix::io::pwritev2(&self.file, &rest, at, ReadWriteFlags::DSYNC) {
+                Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
+                Ok(count) => done += count,
+                Err(Errno::INTR) => {}
+                Err(Errno::OPNOTSUPP) => {
+                    self.file.write_all_at(&data[done..], at)?;
+                    return self.file.sync_data();
+                }
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,146 @@
+//! Blocks that are in an image while nothing durable says so yet, and what a flush does about them.
+//!
+//! A flush first makes the data durable, then records, then answers (I2). Until then a note makes
+//! the next process of this boot take such a block for present. A sync that fails ends both: the
+//! kernel reports lost pages once and then calls them clean, so nobody knows any more what is in the
+//! image. The notes are taken back, and this process brings, changes and records nothing more.
+
+use crate::blockmap::AtomicBlockMap;
+use crate::disk::PresentLog;
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Mutex, MutexGuard};
+use crate::{Error, ErrorKind, Result};
+use dray_types::{BlockRange, BlockSet};
+
+/// The blocks that are present and not recorded.
+pub(crate) struct Unrecorded {
+    map: AtomicBlockMap,
+    /// Held from the snapshot of what is unrecorded until it is recorded.
+    recording: Mutex<()>,
+    /// Held while something is noted, and while notes are taken back: what was written before a
+    /// sync that failed is not noted after that.
+    noting: Mutex<Notes>,
+    sync_failed: AtomicBool,
+}
+
+/// What the next process of this boot believes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Notes {
+    /// What was noted, rightly.
+    Believed,
+    /// A sync failed, and the notes are still there.
+    Doubtful,
+    /// A sync failed, and the notes were taken back.
+    Forgotten,
+}
+
+impl Unrecorded {
+    /// None, of an image of `blocks` blocks.
+    pub(crate) fn new(blocks: u64) -> Self {
+        Self {
+            map: AtomicBlockMap::new(blocks),
+            recording: Mutex::new(()),
+            noting: Mutex::new(Notes::Believed),
+            sync_failed: AtomicBool::new(false),
+        }
+    }
+
+    /// True when a flush has nothing to record.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.map.is_empty()
+    }
+
+    /// Blocks of `noted` came to an earlier process, whose notes say so.
+    pub(crate) fn inherit(&self, noted: &BlockSet) {
+        noted.runs().for_each(|run| {
+            self.map.set(run);
+        });
+    }
+
+    /// Whether blocks may be changed; not after a failed sync, because no flush could ever answer
+    /// for it. One load.
+    ///
+    /// # Errors
+    /// Why not.
+    pub(crate) fn check_usable(&self, what: &str) -> Result<()> {
+        if self.sync_failed.load(Ordering::SeqCst) { Err(unusable(what)) } else { Ok(()) }
+    }
+
+    /// Blocks of `run` are in the image now, though nobody may take them for present before this
+    /// returns. They are noted: a process that is killed must not put old data over a write that was
+    /// acknowledged.
+    ///
+    /// # Errors
+    /// When that cannot be noted; they are not present then.
+    pub(crate) fn add(&self, log: Option<&dyn PresentLog>, run: BlockRange) -> Result<()> {
+        let noting = lock(&self.noting);
+        if *noting != Notes::Believed {
+            return Err(unusable("noting blocks as present"));
+        }
+        log.map_or(Ok(()), |log| log.note(run))?;
+        self.map.set(run);
+        Ok(())
+    }
+
+    /// Makes the image durable by `sync`, then the record of every block that was added before.
+    ///
+    /// # Errors
+    /// What either reports; after a failed sync always.
+    pub(crate) fn record(
+        &self,
+        what: &str,
+        log: Option<&dyn PresentLog>,
+        sync: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let _one = lock(&self.recording);
+        if self.sync_failed.load(Ordering::SeqCst) {
+            self.forget(log)?;
+            return Err(unusable(what));
+        }
+        let arrived = self.map.snapshot();
+        if let Err(why) = sync() {
+            self.sync_failed.store(true, Ordering::SeqCst);
+            return Err(self.forget(log).err().unwrap_or(why));
+        }
+        if arrived.is_empty() {
+            return Ok(());
+        }
+        let none = || Error::new(ErrorKind::Invalid, what, "there is no log of present blocks");
+        log.ok_or_else(none)?.record(&arrived)?;
+        arrived.runs().for_each(|run| {
+            self.map.clear(run);
+        });
+        Ok(())
+    }
+
+    /// Takes the notes back, unless that is done. Until it is, the next process would believe them:
+    /// each flush tries again.
+    fn forget(&self, log: Option<&dyn PresentLog>) -> Result<()> {
+        let mut noting = lock(&self.noting);
+        if *noting == Notes::Forgotten {
+            return Ok(());
+        }
+        *noting = Notes::Doubtful;
+        log.map_or(Ok(()), PresentLog::forget_notes).map_err(|why| {
+            tracing::error!(%why, "a sync failed, and what was noted before cannot be taken back");
+            let context = "taking back what was noted before a sync that failed (restart the agent \
+                           only when that has succeeded: each flush tries it again)";
+            Error { kind: ErrorKind::Io, context: context.to_owned(), source: Box::new(why) }
+        })?;
+        *noting = Notes::Forgotten;
+        Ok(())
+    }
+
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.map.memory_bytes()
+    }
+}
+
+fn unusable(what: &str) -> Error {
+    let why = "an earlier flush failed, so what was lost is unknown; restart the agent";
+    Error::new(ErrorKind::Io, what, why)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}

@@ -1,0 +1,199 @@
+//! The gate against a model: every short sequence of causes that begin and end, and what passes then.
+
+use dray_image::Quiesced;
+use dray_image::gate::Gate;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Longest sequence tried.
+const STEPS: usize = 5;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Step {
+    Quiesce,
+    Drop,
+    KeepAndDrop,
+    Park,
+    Unpark,
+    Shut,
+    Unshut,
+    Expect,
+    TakeOver,
+    Fail,
+    Unfail,
+}
+
+const ALL: [Step; 11] = [
+    Step::Quiesce,
+    Step::Drop,
+    Step::KeepAndDrop,
+    Step::Park,
+    Step::Unpark,
+    Step::Shut,
+    Step::Unshut,
+    Step::Expect,
+    Step::TakeOver,
+    Step::Fail,
+    Step::Unfail,
+];
+
+/// The causes for which a gate is closed.
+#[derive(Clone, Copy, Default, Debug)]
+struct Model {
+    quiesced: bool,
+    parked: bool,
+    incoming: bool,
+    shut: bool,
+    failed: bool,
+}
+
+impl Model {
+    fn step(&mut self, step: Step) {
+        match step {
+            Step::Quiesce => self.quiesced = true,
+            Step::Drop => self.quiesced = false,
+            Step::KeepAndDrop => (self.quiesced, self.shut) = (false, true),
+            Step::Park => (self.quiesced, self.parked) = (false, true),
+            Step::Unpark => (self.parked, self.failed) = (false, false),
+            Step::Shut => (self.shut, self.failed) = (true, false),
+            Step::Unshut => self.shut = false,
+            Step::Expect => (self.incoming, self.failed) = (true, false),
+            Step::TakeOver => self.incoming = false,
+            Step::Fail => self.failed = true,
+            Step::Unfail => self.failed = false,
+        }
+        self.failed &= self.parked || self.incoming || self.shut;
+    }
+
+    /// Whether what waits for any of these waits, or fails.
+    fn outcome(self, waits: bool, lasting: bool) -> Outcome {
+        match (waits, lasting && self.failed) {
+            (false, _) => Outcome::Passes,
+            (true, false) => Outcome::Waits,
+            (true, true) => Outcome::Fails,
+        }
+    }
+
+    fn changes(self) -> Outcome {
+        let lasting = self.parked || self.incoming || self.shut;
+        self.outcome(lasting || self.quiesced, lasting)
+    }
+
+    fn reads(self) -> Outcome {
+        let waits = self.parked || self.shut;
+        self.outcome(waits, waits)
+    }
+
+    fn flushes(self) -> Outcome {
+        self.outcome(self.shut, self.shut)
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Outcome {
+    Passes,
+    Waits,
+    Fails,
+}
+
+/// Does one step; false when there is no guard for it.
+fn take(gate: &Arc<Gate>, guard: &mut Option<Quiesced>, model: &mut Model, step: Step) -> bool {
+    match step {
+        Step::Quiesce => {
+            let closed = model.quiesced || model.parked || model.incoming;
+            let got = gate.quiesce(Duration::ZERO);
+            assert_eq!(got.is_err(), closed, "{model:?}");
+            let Ok(got) = got else { return true };
+            *guard = Some(got);
+        }
+        Step::Drop | Step::KeepAndDrop | Step::Park => {
+            let Some(mut held) = guard.take() else { return false };
+            if step == Step::KeepAndDrop {
+                held.keep();
+            }
+            if step == Step::Park { gate.park(held) } else { drop(held) }
+        }
+        Step::Unpark => gate.unpark(),
+        Step::Shut => gate.shut(),
+        Step::Unshut => gate.unshut(),
+        Step::Expect => gate.expect(),
+        Step::TakeOver => gate.take_over(),
+        Step::Fail => {
+            let lasting = model.parked || model.incoming || model.shut;
+            assert_eq!(gate.fail(), lasting, "{model:?}");
+        }
+        Step::Unfail => gate.unfail(),
+    }
+    model.step(step);
+    true
+}
+
+fn check(gate: &Gate, model: Model, steps: &[Step]) {
+    let label = format!("{steps:?}: {model:?}");
+    let (changes, reads, flushes) = (model.changes(), model.reads(), model.flushes());
+    assert_eq!(gate.try_enter().is_some(), changes == Outcome::Passes, "{label}");
+    assert_eq!(gate.reads_pass(), reads == Outcome::Passes && !model.incoming, "{label}");
+    // What would wait is not asked.
+    if changes != Outcome::Waits {
+        assert_eq!(gate.enter().is_ok(), changes == Outcome::Passes, "{label}");
+    }
+    if reads != Outcome::Waits {
+        let elsewhere = gate.enter_read().ok();
+        assert_eq!(elsewhere, (reads == Outcome::Passes).then_some(model.incoming), "{label}");
+    }
+    if flushes != Outcome::Waits {
+        let answered = gate.enter_flush().ok();
+        let expected = (flushes == Outcome::Passes).then_some(model.parked || model.incoming);
+        assert_eq!(answered, expected, "{label}");
+    }
+    assert_eq!((gate.is_shut(), gate.is_parked()), (model.shut, model.parked), "{label}");
+}
+
+#[test]
+fn whatever_begins_and_ends_only_what_no_cause_holds_back_passes() {
+    let mut tried = 0_u64;
+    for number in 0..ALL.len().pow(STEPS as u32) {
+        let shut = number.is_multiple_of(2);
+        let gate = if shut { Gate::new_shut() } else { Gate::new() };
+        let mut model = Model { shut, ..Model::default() };
+        let (mut guard, mut steps, mut rest) = (None, Vec::new(), number);
+        check(&gate, model, &steps);
+        for _ in 0..STEPS {
+            let step = ALL[rest % ALL.len()];
+            rest /= ALL.len();
+            steps.push(step);
+            if !take(&gate, &mut guard, &mut model, step) {
+                break;
+            }
+            check(&gate, model, &steps);
+            tried += 1;
+        }
+    }
+    println!("{tried} states");
+}
+
+#[test]
+fn a_guard_that_is_kept_leaves_the_gate_shut_on_every_way_out() {
+    fn fails(gate: &Arc<Gate>) -> Result<(), dray_image::Error> {
+        let mut guard = gate.quiesce(Duration::ZERO)?;
+        guard.keep();
+        gate.quiesce(Duration::ZERO).map(drop)
+    }
+    let gate = Gate::new();
+    fails(&gate).unwrap_err();
+    assert!(gate.is_shut() && gate.try_enter().is_none());
+    gate.unshut();
+    assert!(gate.try_enter().is_some());
+}
+
+#[test]
+fn a_quiesce_that_runs_out_of_time_opens_nothing_that_was_shut_meanwhile() {
+    let gate = Gate::new();
+    let pass = gate.try_enter().unwrap();
+    gate.shut();
+    gate.quiesce(Duration::ZERO).unwrap_err();
+    drop(pass);
+    assert!(gate.is_shut() && gate.try_enter().is_none());
+    gate.unshut();
+    assert!(gate.try_enter().is_some());
+}

@@ -1,0 +1,153 @@
+//! Writes that are lost after they were acknowledged: the guest's next flush says so, whoever synced
+//! the image in between. With faults on order, and with a loop device whose backing has no room.
+
+use dray_image::layers::{Fault, Faults, Layered, Op, When};
+use dray_image::{Disk, ErrorKind, FileImage, FileOptions, Image, ZeroMode};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+const MIB: u64 = 1 << 20;
+
+/// A block device of 16 MiB that has room for less: what is written back past it is lost.
+struct Full {
+    device: PathBuf,
+    dir: tempfile::TempDir,
+}
+
+fn run(program: &str, args: &[&str]) -> Option<String> {
+    let output = Command::new(program).args(args).output().ok()?;
+    let text = String::from_utf8_lossy(&output.stdout).trim_end().to_owned();
+    output.status.success().then_some(text)
+}
+
+impl Full {
+    fn new() -> Option<Self> {
+        let dir = tempfile::Builder::new().prefix("image-full-").tempdir().unwrap();
+        let (place, backing) = (dir.path().display().to_string(), dir.path().join("backing"));
+        let mounted = run("mount", &["-t", "tmpfs", "-o", "size=1m", "tmpfs", &place]);
+        let made = mounted.and_then(|_| {
+            std::fs::File::create(&backing).unwrap().set_len(16 * MIB).unwrap();
+            run("losetup", &["--find", "--show", &backing.display().to_string()])
+        });
+        let Some(device) = made else {
+            let _ = run("umount", &["-l", &place]);
+            println!("SKIPPED: no loop device over a small file system");
+            return None;
+        };
+        Some(Self { device: device.into(), dir })
+    }
+
+    fn open(&self, direct: bool) -> Arc<FileImage> {
+        let options = FileOptions { write: true, direct, export_len: None };
+        Arc::new(FileImage::open(&self.device, options).unwrap())
+    }
+}
+
+impl Drop for Full {
+    fn drop(&mut self) {
+        run("losetup", &["-d", &self.device.display().to_string()]).expect("losetup -d");
+        let _ = run("umount", &["-l", &self.dir.path().display().to_string()]);
+    }
+}
+
+/// Acknowledged, and more than there is room for.
+fn overfill(image: &dyn Image) {
+    for at in 0..8 {
+        image.write_at(&vec![5; MIB as usize], at * MIB, false).unwrap();
+    }
+}
+
+#[test]
+fn the_guests_flush_is_told_what_a_sync_of_drays_own_was_told() {
+    let Some(full) = Full::new() else { return };
+    let image = full.open(false);
+    let disk = Disk::new(Arc::clone(&image) as _);
+    overfill(&*disk);
+    disk.checkpoint().unwrap_err();
+    assert!(disk.write_back_error().is_some_and(|last| !last.told && last.count == 1));
+    image.sync().unwrap();
+    let told = disk.flush().unwrap_err();
+    assert!(told.to_string().contains("earlier writes may be lost"), "{told}");
+    disk.flush().unwrap();
+    assert!(disk.write_back_error().is_some_and(|last| last.told));
+}
+
+#[test]
+fn the_guests_own_flush_is_told_once() {
+    let Some(full) = Full::new() else { return };
+    let disk = Disk::new(full.open(false) as _);
+    overfill(&*disk);
+    disk.flush().unwrap_err();
+    disk.flush().unwrap();
+    assert!(disk.write_back_error().is_some_and(|last| last.told && last.count == 1));
+}
+
+#[test]
+fn a_write_that_is_durable_at_once_does_not_swallow_what_others_lost() {
+    let Some(full) = Full::new() else { return };
+    let disk = Disk::new(full.open(false) as _);
+    overfill(&*disk);
+    // Whether this one hears of the others or not, the flush does.
+    let _ = disk.write_at(&[6; 4096], 0, true);
+    let _ = disk.zero(0, 4096, ZeroMode::MayUnmap, true);
+    let zeroed = disk.write_at(&[6; 4096], 8192, true);
+    let flushed = disk.flush();
+    assert!(zeroed.is_err() || flushed.is_err());
+    flushed.unwrap_err();
+    disk.flush().unwrap();
+}
+
+#[test]
+fn a_loss_that_was_told_is_not_told_again_by_the_same_file_opened_twice() {
+    let Some(full) = Full::new() else { return };
+    let disk = Disk::new(full.open(true) as _);
+    // What does not fit direct I/O goes through the page cache.
+    for at in 0..2000 {
+        disk.write_at(&[5; 100], at * 8192 + 7, false).unwrap();
+    }
+    disk.flush().unwrap_err();
+    disk.flush().unwrap();
+    // Where there is room, this is durable.
+    disk.write_at(&[6; 4096], 0, true).unwrap();
+    disk.flush().unwrap();
+}
+
+#[test]
+fn a_file_that_is_opened_again_tells_of_what_nobody_was_told() {
+    let Some(full) = Full::new() else { return };
+    let first = full.open(false);
+    overfill(&*first);
+    // As the kernel writes back when it likes.
+    first.start_writeback(0, 8 * MIB).ok();
+    let second = full.open(false);
+    first.sync().unwrap_err();
+    Disk::new(second as _).flush().unwrap_err();
+    Disk::new(first as _).flush().unwrap_err();
+}
+
+fn file(dir: &Path) -> Arc<dyn Image> {
+    let path = dir.join("disk.raw");
+    std::fs::File::create(&path).unwrap().set_len(MIB).unwrap();
+    let options = FileOptions { write: true, ..FileOptions::default() };
+    Arc::new(FileImage::open(&path, options).unwrap())
+}
+
+#[test]
+fn a_guest_and_dray_are_told_apart_through_every_layer() {
+    let dir = tempfile::tempdir().unwrap();
+    let faults = Arc::new(Layered::new(file(dir.path()), Faults::new()));
+    let disk = Disk::new(Arc::clone(&faults) as _);
+    let strike = |op| {
+        let fault = Fault { name: "one".to_owned(), op, when: When::Nth(1), kind: ErrorKind::Io };
+        faults.layer().disarm("one");
+        faults.layer().arm(fault);
+    };
+    strike(Op::Sync);
+    disk.flush().unwrap();
+    disk.checkpoint().unwrap_err();
+    strike(Op::Flush);
+    disk.checkpoint().unwrap();
+    disk.sync().unwrap();
+    disk.flush().unwrap_err();
+}

@@ -1,0 +1,134 @@
+//! One client's way to the exports: in, out, or held for a while.
+
+use crate::export::{ExportError, Exports};
+use crate::limits::OPEN_AGAIN;
+use crate::peer::Client;
+use dray_image::Image;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Asks for exports in the name of one client.
+pub(crate) struct Door<'a> {
+    pub exports: &'a dyn Exports,
+    client: Client,
+    /// Waits for at most that long; false when nobody waits any more.
+    pause: &'a dyn Fn(Duration) -> bool,
+    /// How long the client may be held in all.
+    patience: Duration,
+    /// Until when, once it is held.
+    until: Option<Instant>,
+}
+
+/// Why a client does not get an export.
+pub(crate) enum Closed {
+    /// It is told this.
+    Refused(ExportError),
+    /// It is told nothing: it has left, or the server is leaving and the next one shall answer.
+    Cut,
+}
+
+impl<'a> Door<'a> {
+    pub(crate) fn new(
+        exports: &'a dyn Exports,
+        client: Client,
+        patience: Duration,
+        pause: &'a dyn Fn(Duration) -> bool,
+    ) -> Self {
+        Self { exports, client, pause, patience, until: None }
+    }
+
+    /// The image behind `name`. Holds the client while the cause against it may pass by itself.
+    pub(crate) fn open(&mut self, name: &str) -> Result<Arc<dyn Image>, Closed> {
+        loop {
+            let error = match self.exports.open(name, &self.client) {
+                Err(error @ ExportError::NotYet(_)) => error,
+                decided => return decided.map_err(Closed::Refused),
+            };
+            let now = Instant::now();
+            let left = self.until.get_or_insert(now + self.patience).duration_since(now);
+            if left.is_zero() {
+                return Err(Closed::Refused(error));
+            }
+            if !(self.pause)(left.min(OPEN_AGAIN)) {
+                return Err(Closed::Cut);
+            }
+        }
+    }
+
+    /// Until when the client may be held, if it was.
+    pub(crate) fn held_until(&self) -> Option<Instant> {
+        self.until
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::export::ExportInfo;
+    use std::cell::Cell;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// Not there for the first `0` times.
+    struct Late(AtomicUsize);
+
+    impl Exports for Late {
+        fn list(&self) -> Vec<ExportInfo> {
+            vec![]
+        }
+
+        fn open(&self, name: &str, _: &Client) -> Result<Arc<dyn Image>, ExportError> {
+            let left = self.0.load(Ordering::SeqCst);
+            self.0.store(left.saturating_sub(1), Ordering::SeqCst);
+            if left > 0 {
+                Err(ExportError::NotYet("the pool is not mounted".to_owned()))
+            } else {
+                Err(ExportError::unknown(name))
+            }
+        }
+    }
+
+    fn text(closed: Result<Arc<dyn Image>, Closed>) -> Option<String> {
+        match closed {
+            Err(Closed::Refused(error)) => Some(error.to_string()),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn a_client_is_held_until_the_cause_has_passed() {
+        let (late, pauses) = (Late(AtomicUsize::new(3)), Cell::new(0));
+        let pause = |_| {
+            pauses.set(pauses.get() + 1);
+            true
+        };
+        let mut door = Door::new(&late, Client::default(), Duration::from_secs(60), &pause);
+        assert_eq!(text(door.open("a")).unwrap(), "no export named 'a'");
+        assert_eq!(pauses.get(), 3);
+        assert!(door.held_until().is_some());
+    }
+
+    #[test]
+    fn patience_is_for_a_whole_negotiation_and_then_the_reason_is_told() {
+        let late = Late(AtomicUsize::new(usize::MAX));
+        let pause = |time| {
+            std::thread::sleep(time);
+            true
+        };
+        let patience = Duration::from_millis(20);
+        let mut door = Door::new(&late, Client::default(), patience, &pause);
+        let begin = Instant::now();
+        let why = "export is not ready: the pool is not mounted";
+        assert_eq!(text(door.open("a")).unwrap(), why);
+        assert!(begin.elapsed() >= patience);
+        let pause = |_| panic!("held again");
+        door.pause = &pause;
+        assert_eq!(text(door.open("a")).unwrap(), why);
+    }
+
+    #[test]
+    fn a_client_that_nobody_waits_for_is_told_nothing() {
+        let late = Late(AtomicUsize::new(usize::MAX));
+        let mut door = Door::new(&late, Client::default(), Duration::from_secs(60), &|_| false);
+        assert!(matches!(door.open("a"), Err(Closed::Cut)));
+    }
+}
