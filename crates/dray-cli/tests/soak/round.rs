@@ -253,8 +253,9 @@ impl<'a> Soak<'a> {
             open && (one["role"] == "source" || !over(one))
         };
         let open: Vec<_> = all.iter().filter(|(_, one)| goes_on(one)).collect();
-        for (i, one) in &open {
-            self.help(*i, one, waited)?;
+        if self.helped.elapsed() > HELP {
+            open.iter().try_for_each(|(i, one)| self.help(*i, one, waited))?;
+            self.helped = Instant::now();
         }
         Ok(open.iter().map(|(i, one)| shown(*i, one)).collect())
     }
@@ -268,11 +269,8 @@ impl<'a> Soak<'a> {
         Ok(all.as_array().cloned().unwrap_or_else(|| vec![all]))
     }
 
-    fn help(&mut self, i: usize, one: &Value, waited: Duration) -> Result<(), String> {
+    fn help(&self, i: usize, one: &Value, waited: Duration) -> Result<(), String> {
         let id = one["migration"].as_str().unwrap_or_default();
-        if self.helped.elapsed() < HELP {
-            return Ok(());
-        }
         let ask = |args: &[&str]| self.world.ask(i, args, HASTE).map_err(|why| why.to_string());
         if one["role"] == "source" {
             // A restart of the agent brings back the limit that the move began with.
@@ -284,7 +282,6 @@ impl<'a> Soak<'a> {
         if one["state"] == "interrupted" && waited > NO_LIFE {
             ask(&["resume", "--detach", id])?;
         }
-        self.helped = Instant::now();
         Ok(())
     }
 

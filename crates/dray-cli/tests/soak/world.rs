@@ -229,6 +229,10 @@ impl World {
     /// Keeps logs, journals and records for whoever looks into a failure.
     pub fn keep(&self, seed: u64, why: &str, story: &[String]) -> io::Result<()> {
         let to = kept(seed);
+        if to.exists() {
+            // Of an earlier try.
+            fs::remove_dir_all(&to)?;
+        }
         fs::create_dir_all(&to)?;
         fs::write(to.join("story"), format!("{}\n{why}\n", story.join("\n")))?;
         for letter in LETTERS {
