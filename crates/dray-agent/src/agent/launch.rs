@@ -178,7 +178,7 @@ impl Agent {
             }
         }
         crate::replicas::undo_unbegun(&self.registry, &self.store, target::INTENT)?;
-        crate::seed::revive(&self.store.seeds(), &self.registry, crate::seed::KEEP)?;
+        crate::seed::revive(&self.store.seeds(), &self.registry, crate::seed::KEEP);
         let mut revived = Vec::new();
         for folder in Folder::all(&self.store, source::INTENT)? {
             let intent: SourceIntent = store::read_json(&folder.file(source::INTENT))?;

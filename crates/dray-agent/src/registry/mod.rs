@@ -58,7 +58,7 @@ impl Registry {
     /// When the records cannot be read.
     pub fn load(store: Store, config: Arc<Config>) -> io::Result<Arc<Self>> {
         let released = Notes::in_folder(store.released());
-        released.sweep()?;
+        released.sweep();
         let mut entries = BTreeMap::new();
         for path in store::entries(&store.images(), ".json")? {
             let mut record: ImageRecord = store::read_json(&path)?;

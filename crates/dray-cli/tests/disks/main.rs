@@ -24,6 +24,7 @@
 //! * [`plans`]: where the bytes will come from, said before and compared afterwards.
 //! * [`direct`]: pools that bypass the page cache.
 //! * [`orders`]: which blocks move first.
+//! * [`starts`]: agents that start while something is wrong.
 //! * [`faults`]: disks that are read-only, full or broken, with [`mounts`] of their own.
 
 mod auto;
@@ -55,6 +56,7 @@ mod refusals;
 mod returns;
 mod reuse;
 mod seeds;
+mod starts;
 mod store;
 mod throttle;
 mod versions;
