@@ -2,6 +2,7 @@
 //!
 //! Reading finds everything that is wrong with the text; [`Config::check`] finds what is wrong
 //! with the host: files, certificates, directories. [`pool`] keeps every path inside its pool (I7).
+//! [`start`] says with what an agent starts when the file is not good, or not there.
 //!
 //! ```
 //! # use dray_agent::config::Config;
@@ -33,7 +34,9 @@
 
 mod backup;
 pub mod check;
+mod last_good;
 pub mod pool;
+pub mod start;
 mod typed;
 
 use crate::net::dial::DEFAULT_PORT;
@@ -75,6 +78,12 @@ impl Problem {
     pub(crate) fn line(mut self, line: usize) -> Self {
         self.line = Some(line);
         self
+    }
+
+    /// Whether nothing can be used without this: who the agent is and where its state lies. Anything else
+    /// is one part, which can be left out.
+    pub fn concerns_everything(&self) -> bool {
+        self.field.starts_with("agent.") || self.field.starts_with("tls.") || self.field == "file"
     }
 }
 
@@ -215,14 +224,17 @@ impl Config {
     /// # Errors
     /// Everything that is wrong with its text.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path).map_err(|why| ConfigError {
+        Self::parse(&Self::read(path)?, path)
+    }
+
+    fn read(path: &Path) -> Result<String, ConfigError> {
+        std::fs::read_to_string(path).map_err(|why| ConfigError {
             path: path.to_owned(),
             problems: vec![
                 Problem::new("file", why.to_string())
                     .hint("name another file with --config, or write this one"),
             ],
-        })?;
-        Self::parse(&text, path)
+        })
     }
 
     /// Understands a text; `path` is only named in errors.
@@ -230,6 +242,18 @@ impl Config {
     /// # Errors
     /// Everything that is wrong with it.
     pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
+        match Self::parse_parts(text, path)? {
+            (config, problems) if problems.is_empty() => Ok(config),
+            (_, problems) => Err(ConfigError { path: path.to_owned(), problems }),
+        }
+    }
+
+    /// Understands what can be understood of a text: parts with a problem (a peer, a pool, a limit) are
+    /// left out.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it, when nothing can be used.
+    pub fn parse_parts(text: &str, path: &Path) -> Result<(Self, Vec<Problem>), ConfigError> {
         typed::understand(text, path)
             .map_err(|problems| ConfigError { path: path.to_owned(), problems })
     }

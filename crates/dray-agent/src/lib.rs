@@ -16,7 +16,7 @@
 //!   one [`budget`].
 //! * [`vm`]: the part of a migration that belongs to QEMU.
 //! * [`net`], [`tls`], [`pki`], [`pace`]: streams between agents. [`api`]: the local socket.
-//! * [`config`]: the configuration file.
+//! * [`config`]: the configuration file. [`troubles`]: what does not work just now.
 
 pub mod agent;
 pub mod api;
@@ -45,4 +45,5 @@ mod seed;
 mod snapshots;
 pub mod store;
 pub mod tls;
+pub mod troubles;
 pub mod vm;

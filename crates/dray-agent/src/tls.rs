@@ -2,7 +2,12 @@
 //! every refusal is said in plain words.
 //!
 //! The files are those that QEMU and libvirt already use. Which peers may do what is not decided
-//! here: [`Identity`] proves who the peer is, [`crate::config`] says who may connect.
+//! here: [`Identity`] proves who the peer is, [`crate::config`] says who may connect. How certificates are
+//! read, judged and renewed while the agent runs is in [`identity`].
+
+mod identity;
+
+pub use identity::Identity;
 
 use crate::net::{NetError, NetErrorKind};
 use rustls::client::Resumption;
@@ -49,19 +54,6 @@ impl std::error::Error for TlsError {}
 
 const MAKE_NEW: &str = "make new ones with 'dray pki' or point [tls] dir at the right directory";
 
-/// This host's certificates, ready for connections either way.
-#[derive(Clone)]
-pub struct Identity {
-    pub(crate) client: Arc<ClientConfig>,
-    pub(crate) server: Arc<ServerConfig>,
-}
-
-impl fmt::Debug for Identity {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Identity")
-    }
-}
-
 fn error(path: &Path, why: impl fmt::Display) -> TlsError {
     TlsError { path: path.to_owned(), why: why.to_string(), hint: MAKE_NEW.to_owned() }
 }
@@ -100,16 +92,6 @@ fn client_verifier(dir: &Path) -> Result<Arc<dyn ClientCertVerifier>, TlsError> 
     WebPkiClientVerifier::builder_with_provider(roots(dir)?, provider())
         .build()
         .map_err(|why| error(&dir.join(CA_CERT), why))
-}
-
-impl Identity {
-    /// Reads the certificates and keys of `dir`.
-    ///
-    /// # Errors
-    /// A file that is missing, is not what its name says, or does not fit its key.
-    pub fn load(dir: &Path) -> Result<Self, TlsError> {
-        Ok(Self { client: client_config(dir)?, server: server_config(dir)? })
-    }
 }
 
 fn client_config(dir: &Path) -> Result<Arc<ClientConfig>, TlsError> {

@@ -66,8 +66,7 @@ impl Agent {
         self.revive_all(End::Target);
         let undone = crate::replicas::undo_unbegun(&self.registry, &self.store, target::INTENT);
         told("undo migrations that never began", undone);
-        let seeds = crate::seed::revive(&self.store.seeds(), &self.registry, crate::seed::KEEP);
-        told("go on with what is read from backups", seeds);
+        crate::seed::revive(&self.store.seeds(), &self.registry, crate::seed::KEEP);
         let revived = self.revive_all(End::Source);
         self.registry.close_voids();
         self.close_strays();
@@ -192,10 +191,19 @@ impl Agent {
                 agent.registry.open_absent();
                 let revived = agent.try_again();
                 agent.go_on(revived);
+                agent.tell_when_decided();
             });
             if let Err(why) = tried.await {
                 tracing::error!(%why, "cannot look for what is closed");
             }
+        }
+    }
+
+    /// Tells whoever started the agent, once every image is served, or closed for a cause that does not
+    /// pass by itself.
+    pub(super) fn tell_when_decided(&self) {
+        if self.registry.all_closed().iter().all(|(_, closed)| !closed.reason.passes) {
+            self.readiness.ready();
         }
     }
 

@@ -21,6 +21,7 @@ pub mod report;
 pub mod seed;
 pub mod server;
 pub mod text;
+pub mod trouble;
 pub mod tuning;
 
 pub use backup::*;
@@ -35,6 +36,7 @@ pub use record::*;
 pub use report::*;
 pub use seed::*;
 pub use server::{Server, SocketAccess};
+pub use trouble::Trouble;
 pub use tuning::{HotSet, Throttle, Tuning};
 
 use std::future::Future;

@@ -6,6 +6,7 @@ use super::lineage::GenerationStatus;
 use super::plan::{Predicted, Provided};
 use super::progress::Progress;
 use super::text;
+use super::trouble::Trouble;
 use dray_types::{BitRate, ByteSize, Epoch, ImageId, MigrationId};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -24,6 +25,9 @@ pub struct AgentInfo {
     /// Bytes of content in this host's pools that its index knows by hash.
     #[serde(default)]
     pub indexed_bytes: u64,
+    /// What does not work just now.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub troubles: Vec<Trouble>,
 }
 
 /// How a migration ended. Failed and cancelled ones answer with an error instead; in a status both

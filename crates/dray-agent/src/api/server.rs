@@ -23,6 +23,8 @@ const MAX_CLIENTS: usize = 256;
 const EVENT_QUEUE: usize = 64;
 /// A client sends its request at once; one that does not is not kept for ever.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// Pause after the kernel could not accept: guests' connections may give descriptors back.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Read and write for the owner (root) and the group, nothing for others.
 const SOCKET_MODE: u32 = 0o660;
 
@@ -93,14 +95,18 @@ impl Server {
     }
 
     /// Serves until the future is dropped, each connection in a task of its own.
-    ///
-    /// # Errors
-    /// When the socket can no longer accept.
-    pub async fn serve<A: AgentApi>(&self, agent: Arc<A>) -> io::Result<()> {
+    pub async fn serve<A: AgentApi>(&self, agent: Arc<A>) {
         let places = Arc::new(Semaphore::new(MAX_CLIENTS));
-        loop {
-            let place = places.clone().acquire_owned().await.map_err(io::Error::other)?;
-            let (stream, _) = self.listener.accept().await?;
+        // It ends when the semaphore is closed, which nobody does.
+        while let Ok(place) = places.clone().acquire_owned().await {
+            let stream = match self.listener.accept().await {
+                Ok((stream, _)) => stream,
+                Err(why) => {
+                    tracing::warn!(%why, "cannot accept an API client");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
+            };
             let agent = agent.clone();
             tokio::spawn(async move {
                 if let Err(why) = answer(stream, &*agent).await {

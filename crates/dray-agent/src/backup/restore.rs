@@ -189,24 +189,46 @@ impl Agent {
         }
     }
 
-    /// Removes what restores left behind that a kill ended.
-    ///
-    /// # Errors
-    /// What the file system reports.
-    pub fn undo_restores(&self) -> std::io::Result<()> {
+    /// Removes what restores left behind that a kill ended. What cannot be removed now is told, and tried
+    /// again by the next start.
+    pub(crate) fn undo_restores(&self) {
         let folder = self.store.backups();
-        if !folder.exists() {
-            return Ok(());
+        let notes = match store::entries(&folder, NOTE) {
+            Ok(notes) => notes,
+            Err(why) if why.kind() == std::io::ErrorKind::NotFound => return,
+            Err(why) => {
+                let what = "what interrupted restores have left behind stays";
+                return self.troubles.note("restore", what, why, "restart the agent to try again");
+            }
+        };
+        for note in notes {
+            if let Err(why) = self.undo_restore(&note) {
+                let key = format!("restore.{}", note.display());
+                let what = "what an interrupted restore has left behind stays";
+                let hint = format!(
+                    "the next start tries again; remove {} if its file is gone",
+                    note.display()
+                );
+                self.troubles.note(key, what, why, hint);
+            }
         }
-        for note in store::entries(&folder, NOTE)? {
-            // A note is whole or not there.
-            let path: PathBuf = store::read_settled(&note)?;
-            let names = ImageNames::of(&path).map_err(std::io::Error::other)?;
+    }
+
+    fn undo_restore(&self, note: &Path) -> std::io::Result<()> {
+        let path: PathBuf = store::read_settled(note)?;
+        let names = ImageNames::of(&path).map_err(std::io::Error::other)?;
+        // An image may have come under this name since, and what lies there is its own. Its record says
+        // so, also one that cannot be read.
+        let name = note.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let is_another = self.store.images().join(format!("{name}.json")).exists()
+            || self.registry.all().iter().any(|entry| entry.record().path == path);
+        if !is_another {
+            // Where the pool is not there nobody can tell.
+            path.parent().map_or(Ok(()), |dir| dir.metadata().map(drop))?;
             names.remove_partial().map_err(std::io::Error::other)?;
             tracing::info!(path = %path.display(), "a restore was interrupted and left nothing");
-            store::remove(&note)?;
         }
-        Ok(())
+        store::remove(note)
     }
 }
 

@@ -88,19 +88,15 @@ impl Batches {
     }
 
     /// Takes up the batches of an earlier process.
-    ///
-    /// # Errors
-    /// What the file system reports.
-    pub fn revive(agent: &Arc<Agent>) -> io::Result<()> {
+    pub fn revive(agent: &Arc<Agent>) {
         let folder = agent.store.batches();
-        for record in BatchRecord::all(&folder)? {
+        for record in BatchRecord::all(&folder) {
             let run = Run::new(&folder, record);
             agent.batches.map().insert(run.record().batch, Arc::clone(&run));
             if run.record().ended_unix_ms.is_none() {
                 run.spawn(agent);
             }
         }
-        Ok(())
     }
 }
 

@@ -5,7 +5,6 @@ use crate::api::{ApiError, ErrorKind, Migrate, MoveState, Subject, Summary};
 use crate::store;
 use dray_types::{BatchId, BitRate, MigrationId};
 use serde::{Deserialize, Serialize};
-use std::io;
 use std::path::Path;
 
 /// Batches that are over and still shown; older ones are forgotten.
@@ -88,18 +87,11 @@ impl BatchRecord {
         self.ordered = true;
     }
 
-    /// Every batch of `folder`, and forgets all but the last that are over.
-    ///
-    /// # Errors
-    /// What the file system reports of the folder; a record that cannot be read is passed over.
-    pub fn all(folder: &Path) -> io::Result<Vec<Self>> {
-        let mut found: Vec<Self> = Vec::new();
-        for path in store::entries(folder, ".json")? {
-            match store::read_settled(&path) {
-                Ok(record) => found.push(record),
-                Err(why) => tracing::error!(%why, "cannot bring back a batch"),
-            }
-        }
+    /// Every batch of `folder` that can be read, and forgets all but the last that are over.
+    pub fn all(folder: &Path) -> Vec<Self> {
+        let paths = store::entries(folder, ".json").unwrap_or_default();
+        let mut found: Vec<Self> =
+            paths.iter().filter_map(|path| store::read_settled(path).ok()).collect();
         found.sort_by_key(|record| record.started_unix_ms);
         let over = found.iter().filter(|record| record.ended_unix_ms.is_some()).count();
         let mut surplus = over.saturating_sub(KEPT);
@@ -113,7 +105,7 @@ impl BatchRecord {
             }
             false
         });
-        Ok(found)
+        found
     }
 }
 
@@ -169,7 +161,7 @@ mod tests {
             store::replace_json(&path, &record).unwrap();
         }
         std::fs::write(dir.path().join("broken.json"), "{").unwrap();
-        let found = BatchRecord::all(dir.path()).unwrap();
+        let found = BatchRecord::all(dir.path());
         let numbers: Vec<_> = found.iter().map(|record| record.batch.0).collect();
         let wanted: Vec<_> = std::iter::once(0).chain(5..KEPT as u128 + 5).collect();
         assert_eq!(numbers, wanted);

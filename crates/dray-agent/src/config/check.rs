@@ -9,11 +9,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 impl Config {
-    /// Everything that would keep the agent from working, or make it unsafe. What is wrong with
-    /// repositories is not: guests' disks do not wait for them, see [`Config::check_backups`].
+    /// Everything of the host that would keep a part of the agent from working, or make it unsafe. What is
+    /// wrong with repositories is not: see [`Config::check_backups`].
     pub fn check(&self) -> Vec<Problem> {
         let mut problems = Vec::new();
-        self.check_pools(&mut problems);
+        problems.extend(self.pool_problems().into_iter().filter_map(|(_, problem)| problem));
         self.check_tls(&mut problems);
         for (field, dir) in [("agent.state_dir", &self.state_dir), ("agent.run_dir", &self.run_dir)]
         {
@@ -21,20 +21,26 @@ impl Config {
                 problem.hint(format!("create it: install -d -m 0700 {}", dir.display()))
             }));
         }
-        for dir in &self.qmp_dirs {
-            let hint = "create it or take it out of the list";
-            problems.extend(directory("qmp_dirs", dir).map(|problem| problem.hint(hint)));
-        }
+        problems.extend(self.qmp_dir_problems().into_iter().filter_map(|(_, problem)| problem));
         problems
     }
 
-    fn check_pools(&self, problems: &mut Vec<Problem>) {
-        for pool in &self.pools {
+    /// Each pool, and what keeps it from being used.
+    pub fn pool_problems(&self) -> Vec<(&Pool, Option<Problem>)> {
+        let look = |pool: &Pool| {
             let field = format!("pool.{}.path", pool.name);
             let hint = "create the directory or correct the path";
             let missing = directory(&field, &pool.path).map(|problem| problem.hint(hint));
-            problems.extend(missing.or_else(|| direct(pool)));
-        }
+            missing.or_else(|| direct(pool))
+        };
+        self.pools.iter().map(|pool| (pool, look(pool))).collect()
+    }
+
+    /// Each directory of QMP sockets, and what keeps it from being used.
+    pub fn qmp_dir_problems(&self) -> Vec<(&Path, Option<Problem>)> {
+        let hint = "create it or take it out of the list";
+        let look = |dir: &Path| directory("qmp_dirs", dir).map(|problem| problem.hint(hint));
+        self.qmp_dirs.iter().map(|dir| (dir.as_path(), look(dir))).collect()
     }
 
     /// What keeps repositories from being used: their keys, and those of object stores' accounts, must be
@@ -84,7 +90,10 @@ impl Config {
 
 fn directory(field: &str, path: &Path) -> Option<Problem> {
     let what = match path.metadata() {
-        Ok(meta) if meta.is_dir() => return None,
+        Ok(meta) if meta.is_dir() => match path.read_dir() {
+            Ok(_) => return None,
+            Err(why) => why.to_string(),
+        },
         Ok(_) => "it is not a directory".to_owned(),
         Err(why) => why.to_string(),
     };

@@ -1,8 +1,9 @@
 //! The configuration as it was typed, and how it is understood. Knows every field's place, so that
-//! every problem names its line.
+//! every problem names its line. A part with a problem is left out of what was understood.
 
 mod backup;
 
+use super::last_good;
 use super::{Config, Limits, Peer, Pool, PoolIo, PoolKind, Problem, ReuseConfig, default_listen};
 use crate::retention::Retention;
 use backup::{TypedBackup, TypedStore};
@@ -117,16 +118,21 @@ struct Reader<'a> {
     problems: Vec<Problem>,
 }
 
-pub(super) fn understand(text: &str, path: &Path) -> Result<Config, Vec<Problem>> {
+/// What can be used of it, and what is wrong with the rest.
+pub(super) fn understand(text: &str, path: &Path) -> Result<(Config, Vec<Problem>), Vec<Problem>> {
     let typed: Typed = toml::from_str(text).map_err(|why| vec![syntax(text, &why)])?;
     let mut reader = Reader { text, problems: Vec::new() };
     let pools = reader.pools(&typed.pool);
-    let peers = reader.peers(&typed.peer, &pools);
+    let peers = reader.peers(&typed.peer, &typed.pool);
     let agent = &typed.agent;
-    let config = Config {
+    let mut config = Config {
         path: path.to_owned(),
         name: reader.name("agent.name", &agent.name),
-        state_dir: reader.path_or("agent.state_dir", agent.state_dir.as_ref(), "/var/lib/dray"),
+        state_dir: reader.path_or(
+            "agent.state_dir",
+            agent.state_dir.as_ref(),
+            last_good::STATE_DIR,
+        ),
         run_dir: reader.path_or("agent.run_dir", agent.run_dir.as_ref(), "/run/dray"),
         listen: reader
             .address("agent.listen", agent.listen.as_ref())
@@ -143,13 +149,11 @@ pub(super) fn understand(text: &str, path: &Path) -> Result<Config, Vec<Problem>
         backup_store: reader.backup_store(typed.backup_store.as_ref(), &typed.peer),
         nbd_tcp: reader.address("nbd.tcp", typed.nbd.as_ref().and_then(|nbd| nbd.tcp.as_ref())),
     };
-    if let Some(peer) = config.peers.iter().find(|p| p.name.eq_ignore_ascii_case(&config.name)) {
-        let line = typed.peer.iter().find(|p| *p.name.get_ref() == peer.name).map(|p| &p.name);
-        if let Some(line) = line {
-            reader.problem(line, "peer.name", "it is this agent's own name", "name another host");
-        }
+    reader.no_peer_of_itself(&mut config, &typed.peer);
+    match reader.problems.iter().any(Problem::concerns_everything) {
+        false => Ok((config, reader.problems)),
+        true => Err(reader.problems),
     }
-    if reader.problems.is_empty() { Ok(config) } else { Err(reader.problems) }
 }
 
 fn line_of(text: &str, at: usize) -> usize {
@@ -174,6 +178,22 @@ impl Reader<'_> {
     fn problem<T>(&mut self, at: &Spanned<T>, field: &str, what: impl Into<String>, hint: &str) {
         let line = line_of(self.text, at.span().start);
         self.problems.push(Problem::new(field, what).hint(hint).line(line));
+    }
+
+    /// The part that `read` makes, unless a problem is found in it.
+    fn part<T>(&mut self, read: impl FnOnce(&mut Self) -> T) -> Option<T> {
+        let before = self.problems.len();
+        let part = read(self);
+        (self.problems.len() == before).then_some(part)
+    }
+
+    fn no_peer_of_itself(&mut self, config: &mut Config, typed: &[TypedPeer]) {
+        let own = |name: &str| name.eq_ignore_ascii_case(&config.name);
+        if let Some(peer) = typed.iter().find(|peer| own(peer.name.get_ref())) {
+            let what = "it is this agent's own name";
+            self.problem(&peer.name, "peer.name", what, "name another host");
+        }
+        config.peers.retain(|peer| !own(&peer.name));
     }
 
     fn name(&mut self, field: &str, name: &Text) -> String {
@@ -216,20 +236,22 @@ impl Reader<'_> {
 
     fn pools(&mut self, typed: &[TypedPool]) -> Vec<Pool> {
         let mut seen = HashSet::new();
-        let pools = typed.iter().map(|pool| {
-            self.unique(&mut seen, "pool.name", &pool.name);
-            if let Err(why) = super::pool::check_name(pool.name.get_ref()) {
-                self.problem(&pool.name, "pool.name", why.0, "use letters, digits, '-' and '_'");
-            }
-            let field = format!("pool.{}.path", pool.name.get_ref());
-            Pool {
-                name: pool.name.get_ref().clone(),
-                path: self.path(&field, &pool.path),
-                kind: self.kind(pool),
-                io: self.io(pool),
-            }
-        });
-        pools.collect()
+        let pools = typed.iter().map(|pool| self.part(|reader| reader.pool(&mut seen, pool)));
+        pools.collect::<Vec<_>>().into_iter().flatten().collect()
+    }
+
+    fn pool(&mut self, seen: &mut HashSet<String>, pool: &TypedPool) -> Pool {
+        self.unique(seen, "pool.name", &pool.name);
+        if let Err(why) = super::pool::check_name(pool.name.get_ref()) {
+            self.problem(&pool.name, "pool.name", why.0, "use letters, digits, '-' and '_'");
+        }
+        let field = format!("pool.{}.path", pool.name.get_ref());
+        Pool {
+            name: pool.name.get_ref().clone(),
+            path: self.path(&field, &pool.path),
+            kind: self.kind(pool),
+            io: self.io(pool),
+        }
     }
 
     fn kind(&mut self, pool: &TypedPool) -> PoolKind {
@@ -260,43 +282,51 @@ impl Reader<'_> {
         }
     }
 
-    fn peers(&mut self, typed: &[TypedPeer], pools: &[Pool]) -> Vec<Peer> {
+    fn peers(&mut self, typed: &[TypedPeer], pools: &[TypedPool]) -> Vec<Peer> {
         let mut seen = HashSet::new();
-        let peers = typed.iter().map(|peer| {
-            self.unique(&mut seen, "peer.name", &peer.name);
-            let name = self.name("peer.name", &peer.name);
-            if peer.address.get_ref().is_empty() {
-                let hint = "write it like hostb, hostb:7421 or 10.0.0.2:7421";
-                self.problem(&peer.address, &format!("peer.{name}.address"), "it is empty", hint);
-            }
-            for pool in &peer.pools {
-                if !pools.iter().any(|known| known.name == *pool.get_ref()) {
-                    let what = format!("there is no pool '{}'", pool.get_ref());
-                    let hint = "add a [[pool]] with this name or take it out";
-                    self.problem(pool, &format!("peer.{name}.pools"), what, hint);
+        let mut peers = Vec::new();
+        for typed in typed {
+            let Some(mut peer) = self.part(|reader| reader.peer(&mut seen, typed)) else {
+                continue;
+            };
+            // Of a wrong pool only that is left out: the peer may be needed for what is under way.
+            for pool in &typed.pools {
+                match pools.iter().any(|known| known.name.get_ref() == pool.get_ref()) {
+                    true => peer.pools.push(pool.get_ref().clone()),
+                    false => {
+                        let what = format!("there is no pool '{}'", pool.get_ref());
+                        let hint = "add a [[pool]] with this name or take it out";
+                        self.problem(pool, &format!("peer.{}.pools", peer.name), what, hint);
+                    }
                 }
             }
-            Peer {
-                name,
-                address: peer.address.get_ref().clone(),
-                pools: peer.pools.iter().map(|pool| pool.get_ref().clone()).collect(),
-            }
-        });
-        peers.collect()
+            peers.push(peer);
+        }
+        peers
+    }
+
+    fn peer(&mut self, seen: &mut HashSet<String>, peer: &TypedPeer) -> Peer {
+        self.unique(seen, "peer.name", &peer.name);
+        let name = self.name("peer.name", &peer.name);
+        if peer.address.get_ref().is_empty() {
+            let hint = "write it like hostb, hostb:7421 or 10.0.0.2:7421";
+            self.problem(&peer.address, &format!("peer.{name}.address"), "it is empty", hint);
+        }
+        Peer { name, address: peer.address.get_ref().clone(), pools: Vec::new() }
     }
 
     fn qmp_dirs(&mut self, typed: Option<&Vec<Text>>) -> Vec<PathBuf> {
-        match typed {
-            None => vec!["/run".into()],
-            Some(dirs) => dirs.iter().map(|dir| self.path("qmp_dirs", dir)).collect(),
-        }
+        let Some(typed) = typed else { return vec!["/run".into()] };
+        let dirs = typed.iter().map(|dir| self.part(|reader| reader.path("qmp_dirs", dir)));
+        dirs.collect::<Vec<_>>().into_iter().flatten().collect()
     }
 
     fn limits(&mut self, typed: Option<&TypedLimits>) -> Limits {
         let mut limits = Limits::default();
         let Some(typed) = typed else { return limits };
         if let Some(streams) = &typed.data_streams {
-            limits.data_streams = self.number("limits.data_streams", streams, MAX_STREAMS) as usize;
+            let number = self.number("limits.data_streams", streams, MAX_STREAMS);
+            limits.data_streams = number.map_or(limits.data_streams, |number| number as usize);
         }
         let times = [
             (&typed.link_timeout_seconds, "link_timeout_seconds", &mut limits.link_timeout),
@@ -309,18 +339,19 @@ impl Reader<'_> {
         ];
         for (value, field, limit) in times {
             if let Some(value) = value {
-                *limit = self.seconds(field, value);
+                *limit = self.seconds(field, value).unwrap_or(*limit);
             }
         }
-        limits.stall = typed.stall_seconds.as_ref().map(|v| self.seconds("stall_seconds", v));
+        let stall = typed.stall_seconds.as_ref();
+        limits.stall = stall.and_then(|value| self.seconds("stall_seconds", value));
         limits
     }
 
     fn replicas(&mut self, typed: Option<&TypedReplicas>) -> Retention {
         let Some(typed) = typed else { return Retention::default() };
-        let max_age = typed.max_age_hours.as_ref().map(|hours| {
-            let hours = self.number("replicas.max_age_hours", hours, MAX_HOURS);
-            Duration::from_secs(hours * 3600)
+        let max_age = typed.max_age_hours.as_ref().and_then(|hours| {
+            let hours = self.number("replicas.max_age_hours", hours, MAX_HOURS)?;
+            Some(Duration::from_secs(hours * 3600))
         });
         let min_free = typed.min_free.as_ref();
         let min_free = min_free.and_then(|text| self.size("replicas.min_free", text));
@@ -358,16 +389,17 @@ impl Reader<'_> {
         reuse
     }
 
-    fn seconds(&mut self, field: &str, value: &Spanned<u64>) -> Duration {
-        Duration::from_secs(self.number(&format!("limits.{field}"), value, MAX_SECONDS))
+    fn seconds(&mut self, field: &str, value: &Spanned<u64>) -> Option<Duration> {
+        self.number(&format!("limits.{field}"), value, MAX_SECONDS).map(Duration::from_secs)
     }
 
-    fn number(&mut self, field: &str, value: &Spanned<u64>, most: u64) -> u64 {
+    fn number(&mut self, field: &str, value: &Spanned<u64>, most: u64) -> Option<u64> {
         let number = *value.get_ref();
-        if number == 0 || number > most {
+        let fits = number > 0 && number <= most;
+        if !fits {
             let hint = format!("use 1 to {most}");
             self.problem(value, field, format!("{number} is out of range"), &hint);
         }
-        number
+        fits.then_some(number)
     }
 }

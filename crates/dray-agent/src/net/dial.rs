@@ -61,7 +61,7 @@ async fn open(
     let broken = |why| NetError::new(NetErrorKind::Local, format!("set up the socket: {why}"));
     socket::prepare(&tcp).map_err(broken)?;
     let handshake = async {
-        let connector = TlsConnector::from(identity.client.clone());
+        let connector = TlsConnector::from(identity.client()?);
         let tls = connector.connect(server, Socket::new(tcp)).await;
         let mut tls = TlsStream::from(tls.map_err(|error| tls::translate(error, name))?);
         let (version, features) = greet(&mut tls, name, kind, hello).await?;

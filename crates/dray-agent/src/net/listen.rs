@@ -197,7 +197,7 @@ impl<K: Fn(&str) -> bool> Door<K> {
     async fn greet(&self, tcp: TcpStream, remote: SocketAddr) -> Result<Incoming, NetError> {
         let broken = |why| NetError::new(NetErrorKind::Local, format!("set up the socket: {why}"));
         socket::prepare(&tcp).map_err(broken)?;
-        let acceptor = TlsAcceptor::from(self.identity.server.clone());
+        let acceptor = TlsAcceptor::from(self.identity.server()?);
         let tls = acceptor.accept(Socket::new(tcp)).await;
         let mut tls = TlsStream::from(tls.map_err(|why| tls::translate(why, "the peer"))?);
         let names = peer_names(&tls);

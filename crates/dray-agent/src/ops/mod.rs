@@ -54,6 +54,7 @@ impl AgentApi for Operator {
             api_version: api::API_VERSION,
             pid: std::process::id(),
             indexed_bytes: self.0.reuse.indexed_bytes(),
+            troubles: self.0.troubles.all(),
         })
     }
 

@@ -70,7 +70,7 @@ impl Registry {
     /// When the records cannot be listed.
     pub fn load(store: Store, config: Arc<Config>) -> io::Result<Arc<Self>> {
         let released = Notes::in_folder(store.released());
-        released.sweep()?;
+        released.sweep();
         let registry = Arc::new(Self {
             taking: Mutex::default(),
             released,

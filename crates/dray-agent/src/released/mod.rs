@@ -253,19 +253,26 @@ impl Notes {
     }
 
     /// Removes the notes of which nobody can make use: of files that are gone, and of backing images
-    /// whose QEMU has ended.
-    ///
-    /// # Errors
-    /// What the file system reports.
-    pub fn sweep(&self) -> io::Result<()> {
+    /// whose QEMU has ended. One that cannot be removed is in nobody's way.
+    pub fn sweep(&self) {
         let useless = |note: &Released| {
             let gone = FileId::of(&note.image.path).is_ok_and(|now| now != note.file)
-                || matches!(note.image.path.try_exists(), Ok(false));
+                || is_gone(&note.image.path);
             gone || (!note.has_line() && !note.qemu.runs())
         };
-        let mut all = self.all().into_iter().filter(useless);
-        all.try_for_each(|note| self.remove(note.image.id))
+        for note in self.all().into_iter().filter(useless) {
+            if let Err(why) = self.remove(note.image.id) {
+                tracing::warn!(image = note.image.name, %why, "cannot forget a released image");
+            }
+        }
     }
+}
+
+/// Whether a file is gone from a directory that is there. One whose whole directory is gone may come
+/// back: its file system is not mounted yet.
+fn is_gone(path: &Path) -> bool {
+    let dir = path.parent().is_some_and(|dir| dir.is_dir());
+    dir && matches!(path.try_exists(), Ok(false))
 }
 
 impl Registry {

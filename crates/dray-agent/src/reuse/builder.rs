@@ -4,10 +4,11 @@
 //! Images and replicas of this host, and other files of its pools (base images, say), are read once,
 //! and again when they look otherwise: an image that a guest writes once a day at most. The thread
 //! has the lowest priority, keeps to a rate, and waits while anything migrates or a guest is busy. It
-//! writes down how far it is, and a restart goes on there.
+//! writes down how far it is, and a restart goes on there. No file is open while it waits: the room of
+//! one that somebody deletes is given back at once.
 
 use super::files::FileRef;
-use super::store::{Batch, Scanned};
+use super::store::{Batch, Scanned, Store};
 use super::{PIECE_BYTES, Reuse};
 use crate::migration::source::unix_ms;
 use crate::net::zeros::{RunBuffer, is_zero};
@@ -44,10 +45,16 @@ const NICE: i32 = 19;
 /// When there can be no thread.
 pub(super) fn start(
     reuse: &Arc<Reuse>,
+    path: &Path,
     moves: impl Fn() -> bool + Send + 'static,
 ) -> io::Result<()> {
-    let reuse = Arc::downgrade(reuse);
+    let (reuse, path) = (Arc::downgrade(reuse), path.to_owned());
     let work = move || {
+        match (Store::open(&path), reuse.upgrade()) {
+            (Ok(store), Some(reuse)) => reuse.set_store(store),
+            (Err(why), _) => return tracing::warn!(%why, "there is no index of content"),
+            (_, None) => return,
+        }
         // On Linux this is the thread's own.
         if let Err(why) = rustix::process::setpriority_process(None, NICE) {
             tracing::debug!(%why, "the index is filled at normal priority");
@@ -138,11 +145,11 @@ impl<'a, M: Fn() -> bool> Look<'a, M> {
             Some(begun) => begun,
             None => Scanned { file: source.file.clone(), stamp, next: Some(0), ended_unix_ms: 0 },
         };
-        let Some(image) = open(&source.path) else { return Ok(true) };
         let mut run = RunBuffer::new(MAX_RUN_BLOCKS);
-        let end = image.geometry().len / PIECE_BYTES as u64;
         while let Some(first) = scanned.next {
             self.give_way(reuse);
+            let Some(image) = open(&source.path) else { break };
+            let end = image.geometry().len / PIECE_BYTES as u64;
             let len = (end - first.min(end)).min(MAX_RUN_BLOCKS / PIECE_BLOCKS);
             if len == 0 {
                 (scanned.next, scanned.ended_unix_ms) = (None, unix_ms());
@@ -150,6 +157,7 @@ impl<'a, M: Fn() -> bool> Look<'a, M> {
                 self.read(&image, number, first, len, &mut run)?;
                 scanned.next = Some(first + len);
             }
+            drop(image);
             let full = self.batch.pieces.len() >= BATCH || self.saved.elapsed() >= SAVE;
             if scanned.next.is_none() || full {
                 self.batch.files.push((number, scanned.clone()));
@@ -157,9 +165,6 @@ impl<'a, M: Fn() -> bool> Look<'a, M> {
                 if reuse.is_full() {
                     return Ok(false);
                 }
-            }
-            if !source.path.exists() {
-                break;
             }
         }
         Ok(true)

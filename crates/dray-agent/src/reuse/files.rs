@@ -4,11 +4,14 @@ use super::store::Scanned;
 use crate::registry::Registry;
 use dray_image::{FileImage, FileOptions};
 use dray_types::ImageId;
+use rustix::fs::fstat;
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+/// Numbers from here on are never in the store.
+const FIRST_LOOSE: u32 = 1 << 31;
 /// Open files outside the registry at most.
 const MOST_OPEN: usize = 64;
 
@@ -29,12 +32,19 @@ pub enum FileRef {
     },
 }
 
+/// A file that is kept open for whoever asks next.
+struct Open {
+    file: Arc<FileImage>,
+    /// Somebody has asked for it since the last look.
+    used: bool,
+}
+
 #[derive(Default)]
 struct Known {
     numbers: HashMap<FileRef, u32>,
     refs: HashMap<u32, FileRef>,
     next: u32,
-    open: HashMap<u32, Arc<FileImage>>,
+    open: HashMap<u32, Open>,
     scanned: HashMap<u32, Scanned>,
 }
 
@@ -45,16 +55,28 @@ pub(super) struct Files {
 }
 
 impl Files {
-    /// The files that an earlier process knew, and those that come.
-    pub(super) fn new(registry: Arc<Registry>, scanned: Vec<(u32, Scanned)>) -> Self {
-        let mut known = Known::default();
-        for (number, file) in scanned {
-            known.next = known.next.max(number.saturating_add(1));
+    /// None yet. Until it is known which numbers the store has given, new ones are above all of these.
+    pub(super) fn new(registry: Arc<Registry>) -> Self {
+        let known = Known { next: FIRST_LOOSE, ..Known::default() };
+        Self { registry, known: Mutex::new(known) }
+    }
+
+    /// The files that an earlier process knew, by the numbers that the store has for them. What was given
+    /// a number before goes on to be found under it, and has one of the store's from now on.
+    pub(super) fn load(&self, scanned: Vec<(u32, Scanned)>) {
+        let mut known = self.known();
+        let loose = std::mem::take(&mut known.numbers);
+        known.next = 0;
+        for (number, file) in scanned.into_iter().filter(|(number, _)| *number < FIRST_LOOSE) {
+            known.next = known.next.max(number + 1);
             known.numbers.insert(file.file.clone(), number);
             known.refs.insert(number, file.file.clone());
             known.scanned.insert(number, file);
         }
-        Self { registry, known: Mutex::new(known) }
+        drop(known);
+        for file in loose.keys() {
+            self.number(file);
+        }
     }
 
     pub(super) fn registry(&self) -> &Arc<Registry> {
@@ -118,8 +140,9 @@ impl Files {
 
     fn plain(&self, number: u32, path: &std::path::Path) -> Option<Arc<FileImage>> {
         let mut known = self.known();
-        if let Some(file) = known.open.get(&number) {
-            return Some(Arc::clone(file));
+        if let Some(open) = known.open.get_mut(&number) {
+            open.used = true;
+            return Some(Arc::clone(&open.file));
         }
         if !path.symlink_metadata().is_ok_and(|meta| meta.is_file()) {
             return None;
@@ -128,7 +151,14 @@ impl Files {
         if known.open.len() >= MOST_OPEN {
             known.open.clear();
         }
-        known.open.insert(number, Arc::clone(&file));
+        known.open.insert(number, Open { file: Arc::clone(&file), used: true });
         Some(file)
+    }
+
+    /// Closes what nobody has asked for since the last look, and what has been deleted: it would take
+    /// up room for as long as it is open.
+    pub(super) fn close_idle(&self) {
+        let named = |file: &FileImage| fstat(file.file()).is_ok_and(|stat| stat.st_nlink > 0);
+        self.known().open.retain(|_, open| std::mem::take(&mut open.used) && named(&open.file));
     }
 }

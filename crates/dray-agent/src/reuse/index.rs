@@ -5,7 +5,7 @@ use super::store::{Batch, Store};
 use dray_wire::frame::PieceHash;
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Entries of one half of the memory; with two halves about 30 MB.
 const HALF: usize = 1 << 18;
@@ -38,7 +38,8 @@ struct Halves {
 #[derive(Default)]
 pub(super) struct Index {
     memory: Mutex<Halves>,
-    store: Option<Store>,
+    /// There once it has been opened.
+    store: OnceLock<Store>,
     /// Entries of the store that proved wrong, until the next batch.
     wrong: Mutex<Vec<(Key, Spot)>>,
 }
@@ -60,8 +61,9 @@ impl Index {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn new(store: Option<Store>) -> Self {
-        Self { store, ..Self::default() }
+    /// From now on this is the durable part; the first one stays.
+    pub(super) fn set_store(&self, store: Store) {
+        let _ = self.store.set(store);
     }
 
     /// Everything that may have content with this hash, the younger one first.
@@ -70,17 +72,17 @@ impl Index {
         let memory = self.memory();
         let young = memory.young.get(&key).or_else(|| memory.old.get(&key)).copied();
         drop(memory);
-        young.into_iter().chain(self.store.as_ref().and_then(|store| store.get(&key)))
+        young.into_iter().chain(self.store.get().and_then(|store| store.get(&key)))
     }
 
     /// The durable part, if there is one.
     pub(super) fn store(&self) -> Option<&Store> {
-        self.store.as_ref()
+        self.store.get()
     }
 
     /// Writes what the background has read, and takes out what has proved wrong.
     pub(super) fn write(&self, mut batch: Batch) -> io::Result<()> {
-        let Some(store) = &self.store else { return Ok(()) };
+        let Some(store) = self.store.get() else { return Ok(()) };
         let mut wrong = self.wrong.lock().unwrap_or_else(PoisonError::into_inner);
         batch.wrong = std::mem::take(&mut *wrong);
         drop(wrong);
@@ -110,7 +112,7 @@ impl Index {
         }
         drop(memory);
         let mut waits = self.wrong.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.store.is_some() && waits.len() < MOST_WRONG {
+        if self.store.get().is_some() && waits.len() < MOST_WRONG {
             waits.push((key, wrong));
         }
     }

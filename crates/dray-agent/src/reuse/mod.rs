@@ -65,18 +65,12 @@ pub struct Reuse {
 }
 
 impl Reuse {
-    /// What the store at `path` knows, if the operator wants an index and it can be opened.
-    pub fn open(config: Arc<Config>, registry: Arc<Registry>, path: &Path) -> Arc<Self> {
-        let wanted = config.reuse.enabled && config.reuse.index;
-        let store = wanted.then(|| Store::open(path)).transpose().unwrap_or_else(|why| {
-            tracing::warn!(%why, "there is no index of content");
-            None
-        });
-        let scanned = store.as_ref().map_or(Ok(Vec::new()), Store::files).unwrap_or_default();
+    /// Nothing is known yet.
+    pub fn new(config: Arc<Config>, registry: Arc<Registry>) -> Arc<Self> {
         Arc::new(Self {
-            files: Files::new(registry, scanned),
+            files: Files::new(registry),
             config,
-            index: Index::new(store),
+            index: Index::default(),
             wanted: Wanted::default(),
             leads: Mutex::default(),
             moving: Mutex::default(),
@@ -89,12 +83,29 @@ impl Reuse {
         self.config.reuse.enabled
     }
 
-    /// Fills the index in the background from now on, unless something `moves`.
+    /// Opens the index at `path`, if the operator wants one, and fills it, in the background from now on,
+    /// unless something `moves`. Nobody waits for it: one that was not closed in order takes a while.
     ///
     /// # Errors
     /// When there can be no thread.
-    pub fn keep(self: &Arc<Self>, moves: impl Fn() -> bool + Send + 'static) -> io::Result<()> {
-        if self.index.store().is_some() { builder::start(self, moves) } else { Ok(()) }
+    pub fn keep(
+        self: &Arc<Self>,
+        path: &Path,
+        moves: impl Fn() -> bool + Send + 'static,
+    ) -> io::Result<()> {
+        let wanted = self.config.reuse.enabled && self.config.reuse.index;
+        if wanted { builder::start(self, path, moves) } else { Ok(()) }
+    }
+
+    /// What is durable can be asked from now on.
+    fn set_store(&self, store: Store) {
+        self.files.load(store.files().unwrap_or_default());
+        self.index.set_store(store);
+    }
+
+    /// Closes files that nobody reads any more. Called every few seconds.
+    pub fn close_idle(&self) {
+        self.files.close_idle();
     }
 
     /// Bytes of content that the durable index knows.

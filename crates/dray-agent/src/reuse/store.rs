@@ -5,7 +5,7 @@
 //! files:  file (u32) → postcard of a `Scanned`
 //! ```
 //! Nothing depends on it. A store that cannot be read is begun anew; what it says is followed to the
-//! content and compared there.
+//! content and compared there. A damaged page makes redb panic: that is an error like any other here.
 
 use super::files::FileRef;
 use super::index::{Key, Spot};
@@ -16,6 +16,7 @@ use redb::{
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 const PIECES: TableDefinition<Key, u64> = TableDefinition::new("pieces");
@@ -64,6 +65,12 @@ fn failed(why: impl Into<redb::Error>) -> io::Error {
     io::Error::other(why.into())
 }
 
+fn guarded<T>(work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    // Whatever state redb is in after it, only this is asked for it again.
+    catch_unwind(AssertUnwindSafe(work))
+        .unwrap_or_else(|_| Err(io::Error::other("the index of content is damaged")))
+}
+
 impl Store {
     /// Opens the store at `path`, or begins one: instead of one that is damaged, too.
     ///
@@ -71,10 +78,12 @@ impl Store {
     /// What the file system reports.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         let open = || {
-            let db = Builder::new().set_cache_size(CACHE).create(path).map_err(failed)?;
-            let store = Self { db, path: path.to_owned() };
-            store.apply(&Batch::default())?;
-            Ok(store)
+            guarded(|| {
+                let db = Builder::new().set_cache_size(CACHE).create(path).map_err(failed)?;
+                let store = Self { db, path: path.to_owned() };
+                store.apply(&Batch::default())?;
+                Ok(store)
+            })
         };
         open().or_else(|why: io::Error| {
             tracing::warn!(path = %path.display(), %why, "the index of content begins anew");
@@ -90,15 +99,18 @@ impl Store {
 
     /// Entries.
     pub(super) fn pieces(&self) -> u64 {
-        let count = || self.db.begin_read().ok()?.open_table(PIECES).ok()?.len().ok();
-        count().unwrap_or(0)
+        let table = || self.db.begin_read().map_err(failed)?.open_table(PIECES).map_err(failed);
+        guarded(|| table()?.len().map_err(failed)).unwrap_or(0)
     }
 
     /// Where content with this key was seen; an error is a miss.
     pub(super) fn get(&self, key: &Key) -> Option<Spot> {
-        let table = self.db.begin_read().ok()?.open_table(PIECES).ok()?;
-        let found = table.get(key).ok()??;
-        Some(unpack(found.value()))
+        let find = || {
+            let table = self.db.begin_read().map_err(failed)?.open_table(PIECES).map_err(failed)?;
+            let found = table.get(key).map_err(failed)?;
+            Ok(found.map(|found| unpack(found.value())))
+        };
+        guarded(find).ok().flatten()
     }
 
     /// Every file of the store; one that cannot be understood is left out.
@@ -106,6 +118,10 @@ impl Store {
     /// # Errors
     /// What the store reports.
     pub(super) fn files(&self) -> io::Result<Vec<(u32, Scanned)>> {
+        guarded(|| self.read_files())
+    }
+
+    fn read_files(&self) -> io::Result<Vec<(u32, Scanned)>> {
         let table = self.db.begin_read().map_err(failed)?.open_table(FILES).map_err(failed)?;
         let mut files = Vec::new();
         for entry in table.iter().map_err(failed)? {
@@ -122,6 +138,10 @@ impl Store {
     /// # Errors
     /// What the store reports.
     pub(super) fn apply(&self, batch: &Batch) -> io::Result<()> {
+        guarded(|| self.write(batch))
+    }
+
+    fn write(&self, batch: &Batch) -> io::Result<()> {
         let mut write = self.db.begin_write().map_err(failed)?;
         write.set_durability(Durability::Immediate).map_err(failed)?;
         {
@@ -149,6 +169,10 @@ impl Store {
     /// # Errors
     /// What the store reports.
     pub(super) fn forget(&self, gone: &HashSet<u32>) -> io::Result<()> {
+        guarded(|| self.remove(gone))
+    }
+
+    fn remove(&self, gone: &HashSet<u32>) -> io::Result<()> {
         let write = self.db.begin_write().map_err(failed)?;
         {
             let mut pieces = write.open_table(PIECES).map_err(failed)?;

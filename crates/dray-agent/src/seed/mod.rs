@@ -22,7 +22,7 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-pub use state::revive;
+pub use state::{SeedNote, revive};
 pub use survey::survey;
 
 /// What was read and nobody has gone on with for so long is removed.

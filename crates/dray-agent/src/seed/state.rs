@@ -178,18 +178,14 @@ fn become_replica(
 }
 
 /// After a restart: what was finished becomes a replica, and what nobody has gone on with since
-/// `keep` ago is removed.
-///
-/// # Errors
-/// When the folder cannot be read.
-pub fn revive(seeds: &Path, registry: &Registry, keep: std::time::Duration) -> io::Result<()> {
-    for at in store::entries(seeds, ".json")? {
+/// `keep` ago is removed. What cannot be done now is tried again by the next start: nobody needs it.
+pub fn revive(seeds: &Path, registry: &Registry, keep: std::time::Duration) {
+    for at in store::entries(seeds, ".json").unwrap_or_default() {
         let result = revive_one(&at, registry, keep);
         if let Err(why) = result {
             tracing::warn!(seed = %at.display(), %why, "cannot go on with what was read from backups");
         }
     }
-    Ok(())
 }
 
 fn revive_one(at: &Path, registry: &Registry, keep: std::time::Duration) -> io::Result<()> {

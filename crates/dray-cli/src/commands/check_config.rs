@@ -2,6 +2,7 @@
 
 use crate::output::Output;
 use dray_agent::api::{ApiError, ApiResult, ErrorKind};
+use dray_agent::config::start::Start;
 use dray_agent::config::{Config, ConfigError, DEFAULT_PATH, Problem};
 use serde_json::json;
 use std::path::PathBuf;
@@ -14,7 +15,8 @@ Examples:
 
 Also checks that pools, certificates and the keys of backup repositories are there, that the
 certificates are valid and the keys private.
-Starts nothing and changes nothing.";
+Starts nothing and changes nothing. Of what is wrong it says what an agent that starts now would do
+about it: leave a part out, or use the last good configuration.";
 
 /// Arguments of `dray check-config`.
 #[derive(clap::Args, Debug)]
@@ -27,17 +29,22 @@ pub struct Args {
 
 /// Does it.
 pub fn run(args: &Args, output: &Output) -> ApiResult<ExitCode> {
-    let (config, problems) = match Config::load(&args.config) {
-        Ok(config) => {
-            let problems = [config.check(), config.check_backups()].concat();
-            (Some(config), problems)
+    let (start, problems) = match Start::load(&args.config) {
+        Ok(start) => {
+            let config = &start.config;
+            let problems = match &start.instead {
+                Some(instead) => instead.because.problems.clone(),
+                None => [start.problems.clone(), config.check(), config.check_backups()].concat(),
+            };
+            (Some(start), problems)
         }
         Err(ConfigError { problems, .. }) => (None, problems),
     };
     let file = args.config.display();
     if !problems.is_empty() {
-        return Err(refused(&file, &problems));
+        return Err(refused(&file, &problems, &would_do(start.as_ref())));
     }
+    let config = start.map(|start| start.config);
     let Some(Config { name, pools, peers, .. }) = config else { return Ok(ExitCode::FAILURE) };
     let pools: Vec<String> = pools.into_iter().map(|pool| pool.name).collect();
     let peers: Vec<String> = peers.into_iter().map(|peer| peer.name).collect();
@@ -53,14 +60,26 @@ pub fn run(args: &Args, output: &Output) -> ApiResult<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// What an agent would do that starts now.
+fn would_do(start: Option<&Start>) -> String {
+    match start {
+        None => "an agent does not start with it".to_owned(),
+        Some(Start { instead: Some(instead), .. }) => {
+            format!("an agent that starts now uses {instead}")
+        }
+        Some(_) => "an agent that starts now goes on without what this concerns".to_owned(),
+    }
+}
+
 /// All problems in one error: alone on the line of the error, several below it.
-fn refused(file: &impl std::fmt::Display, problems: &[Problem]) -> ApiError {
+fn refused(file: &impl std::fmt::Display, problems: &[Problem], would_do: &str) -> ApiError {
     let what = format!("cannot use {file}");
     if let [problem] = problems {
         let mut alone = problem.clone();
-        let hint = alone.hint.take();
-        return ApiError { hint, ..ApiError::new(ErrorKind::Invalid, what, alone) };
+        let hint = alone.hint.take().map_or_else(String::new, |hint| format!("{hint}; "));
+        return ApiError::new(ErrorKind::Invalid, what, alone).hint(hint + would_do);
     }
     let list: String = problems.iter().map(|problem| format!("\n  {problem}")).collect();
-    ApiError::new(ErrorKind::Invalid, what, format!("{} problems{list}", problems.len()))
+    let why = format!("{} problems{list}", problems.len());
+    ApiError::new(ErrorKind::Invalid, what, why).hint(would_do)
 }

@@ -79,6 +79,7 @@ impl AddArgs {
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     match args.what.unwrap_or(What::List) {
         What::List => {
+            super::tell_troubles(client, output).await?;
             let images: Vec<ImageStatus> = client.call(Command::Images).await?;
             output.result(&images, |images, style| list(images, style));
         }

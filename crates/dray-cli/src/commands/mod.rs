@@ -36,7 +36,8 @@ pub mod watch;
 
 use crate::args::{Args, Command};
 use crate::output::Output;
-use dray_agent::api::{ApiError, ApiResult, Client, ErrorKind};
+use crate::show::troubles;
+use dray_agent::api::{self, AgentInfo, ApiError, ApiResult, Client, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -93,6 +94,16 @@ async fn ask(command: Command, client: &Client, output: &Output) -> ApiResult<Ex
         | Command::Sim(_)
         | Command::Trace(_) => Ok(ExitCode::SUCCESS),
     }
+}
+
+/// Tells what does not work on the agent's host, on standard error: there it is in nobody's way.
+async fn tell_troubles(client: &Client, output: &Output) -> ApiResult<()> {
+    let info: AgentInfo = client.call(api::Command::Info).await?;
+    let text = troubles::lines(&info.troubles, output.style_err());
+    if !text.is_empty() {
+        output.note(text.trim_end());
+    }
+    Ok(())
 }
 
 /// A path of this host as the agent can use it: the agent runs in another directory.

@@ -10,7 +10,9 @@ const EXAMPLES: &str = "\
 Examples:
   dray status                  all migrations of this host
   dray status 4f1c             one at length; the start of its id is enough
-  dray --json status           for programs: a list of objects";
+  dray --json status           for programs: a list of objects
+
+What does not work on this host just now is told first, on standard error.";
 
 /// Arguments of `dray status`.
 #[derive(clap::Args, Debug)]
@@ -24,6 +26,7 @@ pub struct Args {
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     let one = args.migration.is_some();
     let command = Status { migration: args.migration.map(MigrationRef) };
+    super::tell_troubles(client, output).await?;
     let found: Vec<MigrationStatus> = client.call(Command::Status(command)).await?;
     output.result(&found, |found, style| match found.as_slice() {
         [migration] if one => status::detail(migration, style),

@@ -10,4 +10,5 @@ pub mod status;
 pub mod style;
 pub mod summary;
 pub mod table;
+pub mod troubles;
 pub mod units;

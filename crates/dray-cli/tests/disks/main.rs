@@ -27,6 +27,7 @@
 //! * [`direct`]: pools that bypass the page cache.
 //! * [`closed`]: exports that nobody vouches for.
 //! * [`orders`]: which blocks move first.
+//! * [`starts`]: agents that start while something is wrong.
 //! * [`faults`]: disks that are read-only, full or broken, with [`mounts`] of their own.
 //! * [`full_state`]: nothing can be written down at the source.
 
@@ -63,6 +64,7 @@ mod restarts;
 mod returns;
 mod reuse;
 mod seeds;
+mod starts;
 mod store;
 mod throttle;
 mod versions;

@@ -3,6 +3,7 @@
 use crate::case::{BLOCKS, Case, DATA, IMAGE as DISK, SMALL};
 use crate::guest::{self, BLOCK, Guest};
 use crate::lab::{Host, Lab, opens, wait_for};
+use crate::mounts::Mount;
 use crate::moves::result;
 use serde_json::{Value, json};
 use std::os::unix::fs::FileExt;
@@ -258,6 +259,8 @@ fn a_base_image_in_a_pool_of_the_target_is_found_also_after_a_restart() {
     indexed(&lab.b, IMAGE);
     lab.b.kill();
     lab.b.start();
+    // It is opened in the background.
+    indexed(&lab.b, IMAGE);
     lab.a.add("vm.img");
     let summary = go(&lab, &["vm.img".into()], &["--verify"]);
     check(&lab.b, "vm.img", &copy);
@@ -452,4 +455,20 @@ fn content_of_another_pool_is_not_given_to_a_peer_that_may_not_use_it() {
     let summary = go(&lab, &["vm.img".into()], &[]);
     assert_eq!(found(&summary), 0, "{summary}");
     check(&lab.b, "vm.img", &base);
+}
+
+#[test]
+fn the_background_keeps_no_room_of_a_file_that_is_deleted() {
+    // Eight seconds for each MiB: it waits nearly all the time.
+    let slow = |_: &str, config: String| config + "[reuse]\nindex_rate = \"128KiB/s\"\n";
+    let mut lab = Lab::with(slow);
+    let Some(small) = Mount::tmpfs(&lab.a.pool(), "size=24m") else { return };
+    put(&lab.a, "ballast", &noise(1, IMAGE));
+    lab.a.start();
+    // It begins two seconds after the start.
+    std::thread::sleep(Duration::from_secs(4));
+    std::fs::remove_file(small.path.join("ballast")).unwrap();
+    let free = || rustix::fs::statvfs(&small.path).is_ok_and(|stat| stat.f_bfree * 4096 > 23 << 20);
+    wait_for("the room", Duration::from_secs(2), free).unwrap();
+    lab.a.kill();
 }

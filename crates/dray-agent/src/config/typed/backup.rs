@@ -41,49 +41,52 @@ impl Reader<'_> {
         known: &[TypedPeer],
     ) -> Option<BackupStore> {
         let typed = typed?;
+        let mut peers = Vec::new();
         for peer in &typed.peers {
-            if !known.iter().any(|known| known.name.get_ref() == peer.get_ref()) {
-                let what = format!("there is no peer '{}'", peer.get_ref());
-                let hint = "add a [[peer]] with this name or take it out";
-                self.problem(peer, "backup_store.peers", what, hint);
+            match known.iter().any(|known| known.name.get_ref() == peer.get_ref()) {
+                true => peers.push(peer.get_ref().clone()),
+                false => {
+                    let what = format!("there is no peer '{}'", peer.get_ref());
+                    let hint = "add a [[peer]] with this name or take it out";
+                    self.problem(peer, "backup_store.peers", what, hint);
+                }
             }
         }
-        Some(BackupStore {
-            path: self.path("backup_store.path", &typed.path),
-            peers: typed.peers.iter().map(|peer| peer.get_ref().clone()).collect(),
-        })
+        let path = self.part(|reader| reader.path("backup_store.path", &typed.path))?;
+        Some(BackupStore { path, peers })
     }
 
     pub(super) fn backups(&mut self, typed: &[TypedBackup]) -> Vec<BackupPlace> {
         let mut seen = HashSet::new();
-        let places = typed.iter().map(|place| {
-            self.unique(&mut seen, "backup.name", &place.name);
-            if let Err(why) = crate::config::pool::check_name(place.name.get_ref()) {
-                self.problem(&place.name, "backup.name", why.0, "use letters, digits, '-' and '_'");
-            }
-            let name = place.name.get_ref();
-            let access = self.repository(place);
-            let key = place.key_file.as_ref();
-            let every = place.every.as_ref();
-            if let Some(typed) = every.filter(|_| place.images.is_empty()) {
-                let hint = "name them: images = [\"vm1-root\"]";
-                self.problem(typed, &format!("backup.{name}.images"), "none is named", hint);
-            }
-            let keep_last = place.keep_last.as_ref().map(|typed| {
-                self.number(&format!("backup.{name}.keep_last"), typed, u32::MAX.into()) as u32
-            });
-            BackupPlace {
-                name: name.clone(),
-                url: place.url.get_ref().clone(),
-                access,
-                key_file: key.map(|file| self.path(&format!("backup.{name}.key_file"), file)),
-                every: every
-                    .and_then(|typed| self.interval(&format!("backup.{name}.every"), typed)),
-                images: place.images.iter().map(|image| image.get_ref().clone()).collect(),
-                keep_last,
-            }
+        let places = typed.iter().map(|place| self.part(|reader| reader.place(&mut seen, place)));
+        places.collect::<Vec<_>>().into_iter().flatten().collect()
+    }
+
+    fn place(&mut self, seen: &mut HashSet<String>, place: &TypedBackup) -> BackupPlace {
+        self.unique(seen, "backup.name", &place.name);
+        if let Err(why) = crate::config::pool::check_name(place.name.get_ref()) {
+            self.problem(&place.name, "backup.name", why.0, "use letters, digits, '-' and '_'");
+        }
+        let name = place.name.get_ref();
+        let access = self.repository(place);
+        let key = place.key_file.as_ref();
+        let every = place.every.as_ref();
+        if let Some(typed) = every.filter(|_| place.images.is_empty()) {
+            let hint = "name them: images = [\"vm1-root\"]";
+            self.problem(typed, &format!("backup.{name}.images"), "none is named", hint);
+        }
+        let keep_last = place.keep_last.as_ref().and_then(|typed| {
+            self.number(&format!("backup.{name}.keep_last"), typed, u32::MAX.into())
         });
-        places.collect()
+        BackupPlace {
+            name: name.clone(),
+            url: place.url.get_ref().clone(),
+            access,
+            key_file: key.map(|file| self.path(&format!("backup.{name}.key_file"), file)),
+            every: every.and_then(|typed| self.interval(&format!("backup.{name}.every"), typed)),
+            images: place.images.iter().map(|image| image.get_ref().clone()).collect(),
+            keep_last: keep_last.map(|number| number as u32),
+        }
     }
 
     /// How a repository is reached, with whatever is wrong with its URL.

@@ -448,7 +448,7 @@ mod tests {
         );
         let config = Arc::new(Config::parse(&text, std::path::Path::new("dray.toml")).unwrap());
         let registry = Registry::load(Store::open(dir).unwrap(), Arc::clone(&config)).unwrap();
-        let reuse = Reuse::open(config, registry, &dir.join("content"));
+        let reuse = Reuse::new(config, registry);
         let (path, len) = (dir.join("image"), pieces * PIECE_BLOCKS * BLOCK_SIZE);
         std::fs::File::create(&path).unwrap().set_len(len).unwrap();
         let options = FileOptions { write: true, ..FileOptions::default() };

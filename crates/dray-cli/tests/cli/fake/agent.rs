@@ -49,6 +49,7 @@ impl AgentApi for Agent {
             api_version: API_VERSION,
             pid: 1,
             indexed_bytes: 0,
+            troubles: Vec::new(),
         })
     }
 

@@ -1,0 +1,120 @@
+//! The agent's sockets. One that cannot be had (somebody else has the address, the address is not there yet)
+//! is tried again: it costs those who would come that way and nobody else.
+
+use super::Agent;
+use crate::api::{Server, SocketAccess};
+use crate::net::{ListenSettings, Listener};
+use crate::ops::Operator;
+use dray_nbd::{ServerHandle, Tls};
+use std::fmt::Display;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Pause between two tries.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// The sockets of guests.
+#[derive(Clone, Default)]
+pub(super) struct Exports(Arc<Mutex<Vec<ServerHandle>>>);
+
+impl Exports {
+    fn all(&self) -> MutexGuard<'_, Vec<ServerHandle>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends every connection.
+    pub(super) fn end(&self, grace: Duration) {
+        let all = std::mem::take(&mut *self.all());
+        for exports in all {
+            exports.shutdown_within(grace);
+        }
+    }
+}
+
+impl Agent {
+    fn cannot_listen(&self, key: &str, who: &str, why: impl Display, hint: &str) {
+        self.troubles.note(key, format!("{who} cannot connect"), why, hint);
+    }
+
+    /// Lets this host's guests in; later when it cannot be done now.
+    pub(super) fn let_guests_in(self: &Arc<Self>, access: SocketAccess, exports: &Exports) {
+        let (agent, exports) = (Arc::clone(self), exports.clone());
+        let bind = move || {
+            const KEY: &str = "listener.guests";
+            let bound = agent.nbd.bind_unix(&agent.nbd_socket(), 0o660, access.group);
+            let hint = "is run_dir another agent's?";
+            let handle = bound
+                .inspect_err(|why| agent.cannot_listen(KEY, "this host's guests", why, hint))?;
+            agent.troubles.clear(KEY);
+            exports.all().push(handle);
+            agent.readiness.guests_can_come();
+            Ok(())
+        };
+        try_again(bind);
+    }
+
+    /// Lets guests of other hosts in, who prove by a certificate of the same authority that they may.
+    pub(super) fn let_remote_guests_in(self: &Arc<Self>, address: SocketAddr, exports: &Exports) {
+        let (agent, exports) = (Arc::clone(self), exports.clone());
+        let bind = move || {
+            const KEY: &str = "listener.remote-guests";
+            let bound = agent.identity.lasting_server().map_err(io::Error::other);
+            let bound = bound.and_then(|tls| agent.nbd.bind_tcp(address, Tls::Required(tls)));
+            let who = "guests on other hosts (nbd.tcp)";
+            let handle = bound.inspect_err(|why| agent.cannot_listen(KEY, who, why, ""))?;
+            agent.troubles.clear(KEY);
+            exports.all().push(handle);
+            Ok(())
+        };
+        try_again(bind);
+    }
+
+    /// Answers operators.
+    pub(super) async fn serve_operators(self: Arc<Self>, access: SocketAccess) {
+        const KEY: &str = "listener.operators";
+        let path = self.config.run_dir.join("api.sock");
+        let server = loop {
+            match Server::bind(&path, access) {
+                Ok(server) => break server,
+                Err(why) => self.cannot_listen(KEY, "the dray command", why, ""),
+            }
+            tokio::time::sleep(AGAIN).await;
+        };
+        self.troubles.clear(KEY);
+        server.serve(Arc::new(Operator(Arc::clone(&self)))).await;
+    }
+
+    /// Answers peers.
+    pub(super) async fn serve_peers(self: Arc<Self>) {
+        const KEY: &str = "listener.peers";
+        let listener = loop {
+            match Listener::bind(self.config.listen, ListenSettings::default()).await {
+                Ok(listener) => break listener,
+                Err(why) => {
+                    let hint = why.hint.clone().unwrap_or_default();
+                    self.cannot_listen(KEY, "other agents", &why.what, &hint);
+                }
+            }
+            tokio::time::sleep(AGAIN).await;
+        };
+        self.troubles.clear(KEY);
+        self.listen(listener).await;
+    }
+}
+
+/// Does it now, or tries again in the background until it is done.
+fn try_again(bind: impl Fn() -> io::Result<()> + Send + 'static) {
+    if bind().is_ok() {
+        return;
+    }
+    tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(AGAIN).await;
+            if bind().is_ok() {
+                return;
+            }
+        }
+    });
+}

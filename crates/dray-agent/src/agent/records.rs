@@ -1,0 +1,103 @@
+//! Small records of the state directory that cannot be read. Each is left out or begun anew by whoever needs
+//! it; here the operator is told, until the file can be read or is gone. The records of images and of
+//! migrations are not among them: they decide what is served.
+
+use super::Agent;
+use crate::batch::record::BatchRecord;
+use crate::released::Released;
+use crate::seed::SeedNote;
+use crate::store::{self, Store};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A kind of record.
+struct Kind {
+    /// Where they are: a file, or all of a folder.
+    at: PathBuf,
+    read: fn(&Path) -> io::Result<()>,
+    /// What comes of one that cannot be read.
+    what: &'static str,
+}
+
+fn read<T: DeserializeOwned>(path: &Path) -> io::Result<()> {
+    store::read_json::<T>(path).map(drop)
+}
+
+fn kinds(store: &Store) -> [Kind; 8] {
+    let kind = |at, read, what| Kind { at, read, what };
+    let migrations = "the migrations that a batch has not begun yet are not begun";
+    [
+        kind(store.batches(), read::<BatchRecord>, migrations),
+        kind(store.seeds(), read::<SeedNote>, "what was read of backups for an image is not used"),
+        kind(store.released(), read::<Released>, "an image that QEMU has is copied as a whole"),
+        kind(store.backups(), read::<Value>, "where an image was backed up to is not known"),
+        kind(
+            store.backups().join(".schedule.json"),
+            read::<Value>,
+            "when was last backed up is not known: it is done again",
+        ),
+        kind(store.digests(), read::<Value>, "base images are read once more"),
+        kind(store.links(), read::<Value>, "how fast links are is measured anew"),
+        kind(store.given(), read::<Value>, "who gave what is missing in the next summaries"),
+    ]
+}
+
+/// The files of a kind. A folder that was never made has none.
+fn files(at: &Path) -> io::Result<Vec<PathBuf>> {
+    match at.is_dir() {
+        true => store::entries(at, ".json"),
+        false => Ok(vec![at.to_owned()]),
+    }
+}
+
+impl Agent {
+    /// Looks at all of them.
+    pub(super) fn look_at_records(&self) {
+        self.look_at_those(|_| true);
+    }
+
+    /// Looks again at those that could not be read.
+    pub(super) fn look_at_damaged_records(&self) {
+        let known: Vec<_> = self.troubles.all().into_iter().map(|trouble| trouble.key).collect();
+        let known: Vec<_> = known.iter().filter_map(|key| key.strip_prefix(KEY)).collect();
+        let gone = known.iter().filter(|path| !Path::new(path).exists());
+        gone.for_each(|path| self.troubles.clear(&key(Path::new(path))));
+        if !known.is_empty() {
+            self.look_at_those(|key| self.troubles.has(key));
+        }
+    }
+
+    fn look_at_those(&self, wanted: impl Fn(&str) -> bool) {
+        for Kind { at, read, what } in kinds(&self.store) {
+            match files(&at) {
+                Ok(files) => files.iter().for_each(|path| self.look_at(path, read, what, &wanted)),
+                Err(why) => self.troubles.note(key(&at), what, why, ""),
+            }
+        }
+    }
+
+    fn look_at(
+        &self,
+        path: &Path,
+        read: fn(&Path) -> io::Result<()>,
+        what: &str,
+        wanted: impl Fn(&str) -> bool,
+    ) {
+        let key = key(path);
+        if !wanted(&key) {
+            return;
+        }
+        let damaged = read(path).err().filter(|why| why.kind() != io::ErrorKind::NotFound);
+        let why = damaged.map(|why| format!("{} cannot be read: {why}", path.display()));
+        self.troubles.settle(&key, what, why, &format!("remove {}", path.display()));
+    }
+}
+
+/// Keys of troubles with records begin so.
+const KEY: &str = "record.";
+
+fn key(path: &Path) -> String {
+    format!("{KEY}{}", path.display())
+}

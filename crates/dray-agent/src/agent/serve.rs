@@ -1,0 +1,216 @@
+//! How an agent starts and ends.
+//!
+//! First everything durable is brought back (parked disks stay parked, partial images stay closed), then
+//! guests are let in, then operators and peers. Only what concerns every image ends the start: no usable
+//! configuration, no run directory, a state directory that is not there, cannot be read, or is another
+//! agent's. Everything else is a [trouble](crate::troubles) of one thing, and the rest goes on without it.
+
+use super::listeners::Exports;
+use super::revive::{Revived, Unrevived};
+use super::signals::Signals;
+use super::{Agent, Readiness, Tasks};
+use crate::api::{ApiError, ApiResult, ErrorKind, SocketAccess};
+use crate::bases::Digests;
+use crate::batch::Batches;
+use crate::config::start::Start;
+use crate::migration::slots::Slots;
+use crate::registry::Registry;
+use crate::reuse::Reuse;
+use crate::seed::Seeds;
+use crate::store::Store;
+use crate::tls::Identity;
+use crate::troubles::Troubles;
+use rustix::fs::{FlockOperation, flock};
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Time that guests' requests get to end when the agent is told to.
+const SHUTDOWN_GRACE: Duration = Duration::from_millis(500);
+
+/// Runs an agent until a signal ends it.
+///
+/// # Errors
+/// What is wrong with the configuration or the host.
+pub fn run(path: &Path) -> ApiResult<()> {
+    let what = format!("cannot start the agent with {}", path.display());
+    let start = Start::load(path).map_err(|why| {
+        ApiError::new(ErrorKind::Invalid, what.clone(), why)
+            .hint("`dray check-config` shows everything that is wrong")
+    })?;
+    let failed = |why: io::Error| ApiError::new(ErrorKind::Io, what.clone(), why);
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(failed)?;
+    let outcome = runtime.block_on(serve(start, &what));
+    runtime.shutdown_background();
+    outcome
+}
+
+async fn serve(start: Start, what: &str) -> ApiResult<()> {
+    let mut signals = Signals::catch();
+    let readiness = Arc::new(Readiness::default());
+    readiness.in_any_case();
+    let (agent, lock) = open(&start, readiness, what)?;
+    agent.undo_restores();
+    let revived = agent.revive();
+    agent.tell_when_decided();
+    let access =
+        agent.config.group.as_deref().map_or_else(SocketAccess::default, SocketAccess::for_group);
+    let exports = Exports::default();
+    signals.serves();
+    agent.let_guests_in(access, &exports);
+    tokio::select! {
+        () = Arc::clone(&agent).work(&start, access, &exports, revived) => {}
+        () = signals.told() => {}
+    }
+    agent.readiness.stopping();
+    agent.end(&exports);
+    drop(lock);
+    Ok(())
+}
+
+/// An agent with everything that is durable, and the lock on it.
+fn open(start: &Start, readiness: Arc<Readiness>, what: &str) -> ApiResult<(Arc<Agent>, File)> {
+    let io = |why: io::Error| ApiError::new(ErrorKind::Io, what, why);
+    let config = Arc::new(start.config.clone());
+    let troubles = Arc::new(Troubles::default());
+    note_configuration(start, &troubles);
+    std::fs::create_dir_all(&config.run_dir).map_err(io)?;
+    // Two agents on one state directory would both believe that they own its images.
+    let lock = lock_state(&config.state_dir).map_err(|why| {
+        ApiError::new(ErrorKind::Io, what, format!("{}: {why}", config.state_dir.display())).hint(
+            "the state directory must be there: mount it, or for a new host install -d -m 0700 it",
+        )
+    })?;
+    let store = Store::open(&config.state_dir).map_err(io)?;
+    crate::flat::end_leftovers(&config.run_dir);
+    let registry = Registry::load(store.clone(), Arc::clone(&config)).map_err(io)?;
+    let agent = Arc::new(Agent {
+        nbd: dray_nbd::Server::new(Arc::clone(&registry) as _),
+        reuse: Reuse::new(Arc::clone(&config), Arc::clone(&registry)),
+        digests: Digests::open(store.digests()),
+        identity: Arc::new(Identity::of_host(&config.tls_dir, &config.name).0),
+        config,
+        store,
+        registry,
+        sources: Slots::default(),
+        targets: Slots::default(),
+        seeds: Seeds::default(),
+        batches: Batches::default(),
+        tasks: Tasks::default(),
+        backups: Arc::default(),
+        troubles,
+        readiness,
+        unrevived: Unrevived::default(),
+    });
+    agent.look_at_certificates();
+    agent.look_at_records();
+    Ok((agent, lock))
+}
+
+/// What is not as the operator has written it.
+fn note_configuration(start: &Start, troubles: &Troubles) {
+    let path = start.config.path.display();
+    if let Some(instead) = &start.instead {
+        let what = format!("the agent runs with {instead}");
+        let hint = format!(
+            "`dray check-config --config {path}` shows what is wrong; mend it and restart the agent"
+        );
+        troubles.note("configuration", what, &instead.because, hint);
+    }
+    for problem in &start.problems {
+        let what = format!("a part of {path} is left out");
+        let key = format!("configuration.{}.{}", problem.field, problem.line.unwrap_or_default());
+        troubles.note(key, what, problem, "mend it and restart the agent");
+    }
+    for problem in start.config.check_backups() {
+        let key = format!("configuration.{}", problem.field);
+        let hint = problem.hint.clone().unwrap_or_default();
+        troubles.note(key, "a backup repository cannot be used", problem.what, hint);
+    }
+}
+
+impl Agent {
+    /// Takes up what an earlier agent has begun, and answers operators and peers, for ever.
+    async fn work(
+        self: Arc<Self>,
+        start: &Start,
+        access: SocketAccess,
+        exports: &Exports,
+        revived: Vec<Revived>,
+    ) {
+        self.keep_threads();
+        // Guests that an earlier agent has stopped go on before anything else is done with them.
+        self.recover_turns().await;
+        self.registry.recover_swaps().await;
+        tokio::spawn(Arc::clone(&self).keep_flat());
+        self.go_on(revived);
+        tokio::spawn(Arc::clone(&self).keep_reviving());
+        Batches::revive(&self);
+        self.keep_looking();
+        if let Some(address) = self.config.nbd_tcp {
+            self.let_remote_guests_in(address, exports);
+        }
+        if let Err(why) = start.has_worked() {
+            tracing::warn!(%why, "cannot keep a copy of the configuration as the last good one");
+        }
+        tracing::info!(host = self.config.name, listen = %self.config.listen, "ready");
+        tokio::join!(Arc::clone(&self).serve_operators(access), Arc::clone(&self).serve_peers());
+    }
+
+    /// Starts what goes on in the background. Without one of these guests are served all the same.
+    fn keep_threads(self: &Arc<Self>) {
+        let watched = Arc::downgrade(self);
+        let moves = move || watched.upgrade().is_some_and(|agent| agent.moves());
+        for (key, what, kept) in [
+            ("heat", "what guests use most is not counted", crate::heat::keep(&self.registry)),
+            (
+                "lines",
+                "an unclean stop makes more suspect than it must",
+                crate::lineage::keep(&self.registry),
+            ),
+            (
+                "retention",
+                "replicas are not removed by themselves",
+                crate::retention::keep(&self.registry, &self.config),
+            ),
+            ("index", "content is not indexed", self.reuse.keep(&self.store.content(), moves)),
+            ("schedule", "no backup is made by itself", crate::backup::schedule::keep(self)),
+        ] {
+            let found = kept.err().map(|why| format!("no thread can be made: {why}"));
+            self.troubles.settle(&format!("thread.{key}"), what, found, "restart the agent");
+        }
+    }
+
+    /// Ends in order: guests' connections first.
+    fn end(&self, exports: &Exports) {
+        // Parked requests would hold this up for their whole stall: they are cut, and come again.
+        exports.end(SHUTDOWN_GRACE);
+        // They would serve nobody until the next agent ends them.
+        self.registry
+            .all()
+            .iter()
+            .filter_map(|entry| entry.flat.as_ref())
+            .for_each(|f| f.chain.close());
+        self.registry.peeks.close();
+        self.registry.save_heat();
+        self.registry.stop_lines(SHUTDOWN_GRACE);
+    }
+}
+
+/// Locks the directory itself: that needs no room in it, and is free again when the process is gone.
+fn lock_state(dir: &Path) -> io::Result<File> {
+    let file = File::open(dir)?;
+    if !file.metadata()?.is_dir() {
+        return Err(io::ErrorKind::NotADirectory.into());
+    }
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            Err(io::Error::new(io::ErrorKind::AddrInUse, "another agent uses it"))
+        }
+        Err(why) => Err(why.into()),
+    }
+}
