@@ -76,7 +76,7 @@ fn main() {
     std::fs::remove_file(&path).expect("removing it");
     let plain = Disk::new(Arc::clone(&file));
     let tracked = Disk::new(Arc::clone(&file));
-    tracked.start_tracking(None);
+    tracked.start_tracking(None).unwrap();
     // As the owner of an image of which another host has a replica.
     let generation = Disk::new(Arc::clone(&file));
     let intents = Intents(tempfile::tempfile().expect("a file for the intents"));

@@ -131,7 +131,11 @@ impl DeviceMark {
             file.sync_all()?;
             std::fs::rename(&new, &path)
         };
-        write().map_err(|e| self.fail("writing", e))?;
+        write().map_err(|e| {
+            // Half a marker is of no use, and on a full disk in the way.
+            let _ = std::fs::remove_file(&new);
+            self.fail("writing", e)
+        })?;
         sync_dir(&self.state_dir)?;
         self.flag(matches!(state, DeviceState::Replica(_)))
     }

@@ -17,7 +17,7 @@
 //! the gate's state; who closes the gate sets the state and then looks at the counters. One of the
 //! two sees the other, so a [`Quiesced`] exists only while no change is in flight (I1, I3).
 
-use crate::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Arc, Condvar, Mutex, MutexGuard, shard};
 use crate::{Error, ErrorKind, Result};
 use std::time::{Duration, Instant};
@@ -37,6 +37,8 @@ const PARKED: u8 = 1 << 2;
 const SHUT: u8 = 1 << 3;
 /// What would have to wait for one of the causes above but the first fails.
 const FAILED: u8 = 1 << 4;
+/// Somebody waits for the changes that were in flight when it came; nothing waits for that.
+const DRAINING: u8 = 1 << 5;
 
 /// What keeps reads out.
 const NO_READS: u8 = PARKED | SHUT;
@@ -45,13 +47,18 @@ const LASTING: u8 = INCOMING | PARKED | SHUT;
 
 #[repr(align(128))]
 struct Shard {
-    in_flight: AtomicU64,
+    /// By the phase in which they began.
+    in_flight: [AtomicU64; 2],
 }
 
 /// Counts changes in flight; can hold changes, or everything, back.
 pub struct Gate {
     state: AtomicU8,
+    /// Which of two counters changes that begin are counted in.
+    phase: AtomicUsize,
     shards: [Shard; SHARDS],
+    /// Held by who drains.
+    draining: Mutex<()>,
     /// Held while the state changes, so that waiting for a change of it cannot miss one.
     lock: Mutex<()>,
     changed: Condvar,
@@ -62,6 +69,7 @@ pub struct Gate {
 pub struct Pass<'a> {
     gate: &'a Gate,
     shard: usize,
+    phase: usize,
 }
 
 /// Proof that no guest change is in flight and none begins; dropping it lets them go on, unless it
@@ -88,7 +96,11 @@ impl Gate {
     fn beginning(state: u8) -> Arc<Self> {
         Arc::new(Self {
             state: AtomicU8::new(state),
-            shards: std::array::from_fn(|_| Shard { in_flight: AtomicU64::new(0) }),
+            phase: AtomicUsize::new(0),
+            shards: std::array::from_fn(|_| Shard {
+                in_flight: std::array::from_fn(|_| AtomicU64::new(0)),
+            }),
+            draining: Mutex::new(()),
             lock: Mutex::new(()),
             changed: Condvar::new(),
         })
@@ -147,10 +159,10 @@ impl Gate {
 
     /// Lets a change begin, if the gate is open.
     pub fn try_enter(&self) -> Option<Pass<'_>> {
-        let shard = shard(SHARDS);
-        self.shards[shard].in_flight.fetch_add(1, Ordering::SeqCst);
-        let pass = Pass { gate: self, shard };
-        (self.state() == OPEN).then_some(pass)
+        let (shard, phase) = (shard(SHARDS), self.phase.load(Ordering::Relaxed));
+        self.shards[shard].in_flight[phase].fetch_add(1, Ordering::SeqCst);
+        let pass = Pass { gate: self, shard, phase };
+        (self.state() & !DRAINING == OPEN).then_some(pass)
     }
 
     /// Lets a change begin, as soon as the gate is open.
@@ -200,8 +212,51 @@ impl Gate {
         }
     }
 
+    /// True when no change is in flight that began in `phase`.
+    fn idle_in(&self, phase: usize) -> bool {
+        self.shards.iter().all(|shard| shard.in_flight[phase].load(Ordering::SeqCst) == 0)
+    }
+
     fn idle(&self) -> bool {
-        self.shards.iter().all(|shard| shard.in_flight.load(Ordering::SeqCst) == 0)
+        self.idle_in(0) && self.idle_in(1)
+    }
+
+    /// Returns when every change has ended that had begun before the call; others go on and begin
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// `Unavailable` when that takes longer than `timeout`.
+    pub fn drain(&self, timeout: Duration) -> Result<()> {
+        let deadline = Instant::now() + timeout;
+        let _one = self.draining.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        self.change(OPEN, DRAINING);
+        let phase = self.phase.load(Ordering::SeqCst);
+        // Who read the phase before it changed the last time may have come late.
+        let late = self.wait_idle(1 - phase, deadline);
+        let drained = late.and_then(|()| {
+            self.phase.store(1 - phase, Ordering::SeqCst);
+            // Who still counts itself in the old phase after this was seen idle begins later.
+            self.wait_idle(phase, deadline)
+        });
+        self.change(DRAINING, OPEN);
+        drained
+    }
+
+    fn wait_idle(&self, phase: usize, deadline: Instant) -> Result<()> {
+        let mut held = self.lock();
+        while !self.idle_in(phase) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let why = "they take too long; is the disk slow or stuck?";
+                let what = "waiting for the guest's writes in flight";
+                return Err(Error::new(ErrorKind::Unavailable, what, why));
+            }
+            held = match self.changed.wait_timeout(held, left) {
+                Ok((held, _)) => held,
+                Err(poisoned) => poisoned.into_inner().0,
+            };
+        }
+        Ok(())
     }
 
     /// Holds new changes back and waits until none is in flight. A gate that is shut can be quiesced
@@ -315,10 +370,11 @@ impl Gate {
 
 impl Drop for Pass<'_> {
     fn drop(&mut self) {
-        let before = self.gate.shards[self.shard].in_flight.fetch_sub(1, Ordering::SeqCst);
+        let shard = &self.gate.shards[self.shard];
+        let before = shard.in_flight[self.phase].fetch_sub(1, Ordering::SeqCst);
         debug_assert!(before > 0, "a change left the gate twice");
-        if before == 1 && self.gate.state() & QUIESCED != 0 {
-            // Whoever quiesces holds the lock between looking at the counters and waiting.
+        if before == 1 && self.gate.state() & (QUIESCED | DRAINING) != 0 {
+            // Whoever quiesces or drains holds the lock between looking at the counters and waiting.
             drop(self.gate.lock());
             self.gate.changed.notify_all();
         }

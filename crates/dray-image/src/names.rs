@@ -241,9 +241,13 @@ impl ImageNames {
                     _ => fail("creating", &path, e),
                 },
             )?;
-        file.set_len(len).and_then(|()| file.sync_all()).map_err(|e| fail("creating", &path, e))?;
-        sync_dir(&self.dir)?;
-        Ok(file)
+        let made = file.set_len(len).and_then(|()| file.sync_all());
+        let made = made.map_err(|e| fail("creating", &path, e)).and_then(|()| sync_dir(&self.dir));
+        if made.is_err() {
+            // Half made it would be in the way of the next try.
+            let _ = std::fs::remove_file(&path);
+        }
+        made.map(|()| file)
     }
 
     /// Opens the incomplete image for reading and writing.

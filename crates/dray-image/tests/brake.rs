@@ -45,7 +45,7 @@ fn tracked() -> (tempfile::TempDir, Arc<Disk>) {
     std::fs::File::create(&path).unwrap().set_len(16 << 20).unwrap();
     let options = FileOptions { write: true, ..Default::default() };
     let disk = Disk::new(Arc::new(FileImage::open(&path, options).unwrap()));
-    disk.start_tracking(None);
+    disk.start_tracking(None).unwrap();
     (dir, disk)
 }
 

@@ -50,10 +50,10 @@ impl Image for Nothing {
 #[test]
 fn maps_take_memory_by_use_and_not_by_size() {
     let disk = Disk::new(Arc::new(Nothing(64 * TIB)));
-    disk.start_tracking(None);
+    disk.start_tracking(None).unwrap();
     assert!(disk.memory_bytes() < 64 * MIB, "{} bytes for a clean disk", disk.memory_bytes());
     let whole = Disk::new(Arc::new(Nothing(TIB)));
-    whole.start_tracking(None);
+    whole.start_tracking(None).unwrap();
     whole.discard(0, TIB, false).unwrap();
     assert_eq!(whole.dirty_count(), TIB / BLOCK_SIZE);
     // Two maps, one of the migration and one of the generation, of a bit for each block.

@@ -29,7 +29,7 @@ fn every_change_is_told_once_it_is_there_and_dirty() {
     std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
     let options = FileOptions { write: true, ..Default::default() };
     let disk = Disk::new(Arc::new(FileImage::open(&path, options).unwrap()));
-    disk.start_tracking(None);
+    disk.start_tracking(None).unwrap();
     let witness = Arc::new(Checks { disk: Arc::downgrade(&disk), told: Mutex::default() });
     disk.set_write_witness(Some(Arc::clone(&witness) as Arc<dyn WriteWitness>));
     disk.write_at(&[5; 100], BLOCK_SIZE - 50, false).unwrap();

@@ -268,8 +268,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     for disk in [&generation, &tracked, &all] {
         keep_generation(disk)?;
     }
-    tracked.start_tracking(None);
-    all.start_tracking(None);
+    tracked.start_tracking(None).expect("nothing is in flight");
+    all.start_tracking(None).expect("nothing is in flight");
     let counts = count(Arc::clone(&all));
     let log = Arc::clone(&all);
     let server = Server::new(Arc::new(All([open()?, open()?, plain, generation, tracked, all])));

@@ -35,7 +35,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         None | Some("disk") => Disk::new(file),
         Some("tracked") => {
             let disk = Disk::new(file);
-            disk.start_tracking(None);
+            disk.start_tracking(None).expect("nothing is in flight");
             disk
         }
         _ => return Err("KIND is disk, tracked or file".into()),

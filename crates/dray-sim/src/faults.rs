@@ -22,12 +22,12 @@ pub enum Crash {
     Kill,
     /// The host loses power.
     PowerCut,
+    /// Nothing ends: for a while there is no room for what the target writes beside the images.
+    Full,
     /// It does not end: if the effect is a record of the source, that is certainly not written.
     Unrecorded,
     /// The same, and nobody knows whether it is.
     Unsure,
-    /// Nothing ends: for a while there is no room for what the target writes beside the images.
-    Full,
 }
 
 /// A crash at a chosen place: before the effect with this number is carried out.

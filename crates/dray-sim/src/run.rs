@@ -123,13 +123,13 @@ pub fn crash_everywhere(seed: u64, strategy: Strategy, crash: Crash) -> Result<u
     for (side, effects) in
         [(Side::Source, calm.source_effects), (Side::Target, calm.target_effects)]
     {
-        // Records that cannot be written are the source's; only the target runs out of room.
-        let wanted = match crash {
+        // Either side's records are another matter.
+        let meant = match crash {
             Crash::Unrecorded | Crash::Unsure => side == Side::Source,
             Crash::Full => side == Side::Target,
             Crash::Kill | Crash::PowerCut => true,
         };
-        for effect in (0..effects).filter(|_| wanted) {
+        for effect in (0..effects).filter(|_| meant) {
             run_with_crash(seed, strategy, Some(CrashPoint { side, effect, crash }))?;
             runs += 1;
         }

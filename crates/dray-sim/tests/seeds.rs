@@ -56,9 +56,7 @@ fn a_crash_between_any_two_effects() {
     let all: Vec<_> = Strategy::ALL
         .into_iter()
         .flat_map(|strategy| (0..crash_seeds).map(move |seed| (strategy, seed)))
-        .flat_map(|(strategy, seed)| {
-            [Crash::Kill, Crash::PowerCut, Crash::Full].map(|c| (strategy, seed, c))
-        })
+        .flat_map(|(strategy, seed)| [Crash::Kill, Crash::PowerCut].map(|c| (strategy, seed, c)))
         .collect();
     let next = AtomicUsize::new(0);
     // Each of two threads takes the next: this test is as long as all others of its crate.
@@ -67,8 +65,7 @@ fn a_crash_between_any_two_effects() {
         while let Some(&(strategy, seed, crash)) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
             let runs = crash_everywhere(seed, strategy, crash);
             let runs = runs.unwrap_or_else(|report| panic!("{report}"));
-            let least = if crash == Crash::Full { 10 } else { 20 };
-            assert!(runs > least, "{strategy}: only {runs} places to crash at");
+            assert!(runs > 20, "{strategy}: only {runs} places to crash at");
             total += runs;
         }
         total
@@ -78,6 +75,22 @@ fn a_crash_between_any_two_effects() {
         runs() + other.join().expect("no place to crash at was too much")
     });
     println!("{total} runs with a crash");
+}
+
+/// The target may run out of room at any of its effects, for a while: the guest goes on, one host owns,
+/// and the migration ends.
+#[test]
+fn the_target_may_have_no_room_from_any_effect_on() {
+    let seeds = std::env::var("DRAY_SIM_COUNT").map_or(4, |text| text.parse().unwrap());
+    let mut total = 0;
+    for strategy in Strategy::ALL {
+        for seed in 0..seeds {
+            let runs = crash_everywhere(seed, strategy, Crash::Full);
+            total += runs.unwrap_or_else(|report| panic!("{report}"));
+        }
+    }
+    println!("{total} runs without room");
+    assert!(total > 10 * seeds);
 }
 
 /// Any record of the source may be one that cannot be written: the guest goes on, one host owns, and
@@ -123,9 +136,9 @@ fn place(text: &str) -> CrashPoint {
         effect: part().parse().expect("a number of effects"),
         crash: match part() {
             "Kill" => Crash::Kill,
+            "Full" => Crash::Full,
             "Unrecorded" => Crash::Unrecorded,
             "Unsure" => Crash::Unsure,
-            "Full" => Crash::Full,
             _ => Crash::PowerCut,
         },
     }

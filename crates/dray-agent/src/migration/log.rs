@@ -176,7 +176,7 @@ impl<R: Serialize + DeserializeOwned> Log<R> {
     /// # Errors
     /// What the file system reports, or that the journal is damaged.
     pub fn open(path: &Path) -> io::Result<(Self, Vec<R>)> {
-        let (mut journal, payloads) = Journal::open(path).map_err(system)?;
+        let (mut journal, payloads) = Journal::open(path).map_err(named)?;
         if let Err(why) = journal.reserve(RESERVE) {
             // A file system without such a thing, or a full one: then each record is as it comes.
             tracing::debug!(%why, "no room is taken for records to come");
@@ -186,13 +186,6 @@ impl<R: Serialize + DeserializeOwned> Log<R> {
             .map(|payload| postcard::from_bytes(payload).map_err(io::Error::other))
             .collect::<io::Result<_>>()?;
         Ok((Self { journal, records: PhantomData }, records))
-    }
-
-    /// Takes room for `bytes` bytes of records to come, as far as there is any.
-    pub fn reserve(&mut self, bytes: u64) {
-        if let Err(why) = self.journal.reserve(bytes) {
-            tracing::debug!(%why, "no room is set aside for a journal");
-        }
     }
 
     /// Appends records; they are durable together on return.
@@ -206,7 +199,7 @@ impl<R: Serialize + DeserializeOwned> Log<R> {
             .map(|record| postcard::to_allocvec(record).map_err(io::Error::other))
             .collect::<io::Result<Vec<_>>>()?;
         let slices: Vec<&[u8]> = payloads.iter().map(Vec::as_slice).collect();
-        self.journal.append_all(&slices).map_err(system)
+        self.journal.append_all(&slices).map_err(named)
     }
 
     /// Whether nobody knows if what was last appended is durable. The next append decides: then it
@@ -217,7 +210,7 @@ impl<R: Serialize + DeserializeOwned> Log<R> {
 }
 
 /// An error of the kind that callers decide on.
-fn system(why: dray_image::Error) -> io::Error {
+fn named(why: dray_image::Error) -> io::Error {
     let kind = match why.kind {
         dray_image::ErrorKind::NoSpace => io::ErrorKind::StorageFull,
         _ => io::ErrorKind::Other,

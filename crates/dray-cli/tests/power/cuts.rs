@@ -39,7 +39,10 @@ pub struct Case {
 
 /// Chooses cuts in all phases, each as often as the others.
 pub fn choose(recording: &Recording, count: u64, random: &mut u64) -> Vec<Case> {
-    let marks: Vec<(usize, &str)> = recording.notes.marks().collect();
+    let mut marks: Vec<(usize, &str)> = recording.notes.marks().collect();
+    if recording.goes_on() {
+        marks.insert(0, (0, "boot"));
+    }
     let only = std::env::var("DRAY_POWER_PHASE").ok();
     let wanted = |name: &str| only.as_ref().is_none_or(|only| only == name);
     let phases: Vec<_> =
@@ -56,12 +59,13 @@ pub fn choose(recording: &Recording, count: u64, random: &mut u64) -> Vec<Case> 
     chosen.collect()
 }
 
-/// A cut of both hosts at any moment of the migration.
+/// A cut of both hosts at any moment at which the migration is under way.
 pub fn both(recording: &Recording, random: &mut u64) -> Case {
     let marks: Vec<(usize, &str)> = recording.notes.marks().collect();
     let place = |name: &str| marks.iter().find(|(_, mark)| *mark == name).map(|(at, _)| *at);
-    let range = place("begin").unwrap_or(0)..place("after").unwrap_or(recording.log.entries.len());
-    let cut = draw(recording, range, Who::Both, random);
+    let from = place("copy").or(place("begin")).unwrap_or(0);
+    let to = place("release").or(place("after")).unwrap_or(recording.log.entries.len());
+    let cut = draw(recording, from..to, Who::Both, random);
     let phase = marks.iter().rev().find(|(at, _)| *at < cut.at).map_or("", |(_, mark)| mark);
     Case { cut, who: Who::Both, phase: phase.to_owned() }
 }

@@ -113,6 +113,11 @@ impl Recording {
         Ok(Self { base, log_path, log, notes, seed, before: before.transpose()? })
     }
 
+    /// Whether it began with a power cut.
+    pub fn goes_on(&self) -> bool {
+        self.before.is_some()
+    }
+
     /// What was promised to an image's client before so many entries of the log were done, in each of
     /// its lives.
     pub fn promises(&self, script: &Script, at: usize) -> Vec<Promises> {

@@ -172,8 +172,8 @@ mod tests {
         held.put_back(void.clone());
         held.push(send(ToSource::Complete));
         held.new_session();
-        held.push(send(ToSource::Serving));
+        held.push(send(ToSource::HandBack));
         held.retry();
-        assert_eq!(all(&mut held), [void, send(ToSource::Serving)]);
+        assert_eq!(all(&mut held), [void, send(ToSource::HandBack)]);
     }
 }

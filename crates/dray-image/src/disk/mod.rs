@@ -5,6 +5,7 @@
 //! nothing: when to copy, hand over or fetch is the engine's business.
 
 mod brake;
+mod history;
 mod recorder;
 mod request;
 mod witness;
@@ -34,6 +35,9 @@ const LOG_LANES: usize = 4;
 /// them are counted in a millisecond or two, so that they keep no core from a guest for long. The log
 /// takes 64 KiB.
 const LOG_PLACES: usize = 2048;
+
+/// How long a change that is in flight may take: a disk that takes longer is stuck.
+const IN_FLIGHT: Duration = Duration::from_secs(10);
 
 /// Gets blocks that this host does not have from the one that has them.
 pub trait Fetcher: Send + Sync {
@@ -263,9 +267,16 @@ impl Disk {
     }
 
     /// Tracks writes from now on. Nothing is dirty at the start, unless writes were tracked before:
-    /// what is dirty then stays so.
-    pub fn start_tracking(&self, intent: Option<Arc<dyn IntentLog>>) {
+    /// what is dirty then stays so. Changes that were in flight have ended on return, so that the log
+    /// has the regions of all that may have reached the image since.
+    ///
+    /// # Errors
+    /// `Unavailable` when one that is in flight does not end within some seconds; writes are tracked
+    /// all the same.
+    pub fn start_tracking(&self, intent: Option<Arc<dyn IntentLog>>) -> Result<()> {
+        let logs = intent.is_some();
         self.tracker.start(intent);
+        if logs { self.gate.drain(IN_FLIGHT) } else { Ok(()) }
     }
 
     /// Ends tracking and forgets what is dirty.
@@ -301,63 +312,6 @@ impl Disk {
     /// The dirty blocks; exact while the disk is quiesced.
     pub fn dirty_snapshot(&self) -> BlockSet {
         self.tracker.snapshot()
-    }
-
-    /// From now on every change is remembered for the image's open generation, in which `changed`
-    /// was changed before; a disk that does so already goes on with what it has. Migrations do not
-    /// touch this set: it is there for those that come later. Writes that are in flight count.
-    pub fn start_history(&self, intent: Arc<dyn IntentLog>, changed: &BlockSet) {
-        if !self.history.is_on() {
-            self.history.start(Some(intent));
-            changed.runs().for_each(|run| self.history.mark(run));
-        }
-    }
-
-    /// Ends [`start_history`](Self::start_history) and forgets what was changed.
-    pub fn stop_history(&self) {
-        self.history.stop();
-    }
-
-    /// True while changes are remembered for the open generation.
-    pub fn keeps_history(&self) -> bool {
-        self.history.is_on()
-    }
-
-    /// The blocks changed in the open generation; exact while the disk is quiesced.
-    pub fn history(&self) -> BlockSet {
-        self.history.snapshot()
-    }
-
-    /// Closes the regions that nobody has changed since the last call; see
-    /// [`Tracker::close_idle`](crate::tracker::Tracker::close_idle).
-    pub fn close_idle_history(&self) -> Vec<u64> {
-        self.history.close_idle()
-    }
-
-    /// Ends the open generation at this quiet moment and returns what was changed in it: from now on
-    /// changes are remembered for the next one. Regions that are open stay so. None when nothing was
-    /// remembered: it is from now on.
-    ///
-    /// # Errors
-    /// `Invalid` when it is another disk that is quiet.
-    pub fn turn_history(
-        &self,
-        quiesced: &Quiesced,
-        intent: Arc<dyn IntentLog>,
-    ) -> Result<Option<BlockSet>> {
-        self.is_quiet(quiesced, "closing a generation")?;
-        if !self.history.is_on() {
-            self.history.start(Some(intent));
-            return Ok(None);
-        }
-        let mut changed = BlockSet::new();
-        self.history.take(0, u64::MAX).accept().into_iter().for_each(|run| changed.insert(run));
-        Ok(Some(changed))
-    }
-
-    /// Takes `changed` back into the open generation: the one before it was not closed after all.
-    pub fn add_history(&self, changed: &BlockSet) {
-        changed.runs().for_each(|run| self.history.mark(run));
     }
 
     fn is_quiet(&self, quiesced: &Quiesced, what: &str) -> Result<()> {

@@ -197,7 +197,9 @@ impl<S: Storage> Journal<S> {
         }
         if let Err(e) = self.storage.replace(&bytes) {
             // The old bytes are there or the new ones; which, the next append must not guess.
-            self.unsure = Some(Unsure::Replaced);
+            if !self.is_unchanged() {
+                self.unsure = Some(Unsure::Replaced);
+            }
             return Err(Error::io(self.context("rewriting"), e));
         }
         self.unsure = None;
@@ -206,6 +208,16 @@ impl<S: Storage> Journal<S> {
         // As far as there is any.
         let _ = self.take_room();
         Ok(())
+    }
+
+    /// Whether the old journal is certainly there: a full disk need not be the end of it.
+    fn is_unchanged(&mut self) -> bool {
+        self.storage.read().is_ok_and(|bytes| {
+            let same = |content: frame::Content| {
+                content.len as u64 == self.len && (content.next == self.next || self.is_empty())
+            };
+            bytes.len() as u64 == self.len && frame::read(&bytes).is_ok_and(same)
+        })
     }
 
     /// Length in bytes: when to rewrite is the caller's choice.

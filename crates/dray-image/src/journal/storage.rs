@@ -112,12 +112,12 @@ impl Storage for FileStorage {
         let new = self.path.with_file_name(name);
         let mut file =
             File::options().read(true).write(true).create(true).truncate(true).open(&new)?;
-        if let Err(why) = file.write_all(bytes).and_then(|()| file.sync_all()) {
-            // Half a file is of no use, and on a full disk in the way.
+        let made = file.write_all(bytes).and_then(|()| file.sync_all());
+        if let Err(why) = made.and_then(|()| std::fs::rename(&new, &self.path)) {
+            // Half a journal is of no use, and on a full disk in the way.
             let _ = std::fs::remove_file(&new);
             return Err(why);
         }
-        std::fs::rename(&new, &self.path)?;
         self.file = Some(file);
         let dir = match self.path.parent() {
             Some(dir) if !dir.as_os_str().is_empty() => dir,

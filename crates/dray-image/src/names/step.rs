@@ -50,8 +50,7 @@ impl Step {
     pub(super) fn run(&self, dir: &Path) -> Result<()> {
         match self {
             Step::SetMode(path, mode) => {
-                std::fs::set_permissions(path, Permissions::from_mode(*mode))
-                    .map_err(|e| fail("setting the mode of", path, e))?;
+                set_mode(path, *mode).map_err(|e| fail("setting the mode of", path, e))?;
             }
             Step::Rename(from, to) => {
                 rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE).map_err(
@@ -67,6 +66,14 @@ impl Step {
         }
         sync_dir(dir)
     }
+}
+
+/// Sets a file's mode, durably: its directory's sync need not cover that.
+fn set_mode(path: &Path, mode: u32) -> std::io::Result<()> {
+    // Before, in case the new mode forbids it to whoever is not root; after, in case the old one did.
+    let before = File::open(path);
+    std::fs::set_permissions(path, Permissions::from_mode(mode))?;
+    before.or_else(|_| File::open(path)).map_or(Ok(()), |file| file.sync_all())
 }
 
 /// Opens a file of mode 0000. Root just can; anyone else must open it up for a moment.

@@ -1,6 +1,7 @@
 //! The disk after a power cut: what was flushed is there, of what was not each write is there, or not,
 //! or torn between two sectors.
 
+use super::disk;
 use super::log::{Entry, Log, SECTOR};
 use crate::numbered::next;
 use std::fs::{File, OpenOptions};
@@ -40,7 +41,7 @@ impl Cut {
             let lost = nth >= durable && !entry.forced && self.part.contains(&entry.first);
             if !lost || next(&mut random) % 100 < self.survive {
                 disk.write_all_at(&bytes, entry.first * SECTOR)?;
-            } else if next(&mut random) % 100 < self.torn {
+            } else if next(&mut random) % 100 < self.torn && !holds_superblock(entry) {
                 tear(&disk, entry, &bytes, &mut random)?;
             }
         }
@@ -54,6 +55,12 @@ impl Cut {
         let lost = entries[flushed(entries)..].iter();
         lost.filter(|entry| entry.count > 0 && self.part.contains(&entry.first)).count()
     }
+}
+
+/// Whether it is a file system's first block. Ext4 writes its superblock past its journal and relies
+/// on getting all of it.
+fn holds_superblock(entry: &Entry) -> bool {
+    [0, 1].iter().any(|nth| disk::host(*nth).start == entry.first)
 }
 
 /// How many of the entries, from the first on, the last flush among them has made durable.
@@ -103,29 +110,38 @@ mod tests {
     use super::*;
     use crate::guest::tools;
 
-    /// With what QEMU itself logs.
+    /// What QEMU logs while it does these commands on an empty disk, which `below` lies under.
+    fn logged(dir: &Path, below: &str, commands: &[&str]) -> Log {
+        let [disk, log] = ["disk", "log"].map(|name| dir.join(name));
+        File::create(&disk).unwrap().set_len(1 << 20).unwrap();
+        File::create(&log).unwrap();
+        let free = r#""cache":{"no-flush":true}"#;
+        let file =
+            |path: &Path| format!(r#"{{"driver":"file","filename":"{}",{free}}}"#, path.display());
+        let below = below.replace("FREE", free).replace("FILE", &file(&disk));
+        let image = format!(
+            r#"json:{{"driver":"blklogwrites","file":{below},"log":{},"log-sector-size":512}}"#,
+            file(&log)
+        );
+        let slow = "throttle-group,id=slow,x-bps-write=131072,x-bps-write-max=131072";
+        let mut args = vec!["--object", slow, "-t", "writeback", image.as_str()];
+        commands.iter().for_each(|command| args.extend(["-c", command]));
+        tools::run("qemu-io", &args).unwrap();
+        Log::open(&log).unwrap()
+    }
+
+    fn flushes(log: &Log) -> Vec<usize> {
+        (0..log.entries.len()).filter(|nth| log.entries[*nth].flush).collect()
+    }
+
     #[test]
     fn what_was_flushed_survives_and_nothing_else_must() {
         if !tools::available(&["qemu-io"]) {
             return;
         }
         let dir = tempfile::tempdir().unwrap();
-        let [base, disk, log, out] =
-            ["base", "disk", "log", "out"].map(|name| dir.path().join(name));
+        let [base, out] = ["base", "out"].map(|name| dir.path().join(name));
         File::create(&base).unwrap().set_len(1 << 20).unwrap();
-        copy_sparse(&base, &disk).unwrap();
-        File::create(&log).unwrap();
-        let file = |name: &Path| {
-            format!(
-                r#"{{"driver":"file","filename":"{}","cache":{{"no-flush":true}}}}"#,
-                name.display()
-            )
-        };
-        let image = format!(
-            r#"json:{{"driver":"blklogwrites","file":{},"log":{},"log-sector-size":512}}"#,
-            file(&disk),
-            file(&log)
-        );
         let commands = [
             "write -P 1 0 4k",
             "flush",
@@ -135,13 +151,8 @@ mod tests {
             "write -P 4 0 4k",
             "flush",
         ];
-        let mut args = vec![image.as_str(), "-t", "writeback"];
-        commands.iter().for_each(|command| args.extend(["-c", command]));
-        tools::run("qemu-io", &args).unwrap();
-        let log = Log::open(&log).unwrap();
-        let flushes: Vec<usize> =
-            (0..log.entries.len()).filter(|nth| log.entries[*nth].flush).collect();
-        assert_eq!(flushes, [1, 4, 6], "{:?}", log.entries);
+        let log = logged(dir.path(), "FILE", &commands);
+        assert_eq!(flushes(&log), [1, 4, 6], "{:?}", log.entries);
         let cut = Cut { at: 4, survive: 0, torn: 0, seed: 1, part: 0..u64::MAX };
         let first = |cut: &Cut| {
             cut.apply(&log, &base, &out).unwrap();
@@ -154,5 +165,20 @@ mod tests {
         assert_eq!(first(&Cut { at: 5, ..cut.clone() }), [2; 8192]);
         let torn = first(&Cut { torn: 100, ..cut });
         assert!(torn.contains(&2) && torn != [2; 8192]);
+    }
+
+    /// A write that is under way when a flush is asked for is logged after it: the flush has not made
+    /// it durable.
+    #[test]
+    fn a_flush_covers_what_was_done_before_it_was_asked_for() {
+        if !tools::available(&["qemu-io"]) {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let slow = r#"{"driver":"throttle","throttle-group":"slow",FREE,"file":FILE}"#;
+        let commands = ["write 0 128k", "aio_write 128k 64k", "flush", "aio_flush", "flush"];
+        let log = logged(dir.path(), slow, &commands);
+        assert_eq!(flushes(&log), [1, 3], "{:?}", log.entries);
+        assert_eq!(log.entries[2].first, 256);
     }
 }

@@ -44,7 +44,7 @@ impl Judge {
     }
 
     fn add(&mut self, promises: &Promises) {
-        let (whose, judge) = (self.whose, self);
+        let whose = self.whose;
         let counts = |host: u64| match whose {
             Whose::All => true,
             Whose::First => host == 0,
@@ -59,8 +59,8 @@ impl Judge {
         }
         for (lane, last) in last.into_iter().enumerate() {
             for n in promises.first..last + SLACK {
-                let sectors = judge.script.op(lane, n).sectors();
-                sectors.for_each(|sector| judge.written.entry(sector).or_default().push(n));
+                let sectors = self.script.op(lane, n).sectors();
+                sectors.for_each(|sector| self.written.entry(sector).or_default().push(n));
             }
         }
         let from = |lane: usize| match whose {
@@ -69,11 +69,11 @@ impl Judge {
         };
         for (_, done) in promises.flushed.iter().filter(|(host, _)| counts(**host)) {
             for (lane, done) in done.iter().enumerate() {
-                (from(lane)..*done).for_each(|n| judge.promise(lane, n));
+                (from(lane)..*done).for_each(|n| self.promise(lane, n));
             }
         }
         for (_, lane, n) in promises.forced.iter().filter(|(host, ..)| counts(*host)) {
-            judge.promise(*lane, *n);
+            self.promise(*lane, *n);
         }
     }
 

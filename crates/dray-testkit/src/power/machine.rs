@@ -14,6 +14,9 @@ const END: Duration = Duration::from_secs(240);
 /// Its memory; the programs are in it twice while it boots.
 const MEMORY: &str = "512";
 
+/// What no console says: a panic of an agent, a file system that a cut has damaged.
+const NEVER: [&str; 2] = ["panicked at", "EXT4-fs error"];
+
 const INIT: &str = "#!/bin/busybox sh
 /bin/busybox mount -t devtmpfs dev /dev
 /bin/busybox mount -t proc proc /proc
@@ -86,6 +89,9 @@ impl Machine<'_> {
         let said = String::from_utf8_lossy(&fs::read(self.console)?).into_owned();
         let result = said.lines().find_map(|line| line.strip_prefix("RESULT "));
         let failed = said.lines().find_map(|line| line.strip_prefix("FAILED "));
+        if let Some(bad) = said.lines().find(|line| NEVER.iter().any(|word| line.contains(word))) {
+            return Err(self.failed(bad));
+        }
         match result {
             Some(result) => Ok(result.trim().to_owned()),
             None => Err(self.failed(failed.unwrap_or("it ended without a word"))),

@@ -181,7 +181,8 @@ impl Notes {
         let new = self.path.with_extension("notes-new");
         let made = File::options().read(true).write(true).create(true).truncate(true).open(&new);
         let written = made.and_then(|file| {
-            reserve(&file, ROOM)?;
+            // As far as there is any.
+            let _ = reserve(&file, ROOM);
             let mut bytes = self.header();
             for (nth, run) in self.named.runs().enumerate() {
                 bytes.extend(self.encode(nth as u64, run));

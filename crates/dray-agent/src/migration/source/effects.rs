@@ -27,7 +27,7 @@ impl SourceLoop {
         match effect {
             SourceEffect::Send(envelope) => self.send_to_target(envelope),
             SourceEffect::Journal(record) => return self.record(record),
-            SourceEffect::StartTracking => self.images.start_tracking(),
+            SourceEffect::StartTracking => return self.images.start_tracking().into(),
             SourceEffect::StopTracking => self.images.stop_tracking(),
             SourceEffect::Scan { image } => return self.images.scan(*image, inputs).into(),
             &SourceEffect::SendRun { tag, image, range, urgent, clear_dirty } => {

@@ -177,11 +177,15 @@ impl SourceImages {
     }
 
     /// Tracks writes, with the intent of a first write to a region durable before it.
-    pub fn start_tracking(&self) {
-        for (ix, entry) in self.writable() {
+    ///
+    /// # Errors
+    /// When a write that is in flight does not end.
+    pub fn start_tracking(&self) -> io::Result<()> {
+        self.writable().try_for_each(|(ix, entry)| {
             let file = IntentFile::new(Arc::clone(&self.intents), ix);
-            entry.disk.start_tracking(Some(Arc::new(file) as Arc<dyn IntentLog>));
-        }
+            let intent = Some(Arc::new(file) as Arc<dyn IntentLog>);
+            entry.disk.start_tracking(intent).map_err(io::Error::other)
+        })
     }
 
     /// Stops tracking.

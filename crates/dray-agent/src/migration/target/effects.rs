@@ -11,6 +11,9 @@ use dray_wire::{Envelope, ToSource};
 use std::io;
 use std::sync::atomic::Ordering;
 
+/// What the board says while something fails that is tried again.
+const FAILED: &str = "migration failed";
+
 impl TargetLoop {
     /// Carries one effect out.
     ///
@@ -86,12 +89,18 @@ impl TargetLoop {
             TargetNotice::HandedBack { why } => {
                 self.fail(ErrorKind::Hypervisor, "the images were handed back", why);
             }
-            TargetNotice::Failed { why } => self.fail(ErrorKind::Io, "migration failed", why),
+            TargetNotice::Failed { why } => self.fail(ErrorKind::Io, FAILED, why),
             TargetNotice::Unreadable { why, .. } | TargetNotice::Refused { why } => {
                 self.slot.board.notice(why.clone());
             }
             TargetNotice::Abandoned { discarded } => self.abandoned(*discarded),
-            TargetNotice::Complete => self.complete(),
+            TargetNotice::Complete => {
+                // What failed on the way was tried again, and has not failed after all.
+                self.slot.board.change(|shown| {
+                    shown.error.take_if(|error| error.what == FAILED);
+                });
+                self.complete();
+            }
             TargetNotice::Phase(_) => self.refresh(),
             TargetNotice::Serving => {}
         }
@@ -107,7 +116,7 @@ impl TargetLoop {
         let state = if discarded { MigrationState::Cancelled } else { MigrationState::Interrupted };
         self.slot.board.change(|shown| shown.state = state);
         if discarded {
-            self.held.clear();
+            self.slot.board.change(|shown| shown.progress.phase = Phase::Ended);
             self.owed = Owed::default();
             self.remove_folder();
             self.slot.send(super::Input::Stop);
@@ -133,7 +142,8 @@ impl TargetLoop {
 
     /// After a new session of a complete migration: its last words may have been lost.
     pub(super) fn opened_again(&mut self) {
-        if self.engine.is_complete() && !self.verifying() {
+        // Not before the record that says so is durable, and the files have their names.
+        if self.engine.is_complete() && self.held.is_empty() && !self.verifying() {
             self.complete();
         }
     }
@@ -170,19 +180,18 @@ impl TargetLoop {
             return false;
         }
         let records = [dray_engine::TargetRecord::Discarded];
-        self.slot.sink.close();
-        self.held.clear();
-        self.owed = Owed::default();
-        if let Err(why) = self.log.append(&records).and_then(|()| self.images.discard()) {
-            // Forgotten all the same: a restart takes what is left for what never began.
-            tracing::warn!(%why, "cannot remove all of what a migration has received");
+        if let Err(why) = self.log.append(&records) {
+            // Whoever asked asks again.
+            self.cannot("forget the migration", &why);
+            return false;
         }
-        self.remove_folder();
-        self.slot.board.change(|shown| {
-            shown.state = MigrationState::Cancelled;
-            shown.progress.phase = Phase::Ended;
-        });
-        true
+        self.held.clear();
+        self.held.push(TargetEffect::Discard);
+        let gone = TargetNotice::Abandoned { discarded: true };
+        self.held.push(TargetEffect::Notice(gone));
+        self.run_effects();
+        // What cannot be removed yet is tried again.
+        self.held.is_empty()
     }
 }
 

@@ -1,7 +1,6 @@
 //! The images of a migration at its target: partial files that become disks.
 
 use super::fetcher::ImageFetcher;
-use super::regions::WrittenRegions;
 use super::sink::Place;
 use super::{Input, TargetParts, TargetSlot};
 use crate::api::{Amounts, ImageProgress};
@@ -16,7 +15,7 @@ use crate::store;
 use dray_engine::TargetEvent;
 use dray_engine::lineage::Generation;
 use dray_engine::target::TargetStatus;
-use dray_image::{FileImage, Image, Journal};
+use dray_image::{FileImage, Image, IntentLog, Journal};
 use dray_types::{Attempt, BLOCK_SIZE, BlockRange, BlockSet, Epoch, ImageIndex, MigrationId};
 use dray_wire::ImageHandover;
 use std::io;
@@ -44,8 +43,6 @@ struct Open {
     index: ImageIndex,
     /// Its record has changed and is not durable.
     unwritten: AtomicBool,
-    /// Regions that the guest has written into since the handover, for a verification.
-    written: Arc<WrittenRegions>,
 }
 
 impl Open {
@@ -66,16 +63,20 @@ impl Open {
         Ok(())
     }
 
-    fn serve(&self, missing: &BlockSet, verify: bool) {
+    fn serve(&self, missing: &BlockSet, written: Option<IntentFile>) {
         let mut missing = missing.clone();
         missing.subtract(&self.present.all());
         if self.intent.in_place.is_some() {
             // It has what the image has, whatever the source says.
             missing = BlockSet::new();
         }
-        if verify {
-            // Blocks the guest writes from here on are not compared.
-            self.entry.disk.start_tracking(Some(Arc::clone(&self.written) as _));
+        // Blocks the guest writes from here on are not compared.
+        let written = written.map(|written| Arc::new(written) as Arc<dyn IntentLog>);
+        if written.is_some()
+            && let Err(why) = self.entry.disk.start_tracking(written)
+        {
+            let image = self.intent.name_here();
+            tracing::warn!(image, %why, "a verification may compare what the guest has written");
         }
         let (fetcher, present) = (Arc::clone(&self.fetcher) as _, Arc::clone(&self.present) as _);
         let noted = self.present.noted();
@@ -110,8 +111,8 @@ pub struct TargetImages {
 }
 
 impl TargetImages {
-    /// Finds every image of the intent in the registry. In a `new` migration nothing has arrived; of one
-    /// that is `over` some images may have been removed before a crash.
+    /// Finds every image of the intent in the registry. In a `new` migration nothing has arrived; of
+    /// one that is `over` some may have been removed before a crash.
     ///
     /// # Errors
     /// When one is not there or its record of present blocks cannot be read.
@@ -119,11 +120,8 @@ impl TargetImages {
         intent: &TargetIntent,
         parts: &TargetParts,
         inputs: &Sender<Input>,
-        new: bool,
-        over: bool,
+        (new, over): (bool, bool),
     ) -> io::Result<Self> {
-        let lens: Vec<_> = intent.images.iter().map(|image| image.offer.len).collect();
-        let written = Intents::open(&parts.folder.file("written"), &lens, new);
         let open = |(ix, image): (usize, &TargetImageIntent)| {
             let name = image.name_here();
             let Some(entry) = parts.registry.get(name) else {
@@ -140,10 +138,11 @@ impl TargetImages {
                 present,
                 index,
                 unwritten: AtomicBool::new(false),
-                written: Arc::new(WrittenRegions::new(IntentFile::new(Arc::clone(&written), ix))),
             }))
         };
         let all = intent.images.iter().enumerate().filter_map(open).collect::<io::Result<_>>()?;
+        let lens: Vec<_> = intent.images.iter().map(|image| image.offer.len).collect();
+        let written = Intents::open(&parts.folder.file("written"), &lens, new);
         let overwritten = Intents::open(&parts.folder.file("overwritten"), &lens, new);
         let lines = parts.folder.file("lines");
         let registry = Arc::clone(&parts.registry);
@@ -264,7 +263,8 @@ impl TargetImages {
         }
         let verify = slot.intent().settings.verify;
         for (open, handover) in self.all.iter().zip(images) {
-            open.serve(&handover.missing, verify);
+            let written = || IntentFile::new(Arc::clone(&self.written), open.index.ix());
+            open.serve(&handover.missing, verify.then(written));
             self.registry.vouch(open.intent.name_here());
         }
         Ok(())
@@ -292,11 +292,6 @@ impl TargetImages {
             }
         }
         written
-    }
-
-    /// Writes down the regions that could not be; whether some still cannot.
-    pub fn write_regions(&self) -> bool {
-        self.all.iter().filter(|open| open.written.try_again()).count() > 0
     }
 
     /// Gives the files their names, and takes the markers of devices away: of those that stay what they

@@ -9,7 +9,6 @@ mod fetcher;
 mod finder;
 mod images;
 mod owed;
-mod regions;
 mod session;
 mod sink;
 mod verify;
@@ -60,10 +59,6 @@ pub const JOURNAL: &str = "target.journal";
 pub fn present_name(index: usize) -> String {
     format!("present-{index}")
 }
-
-/// Room that the journal keeps: for every record but those that may be left out, and a promise whose
-/// map is that of an image with holes everywhere.
-const ROOM: u64 = 256 << 10;
 
 /// What reaches the loop.
 pub enum Input {
@@ -242,8 +237,7 @@ impl TargetLoop {
         board: Arc<Board>,
         inputs: Sender<Input>,
     ) -> io::Result<(Arc<TargetSlot>, Self)> {
-        let (mut log, records) = Log::open(&parts.folder.file(JOURNAL))?;
-        log.reserve(ROOM);
+        let (log, records) = Log::open(&parts.folder.file(JOURNAL))?;
         let plan = TargetPlan {
             migration: intent.migration,
             images: intent.images.iter().map(|image| image.offer.clone()).collect(),
@@ -251,7 +245,8 @@ impl TargetLoop {
         };
         let engine = Target::recover(plan, &records);
         let over = engine.is_over() && !engine.owns();
-        let images = TargetImages::open(&intent, &parts, &inputs, records.is_empty(), over)?;
+        let new = records.is_empty();
+        let images = TargetImages::open(&intent, &parts, &inputs, (new, over))?;
         let places = if engine.is_over() { Vec::new() } else { images.places() };
         let sink = Sink::new(places, inputs.clone(), Arc::clone(&parts.reuse), intent.peer.clone());
         let slot = Arc::new(TargetSlot {

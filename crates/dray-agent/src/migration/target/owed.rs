@@ -19,8 +19,6 @@ pub struct Owed {
     settings: bool,
     /// What the images' records say of who owns them.
     records: bool,
-    /// Regions that the guest has written into, for a verification.
-    regions: bool,
     /// The migration is over for its images.
     let_go: bool,
     /// The source needs nothing more: the folder goes when nothing else is owed.
@@ -32,7 +30,7 @@ pub struct Owed {
 
 impl Owed {
     fn is_nothing(&self) -> bool {
-        !(self.settings || self.records || self.regions || self.let_go)
+        !(self.settings || self.records || self.let_go)
     }
 }
 
@@ -103,7 +101,7 @@ impl TargetLoop {
     }
 
     /// Tells that something waits, once.
-    fn cannot(&mut self, what: &str, why: &io::Error) {
+    pub(super) fn cannot(&mut self, what: &str, why: &io::Error) {
         let full = matches!(why.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
         let kind = if full { ErrorKind::NoSpace } else { ErrorKind::Io };
         let hint = "make room in the agent's state directory and in the pool, or mend what is \
@@ -118,7 +116,6 @@ impl TargetLoop {
 
     /// Tries again what could not be done. False when the loop may end.
     pub(super) fn try_again(&mut self) -> bool {
-        self.owed.regions = self.images.write_regions();
         let waits = self.held.is_stuck() || !self.owed.is_nothing();
         if !waits {
             self.owed.tried = None;
