@@ -87,8 +87,13 @@ impl Rig {
     fn round(&mut self, way: Way, count: u64) {
         let dir = tempfile::Builder::new().prefix("dray-power-").tempdir().unwrap();
         let dir = dir.path();
-        let recording = Recording::make(dir, &self.boot, way, next(&mut self.random))
-            .unwrap_or_else(|why| panic!("{way:?}: {why}{}", console(dir, "recorded")));
+        let recording = match Recording::make(dir, &self.boot, way, next(&mut self.random)) {
+            Ok(recording) => recording,
+            Err(why) => {
+                self.failed.push(format!("{way:?}: {why}{}", console(dir, "recorded")));
+                return;
+            }
+        };
         println!("{way:?}: {recording}");
         let second = count / 3;
         self.look(&recording, count - second, dir);

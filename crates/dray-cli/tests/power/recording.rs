@@ -155,8 +155,13 @@ fn record(disk: &Path, log: &Path, boot: &Boot, console: &Path, order: &str) -> 
 
 fn order(what: &str, way: Way, first: u64, seed: u64) -> String {
     let restart = way.restart.map_or(String::new(), |restart| format!("dray.restart={restart}"));
+    // These send what clients write until little is left of it, so the clients have to be slower.
+    let (rate, throttle) = match way.strategy {
+        "pre-copy" | "mirror" | "hot-set" => (16 * RATE, "dray.throttle=aggressive"),
+        _ => (RATE, ""),
+    };
     format!(
-        "dray.do={what} dray.first={first} dray.strategy={} {restart} dray.rate={RATE} \
+        "dray.do={what} dray.first={first} dray.strategy={} {restart} dray.rate={rate} {throttle} \
          dray.aside_ms={ASIDE} dray.pause_ms={PAUSE} {}",
         way.strategy,
         images(seed)

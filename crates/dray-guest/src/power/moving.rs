@@ -25,9 +25,11 @@ pub fn run(hosts: &mut [Host], order: &Order) -> Result<Value, String> {
     std::thread::sleep(aside);
     mark(&notes, "begin")?;
     let names: Vec<_> = images.iter().map(|image| &image.name).collect();
+    let tuning = order.get("throttle").map(|throttle| json!({"throttle": throttle}));
     let migrate = json!({"migrate": {
         "subject": {"images": {"names": names}}, "to": "hostb",
         "strategy": order.get("strategy"), "detach": true,
+        "tuning": tuning.unwrap_or_else(|| json!({})),
         "bandwidth": {"bytes_per_second": order.number::<u64>("rate")?},
     }});
     wait_for("the migration", || match hosts[0].ask(&migrate) {

@@ -10,6 +10,10 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+/// Sectors of a file system's block, and how those of its journal begin.
+const BLOCK_SECTORS: u64 = 8;
+const JOURNAL: [u8; 4] = [0xC0, 0x3B, 0x39, 0x98];
+
 /// A moment, and what the disk makes of it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Cut {
@@ -41,7 +45,7 @@ impl Cut {
             let lost = nth >= durable && !entry.forced && self.part.contains(&entry.first);
             if !lost || next(&mut random) % 100 < self.survive {
                 disk.write_all_at(&bytes, entry.first * SECTOR)?;
-            } else if next(&mut random) % 100 < self.torn && !holds_superblock(entry) {
+            } else if next(&mut random) % 100 < self.torn {
                 tear(&disk, entry, &bytes, &mut random)?;
             }
         }
@@ -57,12 +61,6 @@ impl Cut {
     }
 }
 
-/// Whether it is a file system's first block. Ext4 writes its superblock past its journal and relies
-/// on getting all of it.
-fn holds_superblock(entry: &Entry) -> bool {
-    [0, 1].iter().any(|nth| disk::host(*nth).start == entry.first)
-}
-
 /// How many of the entries, from the first on, the last flush among them has made durable.
 fn flushed(entries: &[Entry]) -> usize {
     entries.iter().rposition(|entry| entry.flush).unwrap_or(0)
@@ -71,17 +69,27 @@ fn flushed(entries: &[Entry]) -> usize {
 /// Half of the sectors survive: the first ones, the last ones, or any.
 fn tear(disk: &File, entry: &Entry, bytes: &[u8], random: &mut u64) -> io::Result<()> {
     let (how, edge) = (next(random) % 3, next(random) % entry.count);
+    let mut survives = false;
     for (nth, sector) in (0..).zip(bytes.chunks_exact(SECTOR as usize)) {
-        let survives = match how {
-            0 => nth < edge,
-            1 => nth > edge,
-            _ => next(random).is_multiple_of(2),
-        };
+        let block = nth - nth % BLOCK_SECTORS;
+        if nth == block || !is_whole(entry.first + block, &bytes[(block * SECTOR) as usize..]) {
+            survives = match how {
+                0 => nth < edge,
+                1 => nth > edge,
+                _ => next(random).is_multiple_of(2),
+            };
+        }
         if survives {
             disk.write_all_at(sector, (entry.first + nth) * SECTOR)?;
         }
     }
     Ok(())
+}
+
+/// Whether ext4 relies on getting all of this block or nothing: it writes its superblock past its
+/// journal, and takes a torn commit block for damage.
+fn is_whole(first: u64, block: &[u8]) -> bool {
+    block.starts_with(&JOURNAL) || [0, 1].iter().any(|nth| disk::host(*nth).start == first)
 }
 
 /// Copies a file, its holes as holes.
