@@ -100,6 +100,10 @@ impl Image for Zeros {
         Ok(())
     }
 
+    fn sync(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Answers more than it was asked for, which must not reach the client.
     fn extents(&self, offset: u64, len: u64, _max: usize) -> Result<Vec<Extent>> {
         Self::check(offset, len)?;

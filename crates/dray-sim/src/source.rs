@@ -66,7 +66,7 @@ pub(crate) struct SourceHost {
     pub(crate) throttle: Throttle,
     parked: bool,
     /// Back after a crash: no write may pass before tracking has begun again.
-    untracked: bool,
+    pub(crate) untracked: bool,
     /// Answers that the machine still waits for.
     pending: u32,
     /// The last record that is durable may be one whose append has failed: the shell does not know.

@@ -52,6 +52,8 @@ impl World {
                 self.handover_failed();
             }
             SourceNotice::Abandoned { .. } => {
+                // Whether tracking has begun again or not: nothing of the migration is left to vouch for.
+                self.source.untracked = false;
                 self.vm.stage = Stage::Idle;
                 self.guest_goes_on_at_source();
                 if self.rng.chance(self.setup.faults.resume) && self.vm.resumes < 3 {

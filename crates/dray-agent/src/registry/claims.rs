@@ -103,16 +103,21 @@ impl Registry {
     }
 
     /// Whether an image is not the one any more that a migration of `epoch` means by `id`: it was
-    /// claimed since, and a voice from before says nothing about it (I1).
-    pub fn was_claimed_since(&self, entry: &Entry, id: ImageId, epoch: Epoch) -> bool {
+    /// claimed since, has come back, or another has its name. A voice from before says nothing about it
+    /// (I1).
+    pub fn is_another_since(&self, entry: &Entry, id: ImageId, epoch: Epoch) -> bool {
         let record = entry.record();
-        let another = record.claim.is_some() && record.id != id;
-        if another || record.epoch > epoch {
+        let another = record.id != id || record.epoch > epoch;
+        if another {
             let (name, now) = (record.name, record.epoch.0);
-            tracing::warn!(image = name, epoch = epoch.0, now, "was claimed: it is left alone");
-            return true;
+            tracing::warn!(
+                image = name,
+                epoch = epoch.0,
+                now,
+                "is another by now: it is left alone"
+            );
         }
-        false
+        another
     }
 
     /// The image that was claimed from this migration, and its epoch.
@@ -327,11 +332,11 @@ mod tests {
         let registry = start(dir.path());
         let entry = image(&registry, dir.path());
         hand_over(&registry, &entry);
-        let stale = |epoch| registry.was_claimed_since(&entry, ImageId(7), Epoch(epoch));
+        let stale = |epoch| registry.is_another_since(&entry, ImageId(7), Epoch(epoch));
         assert!(!stale(2) && !stale(3));
         registry.claim(&entry, ImageId(9), Epoch(4)).unwrap();
         assert!(stale(2) && stale(3) && stale(5));
-        let known = |epoch| registry.was_claimed_since(&entry, ImageId(9), Epoch(epoch));
+        let known = |epoch| registry.is_another_since(&entry, ImageId(9), Epoch(epoch));
         assert!(known(3) && !known(4) && !known(5));
     }
 }

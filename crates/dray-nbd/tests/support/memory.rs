@@ -147,6 +147,10 @@ impl Image for Memory {
         Ok(())
     }
 
+    fn sync(&self) -> Result<()> {
+        self.flush()
+    }
+
     fn extents(&self, offset: u64, len: u64, max: usize) -> Result<Vec<Extent>> {
         self.check(offset, len)?;
         let bytes = self.bytes.lock().unwrap();

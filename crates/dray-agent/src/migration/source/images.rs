@@ -140,6 +140,14 @@ impl SourceImages {
             .filter_map(|(ix, open)| Some((ix, open.entry.as_ref()?)))
     }
 
+    /// Those of them that are still the ones that this migration, which knows of `epoch`, has handed
+    /// over: what is left of a migration that is over says nothing about what came later.
+    fn ours(&self, epoch: Epoch) -> impl Iterator<Item = (usize, &Arc<Entry>)> {
+        self.writable().filter(move |(ix, entry)| {
+            !self.registry.is_another_since(entry, self.all[*ix].image.offer.id, epoch)
+        })
+    }
+
     /// The disk of an image that a guest may write.
     pub fn disk(&self, image: ImageIndex) -> Option<&Arc<Disk>> {
         let open = self.all.get(image.ix())?;
@@ -265,13 +273,13 @@ impl SourceImages {
     }
 
     /// Guest I/O of all images waits from now on. Cannot fail: it comes before what can (I5).
-    pub fn park(&self) {
-        self.writable().for_each(|(_, entry)| entry.disk.park_now());
+    pub fn park(&self, epoch: Epoch) {
+        self.ours(epoch).for_each(|(_, entry)| entry.disk.park_now());
     }
 
     /// Guest I/O goes on.
-    pub fn unpark(&self) {
-        self.writable().for_each(|(_, entry)| entry.disk.unpark());
+    pub fn unpark(&self, epoch: Epoch) {
+        self.ours(epoch).for_each(|(_, entry)| entry.disk.unpark());
     }
 
     /// Gives the files their replica names, of every image that lets it. The disks are parked. Can be
@@ -280,11 +288,7 @@ impl SourceImages {
     /// # Errors
     /// What renaming or the store reported first.
     pub fn retire(&self, epoch: Epoch) -> io::Result<()> {
-        let claimed = |ix: usize, entry: &Entry| {
-            self.registry.was_claimed_since(entry, self.all[ix].image.offer.id, epoch)
-        };
-        let left = self.writable().filter(|(ix, entry)| !claimed(*ix, entry));
-        let retired = left.map(|(_, entry)| self.registry.retire(entry, epoch));
+        let retired = self.ours(epoch).map(|(_, entry)| self.registry.retire(entry, epoch));
         // Each image is tried, whatever becomes of the others.
         retired.fold(Ok(()), Result::and)
     }
@@ -294,10 +298,7 @@ impl SourceImages {
     /// # Errors
     /// What renaming or the store reports.
     pub fn restore(&self, epoch: Epoch) -> io::Result<()> {
-        for (ix, entry) in self.writable() {
-            if self.registry.was_claimed_since(entry, self.all[ix].image.offer.id, epoch) {
-                continue;
-            }
+        for (_, entry) in self.ours(epoch) {
             self.registry.restore(entry, epoch)?;
             self.registry.update(entry, |record| record.migration = None)?;
             entry.disk.unpark();
