@@ -176,7 +176,17 @@ pub(crate) fn undo_unbegun(
         } else if !begun && record.replica.is_some() {
             tracing::info!(image = record.name, "is a replica again: no migration back began");
             registry.end_return(&entry, &[])?;
+        } else if !begun && is_empty(&entry) {
+            tracing::info!(image = record.name, "goes again: no migration of it began");
+            registry.remove_partial(&entry)?;
         }
     }
     Ok(())
+}
+
+/// Whether nothing has ever been written to an image that was to come.
+fn is_empty(entry: &Entry) -> bool {
+    let record = entry.record();
+    let file = record.place == Place::Partial && !record.device;
+    file && entry.file.allocated_bytes().is_ok_and(|bytes| bytes == 0)
 }

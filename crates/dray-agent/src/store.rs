@@ -1,4 +1,4 @@
-//! The agent's state directory: small JSON files replaced as a whole, and a folder per migration.
+//! The agent's state directory: small records replaced as a whole, and a folder per migration.
 //!
 //! ```text
 //! images/NAME.json            one record per image
@@ -15,10 +15,12 @@
 //! migrations/ID/counts.json   what the summary counts; not synced, lost with the host
 //! ```
 
+use dray_host::files::{self, RealFiles};
+use dray_host::record;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// The state directory.
@@ -92,52 +94,29 @@ impl Store {
     }
 }
 
-/// Replaces `path` by the JSON of `value`, durably: after a crash it holds the old or the new.
+/// Replaces the record at `path` by `value`, durably: after a crash it holds the old or the new.
 ///
 /// # Errors
 /// What the file system reports.
 pub fn replace_json<T: Serialize>(path: &Path, value: &T) -> io::Result<()> {
-    let named = |why: io::Error| io::Error::new(why.kind(), format!("{}: {why}", path.display()));
-    replace(path, value).map_err(named)
+    record::replace(&RealFiles, path, value)
 }
 
-fn replace<T: Serialize>(path: &Path, value: &T) -> io::Result<()> {
-    let mut bytes = serde_json::to_vec_pretty(value)?;
-    bytes.push(b'\n');
-    let new = path.with_extension("new");
-    let written = File::create(&new).and_then(|mut file| {
-        file.write_all(&bytes)?;
-        file.sync_all()
-    });
-    if let Err(why) = written {
-        // Half a file is of no use, and on a full disk in the way.
-        let _ = fs::remove_file(&new);
-        return Err(why);
-    }
-    fs::rename(&new, path)?;
-    sync_parent(path)
-}
-
-/// Reads what [`replace_json`] wrote, and makes it durable first: what a process that was killed has
-/// written is to be seen, and must not be believed before it outlives a power cut too.
+/// Reads the record at `path`, and makes it durable first: what a process that was killed has written
+/// is to be seen, and must not be believed before it outlives a power cut too.
 ///
 /// # Errors
 /// As [`read_json`], or that it cannot be made durable.
 pub fn read_settled<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
-    File::open(path)?.sync_all()?;
-    sync_parent(path)?;
-    read_json(path)
+    record::read(&RealFiles, path)
 }
 
-/// Reads what [`replace_json`] wrote.
+/// Reads the record at `path`.
 ///
 /// # Errors
-/// What the file system reports, or `InvalidData` when it is not such a file.
+/// What the file system reports, or `InvalidData` when it is not one, or damaged.
 pub fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
-    let bytes = fs::read(path)?;
-    serde_json::from_slice(&bytes).map_err(|why| {
-        io::Error::new(io::ErrorKind::InvalidData, format!("{}: {why}", path.display()))
-    })
+    record::look(&RealFiles, path)
 }
 
 /// Removes `path` durably; it may be gone already.
@@ -145,10 +124,7 @@ pub fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
 /// # Errors
 /// What the file system reports.
 pub fn remove(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(why) if why.kind() != io::ErrorKind::NotFound => Err(why),
-        _ => sync_parent(path),
-    }
+    files::remove(&RealFiles, path)
 }
 
 /// Makes a new, renamed or removed name in `path`'s folder durable.
@@ -156,10 +132,7 @@ pub fn remove(path: &Path) -> io::Result<()> {
 /// # Errors
 /// What the file system reports.
 pub fn sync_parent(path: &Path) -> io::Result<()> {
-    match path.parent() {
-        Some(parent) => File::open(parent)?.sync_all(),
-        None => Ok(()),
-    }
+    files::sync_parent(&RealFiles, path)
 }
 
 /// The entries of a folder whose name ends in `suffix`, in name order.

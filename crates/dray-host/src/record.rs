@@ -25,14 +25,26 @@ pub fn replace<T: Serialize>(files: &dyn Files, path: &Path, value: &T) -> io::R
     files::replace(files, path, &bytes).map(drop).map_err(named)
 }
 
-/// Reads what [`replace`] wrote; what is read outlives a power cut.
+/// Reads what [`replace`] wrote; what is read outlives a power cut. For what is read at a start, and
+/// acted upon.
 ///
 /// # Errors
 /// `NotFound` without a file, `InvalidData` for anything that [`replace`] has not written, or what the
 /// file system reports.
 pub fn read<T: DeserializeOwned>(files: &dyn Files, path: &Path) -> io::Result<T> {
-    let bytes = files::read_settled(files, path)?;
-    decode(&bytes).map_err(|why| {
+    decode_from(path, &files::read_settled(files, path)?)
+}
+
+/// The same without making it durable: for what is only shown, or was made durable by this process.
+///
+/// # Errors
+/// As [`read`].
+pub fn look<T: DeserializeOwned>(files: &dyn Files, path: &Path) -> io::Result<T> {
+    decode_from(path, &files::read(files, path)?)
+}
+
+fn decode_from<T: DeserializeOwned>(path: &Path, bytes: &[u8]) -> io::Result<T> {
+    decode(bytes).map_err(|why| {
         let why = format!("{}: {why}", path.display());
         io::Error::new(io::ErrorKind::InvalidData, why)
     })
@@ -45,12 +57,25 @@ fn encode<T: Serialize>(value: &T) -> io::Result<Vec<u8>> {
         let why = format!("a value of {} bytes is longer than any may be", body.len());
         return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
     }
-    let mut bytes = format!("{MAGIC} {} {:016x}\n", body.len(), xxh3_64(&body)).into_bytes();
-    bytes.append(&mut body);
-    Ok(bytes)
+    Ok(seal(&body))
 }
 
 fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
+    serde_json::from_slice(unseal(bytes)?).map_err(|why| why.to_string())
+}
+
+/// The bytes of a file whose value is `body`.
+pub fn seal(body: &[u8]) -> Vec<u8> {
+    let mut bytes = format!("{MAGIC} {} {:016x}\n", body.len(), xxh3_64(body)).into_bytes();
+    bytes.extend_from_slice(body);
+    bytes
+}
+
+/// The value in the bytes of a file.
+///
+/// # Errors
+/// What is wrong with them.
+pub fn unseal(bytes: &[u8]) -> Result<&[u8], String> {
     let end = bytes.iter().position(|&byte| byte == b'\n').ok_or("it is no record of dray's")?;
     let (line, body) = (&bytes[..end], &bytes[end + 1..]);
     let line = std::str::from_utf8(line).ok().and_then(|line| line.strip_prefix(MAGIC));
@@ -63,7 +88,7 @@ fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
     if sum != Some(xxh3_64(body)) {
         return Err("it is damaged: its checksum does not fit".to_owned());
     }
-    serde_json::from_slice(body).map_err(|why| why.to_string())
+    Ok(body)
 }
 
 #[cfg(test)]

@@ -116,17 +116,7 @@ impl Agent {
     /// names none: the images' own records do.
     fn stay_closed(&self, folder: &Folder, end: End, why: &str) {
         let named = match end {
-            End::Source => read_intent(folder, source::INTENT).map(|intent: SourceIntent| {
-                intent
-                    .options
-                    .is_some()
-                    .then_some(intent.images)
-                    .unwrap_or_default()
-                    .into_iter()
-                    .filter(|image| !image.offer.read_only)
-                    .map(|image| image.name)
-                    .collect()
-            }),
+            End::Source => read_intent(folder, source::INTENT).map(written_names),
             End::Target => read_intent(folder, target::INTENT).map(|intent: TargetIntent| {
                 intent.images.iter().map(|image| image.name_here().to_owned()).collect()
             }),
@@ -238,6 +228,13 @@ impl Agent {
         }
         revived
     }
+}
+
+/// The images that a migration away moves, and that a guest may write. What was only prepared moves none.
+fn written_names(intent: SourceIntent) -> BTreeSet<String> {
+    let begun = intent.options.is_some();
+    let images = intent.images.into_iter().filter(|image| begun && !image.offer.read_only);
+    images.map(|image| image.name).collect()
 }
 
 /// What an operator can do about a migration that cannot be brought back.

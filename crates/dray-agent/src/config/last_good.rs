@@ -8,9 +8,9 @@
 //! another file is never used.
 
 use super::Config;
-use std::fs::{self, File};
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use dray_host::files::{self, RealFiles};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -87,7 +87,7 @@ pub(super) fn keep(config: &Config, text: &str) -> io::Result<()> {
     let path = std::path::absolute(&config.path)?;
     let place = place(&Config { path: path.clone(), ..config.clone() });
     if kept_at(&place, &path).as_deref() != Some(text) {
-        replace(&place, format!("{}{text}", head(&path)).as_bytes())?;
+        files::replace(&RealFiles, &place, format!("{}{text}", head(&path)).as_bytes())?;
     }
     // One that was kept when the state directory was elsewhere is older, whatever the clock says.
     let others = places(&path).into_iter().filter(|other| *other != place);
@@ -95,24 +95,6 @@ pub(super) fn keep(config: &Config, text: &str) -> io::Result<()> {
         fs::remove_file(other)?;
     }
     Ok(())
-}
-
-/// After a crash the file holds the old or the new.
-fn replace(place: &Path, bytes: &[u8]) -> io::Result<()> {
-    let new = place.with_extension("new");
-    let written = (|| {
-        let mut options = File::options();
-        let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&new, place)
-    })();
-    if written.is_err() {
-        // Half a file is of no use, and on a full disk in the way.
-        let _ = fs::remove_file(&new);
-    }
-    written?;
-    crate::store::sync_parent(place)
 }
 
 #[cfg(test)]

@@ -25,6 +25,11 @@ impl ImageRecord {
     pub fn outlives_migration(&self) -> bool {
         self.read_only && self.state == CopyState::Owner && self.place == Place::Named
     }
+
+    /// Whether it takes part in a migration that decides what may be done with it (I8).
+    pub fn is_unfinished(&self) -> bool {
+        self.migration.is_some() && !self.outlives_migration()
+    }
 }
 
 impl Registry {

@@ -157,15 +157,15 @@ impl Registry {
 
     /// The file of a closed image is there: it becomes an image like any other.
     pub(super) fn admit(&self, name: &str, entry: Arc<Entry>) {
-        let unfinished = entry.record().migration;
+        let unfinished = entry.record().is_unfinished();
         self.entries
             .write()
             .unwrap_or_else(PoisonError::into_inner)
             .insert(name.to_owned(), Arc::clone(&entry));
         self.closed.lock().remove(name);
         match unfinished {
-            Some(_) => self.close(name, being_brought_back()),
-            None => entry.disk.unshut(),
+            true => self.close(name, being_brought_back()),
+            false => entry.disk.unshut(),
         }
         tracing::info!(image = name, "its file is there");
     }
@@ -189,7 +189,10 @@ pub(super) fn being_brought_back() -> Reason {
 
 /// What is said of an image whose file cannot be opened.
 pub(super) fn file_is_missing(why: &str) -> Reason {
-    Reason::passing(why, "mount what its file lies on; it is served as soon as the file is there")
+    Reason::passing(
+        why,
+        "bring its file back, or mount what it lies on; it is served as soon as it can be opened",
+    )
 }
 
 /// What is said of an image whose record cannot be read.

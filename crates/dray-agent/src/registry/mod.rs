@@ -102,7 +102,7 @@ impl Registry {
         self.lock_clients().insert(name.to_owned(), known);
         match self.open_known(record.clone(), None) {
             Ok(entry) => {
-                if record.migration.is_some() {
+                if record.is_unfinished() {
                     entry.disk.shut();
                 }
                 self.admit(name, entry);
@@ -333,6 +333,7 @@ impl Registry {
         store::remove(&heat_path(&self.store, name))?;
         store::remove(&line_path(&self.store, name))?;
         self.lock_clients().remove(name);
+        self.closed.lock().remove(name);
         store::remove(&clients_path(&self.store, name))?;
         store::remove(&self.path_of(name))
     }

@@ -3,7 +3,7 @@
 
 use crate::case::{Case, IMAGE};
 use crate::guest::{self, BLOCK, first_hole};
-use crate::lab::{Host, Lab, wait_for};
+use crate::lab::{Host, Lab, read_record, wait_for, write_record};
 use crate::mounts::Mount;
 use crate::moves::SLOW;
 use crate::nbd::{Client, FLUSH, Fault, READ, WRITE};
@@ -240,16 +240,16 @@ fn an_intent_of_another_migration_is_not_followed() {
     let mut case = in_backfill();
     case.lab.b.kill();
     let intent = folder(&case.lab.b).join("target.json");
-    let text = std::fs::read_to_string(&intent).unwrap();
+    let text = read_record(&intent);
     let id = folder(&case.lab.b).file_name().unwrap().to_string_lossy().into_owned();
     let number = u128::from_str_radix(&id, 16).unwrap();
     let other = text.replace(&number.to_string(), &(number ^ 1).to_string());
     assert_ne!(other, text);
-    std::fs::write(&intent, other).unwrap();
+    write_record(&intent, &other);
     case.lab.b.start();
     assert!(why_closed(&case.lab.b, IMAGE).unwrap().contains("another migration"));
     everything_waits(&case.lab.b, IMAGE);
-    std::fs::write(&intent, text).unwrap();
+    write_record(&intent, &text);
     case.await_end().unwrap();
     let versions = case.guest.shut_down().unwrap();
     assert!(versions.contains_key(&first_hole(BLOCKS)));

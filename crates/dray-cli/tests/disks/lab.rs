@@ -1,5 +1,6 @@
 //! Two agents on loopback addresses of their own, and the local API asked from a plain thread.
 
+use dray_host::record;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -330,4 +331,15 @@ pub fn wait_for(
 pub fn opens(path: &Path) -> bool {
     let run = Command::new("qemu-img").args(["info", "-f", "raw"]).arg(path).output().unwrap();
     run.status.success()
+}
+
+/// What a record of an agent's state directory says.
+pub fn read_record(path: &Path) -> String {
+    let bytes = std::fs::read(path).unwrap();
+    String::from_utf8(record::unseal(&bytes).unwrap().to_vec()).unwrap()
+}
+
+/// Lets a record say something else, as if the agent had written it.
+pub fn write_record(path: &Path, text: &str) {
+    std::fs::write(path, record::seal(text.as_bytes())).unwrap();
 }

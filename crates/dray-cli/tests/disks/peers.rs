@@ -2,7 +2,7 @@
 //! are asked for what another host has, and whatever that host does, no wrong block ever arrives.
 
 use crate::guest::BLOCK;
-use crate::lab::{Host, run};
+use crate::lab::{Host, read_record, run, write_record};
 use crate::seeds::{IMAGE, World, configure, sent, text};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -123,10 +123,10 @@ fn a_replica_that_a_migration_has_written_into_gives_the_rest() {
     world.write(&[(10, 4), (16500, 3)]);
     world.lab.a.stop();
     let path = world.lab.a.dir.join("state/images").join(format!("{IMAGE}.json"));
-    let record = std::fs::read_to_string(&path).unwrap();
+    let record = read_record(&path);
     let edited = record.replace("\"distrusted\": []", "\"distrusted\": [0]");
     assert_ne!(edited, record);
-    std::fs::write(&path, edited).unwrap();
+    write_record(&path, &edited);
     world.lab.a.start();
     let second = world.versions.range(16384..).filter(|(_, version)| **version > 0).count() as u64;
     let (summary, told) = world.go(&["--verify"]);

@@ -2,7 +2,7 @@
 //! crosses the wire, and whatever happens to a replica or an agent, no wrong block ever arrives.
 
 use crate::guest::{self, BLOCK, Guest, Versions, contents};
-use crate::lab::{Host, Lab, wait_for};
+use crate::lab::{Host, Lab, read_record, wait_for, write_record};
 use crate::moves::result;
 use crate::nbd::{Client, WRITE, ZERO};
 use serde_json::{Value, json};
@@ -332,11 +332,11 @@ fn a_diverged_replica_is_not_used() {
     world.lab.a.stop();
     // As if hosta had written to its copy under the same number.
     let path = world.lab.a.dir.join("state/images/disk.img.json");
-    let record = std::fs::read_to_string(&path).unwrap();
+    let record = read_record(&path);
     let (before, after) = record.split_once("\"generation\"").unwrap();
     let (open, rest) = after.split_once("\"id\": ").unwrap();
     let (_, rest) = rest.split_once(',').unwrap();
-    std::fs::write(&path, format!("{before}\"generation\"{open}\"id\": 7,{rest}")).unwrap();
+    write_record(&path, &format!("{before}\"generation\"{open}\"id\": 7,{rest}"));
     world.lab.a.start();
     copied_in_full(&mut world, "diverged");
 }

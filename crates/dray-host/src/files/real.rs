@@ -4,7 +4,7 @@ use super::{BOOT_LEN, Files, MAX_LEN, StateFile};
 use rustix::fs::FallocateFlags;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// The files of this host.
@@ -18,7 +18,8 @@ impl Files for RealFiles {
 
     fn create(&self, path: &Path) -> io::Result<Box<dyn StateFile>> {
         let mut options = File::options();
-        options.read(true).write(true).create(true).truncate(true);
+        // For the agent's eyes alone.
+        options.read(true).write(true).create(true).truncate(true).mode(0o600);
         Ok(Box::new(RealFile(options.open(path)?)))
     }
 

@@ -28,6 +28,8 @@ impl TargetLoop {
                 self.images.expose(&self.slot, images, self.engine.attempt())?;
                 self.slot.exposed.store(true, Ordering::SeqCst);
                 self.slot.sink.fill(self.engine.epoch());
+                // Before anybody can see that this host owns them.
+                self.refresh();
                 self.write_records();
             }
             TargetEffect::Withdraw => {
