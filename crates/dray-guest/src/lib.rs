@@ -1,7 +1,7 @@
 //! What the program inside a test guest and the test outside it must agree on: what a block
 //! written by the guest contains, and how a console line is written and read.
 //!
-//! * [`content`], [`line`]: of the guest that writes its disks as its console says (`dray-guest`).
+//! * [`content`], [`mod@line`]: of the guest that writes its disks as its console says (`dray-guest`).
 //! * [`script`], [`note`]: of the client of agents that lose their power (`dray-power`).
 //!
 //! The programs themselves are the binaries of this crate; they are linked statically and run in an
