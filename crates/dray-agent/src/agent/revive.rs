@@ -216,10 +216,10 @@ impl Agent {
                 }
                 Err(why) => {
                     let why = why.to_string();
+                    self.stay_closed(&one.folder, one.end, &why);
                     if why != one.why {
                         tracing::error!(folder = %one.folder.path().display(), why,
                             "still cannot bring back a migration");
-                        self.stay_closed(&one.folder, one.end, &why);
                         one.why = why;
                     }
                     self.unrevived.lock().push(one);

@@ -23,12 +23,33 @@ use tokio::task::block_in_place;
 
 /// How long writes may take to end that QEMU no longer waits for.
 const QUIET: Duration = Duration::from_secs(5);
+/// Pause between two tries to write down where a disk is.
+const AGAIN: Duration = Duration::from_secs(1);
 /// How often is looked for flattened disks whose VM is gone.
 const LOOK: Duration = Duration::from_secs(5);
 /// A VM that was gone for so many looks is.
 const GONE: u32 = 3;
 
 impl Agent {
+    /// Writes down that a disk is on its chain, before its guest writes there: merging the overlay once
+    /// more would undo that. Where that cannot be written it is forgotten what the overlay holds, which
+    /// needs no room; until one of them is durable the guest waits.
+    async fn note_home(&self, entry: &Entry, running: bool) {
+        loop {
+            let turn = Some(Turn { home: true, running, done: true });
+            let Err(why) = self.set_turn(entry, Place::Named, turn) else { return };
+            let image = entry.record().name;
+            tracing::error!(image, %why, "cannot write down where a disk is");
+            match self.registry.forget_overlay(&image) {
+                Ok(()) => return,
+                Err(why) => {
+                    tracing::error!(image, %why, "its guest waits until that can be written")
+                }
+            }
+            tokio::time::sleep(AGAIN).await;
+        }
+    }
+
     /// Puts a flattened disk back on its chain. On failure it stays where it is and is served.
     pub(crate) async fn bring_home(&self, qmp: &Qmp, entry: &Entry) -> ApiResult<SplicedDisk> {
         let record = entry.record();
@@ -50,11 +71,7 @@ impl Agent {
             Err(_) => self.stay(qmp, entry, &layers).await,
         };
         if matches!(on, Ok(On::Chain)) {
-            // Before it writes there: merging the overlay once more would undo that.
-            let turn = Some(Turn { home: true, running, done: true });
-            if let Err(why) = self.set_turn(entry, Place::Named, turn) {
-                tracing::error!(image = record.name, %why, "cannot write down where a disk is");
-            }
+            self.note_home(entry, running).await;
         }
         self.let_go_on(&what, qmp, running).await?;
         abort::step("HomeForget");

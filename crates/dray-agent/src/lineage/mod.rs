@@ -190,7 +190,8 @@ impl Line {
     }
 
     /// The line of a new owner: `past` as the source told it; goes on with what an earlier process
-    /// has begun after the same past.
+    /// has begun after the same past. Where an earlier process has `served` the image and its line is
+    /// not there, one begins that knows of no past.
     ///
     /// # Errors
     /// What the file system reports.
@@ -198,10 +199,15 @@ impl Line {
         path: &Path,
         past: Vec<Generation>,
         image: &Path,
+        served: bool,
     ) -> io::Result<(Arc<Self>, BlockSet)> {
         let begun = read(path).unwrap_or_default();
         if begun.is_some_and(|begun| begun.lineage.has_past() && begun.lineage.past() == past) {
             return Self::go_on(path, image);
+        }
+        if served {
+            // Its line ended, or never began: nobody knows what was written since.
+            return Ok((Self::fresh(path)?, BlockSet::new()));
         }
         let id = random_generation()?;
         let lineage = Lineage::after(past, id).unwrap_or_else(|| Lineage::new(id));
@@ -395,7 +401,7 @@ impl Registry {
             };
             let stopped = record
                 .current_path()
-                .and_then(|path| dray_image::Image::flush(&*entry.file).map(|()| path))
+                .and_then(|path| dray_image::Image::sync(&*entry.file).map(|()| path))
                 .map_err(io::Error::other)
                 .and_then(|path| line.stop(&entry.disk, &path));
             if let Err(why) = stopped {

@@ -34,7 +34,7 @@ impl Host {
     fn begin(&self) -> (Arc<Line>, Arc<Disk>, GenerationId) {
         let first = Lineage::new(GenerationId(7));
         let past = first.closed(BlockSet::new(), "hosta", 1);
-        let (line, changed) = Line::after(&self.line(), past, &self.image()).unwrap();
+        let (line, changed) = Line::after(&self.line(), past, &self.image(), false).unwrap();
         let disk = self.disk();
         line.track(&disk, &changed);
         (line, disk, first.open().id)
@@ -160,7 +160,7 @@ fn a_new_owner_goes_on_with_the_line_it_began() {
     write(&disk, 3);
     let past = line.lineage().past().to_vec();
     drop((line, disk));
-    let (line, changed) = Line::after(&host.line(), past.clone(), &host.image()).unwrap();
+    let (line, changed) = Line::after(&host.line(), past.clone(), &host.image(), false).unwrap();
     assert_eq!(line.lineage().open(), open);
     assert_eq!(blocks(&changed), [(0, REGION_BLOCKS)]);
     let disk = host.disk();
@@ -168,9 +168,14 @@ fn a_new_owner_goes_on_with_the_line_it_began() {
     assert!(line.changed_since(base, &disk).is_some());
     // After another handover there is another one, though an old file lies there.
     let past = line.closed("hostb", &disk);
-    let (line, changed) = Line::after(&host.line(), past, &host.image()).unwrap();
+    let (line, changed) = Line::after(&host.line(), past.clone(), &host.image(), false).unwrap();
     assert_eq!(line.lineage().open().number, open.number + 1);
     assert!(changed.is_empty());
+    // One that ended while the image was served does not begin again as if nothing had been written.
+    drop(line);
+    store::remove(&host.line()).unwrap();
+    let (line, _) = Line::after(&host.line(), past, &host.image(), true).unwrap();
+    assert!(!line.lineage().has_past());
 }
 
 /// Ends the open generation; what happens between the quiet moment and the record is `meanwhile`'s.

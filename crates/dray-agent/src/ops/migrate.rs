@@ -12,6 +12,7 @@ use crate::links;
 use crate::migration::intent::{Options, SourceIntent};
 use crate::migration::messages::{GuestFacts, Settings};
 use crate::migration::source::{Input, SourceSlot, unix_ms};
+use crate::registry::Entry;
 use crate::vm::picture::{Picture, Place};
 use dray_engine::Strategy;
 use dray_types::{BitRate, MigrationId};
@@ -232,20 +233,16 @@ impl Agent {
     ) -> ApiResult<Started> {
         let migration = intent.migration;
         let path = self.store.migrations().join(migration.to_string());
-        crate::store::replace_json(&path.join(crate::migration::source::INTENT), &intent)
-            .map_err(|why| io_error(what, why))?;
-        for image in &intent.images {
-            if let Some(entry) = self.registry.get(&image.name) {
-                self.registry
-                    .update(&entry, |record| record.migration = Some(migration))
-                    .map_err(|why| io_error(what, why))?;
+        let path = path.join(crate::migration::source::INTENT);
+        crate::store::replace_json(&path, &intent).map_err(|why| io_error(what, why))?;
+        if let Err(why) = self.bind(what, &intent) {
+            self.unbind(intent.images.iter().map(|image| image.name.as_str()), migration);
+            // A restart must not begin what was refused. If this cannot be written, it finds images
+            // that are not bound, and knows by that.
+            let prepared = SourceIntent { options: None, ..intent };
+            if let Err(why) = crate::store::replace_json(&path, &prepared) {
+                tracing::warn!(%migration, %why, "cannot take back the intent of a refused migration");
             }
-        }
-        // A backup looks for the migration after it has taken the image, and this the other way
-        // round: one of the two sees the other.
-        let names = intent.images.iter().map(|image| image.name.as_str());
-        if let Err(why) = names.clone().try_for_each(|name| self.refuse_during_backup(what, name)) {
-            self.unbind(names);
             return Err(why);
         }
         slot.board.change(|shown| {
@@ -263,9 +260,22 @@ impl Agent {
         Ok(Started { migration })
     }
 
+    /// The images take part in the migration from now on.
+    fn bind(&self, what: &str, intent: &SourceIntent) -> ApiResult<()> {
+        for entry in intent.images.iter().filter_map(|image| self.registry.get(&image.name)) {
+            self.registry
+                .update(&entry, |record| record.migration = Some(intent.migration))
+                .map_err(|why| io_error(what, why))?;
+        }
+        // A backup looks for the migration after it has taken the image, and this the other way
+        // round: one of the two sees the other.
+        intent.images.iter().try_for_each(|image| self.refuse_during_backup(what, &image.name))
+    }
+
     /// The images take part in no migration: it did not begin.
-    fn unbind<'a>(&self, names: impl Iterator<Item = &'a str>) {
-        for entry in names.filter_map(|name| self.registry.get(name)) {
+    fn unbind<'a>(&self, names: impl Iterator<Item = &'a str>, migration: MigrationId) {
+        let bound = |entry: &Arc<Entry>| entry.record().migration == Some(migration);
+        for entry in names.filter_map(|name| self.registry.get(name)).filter(bound) {
             if let Err(why) = self.registry.update(&entry, |record| record.migration = None) {
                 tracing::error!(%why, "cannot let go of an image");
             }

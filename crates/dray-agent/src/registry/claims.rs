@@ -36,8 +36,7 @@ impl Registry {
     /// This host owns the image from here on, under another id and a higher epoch, whoever had it.
     ///
     /// # Errors
-    /// What the store reports: then it is not claimed; or the file system of the new name: then it is,
-    /// and a restart tries again.
+    /// What the store reports: then it is not claimed, unless only its line could not be begun.
     pub fn claim(&self, entry: &Entry, id: ImageId, epoch: Epoch) -> io::Result<()> {
         abort::step("Claim-Record");
         self.update(entry, |record| {
@@ -50,7 +49,8 @@ impl Registry {
             (record.id, record.epoch) = (id, epoch);
             (record.migration, record.replica) = (None, None);
         })?;
-        self.finish_claim(entry)?;
+        // It is claimed: a name that cannot be given now is given at the next start.
+        self.finish_claim_of(entry);
         if entry.line().is_none() { begin_line(&self.store, entry) } else { Ok(()) }
     }
 
@@ -96,33 +96,16 @@ impl Registry {
         })
     }
 
-    /// Images that were claimed before a crash get their names.
-    pub(super) fn finish_claims(&self) {
-        for entry in self.all() {
-            if let Err(why) = self.finish_claim(&entry) {
-                let name = entry.record().name;
-                tracing::error!(image = name, %why, "a claimed image does not get its name");
-            }
-            entry.take_locks();
+    /// An image that was claimed before a crash gets its name.
+    pub(super) fn finish_claim_of(&self, entry: &Entry) {
+        if !entry.record().is_unnamed_claim() {
+            return;
         }
-    }
-
-    /// Whether an image is not the one any more that a migration of `epoch` means by `id`: it was
-    /// claimed since, has come back, or another has its name. A voice from before says nothing about it
-    /// (I1).
-    pub fn is_another_since(&self, entry: &Entry, id: ImageId, epoch: Epoch) -> bool {
-        let record = entry.record();
-        let another = record.id != id || record.epoch > epoch;
-        if another {
-            let (name, now) = (record.name, record.epoch.0);
-            tracing::warn!(
-                image = name,
-                epoch = epoch.0,
-                now,
-                "is another by now: it is left alone"
-            );
+        if let Err(why) = self.finish_claim(entry) {
+            let name = entry.record().name;
+            tracing::error!(image = name, %why, "a claimed image does not get its name");
         }
-        another
+        entry.take_locks();
     }
 
     /// The image that was claimed from this migration, and its epoch.
@@ -337,11 +320,12 @@ mod tests {
         let registry = start(dir.path());
         let entry = image(&registry, dir.path());
         hand_over(&registry, &entry);
-        let stale = |epoch| registry.is_another_since(&entry, ImageId(7), Epoch(epoch));
-        assert!(!stale(2) && !stale(3));
+        let is_bound = |id| registry.is_bound_to(&entry, MIGRATION, ImageId(id));
+        assert!(is_bound(7) && !is_bound(9));
+        assert!(!registry.is_free_for(&entry, MigrationId(MIGRATION.0 + 1), ImageId(7)));
         registry.claim(&entry, ImageId(9), Epoch(4)).unwrap();
-        assert!(stale(2) && stale(3) && stale(5));
-        let known = |epoch| registry.is_another_since(&entry, ImageId(9), Epoch(epoch));
-        assert!(known(3) && !known(4) && !known(5));
+        assert!(!is_bound(7) && !is_bound(9));
+        assert!(registry.is_free_for(&entry, MIGRATION, ImageId(9)));
+        assert!(!registry.is_free_for(&entry, MIGRATION, ImageId(7)));
     }
 }

@@ -99,13 +99,10 @@ impl Registry {
     /// there stays closed.
     pub fn vouch(&self, name: &str) {
         let mut closed = self.closed.lock();
-        if closed.get(name).is_some_and(|known| known.absent.is_some()) {
-            return;
-        }
+        // One that is not open here stays closed, whoever vouches.
+        let Some(entry) = self.get(name) else { return };
         closed.remove(name);
-        if let Some(entry) = self.get(name) {
-            entry.disk.unshut();
-        }
+        entry.disk.unshut();
     }
 
     /// Why the image's export is closed; none when it is open, or when there is no such image.
@@ -120,7 +117,7 @@ impl Registry {
     }
 
     /// Whether an image that is not open here has this name.
-    pub(super) fn waits_for_file(&self, name: &str) -> bool {
+    pub fn waits_for_file(&self, name: &str) -> bool {
         let closed = self.closed.lock();
         closed.contains_key(name) && self.get(name).is_none()
     }
@@ -163,6 +160,7 @@ impl Registry {
             .unwrap_or_else(PoisonError::into_inner)
             .insert(name.to_owned(), Arc::clone(&entry));
         self.closed.lock().remove(name);
+        self.finish_claim_of(&entry);
         match unfinished {
             true => self.close(name, being_brought_back()),
             false => entry.disk.unshut(),

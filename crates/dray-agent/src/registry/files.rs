@@ -55,7 +55,7 @@ pub(super) fn open_file(record: &ImageRecord, io: PoolIo) -> dray_image::Result<
     let partial = || FileImage::from_file(names.open_partial()?, &names.partial(), options(true));
     // While the migration is open a guest's writes are parked, not refused, and the image may yet
     // be handed back (I5).
-    let open = write && record.migration.is_some();
+    let open = write && (record.migration.is_some() || record.is_unnamed_claim());
     let replica = |epoch| {
         let file = names.open_replica(epoch, open)?;
         FileImage::from_file(file, &names.replica(epoch), options(open))

@@ -38,7 +38,7 @@ use clients::KnownClients;
 use closed::{Absent, ClosedImages};
 use dray_engine::lineage::Lineage;
 use dray_image::{DeviceMark, FileImage};
-use dray_types::BlockSet;
+use dray_types::{BlockSet, ImageId, MigrationId};
 use files::{open_file, open_flat};
 use lines::{begin_line, line_path};
 use std::collections::BTreeMap;
@@ -85,7 +85,6 @@ impl Registry {
             let Some(name) = path.file_stem().and_then(|stem| stem.to_str()) else { continue };
             registry.load_one(name, store::read_settled(&path));
         }
-        registry.finish_claims();
         Ok(registry)
     }
 
@@ -289,6 +288,21 @@ impl Registry {
         new
     }
 
+    /// Whether an image takes part in no migration but `migration`, which knows it by `id`: what is left of
+    /// one that is over says nothing about an image that takes part in another by now, that was claimed,
+    /// or that only has the name.
+    pub fn is_free_for(&self, entry: &Arc<Entry>, migration: MigrationId, id: ImageId) -> bool {
+        let record = entry.record();
+        let current = self.get(&record.name).is_some_and(|current| Arc::ptr_eq(&current, entry));
+        let free = record.migration.is_none_or(|of| of == migration);
+        current && free && record.id == id
+    }
+
+    /// Whether an image takes part in `migration`, which knows it by `id`.
+    pub fn is_bound_to(&self, entry: &Arc<Entry>, migration: MigrationId, id: ImageId) -> bool {
+        entry.record().migration.is_some() && self.is_free_for(entry, migration, id)
+    }
+
     /// Changes an image's record, durably.
     ///
     /// # Errors
@@ -317,6 +331,16 @@ impl Registry {
         store::replace_json(&self.path_of(&record.name), &*record)
     }
 
+    /// Forgets which blocks a flattened image's overlay holds: everything is in its chain.
+    ///
+    /// # Errors
+    /// What the store reports.
+    pub fn forget_overlay(&self, name: &str) -> io::Result<()> {
+        let present = present_path(&self.store, name);
+        store::remove(&present.with_extension("notes"))?;
+        store::remove(&present)
+    }
+
     /// Forgets an image; its file stays.
     ///
     /// # Errors
@@ -326,9 +350,7 @@ impl Registry {
         if let Some(flat) = gone.as_ref().and_then(|entry| entry.flat.as_ref()) {
             flat.chain.close();
         }
-        let present = present_path(&self.store, name);
-        store::remove(&present.with_extension("notes"))?;
-        store::remove(&present)?;
+        self.forget_overlay(name)?;
         store::remove(&loss_path(&self.store, name))?;
         store::remove(&heat_path(&self.store, name))?;
         store::remove(&line_path(&self.store, name))?;

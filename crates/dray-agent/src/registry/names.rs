@@ -121,7 +121,9 @@ impl Registry {
         self.update(entry, |record| {
             record.place = Place::Named;
             record.state = CopyState::Owner;
-        })
+        })?;
+        // A line that could not be begun when the guest came: what it wrote since is in no set.
+        if entry.line().is_none() { self.end_line(entry) } else { Ok(()) }
     }
 
     /// Deletes an incomplete image and forgets it. A block device stays, with contents that nobody

@@ -10,6 +10,7 @@ use crate::nbd::{Client, FLUSH, Fault, READ, WRITE};
 use crate::refusals::{CONFLICT, refused};
 use serde_json::Value;
 use std::os::unix::fs::FileExt;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// Blocks of an image, all of them data: 4 MiB.
@@ -90,8 +91,12 @@ fn has(host: &Host, name: &str, versions: &Versions) -> (u64, String) {
 
 /// Nobody may use the image here, and it is not lost.
 fn is_closed(host: &Host, name: &str) {
-    let why = Client::connect(&host.nbd(), name).map(drop).unwrap_err().to_string();
-    assert!(why.contains("claim"), "{why}");
+    assert!(!host.image(name).unwrap()["closed"]["why"].is_null());
+    // Who was attached waits; somebody else is refused.
+    let uri = format!("nbd+unix:///{name}?socket={}", host.nbd().display());
+    let stranger = Command::new("qemu-img").args(["info", &uri]).output().unwrap();
+    let text = String::from_utf8_lossy(&stranger.stderr).into_owned();
+    assert!(!stranger.status.success() && text.contains("claim"), "{text}");
     assert!(!opens(&host.pool().join(name)), "{:?}", host.files());
     assert!(!host.image(name).unwrap()["migration"].is_null());
     let remove = ["images", "remove", name, "--delete"];

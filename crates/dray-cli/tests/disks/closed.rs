@@ -19,6 +19,8 @@ const WAITS: Duration = Duration::from_millis(700);
 const HEALS: Duration = Duration::from_secs(15);
 /// A new client is not kept waiting longer than this.
 const HELD: Duration = Duration::from_secs(40);
+/// A block with data that the guest of a migration leaves alone.
+const ALONE: u64 = 16_400;
 /// Blocks of the images of this file.
 const BLOCKS: u64 = 256;
 
@@ -72,13 +74,14 @@ fn read(client: &mut Client, block: u64, limit: Duration) -> Result<Vec<u8>, Fau
 
 /// That reads, writes and flushes of who was attached are neither answered nor refused.
 fn everything_waits(host: &Host, image: &str) {
-    let data = vec![9; BLOCK as usize];
-    // The write comes last: a client that comes again waits until its earlier writes are over.
+    // What is there already: a write that waits may be done when the export opens. It comes last,
+    // because a client that comes again waits until its earlier writes are over.
+    let data = guest::content(ALONE, 1);
     for (kind, len, data) in
         [(READ, BLOCK as u32, &[][..]), (FLUSH, 0, &[][..]), (WRITE, BLOCK as u32, &data[..])]
     {
         let mut client = Client::connect(&host.nbd(), image).unwrap();
-        let answer = client.request(kind, 0, len, data, &within(WAITS));
+        let answer = client.request(kind, ALONE * BLOCK, len, data, &within(WAITS));
         assert!(matches!(answer, Err(Fault::Lost)), "request {kind}: {answer:?}");
     }
 }

@@ -25,7 +25,7 @@
 //! * [`peers`]: images that begin with what another host has kept of them.
 //! * [`plans`]: where the bytes will come from, said before and compared afterwards.
 //! * [`direct`]: pools that bypass the page cache.
-//! * [`closed`]: exports that nobody vouches for.
+//! * [`closed`]: exports that nobody vouches for. [`stale`]: what is left of migrations that are over.
 //! * [`orders`]: which blocks move first.
 //! * [`starts`]: agents that start while something is wrong.
 //! * [`faults`]: disks that are read-only, full or broken, with [`mounts`] of their own.
@@ -64,6 +64,7 @@ mod restarts;
 mod returns;
 mod reuse;
 mod seeds;
+mod stale;
 mod starts;
 mod store;
 mod throttle;

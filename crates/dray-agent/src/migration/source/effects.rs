@@ -104,14 +104,14 @@ impl SourceLoop {
     /// Nothing passes any more, of any image: this side may not own them from here on. Cannot fail.
     pub(super) fn close(&mut self) {
         self.slot.owns.store(false, Ordering::SeqCst);
-        self.images.park(self.epoch());
+        self.images.park();
     }
 
     /// The guest goes on here.
     fn open_again(&mut self) {
         if self.engine.as_ref().is_some_and(Source::owns) {
             if !self.slot.owns.swap(true, Ordering::SeqCst) {
-                self.images.unpark(self.epoch());
+                self.images.unpark();
             }
             self.guards.clear();
         }

@@ -12,7 +12,7 @@ use crate::registry::{CopyState, Entry, Registry};
 use dray_engine::SourceEvent;
 use dray_engine::lineage::Generation;
 use dray_image::{Disk, FileImage, FileOptions, Image, IntentLog, runs};
-use dray_types::{BlockRange, BlockSet, Epoch, GenerationId, ImageIndex};
+use dray_types::{BlockRange, BlockSet, Epoch, GenerationId, ImageIndex, MigrationId};
 use dray_wire::request::Base;
 use std::io;
 use std::sync::Arc;
@@ -75,6 +75,7 @@ pub fn shared(
 
 /// All images, in the migration's order.
 pub struct SourceImages {
+    migration: MigrationId,
     registry: Arc<Registry>,
     digests: Arc<Digests>,
     all: Vec<Open>,
@@ -97,7 +98,8 @@ impl SourceImages {
         let lens: Vec<_> = intent.images.iter().map(|image| image.offer.len).collect();
         let intents = Intents::shared(&parts.folder.file("intents"), &lens, new);
         let (registry, digests) = (Arc::clone(&parts.registry), Arc::clone(&parts.digests));
-        Ok(Self { registry, digests, all, content, intents })
+        let migration = intent.migration;
+        Ok(Self { migration, registry, digests, all, content, intents })
     }
 
     /// Looks every image up again: disks may have been adopted since.
@@ -140,12 +142,33 @@ impl SourceImages {
             .filter_map(|(ix, open)| Some((ix, open.entry.as_ref()?)))
     }
 
-    /// Those of them that are still the ones that this migration, which knows of `epoch`, has handed
-    /// over: what is left of a migration that is over says nothing about what came later.
-    fn ours(&self, epoch: Epoch) -> impl Iterator<Item = (usize, &Arc<Entry>)> {
-        self.writable().filter(move |(ix, entry)| {
-            !self.registry.is_another_since(entry, self.all[*ix].image.offer.id, epoch)
+    /// Those of them that take part in this migration.
+    fn bound(&self) -> impl Iterator<Item = (usize, &Arc<Entry>)> {
+        self.writable().filter(|(ix, entry)| {
+            self.registry.is_bound_to(entry, self.migration, self.all[*ix].image.offer.id)
         })
+    }
+
+    /// Every image that takes part in no other migration.
+    fn free(&self) -> impl Iterator<Item = (usize, &Arc<Entry>)> {
+        let all = self.all.iter().enumerate();
+        let known = all.filter_map(|(ix, open)| Some((ix, open.entry.as_ref()?)));
+        known.filter(|(ix, entry)| {
+            let offer = &self.all[*ix].image.offer;
+            // A base image is offered by what is in it.
+            let id = if offer.read_only { entry.record().id } else { offer.id };
+            self.registry.is_free_for(entry, self.migration, id)
+        })
+    }
+
+    /// Whether every image that a guest may write takes part in this migration.
+    pub fn are_bound(&self) -> bool {
+        self.bound().count() == self.writable().count()
+    }
+
+    /// Opens the exports of what takes part in no other migration.
+    pub fn vouch(&self) {
+        self.free().for_each(|(_, entry)| self.registry.vouch(&entry.record().name));
     }
 
     /// The disk of an image that a guest may write.
@@ -174,7 +197,10 @@ impl SourceImages {
     pub fn suspects(&self, unwatched: bool) -> Vec<BlockSet> {
         let mut suspects = self.intents.inherited_regions();
         for (ix, entry) in self.writable() {
-            if entry.disk.is_tracking() {
+            if self.bound().all(|(bound, _)| bound != ix) {
+                // What its tracker holds is another migration's.
+                suspects[ix].insert(BlockRange::whole(self.all[ix].image.offer.len));
+            } else if entry.disk.is_tracking() {
                 suspects[ix]
                     .union_with(&entry.disk.take_dirty(0, TAKE).accept().into_iter().collect());
             } else if unwatched {
@@ -198,9 +224,7 @@ impl SourceImages {
 
     /// Stops tracking.
     pub fn stop_tracking(&self) {
-        for (_, entry) in self.writable() {
-            entry.disk.stop_tracking();
-        }
+        self.free().for_each(|(_, entry)| entry.disk.stop_tracking());
     }
 
     /// What is wrong with the write intents.
@@ -273,13 +297,13 @@ impl SourceImages {
     }
 
     /// Guest I/O of all images waits from now on. Cannot fail: it comes before what can (I5).
-    pub fn park(&self, epoch: Epoch) {
-        self.ours(epoch).for_each(|(_, entry)| entry.disk.park_now());
+    pub fn park(&self) {
+        self.bound().for_each(|(_, entry)| entry.disk.park_now());
     }
 
     /// Guest I/O goes on.
-    pub fn unpark(&self, epoch: Epoch) {
-        self.ours(epoch).for_each(|(_, entry)| entry.disk.unpark());
+    pub fn unpark(&self) {
+        self.bound().for_each(|(_, entry)| entry.disk.unpark());
     }
 
     /// Gives the files their replica names, of every image that lets it. The disks are parked. Can be
@@ -288,7 +312,7 @@ impl SourceImages {
     /// # Errors
     /// What renaming or the store reported first.
     pub fn retire(&self, epoch: Epoch) -> io::Result<()> {
-        let retired = self.ours(epoch).map(|(_, entry)| self.registry.retire(entry, epoch));
+        let retired = self.bound().map(|(_, entry)| self.registry.retire(entry, epoch));
         // Each image is tried, whatever becomes of the others.
         retired.fold(Ok(()), Result::and)
     }
@@ -298,12 +322,13 @@ impl SourceImages {
     /// # Errors
     /// What renaming or the store reports.
     pub fn restore(&self, epoch: Epoch) -> io::Result<()> {
-        for (_, entry) in self.ours(epoch) {
+        for (_, entry) in self.bound() {
             self.registry.restore(entry, epoch)?;
-            self.registry.update(entry, |record| record.migration = None)?;
             entry.disk.unpark();
             entry.take_locks();
             entry.disk.stop_tracking();
+            // Last: until then all of it is done again.
+            self.registry.update(entry, |record| record.migration = None)?;
         }
         Ok(())
     }
@@ -313,7 +338,7 @@ impl SourceImages {
     /// # Errors
     /// What the store reports.
     pub fn unbind(&self) -> io::Result<()> {
-        for entry in self.all.iter().filter_map(|open| open.entry.as_ref()) {
+        for (_, entry) in self.free().filter(|(_, entry)| entry.record().migration.is_some()) {
             self.registry.update(entry, |record| record.migration = None)?;
         }
         Ok(())
@@ -326,7 +351,7 @@ impl SourceImages {
     /// What the store reports.
     pub fn let_go(&self) -> io::Result<()> {
         self.unbind()?;
-        for entry in self.all.iter().filter_map(|open| open.entry.as_ref()) {
+        for (_, entry) in self.free() {
             let record = entry.record();
             if record.state == CopyState::Replica {
                 entry.depart();
@@ -389,6 +414,10 @@ fn open(
         let file = entry.flat.is_none().then(|| Arc::clone(&entry.file));
         let content = Arc::clone(entry.disk.backing());
         return Ok(Open { image, entry: Some(entry), content, file, base: None });
+    }
+    if registry.waits_for_file(&image.name) {
+        let why = format!("image '{}' of the migration is closed", image.name);
+        return Err(io::Error::new(io::ErrorKind::NotFound, why));
     }
     if !image.chain.is_empty() {
         let content = registry.peek_chain(&image);

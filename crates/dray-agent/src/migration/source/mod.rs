@@ -262,6 +262,19 @@ pub struct SourceLoop {
     vouched: bool,
 }
 
+/// A migration that was refused, or that died, before its images were bound to it has not begun, whatever
+/// its intent says: it is only prepared.
+fn begun_or_prepared(intent: SourceIntent, images: &SourceImages, new: bool) -> SourceIntent {
+    if !new || intent.options.is_none() || images.are_bound() {
+        return intent;
+    }
+    tracing::info!(migration = %intent.migration, "has not begun: it is only prepared");
+    if let Err(why) = images.unbind() {
+        tracing::warn!(%why, "cannot let go of the images of a migration that has not begun");
+    }
+    SourceIntent { options: None, ..intent }
+}
+
 impl SourceLoop {
     /// Opens the journal and the images. The loop does nothing until [`run`](Self::run).
     ///
@@ -275,6 +288,7 @@ impl SourceLoop {
     ) -> io::Result<(Arc<SourceSlot>, Self)> {
         let (log, records) = Log::open(&parts.folder.file(JOURNAL))?;
         let images = SourceImages::open(&intent, &parts, records.is_empty())?;
+        let intent = begun_or_prepared(intent, &images, records.is_empty());
         if intent.options.is_none() && parts.folder.file(HOME).exists() {
             // What became of an earlier try's guest says nothing about this one.
             crate::store::remove(&parts.folder.file(HOME))?;
@@ -449,6 +463,9 @@ impl SourceLoop {
             Input::Forget => {
                 if self.engine.as_ref().is_none_or(Source::is_over) {
                     self.resumable = false;
+                    if let Err(why) = self.images.unbind() {
+                        tracing::warn!(%why, "an image stays closed after the next start");
+                    }
                     self.part();
                     self.slot.forget();
                 }

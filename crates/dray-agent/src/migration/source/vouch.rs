@@ -12,8 +12,6 @@ impl SourceLoop {
             return;
         }
         self.vouched = true;
-        for image in self.slot.intent().images {
-            self.parts.registry.vouch(&image.name);
-        }
+        self.images.vouch();
     }
 }

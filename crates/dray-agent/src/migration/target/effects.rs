@@ -133,7 +133,10 @@ impl TargetLoop {
     }
 
     fn complete(&mut self) {
-        if self.slot.intent().settings.verify {
+        if !self.images.any_bound() {
+            // All was done before, and the images may take part in something else by now.
+            self.slot.send(super::Input::Finished);
+        } else if self.slot.intent().settings.verify {
             self.start_verification();
         } else {
             self.say_progress();

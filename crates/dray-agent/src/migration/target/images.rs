@@ -125,8 +125,10 @@ impl TargetImages {
         let open = |(ix, image): (usize, &TargetImageIntent)| {
             let name = image.name_here();
             let Some(entry) = parts.registry.get(name) else {
+                let waits = parts.registry.closed(name).and_then(|closed| closed.absent);
+                let ours = waits.is_some_and(|it| it.record.migration == Some(intent.migration));
                 let why = format!("image '{name}' of the migration is not there");
-                return (!over).then(|| Err(io::Error::new(io::ErrorKind::NotFound, why)));
+                return (!over || ours).then(|| Err(io::Error::new(io::ErrorKind::NotFound, why)));
             };
             let present = parts.folder.file(&super::present_name(ix));
             let blocks = BlockRange::whole(entry.disk.geometry().len).len;
@@ -190,7 +192,8 @@ impl TargetImages {
         }
         let path = self.registry.line_path(&record.name);
         let image = record.current_path().map_err(io::Error::other);
-        let begun = image.and_then(|image| Line::after(&path, past.unwrap_or_default(), &image));
+        let (past, served) = (past.unwrap_or_default(), open.present.has_begun());
+        let begun = image.and_then(|image| Line::after(&path, past, &image, served));
         match begun {
             Ok((line, changed)) => {
                 line.track(&open.entry.disk, &changed);
@@ -227,10 +230,27 @@ impl TargetImages {
         self.all.iter().enumerate().map(place).collect()
     }
 
+    /// Those that still take part in this migration.
+    fn bound(&self) -> impl Iterator<Item = &Open> {
+        self.all.iter().filter(|open| {
+            // A file that lay here before has an id of its own.
+            let id = match open.intent.in_place {
+                Some(_) => open.entry.record().id,
+                None => open.intent.offer.id,
+            };
+            self.registry.is_bound_to(&open.entry, self.migration, id)
+        })
+    }
+
+    /// Whether any image still takes part in this migration.
+    pub fn any_bound(&self) -> bool {
+        self.bound().next().is_some()
+    }
+
     /// Until the commit the disks answer reads from the source, and changes wait.
     pub fn begin_incoming(&self, slot: &TargetSlot) {
         slot.sink.receive();
-        for open in &self.all {
+        for open in self.bound() {
             open.entry.disk.begin_incoming(Arc::clone(&open.fetcher) as _);
             self.registry.vouch(open.intent.name_here());
         }
@@ -238,7 +258,7 @@ impl TargetImages {
 
     /// Nobody may serve them before they are exposed.
     pub fn shut(&self) {
-        self.all.iter().for_each(|open| open.entry.disk.shut());
+        self.bound().for_each(|open| open.entry.disk.shut());
     }
 
     /// The disks serve; what is missing comes. Can be repeated, after a restart or when it failed:
@@ -301,15 +321,15 @@ impl TargetImages {
     /// What renaming or the store reports.
     pub fn finish(&self) -> io::Result<()> {
         // Of which a qcow2 is made: nobody needs it under its name, or it has it already.
-        let mut named = self.all.iter().filter(|open| !open.intent.qcow2);
+        let mut named = self.bound().filter(|open| !open.intent.qcow2);
         named.try_for_each(|open| self.registry.finish_partial(&open.entry))?;
-        self.all.iter().for_each(|open| self.registry.vouch(open.intent.name_here()));
+        self.bound().for_each(|open| self.registry.vouch(open.intent.name_here()));
         Ok(())
     }
 
     /// A QEMU may open the files itself now.
     pub fn drop_locks(&self) {
-        self.all.iter().for_each(|open| open.entry.drop_locks());
+        self.bound().for_each(|open| open.entry.drop_locks());
     }
 
     /// The migration no longer holds the images; those that QEMU has taken back are forgotten, and
@@ -318,7 +338,7 @@ impl TargetImages {
     /// # Errors
     /// What the store reports.
     pub fn let_go(&self, released: bool) -> io::Result<()> {
-        for open in &self.all {
+        for open in self.bound() {
             if open.entry.record().swap.is_some_and(|swap| swap.done) {
                 // The raw image is of the past.
                 self.registry.remove_partial(&open.entry)?;
@@ -329,8 +349,9 @@ impl TargetImages {
                 continue;
             }
             open.entry.take_locks();
-            self.registry.update(&open.entry, |record| record.migration = None)?;
             open.entry.disk.stop_tracking();
+            // Last: until then all of it is done again.
+            self.registry.update(&open.entry, |record| record.migration = None)?;
         }
         self.written.close()
     }
@@ -340,12 +361,12 @@ impl TargetImages {
     /// # Errors
     /// What the file system or the store reports.
     pub fn discard(&self) -> io::Result<()> {
-        for open in &self.all {
+        for open in self.bound() {
             // What waits for ownership waits for nothing.
             open.entry.disk.fail_parked();
             let record = open.entry.record();
             // Whatever it says of the owner: the journal knows better.
-            if record.migration != Some(self.migration) || record.state == CopyState::Replica {
+            if record.state == CopyState::Replica {
                 continue;
             }
             if record.replica.is_some() {

@@ -244,7 +244,7 @@ impl TargetLoop {
             zeroed: intent.images.iter().map(|image| image.zeroed).collect(),
         };
         let engine = Target::recover(plan, &records);
-        let over = engine.is_over() && !engine.owns();
+        let over = engine.is_over();
         let new = records.is_empty();
         let images = TargetImages::open(&intent, &parts, &inputs, (new, over))?;
         let places = if engine.is_over() { Vec::new() } else { images.places() };
