@@ -62,21 +62,29 @@ fn settled(a: &Host, b: &Host, images: &[String]) -> bool {
         })
 }
 
-/// Claims what this host does not own, or not all of, as far as that can be claimed.
+/// Claims what this host does not own, or not all of, as far as that can be claimed. A claim ends the
+/// migration of the images beside it: they are closed, so what is left is claimed as well.
 fn claim(host: &Host, images: &[String]) -> Result<Vec<String>, String> {
     let mut claimed = Vec::new();
-    for name in images {
-        let Some(image) = host.image(name) else { continue };
-        let whole = image["state"] == "owner" && image["missing_blocks"] == 0;
-        if whole || image["state"] == "incoming" {
-            continue;
+    for _ in 0..2 {
+        for name in images {
+            if claimed.contains(name) || !wants_a_claim(host, name) {
+                continue;
+            }
+            host.ask(
+                &json!({"claim": {"image": name, "source_is_fenced": true, "accept_loss": true}}),
+            )?;
+            claimed.push(name.clone());
         }
-        host.ask(
-            &json!({"claim": {"image": name, "source_is_fenced": true, "accept_loss": true}}),
-        )?;
-        claimed.push(name.clone());
     }
     Ok(claimed)
+}
+
+fn wants_a_claim(host: &Host, name: &str) -> bool {
+    let Some(image) = host.image(name) else { return false };
+    let whole = image["state"] == "owner" && image["missing_blocks"] == 0;
+    let beside = image["closed"]["why"].as_str().is_some_and(|why| why.contains("was claimed"));
+    image["state"] != "incoming" && (!whole || beside)
 }
 
 /// A host that owns an image lets its client go on.
