@@ -6,6 +6,8 @@ SHELL := /bin/bash
 
 STRATEGY ?= auto
 MINUTES ?= 10
+# One of so many pairs of faults in `make long`; 1 runs all of them.
+PAIRS ?= 20
 PREFIX ?= /usr/local
 DESTDIR ?=
 # The release binary; demo and bench use it.
@@ -58,6 +60,7 @@ long: setup ## what make test has no time for: more virtual machines, more seeds
 	DRAY_SIM_COUNT=20000 cargo test --workspace --locked --test seeds many_seeds
 	DRAY_SIM_COUNT=60 cargo test --workspace --locked --test seeds a_crash
 	DRAY_POWER_COUNT=200 cargo test --workspace --locked --test power -- --nocapture
+	DRAY_PAIRS=$(PAIRS) cargo test --release -p dray-agent --locked --lib two_faults -- --nocapture
 
 demo: build ## move a running guest live between two hosts on this machine
 	@demo/run.sh

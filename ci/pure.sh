@@ -1,7 +1,8 @@
 #!/bin/bash
 # Boundaries between crates. The pure crates (types, wire, heat, engine) have no clock, socket, file,
-# thread or randomness, neither themselves nor through a dependency; dependencies between crates
-# point one way; no file names a place on one developer's machine.
+# thread or randomness, neither themselves nor through a dependency; what a host has durably (host) is
+# in files, and it has no clock, socket or thread of its own; dependencies between crates point one way;
+# no file names a place on one developer's machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 failures=0
@@ -14,18 +15,19 @@ fail() {
 allowed='{
     "dray-types": [],
     "dray-guest": [],
-    "dray-host": [],
+    "dray-files": [],
     "dray-wire": ["dray-types"],
     "dray-heat": ["dray-types"],
     "dray-backup": ["dray-types"],
     "dray-trace": ["dray-types"],
     "dray-engine": ["dray-types", "dray-wire"],
-    "dray-image": ["dray-types", "dray-heat"],
-    "dray-nbd": ["dray-image"],
+    "dray-image": ["dray-files", "dray-types", "dray-heat"],
+    "dray-host": ["dray-files", "dray-types", "dray-wire", "dray-heat", "dray-engine", "dray-image"],
+    "dray-nbd": ["dray-types", "dray-image"],
     "dray-qemu": ["dray-types"],
     "dray-sim": ["dray-types", "dray-wire", "dray-heat", "dray-engine", "dray-trace"],
     "dray-testkit": ["dray-types", "dray-image", "dray-guest"],
-    "dray-agent": ["dray-host", "dray-types", "dray-wire", "dray-heat", "dray-engine", "dray-trace", "dray-image", "dray-nbd", "dray-qemu", "dray-backup"],
+    "dray-agent": ["dray-files", "dray-types", "dray-wire", "dray-heat", "dray-engine", "dray-trace", "dray-image", "dray-host", "dray-nbd", "dray-qemu", "dray-backup"],
     "dray-cli": ["dray-types", "dray-heat", "dray-trace", "dray-sim", "dray-agent", "dray-backup"]
 }'
 wrong=$(cargo metadata --format-version 1 --no-deps --locked | jq -r --argjson allowed "$allowed" '
@@ -46,6 +48,16 @@ for crate in dray-types dray-wire dray-heat dray-engine; do
     lines=$(grep -rnE "$used" "crates/$crate/src" --include='*.rs' | grep -vE '^[^:]+:[0-9]+: *//' || true)
     [ -z "$lines" ] || fail "$crate uses clocks, sockets, files, threads or randomness:"$'\n'"$lines"
 done
+
+# What a host has durably. Its tests may do what they like.
+driven='^(tokio|mio|socket2|rustls|rand|crossbeam.*|rayon) '
+tree=$(cargo tree --locked -p dray-host --edges normal,build --prefix none | grep -E "$driven" || true)
+[ -z "$tree" ] || fail "dray-host depends on: $(sort -u <<<"$tree" | tr '\n' ' ')"
+drives='\b(std|unix)::net\b|\bthread::(spawn|scope|Builder)\b|\b(Instant|SystemTime)::now\b|\.elapsed\(|\btokio::'
+lines=$(find crates/dray-host/src -name '*.rs' ! -name tests.rs -print0 | sort -z |
+    xargs -0 awk 'FNR == 1 { tests = 0 } /^#\[cfg\(test\)\]/ { tests = 1 } !tests { print FILENAME ":" FNR ":" $0 }' |
+    grep -E "$drives" | grep -vE '^[^:]+:[0-9]+: *//' || true)
+[ -z "$lines" ] || fail "dray-host uses clocks, sockets or threads of its own:"$'\n'"$lines"
 
 private='(^|[^A-Za-z0-9_.-])/wor[k]/|(^|[^A-Za-z0-9_])share[d]/'
 places=$(grep -rInE "$private" . --exclude-dir=.git --exclude=.git --exclude-dir=target --exclude-dir=out |

@@ -35,14 +35,13 @@
 mod backup;
 pub mod check;
 mod last_good;
-pub mod pool;
 pub mod start;
 mod typed;
 
 use crate::net::dial::DEFAULT_PORT;
-use crate::retention::Retention;
 pub use backup::{BackupPlace, BackupStore};
-pub use pool::{PathError, Pool, PoolIo, PoolKind};
+use dray_host::pool::{self, PathError, Pool, PoolIo};
+use dray_host::retention::Retention;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -256,6 +255,11 @@ impl Config {
     pub fn parse_parts(text: &str, path: &Path) -> Result<(Self, Vec<Problem>), ConfigError> {
         typed::understand(text, path)
             .map_err(|problems| ConfigError { path: path.to_owned(), problems })
+    }
+
+    /// Where the agent serves its images.
+    pub fn nbd_socket(&self) -> PathBuf {
+        self.run_dir.join("nbd.sock")
     }
 
     /// The peer of this name.

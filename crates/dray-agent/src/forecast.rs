@@ -2,12 +2,12 @@
 //! how long a migration under way still takes.
 
 use crate::api::{LinkFrom, Phase, Predicted};
-use crate::heat::ImageHeat;
 use crate::net::NetError;
 use dray_engine::plan::Load;
+use dray_host::heat::ImageHeat;
+use dray_host::migration::intent::Way;
 use dray_image::{Image, runs};
 use dray_types::{BLOCK_SIZE, BitRate, BlockRange, BlockSet, ImageIndex};
-use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 
@@ -17,44 +17,28 @@ pub const USUAL_LINK: f64 = 125e6;
 /// A target that takes longer to answer is told of later, by who needs it.
 const ANSWER: Duration = Duration::from_secs(2);
 
-/// What was measured of the guest and the way to the target before anything is sent.
-#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Way {
-    /// Round trip in seconds.
-    pub rtt: f64,
-    /// Bytes of guest memory to move.
-    pub memory: u64,
-    /// Bytes of it that the guest writes in a second.
-    pub memory_dirty: u64,
-    /// Bytes a second that the link has carried last.
-    pub link: Option<u64>,
+/// Measures the round trip to a target, in seconds: the time that a connection takes.
+///
+/// # Errors
+/// When it does not answer.
+pub async fn round_trip(address: &str) -> Result<f64, NetError> {
+    let broken = |why: String| NetError::new(crate::net::NetErrorKind::Broken, why);
+    let began = Instant::now();
+    let connected = tokio::time::timeout(ANSWER, TcpStream::connect(address)).await;
+    connected
+        .map_err(|_| broken(format!("it has not answered in {} s", ANSWER.as_secs())))?
+        .map_err(|why| broken(why.to_string()))?;
+    Ok(began.elapsed().as_secs_f64())
 }
 
-impl Way {
-    /// Measures the round trip to a target, in seconds: the time that a connection takes.
-    ///
-    /// # Errors
-    /// When it does not answer.
-    pub async fn round_trip(address: &str) -> Result<f64, NetError> {
-        let broken = |why: String| NetError::new(crate::net::NetErrorKind::Broken, why);
-        let began = Instant::now();
-        let connected = tokio::time::timeout(ANSWER, TcpStream::connect(address)).await;
-        connected
-            .map_err(|_| broken(format!("it has not answered in {} s", ANSWER.as_secs())))?
-            .map_err(|why| broken(why.to_string()))?;
-        Ok(began.elapsed().as_secs_f64())
-    }
-
-    /// Bytes a second to reckon with, and where they are from.
-    pub fn link(&self, limit: Option<BitRate>) -> (f64, LinkFrom) {
-        let limit = limit.map(|limit| limit.bytes_per_second as f64);
-        match (limit, self.link.map(|link| link as f64)) {
-            (Some(limit), Some(link)) if link < limit => (link, LinkFrom::Measured),
-            (Some(limit), _) => (limit, LinkFrom::Limit),
-            (None, Some(link)) => (link, LinkFrom::Measured),
-            (None, None) => (USUAL_LINK, LinkFrom::Assumed),
-        }
+/// Bytes a second to reckon with, and where they are from.
+pub fn link(way: &Way, limit: Option<BitRate>) -> (f64, LinkFrom) {
+    let limit = limit.map(|limit| limit.bytes_per_second as f64);
+    match (limit, way.link.map(|link| link as f64)) {
+        (Some(limit), Some(link)) if link < limit => (link, LinkFrom::Measured),
+        (Some(limit), _) => (limit, LinkFrom::Limit),
+        (None, Some(link)) => (link, LinkFrom::Measured),
+        (None, None) => (USUAL_LINK, LinkFrom::Assumed),
     }
 }
 
@@ -131,16 +115,17 @@ pub fn contents(images: &[Moved]) -> Vec<Content> {
 /// What the source has to do, for `dray plan`, for what a migration is predicted to take, for the order
 /// of a batch and for `auto` alike; `contents` names what of each image holds data.
 pub fn load(images: &[Moved], contents: &[Content], way: &Way, limit: Option<BitRate>) -> Load {
-    let mut chunks = Vec::new();
+    let (mut chunks, now) = (Vec::new(), Instant::now());
     for (ix, (image, content)) in images.iter().zip(contents).enumerate() {
         let unused = ImageHeat::new(image.len);
         let heat = image.heat.unwrap_or(&unused);
-        chunks.extend(heat.chunks(ImageIndex(ix as u16), &content.to_send, &content.at_target));
+        let image = ImageIndex(ix as u16);
+        chunks.extend(heat.chunks(image, &content.to_send, &content.at_target, now));
     }
     Load {
         chunks,
         images: images.len(),
-        link: way.link(limit).0,
+        link: link(way, limit).0,
         rtt: way.rtt,
         memory: way.memory as f64,
         memory_dirty: way.memory_dirty as f64,
@@ -225,11 +210,11 @@ mod tests {
     #[test]
     fn a_limit_goes_before_a_measured_rate_unless_the_link_is_slower() {
         let known = Way { link: Some(1000), ..Way::default() };
-        assert_eq!(known.link(None), (1000.0, LinkFrom::Measured));
-        assert_eq!(known.link(limit(500)), (500.0, LinkFrom::Limit));
-        assert_eq!(known.link(limit(5000)), (1000.0, LinkFrom::Measured));
-        assert_eq!(Way::default().link(limit(5000)), (5000.0, LinkFrom::Limit));
-        assert_eq!(Way::default().link(None), (USUAL_LINK, LinkFrom::Assumed));
+        assert_eq!(link(&known, None), (1000.0, LinkFrom::Measured));
+        assert_eq!(link(&known, limit(500)), (500.0, LinkFrom::Limit));
+        assert_eq!(link(&known, limit(5000)), (1000.0, LinkFrom::Measured));
+        assert_eq!(link(&Way::default(), limit(5000)), (5000.0, LinkFrom::Limit));
+        assert_eq!(link(&Way::default(), None), (USUAL_LINK, LinkFrom::Assumed));
     }
 
     #[test]

@@ -3,10 +3,9 @@
 //!
 //! * [`agent`]: wiring: what a process is made of, and what it does when it starts.
 //! * [`ops`]: the local API's commands, one file each.
-//! * [`registry`], [`store`]: the images of this host and what is durable about them.
-//! * [`heat`]: what guests do with the images, counted for the orders of migrations.
-//! * [`lineage`]: generations of the images owned here; [`replicas`]: copies that were left
-//!   behind, and [`retention`]: for how long; [`released`]: images that QEMU has taken back.
+//! * `exports`: the images of this host as NBD clients see them; what is durable about them is
+//!   [`dray_host`].
+//! * [`released`]: how images get back to QEMU; `leaving`: when they may not.
 //! * [`reuse`]: content of this host by its hash, for migrations to here.
 //! * `bases`: read-only images that lie here before they come.
 //! * [`backup`]: backups of the images owned here, and their way back.
@@ -25,25 +24,20 @@ mod bases;
 pub mod batch;
 pub mod budget;
 pub mod config;
+mod exports;
 pub mod flat;
 pub mod forecast;
-pub mod given;
-pub mod heat;
-pub mod lineage;
+mod leaving;
 mod links;
 pub mod migration;
 pub mod net;
 pub mod ops;
 pub mod pace;
 pub mod pki;
-pub mod registry;
 pub mod released;
-pub mod replicas;
-pub mod retention;
 pub mod reuse;
 mod seed;
 mod snapshots;
-pub mod store;
 pub mod tls;
 pub mod troubles;
 pub mod vm;

@@ -3,26 +3,25 @@
 //! A file of the state directory, one number a peer. Nothing depends on it; a damaged one is begun
 //! anew.
 
-use crate::store;
+use dray_files::StatePath;
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 /// Migrations end at the same time.
 static WRITING: Mutex<()> = Mutex::new(());
 
-fn read(path: &Path) -> BTreeMap<String, u64> {
-    store::read_json(path).unwrap_or_default()
+fn read(path: &StatePath) -> BTreeMap<String, u64> {
+    path.peek().unwrap_or_default()
 }
 
 /// Bytes a second that the link to `peer` has carried last; none when nothing was measured.
-pub fn rate(path: &Path, peer: &str) -> Option<u64> {
+pub fn rate(path: &StatePath, peer: &str) -> Option<u64> {
     read(path).get(peer).copied().filter(|&rate| rate > 0)
 }
 
 /// The link to `peer` carried `rate` bytes a second. Of a migration that was `limited`, it carries
 /// at least that.
-pub fn note(path: &Path, peer: &str, rate: u64, limited: bool) {
+pub fn note(path: &StatePath, peer: &str, rate: u64, limited: bool) {
     let _writing = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
     let mut links = read(path);
     let known = links.get(peer).copied().unwrap_or(0);
@@ -32,7 +31,7 @@ pub fn note(path: &Path, peer: &str, rate: u64, limited: bool) {
         return;
     }
     links.insert(peer.to_owned(), rate);
-    if let Err(why) = store::replace_json(path, &links) {
+    if let Err(why) = path.put(&links) {
         tracing::debug!(%why, "cannot note the rate of a link");
     }
 }
@@ -44,7 +43,7 @@ mod tests {
     #[test]
     fn the_last_rate_counts_and_a_limit_is_no_rate() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("links.json");
+        let path = StatePath::real(dir.path().join("links.json"));
         note(&path, "hostb", 50, true);
         assert_eq!(rate(&path, "hostb"), None, "nobody knows what it carries");
         note(&path, "hostb", 100, false);

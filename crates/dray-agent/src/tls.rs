@@ -10,6 +10,7 @@ mod identity;
 pub use identity::Identity;
 
 use crate::net::{NetError, NetErrorKind};
+use dray_types::text::harmless;
 use rustls::client::Resumption;
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::pem::PemObject;
@@ -162,7 +163,7 @@ pub fn dns_names(cert: &CertificateDer<'_>) -> Vec<String> {
     let Ok((_, cert)) = x509_parser::parse_x509_certificate(cert) else { return Vec::new() };
     let Ok(Some(names)) = cert.subject_alternative_name() else { return Vec::new() };
     let dns = names.value.general_names.iter().filter_map(|name| match name {
-        GeneralName::DNSName(name) => Some((*name).to_owned()),
+        GeneralName::DNSName(name) => Some(harmless(*name)),
         _ => None,
     });
     dns.collect()

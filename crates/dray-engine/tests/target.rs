@@ -47,6 +47,22 @@ fn the_promise_is_durable_before_it_is_said() {
     assert!(written < place(&effects, |e| matches!(e, TargetEffect::Send(_))));
 }
 
+/// Once it was handed over nobody could serve it: there is no room for its end.
+#[test]
+fn an_image_that_is_longer_than_was_prepared_is_not_promised() {
+    let mut target = T::new();
+    target.open(None);
+    let mut longer = images(&BlockSet::new());
+    longer[0].len += 512;
+    let map_hash = MapHash::of(&longer);
+    let effects = target.hear(EPOCH, 1, ToTarget::Prepare { images: longer, map_hash });
+    assert!(journal(&effects).is_empty());
+    let [ToSource::Failed { why }] = &bodies(&effects)[..] else { panic!("{effects:?}") };
+    assert!(why.contains("prepare again"), "{why}");
+    // The next one is not held to that.
+    assert!(matches!(target.prepare(2, &BlockSet::new())[..], [TargetEffect::SyncImages { .. }]));
+}
+
 #[test]
 fn acknowledgements_go_together_when_nothing_waits() {
     let mut target = T::new();

@@ -1,11 +1,29 @@
-//! What a host makes durable, and how: every file that dray must find again after a restart or a
-//! power cut goes through one interface with two implementations.
+//! What one host has, made durable: its images with their records and disks, the migrations that it
+//! takes part in as their folders tell them, and what a restart and a claim make of both.
 //!
-//! There is no thread, socket or clock in here. Where a restart or a power cut may hurt, the same code
-//! runs over a simulated disk that has both at any call.
+//! Nothing here has a thread, a socket or a clock of its own: whoever owns a [`Registry`](registry::Registry)
+//! says what time it is where that matters, begins what is to be done now and then, and serves what
+//! is open. Nothing here knows QEMU: what only that understands is kept as it came.
 //!
-//! * [`files`]: the interface, the real files below it, and the simulated disk.
-//! * [`record`]: small values that are replaced as a whole.
+//! * [`store`]: the state directory. [`pool`]: where images may be.
+//! * [`registry`]: the images of this host and what is durable about them.
+//! * [`lineage`]: generations of the images owned here; [`replicas`]: copies that were left behind,
+//!   and [`retention`]: for how long; [`released`]: images that QEMU has taken back.
+//! * [`flat`]: what is durable of disks that move without their chains.
+//! * [`migration`]: intents, journals and what else is in the folder of a migration; [`given`]: who
+//!   gave a target what.
+//! * [`heat`]: what guests do with the images, counted for the orders of migrations.
+//! * [`stamp`]: how it is known that a file was not changed.
 
-pub mod files;
-pub mod record;
+pub mod flat;
+pub mod given;
+pub mod heat;
+pub mod lineage;
+pub mod migration;
+pub mod pool;
+pub mod registry;
+pub mod released;
+pub mod replicas;
+pub mod retention;
+pub mod stamp;
+pub mod store;

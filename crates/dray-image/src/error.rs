@@ -57,4 +57,15 @@ impl Error {
         };
         Self { kind, context: context.into(), source: source.into() }
     }
+
+    /// True of a guest's flush that has done all it should and fails only to tell the guest what an
+    /// earlier process has lost.
+    pub fn is_earlier_loss(&self) -> bool {
+        self.source.is::<EarlierLoss>()
+    }
 }
+
+/// What an earlier process has lost.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct EarlierLoss(pub(crate) String);

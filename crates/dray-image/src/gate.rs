@@ -178,6 +178,16 @@ impl Gate {
         }
     }
 
+    /// True when nothing is held back.
+    pub fn is_open(&self) -> bool {
+        self.state.load(Ordering::Acquire) & !DRAINING == OPEN
+    }
+
+    /// True unless changes wait for a cause that may last.
+    pub fn takes_changes(&self) -> bool {
+        self.state.load(Ordering::Acquire) & LASTING == 0
+    }
+
     /// True when the image's reads pass here: for a look that does not wait.
     pub fn reads_pass(&self) -> bool {
         self.state.load(Ordering::Acquire) & (NO_READS | INCOMING) == 0

@@ -97,8 +97,11 @@ pub struct WriteBackError {
     pub kind: ErrorKind,
     /// How often that has happened since the image was opened.
     pub count: u64,
-    /// Whether a guest's flush has reported it.
+    /// Whether a guest's flush has reported it. A flush while QEMU may stop the guest may be QEMU's own and
+    /// does not count.
     pub told: bool,
+    /// An earlier process met it and may have ended before it took back its notes of blocks that are lost.
+    pub notes_in_doubt: bool,
 }
 
 /// A byte array that can be read, written and made durable.
@@ -152,6 +155,10 @@ pub trait Image: Send + Sync {
     fn write_back_error(&self) -> Option<WriteBackError> {
         None
     }
+
+    /// Notes of blocks that an earlier process left and that may be lost are gone: those that are made from
+    /// now on are right, also for the next process.
+    fn notes_begin_anew(&self) {}
 
     /// What `len` bytes at `offset` hold, as at most `max` extents in order from `offset`; their
     /// lengths may sum to less than `len` when `max` is reached, never to more.

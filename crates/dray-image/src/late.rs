@@ -78,6 +78,12 @@ impl Image for Late {
         self.backing.get()?.write_back_error()
     }
 
+    fn notes_begin_anew(&self) {
+        if let Some(backing) = self.backing.get() {
+            backing.notes_begin_anew();
+        }
+    }
+
     fn extents(&self, offset: u64, len: u64, max: usize) -> Result<Vec<Extent>> {
         self.backing()?.extents(offset, len, max)
     }

@@ -43,7 +43,9 @@ pub mod tracker;
 mod unrecorded;
 mod waiters;
 
-pub use backend::{FileImage, FileOptions, LossLog};
+pub use backend::{
+    FileImage, FileOptions, ImageFile, Loss, LossLog, OpenImages, RealImages, StateImages,
+};
 pub use device::{DeviceMark, DeviceState};
 pub use disk::{
     Access, Accesses, Disk, DiskStats, Fetcher, Fill, IntentLog, PresentLog, RECORDING_PLACES,
@@ -55,7 +57,7 @@ pub use image::{Attempt, Extent, ExtentKind, Geometry, Image, WriteBackError, Ze
 pub use journal::Journal;
 pub use late::Late;
 pub use latency::Latencies;
-pub use locks::{InUse, QemuLocks};
+pub use locks::{FileId, Hold, InUse, QemuLocks};
 pub use names::ImageNames;
 pub use overlay::Overlay;
 pub use snapshot::{Snapshot, Spill};

@@ -5,13 +5,15 @@
 //! the bytes of others. A lock taken at the wrong moment makes a running QEMU *abort*, so
 //! [`probe`] only asks, and [`QemuLocks`] is to be taken only after QEMU has let go of the file and
 //! dropped before QEMU gets it back.
+//!
+//! A [`FileId`] tells whether two names are names of the same file.
 
 use crate::sys::{self, Lock};
 use crate::{Error, ErrorKind, Result};
 use std::fmt;
 use std::fs::File;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
 
 const USED_BASE: u64 = 100;
 const UNSHARED_BASE: u64 = 200;
@@ -34,8 +36,53 @@ const ALL: [Permission; 4] =
 /// What the owner of an image does with it.
 const OWNER_USES: [Permission; 3] =
     [Permission::ConsistentRead, Permission::Write, Permission::Resize];
-/// What the owner of an image lets nobody else do.
-const OWNER_KEEPS: [Permission; 2] = [Permission::Write, Permission::Resize];
+/// What someone does with an image who only reads it.
+const READER_USES: [Permission; 1] = [Permission::ConsistentRead];
+/// What dray lets nobody else do with an image, whether it writes the image or relies on its content.
+const KEEPS: [Permission; 2] = [Permission::Write, Permission::Resize];
+
+/// What dray does with an image that it has locked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Hold {
+    /// It writes it.
+    Owner,
+    /// It reads it, and relies on its content: others may read it as well.
+    Reader,
+}
+
+impl Hold {
+    fn uses(self) -> &'static [Permission] {
+        match self {
+            Self::Owner => &OWNER_USES,
+            Self::Reader => &READER_USES,
+        }
+    }
+
+    fn bytes(self) -> Vec<u64> {
+        let used = self.uses().iter().map(|used| used.used_byte());
+        used.chain(KEEPS.map(Permission::unshared_byte)).collect()
+    }
+}
+
+/// Which file it is, whatever it is called: of two names with the same one, both are names of one
+/// file. It stays that file's for as long as the file is open.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FileId {
+    /// A file: its file system and its number there.
+    File(u64, u64),
+    /// A block device, whatever node leads to it.
+    Device(u64),
+}
+
+impl FileId {
+    /// The identity that is in what the system tells of a file.
+    pub fn of(meta: &std::fs::Metadata) -> Self {
+        match meta.file_type().is_block_device() {
+            true => Self::Device(meta.rdev()),
+            false => Self::File(meta.dev(), meta.ino()),
+        }
+    }
+}
 
 impl Permission {
     fn used_byte(self) -> u64 {
@@ -70,8 +117,12 @@ pub struct InUse {
 impl InUse {
     /// True when an owner that writes could not open the image beside them.
     pub fn excludes_owner(&self) -> bool {
-        self.used.iter().any(|used| OWNER_KEEPS.contains(used))
-            || self.unshared.iter().any(|kept| OWNER_USES.contains(kept))
+        self.excludes(Hold::Owner)
+    }
+
+    fn excludes(&self, hold: Hold) -> bool {
+        self.used.iter().any(|used| KEEPS.contains(used))
+            || self.unshared.iter().any(|kept| hold.uses().contains(kept))
     }
 }
 
@@ -146,50 +197,90 @@ fn name_of(pid: u32) -> String {
     name.trim_end().to_owned()
 }
 
-/// The locks of an owner that writes. No QEMU can open the file for writing while this lives; the
-/// locks go when it is dropped, and with the process.
+/// The locks on an image that dray writes or relies on. No QEMU can open the file for writing while this
+/// lives; the locks go when it is dropped, and with the process.
 #[derive(Debug)]
 #[must_use = "dropping it lets the locks go"]
 pub struct QemuLocks {
-    _file: File,
+    /// Shares its locks with the open image: they are on the very file that is served.
+    file: File,
+    path: PathBuf,
+    hold: Hold,
 }
 
 impl QemuLocks {
-    /// Takes the locks on the image at `path`.
+    /// Takes the locks on an open image, of which there are none yet. `path` names it in errors.
     ///
     /// # Errors
-    /// `InUse` when others use it in a way that excludes an owner that writes.
-    pub fn take(path: &Path) -> Result<Self> {
-        Self::take_file(open(path)?, path)
+    /// `InUse` when others use it in a way that excludes this hold; nothing is locked then.
+    pub fn take(image: &File, path: &Path, hold: Hold) -> Result<Self> {
+        let file = image.try_clone().map_err(|e| Error::io(locking(path), e))?;
+        // Whatever fails, what was locked until then goes with it.
+        let locks = Self { file, path: path.to_owned(), hold };
+        locks.set(hold)?;
+        Ok(locks)
     }
 
-    /// Takes the locks on an open file, which must not be in use for anything else: it is closed
-    /// with the locks. `path` names it in errors.
+    /// What the locks allow dray.
+    pub fn hold(&self) -> Hold {
+        self.hold
+    }
+
+    /// Changes what is locked without ever letting a writer in. Locking less cannot be refused by others.
     ///
     /// # Errors
-    /// As [`take`](Self::take).
-    pub fn take_file(file: File, path: &Path) -> Result<Self> {
-        let context = || format!("locking {}", path.display());
-        let bytes = OWNER_USES
-            .map(Permission::used_byte)
-            .into_iter()
-            .chain(OWNER_KEEPS.map(Permission::unshared_byte));
-        for byte in bytes {
-            sys::ofd_set(&file, Lock::Shared, byte, 1).map_err(|e| match e.kind() {
+    /// As [`take`](Self::take); the locks are as they were then.
+    pub fn change(&mut self, hold: Hold) -> Result<()> {
+        if hold == Hold::Owner && self.hold == Hold::Reader {
+            self.set(hold).inspect_err(|_| self.unset_beyond(self.hold))?;
+        }
+        self.hold = hold;
+        self.unset_beyond(hold);
+        Ok(())
+    }
+
+    /// Locked first, looked second: of two that do this at once, at least one sees the other.
+    fn set(&self, hold: Hold) -> Result<()> {
+        let context = || locking(&self.path);
+        for byte in hold.bytes() {
+            sys::ofd_set(&self.file, Lock::Shared, byte, 1).map_err(|e| match e.kind() {
                 std::io::ErrorKind::WouldBlock => {
                     Error::new(ErrorKind::InUse, context(), "another program has locked it")
                 }
                 _ => Error::io(context(), e),
             })?;
         }
-        // Locked first, looked second: of two that do this at once, at least one sees the other.
-        match probe_file(&file).map_err(|e| Error::io(context(), e))? {
-            Some(others) if others.excludes_owner() => {
+        match probe_file(&self.file).map_err(|e| Error::io(context(), e))? {
+            Some(others) if others.excludes(hold) => {
                 Err(Error::new(ErrorKind::InUse, context(), &others.to_string()))
             }
-            _ => Ok(Self { _file: file }),
+            _ => Ok(()),
         }
     }
+
+    /// Unlocks what an owner locks and `hold` does not.
+    fn unset_beyond(&self, hold: Hold) {
+        let kept = hold.bytes();
+        self.unset(Hold::Owner.bytes().into_iter().filter(|byte| !kept.contains(byte)));
+    }
+
+    fn unset(&self, bytes: impl Iterator<Item = u64>) {
+        for byte in bytes {
+            if let Err(why) = sys::ofd_set(&self.file, Lock::Unlock, byte, 1) {
+                tracing::warn!(image = %self.path.display(), %why, "cannot unlock an image");
+            }
+        }
+    }
+}
+
+impl Drop for QemuLocks {
+    fn drop(&mut self) {
+        self.unset(Hold::Owner.bytes().into_iter());
+    }
+}
+
+fn locking(path: &Path) -> String {
+    format!("locking {}", path.display())
 }
 
 #[cfg(test)]
@@ -202,16 +293,20 @@ mod tests {
         file
     }
 
+    fn take(path: &Path) -> Result<QemuLocks> {
+        QemuLocks::take(&open(path).unwrap(), path, Hold::Owner)
+    }
+
     #[test]
     fn a_second_open_file_sees_the_owner() {
         let image = image();
         assert_eq!(probe(image.path()).unwrap(), None);
-        let locks = QemuLocks::take(image.path()).unwrap();
+        let locks = take(image.path()).unwrap();
         let seen = probe(image.path()).unwrap().expect("the owner's locks");
         assert_eq!(seen.used, OWNER_USES);
-        assert_eq!(seen.unshared, OWNER_KEEPS);
+        assert_eq!(seen.unshared, KEEPS);
         assert!(seen.excludes_owner());
-        let refused = QemuLocks::take(image.path()).unwrap_err();
+        let refused = take(image.path()).unwrap_err();
         assert_eq!(refused.kind, ErrorKind::InUse);
         assert!(probe(image.path()).unwrap().is_some(), "the refused one took the locks along");
         drop(locks);
@@ -224,7 +319,7 @@ mod tests {
         let reader = File::open(image.path()).unwrap();
         sys::ofd_set(&reader, Lock::Shared, Permission::ConsistentRead.used_byte(), 1).unwrap();
         assert!(!probe(image.path()).unwrap().unwrap().excludes_owner());
-        let _locks = QemuLocks::take(image.path()).unwrap();
+        let _locks = take(image.path()).unwrap();
     }
 
     #[test]
@@ -232,8 +327,44 @@ mod tests {
         let image = image();
         let other = File::options().write(true).open(image.path()).unwrap();
         sys::ofd_set(&other, Lock::Exclusive, 101, 1).unwrap();
-        assert_eq!(QemuLocks::take(image.path()).unwrap_err().kind, ErrorKind::InUse);
+        assert_eq!(take(image.path()).unwrap_err().kind, ErrorKind::InUse);
         sys::ofd_set(&other, Lock::Unlock, 101, 1).unwrap();
-        let _locks = QemuLocks::take(image.path()).unwrap();
+        let _locks = take(image.path()).unwrap();
+    }
+
+    #[test]
+    fn a_reader_keeps_writers_out_and_becomes_an_owner_when_nobody_else_reads() {
+        let image = image();
+        let file = open(image.path()).unwrap();
+        let mut locks = QemuLocks::take(&file, image.path(), Hold::Owner).unwrap();
+        locks.change(Hold::Reader).unwrap();
+        let other = open(image.path()).unwrap();
+        let second = QemuLocks::take(&other, image.path(), Hold::Reader).unwrap();
+        assert_eq!(take(image.path()).unwrap_err().kind, ErrorKind::InUse);
+        assert_eq!(locks.change(Hold::Owner).unwrap_err().kind, ErrorKind::InUse);
+        assert_eq!(locks.hold(), Hold::Reader);
+        let seen = probe(image.path()).unwrap().unwrap();
+        assert_eq!(seen.used, READER_USES, "the refused owner left locks");
+        drop(second);
+        locks.change(Hold::Owner).unwrap();
+        drop(locks);
+        assert_eq!(
+            probe(image.path()).unwrap(),
+            None,
+            "the file is still open, and locked by nobody"
+        );
+    }
+
+    #[test]
+    fn hard_links_are_one_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let (one, link, other) =
+            (dir.path().join("one"), dir.path().join("link"), dir.path().join("other"));
+        std::fs::write(&one, [1]).unwrap();
+        std::fs::write(&other, [1]).unwrap();
+        std::fs::hard_link(&one, &link).unwrap();
+        let id = |path| FileId::of(&std::fs::metadata(path).unwrap());
+        assert_eq!(id(&one), id(&link));
+        assert_ne!(id(&one), id(&other));
     }
 }

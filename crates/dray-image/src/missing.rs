@@ -105,7 +105,9 @@ impl Missing {
         let image = BlockRange::whole(self.image_len);
         let mut unrecorded = unrecorded.intersection(image);
         unrecorded.subtract(missing);
-        self.unrecorded.inherit(&unrecorded);
+        if self.unrecorded.inherit(&unrecorded, self.backing.write_back_error()) {
+            self.backing.notes_begin_anew();
+        }
         missing.intersection(image).runs().for_each(|run| {
             self.missing.set(run);
         });
@@ -139,6 +141,14 @@ impl Missing {
     /// Whether blocks may be changed, missing or not.
     pub(crate) fn check_usable(&self) -> Result<()> {
         self.unrecorded.check_usable(CHANGING)
+    }
+
+    /// Whether what was just read of `range` is what is in the image.
+    ///
+    /// # Errors
+    /// That nobody knows, because a sync has failed.
+    pub(crate) fn check_read(&self, range: BlockRange) -> Result<()> {
+        self.unrecorded.check_read(range)
     }
 
     /// What is being waited for.

@@ -11,12 +11,14 @@
 mod step;
 
 use crate::{Error, ErrorKind, Result};
+use dray_files::files::{Files, RealFiles};
 use dray_types::{Epoch, ImageId};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use step::{Step, exists, fail, open_closed};
+use std::sync::Arc;
+pub(crate) use step::open_closed;
+use step::{Step, fail, sync};
 pub use step::{file_mode, sync_dir};
 
 const PARTIAL_SUFFIX: &str = ".dray-partial";
@@ -32,10 +34,17 @@ const EPOCH_DIGITS: usize = 20;
 const MAX_LINKS: usize = 40;
 
 /// An image file by its configured name, and the names it can have instead.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub struct ImageNames {
+    files: Arc<dyn Files>,
     dir: PathBuf,
     name: OsString,
+}
+
+impl PartialEq for ImageNames {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.dir, &self.name) == (&other.dir, &other.name)
+    }
 }
 
 /// Which of its names an image has just now.
@@ -56,12 +65,20 @@ impl ImageNames {
     /// # Errors
     /// `Invalid` when `path` is no file name, or one too long to be changed.
     pub fn of(path: &Path) -> Result<Self> {
+        Self::among(&(Arc::new(RealFiles) as Arc<dyn Files>), path)
+    }
+
+    /// The same among these files.
+    ///
+    /// # Errors
+    /// As [`of`](Self::of).
+    pub fn among(files: &Arc<dyn Files>, path: &Path) -> Result<Self> {
         let invalid = |why: &str| {
             Error::new(ErrorKind::Invalid, format!("using image path {}", path.display()), why)
         };
         let mut real = path.to_owned();
         let mut links = 0;
-        while let Ok(link) = std::fs::read_link(&real) {
+        while let Some(link) = files.link(&real) {
             real = real.parent().unwrap_or(Path::new("/")).join(link);
             links += 1;
             if links > MAX_LINKS {
@@ -76,7 +93,7 @@ impl ImageNames {
             Some(dir) if !dir.as_os_str().is_empty() => dir.to_owned(),
             _ => PathBuf::from("."),
         };
-        Ok(Self { dir, name })
+        Ok(Self { files: Arc::clone(files), dir, name })
     }
 
     /// The image under its own name.
@@ -122,7 +139,8 @@ impl ImageNames {
     /// # Errors
     /// `InUse` when it exists already.
     pub fn create_overlay(&self, id: ImageId, len: u64) -> Result<File> {
-        self.create_hole(self.overlay(id), len)
+        self.create_hole(&self.overlay(id), len)?;
+        open_closed(&self.overlay(id), true)
     }
 
     /// Opens the overlay of the image with this id for reading and writing.
@@ -146,7 +164,8 @@ impl ImageNames {
     /// # Errors
     /// `InUse` when there is one already, or when a file has the image's name.
     pub fn create_chain(&self) -> Result<File> {
-        self.create_closed(self.chain(), 0)
+        self.create_closed(&self.chain(), 0)?;
+        open_closed(&self.chain(), true)
     }
 
     /// Removes the active layer that has not everything, if there is one.
@@ -195,15 +214,15 @@ impl ImageNames {
     /// When the directory cannot be read.
     pub fn found(&self) -> Result<Found> {
         let mut found = Found {
-            image: exists(&self.image())?,
-            partial: exists(&self.partial())?,
+            image: self.exists(&self.image())?,
+            partial: self.exists(&self.partial())?,
             replicas: Vec::new(),
         };
         let prefix = self.hidden(REPLICA_SUFFIX);
         let prefix = prefix.file_name().unwrap_or_default().as_encoded_bytes().to_owned();
-        let unread = |e| fail("reading directory", &self.dir, e);
-        for entry in std::fs::read_dir(&self.dir).map_err(unread)? {
-            let name = entry.map_err(unread)?.file_name();
+        let inside = self.files.list(&self.dir);
+        for path in inside.map_err(|e| fail("reading directory", &self.dir, e))? {
+            let name = path.file_name().unwrap_or_default();
             let epoch = name.as_encoded_bytes().strip_prefix(&prefix[..]);
             let epoch = epoch.and_then(|digits| std::str::from_utf8(digits).ok()?.parse().ok());
             found.replicas.extend(epoch.map(Epoch));
@@ -212,12 +231,12 @@ impl ImageNames {
         Ok(found)
     }
 
-    /// Makes the incomplete image, `len` bytes of hole, and opens it.
+    /// Makes the incomplete image, `len` bytes of hole.
     ///
     /// # Errors
     /// `InUse` when it exists already, or when a file has the image's name.
-    pub fn create_partial(&self, len: u64) -> Result<File> {
-        self.create_closed(self.partial(), len)
+    pub fn create_partial(&self, len: u64) -> Result<()> {
+        self.create_closed(&self.partial(), len)
     }
 
     /// Makes the file into which a replica is read, `len` bytes of hole, and opens it.
@@ -225,29 +244,34 @@ impl ImageNames {
     /// # Errors
     /// `InUse` when it exists already, or when a file has the image's name.
     pub fn create_seed(&self, len: u64) -> Result<File> {
-        self.create_closed(self.seed(), len)
+        self.create_closed(&self.seed(), len)?;
+        open_closed(&self.seed(), true)
     }
 
-    fn create_closed(&self, path: PathBuf, len: u64) -> Result<File> {
+    fn create_closed(&self, path: &Path, len: u64) -> Result<()> {
         self.refuse_existing(&self.image())?;
         self.create_hole(path, len)
     }
 
-    fn create_hole(&self, path: PathBuf, len: u64) -> Result<File> {
-        let file =
-            File::options().read(true).write(true).create_new(true).mode(0o0).open(&path).map_err(
-                |e| match e.kind() {
-                    std::io::ErrorKind::AlreadyExists => self.taken(&path),
-                    _ => fail("creating", &path, e),
-                },
-            )?;
-        let made = file.set_len(len).and_then(|()| file.sync_all());
-        let made = made.map_err(|e| fail("creating", &path, e)).and_then(|()| sync_dir(&self.dir));
-        if made.is_err() {
+    fn create_hole(&self, path: &Path, len: u64) -> Result<()> {
+        let file = self.files.create_closed(path).map_err(|e| match e.kind() {
+            std::io::ErrorKind::AlreadyExists => self.taken(path),
+            _ => fail("creating", path, e),
+        })?;
+        let made = file.set_len(len).and_then(|()| file.sync());
+        let made = made.map_err(|e| fail("creating", path, e));
+        made.and_then(|()| self.sync()).inspect_err(|_| {
             // Half made it would be in the way of the next try.
-            let _ = std::fs::remove_file(&path);
-        }
-        made.map(|()| file)
+            let _ = self.files.remove(path);
+        })
+    }
+
+    fn sync(&self) -> Result<()> {
+        sync(&*self.files, &self.dir)
+    }
+
+    fn exists(&self, path: &Path) -> Result<bool> {
+        self.files.exists(path).map_err(|e| fail("examining", path, e))
     }
 
     /// Opens the incomplete image for reading and writing.
@@ -347,21 +371,21 @@ impl ImageNames {
     }
 
     fn remove(&self, path: PathBuf) -> Result<()> {
-        let steps = if exists(&path)? { vec![Step::Remove(path)] } else { Vec::new() };
+        let steps = if self.exists(&path)? { vec![Step::Remove(path)] } else { Vec::new() };
         self.run(steps)
     }
 
     fn run(&self, steps: Vec<Step>) -> Result<()> {
         // A step may have been done just before a crash without being durable.
-        sync_dir(&self.dir)?;
-        steps.iter().try_for_each(|step| step.run(&self.dir))
+        self.sync()?;
+        steps.iter().try_for_each(|step| step.run(&*self.files, &self.dir))
     }
 
     /// Steps that give the file at `from` the image's name. The mode comes first: under its own
     /// name the file is never anything but usable.
     fn naming(&self, from: PathBuf, mode: u32) -> Result<Vec<Step>> {
         let to = self.image();
-        match (exists(&from)?, exists(&to)?) {
+        match (self.exists(&from)?, self.exists(&to)?) {
             (true, false) => Ok(vec![Step::SetMode(from.clone(), mode), Step::Rename(from, to)]),
             (false, true) => Ok(vec![Step::SetMode(to, mode)]),
             (true, true) => Err(self.taken(&to)),
@@ -376,7 +400,7 @@ impl ImageNames {
 
     fn closing(&self, from: PathBuf, to: PathBuf) -> Result<Vec<Step>> {
         let close = Step::SetMode(to.clone(), 0);
-        match (exists(&from)?, exists(&to)?) {
+        match (self.exists(&from)?, self.exists(&to)?) {
             (true, false) => Ok(vec![Step::Rename(from, to), close]),
             (false, true) => Ok(vec![close]),
             (true, true) => Err(self.taken(&to)),
@@ -386,7 +410,7 @@ impl ImageNames {
 
     /// Steps from one hidden name to another; the mode stays.
     fn moving(&self, from: PathBuf, to: PathBuf) -> Result<Vec<Step>> {
-        match (exists(&from)?, exists(&to)?) {
+        match (self.exists(&from)?, self.exists(&to)?) {
             (true, false) => Ok(vec![Step::Rename(from, to)]),
             (false, true) => Ok(Vec::new()),
             (true, true) => Err(self.taken(&to)),
@@ -395,7 +419,7 @@ impl ImageNames {
     }
 
     fn refuse_existing(&self, path: &Path) -> Result<()> {
-        if exists(path)? { Err(self.taken(path)) } else { Ok(()) }
+        if self.exists(path)? { Err(self.taken(path)) } else { Ok(()) }
     }
 
     fn context(&self) -> String {
@@ -430,7 +454,7 @@ mod tests {
     /// Runs the first `done` steps of what `plan` says, as if the agent died after them.
     fn crash_after(names: &ImageNames, plan: &dyn Fn() -> Result<Vec<Step>>, done: usize) -> bool {
         let steps = plan().unwrap();
-        steps.iter().take(done).for_each(|step| step.run(&names.dir).unwrap());
+        steps.iter().take(done).for_each(|step| step.run(&*names.files, &names.dir).unwrap());
         done <= steps.len()
     }
 

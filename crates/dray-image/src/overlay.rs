@@ -64,7 +64,9 @@ impl Overlay {
             known.set(run);
             unmerged.set(run);
         }
-        noted.inherit(&unrecorded);
+        if noted.inherit(&unrecorded, file.write_back_error()) {
+            file.notes_begin_anew();
+        }
         Ok(Self {
             below,
             file,
@@ -215,7 +217,7 @@ impl Image for Overlay {
             let part = &mut buf[(from - offset) as usize..(to - offset) as usize];
             if here { self.file.read_at(part, from)? } else { self.below.read_at(part, from)? }
         }
-        Ok(())
+        self.unrecorded.check_read(BlockRange::covering(offset, buf.len() as u64))
     }
 
     fn write_at(&self, data: &[u8], offset: u64, fua: bool) -> Result<()> {
@@ -262,6 +264,7 @@ impl Image for Overlay {
         self.check("mapping", offset, len)?;
         let mut joined = Joined::at_most(max);
         for (from, to, here) in self.pieces(offset, len) {
+            self.unrecorded.check_read(BlockRange::covering(from, to - from))?;
             let image = if here { &self.file } else { &self.below };
             let mut at = from;
             while at < to {
@@ -288,7 +291,9 @@ impl Image for Overlay {
         if len == 0 || !self.has_all(BlockRange::covering(offset, len)) {
             return Ok(Attempt::WouldWait);
         }
-        self.file.try_read_at(buf, offset)
+        let attempt = self.file.try_read_at(buf, offset)?;
+        self.unrecorded.check_read(BlockRange::covering(offset, len))?;
+        Ok(attempt)
     }
 
     fn try_write_at(&self, data: &[u8], offset: u64) -> Result<Attempt> {

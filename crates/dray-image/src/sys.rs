@@ -49,7 +49,6 @@ pub(crate) fn start_writeback(file: &File, offset: u64, len: u64) -> io::Result<
 pub(crate) enum Lock {
     Shared,
     Exclusive,
-    #[cfg_attr(not(test), expect(dead_code, reason = "locks go with their file"))]
     Unlock,
 }
 

@@ -9,7 +9,7 @@ use crate::blockmap::AtomicBlockMap;
 use crate::disk::PresentLog;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, MutexGuard};
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Result, WriteBackError};
 use dray_types::{BlockRange, BlockSet};
 
 /// The blocks that are present and not recorded.
@@ -50,11 +50,20 @@ impl Unrecorded {
         self.map.is_empty()
     }
 
-    /// Blocks of `noted` came to an earlier process, whose notes say so.
-    pub(crate) fn inherit(&self, noted: &BlockSet) {
+    /// Blocks of `noted` came to an earlier process, whose notes say so. One whose sync failed, with this
+    /// `loss`, may have ended before it took them back: then they are not believed. True when there was no
+    /// such note, so that those of this process are right.
+    #[must_use = "the next process doubts the notes of this one until the image knows"]
+    pub(crate) fn inherit(&self, noted: &BlockSet, loss: Option<WriteBackError>) -> bool {
+        let in_doubt = loss.is_some_and(|loss| loss.notes_in_doubt);
+        if in_doubt && !noted.is_empty() {
+            *lock(&self.noting) = Notes::Doubtful;
+            self.sync_failed.store(true, Ordering::SeqCst);
+        }
         noted.runs().for_each(|run| {
             self.map.set(run);
         });
+        in_doubt && noted.is_empty()
     }
 
     /// Whether blocks may be changed; not after a failed sync, because no flush could ever answer
@@ -64,6 +73,16 @@ impl Unrecorded {
     /// Why not.
     pub(crate) fn check_usable(&self, what: &str) -> Result<()> {
         if self.sync_failed.load(Ordering::SeqCst) { Err(unusable(what)) } else { Ok(()) }
+    }
+
+    /// Whether what was just read of `range` is what is in the image. After a failed sync that is not known
+    /// of what is not recorded: the kernel may have dropped it.
+    ///
+    /// # Errors
+    /// Why not.
+    pub(crate) fn check_read(&self, range: BlockRange) -> Result<()> {
+        let lost = self.sync_failed.load(Ordering::SeqCst) && self.map.intersects(range);
+        if lost { Err(unusable("reading blocks that came lately")) } else { Ok(()) }
     }
 
     /// Blocks of `run` are in the image now, though nobody may take them for present before this
@@ -85,7 +104,8 @@ impl Unrecorded {
     /// Makes the image durable by `sync`, then the record of every block that was added before.
     ///
     /// # Errors
-    /// What either reports; after a failed sync always.
+    /// What either reports; after a failed sync always. An [earlier loss](Error::is_earlier_loss) is no
+    /// failed sync.
     pub(crate) fn record(
         &self,
         what: &str,
@@ -98,15 +118,28 @@ impl Unrecorded {
             return Err(unusable(what));
         }
         let arrived = self.map.snapshot();
-        if let Err(why) = sync() {
-            self.sync_failed.store(true, Ordering::SeqCst);
-            return Err(self.forget(log).err().unwrap_or(why));
-        }
+        let told = match sync() {
+            Err(why) if !why.is_earlier_loss() => {
+                self.sync_failed.store(true, Ordering::SeqCst);
+                return Err(self.forget(log).err().unwrap_or(why));
+            }
+            told => told,
+        };
+        self.write_down(what, log, &arrived)?;
+        told
+    }
+
+    fn write_down(
+        &self,
+        what: &str,
+        log: Option<&dyn PresentLog>,
+        arrived: &BlockSet,
+    ) -> Result<()> {
         if arrived.is_empty() {
             return Ok(());
         }
         let none = || Error::new(ErrorKind::Invalid, what, "there is no log of present blocks");
-        log.ok_or_else(none)?.record(&arrived)?;
+        log.ok_or_else(none)?.record(arrived)?;
         arrived.runs().for_each(|run| {
             self.map.clear(run);
         });

@@ -1,6 +1,6 @@
 //! Bulk writes: round the page cache where that can be done, with the same result as any other.
 
-use dray_image::{FileImage, FileOptions, Image};
+use dray_image::{FileImage, FileOptions, Image, ImageFile};
 use proptest::prelude::*;
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;

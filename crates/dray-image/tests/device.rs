@@ -1,7 +1,7 @@
 //! Block devices, as loop devices. Without root or a free loop device the tests say that they are
 //! skipped.
 
-use dray_image::{DeviceMark, DeviceState, FileImage, FileOptions, Image, ZeroMode};
+use dray_image::{DeviceMark, DeviceState, FileImage, FileOptions, Image, ImageFile, ZeroMode};
 use dray_types::Epoch;
 use std::path::{Path, PathBuf};
 use std::process::Command;

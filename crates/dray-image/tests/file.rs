@@ -2,7 +2,9 @@
 
 use dray_image::layers::{Delay, Fault, Faults, Layered, Op, Recording, When};
 use dray_image::runs::{self, ZeroMask};
-use dray_image::{Attempt, ErrorKind, Extent, ExtentKind, FileImage, FileOptions, Image, ZeroMode};
+use dray_image::{
+    Attempt, ErrorKind, Extent, ExtentKind, FileImage, FileOptions, Image, ImageFile, ZeroMode,
+};
 use dray_types::{BlockRange, BlockSet};
 use proptest::prelude::*;
 use std::fs::File;

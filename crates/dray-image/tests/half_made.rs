@@ -1,5 +1,6 @@
 //! What could not be made whole is not in the way of the next try.
 
+use dray_files::StatePath;
 use dray_image::{ImageNames, Journal};
 use std::process::Command;
 
@@ -38,7 +39,7 @@ impl Drop for Small {
 fn a_journal_that_has_no_room_to_be_rewritten_goes_on_as_it_is() {
     let Some(small) = Small::mount() else { return };
     let path = small.0.path().join("journal");
-    let (mut journal, _) = Journal::open(&path).unwrap();
+    let (mut journal, _) = Journal::open(&StatePath::real(&path)).unwrap();
     journal.append(b"one").unwrap();
     let filler = small.0.path().join("filler");
     std::fs::write(&filler, vec![1; 900 << 10]).unwrap();
@@ -52,6 +53,6 @@ fn a_journal_that_has_no_room_to_be_rewritten_goes_on_as_it_is() {
     std::fs::remove_file(&filler).unwrap();
     journal.rewrite(&[b"three"]).unwrap();
     journal.append(b"four").unwrap();
-    let (_, records) = Journal::open(&path).unwrap();
+    let (_, records) = Journal::open(&StatePath::real(&path)).unwrap();
     assert_eq!(records, [b"three".to_vec(), b"four".to_vec()]);
 }

@@ -1,5 +1,6 @@
 //! The journal against power cuts at every step, torn writes and damage.
 
+use dray_files::StatePath;
 use dray_image::ErrorKind;
 use dray_image::journal::{FileStorage, Journal, Storage};
 use std::io;
@@ -233,7 +234,7 @@ fn a_replacement_that_failed_leaves_the_old_records_or_the_new_ones() {
 #[test]
 fn records_find_the_room_that_was_reserved() {
     let dir = tempfile::Builder::new().prefix("image-journal-").tempdir().unwrap();
-    let (mut journal, _) = Journal::open(&dir.path().join("journal")).unwrap();
+    let (mut journal, _) = Journal::open(&StatePath::real(dir.path().join("journal"))).unwrap();
     journal.reserve(64 << 10).unwrap();
     journal.append(b"one").unwrap();
     let meta = std::fs::metadata(dir.path().join("journal")).unwrap();
@@ -290,21 +291,21 @@ fn what_is_no_journal_is_refused() {
 fn a_file_keeps_records_over_appends_rewrites_and_reopening() {
     let dir = tempfile::Builder::new().prefix("image-journal-").tempdir().unwrap();
     let path = dir.path().join("migration.journal");
-    let (mut journal, records) = Journal::open(&path).unwrap();
+    let (mut journal, records) = Journal::open(&StatePath::real(&path)).unwrap();
     assert!(records.is_empty() && journal.is_empty());
     journal.append_all(&[b"a", b"", b"c"]).unwrap();
     drop(journal);
-    let (mut journal, records) = Journal::open(&path).unwrap();
+    let (mut journal, records) = Journal::open(&StatePath::real(&path)).unwrap();
     assert_eq!(records, [&b"a"[..], b"", b"c"]);
     journal.rewrite(&[b"all"]).unwrap();
     journal.append(b"more").unwrap();
     assert_eq!(journal.len(), std::fs::metadata(&path).unwrap().len());
-    let (mut journal, records) = Journal::open(&path).unwrap();
+    let (mut journal, records) = Journal::open(&StatePath::real(&path)).unwrap();
     assert_eq!(records, [&b"all"[..], b"more"]);
     journal.rewrite(&[]).unwrap();
     assert!(journal.is_empty());
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "a temporary file is left");
-    let mut storage = FileStorage::new(&path);
+    let mut storage = FileStorage::new(&StatePath::real(&path));
     assert_eq!(storage.read().unwrap().len(), 24);
 }
 

@@ -1,6 +1,6 @@
 //! The locks against the real QEMU: each side sees the other's, and a lock keeps writers out.
 
-use dray_image::{ErrorKind, QemuLocks, locks};
+use dray_image::{ErrorKind, Hold, QemuLocks, locks};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -16,6 +16,10 @@ fn qemu_io(path: &Path, command: &str) -> Output {
     qemu_io.args(["-f", "raw", "-c", command]).arg(path).output().expect("qemu-io is installed")
 }
 
+fn take(path: &Path) -> dray_image::Result<QemuLocks> {
+    QemuLocks::take(&std::fs::File::open(path).unwrap(), path, Hold::Owner)
+}
+
 fn text(output: &Output) -> String {
     let all = [&output.stdout[..], &output.stderr[..]].concat();
     String::from_utf8_lossy(&all).into_owned()
@@ -28,7 +32,7 @@ static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
 fn qemu_cannot_open_what_dray_has_locked() {
     let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let image = image();
-    let locks = QemuLocks::take(image.path()).unwrap();
+    let locks = take(image.path()).unwrap();
     let refused = qemu_io(image.path(), "write 0 4k");
     assert!(!refused.status.success());
     assert!(text(&refused).contains("Failed to get"), "{}", text(&refused));
@@ -68,7 +72,7 @@ fn dray_sees_what_qemu_has_open_and_who_it_is() {
     assert!(seen.used.contains(&locks::Permission::Write), "{seen:?}");
     assert!(seen.excludes_owner());
     assert!(seen.by.iter().any(|process| process.pid == qemu_io.id()), "{seen:?}");
-    let error = QemuLocks::take(image.path()).unwrap_err();
+    let error = take(image.path()).unwrap_err();
     assert_eq!(error.kind, ErrorKind::InUse);
     let wanted = format!("it is open for writing in qemu-io (pid {})", qemu_io.id());
     assert!(error.to_string().ends_with(&wanted), "{error}");
@@ -76,4 +80,18 @@ fn dray_sees_what_qemu_has_open_and_who_it_is() {
     input.write_all(b"quit\n").unwrap();
     assert!(qemu_io.wait().unwrap().success());
     assert_eq!(locks::probe(image.path()).unwrap(), None);
+}
+
+#[test]
+fn qemu_reads_what_dray_only_reads_and_cannot_write_it() {
+    let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let image = image();
+    let locks = QemuLocks::take(image.as_file(), image.path(), Hold::Reader).unwrap();
+    assert!(!qemu_io(image.path(), "write 0 4k").status.success());
+    let mut reader = Command::new("qemu-io");
+    let read = reader.args(["-r", "-f", "raw", "-c", "read 0 4k"]).arg(image.path()).output();
+    let read = read.expect("qemu-io is installed");
+    assert!(read.status.success(), "{}", text(&read));
+    drop(locks);
+    assert!(qemu_io(image.path(), "write 0 4k").status.success());
 }

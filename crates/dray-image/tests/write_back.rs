@@ -2,10 +2,14 @@
 //! the image in between. With faults on order, and with a loop device whose backing has no room.
 
 use dray_image::layers::{Fault, Faults, Layered, Op, When};
-use dray_image::{Disk, ErrorKind, FileImage, FileOptions, Image, ZeroMode};
+use dray_image::{
+    Disk, ErrorKind, Fetcher, FileImage, FileOptions, Image, ImageFile, Loss, LossLog, Overlay,
+    PresentLog, Result, ZeroMode,
+};
+use dray_types::{BlockRange, BlockSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 const MIB: u64 = 1 << 20;
 
@@ -126,9 +130,102 @@ fn a_file_that_is_opened_again_tells_of_what_nobody_was_told() {
     Disk::new(first as _).flush().unwrap_err();
 }
 
-fn file(dir: &Path) -> Arc<dyn Image> {
+/// What the processes of a host leave to each other.
+#[derive(Default)]
+struct Host {
+    lost: Mutex<Option<Loss>>,
+    noted: Mutex<BlockSet>,
+    recorded: Mutex<BlockSet>,
+}
+
+impl LossLog for Host {
+    fn lost(&self, loss: &Loss) -> Result<()> {
+        *self.lost.lock().unwrap() = Some(loss.clone());
+        Ok(())
+    }
+
+    fn settled(&self) -> Result<()> {
+        *self.lost.lock().unwrap() = None;
+        Ok(())
+    }
+}
+
+impl PresentLog for Host {
+    fn record(&self, present: &BlockSet) -> Result<()> {
+        self.recorded.lock().unwrap().union_with(present);
+        self.noted.lock().unwrap().subtract(present);
+        Ok(())
+    }
+
+    fn note(&self, run: BlockRange) -> Result<()> {
+        self.noted.lock().unwrap().insert(run);
+        Ok(())
+    }
+
+    fn forget_notes(&self) -> Result<()> {
+        *self.noted.lock().unwrap() = BlockSet::new();
+        Ok(())
+    }
+}
+
+impl Fetcher for Host {
+    fn demand(&self, range: BlockRange) {
+        panic!("{range:?} is only written");
+    }
+
+    fn peek(&self, _: u64, _: &mut [u8]) -> Result<()> {
+        panic!("nothing is read");
+    }
+}
+
+fn with_missing(host: &Arc<Host>, image: Arc<FileImage>, _: &Path) -> Arc<Disk> {
+    let mut missing = BlockSet::new();
+    missing.insert(BlockRange::whole(16 * MIB));
+    let noted = host.noted.lock().unwrap().clone();
+    [&noted, &*host.recorded.lock().unwrap()].into_iter().for_each(|here| missing.subtract(here));
+    let disk = Disk::new(image as _);
+    disk.serve_with_missing(missing, &noted, Arc::clone(host) as _, Arc::clone(host) as _);
+    disk
+}
+
+fn flattened(host: &Arc<Host>, image: Arc<FileImage>, dir: &Path) -> Arc<Disk> {
+    let below = file(dir, 16 * MIB);
+    let (here, noted) = (host.recorded.lock().unwrap(), host.noted.lock().unwrap());
+    let overlay = Overlay::new(below, image as _, &here, &noted, Arc::clone(host) as _).unwrap();
+    Disk::new(Arc::new(overlay) as _)
+}
+
+#[test]
+fn after_a_restart_a_loss_is_told_once_and_the_disk_goes_on() {
+    for serve in [with_missing, flattened] {
+        let Some(full) = Full::new() else { return };
+        let (host, dir) = (Arc::new(Host::default()), tempfile::tempdir().unwrap());
+        let start = || {
+            let image = full.open(false);
+            let lost = host.lost.lock().unwrap().clone();
+            image.keep_losses(Arc::clone(&host) as _, lost.as_ref());
+            serve(&host, image, dir.path())
+        };
+        let first = start();
+        overfill(&*first);
+        first.flush().unwrap_err();
+        first.write_at(&[6; 4096], 0, false).unwrap_err();
+        let second = start();
+        // There is room for it.
+        second.write_at(&[6; 4096], 0, false).unwrap();
+        let told = second.flush().unwrap_err();
+        assert!(told.to_string().contains("before the agent was restarted"), "{told}");
+        assert_eq!(host.recorded.lock().unwrap().len(), 1);
+        second.write_at(&[7; 4096], 0, false).unwrap();
+        second.flush().unwrap();
+        assert!(host.lost.lock().unwrap().is_none());
+        start().flush().unwrap();
+    }
+}
+
+fn file(dir: &Path, len: u64) -> Arc<dyn Image> {
     let path = dir.join("disk.raw");
-    std::fs::File::create(&path).unwrap().set_len(MIB).unwrap();
+    std::fs::File::create(&path).unwrap().set_len(len).unwrap();
     let options = FileOptions { write: true, ..FileOptions::default() };
     Arc::new(FileImage::open(&path, options).unwrap())
 }
@@ -136,7 +233,7 @@ fn file(dir: &Path) -> Arc<dyn Image> {
 #[test]
 fn a_guest_and_dray_are_told_apart_through_every_layer() {
     let dir = tempfile::tempdir().unwrap();
-    let faults = Arc::new(Layered::new(file(dir.path()), Faults::new()));
+    let faults = Arc::new(Layered::new(file(dir.path(), MIB), Faults::new()));
     let disk = Disk::new(Arc::clone(&faults) as _);
     let strike = |op| {
         let fault = Fault { name: "one".to_owned(), op, when: When::Nth(1), kind: ErrorKind::Io };

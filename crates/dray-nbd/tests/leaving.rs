@@ -130,14 +130,7 @@ fn a_client_that_left_a_crowded_connection_is_not_overtaken_by_its_own_past() {
     }
     waits(&image, dray_nbd::limits::MAX_WORKERS);
     drop(client);
-    let mut back = fixture.client();
-    back.send_option(support::raw::GO, &support::raw::info("", &[]));
-    back.stream.set_read_timeout(Some(Duration::from_millis(400))).unwrap();
-    let silence = std::io::Read::read(&mut back.stream, &mut [0; 1]).unwrap_err();
-    assert_eq!(silence.kind(), std::io::ErrorKind::WouldBlock);
-    back.stream.set_read_timeout(Some(SOON)).unwrap();
-    image.set_wall(0);
-    while back.answer().kind != 1 {}
+    let mut back = fixture.client_after(Duration::from_millis(400), || image.set_wall(0));
     back.write(0, 1, 0, &[2; 4096]);
     assert_eq!(back.reply().errno(), 0);
     until("the end of the first", || fixture.server.connections("") == 1);

@@ -174,14 +174,7 @@ fn a_client_that_comes_back_waits_for_its_own_unfinished_writes() {
     until("waiting", || image.waiting.load(Ordering::SeqCst) == 1);
     assert_eq!(fixture.handle.disconnect("", Duration::from_millis(20)), 1);
     assert!(client.is_closed());
-    let mut back = fixture.client();
-    back.send_option(support::raw::GO, &support::raw::info("", &[]));
-    back.stream.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
-    let silence = std::io::Read::read(&mut back.stream, &mut [0; 1]).unwrap_err();
-    assert_eq!(silence.kind(), std::io::ErrorKind::WouldBlock);
-    back.stream.set_read_timeout(Some(SOON)).unwrap();
-    image.set_wall(0);
-    while back.answer().kind != 1 {}
+    let mut back = fixture.client_after(Duration::from_millis(100), || image.set_wall(0));
     back.write(0, 2, 0, &[2; 4096]);
     assert_eq!(back.reply(), Reply::Simple { errno: 0, cookie: 2 });
     assert_eq!(image.contents()[..4096], [2; 4096]);

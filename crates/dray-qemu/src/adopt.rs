@@ -14,7 +14,7 @@ use serde_json::json;
 use crate::error::{Error, ErrorKind, Result};
 use crate::graph::{Graph, Layer};
 use crate::options::Options;
-use crate::pivot::{add_node, delete_rest, exchange, undo_add};
+use crate::pivot::{add_node, delete_rest, exchange, unasked, undo_add};
 use crate::plan::{LayerPlan, check_unused};
 use crate::qmp::Qmp;
 
@@ -140,7 +140,7 @@ async fn splice(
         qmp.execute("block-dirty-bitmap-remove", bitmap).await?;
     }
     let start = Instant::now();
-    exchange(qmp, plan, &layer.top().name, &nbd).await?;
+    exchange(qmp, plan, &layer.top().name, &nbd, &unasked).await?;
     Ok(start.elapsed())
 }
 

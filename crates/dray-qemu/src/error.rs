@@ -1,5 +1,6 @@
 //! The one error type of this crate.
 
+use dray_types::text::harmless;
 use std::error::Error as StdError;
 use std::fmt;
 
@@ -44,9 +45,9 @@ pub struct Error {
 }
 
 impl Error {
-    /// An error without another below it.
+    /// An error without another below it. What it quotes may be a QEMU's that a guest has taken over.
     pub fn new(kind: ErrorKind, context: impl Into<String>) -> Self {
-        Self { kind, context: context.into(), source: None }
+        Self { kind, context: harmless(context), source: None }
     }
 
     /// An error caused by `source`.

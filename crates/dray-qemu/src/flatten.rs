@@ -15,7 +15,7 @@ use crate::adopt::{AdoptOptions, NbdExport, check_size, local_layer};
 use crate::error::{Error, ErrorKind, Result};
 use crate::graph::{Graph, Layer};
 use crate::options::Options;
-use crate::pivot::{abandon_pivot, add_node, delete_node, delete_rest, mirror, undo_add};
+use crate::pivot::{abandon_pivot, add_node, delete_node, delete_rest, mirror, unasked, undo_add};
 use crate::plan::{LayerPlan, Pivot, check_unused, node_name, raw_node};
 use crate::qmp::Qmp;
 
@@ -143,7 +143,7 @@ pub async fn flatten(qmp: &Qmp, layers: &[LayerPlan], export: &NbdExport) -> Res
 async fn onto_export(qmp: &Qmp, flat: &LayerPlan, layer: &Layer) -> Result<()> {
     let nbd = flat.nbd_node();
     check_size(qmp, flat, &nbd).await?;
-    mirror(qmp, flat, &layer.top().name, &nbd).await
+    mirror(qmp, flat, &layer.top().name, &nbd, &unasked).await
 }
 
 /// Puts the disk of a stopped guest back on its chain, whose active image holds everything, under
@@ -155,7 +155,7 @@ pub async fn unflatten(qmp: &Qmp, layers: &[LayerPlan]) -> Result<Duration> {
     let start = Instant::now();
     let opened = open_chain(qmp, layers).await;
     let back = match opened {
-        Ok(top) => mirror(qmp, &flat, &flat.nbd_node(), &top).await,
+        Ok(top) => mirror(qmp, &flat, &flat.nbd_node(), &top, &unasked).await,
         Err(error) => Err(error),
     };
     if let Err(error) = back {

@@ -8,7 +8,7 @@ use crate::adopt::NbdExport;
 use crate::error::{Error, ErrorKind, Result};
 use crate::graph::Graph;
 use crate::options::Options;
-use crate::pivot::{add_node, delete_node, mirror, reopen, undo_add};
+use crate::pivot::{add_node, delete_node, mirror, reopen, unasked, undo_add};
 use crate::plan::{LayerPlan, Pivot};
 use crate::qmp::Qmp;
 use crate::status::resize;
@@ -58,7 +58,7 @@ async fn wrap(qmp: &Qmp, plan: &LayerPlan, size: u64, format: &Options) -> Resul
     limited.insert("size".into(), size.into());
     add_node(qmp, &limited).await?;
     let wrapper = plan.wrapper_node();
-    if let Err(error) = mirror(qmp, plan, &plan.nbd_node(), &wrapper).await {
+    if let Err(error) = mirror(qmp, plan, &plan.nbd_node(), &wrapper, &unasked).await {
         return Err(undo_add(qmp, &wrapper, error).await);
     }
     Ok(())

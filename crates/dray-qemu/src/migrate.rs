@@ -21,6 +21,7 @@
 //! The target QEMU activates its disks only in the last step (`late-block-activate`, kept stopped);
 //! before it, it has read a raw image's first 512 bytes and a qcow2's tables.
 
+use dray_types::text::harmless;
 use std::path::Path;
 use std::time::Duration;
 
@@ -79,13 +80,13 @@ pub async fn progress(qmp: &Qmp) -> Result<Progress> {
     let ram = &info["ram"];
     let pages = number(&ram["dirty-pages-rate"]);
     Ok(Progress {
-        status: info["status"].as_str().unwrap_or("none").to_owned(),
+        status: harmless(info["status"].as_str().unwrap_or("none")),
         transferred: number(&ram["transferred"]),
         remaining: number(&ram["remaining"]),
         total: number(&ram["total"]),
         dirty_rate: pages * number(&ram["page-size"]).max(4096),
         downtime: info["downtime"].as_u64().map(Duration::from_millis),
-        error: info["error-desc"].as_str().map(str::to_owned),
+        error: info["error-desc"].as_str().map(harmless),
     })
 }
 

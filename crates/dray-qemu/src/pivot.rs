@@ -60,11 +60,28 @@ fn not_undone(error: Error, what: &str, undo: Error) -> Error {
     }
 }
 
+/// Asked once, as late as an exchange can still be broken off: an error breaks it off.
+pub type MayPivot<'a> = &'a (dyn Fn() -> Result<()> + Sync);
+
+/// An exchange that nobody wants to break off.
+pub(crate) fn unasked() -> Result<()> {
+    Ok(())
+}
+
 /// Puts the layer on node `to` instead of `from`. On failure it is still on `from`.
-pub(crate) async fn exchange(qmp: &Qmp, plan: &LayerPlan, from: &str, to: &str) -> Result<()> {
+pub(crate) async fn exchange(
+    qmp: &Qmp,
+    plan: &LayerPlan,
+    from: &str,
+    to: &str,
+    may_pivot: MayPivot<'_>,
+) -> Result<()> {
     match &plan.pivot {
-        Pivot::Reopen { options } => reopen(qmp, options, to).await,
-        Pivot::Mirror => mirror(qmp, plan, from, to).await,
+        Pivot::Reopen { options } => {
+            may_pivot()?;
+            reopen(qmp, options, to).await
+        }
+        Pivot::Mirror => mirror(qmp, plan, from, to, may_pivot).await,
     }
 }
 
@@ -89,7 +106,13 @@ fn supports_backing(options: &Options) -> bool {
 
 /// Moves the device from one node to the other by a mirror that copies nothing and writes to both
 /// until it is completed. (A background mirror would write old data over the same file.)
-pub(crate) async fn mirror(qmp: &Qmp, plan: &LayerPlan, from: &str, to: &str) -> Result<()> {
+pub(crate) async fn mirror(
+    qmp: &Qmp,
+    plan: &LayerPlan,
+    from: &str,
+    to: &str,
+    may_pivot: MayPivot<'_>,
+) -> Result<()> {
     let job = job_name(plan);
     let mut events = qmp.events();
     let arguments = json!({
@@ -98,7 +121,7 @@ pub(crate) async fn mirror(qmp: &Qmp, plan: &LayerPlan, from: &str, to: &str) ->
     });
     let what = || format!("could not put disk {} on node {to}", plan.qdev);
     qmp.execute("blockdev-mirror", arguments).await.map_err(|e| e.during(what()))?;
-    match drive_job(qmp, &job, &mut events).await {
+    match drive_job(qmp, &job, &mut events, may_pivot).await {
         Ok(()) => Ok(()),
         Err(error) => {
             if let Err(undo) = abandon_job(qmp, &job, &mut events).await {
@@ -123,11 +146,17 @@ pub(crate) async fn abandon_pivot(qmp: &Qmp, plan: &LayerPlan) -> Result<()> {
     abandon_job(qmp, &job_name(plan), &mut events).await
 }
 
-async fn drive_job(qmp: &Qmp, job: &str, events: &mut Events) -> Result<()> {
+async fn drive_job(
+    qmp: &Qmp,
+    job: &str,
+    events: &mut Events,
+    may_pivot: MayPivot<'_>,
+) -> Result<()> {
     let ready = job_event(events, job, &["BLOCK_JOB_READY", "BLOCK_JOB_COMPLETED"]).await?;
     if ready.name != "BLOCK_JOB_READY" {
         return Err(job_failed(&ready));
     }
+    may_pivot()?;
     qmp.execute("job-complete", json!({ "id": job })).await?;
     let ended = job_event(events, job, &["BLOCK_JOB_COMPLETED"]).await?;
     if ended.data["error"].is_string() { Err(job_failed(&ended)) } else { Ok(()) }

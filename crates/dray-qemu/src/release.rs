@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::bitmap::{self, NewBitmap};
 use crate::error::{Error, ErrorKind, Result};
 use crate::graph::{Graph, Layer, Node, VmDisk};
-use crate::pivot::{add_node, delete_node, delete_rest, exchange, undo_add};
+use crate::pivot::{MayPivot, add_node, delete_node, delete_rest, exchange, unasked, undo_add};
 use crate::plan::LayerPlan;
 use crate::qmp::Qmp;
 
@@ -25,16 +25,18 @@ pub struct Released {
 /// Puts the layer back on its local file. On success QEMU has left the export; on failure the
 /// guest still uses it. A layer that is on its file already is released.
 pub async fn release(qmp: &Qmp, plan: &LayerPlan) -> Result<Released> {
-    release_tracked(qmp, plan, None).await
+    release_tracked(qmp, plan, None, &unasked).await
 }
 
 /// [`release()`], with a dirty bitmap on the file's node from before the pivot: no write escapes it. A
 /// bitmap that QEMU does not make, or has lost by the time that this is repeated, costs the tracking
-/// only.
+/// only. When `may_pivot` is asked, QEMU has the file open already; a layer that is on its file needs not
+/// to be asked for.
 pub async fn release_tracked(
     qmp: &Qmp,
     plan: &LayerPlan,
     bitmap: Option<&NewBitmap>,
+    may_pivot: MayPivot<'_>,
 ) -> Result<Released> {
     let start = Instant::now();
     let what = || format!("could not release disk {}", plan.qdev);
@@ -54,12 +56,18 @@ pub async fn release_tracked(
         None => false,
     };
     let pivot_start = Instant::now();
-    if let Err(error) = exchange(qmp, plan, &layer.top().name, plan.local_node()).await {
+    let pivoted = exchange(qmp, plan, &layer.top().name, plan.local_node(), may_pivot).await;
+    if let Err(error) = pivoted {
         return Err(undo_add(qmp, plan.local_node(), error).await.during(what()));
     }
     let pivot = pivot_start.elapsed();
     delete_rest(qmp, plan, &layer).await.map_err(|e| e.during(what()))?;
     Ok(Released { pivot, total: start.elapsed(), tracked })
+}
+
+/// Whether the layer is on its file already.
+pub async fn is_released(qmp: &Qmp, plan: &LayerPlan) -> Result<bool> {
+    Ok(adopted_layer(&Graph::read(qmp).await?, plan)?.is_none())
 }
 
 async fn track(qmp: &Qmp, plan: &LayerPlan, bitmap: &NewBitmap) -> bool {

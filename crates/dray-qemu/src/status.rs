@@ -1,5 +1,6 @@
 //! What a VM is doing, and the small commands that change it.
 
+use dray_types::text::harmless;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -27,7 +28,7 @@ pub async fn status(qmp: &Qmp) -> Result<VmStatus> {
     let state = status["status"]
         .as_str()
         .ok_or_else(|| Error::new(ErrorKind::Protocol, "query-status: answer not understood"))?;
-    Ok(VmStatus { running: status["running"].as_bool().unwrap_or(false), state: state.to_owned() })
+    Ok(VmStatus { running: status["running"].as_bool().unwrap_or(false), state: harmless(state) })
 }
 
 /// Stops the guest; waits for its requests in flight.
@@ -92,7 +93,7 @@ pub async fn resize(qmp: &Qmp, qdev: &str, size: u64) -> Result<()> {
 /// A VM's name, if it was given one.
 pub async fn name(qmp: &Qmp) -> Result<Option<String>> {
     let answer = qmp.execute("query-name", Value::Null).await?;
-    Ok(answer["name"].as_str().map(str::to_owned))
+    Ok(answer["name"].as_str().map(harmless))
 }
 
 /// Checks that a VM's disks are those of the plans: same ids, same sizes, none missing or more.

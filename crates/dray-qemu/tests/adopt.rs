@@ -5,7 +5,7 @@ mod support;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use dray_image::QemuLocks;
+use dray_image::{Hold, QemuLocks};
 use dray_qemu::{AdoptOptions, LayerPlan, NodeOptions, Qmp, VmDisk, adopt, graph, release};
 use dray_testkit::guest::{Bystander, Console, GuestVm, initramfs, tools};
 use support::{NbdServer, allocated, is_hole, locks};
@@ -126,7 +126,10 @@ async fn there_and_back(
     let adopted = adopt(qmp, &plan, &server.export(), AdoptOptions::default()).await;
     let adopted = adopted.unwrap_or_else(|e| panic!("{}: {e}", case.name));
     assert!(!held(&case.path), "{}: qemu has left the file", case.name);
-    let mine = QemuLocks::take(&case.path).expect("the file is free");
+    let mine = {
+        let file = std::fs::File::open(&case.path).unwrap();
+        QemuLocks::take(&file, &case.path, Hold::Owner).expect("the file is free")
+    };
     let during = graph::disk(qmp, &qdev).await.expect("disk");
     assert_eq!(during.active().protocol.driver, "nbd", "{}", case.name);
     trim_punches(vm.console(), &device(index), case);

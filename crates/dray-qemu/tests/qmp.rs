@@ -28,6 +28,12 @@ fn fake_server(path: &Path, lines: &'static [&'static str]) -> JoinHandle<()> {
             if command["execute"] == "die" {
                 return;
             }
+            if command["execute"] == "lie" {
+                let desc = "\x1b[2Jall is well\r\n".repeat(1000);
+                let answer = json!({"error": {"desc": desc}, "id": command["id"]});
+                let _ = stream.write_all(format!("{answer}\r\n").as_bytes());
+                continue;
+            }
             let event = json!({"event": "NEVER_HEARD_OF", "data": {"command": command["execute"]},
                 "timestamp": {"seconds": 5, "microseconds": 7}});
             let answer = json!({"return": {}, "id": command["id"]});
@@ -100,6 +106,8 @@ async fn unknown_events_timeouts_and_the_end() {
     let error = qmp.execute_within("hang", Value::Null, SHORT).await.expect_err("no answer");
     assert_eq!(error.kind(), ErrorKind::Timeout);
     qmp.execute("query-status", Value::Null).await.expect("the next command works");
+    let text = qmp.execute("lie", Value::Null).await.expect_err("refused").to_string();
+    assert!(text.len() <= 1024 && !text.contains(char::is_control), "{text:?}");
     let error = qmp.execute("die", Value::Null).await.expect_err("no answer");
     assert_eq!(error.kind(), ErrorKind::Closed);
     assert!(!qmp.is_open());

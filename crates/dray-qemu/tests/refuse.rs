@@ -3,12 +3,13 @@
 mod support;
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use dray_qemu::migrate::{Incoming, Limits, Outgoing};
 use dray_qemu::{
     AdoptOptions, Error, ErrorKind, LayerPlan, NbdExport, NodeOptions, Qmp, adopt, graph, release,
-    status,
+    release_tracked, status,
 };
 use dray_testkit::guest::{GuestVm, GuestVmBuilder, tools};
 use serde_json::json;
@@ -38,6 +39,13 @@ impl Bench {
 
     fn raw_vm(&self) -> GuestVm {
         let file = format!("driver=file,node-name=disk,filename={}", self.image.display());
+        self.builder().blockdev(file).disk("disk0", "disk").start().expect("start")
+    }
+
+    fn qcow2_vm(&self) -> GuestVm {
+        let path = self.image.to_string_lossy();
+        tools::run("qemu-img", &["create", "-f", "qcow2", &path, "16M"]).expect("create");
+        let file = format!("driver=qcow2,node-name=disk,file.driver=file,file.filename={path}");
         self.builder().blockdev(file).disk("disk0", "disk").start().expect("start")
     }
 
@@ -290,6 +298,41 @@ async fn a_qemu_that_dies_under_us() {
     assert_eq!(error.kind(), ErrorKind::Closed);
     assert!(error.to_string().starts_with("could not release disk disk0: "), "{error}");
     assert!(error.to_string().ends_with("qemu closed the connection"), "{error}");
+}
+
+/// Whoever serves the disk is asked once, when QEMU has the file open already, and may keep the disk.
+#[tokio::test]
+async fn a_release_that_is_broken_off_at_the_last_moment() {
+    for start in [Bench::raw_vm, Bench::qcow2_vm] {
+        let Some(bench) = Bench::new() else { return };
+        let vm = start(&bench);
+        let qmp = connect(&vm).await;
+        let plan = plan(&qmp).await.expect("plan");
+        let server = bench.serve();
+        adopt(&qmp, &plan, &server.export(), KEEP).await.expect("adopt");
+        let (asked, open) = (AtomicU32::new(0), AtomicBool::new(false));
+        let keep = || {
+            asked.fetch_add(1, Ordering::SeqCst);
+            open.store(has_open(&vm, &bench.image), Ordering::SeqCst);
+            Err(Error::new(ErrorKind::Refused, "it stays"))
+        };
+        let error = release_tracked(&qmp, &plan, None, &keep).await.expect_err("kept");
+        assert!(error.to_string().contains("it stays"), "{error}");
+        assert_eq!((asked.into_inner(), open.into_inner()), (1, true));
+        let disk = graph::disk(&qmp, "disk0").await.expect("disk");
+        assert_eq!(disk.active().protocol.driver, "nbd");
+        assert!(!has_open(&vm, &bench.image), "the file's node is gone");
+        release(&qmp, &plan).await.expect("release");
+    }
+}
+
+/// Whether the vm's process has the file open.
+fn has_open(vm: &GuestVm, path: &Path) -> bool {
+    let files = std::fs::read_dir(format!("/proc/{}/fd", vm.pid())).expect("fd");
+    let is = |entry: std::io::Result<std::fs::DirEntry>| {
+        std::fs::read_link(entry.expect("entry").path()).is_ok_and(|to| to == path)
+    };
+    files.into_iter().any(is)
 }
 
 /// An agent is started again after a crash: QEMU waits for it and its guest sees nothing.

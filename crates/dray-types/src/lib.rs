@@ -8,6 +8,7 @@
 //! * [`ids`]: random 128-bit ids, epochs and attempts.
 //! * [`schedule`]: [`Schedule`], an order in which the blocks of an image move.
 //! * [`size`]: what an operator types (`800Mbit`, `2GiB`) and what it means.
+//! * [`text`]: what others say, as it may be shown.
 
 #![forbid(unsafe_code)]
 
@@ -16,6 +17,7 @@ pub mod range;
 pub mod schedule;
 pub mod set;
 pub mod size;
+pub mod text;
 
 pub use ids::{Ancestor, Attempt, BatchId, Epoch, GenerationId, ImageId, ImageIndex, MigrationId};
 pub use range::{BLOCK_SIZE, BlockRange, MAX_RUN_BLOCKS};

@@ -9,7 +9,7 @@ mod tests;
 
 use crate::list;
 pub use coding::{Bounded, decode, decode_len, encode};
-use dray_types::{Attempt, BlockRange, BlockSet, Epoch, ImageId, ImageIndex, MigrationId};
+use dray_types::{Attempt, BlockRange, BlockSet, Epoch, ImageId, ImageIndex, MigrationId, text};
 use serde::{Deserialize, Serialize};
 
 /// Longest control message: the missing map of 8 TiB of scattered blocks, with room to spare.
@@ -75,6 +75,7 @@ pub struct ImageOffer {
     /// The image's id, the same on every host.
     pub id: ImageId,
     /// Its name at the target, under which it was prepared.
+    #[serde(deserialize_with = "text::de_text")]
     pub name: String,
     /// Exported length in bytes.
     pub len: u64,
@@ -142,6 +143,7 @@ pub enum ToTarget {
         /// Tag of the fetch.
         tag: u64,
         /// What the source's disk said.
+        #[serde(deserialize_with = "text::de_text")]
         why: String,
     },
     /// Answer to a peek; no data when it failed.
@@ -149,6 +151,7 @@ pub enum ToTarget {
         /// Tag of the peek.
         tag: u64,
         /// The bytes, or why there are none.
+        #[serde(deserialize_with = "text::de_result")]
         data: Result<Vec<u8>, String>,
     },
     /// Answer to `Hash`: one BLAKE3 hash (first 16 bytes) per range asked for.
@@ -252,6 +255,7 @@ pub enum ToSource {
     /// The migration cannot go on at the target; said once, then the link is closed.
     Failed {
         /// What failed, why, and what to do.
+        #[serde(deserialize_with = "text::de_text")]
         why: String,
     },
     /// Runs that arrived whole and were written.

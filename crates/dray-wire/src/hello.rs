@@ -14,7 +14,7 @@
 //! of any two versions can tell each other that they do not understand each other.
 
 use crate::error::WireError;
-use dray_types::MigrationId;
+use dray_types::{MigrationId, text};
 use serde::{Deserialize, Serialize};
 
 /// Lowest protocol version this build speaks.
@@ -74,6 +74,7 @@ impl StreamKind {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Hello {
     /// Name and version of the software, for logs only.
+    #[serde(deserialize_with = "text::de_text")]
     pub agent: String,
     /// The migration the stream belongs to; none on a request stream.
     pub migration: Option<MigrationId>,
@@ -83,6 +84,7 @@ pub struct Hello {
     /// Which of several data streams this is.
     pub stream: u16,
     /// Optional things the dialling agent can do; unknown words are ignored.
+    #[serde(deserialize_with = "text::de_texts")]
     pub features: Vec<String>,
 }
 
@@ -92,15 +94,18 @@ pub enum HelloReply {
     /// The stream is accepted.
     Welcome {
         /// Name and version of the software, for logs only.
+        #[serde(deserialize_with = "text::de_text")]
         agent: String,
         /// The version both will speak.
         version: u16,
         /// The offered features that will be used.
+        #[serde(deserialize_with = "text::de_texts")]
         features: Vec<String>,
     },
     /// The stream is refused and will be closed.
     Refused {
         /// Why, and what to do about it.
+        #[serde(deserialize_with = "text::de_text")]
         why: String,
     },
     /// The stream is refused: a session with a higher number has been made. The dialling agent may

@@ -3,7 +3,7 @@
 //!
 //! The asking side may say what it has already, by hash, so that only the rest crosses.
 
-use dray_types::{GenerationId, ImageId};
+use dray_types::{GenerationId, ImageId, text};
 use serde::{Deserialize, Serialize};
 
 /// Bytes of a piece; the last one of an image may be shorter.
@@ -51,6 +51,7 @@ pub enum Answer {
     /// It cannot be read.
     Failed {
         /// Why, for people.
+        #[serde(deserialize_with = "text::de_text")]
         why: String,
     },
 }

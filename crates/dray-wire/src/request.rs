@@ -1,12 +1,17 @@
 //! Requests between agents outside a migration: one question and one answer on a stream of its own.
 
+use crate::control::MAX_IMAGES;
 use crate::error::WireError;
-use dray_types::{Ancestor, Epoch, ImageId, MigrationId};
+use crate::list;
+use dray_types::{Ancestor, Epoch, ImageId, MigrationId, text};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// Longest request or answer.
 pub const MAX_REQUEST: u32 = 1 << 20;
+/// Most images of a request while it is decoded: some more than a migration may have ([`MAX_IMAGES`]), so
+/// that whoever wants a few too many is told so in words.
+const MAX_LISTED: usize = 1024;
 
 /// An image that the target shall make room for.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -14,6 +19,7 @@ pub struct WantedImage {
     /// The image's id.
     pub id: ImageId,
     /// Name it shall have at the target: its file name inside the pool and its export name.
+    #[serde(deserialize_with = "text::de_text")]
     pub name: String,
     /// Exported length in bytes.
     pub len: u64,
@@ -34,6 +40,7 @@ pub enum Base {
     /// A replica of this image that cannot be used lies there; why not.
     Refused {
         /// What stands against it.
+        #[serde(deserialize_with = "text::de_text")]
         why: String,
     },
     /// The content of a replica.
@@ -48,6 +55,7 @@ pub enum Base {
     /// written. Told only to who asked with `PrepareInPlace`.
     InPlace {
         /// Name of its export: several migrations may use one file.
+        #[serde(deserialize_with = "text::de_text")]
         export: String,
     },
 }
@@ -62,6 +70,7 @@ pub type ContentDigest = [u8; 32];
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct SoughtBase {
     /// The name that it would have there.
+    #[serde(deserialize_with = "text::de_text")]
     pub name: String,
     /// Its length in bytes.
     pub len: u64,
@@ -88,6 +97,7 @@ pub enum BaseThere {
     /// Another file has the name.
     Other {
         /// What it is, and what to do.
+        #[serde(deserialize_with = "text::de_text")]
         why: String,
     },
 }
@@ -112,6 +122,7 @@ pub enum Seeding {
     /// Nothing is read, because of this.
     Nothing {
         /// What stands in the way; nothing worth telling when empty.
+        #[serde(deserialize_with = "text::de_text")]
         why: String,
     },
     /// It is being read.
@@ -126,10 +137,12 @@ pub enum Seeding {
         /// The generation that it holds.
         generation: Ancestor,
         /// Bytes of data that each provider gave, by its name there.
+        #[serde(deserialize_with = "text::de_named")]
         given: Vec<(String, u64)>,
         /// Bytes of the image that nobody could give: the source sends them.
         missing: u64,
         /// What went wrong on the way, for people.
+        #[serde(deserialize_with = "text::de_texts")]
         notes: Vec<String>,
     },
 }
@@ -163,9 +176,33 @@ pub struct Surveyed {
     /// something of it, one that would be read first.
     pub base: Base,
     /// Bytes of data that each provider would give, by its name there, were all equally quick.
+    #[serde(deserialize_with = "text::de_named")]
     pub given: Vec<(String, u64)>,
     /// What cannot be used and what is not known before, for people.
+    #[serde(deserialize_with = "text::de_texts")]
     pub notes: Vec<String>,
+}
+
+/// Feature word: the peer understands `Fate`.
+pub const FEATURE_FATE: &str = "fate";
+
+/// What becomes of a migration, as its source knows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Fate {
+    /// It may begin, or goes on: the source comes by itself.
+    Live,
+    /// It was given up before it was handed over: nothing that was promised to it counts. Another try may
+    /// use what was received.
+    Abandoned,
+    /// It never begins, or never again, and was not handed over: nothing that is there is needed.
+    Never,
+    /// It was handed over, or may have been.
+    HandedOver,
+    /// The source knows nothing of it.
+    Unknown {
+        /// Every image that was asked about is the source's own, which serves it.
+        owned: bool,
+    },
 }
 
 /// What one agent asks of another.
@@ -179,8 +216,10 @@ pub enum Request {
         /// The migration.
         migration: MigrationId,
         /// Pool at the target; its default one when none is named.
+        #[serde(deserialize_with = "text::de_optional")]
         pool: Option<String>,
         /// The images, in the migration's order.
+        #[serde(deserialize_with = "list::at_most::<_, _, MAX_LISTED>")]
         images: Vec<WantedImage>,
     },
     /// Forget a prepared migration that never began and remove its partial images.
@@ -194,10 +233,13 @@ pub enum Request {
         /// The migration.
         migration: MigrationId,
         /// Pool at the target; its default one when none is named.
+        #[serde(deserialize_with = "text::de_optional")]
         pool: Option<String>,
         /// The images, in the migration's order.
+        #[serde(deserialize_with = "list::at_most::<_, _, MAX_LISTED>")]
         images: Vec<WantedImage>,
         /// For each, the closed generations that its owner remembers, oldest first.
+        #[serde(deserialize_with = "list::at_most::<_, _, MAX_LISTED>")]
         ancestors: Vec<Vec<Ancestor>>,
     },
     /// Read images from backups, as they were at one of their closed generations, so that a migration
@@ -208,8 +250,10 @@ pub enum Request {
         /// Names this wish.
         number: u64,
         /// Pool at the target; its default one when none is named.
+        #[serde(deserialize_with = "text::de_optional")]
         pool: Option<String>,
         /// The images.
+        #[serde(deserialize_with = "list::at_most::<_, _, MAX_LISTED>")]
         images: Vec<SeedImage>,
         /// Bytes a second that the link from their owner is known to carry.
         link: Option<u64>,
@@ -226,8 +270,10 @@ pub enum Request {
         /// A wish that was seeded: then nobody is asked, and what was expected of it is told.
         number: Option<u64>,
         /// Pool at the target; its default one when none is named.
+        #[serde(deserialize_with = "text::de_optional")]
         pool: Option<String>,
         /// The images.
+        #[serde(deserialize_with = "list::at_most::<_, _, MAX_LISTED>")]
         images: Vec<SeedImage>,
         /// Backups and other hosts' replicas count.
         backups: bool,
@@ -237,8 +283,10 @@ pub enum Request {
     /// asks any more. To be sent only to a peer that has agreed to [`FEATURE_BASES`].
     Bases {
         /// Pool at the target; its default one when none is named.
+        #[serde(deserialize_with = "text::de_optional")]
         pool: Option<String>,
         /// The images.
+        #[serde(deserialize_with = "list::at_most::<_, _, MAX_LISTED>")]
         images: Vec<SoughtBase>,
     },
     /// As `PrepareReturn`, and images with a digest are files that lie there already, as `Bases` has
@@ -247,12 +295,16 @@ pub enum Request {
         /// The migration.
         migration: MigrationId,
         /// Pool at the target; its default one when none is named.
+        #[serde(deserialize_with = "text::de_optional")]
         pool: Option<String>,
         /// The images, in the migration's order.
+        #[serde(deserialize_with = "list::at_most::<_, _, MAX_LISTED>")]
         images: Vec<WantedImage>,
         /// For each, the closed generations that its owner remembers, oldest first.
+        #[serde(deserialize_with = "list::at_most::<_, _, MAX_LISTED>")]
         ancestors: Vec<Vec<Ancestor>>,
         /// For each, the digest of its content if the file there is to be used.
+        #[serde(deserialize_with = "list::at_most::<_, _, MAX_LISTED>")]
         digests: Vec<Option<ContentDigest>>,
     },
     /// As `PrepareInPlace`, and the target makes a qcow2 of some of the images, which are raw, when they
@@ -261,15 +313,29 @@ pub enum Request {
         /// The migration.
         migration: MigrationId,
         /// Pool at the target; its default one when none is named.
+        #[serde(deserialize_with = "text::de_optional")]
         pool: Option<String>,
         /// The images, in the migration's order.
+        #[serde(deserialize_with = "list::at_most::<_, _, MAX_LISTED>")]
         images: Vec<WantedImage>,
         /// For each, the closed generations that its owner remembers, oldest first.
+        #[serde(deserialize_with = "list::at_most::<_, _, MAX_LISTED>")]
         ancestors: Vec<Vec<Ancestor>>,
         /// For each, the digest of its content if the file there is to be used.
+        #[serde(deserialize_with = "list::at_most::<_, _, MAX_LISTED>")]
         digests: Vec<Option<ContentDigest>>,
         /// For each, whether it is to become a qcow2.
+        #[serde(deserialize_with = "list::at_most::<_, _, MAX_LISTED>")]
         qcow2: Vec<bool>,
+    },
+    /// What becomes of a migration of which the asking target has no session: answered with `Fate`. To be
+    /// sent only to a peer that has agreed to [`FEATURE_FATE`].
+    Fate {
+        /// The migration.
+        migration: MigrationId,
+        /// Its images that a guest may write.
+        #[serde(deserialize_with = "list::at_most::<_, _, MAX_IMAGES>")]
+        images: Vec<ImageId>,
     },
 }
 
@@ -283,6 +349,7 @@ impl Request {
             Self::Survey { .. } => Some(FEATURE_SURVEY),
             Self::Bases { .. } | Self::PrepareInPlace { .. } => Some(FEATURE_BASES),
             Self::PrepareQcow2 { .. } => Some(FEATURE_QCOW2),
+            Self::Fate { .. } => Some(FEATURE_FATE),
             _ => None,
         }
     }
@@ -294,15 +361,19 @@ pub enum Reply {
     /// Answer to `Identify`.
     Identity {
         /// Name and version of the software.
+        #[serde(deserialize_with = "text::de_text")]
         agent: String,
         /// Names of the pools that the asking peer may use.
+        #[serde(deserialize_with = "text::de_texts")]
         pools: Vec<String>,
     },
     /// Answer to `Prepare`.
     Prepared {
         /// Path of the NBD socket at the target.
+        #[serde(deserialize_with = "text::de_text")]
         nbd_socket: String,
         /// Export name of each image, in order.
+        #[serde(deserialize_with = "text::de_texts")]
         exports: Vec<String>,
     },
     /// Done, nothing to say.
@@ -310,13 +381,16 @@ pub enum Reply {
     /// Refused or failed.
     Refused {
         /// What failed, why, and what to do.
+        #[serde(deserialize_with = "text::de_text")]
         why: String,
     },
     /// Answer to `PrepareReturn`.
     PreparedReturn {
         /// Path of the NBD socket at the target.
+        #[serde(deserialize_with = "text::de_text")]
         nbd_socket: String,
         /// Export name of each image, in order.
+        #[serde(deserialize_with = "text::de_texts")]
         exports: Vec<String>,
         /// What each image begins with, in order.
         bases: Vec<Base>,
@@ -343,6 +417,11 @@ pub enum Reply {
     Bases {
         /// What lies there.
         images: Vec<BaseThere>,
+    },
+    /// Answer to `Fate`.
+    Fate {
+        /// What becomes of it.
+        fate: Fate,
     },
 }
 
@@ -408,7 +487,18 @@ mod tests {
     }
 
     #[test]
-    fn a_qcow2_is_wanted_with_the_last_request_which_needs_its_word() {
+    fn a_fate_is_asked_for_with_the_last_request_which_needs_its_word() {
+        let ask = Request::Fate { migration: MigrationId(1), images: vec![ImageId(2)] };
+        let bytes = encode(&ask).unwrap();
+        assert_eq!(bytes[4..], [10, 1, 1, 2], "as in docs/protocol.md");
+        assert_eq!(ask.feature(), Some(FEATURE_FATE));
+        assert_eq!(decode::<Request>(&bytes[4..]), Ok(ask));
+        let reply = Reply::Fate { fate: Fate::Unknown { owned: true } };
+        assert_eq!(encode(&reply).unwrap()[4..], [9, 4, 1]);
+    }
+
+    #[test]
+    fn a_qcow2_is_wanted_with_a_request_which_needs_its_word() {
         let wanted = Request::PrepareQcow2 {
             migration: MigrationId(1),
             pool: None,
@@ -434,6 +524,38 @@ mod tests {
         let bytes = encode(&reply).unwrap();
         assert_eq!(bytes[4], 7);
         assert_eq!(decode::<Reply>(&bytes[4..]), Ok(reply));
+    }
+
+    #[test]
+    fn what_a_peer_says_is_harmless_once_it_is_decoded() {
+        let evil = "\x1b]0;all is well\x07".repeat(100);
+        let body = |reply: &Reply| encode(reply).unwrap()[4..].to_vec();
+        let clean = |text: &str| text.len() <= 1024 && !text.contains(char::is_control);
+        let refused = Reply::Refused { why: evil.clone() };
+        let Ok(Reply::Refused { why }) = decode(&body(&refused)) else { panic!("not as sent") };
+        assert!(clean(&why), "{why:?}");
+        let base = Base::Refused { why: evil.clone() };
+        let one = Surveyed { base, given: vec![(evil.clone(), 1)], notes: vec![evil.clone()] };
+        let surveyed = Reply::Surveyed { images: vec![one], indexed: 0 };
+        let told = format!("{:?}", decode::<Reply>(&body(&surveyed)).unwrap());
+        assert!(
+            !told.contains("\\u{1b}") && !told.contains("\\u{7}") && told.len() < 4000,
+            "{told}"
+        );
+        let images = vec![
+            WantedImage {
+                id: ImageId(1),
+                name: String::new(),
+                len: 0,
+                allocated: 0,
+                read_only: false
+            };
+            1025
+        ];
+        let request = Request::Prepare { migration: MigrationId(1), pool: None, images };
+        assert!(decode::<Request>(&encode(&request).unwrap()[4..]).is_err());
+        let many = Reply::Identity { agent: String::new(), pools: vec![String::new(); 1025] };
+        assert!(decode::<Reply>(&body(&many)).is_err());
     }
 
     #[test]

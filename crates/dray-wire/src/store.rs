@@ -5,6 +5,7 @@
 //! then the body, which is the bytes of an object and empty otherwise.
 
 use crate::error::WireError;
+use dray_types::text;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -21,11 +22,13 @@ pub enum Ask {
     /// Create the object with the body's bytes unless it exists: `Created` or `Existed`.
     PutNew {
         /// Its name.
+        #[serde(deserialize_with = "text::de_text")]
         name: String,
     },
     /// The whole object, of at most `limit` bytes: `Bytes`.
     Get {
         /// Its name.
+        #[serde(deserialize_with = "text::de_text")]
         name: String,
         /// Longest object wanted.
         limit: u32,
@@ -33,6 +36,7 @@ pub enum Ask {
     /// Part of an object: `Bytes`.
     GetRange {
         /// Its name.
+        #[serde(deserialize_with = "text::de_text")]
         name: String,
         /// First byte.
         offset: u64,
@@ -42,16 +46,19 @@ pub enum Ask {
     /// Every object whose name begins with `prefix`: `Objects`.
     List {
         /// The prefix.
+        #[serde(deserialize_with = "text::de_text")]
         prefix: String,
     },
     /// Remove it: `Done`.
     Delete {
         /// Its name.
+        #[serde(deserialize_with = "text::de_text")]
         name: String,
     },
     /// Whether there is such an object: `Exists`.
     Exists {
         /// Its name.
+        #[serde(deserialize_with = "text::de_text")]
         name: String,
     },
 }
@@ -60,6 +67,7 @@ pub enum Ask {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Listed {
     /// Its name.
+    #[serde(deserialize_with = "text::de_text")]
     pub name: String,
     /// Its length.
     pub bytes: u64,
@@ -100,6 +108,7 @@ pub enum Answer {
         /// The kind of failure.
         kind: Refusal,
         /// What failed, for people.
+        #[serde(deserialize_with = "text::de_text")]
         why: String,
     },
 }

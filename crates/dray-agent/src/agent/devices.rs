@@ -1,10 +1,9 @@
 //! Block devices that images come onto: they are there already, and hold whatever was on them.
 
 use super::Agent;
-use crate::registry::ImageRecord;
+use dray_host::registry::ImageRecord;
 use dray_image::{DeviceMark, DeviceState, ErrorKind, FileImage, FileOptions, Image, locks};
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A device that an earlier migration has just given back may be open for a moment.
@@ -25,19 +24,13 @@ impl Agent {
             stale.clear().map_err(text)?;
         }
         let opened = self.registry.open_file(&record).map_err(text);
-        let added = opened.and_then(|file| {
-            self.registry.add(record, Arc::new(file)).map_err(|why| why.to_string())
-        });
-        match added {
-            Ok(entry) => {
-                entry.take_locks();
-                Ok(())
-            }
-            Err(why) => {
-                mark.clear().map_err(text)?;
-                Err(why)
-            }
+        let added =
+            opened.and_then(|file| self.registry.add(record, file).map_err(|why| why.to_string()));
+        if let Err(why) = added {
+            mark.clear().map_err(text)?;
+            return Err(why);
         }
+        Ok(())
     }
 
     /// Whether nobody uses the device, and the image fits onto it. What it was to dray before is

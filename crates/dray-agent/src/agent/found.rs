@@ -3,10 +3,10 @@
 use super::Agent;
 use super::made::is_made;
 use crate::bases::there::{Lying, export_name};
-use crate::config::{Pool, PoolKind};
-use crate::lineage::ReplicaNote;
-use crate::migration::intent::{TargetImageIntent, TargetIntent};
-use crate::registry::Entry;
+use dray_host::lineage::ReplicaNote;
+use dray_host::migration::intent::{TargetImageIntent, TargetIntent};
+use dray_host::pool::{Pool, PoolKind};
+use dray_host::registry::Entry;
 use dray_types::{Ancestor, MigrationId};
 use dray_wire::ImageOffer;
 use dray_wire::request::{ContentDigest, WantedImage};

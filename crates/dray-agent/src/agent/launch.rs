@@ -3,29 +3,31 @@
 
 use super::Agent;
 use crate::api::{ApiError, ErrorKind, MigrationState, Progress, Role};
-use crate::migration::abort;
-use crate::migration::intent::{SourceIntent, TargetIntent};
-use crate::migration::log::Folder;
+use crate::leaving::take_note;
 use crate::migration::messages::ToSourceShell;
 use crate::migration::slots::{Board, Shown};
 use crate::migration::source::{
-    self, Input, Reach, SourceLoop, SourceParts, SourceSlot, Told, keep, shown_strategy,
+    Input, Reach, SourceLoop, SourceParts, SourceSlot, Told, keep, shown_strategy, untold,
 };
-use crate::migration::target::{self, TargetLoop, TargetParts};
-use crate::store;
+use crate::migration::target::{TargetLoop, TargetParts};
+use crate::migration::{Clock, Threads};
 use crate::vm::source::{Outcome, SourceVmTask};
 use crate::vm::target::TargetVmTask;
 use dray_engine::SourceEvent;
 use dray_engine::source::SourceNotice;
+use dray_host::migration::abort;
+use dray_host::migration::intent::{SourceIntent, TargetIntent};
+use dray_host::migration::log::{End, Folder};
+use dray_image::Image;
 use dray_types::MigrationId;
 use dray_wire::request::Request;
-use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::task::AbortHandle;
 
 /// How long guest writes may take to drain before a handover.
 const QUIESCE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -36,6 +38,10 @@ const HANDOVER_PAUSE: Duration = Duration::from_millis(500);
 const FORGET_TRIES: u32 = 120;
 /// Pause between these.
 const FORGET_PAUSE: Duration = Duration::from_secs(5);
+
+/// So many cancelled migrations are remembered over a restart until their targets have heard: one that is gone
+/// for good never does. Older ones are known by their images only.
+const REMEMBERED: usize = 256;
 
 /// What the loops of migrations away tell, until somebody listens.
 #[derive(Default)]
@@ -56,13 +62,16 @@ impl Agent {
     fn board(&self, intent: &SourceIntent, state: MigrationState) -> Arc<Board> {
         let strategy =
             intent.options.as_ref().map_or(dray_engine::Strategy::Hybrid, |o| o.strategy);
+        let mut progress = Progress::new(intent.migration, shown_strategy(strategy));
+        progress.bandwidth = intent.options.as_ref().and_then(|options| options.bandwidth);
         let shown = Shown {
             role: Role::Source,
             peer: intent.peer.clone(),
             vm: intent.vm.as_ref().and_then(|vm| vm.name.clone()),
             state,
             started_unix_ms: intent.started_unix_ms,
-            progress: Progress::new(intent.migration, shown_strategy(strategy)),
+            waiting_since: None,
+            progress,
             summary: None,
             error: None,
         };
@@ -83,8 +92,7 @@ impl Agent {
     /// # Errors
     /// When the intent cannot be written, or as [`launch_source`](Self::launch_source).
     pub fn begin_source(self: &Arc<Self>, intent: SourceIntent) -> io::Result<Arc<SourceSlot>> {
-        let folder = Folder::create(&self.store, intent.migration)?;
-        write_intent(&folder, source::INTENT, &intent)?;
+        Folder::begin(&self.store, intent.migration, End::Source, &intent)?;
         self.launch_source(intent).map(|(slot, _)| slot)
     }
 
@@ -116,14 +124,18 @@ impl Agent {
             digests: Arc::clone(&self.digests),
             reuse: Arc::clone(&self.reuse),
             told: tell,
+            clock: Clock::start(),
+            threads: Threads::Own,
         };
-        let (slot, owner) = SourceLoop::open(intent, parts, board, inputs)?;
-        let moves = owner.moves();
-        let session = tokio::spawn(keep(reach, Arc::clone(&slot), owner.content())).abort_handle();
-        std::thread::Builder::new().name("dray-source".to_owned()).spawn(move || {
+        let owners = thread("dray-source", move |(owner, session): (SourceLoop, AbortHandle)| {
             owner.run(&queue);
             session.abort();
         })?;
+        let (slot, owner) = SourceLoop::open(intent, parts, board, inputs)?;
+        let moves = owner.moves();
+        let session = tokio::spawn(keep(reach, Arc::clone(&slot), owner.content())).abort_handle();
+        // The thread is there, and waits for it.
+        let _ = owners.send((owner, session));
         self.tasks.put(slot.board.migration, told);
         self.sources.insert(slot.board.migration, Arc::clone(&slot));
         Ok((slot, moves))
@@ -134,8 +146,7 @@ impl Agent {
     /// # Errors
     /// When the intent cannot be written, or as [`launch_target`](Self::launch_target).
     pub(super) fn begin_target(self: &Arc<Self>, intent: TargetIntent) -> io::Result<()> {
-        let folder = Folder::create(&self.store, intent.migration)?;
-        write_intent(&folder, target::INTENT, &intent)?;
+        Folder::begin(&self.store, intent.migration, End::Target, &intent)?;
         self.launch_target(intent)
     }
 
@@ -151,6 +162,7 @@ impl Agent {
             vm: None,
             state: MigrationState::Running,
             started_unix_ms: intent.started_unix_ms,
+            waiting_since: None,
             progress: Progress::new(intent.migration, crate::api::Strategy::default()),
             summary: None,
             error: None,
@@ -164,11 +176,13 @@ impl Agent {
             stall: self.config.limits.stall,
             reuse: Arc::clone(&self.reuse),
             told: tell,
+            clock: Clock::start(),
+            threads: Threads::Own,
         };
+        let owners = thread("dray-target", move |owner: TargetLoop| owner.run(&queue))?;
         let (slot, owner) = TargetLoop::open(intent, parts, board, inputs)?;
-        std::thread::Builder::new()
-            .name("dray-target".to_owned())
-            .spawn(move || owner.run(&queue))?;
+        // The thread is there, and waits for it.
+        let _ = owners.send(owner);
         self.targets.insert(slot.board.migration, Arc::clone(&slot));
         let task = TargetVmTask {
             slot,
@@ -186,7 +200,14 @@ impl Agent {
     /// have taken it over yet; `moves` when the VM is still to be moved.
     pub async fn drive(self: Arc<Self>, slot: Arc<SourceSlot>, intent: SourceIntent, moves: bool) {
         let Some(told) = self.tasks.take(slot.board.migration) else { return };
-        let Some(vm) = intent.vm else { return drive_images(&slot, told).await };
+        let Some(vm) = intent.vm else {
+            // It may have been away, and would keep the names.
+            let gone = self.drive_images(&slot, told).await && !slot.is_kept();
+            if gone && self.forget_there(&intent.peer, intent.migration).await {
+                slot.forget();
+            }
+            return;
+        };
         let (config, reach) = (Arc::clone(&self.config), self.reach(&intent.peer));
         let task = SourceVmTask { slot: Arc::clone(&slot), told, config, reach, ready: false };
         let outcome = match (moves, vm.facts) {
@@ -214,56 +235,132 @@ impl Agent {
         }
         if !slot.is_kept() {
             abort::before(|| vec!["ForgetThere".to_owned()]);
-            self.forget_there(slot).await;
-            slot.forget();
+            // Else a restart has to look after the guest, and does this once more.
+            if slot.is_home()
+                && let Err(why) = slot.set_cancelled()
+            {
+                tracing::warn!(%why, "a restart will look after the guest again");
+            }
+            let intent = slot.intent();
+            if self.forget_there(&intent.peer, intent.migration).await {
+                slot.forget();
+            }
         }
     }
 
+    /// Images without a VM are handed over as soon as they are ready, and again if that fails. Whether that
+    /// was given up.
+    async fn drive_images(
+        &self,
+        slot: &Arc<SourceSlot>,
+        mut told: UnboundedReceiver<Told>,
+    ) -> bool {
+        while let Some(message) = told.recv().await {
+            match message {
+                Told::Notice(SourceNotice::Ready) => {
+                    slot.send(Input::Engine(SourceEvent::BeginHandover));
+                }
+                Told::Notice(
+                    SourceNotice::HandoverFailed { .. } | SourceNotice::Refused { .. },
+                ) => {
+                    tokio::time::sleep(HANDOVER_PAUSE).await;
+                    slot.send(match self.unheard_loss(slot) {
+                        Some(error) => Input::Failed(error),
+                        None => Input::Engine(SourceEvent::BeginHandover),
+                    });
+                }
+                Told::Notice(SourceNotice::Abandoned { .. }) => return true,
+                Told::Shell(ToSourceShell::Finished) => return false,
+                _ => {}
+            }
+        }
+        false
+    }
+
+    /// A loss that must be told to a guest before its image may move, when there is no guest: nobody will
+    /// ever flush.
+    fn unheard_loss(&self, slot: &SourceSlot) -> Option<ApiError> {
+        let images = slot.intent().images;
+        images.iter().filter(|image| self.nbd.connections(&image.name) == 0).find_map(|image| {
+            let disk = Arc::clone(&self.registry.get(&image.name)?.disk);
+            let lost = disk.write_back_error().filter(|lost| !lost.told)?;
+            let why = format!("image '{}': {}", image.name, untold(&lost));
+            let hint = take_note(&image.name, &self.nbd_socket());
+            let hint = format!("{hint}, and `dray resume`");
+            Some(ApiError::new(ErrorKind::DataAtRisk, "migration failed", why).hint(hint))
+        })
+    }
+
     /// What the target received of disks that went back to QEMU is of no use to anyone, and a
-    /// target that gave the images back waits to hear that they were taken. It may be away just now.
-    async fn forget_there(&self, slot: &SourceSlot) {
-        let intent = slot.intent();
-        let request = Request::Forget { migration: intent.migration };
+    /// target that gave the images back waits to hear that they were taken. It may be away just now:
+    /// whether it was told. One that comes back later asks.
+    async fn forget_there(&self, peer: &str, migration: MigrationId) -> bool {
+        let request = Request::Forget { migration };
         for _ in 0..FORGET_TRIES {
-            match self.ask(&intent.peer, &request).await {
-                Ok(_) => return,
+            match self.ask(peer, &request).await {
+                Ok(_) => return true,
                 Err(why) => {
-                    tracing::debug!(peer = intent.peer, %why, "cannot clean up at the target");
+                    tracing::debug!(peer, %why, "cannot clean up at the target");
                     tokio::time::sleep(FORGET_PAUSE).await;
                 }
             }
         }
-        let (peer, migration) = (&intent.peer, intent.migration);
-        tracing::warn!(peer, %migration, "what the target received may still be there");
+        tracing::info!(peer, %migration, "the target hears that it is over when it asks");
+        false
     }
-}
 
-/// Makes an intent durable; a folder that cannot hold even that goes.
-fn write_intent(folder: &Folder, name: &str, intent: &impl Serialize) -> io::Result<()> {
-    let path = folder.file(name);
-    let written = store::replace_json(&path, intent);
-    if written.is_err() && !path.exists() {
-        // The failure that is told is the first one.
-        let _ = folder.remove();
-    }
-    written
-}
-
-/// Images without a VM are handed over as soon as they are ready, and again if that fails.
-async fn drive_images(slot: &Arc<SourceSlot>, mut told: UnboundedReceiver<Told>) {
-    while let Some(message) = told.recv().await {
-        match message {
-            Told::Notice(SourceNotice::Ready) => {
-                slot.send(Input::Engine(SourceEvent::BeginHandover));
+    /// Tells the targets of migrations that never begin, or never again, what they have not heard yet.
+    pub(super) fn tell_cancelled(self: &Arc<Self>) {
+        let folders = Folder::all_cancelled(&self.store).unwrap_or_else(|why| {
+            tracing::error!(%why, "cannot list the migrations that were cancelled");
+            Vec::new()
+        });
+        let mut known: Vec<SourceIntent> = Vec::new();
+        for folder in folders {
+            match folder.cancelled() {
+                Ok(intent) => known.extend(intent),
+                Err(why) => {
+                    let folder = folder.path().display();
+                    tracing::warn!(%folder, %why, "nobody knows who is to hear that it was cancelled");
+                }
             }
-            Told::Notice(SourceNotice::HandoverFailed { .. } | SourceNotice::Refused { .. }) => {
-                tokio::time::sleep(HANDOVER_PAUSE).await;
-                slot.send(Input::Engine(SourceEvent::BeginHandover));
-            }
-            Told::Notice(SourceNotice::Abandoned { .. }) | Told::Shell(ToSourceShell::Finished) => {
-                return;
-            }
-            _ => {}
         }
+        known.sort_by_key(|intent| std::cmp::Reverse(intent.started_unix_ms));
+        for intent in known.split_off(known.len().min(REMEMBERED)) {
+            let migration = intent.migration;
+            tracing::warn!(%migration, peer = intent.peer, "a cancel is forgotten before it was heard");
+            if let Err(why) = Folder::of(&self.store, migration).remove(End::Source) {
+                tracing::warn!(%migration, %why, "cannot remove its folder");
+            }
+        }
+        known.into_iter().for_each(|intent| self.tell_later(intent.peer, intent.migration));
     }
+
+    /// Tells a target that a migration is over, as soon as it can be reached, and forgets it then.
+    pub(crate) fn tell_later(self: &Arc<Self>, peer: String, migration: MigrationId) {
+        let agent = Arc::clone(self);
+        tokio::spawn(async move {
+            if agent.forget_there(&peer, migration).await
+                && let Err(why) = Folder::of(&agent.store, migration).remove(End::Source)
+            {
+                tracing::warn!(%migration, %why, "cannot remove its folder");
+            }
+        });
+    }
+}
+
+/// A thread that runs the loop it is given, or ends when it is given none. It is there before the loop opens
+/// an export: one without a thread would be vouched for by nobody (I8).
+fn thread<T: Send + 'static>(
+    name: &str,
+    run: impl FnOnce(T) + Send + 'static,
+) -> io::Result<Sender<T>> {
+    let (owners, given) = channel();
+    let work = move || {
+        if let Ok(owner) = given.recv() {
+            run(owner);
+        }
+    };
+    std::thread::Builder::new().name(name.to_owned()).spawn(work)?;
+    Ok(owners)
 }

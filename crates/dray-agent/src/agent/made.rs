@@ -1,8 +1,9 @@
 //! Images of which this host makes a qcow2 when they have arrived: what has to be so before they come.
 
-use crate::config::{Pool, PoolKind};
 use crate::flat::fresh;
-use crate::registry::Registry;
+use crate::flat::swap::refuse_used;
+use dray_host::pool::{Pool, PoolKind};
+use dray_host::registry::Registry;
 use dray_wire::request::WantedImage;
 
 /// Of which of `count` images a qcow2 is made; `made` is empty when of none.
@@ -48,8 +49,7 @@ fn check_free(registry: &Registry, pool: &Pool, image: &WantedImage) -> Result<(
         let shown = path.display();
         return Err(format!("{shown} exists already; choose another name or pool"));
     }
-    registry
-        .refuse_used(&path, &image.name)
+    refuse_used(registry, &path, &image.name)
         .map_err(|why| format!("{why}; choose another name or pool"))
 }
 
@@ -57,9 +57,9 @@ fn check_free(registry: &Registry, pool: &Pool, image: &WantedImage) -> Result<(
 mod tests {
     use super::*;
     use crate::api::ErrorKind;
-    use crate::config::PoolIo;
     use crate::flat::swap::tests::Host;
     use crate::ops::refused_kind;
+    use dray_host::pool::PoolIo;
     use dray_types::ImageId;
 
     #[test]

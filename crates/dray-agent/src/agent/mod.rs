@@ -1,11 +1,16 @@
 //! What an agent process is made of. The order in which it starts and ends is in [`serve`].
 //!
-//! * [`launch`]: the owner loops. [`peers`], [`requests`], [`found`], [`made`], [`devices`]: what peers may do.
-//! * [`listeners`]: sockets. [`readiness`]: what systemd is told. [`signals`]: being told to end.
-//! * [`looks`]: what is looked at now and then, and its troubles; [`records`]: small ones that are damaged.
+//! * [`launch`]: the owner loops. [`peers`], [`requests`], [`found`], [`made`], [`devices`]: what peers may do;
+//!   [`room`]: how much of it.
+//! * [`fates`]: what targets ask sources that they do not hear of. [`listeners`]: sockets.
+//! * [`readiness`]: what systemd is told. [`signals`]: being told to end.
+//! * [`keepers`]: what is done to images now and then. [`looks`]: what is looked at now and then, and its
+//!   troubles; [`records`]: small ones that are damaged.
 
 mod devices;
+mod fates;
 mod found;
+mod keepers;
 mod launch;
 mod listeners;
 mod looks;
@@ -15,6 +20,7 @@ mod readiness;
 mod records;
 mod requests;
 mod revive;
+mod room;
 mod serve;
 mod signals;
 
@@ -31,13 +37,14 @@ use crate::migration::slots::Slots;
 use crate::migration::source::{SessionSettings, SourceSlot};
 use crate::migration::target::TargetSlot;
 use crate::net::ControlSettings;
-use crate::registry::Registry;
 use crate::reuse::Reuse;
 use crate::seed::Seeds;
-use crate::store::Store;
 use crate::tls::Identity;
 use crate::troubles::Troubles;
-use revive::Unrevived;
+use dray_host::migration::fate::Preparing;
+use dray_host::migration::revive::Unrevived;
+use dray_host::registry::Registry;
+use dray_host::store::Store;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -67,6 +74,12 @@ pub struct Agent {
     pub batches: Batches,
     /// Tasks of migrations away that were prepared and not begun.
     pub tasks: Tasks,
+    /// Migrations away for which a target is being asked for room.
+    pub preparing: Preparing,
+    /// What peers are asking.
+    pub(crate) questions: room::Questions,
+    /// Held while room is made for a migration to here.
+    pub(crate) making_room: tokio::sync::Mutex<()>,
     /// Backups under way.
     pub backups: Arc<Jobs>,
     /// What does not work just now.
@@ -80,7 +93,7 @@ pub struct Agent {
 impl Agent {
     /// The NBD socket of this host.
     pub fn nbd_socket(&self) -> PathBuf {
-        self.config.run_dir.join("nbd.sock")
+        self.config.nbd_socket()
     }
 
     /// How to reach a peer.

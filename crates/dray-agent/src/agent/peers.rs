@@ -4,26 +4,33 @@
 use super::Agent;
 use super::found::{Found, Here, check_space, intent_of};
 use super::made::{check_made, is_made};
-use crate::config::{Pool, PoolKind};
-use crate::migration::intent::{TargetImageIntent, TargetIntent};
-use crate::migration::log::Folder;
-use crate::migration::messages::Settings;
+use super::room::check_counts;
+use crate::api::MigrationState;
+use crate::config::Peer;
 use crate::migration::source::unix_ms;
-use crate::migration::target::{INTENT, TargetSlot};
+use crate::migration::target::TargetSlot;
 use crate::net::requests;
 use crate::net::{Incoming, Listener, NetError};
-use crate::registry::{CopyState, ImageRecord, Place};
 use crate::vm;
-use dray_image::{FileImage, FileOptions, ImageNames};
-use dray_types::{Ancestor, Epoch, MigrationId};
+use dray_host::migration::intent::{Settings, TargetImageIntent, TargetIntent};
+use dray_host::migration::log::{End, Folder, TARGET_INTENT};
+use dray_host::migration::revive::may_come_back;
+use dray_host::pool::{Pool, PoolKind, check_name};
+use dray_host::registry::{Claimed, CopyState, ImageRecord};
+use dray_host::replicas::{undo_prepared, undo_room};
+use dray_types::{Ancestor, MigrationId};
 use dray_wire::StreamKind;
-use dray_wire::request::{Base, WantedImage};
+use dray_wire::request::{Base, Fate, WantedImage};
+use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 /// How long an abandoned migration may take to go.
 const WAY_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a peer that prepares may have sources asked because of it, one after the other.
+const ASKING_LIMIT: Duration = Duration::from_secs(20);
 
 impl Agent {
     pub(super) async fn listen(self: Arc<Self>, listener: Listener) {
@@ -44,13 +51,21 @@ impl Agent {
         (!slot.is_forgotten()).then_some(slot)
     }
 
-    /// Why nothing is taken of this migration.
-    fn unknown(&self, migration: Option<MigrationId>) -> String {
-        match migration.and_then(|migration| self.registry.claimed_from(migration)) {
-            Some((name, epoch)) => format!(
+    fn may_come_back(&self, incoming: &Incoming) -> bool {
+        let known = incoming.hello.migration.filter(|id| self.targets.get(*id).is_none());
+        known.is_some_and(|id| may_come_back(&self.store, id))
+    }
+
+    /// Why nothing is taken of this migration. What became of its images is for its other end alone.
+    fn unknown(&self, peer: &str, migration: Option<MigrationId>) -> String {
+        let claimed = migration.and_then(|migration| self.registry.claimed_from(migration));
+        match claimed.filter(|claimed| claimed.peer.as_deref().is_none_or(|of| of == peer)) {
+            Some(Claimed { name, epoch, peer: Some(_) }) => format!(
                 "image '{name}' was claimed here and has epoch {} now: the migration is void",
                 epoch.0
             ),
+            // Of a claim whose folder could not say who had the other end.
+            Some(_) => "an image of it was claimed here: the migration is void".to_owned(),
             None => "no such migration is prepared here; prepare it again".to_owned(),
         }
     }
@@ -58,15 +73,23 @@ impl Agent {
     async fn incoming(self: Arc<Self>, incoming: Incoming) {
         let (peer, kind) = (incoming.peer.clone(), incoming.kind);
         let handled = match kind {
-            StreamKind::Request => requests::serve(incoming, &self).await,
+            StreamKind::Request => match self.questions.begin(&peer) {
+                Some(_question) => requests::serve(incoming, &self).await,
+                None => {
+                    incoming.refuse("too many questions of this host are being answered").await;
+                    Ok(())
+                }
+            },
             StreamKind::Store => self.offer_store(incoming).await,
             StreamKind::Replica => match incoming.welcome(Vec::new()).await {
                 Ok(stream) => self.offer_replicas(stream),
                 Err(why) => Err(why),
             },
             _ => match self.target_of(&incoming) {
+                // The source tries again.
+                None if self.may_come_back(&incoming) => Ok(()),
                 None => {
-                    let why = self.unknown(incoming.hello.migration);
+                    let why = self.unknown(&peer, incoming.hello.migration);
                     incoming.refuse(why).await;
                     Ok(())
                 }
@@ -103,19 +126,31 @@ impl Agent {
         }
     }
 
-    /// Partial images that an abandoned migration of the same peer left under these names go.
-    pub(super) async fn make_way(
-        &self,
-        peer: &str,
-        migration: MigrationId,
-        images: &[WantedImage],
-    ) {
+    /// Partial images that a migration left under these names go, if its source says that it is over, or if
+    /// it is of the same peer and was abandoned.
+    async fn make_way(&self, peer: &Peer, migration: MigrationId, images: &[WantedImage]) {
+        let mut seen = BTreeSet::new();
+        let begun = Instant::now();
         for image in images {
             let Some(entry) = self.registry.get(&image.name) else { continue };
             let record = entry.record();
+            // Who may not use the pool that the name is taken in never gets it.
+            if !self.may_use(peer, &record.path) || begun.elapsed() > ASKING_LIMIT {
+                continue;
+            }
             let old = record.migration.filter(|&old| old != migration);
             let Some(slot) = old.and_then(|old| self.targets.get(old)) else { continue };
-            if record.state != CopyState::Incoming || slot.intent().peer != peer {
+            // Each is asked for once, however many names it holds.
+            if record.state != CopyState::Incoming || !seen.insert(slot.board.migration) {
+                continue;
+            }
+            // A restart knows nothing of a cancel, and who was away has not heard of it.
+            let told = self.ask_source(&slot).await;
+            let goes_on = matches!(told, Some(Ok(Fate::Live | Fate::HandedOver)));
+            if goes_on
+                || slot.is_forgotten()
+                || !slot.intent().peer.eq_ignore_ascii_case(&peer.name)
+            {
                 continue;
             }
             let (answer, gone) = oneshot::channel();
@@ -127,8 +162,50 @@ impl Agent {
         }
     }
 
-    /// Makes room for images; returns what each begins with.
-    pub(super) fn prepare_for(
+    /// Makes room for images; returns what each begins with. Nobody else hears of it, and nothing is made,
+    /// before it is certain that the peer may ask for this.
+    pub(super) async fn make_room(
+        self: &Arc<Self>,
+        peer: &str,
+        migration: MigrationId,
+        pool: Option<&str>,
+        images: &[WantedImage],
+        here: Here<'_>,
+    ) -> Result<Vec<Base>, String> {
+        let known = self.check_wanted(peer, pool, images, &here)?;
+        self.make_way(known, migration, images).await;
+        // One after the other: two would both take the last place.
+        let _alone = self.making_room.lock().await;
+        self.prepare_for(peer, migration, pool, images, here)
+    }
+
+    /// Whether a peer may ask for room for these images at all, as far as its question alone tells.
+    fn check_wanted(
+        &self,
+        peer: &str,
+        pool: Option<&str>,
+        images: &[WantedImage],
+        here: &Here<'_>,
+    ) -> Result<&Peer, String> {
+        if !here.fits(images.len()) {
+            return Err("the request names other images than lines".to_owned());
+        }
+        check_counts(images)?;
+        let known = self.config.peer(peer).ok_or("the peer is not configured here")?;
+        self.config.pool_for(known, pool).map_err(|why| why.to_string())?;
+        images
+            .iter()
+            .try_for_each(|image| check_name(&image.name))
+            .map_err(|why| why.to_string())?;
+        Ok(known)
+    }
+
+    /// Whether the peer may use a pool in which this is.
+    fn may_use(&self, peer: &Peer, path: &Path) -> bool {
+        self.config.pools.iter().any(|pool| peer.may_use(&pool.name) && pool.holds(path))
+    }
+
+    fn prepare_for(
         self: &Arc<Self>,
         peer: &str,
         migration: MigrationId,
@@ -136,9 +213,6 @@ impl Agent {
         images: &[WantedImage],
         here: Here,
     ) -> Result<Vec<Base>, String> {
-        if !here.fits(images.len()) {
-            return Err("the request names other images than lines".to_owned());
-        }
         if let Some(slot) = self.targets.get(migration).filter(|slot| !slot.is_forgotten()) {
             let same = slot.intent().peer == peer
                 && slot
@@ -151,13 +225,30 @@ impl Agent {
                 self.check_same_pool(peer, wanted, &slot.intent())?;
             }
             let bases = || slot.intent().images.iter().map(TargetImageIntent::base).collect();
+            if same {
+                slot.prepared_again();
+            }
             return match same {
                 false => Err("another migration has this id".to_owned()),
                 true => self.check_same_bases(&here, &slot.intent()).map(|()| bases()),
             };
         }
+        let folder = Folder::of(&self.store, migration);
+        let text = |why: std::io::Error| why.to_string();
+        // Its target knows the id before anything of it is durable here.
+        let goes = self.preparing.contains(migration) || self.sources.get(migration).is_some();
+        if goes || folder.holds(End::Source).map_err(text)? {
+            return Err("another migration, away from there, has this id".to_owned());
+        }
+        if folder.file(TARGET_INTENT).exists().map_err(text)? || folder.is_void().map_err(text)? {
+            // Whatever is in it was not understood at the start: it may be ownership.
+            return Err("its folder there cannot be read; see the target agent's log".to_owned());
+        }
         let known = self.config.peer(peer).ok_or("the peer is not configured here")?;
         let pool = self.config.pool_for(known, pool).map_err(|why| why.to_string())?;
+        images.iter().try_for_each(|image| self.refuse_held(peer, image))?;
+        self.show_newest(peer);
+        self.check_load(peer, images)?;
         let found = self.found_for(pool, images, &here)?;
         let reused = |found: &Found| match found {
             Found::Usable(entry, _) => entry.file.allocated_bytes().unwrap_or(0),
@@ -168,7 +259,7 @@ impl Agent {
             let comes = |(image, found): (&WantedImage, &Found)| {
                 (!matches!(found, Found::InPlace(_))).then_some(image.allocated)
             };
-            let wanted = images.iter().zip(&found).filter_map(comes).sum::<u64>();
+            let wanted = images.iter().zip(&found).filter_map(comes).fold(0, u64::saturating_add);
             check_space(pool, wanted, beside, found.iter().map(reused).sum())?;
         }
         let intents = images.iter().zip(&found).zip(is_made(here.made, images.len()));
@@ -186,11 +277,6 @@ impl Agent {
             guest: None,
             started_unix_ms: unix_ms(),
         };
-        let folder = Folder::of(&self.store, migration);
-        if folder.file(INTENT).exists() || folder.is_void() {
-            // Whatever is in it was not understood at the start: it may be ownership.
-            return Err("its folder there cannot be read; see the target agent's log".to_owned());
-        }
         self.make_partials(&intent, images, &found)?;
         let name = |image: &TargetImageIntent| image.name_here().to_owned();
         let names: Vec<_> = intent.images.iter().map(name).collect();
@@ -199,9 +285,8 @@ impl Agent {
             Ok(()) => Ok(bases),
             Err(why) => {
                 self.targets.remove(migration);
-                names.iter().for_each(|name| self.remove_partial(name));
-                if let Err(why) = folder.remove() {
-                    tracing::warn!(%migration, %why, "cannot remove a migration's folder");
+                if let Err(why) = undo_prepared(&self.registry, &folder, &names) {
+                    tracing::warn!(%migration, %why, "cannot take back what was made for a migration");
                 }
                 Err(why.to_string())
             }
@@ -224,6 +309,45 @@ impl Agent {
             "what an earlier try has sent is not in pool '{wanted}'; name the same pool again, or \
              other names with --name HERE=THERE"
         ))
+    }
+
+    /// A name that a migration to here holds. Its own source learns which that is, and what takes it back;
+    /// others, that the name is taken.
+    fn refuse_held(&self, peer: &str, image: &WantedImage) -> Result<(), String> {
+        let name = &image.name;
+        let Some(entry) = self.registry.get(name) else { return Ok(()) };
+        let record = entry.record();
+        let held = record.migration.filter(|_| record.state == CopyState::Incoming);
+        let Some(slot) = held.and_then(|held| self.targets.get(held)) else { return Ok(()) };
+        let (id, from) = (slot.board.migration, slot.intent().peer);
+        if from != peer {
+            let here = &self.config.name;
+            return Err(match image.read_only {
+                true => format!(
+                    "base image '{name}' is on its way here with another migration; prepare this one \
+                     again when it has arrived, `dray status` on {here} shows it"
+                ),
+                false => format!(
+                    "an image named '{name}' exists here already: a migration from another host has \
+                     it; `dray status` on {here} shows which, or choose another name"
+                ),
+            });
+        }
+        let prepared = slot.board.read().state == MigrationState::Prepared;
+        Err(match (image.read_only, prepared) {
+            (true, _) => format!(
+                "base image '{name}' is on its way here with another migration, {id} from {from}; \
+                 prepare this one again when it has arrived, or `dray cancel {id}` on {from}"
+            ),
+            (false, true) => format!(
+                "an image named '{name}' exists here already: migration {id} from {from} is prepared \
+                 for it; `dray cancel {id}` on {from} takes that back, or choose another name"
+            ),
+            (false, false) => format!(
+                "an image named '{name}' exists here already: it is on its way with migration {id} \
+                 from {from}; `dray cancel {id}` on {from} ends that, or choose another name"
+            ),
+        })
     }
 
     /// What lies here of the images that come.
@@ -303,13 +427,15 @@ impl Agent {
                 }
                 Found::Nothing => {}
             }
-            self.make_partial(intent.migration, image, wanted)?;
+            self.make_partial(intent, image, wanted)?;
             made.push(image.offer.name.clone());
             Ok::<(), String>(())
         });
         if result.is_err() {
-            for name in made {
-                self.remove_partial(&name);
+            let folder = Folder::of(&self.store, intent.migration);
+            if let Err(why) = undo_room(&self.registry, &folder, &made) {
+                let migration = intent.migration;
+                tracing::warn!(%migration, %why, "cannot take back what was made for a migration");
             }
         }
         result
@@ -323,59 +449,23 @@ impl Agent {
 
     fn make_partial(
         &self,
-        migration: MigrationId,
+        intent: &TargetIntent,
         image: &TargetImageIntent,
         wanted: &WantedImage,
     ) -> Result<(), String> {
-        let text = |why: dray_image::Error| why.to_string();
         let name = &image.offer.name;
-        if let Some(entry) = self.registry.get(name) {
-            if wanted.read_only && entry.record().state == CopyState::Incoming {
-                return Err(format!(
-                    "base image '{name}' is on its way here with another migration; prepare this one \
-                     again when it has arrived"
-                ));
-            }
+        self.refuse_held(&intent.peer, wanted)?;
+        if self.registry.get(name).is_some() {
             return Err(format!(
                 "an image named '{name}' exists here already; choose another name"
             ));
         }
         let device = !image.zeroed;
-        let record = ImageRecord {
-            place: Place::Partial,
-            device,
-            read_only: wanted.read_only,
-            state: CopyState::Incoming,
-            epoch: Epoch(0),
-            migration: Some(migration),
-            ..ImageRecord::owned(name.clone(), wanted.id, image.path.clone(), wanted.len)
-        };
+        let coming = ImageRecord::coming(&image.offer, image.path.clone(), intent.migration);
+        let record = ImageRecord { device, ..coming };
         if device {
             return self.take_device(record);
         }
-        let names = ImageNames::of(&image.path).map_err(text)?;
-        let file = names.create_partial(0).map_err(text)?;
-        let direct = self.registry.is_direct(&image.path);
-        let options = FileOptions { write: true, direct, export_len: Some(wanted.len) };
-        let opened = FileImage::from_file(file, &names.partial(), options).map_err(text);
-        let added = opened.and_then(|file| {
-            self.registry.add(record, Arc::new(file)).map_err(|why| why.to_string())
-        });
-        if added.is_err() {
-            names.remove_partial().map_err(text)?;
-        }
-        added.map(drop)
-    }
-
-    fn remove_partial(&self, name: &str) {
-        let Some(entry) = self.registry.get(name) else { return };
-        let removed = if entry.record().replica.is_some() {
-            self.registry.end_return(&entry, &[]).map(drop)
-        } else {
-            self.registry.remove_partial(&entry)
-        };
-        if let Err(why) = removed {
-            tracing::warn!(image = name, %why, "cannot remove a partial image");
-        }
+        self.registry.make_partial(record).map(drop).map_err(|why| why.to_string())
     }
 }

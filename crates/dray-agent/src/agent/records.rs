@@ -4,25 +4,31 @@
 
 use super::Agent;
 use crate::batch::record::BatchRecord;
-use crate::released::Released;
+use crate::released::plan_of;
 use crate::seed::SeedNote;
-use crate::store::{self, Store};
+use dray_files::StatePath;
+use dray_files::files::{self, Look};
+use dray_host::released::Released;
+use dray_host::store::Store;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::io;
-use std::path::{Path, PathBuf};
 
 /// A kind of record.
 struct Kind {
     /// Where they are: a file, or all of a folder.
-    at: PathBuf,
-    read: fn(&Path) -> io::Result<()>,
+    at: StatePath,
+    read: fn(&StatePath) -> io::Result<()>,
     /// What comes of one that cannot be read.
     what: &'static str,
 }
 
-fn read<T: DeserializeOwned>(path: &Path) -> io::Result<()> {
-    store::read_json::<T>(path).map(drop)
+fn read<T: DeserializeOwned>(path: &StatePath) -> io::Result<()> {
+    path.peek::<T>().map(drop)
+}
+
+fn read_released(path: &StatePath) -> io::Result<()> {
+    plan_of(&path.peek::<Released>()?).map(drop)
 }
 
 fn kinds(store: &Store) -> [Kind; 8] {
@@ -31,7 +37,7 @@ fn kinds(store: &Store) -> [Kind; 8] {
     [
         kind(store.batches(), read::<BatchRecord>, migrations),
         kind(store.seeds(), read::<SeedNote>, "what was read of backups for an image is not used"),
-        kind(store.released(), read::<Released>, "an image that QEMU has is copied as a whole"),
+        kind(store.released(), read_released, "an image that QEMU has is copied as a whole"),
         kind(store.backups(), read::<Value>, "where an image was backed up to is not known"),
         kind(
             store.backups().join(".schedule.json"),
@@ -45,10 +51,10 @@ fn kinds(store: &Store) -> [Kind; 8] {
 }
 
 /// The files of a kind. A folder that was never made has none.
-fn files(at: &Path) -> io::Result<Vec<PathBuf>> {
-    match at.is_dir() {
-        true => store::entries(at, ".json"),
-        false => Ok(vec![at.to_owned()]),
+fn files(at: &StatePath) -> io::Result<Vec<StatePath>> {
+    match at.look() {
+        Ok(Look { kind: files::Kind::Folder, .. }) => at.entries(".json"),
+        _ => Ok(vec![at.clone()]),
     }
 }
 
@@ -62,8 +68,8 @@ impl Agent {
     pub(super) fn look_at_damaged_records(&self) {
         let known: Vec<_> = self.troubles.all().into_iter().map(|trouble| trouble.key).collect();
         let known: Vec<_> = known.iter().filter_map(|key| key.strip_prefix(KEY)).collect();
-        let gone = known.iter().filter(|path| !Path::new(path).exists());
-        gone.for_each(|path| self.troubles.clear(&key(Path::new(path))));
+        let gone = known.iter().filter(|path| matches!(StatePath::real(*path).exists(), Ok(false)));
+        gone.for_each(|path| self.troubles.clear(&key(&StatePath::real(*path))));
         if !known.is_empty() {
             self.look_at_those(|key| self.troubles.has(key));
         }
@@ -80,8 +86,8 @@ impl Agent {
 
     fn look_at(
         &self,
-        path: &Path,
-        read: fn(&Path) -> io::Result<()>,
+        path: &StatePath,
+        read: fn(&StatePath) -> io::Result<()>,
         what: &str,
         wanted: impl Fn(&str) -> bool,
     ) {
@@ -98,6 +104,6 @@ impl Agent {
 /// Keys of troubles with records begin so.
 const KEY: &str = "record.";
 
-fn key(path: &Path) -> String {
+fn key(path: &StatePath) -> String {
     format!("{KEY}{}", path.display())
 }

@@ -2,10 +2,10 @@
 
 use super::Agent;
 use super::found::Here;
-use crate::config::PoolKind;
 use crate::net;
 use crate::net::requests::RequestHandler;
 use crate::seed;
+use dray_host::pool::PoolKind;
 use dray_types::MigrationId;
 use dray_wire::control::MAX_IMAGES;
 use dray_wire::request::{Base, Reply, Request, SeedImage, Seeding, Surveyed, WantedImage};
@@ -80,8 +80,7 @@ impl Agent {
         images: &[WantedImage],
         here: Here<'_>,
     ) -> Reply {
-        self.make_way(peer, migration, images).await;
-        let prepared = self.prepare_for(peer, migration, pool, images, here);
+        let prepared = self.make_room(peer, migration, pool, images, here).await;
         let (nbd_socket, exports) = self.exports(images);
         match prepared {
             Ok(bases) => Reply::PreparedReturn { nbd_socket, exports, bases },
@@ -98,9 +97,8 @@ impl RequestHandler for Arc<Agent> {
                 pools: self.config.peer(peer).map(|peer| peer.pools.clone()).unwrap_or_default(),
             },
             Request::Prepare { migration, pool, images } => {
-                self.make_way(peer, migration, &images).await;
-                let here = Here::default();
-                let prepared = self.prepare_for(peer, migration, pool.as_deref(), &images, here);
+                let (pool, here) = (pool.as_deref(), Here::default());
+                let prepared = self.make_room(peer, migration, pool, &images, here).await;
                 let (nbd_socket, exports) = self.exports(&images);
                 match prepared {
                     Ok(_) => Reply::Prepared { nbd_socket, exports },
@@ -143,6 +141,15 @@ impl RequestHandler for Arc<Agent> {
                 let look = move || agent.bases_for(&peer, pool.as_deref(), &images);
                 match tokio::task::spawn_blocking(look).await {
                     Ok(Ok(images)) => Reply::Bases { images },
+                    Ok(Err(why)) => Reply::Refused { why },
+                    Err(why) => Reply::Refused { why: why.to_string() },
+                }
+            }
+            Request::Fate { migration, images } => {
+                let (agent, peer) = (Self::clone(self), peer.to_owned());
+                let look = move || agent.fate_for(&peer, migration, &images);
+                match tokio::task::spawn_blocking(look).await {
+                    Ok(Ok(fate)) => Reply::Fate { fate },
                     Ok(Err(why)) => Reply::Refused { why },
                     Err(why) => Reply::Refused { why: why.to_string() },
                 }

@@ -5,27 +5,34 @@
 //! configuration, no run directory, a state directory that is not there, cannot be read, or is another
 //! agent's. Everything else is a [trouble](crate::troubles) of one thing, and the rest goes on without it.
 
+use super::keepers;
 use super::listeners::Exports;
-use super::revive::{Revived, Unrevived};
+use super::revive::Revived;
+use super::room::Questions;
 use super::signals::Signals;
 use super::{Agent, Readiness, Tasks};
 use crate::api::{ApiError, ApiResult, ErrorKind, SocketAccess};
 use crate::bases::Digests;
 use crate::batch::Batches;
 use crate::config::start::Start;
+use crate::exports::ImageExports;
+use crate::flat::swap::recover_swaps;
+use crate::leaving::{Leaving, left_stopped};
 use crate::migration::slots::Slots;
-use crate::registry::Registry;
 use crate::reuse::Reuse;
 use crate::seed::Seeds;
-use crate::store::Store;
 use crate::tls::Identity;
 use crate::troubles::Troubles;
+use dray_host::migration::fate::Preparing;
+use dray_host::migration::revive::Unrevived;
+use dray_host::registry::Registry;
+use dray_host::store::Store;
 use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Time that guests' requests get to end when the agent is told to.
 const SHUTDOWN_GRACE: Duration = Duration::from_millis(500);
@@ -59,10 +66,11 @@ async fn serve(start: Start, what: &str) -> ApiResult<()> {
     let access =
         agent.config.group.as_deref().map_or_else(SocketAccess::default, SocketAccess::for_group);
     let exports = Exports::default();
+    let stopped = left_stopped(&agent.registry);
     signals.serves();
     agent.let_guests_in(access, &exports);
     tokio::select! {
-        () = Arc::clone(&agent).work(&start, access, &exports, revived) => {}
+        () = Arc::clone(&agent).work(&start, access, &exports, (revived, stopped)) => {}
         () = signals.told() => {}
     }
     agent.readiness.stopping();
@@ -86,9 +94,9 @@ fn open(start: &Start, readiness: Arc<Readiness>, what: &str) -> ApiResult<(Arc<
     })?;
     let store = Store::open(&config.state_dir).map_err(io)?;
     crate::flat::end_leftovers(&config.run_dir);
-    let registry = Registry::load(store.clone(), Arc::clone(&config)).map_err(io)?;
+    let registry = Registry::load(store.clone(), Arc::clone(&config) as _).map_err(io)?;
     let agent = Arc::new(Agent {
-        nbd: dray_nbd::Server::new(Arc::clone(&registry) as _),
+        nbd: dray_nbd::Server::new(Arc::new(ImageExports(Arc::clone(&registry)))),
         reuse: Reuse::new(Arc::clone(&config), Arc::clone(&registry)),
         digests: Digests::open(store.digests()),
         identity: Arc::new(Identity::of_host(&config.tls_dir, &config.name).0),
@@ -100,6 +108,9 @@ fn open(start: &Start, readiness: Arc<Readiness>, what: &str) -> ApiResult<(Arc<
         seeds: Seeds::default(),
         batches: Batches::default(),
         tasks: Tasks::default(),
+        preparing: Preparing::default(),
+        questions: Questions::default(),
+        making_room: tokio::sync::Mutex::default(),
         backups: Arc::default(),
         troubles,
         readiness,
@@ -139,15 +150,18 @@ impl Agent {
         start: &Start,
         access: SocketAccess,
         exports: &Exports,
-        revived: Vec<Revived>,
+        (revived, stopped): (Vec<Revived>, Vec<Leaving>),
     ) {
         self.keep_threads();
         // Guests that an earlier agent has stopped go on before anything else is done with them.
         self.recover_turns().await;
-        self.registry.recover_swaps().await;
+        recover_swaps(&self.registry).await;
+        drop(stopped);
         tokio::spawn(Arc::clone(&self).keep_flat());
         self.go_on(revived);
         tokio::spawn(Arc::clone(&self).keep_reviving());
+        self.tell_cancelled();
+        tokio::spawn(Arc::clone(&self).keep_asking());
         Batches::revive(&self);
         self.keep_looking();
         if let Some(address) = self.config.nbd_tcp {
@@ -165,18 +179,22 @@ impl Agent {
         let watched = Arc::downgrade(self);
         let moves = move || watched.upgrade().is_some_and(|agent| agent.moves());
         for (key, what, kept) in [
-            ("heat", "what guests use most is not counted", crate::heat::keep(&self.registry)),
+            ("heat", "what guests use most is not counted", keepers::heat(&self.registry)),
             (
                 "lines",
                 "an unclean stop makes more suspect than it must",
-                crate::lineage::keep(&self.registry),
+                keepers::lines(&self.registry),
             ),
             (
                 "retention",
                 "replicas are not removed by themselves",
-                crate::retention::keep(&self.registry, &self.config),
+                keepers::replicas(&self.registry, &self.config),
             ),
-            ("index", "content is not indexed", self.reuse.keep(&self.store.content(), moves)),
+            (
+                "index",
+                "content is not indexed",
+                self.reuse.keep(self.store.content().path(), moves),
+            ),
             ("schedule", "no backup is made by itself", crate::backup::schedule::keep(self)),
         ] {
             let found = kept.err().map(|why| format!("no thread can be made: {why}"));
@@ -195,7 +213,7 @@ impl Agent {
             .filter_map(|entry| entry.flat.as_ref())
             .for_each(|f| f.chain.close());
         self.registry.peeks.close();
-        self.registry.save_heat();
+        self.registry.save_heat(Instant::now());
         self.registry.stop_lines(SHUTDOWN_GRACE);
     }
 }

@@ -3,6 +3,7 @@
 
 use super::text::MigrationRef;
 use super::tuning::Tuning;
+pub use dray_host::migration::intent::Order;
 use dray_types::{BitRate, ByteSize};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -142,27 +143,6 @@ impl fmt::Display for Strategy {
             Self::HotSet => "hot-set",
             Self::Mirror => "mirror",
             Self::Auto => "auto",
-        })
-    }
-}
-
-/// In which order blocks move.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Order {
-    /// By what the guest does: before the handover what it writes most comes last, after it what it
-    /// reads most comes first.
-    #[default]
-    WorkloadAware,
-    /// By address.
-    Sequential,
-}
-
-impl fmt::Display for Order {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::WorkloadAware => "workload-aware",
-            Self::Sequential => "sequential",
         })
     }
 }

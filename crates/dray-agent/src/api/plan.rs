@@ -2,6 +2,7 @@
 
 use super::command::{Chain, Strategy, Subject};
 use dray_engine::plan::Prediction;
+pub use dray_host::given::Provided;
 use dray_types::BitRate;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -103,18 +104,6 @@ pub struct PlannedStrategy {
     pub strategy: Strategy,
     /// What will come of it.
     pub predicted: Predicted,
-}
-
-/// Bytes of data that came from one place.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Provided {
-    /// A repository, `replica at HOST`, `base image at HOST`, `same content at HOST` or `source`.
-    pub provider: String,
-    /// Bytes that were predicted to; absent where nobody can know before.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub predicted: Option<u64>,
-    /// Bytes that did.
-    pub bytes: u64,
 }
 
 /// Where an image would come from.

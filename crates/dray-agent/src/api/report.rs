@@ -284,6 +284,10 @@ pub struct MigrationStatus {
     pub summary: Option<Summary>,
     /// Why it failed, or what it waits for.
     pub error: Option<ApiError>,
+    /// How long a target has been waiting for its source: for it to begin what is only prepared, or to
+    /// come back and say what became of a handover.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting_seconds: Option<u64>,
     /// What is moved, where it begins at this host: as `migrate` takes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subject: Option<Subject>,
@@ -329,6 +333,13 @@ pub struct Cancelled {
     pub migration: MigrationId,
     /// Bytes the target keeps for the next try; 0 when they were discarded.
     pub bytes_kept: u64,
+    /// The target was away when it was to throw away what it had received: it does so when it has
+    /// heard of the cancel.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub target_was_away: bool,
+    /// It was taken back at its target, which knows nothing of the guest.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub at_target: bool,
 }
 
 /// The limit that is now in force.
@@ -339,6 +350,9 @@ pub struct Limited {
     pub migration: MigrationId,
     /// The limit; none when null.
     pub bandwidth: Option<BitRate>,
+    /// Why a restart of the agent will bring the old limit back; absent when it will not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_kept: Option<String>,
 }
 
 /// What this host's copy of an image is.
@@ -406,6 +420,20 @@ pub struct ImageStatus {
     /// Why its export is closed; absent when it is not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub closed: Option<ClosedExport>,
+    /// Writes of its guest may be lost; absent when nothing speaks for that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub write_back_error: Option<LostWrites>,
+}
+
+/// An error of making a guest's writes durable.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LostWrites {
+    /// What the device said the last time.
+    pub why: String,
+    /// How often that has happened since the image was opened.
+    pub count: u64,
+    /// A flush of the guest's has reported it; else its next one does.
+    pub told: bool,
 }
 
 /// Why nothing is served of an image, and what to do about it.
@@ -473,7 +501,8 @@ pub struct Claimed {
     pub bytes_lost: u64,
     /// Where: at most the first thousand ranges. They are zeros now.
     pub lost: Vec<ByteRange>,
-    /// The other images of the same migration, which is void: closed until they are claimed as well.
+    /// Other images of the same migration, which is void, that this host does not own or has not all of:
+    /// closed until they are claimed as well.
     pub others: Vec<String>,
 }
 

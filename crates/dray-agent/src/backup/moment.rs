@@ -4,11 +4,11 @@
 
 use super::freeze::Frozen;
 use crate::api::{ApiError, ApiResult, ErrorKind};
-use crate::lineage::Line;
-use crate::migration::abort;
 use crate::migration::source::unix_ms;
-use crate::registry::Entry;
 use dray_backup::PIECE_BYTES;
+use dray_host::lineage::Line;
+use dray_host::migration::abort;
+use dray_host::registry::Entry;
 use dray_image::{Quiesced, Snapshot, SpillFile};
 use dray_types::{Ancestor, BLOCK_SIZE, BlockRange, BlockSet, GenerationId};
 use std::path::{Path, PathBuf};
@@ -116,7 +116,7 @@ pub fn take(
     let parts = subjects.iter().zip(&quiet).zip(prepared.into_iter().zip(turnings));
     for ((subject, quiet), (prepared, turning)) in parts {
         let disk = &subject.entry.disk;
-        let turn = turning.turn(disk, quiet, host).map_err(io)?;
+        let turn = turning.turn(disk, quiet, host, unix_ms).map_err(io)?;
         let changed = subject.parent.and_then(|parent| turn.changed_since(parent.id));
         let wanted = changed.as_ref().map_or_else(|| whole(subject), whole_pieces);
         taken.push(Taken {

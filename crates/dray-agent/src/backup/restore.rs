@@ -6,20 +6,19 @@ use super::failed;
 use super::jobs::Job;
 use crate::agent::Agent;
 use crate::api::{ApiError, ApiResult, ErrorKind};
-use crate::migration::abort;
 use crate::migration::source::unix_ms;
 use crate::ops::images::random_id;
 use crate::pace::Pacer;
-use crate::registry::{ImageRecord, MODE};
-use crate::store;
 use dray_backup::{Backup, Content, Manifest, PIECE_BYTES, Repository, StreamOptions};
+use dray_files::StatePath;
+use dray_host::migration::abort;
+use dray_host::registry::{ImageRecord, MODE};
 use dray_image::ImageNames;
 use dray_types::ImageId;
 use std::fs::File;
 use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 /// Names of notes of restores under way end so.
 const NOTE: &str = ".restore";
@@ -97,7 +96,7 @@ pub struct Restoring<'a> {
 /// A file under way; dropping it removes it.
 struct Partial {
     names: ImageNames,
-    note: PathBuf,
+    note: StatePath,
     done: bool,
 }
 
@@ -105,7 +104,7 @@ impl Drop for Partial {
     fn drop(&mut self) {
         let removed = if self.done { Ok(()) } else { self.names.remove_partial() };
         let removed = removed.map_err(std::io::Error::other);
-        if let Err(why) = removed.and_then(|()| store::remove(&self.note)) {
+        if let Err(why) = removed.and_then(|()| self.note.remove()) {
             tracing::warn!(%why, "what a restore left behind is removed at the next start");
         }
     }
@@ -127,12 +126,13 @@ impl Agent {
         let io = |why: std::io::Error| ApiError::new(ErrorKind::Io, what, why);
         let names = ImageNames::of(&path).map_err(disk)?;
         let note = self.store.backups().join(format!("{name}{NOTE}"));
-        std::fs::create_dir_all(self.store.backups()).map_err(io)?;
+        self.store.backups().make_dirs().map_err(io)?;
         refuse_existing(what, &names, &note)?;
-        store::replace_json(&note, &path).map_err(io)?;
+        note.put(&path).map_err(io)?;
         let mut partial = Partial { names, note, done: false };
         abort::step("Restore-Create");
-        let file = partial.names.create_partial(manifest.info().bytes).map_err(disk)?;
+        partial.names.create_partial(manifest.info().bytes).map_err(disk)?;
+        let file = partial.names.open_partial().map_err(disk)?;
         let written = fill(repository, restoring, &file)?;
         file.sync_all().map_err(io)?;
         abort::step("Restore-Finish");
@@ -154,7 +154,7 @@ impl Agent {
             return Err(ApiError::new(ErrorKind::NotFound, what, why)
                 .hint("the configuration lists the pools of this host"));
         };
-        if pool.kind == crate::config::PoolKind::Devices {
+        if pool.kind == dray_host::pool::PoolKind::Devices {
             let why = format!("pool '{}' holds devices", pool.name);
             return Err(ApiError::new(ErrorKind::Unsupported, what, why)
                 .hint("restore into a pool of files, and copy the image to the device"));
@@ -175,15 +175,14 @@ impl Agent {
             restoring.manifest.info().bytes,
         );
         let added = self.registry.open_file(&record).map_err(std::io::Error::other);
-        let added = added.and_then(|file| self.registry.add(record, Arc::new(file)));
+        let added = added.and_then(|file| self.registry.add(record, file));
         match added {
-            Ok(entry) => {
-                entry.take_locks();
+            Ok(_) => {
                 tracing::info!(image = restoring.name, at = unix_ms(), "restored a backup");
                 Ok(())
             }
             Err(why) => {
-                let _ = store::remove(path);
+                let _ = self.registry.at(path).remove();
                 Err(ApiError::new(ErrorKind::Io, what, why))
             }
         }
@@ -193,7 +192,7 @@ impl Agent {
     /// again by the next start.
     pub(crate) fn undo_restores(&self) {
         let folder = self.store.backups();
-        let notes = match store::entries(&folder, NOTE) {
+        let notes = match folder.entries(NOTE) {
             Ok(notes) => notes,
             Err(why) if why.kind() == std::io::ErrorKind::NotFound => return,
             Err(why) => {
@@ -214,13 +213,13 @@ impl Agent {
         }
     }
 
-    fn undo_restore(&self, note: &Path) -> std::io::Result<()> {
-        let path: PathBuf = store::read_settled(note)?;
+    fn undo_restore(&self, note: &StatePath) -> std::io::Result<()> {
+        let path: PathBuf = note.get()?;
         let names = ImageNames::of(&path).map_err(std::io::Error::other)?;
         // An image may have come under this name since, and what lies there is its own. Its record says
         // so, also one that cannot be read.
-        let name = note.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let is_another = self.store.images().join(format!("{name}.json")).exists()
+        let name = note.stem().unwrap_or_default();
+        let is_another = self.store.images().join(format!("{name}.json")).exists()?
             || self.registry.all().iter().any(|entry| entry.record().path == path);
         if !is_another {
             // Where the pool is not there nobody can tell.
@@ -228,13 +227,14 @@ impl Agent {
             names.remove_partial().map_err(std::io::Error::other)?;
             tracing::info!(path = %path.display(), "a restore was interrupted and left nothing");
         }
-        store::remove(note)
+        note.remove()
     }
 }
 
-fn refuse_existing(what: &str, names: &ImageNames, note: &Path) -> ApiResult<()> {
+fn refuse_existing(what: &str, names: &ImageNames, note: &StatePath) -> ApiResult<()> {
     let found = names.found().map_err(|why| super::moment::disk_error(what, &why))?;
-    if found.image || found.partial || note.exists() {
+    let is_noted = note.exists().map_err(|why| ApiError::new(ErrorKind::Io, what, why))?;
+    if found.image || found.partial || is_noted {
         let why = format!("{} exists already, or is being made", names.image().display());
         return Err(ApiError::new(ErrorKind::Conflict, what, why).hint("choose another --as"));
     }
@@ -289,6 +289,7 @@ mod tests {
     use super::*;
     use dray_backup::{Consistency, Info, Key, MemoryStore, WriterOptions};
     use dray_types::{Ancestor, GenerationId};
+    use std::sync::Arc;
 
     /// A repository with a backup of each image and generation.
     fn backups(all: &[(u128, &str, u64, u128)]) -> Vec<Backup> {

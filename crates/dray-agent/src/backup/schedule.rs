@@ -10,12 +10,11 @@ use crate::agent::Agent;
 use crate::api::{ApiResult, BackupDone};
 use crate::config::BackupPlace;
 use crate::migration::source::unix_ms;
-use crate::store;
+use dray_files::StatePath;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
-use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -40,13 +39,13 @@ pub struct Kept {
 /// Of each destination, by name.
 pub type KeptAll = BTreeMap<String, Kept>;
 
-fn path(agent: &Agent) -> PathBuf {
+fn path(agent: &Agent) -> StatePath {
     agent.store.backups().join(".schedule.json")
 }
 
 /// What is known of the destinations.
 pub fn kept(agent: &Agent) -> KeptAll {
-    store::read_json(&path(agent)).unwrap_or_default()
+    path(agent).peek().unwrap_or_default()
 }
 
 /// How long this host puts its backups to a destination off: up to a tenth of the interval.
@@ -108,7 +107,7 @@ fn look(agent: &Arc<Agent>, place: &BackupPlace) {
     }
     let folder = agent.store.backups();
     let saved = std::fs::create_dir_all(folder);
-    if let Err(why) = saved.and_then(|()| store::replace_json(&path(agent), &all)) {
+    if let Err(why) = saved.and_then(|()| path(agent).put(&all)) {
         tracing::warn!(%why, "cannot note when a backup was made");
     }
 }

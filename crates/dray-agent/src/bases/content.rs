@@ -1,14 +1,12 @@
-//! How a file's content is told, and how it is known that the file was not changed since.
+//! How a file's content is told. That it was not changed since is told by its [`FileStamp`].
 
 use crate::net::zeros::{RunBuffer, is_zero};
+use dray_host::stamp::FileStamp;
 use dray_image::{FileImage, FileOptions, Image, runs};
 use dray_types::{BLOCK_SIZE, BlockRange, MAX_RUN_BLOCKS};
 use dray_wire::frame::PIECE_BLOCKS;
 use dray_wire::request::ContentDigest;
-use serde::{Deserialize, Serialize};
-use std::fs::{File, Metadata};
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -16,66 +14,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 const PIECE_BYTES: usize = (PIECE_BLOCKS * BLOCK_SIZE) as usize;
 /// Two changes closer together than this may leave a file with the same times.
 const TICK: Duration = Duration::from_millis(100);
-
-/// How a file looks from outside. Whoever writes to it, or puts another one in its place, changes that.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct FileStamp {
-    /// The file system's device number.
-    pub device: u64,
-    /// The file's number in it.
-    pub inode: u64,
-    /// Its length in bytes.
-    pub len: u64,
-    /// When its content was changed: seconds and nanoseconds since 1970.
-    pub modified: (i64, i64),
-    /// When anything of it was changed.
-    pub changed: (i64, i64),
-}
-
-impl FileStamp {
-    /// How the file at `path` looks now, links followed.
-    ///
-    /// # Errors
-    /// What the file system reports.
-    pub fn of(path: &Path) -> io::Result<Self> {
-        Ok(Self::from(&std::fs::metadata(path)?))
-    }
-
-    /// How an open file looks now, whatever it is called.
-    ///
-    /// # Errors
-    /// What the file system reports.
-    pub fn of_open(file: &File) -> io::Result<Self> {
-        Ok(Self::from(&file.metadata()?))
-    }
-
-    /// Whether nobody has written to the file between this look and another. Its owner and mode may have
-    /// changed, and its device number over a reboot.
-    pub fn has_same_content(&self, other: &Self) -> bool {
-        (self.inode, self.len, self.modified) == (other.inode, other.len, other.modified)
-    }
-
-    /// The time until a change could no longer go unseen.
-    fn unsettled(&self) -> Duration {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let (seconds, nanos) = self.changed;
-        let changed = Duration::new(seconds.try_into().unwrap_or(0), nanos.try_into().unwrap_or(0));
-        // A clock that is behind the file system's is not waited for any longer.
-        (changed + TICK).saturating_sub(now).min(TICK)
-    }
-}
-
-impl From<&Metadata> for FileStamp {
-    fn from(meta: &Metadata) -> Self {
-        Self {
-            device: meta.dev(),
-            inode: meta.ino(),
-            len: meta.len(),
-            modified: (meta.mtime(), meta.mtime_nsec()),
-            changed: (meta.ctime(), meta.ctime_nsec()),
-        }
-    }
-}
 
 /// Reads the file at `path`: how it looks, and the digest of its content. `go_on` is told how many
 /// bytes were looked at, and says whether anybody still wants to know.
@@ -86,7 +24,7 @@ pub(super) fn read(
     path: &Path,
     go_on: impl FnMut(u64) -> bool,
 ) -> io::Result<(FileStamp, ContentDigest)> {
-    std::thread::sleep(FileStamp::of(path)?.unsettled());
+    std::thread::sleep(unsettled(&FileStamp::of(path)?));
     let image = open(path)?;
     if !image.file().metadata()?.is_file() {
         return Err(io::Error::other(format!("{} is no plain file", path.display())));
@@ -98,6 +36,15 @@ pub(super) fn read(
         return Err(io::Error::other(format!("{} was changed while it was read", path.display())));
     }
     Ok((stamp, digest))
+}
+
+/// The time until a change of a file that looks so could no longer go unseen.
+fn unsettled(stamp: &FileStamp) -> Duration {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let (seconds, nanos) = stamp.changed;
+    let changed = Duration::new(seconds.try_into().unwrap_or(0), nanos.try_into().unwrap_or(0));
+    // A clock that is behind the file system's is not waited for any longer.
+    (changed + TICK).saturating_sub(now).min(TICK)
 }
 
 /// Past the page cache where that is possible: what guests have there stays.
@@ -142,6 +89,7 @@ fn digest(image: &dyn Image, mut go_on: impl FnMut(u64) -> bool) -> io::Result<C
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::File;
     use std::os::unix::fs::FileExt;
 
     /// A file of `len` bytes with these bytes at these offsets and holes between them.

@@ -8,10 +8,9 @@
 mod content;
 pub mod there;
 
-pub use content::FileStamp;
-
-use crate::store;
 use dray_backup::NEVER_CHANGES;
+use dray_files::StatePath;
+use dray_host::stamp::FileStamp;
 use dray_types::{Ancestor, GenerationId, ImageId};
 use dray_wire::request::ContentDigest;
 use serde::{Deserialize, Serialize};
@@ -90,14 +89,14 @@ struct State {
 /// The digests of this host's files.
 pub struct Digests {
     /// Where they are remembered. A file that is lost costs reading again.
-    path: PathBuf,
+    path: StatePath,
     state: Mutex<State>,
 }
 
 impl Digests {
     /// Those that are remembered at `path`; none when that cannot be read.
-    pub fn open(path: PathBuf) -> Arc<Self> {
-        let mut known: Vec<Known> = store::read_json(&path).unwrap_or_default();
+    pub fn open(path: StatePath) -> Arc<Self> {
+        let mut known: Vec<Known> = path.peek().unwrap_or_default();
         known.truncate(MAX_KNOWN);
         Arc::new(Self { path, state: Mutex::new(State { known, ..State::default() }) })
     }
@@ -162,7 +161,7 @@ impl Digests {
             Ok((stamp, digest)) => {
                 state.remember(stamp, digest);
                 // Written with the lock held: an older list must not replace a newer one.
-                if let Err(why) = store::replace_json(&self.path, &state.known) {
+                if let Err(why) = self.path.put(&state.known) {
                     tracing::debug!(%why, "a digest will be worked out again after a restart");
                 }
             }
@@ -238,12 +237,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (path, store) = (dir.path().join("base"), dir.path().join("digests.json"));
         std::fs::write(&path, [5; 100_000]).unwrap();
-        let digests = Digests::open(store.clone());
+        let digests = Digests::open(StatePath::real(&store));
         assert_eq!(digests.known(&path), None);
         let Reading::Ready(stamp, digest) = wait(&digests, &path) else { panic!("not read") };
         assert_eq!(digests.known(&path), Some((stamp, digest)));
         // Another process knows it without reading.
-        let digests = Digests::open(store.clone());
+        let digests = Digests::open(StatePath::real(&store));
         assert_eq!(digests.ask(&path), Reading::Ready(stamp, digest));
         let file = std::fs::File::options().write(true).open(&path).unwrap();
         file.write_all_at(&[6], 70_000).unwrap();
@@ -252,14 +251,14 @@ mod tests {
         let Reading::Ready(new, other) = wait(&digests, &path) else { panic!("not read") };
         assert!(new != stamp && other != digest);
         std::fs::write(&store, "[").unwrap();
-        assert_eq!(Digests::open(store).known(&path), None);
+        assert_eq!(Digests::open(StatePath::real(&store)).known(&path), None);
     }
 
     #[test]
     fn a_failure_is_told_once_and_tried_again() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("base");
-        let digests = Digests::open(dir.path().join("digests.json"));
+        let digests = Digests::open(StatePath::real(dir.path().join("digests.json")));
         assert!(matches!(digests.ask(&path), Reading::Failed(_)));
         std::fs::write(&path, [5; 100]).unwrap();
         digests.end(&path, Err(io::Error::other("a bad disk")));
@@ -279,7 +278,7 @@ mod tests {
     #[test]
     fn only_so_many_are_read_at_once_and_so_many_remembered() {
         let dir = tempfile::tempdir().unwrap();
-        let digests = Digests::open(dir.path().join("digests.json"));
+        let digests = Digests::open(StatePath::real(dir.path().join("digests.json")));
         let path = dir.path().join("base");
         std::fs::write(&path, [5; 100]).unwrap();
         for nth in 0..MAX_READERS {

@@ -4,18 +4,18 @@
 //! for reading only, under a name of its own in the registry, so that any number of migrations use it
 //! at once; nothing that becomes of them changes the file or its name.
 
-use super::{FileStamp, Reading};
+use super::Reading;
 use crate::agent::Agent;
-use crate::config::{Pool, PoolKind};
 use crate::ops::images::random_id;
-use crate::registry::{CopyState, ImageRecord};
-use crate::released::Released;
+use dray_host::pool::{Pool, PoolKind};
+use dray_host::registry::{CopyState, ImageRecord};
+use dray_host::released::Released;
+use dray_host::stamp::FileStamp;
 use dray_image::{locks, names};
 use dray_types::{Epoch, ImageId, MigrationId};
 use dray_wire::control::MAX_IMAGES;
 use dray_wire::request::{BaseThere, ContentDigest, SoughtBase, WantedImage};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 /// What to do about a file that is in the way.
 const IN_THE_WAY: &str = "move that file away, or give the image another name with --name HERE=THERE \
@@ -158,7 +158,7 @@ impl Agent {
             ..ImageRecord::owned(name, id, path, image.len)
         };
         let file = self.registry.open_file(&record).map_err(text)?;
-        self.registry.add(record, Arc::new(file)).map(drop).map_err(|why| why.to_string())
+        self.registry.add(record, file).map(drop).map_err(|why| why.to_string())
     }
 }
 

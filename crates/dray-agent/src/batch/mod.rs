@@ -12,12 +12,11 @@ use crate::agent::Agent;
 use crate::api::{ApiError, ApiResult, BatchRef, BatchStatus, ErrorKind, MoveState, MoveStatus};
 use crate::budget::Budget;
 use crate::migration::source::unix_ms;
-use crate::store;
+use dray_files::StatePath;
 use dray_types::{BatchId, BitRate};
 use record::{BatchRecord, MoveRecord};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 
@@ -27,7 +26,7 @@ pub struct Batches(Mutex<BTreeMap<BatchId, Arc<Run>>>);
 
 /// A batch as this process has it.
 pub struct Run {
-    path: PathBuf,
+    path: StatePath,
     record: Mutex<BatchRecord>,
     /// Those that have been begun and are not over.
     running: Mutex<BTreeSet<usize>>,
@@ -80,7 +79,7 @@ impl Batches {
     ///
     /// # Errors
     /// What the file system reports.
-    pub fn add(&self, folder: &Path, record: BatchRecord) -> io::Result<Arc<Run>> {
+    pub fn add(&self, folder: &StatePath, record: BatchRecord) -> io::Result<Arc<Run>> {
         let run = Run::new(folder, record);
         run.change(|_| ())?;
         self.map().insert(run.record().batch, Arc::clone(&run));
@@ -101,7 +100,7 @@ impl Batches {
 }
 
 impl Run {
-    fn new(folder: &Path, record: BatchRecord) -> Arc<Self> {
+    fn new(folder: &StatePath, record: BatchRecord) -> Arc<Self> {
         Arc::new(Self {
             path: folder.join(format!("{}.json", record.batch)),
             budget: Budget::new(record.budget),
@@ -128,7 +127,7 @@ impl Run {
         let mut record = self.record();
         let mut new = record.clone();
         let result = change(&mut new);
-        store::replace_json(&self.path, &new)?;
+        self.path.put(&new)?;
         *record = new;
         drop(record);
         self.changed.send_modify(|count| *count += 1);

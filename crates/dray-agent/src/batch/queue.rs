@@ -9,7 +9,7 @@ use crate::api::{
 use crate::migration::slots::Board;
 use crate::migration::source::{SourceSlot, unix_ms};
 use crate::ops::Together;
-use crate::registry::CopyState;
+use dray_host::registry::CopyState;
 use dray_types::BitRate;
 use std::sync::Arc;
 use std::time::Duration;

@@ -2,10 +2,9 @@
 //! whenever something of it begins or ends.
 
 use crate::api::{ApiError, ErrorKind, Migrate, MoveState, Subject, Summary};
-use crate::store;
+use dray_files::StatePath;
 use dray_types::{BatchId, BitRate, MigrationId};
 use serde::{Deserialize, Serialize};
-use std::path::Path;
 
 /// Batches that are over and still shown; older ones are forgotten.
 const KEPT: usize = 16;
@@ -88,10 +87,9 @@ impl BatchRecord {
     }
 
     /// Every batch of `folder` that can be read, and forgets all but the last that are over.
-    pub fn all(folder: &Path) -> Vec<Self> {
-        let paths = store::entries(folder, ".json").unwrap_or_default();
-        let mut found: Vec<Self> =
-            paths.iter().filter_map(|path| store::read_settled(path).ok()).collect();
+    pub fn all(folder: &StatePath) -> Vec<Self> {
+        let paths = folder.entries(".json").unwrap_or_default();
+        let mut found: Vec<Self> = paths.iter().filter_map(|path| path.get().ok()).collect();
         found.sort_by_key(|record| record.started_unix_ms);
         let over = found.iter().filter(|record| record.ended_unix_ms.is_some()).count();
         let mut surplus = over.saturating_sub(KEPT);
@@ -100,7 +98,7 @@ impl BatchRecord {
                 return true;
             }
             surplus -= 1;
-            if let Err(why) = store::remove(&folder.join(format!("{}.json", record.batch))) {
+            if let Err(why) = folder.join(format!("{}.json", record.batch)).remove() {
                 tracing::warn!(%why, "cannot forget a batch");
             }
             false
@@ -153,18 +151,19 @@ mod tests {
     #[test]
     fn what_is_over_is_forgotten_after_a_while_and_nothing_else() {
         let dir = tempfile::tempdir().unwrap();
+        let folder = StatePath::real(dir.path());
         for number in 0..KEPT as u128 + 5 {
             let mut record = batch(number, vec![image("a", None)]);
             // The oldest still runs.
             record.ended_unix_ms = (number > 0).then_some(1);
-            let path = dir.path().join(format!("{}.json", record.batch));
-            store::replace_json(&path, &record).unwrap();
+            let path = folder.join(format!("{}.json", record.batch));
+            path.put(&record).unwrap();
         }
         std::fs::write(dir.path().join("broken.json"), "{").unwrap();
-        let found = BatchRecord::all(dir.path());
+        let found = BatchRecord::all(&folder);
         let numbers: Vec<_> = found.iter().map(|record| record.batch.0).collect();
         let wanted: Vec<_> = std::iter::once(0).chain(5..KEPT as u128 + 5).collect();
         assert_eq!(numbers, wanted);
-        assert_eq!(store::entries(dir.path(), ".json").unwrap().len(), KEPT + 2);
+        assert_eq!(folder.entries(".json").unwrap().len(), KEPT + 2);
     }
 }

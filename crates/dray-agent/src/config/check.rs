@@ -1,8 +1,9 @@
 //! What is wrong with the host, given a configuration that reads well: `dray check-config`.
 
-use super::{Config, Pool, PoolIo, PoolKind, Problem};
+use super::{Config, Problem};
 use crate::tls::{CLIENT_CERT, CLIENT_KEY, Identity, SERVER_CERT, SERVER_KEY, judge_own};
 use dray_backup::{Credentials, Key};
+use dray_host::pool::{Pool, PoolIo, PoolKind};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::os::unix::fs::MetadataExt;

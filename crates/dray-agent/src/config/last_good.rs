@@ -8,7 +8,7 @@
 //! another file is never used.
 
 use super::Config;
-use dray_host::files::{self, RealFiles};
+use dray_files::files::{self, RealFiles};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};

@@ -4,9 +4,10 @@
 mod backup;
 
 use super::last_good;
-use super::{Config, Limits, Peer, Pool, PoolIo, PoolKind, Problem, ReuseConfig, default_listen};
-use crate::retention::Retention;
+use super::{Config, Limits, Peer, Problem, ReuseConfig, default_listen};
 use backup::{TypedBackup, TypedStore};
+use dray_host::pool::{self, Pool, PoolIo, PoolKind};
+use dray_host::retention::Retention;
 use dray_types::{BitRate, ByteSize};
 use serde::Deserialize;
 use std::collections::HashSet;
@@ -242,7 +243,7 @@ impl Reader<'_> {
 
     fn pool(&mut self, seen: &mut HashSet<String>, pool: &TypedPool) -> Pool {
         self.unique(seen, "pool.name", &pool.name);
-        if let Err(why) = super::pool::check_name(pool.name.get_ref()) {
+        if let Err(why) = pool::check_name(pool.name.get_ref()) {
             self.problem(&pool.name, "pool.name", why.0, "use letters, digits, '-' and '_'");
         }
         let field = format!("pool.{}.path", pool.name.get_ref());

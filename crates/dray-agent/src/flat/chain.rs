@@ -4,8 +4,8 @@
 //! meanwhile, as for a lost source. Writes (a merge back) are not tried again: what a daemon that
 //! died had not written down is lost, and [`Chain::life`] tells the merger so.
 
-use super::ChainLayer;
 use super::server::{EXPORT, Server, socket};
+use dray_host::flat::{ChainImage, ChainLayer};
 use dray_image::{Error, ErrorKind, Extent, ExtentKind, Geometry, Image, Result, ZeroMode};
 use dray_nbd::client::{Client, ClientError, Wish};
 use std::io;
@@ -76,26 +76,28 @@ impl Chain {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
+impl ChainImage for Chain {
     /// The active image's file is at `path` from now on. A daemon that has it open keeps it.
-    pub fn moved(&self, path: &Path) {
+    fn moved(&self, path: &Path) {
         self.state().active = path.to_owned();
     }
 
     /// Whether its active image was at `path` when it was described.
-    pub fn is_of(&self, path: &Path) -> bool {
+    fn is_of(&self, path: &Path) -> bool {
         self.layers.first().is_some_and(|layer| layer.path == path)
     }
 
     /// Ends a daemon that only reads, at once, and lets nobody start another one: who reads waits.
-    pub fn hold(&self) {
+    fn hold(&self) {
         let mut state = self.state();
         state.open = None;
         state.access = state.access.held();
     }
 
     /// The chain may be read again.
-    pub fn resume(&self) {
+    fn resume(&self) {
         let mut state = self.state();
         state.access = state.access.resumed();
     }
@@ -104,7 +106,7 @@ impl Chain {
     ///
     /// # Errors
     /// Why it cannot be started or asked.
-    pub fn open(&self) -> io::Result<()> {
+    fn open(&self) -> io::Result<()> {
         self.client().map(drop).map_err(io::Error::other)
     }
 
@@ -113,7 +115,7 @@ impl Chain {
     ///
     /// # Errors
     /// When the one does not end or the other does not start; who reads tries again.
-    pub fn set_writable(&self, write: bool) -> io::Result<()> {
+    fn set_writable(&self, write: bool) -> io::Result<()> {
         {
             let mut state = self.state();
             state.access = state.access.resumed();
@@ -135,7 +137,7 @@ impl Chain {
     ///
     /// # Errors
     /// When it has not; it may have lost what was written since the last flush.
-    pub fn finish(&self) -> io::Result<()> {
+    fn finish(&self) -> io::Result<()> {
         let mut state = self.state();
         let ended = end(&mut state);
         state.write = false;
@@ -144,19 +146,19 @@ impl Chain {
     }
 
     /// Ends the daemon for good.
-    pub fn close(&self) {
+    fn close(&self) {
         let mut state = self.state();
         state.access = Access::Closed;
         state.open = None;
     }
 
     /// How often it was asked for something.
-    pub fn asked(&self) -> u64 {
+    fn asked(&self) -> u64 {
         self.state().asked
     }
 
     /// Ends a daemon that only reads until somebody asks again.
-    pub fn rest(&self) {
+    fn rest(&self) {
         let mut state = self.state();
         if !state.write {
             state.open = None;
@@ -165,10 +167,12 @@ impl Chain {
 
     /// Which daemon it is: a number that changes with every start. What was written in one life and
     /// not flushed may be lost in the next.
-    pub fn life(&self) -> u64 {
+    fn life(&self) -> u64 {
         self.state().life
     }
+}
 
+impl Chain {
     fn client(&self) -> std::result::Result<Arc<Client>, String> {
         let mut state = self.state();
         state.asked += 1;

@@ -3,20 +3,23 @@
 //! It is durable before the guest stops that it is to run again; whoever finds that after a crash
 //! ([`Agent::recover_turns`]) lets it go on where its disk is by then.
 
+use super::chain_of;
 use super::swap::wake;
-use super::{ChainLayer, FlatRecord, Turn, open_overlay};
 use crate::agent::Agent;
 use crate::api::{ApiError, ApiResult, ErrorKind, SplicedDisk};
-use crate::migration::abort;
 use crate::ops::images::{random_id, real_path};
 use crate::ops::io_error;
 use crate::ops::splice::{activate_stopped, adopted_name};
-use crate::registry::{Adopted, Entry, ImageRecord, Place};
+use crate::released::note_made;
+use crate::released::taking::export;
 use crate::vm::picture::{LayerPicture, Picture};
-use crate::vm::{RECONNECT_DELAY, qemu_error};
+use crate::vm::qemu_error;
+use dray_host::flat::{FlatRecord, Turn, open_overlay};
+use dray_host::migration::abort;
+use dray_host::registry::{Adopted, Entry, ImageRecord, Place};
 use dray_image::{ImageNames, names};
 use dray_qemu::flatten::{self, On};
-use dray_qemu::{AdoptOptions, LayerPlan, NbdExport, Qmp, status};
+use dray_qemu::{AdoptOptions, LayerPlan, Qmp, status};
 use dray_types::ImageId;
 use std::io;
 use std::path::PathBuf;
@@ -56,6 +59,8 @@ impl Agent {
         activate_stopped(&what, picture).await?;
         flatten::check(qmp, &layer.chain, options).await.map_err(failed)?;
         let running = status::status(qmp).await.map_err(failed)?.running;
+        let path = real_path(&layer.plan.path()).map_err(|why| io_error(&what, why))?;
+        let _operation = self.operate(&what, &adopted_name(&path), "adopt")?;
         let entry = self.register_flat(&what, picture, layer, id, running)?;
         let began = Instant::now();
         let frozen = self.freeze(&what, qmp, &entry, running).await;
@@ -85,8 +90,8 @@ impl Agent {
         let plan = &layer.plan;
         self.check_file(what, &plan.path(), false)?;
         let path = real_path(&plan.path()).map_err(|why| failed(&why))?;
-        let layers = ChainLayer::of(&layer.chain)
-            .map_err(|why| ApiError::new(ErrorKind::Conflict, what, why))?;
+        let layers =
+            chain_of(&layer.chain).map_err(|why| ApiError::new(ErrorKind::Conflict, what, why))?;
         let id = match id {
             Some(id) => id,
             None => ImageId(random_id()?),
@@ -144,8 +149,7 @@ impl Agent {
             let opened = entry.flat.as_ref().map_or(Ok(()), |f| block_in_place(|| f.chain.open()));
             opened.map_err(|why| io_error(what, why))?;
             let name = entry.record().name;
-            let export =
-                NbdExport { socket: self.nbd_socket(), name, reconnect_delay: RECONNECT_DELAY };
+            let export = export(&self.config, name);
             flatten::flatten(qmp, &layers, &export).await.map_err(failed)?;
             abort::before(|| vec!["FlattenPivoted".to_owned()]);
             self.hide_chain(entry).map_err(|why| io_error(what, why))?;
@@ -244,7 +248,7 @@ impl Agent {
             let (id, format) = (ImageId(id), Some(format.clone()));
             let (adopted, flat, migration, place) = (None, None, None, Place::Named);
             let image = ImageRecord { id, format, adopted, flat, migration, place, ..record };
-            self.registry.note_made(qmp, &layers[0], image)?;
+            note_made(&self.registry, qmp, &layers[0], image)?;
         }
         self.forget_flat(entry)
     }

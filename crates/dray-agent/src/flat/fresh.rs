@@ -4,12 +4,13 @@
 //! Until the disk goes over to it ([`super::swap`]) the raw image is the truth, and the qcow2 a file
 //! under a hidden name that nobody misses.
 
-use super::ChainLayer;
 use super::chain::Chain;
 use super::merge::{Above, merge_most, merge_rest};
-use crate::registry::MODE;
+use dray_host::flat::{ChainImage, ChainLayer};
+use dray_host::registry::MODE;
 use dray_image::blockmap::AtomicBlockMap;
 use dray_image::{Disk, Image, ImageNames, Result, WriteWitness, leave_room, runs};
+use dray_types::text::harmless;
 use dray_types::{BLOCK_SIZE, BlockRange};
 use std::fs::Permissions;
 use std::io;
@@ -111,7 +112,7 @@ impl Fresh {
     /// # Errors
     /// When it cannot be written, or too much would be left.
     pub fn copy_most(&self) -> io::Result<()> {
-        merge_most(&self.raw, &self.chain)?;
+        merge_most(&self.raw, &*self.chain)?;
         match self.raw.unmerged_count() {
             left if left <= MOST => Ok(()),
             _ => Err(io::Error::other("the guest writes faster than its qcow2 can be written")),
@@ -123,7 +124,7 @@ impl Fresh {
     /// # Errors
     /// When it cannot be written.
     pub fn copy_rest(&self) -> io::Result<()> {
-        merge_rest(&self.raw, &self.chain)?;
+        merge_rest(&self.raw, &*self.chain)?;
         match self.chain.life() {
             ..=1 => Ok(()),
             // One that died may have left clusters behind that nothing refers to.
@@ -173,7 +174,7 @@ fn on_file(names: &ImageNames, what: &[&str], len: Option<u64>) -> io::Result<()
         return Ok(());
     }
     let words = String::from_utf8_lossy(&done.stderr);
-    Err(io::Error::other(format!("{}: {}", TOOLS[0], words.trim())))
+    Err(io::Error::other(format!("{}: {}", TOOLS[0], harmless(words.trim()))))
 }
 
 /// A raw image whose guest goes on, and which of its blocks the qcow2 may lack.

@@ -6,13 +6,14 @@
 
 use super::freeze::{layers_of, names_of};
 use super::merge::{merge_most, merge_rest};
-use super::{Flat, Turn};
 use crate::agent::Agent;
 use crate::api::{ApiError, ApiResult, ErrorKind, SplicedDisk};
-use crate::migration::abort;
+use crate::leaving::{Leaving, refuse_untold, take_note};
 use crate::ops::io_error;
-use crate::registry::{CopyState, Entry, Place};
 use crate::vm::qemu_error;
+use dray_host::flat::{Flat, Turn};
+use dray_host::migration::abort;
+use dray_host::registry::{CopyState, Entry, Place};
 use dray_qemu::flatten::{self, On};
 use dray_qemu::{LayerPlan, Qmp, status};
 use std::collections::BTreeMap;
@@ -29,6 +30,11 @@ const AGAIN: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_secs(5);
 /// A VM that was gone for so many looks is.
 const GONE: u32 = 3;
+
+/// Merges the rest; nobody writes.
+fn merge_last(entry: &Entry) -> io::Result<()> {
+    entry.flat.as_ref().map_or(Ok(()), |flat| merge_rest(&*flat.overlay, &*flat.chain))
+}
 
 impl Agent {
     /// Writes down that a disk is on its chain, before its guest writes there: merging the overlay once
@@ -58,14 +64,20 @@ impl Agent {
             return Err(ApiError::new(ErrorKind::Internal, what, "it is not flattened"));
         };
         let layers = layers_of(&record).map_err(|why| io_error(&what, why))?;
-        block_in_place(|| merge_most(&*flat.overlay, &flat.chain)).map_err(|why| {
+        refuse_untold(entry).map_err(|loss| loss.refused(&what))?;
+        block_in_place(|| merge_most(&*flat.overlay, &*flat.chain)).map_err(|why| {
             self.read_again(flat);
             io_error(&what, why)
         })?;
         abort::before(|| vec!["HomeMerged".to_owned()]);
         let running = status::status(qmp).await.map_err(|why| qemu_error(&what, &why))?.running;
         let began = Instant::now();
-        let home = self.turn_home(&what, qmp, entry, &layers, running).await;
+        // Until the guest goes on, wherever it is then.
+        let leaving = Leaving::begin(entry).map_err(|loss| {
+            self.read_again(flat);
+            loss.refused(&what)
+        })?;
+        let home = self.turn_home(&what, qmp, entry, &layers, (running, &leaving)).await;
         let on = match &home {
             Ok(()) => Ok(On::Chain),
             Err(_) => self.stay(qmp, entry, &layers).await,
@@ -74,6 +86,7 @@ impl Agent {
             self.note_home(entry, running).await;
         }
         self.let_go_on(&what, qmp, running).await?;
+        drop(leaving);
         abort::step("HomeForget");
         match (home, on) {
             (_, Ok(On::Chain)) => {}
@@ -101,7 +114,7 @@ impl Agent {
         qmp: &Qmp,
         entry: &Entry,
         layers: &[LayerPlan],
-        running: bool,
+        (running, leaving): (bool, &Leaving),
     ) -> ApiResult<()> {
         let failed = |why: dray_qemu::Error| qemu_error(what, &why);
         let turn = Some(Turn { home: true, running, done: false });
@@ -114,6 +127,8 @@ impl Agent {
         abort::before(|| vec!["HomeStopped".to_owned()]);
         let _quiet =
             block_in_place(|| entry.disk.quiesce(QUIET)).map_err(|why| io_error(what, why))?;
+        block_in_place(|| merge_last(entry)).map_err(io)?;
+        leaving.check_copied().map_err(|loss| loss.refused(what))?;
         block_in_place(|| self.show_chain(entry, turn)).map_err(io)?;
         abort::before(|| vec!["HomeNamed".to_owned()]);
         flatten::unflatten(qmp, layers).await.map_err(failed)?;
@@ -121,10 +136,9 @@ impl Agent {
         Ok(())
     }
 
-    /// Merges the rest and gives the chain's active file its name: it holds everything.
+    /// The chain's active file gets its name: it holds everything.
     fn show_chain(&self, entry: &Entry, turn: Option<Turn>) -> io::Result<()> {
         let Some(flat) = &entry.flat else { return Ok(()) };
-        merge_rest(&*flat.overlay, &flat.chain)?;
         let record = entry.record();
         names_of(&record)?.thaw_chain(record.mode).map_err(io::Error::other)?;
         flat.chain.moved(&record.path);
@@ -152,15 +166,22 @@ impl Agent {
         }
     }
 
-    /// Merges the overlay of a disk whose VM is gone into its chain, which gets its name back.
+    /// Merges the overlay of a disk whose VM is gone into its chain, which gets its name back. Not while a
+    /// loss is untold: who looks after the VM has to know of it before it is started again.
     fn bring_home_alone(&self, entry: &Entry) -> io::Result<()> {
         let Some(flat) = &entry.flat else { return Ok(()) };
+        let leaving = Leaving::begin(entry).map_err(|loss| {
+            let hint = take_note(&entry.record().name, &self.nbd_socket());
+            io::Error::other(format!("{loss}; {hint}"))
+        })?;
         let quiet = entry.disk.quiesce(QUIET).map_err(io::Error::other)?;
         flat.overlay.unmerge();
         self.hold_peeks(entry);
         let home = flat.chain.set_writable(true).and_then(|()| {
             let turn = Some(Turn { home: true, running: false, done: false });
             self.set_turn(entry, Place::Chain, turn)?;
+            merge_last(entry)?;
+            leaving.check_copied()?;
             self.show_chain(entry, turn)
         });
         if let Err(why) = home {

@@ -4,8 +4,8 @@
 //! What lies over it is the truth until the chain has everything durably, so whatever is broken off
 //! can be done again.
 
-use super::chain::Chain;
-use dray_image::{Image, Overlay, Result};
+use dray_host::flat::ChainImage;
+use dray_image::{Overlay, Result};
 use dray_types::BlockRange;
 use std::io;
 
@@ -48,7 +48,7 @@ impl Above for Overlay {
 }
 
 /// Merges everything there is, durably. False when the daemon died and all has to be done again.
-fn merge_round(above: &impl Above, chain: &Chain) -> io::Result<bool> {
+fn merge_round(above: &impl Above, chain: &dyn ChainImage) -> io::Result<bool> {
     let life = chain.life();
     let merged = (|| {
         let mut from = 0;
@@ -74,7 +74,7 @@ fn merge_round(above: &impl Above, chain: &Chain) -> io::Result<bool> {
     }
 }
 
-fn merge_all(above: &impl Above, chain: &Chain) -> io::Result<()> {
+fn merge_all(above: &impl Above, chain: &dyn ChainImage) -> io::Result<()> {
     for _ in 0..=DEATHS {
         if merge_round(above, chain)? {
             return Ok(());
@@ -84,7 +84,7 @@ fn merge_all(above: &impl Above, chain: &Chain) -> io::Result<()> {
 }
 
 /// Merges while the guest writes, until little is left.
-pub(super) fn merge_most(above: &impl Above, chain: &Chain) -> io::Result<()> {
+pub(super) fn merge_most(above: &impl Above, chain: &dyn ChainImage) -> io::Result<()> {
     above.unmerge();
     chain.set_writable(true)?;
     for _ in 0..ROUNDS {
@@ -101,7 +101,7 @@ pub(super) fn merge_most(above: &impl Above, chain: &Chain) -> io::Result<()> {
 }
 
 /// Merges the rest; nobody writes. The chain's files are whole afterwards, and closed.
-pub(super) fn merge_rest(above: &impl Above, chain: &Chain) -> io::Result<()> {
+pub(super) fn merge_rest(above: &impl Above, chain: &dyn ChainImage) -> io::Result<()> {
     merge_all(above, chain)?;
     match above.unmerged_count() {
         0 => chain.finish(),
@@ -111,23 +111,29 @@ pub(super) fn merge_rest(above: &impl Above, chain: &Chain) -> io::Result<()> {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use super::super::chain::Chain;
     use super::super::chain::tests::{LEN, contents, fixture};
     use super::*;
-    use crate::flat::Flat;
-    use crate::migration::present::PresentFile;
-    use dray_image::{FileImage, FileOptions, ZeroMode};
+    use dray_host::migration::present::PresentFile;
+    use dray_image::{FileImage, FileOptions, Image, ZeroMode};
     use std::io::Write;
     use std::path::Path;
     use std::process::Command;
     use std::sync::Arc;
 
-    fn open(dir: &Path, layers: &[super::super::ChainLayer]) -> Flat {
+    struct Flat {
+        chain: Arc<Chain>,
+        overlay: Arc<Overlay>,
+    }
+
+    fn open(dir: &Path, layers: &[dray_host::flat::ChainLayer]) -> Flat {
         let path = dir.join("overlay.raw");
         let made = std::fs::File::options().create(true).truncate(false).write(true).open(&path);
         made.unwrap().set_len(LEN).unwrap();
         let options = FileOptions { write: true, direct: false, export_len: None };
         let file = Arc::new(FileImage::open(&path, options).unwrap());
-        let log = PresentFile::open(&dir.join("disk.flat"), 1 << 20).unwrap();
+        let log = PresentFile::open(&dray_files::StatePath::real(dir.join("disk.flat")), 1 << 20)
+            .unwrap();
         let chain = Chain::new(dir.join("chain"), layers.to_vec(), LEN, None);
         let here = log.all();
         let (below, noted) = (Arc::clone(&chain) as _, log.noted());
@@ -176,15 +182,15 @@ pub(super) mod tests {
         flat.overlay.write_at(&vec![9; 1 << 20], 0, false).unwrap();
         seen[..1 << 20].fill(9);
         // So little is left to the time in which the guest is stopped.
-        merge_most(&*flat.overlay, &flat.chain).unwrap();
+        merge_most(&*flat.overlay, &*flat.chain).unwrap();
         let filler = small.fill();
-        let why = merge_rest(&*flat.overlay, &flat.chain).unwrap_err().to_string();
+        let why = merge_rest(&*flat.overlay, &*flat.chain).unwrap_err().to_string();
         assert!(why.contains("No space left"), "{why}");
         let mut buf = vec![0; LEN as usize];
         flat.overlay.read_at(&mut buf, 0).unwrap();
         assert!(buf == seen, "the guest reads what it wrote");
         std::fs::remove_file(filler).unwrap();
-        merge_rest(&*flat.overlay, &flat.chain).unwrap();
+        merge_rest(&*flat.overlay, &*flat.chain).unwrap();
         assert!(contents(&layers[0].path) == seen);
     }
 
@@ -203,18 +209,18 @@ pub(super) mod tests {
         write(&flat, 2 << 20, 8, 1 << 20);
         write(&flat, LEN as usize - 700, 7, 700);
         flat.overlay.zero(3 << 19, 1 << 19, ZeroMode::MayUnmap, false).unwrap();
-        merge_most(&*flat.overlay, &flat.chain).unwrap();
+        merge_most(&*flat.overlay, &*flat.chain).unwrap();
         flat.overlay.unmerge();
         assert!(flat.overlay.merge(0).unwrap().is_some());
         flat.chain.kill_daemon();
-        assert!(!merge_round(&*flat.overlay, &flat.chain).unwrap(), "what it held back is lost");
+        assert!(!merge_round(&*flat.overlay, &*flat.chain).unwrap(), "what it held back is lost");
         write(&flat, 5 << 18, 6, 20_000);
         flat.overlay.flush().unwrap();
         // The agent dies: what it knows is on the disk.
         drop(flat);
         let flat = open(dir.path(), &layers);
-        merge_most(&*flat.overlay, &flat.chain).unwrap();
-        merge_rest(&*flat.overlay, &flat.chain).unwrap();
+        merge_most(&*flat.overlay, &*flat.chain).unwrap();
+        merge_rest(&*flat.overlay, &*flat.chain).unwrap();
         seen[3 << 19..1 << 21].fill(0);
         assert!(contents(&layers[0].path) == seen);
     }

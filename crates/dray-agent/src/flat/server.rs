@@ -4,7 +4,8 @@
 //! starts its own. Reading, it opens the chain beside whoever else has it; writing, it takes QEMU's
 //! locks.
 
-use super::ChainLayer;
+use dray_host::flat::ChainLayer;
+use dray_types::text::harmless;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use std::fs::{File, Permissions};
@@ -56,7 +57,7 @@ impl Files {
     fn words(&self) -> String {
         let said = std::fs::read(&self.log).unwrap_or_default();
         let tail = &said[said.len().saturating_sub(WORDS)..];
-        String::from_utf8_lossy(tail).trim().replace('\n', "; ")
+        harmless(String::from_utf8_lossy(tail).trim().replace('\n', "; "))
     }
 }
 

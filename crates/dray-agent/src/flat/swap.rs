@@ -5,16 +5,19 @@
 //! qcow2 that has its name holds everything, and nobody can have written to the raw image since:
 //! [`Swap`] is durable before, and from then on the image is served to nobody who comes.
 
+use super::daemon_place;
 use super::fresh::{Fresh, Progress, qcow2_path};
-use super::{Purpose, daemon_place};
-use crate::migration::abort;
+use crate::leaving::{Leaving, refuse_untold};
 use crate::ops::images::random_id;
-use crate::registry::{CopyState, Entry, ImageRecord, Place, Registry};
+use crate::released::note_made;
+use dray_host::flat::Purpose;
+use dray_host::migration::abort;
+use dray_host::registry::{CopyState, Entry, ImageRecord, Place, Registry, Swap};
 use dray_image::{ImageNames, Quiesced};
 use dray_qemu::flatten::{self, On};
 use dray_qemu::{ErrorKind, LayerPlan, Qmp, status};
 use dray_types::{Epoch, ImageId};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -25,44 +28,33 @@ use tokio::task::block_in_place;
 /// How long writes may take to end that QEMU no longer waits for.
 const QUIET: Duration = Duration::from_secs(5);
 
-/// What is durable of a disk that goes over.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Swap {
-    /// QMP socket of the VM.
-    pub qmp: PathBuf,
-    /// How the disk is attached to the qcow2, and where that is.
-    pub plan: LayerPlan,
-    /// The guest was stopped for it, and is to run again.
-    pub running: bool,
-    /// The qcow2 is the truth, and the raw image of no use.
-    pub done: bool,
+fn plan_of(swap: &Swap) -> io::Result<LayerPlan> {
+    LayerPlan::deserialize(&swap.plan).map_err(io::Error::other)
 }
 
-impl Swap {
-    fn names(&self) -> io::Result<ImageNames> {
-        ImageNames::of(&self.plan.path()).map_err(io::Error::other)
-    }
+fn names(swap: &Swap) -> io::Result<ImageNames> {
+    ImageNames::of(&plan_of(swap)?.path()).map_err(io::Error::other)
+}
 
-    /// Whether the qcow2 has its name. While it has not, the name may be somebody else's.
-    fn is_named(&self) -> io::Result<bool> {
-        let names = self.names()?;
-        Ok(names.image().try_exists()? && !names.chain().try_exists()?)
-    }
+/// Whether the qcow2 has its name. While it has not, the name may be somebody else's.
+fn is_named(swap: &Swap) -> io::Result<bool> {
+    let names = names(swap)?;
+    Ok(names.image().try_exists()? && !names.chain().try_exists()?)
+}
 
-    /// Whether the raw image may be of the past, so that nobody may write to it. Before that a QEMU that
-    /// has lost its connection has to be let in: a stop waits for its requests.
-    pub fn may_be_past(&self) -> bool {
-        self.done || self.is_named().unwrap_or(true)
-    }
+/// Whether the raw image may be of the past, so that nobody may write to it. Before that a QEMU that
+/// has lost its connection has to be let in: a stop waits for its requests.
+pub fn may_be_past(swap: &Swap) -> bool {
+    swap.done || is_named(swap).unwrap_or(true)
+}
 
-    /// Takes the qcow2's name away and removes it.
-    fn remove_file(&self) -> io::Result<()> {
-        let names = self.names()?;
-        if self.is_named()? {
-            names.freeze_chain().map_err(io::Error::other)?;
-        }
-        names.remove_chain().map_err(io::Error::other)
+/// Takes the qcow2's name away and removes it.
+fn remove_file(swap: &Swap) -> io::Result<()> {
+    let names = names(swap)?;
+    if is_named(swap)? {
+        names.freeze_chain().map_err(io::Error::other)?;
     }
+    names.remove_chain().map_err(io::Error::other)
 }
 
 /// Lets a guest run again that was stopped. One whose QEMU is gone needs nobody.
@@ -76,202 +68,212 @@ pub(super) async fn wake(qmp: &Qmp, running: bool) -> dray_qemu::Result<()> {
     }
 }
 
-impl Registry {
-    /// Makes a qcow2 of a complete raw image whose disk is [`flattened`](LayerPlan::flattened), while
-    /// its guest goes on, and puts the disk on it. Returns where it is. On failure the guest is on the
-    /// raw image, through dray, and no qcow2 is left behind, unless the record has a [`Swap`]: then it
-    /// is not known where the disk is.
-    ///
-    /// # Errors
-    /// Why there is no qcow2.
-    pub(crate) async fn make_qcow2(
-        &self,
-        qmp: &Qmp,
-        entry: &Entry,
-        flat: &LayerPlan,
-        run_dir: &Path,
-        progress: Progress,
-    ) -> io::Result<PathBuf> {
-        let path = qcow2_path(&entry.record().path);
-        if let Some(swap) = entry.record().swap {
-            if !swap.done {
-                self.recover_swap(entry, swap).await?;
-            }
-            if entry.record().swap.is_some() {
-                return Ok(path);
-            }
+/// Makes a qcow2 of a complete raw image whose disk is [`flattened`](LayerPlan::flattened), while
+/// its guest goes on, and puts the disk on it. Returns where it is. On failure the guest is on the
+/// raw image, through dray, and no qcow2 is left behind, unless the record has a [`Swap`]: then it
+/// is not known where the disk is.
+///
+/// # Errors
+/// Why there is no qcow2.
+pub(crate) async fn make_qcow2(
+    registry: &Registry,
+    qmp: &Qmp,
+    entry: &Entry,
+    flat: &LayerPlan,
+    run_dir: &Path,
+    progress: Progress,
+) -> io::Result<PathBuf> {
+    let path = qcow2_path(&entry.record().path);
+    if let Some(swap) = entry.record().swap {
+        if !swap.done {
+            recover_swap(registry, entry, swap).await?;
         }
-        self.refuse_used(&path, &entry.record().name)?;
-        let fresh = block_in_place(|| {
-            let allocated = entry.file.allocated_bytes().map_err(io::Error::other)?;
-            let place = daemon_place(run_dir, Purpose::Serve, entry.record().id);
-            Fresh::begin(&entry.disk, &path, allocated, place, progress)
-        })?;
-        let made = match block_in_place(|| fresh.copy_most()) {
-            Ok(()) => {
-                abort::step("Qcow2Copied");
-                self.go_over(qmp, entry, &fresh, flat.in_qcow2(&path)).await
-            }
-            Err(why) => Err(why),
-        };
-        if made.is_err() && entry.record().swap.is_none() {
-            fresh.discard();
-        }
-        made.map(|()| path)
-    }
-
-    /// Refuses a path for a qcow2 that another image of this host has, under whichever of its names.
-    ///
-    /// # Errors
-    /// Which image.
-    pub fn refuse_used(&self, path: &Path, name: &str) -> io::Result<()> {
-        let has = |record: &ImageRecord| {
-            let left = record.state == CopyState::Replica && record.migration.is_none();
-            record.path == path && record.name != name && !left
-        };
-        match self.all_records().into_iter().find(has) {
-            None => Ok(()),
-            Some(record) => {
-                let (path, name) = (path.display(), record.name);
-                Err(io::Error::other(format!("{path} exists already: it is image '{name}'")))
-            }
+        if entry.record().swap.is_some() {
+            return Ok(path);
         }
     }
-
-    /// No qcow2 is made of a complete raw image: it gets its name, and nothing else is left.
-    ///
-    /// # Errors
-    /// What the file system or the store reports.
-    pub fn keep_raw(&self, entry: &Entry) -> io::Result<()> {
-        let path = qcow2_path(&entry.record().path);
-        if self.refuse_used(&path, &entry.record().name).is_ok() {
-            let names = ImageNames::of(&path).map_err(io::Error::other)?;
-            names.remove_chain().map_err(io::Error::other)?;
+    refuse_used(registry, &path, &entry.record().name)?;
+    refuse_untold(entry)?;
+    let fresh = block_in_place(|| {
+        let allocated = entry.file.allocated_bytes().map_err(io::Error::other)?;
+        let place = daemon_place(run_dir, Purpose::Serve, entry.record().id);
+        Fresh::begin(&entry.disk, &path, allocated, place, progress)
+    })?;
+    let made = match block_in_place(|| fresh.copy_most()) {
+        Ok(()) => {
+            abort::step("Qcow2Copied");
+            go_over(registry, qmp, entry, &fresh, flat.in_qcow2(&path)).await
         }
-        self.finish_partial(entry)
+        Err(why) => Err(why),
+    };
+    if made.is_err() && entry.record().swap.is_none() {
+        fresh.discard();
     }
+    made.map(|()| path)
+}
 
-    async fn go_over(
-        &self,
-        qmp: &Qmp,
-        entry: &Entry,
-        fresh: &Fresh,
-        plan: LayerPlan,
-    ) -> io::Result<()> {
-        let running = status::status(qmp).await.map_err(io::Error::other)?.running;
-        let swap = Swap { qmp: qmp.socket().to_owned(), plan, running, done: false };
-        self.set_swap(entry, Some(swap.clone()))?;
-        let began = Instant::now();
-        let stopped = stop_equal(qmp, entry, fresh, running).await;
-        let quiet = match stopped {
-            Ok(quiet) => quiet,
-            // It has no name, so QEMU has not seen it.
-            Err(why) => return self.stay(entry, swap, Some(qmp)).await.and(Err(why)),
-        };
-        abort::step("Qcow2Named");
-        let pivoted = flatten::unflatten(qmp, slice::from_ref(&swap.plan)).await;
-        abort::step("Qcow2Pivoted");
-        let on = match &pivoted {
-            Ok(_) => Ok(On::Chain),
-            Err(_) => flatten::settle(qmp, slice::from_ref(&swap.plan)).await,
-        };
-        match on {
-            Ok(On::Export) => {
-                self.stay(entry, swap, Some(qmp)).await?;
-                drop(quiet);
-                pivoted.map(drop).map_err(io::Error::other)
-            }
-            Err(why) if why.kind() != ErrorKind::Closed => {
-                // Whoever writes to it could write to what is of the past.
-                entry.disk.park(quiet);
-                Err(io::Error::other(format!("it is not known where the disk is: {why}")))
-            }
-            _ => {
-                entry.disk.park(quiet);
-                entry.disk.fail_parked();
-                self.end_swap(entry, swap, Some(qmp)).await?;
-                let ms = began.elapsed().as_secs_f64() * 1e3;
-                tracing::info!(image = entry.record().name, ms, "on a fresh qcow2");
-                Ok(())
-            }
-        }
-    }
-
-    fn set_swap(&self, entry: &Entry, swap: Option<Swap>) -> io::Result<()> {
-        self.update(entry, |record| record.swap = swap)
-    }
-
-    /// The disk is on the raw image: the qcow2 goes, and the guest goes on.
-    async fn stay(&self, entry: &Entry, swap: Swap, qmp: Option<&Qmp>) -> io::Result<()> {
-        if let Err(why) = swap.remove_file() {
-            let path = swap.plan.path();
-            tracing::error!(path = %path.display(), %why, "cannot remove a file that is of no use");
-        }
-        self.set_swap(entry, None)?;
-        match qmp {
-            Some(qmp) => wake(qmp, swap.running).await.map_err(io::Error::other),
-            None => Ok(()),
-        }
-    }
-
-    /// The disk is on the qcow2, which is the truth from now on, and the guest goes on.
-    async fn end_swap(&self, entry: &Entry, swap: Swap, qmp: Option<&Qmp>) -> io::Result<()> {
-        self.set_swap(entry, Some(Swap { done: true, ..swap.clone() }))?;
-        abort::step("Qcow2Done");
-        let Some(qmp) = qmp else { return Ok(()) };
-        if let Err(why) = self.note_made(qmp, &swap.plan, self.record_of(entry, &swap)?) {
-            tracing::warn!(%why, "what a disk's nodes were made with is not known any more");
-        }
-        wake(qmp, swap.running).await.map_err(io::Error::other)?;
-        self.set_swap(entry, Some(Swap { done: true, running: false, ..swap }))
-    }
-
-    /// The qcow2 as an image: one that nobody has seen before.
-    fn record_of(&self, entry: &Entry, swap: &Swap) -> io::Result<ImageRecord> {
-        let path = swap.plan.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let id = ImageId(random_id().map_err(io::Error::other)?);
-        let (place, format, epoch) = (Place::Named, Some("qcow2".to_owned()), Epoch(1));
-        let (migration, replica, swap) = (None, None, None);
-        let record = entry.record();
-        Ok(ImageRecord { name, id, path, place, format, epoch, migration, replica, swap, ..record })
-    }
-
-    /// After a restart: disks that went over when the agent died are where they are found to be, and
-    /// their guests go on.
-    pub(crate) async fn recover_swaps(&self) {
-        for entry in self.all() {
-            let record = entry.record();
-            let Some(swap) = record.swap else { continue };
-            if let Err(why) = self.recover_swap(&entry, swap).await {
-                tracing::error!(image = record.name, %why, "cannot tell where a disk is");
-            }
-        }
-    }
-
-    async fn recover_swap(&self, entry: &Entry, swap: Swap) -> io::Result<()> {
-        if is_gone(&swap.qmp) {
-            return match swap.done || swap.is_named()? {
-                true => self.end_swap(entry, swap, None).await,
-                false => self.stay(entry, swap, None).await,
-            };
-        }
-        let qmp = Qmp::connect(&swap.qmp).await.map_err(io::Error::other)?;
-        let on = flatten::settle(&qmp, slice::from_ref(&swap.plan)).await;
-        match on.map_err(io::Error::other)? {
-            On::Chain => self.end_swap(entry, swap, Some(&qmp)).await,
-            On::Export => self.stay(entry, swap, Some(&qmp)).await,
+/// Refuses a path for a qcow2 that another image of this host has, under whichever of its names.
+///
+/// # Errors
+/// Which image.
+pub fn refuse_used(registry: &Registry, path: &Path, name: &str) -> io::Result<()> {
+    let has = |record: &ImageRecord| {
+        let left = record.state == CopyState::Replica && record.migration.is_none();
+        record.path == path && record.name != name && !left
+    };
+    match registry.all_records().into_iter().find(has) {
+        None => Ok(()),
+        Some(record) => {
+            let (path, name) = (path.display(), record.name);
+            Err(io::Error::other(format!("{path} exists already: it is image '{name}'")))
         }
     }
 }
 
-/// Stops the guest and copies the rest. The qcow2 then has its name, and nobody can write to the raw
+/// No qcow2 is made of a complete raw image: it gets its name, and nothing else is left.
+///
+/// # Errors
+/// What the file system or the store reports.
+pub fn keep_raw(registry: &Registry, entry: &Entry) -> io::Result<()> {
+    let path = qcow2_path(&entry.record().path);
+    if refuse_used(registry, &path, &entry.record().name).is_ok() {
+        let names = ImageNames::of(&path).map_err(io::Error::other)?;
+        names.remove_chain().map_err(io::Error::other)?;
+    }
+    registry.finish_partial(entry)
+}
+
+async fn go_over(
+    registry: &Registry,
+    qmp: &Qmp,
+    entry: &Entry,
+    fresh: &Fresh,
+    plan: LayerPlan,
+) -> io::Result<()> {
+    let running = status::status(qmp).await.map_err(io::Error::other)?.running;
+    // Until the guest goes on, wherever it is then.
+    let leaving = Leaving::begin(entry)?;
+    let known = serde_json::to_value(&plan).map_err(io::Error::other)?;
+    let swap = Swap { qmp: qmp.socket().to_owned(), plan: known, running, done: false };
+    set_swap(registry, entry, Some(swap.clone()))?;
+    let began = Instant::now();
+    let stopped = stop_equal(qmp, entry, fresh, running, &leaving).await;
+    let quiet = match stopped {
+        Ok(quiet) => quiet,
+        // It has no name, so QEMU has not seen it.
+        Err(why) => return stay(registry, entry, swap, Some(qmp)).await.and(Err(why)),
+    };
+    abort::step("Qcow2Named");
+    let pivoted = flatten::unflatten(qmp, slice::from_ref(&plan)).await;
+    abort::step("Qcow2Pivoted");
+    let on = match &pivoted {
+        Ok(_) => Ok(On::Chain),
+        Err(_) => flatten::settle(qmp, slice::from_ref(&plan)).await,
+    };
+    match on {
+        Ok(On::Export) => {
+            stay(registry, entry, swap, Some(qmp)).await?;
+            drop(quiet);
+            pivoted.map(drop).map_err(io::Error::other)
+        }
+        Err(why) if why.kind() != ErrorKind::Closed => {
+            // Whoever writes to it could write to what is of the past.
+            entry.disk.park(quiet);
+            Err(io::Error::other(format!("it is not known where the disk is: {why}")))
+        }
+        _ => {
+            entry.disk.park(quiet);
+            entry.disk.fail_parked();
+            end_swap(registry, entry, swap, Some(qmp)).await?;
+            let ms = began.elapsed().as_secs_f64() * 1e3;
+            tracing::info!(image = entry.record().name, ms, "on a fresh qcow2");
+            Ok(())
+        }
+    }
+}
+
+fn set_swap(registry: &Registry, entry: &Entry, swap: Option<Swap>) -> io::Result<()> {
+    registry.update(entry, |record| record.swap = swap)
+}
+
+/// The disk is on the raw image: the qcow2 goes, and the guest goes on.
+async fn stay(registry: &Registry, entry: &Entry, swap: Swap, qmp: Option<&Qmp>) -> io::Result<()> {
+    if let Err(why) = remove_file(&swap) {
+        let path = plan_of(&swap)?.path();
+        tracing::error!(path = %path.display(), %why, "cannot remove a file that is of no use");
+    }
+    set_swap(registry, entry, None)?;
+    match qmp {
+        Some(qmp) => wake(qmp, swap.running).await.map_err(io::Error::other),
+        None => Ok(()),
+    }
+}
+
+/// The disk is on the qcow2, which is the truth from now on, and the guest goes on.
+async fn end_swap(
+    registry: &Registry,
+    entry: &Entry,
+    swap: Swap,
+    qmp: Option<&Qmp>,
+) -> io::Result<()> {
+    set_swap(registry, entry, Some(Swap { done: true, ..swap.clone() }))?;
+    abort::step("Qcow2Done");
+    let Some(qmp) = qmp else { return Ok(()) };
+    if let Err(why) = note_made(registry, qmp, &plan_of(&swap)?, record_of(entry, &swap)?) {
+        tracing::warn!(%why, "what a disk's nodes were made with is not known any more");
+    }
+    wake(qmp, swap.running).await.map_err(io::Error::other)?;
+    set_swap(registry, entry, Some(Swap { done: true, running: false, ..swap }))
+}
+
+/// The qcow2 as an image: one that nobody has seen before.
+fn record_of(entry: &Entry, swap: &Swap) -> io::Result<ImageRecord> {
+    let path = plan_of(swap)?.path();
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let id = ImageId(random_id().map_err(io::Error::other)?);
+    let (place, format, epoch) = (Place::Named, Some("qcow2".to_owned()), Epoch(1));
+    let (migration, replica, swap) = (None, None, None);
+    let record = entry.record();
+    Ok(ImageRecord { name, id, path, place, format, epoch, migration, replica, swap, ..record })
+}
+
+/// After a restart: disks that went over when the agent died are where they are found to be, and
+/// their guests go on.
+pub(crate) async fn recover_swaps(registry: &Registry) {
+    for entry in registry.all() {
+        let record = entry.record();
+        let Some(swap) = record.swap else { continue };
+        if let Err(why) = recover_swap(registry, &entry, swap).await {
+            tracing::error!(image = record.name, %why, "cannot tell where a disk is");
+        }
+    }
+}
+
+async fn recover_swap(registry: &Registry, entry: &Entry, swap: Swap) -> io::Result<()> {
+    if is_gone(&swap.qmp) {
+        return match swap.done || is_named(&swap)? {
+            true => end_swap(registry, entry, swap, None).await,
+            false => stay(registry, entry, swap, None).await,
+        };
+    }
+    let qmp = Qmp::connect(&swap.qmp).await.map_err(io::Error::other)?;
+    let plan = plan_of(&swap)?;
+    let on = flatten::settle(&qmp, slice::from_ref(&plan)).await;
+    match on.map_err(io::Error::other)? {
+        On::Chain => end_swap(registry, entry, swap, Some(&qmp)).await,
+        On::Export => stay(registry, entry, swap, Some(&qmp)).await,
+    }
+}
+
+/// Stops the guest and copies the rest, unless the guest is to be told that some of it may be lost. The
+/// qcow2 then has its name, and nobody can write to the raw
 /// image until what is returned is dropped.
 async fn stop_equal(
     qmp: &Qmp,
     entry: &Entry,
     fresh: &Fresh,
     running: bool,
+    leaving: &Leaving,
 ) -> io::Result<Quiesced> {
     if running {
         status::stop(qmp).await.map_err(io::Error::other)?;
@@ -280,6 +282,7 @@ async fn stop_equal(
     block_in_place(|| {
         let quiet = entry.disk.quiesce(QUIET).map_err(io::Error::other)?;
         fresh.copy_rest()?;
+        leaving.check_copied()?;
         fresh.name()?;
         Ok(quiet)
     })
@@ -295,7 +298,10 @@ fn is_gone(socket: &Path) -> bool {
 pub(crate) mod tests {
     use super::*;
     use crate::config::Config;
-    use crate::store::Store;
+    use crate::exports::ImageExports;
+    use crate::leaving::left_stopped;
+    use dray_host::store::Store;
+    use dray_image::{Loss, LossLog};
     use dray_nbd::{Client, Exports};
     use dray_qemu::Pivot;
     use std::sync::Arc;
@@ -333,7 +339,7 @@ pub(crate) mod tests {
 
         fn raw(&self, done: bool) -> Arc<Entry> {
             let path = self.pool().join("vm.raw");
-            drop(ImageNames::of(&path).unwrap().create_partial(8192).unwrap());
+            ImageNames::of(&path).unwrap().create_partial(8192).unwrap();
             let plan = LayerPlan {
                 qdev: "disk0".into(),
                 depth: 0,
@@ -344,7 +350,8 @@ pub(crate) mod tests {
                 pivot: Pivot::Mirror,
                 local: serde_json::Map::new(),
             };
-            let (qmp, plan) = (self.dir.path().join("qmp"), plan.directly_on(&qcow2_path(&path)));
+            let plan = plan.directly_on(&qcow2_path(&path));
+            let (qmp, plan) = (self.dir.path().join("qmp"), serde_json::to_value(plan).unwrap());
             let record = ImageRecord {
                 place: Place::Partial,
                 mode: 0o600,
@@ -352,13 +359,13 @@ pub(crate) mod tests {
                 swap: Some(Swap { qmp, plan, running: true, done }),
                 ..ImageRecord::owned("vm.raw".into(), ImageId(7), path, 8192)
             };
-            let file = Arc::new(self.registry.open_file(&record).unwrap());
+            let file = self.registry.open_file(&record).unwrap();
             self.registry.add(record, file).unwrap()
         }
 
         fn recover(&self) {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            runtime.unwrap().block_on(self.registry.recover_swaps());
+            runtime.unwrap().block_on(recover_swaps(&self.registry));
         }
 
         /// What is in the pool.
@@ -380,7 +387,7 @@ pub(crate) mod tests {
         std::fs::write(host.names().chain(), QCOW2).unwrap();
         host.recover();
         assert_eq!(entry.record().swap, None);
-        host.registry.keep_raw(&entry).unwrap();
+        keep_raw(&host.registry, &entry).unwrap();
         assert_eq!(host.files(), ["vm.raw"]);
 
         let host = Host::new();
@@ -402,7 +409,7 @@ pub(crate) mod tests {
         std::fs::write(host.names().image(), "another").unwrap();
         host.recover();
         assert_eq!(entry.record().swap, None);
-        host.registry.keep_raw(&entry).unwrap();
+        keep_raw(&host.registry, &entry).unwrap();
         assert_eq!(host.files(), ["vm.qcow2", "vm.raw"]);
         assert_eq!(std::fs::read(host.names().image()).unwrap(), b"another");
     }
@@ -413,21 +420,54 @@ pub(crate) mod tests {
         let host = Host::new();
         drop(host.raw(false));
         std::fs::write(host.names().chain(), QCOW2).unwrap();
-        assert!(
-            host.registry.open("vm.raw", &Client::default()).is_ok(),
-            "its guest may have to end a request"
-        );
+        let exports = ImageExports(Arc::clone(&host.registry));
+        let open = || exports.open("vm.raw", &Client::default());
+        assert!(open().is_ok(), "its guest may have to end a request");
         std::fs::rename(host.names().chain(), host.names().image()).unwrap();
-        assert!(host.registry.open("vm.raw", &Client::default()).is_err());
+        assert!(open().is_err());
         host.recover();
-        assert!(host.registry.open("vm.raw", &Client::default()).is_err());
+        assert!(open().is_err());
+    }
+
+    struct NoLog;
+
+    impl LossLog for NoLog {
+        fn lost(&self, _: &Loss) -> dray_image::Result<()> {
+            Ok(())
+        }
+
+        fn settled(&self) -> dray_image::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// QEMU repeats the flush of a stop that an agent has not answered before it died.
+    #[test]
+    fn what_a_flush_is_told_while_the_guest_is_stopped_the_guest_is_told_again() {
+        let host = Host::new();
+        let entry = host.raw(false);
+        let loss = Loss { why: "the cable was pulled".to_owned(), notes_in_doubt: false };
+        entry.file.keep_losses(Arc::new(NoLog), Some(&loss));
+        assert!(refuse_untold(&entry).is_err() && Leaving::begin(&entry).is_err());
+        let stopped = left_stopped(&host.registry);
+        entry.file.flush().unwrap_err();
+        assert!(refuse_untold(&entry).is_err(), "QEMU was told");
+        drop(stopped);
+        entry.file.flush().unwrap_err();
+        let leaving = Leaving::begin(&entry).unwrap();
+        leaving.check_copied().unwrap();
+        drop(leaving);
+        entry.file.flush().unwrap();
+        assert_eq!(left_stopped(&host.registry).len(), 1);
+        host.registry.update(&entry, |record| record.swap = None).unwrap();
+        assert!(left_stopped(&host.registry).is_empty());
     }
 
     #[test]
     fn the_name_of_another_image_is_refused() {
         let host = Host::new();
         let entry = host.raw(false);
-        let taken = |name| host.registry.refuse_used(&host.pool().join("vm.raw"), name);
+        let taken = |name| refuse_used(&host.registry, &host.pool().join("vm.raw"), name);
         assert!(taken("vm.raw").is_ok());
         assert!(taken("other").unwrap_err().to_string().contains("it is image 'vm.raw'"));
         host.registry.update(&entry, |record| record.state = CopyState::Replica).unwrap();

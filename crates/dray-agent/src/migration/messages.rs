@@ -3,29 +3,9 @@
 
 use crate::net::NetTotals;
 use dray_engine::lineage::Generation;
-use dray_types::Attempt;
+use dray_host::migration::intent::{GuestFacts, Settings};
+use dray_types::{Attempt, text};
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
-
-/// What the target does when every block is there.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub struct Settings {
-    /// Re-read the disks and compare with the source's hashes.
-    pub verify: bool,
-    /// Hand the disks back to QEMU as plain files.
-    pub release: bool,
-}
-
-/// The VM as the source sees it.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct GuestFacts {
-    /// QMP socket of the waiting QEMU at the target.
-    pub qmp: PathBuf,
-    /// Its disks' layers: the number of the image each is in, and how it is attached (JSON).
-    pub layers: Vec<(u16, String)>,
-    /// Whether it ran when the migration began; one that was paused stays paused.
-    pub running: bool,
-}
 
 /// Source to target.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -69,11 +49,13 @@ pub enum Made {
     /// The disk is on it.
     Done {
         /// Its file's name.
+        #[serde(deserialize_with = "text::de_text")]
         name: String,
     },
     /// There is none: the disk stays raw.
     Raw {
         /// Why.
+        #[serde(deserialize_with = "text::de_text")]
         why: String,
     },
 }
@@ -82,15 +64,15 @@ pub enum Made {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum ToSourceShell {
     /// Answer to `Check`.
-    Checked(Result<(), String>),
+    Checked(#[serde(deserialize_with = "text::de_result")] Result<(), String>),
     /// Answer to `Listen`.
-    Listening(Result<(), String>),
+    Listening(#[serde(deserialize_with = "text::de_result")] Result<(), String>),
     /// The guest runs at the target.
     GuestRunning,
     /// It was to be started and was not.
-    GuestFailed(String),
+    GuestFailed(#[serde(deserialize_with = "text::de_text")] String),
     /// The disks were handed back to QEMU (or not, and why).
-    Released(Result<(), String>),
+    Released(#[serde(deserialize_with = "text::de_result")] Result<(), String>),
     /// Once a second during Backfill, and at its end.
     Progress {
         /// Per image: blocks missing.

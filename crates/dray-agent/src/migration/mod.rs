@@ -1,48 +1,87 @@
 //! The owner loops: one thread per migration and side takes events, steps the engine and runs its
 //! effects in order. Nothing else changes a migration's state, so nothing is locked.
 //!
-//! * [`intent`]: what was asked for, durably, before anything is done.
-//! * [`log`]: the engine's records in the migration's journal.
 //! * [`source`], [`target`]: the two loops. [`messages`]: what the shells tell each other.
-//! * [`present`]: which blocks an owner has that did not have them all.
+//! * What is durable of them, and what a restart and a claim make of that: [`dray_host::migration`].
 //! * [`slots`]: the migrations this agent knows, for the API and the listener.
-//! * [`standing`]: what a migration's folder says of an image, for those who claim it.
-//! * [`abort`]: where crash tests end the process.
 
-pub mod abort;
-pub mod intent;
-pub mod intents;
-pub mod log;
 pub mod messages;
-pub mod present;
 pub mod slots;
 pub mod source;
-pub mod standing;
 pub mod target;
+#[cfg(test)]
+mod world;
 
 use dray_engine::Time;
 use dray_types::Epoch;
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Where a loop says that its migration is void, and the epoch that it knew: when it is so durably and no
 /// effect is run any more, or why it goes on.
 pub type Voided = Sender<io::Result<Epoch>>;
 
 /// Nanoseconds since the loop began, as the engine counts them.
-#[derive(Clone, Copy, Debug)]
-pub struct Clock(Instant);
+#[derive(Clone, Debug)]
+pub struct Clock(Ticks);
+
+#[derive(Clone, Debug)]
+enum Ticks {
+    Since(Instant),
+    Given(Arc<AtomicU64>),
+}
 
 impl Clock {
     /// A clock that begins now.
     pub fn start() -> Self {
-        // The engine takes zero for "never".
-        Self(Instant::now())
+        Self(Ticks::Since(Instant::now()))
+    }
+
+    /// A clock that shows the nanoseconds that it is given.
+    pub fn given(nanos: Arc<AtomicU64>) -> Self {
+        Self(Ticks::Given(nanos))
     }
 
     /// The time.
     pub fn now(&self) -> Time {
-        Time(self.0.elapsed().as_nanos() as u64 + 1)
+        let nanos = match &self.0 {
+            Ticks::Since(began) => began.elapsed().as_nanos() as u64,
+            Ticks::Given(nanos) => nanos.load(Ordering::SeqCst),
+        };
+        // The engine takes zero for "never".
+        Time(nanos + 1)
+    }
+
+    /// Time that has passed since `then`.
+    pub fn since(&self, then: Time) -> Duration {
+        Duration::from_nanos(self.now().0.saturating_sub(then.0))
+    }
+}
+
+/// Where loops have done what may take long: each piece of work in a thread of its own, or at once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Threads {
+    /// In threads.
+    Own,
+    /// Before [`begin`](Threads::begin) returns: no thread is there.
+    None,
+}
+
+impl Threads {
+    /// Begins `work`.
+    ///
+    /// # Errors
+    /// When there can be no thread: an error like any other, not the end of the loop.
+    pub fn begin(self, name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        match self {
+            Self::None => {
+                work();
+                Ok(())
+            }
+            Self::Own => std::thread::Builder::new().name(name.to_owned()).spawn(work).map(drop),
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! The migrations this agent knows: handles for the API, the listener and the VM's tasks.
 
 use crate::api::{ApiError, Event, MigrationState, MigrationStatus, Progress, Role, Summary};
+use crate::migration::source::unix_ms;
 use dray_types::MigrationId;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,6 +23,8 @@ pub struct Shown {
     pub state: MigrationState,
     /// Milliseconds since 1970 at the start.
     pub started_unix_ms: u64,
+    /// Since when a target waits for its source, to begin or to come back; likewise.
+    pub waiting_since: Option<u64>,
     /// The last progress.
     pub progress: Progress,
     /// How it ended.
@@ -103,6 +106,7 @@ impl Board {
             progress: shown.progress,
             summary: shown.summary,
             error: shown.error,
+            waiting_seconds: shown.waiting_since.map(|at| unix_ms().saturating_sub(at) / 1000),
             subject: None,
         }
     }

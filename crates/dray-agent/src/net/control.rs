@@ -83,6 +83,15 @@ impl<Tx> Clone for ControlSender<Tx> {
     }
 }
 
+#[cfg(test)]
+impl<Tx> ControlSender<Tx> {
+    /// A sender without a stream, and where what it sends arrives.
+    pub fn without_stream() -> (Self, mpsc::UnboundedReceiver<Vec<u8>>) {
+        let (queue, messages) = mpsc::unbounded_channel();
+        (Self { queue, waiting: Arc::default(), kind: PhantomData }, messages)
+    }
+}
+
 impl<Tx: ControlMessage> ControlSender<Tx> {
     /// Queues a message; does not wait.
     ///

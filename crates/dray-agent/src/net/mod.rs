@@ -41,7 +41,7 @@ pub use stream::{BlockingStream, Stream};
 pub const AGENT: &str = concat!("dray/", env!("CARGO_PKG_VERSION"));
 
 /// What this software can do beyond the protocol's versions; used as far as both sides can.
-pub const FEATURES: [&str; 14] = [
+pub const FEATURES: [&str; 15] = [
     "zstd",
     dray_wire::control::FEATURE_BACKFILL_ORDER,
     dray_wire::control::FEATURE_BACKFILL_REUSE,
@@ -51,6 +51,7 @@ pub const FEATURES: [&str; 14] = [
     dray_wire::control::FEATURE_JUMPS,
     dray_wire::control::FEATURE_REUSE,
     dray_wire::request::FEATURE_BASES,
+    dray_wire::request::FEATURE_FATE,
     dray_wire::request::FEATURE_HOLDINGS,
     dray_wire::request::FEATURE_QCOW2,
     dray_wire::request::FEATURE_RETURN,

@@ -106,6 +106,13 @@ impl JobQueue {
         self.wake.notify_all();
     }
 
+    /// The next job, if there is one: for a test that is the data stream.
+    #[cfg(test)]
+    pub fn next_now(&self) -> Option<SendJob> {
+        let mut jobs = self.jobs();
+        jobs.urgent.pop_front().or_else(|| jobs.bulk.pop_front())
+    }
+
     /// Takes a job back that no stream has begun; `false` when one has.
     pub fn remove(&self, tag: u64) -> bool {
         let mut guard = self.jobs();

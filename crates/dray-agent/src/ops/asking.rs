@@ -52,6 +52,7 @@ pub(crate) fn refused_kind(why: &str) -> ErrorKind {
         "an earlier try",
         "exists already",
         "exists here already",
+        "is on its way here",
         "since it was compared",
         "when this was prepared",
     ]
@@ -76,7 +77,7 @@ impl Agent {
     }
 
     /// The same with another limit to its patience.
-    pub(super) async fn ask_within(
+    pub(crate) async fn ask_within(
         &self,
         limit: Duration,
         peer: &str,

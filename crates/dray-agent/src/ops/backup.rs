@@ -85,10 +85,20 @@ impl Agent {
         if names.len() < images.len() {
             return Err(ApiError::new(ErrorKind::Invalid, what, "an image is named twice"));
         }
-        self.backups.begin(images, to).map_err(|image| {
+        let lease = self.backups.begin(images, to).map_err(|image| {
             let why = format!("image '{image}' is being backed up already");
-            ApiError::new(ErrorKind::Conflict, what, why)
-        })
+            ApiError::new(ErrorKind::Conflict, &what, why)
+        })?;
+        // A command takes the image before it looks for a backup, and this the other way round: one of
+        // the two sees the other.
+        for image in images {
+            if let Some(command) = self.registry.operation(image) {
+                let why = format!("image '{image}' is busy: a `dray {command}` is under way");
+                return Err(ApiError::new(ErrorKind::Conflict, what, why)
+                    .hint("try again when that has ended"));
+            }
+        }
+        Ok(lease)
     }
 
     pub(super) async fn backup(

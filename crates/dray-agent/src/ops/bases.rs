@@ -6,9 +6,9 @@ use super::moved::Plan;
 use crate::agent::Agent;
 use crate::api::{ApiError, ApiResult, ErrorKind, Event, Events, SeedProgress};
 use crate::bases::Reading;
-use crate::migration::intent::SourceIntent;
 use crate::net::{NetError, NetErrorKind};
-use crate::registry::Entry;
+use dray_host::migration::intent::SourceIntent;
+use dray_host::registry::Entry;
 use dray_wire::request::{BaseThere, ContentDigest, Reply, Request, SoughtBase};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -216,7 +216,7 @@ fn sought(intent: &SourceIntent, plan: &Plan) -> Vec<Sought> {
         let file = image.path.is_file();
         file && image.offer.read_only && image.chain.is_empty() && !plan.is_active(*nth)
     });
-    let sought = |(nth, image): (usize, &crate::migration::intent::SourceImage)| Sought {
+    let sought = |(nth, image): (usize, &dray_host::migration::intent::SourceImage)| Sought {
         nth,
         path: image.path.clone(),
         base: SoughtBase { name: image.offer.name.clone(), len: image.offer.len, digest: None },

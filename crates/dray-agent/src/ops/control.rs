@@ -1,17 +1,21 @@
 //! `dray status`, `watch`, `cancel`, `limit`: migrations that are under way.
 
+use super::io_error;
 use crate::agent::Agent;
 use crate::api::{
     ApiError, ApiResult, Cancel, Cancelled, ErrorKind, Event, Events, Limit, Limited,
-    MigrationState, MigrationStatus, Role, Status, Subject, Summary, Watch, text,
+    MigrationState, MigrationStatus, Phase, Role, Status, Subject, Summary, Watch, text,
 };
-use crate::migration::intent::SourceIntent;
 use crate::migration::slots::Board;
 use crate::migration::source::{Input, SourceSlot};
+use crate::migration::target::{self, TargetSlot};
 use dray_engine::SourceEvent;
+use dray_host::migration::intent::SourceIntent;
 use dray_types::MigrationId;
+use dray_wire::request::Fate;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::oneshot;
 
 /// A watcher hears at least this often.
 const HEARTBEAT: Duration = Duration::from_secs(1);
@@ -94,13 +98,19 @@ impl Agent {
         }
     }
 
-    pub(crate) async fn cancel(&self, command: &Cancel) -> ApiResult<Cancelled> {
+    pub(crate) async fn cancel(self: &Arc<Self>, command: &Cancel) -> ApiResult<Cancelled> {
+        if let Some(slot) = self.named_here(command)? {
+            return self.take_back(&slot).await;
+        }
         let slot = self.pick_source(command.migration.as_ref())?;
         let migration = slot.board.migration;
         let what = || format!("cannot cancel migration {migration}");
         let shown = slot.board.read();
         if shown.state == MigrationState::Prepared {
             return self.forget_prepared(&slot).await;
+        }
+        if !is_running(shown.state) {
+            return Err(ended_before(&slot, &what()));
         }
         let kept = shown.progress.total.bytes_done;
         if shown.progress.phase >= crate::api::Phase::Backfill {
@@ -135,20 +145,23 @@ impl Agent {
             let why = "it had completed before the cancel";
             return Err(ApiError::new(ErrorKind::Conflict, what(), why));
         }
-        Ok(Cancelled { migration, bytes_kept: if discard { 0 } else { kept } })
+        let bytes_kept = if discard { 0 } else { kept };
+        let target_was_away = discard && !shown.progress.link_up;
+        Ok(Cancelled { migration, bytes_kept, target_was_away, at_target: false })
     }
 
     pub(super) fn limit(&self, command: &Limit) -> ApiResult<Limited> {
         let slot = self.pick_source(command.migration.as_ref())?;
-        slot.pacer.set_limit(command.bandwidth);
-        slot.board.change(|shown| shown.progress.bandwidth = command.bandwidth);
-        Ok(Limited { migration: slot.board.migration, bandwidth: command.bandwidth })
+        let kept = slot.set_limit(command.bandwidth);
+        let not_kept = kept.err().map(|why| why.to_string());
+        let (migration, bandwidth) = (slot.board.migration, command.bandwidth);
+        Ok(Limited { migration, bandwidth, not_kept })
     }
 }
 
 impl Agent {
     /// A prepared migration leaves nothing at either side.
-    async fn forget_prepared(&self, slot: &Arc<SourceSlot>) -> ApiResult<Cancelled> {
+    async fn forget_prepared(self: &Arc<Self>, slot: &Arc<SourceSlot>) -> ApiResult<Cancelled> {
         let migration = slot.board.migration;
         let peer = slot.intent().peer;
         let request = dray_wire::request::Request::Forget { migration };
@@ -158,15 +171,97 @@ impl Agent {
             ApiError::new(ErrorKind::Conflict, &what, "it has just begun")
                 .hint("try again: a migration that has begun is cancelled in another way")
         })?;
-        if let Err(why) = self.ask(&peer, &request).await {
-            slot.board.change(|shown| shown.state = MigrationState::Prepared);
-            return Err(super::asking::net_error(&what, &why));
+        let told = self.ask(&peer, &request).await;
+        let target_was_away = told.is_err();
+        match told {
+            Ok(_) => slot.send(Input::Forget),
+            Err(why) => {
+                tracing::info!(%migration, peer, %why, "the target hears of the cancel later");
+                // It is not taken back before that is certain: the target may ask at any moment.
+                slot.set_cancelled().map_err(|why| {
+                    slot.board.change(|shown| shown.state = MigrationState::Prepared);
+                    io_error(&what, why)
+                })?;
+                slot.send(Input::Cancelled);
+                self.tell_later(peer, migration);
+            }
         }
-        slot.send(Input::Forget);
         self.tasks.take(migration);
         self.sources.remove(migration);
-        Ok(Cancelled { migration, bytes_kept: 0 })
+        Ok(Cancelled { migration, bytes_kept: 0, target_was_away, at_target: false })
     }
+
+    /// The migration that was named, if this host is its target.
+    fn named_here(&self, command: &Cancel) -> ApiResult<Option<Arc<TargetSlot>>> {
+        let Some(named) = &command.migration else { return Ok(None) };
+        let migration = self.pick(Some(named))?.migration;
+        let away = self.sources.get(migration).is_some();
+        Ok(self.targets.get(migration).filter(|_| !away))
+    }
+
+    /// At its target a migration is taken back only while its source cannot be asked, and only if nothing
+    /// was promised: the source can go on by itself then, whatever it has recorded.
+    async fn take_back(&self, slot: &Arc<TargetSlot>) -> ApiResult<Cancelled> {
+        let migration = slot.board.migration;
+        let (what, peer) = (format!("cannot cancel migration {migration}"), slot.intent().peer);
+        let told = self.ask_source(slot).await;
+        let conflict = |why: String| ApiError::new(ErrorKind::Conflict, &what, why);
+        if !slot.is_forgotten() {
+            if matches!(told, None | Some(Ok(Fate::Live | Fate::HandedOver))) {
+                let why = "this host is its target; the command belongs to its source".to_owned();
+                return Err(conflict(why).hint(format!("run it on {peer}")));
+            }
+            let (answer, gone) = oneshot::channel();
+            slot.send(target::Input::TakeBack(answer));
+            let gone = tokio::time::timeout(CANCEL_TIMEOUT, gone).await;
+            let gone = matches!(gone, Ok(Ok(true)));
+            if !gone && slot.board.read().progress.phase != Phase::Handover {
+                let why = "it cannot be removed just now".to_owned();
+                return Err(conflict(why).hint("see `dray status`, then try again"));
+            }
+            if !gone {
+                return Err(promised(&what, slot));
+            }
+        }
+        self.targets.remove(migration);
+        Ok(Cancelled { migration, bytes_kept: 0, target_was_away: false, at_target: true })
+    }
+}
+
+/// Why a target does not take back what it has promised, and what an operator can do.
+fn promised(what: &str, slot: &TargetSlot) -> ApiError {
+    let intent = slot.intent();
+    let image = intent.images.iter().find(|image| !image.offer.read_only);
+    let (peer, image) = (&intent.peer, image.map_or("IMAGE", |image| image.name_here()));
+    let why = format!(
+        "this host has promised to serve its images, and only {peer} knows whether they were handed over"
+    );
+    ApiError::new(ErrorKind::Conflict, what, why).hint(format!(
+        "bring {peer} back; if it is gone for good: `dray claim {image} --source-is-fenced`"
+    ))
+}
+
+/// Why a migration that is over cannot be cancelled, and where its guest is.
+fn ended_before(slot: &SourceSlot, what: &str) -> ApiError {
+    let shown = slot.board.read();
+    if !slot.owns() {
+        let why = "it has ended, and the images are at the target";
+        return ApiError::new(ErrorKind::Conflict, what, why).hint("migrate back from the target");
+    }
+    let why = match (shown.state, shown.error) {
+        (MigrationState::Failed, Some(error)) => format!("it has ended already: {error}"),
+        (MigrationState::Failed, None) => "it has failed already".to_owned(),
+        _ => "it was cancelled already".to_owned(),
+    };
+    let there = match slot.is_kept() {
+        true => format!(
+            "{} keeps what it has received for the next try, and removes it when nobody has asked \
+             for it for 24 hours",
+            shown.peer
+        ),
+        false => "nothing of it is kept for another try".to_owned(),
+    };
+    ApiError::new(ErrorKind::Conflict, what, why).hint(format!("the guest goes on here; {there}"))
 }
 
 /// What a migration moves, in the words in which it is asked for.

@@ -6,10 +6,10 @@ use super::io_error;
 use super::moved::Plan;
 use crate::agent::Agent;
 use crate::api::{ApiError, ApiResult, Chain, ErrorKind, Prepare, TargetFormat};
-use crate::flat::{ChainLayer, layers_of, raw_name};
-use crate::migration::intent::SourceImage;
+use crate::flat::{chain_of, layers_of, raw_name};
 use crate::vm::picture::{LayerPicture, Picture, Place};
 use crate::vm::qemu_error;
+use dray_host::migration::intent::SourceImage;
 use dray_image::{Image, runs};
 use dray_qemu::AdoptOptions;
 use dray_types::{BLOCK_SIZE, BlockRange, ImageId};
@@ -29,8 +29,8 @@ impl Agent {
         path: PathBuf,
         named: &impl Fn(&str, Option<&str>, &str) -> String,
     ) -> ApiResult<usize> {
-        let chain = ChainLayer::of(&layer.chain)
-            .map_err(|why| ApiError::new(ErrorKind::Conflict, what, why))?;
+        let chain =
+            chain_of(&layer.chain).map_err(|why| ApiError::new(ErrorKind::Conflict, what, why))?;
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let device = Some(layer.plan.qdev.clone());
         let target = named(&name, device.as_deref(), &raw_name(&name));

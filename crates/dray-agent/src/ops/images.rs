@@ -1,32 +1,39 @@
 //! `dray images`, `resize`: what this host serves.
 
-use super::io_error;
+use super::released::not_released;
+use super::{io_error, not_taken};
 use crate::agent::Agent;
 use crate::api::{
     ApiError, ApiResult, ClosedExport, ErrorKind, ImageAdd, ImageRemove, ImageState, ImageStatus,
-    KeptFor, Resize,
+    KeptFor, LostWrites, Resize,
 };
-use crate::config::pool::check_name;
-use crate::registry::{Closed, CopyState, Entry, ImageRecord, Reason, is_device};
+use crate::leaving::{Leaving, refuse_untold};
+use crate::released::pivot;
+use crate::released::taking::{export, unless_told};
 use crate::vm::picture::{self, Picture};
-use crate::vm::{RECONNECT_DELAY, qemu_error};
-use dray_image::{DeviceState, Image, locks, names};
-use dray_qemu::{AdoptOptions, NbdExport};
+use crate::vm::qemu_error;
+use dray_host::pool::check_name;
+use dray_host::registry::{
+    Closed, CopyState, Entry, ImageRecord, Operation, Reason, Used, is_device,
+};
+use dray_image::{DeviceState, Image, WriteBackError, locks, names};
+use dray_qemu::AdoptOptions;
+use dray_types::text::harmless;
 use dray_types::{Ancestor, BLOCK_SIZE, ImageId};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
+
+/// What to do about a file that somebody else has locked.
+const LOCKED: &str = "stop what uses it, or adopt the running vm instead";
 
 /// A random id.
 ///
 /// # Errors
 /// When the system has no randomness to give.
 pub fn random_id() -> ApiResult<u128> {
-    let mut bytes = [0; 16];
-    let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-    match filled {
-        Ok(16) => Ok(u128::from_le_bytes(bytes)),
-        _ => Err(ApiError::new(ErrorKind::Internal, "cannot make an id", "no random bytes")),
-    }
+    let random = dray_host::lineage::random_id();
+    random.map_err(|why| ApiError::new(ErrorKind::Internal, "cannot make an id", why))
 }
 
 /// Length to export for an image under a format driver: files grow, exports do not, so there is
@@ -68,6 +75,7 @@ impl Agent {
             since_unix_ms: record.replica.as_ref().map(|note| note.since_unix_ms),
             tracked_by: None,
             closed: self.registry.closed(&record.name).map(shown_reason),
+            write_back_error: entry.disk.write_back_error().map(shown_loss),
             name: record.name,
             id: record.id,
         }
@@ -77,8 +85,9 @@ impl Agent {
     pub(super) fn absent_status(&self, name: String, closed: Closed) -> ImageStatus {
         let record = closed.absent.as_ref().map(|absent| absent.record.clone());
         let known = record.is_some();
-        let record =
-            record.unwrap_or_else(|| ImageRecord::owned(name, ImageId(0), self.store.images(), 0));
+        let record = record.unwrap_or_else(|| {
+            ImageRecord::owned(name, ImageId(0), self.store.images().path().to_owned(), 0)
+        });
         ImageStatus {
             path: record.current_path().unwrap_or_else(|_| record.path.clone()),
             size: record.len,
@@ -92,6 +101,7 @@ impl Agent {
             in_place: record.in_place.is_some(),
             migration: record.migration,
             kept_for: None,
+            write_back_error: None,
             generation: None,
             since_unix_ms: None,
             tracked_by: None,
@@ -126,6 +136,19 @@ impl Agent {
         })
     }
 
+    /// Nobody else does anything with an image until the answer is dropped.
+    ///
+    /// # Errors
+    /// What is under way with it.
+    pub(crate) fn operate(
+        &self,
+        what: &str,
+        name: &str,
+        command: &'static str,
+    ) -> ApiResult<Operation> {
+        self.registry.operate(name, command).map_err(|why| not_taken(what, why))
+    }
+
     /// Refuses files outside the pools and files that somebody else writes.
     pub(crate) fn check_file(&self, what: &str, path: &Path, probe: bool) -> ApiResult<()> {
         if !path.exists() {
@@ -142,8 +165,7 @@ impl Agent {
         if probe {
             let user = locks::probe(path).map_err(|why| io_error(what, why))?;
             if let Some(user) = user.filter(|user| user.excludes_owner()) {
-                return Err(ApiError::new(ErrorKind::Conflict, what, user)
-                    .hint("stop what uses it, or adopt the running vm instead"));
+                return Err(ApiError::new(ErrorKind::Conflict, what, user).hint(LOCKED));
             }
         }
         Ok(())
@@ -189,6 +211,8 @@ impl Agent {
         let what = format!("cannot add image '{}'", command.name);
         check_name(&command.name)
             .map_err(|why| ApiError::new(ErrorKind::Invalid, what.clone(), why))?;
+        let unused = self.registry.check_unused(&command.path, command.read_only);
+        unused.map_err(|used| not_added(&what, &used.into()))?;
         self.check_file(&what, &command.path, !command.read_only)?;
         let path = real_path(&command.path).map_err(|why| io_error(&what, why))?;
         if !command.read_only {
@@ -221,16 +245,8 @@ impl Agent {
                 .hint("see what the host's kernel log says of the disk")
         })?;
         record.len = file.geometry().len;
-        let added = self.registry.add(record, Arc::new(file));
-        let entry = added.map_err(|why| {
-            let taken = why.kind() == std::io::ErrorKind::AlreadyExists;
-            if taken {
-                return ApiError::new(ErrorKind::Conflict, what, why)
-                    .hint("choose another name, or `dray images remove` that one");
-            }
-            io_error(what, why)
-        })?;
-        entry.take_locks();
+        let added = self.registry.add(record, file);
+        let entry = added.map_err(|why| not_added(&what, &why))?;
         Ok(self.image_status(&entry))
     }
 
@@ -246,11 +262,13 @@ impl Agent {
         let conflict = |why: &str, hint: &str| {
             Err(ApiError::new(ErrorKind::Conflict, what.clone(), why).hint(hint))
         };
-        let status = self.image_status(&entry);
-        if self.registry.is_void(&entry.record()) {
+        if self.registry.is_void(&entry.record()).map_err(|why| io_error(&what, why))? {
             let why = "it may be the only copy: its migration ended when another image was claimed";
             return conflict(why, "`dray claim` it first");
         }
+        let _operation = self.operate(&what, &command.name, "images remove")?;
+        let entry = self.image(&command.name)?;
+        let status = self.image_status(&entry);
         if status.clients > 0 {
             return conflict("a client is attached to it", "shut the vm down or release its disk");
         }
@@ -274,9 +292,11 @@ impl Agent {
     }
 
     pub(super) async fn resize(&self, command: &Resize) -> ApiResult<ImageStatus> {
+        let what = format!("cannot resize image '{}'", command.image);
+        self.image(&command.image)?;
+        let _operation = self.operate(&what, &command.image, "resize")?;
         let entry = self.image(&command.image)?;
         let record = entry.record();
-        let what = format!("cannot resize image '{}'", command.image);
         let refuse =
             |kind, why: &str, hint: &str| Err(ApiError::new(kind, what.clone(), why).hint(hint));
         if record.migration.is_some() {
@@ -292,6 +312,8 @@ impl Agent {
             let why = "it is a chain that was flattened for a migration";
             return refuse(ErrorKind::Conflict, why, "`dray release` its disk first");
         }
+        // What is to be told would be forgotten with the old export.
+        refuse_untold(&entry).map_err(|loss| loss.refused(&what))?;
         if command.size.0 <= record.len {
             let why = format!("it has {} bytes already; images only grow", record.len);
             return refuse(ErrorKind::Invalid, &why, "give a larger size");
@@ -324,13 +346,10 @@ impl Agent {
         let mut new = record.clone();
         new.len = len;
         let file = self.registry.open_file(&new).map_err(|why| failed(&why))?;
-        let old = self.registry.get(&record.name);
-        self.registry.forget(&record.name).map_err(|why| failed(&why))?;
-        let added = self.registry.add(new, Arc::new(file)).map_err(|why| failed(&why))?;
-        if let Some(old) = old {
-            old.heat.drain(&old.disk);
-            added.heat.take_over(&old.heat);
-        }
+        let old = self.image(&record.name)?;
+        let added = self.registry.regrow(new, file, &old).map_err(|why| failed(&why))?;
+        old.heat.drain(&old.disk, Instant::now());
+        added.heat.take_over(&old.heat);
         Ok(())
     }
 
@@ -349,13 +368,25 @@ impl Agent {
             return Err(ApiError::new(ErrorKind::NotFound, what, why));
         };
         let entry = self.image(image)?;
+        let leaving = Leaving::begin(&entry).map_err(|loss| loss.refused(what))?;
         entry.drop_locks();
         let path = entry.record().path;
         let mut plan = layer.plan;
         plan.local.insert("filename".into(), path.to_string_lossy().into());
         // What QEMU writes to its file itself is in no set.
         self.registry.end_line(&entry).map_err(|why| io_error(what, why))?;
-        dray_qemu::release(&picture.qmp, &plan).await.map_err(|why| qemu_error(what, &why))?;
+        let pivoted = pivot(&picture.qmp, &plan, None, &leaving).await;
+        let (registry, config) = (&self.registry, &self.config);
+        let out = match pivoted {
+            Ok(_) => unless_told(registry, config, &picture.qmp, &plan, &entry).await,
+            Err(why) => Err(why),
+        };
+        out.map_err(|why| {
+            if why.is_on_dray() {
+                entry.regain_locks();
+            }
+            not_released(what, why)
+        })?;
         Ok((picture, plan))
     }
 
@@ -372,15 +403,30 @@ impl Agent {
         let mut plan = plan.clone();
         plan.file_size = size;
         plan.size = size;
-        let export = NbdExport {
-            socket: self.nbd_socket(),
-            name: image.to_owned(),
-            reconnect_delay: RECONNECT_DELAY,
-        };
+        let export = export(&self.config, image.to_owned());
         let adopted = dray_qemu::adopt(&picture.qmp, &plan, &export, AdoptOptions::default()).await;
         adopted.map_err(failed)?;
-        self.image(image)?.take_locks();
+        self.image(image)?.regain_locks();
         Ok(())
+    }
+}
+
+/// Why an image was not added, and what to do.
+fn not_added(what: &str, why: &std::io::Error) -> ApiError {
+    let conflict = |hint: String| ApiError::new(ErrorKind::Conflict, what, why).hint(hint);
+    let inner = why.get_ref();
+    if let Some(used) = inner.and_then(|inner| inner.downcast_ref::<Used>()) {
+        return conflict(used.hint());
+    }
+    let locked = inner.and_then(|inner| inner.downcast_ref::<dray_image::Error>());
+    if locked.is_some_and(|error| error.kind == dray_image::ErrorKind::InUse) {
+        return conflict(LOCKED.to_owned());
+    }
+    match why.kind() {
+        std::io::ErrorKind::AlreadyExists => {
+            conflict("choose another name, or `dray images remove` that one".to_owned())
+        }
+        _ => io_error(what, why),
     }
 }
 
@@ -394,6 +440,10 @@ fn shown_state(state: CopyState) -> ImageState {
 
 fn shown_reason(closed: Closed) -> ClosedExport {
     ClosedExport { why: closed.reason.why, hint: closed.reason.hint }
+}
+
+fn shown_loss(last: WriteBackError) -> LostWrites {
+    LostWrites { why: last.why, count: last.count, told: last.told }
 }
 
 /// The generation that is open at an owner, or that a replica holds.
@@ -439,7 +489,7 @@ fn image_info(
         .output()
         .map_err(|why| io_error(what, format!("cannot run qemu-img: {why}")))?;
     serde_json::from_slice(&run.stdout).map_err(|_| {
-        let why = String::from_utf8_lossy(&run.stderr).trim().to_owned();
+        let why = harmless(String::from_utf8_lossy(&run.stderr).trim());
         ApiError::new(ErrorKind::Invalid, what, why).hint("is the format right?")
     })
 }

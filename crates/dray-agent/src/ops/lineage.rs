@@ -6,10 +6,10 @@ use crate::api::{
     ApiResult, ClosedGeneration, GenerationStatus, HeldAs, Holder, Lineage, LineageStatus, Stray,
 };
 use crate::backup::notes::Note;
-use crate::lineage::{self, REGION_BLOCKS};
-use crate::released::Released;
 use crate::snapshots::{Held, Snapshots};
 use dray_engine::lineage::{Generation, Reason};
+use dray_host::lineage::{self, REGION_BLOCKS};
+use dray_host::released::Released;
 use dray_types::{Ancestor, BLOCK_SIZE};
 use std::sync::Arc;
 

@@ -1,20 +1,18 @@
 //! `dray migrate` and `resume`: from what was asked to a migration that runs.
 
-use super::io_error;
 use super::moved::{Plan, layer_plans};
+use super::{io_error, not_taken};
 use crate::agent::Agent;
 use crate::api::{
     ApiError, ApiResult, Chain, ErrorKind, Migrate, MigrationState, Prepare, ReleaseAtEnd, Resume,
     Started, Subject, TargetFormat,
 };
-use crate::forecast::Way;
+use crate::forecast;
 use crate::links;
-use crate::migration::intent::{Options, SourceIntent};
-use crate::migration::messages::{GuestFacts, Settings};
-use crate::migration::source::{Input, SourceSlot, unix_ms};
-use crate::registry::Entry;
+use crate::migration::source::{SourceSlot, unix_ms};
 use crate::vm::picture::{Picture, Place};
 use dray_engine::Strategy;
+use dray_host::migration::intent::{GuestFacts, Options, Settings, SourceIntent, Way};
 use dray_types::{BitRate, MigrationId};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -128,7 +126,7 @@ impl Agent {
         let Ok(settings) = self.session_settings(&command.to) else { return Way::default() };
         let auto = command.strategy == crate::api::Strategy::Auto;
         let (memory, memory_dirty) = guest_memory(picture, auto).await;
-        let rtt = Way::round_trip(&settings.address).await.unwrap_or(0.0);
+        let rtt = forecast::round_trip(&settings.address).await.unwrap_or(0.0);
         let link = links::rate(&self.store.links(), &command.to);
         let share = share.map(|share| share.bytes_per_second);
         let link = [link, share].into_iter().flatten().min();
@@ -145,7 +143,7 @@ impl Agent {
         if !vm && command.target_qmp.is_some() {
             return invalid("images move without a QEMU at the target", "see --target-qmp");
         }
-        command.tuning.check(command.strategy)?;
+        crate::api::tuning::check(&command.tuning, command.strategy)?;
         if command.deadline_ms.is_some() && command.strategy != crate::api::Strategy::Auto {
             return invalid("only auto chooses blocks by a deadline", "use --strategy auto");
         }
@@ -232,54 +230,13 @@ impl Agent {
         intent: SourceIntent,
     ) -> ApiResult<Started> {
         let migration = intent.migration;
-        let path = self.store.migrations().join(migration.to_string());
-        let path = path.join(crate::migration::source::INTENT);
-        crate::store::replace_json(&path, &intent).map_err(|why| io_error(what, why))?;
-        if let Err(why) = self.bind(what, &intent) {
-            self.unbind(intent.images.iter().map(|image| image.name.as_str()), migration);
-            // A restart must not begin what was refused. If this cannot be written, it finds images
-            // that are not bound, and knows by that.
-            let prepared = SourceIntent { options: None, ..intent };
-            if let Err(why) = crate::store::replace_json(&path, &prepared) {
-                tracing::warn!(%migration, %why, "cannot take back the intent of a refused migration");
-            }
-            return Err(why);
-        }
-        slot.board.change(|shown| {
-            shown.state = MigrationState::Running;
-            shown.error = None;
-            shown.started_unix_ms = intent.started_unix_ms;
-            if let Some(options) = &intent.options {
-                shown.progress.strategy =
-                    crate::migration::source::shown_strategy(options.strategy);
-                shown.progress.bandwidth = options.bandwidth;
-            }
-        });
-        slot.send(Input::Begin(Box::new(intent.clone())));
-        tokio::spawn(Arc::clone(self).drive(Arc::clone(slot), intent, true));
-        Ok(Started { migration })
-    }
-
-    /// The images take part in the migration from now on.
-    fn bind(&self, what: &str, intent: &SourceIntent) -> ApiResult<()> {
-        for entry in intent.images.iter().filter_map(|image| self.registry.get(&image.name)) {
-            self.registry
-                .update(&entry, |record| record.migration = Some(intent.migration))
-                .map_err(|why| io_error(what, why))?;
-        }
         // A backup looks for the migration after it has taken the image, and this the other way
         // round: one of the two sees the other.
-        intent.images.iter().try_for_each(|image| self.refuse_during_backup(what, &image.name))
-    }
-
-    /// The images take part in no migration: it did not begin.
-    fn unbind<'a>(&self, names: impl Iterator<Item = &'a str>, migration: MigrationId) {
-        let bound = |entry: &Arc<Entry>| entry.record().migration == Some(migration);
-        for entry in names.filter_map(|name| self.registry.get(name)).filter(bound) {
-            if let Err(why) = self.registry.update(&entry, |record| record.migration = None) {
-                tracing::error!(%why, "cannot let go of an image");
-            }
-        }
+        let names: Vec<_> = intent.images.iter().map(|image| image.name.clone()).collect();
+        let check = || names.iter().try_for_each(|name| self.refuse_during_backup(what, name));
+        slot.begin(what, &self.registry, intent.clone(), check)?;
+        tokio::spawn(Arc::clone(self).drive(Arc::clone(slot), intent, true));
+        Ok(Started { migration })
     }
 
     /// The prepared migration that is meant, or a new one for images that need no QEMU.
@@ -422,11 +379,18 @@ impl Agent {
                 "start the waiting QEMU again, then `dray migrate` with the same arguments",
             ));
         }
+        // What was kept is of the images as they were then.
+        let still = self.registry.may_take(intent.migration, intent.epoch, &intent.wanted());
+        still.map_err(|why| not_taken(what, why))?;
         let mut prepared = intent.clone();
         prepared.options = None;
         self.session_settings(&prepared.peer)?;
         let slot = self.begin_source(prepared).map_err(|why| io_error(what, why))?;
         take(what, &slot)?;
-        self.start(what, &slot, intent)
+        let begun = self.start(what, &slot, intent);
+        if begun.is_err() {
+            slot.board.change(|shown| shown.state = MigrationState::Prepared);
+        }
+        begun
     }
 }

@@ -32,6 +32,7 @@ use crate::api::{
     ErrorKind, Events, ImageStatus, Limited, LineageStatus, MigrationStatus, Prepared, Spliced,
     Started, Summary, Unstalled,
 };
+use dray_host::registry::NotTaken;
 use std::sync::Arc;
 
 /// The agent as the local API sees it.
@@ -44,6 +45,14 @@ pub(crate) fn io_error(what: impl Into<String>, why: impl std::fmt::Display) -> 
         return ApiError::new(ErrorKind::NoSpace, what, why).hint(asking::MAKE_ROOM);
     }
     ApiError::new(ErrorKind::Io, what, why)
+}
+
+/// Why an image takes no part in something, as the API tells it.
+pub(crate) fn not_taken(what: impl Into<String>, why: NotTaken) -> ApiError {
+    match why {
+        NotTaken::Refused { why, hint } => ApiError::new(ErrorKind::Conflict, what, why).hint(hint),
+        NotTaken::Failed(why) => io_error(what, why),
+    }
 }
 
 impl AgentApi for Operator {

@@ -9,12 +9,12 @@ use crate::api::{
     ApiError, ApiResult, Chain, ErrorKind, MigrationState, Prepare, Subject, TargetFormat,
 };
 use crate::flat::raw_name;
-use crate::migration::intent::{SourceImage, SourceIntent, SourceVm};
 use crate::migration::source::unix_ms;
-use crate::registry::CopyState;
-use crate::released::Released;
 use crate::vm::picture::{LayerPicture, Picture, Place};
-use dray_image::{FileImage, FileOptions};
+use dray_host::migration::intent::{SourceImage, SourceIntent, SourceVm};
+use dray_host::registry::CopyState;
+use dray_host::released::Released;
+use dray_image::{FileImage, FileOptions, ImageFile};
 use dray_types::{Ancestor, Epoch, ImageId, MigrationId};
 use dray_wire::ImageOffer;
 use std::collections::BTreeMap;
@@ -143,9 +143,13 @@ impl Agent {
                     old.name == new.name
                         && old.offer.name == new.offer.name
                         && old.qcow2 == new.qcow2
-                        && self.registry.get(&new.name).is_some_and(|entry| {
-                            entry.record().id == old.offer.id && entry.record().len == old.offer.len
-                        })
+                        && self.registry.get(&new.name).map(|entry| entry.record()).is_some_and(
+                            |record| {
+                                let same = record.id == old.offer.id && record.len == old.offer.len;
+                                // One that has been away since is moved anew.
+                                same && record.epoch <= intent.epoch
+                            },
+                        )
                 })
         };
         let slot = self.sources.all().into_iter().find(|slot| {
@@ -198,7 +202,10 @@ impl Agent {
             return conflict("this host does not own it".to_owned());
         }
         if let Some(migration) = record.migration {
-            return conflict(format!("it takes part in migration {migration}"));
+            let why = format!("it takes part in migration {migration}");
+            return Err(ApiError::new(ErrorKind::Conflict, what, why).hint(
+                "wait until that has ended; if its other host is gone for good, see `dray claim`",
+            ));
         }
         self.refuse_during_backup(&what, name)?;
         let read_only = record.read_only || backing;

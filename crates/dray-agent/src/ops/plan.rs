@@ -6,16 +6,17 @@ use super::migrate::{MAX_DOWNTIME_MS, guest_memory};
 use super::survey::Survey;
 use crate::agent::Agent;
 use crate::api::{ApiResult, Plan, Planned, PlannedStrategy, Predicted, Prepare, TargetFormat};
-use crate::forecast::{self, Moved, Way};
+use crate::forecast::{self, Moved};
 use crate::links;
-use crate::migration::intent::SourceImage;
 use crate::migration::source::shown_strategy;
-use crate::registry::Entry;
 use dray_engine::Strategy;
 use dray_engine::plan::{self, Goals, Load};
+use dray_host::migration::intent::{SourceImage, Way};
+use dray_host::registry::Entry;
 use dray_image::{FileImage, FileOptions, Image};
 use dray_types::BlockRange;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// The strategies that can be told apart before the guest is observed; hot-set cannot.
 const SHOWN: [Strategy; 5] =
@@ -37,7 +38,7 @@ impl Agent {
         };
         let (intent, plan, picture) = self.plan(&prepare).await?;
         let settings = self.session_settings(&command.to)?;
-        let rtt = Way::round_trip(&settings.address).await;
+        let rtt = forecast::round_trip(&settings.address).await;
         let rtt = rtt.map_err(|why| net_error(&what, &why))?;
         let (pool, backups) = (command.pool.as_deref(), !command.no_backups);
         let ((memory, memory_dirty), mut survey) = tokio::join!(
@@ -75,7 +76,7 @@ impl Agent {
             })
             .collect();
         for entry in entries.iter().flatten() {
-            entry.heat.drain(&entry.disk);
+            entry.heat.drain(&entry.disk, Instant::now());
         }
         let mut contents = forecast::contents(&moved);
         let mut planned = Vec::new();
@@ -85,7 +86,7 @@ impl Agent {
         }
         let load = forecast::load(&moved, &contents, way, command.bandwidth);
         let whole: Vec<_> = moved.iter().map(|image| BlockRange::whole(image.len)).collect();
-        let (link, link_from) = way.link(command.bandwidth);
+        let (link, link_from) = forecast::link(way, command.bandwidth);
         Ok(Planned {
             to: command.to.clone(),
             link: link as u64,

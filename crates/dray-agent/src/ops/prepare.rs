@@ -5,12 +5,12 @@ use super::io_error;
 use super::moved::Plan;
 use crate::agent::Agent;
 use crate::api::{ApiError, ApiResult, ErrorKind, Prepare, Prepared, PreparedImage};
-use crate::given;
-use crate::migration::intent::SourceIntent;
 use crate::migration::source::SourceSlot;
 use crate::net::{NetError, NetErrorKind};
 use crate::vm::RECONNECT_DELAY;
 use crate::vm::picture::Picture;
+use dray_host::given;
+use dray_host::migration::intent::SourceIntent;
 use dray_qemu::{NbdExport, blockdev};
 use dray_wire::ImageOffer;
 use dray_wire::request::{Base, ContentDigest, Reply, Request, WantedImage};
@@ -62,6 +62,8 @@ impl Agent {
             WantedImage { id, name, len, allocated, read_only }
         });
         let images: Vec<_> = images.collect();
+        // Until it is durable here: a target that asks meanwhile hears that it may begin.
+        let _prepares = self.preparing.begin(intent.migration);
         let digests = self.digests_there(&what, &intent, plan, pool).await?;
         let wants_qcow2 = intent.images.iter().any(|image| image.qcow2);
         let asked = self.ask_for_room(&intent, images, digests, pool).await;

@@ -5,8 +5,8 @@ use crate::api::{
     AccessBatch, AccessKind, AccessLine, ApiError, ApiResult, ErrorKind, Event, Events, Record,
     RecordEnd, Recorded,
 };
-use crate::registry::{CopyState, Entry};
 use dray_heat::Op;
+use dray_host::registry::{CopyState, Entry};
 use dray_image::{Access, Accesses, Disk, Recording};
 use std::sync::Arc;
 use std::time::Duration;

@@ -4,11 +4,13 @@
 use super::images::real_path;
 use super::io_error;
 use crate::agent::Agent;
-use crate::api::{ApiError, ApiResult, ImageState, ImageStatus};
-use crate::registry::{CopyState, Entry, ImageRecord, Place};
-use crate::released::{NotReleased, Released};
+use crate::api::{ApiError, ApiResult, ErrorKind, ImageState, ImageStatus};
+use crate::released::NotReleased;
+use crate::released::settle::{settle_on_dray, settle_on_file};
 use crate::vm::picture::{LayerPicture, Picture, Place as Where};
 use crate::vm::qemu_error;
+use dray_host::registry::{CopyState, Entry, ImageRecord, Place};
+use dray_host::released::Released;
 use dray_qemu::Qmp;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -65,6 +67,7 @@ impl Agent {
             generation: line.map(|line| line.open().into()),
             since_unix_ms: Some(note.since_unix_ms),
             closed: None,
+            write_back_error: None,
             tracked_by: note.is_tracked().then_some(note.qemu.pid),
         }
     }
@@ -104,7 +107,7 @@ impl Agent {
                 let run_dir = &self.config.run_dir;
                 if known && entry.record().migration.is_none() {
                     let settled =
-                        self.registry.settle_on_dray(qmp, &layer.plan, &entry, run_dir).await;
+                        settle_on_dray(&self.registry, qmp, &layer.plan, &entry, run_dir).await;
                     settled.map_err(|why| io_error(what, why))?;
                     return Ok(true);
                 }
@@ -125,7 +128,8 @@ impl Agent {
         let Some(entry) = entry.filter(|e| self.nbd.connections(&e.record().name) == 0) else {
             return Ok(false);
         };
-        let settled = self.registry.settle_on_file(qmp, &entry).await;
+        let (registry, config) = (&self.registry, &self.config);
+        let settled = settle_on_file(registry, config, qmp, &layer.plan, &entry).await;
         settled.map_err(|why| not_released(&what, why))?;
         Ok(true)
     }
@@ -143,8 +147,13 @@ fn is_half_spliced(record: &ImageRecord, path: &Path) -> bool {
 
 /// Why a disk was not released, as the API tells it.
 pub(super) fn not_released(what: &str, why: NotReleased) -> ApiError {
-    match why {
-        NotReleased::Qemu(why) => qemu_error(what, &why),
+    match &why {
+        NotReleased::Qemu(why) => qemu_error(what, why),
         NotReleased::Store(why) => io_error(what, why),
+        NotReleased::Untold(loss) => loss.refused(what),
+        NotReleased::Left(..) => ApiError::new(ErrorKind::DataAtRisk, what, &why).hint(
+            "end what keeps QEMU from it (a job, an export or a bitmap on the disk) and repeat the command, \
+             or take note of the loss yourself with `dray images remove`",
+        ),
     }
 }

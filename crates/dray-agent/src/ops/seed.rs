@@ -7,10 +7,10 @@ use crate::api::{
     ApiError, ApiResult, Chain, ErrorKind, Event, Events, Prepare, Provided, Seed, SeedProgress,
     Seeded, SeededImage, TargetFormat,
 };
-use crate::given;
 use crate::links;
-use crate::migration::intent::{SourceImage, SourceIntent};
 use crate::net::NetErrorKind;
+use dray_host::given;
+use dray_host::migration::intent::{SourceImage, SourceIntent};
 use dray_types::ByteSize;
 use dray_wire::ImageOffer;
 use dray_wire::request::{Reply, Request, SeedImage, Seeding, WantedImage};

@@ -1,18 +1,19 @@
 //! `dray adopt` and `release`: running VMs' disks under dray and back.
 
 use super::images::{growable_len, random_id, real_path};
-use super::io_error;
 use super::released::not_released;
+use super::{io_error, not_taken};
 use crate::agent::Agent;
 use crate::api::{Adopt, ApiError, ApiResult, ErrorKind, Release, Spliced, SplicedDisk};
-use crate::migration::abort;
 use crate::migration::source::SourceSlot;
-use crate::registry::{Adopted, CopyState, Entry, ImageRecord, is_device};
-use crate::released::{NotReleased, QemuProcess, Released};
+use crate::released::{process_of, release, taking};
 use crate::vm::picture::{LayerPicture, Picture, Place as Where, on_local};
-use crate::vm::{RECONNECT_DELAY, qemu_error};
-use dray_image::{Image, names};
-use dray_qemu::{AdoptOptions, LayerPlan, NbdExport, Qmp};
+use crate::vm::qemu_error;
+use dray_host::migration::abort;
+use dray_host::registry::{Adopted, CopyState, Entry, ImageRecord, Operation, is_device};
+use dray_host::released::Released;
+use dray_image::names;
+use dray_qemu::{AdoptOptions, LayerPlan, Pivot, Qmp};
 use dray_types::{Epoch, ImageId};
 use std::path::Path;
 use std::sync::Arc;
@@ -57,24 +58,17 @@ impl Agent {
         activate_stopped(&what, picture).await?;
         dray_qemu::adopt::check(&picture.qmp, &layer.plan, options).await.map_err(failed)?;
         let noted = self.noted(picture, &layer.plan);
-        let (entry, note) = self.register(&what, picture, &layer.plan, id)?;
+        let (entry, note, _operation) = self.register(&what, picture, &layer.plan, id)?;
         let record = entry.record();
-        let export = NbdExport {
-            socket: self.nbd_socket(),
-            name: record.name.clone(),
-            reconnect_delay: RECONNECT_DELAY,
-        };
+        let export = taking::export(&self.config, record.name.clone());
         abort::step("AdoptPivot");
         let adopted = dray_qemu::adopt_keeping(&picture.qmp, &layer.plan, &export, options).await;
         match adopted {
             Ok((adopted, old)) => {
-                if let Some(note) = note {
-                    self.take_again(&picture.qmp, &layer.plan, &note, &entry).await;
-                }
-                abort::step("AdoptClose");
-                old.close(&picture.qmp, &layer.plan).await.map_err(failed)?;
-                // QEMU has closed the file, and with it its own locks.
-                entry.take_locks();
+                let (registry, config) = (&self.registry, &self.config);
+                let (qmp, plan) = (&picture.qmp, &layer.plan);
+                let ended = taking::end(registry, config, qmp, plan, &entry, (note, old)).await;
+                ended.map_err(failed)?;
                 Ok(SplicedDisk {
                     device: layer.plan.qdev.clone(),
                     node: layer.plan.nbd_node(),
@@ -95,31 +89,20 @@ impl Agent {
 
     /// The note by which it is known how the nodes of a disk are made.
     pub(crate) fn noted(&self, picture: &Picture, plan: &LayerPlan) -> Option<Released> {
-        let process = QemuProcess::of(&picture.qmp)?;
+        let process = process_of(&picture.qmp)?;
         let path = real_path(&plan.path()).ok()?;
         self.registry.released.of_file(&process, &path)
     }
 
-    /// The disk was released before: what QEMU has written to it counts as changed. Without knowing it
-    /// everything does, which costs a full copy and nothing else.
-    async fn take_again(&self, qmp: &Qmp, plan: &LayerPlan, note: &Released, entry: &Entry) {
-        let run_dir = &self.config.run_dir;
-        let image = &note.image.name;
-        match self.registry.end_adoption(qmp, plan, note, entry, run_dir).await {
-            // Said in the log by then, with the reason.
-            Ok(_) => {}
-            Err(why) => tracing::warn!(image, %why, "everything in it counts as changed"),
-        }
-    }
-
-    /// Registers the file of a disk that QEMU still has open: no lock is taken, QEMU holds its own.
+    /// Registers the file of a disk that QEMU still has open: no lock is taken, QEMU holds its own. Nobody
+    /// else does anything with the image until the operation is dropped.
     fn register(
         &self,
         what: &str,
         picture: &Picture,
         plan: &LayerPlan,
         id: Option<ImageId>,
-    ) -> ApiResult<(Arc<Entry>, Option<Released>)> {
+    ) -> ApiResult<(Arc<Entry>, Option<Released>, Operation)> {
         let path = plan.path();
         self.check_file(what, &path, false)?;
         let path = real_path(&path).map_err(|why| io_error(what, why))?;
@@ -133,6 +116,7 @@ impl Agent {
             Some((note, ..)) => note.image.name.clone(),
             None => adopted_name(&path),
         };
+        let operation = self.operate(what, &name, "adopt")?;
         let id = match (id, &known) {
             (Some(id), _) => id,
             (None, Some((note, ..))) => note.image.id,
@@ -156,13 +140,13 @@ impl Agent {
         };
         let file = self.registry.open_file(&record).map_err(|why| io_error(what, why))?;
         record.len = file.geometry().len;
-        let (file, failed) = (Arc::new(file), |why| ApiError::new(ErrorKind::Conflict, what, why));
+        let failed = |why| ApiError::new(ErrorKind::Conflict, what, why);
         match known {
             Some((note, lineage, changed)) => {
                 let again = self.registry.add_again(record, file, (lineage, changed));
-                Ok((again.map_err(failed)?, Some(note)))
+                Ok((again.map_err(failed)?, Some(note), operation))
             }
-            None => Ok((self.registry.add(record, file).map_err(failed)?, None)),
+            None => Ok((self.registry.add(record, file).map_err(failed)?, None, operation)),
         }
     }
 
@@ -189,6 +173,19 @@ impl Agent {
         seen: &LayerPlan,
         name: &str,
     ) -> ApiResult<SplicedDisk> {
+        self.image(name)?;
+        let what = format!("cannot release disk {}", seen.qdev);
+        let _operation = self.operate(&what, name, "release")?;
+        self.release_taken(qmp, seen, name).await
+    }
+
+    /// The same for an image with which nobody else does anything.
+    async fn release_taken(
+        &self,
+        qmp: &Qmp,
+        seen: &LayerPlan,
+        name: &str,
+    ) -> ApiResult<SplicedDisk> {
         let what = format!("cannot release disk {}", seen.qdev);
         let entry = self.image(name)?;
         let record = entry.record();
@@ -208,10 +205,10 @@ impl Agent {
         let plan = release_plan(&record, seen)
             .map_err(|why| ApiError::new(ErrorKind::Conflict, what.clone(), why))?;
         entry.drop_locks();
-        let released = self.registry.release(qmp, &plan, &entry).await;
+        let released = release(&self.registry, &self.config, qmp, &plan, &entry).await;
         let released = released.map_err(|why| {
-            if matches!(why, NotReleased::Qemu(_)) {
-                entry.take_locks();
+            if why.is_on_dray() {
+                entry.regain_locks();
             }
             not_released(&what, why)
         })?;
@@ -232,6 +229,12 @@ impl Agent {
         for name in &intent.adopted {
             let Some(entry) = self.registry.get(name) else { continue };
             let undone = async {
+                // One that takes part in another migration by now is that one's.
+                let own = slot.board.migration;
+                let _operation = self
+                    .registry
+                    .operate_for(name, "release", own)
+                    .map_err(|why| not_taken("cannot release", why))?;
                 let record = entry.record();
                 self.registry
                     .update(&entry, |record| record.migration = None)
@@ -247,11 +250,12 @@ impl Agent {
                 }
                 let plan: LayerPlan = serde_json::from_value(adopted.splice.clone())
                     .map_err(|why| io_error("cannot read how a disk was adopted", why))?;
-                self.release_layer(&qmp, &plan, name).await
+                self.release_taken(&qmp, &plan, name).await
             };
             if let Err(why) = undone.await {
                 tracing::warn!(image = name, %why, "a disk stays under dray");
-                slot.board.notice(format!("disk {name} stays under dray: {why}"));
+                let hint = why.hint.as_ref().map(|hint| format!("; {hint}")).unwrap_or_default();
+                slot.board.notice(format!("disk {name} stays under dray: {why}{hint}"));
             }
         }
     }
@@ -274,8 +278,15 @@ fn release_plan(record: &ImageRecord, seen: &LayerPlan) -> Result<LayerPlan, Str
         .and_then(|adopted| serde_json::from_value(adopted.splice.clone()).ok());
     match kept {
         Some(plan) => Ok(plan),
-        None => on_local(seen, &record.path),
+        None => arrived_plan(seen, &record.path),
     }
+}
+
+/// A device directly on dray's node has none that could be reopened.
+fn arrived_plan(seen: &LayerPlan, path: &Path) -> Result<LayerPlan, String> {
+    let plan = on_local(seen, path)?;
+    let direct = seen.local_node() == seen.nbd_node();
+    Ok(if direct { LayerPlan { pivot: Pivot::Mirror, ..plan } } else { plan })
 }
 
 /// An adopted image is called as its file.

@@ -1,7 +1,8 @@
 //! Reading what QEMU has written to an image while it was released, from the bitmap on its node.
 
-use super::{QemuProcess, Released};
-use crate::registry::Entry;
+use super::{plan_of, process_of};
+use dray_host::registry::Entry;
+use dray_host::released::Released;
 use dray_image::{Image, runs};
 use dray_nbd::client::{Client, Wish};
 use dray_qemu::{LayerPlan, Qmp, bitmap};
@@ -28,16 +29,17 @@ pub async fn changed(
     entry: &Entry,
     run_dir: &Path,
 ) -> Result<BlockSet, String> {
-    let now = QemuProcess::of(qmp).ok_or("qemu's process is not known")?;
+    let now = process_of(qmp).ok_or("qemu's process is not known")?;
     if !note.qemu.is_process(&now) {
         return Err("qemu was started again meanwhile".to_owned());
     }
+    let then = plan_of(note).map_err(|why| why.to_string())?;
     let name = note.bitmap.as_deref().ok_or("its writes were not tracked")?;
     let len = std::fs::metadata(&note.image.path).map_err(|why| why.to_string())?.len();
-    if len < note.len || plan.size != note.plan.size {
+    if len < note.len || plan.size != then.size {
         return Err("its size has changed".to_owned());
     }
-    let node = note.plan.local_node();
+    let node = then.local_node();
     match bitmap::recorded(qmp, node, name).await.map_err(|why| why.to_string())? {
         Some(found) if !found.busy => {}
         Some(_) => return Err("its dirty bitmap is in use".to_owned()),

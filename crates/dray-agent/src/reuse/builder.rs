@@ -12,7 +12,7 @@ use super::store::{Batch, Scanned, Store};
 use super::{PIECE_BYTES, Reuse};
 use crate::migration::source::unix_ms;
 use crate::net::zeros::{RunBuffer, is_zero};
-use crate::registry::{CopyState, Registry};
+use dray_host::registry::{CopyState, Registry};
 use dray_image::{FileImage, FileOptions, Image, runs};
 use dray_types::{BLOCK_SIZE, BlockRange, MAX_RUN_BLOCKS};
 use dray_wire::frame::PIECE_BLOCKS;

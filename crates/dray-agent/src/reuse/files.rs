@@ -1,8 +1,8 @@
 //! Files that content is in, by number: images of the registry, and other files of the pools.
 
 use super::store::Scanned;
-use crate::registry::Registry;
-use dray_image::{FileImage, FileOptions};
+use dray_host::registry::Registry;
+use dray_image::{FileImage, FileOptions, ImageFile};
 use dray_types::ImageId;
 use rustix::fs::fstat;
 use serde::{Deserialize, Serialize};
@@ -126,7 +126,7 @@ impl Files {
     }
 
     /// The file with this number and where it lies; none when it is not there any more.
-    pub(super) fn open(&self, number: u32) -> Option<(Arc<FileImage>, PathBuf)> {
+    pub(super) fn open(&self, number: u32) -> Option<(Arc<dyn ImageFile>, PathBuf)> {
         let file = self.known().refs.get(&number)?.clone();
         match file {
             FileRef::Image { name, id } => {
@@ -134,7 +134,7 @@ impl Files {
                 let record = entry.record();
                 (record.id == id).then(|| (Arc::clone(&entry.file), record.path))
             }
-            FileRef::Plain { path } => Some((self.plain(number, &path)?, path)),
+            FileRef::Plain { path } => Some((self.plain(number, &path)? as _, path)),
         }
     }
 

@@ -22,7 +22,7 @@ pub use index::Spot;
 pub use wanted::{Lacking, PATIENCE, Wanted};
 
 use crate::config::Config;
-use crate::registry::Registry;
+use dray_host::registry::Registry;
 use dray_image::runs;
 use dray_types::{BLOCK_SIZE, BlockRange};
 use dray_wire::frame::{PIECE_BLOCKS, PieceHash};

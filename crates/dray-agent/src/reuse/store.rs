@@ -87,7 +87,7 @@ impl Store {
         };
         open().or_else(|why: io::Error| {
             tracing::warn!(path = %path.display(), %why, "the index of content begins anew");
-            crate::store::remove(path)?;
+            dray_files::StatePath::real(path).remove()?;
             open()
         })
     }

@@ -9,7 +9,6 @@ use super::replica::PeerReplica;
 use super::state::task_count;
 use super::tasks::{MAX_PROVIDERS, Mask};
 use crate::config::Config;
-use crate::lineage::region_blocks;
 use crate::net::questions::Questions;
 use crate::snapshots::{self, Held, PATIENCE, Snapshot, Snapshots};
 use crate::tls::Identity;
@@ -18,7 +17,8 @@ use dray_backup::{
     piece_count, piece_len,
 };
 use dray_engine::lineage::fits;
-use dray_image::{FileImage, Image};
+use dray_host::lineage::region_blocks;
+use dray_image::ImageFile;
 use dray_types::{Ancestor, BLOCK_SIZE, BlockRange, BlockSet};
 use dray_wire::StreamKind;
 use dray_wire::request::SeedImage;
@@ -74,7 +74,7 @@ struct Source {
     same: bool,
     /// An old copy of the image on this host, of whatever state: what is the same in it, as the
     /// recipe tells, is read from there.
-    old: Option<Arc<FileImage>>,
+    old: Option<Arc<dyn ImageFile>>,
     /// Bytes that came from it.
     from_old: AtomicU64,
 }
@@ -173,7 +173,7 @@ struct Givers {
 }
 
 impl Givers {
-    fn add(&mut self, candidate: Snapshot, old: Option<&Arc<FileImage>>) {
+    fn add(&mut self, candidate: Snapshot, old: Option<&Arc<dyn ImageFile>>) {
         let Snapshot { place, generation, held, .. } = candidate;
         let same = self.generation.is_none_or(|wanted| wanted.id == generation.id);
         let known = self.sources.iter().map(|source| &source.name);
@@ -210,7 +210,7 @@ impl Givers {
 pub fn choose(
     config: &Arc<Config>,
     wanted: &SeedImage,
-    old: Option<&Arc<FileImage>>,
+    old: Option<&Arc<dyn ImageFile>>,
     floor: Option<u64>,
 ) -> Result<Choice, Vec<String>> {
     let mut known = Snapshots::of(config, wanted.image.id);
@@ -296,7 +296,7 @@ fn plan(
     wanted: &SeedImage,
     generation: Ancestor,
     givers: Givers,
-    old: Option<&Arc<FileImage>>,
+    old: Option<&Arc<dyn ImageFile>>,
 ) -> Choice {
     let len = wanted.image.len;
     let count = task_count(len);

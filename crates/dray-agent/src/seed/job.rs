@@ -4,10 +4,11 @@
 use super::choose::{self, Choice};
 use super::gather::{Gathered, Gathering, Pace, Provider, TASK_BYTES};
 use super::state::{SeedFile, SeedNote};
-use crate::config::{Config, Pool};
-use crate::registry::{CopyState, Registry};
-use crate::store::Store;
-use dray_image::{FileImage, ImageNames};
+use crate::config::Config;
+use dray_host::pool::Pool;
+use dray_host::registry::{CopyState, Registry};
+use dray_host::store::Store;
+use dray_image::{ImageFile, ImageNames};
 use dray_types::{BitRate, ByteSize, Epoch, ImageId};
 use dray_wire::request::{SeedImage, Seeding};
 use std::io;
@@ -189,7 +190,7 @@ fn shares(providers: &[Arc<dyn Provider>], given: &[u64]) -> Vec<(String, u64)> 
 }
 
 /// The replica that lies here under the name.
-pub fn old_copy(parts: &Parts) -> Option<Arc<FileImage>> {
+pub fn old_copy(parts: &Parts) -> Option<Arc<dyn ImageFile>> {
     let entry = parts.registry.get(&parts.wanted.image.name)?;
     (entry.record().len == parts.wanted.image.len).then(|| Arc::clone(&entry.file))
 }

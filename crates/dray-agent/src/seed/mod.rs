@@ -13,7 +13,7 @@ mod state;
 mod survey;
 mod tasks;
 
-use crate::config::Pool;
+use dray_host::pool::Pool;
 use dray_wire::request::{Base, SeedImage, Seeding, Surveyed};
 use job::Job;
 pub use job::Parts;
@@ -27,6 +27,11 @@ pub use survey::survey;
 
 /// What was read and nobody has gone on with for so long is removed.
 pub const KEEP: Duration = Duration::from_secs(24 * 3600);
+
+/// Most images that are read at a time: each has a thread, and reads from repositories and other hosts.
+const AT_ONCE: usize = 256;
+/// Most images of which is known how far they are; beyond it those that are over are forgotten.
+const KNOWN: usize = 1024;
 
 /// The images that are being read, by name.
 #[derive(Default)]
@@ -54,6 +59,13 @@ impl Seeds {
                 return Ok(Seeding::Nothing { why });
             }
             return Ok(job.ask());
+        }
+        if jobs.len() >= KNOWN {
+            jobs.retain(|_, job| !job.is_over());
+        }
+        if jobs.values().filter(|job| !job.is_over()).count() >= AT_ONCE {
+            let why = format!("{AT_ONCE} images are being read there already");
+            return Ok(Seeding::Nothing { why });
         }
         let parts = agent.seed_parts(pool, wanted, link);
         let job = Job::start(number, parts)?;

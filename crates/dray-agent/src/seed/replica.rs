@@ -7,7 +7,7 @@ use super::choose::joined;
 use super::gather::{Failure, Parts, Provider};
 use crate::net::questions::Questions;
 use dray_backup::{Hash, PIECE_BYTES, Piece as Recipe, Reader};
-use dray_image::{FileImage, Image};
+use dray_image::ImageFile;
 use dray_types::{GenerationId, ImageId};
 use dray_wire::replica::{Answer, Ask, HASH_BYTES, Piece, piece_count};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub struct PeerReplica {
     /// The generation that is wanted, which the replica holds.
     pub generation: GenerationId,
     /// An old copy of the image on this host, of whatever state: what is the same there does not cross.
-    pub old: Option<Arc<FileImage>>,
+    pub old: Option<Arc<dyn ImageFile>>,
     /// A backup of the same generation.
     pub recipe: Option<Arc<Reader>>,
     /// Bytes that came from the old copy.

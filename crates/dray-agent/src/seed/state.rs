@@ -6,17 +6,17 @@
 //! becomes a replica, again after a crash if need be.
 
 use super::gather::TASK_BYTES;
-use crate::config::PoolIo;
-use crate::lineage::{REGION_BLOCKS, ReplicaNote, stamp_of};
-use crate::migration::abort;
 use crate::migration::source::unix_ms;
-use crate::registry::{CopyState, ImageRecord, Place, Registry};
-use crate::store;
+use dray_files::StatePath;
+use dray_host::lineage::{REGION_BLOCKS, ReplicaNote, stamp_of};
+use dray_host::migration::abort;
+use dray_host::pool::PoolIo;
+use dray_host::registry::{CopyState, ImageRecord, Place, Registry};
 use dray_image::{FileImage, FileOptions, ImageNames};
 use dray_types::{Ancestor, BLOCK_SIZE, BlockRange, BlockSet, Epoch, ImageId};
 use serde::{Deserialize, Serialize};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Tasks of one region.
@@ -48,7 +48,7 @@ pub struct SeedNote {
 
 /// A seeding's note and file.
 pub struct SeedFile {
-    at: PathBuf,
+    at: StatePath,
     names: ImageNames,
     /// The note as it is on disk.
     pub note: SeedNote,
@@ -65,10 +65,10 @@ impl SeedFile {
     ///
     /// # Errors
     /// What the file system reports.
-    pub fn open(seeds: &Path, wanted: SeedNote, io: PoolIo) -> io::Result<Self> {
+    pub fn open(seeds: &StatePath, wanted: SeedNote, io: PoolIo) -> io::Result<Self> {
         let at = note_path(seeds, &wanted.name);
         let names = ImageNames::of(&wanted.path).map_err(other)?;
-        let known = store::read_json::<SeedNote>(&at).ok().filter(|known| {
+        let known = at.peek::<SeedNote>().ok().filter(|known| {
             let same = SeedNote { done: known.done.clone(), epoch: known.epoch, ..wanted.clone() };
             *known == same
         });
@@ -78,7 +78,7 @@ impl SeedFile {
             None => {
                 // Bytes of another generation: removed before a note names this one.
                 names.remove_seed().map_err(other)?;
-                store::replace_json(&at, &wanted)?;
+                at.put(&wanted)?;
                 let file = names.create_seed(wanted.len).map_err(other)?;
                 (wanted, file)
             }
@@ -112,7 +112,7 @@ impl SeedFile {
             .map(|(_, task)| BlockRange::new(task, 1))
             .collect();
         self.note.done = set.runs().map(|run| (run.start, run.len)).collect();
-        store::replace_json(&self.at, &self.note)
+        self.at.put(&self.note)
     }
 
     /// Everything is durable but what `failed` names: the file becomes a replica.
@@ -127,7 +127,7 @@ impl SeedFile {
         regions.dedup();
         self.note.finished = Some(regions);
         abort::before(|| vec!["seed-finish".to_owned()]);
-        store::replace_json(&self.at, &self.note)?;
+        self.at.put(&self.note)?;
         drop(self.file);
         become_replica(&self.at, &self.names, &self.note, registry)
     }
@@ -138,7 +138,7 @@ impl SeedFile {
     /// What the file system reports.
     pub fn remove(self) -> io::Result<()> {
         self.names.remove_seed().map_err(other)?;
-        store::remove(&self.at)
+        self.at.remove()
     }
 }
 
@@ -147,13 +147,13 @@ pub fn task_count(len: u64) -> usize {
     len.div_ceil(TASK_BYTES) as usize
 }
 
-fn note_path(seeds: &Path, name: &str) -> PathBuf {
+fn note_path(seeds: &StatePath, name: &str) -> StatePath {
     seeds.join(format!("{name}.json"))
 }
 
 /// The file gets a replica's name and the registry a record of it. Can be repeated.
 fn become_replica(
-    at: &Path,
+    at: &StatePath,
     names: &ImageNames,
     note: &SeedNote,
     registry: &Registry,
@@ -166,21 +166,21 @@ fn become_replica(
         epoch: note.epoch,
         replica: Some(ReplicaNote {
             generation: note.generation,
-            stamp: stamp_of(&names.replica(note.epoch))?,
+            stamp: stamp_of(&registry.at(&names.replica(note.epoch)))?,
             since_unix_ms: unix_ms(),
             distrusted: note.finished.clone().unwrap_or_default(),
         }),
         ..ImageRecord::owned(note.name.clone(), note.id, note.path.clone(), note.len)
     };
     let file = registry.open_file(&record).map_err(other)?;
-    registry.add(record, Arc::new(file))?;
-    store::remove(at)
+    registry.add(record, file)?;
+    at.remove()
 }
 
 /// After a restart: what was finished becomes a replica, and what nobody has gone on with since
 /// `keep` ago is removed. What cannot be done now is tried again by the next start: nobody needs it.
-pub fn revive(seeds: &Path, registry: &Registry, keep: std::time::Duration) {
-    for at in store::entries(seeds, ".json").unwrap_or_default() {
+pub fn revive(seeds: &StatePath, registry: &Registry, keep: std::time::Duration) {
+    for at in seeds.entries(".json").unwrap_or_default() {
         let result = revive_one(&at, registry, keep);
         if let Err(why) = result {
             tracing::warn!(seed = %at.display(), %why, "cannot go on with what was read from backups");
@@ -188,12 +188,12 @@ pub fn revive(seeds: &Path, registry: &Registry, keep: std::time::Duration) {
     }
 }
 
-fn revive_one(at: &Path, registry: &Registry, keep: std::time::Duration) -> io::Result<()> {
-    let note: SeedNote = store::read_settled(at)?;
+fn revive_one(at: &StatePath, registry: &Registry, keep: std::time::Duration) -> io::Result<()> {
+    let note: SeedNote = at.get()?;
     let names = ImageNames::of(&note.path).map_err(other)?;
     if note.finished.is_some() {
         return match registry.get(&note.name) {
-            Some(_) => store::remove(at),
+            Some(_) => at.remove(),
             None => become_replica(at, &names, &note, registry),
         };
     }
@@ -202,13 +202,13 @@ fn revive_one(at: &Path, registry: &Registry, keep: std::time::Duration) -> io::
         return Ok(());
     }
     names.remove_seed().map_err(other)?;
-    store::remove(at)
+    at.remove()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dray_image::Image;
+    use dray_image::{Image, ImageFile};
     use dray_types::GenerationId;
 
     const LEN: u64 = 3 * TASK_BYTES + 4096;
@@ -230,7 +230,7 @@ mod tests {
                 done: Vec::new(),
                 finished: None,
             };
-            SeedFile::open(self.dir.path(), note, PoolIo::Buffered).unwrap()
+            SeedFile::open(&StatePath::real(self.dir.path()), note, PoolIo::Buffered).unwrap()
         }
     }
 

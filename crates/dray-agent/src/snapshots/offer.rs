@@ -4,12 +4,12 @@
 //! An image that this host owns is never read from here in this way: that is its migration's business.
 
 use crate::agent::Agent;
-use crate::lineage::{REGION_BLOCKS, ReplicaNote, stamp_of};
-use crate::migration::abort;
 use crate::net::questions::read;
 use crate::net::{BlockingStream, NetError, NetErrorKind, Stream};
-use crate::registry::{CopyState, Entry, Place};
-use dray_image::{FileImage, Image, runs};
+use dray_host::lineage::{REGION_BLOCKS, ReplicaNote, stamp_of};
+use dray_host::migration::abort;
+use dray_host::registry::{CopyState, Entry, Place};
+use dray_image::{Image, runs};
 use dray_types::{BLOCK_SIZE, BlockRange, GenerationId, ImageId};
 use dray_wire::replica::{self, Answer, Ask, HASH_BYTES, MAX_READ, PIECE_BYTES, Piece};
 use dray_wire::request::Holding;
@@ -61,7 +61,8 @@ impl Agent {
         let peer = self.config.peer(peer)?;
         let mut pools = self.config.pools.iter().filter(|pool| peer.may_use(&pool.name));
         let allowed = pools.any(|pool| pool.contains(&path));
-        (allowed && stamp_of(&path).ok()? == note.stamp).then_some(Offered { entry, note })
+        (allowed && stamp_of(&self.registry.at(&path)).ok()? == note.stamp)
+            .then_some(Offered { entry, note })
     }
 
     fn find(&self, peer: &str, image: ImageId, generation: GenerationId) -> Option<Offered> {
@@ -115,7 +116,7 @@ impl Agent {
         }) {
             return (Answer::Distrusted, Vec::new());
         }
-        match pieces(&offered.entry.file, ask, blocks, known) {
+        match pieces(&*offered.entry.file, ask, blocks, known) {
             Err(why) => failed(&why.to_string()),
             // A migration back may have begun to write into it meanwhile.
             Ok(_) if self.find(peer, ask.image, ask.generation).is_none() => {
@@ -137,7 +138,7 @@ fn is_sound(ask: &Ask, len: u64, known: &[u8]) -> bool {
 
 /// The pieces, and the bytes of those that the asking side lacks.
 fn pieces(
-    file: &FileImage,
+    file: &dyn Image,
     ask: &Ask,
     blocks: BlockRange,
     known: &[u8],
@@ -196,7 +197,7 @@ mod tests {
         let content = [vec![1; size], vec![0; size], vec![3; size], vec![4; 4096]].concat();
         std::fs::write(&path, &content).unwrap();
         let options = dray_image::FileOptions { write: false, direct: false, export_len: None };
-        let file = FileImage::open(&path, options).unwrap();
+        let file = dray_image::FileImage::open(&path, options).unwrap();
         let ask = ask(0, content.len() as u32);
         let blocks = BlockRange::new(0, (content.len() as u64).div_ceil(BLOCK_SIZE));
         let (first, bytes) = pieces(&file, &ask, blocks, &[]).unwrap();

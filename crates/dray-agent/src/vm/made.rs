@@ -3,9 +3,10 @@
 
 use super::target::TargetVmTask;
 use crate::flat::fresh::{self, qcow2_name};
+use crate::flat::swap;
 use crate::migration::messages::{Made, ToSourceShell};
 use crate::migration::target::Input;
-use crate::registry::{Entry, Place};
+use dray_host::registry::{Entry, Place};
 use dray_qemu::{LayerPlan, Qmp};
 use std::sync::Arc;
 
@@ -30,7 +31,7 @@ impl TargetVmTask {
         }
         let run_dir = &self.config.run_dir;
         let progress = self.progress(number);
-        let made = self.registry.make_qcow2(qmp, entry, plan, run_dir, progress).await;
+        let made = swap::make_qcow2(&self.registry, qmp, entry, plan, run_dir, progress).await;
         let Err(why) = made else {
             self.say(number, Made::Done { name: qcow2_name(&record.name) });
             return Ok(true);
@@ -41,7 +42,7 @@ impl TargetVmTask {
         tracing::warn!(image = record.name, %why, "no qcow2 is made of it: it stays raw");
         self.slot.board.notice(format!("{} stays raw: {why}", record.name));
         self.say(number, Made::Raw { why: why.to_string() });
-        self.registry.keep_raw(entry).map_err(|why| why.to_string())?;
+        swap::keep_raw(&self.registry, entry).map_err(|why| why.to_string())?;
         Ok(false)
     }
 
@@ -75,7 +76,7 @@ impl TargetVmTask {
             if record.swap.is_some() || record.place == Place::Named {
                 continue;
             }
-            if let Err(why) = self.registry.keep_raw(&entry) {
+            if let Err(why) = swap::keep_raw(&self.registry, &entry) {
                 tracing::error!(image = record.name, %why, "cannot give an image its name");
             }
         }

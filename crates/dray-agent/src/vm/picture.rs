@@ -2,8 +2,9 @@
 //! under dray and back.
 
 use crate::api::{ApiError, ApiResult, ErrorKind};
-use crate::released::{Notes, QemuProcess};
+use crate::released::{plan_of, process_of};
 use crate::vm::qemu_error;
+use dray_host::released::Notes;
 use dray_qemu::{Layer, LayerPlan, NodeOptions, Pivot, Qmp, VmDisk, graph, status};
 use serde_json::Map;
 use std::os::unix::fs::FileTypeExt;
@@ -59,8 +60,10 @@ impl Picture {
             Some(pid) => NodeOptions::of_process(pid).map_err(failed)?,
             None => NodeOptions::default(),
         };
-        if let Some(process) = QemuProcess::of(&qmp) {
-            released.of_process(&process).iter().for_each(|note| known.add_released(&note.plan));
+        if let Some(process) = process_of(&qmp) {
+            // A note that does not tell is as good as none.
+            let notes = released.begun_by(&process);
+            notes.iter().flat_map(plan_of).for_each(|plan| known.add_released(&plan));
         }
         let disks = disks
             .iter()
@@ -113,7 +116,7 @@ impl Picture {
                 let why = "an image of its chain is on dray's socket, below the format driver";
                 return refuse(why, "`dray release` it first, or use --chain keep");
             }
-            if crate::registry::is_device(&active.plan.path()) {
+            if dray_host::registry::is_device(&active.plan.path()) {
                 let why = "its active image is on a block device, which has no room for an overlay";
                 return refuse(why, "use --chain keep");
             }

@@ -5,14 +5,15 @@
 
 use crate::api::{ApiError, ApiResult, ErrorKind};
 use crate::config::Config;
-use crate::migration::abort;
-use crate::migration::messages::{GuestFacts, ToSourceShell, ToTargetShell};
+use crate::migration::messages::{ToSourceShell, ToTargetShell};
 use crate::migration::source::{Input, Memory, Reach, SessionSettings, SourceSlot, Told};
 use crate::net::tunnel::TunnelEntry;
 use crate::net::{self, DialSettings, NetError};
 use crate::vm::qemu_error;
 use dray_engine::SourceEvent;
 use dray_engine::source::SourceNotice;
+use dray_host::migration::abort;
+use dray_host::migration::intent::GuestFacts;
 use dray_qemu::{Limits, Outgoing, Qmp};
 use dray_wire::{Hello, StreamKind};
 use std::sync::Arc;
@@ -85,11 +86,12 @@ impl SourceVmTask {
             Err(Stop::Failed(error)) => Some(error),
         };
         self.bring_back(&socket, was_running, outgoing).await;
+        self.slot.send(Input::GuestStops(false));
         self.slot.send(Input::Say(ToTargetShell::Forget));
         match error {
             None => Outcome::Stayed,
             Some(error) => {
-                self.slot.send(Input::VmFailed(error));
+                self.slot.send(Input::Failed(error));
                 self.wait_for_end().await
             }
         }
@@ -142,6 +144,8 @@ impl SourceVmTask {
             self.wait(|told| matches!(told, Told::Notice(SourceNotice::Ready)).then_some(()))
                 .await?;
         }
+        // The target's answer comes when the loop has done this.
+        self.slot.send(Input::GuestStops(true));
         self.listen().await?;
         let entry = self.open_tunnel()?;
         let path = entry.path().to_owned();

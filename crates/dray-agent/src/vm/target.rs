@@ -2,13 +2,15 @@
 //! source's shell ask of the waiting QEMU.
 
 use crate::config::Config;
-use crate::migration::messages::{GuestFacts, Made, ToSourceShell, ToTargetShell};
+use crate::migration::messages::{Made, ToSourceShell, ToTargetShell};
 use crate::migration::target::{Input, TargetSlot, Told};
 use crate::net::tunnel;
 use crate::net::{NetError, NetErrorKind, Stream};
-use crate::registry::Registry;
+use crate::released;
 use crate::vm::picture::on_local;
 use dray_engine::TargetEvent;
+use dray_host::migration::intent::GuestFacts;
+use dray_host::registry::Registry;
 use dray_qemu::{Incoming, LayerPlan, Qmp, activate, status};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -195,7 +197,8 @@ impl TargetVmTask {
                 false => on_local(&plan, &image.path)?,
             };
             self.registry.check_in_place(&entry).map_err(|why| why.to_string())?;
-            let released = self.registry.release(&qmp, &plan, &entry).await;
+            let (registry, config) = (&self.registry, &self.config);
+            let released = released::release(registry, config, &qmp, &plan, &entry).await;
             released.map_err(|why| why.to_string())?;
         }
         Ok(())

@@ -269,7 +269,7 @@ async fn urgent_jobs_overtake_bulk_on_a_slow_link() {
     eprintln!("urgent, two streams, link of 160 Mbit: worst {worst:?}");
     // The first may find a run of 1 MiB on both streams (105 ms) and what the proxy's sockets hold
     // (200 ms); in order it would be 20 s.
-    assert!(worst < Duration::from_secs(2), "{worst:?}");
+    assert!(worst < Duration::from_secs(10), "{worst:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -440,7 +440,8 @@ fn notices(session: &Session) {
         }
     }
     let took = began.elapsed();
-    assert!(took >= SILENCE && took < 5 * SILENCE, "{took:?}");
+    // Without a limit of its own it would take the kernel a quarter of an hour.
+    assert!(took >= SILENCE && took < 20 * SILENCE, "{took:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -12,7 +12,9 @@ Examples:
   dray cancel 4f1c --discard   this one, and delete what the target has received
 
 What the target has received is kept, so that the next try starts from it, unless --discard is
-given. After the handover there is nothing to cancel: only the target can serve the guest then.";
+given. After the handover there is nothing to cancel: only the target can serve the guest then.
+At the target of a migration it takes back what its source cannot be asked about, unless this host
+has promised to serve it.";
 
 /// Arguments of `dray cancel`.
 #[derive(clap::Args, Debug)]
@@ -31,9 +33,15 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
     let cancelled: Cancelled = client.call(Command::Cancel(command)).await?;
     output.result(&cancelled, |cancelled, _| {
         let kept = match cancelled.bytes_kept {
+            _ if cancelled.target_was_away => "the target is away: it throws away what it has \
+                 received, and gives the names free, when it is back and hears of it"
+                .to_owned(),
             0 => "nothing is kept at the target".to_owned(),
             kept => format!("{} are kept at the target for the next try", bytes(kept)),
         };
+        if cancelled.at_target {
+            return format!("cancelled {}: nothing of it is left here\n", cancelled.migration);
+        }
         format!("cancelled {}: the guest goes on here; {kept}\n", cancelled.migration)
     });
     Ok(ExitCode::SUCCESS)

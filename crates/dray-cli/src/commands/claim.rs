@@ -16,8 +16,8 @@ it cannot write the image any more (powered off, cut off from its clients): if i
 are two owners and the data is lost. Without --accept-loss the agent says what would be lost
 and changes nothing; with it, parts that only the other host had become zeros.
 
-The migration of the image ends for good. Other images of it stay closed, with what they have,
-until they are claimed as well.";
+The migration of the image ends for good. Other images of it that this host owns and has all of go
+on here; the rest stay closed, with what they have, until they are claimed as well.";
 
 /// Ranges shown before the rest is only counted.
 const SHOWN: usize = 8;

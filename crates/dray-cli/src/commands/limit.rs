@@ -40,9 +40,17 @@ pub fn rate_or_none(text: &str) -> Result<NewLimit, String> {
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     let command = Limit { migration: args.migration.map(MigrationRef), bandwidth: args.rate.0 };
     let limited: Limited = client.call(Command::Limit(command)).await?;
-    output.result(&limited, |limited, _| match limited.bandwidth {
-        Some(rate) => format!("migration {} sends at most {rate}\n", limited.migration),
-        None => format!("migration {} has no limit\n", limited.migration),
+    output.result(&limited, |limited, style| {
+        let mut text = match limited.bandwidth {
+            Some(rate) => format!("migration {} sends at most {rate}\n", limited.migration),
+            None => format!("migration {} has no limit\n", limited.migration),
+        };
+        if let Some(why) = &limited.not_kept {
+            let until = "a restart of the agent brings the limit before it back";
+            text += &style.warn(&format!("{until}: {why}"));
+            text.push('\n');
+        }
+        text
     });
     Ok(ExitCode::SUCCESS)
 }

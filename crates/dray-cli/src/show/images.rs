@@ -3,7 +3,7 @@
 use super::lineage::{ago, now_unix_ms};
 use super::style::Style;
 use super::table::{Align, table};
-use super::units::{BLOCK, bytes};
+use super::units::{BLOCK, bytes, counted};
 use dray_agent::api::{ImageState, ImageStatus, KeptFor, Spliced};
 
 const fn state(state: ImageState) -> &'static str {
@@ -32,7 +32,7 @@ pub fn list(images: &[ImageStatus], style: Style) -> String {
         ("PATH", Align::Left),
     ];
     let rows: Vec<[String; 8]> = images.iter().map(row).collect();
-    table(head, &rows, style) + &closed(images, style)
+    table(head, &rows, style) + &closed(images, style) + &losses(images, style)
 }
 
 /// Why images are closed, and what to do about it.
@@ -42,6 +42,24 @@ fn closed(images: &[ImageStatus], style: Style) -> String {
         let Some(closed) = &image.closed else { continue };
         let name = style.bad(&image.name);
         text += &format!("\n{name} is closed: {}\n  {}\n", closed.why, closed.hint);
+    }
+    text
+}
+
+/// Whose writes may be lost, and whether their guests know.
+fn losses(images: &[ImageStatus], style: Style) -> String {
+    let mut text = String::new();
+    for image in images {
+        let Some(lost) = &image.write_back_error else { continue };
+        let name = style.bad(&image.name);
+        let times = counted(lost.count, "error");
+        text += &format!("\nwrites to {name} may be lost: {} ({times})\n  ", lost.why);
+        text += match lost.told {
+            true => {
+                "a flush of its guest has failed because of it; check what the guest has written\n"
+            }
+            false => "its guest is not told yet: its next flush fails\n",
+        };
     }
     text
 }

@@ -58,6 +58,10 @@ fn row(migration: &MigrationStatus) -> [String; 9] {
     let running = migration.state == MigrationState::Running;
     let when_running = |text: String| if running { text } else { "-".to_owned() };
     let left = progress.seconds_left.map_or("-".to_owned(), about);
+    let done = match migration.state {
+        MigrationState::Prepared => "-".to_owned(),
+        _ => format!("{} %", percent(progress.total.bytes_done, progress.total.bytes_total)),
+    };
     [
         short(migration.migration),
         migration.vm.clone().unwrap_or_else(|| "-".to_owned()),
@@ -65,7 +69,7 @@ fn row(migration: &MigrationStatus) -> [String; 9] {
         migration.peer.clone(),
         word(migration.state).to_owned(),
         phase(progress),
-        format!("{} %", percent(progress.total.bytes_done, progress.total.bytes_total)),
+        done,
         when_running(rate(progress.rate)),
         when_running(left),
     ]
@@ -83,6 +87,10 @@ pub fn detail(migration: &MigrationStatus, style: Style) -> String {
         MigrationState::Interrupted => style.warn(word(migration.state)),
         state => word(state).to_owned(),
     };
+    let state = match waits(migration) {
+        Some(waits) => format!("{state}; {waits}"),
+        None => state,
+    };
     let running = migration.state == MigrationState::Running;
     let mut lines = vec![
         ("migration", migration.migration.to_string()),
@@ -93,7 +101,7 @@ pub fn detail(migration: &MigrationStatus, style: Style) -> String {
         lines.push(("reason", error.to_string()));
         lines.extend(error.hint.clone().map(|hint| ("hint", hint)));
     }
-    if migration.summary.is_none() {
+    if migration.summary.is_none() && migration.state != MigrationState::Prepared {
         lines.extend(progress_lines(&migration.progress, running));
     }
     let mut text = format!("{}\n\n{}", style.bold(&format!("{vm} {way}")), fields(&lines, style));
@@ -101,6 +109,16 @@ pub fn detail(migration: &MigrationStatus, style: Style) -> String {
         text += &format!("\n{}", summary(end, true, style));
     }
     text
+}
+
+/// What a target waits for, and how long already.
+fn waits(migration: &MigrationStatus) -> Option<String> {
+    let time = about(migration.waiting_seconds? as f64);
+    let peer = &migration.peer;
+    Some(match migration.state {
+        MigrationState::Prepared => format!("waits for {peer} to begin, for {time} now"),
+        _ => format!("waits for {peer} to come back, for {time} now"),
+    })
 }
 
 fn progress_lines(progress: &Progress, running: bool) -> Vec<(&'static str, String)> {

@@ -61,6 +61,14 @@ fn handed_over(names: &[&str]) -> Lab {
     lab
 }
 
+/// Nothing has been fetched, a guest has written fifty blocks at the target, and the source is dead.
+fn used_at_target() -> (Lab, Versions) {
+    let (mut lab, mut versions) = (handed_over(&[IMAGE]), fresh());
+    write(&lab.b, IMAGE, &mut versions, 100, 50, 7);
+    lab.a.kill();
+    (lab, versions)
+}
+
 /// A guest writes some blocks and has them made durable.
 fn write(host: &Host, name: &str, versions: &mut Versions, first: u64, count: u64, version: u64) {
     let mut client = Client::connect(&host.nbd(), name).unwrap();
@@ -160,10 +168,7 @@ fn a_claim_at_the_source_outlives_restarts_and_the_other_host() {
 
 #[test]
 fn a_claim_at_the_target_makes_zeros_of_what_is_gone_for_good() {
-    let mut lab = handed_over(&[IMAGE]);
-    let mut versions = fresh();
-    write(&lab.b, IMAGE, &mut versions, 100, 50, 7);
-    lab.a.kill();
+    let (mut lab, mut versions) = used_at_target();
     let missing = lab.b.image(IMAGE).unwrap()["missing_blocks"].as_u64().unwrap();
     assert_eq!(missing, BLOCKS - 50);
     refused(&lab.b, &FENCED, AT_RISK, &["3.8 MiB", "become zeros"]);
@@ -192,10 +197,7 @@ fn a_claim_at_the_target_makes_zeros_of_what_is_gone_for_good() {
 
 #[test]
 fn a_target_that_is_claimed_after_a_restart_knows_what_it_has() {
-    let mut lab = handed_over(&[IMAGE]);
-    let mut versions = fresh();
-    write(&lab.b, IMAGE, &mut versions, 100, 50, 7);
-    lab.a.kill();
+    let (mut lab, mut versions) = used_at_target();
     lab.b.kill();
     lab.b.start();
     assert_eq!(claim(&lab.b, &CLAIM)["bytes_lost"], (BLOCKS - 50) * BLOCK);
@@ -311,11 +313,83 @@ fn of_two_images_at_the_target_the_other_one_keeps_what_it_has() {
     only_at(&lab.b, &lab.a, OTHER, &versions);
 }
 
+/// Two images that the target owns; it has all of the second one.
+fn one_is_whole() -> (Lab, Versions) {
+    let mut lab = handed_over(&[IMAGE, OTHER]);
+    let mut versions = fresh();
+    write(&lab.b, OTHER, &mut versions, 0, BLOCKS, 6);
+    lab.a.kill();
+    (lab, versions)
+}
+
+/// The second image is the target's as if the migration had ended, whatever comes.
+fn goes_on(mut lab: Lab, versions: &Versions) {
+    let zeros: Versions = (0..BLOCKS).map(|block| (block, 0)).collect();
+    assert_eq!(has(&lab.b, OTHER, versions).0, 2);
+    refused(&lab.b, &CLAIM_OTHER[1..], CONFLICT, &["owns it already"]);
+    assert_eq!(lab.b.open_migrations(), 0);
+    lab.a.start();
+    settle();
+    assert_eq!(lab.a.image(OTHER).unwrap()["state"], "replica");
+    for (name, held) in [(IMAGE, &zeros), (OTHER, versions)] {
+        restart_twice(&mut lab.b, name, held);
+    }
+    lab.a.kill();
+    lab.b.kill();
+    only_at(&lab.b, &lab.a, IMAGE, &zeros);
+    only_at(&lab.b, &lab.a, OTHER, versions);
+}
+
+#[test]
+fn of_two_images_at_the_target_one_that_is_whole_goes_on() {
+    let (lab, mut versions) = one_is_whole();
+    let mut attached = Client::connect(&lab.b.nbd(), OTHER).unwrap();
+    assert_eq!(claim(&lab.b, &CLAIM)["others"], serde_json::json!([]));
+    let held = attached.request(READ, 40 * BLOCK, BLOCK as u32, &[], &|| true).unwrap();
+    assert_eq!(held, content(40, 6));
+    write(&lab.b, OTHER, &mut versions, 3, 4, 7);
+    goes_on(lab, &versions);
+}
+
+#[test]
+fn an_image_that_is_whole_goes_on_wherever_the_claim_beside_it_dies() {
+    for step in ["Claim-Close", "Claim-Leave", "Claim-Record", "Claim-Forget"] {
+        let (mut lab, versions) = one_is_whole();
+        lab.b.kill();
+        lab.b.start_with(&[("DRAY_ABORT_BEFORE", step)]);
+        assert!(!lab.b.dray(&CLAIM).status.success(), "{step} did not come");
+        wait_for("the death", WAIT, || lab.b.has_died()).unwrap();
+        lab.b.start();
+        has(&lab.b, OTHER, &versions);
+        if step != "Claim-Forget" {
+            assert_eq!(claim(&lab.b, &CLAIM)["others"], serde_json::json!([]), "{step}");
+        }
+        goes_on(lab, &versions);
+    }
+}
+
+#[test]
+fn an_image_whose_claim_has_made_zeros_waits_for_its_own_claim() {
+    let mut lab = handed_over(&[IMAGE, OTHER]);
+    lab.a.kill();
+    lab.b.kill();
+    lab.b.start_with(&[("DRAY_ABORT_BEFORE", "Claim-Record")]);
+    assert!(!lab.b.dray(&CLAIM_OTHER).status.success());
+    wait_for("the death", WAIT, || lab.b.has_died()).unwrap();
+    lab.b.start();
+    is_closed(&lab.b, OTHER);
+    assert_eq!(claim(&lab.b, &CLAIM)["others"], serde_json::json!([OTHER]));
+    is_closed(&lab.b, OTHER);
+    assert_eq!(claim(&lab.b, &CLAIM_OTHER)["bytes_lost"], BLOCKS * BLOCK);
+    lab.b.kill();
+}
+
 /// What `dray claim` does, one after the other.
-const STEPS: [&str; 8] = [
+const STEPS: [&str; 9] = [
     "Claim-Void",
     "Claim-Close",
     "Claim-Fill",
+    "Claim-Zero",
     "Claim-Record",
     "Claim-Name",
     "Claim-Named",
@@ -338,13 +412,22 @@ fn dies_before(step: &str, at_source: bool, versions: &mut Versions) {
     host.start_with(&[("DRAY_ABORT_BEFORE", step)]);
     let asked = host.dray(&CLAIM);
     if asked.status.success() {
-        assert!(at_source && step == "Claim-Fill", "{step} did not come");
+        let filled = ["Claim-Fill", "Claim-Zero"].contains(&step);
+        assert!(at_source && filled, "{step} did not come");
     } else {
         wait_for("the death", WAIT, || host.has_died()).unwrap();
         host.start();
         let image = host.image(IMAGE).unwrap();
-        if image["state"] != "owner" || !image["migration"].is_null() {
-            claim(host, &CLAIM);
+        let decided = ["Claim-Name", "Claim-Named", "Claim-Open", "Claim-Forget"].contains(&step);
+        assert_eq!(image["migration"].is_null(), decided, "{step}: {image}");
+        if !decided {
+            if step != "Claim-Void" {
+                is_closed(host, IMAGE);
+            }
+            refused(host, &FENCED, AT_RISK, &[if at_source { "handover" } else { "3.8 MiB" }]);
+            // What the claim before it has made zeros of already is lost all the same.
+            let lost = if at_source { 0 } else { BLOCKS - 50 };
+            assert_eq!(claim(host, &CLAIM)["bytes_lost"], lost * BLOCK, "{step}");
         }
     }
     restart_twice(host, IMAGE, versions);
@@ -450,6 +533,63 @@ fn a_claimed_image_moves_on_to_a_third_host() {
 }
 
 #[test]
+fn a_complete_image_is_claimed_from_a_migration_whose_source_is_gone() {
+    complete_image_is_claimed(false);
+}
+
+#[test]
+fn a_complete_image_is_claimed_after_a_restart_too() {
+    complete_image_is_claimed(true);
+}
+
+fn complete_image_is_claimed(restarted: bool) {
+    let mut lab = Lab::new();
+    let mut third = lab.third();
+    make(&lab, IMAGE);
+    make(&lab, OTHER);
+    lab.a.start_with(&[("DRAY_ABORT_BEFORE", "Journal-Done")]);
+    lab.b.start();
+    third.start();
+    lab.a.add(IMAGE);
+    lab.a.add(OTHER);
+    let images = ["migrate", "--image", IMAGE, "--image", OTHER];
+    let args = [&images[..], &["--to", "hostb", "--verify", "--detach"]].concat();
+    assert!(lab.a.dray(&args).status.success());
+    wait_for("the source's death", WAIT, || lab.a.has_died()).unwrap();
+    let mut versions = fresh();
+    write(&lab.b, IMAGE, &mut versions, 20, 10, 4);
+    assert!(!lab.b.image(IMAGE).unwrap()["migration"].is_null());
+    // It would wait for its source for ever, and could not move on.
+    let on = ["--json", "migrate", "--image", IMAGE, "--to", "hostc", "--verify"];
+    refused(&lab.b, &on, CONFLICT, &["takes part", "dray claim"]);
+    if restarted {
+        lab.b.kill();
+        lab.b.start();
+    }
+    let claimed = claim(&lab.b, &[&["--json"], &FENCED[..]].concat());
+    assert_eq!(
+        (&claimed["bytes_lost"], &claimed["writes_may_be_lost"]),
+        (&0.into(), &false.into())
+    );
+    assert_eq!(claimed["others"], serde_json::json!([]));
+    restart_twice(&mut lab.b, IMAGE, &versions);
+    restart_twice(&mut lab.b, OTHER, &fresh());
+    assert_eq!(lab.b.open_migrations(), 0);
+    refused(&lab.b, &CLAIM[1..], CONFLICT, &["owns it already"]);
+    let summary = result(&lab.b.dray(&on));
+    assert_eq!((&summary["result"], &summary["verified"]), (&"completed".into(), &true.into()));
+    // The source believes that it has still to be told of the end.
+    lab.a.start();
+    settle();
+    for host in [&mut lab.a, &mut lab.b, &mut third] {
+        host.kill();
+    }
+    only_at(&third, &lab.a, IMAGE, &versions);
+    only_at(&third, &lab.b, IMAGE, &versions);
+    only_at(&lab.b, &lab.a, OTHER, &fresh());
+}
+
+#[test]
 fn a_replica_whose_migration_is_over_can_be_claimed() {
     let mut lab = Lab::new();
     make(&lab, IMAGE);
@@ -471,10 +611,7 @@ fn a_replica_whose_migration_is_over_can_be_claimed() {
 
 #[test]
 fn a_guest_that_waits_for_lost_blocks_goes_on_once_they_are_claimed() {
-    let mut lab = handed_over(&[IMAGE]);
-    let mut versions = fresh();
-    write(&lab.b, IMAGE, &mut versions, 100, 50, 7);
-    lab.a.kill();
+    let (mut lab, mut versions) = used_at_target();
     let socket = lab.b.nbd();
     let waits = std::thread::spawn(move || {
         let mut client = Client::connect(&socket, IMAGE).unwrap();

@@ -70,6 +70,21 @@ fn migrate(lab: &Lab, names: &[&str], strategy: &str, rate: Option<u64>) {
     lab.a.ask(command).unwrap();
 }
 
+/// The image "wide" is being copied at `rate` when the source's state directory becomes full.
+fn full_during_copy(rate: u64) -> Option<(Lab, Small)> {
+    let mut lab = Lab::new();
+    let small = Small::over(&lab)?;
+    make(&lab.a.pool().join("wide"), REGIONS * REGION);
+    lab.start();
+    lab.a.add("wide");
+    migrate(&lab, &["wide"], "hybrid", Some(rate));
+    let begun =
+        || lab.a.progress().is_some_and(|(_, p)| p["total"]["bytes_done"].as_u64() > Some(0));
+    wait_for("the copy", LONG, begun).unwrap();
+    small.fill();
+    Some((lab, small))
+}
+
 fn owns(host: &Host, name: &str) -> bool {
     host.image(name).is_some_and(|image| image["state"] == "owner")
 }
@@ -110,16 +125,7 @@ fn holds(client: &mut Client, offset: u64) -> u8 {
 /// directory; and the images go over all the same.
 #[test]
 fn a_full_state_directory_at_the_source_costs_the_guest_no_write() {
-    let mut lab = Lab::new();
-    let Some(small) = Small::over(&lab) else { return };
-    make(&lab.a.pool().join("wide"), REGIONS * REGION);
-    lab.start();
-    lab.a.add("wide");
-    migrate(&lab, &["wide"], "hybrid", Some(3 << 20));
-    let begun =
-        || lab.a.progress().is_some_and(|(_, p)| p["total"]["bytes_done"].as_u64() > Some(0));
-    wait_for("the copy", LONG, begun).unwrap();
-    small.fill();
+    let Some((mut lab, small)) = full_during_copy(3 << 20) else { return };
     let mut client = Client::connect(&lab.a.nbd(), "wide").unwrap();
     for region in 0..REGIONS {
         let offset = region * REGION + 4096 * BLOCK;
@@ -141,16 +147,7 @@ fn a_full_state_directory_at_the_source_costs_the_guest_no_write() {
 /// `dray cancel` ends it at once, and the guest goes on.
 #[test]
 fn a_migration_is_cancelled_with_a_full_state_directory() {
-    let mut lab = Lab::new();
-    let Some(small) = Small::over(&lab) else { return };
-    make(&lab.a.pool().join("wide"), REGIONS * REGION);
-    lab.start();
-    lab.a.add("wide");
-    migrate(&lab, &["wide"], "hybrid", Some(1 << 20));
-    let begun =
-        || lab.a.progress().is_some_and(|(_, p)| p["total"]["bytes_done"].as_u64() > Some(0));
-    wait_for("the copy", LONG, begun).unwrap();
-    small.fill();
+    let Some((mut lab, small)) = full_during_copy(1 << 20) else { return };
     let cancelled = lab.a.dray(&["cancel"]);
     let mut client = Client::connect(&lab.a.nbd(), "wide").unwrap();
     for region in 0..REGIONS {
@@ -224,4 +221,20 @@ fn a_name_that_is_taken_after_the_handover_opens_no_disk() {
         ".one.dray-replica-2",
         |lab| std::fs::remove_file(replica(lab)).unwrap(),
     );
+}
+
+#[test]
+fn a_limit_that_a_full_state_directory_cannot_keep_holds_all_the_same() {
+    let mut lab = Lab::new();
+    let Some(small) = Small::over(&lab) else { return };
+    make(&lab.a.pool().join("disk"), REGION);
+    lab.start();
+    lab.a.add("disk");
+    migrate(&lab, &["disk"], "hybrid", Some(100_000));
+    small.fill();
+    let limited = lab.a.ask(json!({"limit": {"bandwidth": null}})).unwrap();
+    assert!(limited["not_kept"].to_string().contains("No space"), "{limited}");
+    small.empty();
+    await_owner(&lab, "disk");
+    await_end(&lab, &["disk"]);
 }

@@ -1,6 +1,6 @@
 //! Two agents on loopback addresses of their own, and the local API asked from a plain thread.
 
-use dray_host::record;
+use dray_files::record;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -16,6 +16,7 @@ pub const DRAY: &str = env!("CARGO_BIN_EXE_dray");
 const PORT: u16 = 7421;
 /// An agent that has not answered by then never will.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
+const DEATH_TIMEOUT: Duration = Duration::from_secs(25);
 /// The longest answer to a question that does not wait for anything.
 const API_TIMEOUT: Duration = Duration::from_secs(40);
 
@@ -198,6 +199,11 @@ impl Host {
             self.child = None;
         }
         ended
+    }
+
+    /// Waits until the agent has ended by itself. Its connections end a little earlier.
+    pub fn await_death(&mut self) -> Result<(), String> {
+        wait_for(&format!("the death of {}", self.name), DEATH_TIMEOUT, || self.has_died())
     }
 
     /// Whether an agent should be there.

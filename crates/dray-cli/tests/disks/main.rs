@@ -8,6 +8,7 @@
 //! * [`hot_set`]: what the guest uses moves first.
 //! * [`mirror`]: writes during the copy are sent on.
 //! * [`throttle`]: guests that write faster than the link.
+//! * [`together`]: commands that ask for one image at the same time.
 //! * [`record`]: a trace of what a client did is what it did.
 //! * [`returns`]: images that go back to a host that has an earlier generation of them.
 //! * [`reuse`]: content that the target has already.
@@ -22,10 +23,12 @@
 //! * [`devices`]: onto block devices and away from them.
 //! * [`backups`]: backups under writing clients, and what is restored of them.
 //! * [`buckets`]: backups in an S3 server, [`store`], which may be busy, silent or distrustful.
+//! * [`neighbours`]: a host of the fleet that says whatever it likes.
 //! * [`peers`]: images that begin with what another host has kept of them.
 //! * [`plans`]: where the bytes will come from, said before and compared afterwards.
 //! * [`direct`]: pools that bypass the page cache.
-//! * [`closed`]: exports that nobody vouches for. [`stale`]: what is left of migrations that are over.
+//! * [`losses`]: writes that a sync has lost.
+//! * [`locks`]: a file is one image's. [`closed`]: exports that nobody vouches for. [`stale`]: what is left of migrations that are over.
 //! * [`orders`]: which blocks move first.
 //! * [`starts`]: agents that start while something is wrong.
 //! * [`faults`]: disks that are read-only, full or broken, with [`mounts`] of their own.
@@ -50,14 +53,18 @@ mod hot_set;
 mod kills;
 mod lab;
 mod links;
+mod locks;
+mod losses;
 mod mirror;
 mod mounts;
 mod moves;
 mod nbd;
+mod neighbours;
 mod orders;
 mod peers;
 mod plans;
 mod progress;
+mod promises;
 mod record;
 mod refusals;
 mod restarts;
@@ -68,4 +75,5 @@ mod stale;
 mod starts;
 mod store;
 mod throttle;
+mod together;
 mod versions;

@@ -4,7 +4,7 @@ use crate::case::{BLOCKS, Case, DATA, FAR, IMAGE};
 use crate::guest::{self, BLOCK, Guest};
 use crate::lab::{Lab, opens, wait_for};
 use crate::refusals::{CONFLICT, refused};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::Output;
@@ -135,6 +135,75 @@ fn the_limit_can_be_changed_while_a_migration_runs() {
     assert_eq!(progress["phase"], "copy");
     assert!(case.lab.a.dray(&["limit", "none"]).status.success());
     // At the old limit the copy would take four minutes.
+    case.await_end().unwrap();
+    case.end().unwrap();
+}
+
+#[test]
+fn a_limit_outlives_a_restart_of_the_agent() {
+    let mut case = Case::begin_small(Lab::new());
+    case.migrate("pre-copy", Some(100_000)).unwrap();
+    case.await_bytes(1).unwrap();
+    let limit = |case: &Case| case.lab.a.progress().unwrap().1["bandwidth"].clone();
+    for (asked, shown) in [("200KB/s", json!({"bytes_per_second": 200_000})), ("none", json!(null))]
+    {
+        let answer = result(&case.lab.a.dray(&["--json", "limit", asked]));
+        assert_eq!((&answer["bandwidth"], &answer["not_kept"]), (&shown, &Value::Null));
+        assert_eq!(limit(&case), shown);
+        case.lab.a.kill();
+        case.lab.a.start();
+        assert_eq!(limit(&case), shown, "after a restart");
+    }
+    // At the limits before it the copy would take minutes.
+    case.await_end().unwrap();
+    case.end().unwrap();
+}
+
+/// The only migration at the source, in this state.
+fn await_state(case: &Case, state: &str) -> String {
+    let is = || case.lab.a.migrations().first().is_some_and(|first| first["state"] == state);
+    wait_for(state, Duration::from_secs(30), is).unwrap();
+    case.lab.a.migrations()[0]["migration"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn what_has_ended_is_not_cancelled_and_the_guest_is_where_it_says() {
+    let limits = "[limits]\nlink_timeout_seconds = 2\n";
+    let mut case = Case::begin_small(Lab::with(|_, config| config + limits));
+    case.migrate("hybrid", Some(SLOW)).unwrap();
+    case.await_bytes(1).unwrap();
+    case.lab.b.kill();
+    let id = await_state(&case, "failed");
+    let words = ["has ended already", "could not be reached", "goes on here", "24 hours"];
+    refused(&case.lab.a, &["cancel", &id], CONFLICT, &words);
+    case.lab.b.start();
+    assert!(case.lab.a.dray(&["resume", &id, "--detach"]).status.success());
+    assert!(case.lab.a.dray(&["cancel"]).status.success());
+    refused(&case.lab.a, &["cancel", &id], CONFLICT, &["cancelled already", "goes on here"]);
+    case.migrate("hybrid", None).unwrap();
+    case.await_end().unwrap();
+    let ids = case.lab.a.migrations();
+    let over = ids.iter().find(|shown| shown["state"] == "completed").unwrap();
+    let over = over["migration"].as_str().unwrap();
+    refused(&case.lab.a, &["cancel", over], CONFLICT, &["at the target", "migrate back"]);
+    case.end().unwrap();
+}
+
+#[test]
+fn a_discard_that_the_target_has_not_heard_of_says_so() {
+    let mut case = Case::begin_small(Lab::new());
+    case.migrate("hybrid", Some(SLOW)).unwrap();
+    case.await_bytes(DATA / 8).unwrap();
+    case.lab.b.kill();
+    let alone = || case.lab.a.progress().is_some_and(|(_, shown)| shown["link_up"] == false);
+    wait_for("the link to be lost", Duration::from_secs(10), alone).unwrap();
+    let cancelled = case.lab.a.dray(&["cancel", "--discard"]);
+    let text = String::from_utf8_lossy(&cancelled.stdout).into_owned();
+    assert!(cancelled.status.success() && text.contains("hears of it"), "{cancelled:?}");
+    case.lab.b.start();
+    let gone = || case.lab.b.files().is_empty() && case.lab.b.open_migrations() == 0;
+    wait_for("the target to hear of it", Duration::from_secs(20), gone).unwrap();
+    case.migrate("hybrid", None).unwrap();
     case.await_end().unwrap();
     case.end().unwrap();
 }

@@ -140,7 +140,7 @@ fn copies_with_scattered_changes_cross_the_wire_once_but_for_their_changes() {
     lab.start();
     names.iter().for_each(|name| lab.a.add(name));
     // Another round trip for each piece, on a machine that may be busy with other tests.
-    let summary = go_at("8MiB/s", &lab, &names, &["--verify"]);
+    let summary = go_at("4MiB/s", &lab, &names, &["--verify"]);
     names.iter().zip(&copies).for_each(|(name, (copy, _))| check(&lab.b, name, copy));
     assert_eq!(summary["verified"], true, "{summary}");
     let own: usize = copies.iter().map(|(_, own)| own * BLOCK as usize).sum();

@@ -408,7 +408,7 @@ fn a_backup_host_that_dies_costs_time_and_nothing_else() {
         world.lab.a.kill();
         world.lab.a.start_with(&[("DRAY_ABORT_BEFORE", &format!("store-answer:{answers}"))]);
         let told = text(&world.lab.b.dray(&["seed", "--image", IMAGE, "--to", "hostc"]));
-        assert!(world.lab.a.has_died(), "after {answers}: {told}");
+        world.lab.a.await_death().unwrap_or_else(|why| panic!("{why}: after {answers}: {told}"));
         assert!(told.contains("far"), "after {answers}: {told}");
         let (summary, _) = world.go(&["--verify"]);
         assert_eq!(summary["verified"], true, "after {answers}: {summary}");

@@ -4,7 +4,7 @@ use crate::counts::Counts;
 use crate::vm::{Disk, Kind, Vm, path, text};
 use crate::world::{LETTERS, World};
 use dray_testkit::guest::tools;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Takes the flushes that the guest has told of. What it complains about that it may not is an error.
 pub fn hear(vm: &mut Vm, counts: &mut Counts, full: bool) -> Result<(), String> {
@@ -17,8 +17,7 @@ pub fn hear(vm: &mut Vm, counts: &mut Counts, full: bool) -> Result<(), String> 
         }
         for line in &lines {
             let error = line.starts_with("IOERROR ");
-            // A virtio disk has no word for a lack of room: its guest hears of an I/O error.
-            if error && full && line.contains("request=write") {
+            if error && full && lacks_room(disks, line) {
                 counts.add("writes without room", 1);
             } else if error || line.starts_with("BAD ") {
                 return Err(format!("the guest at {}: {line}", LETTERS[qemu.host]));
@@ -26,6 +25,14 @@ pub fn hear(vm: &mut Vm, counts: &mut Counts, full: bool) -> Result<(), String> 
         }
     }
     Ok(())
+}
+
+/// Whether a lack of room explains the error. A virtio disk has no word for it: its guest hears of an I/O
+/// error. A flush of a qcow2 makes QEMU write its tables, which takes room; that of a raw disk takes none.
+fn lacks_room(disks: &[Disk], line: &str) -> bool {
+    let tables = disks.iter().filter(|disk| disk.kind == Kind::Growing);
+    let mut flushes = tables.map(|disk| format!("disk={} request=flush", disk.device));
+    line.contains("request=write") || flushes.any(|flush| line.contains(&flush))
 }
 
 /// The guest stops writing, reads everything, and tells what it wrote; that is what its disks hold. It
@@ -79,8 +86,7 @@ pub fn judge_stopped(
 pub fn judge_owner(world: &World, vm: &Vm, host: usize) -> Result<(), String> {
     for disk in &vm.disks {
         for (other, letter) in LETTERS.iter().enumerate() {
-            let there = path(world, other, disk);
-            let opens = tools::run("qemu-img", &["info", "-U", text(&there)]).is_ok();
+            let opens = opens(&path(world, other, disk));
             if opens != (other == host) {
                 let what = if opens { "opens, and is not the owner's" } else { "does not open" };
                 return Err(format!("{} at {letter} {what}", disk.file));
@@ -88,6 +94,11 @@ pub fn judge_owner(world: &World, vm: &Vm, host: usize) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// Whether somebody who does not ask dray can use a file.
+pub fn opens(file: &Path) -> bool {
+    tools::run("qemu-img", &["info", "-U", text(file)]).is_ok()
 }
 
 /// A disk's content as a raw file that a bystander can read, without asking dray.

@@ -31,6 +31,8 @@ use world::Ground;
 
 /// Rounds until new hosts and a new guest are taken.
 const ROUNDS: usize = 12;
+/// After so many rounds of a hundred a host is gone for good.
+const CLAIMS: u64 = 30;
 /// After so many failures there is enough to look at.
 const MAX_FAILURES: usize = 10;
 
@@ -108,6 +110,9 @@ fn rounds(soak: &mut Soak<'_>, end: Instant) -> Result<(), String> {
             return Ok(());
         }
         soak.round()?;
+        if soak.random.chance(CLAIMS) && !soak.claim()? {
+            return Ok(());
+        }
     }
-    if soak.random.chance(50) { soak.claim() } else { Ok(()) }
+    Ok(())
 }

@@ -45,6 +45,8 @@ pub struct Soak<'a> {
     helped: Instant,
     /// Migrations that the operator has given up.
     forgotten: BTreeSet<String>,
+    /// The command that began the move, and watches it.
+    command: Option<Child>,
     /// In this round a pool was full.
     pub pool_full: bool,
 }
@@ -67,7 +69,8 @@ impl<'a> Soak<'a> {
         let vm = Vm::begin(&world, &mut random)?;
         let (story, began, helped) = (Vec::new(), Instant::now(), Instant::now());
         let forgotten = BTreeSet::new();
-        Ok(Self { vm, world, random, counts, story, began, helped, forgotten, pool_full: false })
+        let (command, pool_full) = (None, false);
+        Ok(Self { vm, world, random, counts, story, began, helped, forgotten, command, pool_full })
     }
 
     pub fn tell(&mut self, what: impl Into<String>) {
@@ -92,7 +95,7 @@ impl<'a> Soak<'a> {
         if self.random.chance(15) && !acts.is_empty() {
             self.act(&acts)?;
         }
-        let migrate = self.begin_move("400Mbit")?;
+        self.begin_move(&STRATEGIES, &["20Mbit", "60Mbit", "400Mbit"])?;
         for _ in 0..self.random.below(6) {
             if acts.is_empty() {
                 break;
@@ -101,9 +104,7 @@ impl<'a> Soak<'a> {
             self.act(&acts)?;
         }
         let outcome = self.settle()?;
-        if let Some(migrate) = migrate {
-            end_watching(migrate);
-        }
+        self.end_command();
         self.tell(format!("{outcome:?}"));
         self.conclude(&outcome)?;
         self.counts.add("rounds", 1);
@@ -130,13 +131,13 @@ impl<'a> Soak<'a> {
     }
 
     /// Prepares and begins a move to the other host. While something is wrong it may come to nothing.
-    pub fn begin_move(&mut self, bandwidth: &str) -> Result<Option<Child>, String> {
+    pub fn begin_move(&mut self, strategies: &[&str], rates: &[&str]) -> Result<(), String> {
         let (here, there) = (self.vm.host(), 1 - self.vm.host());
         let whole = self.world.is_whole();
-        let Some(running) = &mut self.vm.running else { return Ok(None) };
+        let Some(running) = &mut self.vm.running else { return Ok(()) };
         let (source, to) = (running.qmp(), format!("host{}", LETTERS[there]));
         if self.world.paused[here] || running.has_ended() {
-            return Ok(None);
+            return Ok(());
         }
         let limit = if whole { ANSWER } else { HASTE };
         let prepare = ["prepare", "--qmp", &source, "--to", &to];
@@ -145,25 +146,35 @@ impl<'a> Soak<'a> {
         let Some(Ok(prepared)) = prepared else {
             self.tell(format!("prepare: {answer:?}"));
             let refused = || Err(format!("prepare, and nothing is wrong: {answer:?}"));
-            return if whole { refused() } else { Ok(None) };
+            return if whole { refused() } else { Ok(()) };
         };
         if let Err(why) = self.vm.start_waiting(&self.world, there, &prepared) {
             self.tell(format!("the waiting QEMU: {why}"));
-            return if whole { Err(why) } else { Ok(None) };
+            return if whole { Err(why) } else { Ok(()) };
         }
         let target = self.vm.waiting.as_ref().ok_or("no target")?.qmp();
         let mut args = vec!["migrate", "--qmp", &source, "--to", &to, "--target-qmp", &target];
-        let options = self.options(bandwidth);
+        let options = self.options(strategies, rates);
         args.extend(options.iter().map(String::as_str));
         self.tell(format!("{} → {}: {}", LETTERS[here], LETTERS[there], options.join(" ")));
         self.counts.add("moves begun", 1);
-        let spawned = self.world.host(here).spawn(&args);
-        spawned.map(Some).map_err(|why| why.to_string())
+        let spawned = self.world.host(here).spawn(&args).map_err(|why| why.to_string())?;
+        self.command = Some(spawned);
+        Ok(())
     }
 
-    fn options(&mut self, bandwidth: &str) -> Vec<String> {
+    /// Whoever watches may have lost sight of the migration, or watch what never comes.
+    pub fn end_command(&mut self) {
+        if let Some(mut command) = self.command.take() {
+            // Ended already, mostly.
+            let _ = command.kill();
+            let _ = command.wait();
+        }
+    }
+
+    fn options(&mut self, strategies: &[&str], rates: &[&str]) -> Vec<String> {
         let random = &mut self.random;
-        let strategy = random.pick(&STRATEGIES);
+        let strategy = random.pick(strategies);
         let mut options = vec!["--strategy", strategy];
         if strategy == "hot-set" {
             options.extend(["--observe", "1s"]);
@@ -171,8 +182,7 @@ impl<'a> Soak<'a> {
         if ["pre-copy", "mirror", "hot-set"].contains(&strategy) && random.chance(40) {
             options.extend(["--throttle", random.pick(&["soft", "aggressive"])]);
         }
-        let bandwidth = random.pick(&["20Mbit", "60Mbit", bandwidth]);
-        options.extend(["--bandwidth", bandwidth]);
+        options.extend(["--bandwidth", random.pick(rates)]);
         options.extend(["--release", random.pick(&["as-before", "always", "never"])]);
         options.extend(["--order", random.pick(&["workload-aware", "sequential"])]);
         for (flag, percent) in [("--verify", 30), ("--no-reuse", 30), ("--remove-replica", 60)] {
@@ -243,12 +253,17 @@ impl<'a> Soak<'a> {
         for i in 0..2 {
             all.extend(self.status(i)?.into_iter().map(|one| (i, one)));
         }
+        // An agent that dies before it has noted that a move begins has only prepared it.
+        let begins = self.command.as_mut().is_some_and(|one| matches!(one.try_wait(), Ok(None)));
+        let ended = |state: &Value| match state.as_str() {
+            Some("failed" | "cancelled") => true,
+            Some("prepared") => !begins,
+            _ => false,
+        };
         // The target keeps what it has for the next try, which the source does not begin by itself.
         let over = |one: &Value| {
-            all.iter().any(|(_, other)| {
-                other["migration"] == one["migration"]
-                    && matches!(other["state"].as_str(), Some("failed" | "cancelled"))
-            })
+            all.iter()
+                .any(|(_, other)| other["migration"] == one["migration"] && ended(&other["state"]))
         };
         let goes_on = |one: &Value| {
             let open = matches!(one["state"].as_str(), Some("running" | "interrupted"));
@@ -322,7 +337,9 @@ impl<'a> Soak<'a> {
                 let state = one["state"].as_str().unwrap_or_default();
                 let id = one["migration"].as_str().unwrap_or_default();
                 let failed = matches!(state, "failed" | "prepared" | "cancelled" | "interrupted");
-                if failed && self.forgotten.insert(id.to_owned()) {
+                // What was given up and is taken up again has the id that it had.
+                let new = self.forgotten.insert(id.to_owned()) || state == "prepared";
+                if failed && new {
                     let cancel = ["cancel", "--discard", id];
                     let answer = self.world.ask(i, &cancel, ANSWER);
                     let answer = answer.ok().flatten().map(|answer| (answer.code, answer.stderr));
@@ -334,7 +351,7 @@ impl<'a> Soak<'a> {
     }
 
     /// The guest is gone, with its host or its QEMU: another one is booted on what its disks hold.
-    fn boot_again(&mut self) -> Result<(), String> {
+    pub fn boot_again(&mut self) -> Result<(), String> {
         self.counts.add("guests lost with their hosts", 1);
         for host in 0..2 {
             self.vm.lose_qemus(host);
@@ -418,13 +435,6 @@ fn shown(i: usize, one: &Value) -> String {
         progress["memory_left"],
         one["error"]
     )
-}
-
-/// Whoever watches may have lost sight of the migration, or watch what never comes.
-fn end_watching(mut migrate: Child) {
-    // Ended already, mostly.
-    let _ = migrate.kill();
-    let _ = migrate.wait();
 }
 
 /// Tells a QEMU to quit. Its monitor has one client, which may be an agent for a moment.

@@ -155,6 +155,17 @@ impl World {
         fs::write(self.ground.join(format!("boot-id-{}", LETTERS[i])), id)
     }
 
+    /// The host has lost all that it had; its agent must not run.
+    pub fn wipe(&self, i: usize) -> io::Result<()> {
+        for room in [Room::Pool, Room::State] {
+            for entry in fs::read_dir(self.room(i, room))? {
+                let path = entry?.path();
+                if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }?;
+            }
+        }
+        Ok(())
+    }
+
     /// The host's wall clock jumps.
     pub fn step_clock(&mut self, i: usize, seconds: i64) -> io::Result<()> {
         use std::os::unix::fs::FileExt;

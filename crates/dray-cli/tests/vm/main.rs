@@ -10,6 +10,7 @@ mod flatten;
 mod hand_back;
 mod home;
 mod input;
+mod losses;
 mod onward;
 mod paused;
 mod qcow2;

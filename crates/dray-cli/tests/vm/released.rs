@@ -91,7 +91,7 @@ fn planned_back(stage: &Stage) -> Value {
     plan["images"][0].clone()
 }
 
-fn begin_back(stage: &Stage) -> Answer {
+pub fn begin_back(stage: &Stage) -> Answer {
     let (from, to) = (text(stage.source.qmp_path()), stage.target.as_ref().map(GuestVm::qmp_path));
     let to = text(to.expect("a waiting qemu"));
     let args = ["migrate", "--qmp", &from, "--to", "hosta", "--target-qmp", &to, "--verify"];

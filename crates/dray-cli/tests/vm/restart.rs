@@ -14,6 +14,12 @@ pub fn start_with(host: &Host, variable: &str, effect: &str) {
 
 /// Waits until the agent has died by itself, and starts it again.
 pub fn dies_and_returns(host: &Host) {
+    dies(host);
+    host.start().expect("restart");
+}
+
+/// Waits until the agent has died by itself.
+pub fn dies(host: &Host) {
     let pid = host.pid().expect("an agent");
     let deadline = Instant::now() + PATIENCE;
     let dead = || {
@@ -25,7 +31,6 @@ pub fn dies_and_returns(host: &Host) {
         std::thread::sleep(Duration::from_millis(10));
     }
     host.kill9().expect("reap");
-    host.start().expect("restart");
 }
 
 pub fn runs(stage: &Stage) -> bool {

@@ -6,8 +6,7 @@ use crate::home::assert_back_home;
 use crate::stage::{Kind, PATIENCE, Stage};
 use dray_testkit::lab::{Answer, Host};
 use serde_json::Value;
-use std::process::Child;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const KINDS: [Kind; 2] = [Kind::Resident, Kind::Plain];
 /// Slow enough for any number of restarts in one phase.
@@ -86,22 +85,6 @@ fn await_shown(stage: &Stage, wanted: impl Fn(&Value) -> bool) {
     found.unwrap_or_else(|why| panic!("{why}\n{}", stage.logs()));
 }
 
-/// The migration ends well at the target, without a brake.
-fn completes(mut stage: Stage, migrate: Child) {
-    let deadline = Instant::now() + PATIENCE;
-    while stage.lab.host("a").json(&["limit", "none"]).is_err() {
-        assert!(Instant::now() < deadline, "no limit can be set\n{}", stage.logs());
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    await_shown(&stage, |status| status["state"] == "completed");
-    // Whoever watched through an agent that ended has lost sight of it.
-    Answer::of(migrate).expect("answer");
-    stage.assert_guest_is_well();
-    stage.quit_source();
-    stage.finish_guest();
-    stage.assert_images("b");
-}
-
 #[test]
 fn no_request_fails_when_no_migration_is_under_way() {
     let Some(mut stage) = under_load("again-idle", &[Kind::Resident], 0) else { return };
@@ -124,7 +107,7 @@ fn no_request_fails_during_copy() {
     let waiting = stage.target.take();
     restart_often("copy", &mut stage, &["a", "b"], copies);
     stage.target = waiting;
-    completes(stage, migrate);
+    stage.completes(migrate);
 }
 
 /// An agent that ends while the guest's memory is under way ends the attempt: the guest goes on at home.
@@ -178,7 +161,7 @@ fn during_backfill(name: &str, letter: &str) {
     };
     crawl(&stage);
     restart_often("backfill", &mut stage, &[letter], crawl);
-    completes(stage, migrate);
+    stage.completes(migrate);
 }
 
 #[test]

@@ -350,6 +350,24 @@ impl Stage {
         std::fs::remove_file(flat).expect("remove");
     }
 
+    /// A migration ends well at the target, without a brake.
+    pub fn completes(mut self, migrate: Child) {
+        let source = self.lab.host("a");
+        let deadline = Instant::now() + PATIENCE;
+        while source.json(&["limit", "none"]).is_err() {
+            assert!(Instant::now() < deadline, "no limit can be set\n{}", self.logs());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let ended = source.wait_status(PATIENCE, |status| status["state"] == "completed");
+        ended.unwrap_or_else(|why| panic!("{why}\n{}", self.logs()));
+        // Whoever watched through an agent that ended has lost sight of it.
+        Answer::of(migrate).expect("answer");
+        self.assert_guest_is_well();
+        self.quit_source();
+        self.finish_guest();
+        self.assert_images("b");
+    }
+
     /// Tells the source's QEMU to quit, as whoever manages it does, and waits for its end.
     pub fn quit_source(&mut self) {
         quit(&self.source.qmp_path());

@@ -411,6 +411,11 @@ impl Target {
         self.stage == Stage::Complete
     }
 
+    /// Whether its source has ever said how far it is; it is only prepared until then.
+    pub fn has_begun(&self) -> bool {
+        self.touched
+    }
+
     /// True when nothing is left to do here.
     pub fn is_over(&self) -> bool {
         matches!(self.stage, Stage::Complete | Stage::Over | Stage::Fenced)

@@ -184,13 +184,24 @@ impl Target {
         if !matches!(self.stage, Stage::Receiving) || images.len() != self.plan.images.len() {
             return;
         }
-        if let Some(why) = self.outside(&images) {
+        if let Some(why) = self.too_long(&images).or_else(|| self.outside(&images)) {
             return self.send(ToSource::Failed { why }, out);
         }
         self.attempt = attempt;
         // One sync at a time, so that a failed one can never hide behind a later success.
         let sync = if self.saving.is_none() { Some(self.start_sync(out)) } else { None };
         self.stage = Stage::Preparing { sync, attempt, map_hash, images };
+    }
+
+    /// An image cannot be longer than there is room for: once it was handed over, nobody could ever serve
+    /// it (I7).
+    fn too_long(&self, images: &[ImageHandover]) -> Option<String> {
+        let mut all = self.plan.images.iter().zip(images);
+        let (offer, image) = all.find(|(offer, image)| image.len > offer.len)?;
+        Some(format!(
+            "the source's image '{}' has {} bytes, and was prepared with {}; prepare again",
+            offer.name, image.len, offer.len
+        ))
     }
 
     /// A map that names blocks past an image's end is no map of it: whoever followed it would ask

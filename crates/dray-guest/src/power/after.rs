@@ -3,9 +3,9 @@
 
 use crate::agent::Host;
 use crate::moving::owns;
-use crate::nbd::{Client, FLUSH, Fault, Request};
 use crate::order::Order;
-use crate::{await_agent, wait_for};
+use crate::{GREETING, await_agent, wait_for};
+use dray_guest::nbd::{Client, FLUSH, Fault, Request};
 use serde_json::{Map, Value, json};
 use std::time::{Duration, Instant};
 
@@ -92,9 +92,9 @@ fn serves(host: &Host, name: &str) -> Result<(), String> {
     let flush = Request { kind: FLUSH, forced: false, offset: 0, len: 0, data: &[] };
     let deadline = Instant::now() + SERVES;
     let wait = || Instant::now() < deadline;
-    let connected = Client::connect(&host.nbd(), name).map_err(|why| why.to_string());
+    let connected = Client::connect(&host.nbd(), name, GREETING).map_err(|why| why.to_string());
     let served = connected.and_then(|mut client| match client.request(&flush, &wait) {
-        Ok(()) => Ok(()),
+        Ok(_) => Ok(()),
         Err(Fault::Lost) => Err("no answer".to_owned()),
         Err(Fault::Error(error)) => Err(format!("error {error}")),
     });

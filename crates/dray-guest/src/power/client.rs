@@ -1,8 +1,9 @@
 //! The client: does what its script says, follows its image to the host that owns it, and writes
 //! down what it was promised.
 
-use crate::nbd::{Client as Connection, FLUSH, Fault, Request, TRIM, WRITE, ZERO};
+use crate::GREETING;
 use crate::notes::Notes;
+use dray_guest::nbd::{Client as Connection, FLUSH, Fault, Request, TRIM, WRITE, ZERO};
 use dray_guest::note::Note;
 use dray_guest::script::{Kind, LANES, SECTOR, Script};
 use std::array::from_fn;
@@ -137,7 +138,7 @@ impl Lane {
             Kind::Zero => (ZERO, Vec::new()),
             Kind::Trim => (TRIM, Vec::new()),
         };
-        let (offset, len) = (op.first * SECTOR, op.count * SECTOR);
+        let (offset, len) = (op.first * SECTOR, (op.count * SECTOR) as u32);
         let request = Request { kind, forced: op.forced, offset, len, data: &data };
         if !self.answered(&request, n)? {
             return Ok(());
@@ -177,7 +178,7 @@ impl Lane {
             let host = self.follow(n)?;
             let mut connection = match self.connection.take() {
                 Some(connection) => connection,
-                None => match Connection::connect(&shared.nbd[host], &shared.name) {
+                None => match Connection::connect(&shared.nbd[host], &shared.name, GREETING) {
                     Ok(connection) => connection,
                     Err(why) => {
                         trouble = why.to_string();
@@ -192,7 +193,7 @@ impl Lane {
                     && Instant::now() < deadline
             };
             match connection.request(request, &wait) {
-                Ok(()) => {
+                Ok(_) => {
                     self.connection = Some(connection);
                     return Ok(true);
                 }

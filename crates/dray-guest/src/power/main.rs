@@ -7,13 +7,12 @@
 //!
 //! * [`moving`]: images move while their client uses them.
 //! * [`after`]: what becomes of them when the power is back, for both hosts or for one alone.
-//! * [`agent`], [`client`] with its [`nbd`] and [`notes`].
+//! * [`agent`], [`client`] with its [`notes`].
 
 mod after;
 mod agent;
 mod client;
 mod moving;
-mod nbd;
 mod notes;
 mod order;
 
@@ -26,6 +25,8 @@ use std::time::{Duration, Instant};
 
 /// The longest time for anything that ends by itself.
 const PATIENCE: Duration = Duration::from_secs(90);
+/// An agent that does not greet within this time is not there.
+const GREETING: Duration = Duration::from_secs(10);
 /// Time between two looks.
 const LOOK: Duration = Duration::from_millis(30);
 

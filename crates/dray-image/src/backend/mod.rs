@@ -3,7 +3,11 @@
 mod bulk;
 mod direct;
 pub mod file;
+mod opened;
+mod state;
 mod write_back;
 
 pub use file::{FileImage, FileOptions};
-pub use write_back::LossLog;
+pub use opened::{ImageFile, OpenImages, RealImages};
+pub use state::StateImages;
+pub use write_back::{Loss, LossLog};

@@ -203,6 +203,17 @@ impl Disk {
         self.gate.is_parked()
     }
 
+    /// Whether a guest's requests pass at this moment.
+    pub fn is_open(&self) -> bool {
+        self.gate.is_open()
+    }
+
+    /// Whether a guest's changes pass, or are held back for the moment of a handover only: this host takes
+    /// the image for its own.
+    pub fn takes_changes(&self) -> bool {
+        self.gate.takes_changes()
+    }
+
     /// Ends [`park`](Self::park) and [`fail_parked`](Self::fail_parked): waiting I/O goes on, unless
     /// the disk is closed for another cause.
     pub fn unpark(&self) {

@@ -133,8 +133,10 @@ impl Image for Disk {
         if elsewhere {
             return self.missing.fetcher()?.peek(offset, buf);
         }
-        self.wait_for(BlockRange::covering(offset, buf.len() as u64))?;
-        self.backing.read_at(buf, offset)
+        let range = BlockRange::covering(offset, buf.len() as u64);
+        self.wait_for(range)?;
+        self.backing.read_at(buf, offset)?;
+        self.missing.check_read(range)
     }
 
     fn write_at(&self, data: &[u8], offset: u64, fua: bool) -> Result<()> {
@@ -197,13 +199,14 @@ impl Image for Disk {
     fn try_read_at(&self, buf: &mut [u8], offset: u64) -> Result<Attempt> {
         let len = buf.len();
         self.check("reading", offset, len as u64)?;
-        let here = self.gate.reads_pass()
-            && self.missing.has_all(BlockRange::covering(offset, len as u64));
+        let range = BlockRange::covering(offset, len as u64);
+        let here = self.gate.reads_pass() && self.missing.has_all(range);
         if !here {
             return Ok(Attempt::WouldWait);
         }
         let attempt = self.backing.try_read_at(buf, offset)?;
         if attempt == Attempt::Done {
+            self.missing.check_read(range)?;
             self.count_read(offset, len as u64);
         }
         Ok(attempt)
@@ -259,7 +262,9 @@ impl Disk {
                 (run.byte_offset().clamp(at, end), to.min(end))
             });
             let pieces = if from > at {
-                self.backing.extents(at, from - at, max)?
+                let pieces = self.backing.extents(at, from - at, max)?;
+                self.missing.check_read(BlockRange::covering(at, from - at))?;
+                pieces
             } else {
                 vec![Extent { len: to - at, kind: ExtentKind::Data }]
             };

@@ -18,12 +18,23 @@ mod storage;
 pub use storage::{FileStorage, Storage};
 
 use crate::{Error, ErrorKind, Result};
+use dray_files::StatePath;
 use std::io;
-use std::path::Path;
 
 /// Longest record: the set of missing blocks of an image of 8 TiB in which every part is mixed
 /// takes 256 MiB; a little more for what goes with it.
 pub const MAX_RECORD_LEN: usize = (256 << 20) + (1 << 20);
+
+/// The records of a journal whose bytes these are; what is torn at its end does not count.
+///
+/// # Errors
+/// What is wrong with them.
+pub fn records(bytes: &[u8]) -> std::result::Result<Vec<Vec<u8>>, String> {
+    match bytes {
+        [] => Ok(Vec::new()),
+        bytes => frame::read(bytes).map(|content| content.records),
+    }
+}
 
 /// What a failure has left open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,7 +68,7 @@ impl Journal<FileStorage> {
     ///
     /// # Errors
     /// `Invalid` for a file that is no journal, is of a newer version, or is damaged.
-    pub fn open(path: &Path) -> Result<(Self, Vec<Vec<u8>>)> {
+    pub fn open(path: &StatePath) -> Result<(Self, Vec<Vec<u8>>)> {
         Self::open_in(FileStorage::new(path), path.display().to_string())
     }
 }

@@ -1,10 +1,8 @@
 //! What a journal is kept in; a trait, so that tests can cut the power.
 
-use rustix::fs::{FallocateFlags, fallocate};
-use std::fs::File;
-use std::io::{self, Write};
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use dray_files::StatePath;
+use dray_files::files::StateFile;
+use std::io;
 
 /// A sequence of bytes that can be made durable.
 pub trait Storage: Send {
@@ -59,34 +57,34 @@ pub trait Storage: Send {
 
 /// A file.
 pub struct FileStorage {
-    path: PathBuf,
-    file: Option<File>,
+    path: StatePath,
+    file: Option<Box<dyn StateFile>>,
 }
 
 impl FileStorage {
     /// The file at `path`, which need not exist.
-    pub fn new(path: &Path) -> Self {
-        Self { path: path.to_owned(), file: None }
+    pub fn new(path: &StatePath) -> Self {
+        Self { path: path.clone(), file: None }
     }
 
-    fn file(&mut self) -> io::Result<&File> {
+    fn file(&mut self) -> io::Result<&dyn StateFile> {
         if self.file.is_none() {
-            self.file = Some(File::options().read(true).write(true).open(&self.path)?);
+            self.file = Some(self.path.open()?);
         }
-        self.file.as_ref().ok_or_else(|| io::ErrorKind::NotFound.into())
+        self.file.as_deref().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 }
 
 impl Storage for FileStorage {
     fn read(&mut self) -> io::Result<Vec<u8>> {
-        match std::fs::read(&self.path) {
+        match self.path.read() {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
             result => result,
         }
     }
 
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.file()?.write_all_at(bytes, offset)
+        self.file()?.write_at(bytes, offset)
     }
 
     fn truncate(&mut self, len: u64) -> io::Result<()> {
@@ -94,35 +92,22 @@ impl Storage for FileStorage {
     }
 
     fn sync(&mut self) -> io::Result<()> {
-        self.file()?.sync_data()
+        self.file()?.sync()
     }
 
     fn settle(&mut self) -> io::Result<()> {
-        self.file()?.sync_all()?;
-        self.path.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
+        self.file()?.sync()?;
+        self.path.sync_parent()
     }
 
     fn reserve(&mut self, offset: u64, len: u64) -> io::Result<()> {
-        fallocate(self.file()?, FallocateFlags::KEEP_SIZE, offset, len).map_err(io::Error::from)
+        self.file()?.reserve(offset, len)
     }
 
     fn replace(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let mut name = self.path.file_name().unwrap_or_default().to_owned();
-        name.push(".new");
-        let new = self.path.with_file_name(name);
-        let mut file =
-            File::options().read(true).write(true).create(true).truncate(true).open(&new)?;
-        let made = file.write_all(bytes).and_then(|()| file.sync_all());
-        if let Err(why) = made.and_then(|()| std::fs::rename(&new, &self.path)) {
-            // Half a journal is of no use, and on a full disk in the way.
-            let _ = std::fs::remove_file(&new);
-            return Err(why);
-        }
-        self.file = Some(file);
-        let dir = match self.path.parent() {
-            Some(dir) if !dir.as_os_str().is_empty() => dir,
-            _ => Path::new("."),
-        };
-        File::open(dir)?.sync_all()
+        // Until it is certain which one has the name, none is written to.
+        self.file = None;
+        self.file = Some(self.path.replace(bytes)?);
+        Ok(())
     }
 }

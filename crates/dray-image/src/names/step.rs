@@ -1,13 +1,10 @@
 //! What changes a file's name or mode, one durable step at a time.
 
 use crate::{Error, Result};
-use rustix::fs::{CWD, RenameFlags};
+use dray_files::files::{Files, RealFiles};
 use std::fs::{File, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-
-/// Permission bits of a file's mode.
-const MODE_BITS: u32 = 0o7777;
 
 /// One step; durable when done, harmless when done twice.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -26,7 +23,7 @@ pub(super) fn fail(what: &str, path: &Path, source: std::io::Error) -> Error {
 /// # Errors
 /// What the system reports.
 pub fn sync_dir(dir: &Path) -> Result<()> {
-    File::open(dir).and_then(|dir| dir.sync_all()).map_err(|e| fail("syncing directory", dir, e))
+    sync(&RealFiles, dir)
 }
 
 /// Permission bits of the file at `path`.
@@ -34,50 +31,32 @@ pub fn sync_dir(dir: &Path) -> Result<()> {
 /// # Errors
 /// What the system reports.
 pub fn file_mode(path: &Path) -> Result<u32> {
-    let meta = std::fs::metadata(path).map_err(|e| fail("examining", path, e))?;
-    Ok(meta.permissions().mode() & MODE_BITS)
-}
-
-pub(super) fn exists(path: &Path) -> Result<bool> {
-    match std::fs::symlink_metadata(path) {
-        Ok(_) => Ok(true),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(false),
-        Err(e) => Err(fail("examining", path, e)),
-    }
+    RealFiles.look(path).map(|look| look.mode).map_err(|e| fail("examining", path, e))
 }
 
 impl Step {
-    pub(super) fn run(&self, dir: &Path) -> Result<()> {
+    pub(super) fn run(&self, files: &dyn Files, dir: &Path) -> Result<()> {
         match self {
             Step::SetMode(path, mode) => {
-                set_mode(path, *mode).map_err(|e| fail("setting the mode of", path, e))?;
+                files.set_mode(path, *mode).map_err(|e| fail("setting the mode of", path, e))?;
             }
-            Step::Rename(from, to) => {
-                rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE).map_err(
-                    |e| {
-                        let what = format!("renaming {} to", from.display());
-                        fail(&what, to, e.into())
-                    },
-                )?;
-            }
-            Step::Remove(path) => {
-                std::fs::remove_file(path).map_err(|e| fail("removing", path, e))?;
-            }
+            Step::Rename(from, to) => files.rename_new(from, to).map_err(|e| {
+                let what = format!("renaming {} to", from.display());
+                fail(&what, to, e)
+            })?,
+            Step::Remove(path) => files.remove(path).map_err(|e| fail("removing", path, e))?,
         }
-        sync_dir(dir)
+        sync(files, dir)
     }
 }
 
-/// Sets a file's mode, durably: its directory's sync need not cover that.
-fn set_mode(path: &Path, mode: u32) -> std::io::Result<()> {
-    // Before, in case the new mode forbids it to whoever is not root; after, in case the old one did.
-    let before = File::open(path);
-    std::fs::set_permissions(path, Permissions::from_mode(mode))?;
-    before.or_else(|_| File::open(path)).map_or(Ok(()), |file| file.sync_all())
+/// Makes the names in `dir` durable.
+pub(super) fn sync(files: &dyn Files, dir: &Path) -> Result<()> {
+    files.sync_dir(dir).map_err(|e| fail("syncing directory", dir, e))
 }
 
 /// Opens a file of mode 0000. Root just can; anyone else must open it up for a moment.
-pub(super) fn open_closed(path: &Path, write: bool) -> Result<File> {
+pub(crate) fn open_closed(path: &Path, write: bool) -> Result<File> {
     let open = || File::options().read(true).write(write).open(path);
     let opened = open().or_else(|e| {
         if e.kind() != std::io::ErrorKind::PermissionDenied {

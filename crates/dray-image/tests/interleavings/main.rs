@@ -42,7 +42,7 @@ mod disk {
 
 use disk::IntentLog;
 // The sources take these from the crate.
-use dray_image::{Attempt, Error, ErrorKind, Image, Result, ZeroMode};
+use dray_image::{Attempt, Error, ErrorKind, Image, Result, WriteBackError, ZeroMode};
 use dray_types::{BlockRange, BlockSet};
 use shuttle::Runner;
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
@@ -215,22 +215,31 @@ impl IntentLog for Intents {
     }
 }
 
+/// So many threads, each of which writes the block of its number.
+fn writers<L: Send + Sync + 'static>(
+    count: u64,
+    tracker: &Arc<tracker::Tracker>,
+    log: &Arc<L>,
+    write: fn(&Arc<tracker::Tracker>, &L, u64),
+) -> Vec<thread::JoinHandle<()>> {
+    let begin = |number| {
+        let (tracker, log) = (Arc::clone(tracker), Arc::clone(log));
+        thread::spawn(move || write(&tracker, &log, number))
+    };
+    (0..count).map(begin).collect()
+}
+
 #[test]
 fn nobody_writes_into_a_region_before_its_intent_is_durable() {
     explore(|| {
         let tracker = tracker::Tracker::new(64);
         let log = Arc::new(Intents::default());
         tracker.start(Some(Arc::clone(&log) as _));
-        let writers: Vec<_> = (0..3)
-            .map(|number| {
-                let (tracker, log) = (Arc::clone(&tracker), Arc::clone(&log));
-                thread::spawn(move || {
-                    let marked = tracker.begin(block(number)).unwrap();
-                    assert!(log.durable.load(Ordering::SeqCst), "written too early");
-                    marked.complete().unwrap();
-                })
-            })
-            .collect();
+        let writers = writers(3, &tracker, &log, |tracker, log, number| {
+            let marked = tracker.begin(block(number)).unwrap();
+            assert!(log.durable.load(Ordering::SeqCst), "written too early");
+            marked.complete().unwrap();
+        });
         writers.into_iter().for_each(|writer| writer.join().unwrap());
         assert_eq!(log.calls.load(Ordering::SeqCst), 1);
     });
@@ -253,22 +262,17 @@ fn a_write_is_named_or_its_region_is_open_whoever_closes_it_meanwhile() {
         let tracker = tracker::Tracker::new(64);
         let log = Arc::new(Durable::default());
         tracker.start(Some(Arc::clone(&log) as _));
-        let writers: Vec<_> = (0..2)
-            .map(|number| {
-                let (tracker, log) = (Arc::clone(&tracker), Arc::clone(&log));
-                thread::spawn(move || {
-                    let marked = match tracker.try_begin(block(number)) {
-                        Some(marked) => marked,
-                        None => tracker.begin(block(number)).unwrap(),
-                    };
-                    // The write is under way: a crash from here on must know of it.
-                    let durable = log.0.lock().unwrap();
-                    assert!(durable.0 || durable.1.contains(number), "block {number} is forgotten");
-                    drop(durable);
-                    marked.complete().unwrap();
-                })
-            })
-            .collect();
+        let writers = writers(2, &tracker, &log, |tracker, log, number| {
+            let marked = match tracker.try_begin(block(number)) {
+                Some(marked) => marked,
+                None => tracker.begin(block(number)).unwrap(),
+            };
+            // The write is under way: a crash from here on must know of it.
+            let durable = log.0.lock().unwrap();
+            assert!(durable.0 || durable.1.contains(number), "block {number} is forgotten");
+            drop(durable);
+            marked.complete().unwrap();
+        });
         let closer = {
             let (tracker, log) = (Arc::clone(&tracker), Arc::clone(&log));
             thread::spawn(move || {

@@ -1,5 +1,6 @@
 //! What can go wrong with another server.
 
+use dray_types::text::harmless;
 use std::io;
 use std::path::Path;
 use std::time::Duration;
@@ -65,7 +66,7 @@ impl ClientError {
 
     pub(crate) fn server(errno: u32, text: &[u8]) -> Self {
         let why = match std::str::from_utf8(text) {
-            Ok(text) if !text.is_empty() => text.to_owned(),
+            Ok(text) if !text.is_empty() => harmless(text),
             _ => io::Error::from_raw_os_error(errno.cast_signed()).to_string(),
         };
         Self::Server { errno, why }
@@ -81,5 +82,16 @@ impl ClientError {
 impl From<io::Error> for ClientError {
     fn from(error: io::Error) -> Self {
         Self::Broken(error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_server_says_is_harmless() {
+        let text = ClientError::server(5, "\x1b[2J".repeat(1000).as_bytes()).to_string();
+        assert!(text.len() < 2048 && !text.contains(char::is_control), "{text:?}");
     }
 }

@@ -4,6 +4,7 @@ use super::Wish;
 use super::error::ClientError;
 use crate::limits::{MAX_OPTION, MAX_OPTIONS, MAX_STRING, NEGOTIATION_TIME};
 use crate::proto::{INIT_MAGIC, OPTION_MAGIC, OPTION_REPLY_MAGIC, handshake, info, opt, rep};
+use dray_types::text::harmless;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
@@ -161,7 +162,7 @@ impl Negotiation<'_> {
 
 fn refused(what: &str, answer: &Answer) -> ClientError {
     let why = match std::str::from_utf8(&answer.payload) {
-        Ok(text) if !text.is_empty() => text.to_owned(),
+        Ok(text) if !text.is_empty() => harmless(text),
         _ => format!("error {}", answer.kind & !(1 << 31)),
     };
     ClientError::Refused { what: what.to_owned(), why }

@@ -6,8 +6,10 @@ pub mod raw;
 
 use dray_image::{FileImage, FileOptions, Image};
 use dray_nbd::{Client, ExportError, ExportInfo, Exports, Server, ServerHandle};
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// Exports by name that remember who came and went.
 pub struct Shelf {
@@ -89,6 +91,19 @@ impl Fixture {
 
     pub fn uri(&self, export: &str) -> String {
         format!("nbd+unix:///{export}?socket={}", self.socket().display())
+    }
+
+    /// A client that is kept waiting for all of `silence`, and is let in after `then`.
+    pub fn client_after(&self, silence: Duration, then: impl FnOnce()) -> raw::Client {
+        let mut client = self.client();
+        client.send_option(raw::GO, &raw::info("", &[]));
+        client.stream.set_read_timeout(Some(silence)).unwrap();
+        let silent = client.stream.read(&mut [0; 1]).unwrap_err();
+        assert_eq!(silent.kind(), ErrorKind::WouldBlock);
+        client.stream.set_read_timeout(Some(raw::PATIENCE)).unwrap();
+        then();
+        while client.answer().kind != 1 {}
+        client
     }
 
     pub fn client(&self) -> raw::Client {

@@ -54,6 +54,9 @@ impl Reply {
     }
 }
 
+/// A server that does not answer shall fail the test, not hang it.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
 pub struct Client {
     pub stream: UnixStream,
     /// Flags from the server's greeting.
@@ -64,8 +67,7 @@ impl Client {
     /// Connects and takes the greeting; sends nothing.
     pub fn silent(socket: &Path) -> Self {
         let mut stream = UnixStream::connect(socket).unwrap();
-        // A server that does not answer shall fail the test, not hang it.
-        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut greeting = [0; 18];
         stream.read_exact(&mut greeting).unwrap();
         assert_eq!(&greeting[..16], b"NBDMAGICIHAVEOPT");

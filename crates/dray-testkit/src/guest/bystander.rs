@@ -30,6 +30,11 @@ impl Bystander {
         Self { image, seeded_blocks: seeded / BLOCK as u64, seq: vec![SEQ_BASE; blocks as usize] }
     }
 
+    /// The same image, to which nothing was written yet.
+    pub fn unwritten(&self) -> Self {
+        Self { seq: vec![SEQ_BASE; self.seq.len()], ..*self }
+    }
+
     /// The `open` command for the guest.
     pub fn open_command(&self, disk: &str) -> String {
         let seeded = self.seeded_blocks * BLOCK as u64;
@@ -127,6 +132,13 @@ impl Bystander {
     /// How many blocks no longer have their first content.
     pub fn written_blocks(&self) -> u64 {
         self.seq.iter().filter(|s| **s != SEQ_BASE).count() as u64
+    }
+
+    /// How many of them lie between two places, in bytes.
+    pub fn written_in(&self, start: u64, end: u64) -> u64 {
+        let blocks = (start / BLOCK as u64) as usize..end.div_ceil(BLOCK as u64) as usize;
+        let blocks = self.seq.get(blocks).unwrap_or_default();
+        blocks.iter().filter(|s| **s != SEQ_BASE).count() as u64
     }
 
     /// Compares a raw image, block by block.
@@ -278,6 +290,8 @@ mod tests {
         let lines = ["F vda 5:2:9 7:1:b".to_owned(), "F vdb 1:1:1".into(), "F vda 8:1".into()];
         assert_eq!(bystander.apply_flushes("vda", &lines), 2);
         assert_eq!(bystander.written_blocks(), 3);
+        assert_eq!(bystander.written_in(6 * 4096, 7 * 4096 + 1), 2);
+        assert_eq!(bystander.unwritten().written_blocks(), 0);
         let file = OpenOptions::new().write(true).open(&path).expect("open");
         let write = |block: u64, seq| {
             let mut buf = vec![0; BLOCK];

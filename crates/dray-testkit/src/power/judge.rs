@@ -135,11 +135,54 @@ impl Judge {
             Some(n) => format!("request {n}"),
             None if is(None) => "what it was at the beginning".to_owned(),
             None if bytes.iter().all(|byte| *byte == 0) => "zeros".to_owned(),
-            None => "what nobody wrote".to_owned(),
+            None => format!("what nobody wrote, {}", self.parts(sector, written, bytes)),
         };
         let lane = self.script.lane(sector);
         let floor = floor.map_or("none".to_owned(), |n| n.to_string());
         Some(format!("(lane {lane}): promised request {floor}, found {found}"))
+    }
+
+    /// Whose the first and the last bytes of a sector are, which is nobody's as a whole.
+    fn parts(&self, sector: u64, written: &[u64], bytes: &[u8]) -> String {
+        let candidates = || std::iter::once(None).chain(written.iter().map(|n| Some(*n)));
+        let front = |after| {
+            let content = self.script.content(sector, after);
+            content.iter().zip(bytes).take_while(|(a, b)| a == b).count()
+        };
+        let back = |after| {
+            let content = self.script.content(sector, after);
+            content.iter().rev().zip(bytes.iter().rev()).take_while(|(a, b)| a == b).count()
+        };
+        let name = |after: Option<u64>| {
+            after.map_or("the beginning".to_owned(), |n| format!("request {n}"))
+        };
+        let most = |same: &dyn Fn(Option<u64>) -> usize| {
+            let most = candidates().map(|after| (same(after), after)).max();
+            most.map_or_else(String::new, |(count, after)| {
+                format!("{count} bytes as in {}", name(after))
+            })
+        };
+        let begins: String = bytes.iter().take(48).map(|byte| format!("{byte:02x}")).collect();
+        let elsewhere = self.elsewhere(bytes);
+        format!(
+            "which begins with {}, ends with {}{elsewhere}: {begins}",
+            most(&front),
+            most(&back)
+        )
+    }
+
+    /// Another sector to which the bytes belong.
+    fn elsewhere(&self, bytes: &[u8]) -> String {
+        let sectors = self.script.blocks * dray_guest::content::BLOCK as u64 / SECTOR;
+        let found = (0..sectors).find_map(|sector| {
+            let written = self.written.get(&sector).into_iter().flatten().map(|n| Some(*n));
+            let mut all = std::iter::once(None).chain(written);
+            all.find(|after| self.script.content(sector, *after)[..] == *bytes)
+                .map(|after| (sector, after))
+        });
+        found.map_or_else(String::new, |(sector, after)| {
+            format!(", is what belongs at sector {sector} after {after:?}")
+        })
     }
 }
 
@@ -183,7 +226,14 @@ mod tests {
         let at = (next.first * SECTOR) as usize;
         torn[at..at + 512].copy_from_slice(&SCRIPT.bytes(0, 20)[..512]);
         check(&torn).unwrap();
-        torn[at + 7] ^= 1;
-        assert!(check(&torn).unwrap_err().to_string().contains("what nobody wrote"));
+        // Within a sector two writes do not meet.
+        let (older, newer) = (image([20, 30]), SCRIPT.bytes(0, 20));
+        torn[at..at + 512].copy_from_slice(&older[at..at + 512]);
+        torn[at..at + 100].copy_from_slice(&newer[..100]);
+        let why = check(&torn).unwrap_err().to_string();
+        assert!(
+            why.contains("what nobody wrote") && why.contains("100 bytes as in request 20"),
+            "{why}"
+        );
     }
 }

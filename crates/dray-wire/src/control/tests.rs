@@ -146,3 +146,26 @@ proptest! {
         let _ = decode::<ToSource>(&bytes);
     }
 }
+
+#[test]
+fn what_a_peer_says_is_harmless_once_it_is_decoded() {
+    let evil = "\x1b[2J".repeat(1000);
+    let told = |body: ToSource| {
+        let envelope = Envelope { epoch: Epoch(1), attempt: Attempt(0), body };
+        let bytes = encode(&envelope).unwrap();
+        decode::<ToSource>(&bytes[4..]).unwrap().body
+    };
+    let ToSource::Failed { why } = told(ToSource::Failed { why: evil.clone() }) else {
+        panic!("not as sent")
+    };
+    assert!(why.len() <= 1024 && !why.contains(char::is_control), "{why:?}");
+    let data = Err(evil);
+    let envelope =
+        Envelope { epoch: Epoch(1), attempt: Attempt(0), body: ToTarget::Peeked { tag: 1, data } };
+    let bytes = encode(&envelope).unwrap();
+    let ToTarget::Peeked { data: Err(why), .. } = decode::<ToTarget>(&bytes[4..]).unwrap().body
+    else {
+        panic!("not as sent")
+    };
+    assert!(why.len() <= 1024 && !why.contains(char::is_control), "{why:?}");
+}

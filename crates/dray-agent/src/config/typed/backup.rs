@@ -64,7 +64,7 @@ impl Reader<'_> {
 
     fn place(&mut self, seen: &mut HashSet<String>, place: &TypedBackup) -> BackupPlace {
         self.unique(seen, "backup.name", &place.name);
-        if let Err(why) = crate::config::pool::check_name(place.name.get_ref()) {
+        if let Err(why) = dray_host::pool::check_name(place.name.get_ref()) {
             self.problem(&place.name, "backup.name", why.0, "use letters, digits, '-' and '_'");
         }
         let name = place.name.get_ref();

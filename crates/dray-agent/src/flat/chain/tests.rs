@@ -90,8 +90,8 @@ fn a_chain_that_is_held_is_read_when_it_has_its_new_name() {
     let (top, hidden) = (layers[0].path.clone(), dir.path().join("hidden.qcow2"));
     let place = dir.path().join("chain");
     let chain = Chain::new(place, layers, LEN, Some(Duration::from_secs(20)));
-    let peeks = crate::flat::peeks::Peeks::default();
-    peeks.add(&chain, || None);
+    let peeks = dray_host::flat::peeks::Peeks::default();
+    peeks.add(&(Arc::clone(&chain) as _), || None);
     chain.open().unwrap();
     peeks.hold(&top);
     assert!(!dir.path().join("chain.sock").exists(), "its daemon has ended");

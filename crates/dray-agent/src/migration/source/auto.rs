@@ -4,9 +4,9 @@
 use super::SourceLoop;
 use crate::api::Predicted;
 use crate::forecast::{self, Content};
-use crate::migration::intent::Options;
-use dray_engine::plan::{self, Goals, Load};
+use dray_engine::plan::{self, Load};
 use dray_engine::{Phase, SourceEvent, Strategy, Tuning};
+use dray_host::migration::intent::Options;
 use dray_types::{BlockRange, ImageIndex};
 use std::time::{Duration, Instant};
 
@@ -20,18 +20,6 @@ pub struct Choices {
     made_at: Option<Instant>,
     /// Where each image held data when the migration began.
     contents: Vec<Content>,
-}
-
-impl Options {
-    /// What the operator wants, for the planner.
-    pub fn goals(&self) -> Goals {
-        Goals {
-            max_downtime: Some(self.max_downtime_ms as f64 / 1e3),
-            max_added_latency: self.tuning.max_added_latency_ms.map(|ms| ms / 1e3),
-            deadline: self.deadline_ms.map(|ms| ms as f64 / 1e3),
-            bandwidth: self.bandwidth.map(|limit| limit.bytes_per_second as f64),
-        }
-    }
 }
 
 impl SourceLoop {

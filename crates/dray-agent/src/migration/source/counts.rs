@@ -4,9 +4,9 @@
 use super::Slowed;
 use crate::api::{Downtime, Predicted};
 use crate::net::NetTotals;
+use dray_files::StatePath;
 use serde::{Deserialize, Serialize};
 use std::io;
-use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Moments that the summary's times are measured between.
@@ -92,21 +92,18 @@ pub struct Counts {
 impl Counts {
     /// What an earlier process wrote to `path`; nothing when there was none, or when it cannot be
     /// read: a summary that is not complete is no reason to stop.
-    pub fn read(path: &Path) -> Self {
-        std::fs::read(path)
-            .ok()
-            .and_then(|bytes| serde_json::from_slice(&bytes).ok())
-            .unwrap_or_default()
+    pub fn read(path: &StatePath) -> Self {
+        path.read().ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
     }
 
     /// Replaces the file at `path`. It is not synced: it outlives the agent, not the host.
     ///
     /// # Errors
     /// What the file system reports.
-    pub fn write(&self, path: &Path) -> io::Result<()> {
+    pub fn write(&self, path: &StatePath) -> io::Result<()> {
         let new = path.with_extension("new");
-        std::fs::write(&new, serde_json::to_vec(self)?)?;
-        std::fs::rename(&new, path)
+        new.create()?.write_at(&serde_json::to_vec(self)?, 0)?;
+        new.rename(path)
     }
 
     /// What a new process of the agent goes on with. A handover whose end no earlier process saw
@@ -200,7 +197,7 @@ mod tests {
     #[test]
     fn a_restart_keeps_what_was_measured() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("counts.json");
+        let path = StatePath::real(dir.path().join("counts.json"));
         assert_eq!(Counts::read(&path), Counts::default());
         let mut counts = Counts { reconnects: 3, usual_latency: Some(7), ..Counts::default() };
         counts.mark(Mark::Stopped, 1_000_000);

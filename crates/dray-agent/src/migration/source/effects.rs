@@ -7,13 +7,14 @@ use super::session::Session;
 use super::waiting::Done;
 use super::{Input, SourceLoop, Told};
 use crate::api::{ApiError, ErrorKind, MigrationState};
-use crate::migration::abort;
-use crate::migration::intent::SourceIntent;
 use crate::migration::messages::ToTargetShell;
 use crate::net::{SendJob, SendKind};
 use dray_engine::lineage::Generation;
 use dray_engine::source::SourceNotice;
 use dray_engine::{MILLISECOND, Source, SourceEffect, SourceEvent, SourcePlan, SourceRecord};
+use dray_host::migration::abort;
+use dray_host::migration::intent::SourceIntent;
+use dray_host::registry::NotTaken;
 use dray_types::{BlockRange, Epoch, ImageIndex};
 use dray_wire::control::FEATURE_BACKUP_GENERATIONS;
 use dray_wire::{Envelope, ToTarget};
@@ -161,11 +162,12 @@ impl SourceLoop {
             SourceNotice::TakenBack => {
                 self.resumable = false;
                 self.report.taken_back();
+                self.images.guest_stops(false);
                 self.part();
             }
             SourceNotice::Abandoned { why } => {
-                let cancelled = why.is_none() && self.vm_error.is_none();
-                let error = match (self.vm_error.take(), why) {
+                let cancelled = why.is_none() && self.failure.is_none();
+                let error = match (self.failure.take(), why) {
                     (Some(error), _) => error,
                     (None, None) => ApiError::new(
                         ErrorKind::Cancelled,
@@ -177,6 +179,8 @@ impl SourceLoop {
                 };
                 self.keep();
                 self.report.ended(cancelled, error);
+                // Who moves the VM may say so after this loop has ended.
+                self.images.guest_stops(false);
                 self.part();
             }
             SourceNotice::Broken { why } => {
@@ -196,9 +200,9 @@ impl SourceLoop {
         Ok(())
     }
 
-    /// The VM's own migration failed: so does the whole.
-    pub(super) fn vm_failed(&mut self, error: ApiError) {
-        self.vm_error = Some(error);
+    /// Something outside of the engine failed: so does the whole.
+    pub(super) fn fail(&mut self, error: ApiError) {
+        self.failure = Some(error);
         let discard = !self.is_resumable();
         self.step(SourceEvent::Cancel { discard });
     }
@@ -217,16 +221,15 @@ impl SourceLoop {
     }
 
     /// `migrate` or `resume` was asked for.
-    pub(super) fn begin(&mut self, intent: SourceIntent) {
+    pub(super) fn begin(&mut self) {
         if self.engine.as_ref().is_some_and(|engine| !engine.is_over()) {
             return;
         }
         if self.session.is_none() {
-            self.link_lost = Some(Instant::now());
+            self.link_lost = Some(self.clock.now());
         }
         self.report.begin();
         (self.engine, self.observed, self.discarded) = (None, false, false);
-        *self.slot.intent.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = intent;
         let begun = (|| -> io::Result<()> {
             self.images.reopen(&self.slot.intent())?;
             if !self.history.is_empty() {
@@ -253,10 +256,25 @@ impl SourceLoop {
         let error = ApiError::new(kind_of(&why), "migration failed", &why)
             .hint("the guest goes on at the source; `dray resume` tries again");
         self.slot.board.change(|shown| shown.error = None);
-        self.vm_error = Some(error);
+        self.failure = Some(error);
         // Else a restart begins it. One that finds the disk as full as it is now may.
         let _ = self.log.append(&[SourceRecord::Abandoned]);
         self.run_effects([SourceEffect::Notice(SourceNotice::Abandoned { why: None })].into());
+    }
+
+    /// Whether the images are this migration's to send. Their records decide, whatever its journal says (I1).
+    fn may_send(&self, intent: &SourceIntent) -> io::Result<()> {
+        let registry = &self.parts.registry;
+        registry.may_take(intent.migration, intent.epoch, &intent.wanted()).map_err(
+            |why| match why {
+                NotTaken::Refused { why, .. } => io::Error::other(why),
+                NotTaken::Failed(why) => why,
+            },
+        )?;
+        if self.images.are_bound() {
+            return Ok(());
+        }
+        Err(io::Error::other("an image of it takes no part in it any more; `dray migrate` again"))
     }
 
     /// Makes the engine from the intent and what is durable, and starts it.
@@ -294,6 +312,12 @@ impl SourceLoop {
         self.slot.pacer.set_limit(options.bandwidth);
         let engine = Source::recover(plan, &self.history);
         let (owns, done) = (engine.owns(), engine.is_over() && !engine.owns());
+        if owns
+            && !engine.is_over()
+            && let Err(why) = self.may_send(&intent)
+        {
+            return self.not_begun(&why);
+        }
         self.engine = Some(engine);
         if !owns {
             // Before anybody can reach them.
@@ -303,7 +327,9 @@ impl SourceLoop {
         self.orders = Orders::default();
         self.images.heats().for_each(|(_, heat)| heat.try_now());
         if done {
-            // The restart came between the last record and the last word to the target.
+            // The restart came between the last record and the last word to the target, and perhaps
+            // before all files were replicas: one that is not must not become free.
+            self.retire();
             return self.run_effects([SourceEffect::Notice(SourceNotice::Done)].into());
         }
         if self.is_over() && self.history.last() == Some(&SourceRecord::Abandoned) {
@@ -355,19 +381,32 @@ impl SourceLoop {
     /// The target's part is over, verification too: the replica goes if the operator wants that.
     pub(super) fn finish(&self) -> io::Result<()> {
         let wanted = self.slot.intent().options.is_some_and(|options| options.remove_replica);
-        if wanted && !self.report.differs() { self.images.remove_replicas() } else { Ok(()) }
+        match wanted && !self.report.differs() {
+            true => self.images.remove_replicas(self.epoch()),
+            false => Ok(()),
+        }
+    }
+
+    /// Its target may be away: what is left tells it.
+    fn cancelled(&self) {
+        if let Err(why) = self.slot.set_cancelled() {
+            // It stays as one that was given up.
+            tracing::warn!(migration = %self.slot.board.migration, %why, "cannot note that it is over");
+        }
     }
 
     /// Everything was said: the session ends in order, the loop ends, and unless the migration can
-    /// be taken up again its folder goes. While the guest of a VM may have to be seen to here, that
-    /// is left to who does it.
+    /// be taken up again its folder goes, or what its target has to hear is left of it. While the guest
+    /// of a VM may have to be seen to here, that is left to who does it.
     pub(super) fn part(&mut self) {
         if let Some(session) = &mut self.session {
             session.orderly = true;
         }
         let stays = !self.is_done() && self.slot.intent().vm.is_some();
-        if !self.resumable && !stays {
+        if !self.resumable && self.is_done() {
             self.slot.forget();
+        } else if !self.resumable && !stays {
+            self.cancelled();
         }
         self.slot.send(Input::Stop);
     }

@@ -3,9 +3,9 @@
 
 use super::SourceLoop;
 use super::latency::OBSERVE;
-use crate::migration::intent::Options;
 use dray_engine::hotset::Rule;
 use dray_engine::{SourceEvent, SourceRecord, Strategy, Tuning};
+use dray_host::migration::intent::Options;
 use dray_types::BlockSet;
 use std::time::Duration;
 

@@ -1,23 +1,24 @@
 //! The images of a migration at its source: their disks, files and names.
 
 use super::content::Content;
-use super::{Input, SourceParts};
+use super::{Input, SourceParts, unix_ms};
 use crate::bases::Digests;
 use crate::forecast::Moved;
-use crate::heat::ImageHeat;
-use crate::lineage::{REGION_BLOCKS, region_blocks};
-use crate::migration::intent::{SourceImage, SourceIntent};
-use crate::migration::intents::{IntentFile, Intents, Trouble};
-use crate::registry::{CopyState, Entry, Registry};
+use crate::migration::Threads;
 use dray_engine::SourceEvent;
 use dray_engine::lineage::Generation;
-use dray_image::{Disk, FileImage, FileOptions, Image, IntentLog, runs};
+use dray_host::heat::ImageHeat;
+use dray_host::lineage::{REGION_BLOCKS, region_blocks};
+use dray_host::migration::intent::{SourceImage, SourceIntent};
+use dray_host::migration::intents::{IntentFile, Intents, Trouble};
+use dray_host::registry::{CopyState, Entry, Registry};
+use dray_image::{Disk, FileOptions, Image, ImageFile, IntentLog, WriteBackError, runs};
 use dray_types::{BlockRange, BlockSet, Epoch, GenerationId, ImageIndex, MigrationId};
 use dray_wire::request::Base;
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Blocks taken from the tracker at once; the answer is one set however often it is asked.
 const TAKE: u64 = u64::MAX;
@@ -31,7 +32,7 @@ pub struct Open {
     /// What is read: the file, or of a flattened disk what its guest sees.
     pub content: Arc<dyn Image>,
     /// The file, where the image is in one.
-    pub file: Option<Arc<FileImage>>,
+    pub file: Option<Arc<dyn ImageFile>>,
     /// The generation of a base image whose content is known.
     pub base: Option<GenerationId>,
 }
@@ -81,6 +82,7 @@ pub struct SourceImages {
     all: Vec<Open>,
     content: Arc<Content>,
     intents: Arc<Intents>,
+    threads: Threads,
 }
 
 impl SourceImages {
@@ -98,8 +100,8 @@ impl SourceImages {
         let lens: Vec<_> = intent.images.iter().map(|image| image.offer.len).collect();
         let intents = Intents::shared(&parts.folder.file("intents"), &lens, new);
         let (registry, digests) = (Arc::clone(&parts.registry), Arc::clone(&parts.digests));
-        let migration = intent.migration;
-        Ok(Self { migration, registry, digests, all, content, intents })
+        let (migration, threads) = (intent.migration, parts.threads);
+        Ok(Self { migration, registry, digests, all, content, intents, threads })
     }
 
     /// Looks every image up again: disks may have been adopted since.
@@ -124,7 +126,7 @@ impl SourceImages {
     pub fn closed_lines(&self, host: &str) -> Vec<Option<Vec<Generation>>> {
         let closed = |open: &Open| {
             let entry = open.entry.as_ref().filter(|_| !open.image.offer.read_only)?;
-            Some(entry.line()?.closed(host, &entry.disk))
+            Some(entry.line()?.closed(host, &entry.disk, unix_ms()))
         };
         self.all.iter().map(closed).collect()
     }
@@ -242,7 +244,7 @@ impl SourceImages {
         let whole = BlockRange::whole(open.image.offer.len);
         // Now that the migration tracks: what is written from here on is dirty.
         let shared = open.shared(whole);
-        begin("dray-scan", move || {
+        self.threads.begin("dray-scan", move || {
             if let Some(blocks) = shared {
                 let _ = inputs.send(Input::Engine(SourceEvent::Shared { image, blocks }));
             }
@@ -267,7 +269,7 @@ impl SourceImages {
             self.writable().map(|(ix, entry)| (ix, Arc::clone(&entry.disk))).collect();
         let failed = |why: String| Input::Engine(SourceEvent::QuiesceFailed { why });
         let answers = inputs.clone();
-        let begun = begin("dray-quiesce", move || {
+        let begun = self.threads.begin("dray-quiesce", move || {
             let quiet = |(ix, disk): (usize, Arc<Disk>)| Ok((ix, disk.quiesce(timeout)?));
             let quiet: dray_image::Result<Vec<_>> = disks.into_iter().map(quiet).collect();
             let _ = answers.send(match quiet {
@@ -282,14 +284,12 @@ impl SourceImages {
 
     /// Syncs every image in a thread and answers `ImagesSynced`.
     pub fn sync(&self, inputs: &Sender<Input>) {
-        let images: Vec<_> =
-            self.writable().map(|(_, entry)| Arc::clone(entry.disk.backing())).collect();
+        let disks: Vec<_> = self.writable().map(|(_, entry)| Arc::clone(&entry.disk)).collect();
         let answer = |result| Input::Engine(SourceEvent::ImagesSynced(result));
         let answers = inputs.clone();
-        let begun = begin("dray-sync", move || {
-            // Of a flattened image it is durable after this which blocks are in its overlay.
-            let result = images.iter().try_for_each(|image| image.sync());
-            let _ = answers.send(answer(result.map_err(|why| why.to_string())));
+        let begun = self.threads.begin("dray-sync", move || {
+            let result = disks.iter().try_for_each(|disk| make_durable(disk));
+            let _ = answers.send(answer(result));
         });
         if let Err(why) = begun {
             let _ = inputs.send(answer(Err(why.to_string())));
@@ -312,7 +312,7 @@ impl SourceImages {
     /// # Errors
     /// What renaming or the store reported first.
     pub fn retire(&self, epoch: Epoch) -> io::Result<()> {
-        let retired = self.bound().map(|(_, entry)| self.registry.retire(entry, epoch));
+        let retired = self.bound().map(|(_, entry)| self.registry.retire(entry, epoch, unix_ms()));
         // Each image is tried, whatever becomes of the others.
         retired.fold(Ok(()), Result::and)
     }
@@ -324,8 +324,8 @@ impl SourceImages {
     pub fn restore(&self, epoch: Epoch) -> io::Result<()> {
         for (_, entry) in self.bound() {
             self.registry.restore(entry, epoch)?;
+            self.registry.hold(entry);
             entry.disk.unpark();
-            entry.take_locks();
             entry.disk.stop_tracking();
             // Last: until then all of it is done again.
             self.registry.update(entry, |record| record.migration = None)?;
@@ -354,7 +354,10 @@ impl SourceImages {
         for (_, entry) in self.free() {
             let record = entry.record();
             if record.state == CopyState::Replica {
-                entry.depart();
+                // All was durable at the handover, and what was lost before is told. Should the image
+                // come back, another guest's flush has nothing to hear of that.
+                entry.file.forget_losses();
+                entry.depart(Instant::now());
             } else if record.in_place.is_some() {
                 // The name was this guest's alone; the file stays.
                 self.registry.forget(&record.name)?;
@@ -363,19 +366,20 @@ impl SourceImages {
         self.intents.close()
     }
 
-    /// Deletes the copies that were left behind. Can be repeated.
+    /// QEMU may stop the guest from now on, or has let it go on: whose a flush is that is told of a loss.
+    pub fn guest_stops(&self, stops: bool) {
+        self.writable().for_each(|(_, entry)| entry.file.guest_stops(stops));
+    }
+
+    /// Deletes the copies that were left behind when `epoch` began. Can be repeated.
     ///
     /// # Errors
     /// What the file system or the store reports.
-    pub fn remove_replicas(&self) -> io::Result<()> {
-        for (_, entry) in self.writable() {
-            let record = entry.record();
-            let known = self.registry.get(&record.name).is_some();
-            if known && record.state == CopyState::Replica {
-                self.registry.remove_replica(entry)?;
-            }
-        }
-        Ok(())
+    pub fn remove_replicas(&self, epoch: Epoch) -> io::Result<()> {
+        self.writable().try_for_each(|(ix, entry)| {
+            let id = self.all[ix].image.offer.id;
+            self.registry.remove_left(entry, self.migration, id, epoch)
+        })
     }
 
     /// Starts writing back what guests have written, so that the sync at handover, which is
@@ -388,16 +392,29 @@ impl SourceImages {
     }
 }
 
-/// Begins a thread. That there is none is an error like any other, not the end of the loop.
-fn begin(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    std::thread::Builder::new().name(name.to_owned()).spawn(work).map(drop)
+/// Makes durable what the guest has written, and what is known of the blocks. What was lost before is a
+/// failure as well, until the guest has been told: at the target nobody would tell it, and a block that is
+/// fetched later may be the old one.
+fn make_durable(disk: &Disk) -> Result<(), String> {
+    disk.checkpoint().map_err(|why| why.to_string())?;
+    match disk.write_back_error().filter(|lost| !lost.told) {
+        Some(lost) => Err(untold(&lost)),
+        None => Ok(()),
+    }
 }
 
-/// Length of a regular file; anything else is as long as it is exported.
+/// Why an image with such a loss is not handed over.
+pub fn untold(lost: &WriteBackError) -> String {
+    format!(
+        "writes of the guest may be lost, which its next flush has to be told first: {}",
+        lost.why
+    )
+}
+
+/// Length of the file; what is in none is as long as it is exported.
 fn file_len(open: &Open) -> io::Result<u64> {
     let Some(file) = &open.file else { return Ok(open.content.geometry().len) };
-    let meta = file.file().metadata()?;
-    Ok(if meta.is_file() { meta.len() } else { file.geometry().len })
+    file.file_len().map_err(io::Error::other)
 }
 
 /// A chain of a migration that has not `begun` is not frozen for it yet: it is only looked at, by who
@@ -425,7 +442,7 @@ fn open(
     }
     let direct = registry.is_direct(&image.path);
     let options = FileOptions { write: false, direct, export_len: Some(image.offer.len) };
-    let file = Arc::new(FileImage::open(&image.path, options).map_err(io::Error::other)?);
+    let file = registry.opener().open(&image.path, options).map_err(io::Error::other)?;
     let known = digests.identity(&image.path).filter(|(id, _)| *id == image.offer.id);
     let base = known.filter(|_| image.offer.read_only).map(|(_, generation)| generation.id);
     Ok(Open { image, entry: None, content: Arc::clone(&file) as _, file: Some(file), base })
@@ -455,7 +472,7 @@ impl SourceImages {
     /// What is known of the guest's accesses to the images that one may use, up to now.
     pub fn heats(&self) -> impl Iterator<Item = (ImageIndex, &ImageHeat)> {
         self.writable().map(|(ix, entry)| {
-            entry.heat.drain(&entry.disk);
+            entry.heat.drain(&entry.disk, Instant::now());
             (ImageIndex(ix as u16), &entry.heat)
         })
     }

@@ -6,6 +6,7 @@
 
 mod asides;
 mod auto;
+mod begin;
 pub mod content;
 mod counts;
 mod effects;
@@ -20,33 +21,38 @@ mod rate;
 mod report;
 mod reuse;
 mod session;
+#[cfg(test)]
+mod simulated;
 mod summary;
 mod throttle;
 mod vouch;
 mod waiting;
 
-use crate::api::{ApiError, ErrorKind};
+use crate::api::{ApiError, ErrorKind, MigrationState};
 use crate::bases::Digests;
-use crate::migration::Clock;
-use crate::migration::intent::SourceIntent;
-use crate::migration::log::{Folder, Log};
 use crate::migration::messages::{ToSourceShell, ToTargetShell};
 use crate::migration::slots::Board;
-use crate::migration::{Voided, abort};
+use crate::migration::{Clock, Threads, Voided};
 use crate::net::NetStats;
 use crate::pace::Pacer;
-use crate::registry::Registry;
 use crate::reuse::{Company, Reuse};
 use asides::Asides;
 use auto::Choices;
 pub use content::short_hash;
 pub use counts::{Mark, Memory};
 use dray_engine::source::SourceNotice;
-use dray_engine::{Source, SourceEvent, SourceRecord};
+use dray_engine::{Source, SourceEvent, SourceRecord, Time};
+use dray_files::StatePath;
+use dray_host::migration::abort;
+use dray_host::migration::intent::SourceIntent;
+use dray_host::migration::log::{self, Folder, Log, SOURCE_INTENT, SOURCE_JOURNAL};
+use dray_host::registry::Registry;
 use dray_image::Quiesced;
+use dray_types::BitRate;
 use dray_wire::{Envelope, ToSource};
 use images::SourceImages;
 pub(crate) use images::shared;
+pub use images::untold;
 use latency::Pacing;
 use mirror::Mirror;
 use orders::Orders;
@@ -55,7 +61,7 @@ pub use report::{shown_phase, shown_strategy, unix_ms};
 pub use session::{Reach, Session, SessionSettings, keep};
 use std::collections::VecDeque;
 use std::io;
-use std::path::PathBuf;
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -69,10 +75,6 @@ use waiting::Waiting;
 const TICK: Duration = Duration::from_millis(100);
 /// While the guest's memory moves, what it writes is written back this often.
 const WRITEBACK: Duration = Duration::from_millis(500);
-/// Name of the intent in the migration's folder.
-pub const INTENT: &str = "source.json";
-/// Name of the journal in the migration's folder.
-pub const JOURNAL: &str = "source.journal";
 /// Name of the note that a guest which stays here was seen to.
 const HOME: &str = "home.json";
 
@@ -96,14 +98,18 @@ pub enum Input {
     Written,
     /// QEMU's own numbers.
     Memory(Memory),
-    /// The VM's task is over: its part of the migration failed, or was cut short.
-    VmFailed(ApiError),
+    /// QEMU may stop the guest at any moment from now on; or the guest that it stopped goes on here.
+    GuestStops(bool),
+    /// Something outside of the engine failed, for instance the VM's part: so does the whole.
+    Failed(ApiError),
     /// A message for the target's shell.
     Say(ToTargetShell),
     /// `migrate` or `resume`: begin, or go on after an abandoned try.
-    Begin(Box<SourceIntent>),
-    /// It was only prepared, and is not wanted any more.
+    Begin,
+    /// It was only prepared, and is not wanted any more; its target has heard that.
     Forget,
+    /// The same, and its target has not: that was made durable.
+    Cancelled,
     /// Its images are claimed: the migration becomes void and the loop ends, unless they are this
     /// host's anyway.
     Void(Voided),
@@ -150,6 +156,31 @@ impl SourceSlot {
         self.intent.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Limits everything that is sent from now on, and also after a restart.
+    ///
+    /// # Errors
+    /// Why a restart will know only the limit before it.
+    pub fn set_limit(&self, limit: Option<BitRate>) -> io::Result<()> {
+        self.pacer.set_limit(limit);
+        self.board.change(|shown| shown.progress.bandwidth = limit);
+        let mut intent = self.intent.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(options) = &mut intent.options else {
+            return Err(io::Error::other("the migration has not begun"));
+        };
+        options.bandwidth = limit;
+        let path = self.folder.file(SOURCE_INTENT);
+        if !path.exists()? {
+            return Err(io::Error::other("the migration is over here"));
+        }
+        path.put(&*intent)
+    }
+
+    /// The migration is void from here on, durably: nobody writes its intent any more.
+    fn set_void(&self) -> io::Result<()> {
+        let _intent = self.intent.lock().unwrap_or_else(PoisonError::into_inner);
+        self.folder.set_void()
+    }
+
     /// Notes which images were adopted, for a migration that never begins.
     pub fn set_adopted(&self, names: &[String]) {
         let mut intent = self.intent.lock().unwrap_or_else(PoisonError::into_inner);
@@ -175,7 +206,8 @@ impl SourceSlot {
     /// Whether the guest of a migration that came to nothing was seen to here: whoever has it now
     /// may have stopped or moved it since.
     pub fn is_home(&self) -> bool {
-        self.folder.file(HOME).exists()
+        // What cannot be told is looked after once more.
+        self.folder.file(HOME).exists().unwrap_or(false)
     }
 
     /// Notes durably that the guest goes on here, on disks of its own.
@@ -183,12 +215,22 @@ impl SourceSlot {
     /// # Errors
     /// What the file system reports.
     pub fn set_home(&self) -> io::Result<()> {
-        crate::store::replace_json(&self.folder.file(HOME), &true)
+        self.folder.file(HOME).put(&true)
+    }
+
+    /// It never begins, or never again, durably; that is remembered until its target has heard it.
+    ///
+    /// # Errors
+    /// What the file system reports: then it is as before.
+    pub fn set_cancelled(&self) -> io::Result<()> {
+        let _intent = self.intent.lock().unwrap_or_else(PoisonError::into_inner);
+        self.folder.set_cancelled()
     }
 
     /// Removes what is durable of a migration that is over.
     pub fn forget(&self) {
-        if let Err(why) = self.folder.remove() {
+        let _intent = self.intent.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(why) = self.folder.remove(log::End::Source) {
             tracing::warn!(migration = %self.board.migration, %why, "cannot remove its folder");
         }
     }
@@ -209,13 +251,24 @@ pub struct SourceParts {
     /// This host's name.
     pub host: String,
     /// The file of what links have carried.
-    pub links: PathBuf,
+    pub links: StatePath,
     /// The digests of base images.
     pub digests: Arc<Digests>,
     /// What hosts have of each other's images.
     pub reuse: Arc<Reuse>,
     /// Where notices go.
     pub told: UnboundedSender<Told>,
+    /// What time it is.
+    pub clock: Clock,
+    /// Where what takes long is done.
+    pub threads: Threads,
+}
+
+/// How the loop ends.
+enum End {
+    Stopped,
+    /// Who asked for it waits to hear that the migration is void.
+    Void(Voided),
 }
 
 /// The loop's own state.
@@ -243,11 +296,11 @@ pub struct SourceLoop {
     answers: VecDeque<SourceEvent>,
     written_back: Instant,
     /// Since when there is no session, while one is needed.
-    link_lost: Option<Instant>,
+    link_lost: Option<Time>,
     /// Why the last one broke, or was not made.
     link_why: Option<String>,
     /// Why the VM's own migration failed, until the engine has ended the whole.
-    vm_error: Option<ApiError>,
+    failure: Option<ApiError>,
     /// What was durable when the loop began.
     history: Vec<SourceRecord>,
     /// An abandoned migration keeps its folder, so that it can be resumed.
@@ -286,12 +339,15 @@ impl SourceLoop {
         board: Arc<Board>,
         inputs: Sender<Input>,
     ) -> io::Result<(Arc<SourceSlot>, Self)> {
-        let (log, records) = Log::open(&parts.folder.file(JOURNAL))?;
+        let (log, records) = Log::open(&parts.folder.file(SOURCE_JOURNAL))?;
         let images = SourceImages::open(&intent, &parts, records.is_empty())?;
         let intent = begun_or_prepared(intent, &images, records.is_empty());
-        if intent.options.is_none() && parts.folder.file(HOME).exists() {
+        if intent.options.is_none() {
+            board.change(|shown| shown.state = MigrationState::Prepared);
+        }
+        if intent.options.is_none() && parts.folder.file(HOME).exists()? {
             // What became of an earlier try's guest says nothing about this one.
-            crate::store::remove(&parts.folder.file(HOME))?;
+            parts.folder.file(HOME).remove()?;
         }
         let bandwidth = intent.options.as_ref().and_then(|options| options.bandwidth);
         let slot = Arc::new(SourceSlot {
@@ -306,11 +362,17 @@ impl SourceLoop {
             owns: AtomicBool::new(true),
         });
         let company = parts.reuse.company(&slot.intent().peer);
+        let now = parts.clock.now();
         let mut this = Self {
-            report: Report::new(Arc::clone(&slot), parts.host.clone(), parts.folder.file(COUNTS)),
+            report: Report::new(
+                Arc::clone(&slot),
+                parts.host.clone(),
+                parts.folder.file(COUNTS),
+                parts.clock.clone(),
+            ),
             slot: Arc::clone(&slot),
+            clock: parts.clock.clone(),
             parts,
-            clock: Clock::start(),
             engine: None,
             log,
             asides: Asides::new(images.content()),
@@ -326,9 +388,9 @@ impl SourceLoop {
             session: None,
             answers: VecDeque::new(),
             written_back: Instant::now(),
-            link_lost: Some(Instant::now()),
+            link_lost: Some(now),
             link_why: None,
-            vm_error: None,
+            failure: None,
             history: records,
             resumable: true,
             discarded: false,
@@ -362,23 +424,13 @@ impl SourceLoop {
     /// Takes inputs until the migration is over.
     pub fn run(mut self, inputs: &Receiver<Input>) {
         let mut next_tick = Instant::now() + TICK;
-        loop {
+        let end = loop {
             let wait = next_tick.saturating_duration_since(Instant::now());
             match inputs.recv_timeout(wait) {
-                Ok(Input::Stop) | Err(RecvTimeoutError::Disconnected) => return,
-                Ok(Input::Void(answer)) => match self.set_void() {
-                    Ok(()) => {
-                        // Said when nothing of the loop is left.
-                        let epoch = self.epoch();
-                        drop(self);
-                        let _ = answer.send(Ok(epoch));
-                        return;
-                    }
-                    Err(why) => drop(answer.send(Err(why))),
-                },
+                Err(RecvTimeoutError::Disconnected) => break End::Stopped,
                 Ok(input) => {
-                    if let Some(input) = self.hold_back(input) {
-                        self.take(input);
+                    if let ControlFlow::Break(end) = self.accept(input) {
+                        break end;
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => {
@@ -386,7 +438,30 @@ impl SourceLoop {
                     self.tick();
                 }
             }
+        };
+        if let End::Void(answer) = end {
+            // Said when nothing of the loop is left.
+            let epoch = self.epoch();
+            drop(self);
+            let _ = answer.send(Ok(epoch));
         }
+    }
+
+    /// Takes one input; tells how the loop ends, if it does.
+    fn accept(&mut self, input: Input) -> ControlFlow<End> {
+        match input {
+            Input::Stop => return ControlFlow::Break(End::Stopped),
+            Input::Void(answer) => match self.set_void() {
+                Ok(()) => return ControlFlow::Break(End::Void(answer)),
+                Err(why) => drop(answer.send(Err(why))),
+            },
+            input => {
+                if let Some(input) = self.hold_back(input) {
+                    self.take(input);
+                }
+            }
+        }
+        ControlFlow::Continue(())
     }
 
     fn set_void(&self) -> io::Result<()> {
@@ -394,7 +469,7 @@ impl SourceLoop {
             return Err(io::Error::other("this host owns the images"));
         }
         abort::step("Claim-Void");
-        self.parts.folder.set_void()
+        self.slot.set_void()
     }
 
     fn tick(&mut self) {
@@ -419,7 +494,7 @@ impl SourceLoop {
             self.images.start_writeback();
         }
         let waiting = self.link_lost.filter(|_| engine.owns() && !engine.is_over());
-        if waiting.is_some_and(|since| since.elapsed() >= self.parts.link_timeout) {
+        if waiting.is_some_and(|since| self.clock.since(since) >= self.parts.link_timeout) {
             self.link_lost = None;
             let seconds = self.parts.link_timeout.as_secs();
             let last = self.link_why.take().unwrap_or_else(|| "it does not answer".to_owned());
@@ -430,7 +505,7 @@ impl SourceLoop {
             } else {
                 ErrorKind::Peer
             };
-            self.vm_failed(ApiError::new(kind, "migration failed", why).hint(
+            self.fail(ApiError::new(kind, "migration failed", why).hint(
                 "the guest goes on at the source; look at the link and the target's agent, then \
                  migrate again: what the target has is used",
             ));
@@ -456,22 +531,35 @@ impl SourceLoop {
             Input::Stopped(at) => self.report.stopped(at),
             Input::Written => self.written(),
             Input::Memory(memory) => self.report.memory(memory),
-            Input::VmFailed(error) => self.vm_failed(error),
+            Input::GuestStops(stops) => self.images.guest_stops(stops),
+            Input::Failed(error) => self.fail(error),
             Input::Say(message) => self.say(&message),
-            Input::Begin(intent) => self.begin(*intent),
+            Input::Begin => self.begin(),
             // Once it has begun, ownership may pass at any moment: only its end makes it worthless.
-            Input::Forget => {
-                if self.engine.as_ref().is_none_or(Source::is_over) {
-                    self.resumable = false;
-                    if let Err(why) = self.images.unbind() {
-                        tracing::warn!(%why, "an image stays closed after the next start");
-                    }
-                    self.part();
-                    self.slot.forget();
-                }
+            Input::Forget if self.engine.as_ref().is_none_or(Source::is_over) => {
+                self.unbind();
+                self.slot.forget();
+                self.leave();
             }
+            Input::Cancelled => {
+                self.unbind();
+                self.leave();
+            }
+            Input::Forget => {}
             Input::Void(_) | Input::Stop => {}
         }
+    }
+
+    fn unbind(&mut self) {
+        if let Err(why) = self.images.unbind() {
+            tracing::warn!(%why, "an image stays closed after the next start");
+        }
+    }
+
+    /// What was only prepared is over.
+    fn leave(&mut self) {
+        self.resumable = false;
+        self.part();
     }
 
     fn tell(&self, told: Told) {

@@ -7,16 +7,17 @@ use super::images::SourceImages;
 use super::rate::Rate;
 use crate::api::{Amounts, ImageProgress, Phase, Predicted, Step};
 use crate::forecast::Now;
+use crate::migration::Clock;
 use crate::migration::messages::{Made, ToSourceShell};
-use dray_engine::Source;
 use dray_engine::source::{SourceNotice, SourceStatus};
+use dray_engine::{Source, Time};
+use dray_files::StatePath;
 use dray_types::{BLOCK_SIZE, BlockRange, ImageIndex};
 use dray_wire::ToTarget;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Pause between writings of the counts.
 const SAVE_INTERVAL: Duration = Duration::from_millis(500);
@@ -33,12 +34,13 @@ pub struct Report {
     pub(super) slot: Arc<SourceSlot>,
     pub(super) host: String,
     clock: WallClock,
+    time: Clock,
     /// What was counted in this process; the times and the memory also in those before.
     counts: Counts,
     /// What earlier processes counted.
     before: Counts,
-    path: PathBuf,
-    saved: (Instant, Counts),
+    path: StatePath,
+    saved: (Time, Counts),
     /// The target's last numbers: missing blocks per image, remote reads, its counters.
     missing: Vec<u64>,
     pub(super) remote_reads: u64,
@@ -53,7 +55,7 @@ pub struct Report {
     pub(super) guest_failed: Option<String>,
     /// What the target has told of the qcow2 files that it makes, by the images' numbers.
     pub(super) qcow2: BTreeMap<u16, Made>,
-    dirty_since: (Instant, u64),
+    dirty_since: (Time, u64),
     dirty_rate: u64,
     wire_rate: Rate,
     phase: Phase,
@@ -61,14 +63,15 @@ pub struct Report {
 
 impl Report {
     /// Goes on with what an earlier process left at `path`.
-    pub fn new(slot: Arc<SourceSlot>, host: String, path: PathBuf) -> Self {
-        let now = Instant::now();
+    pub fn new(slot: Arc<SourceSlot>, host: String, path: StatePath, time: Clock) -> Self {
+        let now = time.now();
         let before = Counts::read(&path);
         let wire_rate = Rate::new(before.net.wire_bytes());
         let mut this = Self {
             slot,
             host,
             clock: WallClock::start(),
+            time,
             counts: before.resumed(),
             before,
             path,
@@ -146,7 +149,7 @@ impl Report {
 
     /// Writes the counts down now and then, so that a restart of the agent does not lose them.
     pub fn save(&mut self) {
-        if self.saved.0.elapsed() < SAVE_INTERVAL && self.saved.1.same_times(&self.counts) {
+        if self.time.since(self.saved.0) < SAVE_INTERVAL && self.saved.1.same_times(&self.counts) {
             return;
         }
         let total = self.total();
@@ -156,7 +159,7 @@ impl Report {
             // The summary will lack them; the migration does not need them.
             tracing::debug!(migration = %self.slot.board.migration, %why, "cannot save counts");
         }
-        self.saved = (Instant::now(), total);
+        self.saved = (self.time.now(), total);
     }
 
     /// A message goes to the target.
@@ -209,10 +212,10 @@ impl Report {
 
     /// Dirty blocks were taken from the tracker.
     pub fn dirtied(&mut self, blocks: u64) {
-        let span = self.dirty_since.0.elapsed().as_secs_f64();
+        let span = self.time.since(self.dirty_since.0).as_secs_f64();
         if span > 0.05 {
             self.dirty_rate = (blocks as f64 * BLOCK_SIZE as f64 / span) as u64;
-            self.dirty_since = (Instant::now(), 0);
+            self.dirty_since = (self.time.now(), 0);
         }
     }
 

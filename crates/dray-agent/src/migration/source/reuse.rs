@@ -1,8 +1,8 @@
 //! What the engine is told of content that the target may have, and what is kept for its answers.
 
 use super::SourceLoop;
-use crate::migration::intent::Options;
 use dray_engine::{SourceEvent, Tuning};
+use dray_host::migration::intent::Options;
 use dray_wire::ToSource;
 use dray_wire::control::FEATURE_REUSE;
 

@@ -6,8 +6,8 @@ use crate::api::{
     ApiError, Ending, ErrorKind, ImageSummary, MigrationState, Phase, Predicted, Provided, Summary,
     Verified, WireBytes,
 };
-use crate::migration::intent::SourceImage;
 use crate::net::NetTotals;
+use dray_host::migration::intent::SourceImage;
 use dray_types::BLOCK_SIZE;
 use dray_wire::request::Base;
 
@@ -138,7 +138,7 @@ impl Report {
         let mut all: Vec<Provided> = Vec::new();
         for given in intent.images.iter().flat_map(|image| &image.given) {
             match all.iter_mut().find(|known| known.provider == given.provider) {
-                Some(known) => known.add(given),
+                Some(known) => add_more(known, given),
                 None => all.push(given.clone()),
             }
         }
@@ -168,12 +168,10 @@ fn in_place(image: &SourceImage) -> bool {
     matches!(image.base, Base::InPlace { .. })
 }
 
-impl Provided {
-    /// The same provider gave more, of another image.
-    fn add(&mut self, more: &Self) {
-        self.bytes += more.bytes;
-        self.predicted = self.predicted.zip(more.predicted).map(|(one, other)| one + other);
-    }
+/// The same provider gave more, of another image.
+fn add_more(given: &mut Provided, more: &Provided) {
+    given.bytes += more.bytes;
+    given.predicted = given.predicted.zip(more.predicted).map(|(one, other)| one + other);
 }
 
 impl Report {

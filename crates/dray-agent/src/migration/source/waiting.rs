@@ -7,14 +7,14 @@
 
 use super::{Input, SourceLoop};
 use crate::api::{ApiError, ErrorKind};
-use crate::migration::abort;
-use crate::migration::intents::Trouble;
 use dray_engine::record::Unrecorded;
-use dray_engine::{SourceEffect, SourceEvent, SourceRecord};
+use dray_engine::{SourceEffect, SourceEvent, SourceRecord, Time};
+use dray_host::migration::abort;
+use dray_host::migration::intents::Trouble;
 use dray_types::Epoch;
 use std::collections::VecDeque;
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Pause between tries.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -31,7 +31,7 @@ pub struct Waiting {
     /// The target's part is over, and this side's last things are not done.
     finish: bool,
     /// When something was last tried.
-    tried: Option<Instant>,
+    tried: Option<Time>,
     /// What is shown of it.
     shown: Option<ApiError>,
     /// What was said of the write intents.
@@ -176,7 +176,7 @@ impl SourceLoop {
     /// Tries again what waits, now and then.
     pub(super) fn try_again(&mut self) {
         self.tell_of_intents();
-        let due = self.waiting.tried.is_some_and(|at| at.elapsed() >= PAUSE);
+        let due = self.waiting.tried.is_some_and(|at| self.clock.since(at) >= PAUSE);
         if !due {
             return;
         }
@@ -216,7 +216,7 @@ impl SourceLoop {
              the cause is gone"
         };
         let error = ApiError::new(ErrorKind::Io, what, text).hint(hint);
-        self.waiting.tried = Some(Instant::now());
+        self.waiting.tried = Some(self.clock.now());
         if self.waiting.shown.as_ref() != Some(&error) {
             tracing::warn!(migration = %self.slot.board.migration, %why, what);
             self.show_nothing();
@@ -253,7 +253,7 @@ impl SourceLoop {
         }
         if self.waiting.shown.is_some() {
             // Looked at again: it may have been about this.
-            self.waiting.tried.get_or_insert_with(Instant::now);
+            self.waiting.tried.get_or_insert(self.clock.now());
         }
         self.waiting.intents = trouble;
     }

@@ -3,10 +3,10 @@
 use super::owed::Owed;
 use super::{TargetLoop, Told};
 use crate::api::{ApiError, ErrorKind, MigrationState, Phase};
-use crate::migration::abort;
 use crate::migration::messages::ToSourceShell;
 use dray_engine::target::TargetNotice;
 use dray_engine::{TargetEffect, TargetEvent};
+use dray_host::migration::abort;
 use dray_wire::{Envelope, ToSource};
 use std::io;
 use std::sync::atomic::Ordering;
@@ -116,7 +116,10 @@ impl TargetLoop {
 
     fn abandoned(&mut self, discarded: bool) {
         let state = if discarded { MigrationState::Cancelled } else { MigrationState::Interrupted };
-        self.slot.board.change(|shown| shown.state = state);
+        self.slot.board.change(|shown| {
+            shown.state = state;
+            shown.waiting_since = None;
+        });
         if discarded {
             self.slot.board.change(|shown| shown.progress.phase = Phase::Ended);
             self.owed = Owed::default();
@@ -127,8 +130,12 @@ impl TargetLoop {
 
     /// The source has come back to what it had abandoned.
     fn taken_up(&self) {
-        if self.slot.board.read().state == MigrationState::Interrupted {
-            self.slot.board.change(|shown| shown.state = MigrationState::Running);
+        let waits = [MigrationState::Interrupted, MigrationState::Prepared];
+        if waits.contains(&self.slot.board.read().state) {
+            self.slot.board.change(|shown| {
+                shown.state = MigrationState::Running;
+                shown.waiting_since = None;
+            });
         }
     }
 
@@ -141,8 +148,14 @@ impl TargetLoop {
         } else {
             self.say_progress();
             self.images.drop_locks();
-            self.tell(Told::Release);
+            self.release();
         }
+    }
+
+    /// QEMU takes its disks back now, if it is to.
+    pub(super) fn release(&mut self) {
+        self.releasing = true;
+        self.tell(Told::Release);
     }
 
     /// After a new session of a complete migration: its last words may have been lost.
@@ -160,15 +173,18 @@ impl TargetLoop {
         let complete = self.engine.is_complete();
         if complete {
             self.let_go();
+            self.show_completed();
         }
-        self.slot.board.change(|shown| {
-            shown.progress.phase = Phase::Ended;
-            if complete {
-                shown.state = MigrationState::Completed;
-            }
-        });
+        self.slot.board.change(|shown| shown.progress.phase = Phase::Ended);
         // A source that missed the last words asks again; the loop stays to answer it.
         !complete
+    }
+
+    pub(super) fn show_completed(&self) {
+        self.slot.board.change(|shown| {
+            shown.progress.phase = Phase::Ended;
+            shown.state = MigrationState::Completed;
+        });
     }
 
     /// The source needs nothing more: the migration's folder goes.

@@ -4,22 +4,23 @@ use super::fetcher::ImageFetcher;
 use super::sink::Place;
 use super::{Input, TargetParts, TargetSlot};
 use crate::api::{Amounts, ImageProgress};
-use crate::lineage::Line;
-use crate::migration::abort;
-use crate::migration::intent::{TargetImageIntent, TargetIntent};
-use crate::migration::intents::{IntentFile, Intents};
-use crate::migration::present::PresentFile;
-use crate::registry::{CopyState, Entry, ImageRecord, Registry};
+use crate::migration::Threads;
 use crate::reuse::FileRef;
-use crate::store;
 use dray_engine::TargetEvent;
 use dray_engine::lineage::Generation;
 use dray_engine::target::TargetStatus;
-use dray_image::{FileImage, Image, IntentLog, Journal};
+use dray_files::StatePath;
+use dray_host::lineage::Line;
+use dray_host::migration::abort;
+use dray_host::migration::intent::{TargetImageIntent, TargetIntent};
+use dray_host::migration::intents::{IntentFile, Intents};
+use dray_host::migration::log::present_name;
+use dray_host::migration::present::PresentFile;
+use dray_host::registry::{CopyState, Entry, ImageRecord, Registry};
+use dray_image::{Image, ImageFile, IntentLog, Journal};
 use dray_types::{Attempt, BLOCK_SIZE, BlockRange, BlockSet, Epoch, ImageIndex, MigrationId};
 use dray_wire::ImageHandover;
 use std::io;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
@@ -29,7 +30,7 @@ const NEIGHBOURHOOD: u64 = 16;
 
 /// Makes a received file durable. Long runs went round the page cache: whatever somebody's look at
 /// the unfinished file has left there may be older, so it goes before a guest is served from it.
-fn settle(file: &FileImage) -> dray_image::Result<()> {
+fn settle(file: &dyn ImageFile) -> dray_image::Result<()> {
     file.sync()?;
     file.forget_cached(0, file.geometry().len)
 }
@@ -53,6 +54,10 @@ impl Open {
             return Ok(());
         }
         if self.intent.in_place.is_none() {
+            if self.intent.replica.is_none() {
+                // No guest wrote here before, and what a sync lost during the copy was sent again.
+                self.entry.file.forget_losses();
+            }
             abort::step("SetLength");
             self.entry.file.set_len(len).map_err(io::Error::other)?;
             self.entry.file.sync().map_err(io::Error::other)?;
@@ -96,6 +101,17 @@ fn owned_by(record: &mut ImageRecord, owner: Option<Epoch>) {
     }
 }
 
+/// Whether the partial file of this record is gone, while the folder that it was in is there. What was a
+/// replica is not removed when it is discarded, nor is a device.
+fn was_removed(parts: &TargetParts, record: &ImageRecord) -> bool {
+    let made = record.replica.is_none() && !record.device && record.in_place.is_none();
+    let gone = record.current_path().ok().and_then(|path| {
+        let folder = parts.registry.at(path.parent()?).exists().ok()?;
+        Some(folder && !parts.registry.at(&path).exists().ok()?)
+    });
+    made && record.state == CopyState::Incoming && gone == Some(true)
+}
+
 /// All images, in the migration's order.
 pub struct TargetImages {
     migration: MigrationId,
@@ -106,13 +122,15 @@ pub struct TargetImages {
     /// Regions of files that were replicas in which they no longer are.
     overwritten: Arc<Intents>,
     /// Where the line of each image is kept until it is owned here.
-    lines: PathBuf,
+    lines: StatePath,
     inputs: Sender<Input>,
+    threads: Threads,
 }
 
 impl TargetImages {
     /// Finds every image of the intent in the registry. In a `new` migration nothing has arrived; of
-    /// one that is `over` some may have been removed before a crash.
+    /// one that is `over` some may have been removed before a crash, of one that was `discarded` also
+    /// without its record.
     ///
     /// # Errors
     /// When one is not there or its record of present blocks cannot be read.
@@ -120,17 +138,26 @@ impl TargetImages {
         intent: &TargetIntent,
         parts: &TargetParts,
         inputs: &Sender<Input>,
-        (new, over): (bool, bool),
+        (new, over, discarded): (bool, bool, bool),
     ) -> io::Result<Self> {
         let open = |(ix, image): (usize, &TargetImageIntent)| {
             let name = image.name_here();
             let Some(entry) = parts.registry.get(name) else {
-                let waits = parts.registry.closed(name).and_then(|closed| closed.absent);
-                let ours = waits.is_some_and(|it| it.record.migration == Some(intent.migration));
+                let closed = parts.registry.closed(name);
+                let is_ours = |record: &ImageRecord| record.migration == Some(intent.migration);
+                let waits = closed.as_ref().and_then(|closed| closed.absent.as_ref());
+                let waits = waits.filter(|it| is_ours(&it.record));
+                if discarded && waits.is_some_and(|it| was_removed(parts, &it.record)) {
+                    return parts.registry.forget(name).err().map(Err);
+                }
+                // One whose record cannot be read may be ours as well.
+                let ours = closed.is_some_and(|closed| {
+                    closed.absent.is_none_or(|absent| is_ours(&absent.record))
+                });
                 let why = format!("image '{name}' of the migration is not there");
                 return (!over || ours).then(|| Err(io::Error::new(io::ErrorKind::NotFound, why)));
             };
-            let present = parts.folder.file(&super::present_name(ix));
+            let present = parts.folder.file(&present_name(ix));
             let blocks = BlockRange::whole(entry.disk.geometry().len).len;
             let index = ImageIndex(ix as u16);
             Some(PresentFile::open(&present, blocks).map(|present| Open {
@@ -148,8 +175,8 @@ impl TargetImages {
         let overwritten = Intents::open(&parts.folder.file("overwritten"), &lens, new);
         let lines = parts.folder.file("lines");
         let registry = Arc::clone(&parts.registry);
-        let (migration, inputs) = (intent.migration, inputs.clone());
-        Ok(Self { migration, registry, all, written, overwritten, lines, inputs })
+        let (migration, inputs, threads) = (intent.migration, inputs.clone(), parts.threads);
+        Ok(Self { migration, registry, all, written, overwritten, lines, inputs, threads })
     }
 
     /// Keeps what the source says of the images' generations, durably: part of a promise.
@@ -169,7 +196,7 @@ impl TargetImages {
     /// What was kept for the attempt that succeeded. A source that said nothing, an older one, knows
     /// of no generations.
     fn kept_lines(&self, attempt: Attempt) -> io::Result<Vec<Option<Vec<Generation>>>> {
-        if !self.lines.exists() {
+        if !self.lines.exists()? {
             return Ok(Vec::new());
         }
         let (_, records) = Journal::open(&self.lines).map_err(io::Error::other)?;
@@ -192,6 +219,7 @@ impl TargetImages {
         }
         let path = self.registry.line_path(&record.name);
         let image = record.current_path().map_err(io::Error::other);
+        let image = image.map(|image| self.registry.at(&image));
         let (past, served) = (past.unwrap_or_default(), open.present.has_begun());
         let begun = image.and_then(|image| Line::after(&path, past, &image, served));
         match begun {
@@ -203,7 +231,7 @@ impl TargetImages {
                 let image = record.name;
                 tracing::warn!(image, %why, "cannot keep an image's line of generations");
                 // An old one would be believed some day.
-                if let Err(why) = store::remove(&path) {
+                if let Err(why) = path.remove() {
                     tracing::error!(image, %why, "cannot remove an image's line of generations");
                 }
             }
@@ -220,7 +248,7 @@ impl TargetImages {
                 name: open.intent.name_here().to_owned(),
                 id: open.intent.offer.id,
             },
-            sparse: open.entry.file.file().metadata().is_ok_and(|meta| meta.is_file()),
+            sparse: !open.entry.record().device,
             overwritten: open
                 .intent
                 .replica
@@ -348,7 +376,7 @@ impl TargetImages {
                 self.registry.forget(open.intent.name_here())?;
                 continue;
             }
-            open.entry.take_locks();
+            self.registry.hold(&open.entry);
             open.entry.disk.stop_tracking();
             // Last: until then all of it is done again.
             self.registry.update(&open.entry, |record| record.migration = None)?;
@@ -387,7 +415,7 @@ impl TargetImages {
         let work = move || {
             let settled = |entry: &Arc<Entry>| match entry.record().in_place {
                 Some(_) => registry.check_in_place(entry).map_err(|why| why.to_string()),
-                None => settle(&entry.file).map_err(|why| why.to_string()),
+                None => settle(&*entry.file).map_err(|why| why.to_string()),
             };
             entries.iter().try_for_each(settled)
         };
@@ -416,8 +444,7 @@ impl TargetImages {
         event: impl Fn(Result<(), String>) -> TargetEvent + Clone + Send + 'static,
     ) {
         let (inputs, told) = (self.inputs.clone(), event.clone());
-        let thread = std::thread::Builder::new().name("dray-sync".to_owned());
-        let made = thread.spawn(move || {
+        let made = self.threads.begin("dray-sync", move || {
             // A loop that has ended needs no answer.
             let _ = inputs.send(Input::Engine(told(work())));
         });

@@ -1,8 +1,10 @@
 //! The target's owner loop.
 //!
 //! [`TargetSlot`] is what the rest of the agent holds of it; effects are in [`effects`], what data
-//! streams deliver in [`sink`], what disks ask for in [`fetcher`], the last check in [`verify`].
+//! streams deliver in [`sink`], what disks ask for in [`fetcher`], the last check in [`verify`]; what is done
+//! while the source is away is in [`alone`].
 
+mod alone;
 mod basis;
 mod effects;
 mod fetcher;
@@ -10,22 +12,27 @@ mod finder;
 mod images;
 mod owed;
 mod session;
+#[cfg(test)]
+mod simulated;
 mod sink;
 mod verify;
 
 use crate::api::{MigrationState, Phase};
-use crate::migration::intent::TargetIntent;
-use crate::migration::log::{Folder, Log};
-use crate::migration::messages::{Settings, ToSourceShell, ToTargetShell};
+use crate::migration::messages::{ToSourceShell, ToTargetShell};
 use crate::migration::slots::Board;
 use crate::migration::source::shown_phase;
-use crate::migration::{Clock, Voided, abort, standing};
+use crate::migration::{Clock, Threads, Voided};
 use crate::net::NetStats;
-use crate::registry::Registry;
 use crate::reuse::Reuse;
+pub use alone::Question;
 use dray_engine::target::{Held, TargetNotice};
 use dray_engine::{Target, TargetEvent, TargetPlan, TargetRecord};
+use dray_host::migration::intent::{Settings, TargetIntent};
+use dray_host::migration::log::{Folder, Log, TARGET_INTENT, TARGET_JOURNAL};
+use dray_host::migration::{abort, standing};
+use dray_host::registry::Registry;
 use dray_types::{BlockRange, ImageIndex};
+use dray_wire::request::Fate;
 use dray_wire::{Envelope, ToTarget};
 use fetcher::Peeks;
 use images::TargetImages;
@@ -50,15 +57,6 @@ const ORPHAN_AFTER: Duration = Duration::from_secs(24 * 3600);
 /// The same for images that were handed back: a source that comes home late must hear of it, or it
 /// would wait for ever.
 const FENCED_AFTER: Duration = Duration::from_secs(30 * 24 * 3600);
-/// Name of the intent in the migration's folder.
-pub const INTENT: &str = "target.json";
-/// Name of the journal in the migration's folder.
-pub const JOURNAL: &str = "target.journal";
-
-/// Name in the migration's folder of what is known to be present of an image.
-pub fn present_name(index: usize) -> String {
-    format!("present-{index}")
-}
 
 /// What reaches the loop.
 pub enum Input {
@@ -85,6 +83,18 @@ pub enum Input {
     /// Another migration wants the names: forget this one if it was abandoned and has promised
     /// nothing, and answer whether it is gone.
     GiveWay(oneshot::Sender<bool>),
+    /// What the source has answered to a [`Question`], or why it has not.
+    Fate {
+        /// How many sessions there had been when it was asked.
+        sessions: u64,
+        /// The answer.
+        answer: Result<Fate, String>,
+        /// Told when what follows from it was done, or cannot be done yet.
+        heard: oneshot::Sender<()>,
+    },
+    /// The operator of this host takes it back: forget it if nothing was promised and its source is away,
+    /// and answer whether it is gone.
+    TakeBack(oneshot::Sender<bool>),
     /// Its images are claimed: the migration becomes void and the loop ends, if there is anything that
     /// can be claimed.
     Void(Voided),
@@ -120,6 +130,10 @@ pub struct TargetSlot {
     newest: session::Newest,
     folder: Folder,
     intent: Mutex<TargetIntent>,
+    /// What is to be asked of the source.
+    question: Mutex<Option<Question>>,
+    /// Held while it is asked: when that was begun last, and what was told.
+    pub asked: tokio::sync::Mutex<Option<(Instant, Result<Fate, String>)>>,
     /// The disks know what is missing.
     exposed: AtomicBool,
 }
@@ -146,7 +160,7 @@ impl TargetSlot {
         }
         let mut new = intent.clone();
         change(&mut new);
-        crate::store::replace_json(&self.folder.file(INTENT), &new)?;
+        self.folder.file(TARGET_INTENT).put(&new)?;
         *intent = new;
         Ok(())
     }
@@ -168,7 +182,7 @@ impl TargetSlot {
         if self.is_forgotten() {
             return Err(io::Error::other("the migration is over here"));
         }
-        crate::store::replace_json(&self.folder.file(INTENT), &*intent)
+        self.folder.file(TARGET_INTENT).put(&*intent)
     }
 
     /// Sends an input; a loop that has ended no longer cares.
@@ -178,7 +192,7 @@ impl TargetSlot {
 
     /// Whether the migration is forgotten: nothing of it is left but what is shown.
     pub fn is_forgotten(&self) -> bool {
-        !self.folder.file(INTENT).exists()
+        matches!(self.folder.file(TARGET_INTENT).exists(), Ok(false))
     }
 }
 
@@ -194,6 +208,10 @@ pub struct TargetParts {
     pub reuse: Arc<Reuse>,
     /// Where notices go.
     pub told: UnboundedSender<Told>,
+    /// What time it is.
+    pub clock: Clock,
+    /// Where what takes long is done.
+    pub threads: Threads,
 }
 
 /// The loop's own state.
@@ -206,6 +224,8 @@ pub struct TargetLoop {
     images: TargetImages,
     peeks: Peeks,
     session: Option<Session>,
+    /// How many there were.
+    sessions: u64,
     answers: VecDeque<TargetEvent>,
     /// What the machine wants and is not done yet.
     held: Held,
@@ -220,6 +240,8 @@ pub struct TargetLoop {
     alone_since: Option<Instant>,
     /// Since when nobody needs what was received.
     idle_since: Instant,
+    /// QEMU may be taking the disks back.
+    releasing: bool,
     /// QEMU has taken the disks back as plain files.
     released: bool,
     /// Who waits to hear that the migration is void.
@@ -237,7 +259,7 @@ impl TargetLoop {
         board: Arc<Board>,
         inputs: Sender<Input>,
     ) -> io::Result<(Arc<TargetSlot>, Self)> {
-        let (log, records) = Log::open(&parts.folder.file(JOURNAL))?;
+        let (log, records) = Log::open(&parts.folder.file(TARGET_JOURNAL))?;
         let plan = TargetPlan {
             migration: intent.migration,
             images: intent.images.iter().map(|image| image.offer.clone()).collect(),
@@ -246,7 +268,8 @@ impl TargetLoop {
         let engine = Target::recover(plan, &records);
         let over = engine.is_over();
         let new = records.is_empty();
-        let images = TargetImages::open(&intent, &parts, &inputs, (new, over))?;
+        let discarded = records.last() == Some(&TargetRecord::Discarded);
+        let images = TargetImages::open(&intent, &parts, &inputs, (new, over, discarded))?;
         let places = if engine.is_over() { Vec::new() } else { images.places() };
         let sink = Sink::new(places, inputs.clone(), Arc::clone(&parts.reuse), intent.peer.clone());
         let slot = Arc::new(TargetSlot {
@@ -257,17 +280,20 @@ impl TargetLoop {
             newest: session::Newest::default(),
             folder: parts.folder.clone(),
             intent: Mutex::new(intent),
+            question: Mutex::default(),
+            asked: tokio::sync::Mutex::default(),
             exposed: AtomicBool::new(false),
         });
         let mut this = Self {
             slot: Arc::clone(&slot),
+            clock: parts.clock.clone(),
             parts,
-            clock: Clock::start(),
             engine,
             log,
             images,
             peeks: Peeks::default(),
             session: None,
+            sessions: 0,
             answers: VecDeque::new(),
             held: Held::default(),
             owed: Owed::default(),
@@ -277,6 +303,7 @@ impl TargetLoop {
             verifier: None,
             alone_since: None,
             idle_since: Instant::now(),
+            releasing: false,
             released: false,
             voided: None,
         };
@@ -287,15 +314,25 @@ impl TargetLoop {
         }
         this.step(TargetEvent::Start);
         // Who asks at once is told where it is.
+        this.show_opened();
         this.refresh();
+        if this.engine.is_complete() && !this.images.any_bound() {
+            // Only the source's good-bye is missing, which may never come.
+            this.show_completed();
+        }
         Ok((slot, this))
     }
 
     /// Takes inputs until the migration is over.
     pub fn run(mut self, inputs: &Receiver<Input>) {
         self.take_inputs(inputs);
+        self.end();
+    }
+
+    fn end(mut self) {
         // What is shown of the migration stays; its files are not kept open for that.
         self.slot.sink.let_go();
+        self.ask_nothing();
         let (voided, epoch) = (self.voided.take(), self.engine.epoch());
         drop(self);
         if let Some(answer) = voided {
@@ -358,6 +395,17 @@ impl TargetLoop {
                 let _ = answer.send(gone);
                 return !gone;
             }
+            Input::Fate { sessions, answer, heard } => {
+                let goes_on = self.heard_fate(sessions, answer);
+                // Nobody may be waiting for it.
+                let _ = heard.send(());
+                return goes_on;
+            }
+            Input::TakeBack(answer) => {
+                let gone = self.take_back();
+                let _ = answer.send(gone);
+                return !gone;
+            }
             Input::Void(answer) => match self.set_void() {
                 Ok(()) => {
                     self.voided = Some(answer);
@@ -370,9 +418,16 @@ impl TargetLoop {
         true
     }
 
-    /// Only what was promised or is served can be claimed.
+    /// Only what was promised or is served can be claimed, and what is complete while it waits for its
+    /// source to compare: after that QEMU may be taking its disks back.
     fn set_void(&self) -> io::Result<()> {
-        if !standing::can_be_claimed(&self.parts.folder.file(JOURNAL))? {
+        let complete = self.engine.is_complete();
+        // After a restart nobody knows how far QEMU was.
+        let releases = self.releasing || self.slot.intent().settings.release;
+        if complete && self.verifier.is_none() && releases {
+            return Err(io::Error::other("this host owns it already, and its migration ends"));
+        }
+        if !complete && !standing::can_be_claimed(&self.parts.folder.file(TARGET_JOURNAL))? {
             return Err(io::Error::other("there is nothing to be claimed in it any more"));
         }
         abort::step("Claim-Void");
@@ -383,6 +438,7 @@ impl TargetLoop {
     fn tick(&mut self) -> bool {
         self.step(TargetEvent::Tick);
         self.refresh();
+        self.ask_if_alone();
         self.watch_stall();
         self.watch_orphan();
         if self.engine.owns() && self.progress_at.elapsed() >= PROGRESS {
@@ -460,7 +516,10 @@ impl TargetLoop {
     fn refresh(&self) {
         let status = self.engine.status();
         let rows = self.images.progress(&status);
-        let phase = shown_phase(self.engine.phase());
+        let phase = match self.engine.has_begun() || self.engine.is_over() {
+            true => shown_phase(self.engine.phase()),
+            false => Phase::Prepare,
+        };
         let wire = self.slot.stats.totals().wire_bytes();
         let remote_reads = self.images.remote_reads();
         let paused = status.paused && phase == Phase::Backfill;

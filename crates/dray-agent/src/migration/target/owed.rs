@@ -4,10 +4,11 @@
 
 use super::TargetLoop;
 use crate::api::{ApiError, ErrorKind};
-use crate::migration::abort;
-use dray_engine::TargetRecord;
+use dray_engine::{TargetRecord, Time};
+use dray_host::migration::abort;
+use dray_host::migration::log::End;
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Time between two tries.
 const RETRY: Duration = Duration::from_secs(1);
@@ -23,7 +24,7 @@ pub struct Owed {
     let_go: bool,
     /// The source needs nothing more: the folder goes when nothing else is owed.
     parting: bool,
-    tried: Option<Instant>,
+    tried: Option<Time>,
     /// What the board shows because of it.
     shown: Option<ApiError>,
 }
@@ -41,7 +42,7 @@ impl TargetLoop {
             abort::before(|| super::effects::names(&effect));
             if let Err(why) = self.try_effect(&effect) {
                 self.held.put_back(effect);
-                self.owed.tried = Some(Instant::now());
+                self.owed.tried = Some(self.clock.now());
                 self.cannot("go on at the target", &why);
             }
         }
@@ -87,7 +88,7 @@ impl TargetLoop {
         if !self.owed.is_nothing() {
             return false;
         }
-        if let Err(why) = self.parts.folder.remove() {
+        if let Err(why) = self.parts.folder.remove(End::Target) {
             tracing::warn!(%why, "cannot remove a migration's folder");
         }
         true
@@ -95,7 +96,7 @@ impl TargetLoop {
 
     fn owe(&mut self, what: &str, result: io::Result<()>) {
         if let Err(why) = result {
-            self.owed.tried.get_or_insert_with(Instant::now);
+            self.owed.tried.get_or_insert(self.clock.now());
             self.cannot(what, &why);
         }
     }
@@ -122,10 +123,10 @@ impl TargetLoop {
             self.mended();
             return !(self.owed.parting && self.remove_folder());
         }
-        if self.owed.tried.is_some_and(|tried| tried.elapsed() < RETRY) {
+        if self.owed.tried.is_some_and(|tried| self.clock.since(tried) < RETRY) {
             return true;
         }
-        self.owed.tried = Some(Instant::now());
+        self.owed.tried = Some(self.clock.now());
         if self.held.is_stuck() {
             self.held.retry();
             self.settle();

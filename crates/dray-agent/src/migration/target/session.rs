@@ -73,7 +73,7 @@ pub struct Session {
     pub control: ControlSender<ToSource>,
     /// What both sides know beyond the protocol's versions.
     features: Vec<String>,
-    reader: tokio::task::AbortHandle,
+    reader: Option<tokio::task::AbortHandle>,
 }
 
 impl Session {
@@ -83,9 +83,17 @@ impl Session {
     }
 }
 
+#[cfg(test)]
+impl Session {
+    /// A session whose messages are taken by who made it.
+    pub fn simulated(number: u64, control: ControlSender<ToSource>, features: Vec<String>) -> Self {
+        Self { number, control, features, reader: None }
+    }
+}
+
 impl Drop for Session {
     fn drop(&mut self) {
-        self.reader.abort();
+        self.reader.iter().for_each(tokio::task::AbortHandle::abort);
     }
 }
 
@@ -153,7 +161,7 @@ impl TargetSlot {
                 }
             }
         });
-        let reader = reader.abort_handle();
+        let reader = Some(reader.abort_handle());
         self.send(Input::SessionUp(Session { number, control, features, reader }));
     }
 }
@@ -166,6 +174,9 @@ impl TargetLoop {
         }
         self.slot.sink.admit(session.number);
         self.session = Some(session);
+        self.sessions += 1;
+        self.ask_if_alone();
+        self.show_met();
         self.step(TargetEvent::LinkUp);
         self.ask_peeks_again();
     }
@@ -176,6 +187,8 @@ impl TargetLoop {
             self.session = None;
             self.held.new_session();
             self.step(TargetEvent::LinkDown);
+            self.ask_if_alone();
+            self.show_alone();
             self.restart_verification();
         }
     }

@@ -4,13 +4,13 @@
 use super::Input;
 use super::basis::BlockJob;
 use super::finder::{Finder, Job};
-use crate::lineage::REGION_BLOCKS;
-use crate::migration::intents::IntentFile;
 use crate::net::{NetError, RunSink};
 use crate::reuse::{FileRef, Reuse, Spot};
 use dray_engine::TargetEvent;
 use dray_engine::target::Arrival;
-use dray_image::{Disk, FileImage, Fill, Image, IntentLog, ZeroMode};
+use dray_host::lineage::REGION_BLOCKS;
+use dray_host::migration::intents::IntentFile;
+use dray_image::{Disk, Fill, ImageFile, IntentLog, ZeroMode};
 use dray_types::{BLOCK_SIZE, BlockRange, Epoch, ImageIndex};
 use dray_wire::frame::{PIECE_BLOCKS, PieceHash, mask_bit};
 use dray_wire::{FrameHeader, FrameKind};
@@ -28,7 +28,7 @@ pub struct Place {
     /// The disk, for missing blocks.
     pub disk: Arc<Disk>,
     /// The partial file.
-    pub file: Arc<FileImage>,
+    pub file: Arc<dyn ImageFile>,
     /// Exported length in bytes.
     pub len: u64,
     /// What content that arrives is known by.
@@ -432,9 +432,10 @@ impl RunSink for SessionSink {
 mod tests {
     use super::*;
     use crate::config::Config;
-    use crate::registry::Registry;
     use crate::reuse::PATIENCE;
-    use crate::store::Store;
+    use dray_host::registry::Registry;
+    use dray_host::store::Store;
+    use dray_image::FileImage;
     use dray_image::FileOptions;
     use dray_types::ImageIndex;
     use dray_wire::Encoding;
@@ -447,7 +448,7 @@ mod tests {
             dir.display()
         );
         let config = Arc::new(Config::parse(&text, std::path::Path::new("dray.toml")).unwrap());
-        let registry = Registry::load(Store::open(dir).unwrap(), Arc::clone(&config)).unwrap();
+        let registry = Registry::load(Store::open(dir).unwrap(), Arc::clone(&config) as _).unwrap();
         let reuse = Reuse::new(config, registry);
         let (path, len) = (dir.join("image"), pieces * PIECE_BLOCKS * BLOCK_SIZE);
         std::fs::File::create(&path).unwrap().set_len(len).unwrap();

@@ -1,9 +1,9 @@
 //! Verification: every block that the guest has not written since handover is read from the
 //! target's disk again and compared with the source's hash of it (I3).
 
-use super::{Input, TargetLoop, Told};
+use super::{Input, TargetLoop};
 use crate::migration::source::short_hash;
-use dray_image::{FileImage, Image, runs};
+use dray_image::{Image, runs};
 use dray_types::{BlockRange, BlockSet, ImageIndex};
 use dray_wire::ToSource;
 
@@ -81,7 +81,7 @@ impl TargetLoop {
         }
         let asked = std::mem::take(&mut verifier.asked);
         let (entry, _) = &images[verifier.image];
-        let here = hash_here(&entry.file, &asked);
+        let here = hash_here(&*entry.file, &asked);
         // Read after hashing: a block the guest wrote meanwhile is not compared.
         let written = self.images.written(verifier.image);
         for (nth, range) in asked.iter().enumerate() {
@@ -103,7 +103,7 @@ impl TargetLoop {
         self.send_aside(ToSource::Verified { blocks, different });
         self.say_progress();
         self.images.drop_locks();
-        self.tell(Told::Release);
+        self.release();
     }
 }
 
@@ -121,7 +121,7 @@ fn clean_ranges(written: &BlockSet, from: u64, whole: BlockRange) -> (Vec<BlockR
     (ranges, at)
 }
 
-fn hash_here(file: &FileImage, ranges: &[BlockRange]) -> Vec<[u8; 16]> {
+fn hash_here(file: &dyn Image, ranges: &[BlockRange]) -> Vec<[u8; 16]> {
     let mut buf = Vec::new();
     let mut hashes = Vec::with_capacity(ranges.len());
     for &range in ranges {

@@ -113,7 +113,19 @@ impl AgentApi for Agent {
         (prepared.state, prepared.vm) = (MigrationState::Prepared, Some("vm5".into()));
         prepared.progress = Progress::new(prepared.migration, Strategy::Hybrid);
         prepared.subject = Some(Subject::Vm { qmp: "/run/vm5.qmp".into() });
-        let all = [running(), failed, prepared];
+        let mut waiting = prepared.clone();
+        waiting.migration = MigrationId(0x5200_0000_0000_0000_0000_0000_0000_0001);
+        (waiting.role, waiting.vm, waiting.subject) = (Role::Target, None, None);
+        waiting.waiting_seconds = Some(720);
+        let mut promised = waiting.clone();
+        promised.migration = MigrationId(0x5300_0000_0000_0000_0000_0000_0000_0001);
+        promised.state = MigrationState::Running;
+        promised.progress.phase = Phase::Handover;
+        promised.error = Some(
+            ApiError::new(ErrorKind::Peer, "waits for hostb", "connection refused")
+                .hint("if hostb is gone for good: `dray claim vm5-root --source-is-fenced` here"),
+        );
+        let all = [running(), failed, prepared, waiting, promised];
         let Some(named) = command.migration else { return Ok(all.to_vec()) };
         let id = named.resolve(all.iter().map(|one| one.migration))?;
         Ok(all.into_iter().filter(|one| one.migration == id).collect())
@@ -141,7 +153,10 @@ impl AgentApi for Agent {
 
     async fn cancel(&self, command: Cancel) -> ApiResult<Cancelled> {
         self.saw("cancel", &command);
-        Ok(Cancelled { migration: ID, bytes_kept: if command.discard { 0 } else { 1 << 30 } })
+        let bytes_kept = if command.discard { 0 } else { 1 << 30 };
+        let target_was_away = command.migration == Some(text::MigrationRef("away".to_owned()));
+        let at_target = command.migration == Some(text::MigrationRef("here".to_owned()));
+        Ok(Cancelled { migration: ID, bytes_kept, target_was_away, at_target })
     }
 
     async fn resume(&self, command: Resume) -> ApiResult<Started> {
@@ -151,7 +166,9 @@ impl AgentApi for Agent {
 
     async fn limit(&self, command: Limit) -> ApiResult<Limited> {
         self.saw("limit", &command);
-        Ok(Limited { migration: ID, bandwidth: command.bandwidth })
+        let full = command.migration == Some(text::MigrationRef("full".to_owned()));
+        let not_kept = full.then(|| "No space left on device".to_owned());
+        Ok(Limited { migration: ID, bandwidth: command.bandwidth, not_kept })
     }
 
     async fn images(&self) -> ApiResult<Vec<ImageStatus>> {

@@ -152,6 +152,7 @@ pub fn images() -> Vec<ImageStatus> {
         since_unix_ms: None,
         tracked_by: None,
         closed: None,
+        write_back_error: None,
     };
     let mut all = vec![
         image("vm1-root", "/srv/vm/vm1-root.raw", ImageState::Owner, 12_288, 1),
@@ -161,6 +162,9 @@ pub fn images() -> Vec<ImageStatus> {
     ];
     all[2].kept_for = Some(KeptFor { host: "hostb".into(), bytes: Some(48 << 20) });
     all[3].read_only = true;
+    let lost = |told, count| LostWrites { why: "flushing: I/O error".into(), count, told };
+    all[0].write_back_error = Some(lost(true, 2));
+    all[1].write_back_error = Some(lost(false, 1));
     all
 }
 
@@ -176,6 +180,7 @@ pub fn running() -> MigrationStatus {
         progress: progress(),
         summary: None,
         error: None,
+        waiting_seconds: None,
         subject: None,
     }
 }

@@ -2,19 +2,11 @@
 
 use super::FileImage;
 use crate::Result;
-use crate::backend::write_back::LossLog;
 use rustix::io::{Errno, ReadWriteFlags};
 use std::io::IoSlice;
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
 
 impl FileImage {
-    /// From now on it is written down in `log` that writes may be lost; an earlier process has left
-    /// `owed` there, which a guest's flush will report.
-    pub fn keep_losses(&self, log: Arc<dyn LossLog>, owed: Option<&str>) {
-        self.write_back.keep(log, owed);
-    }
-
     pub(super) fn sync_data(&self, offset: u64, len: u64) -> Result<()> {
         self.file.sync_data().map_err(|e| self.fail("flushing", offset, len, e))
     }

@@ -7,9 +7,10 @@
 mod durable;
 mod zeroing;
 
+use crate::backend::ImageFile;
 use crate::backend::bulk::Bulk;
 use crate::backend::direct::Direct;
-use crate::backend::write_back::WriteBack;
+use crate::backend::write_back::{Loss, LossLog, WriteBack};
 use crate::image::WriteBackError;
 use crate::sys;
 use crate::{Attempt, Error, ErrorKind, Extent, ExtentKind, Geometry, Image, Result, ZeroMode};
@@ -20,6 +21,7 @@ use std::io::IoSliceMut;
 use std::num::NonZeroU64;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// How to open a [`FileImage`].
@@ -144,67 +146,6 @@ impl FileImage {
     /// The open file.
     pub fn file(&self) -> &File {
         &self.file
-    }
-
-    /// Where it is (or was, when it has been renamed since).
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Sets the file's length; on a growable image the exported length stays. A block device keeps
-    /// its own.
-    ///
-    /// # Errors
-    /// What the system reports; `OutOfRange` when it is more than is exported.
-    pub fn set_len(&self, len: u64) -> Result<()> {
-        if len > self.len {
-            return Err(Error::new(
-                ErrorKind::OutOfRange,
-                self.context("resizing", len, 0),
-                "it is more than the image exports",
-            ));
-        }
-        if self.kind == Kind::Device {
-            return Ok(());
-        }
-        self.file.set_len(len).map_err(|e| Error::io(self.context("resizing", len, 0), e))
-    }
-
-    /// Writes blocks that nobody reads soon, round the page cache where that can be done. No other
-    /// write to the same blocks may be under way.
-    ///
-    /// # Errors
-    /// As [`write_at`](Image::write_at).
-    pub fn write_bulk(&self, data: &[u8], offset: u64) -> Result<()> {
-        let len = data.len() as u64;
-        self.check_write("writing", offset, len)?;
-        if self.direct.is_some() {
-            return self.write_at(data, offset, false);
-        }
-        let done = self
-            .bulk
-            .write(&self.file, &self.path, data, offset)
-            .map_err(|e| self.fail("writing", offset, len, e))?;
-        let rest = &data[done..];
-        if rest.is_empty() {
-            return Ok(());
-        }
-        self.write_at(rest, offset + done as u64, false)?;
-        // So that a sync soon after finds little left to do.
-        self.start_writeback(offset + done as u64, rest.len() as u64)
-    }
-
-    /// Bytes that the file takes on its file system; a block device takes its length.
-    ///
-    /// # Errors
-    /// What the system reports.
-    pub fn allocated_bytes(&self) -> Result<u64> {
-        if self.kind == Kind::Device {
-            return self.end();
-        }
-        const STAT_UNIT: u64 = 512;
-        let meta = self.file.metadata().map_err(|e| self.fail("examining", 0, 0, e))?;
-        Ok(meta.blocks() * STAT_UNIT)
     }
 
     fn advise(&self, offset: u64, len: u64, advice: Advice) -> Result<()> {
@@ -350,6 +291,10 @@ impl Image for FileImage {
         self.write_back.error()
     }
 
+    fn notes_begin_anew(&self) {
+        self.write_back.notes_begin_anew();
+    }
+
     fn extents(&self, offset: u64, len: u64, max: usize) -> Result<Vec<Extent>> {
         self.check("mapping", offset, len)?;
         if len == 0 || max == 0 {
@@ -423,5 +368,77 @@ impl Image for FileImage {
         }
         self.write_at(data, offset, false)?;
         Ok(Attempt::Done)
+    }
+}
+
+impl ImageFile for FileImage {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn file_len(&self) -> Result<u64> {
+        if self.kind == Kind::Device { Ok(self.len) } else { self.end() }
+    }
+
+    fn set_len(&self, len: u64) -> Result<()> {
+        if len > self.len {
+            return Err(Error::new(
+                ErrorKind::OutOfRange,
+                self.context("resizing", len, 0),
+                "it is more than the image exports",
+            ));
+        }
+        if self.kind == Kind::Device {
+            return Ok(());
+        }
+        self.file.set_len(len).map_err(|e| Error::io(self.context("resizing", len, 0), e))
+    }
+
+    fn write_bulk(&self, data: &[u8], offset: u64) -> Result<()> {
+        let len = data.len() as u64;
+        self.check_write("writing", offset, len)?;
+        if self.direct.is_some() {
+            return self.write_at(data, offset, false);
+        }
+        let done = self
+            .bulk
+            .write(&self.file, &self.path, data, offset)
+            .map_err(|e| self.fail("writing", offset, len, e))?;
+        let rest = &data[done..];
+        if rest.is_empty() {
+            return Ok(());
+        }
+        self.write_at(rest, offset + done as u64, false)?;
+        // So that a sync soon after finds little left to do.
+        self.start_writeback(offset + done as u64, rest.len() as u64)
+    }
+
+    fn allocated_bytes(&self) -> Result<u64> {
+        if self.kind == Kind::Device {
+            return self.end();
+        }
+        const STAT_UNIT: u64 = 512;
+        let meta = self.file.metadata().map_err(|e| self.fail("examining", 0, 0, e))?;
+        Ok(meta.blocks() * STAT_UNIT)
+    }
+
+    fn keep_losses(&self, log: Arc<dyn LossLog>, owed: Option<&Loss>) {
+        self.write_back.keep(log, owed);
+    }
+
+    fn forget_losses(&self) {
+        self.write_back.forget(&self.path);
+    }
+
+    fn guest_stops(&self, stops: bool) {
+        self.write_back.guest_stops(stops);
+    }
+
+    fn untold_loss(&self) -> Option<WriteBackError> {
+        self.write_back.untold()
+    }
+
+    fn as_file(&self) -> Option<&FileImage> {
+        Some(self)
     }
 }

@@ -1,0 +1,200 @@
+//! How much a peer may have here at a time (I7): of migrations before this host owns the images, each of which
+//! costs a thread, open files, and memory for the blocks of its images, whether or not it ever begins; and
+//! of questions.
+
+use super::Agent;
+use crate::api::MigrationState;
+use crate::migration::target::TargetSlot;
+use dray_types::ByteSize;
+use dray_wire::control::MAX_IMAGES;
+use dray_wire::request::WantedImage;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Most bytes that the images of a migration have together: 64 TiB. What is kept in memory for each block of
+/// them is made when they are prepared.
+const MAX_TOTAL: u64 = 64 << 40;
+/// Most migrations of one host that are not handed over: more than move at a time, and each has a thread.
+const MIGRATIONS: usize = 128;
+/// Most images of these: each has some five open files, of the 65,536 that the agent may have.
+const IMAGES: usize = 1024;
+/// Most bytes of these images: 256 TiB cost some 100 MiB of memory.
+const BYTES: u64 = 256 << 40;
+/// Most migrations of all hosts that wait for their source, to begin or to come back.
+const WAITING: usize = 512;
+/// So many migrations of one host that are over here are still shown.
+const SHOWN: usize = 128;
+
+/// Most questions of one host that are being answered: one for each migration it may prepare. Each costs a
+/// megabyte and up to 256 threads.
+const QUESTIONS: usize = MIGRATIONS;
+
+/// The questions that are being answered, by who has asked them.
+#[derive(Default)]
+pub struct Questions(Mutex<BTreeMap<String, usize>>);
+
+/// One of them, for as long as this is there.
+pub(super) struct Question<'a>(&'a Questions, String);
+
+impl Questions {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, usize>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Another question of `peer`, unless it has asked too many already.
+    pub(super) fn begin(&self, peer: &str) -> Option<Question<'_>> {
+        let mut asked = self.lock();
+        let count = asked.entry(peer.to_owned()).or_default();
+        if *count >= QUESTIONS {
+            return None;
+        }
+        *count += 1;
+        Some(Question(self, peer.to_owned()))
+    }
+}
+
+impl Drop for Question<'_> {
+    fn drop(&mut self) {
+        let mut asked = self.0.lock();
+        if let Some(count) = asked.get_mut(&self.1) {
+            *count -= 1;
+        }
+        asked.retain(|_, count| *count > 0);
+    }
+}
+
+/// What a peer has on its way here.
+#[derive(Clone, Copy, Default, Debug)]
+struct Load {
+    migrations: usize,
+    images: usize,
+    bytes: u64,
+}
+
+impl Load {
+    fn add(&mut self, lens: impl Iterator<Item = u64>) {
+        self.migrations += 1;
+        for len in lens {
+            self.images += 1;
+            self.bytes = self.bytes.saturating_add(len);
+        }
+    }
+
+    fn check(&self, peer: &str) -> Result<(), String> {
+        if self.migrations <= MIGRATIONS && self.images <= IMAGES && self.bytes <= BYTES {
+            return Ok(());
+        }
+        Err(format!(
+            "{peer} would have {} migrations with {} images of {} here that are not handed over, and \
+             may have {MIGRATIONS} with {IMAGES} images of {}; `dray cancel` on {peer} takes back what \
+             `dray status` shows there",
+            self.migrations,
+            self.images,
+            ByteSize(self.bytes),
+            ByteSize(BYTES)
+        ))
+    }
+}
+
+/// Whether the images are still to be handed over to this host.
+fn is_coming(slot: &TargetSlot) -> bool {
+    let owned = slot.is_exposed() || slot.board.read().state == MigrationState::Completed;
+    !owned && !slot.is_forgotten()
+}
+
+impl Agent {
+    /// Whether `peer` may have these images on their way here beside what it has already.
+    pub(super) fn check_load(&self, peer: &str, images: &[WantedImage]) -> Result<(), String> {
+        let coming: Vec<_> =
+            self.targets.all().into_iter().filter(|slot| is_coming(slot)).collect();
+        let waiting = coming.iter().filter(|slot| slot.question().is_some()).count();
+        if waiting >= WAITING {
+            let host = &self.config.name;
+            return Err(format!(
+                "{waiting} migrations wait here for their source, which is the most there may be; \
+                 `dray status` on {host} shows them, and `dray cancel` takes one back"
+            ));
+        }
+        let mut load = Load::default();
+        for slot in coming.iter().map(|slot| slot.intent()) {
+            if slot.peer.eq_ignore_ascii_case(peer) {
+                load.add(slot.images.iter().map(|image| image.offer.len));
+            }
+        }
+        load.add(images.iter().map(|image| image.len));
+        load.check(peer)
+    }
+
+    /// Of what is over here only the newest of each host stays to be shown: a peer may prepare and take
+    /// back as often as it likes.
+    pub(super) fn show_newest(&self, peer: &str) {
+        let mut over: Vec<Arc<TargetSlot>> = self.targets.all();
+        over.retain(|slot| slot.intent().peer.eq_ignore_ascii_case(peer) && slot.is_forgotten());
+        over.sort_by_key(|slot| std::cmp::Reverse(slot.intent().started_unix_ms));
+        over.iter().skip(SHOWN).for_each(|slot| self.targets.remove(slot.board.migration));
+    }
+}
+
+/// What a peer wants room for costs something before it is there: memory for each block of its length, files
+/// and descriptors for each image.
+pub(super) fn check_counts(images: &[WantedImage]) -> Result<(), String> {
+    if images.is_empty() || images.len() > MAX_IMAGES {
+        return Err(format!("a migration has 1 to {MAX_IMAGES} images"));
+    }
+    let total = images.iter().map(|image| image.len).fold(0, u64::saturating_add);
+    if total > MAX_TOTAL {
+        return Err(format!("the images have {total} bytes, more than {MAX_TOTAL}"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dray_types::ImageId;
+
+    #[test]
+    fn what_a_peer_may_want_room_for_is_bounded() {
+        let image = |len| WantedImage {
+            id: ImageId(1),
+            name: "a".to_owned(),
+            len,
+            allocated: 0,
+            read_only: false,
+        };
+        assert!(check_counts(&[]).is_err());
+        assert!(check_counts(&vec![image(1 << 30); MAX_IMAGES]).is_ok());
+        assert!(check_counts(&vec![image(0); MAX_IMAGES + 1]).is_err());
+        assert!(check_counts(&[image(MAX_TOTAL)]).is_ok());
+        assert!(check_counts(&[image(MAX_TOTAL), image(1)]).is_err());
+        assert!(check_counts(&[image(u64::MAX), image(u64::MAX)]).is_err());
+    }
+
+    #[test]
+    fn a_peer_asks_so_many_questions_at_a_time_and_others_are_answered() {
+        let questions = Questions::default();
+        let mut asked: Vec<_> = (0..QUESTIONS).map(|_| questions.begin("hosta").unwrap()).collect();
+        assert!(questions.begin("hosta").is_none());
+        assert!(questions.begin("hostb").is_some());
+        asked.pop();
+        drop(questions.begin("hosta").unwrap());
+        drop(asked);
+        assert!(questions.lock().is_empty());
+    }
+
+    #[test]
+    fn what_a_peer_may_have_on_its_way_is_bounded() {
+        let load = |migrations: usize, images: usize, len: u64| {
+            let mut load = Load::default();
+            (0..migrations).for_each(|_| load.add(std::iter::repeat_n(len, images)));
+            load.check("hosta")
+        };
+        assert!(load(MIGRATIONS, 8, 1 << 38).is_ok());
+        let why = load(MIGRATIONS + 1, 1, 0).unwrap_err();
+        assert!(why.contains("128") && why.contains("`dray cancel` on hosta"), "{why}");
+        assert!(load(1, IMAGES + 1, 0).is_err());
+        assert!(load(4, 1, MAX_TOTAL).is_ok());
+        assert!(load(4, 2, MAX_TOTAL).is_err());
+        assert!(load(2, 1, u64::MAX).is_err());
+    }
+}

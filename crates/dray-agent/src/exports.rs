@@ -1,0 +1,94 @@
+//! The images as exports of the NBD server.
+
+use crate::flat::swap::may_be_past;
+use crate::vm::RECONNECT_DELAY;
+use dray_host::registry::{Closed, CopyState, Entry, Process, Registry};
+use dray_image::{Disk, Image};
+use dray_nbd::{Client, ExportError, ExportInfo, Exports};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The images of this host as NBD clients see them.
+pub struct ImageExports(pub Arc<Registry>);
+
+impl Exports for ImageExports {
+    fn list(&self) -> Vec<ExportInfo> {
+        let shown = |entry: &Arc<Entry>| {
+            let record = entry.record();
+            (record.state != CopyState::Replica).then(|| ExportInfo {
+                name: record.name,
+                description: String::new(),
+                fast_zero: true,
+            })
+        };
+        self.0.all().iter().filter_map(shown).collect()
+    }
+
+    fn open(&self, name: &str, client: &Client) -> Result<Arc<dyn Image>, ExportError> {
+        if let Some(closed) = self.0.closed(name) {
+            return self.open_closed(name, client, closed).map(|disk| disk as Arc<dyn Image>);
+        }
+        let Some(entry) = self.0.get(name) else {
+            return Err(ExportError::Unknown {
+                name: name.to_owned(),
+                hint: "; `dray images` lists the images of this host".to_owned(),
+            });
+        };
+        let record = entry.record();
+        let gone = record.state == CopyState::Replica && record.migration.is_none();
+        // A guest that is told nothing more waits for an answer; one that begins here must not.
+        let new = record.state == CopyState::Replica && !self.was_attached(name, client);
+        if new || gone && !has_just_departed(&entry) {
+            let why = format!("image '{name}' was handed over to another host");
+            return Err(ExportError::Refused(why));
+        }
+        if record.swap.is_some_and(|swap| may_be_past(&swap)) {
+            let why = format!("the disk of image '{name}' goes over to a qcow2");
+            return Err(ExportError::Refused(why));
+        }
+        Ok(Arc::clone(&entry.disk) as Arc<dyn Image>)
+    }
+
+    fn attached(&self, name: &str, client: &Client, _connections: usize) {
+        if let Some(process) = process_of(client) {
+            self.0.attached(name, process);
+        }
+    }
+}
+
+impl ImageExports {
+    /// A closed export: who was attached before waits with its requests, a new client is told why.
+    fn open_closed(
+        &self,
+        name: &str,
+        client: &Client,
+        closed: Closed,
+    ) -> Result<Arc<Disk>, ExportError> {
+        let entry = self.0.get(name).map(|entry| Arc::clone(&entry.disk));
+        let disk = entry.or_else(|| closed.absent.map(|absent| absent.disk));
+        if let Some(disk) = disk.filter(|_| self.was_attached(name, client)) {
+            return Ok(disk);
+        }
+        let why = format!("image '{name}' is closed: {}", closed.reason.why);
+        Err(match closed.reason.passes {
+            true => ExportError::NotYet(why),
+            false => ExportError::Refused(why),
+        })
+    }
+
+    /// Whether the client's process was attached to the image before. Of one that is not on this
+    /// host that cannot be told: it may have been, and waiting loses nothing.
+    fn was_attached(&self, name: &str, client: &Client) -> bool {
+        process_of(client).is_none_or(|process| self.0.was_attached(name, process))
+    }
+}
+
+fn process_of(client: &Client) -> Option<Process> {
+    client.process.map(|dray_nbd::Process { pid, started }| Process { pid, started })
+}
+
+/// Whether a QEMU that had the disk may still be about to come back.
+fn has_just_departed(entry: &Entry) -> bool {
+    let delay = Duration::from_secs(RECONNECT_DELAY.into());
+    entry.departed().is_some_and(|at| at.elapsed() < delay)
+}

@@ -1,0 +1,174 @@
+//! Without a session: what is asked of the source, what follows from its answer, and what is shown
+//! meanwhile. A promise is dropped only on the source's word that nothing was handed over (I1).
+
+use super::{TargetLoop, TargetSlot};
+use crate::api::{ApiError, ErrorKind, MigrationState};
+use crate::migration::source::unix_ms;
+use dray_types::ImageId;
+use dray_wire::request::Fate;
+use dray_wire::{Envelope, ToTarget};
+use std::sync::{MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// Who has no session asks its source.
+#[derive(Clone, Debug)]
+pub struct Question {
+    /// How many sessions there were: an answer means nothing once there was another one.
+    pub sessions: u64,
+    /// Since when there is none.
+    pub since: Instant,
+    /// The images that a guest may write.
+    pub images: Vec<ImageId>,
+}
+
+impl TargetSlot {
+    /// What is to be asked of the source, if it is away while this host does not own the images.
+    pub fn question(&self) -> Option<Question> {
+        self.lock_question().clone()
+    }
+
+    fn lock_question(&self) -> MutexGuard<'_, Option<Question>> {
+        self.question.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Prepared once more by its source, which may take up what is here.
+    pub fn prepared_again(&self) {
+        self.board.change(|shown| {
+            if shown.state == MigrationState::Interrupted {
+                shown.state = MigrationState::Prepared;
+                shown.waiting_since = Some(unix_ms());
+            }
+        });
+    }
+}
+
+impl TargetLoop {
+    /// What is shown of a loop that opens.
+    pub(super) fn show_opened(&mut self) {
+        let prepared = !self.engine.has_begun() && !self.engine.is_over();
+        if prepared {
+            let since = self.slot.intent().started_unix_ms;
+            self.slot.board.change(|shown| {
+                shown.state = MigrationState::Prepared;
+                shown.waiting_since = Some(since);
+            });
+        }
+        self.ask_if_alone();
+        self.show_alone();
+    }
+
+    /// Notes whether the source has to be asked.
+    pub(super) fn ask_if_alone(&self) {
+        let mut question = self.slot.lock_question();
+        let over = self.engine.is_over() && !self.is_fenced();
+        if self.session.is_some() || self.engine.owns() || over {
+            *question = None;
+        } else if question.is_none() {
+            let images = self.slot.intent().images;
+            let written = images.iter().filter(|image| !image.offer.read_only);
+            *question = Some(Question {
+                sessions: self.sessions,
+                since: Instant::now(),
+                images: written.map(|image| image.offer.id).collect(),
+            });
+        }
+    }
+
+    /// The loop ends: nothing depends on its source any more.
+    pub(super) fn ask_nothing(&self) {
+        *self.slot.lock_question() = None;
+    }
+
+    /// Images were handed back, and the source has to hear of it.
+    fn is_fenced(&self) -> bool {
+        self.engine.phase() == dray_engine::Phase::Release && !self.engine.owns()
+    }
+
+    fn has_promised(&self) -> bool {
+        self.engine.phase() == dray_engine::Phase::Handover
+    }
+
+    /// A promise waits for its source from now on.
+    pub(super) fn show_alone(&self) {
+        if self.has_promised() {
+            self.slot.board.change(|shown| {
+                shown.waiting_since.get_or_insert_with(unix_ms);
+            });
+        }
+    }
+
+    /// The source is there.
+    pub(super) fn show_met(&self) {
+        let prepared = self.slot.board.read().state == MigrationState::Prepared;
+        let what = self.waits();
+        self.slot.board.change(|shown| {
+            shown.waiting_since = shown.waiting_since.filter(|_| prepared);
+            shown.error.take_if(|error| error.what == what);
+        });
+    }
+
+    /// The source has said what becomes of the migration, or why it does not say. False when the loop shall
+    /// end.
+    pub(super) fn heard_fate(&mut self, sessions: u64, told: Result<Fate, String>) -> bool {
+        // Whoever has come since knows better.
+        if sessions != self.sessions || self.session.is_some() || self.engine.owns() {
+            return true;
+        }
+        match told {
+            Ok(Fate::Live | Fate::HandedOver) => self.show_met(),
+            Ok(Fate::Abandoned) => self.given_up(),
+            Ok(Fate::Never) => return !self.forget(),
+            Ok(Fate::Unknown { owned }) if owned || !self.engine.has_begun() => {
+                return !self.forget();
+            }
+            Ok(Fate::Unknown { .. }) => self.show_why("it does not know the migration"),
+            Err(why) => self.show_why(&why),
+        }
+        true
+    }
+
+    /// As if the source had said so in a session.
+    fn given_up(&mut self) {
+        let shown = self.slot.board.read().state;
+        if self.has_promised() || shown != MigrationState::Interrupted {
+            let (epoch, attempt) = (self.engine.epoch(), self.engine.attempt());
+            let body = ToTarget::Abandon { discard: false };
+            self.step(dray_engine::TargetEvent::Message(Envelope { epoch, attempt, body }));
+        }
+        self.slot.board.change(|shown| shown.waiting_since = None);
+        self.show_met();
+    }
+
+    /// The operator of this host takes back what its source cannot be asked about; none of it was promised.
+    pub(super) fn take_back(&mut self) -> bool {
+        self.session.is_none() && self.has_no_promise() && self.forget()
+    }
+
+    fn waits(&self) -> String {
+        format!("waits for {}", self.slot.intent().peer)
+    }
+
+    /// Why the source does not say what becomes of it, and what an operator can do.
+    fn show_why(&self, why: &str) {
+        let intent = self.slot.intent();
+        let (peer, id, what) = (&intent.peer, intent.migration, self.waits());
+        let image = intent.images.iter().find(|image| !image.offer.read_only);
+        let hint = match image.filter(|_| self.has_promised()) {
+            Some(image) => format!(
+                "it has promised to serve and stays until {peer} says what became of that; if {peer} \
+                 is gone for good: `dray claim {} --source-is-fenced` here",
+                image.name_here()
+            ),
+            None => format!(
+                "if {peer} is gone for good, `dray cancel {id}` here takes it back; else it goes when \
+                 {peer} has not asked for it for 24 hours"
+            ),
+        };
+        let error = ApiError::new(ErrorKind::Peer, what.clone(), why).hint(hint);
+        self.slot.board.change(|shown| {
+            if shown.error.as_ref().is_none_or(|known| known.what == what) {
+                shown.error = Some(error);
+            }
+        });
+    }
+}

@@ -1,0 +1,97 @@
+//! A disk that QEMU has on its file comes under dray: what is left to be done when it is on the export, and
+//! how one comes back whose guest is still to be told of a loss.
+
+use super::NotReleased;
+use super::settle::end_adoption;
+use crate::config::Config;
+use crate::leaving::refuse_untold;
+use crate::vm::RECONNECT_DELAY;
+use dray_host::migration::abort;
+use dray_host::registry::{Entry, Registry};
+use dray_host::released::Released;
+use dray_qemu::{AdoptOptions, LayerPlan, NbdExport, OldFile, Qmp};
+
+/// How QEMU reaches an image of this host.
+pub(crate) fn export(config: &Config, name: String) -> NbdExport {
+    NbdExport { socket: config.nbd_socket(), name, reconnect_delay: RECONNECT_DELAY }
+}
+
+/// The disk is on the export: what QEMU wrote to its file before counts as changed, and QEMU closes it.
+///
+/// # Errors
+/// What QEMU reports.
+pub(crate) async fn end(
+    registry: &Registry,
+    config: &Config,
+    qmp: &Qmp,
+    plan: &LayerPlan,
+    entry: &Entry,
+    (note, old): (Option<Released>, OldFile),
+) -> dray_qemu::Result<()> {
+    if let Some(note) = note {
+        take_again(registry, config, qmp, plan, &note, entry).await;
+    }
+    abort::step("AdoptClose");
+    old.close(qmp, plan).await?;
+    // QEMU has closed the file, and with it its own locks.
+    entry.regain_locks();
+    Ok(())
+}
+
+/// The disk was released before: what QEMU has written to it counts as changed. Without knowing it
+/// everything does, which costs a full copy and nothing else.
+async fn take_again(
+    registry: &Registry,
+    config: &Config,
+    qmp: &Qmp,
+    plan: &LayerPlan,
+    note: &Released,
+    entry: &Entry,
+) {
+    let image = &note.image.name;
+    match end_adoption(registry, qmp, plan, note, entry, &config.run_dir).await {
+        // Said in the log by then, with the reason.
+        Ok(_) => {}
+        Err(why) => tracing::warn!(image, %why, "everything in it counts as changed"),
+    }
+}
+
+/// The disk of an image that is registered here is on its file, and the image may be forgotten, unless its
+/// guest is still to be told of a loss: then the disk comes back, where it can be told.
+///
+/// # Errors
+/// What the guest is still to be told; where the disk is.
+pub(crate) async fn unless_told(
+    registry: &Registry,
+    config: &Config,
+    qmp: &Qmp,
+    plan: &LayerPlan,
+    entry: &Entry,
+) -> Result<(), NotReleased> {
+    let Err(loss) = refuse_untold(entry) else { return Ok(()) };
+    let image = entry.record().name;
+    tracing::warn!(image, %loss, "a disk that was released is taken back");
+    match take_back(registry, config, qmp, plan, entry).await {
+        Ok(()) => Err(NotReleased::Untold(loss)),
+        Err(why) => {
+            tracing::error!(image, %loss, %why, "nobody tells the guest of a disk that was released");
+            Err(NotReleased::Left(loss, why))
+        }
+    }
+}
+
+async fn take_back(
+    registry: &Registry,
+    config: &Config,
+    qmp: &Qmp,
+    plan: &LayerPlan,
+    entry: &Entry,
+) -> dray_qemu::Result<()> {
+    let record = entry.record();
+    entry.drop_locks();
+    let note = registry.released.of(record.id);
+    let (export, options) = (export(config, record.name), AdoptOptions::default());
+    abort::step("AdoptPivot");
+    let (_, old) = dray_qemu::adopt_keeping(qmp, plan, &export, options).await?;
+    end(registry, config, qmp, plan, entry, (note, old)).await
+}

@@ -1,0 +1,114 @@
+//! Writes that a sync has lost: the guest hears of it once, wherever its image goes, and an image whose
+//! loss nobody has heard does not move.
+
+use crate::guest;
+use crate::lab::{Host, Lab, wait_for};
+use crate::nbd::{Client, FLUSH, Fault};
+use crate::refusals::failed;
+use serde_json::Value;
+use std::process::Command;
+use std::time::Duration;
+
+const IMAGE: &str = "disk.img";
+const OTHER: &str = "other.img";
+const BLOCKS: u64 = 256;
+const END: Duration = Duration::from_secs(30);
+/// Exit code of `data_at_risk`.
+const AT_RISK: i32 = 15;
+
+/// Two hosts; an earlier process of the first has written down that writes of one of its images are lost,
+/// and the guest was not told.
+fn with_a_loss() -> Lab {
+    let mut lab = Lab::new();
+    for name in [IMAGE, OTHER] {
+        guest::make_image(&lab.a.pool().join(name), BLOCKS);
+    }
+    lab.start();
+    [IMAGE, OTHER].iter().for_each(|name| lab.a.add(name));
+    lab.a.kill();
+    let mut owed = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap();
+    owed.truncate(36);
+    owed.extend(b"flushing: the cable was pulled");
+    owed.resize(512, 0);
+    std::fs::write(lab.a.dir.join("state/images").join(format!("{IMAGE}.lost")), owed).unwrap();
+    lab.a.start();
+    lab
+}
+
+fn shown(host: &Host) -> Value {
+    host.image(IMAGE).unwrap()["write_back_error"].clone()
+}
+
+fn flush(host: &Host) -> Result<(), Fault> {
+    let mut client = Client::connect(&host.nbd(), IMAGE).unwrap();
+    client.request(FLUSH, 0, 0, &[], &|| true).map(|_| ())
+}
+
+/// The image goes from one host to the other, and both are done with it.
+fn go(from: &Host, to: &Host, name: &str) {
+    let output = from.dray(&["migrate", "--image", IMAGE, "--to", name]);
+    assert!(output.status.success(), "{output:?}");
+    wait_for("the end", END, || {
+        let whole = to.image(IMAGE).is_some_and(|image| image["missing_blocks"] == 0);
+        whole && from.open_migrations() + to.open_migrations() == 0
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_loss_is_shown_until_its_guest_was_told_and_after_that() {
+    let lab = with_a_loss();
+    let text = || String::from_utf8_lossy(&lab.a.dray(&["images"]).stdout).into_owned();
+    let before = shown(&lab.a);
+    assert_eq!((&before["count"], &before["told"]), (&1.into(), &false.into()));
+    assert!(
+        text().contains("the cable was pulled") && text().contains("is not told"),
+        "{}",
+        text()
+    );
+    assert!(lab.a.image(OTHER).unwrap()["write_back_error"].is_null());
+    let flushed = flush(&lab.a);
+    assert!(matches!(flushed, Err(Fault::Error(_))), "{flushed:?}");
+    assert_eq!(shown(&lab.a)["told"], true);
+    assert!(text().contains("check what the guest has written"), "{}", text());
+}
+
+/// Nobody flushes what has no guest: it does not try for ever.
+#[test]
+fn an_image_without_a_guest_whose_loss_nobody_heard_does_not_move_and_says_what_to_do() {
+    let lab = with_a_loss();
+    let args = ["migrate", "--image", IMAGE, "--to", "hostb"];
+    let output = lab.a.dray(&args);
+    failed(&args, &output, AT_RISK, &["the cable was pulled", "qemu-io -c flush", "dray resume"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let uri = said.split('\'').find(|part| part.starts_with("nbd+unix:")).unwrap();
+    let noted = Command::new("qemu-io").args(["-f", "raw", "-c", "flush", uri]).output().unwrap();
+    assert!(!noted.status.success(), "{noted:?}");
+    assert_eq!(shown(&lab.a)["told"], true);
+    go(&lab.a, &lab.b, "hostb");
+}
+
+/// A larger export would know nothing of the loss.
+#[test]
+fn an_image_whose_loss_nobody_heard_does_not_grow() {
+    let lab = with_a_loss();
+    let size = (2 * BLOCKS * guest::BLOCK).to_string();
+    let args = ["resize", IMAGE, &size];
+    failed(&args, &lab.a.dray(&args), AT_RISK, &["the cable was pulled", "`sync`"]);
+    assert!(flush(&lab.a).is_err());
+    let grown = lab.a.dray(&args);
+    assert!(grown.status.success(), "{grown:?}");
+}
+
+/// It was told before the image left: what comes back is durable.
+#[test]
+fn a_loss_that_was_told_is_over_when_the_image_has_moved() {
+    let mut lab = with_a_loss();
+    assert!(flush(&lab.a).is_err());
+    go(&lab.a, &lab.b, "hostb");
+    lab.a.kill();
+    lab.a.start();
+    go(&lab.b, &lab.a, "hosta");
+    assert!(shown(&lab.a).is_null(), "{}", shown(&lab.a));
+    flush(&lab.a).unwrap();
+}

@@ -1,0 +1,294 @@
+//! The files in which state is kept, as few verbs as are needed: so that a test can be the disk.
+//!
+//! Nothing is durable because it was written: the content of a file is after [`StateFile::sync`], its
+//! name after [`Files::sync_dir`] of the folder that it is in.
+
+mod real;
+pub mod sim;
+
+pub use real::RealFiles;
+
+use std::fmt::Debug;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Length of the id of a boot.
+pub const BOOT_LEN: usize = 36;
+
+/// What is at a path.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// A regular file.
+    File,
+    /// A folder.
+    Folder,
+    /// A device, a socket or a pipe.
+    Other,
+}
+
+/// How something at a path looks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Look {
+    /// What it is.
+    pub kind: Kind,
+    /// Length in bytes.
+    pub len: u64,
+    /// Permission bits.
+    pub mode: u32,
+    /// Number of its inode.
+    pub inode: u64,
+    /// When its content was last changed: seconds since 1970, and nanoseconds.
+    pub changed: (i64, i64),
+}
+
+/// Names of files and folders.
+pub trait Files: Send + Sync + Debug {
+    /// Opens the file at `path` for reading and writing.
+    ///
+    /// # Errors
+    /// `NotFound` without one, or what the system reports.
+    fn open(&self, path: &Path) -> io::Result<Box<dyn StateFile>>;
+
+    /// Makes an empty file at `path`, in the place of one that is there.
+    ///
+    /// # Errors
+    /// What the system reports.
+    fn create(&self, path: &Path) -> io::Result<Box<dyn StateFile>>;
+
+    /// Makes an empty file at `path` that nobody but root may open.
+    ///
+    /// # Errors
+    /// `AlreadyExists` when there is one, or what the system reports.
+    fn create_closed(&self, path: &Path) -> io::Result<Box<dyn StateFile>>;
+
+    /// Whether something is at `path`, if only a symbolic link to nothing. That it cannot be told is an
+    /// error, and not the answer that there is nothing.
+    ///
+    /// # Errors
+    /// What the system reports.
+    fn exists(&self, path: &Path) -> io::Result<bool>;
+
+    /// How what is at `path` looks, or what a symbolic link there leads to.
+    ///
+    /// # Errors
+    /// `NotFound` when nothing is there, or what the system reports.
+    fn look(&self, path: &Path) -> io::Result<Look>;
+
+    /// Where the symbolic link at `path` leads; none when there is no link.
+    fn link(&self, path: &Path) -> Option<PathBuf>;
+
+    /// Gives the file at `from` the name `to`, in the same folder; what had it is gone. A crash leaves
+    /// the one or the other.
+    ///
+    /// # Errors
+    /// What the system reports.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+
+    /// Gives the file at `from` the name `to`, in the same folder.
+    ///
+    /// # Errors
+    /// `AlreadyExists` when something has that name, or what the system reports.
+    fn rename_new(&self, from: &Path, to: &Path) -> io::Result<()>;
+
+    /// Sets the permission bits of the file at `path`, durably.
+    ///
+    /// # Errors
+    /// What the system reports.
+    fn set_mode(&self, path: &Path, mode: u32) -> io::Result<()>;
+
+    /// Takes the name of a file away.
+    ///
+    /// # Errors
+    /// `NotFound` without one, or what the system reports.
+    fn remove(&self, path: &Path) -> io::Result<()>;
+
+    /// Makes a folder; it may be there.
+    ///
+    /// # Errors
+    /// What the system reports.
+    fn make_dir(&self, path: &Path) -> io::Result<()>;
+
+    /// Removes an empty folder.
+    ///
+    /// # Errors
+    /// What the system reports.
+    fn remove_dir(&self, path: &Path) -> io::Result<()>;
+
+    /// What is in a folder, in the order of names.
+    ///
+    /// # Errors
+    /// What the system reports.
+    fn list(&self, dir: &Path) -> io::Result<Vec<PathBuf>>;
+
+    /// Makes durable which names are in a folder.
+    ///
+    /// # Errors
+    /// What the system reports.
+    fn sync_dir(&self, dir: &Path) -> io::Result<()>;
+
+    /// What tells one boot of the host from another: what was written and not synced is still there
+    /// in the boot that wrote it.
+    ///
+    /// # Errors
+    /// What the system reports.
+    fn boot(&self) -> io::Result<[u8; BOOT_LEN]>;
+}
+
+/// An open file.
+pub trait StateFile: Send + Sync + Debug {
+    /// Its length.
+    ///
+    /// # Errors
+    /// What the system reports.
+    fn len(&self) -> io::Result<u64>;
+
+    /// Whether nothing is in it.
+    ///
+    /// # Errors
+    /// What the system reports.
+    fn is_empty(&self) -> io::Result<bool> {
+        Ok(self.len()? == 0)
+    }
+
+    /// Everything in it.
+    ///
+    /// # Errors
+    /// What the system reports.
+    fn read(&self) -> io::Result<Vec<u8>>;
+
+    /// Fills as much of `buf` from byte `offset` as there is of the file; returns how much that is.
+    ///
+    /// # Errors
+    /// What the system reports.
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
+
+    /// Writes all of `bytes` at `offset`; not durable.
+    ///
+    /// # Errors
+    /// What the system reports; the first part of it may be written then.
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
+
+    /// Cuts it off, or fills it up with zeros; not durable.
+    ///
+    /// # Errors
+    /// What the system reports.
+    fn set_len(&self, len: u64) -> io::Result<()>;
+
+    /// Takes the room that `len` bytes at `offset` need, also behind the end: to write them later then
+    /// needs none. The length stays.
+    ///
+    /// # Errors
+    /// What the system reports.
+    fn reserve(&self, offset: u64, len: u64) -> io::Result<()>;
+
+    /// Makes the content durable, and the length.
+    ///
+    /// # Errors
+    /// What the system reports; what was written since the last success may then never be durable,
+    /// however often this is called.
+    fn sync(&self) -> io::Result<()>;
+}
+
+/// Everything in the file at `path`.
+///
+/// # Errors
+/// As [`Files::open`] and [`StateFile::read`].
+pub fn read(files: &dyn Files, path: &Path) -> io::Result<Vec<u8>> {
+    files.open(path)?.read()
+}
+
+/// Everything in the file at `path`, made durable first: what a process that was killed had written and
+/// not synced is still to be seen, and must not be believed before it outlives a power cut too.
+///
+/// # Errors
+/// As [`Files::open`] and [`StateFile::read`], or that it cannot be made durable.
+pub fn read_settled(files: &dyn Files, path: &Path) -> io::Result<Vec<u8>> {
+    let file = files.open(path)?;
+    file.sync()?;
+    sync_parent(files, path)?;
+    file.read()
+}
+
+/// Replaces the file at `path` by one that holds `bytes`; durable on return, and a crash leaves the
+/// old one or the new one.
+///
+/// # Errors
+/// What the system reports; the old file or the new one is there.
+pub fn replace(files: &dyn Files, path: &Path, bytes: &[u8]) -> io::Result<Box<dyn StateFile>> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".new");
+    let new = path.with_file_name(name);
+    let written = files.create(&new).and_then(|file| {
+        file.write_at(bytes, 0)?;
+        file.sync()?;
+        Ok(file)
+    });
+    let file = written.inspect_err(|_| {
+        // Half a file is of no use, and on a full disk in the way.
+        let _ = files.remove(&new);
+    })?;
+    files.rename(&new, path).inspect_err(|_| {
+        let _ = files.remove(&new);
+    })?;
+    sync_parent(files, path)?;
+    Ok(file)
+}
+
+/// Removes the file at `path`, durably; it may be gone already.
+///
+/// # Errors
+/// What the system reports.
+pub fn remove(files: &dyn Files, path: &Path) -> io::Result<()> {
+    match files.remove(path) {
+        Err(why) if why.kind() != io::ErrorKind::NotFound => Err(why),
+        _ => sync_parent(files, path),
+    }
+}
+
+/// Makes a folder and those above it that are not there; durable on return, also if an earlier process had
+/// made it and was killed before it was durable.
+///
+/// # Errors
+/// What the system reports.
+pub fn make_dirs(files: &dyn Files, path: &Path) -> io::Result<()> {
+    if !files.exists(path)? {
+        if let Some(parent) = path.parent() {
+            make_dirs(files, parent)?;
+        }
+        files.make_dir(path)?;
+    }
+    sync_parent(files, path)
+}
+
+/// Removes a folder with the files that are in it, durably; it may be gone already. There are no folders
+/// in it.
+///
+/// # Errors
+/// What the system reports.
+pub fn remove_folder(files: &dyn Files, path: &Path) -> io::Result<()> {
+    if files.exists(path)? {
+        for file in files.list(path)? {
+            files.remove(&file)?;
+        }
+        files.remove_dir(path)?;
+    }
+    sync_parent(files, path)
+}
+
+/// The entries of a folder whose name ends in `suffix`, in the order of names.
+///
+/// # Errors
+/// What the system reports.
+pub fn entries(files: &dyn Files, folder: &Path, suffix: &str) -> io::Result<Vec<PathBuf>> {
+    let mut found = files.list(folder)?;
+    found.retain(|path| path.to_string_lossy().ends_with(suffix));
+    Ok(found)
+}
+
+/// Makes durable what names there are beside `path`.
+///
+/// # Errors
+/// What the system reports.
+pub fn sync_parent(files: &dyn Files, path: &Path) -> io::Result<()> {
+    path.parent().map_or(Ok(()), |parent| files.sync_dir(parent))
+}

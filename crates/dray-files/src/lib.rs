@@ -1,0 +1,14 @@
+//! The files that dray must find again after a restart or a power cut: all of them go through one
+//! interface, which has two implementations.
+//!
+//! There is no thread, socket or clock in here. Where a restart or a power cut may hurt, the same code
+//! runs over a simulated disk that has both at any call.
+//!
+//! * [`files`]: the interface, the real files below it, and the simulated disk.
+//! * [`record`]: small values that are replaced as a whole. [`StatePath`]: a path among such files.
+
+pub mod files;
+mod path;
+pub mod record;
+
+pub use path::StatePath;

@@ -1,0 +1,407 @@
+//! The line of generations of an image at its owner: its durable file, and the write intent of the
+//! open generation.
+//!
+//! `images/NAME.line` is a journal of [`LineageRecord`]s. Before the first write into a 64 MiB
+//! region it says that the region is open; now and then a set of everything written closes the
+//! regions that are not in use. A file that is lost, damaged or cannot be written costs the line:
+//! a new one begins, and no replica of the old one is used any more. How a backup closes a
+//! generation is in [`turn`].
+
+mod turn;
+
+pub use turn::{Turn, Turning};
+
+use crate::registry::{CopyState, Registry};
+use dray_engine::lineage::{Generation, Lineage, LineageRecord, Recovered, Stamp, recover};
+use dray_files::StatePath;
+use dray_files::files::Look;
+use dray_image::journal::Journal;
+use dray_image::{Disk, INTENT_REGION_BYTES, Image, IntentLog};
+use dray_types::{Ancestor, BLOCK_SIZE, BlockRange, BlockSet, GenerationId};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Blocks of one region.
+pub const REGION_BLOCKS: u64 = INTENT_REGION_BYTES / BLOCK_SIZE;
+/// How often regions that are not in use are to be closed: what an unclean stop makes suspect was
+/// written into within twice this time.
+pub const CLOSE_IDLE: Duration = Duration::from_secs(60);
+
+/// What is known of a copy that was left behind.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ReplicaNote {
+    /// The generation that it holds.
+    pub generation: Ancestor,
+    /// How the file looked when nobody wrote to it any more.
+    pub stamp: Stamp,
+    /// Milliseconds since 1970 when it was left behind.
+    pub since_unix_ms: u64,
+    /// Regions that do not hold the generation any more: a migration back that came to nothing wrote
+    /// there.
+    #[serde(default)]
+    pub distrusted: Vec<u64>,
+}
+
+/// A random id.
+///
+/// # Errors
+/// When the system has no randomness to give.
+pub fn random_generation() -> io::Result<GenerationId> {
+    random_id().map(GenerationId)
+}
+
+/// A random number, for an id.
+///
+/// # Errors
+/// When the system has no randomness to give.
+pub fn random_id() -> io::Result<u128> {
+    let mut bytes = [0; 16];
+    match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())? {
+        16 => Ok(u128::from_le_bytes(bytes)),
+        _ => Err(io::Error::other("no random bytes")),
+    }
+}
+
+/// How a file looks.
+///
+/// # Errors
+/// What the file system reports.
+pub fn stamp_of(path: &StatePath) -> io::Result<Stamp> {
+    let Look { len, inode, changed: (seconds, nanos), .. } = path.look()?;
+    Ok(Stamp { len, seconds, nanos, inode })
+}
+
+/// The blocks of some regions.
+pub fn region_blocks(regions: impl IntoIterator<Item = u64>) -> BlockSet {
+    let start = |region: u64| region.saturating_mul(REGION_BLOCKS).min(u64::MAX - REGION_BLOCKS);
+    regions.into_iter().map(|region| BlockRange::new(start(region), REGION_BLOCKS)).collect()
+}
+
+/// The line of one image that this host owns.
+pub struct Line {
+    path: StatePath,
+    /// Held by whoever writes the whole line down, from when it looks until that is durable. Taken
+    /// before any other lock and before a disk is made quiet.
+    rewriting: Mutex<()>,
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    journal: Journal,
+    lineage: Lineage,
+    /// Regions that the journal names as open.
+    open: BTreeSet<u64>,
+    /// A generation was ended and is being written down: regions are named as open even though the
+    /// line has no past yet.
+    turning: bool,
+    /// Somebody else may have written to the image: everything counts as changed, until it is known
+    /// what was. What makes it so is durable elsewhere (see [`released`](crate::released)).
+    suspect: bool,
+}
+
+fn encode(record: &LineageRecord) -> io::Result<Vec<u8>> {
+    postcard::to_allocvec(record).map_err(io::Error::other)
+}
+
+/// Reads a line's file; none when there is none, or none that can be understood.
+fn read(path: &StatePath) -> io::Result<Option<Recovered>> {
+    if !path.exists()? {
+        return Ok(None);
+    }
+    let (_, payloads) = Journal::open(path).map_err(io::Error::other)?;
+    let decode = |payload: &Vec<u8>| postcard::from_bytes(payload).map_err(io::Error::other);
+    let records: Vec<LineageRecord> = payloads.iter().map(decode).collect::<io::Result<_>>()?;
+    Ok(recover(&records, REGION_BLOCKS))
+}
+
+/// The line at `path`, whoever wrote it last; none when there is none.
+///
+/// # Errors
+/// What the file system reports, or that the file is damaged.
+pub fn last_known(path: &StatePath) -> io::Result<Option<Lineage>> {
+    Ok(last_state(path)?.map(|(lineage, _)| lineage))
+}
+
+/// The line at `path`, and what was written in its open generation as far as it tells.
+///
+/// # Errors
+/// What the file system reports, or that the file is damaged.
+pub fn last_state(path: &StatePath) -> io::Result<Option<(Lineage, BlockSet)>> {
+    Ok(read(path)?.map(|found| (found.lineage, found.changed)))
+}
+
+/// Every block of a disk.
+fn whole(disk: &Disk) -> BlockSet {
+    [BlockRange::whole(disk.geometry().len)].into_iter().collect()
+}
+
+impl Line {
+    /// Writes a line down, in which `changed` was written in the open generation; durable on return.
+    ///
+    /// # Errors
+    /// What the file system reports.
+    pub fn create(path: &StatePath, lineage: Lineage, changed: BlockSet) -> io::Result<Arc<Self>> {
+        let opened = Journal::open(path).or_else(|_| {
+            // What is damaged is of no use.
+            path.remove().map_err(|why| dray_image::Error::io("removing a line", why))?;
+            Journal::open(path)
+        });
+        let (mut journal, _) = opened.map_err(io::Error::other)?;
+        let record = encode(&LineageRecord::Whole { lineage: lineage.clone(), changed })?;
+        journal.rewrite(&[&record]).map_err(io::Error::other)?;
+        let (open, turning, suspect) = (BTreeSet::new(), false, false);
+        let inner = Inner { journal, lineage, open, turning, suspect };
+        let (rewriting, inner) = (Mutex::default(), Mutex::new(inner));
+        Ok(Arc::new(Self { path: path.clone(), rewriting, inner }))
+    }
+
+    /// A line of which nothing is known.
+    ///
+    /// # Errors
+    /// What the file system reports.
+    pub fn fresh(path: &StatePath) -> io::Result<Arc<Self>> {
+        Self::create(path, Lineage::new(random_generation()?), BlockSet::new())
+    }
+
+    /// Goes on with the line at `path` of the image that is now at `image`, as far as it can be
+    /// trusted, and tells what was written in the open generation so far. Else a new one begins.
+    ///
+    /// # Errors
+    /// What the file system reports of writing.
+    pub fn go_on(path: &StatePath, image: &StatePath) -> io::Result<(Arc<Self>, BlockSet)> {
+        let found = read(path).unwrap_or_else(|why| {
+            tracing::warn!(line = %path.display(), %why, "an image's line of generations is lost");
+            None
+        });
+        let untouched = |found: &Recovered| match found.stopped {
+            Some(stamp) => stamp_of(image).is_ok_and(|now| now == stamp),
+            None => true,
+        };
+        match found {
+            Some(found) if untouched(&found) => {
+                let line = Self::create(path, found.lineage, found.changed.clone())?;
+                Ok((line, found.changed))
+            }
+            Some(_) => {
+                let image = image.display();
+                tracing::warn!(%image, "was changed while no agent ran: its replicas are of no use");
+                Ok((Self::fresh(path)?, BlockSet::new()))
+            }
+            None => Ok((Self::fresh(path)?, BlockSet::new())),
+        }
+    }
+
+    /// The line of a new owner: `past` as the source told it; goes on with what an earlier process
+    /// has begun after the same past. Where an earlier process has `served` the image and its line is
+    /// not there, one begins that knows of no past.
+    ///
+    /// # Errors
+    /// What the file system reports.
+    pub fn after(
+        path: &StatePath,
+        past: Vec<Generation>,
+        image: &StatePath,
+        served: bool,
+    ) -> io::Result<(Arc<Self>, BlockSet)> {
+        let begun = read(path).unwrap_or_default();
+        if begun.is_some_and(|begun| begun.lineage.has_past() && begun.lineage.past() == past) {
+            return Self::go_on(path, image);
+        }
+        if served {
+            // Its line ended, or never began: nobody knows what was written since.
+            return Ok((Self::fresh(path)?, BlockSet::new()));
+        }
+        let id = random_generation()?;
+        let lineage = Lineage::after(past, id).unwrap_or_else(|| Lineage::new(id));
+        Ok((Self::create(path, lineage, BlockSet::new())?, BlockSet::new()))
+    }
+
+    fn rewriting(&self) -> MutexGuard<'_, ()> {
+        self.rewriting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A copy of the line.
+    pub fn lineage(&self) -> Lineage {
+        self.inner().lineage.clone()
+    }
+
+    /// Remembers from now on what is written to `disk`, if anybody can have an earlier generation.
+    pub fn track(self: &Arc<Self>, disk: &Disk, changed: &BlockSet) {
+        if self.inner().lineage.has_past() {
+            disk.start_history(Arc::clone(self) as _, changed);
+        }
+    }
+
+    /// The blocks in which the image may differ from a replica of `base`; none when they cannot be
+    /// told. To be asked after a migration has begun to track.
+    pub fn changed_since(&self, base: GenerationId, disk: &Disk) -> Option<BlockSet> {
+        let inner = self.inner();
+        disk.keeps_history().then(|| inner.lineage.changed_since(base, &inner.changed(disk)))?
+    }
+
+    /// The past as the next owner shall know it; the disk is quiesced, and it is `unix_ms`.
+    pub fn closed(&self, host: &str, disk: &Disk, unix_ms: u64) -> Vec<Generation> {
+        let inner = self.inner();
+        inner.lineage.closed(inner.changed(disk), host, unix_ms)
+    }
+
+    /// Somebody else may write to the image from now on: until [`settle`](Self::settle), or
+    /// [`trust`](Self::trust), everything counts as changed.
+    pub fn suspect(&self) {
+        self.inner().suspect = true;
+    }
+
+    /// Nobody else has written to the image.
+    pub fn trust(&self) {
+        self.inner().suspect = false;
+    }
+
+    /// It is known what somebody else has written in the open generation: `changed`, or with none
+    /// everything may have been. Durable on return, and no longer suspect.
+    ///
+    /// # Errors
+    /// What the file system reports; the line stays suspect.
+    pub fn settle(&self, disk: &Disk, changed: Option<&BlockSet>) -> io::Result<()> {
+        let _rewriting = self.rewriting();
+        let mut inner = self.inner();
+        if disk.keeps_history() {
+            match changed {
+                Some(changed) => disk.add_history(changed),
+                None => disk.add_history(&whole(disk)),
+            }
+            let (lineage, changed) = (inner.lineage.clone(), disk.history());
+            inner.rewrite_open(&LineageRecord::Whole { lineage, changed })?;
+        }
+        inner.suspect = false;
+        Ok(())
+    }
+
+    /// Closes the regions that are not in use.
+    ///
+    /// # Errors
+    /// What the file system reports.
+    fn close_idle(&self, disk: &Disk) -> io::Result<()> {
+        let _rewriting = self.rewriting();
+        // Nobody opens a region before the journal holds the set.
+        let mut inner = self.inner();
+        let closed = disk.close_idle_history();
+        if closed.is_empty() || !disk.keeps_history() {
+            return Ok(());
+        }
+        let whole =
+            LineageRecord::Whole { lineage: inner.lineage.clone(), changed: disk.history() };
+        inner.open.retain(|region| !closed.contains(region));
+        // If this fails nobody knows which journal is there. Either tells enough of what is written
+        // so far, and the next region that is opened ends the line.
+        inner.rewrite_open(&whole)
+    }
+
+    /// Everything is written down, and nothing is written any more: the agent stops.
+    ///
+    /// # Errors
+    /// What the file system reports; the stop then counts as an unclean one.
+    fn stop(&self, disk: &Disk, image: &StatePath) -> io::Result<()> {
+        let _rewriting = self.rewriting();
+        let mut inner = self.inner();
+        if inner.lineage.has_past() && !disk.keeps_history() {
+            return Ok(());
+        }
+        let (lineage, changed) = (inner.lineage.clone(), disk.history());
+        let stamp = stamp_of(image)?;
+        let whole = encode(&LineageRecord::Whole { lineage, changed })?;
+        inner.rewrite(&[whole, encode(&LineageRecord::Stopped { stamp })?])
+    }
+}
+
+impl Inner {
+    /// What counts as changed in the open generation.
+    fn changed(&self, disk: &Disk) -> BlockSet {
+        if self.suspect { whole(disk) } else { disk.history() }
+    }
+
+    /// The journal is `whole` and the regions that are open.
+    fn rewrite_open(&mut self, whole: &LineageRecord) -> io::Result<()> {
+        let mut records = vec![encode(whole)?];
+        for &region in &self.open {
+            records.push(encode(&LineageRecord::Opened { region })?);
+        }
+        self.rewrite(&records)
+    }
+
+    fn rewrite(&mut self, records: &[Vec<u8>]) -> io::Result<()> {
+        let slices: Vec<&[u8]> = records.iter().map(Vec::as_slice).collect();
+        self.journal.rewrite(&slices).map_err(io::Error::other)
+    }
+}
+
+impl IntentLog for Line {
+    fn open_region(&self, region: u64) -> dray_image::Result<()> {
+        let mut inner = self.inner();
+        let named = inner.lineage.has_past() || inner.turning;
+        if !named || inner.open.contains(&region) {
+            return Ok(());
+        }
+        let record = encode(&LineageRecord::Opened { region })
+            .map_err(|why| dray_image::Error::io("noting a write intent", why))?;
+        let Err(why) = inner.journal.append(&record) else {
+            inner.open.insert(region);
+            return Ok(());
+        };
+        // The guest's write is worth more than the line. What can be neither written nor removed
+        // would be believed after a restart: only then does the write fail.
+        let fresh = random_generation().and_then(|id| self.path.remove().map(|()| id));
+        let Ok(id) = fresh else { return Err(why) };
+        tracing::warn!(line = %self.path.display(), %why, "an image's line of generations ends");
+        inner.lineage = Lineage::new(id);
+        Ok(())
+    }
+}
+
+impl Registry {
+    /// Closes the regions of all images that are not in use.
+    pub fn close_idle_lines(&self) {
+        for entry in self.all() {
+            let Some(line) = entry.line() else { continue };
+            if let Err(why) = line.close_idle(&entry.disk) {
+                tracing::warn!(image = entry.record().name, %why, "cannot close write intents");
+            }
+        }
+    }
+
+    /// Writes down what was written to the images that this host owns: a restart then need not
+    /// distrust anything. No guest can write any more after this.
+    pub fn stop_lines(&self, grace: Duration) {
+        for entry in self.all() {
+            let Some(line) = entry.line() else { continue };
+            let record = entry.record();
+            let name = &record.name;
+            // What arrives later would look like somebody else's writing.
+            if record.state != CopyState::Owner || entry.disk.missing_count() > 0 {
+                continue;
+            }
+            let Ok(guard) = entry.disk.quiesce(grace) else {
+                tracing::debug!(name, "writes are under way at the end: its regions stay open");
+                continue;
+            };
+            let stopped = record
+                .current_path()
+                .and_then(|path| entry.disk.checkpoint().map(|()| path))
+                .map_err(io::Error::other)
+                .and_then(|path| line.stop(&entry.disk, &self.at(&path)));
+            if let Err(why) = stopped {
+                tracing::warn!(name, %why, "cannot write down an image's line");
+            }
+            entry.disk.park(guard);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,442 @@
+//! Claiming an image: making it this host's without asking the other one, which is gone. It stands outside
+//! the rule of one owner, so it demands the operator's word.
+//!
+//! It needs the image's record and the folder of its migration, and no loop. In this order: the loop
+//! ends, if there is one, and the migration is void, durably; what is gone is noted and becomes zeros,
+//! durably; the record says that the image is claimed; its file gets its name. Before that record a
+//! restart finds it closed and not claimed, after it claimed.
+
+use super::log::{Folder, present_name};
+use super::present::PresentFile;
+use super::standing::{self, Part, Standing};
+use super::{abort, lost};
+use crate::lineage::random_id;
+use crate::registry::{CopyState, Entry, ImageRecord, Place, Registry};
+use crate::store::Store;
+use dray_image::{Fetcher, Fill};
+use dray_types::{
+    BLOCK_SIZE, BlockRange, BlockSet, ByteSize, Epoch, ImageId, MAX_RUN_BLOCKS, MigrationId,
+};
+use std::io;
+use std::sync::{Arc, PoisonError};
+
+/// What is claimed.
+enum Case {
+    /// What this host had before the handover.
+    Replica,
+    /// An image that this host was to serve: it does not know what became of that.
+    Promised(Part),
+    /// An image that this host serves without having all of it.
+    Owned(Part),
+    /// A complete image of this host's whose migration cannot be brought back, or waits for its source to
+    /// compare.
+    Kept,
+}
+
+/// Nobody can be asked for blocks any more.
+struct Nobody;
+
+impl Fetcher for Nobody {
+    // Who waits is woken when the claim has filled the block.
+    fn demand(&self, _range: BlockRange) {}
+
+    fn peek(&self, _offset: u64, _buf: &mut [u8]) -> dray_image::Result<()> {
+        let (what, why) = ("reading from the source", "the image is being claimed");
+        Err(dray_image::Error::new(dray_image::ErrorKind::Unavailable, what, why))
+    }
+}
+
+/// What came of a claim.
+pub struct Claimed {
+    /// The epoch in which this host owns the image.
+    pub epoch: Epoch,
+    /// The image's new id.
+    pub id: ImageId,
+    /// The other host may have writes of its guest that nobody knows of here.
+    pub writes_may_be_lost: bool,
+    /// What has become zeros.
+    pub lost: BlockSet,
+    /// Images of the same migration that wait for claims of their own.
+    pub others: Vec<String>,
+}
+
+/// Why an image is not claimed. Unless it says otherwise nothing has changed.
+#[derive(Debug)]
+pub enum ClaimError<E> {
+    /// It can not be claimed, or not here.
+    Refused {
+        /// Why.
+        why: String,
+        /// What to do instead.
+        hint: String,
+    },
+    /// It would lose what nobody has said may be lost.
+    DataAtRisk {
+        /// What that is.
+        why: String,
+        /// What to do about it.
+        hint: String,
+    },
+    /// Its migration goes on: why that did not end.
+    GoesOn(E),
+    /// What has to be looked at, or durable, cannot be.
+    Io(io::Error),
+    /// Its migration is void by now, and the image closed until it is claimed again.
+    HalfWay(io::Error),
+}
+
+impl<E> From<io::Error> for ClaimError<E> {
+    fn from(why: io::Error) -> Self {
+        Self::Io(why)
+    }
+}
+
+/// The loops of an agent, as far as claims have to do with them.
+pub trait Loops {
+    /// Why a loop did not end.
+    type Error;
+
+    /// Whether the images of a migration to here are served, each with what is missing of it.
+    fn is_exposed(&self, migration: MigrationId) -> bool;
+
+    /// Ends the migration's loop, which makes the migration void as the last thing that it does; tells
+    /// the epoch that it knew, or nothing when there is no loop.
+    ///
+    /// # Errors
+    /// Why it goes on.
+    fn end(&self, migration: MigrationId) -> Result<Option<Epoch>, Self::Error>;
+}
+
+/// Claims the images of a host.
+pub struct Claims<'a, L> {
+    /// The state directory.
+    pub store: &'a Store,
+    /// The images of this host.
+    pub registry: &'a Arc<Registry>,
+    /// The loops of their migrations.
+    pub loops: &'a L,
+}
+
+impl<L: Loops> Claims<'_, L> {
+    /// Makes an image this host's.
+    ///
+    /// # Errors
+    /// What stands against it: then nothing has changed. Once its migration is void the image is closed
+    /// until it is claimed again.
+    pub fn claim(
+        &self,
+        entry: &Arc<Entry>,
+        accept_loss: bool,
+    ) -> Result<Claimed, ClaimError<L::Error>> {
+        // One claim at a time, and nobody removes a replica or takes it for a migration meanwhile.
+        let _taking = self.registry.taking.lock().unwrap_or_else(PoisonError::into_inner);
+        let record = entry.record();
+        let case = self.check_claim(entry, accept_loss)?;
+        let served = self.is_served(entry);
+        let Ended { others, epoch } = self.end_migration(&record)?;
+        let claimed = self.take(entry, &case, served, epoch);
+        let (id, lost) = claimed.map_err(|why| self.half_way(entry, why))?;
+        if let Some(migration) = record.migration {
+            self.forget_void(migration);
+        }
+        let epoch = entry.record().epoch;
+        tracing::warn!(image = record.name, epoch = epoch.0, %id, "claimed");
+        let writes_may_be_lost = matches!(case, Case::Replica | Case::Promised(_));
+        Ok(Claimed { epoch, id, writes_may_be_lost, lost, others })
+    }
+
+    /// What a claim of the image would be, if it can be: what stands against it is found out before
+    /// anything has changed.
+    fn check_claim(&self, entry: &Entry, accept_loss: bool) -> Result<Case, ClaimError<L::Error>> {
+        let record = entry.record();
+        let case = self.case_of(&record)?;
+        if !accept_loss {
+            refuse_loss(&case, self.lost(entry, &case)?.len() * BLOCK_SIZE)?;
+        }
+        self.registry.check_name(&record)?;
+        // Room for the record that will decide, and for what it makes zeros of.
+        self.registry.update(entry, |_| {})?;
+        if let (Case::Promised(part) | Case::Owned(part), Some(migration)) =
+            (&case, record.migration)
+        {
+            let folder = Folder::of(self.store, migration);
+            lost::make_room(&folder, part.index)?;
+        }
+        Ok(case)
+    }
+
+    /// How an image stands in its migration, if it is in one that is known.
+    fn standing_of(&self, record: &ImageRecord) -> io::Result<Option<Standing>> {
+        let Some(migration) = record.migration else { return Ok(None) };
+        standing::look(&Folder::of(self.store, migration), record)
+    }
+
+    /// What a claim of the image would be, or why there can be none.
+    fn case_of(&self, record: &ImageRecord) -> Result<Case, ClaimError<L::Error>> {
+        let refuse = |why: &str, hint: &str| {
+            Err(ClaimError::Refused { why: why.to_owned(), hint: hint.to_owned() })
+        };
+        let owned = || refuse("this host owns it already", "`dray images` shows what it has");
+        if record.outlives_migration() {
+            return owned();
+        }
+        let standing = match self.standing_of(record) {
+            Ok(standing) => standing,
+            // The file is whole, whoever has it: what the folder would say is who.
+            Err(_) if record.place != Place::Partial && record.state != CopyState::Incoming => {
+                return Ok(Case::Replica);
+            }
+            Err(why) => {
+                let why = format!("what its migration wrote down cannot be read: {why}");
+                return refuse(&why, "bring the folder back, or restore a backup");
+            }
+        };
+        match (standing, record.state) {
+            (Some(Standing::HandedOver), _) | (Some(Standing::Kept) | None, CopyState::Replica) => {
+                Ok(Case::Replica)
+            }
+            (Some(Standing::Promised(part)), _) => Ok(Case::Promised(part)),
+            (Some(Standing::Owned(part)), _) => Ok(Case::Owned(part)),
+            // Only its name is missing, which its loop would have given it.
+            (Some(Standing::Complete(part)), _) if record.place == Place::Partial => {
+                Ok(Case::Owned(part))
+            }
+            (Some(Standing::Incoming), _) | (None, CopyState::Incoming) => refuse(
+                "this copy never was the owner's and is not complete",
+                "claim it at the source, or restore a backup",
+            ),
+            (Some(Standing::Gone), _) => {
+                refuse("this host has given it back", "claim it at the source")
+            }
+            (None, CopyState::Owner) if record.place == Place::Partial => refuse(
+                "the folder of its migration is gone, and with it what is known of its blocks",
+                "bring the folder back, or restore a backup",
+            ),
+            (Some(Standing::Kept), _) | (None, CopyState::Owner) if self.is_closed(record) => {
+                Ok(Case::Kept)
+            }
+            (Some(Standing::Complete(_)), CopyState::Owner) if record.swap.is_none() => {
+                Ok(Case::Kept)
+            }
+            (Some(Standing::Kept | Standing::Complete(_)), _) | (None, CopyState::Owner) => owned(),
+        }
+    }
+
+    fn is_closed(&self, record: &ImageRecord) -> bool {
+        self.registry.closed(&record.name).is_some()
+    }
+
+    /// Blocks that only the other host has; zeros may be there, if a claim before this one has come to no
+    /// end.
+    fn lost(&self, entry: &Entry, case: &Case) -> io::Result<BlockSet> {
+        let part = match case {
+            Case::Replica | Case::Kept => return Ok(BlockSet::new()),
+            Case::Promised(part) | Case::Owned(part) => part,
+        };
+        let record = entry.record();
+        let mut lost = match self.is_served(entry) {
+            true => entry.disk.missing_snapshot(),
+            false => missing_of(&record, part, &*self.present(&record, part)?),
+        };
+        lost.union_with(&self.noted_lost(&record, part)?);
+        Ok(lost)
+    }
+
+    /// What a claim of the image that came to no end has found lost.
+    fn noted_lost(&self, record: &ImageRecord, part: &Part) -> io::Result<BlockSet> {
+        let folder = self.folder(record)?;
+        Ok(lost::noted(&folder, part.index)?.intersection(BlockRange::whole(record.len)))
+    }
+
+    /// The folder of the migration that an image takes part in.
+    fn folder(&self, record: &ImageRecord) -> io::Result<Folder> {
+        let migration = record.migration.ok_or(io::ErrorKind::NotFound)?;
+        Ok(Folder::of(self.store, migration))
+    }
+
+    /// Whether the disk of an image of which blocks are missing knows which.
+    fn is_served(&self, entry: &Entry) -> bool {
+        let exposed = |migration| self.loops.is_exposed(migration);
+        entry.record().migration.is_some_and(exposed) || entry.disk.missing_count() > 0
+    }
+
+    /// What is known to be present of an image, when no disk writes to that.
+    fn present(&self, record: &ImageRecord, part: &Part) -> io::Result<Arc<PresentFile>> {
+        let folder = self.folder(record)?;
+        let blocks = BlockRange::whole(record.len).len;
+        PresentFile::open(&folder.file(&present_name(part.index)), blocks)
+    }
+
+    /// What a void migration has left goes, when nobody can need it.
+    fn forget_void(&self, migration: MigrationId) {
+        abort::step("Claim-Forget");
+        let removed = self.registry.remove_void(&Folder::of(self.store, migration));
+        if let Err(why) = removed {
+            tracing::warn!(%migration, %why, "cannot remove a migration's folder");
+        }
+    }
+
+    /// Ends the migration of the image for good.
+    fn end_migration(&self, record: &ImageRecord) -> Result<Ended, ClaimError<L::Error>> {
+        let Some(migration) = record.migration else { return Ok(Ended::default()) };
+        let served = self.loops.is_exposed(migration);
+        let epoch = match self.loops.end(migration).map_err(ClaimError::GoesOn)? {
+            Some(epoch) => epoch,
+            None => {
+                abort::step("Claim-Void");
+                let folder = Folder::of(self.store, migration);
+                folder.set_void()?;
+                Epoch(0)
+            }
+        };
+        abort::step("Claim-Close");
+        let mut others = Vec::new();
+        for other in self.registry.all() {
+            let theirs = other.record();
+            if theirs.migration != Some(migration) || theirs.name == record.name {
+                continue;
+            }
+            if !theirs.outlives_migration() {
+                if !self.registry.keep_whole(&other, served) {
+                    self.registry.close_void(&other);
+                    others.push(theirs.name);
+                }
+            } else if let Err(why) = self.registry.update(&other, |record| record.migration = None)
+            {
+                tracing::warn!(image = theirs.name, %why, "a restart lets go of a base image");
+            }
+        }
+        Ok(Ended { others, epoch })
+    }
+
+    /// Makes the image this host's. `served`: its disk knows what is missing; `epoch`: the highest that
+    /// its migration's loop knew.
+    fn take(
+        &self,
+        entry: &Arc<Entry>,
+        case: &Case,
+        served: bool,
+        epoch: Epoch,
+    ) -> io::Result<(ImageId, BlockSet)> {
+        let (lost, agreed) = match case {
+            Case::Replica | Case::Kept => (BlockSet::new(), Epoch(0)),
+            Case::Promised(part) | Case::Owned(part) => {
+                (self.fill_lost(entry, part, served)?, part.epoch)
+            }
+        };
+        let id = ImageId(random_id()?);
+        // Above any that the other host can have, which was at most one handover ahead. What it may
+        // still have is another line of descent: no replica of that is ever taken for one of this.
+        let epoch = entry.record().epoch.max(agreed).max(epoch).next().next();
+        self.registry.end_line(entry)?;
+        self.registry.claim(entry, id, epoch)?;
+        abort::step("Claim-Open");
+        entry.disk.stop_tracking();
+        if entry.file.geometry().read_only && !entry.record().read_only {
+            // It was open for reading only; from here on it is written.
+            self.registry.reopen(entry)?;
+        } else {
+            self.registry.hold(entry);
+            entry.disk.unpark();
+        }
+        self.registry.vouch(&entry.record().name);
+        Ok((id, lost))
+    }
+
+    /// What is gone becomes zeros, durably. Returns what that was.
+    fn fill_lost(&self, entry: &Entry, part: &Part, served: bool) -> io::Result<BlockSet> {
+        if !served {
+            self.serve_parked(entry, part)?;
+        }
+        abort::step("Claim-Fill");
+        let record = entry.record();
+        let missing = entry.disk.missing_snapshot();
+        lost::note(&self.folder(&record)?, part.index, &missing)?;
+        let lost = self.noted_lost(&record, part)?;
+        if !lost.is_empty() {
+            let bytes = lost.len() * BLOCK_SIZE;
+            tracing::warn!(image = record.name, bytes, "what is lost of it becomes zeros");
+        }
+        abort::step("Claim-Zero");
+        for run in missing.runs_up_to(MAX_RUN_BLOCKS) {
+            entry.disk.fill(run, Fill::Zero).map_err(io::Error::other)?;
+        }
+        entry.disk.checkpoint().map_err(io::Error::other)?;
+        Ok(lost)
+    }
+
+    /// Tells the disk what is missing, while nothing passes: no loop has done so.
+    fn serve_parked(&self, entry: &Entry, part: &Part) -> io::Result<()> {
+        entry.disk.shut();
+        let record = entry.record();
+        let present = self.present(&record, part)?;
+        // Once a guest has had it, it may have grown, whatever the record says.
+        if !present.has_begun() && record.in_place.is_none() {
+            entry.file.set_len(part.handover.len).map_err(io::Error::other)?;
+            entry.file.sync().map_err(io::Error::other)?;
+        }
+        present.begin()?;
+        let (missing, noted) = (missing_of(&record, part, &present), present.noted());
+        entry.disk.serve_with_missing(missing, &noted, Arc::new(Nobody), present);
+        Ok(())
+    }
+
+    /// A claim that failed once the migration was void: the image is closed until it is claimed again.
+    fn half_way(&self, entry: &Entry, why: io::Error) -> ClaimError<L::Error> {
+        if self.registry.is_void(&entry.record()).unwrap_or(true) {
+            self.registry.close_void(entry);
+        }
+        ClaimError::HalfWay(why)
+    }
+}
+
+/// What the claim of an image did to its migration.
+#[derive(Default)]
+struct Ended {
+    /// Images that wait for claims of their own.
+    others: Vec<String>,
+    /// The epoch that the migration's loop knew.
+    epoch: Epoch,
+}
+
+/// Blocks that an image at its target does not have.
+fn missing_of(record: &ImageRecord, part: &Part, present: &PresentFile) -> BlockSet {
+    // A file that was here before has everything.
+    if record.in_place.is_some() {
+        return BlockSet::new();
+    }
+    let mut missing = part.handover.missing.clone();
+    missing.subtract(&present.all());
+    missing
+}
+
+/// Says what would be lost, where something would be.
+fn refuse_loss<E>(case: &Case, bytes: u64) -> Result<(), ClaimError<E>> {
+    let zeros = "add --accept-loss: these parts become zeros";
+    let (why, hint) = match case {
+        Case::Replica => (
+            "everything written since the handover is on the other host".to_owned(),
+            "bring that host back, or add --accept-loss".to_owned(),
+        ),
+        Case::Promised(_) => {
+            let why = "this host has given its promise to serve it and has not heard more: what was \
+                       written since is on the other host";
+            let parts = match bytes {
+                0 => String::new(),
+                bytes => format!(", and so are {} that are missing here", ByteSize(bytes)),
+            };
+            let hint = match bytes {
+                0 => "bring that host back, or add --accept-loss".to_owned(),
+                _ => format!("bring that host back, or {zeros}"),
+            };
+            (format!("{why}{parts}"), hint)
+        }
+        Case::Kept => return Ok(()),
+        Case::Owned(_) if bytes == 0 => return Ok(()),
+        Case::Owned(_) => {
+            let why = format!("{} of it are only on the source", ByteSize(bytes));
+            (why, format!("bring the source back, or {zeros}"))
+        }
+    };
+    Err(ClaimError::DataAtRisk { why, hint })
+}

@@ -1,0 +1,254 @@
+//! Bringing back, after a restart, the migrations that were under way.
+//!
+//! An intent is read and never written here, and nothing is opened because something failed: the
+//! images of a migration that cannot be brought back stay closed (I8), the others are served, and it
+//! is tried again until the cause is gone.
+
+use super::intent::{SourceIntent, TargetIntent, check_lens};
+use super::log::{End, Folder, SOURCE_INTENT, TARGET_INTENT};
+use crate::registry::{CopyState, ImageRecord, Reason, Registry};
+use crate::store::Store;
+use dray_types::MigrationId;
+use serde::de::DeserializeOwned;
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Starts the loops of migrations that a restart has found.
+pub trait Launch {
+    /// A migration away, as it goes on when all images are decided.
+    type Source;
+
+    /// Starts the loop of a migration away.
+    ///
+    /// # Errors
+    /// When its journal or images cannot be opened.
+    fn source(&self, intent: SourceIntent) -> io::Result<Self::Source>;
+
+    /// Starts the loop of a migration to here.
+    ///
+    /// # Errors
+    /// When its journal or images cannot be opened.
+    fn target(&self, intent: TargetIntent) -> io::Result<()>;
+
+    /// Takes up what was being read from backups. It comes after the migrations to here and before those
+    /// away.
+    fn seeds(&self);
+}
+
+/// Whether a migration to here, of which no loop runs, may still be brought back: then its source must not
+/// hear that it is unknown.
+pub fn may_come_back(store: &Store, migration: MigrationId) -> bool {
+    Folder::of(store, migration).file(TARGET_INTENT).exists().unwrap_or(true)
+}
+
+/// A migration that could not be brought back yet.
+#[derive(Clone, Debug)]
+struct Waiting {
+    folder: Folder,
+    end: End,
+    /// Why, as it was last told in the log.
+    why: String,
+}
+
+/// The migrations that could not be brought back yet.
+#[derive(Default)]
+pub struct Unrevived(Mutex<Vec<Waiting>>);
+
+impl Unrevived {
+    fn lock(&self) -> MutexGuard<'_, Vec<Waiting>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Brings back what a restart has found.
+pub struct Revival<'a, L> {
+    /// The state directory.
+    pub store: &'a Store,
+    /// The images of this host.
+    pub registry: &'a Arc<Registry>,
+    /// What could not be brought back yet.
+    pub unrevived: &'a Unrevived,
+    /// Who starts the loops.
+    pub launch: &'a L,
+}
+
+impl<L: Launch> Revival<'_, L> {
+    /// Brings back every migration of the state directory: disks are parked, exposed or closed as
+    /// their journals say, before anyone can reach them.
+    pub fn begin(&self) -> Vec<L::Source> {
+        let told = |what: &str, done: io::Result<()>| {
+            if let Err(why) = done {
+                tracing::error!(%why, "cannot {what}");
+            }
+        };
+        told("remove folders of migrations that are over", Folder::sweep(self.store));
+        self.revive_all(End::Target);
+        let undone = crate::replicas::undo_unbegun(self.registry, self.store, TARGET_INTENT);
+        told("undo migrations that never began", undone);
+        self.launch.seeds();
+        let revived = self.revive_all(End::Source);
+        self.registry.close_voids();
+        self.close_strays();
+        revived
+    }
+
+    fn revive_all(&self, end: End) -> Vec<L::Source> {
+        let folders = Folder::all(self.store, end.intent()).unwrap_or_else(|why| {
+            tracing::error!(%why, "cannot list the migrations");
+            Vec::new()
+        });
+        let mut revived = Vec::new();
+        for folder in folders {
+            match self.bring_back(&folder, end) {
+                Ok(found) => revived.extend(found),
+                Err(why) => {
+                    let why = why.to_string();
+                    tracing::error!(folder = %folder.path().display(), why,
+                        "cannot bring back a migration: its images stay closed");
+                    self.stay_closed(&folder, end, &why);
+                    self.unrevived.lock().push(Waiting { folder, end, why });
+                }
+            }
+        }
+        revived
+    }
+
+    fn bring_back(&self, folder: &Folder, end: End) -> io::Result<Option<L::Source>> {
+        match end {
+            End::Source => self.launch.source(read_intent(folder, SOURCE_INTENT)?).map(Some),
+            End::Target => self.launch.target(read_intent(folder, TARGET_INTENT)?).map(|()| None),
+        }
+    }
+
+    /// Closes the images of a migration that cannot be brought back. An intent that cannot be read
+    /// names none: the images' own records do.
+    fn stay_closed(&self, folder: &Folder, end: End, why: &str) {
+        let named = match end {
+            End::Source => read_intent(folder, SOURCE_INTENT).map(written_names),
+            End::Target => read_intent(folder, TARGET_INTENT).map(|intent: TargetIntent| {
+                let names = intent.images.iter().map(|image| image.name_here().to_owned());
+                names.filter(|name| !self.is_let_go(name)).collect()
+            }),
+        };
+        let mut names: BTreeSet<String> = named.unwrap_or_default();
+        let migration = folder.migration();
+        let bound =
+            |record: &ImageRecord| record.migration == migration && !record.outlives_migration();
+        let records = self.registry.all_records().into_iter().filter(bound);
+        names.extend(records.map(|record| record.name));
+        for name in names {
+            let shown = migration.map_or_else(|| "?".to_owned(), |id| id.to_string());
+            let why = format!("its migration {shown} cannot be brought back: {why}");
+            self.registry.close(&name, Reason::passing(why, way_out(end, &name)));
+        }
+    }
+
+    /// Whether an image that came belongs to this host, and to no migration any more.
+    fn is_let_go(&self, name: &str) -> bool {
+        let record = self.registry.get(name).map(|entry| entry.record());
+        record.is_some_and(|record| record.state == CopyState::Owner && record.migration.is_none())
+    }
+
+    /// An image whose record names a migration of which nothing is left: nobody knows how that ended.
+    fn close_strays(&self) {
+        for record in self.registry.all_records() {
+            let Some(migration) = record.migration else { continue };
+            let folder = Folder::of(self.store, migration);
+            // What cannot be told is not opened either: its record keeps it closed.
+            let there =
+                folder.is_there().unwrap_or(true) && !folder.is_cancelled().unwrap_or(false);
+            let known = there || record.outlives_migration();
+            if known || record.state == CopyState::Replica {
+                continue;
+            }
+            let name = record.name;
+            tracing::error!(image = name, %migration, "nothing is left of an image's migration");
+            let why = format!("nothing is left here of its migration {migration}");
+            let hint = format!("`dray claim {name}` if no other host has it");
+            self.registry.close(&name, Reason::lasting(why, hint));
+        }
+    }
+
+    /// Tries again what could not be brought back.
+    pub fn try_again(&self) -> Vec<L::Source> {
+        let waiting = std::mem::take(&mut *self.unrevived.lock());
+        let mut revived = Vec::new();
+        for mut one in waiting {
+            if matches!(one.folder.file(one.end.intent()).exists(), Ok(false)) {
+                // An operator has claimed its images.
+                continue;
+            }
+            match self.bring_back(&one.folder, one.end) {
+                Ok(found) => {
+                    tracing::info!(folder = %one.folder.path().display(), "a migration goes on");
+                    revived.extend(found);
+                }
+                Err(why) => {
+                    let why = why.to_string();
+                    self.stay_closed(&one.folder, one.end, &why);
+                    if why != one.why {
+                        tracing::error!(folder = %one.folder.path().display(), why,
+                            "still cannot bring back a migration");
+                        one.why = why;
+                    }
+                    self.unrevived.lock().push(one);
+                }
+            }
+        }
+        revived
+    }
+}
+
+/// The images that a migration away moves, and that a guest may write. What was only prepared moves none.
+fn written_names(intent: SourceIntent) -> BTreeSet<String> {
+    let begun = intent.options.is_some();
+    let images = intent.images.into_iter().filter(|image| begun && !image.offer.read_only);
+    images.map(|image| image.name).collect()
+}
+
+/// What an operator can do about a migration that cannot be brought back.
+fn way_out(end: End, name: &str) -> String {
+    let other = match end {
+        End::Source => format!("`dray claim {name}`"),
+        End::Target => format!("`dray cancel` at its source, or `dray claim {name}` here"),
+    };
+    format!("mend that, and it goes on by itself; if it cannot be mended: {other}")
+}
+
+/// An intent belongs to the folder that it lies in, or it is another's.
+fn read_intent<T: DeserializeOwned + NamesMigration>(folder: &Folder, name: &str) -> io::Result<T> {
+    let path = folder.file(name);
+    let intent: T = path.get()?;
+    if folder.migration() == Some(intent.migration()) {
+        intent.check()?;
+        return Ok(intent);
+    }
+    let why = format!("{}: it is the intent of another migration", path.display());
+    Err(io::Error::new(io::ErrorKind::InvalidData, why))
+}
+
+trait NamesMigration {
+    fn migration(&self) -> MigrationId;
+    fn check(&self) -> io::Result<()>;
+}
+
+impl NamesMigration for SourceIntent {
+    fn migration(&self) -> MigrationId {
+        self.migration
+    }
+
+    fn check(&self) -> io::Result<()> {
+        check_lens(self.images.iter().map(|image| image.offer.len))
+    }
+}
+
+impl NamesMigration for TargetIntent {
+    fn migration(&self) -> MigrationId {
+        self.migration
+    }
+
+    fn check(&self) -> io::Result<()> {
+        check_lens(self.images.iter().map(|image| image.offer.len))
+    }
+}

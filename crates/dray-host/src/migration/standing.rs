@@ -1,0 +1,175 @@
+//! How an image stands in the migration that it takes part in, as the migration's folder says: all that
+//! a claim needs to know when no loop can be asked. Looking changes nothing, so it can be done beside
+//! a loop.
+
+use super::intent::{SourceIntent, TargetIntent};
+use super::log::{Folder, SOURCE_INTENT, SOURCE_JOURNAL, TARGET_INTENT, TARGET_JOURNAL};
+use crate::registry::ImageRecord;
+use dray_engine::{SourceRecord, TargetRecord};
+use dray_files::StatePath;
+use dray_image::journal;
+use dray_types::Epoch;
+use dray_wire::ImageHandover;
+use serde::de::DeserializeOwned;
+use std::io;
+
+/// How an image stands in its migration.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Standing {
+    /// It is still this host's, which was to send it.
+    Kept,
+    /// This host has handed it over.
+    HandedOver,
+    /// It is on its way here, and nothing was promised.
+    Incoming,
+    /// This host has promised to serve it and has not heard what became of that.
+    Promised(Part),
+    /// This host serves it, and blocks of it may be missing.
+    Owned(Part),
+    /// This host has all of it.
+    Complete(Part),
+    /// This host gave it back, or removed it.
+    Gone,
+}
+
+/// An image's part of what was agreed at the handover.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Part {
+    /// Its place in the migration's order.
+    pub index: usize,
+    /// Its length, and what was missing.
+    pub handover: ImageHandover,
+    /// The epoch in which this host owns it, once it does.
+    pub epoch: Epoch,
+}
+
+/// How the image of `record` stands in the migration of this folder; none when that does not know it.
+///
+/// # Errors
+/// When the folder cannot be read.
+pub(crate) fn look(folder: &Folder, record: &ImageRecord) -> io::Result<Option<Standing>> {
+    let at = folder.intent_file(SOURCE_INTENT)?;
+    if at.exists()? {
+        let intent: SourceIntent = at.peek()?;
+        let known = intent.images.iter().any(|image| image.name == record.name);
+        let records = read(&folder.file(SOURCE_JOURNAL))?;
+        return Ok(known.then(|| at_source(&records)));
+    }
+    let at = folder.intent_file(TARGET_INTENT)?;
+    if !at.exists()? {
+        return Ok(None);
+    }
+    let intent: TargetIntent = at.peek()?;
+    let index = intent.images.iter().position(|image| image.name_here() == record.name);
+    let records = read(&folder.file(TARGET_JOURNAL))?;
+    Ok(index.map(|index| at_target(&records, index)))
+}
+
+/// Whether a target with this journal has promised to serve its images, or serves them and has not
+/// everything yet.
+///
+/// # Errors
+/// When the journal cannot be read.
+pub fn can_be_claimed(journal: &StatePath) -> io::Result<bool> {
+    Ok(matches!(at_target(&read(journal)?, 0), Standing::Promised(_) | Standing::Owned(_)))
+}
+
+fn at_source(records: &[SourceRecord]) -> Standing {
+    records.iter().fold(Standing::Kept, |standing, record| match record {
+        SourceRecord::HandedOver(_) => Standing::HandedOver,
+        SourceRecord::TakenBack { .. } => Standing::Kept,
+        _ => standing,
+    })
+}
+
+fn at_target(records: &[TargetRecord], index: usize) -> Standing {
+    let next = |standing, record: &TargetRecord| match (record, standing) {
+        (TargetRecord::Prepared { images, .. }, _) => match images.get(index) {
+            Some(handover) => {
+                Standing::Promised(Part { index, handover: handover.clone(), epoch: Epoch(0) })
+            }
+            None => Standing::Incoming,
+        },
+        (TargetRecord::Void { .. }, _) => Standing::Incoming,
+        (TargetRecord::Committed(agreed), Standing::Promised(part)) => {
+            Standing::Owned(Part { epoch: agreed.epoch, ..part })
+        }
+        (TargetRecord::Complete, Standing::Owned(part)) => Standing::Complete(part),
+        (TargetRecord::Fenced | TargetRecord::Discarded, _) => Standing::Gone,
+        (_, standing) => standing,
+    };
+    records.iter().fold(Standing::Incoming, next)
+}
+
+/// The records of a journal that a loop may be writing to: what is torn at its end does not count.
+pub fn read<R: DeserializeOwned>(path: &StatePath) -> io::Result<Vec<R>> {
+    let bytes = match path.read() {
+        Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other?,
+    };
+    let damaged = |why| {
+        let why = format!("{}: {why}", path.display());
+        io::Error::new(io::ErrorKind::InvalidData, why)
+    };
+    let payloads = journal::records(&bytes).map_err(damaged)?;
+    let decode = |payload: &Vec<u8>| postcard::from_bytes(payload).map_err(io::Error::other);
+    payloads.iter().map(decode).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::migration::log::Log;
+    use dray_types::{Attempt, BlockSet};
+    use dray_wire::{HandedOver, MapHash};
+
+    fn handed_over() -> HandedOver {
+        HandedOver { epoch: Epoch(2), attempt: Attempt(1), map_hash: MapHash::of(&[]) }
+    }
+
+    #[test]
+    fn a_source_has_it_until_the_point_of_no_return() {
+        let attempt = SourceRecord::Attempt { attempt: Attempt(1) };
+        let over = SourceRecord::HandedOver(handed_over());
+        let back = SourceRecord::TakenBack { epoch: Epoch(3) };
+        assert_eq!(at_source(std::slice::from_ref(&attempt)), Standing::Kept);
+        assert_eq!(at_source(&[attempt, over.clone()]), Standing::HandedOver);
+        assert_eq!(at_source(&[over.clone(), SourceRecord::Done]), Standing::HandedOver);
+        assert_eq!(at_source(&[over, back]), Standing::Kept);
+    }
+
+    #[test]
+    fn a_target_has_it_once_it_was_committed() {
+        let handover = ImageHandover { len: 4096, missing: BlockSet::new() };
+        let part = Part { index: 0, handover: handover.clone(), epoch: Epoch(0) };
+        let (attempt, map_hash) = (Attempt(1), MapHash::of(&[]));
+        let prepared = TargetRecord::Prepared { attempt, map_hash, images: vec![handover] };
+        let void = TargetRecord::Void { attempt };
+        let committed = TargetRecord::Committed(handed_over());
+        let at = |records: &[TargetRecord]| at_target(records, 0);
+        assert_eq!(at(&[TargetRecord::Touched]), Standing::Incoming);
+        assert_eq!(at(std::slice::from_ref(&prepared)), Standing::Promised(part.clone()));
+        assert_eq!(at(&[prepared.clone(), void]), Standing::Incoming);
+        let owned = [prepared, committed, TargetRecord::GuestStarted];
+        let part = Part { epoch: Epoch(2), ..part };
+        assert_eq!(at(&owned), Standing::Owned(part.clone()));
+        let complete = [&owned[..], &[TargetRecord::Complete]].concat();
+        assert_eq!(at(&complete), Standing::Complete(part));
+        assert_eq!(at(&[&owned[..], &[TargetRecord::Fenced]].concat()), Standing::Gone);
+    }
+
+    #[test]
+    fn a_journal_is_read_beside_its_writer() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = StatePath::real(dir.path().join("journal"));
+        assert!(read::<u8>(&path).unwrap().is_empty());
+        let (mut log, _) = Log::<u8>::open(&path).unwrap();
+        log.append(&[7]).unwrap();
+        let before = std::fs::read(&path).unwrap();
+        let mut torn = before.clone();
+        torn.extend([1, 2, 3]);
+        std::fs::write(&path, &torn).unwrap();
+        assert_eq!(read::<u8>(&path).unwrap(), [7]);
+        assert_eq!(std::fs::read(&path).unwrap(), torn);
+    }
+}

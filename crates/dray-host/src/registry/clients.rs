@@ -1,0 +1,166 @@
+//! Which processes were attached to an image: what a closed export lets wait (I8), and what it
+//! refuses because it is new.
+//!
+//! The list outlives the agent and not the host: after a reboot nobody was attached. It is written in
+//! place, into room that was taken when the image came, so that it can be written when the state
+//! directory is full; a list that cannot be read names nobody.
+
+use super::Registry;
+use dray_files::StatePath;
+use dray_files::files::BOOT_LEN;
+use std::io;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Processes that are remembered of one image: a disk has one QEMU, and now and then a tool.
+const MOST: usize = 24;
+/// Bytes of the file: a sector, so that a write of it is not torn.
+const LEN: usize = 512;
+const MAGIC: &[u8; 8] = b"DRAYCLI1";
+const COUNT_AT: usize = MAGIC.len() + BOOT_LEN;
+const LIST_AT: usize = COUNT_AT + 4;
+const PROCESS_LEN: usize = 12;
+const SUM_AT: usize = LEN - 8;
+
+/// A process. Its number alone may be another's tomorrow; with its start it is nobody else's until
+/// the host boots again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Process {
+    /// Its number.
+    pub pid: u32,
+    /// When it was started, in clock ticks since the host booted.
+    pub started: u64,
+}
+
+/// The clients of one image.
+pub(super) struct KnownClients {
+    path: StatePath,
+    boot: [u8; BOOT_LEN],
+    known: Vec<Process>,
+}
+
+impl KnownClients {
+    /// Those that the file at `path` names, if it was written since the host was booted.
+    pub(super) fn load(path: &StatePath) -> Self {
+        let boot = boot_id(path);
+        let bytes = path.read().unwrap_or_default();
+        let known = decode(&bytes, &boot).unwrap_or_default();
+        Self { path: path.clone(), boot, known }
+    }
+
+    /// Takes the room that the list needs, with nobody in it.
+    ///
+    /// # Errors
+    /// What the file system reports.
+    pub(super) fn make(path: &StatePath) -> io::Result<()> {
+        path.create()?.write_at(&encode(&boot_id(path), &[]), 0)
+    }
+
+    /// Whether the process was attached.
+    pub(super) fn knows(&self, process: Process) -> bool {
+        self.known.contains(&process)
+    }
+
+    /// The process is attached.
+    pub(super) fn note(&mut self, process: Process) {
+        if self.knows(process) {
+            return;
+        }
+        if self.known.len() >= MOST {
+            self.known.remove(0);
+        }
+        self.known.push(process);
+        let bytes = encode(&self.boot, &self.known);
+        let file = self.path.open_or_create();
+        if let Err(why) = file.and_then(|file| file.write_at(&bytes, 0)) {
+            // Its requests fail instead of waiting if the agent comes back and cannot serve them.
+            tracing::debug!(path = %self.path.display(), %why, "cannot note who is attached");
+        }
+    }
+}
+
+impl Registry {
+    /// This process is attached to the image called `name`.
+    pub fn attached(&self, name: &str, process: Process) {
+        if let Some(known) = self.lock_clients().get_mut(name) {
+            known.note(process);
+        }
+    }
+
+    /// Whether this process was attached to the image before, in this boot of the host.
+    pub fn was_attached(&self, name: &str, process: Process) -> bool {
+        self.lock_clients().get(name).is_some_and(|known| known.knows(process))
+    }
+}
+
+/// The id of this boot; without one nobody is known to the next process.
+fn boot_id(path: &StatePath) -> [u8; BOOT_LEN] {
+    path.files().boot().unwrap_or([0; BOOT_LEN])
+}
+
+fn encode(boot: &[u8; BOOT_LEN], known: &[Process]) -> [u8; LEN] {
+    let mut bytes = [0; LEN];
+    bytes[..MAGIC.len()].copy_from_slice(MAGIC);
+    bytes[MAGIC.len()..COUNT_AT].copy_from_slice(boot);
+    bytes[COUNT_AT..LIST_AT].copy_from_slice(&(known.len() as u32).to_le_bytes());
+    for (place, process) in bytes[LIST_AT..SUM_AT].chunks_exact_mut(PROCESS_LEN).zip(known) {
+        place[..4].copy_from_slice(&process.pid.to_le_bytes());
+        place[4..].copy_from_slice(&process.started.to_le_bytes());
+    }
+    let sum = xxh3_64(&bytes[..SUM_AT]);
+    bytes[SUM_AT..].copy_from_slice(&sum.to_le_bytes());
+    bytes
+}
+
+fn decode(bytes: &[u8], boot: &[u8; BOOT_LEN]) -> Option<Vec<Process>> {
+    let whole = bytes.len() == LEN && bytes[SUM_AT..] == xxh3_64(&bytes[..SUM_AT]).to_le_bytes();
+    if !whole || !bytes.starts_with(MAGIC) || bytes[MAGIC.len()..COUNT_AT] != boot[..] {
+        return None;
+    }
+    let count = u32::from_le_bytes(bytes[COUNT_AT..LIST_AT].try_into().ok()?) as usize;
+    let process = |place: &[u8]| {
+        Some(Process {
+            pid: u32::from_le_bytes(place[..4].try_into().ok()?),
+            started: u64::from_le_bytes(place[4..].try_into().ok()?),
+        })
+    };
+    bytes[LIST_AT..SUM_AT].chunks_exact(PROCESS_LEN).take(count.min(MOST)).map(process).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(pid: u32) -> Process {
+        Process { pid, started: 1 << 40 | u64::from(pid) }
+    }
+
+    #[test]
+    fn who_was_attached_is_known_to_the_next_agent() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = StatePath::real(dir.path().join("a.clients"));
+        KnownClients::make(&path).unwrap();
+        let mut known = KnownClients::load(&path);
+        assert!(!known.knows(process(7)));
+        known.note(process(7));
+        let mut next = KnownClients::load(&path);
+        assert!(next.knows(process(7)));
+        assert!(!next.knows(Process { pid: 7, started: 5 }), "the number was used again");
+        (0..100).for_each(|pid| next.note(process(1000 + pid)));
+        let next = KnownClients::load(&path);
+        assert!(next.knows(process(1099)) && !next.knows(process(7)));
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), LEN as u64, "it takes no more room");
+    }
+
+    #[test]
+    fn a_list_of_another_boot_or_a_damaged_one_names_nobody() {
+        let bytes = encode(&[b'a'; BOOT_LEN], &[process(1), process(2)]);
+        assert_eq!(decode(&bytes, &[b'a'; BOOT_LEN]), Some(vec![process(1), process(2)]));
+        assert_eq!(decode(&bytes, &[b'b'; BOOT_LEN]), None);
+        for at in 0..LEN {
+            let mut damaged = bytes;
+            damaged[at] ^= 1;
+            assert_eq!(decode(&damaged, &[b'a'; BOOT_LEN]), None, "byte {at}");
+        }
+        assert_eq!(decode(&bytes[..100], &[b'a'; BOOT_LEN]), None);
+    }
+}

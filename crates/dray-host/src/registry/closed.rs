@@ -1,0 +1,233 @@
+//! Images that nobody vouches for (I8).
+//!
+//! An export is closed until a live loop says that its image may be used, or until its record knows
+//! no unfinished operation and its file is there. The disk's gate keeps requests out; what is kept
+//! here says why, what to do about it, and what stands in for a disk whose file is not there yet.
+
+use super::record::ImageRecord;
+use super::{Entry, Registry};
+use dray_image::{Disk, ErrorKind, Geometry, Image, Late};
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The usual request of an image whose file is not there yet; there is no smallest one.
+const BLOCK: u32 = 4096;
+
+/// What to do about a file that somebody else has locked.
+const LOCKED_HINT: &str = "stop what uses its file; it is served as soon as nobody else does";
+
+/// Why an export is closed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Reason {
+    /// What nobody can vouch for, and why.
+    pub why: String,
+    /// The one thing that an operator can do about it.
+    pub hint: String,
+    /// The cause may pass by itself: new clients wait for a while instead of being refused.
+    pub passes: bool,
+}
+
+impl Reason {
+    /// A cause that may pass by itself.
+    pub(crate) fn passing(why: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { why: why.into(), hint: hint.into(), passes: true }
+    }
+
+    /// A cause that stays until somebody does something.
+    pub(crate) fn lasting(why: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { why: why.into(), hint: hint.into(), passes: false }
+    }
+}
+
+/// What stands in for an image whose file is not there.
+#[derive(Clone)]
+pub struct Absent {
+    /// What is durable of it.
+    pub record: ImageRecord,
+    /// What its clients wait at; the file is put below it when it is there.
+    pub disk: Arc<Disk>,
+    pub(super) late: Arc<Late>,
+}
+
+impl Absent {
+    pub(super) fn new(record: ImageRecord) -> Self {
+        let geometry = Geometry {
+            len: record.len,
+            min_block: 1,
+            preferred_block: BLOCK,
+            read_only: record.read_only,
+        };
+        let late = Late::new(geometry);
+        let disk = Disk::new_shut(Arc::clone(&late) as Arc<dyn Image>);
+        Self { record, disk, late }
+    }
+}
+
+/// An image whose export is closed.
+#[derive(Clone)]
+pub struct Closed {
+    /// Why.
+    pub reason: Reason,
+    /// What stands in for it, when its file is not there; absent too when its record cannot be read.
+    pub absent: Option<Absent>,
+}
+
+/// All of them, by name.
+#[derive(Default)]
+pub(super) struct ClosedImages(Mutex<BTreeMap<String, Closed>>);
+
+impl ClosedImages {
+    pub(super) fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Closed>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Registry {
+    /// Nobody vouches for the image called `name` from now on: what its clients ask waits.
+    pub fn close(&self, name: &str, reason: Reason) {
+        let mut closed = self.closed.lock();
+        // Shut while it is listed: whoever sees it open sees no reason either.
+        if let Some(entry) = self.get(name) {
+            entry.disk.shut();
+        }
+        match closed.get_mut(name) {
+            Some(known) if known.absent.is_some() => {}
+            Some(known) => known.reason = reason,
+            None => drop(closed.insert(name.to_owned(), Closed { reason, absent: None })),
+        }
+    }
+
+    /// Somebody vouches for the image: what its clients ask is served. An image whose file is not
+    /// there stays closed.
+    pub fn vouch(&self, name: &str) {
+        let mut closed = self.closed.lock();
+        // One that is not open here stays closed, whoever vouches.
+        let Some(entry) = self.get(name) else { return };
+        // And one that somebody else has locked, until its locks can be taken.
+        if entry.is_locked_out()
+            && let Err(why) = entry.take_locks()
+        {
+            let reason = file_is_locked(&why.to_string());
+            closed.insert(name.to_owned(), Closed { reason, absent: None });
+            return;
+        }
+        closed.remove(name);
+        entry.disk.unshut();
+    }
+
+    /// Why the image's export is closed; none when it is open, or when there is no such image.
+    pub fn closed(&self, name: &str) -> Option<Closed> {
+        self.closed.lock().get(name).cloned()
+    }
+
+    /// Every image whose export is closed, in name order.
+    pub fn all_closed(&self) -> Vec<(String, Closed)> {
+        let closed = self.closed.lock();
+        closed.iter().map(|(name, known)| (name.clone(), known.clone())).collect()
+    }
+
+    /// Whether an image that is not open here has this name.
+    pub fn waits_for_file(&self, name: &str) -> bool {
+        let closed = self.closed.lock();
+        closed.contains_key(name) && self.get(name).is_none()
+    }
+
+    /// The record of every image of this host, also of those whose file is not there.
+    pub fn all_records(&self) -> Vec<ImageRecord> {
+        let mut records: Vec<_> = self.all().into_iter().map(|entry| entry.record()).collect();
+        records.extend(self.absent_records());
+        records
+    }
+
+    /// Serves what was closed for its locks alone, as soon as they can be taken.
+    fn open_locked(&self) {
+        for (name, known) in self.all_closed() {
+            if known.reason.hint == LOCKED_HINT && known.absent.is_none() {
+                self.vouch(&name);
+            }
+        }
+    }
+
+    /// Looks for the files that were not there. Returns the names of the images that have theirs
+    /// now; those without an unfinished operation are served.
+    pub fn open_absent(&self) -> Vec<String> {
+        self.open_locked();
+        let mut opened = Vec::new();
+        for (name, known) in self.all_closed() {
+            let Some(absent) = known.absent else { continue };
+            let found = self.open_known(absent.record.clone(), Some(&absent));
+            let found = found.and_then(|entry| {
+                absent.late.attach(entry.content()).map_err(io::Error::other)?;
+                Ok(entry)
+            });
+            match found {
+                Ok(entry) => {
+                    self.admit(&name, entry);
+                    opened.push(name);
+                }
+                Err(why) => self.still_absent(&name, cannot_open(&why)),
+            }
+        }
+        opened
+    }
+
+    /// The file of a closed image is there: it becomes an image like any other.
+    pub(super) fn admit(&self, name: &str, entry: Arc<Entry>) {
+        let unfinished = entry.record().is_unfinished();
+        self.entries
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(name.to_owned(), Arc::clone(&entry));
+        self.closed.lock().remove(name);
+        self.finish_claim_of(&entry);
+        match unfinished {
+            true => self.close(name, being_brought_back()),
+            false => entry.disk.unshut(),
+        }
+        tracing::info!(image = name, "its file is there");
+    }
+
+    fn still_absent(&self, name: &str, reason: Reason) {
+        if let Some(known) = self.closed.lock().get_mut(name) {
+            known.reason = reason;
+        }
+    }
+}
+
+/// What is said of an image from when its record was read until its migration goes on.
+pub(super) fn being_brought_back() -> Reason {
+    Reason::passing(
+        "its migration is being brought back",
+        "wait; `dray status` shows what it waits for",
+    )
+}
+
+/// What is said of an image that cannot be opened: its file is not there, or somebody else has locked it.
+pub(super) fn cannot_open(why: &io::Error) -> Reason {
+    let error = why.get_ref().and_then(|inner| inner.downcast_ref::<dray_image::Error>());
+    match error {
+        Some(error) if error.kind == ErrorKind::InUse => file_is_locked(&why.to_string()),
+        _ => file_is_missing(&why.to_string()),
+    }
+}
+
+/// What is said of an image whose file somebody else has locked.
+pub(super) fn file_is_locked(why: &str) -> Reason {
+    Reason::passing(why, LOCKED_HINT)
+}
+
+fn file_is_missing(why: &str) -> Reason {
+    Reason::passing(
+        why,
+        "bring its file back, or mount what it lies on; it is served as soon as it can be opened",
+    )
+}
+
+/// What is said of an image whose record cannot be read.
+pub(super) fn record_is_damaged(why: &str) -> Reason {
+    Reason::lasting(
+        format!("its record cannot be read: {why}"),
+        "restore the record from a copy of the state directory, then restart the agent",
+    )
+}

@@ -1,0 +1,214 @@
+//! An image with its disk.
+
+use super::closed::Absent;
+use super::record::{CopyState, ImageRecord, Place};
+use super::used::wanted_hold;
+use crate::flat::peeks::Whereabouts;
+use crate::flat::{ChainImage, Flat};
+use crate::heat::ImageHeat;
+use crate::lineage::Line;
+use dray_image::{Disk, Hold, Image, ImageFile, QemuLocks};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// An image with its disk.
+pub struct Entry {
+    record: Mutex<ImageRecord>,
+    /// The locks by which QEMU knows that the file is in use. Never held while a QEMU has the file
+    /// itself: a lock in the middle of a splice aborts it.
+    locks: Mutex<Option<QemuLocks>>,
+    /// Somebody else had locked the file when its locks were to be taken, and they are not here yet.
+    locked_out: AtomicBool,
+    /// When the last migration away from here ended. A QEMU that had the disk may still come back
+    /// and must be able to quit: it is let in, and everything it asks but a flush fails.
+    departed: Mutex<Option<Instant>>,
+    /// The line of generations, at the owner.
+    line: Mutex<Option<Arc<Line>>>,
+    /// What is known of its guest's accesses.
+    pub heat: ImageHeat,
+    /// What guests are served from.
+    pub disk: Arc<Disk>,
+    /// The file below it; of a flattened image only what was written since it is one.
+    pub file: Arc<dyn ImageFile>,
+    /// A flattened image's parts.
+    pub flat: Option<Flat>,
+}
+
+impl Entry {
+    /// An entry over an open file, without locks and without a line. Its disk is the one that
+    /// clients `waits` for it at, if they do.
+    pub(super) fn new(
+        record: ImageRecord,
+        file: Arc<dyn ImageFile>,
+        heat: ImageHeat,
+        flat: Option<Flat>,
+        waits: Option<&Absent>,
+    ) -> Self {
+        let disk = match waits {
+            Some(absent) => Arc::clone(&absent.disk),
+            None => Disk::new(content(&file, flat.as_ref())),
+        };
+        // Only an owner's disk is open by itself (I1, I8). A copy that was left behind stays parked until
+        // the image is owned here again; one that comes is shut until its loop vouches for it.
+        match record.state {
+            CopyState::Owner => {}
+            CopyState::Incoming => disk.shut(),
+            CopyState::Replica => disk.park_now(),
+        }
+        Self {
+            flat,
+            record: Mutex::new(record),
+            locks: Mutex::default(),
+            locked_out: AtomicBool::new(false),
+            departed: Mutex::default(),
+            line: Mutex::default(),
+            heat,
+            disk,
+            file,
+        }
+    }
+
+    /// The image below the disk.
+    pub(super) fn content(&self) -> Arc<dyn Image> {
+        content(&self.file, self.flat.as_ref())
+    }
+
+    /// A copy of the record.
+    pub fn record(&self) -> ImageRecord {
+        self.lock().clone()
+    }
+
+    /// Takes the locks that QEMU respects, for as long as this host serves the file or relies on it: those
+    /// that the record asks for.
+    ///
+    /// # Errors
+    /// `InUse` with who has the file open, when that stands against it.
+    pub fn take_locks(&self) -> dray_image::Result<()> {
+        let record = self.record();
+        let Some(hold) = wanted_hold(&record) else { return Ok(()) };
+        self.lock_as(hold, &record)
+    }
+
+    /// The same, before the record says that this host owns the image.
+    pub(super) fn take_owners_locks(&self) -> dray_image::Result<()> {
+        let record = self.record();
+        if record.flat.is_some() { Ok(()) } else { self.lock_as(Hold::Owner, &record) }
+    }
+
+    fn lock_as(&self, hold: Hold, record: &ImageRecord) -> dray_image::Result<()> {
+        // There are no locks on a simulated disk.
+        let Some(image) = self.file.as_file() else { return Ok(()) };
+        let mut locks = self.lock_locks();
+        let taken = match &mut *locks {
+            Some(locks) => locks.change(hold),
+            None => {
+                let path = record.current_path().unwrap_or_else(|_| record.path.clone());
+                QemuLocks::take(image.file(), &path, hold).map(|taken| *locks = Some(taken))
+            }
+        };
+        self.locked_out.store(taken.is_err(), Ordering::SeqCst);
+        taken
+    }
+
+    /// Takes the locks of a disk that a QEMU has just had, or is still letting go. A lock that is not to be
+    /// had is told in the log: QEMU may hold its own, and its guest is served all the same.
+    pub fn regain_locks(&self) {
+        if let Err(why) = self.take_locks() {
+            self.locked_out.store(false, Ordering::SeqCst);
+            tracing::warn!(image = self.record().name, %why, "cannot lock an image");
+        }
+    }
+
+    /// Whether the image may not be served because its locks could not be taken.
+    pub(super) fn is_locked_out(&self) -> bool {
+        self.locked_out.load(Ordering::SeqCst)
+    }
+
+    /// Lets go what the record no longer asks for. Nothing is locked that was not.
+    pub(super) fn loosen_locks(&self, record: &ImageRecord) {
+        let mut locks = self.lock_locks();
+        match wanted_hold(record) {
+            None => *locks = None,
+            Some(Hold::Owner) => {}
+            Some(Hold::Reader) => {
+                let loosened = locks.as_mut().map_or(Ok(()), |locks| locks.change(Hold::Reader));
+                if let Err(why) = loosened {
+                    tracing::warn!(image = record.name, %why, "cannot lock an image");
+                }
+            }
+        }
+    }
+
+    /// The locks of another entry of the same file become this one's, without a moment in which there are
+    /// none.
+    pub(super) fn inherit_locks(&self, other: &Self) {
+        self.put_locks(other.give_up_locks());
+    }
+
+    /// The locks that it has, for another entry of the same file.
+    pub(super) fn give_up_locks(&self) -> Option<QemuLocks> {
+        self.lock_locks().take()
+    }
+
+    /// Locks that were taken for it before, or none.
+    pub(super) fn put_locks(&self, locks: Option<QemuLocks>) {
+        *self.lock_locks() = locks;
+    }
+
+    fn lock_locks(&self) -> MutexGuard<'_, Option<QemuLocks>> {
+        self.locks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The line of generations; none where this host does not own the image.
+    pub fn line(&self) -> Option<Arc<Line>> {
+        self.line.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// From now on this is its line.
+    pub fn set_line(&self, line: Option<Arc<Line>>) {
+        *self.line.lock().unwrap_or_else(PoisonError::into_inner) = line;
+    }
+
+    /// The image has left for good, `now`.
+    pub fn depart(&self, now: Instant) {
+        self.disk.fail_parked();
+        *self.departed.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
+    }
+
+    /// When it has left last, as far as this process knows.
+    pub fn departed(&self) -> Option<Instant> {
+        *self.departed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where the active image of `chain` is, when this is the same one, flattened.
+    pub(super) fn whereabouts(&self, chain: &dyn ChainImage) -> Option<Whereabouts> {
+        let record = self.record();
+        let flat = record.flat.as_ref()?;
+        if !flat.layers.first().is_some_and(|layer| chain.is_of(&layer.path)) {
+            return None;
+        }
+        let at_rest = flat.turn.is_none() && record.place != Place::Named;
+        Some(match record.current_path() {
+            Ok(path) if at_rest => Whereabouts::At(path),
+            _ => Whereabouts::Turning,
+        })
+    }
+
+    /// Gives the locks back, before QEMU opens the file itself.
+    pub fn drop_locks(&self) {
+        drop(self.give_up_locks());
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, ImageRecord> {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What a guest sees of an image: its file, or of a flattened one the overlay over its chain.
+fn content(file: &Arc<dyn ImageFile>, flat: Option<&Flat>) -> Arc<dyn Image> {
+    match flat {
+        Some(flat) => Arc::clone(&flat.overlay) as Arc<dyn Image>,
+        None => Arc::clone(file) as Arc<dyn Image>,
+    }
+}

@@ -1,0 +1,542 @@
+//! The images this host knows: their durable records, their open disks, and their NBD exports.
+//!
+//! A record says what this host's copy of an image is. While a migration is open its journal is the
+//! truth about ownership and the record follows; both are read when the agent starts.
+//!
+//! * [`record`]: what is durable of an image. [`entry`]: an image with its disk.
+//! * [`names`]: what a file is called while it comes, is here, and has left (I1).
+//! * [`claims`]: images that an operator took.
+//! * [`files`]: opening what is below. [`lines`]: generations. [`surroundings`]: what only the agent knows.
+//! * [`operations`]: one image takes part in one operation at a time. [`used`]: a file is one image's.
+//! * [`closed`]: images that nobody vouches for. [`clients`]: who was attached before a restart.
+
+mod claims;
+mod clients;
+mod closed;
+mod entry;
+mod files;
+mod lines;
+mod losses;
+mod names;
+mod operations;
+mod record;
+mod surroundings;
+mod used;
+
+pub use claims::Claimed;
+pub use clients::Process;
+pub use closed::{Closed, Reason};
+pub use entry::Entry;
+pub use files::is_device;
+pub use operations::{NotTaken, Operation, Wanted};
+pub use record::{Adopted, Claim, CopyState, ImageRecord, MODE, Place, Swap};
+pub use surroundings::Surroundings;
+pub use used::Used;
+
+use crate::flat::peeks::Peeks;
+use crate::flat::{ChainImage, Purpose};
+use crate::heat::ImageHeat;
+use crate::lineage::Line;
+use crate::migration::intent::SourceImage;
+use crate::released::Notes;
+use crate::store::Store;
+use clients::KnownClients;
+use closed::{Absent, ClosedImages};
+use dray_engine::lineage::Lineage;
+use dray_files::StatePath;
+use dray_image::{ImageFile, ImageNames, OpenImages, QemuLocks};
+use dray_types::{BlockSet, ImageId, MigrationId};
+use files::{open_file, open_flat};
+use lines::{begin_line, line_path};
+use operations::Operations;
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Instant;
+
+/// Longest image, in bytes: a petabyte. Memory is made for the blocks of an image when it is opened, some
+/// 100 MiB for this one.
+pub const MAX_LEN: u64 = 1 << 50;
+
+/// All images of this host.
+pub struct Registry {
+    /// Held while a replica is taken for a migration back, or removed.
+    pub(crate) taking: Mutex<()>,
+    /// What is known of images that QEMU has taken back.
+    pub released: Notes,
+    /// Looks at chains whose disks are to be flattened.
+    pub peeks: Peeks,
+    store: Store,
+    around: Arc<dyn Surroundings>,
+    entries: RwLock<BTreeMap<String, Arc<Entry>>>,
+    closed: ClosedImages,
+    operations: Arc<Operations>,
+    clients: Mutex<BTreeMap<String, KnownClients>>,
+}
+
+impl Registry {
+    /// The registry with every image that has a record. An image that takes part in a migration is
+    /// closed until the migration's loop vouches for it, one whose file cannot be opened until it
+    /// can be, and one whose record cannot be read for good.
+    ///
+    /// # Errors
+    /// When the records cannot be listed.
+    pub fn load(store: Store, around: Arc<dyn Surroundings>) -> io::Result<Arc<Self>> {
+        let released = Notes::in_folder(store.released());
+        released.sweep();
+        let registry = Arc::new(Self {
+            taking: Mutex::default(),
+            released,
+            peeks: Peeks::default(),
+            store,
+            around,
+            entries: RwLock::default(),
+            closed: ClosedImages::default(),
+            operations: Arc::default(),
+            clients: Mutex::default(),
+        });
+        for path in registry.store.images().entries(".json")? {
+            let Some(name) = path.stem() else { continue };
+            registry.load_one(name, path.get());
+        }
+        Ok(registry)
+    }
+
+    /// Takes one image in as its record says; what stands against that concerns it alone.
+    fn load_one(&self, name: &str, record: io::Result<ImageRecord>) {
+        let record = match record.and_then(of_fair_len) {
+            Ok(record) => record,
+            Err(why) => {
+                tracing::error!(image = name, %why, "cannot read an image's record");
+                return self.close(name, closed::record_is_damaged(&why.to_string()));
+            }
+        };
+        let known = KnownClients::load(&clients_path(&self.store, name));
+        self.lock_clients().insert(name.to_owned(), known);
+        match self.open_known(record.clone(), None) {
+            Ok(entry) => {
+                if record.is_unfinished() {
+                    entry.disk.shut();
+                }
+                self.admit(name, entry);
+            }
+            Err(why) => {
+                tracing::warn!(image = name, %why, "cannot open an image: it waits for its file");
+                let absent = Some(Absent::new(record));
+                let reason = closed::cannot_open(&why);
+                self.closed.lock().insert(name.to_owned(), Closed { reason, absent });
+            }
+        }
+    }
+
+    /// Opens what a record names. The disk is the one that its clients wait at, if they do, and is
+    /// shut then.
+    fn open_known(&self, record: ImageRecord, waits: Option<&Absent>) -> io::Result<Arc<Entry>> {
+        // The kernel forgets at a reboot that a device is not to be written.
+        if record.device {
+            let mark = self.mark(&record.path);
+            let marked = if record.is_unnamed_claim() { mark.clear() } else { mark.reapply() };
+            if let Err(why) = marked {
+                tracing::error!(image = record.name, %why, "cannot protect a replica's device");
+            }
+        }
+        let heat = ImageHeat::load(&heat_path(&self.store, &record.name), record.len);
+        self.settle_return(&record)?;
+        let file = self.open_file(&record).map_err(io::Error::other)?;
+        let flat = open_flat(&self.store, &*self.around, &record, &file)?;
+        let suspect = self.released.knows(record.id);
+        let adopted = record.adopted.is_some();
+        let entry = Arc::new(Entry::new(record, file, heat, flat, waits));
+        begin_line(&self.store, &entry)?;
+        match (suspect, adopted) {
+            // A QEMU may have the file: it must not meet a lock.
+            (true, _) => drop(entry.line().inspect(|line| line.suspect())),
+            // Its QEMU may have died, or not yet have come to the pivot, and hold its own.
+            (false, true) => entry.regain_locks(),
+            (false, false) => entry.take_locks().map_err(io::Error::other)?,
+        }
+        Ok(entry)
+    }
+
+    fn lock_clients(&self) -> MutexGuard<'_, BTreeMap<String, KnownClients>> {
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens the file that a record names, in the way of its pool.
+    ///
+    /// # Errors
+    /// What opening under the recorded name reports.
+    pub fn open_file(&self, record: &ImageRecord) -> dray_image::Result<Arc<dyn ImageFile>> {
+        open_file(&self.store, record, self.is_direct(&record.path))
+    }
+
+    /// The names that the file of an image can have.
+    ///
+    /// # Errors
+    /// When its path is no file name, or one too long to be changed.
+    pub(crate) fn names(&self, record: &ImageRecord) -> io::Result<ImageNames> {
+        self.store.names(&record.path)
+    }
+
+    /// What opens image files.
+    pub fn opener(&self) -> &dyn OpenImages {
+        self.store.opener()
+    }
+
+    /// A path of this host, among the files in which its images are.
+    pub fn at(&self, path: &Path) -> StatePath {
+        self.store.beside(path)
+    }
+
+    /// The chain of a disk that will be flattened, beside whoever has it. Reads fail after a while.
+    pub fn peek_chain(&self, image: &SourceImage) -> Arc<dyn ChainImage> {
+        let SourceImage { offer, chain: layers, .. } = image;
+        let chain = self.around.chain(Purpose::Peek, offer.id, layers.clone(), offer.len);
+        self.peeks.add(&chain, || self.all().iter().find_map(|entry| entry.whereabouts(&*chain)));
+        chain
+    }
+
+    /// Whether an image at `path` bypasses the page cache.
+    pub fn is_direct(&self, path: &Path) -> bool {
+        self.around.is_direct(path)
+    }
+
+    fn path_of(&self, name: &str) -> StatePath {
+        self.store.images().join(format!("{name}.json"))
+    }
+
+    /// Counts the accesses that guests have made since the last time. Tells how full the fullest log
+    /// was.
+    pub fn drain_heat(&self, now: Instant) -> f64 {
+        self.all().iter().map(|entry| entry.heat.drain(&entry.disk, now)).fold(0.0, f64::max)
+    }
+
+    /// Counts the accesses and keeps what has changed for the next agent.
+    pub fn save_heat(&self, now: Instant) {
+        self.drain_heat(now);
+        // Held meanwhile, so that no image is forgotten before its file is written.
+        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        for (name, entry) in entries.iter() {
+            if let Err(why) = entry.heat.save(&heat_path(&self.store, name)) {
+                tracing::debug!(image = name, %why, "cannot keep an image's heat");
+            }
+        }
+    }
+
+    /// The image called `name`.
+    pub fn get(&self, name: &str) -> Option<Arc<Entry>> {
+        self.entries.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+    }
+
+    /// Every image, in name order.
+    pub fn all(&self) -> Vec<Arc<Entry>> {
+        self.entries.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    /// Adds an image whose file is open.
+    ///
+    /// # Errors
+    /// `AlreadyExists` when the name is taken, or what the store reports.
+    pub fn add(&self, record: ImageRecord, file: Arc<dyn ImageFile>) -> io::Result<Arc<Entry>> {
+        self.released.remove_others(&record.path, record.id)?;
+        self.add_with(record, file, None, None)
+    }
+
+    /// Puts an image with a line of its own, over `file`, in the place of `old`, which had the same file
+    /// before it was grown. The locks are never let go meanwhile, and where a QEMU has the file with its own,
+    /// none are taken.
+    ///
+    /// # Errors
+    /// As [`add`](Self::add).
+    pub fn regrow(
+        &self,
+        record: ImageRecord,
+        file: Arc<dyn ImageFile>,
+        old: &Entry,
+    ) -> io::Result<Arc<Entry>> {
+        let locks = old.give_up_locks();
+        self.forget(&record.name)?;
+        self.released.remove_others(&record.path, record.id)?;
+        self.add_with(record, file, None, Some((old, locks)))
+    }
+
+    /// Adds an image that takes the file over from `old`, which is forgotten next.
+    ///
+    /// # Errors
+    /// As [`add`](Self::add).
+    pub(crate) fn add_instead(
+        &self,
+        record: ImageRecord,
+        file: Arc<dyn ImageFile>,
+        old: &Entry,
+    ) -> io::Result<Arc<Entry>> {
+        self.released.remove_others(&record.path, record.id)?;
+        self.add_with(record, file, None, Some((old, old.give_up_locks())))
+    }
+
+    /// Adds an image that was released and is being adopted again: its line goes on, with what was
+    /// written in its open generation until then. It is suspect until it is known what was written
+    /// since.
+    ///
+    /// # Errors
+    /// As [`add`](Self::add).
+    pub fn add_again(
+        &self,
+        record: ImageRecord,
+        file: Arc<dyn ImageFile>,
+        line: (Lineage, BlockSet),
+    ) -> io::Result<Arc<Entry>> {
+        self.add_with(record, file, Some(line), None)
+    }
+
+    fn add_with(
+        &self,
+        record: ImageRecord,
+        file: Arc<dyn ImageFile>,
+        line: Option<(Lineage, BlockSet)>,
+        from: Option<(&Entry, Option<QemuLocks>)>,
+    ) -> io::Result<Arc<Entry>> {
+        let record = of_fair_len(record)?;
+        let waits = self.waits_for_file(&record.name);
+        // Before the images: one whose file comes back meanwhile is among those by then.
+        let absent = self.absent_records();
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        if waits || entries.contains_key(&record.name) {
+            let why = format!("an image named '{}' exists already", record.name);
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
+        }
+        // Looked at and listed under one lock: of two images that are added at once one is refused.
+        let old = from.as_ref().map(|(old, _)| *old);
+        used::refuse(&entries, &absent, &record, (&*file, old))?;
+        let locks = match from {
+            Some((_, locks)) => locks,
+            None => used::lock_new(&record, &*file)?,
+        };
+        let name = record.name.clone();
+        // A line that lies there is another image's.
+        let at = line_path(&self.store, &name);
+        at.remove()?;
+        if let Some((lineage, changed)) = line.clone() {
+            Line::create(&at, lineage, changed)?;
+        }
+        self.path_of(&name).put(&record)?;
+        // Without it clients of a closed export are refused instead of kept waiting.
+        let listed = KnownClients::make(&clients_path(&self.store, &name));
+        listed.unwrap_or_else(|why| tracing::debug!(image = name, %why, "no room for its clients"));
+        let known = KnownClients::load(&clients_path(&self.store, &name));
+        self.lock_clients().insert(name.clone(), known);
+        let heat = ImageHeat::new(record.len);
+        // And a loss its guest's.
+        loss_path(&self.store, &name).remove()?;
+        present_path(&self.store, &name).remove()?;
+        present_path(&self.store, &name).with_extension("notes").remove()?;
+        let flat = open_flat(&self.store, &*self.around, &record, &file)?;
+        let entry = Arc::new(Entry::new(record, file, heat, flat, None));
+        entry.put_locks(locks);
+        begin_line(&self.store, &entry)?;
+        if line.is_some() {
+            entry.line().inspect(|line| line.suspect());
+        }
+        entries.insert(name, Arc::clone(&entry));
+        Ok(entry)
+    }
+
+    /// Opens the file of an image again, which was open for reading only: from here on it is written.
+    ///
+    /// # Errors
+    /// What opening or the store reports.
+    pub fn reopen(&self, entry: &Entry) -> io::Result<Arc<Entry>> {
+        let record = entry.record();
+        let file = self.open_file(&record).map_err(io::Error::other)?;
+        let new = self.replace(record, file)?;
+        entry.disk.fail_parked();
+        begin_line(&self.store, &new)?;
+        Ok(new)
+    }
+
+    /// Puts an entry of its own over `file` in the place of the one with the record's name. The locks of the
+    /// old one become its own, and it takes those that it needs beyond them.
+    ///
+    /// # Errors
+    /// That somebody else has locked the file; everything is as before then.
+    pub(crate) fn replace(
+        &self,
+        record: ImageRecord,
+        file: Arc<dyn ImageFile>,
+    ) -> io::Result<Arc<Entry>> {
+        let (name, heat) = (record.name.clone(), ImageHeat::new(record.len));
+        losses::keep(&*file, &loss_path(&self.store, &name));
+        let new = Arc::new(Entry::new(record, file, heat, None, None));
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        let old = entries.get(&name).cloned();
+        old.iter().for_each(|old| new.inherit_locks(old));
+        if let Err(why) = new.take_locks() {
+            old.iter().for_each(|old| old.inherit_locks(&new));
+            return Err(io::Error::other(why));
+        }
+        new.loosen_locks(&new.record());
+        entries.insert(name, Arc::clone(&new));
+        if let Some(old) = old {
+            new.heat.take_over(&old.heat);
+        }
+        Ok(new)
+    }
+
+    /// Whether an image takes part in no migration but `migration`, which knows it by `id`: what is left of
+    /// one that is over says nothing about an image that takes part in another by now, that was claimed,
+    /// or that only has the name.
+    pub fn is_free_for(&self, entry: &Arc<Entry>, migration: MigrationId, id: ImageId) -> bool {
+        let record = entry.record();
+        let free = record.migration.is_none_or(|of| of == migration);
+        self.is_current(entry) && free && record.id == id
+    }
+
+    /// Whether the image of the entry's name is still this one. One that was replaced knows nothing of what
+    /// has become of it.
+    pub(crate) fn is_current(&self, entry: &Entry) -> bool {
+        let current = self.get(&entry.record().name);
+        current.is_some_and(|current| std::ptr::eq(Arc::as_ptr(&current), entry))
+    }
+
+    /// Whether an image takes part in `migration`, which knows it by `id`.
+    pub fn is_bound_to(&self, entry: &Arc<Entry>, migration: MigrationId, id: ImageId) -> bool {
+        entry.record().migration.is_some() && self.is_free_for(entry, migration, id)
+    }
+
+    /// Changes an image's record, durably.
+    ///
+    /// # Errors
+    /// What the store reports; the record then is as before.
+    pub fn update(&self, entry: &Entry, change: impl FnOnce(&mut ImageRecord)) -> io::Result<()> {
+        let mut record = entry.lock();
+        let mut new = record.clone();
+        change(&mut new);
+        let new = of_fair_len(new)?;
+        self.path_of(&new.name).put(&new)?;
+        entry.loosen_locks(&new);
+        *record = new;
+        Ok(())
+    }
+
+    /// Changes an image's record for now: what it says is durable elsewhere, and
+    /// [`keep`](Self::keep) makes the record say so after a restart too.
+    pub fn change(&self, entry: &Entry, change: impl FnOnce(&mut ImageRecord)) {
+        let mut record = entry.lock();
+        change(&mut record);
+        entry.loosen_locks(&record);
+    }
+
+    /// Makes an image's record durable as it is.
+    ///
+    /// # Errors
+    /// What the store reports.
+    pub fn keep(&self, entry: &Entry) -> io::Result<()> {
+        let record = entry.lock();
+        self.path_of(&record.name).put(&*record)
+    }
+
+    /// Forgets which blocks a flattened image's overlay holds: everything is in its chain.
+    ///
+    /// # Errors
+    /// What the store reports.
+    pub fn forget_overlay(&self, name: &str) -> io::Result<()> {
+        let present = present_path(&self.store, name);
+        present.with_extension("notes").remove()?;
+        present.remove()
+    }
+
+    /// Forgets an image; its file stays.
+    ///
+    /// # Errors
+    /// What the store reports.
+    pub fn forget(&self, name: &str) -> io::Result<()> {
+        let gone = self.entries.write().unwrap_or_else(PoisonError::into_inner).remove(name);
+        gone.iter().for_each(|entry| tell_untold(entry));
+        // Whoever still has the entry has nothing to do with the file any more.
+        gone.iter().for_each(|entry| entry.drop_locks());
+        if let Some(flat) = gone.as_ref().and_then(|entry| entry.flat.as_ref()) {
+            flat.chain.close();
+        }
+        self.forget_overlay(name)?;
+        loss_path(&self.store, name).remove()?;
+        heat_path(&self.store, name).remove()?;
+        line_path(&self.store, name).remove()?;
+        self.lock_clients().remove(name);
+        self.closed.lock().remove(name);
+        clients_path(&self.store, name).remove()?;
+        self.path_of(name).remove()
+    }
+}
+
+/// Tells the operator of a loss that nobody can tell the guest any more. What an overlay has lost since it
+/// was merged the chain has.
+fn tell_untold(entry: &Entry) {
+    let record = entry.record();
+    let of_guest = record.state == CopyState::Owner && record.place == Place::Named;
+    if of_guest
+        && entry.flat.is_none()
+        && let Some(loss) = entry.file.untold_loss()
+    {
+        let (image, why) = (record.name, loss.why);
+        tracing::error!(
+            image,
+            why,
+            "the image is forgotten, and its guest was not told that writes may be lost"
+        );
+    }
+}
+
+/// What is longer is served by nobody.
+fn of_fair_len(record: ImageRecord) -> io::Result<ImageRecord> {
+    if record.len <= MAX_LEN {
+        return Ok(record);
+    }
+    let why =
+        format!("an image of {} bytes is longer than the {MAX_LEN} that one may have", record.len);
+    Err(io::Error::new(io::ErrorKind::InvalidData, why))
+}
+
+fn heat_path(store: &Store, name: &str) -> StatePath {
+    store.images().join(format!("{name}.heat"))
+}
+
+fn clients_path(store: &Store, name: &str) -> StatePath {
+    store.images().join(format!("{name}.clients"))
+}
+
+/// Where it is written down that writes of an image's guest may be lost.
+fn loss_path(store: &Store, name: &str) -> StatePath {
+    store.images().join(format!("{name}.lost"))
+}
+
+/// Where it is written down which blocks are in a flattened image's overlay.
+fn present_path(store: &Store, name: &str) -> StatePath {
+    store.images().join(format!("{name}.flat"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flat::tests::Plain;
+
+    /// The memory for its blocks would be more than there is, at each start again.
+    #[test]
+    fn an_image_that_is_too_long_is_closed_before_anything_is_made_for_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let record = |name: &str, len| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, [0; 4096]).unwrap();
+            ImageRecord::owned(name.to_owned(), ImageId(1), path, len)
+        };
+        for len in [MAX_LEN + 1, u64::MAX] {
+            store.images().join("long.json").put(&record("long", len)).unwrap();
+            store.images().join("short.json").put(&record("short", 4096)).unwrap();
+            let registry = Registry::load(store.clone(), Arc::new(Plain)).unwrap();
+            assert!(registry.get("long").is_none() && registry.get("short").is_some());
+            let reason = registry.closed("long").unwrap().reason.why;
+            assert!(reason.contains("longer than"), "{reason}");
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! What is durable about an image.
+
+use crate::flat::FlatRecord;
+use crate::lineage::ReplicaNote;
+use crate::stamp::FileStamp;
+use dray_image::ImageNames;
+use dray_types::{Epoch, ImageId, MigrationId};
+use dray_wire::ImageOffer;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// Permission bits of an image that has come here: for its owner alone.
+pub const MODE: u32 = 0o600;
+
+/// What this host's copy of an image is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CopyState {
+    /// This host accepts writes.
+    Owner,
+    /// The image is on its way here.
+    Incoming,
+    /// Ownership has passed to another host.
+    Replica,
+}
+
+/// Which of its names an image's file has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Place {
+    /// Its own.
+    Named,
+    /// That of an incomplete image.
+    Partial,
+    /// That of the copy left behind when this epoch began elsewhere.
+    Replica(Epoch),
+    /// That of a chain's active image while the newer writes are in an overlay.
+    Chain,
+}
+
+/// A VM's disk that was spliced under dray while it ran, and goes back to QEMU.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Adopted {
+    /// QMP socket of the VM.
+    pub qmp: PathBuf,
+    /// The disk's device id.
+    pub device: String,
+    /// The splice, as the hypervisor side needs it to undo it.
+    pub splice: serde_json::Value,
+    /// QEMU's command line does not tell how the disk's nodes are made, a note of an earlier release
+    /// did: there has to be one again when it goes back.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub noted: bool,
+}
+
+/// What is durable of a disk that goes over to a qcow2 that was made of the image.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Swap {
+    /// QMP socket of the VM.
+    pub qmp: PathBuf,
+    /// How the disk is attached to the qcow2, and where that is, as the hypervisor side needs it.
+    pub plan: serde_json::Value,
+    /// The guest was stopped for it, and is to run again.
+    pub running: bool,
+    /// The qcow2 is the truth, and the raw image of no use.
+    pub done: bool,
+}
+
+/// An operator took the image although another host may have owned it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Claim {
+    /// The migration that it was taken from, and which is void.
+    pub migration: Option<MigrationId>,
+    /// The host at the other end of that, as far as its folder could say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peer: Option<String>,
+    /// Its file has its name, a device no mark any more.
+    pub named: bool,
+}
+
+/// What is durable about an image.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct ImageRecord {
+    /// Name of the image and of its export.
+    pub name: String,
+    /// The same on every host.
+    pub id: ImageId,
+    /// The path it has as a complete, owned image.
+    pub path: PathBuf,
+    /// The name its file has now (I1).
+    pub place: Place,
+    /// It is a block device: it keeps its path, and a marker says what `place` says of a file.
+    #[serde(default)]
+    pub device: bool,
+    /// Permission bits of the file under its own name.
+    pub mode: u32,
+    /// Exported length in bytes.
+    pub len: u64,
+    /// Exported with room to grow.
+    pub growable: bool,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// The file was here before the image came, and is used where it lies: how it looked then. It is
+    /// never written, renamed or removed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub in_place: Option<FileStamp>,
+    /// What is inside, as the operator said.
+    pub format: Option<String>,
+    /// What this copy is.
+    pub state: CopyState,
+    /// Ownership counter (I1).
+    pub epoch: Epoch,
+    /// The migration it takes part in.
+    pub migration: Option<MigrationId>,
+    /// Set while QEMU believes the disk is its own file.
+    pub adopted: Option<Adopted>,
+    /// What a copy holds that was left behind; kept while a migration back makes the image of it.
+    #[serde(default)]
+    pub replica: Option<ReplicaNote>,
+    /// Set while the image is a chain, frozen under `path`, with an overlay of dray's over it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flat: Option<FlatRecord>,
+    /// Set once the disk goes over to a qcow2 that was made of the image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub swap: Option<Swap>,
+    /// Set when it was claimed here; written with the new id and epoch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claim: Option<Claim>,
+}
+
+impl ImageRecord {
+    /// A writable image in a file of its own under `path`, which this host owns: the first epoch, and
+    /// nothing else known of it.
+    pub fn owned(name: String, id: ImageId, path: PathBuf, len: u64) -> Self {
+        Self {
+            name,
+            id,
+            path,
+            place: Place::Named,
+            device: false,
+            mode: MODE,
+            len,
+            growable: false,
+            read_only: false,
+            in_place: None,
+            format: None,
+            state: CopyState::Owner,
+            epoch: Epoch(1),
+            migration: None,
+            adopted: None,
+            replica: None,
+            flat: None,
+            swap: None,
+            claim: None,
+        }
+    }
+
+    /// A writable image on its way here in a migration, in a file that is to get the name `path`.
+    pub fn coming(offer: &ImageOffer, path: PathBuf, migration: MigrationId) -> Self {
+        Self {
+            place: Place::Partial,
+            read_only: offer.read_only,
+            state: CopyState::Incoming,
+            epoch: Epoch(0),
+            migration: Some(migration),
+            ..Self::owned(offer.name.clone(), offer.id, path, offer.len)
+        }
+    }
+
+    /// The id that is in the name of a flattened image's overlay: the one it was made under.
+    pub fn overlay_id(&self) -> ImageId {
+        self.flat.as_ref().and_then(|flat| flat.overlay).unwrap_or(self.id)
+    }
+
+    /// Whether its file is complete and only read, so that others may use it as well.
+    pub fn is_base(&self) -> bool {
+        let named = self.place == Place::Named && self.state == CopyState::Owner;
+        self.in_place.is_some() || self.read_only && named
+    }
+
+    /// Whether its file was a replica that a migration to here, which is not over, brings up to date.
+    pub(super) fn returns(&self) -> bool {
+        let coming = self.state == CopyState::Incoming && self.place == Place::Partial;
+        let file = !self.device && self.in_place.is_none() && self.flat.is_none();
+        coming && file && self.replica.is_some()
+    }
+
+    /// Other places where its file may be: a crash may have come between a new name and the record of it,
+    /// or that record could not be written. There is none while nothing is under way with the image:
+    /// another one may have such a name by then.
+    pub(super) fn other_places(&self) -> Vec<Place> {
+        let under_way = self.migration.is_some() || self.is_unnamed_claim();
+        match self.place {
+            Place::Partial if self.returns() => vec![Place::Replica(self.epoch), Place::Named],
+            Place::Partial => vec![Place::Named],
+            Place::Named | Place::Chain if under_way => vec![Place::Replica(self.epoch.next())],
+            Place::Replica(_) if under_way => vec![Place::Named],
+            _ => Vec::new(),
+        }
+    }
+
+    /// The path under which the file can be found now.
+    ///
+    /// # Errors
+    /// When the configured path is none.
+    pub fn current_path(&self) -> dray_image::Result<PathBuf> {
+        if self.device {
+            return Ok(self.path.clone());
+        }
+        let names = ImageNames::of(&self.path)?;
+        Ok(match self.place {
+            Place::Named => self.path.clone(),
+            Place::Partial => names.partial(),
+            Place::Replica(epoch) => names.replica(epoch),
+            Place::Chain => names.chain(),
+        })
+    }
+}

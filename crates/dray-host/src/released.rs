@@ -1,0 +1,282 @@
+//! Notes of the images that QEMU has taken back as plain files: which file each is, and its line of
+//! generations, so that the next migration sends only what was changed.
+//!
+//! As long as there is a note of an image that is registered here, its line is *suspect*
+//! ([`Line::suspect`]): everything counts as changed.
+
+use crate::lineage::{self, Line};
+use crate::migration::abort;
+use crate::registry::{CopyState, Entry, ImageRecord, Registry};
+use dray_engine::lineage::Lineage;
+use dray_files::StatePath;
+use dray_types::{BlockSet, ImageId};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// A QEMU process: not its successor on the same socket.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct QemuProcess {
+    /// Its QMP socket.
+    pub socket: PathBuf,
+    /// The process at the other end of it.
+    pub pid: i32,
+    /// When that started, in clock ticks since the host's boot.
+    pub started: u64,
+}
+
+/// When a process started, in clock ticks since the host's boot; none when there is no such process.
+fn started(pid: i32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name, in brackets, may hold anything; of what follows it the 20th field is the start.
+    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+}
+
+impl QemuProcess {
+    /// The process `pid` behind the socket; none where the system does not tell.
+    pub fn find(socket: &Path, pid: i32) -> Option<Self> {
+        Some(Self { socket: socket.to_owned(), pid, started: started(pid)? })
+    }
+
+    /// Whether it still runs.
+    pub fn runs(&self) -> bool {
+        started(self.pid) == Some(self.started)
+    }
+
+    /// Whether it is the same one, whatever its socket is called.
+    pub fn is_process(&self, other: &Self) -> bool {
+        (self.pid, self.started) == (other.pid, other.started)
+    }
+}
+
+/// A file, whatever its name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct FileId {
+    /// The file system's device number.
+    pub device: u64,
+    /// The file's number in it.
+    pub inode: u64,
+}
+
+impl FileId {
+    /// The file at `path`.
+    ///
+    /// # Errors
+    /// What the file system reports.
+    pub fn of(path: &Path) -> io::Result<Self> {
+        let meta = std::fs::metadata(path)?;
+        Ok(Self { device: meta.dev(), inode: meta.ino() })
+    }
+}
+
+/// The note of an image that QEMU has taken back, or is about to.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Released {
+    /// Its record here, as it was.
+    pub image: ImageRecord,
+    /// Its file.
+    pub file: FileId,
+    /// The file's length in bytes before the pivot.
+    pub len: u64,
+    /// How it got to its file, as the hypervisor side needs it; its nodes are not on QEMU's command
+    /// line.
+    pub plan: Value,
+    /// The QEMU that has it.
+    pub qemu: QemuProcess,
+    /// The dirty bitmap on its node; none when nobody tracks what is written.
+    pub bitmap: Option<String>,
+    /// Whether the file is QEMU's beyond doubt.
+    pub done: bool,
+    /// Milliseconds since 1970 at the release.
+    pub since_unix_ms: u64,
+    /// The file was made of an image when that had arrived: it is another one, without generations.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub made: bool,
+}
+
+impl Released {
+    /// Whether what is written to it is tracked now, as far as can be told without asking QEMU.
+    pub fn is_tracked(&self) -> bool {
+        self.bitmap.is_some() && self.qemu.runs()
+    }
+
+    /// Whether there is a line of generations to go on with.
+    pub fn has_line(&self) -> bool {
+        !self.image.read_only && !self.image.device && !self.made
+    }
+}
+
+/// The notes of the state directory.
+#[derive(Clone, Debug)]
+pub struct Notes(StatePath);
+
+impl Notes {
+    /// The notes in this folder.
+    pub(crate) fn in_folder(folder: StatePath) -> Self {
+        Self(folder)
+    }
+
+    fn path(&self, id: ImageId) -> StatePath {
+        self.0.join(format!("{id}.json"))
+    }
+
+    /// Where the line of a released image is.
+    pub fn line_path(&self, id: ImageId) -> StatePath {
+        self.0.join(format!("{id}.line"))
+    }
+
+    /// Writes a note; durable on return.
+    ///
+    /// # Errors
+    /// What the file system reports.
+    pub fn put(&self, note: &Released) -> io::Result<()> {
+        self.path(note.image.id).put(note)
+    }
+
+    /// The note of an image.
+    pub fn of(&self, id: ImageId) -> Option<Released> {
+        let path = self.path(id);
+        match path.get() {
+            Ok(note) => Some(note),
+            Err(why) if why.kind() == io::ErrorKind::NotFound => None,
+            Err(why) => {
+                tracing::warn!(%why, "cannot read the note of a released image");
+                None
+            }
+        }
+    }
+
+    /// Whether there is a note of an image, also one that cannot be read.
+    pub fn knows(&self, id: ImageId) -> bool {
+        // What cannot be told may be so: a line that is not trusted costs time only.
+        self.path(id).exists().unwrap_or(true)
+    }
+
+    /// All notes that can be read.
+    pub fn all(&self) -> Vec<Released> {
+        let paths = self.0.entries(".json").unwrap_or_default();
+        paths.iter().filter_map(|path| path.peek().ok()).collect()
+    }
+
+    /// The released image whose file is at `path`: the same file, under the same name.
+    pub fn at(&self, path: &Path) -> Option<Released> {
+        let file = FileId::of(path).ok()?;
+        self.all()
+            .into_iter()
+            .find(|note| note.done && note.image.path == path && note.file == file)
+    }
+
+    /// What this process has taken back, or was about to when an agent died: these nodes its command line
+    /// does not tell.
+    pub fn begun_by(&self, process: &QemuProcess) -> Vec<Released> {
+        self.all().into_iter().filter(|note| note.qemu.is_process(process)).collect()
+    }
+
+    /// What this process has taken back.
+    pub fn of_process(&self, process: &QemuProcess) -> Vec<Released> {
+        self.all().into_iter().filter(|note| note.done && note.qemu.is_process(process)).collect()
+    }
+
+    /// How this process has taken the file at `path` back.
+    pub fn of_file(&self, process: &QemuProcess, path: &Path) -> Option<Released> {
+        self.of_process(process).into_iter().find(|note| note.image.path == path)
+    }
+
+    /// The line of a released image.
+    pub fn lineage(&self, id: ImageId) -> Option<Lineage> {
+        lineage::last_known(&self.line_path(id)).ok()?
+    }
+
+    /// Removes a note; it may be gone already. It goes before the line: without it nobody looks for one.
+    ///
+    /// # Errors
+    /// What the file system reports.
+    pub fn remove(&self, id: ImageId) -> io::Result<()> {
+        self.path(id).remove()?;
+        self.line_path(id).remove()
+    }
+
+    /// Another image is at `path` from now on, or the same one under another id. Of a file that is only
+    /// read each QEMU that runs on it has a note of its own.
+    ///
+    /// # Errors
+    /// What the file system reports.
+    pub fn remove_others(&self, path: &Path, id: ImageId) -> io::Result<()> {
+        let read = |note: &Released| note.image.read_only && note.qemu.runs();
+        let others = self.all().into_iter().filter(|note| note.image.path == path && !read(note));
+        others
+            .map(|note| note.image.id)
+            .filter(|&other| other != id)
+            .try_for_each(|id| self.remove(id))
+    }
+
+    /// Removes the notes of which nobody can make use: of files that are gone, and of backing images
+    /// whose QEMU has ended. One that cannot be removed is in nobody's way.
+    pub(crate) fn sweep(&self) {
+        let useless = |note: &Released| {
+            let gone = FileId::of(&note.image.path).is_ok_and(|now| now != note.file)
+                || is_gone(&note.image.path);
+            gone || (!note.has_line() && !note.qemu.runs())
+        };
+        for note in self.all().into_iter().filter(useless) {
+            if let Err(why) = self.remove(note.image.id) {
+                tracing::warn!(image = note.image.name, %why, "cannot forget a released image");
+            }
+        }
+    }
+}
+
+/// Whether a file is gone from a directory that is there. One whose whole directory is gone may come
+/// back: its file system is not mounted yet.
+fn is_gone(path: &Path) -> bool {
+    let dir = path.parent().is_some_and(|dir| dir.is_dir());
+    dir && matches!(path.try_exists(), Ok(false))
+}
+
+impl Registry {
+    /// The disk of a note is on its file, and its bitmap is `tracked` there: the line of generations is
+    /// written beside the note, with what was changed while dray served it, and then the note says so.
+    ///
+    /// # Errors
+    /// What the store reports.
+    pub fn end_release(&self, entry: &Entry, note: Released, tracked: bool) -> io::Result<()> {
+        abort::step("ReleaseLine");
+        let id = note.image.id;
+        if let Some(line) = entry.line().filter(|_| note.has_line()) {
+            Line::create(&self.released.line_path(id), line.lineage(), entry.disk.history())?;
+        }
+        abort::step("ReleaseDone");
+        let bitmap = note.bitmap.clone().filter(|_| tracked);
+        self.released.put(&Released { bitmap, done: true, ..note })?;
+        self.released.remove_others(&entry.record().path, id)?;
+        abort::step("ReleaseForget");
+        Ok(())
+    }
+
+    /// The disk is still on dray, and was all the time: what dray tracked is everything.
+    ///
+    /// # Errors
+    /// What the store reports.
+    pub fn undo_release(&self, entry: &Entry) -> io::Result<()> {
+        self.released.remove(entry.record().id)?;
+        if let Some(line) = entry.line() {
+            line.trust();
+        }
+        Ok(())
+    }
+
+    /// The released image whose file is at `path`, with its line and what dray knows to be changed in the
+    /// open generation; none while it is served here.
+    pub fn known_at(&self, path: &Path) -> Option<(Released, Lineage, BlockSet)> {
+        let note = self.released.at(path).filter(Released::has_line)?;
+        let line = self.released.line_path(note.image.id);
+        let (lineage, changed) = lineage::last_state(&line).ok()??;
+        let served = self.get(&note.image.name).is_some_and(|e| e.record().id == note.image.id);
+        (!served && note.image.state == CopyState::Owner).then_some((note, lineage, changed))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,100 @@
+//! Notes: which file is which image, and when a note is of no use any more.
+
+use super::*;
+use dray_types::Epoch;
+
+fn note(path: &Path, id: u128) -> Released {
+    let (pid, socket) = (std::process::id() as i32, PathBuf::from("/run/vm.qmp"));
+    Released {
+        image: ImageRecord {
+            mode: 0o600,
+            epoch: Epoch(3),
+            ..ImageRecord::owned("disk".into(), ImageId(id), path.to_owned(), 4096)
+        },
+        file: FileId::of(path).unwrap(),
+        len: 4096,
+        plan: Value::Null,
+        qemu: QemuProcess { socket, pid, started: started(pid).unwrap() },
+        bitmap: Some("writes-1".to_owned()),
+        done: true,
+        since_unix_ms: 5,
+        made: false,
+    }
+}
+
+fn folder() -> (tempfile::TempDir, Notes, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    std::fs::write(&path, [1; 4096]).unwrap();
+    let notes = Notes::in_folder(StatePath::real(dir.path().join("released")));
+    std::fs::create_dir(dir.path().join("released")).unwrap();
+    (dir, notes, path)
+}
+
+#[test]
+fn a_note_is_of_one_file_under_one_name() {
+    let (dir, notes, path) = folder();
+    let begun = Released { done: false, ..note(&path, 1) };
+    notes.put(&begun).unwrap();
+    assert!(notes.knows(ImageId(1)));
+    assert_eq!(notes.at(&path), None, "the disk may still be on dray");
+    notes.put(&note(&path, 1)).unwrap();
+    assert_eq!(notes.at(&path), Some(note(&path, 1)));
+    // Another file under the name, and the file under another name, are not it.
+    let other = dir.path().join("other");
+    std::fs::rename(&path, &other).unwrap();
+    std::fs::write(&path, [1; 4096]).unwrap();
+    assert_eq!((notes.at(&path), notes.at(&other)), (None, None));
+    notes.sweep();
+    assert!(!notes.knows(ImageId(1)));
+}
+
+#[test]
+fn another_image_at_the_path_ends_what_was_known() {
+    let (_dir, notes, path) = folder();
+    notes.put(&note(&path, 1)).unwrap();
+    notes.remove_others(&path, ImageId(1)).unwrap();
+    assert!(notes.knows(ImageId(1)));
+    notes.remove_others(&path, ImageId(2)).unwrap();
+    assert!(!notes.knows(ImageId(1)));
+}
+
+#[test]
+fn every_qemu_that_runs_on_a_base_image_has_its_note() {
+    let (_dir, notes, path) = folder();
+    let known = note(&path, 1);
+    let base = |id| {
+        let image = ImageRecord { id: ImageId(id), read_only: true, ..known.image.clone() };
+        Released { image, ..known.clone() }
+    };
+    let gone = QemuProcess { started: known.qemu.started + 1, ..known.qemu.clone() };
+    notes.put(&base(1)).unwrap();
+    notes.put(&base(2)).unwrap();
+    notes.put(&Released { qemu: gone, ..base(3) }).unwrap();
+    notes.remove_others(&path, ImageId(2)).unwrap();
+    assert!(notes.knows(ImageId(1)) && notes.knows(ImageId(2)));
+    assert!(!notes.knows(ImageId(3)), "its QEMU has ended");
+}
+
+#[test]
+fn another_process_with_the_same_number_is_not_the_same_qemu() {
+    let (_dir, notes, path) = folder();
+    let known = note(&path, 1);
+    assert!(known.is_tracked());
+    let later = QemuProcess { started: known.qemu.started + 1, ..known.qemu.clone() };
+    assert!(!later.runs());
+    notes.put(&known).unwrap();
+    assert_eq!(notes.of_process(&known.qemu).len(), 1);
+    assert_eq!(notes.of_process(&later).len(), 0);
+    // The agent died in between: QEMU may be on the file already.
+    notes.put(&Released { done: false, ..known.clone() }).unwrap();
+    assert_eq!((notes.of_process(&known.qemu).len(), notes.begun_by(&known.qemu).len()), (0, 1));
+    assert_eq!(notes.begun_by(&later).len(), 0);
+    // The line is worth something without its QEMU, a backing image's options are not.
+    let gone = Released { qemu: later.clone(), ..known.clone() };
+    notes.put(&gone).unwrap();
+    let backing = ImageRecord { id: ImageId(2), read_only: true, ..known.image.clone() };
+    notes.put(&Released { image: backing, qemu: later, ..known }).unwrap();
+    notes.sweep();
+    assert!(notes.knows(ImageId(1)) && !notes.knows(ImageId(2)));
+}

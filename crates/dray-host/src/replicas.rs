@@ -1,0 +1,235 @@
+//! Copies that were left behind by handovers: when one can be brought up to date, and what becomes
+//! of it while a migration back does so.
+//!
+//! A migration back makes the incomplete image of the replica's own file, by a rename. The record
+//! keeps what the replica held, so that a migration that comes to nothing makes it a replica again,
+//! without the regions that it wrote into.
+
+use crate::lineage::{ReplicaNote, stamp_of};
+use crate::migration::log::{End, Folder};
+use crate::pool::Pool;
+use crate::registry::{CopyState, Entry, ImageRecord, Place, Registry};
+use crate::store::Store;
+use dray_engine::lineage::fits;
+use dray_files::StatePath;
+use dray_image::ImageNames;
+use dray_types::{Ancestor, MigrationId};
+use dray_wire::request::WantedImage;
+use std::io;
+use std::sync::{Arc, PoisonError};
+
+/// A replica that can be used distrusts this many regions at most: half a terabyte. Of one that
+/// distrusts more, a copy tells as much.
+pub const MAX_DISTRUSTED: usize = 8192;
+
+impl ImageRecord {
+    /// What the replica in this record holds, if the wanted image can begin with it. It gets its own
+    /// old path again, which is in `pool` (I7).
+    ///
+    /// # Errors
+    /// What stands against it, for the operator.
+    pub fn base_for(
+        &self,
+        wanted: &WantedImage,
+        ancestors: &[Ancestor],
+        pool: &Pool,
+    ) -> Result<ReplicaNote, String> {
+        if self.flat.is_some() {
+            return Err("it left this host flattened and holds a chain of images".to_owned());
+        }
+        let note = self.replica.as_ref().ok_or("it is not known which generation it holds")?;
+        fits(ancestors, note.generation).map_err(|why| why.to_string())?;
+        if self.len != wanted.len {
+            return Err(format!("it has {} bytes and the image {}", self.len, wanted.len));
+        }
+        let Place::Replica(epoch) = self.place else {
+            return Err("it is not a file of its own".to_owned());
+        };
+        let file = ImageNames::of(&self.path).map_err(|why| why.to_string())?.replica(epoch);
+        if !pool.contains(&file) {
+            return Err(format!("it is not in pool '{}'", pool.name));
+        }
+        if self.path.exists() {
+            return Err(format!("{} exists already", self.path.display()));
+        }
+        match stamp_of(&StatePath::real(&file)) {
+            Ok(stamp) if stamp == note.stamp => {}
+            Ok(_) => return Err("its file was changed since it was left there".to_owned()),
+            Err(why) => return Err(why.to_string()),
+        }
+        if note.distrusted.len() > MAX_DISTRUSTED {
+            return Err("earlier migrations have written to most of it".to_owned());
+        }
+        Ok(note.clone())
+    }
+}
+
+impl Registry {
+    /// The replica becomes the incomplete image of `migration`. Its regions that hold something
+    /// else stay on record.
+    ///
+    /// # Errors
+    /// What the file system or the store reports; a restart then makes it a replica again.
+    pub fn begin_return(&self, entry: &Entry, migration: MigrationId) -> io::Result<Arc<Entry>> {
+        let _taking = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
+        let (CopyState::Replica, Place::Replica(epoch)) =
+            (entry.record().state, entry.record().place)
+        else {
+            return Err(io::Error::other("it is not a replica any more"));
+        };
+        if !self.is_current(entry) {
+            return Err(io::Error::other("its name is another image's by now"));
+        }
+        self.update(entry, |record| {
+            record.state = CopyState::Incoming;
+            record.place = Place::Partial;
+            record.migration = Some(migration);
+        })?;
+        let record = entry.record();
+        let names = self.names(&record)?;
+        names.begin_return(epoch).map_err(io::Error::other)?;
+        self.exchange(record)
+    }
+
+    /// The incomplete image that was made of a replica becomes one again; `written` are the regions
+    /// in which it no longer holds its generation. Can be repeated.
+    ///
+    /// # Errors
+    /// What the file system or the store reports.
+    pub fn end_return(&self, entry: &Entry, written: &[u64]) -> io::Result<Arc<Entry>> {
+        if entry.record().state != CopyState::Incoming {
+            return self.exchange(entry.record());
+        }
+        // Nobody is let in to what is no longer owned, also if the file cannot be opened as a replica.
+        entry.disk.park_now();
+        // Distrusted before the file has a replica's name.
+        self.update(entry, |record| {
+            if let Some(note) = &mut record.replica {
+                note.distrusted.extend(written);
+                note.distrusted.sort_unstable();
+                note.distrusted.dedup();
+            }
+        })?;
+        let record = entry.record();
+        let names = self.names(&record)?;
+        names.end_return(record.epoch).map_err(io::Error::other)?;
+        let stamp = stamp_of(&self.at(&names.replica(record.epoch)))?;
+        self.update(entry, |record| {
+            record.state = CopyState::Replica;
+            record.place = Place::Replica(record.epoch);
+            record.migration = None;
+            if let Some(note) = &mut record.replica {
+                note.stamp = stamp;
+            }
+        })?;
+        self.exchange(entry.record())
+    }
+
+    /// A replica that is of no use for an image that comes gives the name up and stays, under a name
+    /// with its epoch.
+    ///
+    /// # Errors
+    /// When that name is taken, or what the store reports.
+    pub fn set_aside(&self, entry: &Entry) -> io::Result<String> {
+        let _taking = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut record = entry.record();
+        if record.state != CopyState::Replica || !self.is_current(entry) {
+            return Err(io::Error::other("it is not a replica any more"));
+        }
+        let old = record.name.clone();
+        record.name = format!("{old}.replica-{}", record.epoch.0);
+        let name = record.name.clone();
+        // A crash may have come between the two steps of an earlier try.
+        let same = |other: &Entry| {
+            let other = other.record();
+            (&other.path, other.place) == (&record.path, record.place)
+        };
+        match self.get(&name) {
+            Some(other) if same(&other) => {}
+            Some(_) => {
+                let why = format!("'{old}' cannot be set aside: there is a '{name}' already");
+                return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
+            }
+            None => drop(self.add_instead(record.clone(), Arc::clone(&entry.file), entry)?),
+        }
+        self.forget(&old)?;
+        Ok(name)
+    }
+
+    /// A new entry over the file that the record names takes the place of the old one: its disk is
+    /// not the one that guests knew.
+    fn exchange(&self, record: ImageRecord) -> io::Result<Arc<Entry>> {
+        let file = self.open_file(&record).map_err(io::Error::other)?;
+        self.replace(record, file)
+    }
+}
+
+/// Replicas that were taken for migrations back which never began, because the agent died, become
+/// replicas again; files that were to be used in place are left alone.
+///
+/// # Errors
+/// What the file system or the store reports.
+pub(crate) fn undo_unbegun(registry: &Registry, store: &Store, intent: &str) -> io::Result<()> {
+    let undone = registry.all().into_iter().map(|entry| undo_one(registry, store, intent, &entry));
+    // Each is tried, whatever becomes of the others.
+    undone.fold(Ok(()), Result::and)
+}
+
+fn undo_one(
+    registry: &Registry,
+    store: &Store,
+    intent: &str,
+    entry: &Arc<Entry>,
+) -> io::Result<()> {
+    let record = entry.record();
+    let (CopyState::Incoming, Some(migration)) = (record.state, record.migration) else {
+        return Ok(());
+    };
+    let folder = Folder::of(store, migration);
+    let begun = folder.file(intent).exists()? || folder.is_void()?;
+    let held = record.in_place.is_some() || record.replica.is_some();
+    if begun || !held && !is_empty(entry) {
+        return Ok(());
+    }
+    tracing::info!(image = record.name, "is as it was before: no migration of it to here began");
+    take_room_back(registry, entry)
+}
+
+/// Takes back what was made for a migration to here that does not begin after all. Its intent goes first,
+/// durably: a restart that finds one goes on with the images as they are.
+///
+/// # Errors
+/// What the file system or the store reports: the next restart does the rest.
+pub fn undo_prepared(registry: &Registry, folder: &Folder, names: &[String]) -> io::Result<()> {
+    folder.remove_intents(End::Target)?;
+    undo_room(registry, folder, names)?;
+    folder.remove(End::Target)
+}
+
+/// Takes back the room that was made for images of the folder's migration, which has no intent. An image of
+/// another migration stays.
+///
+/// # Errors
+/// What the file system or the store reports.
+pub fn undo_room(registry: &Registry, folder: &Folder, names: &[String]) -> io::Result<()> {
+    let entries = names.iter().filter_map(|name| registry.get(name));
+    let ours = entries.filter(|entry| entry.record().migration.is_some_and(|of| folder.is_of(of)));
+    // Each is tried, whatever becomes of the others.
+    ours.map(|entry| take_room_back(registry, &entry)).fold(Ok(()), Result::and)
+}
+
+/// An image that was to come is what it was before: a replica, a file that lay here, or nothing.
+fn take_room_back(registry: &Registry, entry: &Entry) -> io::Result<()> {
+    let record = entry.record();
+    match record.replica {
+        Some(_) if record.in_place.is_none() => registry.end_return(entry, &[]).map(drop),
+        _ => registry.remove_partial(entry),
+    }
+}
+
+/// Whether nothing has ever been written to an image that was to come.
+fn is_empty(entry: &Entry) -> bool {
+    let record = entry.record();
+    let file = record.place == Place::Partial && !record.device;
+    file && entry.file.allocated_bytes().is_ok_and(|bytes| bytes == 0)
+}

@@ -1,0 +1,136 @@
+//! Which replicas go by themselves: the operator's limits by number, age and free space.
+//!
+//! A replica costs its disk space and saves the next migration back here. Nothing goes unless a
+//! limit says so, and never one that a migration still needs.
+
+use crate::pool::Pool;
+use crate::registry::{CopyState, Entry, Place, Registry};
+use dray_types::{ByteSize, ImageId};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How often is to be looked.
+pub const INTERVAL: Duration = Duration::from_secs(60);
+
+/// The operator's limits; none of them by default.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Retention {
+    /// Replicas of one image that stay, the newest ones.
+    pub keep: Option<u64>,
+    /// A replica that was left behind longer ago goes.
+    pub max_age: Option<Duration>,
+    /// While less is free in a pool, its oldest replicas go.
+    pub min_free: Option<ByteSize>,
+}
+
+/// A replica that may go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Known {
+    image: ImageId,
+    since_unix_ms: u64,
+}
+
+/// Places in `all` of the replicas that number and age let go, the reason beside each.
+fn outdated(all: &[Known], limits: &Retention, now_unix_ms: u64) -> Vec<(usize, &'static str)> {
+    let mut newest: Vec<usize> = (0..all.len()).collect();
+    newest.sort_by_key(|&at| std::cmp::Reverse(all[at].since_unix_ms));
+    let mut kept: BTreeMap<ImageId, u64> = BTreeMap::new();
+    let mut go = Vec::new();
+    for at in newest {
+        let age = Duration::from_millis(now_unix_ms.saturating_sub(all[at].since_unix_ms));
+        if limits.max_age.is_some_and(|most| age > most) {
+            go.push((at, "replicas.max_age_hours"));
+            continue;
+        }
+        let count = kept.entry(all[at].image).or_default();
+        if limits.keep.is_some_and(|keep| *count >= keep) {
+            go.push((at, "replicas.keep"));
+        } else {
+            *count += 1;
+        }
+    }
+    go
+}
+
+/// The replicas that no migration needs, with what decides about them, the oldest first. One of
+/// which it is not known since when it lies there is the operator's business.
+fn removable(registry: &Registry) -> Vec<(Known, Arc<Entry>)> {
+    let known = |entry: Arc<Entry>| {
+        let record = entry.record();
+        let idle = record.state == CopyState::Replica && record.migration.is_none();
+        let file = matches!(record.place, Place::Replica(_));
+        let note = record.replica.as_ref().filter(|_| idle && file)?;
+        Some((Known { image: record.id, since_unix_ms: note.since_unix_ms }, entry))
+    };
+    let mut all: Vec<_> = registry.all().into_iter().filter_map(known).collect();
+    all.sort_by_key(|(known, _)| known.since_unix_ms);
+    all
+}
+
+fn remove(registry: &Registry, entry: &Entry, limit: &str) -> bool {
+    let record = entry.record();
+    // A migration back may have taken it meanwhile.
+    if record.state != CopyState::Replica || record.migration.is_some() {
+        return false;
+    }
+    let removed = registry.remove_replica(entry);
+    match &removed {
+        Ok(()) => tracing::info!(image = record.name, limit, "removed a replica"),
+        Err(why) => tracing::warn!(image = record.name, %why, "cannot remove a replica"),
+    }
+    removed.is_ok()
+}
+
+/// Applies the limits once, at `unix_ms`, milliseconds since 1970.
+pub fn sweep(registry: &Registry, limits: &Retention, pools: &[Pool], unix_ms: u64) {
+    let all = removable(registry);
+    let known: Vec<Known> = all.iter().map(|(known, _)| *known).collect();
+    for (at, limit) in outdated(&known, limits, unix_ms) {
+        remove(registry, &all[at].1, limit);
+    }
+    let Some(least) = limits.min_free else { return };
+    for pool in pools {
+        for (_, entry) in removable(registry) {
+            let free = rustix::fs::statvfs(&pool.path).map(|stat| stat.f_bavail * stat.f_frsize);
+            if free.is_err() || free.is_ok_and(|free| free >= least.0) {
+                break;
+            }
+            if entry.record().current_path().is_ok_and(|path| pool.contains(&path)) {
+                remove(registry, &entry, "replicas.min_free");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: u64 = 3_600_000;
+
+    fn known(image: u128, hours: u64) -> Known {
+        Known { image: ImageId(image), since_unix_ms: hours * HOUR }
+    }
+
+    #[test]
+    fn the_newest_of_each_image_stay() {
+        let all = [known(1, 3), known(1, 9), known(2, 1), known(1, 5)];
+        let limits = Retention { keep: Some(2), ..Retention::default() };
+        let gone = |limits: &Retention, now| -> Vec<usize> {
+            let mut gone: Vec<_> = outdated(&all, limits, now).iter().map(|(at, _)| *at).collect();
+            gone.sort_unstable();
+            gone
+        };
+        assert_eq!(gone(&limits, 10 * HOUR), [0]);
+        let limits = Retention { keep: Some(0), ..Retention::default() };
+        assert_eq!(gone(&limits, 10 * HOUR), [0, 1, 2, 3]);
+        let age = Some(Duration::from_secs(5 * 3600));
+        let limits = Retention { max_age: age, ..Retention::default() };
+        assert_eq!(gone(&limits, 10 * HOUR), [0, 2]);
+        let limits = Retention { max_age: age, keep: Some(1), ..Retention::default() };
+        assert_eq!(gone(&limits, 10 * HOUR), [0, 2, 3]);
+        assert!(gone(&Retention::default(), 1000 * HOUR).is_empty());
+        assert_eq!(gone(&limits, 0), [0, 3], "a clock that went back makes nothing old");
+    }
+}
