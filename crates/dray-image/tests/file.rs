@@ -131,6 +131,27 @@ proptest! {
 }
 
 #[test]
+fn what_follows_the_image_in_its_file_is_left_alone() {
+    for direct in [false, true] {
+        let fixture = file(SPAN);
+        std::fs::write(&fixture.path, vec![5; 2 * SPAN as usize]).unwrap();
+        let image = open(&fixture, direct, SPAN);
+        assert_eq!(image.geometry().len, SPAN);
+        image.discard(0, SPAN, true).unwrap();
+        image.zero(0, SPAN, ZeroMode::KeepAllocated, true).unwrap();
+        image.write_at(&vec![6; SPAN as usize], 0, true).unwrap();
+        assert_eq!(image.extents(0, SPAN, 10).unwrap().len(), 1);
+        let late = image.write_at(&[1; 512], SPAN - 511, false);
+        assert_eq!(late.unwrap_err().kind, ErrorKind::OutOfRange);
+        drop(image);
+        let all = std::fs::read(&fixture.path).unwrap();
+        let (image, rest) = all.split_at(SPAN as usize);
+        assert!(image.iter().all(|&byte| byte == 6) && rest.iter().all(|&byte| byte == 5));
+        assert_eq!(rest.len() as u64, SPAN);
+    }
+}
+
+#[test]
 fn past_the_end_zeros_cost_nothing_and_writes_extend() {
     const TIB: u64 = 1 << 40;
     let fixture = file(1000);

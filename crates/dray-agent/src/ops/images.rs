@@ -340,16 +340,10 @@ impl Agent {
 
     fn grow(&self, what: &str, record: &ImageRecord, len: u64) -> ApiResult<()> {
         let failed = |why: &dyn std::fmt::Display| io_error(what, why);
-        let file = std::fs::File::options().write(true).open(&record.path);
-        file.and_then(|file| file.set_len(len).and_then(|()| file.sync_all()))
-            .map_err(|why| failed(&why))?;
-        let mut new = record.clone();
-        new.len = len;
-        let file = self.registry.open_file(&new).map_err(|why| failed(&why))?;
+        lengthen(&record.path, len).map_err(|why| failed(&why))?;
         let old = self.image(&record.name)?;
-        let added = self.registry.regrow(new, file, &old).map_err(|why| failed(&why))?;
         old.heat.drain(&old.disk, Instant::now());
-        added.heat.take_over(&old.heat);
+        self.registry.regrow(&old, len).map_err(|why| failed(&why))?;
         Ok(())
     }
 
@@ -409,6 +403,15 @@ impl Agent {
         self.image(image)?.regain_locks();
         Ok(())
     }
+}
+
+/// A file has at least `len` bytes from now on, durably. What is longer is not cut.
+fn lengthen(path: &Path, len: u64) -> std::io::Result<()> {
+    let file = std::fs::File::options().write(true).open(path)?;
+    if file.metadata()?.len() < len {
+        file.set_len(len)?;
+    }
+    file.sync_all()
 }
 
 /// Why an image was not added, and what to do.

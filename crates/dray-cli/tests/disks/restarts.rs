@@ -6,6 +6,7 @@ use crate::faults::fill;
 use crate::guest::{BLOCK, content, first_version};
 use crate::lab::{Host, Lab, run, wait_for};
 use crate::mounts::Mount;
+use crate::moves::result;
 use crate::nbd::{Client, FLUSH, Fault, READ, WRITE};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -297,6 +298,32 @@ fn an_image_that_has_grown_is_never_cut_back() {
         to_the_end(&lab);
         assert_eq!(lab.b.pool().join(IMAGE).metadata().unwrap().len(), (BLOCKS + 301) * BLOCK);
     }
+}
+
+/// What a guest could write behind it no migration would move and no backup would keep.
+#[test]
+fn an_image_is_as_long_as_dray_knows_it_when_somebody_makes_its_file_longer() {
+    let mut lab = Lab::new();
+    lab.a.start();
+    let path = lab.a.pool().join(IMAGE);
+    std::fs::write(&path, vec![7; 1 << 20]).unwrap();
+    lab.a.add(IMAGE);
+    lab.a.kill();
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(4 << 20).unwrap();
+    lab.a.start();
+    let size = |host: &Host| {
+        let info = Command::new("nbdinfo").arg("--size").arg(export(host)).output().unwrap();
+        String::from_utf8_lossy(&info.stdout).trim().to_owned()
+    };
+    assert_eq!(size(&lab.a), (1 << 20).to_string());
+    result(&lab.a.dray(&["--json", "resize", IMAGE, "4MiB"]));
+    assert_eq!(size(&lab.a), (4 << 20).to_string());
+    let mut guest = client(&lab.a);
+    write(&mut guest, 900, 2).unwrap();
+    flush(&mut guest);
+    restart(&mut lab.a, false);
+    assert_eq!(size(&lab.a), (4 << 20).to_string());
+    assert_eq!(read(&mut client(&lab.a), 900), content(900, 2));
 }
 
 fn qemu_io(export: &str, commands: &[&str]) {

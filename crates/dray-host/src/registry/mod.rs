@@ -8,6 +8,7 @@
 //! * [`claims`]: images that an operator took.
 //! * [`files`]: opening what is below. [`lines`]: generations. [`surroundings`]: what only the agent knows.
 //! * [`operations`]: one image takes part in one operation at a time. [`used`]: a file is one image's.
+//! * [`growth`]: how long an image is when its file has grown.
 //! * [`closed`]: images that nobody vouches for. [`clients`]: who was attached before a restart.
 
 mod claims;
@@ -15,12 +16,15 @@ mod clients;
 mod closed;
 mod entry;
 mod files;
+mod growth;
 mod lines;
 mod losses;
 mod names;
 mod operations;
 mod record;
 mod surroundings;
+#[cfg(test)]
+mod tests;
 mod used;
 
 pub use claims::Claimed;
@@ -141,9 +145,10 @@ impl Registry {
                 tracing::error!(image = record.name, %why, "cannot protect a replica's device");
             }
         }
-        let heat = ImageHeat::load(&heat_path(&self.store, &record.name), record.len);
         self.settle_return(&record)?;
         let file = self.open_file(&record).map_err(io::Error::other)?;
+        let (record, file) = self.with_all_of_it(record, file)?;
+        let heat = ImageHeat::load(&heat_path(&self.store, &record.name), record.len);
         let flat = open_flat(&self.store, &*self.around, &record, &file)?;
         let suspect = self.released.knows(record.id);
         let adopted = record.adopted.is_some();
@@ -243,24 +248,6 @@ impl Registry {
         self.add_with(record, file, None, None)
     }
 
-    /// Puts an image with a line of its own, over `file`, in the place of `old`, which had the same file
-    /// before it was grown. The locks are never let go meanwhile, and where a QEMU has the file with its own,
-    /// none are taken.
-    ///
-    /// # Errors
-    /// As [`add`](Self::add).
-    pub fn regrow(
-        &self,
-        record: ImageRecord,
-        file: Arc<dyn ImageFile>,
-        old: &Entry,
-    ) -> io::Result<Arc<Entry>> {
-        let locks = old.give_up_locks();
-        self.forget(&record.name)?;
-        self.released.remove_others(&record.path, record.id)?;
-        self.add_with(record, file, None, Some((old, locks)))
-    }
-
     /// Adds an image that takes the file over from `old`, which is forgotten next.
     ///
     /// # Errors
@@ -320,7 +307,6 @@ impl Registry {
         if let Some((lineage, changed)) = line.clone() {
             Line::create(&at, lineage, changed)?;
         }
-        self.path_of(&name).put(&record)?;
         // Without it clients of a closed export are refused instead of kept waiting.
         let listed = KnownClients::make(&clients_path(&self.store, &name));
         listed.unwrap_or_else(|why| tracing::debug!(image = name, %why, "no room for its clients"));
@@ -334,7 +320,12 @@ impl Registry {
         let flat = open_flat(&self.store, &*self.around, &record, &file)?;
         let entry = Arc::new(Entry::new(record, file, heat, flat, None));
         entry.put_locks(locks);
-        begin_line(&self.store, &entry)?;
+        // The record comes last: an image that could not be added is not there after a restart either.
+        let kept = begin_line(&self.store, &entry).and_then(|()| self.keep(&entry));
+        if let Err(why) = kept {
+            entry.flat.iter().for_each(|flat| flat.chain.close());
+            return Err(why);
+        }
         if line.is_some() {
             entry.line().inspect(|line| line.suspect());
         }
@@ -365,9 +356,8 @@ impl Registry {
         record: ImageRecord,
         file: Arc<dyn ImageFile>,
     ) -> io::Result<Arc<Entry>> {
-        let (name, heat) = (record.name.clone(), ImageHeat::new(record.len));
-        losses::keep(&*file, &loss_path(&self.store, &name));
-        let new = Arc::new(Entry::new(record, file, heat, None, None));
+        let name = record.name.clone();
+        let new = self.entry_over(record, file);
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         let old = entries.get(&name).cloned();
         old.iter().for_each(|old| new.inherit_locks(old));
@@ -376,11 +366,15 @@ impl Registry {
             return Err(io::Error::other(why));
         }
         new.loosen_locks(&new.record());
-        entries.insert(name, Arc::clone(&new));
-        if let Some(old) = old {
-            new.heat.take_over(&old.heat);
-        }
+        put_in_place(&mut entries, &new);
         Ok(new)
+    }
+
+    /// An entry of an image that has one already, over `file`. What its guest is still to be told goes on.
+    fn entry_over(&self, record: ImageRecord, file: Arc<dyn ImageFile>) -> Arc<Entry> {
+        losses::keep(&*file, &loss_path(&self.store, &record.name));
+        let heat = ImageHeat::new(record.len);
+        Arc::new(Entry::new(record, file, heat, None, None))
     }
 
     /// Whether an image takes part in no migration but `migration`, which knows it by `id`: what is left of
@@ -487,6 +481,13 @@ fn tell_untold(entry: &Entry) {
     }
 }
 
+/// The image is `new` from now on, which goes on with what is known of its guest.
+fn put_in_place(entries: &mut BTreeMap<String, Arc<Entry>>, new: &Arc<Entry>) {
+    if let Some(old) = entries.insert(new.record().name, Arc::clone(new)) {
+        new.heat.take_over(&old.heat);
+    }
+}
+
 /// What is longer is served by nobody.
 fn of_fair_len(record: ImageRecord) -> io::Result<ImageRecord> {
     if record.len <= MAX_LEN {
@@ -513,30 +514,4 @@ fn loss_path(store: &Store, name: &str) -> StatePath {
 /// Where it is written down which blocks are in a flattened image's overlay.
 fn present_path(store: &Store, name: &str) -> StatePath {
     store.images().join(format!("{name}.flat"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::flat::tests::Plain;
-
-    /// The memory for its blocks would be more than there is, at each start again.
-    #[test]
-    fn an_image_that_is_too_long_is_closed_before_anything_is_made_for_it() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = Store::open(dir.path()).unwrap();
-        let record = |name: &str, len| {
-            let path = dir.path().join(name);
-            std::fs::write(&path, [0; 4096]).unwrap();
-            ImageRecord::owned(name.to_owned(), ImageId(1), path, len)
-        };
-        for len in [MAX_LEN + 1, u64::MAX] {
-            store.images().join("long.json").put(&record("long", len)).unwrap();
-            store.images().join("short.json").put(&record("short", 4096)).unwrap();
-            let registry = Registry::load(store.clone(), Arc::new(Plain)).unwrap();
-            assert!(registry.get("long").is_none() && registry.get("short").is_some());
-            let reason = registry.closed("long").unwrap().reason.why;
-            assert!(reason.contains("longer than"), "{reason}");
-        }
-    }
 }

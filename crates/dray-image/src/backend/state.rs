@@ -21,7 +21,7 @@ impl OpenImages for StateImages {
         Ok(Arc::new(StateImage {
             file,
             path: path.to_owned(),
-            len: options.export_len.unwrap_or(end).max(end),
+            len: options.export_len.unwrap_or(end),
             write: options.write,
             write_back: WriteBack::default(),
         }))

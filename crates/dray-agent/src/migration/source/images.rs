@@ -411,10 +411,11 @@ pub fn untold(lost: &WriteBackError) -> String {
     )
 }
 
-/// Length of the file; what is in none is as long as it is exported.
+/// Length of the file, as far as it is the image; what is in none is as long as it is exported.
 fn file_len(open: &Open) -> io::Result<u64> {
-    let Some(file) = &open.file else { return Ok(open.content.geometry().len) };
-    file.file_len().map_err(io::Error::other)
+    let exported = open.content.geometry().len;
+    let Some(file) = &open.file else { return Ok(exported) };
+    file.file_len().map(|len| len.min(exported)).map_err(io::Error::other)
 }
 
 /// A chain of a migration that has not `begun` is not frozen for it yet: it is only looked at, by who

@@ -144,21 +144,25 @@ fn singles(missions: &[(Strategy, Mission)]) -> Vec<Run> {
     })
 }
 
-/// What `run` gives for each of `all`, with as many threads as there are processors.
+/// What `run` gives for each of `all`, in their order, with as many threads as there are processors. The
+/// order matters: which pairs are picked depends on it, and every machine is to pick the same.
 pub(super) fn in_threads<T: Sync, R: Send>(all: &[T], run: impl Fn(&T) -> Vec<R> + Sync) -> Vec<R> {
     let next = AtomicUsize::new(0);
     let work = || {
         let mut found = Vec::new();
-        while let Some(one) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
-            found.extend(run(one));
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(one) = all.get(at) else { return found };
+            found.push((at, run(one)));
         }
-        found
     };
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    std::thread::scope(|scope| {
+    let mut found: Vec<_> = std::thread::scope(|scope| {
         let all: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
         all.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
-    })
+    });
+    found.sort_by_key(|(at, _)| *at);
+    found.into_iter().flat_map(|(_, found)| found).collect()
 }
 
 /// Runs every single fault of these, and some of the pairs: `DRAY_PAIRS=1` runs all of them, which takes

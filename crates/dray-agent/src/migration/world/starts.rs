@@ -39,12 +39,15 @@ impl Start {
         }
     }
 
-    /// No longer. `gone` is the host that was gone before, for good.
+    /// No longer. `gone` is the host that was gone before, for good. One that has gone for good since then
+    /// stays away as well.
     fn end(self, world: &mut World, host: usize, gone: Option<usize>) {
         let (disk, pool) = (&world.hosts[host].disk, world.hosts[host].pool());
         disk.mount(&pool, None);
         disk.fill(false);
-        world.gone = gone;
+        if self == Self::PeerAway {
+            world.gone = gone;
+        }
     }
 }
 

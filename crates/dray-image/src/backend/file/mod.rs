@@ -31,8 +31,8 @@ pub struct FileOptions {
     pub write: bool,
     /// Bypass the page cache.
     pub direct: bool,
-    /// Length to export when it is more than the file has, for images that grow; of a block device,
-    /// how much of it is the image.
+    /// Length of the image, in bytes: that of the file or device when absent. A file may be shorter, for
+    /// images that grow; what is longer is an image at its beginning.
     pub export_len: Option<u64>,
 }
 
@@ -139,7 +139,7 @@ impl FileImage {
         if kind == Kind::Device && wanted > end {
             return Err(Error::new(ErrorKind::Invalid, context(), "a block device cannot grow"));
         }
-        image.len = if kind == Kind::Device { wanted } else { wanted.max(end) };
+        image.len = wanted;
         Ok(image)
     }
 

@@ -1,0 +1,158 @@
+//! Images that are added, grow, and are found again, with faults at every call.
+
+use super::*;
+use crate::flat::tests::Plain;
+use dray_files::files::Files;
+use dray_files::files::sim::{Fault, SimDisk, SimFiles};
+use dray_image::{Image, StateImages};
+use std::path::PathBuf;
+
+const LEN: u64 = 8192;
+const GROWN: u64 = 16384;
+
+/// What comes at a call that changes something; the agent dies of it, or goes on and is killed later.
+const FAULTS: [Fault; 4] = [Fault::KillBefore, Fault::CutBefore, Fault::NoSpace, Fault::Broken];
+
+fn load(files: SimFiles) -> Arc<Registry> {
+    let files: Arc<dyn Files> = Arc::new(files);
+    let state = StatePath::new(Arc::clone(&files), "/state");
+    let store = Store::among(state, Arc::new(StateImages(files))).unwrap();
+    Registry::load(store, Arc::new(Plain)).unwrap()
+}
+
+/// A host that owns an image called "disk", of `LEN` bytes in a file that has grown to `GROWN`.
+fn host_with_disk() -> (Arc<SimDisk>, Arc<Registry>) {
+    let disk = SimDisk::new(1, &["/", "/state", "/pool"].map(Path::new));
+    let path = PathBuf::from("/pool/disk");
+    let file = disk.files().create(&path).unwrap();
+    file.write_at(&[7; GROWN as usize], 0).unwrap();
+    file.sync().unwrap();
+    dray_files::files::sync_parent(&disk.files(), &path).unwrap();
+    (Arc::clone(&disk), load(disk.files()))
+}
+
+fn add_disk(registry: &Registry) -> io::Result<Arc<Entry>> {
+    let record = ImageRecord::owned("disk".into(), ImageId(1), "/pool/disk".into(), LEN);
+    let file = registry.open_file(&record).unwrap();
+    registry.add(record, file)
+}
+
+/// Runs `change` with each fault at each of its calls, then `look` at what the next agent finds and at
+/// whether `change` said that it was done.
+fn at_every_call(
+    prepare: impl Fn(&Registry),
+    change: impl Fn(&Registry) -> bool,
+    look: impl Fn(&Registry, bool, Fault, u64),
+) {
+    for fault in FAULTS {
+        for call in 1.. {
+            let (disk, registry) = host_with_disk();
+            prepare(&registry);
+            disk.plan(disk.calls() + call, fault);
+            let done = change(&registry);
+            if disk.met() == 0 {
+                assert!(done && call > 3, "{fault:?}: there are {call} calls");
+                break;
+            }
+            drop(registry);
+            disk.kill();
+            disk.plan_nothing();
+            look(&load(disk.files()), done, fault, call);
+        }
+    }
+}
+
+#[test]
+fn an_image_that_grows_is_there_with_its_old_or_its_new_length_whatever_happens() {
+    let grow = |registry: &Registry| {
+        let old = registry.get("disk").unwrap();
+        let grown = registry.regrow(&old, GROWN);
+        // Guests go on, with what there is.
+        let now = registry.get("disk").unwrap();
+        assert!(now.disk.is_open());
+        grown.is_ok()
+    };
+    let look = |registry: &Registry, done: bool, fault, call| {
+        let what = format!("{fault:?} at call {call}");
+        let entry = registry.get("disk").unwrap_or_else(|| panic!("{what}: it is not there"));
+        let len = entry.record().len;
+        assert!(len == GROWN || len == LEN && !done, "{what}: {len} bytes");
+        assert_eq!(entry.disk.geometry().len, len, "{what}");
+        assert!(entry.disk.is_open(), "{what}");
+        // And it can be grown again.
+        registry.regrow(&entry, GROWN + 4096).unwrap();
+    };
+    at_every_call(|registry| drop(add_disk(registry).unwrap()), grow, look);
+}
+
+/// What a guest is let write is what a migration moves and a backup keeps.
+#[test]
+fn an_image_whose_file_somebody_has_made_longer_is_as_long_as_its_record_says() {
+    for (growable, migration) in [(false, false), (false, true), (true, false), (true, true)] {
+        let (disk, registry) = host_with_disk();
+        let entry = add_disk(&registry).unwrap();
+        let line = entry.line().unwrap().lineage().open();
+        let bound = migration.then_some(MigrationId(1));
+        let change = |record: &mut ImageRecord| {
+            (record.growable, record.migration) = (growable, bound);
+        };
+        registry.update(&entry, change).unwrap();
+        drop((entry, registry));
+        disk.kill();
+        let registry = load(disk.files());
+        let what = format!("growable: {growable}, in a migration: {migration}");
+        if growable && migration {
+            let why = registry.closed("disk").unwrap().reason.why;
+            assert!(why.contains("16384") && why.contains("8192"), "{what}: {why}");
+            continue;
+        }
+        let entry = registry.get("disk").unwrap();
+        let len = if growable { GROWN } else { LEN };
+        assert_eq!((entry.record().len, entry.disk.geometry().len), (len, len), "{what}");
+        assert_eq!(entry.line().unwrap().lineage().open() == line, !growable, "{what}");
+    }
+}
+
+#[test]
+fn nobody_writes_past_the_disk_of_an_image_that_has_grown() {
+    let (_disk, registry) = host_with_disk();
+    let old = add_disk(&registry).unwrap();
+    registry.regrow(&old, GROWN).unwrap();
+    let late = old.disk.write_at(&[1; 512], 0, false);
+    assert!(late.is_err(), "a client that came to the old disk meanwhile");
+    registry.get("disk").unwrap().disk.write_at(&[1; 512], LEN, false).unwrap();
+}
+
+#[test]
+fn an_image_that_could_not_be_added_is_not_there_after_a_restart() {
+    let look = |registry: &Registry, done: bool, fault, call| {
+        let is_there = registry.get("disk").is_some();
+        // A record of which nobody knows whether it is durable may be.
+        let certain = done || fault == Fault::NoSpace;
+        assert!(!certain || is_there == done, "{fault:?} at call {call}: {done}");
+        if !is_there {
+            add_disk(registry).unwrap_or_else(|why| panic!("{fault:?} at {call}: {why}"));
+        }
+    };
+    at_every_call(|_| {}, |registry| add_disk(registry).is_ok(), look);
+}
+
+/// The memory for its blocks would be more than there is, at each start again.
+#[test]
+fn an_image_that_is_too_long_is_closed_before_anything_is_made_for_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    let record = |name: &str, len| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, [0; 4096]).unwrap();
+        ImageRecord::owned(name.to_owned(), ImageId(1), path, len)
+    };
+    for len in [MAX_LEN + 1, u64::MAX] {
+        store.images().join("long.json").put(&record("long", len)).unwrap();
+        store.images().join("short.json").put(&record("short", 4096)).unwrap();
+        let registry = Registry::load(store.clone(), Arc::new(Plain)).unwrap();
+        assert!(registry.get("long").is_none() && registry.get("short").is_some());
+        let reason = registry.closed("long").unwrap().reason.why;
+        assert!(reason.contains("longer than"), "{reason}");
+    }
+}
