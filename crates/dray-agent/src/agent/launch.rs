@@ -191,6 +191,7 @@ impl Agent {
             told,
             config: Arc::clone(&self.config),
             registry: Arc::clone(&self.registry),
+            checked: None,
         };
         tokio::spawn(task.run());
         Ok(())

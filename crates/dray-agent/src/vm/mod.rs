@@ -2,6 +2,7 @@
 //! starting it at the target. The engine decides about the disks; these tasks only drive QMP and
 //! tell the owner loops what happened.
 
+mod attached;
 mod made;
 pub mod picture;
 pub mod source;

@@ -161,10 +161,16 @@ fn layers(
 
 /// The export's name when the layer is on this agent's socket (QEMU names such a file
 /// `nbd+unix:///NAME?socket=PATH`).
-fn resident_name(layer: &Layer, nbd_socket: &Path) -> Option<String> {
+pub fn resident_name(layer: &Layer, nbd_socket: &Path) -> Option<String> {
     let rest = layer.protocol.file.strip_prefix("nbd+unix:///")?;
     let (name, socket) = rest.split_once("?socket=")?;
-    (Path::new(socket) == nbd_socket).then(|| name.to_owned())
+    is_same(Path::new(socket), nbd_socket).then(|| name.to_owned())
+}
+
+/// Whether two paths lead to the same file, perhaps through links.
+fn is_same(one: &Path, other: &Path) -> bool {
+    let real = |path: &Path| std::fs::canonicalize(path).ok();
+    one == other || real(one).is_some_and(|path| Some(path) == real(other))
 }
 
 /// How a layer that arrived here gets onto the file or block device at `path`.

@@ -168,7 +168,7 @@ impl SourceVmTask {
         });
         answer.await?.map_err(|why| {
             ApiError::new(ErrorKind::Hypervisor, "the target's QEMU cannot take the vm", why)
-                .hint("start it with the lines that `dray prepare` printed, then try again")
+                .hint("`dray prepare` again, start it with the lines that it prints, and `dray migrate` again")
                 .into()
         })
     }

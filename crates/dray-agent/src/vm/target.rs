@@ -6,12 +6,14 @@ use crate::migration::messages::{Made, ToSourceShell, ToTargetShell};
 use crate::migration::target::{Input, TargetSlot, Told};
 use crate::net::tunnel;
 use crate::net::{NetError, NetErrorKind, Stream};
-use crate::released;
+use crate::released::{self, process_of};
+use crate::vm::attached::Expected;
 use crate::vm::picture::on_local;
 use dray_engine::TargetEvent;
 use dray_host::migration::intent::GuestFacts;
 use dray_host::registry::Registry;
-use dray_qemu::{Incoming, LayerPlan, Qmp, activate, status};
+use dray_host::released::QemuProcess;
+use dray_qemu::{Incoming, LayerPlan, Qmp, activate, graph, status};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -35,6 +37,8 @@ pub struct TargetVmTask {
     pub config: Arc<Config>,
     /// The images of this host.
     pub registry: Arc<Registry>,
+    /// The QEMU whose disks were looked at last, and are the migration's.
+    pub checked: Option<QemuProcess>,
 }
 
 /// Where the waiting QEMU of a migration listens for memory.
@@ -107,19 +111,20 @@ impl TargetVmTask {
     }
 
     /// Connects to the waiting QEMU and compares its disks with the source's.
-    async fn check(&self, facts: GuestFacts) -> Result<Incoming, String> {
+    async fn check(&mut self, facts: GuestFacts) -> Result<Incoming, String> {
         self.config.qmp_socket(&facts.qmp).map_err(|why| why.to_string())?;
-        let plans = plans(&facts)?;
+        let numbered = plans(&facts)?;
         let qmp = Qmp::connect(&facts.qmp).await.map_err(|why| why.to_string())?;
-        let plans: Vec<LayerPlan> = plans.into_iter().map(|(_, plan)| plan).collect();
+        let plans: Vec<_> = numbered.iter().map(|(_, plan)| plan.clone()).collect();
         let incoming = Incoming::prepare(&qmp, &plans).await.map_err(|why| why.to_string())?;
+        self.look(&qmp, &numbered, false).await?;
         self.slot
             .change_intent(|intent| intent.guest = Some(facts))
             .map_err(|why| format!("cannot write the migration's intent: {why}"))?;
         Ok(incoming)
     }
 
-    async fn listen(&self, waiting: &mut Option<Incoming>) -> Result<(), String> {
+    async fn listen(&mut self, waiting: &mut Option<Incoming>) -> Result<(), String> {
         let incoming = match waiting {
             Some(incoming) => incoming,
             None => {
@@ -138,12 +143,12 @@ impl TargetVmTask {
     }
 
     /// Before the guest is started for good: is its QEMU there, with everything loaded?
-    async fn reach(&self, incoming: Option<Incoming>) -> Result<(), String> {
+    async fn reach(&mut self, incoming: Option<Incoming>) -> Result<(), String> {
         if let Some(mut incoming) = incoming {
             let loaded = incoming.wait_loaded(LOADED_TIMEOUT).await;
             return loaded.map(drop).map_err(|why| why.to_string());
         }
-        let qmp = self.connect().await?;
+        let qmp = self.connect(false).await?;
         let now = status::status(&qmp).await.map_err(|why| why.to_string())?;
         if now.state == "inmigrate" {
             return Err("the target's QEMU has not received the guest's memory".to_owned());
@@ -151,14 +156,34 @@ impl TargetVmTask {
         Ok(())
     }
 
-    async fn connect(&self) -> Result<Qmp, String> {
+    /// The guest's QEMU. One that is not the process that was checked is looked at before anything is asked
+    /// of it: another VM may have come to its socket.
+    async fn connect(&mut self, arrived: bool) -> Result<Qmp, String> {
         let guest = self.slot.intent().guest.ok_or("the migration has no vm")?;
-        Qmp::connect(&guest.qmp).await.map_err(|why| why.to_string())
+        let qmp = Qmp::connect(&guest.qmp).await.map_err(|why| why.to_string())?;
+        if self.checked.is_none() || process_of(&qmp) != self.checked {
+            self.look(&qmp, &plans(&guest)?, arrived).await?;
+        }
+        Ok(qmp)
     }
 
-    async fn start(&self) -> Result<(), String> {
+    /// Checks that the disks of a QEMU are on the exports of this migration.
+    async fn look(
+        &mut self,
+        qmp: &Qmp,
+        plans: &[(usize, LayerPlan)],
+        arrived: bool,
+    ) -> Result<(), String> {
+        let disks = graph::disks(qmp).await.map_err(|why| why.to_string())?;
+        let (images, nbd_socket) = (&self.slot.intent().images, &self.config.nbd_socket());
+        Expected { plans, images, nbd_socket, arrived }.check(&disks)?;
+        self.checked = process_of(qmp);
+        Ok(())
+    }
+
+    async fn start(&mut self) -> Result<(), String> {
         let running = self.slot.intent().guest.is_some_and(|guest| guest.running);
-        let qmp = self.connect().await?;
+        let qmp = self.connect(false).await?;
         let started = match running {
             true => status::cont(&qmp).await,
             // It was paused at the source and stays so.
@@ -185,7 +210,7 @@ impl TargetVmTask {
     async fn release(&mut self) -> Result<(), String> {
         let intent = self.slot.intent();
         let guest = intent.guest.ok_or("the migration has no vm")?;
-        let qmp = self.connect().await?;
+        let qmp = self.connect(true).await?;
         for (number, plan) in plans(&guest)? {
             let image = intent.images.get(number).ok_or("the plan names no image")?;
             let entry = self.registry.get(image.name_here()).ok_or("the image is not there")?;

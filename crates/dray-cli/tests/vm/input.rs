@@ -89,12 +89,16 @@ fn a_waiting_qemu_that_does_not_fit_is_refused() {
         let disk = "driver=null-co,node-name=small,size=67108864,read-zeroes=on";
         builder.blockdev(disk).disk("disk0", "small").incoming()
     };
+    let old = |builder: GuestVmBuilder| {
+        let disk = "driver=null-co,node-name=old,size=100663296,read-zeroes=on";
+        builder.blockdev(disk).disk("disk0", "old").incoming()
+    };
     let two = |builder: GuestVmBuilder| {
         let disk = |node| format!("driver=null-co,node-name={node},size=100663296,read-zeroes=on");
         let builder = builder.blockdev(disk("one")).blockdev(disk("two"));
         builder.disk("disk0", "one").disk("disk1", "two").incoming()
     };
-    let cases: [(Waiting, i32, &[&str]); 7] = [
+    let cases: [(Waiting, i32, &[&str]); 8] = [
         (Waiting::Nobody, 9, &["target.qmp"]),
         (Waiting::Said("NBDMAGIC\n"), 9, &["target.qmp", "not a QMP message"]),
         (Waiting::Said(TOO_OLD), 9, &["QEMU 7.1.1 is too old", "7.2.0 or newer is needed"]),
@@ -106,6 +110,11 @@ fn a_waiting_qemu_that_does_not_fit_is_refused() {
             &["disk0 has 67108864 bytes at the target and 100663296 bytes at the source"],
         ),
         (Waiting::Qemu(two), 9, &["a disk disk1 more"]),
+        (
+            Waiting::Qemu(old),
+            9,
+            &["disk disk0: it is on", "null-co", "not on the export", "dray prepare"],
+        ),
     ];
     for (waiting, code, words) in cases {
         stage.prepare_exports();
@@ -134,6 +143,26 @@ fn a_waiting_qemu_that_does_not_fit_is_refused() {
     stage.prepare_exports();
     let answer = stage.migrate_to(&elsewhere);
     assert_refused(&answer, 9, &["vm.sock", "qmp_dirs"]);
+    assert_nothing_left(&stage);
+    stage.finish_guest();
+    stage.assert_images("a");
+}
+
+/// The guest would find the content of one disk on the other.
+#[test]
+fn a_waiting_qemu_whose_disks_are_swapped_is_refused() {
+    let kinds = [Kind::Plain, Kind::Plain];
+    let Some(mut stage) = Stage::new("swapped", &kinds, 2_000_000) else { return };
+    let mut prepared = stage.prepare_exports();
+    let devices = [0, 1].map(|nth: usize| prepared["images"][nth]["device"].clone());
+    for (nth, device) in devices.iter().rev().enumerate() {
+        prepared["images"][nth]["device"] = device.clone();
+    }
+    stage.start_target(&prepared);
+    let answer = Answer::of(stage.spawn(&[])).expect("answer");
+    assert_refused(&answer, 9, &["disk0: it is on the export of image", "and its image is"]);
+    stage.target = None;
+    stage.assert_guest_is_well();
     assert_nothing_left(&stage);
     stage.finish_guest();
     stage.assert_images("a");

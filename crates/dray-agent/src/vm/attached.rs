@@ -1,0 +1,158 @@
+//! Whether the QEMU that waits for a guest has the disks that its migration brings, and no others: the right
+//! ids and sizes may be those of old files, of disks in another order, or of another VM.
+
+use super::picture::resident_name;
+use dray_host::migration::intent::TargetImageIntent;
+use dray_qemu::{Layer, LayerPlan, VmDisk};
+use std::path::Path;
+
+/// What a migration brings for a VM.
+pub struct Expected<'a> {
+    /// The layers of its disks at the source, with the number of the image that each is in.
+    pub plans: &'a [(usize, LayerPlan)],
+    /// The images.
+    pub images: &'a [TargetImageIntent],
+    /// Where this agent serves them.
+    pub nbd_socket: &'a Path,
+    /// The guest has arrived: disks may be on their files already, or on qcow2 files made of them.
+    pub arrived: bool,
+}
+
+impl Expected<'_> {
+    /// Checks that each disk of a VM is on the exports of this migration's images.
+    ///
+    /// # Errors
+    /// Which disk is not, and where it is.
+    pub fn check(&self, disks: &[VmDisk]) -> Result<(), String> {
+        disks.iter().try_for_each(|disk| self.check_disk(disk))
+    }
+
+    fn check_disk(&self, disk: &VmDisk) -> Result<(), String> {
+        let qdev = &disk.qdev;
+        let plans: Vec<_> = self.plans.iter().filter(|(_, plan)| plan.qdev == *qdev).collect();
+        if disk.layers.len() != plans.len() && !self.arrived {
+            let (there, here) = (plans.len(), disk.layers.len());
+            return Err(format!(
+                "disk {qdev} is made of {here} images in the target's QEMU, and of {there} at the source"
+            ));
+        }
+        plans.into_iter().try_for_each(|(number, plan)| {
+            let image = self.images.get(*number).ok_or("the plan names no image")?;
+            let Some(layer) = disk.layers.get(plan.depth) else { return Ok(()) };
+            self.check_layer(layer, image).map_err(|why| format!("disk {qdev}: {why}"))
+        })
+    }
+
+    fn check_layer(&self, layer: &Layer, image: &TargetImageIntent) -> Result<(), String> {
+        let export = image.name_here();
+        match resident_name(layer, self.nbd_socket) {
+            Some(name) if name == export => Ok(()),
+            Some(name) => Err(format!(
+                "it is on the export of image '{name}', and its image is '{export}' here"
+            )),
+            None if self.arrived => Ok(()),
+            None => Err(format!(
+                "it is on {}, and not on the export '{export}' of the agent there",
+                layer.protocol.file
+            )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dray_qemu::graph::Cache;
+    use dray_qemu::{Node, Pivot};
+    use dray_types::ImageId;
+    use dray_wire::ImageOffer;
+
+    const SOCKET: &str = "/run/dray/nbd.sock";
+
+    fn layer(file: &str) -> Layer {
+        let protocol = Node {
+            name: "node".into(),
+            driver: if file.starts_with("nbd") { "nbd" } else { "file" }.into(),
+            file: file.into(),
+            size: 1,
+            read_only: false,
+            detect_zeroes: "off".into(),
+            cache: Cache { direct: false, no_flush: false },
+            bitmaps: Vec::new(),
+            format_specific: serde_json::Value::Null,
+            snapshots: Vec::new(),
+            encrypted: false,
+        };
+        Layer { format: None, protocol }
+    }
+
+    fn on(export: &str) -> String {
+        format!("nbd+unix:///{export}?socket={SOCKET}")
+    }
+
+    fn plan(qdev: &str, depth: usize) -> LayerPlan {
+        LayerPlan {
+            qdev: qdev.into(),
+            depth,
+            format: "raw".into(),
+            size: 1,
+            file_size: 1,
+            read_only: false,
+            pivot: Pivot::Mirror,
+            local: serde_json::Map::new(),
+        }
+    }
+
+    fn image(name: &str) -> TargetImageIntent {
+        TargetImageIntent {
+            offer: ImageOffer { id: ImageId(1), name: name.into(), len: 1, read_only: false },
+            path: format!("/pool/{name}").into(),
+            zeroed: true,
+            replica: None,
+            refused: None,
+            in_place: None,
+            qcow2: false,
+        }
+    }
+
+    /// What is said of a VM whose disk0 has these files below it, the active one first, and whose disk1 is on
+    /// its export.
+    fn check(files: &[String], arrived: bool) -> Result<(), String> {
+        let plans = [(0, plan("disk0", 0)), (2, plan("disk0", 1)), (1, plan("disk1", 0))];
+        let images = [image("root"), image("data"), image("base")];
+        let disk = |qdev: &str, files: &[String]| VmDisk {
+            qdev: qdev.into(),
+            backend: String::new(),
+            layers: files.iter().map(|file| layer(file)).collect(),
+        };
+        let disks = [disk("disk0", files), disk("disk1", &[on("data")])];
+        let nbd_socket = Path::new(SOCKET);
+        Expected { plans: &plans, images: &images, nbd_socket, arrived }.check(&disks)
+    }
+
+    #[test]
+    fn a_disk_is_on_the_exports_of_its_own_images_and_nowhere_else() {
+        let base = on("base");
+        assert_eq!(check(&[on("root"), base.clone()], false), Ok(()));
+        let elsewhere = "nbd+unix:///root?socket=/run/other.sock".to_owned();
+        let wrong = [
+            (vec![on("data"), base.clone()], "export of image 'data'"),
+            (vec![base.clone(), on("root")], "export of image 'base'"),
+            (vec!["/pool/root".into(), base.clone()], "it is on /pool/root"),
+            (vec![elsewhere, base.clone()], "socket=/run/other.sock"),
+            (vec![on("root")], "made of 1 images"),
+            (vec!["/tmp/overlay".into(), on("root"), base], "made of 3 images"),
+        ];
+        for (files, said) in wrong {
+            let why = check(&files, false).unwrap_err();
+            assert!(why.contains("disk0") && why.contains(said), "{files:?}: {why}");
+        }
+    }
+
+    #[test]
+    fn a_disk_of_a_guest_that_has_arrived_may_be_on_its_file_and_not_on_another_images_export() {
+        assert_eq!(check(&["/pool/root.qcow2".into()], true), Ok(()));
+        assert_eq!(check(&[on("root"), "/pool/base".into()], true), Ok(()));
+        assert!(check(&[on("data"), on("base")], true).is_err());
+    }
+}
