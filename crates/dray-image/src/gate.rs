@@ -45,6 +45,9 @@ const NO_READS: u8 = PARKED | SHUT;
 /// What a request can wait for so long that somebody may tell it to fail.
 const LASTING: u8 = INCOMING | PARKED | SHUT;
 
+/// How often who waits asks whether anybody still wants it.
+const LOOK: Duration = Duration::from_secs(1);
+
 #[repr(align(128))]
 struct Shard {
     /// By the phase in which they began.
@@ -176,6 +179,38 @@ impl Gate {
             }
             self.wait_for(QUIESCED | LASTING)?;
         }
+    }
+
+    /// Lets a change begin, as soon as the gate is open, if it is still wanted then. What need not wait is
+    /// not asked for.
+    ///
+    /// # Errors
+    /// `Unavailable` when the gate was told to fail what waits, or when nobody wants the change any more.
+    pub fn enter_while(&self, is_wanted: impl Fn() -> bool) -> Result<Pass<'_>> {
+        loop {
+            if let Some(pass) = self.try_enter() {
+                return Ok(pass);
+            }
+            self.wait_a_while(QUIESCED | LASTING)?;
+            if !is_wanted() {
+                let why = "its client has gone";
+                return Err(Error::new(ErrorKind::Unavailable, "waiting for the image", why));
+            }
+        }
+    }
+
+    /// As [`wait_for`](Self::wait_for), but returns after [`LOOK`] at the latest.
+    fn wait_a_while(&self, causes: u8) -> Result<()> {
+        let held = self.lock();
+        let state = self.state();
+        if state & causes == 0 {
+            return Ok(());
+        }
+        if state & FAILED != 0 && state & causes & LASTING != 0 {
+            return Err(unavailable("waiting for the image"));
+        }
+        drop(self.changed.wait_timeout(held, LOOK));
+        Ok(())
     }
 
     /// True when nothing is held back.

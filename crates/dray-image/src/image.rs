@@ -151,6 +151,11 @@ pub trait Image: Send + Sync {
     /// What the device reports to this sync.
     fn sync(&self) -> Result<()>;
 
+    /// Nobody is served from it any more: its clients are to come back to what is there now, if anything is.
+    fn is_withdrawn(&self) -> bool {
+        false
+    }
+
     /// The last error of making writes durable, for the operator.
     fn write_back_error(&self) -> Option<WriteBackError> {
         None

@@ -19,6 +19,7 @@
 
 pub mod backend;
 pub mod blockmap;
+mod client;
 pub mod device;
 pub mod disk;
 pub mod error;
@@ -46,6 +47,7 @@ mod waiters;
 pub use backend::{
     FileImage, FileOptions, ImageFile, Loss, LossLog, OpenImages, RealImages, StateImages,
 };
+pub use client::{IsThere, working_for};
 pub use device::{DeviceMark, DeviceState};
 pub use disk::{
     Access, Accesses, Disk, DiskStats, Fetcher, Fill, IntentLog, PresentLog, RECORDING_PLACES,

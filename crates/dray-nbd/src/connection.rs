@@ -29,7 +29,8 @@ pub(crate) fn transmit(
     session: Arc<Session>,
     ends: impl Fn(bool),
 ) -> io::Result<()> {
-    let workers = Workers::new(Arc::clone(&session));
+    let channel = Arc::clone(inbound.channel());
+    let workers = Workers::new(Arc::clone(&session), Arc::new(move || !channel.has_hung_up()));
     let mut connection = Connection { session, inbound, workers, batch: Batch::default() };
     let end = connection.run(&ends);
     if connection.session.is_closing() {

@@ -175,12 +175,12 @@ impl Service {
     }
 
     /// Notes what the connection uses. Asks again whether it may: an export that was withdrawn and
-    /// disconnected since it was opened must not keep this connection.
+    /// disconnected since it was opened, or is another image by now, must not keep this connection.
     fn enter(&self, place: &Place, line: &Line, agreed: &Agreed) -> Option<Attachment> {
         place.uses(&agreed.name);
         let attachment = self.attachments.attach(&agreed.name, line, NEGOTIATION_TIME)?;
-        self.attachments.exports().open(&agreed.name, &line.client).ok()?;
-        Some(attachment)
+        let now = self.attachments.exports().open(&agreed.name, &line.client).ok()?;
+        std::ptr::addr_eq(Arc::as_ptr(&now), Arc::as_ptr(&agreed.image)).then_some(attachment)
     }
 
     fn talk(&self, socket: &Arc<Socket>, place: &Place) -> io::Result<()> {

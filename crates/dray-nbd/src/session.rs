@@ -59,8 +59,12 @@ impl Session {
 
     /// Appends the answer to a request that failed. While the server leaves there is none: the
     /// failure may come of leaving, and an error reaches the guest, whereas a request without an
-    /// answer is sent again.
+    /// answer is sent again. So it is of an image that is not this one's any more: the client is cut off.
     pub(crate) fn append_failure(&self, out: &mut Vec<u8>, cookie: u64, failure: &Failure) {
+        if self.image.is_withdrawn() {
+            self.closing.store(true, Ordering::Release);
+            self.writer.cut();
+        }
         if self.is_closing() {
             return;
         }

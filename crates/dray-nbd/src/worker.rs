@@ -7,6 +7,7 @@ use crate::job::Job;
 use crate::limits::{CROWDED_LOOK, MAX_DEFERRED, MAX_DEFERRED_BYTES, MAX_WORKERS, WORKER_IDLE};
 use crate::proto::Errno;
 use crate::session::{Failure, Session};
+use dray_image::{IsThere, working_for};
 use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,6 +24,8 @@ pub(crate) struct Workers {
 
 struct Shared {
     session: Arc<Session>,
+    /// Whether the client is.
+    is_there: IsThere,
     state: Mutex<State>,
     /// Something was queued, or the end has come.
     work: Condvar,
@@ -68,10 +71,12 @@ impl Shared {
 }
 
 impl Workers {
-    pub(crate) fn new(session: Arc<Session>) -> Self {
+    /// Those of a connection whose client is there as long as `is_there` says so.
+    pub(crate) fn new(session: Arc<Session>, is_there: IsThere) -> Self {
         Self {
             shared: Arc::new(Shared {
                 session,
+                is_there,
                 state: Mutex::default(),
                 work: Condvar::new(),
                 flush_work: Condvar::new(),
@@ -192,7 +197,8 @@ fn work(shared: &Shared) {
         let session = &shared.session;
         // A panic below fails this request, never another guest's I/O. A failed send needs no
         // handling: the writer stays broken and the connection's thread finds the end.
-        if catch_unwind(AssertUnwindSafe(|| job.run(session))).is_err() {
+        let run = || working_for(&shared.is_there, || job.run(session));
+        if catch_unwind(AssertUnwindSafe(run)).is_err() {
             let _ = outlet.send(session, Err(panicked()));
         }
         shared.finished(1, cost, changes);

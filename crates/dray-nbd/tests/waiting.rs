@@ -3,7 +3,7 @@
 
 mod support;
 
-use dray_image::Image;
+use dray_image::{Disk, Image};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -178,6 +178,51 @@ fn a_client_that_comes_back_waits_for_its_own_unfinished_writes() {
     back.write(0, 2, 0, &[2; 4096]);
     assert_eq!(back.reply(), Reply::Simple { errno: 0, cookie: 2 });
     assert_eq!(image.contents()[..4096], [2; 4096]);
+}
+
+/// The guest has written elsewhere since, and was told that this is durable.
+#[test]
+fn a_write_that_waits_for_a_disk_to_be_opened_ends_with_its_client() {
+    let image = Arc::new(Memory::new(1 << 20));
+    let disk = Disk::new(Arc::clone(&image) as Arc<dyn Image>);
+    let fixture = Fixture::with(Arc::clone(&disk) as Arc<dyn Image>);
+    disk.park_now();
+    let mut gone = fixture.client().go_structured();
+    gone.write(0, 1, 0, &[1; 4096]);
+    gone.request(0, DISC, 0, 0, 0);
+    let mut lost = fixture.client().go_structured();
+    lost.write(0, 1, 4096, &[1; 4096]);
+    let mut stays = fixture.client().go_structured();
+    stays.write(0, 1, 8192, &[3; 4096]);
+    // They wait in the disk by then.
+    std::thread::sleep(Duration::from_millis(200));
+    drop((gone, lost));
+    until("detached", || fixture.server.connections("") == 1);
+    disk.unpark();
+    assert_eq!(stays.reply(), Reply::Simple { errno: 0, cookie: 1 });
+    let contents = image.contents();
+    assert!(contents[..8192].iter().all(|&byte| byte == 0), "a write of a client that had gone");
+    assert_eq!(contents[8192..12288], [3; 4096]);
+}
+
+#[test]
+fn a_client_of_an_image_that_is_withdrawn_is_cut_off_and_told_nothing() {
+    let image = Arc::new(Memory::new(1 << 20));
+    let disk = Disk::new(Arc::clone(&image) as Arc<dyn Image>);
+    let fixture = Fixture::with(Arc::clone(&disk) as Arc<dyn Image>);
+    disk.park_now();
+    let mut waits = fixture.client().go_structured();
+    waits.write(0, 1, 0, &[1; 4096]);
+    let mut idle = fixture.client().go_structured();
+    until("attached", || fixture.server.connections("") == 2);
+    disk.withdraw();
+    assert!(waits.is_closed());
+    idle.request(0, FLUSH, 1, 0, 0);
+    assert!(idle.is_closed());
+    disk.unpark();
+    disk.unshut();
+    until("detached", || fixture.server.connections("") == 0);
+    assert!(image.contents().iter().all(|&byte| byte == 0));
 }
 
 #[test]

@@ -115,7 +115,8 @@ impl Agent {
         if command.fail {
             entry.disk.fail_parked();
         } else if self.is_owned(&entry) {
-            entry.disk.unpark();
+            // The disk of an owner is not closed, and one that is handed over at this moment stays so.
+            entry.disk.wait_again();
         } else {
             let what = format!("cannot let the guest of image '{}' go on", command.image);
             let why = "this host does not own it, or nobody knows yet whether it does";

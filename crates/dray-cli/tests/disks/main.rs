@@ -9,6 +9,7 @@
 //! * [`mirror`]: writes during the copy are sent on.
 //! * [`throttle`]: guests that write faster than the link.
 //! * [`together`]: commands that ask for one image at the same time.
+//! * [`clients`]: those that are not the guest's QEMU, or not any more.
 //! * [`record`]: a trace of what a client did is what it did.
 //! * [`returns`]: images that go back to a host that has an earlier generation of them.
 //! * [`reuse`]: content that the target has already.
@@ -42,6 +43,7 @@ mod buckets;
 mod case;
 mod chains;
 mod claims;
+mod clients;
 mod closed;
 mod deferred;
 mod devices;

@@ -25,9 +25,8 @@ impl Registry {
         let new = self.entry_over(old.record(), file);
         new.inherit_locks(old);
         put_in_place(&mut self.entries.write().unwrap_or_else(PoisonError::into_inner), &new);
-        // Who has come to the old disk meanwhile must not write past the new one.
-        old.disk.park_now();
-        old.disk.fail_parked();
+        // Who has come to the old disk meanwhile must not write past the new one, and comes back to it.
+        old.disk.withdraw();
         begin_line(&self.store, &new)?;
         Ok(new)
     }

@@ -449,6 +449,9 @@ impl Registry {
         gone.iter().for_each(|entry| tell_untold(entry));
         // Whoever still has the entry has nothing to do with the file any more.
         gone.iter().for_each(|entry| entry.drop_locks());
+        // A copy that was left behind lets nothing pass, and the QEMU that had it must be able to quit.
+        let serves = |entry: &&Arc<Entry>| entry.record().state != CopyState::Replica;
+        gone.iter().filter(serves).for_each(|entry| entry.disk.withdraw());
         if let Some(flat) = gone.as_ref().and_then(|entry| entry.flat.as_ref()) {
             flat.chain.close();
         }

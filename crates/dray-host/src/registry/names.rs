@@ -4,12 +4,12 @@
 use super::lines::begin_line;
 use super::{CopyState, Entry, ImageRecord, Place, Registry, is_device};
 use crate::lineage::{ReplicaNote, stamp_of};
-use dray_image::{DeviceMark, DeviceState};
+use dray_image::{DeviceMark, DeviceState, FileId};
 use dray_types::{Ancestor, Epoch, ImageId, MigrationId};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 
 impl Registry {
@@ -27,7 +27,10 @@ impl Registry {
             let names = self.names(&record)?;
             let named = match &entry.flat {
                 Some(_) => names.retire_chain(epoch),
-                None => names.make_replica(epoch),
+                None => {
+                    self.check_file(entry, [names.image(), names.replica(epoch)])?;
+                    names.make_replica(epoch)
+                }
             };
             named.map_err(io::Error::other)?;
         }
@@ -44,6 +47,29 @@ impl Registry {
             record.epoch = epoch;
             record.replica = note;
         })
+    }
+
+    /// Refuses to take another file for the image's: the first of these that is there, before and after a
+    /// rename, must be the one that is open.
+    fn check_file(&self, entry: &Entry, places: [PathBuf; 2]) -> io::Result<()> {
+        let Some(image) = entry.file.as_file() else { return Ok(()) };
+        let open = FileId::of(&image.file().metadata()?);
+        for place in places {
+            match std::fs::symlink_metadata(&place) {
+                Ok(found) if FileId::of(&found) == open => return Ok(()),
+                Ok(_) => {
+                    let (shown, name) = (place.display(), entry.record().name);
+                    let why = format!(
+                        "{shown} is another file than that of image '{name}': move it away, and put the \
+                         image's file back where it was"
+                    );
+                    return Err(io::Error::other(why));
+                }
+                Err(why) if why.kind() == io::ErrorKind::NotFound => {}
+                Err(why) => return Err(why),
+            }
+        }
+        Ok(())
     }
 
     /// What the copy left behind in `epoch` holds: the generation that was open. The file is at rest;
@@ -163,6 +189,7 @@ impl Registry {
                 self.mark(&record.path).clear().map_err(io::Error::other)?;
             } else {
                 let names = self.names(&record)?;
+                self.check_file(entry, [names.partial(), names.image()])?;
                 names.finish_partial(record.mode).map_err(io::Error::other)?;
             }
         }
@@ -388,6 +415,29 @@ mod tests {
         );
         drop((entry, registry));
         assert_eq!(first_block(&start(dir.path())), [7; 4096]);
+    }
+
+    /// An operator may have moved the wrong one of two files.
+    #[test]
+    fn another_file_is_not_taken_for_the_copy_that_is_left_behind() {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = start(dir.path());
+        let path = dir.path().join("disk");
+        std::fs::write(&path, [7; 4096]).unwrap();
+        let record = ImageRecord::owned("disk".to_owned(), ImageId(1), path.clone(), 4096);
+        let file = registry.open_file(&record).unwrap();
+        let entry = registry.add(record, file).unwrap();
+        let (orphan, aside) = (dir.path().join(".disk.dray-replica-2"), dir.path().join("aside"));
+        std::fs::write(&orphan, [9; 4096]).unwrap();
+        std::fs::rename(&path, &aside).unwrap();
+        let why = registry.retire(&entry, Epoch(2), 0).unwrap_err().to_string();
+        assert!(why.contains("another file"), "{why}");
+        assert_eq!(entry.record().state, CopyState::Owner);
+        std::fs::remove_file(&orphan).unwrap();
+        std::fs::rename(&aside, &path).unwrap();
+        registry.retire(&entry, Epoch(2), 0).unwrap();
+        registry.retire(&entry, Epoch(2), 0).unwrap();
+        assert_eq!(std::fs::read(&orphan).unwrap(), [7; 4096]);
     }
 
     /// Another image may have the name by now.

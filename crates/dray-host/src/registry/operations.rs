@@ -233,9 +233,34 @@ impl Registry {
                 }
             };
             image.check(&entry.record(), migration, epoch)?;
+            self.check_name_to_leave_under(&entry.record(), epoch)?;
             entries.push(entry);
         }
         Ok(entries)
+    }
+
+    /// After the handover the copy here must lose the image's name (I1): what has the name that it gets then
+    /// stands against it now.
+    fn check_name_to_leave_under(
+        &self,
+        record: &ImageRecord,
+        epoch: Epoch,
+    ) -> Result<(), NotTaken> {
+        if record.device || record.in_place.is_some() || record.read_only {
+            return Ok(());
+        }
+        let name = self.names(record).map_err(NotTaken::Failed)?.replica(epoch.next());
+        match self.at(&name).exists().map_err(NotTaken::Failed)? {
+            false => Ok(()),
+            true => Err(refused(
+                format!(
+                    "image '{}' is to leave its copy here as {}, and there is such a file",
+                    record.name,
+                    name.display()
+                ),
+                "it is of an earlier image of that name: move it away, or remove it",
+            )),
+        }
     }
 
     /// The images take part in the migration no more. If that cannot be written, a restart finds out.
@@ -364,6 +389,17 @@ mod tests {
             assert!(why.contains(said), "{why}");
             assert_eq!(host.bound("a"), None);
         }
+    }
+
+    #[test]
+    fn an_image_whose_copy_could_not_get_its_name_after_the_handover_is_not_taken() {
+        let host = Host::with(&["a"]);
+        let orphan = host.dir.path().join(".a.dray-replica-2");
+        std::fs::write(&orphan, [1]).unwrap();
+        let why = host.take(1, &["a"]).unwrap_err();
+        assert!(why.contains(".a.dray-replica-2"), "{why}");
+        std::fs::remove_file(&orphan).unwrap();
+        host.take(1, &["a"]).unwrap();
     }
 
     #[test]

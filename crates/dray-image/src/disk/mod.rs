@@ -26,6 +26,7 @@ use dray_heat::{AccessLog, Op};
 use dray_types::{BlockRange, BlockSet};
 use recorder::Recorder;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use witness::Witness;
 
@@ -139,6 +140,7 @@ pub struct Disk {
     recorder: Arc<Recorder>,
     meter: Meter,
     counters: Counters,
+    withdrawn: AtomicBool,
 }
 
 impl Disk {
@@ -167,6 +169,7 @@ impl Disk {
             recorder: Arc::default(),
             meter: Meter::default(),
             counters: Counters::default(),
+            withdrawn: AtomicBool::new(false),
             backing,
         })
     }
@@ -244,6 +247,14 @@ impl Disk {
     pub fn fail_parked(&self) {
         self.missing.set_failed(true);
         self.gate.fail();
+    }
+
+    /// The image is another's from now on, or has another disk: everything fails that waits or comes, for
+    /// good, and who is served from it is sent away.
+    pub fn withdraw(&self) {
+        self.withdrawn.store(true, Ordering::SeqCst);
+        self.gate.shut();
+        self.fail_parked();
     }
 
     /// Ends [`fail_parked`](Self::fail_parked) and opens nothing: what would have to wait waits.

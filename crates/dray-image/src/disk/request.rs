@@ -1,6 +1,7 @@
 //! What happens to a guest's request on its way through a [`Disk`].
 
 use super::Disk;
+use crate::client;
 use crate::image::Joined;
 use crate::missing::Touched;
 use crate::stats::Counter;
@@ -10,6 +11,7 @@ use crate::{
 };
 use dray_heat::Op;
 use dray_types::{BLOCK_SIZE, BlockRange};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 impl Disk {
@@ -46,7 +48,7 @@ impl Disk {
             self.brake.wait(self.new_dirty(touched));
         }
         let began = self.meter.is_on().then(Instant::now);
-        let _pass = self.gate.enter()?;
+        let _pass = self.gate.enter_while(client::is_there)?;
         let noted = self.history.begin(touched.all)?;
         let marked = self.tracker.begin(touched.all)?;
         self.keeper.before_change(touched.all);
@@ -171,6 +173,10 @@ impl Image for Disk {
 
     fn sync(&self) -> Result<()> {
         self.checkpoint()
+    }
+
+    fn is_withdrawn(&self) -> bool {
+        self.withdrawn.load(Ordering::SeqCst)
     }
 
     fn write_back_error(&self) -> Option<WriteBackError> {

@@ -1,0 +1,121 @@
+//! Clients that are not the guest's QEMU, or not any more: what they leave behind reaches no image.
+
+use crate::case::{BLOCKS, IMAGE};
+use crate::guest::{self, BLOCK, content};
+use crate::lab::{Host, Lab, wait_for};
+use crate::nbd::{Client, FLUSH, READ, WRITE};
+use serde_json::Value;
+use std::time::Duration;
+
+/// Longest wait for anything.
+const END: Duration = Duration::from_secs(45);
+/// A migration that stays in its copy for as long as a test looks at it.
+const SLOW: [&str; 5] = ["--strategy", "pre-copy", "--bandwidth", "1Mbit", "--detach"];
+
+fn lab() -> Lab {
+    let mut lab = Lab::new();
+    guest::make_image(&lab.a.pool().join(IMAGE), BLOCKS / 16);
+    lab.start();
+    lab.a.add(IMAGE);
+    lab
+}
+
+fn migrate(lab: &Lab, how: &[&str]) {
+    let args = [&["migrate", "--image", IMAGE, "--to", "hostb"], how].concat();
+    let output = lab.a.dray(&args);
+    assert!(output.status.success(), "{output:?}");
+}
+
+fn cancel(lab: &Lab, how: &[&str]) {
+    let id = lab.a.migrations()[0]["migration"].as_str().unwrap().to_owned();
+    let output = lab.a.dray(&[&["cancel", &id], how].concat());
+    assert!(output.status.success(), "{output:?}");
+}
+
+fn clients(host: &Host) -> Option<u64> {
+    host.image(IMAGE)?["clients"].as_u64()
+}
+
+fn write(client: &mut Client, block: u64, version: u64) -> bool {
+    let data = content(block, version);
+    client.request(WRITE, block * BLOCK, BLOCK as u32, &data, &|| true).is_ok()
+}
+
+fn read(host: &Host, block: u64) -> Vec<u8> {
+    let mut client = Client::connect(&host.nbd(), IMAGE).unwrap();
+    client.request(READ, block * BLOCK, BLOCK as u32, &[], &|| true).unwrap()
+}
+
+/// The guest writes at the source meanwhile, and is told that it is durable.
+#[test]
+fn a_write_at_the_target_that_waits_for_the_handover_ends_with_its_client() {
+    for cancelled in [false, true] {
+        let lab = lab();
+        migrate(&lab, &SLOW);
+        wait_for("the target", END, || clients(&lab.b) == Some(0)).unwrap();
+        let socket = lab.b.nbd();
+        let mut late = Client::connect(&socket, IMAGE).unwrap();
+        let given_up = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let wait = || !given_up.load(std::sync::atomic::Ordering::SeqCst);
+            let data = content(7, 1);
+            let late = scope.spawn(move || {
+                let answer = late.request(WRITE, 7 * BLOCK, BLOCK as u32, &data, &wait);
+                assert!(answer.is_err(), "the target has answered a write");
+            });
+            std::thread::sleep(Duration::from_millis(500));
+            given_up.store(true, std::sync::atomic::Ordering::SeqCst);
+            late.join().unwrap();
+        });
+        let mut guest = Client::connect(&lab.a.nbd(), IMAGE).unwrap();
+        assert!(write(&mut guest, 7, 2));
+        guest.request(FLUSH, 0, 0, &[], &|| true).unwrap();
+        drop(guest);
+        wait_for("nobody at the target", END, || clients(&lab.b) == Some(0)).unwrap();
+        cancel(&lab, if cancelled { &[] } else { &["--discard"] });
+        let free = || lab.a.image(IMAGE).is_some_and(|image| image["migration"].is_null());
+        wait_for("the end", END, free).unwrap();
+        migrate(&lab, &[]);
+        wait_for("the arrival", END, || {
+            lab.b.image(IMAGE).is_some_and(|image| image["state"] == "owner")
+        })
+        .unwrap();
+        assert_eq!(read(&lab.b, 7), content(7, 2), "what the guest has flushed");
+    }
+}
+
+/// It would go on at a disk that nobody has.
+#[test]
+fn a_client_of_an_image_that_is_gone_is_cut_off_and_finds_the_next_one() {
+    let lab = lab();
+    migrate(&lab, &SLOW);
+    wait_for("the target", END, || clients(&lab.b) == Some(0)).unwrap();
+    let mut waits = Client::connect(&lab.b.nbd(), IMAGE).unwrap();
+    wait_for("it is attached", END, || clients(&lab.b) == Some(1)).unwrap();
+    cancel(&lab, &["--discard"]);
+    wait_for("nothing there", END, || lab.b.image(IMAGE).is_none()).unwrap();
+    assert!(waits.request(FLUSH, 0, 0, &[], &|| true).is_err(), "it was cut off");
+    assert!(Client::connect(&lab.b.nbd(), IMAGE).is_err(), "there is nothing");
+    migrate(&lab, &[]);
+    let mut guest = Client::connect(&lab.b.nbd(), IMAGE).unwrap();
+    assert!(write(&mut guest, 7, 3));
+    guest.request(FLUSH, 0, 0, &[], &|| true).unwrap();
+    assert_eq!(lab.b.image(IMAGE).map(|image| image["state"].clone()), Some(Value::from("owner")));
+    assert_eq!(read(&lab.b, 7), content(7, 3));
+}
+
+/// What an earlier image has left has the name that the copy here must get at the handover.
+#[test]
+fn an_image_whose_copy_could_not_get_its_name_stays() {
+    let lab = lab();
+    let orphan = lab.a.pool().join(format!(".{IMAGE}.dray-replica-2"));
+    std::fs::write(&orphan, [9; 4096]).unwrap();
+    let args = ["migrate", "--image", IMAGE, "--to", "hostb"];
+    let said = lab.a.dray(&args);
+    let text = String::from_utf8_lossy(&said.stderr).into_owned();
+    assert!(!said.status.success() && text.contains("dray-replica-2"), "{text}");
+    assert_eq!(lab.a.image(IMAGE).unwrap()["state"], "owner");
+    assert_eq!(read(&lab.a, 7), content(7, guest::first_version(7, BLOCKS / 16)));
+    std::fs::remove_file(&orphan).unwrap();
+    migrate(&lab, &[]);
+}
