@@ -3,6 +3,7 @@
 
 use crate::api::{LinkFrom, Phase, Predicted};
 use crate::net::NetError;
+use crate::net::dial::with_default_port;
 use dray_engine::plan::Load;
 use dray_host::heat::ImageHeat;
 use dray_host::migration::intent::Way;
@@ -24,7 +25,8 @@ const ANSWER: Duration = Duration::from_secs(2);
 pub async fn round_trip(address: &str) -> Result<f64, NetError> {
     let broken = |why: String| NetError::new(crate::net::NetErrorKind::Broken, why);
     let began = Instant::now();
-    let connected = tokio::time::timeout(ANSWER, TcpStream::connect(address)).await;
+    let connected =
+        tokio::time::timeout(ANSWER, TcpStream::connect(with_default_port(address))).await;
     connected
         .map_err(|_| broken(format!("it has not answered in {} s", ANSWER.as_secs())))?
         .map_err(|why| broken(why.to_string()))?;

@@ -249,7 +249,7 @@ impl Agent {
         images.iter().try_for_each(|image| self.refuse_held(peer, image))?;
         self.show_newest(peer);
         self.check_load(peer, images)?;
-        let found = self.found_for(pool, images, &here)?;
+        let found = self.found_for((known, pool), images, &here)?;
         let reused = |found: &Found| match found {
             Found::Usable(entry, _) => entry.file.allocated_bytes().unwrap_or(0),
             _ => 0,
@@ -353,11 +353,11 @@ impl Agent {
     /// What lies here of the images that come.
     fn found_for(
         &self,
-        pool: &Pool,
+        (peer, pool): (&Peer, &Pool),
         images: &[WantedImage],
         here: &Here,
     ) -> Result<Vec<Found>, String> {
-        let mut found = self.replicas_for(pool, images, here.ancestors)?;
+        let mut found = self.replicas_for((peer, pool), images, here.ancestors)?;
         let digests = here.digests.unwrap_or_default();
         for ((image, digest), found) in images.iter().zip(digests).zip(&mut found) {
             if let Some(digest) = digest {
@@ -370,7 +370,7 @@ impl Agent {
     /// Replicas of the images that come.
     fn replicas_for(
         &self,
-        pool: &Pool,
+        (peer, pool): (&Peer, &Pool),
         images: &[WantedImage],
         ancestors: Option<&[Vec<Ancestor>]>,
     ) -> Result<Vec<Found>, String> {
@@ -381,6 +381,10 @@ impl Agent {
             // Anything else under the name is refused with it, as ever.
             // What is left on a device is not gone on from.
             if record.state != CopyState::Replica || record.id != wanted.id || record.device {
+                return Ok(Found::Nothing);
+            }
+            // Nor is what lies where the peer may not go: the name is another's.
+            if !self.may_use(peer, &record.path) {
                 return Ok(Found::Nothing);
             }
             if record.migration.is_some() {

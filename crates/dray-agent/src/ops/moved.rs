@@ -77,6 +77,7 @@ impl Agent {
             self.want_qcow2(&mut plan)?;
         }
         check_names(&plan)?;
+        self.check_named(command, &plan)?;
         let epoch = plan.images.iter().filter_map(|image| self.epoch_of(image)).max();
         let known = self.earlier_try(&command.to, &mut plan);
         let intent = SourceIntent {
@@ -263,6 +264,29 @@ impl Agent {
         plan.allocated.push(file.allocated_bytes().map_err(|why| io_error(&what, why))?);
         plan.images.push(SourceImage::new(name, offer, path, device));
         Ok(plan.images.len() - 1)
+    }
+}
+
+impl Agent {
+    /// Refuses a name for something that does not move: mistyped, it would go under its usual name, perhaps
+    /// onto what has that name already. Several VMs that move with one command share their names.
+    fn check_named(&self, command: &Prepare, plan: &Plan) -> ApiResult<()> {
+        let is_vm = matches!(command.subject, Subject::Vm { .. });
+        let moves = |key: &str| {
+            plan.images
+                .iter()
+                .any(|image| image.name == key || image.device.as_deref() == Some(key))
+        };
+        let known = |key: &str| moves(key) || is_vm && self.registry.get(key).is_some();
+        let Some(unknown) = command.names.keys().find(|key| !known(key)) else { return Ok(()) };
+        let shown = plan.images.iter().map(|image| match &image.device {
+            Some(device) => format!("{} ({device})", image.name),
+            None => image.name.clone(),
+        });
+        let shown = shown.collect::<Vec<_>>().join(", ");
+        let why = format!("nothing that moves is called '{unknown}'; there are: {shown}");
+        Err(ApiError::new(ErrorKind::Invalid, "cannot name the images", why)
+            .hint("--name HERE=THERE takes the name of an image here, or the id of a disk"))
     }
 }
 

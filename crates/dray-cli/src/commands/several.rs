@@ -85,11 +85,22 @@ impl SeveralArgs {
             ..like.clone()
         };
         let mut moves = Vec::new();
+        // What a VM has only its agent knows.
+        let images_alone = self.vms.is_empty() && !self.all;
         for vm in self.vms {
             moves.push(one(Subject::Vm { qmp: absolute(&vm.qmp)? }, vm.target_qmp));
         }
-        let images = images.into_iter().map(|name| Subject::Images { names: vec![name] });
-        moves.extend(images.map(|subject| one(subject, None)));
+        let mut unused = like.names.clone();
+        for name in images {
+            let mut moved = one(Subject::Images { names: vec![name.clone()] }, None);
+            moved.names.retain(|here, _| *here == name);
+            unused.remove(&name);
+            moves.push(moved);
+        }
+        if let Some(here) = unused.keys().next().filter(|_| images_alone) {
+            let why = format!("nothing that moves is called '{here}'");
+            return Err(invalid(&why, "--name HERE=THERE takes the name of an image here"));
+        }
         if self.all {
             for prepared in prepared(client, &like.to).await? {
                 let Some(subject) = prepared.subject else { continue };

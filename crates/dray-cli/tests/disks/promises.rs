@@ -88,8 +88,9 @@ fn a_target_says_that_a_prepared_migration_waits_for_its_source() {
     assert!(only(&lab.a)["waiting_seconds"].is_null(), "a source waits for nobody");
     let began = || succeed(&lab.a, &["migrate", "--image", IMAGE, "--to", "hostb"]);
     began();
-    let shown = only(&lab.b);
-    assert_eq!((&shown["state"], &shown["waiting_seconds"]), (&"completed".into(), &Value::Null));
+    // The target hears of it last.
+    wait_for("its end", HEARD, || only(&lab.b)["state"] == "completed").unwrap();
+    assert_eq!(only(&lab.b)["waiting_seconds"], Value::Null);
 }
 
 #[test]
