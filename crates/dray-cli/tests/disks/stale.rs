@@ -55,6 +55,37 @@ fn a_move_that_was_given_up_does_not_touch_the_next_one() {
     guest::compare(&c.pool().join(IMAGE), &guest::first_versions(BLOCKS)).unwrap();
 }
 
+/// Neither its file nor its record is there: its name is free.
+#[test]
+fn an_image_that_was_removed_after_a_cancelled_move_is_gone_after_a_restart() {
+    let mut lab = Lab::new();
+    let path = lab.a.pool().join(IMAGE);
+    guest::make_image(&path, BLOCKS / 16);
+    lab.start();
+    lab.a.add(IMAGE);
+    migrate(&lab.a, "hostb", "pre-copy");
+    let copied = || lab.a.progress().is_some_and(|(_, p)| p["total"]["bytes_done"] != 0);
+    wait_for("the copy", END, copied).unwrap();
+    assert!(lab.a.dray(&["cancel"]).status.success());
+    let free = || lab.a.image(IMAGE).is_some_and(|image| image["migration"].is_null());
+    wait_for("the end", END, free).unwrap();
+    assert!(lab.a.dray(&["images", "remove", IMAGE]).status.success());
+    std::fs::remove_file(&path).unwrap();
+    for _ in 0..2 {
+        lab.a.kill();
+        lab.a.start();
+        assert!(lab.a.image(IMAGE).is_none(), "{:?}", lab.a.image(IMAGE));
+    }
+    guest::make_image(&path, BLOCKS / 16);
+    lab.a.add(IMAGE);
+    assert!(owns(&lab.a));
+    for _ in 0..2 {
+        lab.a.kill();
+        lab.a.start();
+        assert!(owns(&lab.a), "{:?}", lab.a.image(IMAGE));
+    }
+}
+
 /// The target of a move that is complete still answers its source, which has not heard it, while the
 /// image moves on.
 #[test]

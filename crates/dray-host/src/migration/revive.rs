@@ -137,7 +137,11 @@ impl<L: Launch> Revival<'_, L> {
             |record: &ImageRecord| record.migration == migration && !record.outlives_migration();
         let records = self.registry.all_records().into_iter().filter(bound);
         names.extend(records.map(|record| record.name));
-        for name in names {
+        // What was removed here since is no image any more: nothing is there that could be closed.
+        let is_known = |name: &String| {
+            self.registry.get(name).is_some() || self.registry.closed(name).is_some()
+        };
+        for name in names.into_iter().filter(is_known) {
             let shown = migration.map_or_else(|| "?".to_owned(), |id| id.to_string());
             let why = format!("its migration {shown} cannot be brought back: {why}");
             self.registry.close(&name, Reason::passing(why, way_out(end, &name)));
