@@ -187,12 +187,12 @@ fn a_write_that_waits_for_a_disk_to_be_opened_ends_with_its_client() {
     let disk = Disk::new(Arc::clone(&image) as Arc<dyn Image>);
     let fixture = Fixture::with(Arc::clone(&disk) as Arc<dyn Image>);
     disk.park_now();
-    let mut gone = fixture.client().go_structured();
+    // All are here before one has left: who comes later would wait for what it has left behind.
+    let [mut gone, mut lost, mut stays] = [(); 3].map(|()| fixture.client().go_structured());
+    until("attached", || fixture.server.connections("") == 3);
     gone.write(0, 1, 0, &[1; 4096]);
     gone.request(0, DISC, 0, 0, 0);
-    let mut lost = fixture.client().go_structured();
     lost.write(0, 1, 4096, &[1; 4096]);
-    let mut stays = fixture.client().go_structured();
     stays.write(0, 1, 8192, &[3; 4096]);
     // They wait in the disk by then.
     std::thread::sleep(Duration::from_millis(200));
