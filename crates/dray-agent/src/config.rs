@@ -310,6 +310,11 @@ impl Config {
         })
     }
 
+    /// Whether `peer` may use a pool in which this path is.
+    pub fn is_open_to(&self, peer: &Peer, path: &Path) -> bool {
+        self.pools.iter().any(|pool| peer.may_use(&pool.name) && pool.holds(path))
+    }
+
     /// A QMP socket that may be used: an existing socket below one of `qmp_dirs`, links followed.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! Whose request a thread does, and whether anybody still waits for its answer.
 //!
-//! A change may wait at a closed gate for as long as a migration takes. When its client has gone meanwhile it
-//! must never be done: the guest has written elsewhere since, and was told that this is durable.
+//! A request may wait at a closed gate for as long as a migration takes. When its client has gone meanwhile a
+//! change must never be done: the guest has written elsewhere since, and was told that this is durable.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -22,8 +22,8 @@ impl Drop for Before {
     }
 }
 
-/// Does `work` on this thread for a client: a change that waits in it for the disk to be opened fails when the
-/// client has gone, and does nothing.
+/// Does `work` on this thread for a client: what waits in it for the disk to be opened fails when the client
+/// has gone, and does nothing.
 pub fn working_for<T>(is_there: &IsThere, work: impl FnOnce() -> T) -> T {
     let before = CLIENT.with(|client| client.replace(Some(Arc::clone(is_there))));
     let _before = Before(before);

@@ -145,18 +145,23 @@ impl Gate {
         self.state.store(state, Ordering::SeqCst);
     }
 
-    /// Waits while the gate is closed for one of the causes `causes`.
-    fn wait_for(&self, causes: u8) -> Result<()> {
-        let mut held = self.lock();
+    /// Waits while the gate is closed for one of the causes `causes` and somebody wants that. Whether anybody
+    /// does is asked after each wait, also after the last one.
+    fn wait_for(&self, causes: u8, is_wanted: &impl Fn() -> bool) -> Result<()> {
+        const WHAT: &str = "waiting for the image";
         loop {
+            let held = self.lock();
             let state = self.state();
             if state & causes == 0 {
                 return Ok(());
             }
             if state & FAILED != 0 && state & causes & LASTING != 0 {
-                return Err(unavailable("waiting for the image"));
+                return Err(unavailable(WHAT));
             }
-            held = self.changed.wait(held).unwrap_or_else(|poisoned| poisoned.into_inner());
+            drop(self.changed.wait_timeout(held, LOOK));
+            if !is_wanted() {
+                return Err(Error::new(ErrorKind::Unavailable, WHAT, "its client has gone"));
+            }
         }
     }
 
@@ -168,49 +173,18 @@ impl Gate {
         (self.state() & !DRAINING == OPEN).then_some(pass)
     }
 
-    /// Lets a change begin, as soon as the gate is open.
-    ///
-    /// # Errors
-    /// `Unavailable` when the gate was told to fail what waits.
-    pub fn enter(&self) -> Result<Pass<'_>> {
-        loop {
-            if let Some(pass) = self.try_enter() {
-                return Ok(pass);
-            }
-            self.wait_for(QUIESCED | LASTING)?;
-        }
-    }
-
-    /// Lets a change begin, as soon as the gate is open, if it is still wanted then. What need not wait is
-    /// not asked for.
+    /// Lets a change begin, as soon as the gate is open, if it `is_wanted` then. Of what need not wait nobody is
+    /// asked.
     ///
     /// # Errors
     /// `Unavailable` when the gate was told to fail what waits, or when nobody wants the change any more.
-    pub fn enter_while(&self, is_wanted: impl Fn() -> bool) -> Result<Pass<'_>> {
+    pub fn enter(&self, is_wanted: impl Fn() -> bool) -> Result<Pass<'_>> {
         loop {
             if let Some(pass) = self.try_enter() {
                 return Ok(pass);
             }
-            self.wait_a_while(QUIESCED | LASTING)?;
-            if !is_wanted() {
-                let why = "its client has gone";
-                return Err(Error::new(ErrorKind::Unavailable, "waiting for the image", why));
-            }
+            self.wait_for(QUIESCED | LASTING, &is_wanted)?;
         }
-    }
-
-    /// As [`wait_for`](Self::wait_for), but returns after [`LOOK`] at the latest.
-    fn wait_a_while(&self, causes: u8) -> Result<()> {
-        let held = self.lock();
-        let state = self.state();
-        if state & causes == 0 {
-            return Ok(());
-        }
-        if state & FAILED != 0 && state & causes & LASTING != 0 {
-            return Err(unavailable("waiting for the image"));
-        }
-        drop(self.changed.wait_timeout(held, LOOK));
-        Ok(())
     }
 
     /// True when nothing is held back.
@@ -231,14 +205,14 @@ impl Gate {
     /// Returns when reads pass; true when they go to the owner, another host.
     ///
     /// # Errors
-    /// `Unavailable` when the gate was told to fail what waits.
-    pub fn enter_read(&self) -> Result<bool> {
+    /// As [`enter`](Self::enter).
+    pub fn enter_read(&self, is_wanted: impl Fn() -> bool) -> Result<bool> {
         loop {
             let state = self.state.load(Ordering::Acquire);
             if state & NO_READS == 0 {
                 return Ok(state & INCOMING != 0);
             }
-            self.wait_for(NO_READS)?;
+            self.wait_for(NO_READS, &is_wanted)?;
         }
     }
 
@@ -246,14 +220,14 @@ impl Gate {
     /// the image was parked, and nothing is written to one that is incoming.
     ///
     /// # Errors
-    /// `Unavailable` when the gate was told to fail what waits.
-    pub fn enter_flush(&self) -> Result<bool> {
+    /// As [`enter`](Self::enter).
+    pub fn enter_flush(&self, is_wanted: impl Fn() -> bool) -> Result<bool> {
         loop {
             let state = self.state.load(Ordering::Acquire);
             if state & SHUT == 0 {
                 return Ok(state & (PARKED | INCOMING) != 0);
             }
-            self.wait_for(SHUT)?;
+            self.wait_for(SHUT, &is_wanted)?;
         }
     }
 

@@ -135,14 +135,14 @@ fn check(gate: &Gate, model: Model, steps: &[Step]) {
     assert_eq!(gate.reads_pass(), reads == Outcome::Passes && !model.incoming, "{label}");
     // What would wait is not asked.
     if changes != Outcome::Waits {
-        assert_eq!(gate.enter().is_ok(), changes == Outcome::Passes, "{label}");
+        assert_eq!(gate.enter(|| true).is_ok(), changes == Outcome::Passes, "{label}");
     }
     if reads != Outcome::Waits {
-        let elsewhere = gate.enter_read().ok();
+        let elsewhere = gate.enter_read(|| true).ok();
         assert_eq!(elsewhere, (reads == Outcome::Passes).then_some(model.incoming), "{label}");
     }
     if flushes != Outcome::Waits {
-        let answered = gate.enter_flush().ok();
+        let answered = gate.enter_flush(|| true).ok();
         let expected = (flushes == Outcome::Passes).then_some(model.parked || model.incoming);
         assert_eq!(answered, expected, "{label}");
     }

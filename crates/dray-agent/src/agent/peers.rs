@@ -22,7 +22,6 @@ use dray_types::{Ancestor, MigrationId};
 use dray_wire::StreamKind;
 use dray_wire::request::{Base, Fate, WantedImage};
 use std::collections::BTreeSet;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
@@ -135,7 +134,7 @@ impl Agent {
             let Some(entry) = self.registry.get(&image.name) else { continue };
             let record = entry.record();
             // Who may not use the pool that the name is taken in never gets it.
-            if !self.may_use(peer, &record.path) || begun.elapsed() > ASKING_LIMIT {
+            if !self.config.is_open_to(peer, &record.path) || begun.elapsed() > ASKING_LIMIT {
                 continue;
             }
             let old = record.migration.filter(|&old| old != migration);
@@ -198,11 +197,6 @@ impl Agent {
             .try_for_each(|image| check_name(&image.name))
             .map_err(|why| why.to_string())?;
         Ok(known)
-    }
-
-    /// Whether the peer may use a pool in which this is.
-    fn may_use(&self, peer: &Peer, path: &Path) -> bool {
-        self.config.pools.iter().any(|pool| peer.may_use(&pool.name) && pool.holds(path))
     }
 
     fn prepare_for(
@@ -384,7 +378,7 @@ impl Agent {
                 return Ok(Found::Nothing);
             }
             // Nor is what lies where the peer may not go: the name is another's.
-            if !self.may_use(peer, &record.path) {
+            if !self.config.is_open_to(peer, &record.path) {
                 return Ok(Found::Nothing);
             }
             if record.migration.is_some() {

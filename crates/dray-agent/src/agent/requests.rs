@@ -30,7 +30,7 @@ impl Agent {
         if images.len() > MAX_IMAGES {
             return Err(format!("more than {MAX_IMAGES} images at once"));
         }
-        let ask = |image| self.seeds.ask(number, image, link, pool, self);
+        let ask = |image| self.seeds.ask(number, image, link, (known, pool), self);
         images.into_iter().map(ask).collect::<Result<_, _>>().map_err(|why| why.to_string())
     }
 
@@ -61,7 +61,7 @@ impl Agent {
             return Ok(images.iter().map(expected).collect());
         }
         let look = |image| {
-            let parts = self.seed_parts(pool, image, None);
+            let parts = self.seed_parts((known, pool), image, None);
             crate::snapshots::apart(move || seed::survey(&parts, backups))
         };
         let looking: Vec<_> = images.into_iter().map(look).collect();

@@ -265,9 +265,7 @@ impl Agent {
         plan.images.push(SourceImage::new(name, offer, path, device));
         Ok(plan.images.len() - 1)
     }
-}
 
-impl Agent {
     /// Refuses a name for something that does not move: mistyped, it would go under its usual name, perhaps
     /// onto what has that name already. Several VMs that move with one command share their names.
     fn check_named(&self, command: &Prepare, plan: &Plan) -> ApiResult<()> {

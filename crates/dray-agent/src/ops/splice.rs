@@ -17,6 +17,15 @@ use dray_qemu::{AdoptOptions, LayerPlan, Pivot, Qmp};
 use dray_types::{Epoch, ImageId};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A QEMU that has left an export has closed its connection by then.
+const LEAVING: Duration = Duration::from_secs(2);
+/// How often that is looked at.
+const LOOK: Duration = Duration::from_millis(50);
+/// What to do when QEMU has not said where a disk is.
+const UNKNOWN_HINT: &str = "the disk may be on dray, now or when QEMU answers again, so the image stays; then \
+                            `dray release` gives it back, or `dray adopt` again if it is on its file";
 
 impl Agent {
     pub(super) async fn adopt(&self, command: &Adopt) -> ApiResult<Spliced> {
@@ -44,7 +53,8 @@ impl Agent {
         Ok(Spliced { disks })
     }
 
-    /// Splices one disk; on failure the guest is on its own file and nothing is left behind.
+    /// Splices one disk; on failure the guest is on its own file and nothing is left behind, unless QEMU has
+    /// not said where the disk is: the image stays then.
     pub(super) async fn adopt_layer(
         &self,
         picture: &Picture,
@@ -80,11 +90,32 @@ impl Agent {
             Err(why) => {
                 // QEMU's command line still does not tell how the disk's nodes are made.
                 let again = noted.map_or(Ok(()), |note| self.registry.released.put(&note));
-                let undone = again.and_then(|()| self.registry.forget(&record.name));
-                undone.map_err(|why| io_error(&what, why))?;
+                again.map_err(|why| io_error(&what, why))?;
+                if self.may_be_on_dray(&why, &record.name).await {
+                    entry.regain_locks();
+                    return Err(failed(why).hint(UNKNOWN_HINT));
+                }
+                self.registry.forget(&record.name).map_err(|why| io_error(&what, why))?;
                 Err(failed(why))
             }
         }
+    }
+
+    /// Whether QEMU may have a disk on its export although adopting it has failed with `why`: it has not said,
+    /// and stays attached. Its guest would be cut off if the image were forgotten.
+    async fn may_be_on_dray(&self, why: &dray_qemu::Error, image: &str) -> bool {
+        use dray_qemu::ErrorKind::{Closed, NotUndone, Timeout};
+        if !matches!(why.kind(), Closed | NotUndone | Timeout) {
+            return false;
+        }
+        let deadline = Instant::now() + LEAVING;
+        while self.nbd.connections(image) > 0 {
+            if Instant::now() >= deadline {
+                return true;
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        false
     }
 
     /// The note by which it is known how the nodes of a disk are made.

@@ -193,9 +193,7 @@ impl Reuse {
     }
 
     fn may_see(&self, peer: &str, path: &Path) -> bool {
-        let Some(peer) = self.config.peer(peer) else { return false };
-        let pools = self.config.pools.iter().filter(|pool| peer.may_use(&pool.name));
-        pools.into_iter().any(|pool| pool.holds(path))
+        self.config.peer(peer).is_some_and(|peer| self.config.is_open_to(peer, path))
     }
 
     /// Content with this hash is there, as far as anybody knows.

@@ -4,9 +4,9 @@
 use super::choose::{self, Choice};
 use super::gather::{Gathered, Gathering, Pace, Provider, TASK_BYTES};
 use super::state::{SeedFile, SeedNote};
-use crate::config::Config;
+use crate::config::{Config, Peer};
 use dray_host::pool::Pool;
-use dray_host::registry::{CopyState, Registry};
+use dray_host::registry::{CopyState, Entry, Registry};
 use dray_host::store::Store;
 use dray_image::{ImageFile, ImageNames};
 use dray_types::{BitRate, ByteSize, Epoch, ImageId};
@@ -33,12 +33,22 @@ pub struct Parts {
     pub store: Store,
     /// Where the image will be.
     pub pool: Pool,
+    /// Who asks.
+    pub peer: Peer,
     /// The image.
     pub wanted: SeedImage,
     /// Bytes a second that the link from its owner carries, if known.
     pub link: Option<u64>,
     /// Where backups are.
     pub config: Arc<Config>,
+}
+
+impl Parts {
+    /// What has the image's name here, if it lies where the peer may go.
+    pub fn at_name(&self) -> Option<Arc<Entry>> {
+        let entry = self.registry.get(&self.wanted.image.name)?;
+        self.config.is_open_to(&self.peer, &entry.record().path).then_some(entry)
+    }
 }
 
 /// How a job stands, for those who ask.
@@ -191,7 +201,7 @@ fn shares(providers: &[Arc<dyn Provider>], given: &[u64]) -> Vec<(String, u64)> 
 
 /// The replica that lies here under the name.
 pub fn old_copy(parts: &Parts) -> Option<Arc<dyn ImageFile>> {
-    let entry = parts.registry.get(&parts.wanted.image.name)?;
+    let entry = parts.at_name()?;
     (entry.record().len == parts.wanted.image.len).then(|| Arc::clone(&entry.file))
 }
 
@@ -201,10 +211,13 @@ pub fn in_the_way(parts: &Parts) -> Option<String> {
     if parts.config.backups.is_empty() && parts.config.peers.is_empty() {
         return Some(String::new());
     }
-    let entry = parts.registry.get(name)?;
-    let record = entry.record();
-    let replica = record.state == CopyState::Replica && record.migration.is_none();
-    if replica && record.id == parts.wanted.image.id {
+    parts.registry.get(name)?;
+    let is_replica = |entry: Arc<Entry>| {
+        let record = entry.record();
+        let idle = record.state == CopyState::Replica && record.migration.is_none();
+        idle && record.id == parts.wanted.image.id
+    };
+    if parts.at_name().is_some_and(is_replica) {
         return None;
     }
     Some(format!("there is an image '{name}' already"))
@@ -213,14 +226,14 @@ pub fn in_the_way(parts: &Parts) -> Option<String> {
 /// The number of the generation that a usable replica here holds.
 pub fn at_hand(parts: &Parts) -> Option<u64> {
     let SeedImage { image, ancestors, .. } = &parts.wanted;
-    let entry = parts.registry.get(&image.name)?;
+    let entry = parts.at_name()?;
     let usable = entry.record().base_for(image, ancestors, &parts.pool);
     usable.ok().map(|note| note.generation.number)
 }
 
 /// The replica that lies here is too old or of no use: it gives up its name.
 fn set_aside(parts: &Parts) -> io::Result<()> {
-    match parts.registry.get(&parts.wanted.image.name) {
+    match parts.at_name() {
         Some(entry) => parts.registry.set_aside(&entry).map(drop),
         None => Ok(()),
     }

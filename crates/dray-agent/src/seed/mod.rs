@@ -13,6 +13,7 @@ mod state;
 mod survey;
 mod tasks;
 
+use crate::config::Peer;
 use dray_host::pool::Pool;
 use dray_wire::request::{Base, SeedImage, Seeding, Surveyed};
 use job::Job;
@@ -48,7 +49,7 @@ impl Seeds {
         number: u64,
         wanted: SeedImage,
         link: Option<u64>,
-        pool: &Pool,
+        (peer, pool): (&Peer, &Pool),
         agent: &crate::agent::Agent,
     ) -> io::Result<Seeding> {
         let mut jobs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -67,7 +68,7 @@ impl Seeds {
             let why = format!("{AT_ONCE} images are being read there already");
             return Ok(Seeding::Nothing { why });
         }
-        let parts = agent.seed_parts(pool, wanted, link);
+        let parts = agent.seed_parts((peer, pool), wanted, link);
         let job = Job::start(number, parts)?;
         let state = job.ask();
         jobs.insert(name, job);
@@ -86,11 +87,17 @@ impl Seeds {
 
 impl crate::agent::Agent {
     /// What the seeding of an image is made of.
-    pub(crate) fn seed_parts(&self, pool: &Pool, wanted: SeedImage, link: Option<u64>) -> Parts {
+    pub(crate) fn seed_parts(
+        &self,
+        (peer, pool): (&Peer, &Pool),
+        wanted: SeedImage,
+        link: Option<u64>,
+    ) -> Parts {
         Parts {
             registry: Arc::clone(&self.registry),
             store: self.store.clone(),
             pool: pool.clone(),
+            peer: peer.clone(),
             wanted,
             link,
             config: Arc::clone(&self.config),

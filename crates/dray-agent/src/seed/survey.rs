@@ -47,7 +47,7 @@ fn from_providers(choice: Choice, old: bool) -> Surveyed {
 /// What lies here of it, as a migration would find it.
 fn base_here(parts: &Parts) -> Base {
     let SeedImage { image, ancestors, .. } = &parts.wanted;
-    let Some(entry) = parts.registry.get(&image.name) else { return Base::Empty };
+    let Some(entry) = parts.at_name() else { return Base::Empty };
     let record = entry.record();
     if record.state != CopyState::Replica || record.id != image.id || record.device {
         return Base::Empty;
@@ -60,7 +60,7 @@ fn base_here(parts: &Parts) -> Base {
 
 /// What is said where a migration that came to nothing has left its part.
 fn earlier_try(parts: &Parts) -> Option<String> {
-    let record = parts.registry.get(&parts.wanted.image.name)?.record();
+    let record = parts.at_name()?.record();
     let same = record.state == CopyState::Incoming && record.id == parts.wanted.image.id;
     let why = "an earlier try has left its part there: how much of it counts is unknown until it \
                is compared";

@@ -36,9 +36,12 @@ impl Expected<'_> {
                 "disk {qdev} is made of {here} images in the target's QEMU, and of {there} at the source"
             ));
         }
-        plans.into_iter().try_for_each(|(number, plan)| {
+        disk.layers.iter().enumerate().try_for_each(|(depth, layer)| {
+            let Some((number, _)) = plans.iter().find(|(_, plan)| plan.depth == depth) else {
+                let why = format!("disk {qdev}: no image is planned for its layer {depth}");
+                return if self.arrived { Ok(()) } else { Err(why) };
+            };
             let image = self.images.get(*number).ok_or("the plan names no image")?;
-            let Some(layer) = disk.layers.get(plan.depth) else { return Ok(()) };
             self.check_layer(layer, image).map_err(|why| format!("disk {qdev}: {why}"))
         })
     }
@@ -147,6 +150,18 @@ mod tests {
             let why = check(&files, false).unwrap_err();
             assert!(why.contains("disk0") && why.contains(said), "{files:?}: {why}");
         }
+    }
+
+    /// Whoever makes the plan may be anybody.
+    #[test]
+    fn a_layer_that_no_plan_is_of_is_not_passed_over() {
+        let plans = [(0, plan("disk0", 0)), (1, plan("disk0", 7))];
+        let images = [image("root"), image("data")];
+        let layers = vec![layer(&on("root")), layer(&on("stranger"))];
+        let disk = VmDisk { qdev: "disk0".into(), backend: String::new(), layers };
+        let nbd_socket = Path::new(SOCKET);
+        let expected = Expected { plans: &plans, images: &images, nbd_socket, arrived: false };
+        assert!(expected.check(&[disk]).unwrap_err().contains("layer 1"));
     }
 
     #[test]

@@ -3,7 +3,8 @@
 use crate::case::{BLOCKS, IMAGE};
 use crate::guest::{self, BLOCK, content};
 use crate::lab::{Host, Lab, wait_for};
-use crate::nbd::{Client, FLUSH, READ, WRITE};
+use crate::nbd::{Client, FLUSH, Fault, READ, WRITE};
+use crate::refusals::{CONFLICT, refused};
 use serde_json::Value;
 use std::time::Duration;
 
@@ -102,6 +103,55 @@ fn a_client_of_an_image_that_is_gone_is_cut_off_and_finds_the_next_one() {
     guest.request(FLUSH, 0, 0, &[], &|| true).unwrap();
     assert_eq!(lab.b.image(IMAGE).map(|image| image["state"].clone()), Some(Value::from("owner")));
     assert_eq!(read(&lab.b, 7), content(7, 3));
+}
+
+/// At the disk that it had when the image left it would wait for ever.
+#[test]
+fn a_client_that_was_idle_while_its_image_left_and_came_back_finds_it_again() {
+    let lab = lab();
+    let mut idle = Client::connect(&lab.a.nbd(), IMAGE).unwrap();
+    migrate(&lab, &[]);
+    let back = lab.b.dray(&["migrate", "--image", IMAGE, "--to", "hosta"]);
+    assert!(back.status.success(), "{back:?}");
+    let owned = || lab.a.image(IMAGE).is_some_and(|image| image["state"] == "owner");
+    wait_for("the return", END, owned).unwrap();
+    let answer = idle.request(READ, 7 * BLOCK, BLOCK as u32, &[], &|| true);
+    assert!(
+        matches!(answer, Err(Fault::Lost)),
+        "it is cut off, and not told of an error: {answer:?}"
+    );
+    let mut again = Client::connect(&lab.a.nbd(), IMAGE).unwrap();
+    assert!(write(&mut again, 7, 2));
+    again.request(FLUSH, 0, 0, &[], &|| true).unwrap();
+    assert_eq!(read(&lab.a, 7), content(7, 2));
+}
+
+/// Its name is not for the peer either.
+#[test]
+fn a_copy_in_a_pool_that_a_peer_may_not_use_is_left_alone() {
+    let mut lab = Lab::new();
+    let mut c = lab.third();
+    let other = lab.dir.path().join("other");
+    std::fs::create_dir(&other).unwrap();
+    let text = std::fs::read_to_string(lab.b.config()).unwrap();
+    let (before, hostc) = text.rsplit_once("[[peer]]").unwrap();
+    let pool = format!("[[pool]]\nname = \"other\"\npath = \"{}\"\n", other.display());
+    let hostc = hostc.replace("pools = [\"p\"]", "pools = [\"other\"]");
+    std::fs::write(lab.b.config(), format!("{before}[[peer]]{hostc}{pool}")).unwrap();
+    guest::make_image(&lab.b.pool().join(IMAGE), BLOCKS / 16);
+    lab.start();
+    c.start();
+    lab.b.add(IMAGE);
+    let go = |from: &Host, to: &str| {
+        let output = from.dray(&["migrate", "--image", IMAGE, "--to", to]);
+        assert!(output.status.success(), "{output:?}");
+    };
+    go(&lab.b, "hosta");
+    go(&lab.a, "hostc");
+    let args = ["migrate", "--image", IMAGE, "--to", "hostb", "--pool", "other"];
+    refused(&c, &args, CONFLICT, &["exists"]);
+    assert_eq!(lab.b.image(IMAGE).unwrap()["state"], "replica", "it has kept its name");
+    assert_eq!(c.image(IMAGE).unwrap()["state"], "owner");
 }
 
 /// What an earlier image has left has the name that the copy here must get at the handover.

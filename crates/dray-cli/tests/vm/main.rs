@@ -20,3 +20,4 @@ mod restarts;
 mod several;
 mod stage;
 mod strategies;
+mod unanswered;

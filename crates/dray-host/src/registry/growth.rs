@@ -25,8 +25,6 @@ impl Registry {
         let new = self.entry_over(old.record(), file);
         new.inherit_locks(old);
         put_in_place(&mut self.entries.write().unwrap_or_else(PoisonError::into_inner), &new);
-        // Who has come to the old disk meanwhile must not write past the new one, and comes back to it.
-        old.disk.withdraw();
         begin_line(&self.store, &new)?;
         Ok(new)
     }

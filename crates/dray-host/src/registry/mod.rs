@@ -341,7 +341,6 @@ impl Registry {
         let record = entry.record();
         let file = self.open_file(&record).map_err(io::Error::other)?;
         let new = self.replace(record, file)?;
-        entry.disk.fail_parked();
         begin_line(&self.store, &new)?;
         Ok(new)
     }
@@ -484,10 +483,12 @@ fn tell_untold(entry: &Entry) {
     }
 }
 
-/// The image is `new` from now on, which goes on with what is known of its guest.
+/// The image is `new` from now on, which goes on with what is known of its guest. Clients of the old disk are
+/// cut off and come back to the new one: at the old one they would write past it, or wait for ever.
 fn put_in_place(entries: &mut BTreeMap<String, Arc<Entry>>, new: &Arc<Entry>) {
     if let Some(old) = entries.insert(new.record().name, Arc::clone(new)) {
         new.heat.take_over(&old.heat);
+        old.disk.withdraw();
     }
 }
 

@@ -48,7 +48,7 @@ impl Disk {
             self.brake.wait(self.new_dirty(touched));
         }
         let began = self.meter.is_on().then(Instant::now);
-        let _pass = self.gate.enter_while(client::is_there)?;
+        let _pass = self.gate.enter(client::is_there)?;
         let noted = self.history.begin(touched.all)?;
         let marked = self.tracker.begin(touched.all)?;
         self.keeper.before_change(touched.all);
@@ -130,7 +130,7 @@ impl Image for Disk {
 
     fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {
         self.check("reading", offset, buf.len() as u64)?;
-        let elsewhere = self.gate.enter_read()?;
+        let elsewhere = self.gate.enter_read(client::is_there)?;
         self.count_read(offset, buf.len() as u64);
         if elsewhere {
             return self.missing.fetcher()?.peek(offset, buf);
@@ -165,7 +165,7 @@ impl Image for Disk {
 
     fn flush(&self) -> Result<()> {
         self.counters.add(Counter::Flushes, 1);
-        if self.gate.enter_flush()? {
+        if self.gate.enter_flush(client::is_there)? {
             return Ok(());
         }
         self.missing.flush()
@@ -185,7 +185,7 @@ impl Image for Disk {
 
     fn extents(&self, offset: u64, len: u64, max: usize) -> Result<Vec<Extent>> {
         self.check("mapping", offset, len)?;
-        if self.gate.enter_read()? {
+        if self.gate.enter_read(client::is_there)? {
             let all = Extent { len, kind: ExtentKind::Data };
             return Ok(if len == 0 || max == 0 { Vec::new() } else { vec![all] });
         }

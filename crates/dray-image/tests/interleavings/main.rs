@@ -85,7 +85,7 @@ fn while_quiesced_nothing_is_in_flight_and_nothing_begins() {
                 let (gate, in_flight) = (Arc::clone(&gate), Arc::clone(&in_flight));
                 thread::spawn(move || {
                     for _ in 0..2 {
-                        let pass = gate.enter().unwrap();
+                        let pass = gate.enter(|| true).unwrap();
                         in_flight.fetch_add(1, Ordering::SeqCst);
                         thread::yield_now();
                         in_flight.fetch_sub(1, Ordering::SeqCst);
@@ -115,7 +115,11 @@ fn what_waits_at_a_parked_gate_goes_on_or_fails_and_is_never_forgotten() {
             .map(|write| {
                 let gate = Arc::clone(&gate);
                 thread::spawn(move || {
-                    if write { gate.enter().map(drop).is_ok() } else { gate.enter_read().is_ok() }
+                    if write {
+                        gate.enter(|| true).map(drop).is_ok()
+                    } else {
+                        gate.enter_read(|| true).is_ok()
+                    }
                 })
             })
             .collect();
@@ -124,7 +128,7 @@ fn what_waits_at_a_parked_gate_goes_on_or_fails_and_is_never_forgotten() {
         assert!(gate.fail());
         gate.unpark();
         let _outcomes: Vec<bool> = io.into_iter().map(|thread| thread.join().unwrap()).collect();
-        assert!(gate.enter().is_ok());
+        assert!(gate.enter(|| true).is_ok());
     });
 }
 
@@ -299,9 +303,9 @@ fn a_gate_that_is_shut_lets_nothing_pass_whoever_lets_go_of_it() {
                 thread::spawn(move || {
                     let before = shut.load(Ordering::SeqCst);
                     let pass = match kind {
-                        0 => Some(gate.enter().unwrap()),
-                        1 => gate.enter_read().map(|_| None).unwrap(),
-                        _ => gate.enter_flush().map(|_| None).unwrap(),
+                        0 => Some(gate.enter(|| true).unwrap()),
+                        1 => gate.enter_read(|| true).map(|_| None).unwrap(),
+                        _ => gate.enter_flush(|| true).map(|_| None).unwrap(),
                     };
                     let after = shut.load(Ordering::SeqCst);
                     assert!(!before || !after, "passed a gate that was shut all the time");
@@ -340,7 +344,7 @@ fn when_tracking_has_begun_the_log_knows_of_every_write_that_is_under_way() {
                     let (log, begun) = (Arc::clone(&log), Arc::clone(&begun));
                     thread::spawn(move || {
                         for _ in 0..2 {
-                            let pass = gate.enter().unwrap();
+                            let pass = gate.enter(|| true).unwrap();
                             let marked = tracker.begin(block(number)).unwrap();
                             thread::yield_now();
                             // It reaches the disk now, and a crash comes.

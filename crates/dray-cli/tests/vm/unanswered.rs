@@ -1,0 +1,114 @@
+//! QEMU does what it was asked, and nobody hears the answer: the disk is where QEMU has it.
+
+use crate::stage::{Kind, PATIENCE, Stage};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+/// Carries lines between the client and QEMU's monitor. One command is the last that QEMU gets: its answer
+/// reaches nobody. A program of its own, as dray reads the command line of whoever listens.
+const EAVESDROPPER: &str = r#"
+use IO::Socket::UNIX; use IO::Select;
+my ($between, $monitor, $last) = @ARGV;
+my $listener = IO::Socket::UNIX->new(Local => $between, Listen => 5) or die "listen: $!";
+while (my $client = $listener->accept) {
+    my $qemu = IO::Socket::UNIX->new(Peer => $monitor) or die "connect: $!";
+    my ($both, $asked, %text) = (IO::Select->new($client, $qemu), 0);
+    CLIENT: while (1) {
+        for my $from ($both->can_read) {
+            sysread($from, $text{$from}, 65536, length($text{$from} // "")) or last CLIENT;
+            while ($text{$from} =~ s/^(.*\n)//) {
+                my $line = $1;
+                if ($from == $qemu) {
+                    exit 0 if $asked && $line !~ /"event"/;
+                    syswrite $client, $line unless $asked;
+                    next;
+                }
+                if ($line =~ /"$last"/) { $asked = 1; $both->remove($client); close $client }
+                syswrite $qemu, $line;
+                last if $asked;
+            }
+        }
+    }
+    exit 1 if $asked;
+}"#;
+
+struct Eavesdropper {
+    socket: PathBuf,
+    process: Child,
+}
+
+impl Eavesdropper {
+    /// On the way to the monitor of the stage's QEMU, up to the answer to `last`.
+    fn start(stage: &Stage, last: &str) -> Self {
+        let monitor = stage.source.qmp_path();
+        let socket = monitor.with_extension("between");
+        let mut perl = Command::new("perl");
+        perl.args(["-e", EAVESDROPPER, "--"]).args([&socket, &monitor]).arg(last);
+        let process = perl.args(arguments_of(stage.source.pid())).spawn().expect("perl");
+        let deadline = Instant::now() + PATIENCE;
+        while !socket.exists() {
+            assert!(Instant::now() < deadline, "nobody listens");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Self { socket, process }
+    }
+
+    fn end(mut self) -> ExitStatus {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.process.try_wait().expect("wait") {
+                Some(status) => return status,
+                None if Instant::now() >= deadline => panic!("it was never asked for"),
+                None => std::thread::sleep(Duration::from_millis(10)),
+            }
+        }
+    }
+}
+
+impl Drop for Eavesdropper {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// QEMU's arguments: dray reads in them how the nodes of its disks are made.
+fn arguments_of(pid: u32) -> Vec<String> {
+    let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).expect("a command line");
+    line.split_terminator('\0').skip(1).map(str::to_owned).collect()
+}
+
+fn images(stage: &Stage) -> Vec<Value> {
+    let images = stage.lab.host("a").json(&["images"]).expect("images");
+    images.as_array().cloned().expect("a list")
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("text")
+}
+
+#[test]
+fn a_disk_that_qemu_took_without_saying_so_stays_on_dray_until_it_is_released() {
+    let name = "unanswered-adopt";
+    let Some(mut stage) = Stage::new(name, &[Kind::Qcow2], 4 << 20) else { return };
+    stage.assert_guest_is_well();
+    let between = Eavesdropper::start(&stage, "blockdev-reopen");
+    let args = ["adopt", "--qmp", text(&between.socket)];
+    let adopted = stage.lab.host("a").dray(&args).expect("adopt");
+    let ended = between.end();
+    assert!(ended.success(), "it never came to the exchange: {adopted:?}");
+    assert_ne!(adopted.code, 0, "{adopted:?}");
+    assert!(adopted.stderr.contains("`dray release`"), "{adopted:?}");
+    let known = images(&stage);
+    assert_eq!(known.len(), 1, "{known:?}");
+    assert_eq!(known[0]["clients"], 1, "QEMU is on it: {known:?}");
+    stage.assert_guest_is_well();
+    let qmp = stage.source_qmp();
+    let released = stage.lab.host("a").dray(&["release", "--qmp", &qmp]).expect("release");
+    assert_eq!(released.code, 0, "{released:?}\n{}", stage.logs());
+    stage.assert_guest_is_well();
+    stage.finish_guest();
+    stage.assert_images("a");
+}
