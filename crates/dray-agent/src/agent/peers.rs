@@ -453,10 +453,15 @@ impl Agent {
     ) -> Result<(), String> {
         let name = &image.offer.name;
         self.refuse_held(&intent.peer, wanted)?;
-        if self.registry.get(name).is_some() {
-            return Err(format!(
-                "an image named '{name}' exists here already; choose another name"
-            ));
+        if let Some(entry) = self.registry.get(name) {
+            let here = &self.config.name;
+            let way_out = match entry.record().state {
+                CopyState::Replica => format!(
+                    "what another image left here; `dray images remove {name} --delete` on {here} removes it"
+                ),
+                _ => "choose another name".to_owned(),
+            };
+            return Err(format!("an image named '{name}' exists here already: {way_out}"));
         }
         let device = !image.zeroed;
         let coming = ImageRecord::coming(&image.offer, image.path.clone(), intent.migration);

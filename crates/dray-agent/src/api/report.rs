@@ -340,6 +340,23 @@ pub struct Cancelled {
     /// It was taken back at its target, which knows nothing of the guest.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub at_target: bool,
+    /// It had handed over, and its target knows nothing of it any more: the copies here stay, as replicas of no
+    /// migration.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub replicas_stay: bool,
+}
+
+impl Cancelled {
+    /// This migration, with nothing left of it.
+    pub fn of(migration: MigrationId) -> Self {
+        Self {
+            migration,
+            bytes_kept: 0,
+            target_was_away: false,
+            at_target: false,
+            replicas_stay: false,
+        }
+    }
 }
 
 /// The limit that is now in force.

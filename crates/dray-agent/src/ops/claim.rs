@@ -10,7 +10,7 @@ use crate::migration::slots::Board;
 use crate::migration::{Voided, source, target};
 use dray_host::migration::claim::{ClaimError, Claims, Loops};
 use dray_host::registry::{CopyState, Entry};
-use dray_types::{BLOCK_SIZE, BlockRange, BlockSet, ByteSize, Epoch, MigrationId};
+use dray_types::{BLOCK_SIZE, BlockRange, ByteSize, Epoch, MigrationId};
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -18,8 +18,6 @@ use std::time::Duration;
 
 /// Longest wait for the end of a migration's loop.
 const LOOP_TIMEOUT: Duration = Duration::from_secs(30);
-/// Lost ranges that an answer lists at most.
-const MAX_LISTED: usize = 1000;
 
 impl Agent {
     pub(super) fn claim(&self, command: &Claim) -> ApiResult<Claimed> {
@@ -41,8 +39,8 @@ impl Agent {
             epoch: claimed.epoch,
             id: claimed.id,
             writes_may_be_lost: claimed.writes_may_be_lost,
-            bytes_lost: claimed.lost.len() * BLOCK_SIZE,
-            lost: listed(&claimed.lost),
+            bytes_lost: claimed.lost.blocks * BLOCK_SIZE,
+            lost: claimed.lost.first.iter().copied().map(in_bytes).collect(),
             others: claimed.others,
         })
     }
@@ -154,7 +152,6 @@ fn not_claimed(what: &str, why: ClaimError<GoesOn>) -> ApiError {
     }
 }
 
-fn listed(lost: &BlockSet) -> Vec<ByteRange> {
-    let range = |run: BlockRange| ByteRange { start: run.byte_offset(), len: run.byte_len() };
-    lost.runs().take(MAX_LISTED).map(range).collect()
+fn in_bytes(run: BlockRange) -> ByteRange {
+    ByteRange { start: run.byte_offset(), len: run.byte_len() }
 }

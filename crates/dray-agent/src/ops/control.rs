@@ -112,6 +112,9 @@ impl Agent {
         if !is_running(shown.state) {
             return Err(ended_before(&slot, &what()));
         }
+        if slot.is_refused() {
+            return self.let_go(&slot).await;
+        }
         let kept = shown.progress.total.bytes_done;
         if shown.progress.phase >= crate::api::Phase::Backfill {
             let why = "the images are already handed over and only the target can go on from here";
@@ -147,7 +150,28 @@ impl Agent {
         }
         let bytes_kept = if discard { 0 } else { kept };
         let target_was_away = discard && !shown.progress.link_up;
-        Ok(Cancelled { migration, bytes_kept, target_was_away, at_target: false })
+        Ok(Cancelled { bytes_kept, target_was_away, ..Cancelled::of(migration) })
+    }
+
+    /// The images were handed over, and their target knows nothing of the migration any more: it has nothing
+    /// to end there.
+    async fn let_go(&self, slot: &Arc<SourceSlot>) -> ApiResult<Cancelled> {
+        let migration = slot.board.migration;
+        let (answer, gone) = oneshot::channel();
+        slot.send(Input::LetGo(answer));
+        let what = format!("cannot cancel migration {migration}");
+        match tokio::time::timeout(CANCEL_TIMEOUT, gone).await {
+            Ok(Ok(Ok(()))) => {}
+            Ok(Ok(Err(why))) => return Err(io_error(what, why)),
+            Ok(Err(_)) | Err(_) => {
+                let why = "it does not end just now";
+                return Err(ApiError::new(ErrorKind::Conflict, what, why)
+                    .hint("see `dray status`, then try again"));
+            }
+        }
+        slot.board.change(|shown| (shown.state, shown.error) = (MigrationState::Cancelled, None));
+        self.sources.remove(migration);
+        Ok(Cancelled { replicas_stay: true, ..Cancelled::of(migration) })
     }
 
     pub(super) fn limit(&self, command: &Limit) -> ApiResult<Limited> {
@@ -188,7 +212,7 @@ impl Agent {
         }
         self.tasks.take(migration);
         self.sources.remove(migration);
-        Ok(Cancelled { migration, bytes_kept: 0, target_was_away, at_target: false })
+        Ok(Cancelled { target_was_away, ..Cancelled::of(migration) })
     }
 
     /// The migration that was named, if this host is its target.
@@ -224,7 +248,7 @@ impl Agent {
             }
         }
         self.targets.remove(migration);
-        Ok(Cancelled { migration, bytes_kept: 0, target_was_away: false, at_target: true })
+        Ok(Cancelled { at_target: true, ..Cancelled::of(migration) })
     }
 }
 

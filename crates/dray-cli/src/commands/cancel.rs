@@ -13,6 +13,8 @@ Examples:
 
 What the target has received is kept, so that the next try starts from it, unless --discard is
 given. After the handover there is nothing to cancel: only the target can serve the guest then.
+Where the target says that it knows nothing of the migration any more (an image of it was claimed there),
+it lets go of what the images left here.
 At the target of a migration it takes back what its source cannot be asked about, unless this host
 has promised to serve it.";
 
@@ -41,6 +43,13 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
         };
         if cancelled.at_target {
             return format!("cancelled {}: nothing of it is left here\n", cancelled.migration);
+        }
+        if cancelled.replicas_stay {
+            let id = &cancelled.migration;
+            return format!(
+                "cancelled {id}: what the images left here stays, as replicas\n\
+                 `dray images remove NAME --delete` removes one, `dray claim NAME` takes one back into use\n"
+            );
         }
         format!("cancelled {}: the guest goes on here; {kept}\n", cancelled.migration)
     });

@@ -151,7 +151,7 @@ fn a_claim_at_the_source_outlives_restarts_and_the_other_host() {
     assert_eq!((&claimed["epoch"], &claimed["writes_may_be_lost"]), (&4.into(), &true.into()));
     let mut versions = fresh();
     write(&lab.a, IMAGE, &mut versions, 5, 3, 9);
-    refused(&lab.a, &CLAIM[1..], CONFLICT, &["owns it already"]);
+    assert_eq!(claim(&lab.a, &CLAIM), claimed, "it is told again, and nothing is done again");
     restart_twice(&mut lab.a, IMAGE, &versions);
     assert_eq!(lab.a.open_migrations(), 0);
     // The other host has seen nothing of this.
@@ -193,6 +193,52 @@ fn a_claim_at_the_target_makes_zeros_of_what_is_gone_for_good() {
     lab.a.kill();
     lab.b.kill();
     only_at(&lab.b, &lab.a, IMAGE, &versions);
+}
+
+/// Its migration would be open for ever, and the image could not come home.
+#[test]
+fn the_source_of_a_claimed_target_lets_go_when_it_is_told_to() {
+    let (mut lab, mut versions) = used_at_target();
+    claim(&lab.b, &CLAIM);
+    versions.values_mut().filter(|version| **version == 1).for_each(|version| *version = 0);
+    lab.a.start_with(&[("DRAY_ABORT_BEFORE", "LetGo-Forget")]);
+    let is_told = |a: &Host| {
+        let told = || {
+            let shown = a.migrations();
+            shown.first().is_some_and(|first| first["error"].to_string().contains("dray cancel"))
+        };
+        wait_for("the source to be told", WAIT, told).unwrap();
+    };
+    is_told(&lab.a);
+    refused(&lab.a, &["images", "remove", IMAGE, "--delete"], CONFLICT, &["dray cancel"]);
+    assert!(!lab.a.dray(&["cancel"]).status.success(), "it dies");
+    wait_for("the death", WAIT, || lab.a.has_died()).unwrap();
+    lab.a.start();
+    assert!(lab.a.image(IMAGE).unwrap()["migration"].is_null() && lab.a.open_migrations() == 1);
+    is_told(&lab.a);
+    let cancelled = lab.a.dray(&["cancel"]);
+    let said = String::from_utf8_lossy(&cancelled.stdout).into_owned();
+    assert!(cancelled.status.success() && said.contains("as replicas"), "{cancelled:?}");
+    for _ in 0..2 {
+        assert_eq!(lab.a.open_migrations(), 0);
+        let left = lab.a.image(IMAGE).unwrap();
+        assert!(left["state"] == "replica" && left["migration"].is_null(), "{left}");
+        lab.a.kill();
+        lab.a.start();
+    }
+    let file = lab.a.image(IMAGE).unwrap()["path"].as_str().unwrap().to_owned();
+    guest::compare(file.as_ref(), &fresh()).unwrap();
+    let home = ["migrate", "--image", IMAGE, "--to", "hosta"];
+    refused(&lab.b, &home, CONFLICT, &["exists here already", "dray images remove"]);
+    let removed = lab.a.dray(&["images", "remove", IMAGE, "--delete"]);
+    assert!(removed.status.success(), "{removed:?}");
+    assert!(lab.b.dray(&home).status.success(), "{}", lab.b.log());
+    let owned = || lab.a.image(IMAGE).is_some_and(|image| image["migration"].is_null());
+    wait_for("the end", WAIT, owned).unwrap();
+    has(&lab.a, IMAGE, &versions);
+    lab.a.kill();
+    lab.b.kill();
+    only_at(&lab.a, &lab.b, IMAGE, &versions);
 }
 
 #[test]
@@ -425,10 +471,11 @@ fn dies_before(step: &str, at_source: bool, versions: &mut Versions) {
                 is_closed(host, IMAGE);
             }
             refused(host, &FENCED, AT_RISK, &[if at_source { "handover" } else { "3.8 MiB" }]);
-            // What the claim before it has made zeros of already is lost all the same.
-            let lost = if at_source { 0 } else { BLOCKS - 50 };
-            assert_eq!(claim(host, &CLAIM)["bytes_lost"], lost * BLOCK, "{step}");
         }
+        // What the claim before it has made zeros of already is lost all the same.
+        let (lost, told) = (if at_source { 0 } else { BLOCKS - 50 }, claim(host, &CLAIM));
+        assert_eq!(told["bytes_lost"], lost * BLOCK, "{step}");
+        assert_eq!(told["writes_may_be_lost"], at_source, "{step}");
     }
     restart_twice(host, IMAGE, versions);
     assert_eq!(host.open_migrations(), 0, "{step}");
@@ -575,7 +622,6 @@ fn complete_image_is_claimed(restarted: bool) {
     restart_twice(&mut lab.b, IMAGE, &versions);
     restart_twice(&mut lab.b, OTHER, &fresh());
     assert_eq!(lab.b.open_migrations(), 0);
-    refused(&lab.b, &CLAIM[1..], CONFLICT, &["owns it already"]);
     let summary = result(&lab.b.dray(&on));
     assert_eq!((&summary["result"], &summary["verified"]), (&"completed".into(), &true.into()));
     // The source believes that it has still to be told of the end.

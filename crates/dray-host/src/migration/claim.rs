@@ -11,7 +11,7 @@ use super::present::PresentFile;
 use super::standing::{self, Part, Standing};
 use super::{abort, lost};
 use crate::lineage::random_id;
-use crate::registry::{CopyState, Entry, ImageRecord, Place, Registry};
+use crate::registry::{CopyState, Entry, ImageRecord, Lost, Place, Registry};
 use crate::store::Store;
 use dray_image::{Fetcher, Fill};
 use dray_types::{
@@ -31,6 +31,13 @@ enum Case {
     /// A complete image of this host's whose migration cannot be brought back, or waits for its source to
     /// compare.
     Kept,
+}
+
+impl Case {
+    /// Whether the other host may have writes of its guest that nobody knows of here.
+    fn may_lose_writes(&self) -> bool {
+        matches!(self, Self::Replica | Self::Promised(_))
+    }
 }
 
 /// Nobody can be asked for blocks any more.
@@ -55,7 +62,7 @@ pub struct Claimed {
     /// The other host may have writes of its guest that nobody knows of here.
     pub writes_may_be_lost: bool,
     /// What has become zeros.
-    pub lost: BlockSet,
+    pub lost: Lost,
     /// Images of the same migration that wait for claims of their own.
     pub others: Vec<String>,
 }
@@ -131,6 +138,9 @@ impl<L: Loops> Claims<'_, L> {
         // One claim at a time, and nobody removes a replica or takes it for a migration meanwhile.
         let _taking = self.registry.taking.lock().unwrap_or_else(PoisonError::into_inner);
         let record = entry.record();
+        if let Some(claimed) = self.claimed_before(&record) {
+            return Ok(claimed);
+        }
         let case = self.check_claim(entry, accept_loss)?;
         let served = self.is_served(entry);
         let Ended { others, epoch } = self.end_migration(&record)?;
@@ -141,8 +151,27 @@ impl<L: Loops> Claims<'_, L> {
         }
         let epoch = entry.record().epoch;
         tracing::warn!(image = record.name, epoch = epoch.0, %id, "claimed");
-        let writes_may_be_lost = matches!(case, Case::Replica | Case::Promised(_));
+        let writes_may_be_lost = case.may_lose_writes();
         Ok(Claimed { epoch, id, writes_may_be_lost, lost, others })
+    }
+
+    /// What was told of the claim by which this host has owned the image since: who asked may not have heard it.
+    fn claimed_before(&self, record: &ImageRecord) -> Option<Claimed> {
+        let claim = record.claim.clone().filter(|claim| claim.epoch == record.epoch)?;
+        if record.state != CopyState::Owner || record.migration.is_some() {
+            return None;
+        }
+        let is_void = |record: &ImageRecord| self.registry.is_void(record).unwrap_or(true);
+        let others = self.registry.all().into_iter().map(|other| other.record());
+        let others =
+            others.filter(|other| other.migration.is_some() && other.migration == claim.migration);
+        Some(Claimed {
+            epoch: record.epoch,
+            id: record.id,
+            writes_may_be_lost: claim.writes_may_be_lost,
+            lost: claim.lost,
+            others: others.filter(is_void).map(|other| other.name).collect(),
+        })
     }
 
     /// What a claim of the image would be, if it can be: what stands against it is found out before
@@ -317,7 +346,7 @@ impl<L: Loops> Claims<'_, L> {
         case: &Case,
         served: bool,
         epoch: Epoch,
-    ) -> io::Result<(ImageId, BlockSet)> {
+    ) -> io::Result<(ImageId, Lost)> {
         let (lost, agreed) = match case {
             Case::Replica | Case::Kept => (BlockSet::new(), Epoch(0)),
             Case::Promised(part) | Case::Owned(part) => {
@@ -329,7 +358,8 @@ impl<L: Loops> Claims<'_, L> {
         // still have is another line of descent: no replica of that is ever taken for one of this.
         let epoch = entry.record().epoch.max(agreed).max(epoch).next().next();
         self.registry.end_line(entry)?;
-        self.registry.claim(entry, id, epoch)?;
+        let lost = Lost::of(&lost);
+        self.registry.claim(entry, (id, epoch), case.may_lose_writes(), lost.clone())?;
         abort::step("Claim-Open");
         entry.disk.stop_tracking();
         if entry.file.geometry().read_only && !entry.record().read_only {

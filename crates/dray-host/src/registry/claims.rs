@@ -5,7 +5,7 @@
 //! are, and nobody vouches for them until each is claimed itself (I8).
 
 use super::lines::begin_line;
-use super::record::{Claim, CopyState, ImageRecord, Place};
+use super::record::{Claim, CopyState, ImageRecord, Lost, Place};
 use super::{Entry, Reason, Registry};
 use crate::migration::intent;
 use crate::migration::log::{Folder, present_name};
@@ -50,7 +50,13 @@ impl Registry {
     /// # Errors
     /// That somebody else has locked its file, or what the store reports: then it is not claimed, unless only
     /// its line could not be begun.
-    pub(crate) fn claim(&self, entry: &Entry, id: ImageId, epoch: Epoch) -> io::Result<()> {
+    pub(crate) fn claim(
+        &self,
+        entry: &Entry,
+        (id, epoch): (ImageId, Epoch),
+        writes_may_be_lost: bool,
+        lost: Lost,
+    ) -> io::Result<()> {
         entry.take_owners_locks().map_err(io::Error::other)?;
         abort::step("Claim-Record");
         let record = entry.record();
@@ -63,7 +69,8 @@ impl Registry {
             if let Some(flat) = &mut record.flat {
                 flat.overlay = Some(overlay);
             }
-            record.claim = Some(Claim { migration, peer, named: false });
+            let named = false;
+            record.claim = Some(Claim { migration, peer, named, epoch, writes_may_be_lost, lost });
             record.state = CopyState::Owner;
             (record.id, record.epoch) = (id, epoch);
             (record.migration, record.replica) = (None, None);
@@ -347,7 +354,7 @@ mod tests {
         entry.disk.flush().unwrap();
         let folder = hand_over(&registry, &entry);
         folder.set_void().unwrap();
-        registry.claim(&entry, ImageId(9), Epoch(4)).unwrap();
+        registry.claim(&entry, (ImageId(9), Epoch(4)), true, Lost::default()).unwrap();
         drop((entry, registry));
         for _ in 0..2 {
             let registry = start(dir.path());
@@ -364,7 +371,14 @@ mod tests {
         let registry = start(dir.path());
         let entry = image(&registry, dir.path());
         hand_over(&registry, &entry);
-        let claim = Claim { migration: Some(MIGRATION), peer: None, named: false };
+        let claim = Claim {
+            migration: Some(MIGRATION),
+            peer: None,
+            named: false,
+            epoch: Epoch(4),
+            writes_may_be_lost: true,
+            lost: Lost::default(),
+        };
         let decide = |record: &mut ImageRecord| {
             (record.id, record.epoch, record.migration) = (ImageId(9), Epoch(4), None);
             (record.state, record.claim) = (CopyState::Owner, Some(claim));
@@ -394,7 +408,7 @@ mod tests {
         assert!(registry.is_void(&entry.record()).unwrap() && entry.disk.is_shut());
         assert!(registry.remove_replica(&entry).is_err());
         assert!(folder.is_void().unwrap(), "it may be needed by the claim");
-        registry.claim(&entry, ImageId(9), Epoch(4)).unwrap();
+        registry.claim(&entry, (ImageId(9), Epoch(4)), true, Lost::default()).unwrap();
         registry.close_voids();
         assert!(!folder.is_void().unwrap() && !registry.is_void(&entry.record()).unwrap());
     }
@@ -408,7 +422,7 @@ mod tests {
         let is_bound = |id| registry.is_bound_to(&entry, MIGRATION, ImageId(id));
         assert!(is_bound(7) && !is_bound(9));
         assert!(!registry.is_free_for(&entry, MigrationId(MIGRATION.0 + 1), ImageId(7)));
-        registry.claim(&entry, ImageId(9), Epoch(4)).unwrap();
+        registry.claim(&entry, (ImageId(9), Epoch(4)), true, Lost::default()).unwrap();
         assert!(!is_bound(7) && !is_bound(9));
         assert!(registry.is_free_for(&entry, MIGRATION, ImageId(9)));
         assert!(!registry.is_free_for(&entry, MIGRATION, ImageId(7)));

@@ -33,7 +33,7 @@ pub use closed::{Closed, Reason};
 pub use entry::Entry;
 pub use files::is_device;
 pub use operations::{NotTaken, Operation, Wanted};
-pub use record::{Adopted, Claim, CopyState, ImageRecord, MODE, Place, Swap};
+pub use record::{Adopted, Claim, CopyState, ImageRecord, Lost, MODE, Place, Swap};
 pub use surroundings::Surroundings;
 pub use used::Used;
 

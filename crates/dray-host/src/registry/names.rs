@@ -307,6 +307,7 @@ mod tests {
     use super::*;
     use crate::flat::tests::Plain;
     use crate::migration::log::{End, Folder, TARGET_INTENT};
+    use crate::registry::Lost;
     use crate::replicas::{undo_prepared, undo_unbegun};
     use crate::store::Store;
     use dray_image::Image;
@@ -407,7 +408,7 @@ mod tests {
         let (registry, entry) = left(dir.path());
         let entry = registry.begin_return(&entry, BACK).unwrap();
         registry.names(&entry.record()).unwrap().end_return(Epoch(2)).unwrap();
-        registry.claim(&entry, ImageId(9), Epoch(4)).unwrap();
+        registry.claim(&entry, (ImageId(9), Epoch(4)), true, Lost::default()).unwrap();
         let record = entry.record();
         assert_eq!(
             (record.place, record.claim.map(|claim| claim.named)),

@@ -4,7 +4,7 @@ use crate::flat::FlatRecord;
 use crate::lineage::ReplicaNote;
 use crate::stamp::FileStamp;
 use dray_image::ImageNames;
-use dray_types::{Epoch, ImageId, MigrationId};
+use dray_types::{BlockRange, BlockSet, Epoch, ImageId, MigrationId};
 use dray_wire::ImageOffer;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -66,6 +66,25 @@ pub struct Swap {
     pub done: bool,
 }
 
+/// What a claim has made zeros of.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Lost {
+    /// How many blocks.
+    pub blocks: u64,
+    /// Where: the first thousand runs.
+    pub first: Vec<BlockRange>,
+}
+
+impl Lost {
+    /// Runs that are listed; the rest is only counted.
+    const LISTED: usize = 1000;
+
+    /// These blocks.
+    pub fn of(lost: &BlockSet) -> Self {
+        Self { blocks: lost.len(), first: lost.runs().take(Self::LISTED).collect() }
+    }
+}
+
 /// An operator took the image although another host may have owned it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Claim {
@@ -76,6 +95,12 @@ pub struct Claim {
     pub peer: Option<String>,
     /// Its file has its name, a device no mark any more.
     pub named: bool,
+    /// The epoch in which this host owns it since: in a later one the claim is history.
+    pub epoch: Epoch,
+    /// The other host may have writes of its guest that nobody knows of here.
+    pub writes_may_be_lost: bool,
+    /// What has become zeros.
+    pub lost: Lost,
 }
 
 /// What is durable about an image.

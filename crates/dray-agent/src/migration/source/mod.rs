@@ -69,6 +69,7 @@ use std::time::{Duration, Instant};
 use throttle::Brakes;
 pub use throttle::{Limiter, Slowed};
 use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::oneshot;
 use waiting::Waiting;
 
 /// Longest sleep of the loop: the engine wants a tick this often.
@@ -113,6 +114,9 @@ pub enum Input {
     /// Its images are claimed: the migration becomes void and the loop ends, unless they are this
     /// host's anyway.
     Void(Voided),
+    /// Its target knows nothing of it any more, and the operator wants no more of it: the copies here are
+    /// let go, and the loop ends.
+    LetGo(oneshot::Sender<io::Result<()>>),
     /// The migration is over for the loop; it ends.
     Stop,
 }
@@ -148,6 +152,8 @@ pub struct SourceSlot {
     kept: AtomicBool,
     /// Guests may be served from the images here.
     owns: AtomicBool,
+    /// The images were handed over, and their target says that it has nothing to do with them.
+    refused: AtomicBool,
 }
 
 impl SourceSlot {
@@ -201,6 +207,11 @@ impl SourceSlot {
     /// nobody knows whether they are.
     pub fn owns(&self) -> bool {
         self.owns.load(Ordering::SeqCst)
+    }
+
+    /// Whether the images were handed over to a target that knows nothing of the migration any more.
+    pub fn is_refused(&self) -> bool {
+        self.refused.load(Ordering::SeqCst)
     }
 
     /// Whether the guest of a migration that came to nothing was seen to here: whoever has it now
@@ -360,6 +371,7 @@ impl SourceLoop {
             intent: Mutex::new(intent),
             kept: AtomicBool::new(false),
             owns: AtomicBool::new(true),
+            refused: AtomicBool::new(false),
         });
         let company = parts.reuse.company(&slot.intent().peer);
         let now = parts.clock.now();
@@ -455,6 +467,15 @@ impl SourceLoop {
                 Ok(()) => return ControlFlow::Break(End::Void(answer)),
                 Err(why) => drop(answer.send(Err(why))),
             },
+            Input::LetGo(answer) => {
+                let gone = self.let_go();
+                let is_over = gone.is_ok();
+                // Who asked may have stopped waiting.
+                let _ = answer.send(gone);
+                if is_over {
+                    return ControlFlow::Break(End::Stopped);
+                }
+            }
             input => {
                 if let Some(input) = self.hold_back(input) {
                     self.take(input);
@@ -470,6 +491,19 @@ impl SourceLoop {
         }
         abort::step("Claim-Void");
         self.slot.set_void()
+    }
+
+    /// What lies here stays, as replicas of no migration. After a crash half-way the target refuses the
+    /// migration again, and it can be asked for again.
+    fn let_go(&mut self) -> io::Result<()> {
+        if self.owns() || !self.slot.is_refused() || self.is_stuck() {
+            return Err(io::Error::other("it is not known that its target has no part in it"));
+        }
+        self.retire_rest()?;
+        self.images.let_go()?;
+        abort::step("LetGo-Forget");
+        self.slot.forget();
+        Ok(())
     }
 
     fn tick(&mut self) {
@@ -546,7 +580,7 @@ impl SourceLoop {
                 self.leave();
             }
             Input::Forget => {}
-            Input::Void(_) | Input::Stop => {}
+            Input::Void(_) | Input::LetGo(_) | Input::Stop => {}
         }
     }
 

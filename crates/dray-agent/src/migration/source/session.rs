@@ -15,6 +15,7 @@ use dray_engine::SourceEvent;
 use dray_types::{Attempt, BitRate, ImageIndex};
 use dray_wire::{Envelope, Hello, StreamKind, ToSource, ToTarget};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::Notify;
 
@@ -248,6 +249,7 @@ impl SourceLoop {
         }
         self.session = Some(session);
         self.link_lost = None;
+        self.slot.refused.store(false, Ordering::SeqCst);
         self.slot.board.change(|shown| {
             shown.progress.link_up = true;
             shown.error.take_if(|error| error.what == REFUSED);
@@ -299,8 +301,13 @@ impl SourceLoop {
 
     /// The target should serve what it was given, and does not know of it: an operator has to look.
     fn refused_after_handover(&self, why: &str) {
-        let error = ApiError::new(ErrorKind::DataAtRisk, REFUSED, why)
-            .hint("nothing was changed here; look at both hosts, then see `dray claim`");
+        self.slot.refused.store(true, Ordering::SeqCst);
+        let hint = format!(
+            "nothing was changed here; look at both hosts. If the target has what it needs, `dray cancel {}` \
+             lets the copies here go: they stay as replicas. To take them back into use, see `dray claim`",
+            self.slot.board.migration
+        );
+        let error = ApiError::new(ErrorKind::DataAtRisk, REFUSED, why).hint(hint);
         if self.slot.board.read().error.as_ref() != Some(&error) {
             tracing::warn!(migration = %self.slot.board.migration, why, "{REFUSED}");
             self.slot.board.change(|shown| shown.error = Some(error));

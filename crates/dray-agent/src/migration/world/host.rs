@@ -289,7 +289,7 @@ impl SimAgent {
             return Some(Ok(None));
         }
         let claims = Claims { store: &self.store, registry: &self.registry, loops: self };
-        Some(claims.claim(&entry, true).map(|claimed| Some(claimed.lost.runs().collect())))
+        Some(claims.claim(&entry, true).map(|claimed| Some(claimed.lost.first)))
     }
 }
 

@@ -156,7 +156,7 @@ impl AgentApi for Agent {
         let bytes_kept = if command.discard { 0 } else { 1 << 30 };
         let target_was_away = command.migration == Some(text::MigrationRef("away".to_owned()));
         let at_target = command.migration == Some(text::MigrationRef("here".to_owned()));
-        Ok(Cancelled { migration: ID, bytes_kept, target_was_away, at_target })
+        Ok(Cancelled { bytes_kept, target_was_away, at_target, ..Cancelled::of(ID) })
     }
 
     async fn resume(&self, command: Resume) -> ApiResult<Started> {
