@@ -23,13 +23,13 @@ pub mod blockdev;
 pub mod error;
 pub mod flatten;
 pub mod graph;
-pub mod grow;
 pub mod migrate;
 pub mod options;
 mod pivot;
 pub mod plan;
 pub mod qmp;
 pub mod release;
+pub mod resize;
 pub mod status;
 
 pub use activate::activate;

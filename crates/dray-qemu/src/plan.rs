@@ -139,20 +139,6 @@ impl LayerPlan {
         node_name("nbd", &self.qdev, self.depth)
     }
 
-    /// The node that stands for [`LayerPlan::nbd_node`] while that moves to another export.
-    pub(crate) fn passing_node(&self) -> String {
-        node_name("new", &self.qdev, self.depth)
-    }
-
-    /// The raw node that a grown disk has between its device and the NBD node.
-    pub(crate) fn wrapper_node(&self) -> String {
-        node_name("raw", &self.qdev, self.depth)
-    }
-
-    pub(crate) fn wrapper(&self) -> Options {
-        raw_node(&self.wrapper_node(), &self.local)
-    }
-
     /// The layer as it is now.
     pub(crate) fn layer_in(&self, graph: &Graph) -> Result<Layer> {
         let disk = graph.disk(&self.qdev)?;

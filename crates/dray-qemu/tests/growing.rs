@@ -5,8 +5,7 @@ mod support;
 
 use std::path::Path;
 
-use dray_qemu::grow::move_to_export;
-use dray_qemu::{AdoptOptions, LayerPlan, NodeOptions, Qmp, adopt, graph, release, status};
+use dray_qemu::{AdoptOptions, LayerPlan, NodeOptions, Qmp, adopt, graph, release, resize, status};
 use dray_testkit::guest::{GuestVm, tools};
 use serde_json::json;
 use support::NbdServer;
@@ -81,9 +80,10 @@ fn relative_to_here(path: &Path) -> String {
     format!("{up}{}", path.strip_prefix("/").expect("absolute").display())
 }
 
-/// A raw disk does not grow by itself: it moves to a larger export, in both ways of adoption.
+/// A raw disk does not grow by itself: it is cut off and finds a larger export, in both ways of adoption. The
+/// guest asks for nothing meanwhile.
 #[tokio::test]
-async fn a_raw_disk_moves_to_a_larger_export() {
+async fn a_raw_disk_that_is_cut_off_finds_a_larger_export() {
     if !tools::available(&[tools::QEMU, "qemu-img"]) {
         return;
     }
@@ -104,7 +104,8 @@ async fn a_raw_disk_moves_to_a_larger_export() {
         let known = NodeOptions::of_process(qmp.pid().expect("pid")).expect("command line");
         let disk = graph::disk(&qmp, "disk0").await.expect("disk");
         let plan = LayerPlan::of_active(&disk, &known).expect("plan");
-        let small = NbdServer::start(&image, &dir.path().join("small.nbd"));
+        let socket = dir.path().join("disk.nbd");
+        let small = NbdServer::start(&image, &socket);
         adopt(&qmp, &plan, &small.export(), AdoptOptions::default()).await.expect("adopt");
         io(&vm, &qmp, "write -P 1 0 16M").await;
 
@@ -114,12 +115,12 @@ async fn a_raw_disk_moves_to_a_larger_export() {
             .expect("open")
             .set_len(32 << 20)
             .expect("grow");
-        let large = NbdServer::start(&image, &dir.path().join("large.nbd"));
-        move_to_export(&qmp, &plan, &large.export()).await.expect("move");
-        small.wait_left();
         drop(small);
+        let large = NbdServer::start(&image, &socket);
+        resize::grown(&qmp, "disk0", 32 << 20).await.expect("told");
         assert_eq!(graph::disk(&qmp, "disk0").await.expect("disk").size(), 32 << 20);
-        move_to_export(&qmp, &plan, &large.export()).await.expect("a second time");
+        resize::grown(&qmp, "disk0", 32 << 20).await.expect("a second time");
+        resize::grown(&qmp, "disk0", 64 << 20).await.expect_err("it is not as long");
         io(&vm, &qmp, "write -P 2 16M 16M").await;
         release(&qmp, &plan).await.expect("release");
         drop(large);

@@ -1,28 +1,20 @@
-//! `dray images`, `resize`: what this host serves.
+//! `dray images`: what this host serves.
 
-use super::released::not_released;
 use super::{io_error, not_taken};
 use crate::agent::Agent;
 use crate::api::{
     ApiError, ApiResult, ClosedExport, ErrorKind, ImageAdd, ImageRemove, ImageState, ImageStatus,
-    KeptFor, LostWrites, Resize,
+    KeptFor, LostWrites,
 };
-use crate::leaving::{Leaving, refuse_untold};
-use crate::released::pivot;
-use crate::released::taking::{export, unless_told};
-use crate::vm::picture::{self, Picture};
-use crate::vm::qemu_error;
 use dray_host::pool::check_name;
 use dray_host::registry::{
     Closed, CopyState, Entry, ImageRecord, Operation, Reason, Used, is_device,
 };
 use dray_image::{DeviceState, Image, WriteBackError, locks, names};
-use dray_qemu::AdoptOptions;
 use dray_types::text::harmless;
 use dray_types::{Ancestor, BLOCK_SIZE, ImageId};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
 
 /// What to do about a file that somebody else has locked.
 const LOCKED: &str = "stop what uses it, or adopt the running vm instead";
@@ -290,128 +282,6 @@ impl Agent {
         self.registry.remove_replica(&entry).map_err(|why| io_error(what, why))?;
         Ok(status)
     }
-
-    pub(super) async fn resize(&self, command: &Resize) -> ApiResult<ImageStatus> {
-        let what = format!("cannot resize image '{}'", command.image);
-        self.image(&command.image)?;
-        let _operation = self.operate(&what, &command.image, "resize")?;
-        let entry = self.image(&command.image)?;
-        let record = entry.record();
-        let refuse =
-            |kind, why: &str, hint: &str| Err(ApiError::new(kind, what.clone(), why).hint(hint));
-        if record.migration.is_some() {
-            let hint = "wait until the migration has ended, or cancel it";
-            return refuse(ErrorKind::Conflict, "it takes part in a migration", hint);
-        }
-        if record.state != CopyState::Owner {
-            let why = "this host does not own it";
-            return refuse(ErrorKind::Conflict, why, "resize it on the host that does");
-        }
-        self.refuse_during_backup(&what, &command.image)?;
-        if entry.flat.is_some() {
-            let why = "it is a chain that was flattened for a migration";
-            return refuse(ErrorKind::Conflict, why, "`dray release` its disk first");
-        }
-        // What is to be told would be forgotten with the old export.
-        refuse_untold(&entry).map_err(|loss| loss.refused(&what))?;
-        if command.size.0 <= record.len {
-            let why = format!("it has {} bytes already; images only grow", record.len);
-            return refuse(ErrorKind::Invalid, &why, "give a larger size");
-        }
-        if !command.size.0.is_multiple_of(512) {
-            let why = "the size is not a multiple of 512 bytes";
-            return refuse(ErrorKind::Invalid, why, "guests see disks in sectors");
-        }
-        if self.nbd.connections(&command.image) > 0 && command.qmp.is_none() {
-            let why = "a client is attached, and exports cannot grow under it";
-            return refuse(ErrorKind::Conflict, why, "name the vm with --qmp");
-        }
-        let spliced = match &command.qmp {
-            Some(qmp) => Some(self.step_aside(&what, qmp, &command.image).await?),
-            None => None,
-        };
-        let grown = self.grow(&what, &record, command.size.0);
-        if let Some((picture, plan)) = spliced {
-            self.step_back(&what, &picture, &plan, &command.image, command.size.0).await?;
-        }
-        grown?;
-        Ok(self.image_status(&*self.image(&command.image)?))
-    }
-
-    fn grow(&self, what: &str, record: &ImageRecord, len: u64) -> ApiResult<()> {
-        let failed = |why: &dyn std::fmt::Display| io_error(what, why);
-        lengthen(&record.path, len).map_err(|why| failed(&why))?;
-        let old = self.image(&record.name)?;
-        old.heat.drain(&old.disk, Instant::now());
-        self.registry.regrow(&old, len).map_err(|why| failed(&why))?;
-        Ok(())
-    }
-
-    /// Puts a resident raw disk back on its file while its export is replaced.
-    async fn step_aside(
-        &self,
-        what: &str,
-        qmp: &Path,
-        image: &str,
-    ) -> ApiResult<(Picture, dray_qemu::LayerPlan)> {
-        let picture = self.picture(qmp).await?;
-        let place = picture::Place::Resident(image.to_owned());
-        let layer = picture.layers().find(|layer| layer.place == place).cloned();
-        let Some(layer) = layer else {
-            let why = format!("the vm behind {} does not use it", qmp.display());
-            return Err(ApiError::new(ErrorKind::NotFound, what, why));
-        };
-        let entry = self.image(image)?;
-        let leaving = Leaving::begin(&entry).map_err(|loss| loss.refused(what))?;
-        entry.drop_locks();
-        let path = entry.record().path;
-        let mut plan = layer.plan;
-        plan.local.insert("filename".into(), path.to_string_lossy().into());
-        // What QEMU writes to its file itself is in no set.
-        self.registry.end_line(&entry).map_err(|why| io_error(what, why))?;
-        let pivoted = pivot(&picture.qmp, &plan, None, &leaving).await;
-        let (registry, config) = (&self.registry, &self.config);
-        let out = match pivoted {
-            Ok(_) => unless_told(registry, config, &picture.qmp, &plan, &entry).await,
-            Err(why) => Err(why),
-        };
-        out.map_err(|why| {
-            if why.is_on_dray() {
-                entry.regain_locks();
-            }
-            not_released(what, why)
-        })?;
-        Ok((picture, plan))
-    }
-
-    async fn step_back(
-        &self,
-        what: &str,
-        picture: &Picture,
-        plan: &dray_qemu::LayerPlan,
-        image: &str,
-        size: u64,
-    ) -> ApiResult<()> {
-        let failed = |why: dray_qemu::Error| qemu_error(what, &why);
-        dray_qemu::status::resize(&picture.qmp, &plan.qdev, size).await.map_err(failed)?;
-        let mut plan = plan.clone();
-        plan.file_size = size;
-        plan.size = size;
-        let export = export(&self.config, image.to_owned());
-        let adopted = dray_qemu::adopt(&picture.qmp, &plan, &export, AdoptOptions::default()).await;
-        adopted.map_err(failed)?;
-        self.image(image)?.regain_locks();
-        Ok(())
-    }
-}
-
-/// A file has at least `len` bytes from now on, durably. What is longer is not cut.
-fn lengthen(path: &Path, len: u64) -> std::io::Result<()> {
-    let file = std::fs::File::options().write(true).open(path)?;
-    if file.metadata()?.len() < len {
-        file.set_len(len)?;
-    }
-    file.sync_all()
 }
 
 /// Why an image was not added, and what to do.

@@ -17,6 +17,7 @@ mod plan;
 mod prepare;
 mod record;
 mod released;
+mod resize;
 mod seed;
 pub(crate) mod splice;
 mod survey;

@@ -6,7 +6,7 @@ use crate::released::{plan_of, process_of};
 use crate::vm::qemu_error;
 use dray_host::released::Notes;
 use dray_qemu::{Layer, LayerPlan, NodeOptions, Pivot, Qmp, VmDisk, graph, status};
-use serde_json::Map;
+use serde_json::{Map, Value, json};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
@@ -28,6 +28,15 @@ pub struct LayerPicture {
     pub place: Place,
     /// The chain that it stands for, the active image first, when the disk is to be flattened.
     pub chain: Vec<LayerPlan>,
+    /// On this agent's socket: QEMU connects again when it is cut off, and asks again.
+    pub reconnects: bool,
+}
+
+impl LayerPicture {
+    fn local(plan: LayerPlan) -> Self {
+        let place = Place::Local(plan.path());
+        Self { plan, place, chain: Vec::new(), reconnects: false }
+    }
 }
 
 /// A running VM.
@@ -122,7 +131,7 @@ impl Picture {
             }
             let chain: Vec<_> = layers.iter().map(|layer| layer.plan.clone()).collect();
             let (plan, place) = (chain[0].flattened(), active.place.clone());
-            *layers = vec![LayerPicture { plan, place, chain }];
+            *layers = vec![LayerPicture { plan, place, chain, reconnects: false }];
         }
         Ok(())
     }
@@ -139,21 +148,14 @@ fn layers(
     nbd_socket: &Path,
 ) -> dray_qemu::Result<Vec<LayerPicture>> {
     if disk.layers.iter().all(|layer| layer.protocol.driver != "nbd") {
-        let local = |plan: LayerPlan| {
-            let place = Place::Local(plan.path());
-            LayerPicture { plan, place, chain: Vec::new() }
-        };
-        return Ok(LayerPlan::of_disk(disk, known)?.into_iter().map(local).collect());
+        let plans = LayerPlan::of_disk(disk, known)?;
+        return Ok(plans.into_iter().map(LayerPicture::local).collect());
     }
     let mut found = Vec::new();
     for (depth, layer) in disk.layers.iter().enumerate() {
         match resident_name(layer, nbd_socket) {
             Some(name) => found.push(resident(disk, depth, layer, name, known)?),
-            None => {
-                let plan = LayerPlan::of_depth(disk, depth, known)?;
-                let place = Place::Local(plan.path());
-                found.push(LayerPicture { plan, place, chain: Vec::new() });
-            }
+            None => found.push(LayerPicture::local(LayerPlan::of_depth(disk, depth, known)?)),
         }
     }
     Ok(found)
@@ -236,7 +238,21 @@ fn resident(
         pivot,
         local,
     };
-    Ok(LayerPicture { plan, place: Place::Resident(name), chain: Vec::new() })
+    let reconnects = reconnects(layer, &plan, known);
+    Ok(LayerPicture { plan, place: Place::Resident(name), chain: Vec::new(), reconnects })
+}
+
+/// Whether a node was made to connect again: dray's are, of others the command line tells.
+fn reconnects(layer: &Layer, plan: &LayerPlan, known: &NodeOptions) -> bool {
+    let options = match &layer.format {
+        Some(format) if !format.is_auto_named() => {
+            known.of_file_child(&format.name).map(|(options, _)| options)
+        }
+        _ => known.of_node(&layer.protocol.name),
+    };
+    let delay = options.ok().and_then(|options| options.get("reconnect-delay").cloned());
+    let is_none = |delay: &Value| delay == &json!(0) || delay == &json!("0");
+    layer.protocol.name == plan.nbd_node() || delay.is_some_and(|delay| !is_none(&delay))
 }
 
 #[cfg(test)]

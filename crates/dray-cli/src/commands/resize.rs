@@ -13,7 +13,8 @@ Examples:
   dray resize vm1-data 40GiB --qmp /run/vm1.qmp
 
 Only for raw images, and only larger; growing a qcow2 image is QEMU's own `block_resize`.
-Refused during a migration.";
+Refused during a migration. The VM's connection is cut off for a moment: its block node needs a
+reconnect-delay, which those that dray makes have.";
 
 /// Arguments of `dray resize`.
 #[derive(clap::Args, Debug)]
@@ -23,7 +24,7 @@ pub struct Args {
     image: String,
     /// New size, like 40GiB
     size: ByteSize,
-    /// QMP socket of the VM that uses it, which is moved to the larger export
+    /// QMP socket of the VM that uses it: its guest is told of the new size
     #[arg(long, value_name = "SOCKET")]
     qmp: Option<PathBuf>,
 }

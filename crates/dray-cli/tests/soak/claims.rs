@@ -149,8 +149,12 @@ impl Soak<'_> {
             unheard |= self.claim_without_room(scene.left, name)?;
         }
         let careful = self.ask_claim(scene.left, name, &[])?;
+        let losses = careful["bytes_lost"] != 0 || careful["writes_may_be_lost"] == true;
         let answer = match careful["code"].as_i64() {
-            Some(0) if careful["bytes_lost"] != 0 || careful["writes_may_be_lost"] == true => {
+            // It was claimed in an earlier round, and tells of that once more.
+            Some(0) if !open => return Ok(Fate::Here),
+            // One that was killed after it was told to accept them is told of again.
+            Some(0) if losses && !unheard => {
                 return Err(format!(
                     "{name} was claimed with losses that nobody accepted: {careful}"
                 ));

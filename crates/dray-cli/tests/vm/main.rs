@@ -15,6 +15,7 @@ mod onward;
 mod paused;
 mod qcow2;
 mod released;
+mod resize;
 mod restart;
 mod restarts;
 mod several;

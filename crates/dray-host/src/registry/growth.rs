@@ -4,24 +4,32 @@
 //! changes nothing by itself; a record gets another length in one step.
 
 use super::lines::{begin_line, line_path};
-use super::{CopyState, Entry, ImageRecord, Registry, of_fair_len, put_in_place};
+use super::{Adopted, CopyState, Entry, ImageRecord, Registry, of_fair_len, put_in_place};
 use dray_image::ImageFile;
 use std::io;
 use std::sync::{Arc, PoisonError};
 
 impl Registry {
-    /// The image whose file has grown has `len` bytes from now on, and a line of its own. The record says so
+    /// The image whose file has grown has `len` bytes from now on, was adopted as `adopted` if it was, and has
+    /// a line of its own. Nothing is written to the old disk meanwhile. The record says so
     /// in one step: an agent that dies meanwhile, or has no room for it, knows the image as it was. The locks
     /// are never let go, and where a QEMU has the file with its own, none are taken.
     ///
     /// # Errors
     /// What opening the file or the store reports.
-    pub fn regrow(&self, old: &Arc<Entry>, len: u64) -> io::Result<Arc<Entry>> {
-        let record = of_fair_len(ImageRecord { len, ..old.record() })?;
+    pub fn regrow(
+        &self,
+        old: &Arc<Entry>,
+        len: u64,
+        adopted: Option<Adopted>,
+    ) -> io::Result<Arc<Entry>> {
+        let record = of_fair_len(ImageRecord { len, adopted, ..old.record() })?;
         let file = self.open_file(&record).map_err(io::Error::other)?;
+        // Whether there is room for it.
+        self.update(old, |_| {})?;
         // No copy of the shorter image is a base of the longer one.
         self.end_line(old)?;
-        self.update(old, |record| record.len = len)?;
+        self.update(old, |old| *old = record)?;
         let new = self.entry_over(old.record(), file);
         new.inherit_locks(old);
         put_in_place(&mut self.entries.write().unwrap_or_else(PoisonError::into_inner), &new);

@@ -66,7 +66,7 @@ fn at_every_call(
 fn an_image_that_grows_is_there_with_its_old_or_its_new_length_whatever_happens() {
     let grow = |registry: &Registry| {
         let old = registry.get("disk").unwrap();
-        let grown = registry.regrow(&old, GROWN);
+        let grown = registry.regrow(&old, GROWN, None);
         // Guests go on, with what there is.
         let now = registry.get("disk").unwrap();
         assert!(now.disk.is_open());
@@ -80,7 +80,7 @@ fn an_image_that_grows_is_there_with_its_old_or_its_new_length_whatever_happens(
         assert_eq!(entry.disk.geometry().len, len, "{what}");
         assert!(entry.disk.is_open(), "{what}");
         // And it can be grown again.
-        registry.regrow(&entry, GROWN + 4096).unwrap();
+        registry.regrow(&entry, GROWN + 4096, None).unwrap();
     };
     at_every_call(|registry| drop(add_disk(registry).unwrap()), grow, look);
 }
@@ -117,7 +117,7 @@ fn an_image_whose_file_somebody_has_made_longer_is_as_long_as_its_record_says() 
 fn nobody_writes_past_the_disk_of_an_image_that_has_grown() {
     let (_disk, registry) = host_with_disk();
     let old = add_disk(&registry).unwrap();
-    registry.regrow(&old, GROWN).unwrap();
+    registry.regrow(&old, GROWN, None).unwrap();
     let late = old.disk.write_at(&[1; 512], 0, false);
     assert!(late.is_err(), "a client that came to the old disk meanwhile");
     registry.get("disk").unwrap().disk.write_at(&[1; 512], LEN, false).unwrap();

@@ -1,0 +1,160 @@
+//! `dray resize`: an image gets longer, also under a guest that uses it.
+//!
+//! A client of an export keeps the length that it was told when it connected. So the image gets a new disk:
+//! whoever is attached to the old one is cut off without an answer, connects again, sends again what was not
+//! answered, and finds the new length. QEMU tells its guest when it is asked to. The disk is dray's all the
+//! time, with its locks; nothing is written meanwhile.
+//!
+//! The record decides: before it is written the image has its old length, after it the new one. A guest that
+//! was not told then is told by the same command.
+
+use super::io_error;
+use crate::agent::Agent;
+use crate::api::{ApiError, ApiResult, ErrorKind, ImageStatus, Resize};
+use crate::leaving::refuse_untold;
+use crate::vm::picture::{LayerPicture, Place};
+use crate::vm::qemu_error;
+use dray_host::migration::abort;
+use dray_host::registry::{Adopted, CopyState, Entry, ImageRecord};
+use dray_qemu::{LayerPlan, Qmp};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::task::block_in_place;
+
+/// Longest wait for the writes that are in flight.
+const QUIET_TIMEOUT: Duration = Duration::from_secs(5);
+
+impl Agent {
+    pub(super) async fn resize(&self, command: &Resize) -> ApiResult<ImageStatus> {
+        let what = format!("cannot resize image '{}'", command.image);
+        self.image(&command.image)?;
+        let _operation = self.operate(&what, &command.image, "resize")?;
+        let entry = self.image(&command.image)?;
+        self.check_resizable(&what, &entry)?;
+        let user = match &command.qmp {
+            Some(qmp) => Some(self.user_of(&what, qmp, &command.image).await?),
+            None => None,
+        };
+        let seen = user.as_ref().map(|(_, layer)| layer.plan.size);
+        check_size(&what, command.size.0, entry.record().len, seen)?;
+        if self.nbd.connections(&command.image) > 0 && user.is_none() {
+            let why = "a client is attached, and would not be told";
+            return Err(ApiError::new(ErrorKind::Conflict, what, why)
+                .hint("name the vm with --qmp; another client has to be ended first"));
+        }
+        if command.size.0 > entry.record().len {
+            self.grow(&what, &entry, command.size.0)?;
+        }
+        if let Some((qmp, layer)) = &user {
+            abort::step("ResizeTell");
+            tell(&what, qmp, &layer.plan.qdev, command.size.0).await?;
+        }
+        Ok(self.image_status(&*self.image(&command.image)?))
+    }
+
+    /// Whether the image can be made longer just now, whoever uses it.
+    fn check_resizable(&self, what: &str, entry: &Entry) -> ApiResult<()> {
+        let record = entry.record();
+        let refuse =
+            |why: &str, hint: &str| Err(ApiError::new(ErrorKind::Conflict, what, why).hint(hint));
+        if record.migration.is_some() {
+            let hint = "wait until the migration has ended, or cancel it";
+            return refuse("it takes part in a migration", hint);
+        }
+        if record.state != CopyState::Owner {
+            let why = "this host does not own it";
+            return refuse(why, "resize it on the host that does");
+        }
+        self.refuse_during_backup(what, &record.name)?;
+        if entry.flat.is_some() {
+            let why = "it is a chain that was flattened for a migration";
+            return refuse(why, "`dray release` its disk first");
+        }
+        // What is to be told would be forgotten with the old disk.
+        refuse_untold(entry).map_err(|loss| loss.refused(what))
+    }
+
+    /// The QEMU that uses the image, and how.
+    async fn user_of(
+        &self,
+        what: &str,
+        socket: &Path,
+        image: &str,
+    ) -> ApiResult<(Qmp, LayerPicture)> {
+        let picture = self.picture(socket).await?;
+        let place = Place::Resident(image.to_owned());
+        let layer = picture.layers().find(|layer| layer.place == place);
+        let Some(layer) = layer.cloned() else {
+            let why = format!("the vm behind {} does not use it", socket.display());
+            return Err(ApiError::new(ErrorKind::NotFound, what, why));
+        };
+        if layer.plan.format != "raw" {
+            let why = format!("the vm sees a {} image in it", layer.plan.format);
+            return Err(ApiError::new(ErrorKind::Conflict, what, why)
+                .hint("grow the guest's disk with QEMU's `block_resize`: there is room for it"));
+        }
+        if !layer.reconnects {
+            let why = format!(
+                "the vm's block node for it has no reconnect-delay: disk {} would fail when it is cut off",
+                layer.plan.qdev
+            );
+            return Err(ApiError::new(ErrorKind::Conflict, what, why).hint(
+                "shut the vm down, resize the image without --qmp, and add reconnect-delay=300",
+            ));
+        }
+        Ok((picture.qmp, layer))
+    }
+
+    /// The image has `len` bytes from now on, and nobody is at its old disk.
+    fn grow(&self, what: &str, entry: &Arc<Entry>, len: u64) -> ApiResult<()> {
+        let record = entry.record();
+        let adopted = adopted_at(&record, len).map_err(|why| io_error(what, why))?;
+        lengthen(&record.path, len).map_err(|why| io_error(what, why))?;
+        // What is in flight is in the old disk's sets; what comes waits, and is cut off with its client.
+        let quiet = block_in_place(|| entry.disk.quiesce(QUIET_TIMEOUT));
+        let _quiet = quiet.map_err(|why| io_error(what, why))?;
+        entry.heat.drain(&entry.disk, Instant::now());
+        self.registry.regrow(entry, len, adopted).map_err(|why| io_error(what, why))?;
+        Ok(())
+    }
+}
+
+/// Has QEMU tell its guest; the image has its new length by then.
+async fn tell(what: &str, qmp: &Qmp, qdev: &str, len: u64) -> ApiResult<()> {
+    dray_qemu::resize::grown(qmp, qdev, len).await.map_err(|why| {
+        let why = why.during(format!("the image has {len} bytes now, and the guest was not told"));
+        qemu_error(what, &why).hint("give the same command again when QEMU answers")
+    })
+}
+
+/// How a longer image was adopted.
+fn adopted_at(record: &ImageRecord, len: u64) -> serde_json::Result<Option<Adopted>> {
+    let Some(adopted) = record.adopted.clone() else { return Ok(None) };
+    let plan: LayerPlan = serde_json::from_value(adopted.splice)?;
+    let splice = serde_json::to_value(LayerPlan { size: len, file_size: len, ..plan })?;
+    Ok(Some(Adopted { splice, ..adopted }))
+}
+
+/// Images only grow. `seen`: what the guest sees of it, which may not have been told of the last time.
+fn check_size(what: &str, size: u64, len: u64, seen: Option<u64>) -> ApiResult<()> {
+    let refuse =
+        |why: &str, hint: &str| Err(ApiError::new(ErrorKind::Invalid, what, why).hint(hint));
+    if size < len || (size == len && seen.is_none_or(|seen| seen >= len)) {
+        let why = format!("it has {len} bytes already; images only grow");
+        return refuse(&why, "give a larger size");
+    }
+    if !size.is_multiple_of(512) {
+        return refuse("the size is not a multiple of 512 bytes", "guests see disks in sectors");
+    }
+    Ok(())
+}
+
+/// A file has at least `len` bytes from now on, durably. What is longer is not cut.
+fn lengthen(path: &Path, len: u64) -> std::io::Result<()> {
+    let file = std::fs::File::options().write(true).open(path)?;
+    if file.metadata()?.len() < len {
+        file.set_len(len)?;
+    }
+    file.sync_all()
+}
