@@ -23,10 +23,6 @@ use std::time::{Duration, Instant};
 const LEAVING: Duration = Duration::from_secs(2);
 /// How often that is looked at.
 const LOOK: Duration = Duration::from_millis(50);
-/// What to do when QEMU has not said where a disk is.
-const UNKNOWN_HINT: &str = "the disk may be on dray, now or when QEMU answers again, so the image stays; then \
-                            `dray release` gives it back, or `dray adopt` again if it is on its file";
-
 impl Agent {
     pub(super) async fn adopt(&self, command: &Adopt) -> ApiResult<Spliced> {
         let picture = self.picture(&command.qmp).await?;
@@ -93,7 +89,7 @@ impl Agent {
                 again.map_err(|why| io_error(&what, why))?;
                 if self.may_be_on_dray(&why, &record.name).await {
                     entry.regain_locks();
-                    return Err(failed(why).hint(UNKNOWN_HINT));
+                    return Err(failed(why).hint(unknown_hint(&record.name)));
                 }
                 self.registry.forget(&record.name).map_err(|why| io_error(&what, why))?;
                 Err(failed(why))
@@ -290,6 +286,14 @@ impl Agent {
             }
         }
     }
+}
+
+/// What to do when QEMU has not said where a disk is: it may take it later, too.
+fn unknown_hint(image: &str) -> String {
+    format!(
+        "the disk may be on dray, so the image stays: `dray release` gives it back; if `query-block` in QEMU \
+         shows it on its file, `dray images remove {image}`, then adopt it again"
+    )
 }
 
 /// The disks of a guest that arrived paused may be held back by QEMU: nothing else is done to them
