@@ -266,7 +266,9 @@ impl<'a> Soak<'a> {
                 .any(|(_, other)| other["migration"] == one["migration"] && ended(&other["state"]))
         };
         let goes_on = |one: &Value| {
-            let open = matches!(one["state"].as_str(), Some("running" | "interrupted"));
+            // What is prepared runs when the command has come so far; disks are adopted first.
+            let begins = begins && one["role"] == "source" && one["state"] == "prepared";
+            let open = begins || matches!(one["state"].as_str(), Some("running" | "interrupted"));
             open && (one["role"] == "source" || !over(one))
         };
         let open: Vec<_> = all.iter().filter(|(_, one)| goes_on(one)).collect();
