@@ -23,7 +23,8 @@ pub struct Released {
 }
 
 /// Puts the layer back on its local file. On success QEMU has left the export; on failure the
-/// guest still uses it. A layer that is on its file already is released.
+/// guest still uses it. A layer that is on its file already is released. A file that is written has to be as
+/// long as its export by then, also one that grows.
 pub async fn release(qmp: &Qmp, plan: &LayerPlan) -> Result<Released> {
     release_tracked(qmp, plan, None, &unasked).await
 }
@@ -51,6 +52,9 @@ pub async fn release_tracked(
     // Left behind by a release that was interrupted before its pivot.
     delete_node(qmp, plan.local_node()).await.map_err(|e| e.during(what()))?;
     add_node(qmp, &plan.local).await.map_err(|e| e.during(what()))?;
+    if let Err(error) = check_whole(qmp, plan, &layer.protocol).await {
+        return Err(undo_add(qmp, plan.local_node(), error).await.during(what()));
+    }
     let tracked = match bitmap {
         Some(bitmap) => track(qmp, plan, bitmap).await,
         None => false,
@@ -68,6 +72,25 @@ pub async fn release_tracked(
 /// Whether the layer is on its file already.
 pub async fn is_released(qmp: &Qmp, plan: &LayerPlan) -> Result<bool> {
     Ok(adopted_layer(&Graph::read(qmp).await?, plan)?.is_none())
+}
+
+/// Refuses a file in which the guest may write behind the end that QEMU knows. QEMU asks for a file's length
+/// once, when it opens it, and takes what is behind that for zeros: a format driver would lose what it has put
+/// there through the export until the pivot, data and tables.
+async fn check_whole(qmp: &Qmp, plan: &LayerPlan, export: &Node) -> Result<()> {
+    if plan.read_only {
+        return Ok(());
+    }
+    let file = Graph::read(qmp).await?.node(plan.local_node())?.size;
+    if file >= export.size {
+        return Ok(());
+    }
+    let why = format!(
+        "its file has {file} bytes and its export {}: what the guest writes behind the file's end until it \
+         is released would be lost",
+        export.size
+    );
+    Err(Error::new(ErrorKind::Mismatch, why))
 }
 
 async fn track(qmp: &Qmp, plan: &LayerPlan, bitmap: &NewBitmap) -> bool {

@@ -137,6 +137,7 @@ async fn there_and_back(
     assert!(again.expect_err("twice").to_string().contains("already"), "{}", case.name);
 
     drop(mine);
+    server.make_room();
     // As an agent does that was killed and knows only its journal.
     let plan: LayerPlan = serde_json::from_str(&stored).expect("load");
     let released = release(qmp, &plan).await;

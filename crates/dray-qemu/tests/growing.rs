@@ -5,7 +5,10 @@ mod support;
 
 use std::path::Path;
 
-use dray_qemu::{AdoptOptions, LayerPlan, NodeOptions, Qmp, adopt, graph, release, resize, status};
+use dray_qemu::{
+    AdoptOptions, LayerPlan, NodeOptions, Qmp, adopt, graph, release, release_tracked, resize,
+    status,
+};
 use dray_testkit::guest::{GuestVm, tools};
 use serde_json::json;
 use support::NbdServer;
@@ -59,6 +62,11 @@ async fn a_qcow2_grows_under_dray() {
     io(&vm, &qmp, "read -P 2 0 4M").await;
     assert!(size(&top) > small + (19 << 20), "{} bytes", size(&top));
 
+    let error = release(&qmp, &plan).await.expect_err("the file may grow");
+    assert!(error.to_string().contains("would be lost"), "{error}");
+    let graph = graph::Graph::read(&qmp).await.expect("graph");
+    assert!(!graph.has_node(plan.local_node()), "the file's node is gone");
+    server.make_room();
     release(&qmp, &plan).await.expect("release");
     drop(server);
     io(&vm, &qmp, "read -P 3 40M 8M").await;
@@ -72,6 +80,52 @@ async fn a_qcow2_grows_under_dray() {
     run(&["convert", "-O", "raw", &name, &raw.to_string_lossy()]);
     let bytes = std::fs::read(&raw).expect("read");
     assert!(bytes[..8 << 20].iter().all(|b| *b == 1), "the snapshot holds what was there before");
+}
+
+/// A guest goes on writing while its disk is released. QEMU asks a file for its length once, when it opens it,
+/// and takes everything behind that for zeros: also what went there through the export until the pivot.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_qcow2_that_grows_while_it_is_released_keeps_what_was_written() {
+    if !tools::available(&[tools::QEMU, "qemu-img"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let top = dir.path().join("top.qcow2");
+    run(&["create", "-f", "qcow2", &top.to_string_lossy(), "4G"]);
+    let file = format!(
+        "driver=qcow2,node-name=active,discard=unmap,file.driver=file,file.filename={}",
+        top.display()
+    );
+    let builder = GuestVm::builder(dir.path(), "vm").memory_mib(32).bare();
+    let vm = builder.blockdev(file).disk("disk0", "active").start().expect("start");
+    let qmp = Qmp::connect(&vm.qmp_path()).await.expect("qmp");
+    let known = NodeOptions::of_process(qmp.pid().expect("pid")).expect("command line");
+    let disk = graph::disk(&qmp, "disk0").await.expect("disk");
+    let plan = LayerPlan::of_active(&disk, &known).expect("plan");
+    let server = NbdServer::start(&top, &dir.path().join("disk.nbd"));
+    adopt(&qmp, &plan, &server.export(), AdoptOptions::default()).await.expect("adopt");
+    io(&vm, &qmp, "write -P 1 0 1M").await;
+
+    let write = || {
+        // Into the place of an L2 table that is there, and of one that is not.
+        let writes = async {
+            io(&vm, &qmp, "write -P 2 8M 1M").await;
+            io(&vm, &qmp, "write -P 3 3G 1M").await;
+        };
+        tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(writes));
+        Ok(())
+    };
+    server.make_room();
+    release_tracked(&qmp, &plan, None, &write).await.expect("release");
+    server.wait_left();
+    for read in ["read -P 1 0 1M", "read -P 2 8M 1M", "read -P 3 3G 1M"] {
+        io(&vm, &qmp, read).await;
+    }
+    io(&vm, &qmp, "write -P 4 3073M 1M").await;
+    io(&vm, &qmp, "read -P 3 3G 1M").await;
+    status::quit(&qmp).await.expect("quit");
+    drop(vm);
+    run(&["check", "-f", "qcow2", &top.to_string_lossy()]);
 }
 
 fn relative_to_here(path: &Path) -> String {

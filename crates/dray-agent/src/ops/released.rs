@@ -151,6 +151,8 @@ pub(super) fn not_released(what: &str, why: NotReleased) -> ApiError {
         NotReleased::Qemu(why) => qemu_error(what, why),
         NotReleased::Store(why) => io_error(what, why),
         NotReleased::Untold(loss) => loss.refused(what),
+        NotReleased::TooShort(_) => ApiError::new(ErrorKind::Io, what, &why)
+            .hint("see whether the file system takes a file as long as that; the length is a hole"),
         NotReleased::Left(..) => ApiError::new(ErrorKind::DataAtRisk, what, &why).hint(
             "end what keeps QEMU from it (a job, an export or a bitmap on the disk) and repeat the command, \
              or take note of the loss yourself with `dray images remove`",

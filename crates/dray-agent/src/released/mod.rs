@@ -78,6 +78,8 @@ pub enum NotReleased {
     Untold(Untold),
     /// The same, but the disk is on its file, and could not be taken back.
     Left(Untold, dray_qemu::Error),
+    /// The file cannot be made as long as its export: the disk is on dray.
+    TooShort(io::Error),
 }
 
 impl fmt::Display for NotReleased {
@@ -89,6 +91,9 @@ impl fmt::Display for NotReleased {
             Self::Left(loss, why) => {
                 write!(f, "{loss}; QEMU has the disk and does not give it back ({why})")
             }
+            Self::TooShort(why) => {
+                write!(f, "its file cannot be made as long as its export, so the disk stays: {why}")
+            }
         }
     }
 }
@@ -98,14 +103,14 @@ impl NotReleased {
     fn is_undone(&self) -> bool {
         match self {
             Self::Qemu(why) => why.kind() != Kind::NotUndone,
-            Self::Untold(_) => true,
+            Self::Untold(_) | Self::TooShort(_) => true,
             Self::Store(_) | Self::Left(..) => false,
         }
     }
 
     /// Whether the guest is on dray as before, which holds the locks again.
     pub(crate) fn is_on_dray(&self) -> bool {
-        matches!(self, Self::Qemu(_) | Self::Untold(_))
+        matches!(self, Self::Qemu(_) | Self::Untold(_) | Self::TooShort(_))
     }
 }
 
@@ -198,6 +203,7 @@ pub async fn release(
             return Err(NotReleased::Untold(loss));
         }
     };
+    lengthen(entry).map_err(NotReleased::TooShort)?;
     abort::step("ReleaseNote");
     let note = begin_release(registry, qmp, plan, entry)?;
     if let Some(line) = entry.line().filter(|_| note.is_some()) {
@@ -221,6 +227,20 @@ pub async fn release(
     }
     taking::unless_told(registry, config, qmp, plan, entry).await?;
     Ok(released)
+}
+
+/// Makes the file of an image that grows as long as its export, with a hole. QEMU asks for the length of a file
+/// once, when it opens it, and takes what lies behind that for zeros. Until the pivot the guest writes through
+/// the export, which nothing can go behind. Nothing is cut off: a file is never longer than its export.
+fn lengthen(entry: &Entry) -> io::Result<()> {
+    let (record, len) = (entry.record(), entry.file.geometry().len);
+    if !record.growable || record.read_only || record.device {
+        return Ok(());
+    }
+    if entry.file.file_len().map_err(io::Error::other)? < len {
+        entry.file.set_len(len).map_err(io::Error::other)?;
+    }
+    Ok(())
 }
 
 /// Puts a disk on its file, unless the guest has to be told of a loss before.

@@ -22,6 +22,7 @@ const EXPORT: &str = "disk";
 /// One file, served as an agent does; a qcow2 file may grow. Takes no locks.
 pub struct NbdServer {
     disk: Arc<Disk>,
+    file: PathBuf,
     handle: ServerHandle,
     socket: PathBuf,
 }
@@ -74,7 +75,7 @@ impl Exports for One {
 impl NbdServer {
     /// Starts serving.
     pub fn start(file: &Path, socket: &Path) -> Self {
-        Self::serve(Arc::new(open(file)), socket)
+        Self::serve(Arc::new(open(file)), file, socket)
     }
 
     /// Starts serving a file whose flushes fail.
@@ -82,14 +83,14 @@ impl NbdServer {
         let faults = Faults::new();
         let (name, kind) = ("no flush".to_owned(), ErrorKind::Io);
         faults.arm(Fault { name, op: Op::Flush, when: When::Always, kind });
-        Self::serve(Arc::new(Layered::new(Arc::new(open(file)), faults)), socket)
+        Self::serve(Arc::new(Layered::new(Arc::new(open(file)), faults)), file, socket)
     }
 
-    fn serve(image: Arc<dyn Image>, socket: &Path) -> Self {
+    fn serve(image: Arc<dyn Image>, file: &Path, socket: &Path) -> Self {
         let disk = Disk::new(image);
         let server = Server::new(Arc::new(One(disk.clone())));
         let handle = server.bind_unix(socket, 0o600, None).expect("bind");
-        Self { disk, handle, socket: socket.to_owned() }
+        Self { disk, file: file.to_owned(), handle, socket: socket.to_owned() }
     }
 
     /// Starts serving at a target before the handover: reads are answered from the file, as from the
@@ -109,6 +110,14 @@ impl NbdServer {
     /// The export as QEMU is told of it.
     pub fn export(&self) -> NbdExport {
         NbdExport { socket: self.socket.clone(), name: EXPORT.into(), reconnect_delay: 30 }
+    }
+
+    /// The file becomes as long as its export, as an agent makes it before a release.
+    pub fn make_room(&self) {
+        let file = std::fs::File::options().write(true).open(&self.file).expect("open");
+        if file.metadata().expect("metadata").is_file() {
+            file.set_len(self.disk.geometry().len).expect("room");
+        }
     }
 
     /// What is served.
