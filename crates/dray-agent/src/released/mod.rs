@@ -229,12 +229,12 @@ pub async fn release(
     Ok(released)
 }
 
-/// Makes the file of an image that grows as long as its export, with a hole. QEMU asks for the length of a file
+/// Makes a file that is shorter than its export, as a qcow2 is, as long, with a hole. QEMU asks for the length of a file
 /// once, when it opens it, and takes what lies behind that for zeros. Until the pivot the guest writes through
 /// the export, which nothing can go behind. Nothing is cut off: a file is never longer than its export.
 fn lengthen(entry: &Entry) -> io::Result<()> {
     let (record, len) = (entry.record(), entry.file.geometry().len);
-    if !record.growable || record.read_only || record.device {
+    if record.read_only || record.device {
         return Ok(());
     }
     if entry.file.file_len().map_err(io::Error::other)? < len {
