@@ -13,7 +13,7 @@
 //! * [`migration`]: intents, journals and what else is in the folder of a migration; [`given`]: who
 //!   gave a target what.
 //! * [`heat`]: what guests do with the images, counted for the orders of migrations.
-//! * [`stamp`]: how it is known that a file was not changed.
+//! * [`stamp`]: how it is known that a file was not changed; [`process`]: which QEMU it was.
 
 pub mod flat;
 pub mod given;
@@ -21,6 +21,7 @@ pub mod heat;
 pub mod lineage;
 pub mod migration;
 pub mod pool;
+pub mod process;
 pub mod registry;
 pub mod released;
 pub mod replicas;

@@ -6,6 +6,7 @@
 
 use crate::lineage::{self, Line};
 use crate::migration::abort;
+use crate::process::QemuProcess;
 use crate::registry::{CopyState, Entry, ImageRecord, Registry};
 use dray_engine::lineage::Lineage;
 use dray_files::StatePath;
@@ -14,42 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
-
-/// A QEMU process: not its successor on the same socket.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct QemuProcess {
-    /// Its QMP socket.
-    pub socket: PathBuf,
-    /// The process at the other end of it.
-    pub pid: i32,
-    /// When that started, in clock ticks since the host's boot.
-    pub started: u64,
-}
-
-/// When a process started, in clock ticks since the host's boot; none when there is no such process.
-fn started(pid: i32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in brackets, may hold anything; of what follows it the 20th field is the start.
-    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
-}
-
-impl QemuProcess {
-    /// The process `pid` behind the socket; none where the system does not tell.
-    pub fn find(socket: &Path, pid: i32) -> Option<Self> {
-        Some(Self { socket: socket.to_owned(), pid, started: started(pid)? })
-    }
-
-    /// Whether it still runs.
-    pub fn runs(&self) -> bool {
-        started(self.pid) == Some(self.started)
-    }
-
-    /// Whether it is the same one, whatever its socket is called.
-    pub fn is_process(&self, other: &Self) -> bool {
-        (self.pid, self.started) == (other.pid, other.started)
-    }
-}
+use std::path::Path;
 
 /// A file, whatever its name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -253,6 +219,41 @@ impl Registry {
         self.released.remove_others(&entry.record().path, id)?;
         abort::step("ReleaseForget");
         Ok(())
+    }
+
+    /// The QEMU that an image was adopted from has ended. Whoever starts the VM next opens the file itself, and
+    /// dray does not stand in its way: the image is released, and everything in it counts as changed from here
+    /// on, as nobody sees what is written. Can be repeated.
+    ///
+    /// # Errors
+    /// What the store reports; nothing is locked any more by then.
+    pub fn release_of_ended(
+        &self,
+        entry: &Entry,
+        qemu: &QemuProcess,
+        since_unix_ms: u64,
+    ) -> io::Result<()> {
+        entry.drop_locks();
+        let record = entry.record();
+        let has_past = entry.line().is_some_and(|line| line.lineage().has_past());
+        if let (true, Some(adopted)) = (has_past, &record.adopted) {
+            entry.line().inspect(|line| line.suspect());
+            let path = record.current_path().map_err(io::Error::other)?;
+            let note = Released {
+                file: FileId::of(&path)?,
+                len: std::fs::metadata(&path)?.len(),
+                plan: adopted.splice.clone(),
+                qemu: qemu.clone(),
+                bitmap: None,
+                done: false,
+                since_unix_ms,
+                made: false,
+                image: ImageRecord { adopted: None, migration: None, ..record.clone() },
+            };
+            self.released.put(&note)?;
+            self.end_release(entry, note, false)?;
+        }
+        self.forget(&record.name)
     }
 
     /// The disk is still on dray, and was all the time: what dray tracked is everything.

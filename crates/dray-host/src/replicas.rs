@@ -84,6 +84,8 @@ impl Registry {
             record.state = CopyState::Incoming;
             record.place = Place::Partial;
             record.migration = Some(migration);
+            // How it was adopted when it was here before is of a VM that has left.
+            record.adopted = None;
         })?;
         let record = entry.record();
         let names = self.names(&record)?;

@@ -158,7 +158,11 @@ pub fn probe(path: &Path) -> Result<Option<InUse>> {
     probe_file(&file).map_err(|e| Error::io(context(path), e))
 }
 
-fn probe_file(file: &File) -> std::io::Result<Option<InUse>> {
+/// [`probe`] of an open file. Its own locks are not told of.
+///
+/// # Errors
+/// What the system reports.
+pub fn probe_file(file: &File) -> std::io::Result<Option<InUse>> {
     let locked = |byte: u64| sys::ofd_is_locked(file, Lock::Exclusive, byte, 1);
     let (mut used, mut unshared) = (Vec::new(), Vec::new());
     for permission in ALL {

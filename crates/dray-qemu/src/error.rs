@@ -33,6 +33,15 @@ pub enum ErrorKind {
     NotUndone,
 }
 
+impl ErrorKind {
+    /// Whether a step that failed like this may have been done all the same, or may be done later: QEMU has
+    /// not said.
+    #[must_use]
+    pub fn is_unknown(self) -> bool {
+        matches!(self, Self::Closed | Self::Timeout | Self::NotUndone)
+    }
+}
+
 /// A result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 

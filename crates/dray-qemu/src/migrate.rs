@@ -122,7 +122,7 @@ impl Outgoing {
         Self { qmp: qmp.clone(), events: qmp.events(), was_running, stopped_at: None }
     }
 
-    /// Whether the guest ran when the migration started.
+    /// Whether the guest ran when the migration stopped it, as far as that is known.
     pub fn was_running(&self) -> bool {
         self.was_running
     }
@@ -152,9 +152,21 @@ impl Outgoing {
                                continued it";
                     return Err(Error::new(ErrorKind::Protocol, why));
                 }
-                _ => self.next_change().await?,
+                _ => {
+                    self.next_change().await?;
+                    self.note_pause().await?;
+                }
             }
         }
+    }
+
+    /// A guest that somebody pauses on the way is not QEMU's to resume, nor the target's to start.
+    async fn note_pause(&mut self) -> Result<()> {
+        if self.was_running && self.stopped_at.is_some() {
+            let now = status(&self.qmp).await?;
+            self.was_running = now.state != "paused";
+        }
+        Ok(())
     }
 
     /// Returns at the next migration event, or when it is time to ask again.
@@ -163,8 +175,10 @@ impl Outgoing {
             Ok(event) => event?,
             Err(_) => return Ok(()),
         };
-        if event.name == "STOP" {
-            self.stopped_at = Some(event.at);
+        match event.name.as_str() {
+            "STOP" => self.stopped_at = Some(event.at),
+            "RESUME" => (self.was_running, self.stopped_at) = (true, None),
+            _ => {}
         }
         Ok(())
     }

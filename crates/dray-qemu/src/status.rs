@@ -22,6 +22,24 @@ pub struct VmStatus {
     pub state: String,
 }
 
+/// A block job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockJob {
+    /// Its name.
+    pub id: String,
+    /// QEMU's word for what it does: `mirror`, `backup`, `stream`, `commit`.
+    pub kind: String,
+}
+
+/// The block jobs that have not ended, of whichever disk.
+pub async fn block_jobs(qmp: &Qmp) -> Result<Vec<BlockJob>> {
+    let jobs = qmp.execute("query-block-jobs", Value::Null).await?;
+    let word = |job: &Value, key: &str| harmless(job[key].as_str().unwrap_or_default());
+    let jobs = jobs.as_array().into_iter().flatten();
+    let at_work = jobs.filter(|job| !matches!(job["status"].as_str(), Some("concluded" | "null")));
+    Ok(at_work.map(|job| BlockJob { id: word(job, "device"), kind: word(job, "type") }).collect())
+}
+
 /// What the VM is doing.
 pub async fn status(qmp: &Qmp) -> Result<VmStatus> {
     let status = qmp.execute("query-status", Value::Null).await?;

@@ -4,7 +4,7 @@
 use super::Agent;
 use crate::migration::source;
 use crate::seed;
-use crate::vm::source::wake;
+use crate::vm::own::wake;
 use dray_host::migration::intent::{SourceIntent, TargetIntent};
 use dray_host::migration::revive::{Launch, Revival};
 use std::io;
@@ -61,7 +61,7 @@ impl Agent {
                 let vm = slot.intent().vm;
                 if let (true, Some(vm)) = (moves, &vm) {
                     let running = vm.facts.as_ref().is_some_and(|facts| facts.running);
-                    if let Err(why) = wake(&vm.qmp, running).await {
+                    if let Err(why) = wake(vm, running).await {
                         tracing::warn!(%why, "cannot wake the guest of a migration");
                     }
                 }

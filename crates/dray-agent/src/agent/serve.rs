@@ -61,6 +61,7 @@ async fn serve(start: Start, what: &str) -> ApiResult<()> {
     readiness.in_any_case();
     let (agent, lock) = open(&start, readiness, what)?;
     agent.undo_restores();
+    agent.release_all_of_ended();
     let revived = agent.revive();
     agent.tell_when_decided();
     let access =
@@ -158,6 +159,7 @@ impl Agent {
         recover_swaps(&self.registry).await;
         drop(stopped);
         tokio::spawn(Arc::clone(&self).keep_flat());
+        tokio::spawn(Arc::clone(&self).keep_releasing());
         self.go_on(revived);
         tokio::spawn(Arc::clone(&self).keep_reviving());
         self.tell_cancelled();

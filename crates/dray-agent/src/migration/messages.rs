@@ -34,6 +34,9 @@ pub enum ToTargetShell {
         /// Per image, in the migration's order.
         images: Vec<Option<Vec<Generation>>>,
     },
+    /// Whether the guest is to run at the target: somebody has paused it, or let it go on, since `Check`.
+    /// Answered with `Noted`.
+    Runs(bool),
 }
 
 /// What becomes of the qcow2 that the target makes of an image.
@@ -98,6 +101,8 @@ pub enum ToSourceShell {
     /// Per image: so many more missing blocks were found at the target, and not fetched. What is lost
     /// with a link is not told again.
     Found(Vec<u64>),
+    /// Answer to `Runs`.
+    Noted(#[serde(deserialize_with = "text::de_result")] Result<(), String>),
 }
 
 /// Encodes a shell message.

@@ -1,5 +1,6 @@
 //! `dray backup`, `backups`, `verify`, `restore`.
 
+use super::not_taken;
 use crate::agent::Agent;
 use crate::api::{
     ApiError, ApiResult, Backup, BackupCancel, BackupCollected, BackupDone, BackupListing,
@@ -96,6 +97,10 @@ impl Agent {
                 let why = format!("image '{image}' is busy: a `dray {command}` is under way");
                 return Err(ApiError::new(ErrorKind::Conflict, what, why)
                     .hint("try again when that has ended"));
+            }
+            if let Some(entry) = self.registry.get(image) {
+                let free = self.registry.check_not_elsewhere(&entry);
+                free.map_err(|why| not_taken(what.clone(), why))?;
             }
         }
         Ok(lease)

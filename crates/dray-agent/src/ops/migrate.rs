@@ -349,6 +349,7 @@ impl Agent {
             }
         }
         if let Some(vm) = &mut intent.vm {
+            vm.qemu.clone_from(&picture.process);
             vm.facts = Some(GuestFacts { qmp: target_qmp, layers, running: picture.running });
         }
         Ok(())

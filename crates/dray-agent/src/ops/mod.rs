@@ -8,6 +8,7 @@ mod bases;
 mod batch;
 mod claim;
 mod control;
+mod ended;
 mod flatten;
 pub mod images;
 mod lineage;

@@ -3,7 +3,7 @@
 use super::bases::usual_name;
 use super::flatten::{check_flat, refuse_flat_images, refuse_format, seen_bytes};
 use super::images::random_id;
-use super::io_error;
+use super::{io_error, not_taken};
 use crate::agent::Agent;
 use crate::api::{
     ApiError, ApiResult, Chain, ErrorKind, MigrationState, Prepare, Subject, TargetFormat,
@@ -70,7 +70,10 @@ impl Agent {
                 }
                 let name = picture.name.clone();
                 let target_qmp = command.target_qmp.clone();
-                (Some(SourceVm { qmp: qmp.clone(), name, target_qmp, facts: None }), Some(picture))
+                (
+                    Some(SourceVm { qmp: qmp.clone(), name, qemu: None, target_qmp, facts: None }),
+                    Some(picture),
+                )
             }
         };
         if command.target_format == TargetFormat::Qcow2 {
@@ -209,6 +212,8 @@ impl Agent {
             ));
         }
         self.refuse_during_backup(&what, name)?;
+        let free = self.registry.check_not_elsewhere(&entry);
+        free.map_err(|why| not_taken(what.clone(), why))?;
         let read_only = record.read_only || backing;
         let offer = ImageOffer { id: record.id, name: target, len: record.len, read_only };
         plan.images.push(SourceImage::new(name.to_owned(), offer, record.path, device));

@@ -7,9 +7,11 @@ use crate::agent::Agent;
 use crate::api::{Adopt, ApiError, ApiResult, ErrorKind, Release, Spliced, SplicedDisk};
 use crate::migration::source::SourceSlot;
 use crate::released::{process_of, release, taking};
+use crate::vm::own;
 use crate::vm::picture::{LayerPicture, Picture, Place as Where, on_local};
 use crate::vm::qemu_error;
 use dray_host::migration::abort;
+use dray_host::process::QemuProcess;
 use dray_host::registry::{Adopted, CopyState, Entry, ImageRecord, Operation, is_device};
 use dray_host::released::Released;
 use dray_image::names;
@@ -100,8 +102,7 @@ impl Agent {
     /// Whether QEMU may have a disk on its export although adopting it has failed with `why`: it has not said,
     /// and stays attached. Its guest would be cut off if the image were forgotten.
     async fn may_be_on_dray(&self, why: &dray_qemu::Error, image: &str) -> bool {
-        use dray_qemu::ErrorKind::{Closed, NotUndone, Timeout};
-        if !matches!(why.kind(), Closed | NotUndone | Timeout) {
+        if !why.kind().is_unknown() {
             return false;
         }
         let deadline = Instant::now() + LEAVING;
@@ -159,6 +160,7 @@ impl Agent {
             epoch: known.as_ref().map_or(Epoch(1), |(note, ..)| note.image.epoch),
             adopted: Some(Adopted {
                 qmp: picture.qmp.socket().to_owned(),
+                qemu: picture.process.clone(),
                 device: plan.qdev.clone(),
                 splice,
                 noted,
@@ -229,7 +231,7 @@ impl Agent {
         if entry.flat.is_some() {
             return self.bring_home(qmp, &entry).await;
         }
-        let plan = release_plan(&record, seen)
+        let plan = release_plan(&record, process_of(qmp).as_ref(), seen)
             .map_err(|why| ApiError::new(ErrorKind::Conflict, what.clone(), why))?;
         entry.drop_locks();
         let released = release(&self.registry, &self.config, qmp, &plan, &entry).await;
@@ -269,15 +271,19 @@ impl Agent {
                 let adopted = record.adopted.as_ref().ok_or_else(|| {
                     ApiError::new(ErrorKind::Internal, "cannot release", "it was not adopted")
                 })?;
-                let qmp = Qmp::connect(&vm.qmp)
-                    .await
-                    .map_err(|why| qemu_error("cannot release", &why))?;
+                if entry.flat.is_none()
+                    && let Some(qemu) = self.registry.ended_vm(&record)
+                {
+                    return self.release_of_ended(&entry, &qemu);
+                }
+                let qmp =
+                    own::connect(vm).await.map_err(|why| qemu_error("cannot release", &why))?;
                 if entry.flat.is_some() {
-                    return self.bring_home(&qmp, &entry).await;
+                    return self.bring_home(&qmp, &entry).await.map(drop);
                 }
                 let plan: LayerPlan = serde_json::from_value(adopted.splice.clone())
                     .map_err(|why| io_error("cannot read how a disk was adopted", why))?;
-                self.release_taken(&qmp, &plan, name).await
+                self.release_taken(&qmp, &plan, name).await.map(drop)
             };
             if let Err(why) = undone.await {
                 tracing::warn!(image = name, %why, "a disk stays under dray");
@@ -305,11 +311,21 @@ pub(crate) async fn activate_stopped(what: &str, picture: &Picture) -> ApiResult
     dray_qemu::activate(&picture.qmp).await.map_err(|why| qemu_error(what, &why))
 }
 
-/// How a disk gets to its file: as it was adopted, or for one that arrived here, as it looks now.
-fn release_plan(record: &ImageRecord, seen: &LayerPlan) -> Result<LayerPlan, String> {
+/// How a disk gets to its file: as it was adopted from this process, or for one that arrived here, as it looks
+/// now.
+fn release_plan(
+    record: &ImageRecord,
+    qemu: Option<&QemuProcess>,
+    seen: &LayerPlan,
+) -> Result<LayerPlan, String> {
+    let of_it = |adopted: &&Adopted| match (&adopted.qemu, qemu) {
+        (Some(then), Some(now)) => then.is_process(now),
+        _ => true,
+    };
     let kept = record
         .adopted
         .as_ref()
+        .filter(of_it)
         .and_then(|adopted| serde_json::from_value(adopted.splice.clone()).ok());
     match kept {
         Some(plan) => Ok(plan),

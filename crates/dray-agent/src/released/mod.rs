@@ -42,8 +42,9 @@ use crate::leaving::{Leaving, Untold};
 use crate::migration::source::unix_ms;
 use dray_host::lineage;
 use dray_host::migration::abort;
+use dray_host::process::QemuProcess;
 use dray_host::registry::{Entry, ImageRecord, Registry};
-use dray_host::released::{FileId, QemuProcess, Released};
+use dray_host::released::{FileId, Released};
 use dray_qemu::bitmap::PREFIX;
 use dray_qemu::{ErrorKind as Kind, LayerPlan, NewBitmap, Qmp};
 use serde::Deserialize;
@@ -102,7 +103,7 @@ impl NotReleased {
     /// Whether the disk is on dray, and nothing is left of the release in QEMU.
     fn is_undone(&self) -> bool {
         match self {
-            Self::Qemu(why) => why.kind() != Kind::NotUndone,
+            Self::Qemu(why) => !why.kind().is_unknown(),
             Self::Untold(_) | Self::TooShort(_) => true,
             Self::Store(_) | Self::Left(..) => false,
         }
@@ -110,7 +111,7 @@ impl NotReleased {
 
     /// Whether the guest is on dray as before, which holds the locks again.
     pub(crate) fn is_on_dray(&self) -> bool {
-        matches!(self, Self::Qemu(_) | Self::Untold(_) | Self::TooShort(_))
+        self.is_undone()
     }
 }
 
@@ -259,9 +260,7 @@ pub(crate) async fn pivot(
     };
     match dray_qemu::release_tracked(qmp, plan, bitmap, &may_pivot).await {
         Ok(released) => Ok(released),
-        Err(why) if matches!(why.kind(), Kind::NotUndone | Kind::Closed) => {
-            Err(NotReleased::Qemu(why))
-        }
+        Err(why) if why.kind().is_unknown() => Err(NotReleased::Qemu(why)),
         Err(why) => {
             // QEMU's own flush may have been told, and have ended the exchange.
             leaving.check().map_err(NotReleased::Untold)?;

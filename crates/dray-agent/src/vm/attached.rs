@@ -65,46 +65,9 @@ impl Expected<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dray_qemu::graph::Cache;
-    use dray_qemu::{Node, Pivot};
+    use crate::vm::fixtures::{SOCKET, layer, on, plan};
     use dray_types::ImageId;
     use dray_wire::ImageOffer;
-
-    const SOCKET: &str = "/run/dray/nbd.sock";
-
-    fn layer(file: &str) -> Layer {
-        let protocol = Node {
-            name: "node".into(),
-            driver: if file.starts_with("nbd") { "nbd" } else { "file" }.into(),
-            file: file.into(),
-            size: 1,
-            read_only: false,
-            detect_zeroes: "off".into(),
-            cache: Cache { direct: false, no_flush: false },
-            bitmaps: Vec::new(),
-            format_specific: serde_json::Value::Null,
-            snapshots: Vec::new(),
-            encrypted: false,
-        };
-        Layer { format: None, protocol }
-    }
-
-    fn on(export: &str) -> String {
-        format!("nbd+unix:///{export}?socket={SOCKET}")
-    }
-
-    fn plan(qdev: &str, depth: usize) -> LayerPlan {
-        LayerPlan {
-            qdev: qdev.into(),
-            depth,
-            format: "raw".into(),
-            size: 1,
-            file_size: 1,
-            read_only: false,
-            pivot: Pivot::Mirror,
-            local: serde_json::Map::new(),
-        }
-    }
 
     fn image(name: &str) -> TargetImageIntent {
         TargetImageIntent {

@@ -3,7 +3,12 @@
 //! tell the owner loops what happened.
 
 mod attached;
+#[cfg(test)]
+mod fixtures;
+mod last_look;
+mod look;
 mod made;
+pub mod own;
 pub mod picture;
 pub mod source;
 pub mod target;

@@ -2,10 +2,12 @@
 //! under dray and back.
 
 use crate::api::{ApiError, ApiResult, ErrorKind};
-use crate::released::{plan_of, process_of};
+use crate::released::plan_of;
+use crate::vm::look::Look;
 use crate::vm::qemu_error;
+use dray_host::process::QemuProcess;
 use dray_host::released::Notes;
-use dray_qemu::{Layer, LayerPlan, NodeOptions, Pivot, Qmp, VmDisk, graph, status};
+use dray_qemu::{Layer, LayerPlan, NodeOptions, Pivot, Qmp, VmDisk, status};
 use serde_json::{Map, Value, json};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -43,6 +45,8 @@ impl LayerPicture {
 pub struct Picture {
     /// The way to its QEMU.
     pub qmp: Qmp,
+    /// The process of that; none where the system does not tell.
+    pub process: Option<QemuProcess>,
     /// Its name, if it has one.
     pub name: Option<String>,
     /// Whether it runs.
@@ -63,15 +67,14 @@ impl Picture {
         let failed = |why: dray_qemu::Error| qemu_error(what(), &why);
         let qmp = Qmp::connect(socket).await.map_err(failed)?;
         let name = status::name(&qmp).await.map_err(failed)?;
-        let status::VmStatus { running, state } = status::status(&qmp).await.map_err(failed)?;
-        let disks = graph::disks(&qmp).await.map_err(failed)?;
+        let Look { process, status, disks, .. } = Look::take(&qmp).await.map_err(failed)?;
         let mut known = match qmp.pid() {
             Some(pid) => NodeOptions::of_process(pid).map_err(failed)?,
             None => NodeOptions::default(),
         };
-        if let Some(process) = process_of(&qmp) {
+        if let Some(process) = &process {
             // A note that does not tell is as good as none.
-            let notes = released.begun_by(&process);
+            let notes = released.begun_by(process);
             notes.iter().flat_map(plan_of).for_each(|plan| known.add_released(&plan));
         }
         let disks = disks
@@ -81,7 +84,8 @@ impl Picture {
         if disks.is_empty() {
             return Err(ApiError::new(ErrorKind::NotFound, what(), "it has no disks"));
         }
-        Ok(Self { qmp, name, running, state, disks })
+        let status::VmStatus { running, state } = status;
+        Ok(Self { qmp, process, name, running, state, disks })
     }
 
     /// Refuses a QEMU that has no guest to take anything from, or sends it somewhere.

@@ -9,11 +9,15 @@ use crate::migration::messages::{ToSourceShell, ToTargetShell};
 use crate::migration::source::{Input, Memory, Reach, SessionSettings, SourceSlot, Told};
 use crate::net::tunnel::TunnelEntry;
 use crate::net::{self, DialSettings, NetError};
+use crate::vm::last_look::Expected;
+use crate::vm::look::Look;
+use crate::vm::own;
 use crate::vm::qemu_error;
+use crate::vm::target::plans;
 use dray_engine::SourceEvent;
 use dray_engine::source::SourceNotice;
 use dray_host::migration::abort;
-use dray_host::migration::intent::GuestFacts;
+use dray_host::migration::intent::{GuestFacts, SourceVm};
 use dray_qemu::{Limits, Outgoing, Qmp};
 use dray_wire::{Hello, StreamKind};
 use std::sync::Arc;
@@ -22,6 +26,9 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 /// How long the target may take to look at its QEMU.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Pause between two tries to let the guest go on.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// What the task is made of.
 pub struct SourceVmTask {
@@ -74,10 +81,9 @@ impl From<ApiError> for Stop {
 impl SourceVmTask {
     /// Moves the VM. A guest that stays here goes on when this returns.
     pub async fn run(mut self, facts: GuestFacts) -> Outcome {
-        let was_running = facts.running;
-        let socket = self.slot.intent().vm.map(|vm| vm.qmp).unwrap_or_default();
+        let Some(vm) = self.slot.intent().vm else { return Outcome::Unknown };
         let mut outgoing = None;
-        let moved = self.try_move(&socket, facts, &mut outgoing).await;
+        let moved = self.try_move(&vm, facts, &mut outgoing).await;
         let error = match moved {
             Ok(()) => return Outcome::Gone,
             Err(Stop::Closed) => return Outcome::Unknown,
@@ -85,7 +91,11 @@ impl SourceVmTask {
             // Nothing was handed over: a handover that fails is void before it says so.
             Err(Stop::Failed(error)) => Some(error),
         };
-        self.bring_back(&socket, was_running, outgoing).await;
+        // Without it nobody has been stopped.
+        if let Some(outgoing) = outgoing {
+            let was_running = outgoing.was_running();
+            self.bring_back(&vm, was_running, Some(outgoing)).await;
+        }
         self.slot.send(Input::GuestStops(false));
         self.slot.send(Input::Say(ToTargetShell::Forget));
         match error {
@@ -105,8 +115,8 @@ impl SourceVmTask {
             Err(Stop::Closed | Stop::Failed(_)) => Outcome::Unknown,
             Err(Stop::Over) => {
                 if let Some(vm) = self.slot.intent().vm.filter(|_| !self.slot.is_home()) {
-                    let running = vm.facts.is_some_and(|facts| facts.running);
-                    self.bring_back(&vm.qmp, running, None).await;
+                    let running = vm.facts.as_ref().is_some_and(|facts| facts.running);
+                    self.bring_back(&vm, running, None).await;
                 }
                 Outcome::Stayed
             }
@@ -132,13 +142,32 @@ impl SourceVmTask {
 
     async fn try_move(
         &mut self,
-        socket: &std::path::Path,
+        vm: &SourceVm,
         facts: GuestFacts,
         outgoing: &mut Option<Outgoing>,
     ) -> Result<(), Stop> {
-        let qmp =
-            Qmp::connect(socket).await.map_err(|why| qemu_error("cannot move the vm", &why))?;
+        let qmp = own::connect(vm).await.map_err(|why| qemu_error("cannot move the vm", &why))?;
+        tokio::select! {
+            moved = self.move_guest(&qmp, facts, outgoing) => moved?,
+            () = own::closed(&qmp) => {
+                let why = "its QEMU has ended, or has closed its monitor";
+                let error = ApiError::new(ErrorKind::Hypervisor, "cannot move the vm", why)
+                    .hint("when the vm runs again, prepare and migrate it");
+                return Err(error.into());
+            }
+        }
+        self.hand_over().await
+    }
+
+    /// Everything up to where only the images are to be handed over.
+    async fn move_guest(
+        &mut self,
+        qmp: &Qmp,
+        facts: GuestFacts,
+        outgoing: &mut Option<Outgoing>,
+    ) -> Result<(), Stop> {
         self.wait_for_link().await?;
+        let ran = facts.running;
         self.check(facts).await?;
         if !self.ready {
             self.wait(|told| matches!(told, Told::Notice(SourceNotice::Ready)).then_some(()))
@@ -151,13 +180,45 @@ impl SourceVmTask {
         let path = entry.path().to_owned();
         let carrier = self.carry(entry, (self.reach)()?);
         let limits = self.limits();
-        let started = Outgoing::start(&qmp, &path, &limits).await;
+        let started = Outgoing::start(qmp, &path, &limits).await;
         let started = started.map_err(|why| qemu_error("cannot move the vm's memory", &why))?;
         let outgoing = outgoing.insert(started);
-        let memory = self.move_memory(outgoing).await;
+        let memory = self.move_memory(qmp, outgoing).await;
         carrier.abort_when(memory.is_err());
         memory?;
-        self.hand_over().await
+        let runs = outgoing.was_running();
+        if runs == ran { Ok(()) } else { self.tell_whether_it_runs(runs).await }
+    }
+
+    /// Somebody has paused the guest on the way, or let it go on: so it is wherever it is next.
+    async fn tell_whether_it_runs(&mut self, runs: bool) -> Result<(), Stop> {
+        let what = "it cannot be said whether the guest is to run";
+        let io = |why: &dyn std::fmt::Display| Stop::from(ApiError::new(ErrorKind::Io, what, why));
+        self.slot.set_running(runs).map_err(|why| io(&why))?;
+        let answer = self.ask(ToTargetShell::Runs(runs), |message| match message {
+            ToSourceShell::Noted(result) => Some(result.clone()),
+            _ => None,
+        });
+        answer.await?.map_err(|why| io(&why))
+    }
+
+    /// The guest has stopped for the last time. Everything that it has written is in the images that are
+    /// handed over, if its disks are still on them: others can have changed that at any time until now. Before
+    /// QEMU is told to go on, which ends when a job writes to a disk that QEMU has let go.
+    async fn look_again(&self, qmp: &Qmp) -> Result<(), Stop> {
+        let what = "the vm's disks are not handed over";
+        let intent = self.slot.intent();
+        let facts = intent.vm.as_ref().and_then(|vm| vm.facts.as_ref());
+        let plans = facts.map(plans).transpose();
+        let plans = plans.map_err(|why| ApiError::new(ErrorKind::Internal, what, why))?;
+        let look = Look::take(qmp).await.map_err(|why| qemu_error(what, &why))?;
+        let (images, nbd_socket) = (&intent.images, &self.config.nbd_socket());
+        let expected = Expected { plans: &plans.unwrap_or_default(), images, nbd_socket };
+        expected.check(&look).map_err(|why| {
+            ApiError::new(ErrorKind::Conflict, what, why)
+                .hint("end what changes the vm's disks, then prepare and migrate it again")
+                .into()
+        })
     }
 
     /// Asks the target whether its QEMU fits.
@@ -268,7 +329,7 @@ impl SourceVmTask {
         Limits { max_bandwidth: 0, downtime_limit: Duration::from_millis((downtime / 2).max(1)) }
     }
 
-    async fn move_memory(&mut self, outgoing: &mut Outgoing) -> Result<(), Stop> {
+    async fn move_memory(&mut self, qmp: &Qmp, outgoing: &mut Outgoing) -> Result<(), Stop> {
         let slot = Arc::clone(&self.slot);
         let report = |progress: &dray_qemu::Progress| {
             slot.send(Input::Memory(memory(progress)));
@@ -282,6 +343,7 @@ impl SourceVmTask {
             self.slot.send(Input::Stopped(outgoing.stopped_at()));
         }
         // From here the guest is stopped: every wait below is downtime.
+        self.look_again(qmp).await?;
         let done = outgoing.complete().await.map_err(failed)?;
         self.slot.send(Input::Memory(Memory { left: 0, ..memory(&done) }));
         Ok(())
@@ -308,32 +370,32 @@ impl SourceVmTask {
         self.wait_for_guest().await
     }
 
-    /// The guest goes on here if it ran before.
-    async fn bring_back(
-        &self,
-        socket: &std::path::Path,
-        was_running: bool,
-        outgoing: Option<Outgoing>,
-    ) {
+    /// The guest goes on here if it ran before. Nobody else would see to it: this is tried until it is so, or
+    /// until its QEMU has ended.
+    async fn bring_back(&self, vm: &SourceVm, was_running: bool, outgoing: Option<Outgoing>) {
         abort::before(|| vec!["BringBack".to_owned()]);
-        let brought = match outgoing {
+        let mut brought = match outgoing {
             Some(mut outgoing) => outgoing.abandon().await,
-            None => wake(socket, was_running).await,
+            None => own::wake(vm, was_running).await,
         };
-        if let Err(why) = brought {
-            tracing::error!(migration = %self.slot.board.migration, %why, "cannot resume the guest");
-            self.slot.board.notice(format!("the guest could not be resumed: {why}"));
+        let mut told = String::new();
+        while let Err(why) = brought {
+            // A VM that was started again was stopped by nobody.
+            if why.kind() == dray_qemu::ErrorKind::Mismatch || own::has_ended(vm, &why) {
+                return;
+            }
+            let now = why.to_string();
+            if now != told {
+                tracing::error!(migration = %self.slot.board.migration, why = now, "cannot resume the guest");
+                let notice =
+                    format!("the guest could not be resumed, and this is tried again: {now}");
+                self.slot.board.notice(notice);
+                told = now;
+            }
+            tokio::time::sleep(AGAIN).await;
+            brought = own::wake(vm, was_running).await;
         }
     }
-}
-
-/// After a restart: a guest that this agent's predecessor had stopped runs again.
-///
-/// # Errors
-/// When QEMU does not answer or does not let it run.
-pub async fn wake(socket: &std::path::Path, was_running: bool) -> dray_qemu::Result<()> {
-    let qmp = Qmp::connect(socket).await?;
-    Outgoing::attach(&qmp, was_running).abandon().await
 }
 
 /// Messages after which there is nothing left to do for the VM.

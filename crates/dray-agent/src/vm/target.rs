@@ -11,8 +11,8 @@ use crate::vm::attached::Expected;
 use crate::vm::picture::on_local;
 use dray_engine::TargetEvent;
 use dray_host::migration::intent::GuestFacts;
+use dray_host::process::QemuProcess;
 use dray_host::registry::Registry;
-use dray_host::released::QemuProcess;
 use dray_qemu::{Incoming, LayerPlan, Qmp, activate, graph, status};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -86,6 +86,10 @@ impl TargetVmTask {
                     self.slot.send(Input::Say(ToSourceShell::Listening(result)));
                 }
                 Told::Shell(ToTargetShell::Forget) => waiting = None,
+                Told::Shell(ToTargetShell::Runs(running)) => {
+                    let result = self.note_running(running);
+                    self.slot.send(Input::Say(ToSourceShell::Noted(result)));
+                }
                 Told::Reach => {
                     let result = self.reach(waiting.take()).await;
                     self.slot.send(Input::Engine(TargetEvent::GuestReachable(result)));
@@ -140,6 +144,14 @@ impl TargetVmTask {
         }
         remove_memory_socket(&self.config, &self.slot)?;
         incoming.listen(&socket).await.map_err(|why| why.to_string())
+    }
+
+    /// What the guest does when it is started here is what it did last at the source.
+    fn note_running(&self, running: bool) -> Result<(), String> {
+        let noted = self.slot.change_intent(|intent| {
+            intent.guest.iter_mut().for_each(|guest| guest.running = running);
+        });
+        noted.map_err(|why| format!("cannot write the migration's intent: {why}"))
     }
 
     /// Before the guest is started for good: is its QEMU there, with everything loaded?
@@ -231,7 +243,10 @@ impl TargetVmTask {
 }
 
 /// The layers of a VM with the number of the image each is in.
-fn plans(facts: &GuestFacts) -> Result<Vec<(usize, LayerPlan)>, String> {
+///
+/// # Errors
+/// When a plan is none.
+pub(super) fn plans(facts: &GuestFacts) -> Result<Vec<(usize, LayerPlan)>, String> {
     let parse = |(image, text): &(u16, String)| {
         let plan = serde_json::from_str(text).map_err(|why| format!("a layer's plan: {why}"))?;
         Ok((usize::from(*image), plan))

@@ -12,6 +12,7 @@ mod home;
 mod input;
 mod losses;
 mod onward;
+mod others;
 mod paused;
 mod qcow2;
 mod released;

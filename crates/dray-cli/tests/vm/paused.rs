@@ -1,9 +1,11 @@
 //! A guest that its operator has paused moves as it is, is paused where it arrives, and moves again.
 
+use crate::failures::copying;
 use crate::hand_back::dies_before;
 use crate::home::assert_back_home;
 use crate::released::{await_release, move_back, settle_there};
-use crate::stage::{Kind, Stage, qmp};
+use crate::stage::{Kind, PATIENCE, Stage, qmp};
+use dray_testkit::lab::Answer;
 use std::path::Path;
 
 const KINDS: [Kind; 2] = [Kind::Plain, Kind::Qcow2];
@@ -63,4 +65,23 @@ fn a_paused_guest_that_cannot_go_stays_paused() {
     assert!(answer.stderr.contains("`cont`"), "it must say what to do: {answer:?}");
     go_on(&stage.source.qmp_path());
     assert_back_home(&mut stage);
+}
+
+/// Its user pauses it while its disks are on their way: it arrives as its user has left it.
+#[test]
+fn a_guest_that_is_paused_on_the_way_arrives_paused() {
+    let Some(mut stage) = Stage::new("paused-on-the-way", &[Kind::Plain], 2_000_000) else {
+        return;
+    };
+    stage.prepare();
+    let migrate = stage.spawn(&["--bandwidth", "60Mbit"]);
+    stage.lab.host("a").wait_status(PATIENCE, copying).expect("it copies");
+    qmp(&stage.other_monitor(), "{\"execute\":\"stop\"}");
+    let answer = Answer::of(migrate).expect("answer");
+    assert_eq!(answer.code, 0, "{answer:?}\n{}", stage.logs());
+    go_on(&stage.target.as_ref().expect("target").qmp_path());
+    stage.assert_guest_is_well();
+    stage.quit_source();
+    stage.finish_guest();
+    stage.assert_images("b");
 }

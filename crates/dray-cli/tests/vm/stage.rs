@@ -14,6 +14,9 @@ pub const SEEDED: u64 = 24 << 20;
 /// How long a whole migration may take on a busy machine; 3 s on an idle one.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
+/// The name of the second monitor's socket.
+const OTHER_MONITOR: &str = "other.qmp";
+
 /// How a disk is attached at the source.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
@@ -35,6 +38,9 @@ pub struct Disk {
 /// The lab, the source's QEMU, and the target's once it is started.
 pub struct Stage {
     pub source: GuestVm,
+    /// How the source's QEMU was started.
+    builder: GuestVmBuilder,
+    rate: u64,
     pub target: Option<GuestVm>,
     pub disks: Vec<Disk>,
     pub lab: Lab,
@@ -144,17 +150,39 @@ impl Stage {
         for (i, disk) in disks.iter().enumerate() {
             builder = attach(&lab, builder, i, disk);
         }
-        let mut source = builder.start().expect("source qemu");
-        source.wait_ready().expect("boot");
-        for (i, disk) in disks.iter().enumerate() {
-            let name = device(i);
-            let console = source.console();
-            console.command(&disk.bystander.open_command(&name)).expect("open");
+        let other = lab.dir().join(OTHER_MONITOR);
+        let other = format!("unix:{},server=on,wait=off", other.display());
+        let builder = builder.arg("-qmp").arg(&other);
+        let source = builder.start().expect("source qemu");
+        let mut stage = Self { source, builder, rate, target: None, disks, lab };
+        stage.begin_writing("");
+        Some(stage)
+    }
+
+    /// Waits until the source's guest has booted, and has it write. `learn`: what it finds on its disks is what
+    /// was written before.
+    fn begin_writing(&mut self, learn: &str) {
+        self.source.wait_ready().expect("boot");
+        for (i, disk) in self.disks.iter().enumerate() {
+            let (name, rate) = (device(i), self.rate);
+            let console = self.source.console();
+            let open = disk.bystander.open_command(&name);
+            console.command(&format!("{open}{learn}")).expect("open");
             let span = 48 << 20;
             let start = format!("start disk={name} span={span} block=16384 rate={rate} flush=32");
             console.command(&start).expect("start");
         }
-        Some(Self { source, target: None, disks, lab })
+    }
+
+    /// The VM is started again at the source, by somebody who knows nothing of dray.
+    pub fn start_source_again(&mut self) {
+        self.source = self.builder.start().expect("source qemu");
+        self.begin_writing(" learn=1");
+    }
+
+    /// A second monitor of the source's QEMU, for whoever is not dray.
+    pub fn other_monitor(&self) -> PathBuf {
+        self.lab.dir().join(OTHER_MONITOR)
     }
 
     pub fn source_qmp(&self) -> String {

@@ -5,6 +5,7 @@ use super::tuning::Tuning;
 use crate::flat::ChainLayer;
 use crate::given::Provided;
 use crate::lineage::ReplicaNote;
+use crate::process::QemuProcess;
 use crate::registry::{MAX_LEN, Wanted};
 use dray_engine::plan::Goals;
 use dray_types::{BitRate, Epoch, MigrationId};
@@ -93,6 +94,9 @@ pub struct SourceVm {
     pub qmp: PathBuf,
     /// Its name.
     pub name: Option<String>,
+    /// The process of its QEMU when the migration began: no other one is asked to do anything.
+    #[serde(default)]
+    pub qemu: Option<QemuProcess>,
     /// QMP socket of the QEMU that will wait at the target, where `prepare` was told.
     #[serde(default)]
     pub target_qmp: Option<PathBuf>,

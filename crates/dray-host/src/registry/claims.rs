@@ -62,6 +62,7 @@ impl Registry {
         let record = entry.record();
         let place = self.place_of(&record)?;
         let migration = record.migration;
+        let ended = self.ended_vm(&record).is_some();
         let peer = migration.and_then(|of| intent::peer(&Folder::of(&self.store, of)));
         self.update(entry, |record| {
             record.place = place;
@@ -74,6 +75,8 @@ impl Registry {
             record.state = CopyState::Owner;
             (record.id, record.epoch) = (id, epoch);
             (record.migration, record.replica) = (None, None);
+            // The image stays here, also when the VM that it was adopted from does not.
+            record.adopted = record.adopted.take().filter(|_| !ended);
         })?;
         // It is claimed: a name that cannot be given now is given at the next start.
         self.finish_claim_of(entry);

@@ -5,7 +5,8 @@
 //! place, into room that was taken when the image came, so that it can be written when the state
 //! directory is full; a list that cannot be read names nobody.
 
-use super::Registry;
+use super::{ImageRecord, Registry};
+use crate::process::{QemuProcess, started};
 use dray_files::StatePath;
 use dray_files::files::BOOT_LEN;
 use std::io;
@@ -60,6 +61,13 @@ impl KnownClients {
         self.known.contains(&process)
     }
 
+    /// Whether one of them still runs, attached or not.
+    fn any_runs(&self) -> bool {
+        let runs =
+            |one: &Process| i32::try_from(one.pid).ok().and_then(started) == Some(one.started);
+        self.known.iter().any(runs)
+    }
+
     /// The process is attached.
     pub(super) fn note(&mut self, process: Process) {
         if self.knows(process) {
@@ -84,6 +92,16 @@ impl Registry {
         if let Some(known) = self.lock_clients().get_mut(name) {
             known.note(process);
         }
+    }
+
+    /// The QEMU that an image was adopted from, if it has ended: nobody will come back for the disk. Who answered
+    /// for the VM may be another process than its QEMU (a manager may have made the monitor's socket); so nobody
+    /// who was attached to the image may run any more either.
+    pub fn ended_vm(&self, record: &ImageRecord) -> Option<QemuProcess> {
+        let qemu = record.adopted.as_ref()?.qemu.as_ref().filter(|qemu| !qemu.runs())?;
+        let clients = self.lock_clients();
+        let attached = clients.get(&record.name).is_some_and(KnownClients::any_runs);
+        (!attached).then(|| qemu.clone())
     }
 
     /// Whether this process was attached to the image before, in this boot of the host.

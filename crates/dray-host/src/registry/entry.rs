@@ -7,7 +7,8 @@ use crate::flat::peeks::Whereabouts;
 use crate::flat::{ChainImage, Flat};
 use crate::heat::ImageHeat;
 use crate::lineage::Line;
-use dray_image::{Disk, Hold, Image, ImageFile, QemuLocks};
+use dray_image::locks::probe_file;
+use dray_image::{Disk, Hold, Image, ImageFile, InUse, QemuLocks};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -118,6 +119,15 @@ impl Entry {
             self.locked_out.store(false, Ordering::SeqCst);
             tracing::warn!(image = self.record().name, %why, "cannot lock an image");
         }
+    }
+
+    /// Who else has the file locked, so that an owner could not have it beside them; none when dray has its own
+    /// locks. An adopted disk is its file again, and its VM writes to it unseen, when that is so.
+    pub fn used_elsewhere(&self) -> Option<InUse> {
+        wanted_hold(&self.record())?;
+        let locks = self.lock_locks();
+        let image = self.file.as_file().filter(|_| locks.is_none())?;
+        probe_file(image.file()).ok()?.filter(InUse::excludes_owner)
     }
 
     /// Whether the image may not be served because its locks could not be taken.

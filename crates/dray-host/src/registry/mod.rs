@@ -151,15 +151,17 @@ impl Registry {
         let heat = ImageHeat::load(&heat_path(&self.store, &record.name), record.len);
         let flat = open_flat(&self.store, &*self.around, &record, &file)?;
         let suspect = self.released.knows(record.id);
-        let adopted = record.adopted.is_some();
+        let adopted = record.adopted.clone();
         let entry = Arc::new(Entry::new(record, file, heat, flat, waits));
         begin_line(&self.store, &entry)?;
         match (suspect, adopted) {
             // A QEMU may have the file: it must not meet a lock.
             (true, _) => drop(entry.line().inspect(|line| line.suspect())),
-            // Its QEMU may have died, or not yet have come to the pivot, and hold its own.
-            (false, true) => entry.regain_locks(),
-            (false, false) => entry.take_locks().map_err(io::Error::other)?,
+            // And so may the one that comes after it.
+            (false, Some(_)) if self.ended_vm(&entry.record()).is_some() => {}
+            // Its QEMU may not yet have come to the pivot, and hold its own.
+            (false, Some(_)) => entry.regain_locks(),
+            (false, None) => entry.take_locks().map_err(io::Error::other)?,
         }
         Ok(entry)
     }

@@ -233,10 +233,33 @@ impl Registry {
                 }
             };
             image.check(&entry.record(), migration, epoch)?;
+            if !image.read_only {
+                self.check_not_elsewhere(&entry)?;
+            }
             self.check_name_to_leave_under(&entry.record(), epoch)?;
             entries.push(entry);
         }
         Ok(entries)
+    }
+
+    /// Refuses an image whose file another program has, and writes to unseen: what dray knows of it is not what
+    /// is in it.
+    ///
+    /// # Errors
+    /// Who has it.
+    pub fn check_not_elsewhere(&self, entry: &Entry) -> Result<(), NotTaken> {
+        let Some(by) = entry.used_elsewhere() else { return Ok(()) };
+        let record = entry.record();
+        entry.line().inspect(|line| line.suspect());
+        let hint = match &record.adopted {
+            Some(adopted) => format!(
+                "`dray release --qmp {}` looks where the vm has its disk, and settles it",
+                adopted.qmp.display()
+            ),
+            None => "stop what uses its file".to_owned(),
+        };
+        let (name, path) = (&record.name, record.path.display());
+        Err(refused(format!("the file of image '{name}' is in use elsewhere: {path}: {by}"), hint))
     }
 
     /// After the handover the copy here must lose the image's name (I1): what has the name that it gets then

@@ -2,6 +2,7 @@
 
 use crate::flat::FlatRecord;
 use crate::lineage::ReplicaNote;
+use crate::process::QemuProcess;
 use crate::stamp::FileStamp;
 use dray_image::ImageNames;
 use dray_types::{BlockRange, BlockSet, Epoch, ImageId, MigrationId};
@@ -43,6 +44,8 @@ pub enum Place {
 pub struct Adopted {
     /// QMP socket of the VM.
     pub qmp: PathBuf,
+    /// The process of the VM's QEMU; none where the system did not tell.
+    pub qemu: Option<QemuProcess>,
     /// The disk's device id.
     pub device: String,
     /// The splice, as the hypervisor side needs it to undo it.

@@ -1,7 +1,12 @@
 //! Notes: which file is which image, and when a note is of no use any more.
 
 use super::*;
+use crate::flat::tests::Plain;
+use crate::registry::{Adopted, Process};
+use crate::store::Store;
 use dray_types::Epoch;
+use std::path::PathBuf;
+use std::sync::Arc;
 
 fn note(path: &Path, id: u128) -> Released {
     let (pid, socket) = (std::process::id() as i32, PathBuf::from("/run/vm.qmp"));
@@ -14,7 +19,7 @@ fn note(path: &Path, id: u128) -> Released {
         file: FileId::of(path).unwrap(),
         len: 4096,
         plan: Value::Null,
-        qemu: QemuProcess { socket, pid, started: started(pid).unwrap() },
+        qemu: QemuProcess::find(&socket, pid).unwrap(),
         bitmap: Some("writes-1".to_owned()),
         done: true,
         since_unix_ms: 5,
@@ -97,4 +102,89 @@ fn another_process_with_the_same_number_is_not_the_same_qemu() {
     notes.put(&Released { image: backing, qemu: later, ..known }).unwrap();
     notes.sweep();
     assert!(notes.knows(ImageId(1)) && !notes.knows(ImageId(2)));
+}
+
+/// A host whose agent has just been started.
+fn start(dir: &Path) -> Arc<Registry> {
+    Registry::load(Store::open(dir).unwrap(), Arc::new(Plain)).unwrap()
+}
+
+/// An image that was adopted from a QEMU that has ended.
+fn adopted(registry: &Registry, dir: &Path) -> Arc<Entry> {
+    let path = dir.join("disk.raw");
+    std::fs::write(&path, [1; 8192]).unwrap();
+    let own = QemuProcess::find(Path::new("/run/vm.qmp"), std::process::id() as i32).unwrap();
+    let qemu = Some(QemuProcess { started: own.started + 1, ..own });
+    let adopted = Adopted {
+        qmp: "/run/vm.qmp".into(),
+        qemu,
+        device: "disk0".to_owned(),
+        splice: Value::Null,
+        noted: false,
+    };
+    let record = ImageRecord::owned("disk".into(), ImageId(1), path, 8192);
+    let record = ImageRecord { adopted: Some(adopted), ..record };
+    let file = registry.open_file(&record).unwrap();
+    registry.add(record, file).unwrap()
+}
+
+/// What another program may do with the image's file.
+fn is_free(entry: &Entry) -> bool {
+    let path = entry.record().path;
+    dray_image::locks::probe(&path).unwrap().is_none_or(|by| !by.excludes_owner())
+}
+
+#[test]
+fn a_disk_whose_vm_has_ended_stands_in_nobodys_way() {
+    let dir = tempfile::tempdir().unwrap();
+    let registry = start(dir.path());
+    let entry = adopted(&registry, dir.path());
+    entry.regain_locks();
+    assert!(!is_free(&entry), "while it is dray's");
+    drop((entry, registry));
+    // Also when nobody has found the time to release it: whoever comes first after a restart gets it.
+    let registry = start(dir.path());
+    let entry = registry.get("disk").unwrap();
+    assert!(is_free(&entry));
+    let qemu = registry.ended_vm(&entry.record()).unwrap();
+    registry.release_of_ended(&entry, &qemu, 5).unwrap();
+    assert!(registry.get("disk").is_none());
+    assert!(start(dir.path()).get("disk").is_none());
+}
+
+/// Who answers at a monitor may be a manager that made its socket.
+#[test]
+fn a_vm_whose_disk_is_still_used_has_not_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let registry = start(dir.path());
+    let entry = adopted(&registry, dir.path());
+    let pid = std::process::id();
+    let own = Process { pid, started: crate::process::started(pid as i32).unwrap() };
+    registry.attached("disk", own);
+    assert_eq!(registry.ended_vm(&entry.record()), None);
+    drop((entry, registry));
+    let registry = start(dir.path());
+    assert_eq!(registry.ended_vm(&registry.get("disk").unwrap().record()), None);
+}
+
+/// What nobody could see counts as changed, and the line goes on with that.
+#[test]
+fn the_generations_of_a_disk_whose_vm_has_ended_go_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let registry = start(dir.path());
+    let entry = adopted(&registry, dir.path());
+    let line = entry.line().unwrap();
+    let quiet = entry.disk.quiesce(std::time::Duration::ZERO).unwrap();
+    let turn = line.turning(Vec::new()).unwrap().turn(&entry.disk, &quiet, "hosta", 3).unwrap();
+    turn.commit().unwrap();
+    drop(quiet);
+    let open = line.lineage().open();
+    let qemu = registry.ended_vm(&entry.record()).unwrap();
+    for _ in 0..2 {
+        // An agent that dies before it has forgotten the image does it all again.
+        registry.release_of_ended(&entry, &qemu, 5).unwrap();
+    }
+    let (note, lineage, _) = registry.known_at(&entry.record().path).unwrap();
+    assert_eq!((note.image.id, note.bitmap, note.done), (ImageId(1), None, true));
+    assert_eq!(lineage.open(), open);
 }

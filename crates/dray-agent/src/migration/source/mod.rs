@@ -193,6 +193,24 @@ impl SourceSlot {
         intent.adopted = names.to_vec();
     }
 
+    /// Whether the guest runs, when somebody has paused it or let it go on since the migration began.
+    ///
+    /// # Errors
+    /// When it cannot be made durable.
+    pub fn set_running(&self, running: bool) -> io::Result<()> {
+        let mut intent = self.intent.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut new = intent.clone();
+        let facts = new.vm.iter_mut().filter_map(|vm| vm.facts.as_mut());
+        facts.for_each(|facts| facts.running = running);
+        let path = self.folder.file(SOURCE_INTENT);
+        if !path.exists()? {
+            return Err(io::Error::other("the migration is over here"));
+        }
+        path.put(&new)?;
+        *intent = new;
+        Ok(())
+    }
+
     /// Sends an input; a loop that has ended no longer cares.
     pub fn send(&self, input: Input) {
         let _ = self.inputs.send(input);

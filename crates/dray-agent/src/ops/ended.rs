@@ -1,0 +1,72 @@
+//! Disks of VMs whose QEMU has ended: whoever starts such a VM next opens the disk's file itself, and finds no
+//! lock of dray's on it.
+
+use super::io_error;
+use crate::agent::Agent;
+use crate::api::ApiResult;
+use crate::leaving::refuse_untold;
+use crate::migration::source::unix_ms;
+use dray_host::process::QemuProcess;
+use dray_host::registry::{CopyState, Entry, Registry};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How often is looked for them: a manager that restarts a VM waits about as long for its lock.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// The QEMU that the image was adopted from, if that has ended and nothing else is to be done with the image
+/// before. A chain that was flattened is merged first, by whoever looks after those.
+fn left_by(registry: &Registry, entry: &Entry) -> Option<QemuProcess> {
+    let record = entry.record();
+    let idle = record.migration.is_none() && record.flat.is_none() && record.swap.is_none();
+    let here = record.state == CopyState::Owner && entry.disk.missing_count() == 0;
+    registry.ended_vm(&record).filter(|_| idle && here)
+}
+
+impl Agent {
+    /// Releases a disk whose QEMU has ended, unless somebody is to be told of a loss first.
+    pub(super) fn release_of_ended(&self, entry: &Entry, qemu: &QemuProcess) -> ApiResult<()> {
+        let what = format!("cannot release image '{}'", entry.record().name);
+        refuse_untold(entry).map_err(|loss| {
+            // It stays dray's, and whoever starts the VM is to know of the loss before.
+            if let Err(why) = entry.take_locks() {
+                tracing::debug!(%why, "the file of a disk with a loss is not dray's alone");
+            }
+            loss.refused(&what)
+        })?;
+        let released = self.registry.release_of_ended(entry, qemu, unix_ms());
+        released.map_err(|why| io_error(&what, why))
+    }
+
+    /// Releases the disks of VMs that have ended: at the start, before anybody can reach them.
+    pub(crate) fn release_all_of_ended(&self) {
+        for entry in self.registry.all() {
+            if left_by(&self.registry, &entry).is_some() {
+                self.release_one(&entry.record().name);
+            }
+        }
+    }
+
+    fn release_one(&self, name: &str) {
+        let Ok(_operation) = self.registry.operate(name, "release") else { return };
+        // Looked at again: whoever had it meanwhile may have done this.
+        let Some(entry) = self.registry.get(name) else { return };
+        let Some(qemu) = left_by(&self.registry, &entry) else { return };
+        match self.release_of_ended(&entry, &qemu) {
+            Ok(()) => tracing::info!(image = name, "its vm has ended: the disk is its file again"),
+            Err(why) => tracing::debug!(image = name, %why, "a disk stays"),
+        }
+    }
+
+    /// The same for VMs that end from now on.
+    pub(crate) async fn keep_releasing(self: Arc<Self>) {
+        loop {
+            tokio::time::sleep(LOOK).await;
+            let agent = Arc::clone(&self);
+            let released = tokio::task::spawn_blocking(move || agent.release_all_of_ended());
+            if let Err(why) = released.await {
+                tracing::error!(%why, "cannot look for vms that have ended");
+            }
+        }
+    }
+}

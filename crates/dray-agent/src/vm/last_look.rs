@@ -1,0 +1,155 @@
+//! The last look at a VM at its source, when its guest has stopped and before its images are handed over: each
+//! disk is still on the export that moves. What another program has put there meanwhile (a snapshot's overlay, a
+//! mirror, another file) has writes of the guest that the target would never see.
+
+use super::look::Look;
+use super::picture::resident_name;
+use dray_host::migration::intent::SourceImage;
+use dray_qemu::{Layer, LayerPlan, VmDisk};
+use std::path::Path;
+
+/// Where a migration has the disks of its VM.
+pub struct Expected<'a> {
+    /// The layers of its disks, with the number of the image that each is in.
+    pub plans: &'a [(usize, LayerPlan)],
+    /// The images.
+    pub images: &'a [SourceImage],
+    /// Where this agent serves them.
+    pub nbd_socket: &'a Path,
+}
+
+impl Expected<'_> {
+    /// Checks that the VM is as its migration has known it.
+    ///
+    /// # Errors
+    /// What is not.
+    pub fn check(&self, look: &Look) -> Result<(), String> {
+        if let Some(job) = look.jobs.first() {
+            let (id, kind) = (&job.id, &job.kind);
+            return Err(format!("another program has begun the block job {id} ({kind})"));
+        }
+        let planned = self.plans.iter().filter(|(_, plan)| plan.depth == 0);
+        for (_, plan) in planned {
+            let qdev = &plan.qdev;
+            let disk = look.disks.iter().find(|disk| disk.qdev == *qdev);
+            let disk = disk.ok_or_else(|| format!("the vm has no disk {qdev} any more"))?;
+            self.check_disk(disk).map_err(|why| format!("disk {qdev}: {why}"))?;
+        }
+        let planned = |disk: &&VmDisk| self.plans.iter().any(|(_, plan)| plan.qdev == disk.qdev);
+        match look.disks.iter().find(|disk| !planned(disk)) {
+            Some(disk) => Err(format!("the vm has a disk {} more", disk.qdev)),
+            None => Ok(()),
+        }
+    }
+
+    fn check_disk(&self, disk: &VmDisk) -> Result<(), String> {
+        let plans: Vec<_> = self.plans.iter().filter(|(_, p)| p.qdev == disk.qdev).collect();
+        if disk.layers.len() != plans.len() {
+            let (now, then) = (disk.layers.len(), plans.len());
+            let top = &disk.active().protocol.file;
+            return Err(format!(
+                "it is made of {now} images, the uppermost {top}, and was made of {then}"
+            ));
+        }
+        disk.layers.iter().enumerate().try_for_each(|(depth, layer)| {
+            let plan = plans.iter().find(|(_, plan)| plan.depth == depth);
+            let (number, _) =
+                plan.ok_or_else(|| format!("no image is planned for layer {depth}"))?;
+            let image = self.images.get(*number).ok_or("the plan names no image")?;
+            self.check_layer(layer, image)
+        })
+    }
+
+    fn check_layer(&self, layer: &Layer, image: &SourceImage) -> Result<(), String> {
+        let file = &layer.protocol.file;
+        match resident_name(layer, self.nbd_socket) {
+            Some(name) if name == image.name => Ok(()),
+            // Nobody writes it: it is moved from its file.
+            None if layer.top().read_only && is_file(layer, &image.path) => Ok(()),
+            _ => Err(format!("it is on {file}, and not on the export of image '{}'", image.name)),
+        }
+    }
+}
+
+/// Whether a layer is on this file. QEMU may know it by a relative name, or through a link.
+fn is_file(layer: &Layer, path: &Path) -> bool {
+    layer.protocol.path().is_some_and(|name| {
+        path.ends_with(name) || name.canonicalize().is_ok_and(|real| real == path)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vm::fixtures::{SOCKET, layer, on, plan};
+    use dray_qemu::status::{BlockJob, VmStatus};
+    use dray_types::ImageId;
+    use dray_wire::ImageOffer;
+
+    fn image(name: &str) -> SourceImage {
+        let offer = ImageOffer { id: ImageId(1), name: name.into(), len: 1, read_only: false };
+        SourceImage::new(name.into(), offer, format!("/pool/{name}").into(), None)
+    }
+
+    fn disk(qdev: &str, layers: Vec<Layer>) -> VmDisk {
+        VmDisk { qdev: qdev.into(), backend: String::new(), layers }
+    }
+
+    fn base() -> Layer {
+        let mut base = layer("/pool/base");
+        base.protocol.read_only = true;
+        base
+    }
+
+    fn look(disks: Vec<VmDisk>) -> Look {
+        let status = VmStatus { running: false, state: "postmigrate".into() };
+        Look { process: None, status, disks, jobs: Vec::new() }
+    }
+
+    fn check(look: &Look) -> Result<(), String> {
+        let plans = [(0, plan("disk0", 0)), (2, plan("disk0", 1)), (1, plan("disk1", 0))];
+        let images = [image("root"), image("data"), image("base")];
+        Expected { plans: &plans, images: &images, nbd_socket: Path::new(SOCKET) }.check(look)
+    }
+
+    fn root() -> VmDisk {
+        disk("disk0", vec![layer(&on("root")), base()])
+    }
+
+    fn data() -> VmDisk {
+        disk("disk1", vec![layer(&on("data"))])
+    }
+
+    #[test]
+    fn a_vm_is_as_its_migration_knows_it_or_stays() {
+        assert_eq!(check(&look(vec![root(), data()])), Ok(()));
+        let overlay = || layer("/pool/overlay");
+        let wrong = [
+            (vec![root()], "no disk disk1"),
+            (vec![root(), data(), disk("disk2", vec![overlay()])], "a disk disk2 more"),
+            (
+                vec![disk("disk0", vec![overlay(), layer(&on("root")), base()]), data()],
+                "disk0: it is made of 3 images, the uppermost /pool/overlay",
+            ),
+            (vec![root(), disk("disk1", vec![overlay()])], "disk1: it is on /pool/overlay"),
+            (vec![root(), disk("disk1", vec![layer(&on("root"))])], "export of image 'data'"),
+            // The file of the image itself, which the guest writes past the export.
+            (vec![root(), disk("disk1", vec![layer("/pool/data")])], "disk1: it is on /pool/data"),
+            (
+                vec![disk("disk0", vec![layer(&on("root")), layer("/pool/base")]), data()],
+                "/pool/base",
+            ),
+        ];
+        for (disks, said) in wrong {
+            let why = check(&look(disks)).expect_err(said);
+            assert!(why.contains(said), "{why}");
+        }
+    }
+
+    #[test]
+    fn a_job_of_somebody_else_is_told() {
+        let job = BlockJob { id: "copy".into(), kind: "mirror".into() };
+        let busy = Look { jobs: vec![job], ..look(vec![root(), data()]) };
+        assert!(check(&busy).unwrap_err().contains("the block job copy (mirror)"));
+    }
+}

@@ -1,0 +1,259 @@
+//! Other programs act on the VM while it migrates: nothing is handed over that lacks the guest's writes.
+
+use crate::failures::copying;
+use crate::home::assert_nothing_left;
+use crate::stage::{Kind, PATIENCE, Stage, qmp};
+use dray_testkit::guest::tools;
+use dray_testkit::lab::Answer;
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// How a migration is in Copy for some ten seconds.
+const SLOWLY: [&str; 4] = ["--strategy", "pre-copy", "--bandwidth", "30Mbit"];
+
+/// The monitor that is not dray's.
+struct Other(PathBuf);
+
+impl Other {
+    fn of(stage: &Stage) -> Self {
+        Self(stage.other_monitor())
+    }
+
+    fn ask(&self, command: &str, arguments: &Value) -> Value {
+        let line = json!({ "execute": command, "arguments": arguments });
+        let mut answer = qmp(&self.0, &line.to_string());
+        assert!(answer.get("error").is_none(), "{command}: {answer}");
+        answer["return"].take()
+    }
+
+    /// The node that the first disk sits on.
+    fn top(&self) -> String {
+        let blocks = self.ask("query-block", &json!({}));
+        let blocks = blocks.as_array().expect("a list");
+        let disk =
+            blocks.iter().find(|block| block["qdev"].as_str().is_some_and(|q| q.contains("disk0")));
+        disk.expect("disk0")["inserted"]["node-name"].as_str().expect("a node").to_owned()
+    }
+
+    fn wait_job(&self, wanted: impl Fn(&Value) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let jobs = self.ask("query-block-jobs", &json!({}));
+            if wanted(&jobs) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{jobs}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+/// A migration whose copy takes some seconds, and what another program does in the middle of it; the
+/// migration's answer.
+fn migrate_beside(stage: &mut Stage, act: impl FnOnce(&Other)) -> Answer {
+    stage.prepare();
+    let migrate = stage.spawn(&["--strategy", "pre-copy", "--bandwidth", "60Mbit"]);
+    stage.lab.host("a").wait_status(PATIENCE, copying).expect("it copies");
+    act(&Other::of(stage));
+    Answer::of(migrate).expect("answer")
+}
+
+/// The guest's newest writes are in the overlay: without it the target would have an old disk.
+#[test]
+fn a_snapshot_during_copy_ends_the_migration_before_the_handover() {
+    for (name, kind) in [("snapshot-raw", Kind::Plain), ("snapshot-qcow2", Kind::Qcow2)] {
+        let Some(mut stage) = Stage::new(name, &[kind], 2_000_000) else { return };
+        let overlay = stage.lab.host("a").pool().join("overlay.qcow2");
+        let mut below = String::new();
+        let answer = migrate_beside(&mut stage, |other| {
+            below = other.top();
+            let snapshot = json!({
+                "node-name": below, "snapshot-file": overlay, "snapshot-node-name": "overlay",
+            });
+            other.ask("blockdev-snapshot-sync", &snapshot);
+        });
+        assert_eq!(answer.code, 6, "{answer:?}\n{}", stage.logs());
+        assert!(answer.stderr.contains("disk disk0: it is made of"), "{answer:?}");
+        assert!(answer.stderr.contains("overlay.qcow2"), "{answer:?}");
+        stage.target = None;
+        stage.assert_guest_is_well();
+
+        // The way out: the overlay goes, then dray gives the disk back.
+        let other = Other::of(&stage);
+        let commit = json!({ "job-id": "merge", "device": "overlay", "base-node": below });
+        other.ask("block-commit", &commit);
+        other.wait_job(|jobs| jobs[0]["ready"] == true);
+        other.ask("job-complete", &json!({ "id": "merge" }));
+        other.wait_job(|jobs| jobs == &json!([]));
+        let qmp = stage.source_qmp();
+        let released = stage.lab.host("a").dray(&["release", "--qmp", &qmp]).expect("release");
+        assert_eq!(released.code, 0, "{released:?}\n{}", stage.logs());
+        stage.assert_guest_is_well();
+        stage.finish_guest();
+        if kind == Kind::Qcow2 {
+            let image = stage.image("a", 0);
+            tools::run("qemu-img", &["check", &image.to_string_lossy()]).expect("a sound image");
+        }
+        stage.assert_images("a");
+    }
+}
+
+/// What the mirror has gets the guest's writes as well, and may become its disk at any time.
+#[test]
+fn a_mirror_that_somebody_begins_during_copy_ends_the_migration() {
+    let Some(mut stage) = Stage::new("mirror-beside", &[Kind::Plain], 2_000_000) else { return };
+    let copy = stage.lab.dir().join("copy.raw");
+    let answer = migrate_beside(&mut stage, |other| {
+        let mirror = json!({
+            "job-id": "copy", "device": other.top(), "target": copy, "sync": "full", "format": "raw",
+            "speed": 1 << 20,
+        });
+        other.ask("drive-mirror", &mirror);
+    });
+    assert_ne!(answer.code, 0, "{answer:?}\n{}", stage.logs());
+    stage.target = None;
+    stage.assert_guest_is_well();
+    let other = Other::of(&stage);
+    other.ask("block-job-cancel", &json!({ "device": "copy", "force": true }));
+    other.wait_job(|jobs| jobs == &json!([]));
+    let qmp = stage.source_qmp();
+    let released = stage.lab.host("a").dray(&["release", "--qmp", &qmp]).expect("release");
+    assert_eq!(released.code, 0, "{released:?}\n{}", stage.logs());
+    stage.assert_guest_is_well();
+    stage.finish_guest();
+    stage.assert_images("a");
+}
+
+/// Nothing is under way at either host any more, and the guest that was started again has its own disk.
+fn assert_left_alone(stage: &mut Stage) {
+    stage.target = None;
+    stage.assert_guest_is_well();
+    assert_nothing_left(stage);
+    stage.assert_guest_is_well();
+    stage.finish_guest();
+    stage.assert_images("a");
+}
+
+/// A power failure, and a manager that is quicker than dray. What dray knew is of the VM before.
+#[test]
+fn a_vm_that_is_back_before_the_agent_is_not_moved() {
+    for kind in [Kind::Plain, Kind::Qcow2] {
+        let name = format!("back-first-{kind:?}").to_lowercase();
+        let Some(mut stage) = Stage::new(&name, &[kind], 2_000_000) else { return };
+        stage.prepare();
+        let migrate = stage.spawn(&SLOWLY);
+        stage.lab.host("a").wait_status(PATIENCE, copying).expect("it copies");
+        stage.lab.host("a").kill9().expect("kill");
+        stage.source.kill().expect("kill");
+        stage.start_source_again();
+        stage.lab.host("a").start().expect("start");
+        let over = |status: &Value| status["state"] != "running";
+        stage.lab.host("a").wait_status(PATIENCE, over).expect("it is over");
+        drop(Answer::of(migrate));
+        assert_left_alone(&mut stage);
+    }
+}
+
+/// The other way round: dray does not stand in the way of a VM that is started again.
+#[test]
+fn a_vm_that_is_back_after_the_agent_starts() {
+    for kind in [Kind::Plain, Kind::Qcow2] {
+        let name = format!("back-last-{kind:?}").to_lowercase();
+        let Some(mut stage) = Stage::new(&name, &[kind], 2_000_000) else { return };
+        stage.prepare();
+        let migrate = stage.spawn(&SLOWLY);
+        stage.lab.host("a").wait_status(PATIENCE, copying).expect("it copies");
+        stage.lab.host("a").kill9().expect("kill");
+        stage.source.kill().expect("kill");
+        stage.lab.host("a").start().expect("start");
+        stage.start_source_again();
+        drop(Answer::of(migrate));
+        assert_left_alone(&mut stage);
+    }
+}
+
+/// Its user powers a VM off that was adopted, and starts it again, with and without a migration under way.
+#[test]
+fn an_adopted_vm_that_ends_can_be_started_again() {
+    for moves in [false, true] {
+        let name = format!("ends-adopted-{moves}");
+        let Some(mut stage) = Stage::new(&name, &[Kind::Plain, Kind::Qcow2], 2_000_000) else {
+            return;
+        };
+        let migrate = moves.then(|| {
+            stage.prepare();
+            let migrate = stage.spawn(&SLOWLY);
+            stage.lab.host("a").wait_status(PATIENCE, copying).expect("it copies");
+            migrate
+        });
+        if !moves {
+            let qmp = stage.source_qmp();
+            let adopted = stage.lab.host("a").dray(&["adopt", "--qmp", &qmp]).expect("adopt");
+            assert_eq!(adopted.code, 0, "{adopted:?}");
+        }
+        stage.source.kill().expect("kill");
+        if let Some(migrate) = migrate {
+            let answer = Answer::of(migrate).expect("answer");
+            assert_eq!(answer.code, 9, "{answer:?}");
+            assert!(answer.stderr.contains("cannot move the vm"), "{answer:?}");
+        }
+        wait_unlocked(&stage);
+        stage.start_source_again();
+        assert_left_alone(&mut stage);
+    }
+}
+
+/// Waits until QEMU's own tool may write to the disks: half a minute is long for whoever restarts a VM.
+fn wait_unlocked(stage: &Stage) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    for nth in 0..stage.disks.len() {
+        let image = stage.image("a", nth);
+        let args = ["-c", "quit", &image.to_string_lossy().into_owned()].map(str::to_owned);
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        while let Err(why) = tools::run("qemu-io", &args) {
+            assert!(Instant::now() < deadline, "{why}\n{}", stage.logs());
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+}
+
+/// An agent dies when QEMU has a disk back and the agent has not forgotten it: what it knows of the disk is not
+/// what is in it, so it is neither backed up nor moved from dray's records alone.
+#[test]
+fn a_disk_that_is_in_use_elsewhere_is_neither_backed_up_nor_moved() {
+    let Some(mut stage) = Stage::new("elsewhere", &[Kind::Plain], 2_000_000) else { return };
+    let qmp = stage.source_qmp();
+    let a = stage.lab.host("a");
+    let adopted = a.dray(&["adopt", "--qmp", &qmp]).expect("adopt");
+    assert_eq!(adopted.code, 0, "{adopted:?}");
+    a.stop().expect("stop");
+    a.start_with(&[("DRAY_STOP_BEFORE", "ReleasePivoted")]).expect("start");
+    let release = a.spawn(&["release", "--qmp", &qmp]).expect("release");
+    a.wait_stopped(PATIENCE).expect("it comes to the pivot");
+    a.kill9().expect("kill");
+    drop(Answer::of(release));
+    a.start().expect("start");
+    let images = a.json(&["images"]).expect("images");
+    assert_eq!(images[0]["state"], "owner", "{images}");
+    let name = images[0]["name"].as_str().expect("a name").to_owned();
+    let at = format!("file://{}", stage.lab.dir().join("backups").display());
+    let made = a.dray(&["backups", "init", &at]).expect("init");
+    assert_eq!(made.code, 0, "{made:?}");
+    for args in
+        [vec!["backup", &name, "--to", &at], vec!["migrate", "--image", &name, "--to", "hostb"]]
+    {
+        let answer = a.dray(&args).expect("dray");
+        assert_eq!(answer.code, 6, "{args:?}: {answer:?}");
+        assert!(answer.stderr.contains("in use elsewhere"), "{args:?}: {answer:?}");
+        assert!(answer.stderr.contains("dray release --qmp"), "{args:?}: {answer:?}");
+    }
+    stage.assert_guest_is_well();
+    // The hint is true: it was released all the time, and the look says so.
+    let released = stage.lab.host("a").dray(&["release", "--qmp", &qmp]).expect("release");
+    assert!(
+        released.stderr.contains("no disk of the vm is on this agent's socket"),
+        "{released:?}"
+    );
+    assert_left_alone(&mut stage);
+}
