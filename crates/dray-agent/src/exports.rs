@@ -42,6 +42,14 @@ impl Exports for ImageExports {
             let why = format!("image '{name}' was handed over to another host");
             return Err(ExportError::Refused(why));
         }
+        if !self.was_attached(name, client)
+            && self.0.operation(name).is_none()
+            && let Some(by) = entry.used_elsewhere()
+        {
+            let path = record.path.display();
+            let why = format!("the file of image '{name}' is in use elsewhere: {path}: {by}");
+            return Err(ExportError::Refused(why));
+        }
         if record.swap.is_some_and(|swap| may_be_past(&swap)) {
             let why = format!("the disk of image '{name}' goes over to a qcow2");
             return Err(ExportError::Refused(why));

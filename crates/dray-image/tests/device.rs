@@ -15,10 +15,17 @@ struct Loop {
 
 impl Loop {
     fn new() -> Option<Self> {
+        Self::with_sectors(512, LEN)
+    }
+
+    /// A device of `len` bytes that takes nothing smaller than `sector` bytes.
+    fn with_sectors(sector: u32, len: u64) -> Option<Self> {
         let dir = tempfile::Builder::new().prefix("image-device-").tempdir().unwrap();
         let file = dir.path().join("backing");
-        std::fs::write(&file, vec![7; LEN as usize]).unwrap();
-        let made = Command::new("losetup").args(["--find", "--show"]).arg(&file).output();
+        std::fs::write(&file, vec![7; len as usize]).unwrap();
+        let sector = sector.to_string();
+        let made =
+            Command::new("losetup").args(["--find", "--show", "-b", &sector]).arg(&file).output();
         match made {
             Ok(output) if output.status.success() => {
                 let device = String::from_utf8(output.stdout).unwrap().trim_end().into();
@@ -37,6 +44,29 @@ impl Drop for Loop {
     fn drop(&mut self) {
         let status = Command::new("losetup").arg("-d").arg(&self.device).status();
         assert!(status.is_ok_and(|status| status.success()), "a loop device is left behind");
+    }
+}
+
+/// Where the device's file system is mounted.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn new(device: &Loop) -> Option<Self> {
+        let place = device.dir.path().join("mounted");
+        std::fs::create_dir(&place).unwrap();
+        let mounted = Command::new("mount").args([&device.device, &place]).status();
+        if mounted.is_ok_and(|status| status.success()) {
+            return Some(Self(place));
+        }
+        println!("SKIPPED: nothing can be mounted");
+        None
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let status = Command::new("umount").arg(&self.0).status();
+        assert!(status.is_ok_and(|status| status.success()), "a mount is left behind");
     }
 }
 
@@ -106,4 +136,36 @@ fn a_damaged_marker_is_an_error() {
         std::fs::write(dir.path().join("device-%2fdev%2fvg%2fdisk%20one.mark"), text).unwrap();
         assert!(mark.get().is_err(), "{text:?}");
     }
+}
+
+/// A device whose sectors have 4 KiB, and a new file on its file system: a guest with smaller sectors writes to
+/// both, and an image may end in the middle of one.
+#[test]
+fn direct_requests_fit_large_sectors() {
+    let Some(device) = Loop::with_sectors(4096, 32 << 20) else { return };
+    let write_all = |image: &FileImage| {
+        for (offset, len) in [(0, 4096), (512, 512), (8192, 8192), (20_000, 3), (12_288, 9728)] {
+            image.write_at(&vec![6; len], offset, false).unwrap();
+            image.write_at(&vec![5; len], offset, true).unwrap();
+            let mut read = vec![0; len];
+            image.read_at(&mut read, offset).unwrap();
+            assert!(read.iter().all(|byte| *byte == 5), "{offset}");
+        }
+    };
+    write_all(&open(&device.device, true));
+
+    let mkfs = Command::new("mkfs.ext4").args(["-q", "-F"]).arg(&device.device).status();
+    assert!(mkfs.is_ok_and(|status| status.success()), "mkfs.ext4");
+    let Some(mounted) = Mounted::new(&device) else { return };
+    let path = mounted.0.join("image");
+    std::fs::File::create(&path).unwrap();
+    let options = FileOptions { write: true, direct: true, export_len: Some(22_016) };
+    // Opened when it is empty, as an image that comes is.
+    let image = FileImage::open(&path, options).unwrap();
+    image.set_len(22_016).unwrap();
+    write_all(&image);
+    image.write_bulk(&[9; 22_016], 0).unwrap();
+    image.sync().unwrap();
+    drop(image);
+    assert!(std::fs::read(&path).unwrap().iter().all(|byte| *byte == 9));
 }

@@ -6,7 +6,7 @@ use crate::stage::{Kind, PATIENCE, Stage, qmp};
 use dray_testkit::guest::tools;
 use dray_testkit::lab::Answer;
 use serde_json::{Value, json};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// How a migration is in Copy for some ten seconds.
@@ -204,14 +204,19 @@ fn an_adopted_vm_that_ends_can_be_started_again() {
     }
 }
 
+fn image_format(image: &Path) -> &str {
+    image.extension().and_then(|name| name.to_str()).expect("a format")
+}
+
 /// Waits until QEMU's own tool may write to the disks: half a minute is long for whoever restarts a VM.
 fn wait_unlocked(stage: &Stage) {
     let deadline = Instant::now() + Duration::from_secs(30);
     for nth in 0..stage.disks.len() {
         let image = stage.image("a", nth);
-        let args = ["-c", "quit", &image.to_string_lossy().into_owned()].map(str::to_owned);
-        let args: Vec<&str> = args.iter().map(String::as_str).collect();
-        while let Err(why) = tools::run("qemu-io", &args) {
+        let path = image.to_string_lossy();
+        while let Err(why) =
+            tools::run("qemu-io", &["-f", image_format(&image), "-c", "quit", &path])
+        {
             assert!(Instant::now() < deadline, "{why}\n{}", stage.logs());
             std::thread::sleep(Duration::from_millis(100));
         }
@@ -248,6 +253,10 @@ fn a_disk_that_is_in_use_elsewhere_is_neither_backed_up_nor_moved() {
         assert!(answer.stderr.contains("in use elsewhere"), "{args:?}: {answer:?}");
         assert!(answer.stderr.contains("dray release --qmp"), "{args:?}: {answer:?}");
     }
+    let uri = format!("nbd+unix:///{name}?socket={}", a.nbd_socket().display());
+    let read = tools::run("qemu-io", &["-f", "raw", "-c", "read 0 4k", &uri]);
+    let why = read.expect_err("nobody new is let in").to_string();
+    assert!(why.contains("in use elsewhere"), "{why}");
     stage.assert_guest_is_well();
     // The hint is true: it was released all the time, and the look says so.
     let released = stage.lab.host("a").dray(&["release", "--qmp", &qmp]).expect("release");

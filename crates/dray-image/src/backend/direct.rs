@@ -5,11 +5,12 @@
 //! written back after it would undo it.
 
 use crate::{Error, ErrorKind, Result};
+use rustix::fs::{AtFlags, StatxFlags, statx};
 use rustix::io::{Errno, ReadWriteFlags};
 use std::fs::File;
 use std::io::{self, IoSlice};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -58,7 +59,7 @@ impl Direct {
             .custom_flags(libc::O_DIRECT | libc::O_CLOEXEC)
             .open(format!("/proc/self/fd/{}", file.as_raw_fd()))
             .map_err(|e| refused(context(), e))?;
-        let alignment = probe(&again).map_err(|e| refused(context(), e))?;
+        let alignment = alignment(&again).map_err(|e| refused(context(), e))?;
         Ok(Self { file: again, alignment, writers: RwLock::new(()) })
     }
 
@@ -159,16 +160,37 @@ fn refused(context: String, why: io::Error) -> Error {
     Error::io(context, why)
 }
 
-/// The smallest alignment at which a read succeeds.
+/// The alignment of offsets, lengths and memory that direct I/O to the file needs.
+fn alignment(file: &File) -> io::Result<usize> {
+    if let Some(told) = told(file) {
+        return if told == 0 { Err(Errno::INVAL.into()) } else { Ok(told) };
+    }
+    if file.metadata()?.file_type().is_block_device() {
+        return Ok(rustix::fs::ioctl_blksszget(file)? as usize);
+    }
+    probe(file)
+}
+
+/// What the kernel says of it (Linux 6.1 and newer, not of every file system); 0 where there is no direct I/O.
+fn told(file: &File) -> Option<usize> {
+    let told = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
+    let known = told.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
+    let (memory, offset) = (told.stx_dio_mem_align, told.stx_dio_offset_align);
+    known.then(|| if offset == 0 { 0 } else { memory.max(offset) as usize })
+}
+
+/// The smallest alignment at which a read succeeds. A read behind the end, as of a file that has just been made,
+/// succeeds at any.
 fn probe(file: &File) -> io::Result<usize> {
     let mut bounce = Bounce::new(MEMORY_ALIGNMENT);
-    let mut last = io::Error::from(io::ErrorKind::InvalidInput);
+    let mut last = None;
     for alignment in ALIGNMENTS {
         // At `alignment`, not 0: every device accepts offset 0.
         match file.read_at(&mut bounce.bytes()[..alignment], alignment as u64) {
+            Ok(0) => last = None,
             Ok(_) => return Ok(alignment),
-            Err(e) => last = e,
+            Err(e) => last = Some(e),
         }
     }
-    Err(last)
+    last.map_or(Ok(MEMORY_ALIGNMENT), Err)
 }
