@@ -235,12 +235,21 @@ impl Lineage {
 pub struct Stamp {
     /// Length in bytes.
     pub len: u64,
-    /// Seconds of the last change of its content.
-    pub seconds: i64,
-    /// Nanoseconds of that.
-    pub nanos: i64,
+    /// When its content was last changed: seconds since 1970, and nanoseconds. Anybody can set this back.
+    pub changed: (i64, i64),
+    /// When anything of it was, its name and mode included. Nobody can set this back.
+    pub touched: (i64, i64),
     /// The file's number in its file system.
     pub inode: u64,
+}
+
+impl Stamp {
+    /// Whether nobody has written to the file between this and `other`, unless they have hidden it: its name,
+    /// owner or mode may have changed.
+    #[must_use]
+    pub fn seems_unwritten(&self, other: &Self) -> bool {
+        (self.len, self.changed, self.inode) == (other.len, other.changed, other.inode)
+    }
 }
 
 /// A record of an owner's line.

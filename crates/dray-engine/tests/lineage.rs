@@ -152,7 +152,7 @@ fn a_list_that_is_no_line_is_refused() {
 fn a_region_that_was_open_counts_as_written() {
     let line = hand_over(&Lineage::new(id(1)), BlockSet::new(), 2);
     let whole = |changed: BlockSet| LineageRecord::Whole { lineage: line.clone(), changed };
-    let stamp = Stamp { len: 1, seconds: 2, nanos: 3, inode: 4 };
+    let stamp = Stamp { len: 1, changed: (2, 3), touched: (4, 5), inode: 6 };
     let read = |records: &[LineageRecord]| recover(records, REGION);
     assert_eq!(read(&[]), None);
     let records = [whole(set(&[(1, 1)])), LineageRecord::Opened { region: 2 }];

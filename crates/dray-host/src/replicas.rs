@@ -52,15 +52,12 @@ impl ImageRecord {
         if self.path.exists() {
             return Err(format!("{} exists already", self.path.display()));
         }
-        match stamp_of(&StatePath::real(&file)) {
-            Ok(stamp) if stamp == note.stamp => {}
-            Ok(_) => return Err("its file was changed since it was left there".to_owned()),
-            Err(why) => return Err(why.to_string()),
-        }
+        let now = stamp_of(&StatePath::real(&file)).map_err(|why| why.to_string())?;
+        let note = note.as_found(&now, self.len)?;
         if note.distrusted.len() > MAX_DISTRUSTED {
-            return Err("earlier migrations have written to most of it".to_owned());
+            return Err("there is too much in it that is to be compared".to_owned());
         }
-        Ok(note.clone())
+        Ok(note)
     }
 }
 
@@ -80,8 +77,14 @@ impl Registry {
         if !self.is_current(entry) {
             return Err(io::Error::other("its name is another image's by now"));
         }
+        let path = entry.record().current_path().map_err(io::Error::other)?;
+        let (now, len) = (stamp_of(&self.at(&path))?, entry.record().len);
+        let found = entry.record().replica.map(|note| note.as_found(&now, len)).transpose();
+        let found = found.map_err(io::Error::other)?;
         self.update(entry, |record| {
             record.state = CopyState::Incoming;
+            // What is not trusted is known also when the migration comes to nothing.
+            record.replica = found;
             record.place = Place::Partial;
             record.migration = Some(migration);
             // How it was adopted when it was here before is of a VM that has left.

@@ -61,6 +61,7 @@ impl Agent {
         let peer = self.config.peer(peer)?;
         let mut pools = self.config.pools.iter().filter(|pool| peer.may_use(&pool.name));
         let allowed = pools.any(|pool| pool.contains(&path));
+        // One that was touched is for its own host, which compares it with what its owner has.
         (allowed && stamp_of(&self.registry.at(&path)).ok()? == note.stamp)
             .then_some(Offered { entry, note })
     }

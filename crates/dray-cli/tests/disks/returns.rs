@@ -325,6 +325,53 @@ fn a_replica_edited_behind_drays_back_is_not_used() {
     assert_eq!(world.lab.a.files(), [IMAGE]);
 }
 
+/// Blocks of a replica get other content, and the file its old time of change: nothing but the time of the last
+/// change of anything tells of it, which nobody can put back.
+fn edit_in_secret(world: &mut World, blocks: &[u64]) {
+    let path = world.replica("hosta");
+    // The clock that files get their times from goes in steps.
+    std::thread::sleep(Duration::from_millis(20));
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    let time = file.metadata().unwrap().modified().unwrap();
+    for block in blocks {
+        file.write_all_at(&[0xa5; 16], block * BLOCK + 2048).unwrap();
+    }
+    file.set_times(std::fs::FileTimes::new().set_modified(time)).unwrap();
+}
+
+#[test]
+fn a_replica_edited_in_secret_is_compared_piece_by_piece() {
+    let edited: Vec<_> = (0..40).map(|nth| 64 + nth * 97).collect();
+    for cancel in [false, true] {
+        let mut world = World::begin(Lab::new());
+        world.go("hosta", "hostb", &[]);
+        world.write_on("hostb", &[(10, 4)]);
+        edit_in_secret(&mut world, &edited);
+        if cancel {
+            // What nobody trusted is not trusted after this either.
+            world.begin_return("400kbit");
+            assert!(world.lab.b.dray(&["cancel", "--discard"]).status.success());
+        }
+        let summary = world.go("hostb", "hosta", &["--verify"]);
+        world.check("hosta");
+        assert!(sent(&summary) <= 44, "{cancel}: {summary}");
+    }
+}
+
+#[test]
+fn a_replica_that_was_only_touched_is_used() {
+    use std::os::unix::fs::PermissionsExt;
+    let mut world = World::begin(Lab::new());
+    world.go("hosta", "hostb", &[]);
+    world.write_on("hostb", &[(10, 4)]);
+    let path = world.replica("hosta");
+    std::thread::sleep(Duration::from_millis(20));
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o440)).unwrap();
+    let summary = world.go("hostb", "hosta", &["--verify"]);
+    world.check("hosta");
+    assert_eq!(sent(&summary), 4, "everything else is compared: {summary}");
+}
+
 #[test]
 fn a_diverged_replica_is_not_used() {
     let mut world = World::begin(Lab::new());

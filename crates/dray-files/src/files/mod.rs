@@ -39,6 +39,8 @@ pub struct Look {
     pub inode: u64,
     /// When its content was last changed: seconds since 1970, and nanoseconds.
     pub changed: (i64, i64),
+    /// When anything of it was, its name and mode included; nobody can set this back.
+    pub touched: (i64, i64),
 }
 
 /// Names of files and folders.

@@ -55,6 +55,7 @@ impl Files for RealFiles {
             mode: meta.mode() & MODE_BITS,
             inode: meta.ino(),
             changed: (meta.mtime(), meta.mtime_nsec()),
+            touched: (meta.ctime(), meta.ctime_nsec()),
         })
     }
 

@@ -315,11 +315,13 @@ impl Files for SimFiles {
         self.see(At::Path(path), |state| match state.live.get(path).copied() {
             Some(Entry::File(number)) => {
                 let inode = state.inode(number)?;
-                let (len, changed) = (inode.live.len() as u64, (inode.changes, 0));
-                Ok(Look { kind: Kind::File, len, mode: inode.mode, inode: number, changed })
+                let (kind, len, mode) = (Kind::File, inode.live.len() as u64, inode.mode);
+                let (changed, touched) = ((inode.changes, 0), (inode.touches, 0));
+                Ok(Look { kind, len, mode, inode: number, changed, touched })
             }
             Some(Entry::Folder) => {
-                Ok(Look { kind: Kind::Folder, len: 0, mode: MODE, inode: 0, changed: (0, 0) })
+                let (kind, at) = (Kind::Folder, (0, 0));
+                Ok(Look { kind, len: 0, mode: MODE, inode: 0, changed: at, touched: at })
             }
             None => Err(io::ErrorKind::NotFound.into()),
         })
@@ -343,7 +345,9 @@ impl Files for SimFiles {
     fn set_mode(&self, path: &Path, mode: u32) -> io::Result<()> {
         self.call(Call::Change, At::Path(path), |state, _| match state.live.get(path).copied() {
             Some(Entry::File(number)) => {
-                state.inode(number)?.mode = mode;
+                let inode = state.inode(number)?;
+                inode.mode = mode;
+                inode.touches += 1;
                 Ok(())
             }
             _ => Err(io::ErrorKind::NotFound.into()),

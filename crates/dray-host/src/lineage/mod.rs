@@ -45,6 +45,24 @@ pub struct ReplicaNote {
     pub distrusted: Vec<u64>,
 }
 
+impl ReplicaNote {
+    /// What the copy can be taken for, when its file of `len` bytes looks like `now`. One that was only touched
+    /// holds its generation, unless somebody has written to it and has hidden that: all of it is compared.
+    ///
+    /// # Errors
+    /// That it was changed.
+    pub fn as_found(&self, now: &Stamp, len: u64) -> Result<Self, &'static str> {
+        if *now == self.stamp {
+            return Ok(self.clone());
+        }
+        if !now.seems_unwritten(&self.stamp) {
+            return Err("its file was changed since it was left there");
+        }
+        let regions = BlockRange::whole(len).len.div_ceil(REGION_BLOCKS);
+        Ok(Self { distrusted: (0..regions).collect(), ..self.clone() })
+    }
+}
+
 /// A random id.
 ///
 /// # Errors
@@ -70,8 +88,8 @@ pub fn random_id() -> io::Result<u128> {
 /// # Errors
 /// What the file system reports.
 pub fn stamp_of(path: &StatePath) -> io::Result<Stamp> {
-    let Look { len, inode, changed: (seconds, nanos), .. } = path.look()?;
-    Ok(Stamp { len, seconds, nanos, inode })
+    let Look { len, inode, changed, touched, .. } = path.look()?;
+    Ok(Stamp { len, changed, touched, inode })
 }
 
 /// The blocks of some regions.
@@ -177,7 +195,7 @@ impl Line {
             None
         });
         let untouched = |found: &Recovered| match found.stopped {
-            Some(stamp) => stamp_of(image).is_ok_and(|now| now == stamp),
+            Some(stamp) => stamp_of(image).is_ok_and(|now| now.seems_unwritten(&stamp)),
             None => true,
         };
         match found {

@@ -77,6 +77,6 @@ impl SimAgent {
         let note = record.replica.as_ref()?;
         fits(ancestors, note.generation).ok()?;
         let path = self.registry.at(&record.current_path().ok()?);
-        (stamp_of(&path).ok()? == note.stamp).then(|| note.clone())
+        note.as_found(&stamp_of(&path).ok()?, record.len).ok()
     }
 }

@@ -41,6 +41,8 @@ pub(super) struct Inode {
     pub(super) mode: u32,
     /// Changes so far: its time.
     pub(super) changes: i64,
+    /// Changes of it, its name and its mode so far: its other time.
+    pub(super) touches: i64,
     /// The sectors that each failed sync has lost.
     pub(super) failed_syncs: Vec<Vec<u64>>,
     /// What they lost may still be seen, until the system needs the memory.
@@ -57,6 +59,7 @@ impl Inode {
         change.apply(&mut self.live);
         self.room = self.room.max(self.live.len());
         self.changes += 1;
+        self.touches += 1;
         self.pending.push(change);
     }
 

@@ -127,8 +127,10 @@ impl State {
 
     pub(super) fn move_name(&mut self, from: &Path, to: &Path) -> io::Result<()> {
         let dir = self.folder_is_there(from)?;
-        if !self.live.contains_key(from) {
-            return Err(io::ErrorKind::NotFound.into());
+        match self.live.get(from).copied() {
+            None => return Err(io::ErrorKind::NotFound.into()),
+            Some(Entry::File(number)) => self.inode(number)?.touches += 1,
+            Some(Entry::Folder) => {}
         }
         self.rename(NameChange::Move(from.to_owned(), to.to_owned()), &dir);
         Ok(())
