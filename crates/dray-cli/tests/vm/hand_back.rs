@@ -9,6 +9,9 @@ use std::time::{Duration, Instant};
 /// Somebody who is gone is seen to be gone: nothing waits for a time limit.
 const SOON: Duration = Duration::from_secs(25);
 
+/// Longer than dray waits for an answer of QEMU.
+const HANGS: Duration = Duration::from_secs(40);
+
 /// Kills the target's QEMU while the agent of `letter` stands still before `effect`; the answer of
 /// `dray migrate`.
 pub fn dies_before(letter: &str, effect: &str, stage: &mut Stage) -> Answer {
@@ -64,4 +67,27 @@ fn the_target_qemu_dies_when_the_memory_has_moved() {
 #[test]
 fn the_target_qemu_dies_before_the_commit() {
     goes_home("back-early", Kind::Qcow2, "b", "Send-Prepared");
+}
+
+/// QEMU answers nothing for longer than anybody waits for an answer, just when its guest is to go on here.
+#[test]
+#[ignore = "long: make long"]
+fn a_guest_whose_qemu_hangs_goes_on_when_it_answers_again() {
+    let Some(mut stage) = Stage::new("hangs", &[Kind::Plain, Kind::Qcow2], 3_000_000) else {
+        return;
+    };
+    let b = stage.lab.host("b");
+    b.kill9().expect("kill");
+    b.start_with(&[("DRAY_STOP_BEFORE", "ReachGuest")]).expect("restart");
+    stage.prepare();
+    let migrate = stage.spawn(&[]);
+    stage.lab.host("b").wait_stopped(PATIENCE).expect("it comes to the effect");
+    stage.target.as_mut().expect("target").kill().expect("kill");
+    stage.source.pause().expect("pause");
+    stage.lab.host("b").go_on().expect("go on");
+    std::thread::sleep(HANGS);
+    stage.source.go_on().expect("go on");
+    let answer = Answer::of(migrate).expect("answer");
+    assert_ne!(answer.code, 0, "{answer:?}");
+    assert_back_home(&mut stage);
 }

@@ -130,6 +130,21 @@ impl GuestVm {
         self.child.wait()
     }
 
+    /// Stops QEMU itself (SIGSTOP): it answers nothing until [`go_on`](Self::go_on).
+    pub fn pause(&self) -> io::Result<()> {
+        self.signal(rustix::process::Signal::STOP)
+    }
+
+    /// Lets a stopped QEMU go on.
+    pub fn go_on(&self) -> io::Result<()> {
+        self.signal(rustix::process::Signal::CONT)
+    }
+
+    fn signal(&self, signal: rustix::process::Signal) -> io::Result<()> {
+        rustix::process::kill_process(rustix::process::Pid::from_child(&self.child), signal)?;
+        Ok(())
+    }
+
     fn connect_console(&mut self) -> io::Result<()> {
         let path = self.dir.join(format!("{}.console", self.name));
         self.console = Some(Console::connect(&path)?);
