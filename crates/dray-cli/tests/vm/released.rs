@@ -348,3 +348,22 @@ fn an_agent_that_dies_before_the_note_goes_does_not_believe_too_much() {
 fn an_agent_that_dies_before_qemu_lets_the_file_go_goes_on() {
     dies_at_adoption("AdoptClose");
 }
+
+/// It was adopted when it was here before, from a QEMU that has gone: how it was on its file then says nothing
+/// about how it is on dray now.
+#[test]
+fn a_disk_that_came_back_is_released_as_it_is_now() {
+    let kinds = [Kind::Plain, Kind::Qcow2];
+    let Some(mut stage) = Stage::new("back-release", &kinds, 2_000_000) else { return };
+    stage.prepare();
+    let summary = stage.migrate(&["--release", "never"]).expect("moves there");
+    assert_eq!(summary["result"], "completed", "{summary:#}");
+    settle_there(&mut stage);
+    move_back(&mut stage, "back", &[]);
+    let qmp = text(stage.guest().qmp_path());
+    let released = stage.lab.host("a").dray(&["release", "--qmp", &qmp]).expect("release");
+    assert_eq!(released.code, 0, "{released:?}\n{}", stage.logs());
+    stage.assert_guest_is_well();
+    stage.finish_guest();
+    stage.assert_images("a");
+}
