@@ -42,4 +42,4 @@ pub use options::NodeOptions;
 pub use pivot::MayPivot;
 pub use plan::{LayerPlan, Pivot};
 pub use qmp::{Event, Events, Qmp, Version};
-pub use release::{Released, is_released, release, release_tracked};
+pub use release::{Released, is_released, leave_export, release, release_tracked};

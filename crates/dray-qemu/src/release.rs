@@ -69,6 +69,15 @@ pub async fn release_tracked(
     Ok(Released { pivot, total: start.elapsed(), tracked })
 }
 
+/// Has QEMU leave the export of a layer that is on its file already: the node may have stayed when a release
+/// was cut short after its pivot.
+///
+/// # Errors
+/// That something still uses it.
+pub async fn leave_export(qmp: &Qmp, plan: &LayerPlan) -> Result<()> {
+    delete_node(qmp, &plan.nbd_node()).await
+}
+
 /// Whether the layer is on its file already.
 pub async fn is_released(qmp: &Qmp, plan: &LayerPlan) -> Result<bool> {
     Ok(adopted_layer(&Graph::read(qmp).await?, plan)?.is_none())

@@ -11,7 +11,7 @@ use crate::vm::picture::{LayerPicture, Picture, Place as Where};
 use crate::vm::qemu_error;
 use dray_host::registry::{CopyState, Entry, ImageRecord, Place};
 use dray_host::released::Released;
-use dray_qemu::Qmp;
+use dray_qemu::{LayerPlan, Qmp};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -125,13 +125,26 @@ impl Agent {
                 })
             }
         };
-        let Some(entry) = entry.filter(|e| self.nbd.connections(&e.record().name) == 0) else {
+        let Some(entry) = entry else { return Ok(false) };
+        if !self.has_left(qmp, &layer.plan, &entry.record().name).await {
             return Ok(false);
-        };
+        }
         let (registry, config) = (&self.registry, &self.config);
         let settled = settle_on_file(registry, config, qmp, &layer.plan, &entry).await;
         settled.map_err(|why| not_released(&what, why))?;
         Ok(true)
+    }
+}
+
+impl Agent {
+    /// Whether nobody is at the export of an image whose disk is on its file. QEMU is told to leave it: a release
+    /// that was cut short after its pivot has not done that.
+    async fn has_left(&self, qmp: &Qmp, plan: &LayerPlan, image: &str) -> bool {
+        if self.nbd.connections(image) == 0 {
+            return true;
+        }
+        // What still uses it uses it.
+        dray_qemu::leave_export(qmp, plan).await.is_ok() && self.is_left(image).await
     }
 }
 

@@ -102,17 +102,20 @@ impl Agent {
     /// Whether QEMU may have a disk on its export although adopting it has failed with `why`: it has not said,
     /// and stays attached. Its guest would be cut off if the image were forgotten.
     async fn may_be_on_dray(&self, why: &dray_qemu::Error, image: &str) -> bool {
-        if !why.kind().is_unknown() {
-            return false;
-        }
+        why.kind().is_unknown() && !self.is_left(image).await
+    }
+
+    /// Whether nobody is at the export of an image, when a QEMU that leaves it has had the time to close its
+    /// connection.
+    pub(super) async fn is_left(&self, image: &str) -> bool {
         let deadline = Instant::now() + LEAVING;
         while self.nbd.connections(image) > 0 {
             if Instant::now() >= deadline {
-                return true;
+                return false;
             }
             tokio::time::sleep(LOOK).await;
         }
-        false
+        true
     }
 
     /// The note by which it is known how the nodes of a disk are made.
@@ -318,14 +321,10 @@ fn release_plan(
     qemu: Option<&QemuProcess>,
     seen: &LayerPlan,
 ) -> Result<LayerPlan, String> {
-    let of_it = |adopted: &&Adopted| match (&adopted.qemu, qemu) {
-        (Some(then), Some(now)) => then.is_process(now),
-        _ => true,
-    };
     let kept = record
         .adopted
         .as_ref()
-        .filter(of_it)
+        .filter(|adopted| adopted.is_of(qemu))
         .and_then(|adopted| serde_json::from_value(adopted.splice.clone()).ok());
     match kept {
         Some(plan) => Ok(plan),

@@ -43,7 +43,7 @@ use crate::migration::source::unix_ms;
 use dray_host::lineage;
 use dray_host::migration::abort;
 use dray_host::process::QemuProcess;
-use dray_host::registry::{Entry, ImageRecord, Registry};
+use dray_host::registry::{Adopted, Entry, ImageRecord, Registry};
 use dray_host::released::{FileId, Released};
 use dray_qemu::bitmap::PREFIX;
 use dray_qemu::{ErrorKind as Kind, LayerPlan, NewBitmap, Qmp};
@@ -131,11 +131,12 @@ fn begin_release(
 ) -> io::Result<Option<Released>> {
     let record = entry.record();
     let has_past = entry.line().is_some_and(|line| line.lineage().has_past());
-    let told = record.adopted.as_ref().is_some_and(|adopted| !adopted.noted);
-    if told && !has_past {
+    let qemu = process_of(qmp);
+    let told = |adopted: &Adopted| !adopted.noted && adopted.is_of(qemu.as_ref());
+    if record.adopted.as_ref().is_some_and(told) && !has_past {
         return Ok(None);
     }
-    let qemu = process_of(qmp).ok_or_else(|| io::Error::other("qemu's process is not known"))?;
+    let qemu = qemu.ok_or_else(|| io::Error::other("qemu's process is not known"))?;
     if let Some(known) =
         registry.released.of(record.id).filter(|known| known.qemu.is_process(&qemu))
     {

@@ -112,3 +112,37 @@ fn a_disk_that_qemu_took_without_saying_so_stays_on_dray_until_it_is_released() 
     stage.finish_guest();
     stage.assert_images("a");
 }
+
+/// Nobody knows where the disk is: dray takes no lock that could end QEMU, believes no line, and neither moves
+/// nor backs up what it has. The next look settles it.
+#[test]
+fn a_disk_that_qemu_took_back_without_saying_so_is_released_by_the_next_look() {
+    let name = "unanswered-release";
+    let Some(mut stage) = Stage::new(name, &[Kind::Qcow2], 4 << 20) else { return };
+    let qmp = stage.source_qmp();
+    let adopted = stage.lab.host("a").dray(&["adopt", "--qmp", &qmp]).expect("adopt");
+    assert_eq!(adopted.code, 0, "{adopted:?}");
+    let between = Eavesdropper::start(&stage, "blockdev-reopen");
+    let args = ["release", "--qmp", text(&between.socket)];
+    let released = stage.lab.host("a").dray(&args).expect("release");
+    assert!(between.end().success(), "it never came to the exchange: {released:?}");
+    assert_ne!(released.code, 0, "{released:?}");
+    stage.assert_guest_is_well();
+    let known = images(&stage);
+    let image = known[0]["name"].as_str().expect("a name");
+    let moved = stage.lab.host("a").dray(&["migrate", "--image", image, "--to", "hostb"]);
+    let moved = moved.expect("migrate");
+    assert_eq!(moved.code, 6, "{moved:?}\n{}", stage.logs());
+    assert!(moved.stderr.contains("in use elsewhere"), "{moved:?}");
+    // The look that the error names.
+    let looked = stage.lab.host("a").dray(&["release", "--qmp", &qmp]).expect("release");
+    assert!(looked.stderr.contains("no disk of the vm is on this agent's socket"), "{looked:?}");
+    assert!(
+        images(&stage).iter().all(|image| image["state"] == "released"),
+        "{:?}",
+        images(&stage)
+    );
+    stage.assert_guest_is_well();
+    stage.finish_guest();
+    stage.assert_images("a");
+}

@@ -56,6 +56,16 @@ pub struct Adopted {
     pub noted: bool,
 }
 
+impl Adopted {
+    /// Whether it was adopted from this process, as far as can be told: how it was says nothing about another.
+    pub fn is_of(&self, qemu: Option<&QemuProcess>) -> bool {
+        match (&self.qemu, qemu) {
+            (Some(then), Some(now)) => then.is_process(now),
+            _ => true,
+        }
+    }
+}
+
 /// What is durable of a disk that goes over to a qcow2 that was made of the image.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Swap {
