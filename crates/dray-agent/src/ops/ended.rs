@@ -52,6 +52,10 @@ impl Agent {
         // Looked at again: whoever had it meanwhile may have done this.
         let Some(entry) = self.registry.get(name) else { return };
         let Some(qemu) = left_by(&self.registry, &entry) else { return };
+        // Somebody is at its export, whoever that is.
+        if self.nbd.connections(name) > 0 {
+            return;
+        }
         match self.release_of_ended(&entry, &qemu) {
             Ok(()) => tracing::info!(image = name, "its vm has ended: the disk is its file again"),
             Err(why) => tracing::debug!(image = name, %why, "a disk stays"),

@@ -32,6 +32,13 @@ pub struct Process {
     pub started: u64,
 }
 
+impl Process {
+    /// Whether it has not ended.
+    fn runs(&self) -> bool {
+        i32::try_from(self.pid).ok().and_then(started) == Some(self.started)
+    }
+}
+
 /// The clients of one image.
 pub(super) struct KnownClients {
     path: StatePath,
@@ -63,9 +70,7 @@ impl KnownClients {
 
     /// Whether one of them still runs, attached or not.
     fn any_runs(&self) -> bool {
-        let runs =
-            |one: &Process| i32::try_from(one.pid).ok().and_then(started) == Some(one.started);
-        self.known.iter().any(runs)
+        self.known.iter().any(Process::runs)
     }
 
     /// The process is attached.
@@ -74,7 +79,9 @@ impl KnownClients {
             return;
         }
         if self.known.len() >= MOST {
-            self.known.remove(0);
+            // One that has ended comes back no more.
+            let ended = self.known.iter().position(|one| !one.runs()).unwrap_or_default();
+            self.known.remove(ended);
         }
         self.known.push(process);
         let bytes = encode(&self.boot, &self.known);
@@ -163,9 +170,13 @@ mod tests {
         let mut next = KnownClients::load(&path);
         assert!(next.knows(process(7)));
         assert!(!next.knows(Process { pid: 7, started: 5 }), "the number was used again");
+        let pid = std::process::id();
+        let own = Process { pid, started: started(pid as i32).unwrap() };
+        next.note(own);
         (0..100).for_each(|pid| next.note(process(1000 + pid)));
         let next = KnownClients::load(&path);
         assert!(next.knows(process(1099)) && !next.knows(process(7)));
+        assert!(next.knows(own), "it still runs, whoever came and went");
         assert_eq!(std::fs::metadata(&path).unwrap().len(), LEN as u64, "it takes no more room");
     }
 
