@@ -231,9 +231,10 @@ pub async fn release(
     Ok(released)
 }
 
-/// Makes a file that is shorter than its export, as a qcow2 is, as long, with a hole. QEMU asks for the length of a file
-/// once, when it opens it, and takes what lies behind that for zeros. Until the pivot the guest writes through
-/// the export, which nothing can go behind. Nothing is cut off: a file is never longer than its export.
+/// Makes a file that is shorter than its export, as a qcow2 is, as long, with a hole. QEMU asks for the length
+/// of a file once, when it opens it, and takes what lies behind that for zeros. Until the pivot the guest writes
+/// through the export, and nothing can go behind its end. Nothing is cut off: a file is never longer than its
+/// export.
 fn lengthen(entry: &Entry) -> io::Result<()> {
     let (record, len) = (entry.record(), entry.file.geometry().len);
     if record.read_only || record.device {

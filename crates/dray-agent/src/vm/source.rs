@@ -19,6 +19,7 @@ use dray_engine::source::SourceNotice;
 use dray_host::migration::abort;
 use dray_host::migration::intent::{GuestFacts, SourceVm};
 use dray_qemu::{Limits, Outgoing, Qmp};
+use dray_types::text::harmless;
 use dray_wire::{Hello, StreamKind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -215,7 +216,8 @@ impl SourceVmTask {
         let (images, nbd_socket) = (&intent.images, &self.config.nbd_socket());
         let expected = Expected { plans: &plans.unwrap_or_default(), images, nbd_socket };
         expected.check(&look).map_err(|why| {
-            ApiError::new(ErrorKind::Conflict, what, why)
+            // It names files as QEMU does.
+            ApiError::new(ErrorKind::Conflict, what, harmless(why))
                 .hint("end what changes the vm's disks, then prepare and migrate it again")
                 .into()
         })
