@@ -33,6 +33,10 @@ impl Expected<'_> {
             let qdev = &plan.qdev;
             let disk = look.disks.iter().find(|disk| disk.qdev == *qdev);
             let disk = disk.ok_or_else(|| format!("the vm has no disk {qdev} any more"))?;
+            if disk.size() != plan.size {
+                let (now, then) = (disk.size(), plan.size);
+                return Err(format!("disk {qdev}: it was resized from {then} to {now} bytes"));
+            }
             self.check_disk(disk).map_err(|why| format!("disk {qdev}: {why}"))?;
         }
         let planned = |disk: &&VmDisk| self.plans.iter().any(|(_, plan)| plan.qdev == disk.qdev);
@@ -144,6 +148,14 @@ mod tests {
             let why = check(&look(disks)).expect_err(said);
             assert!(why.contains(said), "{why}");
         }
+    }
+
+    #[test]
+    fn a_disk_that_was_resized_is_not_the_one_that_waits() {
+        let mut grown = root();
+        grown.layers[0].protocol.size = 2;
+        let why = check(&look(vec![grown, data()])).unwrap_err();
+        assert!(why.contains("disk0: it was resized from 1 to 2 bytes"), "{why}");
     }
 
     #[test]

@@ -53,7 +53,7 @@ impl Other {
 /// migration's answer.
 fn migrate_beside(stage: &mut Stage, act: impl FnOnce(&Other)) -> Answer {
     stage.prepare();
-    let migrate = stage.spawn(&["--strategy", "pre-copy", "--bandwidth", "60Mbit"]);
+    let migrate = stage.spawn(&["--strategy", "pre-copy", "--bandwidth", "120Mbit"]);
     stage.lab.host("a").wait_status(PATIENCE, copying).expect("it copies");
     act(&Other::of(stage));
     Answer::of(migrate).expect("answer")
@@ -97,6 +97,20 @@ fn a_snapshot_during_copy_ends_the_migration_before_the_handover() {
         }
         stage.assert_images("a");
     }
+}
+
+/// What waits at the target has the old size.
+#[test]
+fn a_disk_that_is_resized_during_copy_ends_the_migration() {
+    let Some(mut stage) = Stage::new("resize-beside", &[Kind::Qcow2], 2_000_000) else { return };
+    let answer = migrate_beside(&mut stage, |other| {
+        other.ask("block_resize", &json!({ "node-name": other.top(), "size": 128 << 20 }));
+    });
+    assert_eq!(answer.code, 6, "{answer:?}\n{}", stage.logs());
+    assert!(answer.stderr.contains("disk disk0: it was resized"), "{answer:?}");
+    stage.target = None;
+    stage.assert_guest_is_well();
+    assert_nothing_left(&stage);
 }
 
 /// What the mirror has gets the guest's writes as well, and may become its disk at any time.
