@@ -22,6 +22,17 @@ async fn io(vm: &GuestVm, qmp: &Qmp, command: &str) {
     assert!(!said.contains("failed") && !said.contains("rror"), "{command}: {said}");
 }
 
+/// A VM without a guest whose disk is on this node, and the plan of that disk.
+async fn start(dir: &Path, blockdev: String) -> (GuestVm, Qmp, LayerPlan) {
+    let builder = GuestVm::builder(dir, "vm").memory_mib(32).bare();
+    let vm = builder.blockdev(blockdev).disk("disk0", "active").start().expect("start");
+    let qmp = Qmp::connect(&vm.qmp_path()).await.expect("qmp");
+    let known = NodeOptions::of_process(qmp.pid().expect("pid")).expect("command line");
+    let disk = graph::disk(&qmp, "disk0").await.expect("disk");
+    let plan = LayerPlan::of_active(&disk, &known).expect("plan");
+    (vm, qmp, plan)
+}
+
 fn run(args: &[&str]) -> String {
     let output = tools::run("qemu-img", args).expect("qemu-img");
     String::from_utf8_lossy(&output.stdout).into_owned()
@@ -41,12 +52,7 @@ async fn a_qcow2_grows_under_dray() {
     let file = format!(
         "driver=qcow2,node-name=active,discard=unmap,file.driver=file,file.filename={relative}"
     );
-    let builder = GuestVm::builder(dir.path(), "vm").memory_mib(32).bare();
-    let vm = builder.blockdev(file).disk("disk0", "active").start().expect("start");
-    let qmp = Qmp::connect(&vm.qmp_path()).await.expect("qmp");
-    let known = NodeOptions::of_process(qmp.pid().expect("pid")).expect("command line");
-    let disk = graph::disk(&qmp, "disk0").await.expect("disk");
-    let plan = LayerPlan::of_active(&disk, &known).expect("plan");
+    let (vm, qmp, plan) = start(dir.path(), file).await;
     assert_eq!(plan.path().canonicalize().expect("path"), top.canonicalize().expect("path"));
     let server = NbdServer::start(&top, &dir.path().join("disk.nbd"));
     let small = size(&top);
@@ -96,12 +102,7 @@ async fn a_qcow2_that_grows_while_it_is_released_keeps_what_was_written() {
         "driver=qcow2,node-name=active,discard=unmap,file.driver=file,file.filename={}",
         top.display()
     );
-    let builder = GuestVm::builder(dir.path(), "vm").memory_mib(32).bare();
-    let vm = builder.blockdev(file).disk("disk0", "active").start().expect("start");
-    let qmp = Qmp::connect(&vm.qmp_path()).await.expect("qmp");
-    let known = NodeOptions::of_process(qmp.pid().expect("pid")).expect("command line");
-    let disk = graph::disk(&qmp, "disk0").await.expect("disk");
-    let plan = LayerPlan::of_active(&disk, &known).expect("plan");
+    let (vm, qmp, plan) = start(dir.path(), file).await;
     let server = NbdServer::start(&top, &dir.path().join("disk.nbd"));
     adopt(&qmp, &plan, &server.export(), AdoptOptions::default()).await.expect("adopt");
     io(&vm, &qmp, "write -P 1 0 1M").await;

@@ -86,10 +86,7 @@ fn a_snapshot_during_copy_ends_the_migration_before_the_handover() {
         other.wait_job(|jobs| jobs[0]["ready"] == true);
         other.ask("job-complete", &json!({ "id": "merge" }));
         other.wait_job(|jobs| jobs == &json!([]));
-        let qmp = stage.source_qmp();
-        let released = stage.lab.host("a").dray(&["release", "--qmp", &qmp]).expect("release");
-        assert_eq!(released.code, 0, "{released:?}\n{}", stage.logs());
-        stage.assert_guest_is_well();
+        stage.release();
         stage.finish_guest();
         if kind == Kind::Qcow2 {
             let image = stage.image("a", 0);
@@ -131,10 +128,7 @@ fn a_mirror_that_somebody_begins_during_copy_ends_the_migration() {
     let other = Other::of(&stage);
     other.ask("block-job-cancel", &json!({ "device": "copy", "force": true }));
     other.wait_job(|jobs| jobs == &json!([]));
-    let qmp = stage.source_qmp();
-    let released = stage.lab.host("a").dray(&["release", "--qmp", &qmp]).expect("release");
-    assert_eq!(released.code, 0, "{released:?}\n{}", stage.logs());
-    stage.assert_guest_is_well();
+    stage.release();
     stage.finish_guest();
     stage.assert_images("a");
 }
@@ -149,42 +143,38 @@ fn assert_left_alone(stage: &mut Stage) {
     stage.assert_images("a");
 }
 
-/// A power failure, and a manager that is quicker than dray. What dray knew is of the VM before.
-#[test]
-fn a_vm_that_is_back_before_the_agent_is_not_moved() {
+/// The agent and the VM at the source die in the middle of Copy, and come back in the order of `back`.
+fn dies_in_copy(name: &str, back: impl Fn(&mut Stage)) {
     for kind in [Kind::Plain, Kind::Qcow2] {
-        let name = format!("back-first-{kind:?}").to_lowercase();
+        let name = format!("{name}-{kind:?}").to_lowercase();
         let Some(mut stage) = Stage::new(&name, &[kind], 2_000_000) else { return };
         stage.prepare();
         let migrate = stage.spawn(&SLOWLY);
         stage.lab.host("a").wait_status(PATIENCE, copying).expect("it copies");
         stage.lab.host("a").kill9().expect("kill");
         stage.source.kill().expect("kill");
-        stage.start_source_again();
-        stage.lab.host("a").start().expect("start");
-        let over = |status: &Value| status["state"] != "running";
-        stage.lab.host("a").wait_status(PATIENCE, over).expect("it is over");
+        back(&mut stage);
         drop(Answer::of(migrate));
         assert_left_alone(&mut stage);
     }
 }
 
+/// A power failure, and a manager that is quicker than dray. What dray knew is of the VM before.
+#[test]
+fn a_vm_that_is_back_before_the_agent_is_not_moved() {
+    dies_in_copy("back-first", |stage| {
+        stage.start_source_again();
+        stage.lab.host("a").start().expect("start");
+    });
+}
+
 /// The other way round: dray does not stand in the way of a VM that is started again.
 #[test]
 fn a_vm_that_is_back_after_the_agent_starts() {
-    for kind in [Kind::Plain, Kind::Qcow2] {
-        let name = format!("back-last-{kind:?}").to_lowercase();
-        let Some(mut stage) = Stage::new(&name, &[kind], 2_000_000) else { return };
-        stage.prepare();
-        let migrate = stage.spawn(&SLOWLY);
-        stage.lab.host("a").wait_status(PATIENCE, copying).expect("it copies");
-        stage.lab.host("a").kill9().expect("kill");
-        stage.source.kill().expect("kill");
+    dies_in_copy("back-last", |stage| {
         stage.lab.host("a").start().expect("start");
         stage.start_source_again();
-        drop(Answer::of(migrate));
-        assert_left_alone(&mut stage);
-    }
+    });
 }
 
 /// Its user powers a VM off that was adopted, and starts it again, with and without a migration under way.

@@ -244,6 +244,14 @@ impl Stage {
         self.lab.host("a").dray(&args).expect("migrate")
     }
 
+    /// `dray release` at the source: its QEMU has its disks back, and its guest has seen nothing.
+    pub fn release(&mut self) {
+        let qmp = self.source_qmp();
+        let released = self.lab.host("a").dray(&["release", "--qmp", &qmp]).expect("release");
+        assert_eq!(released.code, 0, "{released:?}\n{}", self.logs());
+        self.assert_guest_is_well();
+    }
+
     /// Starts `dray migrate`.
     pub fn spawn(&self, more: &[&str]) -> Child {
         let (source, target) = (self.source_qmp(), self.target_qmp());

@@ -105,10 +105,7 @@ fn a_disk_that_qemu_took_without_saying_so_stays_on_dray_until_it_is_released() 
     assert_eq!(known.len(), 1, "{known:?}");
     assert_eq!(known[0]["clients"], 1, "QEMU is on it: {known:?}");
     stage.assert_guest_is_well();
-    let qmp = stage.source_qmp();
-    let released = stage.lab.host("a").dray(&["release", "--qmp", &qmp]).expect("release");
-    assert_eq!(released.code, 0, "{released:?}\n{}", stage.logs());
-    stage.assert_guest_is_well();
+    stage.release();
     stage.finish_guest();
     stage.assert_images("a");
 }
