@@ -17,6 +17,10 @@ const BLOCK: u32 = 4096;
 /// What to do about a file that somebody else has locked.
 const LOCKED_HINT: &str = "stop what uses its file; it is served as soon as nobody else does";
 
+/// What to do about a record that the system does not give out.
+const UNREAD_HINT: &str =
+    "see what is wrong with the state directory; the record is read again by itself";
+
 /// Why an export is closed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Reason {
@@ -149,10 +153,24 @@ impl Registry {
         }
     }
 
+    /// Reads the records again that the system did not give out.
+    fn read_again(&self) {
+        for (name, known) in self.all_closed() {
+            if known.reason.hint != UNREAD_HINT {
+                continue;
+            }
+            match self.path_of(&name).get() {
+                Err(why) if why.kind() != io::ErrorKind::InvalidData => {}
+                read => self.load_one(&name, read),
+            }
+        }
+    }
+
     /// Looks for the files that were not there. Returns the names of the images that have theirs
     /// now; those without an unfinished operation are served.
     pub fn open_absent(&self) -> Vec<String> {
         self.open_locked();
+        self.read_again();
         let mut opened = Vec::new();
         for (name, known) in self.all_closed() {
             let Some(absent) = known.absent else { continue };
@@ -224,10 +242,14 @@ fn file_is_missing(why: &str) -> Reason {
     )
 }
 
-/// What is said of an image whose record cannot be read.
-pub(super) fn record_is_damaged(why: &str) -> Reason {
-    Reason::lasting(
-        format!("its record cannot be read: {why}"),
-        "restore the record from a copy of the state directory, then restart the agent",
-    )
+/// What is said of an image whose record cannot be read: it is damaged, or the system does not give it out.
+pub(super) fn record_is_unread(why: &io::Error) -> Reason {
+    let told = format!("its record cannot be read: {why}");
+    match why.kind() {
+        io::ErrorKind::InvalidData => Reason::lasting(
+            told,
+            "restore the record from a copy of the state directory, then restart the agent",
+        ),
+        _ => Reason::passing(told, UNREAD_HINT),
+    }
 }

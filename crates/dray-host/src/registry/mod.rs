@@ -113,7 +113,7 @@ impl Registry {
             Ok(record) => record,
             Err(why) => {
                 tracing::error!(image = name, %why, "cannot read an image's record");
-                return self.close(name, closed::record_is_damaged(&why.to_string()));
+                return self.close(name, closed::record_is_unread(&why));
             }
         };
         let known = KnownClients::load(&clients_path(&self.store, name));

@@ -3,7 +3,7 @@
 use super::*;
 use crate::flat::tests::Plain;
 use dray_files::files::Files;
-use dray_files::files::sim::{Fault, SimDisk, SimFiles};
+use dray_files::files::sim::{Fault, Mount, SimDisk, SimFiles};
 use dray_image::{Image, StateImages};
 use std::path::PathBuf;
 
@@ -155,4 +155,24 @@ fn an_image_that_is_too_long_is_closed_before_anything_is_made_for_it() {
         let reason = registry.closed("long").unwrap().reason.why;
         assert!(reason.contains("longer than"), "{reason}");
     }
+}
+
+/// The state directory cannot be read when the agent starts: what it has is served when that has passed, and
+/// nobody is told to put an older record there.
+#[test]
+fn a_record_that_the_system_does_not_give_out_is_read_again() {
+    let (disk, registry) = host_with_disk();
+    add_disk(&registry).unwrap();
+    drop(registry);
+    disk.kill();
+    disk.mount(Path::new("/state/images"), Some(Mount::ReadOnly));
+    let registry = load(disk.files());
+    registry.open_absent();
+    let closed = registry.closed("disk").unwrap();
+    assert!(closed.reason.passes && registry.get("disk").is_none(), "{:?}", closed.reason);
+    assert!(!closed.reason.hint.contains("copy"), "{:?}", closed.reason);
+    disk.mount(Path::new("/state/images"), None);
+    registry.open_absent();
+    assert!(registry.closed("disk").is_none());
+    assert!(registry.get("disk").unwrap().disk.is_open());
 }
