@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
+use dray_types::text::harmless;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -368,6 +369,13 @@ impl Graph {
         if !FORMATS.contains(&node.driver.as_str()) {
             return Err(refuse(&node));
         }
+        if let Some(edge) = self.edges.iter().find(|e| e.parent == name && !is_known(&e.role)) {
+            let role = harmless(&edge.role);
+            let why = format!(
+                "disk {qdev}: node {name} has a {role} beside its file, which dray would leave behind"
+            );
+            return Err(Error::new(ErrorKind::Refused, why));
+        }
         let missing =
             || Error::new(ErrorKind::Protocol, format!("node {name} has no file node below it"));
         let protocol = self.node(self.child(name, "file").ok_or_else(missing)?)?.clone();
@@ -377,6 +385,11 @@ impl Graph {
         let below = self.child(name, "backing").map(str::to_owned);
         Ok((Layer { format: Some(node), protocol }, below))
     }
+}
+
+/// Whether dray moves what a format node has in this role.
+fn is_known(role: &str) -> bool {
+    matches!(role, "file" | "backing")
 }
 
 /// Device ids and the nodes they sit on.
@@ -475,6 +488,21 @@ mod tests {
         // A disk that nobody writes is read as it is.
         graph.nodes.get_mut("b").expect("b").read_only = true;
         assert_eq!(graph.held_back(), None);
+    }
+
+    #[test]
+    fn data_beside_the_file_is_not_left_behind() {
+        let nodes = [node("a", "qcow2"), node("af", "file"), node("data", "file")];
+        let mut graph = Graph {
+            nodes: nodes.into_iter().collect(),
+            edges: vec![edge("a", "file", "af"), edge("a", "data-file", "data")],
+            disks: vec![("disk0".into(), "a".into())],
+        };
+        let error = graph.disk("disk0").expect_err("refused");
+        assert_eq!(error.kind(), ErrorKind::Refused);
+        assert!(error.to_string().contains("node a has a data-file"), "{error}");
+        graph.edges.pop();
+        graph.disk("disk0").expect("all of it is known");
     }
 
     #[test]
