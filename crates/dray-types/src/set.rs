@@ -1,114 +1,65 @@
 //! [`BlockSet`]: which blocks, kept small by storing only what is neither empty nor full.
 //!
-//! A set is a sorted map of leaves; a leaf covers 32768 blocks (128 MiB of image). An empty leaf is
-//! absent and a full leaf costs a map entry, so a mostly clean or mostly full image of any size is
-//! a handful of entries and is scanned in no time. The encoding is canonical: equal sets encode to
-//! equal bytes, so a hash of the encoding identifies the set (the handover relies on it).
+//! A leaf covers 32768 blocks (128 MiB of image). An empty leaf is absent, full leaves are kept as runs of
+//! leaves, and one with a few runs of blocks as these runs: what a set costs follows from how scattered its
+//! blocks are, not from how long the image is. The encoding is canonical: equal sets encode to equal bytes, so
+//! a hash of the encoding identifies the set (the handover relies on it).
+
+mod encoding;
+mod full;
+mod leaf;
 
 use crate::range::BlockRange;
+pub use encoding::DecodeSetError;
+use full::FullLeaves;
+use leaf::Leaf;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fmt;
 
 /// Blocks covered by one leaf.
 const LEAF_BLOCKS: u64 = 32768;
-const WORDS: usize = (LEAF_BLOCKS / 64) as usize;
-/// Leaves a decoded set may name at most: 2^31 blocks, an image of 8 TiB with every leaf mixed.
-const MAX_LEAVES: u64 = 1 << 16;
-/// Highest leaf number a decoded set may name: an image of 2^60 bytes.
-const MAX_LEAF: u64 = (1 << 48) / LEAF_BLOCKS;
-
-#[derive(Clone, PartialEq, Eq)]
-enum Leaf {
-    Full,
-    /// Neither empty nor full; the count of set bits is kept beside them.
-    Mixed(Box<[u64; WORDS]>, u32),
-}
 
 /// A set of block numbers with cheap range operations.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct BlockSet {
-    leaves: BTreeMap<u64, Leaf>,
+    full: FullLeaves,
+    /// The leaves that are neither full nor empty.
+    mixed: BTreeMap<u64, Leaf>,
 }
 
-/// Mask of bits `from .. to` inside a word (`from < to <= 64`).
-fn mask(from: u64, to: u64) -> u64 {
-    let width = to - from;
-    let ones = if width == 64 { u64::MAX } else { (1 << width) - 1 };
-    ones << from
+/// What a range covers: parts of leaves, with the bits inside each, and whole leaves between them.
+struct Cover {
+    parts: [Option<(u64, u64, u64)>; 2],
+    whole: Option<(u64, u64)>,
 }
 
-/// The words that bits `from .. to` of a leaf touch, with the mask of touched bits in each.
-fn words(from: u64, to: u64) -> impl Iterator<Item = (usize, u64)> {
-    let first = from / 64;
-    let last = (to - 1) / 64;
-    (first..=last).map(move |word| {
-        let low = if word == first { from % 64 } else { 0 };
-        let high = if word == last { (to - 1) % 64 + 1 } else { 64 };
-        (word as usize, mask(low, high))
-    })
-}
-
-/// The leaves a range touches, with the bits inside each.
-fn parts(range: BlockRange) -> impl Iterator<Item = (u64, u64, u64)> {
-    let mut at = range.start;
-    let end = range.end();
-    std::iter::from_fn(move || {
-        if at >= end {
-            return None;
+impl Cover {
+    fn of(range: BlockRange) -> Self {
+        let (start, end) = (range.start, range.end());
+        let mut cover = Self { parts: [None; 2], whole: None };
+        if start >= end {
+            return cover;
         }
-        let leaf = at / LEAF_BLOCKS;
-        let from = at % LEAF_BLOCKS;
-        let to = (end - leaf * LEAF_BLOCKS).min(LEAF_BLOCKS);
-        at = leaf * LEAF_BLOCKS + to;
-        Some((leaf, from, to))
-    })
-}
-
-impl Leaf {
-    fn len(&self) -> u64 {
-        match self {
-            Leaf::Full => LEAF_BLOCKS,
-            Leaf::Mixed(_, count) => u64::from(*count),
+        let (mut first, last) = (start / LEAF_BLOCKS, end / LEAF_BLOCKS);
+        let (from, to) = (start % LEAF_BLOCKS, end % LEAF_BLOCKS);
+        if first == last {
+            cover.parts[0] = Some((first, from, to));
+            return cover;
         }
+        if from > 0 {
+            cover.parts[0] = Some((first, from, LEAF_BLOCKS));
+            first += 1;
+        }
+        if to > 0 {
+            cover.parts[1] = Some((last, 0, to));
+        }
+        cover.whole = (first < last).then_some((first, last));
+        cover
     }
 
-    /// Bits `from .. to` that are set.
-    fn count(&self, from: u64, to: u64) -> u64 {
-        match self {
-            Leaf::Full => to - from,
-            Leaf::Mixed(..) if to - from == LEAF_BLOCKS => self.len(),
-            Leaf::Mixed(bits, _) => words(from, to)
-                .map(|(word, mask)| u64::from((bits[word] & mask).count_ones()))
-                .sum(),
-        }
-    }
-
-    /// First position at or after `from` whose bit equals `wanted`.
-    fn find(&self, from: u64, wanted: bool) -> Option<u64> {
-        match self {
-            Leaf::Full => wanted.then_some(from).filter(|&at| at < LEAF_BLOCKS),
-            Leaf::Mixed(bits, _) => find_bit(bits, from, wanted),
-        }
-    }
-}
-
-fn find_bit(bits: &[u64; WORDS], from: u64, wanted: bool) -> Option<u64> {
-    if from >= LEAF_BLOCKS {
-        return None;
-    }
-    let mut word = (from / 64) as usize;
-    let flip = if wanted { 0 } else { u64::MAX };
-    let mut current = (bits[word] ^ flip) & (u64::MAX << (from % 64));
-    loop {
-        if current != 0 {
-            return Some(word as u64 * 64 + u64::from(current.trailing_zeros()));
-        }
-        word += 1;
-        if word == WORDS {
-            return None;
-        }
-        current = bits[word] ^ flip;
+    fn parts(&self) -> impl Iterator<Item = (u64, u64, u64)> {
+        self.parts.into_iter().flatten()
     }
 }
 
@@ -120,30 +71,35 @@ impl BlockSet {
 
     /// Number of blocks in the set.
     pub fn len(&self) -> u64 {
-        self.leaves.values().map(Leaf::len).sum()
+        self.full.len() * LEAF_BLOCKS + self.mixed.values().map(Leaf::len).sum::<u64>()
     }
 
     /// True when it holds no block.
     pub fn is_empty(&self) -> bool {
-        self.leaves.is_empty()
+        self.full.is_empty() && self.mixed.is_empty()
     }
 
     /// Adds every block of `range`.
     pub fn insert(&mut self, range: BlockRange) {
-        for (leaf, from, to) in parts(range) {
-            if from == 0 && to == LEAF_BLOCKS {
-                self.leaves.insert(leaf, Leaf::Full);
-                continue;
-            }
-            let entry =
-                self.leaves.entry(leaf).or_insert_with(|| Leaf::Mixed(Box::new([0; WORDS]), 0));
-            if let Leaf::Mixed(bits, count) = entry {
-                for (word, mask) in words(from, to) {
-                    *count += (mask & !bits[word]).count_ones();
-                    bits[word] |= mask;
-                }
-                if u64::from(*count) == LEAF_BLOCKS {
-                    *entry = Leaf::Full;
+        let cover = Cover::of(range);
+        if let Some((first, end)) = cover.whole {
+            self.drop_mixed(first, end);
+            self.full.insert(first, end);
+        }
+        cover.parts().for_each(|(leaf, from, to)| self.insert_part(leaf, from, to));
+    }
+
+    fn insert_part(&mut self, leaf: u64, from: u64, to: u64) {
+        if self.full.run_at(leaf).is_some() {
+            return;
+        }
+        match self.mixed.entry(leaf) {
+            Entry::Vacant(entry) => drop(entry.insert(Leaf::of(from, to))),
+            Entry::Occupied(mut entry) => {
+                entry.get_mut().insert(from, to);
+                if entry.get().len() == LEAF_BLOCKS {
+                    entry.remove();
+                    self.full.insert(leaf, leaf + 1);
                 }
             }
         }
@@ -151,32 +107,38 @@ impl BlockSet {
 
     /// Takes every block of `range` out.
     pub fn remove(&mut self, range: BlockRange) {
-        for (leaf, from, to) in parts(range) {
-            let Entry::Occupied(mut entry) = self.leaves.entry(leaf) else { continue };
-            if from == 0 && to == LEAF_BLOCKS {
-                entry.remove();
-                continue;
-            }
-            if *entry.get() == Leaf::Full {
-                entry.insert(Leaf::Mixed(Box::new([u64::MAX; WORDS]), LEAF_BLOCKS as u32));
-            }
-            let Leaf::Mixed(bits, count) = entry.get_mut() else { continue };
-            for (word, mask) in words(from, to) {
-                *count -= (mask & bits[word]).count_ones();
-                bits[word] &= !mask;
-            }
-            if *count == 0 {
-                entry.remove();
-            }
+        let cover = Cover::of(range);
+        if let Some((first, end)) = cover.whole {
+            self.drop_mixed(first, end);
+            self.full.remove(first, end);
+        }
+        cover.parts().for_each(|(leaf, from, to)| self.remove_part(leaf, from, to));
+    }
+
+    fn remove_part(&mut self, leaf: u64, from: u64, to: u64) {
+        if self.full.run_at(leaf).is_some() {
+            self.full.remove(leaf, leaf + 1);
+            self.mixed.insert(leaf, Leaf::full());
+        }
+        let Entry::Occupied(mut entry) = self.mixed.entry(leaf) else { return };
+        entry.get_mut().remove(from, to);
+        if entry.get().len() == 0 {
+            entry.remove();
+        }
+    }
+
+    /// The leaves `first .. end` are not mixed any more.
+    fn drop_mixed(&mut self, first: u64, end: u64) {
+        while let Some((&leaf, _)) = self.mixed.range(first..end).next() {
+            self.mixed.remove(&leaf);
         }
     }
 
     /// True when block `block` is in the set.
     pub fn contains(&self, block: u64) -> bool {
-        match self.leaves.get(&(block / LEAF_BLOCKS)) {
-            None => false,
-            Some(leaf) => leaf.find(block % LEAF_BLOCKS, true) == Some(block % LEAF_BLOCKS),
-        }
+        let (leaf, at) = (block / LEAF_BLOCKS, block % LEAF_BLOCKS);
+        let mixed = || self.mixed.get(&leaf).is_some_and(|leaf| leaf.find(at, true) == Some(at));
+        self.full.run_at(leaf).is_some() || mixed()
     }
 
     /// True when any block of `range` is in the set.
@@ -186,16 +148,17 @@ impl BlockSet {
 
     /// Number of blocks of `range` that are in the set.
     pub fn count(&self, range: BlockRange) -> u64 {
-        let end = range.start.saturating_add(range.len);
-        let Some(last) = end.checked_sub(1).filter(|_| !range.is_empty()) else { return 0 };
-        let (first, last) = (range.start / LEAF_BLOCKS, last / LEAF_BLOCKS);
-        let leaves = self.leaves.range(first..=last);
-        let counts = leaves.map(|(&leaf, content)| {
-            let from = if leaf == first { range.start % LEAF_BLOCKS } else { 0 };
-            let to = if leaf == last { (end - 1) % LEAF_BLOCKS + 1 } else { LEAF_BLOCKS };
-            content.count(from, to)
+        let len = range.len.min(u64::MAX - range.start);
+        let cover = Cover::of(BlockRange::new(range.start, len));
+        let whole = cover.whole.map_or(0, |(first, end)| {
+            let mixed = self.mixed.range(first..end).map(|(_, leaf)| leaf.len());
+            self.full.count(first, end) * LEAF_BLOCKS + mixed.sum::<u64>()
         });
-        counts.sum()
+        let part = |(leaf, from, to)| match self.full.run_at(leaf) {
+            Some(_) => to - from,
+            None => self.mixed.get(&leaf).map_or(0, |leaf| leaf.count(from, to)),
+        };
+        whole + cover.parts().map(part).sum::<u64>()
     }
 
     /// True when every block of `range` is in the set.
@@ -206,13 +169,14 @@ impl BlockSet {
     /// First block of the set at or after `from`.
     pub fn next(&self, from: u64) -> Option<u64> {
         let first = from / LEAF_BLOCKS;
-        for (&leaf, content) in self.leaves.range(first..) {
+        let full = self.full.next_run(first).map(|(start, _)| start.max(first));
+        let in_full = full.map(|leaf| from.max(leaf * LEAF_BLOCKS));
+        let before = full.unwrap_or(u64::MAX);
+        let in_mixed = self.mixed.range(first..before).find_map(|(&leaf, content)| {
             let start = if leaf == first { from % LEAF_BLOCKS } else { 0 };
-            if let Some(at) = content.find(start, true) {
-                return Some(leaf * LEAF_BLOCKS + at);
-            }
-        }
-        None
+            content.find(start, true).map(|at| leaf * LEAF_BLOCKS + at)
+        });
+        in_mixed.or(in_full)
     }
 
     /// End of the run of set blocks that holds `start`, looking no further than `limit`. Equals
@@ -220,9 +184,14 @@ impl BlockSet {
     fn run_end(&self, start: u64, limit: u64) -> u64 {
         let mut at = start;
         while at < limit {
-            let Some(leaf) = self.leaves.get(&(at / LEAF_BLOCKS)) else { return at };
-            let base = at / LEAF_BLOCKS * LEAF_BLOCKS;
-            match leaf.find(at - base, false) {
+            let leaf = at / LEAF_BLOCKS;
+            if let Some((_, end)) = self.full.run_at(leaf) {
+                at = end * LEAF_BLOCKS;
+                continue;
+            }
+            let Some(content) = self.mixed.get(&leaf) else { return at };
+            let base = leaf * LEAF_BLOCKS;
+            match content.find(at - base, false) {
                 Some(stop) => return (base + stop).min(limit),
                 None => at = base + LEAF_BLOCKS,
             }
@@ -287,21 +256,9 @@ impl BlockSet {
         result
     }
 
-    /// The canonical encoding: number of leaves, then per leaf its distance from the one before, a
-    /// kind (1 full, 2 bitmap of 4096 bytes, 3 runs as gap and length), all numbers as LEB128.
+    /// The canonical encoding.
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::new();
-        put_varint(&mut out, self.leaves.len() as u64);
-        let mut previous = 0;
-        for (&leaf, content) in &self.leaves {
-            put_varint(&mut out, leaf - previous);
-            previous = leaf;
-            match content {
-                Leaf::Full => out.push(1),
-                Leaf::Mixed(bits, _) => encode_mixed(&mut out, bits),
-            }
-        }
-        out
+        encoding::encode(self)
     }
 
     /// Reads an encoding, which must be canonical and fill `bytes` exactly.
@@ -309,128 +266,8 @@ impl BlockSet {
     /// # Errors
     /// [`DecodeSetError`] for anything that [`encode`](Self::encode) would not have written.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeSetError> {
-        let mut input = bytes;
-        let count = take_varint(&mut input)?;
-        if count > MAX_LEAVES {
-            return Err(DecodeSetError);
-        }
-        let mut set = Self::new();
-        let mut leaf = 0u64;
-        for nth in 0..count {
-            let delta = take_varint(&mut input)?;
-            if nth > 0 && delta == 0 {
-                return Err(DecodeSetError);
-            }
-            leaf = leaf.checked_add(delta).filter(|&l| l <= MAX_LEAF).ok_or(DecodeSetError)?;
-            set.leaves.insert(leaf, decode_leaf(&mut input)?);
-        }
-        if !input.is_empty() || set.encode() != bytes {
-            return Err(DecodeSetError);
-        }
-        Ok(set)
+        encoding::decode(bytes)
     }
-}
-
-/// Why bytes are not a set.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DecodeSetError;
-
-impl fmt::Display for DecodeSetError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("not a canonical block set")
-    }
-}
-
-impl std::error::Error for DecodeSetError {}
-
-fn encode_mixed(out: &mut Vec<u8>, bits: &[u64; WORDS]) {
-    let mut runs = Vec::new();
-    let mut at = 0;
-    let mut count = 0u64;
-    while let Some(start) = find_bit(bits, at, true) {
-        let end = find_bit(bits, start, false).unwrap_or(LEAF_BLOCKS);
-        put_varint(&mut runs, start - at);
-        put_varint(&mut runs, end - start);
-        at = end;
-        count += 1;
-        if runs.len() >= WORDS * 8 {
-            out.push(2);
-            out.extend(bits.iter().flat_map(|word| word.to_le_bytes()));
-            return;
-        }
-    }
-    out.push(3);
-    put_varint(out, count);
-    out.extend(runs);
-}
-
-fn decode_leaf(input: &mut &[u8]) -> Result<Leaf, DecodeSetError> {
-    match take(input, 1)?[0] {
-        1 => Ok(Leaf::Full),
-        2 => {
-            let mut bits = Box::new([0u64; WORDS]);
-            for word in bits.iter_mut() {
-                let bytes = take(input, 8)?;
-                *word = u64::from_le_bytes(bytes.try_into().map_err(|_| DecodeSetError)?);
-            }
-            finish_mixed(bits)
-        }
-        3 => {
-            let mut bits = Box::new([0u64; WORDS]);
-            let mut at = 0u64;
-            for _ in 0..take_varint(input)? {
-                let start = at.checked_add(take_varint(input)?).ok_or(DecodeSetError)?;
-                let len = take_varint(input)?;
-                at = start.checked_add(len).ok_or(DecodeSetError)?;
-                if len == 0 || at > LEAF_BLOCKS {
-                    return Err(DecodeSetError);
-                }
-                for (word, mask) in words(start, at) {
-                    bits[word] |= mask;
-                }
-            }
-            finish_mixed(bits)
-        }
-        _ => Err(DecodeSetError),
-    }
-}
-
-fn finish_mixed(bits: Box<[u64; WORDS]>) -> Result<Leaf, DecodeSetError> {
-    let count: u32 = bits.iter().map(|word| word.count_ones()).sum();
-    if count == 0 || u64::from(count) == LEAF_BLOCKS {
-        return Err(DecodeSetError);
-    }
-    Ok(Leaf::Mixed(bits, count))
-}
-
-fn put_varint(out: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        out.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    out.push(value as u8);
-}
-
-fn take<'a>(input: &mut &'a [u8], count: usize) -> Result<&'a [u8], DecodeSetError> {
-    let (head, tail) = input.split_at_checked(count).ok_or(DecodeSetError)?;
-    *input = tail;
-    Ok(head)
-}
-
-fn take_varint(input: &mut &[u8]) -> Result<u64, DecodeSetError> {
-    let mut value = 0u64;
-    for shift in (0..64).step_by(7) {
-        let byte = take(input, 1)?[0];
-        let bits = u64::from(byte & 0x7f);
-        if shift == 63 && bits > 1 {
-            return Err(DecodeSetError);
-        }
-        value |= bits << shift;
-        if byte & 0x80 == 0 {
-            return Ok(value);
-        }
-    }
-    Err(DecodeSetError)
 }
 
 impl FromIterator<BlockRange> for BlockSet {
@@ -491,10 +328,17 @@ mod tests {
     const SPAN: u64 = LEAF_BLOCKS * 3 + 100;
 
     fn ranges() -> impl Strategy<Value = Vec<(bool, BlockRange)>> {
-        let len = prop_oneof![1..200u64, Just(LEAF_BLOCKS), 1..LEAF_BLOCKS * 2];
+        let len = prop_oneof![1..200u64, 1..5u64, Just(LEAF_BLOCKS), 1..LEAF_BLOCKS * 2];
         let start = prop_oneof![0..SPAN, Just(0), Just(LEAF_BLOCKS), Just(LEAF_BLOCKS - 1)];
         let range = (start, len).prop_map(|(start, len)| BlockRange::new(start, len));
         prop::collection::vec((any::<bool>(), range), 0..12)
+    }
+
+    /// Many short ranges in one leaf, so that it becomes a bitmap and is one no more.
+    fn scattered() -> impl Strategy<Value = Vec<(bool, BlockRange)>> {
+        let range = (0..2000u64, 1..4u64).prop_map(|(start, len)| BlockRange::new(start, len));
+        let some = (prop::bool::weighted(0.8), range);
+        prop::collection::vec(some, 0..800)
     }
 
     fn both(ops: &[(bool, BlockRange)]) -> (BlockSet, BTreeSet<u64>) {
@@ -517,7 +361,11 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
-        fn behaves_like_a_sorted_set(ops in ranges(), probe in 0..SPAN, width in 0..400u64) {
+        fn behaves_like_a_sorted_set(
+            ops in prop_oneof![ranges(), scattered()],
+            probe in prop_oneof![0..SPAN, 0..2000u64],
+            width in prop_oneof![0..400u64, 0..SPAN],
+        ) {
             let (set, model) = both(&ops);
             prop_assert_eq!(set.len(), model.len() as u64);
             prop_assert_eq!(set.is_empty(), model.is_empty());
@@ -536,7 +384,7 @@ mod tests {
         }
 
         #[test]
-        fn encoding_is_canonical(ops in ranges()) {
+        fn encoding_is_canonical(ops in prop_oneof![ranges(), scattered()]) {
             let (set, model) = both(&ops);
             let rebuilt: BlockSet = model.iter().map(|&b| BlockRange::new(b, 1)).collect();
             prop_assert_eq!(set.encode(), rebuilt.encode());
@@ -552,10 +400,34 @@ mod tests {
     }
 
     #[test]
-    fn a_full_terabyte_is_small() {
-        let set: BlockSet = [BlockRange::whole(1 << 40)].into_iter().collect();
-        assert_eq!(set.len(), (1 << 40) / 4096);
-        assert!(set.encode().len() < 17_000);
+    fn a_full_image_is_small_however_long_it_is() {
+        let whole = BlockRange::whole(1 << 50);
+        let set: BlockSet = [whole].into_iter().collect();
+        assert_eq!(set.len(), (1 << 50) / 4096);
+        assert!(set.encode().len() < 16, "{} bytes", set.encode().len());
         assert_eq!(set.runs().count(), 1);
+        assert_eq!(BlockSet::decode(&set.encode()), Ok(set.clone()));
+        assert!(set.complement_in(whole).is_empty());
+    }
+
+    /// What a guest has that writes here and there, in a leaf of its own each time.
+    #[test]
+    fn scattered_blocks_cost_what_they_are() {
+        let blocks = (0..10_000).map(|nth| BlockRange::new(nth * LEAF_BLOCKS + nth, 1));
+        let set: BlockSet = blocks.collect();
+        assert!(set.mixed.values().all(|leaf| !leaf.is_large()));
+        assert!(set.encode().len() < 100_000, "{} bytes", set.encode().len());
+        assert_eq!(BlockSet::decode(&set.encode()), Ok(set));
+    }
+
+    /// A leaf that was scattered and is not any more is the same as one that never was.
+    #[test]
+    fn a_set_is_what_is_in_it_and_not_what_was() {
+        let every_other = (0..1000).map(|nth| BlockRange::new(nth * 2, 1));
+        let mut set: BlockSet = every_other.collect();
+        assert!(set.mixed[&0].is_large());
+        set.remove(BlockRange::new(1, 5000));
+        let one: BlockSet = [BlockRange::new(0, 1)].into_iter().collect();
+        assert_eq!((set.encode(), &set), (one.encode(), &one));
     }
 }
