@@ -44,11 +44,9 @@ impl Exports for ImageExports {
         }
         if !self.was_attached(name, client)
             && self.0.operation(name).is_none()
-            && let Some(by) = entry.used_elsewhere()
+            && let Some(objection) = self.0.objection(&entry)
         {
-            let path = record.path.display();
-            let why = format!("the file of image '{name}' is in use elsewhere: {path}: {by}");
-            return Err(ExportError::Refused(why));
+            return Err(ExportError::Refused(objection.why));
         }
         if record.swap.is_some_and(|swap| may_be_past(&swap)) {
             let why = format!("the disk of image '{name}' goes over to a qcow2");

@@ -13,6 +13,7 @@
 //! * [`migration`]: intents, journals and what else is in the folder of a migration; [`given`]: who
 //!   gave a target what.
 //! * [`heat`]: what guests do with the images, counted for the orders of migrations.
+//! * [`settle`]: what is to be done with an image, by what is recorded and what is seen.
 //! * [`stamp`]: how it is known that a file was not changed; [`process`]: which QEMU it was.
 
 pub mod flat;
@@ -26,5 +27,6 @@ pub mod registry;
 pub mod released;
 pub mod replicas;
 pub mod retention;
+pub mod settle;
 pub mod stamp;
 pub mod store;

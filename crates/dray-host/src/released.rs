@@ -7,7 +7,7 @@
 use crate::lineage::{self, Line};
 use crate::migration::abort;
 use crate::process::QemuProcess;
-use crate::registry::{CopyState, Entry, ImageRecord, Registry};
+use crate::registry::{Adopted, CopyState, Entry, ImageRecord, Registry};
 use dray_engine::lineage::Lineage;
 use dray_files::StatePath;
 use dray_types::{BlockSet, ImageId};
@@ -221,13 +221,13 @@ impl Registry {
         Ok(())
     }
 
-    /// The QEMU that an image was adopted from has ended. Whoever starts the VM next opens the file itself, and
-    /// dray does not stand in its way: the image is released, and everything in it counts as changed from here
-    /// on, as nobody sees what is written. Can be repeated.
+    /// The QEMU `qemu` has let a disk go: it has ended, or has the disk on something else. Whoever starts the VM
+    /// next opens the file itself, and dray does not stand in its way: the image is released, and everything in
+    /// it counts as changed from here on, as nobody sees what is written. Can be repeated.
     ///
     /// # Errors
     /// What the store reports; nothing is locked any more by then.
-    pub fn release_of_ended(
+    pub fn give_back(
         &self,
         entry: &Entry,
         qemu: &QemuProcess,
@@ -236,13 +236,17 @@ impl Registry {
         entry.drop_locks();
         let record = entry.record();
         let has_past = entry.line().is_some_and(|line| line.lineage().has_past());
-        if let (true, Some(adopted)) = (has_past, &record.adopted) {
+        let known = self.released.of(record.id).map(|note| note.plan);
+        let plan = record.adopted.as_ref().map(|adopted| adopted.splice.clone()).or(known);
+        if !has_past {
+            self.released.remove(record.id)?;
+        } else if let Some(plan) = plan {
             entry.line().inspect(|line| line.suspect());
             let path = record.current_path().map_err(io::Error::other)?;
             let note = Released {
                 file: FileId::of(&path)?,
                 len: std::fs::metadata(&path)?.len(),
-                plan: adopted.splice.clone(),
+                plan,
                 qemu: qemu.clone(),
                 bitmap: None,
                 done: false,
@@ -254,6 +258,20 @@ impl Registry {
             self.end_release(entry, note, false)?;
         }
         self.forget(&record.name)
+    }
+
+    /// The disk of an image is on dray: if it was adopted, that has come to its end.
+    ///
+    /// # Errors
+    /// What the store reports.
+    pub fn end_adoption(&self, entry: &Entry) -> io::Result<()> {
+        let under_way = |adopted: &Adopted| !adopted.done;
+        if !entry.record().adopted.as_ref().is_some_and(under_way) {
+            return Ok(());
+        }
+        self.update(entry, |record| {
+            record.adopted.iter_mut().for_each(|adopted| adopted.done = true);
+        })
     }
 
     /// The disk is still on dray, and was all the time: what dray tracked is everything.

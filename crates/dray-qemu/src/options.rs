@@ -1,6 +1,6 @@
 //! The options that block nodes were made with. QMP does not show all of them, but reopening a
-//! node needs every one: they are read from the QEMU process's command line, or given by the
-//! operator. An option whose type is not known here is an error, never a guess.
+//! node needs every one: they are read from the QEMU process's command line, and dray knows those of nodes
+//! that it made. An option whose type is not known here is an error, never a guess.
 
 use std::path::{Path, PathBuf};
 
@@ -105,18 +105,6 @@ impl NodeOptions {
         found
     }
 
-    /// Adds what the operator says of nodes; it goes before what the command line says. The file
-    /// holds a JSON list of objects as `blockdev-add` takes them.
-    pub fn with_operator_file(mut self, path: &Path) -> Result<Self> {
-        let what = || format!("could not read node options from {}", path.display());
-        let text =
-            std::fs::read(path).map_err(|e| Error::with_source(ErrorKind::NotFound, what(), e))?;
-        let trees: Vec<Options> = serde_json::from_slice(&text)
-            .map_err(|e| Error::with_source(ErrorKind::Refused, what(), e))?;
-        self.trees.splice(0..0, trees);
-        Ok(self)
-    }
-
     /// Adds the nodes of a layer that was released by this plan: they were made while QEMU ran, so its
     /// command line does not name them.
     pub fn add_released(&mut self, plan: &LayerPlan) {
@@ -165,7 +153,7 @@ impl NodeOptions {
     fn unknown(&self, name: &str) -> Error {
         let mut why = format!(
             "the options of block node {name} are not known: it is not on qemu's command line (or \
-             was replaced since); name them in a file of node options"
+             was replaced since); start the vm with -blockdev for each of its nodes, or end what has replaced it"
         );
         for unread in &self.unread {
             why.push_str("; not understood: ");
@@ -269,7 +257,7 @@ fn typed(key: &str, text: &str) -> Result<Value> {
     if NUMBERS.contains(&name) {
         return number(text).map(Value::from).ok_or_else(|| bad("not a number"));
     }
-    Err(bad("dray does not know this option; name the node's options in a file"))
+    Err(bad("dray does not know this option"))
 }
 
 fn number(text: &str) -> Option<u64> {
@@ -376,19 +364,5 @@ mod tests {
         options.directory = Some("/vm".into());
         assert_eq!(options.absolute(Path::new("b")).expect("joined"), Path::new("/vm/b"));
         assert!(options.absolute(Path::new("/dev/fdset/3")).is_err());
-    }
-
-    #[test]
-    fn an_operators_file_goes_first() {
-        let dir = tempfile::tempdir().expect("temporary directory");
-        let path = dir.path().join("nodes.json");
-        std::fs::write(&path, r#"[{"node-name": "q", "driver": "raw", "discard": "unmap"}]"#)
-            .expect("write");
-        let options = options(&["-blockdev", "driver=raw,node-name=q,file=f"]);
-        assert!(options.of_node("q").expect("q").get("discard").is_none());
-        let options = options.with_operator_file(&path).expect("file");
-        assert_eq!(options.of_node("q").expect("q")["discard"], "unmap");
-        std::fs::write(&path, "no json").expect("write");
-        assert!(options.with_operator_file(&path).is_err());
     }
 }

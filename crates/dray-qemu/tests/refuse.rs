@@ -173,16 +173,28 @@ async fn nodes_whose_options_are_not_known() {
     assert_eq!(error.kind(), ErrorKind::Refused);
     assert!(error.to_string().contains("options of block node later are not known"), "{error}");
 
-    let nodes = bench.dir.path().join("nodes.json");
-    let text = json!([{ "driver": "file", "node-name": "later", "aio": "native" }]);
-    std::fs::write(&nodes, text.to_string()).expect("write");
-    let known = known.with_operator_file(&nodes).expect("read");
-    let plan = LayerPlan::of_active(&later, &known).expect("the operator knows them");
-    assert_eq!(plan.local["aio"], "native");
-    let wrong = json!([{ "driver": "host_device", "node-name": "later" }]);
-    std::fs::write(&nodes, wrong.to_string()).expect("write");
-    let error = LayerPlan::of_active(&later, &known.with_operator_file(&nodes).expect("read"));
+    let wrong = r#"{"driver": "host_device", "node-name": "later"}"#;
+    let wrong = NodeOptions::of_arguments(&["-blockdev", wrong]);
+    let error = LayerPlan::of_active(&later, &wrong);
     assert_eq!(error.expect_err("wrong driver").kind(), ErrorKind::Mismatch);
+}
+
+/// The data would stay behind, whether QEMU's nodes name it or the qcow2 does.
+#[tokio::test]
+async fn a_qcow2_whose_data_is_in_another_file() {
+    let Some(bench) = Bench::new() else { return };
+    let (top, data) = (bench.dir.path().join("top.qcow2"), bench.dir.path().join("top.data"));
+    let (top, data) = (top.to_string_lossy(), data.to_string_lossy());
+    let beside = format!("data_file={data}");
+    tools::run("qemu-img", &["create", "-f", "qcow2", "-o", &beside, &top, "16M"]).expect("create");
+    let node = format!("driver=qcow2,node-name=disk,file.driver=file,file.filename={top}");
+    let named = format!("{node},data-file.driver=file,data-file.filename={data}");
+    for options in [node, named] {
+        let vm = bench.builder().blockdev(options).disk("disk0", "disk").start().expect("start");
+        let error = graph::disk(&connect(&vm).await, "disk0").await.expect_err("refused");
+        assert_eq!(error.kind(), ErrorKind::Refused);
+        assert!(error.to_string().contains("has a data-file"), "{error}");
+    }
 }
 
 #[tokio::test]

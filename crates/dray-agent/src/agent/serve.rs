@@ -160,6 +160,7 @@ impl Agent {
         drop(stopped);
         tokio::spawn(Arc::clone(&self).keep_flat());
         tokio::spawn(Arc::clone(&self).keep_releasing());
+        tokio::spawn(Arc::clone(&self).settle_after_start());
         self.go_on(revived);
         tokio::spawn(Arc::clone(&self).keep_reviving());
         self.tell_cancelled();

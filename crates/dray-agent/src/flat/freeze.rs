@@ -101,10 +101,11 @@ impl Agent {
             format: Some("raw".to_owned()),
             adopted: Some(Adopted {
                 qmp: picture.qmp.socket().to_owned(),
-                qemu: picture.process.clone(),
+                qemu: picture.look.process.clone(),
                 device: plan.qdev.clone(),
                 splice: serde_json::to_value(&layer.chain).map_err(|why| failed(&why))?,
                 noted: self.noted(picture, plan).is_some(),
+                done: false,
             }),
             flat: Some(FlatRecord {
                 layers,

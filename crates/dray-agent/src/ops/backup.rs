@@ -99,7 +99,7 @@ impl Agent {
                     .hint("try again when that has ended"));
             }
             if let Some(entry) = self.registry.get(image) {
-                let free = self.registry.check_not_elsewhere(&entry);
+                let free = self.registry.check_answered_for(&entry);
                 free.map_err(|why| not_taken(what.clone(), why))?;
             }
         }

@@ -7,25 +7,23 @@ use crate::api::ApiResult;
 use crate::leaving::refuse_untold;
 use crate::migration::source::unix_ms;
 use dray_host::process::QemuProcess;
-use dray_host::registry::{CopyState, Entry, Registry};
+use dray_host::registry::{Entry, Registry};
+use dray_host::settle::Rule;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// How often is looked for them: a manager that restarts a VM waits about as long for its lock.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// The QEMU that the image was adopted from, if that has ended and nothing else is to be done with the image
-/// before. A chain that was flattened is merged first, by whoever looks after those.
+/// The QEMU that has ended with the image's disk, if nothing else is to be done with the image before.
 fn left_by(registry: &Registry, entry: &Entry) -> Option<QemuProcess> {
-    let record = entry.record();
-    let idle = record.migration.is_none() && record.flat.is_none() && record.swap.is_none();
-    let here = record.state == CopyState::Owner && entry.disk.missing_count() == 0;
-    registry.ended_vm(&record).filter(|_| idle && here)
+    let qemu = registry.ended_vm(&entry.record())?;
+    (registry.rule_of(entry) == Rule::VmHasEnded).then_some(qemu)
 }
 
 impl Agent {
-    /// Releases a disk whose QEMU has ended, unless somebody is to be told of a loss first.
-    pub(super) fn release_of_ended(&self, entry: &Entry, qemu: &QemuProcess) -> ApiResult<()> {
+    /// Releases a disk that its QEMU has let go, unless somebody is to be told of a loss first.
+    pub(super) fn give_back(&self, entry: &Entry, qemu: &QemuProcess) -> ApiResult<()> {
         let what = format!("cannot release image '{}'", entry.record().name);
         refuse_untold(entry).map_err(|loss| {
             // It stays dray's, and whoever starts the VM is to know of the loss before.
@@ -34,7 +32,7 @@ impl Agent {
             }
             loss.refused(&what)
         })?;
-        let released = self.registry.release_of_ended(entry, qemu, unix_ms());
+        let released = self.registry.give_back(entry, qemu, unix_ms());
         released.map_err(|why| io_error(&what, why))
     }
 
@@ -56,7 +54,7 @@ impl Agent {
         if self.nbd.connections(name) > 0 {
             return;
         }
-        match self.release_of_ended(&entry, &qemu) {
+        match self.give_back(&entry, &qemu) {
             Ok(()) => tracing::info!(image = name, "its vm has ended: the disk is its file again"),
             Err(why) => tracing::debug!(image = name, %why, "a disk stays"),
         }

@@ -13,9 +13,12 @@ use dray_host::registry::{
 use dray_image::{DeviceState, Image, WriteBackError, locks, names};
 use dray_types::text::harmless;
 use dray_types::{Ancestor, BLOCK_SIZE, ImageId};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// Bytes of a qcow2 that tell whether its data is in another file.
+const QCOW2_HEAD: usize = 80;
 /// What to do about a file that somebody else has locked.
 const LOCKED: &str = "stop what uses it, or adopt the running vm instead";
 
@@ -211,6 +214,9 @@ impl Agent {
             self.check_writable(&what, &path)?;
         }
         let format = command.format.as_deref();
+        if format != Some("raw") {
+            refuse_data_elsewhere(&what, &path)?;
+        }
         let growable = command.growable.unwrap_or(format.is_some_and(|name| name != "raw"));
         let meta = std::fs::metadata(&path).map_err(|why| io_error(&what, why))?;
         let len = match (growable, format) {
@@ -282,6 +288,32 @@ impl Agent {
         self.registry.remove_replica(&entry).map_err(|why| io_error(what, why))?;
         Ok(status)
     }
+}
+
+/// Refuses a qcow2 whose data is in another file: dray would take the tables for the image.
+fn refuse_data_elsewhere(what: &str, path: &Path) -> ApiResult<()> {
+    let mut head = [0; QCOW2_HEAD];
+    let file = std::fs::File::open(path).map_err(|why| io_error(what, why))?;
+    match file.read_exact_at(&mut head, 0) {
+        Ok(()) if has_data_elsewhere(&head) => {}
+        Err(why) if why.kind() != std::io::ErrorKind::UnexpectedEof => {
+            return Err(io_error(what, why));
+        }
+        _ => return Ok(()),
+    }
+    let why = format!("{}: a qcow2 whose data is in another file", path.display());
+    Err(ApiError::new(ErrorKind::Conflict, what, why).hint(
+        "make one file of it with `qemu-img convert -O qcow2`; if it is a raw disk that begins like that, \
+         say --format raw",
+    ))
+}
+
+/// Whether this is the head of a qcow2 with an external data file: in "incompatible features", which versions
+/// from 3 on have, bit 2 says so (QEMU, docs/interop/qcow2.txt).
+fn has_data_elsewhere(head: &[u8; QCOW2_HEAD]) -> bool {
+    let (magic, version, features) = (&head[..4], &head[4..8], &head[72..80]);
+    let version = u32::from_be_bytes([version[0], version[1], version[2], version[3]]);
+    magic == b"QFI\xfb" && version >= 3 && features[7] & 1 << 2 != 0
 }
 
 /// Why an image was not added, and what to do.

@@ -349,8 +349,9 @@ impl Agent {
             }
         }
         if let Some(vm) = &mut intent.vm {
-            vm.qemu.clone_from(&picture.process);
-            vm.facts = Some(GuestFacts { qmp: target_qmp, layers, running: picture.running });
+            vm.qemu.clone_from(&picture.look.process);
+            vm.facts =
+                Some(GuestFacts { qmp: target_qmp, layers, running: picture.look.status.running });
         }
         Ok(())
     }

@@ -20,6 +20,7 @@ mod record;
 mod released;
 mod resize;
 mod seed;
+mod settle;
 pub(crate) mod splice;
 mod survey;
 

@@ -56,6 +56,7 @@ impl Agent {
                 let mut picture = self.picture(qmp).await?;
                 let what = format!("cannot move the vm behind {}", qmp.display());
                 picture.refuse_in_transit(&what)?;
+                picture.refuse_unfit(&[])?;
                 self.plan_frozen(&mut picture);
                 if command.chain == Chain::Flatten {
                     picture.flatten()?;
@@ -212,7 +213,7 @@ impl Agent {
             ));
         }
         self.refuse_during_backup(&what, name)?;
-        let free = self.registry.check_not_elsewhere(&entry);
+        let free = self.registry.check_answered_for(&entry);
         free.map_err(|why| not_taken(what.clone(), why))?;
         let read_only = record.read_only || backing;
         let offer = ImageOffer { id: record.id, name: target, len: record.len, read_only };

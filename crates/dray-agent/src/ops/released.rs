@@ -1,19 +1,13 @@
-//! Images that QEMU has taken back, as the local API shows them, and what a crash left half done with
-//! one of a VM's disks: it is settled whenever somebody looks at the VM.
+//! Images that QEMU has taken back, as the local API shows them.
 
-use super::images::real_path;
 use super::io_error;
 use crate::agent::Agent;
 use crate::api::{ApiError, ApiResult, ErrorKind, ImageState, ImageStatus};
 use crate::released::NotReleased;
-use crate::released::settle::{settle_on_dray, settle_on_file};
-use crate::vm::picture::{LayerPicture, Picture, Place as Where};
 use crate::vm::qemu_error;
-use dray_host::registry::{CopyState, Entry, ImageRecord, Place};
+use dray_host::registry::Entry;
 use dray_host::released::Released;
-use dray_qemu::{LayerPlan, Qmp};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::sync::Arc;
 
 /// What the system counts allocated space in.
@@ -79,83 +73,6 @@ impl Agent {
         self.registry.released.remove(note.image.id).map_err(|why| io_error(what, why))?;
         Ok(Some(status))
     }
-
-    /// What the VM behind a QMP socket looks like, after what a crash left half done with its disks was
-    /// settled.
-    pub(super) async fn picture(&self, socket: &Path) -> ApiResult<Picture> {
-        let released = &self.registry.released;
-        let picture = Picture::take(socket, &self.nbd_socket(), released).await?;
-        let mut settled = false;
-        for layer in picture.layers() {
-            settled |= self.settle(&picture.qmp, layer).await?;
-        }
-        // What was released by then is known by its note.
-        if !settled {
-            return Ok(picture);
-        }
-        drop(picture);
-        Picture::take(socket, &self.nbd_socket(), released).await
-    }
-
-    /// Finishes, or undoes, what an agent that died had begun with a disk; whether there was anything.
-    async fn settle(&self, qmp: &Qmp, layer: &LayerPicture) -> ApiResult<bool> {
-        let what = format!("cannot go on with disk {}", layer.plan.qdev);
-        let entry = match &layer.place {
-            Where::Resident(name) => {
-                let Some(entry) = self.registry.get(name) else { return Ok(false) };
-                let known = self.registry.released.knows(entry.record().id);
-                let run_dir = &self.config.run_dir;
-                if known && entry.record().migration.is_none() {
-                    let settled =
-                        settle_on_dray(&self.registry, qmp, &layer.plan, &entry, run_dir).await;
-                    settled.map_err(|why| io_error(what, why))?;
-                    return Ok(true);
-                }
-                return Ok(false);
-            }
-            Where::Local(path) => {
-                let Ok(path) = real_path(path) else { return Ok(false) };
-                let mut all = self.registry.all().into_iter();
-                let released = &self.registry.released;
-                let begun =
-                    |record: &ImageRecord| record.adopted.is_some() || released.knows(record.id);
-                all.find(|entry| {
-                    let record = entry.record();
-                    is_half_spliced(&record, &path) && begun(&record)
-                })
-            }
-        };
-        let Some(entry) = entry else { return Ok(false) };
-        if !self.has_left(qmp, &layer.plan, &entry.record().name).await {
-            return Ok(false);
-        }
-        let (registry, config) = (&self.registry, &self.config);
-        let settled = settle_on_file(registry, config, qmp, &layer.plan, &entry).await;
-        settled.map_err(|why| not_released(&what, why))?;
-        Ok(true)
-    }
-}
-
-impl Agent {
-    /// Whether nobody is at the export of an image whose disk is on its file. QEMU is told to leave it: a release
-    /// that was cut short after its pivot has not done that.
-    async fn has_left(&self, qmp: &Qmp, plan: &LayerPlan, image: &str) -> bool {
-        if self.nbd.connections(image) == 0 {
-            return true;
-        }
-        // What still uses it uses it.
-        dray_qemu::leave_export(qmp, plan).await.is_ok() && self.is_left(image).await
-    }
-}
-
-/// Whether the image of this record is the file at `path`, and a splice was cut short: nobody but a
-/// QEMU that has the file itself can know more.
-fn is_half_spliced(record: &ImageRecord, path: &Path) -> bool {
-    record.path == path
-        && record.state == CopyState::Owner
-        && record.place == Place::Named
-        && record.migration.is_none()
-        && !record.read_only
 }
 
 /// Why a disk was not released, as the API tells it.

@@ -29,6 +29,10 @@ impl Agent {
     pub(super) async fn resize(&self, command: &Resize) -> ApiResult<ImageStatus> {
         let what = format!("cannot resize image '{}'", command.image);
         self.image(&command.image)?;
+        if let Some(qmp) = &command.qmp {
+            // What is half done with its disk is settled before anybody else has the image.
+            self.picture(qmp).await?;
+        }
         let _operation = self.operate(&what, &command.image, "resize")?;
         let entry = self.image(&command.image)?;
         self.check_resizable(&what, &entry)?;

@@ -7,6 +7,7 @@ use crate::agent::Agent;
 use crate::api::{Adopt, ApiError, ApiResult, ErrorKind, Release, Spliced, SplicedDisk};
 use crate::migration::source::SourceSlot;
 use crate::released::{process_of, release, taking};
+use crate::vm::look::Look;
 use crate::vm::own;
 use crate::vm::picture::{LayerPicture, Picture, Place as Where, on_local};
 use crate::vm::qemu_error;
@@ -14,6 +15,7 @@ use dray_host::migration::abort;
 use dray_host::process::QemuProcess;
 use dray_host::registry::{Adopted, CopyState, Entry, ImageRecord, Operation, is_device};
 use dray_host::released::Released;
+use dray_host::settle::Rule;
 use dray_image::names;
 use dray_qemu::{AdoptOptions, LayerPlan, Pivot, Qmp};
 use dray_types::{Epoch, ImageId};
@@ -30,6 +32,7 @@ impl Agent {
         let picture = self.picture(&command.qmp).await?;
         let what = format!("cannot adopt the disks of the vm behind {}", command.qmp.display());
         picture.refuse_in_transit(&what)?;
+        picture.refuse_unfit(&command.disks)?;
         let wanted = |layer: &&LayerPicture| {
             command.disks.is_empty() || command.disks.contains(&layer.plan.qdev)
         };
@@ -163,10 +166,11 @@ impl Agent {
             epoch: known.as_ref().map_or(Epoch(1), |(note, ..)| note.image.epoch),
             adopted: Some(Adopted {
                 qmp: picture.qmp.socket().to_owned(),
-                qemu: picture.process.clone(),
+                qemu: picture.look.process.clone(),
                 device: plan.qdev.clone(),
                 splice,
                 noted,
+                done: false,
             }),
             ..ImageRecord::owned(name, id, path, len)
         };
@@ -184,6 +188,7 @@ impl Agent {
 
     pub(super) async fn release(&self, command: &Release) -> ApiResult<Spliced> {
         let picture = self.picture(&command.qmp).await?;
+        picture.refuse_covered(&command.disks)?;
         let mut disks = Vec::new();
         for layer in picture.layers() {
             let Where::Resident(name) = &layer.place else { continue };
@@ -277,7 +282,7 @@ impl Agent {
                 if entry.flat.is_none()
                     && let Some(qemu) = self.registry.ended_vm(&record)
                 {
-                    return self.release_of_ended(&entry, &qemu);
+                    return self.give_back(&entry, &qemu);
                 }
                 let qmp =
                     own::connect(vm).await.map_err(|why| qemu_error("cannot release", &why))?;
@@ -286,6 +291,13 @@ impl Agent {
                 }
                 let plan: LayerPlan = serde_json::from_value(adopted.splice.clone())
                     .map_err(|why| io_error("cannot read how a disk was adopted", why))?;
+                let look =
+                    Look::take(&qmp).await.map_err(|why| qemu_error("cannot release", &why))?;
+                if self.rule_by(&look, &entry) == Some(Rule::MovedAway)
+                    && self.let_go_of_moved(&qmp, &plan, &entry).await?
+                {
+                    return Ok(());
+                }
                 self.release_taken(&qmp, &plan, name).await.map(drop)
             };
             if let Err(why) = undone.await {
@@ -308,7 +320,7 @@ fn unknown_hint(image: &str) -> String {
 /// The disks of a guest that arrived paused may be held back by QEMU: nothing else is done to them
 /// before they are not.
 pub(crate) async fn activate_stopped(what: &str, picture: &Picture) -> ApiResult<()> {
-    if picture.running {
+    if picture.look.status.running {
         return Ok(());
     }
     dray_qemu::activate(&picture.qmp).await.map_err(|why| qemu_error(what, &why))

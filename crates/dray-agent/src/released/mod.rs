@@ -64,6 +64,20 @@ pub fn plan_of(note: &Released) -> io::Result<LayerPlan> {
     LayerPlan::deserialize(&note.plan).map_err(io::Error::other)
 }
 
+/// How this process has had disks on their files: those that it has taken back, and those that are under dray
+/// now. Their nodes were made while it ran, so that its command line does not tell of them.
+pub fn plans_of(registry: &Registry, process: &QemuProcess) -> Vec<LayerPlan> {
+    // What does not tell is as good as nothing.
+    let notes = registry.released.begun_by(process);
+    let released = notes.iter().flat_map(plan_of);
+    let adopted = registry.all().into_iter().filter_map(|entry| entry.record().adopted);
+    let own =
+        |adopted: &Adopted| adopted.qemu.as_ref().is_some_and(|then| then.is_process(process));
+    let under_dray =
+        adopted.filter(own).flat_map(|adopted| LayerPlan::deserialize(&adopted.splice));
+    released.chain(under_dray).collect()
+}
+
 fn value_of(plan: &LayerPlan) -> io::Result<serde_json::Value> {
     serde_json::to_value(plan).map_err(io::Error::other)
 }

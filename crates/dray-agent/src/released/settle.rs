@@ -73,7 +73,7 @@ fn note_again(registry: &Registry, qmp: &Qmp, entry: &Entry) -> io::Result<Optio
     begin_release(registry, qmp, &plan, entry)
 }
 
-/// The disk of an image with a note is on dray.
+/// The disk of an image is on dray.
 ///
 /// # Errors
 /// What the store reports.
@@ -84,13 +84,15 @@ pub async fn settle_on_dray(
     entry: &Entry,
     run_dir: &Path,
 ) -> io::Result<()> {
-    let Some(note) = registry.released.of(entry.record().id) else { return Ok(()) };
-    if note.done {
+    match registry.released.of(entry.record().id) {
         // An adoption that came to its pivot. The old node may still be there.
-        end_adoption(registry, qmp, plan, &note, entry, run_dir).await.map(drop)
-    } else {
-        registry.undo_release(entry)
-    }?;
+        Some(note) if note.done => {
+            end_adoption(registry, qmp, plan, &note, entry, run_dir).await?;
+        }
+        Some(_) => registry.undo_release(entry)?,
+        None => {}
+    }
+    registry.end_adoption(entry)?;
     entry.regain_locks();
     Ok(())
 }

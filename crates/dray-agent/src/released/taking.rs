@@ -35,6 +35,10 @@ pub(crate) async fn end(
     old.close(qmp, plan).await?;
     // QEMU has closed the file, and with it its own locks.
     entry.regain_locks();
+    if let Err(why) = registry.end_adoption(entry) {
+        // The next look at the VM says it again.
+        tracing::warn!(image = entry.record().name, %why, "cannot note that a disk is on dray");
+    }
     Ok(())
 }
 

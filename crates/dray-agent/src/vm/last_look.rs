@@ -18,15 +18,42 @@ pub struct Expected<'a> {
     pub nbd_socket: &'a Path,
 }
 
+/// What to do about an overlay that another program has put over a disk.
+pub const MERGE: &str = "merge the overlay into what is below it (`virsh blockcommit VM DISK --active --pivot`, \
+                         or `block-commit` and `job-complete` in QMP), then try again";
+/// What to do about anything else that was changed.
+const PREPARE: &str = "when nothing changes the vm's disks any more, prepare and migrate it again";
+
+/// What is not as it was, and what to do about it.
+#[derive(PartialEq, Eq, Debug)]
+pub struct Changed {
+    /// What.
+    pub why: String,
+    /// What to do.
+    pub hint: String,
+}
+
+impl From<String> for Changed {
+    fn from(why: String) -> Self {
+        Self { why, hint: PREPARE.to_owned() }
+    }
+}
+
 impl Expected<'_> {
     /// Checks that the VM is as its migration has known it.
     ///
     /// # Errors
     /// What is not.
-    pub fn check(&self, look: &Look) -> Result<(), String> {
+    pub fn check(&self, look: &Look) -> Result<(), Changed> {
         if let Some(job) = look.jobs.first() {
             let (id, kind) = (&job.id, &job.kind);
-            return Err(format!("another program has begun the block job {id} ({kind})"));
+            return Err(Changed {
+                why: format!("another program has begun the block job {id} ({kind})"),
+                hint: format!(
+                    "wait until it has ended, or end it (`virsh blockjob VM DISK --abort`, or \
+                     `block-job-cancel` of {id} in QMP), then prepare and migrate it again"
+                ),
+            });
         }
         let planned = self.plans.iter().filter(|(_, plan)| plan.depth == 0);
         for (_, plan) in planned {
@@ -35,32 +62,39 @@ impl Expected<'_> {
             let disk = disk.ok_or_else(|| format!("the vm has no disk {qdev} any more"))?;
             if disk.size() != plan.size {
                 let (now, then) = (disk.size(), plan.size);
-                return Err(format!("disk {qdev}: it was resized from {then} to {now} bytes"));
+                let why = format!("disk {qdev}: it was resized from {then} to {now} bytes");
+                return Err(why.into());
             }
-            self.check_disk(disk).map_err(|why| format!("disk {qdev}: {why}"))?;
+            let changed = |found: Changed| {
+                let why = format!("disk {qdev}: {}", found.why);
+                Changed { why, ..found }
+            };
+            self.check_disk(disk).map_err(changed)?;
         }
         let planned = |disk: &&VmDisk| self.plans.iter().any(|(_, plan)| plan.qdev == disk.qdev);
         match look.disks.iter().find(|disk| !planned(disk)) {
-            Some(disk) => Err(format!("the vm has a disk {} more", disk.qdev)),
+            Some(disk) => Err(format!("the vm has a disk {} more", disk.qdev).into()),
             None => Ok(()),
         }
     }
 
-    fn check_disk(&self, disk: &VmDisk) -> Result<(), String> {
+    fn check_disk(&self, disk: &VmDisk) -> Result<(), Changed> {
         let plans: Vec<_> = self.plans.iter().filter(|(_, p)| p.qdev == disk.qdev).collect();
         if disk.layers.len() != plans.len() {
             let (now, then) = (disk.layers.len(), plans.len());
             let top = &disk.active().protocol.file;
-            return Err(format!(
-                "it is made of {now} images, the uppermost {top}, and was made of {then}"
-            ));
+            let why =
+                format!("it is made of {now} images, the uppermost {top}, and was made of {then}");
+            let hint = if now > then { MERGE } else { PREPARE };
+            return Err(Changed { why, hint: hint.to_owned() });
         }
         disk.layers.iter().enumerate().try_for_each(|(depth, layer)| {
             let plan = plans.iter().find(|(_, plan)| plan.depth == depth);
             let (number, _) =
                 plan.ok_or_else(|| format!("no image is planned for layer {depth}"))?;
-            let image = self.images.get(*number).ok_or("the plan names no image")?;
-            self.check_layer(layer, image)
+            let image = self.images.get(*number);
+            let image = image.ok_or_else(|| "the plan names no image".to_owned())?;
+            Ok(self.check_layer(layer, image)?)
         })
     }
 
@@ -110,7 +144,7 @@ mod tests {
         Look { process: None, status, disks, jobs: Vec::new() }
     }
 
-    fn check(look: &Look) -> Result<(), String> {
+    fn check(look: &Look) -> Result<(), Changed> {
         let plans = [(0, plan("disk0", 0)), (2, plan("disk0", 1)), (1, plan("disk1", 0))];
         let images = [image("root"), image("data"), image("base")];
         Expected { plans: &plans, images: &images, nbd_socket: Path::new(SOCKET) }.check(look)
@@ -145,8 +179,9 @@ mod tests {
             ),
         ];
         for (disks, said) in wrong {
-            let why = check(&look(disks)).expect_err(said);
+            let Changed { why, hint } = check(&look(disks)).expect_err(said);
             assert!(why.contains(said), "{why}");
+            assert_eq!(hint.contains("block-commit"), why.contains("made of"), "{hint}");
         }
     }
 
@@ -154,7 +189,7 @@ mod tests {
     fn a_disk_that_was_resized_is_not_the_one_that_waits() {
         let mut grown = root();
         grown.layers[0].protocol.size = 2;
-        let why = check(&look(vec![grown, data()])).unwrap_err();
+        let why = check(&look(vec![grown, data()])).unwrap_err().why;
         assert!(why.contains("disk0: it was resized from 1 to 2 bytes"), "{why}");
     }
 
@@ -162,6 +197,8 @@ mod tests {
     fn a_job_of_somebody_else_is_told() {
         let job = BlockJob { id: "copy".into(), kind: "mirror".into() };
         let busy = Look { jobs: vec![job], ..look(vec![root(), data()]) };
-        assert!(check(&busy).unwrap_err().contains("the block job copy (mirror)"));
+        let Changed { why, hint } = check(&busy).unwrap_err();
+        assert!(why.contains("the block job copy (mirror)"), "{why}");
+        assert!(hint.contains("`block-job-cancel` of copy"), "{hint}");
     }
 }

@@ -6,7 +6,7 @@ mod attached;
 #[cfg(test)]
 mod fixtures;
 mod last_look;
-mod look;
+pub mod look;
 mod made;
 pub mod own;
 pub mod picture;

@@ -2,11 +2,11 @@
 //! under dray and back.
 
 use crate::api::{ApiError, ApiResult, ErrorKind};
-use crate::released::plan_of;
+use crate::released::plans_of;
+use crate::vm::last_look::MERGE;
 use crate::vm::look::Look;
 use crate::vm::qemu_error;
-use dray_host::process::QemuProcess;
-use dray_host::released::Notes;
+use dray_host::registry::Registry;
 use dray_qemu::{Layer, LayerPlan, NodeOptions, Pivot, Qmp, VmDisk, status};
 use serde_json::{Map, Value, json};
 use std::os::unix::fs::FileTypeExt;
@@ -35,6 +35,16 @@ pub struct LayerPicture {
 }
 
 impl LayerPicture {
+    /// Whether it is the image of this name, or the file at this path.
+    pub fn is_of(&self, name: &str, path: &Path) -> bool {
+        match &self.place {
+            Place::Resident(image) => image == name,
+            Place::Local(file) => {
+                file.canonicalize().is_ok_and(|file| file == path) || file == path
+            }
+        }
+    }
+
     fn local(plan: LayerPlan) -> Self {
         let place = Place::Local(plan.path());
         Self { plan, place, chain: Vec::new(), reconnects: false }
@@ -45,47 +55,76 @@ impl LayerPicture {
 pub struct Picture {
     /// The way to its QEMU.
     pub qmp: Qmp,
-    /// The process of that; none where the system does not tell.
-    pub process: Option<QemuProcess>,
     /// Its name, if it has one.
     pub name: Option<String>,
-    /// Whether it runs.
-    pub running: bool,
-    /// QEMU's word for what it does.
-    state: String,
-    /// Its disks' layers, the active one of each disk first.
+    /// What it is and does.
+    pub look: Look,
+    /// Its disks' layers, the active one of each disk first. Of disks that dray cannot get under, none.
     pub disks: Vec<Vec<LayerPicture>>,
+    unfit: Vec<Unfit>,
+}
+
+/// A disk that could not be put back as it is.
+struct Unfit {
+    qdev: String,
+    /// Something of it is on this agent's socket.
+    resident: bool,
+    why: ApiError,
 }
 
 impl Picture {
     /// Looks at the VM behind a QMP socket.
     ///
     /// # Errors
-    /// When there is none, or when its disks are such that they could not be put back as they were.
-    pub async fn take(socket: &Path, nbd_socket: &Path, released: &Notes) -> ApiResult<Self> {
+    /// When there is none, or when it has no disks.
+    pub async fn take(socket: &Path, nbd_socket: &Path, registry: &Registry) -> ApiResult<Self> {
         let what = || format!("cannot look at the vm behind {}", socket.display());
         let failed = |why: dray_qemu::Error| qemu_error(what(), &why);
         let qmp = Qmp::connect(socket).await.map_err(failed)?;
         let name = status::name(&qmp).await.map_err(failed)?;
-        let Look { process, status, disks, .. } = Look::take(&qmp).await.map_err(failed)?;
+        let look = Look::take(&qmp).await.map_err(failed)?;
         let mut known = match qmp.pid() {
             Some(pid) => NodeOptions::of_process(pid).map_err(failed)?,
             None => NodeOptions::default(),
         };
-        if let Some(process) = &process {
-            // A note that does not tell is as good as none.
-            let notes = released.begun_by(process);
-            notes.iter().flat_map(plan_of).for_each(|plan| known.add_released(&plan));
+        if let Some(process) = &look.process {
+            plans_of(registry, process).iter().for_each(|plan| known.add_released(plan));
         }
-        let disks = disks
-            .iter()
-            .map(|disk| layers(disk, &known, nbd_socket).map_err(failed))
-            .collect::<ApiResult<Vec<_>>>()?;
-        if disks.is_empty() {
+        if look.disks.is_empty() {
             return Err(ApiError::new(ErrorKind::NotFound, what(), "it has no disks"));
         }
-        let status::VmStatus { running, state } = status;
-        Ok(Self { qmp, process, name, running, state, disks })
+        let (mut fit, mut unfit) = (Vec::new(), Vec::new());
+        for disk in &look.disks {
+            match layers(disk, &known, nbd_socket) {
+                Ok(layers) => fit.push(layers),
+                Err(why) => unfit.push(unfit_disk(disk, nbd_socket, failed(why))),
+            }
+        }
+        Ok(Self { qmp, name, look, disks: fit, unfit })
+    }
+
+    /// Refuses disks that could not be put back as they were. `wanted`: all of the VM's when it names none.
+    ///
+    /// # Errors
+    /// Why one of them could not.
+    pub fn refuse_unfit(&self, wanted: &[String]) -> ApiResult<()> {
+        self.refuse(wanted, |_| true)
+    }
+
+    /// The same, of those that are on this agent's socket, below something else.
+    ///
+    /// # Errors
+    /// Why one of them could not.
+    pub fn refuse_covered(&self, wanted: &[String]) -> ApiResult<()> {
+        self.refuse(wanted, |disk| disk.resident)
+    }
+
+    fn refuse(&self, wanted: &[String], which: impl Fn(&Unfit) -> bool) -> ApiResult<()> {
+        let is_wanted = |disk: &Unfit| wanted.is_empty() || wanted.contains(&disk.qdev);
+        match self.unfit.iter().find(|disk| is_wanted(disk) && which(disk)) {
+            Some(disk) => Err(disk.why.clone()),
+            None => Ok(()),
+        }
     }
 
     /// Refuses a QEMU that has no guest to take anything from, or sends it somewhere.
@@ -93,7 +132,7 @@ impl Picture {
     /// # Errors
     /// What cannot be done, `what`, and why.
     pub fn refuse_in_transit(&self, what: &str) -> ApiResult<()> {
-        let (why, hint) = match self.state.as_str() {
+        let (why, hint) = match self.look.status.state.as_str() {
             "inmigrate" => {
                 ("its QEMU waits for a guest", "name the QMP socket of the QEMU that has the guest")
             }
@@ -144,6 +183,12 @@ impl Picture {
     pub fn layers(&self) -> impl Iterator<Item = &LayerPicture> {
         self.disks.iter().flatten()
     }
+}
+
+fn unfit_disk(disk: &VmDisk, nbd_socket: &Path, why: ApiError) -> Unfit {
+    let resident = disk.layers.iter().any(|layer| resident_name(layer, nbd_socket).is_some());
+    let why = if resident { why.hint(MERGE) } else { why };
+    Unfit { qdev: disk.qdev.clone(), resident, why }
 }
 
 fn layers(

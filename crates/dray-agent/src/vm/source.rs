@@ -215,11 +215,10 @@ impl SourceVmTask {
         let look = Look::take(qmp).await.map_err(|why| qemu_error(what, &why))?;
         let (images, nbd_socket) = (&intent.images, &self.config.nbd_socket());
         let expected = Expected { plans: &plans.unwrap_or_default(), images, nbd_socket };
-        expected.check(&look).map_err(|why| {
-            // It names files as QEMU does.
-            ApiError::new(ErrorKind::Conflict, what, harmless(why))
-                .hint("end what changes the vm's disks, then prepare and migrate it again")
-                .into()
+        expected.check(&look).map_err(|found| {
+            // It names files and jobs as QEMU does.
+            let error = ApiError::new(ErrorKind::Conflict, what, harmless(found.why));
+            error.hint(harmless(found.hint)).into()
         })
     }
 

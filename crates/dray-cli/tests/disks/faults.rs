@@ -7,7 +7,8 @@ use crate::lab::{DRAY, Lab, wait_for};
 use crate::mounts::{Loop, Mount, break_behind};
 use crate::moves::SLOW;
 use crate::nbd::{Client, Fault, WRITE};
-use crate::refusals::{DENIED, MIGRATE, failed, nothing_happened, refused};
+use crate::refusals::{CONFLICT, DENIED, MIGRATE, failed, nothing_happened, refused};
+use dray_testkit::guest::tools;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -27,6 +28,27 @@ fn a_file_that_cannot_be_written_is_refused() {
     let path = mount.path.join("x.img");
     refused(&lab.a, &["images", "add", "x", path.to_str().unwrap()], DENIED, &["x.img"]);
     assert!(lab.a.image("x").is_none());
+    lab.a.kill();
+}
+
+/// dray would take a qcow2's tables for the image. As a raw disk a guest may have that in it.
+#[test]
+fn an_image_whose_data_is_in_another_file_is_refused() {
+    if !tools::available(&["qemu-img"]) {
+        return;
+    }
+    let mut lab = Lab::new();
+    lab.a.start();
+    let (path, data) = (lab.a.pool().join("x.qcow2"), lab.a.pool().join("x.data"));
+    let (path, beside) = (path.to_str().unwrap(), format!("data_file={}", data.display()));
+    tools::run("qemu-img", &["create", "-f", "qcow2", "-o", &beside, path, "1M"]).unwrap();
+    let add = ["images", "add", "x", path];
+    refused(&lab.a, &add, CONFLICT, &["data is in another file", "qemu-img convert"]);
+    let qcow2 = [&add[..], &["--format", "qcow2"]].concat();
+    refused(&lab.a, &qcow2, CONFLICT, &["data is in another file"]);
+    assert!(lab.a.image("x").is_none());
+    let raw = lab.a.dray(&[&add[..], &["--format", "raw"]].concat());
+    assert!(raw.status.success(), "{raw:?}");
     lab.a.kill();
 }
 

@@ -133,6 +133,33 @@ fn a_mirror_that_somebody_begins_during_copy_ends_the_migration() {
     stage.assert_images("a");
 }
 
+/// The guest is on another file for good: what dray has of the disk is a file that nobody writes any more.
+#[test]
+fn a_disk_that_another_program_has_moved_away_is_let_go() {
+    let kinds = [Kind::Plain, Kind::Qcow2];
+    let Some(mut stage) = Stage::new("moved-away", &kinds, 2_000_000) else { return };
+    let copy = stage.lab.dir().join("copy.raw");
+    let answer = migrate_beside(&mut stage, |other| {
+        let mirror = json!({
+            "job-id": "copy", "device": other.top(), "target": copy, "sync": "full", "format": "raw",
+        });
+        other.ask("drive-mirror", &mirror);
+        other.wait_job(|jobs| jobs[0]["ready"] == true);
+        other.ask("job-complete", &json!({ "id": "copy" }));
+        other.wait_job(|jobs| jobs == &json!([]));
+    });
+    assert_eq!(answer.code, 6, "{answer:?}\n{}", stage.logs());
+    assert!(answer.stderr.contains("copy.raw, and not on the export"), "{answer:?}");
+    stage.target = None;
+    stage.assert_guest_is_well();
+    assert_nothing_left(&stage);
+    // Nobody has the file any more: without -U it is not opened beside a writer.
+    let left = stage.image("a", 0);
+    tools::run("qemu-img", &["info", "-f", "raw", &left.to_string_lossy()]).expect("it is free");
+    stage.finish_guest();
+    stage.disks[0].bystander.check_raw(&copy).expect("what the guest wrote");
+}
+
 /// Nothing is under way at either host any more, and the guest that was started again has its own disk.
 fn assert_left_alone(stage: &mut Stage) {
     stage.target = None;

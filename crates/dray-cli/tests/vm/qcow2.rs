@@ -103,6 +103,35 @@ fn a_chain_arrives_as_a_fresh_qcow2() {
     assert_made(&mut stage);
 }
 
+/// No command line tells how the nodes of a qcow2 are made that dray made: it knows that itself, also while it
+/// has the disk.
+#[test]
+fn a_disk_on_its_fresh_qcow2_comes_under_dray_and_goes_back() {
+    let Some(mut stage) = on_a_chain("qcow2-adopted") else { return };
+    let prepared = prepare(&stage);
+    stage.start_target(&prepared);
+    stage.migrate(&[]).expect("moves");
+    completes(&stage);
+    let qmp = stage.target_qmp();
+    for restarts in [false, true] {
+        let b = stage.lab.host("b");
+        let spliced = |command: &str| {
+            let answer = b.json(&[command, "--qmp", &qmp]);
+            let disks = answer.unwrap_or_else(|why| panic!("{command}: {why}\n{}", stage.logs()));
+            assert_eq!(disks["disks"][0]["device"], "disk0", "{command}: {disks}");
+        };
+        spliced("adopt");
+        if restarts {
+            b.kill9().expect("kill");
+            b.start().expect("start");
+        }
+        let again = b.dray(&["adopt", "--qmp", &qmp]).expect("adopt");
+        assert!(again.stderr.contains("not under dray already"), "{again:?}");
+        spliced("release");
+    }
+    assert_made(&mut stage);
+}
+
 /// The target's agent dies before `step` of going over to the qcow2.
 fn made_although(name: &str, step: &str) {
     let Some(mut stage) = on_a_chain(name) else { return };

@@ -101,14 +101,17 @@ impl Registry {
         }
     }
 
-    /// The QEMU that an image was adopted from, if it has ended: nobody will come back for the disk. Who answered
-    /// for the VM may be another process than its QEMU (a manager may have made the monitor's socket); so nobody
-    /// who was attached to the image may run any more either.
+    /// The QEMU that an image was adopted from, or released to, if it has ended: nobody will come back for the
+    /// disk. Who answered for the VM may be another process than its QEMU (a manager may have made the monitor's
+    /// socket); so nobody who was attached to the image may run any more either.
     pub fn ended_vm(&self, record: &ImageRecord) -> Option<QemuProcess> {
-        let qemu = record.adopted.as_ref()?.qemu.as_ref().filter(|qemu| !qemu.runs())?;
-        let clients = self.lock_clients();
-        let attached = clients.get(&record.name).is_some_and(KnownClients::any_runs);
-        (!attached).then(|| qemu.clone())
+        let qemu = self.vm_of(record).filter(|qemu| !qemu.runs())?;
+        (!self.a_client_runs(&record.name)).then_some(qemu)
+    }
+
+    /// Whether a process runs that was attached to the image called `name`.
+    pub(super) fn a_client_runs(&self, name: &str) -> bool {
+        self.lock_clients().get(name).is_some_and(KnownClients::any_runs)
     }
 
     /// Whether this process was attached to the image before, in this boot of the host.

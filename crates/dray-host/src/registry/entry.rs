@@ -123,11 +123,23 @@ impl Entry {
 
     /// Who else has the file locked, so that an owner could not have it beside them; none when dray has its own
     /// locks. An adopted disk is its file again, and its VM writes to it unseen, when that is so.
-    pub fn used_elsewhere(&self) -> Option<InUse> {
-        wanted_hold(&self.record())?;
+    ///
+    /// # Errors
+    /// What the system reports when it does not tell.
+    pub fn used_elsewhere(&self) -> std::io::Result<Option<InUse>> {
+        if wanted_hold(&self.record()).is_none() {
+            return Ok(None);
+        }
         let locks = self.lock_locks();
-        let image = self.file.as_file().filter(|_| locks.is_none())?;
-        probe_file(image.file()).ok()?.filter(InUse::excludes_owner)
+        match self.file.as_file().filter(|_| locks.is_none()) {
+            Some(image) => Ok(probe_file(image.file())?.filter(InUse::excludes_owner)),
+            None => Ok(None),
+        }
+    }
+
+    /// Whether dray has locks of the file.
+    pub(super) fn has_locks(&self) -> bool {
+        self.lock_locks().is_some()
     }
 
     /// Whether the image may not be served because its locks could not be taken.

@@ -9,7 +9,7 @@
 //! * [`files`]: opening what is below. [`lines`]: generations. [`surroundings`]: what only the agent knows.
 //! * [`operations`]: one image takes part in one operation at a time. [`used`]: a file is one image's.
 //! * [`growth`]: how long an image is when its file has grown.
-//! * [`closed`]: images that nobody vouches for. [`clients`]: who was attached before a restart.
+//! * [`seen`]: what can be seen of an image. [`closed`]: images that nobody vouches for. [`clients`]: who was attached before a restart.
 
 mod claims;
 mod clients;
@@ -22,6 +22,7 @@ mod losses;
 mod names;
 mod operations;
 mod record;
+mod seen;
 mod surroundings;
 #[cfg(test)]
 mod tests;
@@ -33,7 +34,9 @@ pub use closed::{Closed, Reason};
 pub use entry::Entry;
 pub use files::is_device;
 pub use operations::{NotTaken, Operation, Wanted};
+
 pub use record::{Adopted, Claim, CopyState, ImageRecord, Lost, MODE, Place, Swap};
+pub use seen::Objection;
 pub use surroundings::Surroundings;
 pub use used::Used;
 
@@ -150,19 +153,9 @@ impl Registry {
         let (record, file) = self.with_all_of_it(record, file)?;
         let heat = ImageHeat::load(&heat_path(&self.store, &record.name), record.len);
         let flat = open_flat(&self.store, &*self.around, &record, &file)?;
-        let suspect = self.released.knows(record.id);
-        let adopted = record.adopted.clone();
         let entry = Arc::new(Entry::new(record, file, heat, flat, waits));
         begin_line(&self.store, &entry)?;
-        match (suspect, adopted) {
-            // A QEMU may have the file: it must not meet a lock.
-            (true, _) => drop(entry.line().inspect(|line| line.suspect())),
-            // And so may the one that comes after it.
-            (false, Some(_)) if self.ended_vm(&entry.record()).is_some() => {}
-            // Its QEMU may not yet have come to the pivot, and hold its own.
-            (false, Some(_)) => entry.regain_locks(),
-            (false, None) => entry.take_locks().map_err(io::Error::other)?,
-        }
+        self.settle_at_start(&entry)?;
         Ok(entry)
     }
 

@@ -5,7 +5,7 @@
 //! is never held while a guest waits, nor across an await: what is held for longer is an [`Operation`].
 
 use super::record::{CopyState, ImageRecord};
-use super::{Entry, Registry};
+use super::{Entry, Objection, Registry};
 use dray_types::{Epoch, ImageId, MigrationId};
 use std::collections::BTreeMap;
 use std::io;
@@ -234,7 +234,7 @@ impl Registry {
             };
             image.check(&entry.record(), migration, epoch)?;
             if !image.read_only {
-                self.check_not_elsewhere(&entry)?;
+                self.check_answered_for(&entry)?;
             }
             self.check_name_to_leave_under(&entry.record(), epoch)?;
             entries.push(entry);
@@ -242,24 +242,18 @@ impl Registry {
         Ok(entries)
     }
 
-    /// Refuses an image whose file another program has, and writes to unseen: what dray knows of it is not what
-    /// is in it.
+    /// Refuses an image that dray cannot answer for now: what it knows of it may not be what is in it.
     ///
     /// # Errors
-    /// Who has it.
-    pub fn check_not_elsewhere(&self, entry: &Entry) -> Result<(), NotTaken> {
-        let Some(by) = entry.used_elsewhere() else { return Ok(()) };
-        let record = entry.record();
-        entry.line().inspect(|line| line.suspect());
-        let hint = match &record.adopted {
-            Some(adopted) => format!(
-                "`dray release --qmp {}` looks where the vm has its disk, and settles it",
-                adopted.qmp.display()
-            ),
-            None => "stop what uses its file".to_owned(),
-        };
-        let (name, path) = (&record.name, record.path.display());
-        Err(refused(format!("the file of image '{name}' is in use elsewhere: {path}: {by}"), hint))
+    /// Why, and what settles it.
+    pub fn check_answered_for(&self, entry: &Entry) -> Result<(), NotTaken> {
+        match self.objection(entry) {
+            Some(Objection { why, hint }) => {
+                entry.line().inspect(|line| line.suspect());
+                Err(refused(why, hint))
+            }
+            None => Ok(()),
+        }
     }
 
     /// After the handover the copy here must lose the image's name (I1): what has the name that it gets then

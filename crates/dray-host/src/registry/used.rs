@@ -172,7 +172,7 @@ fn shared(record: &ImageRecord) -> bool {
 }
 
 /// The files of an image: the one that is open, and the active one of a chain below it.
-fn ids_of(record: &ImageRecord, file: &dyn ImageFile) -> Vec<FileId> {
+pub(super) fn ids_of(record: &ImageRecord, file: &dyn ImageFile) -> Vec<FileId> {
     let open = file.as_file().and_then(|image| image.file().metadata().ok());
     let chain = record.flat.as_ref().and_then(|_| chain_file(record));
     open.iter().chain(chain.iter()).map(FileId::of).collect()

@@ -121,6 +121,7 @@ fn adopted(registry: &Registry, dir: &Path) -> Arc<Entry> {
         device: "disk0".to_owned(),
         splice: Value::Null,
         noted: false,
+        done: true,
     };
     let record = ImageRecord::owned("disk".into(), ImageId(1), path, 8192);
     let record = ImageRecord { adopted: Some(adopted), ..record };
@@ -147,7 +148,7 @@ fn a_disk_whose_vm_has_ended_stands_in_nobodys_way() {
     let entry = registry.get("disk").unwrap();
     assert!(is_free(&entry));
     let qemu = registry.ended_vm(&entry.record()).unwrap();
-    registry.release_of_ended(&entry, &qemu, 5).unwrap();
+    registry.give_back(&entry, &qemu, 5).unwrap();
     assert!(registry.get("disk").is_none());
     assert!(start(dir.path()).get("disk").is_none());
 }
@@ -182,7 +183,7 @@ fn the_generations_of_a_disk_whose_vm_has_ended_go_on() {
     let qemu = registry.ended_vm(&entry.record()).unwrap();
     for _ in 0..2 {
         // An agent that dies before it has forgotten the image does it all again.
-        registry.release_of_ended(&entry, &qemu, 5).unwrap();
+        registry.give_back(&entry, &qemu, 5).unwrap();
     }
     let (note, lineage, _) = registry.known_at(&entry.record().path).unwrap();
     assert_eq!((note.image.id, note.bitmap, note.done), (ImageId(1), None, true));

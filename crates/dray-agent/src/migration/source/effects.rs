@@ -178,10 +178,11 @@ impl SourceLoop {
                         .hint("the guest goes on at the source; `dray resume` tries again"),
                 };
                 self.keep();
-                self.report.ended(cancelled, error);
                 // Who moves the VM may say so after this loop has ended.
                 self.images.guest_stops(false);
+                // Durable before anybody is told: a cancel that was answered outlives a restart.
                 self.part();
+                self.report.ended(cancelled, error);
             }
             SourceNotice::Broken { why } => {
                 let error =
@@ -309,7 +310,7 @@ impl SourceLoop {
         };
         self.brakes.lift();
         self.mirror_if_wanted();
-        self.slot.pacer.set_limit(options.bandwidth);
+        self.slot.begin_limited();
         let engine = Source::recover(plan, &self.history);
         let (owns, done) = (engine.owns(), engine.is_over() && !engine.owns());
         if owns

@@ -167,9 +167,9 @@ impl SourceSlot {
     /// # Errors
     /// Why a restart will know only the limit before it.
     pub fn set_limit(&self, limit: Option<BitRate>) -> io::Result<()> {
+        let mut intent = self.intent.lock().unwrap_or_else(PoisonError::into_inner);
         self.pacer.set_limit(limit);
         self.board.change(|shown| shown.progress.bandwidth = limit);
-        let mut intent = self.intent.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(options) = &mut intent.options else {
             return Err(io::Error::other("the migration has not begun"));
         };
@@ -179,6 +179,12 @@ impl SourceSlot {
             return Err(io::Error::other("the migration is over here"));
         }
         path.put(&*intent)
+    }
+
+    /// The limit holds that was asked for last, also by somebody who asks for one while the copy begins.
+    fn begin_limited(&self) {
+        let intent = self.intent.lock().unwrap_or_else(PoisonError::into_inner);
+        self.pacer.set_limit(intent.options.as_ref().and_then(|options| options.bandwidth));
     }
 
     /// The migration is void from here on, durably: nobody writes its intent any more.

@@ -1,0 +1,161 @@
+//! What records say of a VM's disks is compared with what the VM says of them: whenever somebody looks at the
+//! VM, and after a start for disks that were on their way from dray or to it when an agent died.
+
+use super::images::real_path;
+use super::io_error;
+use super::released::not_released;
+use crate::agent::Agent;
+use crate::api::ApiResult;
+use crate::released::settle::{settle_on_dray, settle_on_file};
+use crate::vm::look::Look;
+use crate::vm::picture::{Picture, resident_name};
+use dray_host::registry::{Entry, ImageRecord};
+use dray_host::settle::{Disk, Rule, rule};
+use dray_qemu::{LayerPlan, Qmp};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How often is asked for a VM that has not answered since the start.
+const AGAIN: Duration = Duration::from_secs(5);
+
+impl Agent {
+    /// What the VM behind a QMP socket looks like, after what was half done with its disks was settled.
+    pub(super) async fn picture(&self, socket: &Path) -> ApiResult<Picture> {
+        let picture = Picture::take(socket, &self.nbd_socket(), &self.registry).await?;
+        let mut settled = false;
+        for entry in self.registry.all() {
+            settled |= self.settle(&picture, &entry).await?;
+        }
+        // What was released by then is known by its note.
+        if !settled {
+            return Ok(picture);
+        }
+        drop(picture);
+        Picture::take(socket, &self.nbd_socket(), &self.registry).await
+    }
+
+    /// The rule that decides about an image when this VM has been looked at; none when the VM has nothing to do
+    /// with it.
+    pub(super) fn rule_by(&self, look: &Look, entry: &Entry) -> Option<Rule> {
+        let record = entry.record();
+        let disk = match self.where_is(look, &record) {
+            Some(disk) => disk,
+            None => {
+                let own = self.registry.vm_of(&record)?;
+                let is_own = look.process.as_ref().is_some_and(|now| now.is_process(&own));
+                is_own.then_some(Disk::Elsewhere)?
+            }
+        };
+        Some(rule(self.registry.seen_by(entry, look.process.as_ref(), disk)))
+    }
+
+    /// Where a VM has the disk of an image; none when it has nothing of it.
+    fn where_is(&self, look: &Look, record: &ImageRecord) -> Option<Disk> {
+        let nbd_socket = self.nbd_socket();
+        let layers = || look.disks.iter().flat_map(|disk| &disk.layers);
+        if layers().any(|layer| resident_name(layer, &nbd_socket).as_ref() == Some(&record.name)) {
+            return Some(Disk::OnExport);
+        }
+        // What is only read may have several users.
+        let is_its = |path: &Path| real_path(path).is_ok_and(|path| path == record.path);
+        let on_file = || layers().any(|layer| layer.protocol.path().is_some_and(is_its));
+        (!record.read_only && on_file()).then_some(Disk::OnFile)
+    }
+
+    /// Does what is to be done with an image after a look at a VM; whether there was anything.
+    async fn settle(&self, picture: &Picture, entry: &Arc<Entry>) -> ApiResult<bool> {
+        let Some(rule) = self.rule_by(&picture.look, entry) else { return Ok(false) };
+        let name = entry.record().name;
+        let (qmp, plan) = (&picture.qmp, plan_of(picture, entry));
+        // What is half done because somebody is doing it is not settled.
+        let Ok(_operation) = self.registry.operate(&name, "release") else { return Ok(false) };
+        let what = format!("cannot go on with the disk of image '{name}'");
+        match (rule, plan) {
+            (Rule::CameUnderDray | Rule::StayedUnderDray, Some(plan)) => {
+                let run_dir = &self.config.run_dir;
+                let settled = settle_on_dray(&self.registry, qmp, &plan, entry, run_dir).await;
+                settled.map_err(|why| io_error(&what, why))?;
+                Ok(true)
+            }
+            (Rule::IsOnItsFile, Some(plan)) => {
+                if !self.leaves(qmp, &plan, &name).await {
+                    return Ok(false);
+                }
+                let (registry, config) = (&self.registry, &self.config);
+                let settled = settle_on_file(registry, config, qmp, &plan, entry).await;
+                settled.map_err(|why| not_released(&what, why))?;
+                Ok(true)
+            }
+            (Rule::MovedAway, Some(plan)) => self.let_go_of_moved(qmp, &plan, entry).await,
+            (Rule::ServedToItsVm, _) => {
+                // QEMU may have had locks of its own when dray wanted its own back.
+                entry.regain_locks();
+                Ok(false)
+            }
+            (Rule::InUseElsewhere | Rule::Undecided, _) => {
+                entry.line().inspect(|line| line.suspect());
+                Ok(false)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// Another program has put the disk of an image on something else: QEMU leaves the export, and nobody has the
+    /// image any more. Whether that came to its end.
+    pub(super) async fn let_go_of_moved(
+        &self,
+        qmp: &Qmp,
+        plan: &LayerPlan,
+        entry: &Entry,
+    ) -> ApiResult<bool> {
+        let record = entry.record();
+        let Some(qemu) = self.registry.vm_of(&record) else { return Ok(false) };
+        if !self.leaves(qmp, plan, &record.name).await {
+            return Ok(false);
+        }
+        self.give_back(entry, &qemu)?;
+        let (image, path) = (&record.name, record.path.display());
+        tracing::warn!(image, %path, "another program has put the vm's disk elsewhere: its file stays as it is");
+        Ok(true)
+    }
+
+    /// Has QEMU leave the export of an image whose disk is not on it: a release that was cut short after its pivot
+    /// has not done that. Whether nobody is at the export then.
+    async fn leaves(&self, qmp: &Qmp, plan: &LayerPlan, image: &str) -> bool {
+        if self.nbd.connections(image) == 0 {
+            return true;
+        }
+        // What still uses it uses it.
+        dray_qemu::leave_export(qmp, plan).await.is_ok() && self.is_left(image).await
+    }
+
+    /// After the start: looks at the VMs whose disks were on their way when the agent before this one died.
+    pub(crate) async fn settle_after_start(self: Arc<Self>) {
+        loop {
+            let halfway = |entry: &Arc<Entry>| self.registry.rule_of(entry) == Rule::Undecided;
+            let undecided = self.registry.all().into_iter().filter(halfway);
+            let vms = undecided.filter_map(|entry| self.registry.vm_of(&entry.record()));
+            let mut sockets: Vec<_> = vms.map(|qemu| qemu.socket).collect();
+            sockets.sort();
+            sockets.dedup();
+            if sockets.is_empty() {
+                return;
+            }
+            for socket in sockets {
+                if let Err(why) = self.picture(&socket).await {
+                    tracing::debug!(%why, "a vm is not looked at yet");
+                }
+            }
+            tokio::time::sleep(AGAIN).await;
+        }
+    }
+}
+
+/// How a disk gets under dray and back: as it looks now, or as it was adopted.
+fn plan_of(picture: &Picture, entry: &Entry) -> Option<LayerPlan> {
+    let record = entry.record();
+    let seen = picture.layers().find(|layer| layer.is_of(&record.name, &record.path));
+    let adopted = || serde_json::from_value(record.adopted.clone()?.splice).ok();
+    seen.map(|layer| layer.plan.clone()).or_else(adopted)
+}

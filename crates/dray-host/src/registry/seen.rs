@@ -1,0 +1,172 @@
+//! What can be seen of an image from this host, without asking its VM, and the rule that follows from it.
+
+use super::used::{ids_of, wanted_hold};
+use super::{Entry, ImageRecord, Registry};
+use crate::process::QemuProcess;
+use crate::settle::{Disk, File, Lock, Locking, Recorded, Rule, Seen, Vm, rule};
+use dray_image::FileId;
+use std::io;
+
+/// Why an image may not be used, and what settles it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Objection {
+    /// Why.
+    pub why: String,
+    /// What an operator can do.
+    pub hint: String,
+}
+
+impl Registry {
+    /// What is seen of an image when nobody asks its VM.
+    pub fn seen(&self, entry: &Entry) -> Seen {
+        let record = entry.record();
+        let vm = match self.vm_of(&record) {
+            Some(qemu) if qemu.runs() => Vm::Silent,
+            Some(_) if self.a_client_runs(&record.name) => Vm::Other,
+            Some(_) => Vm::Gone,
+            None => Vm::Silent,
+        };
+        self.seen_with(entry, vm, Disk::Unknown)
+    }
+
+    /// What is seen of an image when `process` has just said where it has the disk. None where the system does
+    /// not tell which process it is.
+    pub fn seen_by(&self, entry: &Entry, process: Option<&QemuProcess>, disk: Disk) -> Seen {
+        let own = self.vm_of(&entry.record());
+        match (own, process) {
+            (Some(own), Some(process)) if !own.is_process(process) => {
+                if own.runs() {
+                    // It has not said anything; what another has there, its lock tells.
+                    return self.seen(entry);
+                }
+                self.seen_with(entry, Vm::Other, disk)
+            }
+            _ => self.seen_with(entry, Vm::Same, disk),
+        }
+    }
+
+    fn seen_with(&self, entry: &Entry, vm: Vm, disk: Disk) -> Seen {
+        let recorded = self.recorded(entry);
+        Seen { recorded, vm, disk, lock: lock_of(entry), file: file_of(entry) }
+    }
+
+    fn recorded(&self, entry: &Entry) -> Recorded {
+        let record = entry.record();
+        let note = self.released.of(record.id);
+        let missing = entry.disk.missing_count() > 0;
+        let recorded =
+            Recorded::of(&record, note.as_ref(), missing, self.a_client_runs(&record.name));
+        let settled = matches!(
+            recorded,
+            Recorded::Plain | Recorded::Resident | Recorded::Arrived | Recorded::Adopted
+        );
+        // A note that cannot be read may say anything.
+        if settled && note.is_none() && self.released.knows(record.id) {
+            return Recorded::Releasing;
+        }
+        recorded
+    }
+
+    /// The QEMU that an image was adopted from, or that it is being released to.
+    pub fn vm_of(&self, record: &ImageRecord) -> Option<QemuProcess> {
+        let adopted = record.adopted.as_ref().and_then(|adopted| adopted.qemu.clone());
+        adopted.or_else(|| self.released.of(record.id).map(|note| note.qemu))
+    }
+
+    /// The rule that decides about an image, as far as it is known without asking its VM.
+    pub fn rule_of(&self, entry: &Entry) -> Rule {
+        rule(self.seen(entry))
+    }
+
+    /// Why nobody new may use an image now, and what settles it; none when nothing stands against it here.
+    pub fn objection(&self, entry: &Entry) -> Option<Objection> {
+        let record = entry.record();
+        let (name, path) = (&record.name, record.path.display());
+        let look = |otherwise: &str| match self.vm_of(&record).filter(QemuProcess::runs) {
+            Some(qemu) => format!(
+                "`dray release --qmp {}` looks where the vm has its disk, and settles it",
+                qemu.socket.display()
+            ),
+            None => otherwise.to_owned(),
+        };
+        let objection = |why: String, hint: String| Some(Objection { why, hint });
+        match entry.used_elsewhere() {
+            Ok(Some(by)) => {
+                let why = format!("the file of image '{name}' is in use elsewhere: {path}: {by}");
+                return objection(why, look("stop what uses its file"));
+            }
+            Err(why) => {
+                let why = format!("it cannot be said who uses image '{name}': {path}: {why}");
+                return objection(why, "see what is wrong with the file system".to_owned());
+            }
+            Ok(None) => {}
+        }
+        match self.rule_of(entry) {
+            Rule::Undecided => {
+                let why = format!("the disk of image '{name}' may be on dray or on its file");
+                objection(why, look("end the vm that uses it"))
+            }
+            Rule::VmHasEnded => {
+                let why = format!("the vm of image '{name}' has ended, and its disk is released");
+                objection(why, "try again in a moment; `dray images` shows it".to_owned())
+            }
+            Rule::WaitsForFile => {
+                let why = format!("image '{name}' is not the file that is at {path} now");
+                let hint = format!("put its file back there, or `dray images remove {name}`");
+                objection(why, hint)
+            }
+            _ => None,
+        }
+    }
+
+    /// At the start: takes the locks of an image, and trusts its line, if the rule says so.
+    pub(super) fn settle_at_start(&self, entry: &Entry) -> io::Result<()> {
+        let rule = self.rule_of(entry);
+        let noted = self.released.knows(entry.record().id);
+        if noted || !rule.trusts() {
+            entry.line().inspect(|line| line.suspect());
+        }
+        match rule.locking() {
+            _ if noted => Ok(()),
+            Locking::None => Ok(()),
+            Locking::IfFree => {
+                entry.regain_locks();
+                Ok(())
+            }
+            Locking::OfItsMigration if entry.record().adopted.is_some() => {
+                if self.ended_vm(&entry.record()).is_none() {
+                    entry.regain_locks();
+                }
+                Ok(())
+            }
+            Locking::OfItsMigration | Locking::Needed => {
+                entry.take_locks().map_err(io::Error::other)
+            }
+        }
+    }
+}
+
+fn lock_of(entry: &Entry) -> Lock {
+    match (entry.used_elsewhere(), wanted_hold(&entry.record())) {
+        (Ok(Some(_)), _) => Lock::Others,
+        (Ok(None), Some(_)) if entry.has_locks() => Lock::Ours,
+        (Ok(None), _) => Lock::Free,
+        (Err(_), _) => Lock::Unknown,
+    }
+}
+
+/// Whether the file that is open is the one that is at the image's path.
+fn file_of(entry: &Entry) -> File {
+    let record = entry.record();
+    let open = ids_of(&record, &*entry.file);
+    let Some(path) = record.current_path().ok().filter(|_| !open.is_empty()) else {
+        return File::AsRecorded;
+    };
+    match std::fs::metadata(path) {
+        Ok(found) if open.contains(&FileId::of(&found)) => File::AsRecorded,
+        Ok(_) => File::Other,
+        Err(why) if why.kind() == io::ErrorKind::NotFound => File::Absent,
+        // It is open, and this is all that is known of it.
+        Err(_) => File::AsRecorded,
+    }
+}
