@@ -14,7 +14,9 @@ use serde_json::json;
 use crate::error::{Error, ErrorKind, Result};
 use crate::graph::{Graph, Layer};
 use crate::options::Options;
-use crate::pivot::{add_node, delete_rest, exchange, unasked, undo_add};
+use crate::pivot::{
+    abandon_pivot, add_node, after_exchange, delete_node, delete_rest, exchange, unasked, undo_add,
+};
 use crate::plan::{LayerPlan, check_unused};
 use crate::qmp::Qmp;
 
@@ -100,7 +102,7 @@ pub async fn adopt(
 ) -> Result<Adopted> {
     let start = Instant::now();
     let (adopted, old) = adopt_keeping(qmp, plan, export, options).await?;
-    let closed = old.close(qmp, plan).await;
+    let closed = old.close(qmp, plan).await.map_err(after_exchange);
     closed.map_err(|e| e.during(format!("could not adopt disk {}", plan.qdev)))?;
     Ok(Adopted { total: start.elapsed(), ..adopted })
 }
@@ -114,10 +116,13 @@ pub async fn adopt_keeping(
 ) -> Result<(Adopted, OldFile)> {
     let start = Instant::now();
     let what = || format!("could not adopt disk {}", plan.qdev);
+    abandon_pivot(qmp, plan).await.map_err(|e| e.during(what()))?;
     let graph = Graph::read(qmp).await.map_err(|e| e.during(what()))?;
     let layer = local_layer(&graph, plan).map_err(|e| e.during(what()))?;
     let bitmaps =
         check_unused(&graph, plan, &layer, options.drop_bitmaps).map_err(|e| e.during(what()))?;
+    // Left behind by an adoption that was interrupted before its pivot.
+    delete_node(qmp, &plan.nbd_node()).await.map_err(|e| e.during(what()))?;
     add_node(qmp, &export.node(plan)).await.map_err(|e| e.during(what()))?;
     let pivoted = splice(qmp, plan, &layer, &bitmaps).await;
     let pivot = match pivoted {

@@ -39,7 +39,7 @@ pub use error::{Error, ErrorKind, Result};
 pub use graph::{Layer, Node, VmDisk};
 pub use migrate::{Incoming, Limits, Outgoing, Progress};
 pub use options::NodeOptions;
-pub use pivot::MayPivot;
+pub use pivot::{MayPivot, abandon_pivot};
 pub use plan::{LayerPlan, Pivot};
 pub use qmp::{Event, Events, Qmp, Version};
 pub use release::{Released, is_released, leave_export, release, release_tracked};

@@ -1,8 +1,6 @@
 //! Exchanging the node under a disk while the guest runs: the two ways QEMU has, and what has to
 //! be true after each. Used in both directions, by [`crate::adopt()`] and [`crate::release()`].
 
-use std::time::Duration;
-
 use serde_json::{Value, json};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -10,9 +8,6 @@ use crate::graph::{Graph, Layer};
 use crate::options::Options;
 use crate::plan::{LayerPlan, Pivot};
 use crate::qmp::{Event, Events, Qmp};
-
-/// A mirror without copying is ready after the requests in flight; a slow disk needs seconds.
-const JOB_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Adds a node.
 pub(crate) async fn add_node(qmp: &Qmp, options: &Options) -> Result<()> {
@@ -128,20 +123,39 @@ pub(crate) async fn mirror(
                 return Err(not_undone(error, "the mirror job did not end", undo).during(what()));
             }
             // The job may have been completed just before it was given up.
-            match Graph::read(qmp).await?.disk(&plan.qdev)?.active().top().name == to {
-                true => Ok(()),
-                false => Err(error.during(what())),
+            match is_on(qmp, plan, to).await {
+                Ok(true) => Ok(()),
+                Ok(false) => Err(error.during(what())),
+                Err(why) => {
+                    Err(not_undone(error, "it is not known where it is", why).during(what()))
+                }
             }
         }
     }
+}
+
+async fn is_on(qmp: &Qmp, plan: &LayerPlan, node: &str) -> Result<bool> {
+    Ok(Graph::read(qmp).await?.disk(&plan.qdev)?.active().top().name == node)
+}
+
+/// What failed when a layer was exchanged already: nobody may take it for undone.
+pub(crate) fn after_exchange(error: Error) -> Error {
+    if error.kind().is_unknown() {
+        return error;
+    }
+    Error::with_source(ErrorKind::NotUndone, "the disk was put there, and then", error)
 }
 
 fn job_name(plan: &LayerPlan) -> String {
     format!("dray-pivot-{}", plan.nbd_node())
 }
 
-/// Ends a mirror that somebody before this process has begun, if there is one.
-pub(crate) async fn abandon_pivot(qmp: &Qmp, plan: &LayerPlan) -> Result<()> {
+/// Ends the mirror of an exchange that was begun and is nobody's any more: its agent has died, or QEMU has not
+/// said what became of it. The disk is on one of its two nodes then.
+///
+/// # Errors
+/// That QEMU does not end it.
+pub async fn abandon_pivot(qmp: &Qmp, plan: &LayerPlan) -> Result<()> {
     let mut events = qmp.events();
     abandon_job(qmp, &job_name(plan), &mut events).await
 }
@@ -152,13 +166,13 @@ async fn drive_job(
     events: &mut Events,
     may_pivot: MayPivot<'_>,
 ) -> Result<()> {
-    let ready = job_event(events, job, &["BLOCK_JOB_READY", "BLOCK_JOB_COMPLETED"]).await?;
+    let ready = job_event(qmp, events, job, &["BLOCK_JOB_READY", "BLOCK_JOB_COMPLETED"]).await?;
     if ready.name != "BLOCK_JOB_READY" {
         return Err(job_failed(&ready));
     }
     may_pivot()?;
     qmp.execute("job-complete", json!({ "id": job })).await?;
-    let ended = job_event(events, job, &["BLOCK_JOB_COMPLETED"]).await?;
+    let ended = job_event(qmp, events, job, &["BLOCK_JOB_COMPLETED"]).await?;
     if ended.data["error"].is_string() { Err(job_failed(&ended)) } else { Ok(()) }
 }
 
@@ -167,9 +181,10 @@ fn job_failed(event: &Event) -> Error {
     Error::new(ErrorKind::Failed, format!("the mirror job failed: {why}"))
 }
 
-async fn job_event(events: &mut Events, job: &str, names: &[&str]) -> Result<Event> {
+/// A mirror without copying is ready after the requests in flight; a slow disk needs seconds.
+async fn job_event(qmp: &Qmp, events: &mut Events, job: &str, names: &[&str]) -> Result<Event> {
     let wanted = |e: &Event| e.data["device"] == job && names.contains(&e.name.as_str());
-    events.wait_for(JOB_TIMEOUT, "mirror job", wanted).await
+    events.wait_for(qmp.patience(), "mirror job", wanted).await
 }
 
 /// Ends a job whatever its state; the disk is then on one of its two nodes.
@@ -179,5 +194,6 @@ async fn abandon_job(qmp: &Qmp, job: &str, events: &mut Events) -> Result<()> {
         return Ok(());
     }
     qmp.execute("block-job-cancel", json!({ "device": job, "force": true })).await?;
-    job_event(events, job, &["BLOCK_JOB_CANCELLED", "BLOCK_JOB_COMPLETED"]).await.map(|_| ())
+    let ends = ["BLOCK_JOB_CANCELLED", "BLOCK_JOB_COMPLETED"];
+    job_event(qmp, events, job, &ends).await.map(|_| ())
 }

@@ -108,6 +108,7 @@ struct Shared {
     events: Mutex<Option<broadcast::Sender<Event>>>,
     writer: tokio::sync::Mutex<OwnedWriteHalf>,
     reader: Mutex<Option<tokio::task::AbortHandle>>,
+    patience: Duration,
 }
 
 impl Drop for Shared {
@@ -138,6 +139,12 @@ impl Qmp {
 
     /// [`Qmp::connect`] with another time limit for the greeting.
     pub async fn connect_within(socket: &Path, limit: Duration) -> Result<Self> {
+        Self::connect_with(socket, limit, COMMAND_TIMEOUT).await
+    }
+
+    /// [`Qmp::connect_within`], and a monitor that does not answer a command, or whose job tells nothing, for
+    /// `patience` counts as one that does not answer.
+    pub async fn connect_with(socket: &Path, limit: Duration, patience: Duration) -> Result<Self> {
         let name = socket.display();
         let stream = UnixStream::connect(socket).await.map_err(|e| {
             Error::with_source(ErrorKind::Connect, format!("could not connect to {name}"), e)
@@ -164,6 +171,7 @@ impl Qmp {
             events: Mutex::new(Some(events)),
             writer: tokio::sync::Mutex::new(writer),
             reader: Mutex::new(None),
+            patience,
         });
         let task = tokio::spawn(read_loop(reader, Arc::downgrade(&shared), socket.to_owned()));
         *lock(&shared.reader) = Some(task.abort_handle());
@@ -180,6 +188,11 @@ impl Qmp {
     /// The process at the other end.
     pub fn pid(&self) -> Option<i32> {
         self.0.pid
+    }
+
+    /// How long an answer may take, or an event of a job.
+    pub(crate) fn patience(&self) -> Duration {
+        self.0.patience
     }
 
     /// The QEMU's version.
@@ -200,7 +213,7 @@ impl Qmp {
 
     /// Runs a command and returns what it returned.
     pub async fn execute(&self, command: &str, arguments: Value) -> Result<Value> {
-        self.execute_within(command, arguments, COMMAND_TIMEOUT).await
+        self.execute_within(command, arguments, self.0.patience).await
     }
 
     /// [`Qmp::execute`] with another time limit. After a timeout the command may still run.

@@ -7,7 +7,10 @@ use std::time::{Duration, Instant};
 use crate::bitmap::{self, NewBitmap};
 use crate::error::{Error, ErrorKind, Result};
 use crate::graph::{Graph, Layer, Node, VmDisk};
-use crate::pivot::{MayPivot, add_node, delete_node, delete_rest, exchange, unasked, undo_add};
+use crate::pivot::{
+    MayPivot, abandon_pivot, add_node, after_exchange, delete_node, delete_rest, exchange, unasked,
+    undo_add,
+};
 use crate::plan::LayerPlan;
 use crate::qmp::Qmp;
 
@@ -41,10 +44,12 @@ pub async fn release_tracked(
 ) -> Result<Released> {
     let start = Instant::now();
     let what = || format!("could not release disk {}", plan.qdev);
+    abandon_pivot(qmp, plan).await.map_err(|e| e.during(what()))?;
     let graph = Graph::read(qmp).await.map_err(|e| e.during(what()))?;
     let nbd = plan.nbd_node();
     let Some(layer) = adopted_layer(&graph, plan).map_err(|e| e.during(what()))? else {
-        delete_node(qmp, &nbd).await.map_err(|e| e.during(what()))?;
+        let left = delete_node(qmp, &nbd).await;
+        left.map_err(|e| after_exchange(e).during(what()))?;
         let bitmaps = &plan.layer_in(&graph).map_err(|e| e.during(what()))?.protocol.bitmaps;
         let tracked = bitmap.is_some_and(|new| bitmap::recording(bitmaps, &new.name).is_some());
         return Ok(Released { pivot: Duration::ZERO, total: start.elapsed(), tracked });
@@ -65,7 +70,7 @@ pub async fn release_tracked(
         return Err(undo_add(qmp, plan.local_node(), error).await.during(what()));
     }
     let pivot = pivot_start.elapsed();
-    delete_rest(qmp, plan, &layer).await.map_err(|e| e.during(what()))?;
+    delete_rest(qmp, plan, &layer).await.map_err(|e| after_exchange(e).during(what()))?;
     Ok(Released { pivot, total: start.elapsed(), tracked })
 }
 
@@ -75,6 +80,7 @@ pub async fn release_tracked(
 /// # Errors
 /// That something still uses it.
 pub async fn leave_export(qmp: &Qmp, plan: &LayerPlan) -> Result<()> {
+    abandon_pivot(qmp, plan).await?;
     delete_node(qmp, &plan.nbd_node()).await
 }
 

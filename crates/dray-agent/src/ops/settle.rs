@@ -9,6 +9,7 @@ use crate::api::ApiResult;
 use crate::released::settle::{settle_on_dray, settle_on_file};
 use crate::vm::look::Look;
 use crate::vm::picture::{Picture, resident_name};
+use crate::vm::qemu_error;
 use dray_host::registry::{Entry, ImageRecord};
 use dray_host::settle::{Disk, Rule, rule};
 use dray_qemu::{LayerPlan, Qmp};
@@ -73,6 +74,9 @@ impl Agent {
         let what = format!("cannot go on with the disk of image '{name}'");
         match (rule, plan) {
             (Rule::CameUnderDray | Rule::StayedUnderDray, Some(plan)) => {
+                // Its mirror may wait for an agent that has died.
+                let ended = dray_qemu::abandon_pivot(qmp, &plan).await;
+                ended.map_err(|why| qemu_error(&what, &why))?;
                 let run_dir = &self.config.run_dir;
                 let settled = settle_on_dray(&self.registry, qmp, &plan, entry, run_dir).await;
                 settled.map_err(|why| io_error(&what, why))?;

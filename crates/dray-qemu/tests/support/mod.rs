@@ -4,6 +4,7 @@
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 pub mod locks;
+pub mod proxy;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
