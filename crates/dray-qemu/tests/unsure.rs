@@ -5,7 +5,7 @@
 mod support;
 
 use dray_qemu::{
-    AdoptOptions, Error, LayerPlan, NodeOptions, Qmp, adopt, graph, is_released, release,
+    AdoptOptions, Error, ErrorKind, LayerPlan, NodeOptions, Qmp, adopt, graph, is_released, release,
 };
 use dray_testkit::guest::{GuestVm, tools};
 use serde_json::json;
@@ -31,11 +31,15 @@ enum Step {
 /// QEMU makes its monitors one after the other.
 async fn connect(monitor: &Path) -> Qmp {
     let deadline = Instant::now() + Duration::from_secs(20);
-    while !monitor.exists() {
-        assert!(Instant::now() < deadline, "no monitor at {}", monitor.display());
-        tokio::time::sleep(Duration::from_millis(5)).await;
+    loop {
+        match Qmp::connect(monitor).await {
+            Err(why) if why.kind() == ErrorKind::Connect => {
+                assert!(Instant::now() < deadline, "{why}");
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            connected => return connected.expect("qmp"),
+        }
     }
-    Qmp::connect(monitor).await.expect("qmp")
 }
 
 /// A VM with one disk that nobody uses but the test.
