@@ -1,7 +1,7 @@
 # Every target does its own set-up on a fresh Debian 12 or newer: packages are installed when they
 # are missing, cargo fetches the pinned toolchain.
 .DEFAULT_GOAL := help
-.PHONY: help setup build test check fmt clippy doc pure deny tests s3 long demo bench soak soak-vm fuzz install clean
+.PHONY: help setup build test check fmt clippy doc pure deny tests s3 long demo bench soak soak-vm walk fuzz install clean
 SHELL := /bin/bash
 
 STRATEGY ?= auto
@@ -17,7 +17,7 @@ export STRATEGY MINUTES DRAY
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
-	@echo "  variables: STRATEGY=auto|pre-copy|post-copy|hybrid (demo), MINUTES=10 (soak, soak-vm, fuzz), PREFIX, DESTDIR (install)"
+	@echo "  variables: STRATEGY=auto|pre-copy|post-copy|hybrid (demo), MINUTES=10 (soak, soak-vm, walk, fuzz), PREFIX, DESTDIR (install)"
 
 setup: ## install the Debian packages that are missing
 	@ci/setup.sh
@@ -54,13 +54,14 @@ s3: setup ## backups in an object store: lints, and tests against a server that 
 	cargo test -p dray-backup --locked --features s3 --test s3
 	DRAY_S3_SERVER=$$(ci/s3.sh) cargo test -p dray-cli --locked --features s3 --test disks buckets::
 
-long: setup ## what make test has no time for: more virtual machines, more seeds, more power cuts
+long: setup ## what make test has no time for: more virtual machines, more seeds, more power cuts, a walk
 	cargo test --workspace --locked --test vm -- --ignored
 	DRAY_RESTARTS=100 cargo test --workspace --locked --test vm restarts -- --nocapture
 	DRAY_SIM_COUNT=20000 cargo test --workspace --locked --test seeds many_seeds
 	DRAY_SIM_COUNT=60 cargo test --workspace --locked --test seeds a_crash
 	DRAY_POWER_COUNT=200 cargo test --workspace --locked --test power -- --nocapture
 	DRAY_PAIRS=$(PAIRS) cargo test --release -p dray-agent --locked --lib two_faults -- --nocapture
+	MINUTES=10 ci/walk.sh
 
 demo: build ## move a running guest live between two hosts on this machine
 	@demo/run.sh
@@ -73,6 +74,9 @@ soak: setup ## random migrations in the simulator for MINUTES
 
 soak-vm: setup ## a real guest moves to and fro for MINUTES while everything round it fails (root)
 	@ci/soak-vm.sh
+
+walk: setup ## VMs and images are moved, backed up, resized, started again at random for MINUTES
+	@ci/walk.sh
 
 fuzz: setup ## fuzz every parser of bytes from outside, MINUTES in all
 	@ci/fuzz.sh

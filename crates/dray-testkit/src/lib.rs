@@ -5,8 +5,11 @@
 //! * [`lab`]: hosts with real agents on loopback.
 //! * [`power`]: machines that lose their power, and what must be on their disks then.
 //! * [`numbered`]: blocks that say which write they hold.
+//! * [`random`], [`counts`]: choices that a seed repeats, and what came of them.
 
+pub mod counts;
 pub mod guest;
 pub mod lab;
 pub mod numbered;
 pub mod power;
+pub mod random;

@@ -1,10 +1,10 @@
 //! What happens while the guest moves: each act alone is harmless, by the failure table; several come
 //! together here, and the second one meets what the first has left.
 
-use crate::counts::Counts;
-use crate::random::Random;
 use crate::vm::Vm;
 use crate::world::{LETTERS, Room, World};
+use dray_testkit::counts::Counts;
+use dray_testkit::random::Random;
 use std::time::Duration;
 
 /// How long an agent is away at most before it is started again.

@@ -1,8 +1,8 @@
 //! Compares what the guest was told is flushed with what is on the disks, and looks for a second owner.
 
-use crate::counts::Counts;
 use crate::vm::{Disk, Kind, Vm, path, text};
 use crate::world::{LETTERS, World};
+use dray_testkit::counts::Counts;
 use dray_testkit::guest::tools;
 use std::path::{Path, PathBuf};
 

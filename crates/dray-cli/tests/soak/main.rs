@@ -14,16 +14,14 @@
 
 mod acts;
 mod claims;
-mod counts;
 mod judge;
-mod random;
 mod round;
 mod vm;
 mod world;
 
-use counts::Counts;
+use dray_testkit::counts::Counts;
 use dray_testkit::guest::{initramfs, tools};
-use random::Random;
+use dray_testkit::random::Random;
 use round::Soak;
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};

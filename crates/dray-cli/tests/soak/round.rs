@@ -1,12 +1,12 @@
 //! One move of the guest with whatever happens meanwhile, until everything is quiet again; then the judge.
 
 use crate::acts::{Act, Stage, drawn};
-use crate::counts::Counts;
 use crate::judge;
-use crate::random::Random;
 use crate::vm::{Vm, await_end, images};
 use crate::world::{Ground, LETTERS, Room, World};
+use dray_testkit::counts::Counts;
 use dray_testkit::lab::Answer;
+use dray_testkit::random::Random;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};

@@ -1,9 +1,9 @@
 //! The guest, its disks, and the QEMU that it is in; the one that waits for it, when it moves.
 
-use crate::random::Random;
 use crate::world::{LETTERS, World};
 use dray_guest::line::Line;
 use dray_testkit::guest::{Bystander, GuestVm, GuestVmBuilder, tools};
+use dray_testkit::random::Random;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -215,21 +215,7 @@ impl World {
 
     /// The answer to a command, or none within `limit`: whoever asked has gone then.
     pub fn ask(&self, i: usize, args: &[&str], limit: Duration) -> io::Result<Option<Answer>> {
-        let child = self.host(i).spawn(args)?;
-        let pid = rustix::process::Pid::from_child(&child);
-        let (sender, answers) = std::sync::mpsc::channel();
-        std::thread::spawn(move || {
-            // Nobody waits any more when it comes late.
-            let _ = sender.send(Answer::of(child));
-        });
-        match answers.recv_timeout(limit) {
-            Ok(answer) => answer.map(Some),
-            Err(_) => {
-                // It may have ended this very moment.
-                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-                Ok(None)
-            }
-        }
+        self.host(i).ask(args, limit)
     }
 
     /// Whether nothing is wrong.
@@ -240,28 +226,8 @@ impl World {
     /// Keeps logs, journals and records for whoever looks into a failure.
     pub fn keep(&self, seed: u64, why: &str, story: &[String]) -> io::Result<()> {
         let to = kept(seed);
-        if to.exists() {
-            // Of an earlier try.
-            fs::remove_dir_all(&to)?;
-        }
-        fs::create_dir_all(&to)?;
-        fs::write(to.join("story"), format!("{}\n{why}\n", story.join("\n")))?;
-        for letter in LETTERS {
-            let host = self.lab.host(letter);
-            fs::write(to.join(format!("log-{letter}")), host.log())?;
-            let state = host.dir().join("state");
-            // Best effort: what cannot be copied is not what the failure is about.
-            let _ = run(&["cp", "-r", text(&state), text(&to.join(format!("state-{letter}")))]);
-            let listed = tools::run("ls", &["-la", text(&host.pool())])?;
-            fs::write(to.join(format!("pool-{letter}")), listed.stdout)?;
-        }
-        for entry in fs::read_dir(self.lab.dir())?.flatten() {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            if name.ends_with(".said") || name.ends_with(".serial") {
-                fs::copy(entry.path(), to.join(name))?;
-            }
-        }
-        Ok(())
+        self.lab.keep(&to)?;
+        fs::write(to.join("story"), format!("{}\n{why}\n", story.join("\n")))
     }
 }
 

@@ -1,10 +1,9 @@
 //! A lab with a VM on host a, ready to be moved to host b.
 
-use dray_testkit::guest::{Bystander, GuestVm, GuestVmBuilder, initramfs, tools};
+use dray_testkit::guest::{Bystander, GuestVm, GuestVmBuilder, Monitor, initramfs, tools};
 use dray_testkit::lab::{Answer, Lab};
 use serde_json::Value;
-use std::io::{self, BufRead, BufReader, Lines, Write};
-use std::os::unix::net::UnixStream;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::{Duration, Instant};
@@ -411,48 +410,10 @@ impl Stage {
     }
 }
 
-/// One QMP command and its answer. A monitor has one client: QEMU turns others away while an agent
-/// uses it, so that one is asked again that hangs up before it has greeted.
+/// One QMP command and its answer.
 pub fn qmp(path: &Path, command: &str) -> Value {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        match greeted(path) {
-            Ok(mut monitor) => return monitor.ask(command),
-            Err(why) => assert!(Instant::now() < deadline, "{}: {why}", path.display()),
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
-/// A monitor that takes commands.
-struct Monitor {
-    stream: UnixStream,
-    lines: Lines<BufReader<UnixStream>>,
-}
-
-/// Connects and does what a monitor wants first.
-fn greeted(path: &Path) -> io::Result<Monitor> {
-    let stream = UnixStream::connect(path)?;
-    let mut lines = BufReader::new(stream.try_clone()?).lines();
-    let gone = || io::Error::from(io::ErrorKind::UnexpectedEof);
-    lines.next().ok_or_else(gone)??;
-    writeln!(&stream, "{{\"execute\":\"qmp_capabilities\"}}")?;
-    lines.next().ok_or_else(gone)??;
-    Ok(Monitor { stream, lines })
-}
-
-impl Monitor {
-    fn ask(&mut self, text: &str) -> Value {
-        // At once: a QEMU that is told to quit does not wait for the line's end.
-        (&self.stream).write_all(format!("{text}\n").as_bytes()).expect("qmp");
-        loop {
-            let Some(Ok(line)) = self.lines.next() else { return Value::Null };
-            let answer: Value = serde_json::from_str(&line).expect("json");
-            if answer.get("return").is_some() || answer.get("error").is_some() {
-                return answer;
-            }
-        }
-    }
+    let mut monitor = Monitor::connect(path, PATIENCE).expect("a monitor");
+    monitor.ask(command).expect("qmp")
 }
 
 /// Tells a QEMU to quit, as whoever manages it does.

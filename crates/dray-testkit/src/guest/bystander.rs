@@ -97,6 +97,17 @@ impl Bystander {
         flushes
     }
 
+    /// Blocks from `first` on hold write number `seq` or a later one, as whoever wrote them knows.
+    pub fn note(&mut self, first: u64, count: u64, seq: u32) {
+        let range = first as usize..(first + count) as usize;
+        self.seq.get_mut(range).into_iter().flatten().for_each(|known| *known = seq);
+    }
+
+    /// The image is longer: it has so many bytes, and zeros behind what it had.
+    pub fn grow(&mut self, size: u64) {
+        self.seq.resize(size as usize / BLOCK, SEQ_BASE);
+    }
+
     /// Compares a raw image with what was flushed: every block may hold that or any later write, and
     /// nothing else. `lost` are ranges in bytes, start and end, of which nothing is expected.
     pub fn check_flushed(&self, path: &Path, lost: &[(u64, u64)]) -> io::Result<()> {

@@ -6,15 +6,18 @@
 //! * [`vm`]: starts QEMU, ends it by its process id.
 //! * [`console`]: commands to the guest program and its answers.
 //! * [`bystander`]: the expected contents of an image.
+//! * [`monitor`]: commands to its QEMU.
 //! * [`tools`]: what is installed; a test that cannot run says so.
 
 pub mod bystander;
 pub mod console;
 pub mod cpio;
 pub mod initramfs;
+pub mod monitor;
 pub mod tools;
 pub mod vm;
 
 pub use bystander::Bystander;
 pub use console::Console;
+pub use monitor::Monitor;
 pub use vm::{GuestDisk, GuestVm, GuestVmBuilder};

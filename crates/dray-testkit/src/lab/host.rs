@@ -293,6 +293,14 @@ impl Host {
         command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()
     }
 
+    /// The answer to a `dray` command run with `--json`, or none within `limit`: whoever asked has gone then.
+    ///
+    /// # Errors
+    /// When it cannot be started, or its output cannot be read.
+    pub fn ask(&self, args: &[&str], limit: Duration) -> io::Result<Option<Answer>> {
+        Answer::within(self.spawn(args)?, limit)
+    }
+
     /// Waits until a migration that this host knows is as `wanted`, and returns its status.
     ///
     /// # Errors
@@ -340,6 +348,29 @@ impl Answer {
     /// When its output cannot be read.
     pub fn of(child: Child) -> io::Result<Self> {
         child.wait_with_output().map(answer)
+    }
+}
+
+impl Answer {
+    /// The answer of a command that [`Host::spawn`] has started, or none within `limit`: it is killed then.
+    ///
+    /// # Errors
+    /// When its output cannot be read.
+    pub fn within(child: Child, limit: Duration) -> io::Result<Option<Self>> {
+        let pid = rustix::process::Pid::from_child(&child);
+        let (sender, answers) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            // Nobody waits any more when it comes late.
+            let _ = sender.send(Self::of(child));
+        });
+        match answers.recv_timeout(limit) {
+            Ok(answer) => answer.map(Some),
+            Err(_) => {
+                // It may have ended this very moment.
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+                Ok(None)
+            }
+        }
     }
 }
 

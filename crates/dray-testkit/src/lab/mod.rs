@@ -16,6 +16,7 @@ mod host;
 pub use host::{Answer, Host};
 
 use crate::guest::tools;
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -98,6 +99,34 @@ impl Lab {
     /// When one does not start.
     pub fn start(&self) -> io::Result<()> {
         self.hosts.iter().try_for_each(Host::start)
+    }
+
+    /// Keeps logs, journals, records and the names of files in a folder, for whoever looks into a failure. What was
+    /// kept there before goes.
+    ///
+    /// # Errors
+    /// When there is no room for it.
+    pub fn keep(&self, to: &Path) -> io::Result<()> {
+        if to.exists() {
+            fs::remove_dir_all(to)?;
+        }
+        fs::create_dir_all(to)?;
+        for host in &self.hosts {
+            let letter = host.letter();
+            fs::write(to.join(format!("log-{letter}")), host.log())?;
+            let (state, copy) = (host.dir().join("state"), to.join(format!("state-{letter}")));
+            // Best effort: what cannot be copied is not what the failure is about.
+            let _ = tools::run("cp", &["-r", text(&state), text(&copy)]);
+            let listed = tools::run("ls", &["-la", "--full-time", text(&host.pool())])?;
+            fs::write(to.join(format!("pool-{letter}")), listed.stdout)?;
+        }
+        for entry in fs::read_dir(self.dir())?.flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if name.ends_with(".said") || name.ends_with(".serial") {
+                fs::copy(entry.path(), to.join(name))?;
+            }
+        }
+        Ok(())
     }
 
     /// Where everything of the lab is; QMP sockets below it may be named to the agents.

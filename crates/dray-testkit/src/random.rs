@@ -1,12 +1,13 @@
 //! Random choices that a seed repeats.
 
-use dray_testkit::numbered::next;
+use crate::numbered::next;
 use std::time::Duration;
 
 /// A source of choices.
 pub struct Random(u64);
 
 impl Random {
+    /// The choices of a seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }

@@ -1,15 +1,16 @@
-//! What a soak has done so far.
+//! What a soak or a walk has done so far.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 /// Counts, by what they count.
 #[derive(Default)]
-pub struct Counts(BTreeMap<&'static str, u64>);
+pub struct Counts(BTreeMap<String, u64>);
 
 impl Counts {
-    pub fn add(&mut self, what: &'static str, count: u64) {
-        *self.0.entry(what).or_default() += count;
+    /// Counts so many more.
+    pub fn add(&mut self, what: impl Into<String>, count: u64) {
+        *self.0.entry(what.into()).or_default() += count;
     }
 }
 
