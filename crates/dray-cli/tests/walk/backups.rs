@@ -25,7 +25,7 @@ impl Walk<'_> {
         args.extend(if self.random.chance(20) { &["--full"][..] } else { &[] });
         let done = self.ask(host, &args)?;
         let wrote = writer.end()?;
-        self.images[nth].take(wrote)?;
+        self.images[nth].take_well(wrote)?;
         if done.is_none() {
             return Ok(());
         }

@@ -68,21 +68,25 @@ impl Walk<'_> {
 
     /// Starts the VM once its disks are where its manager has them.
     pub fn boot(&mut self, number: usize, host: usize) -> Result<(), String> {
-        let deadline = Instant::now() + UNLOCKED;
-        for nth in 0..self.vms[number].disks.len() {
-            let file = self.vms[number].disks[nth].file.clone();
-            while self.vms[number].disks[nth].home == Home::File {
-                let image = self.world.image(host, &file)?;
-                if image["state"] != "owner" {
-                    break;
-                }
-                if Instant::now() > deadline {
-                    return Err(format!("a vm that has ended cannot open its disk: {image}"));
-                }
-                std::thread::sleep(POLL);
-            }
+        for disk in self.vms[number].disks.iter().filter(|disk| disk.home == Home::File) {
+            self.await_file(host, &disk.file)?;
         }
         self.boot_now(number, host)
+    }
+
+    /// Waits until dray has let a file go whose VM has ended.
+    fn await_file(&self, host: usize, file: &str) -> Result<(), String> {
+        let deadline = Instant::now() + UNLOCKED;
+        loop {
+            let image = self.world.image(host, file)?;
+            if image["state"] != "owner" {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                return Err(format!("a vm that has ended cannot open its disk: {image}"));
+            }
+            std::thread::sleep(POLL);
+        }
     }
 
     /// Starts the VM: what its disks hold is what was flushed, or newer.
@@ -92,6 +96,9 @@ impl Walk<'_> {
         self.counts.add("MiB compared", bytes >> 20);
         self.counts.add("boots", 1);
         self.tell(format!("   vm{number} boots at {}", LETTERS[host]));
-        self.vms[number].boot(&self.world, host, true)
+        let began = Instant::now();
+        self.vms[number].boot(&self.world, host, true)?;
+        self.tell(format!("   vm{number} runs after {:.1?}", began.elapsed()));
+        Ok(())
     }
 }

@@ -6,8 +6,8 @@ use dray_testkit::random::Random;
 use serde_json::Value;
 
 /// Bytes of a disk, and of them those that hold something from the start.
-pub const SIZE: u64 = 40 << 20;
-const SEEDED: u64 = 8 << 20;
+const SIZE: u64 = 32 << 20;
+const SEEDED: u64 = 6 << 20;
 
 /// What is in the file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

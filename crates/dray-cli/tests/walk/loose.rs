@@ -130,17 +130,22 @@ impl Loose {
         Writer { stop, thread: std::thread::spawn(move || client.run(Random::new(seed))) }
     }
 
-    /// Takes what a client has done.
-    pub fn take(&mut self, wrote: Wrote) -> Result<usize, String> {
-        if let Some(error) = wrote.errors.first() {
-            return Err(format!("{}: the client saw error {error}", self.name));
-        }
+    /// Takes what a client has done; how many writes, and an error that it saw.
+    pub fn take(&mut self, wrote: Wrote) -> (usize, Option<u32>) {
         if wrote.flushed > 0 {
             self.flushed = self.history.len() + wrote.flushed;
         }
         let count = wrote.writes.len();
         self.history.extend(wrote.writes);
-        Ok(count)
+        (count, wrote.errors.first().copied())
+    }
+
+    /// The same where no client may see an error.
+    pub fn take_well(&mut self, wrote: Wrote) -> Result<(), String> {
+        match self.take(wrote).1 {
+            Some(error) => Err(format!("{}: the client saw error {error}", self.name)),
+            None => Ok(()),
+        }
     }
 
     /// Writes for a moment, and flushes. Nothing is in the way of it.
@@ -149,7 +154,7 @@ impl Loose {
         let writer = self.writer(world, seed);
         std::thread::sleep(BURST);
         let wrote = writer.end()?;
-        self.take(wrote)?;
+        self.take_well(wrote)?;
         if self.flushed == before {
             return Err(format!("{}: nothing is written where nothing is wrong", self.name));
         }

@@ -18,7 +18,7 @@ impl Walk<'_> {
     }
 
     /// A client writes while the image is copied, and stops at some moment, before or after the handover: what it
-    /// asks of the source then is not answered.
+    /// asks of the source then waits, and fails when the move is over.
     pub fn move_image(&mut self, nth: usize) -> Result<(), String> {
         let (source, name) = (self.images[nth].host, self.images[nth].name.clone());
         let to = World::name(1 - source);
@@ -32,7 +32,7 @@ impl Walk<'_> {
         let spawned = self.world.host(source).spawn(&words).map_err(|why| why.to_string())?;
         std::thread::sleep(self.random.time(WRITES));
         let wrote = writer.end()?;
-        let count = self.images[nth].take(wrote)?;
+        let (count, error) = self.images[nth].take(wrote);
         self.counts.add("writes of clients", count as u64);
         let mut after = Aftermath::default();
         for fault in faults {
@@ -42,6 +42,9 @@ impl Walk<'_> {
         let done = self.note(&words, outcome).is_some();
         self.settle()?;
         self.find_image(nth, done)?;
+        if let Some(error) = error.filter(|_| self.images[nth].host == source) {
+            return Err(format!("{name} has stayed, and its client saw error {error}"));
+        }
         let bytes = self.images[nth].judge(&self.world)?;
         self.counts.add("MiB compared", bytes >> 20);
         self.write_image(nth)

@@ -19,10 +19,13 @@ impl Walk<'_> {
     pub fn release(&mut self, number: usize) -> Result<(), String> {
         let running = self.vms[number].running()?;
         let (host, qmp) = (running.host, running.qmp());
-        if self.ask(host, &["release", "--qmp", &qmp])?.is_some() {
-            self.vms[number].disks.iter_mut().for_each(|disk| disk.home = Home::File);
+        // One that is refused may have given back some of the disks.
+        self.ask(host, &["release", "--qmp", &qmp])?;
+        let vm = &mut self.vms[number];
+        for disk in vm.disks.iter_mut().filter(|disk| disk.home == Home::Dray) {
+            disk.find_home(&self.world, host)?;
         }
-        self.vms[number].goes_on()
+        vm.goes_on()
     }
 
     /// A raw disk grows under its guest, which opens it anew.

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// What a guest writes over; beyond what was seeded a qcow2 grows.
-const SPAN: u64 = 24 << 20;
+const SPAN: u64 = 16 << 20;
 /// Errors reach the guest, which tells of them.
 pub const DEVICE: &str = ",rerror=report,werror=report";
 /// How long a monitor may be taken by an agent.
@@ -132,7 +132,7 @@ impl Vm {
         for nth in 0..self.disks.len() {
             let device = &self.disks[nth].device;
             let start = format!(
-                "start disk={device} span={SPAN} block=8192 rate=300000 flush=8 threads=2 log=1"
+                "start disk={device} span={SPAN} block=8192 rate=150000 flush=8 threads=2 log=1"
             );
             self.command(&start)?;
         }
