@@ -30,6 +30,8 @@ pub struct Disk {
     pub file: String,
     pub format: Format,
     pub home: Home,
+    /// The backing file of its qcow2, which holds what the disk began with.
+    base: Option<String>,
     /// Its name in the guest, and of its device in QEMU.
     pub device: String,
     pub qdev: String,
@@ -57,14 +59,18 @@ impl Disk {
     ) -> Result<Self, String> {
         // Both formats are met in each walk.
         let format = if (vm + nth).is_multiple_of(2) { Format::Raw } else { Format::Qcow2 };
-        let disk = Self {
+        let mut disk = Self {
             file: format!("vm{vm}-{nth}.{}", format.word()),
             format,
             home: random.pick(&[Home::File, Home::File, Home::Dray]),
+            base: None,
             device: format!("vd{}", char::from(b'a' + nth as u8)),
             qdev: format!("disk{nth}"),
             flushed: Bystander::new((10 * (vm + 1) + nth) as u64, SIZE, SEEDED),
         };
+        if format == Format::Qcow2 && random.chance(50) {
+            (disk.base, disk.home) = (Some(format!("vm{vm}-{nth}-base.qcow2")), Home::File);
+        }
         disk.fill(world, host).map_err(|why| format!("{}: {why}", disk.file))?;
         Ok(disk)
     }
@@ -74,8 +80,14 @@ impl Disk {
         if self.format == Format::Qcow2 {
             let raw = world.lab.dir().join("seed.raw");
             self.flushed.create_raw(&raw)?;
-            let convert = ["convert", "-f", "raw", "-O", "qcow2", text(&raw), text(&path)];
+            let whole = self.base.as_ref().map_or(path.clone(), |base| world.file(host, base));
+            let convert = ["convert", "-f", "raw", "-O", "qcow2", text(&raw), text(&whole)];
             tools::run("qemu-img", &convert)?;
+            if let Some(base) = &self.base {
+                // By a name that is right at either host.
+                let create = ["create", "-f", "qcow2", "-b", base, "-F", "qcow2", text(&path)];
+                tools::run("qemu-img", &create)?;
+            }
             std::fs::remove_file(&raw)?;
         } else {
             self.flushed.create_raw(&path)?;
@@ -99,7 +111,15 @@ impl Disk {
         };
         if self.format == Format::Qcow2 {
             let below: String = protocol.split(',').map(|one| format!(",file.{one}")).collect();
-            format!("driver=qcow2,node-name=node{nth},discard=unmap{below}")
+            let backing = self.base.as_ref().map(|base| {
+                let file = world.file(host, base);
+                let file = text(&file);
+                format!(
+                    ",backing.driver=qcow2,backing.file.driver=file,backing.file.filename={file}"
+                )
+            });
+            let backing = backing.unwrap_or_default();
+            format!("driver=qcow2,node-name=node{nth},discard=unmap{below}{backing}")
         } else {
             format!("{protocol},node-name=node{nth},discard=unmap")
         }
@@ -108,7 +128,11 @@ impl Disk {
     /// Where the disk is after a move that was prepared so: dray has it there, or QEMU.
     pub fn moved(&mut self, world: &World, host: usize, prepared: &Value) -> Result<(), String> {
         let images = prepared["images"].as_array().ok_or("no images")?;
-        let image = images.iter().rfind(|image| image["device"] == self.qdev.as_str());
+        // Only what QEMU is to open, not what is below it.
+        let opened =
+            |image: &Value| image["blockdev"].as_array().is_some_and(|all| !all.is_empty());
+        let own = |image: &&Value| image["device"] == self.qdev.as_str() && opened(image);
+        let image = images.iter().find(own);
         let export = image.and_then(|image| image["export"].as_str()).ok_or("no such device")?;
         if export != self.file {
             self.flattened(world, host, export);
@@ -119,6 +143,7 @@ impl Disk {
     /// A disk that was flattened is raw at the target, unless that has made a qcow2 of it.
     fn flattened(&mut self, world: &World, host: usize, export: &str) {
         if !world.file(host, &self.file).exists() {
+            self.base = None;
             self.file = export.to_owned();
             self.format = Format::Raw;
         }

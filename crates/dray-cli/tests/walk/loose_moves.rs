@@ -1,8 +1,10 @@
 //! An image that no VM uses moves to the other host, is written to, grows, or begins with a backup there.
 
 use crate::faults::Aftermath;
+use crate::loose::Writer;
 use crate::walk::Walk;
 use crate::world::{LETTERS, REPOSITORY, World};
+use std::process::Child;
 use std::time::Duration;
 
 /// Until its client stops in a move, at most.
@@ -11,41 +13,79 @@ const WRITES: Duration = Duration::from_secs(3);
 const GROWS: u64 = 4 << 20;
 const LONGEST: u64 = 64 << 20;
 
+/// An image that is under way.
+pub struct Moving {
+    nth: usize,
+    source: usize,
+    args: Vec<String>,
+    command: Option<Child>,
+    writer: Option<Writer>,
+    /// What its client saw.
+    error: Option<u32>,
+}
+
 impl Walk<'_> {
     pub fn write_image(&mut self, nth: usize) -> Result<(), String> {
         let seed = self.random.below(1 << 40);
         self.images[nth].burst(&self.world, seed)
     }
 
-    /// A client writes while the image is copied, and stops at some moment, before or after the handover: what it
-    /// asks of the source then waits, and fails when the move is over.
+    /// A client writes while the image is copied, and stops at some moment, before or after the handover.
     pub fn move_image(&mut self, nth: usize) -> Result<(), String> {
-        let (source, name) = (self.images[nth].host, self.images[nth].name.clone());
-        let to = World::name(1 - source);
-        let mut args =
-            vec!["migrate".to_owned(), "--image".into(), name.clone(), "--to".into(), to];
-        args.extend(self.options());
-        let words: Vec<&str> = args.iter().map(String::as_str).collect();
         let faults = self.draw_faults(false);
-        self.tell(format!("   from {}: {words:?}, {faults:?}", LETTERS[source]));
-        let writer = self.images[nth].writer(&self.world, self.random.below(1 << 40));
-        let spawned = self.world.host(source).spawn(&words).map_err(|why| why.to_string())?;
+        self.tell(format!("   {faults:?}"));
+        let mut moving = self.begin_image(nth)?;
         std::thread::sleep(self.random.time(WRITES));
-        let wrote = writer.end()?;
-        let (count, error) = self.images[nth].take(wrote);
-        self.counts.add("writes of clients", count as u64);
-        let mut after = Aftermath::default();
+        self.stop_client(&mut moving)?;
+        let (source, mut after) = (moving.source, Aftermath::default());
         for fault in faults {
             self.fault(fault, source, None, &mut after)?;
         }
-        let outcome = World::outcome(spawned, &format!("{words:?}"))?;
-        let done = self.note(&words, outcome).is_some();
+        let done = self.await_image(&mut moving)?;
         self.settle()?;
+        self.end_image(&moving, done)
+    }
+
+    /// Begins to move an image and to write to it.
+    pub fn begin_image(&mut self, nth: usize) -> Result<Moving, String> {
+        let image = &self.images[nth];
+        let (source, name, to) = (image.host, image.name.clone(), World::name(1 - image.host));
+        let mut args = vec!["migrate".to_owned(), "--image".into(), name, "--to".into(), to];
+        args.extend(self.options());
+        self.tell(format!("   from {}: {args:?}", LETTERS[source]));
+        let seed = self.random.below(1 << 40);
+        let writer = Some(self.images[nth].writer(&self.world, seed));
+        let words: Vec<&str> = args.iter().map(String::as_str).collect();
+        let command = self.world.host(source).spawn(&words).map_err(|why| why.to_string())?;
+        Ok(Moving { nth, source, args, command: Some(command), writer, error: None })
+    }
+
+    /// What the client asks of the source after the handover waits, and fails when the move is over.
+    pub fn stop_client(&mut self, moving: &mut Moving) -> Result<(), String> {
+        let Some(writer) = moving.writer.take() else { return Ok(()) };
+        let (count, error) = self.images[moving.nth].take(writer.end()?);
+        self.counts.add("writes of clients", count as u64);
+        moving.error = error;
+        Ok(())
+    }
+
+    /// Whether the command says that the image has moved.
+    pub fn await_image(&mut self, moving: &mut Moving) -> Result<bool, String> {
+        let command = moving.command.take().ok_or("nobody moves the image")?;
+        let words: Vec<&str> = moving.args.iter().map(String::as_str).collect();
+        let outcome = World::outcome(command, &format!("{words:?}"))?;
+        Ok(self.note(&words, outcome).is_some())
+    }
+
+    /// Looks where the image is, and at what it holds.
+    pub fn end_image(&mut self, moving: &Moving, done: bool) -> Result<(), String> {
+        let Moving { nth, source, error, .. } = *moving;
         self.find_image(nth, done)?;
-        if let Some(error) = error.filter(|_| self.images[nth].host == source) {
-            return Err(format!("{name} has stayed, and its client saw error {error}"));
+        let image = &self.images[nth];
+        if let Some(error) = error.filter(|_| image.host == source) {
+            return Err(format!("{} has stayed, and its client saw error {error}", image.name));
         }
-        let bytes = self.images[nth].judge(&self.world)?;
+        let bytes = image.judge(&self.world)?;
         self.counts.add("MiB compared", bytes >> 20);
         self.write_image(nth)
     }

@@ -1,6 +1,7 @@
 //! A VM moves to the other host, with faults on the way, until it is known where it is.
 
 use crate::faults::Aftermath;
+use crate::loose_moves::Moving;
 use crate::walk::Walk;
 use crate::world::{LETTERS, World};
 use serde_json::Value;
@@ -10,6 +11,8 @@ const STRATEGIES: [&str; 6] = ["pre-copy", "post-copy", "hybrid", "auto", "auto"
 const RATES: [&str; 3] = ["60Mbit", "150Mbit", "1Gbit"];
 /// How long after the end of all migrations it may take until a guest runs.
 const RUNS: Duration = Duration::from_secs(30);
+/// So many of a hundred VMs move together with an image.
+const BESIDE: u64 = 25;
 const POLL: Duration = Duration::from_millis(200);
 
 /// Where the guest is after a move.
@@ -31,13 +34,14 @@ impl Walk<'_> {
         let words: Vec<&str> = args.iter().map(String::as_str).collect();
         self.tell(format!("   {} → {}: {words:?}, {faults:?}", LETTERS[source], LETTERS[target]));
         let spawned = self.world.host(source).spawn(&words).map_err(|why| why.to_string())?;
+        let beside = self.begin_beside()?;
         let mut after = Aftermath::default();
         for fault in faults {
             self.fault(fault, source, Some(number), &mut after)?;
         }
         let outcome = World::outcome(spawned, &format!("{words:?}"))?;
         let summary = self.note(&words, outcome);
-        self.settle()?;
+        self.end_beside(beside)?;
         let guest = self.where_is(number)?;
         self.tell(format!("   {guest:?}"));
         match guest {
@@ -49,6 +53,25 @@ impl Walk<'_> {
             Guest::Died => self.died(number)?,
         }
         self.vms[number].goes_on()
+    }
+
+    /// Now and then an image moves at the same time.
+    fn begin_beside(&mut self) -> Result<Option<Moving>, String> {
+        if !self.random.chance(BESIDE) {
+            return Ok(None);
+        }
+        let nth = self.random.below(self.images.len() as u64) as usize;
+        self.counts.add("images that move beside a VM", 1);
+        self.begin_image(nth).map(Some)
+    }
+
+    /// Everything that is under way ends.
+    fn end_beside(&mut self, beside: Option<Moving>) -> Result<(), String> {
+        let Some(mut moving) = beside else { return self.settle() };
+        self.stop_client(&mut moving)?;
+        let done = self.await_image(&mut moving)?;
+        self.settle()?;
+        self.end_image(&moving, done)
     }
 
     fn prepare(

@@ -31,7 +31,24 @@ impl Walk<'_> {
             file.display(),
             LETTERS[host]
         ));
-        Ok(())
+        self.bring_back(host, &file)
+    }
+
+    /// Moves whatever left the replica to where it is.
+    fn bring_back(&mut self, host: usize, file: &Path) -> Result<(), String> {
+        let hidden = file.file_name().map(|name| name.to_string_lossy().into_owned());
+        let hidden = hidden.unwrap_or_default();
+        let left_by = |name: &str| hidden.starts_with(&format!(".{name}.dray-replica-"));
+        let image = self.images.iter().position(|image| image.host != host && left_by(&image.name));
+        let vm = self
+            .vms
+            .iter()
+            .position(|vm| vm.host() != host && vm.disks.iter().any(|disk| left_by(&disk.file)));
+        match (image, vm) {
+            (Some(nth), _) => self.move_image(nth),
+            (None, Some(number)) => self.move_vm(number),
+            (None, None) => Ok(()),
+        }
     }
 
     /// `hidden`: the time of its last change is put back.
