@@ -125,7 +125,14 @@ impl Walk<'_> {
             self.hear()?;
             let vm = &mut self.vms[number];
             let here = vm.running()?.runs()?;
-            let there = vm.waiting.as_mut().map_or(Ok(false), |waiting| waiting.runs())?;
+            let there = match vm.waiting.as_mut().map_or(Ok(false), |waiting| waiting.runs()) {
+                // One whose migration ended while it opened its disks waits for them, and is of no use.
+                Err(_) if vm.waiting.as_mut().is_some_and(|waiting| waiting.is_silent()) => {
+                    self.counts.add("waiting QEMUs that answer nobody", 1);
+                    false
+                }
+                there => there?,
+            };
             match (here, there) {
                 (true, true) => return Err(format!("vm{number} runs at both hosts")),
                 (true, false) => return Ok(Guest::Stayed),
@@ -152,9 +159,20 @@ impl Walk<'_> {
         }
         let vm = &mut self.vms[number];
         let old = std::mem::replace(&mut vm.running, vm.waiting.take());
-        old.map_or(Ok(()), crate::vm::Running::quit)?;
+        old.map_or(Ok(()), |old| old.quit(|host| self.unstall(number, host)))?;
+        let vm = &mut self.vms[number];
         for disk in &mut vm.disks {
             disk.moved(&self.world, target, prepared)?;
+        }
+        Ok(())
+    }
+
+    /// The way out for a QEMU at the source that does not end: what it waits for there fails.
+    fn unstall(&mut self, number: usize, host: usize) -> Result<(), String> {
+        self.counts.add("QEMUs at a source that had to be told to end twice", 1);
+        for nth in 0..self.vms[number].disks.len() {
+            let file = self.vms[number].disks[nth].file.clone();
+            self.ask(host, &["unstall", &file, "--fail"])?;
         }
         Ok(())
     }

@@ -62,12 +62,21 @@ impl Running {
         Ok(answer["return"]["running"] == true)
     }
 
-    /// Tells it to quit and waits for its end.
-    pub fn quit(mut self) -> Result<(), String> {
+    /// Whether no guest has ever said anything in it.
+    pub fn is_silent(&mut self) -> bool {
+        self.read == 0 && self.qemu.console().lines().is_empty()
+    }
+
+    /// Tells it to quit and waits for its end. `help` is what its operator does when it does not end.
+    pub fn quit(mut self, help: impl FnOnce(usize) -> Result<(), String>) -> Result<(), String> {
         if self.has_ended() {
             return Ok(());
         }
         let told = self.tell("{\"execute\":\"quit\"}");
+        if self.qemu.wait_exit(QUIT).is_ok() {
+            return Ok(());
+        }
+        help(self.host)?;
         let ended = self.qemu.wait_exit(QUIT).map(drop);
         ended.map_err(|why| format!("{} at {}: {why}, {told:?}", self.qmp(), LETTERS[self.host]))
     }
