@@ -111,18 +111,23 @@ impl Disk {
         };
         if self.format == Format::Qcow2 {
             let below: String = protocol.split(',').map(|one| format!(",file.{one}")).collect();
-            let backing = self.base.as_ref().map(|base| {
-                let file = world.file(host, base);
-                let file = text(&file);
-                format!(
-                    ",backing.driver=qcow2,backing.file.driver=file,backing.file.filename={file}"
-                )
-            });
-            let backing = backing.unwrap_or_default();
+            // A file finds its backing file by itself.
+            let on_dray = self.base.is_some() && self.home == Home::Dray;
+            let backing = if on_dray { format!(",backing=base{nth}") } else { String::new() };
             format!("driver=qcow2,node-name=node{nth},discard=unmap{below}{backing}")
         } else {
             format!("{protocol},node-name=node{nth},discard=unmap")
         }
+    }
+
+    /// The `-blockdev` of its backing file, where QEMU does not find that by itself.
+    pub fn base_blockdev(&self, world: &World, host: usize, nth: usize) -> Option<String> {
+        let base = self.base.as_ref().filter(|_| self.home == Home::Dray)?;
+        let file = world.file(host, base);
+        Some(format!(
+            "driver=qcow2,node-name=base{nth},read-only=on,file.driver=file,file.filename={}",
+            text(&file)
+        ))
     }
 
     /// Where the disk is after a move that was prepared so: dray has it there, or QEMU.

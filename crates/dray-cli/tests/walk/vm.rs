@@ -113,6 +113,8 @@ impl Vm {
     pub fn boot(&mut self, world: &World, host: usize, learn: bool) -> Result<(), String> {
         let (mut builder, other) = self.builder(world);
         for (nth, disk) in self.disks.iter().enumerate() {
+            let below = disk.base_blockdev(world, host, nth);
+            builder = below.into_iter().fold(builder, GuestVmBuilder::blockdev);
             builder = builder.blockdev(disk.blockdev(world, host, nth));
             builder = builder.disk_with(&disk.qdev, &format!("node{nth}"), DEVICE);
         }
