@@ -3,7 +3,7 @@
 use crate::judge;
 use crate::loose::Loose;
 use crate::vm::Vm;
-use crate::world::{Outcome, World, kept};
+use crate::world::{LETTERS, Outcome, World, kept};
 use dray_testkit::counts::Counts;
 use dray_testkit::random::Random;
 use std::collections::BTreeSet;
@@ -93,10 +93,16 @@ impl<'a> Walk<'a> {
     /// Keeps what there is to look at, and shows the end of the story.
     pub fn keep(&self, seed: u64, why: &str) {
         let to = kept(seed);
+        // Asked before anything is taken down; an agent that says nothing is what the failure is about.
+        let asked = |host, what| format!("{:#?}", self.world.list(host, what));
+        let shown = [(0, "status"), (0, "images"), (1, "status"), (1, "images")];
+        let shown =
+            shown.map(|(host, what)| (format!("{what}-{}", LETTERS[host]), asked(host, what)));
         let story = format!("{}\n{why}\n", self.story.join("\n"));
         let result =
             self.world.lab.keep(&to).and_then(|()| std::fs::write(to.join("story"), story));
-        if let Err(why) = result {
+        let write = |(name, what): &(String, String)| std::fs::write(to.join(name), what);
+        if let Err(why) = result.and_then(|()| shown.iter().try_for_each(write)) {
             println!("logs are not kept: {why}");
         }
         println!("{}", self.story[self.story.len().saturating_sub(25)..].join("\n"));
