@@ -1,12 +1,10 @@
 //! The images as exports of the NBD server.
 
 use crate::flat::swap::may_be_past;
-use crate::vm::RECONNECT_DELAY;
 use dray_host::registry::{Closed, CopyState, Entry, Process, Registry};
 use dray_image::{Disk, Image};
 use dray_nbd::{Client, ExportError, ExportInfo, Exports};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// The images of this host as NBD clients see them.
 pub struct ImageExports(pub Arc<Registry>);
@@ -35,10 +33,10 @@ impl Exports for ImageExports {
             });
         };
         let record = entry.record();
-        let gone = record.state == CopyState::Replica && record.migration.is_none();
-        // A guest that is told nothing more waits for an answer; one that begins here must not.
-        let new = record.state == CopyState::Replica && !self.was_attached(name, client);
-        if new || gone && !has_just_departed(&entry) {
+        // A QEMU that had the disk waits for an answer, or has to be able to quit; one that begins here must not.
+        // Of one on another host that cannot be told: it is no guest's that has left.
+        let new = !self.was_attached(name, client) || record.has_left() && client.process.is_none();
+        if record.state == CopyState::Replica && new {
             let why = format!("image '{name}' was handed over to another host");
             return Err(ExportError::Refused(why));
         }
@@ -91,10 +89,4 @@ impl ImageExports {
 
 fn process_of(client: &Client) -> Option<Process> {
     client.process.map(|dray_nbd::Process { pid, started }| Process { pid, started })
-}
-
-/// Whether a QEMU that had the disk may still be about to come back.
-fn has_just_departed(entry: &Entry) -> bool {
-    let delay = Duration::from_secs(RECONNECT_DELAY.into());
-    entry.departed().is_some_and(|at| at.elapsed() < delay)
 }

@@ -173,3 +173,20 @@ fn no_request_fails_when_the_target_restarts_during_backfill() {
 fn no_request_fails_when_the_source_restarts_after_the_handover() {
     during_backfill("again-source", "a");
 }
+
+/// The agent at the source was away when the migration was over: the QEMU there that comes back to it has nothing to
+/// wait for.
+#[test]
+fn a_source_whose_agent_restarts_after_the_move_can_quit() {
+    for stops in [0, 1] {
+        let Some(mut stage) = Stage::new("quits-late", &KINDS, 1_000_000) else { return };
+        stage.prepare();
+        let moved = stage.migrate(&["--release", "never"]).expect("moves");
+        assert_eq!(moved["result"], "completed", "{moved:#}");
+        restart(stage.lab.host("a"), stops);
+        stage.quit_source();
+        stage.assert_guest_is_well();
+        stage.finish_guest();
+        stage.assert_images("b");
+    }
+}

@@ -11,7 +11,6 @@ use dray_image::locks::probe_file;
 use dray_image::{Disk, Hold, Image, ImageFile, InUse, QemuLocks};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 
 /// An image with its disk.
 pub struct Entry {
@@ -21,9 +20,6 @@ pub struct Entry {
     locks: Mutex<Option<QemuLocks>>,
     /// Somebody else had locked the file when its locks were to be taken, and they are not here yet.
     locked_out: AtomicBool,
-    /// When the last migration away from here ended. A QEMU that had the disk may still come back
-    /// and must be able to quit: it is let in, and everything it asks but a flush fails.
-    departed: Mutex<Option<Instant>>,
     /// The line of generations, at the owner.
     line: Mutex<Option<Arc<Line>>>,
     /// What is known of its guest's accesses.
@@ -55,14 +51,22 @@ impl Entry {
         match record.state {
             CopyState::Owner => {}
             CopyState::Incoming => disk.shut(),
-            CopyState::Replica => disk.park_now(),
+            CopyState::Replica => {
+                disk.park_now();
+                // It is open for reading only, and a QEMU that had it for writing is to come back.
+                if !record.read_only {
+                    disk.tell_writable();
+                }
+            }
+        }
+        if record.has_left() {
+            disk.fail_parked();
         }
         Self {
             flat,
             record: Mutex::new(record),
             locks: Mutex::default(),
             locked_out: AtomicBool::new(false),
-            departed: Mutex::default(),
             line: Mutex::default(),
             heat,
             disk,
@@ -192,15 +196,10 @@ impl Entry {
         *self.line.lock().unwrap_or_else(PoisonError::into_inner) = line;
     }
 
-    /// The image has left for good, `now`.
-    pub fn depart(&self, now: Instant) {
+    /// The image has left for good. A QEMU that had the disk may still come back, and must be able to quit: it is
+    /// let in, and everything that it asks but a flush fails.
+    pub fn depart(&self) {
         self.disk.fail_parked();
-        *self.departed.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
-    }
-
-    /// When it has left last, as far as this process knows.
-    pub fn departed(&self) -> Option<Instant> {
-        *self.departed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Where the active image of `chain` is, when this is the same one, flattened.

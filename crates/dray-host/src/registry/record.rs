@@ -212,6 +212,11 @@ impl ImageRecord {
         self.flat.as_ref().and_then(|flat| flat.overlay).unwrap_or(self.id)
     }
 
+    /// Whether it is a copy whose migration is over: nobody waits for anything of it.
+    pub fn has_left(&self) -> bool {
+        self.state == CopyState::Replica && self.migration.is_none()
+    }
+
     /// Whether its file is complete and only read, so that others may use it as well.
     pub fn is_base(&self) -> bool {
         let named = self.place == Place::Named && self.state == CopyState::Owner;

@@ -141,6 +141,8 @@ pub struct Disk {
     meter: Meter,
     counters: Counters,
     withdrawn: AtomicBool,
+    /// Its clients are told that they may write.
+    told_writable: AtomicBool,
 }
 
 impl Disk {
@@ -170,6 +172,7 @@ impl Disk {
             meter: Meter::default(),
             counters: Counters::default(),
             withdrawn: AtomicBool::new(false),
+            told_writable: AtomicBool::new(false),
             backing,
         })
     }
@@ -247,6 +250,16 @@ impl Disk {
     pub fn fail_parked(&self) {
         self.missing.set_failed(true);
         self.gate.fail();
+    }
+
+    /// Clients are told that they may write, whatever the image below takes: those that were told so once do not
+    /// come back to a disk that says something else. To be said of a disk that lets no change pass.
+    pub fn tell_writable(&self) {
+        self.told_writable.store(true, Ordering::SeqCst);
+    }
+
+    fn told_writable(&self) -> bool {
+        self.told_writable.load(Ordering::SeqCst)
     }
 
     /// The image is another's from now on, or has another disk: everything fails that waits or comes, for

@@ -125,7 +125,8 @@ impl Disk {
 
 impl Image for Disk {
     fn geometry(&self) -> Geometry {
-        self.backing.geometry()
+        let geometry = self.backing.geometry();
+        Geometry { read_only: geometry.read_only && !self.told_writable(), ..geometry }
     }
 
     fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {

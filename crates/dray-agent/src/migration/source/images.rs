@@ -357,7 +357,7 @@ impl SourceImages {
                 // All was durable at the handover, and what was lost before is told. Should the image
                 // come back, another guest's flush has nothing to hear of that.
                 entry.file.forget_losses();
-                entry.depart(Instant::now());
+                entry.depart();
             } else if record.in_place.is_some() {
                 // The name was this guest's alone; the file stays.
                 self.registry.forget(&record.name)?;
