@@ -274,6 +274,19 @@ impl Registry {
         })
     }
 
+    /// The disk of an image that was adopted may be on its file from here on.
+    ///
+    /// # Errors
+    /// What the store reports; nothing is changed then.
+    pub fn doubt_adoption(&self, entry: &Entry) -> io::Result<()> {
+        if entry.record().adopted.is_none() {
+            return Ok(());
+        }
+        self.update(entry, |record| {
+            record.adopted.iter_mut().for_each(|adopted| adopted.done = false);
+        })
+    }
+
     /// The disk is still on dray, and was all the time: what dray tracked is everything.
     ///
     /// # Errors

@@ -79,7 +79,7 @@ impl Agent {
 pub(super) fn not_released(what: &str, why: NotReleased) -> ApiError {
     match &why {
         NotReleased::Qemu(why) => qemu_error(what, why),
-        NotReleased::Store(why) => io_error(what, why),
+        NotReleased::Store(why) | NotReleased::NotNoted(why) => io_error(what, why),
         NotReleased::Untold(loss) => loss.refused(what),
         NotReleased::TooShort(_) => ApiError::new(ErrorKind::Io, what, &why)
             .hint("see whether the file system takes a file as long as that; the length is a hole"),

@@ -1,7 +1,8 @@
 //! Images that QEMU has taken back as plain files: what is known of them, so that the next migration
 //! sends only what was changed.
 //!
-//! **Release.** (1) The note `released/ID.json` is durable, with the name of a dirty bitmap; (2) QEMU
+//! **Release.** (1) The note `released/ID.json` is durable, with the name of a dirty bitmap, or, where nobody has
+//! use for one, the record says that the disk may be on its file; (2) QEMU
 //! gets a node for the file, the bitmap on it, and then the pivot; (3) the image's line of generations
 //! is written beside the note, with what was changed while dray served it; (4) the note says that the
 //! file is QEMU's; (5) the image is forgotten here.
@@ -95,6 +96,8 @@ pub enum NotReleased {
     Left(Untold, dray_qemu::Error),
     /// The file cannot be made as long as its export: the disk is on dray.
     TooShort(io::Error),
+    /// What has to be durable before QEMU gets the disk is not: it is on dray.
+    NotNoted(io::Error),
 }
 
 impl fmt::Display for NotReleased {
@@ -102,6 +105,7 @@ impl fmt::Display for NotReleased {
         match self {
             Self::Qemu(why) => why.fmt(f),
             Self::Store(why) => write!(f, "cannot note a released image: {why}"),
+            Self::NotNoted(why) => write!(f, "cannot note that it is released: {why}"),
             Self::Untold(loss) => f.write_str(&loss.with_hint()),
             Self::Left(loss, why) => {
                 write!(f, "{loss}; QEMU has the disk and does not give it back ({why})")
@@ -118,7 +122,7 @@ impl NotReleased {
     fn is_undone(&self) -> bool {
         match self {
             Self::Qemu(why) => !why.kind().is_unknown(),
-            Self::Untold(_) | Self::TooShort(_) => true,
+            Self::Untold(_) | Self::TooShort(_) | Self::NotNoted(_) => true,
             Self::Store(_) | Self::Left(..) => false,
         }
     }
@@ -221,7 +225,10 @@ pub async fn release(
     };
     lengthen(entry).map_err(NotReleased::TooShort)?;
     abort::step("ReleaseNote");
-    let note = begin_release(registry, qmp, plan, entry)?;
+    let note = begin_release(registry, qmp, plan, entry).map_err(NotReleased::NotNoted)?;
+    if note.is_none() {
+        registry.doubt_adoption(entry).map_err(NotReleased::NotNoted)?;
+    }
     if let Some(line) = entry.line().filter(|_| note.is_some()) {
         line.suspect();
     }
@@ -230,11 +237,13 @@ pub async fn release(
     abort::step("ReleasePivot");
     let released = pivot(qmp, plan, bitmap.as_ref(), &leaving).await;
     if let Err(why) = &released
-        && note.is_some()
         && why.is_undone()
     {
         // The guest is on dray as before, and so is every write.
-        registry.undo_release(entry)?;
+        if note.is_some() {
+            registry.undo_release(entry)?;
+        }
+        registry.end_adoption(entry)?;
     }
     let released = released?;
     abort::step("ReleasePivoted");

@@ -19,6 +19,7 @@ mod released;
 mod resize;
 mod restart;
 mod restarts;
+mod settled;
 mod several;
 mod stage;
 mod strategies;

@@ -50,7 +50,7 @@ pub struct Adopted {
     pub device: String,
     /// The splice, as the hypervisor side needs it to undo it.
     pub splice: serde_json::Value,
-    /// It came to its end: the disk was on dray. Until then it may be on its file.
+    /// It came to its end: the disk was on dray. Until then, and while it goes back, it may be on its file.
     pub done: bool,
     /// QEMU's command line does not tell how the disk's nodes are made, a note of an earlier release
     /// did: there has to be one again when it goes back.

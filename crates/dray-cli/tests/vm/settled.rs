@@ -1,0 +1,88 @@
+//! An agent dies while a disk comes under dray or goes back to QEMU. The next one asks the VM where the disk is, by
+//! itself; until it knows, nobody new uses the image.
+
+use crate::restart::{dies, start_with};
+use crate::stage::{Kind, PATIENCE, Stage};
+use dray_testkit::guest::tools;
+use dray_testkit::lab::Answer;
+use serde_json::Value;
+use std::time::{Duration, Instant};
+
+/// Where the disk is when all is settled.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum On {
+    Dray,
+    File,
+}
+
+/// What dray has of the disk; none when it has nothing.
+fn image(stage: &Stage) -> Option<Value> {
+    let images = stage.lab.host("a").json(&["images"]).expect("images");
+    images.as_array().and_then(|all| all.first().cloned())
+}
+
+/// Whether a client that was not there before is served.
+fn serves_new(stage: &Stage) -> bool {
+    let socket = stage.lab.host("a").nbd_socket();
+    let uri = format!("nbd+unix:///disk0.raw?socket={}", socket.display());
+    tools::run("qemu-img", &["info", "-f", "raw", &uri]).is_ok()
+}
+
+/// `dray COMMAND` dies with its agent before `step`. The next agent settles what is left, and the disk is in the end
+/// where `on` says.
+fn dies_at(command: &str, step: &str, on: On) {
+    let name = format!("settled-{}", step.to_lowercase());
+    let Some(mut stage) = Stage::new(&name, &[Kind::Plain], 2_000_000) else { return };
+    let qmp = stage.source_qmp();
+    if command == "release" {
+        stage.lab.host("a").json(&["adopt", "--qmp", &qmp]).expect("adopt");
+    }
+    start_with(stage.lab.host("a"), "DRAY_ABORT_BEFORE", step);
+    let asked = stage.lab.host("a").spawn(&[command, "--qmp", &qmp]).expect("spawn");
+    dies(stage.lab.host("a"));
+    assert_ne!(Answer::of(asked).expect("answer").code, 0);
+    // QEMU does not answer at first, so that nobody can know.
+    stage.source.pause().expect("SIGSTOP");
+    stage.lab.host("a").start().expect("start");
+    if let Some(image) = image(&stage) {
+        assert!(!serves_new(&stage), "{step}: it is not known where the disk is: {image}");
+    }
+    stage.source.go_on().expect("SIGCONT");
+    let deadline = Instant::now() + PATIENCE;
+    let settled = |stage: &Stage| match on {
+        On::File => image(stage).is_none(),
+        On::Dray => image(stage).is_some() && serves_new(stage),
+    };
+    while !settled(&stage) {
+        assert!(Instant::now() < deadline, "{step}: {:?}\n{}", image(&stage), stage.logs());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    stage.assert_guest_is_well();
+    if on == On::Dray {
+        stage.release();
+    }
+    stage.finish_guest();
+    stage.assert_images("a");
+}
+
+#[test]
+fn an_adoption_that_did_not_come_to_its_pivot_has_not_been() {
+    dies_at("adopt", "AdoptPivot", On::File);
+}
+
+#[test]
+fn an_adoption_that_came_to_its_pivot_ends_at_the_next_start() {
+    dies_at("adopt", "AdoptClose", On::Dray);
+}
+
+#[test]
+#[ignore = "long: make long"]
+fn a_release_that_did_not_come_to_its_pivot_has_not_been() {
+    dies_at("release", "ReleasePivot", On::Dray);
+}
+
+#[test]
+#[ignore = "long: make long"]
+fn a_release_that_came_to_its_pivot_ends_at_the_next_start() {
+    dies_at("release", "ReleasePivoted", On::File);
+}
