@@ -128,9 +128,10 @@ pub fn pick(
     }
     let what = "cannot tell which migration is meant";
     let mut running = running.into_iter();
-    let first = running
-        .next()
-        .ok_or_else(|| ApiError::new(ErrorKind::NotFound, what, "none is running"))?;
+    let first = running.next().ok_or_else(|| {
+        ApiError::new(ErrorKind::NotFound, what, "none is running")
+            .hint("give the id of one that is prepared or has ended; `dray status` lists them")
+    })?;
     if running.any(|other| other != first) {
         return Err(ApiError::new(ErrorKind::Invalid, what, "several are running")
             .hint("give its id; `dray status` lists the migrations"));

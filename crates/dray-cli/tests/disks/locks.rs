@@ -6,7 +6,7 @@ use crate::lab::{DRAY, Host, Lab, wait_for};
 use crate::moves::result;
 use crate::nbd::{Client, FLUSH, READ, WRITE};
 use crate::orders::full_lab;
-use crate::refusals::{CONFLICT, refused};
+use crate::refusals::{CONFLICT, MIGRATE, refused};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -183,4 +183,36 @@ fn an_image_that_somebody_else_has_at_a_start_is_closed_until_they_let_go() {
     let open = || lab.a.image(IMAGE).is_some_and(|image| image["closed"].is_null());
     wait_for("the image", WAIT, open).unwrap();
     cannot_write(&path);
+}
+
+/// What is at an image's path is not the file that dray has open: neither is moved for the other.
+#[test]
+fn an_image_whose_file_was_put_elsewhere_is_used_by_nobody_new() {
+    let mut lab = Lab::new();
+    lab.start();
+    let (path, away) = (lab.a.pool().join(IMAGE), lab.a.pool().join("away.img"));
+    std::fs::write(&path, vec![7; 1 << 20]).unwrap();
+    lab.a.add(IMAGE);
+    let mut known = Client::connect(&lab.a.nbd(), IMAGE).unwrap();
+    std::fs::rename(&path, &away).unwrap();
+    let new = || Command::new("qemu-img").args(["info", "-f", "raw"]).arg(uri(&lab.a)).output();
+    for other in [false, true] {
+        if other {
+            std::fs::write(&path, vec![8; 1 << 20]).unwrap();
+        }
+        refused(&lab.a, &MIGRATE, CONFLICT, &["is not the file that is at", "put its file back"]);
+        let new = new().unwrap();
+        let why = String::from_utf8_lossy(&new.stderr).into_owned();
+        assert!(!new.status.success() && why.contains("is not the file"), "{why}");
+    }
+    // Who was attached before has not lost its disk.
+    known.request(WRITE, 0, BLOCK as u32, &content(10, 2), &|| true).unwrap();
+    std::fs::rename(&away, &path).unwrap();
+    assert_eq!(block(&lab.a, 0), content(10, 2));
+    result(&lab.a.dray(&[&["--json"], &MIGRATE[..]].concat()));
+    assert_eq!(lab.b.image(IMAGE).unwrap()["state"], "owner");
+}
+
+fn uri(host: &Host) -> String {
+    format!("nbd+unix:///{IMAGE}?socket={}", host.nbd().display())
 }
