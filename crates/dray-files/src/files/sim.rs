@@ -8,6 +8,7 @@
 mod inode;
 mod looks;
 mod mount;
+mod names;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -17,9 +18,9 @@ use inode::Change;
 use looks::At;
 pub use mount::Mount;
 use mount::Mounted;
+use names::{Entry, Names};
 use rustix::io::Errno;
-use state::{Call, Entry, MODE, NameChange, State, dead};
-use std::collections::BTreeMap;
+use state::{Call, MODE, NameChange, State, dead};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -78,8 +79,7 @@ pub struct SimDisk(Mutex<State>);
 impl SimDisk {
     /// An empty disk with these folders, durably. What power cuts leave follows from `seed`.
     pub fn new(seed: u64, folders: &[&Path]) -> Arc<Self> {
-        let names: BTreeMap<_, _> =
-            folders.iter().map(|folder| (folder.to_path_buf(), Entry::Folder)).collect();
+        let names = Names::of_folders(folders.iter().copied());
         Arc::new(Self(Mutex::new(State::new(names, seed))))
     }
 
@@ -132,8 +132,8 @@ impl SimDisk {
         let files = state.live.iter().filter(|(path, _)| wanted(path));
         let failed = files.filter_map(|(_, entry)| match entry {
             Entry::File(number) => {
-                let failed = &state.inodes.get(number)?.failed_syncs;
-                (!failed.is_empty()).then(|| (*number, failed.clone()))
+                let failed = &state.inodes.get(&number)?.failed_syncs;
+                (!failed.is_empty()).then(|| (number, failed.clone()))
             }
             Entry::Folder => None,
         });
@@ -272,7 +272,7 @@ impl SimFiles {
 
 impl Files for SimFiles {
     fn open(&self, path: &Path) -> io::Result<Box<dyn StateFile>> {
-        let inode = self.see(At::Path(path), |state| match state.live.get(path).copied() {
+        let inode = self.see(At::Path(path), |state| match state.live.get(path) {
             Some(Entry::File(inode)) => {
                 state.refuse_change(At::Path(path))?;
                 state.opened(inode);
@@ -287,7 +287,7 @@ impl Files for SimFiles {
     fn create(&self, path: &Path) -> io::Result<Box<dyn StateFile>> {
         let inode = self.call(Call::Grow, At::Path(path), |state, _| {
             let dir = state.folder_is_there(path)?;
-            if let Some(Entry::File(inode)) = state.live.get(path).copied() {
+            if let Some(Entry::File(inode)) = state.live.get(path) {
                 state.inode(inode)?.change(Change::Len(0));
                 return Ok(inode);
             }
@@ -299,7 +299,7 @@ impl Files for SimFiles {
     fn create_closed(&self, path: &Path) -> io::Result<Box<dyn StateFile>> {
         let inode = self.call(Call::Grow, At::Path(path), |state, _| {
             let dir = state.folder_is_there(path)?;
-            if state.live.contains_key(path) {
+            if state.live.has(path) {
                 return Err(io::ErrorKind::AlreadyExists.into());
             }
             Ok(state.make(path, &dir, 0))
@@ -308,11 +308,11 @@ impl Files for SimFiles {
     }
 
     fn exists(&self, path: &Path) -> io::Result<bool> {
-        self.see(At::Path(path), |state| Ok(state.live.contains_key(path)))
+        self.see(At::Path(path), |state| Ok(state.live.has(path)))
     }
 
     fn look(&self, path: &Path) -> io::Result<Look> {
-        self.see(At::Path(path), |state| match state.live.get(path).copied() {
+        self.see(At::Path(path), |state| match state.live.get(path) {
             Some(Entry::File(number)) => {
                 let inode = state.inode(number)?;
                 let (kind, len, mode) = (Kind::File, inode.live.len() as u64, inode.mode);
@@ -336,14 +336,14 @@ impl Files for SimFiles {
     }
 
     fn rename_new(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.call(Call::Change, At::Path(from), |state, _| match state.live.contains_key(to) {
+        self.call(Call::Change, At::Path(from), |state, _| match state.live.has(to) {
             true => Err(io::ErrorKind::AlreadyExists.into()),
             false => state.move_name(from, to),
         })
     }
 
     fn set_mode(&self, path: &Path, mode: u32) -> io::Result<()> {
-        self.call(Call::Change, At::Path(path), |state, _| match state.live.get(path).copied() {
+        self.call(Call::Change, At::Path(path), |state, _| match state.live.get(path) {
             Some(Entry::File(number)) => {
                 let inode = state.inode(number)?;
                 inode.mode = mode;
@@ -368,7 +368,7 @@ impl Files for SimFiles {
     fn make_dir(&self, path: &Path) -> io::Result<()> {
         self.call(Call::Grow, At::Path(path), |state, _| {
             let dir = state.folder_is_there(path)?;
-            if state.live.get(path) != Some(&Entry::Folder) {
+            if state.live.get(path) != Some(Entry::Folder) {
                 state.rename(NameChange::Put(path.to_owned(), Entry::Folder), &dir);
             }
             Ok(())
@@ -378,10 +378,10 @@ impl Files for SimFiles {
     fn remove_dir(&self, path: &Path) -> io::Result<()> {
         self.call(Call::Change, At::Path(path), |state, _| {
             let dir = state.folder_is_there(path)?;
-            if state.live.keys().any(|name| name.parent() == Some(path)) {
+            if state.live.inside(path).next().is_some() {
                 return Err(io::ErrorKind::DirectoryNotEmpty.into());
             }
-            if state.live.get(path) != Some(&Entry::Folder) {
+            if state.live.get(path) != Some(Entry::Folder) {
                 return Err(io::ErrorKind::NotFound.into());
             }
             state.pending.remove(path);
@@ -391,10 +391,7 @@ impl Files for SimFiles {
     }
 
     fn list(&self, dir: &Path) -> io::Result<Vec<PathBuf>> {
-        self.see(At::Path(dir), |state| {
-            let inside = state.live.keys().filter(|path| path.parent() == Some(dir));
-            Ok(inside.cloned().collect())
-        })
+        self.see(At::Path(dir), |state| Ok(state.live.inside(dir).collect()))
     }
 
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {

@@ -1,7 +1,7 @@
 //! Calls that only look: which of them fail.
 
 use super::Fault;
-use super::state::Entry;
+use super::names::{Entry, Names};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::io;
@@ -57,12 +57,12 @@ impl Looks {
     }
 
     /// One more call. Fails if it is to.
-    pub(super) fn see(&mut self, at: At<'_>, names: &BTreeMap<PathBuf, Entry>) -> io::Result<()> {
+    pub(super) fn see(&mut self, at: At<'_>, names: &Names) -> io::Result<()> {
         let inode = match at {
             At::Host => return Ok(()),
             At::Inode(inode) => Some(inode),
             At::Path(path) => match names.get(path) {
-                Some(Entry::File(inode)) => Some(*inode),
+                Some(Entry::File(inode)) => Some(inode),
                 _ => None,
             },
         };

@@ -1,7 +1,8 @@
 //! A file system that is not there when it should be, or that takes no changes.
 
 use super::looks::At;
-use super::state::{Entry, State};
+use super::names::Entry;
+use super::state::State;
 use rustix::io::Errno;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -38,7 +39,7 @@ impl State {
     pub(super) fn refuse_change(&self, at: At<'_>) -> io::Result<()> {
         let of_inode = |number| {
             let mut names = self.live.iter();
-            names.find(|(_, entry)| **entry == Entry::File(number)).map(|(path, _)| path.as_path())
+            names.find(|(_, entry)| *entry == Entry::File(number)).map(|(path, _)| path)
         };
         let path = match at {
             At::Path(path) => Some(path),

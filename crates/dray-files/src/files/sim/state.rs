@@ -4,6 +4,7 @@ use super::Fault;
 use super::inode::Inode;
 use super::looks::{At, Looks};
 use super::mount::Mounted;
+use super::names::{Entry, Names};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -22,12 +23,6 @@ pub(super) enum Call {
     Sync,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Entry {
-    Folder,
-    File(u64),
-}
-
 #[derive(Clone)]
 pub(super) enum NameChange {
     Put(PathBuf, Entry),
@@ -36,14 +31,14 @@ pub(super) enum NameChange {
 }
 
 impl NameChange {
-    fn apply(&self, names: &mut BTreeMap<PathBuf, Entry>) {
+    fn apply(&self, names: &mut Names) {
         match self {
-            Self::Put(path, entry) => drop(names.insert(path.clone(), *entry)),
+            Self::Put(path, entry) => names.put(path, *entry),
             // A folder that is gone has nothing in it.
-            Self::Take(path) => names.retain(|name, _| !name.starts_with(path)),
+            Self::Take(path) => names.take_all(path),
             Self::Move(from, to) => {
-                if let Some(entry) = names.remove(from) {
-                    names.insert(to.clone(), entry);
+                if let Some(entry) = names.take(from) {
+                    names.put(to, entry);
                 }
             }
         }
@@ -71,8 +66,8 @@ impl Random {
 pub(super) struct State {
     pub(super) inodes: BTreeMap<u64, Inode>,
     pub(super) next_inode: u64,
-    pub(super) live: BTreeMap<PathBuf, Entry>,
-    pub(super) durable: BTreeMap<PathBuf, Entry>,
+    pub(super) live: Names,
+    pub(super) durable: Names,
     /// By folder, since it was last synced.
     pub(super) pending: BTreeMap<PathBuf, Vec<NameChange>>,
     /// Calls so far, of every process.
@@ -100,7 +95,7 @@ pub(super) fn dead() -> io::Error {
 
 impl State {
     /// A disk with these names, durably. What power cuts leave follows from `seed`.
-    pub(super) fn new(names: BTreeMap<PathBuf, Entry>, seed: u64) -> Self {
+    pub(super) fn new(names: Names, seed: u64) -> Self {
         Self {
             inodes: BTreeMap::new(),
             next_inode: 1,
@@ -127,7 +122,7 @@ impl State {
 
     pub(super) fn move_name(&mut self, from: &Path, to: &Path) -> io::Result<()> {
         let dir = self.folder_is_there(from)?;
-        match self.live.get(from).copied() {
+        match self.live.get(from) {
             None => return Err(io::ErrorKind::NotFound.into()),
             Some(Entry::File(number)) => self.inode(number)?.touches += 1,
             Some(Entry::Folder) => {}
