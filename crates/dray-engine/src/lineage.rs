@@ -262,6 +262,11 @@ pub enum LineageRecord {
         /// Blocks written in the open generation so far.
         changed: BlockSet,
     },
+    /// The file that it is the line of, whatever its name: its number in its file system.
+    Of {
+        /// The number.
+        inode: u64,
+    },
     /// A region of `region_blocks` blocks may be written into from here on.
     Opened {
         /// Its number.
@@ -283,6 +288,8 @@ pub struct Recovered {
     /// Blocks that may have been written in the open generation: those that are named, and all of
     /// each region that was open.
     pub changed: BlockSet,
+    /// The number of the file that it is the line of; none when that was not told.
+    pub inode: Option<u64>,
     /// Set after a stop in order: a file that looks otherwise was written by somebody else since.
     pub stopped: Option<Stamp>,
 }
@@ -296,7 +303,12 @@ pub fn recover(records: &[LineageRecord], region_blocks: u64) -> Option<Recovere
             LineageRecord::Whole { lineage, changed } => {
                 regions.clear();
                 let (lineage, changed) = (lineage.clone(), changed.clone());
-                found = Some(Recovered { lineage, changed, stopped: None });
+                found = Some(Recovered { lineage, changed, inode: None, stopped: None });
+            }
+            LineageRecord::Of { inode } => {
+                if let Some(found) = &mut found {
+                    found.inode = Some(*inode);
+                }
             }
             LineageRecord::Opened { region } => {
                 regions.insert(*region);

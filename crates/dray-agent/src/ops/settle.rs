@@ -98,7 +98,7 @@ impl Agent {
                 Ok(false)
             }
             (Rule::InUseElsewhere | Rule::Undecided, _) => {
-                entry.line().inspect(|line| line.suspect());
+                self.registry.distrust(entry);
                 Ok(false)
             }
             _ => Ok(false),
@@ -125,11 +125,9 @@ impl Agent {
     }
 
     /// Has QEMU leave the export of an image whose disk is not on it: a release that was cut short after its pivot
-    /// has not done that. Whether nobody is at the export then.
+    /// has not done that, nor an adoption before its own, whose mirror waits for the export. Whether nobody is at
+    /// the export then. QEMU is asked also when it is not connected: after a restart it comes back in its own time.
     async fn leaves(&self, qmp: &Qmp, plan: &LayerPlan, image: &str) -> bool {
-        if self.nbd.connections(image) == 0 {
-            return true;
-        }
         // What still uses it uses it.
         dray_qemu::leave_export(qmp, plan).await.is_ok() && self.is_left(image).await
     }

@@ -6,7 +6,7 @@ use super::{io_error, not_taken};
 use crate::agent::Agent;
 use crate::api::{Adopt, ApiError, ApiResult, ErrorKind, Release, Spliced, SplicedDisk};
 use crate::migration::source::SourceSlot;
-use crate::released::{process_of, release, taking};
+use crate::released::{plan_of, process_of, release, taking};
 use crate::vm::look::Look;
 use crate::vm::own;
 use crate::vm::picture::{LayerPicture, Picture, Place as Where, on_local};
@@ -144,7 +144,10 @@ impl Agent {
         let growable = plan.format != "raw";
         let splice = serde_json::to_value(plan).map_err(|why| io_error(what, why))?;
         let known = self.registry.known_at(&path);
-        let known = known.filter(|(note, ..)| id.is_none_or(|id| id == note.image.id));
+        let mut known = known.filter(|(note, ..)| id.is_none_or(|id| id == note.image.id));
+        if let Some((note, ..)) = &mut known {
+            self.trust_if_on_its_node(what, picture, plan, note)?;
+        }
         // As others know it, if it was an image before.
         let name = match &known {
             Some((note, ..)) => note.image.name.clone(),
@@ -184,6 +187,29 @@ impl Agent {
             }
             None => Ok((self.registry.add(record, file).map_err(failed)?, None, operation)),
         }
+    }
+
+    /// The bitmap of a disk that was released knows of writes through its own node. One that comes back on another
+    /// one, as when its device was unplugged or mirrored meanwhile, was written unseen: what the bitmap tells
+    /// counts for nothing, durably.
+    fn trust_if_on_its_node(
+        &self,
+        what: &str,
+        picture: &Picture,
+        plan: &LayerPlan,
+        note: &mut Released,
+    ) -> ApiResult<()> {
+        let disk = picture.look.disks.iter().find(|disk| disk.qdev == plan.qdev);
+        let now =
+            disk.and_then(|disk| disk.layers.get(plan.depth)).map(|layer| &layer.protocol.name);
+        let then = plan_of(note).map_err(|why| io_error(what, why))?;
+        if now.is_some_and(|name| name == then.local_node()) {
+            return Ok(());
+        }
+        let image = &note.image.name;
+        tracing::info!(image, node = now, "it comes back on another node than it was released to");
+        note.bitmap = None;
+        self.registry.released.put(note).map_err(|why| io_error(what, why))
     }
 
     pub(super) async fn release(&self, command: &Release) -> ApiResult<Spliced> {

@@ -12,9 +12,10 @@ mod turn;
 pub use turn::{Turn, Turning};
 
 use crate::registry::{CopyState, Registry};
+use crate::settle::File;
 use dray_engine::lineage::{Generation, Lineage, LineageRecord, Recovered, Stamp, recover};
 use dray_files::StatePath;
-use dray_files::files::Look;
+use dray_files::files::{Kind, Look};
 use dray_image::journal::Journal;
 use dray_image::{Disk, INTENT_REGION_BYTES, Image, IntentLog};
 use dray_types::{Ancestor, BLOCK_SIZE, BlockRange, BlockSet, GenerationId};
@@ -118,6 +119,13 @@ struct Inner {
     /// Somebody else may have written to the image: everything counts as changed, until it is known
     /// what was. What makes it so is durable elsewhere (see [`released`](crate::released)).
     suspect: bool,
+    /// The number of the image's file, where that is known.
+    inode: Option<u64>,
+}
+
+/// The number of a file; none of what is none.
+fn inode_of(image: &StatePath) -> Option<u64> {
+    image.look().ok().filter(|look| look.kind == Kind::File).map(|look| look.inode)
 }
 
 fn encode(record: &LineageRecord) -> io::Result<Vec<u8>> {
@@ -162,16 +170,26 @@ impl Line {
     /// # Errors
     /// What the file system reports.
     pub fn create(path: &StatePath, lineage: Lineage, changed: BlockSet) -> io::Result<Arc<Self>> {
+        Self::create_of(path, lineage, changed, None)
+    }
+
+    /// The same, of the image whose file has this number.
+    fn create_of(
+        path: &StatePath,
+        lineage: Lineage,
+        changed: BlockSet,
+        inode: Option<u64>,
+    ) -> io::Result<Arc<Self>> {
         let opened = Journal::open(path).or_else(|_| {
             // What is damaged is of no use.
             path.remove().map_err(|why| dray_image::Error::io("removing a line", why))?;
             Journal::open(path)
         });
-        let (mut journal, _) = opened.map_err(io::Error::other)?;
-        let record = encode(&LineageRecord::Whole { lineage: lineage.clone(), changed })?;
-        journal.rewrite(&[&record]).map_err(io::Error::other)?;
+        let (journal, _) = opened.map_err(io::Error::other)?;
+        let whole = LineageRecord::Whole { lineage: lineage.clone(), changed };
         let (open, turning, suspect) = (BTreeSet::new(), false, false);
-        let inner = Inner { journal, lineage, open, turning, suspect };
+        let mut inner = Inner { journal, lineage, open, turning, suspect, inode };
+        inner.rewrite(&whole, &[])?;
         let (rewriting, inner) = (Mutex::default(), Mutex::new(inner));
         Ok(Arc::new(Self { path: path.clone(), rewriting, inner }))
     }
@@ -194,14 +212,15 @@ impl Line {
             tracing::warn!(line = %path.display(), %why, "an image's line of generations is lost");
             None
         });
+        let inode = inode_of(image);
         let untouched = |found: &Recovered| match found.stopped {
             Some(stamp) => stamp_of(image).is_ok_and(|now| now.seems_unwritten(&stamp)),
-            None => true,
+            None => found.inode.is_none() || found.inode == inode,
         };
         match found {
             Some(found) if untouched(&found) => {
-                let line = Self::create(path, found.lineage, found.changed.clone())?;
-                Ok((line, found.changed))
+                let changed = found.changed.clone();
+                Ok((Self::create_of(path, found.lineage, changed, inode)?, found.changed))
             }
             Some(_) => {
                 let image = image.display();
@@ -234,7 +253,7 @@ impl Line {
         }
         let id = random_generation()?;
         let lineage = Lineage::after(past, id).unwrap_or_else(|| Lineage::new(id));
-        Ok((Self::create(path, lineage, BlockSet::new())?, BlockSet::new()))
+        Ok((Self::create_of(path, lineage, BlockSet::new(), inode_of(image))?, BlockSet::new()))
     }
 
     fn rewriting(&self) -> MutexGuard<'_, ()> {
@@ -331,10 +350,11 @@ impl Line {
         if inner.lineage.has_past() && !disk.keeps_history() {
             return Ok(());
         }
-        let (lineage, changed) = (inner.lineage.clone(), disk.history());
+        // What is suspect is so after the stop.
+        let (lineage, changed) = (inner.lineage.clone(), inner.changed(disk));
         let stamp = stamp_of(image)?;
-        let whole = encode(&LineageRecord::Whole { lineage, changed })?;
-        inner.rewrite(&[whole, encode(&LineageRecord::Stopped { stamp })?])
+        let whole = LineageRecord::Whole { lineage, changed };
+        inner.rewrite(&whole, &[LineageRecord::Stopped { stamp }])
     }
 }
 
@@ -346,14 +366,16 @@ impl Inner {
 
     /// The journal is `whole` and the regions that are open.
     fn rewrite_open(&mut self, whole: &LineageRecord) -> io::Result<()> {
-        let mut records = vec![encode(whole)?];
-        for &region in &self.open {
-            records.push(encode(&LineageRecord::Opened { region })?);
-        }
-        self.rewrite(&records)
+        let open: Vec<_> =
+            self.open.iter().map(|&region| LineageRecord::Opened { region }).collect();
+        self.rewrite(whole, &open)
     }
 
-    fn rewrite(&mut self, records: &[Vec<u8>]) -> io::Result<()> {
+    /// The journal is `whole`, which file it is of, and `more`.
+    fn rewrite(&mut self, whole: &LineageRecord, more: &[LineageRecord]) -> io::Result<()> {
+        let of = self.inode.map(|inode| LineageRecord::Of { inode });
+        let records = std::iter::once(whole).chain(&of).chain(more);
+        let records = records.map(encode).collect::<io::Result<Vec<_>>>()?;
         let slices: Vec<&[u8]> = records.iter().map(Vec::as_slice).collect();
         self.journal.rewrite(&slices).map_err(io::Error::other)
     }
@@ -400,6 +422,14 @@ impl Registry {
             let Some(line) = entry.line() else { continue };
             let record = entry.record();
             let name = &record.name;
+            // Another file has its name: what is written to this one from here on nobody sees.
+            if self.seen(&entry).file != File::AsRecorded {
+                tracing::warn!(name, "its file is not at its path: its replicas are of no use");
+                if let Err(why) = self.line_path(name).remove() {
+                    tracing::error!(name, %why, "cannot end an image's line");
+                }
+                continue;
+            }
             // What arrives later would look like somebody else's writing.
             if record.state != CopyState::Owner || entry.disk.missing_count() > 0 {
                 continue;

@@ -193,6 +193,36 @@ fn turn(
     (closed, turn.commit().map(drop))
 }
 
+/// A kill leaves no stamp, and what is at the path afterwards may be another file.
+#[test]
+fn a_line_is_of_one_file_whatever_its_name() {
+    let host = Host::new();
+    let (line, disk, base) = host.begin();
+    write(&disk, 3);
+    drop((line, disk));
+    let (image, away) = (host.image(), host.dir.path().join("away"));
+    std::fs::rename(image.path(), &away).unwrap();
+    std::fs::rename(&away, image.path()).unwrap();
+    let (line, disk) = host.restart();
+    assert!(line.changed_since(base, &disk).is_some(), "it is the same file");
+    drop((line, disk));
+    std::fs::rename(image.path(), &away).unwrap();
+    std::fs::copy(&away, image.path()).unwrap();
+    let (line, disk) = host.restart();
+    assert_eq!(line.changed_since(base, &disk), None);
+}
+
+#[test]
+fn what_is_suspect_when_the_agent_stops_is_so_afterwards() {
+    let host = Host::new();
+    let (line, disk, base) = host.begin();
+    line.suspect();
+    line.stop(&disk, &host.image()).unwrap();
+    drop((line, disk));
+    let (line, disk) = host.restart();
+    assert_eq!(line.changed_since(base, &disk), Some(whole(&disk)));
+}
+
 #[test]
 fn the_first_backup_begins_a_past_and_tracks_from_the_first_write_on() {
     let host = Host::new();

@@ -122,6 +122,12 @@ impl Entry {
         if let Err(why) = self.take_locks() {
             self.locked_out.store(false, Ordering::SeqCst);
             tracing::warn!(image = self.record().name, %why, "cannot lock an image");
+            // Who has the file may write to it.
+            let settled = self.line().map_or(Ok(()), |line| line.settle(&self.disk, None));
+            if let Err(why) = settled {
+                tracing::warn!(image = self.record().name, %why, "cannot note that it counts as changed");
+                self.line().inspect(|line| line.suspect());
+            }
         }
     }
 

@@ -154,8 +154,9 @@ impl Registry {
         let heat = ImageHeat::load(&heat_path(&self.store, &record.name), record.len);
         let flat = open_flat(&self.store, &*self.around, &record, &file)?;
         let entry = Arc::new(Entry::new(record, file, heat, flat, waits));
+        self.lock_at_start(&entry)?;
         begin_line(&self.store, &entry)?;
-        self.settle_at_start(&entry)?;
+        self.settle_at_start(&entry);
         Ok(entry)
     }
 

@@ -249,7 +249,7 @@ impl Registry {
     pub fn check_answered_for(&self, entry: &Entry) -> Result<(), NotTaken> {
         match self.objection(entry) {
             Some(Objection { why, hint }) => {
-                entry.line().inspect(|line| line.suspect());
+                self.distrust(entry);
                 Err(refused(why, hint))
             }
             None => Ok(()),

@@ -119,29 +119,55 @@ impl Registry {
         }
     }
 
-    /// At the start: takes the locks of an image, and trusts its line, if the rule says so.
-    pub(super) fn settle_at_start(&self, entry: &Entry) -> io::Result<()> {
-        let rule = self.rule_of(entry);
-        let noted = self.released.knows(entry.record().id);
-        if noted || !rule.trusts() {
-            entry.line().inspect(|line| line.suspect());
-        }
-        match rule.locking() {
-            _ if noted => Ok(()),
+    /// At the start: takes the locks of an image, if the rule says so. Who has the file when that fails may write
+    /// to it, so that its line ends.
+    pub(super) fn lock_at_start(&self, entry: &Entry) -> io::Result<()> {
+        let record = entry.record();
+        let locking = match self.rule_of(entry).locking() {
+            _ if self.released.knows(record.id) => Locking::None,
+            // A migration of a disk that its VM may have itself.
+            Locking::OfItsMigration if record.adopted.is_some() => match self.ended_vm(&record) {
+                Some(_) => Locking::None,
+                None => Locking::IfFree,
+            },
+            locking => locking,
+        };
+        match locking {
             Locking::None => Ok(()),
             Locking::IfFree => {
                 entry.regain_locks();
                 Ok(())
             }
-            Locking::OfItsMigration if entry.record().adopted.is_some() => {
-                if self.ended_vm(&entry.record()).is_none() {
-                    entry.regain_locks();
+            Locking::OfItsMigration | Locking::Needed => entry.take_locks().map_err(|why| {
+                if let Err(why) = self.line_path(&record.name).remove() {
+                    tracing::error!(image = record.name, %why, "cannot end an image's line");
                 }
-                Ok(())
+                io::Error::other(why)
+            }),
+        }
+    }
+
+    /// At the start: a line is trusted only if the rule says so.
+    pub(super) fn settle_at_start(&self, entry: &Entry) {
+        match self.rule_of(entry) {
+            _ if self.released.knows(entry.record().id) => {
+                entry.line().inspect(|line| line.suspect());
             }
-            Locking::OfItsMigration | Locking::Needed => {
-                entry.take_locks().map_err(io::Error::other)
-            }
+            rule if !rule.trusts() => self.distrust(entry),
+            _ => {}
+        }
+    }
+
+    /// Somebody else may have written to an image: everything in it counts as changed, also after a restart.
+    pub fn distrust(&self, entry: &Entry) {
+        let Some(line) = entry.line() else { return };
+        // With a note it is so until that is settled.
+        if self.released.knows(entry.record().id) {
+            return line.suspect();
+        }
+        if let Err(why) = line.settle(&entry.disk, None) {
+            tracing::warn!(image = entry.record().name, %why, "cannot note that it counts as changed");
+            line.suspect();
         }
     }
 }

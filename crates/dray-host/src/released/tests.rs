@@ -189,3 +189,32 @@ fn the_generations_of_a_disk_whose_vm_has_ended_go_on() {
     assert_eq!((note.image.id, note.bitmap, note.done), (ImageId(1), None, true));
     assert_eq!(lineage.open(), open);
 }
+
+/// Whoever had the file locked when the agent started may have written to it: when the image can be opened, its
+/// line says nothing about what others have of it.
+#[test]
+fn an_image_that_somebody_else_had_at_a_start_knows_no_past() {
+    let dir = tempfile::tempdir().unwrap();
+    let registry = start(dir.path());
+    let path = dir.path().join("disk.raw");
+    std::fs::write(&path, [1; 8192]).unwrap();
+    let record = ImageRecord::owned("disk".into(), ImageId(1), path.clone(), 8192);
+    let file = registry.open_file(&record).unwrap();
+    let entry = registry.add(record, file).unwrap();
+    let line = entry.line().unwrap();
+    let quiet = entry.disk.quiesce(std::time::Duration::ZERO).unwrap();
+    let turn = line.turning(Vec::new()).unwrap().turn(&entry.disk, &quiet, "hosta", 3).unwrap();
+    turn.commit().unwrap();
+    drop(quiet);
+    registry.stop_lines(std::time::Duration::from_secs(5));
+    drop((line, entry, registry));
+    // In order or not: it looks as it did.
+    assert!(start(dir.path()).get("disk").unwrap().line().unwrap().lineage().has_past());
+    let other = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+    let held = dray_image::QemuLocks::take(&other, &path, dray_image::Hold::Owner).unwrap();
+    let registry = start(dir.path());
+    assert!(registry.get("disk").is_none() && registry.closed("disk").is_some());
+    drop((held, other));
+    assert_eq!(registry.open_absent(), ["disk"]);
+    assert!(!registry.get("disk").unwrap().line().unwrap().lineage().has_past());
+}
