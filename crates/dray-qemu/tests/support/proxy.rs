@@ -116,18 +116,18 @@ impl Session {
         while goes_on {
             goes_on = tokio::select! {
                 line = self.client.0.next_line() => match line {
-                    Ok(Some(line)) => self.from_client(&line).await,
+                    Ok(Some(line)) => self.client_said(&line).await,
                     _ => false,
                 },
                 line = self.qemu.0.next_line() => match line {
-                    Ok(Some(line)) => self.from_qemu(&line).await,
+                    Ok(Some(line)) => self.qemu_said(&line).await,
                     _ => false,
                 },
             };
         }
     }
 
-    async fn from_client(&mut self, line: &str) -> bool {
+    async fn client_said(&mut self, line: &str) -> bool {
         let message: Value = serde_json::from_str(line).expect("a command");
         if message["execute"] == "qmp_capabilities" {
             return send(&mut self.qemu.1, line).await;
@@ -149,7 +149,7 @@ impl Session {
         send(&mut self.qemu.1, line).await
     }
 
-    async fn from_qemu(&mut self, line: &str) -> bool {
+    async fn qemu_said(&mut self, line: &str) -> bool {
         let message: Value = serde_json::from_str(line).expect("a message");
         let is_event = message.get("event").is_some();
         if is_event && self.reached && self.wrong == Wrong::EventsLost {
