@@ -154,9 +154,11 @@ impl LayerPlan {
         let mut plan = self.clone();
         if self.pivot == Pivot::Mirror {
             let file = node_name("file", &self.qdev, self.depth);
-            let name = match self.local_node() {
-                unnamed if unnamed == file => node_name("format", &self.qdev, self.depth),
-                name => name.to_owned(),
+            // A device directly on dray's node has that name, which the export has there.
+            let (name, taken) = (self.local_node(), self.nbd_node());
+            let name = match name == file || name == taken {
+                true => node_name("format", &self.qdev, self.depth),
+                false => name.to_owned(),
             };
             let options = raw_node(&name, &self.local);
             plan.local.remove("detect-zeroes");
@@ -309,6 +311,29 @@ pub(crate) fn check_unused(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Also of a device that sits on dray's node when it moves on.
+    #[test]
+    fn the_nodes_of_a_target_have_different_names() {
+        for name in ["disk", "dray-nbd-disk0-0", "dray-file-disk0-0"] {
+            let mut local = Options::new();
+            local.insert("node-name".into(), name.into());
+            let plan = LayerPlan {
+                qdev: "disk0".into(),
+                depth: 0,
+                format: "raw".into(),
+                size: 1,
+                file_size: 1,
+                read_only: false,
+                pivot: Pivot::Mirror,
+                local,
+            };
+            let there = plan.for_target(Path::new("/pool/disk"));
+            let names = [there.format_node(), Some(there.local_node()), Some(&there.nbd_node())];
+            let names: std::collections::BTreeSet<_> = names.into_iter().collect();
+            assert_eq!(names.len(), 3, "{name}: {names:?}");
+        }
+    }
 
     #[test]
     fn node_names_are_valid_and_differ() {

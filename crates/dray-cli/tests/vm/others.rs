@@ -2,7 +2,7 @@
 
 use crate::failures::copying;
 use crate::home::assert_nothing_left;
-use crate::stage::{Kind, PATIENCE, Stage, qmp};
+use crate::stage::{self, Kind, PATIENCE, Stage, qmp};
 use dray_testkit::guest::tools;
 use dray_testkit::lab::Answer;
 use serde_json::{Value, json};
@@ -158,6 +158,49 @@ fn a_disk_that_another_program_has_moved_away_is_let_go() {
     tools::run("qemu-img", &["info", "-f", "raw", &left.to_string_lossy()]).expect("it is free");
     stage.finish_guest();
     stage.disks[0].bystander.check_raw(&copy).expect("what the guest wrote");
+}
+
+/// What the guest writes while its disk is on another node than dray released it to, dray's bitmap does not know.
+#[test]
+fn a_released_disk_that_comes_back_on_another_node_counts_as_changed() {
+    let Some(mut stage) = Stage::new("other-node", &[Kind::Plain], 2_000_000) else { return };
+    let adopt = |stage: &Stage| {
+        let qmp = stage.source_qmp();
+        let adopted = stage.lab.host("a").dray(&["adopt", "--qmp", &qmp]).expect("adopt");
+        assert_eq!(adopted.code, 0, "{adopted:?}\n{}", stage.logs());
+    };
+    // A backup is what the next one goes on from.
+    let repository = format!("file://{}", stage.lab.dir().join("backups").display());
+    let back_up = |stage: &Stage| {
+        let a = stage.lab.host("a");
+        a.json(&["backup", "disk0.raw", "--to", &repository]).expect("backup")
+    };
+    adopt(&stage);
+    stage.lab.host("a").json(&["backups", "init", &repository]).expect("a repository");
+    back_up(&stage);
+    stage.release();
+    // Away and back: full copies, so that the bytes are the guest's.
+    let other = Other::of(&stage);
+    let (away, home) = (stage.lab.dir().join("away.raw"), stage.image("a", 0));
+    for target in [&away, &home] {
+        let mode = if target == &home { "existing" } else { "absolute-paths" };
+        let mirror = json!({
+            "job-id": "copy", "device": other.top(), "target": target, "sync": "full", "format": "raw",
+            "mode": mode,
+        });
+        other.ask("drive-mirror", &mirror);
+        other.wait_job(|jobs| jobs[0]["ready"] == true);
+        other.ask("job-complete", &json!({ "id": "copy" }));
+        other.wait_job(|jobs| jobs == &json!([]));
+        stage.assert_guest_is_well();
+    }
+    adopt(&stage);
+    let made = back_up(&stage);
+    assert_eq!(made["images"][0]["changed_bytes"], stage::SIZE, "{made:#}");
+    assert!(made["images"][0]["full_because"].is_null(), "it goes on from the first: {made:#}");
+    stage.release();
+    stage.finish_guest();
+    stage.assert_images("a");
 }
 
 /// Nothing is under way at either host any more, and the guest that was started again has its own disk.
