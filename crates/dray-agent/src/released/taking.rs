@@ -93,7 +93,15 @@ async fn take_back(
 ) -> dray_qemu::Result<()> {
     let record = entry.record();
     entry.drop_locks();
-    let note = registry.released.of(record.id);
+    let note = registry.released.of(record.id).map(|note| Released { done: true, ..note });
+    if let Some(note) = &note {
+        // The file was QEMU's beyond doubt: an agent that dies behind the pivot must not take the release for one
+        // that has not been.
+        registry.released.put(note).map_err(|why| {
+            let what = "it cannot be noted that the disk was on its file";
+            dray_qemu::Error::with_source(dray_qemu::ErrorKind::Failed, what, why)
+        })?;
+    }
     let (export, options) = (export(config, record.name), AdoptOptions::default());
     abort::step("AdoptPivot");
     let (_, old) = dray_qemu::adopt_keeping(qmp, plan, &export, options).await?;
