@@ -312,6 +312,9 @@ fn a_disk_that_is_in_use_elsewhere_is_neither_backed_up_nor_moved() {
     a.wait_stopped(PATIENCE).expect("it comes to the pivot");
     a.kill9().expect("kill");
     drop(Answer::of(release));
+    // As long as QEMU does not answer nobody can know where the disk is.
+    stage.source.pause().expect("SIGSTOP");
+    let a = stage.lab.host("a");
     a.start().expect("start");
     let images = a.json(&["images"]).expect("images");
     assert_eq!(images[0]["state"], "owner", "{images}");
@@ -331,8 +334,9 @@ fn a_disk_that_is_in_use_elsewhere_is_neither_backed_up_nor_moved() {
     let read = tools::run("qemu-io", &["-f", "raw", "-c", "read 0 4k", &uri]);
     let why = read.expect_err("nobody new is let in").to_string();
     assert!(why.contains("in use elsewhere"), "{why}");
+    stage.source.go_on().expect("SIGCONT");
     stage.assert_guest_is_well();
-    // The hint is true: it was released all the time, and the look says so.
+    // The hint is true: it was released all the time, and a look says so.
     let released = stage.lab.host("a").dray(&["release", "--qmp", &qmp]).expect("release");
     assert!(
         released.stderr.contains("no disk of the vm is on this agent's socket"),
