@@ -33,8 +33,8 @@ impl Exports for ImageExports {
             });
         };
         let record = entry.record();
-        // A QEMU that had the disk waits for an answer, or has to be able to quit; one that begins here must not.
-        // Of one on another host that cannot be told: it is no guest's that has left.
+        // A QEMU that had the disk comes back: it waits for an answer, or it wants to quit. One that begins here is
+        // refused. A client of another host cannot be told apart, and is refused once the image has left for good.
         let new = !self.was_attached(name, client) || record.has_left() && client.process.is_none();
         if record.state == CopyState::Replica && new {
             let why = format!("image '{name}' was handed over to another host");

@@ -5,7 +5,7 @@
 //! * [`lab`]: hosts with real agents on loopback.
 //! * [`power`]: machines that lose their power, and what must be on their disks then.
 //! * [`numbered`]: blocks that say which write they hold.
-//! * [`random`], [`counts`]: choices that a seed repeats, and what came of them.
+//! * [`random`], [`counts`], [`seeds`]: choices that a seed repeats, what came of them, one seed after the other.
 
 pub mod counts;
 pub mod guest;
@@ -13,3 +13,4 @@ pub mod lab;
 pub mod numbered;
 pub mod power;
 pub mod random;
+pub mod seeds;

@@ -7,6 +7,7 @@ use crate::judge;
 use crate::round::Soak;
 use crate::vm::{Kind, images, path};
 use crate::world::{LETTERS, Room};
+use dray_testkit::guest::tools;
 use dray_testkit::lab::Answer;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -171,7 +172,7 @@ impl Soak<'_> {
             let unsure = || Fate::Claimed { lost: Vec::new(), sure: false };
             return Ok(if unheard { unsure() } else { Fate::Here });
         }
-        let named = || judge::opens(&self.world.room(scene.left, Room::Pool).join(name));
+        let named = || tools::opens(&self.world.room(scene.left, Room::Pool).join(name));
         match was["state"].as_str() {
             Some("owner" | "replica") => Err(format!("{name} cannot be claimed: {was} {answer}")),
             // A file of QEMU's own, which never left.
@@ -329,7 +330,7 @@ impl Soak<'_> {
         if self.random.chance(60) {
             let opens = |soak: &Self| -> Vec<bool> {
                 let disks = soak.vm.disks.iter();
-                disks.map(|disk| judge::opens(&path(&soak.world, gone, disk))).collect()
+                disks.map(|disk| tools::opens(&path(&soak.world, gone, disk))).collect()
             };
             let before = opens(self);
             self.tell(format!("{} comes back, with {before:?}", LETTERS[gone]));

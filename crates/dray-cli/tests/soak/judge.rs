@@ -1,10 +1,10 @@
 //! Compares what the guest was told is flushed with what is on the disks, and looks for a second owner.
 
-use crate::vm::{Disk, Kind, Vm, path, text};
+use crate::vm::{Disk, Kind, Vm, path};
 use crate::world::{LETTERS, World};
 use dray_testkit::counts::Counts;
 use dray_testkit::guest::tools;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Takes the flushes that the guest has told of. What it complains about that it may not is an error.
 pub fn hear(vm: &mut Vm, counts: &mut Counts, full: bool) -> Result<(), String> {
@@ -86,7 +86,7 @@ pub fn judge_stopped(
 pub fn judge_owner(world: &World, vm: &Vm, host: usize) -> Result<(), String> {
     for disk in &vm.disks {
         for (other, letter) in LETTERS.iter().enumerate() {
-            let opens = opens(&path(world, other, disk));
+            let opens = tools::opens(&path(world, other, disk));
             if opens != (other == host) {
                 let what = if opens { "opens, and is not the owner's" } else { "does not open" };
                 return Err(format!("{} at {letter} {what}", disk.file));
@@ -94,11 +94,6 @@ pub fn judge_owner(world: &World, vm: &Vm, host: usize) -> Result<(), String> {
         }
     }
     Ok(())
-}
-
-/// Whether somebody who does not ask dray can use a file.
-pub fn opens(file: &Path) -> bool {
-    tools::run("qemu-img", &["info", "-U", text(file)]).is_ok()
 }
 
 /// A disk's content as a raw file that a bystander can read, without asking dray.
@@ -109,7 +104,6 @@ pub fn readable(world: &World, host: usize, disk: &Disk) -> Result<PathBuf, Stri
     }
     let raw = world.lab.dir().join("readable.raw");
     let failed = |why: std::io::Error| format!("{} at {}: {why}", disk.file, LETTERS[host]);
-    let convert = ["convert", "-U", "-f", "qcow2", "-O", "raw", text(&there), text(&raw)];
-    tools::run("qemu-img", &convert).map_err(failed)?;
+    tools::qcow2_as_raw(&there, &raw).map_err(failed)?;
     Ok(raw)
 }

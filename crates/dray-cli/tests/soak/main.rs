@@ -22,28 +22,23 @@ mod world;
 use dray_testkit::counts::Counts;
 use dray_testkit::guest::{initramfs, tools};
 use dray_testkit::random::Random;
+use dray_testkit::seeds::Seeds;
 use round::Soak;
 use std::process::Command;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 use world::Ground;
 
 /// Rounds until new hosts and a new guest are taken.
 const ROUNDS: usize = 12;
 /// After so many rounds of a hundred a host is gone for good.
 const CLAIMS: u64 = 30;
-/// After so many failures there is enough to look at.
-const MAX_FAILURES: usize = 10;
-
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok()?.parse().ok()
-}
+/// Where the folders of all crates are.
+const WORKSPACE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+const SOAK: Seeds = Seeds { name: "soak", variables: "DRAY_SOAK", target: "soak-vm" };
 
 #[test]
 fn soak() {
-    let Some(minutes) = number("DRAY_SOAK_MINUTES") else {
-        println!("SKIP: it runs for DRAY_SOAK_MINUTES (make soak-vm MINUTES=…)");
-        return;
-    };
+    let Some(minutes) = SOAK.minutes() else { return };
     if !rustix::process::geteuid().is_root() || !tools::available(&["ip", "unshare", "cc"]) {
         println!("SKIP: network namespaces and mounts need root");
         return;
@@ -54,10 +49,10 @@ fn soak() {
     if std::env::var_os("DRAY_SOAK_INSIDE").is_none() {
         return within_own_mounts();
     }
-    let end = Instant::now() + Duration::from_secs(60 * minutes);
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock");
-    let first = number("DRAY_SOAK_SEED").unwrap_or(since.as_secs() % 1_000_000 * 1000);
-    assert_eq!(run(first, end), 0, "see above");
+    let ground = Ground::prepare().expect("namespaces");
+    let failed =
+        SOAK.run(minutes, WORKSPACE, |seed, end, counts| generation(&ground, seed, end, counts));
+    assert_eq!(failed, 0, "see above");
 }
 
 /// Runs this test once more where its mounts and namespaces end with it.
@@ -68,28 +63,6 @@ fn within_own_mounts() {
     command.args(["soak", "--exact", "--nocapture"]).env("DRAY_SOAK_INSIDE", "1");
     let status = command.status().expect("unshare");
     assert!(status.success(), "see above");
-}
-
-/// Soaks from seed to seed; how many failed.
-fn run(first: u64, end: Instant) -> usize {
-    let ground = Ground::prepare().expect("namespaces");
-    let mut counts = Counts::default();
-    let mut failed = Vec::new();
-    for seed in first.. {
-        if Instant::now() >= end || failed.len() == MAX_FAILURES {
-            break;
-        }
-        println!("seed {seed}");
-        if let Err(why) = generation(&ground, seed, end, &mut counts) {
-            println!(
-                "FAILED: {why}\n  repeat: DRAY_SOAK_SEED={seed} make soak-vm MINUTES=1\n  logs: {}",
-                world::kept(seed).display()
-            );
-            failed.push(seed);
-        }
-    }
-    println!("soak: {counts}, {} failed {failed:?}", failed.len());
-    failed.len()
 }
 
 /// One guest on two hosts, for some rounds.

@@ -182,19 +182,8 @@ impl Vm {
         host: usize,
         prepared: &Value,
     ) -> Result<(), String> {
-        let mut builder = self.builder(world).incoming();
-        for image in prepared["images"].as_array().ok_or("no images")? {
-            let lines = image["blockdev"].as_array().cloned().unwrap_or_default();
-            let lines: Vec<&str> = lines.iter().filter_map(Value::as_str).collect();
-            let Some(top) = lines.last() else { continue };
-            let top: Value = serde_json::from_str(top).map_err(|why| why.to_string())?;
-            for line in &lines {
-                builder = builder.blockdev(*line);
-            }
-            let qdev = image["device"].as_str().ok_or("no device")?;
-            let node = top["node-name"].as_str().ok_or("no node")?;
-            builder = builder.disk_with(qdev, node, DEVICE);
-        }
+        let builder = self.builder(world);
+        let builder = builder.waiting(prepared, DEVICE).map_err(|why| why.to_string())?;
         let qemu = builder.start().map_err(|why| format!("the waiting QEMU: {why}"))?;
         self.waiting = Some(Running::new(qemu, host));
         Ok(())

@@ -52,9 +52,7 @@ fn run(words: &[&str]) -> io::Result<()> {
 
 /// Where the logs of a failed generation are kept.
 pub fn kept(seed: u64) -> PathBuf {
-    let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
-    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target");
-    target.unwrap_or(workspace).join("soak").join(seed.to_string())
+    crate::SOAK.kept(crate::WORKSPACE, seed)
 }
 
 impl Ground {

@@ -217,22 +217,8 @@ impl Stage {
 
     /// Starts the waiting QEMU, called `name`, with what `dray prepare` printed.
     pub fn start_waiting(&mut self, name: &str, prepared: &Value) {
-        let mut builder = GuestVm::builder(&self.lab.dir(), name).memory_mib(192).incoming();
-        for image in prepared["images"].as_array().expect("images") {
-            let lines: Vec<&str> = image["blockdev"]
-                .as_array()
-                .expect("list")
-                .iter()
-                .filter_map(Value::as_str)
-                .collect();
-            let Some(top) = lines.last() else { continue };
-            let top: Value = serde_json::from_str(top).expect("json");
-            for line in &lines {
-                builder = builder.blockdev(*line);
-            }
-            let qdev = image["device"].as_str().expect("a device");
-            builder = builder.disk(qdev, top["node-name"].as_str().expect("a node"));
-        }
+        let builder = GuestVm::builder(&self.lab.dir(), name).memory_mib(192);
+        let builder = builder.waiting(prepared, "").expect("what was prepared");
         self.target = Some(builder.start().expect("target qemu"));
     }
 

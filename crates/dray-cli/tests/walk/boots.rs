@@ -4,6 +4,7 @@ use crate::disk::Home;
 use crate::judge;
 use crate::walk::Walk;
 use crate::world::LETTERS;
+use dray_testkit::guest::tools;
 use std::time::{Duration, Instant};
 
 /// How long whoever starts a VM waits for the lock of its disk.
@@ -54,7 +55,7 @@ impl Walk<'_> {
         vm_first: bool,
     ) -> Result<(), String> {
         let files = self.vms[number].disks.iter().all(|disk| {
-            disk.home == Home::File && judge::opens(&self.world.file(host, &disk.file))
+            disk.home == Home::File && tools::opens(&self.world.file(host, &disk.file))
         });
         if !(vm_first && files) {
             self.counts.add("VMs back after their agent", 1);

@@ -3,6 +3,7 @@
 use crate::others::Overlay;
 use crate::walk::Walk;
 use crate::world::LETTERS;
+use dray_testkit::guest::tools;
 use std::time::Duration;
 
 /// How long an agent is away at most before it is started again.
@@ -91,7 +92,7 @@ impl Walk<'_> {
         let vm_first = self.random.chance(50);
         let disks = self.vms[number].disks.iter();
         let here = disks.map(|disk| self.world.file(source, &disk.file));
-        if vm_first && here.into_iter().all(|file| crate::judge::opens(&file)) {
+        if vm_first && here.into_iter().all(|file| tools::opens(&file)) {
             return self.back_in_order(number, source, true);
         }
         // The VM follows when it is known where its disks are.

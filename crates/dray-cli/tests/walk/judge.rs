@@ -3,7 +3,7 @@
 
 use crate::disk::{Disk, Format};
 use crate::vm::Vm;
-use crate::world::{LETTERS, World, text};
+use crate::world::{LETTERS, World};
 use dray_testkit::guest::{Bystander, tools};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -77,21 +77,16 @@ pub fn judge_owner(world: &World, name: &str, host: usize) -> Result<(), String>
 
 fn one_owner(world: &World, name: &str, host: usize) -> Result<(), String> {
     let other = 1 - host;
-    if !opens(&world.file(host, name)) {
+    if !tools::opens(&world.file(host, name)) {
         return Err(format!("{name} at {} does not open", LETTERS[host]));
     }
-    if opens(&world.file(other, name)) {
+    if tools::opens(&world.file(other, name)) {
         return Err(format!("{name} at {} opens, and is not the owner's", LETTERS[other]));
     }
     match world.image(other, name)? {
         image if image["state"] == "owner" => Err(format!("{} owns, too: {image}", LETTERS[other])),
         _ => Ok(()),
     }
-}
-
-/// Whether somebody who does not ask dray can use a file.
-pub fn opens(file: &Path) -> bool {
-    tools::run("qemu-img", &["info", "-U", text(file)]).is_ok()
 }
 
 /// A disk's content as a raw file that a bystander can read, without asking dray.
@@ -102,7 +97,6 @@ fn readable(world: &World, host: usize, disk: &Disk) -> Result<PathBuf, String> 
     }
     let raw = world.lab.dir().join("readable.raw");
     let failed = |why: std::io::Error| format!("{} at {}: {why}", disk.file, LETTERS[host]);
-    let convert = ["convert", "-U", "-f", "qcow2", "-O", "raw", text(&there), text(&raw)];
-    tools::run("qemu-img", &convert).map_err(failed)?;
+    tools::qcow2_as_raw(&there, &raw).map_err(failed)?;
     Ok(raw)
 }

@@ -33,52 +33,23 @@ mod world;
 use dray_testkit::counts::Counts;
 use dray_testkit::guest::{initramfs, tools};
 use dray_testkit::random::Random;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use dray_testkit::seeds::Seeds;
+use std::time::Instant;
 use walk::Walk;
 
 /// Steps until new hosts, guests and images are taken.
 const STEPS: usize = 15;
-/// After so many failures there is enough to look at.
-const MAX_FAILURES: usize = 10;
-
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok()?.parse().ok()
-}
+/// Where the folders of all crates are.
+const WORKSPACE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+const WALK: Seeds = Seeds { name: "walk", variables: "DRAY_WALK", target: "walk" };
 
 #[test]
 fn walk() {
-    let Some(minutes) = number("DRAY_WALK_MINUTES") else {
-        println!("SKIP: it runs for DRAY_WALK_MINUTES (make walk MINUTES=…)");
-        return;
-    };
+    let Some(minutes) = WALK.minutes() else { return };
     if !initramfs::available() || !tools::available(&["qemu-img"]) {
         return;
     }
-    let end = Instant::now() + Duration::from_secs(60 * minutes);
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock");
-    let first = number("DRAY_WALK_SEED").unwrap_or(since.as_secs() % 1_000_000 * 1000);
-    assert_eq!(run(first, end), 0, "see above");
-}
-
-/// Walks from seed to seed; how many failed.
-fn run(first: u64, end: Instant) -> usize {
-    let mut counts = Counts::default();
-    let mut failed = Vec::new();
-    for seed in first.. {
-        if Instant::now() >= end || failed.len() == MAX_FAILURES {
-            break;
-        }
-        println!("seed {seed}");
-        if let Err(why) = generation(seed, end, &mut counts) {
-            println!(
-                "FAILED: {why}\n  repeat: DRAY_WALK_SEED={seed} make walk MINUTES=1\n  logs: {}",
-                world::kept(seed).display()
-            );
-            failed.push(seed);
-        }
-    }
-    println!("walk: {counts}, {} failed {failed:?}", failed.len());
-    failed.len()
+    assert_eq!(WALK.run(minutes, WORKSPACE, generation), 0, "see above");
 }
 
 /// Some steps over VMs and images of a seed.

@@ -4,6 +4,7 @@ use crate::faults::Aftermath;
 use crate::loose_moves::Moving;
 use crate::walk::Walk;
 use crate::world::{LETTERS, World};
+use dray_testkit::guest::tools;
 use serde_json::Value;
 use std::time::{Duration, Instant};
 
@@ -197,9 +198,8 @@ impl Walk<'_> {
     /// The host where all disks of a VM open under their names.
     fn owner(&self, number: usize) -> Result<usize, String> {
         let disks = &self.vms[number].disks;
-        let all = |host: usize| {
-            disks.iter().all(|disk| crate::judge::opens(&self.world.file(host, &disk.file)))
-        };
+        let all =
+            |host: usize| disks.iter().all(|disk| tools::opens(&self.world.file(host, &disk.file)));
         match (all(0), all(1)) {
             (true, false) => Ok(0),
             (false, true) => Ok(1),

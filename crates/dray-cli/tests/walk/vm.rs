@@ -174,17 +174,7 @@ impl Vm {
         prepared: &Value,
     ) -> Result<(), String> {
         let (builder, other) = self.builder(world);
-        let mut builder = builder.incoming();
-        for image in prepared["images"].as_array().ok_or("no images")? {
-            let lines = image["blockdev"].as_array().cloned().unwrap_or_default();
-            let lines: Vec<&str> = lines.iter().filter_map(Value::as_str).collect();
-            let Some(top) = lines.last() else { continue };
-            let top: Value = serde_json::from_str(top).map_err(|why| why.to_string())?;
-            builder = lines.iter().fold(builder, |builder, line| builder.blockdev(*line));
-            let qdev = image["device"].as_str().ok_or("no device")?;
-            let node = top["node-name"].as_str().ok_or("no node")?;
-            builder = builder.disk_with(qdev, node, DEVICE);
-        }
+        let builder = builder.waiting(prepared, DEVICE).map_err(|why| why.to_string())?;
         let qemu = builder.start().map_err(|why| format!("the waiting QEMU: {why}"))?;
         self.waiting = Some(Running { qemu, host, other, read: 0 });
         Ok(())

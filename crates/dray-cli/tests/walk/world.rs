@@ -31,9 +31,7 @@ pub enum Outcome {
 
 /// Where the logs of a failed seed are kept.
 pub fn kept(seed: u64) -> PathBuf {
-    let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
-    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target");
-    target.unwrap_or(workspace).join("walk").join(seed.to_string())
+    crate::WALK.kept(crate::WORKSPACE, seed)
 }
 
 pub fn text(path: &Path) -> &str {

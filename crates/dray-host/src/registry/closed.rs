@@ -174,7 +174,12 @@ impl Registry {
         let mut opened = Vec::new();
         for (name, known) in self.all_closed() {
             let Some(absent) = known.absent else { continue };
-            let found = self.open_known(absent.record.clone(), Some(&absent));
+            // Who had the file may have written to it: its line has to be gone before it is read.
+            let ended = match known.reason.hint == LOCKED_HINT {
+                true => self.line_path(&name).remove(),
+                false => Ok(()),
+            };
+            let found = ended.and_then(|()| self.open_known(absent.record.clone(), Some(&absent)));
             let found = found.and_then(|entry| {
                 absent.late.attach(entry.content()).map_err(io::Error::other)?;
                 Ok(entry)

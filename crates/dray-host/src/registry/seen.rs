@@ -115,7 +115,13 @@ impl Registry {
                 let hint = format!("put its file back there, or `dray images remove {name}`");
                 objection(why, hint)
             }
-            _ => None,
+            // Its own loop, or what is said of copies that were left behind, keeps that door.
+            Rule::OfItsMigration | Rule::NotOwned => None,
+            rule if rule.serves_new() => None,
+            _ => {
+                let why = format!("it cannot be said who has image '{name}'");
+                objection(why, look("stop what uses its file"))
+            }
         }
     }
 

@@ -1,7 +1,7 @@
 //! External programs that tests use, and how a test says that it cannot run without one.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 /// The QEMU that runs test guests.
@@ -33,4 +33,15 @@ pub fn run(program: &str, args: &[&str]) -> io::Result<Output> {
     }
     let said = String::from_utf8_lossy(&output.stderr);
     Err(io::Error::other(format!("{program} {}: {}: {said}", args.join(" "), output.status)))
+}
+
+/// Whether somebody who asks nobody can use an image's file.
+pub fn opens(file: &Path) -> bool {
+    run("qemu-img", &["info", "-U", &file.to_string_lossy()]).is_ok()
+}
+
+/// Writes what a qcow2 holds into the raw file `to`, also while somebody has it open.
+pub fn qcow2_as_raw(from: &Path, to: &Path) -> io::Result<()> {
+    let (from, to) = (from.to_string_lossy(), to.to_string_lossy());
+    run("qemu-img", &["convert", "-U", "-f", "qcow2", "-O", "raw", &from, &to]).map(drop)
 }

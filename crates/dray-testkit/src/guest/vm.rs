@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::console::Console;
 use super::{initramfs, tools};
+use serde_json::Value;
 
 /// How long QEMU may take to open its sockets, and to leave when asked.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
@@ -239,6 +240,28 @@ impl GuestVmBuilder {
     pub fn incoming(mut self) -> Self {
         self.incoming = true;
         self
+    }
+
+    /// The same, with the nodes that `dray prepare` has printed and their disks, which get these device `options`.
+    ///
+    /// # Errors
+    /// What is not as it prints it.
+    pub fn waiting(self, prepared: &Value, options: &str) -> io::Result<Self> {
+        let wrong =
+            |what: &str| io::Error::other(format!("{what} in what was prepared: {prepared}"));
+        let mut builder = self.incoming();
+        for image in prepared["images"].as_array().ok_or_else(|| wrong("no images"))? {
+            let lines = image["blockdev"].as_array().map_or(&[][..], Vec::as_slice);
+            let Some(top) = lines.last().and_then(Value::as_str) else { continue };
+            for line in lines.iter().filter_map(Value::as_str) {
+                builder = builder.blockdev(line);
+            }
+            let top: Value = serde_json::from_str(top).map_err(io::Error::other)?;
+            let qdev = image["device"].as_str().ok_or_else(|| wrong("no device"))?;
+            let node = top["node-name"].as_str().ok_or_else(|| wrong("no node"))?;
+            builder = builder.disk_with(qdev, node, options);
+        }
+        Ok(builder)
     }
 
     /// No kernel, no console: a stopped QEMU with disks, up in a few hundred milliseconds.
