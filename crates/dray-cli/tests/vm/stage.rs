@@ -40,6 +40,8 @@ pub struct Stage {
     /// How the source's QEMU was started.
     builder: GuestVmBuilder,
     rate: u64,
+    /// The source's QEMU was killed: clusters of a qcow2 that it had not entered in its tables yet leak.
+    was_killed: bool,
     pub target: Option<GuestVm>,
     pub disks: Vec<Disk>,
     pub lab: Lab,
@@ -153,7 +155,7 @@ impl Stage {
         let other = format!("unix:{},server=on,wait=off", other.display());
         let builder = builder.arg("-qmp").arg(&other);
         let source = builder.start().expect("source qemu");
-        let mut stage = Self { source, builder, rate, target: None, disks, lab };
+        let mut stage = Self { source, builder, rate, was_killed: false, target: None, disks, lab };
         stage.begin_writing("");
         Some(stage)
     }
@@ -175,6 +177,7 @@ impl Stage {
 
     /// The VM is started again at the source, by somebody who knows nothing of dray.
     pub fn start_source_again(&mut self) {
+        self.was_killed = true;
         self.source = self.builder.start().expect("source qemu");
         self.begin_writing(" learn=1");
     }
@@ -358,7 +361,9 @@ impl Stage {
             let base = pool.join("base.qcow2");
             run(&["rebase", "-u", "-b", text(&base), "-F", "qcow2", text(path)]);
         }
-        run(&["check", text(path)]);
+        // Leaks are repaired first; anything worse is an error either way.
+        let repair: &[&str] = if self.was_killed { &["-r", "leaks"] } else { &[] };
+        run(&[&["check"], repair, &[text(path)]].concat());
         let info = run(&["info", "--output=json", text(path)]);
         let info: Value = serde_json::from_str(&info).expect("json");
         assert_eq!(info["snapshots"][0]["name"], "before", "{info}");
