@@ -18,6 +18,7 @@ use dray_types::{Ancestor, BLOCK_SIZE, BitRate};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
+use tokio::runtime::Handle;
 
 /// Threads that hash, compress and write: the processors belong to the guests.
 pub(super) const THREADS: usize = 2;
@@ -91,7 +92,7 @@ impl Agent {
         }
     }
 
-    /// Makes a backup; the images are the lease's.
+    /// Makes a backup; the images are the lease's. On a thread that may block, of a runtime.
     ///
     /// # Errors
     /// Whatever keeps it from being made. There is no backup then of the images that were not done,
@@ -99,6 +100,8 @@ impl Agent {
     pub fn back_up(&self, order: &Order, lease: &Lease) -> ApiResult<BackupDone> {
         let began = Instant::now();
         let what = format!("cannot back up to '{}'", order.destination.shown);
+        let ask_vms = || Handle::current().block_on(self.ask_vms_of(&what, &order.images));
+        ask_vms()?;
         let found = order.images.iter().map(|name| self.backup_entry(&what, name));
         let found = found.collect::<ApiResult<Vec<_>>>()?;
         let repository = order.destination.open()?;
@@ -122,6 +125,8 @@ impl Agent {
         abort::step("Backup-Moment");
         let host = &self.config.name;
         let moment = moment::take(&what, &subjects, host, order.fsfreeze.as_deref())?;
+        // What was here then is what the guest had only if its disk was here until then.
+        ask_vms()?;
         let frozen = order.fsfreeze.is_some();
         let consistency = if frozen { Consistency::Filesystem } else { Consistency::Crash };
         abort::step("Backup-Committed");

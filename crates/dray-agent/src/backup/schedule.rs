@@ -17,6 +17,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
+use tokio::runtime::Handle;
 
 /// How often is looked whether something is due.
 const LOOK: Duration = Duration::from_secs(1);
@@ -65,7 +66,7 @@ fn is_due(kept: &Kept, every: Duration, jitter: Duration, now_unix_ms: u64) -> b
     kept.last_unix_ms.is_none_or(|then| since(then) >= every + jitter)
 }
 
-/// Makes backups as configured, for as long as the agent lives.
+/// Makes backups as configured, for as long as the agent lives. In a runtime.
 ///
 /// # Errors
 /// When no thread can be made.
@@ -74,7 +75,10 @@ pub fn keep(agent: &Arc<Agent>) -> io::Result<()> {
         return Ok(());
     }
     let agent: Weak<Agent> = Arc::downgrade(agent);
+    let runtime = Handle::current();
     let work = move || {
+        // A backup asks VMs.
+        let _in_runtime = runtime.enter();
         while let Some(agent) = agent.upgrade() {
             agent.config.backups.iter().for_each(|place| look(&agent, place));
             drop(agent);

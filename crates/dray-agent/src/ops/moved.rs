@@ -50,6 +50,7 @@ impl Agent {
                     let target = named(name, None, &usual_name(self.registry.get(name), name));
                     self.plan_resident(&mut plan, name, target, None, false)?;
                 }
+                self.ask_vms_of("cannot move images", names).await?;
                 (None, None)
             }
             Subject::Vm { qmp } => {

@@ -2,18 +2,19 @@
 //! VM, and after a start for disks that were on their way from dray or to it when an agent died.
 
 use super::images::real_path;
-use super::io_error;
 use super::released::not_released;
+use super::{io_error, not_taken};
 use crate::agent::Agent;
-use crate::api::ApiResult;
+use crate::api::{ApiError, ApiResult, ErrorKind};
 use crate::released::settle::{settle_on_dray, settle_on_file};
 use crate::vm::look::Look;
 use crate::vm::picture::{Picture, resident_name};
 use crate::vm::qemu_error;
+use dray_host::process::QemuProcess;
 use dray_host::registry::{Entry, ImageRecord};
 use dray_host::settle::{Disk, Rule, rule};
 use dray_qemu::{LayerPlan, Qmp};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,7 +23,19 @@ const AGAIN: Duration = Duration::from_secs(5);
 
 impl Agent {
     /// What the VM behind a QMP socket looks like, after what was half done with its disks was settled.
+    ///
+    /// # Errors
+    /// When it cannot be looked at, or has no disks.
     pub(super) async fn picture(&self, socket: &Path) -> ApiResult<Picture> {
+        let picture = self.settled(socket).await?;
+        if picture.look.disks.is_empty() {
+            let what = format!("cannot look at the vm behind {}", socket.display());
+            return Err(ApiError::new(ErrorKind::NotFound, what, "it has no disks"));
+        }
+        Ok(picture)
+    }
+
+    async fn settled(&self, socket: &Path) -> ApiResult<Picture> {
         let picture = Picture::take(socket, &self.nbd_socket(), &self.registry).await?;
         let mut settled = false;
         for entry in self.registry.all() {
@@ -130,6 +143,47 @@ impl Agent {
     async fn leaves(&self, qmp: &Qmp, plan: &LayerPlan, image: &str) -> bool {
         // What still uses it uses it.
         dray_qemu::leave_export(qmp, plan).await.is_ok() && self.is_left(image).await
+    }
+
+    /// Asks the VMs of images where they have them. What another program has put elsewhere is not what is backed
+    /// up or moved as this host has it.
+    ///
+    /// # Errors
+    /// When a VM has a disk elsewhere, or does not say.
+    pub(crate) async fn ask_vms_of(&self, what: &str, images: &[String]) -> ApiResult<()> {
+        let entries: Vec<_> = images.iter().filter_map(|name| self.registry.get(name)).collect();
+        let mut sockets: Vec<_> = entries.iter().filter_map(|entry| self.asked_of(entry)).collect();
+        sockets.sort();
+        sockets.dedup();
+        for socket in sockets {
+            let Err(why) = self.settled(&socket).await else { continue };
+            // It may have ended meanwhile, which settles it as well.
+            if entries.iter().any(|entry| self.asked_of(entry).as_ref() == Some(&socket)) {
+                let why = format!("it is not known where the vm has its disks: {why}");
+                return Err(ApiError::new(ErrorKind::Hypervisor, what, why)
+                    .hint("try again when its QEMU answers at its QMP socket"));
+            }
+        }
+        entries.iter().try_for_each(|entry| self.check_stayed(what, entry))
+    }
+
+    /// The socket of the VM that may say where it has an image; none where a migration looks itself.
+    fn asked_of(&self, entry: &Entry) -> Option<PathBuf> {
+        match self.registry.rule_of(entry) {
+            Rule::OfItsMigration | Rule::NotOwned => None,
+            _ => self.registry.vm_of(&entry.record()).filter(QemuProcess::runs).map(|vm| vm.socket),
+        }
+    }
+
+    fn check_stayed(&self, what: &str, entry: &Arc<Entry>) -> ApiResult<()> {
+        let name = entry.record().name;
+        if self.registry.get(&name).is_none_or(|now| !Arc::ptr_eq(&now, entry)) {
+            let why = format!("the vm has the disk of image '{name}' elsewhere");
+            return Err(ApiError::new(ErrorKind::Conflict, what, why).hint(
+                "`dray images` shows what became of the image; adopt the disk where it is now",
+            ));
+        }
+        self.registry.check_answered_for(entry).map_err(|why| not_taken(what, why))
     }
 
     /// After the start: looks at the VMs whose disks were on their way when the agent before this one died.

@@ -76,7 +76,7 @@ impl Picture {
     /// Looks at the VM behind a QMP socket.
     ///
     /// # Errors
-    /// When there is none, or when it has no disks.
+    /// When there is none, or it does not answer.
     pub async fn take(socket: &Path, nbd_socket: &Path, registry: &Registry) -> ApiResult<Self> {
         let what = || format!("cannot look at the vm behind {}", socket.display());
         let failed = |why: dray_qemu::Error| qemu_error(what(), &why);
@@ -89,9 +89,6 @@ impl Picture {
         };
         if let Some(process) = &look.process {
             plans_of(registry, process).iter().for_each(|plan| known.add_released(plan));
-        }
-        if look.disks.is_empty() {
-            return Err(ApiError::new(ErrorKind::NotFound, what(), "it has no disks"));
         }
         let (mut fit, mut unfit) = (Vec::new(), Vec::new());
         for disk in &look.disks {

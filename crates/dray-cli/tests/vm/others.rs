@@ -160,6 +160,41 @@ fn a_disk_that_another_program_has_moved_away_is_let_go() {
     stage.disks[0].bystander.check_raw(&copy).expect("what the guest wrote");
 }
 
+/// The same without any migration: what dray has is not what the guest has, so a backup would be of an old disk.
+#[test]
+fn a_disk_that_was_moved_away_unnoticed_is_neither_backed_up_nor_moved() {
+    let Some(mut stage) = Stage::new("moved-unnoticed", &[Kind::Plain], 2_000_000) else { return };
+    let a = stage.lab.host("a");
+    a.json(&["adopt", "--qmp", &stage.source_qmp()]).expect("adopt");
+    let repository = format!("file://{}", stage.lab.dir().join("backups").display());
+    a.json(&["backups", "init", &repository]).expect("a repository");
+    let refused = |stage: &Stage, args: &[&str], code: i32, said: &str| {
+        let answer = stage.lab.host("a").dray(args).expect("dray");
+        assert_eq!(answer.code, code, "{args:?}: {answer:?}");
+        assert!(answer.stderr.contains(said), "{args:?}: {answer:?}");
+    };
+    let backup = ["backup", "disk0.raw", "--to", &repository];
+    // A VM that does not say where its disk is may have it anywhere.
+    stage.source.pause().expect("SIGSTOP");
+    refused(&stage, &backup, 9, "it is not known where the vm has its disks");
+    stage.source.go_on().expect("SIGCONT");
+    stage.lab.host("a").json(&backup).expect("its disk is on dray");
+    let copy = stage.lab.dir().join("copy.raw");
+    let other = Other::of(&stage);
+    let mirror = json!({
+        "job-id": "copy", "device": other.top(), "target": copy, "sync": "full", "format": "raw",
+    });
+    other.ask("drive-mirror", &mirror);
+    other.wait_job(|jobs| jobs[0]["ready"] == true);
+    other.ask("job-complete", &json!({ "id": "copy" }));
+    other.wait_job(|jobs| jobs == &json!([]));
+    refused(&stage, &backup, 6, "the vm has the disk of image 'disk0.raw' elsewhere");
+    refused(&stage, &["migrate", "--image", "disk0.raw", "--to", "hostb"], 5, "disk0.raw");
+    stage.assert_guest_is_well();
+    stage.finish_guest();
+    stage.disks[0].bystander.check_raw(&copy).expect("what the guest wrote");
+}
+
 /// What the guest writes while its disk is on another node than dray released it to, dray's bitmap does not know.
 #[test]
 fn a_released_disk_that_comes_back_on_another_node_counts_as_changed() {
