@@ -18,7 +18,7 @@
 //! | [`gc`], `prune`, `verify` | what goes when, and why that is safe; whether everything is there |
 //!
 //! Everything is synchronous and may be used by any number of threads. Formats are described in
-//! `docs/formats.md`. Not here: what a guest changed since when (`dray-engine`'s lineage), which
+//! `docs/reference/formats.md`. Not here: what a guest changed since when (`dray-engine`'s lineage), which
 //! host holds what, and the commands.
 //!
 //! ```

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! images/NAME.json            one record per image
-//! images/NAME.heat            what is known of its accesses (docs/formats.md); not synced, may be lost
+//! images/NAME.heat            what is known of its accesses (docs/reference/formats.md); not synced, may be lost
 //! released/ID.json            an image that QEMU has taken back, and its line (ID.line)
 //! seeds/NAME.json             an image that is being read from backups
 //! digests.json                the digests of base images; may be lost
@@ -11,7 +11,7 @@
 //! backups/.schedule.json      when what was last backed up by itself
 //! batches/ID.json             one record per batch
 //! migrations/ID/intent.json   what was asked for
-//! migrations/ID/journal       what has happened (see docs/formats.md)
+//! migrations/ID/journal       what has happened (see docs/reference/formats.md)
 //! migrations/ID/counts.json   what the summary counts; not synced, lost with the host
 //! ```
 

@@ -4,7 +4,7 @@
 //! for guest memory; each is a TLS connection of its own that begins with a [`hello`]. On the
 //! control stream length-prefixed [`control`] messages flow both ways; on a data stream [`frame`]s
 //! flow from the source to the target. Everything a peer sends is bounded before it is read (I7).
-//! `docs/protocol.md` describes the same byte by byte.
+//! `docs/reference/protocol.md` describes the same byte by byte.
 
 #![forbid(unsafe_code)]
 

@@ -63,7 +63,7 @@ pub enum Base {
 /// Feature word: the target understands `Bases` and `PrepareInPlace`.
 pub const FEATURE_BASES: &str = "bases";
 
-/// What content is told by: see `docs/formats.md`.
+/// What content is told by: see `docs/reference/formats.md`.
 pub type ContentDigest = [u8; 32];
 
 /// A read-only image of which the target may have a file already.
@@ -469,7 +469,7 @@ mod tests {
         assert_eq!(
             encode(&ask).unwrap()[4..11],
             [7, 0, 1, 1, b'b', 5, 1],
-            "as in docs/protocol.md"
+            "as in docs/reference/protocol.md"
         );
         assert_eq!(ask.feature(), Some(FEATURE_BASES));
         let room = Request::PrepareInPlace {
@@ -490,7 +490,7 @@ mod tests {
     fn a_fate_is_asked_for_with_the_last_request_which_needs_its_word() {
         let ask = Request::Fate { migration: MigrationId(1), images: vec![ImageId(2)] };
         let bytes = encode(&ask).unwrap();
-        assert_eq!(bytes[4..], [10, 1, 1, 2], "as in docs/protocol.md");
+        assert_eq!(bytes[4..], [10, 1, 1, 2], "as in docs/reference/protocol.md");
         assert_eq!(ask.feature(), Some(FEATURE_FATE));
         assert_eq!(decode::<Request>(&bytes[4..]), Ok(ask));
         let reply = Reply::Fate { fate: Fate::Unknown { owned: true } };
@@ -508,7 +508,7 @@ mod tests {
             qcow2: vec![true, false],
         };
         let bytes = encode(&wanted).unwrap();
-        assert_eq!(bytes[4..], [9, 1, 0, 0, 0, 0, 2, 1, 0], "as in docs/protocol.md");
+        assert_eq!(bytes[4..], [9, 1, 0, 0, 0, 0, 2, 1, 0], "as in docs/reference/protocol.md");
         assert_eq!(wanted.feature(), Some(FEATURE_QCOW2));
         assert_eq!(decode::<Request>(&bytes[4..]), Ok(wanted));
     }
@@ -517,7 +517,7 @@ mod tests {
     fn a_survey_needs_its_word() {
         let survey =
             Request::Survey { number: None, pool: None, images: Vec::new(), backups: true };
-        assert_eq!(encode(&survey).unwrap()[4..], [6, 0, 0, 0, 1], "as in docs/protocol.md");
+        assert_eq!(encode(&survey).unwrap()[4..], [6, 0, 0, 0, 1], "as in docs/reference/protocol.md");
         assert_eq!(survey.feature(), Some(FEATURE_SURVEY));
         let one = Surveyed { base: Base::Empty, given: vec![("nas".into(), 5)], notes: Vec::new() };
         let reply = Reply::Surveyed { images: vec![one], indexed: 7 };

@@ -3,7 +3,7 @@
 //! One request per connection over a unix socket, as lines of JSON: the client sends
 //! `{"version":1,"command":{…}}`, the agent answers with any number of `{"event":…}` lines and ends
 //! with exactly one `{"result":…}` or `{"error":…}` line. The types are the public interface,
-//! described in `docs/api.md`; a change that old clients would misread raises [`API_VERSION`].
+//! described in `docs/reference/api.md`; a change that old clients would misread raises [`API_VERSION`].
 //!
 //! [`AgentApi`] is what the agent implements, [`server`] listens and dispatches, [`client`] asks.
 //! Nothing here knows how a migration works.
@@ -225,7 +225,7 @@ mod tests {
     fn examples() -> Vec<Value> {
         let mut inside = false;
         let mut found = Vec::new();
-        for line in include_str!("../../../../docs/api.md").lines() {
+        for line in include_str!("../../../../docs/reference/api.md").lines() {
             if line.starts_with("```") {
                 inside = line == "```json";
             } else if inside {
@@ -269,7 +269,7 @@ mod tests {
 
     #[test]
     fn the_document_lists_every_kind_of_error() {
-        let text = include_str!("../../../../docs/api.md");
+        let text = include_str!("../../../../docs/reference/api.md");
         for kind in ErrorKind::ALL {
             let name = serde_json::to_value(kind).unwrap();
             let cell = format!("| `{}` |", name.as_str().unwrap());

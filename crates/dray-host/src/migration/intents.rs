@@ -5,7 +5,7 @@
 //! for each region of each image. A region is opened by writing its byte where it is, which needs no
 //! room on the disk. A list that is absent, damaged or of other images proves nothing, and then every
 //! region counts as open: so where a byte cannot be written the list goes, and the guest's write goes
-//! on. The bytes are described in `docs/formats.md`.
+//! on. The bytes are described in `docs/reference/formats.md`.
 
 use dray_files::StatePath;
 use dray_files::files::StateFile;

@@ -47,7 +47,7 @@ fn the_manual_lists_every_rule_and_how_much_it_decides() {
         *counts.entry(format!("{:?}", rule(seen))).or_default() += 1;
     }
     assert_eq!(counts.values().sum::<usize>(), 2112);
-    let manual = include_str!("../../../../docs/settling.md");
+    let manual = include_str!("../../../../docs/explanation/settling.md");
     let rows = manual.lines().filter_map(|line| {
         let mut fields = line.strip_prefix("| `")?.split(" | ");
         let name = fields.next()?.trim_end_matches('`').to_owned();

@@ -1,7 +1,7 @@
 //! An append-only journal of records: what an agent must know after `kill -9` or a power cut.
 //!
 //! What was appended is durable when the call returns; several records appended together are all
-//! there or none is. The bytes are described in `docs/formats.md`. What a record means is its
+//! there or none is. The bytes are described in `docs/reference/formats.md`. What a record means is its
 //! writer's business.
 //!
 //! A power cut can tear only the last frame, because a frame is written only when all before it

@@ -4,7 +4,7 @@
 //! the heat, and then lets the trace go on while [`dray_engine::Source`] and [`dray_engine::Target`]
 //! migrate the disk over a simulated link. Disks are sets of blocks; nothing is stored. The method
 //! is that of section 7.1 of the scheduling paper (Zheng, Ng and Sripanidkulchai, VEE 2011);
-//! `docs/simulation.md` says where the engine differs from the paper's simulator.
+//! `docs/explanation/simulation.md` says where the engine differs from the paper's simulator.
 //!
 //! * [`settings`]: what is migrated and how. [`outcome`]: what it cost.
 //! * `world`: time and events. `source`, `target`: what the agents' shells do, on sets of blocks.

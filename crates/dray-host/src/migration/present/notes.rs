@@ -3,7 +3,7 @@
 //!
 //! The file is a header that names the boot, and notes of one length behind it. Each has a checksum
 //! over its place, the boot and itself, so what is torn, old or foreign is no note, and those behind
-//! it still are. The bytes are described in `docs/formats.md`.
+//! it still are. The bytes are described in `docs/reference/formats.md`.
 
 use dray_files::StatePath;
 use dray_files::files::{BOOT_LEN, StateFile};
