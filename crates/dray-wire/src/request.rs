@@ -517,7 +517,11 @@ mod tests {
     fn a_survey_needs_its_word() {
         let survey =
             Request::Survey { number: None, pool: None, images: Vec::new(), backups: true };
-        assert_eq!(encode(&survey).unwrap()[4..], [6, 0, 0, 0, 1], "as in docs/reference/protocol.md");
+        assert_eq!(
+            encode(&survey).unwrap()[4..],
+            [6, 0, 0, 0, 1],
+            "as in docs/reference/protocol.md"
+        );
         assert_eq!(survey.feature(), Some(FEATURE_SURVEY));
         let one = Surveyed { base: Base::Empty, given: vec![("nas".into(), 5)], notes: Vec::new() };
         let reply = Reply::Surveyed { images: vec![one], indexed: 7 };

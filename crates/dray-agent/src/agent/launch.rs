@@ -190,6 +190,7 @@ impl Agent {
             made: BTreeMap::new(),
             told,
             config: Arc::clone(&self.config),
+            hypervisor: Arc::clone(&self.hypervisor),
             registry: Arc::clone(&self.registry),
             checked: None,
         };
@@ -210,7 +211,10 @@ impl Agent {
             return;
         };
         let (config, reach) = (Arc::clone(&self.config), self.reach(&intent.peer));
-        let task = SourceVmTask { slot: Arc::clone(&slot), told, config, reach, ready: false };
+        let hypervisor = Arc::clone(&self.hypervisor);
+        let slot_of_task = Arc::clone(&slot);
+        let task =
+            SourceVmTask { slot: slot_of_task, told, config, hypervisor, reach, ready: false };
         let outcome = match (moves, vm.facts) {
             (true, Some(facts)) => task.run(facts).await,
             _ => task.await_outcome().await,

@@ -41,6 +41,7 @@ use crate::reuse::Reuse;
 use crate::seed::Seeds;
 use crate::tls::Identity;
 use crate::troubles::Troubles;
+use crate::vm::hypervisor::Hypervisor;
 use dray_host::migration::fate::Preparing;
 use dray_host::migration::revive::Unrevived;
 use dray_host::registry::Registry;
@@ -62,6 +63,8 @@ pub struct Agent {
     pub reuse: Arc<Reuse>,
     /// The digests of base images.
     pub digests: Arc<Digests>,
+    /// What runs the VMs of this host.
+    pub hypervisor: Arc<dyn Hypervisor>,
     /// Who is attached to them.
     pub nbd: dray_nbd::Server,
     /// Migrations away from here.

@@ -61,7 +61,7 @@ impl Agent {
                 let vm = slot.intent().vm;
                 if let (true, Some(vm)) = (moves, &vm) {
                     let running = vm.facts.as_ref().is_some_and(|facts| facts.running);
-                    if let Err(why) = wake(vm, running).await {
+                    if let Err(why) = wake(&*agent.hypervisor, vm, running).await {
                         tracing::warn!(%why, "cannot wake the guest of a migration");
                     }
                 }

@@ -16,7 +16,6 @@ use crate::bases::Digests;
 use crate::batch::Batches;
 use crate::config::start::Start;
 use crate::exports::ImageExports;
-use crate::flat::swap::recover_swaps;
 use crate::leaving::{Leaving, left_stopped};
 use crate::migration::slots::Slots;
 use crate::reuse::Reuse;
@@ -116,6 +115,7 @@ fn open(start: &Start, readiness: Arc<Readiness>, what: &str) -> ApiResult<(Arc<
         troubles,
         readiness,
         unrevived: Unrevived::default(),
+        hypervisor: Arc::new(crate::vm::qemu::Qemu),
     });
     agent.look_at_certificates();
     agent.look_at_records();
@@ -155,9 +155,7 @@ impl Agent {
     ) {
         self.keep_threads();
         // Guests that an earlier agent has stopped go on before anything else is done with them.
-        self.recover_turns().await;
-        recover_swaps(&self.registry).await;
-        drop(stopped);
+        self.end_exchanges(stopped).await;
         tokio::spawn(Arc::clone(&self).keep_flat());
         tokio::spawn(Arc::clone(&self).keep_releasing());
         tokio::spawn(Arc::clone(&self).settle_after_start());

@@ -1,7 +1,7 @@
 //! A running VM's disk leaves its chain: the guest stops for a moment, and goes on over an overlay.
 //!
 //! It is durable before the guest stops that it is to run again; whoever finds that after a crash
-//! ([`Agent::recover_turns`]) lets it go on where its disk is by then.
+//! ([`Agent::end_exchanges`]) lets it go on where its disk is by then.
 
 use super::chain_of;
 use super::swap::wake;
@@ -54,7 +54,7 @@ impl Agent {
         id: Option<ImageId>,
     ) -> ApiResult<SplicedDisk> {
         let what = format!("cannot flatten disk {}", layer.plan.qdev);
-        let (qmp, options) = (&picture.qmp, AdoptOptions { drop_bitmaps });
+        let (qmp, options) = (picture.qmp(), AdoptOptions { drop_bitmaps });
         let failed = |why: dray_qemu::Error| qemu_error(what.clone(), &why);
         activate_stopped(&what, picture).await?;
         flatten::check(qmp, &layer.chain, options).await.map_err(failed)?;
@@ -100,7 +100,7 @@ impl Agent {
             mode: names::file_mode(&path).map_err(|why| failed(&why))?,
             format: Some("raw".to_owned()),
             adopted: Some(Adopted {
-                qmp: picture.qmp.socket().to_owned(),
+                qmp: picture.qmp().socket().to_owned(),
                 qemu: picture.look.process.clone(),
                 device: plan.qdev.clone(),
                 splice: serde_json::to_value(&layer.chain).map_err(|why| failed(&why))?,
@@ -265,61 +265,5 @@ impl Agent {
             self.registry.peeks.go_on(&path, &path);
         }
         Ok(())
-    }
-
-    /// After a restart: exchanges that the agent died in are ended, and their guests go on.
-    pub(crate) async fn recover_turns(&self) {
-        for entry in self.registry.all() {
-            let record = entry.record();
-            let Some(turn) = record.flat.as_ref().and_then(|flat| flat.turn) else { continue };
-            if let Err(why) = self.recover_turn(&entry, &record, turn).await {
-                tracing::error!(image = record.name, %why, "cannot end the flattening of a disk");
-            }
-        }
-    }
-
-    async fn recover_turn(
-        &self,
-        entry: &Entry,
-        record: &ImageRecord,
-        turn: Turn,
-    ) -> io::Result<()> {
-        let layers = layers_of(record)?;
-        let Some(adopted) = &record.adopted else { return Ok(()) };
-        let qmp = match Qmp::connect(&adopted.qmp).await {
-            Ok(qmp) => qmp,
-            Err(why) => {
-                tracing::warn!(image = record.name, %why, "the vm of a flattened disk is gone");
-                // `keep` brings home what it wrote.
-                return match turn.done {
-                    true => self.forget_flat(entry),
-                    false => self.hide_found(entry, record),
-                };
-            }
-        };
-        let on = flatten::settle(&qmp, &layers).await.map_err(io::Error::other)?;
-        match on {
-            // It never left, or it is back: either way nothing is in the overlay alone.
-            On::Chain => names_of(record)?.thaw_chain(record.mode).map_err(io::Error::other)?,
-            On::Export => self.hide_chain(entry)?,
-        }
-        self.let_go_on("cannot wake a guest", &qmp, turn.running)
-            .await
-            .map_err(io::Error::other)?;
-        match on {
-            On::Chain => self.forget_home(&qmp, entry),
-            On::Export => self.end_turn(entry),
-        }
-    }
-
-    /// Nobody has the disk: the chain waits under its hidden name to be merged.
-    fn hide_found(&self, entry: &Entry, record: &ImageRecord) -> io::Result<()> {
-        let empty = entry.flat.as_ref().is_some_and(|flat| flat.overlay.here_count() == 0);
-        if empty {
-            names_of(record)?.thaw_chain(record.mode).map_err(io::Error::other)?;
-            return self.forget_flat(entry);
-        }
-        self.hide_chain(entry)?;
-        self.end_turn(entry)
     }
 }

@@ -6,11 +6,12 @@
 
 use super::freeze::{layers_of, names_of};
 use super::merge::{merge_most, merge_rest};
+use super::recover::turn_of;
 use crate::agent::Agent;
 use crate::api::{ApiError, ApiResult, ErrorKind, SplicedDisk};
 use crate::leaving::{Leaving, refuse_untold, take_note};
 use crate::ops::io_error;
-use crate::vm::qemu_error;
+use crate::vm::{own, qemu_error};
 use dray_host::flat::{Flat, Turn};
 use dray_host::migration::abort;
 use dray_host::registry::{CopyState, Entry, Place};
@@ -63,6 +64,11 @@ impl Agent {
         let Some(flat) = &entry.flat else {
             return Err(ApiError::new(ErrorKind::Internal, what, "it is not flattened"));
         };
+        if turn_of(&record).is_some() {
+            let why = "an exchange of its disk was broken off, and its vm has not answered since";
+            return Err(ApiError::new(ErrorKind::Conflict, what, why)
+                .hint("wait until its QEMU answers at its QMP socket, then try again"));
+        }
         let layers = layers_of(&record).map_err(|why| io_error(&what, why))?;
         refuse_untold(entry).map_err(|loss| loss.refused(&what))?;
         block_in_place(|| merge_most(&*flat.overlay, &*flat.chain)).map_err(|why| {
@@ -198,17 +204,14 @@ impl Agent {
     }
 
     /// Whether nobody can be using a flattened disk: no VM answers, and no client is attached.
-    async fn is_left_alone(&self, entry: &Entry) -> bool {
+    fn is_left_alone(&self, entry: &Entry) -> bool {
         let record = entry.record();
         let idle = record.state == CopyState::Owner
             && record.migration.is_none()
             && record.flat.as_ref().is_some_and(|flat| flat.turn.is_none())
             && self.nbd.connections(&record.name) == 0;
         let Some(adopted) = record.adopted.filter(|_| idle) else { return false };
-        // Somebody else may be talking to it: only a socket that nobody listens on tells.
-        let refused = std::os::unix::net::UnixStream::connect(&adopted.qmp).err();
-        let gone = [io::ErrorKind::NotFound, io::ErrorKind::ConnectionRefused];
-        refused.is_some_and(|why| gone.contains(&why.kind()))
+        own::has_ended(&adopted.qmp, adopted.qemu.as_ref())
     }
 
     /// The chains of images that have left are not read any more once they are verified: their
@@ -236,7 +239,7 @@ impl Agent {
             block_in_place(|| self.rest_replicas(&mut asked));
             let mut left = BTreeMap::new();
             for entry in self.registry.all().into_iter().filter(|entry| entry.flat.is_some()) {
-                if !self.is_left_alone(&entry).await {
+                if !self.is_left_alone(&entry) {
                     continue;
                 }
                 let name = entry.record().name;

@@ -4,7 +4,7 @@
 //! to this agent ([`chain`]), which only reads it, and what the guest writes goes into an
 //! [`Overlay`](dray_image::Overlay) that is dray's own. Both together are an image like any other.
 //! `freeze` puts a running VM's disk on it; `home` merges the overlay back into the chain and puts
-//! the disk back, when the guest stays here after all (`merge` is how);
+//! the disk back, when the guest stays here after all (`merge` is how); `recover` ends what an agent died in;
 //! [`peeks`](dray_host::flat::peeks) are of those who look before. While the overlay is the truth the
 //! chain's active file has no name that anybody would open. What is durable of it all is in
 //! [`dray_host::flat`].
@@ -17,6 +17,7 @@ mod freeze;
 pub mod fresh;
 mod home;
 mod merge;
+mod recover;
 mod server;
 pub mod swap;
 

@@ -10,8 +10,10 @@ use super::fresh::{Fresh, Progress, qcow2_path};
 use crate::leaving::{Leaving, refuse_untold};
 use crate::ops::images::random_id;
 use crate::released::note_made;
+use crate::vm::look::process_of;
 use dray_host::flat::Purpose;
 use dray_host::migration::abort;
+use dray_host::process::QemuProcess;
 use dray_host::registry::{CopyState, Entry, ImageRecord, Place, Registry, Swap};
 use dray_image::{ImageNames, Quiesced};
 use dray_qemu::flatten::{self, On};
@@ -19,7 +21,6 @@ use dray_qemu::{ErrorKind, LayerPlan, Qmp, status};
 use dray_types::{Epoch, ImageId};
 use serde::Deserialize;
 use std::io;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::slice;
 use std::time::{Duration, Instant};
@@ -86,7 +87,10 @@ pub(crate) async fn make_qcow2(
     let path = qcow2_path(&entry.record().path);
     if let Some(swap) = entry.record().swap {
         if !swap.done {
-            recover_swap(registry, entry, swap).await?;
+            let is_its =
+                |now: QemuProcess| swap.qemu.as_ref().is_none_or(|own| own.is_process(&now));
+            let same = process_of(qmp).is_none_or(is_its);
+            settle_swap(registry, entry, swap, same.then_some(qmp)).await?;
         }
         if entry.record().swap.is_some() {
             return Ok(path);
@@ -154,7 +158,8 @@ async fn go_over(
     // Until the guest goes on, wherever it is then.
     let leaving = Leaving::begin(entry)?;
     let known = serde_json::to_value(&plan).map_err(io::Error::other)?;
-    let swap = Swap { qmp: qmp.socket().to_owned(), plan: known, running, done: false };
+    let (qmp_path, qemu) = (qmp.socket().to_owned(), process_of(qmp));
+    let swap = Swap { qmp: qmp_path, qemu, plan: known, running, done: false };
     set_swap(registry, entry, Some(swap.clone()))?;
     let began = Instant::now();
     let stopped = stop_equal(qmp, entry, fresh, running, &leaving).await;
@@ -237,31 +242,25 @@ fn record_of(entry: &Entry, swap: &Swap) -> io::Result<ImageRecord> {
     Ok(ImageRecord { name, id, path, place, format, epoch, migration, replica, swap, ..record })
 }
 
-/// After a restart: disks that went over when the agent died are where they are found to be, and
-/// their guests go on.
-pub(crate) async fn recover_swaps(registry: &Registry) {
-    for entry in registry.all() {
-        let record = entry.record();
-        let Some(swap) = record.swap else { continue };
-        if let Err(why) = recover_swap(registry, &entry, swap).await {
-            tracing::error!(image = record.name, %why, "cannot tell where a disk is");
+/// Ends an exchange that was broken off where the disk is found to be, and the guest goes on. `qmp`: its VM;
+/// none when that has ended.
+pub(super) async fn settle_swap(
+    registry: &Registry,
+    entry: &Entry,
+    swap: Swap,
+    qmp: Option<&Qmp>,
+) -> io::Result<()> {
+    let is_over = match qmp {
+        None => swap.done || is_named(&swap)?,
+        Some(qmp) => {
+            let plan = plan_of(&swap)?;
+            let on = flatten::settle(qmp, slice::from_ref(&plan)).await;
+            on.map_err(io::Error::other)? == On::Chain
         }
-    }
-}
-
-async fn recover_swap(registry: &Registry, entry: &Entry, swap: Swap) -> io::Result<()> {
-    if is_gone(&swap.qmp) {
-        return match swap.done || is_named(&swap)? {
-            true => end_swap(registry, entry, swap, None).await,
-            false => stay(registry, entry, swap, None).await,
-        };
-    }
-    let qmp = Qmp::connect(&swap.qmp).await.map_err(io::Error::other)?;
-    let plan = plan_of(&swap)?;
-    let on = flatten::settle(&qmp, slice::from_ref(&plan)).await;
-    match on.map_err(io::Error::other)? {
-        On::Chain => end_swap(registry, entry, swap, Some(&qmp)).await,
-        On::Export => stay(registry, entry, swap, Some(&qmp)).await,
+    };
+    match is_over {
+        true => end_swap(registry, entry, swap, qmp).await,
+        false => stay(registry, entry, swap, qmp).await,
     }
 }
 
@@ -286,12 +285,6 @@ async fn stop_equal(
         fresh.name()?;
         Ok(quiet)
     })
-}
-
-/// Whether nobody listens on a QEMU's socket. Somebody else may be talking to one that does not answer.
-fn is_gone(socket: &Path) -> bool {
-    let gone = [io::ErrorKind::NotFound, io::ErrorKind::ConnectionRefused];
-    UnixStream::connect(socket).err().is_some_and(|why| gone.contains(&why.kind()))
 }
 
 #[cfg(test)]
@@ -356,16 +349,19 @@ pub(crate) mod tests {
                 place: Place::Partial,
                 mode: 0o600,
                 epoch: Epoch(2),
-                swap: Some(Swap { qmp, plan, running: true, done }),
+                swap: Some(Swap { qmp, qemu: None, plan, running: true, done }),
                 ..ImageRecord::owned("vm.raw".into(), ImageId(7), path, 8192)
             };
             let file = self.registry.open_file(&record).unwrap();
             self.registry.add(record, file).unwrap()
         }
 
+        /// Its vm has ended.
         fn recover(&self) {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            runtime.unwrap().block_on(recover_swaps(&self.registry));
+            let entry = self.registry.get("vm.raw").unwrap();
+            let swap = entry.record().swap.unwrap();
+            runtime.unwrap().block_on(settle_swap(&self.registry, &entry, swap, None)).unwrap();
         }
 
         /// What is in the pool.

@@ -109,7 +109,7 @@ pub(super) fn refuse_format(command: &Prepare) -> ApiResult<()> {
 pub(super) async fn check_flat(picture: &Picture) -> ApiResult<()> {
     let options = AdoptOptions { drop_bitmaps: true };
     for layer in picture.layers().filter(|layer| !layer.chain.is_empty()) {
-        let checked = dray_qemu::flatten::check(&picture.qmp, &layer.chain, options).await;
+        let checked = dray_qemu::flatten::check(picture.qmp(), &layer.chain, options).await;
         let what = format!("cannot flatten disk {}", layer.plan.qdev);
         checked.map_err(|why| qemu_error(what, &why))?;
     }

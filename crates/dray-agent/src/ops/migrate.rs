@@ -103,14 +103,14 @@ pub(super) async fn guest_memory(picture: Option<&Picture>, measure: bool) -> (u
     let bytes = memory(picture).await;
     let Some(picture) = picture.filter(|_| bytes > 0) else { return (bytes, 0) };
     let patience = if measure { MEASURE } else { Duration::ZERO };
-    (bytes, dray_qemu::status::memory_dirty_rate(&picture.qmp, patience).await.unwrap_or(0))
+    (bytes, dray_qemu::status::memory_dirty_rate(picture.qmp(), patience).await.unwrap_or(0))
 }
 
 /// Bytes of a VM's memory; none when its QEMU does not tell, or without a VM.
 async fn memory(picture: Option<&Picture>) -> u64 {
     let Some(picture) = picture else { return 0 };
     let nothing = serde_json::json!({});
-    let told = picture.qmp.execute("query-memory-size-summary", nothing).await;
+    let told = picture.qmp().execute("query-memory-size-summary", nothing).await;
     told.ok().and_then(|told| told["base-memory"].as_u64()).unwrap_or(0)
 }
 

@@ -27,7 +27,7 @@ impl Agent {
         let intent = slot.intent();
         if let Some(picture) = &picture {
             // Known by the time that it is wanted; a QEMU that cannot is as good.
-            let _ = dray_qemu::status::measure_memory(&picture.qmp).await;
+            let _ = dray_qemu::status::measure_memory(picture.qmp()).await;
         }
         let blockdev = match &picture {
             Some(picture) => blockdev_lines(picture, &plan, &intent, &nbd_socket),

@@ -12,7 +12,7 @@ use super::io_error;
 use crate::agent::Agent;
 use crate::api::{ApiError, ApiResult, ErrorKind, ImageStatus, Resize};
 use crate::leaving::refuse_untold;
-use crate::vm::picture::{LayerPicture, Place};
+use crate::vm::picture::{LayerPicture, Picture, Place};
 use crate::vm::qemu_error;
 use dray_host::migration::abort;
 use dray_host::registry::{Adopted, CopyState, Entry, ImageRecord};
@@ -50,9 +50,9 @@ impl Agent {
         if command.size.0 > entry.record().len {
             self.grow(&what, &entry, command.size.0)?;
         }
-        if let Some((qmp, layer)) = &user {
+        if let Some((picture, layer)) = &user {
             abort::step("ResizeTell");
-            tell(&what, qmp, &layer.plan.qdev, command.size.0).await?;
+            tell(&what, picture.qmp(), &layer.plan.qdev, command.size.0).await?;
         }
         Ok(self.image_status(&*self.image(&command.image)?))
     }
@@ -85,7 +85,7 @@ impl Agent {
         what: &str,
         socket: &Path,
         image: &str,
-    ) -> ApiResult<(Qmp, LayerPicture)> {
+    ) -> ApiResult<(Picture, LayerPicture)> {
         let picture = self.picture(socket).await?;
         let place = Place::Resident(image.to_owned());
         let layer = picture.layers().find(|layer| layer.place == place);
@@ -107,7 +107,7 @@ impl Agent {
                 "shut the vm down, resize the image without --qmp, and add reconnect-delay=300",
             ));
         }
-        Ok((picture.qmp, layer))
+        Ok((picture, layer))
     }
 
     /// The image has `len` bytes from now on, and nobody is at its old disk.

@@ -36,7 +36,8 @@ impl Agent {
     }
 
     async fn settled(&self, socket: &Path) -> ApiResult<Picture> {
-        let picture = Picture::take(socket, &self.nbd_socket(), &self.registry).await?;
+        let look = || Picture::take(&*self.hypervisor, socket, self.nbd_socket(), &self.registry);
+        let picture = look().await?;
         let mut settled = false;
         for entry in self.registry.all() {
             settled |= self.settle(&picture, &entry).await?;
@@ -46,7 +47,7 @@ impl Agent {
             return Ok(picture);
         }
         drop(picture);
-        Picture::take(socket, &self.nbd_socket(), &self.registry).await
+        look().await
     }
 
     /// The rule that decides about an image when this VM has been looked at; none when the VM has nothing to do
@@ -81,7 +82,7 @@ impl Agent {
     async fn settle(&self, picture: &Picture, entry: &Arc<Entry>) -> ApiResult<bool> {
         let Some(rule) = self.rule_by(&picture.look, entry) else { return Ok(false) };
         let name = entry.record().name;
-        let (qmp, plan) = (&picture.qmp, plan_of(picture, entry));
+        let (qmp, plan) = (picture.qmp(), plan_of(picture, entry));
         // What is half done because somebody is doing it is not settled.
         let Ok(_operation) = self.registry.operate(&name, "release") else { return Ok(false) };
         let what = format!("cannot go on with the disk of image '{name}'");

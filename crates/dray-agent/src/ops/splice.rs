@@ -6,8 +6,8 @@ use super::{io_error, not_taken};
 use crate::agent::Agent;
 use crate::api::{Adopt, ApiError, ApiResult, ErrorKind, Release, Spliced, SplicedDisk};
 use crate::migration::source::SourceSlot;
-use crate::released::{plan_of, process_of, release, taking};
-use crate::vm::look::Look;
+use crate::released::{plan_of, release, taking};
+use crate::vm::look::process_of;
 use crate::vm::own;
 use crate::vm::picture::{LayerPicture, Picture, Place as Where, on_local};
 use crate::vm::qemu_error;
@@ -67,17 +67,17 @@ impl Agent {
         let options = AdoptOptions { drop_bitmaps };
         let failed = |why: dray_qemu::Error| qemu_error(what.clone(), &why);
         activate_stopped(&what, picture).await?;
-        dray_qemu::adopt::check(&picture.qmp, &layer.plan, options).await.map_err(failed)?;
+        dray_qemu::adopt::check(picture.qmp(), &layer.plan, options).await.map_err(failed)?;
         let noted = self.noted(picture, &layer.plan);
         let (entry, note, _operation) = self.register(&what, picture, &layer.plan, id)?;
         let record = entry.record();
         let export = taking::export(&self.config, record.name.clone());
         abort::step("AdoptPivot");
-        let adopted = dray_qemu::adopt_keeping(&picture.qmp, &layer.plan, &export, options).await;
+        let adopted = dray_qemu::adopt_keeping(picture.qmp(), &layer.plan, &export, options).await;
         match adopted {
             Ok((adopted, old)) => {
                 let (registry, config) = (&self.registry, &self.config);
-                let (qmp, plan) = (&picture.qmp, &layer.plan);
+                let (qmp, plan) = (picture.qmp(), &layer.plan);
                 let ended = taking::end(registry, config, qmp, plan, &entry, (note, old)).await;
                 ended.map_err(failed)?;
                 Ok(SplicedDisk {
@@ -123,7 +123,7 @@ impl Agent {
 
     /// The note by which it is known how the nodes of a disk are made.
     pub(crate) fn noted(&self, picture: &Picture, plan: &LayerPlan) -> Option<Released> {
-        let process = process_of(&picture.qmp)?;
+        let process = process_of(picture.qmp())?;
         let path = real_path(&plan.path()).ok()?;
         self.registry.released.of_file(&process, &path)
     }
@@ -168,7 +168,7 @@ impl Agent {
             format: Some(plan.format.clone()),
             epoch: known.as_ref().map_or(Epoch(1), |(note, ..)| note.image.epoch),
             adopted: Some(Adopted {
-                qmp: picture.qmp.socket().to_owned(),
+                qmp: picture.qmp().socket().to_owned(),
                 qemu: picture.look.process.clone(),
                 device: plan.qdev.clone(),
                 splice,
@@ -221,7 +221,7 @@ impl Agent {
             if !command.disks.is_empty() && !command.disks.contains(&layer.plan.qdev) {
                 continue;
             }
-            disks.push(self.release_layer(&picture.qmp, &layer.plan, name).await?);
+            disks.push(self.release_layer(picture.qmp(), &layer.plan, name).await?);
         }
         if disks.is_empty() {
             let why = "no disk of the vm is on this agent's socket";
@@ -310,21 +310,21 @@ impl Agent {
                 {
                     return self.give_back(&entry, &qemu);
                 }
-                let qmp =
-                    own::connect(vm).await.map_err(|why| qemu_error("cannot release", &why))?;
+                let failed = |why: dray_qemu::Error| qemu_error("cannot release", &why);
+                let vm = own::connect(&*self.hypervisor, vm).await.map_err(failed)?;
+                let qmp = vm.monitor();
                 if entry.flat.is_some() {
-                    return self.bring_home(&qmp, &entry).await.map(drop);
+                    return self.bring_home(qmp, &entry).await.map(drop);
                 }
                 let plan: LayerPlan = serde_json::from_value(adopted.splice.clone())
                     .map_err(|why| io_error("cannot read how a disk was adopted", why))?;
-                let look =
-                    Look::take(&qmp).await.map_err(|why| qemu_error("cannot release", &why))?;
+                let look = vm.look().await.map_err(failed)?;
                 if self.rule_by(&look, &entry) == Some(Rule::MovedAway)
-                    && self.let_go_of_moved(&qmp, &plan, &entry).await?
+                    && self.let_go_of_moved(qmp, &plan, &entry).await?
                 {
                     return Ok(());
                 }
-                self.release_taken(&qmp, &plan, name).await.map(drop)
+                self.release_taken(qmp, &plan, name).await.map(drop)
             };
             if let Err(why) = undone.await {
                 tracing::warn!(image = name, %why, "a disk stays under dray");
@@ -349,7 +349,7 @@ pub(crate) async fn activate_stopped(what: &str, picture: &Picture) -> ApiResult
     if picture.look.status.running {
         return Ok(());
     }
-    dray_qemu::activate(&picture.qmp).await.map_err(|why| qemu_error(what, &why))
+    dray_qemu::activate(picture.qmp()).await.map_err(|why| qemu_error(what, &why))
 }
 
 /// How a disk gets to its file: as it was adopted from this process, or for one that arrived here, as it looks

@@ -133,7 +133,7 @@ impl Agent {
                 continue;
             };
             let node = layer.plan.local_node();
-            if let Ok(Some(found)) = bitmap::recorded(&picture.qmp, node, name).await {
+            if let Ok(Some(found)) = bitmap::recorded(picture.qmp(), node, name).await {
                 survey.unseen.insert(image.name.clone(), found.count);
             }
         }

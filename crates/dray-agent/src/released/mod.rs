@@ -41,6 +41,7 @@ pub mod taking;
 use crate::config::Config;
 use crate::leaving::{Leaving, Untold};
 use crate::migration::source::unix_ms;
+use crate::vm::look::process_of;
 use dray_host::lineage;
 use dray_host::migration::abort;
 use dray_host::process::QemuProcess;
@@ -51,11 +52,6 @@ use dray_qemu::{ErrorKind as Kind, LayerPlan, NewBitmap, Qmp};
 use serde::Deserialize;
 use std::fmt;
 use std::io;
-
-/// The QEMU behind a connection; none where the system does not tell.
-pub fn process_of(qmp: &Qmp) -> Option<QemuProcess> {
-    QemuProcess::find(qmp.socket(), qmp.pid()?)
-}
 
 /// How a released image got to its file.
 ///

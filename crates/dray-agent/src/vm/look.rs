@@ -1,10 +1,14 @@
 //! What the VM behind a monitor is and does at one moment (I9). Records say what to look for; this is what is
 //! so. A look is good for one step: whoever acts again looks again.
 
-use crate::released::process_of;
 use dray_host::process::QemuProcess;
 use dray_qemu::status::{self, BlockJob, VmStatus};
 use dray_qemu::{Qmp, VmDisk, graph};
+
+/// The QEMU behind a connection; none where the system does not tell.
+pub fn process_of(qmp: &Qmp) -> Option<QemuProcess> {
+    QemuProcess::find(qmp.socket(), qmp.pid()?)
+}
 
 /// A VM at the moment at which it was looked at.
 pub struct Look {

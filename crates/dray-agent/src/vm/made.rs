@@ -6,9 +6,13 @@ use crate::flat::fresh::{self, qcow2_name};
 use crate::flat::swap;
 use crate::migration::messages::{Made, ToSourceShell};
 use crate::migration::target::Input;
-use dray_host::registry::{Entry, Place};
+use dray_host::registry::{Entry, Operation, Place};
 use dray_qemu::{LayerPlan, Qmp};
 use std::sync::Arc;
+use std::time::Duration;
+
+/// Pause between two looks whether somebody is at an image.
+const AGAIN: Duration = Duration::from_millis(100);
 
 impl TargetVmTask {
     /// Makes a qcow2 of image `number`; false when the disk stays on the raw image, which has its name
@@ -29,6 +33,7 @@ impl TargetVmTask {
             self.say(number, Made::Raw { why: "an earlier try failed".to_owned() });
             return Ok(false);
         }
+        let _operation = self.alone_with(&record.name).await;
         let run_dir = &self.config.run_dir;
         let progress = self.progress(number);
         let made = swap::make_qcow2(&self.registry, qmp, entry, plan, run_dir, progress).await;
@@ -44,6 +49,16 @@ impl TargetVmTask {
         self.say(number, Made::Raw { why: why.to_string() });
         swap::keep_raw(&self.registry, entry).map_err(|why| why.to_string())?;
         Ok(false)
+    }
+
+    /// Waits until an exchange that an agent before this one died in has been ended, where that is being tried.
+    async fn alone_with(&self, image: &str) -> Operation {
+        loop {
+            match self.registry.operate_anyway(image, "release") {
+                Ok(operation) => return operation,
+                Err(_) => tokio::time::sleep(AGAIN).await,
+            }
+        }
     }
 
     fn say(&mut self, number: usize, made: Made) {

@@ -1,15 +1,17 @@
 //! The part of a migration that belongs to QEMU: which images a VM has, moving its memory, and
-//! starting it at the target. The engine decides about the disks; these tasks only drive QMP and
-//! tell the owner loops what happened.
+//! starting it at the target. The engine decides about the disks; these tasks only ask the
+//! [`hypervisor`], and tell the owner loops what happened.
 
 mod attached;
 #[cfg(test)]
 mod fixtures;
+pub mod hypervisor;
 mod last_look;
 pub mod look;
 mod made;
 pub mod own;
 pub mod picture;
+pub mod qemu;
 pub mod source;
 pub mod target;
 

@@ -1,37 +1,80 @@
-//! The QEMU that a migration moves the guest of, and no other: on the same socket another may answer by now,
-//! of a VM that was started again on its own disks.
+//! The VM that a migration moves, and no other: on the same socket another may answer by now, of a VM that was
+//! started again on its own disks.
 
-use crate::released::process_of;
+use super::hypervisor::{Departure, Hypervisor, Vm};
 use dray_host::migration::intent::SourceVm;
-use dray_qemu::{Error, ErrorKind, Outgoing, Qmp};
+use dray_host::process::QemuProcess;
+use dray_qemu::{Error, ErrorKind, Result};
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
 
-/// The way to the QEMU of a migration's VM.
+/// Pause between two tries to let the guest go on.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// The VM of a migration.
 ///
 /// # Errors
 /// What stands against the connection, or that another process answers.
-pub async fn connect(vm: &SourceVm) -> dray_qemu::Result<Qmp> {
-    let qmp = Qmp::connect(&vm.qmp).await?;
-    let Some(known) = &vm.qemu else { return Ok(qmp) };
-    if process_of(&qmp).is_some_and(|now| now.is_process(known)) {
-        return Ok(qmp);
+pub async fn connect(hypervisor: &dyn Hypervisor, vm: &SourceVm) -> Result<Box<dyn Vm>> {
+    connect_to(hypervisor, &vm.qmp, vm.qemu.as_ref()).await
+}
+
+/// The VM at `socket`, if it is the process that is `known`; any process where none is.
+///
+/// # Errors
+/// What stands against the connection, or that another process answers.
+pub async fn connect_to(
+    hypervisor: &dyn Hypervisor,
+    socket: &Path,
+    known: Option<&QemuProcess>,
+) -> Result<Box<dyn Vm>> {
+    let found = hypervisor.vm(socket).await?;
+    let Some(known) = known else { return Ok(found) };
+    if found.process().is_some_and(|now| now.is_process(known)) {
+        return Ok(found);
     }
     let why = format!(
-        "another process than that of the vm answers at {}: the vm was started again after the migration began",
-        vm.qmp.display()
+        "another process than that of the vm answers at {}: the vm was started again",
+        socket.display()
     );
     Err(Error::new(ErrorKind::Mismatch, why))
 }
 
-/// Whether the VM's QEMU has ended for good, when connecting to it has failed with `why`.
-pub fn has_ended(vm: &SourceVm, why: &Error) -> bool {
+/// Whether a migration's VM has ended for good, when connecting to it has failed with `why`.
+fn is_over(vm: &SourceVm, why: &Error) -> bool {
     let gone = matches!(why.kind(), ErrorKind::Connect | ErrorKind::Closed);
     gone && vm.qemu.as_ref().is_some_and(|qemu| !qemu.runs())
 }
 
-/// Returns when the monitor has closed.
-pub async fn closed(qmp: &Qmp) {
-    let mut events = qmp.events();
-    while events.next().await.is_ok() {}
+/// The VM at `socket`, if it is the process that is `known`; none when that has ended. Where no process is known,
+/// it has ended when nobody listens.
+///
+/// # Errors
+/// What stands against the connection to one that runs.
+pub async fn find(
+    hypervisor: &dyn Hypervisor,
+    socket: &Path,
+    known: Option<&QemuProcess>,
+) -> Result<Option<Box<dyn Vm>>> {
+    if has_ended(socket, known) {
+        return Ok(None);
+    }
+    match connect_to(hypervisor, socket, known).await {
+        Err(_) if has_ended(socket, known) => Ok(None),
+        found => found.map(Some),
+    }
+}
+
+/// Whether a VM's process has ended; where none is `known`, whether nobody listens on its socket.
+pub fn has_ended(socket: &Path, known: Option<&QemuProcess>) -> bool {
+    if let Some(known) = known {
+        return !known.runs();
+    }
+    // Somebody else may be talking to one that does not answer.
+    let gone = [io::ErrorKind::NotFound, io::ErrorKind::ConnectionRefused];
+    UnixStream::connect(socket).err().is_some_and(|why| gone.contains(&why.kind()))
 }
 
 /// After a restart: a guest that this agent's predecessor had stopped runs again. Nothing is to be done when its
@@ -39,10 +82,39 @@ pub async fn closed(qmp: &Qmp) {
 ///
 /// # Errors
 /// When QEMU does not answer, is another one, or does not let it run.
-pub async fn wake(vm: &SourceVm, was_running: bool) -> dray_qemu::Result<()> {
-    let awake = async {
-        let qmp = connect(vm).await?;
-        Outgoing::attach(&qmp, was_running).abandon().await
-    };
-    awake.await.or_else(|why| if has_ended(vm, &why) { Ok(()) } else { Err(why) })
+pub async fn wake(hypervisor: &dyn Hypervisor, vm: &SourceVm, was_running: bool) -> Result<()> {
+    let awake = async { connect(hypervisor, vm).await?.departure(was_running).undo().await };
+    awake.await.or_else(|why| if is_over(vm, &why) { Ok(()) } else { Err(why) })
 }
+
+/// The guest goes on here if it ran before. Nobody else would see to it: this is tried until it is so, or until
+/// its QEMU has ended. `tell` hears why it is not so yet, when that changes.
+pub async fn bring_back(
+    hypervisor: &dyn Hypervisor,
+    vm: &SourceVm,
+    was_running: bool,
+    begun: Option<Box<dyn Departure>>,
+    tell: impl Fn(&str),
+) {
+    let mut brought = match begun {
+        Some(mut departure) => departure.undo().await,
+        None => wake(hypervisor, vm, was_running).await,
+    };
+    let mut told = String::new();
+    while let Err(why) = brought {
+        // A VM that was started again was stopped by nobody.
+        if why.kind() == ErrorKind::Mismatch || is_over(vm, &why) {
+            return;
+        }
+        let now = why.to_string();
+        if now != told {
+            tell(&now);
+            told = now;
+        }
+        tokio::time::sleep(AGAIN).await;
+        brought = wake(hypervisor, vm, was_running).await;
+    }
+}
+
+#[cfg(test)]
+mod tests;

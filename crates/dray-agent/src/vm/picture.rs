@@ -3,6 +3,7 @@
 
 use crate::api::{ApiError, ApiResult, ErrorKind};
 use crate::released::plans_of;
+use crate::vm::hypervisor::{Hypervisor, Vm};
 use crate::vm::last_look::MERGE;
 use crate::vm::look::Look;
 use crate::vm::qemu_error;
@@ -53,8 +54,8 @@ impl LayerPicture {
 
 /// A running VM.
 pub struct Picture {
-    /// The way to its QEMU.
-    pub qmp: Qmp,
+    /// The VM.
+    pub vm: Box<dyn Vm>,
     /// Its name, if it has one.
     pub name: Option<String>,
     /// What it is and does.
@@ -77,13 +78,18 @@ impl Picture {
     ///
     /// # Errors
     /// When there is none, or it does not answer.
-    pub async fn take(socket: &Path, nbd_socket: &Path, registry: &Registry) -> ApiResult<Self> {
+    pub async fn take(
+        hypervisor: &dyn Hypervisor,
+        socket: &Path,
+        nbd_socket: PathBuf,
+        registry: &Registry,
+    ) -> ApiResult<Self> {
         let what = || format!("cannot look at the vm behind {}", socket.display());
         let failed = |why: dray_qemu::Error| qemu_error(what(), &why);
-        let qmp = Qmp::connect(socket).await.map_err(failed)?;
-        let name = status::name(&qmp).await.map_err(failed)?;
-        let look = Look::take(&qmp).await.map_err(failed)?;
-        let mut known = match qmp.pid() {
+        let vm = hypervisor.vm(socket).await.map_err(failed)?;
+        let name = status::name(vm.monitor()).await.map_err(failed)?;
+        let look = vm.look().await.map_err(failed)?;
+        let mut known = match vm.monitor().pid() {
             Some(pid) => NodeOptions::of_process(pid).map_err(failed)?,
             None => NodeOptions::default(),
         };
@@ -92,12 +98,12 @@ impl Picture {
         }
         let (mut fit, mut unfit) = (Vec::new(), Vec::new());
         for disk in &look.disks {
-            match layers(disk, &known, nbd_socket) {
+            match layers(disk, &known, &nbd_socket) {
                 Ok(layers) => fit.push(layers),
-                Err(why) => unfit.push(unfit_disk(disk, nbd_socket, failed(why))),
+                Err(why) => unfit.push(unfit_disk(disk, &nbd_socket, failed(why))),
             }
         }
-        Ok(Self { qmp, name, look, disks: fit, unfit })
+        Ok(Self { vm, name, look, disks: fit, unfit })
     }
 
     /// Refuses disks that could not be put back as they were. `wanted`: all of the VM's when it names none.
@@ -174,6 +180,11 @@ impl Picture {
             *layers = vec![LayerPicture { plan, place, chain, reconnects: false }];
         }
         Ok(())
+    }
+
+    /// Its monitor.
+    pub fn qmp(&self) -> &Qmp {
+        self.vm.monitor()
     }
 
     /// All layers of all disks.

@@ -9,8 +9,8 @@ use crate::migration::messages::{ToSourceShell, ToTargetShell};
 use crate::migration::source::{Input, Memory, Reach, SessionSettings, SourceSlot, Told};
 use crate::net::tunnel::TunnelEntry;
 use crate::net::{self, DialSettings, NetError};
+use crate::vm::hypervisor::{Departure, Hypervisor, Vm};
 use crate::vm::last_look::Expected;
-use crate::vm::look::Look;
 use crate::vm::own;
 use crate::vm::qemu_error;
 use crate::vm::target::plans;
@@ -18,7 +18,7 @@ use dray_engine::SourceEvent;
 use dray_engine::source::SourceNotice;
 use dray_host::migration::abort;
 use dray_host::migration::intent::{GuestFacts, SourceVm};
-use dray_qemu::{Limits, Outgoing, Qmp};
+use dray_qemu::Limits;
 use dray_types::text::harmless;
 use dray_wire::{Hello, StreamKind};
 use std::sync::Arc;
@@ -28,9 +28,6 @@ use tokio::sync::mpsc::UnboundedReceiver;
 /// How long the target may take to look at its QEMU.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Pause between two tries to let the guest go on.
-const AGAIN: Duration = Duration::from_secs(1);
-
 /// What the task is made of.
 pub struct SourceVmTask {
     /// The migration.
@@ -39,6 +36,8 @@ pub struct SourceVmTask {
     pub told: UnboundedReceiver<Told>,
     /// The agent's configuration.
     pub config: Arc<Config>,
+    /// What runs the VM.
+    pub hypervisor: Arc<dyn Hypervisor>,
     /// How to reach the target.
     pub reach: Reach,
     /// The engine has said that it is ready, perhaps while something else was waited for.
@@ -83,8 +82,8 @@ impl SourceVmTask {
     /// Moves the VM. A guest that stays here goes on when this returns.
     pub async fn run(mut self, facts: GuestFacts) -> Outcome {
         let Some(vm) = self.slot.intent().vm else { return Outcome::Unknown };
-        let mut outgoing = None;
-        let moved = self.try_move(&vm, facts, &mut outgoing).await;
+        let mut departure = None;
+        let moved = self.try_move(&vm, facts, &mut departure).await;
         let error = match moved {
             Ok(()) => return Outcome::Gone,
             Err(Stop::Closed) => return Outcome::Unknown,
@@ -93,9 +92,9 @@ impl SourceVmTask {
             Err(Stop::Failed(error)) => Some(error),
         };
         // Without it nobody has been stopped.
-        if let Some(outgoing) = outgoing {
-            let was_running = outgoing.was_running();
-            self.bring_back(&vm, was_running, Some(outgoing)).await;
+        if let Some(departure) = departure {
+            let was_running = departure.was_running();
+            self.bring_back(&vm, was_running, Some(departure)).await;
         }
         self.slot.send(Input::GuestStops(false));
         self.slot.send(Input::Say(ToTargetShell::Forget));
@@ -145,12 +144,13 @@ impl SourceVmTask {
         &mut self,
         vm: &SourceVm,
         facts: GuestFacts,
-        outgoing: &mut Option<Outgoing>,
+        departure: &mut Option<Box<dyn Departure>>,
     ) -> Result<(), Stop> {
-        let qmp = own::connect(vm).await.map_err(|why| qemu_error("cannot move the vm", &why))?;
+        let vm = own::connect(&*self.hypervisor, vm).await;
+        let vm = vm.map_err(|why| qemu_error("cannot move the vm", &why))?;
         tokio::select! {
-            moved = self.move_guest(&qmp, facts, outgoing) => moved?,
-            () = own::closed(&qmp) => {
+            moved = self.move_guest(&*vm, facts, departure) => moved?,
+            () = vm.ended() => {
                 let why = "its QEMU has ended, or has closed its monitor";
                 let error = ApiError::new(ErrorKind::Hypervisor, "cannot move the vm", why)
                     .hint("when the vm runs again, prepare and migrate it");
@@ -163,9 +163,9 @@ impl SourceVmTask {
     /// Everything up to where only the images are to be handed over.
     async fn move_guest(
         &mut self,
-        qmp: &Qmp,
+        vm: &dyn Vm,
         facts: GuestFacts,
-        outgoing: &mut Option<Outgoing>,
+        departure: &mut Option<Box<dyn Departure>>,
     ) -> Result<(), Stop> {
         self.wait_for_link().await?;
         let ran = facts.running;
@@ -181,13 +181,13 @@ impl SourceVmTask {
         let path = entry.path().to_owned();
         let carrier = self.carry(entry, (self.reach)()?);
         let limits = self.limits();
-        let started = Outgoing::start(qmp, &path, &limits).await;
-        let started = started.map_err(|why| qemu_error("cannot move the vm's memory", &why))?;
-        let outgoing = outgoing.insert(started);
-        let memory = self.move_memory(qmp, outgoing).await;
+        let begun = vm.send(&path, &limits).await;
+        let begun = begun.map_err(|why| qemu_error("cannot move the vm's memory", &why))?;
+        let departure = departure.insert(begun);
+        let memory = self.move_memory(vm, &mut **departure).await;
         carrier.abort_when(memory.is_err());
         memory?;
-        let runs = outgoing.was_running();
+        let runs = departure.was_running();
         if runs == ran { Ok(()) } else { self.tell_whether_it_runs(runs).await }
     }
 
@@ -206,13 +206,13 @@ impl SourceVmTask {
     /// The guest has stopped for the last time. Everything that it has written is in the images that are
     /// handed over, if its disks are still on them: others can have changed that at any time until now. Before
     /// QEMU is told to go on, which ends when a job writes to a disk that QEMU has let go.
-    async fn look_again(&self, qmp: &Qmp) -> Result<(), Stop> {
+    async fn look_again(&self, vm: &dyn Vm) -> Result<(), Stop> {
         let what = "the vm's disks are not handed over";
         let intent = self.slot.intent();
         let facts = intent.vm.as_ref().and_then(|vm| vm.facts.as_ref());
         let plans = facts.map(plans).transpose();
         let plans = plans.map_err(|why| ApiError::new(ErrorKind::Internal, what, why))?;
-        let look = Look::take(qmp).await.map_err(|why| qemu_error(what, &why))?;
+        let look = vm.look().await.map_err(|why| qemu_error(what, &why))?;
         let (images, nbd_socket) = (&intent.images, &self.config.nbd_socket());
         let expected = Expected { plans: &plans.unwrap_or_default(), images, nbd_socket };
         expected.check(&look).map_err(|found| {
@@ -330,22 +330,26 @@ impl SourceVmTask {
         Limits { max_bandwidth: 0, downtime_limit: Duration::from_millis((downtime / 2).max(1)) }
     }
 
-    async fn move_memory(&mut self, qmp: &Qmp, outgoing: &mut Outgoing) -> Result<(), Stop> {
+    async fn move_memory(
+        &mut self,
+        vm: &dyn Vm,
+        departure: &mut dyn Departure,
+    ) -> Result<(), Stop> {
         let slot = Arc::clone(&self.slot);
-        let report = |progress: &dray_qemu::Progress| {
+        let mut report = |progress: &dray_qemu::Progress| {
             slot.send(Input::Memory(memory(progress)));
         };
         let failed = |why| Stop::Failed(qemu_error("the vm's memory could not be moved", &why));
         tokio::select! {
-            done = outgoing.wait_pre_switchover(report) => { done.map_err(failed)?; }
+            done = departure.stopped(&mut report) => { done.map_err(failed)?; }
             stop = over(&mut self.told) => return Err(stop),
         }
-        if outgoing.was_running() {
-            self.slot.send(Input::Stopped(outgoing.stopped_at()));
+        if departure.was_running() {
+            self.slot.send(Input::Stopped(departure.stopped_at()));
         }
         // From here the guest is stopped: every wait below is downtime.
-        self.look_again(qmp).await?;
-        let done = outgoing.complete().await.map_err(failed)?;
+        self.look_again(vm).await?;
+        let done = departure.finish().await.map_err(failed)?;
         self.slot.send(Input::Memory(Memory { left: 0, ..memory(&done) }));
         Ok(())
     }
@@ -371,31 +375,19 @@ impl SourceVmTask {
         self.wait_for_guest().await
     }
 
-    /// The guest goes on here if it ran before. Nobody else would see to it: this is tried until it is so, or
-    /// until its QEMU has ended.
-    async fn bring_back(&self, vm: &SourceVm, was_running: bool, outgoing: Option<Outgoing>) {
+    async fn bring_back(
+        &self,
+        vm: &SourceVm,
+        was_running: bool,
+        begun: Option<Box<dyn Departure>>,
+    ) {
         abort::before(|| vec!["BringBack".to_owned()]);
-        let mut brought = match outgoing {
-            Some(mut outgoing) => outgoing.abandon().await,
-            None => own::wake(vm, was_running).await,
+        let board = &self.slot.board;
+        let tell = |why: &str| {
+            tracing::error!(migration = %board.migration, why, "cannot resume the guest");
+            board.notice(format!("the guest could not be resumed, and this is tried again: {why}"));
         };
-        let mut told = String::new();
-        while let Err(why) = brought {
-            // A VM that was started again was stopped by nobody.
-            if why.kind() == dray_qemu::ErrorKind::Mismatch || own::has_ended(vm, &why) {
-                return;
-            }
-            let now = why.to_string();
-            if now != told {
-                tracing::error!(migration = %self.slot.board.migration, why = now, "cannot resume the guest");
-                let notice =
-                    format!("the guest could not be resumed, and this is tried again: {now}");
-                self.slot.board.notice(notice);
-                told = now;
-            }
-            tokio::time::sleep(AGAIN).await;
-            brought = own::wake(vm, was_running).await;
-        }
+        own::bring_back(&*self.hypervisor, vm, was_running, begun, tell).await;
     }
 }
 

@@ -6,14 +6,15 @@ use crate::migration::messages::{Made, ToSourceShell, ToTargetShell};
 use crate::migration::target::{Input, TargetSlot, Told};
 use crate::net::tunnel;
 use crate::net::{NetError, NetErrorKind, Stream};
-use crate::released::{self, process_of};
+use crate::released;
 use crate::vm::attached::Expected;
+use crate::vm::hypervisor::{Arrival, Hypervisor, Vm};
 use crate::vm::picture::on_local;
 use dray_engine::TargetEvent;
 use dray_host::migration::intent::GuestFacts;
 use dray_host::process::QemuProcess;
 use dray_host::registry::Registry;
-use dray_qemu::{Incoming, LayerPlan, Qmp, activate, graph, status};
+use dray_qemu::LayerPlan;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -35,6 +36,8 @@ pub struct TargetVmTask {
     pub told: UnboundedReceiver<Told>,
     /// The agent's configuration.
     pub config: Arc<Config>,
+    /// What runs the VM.
+    pub hypervisor: Arc<dyn Hypervisor>,
     /// The images of this host.
     pub registry: Arc<Registry>,
     /// The QEMU whose disks were looked at last, and are the migration's.
@@ -78,7 +81,7 @@ impl TargetVmTask {
                     // A source that was restarted asks again, and QEMU talks to one at a time.
                     drop(waiting.take());
                     let checked = self.check(facts).await;
-                    let result = checked.map(|incoming| waiting = Some(incoming));
+                    let result = checked.map(|arrival| waiting = Some(arrival));
                     self.slot.send(Input::Say(ToSourceShell::Checked(result)));
                 }
                 Told::Shell(ToTargetShell::Listen) => {
@@ -115,22 +118,22 @@ impl TargetVmTask {
     }
 
     /// Connects to the waiting QEMU and compares its disks with the source's.
-    async fn check(&mut self, facts: GuestFacts) -> Result<Incoming, String> {
+    async fn check(&mut self, facts: GuestFacts) -> Result<Box<dyn Arrival>, String> {
         self.config.qmp_socket(&facts.qmp).map_err(|why| why.to_string())?;
         let numbered = plans(&facts)?;
-        let qmp = Qmp::connect(&facts.qmp).await.map_err(|why| why.to_string())?;
+        let vm = self.hypervisor.vm(&facts.qmp).await.map_err(|why| why.to_string())?;
         let plans: Vec<_> = numbered.iter().map(|(_, plan)| plan.clone()).collect();
-        let incoming = Incoming::prepare(&qmp, &plans).await.map_err(|why| why.to_string())?;
-        self.look(&qmp, &numbered, false).await?;
+        let arrival = vm.await_guest(&plans).await.map_err(|why| why.to_string())?;
+        self.look(&*vm, &numbered, false).await?;
         self.slot
             .change_intent(|intent| intent.guest = Some(facts))
             .map_err(|why| format!("cannot write the migration's intent: {why}"))?;
-        Ok(incoming)
+        Ok(arrival)
     }
 
-    async fn listen(&mut self, waiting: &mut Option<Incoming>) -> Result<(), String> {
-        let incoming = match waiting {
-            Some(incoming) => incoming,
+    async fn listen(&mut self, waiting: &mut Option<Box<dyn Arrival>>) -> Result<(), String> {
+        let arrival = match waiting {
+            Some(arrival) => arrival,
             None => {
                 // It was checked by an agent that has been restarted since.
                 let facts = self.slot.intent().guest.ok_or("the target's QEMU was not checked")?;
@@ -139,11 +142,11 @@ impl TargetVmTask {
         };
         let socket = memory_socket(&self.config, &self.slot);
         // The source asks again when it has not heard the answer, in a session that was lost.
-        if socket.exists() && incoming.listens(&socket).await.map_err(|why| why.to_string())? {
+        if socket.exists() && arrival.listens(&socket).await.map_err(|why| why.to_string())? {
             return Ok(());
         }
         remove_memory_socket(&self.config, &self.slot)?;
-        incoming.listen(&socket).await.map_err(|why| why.to_string())
+        arrival.listen(&socket).await.map_err(|why| why.to_string())
     }
 
     /// What the guest does when it is started here is what it did last at the source.
@@ -155,14 +158,13 @@ impl TargetVmTask {
     }
 
     /// Before the guest is started for good: is its QEMU there, with everything loaded?
-    async fn reach(&mut self, incoming: Option<Incoming>) -> Result<(), String> {
-        if let Some(mut incoming) = incoming {
-            let loaded = incoming.wait_loaded(LOADED_TIMEOUT).await;
-            return loaded.map(drop).map_err(|why| why.to_string());
+    async fn reach(&mut self, arrival: Option<Box<dyn Arrival>>) -> Result<(), String> {
+        if let Some(mut arrival) = arrival {
+            return arrival.loaded(LOADED_TIMEOUT).await.map_err(|why| why.to_string());
         }
-        let qmp = self.connect(false).await?;
-        let now = status::status(&qmp).await.map_err(|why| why.to_string())?;
-        if now.state == "inmigrate" {
+        let vm = self.connect(false).await?;
+        let now = vm.look().await.map_err(|why| why.to_string())?;
+        if now.status.state == "inmigrate" {
             return Err("the target's QEMU has not received the guest's memory".to_owned());
         }
         Ok(())
@@ -170,38 +172,33 @@ impl TargetVmTask {
 
     /// The guest's QEMU. One that is not the process that was checked is looked at before anything is asked
     /// of it: another VM may have come to its socket.
-    async fn connect(&mut self, arrived: bool) -> Result<Qmp, String> {
+    async fn connect(&mut self, arrived: bool) -> Result<Box<dyn Vm>, String> {
         let guest = self.slot.intent().guest.ok_or("the migration has no vm")?;
-        let qmp = Qmp::connect(&guest.qmp).await.map_err(|why| why.to_string())?;
-        if self.checked.is_none() || process_of(&qmp) != self.checked {
-            self.look(&qmp, &plans(&guest)?, arrived).await?;
+        let vm = self.hypervisor.vm(&guest.qmp).await.map_err(|why| why.to_string())?;
+        if self.checked.is_none() || vm.process() != self.checked {
+            self.look(&*vm, &plans(&guest)?, arrived).await?;
         }
-        Ok(qmp)
+        Ok(vm)
     }
 
     /// Checks that the disks of a QEMU are on the exports of this migration.
     async fn look(
         &mut self,
-        qmp: &Qmp,
+        vm: &dyn Vm,
         plans: &[(usize, LayerPlan)],
         arrived: bool,
     ) -> Result<(), String> {
-        let disks = graph::disks(qmp).await.map_err(|why| why.to_string())?;
+        let disks = vm.look().await.map_err(|why| why.to_string())?.disks;
         let (images, nbd_socket) = (&self.slot.intent().images, &self.config.nbd_socket());
         Expected { plans, images, nbd_socket, arrived }.check(&disks)?;
-        self.checked = process_of(qmp);
+        self.checked = vm.process();
         Ok(())
     }
 
     async fn start(&mut self) -> Result<(), String> {
         let running = self.slot.intent().guest.is_some_and(|guest| guest.running);
-        let qmp = self.connect(false).await?;
-        let started = match running {
-            true => status::cont(&qmp).await,
-            // It was paused at the source and stays so.
-            false => activate(&qmp).await,
-        };
-        started.map_err(|why| why.to_string())
+        let vm = self.connect(false).await?;
+        vm.start(running).await.map_err(|why| why.to_string())
     }
 
     /// Every block is here: the disks go back to QEMU if that was asked for.
@@ -222,11 +219,12 @@ impl TargetVmTask {
     async fn release(&mut self) -> Result<(), String> {
         let intent = self.slot.intent();
         let guest = intent.guest.ok_or("the migration has no vm")?;
-        let qmp = self.connect(true).await?;
+        let vm = self.connect(true).await?;
+        let qmp = vm.monitor();
         for (number, plan) in plans(&guest)? {
             let image = intent.images.get(number).ok_or("the plan names no image")?;
             let entry = self.registry.get(image.name_here()).ok_or("the image is not there")?;
-            if image.qcow2 && self.make_qcow2(&qmp, number, &entry, &plan).await? {
+            if image.qcow2 && self.make_qcow2(qmp, number, &entry, &plan).await? {
                 continue;
             }
             let plan = match image.qcow2 {
@@ -235,7 +233,7 @@ impl TargetVmTask {
             };
             self.registry.check_in_place(&entry).map_err(|why| why.to_string())?;
             let (registry, config) = (&self.registry, &self.config);
-            let released = released::release(registry, config, &qmp, &plan, &entry).await;
+            let released = released::release(registry, config, qmp, &plan, &entry).await;
             released.map_err(|why| why.to_string())?;
         }
         Ok(())

@@ -3,7 +3,7 @@
 
 use crate::failures::copying;
 use crate::home::assert_back_home;
-use crate::restart::{dies_and_returns, runs, start_with};
+use crate::restart::{dies, dies_and_returns, runs, start_with};
 use crate::stage::{Kind, PATIENCE, SEEDED, Stage};
 use dray_testkit::guest::tools;
 use dray_testkit::lab::Answer;
@@ -213,12 +213,16 @@ fn goes_on_although(name: &str, step: &str) -> Option<Stage> {
     assert!(runs(&stage), "the guest was left stopped\n{}", stage.logs());
     stage.target = None;
     stage.assert_guest_is_well();
+    cancel_prepared(&stage);
+    Some(stage)
+}
+
+fn cancel_prepared(stage: &Stage) {
     let source = stage.lab.host("a");
     let waits = source.wait_status(PATIENCE, |status: &Value| status["state"] == "prepared");
     let migration =
         waits.expect("a prepared migration")["migration"].as_str().expect("id").to_owned();
     source.json(&["cancel", &migration]).expect("the prepared migration goes");
-    Some(stage)
 }
 
 #[test]
@@ -243,6 +247,39 @@ fn an_agent_that_dies_before_a_flattened_guest_goes_on_lets_it_go_on() {
 #[test]
 fn what_an_agent_that_died_has_flattened_is_released() {
     let Some(mut stage) = goes_on_although("flat-release", "FlattenPivoted") else { return };
+    let qmp = stage.source_qmp();
+    let answer = stage.lab.host("a").dray(&["release", "--qmp", &qmp]).expect("release");
+    assert_eq!(answer.code, 0, "{answer:?}\n{}", stage.logs());
+    assert_back_home(&mut stage);
+}
+
+/// An agent died with the guest stopped and its disk over the chain, and QEMU does not answer when the next agent
+/// starts. Nothing is known then, so nothing is undone: when it answers, the guest goes on where its disk is.
+#[test]
+fn a_qemu_that_hangs_while_the_agent_restarts_has_not_ended() {
+    let Some(mut stage) = prepared("flat-hangs") else { return };
+    start_with(stage.lab.host("a"), "DRAY_ABORT_BEFORE", "FlattenPivoted");
+    let migrate = stage.spawn(&[]);
+    let a = stage.lab.host("a");
+    dies(a);
+    drop(Answer::of(migrate));
+    stage.source.pause().expect("SIGSTOP");
+    let a = stage.lab.host("a");
+    a.start().expect("restart");
+    let wait = |what: &str, so: &dyn Fn(&Stage) -> bool, stage: &Stage| {
+        let deadline = Instant::now() + PATIENCE;
+        while !so(stage) {
+            assert!(Instant::now() < deadline, "{what}\n{}", stage.logs());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    };
+    let tried = |stage: &Stage| stage.lab.host("a").log().contains("is between two places");
+    wait("it is not tried", &tried, &stage);
+    stage.source.go_on().expect("SIGCONT");
+    wait("the guest was left stopped", &runs, &stage);
+    stage.target = None;
+    stage.assert_guest_is_well();
+    cancel_prepared(&stage);
     let qmp = stage.source_qmp();
     let answer = stage.lab.host("a").dray(&["release", "--qmp", &qmp]).expect("release");
     assert_eq!(answer.code, 0, "{answer:?}\n{}", stage.logs());

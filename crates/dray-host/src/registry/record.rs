@@ -73,6 +73,8 @@ impl Adopted {
 pub struct Swap {
     /// QMP socket of the VM.
     pub qmp: PathBuf,
+    /// The process of the VM's QEMU; none where the system did not tell.
+    pub qemu: Option<QemuProcess>,
     /// How the disk is attached to the qcow2, and where that is, as the hypervisor side needs it.
     pub plan: serde_json::Value,
     /// The guest was stopped for it, and is to run again.

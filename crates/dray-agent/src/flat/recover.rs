@@ -1,0 +1,126 @@
+//! After a restart: exchanges of disks that the agent before this one died in are ended, and their guests go on.
+//!
+//! Where the disk is decides, and only its VM can say that. A VM whose process has ended says nothing any more:
+//! then the names of the files decide. One that runs and does not answer is asked again until it does; until
+//! then nothing of the exchange is undone, and no command touches the disk.
+
+use super::freeze::{layers_of, names_of};
+use super::swap::settle_swap;
+use crate::agent::Agent;
+use crate::leaving::Leaving;
+use crate::vm::own;
+use dray_host::flat::Turn;
+use dray_host::registry::{Entry, ImageRecord};
+use dray_qemu::Qmp;
+use dray_qemu::flatten::{self, On};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Pause between two tries.
+const AGAIN: Duration = Duration::from_secs(2);
+
+impl Agent {
+    /// Ends what was left half done. What cannot be ended now is tried again in the background; `stopped` are the
+    /// disks whose guests may be stopped until then.
+    pub(crate) async fn end_exchanges(self: &Arc<Self>, stopped: Vec<Leaving>) {
+        let is_under_way = |entry: &Arc<Entry>| is_under_way(&entry.record());
+        let left: Vec<_> = self.registry.all().into_iter().filter(is_under_way).collect();
+        let mut left = self.not_ended(left).await;
+        if left.is_empty() {
+            return;
+        }
+        let agent = Arc::clone(self);
+        tokio::spawn(async move {
+            while !left.is_empty() {
+                tokio::time::sleep(AGAIN).await;
+                left = agent.not_ended(left).await;
+            }
+            drop(stopped);
+        });
+    }
+
+    /// Tries to end exchanges; those that have not come to an end.
+    async fn not_ended(&self, entries: Vec<Arc<Entry>>) -> Vec<Arc<Entry>> {
+        let mut left = Vec::new();
+        for entry in entries {
+            let image = entry.record().name;
+            // Its migration may be at it.
+            let ended = match self.registry.operate_anyway(&image, "release") {
+                Ok(_operation) => self.end_exchange(&entry).await,
+                Err(_) => Err(io::Error::other("somebody else is at it")),
+            };
+            let (key, what) = (
+                format!("exchange.{image}"),
+                format!("the disk of image '{image}' is between two places"),
+            );
+            let hint = "this is tried again until its QEMU answers at its QMP socket, or has ended";
+            self.troubles.settle(&key, &what, ended.as_ref().err(), hint);
+            if ended.is_err() {
+                left.push(entry);
+            }
+        }
+        left
+    }
+
+    async fn end_exchange(&self, entry: &Entry) -> io::Result<()> {
+        let record = entry.record();
+        if !is_under_way(&record) {
+            return Ok(());
+        }
+        if let Some(swap) = record.swap {
+            let vm = own::find(&*self.hypervisor, &swap.qmp, swap.qemu.as_ref()).await;
+            let vm = vm.map_err(io::Error::other)?;
+            let qmp = vm.as_ref().map(|vm| vm.monitor());
+            return settle_swap(&self.registry, entry, swap, qmp).await;
+        }
+        let (Some(turn), Some(adopted)) = (turn_of(&record), &record.adopted) else {
+            return Ok(());
+        };
+        let vm = own::find(&*self.hypervisor, &adopted.qmp, adopted.qemu.as_ref()).await;
+        match vm.map_err(io::Error::other)? {
+            Some(vm) => self.end_turn_of(vm.monitor(), entry, turn).await,
+            // `keep_flat` brings home what it wrote.
+            None if !turn.done => self.hide_found(entry, &record),
+            None => self.forget_flat(entry),
+        }
+    }
+
+    async fn end_turn_of(&self, qmp: &Qmp, entry: &Entry, turn: Turn) -> io::Result<()> {
+        let record = entry.record();
+        let on = flatten::settle(qmp, &layers_of(&record)?).await.map_err(io::Error::other)?;
+        match on {
+            // It never left, or it is back: either way nothing is in the overlay alone.
+            On::Chain => names_of(&record)?.thaw_chain(record.mode).map_err(io::Error::other)?,
+            On::Export => self.hide_chain(entry)?,
+        }
+        let goes_on = self.let_go_on("cannot wake a guest", qmp, turn.running).await;
+        goes_on.map_err(io::Error::other)?;
+        match on {
+            On::Chain => self.forget_home(qmp, entry),
+            On::Export => self.end_turn(entry),
+        }
+    }
+
+    /// Nobody has the disk: the chain waits under its hidden name to be merged.
+    fn hide_found(&self, entry: &Entry, record: &ImageRecord) -> io::Result<()> {
+        let empty = entry.flat.as_ref().is_some_and(|flat| flat.overlay.here_count() == 0);
+        if empty {
+            names_of(record)?.thaw_chain(record.mode).map_err(io::Error::other)?;
+            return self.forget_flat(entry);
+        }
+        self.hide_chain(entry)?;
+        self.end_turn(entry)
+    }
+}
+
+/// Whether an exchange of the disk has not come to its end, or its guest may be stopped since.
+fn is_under_way(record: &ImageRecord) -> bool {
+    let swaps = record.swap.as_ref().is_some_and(|swap| !swap.done || swap.running);
+    swaps || turn_of(record).is_some()
+}
+
+/// The exchange that a flattened disk is in.
+pub(super) fn turn_of(record: &ImageRecord) -> Option<Turn> {
+    record.flat.as_ref().and_then(|flat| flat.turn)
+}
