@@ -8,9 +8,10 @@ copy modes) and by dray, and prints what each cost. Started by bench/run.sh, as 
 A dray system may name order and throttling: hybrid/sequential, pre-copy/workload-aware/aggressive.
 With --load the guest replays a server's load instead of writing at random (bench/orders.sh).
 
-F = bytes allocated at the start + unique 4 KiB blocks the guest wrote between start and its report at
-the end (not the handover: docs/measurements/benchmarks.md says what that does to the ratios) + guest memory moved. Link = TCP payload rate measured over the same link in the same run. Wire bytes
-come from the interface's counters, downtime from QMP events, latency from the guest's own clock.
+F = bytes allocated at the start + unique 4 KiB blocks the guest wrote between start and its last report
+at the source + guest memory moved (docs/measurements/migration.md). Link = TCP payload rate measured
+over the same link in the same run. Wire bytes come from the interface's counters, downtime from QMP
+events, latency from the guest's own clock.
 """
 import argparse, json, os, shutil, socket, statistics, subprocess, sys, tempfile, threading, time
 
