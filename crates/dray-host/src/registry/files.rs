@@ -20,7 +20,7 @@ pub(super) fn open_flat(
     file: &Arc<dyn ImageFile>,
 ) -> io::Result<Option<Flat>> {
     if !record.read_only {
-        losses::keep(&**file, &loss_path(store, &record.name));
+        losses::keep(&**file, &loss_path(store, &record.name))?;
     }
     let present = present_path(store, &record.name);
     let Some(flat) = &record.flat else { return Ok(None) };

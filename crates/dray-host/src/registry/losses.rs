@@ -1,14 +1,13 @@
 //! What a guest is still to be told after a restart: that writes of its may be lost.
 //!
 //! A small file for each image that may be written, made before it is needed and written in place: a
-//! full state directory must not be the reason why a loss is forgotten. One that cannot be read is told
-//! like a loss. It counts within the boot
-//! that wrote it; with the host the guest has stopped too.
+//! full state directory must not be the reason why a loss is forgotten. It counts within the boot that wrote it;
+//! with the host the guest has stopped too. While it cannot be read the image stays closed.
 
 use dray_files::StatePath;
 use dray_files::files::BOOT_LEN;
 use dray_files::files::StateFile;
-use dray_image::{Error, ImageFile, Loss, LossLog, Result};
+use dray_image::{Error, ImageFile, Loss, LossLog};
 use std::io;
 use std::sync::Arc;
 
@@ -21,48 +20,51 @@ const NOTES: usize = LEN - 1;
 const ANEW: u8 = 1;
 
 struct LossFile {
-    /// None when it could not be opened: each use tries it again.
-    file: Option<Box<dyn StateFile>>,
+    file: Box<dyn StateFile>,
     path: StatePath,
 }
 
 /// From now on losses of `image` are written down in the file at `path`, and what it says of this
 /// boot is owed to the guest.
-pub(super) fn keep(image: &dyn ImageFile, path: &StatePath) {
-    match open(path) {
-        Ok((log, owed)) => image.keep_losses(Arc::new(log), owed.as_ref()),
-        Err(why) => {
+///
+/// # Errors
+/// When the file cannot be read: a guest that was not told of a loss, and one that was told of none, would both
+/// find what they must not.
+pub(super) fn keep(image: &dyn ImageFile, path: &StatePath) -> io::Result<()> {
+    let unknown = |why: io::Error| {
+        let path = path.display();
+        io::Error::new(
+            why.kind(),
+            format!("cannot read what its guest is to be told: {path}: {why}"),
+        )
+    };
+    if let Some((log, owed)) = open(path).map_err(unknown)? {
+        image.keep_losses(Arc::new(log), owed.as_ref());
+    }
+    Ok(())
+}
+
+/// The file and what is owed; none when there is no file and none can be made, so that nothing is.
+fn open(path: &StatePath) -> io::Result<Option<(LossFile, Option<Loss>)>> {
+    match open_or_make(path) {
+        Ok(file) => LossFile::read(file, path).map(Some),
+        Err(why) if matches!(path.exists(), Ok(false)) => {
             let path = path.display();
             tracing::warn!(%path, %why, "a restart will forget what a guest must be told of");
+            Ok(None)
         }
+        Err(why) => Err(why),
     }
 }
 
-fn open(path: &StatePath) -> io::Result<(LossFile, Option<Loss>)> {
-    let file = match path.open_or_create() {
-        Ok(file) => file,
-        Err(why) if matches!(path.exists(), Ok(false)) => return Err(why),
-        Err(why) => return Ok(unreadable(path, &why)),
-    };
-    let mut bytes = [0; LEN];
-    if file.len()? == LEN as u64 {
-        if let Err(why) = file.read_at(&mut bytes, 0) {
-            return Ok(unreadable(path, &why));
-        }
-    } else {
-        file.write_at(&bytes, 0)?;
+fn open_or_make(path: &StatePath) -> io::Result<Box<dyn StateFile>> {
+    let file = path.open_or_create()?;
+    // A crash may have torn it when it was made.
+    if file.len()? != LEN as u64 {
+        file.write_at(&[0; LEN], 0)?;
         file.sync()?;
     }
-    let owed = bytes.starts_with(&path.files().boot()?).then(|| read_loss(&bytes));
-    Ok((LossFile { file: Some(file), path: path.clone() }, owed))
-}
-
-/// Nobody knows whether a guest is still to be told of a loss: it is told that there may be one.
-fn unreadable(path: &StatePath, why: &io::Error) -> (LossFile, Option<Loss>) {
-    let shown = path.display();
-    tracing::warn!(path = %shown, %why, "cannot read what a guest is to be told: it is told of a loss");
-    let owed = Loss { why: format!("{shown} cannot be read: {why}"), notes_in_doubt: true };
-    (LossFile { file: None, path: path.clone() }, Some(owed))
+    Ok(file)
 }
 
 fn read_loss(bytes: &[u8; LEN]) -> Loss {
@@ -83,24 +85,28 @@ fn write_loss(boot: &[u8], loss: &Loss) -> [u8; LEN] {
 }
 
 impl LossFile {
-    fn replace(&self, bytes: &[u8; LEN]) -> Result<()> {
-        let write = |file: &dyn StateFile| file.write_at(bytes, 0).and_then(|()| file.sync());
-        let written = match &self.file {
-            Some(file) => write(&**file),
-            None => self.path.open().and_then(|file| write(&*file)),
-        };
+    /// What an earlier process has left in the file, too.
+    fn read(file: Box<dyn StateFile>, path: &StatePath) -> io::Result<(Self, Option<Loss>)> {
+        let mut bytes = [0; LEN];
+        file.read_at(&mut bytes, 0)?;
+        let owed = bytes.starts_with(&path.files().boot()?).then(|| read_loss(&bytes));
+        Ok((Self { file, path: path.clone() }, owed))
+    }
+
+    fn replace(&self, bytes: &[u8; LEN]) -> dray_image::Result<()> {
+        let written = self.file.write_at(bytes, 0).and_then(|()| self.file.sync());
         written.map_err(|why| Error::io(format!("writing {}", self.path.display()), why))
     }
 }
 
 impl LossLog for LossFile {
-    fn lost(&self, loss: &Loss) -> Result<()> {
+    fn lost(&self, loss: &Loss) -> dray_image::Result<()> {
         let boot = self.path.files().boot();
         let boot = boot.map_err(|why| Error::io("asking for the boot's id", why))?;
         self.replace(&write_loss(&boot, loss))
     }
 
-    fn settled(&self) -> Result<()> {
+    fn settled(&self) -> dray_image::Result<()> {
         self.replace(&[0; LEN])
     }
 }
@@ -110,18 +116,20 @@ mod tests {
     use super::*;
     use dray_files::files::sim::{Fault, SimDisk};
 
+    /// Told too much, a guest gives up what it has; told too little, it keeps what is lost.
     #[test]
-    fn what_cannot_be_read_is_told_like_a_loss_until_it_is_settled() {
+    fn what_cannot_be_read_is_not_guessed() {
         let root = std::path::Path::new("/");
         let disk = SimDisk::new(1, &[root]);
         let path = StatePath::new(Arc::new(disk.files()), root.join("disk.lost"));
-        assert!(open(&path).unwrap().1.is_none());
+        let owed = || open(&path).map(|found| found.unwrap().1);
+        assert!(owed().unwrap().is_none());
+        let loss = Loss { why: "the pool is full".to_owned(), notes_in_doubt: true };
+        open(&path).unwrap().unwrap().0.lost(&loss).unwrap();
         for call in [1, 2] {
             disk.plan(disk.looks() + call, Fault::Unread);
-            let (log, owed) = open(&path).unwrap();
-            assert!(owed.is_some_and(|loss| loss.why.contains("cannot be read")), "look {call}");
-            log.settled().unwrap();
-            assert!(open(&path).unwrap().1.is_none());
+            owed().expect_err("a look");
+            assert_eq!(owed().unwrap().as_ref(), Some(&loss), "look {call}");
         }
     }
 
@@ -129,7 +137,7 @@ mod tests {
     fn a_loss_survives_the_process_and_not_the_boot() {
         let dir = tempfile::tempdir().unwrap();
         let path = StatePath::real(dir.path().join("disk.lost"));
-        let (log, owed) = open(&path).unwrap();
+        let (log, owed) = open(&path).unwrap().unwrap();
         assert!(owed.is_none());
         // A path may be as long as it likes: what is known of the notes is not cut off with it.
         for (why, len) in
@@ -137,21 +145,21 @@ mod tests {
         {
             for notes_in_doubt in [true, false] {
                 log.lost(&Loss { why: why.to_owned(), notes_in_doubt }).unwrap();
-                let owed = open(&path).unwrap().1.unwrap();
+                let owed = open(&path).unwrap().unwrap().1.unwrap();
                 assert_eq!(owed, Loss { why: why[..len].to_owned(), notes_in_doubt });
             }
         }
         log.settled().unwrap();
-        assert!(open(&path).unwrap().1.is_none());
+        assert!(open(&path).unwrap().unwrap().1.is_none());
         let mut earlier = [b'x'; LEN];
         earlier[BOOT_LEN..].fill(b'y');
         std::fs::write(&path, earlier).unwrap();
-        assert!(open(&path).unwrap().1.is_none(), "of another boot");
+        assert!(open(&path).unwrap().unwrap().1.is_none(), "of another boot");
         // An older agent had no place for what is known of the notes.
         earlier[..BOOT_LEN].copy_from_slice(&path.files().boot().unwrap());
         std::fs::write(&path, earlier).unwrap();
-        assert!(open(&path).unwrap().1.is_some_and(|loss| loss.notes_in_doubt));
+        assert!(open(&path).unwrap().unwrap().1.is_some_and(|loss| loss.notes_in_doubt));
         std::fs::write(&path, &earlier[..100]).unwrap();
-        assert!(open(&path).unwrap().1.is_none(), "torn when it was made");
+        assert!(open(&path).unwrap().unwrap().1.is_none(), "torn when it was made");
     }
 }

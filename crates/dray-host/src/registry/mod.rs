@@ -367,7 +367,9 @@ impl Registry {
 
     /// An entry of an image that has one already, over `file`. What its guest is still to be told goes on.
     fn entry_over(&self, record: ImageRecord, file: Arc<dyn ImageFile>) -> Arc<Entry> {
-        losses::keep(&*file, &loss_path(&self.store, &record.name));
+        if let Err(why) = losses::keep(&*file, &loss_path(&self.store, &record.name)) {
+            tracing::error!(image = record.name, %why, "nobody knows what its guest is to be told");
+        }
         let heat = ImageHeat::new(record.len);
         Arc::new(Entry::new(record, file, heat, None, None))
     }

@@ -109,7 +109,10 @@ pub(super) fn caught<T>(plan: &impl Debug, run: impl FnOnce() -> T) -> Result<T,
     catch_unwind(AssertUnwindSafe(run)).map_err(|why| {
         let text = why.downcast_ref::<String>().cloned();
         let text = text.or_else(|| why.downcast_ref::<&str>().map(|&text| text.to_owned()));
-        format!("{plan:?}: {}", text.unwrap_or_default())
+        let failed = format!("{plan:?}: {}", text.unwrap_or_default());
+        // All of them take hours.
+        println!("failed: {failed}");
+        failed
     })
 }
 
@@ -198,6 +201,17 @@ fn lose_nothing(missions: &[(Strategy, Mission)]) {
 #[test]
 fn two_faults_anywhere_in_a_migration_lose_nothing() {
     lose_nothing(&STRATEGIES.map(|strategy| (strategy, Mission::Move)));
+}
+
+/// Nobody knows then whether writes that the guest has not flushed are lost: it waits until that can be read. A
+/// guest that is told too much loses what is there, and one that is told too little keeps what is not.
+#[test]
+fn what_a_guest_is_to_be_told_is_not_guessed() {
+    for second in [15, 16].into_iter().flat_map(|call| Fault::LOOKS.map(|fault| (call, fault))) {
+        let (strategy, mission, second) = (Strategy::Hybrid, Mission::Move, Some(second));
+        let plan = Plan { strategy, mission, host: 1, call: 41, fault: Fault::Unreadable, second };
+        assert!(plan.run(plan.call).is_some());
+    }
 }
 
 #[test]
