@@ -172,7 +172,7 @@ fn syntax(text: &str, why: &toml::de::Error) -> Problem {
         }
         problem = problem.line(line);
     }
-    problem.hint("see docs/how-to/operating.md for every field")
+    problem.hint("see docs/reference/configuration.md for every field")
 }
 
 impl Reader<'_> {
