@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The table "Measured" of docs/explanation/simulation.md, in Markdown.
+"""The table "The workload-aware order against address order" of docs/measurements/simulation.md.
 
     python3 bench/measured.py --dray target/release/dray --traces FOLDER [--starts 10] [NAME…]
 

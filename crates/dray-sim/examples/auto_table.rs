@@ -5,7 +5,7 @@
 //! (a NAME picks some). `auto` in place of presets runs it alone.
 //! The *cost* of a migration is what the planner weighs: seconds of the link for what is sent twice,
 //! and seconds that guests' reads wait for missing blocks. The best preset is the one of least cost
-//! among those that end. `docs/explanation/simulation.md` has the result, and says how to read it.
+//! among those that end. `docs/measurements/simulation.md` has the result, and says how to read it.
 
 mod cases;
 

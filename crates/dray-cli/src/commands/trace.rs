@@ -23,7 +23,7 @@ Examples:
   dray trace record vm1-root -o vm1.csv.zst --duration 2h
 
 Reads CSV `time_s,op,offset,length`, the text of blkparse, and fio iologs; each may be compressed
-with zstd. Only `record` needs the agent. `docs/explanation/simulation.md` says what the numbers mean.";
+with zstd. Only `record` needs the agent. `docs/how-to/simulate.md` says what the numbers mean.";
 
 /// Arguments of `dray trace`.
 #[derive(clap::Args, Debug)]

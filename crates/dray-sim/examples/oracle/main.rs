@@ -5,7 +5,7 @@
 //! Hybrid over the generated loads and the traces of the folder that `DRAY_TRACES` names (a NAME picks
 //! some): what is sent twice in address order, in the agent's order, in an order that knows how
 //! often each block will be written, and in the best of all orders, which knows when. Jumps are
-//! charged to the agent's order alone. `docs/explanation/simulation.md` has the result.
+//! charged to the agent's order alone. `docs/measurements/simulation.md` has the result.
 
 #[path = "../cases/mod.rs"]
 mod cases;

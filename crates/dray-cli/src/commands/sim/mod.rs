@@ -30,7 +30,7 @@ Examples:
 
 A TRACE is a file (CSV `time_s,op,offset,length`, the text of blkparse, or a fio iolog; each may be
 compressed with zstd) or the name of a generated load: file-server, mail, java, web, database.
-Needs no agent. `docs/explanation/simulation.md` describes the method.";
+Needs no agent. `docs/how-to/simulate.md` is the manual.";
 
 /// Arguments of `dray sim`.
 #[derive(clap::Args, Debug)]
