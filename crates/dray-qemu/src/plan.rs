@@ -192,6 +192,7 @@ fn path_value(path: &Path) -> Value {
 fn named(format: &Node, file: &Node, known: &NodeOptions) -> Result<(Pivot, Options)> {
     let mut options = known.of_node(&format.name)?;
     check_driver(&options, &format.driver)?;
+    check_window(&options, format)?;
     state_facts(&mut options, format);
     let (mut local, inherits) = known.of_file_child(&format.name)?;
     local.entry("driver").or_insert(file.driver.clone().into());
@@ -207,6 +208,7 @@ fn named(format: &Node, file: &Node, known: &NodeOptions) -> Result<(Pivot, Opti
 /// The active image's is from a `-drive` without node names: a raw one can be mirrored, any other
 /// cannot be adopted.
 fn unnamed(qdev: &str, depth: usize, format: &Node, file: &Node) -> Result<(Pivot, Options)> {
+    check_window(&Options::new(), format)?;
     let mut local = Options::new();
     local.insert("driver".into(), file.driver.clone().into());
     local.insert("discard".into(), "unmap".into());
@@ -235,6 +237,36 @@ fn check_driver(options: &Options, driver: &str) -> Result<()> {
     }
     let why = format!("the options known are for driver {known}, but the node's is {driver}");
     Err(Error::new(ErrorKind::Mismatch, why))
+}
+
+/// Checks that a raw node shows the part of its file that its known options say. The node may have been made
+/// anew, or reopened, under the same name since QEMU was started. QEMU names a node with such options by all that
+/// it was made with (`json:{…}`), and any other one by its file.
+fn check_window(options: &Options, node: &Node) -> Result<()> {
+    if node.driver != "raw" {
+        return Ok(());
+    }
+    let now: Options = match node.file.strip_prefix("json:") {
+        Some(made_with) => serde_json::from_str(made_with).map_err(|why| {
+            let what = format!("{}: not understood", node.file);
+            Error::with_source(ErrorKind::Refused, what, why)
+        })?,
+        None => Options::new(),
+    };
+    let part = |of: &Options, key: &str| match of.get(key) {
+        Some(Value::String(text)) => text.parse().ok(),
+        number => number.and_then(Value::as_u64),
+    };
+    let window = |of: &Options| (part(of, "offset").unwrap_or(0), part(of, "size"));
+    if window(&now) == window(options) {
+        return Ok(());
+    }
+    let why = format!(
+        "node {} shows another part of its file now than qemu's command line says: it was made anew or reopened \
+         since; start the vm with these options",
+        node.name
+    );
+    Err(Error::new(ErrorKind::Refused, why))
 }
 
 /// States what QMP shows, so that a reopen can change none of it.
@@ -333,6 +365,35 @@ mod tests {
             let names: std::collections::BTreeSet<_> = names.into_iter().collect();
             assert_eq!(names.len(), 3, "{name}: {names:?}");
         }
+    }
+
+    #[test]
+    fn a_raw_node_shows_the_part_that_its_options_say() {
+        let node = |file: &str| Node {
+            name: "disk".into(),
+            driver: "raw".into(),
+            file: file.into(),
+            size: 1,
+            read_only: false,
+            detect_zeroes: "off".into(),
+            cache: crate::graph::Cache { direct: false, no_flush: false },
+            bitmaps: Vec::new(),
+            format_specific: Value::Null,
+            snapshots: Vec::new(),
+            encrypted: false,
+        };
+        let options = |value: Value| value.as_object().cloned().unwrap_or_default();
+        let (none, part) = (options(json!({})), options(json!({ "offset": 4096, "size": "512" })));
+        let whole = node("/pool/disk");
+        let shifted =
+            r#"json:{"driver": "raw", "offset": "4096", "size": 512, "file": {"driver": "file"}}"#;
+        assert!(check_window(&none, &whole).is_ok() && check_window(&part, &node(shifted)).is_ok());
+        let longer = r#"json:{"driver": "raw", "offset": 4096, "file": {"driver": "file"}}"#;
+        for (options, node) in [(&part, whole), (&none, node(shifted)), (&part, node(longer))] {
+            let why = check_window(options, &node).unwrap_err().to_string();
+            assert!(why.contains("node disk shows another part"), "{why}");
+        }
+        assert!(check_window(&none, &node("json:{")).is_err());
     }
 
     #[test]

@@ -180,6 +180,31 @@ async fn nodes_whose_options_are_not_known() {
 }
 
 /// The data would stay behind, whether QEMU's nodes name it or the qcow2 does.
+/// QEMU's command line says nothing of a node that was reopened since, and dray would show the guest another part
+/// of the file.
+#[tokio::test]
+async fn a_raw_node_that_shows_another_part_by_now() {
+    let Some(bench) = Bench::new() else { return };
+    let window = json!({
+        "driver": "raw", "node-name": "disk", "file": "file", "offset": 1 << 20, "size": 8 << 20,
+    });
+    let file = format!("driver=file,node-name=file,filename={}", bench.image.display());
+    let start = |node: &str| {
+        let builder = bench.builder().blockdev(file.clone()).blockdev(node.to_owned());
+        builder.disk("disk0", "disk").start().expect("start")
+    };
+    let vm = start(&window.to_string());
+    let qmp = connect(&vm).await;
+    plan(&qmp).await.expect("its command line says so");
+    drop((qmp, vm));
+    let vm = start("driver=raw,node-name=disk,file=file,size=8388608");
+    let qmp = connect(&vm).await;
+    plan(&qmp).await.expect("its command line says so");
+    qmp.execute("blockdev-reopen", json!({ "options": [window] })).await.expect("reopen");
+    let why = plan(&qmp).await.expect_err("it shows another part").to_string();
+    assert!(why.contains("shows another part of its file now"), "{why}");
+}
+
 #[tokio::test]
 async fn a_qcow2_whose_data_is_in_another_file() {
     let Some(bench) = Bench::new() else { return };

@@ -89,6 +89,13 @@ pub trait Departure: Send {
     /// Why it cannot move.
     fn finish(&mut self) -> Asked<'_, Result<Progress>>;
 
+    /// Checks that the guest has not run since everything was sent: what it has written since, its memory at the
+    /// target does not know of.
+    ///
+    /// # Errors
+    /// That it has, or that the hypervisor does not say.
+    fn check_sent(&mut self) -> Asked<'_, Result<()>>;
+
     /// Ends the move, before the disks are handed over: the guest does here what it did before.
     ///
     /// # Errors

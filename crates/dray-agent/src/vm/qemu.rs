@@ -83,6 +83,10 @@ impl Departure for Outgoing {
         Box::pin(self.complete())
     }
 
+    fn check_sent(&mut self) -> Asked<'_, Result<()>> {
+        Box::pin(Outgoing::check_sent(self))
+    }
+
     fn undo(&mut self) -> Asked<'_, Result<()>> {
         Box::pin(self.abandon())
     }

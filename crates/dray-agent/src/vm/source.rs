@@ -157,7 +157,10 @@ impl SourceVmTask {
                 return Err(error.into());
             }
         }
-        self.hand_over().await
+        match departure {
+            Some(departure) => self.hand_over(&mut **departure).await,
+            None => Err(Stop::Closed),
+        }
     }
 
     /// Everything up to where only the images are to be handed over.
@@ -355,21 +358,29 @@ impl SourceVmTask {
     }
 
     /// QEMU here has written its last byte: ownership may pass.
-    async fn hand_over(&mut self) -> Result<(), Stop> {
+    async fn hand_over(&mut self, departure: &mut dyn Departure) -> Result<(), Stop> {
         self.slot.send(Input::Engine(SourceEvent::BeginHandover));
-        let outcome = self
-            .wait(|told| match told {
-                Told::Notice(SourceNotice::HandedOver) => Some(Ok(())),
+        loop {
+            let turn = self.wait(|told| match told {
+                Told::Quiet => Some(Turn::Quiet),
+                Told::Notice(SourceNotice::HandedOver) => Some(Turn::HandedOver),
                 Told::Notice(
                     SourceNotice::HandoverFailed { why } | SourceNotice::Refused { why },
-                ) => Some(Err(why.clone())),
+                ) => Some(Turn::Failed(why.clone())),
                 _ => None,
-            })
-            .await?;
-        if let Err(why) = outcome {
-            return Err(ApiError::new(ErrorKind::Peer, "handover failed", why)
-                .hint("the guest goes on at the source; `dray resume` tries again")
-                .into());
+            });
+            match turn.await? {
+                Turn::Quiet => {
+                    let still = departure.check_sent().await.map_err(|why| why.to_string());
+                    self.slot.send(Input::StillStopped(still));
+                }
+                Turn::HandedOver => break,
+                Turn::Failed(why) => {
+                    let error = ApiError::new(ErrorKind::Peer, "handover failed", why);
+                    let hint = "the guest goes on at the source; `dray resume` tries again";
+                    return Err(error.hint(hint).into());
+                }
+            }
         }
         // Past the point of no return: only a hand-back brings the guest home.
         self.wait_for_guest().await
@@ -389,6 +400,16 @@ impl SourceVmTask {
         };
         own::bring_back(&*self.hypervisor, vm, was_running, begun, tell).await;
     }
+}
+
+/// What the loop says during a handover.
+enum Turn {
+    /// The images are at rest.
+    Quiet,
+    /// They are the target's.
+    HandedOver,
+    /// They stay.
+    Failed(String),
 }
 
 /// Messages after which there is nothing left to do for the VM.

@@ -85,6 +85,8 @@ pub enum Input {
     Engine(SourceEvent),
     /// The guest's writes have drained; the guards keep it so.
     Quiesced(Vec<(usize, Quiesced)>),
+    /// Whether the guest has not run since its memory was sent, looked at after its writes had drained.
+    StillStopped(Result<(), String>),
     /// A session was made.
     SessionUp(Session),
     /// The session with this number is gone.
@@ -132,6 +134,8 @@ pub enum Told {
     LinkDown,
     /// There is a session.
     LinkUp,
+    /// The images are at rest for a handover: an [`Input::StillStopped`] is wanted.
+    Quiet,
 }
 
 /// A migration at its source, as the rest of the agent holds it.
@@ -576,12 +580,15 @@ impl SourceLoop {
             Input::Quiesced(guards) => {
                 self.guards = guards;
                 self.report.mark(Mark::Quiesced);
-                let lens = self.images.lens();
-                match lens {
-                    Ok(lens) => self.step(SourceEvent::Quiesced { lens }),
-                    Err(why) => self.step(SourceEvent::QuiesceFailed { why: why.to_string() }),
+                // Until now the guest could have been let go on, and have written what its memory at the target
+                // does not know of.
+                match self.slot.intent().vm {
+                    Some(_) if self.parts.told.send(Told::Quiet).is_ok() => {}
+                    Some(_) => self.quiet(Err("nobody looks after the vm".to_owned())),
+                    None => self.quiet(Ok(())),
                 }
             }
+            Input::StillStopped(still) => self.quiet(still),
             Input::SessionUp(session) => self.session_up(session),
             Input::SessionDown(number, why) => self.session_down(number, why),
             Input::SessionRefused(number, why) => self.session_refused(number, why),
@@ -605,6 +612,15 @@ impl SourceLoop {
             }
             Input::Forget => {}
             Input::Void(_) | Input::LetGo(_) | Input::Stop => {}
+        }
+    }
+
+    /// No write of the guest is in flight, and none comes. Its memory fits what is in the images, or not.
+    fn quiet(&mut self, still_stopped: Result<(), String>) {
+        let lens = self.images.lens().map_err(|why| why.to_string());
+        match still_stopped.and(lens) {
+            Ok(lens) => self.step(SourceEvent::Quiesced { lens }),
+            Err(why) => self.step(SourceEvent::QuiesceFailed { why }),
         }
     }
 

@@ -111,6 +111,10 @@ impl Departure for Stopped {
         panic!("it came to nothing")
     }
 
+    fn check_sent(&mut self) -> Asked<'_, Result<()>> {
+        panic!("it was not sent")
+    }
+
     fn undo(&mut self) -> Asked<'_, Result<()>> {
         Box::pin(async move {
             self.vm.answer().await?;
