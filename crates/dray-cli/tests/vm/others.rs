@@ -1,7 +1,7 @@
 //! Other programs act on the VM while it migrates: nothing is handed over that lacks the guest's writes.
 
 use crate::failures::copying;
-use crate::home::assert_nothing_left;
+use crate::home::{assert_back_home, assert_nothing_left};
 use crate::stage::{self, Kind, PATIENCE, Stage, qmp};
 use dray_testkit::guest::tools;
 use dray_testkit::lab::Answer;
@@ -236,6 +236,55 @@ fn a_released_disk_that_comes_back_on_another_node_counts_as_changed() {
     stage.release();
     stage.finish_guest();
     stage.assert_images("a");
+}
+
+/// A move in which the agent of `letter` stands still before `effect`, and what another program does meanwhile; the
+/// migration's answer.
+fn move_standing_at(
+    stage: &mut Stage,
+    letter: &str,
+    effect: &str,
+    act: impl FnOnce(&Stage),
+) -> Answer {
+    let host = stage.lab.host(letter);
+    host.kill9().expect("kill");
+    host.start_with(&[("DRAY_STOP_BEFORE", effect)]).expect("restart");
+    stage.prepare();
+    let migrate = stage.spawn(&[]);
+    stage.lab.host(letter).wait_stopped(PATIENCE).expect("it comes to the effect");
+    act(stage);
+    stage.lab.host(letter).go_on().expect("go on");
+    Answer::of(migrate).expect("answer")
+}
+
+/// Its user lets the guest go on at the source when its memory was sent and its disks are not at rest yet: what it
+/// writes then, its memory at the target does not know of.
+#[test]
+fn a_guest_that_is_let_go_on_when_its_memory_was_sent_stays() {
+    let Some(mut stage) = Stage::new("cont-source", &[Kind::Plain], 2_000_000) else { return };
+    let answer = move_standing_at(&mut stage, "a", "Quiesce", |stage| {
+        Other::of(stage).ask("cont", &json!({}));
+        std::thread::sleep(Duration::from_millis(300));
+    });
+    assert_ne!(answer.code, 0, "{answer:?}\n{}", stage.logs());
+    let said = format!("{}{}", answer.stdout, answer.stderr);
+    assert!(said.contains("somebody has let the guest go on at the source"), "{answer:?}");
+    assert_back_home(&mut stage);
+}
+
+/// Its user lets the guest go on at the target when its disks are there: it has been started, by its user. What it
+/// has written since is not handed back.
+#[test]
+fn a_guest_that_is_let_go_on_at_its_target_has_been_started() {
+    let Some(mut stage) = Stage::new("cont-target", &[Kind::Plain], 2_000_000) else { return };
+    let answer = move_standing_at(&mut stage, "b", "ReachGuest", |stage| {
+        Other(stage.others_target_monitor()).ask("cont", &json!({}));
+    });
+    assert_eq!(answer.code, 0, "{answer:?}\n{}", stage.logs());
+    stage.assert_guest_is_well();
+    stage.quit_source();
+    stage.finish_guest();
+    stage.assert_images("b");
 }
 
 /// Nothing is under way at either host any more, and the guest that was started again has its own disk.

@@ -187,6 +187,11 @@ impl Stage {
         self.lab.dir().join(OTHER_MONITOR)
     }
 
+    /// The same of the QEMU that waits at the target.
+    pub fn others_target_monitor(&self) -> PathBuf {
+        self.lab.dir().join("other-target.qmp")
+    }
+
     pub fn source_qmp(&self) -> String {
         text(&self.source.qmp_path()).to_owned()
     }
@@ -220,7 +225,10 @@ impl Stage {
 
     /// Starts the waiting QEMU, called `name`, with what `dray prepare` printed.
     pub fn start_waiting(&mut self, name: &str, prepared: &Value) {
-        let builder = GuestVm::builder(&self.lab.dir(), name).memory_mib(192);
+        let other = self.lab.dir().join(format!("other-{name}.qmp"));
+        let other = format!("unix:{},server=on,wait=off", other.display());
+        let builder =
+            GuestVm::builder(&self.lab.dir(), name).memory_mib(192).arg("-qmp").arg(&other);
         let builder = builder.waiting(prepared, "").expect("what was prepared");
         self.target = Some(builder.start().expect("target qemu"));
     }
