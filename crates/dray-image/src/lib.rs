@@ -20,6 +20,7 @@
 pub mod backend;
 pub mod blockmap;
 mod client;
+mod descriptors;
 pub mod device;
 pub mod disk;
 pub mod error;
@@ -48,6 +49,7 @@ pub use backend::{
     FileImage, FileOptions, ImageFile, Loss, LossLog, OpenImages, RealImages, StateImages,
 };
 pub use client::{IsThere, working_for};
+pub use descriptors::has_open;
 pub use device::{DeviceMark, DeviceState};
 pub use disk::{
     Access, Accesses, Disk, DiskStats, Fetcher, Fill, IntentLog, PresentLog, RECORDING_PLACES,

@@ -8,6 +8,7 @@
 //!
 //! A [`FileId`] tells whether two names are names of the same file.
 
+use crate::descriptors::has_open;
 use crate::sys::{self, Lock};
 use crate::{Error, ErrorKind, Result};
 use std::fmt;
@@ -181,14 +182,8 @@ pub fn probe_file(file: &File) -> std::io::Result<Option<InUse>> {
 
 /// Other programs that have the same file open. Those of other users may stay unseen.
 fn users(file: &File) -> std::io::Result<Vec<Process>> {
-    let wanted = file.metadata()?;
-    let has_it_open = |pid: u32| {
-        let Ok(open) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
-        open.flatten().any(|entry| {
-            std::fs::metadata(entry.path())
-                .is_ok_and(|meta| (meta.dev(), meta.ino()) == (wanted.dev(), wanted.ino()))
-        })
-    };
+    let wanted = FileId::of(&file.metadata()?);
+    let has_it_open = |pid: u32| has_open(pid, wanted).unwrap_or(false);
     let pids = std::fs::read_dir("/proc")?
         .flatten()
         .filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok())

@@ -15,6 +15,7 @@ use dray_host::registry::{Entry, ImageRecord};
 use dray_host::settle::{Disk, Rule, rule};
 use dray_qemu::{LayerPlan, Qmp};
 use std::path::{Path, PathBuf};
+use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -157,7 +158,13 @@ impl Agent {
         sockets.sort();
         sockets.dedup();
         for socket in sockets {
-            let Err(why) = self.settled(&socket).await else { continue };
+            let why = match self.settled(&socket).await {
+                Ok(picture) => {
+                    entries.iter().try_for_each(|entry| check_disk(&picture, entry))?;
+                    continue;
+                }
+                Err(why) => why,
+            };
             // It may have ended meanwhile, which settles it as well.
             if entries.iter().any(|entry| self.asked_of(entry).as_ref() == Some(&socket)) {
                 let why = format!("it is not known where the vm has its disks: {why}");
@@ -206,6 +213,19 @@ impl Agent {
             }
             tokio::time::sleep(AGAIN).await;
         }
+    }
+}
+
+/// Refuses an image of which its VM has more, or something else, than this host knows.
+fn check_disk(picture: &Picture, entry: &Entry) -> ApiResult<()> {
+    let record = entry.record();
+    if !record.read_only {
+        picture.refuse_overlaid(&record.name)?;
+    }
+    let Some(adopted) = &record.adopted else { return Ok(()) };
+    match adopted.is_of(picture.look.process.as_ref()) {
+        true => picture.refuse_unfit(slice::from_ref(&adopted.device)),
+        false => Ok(()),
     }
 }
 

@@ -8,15 +8,15 @@ use crate::api::{Adopt, ApiError, ApiResult, ErrorKind, Release, Spliced, Splice
 use crate::migration::source::SourceSlot;
 use crate::released::{plan_of, release, taking};
 use crate::vm::look::process_of;
-use crate::vm::own;
 use crate::vm::picture::{LayerPicture, Picture, Place as Where, on_local};
 use crate::vm::qemu_error;
+use crate::vm::{own, own_files};
 use dray_host::migration::abort;
 use dray_host::process::QemuProcess;
 use dray_host::registry::{Adopted, CopyState, Entry, ImageRecord, Operation, is_device};
 use dray_host::released::Released;
 use dray_host::settle::Rule;
-use dray_image::names;
+use dray_image::{FileId, names};
 use dray_qemu::{AdoptOptions, LayerPlan, Pivot, Qmp};
 use dray_types::{Epoch, ImageId};
 use std::path::Path;
@@ -179,6 +179,11 @@ impl Agent {
         };
         let file = self.registry.open_file(&record).map_err(|why| io_error(what, why))?;
         record.len = file.geometry().len;
+        // By now dray has opened the path: it is the file that counts.
+        let opened = file.as_file().and_then(|file| file.file().metadata().ok());
+        if let (Some(vm), Some(opened)) = (&picture.look.process, opened) {
+            own_files::check(what, vm, &record.path, FileId::of(&opened))?;
+        }
         let failed = |why| ApiError::new(ErrorKind::Conflict, what, why);
         match known {
             Some((note, lineage, changed)) => {

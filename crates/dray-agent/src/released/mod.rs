@@ -42,6 +42,7 @@ use crate::config::Config;
 use crate::leaving::{Leaving, Untold};
 use crate::migration::source::unix_ms;
 use crate::vm::look::process_of;
+use crate::vm::own_files;
 use dray_host::lineage;
 use dray_host::migration::abort;
 use dray_host::process::QemuProcess;
@@ -231,7 +232,7 @@ pub async fn release(
     let named = note.as_ref().and_then(|note| Some((note.bitmap.clone()?, note.len)));
     let bitmap = named.map(|(name, len)| NewBitmap::new(name, len));
     abort::step("ReleasePivot");
-    let released = pivot(qmp, plan, bitmap.as_ref(), &leaving).await;
+    let released = pivot(qmp, plan, bitmap.as_ref(), entry, &leaving).await;
     if let Err(why) = &released
         && why.is_undone()
     {
@@ -265,6 +266,15 @@ fn lengthen(entry: &Entry) -> io::Result<()> {
     Ok(())
 }
 
+/// Checks that QEMU has opened the very file that dray serves: another one may lie at its path by now.
+fn check_opened(qmp: &Qmp, entry: &Entry) -> dray_qemu::Result<()> {
+    let served = entry.file.as_file().and_then(|file| file.file().metadata().ok());
+    let (Some(vm), Some(served)) = (process_of(qmp), served) else { return Ok(()) };
+    let what = "the disk stays on dray";
+    own_files::check(what, &vm, &entry.record().path, dray_image::FileId::of(&served))
+        .map_err(|why| dray_qemu::Error::new(Kind::Refused, why.to_string()))
+}
+
 /// Puts a disk on its file, unless the guest has to be told of a loss before.
 ///
 /// # Errors
@@ -273,9 +283,11 @@ pub(crate) async fn pivot(
     qmp: &Qmp,
     plan: &LayerPlan,
     bitmap: Option<&NewBitmap>,
+    entry: &Entry,
     leaving: &Leaving,
 ) -> Result<dray_qemu::Released, NotReleased> {
     let may_pivot = || {
+        check_opened(qmp, entry)?;
         let refused = |loss| dray_qemu::Error::with_source(Kind::Refused, "it stays", loss);
         leaving.check().map_err(refused)
     };

@@ -10,6 +10,7 @@ mod last_look;
 pub mod look;
 mod made;
 pub mod own;
+pub mod own_files;
 pub mod picture;
 pub mod qemu;
 pub mod source;

@@ -6,7 +6,8 @@ use crate::released::plans_of;
 use crate::vm::hypervisor::{Hypervisor, Vm};
 use crate::vm::last_look::MERGE;
 use crate::vm::look::Look;
-use crate::vm::qemu_error;
+use crate::vm::{own_files, qemu_error};
+use dray_host::process::QemuProcess;
 use dray_host::registry::Registry;
 use dray_qemu::{Layer, LayerPlan, NodeOptions, Pivot, Qmp, VmDisk, status};
 use serde_json::{Map, Value, json};
@@ -98,9 +99,14 @@ impl Picture {
         }
         let (mut fit, mut unfit) = (Vec::new(), Vec::new());
         for disk in &look.disks {
-            match layers(disk, &known, &nbd_socket) {
+            let found = layers(disk, &known, &nbd_socket).map_err(failed);
+            let found = found.and_then(|layers| {
+                check_files(disk, &layers, look.process.as_ref())?;
+                Ok(layers)
+            });
+            match found {
                 Ok(layers) => fit.push(layers),
-                Err(why) => unfit.push(unfit_disk(disk, &nbd_socket, failed(why))),
+                Err(why) => unfit.push(unfit_disk(disk, &nbd_socket, why)),
             }
         }
         Ok(Self { vm, name, look, disks: fit, unfit })
@@ -120,6 +126,21 @@ impl Picture {
     /// Why one of them could not.
     pub fn refuse_covered(&self, wanted: &[String]) -> ApiResult<()> {
         self.refuse(wanted, |disk| disk.resident)
+    }
+
+    /// Refuses an image that is below another one of its disk: another program has put an overlay over it, and
+    /// its guest writes there.
+    ///
+    /// # Errors
+    /// That it is.
+    pub fn refuse_overlaid(&self, image: &str) -> ApiResult<()> {
+        let place = Place::Resident(image.to_owned());
+        let is_below =
+            |layers: &&Vec<LayerPicture>| layers.iter().skip(1).any(|layer| layer.place == place);
+        let Some(layers) = self.disks.iter().find(is_below) else { return Ok(()) };
+        let what = format!("cannot use disk {}", layers[0].plan.qdev);
+        let why = format!("another program has put an overlay over image '{image}'");
+        Err(ApiError::new(ErrorKind::Conflict, what, why).hint(MERGE))
     }
 
     fn refuse(&self, wanted: &[String], which: impl Fn(&Unfit) -> bool) -> ApiResult<()> {
@@ -191,6 +212,20 @@ impl Picture {
     pub fn layers(&self) -> impl Iterator<Item = &LayerPicture> {
         self.disks.iter().flatten()
     }
+}
+
+/// Refuses a disk of which a layer's path leads to another file than QEMU has open.
+fn check_files(
+    disk: &VmDisk,
+    layers: &[LayerPicture],
+    process: Option<&QemuProcess>,
+) -> ApiResult<()> {
+    let Some(process) = process else { return Ok(()) };
+    let what = format!("cannot use disk {}", disk.qdev);
+    layers.iter().try_for_each(|layer| match &layer.place {
+        Place::Local(path) => own_files::check_path(&what, process, path),
+        Place::Resident(_) => Ok(()),
+    })
 }
 
 fn unfit_disk(disk: &VmDisk, nbd_socket: &Path, why: ApiError) -> Unfit {

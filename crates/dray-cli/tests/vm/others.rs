@@ -238,6 +238,80 @@ fn a_released_disk_that_comes_back_on_another_node_counts_as_changed() {
     stage.assert_images("a");
 }
 
+/// Another file has the name: a copy, with what the disk held when it was made.
+fn replace(path: &Path) {
+    let copy = path.with_extension("copy");
+    std::fs::copy(path, &copy).expect("copy");
+    std::fs::rename(&copy, path).expect("rename");
+}
+
+/// QEMU has a file open that has lost its name to another one. On dray, or back on its file, the guest would go on
+/// with the other one, or at another host on a base image that it has never seen.
+#[test]
+fn a_file_that_has_lost_its_name_is_not_taken_for_the_one_that_has_it() {
+    let kinds = [Kind::Plain, Kind::Qcow2];
+    let Some(mut stage) = Stage::new("renamed", &kinds, 2_000_000) else { return };
+    let qmp = stage.source_qmp();
+    let (raw, base) = (stage.image("a", 0), stage.image("a", 1).with_file_name("base.qcow2"));
+    let kept = |path: &Path| path.with_extension("kept");
+    for path in [&raw, &base] {
+        std::fs::hard_link(path, kept(path)).expect("link");
+        replace(path);
+    }
+    let refused = |stage: &Stage, args: &[&str], path: &Path| {
+        let answer = stage.lab.host("a").dray(args).expect("dray");
+        assert_eq!(answer.code, 6, "{args:?}: {answer:?}\n{}", stage.logs());
+        let said = format!("{} is not the file that its QEMU has open", path.display());
+        assert!(answer.stderr.contains(&said), "{args:?}: {answer:?}");
+    };
+    let adopt = ["adopt", "--qmp", &qmp];
+    refused(&stage, &[&adopt[..], &["--disk", "disk0"]].concat(), &raw);
+    for more in [&[][..], &["--chain", "flatten"]] {
+        let prepare = [&["prepare", "--qmp", &qmp, "--to", "hostb"][..], more].concat();
+        refused(&stage, &prepare, &raw);
+    }
+    std::fs::rename(kept(&raw), &raw).expect("back");
+    refused(&stage, &["prepare", "--qmp", &qmp, "--to", "hostb"], &base);
+    std::fs::rename(kept(&base), &base).expect("back");
+    let adopted = stage.lab.host("a").dray(&adopt).expect("adopt");
+    assert_eq!(adopted.code, 0, "{adopted:?}");
+    // On dray its file can lose its name as well, and so can what is below it.
+    for path in [&raw, &base] {
+        std::fs::hard_link(path, kept(path)).expect("link");
+        replace(path);
+    }
+    let at = format!("file://{}", stage.lab.dir().join("backups").display());
+    stage.lab.host("a").json(&["backups", "init", &at]).expect("a repository");
+    refused(&stage, &["backup", "disk1.qcow2", "--to", &at], &base);
+    let answer = stage.lab.host("a").dray(&["release", "--qmp", &qmp]).expect("release");
+    assert_eq!(answer.code, 6, "{answer:?}\n{}", stage.logs());
+    stage.assert_guest_is_well();
+    for path in [&raw, &base] {
+        std::fs::rename(kept(path), path).expect("back");
+    }
+    stage.release();
+    stage.finish_guest();
+    stage.assert_images("a");
+}
+
+/// The writes that a guest has flushed are in an overlay that dray knows nothing of.
+#[test]
+fn a_disk_under_an_overlay_is_not_backed_up() {
+    let Some(mut stage) = Stage::new("overlaid", &[Kind::Plain], 2_000_000) else { return };
+    let a = stage.lab.host("a");
+    a.json(&["adopt", "--qmp", &stage.source_qmp()]).expect("adopt");
+    let at = format!("file://{}", stage.lab.dir().join("backups").display());
+    a.json(&["backups", "init", &at]).expect("a repository");
+    let (other, overlay) = (Other::of(&stage), stage.lab.dir().join("overlay.qcow2"));
+    let snapshot = json!({ "node-name": other.top(), "snapshot-file": overlay,
+        "snapshot-node-name": "overlay", "format": "qcow2" });
+    other.ask("blockdev-snapshot-sync", &snapshot);
+    let answer = stage.lab.host("a").dray(&["backup", "disk0.raw", "--to", &at]).expect("dray");
+    assert_eq!(answer.code, 6, "{answer:?}");
+    assert!(answer.stderr.contains("merge the overlay into what is below it"), "{answer:?}");
+    stage.assert_guest_is_well();
+}
+
 /// A move in which the agent of `letter` stands still before `effect`, and what another program does meanwhile; the
 /// migration's answer.
 fn move_standing_at(

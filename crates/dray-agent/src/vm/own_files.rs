@@ -1,0 +1,41 @@
+//! Whether a VM has the files open that lie at the paths by which QEMU knows them: a path may lead to another file
+//! since (a golden image was renewed by a rename, a link leads elsewhere), or may never have led to the same one (a
+//! QEMU in a mount namespace of its own).
+
+use crate::api::{ApiError, ErrorKind};
+use dray_host::process::QemuProcess;
+use dray_image::{FileId, has_open};
+use std::path::Path;
+
+/// Refuses a file that the VM does not have open.
+///
+/// # Errors
+/// That it has not, or that it cannot be seen.
+pub fn check(what: &str, vm: &QemuProcess, path: &Path, file: FileId) -> Result<(), ApiError> {
+    let (pid, shown) = (vm.pid, path.display());
+    let (why, hint) = match u32::try_from(pid).map(|pid| has_open(pid, file)) {
+        Ok(Ok(true)) => return Ok(()),
+        Ok(Err(why)) => (
+            format!("it cannot be seen which files its QEMU has open (process {pid}): {why}"),
+            "the agent needs to read the process's folder in /proc: run it as root",
+        ),
+        _ => (
+            format!("{shown} is not the file that its QEMU has open (process {pid})"),
+            "put the file that QEMU has open back under this name, or start the vm again on this one",
+        ),
+    };
+    Err(ApiError::new(ErrorKind::Conflict, what, why).hint(hint))
+}
+
+/// The same for what lies at a path now.
+///
+/// # Errors
+/// That nothing does, or that the VM does not have it open.
+pub fn check_path(what: &str, vm: &QemuProcess, path: &Path) -> Result<(), ApiError> {
+    let found = std::fs::metadata(path).map_err(|why| {
+        let why = format!("{}: {why}", path.display());
+        ApiError::new(ErrorKind::Conflict, what, why)
+            .hint("put the file that QEMU has open back under this name")
+    })?;
+    check(what, vm, path, FileId::of(&found))
+}
