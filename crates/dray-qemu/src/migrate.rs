@@ -169,25 +169,26 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Returns at the next migration event, or when it is time to ask again.
-    async fn next_change(&mut self) -> Result<()> {
+    /// Returns at the next migration event, or when it is time to ask again; whether there was one.
+    async fn next_change(&mut self) -> Result<bool> {
         let event = match timeout(PROGRESS_INTERVAL, self.events.next()).await {
             Ok(event) => event?,
-            Err(_) => return Ok(()),
+            Err(_) => return Ok(false),
         };
         match event.name.as_str() {
             "STOP" => self.stopped_at = Some(event.at),
             "RESUME" => (self.was_running, self.stopped_at) = (true, None),
             _ => {}
         }
-        Ok(())
+        Ok(true)
     }
 
-    /// Reads the STOP event that precedes pre-switchover, if it is not read yet.
+    /// Reads the STOP event that precedes pre-switchover, if it is not read yet. The guest is stopped: one
+    /// that does not come is not waited for.
     async fn note_stop(&mut self) {
         let known = |this: &Self| !this.was_running || this.stopped_at.is_some();
         for _ in 0..STOP_EVENTS {
-            if known(self) || self.next_change().await.is_err() {
+            if known(self) || !matches!(self.next_change().await, Ok(true)) {
                 return;
             }
         }
@@ -209,7 +210,7 @@ impl Outgoing {
                     "completed" => return Ok(now),
                     "failed" | "cancelled" => return Err(self.failed(&now).await),
                     _ => self.next_change().await?,
-                }
+                };
             }
         });
         match finished.await {
@@ -269,7 +270,7 @@ impl Outgoing {
                     _ if now.running => break,
                     "finish-migrate" => self.next_change().await?,
                     _ => return cont(&self.qmp).await,
-                }
+                };
             }
             Ok(())
         });
@@ -379,7 +380,7 @@ impl Incoming {
         let mut events = self.qmp.events();
         let resumed = cont(&self.qmp).await;
         resumed.map_err(|e| e.during("the target's guest could not be started"))?;
-        let event = events.wait_for(CANCEL_TIMEOUT, "cont", |e| e.name == "RESUME").await?;
+        let event = events.wait_for(self.qmp.patience(), "cont", |e| e.name == "RESUME").await?;
         Ok(event.at)
     }
 }
