@@ -266,17 +266,34 @@ impl Outgoing {
         }
     }
 
+    /// Until a cancelled migration has ended.
     async fn wait_over(&mut self, over: &[&str]) -> Result<()> {
         let ended = timeout(CANCEL_TIMEOUT, async {
-            while !over.contains(&progress(&self.qmp).await?.status.as_str()) {
-                self.next_change().await?;
+            loop {
+                let now = progress(&self.qmp).await?.status;
+                if over.contains(&now.as_str()) {
+                    return Ok(());
+                }
+                if !self.next_change().await? && now == "cancelling" {
+                    self.wake_cancelled().await?;
+                }
             }
-            Ok(())
         });
         ended.await.unwrap_or_else(|_| {
             let why = format!("the migration did not end within {CANCEL_TIMEOUT:?}");
             Err(Error::new(ErrorKind::NotUndone, why))
         })
+    }
+
+    /// A migration that is cancelled just when QEMU goes to pre-switchover (seen with 7.2) waits there for a
+    /// `migrate-continue` that never comes, with the guest stopped. It ends when it is told to go on. Where it
+    /// does not wait that is forgotten at its next pause.
+    async fn wake_cancelled(&self) -> Result<()> {
+        match self.qmp.execute("migrate-continue", json!({ "state": "cancelling" })).await {
+            // It has ended meanwhile.
+            Err(error) if error.kind() == ErrorKind::Command => Ok(()),
+            told => told.map(drop),
+        }
     }
 
     /// A failed or cancelled migration resumes the guest by itself, a little after it says that it
