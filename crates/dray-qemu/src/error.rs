@@ -80,6 +80,18 @@ impl Error {
     }
 }
 
+/// A step failed and so did undoing it. With QEMU gone there is nothing to undo.
+pub(crate) fn not_undone(error: Error, what: &str, undo: Error) -> Error {
+    match (error.kind(), undo.kind()) {
+        (ErrorKind::Closed, _) => error,
+        (_, ErrorKind::Closed) => Error::with_source(ErrorKind::Closed, error.to_string(), undo),
+        _ => {
+            let why = format!("{error}; and {what}");
+            Error::with_source(ErrorKind::NotUndone, why, undo)
+        }
+    }
+}
+
 impl fmt::Display for Error {
     /// The whole chain of reasons: `what failed: why`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

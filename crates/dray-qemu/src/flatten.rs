@@ -12,10 +12,12 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::adopt::{AdoptOptions, NbdExport, check_size, local_layer};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, not_undone};
 use crate::graph::{Graph, Layer};
 use crate::options::Options;
-use crate::pivot::{abandon_pivot, add_node, delete_node, delete_rest, mirror, unasked, undo_add};
+use crate::pivot::{
+    abandon_pivot, add_node, after_exchange, delete_node, delete_rest, mirror, unasked, undo_add,
+};
 use crate::plan::{LayerPlan, Pivot, check_unused, node_name, raw_node};
 use crate::qmp::Qmp;
 
@@ -136,7 +138,7 @@ pub async fn flatten(qmp: &Qmp, layers: &[LayerPlan], export: &NbdExport) -> Res
     if let Err(error) = onto_export(qmp, &flat, &layer).await {
         return Err(undo_add(qmp, &nbd, error).await.during(what()));
     }
-    delete_rest(qmp, &flat, &layer).await.map_err(|e| e.during(what()))?;
+    delete_rest(qmp, &flat, &layer).await.map_err(|e| after_exchange(e).during(what()))?;
     Ok(start.elapsed())
 }
 
@@ -159,10 +161,10 @@ pub async fn unflatten(qmp: &Qmp, layers: &[LayerPlan]) -> Result<Duration> {
         Err(error) => Err(error),
     };
     if let Err(error) = back {
-        close_chain(qmp, plan).await.map_err(|e| e.during(what()))?;
-        return Err(error.during(what()));
+        return Err(undo_open(qmp, plan, error).await.during(what()));
     }
-    delete_node(qmp, &flat.nbd_node()).await.map_err(|e| e.during(what()))?;
+    let left = delete_node(qmp, &flat.nbd_node()).await;
+    left.map_err(|e| after_exchange(e).during(what()))?;
     Ok(start.elapsed())
 }
 
@@ -199,6 +201,14 @@ async fn add_layer(qmp: &Qmp, plan: &LayerPlan, backing: Option<Value>) -> Resul
     }
     add_node(qmp, &options).await?;
     Ok(name)
+}
+
+/// Closes the active image that was opened for a step that failed with `error`; returns what to report.
+async fn undo_open(qmp: &Qmp, plan: &LayerPlan, error: Error) -> Error {
+    match close_chain(qmp, plan).await {
+        Ok(()) => error,
+        Err(undo) => not_undone(error, "its image could not be closed", undo),
+    }
 }
 
 /// Closes the active image.

@@ -30,7 +30,7 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use crate::activate::activate;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, not_undone};
 use crate::graph;
 use crate::plan::LayerPlan;
 use crate::qmp::{Events, Qmp};
@@ -99,8 +99,8 @@ pub struct Outgoing {
 }
 
 impl Outgoing {
-    /// Starts sending to a unix socket. The guest goes on as before; on failure nothing has
-    /// started.
+    /// Starts sending to a unix socket. The guest goes on as before; on failure nothing has started, unless
+    /// [QEMU has not said](ErrorKind::is_unknown): then it may have, and is to be [abandoned](Self::abandon).
     pub async fn start(qmp: &Qmp, socket: &Path, limits: &Limits) -> Result<Self> {
         let events = qmp.events();
         let was_running = status(qmp).await?.running;
@@ -112,9 +112,14 @@ impl Outgoing {
         set_capabilities(qmp, &capabilities).await?;
         set_limits(qmp, limits).await?;
         let uri = format!("unix:{}", socket.display());
-        let started = qmp.execute("migrate", json!({ "uri": uri })).await;
-        started.map_err(|e| e.during("could not start the vm's migration"))?;
-        Ok(Self { qmp: qmp.clone(), events, was_running, stopped_at: None })
+        let mut this = Self { qmp: qmp.clone(), events, was_running, stopped_at: None };
+        let error = match qmp.execute("migrate", json!({ "uri": uri })).await {
+            Ok(_) => return Ok(this),
+            Err(error) if error.kind().is_unknown() => this.give_up(error).await,
+            // The one that may be on its way is somebody else's.
+            Err(error) => error,
+        };
+        Err(error.during("could not start the vm's migration"))
     }
 
     /// Takes over a migration that another process started, for [`Outgoing::abandon`].
@@ -133,25 +138,32 @@ impl Outgoing {
     }
 
     /// Waits until the memory's rest fits the downtime limit. On success the guest is stopped and
-    /// QEMU still owns the disks; on failure it runs. May be dropped and called again.
+    /// QEMU still owns the disks; on failure it runs, unless
+    /// [QEMU has not said](ErrorKind::is_unknown). May be dropped and called again.
     pub async fn wait_pre_switchover(
         &mut self,
         mut report: impl FnMut(&Progress),
     ) -> Result<Progress> {
+        let now = match self.sent_most(&mut report).await {
+            Ok(now) => now,
+            Err(error) => return Err(self.give_up(error).await),
+        };
+        if now.status == "completed" {
+            let why = "the vm's migration completed without a pause: somebody else continued it";
+            return Err(Error::new(ErrorKind::Protocol, why));
+        }
+        self.note_stop().await;
+        Ok(now)
+    }
+
+    /// Until QEMU waits for the switchover, or has completed without.
+    async fn sent_most(&mut self, report: &mut impl FnMut(&Progress)) -> Result<Progress> {
         loop {
             let now = progress(&self.qmp).await?;
             report(&now);
             match now.status.as_str() {
-                "pre-switchover" => {
-                    self.note_stop().await;
-                    return Ok(now);
-                }
-                "failed" | "cancelled" | "none" => return Err(self.failed(&now).await),
-                "completed" => {
-                    let why = "the vm's migration completed without a pause: somebody else \
-                               continued it";
-                    return Err(Error::new(ErrorKind::Protocol, why));
-                }
+                "pre-switchover" | "completed" => return Ok(now),
+                "failed" | "cancelled" | "none" => return Err(failed(&now)),
                 _ => {
                     self.next_change().await?;
                     self.note_pause().await?;
@@ -169,25 +181,26 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Returns at the next migration event, or when it is time to ask again.
-    async fn next_change(&mut self) -> Result<()> {
+    /// Returns at the next migration event, or when it is time to ask again; whether there was one.
+    async fn next_change(&mut self) -> Result<bool> {
         let event = match timeout(PROGRESS_INTERVAL, self.events.next()).await {
             Ok(event) => event?,
-            Err(_) => return Ok(()),
+            Err(_) => return Ok(false),
         };
         match event.name.as_str() {
             "STOP" => self.stopped_at = Some(event.at),
             "RESUME" => (self.was_running, self.stopped_at) = (true, None),
             _ => {}
         }
-        Ok(())
+        Ok(true)
     }
 
-    /// Reads the STOP event that precedes pre-switchover, if it is not read yet.
+    /// Reads the STOP event that precedes pre-switchover, if it is not read yet. The guest is stopped: one
+    /// that does not come is not waited for.
     async fn note_stop(&mut self) {
         let known = |this: &Self| !this.was_running || this.stopped_at.is_some();
         for _ in 0..STOP_EVENTS {
-            if known(self) || self.next_change().await.is_err() {
+            if known(self) || !matches!(self.next_change().await, Ok(true)) {
                 return;
             }
         }
@@ -195,31 +208,30 @@ impl Outgoing {
 
     /// Lets QEMU finish: on success everything is sent, all writes to the disks are done and the
     /// source's QEMU has let go of them (inactive); only [`Outgoing::abandon`] may wake it. On
-    /// failure the guest runs at the source.
+    /// failure the guest runs at the source, unless [QEMU has not said](ErrorKind::is_unknown).
     pub async fn complete(&mut self) -> Result<Progress> {
-        let state = json!({ "state": "pre-switchover" });
-        if let Err(error) = self.qmp.execute("migrate-continue", state).await {
-            self.abandon().await?;
-            return Err(error);
+        match self.send_rest().await {
+            Ok(now) => Ok(now),
+            Err(error) => Err(self.give_up(error).await),
         }
+    }
+
+    async fn send_rest(&mut self) -> Result<Progress> {
+        self.qmp.execute("migrate-continue", json!({ "state": "pre-switchover" })).await?;
         let finished = timeout(COMPLETE_TIMEOUT, async {
             loop {
                 let now = progress(&self.qmp).await?;
                 match now.status.as_str() {
                     "completed" => return Ok(now),
-                    "failed" | "cancelled" => return Err(self.failed(&now).await),
+                    "failed" | "cancelled" => return Err(failed(&now)),
                     _ => self.next_change().await?,
-                }
+                };
             }
         });
-        match finished.await {
-            Ok(result) => result,
-            Err(_) => {
-                self.abandon().await?;
-                let why = format!("the vm's migration did not complete in {COMPLETE_TIMEOUT:?}");
-                Err(Error::new(ErrorKind::Timeout, why))
-            }
-        }
+        finished.await.unwrap_or_else(|_| {
+            let why = format!("the vm's migration did not complete in {COMPLETE_TIMEOUT:?}");
+            Err(Error::new(ErrorKind::Timeout, why))
+        })
     }
 
     /// After [`Outgoing::complete`]: checks that the guest has not run since. Somebody may have let it go on, and
@@ -263,17 +275,42 @@ impl Outgoing {
         Ok(())
     }
 
+    /// What failed with `error` leaves the guest here as it was; returns what to report.
+    async fn give_up(&mut self, error: Error) -> Error {
+        match self.abandon().await {
+            Ok(()) => error,
+            Err(undo) => not_undone(error, "the guest could not be brought back", undo),
+        }
+    }
+
+    /// Until a cancelled migration has ended.
     async fn wait_over(&mut self, over: &[&str]) -> Result<()> {
         let ended = timeout(CANCEL_TIMEOUT, async {
-            while !over.contains(&progress(&self.qmp).await?.status.as_str()) {
-                self.next_change().await?;
+            loop {
+                let now = progress(&self.qmp).await?.status;
+                if over.contains(&now.as_str()) {
+                    return Ok(());
+                }
+                if !self.next_change().await? && now == "cancelling" {
+                    self.wake_cancelled().await?;
+                }
             }
-            Ok(())
         });
         ended.await.unwrap_or_else(|_| {
             let why = format!("the migration did not end within {CANCEL_TIMEOUT:?}");
             Err(Error::new(ErrorKind::NotUndone, why))
         })
+    }
+
+    /// A migration that is cancelled just when QEMU goes to pre-switchover (seen with 7.2) waits there for a
+    /// `migrate-continue` that never comes, with the guest stopped. It ends when it is told to go on. Where it
+    /// does not wait that is forgotten at its next pause.
+    async fn wake_cancelled(&self) -> Result<()> {
+        match self.qmp.execute("migrate-continue", json!({ "state": "cancelling" })).await {
+            // It has ended meanwhile.
+            Err(error) if error.kind() == ErrorKind::Command => Ok(()),
+            told => told.map(drop),
+        }
     }
 
     /// A failed or cancelled migration resumes the guest by itself, a little after it says that it
@@ -286,7 +323,7 @@ impl Outgoing {
                     _ if now.running => break,
                     "finish-migrate" => self.next_change().await?,
                     _ => return cont(&self.qmp).await,
-                }
+                };
             }
             Ok(())
         });
@@ -295,18 +332,11 @@ impl Outgoing {
             Err(Error::new(ErrorKind::NotUndone, why))
         })
     }
+}
 
-    async fn failed(&mut self, now: &Progress) -> Error {
-        let why = now.error.clone().unwrap_or_else(|| format!("qemu says {}", now.status));
-        let error = Error::new(ErrorKind::Failed, format!("the vm's migration failed: {why}"));
-        match self.ensure_running().await {
-            Ok(()) => error,
-            Err(undo) => {
-                let why = format!("{error}; and the guest could not be resumed");
-                Error::with_source(ErrorKind::NotUndone, why, undo)
-            }
-        }
-    }
+fn failed(now: &Progress) -> Error {
+    let why = now.error.clone().unwrap_or_else(|| format!("qemu says {}", now.status));
+    Error::new(ErrorKind::Failed, format!("the vm's migration failed: {why}"))
 }
 
 /// The target's side.
@@ -390,7 +420,7 @@ impl Incoming {
         let mut events = self.qmp.events();
         let resumed = cont(&self.qmp).await;
         resumed.map_err(|e| e.during("the target's guest could not be started"))?;
-        let event = events.wait_for(CANCEL_TIMEOUT, "cont", |e| e.name == "RESUME").await?;
+        let event = events.wait_for(self.qmp.patience(), "cont", |e| e.name == "RESUME").await?;
         Ok(event.at)
     }
 }

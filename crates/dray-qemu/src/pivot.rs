@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, not_undone};
 use crate::graph::{Graph, Layer};
 use crate::options::Options;
 use crate::plan::{LayerPlan, Pivot};
@@ -41,18 +41,6 @@ pub(crate) async fn delete_rest(qmp: &Qmp, plan: &LayerPlan, old: &Layer) -> Res
         }
     }
     Ok(())
-}
-
-/// A step failed and so did undoing it. With QEMU gone there is nothing to undo.
-fn not_undone(error: Error, what: &str, undo: Error) -> Error {
-    match (error.kind(), undo.kind()) {
-        (ErrorKind::Closed, _) => error,
-        (_, ErrorKind::Closed) => Error::with_source(ErrorKind::Closed, error.to_string(), undo),
-        _ => {
-            let why = format!("{error}; and {what}");
-            Error::with_source(ErrorKind::NotUndone, why, undo)
-        }
-    }
 }
 
 /// Asked once, as late as an exchange can still be broken off: an error breaks it off.

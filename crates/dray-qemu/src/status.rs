@@ -10,8 +10,9 @@ use crate::graph;
 use crate::plan::LayerPlan;
 use crate::qmp::Qmp;
 
-/// A stopping guest waits for its requests; a disk that holds them back holds back `stop` too.
-const STOP_TIMEOUT: Duration = Duration::from_secs(60);
+/// A stopping guest waits for its requests; a disk that holds them back holds back `stop` too. So it may take
+/// so many times as long as another command.
+const STOP_PATIENCE: u32 = 2;
 
 /// What a VM is doing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,7 +52,7 @@ pub async fn status(qmp: &Qmp) -> Result<VmStatus> {
 
 /// Stops the guest; waits for its requests in flight.
 pub async fn stop(qmp: &Qmp) -> Result<()> {
-    qmp.execute_within("stop", Value::Null, STOP_TIMEOUT).await.map(|_| ())
+    qmp.execute_within("stop", Value::Null, qmp.patience() * STOP_PATIENCE).await.map(|_| ())
 }
 
 /// Makes QEMU measure how fast the guest writes its memory, in the background, for a second.

@@ -3,8 +3,11 @@
 
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub mod idle;
 pub mod locks;
+pub mod pair;
 pub mod proxy;
+pub mod walk;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -2,8 +2,7 @@
 
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -42,10 +41,24 @@ pub const ALL: [Wrong; 8] = [
     Wrong::EventsTwice,
 ];
 
+/// When it goes wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum At {
+    /// It does not.
+    Never,
+    /// At the client's command of this number, counted from 0.
+    Nth(usize),
+    /// At its first command of this name.
+    First(&'static str),
+}
+
+/// The names of the commands that a client has given, in their order.
+type Heard = Arc<Mutex<Vec<String>>>;
+
 /// The monitor that a client connects to instead of QEMU's.
 pub struct Proxy {
     socket: PathBuf,
-    heard: Arc<AtomicUsize>,
+    heard: Heard,
     task: tokio::task::JoinHandle<()>,
 }
 
@@ -56,11 +69,10 @@ impl Drop for Proxy {
 }
 
 impl Proxy {
-    /// Stands before `monitor`. At the command `at`, counted from 0, `wrong` happens; answers that are late are so
-    /// by `late`.
-    pub fn start(monitor: &Path, socket: PathBuf, at: usize, wrong: Wrong, late: Duration) -> Self {
+    /// Stands before `monitor`. At `at` `wrong` happens; answers that are late are so by `late`.
+    pub fn start(monitor: &Path, socket: PathBuf, at: At, wrong: Wrong, late: Duration) -> Self {
         let listener = UnixListener::bind(&socket).expect("bind");
-        let heard = Arc::new(AtomicUsize::new(0));
+        let heard = Heard::default();
         let (monitor, counted) = (monitor.to_owned(), Arc::clone(&heard));
         let task = tokio::spawn(async move {
             let (client, _) = listener.accept().await.expect("accept");
@@ -75,17 +87,17 @@ impl Proxy {
         &self.socket
     }
 
-    /// How many commands the client has given.
-    pub fn commands(&self) -> usize {
-        self.heard.load(Ordering::SeqCst)
+    /// The commands that the client has given.
+    pub fn commands(&self) -> Vec<String> {
+        self.heard.lock().expect("heard").clone()
     }
 }
 
 struct Session {
     client: (Lines<BufReader<OwnedReadHalf>>, OwnedWriteHalf),
     qemu: (Lines<BufReader<OwnedReadHalf>>, OwnedWriteHalf),
-    heard: Arc<AtomicUsize>,
-    at: usize,
+    heard: Heard,
+    at: At,
     wrong: Wrong,
     late: Duration,
     /// The command whose answer goes wrong.
@@ -103,8 +115,8 @@ impl Session {
     fn new(
         client: UnixStream,
         qemu: UnixStream,
-        heard: Arc<AtomicUsize>,
-        (at, wrong, late): (usize, Wrong, Duration),
+        heard: Heard,
+        (at, wrong, late): (At, Wrong, Duration),
     ) -> Self {
         let (client, qemu) = (halves(client), halves(qemu));
         Self { client, qemu, heard, at, wrong, late, id: None, reached: false }
@@ -127,13 +139,25 @@ impl Session {
         }
     }
 
+    /// Whether it goes wrong at this command.
+    fn is_reached(&mut self, message: &Value) -> bool {
+        let name = message["execute"].as_str().unwrap_or_default();
+        let mut heard = self.heard.lock().expect("heard");
+        let nth = heard.len();
+        heard.push(name.to_owned());
+        match self.at {
+            At::Never => false,
+            At::Nth(at) => nth == at,
+            At::First(command) => !self.reached && name == command,
+        }
+    }
+
     async fn client_said(&mut self, line: &str) -> bool {
         let message: Value = serde_json::from_str(line).expect("a command");
         if message["execute"] == "qmp_capabilities" {
             return send(&mut self.qemu.1, line).await;
         }
-        let nth = self.heard.fetch_add(1, Ordering::SeqCst);
-        if nth == self.at {
+        if self.is_reached(&message) {
             self.reached = true;
             match self.wrong {
                 Wrong::CutBefore => return false,
