@@ -16,7 +16,7 @@ use crate::error::{Error, ErrorKind, Result, not_undone};
 use crate::graph::{Graph, Layer};
 use crate::options::Options;
 use crate::pivot::{
-    abandon_pivot, add_node, after_exchange, delete_node, delete_rest, mirror, unasked, undo_add,
+    MayPivot, abandon_pivot, add_node, after_exchange, delete_node, delete_rest, mirror, undo_add,
 };
 use crate::plan::{LayerPlan, Pivot, check_unused, node_name, raw_node};
 use crate::qmp::Qmp;
@@ -126,8 +126,14 @@ pub async fn check(qmp: &Qmp, layers: &[LayerPlan], options: AdoptOptions) -> Re
 }
 
 /// Puts the disk of a stopped guest on the export, and closes the chain's active image in QEMU. On
-/// failure it is on its chain. Returns how long the exchange took.
-pub async fn flatten(qmp: &Qmp, layers: &[LayerPlan], export: &NbdExport) -> Result<Duration> {
+/// failure it is on its chain. What the guest writes from the moment `may_pivot` was asked on is on both.
+/// Returns how long the exchange took.
+pub async fn flatten(
+    qmp: &Qmp,
+    layers: &[LayerPlan],
+    export: &NbdExport,
+    may_pivot: MayPivot<'_>,
+) -> Result<Duration> {
     let flat = active(layers)?.flattened();
     let what = || format!("could not flatten disk {}", flat.qdev);
     let graph = Graph::read(qmp).await.map_err(|e| e.during(what()))?;
@@ -135,29 +141,39 @@ pub async fn flatten(qmp: &Qmp, layers: &[LayerPlan], export: &NbdExport) -> Res
     let start = Instant::now();
     let nbd = flat.nbd_node();
     add_node(qmp, &export.node(&flat)).await.map_err(|e| e.during(what()))?;
-    if let Err(error) = onto_export(qmp, &flat, &layer).await {
+    if let Err(error) = onto_export(qmp, &flat, &layer, may_pivot).await {
         return Err(undo_add(qmp, &nbd, error).await.during(what()));
     }
     delete_rest(qmp, &flat, &layer).await.map_err(|e| after_exchange(e).during(what()))?;
     Ok(start.elapsed())
 }
 
-async fn onto_export(qmp: &Qmp, flat: &LayerPlan, layer: &Layer) -> Result<()> {
+async fn onto_export(
+    qmp: &Qmp,
+    flat: &LayerPlan,
+    layer: &Layer,
+    may_pivot: MayPivot<'_>,
+) -> Result<()> {
     let nbd = flat.nbd_node();
     check_size(qmp, flat, &nbd).await?;
-    mirror(qmp, flat, &layer.top().name, &nbd, &unasked).await
+    mirror(qmp, flat, &layer.top().name, &nbd, may_pivot).await
 }
 
 /// Puts the disk of a stopped guest back on its chain, whose active image holds everything, under
-/// the node names and with the options it had. On failure it is on the export.
-pub async fn unflatten(qmp: &Qmp, layers: &[LayerPlan]) -> Result<Duration> {
+/// the node names and with the options it had. On failure it is on the export. What the guest writes from the
+/// moment `may_pivot` was asked on is on both.
+pub async fn unflatten(
+    qmp: &Qmp,
+    layers: &[LayerPlan],
+    may_pivot: MayPivot<'_>,
+) -> Result<Duration> {
     let plan = active(layers)?;
     let flat = plan.flattened();
     let what = || format!("could not put disk {} back on its image", plan.qdev);
     let start = Instant::now();
     let opened = open_chain(qmp, layers).await;
     let back = match opened {
-        Ok(top) => mirror(qmp, &flat, &flat.nbd_node(), &top, &unasked).await,
+        Ok(top) => mirror(qmp, &flat, &flat.nbd_node(), &top, may_pivot).await,
         Err(error) => Err(error),
     };
     if let Err(error) = back {

@@ -8,6 +8,7 @@
 //!   driver.
 //! * [`migrate`]: the guest's memory and devices, step by step; [`mod@activate`]: the disks of a guest
 //!   that arrived stopped; [`blockdev`]: how the target is started; [`status`]: small commands.
+//! * [`stopped`]: a guest that has to stand still, and whether its user lets it.
 //! * [`error`]: the error type.
 //!
 //! Nothing here knows other agents or the data path: images come as paths, servers as socket paths
@@ -31,6 +32,7 @@ pub mod qmp;
 pub mod release;
 pub mod resize;
 pub mod status;
+pub mod stopped;
 
 pub use activate::activate;
 pub use adopt::{AdoptOptions, Adopted, NbdExport, OldFile, adopt, adopt_keeping};
@@ -43,3 +45,4 @@ pub use pivot::{MayPivot, abandon_pivot};
 pub use plan::{LayerPlan, Pivot};
 pub use qmp::{Event, Events, Qmp, Version};
 pub use release::{Released, is_released, leave_export, release, release_tracked};
+pub use stopped::Stopped;

@@ -76,6 +76,21 @@ impl Events {
         }
     }
 
+    /// Whether an event of this name is among those that have come and were not asked for yet. Also when some were
+    /// dropped.
+    pub(crate) fn has_come(&mut self, name: &str) -> bool {
+        use broadcast::error::TryRecvError;
+        let Some(receiver) = &mut self.receiver else { return false };
+        loop {
+            match receiver.try_recv() {
+                Ok(event) if event.name == name => return true,
+                Ok(_) => {}
+                Err(TryRecvError::Lagged(_)) => return true,
+                Err(TryRecvError::Empty | TryRecvError::Closed) => return false,
+            }
+        }
+    }
+
     /// The next event that `wanted` accepts.
     pub async fn wait_for(
         &mut self,

@@ -19,7 +19,7 @@ use dray_host::migration::abort;
 use dray_host::registry::{Adopted, Entry, ImageRecord, Place};
 use dray_image::{ImageNames, names};
 use dray_qemu::flatten::{self, On};
-use dray_qemu::{AdoptOptions, LayerPlan, Qmp, status};
+use dray_qemu::{AdoptOptions, LayerPlan, Qmp, Stopped, status};
 use dray_types::ImageId;
 use std::io;
 use std::path::PathBuf;
@@ -142,17 +142,18 @@ impl Agent {
     async fn freeze(&self, what: &str, qmp: &Qmp, entry: &Entry, running: bool) -> ApiResult<()> {
         let failed = |why: dray_qemu::Error| qemu_error(what, &why);
         let layers = layers_of(&entry.record()).map_err(|why| io_error(what, why))?;
+        let stopped = Stopped::begin(qmp, running).await.map_err(failed);
         let turned = async {
-            if running {
-                status::stop(qmp).await.map_err(failed)?;
-            }
+            let stopped = stopped.as_ref().map_err(Clone::clone)?;
             abort::before(|| vec!["FlattenStopped".to_owned()]);
             // The chain is at rest now: what the daemon reads is all there is.
             let opened = entry.flat.as_ref().map_or(Ok(()), |f| block_in_place(|| f.chain.open()));
             opened.map_err(|why| io_error(what, why))?;
             let name = entry.record().name;
             let export = export(&self.config, name);
-            flatten::flatten(qmp, &layers, &export).await.map_err(failed)?;
+            // What the guest writes after the daemon has opened the chain, and before the mirror, is in neither.
+            let may_pivot = || stopped.check();
+            flatten::flatten(qmp, &layers, &export, &may_pivot).await.map_err(failed)?;
             abort::before(|| vec!["FlattenPivoted".to_owned()]);
             self.hide_chain(entry).map_err(|why| io_error(what, why))?;
             abort::before(|| vec!["FlattenHidden".to_owned()]);
@@ -161,7 +162,7 @@ impl Agent {
         let turned = turned.await;
         let on = match turned {
             Ok(()) => On::Export,
-            Err(_) => self.undo_freeze(qmp, entry, &layers).await,
+            Err(_) => self.undo_freeze(qmp, entry, &layers, stopped.as_ref().ok()).await,
         };
         self.let_go_on(what, qmp, running).await?;
         let ended = match on {
@@ -217,7 +218,14 @@ impl Agent {
 
     /// Back on the chain, while the overlay is empty. A disk that cannot be put back stays where it
     /// is, which serves it as well. Says where it is.
-    async fn undo_freeze(&self, qmp: &Qmp, entry: &Entry, layers: &[LayerPlan]) -> On {
+    async fn undo_freeze(
+        &self,
+        qmp: &Qmp,
+        entry: &Entry,
+        layers: &[LayerPlan],
+        stopped: Option<&Stopped>,
+    ) -> On {
+        let may_pivot = || stopped.map_or(Ok(()), Stopped::check);
         let undone = async {
             if flatten::settle(qmp, layers).await.map_err(io::Error::other)? == On::Export {
                 if let Some(flat) = &entry.flat {
@@ -225,7 +233,7 @@ impl Agent {
                 }
                 let record = entry.record();
                 names_of(&record)?.thaw_chain(record.mode).map_err(io::Error::other)?;
-                flatten::unflatten(qmp, layers).await.map_err(io::Error::other)?;
+                flatten::unflatten(qmp, layers, &may_pivot).await.map_err(io::Error::other)?;
             }
             Ok::<(), io::Error>(())
         };

@@ -5,6 +5,7 @@
 //! is the truth until the chain has everything durably, so a death anywhere means doing it again.
 
 use super::freeze::{layers_of, names_of};
+use super::held_back;
 use super::merge::{merge_most, merge_rest};
 use super::recover::turn_of;
 use crate::agent::Agent;
@@ -16,7 +17,7 @@ use dray_host::flat::{Flat, Turn};
 use dray_host::migration::abort;
 use dray_host::registry::{CopyState, Entry, Place};
 use dray_qemu::flatten::{self, On};
-use dray_qemu::{LayerPlan, Qmp, status};
+use dray_qemu::{LayerPlan, Qmp, Stopped, status};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
@@ -127,17 +128,18 @@ impl Agent {
         let io = |why| io_error(what, why);
         block_in_place(|| self.hold_peeks(entry));
         self.set_turn(entry, Place::Chain, turn).map_err(io)?;
-        if running {
-            status::stop(qmp).await.map_err(failed)?;
-        }
+        let stopped = Stopped::begin(qmp, running).await.map_err(failed)?;
         abort::before(|| vec!["HomeStopped".to_owned()]);
-        let _quiet =
+        let quiet =
             block_in_place(|| entry.disk.quiesce(QUIET)).map_err(|why| io_error(what, why))?;
         block_in_place(|| merge_last(entry)).map_err(io)?;
         leaving.check_copied().map_err(|loss| loss.refused(what))?;
         block_in_place(|| self.show_chain(entry, turn)).map_err(io)?;
         abort::before(|| vec!["HomeNamed".to_owned()]);
-        flatten::unflatten(qmp, layers).await.map_err(failed)?;
+        let may_pivot = || stopped.check();
+        let home = flatten::unflatten(qmp, layers, &may_pivot);
+        let (home, _quiet) = held_back(home, &stopped, quiet).await;
+        home.map_err(failed)?;
         abort::before(|| vec!["HomePivoted".to_owned()]);
         Ok(())
     }

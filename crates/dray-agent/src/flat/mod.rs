@@ -26,12 +26,30 @@ use chain::Chain;
 use dray_host::flat::{ChainImage, ChainLayer, Purpose};
 use dray_host::pool::PoolIo;
 use dray_host::registry::Surroundings;
-use dray_qemu::{LayerPlan, Pivot};
+use dray_image::Quiesced;
+use dray_qemu::{LayerPlan, Pivot, Stopped};
 use dray_types::ImageId;
 pub use freeze::layers_of;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// Carries out an exchange while the writes of a stopped guest are held back by `quiet`. When somebody lets the
+/// guest go on they are held back no longer: QEMU would wait for them, with everything else that it does.
+async fn held_back<T>(
+    exchange: impl Future<Output = T>,
+    stopped: &Stopped,
+    quiet: Quiesced,
+) -> (T, Option<Quiesced>) {
+    let mut exchange = pin!(exchange);
+    tokio::select! {
+        biased;
+        done = &mut exchange => return (done, Some(quiet)),
+        () = stopped.goes_on() => drop(quiet),
+    }
+    (exchange.await, None)
+}
 
 /// How long a look waits for a chain that cannot be read. The target's reader gives up after 30 s,
 /// and should hear why before that.

@@ -7,6 +7,7 @@
 
 use super::daemon_place;
 use super::fresh::{Fresh, Progress, qcow2_path};
+use super::held_back;
 use crate::leaving::{Leaving, refuse_untold};
 use crate::ops::images::random_id;
 use crate::released::note_made;
@@ -17,7 +18,7 @@ use dray_host::process::QemuProcess;
 use dray_host::registry::{CopyState, Entry, ImageRecord, Place, Registry, Swap};
 use dray_image::{ImageNames, Quiesced};
 use dray_qemu::flatten::{self, On};
-use dray_qemu::{ErrorKind, LayerPlan, Qmp, status};
+use dray_qemu::{ErrorKind, LayerPlan, Qmp, Stopped, status};
 use dray_types::{Epoch, ImageId};
 use serde::Deserialize;
 use std::io;
@@ -163,13 +164,15 @@ async fn go_over(
     set_swap(registry, entry, Some(swap.clone()))?;
     let began = Instant::now();
     let stopped = stop_equal(qmp, entry, fresh, running, &leaving).await;
-    let quiet = match stopped {
-        Ok(quiet) => quiet,
+    let (stopped, quiet) = match stopped {
+        Ok(stopped) => stopped,
         // It has no name, so QEMU has not seen it.
         Err(why) => return stay(registry, entry, swap, Some(qmp)).await.and(Err(why)),
     };
     abort::step("Qcow2Named");
-    let pivoted = flatten::unflatten(qmp, slice::from_ref(&plan)).await;
+    let may_pivot = || stopped.check();
+    let pivoted = flatten::unflatten(qmp, slice::from_ref(&plan), &may_pivot);
+    let (pivoted, quiet) = held_back(pivoted, &stopped, quiet).await;
     abort::step("Qcow2Pivoted");
     let on = match &pivoted {
         Ok(_) => Ok(On::Chain),
@@ -183,11 +186,13 @@ async fn go_over(
         }
         Err(why) if why.kind() != ErrorKind::Closed => {
             // Whoever writes to it could write to what is of the past.
-            entry.disk.park(quiet);
+            quiet.into_iter().for_each(|quiet| entry.disk.park(quiet));
             Err(io::Error::other(format!("it is not known where the disk is: {why}")))
         }
         _ => {
-            entry.disk.park(quiet);
+            // QEMU has left it, so that nothing is under way.
+            let quiet = quiet.map_or_else(|| block_in_place(|| entry.disk.quiesce(QUIET)), Ok);
+            entry.disk.park(quiet.map_err(io::Error::other)?);
             entry.disk.fail_parked();
             end_swap(registry, entry, swap, Some(qmp)).await?;
             let ms = began.elapsed().as_secs_f64() * 1e3;
@@ -273,17 +278,15 @@ async fn stop_equal(
     fresh: &Fresh,
     running: bool,
     leaving: &Leaving,
-) -> io::Result<Quiesced> {
-    if running {
-        status::stop(qmp).await.map_err(io::Error::other)?;
-    }
+) -> io::Result<(Stopped, Quiesced)> {
+    let stopped = Stopped::begin(qmp, running).await.map_err(io::Error::other)?;
     abort::step("Qcow2Stopped");
     block_in_place(|| {
         let quiet = entry.disk.quiesce(QUIET).map_err(io::Error::other)?;
         fresh.copy_rest()?;
         leaving.check_copied()?;
         fresh.name()?;
-        Ok(quiet)
+        Ok((stopped, quiet))
     })
 }
 

@@ -184,9 +184,17 @@ impl SourceVmTask {
         let path = entry.path().to_owned();
         let carrier = self.carry(entry, (self.reach)()?);
         let limits = self.limits();
-        let begun = vm.send(&path, &limits).await;
-        let begun = begun.map_err(|why| qemu_error("cannot move the vm's memory", &why))?;
-        let departure = departure.insert(begun);
+        let departure = match vm.send(&path, &limits).await {
+            Ok(begun) => departure.insert(begun),
+            Err(why) => {
+                carrier.abort_when(true);
+                if why.kind().is_unknown() {
+                    // It may have begun, and stop the guest later.
+                    *departure = Some(vm.departure(ran));
+                }
+                return Err(qemu_error("cannot move the vm's memory", &why).into());
+            }
+        };
         let memory = self.move_memory(vm, &mut **departure).await;
         carrier.abort_when(memory.is_err());
         memory?;

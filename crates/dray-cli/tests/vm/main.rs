@@ -7,6 +7,7 @@ mod bases;
 mod disks;
 mod failures;
 mod flatten;
+mod gone_on;
 mod hand_back;
 mod home;
 mod input;

@@ -1,0 +1,100 @@
+//! A user lets the guest go on while dray holds it still to exchange its disk. Nothing that the guest writes then is
+//! lost, and neither it nor its QEMU waits for anything.
+
+use crate::failures::copying;
+use crate::home::assert_back_home;
+use crate::stage::{Kind, PATIENCE, Stage, qmp};
+use dray_testkit::lab::Answer;
+use serde_json::Value;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+const FLATTEN: [&str; 2] = ["--chain", "flatten"];
+const QCOW2: [&str; 4] = ["--chain", "flatten", "--target-format", "qcow2"];
+/// What a user types who sees a guest that stands still.
+const CONT: &str = "{\"execute\":\"cont\"}";
+
+/// A guest on a chain, and a QEMU that waits for it. The agent of `letter` will stand still before `step`.
+fn prepared(name: &str, more: &[&str], (letter, step): (&str, &str)) -> Option<Stage> {
+    let mut stage = Stage::new(name, &[Kind::Chain], 2_000_000)?;
+    let host = stage.lab.host(letter);
+    host.kill9().expect("kill");
+    host.start_with(&[("DRAY_STOP_BEFORE", step)]).expect("restart");
+    let answer = stage.prepared_with(more);
+    let prepared = answer.json().unwrap_or_else(|why| panic!("{why}\n{}", stage.logs()));
+    stage.start_target(&prepared);
+    Some(stage)
+}
+
+/// The agent of `letter` stands still before `step`; the guest of the QEMU behind `monitor` is let go on, and writes.
+fn go_on_before(stage: &Stage, letter: &str, monitor: &Path) {
+    let host = stage.lab.host(letter);
+    host.wait_stopped(PATIENCE).expect("it comes to the step");
+    qmp(monitor, CONT);
+    std::thread::sleep(Duration::from_millis(500));
+    host.go_on().expect("go on");
+}
+
+/// What the guest writes to its chain between the moment at which that was opened for the copy and the exchange is
+/// in no copy.
+#[test]
+fn a_guest_that_is_let_go_on_while_it_is_flattened_stays_on_its_chain() {
+    let Some(mut stage) = prepared("on-flatten", &FLATTEN, ("a", "FlattenStopped")) else { return };
+    let migrate = stage.spawn(&[]);
+    go_on_before(&stage, "a", &stage.other_monitor());
+    let answer = Answer::of(migrate).expect("answer");
+    assert_eq!(answer.code, 6, "{answer:?}\n{}", stage.logs());
+    let said = "somebody has let the guest go on while its disk was being exchanged";
+    assert!(format!("{answer:?}").contains(said), "{answer:?}");
+    let a = stage.lab.host("a");
+    let waits = a.wait_status(PATIENCE, |status: &Value| status["state"] == "prepared");
+    let id = waits.expect("it is prepared")["migration"].as_str().expect("id").to_owned();
+    stage.lab.host("a").json(&["cancel", &id]).expect("cancel");
+    assert_back_home(&mut stage);
+}
+
+/// The writes of the guest are held back while its disk goes home, and QEMU would wait for them with all that it does.
+#[test]
+fn a_guest_that_is_let_go_on_on_its_way_home_goes_home_later() {
+    let Some(mut stage) = prepared("on-home", &FLATTEN, ("a", "HomeNamed")) else { return };
+    let migrate = stage.spawn(&["--bandwidth", "30Mbit"]);
+    stage.lab.host("a").wait_status(PATIENCE, copying).expect("it copies");
+    let cancel = stage.lab.host("a").spawn(&["cancel"]).expect("cancel");
+    let monitor = stage.other_monitor();
+    go_on_before(&stage, "a", &monitor);
+    drop(Answer::of(cancel));
+    drop(Answer::of(migrate));
+    stage.target = None;
+    stage.assert_guest_is_well();
+    // It stays over its chain, and goes home when it is told to, if that has not been tried again.
+    let source = stage.source_qmp();
+    let deadline = Instant::now() + PATIENCE;
+    while !stage
+        .lab
+        .host("a")
+        .json(&["images"])
+        .expect("images")
+        .as_array()
+        .expect("list")
+        .is_empty()
+    {
+        assert!(Instant::now() < deadline, "it does not go home\n{}", stage.logs());
+        let _ = stage.lab.host("a").dray(&["release", "--qmp", &source]).expect("release");
+    }
+    assert_back_home(&mut stage);
+}
+
+/// The same at a target that makes a qcow2: the disk stays on the raw image, which has everything.
+#[test]
+fn a_guest_that_is_let_go_on_before_it_is_on_its_qcow2_stays_raw() {
+    let Some(mut stage) = prepared("on-qcow2", &QCOW2, ("b", "Qcow2Named")) else { return };
+    let migrate = stage.spawn(&[]);
+    go_on_before(&stage, "b", &stage.others_target_monitor());
+    let answer = Answer::of(migrate).expect("answer");
+    assert_eq!(answer.code, 0, "{answer:?}\n{}", stage.logs());
+    assert!(format!("{answer:?}").contains("stays_raw"), "{answer:?}");
+    stage.assert_guest_is_well();
+    stage.quit_source();
+    stage.finish_guest();
+    stage.assert_images("b");
+}
