@@ -3,10 +3,14 @@
 //! A replica costs its disk space and saves the next migration back here. Nothing goes unless a
 //! limit says so, and never one that a migration still needs.
 
+use crate::migration::intent::SourceIntent;
+use crate::migration::log::Folder;
+use crate::migration::revive::written;
 use crate::pool::Pool;
 use crate::registry::{CopyState, Entry, Place, Registry};
-use dray_types::{ByteSize, ImageId};
+use dray_types::{ByteSize, ImageId, MigrationId};
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -53,6 +57,19 @@ fn outdated(all: &[Known], limits: &Retention, now_unix_ms: u64) -> Vec<(usize, 
     go
 }
 
+/// The migration away of which the target has not heard the end, if it moved this image: without the copy here a
+/// restart could not answer it.
+///
+/// # Errors
+/// When it cannot be read which migrations there are.
+pub fn needed_by(registry: &Registry, image: ImageId) -> io::Result<Option<MigrationId>> {
+    let all = Folder::all_away(registry.store())?;
+    let moves = |(_, intent): &(MigrationId, SourceIntent)| {
+        written(intent.clone()).values().any(|id| *id == image)
+    };
+    Ok(all.into_iter().find(moves).map(|(migration, _)| migration))
+}
+
 /// The replicas that no migration needs, with what decides about them, the oldest first. One of
 /// which it is not known since when it lies there is the operator's business.
 fn removable(registry: &Registry) -> Vec<(Known, Arc<Entry>)> {
@@ -71,7 +88,11 @@ fn removable(registry: &Registry) -> Vec<(Known, Arc<Entry>)> {
 fn remove(registry: &Registry, entry: &Entry, limit: &str) -> bool {
     let record = entry.record();
     // A migration back may have taken it meanwhile.
-    if record.state != CopyState::Replica || record.migration.is_some() {
+    let needed = needed_by(registry, record.id);
+    if record.state != CopyState::Replica
+        || record.migration.is_some()
+        || !matches!(needed, Ok(None))
+    {
         return false;
     }
     let removed = registry.remove_replica(entry);

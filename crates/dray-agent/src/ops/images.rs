@@ -10,6 +10,7 @@ use dray_host::pool::check_name;
 use dray_host::registry::{
     Closed, CopyState, Entry, ImageRecord, Operation, Reason, Used, is_device,
 };
+use dray_host::retention;
 use dray_image::{DeviceState, Image, WriteBackError, locks, names};
 use dray_types::text::harmless;
 use dray_types::{Ancestor, BLOCK_SIZE, ImageId};
@@ -284,6 +285,11 @@ impl Agent {
         }
         if entry.record().state != CopyState::Replica {
             return conflict("it is not a replica", "without --delete its file stays");
+        }
+        let needed = retention::needed_by(&self.registry, entry.record().id);
+        if let Some(migration) = needed.map_err(|why| io_error(what.clone(), why))? {
+            let why = format!("the target of migration {migration} has not heard that it is over");
+            return conflict(&why, "wait until it has, as `dray status` shows");
         }
         self.registry.remove_replica(&entry).map_err(|why| io_error(what, why))?;
         Ok(status)

@@ -176,6 +176,21 @@ mod tests {
         }
     }
 
+    /// After a restart its loop opens it, to answer a target that has not heard that all is over.
+    #[test]
+    fn a_copy_is_needed_until_its_target_has_heard_the_end() {
+        let host = host();
+        let needed = || crate::retention::needed_by(&host.registry, IMAGE).unwrap();
+        assert_eq!(needed(), None);
+        drop(host.intend(false));
+        assert_eq!(needed(), None, "what was only prepared has moved nothing");
+        let folder = host.intend(true);
+        assert_eq!(needed(), Some(MIGRATION));
+        assert_eq!(crate::retention::needed_by(&host.registry, ImageId(4)).unwrap(), None);
+        folder.file(SOURCE_INTENT).remove().unwrap();
+        assert_eq!(needed(), None);
+    }
+
     #[test]
     fn the_journal_decides_what_may_still_be_handed_over() {
         let host = host();

@@ -1,6 +1,7 @@
 //! The engine's records in a migration's journal, and the folder they live in.
 
 use super::abort;
+use super::intent::SourceIntent;
 use crate::store::Store;
 use dray_files::StatePath;
 use dray_files::files::Kind;
@@ -131,6 +132,20 @@ impl Folder {
             }
         }
         Ok(found)
+    }
+
+    /// The migrations away of which a target may still want an answer from the copies here, with the images that
+    /// they move.
+    ///
+    /// # Errors
+    /// What the file system reports, or that an intent cannot be read.
+    pub fn all_away(store: &Store) -> io::Result<Vec<(MigrationId, SourceIntent)>> {
+        let folders = Self::all(store, SOURCE_INTENT)?;
+        let read = |folder: Self| {
+            let intent: SourceIntent = folder.file(SOURCE_INTENT).get()?;
+            Ok((intent.migration, intent))
+        };
+        folders.into_iter().map(read).collect()
     }
 
     /// Where it is.

@@ -8,9 +8,9 @@ use super::intent::{SourceIntent, TargetIntent, check_lens};
 use super::log::{End, Folder, SOURCE_INTENT, TARGET_INTENT};
 use crate::registry::{CopyState, ImageRecord, Reason, Registry};
 use crate::store::Store;
-use dray_types::MigrationId;
+use dray_types::{ImageId, MigrationId};
 use serde::de::DeserializeOwned;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -125,23 +125,24 @@ impl<L: Launch> Revival<'_, L> {
     /// names none: the images' own records do.
     fn stay_closed(&self, folder: &Folder, end: End, why: &str) {
         let named = match end {
-            End::Source => read_intent(folder, SOURCE_INTENT).map(written_names),
+            End::Source => read_intent(folder, SOURCE_INTENT).map(written),
             End::Target => read_intent(folder, TARGET_INTENT).map(|intent: TargetIntent| {
-                let names = intent.images.iter().map(|image| image.name_here().to_owned());
-                names.filter(|name| !self.is_let_go(name)).collect()
+                let ids = intent
+                    .images
+                    .iter()
+                    .map(|image| (image.name_here().to_owned(), image.offer.id));
+                ids.filter(|(name, _)| !self.is_let_go(name)).collect()
             }),
         };
-        let mut names: BTreeSet<String> = named.unwrap_or_default();
+        let named: BTreeMap<String, ImageId> = named.unwrap_or_default();
         let migration = folder.migration();
-        let bound =
-            |record: &ImageRecord| record.migration == migration && !record.outlives_migration();
-        let records = self.registry.all_records().into_iter().filter(bound);
-        names.extend(records.map(|record| record.name));
-        // What was removed here since is no image any more: nothing is there that could be closed.
-        let is_known = |name: &String| {
-            self.registry.get(name).is_some() || self.registry.closed(name).is_some()
+        // What was removed here since is no image any more, and what has its name now is another one.
+        let is_its = |record: &ImageRecord| {
+            named.get(&record.name) == Some(&record.id)
+                || record.migration == migration && !record.outlives_migration()
         };
-        for name in names.into_iter().filter(is_known) {
+        for record in self.registry.all_records().into_iter().filter(is_its) {
+            let name = record.name;
             let shown = migration.map_or_else(|| "?".to_owned(), |id| id.to_string());
             let why = format!("its migration {shown} cannot be brought back: {why}");
             self.registry.close(&name, Reason::passing(why, way_out(end, &name)));
@@ -205,10 +206,10 @@ impl<L: Launch> Revival<'_, L> {
 }
 
 /// The images that a migration away moves, and that a guest may write. What was only prepared moves none.
-fn written_names(intent: SourceIntent) -> BTreeSet<String> {
+pub(crate) fn written(intent: SourceIntent) -> BTreeMap<String, ImageId> {
     let begun = intent.options.is_some();
     let images = intent.images.into_iter().filter(|image| begun && !image.offer.read_only);
-    images.map(|image| image.name).collect()
+    images.map(|image| (image.name, image.offer.id)).collect()
 }
 
 /// What an operator can do about a migration that cannot be brought back.

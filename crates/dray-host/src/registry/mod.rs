@@ -180,6 +180,11 @@ impl Registry {
         self.store.names(&record.path)
     }
 
+    /// What is durable of this host.
+    pub(crate) fn store(&self) -> &Store {
+        &self.store
+    }
+
     /// What opens image files.
     pub fn opener(&self) -> &dyn OpenImages {
         self.store.opener()

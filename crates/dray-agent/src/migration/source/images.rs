@@ -429,6 +429,10 @@ fn open(
     let image = image.clone();
     let looked_at = !begun && !image.chain.is_empty();
     if let Some(entry) = registry.get(&image.name).filter(|_| !looked_at) {
+        if begun && !image.offer.read_only && entry.record().id != image.offer.id {
+            let why = format!("image '{}' is not the one that the migration moves", image.name);
+            return Err(io::Error::new(io::ErrorKind::NotFound, why));
+        }
         let file = entry.flat.is_none().then(|| Arc::clone(&entry.file));
         let content = Arc::clone(entry.disk.backing());
         return Ok(Open { image, entry: Some(entry), content, file, base: None });
