@@ -35,6 +35,8 @@
 mod backup;
 pub mod check;
 mod last_good;
+#[cfg(test)]
+mod reference;
 pub mod start;
 mod typed;
 

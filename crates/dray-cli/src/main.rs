@@ -9,6 +9,8 @@ mod commands;
 mod exit;
 mod output;
 mod progress;
+#[cfg(test)]
+mod reference;
 mod show;
 
 use args::Args;

@@ -27,7 +27,7 @@ type Text = Spanned<String>;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Typed {
+pub(super) struct Typed {
     agent: Agent,
     tls: Tls,
     #[serde(default)]

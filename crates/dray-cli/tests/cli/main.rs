@@ -6,6 +6,7 @@ mod errors;
 mod fake;
 mod golden;
 mod help;
+mod links;
 mod local;
 mod migration;
 mod requests;
