@@ -4,7 +4,7 @@ use crate::failures::copying;
 use crate::home::{assert_back_home, assert_nothing_left};
 use crate::stage::{self, Kind, PATIENCE, Stage, qmp};
 use dray_testkit::guest::tools;
-use dray_testkit::lab::Answer;
+use dray_testkit::lab::{Answer, Host};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -288,6 +288,31 @@ fn a_file_that_has_lost_its_name_is_not_taken_for_the_one_that_has_it() {
     stage.assert_guest_is_well();
     for path in [&raw, &base] {
         std::fs::rename(kept(path), path).expect("back");
+    }
+    stage.release();
+    stage.finish_guest();
+    stage.assert_images("a");
+}
+
+/// While no agent ran the file was replaced by an older copy, and the VM still runs: its guest waits for the file that
+/// it has written to, and is not given the other one.
+#[test]
+fn a_guest_is_not_served_a_file_that_replaced_its_own_while_no_agent_ran() {
+    let Some(mut stage) = Stage::new("replaced", &[Kind::Plain], 2_000_000) else { return };
+    let a = stage.lab.host("a");
+    a.json(&["adopt", "--qmp", &stage.source_qmp()]).expect("adopt");
+    stage.assert_guest_is_well();
+    let (path, kept) = (stage.image("a", 0), stage.image("a", 0).with_extension("kept"));
+    for ends in [Host::stop, Host::kill9] {
+        let a = stage.lab.host("a");
+        ends(a).expect("it ends");
+        std::fs::hard_link(&path, &kept).expect("link");
+        replace(&path);
+        a.start().expect("start");
+        let images = a.json(&["images"]).expect("images");
+        assert!(images.to_string().contains("another file is at"), "{images}");
+        std::fs::rename(&kept, &path).expect("back");
+        stage.assert_guest_is_well();
     }
     stage.release();
     stage.finish_guest();

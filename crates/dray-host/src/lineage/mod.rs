@@ -199,7 +199,7 @@ impl Line {
     /// # Errors
     /// What the file system reports.
     pub fn fresh(path: &StatePath) -> io::Result<Arc<Self>> {
-        Self::create(path, Lineage::new(random_generation()?), BlockSet::new())
+        Self::fresh_of(path, None)
     }
 
     /// Goes on with the line at `path` of the image that is now at `image`, as far as it can be
@@ -225,10 +225,21 @@ impl Line {
             Some(_) => {
                 let image = image.display();
                 tracing::warn!(%image, "was changed while no agent ran: its replicas are of no use");
-                Ok((Self::fresh(path)?, BlockSet::new()))
+                Ok((Self::fresh_of(path, inode)?, BlockSet::new()))
             }
-            None => Ok((Self::fresh(path)?, BlockSet::new())),
+            None => Ok((Self::fresh_of(path, inode)?, BlockSet::new())),
         }
+    }
+
+    fn fresh_of(path: &StatePath, inode: Option<u64>) -> io::Result<Arc<Self>> {
+        Self::create_of(path, Lineage::new(random_generation()?), BlockSet::new(), inode)
+    }
+
+    /// Whether the line at `path` is of another file than the one that is now at `image`.
+    pub fn is_of_another(path: &StatePath, image: &StatePath) -> bool {
+        let known = read(path).ok().flatten();
+        let known = known.and_then(|line| line.stopped.map(|stamp| stamp.inode).or(line.inode));
+        known.is_some_and(|known| inode_of(image).is_some_and(|now| now != known))
     }
 
     /// The line of a new owner: `past` as the source told it; goes on with what an earlier process

@@ -208,8 +208,10 @@ fn a_line_is_of_one_file_whatever_its_name() {
     drop((line, disk));
     std::fs::rename(image.path(), &away).unwrap();
     std::fs::copy(&away, image.path()).unwrap();
+    assert!(Line::is_of_another(&host.line(), &host.image()));
     let (line, disk) = host.restart();
     assert_eq!(line.changed_since(base, &disk), None);
+    assert!(!Line::is_of_another(&host.line(), &host.image()), "the new line is of the new file");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The line of generations that each owned image has.
 
-use super::{CopyState, Entry, Registry};
+use super::{CopyState, Entry, ImageRecord, Registry};
 use crate::lineage::Line;
 use crate::store::Store;
 use dray_files::StatePath;
@@ -27,6 +27,13 @@ impl Registry {
 
 pub(super) fn line_path(store: &Store, name: &str) -> StatePath {
     store.images().join(format!("{name}.line"))
+}
+
+/// Whether another file lies at an image's path than the one that its line is of.
+pub(super) fn is_other_file(store: &Store, record: &ImageRecord) -> bool {
+    let Ok(path) = record.current_path() else { return false };
+    let owned = record.state == CopyState::Owner && !record.read_only && record.flat.is_none();
+    owned && Line::is_of_another(&line_path(store, &record.name), &store.beside(&path))
 }
 
 /// An owner goes on with its line, or begins one.

@@ -149,6 +149,13 @@ impl Registry {
             }
         }
         self.settle_return(&record)?;
+        // Its guest would go on with what is in another file.
+        if self.a_client_runs(&record.name) && lines::is_other_file(&self.store, &record) {
+            let path = record.path.display();
+            return Err(io::Error::other(format!(
+                "another file is at {path} than the one that a program which was attached still uses"
+            )));
+        }
         let file = self.open_file(&record).map_err(io::Error::other)?;
         let (record, file) = self.with_all_of_it(record, file)?;
         let heat = ImageHeat::load(&heat_path(&self.store, &record.name), record.len);
