@@ -10,6 +10,7 @@ use crate::vm::{own_files, qemu_error};
 use dray_host::process::QemuProcess;
 use dray_host::registry::Registry;
 use dray_qemu::{Layer, LayerPlan, NodeOptions, Pivot, Qmp, VmDisk, status};
+use dray_types::text::harmless;
 use serde_json::{Map, Value, json};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -57,7 +58,7 @@ impl LayerPicture {
 pub struct Picture {
     /// The VM.
     pub vm: Box<dyn Vm>,
-    /// Its name, if it has one.
+    /// Its name: QEMU's `-name`, or the name of its socket's file without what follows the last dot.
     pub name: Option<String>,
     /// What it is and does.
     pub look: Look,
@@ -89,6 +90,7 @@ impl Picture {
         let failed = |why: dray_qemu::Error| qemu_error(what(), &why);
         let vm = hypervisor.vm(socket).await.map_err(failed)?;
         let name = status::name(vm.monitor()).await.map_err(failed)?;
+        let name = name.or_else(|| name_of_socket(socket));
         let look = vm.look().await.map_err(failed)?;
         let mut known = match vm.monitor().pid() {
             Some(pid) => NodeOptions::of_process(pid).map_err(failed)?,
@@ -212,6 +214,11 @@ impl Picture {
     pub fn layers(&self) -> impl Iterator<Item = &LayerPicture> {
         self.disks.iter().flatten()
     }
+}
+
+/// What a VM is called that was started without a name.
+fn name_of_socket(socket: &Path) -> Option<String> {
+    socket.file_stem().map(|stem| harmless(stem.to_string_lossy()))
 }
 
 /// Refuses a disk of which a layer's path leads to another file than QEMU has open.
@@ -350,6 +357,14 @@ fn reconnects(layer: &Layer, plan: &LayerPlan, known: &NodeOptions) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_vm_without_a_name_is_called_as_its_socket() {
+        let name = |path: &str| name_of_socket(Path::new(path));
+        assert_eq!(name("/run/vm1.qmp").as_deref(), Some("vm1"));
+        assert_eq!(name("/run/web.server.sock").as_deref(), Some("web.server"));
+        assert_eq!(name("/"), None);
+    }
 
     #[test]
     fn only_exports_of_this_agent_are_resident() {

@@ -107,6 +107,13 @@ mod tests {
     }
 
     #[test]
+    fn what_has_ended_is_busy_with_nothing() {
+        let mut progress = Progress::new(MigrationId(1), Strategy::Hybrid);
+        (progress.phase, progress.step) = (Phase::Ended, Some(Step::Verify));
+        assert!(line(&progress).contains("] ended: "), "{}", line(&progress));
+    }
+
+    #[test]
     fn lines_come_once_a_second_and_at_every_new_phase() {
         let global =
             crate::args::Global { socket: "/x".into(), json: false, quiet: true, verbose: 0 };

@@ -14,9 +14,9 @@ pub fn share(amounts: &Amounts) -> String {
     format!("{} %", percent(amounts.bytes_done, amounts.bytes_total))
 }
 
-/// The phase and what it is busy with: `sync (memory)`.
+/// The phase and what it is busy with: `sync (memory)`. What has ended is busy with nothing.
 pub fn phase(progress: &Progress) -> String {
-    match progress.step {
+    match progress.step.filter(|_| progress.phase != Phase::Ended) {
         Some(step) => format!("{} ({step})", progress.phase),
         None if progress.paused => format!("{} (paused)", progress.phase),
         None => progress.phase.to_string(),

@@ -60,6 +60,8 @@ fn row(migration: &MigrationStatus) -> [String; 9] {
     let left = progress.seconds_left.map_or("-".to_owned(), about);
     let done = match migration.state {
         MigrationState::Prepared => "-".to_owned(),
+        // What was written while it was copied may never have had to be sent.
+        MigrationState::Completed => "100 %".to_owned(),
         _ => format!("{} %", percent(progress.total.bytes_done, progress.total.bytes_total)),
     };
     [
@@ -159,4 +161,37 @@ pub fn dirty(progress: &Progress) -> String {
         return dirty;
     }
     format!("{dirty} (+{})", rate(progress.dirty_rate))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dray_agent::api::{Amounts, Strategy};
+    use dray_types::MigrationId;
+
+    /// Zeros and blocks that were written again need not be sent: the amounts of a migration that is over do not
+    /// have to meet.
+    #[test]
+    fn a_completed_migration_is_done() {
+        let mut progress = Progress::new(MigrationId(1), Strategy::Hybrid);
+        progress.total = Amounts { bytes_total: 100, bytes_done: 95, ..progress.total };
+        let mut migration = MigrationStatus {
+            migration: MigrationId(1),
+            role: Role::Source,
+            peer: "hostb".into(),
+            vm: Some("vm1".into()),
+            state: MigrationState::Completed,
+            started_unix_ms: 0,
+            progress,
+            summary: None,
+            error: None,
+            waiting_seconds: None,
+            subject: None,
+        };
+        assert_eq!(row(&migration)[6], "100 %");
+        migration.state = MigrationState::Running;
+        assert_eq!(row(&migration)[6], "95 %");
+        migration.state = MigrationState::Prepared;
+        assert_eq!(row(&migration)[6], "-");
+    }
 }
