@@ -30,7 +30,7 @@ pub struct Args {
     drop_bitmaps: bool,
 }
 
-/// Does it.
+/// Has the agent put the disks of a running VM under itself and prints the images.
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     let qmp = absolute(&args.qmp)?;
     let command = Adopt { qmp, disks: args.disks, drop_bitmaps: args.drop_bitmaps };

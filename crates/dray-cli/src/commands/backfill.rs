@@ -72,7 +72,7 @@ impl Args {
     }
 }
 
-/// Does it.
+/// Starts, pauses or paces the fetching of missing blocks, and says which it was.
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     let command = args.resolve()?;
     let action = command.action;

@@ -47,7 +47,7 @@ pub struct Args {
     keep_last: Option<u32>,
 }
 
-/// Does it.
+/// Has the agent back images up and follows the backup to its end.
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     let command = Backup {
         images: args.images,

@@ -106,7 +106,7 @@ pub fn repository(at: String, key_file: Option<&Path>) -> ApiResult<Repository> 
     Ok(Repository { at, key_file: key_file.map(absolute).transpose()? })
 }
 
-/// Does it.
+/// Lists backups, makes a repository, prunes it, or ends a backup.
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     let named = |args: RepositoryArgs| repository(args.at, args.key_file.as_deref());
     match args.what {

@@ -53,7 +53,7 @@ enum What {
     },
 }
 
-/// Does it.
+/// Shows, follows, paces or cancels the migrations of a batch.
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     match args.what.unwrap_or(What::List) {
         What::List => {

@@ -29,7 +29,7 @@ pub struct Args {
     discard: bool,
 }
 
-/// Does it.
+/// Ends a migration before its handover and says what became of the copy at the target.
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     let command = Cancel { migration: args.migration.map(MigrationRef), discard: args.discard };
     let cancelled: Cancelled = client.call(Command::Cancel(command)).await?;

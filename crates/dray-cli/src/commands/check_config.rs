@@ -27,7 +27,7 @@ pub struct Args {
     config: PathBuf,
 }
 
-/// Does it.
+/// Reads the configuration file and prints what is wrong with it, each problem with its line.
 pub fn run(args: &Args, output: &Output) -> ApiResult<ExitCode> {
     let (start, problems) = match Start::load(&args.config) {
         Ok(start) => {

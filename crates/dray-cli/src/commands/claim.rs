@@ -36,7 +36,7 @@ pub struct Args {
     accept_loss: bool,
 }
 
-/// Does it.
+/// Makes this host the owner of an image whose owner is gone for good.
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     let Args { image, source_is_fenced, accept_loss } = args;
     let command = Claim { image, source_is_fenced, accept_loss };

@@ -20,7 +20,7 @@ pub struct Args {
     shell: Shell,
 }
 
-/// Does it.
+/// Prints the completion script of a shell.
 pub fn run(args: &Args, output: &Output) -> ApiResult<ExitCode> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut crate::args::Args::command(), "dray", &mut script);

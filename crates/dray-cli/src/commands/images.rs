@@ -75,7 +75,7 @@ impl AddArgs {
     }
 }
 
-/// Does it.
+/// Lists, adds or removes images.
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     match args.what.unwrap_or(What::List) {
         What::List => {

@@ -36,7 +36,7 @@ pub fn rate_or_none(text: &str) -> Result<NewLimit, String> {
     Ok(NewLimit(Some(rate)))
 }
 
-/// Does it.
+/// Changes the bandwidth limit of a migration and prints the new one.
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     let command = Limit { migration: args.migration.map(MigrationRef), bandwidth: args.rate.0 };
     let limited: Limited = client.call(Command::Limit(command)).await?;

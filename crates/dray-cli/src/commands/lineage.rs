@@ -26,7 +26,7 @@ pub struct Args {
     here: bool,
 }
 
-/// Does it.
+/// Asks for the generations of an image and prints who kept them.
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     let command = Command::Lineage(Lineage { image: args.image, here_only: args.here });
     let line: LineageStatus = client.call(command).await?;

@@ -214,7 +214,7 @@ impl Args {
     }
 }
 
-/// Does it.
+/// Begins a migration, or several, and follows it to its end.
 pub async fn run(mut args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     let backups = !args.no_backups;
     if args.several.wanted() {

@@ -49,7 +49,7 @@ enum What {
     },
 }
 
-/// Does it.
+/// Makes an authority, or the certificates of one host.
 pub fn run(args: &Args, output: &Output) -> ApiResult<ExitCode> {
     match &args.what {
         What::Init { dir } => {

@@ -92,7 +92,7 @@ impl WhatArgs {
     }
 }
 
-/// Does it.
+/// Asks what migrations would take with each strategy and prints the predictions.
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     let millis = |time: Duration| (time.as_millis() as u64).max(1);
     let mut subjects = args.what.resolve(args.each)?;

@@ -48,7 +48,7 @@ pub struct Args {
     target_qmp: Option<PathBuf>,
 }
 
-/// Does it.
+/// Has the target make exports and prints the arguments of the QEMU that waits there.
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     let command = Prepare {
         subject: args.what.subject.resolve()?,

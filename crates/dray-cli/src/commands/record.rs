@@ -69,7 +69,7 @@ enum End {
     ByItself(Recorded),
 }
 
-/// Does it.
+/// Records the accesses to an image until the time is over or the user ends it.
 pub async fn run(args: &Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     let mut recorder =
         Recorder { args, began: Instant::now(), writer: None, written: 0, until_ns: 0, missed: 0 };

@@ -26,7 +26,7 @@ pub struct Args {
     disks: Vec<String>,
 }
 
-/// Does it.
+/// Has the agent give disks back to their QEMU and prints where each is now.
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     let command = Release { qmp: absolute(&args.qmp)?, disks: args.disks };
     let done: Spliced = client.call(Command::Release(command)).await?;

@@ -29,7 +29,7 @@ pub struct Args {
     qmp: Option<PathBuf>,
 }
 
-/// Does it.
+/// Has the agent grow an image, and tell the guest if a VM is named.
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     let qmp = args.qmp.as_deref().map(absolute).transpose()?;
     let command = Resize { image: args.image, size: args.size, qmp };

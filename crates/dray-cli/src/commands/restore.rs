@@ -43,7 +43,7 @@ pub struct Args {
     bandwidth: Option<BitRate>,
 }
 
-/// Does it.
+/// Has the agent make an image of a backup and follows that to its end.
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     let (image, generation) = match args.image.rsplit_once('@') {
         Some((image, generation)) => (image.to_owned(), Some(generation.to_owned())),

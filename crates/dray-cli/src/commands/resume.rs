@@ -23,7 +23,7 @@ pub struct Args {
     detach: bool,
 }
 
-/// Does it.
+/// Takes up an interrupted migration and follows it to its end.
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     let command = Resume { migration: args.migration.map(MigrationRef) };
     let started: Started = client.call(Command::Resume(command)).await?;

@@ -38,7 +38,7 @@ pub struct Args {
     names: Vec<(String, String)>,
 }
 
-/// Does it.
+/// Has the target read images from its backups and follows that to its end.
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     let command = Seed {
         subject: args.what.subject.resolve()?,

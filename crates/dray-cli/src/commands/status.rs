@@ -22,7 +22,7 @@ pub struct Args {
     migration: Option<String>,
 }
 
-/// Does it.
+/// Prints migrations as a table, or one at length.
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     let one = args.migration.is_some();
     let command = Status { migration: args.migration.map(MigrationRef) };

@@ -90,7 +90,7 @@ struct GenerateArgs {
     skew: Option<f64>,
 }
 
-/// Does it.
+/// Records, analyses, converts or generates a trace.
 pub fn run(args: &Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     match &args.what {
         What::Analyse(args) => run_analyse(args, output),

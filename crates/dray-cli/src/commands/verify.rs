@@ -28,7 +28,7 @@ pub struct Args {
     read_data: bool,
 }
 
-/// Does it.
+/// Has the agent check the backups in a repository and prints the damaged ones.
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     let at = args.repository.at.clone();
     let command = BackupVerify {

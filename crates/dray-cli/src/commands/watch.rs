@@ -21,7 +21,7 @@ pub struct Args {
     migration: Option<String>,
 }
 
-/// Does it.
+/// Follows a migration to its end.
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     let command = Watch { migration: args.migration.map(MigrationRef) };
     progress::follow(client, Command::Watch(command), output).await

@@ -40,7 +40,7 @@ struct Line {
     fixed: Vec<Gain>,
 }
 
-/// Does it.
+/// Replays traces with several chunk sizes and prints what each would cost.
 pub fn run(args: &Args, output: &Output) -> ApiResult<ExitCode> {
     let mut lines = Vec::new();
     for input in args.common.inputs()? {

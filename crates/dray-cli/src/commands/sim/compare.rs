@@ -40,7 +40,7 @@ struct Line {
     cell: Cell,
 }
 
-/// Does it.
+/// Simulates each input with several strategies and orders and prints them side by side.
 pub fn run(args: &Args, output: &Output) -> ApiResult<ExitCode> {
     let strategies = match &args.strategies[..] {
         [] => vec![Strategy::PreCopy, Strategy::Hybrid, Strategy::PostCopy],

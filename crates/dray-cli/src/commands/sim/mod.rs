@@ -123,7 +123,7 @@ impl Common {
     }
 }
 
-/// Does it.
+/// Runs the kind of simulation that was asked for.
 pub fn run(args: &Args, output: &Output) -> ApiResult<ExitCode> {
     match &args.what {
         None => once::run(&args.once, output),

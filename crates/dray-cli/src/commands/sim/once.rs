@@ -39,7 +39,7 @@ pub struct Args {
     svg: Option<PathBuf>,
 }
 
-/// Does it.
+/// Simulates one migration of each input and prints its summary.
 pub fn run(args: &Args, output: &Output) -> ApiResult<ExitCode> {
     let mut first = true;
     for input in args.common.inputs()? {
