@@ -25,7 +25,7 @@ pub struct Args {
     fail: bool,
 }
 
-/// Lets a guest's I/O that waits for a lost source go on waiting, or fail.
+/// Asks a lost source again for what a guest waits for, or fails it.
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     let command = Unstall { image: args.image, fail: args.fail };
     let done: Unstalled = client.call(Command::Unstall(command)).await?;
