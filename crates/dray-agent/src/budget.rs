@@ -10,8 +10,9 @@
 
 use crate::pace::{Bucket, Class, MAX_URGENT_DEBT};
 use dray_types::BitRate;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long somebody who was told to wait counts as waiting, beyond that: a few times what a timer
@@ -127,7 +128,7 @@ impl Budget {
     }
 
     fn split(&self) -> MutexGuard<'_, Split> {
-        self.split.lock().unwrap_or_else(PoisonError::into_inner)
+        self.split.lock()
     }
 
     /// Changes it; who waits sees it within a few hundredths of a second.

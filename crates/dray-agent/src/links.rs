@@ -4,8 +4,8 @@
 //! anew.
 
 use dray_files::StatePath;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 
 /// Migrations end at the same time.
 static WRITING: Mutex<()> = Mutex::new(());
@@ -22,7 +22,7 @@ pub fn rate(path: &StatePath, peer: &str) -> Option<u64> {
 /// The link to `peer` carried `rate` bytes a second. Of a migration that was `limited`, it carries
 /// at least that.
 pub fn note(path: &StatePath, peer: &str, rate: u64, limited: bool) {
-    let _writing = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _writing = WRITING.lock();
     let mut links = read(path);
     let known = links.get(peer).copied().unwrap_or(0);
     let rate = if limited { rate.max(known) } else { rate };

@@ -6,9 +6,9 @@
 
 use crate::api::Trouble;
 use crate::migration::source::unix_ms;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::fmt::Display;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Troubles that are shown at most; the log has all of them.
 const MOST: usize = 1024;
@@ -19,7 +19,7 @@ pub struct Troubles(Mutex<BTreeMap<String, Trouble>>);
 
 impl Troubles {
     fn map(&self) -> MutexGuard<'_, BTreeMap<String, Trouble>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// `what` is wrong because of `why`; `hint` says what to do, if anything. A trouble with the same `key`

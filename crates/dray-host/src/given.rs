@@ -6,8 +6,8 @@
 
 use dray_files::StatePath;
 use dray_types::{Ancestor, ImageId};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use std::sync::{Mutex, PoisonError};
 
 /// Images move at the same time.
 static WRITING: Mutex<()> = Mutex::new(());
@@ -46,7 +46,7 @@ pub fn note(
     generation: Ancestor,
     given: Vec<Provided>,
 ) {
-    let _writing = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _writing = WRITING.lock();
     let mut notes = read(path);
     notes.retain(|note| note.image != image || note.to != to);
     notes.push(Note { image, to: to.to_owned(), generation, given });

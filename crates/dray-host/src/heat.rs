@@ -12,9 +12,10 @@ use dray_files::StatePath;
 use dray_heat::{AccessLog, Heat, HeatConfig, Op};
 use dray_image::Disk;
 use dray_types::{BLOCK_SIZE, BlockRange, BlockSet, ImageIndex, Schedule};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use std::time::{Duration, Instant};
 
 /// Time over which the guest's requests a second are counted.
@@ -104,7 +105,7 @@ impl ImageHeat {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Counts what the disk's guest has done since the last time. Tells how full its log was

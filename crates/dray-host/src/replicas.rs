@@ -16,7 +16,7 @@ use dray_image::ImageNames;
 use dray_types::{Ancestor, MigrationId};
 use dray_wire::request::WantedImage;
 use std::io;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 /// A replica that can be used distrusts this many regions at most: half a terabyte. Of one that
 /// distrusts more, a copy tells as much.
@@ -68,7 +68,7 @@ impl Registry {
     /// # Errors
     /// What the file system or the store reports; a restart then makes it a replica again.
     pub fn begin_return(&self, entry: &Entry, migration: MigrationId) -> io::Result<Arc<Entry>> {
-        let _taking = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
+        let _taking = self.taking.lock();
         let (CopyState::Replica, Place::Replica(epoch)) =
             (entry.record().state, entry.record().place)
         else {
@@ -136,7 +136,7 @@ impl Registry {
     /// # Errors
     /// When that name is taken, or what the store reports.
     pub fn set_aside(&self, entry: &Entry) -> io::Result<String> {
-        let _taking = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
+        let _taking = self.taking.lock();
         let mut record = entry.record();
         if record.state != CopyState::Replica || !self.is_current(entry) {
             return Err(io::Error::other("it is not a replica any more"));

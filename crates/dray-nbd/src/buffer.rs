@@ -1,8 +1,8 @@
 //! Aligned buffers for long payloads, used again and again.
 
 use crate::limits::{KEPT_BUFFER_SIZE, KEPT_BUFFERS};
+use parking_lot::Mutex;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Mutex, PoisonError};
 
 /// Data starts at a multiple of this, so that direct I/O needs no copy.
 const ALIGN: usize = 4096;
@@ -51,7 +51,7 @@ pub(crate) struct Buffers {
 impl Buffers {
     /// A buffer of `len` bytes.
     pub(crate) fn get(&self, len: usize) -> Buffer {
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut idle = self.idle.lock();
         if let Some(at) = idle.iter().rposition(|buffer| buffer.capacity() >= len) {
             let mut buffer = idle.swap_remove(at);
             buffer.len = len;
@@ -67,7 +67,7 @@ impl Buffers {
 
     /// Keeps `buffer` for later, if it is of a size worth keeping.
     pub(crate) fn put(&self, buffer: Buffer) {
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut idle = self.idle.lock();
         if buffer.capacity() <= KEPT_BUFFER_SIZE && idle.len() < KEPT_BUFFERS {
             idle.push(buffer);
         }

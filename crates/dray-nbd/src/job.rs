@@ -6,8 +6,9 @@ use crate::proto::Errno;
 use crate::reply;
 use crate::session::{Failure, Session};
 use dray_image::{Extent, ZeroMode};
+use parking_lot::Mutex;
 use std::io::{self, IoSlice};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// A request whose answer may have to wait.
 pub(crate) struct Job {
@@ -45,7 +46,7 @@ impl Parts {
 
     /// One part has ended. The outcome of all is returned with the last.
     fn ended(&self, outcome: Result<(), Failure>) -> Option<Result<(), Failure>> {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.lock();
         let (left, failure) = &mut *state;
         *left -= 1;
         if let Err(why) = outcome {

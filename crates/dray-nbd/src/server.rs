@@ -15,11 +15,12 @@ use crate::roster::{Place, Roster};
 use crate::session::Session;
 use crate::tls::Tls;
 use crate::writer::Writer;
+use parking_lot::Mutex;
 use std::io;
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -129,7 +130,7 @@ impl ServerHandle {
     pub fn shutdown_within(&self, grace: Duration) -> usize {
         self.listener.stop();
         let cut = self.roster.close(grace, || self.attachments.wake());
-        let thread = self.accepting.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = self.accepting.lock().take();
         if thread.is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("the nbd listener's thread panicked");
         }

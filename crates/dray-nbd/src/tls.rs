@@ -4,9 +4,10 @@
 //! while waiting for the network, so a reply goes out while the receiver waits for requests.
 
 use crate::channel::{Channel, Socket};
+use parking_lot::{Mutex, MutexGuard};
 use rustls::{ServerConfig, ServerConnection};
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Ciphertext received at a time: four of TLS's longest records.
@@ -40,7 +41,7 @@ struct Incoming {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
 fn tls_error(error: rustls::Error) -> io::Error {

@@ -1,8 +1,9 @@
 //! The sending end of a connection, shared by the connection's thread and its workers.
 
 use crate::channel::Channel;
+use parking_lot::Mutex;
 use std::io::{self, IoSlice};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// Sends whole messages, one at a time.
 pub(crate) struct Writer {
@@ -27,7 +28,7 @@ impl Writer {
         &self,
         message: impl FnOnce(&dyn Channel) -> io::Result<()>,
     ) -> io::Result<()> {
-        let mut broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut broken = self.broken.lock();
         if *broken {
             return Err(io::ErrorKind::BrokenPipe.into());
         }

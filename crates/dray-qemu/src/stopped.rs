@@ -4,8 +4,8 @@
 use crate::error::{Error, ErrorKind, Result};
 use crate::qmp::{Events, Qmp};
 use crate::status::stop;
+use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 /// The event of a guest that goes on.
 const RESUME: &str = "RESUME";
@@ -36,7 +36,7 @@ impl Stopped {
     /// # Errors
     /// That somebody has.
     pub fn check(&self) -> Result<()> {
-        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut events = self.events.lock();
         if events.has_come(RESUME) {
             self.has_gone_on.store(true, Ordering::SeqCst);
         }

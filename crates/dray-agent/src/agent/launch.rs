@@ -21,10 +21,11 @@ use dray_host::migration::log::{End, Folder};
 use dray_image::Image;
 use dray_types::MigrationId;
 use dray_wire::request::Request;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::io;
+use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::task::AbortHandle;
@@ -50,11 +51,11 @@ pub struct Tasks(Mutex<BTreeMap<MigrationId, UnboundedReceiver<Told>>>);
 impl Tasks {
     /// The messages of a migration; whoever takes them drives it.
     pub fn take(&self, migration: MigrationId) -> Option<UnboundedReceiver<Told>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&migration)
+        self.0.lock().remove(&migration)
     }
 
     fn put(&self, migration: MigrationId, told: UnboundedReceiver<Told>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(migration, told);
+        self.0.lock().insert(migration, told);
     }
 }
 

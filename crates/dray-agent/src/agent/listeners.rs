@@ -6,10 +6,11 @@ use crate::api::{Server, SocketAccess};
 use crate::net::{ListenSettings, Listener};
 use crate::ops::Operator;
 use dray_nbd::{ServerHandle, Tls};
+use parking_lot::{Mutex, MutexGuard};
 use std::fmt::Display;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Pause between two tries.
@@ -21,7 +22,7 @@ pub(super) struct Exports(Arc<Mutex<Vec<ServerHandle>>>);
 
 impl Exports {
     fn all(&self) -> MutexGuard<'_, Vec<ServerHandle>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Ends every connection.

@@ -4,8 +4,9 @@
 //! closed for a reason, and can be reached. An image that cannot be decided must not hold the others' guests up for ever: after
 //! [`PATIENCE`] it is told anyway.
 
+use parking_lot::Mutex;
 use sd_notify::NotifyState;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long the start of guests waits.
@@ -24,7 +25,7 @@ pub struct Readiness(Mutex<State>);
 
 impl Readiness {
     fn change(&self, change: impl FnOnce(&mut State)) {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.lock();
         change(&mut state);
         if state.decided && state.reachable && !state.told {
             state.told = true;

@@ -8,8 +8,9 @@ use crate::migration::target::TargetSlot;
 use dray_types::ByteSize;
 use dray_wire::control::MAX_IMAGES;
 use dray_wire::request::WantedImage;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// Most bytes that the images of a migration have together: 64 TiB. What is kept in memory for each block of
 /// them is made when they are prepared.
@@ -38,7 +39,7 @@ pub(super) struct Question<'a>(&'a Questions, String);
 
 impl Questions {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, usize>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Another question of `peer`, unless it has asked too many already.

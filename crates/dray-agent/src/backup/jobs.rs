@@ -1,9 +1,10 @@
 //! What is being backed up: nothing that would disturb it is done to these images meanwhile.
 
 use crate::api::{BackupProgress, ImageAmount};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 /// One backup under way.
@@ -29,7 +30,7 @@ pub struct Lease {
 
 impl Jobs {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Job>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Begins a job.
@@ -84,21 +85,21 @@ impl Job {
 
     /// How far it is.
     pub fn progress(&self) -> BackupProgress {
-        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut shown = self.shown.lock().clone();
         shown.elapsed_seconds = self.began.elapsed().as_secs_f64();
         shown
     }
 
     /// Another image belongs to it, one that nobody asked for by name; its number.
     pub fn add(&self, name: &str) -> usize {
-        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shown = self.shown.lock();
         shown.images.push(ImageAmount { image: name.to_owned(), ..ImageAmount::default() });
         shown.images.len() - 1
     }
 
     /// Changes what is shown of image number `nth`.
     pub fn change(&self, nth: usize, change: impl FnOnce(&mut ImageAmount)) {
-        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shown = self.shown.lock();
         if let Some(image) = shown.images.get_mut(nth) {
             change(image);
         }

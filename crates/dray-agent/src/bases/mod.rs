@@ -13,12 +13,13 @@ use dray_files::StatePath;
 use dray_host::stamp::FileStamp;
 use dray_types::{Ancestor, GenerationId, ImageId};
 use dray_wire::request::ContentDigest;
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Files whose digest is remembered, those that were asked for last.
@@ -67,14 +68,14 @@ impl Job {
     }
 
     fn ask(&self) -> Reading {
-        *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        *self.asked.lock() = Instant::now();
         Reading::Running { done: self.done.load(Ordering::Relaxed), total: self.total }
     }
 
     /// How far it is; whether it shall go on.
     fn step(&self, done: u64) -> bool {
         self.done.store(done, Ordering::Relaxed);
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner).elapsed() < PATIENCE
+        self.asked.lock().elapsed() < PATIENCE
     }
 }
 
@@ -102,7 +103,7 @@ impl Digests {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// The digest of a file if it is known: nothing is read for it.
@@ -304,7 +305,7 @@ mod tests {
         assert!(job.step(3));
         assert_eq!(job.ask(), Reading::Running { done: 3, total: 10 });
         if let Some(long_ago) = Instant::now().checked_sub(PATIENCE) {
-            *job.asked.lock().unwrap() = long_ago;
+            *job.asked.lock() = long_ago;
             assert!(!job.step(4));
         }
     }

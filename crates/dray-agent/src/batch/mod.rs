@@ -14,10 +14,11 @@ use crate::budget::Budget;
 use crate::migration::source::unix_ms;
 use dray_files::StatePath;
 use dray_types::{BatchId, BitRate};
+use parking_lot::{Mutex, MutexGuard};
 use record::{BatchRecord, MoveRecord};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use tokio::sync::watch;
 
 /// The batches that this agent knows.
@@ -36,7 +37,7 @@ pub struct Run {
 
 impl Batches {
     fn map(&self) -> MutexGuard<'_, BTreeMap<BatchId, Arc<Run>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// All of them, the newest first.
@@ -111,11 +112,11 @@ impl Run {
     }
 
     fn record(&self) -> MutexGuard<'_, BatchRecord> {
-        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+        self.record.lock()
     }
 
     fn running(&self) -> MutexGuard<'_, BTreeSet<usize>> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+        self.running.lock()
     }
 
     fn one(&self, nth: usize) -> MoveRecord {

@@ -8,9 +8,10 @@ use super::server::{EXPORT, Server, socket};
 use dray_host::flat::{ChainImage, ChainLayer};
 use dray_image::{Error, ErrorKind, Extent, ExtentKind, Geometry, Image, Result, ZeroMode};
 use dray_nbd::client::{Client, ClientError, Wish};
+use parking_lot::{Mutex, MutexGuard};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Pause before a daemon is started again.
@@ -74,7 +75,7 @@ impl Chain {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -12,13 +12,14 @@ use dray_image::blockmap::AtomicBlockMap;
 use dray_image::{Disk, Image, ImageNames, Result, WriteWitness, leave_room, runs};
 use dray_types::text::harmless;
 use dray_types::{BLOCK_SIZE, BlockRange};
+use parking_lot::Mutex;
 use std::fs::Permissions;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// What a fresh qcow2 is made with, and what writes it: both come with QEMU.
@@ -229,7 +230,7 @@ impl Raw {
 
     /// After a run that took so long: what is due now and then.
     fn account(&self, run: BlockRange, took: Duration) -> Result<()> {
-        let mut tally = self.tally.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tally = self.tally.lock();
         tally.copied += run.byte_len();
         tally.unflushed += run.byte_len();
         if tally.unflushed >= FLUSH_EVERY {

@@ -3,8 +3,9 @@
 use crate::api::{ApiError, Event, MigrationState, MigrationStatus, Progress, Role, Summary};
 use crate::migration::source::unix_ms;
 use dray_types::MigrationId;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use tokio::sync::{broadcast, watch};
 
 /// Events a slow watcher may be behind before it misses some; each is one line on a screen.
@@ -54,7 +55,7 @@ impl Board {
     }
 
     fn lock(&self) -> MutexGuard<'_, Shown> {
-        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shown.lock()
     }
 
     /// A copy of what is shown.
@@ -125,7 +126,7 @@ impl<T> Default for Slots<T> {
 
 impl<T> Slots<T> {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<MigrationId, Arc<T>>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+        self.slots.lock()
     }
 
     /// Adds or replaces a migration.

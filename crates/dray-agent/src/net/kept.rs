@@ -5,9 +5,9 @@
 
 use dray_types::{BLOCK_SIZE, BlockRange};
 use dray_wire::frame::PIECE_BLOCKS;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// One described run.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub struct Kept {
 
 impl Kept {
     fn runs(&self) -> MutexGuard<'_, HashMap<u64, Run>> {
-        self.runs.lock().unwrap_or_else(PoisonError::into_inner)
+        self.runs.lock()
     }
 
     /// Keeps the content of `range`, which is described under `tag`.

@@ -5,10 +5,11 @@ use crate::net::{AGENT, BlockingStream, DialSettings, NetError, NetErrorKind, di
 use crate::tls::Identity;
 use dray_wire::store::{self, LENGTHS};
 use dray_wire::{Hello, StreamKind};
+use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io;
-use std::sync::{Mutex, PoisonError};
+
 use std::time::{Duration, Instant};
 
 /// A stream that nobody has used for this long is not used any more: the peer may have restarted.
@@ -38,7 +39,7 @@ impl Questions {
     /// A stream that waits, or a new one.
     fn stream(&self) -> io::Result<BlockingStream> {
         {
-            let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut idle = self.idle.lock();
             idle.retain(|(since, _)| since.elapsed() < IDLE);
             if let Some((_, stream)) = idle.pop() {
                 return Ok(stream);
@@ -90,7 +91,7 @@ impl Questions {
         stream.write_both(&head, body).map_err(lost)?;
         let answer = read::<A>(&mut stream).map_err(lost)?;
         let answer = answer.ok_or_else(|| lost(io::ErrorKind::UnexpectedEof.into()))?;
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut idle = self.idle.lock();
         idle.push((Instant::now(), stream));
         Ok(answer)
     }

@@ -15,8 +15,9 @@ use crate::pace::Pacer;
 use dray_types::{BlockRange, ImageIndex, MAX_RUN_BLOCKS};
 use dray_wire::frame::{MAX_PAYLOAD, MAX_ZERO_BLOCKS, frame_hash, run_hash};
 use dray_wire::{Encoding, FrameHeader, FrameKind};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -65,9 +66,7 @@ impl Compression {
     fn chooser<R>(&self, ask: impl FnOnce(&mut Chooser) -> R) -> Option<R> {
         match self {
             Self::Off => None,
-            Self::Measured(chooser) => {
-                Some(ask(&mut chooser.lock().unwrap_or_else(PoisonError::into_inner)))
-            }
+            Self::Measured(chooser) => Some(ask(&mut chooser.lock())),
         }
     }
 }

@@ -7,9 +7,10 @@
 //! is why this is not `TCP_USER_TIMEOUT`.
 
 use crate::net::sockopt::{self, Confirmed};
+use parking_lot::Mutex;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Mutex, PoisonError};
+
 use std::time::{Duration, Instant};
 
 /// How often is looked.
@@ -52,7 +53,7 @@ impl Silence {
     }
 
     fn note(&self, told: Confirmed, now: Instant) -> io::Result<()> {
-        let mut known = self.since.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.since.lock();
         let heard = now.checked_sub(told.heard);
         let since = known.map_or(now, |since| heard.map_or(since, |at| at.max(since)));
         *known = told.waits.then_some(since);

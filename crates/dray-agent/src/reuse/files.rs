@@ -4,11 +4,12 @@ use super::store::Scanned;
 use dray_host::registry::Registry;
 use dray_image::{FileImage, FileOptions, ImageFile};
 use dray_types::ImageId;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::fstat;
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// Numbers from here on are never in the store.
 const FIRST_LOOSE: u32 = 1 << 31;
@@ -109,7 +110,7 @@ impl Files {
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock()
     }
 
     /// The number of a file; it keeps it.

@@ -3,9 +3,10 @@
 
 use super::store::{Batch, Store};
 use dray_wire::frame::PieceHash;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 /// Entries of one half of the memory; with two halves about 30 MB.
 const HALF: usize = 1 << 18;
@@ -58,7 +59,7 @@ const MOST_WRONG: usize = 65_536;
 
 impl Index {
     fn memory(&self) -> MutexGuard<'_, Halves> {
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+        self.memory.lock()
     }
 
     /// From now on this is the durable part; the first one stays.
@@ -83,7 +84,7 @@ impl Index {
     /// Writes what the background has read, and takes out what has proved wrong.
     pub(super) fn write(&self, mut batch: Batch) -> io::Result<()> {
         let Some(store) = self.store.get() else { return Ok(()) };
-        let mut wrong = self.wrong.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut wrong = self.wrong.lock();
         batch.wrong = std::mem::take(&mut *wrong);
         drop(wrong);
         if batch.pieces.is_empty() && batch.wrong.is_empty() && batch.files.is_empty() {
@@ -111,7 +112,7 @@ impl Index {
             }
         }
         drop(memory);
-        let mut waits = self.wrong.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waits = self.wrong.lock();
         if self.store.get().is_some() && waits.len() < MOST_WRONG {
             waits.push((key, wrong));
         }

@@ -29,11 +29,12 @@ use dray_wire::frame::{PIECE_BLOCKS, PieceHash};
 use files::Files;
 use index::Index;
 use leads::AllLeads;
+use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
 use store::{Batch, Store};
 
 /// Bytes of a piece.
@@ -179,12 +180,12 @@ impl Reuse {
 
     /// The two places hold, or will hold, the same.
     pub fn alike(&self, one: Spot, other: Spot) {
-        self.leads.lock().unwrap_or_else(PoisonError::into_inner).alike(one, other);
+        self.leads.lock().alike(one, other);
     }
 
     /// Places that probably hold something similar, the best first.
     pub fn similar(&self, spot: Spot) -> Vec<Spot> {
-        self.leads.lock().unwrap_or_else(PoisonError::into_inner).of(spot)
+        self.leads.lock().of(spot)
     }
 
     /// The place of a piece of `file`.
@@ -203,7 +204,7 @@ impl Reuse {
 
     /// A migration to `peer` begins; it counts until the guard is dropped.
     pub fn company(self: &Arc<Self>, peer: &str) -> Company {
-        let mut moving = self.moving.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut moving = self.moving.lock();
         *moving.entry(peer.to_owned()).or_default() += 1;
         Company { reuse: Arc::clone(self), peer: peer.to_owned() }
     }
@@ -224,14 +225,14 @@ pub struct Company {
 impl Company {
     /// Whether there are others.
     pub fn is_together(&self) -> bool {
-        let moving = self.reuse.moving.lock().unwrap_or_else(PoisonError::into_inner);
+        let moving = self.reuse.moving.lock();
         moving.get(&self.peer).is_some_and(|&count| count > 1)
     }
 }
 
 impl Drop for Company {
     fn drop(&mut self) {
-        let mut moving = self.reuse.moving.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut moving = self.reuse.moving.lock();
         if let Some(count) = moving.get_mut(&self.peer) {
             *count -= 1;
             if *count == 0 {

@@ -4,8 +4,9 @@
 
 use super::index::Spot;
 use dray_wire::frame::PieceHash;
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+
 use std::time::{Duration, Instant};
 
 /// A sender that has not sent after this long has other worries: the next one is asked.
@@ -59,7 +60,7 @@ impl Wanted {
     /// its way already, and claims nothing. `anyway` does not wait for those. All or nothing, and
     /// only what was asked for is waited for, so that no two images wait for each other.
     pub fn claim(&self, pieces: &[Lacking], anyway: bool) -> bool {
-        let mut coming = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut coming = self.0.lock();
         let now = Instant::now();
         if !anyway && pieces.iter().any(|piece| coming.has(piece, now)) {
             return false;
@@ -96,31 +97,31 @@ impl Wanted {
     }
 
     fn settled(&self) -> u64 {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).settled
+        self.0.lock().settled
     }
 
     /// Whether some of `pieces`, or something like them, is on its way.
     pub fn comes(&self, pieces: &[Lacking]) -> bool {
-        let coming = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let coming = self.0.lock();
         let now = Instant::now();
         pieces.iter().any(|piece| coming.has(piece, now))
     }
 
     /// Whether what will be at `place` is still on its way, all of it or some blocks.
     pub fn comes_there(&self, place: Spot) -> bool {
-        let coming = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let coming = self.0.lock();
         coming.places.get(&place).is_some_and(|since| since.elapsed() < PATIENCE)
     }
 
     /// Where content with this hash is on its way to.
     pub fn comes_to(&self, piece: &PieceHash) -> Option<Spot> {
-        let coming = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let coming = self.0.lock();
         coming.pieces.get(piece).map(|(place, _)| *place)
     }
 
     /// It is here, or will not come.
     pub fn settle(&self, piece: &PieceHash, place: Spot) {
-        let mut coming = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut coming = self.0.lock();
         coming.pieces.remove(piece);
         coming.places.remove(&place);
         coming.settled += 1;

@@ -11,9 +11,10 @@ use dray_host::store::Store;
 use dray_image::{ImageFile, ImageNames};
 use dray_types::{BitRate, ByteSize, Epoch, ImageId};
 use dray_wire::request::{SeedImage, Seeding};
+use parking_lot::{Mutex, MutexGuard};
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Who does not ask for so long has gone.
@@ -86,18 +87,18 @@ impl Job {
     }
 
     fn state(&self) -> MutexGuard<'_, Seeding> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// How far it is; whoever asks wants it to go on.
     pub fn ask(&self) -> Seeding {
-        *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        *self.asked.lock() = Instant::now();
         self.state().clone()
     }
 
     /// Bytes that each provider was expected to give when it was chosen what to read.
     pub fn expected(&self) -> Vec<(String, u64)> {
-        self.expected.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.expected.lock().clone()
     }
 
     /// Whether it has come to an end.
@@ -106,7 +107,7 @@ impl Job {
     }
 
     fn is_wanted(&self) -> bool {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner).elapsed() < ASKED
+        self.asked.lock().elapsed() < ASKED
     }
 
     fn run(&self, parts: &Parts) -> io::Result<Seeding> {
@@ -120,7 +121,7 @@ impl Job {
             Ok(choice) => choice,
             Err(notes) => return nothing(&notes.join("; ")),
         };
-        *self.expected.lock().unwrap_or_else(PoisonError::into_inner) = choice.expected();
+        *self.expected.lock() = choice.expected();
         let path = parts.pool.image_path(&parts.wanted.image.name).map_err(io::Error::other)?;
         check_room(parts, choice.bytes)?;
         set_aside(parts)?;

@@ -18,9 +18,10 @@ use dray_host::pool::Pool;
 use dray_wire::request::{Base, SeedImage, Seeding, Surveyed};
 use job::Job;
 pub use job::Parts;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use state::{SeedNote, revive};
@@ -52,7 +53,7 @@ impl Seeds {
         (peer, pool): (&Peer, &Pool),
         agent: &crate::agent::Agent,
     ) -> io::Result<Seeding> {
-        let mut jobs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut jobs = self.0.lock();
         let name = wanted.image.name.clone();
         if let Some(job) = jobs.get(&name).filter(|job| job.number == number || !job.is_over()) {
             if job.image != wanted.image.id {
@@ -77,7 +78,7 @@ impl Seeds {
 
     /// Who was expected to give what for the wish `number`, before anything was read.
     pub fn expected(&self, number: u64, image: &SeedImage) -> Surveyed {
-        let jobs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let jobs = self.0.lock();
         let job = jobs.get(&image.image.name);
         let job = job.filter(|job| job.number == number && job.image == image.image.id);
         let given = job.map_or_else(Vec::new, |job| job.expected());

@@ -10,13 +10,14 @@ use super::{
     server_config,
 };
 use crate::net::{NetError, NetErrorKind};
+use parking_lot::RwLock;
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use rustls::{ClientConfig, ServerConfig};
 use std::fmt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 /// This host's certificates, ready for connections either way. Clones are the same one.
 #[derive(Clone)]
@@ -98,7 +99,7 @@ impl Identity {
         let client = private(&dir.join(CLIENT_KEY)).and_then(|()| client_config(dir));
         let server = private(&dir.join(SERVER_KEY)).and_then(|()| server_config(dir));
         let (client_judged, server_judged) = (judge(CLIENT_CERT), judge(SERVER_CERT));
-        let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.write();
         known.client.look(client, client_judged);
         known.server.look(server, server_judged);
         let mut faults: Vec<_> =
@@ -112,7 +113,7 @@ impl Identity {
     /// # Errors
     /// Why no peer would accept the certificate.
     pub(crate) fn client(&self) -> Result<Arc<ClientConfig>, NetError> {
-        let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let known = self.0.read();
         let half = &known.client;
         half.config.clone().filter(|_| !half.is_bad).ok_or_else(|| half.refused())
     }
@@ -123,7 +124,7 @@ impl Identity {
     /// # Errors
     /// Why there is none.
     pub(crate) fn server(&self) -> Result<Arc<ServerConfig>, NetError> {
-        let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let known = self.0.read();
         known.server.config.clone().ok_or_else(|| known.server.refused())
     }
 

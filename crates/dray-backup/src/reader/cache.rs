@@ -2,8 +2,9 @@
 
 use crate::error::Result;
 use crate::piece::Piece;
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// Segments kept at most: 64 of 512 pieces of 88 bytes are 3 MiB and 2 GiB of image.
 const MOST: usize = 64;
@@ -28,7 +29,7 @@ impl Cache {
             return Ok(found);
         }
         let segment = read()?;
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.0.lock();
         if kept.segments.len() >= MOST {
             let oldest = kept.segments.iter().min_by_key(|(_, (used, _))| *used);
             let oldest = oldest.map(|(ix, _)| *ix);
@@ -41,7 +42,7 @@ impl Cache {
     }
 
     fn find(&self, ix: u64) -> Option<Arc<Vec<Piece>>> {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.0.lock();
         kept.clock += 1;
         let clock = kept.clock;
         let (used, segment) = kept.segments.get_mut(&ix)?;

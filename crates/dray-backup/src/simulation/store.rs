@@ -3,9 +3,10 @@
 use super::world::{Change, Objects, Sim, State};
 use crate::store::{Object, Put, Store};
 use crate::{Error, Kind, MemoryStore, Result};
+use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 pub(super) struct SimStore {
@@ -112,7 +113,7 @@ impl Peek {
     }
 
     pub(super) fn touched(&self) -> BTreeSet<String> {
-        self.touched.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.touched.lock().clone()
     }
 }
 
@@ -132,7 +133,7 @@ impl Store for Peek {
     }
 
     fn get_range(&self, name: &str, offset: u64, len: usize) -> Result<Vec<u8>> {
-        let mut touched = self.touched.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut touched = self.touched.lock();
         touched.insert(name.to_owned());
         let bytes = SimStore::whole(&self.objects, name)?;
         Ok(bytes[offset as usize..offset as usize + len].to_vec())

@@ -2,9 +2,10 @@
 
 use super::{Object, Put, Store};
 use crate::error::{Error, Result};
+use parking_lot::Mutex;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// What goes wrong with the objects whose names begin with a prefix.
@@ -41,7 +42,7 @@ impl FaultyStore {
     /// from zero.
     pub fn set(&self, faults: impl IntoIterator<Item = (&'static str, Fault)>) {
         let faults = faults.into_iter().map(|(prefix, fault)| (prefix.to_owned(), fault));
-        *self.faults.lock().unwrap_or_else(PoisonError::into_inner) = faults.collect();
+        *self.faults.lock() = faults.collect();
         self.changes.store(0, Ordering::Relaxed);
         self.refused.store(0, Ordering::Relaxed);
     }
@@ -52,7 +53,7 @@ impl FaultyStore {
     }
 
     fn faults(&self, name: &str) -> Vec<Fault> {
-        let faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
+        let faults = self.faults.lock();
         let hit = faults.iter().filter(|(prefix, _)| name.starts_with(prefix.as_str()));
         hit.map(|(_, fault)| fault.clone()).collect()
     }

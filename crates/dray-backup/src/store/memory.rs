@@ -2,9 +2,10 @@
 
 use super::{Object, Put, Store, check_name};
 use crate::error::{Error, Kind, Result};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use std::time::Instant;
 
 type Objects = BTreeMap<String, (Vec<u8>, Instant)>;
@@ -15,7 +16,7 @@ pub struct MemoryStore(Mutex<Objects>);
 
 impl MemoryStore {
     fn objects(&self) -> MutexGuard<'_, Objects> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Changes an object's bytes behind everybody's back; false when there is no such object.

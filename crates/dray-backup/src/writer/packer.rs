@@ -6,9 +6,10 @@ use crate::pack::{Builder, Place};
 use crate::piece::{Hash, Piece};
 use crate::repository::Core;
 use crate::store::Put;
+use parking_lot::RwLock;
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 
 /// What the packers of one session share.
 pub(super) struct Shared {
@@ -30,7 +31,7 @@ impl Shared {
     }
 
     fn find(&self, hash: &Hash) -> Option<Place> {
-        self.index.read().unwrap_or_else(PoisonError::into_inner).get(hash)
+        self.index.read().get(hash)
     }
 
     fn builder(&self) -> Result<Builder> {
@@ -91,7 +92,7 @@ impl Packer {
             tracing::debug!(%pack, "a pack was there already");
         }
         self.shared.stored.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-        let mut index = self.shared.index.write().unwrap_or_else(PoisonError::into_inner);
+        let mut index = self.shared.index.write();
         for (ix, hash) in self.waiting.drain(..) {
             let Some((offset, stored)) = self.inside.get(&hash).copied() else {
                 return Err(Error::new(Kind::Invalid, "a piece is in no pack"));

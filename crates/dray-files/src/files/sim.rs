@@ -19,12 +19,13 @@ use looks::At;
 pub use mount::Mount;
 use mount::Mounted;
 use names::{Entry, Names};
+use parking_lot::{Mutex, MutexGuard};
 use rustix::io::Errno;
 use state::{Call, MODE, NameChange, State, dead};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What happens at a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -84,7 +85,7 @@ impl SimDisk {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// What the process that is alive now sees of it: the first one, or the one that is started after

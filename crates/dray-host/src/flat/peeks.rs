@@ -5,8 +5,9 @@
 //! meanwhile, without a daemon, and go on under the name that it has then.
 
 use super::ChainImage;
+use parking_lot::{Mutex, MutexGuard};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 /// Where the active image of a chain is, when its disk is flattened or about to be.
 pub enum Whereabouts {
@@ -22,7 +23,7 @@ pub struct Peeks(Mutex<Vec<Weak<dyn ChainImage>>>);
 
 impl Peeks {
     fn lock(&self) -> MutexGuard<'_, Vec<Weak<dyn ChainImage>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Adds a look. `frozen` says where the image is when its disk is flattened by now; whoever

@@ -19,10 +19,11 @@ use dray_files::files::{Kind, Look};
 use dray_image::journal::Journal;
 use dray_image::{Disk, INTENT_REGION_BYTES, Image, IntentLog};
 use dray_types::{Ancestor, BLOCK_SIZE, BlockRange, BlockSet, GenerationId};
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Blocks of one region.
@@ -268,11 +269,11 @@ impl Line {
     }
 
     fn rewriting(&self) -> MutexGuard<'_, ()> {
-        self.rewriting.lock().unwrap_or_else(PoisonError::into_inner)
+        self.rewriting.lock()
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 
     /// A copy of the line.

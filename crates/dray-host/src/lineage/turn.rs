@@ -11,8 +11,9 @@ use super::{Line, random_generation};
 use dray_engine::lineage::{Lineage, LineageRecord};
 use dray_image::{Disk, Quiesced};
 use dray_types::{Ancestor, BlockSet, GenerationId};
+use parking_lot::MutexGuard;
 use std::io;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 
 /// Nobody else writes the line down; to be had before the disk is made quiet.
 pub struct Turning<'a> {

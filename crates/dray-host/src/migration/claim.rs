@@ -18,7 +18,7 @@ use dray_types::{
     BLOCK_SIZE, BlockRange, BlockSet, ByteSize, Epoch, ImageId, MAX_RUN_BLOCKS, MigrationId,
 };
 use std::io;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 /// What is claimed.
 enum Case {
@@ -136,7 +136,7 @@ impl<L: Loops> Claims<'_, L> {
         accept_loss: bool,
     ) -> Result<Claimed, ClaimError<L::Error>> {
         // One claim at a time, and nobody removes a replica or takes it for a migration meanwhile.
-        let _taking = self.registry.taking.lock().unwrap_or_else(PoisonError::into_inner);
+        let _taking = self.registry.taking.lock();
         let record = entry.record();
         if let Some(claimed) = self.claimed_before(&record) {
             return Ok(claimed);

@@ -10,9 +10,9 @@ use crate::store::Store;
 use dray_engine::SourceRecord;
 use dray_types::{ImageId, MigrationId};
 use dray_wire::request::Fate;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeSet;
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Migrations for which a target is being asked for room: nothing is durable of them here yet.
 #[derive(Default)]
@@ -23,7 +23,7 @@ pub struct Prepares<'a>(&'a Preparing, MigrationId);
 
 impl Preparing {
     fn lock(&self) -> MutexGuard<'_, BTreeSet<MigrationId>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// The migration is being prepared from now on.

@@ -11,10 +11,11 @@ use dray_files::StatePath;
 use dray_files::files::StateFile;
 use dray_image::{INTENT_REGION_BYTES, IntentLog};
 use dray_types::{BLOCK_SIZE, BlockRange, BlockSet};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -101,7 +102,7 @@ impl Intents {
     /// migration was abandoned, and two writers of one list would overwrite each other.
     pub fn shared(path: &StatePath, lens: &[u64], new: bool) -> Arc<Self> {
         static OPEN: Mutex<BTreeMap<PathBuf, Weak<Intents>>> = Mutex::new(BTreeMap::new());
-        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = OPEN.lock();
         open.retain(|_, list| list.strong_count() > 0);
         if let Some(list) = open.get(path.path()).and_then(Weak::upgrade) {
             return list;
@@ -112,7 +113,7 @@ impl Intents {
     }
 
     fn lock(&self) -> MutexGuard<'_, List> {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+        self.list.lock()
     }
 
     /// Where the byte of an image's region is, or of what lies behind its last one.

@@ -12,8 +12,9 @@ use dray_image::journal::Journal;
 use dray_image::{Error, PresentLog};
 use dray_types::{BlockRange, BlockSet};
 use notes::Notes;
+use parking_lot::{Mutex, MutexGuard};
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// A journal up to this long is left as it is.
 const COMPACT: u64 = 1 << 20;
@@ -62,11 +63,11 @@ impl PresentFile {
     }
 
     fn recorded(&self) -> MutexGuard<'_, Recorded> {
-        self.journal.lock().unwrap_or_else(PoisonError::into_inner)
+        self.journal.lock()
     }
 
     fn notes(&self) -> MutexGuard<'_, Notes> {
-        self.notes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.notes.lock()
     }
 
     /// Whether a guest may have written to the image: from [`begin`](Self::begin) on.

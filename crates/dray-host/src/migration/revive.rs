@@ -9,10 +9,11 @@ use super::log::{End, Folder, SOURCE_INTENT, TARGET_INTENT};
 use crate::registry::{CopyState, ImageRecord, Reason, Registry};
 use crate::store::Store;
 use dray_types::{ImageId, MigrationId};
+use parking_lot::{Mutex, MutexGuard};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// Starts the loops of migrations that a restart has found.
 pub trait Launch {
@@ -57,7 +58,7 @@ pub struct Unrevived(Mutex<Vec<Waiting>>);
 
 impl Unrevived {
     fn lock(&self) -> MutexGuard<'_, Vec<Waiting>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -7,9 +7,10 @@
 use super::record::ImageRecord;
 use super::{Entry, Registry};
 use dray_image::{Disk, ErrorKind, Geometry, Image, Late};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// The usual request of an image whose file is not there yet; there is no smallest one.
 const BLOCK: u32 = 4096;
@@ -83,7 +84,7 @@ pub(super) struct ClosedImages(Mutex<BTreeMap<String, Closed>>);
 
 impl ClosedImages {
     pub(super) fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Closed>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
@@ -198,10 +199,7 @@ impl Registry {
     /// The file of a closed image is there: it becomes an image like any other.
     pub(super) fn admit(&self, name: &str, entry: Arc<Entry>) {
         let unfinished = entry.record().is_unfinished();
-        self.entries
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(name.to_owned(), Arc::clone(&entry));
+        self.entries.write().insert(name.to_owned(), Arc::clone(&entry));
         self.closed.lock().remove(name);
         self.finish_claim_of(&entry);
         match unfinished {

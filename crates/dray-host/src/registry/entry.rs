@@ -9,8 +9,9 @@ use crate::heat::ImageHeat;
 use crate::lineage::Line;
 use dray_image::locks::probe_file;
 use dray_image::{Disk, Hold, Image, ImageFile, InUse, QemuLocks};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// An image with its disk.
 pub struct Entry {
@@ -189,17 +190,17 @@ impl Entry {
     }
 
     fn lock_locks(&self) -> MutexGuard<'_, Option<QemuLocks>> {
-        self.locks.lock().unwrap_or_else(PoisonError::into_inner)
+        self.locks.lock()
     }
 
     /// The line of generations; none where this host does not own the image.
     pub fn line(&self) -> Option<Arc<Line>> {
-        self.line.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.line.lock().clone()
     }
 
     /// From now on this is its line.
     pub fn set_line(&self, line: Option<Arc<Line>>) {
-        *self.line.lock().unwrap_or_else(PoisonError::into_inner) = line;
+        *self.line.lock() = line;
     }
 
     /// The image has left for good. A QEMU that had the disk may still come back, and must be able to quit: it is
@@ -228,7 +229,7 @@ impl Entry {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, ImageRecord> {
-        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+        self.record.lock()
     }
 }
 

@@ -7,7 +7,7 @@ use super::lines::{begin_line, line_path};
 use super::{Adopted, CopyState, Entry, ImageRecord, Registry, of_fair_len, put_in_place};
 use dray_image::ImageFile;
 use std::io;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 impl Registry {
     /// The image whose file has grown has `len` bytes from now on, was adopted as `adopted` if it was, and has
@@ -32,7 +32,7 @@ impl Registry {
         self.update(old, |old| *old = record)?;
         let new = self.entry_over(old.record(), file);
         new.inherit_locks(old);
-        put_in_place(&mut self.entries.write().unwrap_or_else(PoisonError::into_inner), &new);
+        put_in_place(&mut self.entries.write(), &new);
         begin_line(&self.store, &new)?;
         Ok(new)
     }

@@ -56,10 +56,11 @@ use dray_types::{BlockSet, ImageId, MigrationId};
 use files::{open_file, open_flat};
 use lines::{begin_line, line_path};
 use operations::Operations;
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Longest image, in bytes: a petabyte. Memory is made for the blocks of an image when it is opened, some
@@ -168,7 +169,7 @@ impl Registry {
     }
 
     fn lock_clients(&self) -> MutexGuard<'_, BTreeMap<String, KnownClients>> {
-        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+        self.clients.lock()
     }
 
     /// Opens the file that a record names, in the way of its pool.
@@ -229,7 +230,7 @@ impl Registry {
     pub fn save_heat(&self, now: Instant) {
         self.drain_heat(now);
         // Held meanwhile, so that no image is forgotten before its file is written.
-        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        let entries = self.entries.read();
         for (name, entry) in entries.iter() {
             if let Err(why) = entry.heat.save(&heat_path(&self.store, name)) {
                 tracing::debug!(image = name, %why, "cannot keep an image's heat");
@@ -239,12 +240,12 @@ impl Registry {
 
     /// The image called `name`.
     pub fn get(&self, name: &str) -> Option<Arc<Entry>> {
-        self.entries.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+        self.entries.read().get(name).cloned()
     }
 
     /// Every image, in name order.
     pub fn all(&self) -> Vec<Arc<Entry>> {
-        self.entries.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+        self.entries.read().values().cloned().collect()
     }
 
     /// Adds an image whose file is open.
@@ -296,7 +297,7 @@ impl Registry {
         let waits = self.waits_for_file(&record.name);
         // Before the images: one whose file comes back meanwhile is among those by then.
         let absent = self.absent_records();
-        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = self.entries.write();
         if waits || entries.contains_key(&record.name) {
             let why = format!("an image named '{}' exists already", record.name);
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
@@ -365,7 +366,7 @@ impl Registry {
     ) -> io::Result<Arc<Entry>> {
         let name = record.name.clone();
         let new = self.entry_over(record, file);
-        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = self.entries.write();
         let old = entries.get(&name).cloned();
         old.iter().for_each(|old| new.inherit_locks(old));
         if let Err(why) = new.take_locks() {
@@ -454,7 +455,7 @@ impl Registry {
     /// # Errors
     /// What the store reports.
     pub fn forget(&self, name: &str) -> io::Result<()> {
-        let gone = self.entries.write().unwrap_or_else(PoisonError::into_inner).remove(name);
+        let gone = self.entries.write().remove(name);
         gone.iter().for_each(|entry| tell_untold(entry));
         // Whoever still has the entry has nothing to do with the file any more.
         gone.iter().for_each(|entry| entry.drop_locks());

@@ -10,7 +10,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 impl Registry {
     /// The copy left behind by a handover loses the image's name, so that nothing opens it by
@@ -282,7 +282,7 @@ impl Registry {
     /// # Errors
     /// What the file system or the store reports.
     pub fn remove_replica(&self, entry: &Entry) -> io::Result<()> {
-        let _taking = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
+        let _taking = self.taking.lock();
         let record = entry.record();
         if record.state != CopyState::Replica || !self.is_current(entry) {
             return Err(io::Error::other("it is not a replica any more"));

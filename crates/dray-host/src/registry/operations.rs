@@ -7,10 +7,11 @@
 use super::record::{CopyState, ImageRecord};
 use super::{Entry, Objection, Registry};
 use dray_types::{Epoch, ImageId, MigrationId};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// What is under way with images that takes no part in a migration: the command, by image.
 #[derive(Default)]
@@ -18,7 +19,7 @@ pub(super) struct Operations(Mutex<BTreeMap<String, &'static str>>);
 
 impl Operations {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, &'static str>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

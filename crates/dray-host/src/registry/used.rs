@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 /// The images that are open here, by name.
 type Entries = BTreeMap<String, Arc<Entry>>;
@@ -84,7 +84,7 @@ impl Registry {
     pub fn check_unused(&self, path: &Path, read_only: bool) -> Result<(), Used> {
         let absent = self.absent_records();
         let ids: Vec<_> = std::fs::metadata(path).iter().map(FileId::of).collect();
-        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        let entries = self.entries.read();
         refuse_wanted(&entries, &absent, &Wanted { ids, path, read_only, old: None })
     }
 

@@ -16,10 +16,11 @@ pub use error::ClientError;
 pub use extents::Extent;
 
 use crate::proto::{REQUEST_MAGIC, cmd, cmd_flag, export};
+use parking_lot::Mutex;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 use waiting::{Asked, Waiting};
@@ -253,7 +254,7 @@ impl Client {
         header.extend_from_slice(&cookie.to_be_bytes());
         header.extend_from_slice(&offset.to_be_bytes());
         header.extend_from_slice(&len.to_be_bytes());
-        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut writer = self.writer.lock();
         // Rust's own sockets are sent to without SIGPIPE.
         writer.write_all(&header)?;
         writer.write_all(data)
@@ -262,7 +263,7 @@ impl Client {
     /// Ends the connection for everyone; the first reason stays.
     fn end(&self, why: ClientError) {
         self.waiting.fail(why);
-        let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let writer = self.writer.lock();
         let _ = writer.shutdown(std::net::Shutdown::Both);
     }
 }

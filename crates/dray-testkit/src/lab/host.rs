@@ -1,6 +1,7 @@
 //! One host of a lab: its agent's files and process.
 
 use super::{Place, text};
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::Value;
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
@@ -8,7 +9,7 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use std::time::{Duration, Instant};
 
 /// How long an agent may take until it answers; a tenth of a second on an idle machine.
@@ -337,7 +338,7 @@ impl Host {
     }
 
     fn agent(&self) -> MutexGuard<'_, Option<Child>> {
-        self.agent.lock().unwrap_or_else(PoisonError::into_inner)
+        self.agent.lock()
     }
 }
 

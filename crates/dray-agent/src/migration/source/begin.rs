@@ -8,7 +8,6 @@ use dray_host::migration::intent::SourceIntent;
 use dray_host::migration::log::SOURCE_INTENT;
 use dray_host::registry::Registry;
 use std::io;
-use std::sync::PoisonError;
 
 impl SourceSlot {
     /// Begins as the intent says; `check` is asked once the images are bound.
@@ -49,7 +48,7 @@ impl SourceSlot {
 
     /// This is the intent from now on, durably: whoever changes it later changes this one.
     fn set_intent(&self, new: SourceIntent) -> io::Result<()> {
-        let mut intent = self.intent.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut intent = self.intent.lock();
         self.folder.take_back_cancelled()?;
         self.folder.file(SOURCE_INTENT).put(&new)?;
         *intent = new;

@@ -4,7 +4,8 @@ use super::jumps::Jumps;
 use crate::net::RunSource;
 use dray_image::{Image, runs};
 use dray_types::{BlockRange, ImageIndex};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use parking_lot::{Mutex, MutexGuard, RwLock};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// The images of a migration, in its order.
@@ -21,16 +22,16 @@ impl Content {
 
     /// Reads from other files from now on.
     pub fn replace(&self, files: Vec<Arc<dyn Image>>) {
-        *self.files.write().unwrap_or_else(PoisonError::into_inner) = files;
+        *self.files.write() = files;
     }
 
     /// What jumps between the runs that were sent have cost.
     pub fn jumps(&self) -> MutexGuard<'_, Jumps> {
-        self.jumps.lock().unwrap_or_else(PoisonError::into_inner)
+        self.jumps.lock()
     }
 
     fn file(&self, image: ImageIndex) -> Result<Arc<dyn Image>, String> {
-        let files = self.files.read().unwrap_or_else(PoisonError::into_inner);
+        let files = self.files.read();
         files.get(image.ix()).cloned().ok_or_else(|| "there is no such image".to_owned())
     }
 

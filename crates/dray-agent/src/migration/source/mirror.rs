@@ -6,8 +6,9 @@ use super::{Input, SourceLoop};
 use dray_engine::SourceEvent;
 use dray_image::{Disk, WriteWitness};
 use dray_types::{BlockRange, BlockSet, ImageIndex};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Blocks of an image that may wait for the loop: as many as the engine would queue. The set stays
 /// small, so that joining costs the guest's thread little.
@@ -21,7 +22,7 @@ struct Waiting {
 
 impl Waiting {
     fn written(&self) -> MutexGuard<'_, Vec<BlockSet>> {
-        self.written.lock().unwrap_or_else(PoisonError::into_inner)
+        self.written.lock()
     }
 }
 

@@ -56,15 +56,16 @@ pub use images::untold;
 use latency::Pacing;
 use mirror::Mirror;
 use orders::Orders;
+use parking_lot::Mutex;
 use report::{COUNTS, Report};
 pub use report::{shown_phase, shown_strategy, unix_ms};
 pub use session::{Reach, Session, SessionSettings, keep};
 use std::collections::VecDeque;
 use std::io;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use throttle::Brakes;
 pub use throttle::{Limiter, Slowed};
@@ -163,7 +164,7 @@ pub struct SourceSlot {
 impl SourceSlot {
     /// The intent as it stands.
     pub fn intent(&self) -> SourceIntent {
-        self.intent.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.intent.lock().clone()
     }
 
     /// Limits everything that is sent from now on, and also after a restart.
@@ -171,7 +172,7 @@ impl SourceSlot {
     /// # Errors
     /// Why a restart will know only the limit before it.
     pub fn set_limit(&self, limit: Option<BitRate>) -> io::Result<()> {
-        let mut intent = self.intent.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut intent = self.intent.lock();
         self.pacer.set_limit(limit);
         self.board.change(|shown| shown.progress.bandwidth = limit);
         let Some(options) = &mut intent.options else {
@@ -187,19 +188,19 @@ impl SourceSlot {
 
     /// The limit holds that was asked for last, also by somebody who asks for one while the copy begins.
     fn begin_limited(&self) {
-        let intent = self.intent.lock().unwrap_or_else(PoisonError::into_inner);
+        let intent = self.intent.lock();
         self.pacer.set_limit(intent.options.as_ref().and_then(|options| options.bandwidth));
     }
 
     /// The migration is void from here on, durably: nobody writes its intent any more.
     fn set_void(&self) -> io::Result<()> {
-        let _intent = self.intent.lock().unwrap_or_else(PoisonError::into_inner);
+        let _intent = self.intent.lock();
         self.folder.set_void()
     }
 
     /// Notes which images were adopted, for a migration that never begins.
     pub fn set_adopted(&self, names: &[String]) {
-        let mut intent = self.intent.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut intent = self.intent.lock();
         intent.adopted = names.to_vec();
     }
 
@@ -208,7 +209,7 @@ impl SourceSlot {
     /// # Errors
     /// When it cannot be made durable.
     pub fn set_running(&self, running: bool) -> io::Result<()> {
-        let mut intent = self.intent.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut intent = self.intent.lock();
         let mut new = intent.clone();
         let facts = new.vm.iter_mut().filter_map(|vm| vm.facts.as_mut());
         facts.for_each(|facts| facts.running = running);
@@ -262,13 +263,13 @@ impl SourceSlot {
     /// # Errors
     /// What the file system reports: then it is as before.
     pub fn set_cancelled(&self) -> io::Result<()> {
-        let _intent = self.intent.lock().unwrap_or_else(PoisonError::into_inner);
+        let _intent = self.intent.lock();
         self.folder.set_cancelled()
     }
 
     /// Removes what is durable of a migration that is over.
     pub fn forget(&self) {
-        let _intent = self.intent.lock().unwrap_or_else(PoisonError::into_inner);
+        let _intent = self.intent.lock();
         if let Err(why) = self.folder.remove(log::End::Source) {
             tracing::warn!(migration = %self.board.migration, %why, "cannot remove its folder");
         }

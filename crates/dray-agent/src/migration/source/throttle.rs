@@ -5,8 +5,9 @@ use crate::migration::Clock;
 use dray_engine::Time;
 use dray_engine::throttle::{Throttle, WriteLimit};
 use dray_image::{Disk, WriteDelay};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// What the disks ask, and how much the guest has waited.
@@ -45,7 +46,7 @@ impl Limiter {
     }
 
     fn throttle(&self) -> MutexGuard<'_, Throttle> {
-        self.throttle.lock().unwrap_or_else(PoisonError::into_inner)
+        self.throttle.lock()
     }
 
     fn set(&self, limit: Option<WriteLimit>) {

@@ -7,7 +7,8 @@ use crate::migration::source::unix_ms;
 use dray_types::ImageId;
 use dray_wire::request::Fate;
 use dray_wire::{Envelope, ToTarget};
-use std::sync::{MutexGuard, PoisonError};
+use parking_lot::MutexGuard;
+
 use std::time::Instant;
 
 /// Who has no session asks its source.
@@ -28,7 +29,7 @@ impl TargetSlot {
     }
 
     fn lock_question(&self) -> MutexGuard<'_, Option<Question>> {
-        self.question.lock().unwrap_or_else(PoisonError::into_inner)
+        self.question.lock()
     }
 
     /// Prepared once more by its source, which may take up what is here.

@@ -12,8 +12,9 @@ use crate::reuse::{Lacking, PIECE_BYTES, Spot};
 use dray_types::{BLOCK_SIZE, BlockRange};
 use dray_wire::FrameHeader;
 use dray_wire::frame::{PIECE_BLOCKS, PIECE_HASH_LEN, PieceHash, mask_bit};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Threads that look things up.
@@ -214,7 +215,7 @@ impl Finder {
         task: impl FnOnce() -> Task,
     ) -> bool {
         let thread = {
-            let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut threads = self.threads.lock();
             if threads.is_empty() {
                 *threads = start(sink);
             }
@@ -228,7 +229,7 @@ impl Finder {
 
     /// Ends the threads when they have done what waits.
     pub(super) fn end(&self) {
-        self.threads.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.threads.lock().clear();
     }
 }
 

@@ -37,13 +37,14 @@ use dray_wire::{Envelope, ToTarget};
 use fetcher::Peeks;
 use images::TargetImages;
 use owed::Owed;
+use parking_lot::Mutex;
 use session::Session;
 use sink::Sink;
 use std::collections::VecDeque;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
@@ -146,7 +147,7 @@ impl TargetSlot {
 
     /// The intent as it stands.
     pub fn intent(&self) -> TargetIntent {
-        self.intent.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.intent.lock().clone()
     }
 
     /// Changes the intent, durably.
@@ -154,7 +155,7 @@ impl TargetSlot {
     /// # Errors
     /// That the migration is over, or what the store reports.
     pub fn change_intent(&self, change: impl FnOnce(&mut TargetIntent)) -> io::Result<()> {
-        let mut intent = self.intent.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut intent = self.intent.lock();
         if self.is_forgotten() {
             return Err(io::Error::other("the migration is over here"));
         }
@@ -167,18 +168,18 @@ impl TargetSlot {
 
     /// The migration is void from here on, durably: nobody changes its intent any more.
     fn set_void(&self) -> io::Result<()> {
-        let _intent = self.intent.lock().unwrap_or_else(PoisonError::into_inner);
+        let _intent = self.intent.lock();
         self.folder.set_void()
     }
 
     /// Changes the settings for now; [`keep_intent`](Self::keep_intent) makes that durable.
     fn set_settings(&self, settings: Settings) {
-        self.intent.lock().unwrap_or_else(PoisonError::into_inner).settings = settings;
+        self.intent.lock().settings = settings;
     }
 
     /// The intent as it stands is durable.
     fn keep_intent(&self) -> io::Result<()> {
-        let intent = self.intent.lock().unwrap_or_else(PoisonError::into_inner);
+        let intent = self.intent.lock();
         if self.is_forgotten() {
             return Err(io::Error::other("the migration is over here"));
         }

@@ -8,7 +8,8 @@ use crate::net::{self, ControlSender, ControlSettings, DataReceiver, Incoming, N
 use dray_engine::TargetEvent;
 use dray_wire::control::{FEATURE_BACKFILL_REUSE, FEATURE_BASIS, FEATURE_REUSE};
 use dray_wire::{Envelope, StreamKind, ToSource, ToTarget};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 
 /// The newest session of a migration; streams of older ones are refused, and end when it begins.
 #[derive(Default)]
@@ -32,7 +33,7 @@ impl Streams {
 
 impl Newest {
     fn streams(&self) -> MutexGuard<'_, Streams> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// A session begins.

@@ -14,10 +14,11 @@ use dray_image::{Disk, Fill, ImageFile, IntentLog, ZeroMode};
 use dray_types::{BLOCK_SIZE, BlockRange, Epoch, ImageIndex};
 use dray_wire::frame::{PIECE_BLOCKS, PieceHash, mask_bit};
 use dray_wire::{FrameHeader, FrameKind};
+use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 /// Described pieces that are remembered until they come: 4 GiB of images. What lacks of an honest
 /// source's windows is far less; what is not remembered is only not offered to other images (I7).
@@ -84,7 +85,7 @@ impl Sink {
     pub fn let_go(&self) {
         self.close();
         self.finder.end();
-        self.places.write().unwrap_or_else(PoisonError::into_inner).clear();
+        self.places.write().clear();
     }
 
     /// Frames are written into the partial images.
@@ -105,7 +106,7 @@ impl Sink {
     /// Frames of session `number` are taken from now on, of others no more.
     pub fn admit(&self, number: u64) {
         self.forget_described();
-        *self.session.write().unwrap_or_else(PoisonError::into_inner) = number;
+        *self.session.write() = number;
     }
 
     /// The sink of one session's data streams; `basis`: it agreed to describe blocks.
@@ -114,7 +115,7 @@ impl Sink {
     }
 
     fn deliver(&self, number: u64, header: &FrameHeader, payload: Option<&[u8]>) {
-        let session = self.session.read().unwrap_or_else(PoisonError::into_inner);
+        let session = self.session.read();
         if *session != number {
             return;
         }
@@ -122,7 +123,7 @@ impl Sink {
         if owner > 0 && header.epoch < Epoch(owner) {
             return;
         }
-        let places = self.places.read().unwrap_or_else(PoisonError::into_inner);
+        let places = self.places.read();
         let arrival = match place(&places, header) {
             Err(why) => Arrival::Failed(why),
             Ok(place) => match deliver(place, header, payload, owner > 0) {
@@ -148,12 +149,12 @@ impl Sink {
 
     /// Whether frames of session `number` are still taken.
     pub(super) fn is_current(&self, number: u64) -> bool {
-        *self.session.read().unwrap_or_else(PoisonError::into_inner) == number
+        *self.session.read() == number
     }
 
     /// A description was looked up: what was found is written, and the rest asked for.
     pub(super) fn found(&self, job: &Job) {
-        let session = self.session.read().unwrap_or_else(PoisonError::into_inner);
+        let session = self.session.read();
         let owner = self.owner_epoch.load(Ordering::SeqCst);
         // What was described before the handover may have been written since.
         if *session != job.session || owner > 0 && job.header.epoch < Epoch(owner) {
@@ -161,7 +162,7 @@ impl Sink {
                 .lacks()
                 .for_each(|lacks| self.reuse.wanted.settle(&lacks.hash, lacks.place));
         }
-        let places = self.places.read().unwrap_or_else(PoisonError::into_inner);
+        let places = self.places.read();
         let written = place(&places, &job.header).and_then(|place| {
             let parts = job.parts();
             let mut each = parts.iter();
@@ -172,7 +173,7 @@ impl Sink {
             (Err(why), _) => Arrival::Failed(why),
             (Ok(()), 0) => Arrival::Written,
             (Ok(()), lacking) => {
-                let mut described = self.described.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut described = self.described.lock();
                 let image = job.header.image;
                 for lacks in job.lacks() {
                     let place = (image, lacks.place);
@@ -190,12 +191,12 @@ impl Sink {
     /// Described blocks were looked up: what was found is written unless it is in its place already,
     /// and the rest asked for.
     pub(super) fn blocks_found(&self, job: &BlockJob) {
-        let session = self.session.read().unwrap_or_else(PoisonError::into_inner);
+        let session = self.session.read();
         let owner = self.owner_epoch.load(Ordering::SeqCst);
         if *session != job.session || owner > 0 && job.header.epoch < Epoch(owner) {
             return;
         }
-        let places = self.places.read().unwrap_or_else(PoisonError::into_inner);
+        let places = self.places.read();
         let written = place(&places, &job.header).and_then(|place| {
             let parts = job.parts();
             let mut each = parts.iter();
@@ -221,14 +222,14 @@ impl Sink {
 
     /// Where the image's piece `piece` will be; none outside the images.
     pub(super) fn spot(&self, image: ImageIndex, piece: u64) -> Option<Spot> {
-        let places = self.places.read().unwrap_or_else(PoisonError::into_inner);
+        let places = self.places.read();
         self.reuse.spot(&places.get(image.ix())?.image, piece)
     }
 
     /// The same if something is there that the image's content may be compared with: what an old
     /// block device holds is no version of it.
     pub(super) fn own_place(&self, image: ImageIndex, piece: u64) -> Option<Spot> {
-        let places = self.places.read().unwrap_or_else(PoisonError::into_inner);
+        let places = self.places.read();
         let place = places.get(image.ix()).filter(|p| p.sparse || p.overwritten.is_some())?;
         let spot = self.reuse.spot(&place.image, piece)?;
         self.reuse.has_data(&self.peer, spot).then_some(spot)
@@ -251,7 +252,7 @@ impl Sink {
         }
         let range = header.range;
         let first = range.start.next_multiple_of(PIECE_BLOCKS);
-        let mut described = self.described.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut described = self.described.lock();
         for start in (first..range.end()).step_by(PIECE_BLOCKS as usize) {
             if start + PIECE_BLOCKS > range.end() {
                 break;
@@ -267,7 +268,7 @@ impl Sink {
 
     /// What was described in an older session is described again, or sent.
     fn forget_described(&self) {
-        let mut described = self.described.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut described = self.described.lock();
         let settle = |((_, place), hash)| self.reuse.wanted.settle(&hash, place);
         described.drain().for_each(settle);
         self.lacking.store(0, Ordering::Release);
@@ -414,7 +415,7 @@ impl RunSink for SessionSink {
     }
 
     fn mismatch(&self, header: &FrameHeader) {
-        let session = self.sink.session.read().unwrap_or_else(PoisonError::into_inner);
+        let session = self.sink.session.read();
         if *session == self.number {
             self.sink.report(header, Arrival::Damaged);
         }

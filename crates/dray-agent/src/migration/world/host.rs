@@ -23,12 +23,13 @@ use dray_host::store::Store;
 use dray_image::{Disk, StateImages};
 use dray_nbd::{Client, Exports, Process};
 use dray_types::{BlockRange, Epoch, MigrationId};
+use parking_lot::{Mutex, MutexGuard};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
@@ -78,7 +79,7 @@ pub struct Host {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
 impl Host {
