@@ -15,6 +15,16 @@ pub fn has_open(pid: u32, file: FileId) -> io::Result<bool> {
     Ok(open.flatten().any(|entry| at(&entry.path()).is_ok_and(|found| found == file)))
 }
 
+/// Whether any process but this one has a file open, as far as their descriptors may be seen.
+///
+/// # Errors
+/// When the processes cannot be listed.
+pub fn is_open_elsewhere(file: FileId) -> io::Result<bool> {
+    let all = std::fs::read_dir("/proc")?.flatten();
+    let mut pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    Ok(pids.any(|pid| pid != std::process::id() && has_open(pid, file).unwrap_or(false)))
+}
+
 /// What a descriptor's link leads to, as far as the kernel knows by itself.
 fn at(link: &Path) -> io::Result<FileId> {
     let wanted = StatxFlags::TYPE | StatxFlags::INO;
@@ -49,5 +59,13 @@ mod tests {
         drop(open);
         assert!(!has_open(me, first).unwrap());
         assert!(has_open(u32::MAX, first).is_err());
+        let mut other = std::process::Command::new("cat");
+        let (stdin, id) = (File::open(&path).unwrap(), id(&path));
+        assert!(!is_open_elsewhere(id).unwrap(), "it is open here");
+        let kept = std::process::Stdio::piped();
+        let mut other = other.stdin(kept).stderr(stdin).spawn().unwrap();
+        assert!(is_open_elsewhere(id).unwrap());
+        other.kill().unwrap();
+        other.wait().unwrap();
     }
 }

@@ -49,7 +49,7 @@ pub use backend::{
     FileImage, FileOptions, ImageFile, Loss, LossLog, OpenImages, RealImages, StateImages,
 };
 pub use client::{IsThere, working_for};
-pub use descriptors::has_open;
+pub use descriptors::{has_open, is_open_elsewhere};
 pub use device::{DeviceMark, DeviceState};
 pub use disk::{
     Access, Accesses, Disk, DiskStats, Fetcher, Fill, IntentLog, PresentLog, RECORDING_PLACES,

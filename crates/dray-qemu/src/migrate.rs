@@ -241,7 +241,8 @@ impl Outgoing {
     /// That it has run, or what QEMU reports.
     pub async fn check_sent(&self) -> Result<()> {
         let now = status(&self.qmp).await?;
-        if now.state == "postmigrate" {
+        // QEMU says that all is sent a moment before it leaves the first of these, in which it refuses `cont`.
+        if matches!(now.state.as_str(), "finish-migrate" | "postmigrate") {
             return Ok(());
         }
         let why = format!(

@@ -1,10 +1,13 @@
 //! Whether a VM has the files open that lie at the paths by which QEMU knows them: a path may lead to another file
 //! since (a golden image was renewed by a rename, a link leads elsewhere), or may never have led to the same one (a
 //! QEMU in a mount namespace of its own).
+//!
+//! Behind a monitor's socket the system may show a manager that has made the socket, or carries it. Then any process
+//! counts that has the file open.
 
 use crate::api::{ApiError, ErrorKind};
 use dray_host::process::QemuProcess;
-use dray_image::{FileId, has_open};
+use dray_image::{FileId, has_open, is_open_elsewhere};
 use std::path::Path;
 
 /// Refuses a file that the VM does not have open.
@@ -15,6 +18,7 @@ pub fn check(what: &str, vm: &QemuProcess, path: &Path, file: FileId) -> Result<
     let (pid, shown) = (vm.pid, path.display());
     let (why, hint) = match u32::try_from(pid).map(|pid| has_open(pid, file)) {
         Ok(Ok(true)) => return Ok(()),
+        Ok(Ok(false)) if !is_qemu(pid) && is_open_elsewhere(file).unwrap_or(false) => return Ok(()),
         Ok(Err(why)) => (
             format!("it cannot be seen which files its QEMU has open (process {pid}): {why}"),
             "the agent needs to read the process's folder in /proc: run it as root",
@@ -25,6 +29,12 @@ pub fn check(what: &str, vm: &QemuProcess, path: &Path, file: FileId) -> Result<
         ),
     };
     Err(ApiError::new(ErrorKind::Conflict, what, why).hint(hint))
+}
+
+/// Whether a process is called as QEMU's are.
+fn is_qemu(pid: i32) -> bool {
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    ["qemu", "kvm"].iter().any(|prefix| name.starts_with(prefix))
 }
 
 /// The same for what lies at a path now.
