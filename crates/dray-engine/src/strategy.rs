@@ -133,7 +133,7 @@ impl Default for Tuning {
     }
 }
 
-/// What a strategy and its settings come to: the row of the table in ARCHITECTURE's terms.
+/// What a strategy and its settings come to: its row in `docs/explanation/strategies.md`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Scheme {
     /// Blocks are copied before handover at all.
