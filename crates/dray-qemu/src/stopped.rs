@@ -3,7 +3,7 @@
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::qmp::{Events, Qmp};
-use crate::status::stop;
+use crate::status::{status, stop};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -45,6 +45,16 @@ impl Stopped {
         }
         let why = "somebody has let the guest go on while its disk was being exchanged";
         Err(Error::new(ErrorKind::Refused, why))
+    }
+
+    /// The same, up to now.
+    ///
+    /// # Errors
+    /// That somebody has let it go on, or what QEMU reports.
+    pub async fn check_now(&self, qmp: &Qmp) -> Result<()> {
+        // What has happened before the answer is told before it.
+        status(qmp).await?;
+        self.check()
     }
 
     /// Returns when somebody has let it go on; not before.

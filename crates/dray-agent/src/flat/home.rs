@@ -136,6 +136,8 @@ impl Agent {
         leaving.check_copied().map_err(|loss| loss.refused(what))?;
         block_in_place(|| self.show_chain(entry, turn)).map_err(io)?;
         abort::before(|| vec!["HomeNamed".to_owned()]);
+        // Its reads would wait for the chain, and the exchange for them.
+        stopped.check_now(qmp).await.map_err(failed)?;
         let may_pivot = || stopped.check();
         let home = flatten::unflatten(qmp, layers, &may_pivot);
         let (home, _quiet) = held_back(home, &stopped, quiet).await;

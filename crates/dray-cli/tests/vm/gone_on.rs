@@ -79,7 +79,8 @@ fn a_guest_that_is_let_go_on_on_its_way_home_goes_home_later() {
         .is_empty()
     {
         assert!(Instant::now() < deadline, "it does not go home\n{}", stage.logs());
-        let _ = stage.lab.host("a").dray(&["release", "--qmp", &source]).expect("release");
+        let said = stage.lab.host("a").dray(&["release", "--qmp", &source]).expect("release");
+        println!("{said:?}");
     }
     assert_back_home(&mut stage);
 }

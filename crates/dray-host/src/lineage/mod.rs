@@ -366,7 +366,10 @@ impl Line {
         let (lineage, changed) = (inner.lineage.clone(), inner.changed(disk));
         let stamp = stamp_of(image)?;
         let whole = LineageRecord::Whole { lineage, changed };
-        inner.rewrite(&whole, &[LineageRecord::Stopped { stamp }])
+        // Another file at the path is not what was served.
+        let is_other = inner.inode.is_some_and(|inode| inode != stamp.inode);
+        let stopped = [LineageRecord::Stopped { stamp }];
+        inner.rewrite(&whole, if is_other { &[] } else { &stopped })
     }
 }
 

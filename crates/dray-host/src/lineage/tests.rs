@@ -214,6 +214,21 @@ fn a_line_is_of_one_file_whatever_its_name() {
     assert!(!Line::is_of_another(&host.line(), &host.image()), "the new line is of the new file");
 }
 
+/// It is not stamped as if it were what was served: its guest has written elsewhere.
+#[test]
+fn a_file_that_came_under_a_running_agent_is_another_one_after_an_orderly_stop() {
+    let host = Host::new();
+    let (line, disk, base) = host.begin();
+    let (image, away) = (host.image(), host.dir.path().join("away"));
+    std::fs::rename(image.path(), &away).unwrap();
+    std::fs::copy(&away, image.path()).unwrap();
+    line.stop(&disk, &image).unwrap();
+    drop((line, disk));
+    assert!(Line::is_of_another(&host.line(), &image));
+    let (line, disk) = host.restart();
+    assert_eq!(line.changed_since(base, &disk), None);
+}
+
 #[test]
 fn what_is_suspect_when_the_agent_stops_is_so_afterwards() {
     let host = Host::new();
