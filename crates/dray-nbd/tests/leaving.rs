@@ -136,3 +136,20 @@ fn a_client_that_left_a_crowded_connection_is_not_overtaken_by_its_own_past() {
     until("the end of the first", || fixture.server.connections("") == 1);
     assert_eq!(image.contents()[..4096], [2; 4096]);
 }
+
+/// A server that stood still finds a write of a client that is gone by then: whoever came after it may have written
+/// to the same place, also past this server.
+#[test]
+fn what_a_client_that_has_gone_has_left_in_its_socket_is_not_written() {
+    let (fixture, image) = stuck();
+    let mut client = fixture.client().go_simple();
+    let mut bytes = request(0, READ, 1, 0, 512);
+    bytes.extend(request(0, WRITE, 2, 8192, 512));
+    bytes.extend([7; 512]);
+    client.send(&bytes);
+    waits(&image, 1);
+    drop(client);
+    image.set_wall(0);
+    until("its end", || fixture.server.connections("") == 0);
+    assert_eq!(image.contents()[8192..8704], [0; 512]);
+}
