@@ -248,6 +248,7 @@ fn fio_verifies_random_writes() {
             "--size=16M",
             "--io_size=64M",
             "--verify=crc32c",
+            "--verify_state_save=0",
             "--verify_fatal=1",
             "--fsync=32",
             "--trim_percentage=0",

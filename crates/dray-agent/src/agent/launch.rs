@@ -230,7 +230,7 @@ impl Agent {
     async fn see_to_it(&self, slot: &Arc<SourceSlot>) {
         if !slot.is_home() {
             abort::before(|| vec!["Unadopt".to_owned()]);
-            self.unadopt(slot).await;
+            self.unadopt(slot, None).await;
             // A later try under the same number has a guest of its own to look after.
             let current = self.sources.get(slot.board.migration);
             if current.is_none_or(|current| Arc::ptr_eq(&current, slot))

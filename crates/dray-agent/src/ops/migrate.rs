@@ -343,7 +343,7 @@ impl Agent {
                 }
                 Err(why) => {
                     slot.set_adopted(&intent.adopted);
-                    self.unadopt(slot).await;
+                    self.unadopt(slot, Some(&*picture.vm)).await;
                     return Err(why);
                 }
             }

@@ -7,6 +7,7 @@ use crate::agent::Agent;
 use crate::api::{Adopt, ApiError, ApiResult, ErrorKind, Release, Spliced, SplicedDisk};
 use crate::migration::source::SourceSlot;
 use crate::released::{plan_of, release, taking};
+use crate::vm::hypervisor::Vm;
 use crate::vm::look::process_of;
 use crate::vm::picture::{LayerPicture, Picture, Place as Where, on_local};
 use crate::vm::qemu_error;
@@ -290,8 +291,9 @@ impl Agent {
         })
     }
 
-    /// After a migration that left the guest here: disks that were adopted for it go back to QEMU.
-    pub async fn unadopt(&self, slot: &SourceSlot) {
+    /// After a migration that left the guest here: disks that were adopted for it go back to QEMU. `through` is the
+    /// way to its VM, where there is one: a monitor talks to one at a time.
+    pub async fn unadopt(&self, slot: &SourceSlot, through: Option<&dyn Vm>) {
         let intent = slot.intent();
         let Some(vm) = &intent.vm else { return };
         for name in &intent.adopted {
@@ -316,7 +318,14 @@ impl Agent {
                     return self.give_back(&entry, &qemu);
                 }
                 let failed = |why: dray_qemu::Error| qemu_error("cannot release", &why);
-                let vm = own::connect(&*self.hypervisor, vm).await.map_err(failed)?;
+                let connected;
+                let vm = match through {
+                    Some(vm) => vm,
+                    None => {
+                        connected = own::connect(&*self.hypervisor, vm).await.map_err(failed)?;
+                        &*connected
+                    }
+                };
                 let qmp = vm.monitor();
                 if entry.flat.is_some() {
                     return self.bring_home(qmp, &entry).await.map(drop);

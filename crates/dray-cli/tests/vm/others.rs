@@ -337,6 +337,24 @@ fn a_disk_under_an_overlay_is_not_backed_up() {
     stage.assert_guest_is_well();
 }
 
+/// The second disk got a bitmap since the vm was prepared: the first one is back on its file when that is said.
+#[test]
+fn if_one_disk_cannot_be_adopted_those_before_it_go_back() {
+    let kinds = [Kind::Plain, Kind::Plain];
+    let Some(mut stage) = Stage::new("second-disk", &kinds, 1_000_000) else { return };
+    stage.prepare();
+    let other = Other::of(&stage);
+    other.ask("block-dirty-bitmap-add", &json!({ "node": "node1", "name": "mine" }));
+    let answer = Answer::of(stage.spawn(&[])).expect("answer");
+    assert_eq!(answer.code, 6, "{answer:?}\n{}", stage.logs());
+    let nodes = other.ask("query-named-block-nodes", &json!({})).to_string();
+    assert!(!nodes.contains("nbd.sock"), "{nodes}");
+    stage.target = None;
+    stage.assert_guest_is_well();
+    stage.finish_guest();
+    stage.assert_images("a");
+}
+
 /// A move in which the agent of `letter` stands still before `effect`, and what another program does meanwhile; the
 /// migration's answer.
 fn move_standing_at(
