@@ -139,8 +139,9 @@ impl Agent {
         // Its reads would wait for the chain, and the exchange for them.
         stopped.check_now(qmp).await.map_err(failed)?;
         let may_pivot = || stopped.check();
+        // What is written from then on is in the overlay, which is the truth until the chain is.
         let home = flatten::unflatten(qmp, layers, &may_pivot);
-        let (home, _quiet) = held_back(home, &stopped, quiet).await;
+        let (home, _quiet) = held_back(home, &stopped, quiet, || true).await;
         home.map_err(failed)?;
         abort::before(|| vec!["HomePivoted".to_owned()]);
         Ok(())

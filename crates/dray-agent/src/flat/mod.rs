@@ -35,22 +35,6 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Carries out an exchange while the writes of a stopped guest are held back by `quiet`. When somebody lets the
-/// guest go on they are held back no longer: QEMU would wait for them, with everything else that it does.
-async fn held_back<T>(
-    exchange: impl Future<Output = T>,
-    stopped: &Stopped,
-    quiet: Quiesced,
-) -> (T, Option<Quiesced>) {
-    let mut exchange = pin!(exchange);
-    tokio::select! {
-        biased;
-        done = &mut exchange => return (done, Some(quiet)),
-        () = stopped.goes_on() => drop(quiet),
-    }
-    (exchange.await, None)
-}
-
 /// How long a look waits for a chain that cannot be read. The target's reader gives up after 30 s,
 /// and should hear why before that.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -77,6 +61,25 @@ const HARMLESS: [&str; 19] = [
     "pass-discard-snapshot",
     "pass-discard-other",
 ];
+
+/// Carries out an exchange while the writes of a stopped guest are held back by `quiet`. When somebody lets the
+/// guest go on they are held back no longer, unless `may_open` says otherwise: QEMU would wait for them, with
+/// everything else that it does.
+async fn held_back<T>(
+    exchange: impl Future<Output = T>,
+    stopped: &Stopped,
+    quiet: Quiesced,
+    may_open: impl FnOnce() -> bool,
+) -> (T, Option<Quiesced>) {
+    let mut exchange = pin!(exchange);
+    tokio::select! {
+        biased;
+        done = &mut exchange => return (done, Some(quiet)),
+        () = stopped.goes_on() => {}
+    }
+    let quiet = if may_open() { None } else { Some(quiet) };
+    (exchange.await, quiet)
+}
 
 /// The images of a disk's chain, the active one first.
 ///

@@ -24,6 +24,7 @@ use serde::Deserialize;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::slice;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::task::block_in_place;
 
@@ -57,6 +58,16 @@ fn remove_file(swap: &Swap) -> io::Result<()> {
         names.freeze_chain().map_err(io::Error::other)?;
     }
     names.remove_chain().map_err(io::Error::other)
+}
+
+/// The guest will write to the raw image, before it is on the qcow2: that has not everything any more, so its name
+/// goes first. Whether it has none.
+fn give_up(swap: &Swap) -> bool {
+    let removed = remove_file(swap);
+    if let Err(why) = &removed {
+        tracing::error!(%why, "a guest that goes on waits: its qcow2 cannot lose its name");
+    }
+    removed.is_ok()
 }
 
 /// Lets a guest run again that was stopped. One whose QEMU is gone needs nobody.
@@ -170,9 +181,11 @@ async fn go_over(
         Err(why) => return stay(registry, entry, swap, Some(qmp)).await.and(Err(why)),
     };
     abort::step("Qcow2Named");
-    let may_pivot = || stopped.check();
+    let pivots = AtomicBool::new(false);
+    let may_pivot = || stopped.check().map(|()| pivots.store(true, Ordering::SeqCst));
+    let may_open = || !pivots.load(Ordering::SeqCst) && block_in_place(|| give_up(&swap));
     let pivoted = flatten::unflatten(qmp, slice::from_ref(&plan), &may_pivot);
-    let (pivoted, quiet) = held_back(pivoted, &stopped, quiet).await;
+    let (pivoted, quiet) = held_back(pivoted, &stopped, quiet, may_open).await;
     abort::step("Qcow2Pivoted");
     let on = match &pivoted {
         Ok(_) => Ok(On::Chain),
@@ -190,9 +203,7 @@ async fn go_over(
             Err(io::Error::other(format!("it is not known where the disk is: {why}")))
         }
         _ => {
-            // QEMU has left it, so that nothing is under way.
-            let quiet = quiet.map_or_else(|| block_in_place(|| entry.disk.quiesce(QUIET)), Ok);
-            entry.disk.park(quiet.map_err(io::Error::other)?);
+            quiet.into_iter().for_each(|quiet| entry.disk.park(quiet));
             entry.disk.fail_parked();
             end_swap(registry, entry, swap, Some(qmp)).await?;
             let ms = began.elapsed().as_secs_f64() * 1e3;
@@ -397,6 +408,22 @@ pub(crate) mod tests {
         assert_eq!(std::fs::read(host.names().image()).unwrap(), QCOW2);
         host.registry.remove_partial(&entry).unwrap();
         assert_eq!(host.files(), ["vm.qcow2"]);
+    }
+
+    /// The guest goes on over the raw image: if everything ends before anybody has said so, that is the truth.
+    #[test]
+    fn a_qcow2_that_is_given_up_is_not_the_truth_after_a_crash() {
+        let host = Host::new();
+        let entry = host.raw(false);
+        std::fs::write(host.names().image(), QCOW2).unwrap();
+        let swap = entry.record().swap.unwrap();
+        assert!(may_be_past(&swap));
+        assert!(give_up(&swap) && !may_be_past(&swap), "it may be written to");
+        assert!(give_up(&swap), "again");
+        host.recover();
+        assert_eq!(entry.record().swap, None);
+        keep_raw(&host.registry, &entry).unwrap();
+        assert_eq!(host.files(), ["vm.raw"]);
     }
 
     /// Somebody else has made a file of the name before the qcow2 could have it.

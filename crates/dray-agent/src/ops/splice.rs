@@ -17,7 +17,7 @@ use dray_host::process::QemuProcess;
 use dray_host::registry::{Adopted, CopyState, Entry, ImageRecord, Operation, is_device};
 use dray_host::released::Released;
 use dray_host::settle::Rule;
-use dray_image::{FileId, names};
+use dray_image::{FileImage, names};
 use dray_qemu::{AdoptOptions, LayerPlan, Pivot, Qmp};
 use dray_types::{Epoch, ImageId};
 use std::path::Path;
@@ -181,9 +181,9 @@ impl Agent {
         let file = self.registry.open_file(&record).map_err(|why| io_error(what, why))?;
         record.len = file.geometry().len;
         // By now dray has opened the path: it is the file that counts.
-        let opened = file.as_file().and_then(|file| file.file().metadata().ok());
+        let opened = file.as_file().and_then(FileImage::id);
         if let (Some(vm), Some(opened)) = (&picture.look.process, opened) {
-            own_files::check(what, vm, &record.path, FileId::of(&opened))?;
+            own_files::check(what, vm, &record.path, opened)?;
         }
         let failed = |why| ApiError::new(ErrorKind::Conflict, what, why);
         match known {

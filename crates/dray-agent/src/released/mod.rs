@@ -48,6 +48,7 @@ use dray_host::migration::abort;
 use dray_host::process::QemuProcess;
 use dray_host::registry::{Adopted, Entry, ImageRecord, Registry};
 use dray_host::released::{FileId, Released};
+use dray_image::FileImage;
 use dray_qemu::bitmap::PREFIX;
 use dray_qemu::{ErrorKind as Kind, LayerPlan, NewBitmap, Qmp};
 use serde::Deserialize;
@@ -268,10 +269,10 @@ fn lengthen(entry: &Entry) -> io::Result<()> {
 
 /// Checks that QEMU has opened the very file that dray serves: another one may lie at its path by now.
 fn check_opened(qmp: &Qmp, entry: &Entry) -> dray_qemu::Result<()> {
-    let served = entry.file.as_file().and_then(|file| file.file().metadata().ok());
+    let served = entry.file.as_file().and_then(FileImage::id);
     let (Some(vm), Some(served)) = (process_of(qmp), served) else { return Ok(()) };
     let what = "the disk stays on dray";
-    own_files::check(what, &vm, &entry.record().path, dray_image::FileId::of(&served))
+    own_files::check(what, &vm, &entry.record().path, served)
         .map_err(|why| dray_qemu::Error::new(Kind::Refused, why.to_string()))
 }
 

@@ -3,9 +3,10 @@
 
 use crate::failures::copying;
 use crate::home::assert_back_home;
+use crate::restart::start_with;
 use crate::stage::{Kind, PATIENCE, Stage, qmp};
 use dray_testkit::lab::Answer;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -17,9 +18,7 @@ const CONT: &str = "{\"execute\":\"cont\"}";
 /// A guest on a chain, and a QEMU that waits for it. The agent of `letter` will stand still before `step`.
 fn prepared(name: &str, more: &[&str], (letter, step): (&str, &str)) -> Option<Stage> {
     let mut stage = Stage::new(name, &[Kind::Chain], 2_000_000)?;
-    let host = stage.lab.host(letter);
-    host.kill9().expect("kill");
-    host.start_with(&[("DRAY_STOP_BEFORE", step)]).expect("restart");
+    start_with(stage.lab.host(letter), "DRAY_STOP_BEFORE", step);
     let answer = stage.prepared_with(more);
     let prepared = answer.json().unwrap_or_else(|why| panic!("{why}\n{}", stage.logs()));
     stage.start_target(&prepared);
@@ -69,18 +68,11 @@ fn a_guest_that_is_let_go_on_on_its_way_home_goes_home_later() {
     // It stays over its chain, and goes home when it is told to, if that has not been tried again.
     let source = stage.source_qmp();
     let deadline = Instant::now() + PATIENCE;
-    while !stage
-        .lab
-        .host("a")
-        .json(&["images"])
-        .expect("images")
-        .as_array()
-        .expect("list")
-        .is_empty()
-    {
-        assert!(Instant::now() < deadline, "it does not go home\n{}", stage.logs());
+    let is_home =
+        |stage: &Stage| stage.lab.host("a").json(&["images"]).expect("images") == json!([]);
+    while !is_home(&stage) {
         let said = stage.lab.host("a").dray(&["release", "--qmp", &source]).expect("release");
-        println!("{said:?}");
+        assert!(Instant::now() < deadline, "it does not go home: {said:?}\n{}", stage.logs());
     }
     assert_back_home(&mut stage);
 }

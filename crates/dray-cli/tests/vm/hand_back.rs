@@ -2,6 +2,7 @@
 //! the guest run there, the disks go back and it goes on at the source (I5).
 
 use crate::home::assert_back_home;
+use crate::restart::start_with;
 use crate::stage::{Kind, PATIENCE, Stage};
 use dray_testkit::lab::Answer;
 use std::time::{Duration, Instant};
@@ -15,9 +16,7 @@ const HANGS: Duration = Duration::from_secs(40);
 /// Kills the target's QEMU while the agent of `letter` stands still before `effect`; the answer of
 /// `dray migrate`.
 pub fn dies_before(letter: &str, effect: &str, stage: &mut Stage) -> Answer {
-    let host = stage.lab.host(letter);
-    host.kill9().expect("kill");
-    host.start_with(&[("DRAY_STOP_BEFORE", effect)]).expect("restart");
+    start_with(stage.lab.host(letter), "DRAY_STOP_BEFORE", effect);
     stage.prepare();
     let migrate = stage.spawn(&[]);
     stage.lab.host(letter).wait_stopped(PATIENCE).expect("it comes to the effect");
@@ -76,9 +75,7 @@ fn a_guest_whose_qemu_hangs_goes_on_when_it_answers_again() {
     let Some(mut stage) = Stage::new("hangs", &[Kind::Plain, Kind::Qcow2], 3_000_000) else {
         return;
     };
-    let b = stage.lab.host("b");
-    b.kill9().expect("kill");
-    b.start_with(&[("DRAY_STOP_BEFORE", "ReachGuest")]).expect("restart");
+    start_with(stage.lab.host("b"), "DRAY_STOP_BEFORE", "ReachGuest");
     stage.prepare();
     let migrate = stage.spawn(&[]);
     stage.lab.host("b").wait_stopped(PATIENCE).expect("it comes to the effect");

@@ -2,6 +2,7 @@
 
 use crate::failures::copying;
 use crate::home::{assert_back_home, assert_nothing_left};
+use crate::restart::start_with;
 use crate::stage::{self, Kind, PATIENCE, Stage, qmp};
 use dray_testkit::guest::tools;
 use dray_testkit::lab::{Answer, Host};
@@ -163,11 +164,7 @@ fn a_disk_that_another_program_has_moved_away_is_let_go() {
 /// The same without any migration: what dray has is not what the guest has, so a backup would be of an old disk.
 #[test]
 fn a_disk_that_was_moved_away_unnoticed_is_neither_backed_up_nor_moved() {
-    let Some(mut stage) = Stage::new("moved-unnoticed", &[Kind::Plain], 2_000_000) else { return };
-    let a = stage.lab.host("a");
-    a.json(&["adopt", "--qmp", &stage.source_qmp()]).expect("adopt");
-    let repository = format!("file://{}", stage.lab.dir().join("backups").display());
-    a.json(&["backups", "init", &repository]).expect("a repository");
+    let Some((mut stage, repository)) = adopted("moved-unnoticed") else { return };
     let refused = |stage: &Stage, args: &[&str], code: i32, said: &str| {
         let answer = stage.lab.host("a").dray(args).expect("dray");
         assert_eq!(answer.code, code, "{args:?}: {answer:?}");
@@ -238,11 +235,31 @@ fn a_released_disk_that_comes_back_on_another_node_counts_as_changed() {
     stage.assert_images("a");
 }
 
+/// The name that a file keeps when another one takes its own.
+fn kept(path: &Path) -> PathBuf {
+    path.with_extension("kept")
+}
+
 /// Another file has the name: a copy, with what the disk held when it was made.
 fn replace(path: &Path) {
     let copy = path.with_extension("copy");
     std::fs::copy(path, &copy).expect("copy");
+    std::fs::hard_link(path, kept(path)).expect("link");
     std::fs::rename(&copy, path).expect("rename");
+}
+
+fn put_back(path: &Path) {
+    std::fs::rename(kept(path), path).expect("back");
+}
+
+/// A guest whose disk is on dray, and where it is backed up to.
+fn adopted(name: &str) -> Option<(Stage, String)> {
+    let stage = Stage::new(name, &[Kind::Plain], 2_000_000)?;
+    let a = stage.lab.host("a");
+    a.json(&["adopt", "--qmp", &stage.source_qmp()]).expect("adopt");
+    let at = format!("file://{}", stage.lab.dir().join("backups").display());
+    a.json(&["backups", "init", &at]).expect("a repository");
+    Some((stage, at))
 }
 
 /// QEMU has a file open that has lost its name to another one. On dray, or back on its file, the guest would go on
@@ -253,11 +270,7 @@ fn a_file_that_has_lost_its_name_is_not_taken_for_the_one_that_has_it() {
     let Some(mut stage) = Stage::new("renamed", &kinds, 2_000_000) else { return };
     let qmp = stage.source_qmp();
     let (raw, base) = (stage.image("a", 0), stage.image("a", 1).with_file_name("base.qcow2"));
-    let kept = |path: &Path| path.with_extension("kept");
-    for path in [&raw, &base] {
-        std::fs::hard_link(path, kept(path)).expect("link");
-        replace(path);
-    }
+    [&raw, &base].into_iter().for_each(|path| replace(path));
     let refused = |stage: &Stage, args: &[&str], path: &Path| {
         let answer = stage.lab.host("a").dray(args).expect("dray");
         assert_eq!(answer.code, 6, "{args:?}: {answer:?}\n{}", stage.logs());
@@ -270,25 +283,20 @@ fn a_file_that_has_lost_its_name_is_not_taken_for_the_one_that_has_it() {
         let prepare = [&["prepare", "--qmp", &qmp, "--to", "hostb"][..], more].concat();
         refused(&stage, &prepare, &raw);
     }
-    std::fs::rename(kept(&raw), &raw).expect("back");
+    put_back(&raw);
     refused(&stage, &["prepare", "--qmp", &qmp, "--to", "hostb"], &base);
-    std::fs::rename(kept(&base), &base).expect("back");
+    put_back(&base);
     let adopted = stage.lab.host("a").dray(&adopt).expect("adopt");
     assert_eq!(adopted.code, 0, "{adopted:?}");
     // On dray its file can lose its name as well, and so can what is below it.
-    for path in [&raw, &base] {
-        std::fs::hard_link(path, kept(path)).expect("link");
-        replace(path);
-    }
+    [&raw, &base].into_iter().for_each(|path| replace(path));
     let at = format!("file://{}", stage.lab.dir().join("backups").display());
     stage.lab.host("a").json(&["backups", "init", &at]).expect("a repository");
     refused(&stage, &["backup", "disk1.qcow2", "--to", &at], &base);
     let answer = stage.lab.host("a").dray(&["release", "--qmp", &qmp]).expect("release");
     assert_eq!(answer.code, 6, "{answer:?}\n{}", stage.logs());
     stage.assert_guest_is_well();
-    for path in [&raw, &base] {
-        std::fs::rename(kept(path), path).expect("back");
-    }
+    [&raw, &base].into_iter().for_each(|path| put_back(path));
     stage.release();
     stage.finish_guest();
     stage.assert_images("a");
@@ -298,20 +306,17 @@ fn a_file_that_has_lost_its_name_is_not_taken_for_the_one_that_has_it() {
 /// it has written to, and is not given the other one.
 #[test]
 fn a_guest_is_not_served_a_file_that_replaced_its_own_while_no_agent_ran() {
-    let Some(mut stage) = Stage::new("replaced", &[Kind::Plain], 2_000_000) else { return };
-    let a = stage.lab.host("a");
-    a.json(&["adopt", "--qmp", &stage.source_qmp()]).expect("adopt");
+    let Some((mut stage, _)) = adopted("replaced") else { return };
     stage.assert_guest_is_well();
-    let (path, kept) = (stage.image("a", 0), stage.image("a", 0).with_extension("kept"));
+    let path = stage.image("a", 0);
     for ends in [Host::stop, Host::kill9] {
         let a = stage.lab.host("a");
         ends(a).expect("it ends");
-        std::fs::hard_link(&path, &kept).expect("link");
         replace(&path);
         a.start().expect("start");
         let images = a.json(&["images"]).expect("images");
         assert!(images.to_string().contains("another file is at"), "{images}");
-        std::fs::rename(&kept, &path).expect("back");
+        put_back(&path);
         stage.assert_guest_is_well();
     }
     stage.release();
@@ -322,11 +327,7 @@ fn a_guest_is_not_served_a_file_that_replaced_its_own_while_no_agent_ran() {
 /// The writes that a guest has flushed are in an overlay that dray knows nothing of.
 #[test]
 fn a_disk_under_an_overlay_is_not_backed_up() {
-    let Some(mut stage) = Stage::new("overlaid", &[Kind::Plain], 2_000_000) else { return };
-    let a = stage.lab.host("a");
-    a.json(&["adopt", "--qmp", &stage.source_qmp()]).expect("adopt");
-    let at = format!("file://{}", stage.lab.dir().join("backups").display());
-    a.json(&["backups", "init", &at]).expect("a repository");
+    let Some((mut stage, at)) = adopted("overlaid") else { return };
     let (other, overlay) = (Other::of(&stage), stage.lab.dir().join("overlay.qcow2"));
     let snapshot = json!({ "node-name": other.top(), "snapshot-file": overlay,
         "snapshot-node-name": "overlay", "format": "qcow2" });
@@ -363,9 +364,7 @@ fn move_standing_at(
     effect: &str,
     act: impl FnOnce(&Stage),
 ) -> Answer {
-    let host = stage.lab.host(letter);
-    host.kill9().expect("kill");
-    host.start_with(&[("DRAY_STOP_BEFORE", effect)]).expect("restart");
+    start_with(stage.lab.host(letter), "DRAY_STOP_BEFORE", effect);
     stage.prepare();
     let migrate = stage.spawn(&[]);
     stage.lab.host(letter).wait_stopped(PATIENCE).expect("it comes to the effect");

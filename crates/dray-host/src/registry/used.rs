@@ -5,7 +5,7 @@
 
 use super::record::{CopyState, ImageRecord, Place};
 use super::{Entry, Registry, closed};
-use dray_image::{FileId, Hold, ImageFile, QemuLocks};
+use dray_image::{FileId, FileImage, Hold, ImageFile, QemuLocks};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
@@ -173,9 +173,9 @@ fn shared(record: &ImageRecord) -> bool {
 
 /// The files of an image: the one that is open, and the active one of a chain below it.
 pub(super) fn ids_of(record: &ImageRecord, file: &dyn ImageFile) -> Vec<FileId> {
-    let open = file.as_file().and_then(|image| image.file().metadata().ok());
+    let open = file.as_file().and_then(FileImage::id);
     let chain = record.flat.as_ref().and_then(|_| chain_file(record));
-    open.iter().chain(chain.iter()).map(FileId::of).collect()
+    open.into_iter().chain(chain.as_ref().map(FileId::of)).collect()
 }
 
 fn chain_file(record: &ImageRecord) -> Option<std::fs::Metadata> {

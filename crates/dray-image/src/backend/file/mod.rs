@@ -13,7 +13,9 @@ use crate::backend::direct::Direct;
 use crate::backend::write_back::{Loss, LossLog, WriteBack};
 use crate::image::WriteBackError;
 use crate::sys;
-use crate::{Attempt, Error, ErrorKind, Extent, ExtentKind, Geometry, Image, Result, ZeroMode};
+use crate::{
+    Attempt, Error, ErrorKind, Extent, ExtentKind, FileId, Geometry, Image, Result, ZeroMode,
+};
 use rustix::fs::{Advice, SeekFrom};
 use rustix::io::{Errno, ReadWriteFlags};
 use std::fs::File;
@@ -146,6 +148,11 @@ impl FileImage {
     /// The open file.
     pub fn file(&self) -> &File {
         &self.file
+    }
+
+    /// Which file it is; none when the system does not tell.
+    pub fn id(&self) -> Option<FileId> {
+        self.file.metadata().ok().map(|meta| FileId::of(&meta))
     }
 
     fn advise(&self, offset: u64, len: u64, advice: Advice) -> Result<()> {
