@@ -93,12 +93,6 @@ impl Connection {
         if let Err(refusal) = request.check(&self.session.rules) {
             return self.refuse(request, refusal);
         }
-        // A client that has gone was not told of it, and its successor may have written since: also past this
-        // server, while an agent stood still that had let go of the file.
-        let changes = !matches!(request.command, cmd::READ | cmd::FLUSH);
-        if changes && self.inbound.channel().has_hung_up() {
-            return Err(io::ErrorKind::ConnectionAborted.into());
-        }
         match request.command {
             cmd::READ => self.read(request),
             cmd::WRITE if request.len as usize <= LARGE_WRITE => self.short_write(request),

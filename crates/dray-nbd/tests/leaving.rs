@@ -3,7 +3,7 @@
 
 mod support;
 
-use dray_image::{ErrorKind, Image};
+use dray_image::{Disk, ErrorKind, Image};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -137,19 +137,41 @@ fn a_client_that_left_a_crowded_connection_is_not_overtaken_by_its_own_past() {
     assert_eq!(image.contents()[..4096], [2; 4096]);
 }
 
-/// A server that stood still finds a write of a client that is gone by then: whoever came after it may have written
-/// to the same place, also past this server.
+/// A server that stood still finds a write of a client that is gone by then. While nothing keeps others from the
+/// image, whoever came after that client may have written to the same place, past this server.
 #[test]
 fn what_a_client_that_has_gone_has_left_in_its_socket_is_not_written() {
-    let (fixture, image) = stuck();
+    for unlocked in [true, false] {
+        let image = Arc::new(Memory::new(LEN).never_warning());
+        image.set_wall(LEN as u64);
+        let disk = Disk::new(Arc::clone(&image) as Arc<dyn Image>);
+        disk.set_unlocked(unlocked);
+        let fixture = Fixture::with(disk);
+        let mut client = fixture.client().go_simple();
+        let mut bytes = request(0, READ, 1, 0, 512);
+        bytes.extend(request(0, WRITE, 2, 8192, 512));
+        bytes.extend([7; 512]);
+        client.send(&bytes);
+        waits(&image, 1);
+        drop(client);
+        image.set_wall(0);
+        until("its end", || fixture.server.connections("") == 0);
+        let written = image.contents()[8192..8704] == [7; 512];
+        assert_eq!(written, !unlocked, "a locked image is nobody else's");
+    }
+}
+
+/// The clients that are there are served meanwhile.
+#[test]
+fn an_image_that_others_may_open_is_served() {
+    let image = Arc::new(Memory::new(LEN));
+    let disk = Disk::new(Arc::clone(&image) as Arc<dyn Image>);
+    disk.set_unlocked(true);
+    let fixture = Fixture::with(disk);
     let mut client = fixture.client().go_simple();
-    let mut bytes = request(0, READ, 1, 0, 512);
-    bytes.extend(request(0, WRITE, 2, 8192, 512));
-    bytes.extend([7; 512]);
-    client.send(&bytes);
-    waits(&image, 1);
-    drop(client);
-    image.set_wall(0);
-    until("its end", || fixture.server.connections("") == 0);
-    assert_eq!(image.contents()[8192..8704], [0; 512]);
+    client.write(0, 1, 0, &[5; 4096]);
+    assert_eq!(client.reply().errno(), 0);
+    client.send(&request(0, FLUSH, 2, 0, 0));
+    assert_eq!(client.reply().errno(), 0);
+    assert_eq!(image.contents()[..4096], [5; 4096]);
 }

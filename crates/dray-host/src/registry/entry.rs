@@ -63,6 +63,8 @@ impl Entry {
         if record.has_left() {
             disk.fail_parked();
         }
+        // Until it has its locks. There are none on a simulated disk.
+        disk.set_unlocked(file.as_file().is_some() && wanted_hold(&record).is_some());
         Self {
             flat,
             record: Mutex::new(record),
@@ -114,6 +116,7 @@ impl Entry {
             }
         };
         self.locked_out.store(taken.is_err(), Ordering::SeqCst);
+        self.disk.set_unlocked(locks.is_none());
         taken
     }
 
@@ -181,12 +184,21 @@ impl Entry {
 
     /// The locks that it has, for another entry of the same file.
     pub(super) fn give_up_locks(&self) -> Option<QemuLocks> {
-        self.lock_locks().take()
+        let mut locks = self.lock_locks();
+        if locks.is_some() {
+            // First: what comes from now on is looked at.
+            self.disk.set_unlocked(true);
+        }
+        locks.take()
     }
 
     /// Locks that were taken for it before, or none.
     pub(super) fn put_locks(&self, locks: Option<QemuLocks>) {
-        *self.lock_locks() = locks;
+        let mut own = self.lock_locks();
+        if locks.is_some() {
+            self.disk.set_unlocked(false);
+        }
+        *own = locks;
     }
 
     fn lock_locks(&self) -> MutexGuard<'_, Option<QemuLocks>> {

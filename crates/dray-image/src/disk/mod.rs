@@ -143,6 +143,8 @@ pub struct Disk {
     withdrawn: AtomicBool,
     /// Its clients are told that they may write.
     told_writable: AtomicBool,
+    /// No lock keeps other programs from the image.
+    unlocked: AtomicBool,
 }
 
 impl Disk {
@@ -173,8 +175,15 @@ impl Disk {
             counters: Counters::default(),
             withdrawn: AtomicBool::new(false),
             told_writable: AtomicBool::new(false),
+            unlocked: AtomicBool::new(false),
             backing,
         })
+    }
+
+    /// Whether another program may open the image for writing, because no lock keeps it from that. What a client
+    /// has asked for that has gone is not done then: whoever came after it may have written past this disk.
+    pub fn set_unlocked(&self, unlocked: bool) {
+        self.unlocked.store(unlocked, Ordering::SeqCst);
     }
 
     /// The image below; the copier reads (at the source) and writes (at the target) here.

@@ -49,6 +49,10 @@ impl Disk {
         }
         let began = self.meter.is_on().then(Instant::now);
         let _pass = self.gate.enter(client::is_there)?;
+        if self.unlocked.load(Ordering::SeqCst) && !client::is_there() {
+            let why = "its client has gone, and another program may have the image";
+            return Err(Error::new(ErrorKind::Unavailable, "changing an image", why));
+        }
         let noted = self.history.begin(touched.all)?;
         let marked = self.tracker.begin(touched.all)?;
         self.keeper.before_change(touched.all);
@@ -226,7 +230,10 @@ impl Image for Disk {
             return Ok(Attempt::Done);
         }
         let touched = Touched::new(offset, len, self.len);
-        if self.brake.is_on() && self.new_dirty(touched) > 0 {
+        // Nobody here can tell whether the client is still there.
+        let waits = self.unlocked.load(Ordering::Relaxed)
+            || self.brake.is_on() && self.new_dirty(touched) > 0;
+        if waits {
             return Ok(Attempt::WouldWait);
         }
         let began = self.meter.is_on().then(Instant::now);
