@@ -46,8 +46,12 @@ impl Exports for ImageExports {
         {
             return Err(ExportError::Refused(objection.why));
         }
-        if record.swap.is_some_and(|swap| may_be_past(&swap)) {
+        if record.swap.as_ref().is_some_and(may_be_past) {
             let why = format!("the disk of image '{name}' goes over to a qcow2");
+            return Err(ExportError::Refused(why));
+        }
+        if record.may_be_home() {
+            let why = format!("the disk of image '{name}' goes back to its chain");
             return Err(ExportError::Refused(why));
         }
         Ok(Arc::clone(&entry.disk) as Arc<dyn Image>)

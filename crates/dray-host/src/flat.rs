@@ -7,7 +7,7 @@
 pub mod peeks;
 
 use crate::migration::present::PresentFile;
-use crate::registry::ImageRecord;
+use crate::registry::{ImageRecord, Place};
 use dray_files::StatePath;
 use dray_image::{FileImage, FileOptions, Image, ImageFile, ImageNames, Overlay};
 use dray_types::{BlockRange, ImageId};
@@ -86,8 +86,8 @@ pub enum Purpose {
 /// An exchange of a disk's nodes that is under way: the guest is stopped for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Turn {
-    /// The overlay is merged and the disk goes back to its chain. Otherwise it comes from there, and
-    /// the overlay is still empty.
+    /// The overlay is merged and the disk goes back to its chain; once the chain has its name it may be
+    /// there ([`ImageRecord::may_be_home`]). Otherwise it comes from there, and the overlay is still empty.
     pub home: bool,
     /// The guest ran before, and is to run again.
     pub running: bool,
@@ -107,6 +107,16 @@ pub struct FlatRecord {
     /// The id in the overlay's name, where the image has another one by now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overlay: Option<ImageId>,
+}
+
+impl ImageRecord {
+    /// Whether its guest may be writing to the chain that was flattened. From the moment at which the chain has
+    /// everything and gets its name, until it has lost that again, nothing is written to the overlay: merged once
+    /// more it would undo what the guest has written since.
+    pub fn may_be_home(&self) -> bool {
+        let turn = self.flat.as_ref().and_then(|flat| flat.turn);
+        turn.is_some_and(|turn| turn.home && (turn.done || self.place == Place::Named))
+    }
 }
 
 /// A flattened image that is open.

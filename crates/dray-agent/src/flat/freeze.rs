@@ -4,6 +4,7 @@
 //! ([`Agent::end_exchanges`]) lets it go on where its disk is by then.
 
 use super::chain_of;
+use super::recover::turn_of;
 use super::swap::wake;
 use crate::agent::Agent;
 use crate::api::{ApiError, ApiResult, ErrorKind, SplicedDisk};
@@ -161,18 +162,31 @@ impl Agent {
         };
         let turned = turned.await;
         let on = match turned {
-            Ok(()) => On::Export,
+            Ok(()) => Ok(On::Export),
             Err(_) => self.undo_freeze(qmp, entry, &layers, stopped.as_ref().ok()).await,
         };
         self.let_go_on(what, qmp, running).await?;
         let ended = match on {
-            On::Export => self.end_turn(entry),
-            On::Chain => self.forget_home(qmp, entry),
+            Ok(On::Export) => self.end_turn(entry),
+            Ok(On::Chain) => self.forget_home(qmp, entry),
+            Err(unknown) => Err(unknown),
         };
-        if let Err(why) = &ended {
-            tracing::error!(%why, "a restart will look after a disk again");
-        }
+        let ended = self.ended_or_goes_on(entry, ended);
         turned.and(ended.map_err(|why| io_error(what, why)))
+    }
+
+    /// An exchange whose guest runs again has ended, unless `ended` is an error: then its end is tried again. Its
+    /// guest is not let go on once more then, which its user may have stopped by that time.
+    pub(super) fn ended_or_goes_on(&self, entry: &Entry, ended: io::Result<()>) -> io::Result<()> {
+        let Err(why) = &ended else { return Ok(()) };
+        let record = entry.record();
+        let image = &record.name;
+        tracing::error!(image, %why, "the exchange of a disk has not ended; this is tried again");
+        let turn = turn_of(&record).map(|turn| Turn { running: false, ..turn });
+        if let Err(why) = self.set_turn(entry, record.place, turn) {
+            tracing::warn!(image, %why, "cannot write down that a guest runs again");
+        }
+        ended
     }
 
     /// An exchange is over and its guest runs again. Until then the turn is durable, so that whoever
@@ -218,34 +232,39 @@ impl Agent {
 
     /// Back on the chain, while the overlay is empty. A disk that cannot be put back stays where it
     /// is, which serves it as well. Says where it is.
+    ///
+    /// # Errors
+    /// When that is not known, or cannot be written down.
     async fn undo_freeze(
         &self,
         qmp: &Qmp,
         entry: &Entry,
         layers: &[LayerPlan],
         stopped: Option<&Stopped>,
-    ) -> On {
+    ) -> io::Result<On> {
+        let settle = || async { flatten::settle(qmp, layers).await.map_err(io::Error::other) };
+        if settle().await? == On::Chain {
+            return Ok(On::Chain);
+        }
         let may_pivot = || stopped.map_or(Ok(()), Stopped::check);
         let undone = async {
-            if flatten::settle(qmp, layers).await.map_err(io::Error::other)? == On::Export {
-                if let Some(flat) = &entry.flat {
-                    block_in_place(|| flat.chain.finish())?;
-                }
-                let record = entry.record();
-                names_of(&record)?.thaw_chain(record.mode).map_err(io::Error::other)?;
-                flatten::unflatten(qmp, layers, &may_pivot).await.map_err(io::Error::other)?;
+            if let Some(flat) = &entry.flat {
+                block_in_place(|| flat.chain.finish())?;
             }
-            Ok::<(), io::Error>(())
+            let record = entry.record();
+            names_of(&record)?.thaw_chain(record.mode).map_err(io::Error::other)?;
+            flatten::unflatten(qmp, layers, &may_pivot).await.map_err(io::Error::other)
         };
-        let Err(why) = undone.await else { return On::Chain };
-        tracing::error!(%why, "a disk that could not be flattened stays with dray");
-        if let Err(why) = self.hide_chain(entry) {
-            tracing::error!(%why, "cannot write down where a disk is");
+        let Err(why) = undone.await else { return Ok(On::Chain) };
+        if settle().await? == On::Chain {
+            return Ok(On::Chain);
         }
+        tracing::error!(%why, "a disk that could not be flattened stays with dray");
+        self.hide_chain(entry)?;
         if let Some(flat) = &entry.flat {
             self.read_again(flat);
         }
-        On::Export
+        Ok(On::Export)
     }
 
     /// QEMU has the disk on its chain again: what was made for it goes. Where QEMU's command line does

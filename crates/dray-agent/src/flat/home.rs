@@ -16,11 +16,13 @@ use crate::vm::{own, qemu_error};
 use dray_host::flat::{Flat, Turn};
 use dray_host::migration::abort;
 use dray_host::registry::{CopyState, Entry, Place};
+use dray_image::Quiesced;
 use dray_qemu::flatten::{self, On};
 use dray_qemu::{LayerPlan, Qmp, Stopped, status};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::task::block_in_place;
 
@@ -84,44 +86,64 @@ impl Agent {
             self.read_again(flat);
             loss.refused(&what)
         })?;
-        let home = self.turn_home(&what, qmp, entry, &layers, (running, &leaving)).await;
+        let mut quiet = None;
+        let home =
+            self.turn_home(&what, qmp, entry, &layers, (running, &leaving, &mut quiet)).await;
         let on = match &home {
             Ok(()) => Ok(On::Chain),
             Err(_) => self.stay(qmp, entry, &layers).await,
         };
-        if matches!(on, Ok(On::Chain)) {
-            self.note_home(entry, running).await;
-        }
+        let is_home = matches!(on, Ok(On::Chain));
+        self.close_overlay(entry, &on, running, quiet).await;
         self.let_go_on(&what, qmp, running).await?;
         drop(leaving);
         abort::step("HomeForget");
-        match (home, on) {
-            (_, Ok(On::Chain)) => {}
-            (home, Ok(On::Export)) => {
-                self.end_turn(entry).map_err(|why| io_error(&what, why))?;
-                home?;
-            }
-            (home, Err(left)) => {
-                tracing::error!(image = record.name, why = %left, "a disk is nowhere for sure");
-                home?;
-            }
+        let ended = match on {
+            Ok(On::Export) => self.end_turn(entry),
+            Ok(On::Chain) => self.forget_home(qmp, entry),
+            Err(unknown) => Err(unknown),
+        };
+        let ended = self.ended_or_goes_on(entry, ended);
+        if !is_home {
+            home?;
         }
+        ended.map_err(|why| io_error(&what, why))?;
         let ms = began.elapsed().as_secs_f64() * 1e3;
         tracing::info!(image = record.name, ms, "back on its chain");
-        self.forget_home(qmp, entry).map_err(|why| io_error(&what, why))?;
         let active = &layers[0];
         let node = active.format_node().unwrap_or_else(|| active.local_node()).to_owned();
         let (device, image, path) = (active.qdev.clone(), record.name, record.path);
         Ok(SplicedDisk { device, node, image, path, ms })
     }
 
+    /// Nothing is written to the overlay any more, unless the disk is on it: that would be lost, or would undo what
+    /// the guest writes to the chain.
+    async fn close_overlay(
+        &self,
+        entry: &Entry,
+        on: &io::Result<On>,
+        running: bool,
+        quiet: Option<Quiesced>,
+    ) {
+        if matches!(on, Ok(On::Export)) {
+            return;
+        }
+        quiet.into_iter().for_each(|quiet| entry.disk.park(quiet));
+        if on.is_ok() {
+            self.note_home(entry, running).await;
+            entry.disk.fail_parked();
+        }
+    }
+
+    /// Stops the guest, merges the rest and puts the disk on its chain. From the moment at which it may be there its
+    /// writes are held back by what is left in `held`.
     async fn turn_home(
         &self,
         what: &str,
         qmp: &Qmp,
         entry: &Entry,
         layers: &[LayerPlan],
-        (running, leaving): (bool, &Leaving),
+        (running, leaving, held): (bool, &Leaving, &mut Option<Quiesced>),
     ) -> ApiResult<()> {
         let failed = |why: dray_qemu::Error| qemu_error(what, &why);
         let turn = Some(Turn { home: true, running, done: false });
@@ -134,14 +156,21 @@ impl Agent {
             block_in_place(|| entry.disk.quiesce(QUIET)).map_err(|why| io_error(what, why))?;
         block_in_place(|| merge_last(entry)).map_err(io)?;
         leaving.check_copied().map_err(|loss| loss.refused(what))?;
+        *held = Some(quiet);
         block_in_place(|| self.show_chain(entry, turn)).map_err(io)?;
         abort::before(|| vec!["HomeNamed".to_owned()]);
+        // A guest that is let go on before the pivot writes to the overlay, once the chain is hidden.
+        let give_up = || block_in_place(|| self.hide_chain(entry)).is_ok();
         // Its reads would wait for the chain, and the exchange for them.
-        stopped.check_now(qmp).await.map_err(failed)?;
-        let may_pivot = || stopped.check();
-        // What is written from then on is in the overlay, which is the truth until the chain is.
+        if let Err(why) = stopped.check_now(qmp).await {
+            held.take_if(|_| give_up());
+            return Err(failed(why));
+        }
+        let pivots = AtomicBool::new(false);
+        let may_pivot = || stopped.check().map(|()| pivots.store(true, Ordering::SeqCst));
+        let may_open = || !pivots.load(Ordering::SeqCst) && give_up();
         let home = flatten::unflatten(qmp, layers, &may_pivot);
-        let (home, _quiet) = held_back(home, &stopped, quiet, || true).await;
+        let home = held_back(home, &stopped, held, may_open).await;
         home.map_err(failed)?;
         abort::before(|| vec!["HomePivoted".to_owned()]);
         Ok(())
@@ -242,6 +271,7 @@ impl Agent {
         loop {
             tokio::time::sleep(LOOK).await;
             block_in_place(|| self.rest_replicas(&mut asked));
+            self.end_broken_off().await;
             let mut left = BTreeMap::new();
             for entry in self.registry.all().into_iter().filter(|entry| entry.flat.is_some()) {
                 if !self.is_left_alone(&entry) {

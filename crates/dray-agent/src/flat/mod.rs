@@ -68,17 +68,19 @@ const HARMLESS: [&str; 19] = [
 async fn held_back<T>(
     exchange: impl Future<Output = T>,
     stopped: &Stopped,
-    quiet: Quiesced,
+    quiet: &mut Option<Quiesced>,
     may_open: impl FnOnce() -> bool,
-) -> (T, Option<Quiesced>) {
+) -> T {
     let mut exchange = pin!(exchange);
     tokio::select! {
         biased;
-        done = &mut exchange => return (done, Some(quiet)),
+        done = &mut exchange => return done,
         () = stopped.goes_on() => {}
     }
-    let quiet = if may_open() { None } else { Some(quiet) };
-    (exchange.await, quiet)
+    if may_open() {
+        *quiet = None;
+    }
+    exchange.await
 }
 
 /// The images of a disk's chain, the active one first.

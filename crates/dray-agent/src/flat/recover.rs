@@ -1,4 +1,5 @@
-//! After a restart: exchanges of disks that the agent before this one died in are ended, and their guests go on.
+//! Exchanges of disks that were broken off are ended, and their guests go on: those that the agent before this one
+//! died in, and those of which this one has not heard how they ended.
 //!
 //! Where the disk is decides, and only its VM can say that. A VM whose process has ended says nothing any more:
 //! then the names of the files decide. One that runs and does not answer is asked again until it does; until
@@ -44,23 +45,40 @@ impl Agent {
     async fn not_ended(&self, entries: Vec<Arc<Entry>>) -> Vec<Arc<Entry>> {
         let mut left = Vec::new();
         for entry in entries {
-            let image = entry.record().name;
             // Its migration may be at it.
-            let ended = match self.registry.operate_anyway(&image, "release") {
+            let ended = match self.registry.operate_anyway(&entry.record().name, "release") {
                 Ok(_operation) => self.end_exchange(&entry).await,
                 Err(_) => Err(io::Error::other("somebody else is at it")),
             };
-            let (key, what) = (
-                format!("exchange.{image}"),
-                format!("the disk of image '{image}' is between two places"),
-            );
-            let hint = "this is tried again until its QEMU answers at its QMP socket, or has ended";
-            self.troubles.settle(&key, &what, ended.as_ref().err(), hint);
+            self.tell_exchange(&entry, ended.as_ref().err());
             if ended.is_err() {
                 left.push(entry);
             }
         }
         left
+    }
+
+    fn tell_exchange(&self, entry: &Entry, why: Option<&io::Error>) {
+        let image = entry.record().name;
+        let key = format!("exchange.{image}");
+        let what = format!("the disk of image '{image}' is between two places");
+        let hint = "this is tried again until its QEMU answers at its QMP socket, or has ended";
+        self.troubles.settle(&key, &what, why, hint);
+    }
+
+    /// Tries once more to end the exchanges of flattened disks that this agent has begun itself, and of which it
+    /// does not know how they ended.
+    pub(super) async fn end_broken_off(&self) {
+        for entry in self.registry.all() {
+            let record = entry.record();
+            if turn_of(&record).is_none() {
+                continue;
+            }
+            // Where somebody is at it, it is not broken off.
+            let Ok(_operation) = self.registry.operate(&record.name, "release") else { continue };
+            let ended = self.end_exchange(&entry).await;
+            self.tell_exchange(&entry, ended.as_ref().err());
+        }
     }
 
     async fn end_exchange(&self, entry: &Entry) -> io::Result<()> {
@@ -80,9 +98,7 @@ impl Agent {
         let vm = own::find(&*self.hypervisor, &adopted.qmp, adopted.qemu.as_ref()).await;
         match vm.map_err(io::Error::other)? {
             Some(vm) => self.end_turn_of(vm.monitor(), entry, turn).await,
-            // `keep_flat` brings home what it wrote.
-            None if !turn.done => self.hide_found(entry, &record),
-            None => self.forget_flat(entry),
+            None => self.end_found(entry, &record),
         }
     }
 
@@ -92,20 +108,28 @@ impl Agent {
         match on {
             // It never left, or it is back: either way nothing is in the overlay alone.
             On::Chain => names_of(&record)?.thaw_chain(record.mode).map_err(io::Error::other)?,
-            On::Export => self.hide_chain(entry)?,
+            On::Export => {
+                self.hide_chain(entry)?;
+                if let Some(flat) = entry.flat.as_ref().filter(|_| turn.home) {
+                    self.read_again(flat);
+                }
+                entry.disk.unpark();
+            }
         }
         let goes_on = self.let_go_on("cannot wake a guest", qmp, turn.running).await;
         goes_on.map_err(io::Error::other)?;
-        match on {
+        let ended = match on {
             On::Chain => self.forget_home(qmp, entry),
             On::Export => self.end_turn(entry),
-        }
+        };
+        self.ended_or_goes_on(entry, ended)
     }
 
-    /// Nobody has the disk: the chain waits under its hidden name to be merged.
-    fn hide_found(&self, entry: &Entry, record: &ImageRecord) -> io::Result<()> {
+    /// Nobody has the disk. The chain has everything, or waits under its hidden name to be merged: `keep_flat`
+    /// brings home what the guest wrote.
+    fn end_found(&self, entry: &Entry, record: &ImageRecord) -> io::Result<()> {
         let empty = entry.flat.as_ref().is_some_and(|flat| flat.overlay.here_count() == 0);
-        if empty {
+        if record.may_be_home() || empty {
             names_of(record)?.thaw_chain(record.mode).map_err(io::Error::other)?;
             return self.forget_flat(entry);
         }

@@ -185,7 +185,8 @@ async fn go_over(
     let may_pivot = || stopped.check().map(|()| pivots.store(true, Ordering::SeqCst));
     let may_open = || !pivots.load(Ordering::SeqCst) && block_in_place(|| give_up(&swap));
     let pivoted = flatten::unflatten(qmp, slice::from_ref(&plan), &may_pivot);
-    let (pivoted, quiet) = held_back(pivoted, &stopped, quiet, may_open).await;
+    let mut quiet = Some(quiet);
+    let pivoted = held_back(pivoted, &stopped, &mut quiet, may_open).await;
     abort::step("Qcow2Pivoted");
     let on = match &pivoted {
         Ok(_) => Ok(On::Chain),

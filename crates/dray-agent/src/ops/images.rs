@@ -279,19 +279,21 @@ impl Agent {
             let why = "newer writes of a guest lie over its chain";
             return conflict(why, "`dray release` the disk: they are merged into its image then");
         }
-        if !command.delete {
-            self.registry.forget(&command.name).map_err(|why| io_error(what, why))?;
-            return Ok(status);
-        }
-        if entry.record().state != CopyState::Replica {
+        let is_replica = entry.record().state == CopyState::Replica;
+        if command.delete && !is_replica {
             return conflict("it is not a replica", "without --delete its file stays");
         }
         let needed = retention::needed_by(&self.registry, entry.record().id);
-        if let Some(migration) = needed.map_err(|why| io_error(what.clone(), why))? {
+        let needed = needed.map_err(|why| io_error(what.clone(), why))?;
+        if let Some(migration) = needed.filter(|_| is_replica) {
             let why = format!("the target of migration {migration} has not heard that it is over");
             return conflict(&why, "wait until it has, as `dray status` shows");
         }
-        self.registry.remove_replica(&entry).map_err(|why| io_error(what, why))?;
+        let removed = match command.delete {
+            true => self.registry.remove_replica(&entry),
+            false => self.registry.forget(&command.name),
+        };
+        removed.map_err(|why| io_error(what, why))?;
         Ok(status)
     }
 }

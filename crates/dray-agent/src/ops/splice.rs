@@ -271,6 +271,7 @@ impl Agent {
         if entry.flat.is_some() {
             return self.bring_home(qmp, &entry).await;
         }
+        refuse_untold_length(&what, &record, seen, qmp)?;
         let plan = release_plan(&record, process_of(qmp).as_ref(), seen)
             .map_err(|why| ApiError::new(ErrorKind::Conflict, what.clone(), why))?;
         entry.drop_locks();
@@ -364,6 +365,22 @@ pub(crate) async fn activate_stopped(what: &str, picture: &Picture) -> ApiResult
         return Ok(());
     }
     dray_qemu::activate(picture.qmp()).await.map_err(|why| qemu_error(what, &why))
+}
+
+/// Refuses a disk whose image was made longer without its guest being told: QEMU exchanges disks of one length only.
+fn refuse_untold_length(
+    what: &str,
+    record: &ImageRecord,
+    seen: &LayerPlan,
+    qmp: &Qmp,
+) -> ApiResult<()> {
+    if record.growable || seen.format != "raw" || record.len <= seen.size {
+        return Ok(());
+    }
+    let (len, size, name) = (record.len, seen.size, &record.name);
+    let why = format!("a resize was cut short: the image has {len} bytes, and its guest sees {size}");
+    let tell = format!("tell the guest: dray resize {name} {len} --qmp {}", qmp.socket().display());
+    Err(ApiError::new(ErrorKind::Conflict, what, why).hint(tell))
 }
 
 /// How a disk gets to its file: as it was adopted from this process, or for one that arrived here, as it looks

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 const FLATTEN: [&str; 2] = ["--chain", "flatten"];
 const QCOW2: [&str; 4] = ["--chain", "flatten", "--target-format", "qcow2"];
 /// What a user types who sees a guest that stands still.
-const CONT: &str = "{\"execute\":\"cont\"}";
+pub const CONT: &str = "{\"execute\":\"cont\"}";
 
 /// A guest on a chain, and a QEMU that waits for it. The agent of `letter` will stand still before `step`.
 fn prepared(name: &str, more: &[&str], (letter, step): (&str, &str)) -> Option<Stage> {

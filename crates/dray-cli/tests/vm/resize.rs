@@ -122,15 +122,20 @@ fn a_qcow2_is_left_to_qemu() {
 /// The image is longer by then; the guest is told by the same command.
 #[test]
 fn a_guest_that_was_not_told_is_told_the_next_time() {
-    let Some(mut stage) = Stage::new("resize-again", &[Kind::Resident], RATE) else { return };
+    let Some(mut stage) = Stage::new("resize-again", &[Kind::Plain], RATE) else { return };
     start_with(stage.lab.host("a"), "DRAY_ABORT_BEFORE", "ResizeTell");
-    stage.assert_guest_is_well();
     let qmp = stage.source_qmp();
+    stage.lab.host("a").json(&["adopt", "--qmp", &qmp]).expect("adopt");
+    stage.assert_guest_is_well();
     assert_ne!(resize(&stage, "a", "disk0.raw", &["--qmp", &qmp]).code, 0);
     dies_and_returns(stage.lab.host("a"));
     assert_eq!(image(&stage, "a")["size"], GROWN);
     stage.assert_guest_is_well();
+    let refused = stage.lab.host("a").dray(&["release", "--qmp", &qmp]).expect("release");
+    let cure = format!("dray resize disk0.raw {GROWN} --qmp {qmp}");
+    assert!(refused.code == 6 && refused.stderr.contains(&cure), "{refused:?}");
     grow(&mut stage, "a", "disk0.raw");
+    stage.release();
     stage.finish_guest();
     stage.assert_images("a");
 }

@@ -5,7 +5,7 @@
 //! here says why, what to do about it, and what stands in for a disk whose file is not there yet.
 
 use super::record::ImageRecord;
-use super::{Entry, Registry};
+use super::{Entry, Registry, losses};
 use dray_image::{Disk, ErrorKind, Geometry, Image, Late};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
@@ -226,8 +226,16 @@ pub(super) fn being_brought_back() -> Reason {
 
 /// What is said of an image that cannot be opened: its file is not there, or somebody else has locked it.
 pub(super) fn cannot_open(why: &io::Error) -> Reason {
-    let error = why.get_ref().and_then(|inner| inner.downcast_ref::<dray_image::Error>());
-    match error {
+    let inner = why.get_ref();
+    if let Some(unread) = inner.and_then(|inner| inner.downcast_ref::<losses::Unread>()) {
+        let hint = format!(
+            "see to it that the file can be read; if the vm has been shut down since the agent wrote it, its guest \
+             needs not to be told any more: remove {}",
+            unread.path
+        );
+        return Reason::passing(why.to_string(), hint);
+    }
+    match inner.and_then(|inner| inner.downcast_ref::<dray_image::Error>()) {
         Some(error) if error.kind == ErrorKind::InUse => file_is_locked(&why.to_string()),
         _ => file_is_missing(&why.to_string()),
     }

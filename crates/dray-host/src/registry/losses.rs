@@ -10,14 +10,25 @@ use dray_files::files::StateFile;
 use dray_image::{Error, ImageFile, Loss, LossLog};
 use std::io;
 use std::sync::Arc;
+use xxhash_rust::xxh3::xxh3_64;
 
-/// Length of the file in bytes: a sector, which a crash does not tear.
+/// Length of the file in bytes: a sector, which a crash does not tear. All zeros when nothing is owed.
 const LEN: usize = 512;
+/// Where its checksum is, of all before it.
+const SUM: usize = LEN - size_of::<u64>();
 /// Where it says what is known of the notes beside it; the text ends before.
-const NOTES: usize = LEN - 1;
-/// The notes are of a process that came after the loss. Anything else is what an older agent wrote, or
-/// nothing: they are in doubt.
-const ANEW: u8 = 1;
+const NOTES: usize = SUM - 1;
+/// The notes are in doubt. Otherwise they are of a process that came after the loss.
+const IN_DOUBT: u8 = 1;
+
+/// It is not known what a guest is still to be told.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read what its guest is to be told: {path}: {why}")]
+pub(super) struct Unread {
+    /// The file that would say it.
+    pub path: String,
+    why: String,
+}
 
 struct LossFile {
     file: Box<dyn StateFile>,
@@ -32,11 +43,8 @@ struct LossFile {
 /// find what they must not.
 pub(super) fn keep(image: &dyn ImageFile, path: &StatePath) -> io::Result<()> {
     let unknown = |why: io::Error| {
-        let path = path.display();
-        io::Error::new(
-            why.kind(),
-            format!("cannot read what its guest is to be told: {path}: {why}"),
-        )
+        let path = path.display().to_string();
+        io::Error::new(why.kind(), Unread { path, why: why.to_string() })
     };
     if let Some((log, owed)) = open(path).map_err(unknown)? {
         image.keep_losses(Arc::new(log), owed.as_ref());
@@ -67,11 +75,26 @@ fn open_or_make(path: &StatePath) -> io::Result<Box<dyn StateFile>> {
     Ok(file)
 }
 
-fn read_loss(bytes: &[u8; LEN]) -> Loss {
+fn checksum(bytes: &[u8; LEN]) -> [u8; LEN - SUM] {
+    xxh3_64(&bytes[..SUM]).to_le_bytes()
+}
+
+/// What the file says, if that is of the boot `boot`.
+fn read_loss(bytes: &[u8; LEN], boot: &[u8]) -> io::Result<Option<Loss>> {
+    if bytes.iter().all(|&byte| byte == 0) {
+        return Ok(None);
+    }
+    if bytes[SUM..] != checksum(bytes) {
+        let why = "it is damaged: its checksum does not fit";
+        return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+    }
+    if !bytes.starts_with(boot) {
+        return Ok(None);
+    }
     let text = &bytes[BOOT_LEN..NOTES];
     let end = text.iter().position(|&byte| byte == 0).unwrap_or(text.len());
     let why = String::from_utf8_lossy(&text[..end]).into_owned();
-    Loss { why, notes_in_doubt: bytes[NOTES] != ANEW }
+    Ok(Some(Loss { why, notes_in_doubt: bytes[NOTES] == IN_DOUBT }))
 }
 
 /// A loss as the file holds it; the end of a text that is too long for it is cut off.
@@ -80,7 +103,9 @@ fn write_loss(boot: &[u8], loss: &Loss) -> [u8; LEN] {
     let text = &loss.why[..loss.why.floor_char_boundary(NOTES - BOOT_LEN)];
     let parts = boot.iter().chain(text.as_bytes());
     bytes.iter_mut().zip(parts).for_each(|(byte, &of)| *byte = of);
-    bytes[NOTES] = if loss.notes_in_doubt { 0 } else { ANEW };
+    bytes[NOTES] = if loss.notes_in_doubt { IN_DOUBT } else { 0 };
+    let sum = checksum(&bytes);
+    bytes[SUM..].copy_from_slice(&sum);
     bytes
 }
 
@@ -89,7 +114,7 @@ impl LossFile {
     fn read(file: Box<dyn StateFile>, path: &StatePath) -> io::Result<(Self, Option<Loss>)> {
         let mut bytes = [0; LEN];
         file.read_at(&mut bytes, 0)?;
-        let owed = bytes.starts_with(&path.files().boot()?).then(|| read_loss(&bytes));
+        let owed = read_loss(&bytes, &path.files().boot()?)?;
         Ok((Self { file, path: path.clone() }, owed))
     }
 
@@ -141,7 +166,7 @@ mod tests {
         assert!(owed.is_none());
         // A path may be as long as it likes: what is known of the notes is not cut off with it.
         for (why, len) in
-            [("the pool is full", 16), (&*"long ".repeat(LEN), 475), (&*"é".repeat(LEN), 474)]
+            [("the pool is full", 16), (&*"long ".repeat(LEN), 467), (&*"é".repeat(LEN), 466)]
         {
             for notes_in_doubt in [true, false] {
                 log.lost(&Loss { why: why.to_owned(), notes_in_doubt }).unwrap();
@@ -151,15 +176,14 @@ mod tests {
         }
         log.settled().unwrap();
         assert!(open(&path).unwrap().unwrap().1.is_none());
-        let mut earlier = [b'x'; LEN];
-        earlier[BOOT_LEN..].fill(b'y');
-        std::fs::write(&path, earlier).unwrap();
+        let loss = Loss { why: "the pool is full".to_owned(), notes_in_doubt: true };
+        let mut bytes = write_loss(&[b'x'; BOOT_LEN], &loss);
+        std::fs::write(&path, bytes).unwrap();
         assert!(open(&path).unwrap().unwrap().1.is_none(), "of another boot");
-        // An older agent had no place for what is known of the notes.
-        earlier[..BOOT_LEN].copy_from_slice(&path.files().boot().unwrap());
-        std::fs::write(&path, earlier).unwrap();
-        assert!(open(&path).unwrap().unwrap().1.is_some_and(|loss| loss.notes_in_doubt));
-        std::fs::write(&path, &earlier[..100]).unwrap();
+        std::fs::write(&path, &bytes[..100]).unwrap();
         assert!(open(&path).unwrap().unwrap().1.is_none(), "torn when it was made");
+        bytes[0] = b'y';
+        std::fs::write(&path, bytes).unwrap();
+        assert!(open(&path).err().unwrap().to_string().contains("damaged"));
     }
 }
