@@ -10,6 +10,7 @@
 pub mod counts;
 pub mod guest;
 pub mod lab;
+pub mod losses;
 pub mod numbered;
 pub mod power;
 pub mod random;

@@ -378,7 +378,8 @@ fn refuse_untold_length(
         return Ok(());
     }
     let (len, size, name) = (record.len, seen.size, &record.name);
-    let why = format!("a resize was cut short: the image has {len} bytes, and its guest sees {size}");
+    let why =
+        format!("a resize was cut short: the image has {len} bytes, and its guest sees {size}");
     let tell = format!("tell the guest: dray resize {name} {len} --qmp {}", qmp.socket().display());
     Err(ApiError::new(ErrorKind::Conflict, what, why).hint(tell))
 }

@@ -5,6 +5,7 @@ use crate::guest;
 use crate::lab::{Host, Lab, wait_for};
 use crate::nbd::{Client, FLUSH, Fault};
 use crate::refusals::failed;
+use dray_testkit::losses;
 use serde_json::Value;
 use std::process::Command;
 use std::time::Duration;
@@ -26,11 +27,7 @@ fn with_a_loss() -> Lab {
     lab.start();
     [IMAGE, OTHER].iter().for_each(|name| lab.a.add(name));
     lab.a.kill();
-    let mut owed = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap();
-    owed.truncate(36);
-    owed.extend(b"flushing: the cable was pulled");
-    owed.resize(512, 0);
-    std::fs::write(lab.a.dir.join("state/images").join(format!("{IMAGE}.lost")), owed).unwrap();
+    losses::write_loss(&lab.a.dir.join("state"), IMAGE, "flushing: the cable was pulled");
     lab.a.start();
     lab
 }

@@ -7,6 +7,7 @@ use crate::released::{begin_back, move_back, prepare_back, settle_there, text};
 use crate::restart::{dies, start_with};
 use crate::stage::{Kind, PATIENCE, Stage};
 use dray_testkit::lab::{Answer, Host};
+use dray_testkit::losses;
 use serde_json::Value;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -16,11 +17,7 @@ const AT_RISK: i32 = 15;
 
 /// Says in the files of a host that an earlier process of this boot has lost writes of image `name`.
 fn write_loss(host: &Host, name: &str) {
-    let mut owed = std::fs::read("/proc/sys/kernel/random/boot_id").expect("boot id");
-    owed.truncate(36);
-    owed.extend(b"flushing: the cable was pulled");
-    owed.resize(512, 0);
-    std::fs::write(host.dir().join(format!("state/images/{name}.lost")), owed).expect("write");
+    losses::write_loss(&host.dir().join("state"), name, "flushing: the cable was pulled");
 }
 
 fn first_image(host: &Host) -> Value {
