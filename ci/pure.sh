@@ -1,5 +1,5 @@
 #!/bin/bash
-# Boundaries between crates. The pure crates (types, wire, heat, engine) have no clock, socket, file,
+# Boundaries between crates. The pure crates (types, wire, heat, engine, api) have no clock, socket, file,
 # thread or randomness, neither themselves nor through a dependency; what a host has durably (host) is
 # in files, and it has no clock, socket or thread of its own; dependencies between crates point one way;
 # no file names a place on one developer's machine.
@@ -21,14 +21,16 @@ allowed='{
     "dray-backup": ["dray-types"],
     "dray-trace": ["dray-types"],
     "dray-engine": ["dray-types", "dray-wire"],
+    "dray-api": ["dray-types", "dray-engine"],
+    "dray-net": ["dray-types", "dray-wire"],
     "dray-image": ["dray-files", "dray-types", "dray-heat"],
-    "dray-host": ["dray-files", "dray-types", "dray-wire", "dray-heat", "dray-engine", "dray-image"],
+    "dray-host": ["dray-files", "dray-types", "dray-api", "dray-wire", "dray-heat", "dray-engine", "dray-image"],
     "dray-nbd": ["dray-types", "dray-image"],
     "dray-qemu": ["dray-types"],
     "dray-sim": ["dray-types", "dray-wire", "dray-heat", "dray-engine", "dray-trace"],
     "dray-testkit": ["dray-types", "dray-image", "dray-guest"],
-    "dray-agent": ["dray-files", "dray-types", "dray-wire", "dray-heat", "dray-engine", "dray-trace", "dray-image", "dray-host", "dray-nbd", "dray-qemu", "dray-backup"],
-    "dray-cli": ["dray-types", "dray-heat", "dray-trace", "dray-sim", "dray-agent", "dray-backup"]
+    "dray-agent": ["dray-files", "dray-types", "dray-api", "dray-net", "dray-wire", "dray-heat", "dray-engine", "dray-trace", "dray-image", "dray-host", "dray-nbd", "dray-qemu", "dray-backup"],
+    "dray-cli": ["dray-types", "dray-api", "dray-net", "dray-heat", "dray-trace", "dray-sim", "dray-agent", "dray-backup"]
 }'
 wrong=$(cargo metadata --format-version 1 --no-deps --locked | jq -r --argjson allowed "$allowed" '
     .packages[] | .name as $crate
@@ -42,7 +44,7 @@ wrong=$(cargo metadata --format-version 1 --no-deps --locked | jq -r --argjson a
 
 impure='^(tokio|mio|socket2|rand|rand_core|getrandom|libc|rustix|nix|rustls|io-uring|chrono|time|crossbeam.*|rayon) '
 used='std::(net|thread|fs|os|env|process)\b|(Instant|SystemTime)\b|\b(tokio|rand|getrandom|libc|rustix)::|\bthread_local!'
-for crate in dray-types dray-wire dray-heat dray-engine; do
+for crate in dray-types dray-wire dray-heat dray-engine dray-api; do
     tree=$(cargo tree --locked -p "$crate" --edges normal,build --prefix none | grep -E "$impure" || true)
     [ -z "$tree" ] || fail "$crate depends on: $(sort -u <<<"$tree" | tr '\n' ' ')"
     lines=$(grep -rnE "$used" "crates/$crate/src" --include='*.rs' | grep -vE '^[^:]+:[0-9]+: *//' || true)

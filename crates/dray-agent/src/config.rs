@@ -40,10 +40,10 @@ mod reference;
 pub mod start;
 mod typed;
 
-use crate::net::dial::DEFAULT_PORT;
 pub use backup::{BackupPlace, BackupStore};
 use dray_host::pool::{self, PathError, Pool, PoolIo};
 use dray_host::retention::Retention;
+use dray_net::dial::DEFAULT_PORT;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};

@@ -1,13 +1,13 @@
 //! What the engine's planner is told: the images' heat and data, the link, the guest's memory; and
 //! how long a migration under way still takes.
 
-use crate::api::{LinkFrom, Phase, Predicted};
-use crate::net::NetError;
-use crate::net::dial::with_default_port;
+use dray_api::{LinkFrom, Phase, Predicted};
 use dray_engine::plan::Load;
 use dray_host::heat::ImageHeat;
 use dray_host::migration::intent::Way;
 use dray_image::{Image, runs};
+use dray_net::NetError;
+use dray_net::dial::with_default_port;
 use dray_types::{BLOCK_SIZE, BitRate, BlockRange, BlockSet, ImageIndex};
 use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
@@ -23,7 +23,7 @@ const ANSWER: Duration = Duration::from_secs(2);
 /// # Errors
 /// When it does not answer.
 pub async fn round_trip(address: &str) -> Result<f64, NetError> {
-    let broken = |why: String| NetError::new(crate::net::NetErrorKind::Broken, why);
+    let broken = |why: String| NetError::new(dray_net::NetErrorKind::Broken, why);
     let began = Instant::now();
     let connected =
         tokio::time::timeout(ANSWER, TcpStream::connect(with_default_port(address))).await;

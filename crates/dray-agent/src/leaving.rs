@@ -12,8 +12,8 @@
 //!
 //! Meanwhile a flush may be QEMU's own, which tells the guest nothing; what it was told is owed again.
 
-use crate::api::{ApiError, ErrorKind};
 use crate::migration::source::untold;
+use dray_api::{ApiError, ErrorKind};
 use dray_host::registry::{Entry, Registry};
 use dray_image::{ImageFile, WriteBackError};
 use std::fmt;

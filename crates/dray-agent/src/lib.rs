@@ -12,9 +12,9 @@
 //! * [`forecast`]: what the planner is told of images and links.
 //! * [`migration`]: the owner loops that run the engine's effects, one per migration and side.
 //! * [`batch`]: several migrations that one command begins, one after the other or together, under
-//!   one [`budget`].
+//!   one [budget](dray_net::budget).
 //! * [`vm`]: the part of a migration that belongs to QEMU.
-//! * [`net`], [`tls`], [`pki`], [`pace`]: streams between agents. [`api`]: the local socket.
+//! * [`api`]: the local socket. Streams between agents are in [`dray_net`].
 //! * [`config`]: the configuration file. [`troubles`]: what does not work just now.
 
 pub mod agent;
@@ -22,7 +22,6 @@ pub mod api;
 pub mod backup;
 mod bases;
 pub mod batch;
-pub mod budget;
 pub mod config;
 mod exports;
 pub mod flat;
@@ -30,14 +29,10 @@ pub mod forecast;
 mod leaving;
 mod links;
 pub mod migration;
-pub mod net;
 pub mod ops;
-pub mod pace;
-pub mod pki;
 pub mod released;
 pub mod reuse;
 mod seed;
 mod snapshots;
-pub mod tls;
 pub mod troubles;
 pub mod vm;

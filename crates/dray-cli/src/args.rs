@@ -3,7 +3,7 @@
 
 use crate::{commands, exit};
 use clap::{ArgAction, Parser, Subcommand};
-use dray_agent::api::DEFAULT_SOCKET;
+use dray_api::DEFAULT_SOCKET;
 use std::path::PathBuf;
 
 const START: &str = "\

@@ -21,7 +21,7 @@
 //! | 16 | of several migrations not all came through; the table says which |
 //! | 130 | stopped watching by Ctrl-C; the migration goes on |
 
-use dray_agent::api::ErrorKind;
+use dray_api::ErrorKind;
 use std::process::ExitCode;
 
 /// The table above, for `dray --help`.

@@ -2,9 +2,10 @@
 //! and shows the answer; `dray agent` is the agent itself.
 //!
 //! [`args`] says what can be typed, one file in [`commands`] does each command, [`progress`] shows
-//! a migration under way, [`show`] lays out results, [`exit`] lists the exit codes.
+//! a migration under way, [`client`] asks the agent, [`show`] lays out results, [`exit`] lists the exit codes.
 
 mod args;
+mod client;
 mod commands;
 mod exit;
 mod output;

@@ -2,7 +2,7 @@
 
 use crate::args::Global;
 use crate::show::style::Style;
-use dray_agent::api::{ApiError, ErrorKind};
+use dray_api::{ApiError, ErrorKind};
 use serde::Serialize;
 use serde_json::json;
 use std::io::{IsTerminal, Write};

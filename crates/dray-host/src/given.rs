@@ -4,6 +4,7 @@
 //! A file of the state directory. Nothing but that part of the summary depends on it; a damaged one is
 //! begun anew.
 
+use dray_api::Provided;
 use dray_files::StatePath;
 use dray_types::{Ancestor, ImageId};
 use parking_lot::Mutex;
@@ -13,18 +14,6 @@ use serde::{Deserialize, Serialize};
 static WRITING: Mutex<()> = Mutex::new(());
 /// Notes that are kept, the newest ones: more images than one host gives away in a day.
 const MAX_NOTES: usize = 256;
-
-/// Bytes of data that came from one place.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Provided {
-    /// A repository, `replica at HOST`, `base image at HOST`, `same content at HOST` or `source`.
-    pub provider: String,
-    /// Bytes that were predicted to; absent where nobody can know before.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub predicted: Option<u64>,
-    /// Bytes that did.
-    pub bytes: u64,
-}
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 struct Note {
@@ -66,6 +55,7 @@ pub fn of(path: &StatePath, image: ImageId, to: &str, generation: Ancestor) -> V
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dray_api::Provided;
     use dray_types::GenerationId;
 
     #[test]

@@ -2,7 +2,6 @@
 //! finds is in [`revive`](super::revive).
 
 use super::Agent;
-use crate::api::{ApiError, ErrorKind, MigrationState, Progress, Role};
 use crate::leaving::take_note;
 use crate::migration::messages::ToSourceShell;
 use crate::migration::slots::{Board, Shown};
@@ -13,6 +12,7 @@ use crate::migration::target::{TargetLoop, TargetParts};
 use crate::migration::{Clock, Threads};
 use crate::vm::source::{Outcome, SourceVmTask};
 use crate::vm::target::TargetVmTask;
+use dray_api::{ApiError, ErrorKind, MigrationState, Progress, Role};
 use dray_engine::SourceEvent;
 use dray_engine::source::SourceNotice;
 use dray_host::migration::abort;
@@ -164,7 +164,7 @@ impl Agent {
             state: MigrationState::Running,
             started_unix_ms: intent.started_unix_ms,
             waiting_since: None,
-            progress: Progress::new(intent.migration, crate::api::Strategy::default()),
+            progress: Progress::new(intent.migration, dray_api::Strategy::default()),
             summary: None,
             error: None,
         };

@@ -3,9 +3,9 @@
 
 use super::Agent;
 use crate::api::{Server, SocketAccess};
-use crate::net::{ListenSettings, Listener};
 use crate::ops::Operator;
 use dray_nbd::{ServerHandle, Tls};
+use dray_net::{ListenSettings, Listener};
 use parking_lot::{Mutex, MutexGuard};
 use std::fmt::Display;
 use std::io;

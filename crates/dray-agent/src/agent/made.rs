@@ -56,9 +56,9 @@ fn check_free(registry: &Registry, pool: &Pool, image: &WantedImage) -> Result<(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::ErrorKind;
     use crate::flat::swap::tests::Host;
     use crate::ops::refused_kind;
+    use dray_api::ErrorKind;
     use dray_host::pool::PoolIo;
     use dray_types::ImageId;
 

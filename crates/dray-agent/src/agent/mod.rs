@@ -28,7 +28,6 @@ pub use launch::Tasks;
 pub use readiness::Readiness;
 pub use serve::run;
 
-use crate::api::{ApiError, ApiResult, ErrorKind, MigrationState};
 use crate::backup::jobs::Jobs;
 use crate::bases::Digests;
 use crate::batch::Batches;
@@ -36,16 +35,17 @@ use crate::config::Config;
 use crate::migration::slots::Slots;
 use crate::migration::source::{SessionSettings, SourceSlot};
 use crate::migration::target::TargetSlot;
-use crate::net::ControlSettings;
 use crate::reuse::Reuse;
 use crate::seed::Seeds;
-use crate::tls::Identity;
 use crate::troubles::Troubles;
 use crate::vm::hypervisor::Hypervisor;
+use dray_api::{ApiError, ApiResult, ErrorKind, MigrationState};
 use dray_host::migration::fate::Preparing;
 use dray_host::migration::revive::Unrevived;
 use dray_host::registry::Registry;
 use dray_host::store::Store;
+use dray_net::ControlSettings;
+use dray_net::tls::Identity;
 use std::path::PathBuf;
 use std::sync::Arc;
 

@@ -4,20 +4,21 @@
 use super::Agent;
 use super::found::{Found, Here, check_space, intent_of};
 use super::made::{check_made, is_made};
+use super::requests::Desk;
 use super::room::check_counts;
-use crate::api::MigrationState;
 use crate::config::Peer;
 use crate::migration::source::unix_ms;
 use crate::migration::target::TargetSlot;
-use crate::net::requests;
-use crate::net::{Incoming, Listener, NetError};
 use crate::vm;
+use dray_api::MigrationState;
 use dray_host::migration::intent::{Settings, TargetImageIntent, TargetIntent};
 use dray_host::migration::log::{End, Folder, TARGET_INTENT};
 use dray_host::migration::revive::may_come_back;
 use dray_host::pool::{Pool, PoolKind, check_name};
 use dray_host::registry::{Claimed, CopyState, ImageRecord};
 use dray_host::replicas::{undo_prepared, undo_room};
+use dray_net::requests;
+use dray_net::{Incoming, Listener, NetError};
 use dray_types::{Ancestor, MigrationId};
 use dray_wire::StreamKind;
 use dray_wire::request::{Base, Fate, WantedImage};
@@ -73,7 +74,7 @@ impl Agent {
         let (peer, kind) = (incoming.peer.clone(), incoming.kind);
         let handled = match kind {
             StreamKind::Request => match self.questions.begin(&peer) {
-                Some(_question) => requests::serve(incoming, &self).await,
+                Some(_question) => requests::serve(incoming, &Desk(Arc::clone(&self))).await,
                 None => {
                     incoming.refuse("too many questions of this host are being answered").await;
                     Ok(())

@@ -2,10 +2,9 @@
 
 use super::Agent;
 use super::found::Here;
-use crate::net;
-use crate::net::requests::RequestHandler;
 use crate::seed;
 use dray_host::pool::PoolKind;
+use dray_net::requests::RequestHandler;
 use dray_types::MigrationId;
 use dray_wire::control::MAX_IMAGES;
 use dray_wire::request::{Base, Reply, Request, SeedImage, Seeding, Surveyed, WantedImage};
@@ -89,17 +88,21 @@ impl Agent {
     }
 }
 
-impl RequestHandler for Arc<Agent> {
+/// What peers ask of an agent.
+pub(super) struct Desk(pub Arc<Agent>);
+
+impl RequestHandler for Desk {
     async fn answer(&self, peer: &str, request: Request) -> Reply {
+        let Self(agent) = self;
         match request {
             Request::Identify => Reply::Identity {
-                agent: net::AGENT.to_owned(),
-                pools: self.config.peer(peer).map(|peer| peer.pools.clone()).unwrap_or_default(),
+                agent: dray_net::AGENT.to_owned(),
+                pools: agent.config.peer(peer).map(|peer| peer.pools.clone()).unwrap_or_default(),
             },
             Request::Prepare { migration, pool, images } => {
                 let (pool, here) = (pool.as_deref(), Here::default());
-                let prepared = self.make_room(peer, migration, pool, &images, here).await;
-                let (nbd_socket, exports) = self.exports(&images);
+                let prepared = agent.make_room(peer, migration, pool, &images, here).await;
+                let (nbd_socket, exports) = agent.exports(&images);
                 match prepared {
                     Ok(_) => Reply::Prepared { nbd_socket, exports },
                     Err(why) => Reply::Refused { why },
@@ -107,29 +110,29 @@ impl RequestHandler for Arc<Agent> {
             }
             Request::PrepareReturn { migration, pool, images, ancestors } => {
                 let here = Here { ancestors: Some(&ancestors), ..Here::default() };
-                self.prepare_here(peer, migration, pool.as_deref(), &images, here).await
+                agent.prepare_here(peer, migration, pool.as_deref(), &images, here).await
             }
             Request::PrepareInPlace { migration, pool, images, ancestors, digests } => {
                 let here = Here { ancestors: Some(&ancestors), digests: Some(&digests), made: &[] };
-                self.prepare_here(peer, migration, pool.as_deref(), &images, here).await
+                agent.prepare_here(peer, migration, pool.as_deref(), &images, here).await
             }
             Request::PrepareQcow2 { migration, pool, images, ancestors, digests, qcow2 } => {
                 let here =
                     Here { ancestors: Some(&ancestors), digests: Some(&digests), made: &qcow2 };
-                self.prepare_here(peer, migration, pool.as_deref(), &images, here).await
+                agent.prepare_here(peer, migration, pool.as_deref(), &images, here).await
             }
             Request::Seed { number, pool, images, link } => {
-                match self.seed_for(peer, number, pool.as_deref(), images, link) {
+                match agent.seed_for(peer, number, pool.as_deref(), images, link) {
                     Ok(images) => Reply::Seeding { images },
                     Err(why) => Reply::Refused { why },
                 }
             }
-            Request::Holdings { image } => Reply::Holdings { held: self.holdings(peer, image) },
+            Request::Holdings { image } => Reply::Holdings { held: agent.holdings(peer, image) },
             Request::Survey { number, pool, images, backups } => {
-                let (agent, peer) = (Self::clone(self), peer.to_owned());
+                let indexed = agent.reuse.indexed_bytes();
+                let (agent, peer) = (Arc::clone(agent), peer.to_owned());
                 let look =
                     move || agent.survey_for(&peer, number, pool.as_deref(), images, backups);
-                let indexed = self.reuse.indexed_bytes();
                 match tokio::task::spawn_blocking(look).await {
                     Ok(Ok(images)) => Reply::Surveyed { images, indexed },
                     Ok(Err(why)) => Reply::Refused { why },
@@ -137,7 +140,7 @@ impl RequestHandler for Arc<Agent> {
                 }
             }
             Request::Bases { pool, images } => {
-                let (agent, peer) = (Self::clone(self), peer.to_owned());
+                let (agent, peer) = (Arc::clone(agent), peer.to_owned());
                 let look = move || agent.bases_for(&peer, pool.as_deref(), &images);
                 match tokio::task::spawn_blocking(look).await {
                     Ok(Ok(images)) => Reply::Bases { images },
@@ -146,7 +149,7 @@ impl RequestHandler for Arc<Agent> {
                 }
             }
             Request::Fate { migration, images } => {
-                let (agent, peer) = (Self::clone(self), peer.to_owned());
+                let (agent, peer) = (Arc::clone(agent), peer.to_owned());
                 let look = move || agent.fate_for(&peer, migration, &images);
                 match tokio::task::spawn_blocking(look).await {
                     Ok(Ok(fate)) => Reply::Fate { fate },
@@ -155,7 +158,7 @@ impl RequestHandler for Arc<Agent> {
                 }
             }
             Request::Forget { migration } => {
-                if let Some(slot) = self.targets.get(migration)
+                if let Some(slot) = agent.targets.get(migration)
                     && slot.intent().peer == peer
                 {
                     slot.send(crate::migration::target::Input::Forget);

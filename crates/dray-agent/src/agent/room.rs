@@ -3,8 +3,8 @@
 //! of questions.
 
 use super::Agent;
-use crate::api::MigrationState;
 use crate::migration::target::TargetSlot;
+use dray_api::MigrationState;
 use dray_types::ByteSize;
 use dray_wire::control::MAX_IMAGES;
 use dray_wire::request::WantedImage;

@@ -1,59 +1,25 @@
-//! The local API: how the `dray` command (or any program) talks to the agent on its own host.
-//!
-//! One request per connection over a unix socket, as lines of JSON: the client sends
-//! `{"version":1,"command":{…}}`, the agent answers with any number of `{"event":…}` lines and ends
-//! with exactly one `{"result":…}` or `{"error":…}` line. The types are the public interface,
-//! described in `docs/reference/api.md`; a change that old clients would misread raises [`API_VERSION`].
-//!
-//! [`AgentApi`] is what the agent implements, [`server`] listens and dispatches, [`client`] asks.
-//! Nothing here knows how a migration works.
+//! The agent's end of the local API: [`AgentApi`] is what the agent implements, [`server`] listens and
+//! dispatches. Nothing here knows how a migration works.
 
-pub mod backup;
-pub mod batch;
-pub mod client;
-pub mod command;
-pub mod error;
-pub mod lineage;
-pub mod plan;
-pub mod progress;
-pub mod record;
-pub mod report;
-pub mod seed;
 pub mod server;
-pub mod text;
-pub mod trouble;
-pub mod tuning;
 
-pub use backup::*;
-pub use batch::*;
-pub use client::{Call, Client, Reply};
-pub use command::*;
-pub use error::{ApiError, ErrorKind};
-pub use lineage::*;
-pub use plan::*;
-pub use progress::*;
-pub use record::*;
-pub use report::*;
-pub use seed::*;
 pub use server::{Server, SocketAccess};
-pub use trouble::Trouble;
-pub use tuning::{HotSet, Throttle, Tuning};
 
+use dray_api::{
+    Adopt, AgentInfo, ApiResult, Backfill, Backfilling, Backup, BackupCancel, BackupCollected,
+    BackupDone, BackupListing, BackupProgress, BackupPrune, BackupPruned, BackupVerified,
+    BackupVerify, Backups, Batch, BatchCancel, BatchLimit, BatchStatus, BatchWatch, Cancel,
+    Cancelled, Claim, Claimed, Event, ImageAdd, ImageRemove, ImageStatus, Limit, Limited, Lineage,
+    LineageStatus, Migrate, MigrationStatus, Plan, Planned, Prepare, Prepared, Record, Recorded,
+    Release, Repository, RepositoryMade, Resize, Restore, Restored, Resume, Seed, Seeded, Spliced,
+    Started, Status, Summary, Unstall, Unstalled, Watch,
+};
 use std::future::Future;
 use tokio::sync::mpsc;
-
-/// Version of the JSON interface. The agent refuses requests of any other version.
-pub const API_VERSION: u32 = 1;
-
-/// Where the agent listens unless its configuration says otherwise.
-pub const DEFAULT_SOCKET: &str = "/run/dray/api.sock";
 
 /// Where a watching command sends its events. A send fails when the client has gone; the watch
 /// should end then, the migration must not.
 pub type Events = mpsc::Sender<Event>;
-
-/// Result of an API command.
-pub type ApiResult<T> = std::result::Result<T, ApiError>;
 
 /// What the agent can be asked to do: one method a command.
 ///
@@ -214,66 +180,4 @@ pub trait AgentApi: Send + Sync + 'static {
         command: Restore,
         events: Events,
     ) -> impl Future<Output = ApiResult<Restored>> + Send;
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::Value;
-
-    /// The JSON examples of the interface's document.
-    fn examples() -> Vec<Value> {
-        let mut inside = false;
-        let mut found = Vec::new();
-        for line in include_str!("../../../../docs/reference/api.md").lines() {
-            if line.starts_with("```") {
-                inside = line == "```json";
-            } else if inside {
-                found
-                    .push(serde_json::from_str(line).unwrap_or_else(|why| panic!("{why}: {line}")));
-            }
-        }
-        found
-    }
-
-    /// The example, read as a `T` and written again, is what it was: no field too many or too few.
-    #[track_caller]
-    fn round_trips<T: serde::Serialize + serde::de::DeserializeOwned>(example: &Value) {
-        let read: T = serde_json::from_value(example.clone()).unwrap();
-        assert_eq!(&serde_json::to_value(read).unwrap(), example);
-    }
-
-    #[test]
-    fn the_document_shows_what_the_types_are() {
-        let mut kinds = std::collections::BTreeMap::new();
-        for example in examples() {
-            let kind = ["version", "event", "error", "result"]
-                .into_iter()
-                .find(|kind| example.get(kind).is_some())
-                .unwrap();
-            *kinds.entry(kind).or_insert(0) += 1;
-            let content = &example[kind];
-            match kind {
-                // Requests leave defaults out, so that they are only read.
-                "version" => drop(serde_json::from_value::<Request>(example).unwrap()),
-                "event" => round_trips::<Event>(&example),
-                _ if content.get("accesses").is_some() => round_trips::<Recorded>(content),
-                "error" => round_trips::<ApiError>(content),
-                _ if content.get("pid").is_some() => round_trips::<AgentInfo>(content),
-                _ => round_trips::<Summary>(content),
-            }
-        }
-        let counted: Vec<_> = kinds.into_iter().collect();
-        assert_eq!(counted, [("error", 1), ("event", 7), ("result", 3), ("version", 10)]);
-    }
-
-    #[test]
-    fn the_document_lists_every_kind_of_error() {
-        let text = include_str!("../../../../docs/reference/api.md");
-        for kind in ErrorKind::ALL {
-            let name = serde_json::to_value(kind).unwrap();
-            let cell = format!("| `{}` |", name.as_str().unwrap());
-            assert!(text.contains(&cell), "{cell}");
-        }
-    }
 }

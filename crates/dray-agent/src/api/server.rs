@@ -1,9 +1,10 @@
 //! The agent's end of the local API: listens, reads one bounded request a connection, dispatches.
 
-use super::command::{Command, Request};
-use super::error::{ApiError, ErrorKind};
-use super::progress::Event;
-use super::{API_VERSION, AgentApi, ApiResult, BatchRef, BatchWatch, Events, Watch};
+use super::{AgentApi, Events};
+use dray_api::{
+    API_VERSION, ApiError, ApiResult, BatchRef, BatchWatch, Command, ErrorKind, Event, Request,
+    Watch,
+};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::io;

@@ -3,10 +3,10 @@
 
 use super::failed;
 use super::peer::PeerStore;
-use crate::api::{ApiError, ApiResult, ErrorKind};
 use crate::config::Config;
-use crate::tls::Identity;
+use dray_api::{ApiError, ApiResult, ErrorKind};
 use dray_backup::{Key, Location, Repository, S3Access, Store};
+use dray_net::tls::Identity;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 //! What is being backed up: nothing that would disturb it is done to these images meanwhile.
 
-use crate::api::{BackupProgress, ImageAmount};
+use dray_api::{BackupProgress, ImageAmount};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::sync::Arc;

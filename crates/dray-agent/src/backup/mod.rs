@@ -20,7 +20,7 @@ pub mod run;
 pub mod schedule;
 pub mod write;
 
-use crate::api::{ApiError, ErrorKind};
+use dray_api::{ApiError, ErrorKind};
 use dray_backup::Kind;
 
 /// What the repository reports, as the API tells it.

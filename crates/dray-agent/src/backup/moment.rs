@@ -3,8 +3,8 @@
 //! is done before and after.
 
 use super::freeze::Frozen;
-use crate::api::{ApiError, ApiResult, ErrorKind};
 use crate::migration::source::unix_ms;
+use dray_api::{ApiError, ApiResult, ErrorKind};
 use dray_backup::PIECE_BYTES;
 use dray_host::lineage::Line;
 use dray_host::migration::abort;

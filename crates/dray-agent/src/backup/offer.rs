@@ -1,10 +1,10 @@
 //! What peers may keep here: the store of the configuration's `[backup_store]`, over a stream of its
 //! own. A thread a stream; whatever is wrong with a question is answered, and the next one is taken.
 
-use crate::net::questions::read;
-use crate::net::{BlockingStream, NetError, NetErrorKind, Stream};
 use dray_backup::{Error, Kind, LocalStore, Put, Store};
 use dray_host::migration::abort;
+use dray_net::questions::read;
+use dray_net::{BlockingStream, NetError, NetErrorKind, Stream};
 use dray_wire::store::{self, Answer, Ask, Listed, MAX_OBJECT, Refusal};
 use std::io;
 use std::path::Path;

@@ -1,8 +1,8 @@
 //! A store at another dray host, `dray://HOST/…`: objects over TLS streams, a few of them kept open.
 
-use crate::net::questions::Questions;
-use crate::tls::Identity;
 use dray_backup::{Error, Kind, Object, Put, Result, Store};
+use dray_net::questions::Questions;
+use dray_net::tls::Identity;
 use dray_wire::StreamKind;
 use dray_wire::store::{Answer, Ask, Listed, MAX_OBJECT, Refusal};
 use std::fmt;

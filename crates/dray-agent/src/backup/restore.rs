@@ -5,15 +5,15 @@
 use super::failed;
 use super::jobs::Job;
 use crate::agent::Agent;
-use crate::api::{ApiError, ApiResult, ErrorKind};
 use crate::migration::source::unix_ms;
 use crate::ops::images::random_id;
-use crate::pace::Pacer;
+use dray_api::{ApiError, ApiResult, ErrorKind};
 use dray_backup::{Backup, Content, Manifest, PIECE_BYTES, Repository, StreamOptions};
 use dray_files::StatePath;
 use dray_host::migration::abort;
 use dray_host::registry::{ImageRecord, MODE};
 use dray_image::ImageNames;
+use dray_net::pace::Pacer;
 use dray_types::ImageId;
 use std::fs::File;
 use std::ops::ControlFlow;

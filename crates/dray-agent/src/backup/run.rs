@@ -8,12 +8,12 @@ use super::moment::{self, Subject, Taken};
 use super::notes::{self, Note};
 use super::write::ImageWriter;
 use crate::agent::Agent;
-use crate::api::{self, ApiError, ApiResult, BackedUp, BackupDone, ErrorKind};
-use crate::pace::Pacer;
+use dray_api::{ApiError, ApiResult, BackedUp, BackupDone, ErrorKind};
 use dray_backup::{Backup, Consistency, Info, Manifest, Policy, Repository, Writer, WriterOptions};
 use dray_host::lineage::Line;
 use dray_host::migration::abort;
 use dray_host::registry::{CopyState, Entry, Place};
+use dray_net::pace::Pacer;
 use dray_types::{Ancestor, BLOCK_SIZE, BitRate};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -300,9 +300,9 @@ impl One<'_> {
 }
 
 /// What a guest would find, in the API's words.
-pub fn shown(consistency: Consistency) -> api::Consistency {
+pub fn shown(consistency: Consistency) -> dray_api::Consistency {
     match consistency {
-        Consistency::Crash => api::Consistency::Crash,
-        Consistency::Filesystem => api::Consistency::Filesystem,
+        Consistency::Crash => dray_api::Consistency::Crash,
+        Consistency::Filesystem => dray_api::Consistency::Filesystem,
     }
 }

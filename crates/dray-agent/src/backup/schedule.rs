@@ -7,9 +7,9 @@
 use super::destination::Destination;
 use super::run::Order;
 use crate::agent::Agent;
-use crate::api::{ApiResult, BackupDone};
 use crate::config::BackupPlace;
 use crate::migration::source::unix_ms;
+use dray_api::{ApiResult, BackupDone};
 use dray_files::StatePath;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

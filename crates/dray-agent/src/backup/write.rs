@@ -4,11 +4,11 @@
 use super::failed;
 use super::jobs::Job;
 use super::moment::{PIECE_BLOCKS, disk_error};
-use crate::api::{ApiError, ApiResult, ErrorKind};
-use crate::pace::{Class, Pacer};
+use dray_api::{ApiError, ApiResult, ErrorKind};
 use dray_backup::{PIECE_BYTES, Writer};
 use dray_host::migration::abort;
 use dray_image::Snapshot;
+use dray_net::pace::{Class, Pacer};
 use dray_types::{BLOCK_SIZE, BlockRange, BlockSet};
 use std::ops::Range;
 use std::time::Duration;

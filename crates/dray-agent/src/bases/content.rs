@@ -1,8 +1,8 @@
 //! How a file's content is told. That it was not changed since is told by its [`FileStamp`].
 
-use crate::net::zeros::{RunBuffer, is_zero};
 use dray_host::stamp::FileStamp;
 use dray_image::{FileImage, FileOptions, Image, runs};
+use dray_net::zeros::{RunBuffer, is_zero};
 use dray_types::{BLOCK_SIZE, BlockRange, MAX_RUN_BLOCKS};
 use dray_wire::frame::PIECE_BLOCKS;
 use dray_wire::request::ContentDigest;

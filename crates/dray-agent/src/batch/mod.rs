@@ -9,10 +9,10 @@ mod queue;
 pub mod record;
 
 use crate::agent::Agent;
-use crate::api::{ApiError, ApiResult, BatchRef, BatchStatus, ErrorKind, MoveState, MoveStatus};
-use crate::budget::Budget;
 use crate::migration::source::unix_ms;
+use dray_api::{ApiError, ApiResult, BatchRef, BatchStatus, ErrorKind, MoveState, MoveStatus};
 use dray_files::StatePath;
+use dray_net::budget::Budget;
 use dray_types::{BatchId, BitRate};
 use parking_lot::{Mutex, MutexGuard};
 use record::{BatchRecord, MoveRecord};

@@ -2,13 +2,13 @@
 
 use super::Run;
 use crate::agent::Agent;
-use crate::api::{
-    ApiError, ApiResult, Cancel, ErrorKind, MigrationState, MoveState, Plan, Planned, Strategy,
-    Summary,
-};
 use crate::migration::slots::Board;
 use crate::migration::source::{SourceSlot, unix_ms};
 use crate::ops::Together;
+use dray_api::{
+    ApiError, ApiResult, Cancel, ErrorKind, MigrationState, MoveState, Plan, Planned, Strategy,
+    Summary,
+};
 use dray_host::registry::CopyState;
 use dray_types::BitRate;
 use std::sync::Arc;

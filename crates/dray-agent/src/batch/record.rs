@@ -1,7 +1,7 @@
 //! What is durable of a batch: `batches/ID.json` of the state directory, replaced as a whole
 //! whenever something of it begins or ends.
 
-use crate::api::{ApiError, ErrorKind, Migrate, MoveState, Subject, Summary};
+use dray_api::{ApiError, ErrorKind, Migrate, MoveState, Subject, Summary};
 use dray_files::StatePath;
 use dray_types::{BatchId, BitRate, MigrationId};
 use serde::{Deserialize, Serialize};

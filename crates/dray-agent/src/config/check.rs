@@ -1,9 +1,9 @@
 //! What is wrong with the host, given a configuration that reads well: `dray check-config`.
 
 use super::{Config, Problem};
-use crate::tls::{CLIENT_CERT, CLIENT_KEY, Identity, SERVER_CERT, SERVER_KEY, judge_own};
 use dray_backup::{Credentials, Key};
 use dray_host::pool::{Pool, PoolIo, PoolKind};
+use dray_net::tls::{CLIENT_CERT, CLIENT_KEY, Identity, SERVER_CERT, SERVER_KEY, judge_own};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::os::unix::fs::MetadataExt;
@@ -143,7 +143,7 @@ fn private(field: &str, key: &Path) -> Option<Problem> {
 #[cfg(test)]
 mod tests {
     use super::super::*;
-    use crate::pki::{self, Validity};
+    use dray_net::pki::{self, Validity};
     use std::os::unix::fs::PermissionsExt;
     use std::time::SystemTime;
 

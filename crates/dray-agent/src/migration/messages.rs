@@ -1,9 +1,9 @@
 //! What the shells of the two sides tell each other beside the engine: how the VM itself moves,
 //! and what the summary needs to know. They travel inside the control stream's `Vm` messages.
 
-use crate::net::NetTotals;
 use dray_engine::lineage::Generation;
 use dray_host::migration::intent::{GuestFacts, Settings};
+use dray_net::NetTotals;
 use dray_types::{Attempt, text};
 use serde::{Deserialize, Serialize};
 

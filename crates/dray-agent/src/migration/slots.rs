@@ -1,7 +1,7 @@
 //! The migrations this agent knows: handles for the API, the listener and the VM's tasks.
 
-use crate::api::{ApiError, Event, MigrationState, MigrationStatus, Progress, Role, Summary};
 use crate::migration::source::unix_ms;
+use dray_api::{ApiError, Event, MigrationState, MigrationStatus, Progress, Role, Summary};
 use dray_types::MigrationId;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;

@@ -1,9 +1,9 @@
 //! Asking a peer something outside any migration, and its answers in the API's words.
 
 use crate::agent::Agent;
-use crate::api::{ApiError, ErrorKind};
-use crate::net::requests;
-use crate::net::{NetError, NetErrorKind};
+use dray_api::{ApiError, ErrorKind};
+use dray_net::requests;
+use dray_net::{NetError, NetErrorKind};
 use dray_wire::request::{Reply, Request};
 use std::time::Duration;
 

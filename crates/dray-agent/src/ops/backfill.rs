@@ -1,11 +1,11 @@
 //! `dray backfill`: what a target still misses is fetched, left alone, or fetched at another rate.
 
 use crate::agent::Agent;
-use crate::api::{
-    ApiError, ApiResult, Backfill, BackfillAction, Backfilling, ErrorKind, Phase, text,
-};
 use crate::migration::messages::ToSourceShell;
 use crate::migration::target::{Input, TargetSlot};
+use dray_api::{
+    ApiError, ApiResult, Backfill, BackfillAction, Backfilling, ErrorKind, Phase, text,
+};
 use dray_engine::{BackfillControl, TargetEvent};
 use dray_types::MigrationId;
 use std::path::Path;

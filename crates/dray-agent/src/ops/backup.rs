@@ -2,18 +2,19 @@
 
 use super::not_taken;
 use crate::agent::Agent;
-use crate::api::{
-    ApiError, ApiResult, Backup, BackupCancel, BackupCollected, BackupDone, BackupListing,
-    BackupProgress, BackupPrune, BackupPruned, BackupStatus, BackupVerified, BackupVerify, Backups,
-    DestinationStatus, ErrorKind, Event, Events, Repository, RepositoryMade, Restore, Restored,
-};
+use crate::api::Events;
 use crate::backup::destination::Destination;
 use crate::backup::jobs::{Job, Jobs, Lease};
 use crate::backup::restore::{Restoring, choose, is_of};
 use crate::backup::run::{Order, shown};
 use crate::backup::{failed, schedule};
-use crate::pace::Pacer;
+use dray_api::{
+    ApiError, ApiResult, Backup, BackupCancel, BackupCollected, BackupDone, BackupListing,
+    BackupProgress, BackupPrune, BackupPruned, BackupStatus, BackupVerified, BackupVerify, Backups,
+    DestinationStatus, ErrorKind, Event, Repository, RepositoryMade, Restore, Restored,
+};
 use dray_backup::{Content, GcOptions, Level, PIECE_BYTES, Policy, Problem, Reader, StreamOptions};
+use dray_net::pace::Pacer;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

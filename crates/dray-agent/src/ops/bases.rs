@@ -4,11 +4,12 @@
 use super::asking::net_error;
 use super::moved::Plan;
 use crate::agent::Agent;
-use crate::api::{ApiError, ApiResult, ErrorKind, Event, Events, SeedProgress};
+use crate::api::Events;
 use crate::bases::Reading;
-use crate::net::{NetError, NetErrorKind};
+use dray_api::{ApiError, ApiResult, ErrorKind, Event, SeedProgress};
 use dray_host::migration::intent::SourceIntent;
 use dray_host::registry::Entry;
+use dray_net::{NetError, NetErrorKind};
 use dray_wire::request::{BaseThere, ContentDigest, Reply, Request, SoughtBase};
 use std::path::PathBuf;
 use std::sync::Arc;

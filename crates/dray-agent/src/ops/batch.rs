@@ -3,12 +3,13 @@
 use super::images::random_id;
 use super::io_error;
 use crate::agent::Agent;
-use crate::api::{
-    ApiError, ApiResult, Batch, BatchCancel, BatchLimit, BatchStatus, BatchWatch, ErrorKind, Event,
-    Events, MAX_MOVES, Migrate, Subject,
-};
+use crate::api::Events;
 use crate::batch::record::{BatchRecord, MoveRecord};
 use crate::migration::source::unix_ms;
+use dray_api::{
+    ApiError, ApiResult, Batch, BatchCancel, BatchLimit, BatchStatus, BatchWatch, ErrorKind, Event,
+    MAX_MOVES, Migrate, Subject,
+};
 use dray_types::BatchId;
 use std::collections::BTreeSet;
 use std::sync::Arc;

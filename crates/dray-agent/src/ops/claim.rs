@@ -3,11 +3,11 @@
 
 use super::{io_error, not_taken};
 use crate::agent::Agent;
-use crate::api::{
-    ApiError, ApiResult, ByteRange, Claim, Claimed, ErrorKind, MigrationState, Unstall, Unstalled,
-};
 use crate::migration::slots::Board;
 use crate::migration::{Voided, source, target};
+use dray_api::{
+    ApiError, ApiResult, ByteRange, Claim, Claimed, ErrorKind, MigrationState, Unstall, Unstalled,
+};
 use dray_host::migration::claim::{ClaimError, Claims, Loops};
 use dray_host::registry::{CopyState, Entry};
 use dray_types::{BLOCK_SIZE, BlockRange, ByteSize, Epoch, MigrationId};

@@ -2,13 +2,14 @@
 
 use super::io_error;
 use crate::agent::Agent;
-use crate::api::{
-    ApiError, ApiResult, Cancel, Cancelled, ErrorKind, Event, Events, Limit, Limited,
-    MigrationState, MigrationStatus, Phase, Role, Status, Subject, Summary, Watch, text,
-};
+use crate::api::Events;
 use crate::migration::slots::Board;
 use crate::migration::source::{Input, SourceSlot};
 use crate::migration::target::{self, TargetSlot};
+use dray_api::{
+    ApiError, ApiResult, Cancel, Cancelled, ErrorKind, Event, Limit, Limited, MigrationState,
+    MigrationStatus, Phase, Role, Status, Subject, Summary, Watch, text,
+};
 use dray_engine::SourceEvent;
 use dray_host::migration::intent::SourceIntent;
 use dray_types::MigrationId;
@@ -116,7 +117,7 @@ impl Agent {
             return self.let_go(&slot).await;
         }
         let kept = shown.progress.total.bytes_done;
-        if shown.progress.phase >= crate::api::Phase::Backfill {
+        if shown.progress.phase >= dray_api::Phase::Backfill {
             let why = "the images are already handed over and only the target can go on from here";
             return Err(ApiError::new(ErrorKind::Conflict, what(), why)
                 .hint("see it through with `dray watch`, then migrate back from the target"));

@@ -3,9 +3,9 @@
 
 use super::io_error;
 use crate::agent::Agent;
-use crate::api::ApiResult;
 use crate::leaving::refuse_untold;
 use crate::migration::source::unix_ms;
+use dray_api::ApiResult;
 use dray_host::process::QemuProcess;
 use dray_host::registry::{Entry, Registry};
 use dray_host::settle::Rule;

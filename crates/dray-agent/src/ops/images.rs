@@ -2,7 +2,7 @@
 
 use super::{io_error, not_taken};
 use crate::agent::Agent;
-use crate::api::{
+use dray_api::{
     ApiError, ApiResult, ClosedExport, ErrorKind, ImageAdd, ImageRemove, ImageState, ImageStatus,
     KeptFor, LostWrites,
 };

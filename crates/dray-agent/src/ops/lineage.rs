@@ -2,11 +2,11 @@
 
 use super::io_error;
 use crate::agent::Agent;
-use crate::api::{
-    ApiResult, ClosedGeneration, GenerationStatus, HeldAs, Holder, Lineage, LineageStatus, Stray,
-};
 use crate::backup::notes::Note;
 use crate::snapshots::{Held, Snapshots};
+use dray_api::{
+    ApiResult, ClosedGeneration, GenerationStatus, HeldAs, Holder, Lineage, LineageStatus, Stray,
+};
 use dray_engine::lineage::{Generation, Reason};
 use dray_host::lineage::{self, REGION_BLOCKS};
 use dray_host::released::Released;
@@ -131,8 +131,8 @@ fn add_holders(status: &mut LineageStatus, found: Snapshots) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::ImageState;
     use crate::snapshots::Snapshot;
+    use dray_api::ImageState;
     use dray_types::{GenerationId, ImageId};
 
     fn at(number: u64) -> Ancestor {

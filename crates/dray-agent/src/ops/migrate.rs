@@ -3,14 +3,14 @@
 use super::moved::{Plan, layer_plans};
 use super::{io_error, not_taken};
 use crate::agent::Agent;
-use crate::api::{
-    ApiError, ApiResult, Chain, ErrorKind, Migrate, MigrationState, Prepare, ReleaseAtEnd, Resume,
-    Started, Subject, TargetFormat,
-};
 use crate::forecast;
 use crate::links;
 use crate::migration::source::{SourceSlot, unix_ms};
 use crate::vm::picture::{Picture, Place};
+use dray_api::{
+    ApiError, ApiResult, Chain, ErrorKind, Migrate, MigrationState, Prepare, ReleaseAtEnd, Resume,
+    Started, Subject, TargetFormat,
+};
 use dray_engine::Strategy;
 use dray_host::migration::intent::{GuestFacts, Options, Settings, SourceIntent, Way};
 use dray_types::{BitRate, MigrationId};
@@ -32,15 +32,15 @@ pub(crate) struct Together<'a> {
 /// QEMU measures a guest's memory for a second.
 const MEASURE: Duration = Duration::from_secs(3);
 
-fn strategy(strategy: crate::api::Strategy) -> Strategy {
+fn strategy(strategy: dray_api::Strategy) -> Strategy {
     match strategy {
-        crate::api::Strategy::PreCopy => Strategy::PreCopy,
-        crate::api::Strategy::PostCopy => Strategy::PostCopy,
-        crate::api::Strategy::Hybrid => Strategy::Hybrid,
-        crate::api::Strategy::Deferred => Strategy::Deferred,
-        crate::api::Strategy::HotSet => Strategy::HotSet,
-        crate::api::Strategy::Mirror => Strategy::Mirror,
-        crate::api::Strategy::Auto => Strategy::Auto,
+        dray_api::Strategy::PreCopy => Strategy::PreCopy,
+        dray_api::Strategy::PostCopy => Strategy::PostCopy,
+        dray_api::Strategy::Hybrid => Strategy::Hybrid,
+        dray_api::Strategy::Deferred => Strategy::Deferred,
+        dray_api::Strategy::HotSet => Strategy::HotSet,
+        dray_api::Strategy::Mirror => Strategy::Mirror,
+        dray_api::Strategy::Auto => Strategy::Auto,
     }
 }
 
@@ -124,7 +124,7 @@ impl Agent {
         share: Option<BitRate>,
     ) -> Way {
         let Ok(settings) = self.session_settings(&command.to) else { return Way::default() };
-        let auto = command.strategy == crate::api::Strategy::Auto;
+        let auto = command.strategy == dray_api::Strategy::Auto;
         let (memory, memory_dirty) = guest_memory(picture, auto).await;
         let rtt = forecast::round_trip(&settings.address).await.unwrap_or(0.0);
         let link = links::rate(&self.store.links(), &command.to);
@@ -143,8 +143,8 @@ impl Agent {
         if !vm && command.target_qmp.is_some() {
             return invalid("images move without a QEMU at the target", "see --target-qmp");
         }
-        crate::api::tuning::check(&command.tuning, command.strategy)?;
-        if command.deadline_ms.is_some() && command.strategy != crate::api::Strategy::Auto {
+        dray_api::tuning::check(&command.tuning, command.strategy)?;
+        if command.deadline_ms.is_some() && command.strategy != dray_api::Strategy::Auto {
             return invalid("only auto chooses blocks by a deadline", "use --strategy auto");
         }
         Ok(())
@@ -365,7 +365,7 @@ impl Agent {
         let slots = self.sources.all();
         let known: Vec<MigrationId> = slots.iter().map(|slot| slot.board.migration).collect();
         let waiting = slots.iter().filter(|slot| resumable(slot)).map(|slot| slot.board.migration);
-        let id = crate::api::text::pick(command.migration.as_ref(), known, waiting)?;
+        let id = dray_api::text::pick(command.migration.as_ref(), known, waiting)?;
         let old = self.sources.get(id).filter(resumable).ok_or_else(|| {
             ApiError::new(ErrorKind::Conflict, what, "it is not one that failed or was cancelled")
         })?;

@@ -30,10 +30,11 @@ pub(crate) use control::outcome;
 pub(crate) use migrate::Together;
 
 use crate::agent::Agent;
-use crate::api::{
-    self, AgentApi, AgentInfo, ApiError, ApiResult, Backfilling, BatchStatus, Cancelled, Claimed,
-    ErrorKind, Events, ImageStatus, Limited, LineageStatus, MigrationStatus, Prepared, Spliced,
-    Started, Summary, Unstalled,
+use crate::api::{AgentApi, Events};
+use dray_api::{
+    AgentInfo, ApiError, ApiResult, Backfilling, BatchStatus, Cancelled, Claimed, ErrorKind,
+    ImageStatus, Limited, LineageStatus, MigrationStatus, Prepared, Spliced, Started, Summary,
+    Unstalled,
 };
 use dray_host::registry::NotTaken;
 use std::sync::Arc;
@@ -63,38 +64,38 @@ impl AgentApi for Operator {
         Ok(AgentInfo {
             host: self.0.config.name.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            api_version: api::API_VERSION,
+            api_version: dray_api::API_VERSION,
             pid: std::process::id(),
             indexed_bytes: self.0.reuse.indexed_bytes(),
             troubles: self.0.troubles.all(),
         })
     }
 
-    async fn migrate(&self, command: api::Migrate) -> ApiResult<Started> {
+    async fn migrate(&self, command: dray_api::Migrate) -> ApiResult<Started> {
         self.0.migrate(command, None).await
     }
 
-    async fn prepare(&self, command: api::Prepare) -> ApiResult<Prepared> {
+    async fn prepare(&self, command: dray_api::Prepare) -> ApiResult<Prepared> {
         self.0.prepare(command).await
     }
 
-    async fn status(&self, command: api::Status) -> ApiResult<Vec<MigrationStatus>> {
+    async fn status(&self, command: dray_api::Status) -> ApiResult<Vec<MigrationStatus>> {
         self.0.status(&command)
     }
 
-    async fn watch(&self, command: api::Watch, events: Events) -> ApiResult<Summary> {
+    async fn watch(&self, command: dray_api::Watch, events: Events) -> ApiResult<Summary> {
         self.0.watch(&command, &events).await
     }
 
-    async fn cancel(&self, command: api::Cancel) -> ApiResult<Cancelled> {
+    async fn cancel(&self, command: dray_api::Cancel) -> ApiResult<Cancelled> {
         self.0.cancel(&command).await
     }
 
-    async fn resume(&self, command: api::Resume) -> ApiResult<Started> {
+    async fn resume(&self, command: dray_api::Resume) -> ApiResult<Started> {
         self.0.resume(&command)
     }
 
-    async fn limit(&self, command: api::Limit) -> ApiResult<Limited> {
+    async fn limit(&self, command: dray_api::Limit) -> ApiResult<Limited> {
         self.0.limit(&command)
     }
 
@@ -102,51 +103,55 @@ impl AgentApi for Operator {
         Ok(self.0.list_images())
     }
 
-    async fn image_add(&self, command: api::ImageAdd) -> ApiResult<ImageStatus> {
+    async fn image_add(&self, command: dray_api::ImageAdd) -> ApiResult<ImageStatus> {
         self.0.image_add(command)
     }
 
-    async fn image_remove(&self, command: api::ImageRemove) -> ApiResult<ImageStatus> {
+    async fn image_remove(&self, command: dray_api::ImageRemove) -> ApiResult<ImageStatus> {
         self.0.image_remove(&command)
     }
 
-    async fn adopt(&self, command: api::Adopt) -> ApiResult<Spliced> {
+    async fn adopt(&self, command: dray_api::Adopt) -> ApiResult<Spliced> {
         self.0.adopt(&command).await
     }
 
-    async fn release(&self, command: api::Release) -> ApiResult<Spliced> {
+    async fn release(&self, command: dray_api::Release) -> ApiResult<Spliced> {
         self.0.release(&command).await
     }
 
-    async fn resize(&self, command: api::Resize) -> ApiResult<ImageStatus> {
+    async fn resize(&self, command: dray_api::Resize) -> ApiResult<ImageStatus> {
         self.0.resize(&command).await
     }
 
-    async fn claim(&self, command: api::Claim) -> ApiResult<Claimed> {
+    async fn claim(&self, command: dray_api::Claim) -> ApiResult<Claimed> {
         tokio::task::block_in_place(|| self.0.claim(&command))
     }
 
-    async fn unstall(&self, command: api::Unstall) -> ApiResult<Unstalled> {
+    async fn unstall(&self, command: dray_api::Unstall) -> ApiResult<Unstalled> {
         self.0.unstall(&command)
     }
 
-    async fn plan(&self, command: api::Plan) -> ApiResult<api::Planned> {
+    async fn plan(&self, command: dray_api::Plan) -> ApiResult<dray_api::Planned> {
         self.0.predict(command).await
     }
 
-    async fn record(&self, command: api::Record, events: Events) -> ApiResult<api::Recorded> {
+    async fn record(
+        &self,
+        command: dray_api::Record,
+        events: Events,
+    ) -> ApiResult<dray_api::Recorded> {
         self.0.record(&command, &events).await
     }
 
-    async fn seed(&self, command: api::Seed, events: Events) -> ApiResult<api::Seeded> {
+    async fn seed(&self, command: dray_api::Seed, events: Events) -> ApiResult<dray_api::Seeded> {
         self.0.seed(command, &events).await
     }
 
-    async fn backfill(&self, command: api::Backfill) -> ApiResult<Backfilling> {
+    async fn backfill(&self, command: dray_api::Backfill) -> ApiResult<Backfilling> {
         self.0.backfill(&command).await
     }
 
-    async fn batch(&self, command: api::Batch) -> ApiResult<BatchStatus> {
+    async fn batch(&self, command: dray_api::Batch) -> ApiResult<BatchStatus> {
         self.0.begin_batch(command)
     }
 
@@ -156,57 +161,77 @@ impl AgentApi for Operator {
 
     async fn batch_watch(
         &self,
-        command: api::BatchWatch,
+        command: dray_api::BatchWatch,
         events: Events,
     ) -> ApiResult<BatchStatus> {
         self.0.watch_batch(&command, &events).await
     }
 
-    async fn batch_cancel(&self, command: api::BatchCancel) -> ApiResult<BatchStatus> {
+    async fn batch_cancel(&self, command: dray_api::BatchCancel) -> ApiResult<BatchStatus> {
         self.0.cancel_batch(&command).await
     }
 
-    async fn batch_limit(&self, command: api::BatchLimit) -> ApiResult<BatchStatus> {
+    async fn batch_limit(&self, command: dray_api::BatchLimit) -> ApiResult<BatchStatus> {
         self.0.limit_batch(&command)
     }
 
-    async fn lineage(&self, command: api::Lineage) -> ApiResult<LineageStatus> {
+    async fn lineage(&self, command: dray_api::Lineage) -> ApiResult<LineageStatus> {
         self.0.lineage(&command).await
     }
 
-    async fn backup(&self, command: api::Backup, events: Events) -> ApiResult<api::BackupDone> {
+    async fn backup(
+        &self,
+        command: dray_api::Backup,
+        events: Events,
+    ) -> ApiResult<dray_api::BackupDone> {
         self.0.backup(command, &events).await
     }
 
-    async fn backup_cancel(&self, command: api::BackupCancel) -> ApiResult<api::BackupProgress> {
+    async fn backup_cancel(
+        &self,
+        command: dray_api::BackupCancel,
+    ) -> ApiResult<dray_api::BackupProgress> {
         self.0.backup_cancel(&command)
     }
 
-    async fn backups(&self, command: api::Backups) -> ApiResult<api::BackupListing> {
+    async fn backups(&self, command: dray_api::Backups) -> ApiResult<dray_api::BackupListing> {
         self.0.backups(command).await
     }
 
-    async fn backup_init(&self, command: api::Repository) -> ApiResult<api::RepositoryMade> {
+    async fn backup_init(
+        &self,
+        command: dray_api::Repository,
+    ) -> ApiResult<dray_api::RepositoryMade> {
         self.0.backup_init(command).await
     }
 
-    async fn backup_prune(&self, command: api::BackupPrune) -> ApiResult<api::BackupPruned> {
+    async fn backup_prune(
+        &self,
+        command: dray_api::BackupPrune,
+    ) -> ApiResult<dray_api::BackupPruned> {
         self.0.backup_prune(command).await
     }
 
-    async fn backup_gc(&self, command: api::Repository) -> ApiResult<api::BackupCollected> {
+    async fn backup_gc(
+        &self,
+        command: dray_api::Repository,
+    ) -> ApiResult<dray_api::BackupCollected> {
         self.0.backup_gc(command).await
     }
 
     async fn backup_verify(
         &self,
-        command: api::BackupVerify,
+        command: dray_api::BackupVerify,
         events: Events,
-    ) -> ApiResult<api::BackupVerified> {
+    ) -> ApiResult<dray_api::BackupVerified> {
         self.0.backup_verify(command, &events).await
     }
 
-    async fn restore(&self, command: api::Restore, events: Events) -> ApiResult<api::Restored> {
+    async fn restore(
+        &self,
+        command: dray_api::Restore,
+        events: Events,
+    ) -> ApiResult<dray_api::Restored> {
         self.0.restore(command, &events).await
     }
 }

@@ -5,12 +5,12 @@ use super::flatten::{check_flat, refuse_flat_images, refuse_format, seen_bytes};
 use super::images::random_id;
 use super::{io_error, not_taken};
 use crate::agent::Agent;
-use crate::api::{
-    ApiError, ApiResult, Chain, ErrorKind, MigrationState, Prepare, Subject, TargetFormat,
-};
 use crate::flat::raw_name;
 use crate::migration::source::unix_ms;
 use crate::vm::picture::{LayerPicture, Picture, Place};
+use dray_api::{
+    ApiError, ApiResult, Chain, ErrorKind, MigrationState, Prepare, Subject, TargetFormat,
+};
 use dray_host::migration::intent::{SourceImage, SourceIntent, SourceVm};
 use dray_host::registry::CopyState;
 use dray_host::released::Released;

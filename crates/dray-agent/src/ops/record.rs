@@ -1,9 +1,10 @@
 //! `dray trace record`: tells a client what guests do to an image.
 
 use crate::agent::Agent;
-use crate::api::{
-    AccessBatch, AccessKind, AccessLine, ApiError, ApiResult, ErrorKind, Event, Events, Record,
-    RecordEnd, Recorded,
+use crate::api::Events;
+use dray_api::{
+    AccessBatch, AccessKind, AccessLine, ApiError, ApiResult, ErrorKind, Event, Record, RecordEnd,
+    Recorded,
 };
 use dray_heat::Op;
 use dray_host::registry::{CopyState, Entry};

@@ -2,9 +2,9 @@
 
 use super::io_error;
 use crate::agent::Agent;
-use crate::api::{ApiError, ApiResult, ErrorKind, ImageState, ImageStatus};
 use crate::released::NotReleased;
 use crate::vm::qemu_error;
+use dray_api::{ApiError, ApiResult, ErrorKind, ImageState, ImageStatus};
 use dray_host::registry::Entry;
 use dray_host::released::Released;
 use std::os::unix::fs::MetadataExt;

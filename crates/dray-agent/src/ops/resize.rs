@@ -10,10 +10,10 @@
 
 use super::io_error;
 use crate::agent::Agent;
-use crate::api::{ApiError, ApiResult, ErrorKind, ImageStatus, Resize};
 use crate::leaving::refuse_untold;
 use crate::vm::picture::{LayerPicture, Picture, Place};
 use crate::vm::qemu_error;
+use dray_api::{ApiError, ApiResult, ErrorKind, ImageStatus, Resize};
 use dray_host::migration::abort;
 use dray_host::registry::{Adopted, CopyState, Entry, ImageRecord};
 use dray_qemu::{LayerPlan, Qmp};

@@ -3,14 +3,15 @@
 use super::bases::Asking;
 use super::images::random_id;
 use crate::agent::Agent;
-use crate::api::{
-    ApiError, ApiResult, Chain, ErrorKind, Event, Events, Prepare, Provided, Seed, SeedProgress,
-    Seeded, SeededImage, TargetFormat,
-};
+use crate::api::Events;
 use crate::links;
-use crate::net::NetErrorKind;
+use dray_api::{
+    ApiError, ApiResult, Chain, ErrorKind, Event, Prepare, Provided, Seed, SeedProgress, Seeded,
+    SeededImage, TargetFormat,
+};
 use dray_host::given;
 use dray_host::migration::intent::{SourceImage, SourceIntent};
+use dray_net::NetErrorKind;
 use dray_types::ByteSize;
 use dray_wire::ImageOffer;
 use dray_wire::request::{Reply, Request, SeedImage, Seeding, WantedImage};

@@ -4,14 +4,14 @@
 use super::bases::{Asking, Lying};
 use super::moved::Plan;
 use crate::agent::Agent;
-use crate::api::{MigrationState, PlannedImage};
 use crate::forecast::Content;
 use crate::migration::source::{SourceSlot, shared};
-use crate::net::NetErrorKind;
 use crate::vm::picture::{Picture, Place};
+use dray_api::{MigrationState, PlannedImage};
 use dray_host::lineage;
 use dray_host::migration::intent::{SourceImage, SourceIntent};
 use dray_host::registry::Entry;
+use dray_net::NetErrorKind;
 use dray_qemu::bitmap;
 use dray_types::{BLOCK_SIZE, BlockRange, BlockSet, ByteSize, GenerationId};
 use dray_wire::request::{Base, Reply, Request, Surveyed};

@@ -9,9 +9,7 @@ use super::replica::PeerReplica;
 use super::state::task_count;
 use super::tasks::{MAX_PROVIDERS, Mask};
 use crate::config::Config;
-use crate::net::questions::Questions;
 use crate::snapshots::{self, Held, PATIENCE, Snapshot, Snapshots};
-use crate::tls::Identity;
 use dray_backup::{
     Backup, Content, Hash, Kind, PIECE_BYTES, Piece, Reader, Repository, StreamOptions,
     piece_count, piece_len,
@@ -19,6 +17,8 @@ use dray_backup::{
 use dray_engine::lineage::fits;
 use dray_host::lineage::region_blocks;
 use dray_image::ImageFile;
+use dray_net::questions::Questions;
+use dray_net::tls::Identity;
 use dray_types::{Ancestor, BLOCK_SIZE, BlockRange, BlockSet};
 use dray_wire::StreamKind;
 use dray_wire::request::SeedImage;

@@ -5,9 +5,9 @@
 
 use super::choose::joined;
 use super::gather::{Failure, Parts, Provider};
-use crate::net::questions::Questions;
 use dray_backup::{Hash, PIECE_BYTES, Piece as Recipe, Reader};
 use dray_image::ImageFile;
+use dray_net::questions::Questions;
 use dray_types::{GenerationId, ImageId};
 use dray_wire::replica::{Answer, Ask, HASH_BYTES, Piece, piece_count};
 use std::sync::Arc;

@@ -9,9 +9,9 @@ pub mod offer;
 
 use crate::backup::destination::Destination;
 use crate::config::Config;
-use crate::net::{NetErrorKind, requests};
-use crate::tls::Identity;
 use dray_backup::{Backup, Repository};
+use dray_net::tls::Identity;
+use dray_net::{NetErrorKind, requests};
 use dray_types::{Ancestor, ImageId};
 use dray_wire::request::{Holding, Reply, Request};
 use std::sync::Arc;

@@ -4,12 +4,12 @@
 //! An image that this host owns is never read from here in this way: that is its migration's business.
 
 use crate::agent::Agent;
-use crate::net::questions::read;
-use crate::net::{BlockingStream, NetError, NetErrorKind, Stream};
 use dray_host::lineage::{REGION_BLOCKS, ReplicaNote, stamp_of};
 use dray_host::migration::abort;
 use dray_host::registry::{CopyState, Entry, Place};
 use dray_image::{Image, runs};
+use dray_net::questions::read;
+use dray_net::{BlockingStream, NetError, NetErrorKind, Stream};
 use dray_types::{BLOCK_SIZE, BlockRange, GenerationId, ImageId};
 use dray_wire::replica::{self, Answer, Ask, HASH_BYTES, MAX_READ, PIECE_BYTES, Piece};
 use dray_wire::request::Holding;

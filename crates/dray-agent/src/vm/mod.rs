@@ -16,7 +16,7 @@ pub mod qemu;
 pub mod source;
 pub mod target;
 
-use crate::api::{ApiError, ErrorKind};
+use dray_api::{ApiError, ErrorKind};
 
 /// For how long QEMU holds requests back while the agent is away (it restarts in well under a
 /// second; an upgrade may take minutes), before it fails them. In seconds.

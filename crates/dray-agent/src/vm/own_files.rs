@@ -5,7 +5,7 @@
 //! Behind a monitor's socket the system may show a manager that has made the socket, or carries it. Then any process
 //! counts that has the file open.
 
-use crate::api::{ApiError, ErrorKind};
+use dray_api::{ApiError, ErrorKind};
 use dray_host::process::QemuProcess;
 use dray_image::{FileId, has_open, is_open_elsewhere};
 use std::path::Path;

@@ -1,12 +1,12 @@
 //! What a VM looks like from outside: its disks, the images under them, and how each layer gets
 //! under dray and back.
 
-use crate::api::{ApiError, ApiResult, ErrorKind};
 use crate::released::plans_of;
 use crate::vm::hypervisor::{Hypervisor, Vm};
 use crate::vm::last_look::MERGE;
 use crate::vm::look::Look;
 use crate::vm::{own_files, qemu_error};
+use dray_api::{ApiError, ApiResult, ErrorKind};
 use dray_host::process::QemuProcess;
 use dray_host::registry::Registry;
 use dray_qemu::{Layer, LayerPlan, NodeOptions, Pivot, Qmp, VmDisk, status};

@@ -3,21 +3,21 @@
 //! Until the engine says that it has handed over, whatever fails leaves the guest running here on
 //! its own disks (I4).
 
-use crate::api::{ApiError, ApiResult, ErrorKind};
 use crate::config::Config;
 use crate::migration::messages::{ToSourceShell, ToTargetShell};
 use crate::migration::source::{Input, Memory, Reach, SessionSettings, SourceSlot, Told};
-use crate::net::tunnel::TunnelEntry;
-use crate::net::{self, DialSettings, NetError};
 use crate::vm::hypervisor::{Departure, Hypervisor, Vm};
 use crate::vm::last_look::Expected;
 use crate::vm::own;
 use crate::vm::qemu_error;
 use crate::vm::target::plans;
+use dray_api::{ApiError, ApiResult, ErrorKind};
 use dray_engine::SourceEvent;
 use dray_engine::source::SourceNotice;
 use dray_host::migration::abort;
 use dray_host::migration::intent::{GuestFacts, SourceVm};
+use dray_net::tunnel::TunnelEntry;
+use dray_net::{DialSettings, NetError};
 use dray_qemu::Limits;
 use dray_types::text::harmless;
 use dray_wire::{Hello, StreamKind};
@@ -450,15 +450,15 @@ impl Carrier {
 async fn dial_memory(
     slot: &SourceSlot,
     settings: &SessionSettings,
-) -> Result<net::Stream, NetError> {
+) -> Result<dray_net::Stream, NetError> {
     let hello = Hello {
-        agent: net::AGENT.to_owned(),
+        agent: dray_net::AGENT.to_owned(),
         migration: Some(slot.board.migration),
         session: 0,
         stream: 0,
         features: Vec::new(),
     };
-    let mut stream = net::dial(
+    let mut stream = dray_net::dial(
         &settings.identity,
         &settings.peer,
         &settings.address,
@@ -467,6 +467,6 @@ async fn dial_memory(
         &DialSettings::default(),
     )
     .await?;
-    stream.limit_silence(net::silence_limit(settings.control.dead));
+    stream.limit_silence(dray_net::silence_limit(settings.control.dead));
     Ok(stream)
 }

@@ -4,8 +4,6 @@
 use crate::config::Config;
 use crate::migration::messages::{Made, ToSourceShell, ToTargetShell};
 use crate::migration::target::{Input, TargetSlot, Told};
-use crate::net::tunnel;
-use crate::net::{NetError, NetErrorKind, Stream};
 use crate::released;
 use crate::vm::attached::Expected;
 use crate::vm::hypervisor::{Arrival, Hypervisor, Vm};
@@ -14,6 +12,8 @@ use dray_engine::TargetEvent;
 use dray_host::migration::intent::GuestFacts;
 use dray_host::process::QemuProcess;
 use dray_host::registry::Registry;
+use dray_net::tunnel;
+use dray_net::{NetError, NetErrorKind, Stream};
 use dray_qemu::LayerPlan;
 use std::collections::BTreeMap;
 use std::path::PathBuf;

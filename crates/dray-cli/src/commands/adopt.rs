@@ -1,9 +1,10 @@
 //! `dray adopt`.
 
 use super::absolute;
+use crate::client::Client;
 use crate::output::Output;
 use crate::show::images::spliced;
-use dray_agent::api::{Adopt, ApiResult, Client, Command, Spliced};
+use dray_api::{Adopt, ApiResult, Command, Spliced};
 use std::path::PathBuf;
 use std::process::ExitCode;
 

@@ -2,11 +2,12 @@
 
 use super::absolute;
 use super::limit::{NewLimit, rate_or_none};
+use crate::client::Client;
 use crate::output::Output;
 use crate::show::status::short;
 use crate::show::units::bytes;
 use clap::Subcommand;
-use dray_agent::api::{ApiResult, Backfill, BackfillAction, Backfilling, Client, Command};
+use dray_api::{ApiResult, Backfill, BackfillAction, Backfilling, Command};
 use std::path::PathBuf;
 use std::process::ExitCode;
 

@@ -1,10 +1,11 @@
 //! `dray backup`.
 
 use super::absolute;
+use crate::client::Client;
 use crate::output::Output;
 use crate::progress::backup::follow;
 use crate::show::backup::made;
-use dray_agent::api::{ApiResult, Backup, BackupDone, Client, Command};
+use dray_api::{ApiResult, Backup, BackupDone, Command};
 use dray_types::BitRate;
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -1,12 +1,13 @@
 //! `dray backups`: what there is in repositories, and what is under way.
 
 use super::absolute;
+use crate::client::Client;
 use crate::output::Output;
 use crate::show::backup::{cancelled, collected, listing, pruned, repository_made};
 use clap::Subcommand;
-use dray_agent::api::{
+use dray_api::{
     ApiResult, BackupCancel, BackupCollected, BackupListing, BackupProgress, BackupPrune,
-    BackupPruned, Backups, Client, Command, Repository, RepositoryMade,
+    BackupPruned, Backups, Command, Repository, RepositoryMade,
 };
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

@@ -1,13 +1,12 @@
 //! `dray batch`.
 
 use super::limit::{NewLimit, rate_or_none};
+use crate::client::Client;
 use crate::output::Output;
 use crate::progress::batch::follow;
 use crate::show::batch::{ended, list};
 use clap::Subcommand;
-use dray_agent::api::{
-    ApiResult, BatchCancel, BatchLimit, BatchRef, BatchStatus, BatchWatch, Client, Command,
-};
+use dray_api::{ApiResult, BatchCancel, BatchLimit, BatchRef, BatchStatus, BatchWatch, Command};
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\

@@ -1,9 +1,10 @@
 //! `dray cancel`.
 
+use crate::client::Client;
 use crate::output::Output;
 use crate::show::units::bytes;
-use dray_agent::api::text::MigrationRef;
-use dray_agent::api::{ApiResult, Cancel, Cancelled, Client, Command};
+use dray_api::text::MigrationRef;
+use dray_api::{ApiResult, Cancel, Cancelled, Command};
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\

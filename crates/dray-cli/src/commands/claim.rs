@@ -1,9 +1,10 @@
 //! `dray claim`.
 
+use crate::client::Client;
 use crate::output::Output;
 use crate::show::style::Style;
 use crate::show::units::{bytes, counted};
-use dray_agent::api::{ApiResult, Claim, Claimed, Client, Command};
+use dray_api::{ApiResult, Claim, Claimed, Command};
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\

@@ -3,7 +3,7 @@
 use crate::output::Output;
 use clap::CommandFactory;
 use clap_complete::Shell;
-use dray_agent::api::ApiResult;
+use dray_api::ApiResult;
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\

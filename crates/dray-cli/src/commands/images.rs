@@ -1,10 +1,11 @@
 //! `dray images`.
 
 use super::absolute;
+use crate::client::Client;
 use crate::output::Output;
 use crate::show::images::list;
 use clap::Subcommand;
-use dray_agent::api::{ApiResult, Client, Command, ImageAdd, ImageRemove, ImageStatus};
+use dray_api::{ApiResult, Command, ImageAdd, ImageRemove, ImageStatus};
 use std::path::PathBuf;
 use std::process::ExitCode;
 

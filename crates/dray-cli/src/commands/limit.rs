@@ -1,8 +1,9 @@
 //! `dray limit`.
 
+use crate::client::Client;
 use crate::output::Output;
-use dray_agent::api::text::MigrationRef;
-use dray_agent::api::{ApiResult, Client, Command, Limit, Limited};
+use dray_api::text::MigrationRef;
+use dray_api::{ApiResult, Command, Limit, Limited};
 use dray_types::BitRate;
 use std::process::ExitCode;
 

@@ -1,8 +1,9 @@
 //! `dray lineage`.
 
+use crate::client::Client;
 use crate::output::Output;
 use crate::show::lineage::{now_unix_ms, tree};
-use dray_agent::api::{ApiResult, Client, Command, Lineage, LineageStatus};
+use dray_api::{ApiResult, Command, Lineage, LineageStatus};
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\

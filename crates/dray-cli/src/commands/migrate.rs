@@ -4,14 +4,15 @@ use super::several::SeveralArgs;
 use super::subject::{ChainArg, SubjectArgs};
 use super::tuning::TuningArgs;
 use super::{pair, path_at_target};
+use crate::client::Client;
 use crate::output::Output;
 use crate::progress;
 use crate::show::status::short;
 use clap::ValueEnum;
-use dray_agent::api::text::MigrationRef;
-use dray_agent::api::{
-    ApiResult, Batch, BatchStatus, Client, Command, Migrate, Order, ReleaseAtEnd, Seed, Started,
-    Strategy, Subject,
+use dray_api::text::MigrationRef;
+use dray_api::{
+    ApiResult, Batch, BatchStatus, Command, Migrate, Order, ReleaseAtEnd, Seed, Started, Strategy,
+    Subject,
 };
 use dray_types::BitRate;
 use std::path::PathBuf;

@@ -35,9 +35,10 @@ pub mod verify;
 pub mod watch;
 
 use crate::args::{Args, Command};
+use crate::client::Client;
 use crate::output::Output;
 use crate::show::troubles;
-use dray_agent::api::{self, AgentInfo, ApiError, ApiResult, Client, ErrorKind};
+use dray_api::{AgentInfo, ApiError, ApiResult, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -98,7 +99,7 @@ async fn ask(command: Command, client: &Client, output: &Output) -> ApiResult<Ex
 
 /// Tells what does not work on the agent's host, on standard error: there it is in nobody's way.
 async fn tell_troubles(client: &Client, output: &Output) -> ApiResult<()> {
-    let info: AgentInfo = client.call(api::Command::Info).await?;
+    let info: AgentInfo = client.call(dray_api::Command::Info).await?;
     let text = troubles::lines(&info.troubles, output.style_err());
     if !text.is_empty() {
         output.note(text.trim_end());

@@ -2,8 +2,8 @@
 
 use crate::output::Output;
 use clap::Subcommand;
-use dray_agent::api::{ApiError, ApiResult, ErrorKind};
-use dray_agent::pki::{self, PkiError};
+use dray_api::{ApiError, ApiResult, ErrorKind};
+use dray_net::pki::{self, PkiError};
 use serde_json::json;
 use std::path::PathBuf;
 use std::process::ExitCode;

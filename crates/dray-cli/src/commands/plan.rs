@@ -3,9 +3,10 @@
 use super::migrate::duration;
 use super::subject::{ChainArg, SubjectArgs};
 use super::{absolute, pair};
+use crate::client::Client;
 use crate::output::Output;
 use crate::show::planned::{PlannedMove, planned, planned_moves};
-use dray_agent::api::{ApiError, ApiResult, Client, Command, ErrorKind, Plan, Planned, Subject};
+use dray_api::{ApiError, ApiResult, Command, ErrorKind, Plan, Planned, Subject};
 use dray_types::BitRate;
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -2,9 +2,10 @@
 
 use super::subject::{ChainArg, MoveArgs, TargetFormatArg};
 use super::{pair, path_at_target};
+use crate::client::Client;
 use crate::output::Output;
 use crate::show::prepared::qemu_arguments;
-use dray_agent::api::{ApiResult, Client, Command, Prepare, Prepared, Seed};
+use dray_api::{ApiResult, Command, Prepare, Prepared, Seed};
 use std::path::PathBuf;
 use std::process::ExitCode;
 

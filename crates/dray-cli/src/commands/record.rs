@@ -2,11 +2,12 @@
 
 use super::migrate::duration;
 use super::sim::trace_failed;
+use crate::client::{self, Call, Client, Reply};
 use crate::output::Output;
 use crate::show::units::{bytes, count, seconds};
-use dray_agent::api::{
-    AccessBatch, AccessKind, AccessLine, ApiError, ApiResult, Call, Client, Command, ErrorKind,
-    Event, RecordEnd, Recorded, Reply, client,
+use dray_api::{
+    AccessBatch, AccessKind, AccessLine, ApiError, ApiResult, Command, ErrorKind, Event, RecordEnd,
+    Recorded,
 };
 use dray_trace::record::MAX_LENGTH;
 use dray_trace::{Op, Record, Writer};
@@ -74,7 +75,7 @@ pub async fn run(args: &Args, client: &Client, output: &Output) -> ApiResult<Exi
     let mut recorder =
         Recorder { args, began: Instant::now(), writer: None, written: 0, until_ns: 0, missed: 0 };
     let duration_ms = args.duration.map(|time| (time.as_millis() as u64).max(1));
-    let command = dray_agent::api::Record { image: args.image.clone(), duration_ms };
+    let command = dray_api::Record { image: args.image.clone(), duration_ms };
     let mut call = client.start(Command::Record(command)).await?;
     output.note(&format!("recording '{}'; Ctrl-C ends it", args.image));
     let end = recorder.listen(&mut call).await;

@@ -1,9 +1,10 @@
 //! `dray release`.
 
 use super::absolute;
+use crate::client::Client;
 use crate::output::Output;
 use crate::show::images::spliced;
-use dray_agent::api::{ApiResult, Client, Command, Release, Spliced};
+use dray_api::{ApiResult, Command, Release, Spliced};
 use std::path::PathBuf;
 use std::process::ExitCode;
 

@@ -1,9 +1,10 @@
 //! `dray resize`.
 
 use super::absolute;
+use crate::client::Client;
 use crate::output::Output;
 use crate::show::units::bytes;
-use dray_agent::api::{ApiResult, Client, Command, ImageStatus, Resize};
+use dray_api::{ApiResult, Command, ImageStatus, Resize};
 use dray_types::ByteSize;
 use std::path::PathBuf;
 use std::process::ExitCode;

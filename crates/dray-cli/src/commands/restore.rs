@@ -1,10 +1,11 @@
 //! `dray restore`.
 
 use super::backups::repository;
+use crate::client::Client;
 use crate::output::Output;
 use crate::progress::backup::follow;
 use crate::show::backup::restored;
-use dray_agent::api::{ApiResult, Client, Command, Restore, Restored};
+use dray_api::{ApiResult, Command, Restore, Restored};
 use dray_types::BitRate;
 use std::path::PathBuf;
 use std::process::ExitCode;

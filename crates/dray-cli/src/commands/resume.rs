@@ -1,10 +1,11 @@
 //! `dray resume`.
 
+use crate::client::Client;
 use crate::output::Output;
 use crate::progress;
 use crate::show::status::short;
-use dray_agent::api::text::MigrationRef;
-use dray_agent::api::{ApiResult, Client, Command, Resume, Started, Watch};
+use dray_api::text::MigrationRef;
+use dray_api::{ApiResult, Command, Resume, Started, Watch};
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\

@@ -2,11 +2,11 @@
 
 use super::pair;
 use super::subject::MoveArgs;
+use crate::client::{self, Client, Reply};
 use crate::output::Output;
 use crate::show::units::bytes;
-use dray_agent::api::{
-    ApiError, ApiResult, Client, Command, ErrorKind, Event, Reply, Seed, SeedProgress, Seeded,
-    SeededImage, client,
+use dray_api::{
+    ApiError, ApiResult, Command, ErrorKind, Event, Seed, SeedProgress, Seeded, SeededImage,
 };
 use indicatif::{ProgressBar, ProgressStyle};
 use std::process::ExitCode;

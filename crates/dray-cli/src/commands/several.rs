@@ -1,9 +1,10 @@
 //! `dray migrate` of several at once: which, and how many at a time.
 
 use super::{absolute, path_at_target};
-use dray_agent::api::{
-    ApiError, ApiResult, Batch, Client, Command, ErrorKind, JOBS, Migrate, MigrationState,
-    MigrationStatus, Role, Status, Subject,
+use crate::client::Client;
+use dray_api::{
+    ApiError, ApiResult, Batch, Command, ErrorKind, JOBS, Migrate, MigrationState, MigrationStatus,
+    Role, Status, Subject,
 };
 use std::path::PathBuf;
 

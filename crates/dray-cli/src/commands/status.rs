@@ -1,9 +1,10 @@
 //! `dray status`.
 
+use crate::client::Client;
 use crate::output::Output;
 use crate::show::status;
-use dray_agent::api::text::MigrationRef;
-use dray_agent::api::{ApiResult, Client, Command, MigrationStatus, Status};
+use dray_api::text::MigrationRef;
+use dray_api::{ApiResult, Command, MigrationStatus, Status};
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\

@@ -2,7 +2,7 @@
 
 use super::absolute;
 use clap::ValueEnum;
-use dray_agent::api::{ApiResult, Chain, Subject, TargetFormat};
+use dray_api::{ApiResult, Chain, Subject, TargetFormat};
 use std::path::PathBuf;
 
 /// A move.

@@ -2,12 +2,13 @@
 
 use super::sim::trace_failed;
 use super::{record, wait};
+use crate::client::Client;
 use crate::output::Output;
 use crate::show::style::Style;
 use crate::show::table::{Align, fields, table};
 use crate::show::units::{bytes, count, seconds};
 use clap::Subcommand;
-use dray_agent::api::{ApiError, ApiResult, Client, ErrorKind};
+use dray_api::{ApiError, ApiResult, ErrorKind};
 use dray_trace::analyse::{Analysis, Locality, Totals, Volume, Windows, analyse};
 use dray_trace::generate::Load;
 use dray_trace::{Reader, Writer};

@@ -3,7 +3,7 @@
 use super::hot_set::HotSetArgs;
 use super::migrate::duration;
 use clap::ValueEnum;
-use dray_agent::api::{HotSet, Throttle, Tuning};
+use dray_api::{HotSet, Throttle, Tuning};
 use std::time::Duration;
 
 /// What they are.

@@ -1,8 +1,9 @@
 //! `dray unstall`.
 
+use crate::client::Client;
 use crate::output::Output;
 use crate::show::units::counted;
-use dray_agent::api::{ApiResult, Client, Command, Unstall, Unstalled};
+use dray_api::{ApiResult, Command, Unstall, Unstalled};
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\

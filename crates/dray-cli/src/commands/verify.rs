@@ -1,12 +1,11 @@
 //! `dray verify`.
 
 use super::backups::{RepositoryArgs, repository};
+use crate::client::Client;
 use crate::output::Output;
 use crate::progress::backup::follow;
 use crate::show::backup::verified;
-use dray_agent::api::{
-    ApiError, ApiResult, BackupVerified, BackupVerify, Client, Command, ErrorKind,
-};
+use dray_api::{ApiError, ApiResult, BackupVerified, BackupVerify, Command, ErrorKind};
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\

@@ -1,9 +1,10 @@
 //! `dray watch`.
 
+use crate::client::Client;
 use crate::output::Output;
 use crate::progress;
-use dray_agent::api::text::MigrationRef;
-use dray_agent::api::{ApiResult, Client, Command, Watch};
+use dray_api::text::MigrationRef;
+use dray_api::{ApiResult, Command, Watch};
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\

@@ -1,10 +1,9 @@
 //! Follows a backup, a restore or a check of backups: these end with whoever asked for them.
 
+use crate::client::{self, Client, Reply};
 use crate::output::Output;
 use crate::show::units::{bytes, seconds};
-use dray_agent::api::{
-    ApiError, ApiResult, BackupProgress, Client, Command, ErrorKind, Event, Reply, client,
-};
+use dray_api::{ApiError, ApiResult, BackupProgress, Command, ErrorKind, Event};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::de::DeserializeOwned;
 use std::time::{Duration, Instant};
@@ -100,7 +99,7 @@ impl Display {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dray_agent::api::ImageAmount;
+    use dray_api::ImageAmount;
 
     #[test]
     fn all_images_count() {

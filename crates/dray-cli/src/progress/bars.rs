@@ -4,7 +4,7 @@
 use super::{Display, End, words};
 use crate::show::style::Style;
 use crate::show::units::{bytes, seconds};
-use dray_agent::api::{Event, Phase, Progress};
+use dray_api::{Event, Phase, Progress};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use std::time::{Duration, Instant};
 

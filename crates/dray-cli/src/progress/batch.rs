@@ -1,14 +1,14 @@
 //! Follows a batch: what begins and ends, and how far those are that run.
 
 use super::words;
+use crate::client::{self, Call, Client, Reply};
 use crate::exit::{DETACHED, NOT_ALL};
 use crate::output::Output;
 use crate::show::batch::{ended, short, terms};
 use crate::show::style::Style;
 use crate::show::units::{about, bytes, millis, rate, seconds};
-use dray_agent::api::{
-    ApiError, ApiResult, BatchStatus, Call, Client, Command, ErrorKind, Event, MoveState,
-    MoveStatus, Reply, Subject, client,
+use dray_api::{
+    ApiError, ApiResult, BatchStatus, Command, ErrorKind, Event, MoveState, MoveStatus, Subject,
 };
 use indicatif::{MultiProgress, ProgressBar};
 use std::process::ExitCode;

@@ -2,7 +2,7 @@
 
 use super::{Display, End};
 use crate::output::Output;
-use dray_agent::api::Event;
+use dray_api::Event;
 
 /// Prints every event.
 pub struct Json {

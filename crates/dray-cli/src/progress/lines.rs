@@ -3,7 +3,7 @@
 use super::{Display, End, words};
 use crate::output::Output;
 use crate::show::units::seconds;
-use dray_agent::api::{Event, Phase, Progress};
+use dray_api::{Event, Phase, Progress};
 use std::time::{Duration, Instant};
 
 /// Time between lines; a little less than a second, so that an agent that reports each second
@@ -78,7 +78,7 @@ impl Display for Lines {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dray_agent::api::{Amounts, Step, Strategy};
+    use dray_api::{Amounts, Step, Strategy};
     use dray_types::MigrationId;
 
     #[test]

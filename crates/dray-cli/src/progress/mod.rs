@@ -10,13 +10,12 @@ mod json;
 mod lines;
 pub mod words;
 
+use crate::client::{self, Call, Client, Reply};
 use crate::exit::DETACHED;
 use crate::output::Output;
 use crate::show::status::short;
 use crate::show::summary::summary;
-use dray_agent::api::{
-    ApiError, ApiResult, Call, Client, Command, ErrorKind, Event, Reply, Summary, client,
-};
+use dray_api::{ApiError, ApiResult, Command, ErrorKind, Event, Summary};
 use dray_types::MigrationId;
 use std::process::ExitCode;
 

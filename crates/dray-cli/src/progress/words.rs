@@ -2,7 +2,7 @@
 
 use crate::show::status::dirty;
 use crate::show::units::{about, bytes, millis, percent, rate};
-use dray_agent::api::{Amounts, Phase, Progress};
+use dray_api::{Amounts, Phase, Progress};
 
 /// `1.2 GiB of 2.1 GiB`.
 pub fn amount(amounts: &Amounts) -> String {

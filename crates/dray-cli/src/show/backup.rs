@@ -4,7 +4,7 @@ use super::lineage::{ago, now_unix_ms};
 use super::style::Style;
 use super::table::{Align, table};
 use super::units::{bytes, counted, millis, seconds};
-use dray_agent::api::{
+use dray_api::{
     BackedUp, BackupCollected, BackupDone, BackupListing, BackupProgress, BackupPruned,
     BackupStatus, BackupVerified, Consistency, DestinationStatus, RepositoryMade, Restored,
 };

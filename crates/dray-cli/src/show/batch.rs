@@ -3,7 +3,7 @@
 use super::style::Style;
 use super::table::{Align, table};
 use super::units::{about, bytes, millis, rate, seconds};
-use dray_agent::api::{BatchStatus, MoveState, MoveStatus, Verified};
+use dray_api::{BatchStatus, MoveState, MoveStatus, Verified};
 
 /// How much of an id is shown: enough to tell the batches of one host apart.
 const SHORT_ID: usize = 8;
@@ -124,7 +124,7 @@ fn headline(batch: &BatchStatus, style: Style) -> String {
     format!("{mark} {text}\n  {}", style.dim(&sent))
 }
 
-fn summaries(batch: &BatchStatus) -> impl Iterator<Item = &dray_agent::api::Summary> {
+fn summaries(batch: &BatchStatus) -> impl Iterator<Item = &dray_api::Summary> {
     batch.moves.iter().filter_map(|one| one.summary.as_ref())
 }
 

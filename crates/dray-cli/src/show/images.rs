@@ -4,7 +4,7 @@ use super::lineage::{ago, now_unix_ms};
 use super::style::Style;
 use super::table::{Align, table};
 use super::units::{BLOCK, bytes, counted};
-use dray_agent::api::{ImageState, ImageStatus, KeptFor, Spliced};
+use dray_api::{ImageState, ImageStatus, KeptFor, Spliced};
 
 const fn state(state: ImageState) -> &'static str {
     match state {

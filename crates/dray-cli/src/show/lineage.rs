@@ -2,7 +2,7 @@
 
 use super::style::Style;
 use super::units::{BLOCK, bytes};
-use dray_agent::api::{ClosedGeneration, HeldAs, Holder, ImageState, LineageStatus};
+use dray_api::{ClosedGeneration, HeldAs, Holder, ImageState, LineageStatus};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Digits of an id that are shown: as many as tell apart whatever one host has.

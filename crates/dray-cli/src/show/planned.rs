@@ -3,7 +3,7 @@
 use super::style::Style;
 use super::table::{Align, table};
 use super::units::{bytes, count, millis, rate, seconds};
-use dray_agent::api::{LinkFrom, Planned, PlannedImage, PlannedStrategy, Strategy, Subject};
+use dray_api::{LinkFrom, Planned, PlannedImage, PlannedStrategy, Strategy, Subject};
 use serde::Serialize;
 
 /// One of several migrations that are planned.

@@ -1,6 +1,6 @@
 //! What to start the target's QEMU with, ready to be pasted into a shell.
 
-use dray_agent::api::Prepared;
+use dray_api::Prepared;
 
 /// The arguments for the target's QEMU, one a line, joined by backslashes.
 pub fn qemu_arguments(prepared: &Prepared) -> String {

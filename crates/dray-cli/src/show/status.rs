@@ -5,7 +5,7 @@ use super::summary::summary;
 use super::table::{Align, fields, table};
 use super::units::{about, bytes, percent, rate, seconds};
 use crate::progress::words::phase;
-use dray_agent::api::{MigrationState, MigrationStatus, Progress, Role};
+use dray_api::{MigrationState, MigrationStatus, Progress, Role};
 
 /// How much of an id is shown in a list: enough to tell migrations of one host apart.
 pub const SHORT_ID: usize = 8;
@@ -166,7 +166,7 @@ pub fn dirty(progress: &Progress) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dray_agent::api::{Amounts, Strategy};
+    use dray_api::{Amounts, Strategy};
     use dray_types::MigrationId;
 
     /// Zeros and blocks that were written again need not be sent: the amounts of a migration that is over do not

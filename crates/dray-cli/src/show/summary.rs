@@ -3,9 +3,7 @@
 use super::style::Style;
 use super::table::fields;
 use super::units::{bytes, count, counted, millis, seconds};
-use dray_agent::api::{
-    Downtime, Ending, ImageSummary, Predicted, Provided, Summary, Verified, WireBytes,
-};
+use dray_api::{Downtime, Ending, ImageSummary, Predicted, Provided, Summary, Verified, WireBytes};
 
 /// A label and what stands beside it.
 type Line = (&'static str, String);

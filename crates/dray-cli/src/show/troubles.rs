@@ -1,7 +1,7 @@
 //! What does not work on a host just now: told before anything else that is shown of it.
 
 use super::style::Style;
-use dray_agent::api::Trouble;
+use dray_api::Trouble;
 
 /// Each in a line, and what to do in another.
 pub fn lines(troubles: &[Trouble], style: Style) -> String {

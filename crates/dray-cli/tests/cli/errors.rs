@@ -1,7 +1,7 @@
 //! Errors from the agent, and agents that are not there.
 
 use crate::fake::{Fake, dray, finish};
-use dray_agent::api::ErrorKind;
+use dray_api::ErrorKind;
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};

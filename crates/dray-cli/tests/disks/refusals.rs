@@ -4,7 +4,7 @@
 use crate::case::{Case, IMAGE};
 use crate::lab::{DRAY, Host, Lab, run, wait_for};
 use crate::moves::SLOW;
-use dray_agent::pki::{self, Validity};
+use dray_net::pki::{self, Validity};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, SystemTime};

@@ -4,7 +4,7 @@
 use crate::lab::{Host, Lab, run, wait_for};
 use crate::mounts::Mount;
 use crate::nbd::{Client, FLUSH, READ, WRITE};
-use dray_agent::pki::{Validity, issue_for};
+use dray_net::pki::{Validity, issue_for};
 use serde_json::{Value, json};
 use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::Path;

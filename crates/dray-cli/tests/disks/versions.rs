@@ -4,7 +4,7 @@ use crate::case::{Case, DATA, IMAGE};
 use crate::lab::Lab;
 use crate::moves::SLOW;
 use crate::refusals::{MIGRATE, nothing_happened, refused};
-use dray_agent::tls::{CA_CERT, CLIENT_CERT, CLIENT_KEY, SERVER_CERT, SERVER_KEY};
+use dray_net::tls::{CA_CERT, CLIENT_CERT, CLIENT_KEY, SERVER_CERT, SERVER_KEY};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{

@@ -112,9 +112,9 @@ fn served(registry: &Registry) -> BTreeSet<ImageId> {
 mod tests {
     use super::*;
     use crate::flat::tests::Plain;
-    use crate::migration::intent::{Options, Order, Settings, SourceImage, Way};
+    use crate::migration::intent::{Options, Settings, SourceImage, Way};
     use crate::migration::log::{End, Log};
-    use crate::migration::tuning::Tuning;
+    use dray_api::{Order, Tuning};
     use dray_types::{Attempt, Epoch};
     use dray_wire::{HandedOver, ImageOffer, MapHash};
     use std::sync::Arc;

@@ -1,19 +1,17 @@
 //! What was asked for: written durably before a migration does anything, read when the agent starts.
 
 use super::log::{Folder, SOURCE_INTENT, TARGET_INTENT};
-use super::tuning::Tuning;
 use crate::flat::ChainLayer;
-use crate::given::Provided;
 use crate::lineage::ReplicaNote;
 use crate::process::QemuProcess;
 use crate::registry::{MAX_LEN, Wanted};
+use dray_api::{Order, Provided, Tuning};
 use dray_engine::plan::Goals;
 use dray_types::{BitRate, Epoch, MigrationId};
 use dray_wire::ImageOffer;
 use dray_wire::control::MAX_IMAGES;
 use dray_wire::request::Base;
 use serde::{Deserialize, Serialize};
-use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
@@ -102,27 +100,6 @@ pub struct SourceVm {
     pub target_qmp: Option<PathBuf>,
     /// What the target needs to know; set once the migration proper begins.
     pub facts: Option<GuestFacts>,
-}
-
-/// In which order blocks move.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Order {
-    /// By what the guest does: before the handover what it writes most comes last, after it what it
-    /// reads most comes first.
-    #[default]
-    WorkloadAware,
-    /// By address.
-    Sequential,
-}
-
-impl fmt::Display for Order {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::WorkloadAware => "workload-aware",
-            Self::Sequential => "sequential",
-        })
-    }
 }
 
 /// What the target does when every block is there.

@@ -1,7 +1,6 @@
 //! What is durable of migrations, and what is made of it without their loops.
 //!
-//! * [`intent`]: what was asked for, durably, before anything is done; [`tuning`]: settings that some
-//!   strategies use.
+//! * [`intent`]: what was asked for, durably, before anything is done.
 //! * [`log`]: the engine's records in the migration's journal, and the folder they are in.
 //! * [`intents`]: which regions were written into while a migration tracked them.
 //! * [`present`]: which blocks an owner has that did not have them all.
@@ -21,4 +20,3 @@ pub(crate) mod lost;
 pub mod present;
 pub mod revive;
 pub mod standing;
-pub mod tuning;

@@ -6,7 +6,7 @@
 
 use super::content::Content;
 use super::session::send;
-use crate::net::ControlSender;
+use dray_net::ControlSender;
 use dray_types::{BlockRange, ImageIndex};
 use dray_wire::ToTarget;
 use std::sync::Arc;

@@ -2,8 +2,8 @@
 //! `auto`, for which the planner chooses the blocks to copy.
 
 use super::SourceLoop;
-use crate::api::Predicted;
 use crate::forecast::{self, Content};
+use dray_api::Predicted;
 use dray_engine::plan::{self, Load};
 use dray_engine::{Phase, SourceEvent, Strategy, Tuning};
 use dray_host::migration::intent::Options;

@@ -2,8 +2,8 @@
 //! the loop is told.
 
 use super::{Input, SourceSlot, shown_strategy};
-use crate::api::{ApiResult, MigrationState};
 use crate::ops::{io_error, not_taken};
+use dray_api::{ApiResult, MigrationState};
 use dray_host::migration::intent::SourceIntent;
 use dray_host::migration::log::SOURCE_INTENT;
 use dray_host::registry::Registry;

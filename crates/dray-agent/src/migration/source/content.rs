@@ -1,8 +1,8 @@
 //! Reading the source's images for data streams, peeks and hashes.
 
 use super::jumps::Jumps;
-use crate::net::RunSource;
 use dray_image::{Image, runs};
+use dray_net::RunSource;
 use dray_types::{BlockRange, ImageIndex};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use std::sync::Arc;

@@ -2,9 +2,9 @@
 //! the migration's folder now and then, so that a restart loses the last half second at most.
 
 use super::Slowed;
-use crate::api::{Downtime, Predicted};
-use crate::net::NetTotals;
+use dray_api::{Downtime, Predicted};
 use dray_files::StatePath;
+use dray_net::NetTotals;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};

@@ -1,9 +1,9 @@
 //! The orders in which blocks move: made of the images' heat while this host is the owner.
 
 use super::SourceLoop;
+use dray_api::Order;
 use dray_engine::SourceEvent;
 use dray_engine::refresh::Refresh;
-use dray_host::migration::intent::Order;
 use std::collections::BTreeMap;
 
 /// What the engine was last told.

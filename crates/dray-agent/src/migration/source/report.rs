@@ -5,10 +5,10 @@ use super::SourceSlot;
 use super::counts::{Counts, Mark, Memory, WallClock};
 use super::images::SourceImages;
 use super::rate::Rate;
-use crate::api::{Amounts, ImageProgress, Phase, Predicted, Step};
 use crate::forecast::Now;
 use crate::migration::Clock;
 use crate::migration::messages::{Made, ToSourceShell};
+use dray_api::{Amounts, ImageProgress, Phase, Predicted, Step};
 use dray_engine::source::{SourceNotice, SourceStatus};
 use dray_engine::{Source, Time};
 use dray_files::StatePath;
@@ -400,15 +400,15 @@ pub fn shown_phase(phase: dray_engine::Phase) -> Phase {
 }
 
 /// The engine's strategy as the API names it.
-pub fn shown_strategy(strategy: dray_engine::Strategy) -> crate::api::Strategy {
+pub fn shown_strategy(strategy: dray_engine::Strategy) -> dray_api::Strategy {
     match strategy {
-        dray_engine::Strategy::PreCopy => crate::api::Strategy::PreCopy,
-        dray_engine::Strategy::PostCopy => crate::api::Strategy::PostCopy,
-        dray_engine::Strategy::Hybrid => crate::api::Strategy::Hybrid,
-        dray_engine::Strategy::Deferred => crate::api::Strategy::Deferred,
-        dray_engine::Strategy::HotSet => crate::api::Strategy::HotSet,
-        dray_engine::Strategy::Mirror => crate::api::Strategy::Mirror,
-        dray_engine::Strategy::Auto => crate::api::Strategy::Auto,
+        dray_engine::Strategy::PreCopy => dray_api::Strategy::PreCopy,
+        dray_engine::Strategy::PostCopy => dray_api::Strategy::PostCopy,
+        dray_engine::Strategy::Hybrid => dray_api::Strategy::Hybrid,
+        dray_engine::Strategy::Deferred => dray_api::Strategy::Deferred,
+        dray_engine::Strategy::HotSet => dray_api::Strategy::HotSet,
+        dray_engine::Strategy::Mirror => dray_api::Strategy::Mirror,
+        dray_engine::Strategy::Auto => dray_api::Strategy::Auto,
     }
 }
 

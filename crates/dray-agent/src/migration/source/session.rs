@@ -4,14 +4,14 @@
 use super::asides::{Question, Wanted};
 use super::content::Content;
 use super::{Input, SourceLoop, SourceSlot, Told};
-use crate::api::{ApiError, ApiResult, ErrorKind};
 use crate::migration::messages::{self, ToSourceShell, ToTargetShell};
-use crate::net::{
+use dray_api::{ApiError, ApiResult, ErrorKind};
+use dray_engine::SourceEvent;
+use dray_net::tls::Identity;
+use dray_net::{
     self, Compression, ControlSender, ControlSettings, DataSender, DialSettings, JobQueue,
     NetError, NetErrorKind, SendEvents, SendJob, SendSetup,
 };
-use crate::tls::Identity;
-use dray_engine::SourceEvent;
 use dray_types::{Attempt, BitRate, ImageIndex};
 use dray_wire::{Envelope, Hello, StreamKind, ToSource, ToTarget};
 use std::sync::Arc;
@@ -190,7 +190,7 @@ async fn connect(
         senders.push(DataSender::spawn(data, stream.into(), setup.clone())?);
     }
     let (control, mut incoming) =
-        net::control_stream::<ToTarget, ToSource>(control, settings.control, &slot.stats);
+        dray_net::control_stream::<ToTarget, ToSource>(control, settings.control, &slot.stats);
     let loop_of = Arc::clone(slot);
     let reader = tokio::spawn(async move {
         while let Some(message) = incoming.next().await {
@@ -221,15 +221,15 @@ async fn dial(
     session: u64,
     kind: StreamKind,
     stream: u16,
-) -> Result<net::Stream, NetError> {
+) -> Result<dray_net::Stream, NetError> {
     let hello = Hello {
-        agent: net::AGENT.to_owned(),
+        agent: dray_net::AGENT.to_owned(),
         migration: Some(slot.board.migration),
         session,
         stream,
-        features: net::FEATURES.map(str::to_owned).to_vec(),
+        features: dray_net::FEATURES.map(str::to_owned).to_vec(),
     };
-    let mut stream = net::dial(
+    let mut stream = dray_net::dial(
         &settings.identity,
         &settings.peer,
         &settings.address,
@@ -238,7 +238,7 @@ async fn dial(
         &DialSettings::default(),
     )
     .await?;
-    stream.limit_silence(net::silence_limit(settings.control.dead));
+    stream.limit_silence(dray_net::silence_limit(settings.control.dead));
     Ok(stream)
 }
 

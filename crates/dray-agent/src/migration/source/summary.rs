@@ -2,12 +2,12 @@
 
 use super::counts::{Counts, Mark};
 use super::report::{Report, shown_strategy, unix_ms};
-use crate::api::{
+use dray_api::{
     ApiError, Ending, ErrorKind, ImageSummary, MigrationState, Phase, Predicted, Provided, Summary,
     Verified, WireBytes,
 };
-use crate::net::NetTotals;
 use dray_host::migration::intent::SourceImage;
+use dray_net::NetTotals;
 use dray_types::BLOCK_SIZE;
 use dray_wire::request::Base;
 

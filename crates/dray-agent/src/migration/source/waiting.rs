@@ -6,7 +6,7 @@
 //! do, and goes on by itself when its cause is gone.
 
 use super::{Input, SourceLoop};
-use crate::api::{ApiError, ErrorKind};
+use dray_api::{ApiError, ErrorKind};
 use dray_engine::record::Unrecorded;
 use dray_engine::{SourceEffect, SourceEvent, SourceRecord, Time};
 use dray_host::migration::abort;

@@ -2,8 +2,8 @@
 //! meanwhile. A promise is dropped only on the source's word that nothing was handed over (I1).
 
 use super::{TargetLoop, TargetSlot};
-use crate::api::{ApiError, ErrorKind, MigrationState};
 use crate::migration::source::unix_ms;
+use dray_api::{ApiError, ErrorKind, MigrationState};
 use dray_types::ImageId;
 use dray_wire::request::Fate;
 use dray_wire::{Envelope, ToTarget};

@@ -2,8 +2,8 @@
 
 use super::owed::Owed;
 use super::{TargetLoop, Told};
-use crate::api::{ApiError, ErrorKind, MigrationState, Phase};
 use crate::migration::messages::ToSourceShell;
+use dray_api::{ApiError, ErrorKind, MigrationState, Phase};
 use dray_engine::target::TargetNotice;
 use dray_engine::{TargetEffect, TargetEvent};
 use dray_host::migration::abort;

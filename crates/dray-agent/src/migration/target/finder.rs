@@ -7,8 +7,8 @@
 
 use super::basis::BlockJob;
 use super::sink::Sink;
-use crate::net::zeros::RunBuffer;
 use crate::reuse::{Lacking, PIECE_BYTES, Spot};
+use dray_net::zeros::RunBuffer;
 use dray_types::{BLOCK_SIZE, BlockRange};
 use dray_wire::FrameHeader;
 use dray_wire::frame::{PIECE_BLOCKS, PIECE_HASH_LEN, PieceHash, mask_bit};

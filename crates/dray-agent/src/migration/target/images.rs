@@ -3,9 +3,9 @@
 use super::fetcher::ImageFetcher;
 use super::sink::Place;
 use super::{Input, TargetParts, TargetSlot};
-use crate::api::{Amounts, ImageProgress};
 use crate::migration::Threads;
 use crate::reuse::FileRef;
+use dray_api::{Amounts, ImageProgress};
 use dray_engine::TargetEvent;
 use dray_engine::lineage::Generation;
 use dray_engine::target::TargetStatus;

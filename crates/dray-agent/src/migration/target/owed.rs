@@ -3,7 +3,7 @@
 //! needs, such as the records of images, which follow the journal while the migration is open.
 
 use super::TargetLoop;
-use crate::api::{ApiError, ErrorKind};
+use dray_api::{ApiError, ErrorKind};
 use dray_engine::{TargetRecord, Time};
 use dray_host::migration::abort;
 use dray_host::migration::log::End;

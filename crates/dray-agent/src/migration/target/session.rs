@@ -4,8 +4,8 @@ use super::{Input, TargetLoop, TargetSlot, Told};
 use crate::config::MAX_STREAMS;
 use crate::migration::messages::{self, ToSourceShell, ToTargetShell};
 use crate::migration::source::shown_strategy;
-use crate::net::{self, ControlSender, ControlSettings, DataReceiver, Incoming, NetError};
 use dray_engine::TargetEvent;
+use dray_net::{ControlSender, ControlSettings, DataReceiver, Incoming, NetError};
 use dray_wire::control::{FEATURE_BACKFILL_REUSE, FEATURE_BASIS, FEATURE_REUSE};
 use dray_wire::{Envelope, StreamKind, ToSource, ToTarget};
 use parking_lot::{Mutex, MutexGuard};
@@ -146,13 +146,13 @@ impl TargetSlot {
     /// Whether this host can do what the word says, and its operator wants it.
     fn agrees(&self, word: &str) -> bool {
         let reuses = [FEATURE_REUSE, FEATURE_BACKFILL_REUSE].contains(&word);
-        net::FEATURES.contains(&word) && (!reuses || self.sink.finds())
+        dray_net::FEATURES.contains(&word) && (!reuses || self.sink.finds())
     }
 
-    fn control(self: &Arc<Self>, stream: net::Stream, number: u64, settings: ControlSettings) {
+    fn control(self: &Arc<Self>, stream: dray_net::Stream, number: u64, settings: ControlSettings) {
         let features = stream.features().to_vec();
         let (control, mut incoming) =
-            net::control_stream::<ToSource, ToTarget>(stream, settings, &self.stats);
+            dray_net::control_stream::<ToSource, ToTarget>(stream, settings, &self.stats);
         let slot = Arc::clone(self);
         let reader = tokio::spawn(async move {
             while let Some(message) = incoming.next().await {

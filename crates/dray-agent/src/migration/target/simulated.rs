@@ -2,8 +2,8 @@
 
 use super::session::Session;
 use super::{Input, TargetLoop, TargetSlot};
-use crate::net::{ControlSender, RunSink};
 use dray_engine::TargetEvent;
+use dray_net::{ControlSender, RunSink};
 use dray_wire::ToSource;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;

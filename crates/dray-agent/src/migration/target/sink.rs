@@ -4,13 +4,13 @@
 use super::Input;
 use super::basis::BlockJob;
 use super::finder::{Finder, Job};
-use crate::net::{NetError, RunSink};
 use crate::reuse::{FileRef, Reuse, Spot};
 use dray_engine::TargetEvent;
 use dray_engine::target::Arrival;
 use dray_host::lineage::REGION_BLOCKS;
 use dray_host::migration::intents::IntentFile;
 use dray_image::{Disk, Fill, ImageFile, IntentLog, ZeroMode};
+use dray_net::{NetError, RunSink};
 use dray_types::{BLOCK_SIZE, BlockRange, Epoch, ImageIndex};
 use dray_wire::frame::{PIECE_BLOCKS, PieceHash, mask_bit};
 use dray_wire::{FrameHeader, FrameKind};

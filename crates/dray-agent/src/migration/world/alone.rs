@@ -3,7 +3,7 @@
 
 use super::host::Host;
 use super::target;
-use crate::api::MigrationState;
+use dray_api::MigrationState;
 use dray_engine::TargetRecord;
 use dray_files::files::sim::Fault;
 use dray_host::migration::intent::{Settings, TargetImageIntent, TargetIntent};

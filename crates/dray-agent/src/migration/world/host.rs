@@ -1,6 +1,5 @@
 //! A host whose disk is simulated, and the agent that runs on it until it dies.
 
-use crate::api::{MigrationState, Progress, Role, Strategy};
 use crate::bases::Digests;
 use crate::config::Config;
 use crate::exports::ImageExports;
@@ -9,6 +8,7 @@ use crate::migration::source::{self, SourceLoop, SourceParts, SourceSlot};
 use crate::migration::target::{self, TargetLoop, TargetParts, TargetSlot};
 use crate::migration::{Clock, Threads};
 use crate::reuse::Reuse;
+use dray_api::{MigrationState, Progress, Role, Strategy};
 use dray_engine::SourceEvent;
 use dray_engine::source::SourceNotice;
 use dray_files::StatePath;

@@ -3,10 +3,10 @@
 use super::World;
 use super::host::Host;
 use super::model::{Model, SECTOR, bytes_of};
+use dray_api::{Order, Tuning};
 use dray_host::migration::intent::{
-    Options, Order, Settings, SourceImage, SourceIntent, TargetImageIntent, TargetIntent, Way,
+    Options, Settings, SourceImage, SourceIntent, TargetImageIntent, TargetIntent, Way,
 };
-use dray_host::migration::tuning::Tuning;
 use dray_host::registry::ImageRecord;
 use dray_types::{Ancestor, BLOCK_SIZE, Epoch, ImageId, MigrationId};
 use dray_wire::ImageOffer;

@@ -3,8 +3,8 @@
 use super::host::SimAgent;
 use super::model::Model;
 use super::{World, draw};
-use crate::api::MigrationState;
 use crate::migration::source;
+use dray_api::MigrationState;
 use dray_engine::SourceEvent;
 use dray_wire::request::Base;
 

@@ -3,9 +3,9 @@
 use super::host::SimAgent;
 use super::{World, draw};
 use crate::migration::{source, target};
-use crate::net::{self, ControlSender, JobQueue, RunSink, RunSource, SendJob, SendKind};
 use dray_engine::SourceEvent;
 use dray_host::migration::revive::may_come_back;
+use dray_net::{ControlSender, JobQueue, RunSink, RunSource, SendJob, SendKind};
 use dray_wire::control::{self, Bounded, FEATURE_BACKFILL_REUSE, FEATURE_BASIS, FEATURE_REUSE};
 use dray_wire::frame::run_hash;
 use dray_wire::{Encoding, Envelope, FrameHeader, FrameKind, ToSource, ToTarget};
@@ -80,7 +80,7 @@ impl World {
         };
         let ((control, to_target), (answers, to_source)) =
             (ControlSender::without_stream(), ControlSender::without_stream());
-        let words = net::FEATURES.iter().filter(|word| !OFF.contains(word));
+        let words = dray_net::FEATURES.iter().filter(|word| !OFF.contains(word));
         let features: Vec<_> = words.map(|word| (*word).to_owned()).collect();
         let queue = JobQueue::new();
         let session = source::Session::simulated(number, control, &queue, features.clone());

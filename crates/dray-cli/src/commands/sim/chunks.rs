@@ -5,7 +5,7 @@ use crate::output::Output;
 use crate::show::style::Style;
 use crate::show::table::{Align, table};
 use crate::show::units::bytes;
-use dray_agent::api::ApiResult;
+use dray_api::ApiResult;
 use dray_sim::replay::study::{Gain, chunk_gains};
 use dray_sim::replay::{Order, Strategy};
 use dray_types::BitRate;

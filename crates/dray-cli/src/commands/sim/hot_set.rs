@@ -1,7 +1,7 @@
 //! What `dray migrate`'s parameters of hot-set mean in a simulation.
 
 use crate::commands::hot_set::HotSetArgs;
-use dray_agent::api::{ApiError, ApiResult, ErrorKind};
+use dray_api::{ApiError, ApiResult, ErrorKind};
 use dray_sim::replay::{HotSet, Settings};
 use dray_types::{BLOCK_SIZE, ByteSize};
 

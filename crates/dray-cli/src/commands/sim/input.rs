@@ -1,7 +1,7 @@
 //! Where the records of a simulation come from: a file, or a generated load.
 
 use super::{Common, trace_failed};
-use dray_agent::api::{ApiError, ApiResult, ErrorKind};
+use dray_api::{ApiError, ApiResult, ErrorKind};
 use dray_sim::replay::settings::PAPER_DELAY;
 use dray_sim::replay::study::Starts;
 use dray_trace::analyse::{PAPER_BANDWIDTH, PAPER_STARTS, Totals};

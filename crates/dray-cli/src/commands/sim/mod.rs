@@ -9,7 +9,7 @@ mod once;
 
 use crate::output::Output;
 use clap::Subcommand;
-use dray_agent::api::{ApiError, ApiResult, ErrorKind};
+use dray_api::{ApiError, ApiResult, ErrorKind};
 use dray_sim::replay::settings::{PAPER_DELAY, PAPER_HISTORY, PAPER_SEEK};
 use dray_sim::replay::{Order, ReplayError, Settings, Strategy, Throttling};
 use dray_trace::TraceError;

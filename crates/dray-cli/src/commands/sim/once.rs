@@ -5,7 +5,7 @@ use crate::output::Output;
 use crate::show::style::Style;
 use crate::show::table::{Align, fields};
 use crate::show::units::{bytes, count, millis, seconds};
-use dray_agent::api::{ApiError, ApiResult, ErrorKind};
+use dray_api::{ApiError, ApiResult, ErrorKind};
 use dray_sim::replay::study::{Mean, Starts};
 use dray_sim::replay::{Order, Outcome, Settings, Strategy, replay};
 use dray_types::BitRate;

@@ -2,7 +2,8 @@
 
 use super::ID;
 use super::canned::*;
-use dray_agent::api::*;
+use dray_agent::api::{AgentApi, Events};
+use dray_api::*;
 use dray_types::{ByteSize, Epoch, GenerationId, ImageId, MigrationId};
 use serde::Serialize;
 use serde_json::{Value, json};

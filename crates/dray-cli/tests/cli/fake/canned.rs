@@ -1,7 +1,7 @@
 //! The results that the fake agent has ready.
 
 use super::ID;
-use dray_agent::api::*;
+use dray_api::*;
 use dray_types::{BatchId, BitRate, Epoch, GenerationId, ImageId};
 
 fn now_unix_ms() -> u64 {

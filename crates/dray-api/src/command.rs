@@ -1,0 +1,470 @@
+//! The commands: what a client may ask. Field for field the JSON of the public interface; unknown
+//! fields are refused, so that a misspelt option is not silently ignored.
+
+use super::options::Order;
+use super::options::Tuning;
+use super::text::MigrationRef;
+use dray_types::{BitRate, ByteSize};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+
+/// One line from a client.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Request {
+    /// [`API_VERSION`](super::API_VERSION) of the client.
+    pub version: u32,
+    /// What to do.
+    pub command: Command,
+}
+
+/// Every command: `{"limit":{…}}`, or just its name when it has no fields.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Command {
+    /// Answered with [`AgentInfo`](super::AgentInfo).
+    Info,
+    /// Answered with [`Summary`](super::Summary), or [`Started`](super::Started) when detached.
+    Migrate(Migrate),
+    /// Answered with [`Prepared`](super::Prepared).
+    Prepare(Prepare),
+    /// Answered with a list of [`MigrationStatus`](super::MigrationStatus).
+    Status(Status),
+    /// Answered with [`Summary`](super::Summary).
+    Watch(Watch),
+    /// Answered with [`Cancelled`](super::Cancelled).
+    Cancel(Cancel),
+    /// Answered with [`Started`](super::Started).
+    Resume(Resume),
+    /// Answered with [`Limited`](super::Limited).
+    Limit(Limit),
+    /// Answered with a list of [`ImageStatus`](super::ImageStatus).
+    Images,
+    /// Answered with [`ImageStatus`](super::ImageStatus).
+    ImageAdd(ImageAdd),
+    /// Answered with [`ImageStatus`](super::ImageStatus), as it was.
+    ImageRemove(ImageRemove),
+    /// Answered with [`Spliced`](super::Spliced).
+    Adopt(Adopt),
+    /// Answered with [`Spliced`](super::Spliced).
+    Release(Release),
+    /// Answered with [`ImageStatus`](super::ImageStatus).
+    Resize(Resize),
+    /// Answered with [`Claimed`](super::Claimed).
+    Claim(Claim),
+    /// Answered with [`Unstalled`](super::Unstalled).
+    Unstall(Unstall),
+    /// Answered with [`Planned`](super::Planned).
+    Plan(super::Plan),
+    /// Answered with [`Backfilling`](super::Backfilling).
+    Backfill(Backfill),
+    /// Answered with [`Recorded`](super::Recorded), after [`Event::Accesses`](super::Event::Accesses).
+    Record(super::Record),
+    /// Answered with [`Seeded`](super::Seeded), after [`Event::Seeding`](super::Event::Seeding).
+    Seed(super::Seed),
+    /// Answered with [`LineageStatus`](super::LineageStatus).
+    Lineage(Lineage),
+    /// Answered with [`BackupDone`](super::BackupDone), after [`Event::Backup`](super::Event::Backup).
+    Backup(super::Backup),
+    /// Answered with [`BackupProgress`](super::BackupProgress), as it was.
+    BackupCancel(super::BackupCancel),
+    /// Answered with [`BackupListing`](super::BackupListing).
+    Backups(super::Backups),
+    /// Answered with [`RepositoryMade`](super::RepositoryMade).
+    BackupInit(super::Repository),
+    /// Answered with [`BackupPruned`](super::BackupPruned).
+    BackupPrune(super::BackupPrune),
+    /// Answered with [`BackupCollected`](super::BackupCollected).
+    BackupGc(super::Repository),
+    /// Answered with [`BackupVerified`](super::BackupVerified), after
+    /// [`Event::Backup`](super::Event::Backup).
+    BackupVerify(super::BackupVerify),
+    /// Answered with [`Restored`](super::Restored), after [`Event::Backup`](super::Event::Backup).
+    Restore(super::Restore),
+    /// Answered with [`BatchStatus`](super::BatchStatus), after
+    /// [`Event::Batch`](super::Event::Batch) unless detached.
+    Batch(super::Batch),
+    /// Answered with a list of [`BatchStatus`](super::BatchStatus).
+    Batches,
+    /// Answered with [`BatchStatus`](super::BatchStatus).
+    BatchWatch(super::BatchWatch),
+    /// Answered with [`BatchStatus`](super::BatchStatus).
+    BatchCancel(super::BatchCancel),
+    /// Answered with [`BatchStatus`](super::BatchStatus).
+    BatchLimit(super::BatchLimit),
+}
+
+/// What is moved.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Subject {
+    /// A running VM with its disks and memory.
+    Vm {
+        /// QMP socket of its QEMU on this host.
+        qmp: PathBuf,
+    },
+    /// Images only, by name; whoever uses them is moved by somebody else.
+    Images {
+        /// Their names.
+        names: Vec<String>,
+    },
+}
+
+/// Which blocks move before the guest, and which after.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Strategy {
+    /// Everything moves first; the guest follows when the rest fits the downtime limit.
+    PreCopy,
+    /// The guest moves first; its blocks follow, those it asks for at once.
+    PostCopy,
+    /// Everything is copied once, the guest moves, what it wrote meanwhile follows.
+    Hybrid,
+    /// The guest moves first; only the blocks it asks for follow, until Backfill is started.
+    Deferred,
+    /// What is used most is copied and kept in step, the guest moves, the rest follows.
+    HotSet,
+    /// Everything is copied once, and what the guest writes meanwhile goes to both sides.
+    Mirror,
+    /// What is cheaper to copy before the guest moves is copied, the rest follows.
+    #[default]
+    Auto,
+}
+
+impl fmt::Display for Strategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::PreCopy => "pre-copy",
+            Self::PostCopy => "post-copy",
+            Self::Hybrid => "hybrid",
+            Self::Deferred => "deferred",
+            Self::HotSet => "hot-set",
+            Self::Mirror => "mirror",
+            Self::Auto => "auto",
+        })
+    }
+}
+
+/// What happens to the disks at the target when every block is there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ReleaseAtEnd {
+    /// A disk that was adopted is released to QEMU, a resident one stays with dray.
+    #[default]
+    AsBefore,
+    /// Every disk is released.
+    Always,
+    /// Every disk stays with dray.
+    Never,
+}
+
+/// What becomes of a disk's chain of images.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Chain {
+    /// Every image of it moves as it is.
+    #[default]
+    Keep,
+    /// Only what the guest sees moves; the target gets a raw image.
+    Flatten,
+}
+
+impl Chain {
+    /// Whether it is the default, which is not written.
+    pub fn is_keep(&self) -> bool {
+        *self == Self::Keep
+    }
+}
+
+/// What a disk that moves flattened is at the target.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TargetFormat {
+    /// A raw image.
+    #[default]
+    Raw,
+    /// A fresh qcow2, which the target makes of the raw image when that is complete.
+    Qcow2,
+}
+
+impl TargetFormat {
+    /// Whether it is the default, which is not written.
+    pub fn is_raw(&self) -> bool {
+        *self == Self::Raw
+    }
+}
+
+/// Moves a VM or images.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Migrate {
+    /// What is moved.
+    pub subject: Subject,
+    /// Name of the target host, as in the configuration's list of peers.
+    pub to: String,
+    /// QMP socket, on the target host, of the QEMU that waits with `-incoming defer`. Needed when a
+    /// VM is moved and `prepare` was not told; images have none.
+    #[serde(default)]
+    pub target_qmp: Option<PathBuf>,
+    /// The migration that `prepare` made; found by its images when absent.
+    #[serde(default)]
+    pub prepared: Option<MigrationRef>,
+    /// Pool at the target, when nothing was prepared; its default one when absent.
+    #[serde(default)]
+    pub pool: Option<String>,
+    /// Names at the target by image name or device id here; the same name when absent.
+    #[serde(default)]
+    pub names: BTreeMap<String, String>,
+    /// Which blocks move when.
+    #[serde(default)]
+    pub strategy: Strategy,
+    /// In which order.
+    #[serde(default)]
+    pub order: Order,
+    /// What else the strategy is to do.
+    #[serde(default, skip_serializing_if = "Tuning::is_default")]
+    pub tuning: Tuning,
+    /// Limit of everything the migration sends; none when absent.
+    #[serde(default)]
+    pub bandwidth: Option<BitRate>,
+    /// Longest stop of the guest to aim for, in milliseconds; the agent's default when absent.
+    #[serde(default)]
+    pub max_downtime_ms: Option<u64>,
+    /// Longest time that it may take, in milliseconds; only auto heeds it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline_ms: Option<u64>,
+    /// Re-read every block at the target at the end and compare with the source (I3).
+    #[serde(default)]
+    pub verify: bool,
+    /// Answer once the migration has started.
+    #[serde(default)]
+    pub detach: bool,
+    /// Adopt disks although their nodes carry dirty bitmaps, which are lost.
+    #[serde(default)]
+    pub drop_bitmaps: bool,
+    /// Delete the source's replica when the target has every block.
+    #[serde(default)]
+    pub remove_replica: bool,
+    /// What happens to the disks at the target at the end.
+    #[serde(default)]
+    pub release: ReleaseAtEnd,
+    /// Send everything, also what the target has somewhere in its pools.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub no_reuse: bool,
+    /// What becomes of chains of images; as it was prepared when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chain: Option<Chain>,
+}
+
+/// Makes room and exports at the target.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Prepare {
+    /// What will be moved.
+    pub subject: Subject,
+    /// Name of the target host.
+    pub to: String,
+    /// Pool at the target; its default one when absent.
+    #[serde(default)]
+    pub pool: Option<String>,
+    /// Put before every name at the target.
+    #[serde(default)]
+    pub prefix: Option<String>,
+    /// Names at the target by image name or device id here.
+    #[serde(default)]
+    pub names: BTreeMap<String, String>,
+    /// QMP socket that the waiting QEMU at the target will have, so that `migrate` need not be told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target_qmp: Option<PathBuf>,
+    /// What becomes of chains of images.
+    #[serde(default, skip_serializing_if = "Chain::is_keep")]
+    pub chain: Chain,
+    /// What the disks are at the target that move flattened.
+    #[serde(default, skip_serializing_if = "TargetFormat::is_raw")]
+    pub target_format: TargetFormat,
+}
+
+/// Asks how migrations are going.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Status {
+    /// One migration; all when absent.
+    #[serde(default)]
+    pub migration: Option<MigrationRef>,
+}
+
+/// Follows a migration to its end.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Watch {
+    /// Which; the only one running when absent.
+    #[serde(default)]
+    pub migration: Option<MigrationRef>,
+}
+
+/// Stops a migration before its handover.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cancel {
+    /// Which; the only one running when absent.
+    #[serde(default)]
+    pub migration: Option<MigrationRef>,
+    /// Also delete what the target has received; otherwise the next try starts from it.
+    #[serde(default)]
+    pub discard: bool,
+}
+
+/// Takes up an interrupted migration.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Resume {
+    /// Which; the only interrupted one when absent.
+    #[serde(default)]
+    pub migration: Option<MigrationRef>,
+}
+
+/// Changes the bandwidth limit.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Limit {
+    /// Which; the only one running when absent.
+    #[serde(default)]
+    pub migration: Option<MigrationRef>,
+    /// The new limit; none when absent.
+    #[serde(default)]
+    pub bandwidth: Option<BitRate>,
+}
+
+/// Serves a file or block device.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ImageAdd {
+    /// Its name: the name of its export.
+    pub name: String,
+    /// The file or block device, inside a pool.
+    pub path: PathBuf,
+    /// Export it with room to grow, as a format driver above needs. When absent: as `format` says.
+    #[serde(default)]
+    pub growable: Option<bool>,
+    /// What is inside, for the defaults and the printed hints (`raw`, `qcow2`): dray itself never
+    /// looks.
+    #[serde(default)]
+    pub format: Option<String>,
+    /// Refuse writes: a backing image.
+    #[serde(default)]
+    pub read_only: bool,
+}
+
+/// Stops serving an image.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ImageRemove {
+    /// Its name.
+    pub name: String,
+    /// Delete the file too; only of a replica that no migration needs.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub delete: bool,
+}
+
+/// Asks for the generations of an image.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Lineage {
+    /// Its name.
+    pub image: String,
+    /// Nobody else is asked who holds what.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub here_only: bool,
+}
+
+/// Splices disks of a running VM under dray.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Adopt {
+    /// QMP socket of the VM.
+    pub qmp: PathBuf,
+    /// Device ids (qdev) of the disks; every disk when empty.
+    #[serde(default)]
+    pub disks: Vec<String>,
+    /// Go on although a node carries dirty bitmaps, which are lost.
+    #[serde(default)]
+    pub drop_bitmaps: bool,
+}
+
+/// Hands disks back to QEMU.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Release {
+    /// QMP socket of the VM.
+    pub qmp: PathBuf,
+    /// Device ids (qdev) of the disks; every disk on dray when empty.
+    #[serde(default)]
+    pub disks: Vec<String>,
+}
+
+/// Grows an image.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Resize {
+    /// Name of the image.
+    pub image: String,
+    /// New size in bytes.
+    pub size: ByteSize,
+    /// QMP socket of the VM that uses it, to be moved to the larger export.
+    #[serde(default)]
+    pub qmp: Option<PathBuf>,
+}
+
+/// Takes ownership of an image whose owner is gone for good.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Claim {
+    /// Name of the image on this host.
+    pub image: String,
+    /// The operator's word that the other host can write it no more. Refused without.
+    #[serde(default)]
+    pub source_is_fenced: bool,
+    /// Accept that acknowledged writes, or the missing ranges, are lost.
+    #[serde(default)]
+    pub accept_loss: bool,
+}
+
+/// Ends the stall of guest I/O that waits for a lost source.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Unstall {
+    /// Name of the image.
+    pub image: String,
+    /// Fail what waits with an I/O error; otherwise ask the source again now.
+    #[serde(default)]
+    pub fail: bool,
+}
+
+/// Starts, pauses or paces the fetching of what a target misses. Asked of the target's agent.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Backfill {
+    /// What to do.
+    pub action: BackfillAction,
+    /// Which migration: the name of an image of it on this host, its id, or the start of it. The
+    /// only one in Backfill when neither this nor `qmp` is given.
+    #[serde(default)]
+    pub which: Option<String>,
+    /// QMP socket on this host of the VM that was moved.
+    #[serde(default)]
+    pub qmp: Option<PathBuf>,
+}
+
+/// What to do with a Backfill.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BackfillAction {
+    /// Fetch everything, in the background.
+    Start,
+    /// Fetch only what the guest asks for.
+    Pause,
+    /// Change the limit of everything the migration sends; none when null.
+    Rate(Option<BitRate>),
+}

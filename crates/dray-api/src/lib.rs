@@ -1,0 +1,106 @@
+//! The local API: what the `dray` command (or any program) asks of the agent on its own host, and what it is
+//! answered. Types only; the agent listens, and the client asks.
+//!
+//! One request per connection over a unix socket, as lines of JSON: the client sends
+//! `{"version":1,"command":{…}}`, the agent answers with any number of `{"event":…}` lines and ends
+//! with exactly one `{"result":…}` or `{"error":…}` line. The types are the public interface,
+//! described in `docs/reference/api.md`; a change that old clients would misread raises [`API_VERSION`].
+
+pub mod backup;
+pub mod batch;
+pub mod command;
+pub mod error;
+pub mod lineage;
+pub mod options;
+pub mod plan;
+pub mod progress;
+pub mod record;
+pub mod report;
+pub mod seed;
+pub mod text;
+pub mod trouble;
+pub mod tuning;
+
+pub use backup::*;
+pub use batch::*;
+pub use command::*;
+pub use error::{ApiError, ErrorKind};
+pub use lineage::*;
+pub use options::{HotSet, Order, Throttle, Tuning};
+pub use plan::*;
+pub use progress::*;
+pub use record::*;
+pub use report::*;
+pub use seed::*;
+pub use trouble::Trouble;
+
+/// Version of the JSON interface. The agent refuses requests of any other version.
+pub const API_VERSION: u32 = 1;
+
+/// Where the agent listens unless its configuration says otherwise.
+pub const DEFAULT_SOCKET: &str = "/run/dray/api.sock";
+
+/// Result of an API command.
+pub type ApiResult<T> = std::result::Result<T, ApiError>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value;
+
+    /// The JSON examples of the interface's document.
+    fn examples() -> Vec<Value> {
+        let mut inside = false;
+        let mut found = Vec::new();
+        for line in include_str!("../../../docs/reference/api.md").lines() {
+            if line.starts_with("```") {
+                inside = line == "```json";
+            } else if inside {
+                found
+                    .push(serde_json::from_str(line).unwrap_or_else(|why| panic!("{why}: {line}")));
+            }
+        }
+        found
+    }
+
+    /// The example, read as a `T` and written again, is what it was: no field too many or too few.
+    #[track_caller]
+    fn round_trips<T: serde::Serialize + serde::de::DeserializeOwned>(example: &Value) {
+        let read: T = serde_json::from_value(example.clone()).unwrap();
+        assert_eq!(&serde_json::to_value(read).unwrap(), example);
+    }
+
+    #[test]
+    fn the_document_shows_what_the_types_are() {
+        let mut kinds = std::collections::BTreeMap::new();
+        for example in examples() {
+            let kind = ["version", "event", "error", "result"]
+                .into_iter()
+                .find(|kind| example.get(kind).is_some())
+                .unwrap();
+            *kinds.entry(kind).or_insert(0) += 1;
+            let content = &example[kind];
+            match kind {
+                // Requests leave defaults out, so that they are only read.
+                "version" => drop(serde_json::from_value::<Request>(example).unwrap()),
+                "event" => round_trips::<Event>(&example),
+                _ if content.get("accesses").is_some() => round_trips::<Recorded>(content),
+                "error" => round_trips::<ApiError>(content),
+                _ if content.get("pid").is_some() => round_trips::<AgentInfo>(content),
+                _ => round_trips::<Summary>(content),
+            }
+        }
+        let counted: Vec<_> = kinds.into_iter().collect();
+        assert_eq!(counted, [("error", 1), ("event", 7), ("result", 3), ("version", 10)]);
+    }
+
+    #[test]
+    fn the_document_lists_every_kind_of_error() {
+        let text = include_str!("../../../docs/reference/api.md");
+        for kind in ErrorKind::ALL {
+            let name = serde_json::to_value(kind).unwrap();
+            let cell = format!("| `{}` |", name.as_str().unwrap());
+            assert!(text.contains(&cell), "{cell}");
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! The client's end of the local API: one call a connection.
+
+use dray_api::{API_VERSION, ApiError, ApiResult, Command, ErrorKind, Event, Request};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use std::io;
+use std::path::PathBuf;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
+
+/// Longest line of an answer: a list of every image and migration of a host.
+const MAX_ANSWER: u64 = 64 << 20;
+
+/// Where an agent is asked.
+#[derive(Clone, Debug)]
+pub struct Client {
+    socket: PathBuf,
+}
+
+/// A command under way.
+#[derive(Debug)]
+pub struct Call {
+    stream: BufReader<UnixStream>,
+    /// The line being read; kept here so that `next` can be dropped and called again.
+    line: Vec<u8>,
+}
+
+/// One line of an answer.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Reply {
+    /// More lines follow.
+    Event(Event),
+    /// The last line.
+    Result(Value),
+}
+
+/// The last line as it is on the socket.
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Last {
+    Result(Value),
+    Error(ApiError),
+}
+
+impl Client {
+    /// A client of the agent that listens on `socket`.
+    pub fn new(socket: impl Into<PathBuf>) -> Self {
+        Self { socket: socket.into() }
+    }
+
+    /// Sends a command.
+    ///
+    /// # Errors
+    /// `AgentUnreachable` (or `Denied`) when nobody takes it.
+    pub async fn start(&self, command: Command) -> ApiResult<Call> {
+        let mut stream =
+            UnixStream::connect(&self.socket).await.map_err(|why| self.unreachable(&why))?;
+        let request = Request { version: API_VERSION, command };
+        let mut line = serde_json::to_vec(&request)
+            .map_err(|why| ApiError::new(ErrorKind::Internal, "cannot write the request", why))?;
+        line.push(b'\n');
+        stream.write_all(&line).await.map_err(|why| lost(&why))?;
+        Ok(Call { stream: BufReader::new(stream), line: Vec::new() })
+    }
+
+    /// Sends a command and waits for its result; events are passed over.
+    ///
+    /// # Errors
+    /// The command's own error, or one of the connection.
+    pub async fn call<T: DeserializeOwned>(&self, command: Command) -> ApiResult<T> {
+        let mut call = self.start(command).await?;
+        loop {
+            if let Reply::Result(value) = call.next().await? {
+                return typed(value);
+            }
+        }
+    }
+
+    fn unreachable(&self, why: &io::Error) -> ApiError {
+        let what = format!("cannot reach the agent on {}", self.socket.display());
+        let why = match why.kind() {
+            io::ErrorKind::PermissionDenied => {
+                return ApiError::new(ErrorKind::Denied, what, "this user may not use its socket")
+                    .hint("run this as root or as a member of the group dray");
+            }
+            io::ErrorKind::NotFound => "there is no such socket".to_owned(),
+            io::ErrorKind::ConnectionRefused => "nobody is listening there".to_owned(),
+            _ => why.to_string(),
+        };
+        ApiError::new(ErrorKind::AgentUnreachable, what, why)
+            .hint("start the agent (`dray agent`), or name its socket with --socket")
+    }
+}
+
+impl Call {
+    /// The next line of the answer.
+    ///
+    /// # Errors
+    /// The command's error, which is its last line, or one of the connection.
+    pub async fn next(&mut self) -> ApiResult<Reply> {
+        let mut bounded = (&mut self.stream).take(MAX_ANSWER - self.line.len() as u64);
+        bounded.read_until(b'\n', &mut self.line).await.map_err(|why| lost(&why))?;
+        let line = std::mem::take(&mut self.line);
+        if line.last() != Some(&b'\n') {
+            return Err(lost(&"the connection was closed before the answer was complete"));
+        }
+        let value: Value = serde_json::from_slice(&line).map_err(|why| unreadable(&why))?;
+        if value.get("event").is_some() {
+            return serde_json::from_value(value).map(Reply::Event).map_err(|why| unreadable(&why));
+        }
+        match serde_json::from_value(value).map_err(|why| unreadable(&why))? {
+            Last::Result(value) => Ok(Reply::Result(value)),
+            Last::Error(error) => Err(error),
+        }
+    }
+}
+
+/// A result as the type that belongs to its command.
+///
+/// # Errors
+/// `Unsupported` when it is not of that type.
+pub fn typed<T: DeserializeOwned>(value: Value) -> ApiResult<T> {
+    serde_json::from_value(value).map_err(|why| unreadable(&why))
+}
+
+fn lost(why: &dyn std::fmt::Display) -> ApiError {
+    ApiError::new(ErrorKind::AgentUnreachable, "lost the connection to the agent", why)
+        .hint("a migration under way is taken up when the agent is back; see `dray status`")
+}
+
+fn unreadable(why: &dyn std::fmt::Display) -> ApiError {
+    ApiError::new(ErrorKind::Unsupported, "cannot read the agent's answer", why)
+        .hint("use the dray command and the agent of the same release")
+}

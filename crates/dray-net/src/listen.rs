@@ -1,0 +1,254 @@
+//! Accepting connections: TLS, the peer's name, its hello, and the answer.
+//!
+//! A peer without a good certificate gets a TLS alert; one with a good certificate but no place in
+//! the configuration is told so in words, and so is one that speaks another version. Everything
+//! before the answer is limited in time, size and number (I7).
+
+use crate::AGENT;
+use crate::error::{NetError, NetErrorKind};
+use crate::socket::{self, Socket};
+use crate::stream::{Stream, Tls};
+use crate::tls::{self, Identity};
+use dray_wire::hello::{self, PREFACE_LEN, Preface};
+use dray_wire::{Hello, HelloReply, StreamKind, WireError};
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
+use tokio_rustls::{TlsAcceptor, TlsStream};
+
+/// Longest time to write the answer to a hello.
+const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+/// Longest refusal, in bytes: it must fit into a hello's body.
+const MAX_WHY: usize = 2048;
+/// Pause after the kernel could not accept, so that a lack of descriptors is not a busy loop.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Limits of a listener.
+#[derive(Clone, Copy, Debug)]
+pub struct ListenSettings {
+    /// Handshakes at once. Others wait in the kernel's queue; each costs a few hundred µs of CPU.
+    pub handshakes: usize,
+    /// Time a connection has until its hello is read.
+    pub handshake: Duration,
+}
+
+impl Default for ListenSettings {
+    fn default() -> Self {
+        Self { handshakes: 64, handshake: Duration::from_secs(10) }
+    }
+}
+
+/// A connection that proved who it is and said what it wants; it must be answered.
+#[derive(Debug)]
+pub struct Incoming {
+    /// The peer's name: one that the listener was told to know.
+    pub peer: String,
+    /// What the stream is for.
+    pub kind: StreamKind,
+    /// What the peer says of itself and the stream.
+    pub hello: Hello,
+    /// Where it comes from, for logs.
+    pub remote: SocketAddr,
+    version: u16,
+    tls: Tls,
+}
+
+impl Incoming {
+    /// Accepts the stream, agreeing to these of the offered features.
+    ///
+    /// # Errors
+    /// `Broken` or `Timeout` when the answer could not be sent.
+    pub async fn welcome(mut self, features: Vec<String>) -> Result<Stream, NetError> {
+        let reply = HelloReply::Welcome {
+            agent: AGENT.to_owned(),
+            version: self.version,
+            features: features.clone(),
+        };
+        answer(&mut self.tls, &reply.encode(self.kind)).await?;
+        Ok(Stream::new(self.tls, self.peer, self.kind, self.version, features))
+    }
+
+    /// Refuses the stream with what failed, why, and what to do, and closes it.
+    pub async fn refuse(mut self, why: impl Into<String>) {
+        refuse(&mut self.tls, self.kind, why.into()).await;
+    }
+
+    /// Refuses the stream because `newest` is a later session, and closes it.
+    pub async fn overtaken(mut self, newest: u64) {
+        hang_up(&mut self.tls, self.kind, &HelloReply::Overtaken { newest }).await;
+    }
+}
+
+async fn answer(tls: &mut Tls, bytes: &[u8]) -> Result<(), NetError> {
+    let write = async {
+        tls.write_all(bytes).await?;
+        tls.flush().await
+    };
+    match timeout(ANSWER_LIMIT, write).await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(why)) => Err(tls::translate(why, "the peer")),
+        Err(_) => Err(NetError::new(NetErrorKind::Timeout, "the peer does not read the answer")),
+    }
+}
+
+async fn refuse(tls: &mut Tls, kind: StreamKind, mut why: String) {
+    why.truncate(why.floor_char_boundary(MAX_WHY));
+    hang_up(tls, kind, &HelloReply::Refused { why }).await;
+}
+
+async fn hang_up(tls: &mut Tls, kind: StreamKind, reply: &HelloReply) {
+    // The peer may be gone already; there is nobody else to tell.
+    if answer(tls, &reply.encode(kind)).await.is_ok() {
+        let _ = timeout(ANSWER_LIMIT, tls.shutdown()).await;
+    }
+}
+
+/// A listening socket.
+#[derive(Debug)]
+pub struct Listener {
+    tcp: TcpListener,
+    settings: ListenSettings,
+    permits: Arc<Semaphore>,
+}
+
+/// What every accepted connection needs.
+struct Door<K> {
+    identity: Identity,
+    known: K,
+    settings: ListenSettings,
+}
+
+impl Listener {
+    /// Listens at `address`.
+    ///
+    /// # Errors
+    /// `Local` when the address is in use or not this host's.
+    pub async fn bind(address: SocketAddr, settings: ListenSettings) -> Result<Self, NetError> {
+        let tcp = TcpListener::bind(address).await.map_err(|why| {
+            NetError::new(NetErrorKind::Local, format!("listen on {address}: {why}"))
+                .hint("is another dray agent running, or [agent] listen not this host's address")
+        })?;
+        Ok(Self { tcp, settings, permits: Arc::new(Semaphore::new(settings.handshakes)) })
+    }
+
+    /// The address it listens at.
+    ///
+    /// # Errors
+    /// `Local` when the socket has none.
+    pub fn local_addr(&self) -> Result<SocketAddr, NetError> {
+        let local = |why| NetError::new(NetErrorKind::Local, format!("listening address: {why}"));
+        self.tcp.local_addr().map_err(local)
+    }
+
+    /// Accepts for ever. `known` says whether a certificate's name is a configured peer; `handle`
+    /// gets every connection whose hello was read, in a task of its own.
+    pub async fn run<K, H, F>(self, identity: Identity, known: K, handle: H)
+    where
+        K: Fn(&str) -> bool + Send + Sync + 'static,
+        H: Fn(Incoming) -> F + Send + Sync + 'static,
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let door = Arc::new(Door { identity, known, settings: self.settings });
+        let handle = Arc::new(handle);
+        loop {
+            let Ok(permit) = Arc::clone(&self.permits).acquire_owned().await else { return };
+            let (tcp, remote) = match self.tcp.accept().await {
+                Ok(accepted) => accepted,
+                Err(why) => {
+                    tracing::warn!("accept a connection: {why}");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
+            };
+            let (door, handle) = (Arc::clone(&door), Arc::clone(&handle));
+            tokio::spawn(async move {
+                match door.admit(tcp, remote, permit).await {
+                    Ok(incoming) => handle(incoming).await,
+                    Err(why) => tracing::info!("refused a connection from {remote}: {why}"),
+                }
+            });
+        }
+    }
+}
+
+impl<K: Fn(&str) -> bool> Door<K> {
+    /// Takes a connection through TLS and hello; the permit is given back when that is over.
+    async fn admit(
+        &self,
+        tcp: TcpStream,
+        remote: SocketAddr,
+        _permit: OwnedSemaphorePermit,
+    ) -> Result<Incoming, NetError> {
+        match timeout(self.settings.handshake, self.greet(tcp, remote)).await {
+            Ok(result) => result,
+            Err(_) => {
+                let seconds = self.settings.handshake.as_secs();
+                let what = format!("it said nothing complete within {seconds} s");
+                Err(NetError::new(NetErrorKind::Timeout, what))
+            }
+        }
+    }
+
+    async fn greet(&self, tcp: TcpStream, remote: SocketAddr) -> Result<Incoming, NetError> {
+        let broken = |why| NetError::new(NetErrorKind::Local, format!("set up the socket: {why}"));
+        socket::prepare(&tcp).map_err(broken)?;
+        let acceptor = TlsAcceptor::from(self.identity.server()?);
+        let tls = acceptor.accept(Socket::new(tcp)).await;
+        let mut tls = TlsStream::from(tls.map_err(|why| tls::translate(why, "the peer"))?);
+        let names = peer_names(&tls);
+        let (preface, hello) = match read_hello(&mut tls).await {
+            Ok(read) => read,
+            Err(Unread::Wire(why)) => {
+                refuse(&mut tls, StreamKind::Request, why.to_string()).await;
+                return Err(why.into());
+            }
+            Err(Unread::Net(why)) => return Err(why),
+        };
+        let Some(peer) = names.iter().find(|name| (self.known)(name)).cloned() else {
+            let why = unknown_peer(&names);
+            refuse(&mut tls, preface.kind, why.clone()).await;
+            return Err(NetError::new(NetErrorKind::Refused, why));
+        };
+        let Preface { kind, version, .. } = preface;
+        Ok(Incoming { peer, kind, hello, remote, version, tls })
+    }
+}
+
+fn unknown_peer(names: &[String]) -> String {
+    let who = match names {
+        [] => "your certificate names nobody (it has no DNS name)".to_owned(),
+        names => format!("'{}' is not a configured peer", names.join("', '")),
+    };
+    format!("{who}; add a [[peer]] with this name to this host's dray.toml")
+}
+
+fn peer_names(tls: &Tls) -> Vec<String> {
+    let certs = tls.get_ref().1.peer_certificates().unwrap_or_default();
+    certs.first().map(tls::dns_names).unwrap_or_default()
+}
+
+enum Unread {
+    Wire(WireError),
+    Net(NetError),
+}
+
+impl From<WireError> for Unread {
+    fn from(why: WireError) -> Self {
+        Self::Wire(why)
+    }
+}
+
+async fn read_hello(tls: &mut Tls) -> Result<(Preface, Hello), Unread> {
+    let broken = |why| Unread::Net(tls::translate(why, "the peer"));
+    let mut fixed = [0; PREFACE_LEN];
+    tls.read_exact(&mut fixed).await.map_err(broken)?;
+    let preface = hello::decode_preface(&fixed)?;
+    let mut body = vec![0; preface.body_len];
+    tls.read_exact(&mut body).await.map_err(broken)?;
+    Ok((preface, Hello::decode(&body)?))
+}

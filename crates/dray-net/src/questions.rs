@@ -1,0 +1,116 @@
+//! Questions to a peer one after the other, each with its answer, over streams that are kept open for the
+//! next ones: its backup store, and its replicas.
+
+use crate::tls::Identity;
+use crate::{AGENT, BlockingStream, DialSettings, NetError, NetErrorKind, dial};
+use dray_wire::store::{self, LENGTHS};
+use dray_wire::{Hello, StreamKind};
+use parking_lot::Mutex;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::io;
+
+use std::time::{Duration, Instant};
+
+/// A stream that nobody has used for this long is not used any more: the peer may have restarted.
+const IDLE: Duration = Duration::from_secs(10);
+
+/// The way to a peer.
+pub struct Questions {
+    identity: Identity,
+    peer: String,
+    address: String,
+    kind: StreamKind,
+    idle: Mutex<Vec<(Instant, BlockingStream)>>,
+}
+
+impl Questions {
+    /// To `peer` at `address`, over streams of this kind.
+    pub fn new(identity: Identity, peer: &str, address: &str, kind: StreamKind) -> Self {
+        let (peer, address) = (peer.to_owned(), address.to_owned());
+        Self { identity, peer, address, kind, idle: Mutex::default() }
+    }
+
+    /// The peer's name.
+    pub fn peer(&self) -> &str {
+        &self.peer
+    }
+
+    /// A stream that waits, or a new one.
+    fn stream(&self) -> io::Result<BlockingStream> {
+        {
+            let mut idle = self.idle.lock();
+            idle.retain(|(since, _)| since.elapsed() < IDLE);
+            if let Some((_, stream)) = idle.pop() {
+                return Ok(stream);
+            }
+        }
+        self.dial().map_err(io::Error::other)
+    }
+
+    fn dial(&self) -> Result<BlockingStream, NetError> {
+        let local = |why: io::Error| NetError::new(NetErrorKind::Local, why.to_string());
+        let open = || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let hello = Hello {
+                agent: AGENT.to_owned(),
+                migration: None,
+                session: 0,
+                stream: 0,
+                features: Vec::new(),
+            };
+            let (name, address) = (&self.peer, &self.address);
+            let settings = DialSettings::default();
+            runtime.map_err(local)?.block_on(async {
+                let dialled = dial(&self.identity, name, address, self.kind, &hello, &settings);
+                dialled.await?.into_blocking()
+            })
+        };
+        // On a thread of its own: the caller may be a task of another runtime.
+        std::thread::scope(|scope| {
+            let opened = scope.spawn(open).join();
+            opened.unwrap_or_else(|_| Err(local(io::Error::other("the dialling thread died"))))
+        })
+    }
+
+    /// Asks one thing.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a question that no peer would take; whatever else keeps the answer away.
+    pub fn ask<A: DeserializeOwned>(
+        &self,
+        ask: &impl Serialize,
+        body: &[u8],
+    ) -> io::Result<(A, Vec<u8>)> {
+        let head = store::encode(ask, body.len())
+            .map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
+        let mut stream = self.stream()?;
+        let lost = |why: io::Error| {
+            io::Error::new(why.kind(), format!("lost the connection to {}: {why}", self.peer))
+        };
+        stream.write_both(&head, body).map_err(lost)?;
+        let answer = read::<A>(&mut stream).map_err(lost)?;
+        let answer = answer.ok_or_else(|| lost(io::ErrorKind::UnexpectedEof.into()))?;
+        let mut idle = self.idle.lock();
+        idle.push((Instant::now(), stream));
+        Ok(answer)
+    }
+}
+
+/// The next message of a stream; none at its end.
+///
+/// # Errors
+/// What the socket says; `Other` when it is no message.
+pub fn read<T: DeserializeOwned>(stream: &mut BlockingStream) -> io::Result<Option<(T, Vec<u8>)>> {
+    let mut lengths = [0; LENGTHS];
+    if !stream.read_all_or_end(&mut lengths)? {
+        return Ok(None);
+    }
+    let (head, body) = store::decode_lengths(lengths).map_err(io::Error::other)?;
+    let (mut head, mut body) = (vec![0; head], vec![0; body]);
+    let whole = stream.read_all_or_end(&mut head)? && stream.read_all_or_end(&mut body)?;
+    if !whole {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok(Some((store::decode(&head).map_err(io::Error::other)?, body)))
+}

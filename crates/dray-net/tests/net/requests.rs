@@ -1,0 +1,47 @@
+//! One question, one answer.
+
+use crate::lab::{Lab, serve};
+use dray_net::requests::{self, RequestHandler, ask};
+use dray_net::{ListenSettings, NetErrorKind};
+use dray_types::MigrationId;
+use dray_wire::request::{Reply, Request};
+use std::sync::Arc;
+use std::time::Duration;
+
+struct Desk;
+
+impl RequestHandler for Desk {
+    async fn answer(&self, peer: &str, request: Request) -> Reply {
+        match request {
+            Request::Identify => {
+                Reply::Identity { agent: peer.to_owned(), pools: vec!["ssd".to_owned()] }
+            }
+            Request::Forget { migration: MigrationId(1) } => std::future::pending().await,
+            _ => Reply::Refused { why: "pool 'ssd' has 3 GiB free; free some space".to_owned() },
+        }
+    }
+}
+
+#[tokio::test]
+async fn questions_are_answered_refused_or_time_out() {
+    let lab = Lab::new();
+    let desk = Arc::new(Desk);
+    let address = serve(&lab.hostb, ListenSettings::default(), move |incoming| {
+        let desk = Arc::clone(&desk);
+        async move {
+            let _ = requests::serve(incoming, desk.as_ref()).await;
+        }
+    })
+    .await
+    .to_string();
+    let ask = async |request: Request| {
+        ask(&lab.hosta, "hostb", &address, &request, Duration::from_millis(500)).await
+    };
+    let reply = ask(Request::Identify).await.unwrap();
+    assert_eq!(reply, Reply::Identity { agent: "hosta".into(), pools: vec!["ssd".into()] });
+    let error = ask(Request::Forget { migration: MigrationId(2) }).await.unwrap_err();
+    assert_eq!(error.kind, NetErrorKind::Refused);
+    assert_eq!(error.to_string(), "hostb refuses: pool 'ssd' has 3 GiB free; free some space");
+    let error = ask(Request::Forget { migration: MigrationId(1) }).await.unwrap_err();
+    assert_eq!(error.kind, NetErrorKind::Timeout, "{error}");
+}
