@@ -3,7 +3,7 @@
 
 use crate::case::{Case, FAR, IMAGE, SMALL};
 use crate::faults::fill;
-use crate::guest::{BLOCK, content, first_version};
+use crate::guest::{self, BLOCK, content, first_version};
 use crate::lab::{Host, Lab, run, wait_for};
 use crate::mounts::Mount;
 use crate::moves::result;
@@ -387,5 +387,40 @@ fn a_qcow2_that_grows_after_the_handover_keeps_its_clusters() {
         let file = lab.b.pool().join(IMAGE);
         run(Command::new("qemu-img").args(["check", "-q"]).arg(&file));
         qemu_io(file.to_str().unwrap(), &[&reads[..], &["read -P 1 0 8M"]].concat());
+    }
+}
+
+/// An image of it was removed, and another one has its name: the migration cannot be resumed, and what is left of
+/// it keeps nobody from the other image.
+#[test]
+fn an_abandoned_migration_that_cannot_be_resumed_closes_no_image() {
+    const KEPT: &str = "kept.img";
+    let mut lab = Lab::new();
+    [IMAGE, KEPT].iter().for_each(|name| guest::make_image(&lab.a.pool().join(name), BLOCKS));
+    lab.start();
+    [IMAGE, KEPT].iter().for_each(|name| lab.a.add(name));
+    let slow = ["--bandwidth", "1Mbit", "--strategy", "pre-copy", "--to", "hostb", "--detach"];
+    let both = ["migrate", "--image", IMAGE, "--image", KEPT];
+    let begun = lab.a.dray(&[&both[..], &slow].concat());
+    assert!(begun.status.success(), "{begun:?}");
+    wait_for("the copy", WAIT, || {
+        lab.a.progress().is_some_and(|(_, shown)| shown["phase"] == "copy")
+    })
+    .unwrap();
+    assert!(lab.a.dray(&["cancel"]).status.success());
+    let free = || lab.a.image(KEPT).is_some_and(|image| image["migration"].is_null());
+    wait_for("the end", WAIT, free).unwrap();
+    assert!(lab.a.dray(&["images", "remove", IMAGE]).status.success());
+    lab.a.add(IMAGE);
+    for _ in 0..2 {
+        restart(&mut lab.a, false);
+        for name in [IMAGE, KEPT] {
+            let mut guest = Client::connect(&lab.a.nbd(), name).unwrap();
+            let data = content(1, 1);
+            let block = BLOCK as u32;
+            guest.request(WRITE, BLOCK, block, &data, &|| true).unwrap_or_else(|why| {
+                panic!("{name}: {why:?}\n{:?}\n{}", lab.a.image(name), lab.a.log())
+            });
+        }
     }
 }

@@ -129,6 +129,7 @@ impl Stage<'_> {
     }
 
     fn start(&mut self, i: usize) -> Result<(), String> {
+        self.world.restarted[i] = true;
         let full = &self.world.full[i];
         let started = self.world.start(i);
         started.map_err(|why| format!("agent {} does not start, full {full:?}: {why}", LETTERS[i]))

@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 /// The code of `dray` when an agent does not answer, or not to the end.
 const UNREACHABLE: i32 = 3;
+/// Its code for what is not there.
+const NOT_FOUND: i32 = 5;
 const ANSWER: Duration = Duration::from_secs(60);
 /// How long an agent may take until a claimed file has its name.
 const SOON: Duration = Duration::from_secs(40);
@@ -173,7 +175,10 @@ impl Soak<'_> {
             return Ok(if unheard { unsure() } else { Fate::Here });
         }
         let named = || tools::opens(&self.world.room(scene.left, Room::Pool).join(name));
+        // Its QEMU has ended, and the agent has let go of it since it was asked what it has.
+        let let_go = answer["code"] == NOT_FOUND && scene.left == scene.source && named();
         match was["state"].as_str() {
+            Some("owner") if let_go => Ok(Fate::Here),
             Some("owner" | "replica") => Err(format!("{name} cannot be claimed: {was} {answer}")),
             // A file of QEMU's own, which never left.
             _ if scene.left == scene.source && named() => Ok(Fate::Here),

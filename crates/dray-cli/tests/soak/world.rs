@@ -38,6 +38,8 @@ pub struct World {
     /// By host: stopped (SIGSTOP), and full.
     pub paused: [bool; 2],
     pub full: [Vec<Room>; 2],
+    /// By host: its agent was started in this round.
+    pub restarted: [bool; 2],
     clock: [i64; 2],
     ground: PathBuf,
 }
@@ -108,6 +110,7 @@ impl World {
             link_down: false,
             paused: [false; 2],
             full: [Vec::new(), Vec::new()],
+            restarted: [false; 2],
             clock: [0; 2],
             ground: dir,
         };

@@ -5,9 +5,11 @@
 //! is tried again until the cause is gone.
 
 use super::intent::{SourceIntent, TargetIntent, check_lens};
-use super::log::{End, Folder, SOURCE_INTENT, TARGET_INTENT};
+use super::log::{End, Folder, SOURCE_INTENT, SOURCE_JOURNAL, TARGET_INTENT};
+use super::standing;
 use crate::registry::{CopyState, ImageRecord, Reason, Registry};
 use crate::store::Store;
+use dray_engine::SourceRecord;
 use dray_types::{ImageId, MigrationId};
 use parking_lot::{Mutex, MutexGuard};
 use serde::de::DeserializeOwned;
@@ -117,14 +119,42 @@ impl<L: Launch> Revival<'_, L> {
 
     fn bring_back(&self, folder: &Folder, end: End) -> io::Result<Option<L::Source>> {
         match end {
-            End::Source => self.launch.source(read_intent(folder, SOURCE_INTENT)?).map(Some),
+            End::Source => {
+                let intent = read_intent(folder, SOURCE_INTENT)?;
+                match self.cannot_resume(folder, &intent)? {
+                    true => folder.set_cancelled().map(|()| None),
+                    false => self.launch.source(intent).map(Some),
+                }
+            }
             End::Target => self.launch.target(read_intent(folder, TARGET_INTENT)?).map(|()| None),
         }
     }
 
+    /// Whether a migration that was abandoned will never be resumed: an image of it was let go since, and another
+    /// one has its name.
+    fn cannot_resume(&self, folder: &Folder, intent: &SourceIntent) -> io::Result<bool> {
+        if !is_abandoned(folder)? {
+            return Ok(false);
+        }
+        let moved = written(intent.clone());
+        let replaced = self
+            .registry
+            .all_records()
+            .into_iter()
+            .find(|record| moved.get(&record.name).is_some_and(|id| *id != record.id));
+        if let Some(record) = &replaced {
+            let (image, migration) = (&record.name, intent.migration);
+            tracing::info!(image, %migration, "another image has this name now: its migration cannot be resumed");
+        }
+        Ok(replaced.is_some())
+    }
+
     /// Closes the images of a migration that cannot be brought back. An intent that cannot be read
-    /// names none: the images' own records do.
+    /// names none: the images' own records do. One that was abandoned has none any more.
     fn stay_closed(&self, folder: &Folder, end: End, why: &str) {
+        if end == End::Source && is_abandoned(folder).unwrap_or(false) {
+            return;
+        }
         let named = match end {
             End::Source => read_intent(folder, SOURCE_INTENT).map(written),
             End::Target => read_intent(folder, TARGET_INTENT).map(|intent: TargetIntent| {
@@ -211,6 +241,17 @@ pub(crate) fn written(intent: SourceIntent) -> BTreeMap<String, ImageId> {
     let begun = intent.options.is_some();
     let images = intent.images.into_iter().filter(|image| begun && !image.offer.read_only);
     images.map(|image| (image.name, image.offer.id)).collect()
+}
+
+/// Whether the last that the journal of a migration away says is that it was abandoned: its images are this host's,
+/// and take no part in it.
+fn is_abandoned(folder: &Folder) -> io::Result<bool> {
+    let records: Vec<SourceRecord> = standing::read(&folder.file(SOURCE_JOURNAL))?;
+    Ok(records.iter().fold(false, |abandoned, record| match record {
+        SourceRecord::Abandoned => true,
+        SourceRecord::Resumed => false,
+        _ => abandoned,
+    }))
 }
 
 /// What an operator can do about a migration that cannot be brought back.
