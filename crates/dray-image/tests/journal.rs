@@ -243,7 +243,7 @@ fn records_find_the_room_that_was_reserved() {
 }
 
 #[test]
-fn damage_in_the_middle_is_an_error_and_a_bad_tail_is_cut_off() {
+fn damage_is_an_error_and_a_torn_tail_is_cut_off() {
     let storage = Simulated::default();
     let (mut journal, _) = open(&storage);
     for record in [&b"first"[..], b"second", b"third"] {
@@ -257,14 +257,16 @@ fn damage_in_the_middle_is_an_error_and_a_bad_tail_is_cut_off() {
         damaged.0.lock().unwrap().live[at] ^= 0x40;
         match Journal::open_in(damaged.clone(), "test".to_owned()) {
             Ok((_, records)) => {
-                assert!(at >= starts[2], "byte {at}: damage was taken for a torn tail");
+                // A length that lies behind the end of the file, as of a frame that is being written.
+                let longer = (starts[2]..starts[2] + 4).contains(&at);
+                assert!(longer, "byte {at}: damage was taken for a torn tail");
                 assert_eq!(records, [b"first".to_vec(), b"second".to_vec()]);
                 assert_eq!(damaged.0.lock().unwrap().live.len(), starts[2]);
             }
             Err(error) => {
-                assert!(at < starts[2], "byte {at}: {error}");
                 assert_eq!(error.kind, ErrorKind::Invalid);
-                assert!(error.to_string().contains("damaged at byte"), "{error}");
+                let why = error.to_string();
+                assert!(why.contains("damaged") && why.contains("at byte"), "{error}");
             }
         }
     }

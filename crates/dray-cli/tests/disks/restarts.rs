@@ -424,3 +424,132 @@ fn an_abandoned_migration_that_cannot_be_resumed_closes_no_image() {
         }
     }
 }
+
+/// What happens to a file of a migration while no agent runs.
+#[derive(Clone, Copy, Debug)]
+enum Damage {
+    Removed,
+    Emptied,
+    /// One bit of its last byte.
+    LastBit,
+}
+
+fn damage(path: &Path, how: Damage) {
+    match how {
+        Damage::Removed => std::fs::remove_file(path).unwrap(),
+        Damage::Emptied => std::fs::write(path, "").unwrap(),
+        Damage::LastBit => {
+            let mut bytes = std::fs::read(path).unwrap();
+            *bytes.last_mut().unwrap() ^= 1;
+            std::fs::write(path, bytes).unwrap();
+        }
+    }
+}
+
+/// Why nobody is let in to the image, if so.
+fn closed(host: &Host) -> Option<String> {
+    Some(host.image(IMAGE)?["closed"]["why"].as_str()?.to_owned())
+}
+
+/// Without them nobody knows which blocks a guest has written: fetching those again would undo its writes, and
+/// a claim would make zeros of them.
+#[test]
+fn a_target_whose_files_are_lost_serves_nothing_until_they_are_back() {
+    let mut lab = handed_over(Lab::new());
+    for block in [5, 6, 700] {
+        write(&mut client(&lab.b), block, 2).unwrap();
+    }
+    flush(&mut client(&lab.b));
+    let damages = [Damage::Removed, Damage::Emptied, Damage::LastBit];
+    for (ending, how) in
+        ["present-0", "target.journal"].into_iter().flat_map(|e| damages.map(|d| (e, d)))
+    {
+        lab.b.kill();
+        let path = of_migration(&lab.b, ending).remove(0);
+        let whole = std::fs::read(&path).unwrap();
+        damage(&path, how);
+        lab.b.start();
+        assert!(closed(&lab.b).is_some(), "{ending} {how:?}");
+        let claim = lab.b.dray(&["claim", IMAGE, "--accept-loss"]);
+        let said = String::from_utf8_lossy(&claim.stderr).into_owned();
+        assert!(
+            !claim.status.success() && !said.contains("at the source"),
+            "{ending} {how:?}: {said}"
+        );
+        std::fs::write(&path, whole).unwrap();
+        lab.b.kill();
+        lab.b.start();
+        for (block, version) in [(5, 2), (6, 2), (700, 2), (7, 1)] {
+            assert_eq!(
+                read(&mut client(&lab.b), block),
+                content(block, version),
+                "{ending} {how:?}: {block}"
+            );
+        }
+    }
+    to_the_end(&lab);
+}
+
+/// The target still needs blocks of it.
+#[test]
+fn a_source_whose_file_is_another_one_after_the_handover_sends_nothing_of_it() {
+    let mut lab = handed_over(Lab::new());
+    wait_for("the new name", WAIT, || replica(&lab.a).is_some()).unwrap();
+    let path = replica(&lab.a).unwrap();
+    let (kept, other) = (lab.a.dir.join("kept"), lab.a.dir.join("other"));
+    std::fs::write(&other, vec![0x77; (BLOCKS * BLOCK) as usize]).unwrap();
+    for orderly in [false, true] {
+        if orderly {
+            lab.a.stop()
+        } else {
+            lab.a.kill()
+        }
+        std::fs::rename(&path, &kept).unwrap();
+        std::fs::copy(&other, &path).unwrap();
+        lab.a.start();
+        assert!(closed(&lab.a).is_some_and(|why| why.contains("another file")));
+        std::fs::rename(&kept, &path).unwrap();
+        wait_for("its own file", WAIT, || closed(&lab.a).is_none()).unwrap();
+    }
+    assert_eq!(read(&mut client(&lab.b), 9), content(9, 1));
+    to_the_end(&lab);
+    assert_eq!(read(&mut client(&lab.b), 2000), content(2000, 1));
+}
+
+/// The file that the source has left behind.
+fn replica(host: &Host) -> Option<PathBuf> {
+    let name = host.files().into_iter().find(|name| name.contains("dray-replica"))?;
+    Some(host.pool().join(name))
+}
+
+/// Its pool is not mounted yet, and a file of the same name lies under it.
+#[test]
+fn an_image_whose_pool_is_not_mounted_is_not_the_file_below() {
+    let mut lab = Lab::new();
+    guest::make_image(&lab.a.pool().join(IMAGE), SMALL);
+    let Some(pool) = Mount::tmpfs(&lab.a.pool(), "size=64m") else { return };
+    guest::make_image(&lab.a.pool().join(IMAGE), SMALL);
+    lab.start();
+    lab.a.add(IMAGE);
+    // By a program that has ended.
+    let uri = format!("nbd+unix:///{IMAGE}?socket={}", lab.a.nbd().display());
+    run(Command::new("qemu-io").args([
+        "-f",
+        "raw",
+        "-c",
+        "write -P 9 20480 4096",
+        "-c",
+        "flush",
+        &uri,
+    ]));
+    lab.a.stop();
+    let away = lab.a.dir.join("away");
+    std::fs::create_dir(&away).unwrap();
+    run(Command::new("mount").arg("--move").args([&pool.path, &away]));
+    lab.a.start();
+    let shown = closed(&lab.a);
+    run(Command::new("mount").arg("--move").args([&away, &pool.path]));
+    assert!(shown.as_ref().is_some_and(|why| why.contains("mounted")), "{shown:?}");
+    wait_for("its own file", WAIT, || closed(&lab.a).is_none()).unwrap();
+    assert_eq!(read(&mut client(&lab.a), 5), [9; BLOCK as usize]);
+}

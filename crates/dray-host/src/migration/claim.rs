@@ -221,6 +221,11 @@ impl<L: Loops> Claims<'_, L> {
             }
         };
         match (standing, record.state) {
+            // It says so when it was served, which the journal must have said before.
+            (Some(Standing::Incoming | Standing::Promised(_)), CopyState::Owner) => refuse(
+                "this host serves it, and its migration's journal, which says how much of it is here, is lost",
+                "bring the journal back: STATE/migrations/ID/target.journal",
+            ),
             (Some(Standing::HandedOver), _) | (Some(Standing::Kept) | None, CopyState::Replica) => {
                 Ok(Case::Replica)
             }
@@ -293,7 +298,13 @@ impl<L: Loops> Claims<'_, L> {
     fn present(&self, record: &ImageRecord, part: &Part) -> io::Result<Arc<PresentFile>> {
         let folder = self.folder(record)?;
         let blocks = BlockRange::whole(record.len).len;
-        PresentFile::open(&folder.file(&present_name(part.index)), blocks)
+        let path = folder.file(&present_name(part.index));
+        let present = PresentFile::open(&path, blocks)?;
+        if record.state == CopyState::Owner && !present.has_begun() {
+            let why = format!("{}: nothing is left of which blocks are here", path.display());
+            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        }
+        Ok(present)
     }
 
     /// What a void migration has left goes, when nobody can need it.

@@ -1,7 +1,7 @@
 //! The line of generations that each owned image has.
 
 use super::{CopyState, Entry, ImageRecord, Registry};
-use crate::lineage::Line;
+use crate::lineage::{Line, stamp_of};
 use crate::store::Store;
 use dray_files::StatePath;
 use std::io;
@@ -29,11 +29,19 @@ pub(super) fn line_path(store: &Store, name: &str) -> StatePath {
     store.images().join(format!("{name}.line"))
 }
 
-/// Whether another file lies at an image's path than the one that its line is of.
+/// Whether another file lies at an image's path than the one that its line, or what is known of a copy, is of.
 pub(super) fn is_other_file(store: &Store, record: &ImageRecord) -> bool {
     let Ok(path) = record.current_path() else { return false };
-    let owned = record.state == CopyState::Owner && !record.read_only && record.flat.is_none();
-    owned && Line::is_of_another(&line_path(store, &record.name), &store.beside(&path))
+    let file =
+        !record.read_only && record.flat.is_none() && !record.device && record.in_place.is_none();
+    if !file || record.state == CopyState::Incoming {
+        return false;
+    }
+    let path = store.beside(&path);
+    match &record.replica {
+        Some(copy) => stamp_of(&path).is_ok_and(|now| now.inode != copy.stamp.inode),
+        None => Line::is_of_another(&line_path(store, &record.name), &path),
+    }
 }
 
 /// An owner goes on with its line, or begins one.

@@ -45,6 +45,7 @@ use crate::flat::{ChainImage, Purpose};
 use crate::heat::ImageHeat;
 use crate::lineage::Line;
 use crate::migration::intent::SourceImage;
+use crate::migration::log::{End, Folder};
 use crate::released::Notes;
 use crate::store::Store;
 use clients::KnownClients;
@@ -150,13 +151,7 @@ impl Registry {
             }
         }
         self.settle_return(&record)?;
-        // Its guest would go on with what is in another file.
-        if self.a_client_runs(&record.name) && lines::is_other_file(&self.store, &record) {
-            let path = record.path.display();
-            return Err(io::Error::other(format!(
-                "another file is at {path} than the one that a program which was attached still uses"
-            )));
-        }
+        self.refuse_other_file(&record)?;
         let file = self.open_file(&record).map_err(io::Error::other)?;
         let (record, file) = self.with_all_of_it(record, file)?;
         let heat = ImageHeat::load(&heat_path(&self.store, &record.name), record.len);
@@ -165,7 +160,46 @@ impl Registry {
         self.lock_at_start(&entry)?;
         begin_line(&self.store, &entry)?;
         self.settle_at_start(&entry);
+        self.note_file_system(&entry);
         Ok(entry)
+    }
+
+    /// Another file lies where that of an image was. An owner's may have been replaced while no agent ran, as by
+    /// a restored one. It is not opened where it would be taken for what it is not.
+    fn refuse_other_file(&self, record: &ImageRecord) -> io::Result<()> {
+        if !lines::is_other_file(&self.store, record) {
+            return Ok(());
+        }
+        let path = record.path.display();
+        let than = if self.a_client_runs(&record.name) {
+            // Its guest would go on with what is in the other one.
+            "the one that a program which was attached still uses"
+        } else if self.moves_by_blocks(record)? {
+            "the one that its migration moves"
+        } else if record.is_on_other_file_system() {
+            "before, on another file system: is that of its pool mounted?"
+        } else {
+            return Ok(());
+        };
+        Err(io::Error::other(format!("another file is at {path} than {than}")))
+    }
+
+    /// Where the image's file is found from now on.
+    fn note_file_system(&self, entry: &Entry) {
+        let (record, now) = (entry.record(), entry.record().file_system_now());
+        if now.is_none() || now == record.file_system {
+            return;
+        }
+        if let Err(why) = self.update(entry, |record| record.file_system = now) {
+            tracing::debug!(image = record.name, %why, "cannot note the file system of an image");
+        }
+    }
+
+    /// Whether a migration that was handed over still needs what is in the image's file, and nothing else.
+    fn moves_by_blocks(&self, record: &ImageRecord) -> io::Result<bool> {
+        let Some(migration) = record.migration else { return Ok(false) };
+        let folder = Folder::of(&self.store, migration);
+        Ok(record.state == CopyState::Replica || folder.holds(End::Target)?)
     }
 
     fn lock_clients(&self) -> MutexGuard<'_, BTreeMap<String, KnownClients>> {
@@ -293,7 +327,8 @@ impl Registry {
         line: Option<(Lineage, BlockSet)>,
         from: Option<(&Entry, Option<QemuLocks>)>,
     ) -> io::Result<Arc<Entry>> {
-        let record = of_fair_len(record)?;
+        let mut record = of_fair_len(record)?;
+        record.file_system = record.file_system_now();
         let waits = self.waits_for_file(&record.name);
         // Before the images: one whose file comes back meanwhile is among those by then.
         let absent = self.absent_records();

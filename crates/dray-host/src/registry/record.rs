@@ -168,6 +168,9 @@ pub struct ImageRecord {
     /// Set when it was claimed here; written with the new id and epoch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<Claim>,
+    /// The file system that its file was on when it was opened last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file_system: Option<u64>,
 }
 
 impl ImageRecord {
@@ -194,6 +197,7 @@ impl ImageRecord {
             flat: None,
             swap: None,
             claim: None,
+            file_system: None,
         }
     }
 
@@ -244,6 +248,18 @@ impl ImageRecord {
             Place::Replica(_) if under_way => vec![Place::Named],
             _ => Vec::new(),
         }
+    }
+
+    /// The number of the file system that the image's folder is on now; none of a device.
+    pub(super) fn file_system_now(&self) -> Option<u64> {
+        let folder = self.path.parent().filter(|_| !self.device)?;
+        rustix::fs::statvfs(folder).ok().map(|about| about.f_fsid)
+    }
+
+    /// Whether its folder is on another file system than when it was opened last.
+    pub(super) fn is_on_other_file_system(&self) -> bool {
+        let now = self.file_system_now();
+        self.file_system.zip(now).is_some_and(|(known, now)| known != now)
     }
 
     /// The path under which the file can be found now.

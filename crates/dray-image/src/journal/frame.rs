@@ -153,6 +153,29 @@ fn behind(
     Ok(found)
 }
 
+/// What a disk writes as a whole.
+const SECTOR: usize = 512;
+
+/// Whether a crash can have left the frame at `at` as it is: of one that was being written a sector is missing,
+/// which reads as zeros, or the file's end does not lie behind it yet. Of a frame that was written as a whole
+/// none is, whatever has become of it since.
+fn is_torn(bytes: &[u8], at: usize) -> bool {
+    let body = u32_at(bytes, at).unwrap_or(0) as usize;
+    let Some(mut rest) = (at + FRAME_LEN).checked_add(body).and_then(|end| bytes.get(at..end))
+    else {
+        return true;
+    };
+    let mut from = at;
+    while !rest.is_empty() {
+        let (sector, behind) = rest.split_at((SECTOR - from % SECTOR).min(rest.len()));
+        if sector.iter().all(|&byte| byte == 0) {
+            return true;
+        }
+        (from, rest) = (from + sector.len(), behind);
+    }
+    false
+}
+
 /// Reads a whole journal; why it is none, otherwise.
 pub(super) fn read(bytes: &[u8]) -> Result<Content, String> {
     read_within(bytes, &mut Budget(LOOKS * bytes.len() + 1))
@@ -177,7 +200,11 @@ fn read_within(bytes: &[u8], budget: &mut Budget) -> Result<Content, String> {
         if first { number > 0 } else { number > content.next && number - content.next <= most }
     };
     match behind(bytes, content.len, later, budget)? {
-        None => Ok(content),
+        None if is_torn(bytes, content.len) => Ok(content),
+        None => Err(format!(
+            "its last record is damaged, at byte {}; restore it from a copy",
+            content.len
+        )),
         Some(at) => Err(format!(
             "it is damaged at byte {}: a valid record follows at byte {at}; restore it from a copy",
             content.len

@@ -5,8 +5,9 @@
 //! writer's business.
 //!
 //! A power cut can tear only the last frame, because a frame is written only when all before it
-//! are durable. So a bad frame with nothing valid behind it is a torn tail and is cut off; a bad
-//! frame with a valid one behind it is damage, and opening fails rather than forget records.
+//! are durable, and it tears between sectors. So a bad frame with nothing valid behind it, of which a sector is
+//! missing, is a torn tail and is cut off. Any other bad frame is damage, and opening fails rather than forget
+//! records; so does opening a file that is empty, which no writer leaves behind.
 //!
 //! After a sync that failed nobody knows whether the last frame is there, and the page cache may show
 //! one that the disk has not. So whoever opens a journal writes its last frame once more before it is
@@ -31,10 +32,13 @@ pub const MAX_RECORD_LEN: usize = (256 << 20) + (1 << 20);
 /// What is wrong with them.
 pub fn records(bytes: &[u8]) -> std::result::Result<Vec<Vec<u8>>, String> {
     match bytes {
-        [] => Ok(Vec::new()),
+        [] => Err(EMPTY.to_owned()),
         bytes => frame::read(bytes).map(|content| content.records),
     }
 }
+
+/// Why an empty file is no journal: one is made with its header in it.
+const EMPTY: &str = "it is empty; restore it from a copy";
 
 /// What a failure has left open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -79,6 +79,9 @@ impl Storage for FileStorage {
     fn read(&mut self) -> io::Result<Vec<u8>> {
         match self.path.read() {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+            Ok(bytes) if bytes.is_empty() => {
+                Err(io::Error::new(io::ErrorKind::InvalidData, super::EMPTY))
+            }
             result => result,
         }
     }

@@ -5,8 +5,8 @@ use super::{Input, SourceParts, unix_ms};
 use crate::bases::Digests;
 use crate::forecast::Moved;
 use crate::migration::Threads;
-use dray_engine::SourceEvent;
 use dray_engine::lineage::Generation;
+use dray_engine::{SourceEvent, SourceRecord};
 use dray_host::heat::ImageHeat;
 use dray_host::lineage::{REGION_BLOCKS, region_blocks};
 use dray_host::migration::intent::{SourceImage, SourceIntent};
@@ -102,6 +102,27 @@ impl SourceImages {
         let (registry, digests) = (Arc::clone(&parts.registry), Arc::clone(&parts.digests));
         let (migration, threads) = (intent.migration, parts.threads);
         Ok(Self { migration, registry, digests, all, content, intents, threads })
+    }
+
+    /// What is only a copy was handed over, and the journal says so.
+    ///
+    /// # Errors
+    /// That it does not: its record of that is lost.
+    pub fn check_handed_over(&self, records: &[SourceRecord]) -> io::Result<()> {
+        let known = records.iter().any(|record| matches!(record, SourceRecord::HandedOver(_)));
+        let lost = |(_, entry): &(usize, &Arc<Entry>)| {
+            let record = entry.record();
+            record.state == CopyState::Replica && record.migration == Some(self.migration)
+        };
+        match self.writable().find(lost).filter(|_| !known) {
+            None => Ok(()),
+            Some((_, entry)) => {
+                let name = entry.record().name;
+                let why =
+                    format!("image '{name}' was handed over, and its migration's journal is lost");
+                Err(io::Error::new(io::ErrorKind::InvalidData, why))
+            }
+        }
     }
 
     /// Looks every image up again: disks may have been adopted since.

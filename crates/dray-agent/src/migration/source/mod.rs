@@ -381,6 +381,7 @@ impl SourceLoop {
     ) -> io::Result<(Arc<SourceSlot>, Self)> {
         let (log, records) = Log::open(&parts.folder.file(SOURCE_JOURNAL))?;
         let images = SourceImages::open(&intent, &parts, records.is_empty())?;
+        images.check_handed_over(&records)?;
         let intent = begun_or_prepared(intent, &images, records.is_empty());
         if intent.options.is_none() {
             board.change(|shown| shown.state = MigrationState::Prepared);

@@ -112,6 +112,22 @@ fn was_removed(parts: &TargetParts, record: &ImageRecord) -> bool {
     made && record.state == CopyState::Incoming && gone == Some(true)
 }
 
+/// A guest may have written to an image whose record says that it is this host's. Without the journal that says
+/// so too (`owned`), or without a record of its present blocks (`begun`), nobody knows which blocks those are.
+fn check_served(
+    record: &ImageRecord,
+    migration: MigrationId,
+    (owned, begun): (bool, bool),
+) -> io::Result<()> {
+    let serves = record.state == CopyState::Owner && record.migration == Some(migration);
+    if !serves || !record.is_unfinished() || owned && begun {
+        return Ok(());
+    }
+    let what = if owned { "its record of present blocks" } else { "its migration's journal" };
+    let why = format!("image '{}' was served here, and {what} is lost", record.name);
+    Err(io::Error::new(io::ErrorKind::InvalidData, why))
+}
+
 /// All images, in the migration's order.
 pub struct TargetImages {
     migration: MigrationId,
@@ -130,7 +146,7 @@ pub struct TargetImages {
 impl TargetImages {
     /// Finds every image of the intent in the registry. In a `new` migration nothing has arrived; of
     /// one that is `over` some may have been removed before a crash, of one that was `discarded` also
-    /// without its record.
+    /// without its record. It is `owned` once this host was told that its images are.
     ///
     /// # Errors
     /// When one is not there or its record of present blocks cannot be read.
@@ -138,7 +154,7 @@ impl TargetImages {
         intent: &TargetIntent,
         parts: &TargetParts,
         inputs: &Sender<Input>,
-        (new, over, discarded): (bool, bool, bool),
+        (new, owned, over, discarded): (bool, bool, bool, bool),
     ) -> io::Result<Self> {
         let open = |(ix, image): (usize, &TargetImageIntent)| {
             let name = image.name_here();
@@ -160,7 +176,11 @@ impl TargetImages {
             let present = parts.folder.file(&present_name(ix));
             let blocks = BlockRange::whole(entry.disk.geometry().len).len;
             let index = ImageIndex(ix as u16);
-            Some(PresentFile::open(&present, blocks).map(|present| Open {
+            let known = PresentFile::open(&present, blocks).and_then(|present| {
+                let begun = present.has_begun();
+                check_served(&entry.record(), intent.migration, (owned, begun)).map(|()| present)
+            });
+            Some(known.map(|present| Open {
                 intent: image.clone(),
                 entry,
                 fetcher: ImageFetcher::new(index, inputs.clone()),

@@ -270,7 +270,8 @@ impl TargetLoop {
         let over = engine.is_over();
         let new = records.is_empty();
         let discarded = records.last() == Some(&TargetRecord::Discarded);
-        let images = TargetImages::open(&intent, &parts, &inputs, (new, over, discarded))?;
+        let owned = records.iter().any(|record| matches!(record, TargetRecord::Committed(_)));
+        let images = TargetImages::open(&intent, &parts, &inputs, (new, owned, over, discarded))?;
         let places = if engine.is_over() { Vec::new() } else { images.places() };
         let sink = Sink::new(places, inputs.clone(), Arc::clone(&parts.reuse), intent.peer.clone());
         let slot = Arc::new(TargetSlot {
