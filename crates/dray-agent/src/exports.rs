@@ -1,6 +1,7 @@
 //! The images as exports of the NBD server.
 
 use crate::flat::swap::may_be_past;
+use dray_host::flat::Flat;
 use dray_host::registry::{Closed, CopyState, Entry, Process, Registry};
 use dray_image::{Disk, Image};
 use dray_nbd::{Client, ExportError, ExportInfo, Exports};
@@ -53,6 +54,13 @@ impl Exports for ImageExports {
         if record.may_be_home() {
             let why = format!("the disk of image '{name}' goes back to its chain");
             return Err(ExportError::Refused(why));
+        }
+        let taken = entry.flat.as_ref().is_some_and(Flat::is_being_taken);
+        if record.may_be_there_still() && !taken {
+            let why = format!(
+                "it is not known yet whether the disk of image '{name}' has left its chain"
+            );
+            return Err(ExportError::NotYet(why));
         }
         Ok(Arc::clone(&entry.disk) as Arc<dyn Image>)
     }

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// One image of a chain.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -117,6 +118,12 @@ impl ImageRecord {
         let turn = self.flat.as_ref().and_then(|flat| flat.turn);
         turn.is_some_and(|turn| turn.home && (turn.done || self.place == Place::Named))
     }
+
+    /// Whether its guest may be writing to the chain that is being flattened, alone or beside the overlay: until
+    /// it is known where its disk is, nobody is let in but by the process that takes it from there.
+    pub fn may_be_there_still(&self) -> bool {
+        self.flat.as_ref().and_then(|flat| flat.turn).is_some_and(|turn| !turn.home)
+    }
 }
 
 /// A flattened image that is open.
@@ -125,9 +132,31 @@ pub struct Flat {
     pub chain: Arc<dyn ChainImage>,
     /// Both together.
     pub overlay: Arc<Overlay>,
+    /// This process is taking the disk from its chain.
+    taking: AtomicBool,
+}
+
+/// The disk is being taken from its chain, by the process that has this.
+pub struct Taking<'a>(&'a AtomicBool);
+
+impl Drop for Taking<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::SeqCst);
+    }
 }
 
 impl Flat {
+    /// Takes the disk from its chain: its QEMU has to be let in for that.
+    pub fn take(&self) -> Taking<'_> {
+        self.taking.store(true, Ordering::SeqCst);
+        Taking(&self.taking)
+    }
+
+    /// Whether this process is taking the disk from its chain.
+    pub fn is_being_taken(&self) -> bool {
+        self.taking.load(Ordering::SeqCst)
+    }
+
     /// The image of a record over its `chain`; `file` is its overlay's, `present` where it is written down
     /// which blocks are in it.
     ///
@@ -144,7 +173,7 @@ impl Flat {
         let (below, here) = (Arc::clone(&chain) as Arc<dyn Image>, log.all());
         let (file, noted) = (Arc::clone(file) as Arc<dyn Image>, log.noted());
         let overlay = Overlay::new(below, file, &here, &noted, log).map_err(io::Error::other)?;
-        Ok(Self { chain, overlay: Arc::new(overlay) })
+        Ok(Self { chain, overlay: Arc::new(overlay), taking: AtomicBool::new(false) })
     }
 }
 

@@ -3,9 +3,9 @@
 //! It is durable before the guest stops that it is to run again; whoever finds that after a crash
 //! ([`Agent::end_exchanges`]) lets it go on where its disk is by then.
 
-use super::chain_of;
 use super::recover::turn_of;
 use super::swap::wake;
+use super::{QUIET, chain_of, held_back};
 use crate::agent::Agent;
 use crate::ops::images::{random_id, real_path};
 use crate::ops::io_error;
@@ -15,16 +15,17 @@ use crate::released::taking::export;
 use crate::vm::picture::{LayerPicture, Picture};
 use crate::vm::qemu_error;
 use dray_api::{ApiError, ApiResult, ErrorKind, SplicedDisk};
-use dray_host::flat::{FlatRecord, Turn, open_overlay};
+use dray_host::flat::{Flat, FlatRecord, Turn, open_overlay};
 use dray_host::migration::abort;
 use dray_host::registry::{Adopted, Entry, ImageRecord, Place};
-use dray_image::{ImageNames, names};
+use dray_image::{ImageNames, Quiesced, names};
 use dray_qemu::flatten::{self, On};
 use dray_qemu::{AdoptOptions, LayerPlan, Qmp, Stopped, status};
 use dray_types::ImageId;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use tokio::task::block_in_place;
 
@@ -143,28 +144,28 @@ impl Agent {
     async fn freeze(&self, what: &str, qmp: &Qmp, entry: &Entry, running: bool) -> ApiResult<()> {
         let failed = |why: dray_qemu::Error| qemu_error(what, &why);
         let layers = layers_of(&entry.record()).map_err(|why| io_error(what, why))?;
+        let _taking = entry.flat.as_ref().map(Flat::take);
         let stopped = Stopped::begin(qmp, running).await.map_err(failed);
-        let turned = async {
-            let stopped = stopped.as_ref().map_err(Clone::clone)?;
-            abort::before(|| vec!["FlattenStopped".to_owned()]);
-            // The chain is at rest now: what the daemon reads is all there is.
-            let opened = entry.flat.as_ref().map_or(Ok(()), |f| block_in_place(|| f.chain.open()));
-            opened.map_err(|why| io_error(what, why))?;
-            let name = entry.record().name;
-            let export = export(&self.config, name);
-            // What the guest writes after the daemon has opened the chain, and before the mirror, is in neither.
-            let may_pivot = || stopped.check();
-            flatten::flatten(qmp, &layers, &export, &may_pivot).await.map_err(failed)?;
-            abort::before(|| vec!["FlattenPivoted".to_owned()]);
-            self.hide_chain(entry).map_err(|why| io_error(what, why))?;
-            abort::before(|| vec!["FlattenHidden".to_owned()]);
-            Ok(())
+        let mut held = None;
+        let turned = match &stopped {
+            Ok(stopped) => self.turn_away(what, qmp, entry, &layers, (stopped, &mut held)).await,
+            Err(why) => Err(why.clone()),
         };
-        let turned = turned.await;
         let on = match turned {
             Ok(()) => Ok(On::Export),
-            Err(_) => self.undo_freeze(qmp, entry, &layers, stopped.as_ref().ok()).await,
+            Err(_) => {
+                let held = (stopped.as_ref().ok(), &mut held);
+                self.undo_freeze(qmp, entry, &layers, held).await
+            }
         };
+        if on.is_err() {
+            // What is written to the overlay alone, or to the chain alone, would be lost if it is the other one.
+            held.take().map_or_else(|| entry.disk.park_now(), |held| entry.disk.park(held));
+        }
+        drop(held);
+        if matches!(on, Ok(On::Export)) {
+            entry.disk.unpark();
+        }
         self.let_go_on(what, qmp, running).await?;
         let ended = match on {
             Ok(On::Export) => self.end_turn(entry),
@@ -173,6 +174,44 @@ impl Agent {
         };
         let ended = self.ended_or_goes_on(entry, ended);
         turned.and(ended.map_err(|why| io_error(what, why)))
+    }
+
+    /// Puts the disk of a stopped guest on its export. Nothing is written there before the chain is hidden,
+    /// durably: what is left in `held` holds it back.
+    async fn turn_away(
+        &self,
+        what: &str,
+        qmp: &Qmp,
+        entry: &Entry,
+        layers: &[LayerPlan],
+        (stopped, held): (&Stopped, &mut Option<Quiesced>),
+    ) -> ApiResult<()> {
+        abort::before(|| vec!["FlattenStopped".to_owned()]);
+        // The chain is at rest now: what the daemon reads is all there is.
+        let opened = entry.flat.as_ref().map_or(Ok(()), |f| block_in_place(|| f.chain.open()));
+        opened.map_err(|why| io_error(what, why))?;
+        let quiet = block_in_place(|| entry.disk.quiesce(QUIET));
+        *held = Some(quiet.map_err(|why| io_error(what, why))?);
+        let export = export(&self.config, entry.record().name);
+        // What the guest writes after the daemon has opened the chain, and before the mirror, is in neither.
+        let pivots = AtomicBool::new(false);
+        let may_pivot = || stopped.check().map(|()| pivots.store(true, Ordering::SeqCst));
+        let flattened = flatten::flatten(qmp, layers, &export, &may_pivot);
+        let may_open = || match pivots.load(Ordering::SeqCst) {
+            true => block_in_place(|| self.hide_chain(entry)).is_ok(),
+            // The mirror fails with its writes here, and the guest goes on with the chain alone.
+            false => {
+                entry.disk.park_now();
+                entry.disk.fail_parked();
+                false
+            }
+        };
+        let flattened = held_back(flattened, stopped, held, may_open).await;
+        flattened.map_err(|why| qemu_error(what, &why))?;
+        abort::before(|| vec!["FlattenPivoted".to_owned()]);
+        self.hide_chain(entry).map_err(|why| io_error(what, why))?;
+        abort::before(|| vec!["FlattenHidden".to_owned()]);
+        Ok(())
     }
 
     /// An exchange whose guest runs again has ended, unless `ended` is an error: then its end is tried again. Its
@@ -240,23 +279,32 @@ impl Agent {
         qmp: &Qmp,
         entry: &Entry,
         layers: &[LayerPlan],
-        stopped: Option<&Stopped>,
+        (stopped, held): (Option<&Stopped>, &mut Option<Quiesced>),
     ) -> io::Result<On> {
         let settle = || async { flatten::settle(qmp, layers).await.map_err(io::Error::other) };
+        // It may have been hidden for a guest that was let go on.
+        let on_chain =
+            || names_of(&entry.record())?.thaw_chain(entry.record().mode).map_err(io::Error::other);
         if settle().await? == On::Chain {
+            on_chain()?;
             return Ok(On::Chain);
         }
-        let may_pivot = || stopped.map_or(Ok(()), Stopped::check);
         let undone = async {
+            let Some(stopped) = stopped else { return Err(io::Error::other("its guest runs")) };
             if let Some(flat) = &entry.flat {
                 block_in_place(|| flat.chain.finish())?;
             }
-            let record = entry.record();
-            names_of(&record)?.thaw_chain(record.mode).map_err(io::Error::other)?;
-            flatten::unflatten(qmp, layers, &may_pivot).await.map_err(io::Error::other)
+            on_chain()?;
+            let pivots = AtomicBool::new(false);
+            let may_pivot = || stopped.check().map(|()| pivots.store(true, Ordering::SeqCst));
+            let hides = || block_in_place(|| self.hide_chain(entry)).is_ok();
+            let may_open = || !pivots.load(Ordering::SeqCst) && hides();
+            let home = flatten::unflatten(qmp, layers, &may_pivot);
+            held_back(home, stopped, held, may_open).await.map_err(io::Error::other)
         };
         let Err(why) = undone.await else { return Ok(On::Chain) };
         if settle().await? == On::Chain {
+            on_chain()?;
             return Ok(On::Chain);
         }
         tracing::error!(%why, "a disk that could not be flattened stays with dray");

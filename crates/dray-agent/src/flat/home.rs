@@ -5,9 +5,9 @@
 //! is the truth until the chain has everything durably, so a death anywhere means doing it again.
 
 use super::freeze::{layers_of, names_of};
-use super::held_back;
 use super::merge::{merge_most, merge_rest};
 use super::recover::turn_of;
+use super::{QUIET, held_back};
 use crate::agent::Agent;
 use crate::leaving::{Leaving, refuse_untold, take_note};
 use crate::ops::io_error;
@@ -26,8 +26,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::task::block_in_place;
 
-/// How long writes may take to end that QEMU no longer waits for.
-const QUIET: Duration = Duration::from_secs(5);
 /// Pause between two tries to write down where a disk is.
 const AGAIN: Duration = Duration::from_secs(1);
 /// How often is looked for flattened disks whose VM is gone.

@@ -39,6 +39,9 @@ use std::time::Duration;
 /// and should hear why before that.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// How long writes may take to end that QEMU no longer waits for.
+const QUIET: Duration = Duration::from_secs(5);
+
 /// Options of a format node that change how an image is handled and not what is in it.
 const HARMLESS: [&str; 19] = [
     "driver",

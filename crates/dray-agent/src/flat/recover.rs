@@ -107,7 +107,10 @@ impl Agent {
         let on = flatten::settle(qmp, &layers_of(&record)?).await.map_err(io::Error::other)?;
         match on {
             // It never left, or it is back: either way nothing is in the overlay alone.
-            On::Chain => names_of(&record)?.thaw_chain(record.mode).map_err(io::Error::other)?,
+            On::Chain => {
+                names_of(&record)?.thaw_chain(record.mode).map_err(io::Error::other)?;
+                entry.disk.fail_parked();
+            }
             On::Export => {
                 self.hide_chain(entry)?;
                 if let Some(flat) = entry.flat.as_ref().filter(|_| turn.home) {
