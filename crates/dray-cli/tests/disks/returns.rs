@@ -7,7 +7,7 @@ use crate::moves::result;
 use crate::nbd::{Client, WRITE, ZERO};
 use serde_json::{Value, json};
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -162,6 +162,64 @@ fn only_what_changed_goes_back() {
         assert_eq!(world.lab.host(to).files(), [IMAGE]);
         (from, to) = (to, from);
     }
+}
+
+/// Another program changes the file in the middle of a move while no agent runs at the source: what was sent of
+/// it before is not trusted, also after one more start, and what has arrived goes home as it is.
+fn is_sent_again(orderly: bool, change: impl Fn(&Path)) {
+    /// It was sent before.
+    const CHANGED: u64 = 300;
+    let mut world = World::begin_with(Lab::new(), FEW);
+    let args = ["migrate", "--image", IMAGE, "--to", "hostb", "--strategy", "pre-copy", "--detach"];
+    let more = ["--bandwidth", "8MiB/s", "--order", "sequential"];
+    assert!(world.lab.a.dray(&[&args[..], &more].concat()).status.success());
+    wait_for("the first blocks", END, || {
+        let done = world.lab.a.progress().and_then(|(_, p)| p["total"]["bytes_done"].as_u64());
+        done.is_some_and(|done| done > 2 * CHANGED * BLOCK)
+    })
+    .unwrap();
+    if orderly {
+        world.lab.a.stop()
+    } else {
+        world.lab.a.kill()
+    }
+    let path = world.lab.a.pool().join(IMAGE);
+    change(&path);
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    file.write_all_at(&contents(CHANGED, &[9]), CHANGED * BLOCK).unwrap();
+    world.versions.insert(CHANGED, 9);
+    // Nothing can be sent before the second start.
+    world.lab.b.kill();
+    world.lab.a.start();
+    wait_for("the migration", END, || world.lab.a.open_migrations() == 1).unwrap();
+    if orderly {
+        world.lab.a.stop()
+    } else {
+        world.lab.a.kill()
+    }
+    world.lab.start();
+    world
+        .await_arrival("hosta", "hostb")
+        .unwrap_or_else(|why| panic!("{why}\n{}", world.lab.a.log()));
+    assert!(world.lab.a.log().contains("sends all of it again"), "{}", world.lab.a.log());
+    world.check("hostb");
+    let summary = world.go("hostb", "hosta", &["--verify"]);
+    assert!(sent(&summary) == 0 && from_replica(&summary) == FEW, "{summary}");
+    world.check("hosta");
+}
+
+#[test]
+fn an_image_that_is_written_to_while_its_source_is_stopped_is_sent_again() {
+    is_sent_again(true, |_| ());
+}
+
+#[test]
+fn an_image_that_is_replaced_while_its_source_is_dead_is_sent_again() {
+    is_sent_again(false, |path| {
+        let new = path.with_extension("new");
+        std::fs::copy(path, &new).unwrap();
+        std::fs::rename(new, path).unwrap();
+    });
 }
 
 #[test]

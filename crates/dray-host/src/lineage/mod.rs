@@ -165,6 +165,55 @@ fn whole(disk: &Disk) -> BlockSet {
     [BlockRange::whole(disk.geometry().len)].into_iter().collect()
 }
 
+/// What is known of an image's line when somebody is about to go on with it.
+pub struct Known<'a> {
+    path: &'a StatePath,
+    /// The number of the image's file now.
+    inode: Option<u64>,
+    /// The line, if it can be trusted.
+    line: Option<Recovered>,
+}
+
+impl<'a> Known<'a> {
+    /// Looks at the line at `path` of the image that is now at `image`.
+    pub fn look_up(path: &'a StatePath, image: &StatePath) -> Self {
+        let found = read(path).unwrap_or_else(|why| {
+            tracing::warn!(line = %path.display(), %why, "an image's line of generations is lost");
+            None
+        });
+        let inode = inode_of(image);
+        let untouched = |found: &Recovered| match found.stopped {
+            Some(stamp) => stamp_of(image).is_ok_and(|now| now.seems_unwritten(&stamp)),
+            None => found.inode.is_none() || found.inode == inode,
+        };
+        let was_found = found.is_some();
+        let line = found.filter(untouched);
+        if was_found && line.is_none() {
+            let image = image.display();
+            tracing::warn!(%image, "was changed while no agent ran: its replicas are of no use");
+        }
+        Self { path, inode, line }
+    }
+
+    /// Whether everything that was written to the image is in its line: without that, or without a line,
+    /// nobody can say what another program did to it while no agent ran.
+    pub fn is_trusted(&self) -> bool {
+        self.line.is_some()
+    }
+
+    /// Goes on with the line, or begins a new one, and tells what was written in the open generation so far.
+    ///
+    /// # Errors
+    /// What the file system reports of writing.
+    pub fn go_on(self) -> io::Result<(Arc<Line>, BlockSet)> {
+        let Some(Recovered { lineage, changed, .. }) = self.line else {
+            return Ok((Line::fresh_of(self.path, self.inode)?, BlockSet::new()));
+        };
+        let line = Line::create_of(self.path, lineage, changed.clone(), self.inode)?;
+        Ok((line, changed))
+    }
+}
+
 impl Line {
     /// Writes a line down, in which `changed` was written in the open generation; durable on return.
     ///
@@ -209,27 +258,7 @@ impl Line {
     /// # Errors
     /// What the file system reports of writing.
     pub fn go_on(path: &StatePath, image: &StatePath) -> io::Result<(Arc<Self>, BlockSet)> {
-        let found = read(path).unwrap_or_else(|why| {
-            tracing::warn!(line = %path.display(), %why, "an image's line of generations is lost");
-            None
-        });
-        let inode = inode_of(image);
-        let untouched = |found: &Recovered| match found.stopped {
-            Some(stamp) => stamp_of(image).is_ok_and(|now| now.seems_unwritten(&stamp)),
-            None => found.inode.is_none() || found.inode == inode,
-        };
-        match found {
-            Some(found) if untouched(&found) => {
-                let changed = found.changed.clone();
-                Ok((Self::create_of(path, found.lineage, changed, inode)?, found.changed))
-            }
-            Some(_) => {
-                let image = image.display();
-                tracing::warn!(%image, "was changed while no agent ran: its replicas are of no use");
-                Ok((Self::fresh_of(path, inode)?, BlockSet::new()))
-            }
-            None => Ok((Self::fresh_of(path, inode)?, BlockSet::new())),
-        }
+        Known::look_up(path, image).go_on()
     }
 
     fn fresh_of(path: &StatePath, inode: Option<u64>) -> io::Result<Arc<Self>> {

@@ -21,6 +21,8 @@ use xxhash_rust::xxh3::xxh3_64;
 
 /// Blocks of one region.
 const REGION_BLOCKS: u64 = INTENT_REGION_BYTES / BLOCK_SIZE;
+/// Name of a source's list in the migration's folder.
+pub const SOURCE_INTENTS: &str = "intents";
 const MAGIC: &[u8; 8] = b"DRAYINTS";
 const VERSION: u32 = 1;
 /// A region into which nothing was written. Not zero: a block that a file system has lost reads as
@@ -152,6 +154,16 @@ impl Intents {
     /// What went wrong, if something did.
     pub fn trouble(&self) -> Option<Trouble> {
         self.lock().trouble.clone()
+    }
+
+    /// Notes durably that nobody knows which regions of an image were written into: from the next start on
+    /// all of them count as open.
+    ///
+    /// # Errors
+    /// What the file system reports, when not even the list can be removed.
+    pub fn distrust(&self, image: usize) -> io::Result<()> {
+        let at = self.place(image, None);
+        self.try_add(&mut self.lock(), at).map_err(io::Error::other)
     }
 
     /// Notes durably that a region is written into, or that nobody knows which ones are. Waits as

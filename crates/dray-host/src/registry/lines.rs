@@ -1,7 +1,10 @@
 //! The line of generations that each owned image has.
 
 use super::{CopyState, Entry, ImageRecord, Registry};
-use crate::lineage::{Line, stamp_of};
+use crate::lineage::{Known, Line, stamp_of};
+use crate::migration::intent::{SourceImage, SourceIntent};
+use crate::migration::intents::{Intents, SOURCE_INTENTS};
+use crate::migration::log::{Folder, SOURCE_INTENT};
 use crate::store::Store;
 use dray_files::StatePath;
 use std::io;
@@ -44,6 +47,28 @@ pub(super) fn is_other_file(store: &Store, record: &ImageRecord) -> bool {
     }
 }
 
+/// Nobody can say what another program has written to an image since the last agent: a migration that takes
+/// it away sends all of it again, also when the agent is started once more before it has.
+fn send_again(store: &Store, record: &ImageRecord) -> io::Result<()> {
+    let Some(migration) = record.migration else { return Ok(()) };
+    let folder = Folder::of(store, migration);
+    let list = folder.file(SOURCE_INTENTS);
+    let intent: SourceIntent = match folder.file(SOURCE_INTENT).get() {
+        Ok(intent) => intent,
+        // The image comes, or nothing is left of its migration.
+        Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(()),
+        // Who brings it back some day finds no list, and trusts nothing.
+        Err(_) => return list.remove(),
+    };
+    let is_it = |image: &SourceImage| image.name == record.name && image.offer.id == record.id;
+    let Some(ix) = intent.images.iter().position(is_it) else { return Ok(()) };
+    tracing::warn!(image = record.name, %migration, "its migration sends all of it again");
+    let lens: Vec<_> = intent.images.iter().map(|image| image.offer.len).collect();
+    Intents::shared(&list, &lens, false).distrust(ix).map_err(|why| {
+        io::Error::other(format!("cannot note that all of it has to be sent again: {why}"))
+    })
+}
+
 /// An owner goes on with its line, or begins one.
 pub(super) fn begin_line(store: &Store, entry: &Entry) -> io::Result<()> {
     let record = entry.record();
@@ -53,7 +78,12 @@ pub(super) fn begin_line(store: &Store, entry: &Entry) -> io::Result<()> {
     }
     let path = store.beside(&record.current_path().map_err(io::Error::other)?);
     let at = line_path(store, &record.name);
-    match Line::go_on(&at, &path) {
+    let known = Known::look_up(&at, &path);
+    if !known.is_trusted() {
+        // First: once there is a new line, nobody sees any more that there was a change.
+        send_again(store, &record)?;
+    }
+    match known.go_on() {
         Ok((line, changed)) => {
             line.track(&entry.disk, &changed);
             entry.set_line(Some(line));
@@ -66,3 +96,6 @@ pub(super) fn begin_line(store: &Store, entry: &Entry) -> io::Result<()> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

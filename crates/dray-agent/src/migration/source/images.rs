@@ -10,7 +10,7 @@ use dray_engine::{SourceEvent, SourceRecord};
 use dray_host::heat::ImageHeat;
 use dray_host::lineage::{REGION_BLOCKS, region_blocks};
 use dray_host::migration::intent::{SourceImage, SourceIntent};
-use dray_host::migration::intents::{IntentFile, Intents, Trouble};
+use dray_host::migration::intents::{IntentFile, Intents, SOURCE_INTENTS, Trouble};
 use dray_host::registry::{CopyState, Entry, Registry};
 use dray_image::{Disk, FileOptions, Image, ImageFile, IntentLog, WriteBackError, runs};
 use dray_types::{BlockRange, BlockSet, Epoch, GenerationId, ImageIndex, MigrationId};
@@ -98,7 +98,7 @@ impl SourceImages {
             .collect::<io::Result<Vec<_>>>()?;
         let content = Content::new(all.iter().map(|open| Arc::clone(&open.content)).collect());
         let lens: Vec<_> = intent.images.iter().map(|image| image.offer.len).collect();
-        let intents = Intents::shared(&parts.folder.file("intents"), &lens, new);
+        let intents = Intents::shared(&parts.folder.file(SOURCE_INTENTS), &lens, new);
         let (registry, digests) = (Arc::clone(&parts.registry), Arc::clone(&parts.digests));
         let (migration, threads) = (intent.migration, parts.threads);
         Ok(Self { migration, registry, digests, all, content, intents, threads })
