@@ -252,6 +252,31 @@ impl Stamp {
     }
 }
 
+/// What of a block device tells that nobody has written to it: the kernel's own counts. Its node in the file
+/// system does not tell, because a mounted file system writes without it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct DeviceStamp {
+    /// The id of the host's boot: the counts begin anew with each.
+    pub boot: Vec<u8>,
+    /// Its number, major and minor.
+    pub number: (u32, u32),
+    /// Which of all disks since the boot it is, where the kernel tells.
+    pub sequence: Option<u64>,
+    /// Sectors of 512 bytes that were written to it.
+    pub written: u64,
+    /// Sectors that were discarded.
+    pub discarded: u64,
+}
+
+/// How an image looked when its agent stopped in order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum AtStop {
+    /// Its file.
+    File(Stamp),
+    /// Its block device.
+    Device(DeviceStamp),
+}
+
 /// A record of an owner's line.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum LineageRecord {
@@ -278,6 +303,11 @@ pub enum LineageRecord {
         /// The file.
         stamp: Stamp,
     },
+    /// The same, and the block device looked like this.
+    StoppedDevice {
+        /// The device.
+        stamp: DeviceStamp,
+    },
 }
 
 /// What the records of an owner's line tell.
@@ -290,8 +320,8 @@ pub struct Recovered {
     pub changed: BlockSet,
     /// The number of the file that it is the line of; none when that was not told.
     pub inode: Option<u64>,
-    /// Set after a stop in order: a file that looks otherwise was written by somebody else since.
-    pub stopped: Option<Stamp>,
+    /// Set after a stop in order: what looks otherwise was written by somebody else since.
+    pub stopped: Option<AtStop>,
 }
 
 /// Reads records back; `region_blocks` is the size of a region. None without a `Whole`.
@@ -318,7 +348,12 @@ pub fn recover(records: &[LineageRecord], region_blocks: u64) -> Option<Recovere
             }
             LineageRecord::Stopped { stamp } => {
                 if let Some(found) = &mut found {
-                    found.stopped = Some(*stamp);
+                    found.stopped = Some(AtStop::File(*stamp));
+                }
+            }
+            LineageRecord::StoppedDevice { stamp } => {
+                if let Some(found) = &mut found {
+                    found.stopped = Some(AtStop::Device(stamp.clone()));
                 }
             }
         }

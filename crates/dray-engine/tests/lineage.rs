@@ -1,8 +1,8 @@
 //! Generations against a model that remembers what every block held at every handover.
 
 use dray_engine::lineage::{
-    Ancestor, Generation, Lineage, LineageRecord, MAX_PAST, MERGED, Reason, Stamp, Unfit, fits,
-    recover,
+    Ancestor, AtStop, DeviceStamp, Generation, Lineage, LineageRecord, MAX_PAST, MERGED, Reason,
+    Stamp, Unfit, fits, recover,
 };
 use dray_types::{BlockRange, BlockSet, GenerationId};
 use proptest::prelude::*;
@@ -160,7 +160,13 @@ fn a_region_that_was_open_counts_as_written() {
     let closed = [&records[..], &[whole(set(&[(1, 1), (33, 1)]))]].concat();
     assert_eq!(read(&closed).unwrap().changed, set(&[(1, 1), (33, 1)]));
     let stopped = [&closed[..], &[LineageRecord::Stopped { stamp }]].concat();
-    assert_eq!(read(&stopped).unwrap().stopped, Some(stamp));
+    assert_eq!(read(&stopped).unwrap().stopped, Some(AtStop::File(stamp)));
+    let again = [&stopped[..], &[LineageRecord::Opened { region: 0 }]].concat();
+    assert_eq!(read(&again).unwrap().stopped, None, "it went on, and did not stop in order");
+    let (boot, number, sequence) = (vec![7], (8, 1), Some(9));
+    let stamp = DeviceStamp { boot, number, sequence, written: 10, discarded: 11 };
+    let stopped = [&closed[..], &[LineageRecord::StoppedDevice { stamp: stamp.clone() }]].concat();
+    assert_eq!(read(&stopped).unwrap().stopped, Some(AtStop::Device(stamp)));
     let again = [&stopped[..], &[LineageRecord::Opened { region: 0 }]].concat();
     assert_eq!(read(&again).unwrap().stopped, None, "it went on, and did not stop in order");
 }

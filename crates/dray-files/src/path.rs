@@ -1,7 +1,7 @@
 //! A path and the files that it leads to: who is given one need not know whether the disk is a real
 //! one.
 
-use crate::files::{self, Files, Look, RealFiles, StateFile};
+use crate::files::{self, Device, Files, Look, RealFiles, StateFile};
 use crate::record;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -81,6 +81,15 @@ impl StatePath {
     /// `NotFound` when nothing is there, or what the system reports.
     pub fn look(&self) -> io::Result<Look> {
         self.files.look(&self.path)
+    }
+
+    /// As [`Files::device`].
+    ///
+    /// # Errors
+    /// `NotFound` when nothing is there, `Unsupported` when it is no block device or the kernel does not count,
+    /// or what the system reports.
+    pub fn device(&self) -> io::Result<Device> {
+        self.files.device(&self.path)
     }
 
     /// As [`Files::open`].

@@ -7,7 +7,7 @@ use crate::lab::{Host, Lab, opens, wait_for};
 use crate::mounts::{Loop, Mount};
 use crate::moves::{SLOW, result};
 use crate::refusals::{CONFLICT, DENIED, MIGRATE, nothing_happened, refused};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -243,9 +243,8 @@ fn a_target_that_dies_finds_its_device_again() {
     }
 }
 
-/// An image on a device of the source, with a guest.
-fn begin_on_device(lab: Lab, source: &[(&str, &str)]) -> Option<(Case, Loop)> {
-    let mut lab = lab;
+/// An image on a device of the source.
+fn add_on_device(mut lab: Lab, source: &[(&str, &str)]) -> Option<(Lab, Loop)> {
     let file = lab.a.dir.join("image.backing");
     guest::make_image(&file, BLOCKS);
     let device = Loop::over(&file)?;
@@ -255,6 +254,12 @@ fn begin_on_device(lab: Lab, source: &[(&str, &str)]) -> Option<(Case, Loop)> {
     lab.b.start();
     lab.a.ask(json!({"image-add": {"name": IMAGE, "path": path}})).unwrap();
     assert_eq!(lab.a.image(IMAGE).unwrap()["path"], path.to_str().unwrap());
+    Some((lab, device))
+}
+
+/// The same, with a guest.
+fn begin_on_device(lab: Lab, source: &[(&str, &str)]) -> Option<(Case, Loop)> {
+    let (lab, device) = add_on_device(lab, source)?;
     let guest = Guest::start(&lab, IMAGE, BLOCKS, BLOCKS, 9);
     Some((Case { lab, guest }, device))
 }
@@ -324,4 +329,52 @@ fn a_device_that_was_left_behind_can_be_claimed_and_come_back() {
     assert_eq!((marks(&lab.b), is_read_only(&there)), (vec![], false));
     assert_eq!(lab.b.image(IMAGE).unwrap()["state"], "owner");
     lab.b.kill();
+}
+
+/// A node of its own for the device: what writes there leaves the other nodes as they are.
+fn other_node(host: &Host) -> PathBuf {
+    use std::os::unix::fs::MetadataExt;
+    let number = std::fs::metadata(device(host)).unwrap().rdev();
+    let path = host.dir.join("other-node");
+    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+    let numbers = [major.to_string(), minor.to_string()];
+    assert!(Command::new("mknod").arg(&path).arg("b").args(numbers).status().unwrap().success());
+    path
+}
+
+/// A backup, and the backup that it began with.
+fn back_up(host: &Host, url: &str) -> (Value, Value) {
+    let done = host.ask(json!({"backup": {"images": [IMAGE], "to": url}})).unwrap();
+    (done["images"][0]["generation"].clone(), done["images"][0]["parent"].clone())
+}
+
+/// The device's node does not tell of it: the kernel's counts do.
+#[test]
+fn a_device_that_is_written_to_while_no_agent_runs_is_backed_up_in_full() {
+    let Some((mut lab, _device)) = add_on_device(lab(), &[]) else { return };
+    let url = format!("file://{}", lab.dir.path().join("repository").display());
+    lab.a.ask(json!({"backup-init": {"at": url}})).unwrap();
+    let (first, _) = back_up(&lab.a, &url);
+    // Nobody but dray writes to it.
+    lab.a.stop();
+    lab.a.start();
+    let (second, parent) = back_up(&lab.a, &url);
+    assert_eq!(parent, first);
+    lab.a.stop();
+    let other = File::options().write(true).open(other_node(&lab.a)).unwrap();
+    // It waits in the page cache: somebody else has the device open meanwhile.
+    let _reader = File::open(device(&lab.a)).unwrap();
+    other.write_all_at(&[7; BLOCK as usize], 3 * BLOCK).unwrap();
+    drop(other);
+    lab.a.start();
+    let (third, parent) = back_up(&lab.a, &url);
+    assert!(parent.is_null() && third != second, "{parent}");
+    let restored = lab.a.dray(&["restore", IMAGE, "--from", &url, "--as", "r", "--pool", "p"]);
+    assert!(restored.status.success(), "{restored:?}");
+    let read = |path: &Path| {
+        let mut bytes = vec![0; (BLOCKS * BLOCK) as usize];
+        File::open(path).unwrap().read_exact_at(&mut bytes, 0).unwrap();
+        bytes
+    };
+    assert!(read(&lab.a.pool().join("r")) == read(&device(&lab.a)));
 }

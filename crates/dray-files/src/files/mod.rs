@@ -3,9 +3,11 @@
 //! Nothing is durable because it was written: the content of a file is after [`StateFile::sync`], its
 //! name after [`Files::sync_dir`] of the folder that it is in.
 
+mod device;
 mod real;
 pub mod sim;
 
+pub use device::Device;
 pub use real::RealFiles;
 
 use std::fmt::Debug;
@@ -134,6 +136,14 @@ pub trait Files: Send + Sync + Debug {
     /// # Errors
     /// What the system reports.
     fn boot(&self) -> io::Result<[u8; BOOT_LEN]>;
+
+    /// What the kernel tells of the block device at `path`. It counts what has reached the device, so what
+    /// waits in the page cache is written first.
+    ///
+    /// # Errors
+    /// `NotFound` when nothing is there, `Unsupported` when it is no block device or the kernel does not count,
+    /// or what the system reports.
+    fn device(&self, path: &Path) -> io::Result<Device>;
 }
 
 /// An open file.

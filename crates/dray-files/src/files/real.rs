@@ -1,6 +1,6 @@
 //! The files of this host.
 
-use super::{BOOT_LEN, Files, Kind, Look, StateFile};
+use super::{BOOT_LEN, Device, Files, Kind, Look, StateFile};
 use rustix::fs::{CWD, FallocateFlags, RenameFlags};
 use std::fs::{self, File, Permissions};
 use std::io;
@@ -109,6 +109,10 @@ impl Files for RealFiles {
         let text = fs::read("/proc/sys/kernel/random/boot_id")?;
         let id = text.get(..BOOT_LEN).and_then(|id| id.try_into().ok());
         id.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the boot's id is too short"))
+    }
+
+    fn device(&self, path: &Path) -> io::Result<Device> {
+        Device::at(path)
     }
 }
 

@@ -13,7 +13,7 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-use super::{BOOT_LEN, Files, Kind, Look, StateFile};
+use super::{BOOT_LEN, Device, Files, Kind, Look, StateFile};
 use inode::Change;
 use looks::At;
 pub use mount::Mount;
@@ -175,6 +175,11 @@ impl SimDisk {
         self.lock().mounted = how.map(|how| Mounted { folder: folder.to_owned(), how });
     }
 
+    /// What is at `path`, where nobody made a file, is a block device like that from now on.
+    pub fn put_device(&self, path: &Path, device: Device) {
+        self.lock().devices.insert(path.to_owned(), device);
+    }
+
     /// From now on there is no room, or there is again.
     pub fn fill(&self, full: bool) {
         self.lock().full = full;
@@ -324,6 +329,10 @@ impl Files for SimFiles {
                 let (kind, at) = (Kind::Folder, (0, 0));
                 Ok(Look { kind, len: 0, mode: MODE, inode: 0, changed: at, touched: at })
             }
+            None if state.devices.contains_key(path) => {
+                let (kind, at) = (Kind::Other, (0, 0));
+                Ok(Look { kind, len: 0, mode: MODE, inode: 0, changed: at, touched: at })
+            }
             None => Err(io::ErrorKind::NotFound.into()),
         })
     }
@@ -410,6 +419,14 @@ impl Files for SimFiles {
         let mut id = [b'0'; BOOT_LEN];
         id[..8].copy_from_slice(&boot.to_le_bytes());
         Ok(id)
+    }
+
+    fn device(&self, path: &Path) -> io::Result<Device> {
+        self.see(At::Path(path), |state| match (state.devices.get(path), state.live.has(path)) {
+            (Some(device), _) => Ok(*device),
+            (None, true) => Err(io::ErrorKind::Unsupported.into()),
+            (None, false) => Err(io::ErrorKind::NotFound.into()),
+        })
     }
 }
 

@@ -13,9 +13,11 @@ pub use turn::{Turn, Turning};
 
 use crate::registry::{CopyState, Registry};
 use crate::settle::File;
-use dray_engine::lineage::{Generation, Lineage, LineageRecord, Recovered, Stamp, recover};
+use dray_engine::lineage::{
+    AtStop, DeviceStamp, Generation, Lineage, LineageRecord, Recovered, Stamp, recover,
+};
 use dray_files::StatePath;
-use dray_files::files::{Kind, Look};
+use dray_files::files::{Device, Kind, Look};
 use dray_image::journal::Journal;
 use dray_image::{Disk, INTENT_REGION_BYTES, Image, IntentLog};
 use dray_types::{Ancestor, BLOCK_SIZE, BlockRange, BlockSet, GenerationId};
@@ -92,6 +94,30 @@ pub fn random_id() -> io::Result<u128> {
 pub fn stamp_of(path: &StatePath) -> io::Result<Stamp> {
     let Look { len, inode, changed, touched, .. } = path.look()?;
     Ok(Stamp { len, changed, touched, inode })
+}
+
+/// What the kernel has counted of a block device.
+fn device_stamp(path: &StatePath) -> io::Result<DeviceStamp> {
+    let Device { number, sequence, written, discarded } = path.device()?;
+    let boot = path.files().boot()?.to_vec();
+    Ok(DeviceStamp { boot, number, sequence, written, discarded })
+}
+
+/// How an image looks that nobody writes to: its file, or its device.
+fn at_stop(image: &StatePath) -> io::Result<AtStop> {
+    match image.look()?.kind {
+        Kind::File => stamp_of(image).map(AtStop::File),
+        _ => device_stamp(image).map(AtStop::Device),
+    }
+}
+
+/// Whether nobody has written to an image that looks like `now` since it looked like `then`.
+fn seems_unwritten(now: &AtStop, then: &AtStop) -> bool {
+    match (now, then) {
+        (AtStop::File(now), AtStop::File(then)) => now.seems_unwritten(then),
+        (AtStop::Device(now), AtStop::Device(then)) => now == then,
+        _ => false,
+    }
 }
 
 /// The blocks of some regions.
@@ -182,8 +208,8 @@ impl<'a> Known<'a> {
             None
         });
         let inode = inode_of(image);
-        let untouched = |found: &Recovered| match found.stopped {
-            Some(stamp) => stamp_of(image).is_ok_and(|now| now.seems_unwritten(&stamp)),
+        let untouched = |found: &Recovered| match &found.stopped {
+            Some(then) => at_stop(image).is_ok_and(|now| seems_unwritten(&now, then)),
             None => found.inode.is_none() || found.inode == inode,
         };
         let was_found = found.is_some();
@@ -268,7 +294,10 @@ impl Line {
     /// Whether the line at `path` is of another file than the one that is now at `image`.
     pub fn is_of_another(path: &StatePath, image: &StatePath) -> bool {
         let known = read(path).ok().flatten();
-        let known = known.and_then(|line| line.stopped.map(|stamp| stamp.inode).or(line.inode));
+        let known = known.and_then(|line| match line.stopped {
+            Some(AtStop::File(stamp)) => Some(stamp.inode),
+            _ => line.inode,
+        });
         known.is_some_and(|known| inode_of(image).is_some_and(|now| now != known))
     }
 
@@ -393,12 +422,14 @@ impl Line {
         }
         // What is suspect is so after the stop.
         let (lineage, changed) = (inner.lineage.clone(), inner.changed(disk));
-        let stamp = stamp_of(image)?;
         let whole = LineageRecord::Whole { lineage, changed };
-        // Another file at the path is not what was served.
-        let is_other = inner.inode.is_some_and(|inode| inode != stamp.inode);
-        let stopped = [LineageRecord::Stopped { stamp }];
-        inner.rewrite(&whole, if is_other { &[] } else { &stopped })
+        let stopped = match at_stop(image)? {
+            // Another file at the path is not what was served.
+            AtStop::File(stamp) if inner.inode.is_some_and(|inode| inode != stamp.inode) => None,
+            AtStop::File(stamp) => Some(LineageRecord::Stopped { stamp }),
+            AtStop::Device(stamp) => Some(LineageRecord::StoppedDevice { stamp }),
+        };
+        inner.rewrite(&whole, stopped.as_slice())
     }
 }
 

@@ -1,6 +1,8 @@
 //! Lines on real files: what is known after a stop, a crash, a backup.
 
 use super::*;
+use dray_files::files::Files;
+use dray_files::files::sim::SimDisk;
 use dray_image::{FileImage, FileOptions, Image};
 
 struct Host {
@@ -442,4 +444,111 @@ fn a_suspect_line_names_everything_until_it_is_known_what_was_written() {
     line.settle(&disk, None).unwrap();
     let (line, disk) = host.restart();
     assert_eq!(blocks(&line.changed_since(base, &disk).unwrap()), everything);
+}
+
+/// A host whose image is on a device that only its kernel counts, and whose state is on the same simulated disk.
+struct DeviceHost {
+    host: Host,
+    sim: Arc<SimDisk>,
+    files: Arc<dyn Files>,
+}
+
+impl DeviceHost {
+    const AT: &str = "/dev/disk";
+
+    fn new() -> Self {
+        let sim = SimDisk::new(1, &["/", "/state"].map(std::path::Path::new));
+        let files = Arc::new(sim.files()) as Arc<dyn Files>;
+        let this = Self { host: Host::new(), sim, files };
+        this.put(DEVICE);
+        this
+    }
+
+    fn put(&self, device: Device) {
+        self.sim.put_device(std::path::Path::new(Self::AT), device);
+    }
+
+    fn path(&self, path: &str) -> StatePath {
+        StatePath::new(Arc::clone(&self.files), path)
+    }
+
+    fn start(&self) -> (Arc<Line>, Arc<Disk>) {
+        let (line, image) = (self.path("/state/line"), self.path(Self::AT));
+        let (line, changed) = Line::go_on(&line, &image).unwrap();
+        let disk = self.host.disk();
+        line.track(&disk, &changed);
+        (line, disk)
+    }
+
+    /// A backup, a write, and a stop in order; which generation the backup has.
+    fn backed_up_and_stopped(&self) -> GenerationId {
+        let (line, disk) = self.start();
+        let (closed, done) = turn(&line, &disk, || ());
+        done.unwrap();
+        write(&disk, 3);
+        line.stop(&disk, &self.path(Self::AT)).unwrap();
+        closed.id
+    }
+}
+
+const DEVICE: Device = Device { number: (8, 1), sequence: Some(4), written: 100, discarded: 50 };
+
+#[test]
+fn a_device_goes_on_after_a_stop_if_the_kernel_has_counted_no_write() {
+    let host = DeviceHost::new();
+    let base = host.backed_up_and_stopped();
+    let (line, disk) = host.start();
+    assert_eq!(blocks(&line.changed_since(base, &disk).unwrap()), [(3, 1)]);
+    // While an agent runs its own writes are counted.
+    write(&disk, 9);
+    host.put(Device { written: 108, ..DEVICE });
+    line.stop(&disk, &host.path(DeviceHost::AT)).unwrap();
+    let (line, disk) = host.start();
+    assert_eq!(blocks(&line.changed_since(base, &disk).unwrap()), [(3, 1), (9, 1)]);
+}
+
+#[test]
+fn a_device_that_was_written_to_while_no_agent_ran_has_no_past() {
+    let changed = [
+        Device { written: 101, ..DEVICE },
+        Device { discarded: 51, ..DEVICE },
+        Device { sequence: Some(5), ..DEVICE },
+        Device { sequence: None, ..DEVICE },
+        Device { number: (8, 2), ..DEVICE },
+    ];
+    for device in changed {
+        let host = DeviceHost::new();
+        let base = host.backed_up_and_stopped();
+        host.put(device);
+        let (line, disk) = host.start();
+        assert_eq!(line.changed_since(base, &disk), None, "{device:?}");
+    }
+}
+
+/// The counts begin anew, and may come to be the same.
+#[test]
+fn a_device_is_not_trusted_over_a_boot_of_its_host() {
+    let host = DeviceHost::new();
+    let base = host.backed_up_and_stopped();
+    host.sim.cut();
+    let host = DeviceHost { files: Arc::new(host.sim.files()), ..host };
+    let (line, disk) = host.start();
+    assert_eq!(line.changed_since(base, &disk), None);
+}
+
+/// An earlier release has looked at the device's node, which does not tell.
+#[test]
+fn the_stamp_of_a_node_says_nothing_of_its_device() {
+    let host = DeviceHost::new();
+    let base = host.backed_up_and_stopped();
+    let path = host.path("/state/line");
+    let (lineage, changed) = last_state(&path).unwrap().unwrap();
+    let stamp = stamp_of(&host.path(DeviceHost::AT)).unwrap();
+    let whole = LineageRecord::Whole { lineage, changed };
+    let records = [whole, LineageRecord::Stopped { stamp }].map(|record| encode(&record).unwrap());
+    let (mut journal, _) = Journal::open(&path).unwrap();
+    journal.rewrite(&[&records[0], &records[1]]).unwrap();
+    drop(journal);
+    let (line, disk) = host.start();
+    assert_eq!(line.changed_since(base, &disk), None);
 }

@@ -1,10 +1,10 @@
 //! What is on a simulated disk: what a process sees, what is durable, and what is between the two.
 
-use super::Fault;
 use super::inode::Inode;
 use super::looks::{At, Looks};
 use super::mount::Mounted;
 use super::names::{Entry, Names};
+use super::{Device, Fault};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -86,6 +86,8 @@ pub(super) struct State {
     pub(super) full: bool,
     /// A file system that is not mounted as it should be.
     pub(super) mounted: Option<Mounted>,
+    /// Block devices.
+    pub(super) devices: BTreeMap<PathBuf, Device>,
     pub(super) random: Random,
 }
 
@@ -111,6 +113,7 @@ impl State {
             boot: 0,
             full: false,
             mounted: None,
+            devices: BTreeMap::new(),
             random: Random(seed),
         }
     }
