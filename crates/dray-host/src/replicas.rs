@@ -87,6 +87,8 @@ impl Registry {
             record.replica = found;
             record.place = Place::Partial;
             record.migration = Some(migration);
+            // It gets the length that its source has.
+            record.whole = false;
             // How it was adopted when it was here before is of a VM that has left.
             record.adopted = None;
         })?;

@@ -257,6 +257,12 @@ impl Agent {
         {
             return Ok(status);
         }
+        if self.registry.get(&command.name).is_none()
+            && !command.delete
+            && let Some(status) = self.forget_short(&what, &command.name)?
+        {
+            return Ok(status);
+        }
         let entry = self.image(&command.name)?;
         let conflict = |why: &str, hint: &str| {
             Err(ApiError::new(ErrorKind::Conflict, what.clone(), why).hint(hint))
@@ -295,6 +301,15 @@ impl Agent {
         };
         removed.map_err(|why| io_error(what, why))?;
         Ok(status)
+    }
+}
+
+impl Agent {
+    /// Forgets an image that is closed because its file is too short; none when it is no such image.
+    fn forget_short(&self, what: &str, name: &str) -> ApiResult<Option<ImageStatus>> {
+        let _operation = self.operate(what, name, "images remove")?;
+        let forgotten = self.registry.forget_short(name).map_err(|why| io_error(what, why))?;
+        Ok(forgotten.map(|closed| self.absent_status(name.to_owned(), closed)))
     }
 }
 

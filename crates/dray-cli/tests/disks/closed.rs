@@ -86,6 +86,57 @@ fn everything_waits(host: &Host, image: &str) {
     }
 }
 
+/// Its guest would read zeros where its blocks were.
+#[test]
+fn a_file_that_has_become_shorter_is_not_served() {
+    for orderly in [true, false] {
+        let (mut lab, client) = two_images();
+        let path = lab.a.pool().join(IMAGE);
+        if orderly {
+            lab.a.stop()
+        } else {
+            lab.a.kill()
+        }
+        drop(client);
+        let held = std::fs::read(&path).unwrap();
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        file.set_len(BLOCKS / 2 * BLOCK).unwrap();
+        lab.a.start();
+        let why = format!(
+            "its file has {} bytes, and the image has {}",
+            BLOCKS / 2 * BLOCK,
+            BLOCKS * BLOCK
+        );
+        assert_eq!(why_closed(&lab.a, IMAGE), Some(why));
+        assert!(stranger(&lab.a, "other.img").status.success(), "the other image is served");
+        let mut client = Client::connect(&lab.a.nbd(), IMAGE).unwrap();
+        assert!(
+            matches!(read(&mut client, 200, WAITS), Err(Fault::Lost)),
+            "who was attached waits"
+        );
+        assert_eq!(file.metadata().unwrap().len(), BLOCKS / 2 * BLOCK, "nothing was written to it");
+        // It is put back.
+        std::fs::write(&path, &held).unwrap();
+        await_open(&lab.a, IMAGE);
+        let mut client = Client::connect(&lab.a.nbd(), IMAGE).unwrap();
+        assert_eq!(
+            read(&mut client, 200, HEALS).unwrap(),
+            held[200 * BLOCK as usize..][..BLOCK as usize]
+        );
+        // Or it is the right one.
+        drop(client);
+        lab.a.stop();
+        file.set_len(BLOCKS / 2 * BLOCK).unwrap();
+        lab.a.start();
+        let removed = lab.a.dray(&["images", "remove", IMAGE]);
+        assert!(removed.status.success(), "{removed:?}");
+        assert!(lab.a.image(IMAGE).is_none());
+        lab.a.add(IMAGE);
+        assert_eq!(lab.a.image(IMAGE).unwrap()["size"], BLOCKS / 2 * BLOCK);
+        assert!(stranger(&lab.a, IMAGE).status.success());
+    }
+}
+
 #[test]
 fn a_file_that_is_not_there_yet_is_waited_for() {
     let (mut lab, _) = two_images();

@@ -378,3 +378,25 @@ fn a_device_that_is_written_to_while_no_agent_runs_is_backed_up_in_full() {
     };
     assert!(read(&lab.a.pool().join("r")) == read(&device(&lab.a)));
 }
+
+#[test]
+fn a_device_that_has_become_shorter_waits_as_a_file_does() {
+    let Some((mut lab, device)) = add_on_device(lab(), &[]) else { return };
+    let backing = File::options().write(true).open(lab.a.dir.join("image.backing")).unwrap();
+    let set_len = |len: u64| {
+        backing.set_len(len).unwrap();
+        assert!(Command::new("losetup").arg("-c").arg(&device.0).status().unwrap().success());
+    };
+    let closed = |host: &Host| host.image(IMAGE).unwrap()["closed"]["why"].clone();
+    lab.a.stop();
+    set_len(BLOCKS / 2 * BLOCK);
+    lab.a.start();
+    let why = format!(
+        "its device has {} bytes, and the image has {}",
+        BLOCKS / 2 * BLOCK,
+        BLOCKS * BLOCK
+    );
+    assert_eq!(closed(&lab.a), json!(why));
+    set_len(BLOCKS * BLOCK);
+    wait_for("the device", PATIENCE, || closed(&lab.a).is_null()).unwrap();
+}

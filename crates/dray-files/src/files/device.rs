@@ -95,7 +95,8 @@ mod tests {
 
     #[test]
     fn sectors_are_found_among_the_counts() {
-        let stat = "  9110  109 3097928  7199  13587  33756 5880780  33350  0  10036  41118  2  0  131080  0  4043  568\n";
+        let stat = "  9110  109 3097928  7199  13587  33756 5880780  33350  0  10036  41118  2  0  \
+                    131080  0  4043  568\n";
         assert_eq!(sectors(stat).unwrap(), (5_880_780, 131_080));
         // A kernel before 4.18, and nothing that can be understood.
         let old = "1 2 3 4 5 6 7 8 9 10 11";

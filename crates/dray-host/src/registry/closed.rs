@@ -5,7 +5,7 @@
 //! here says why, what to do about it, and what stands in for a disk whose file is not there yet.
 
 use super::record::ImageRecord;
-use super::{Entry, Registry, losses};
+use super::{Entry, Registry, losses, short};
 use dray_image::{Disk, ErrorKind, Geometry, Image, Late};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
@@ -175,6 +175,10 @@ impl Registry {
         let mut opened = Vec::new();
         for (name, known) in self.all_closed() {
             let Some(absent) = known.absent else { continue };
+            let _opening = self.opening.lock();
+            if !self.waits_for_file(&name) {
+                continue;
+            }
             // Who had the file may have written to it: its line has to be gone before it is read.
             let ended = match known.reason.hint == LOCKED_HINT {
                 true => self.line_path(&name).remove(),
@@ -224,8 +228,12 @@ pub(super) fn being_brought_back() -> Reason {
     )
 }
 
-/// What is said of an image that cannot be opened: its file is not there, or somebody else has locked it.
+/// What is said of an image that cannot be opened: its file is not there or too short, or somebody else has locked
+/// it.
 pub(super) fn cannot_open(why: &io::Error) -> Reason {
+    if let Some(short) = short::of(why) {
+        return short.reason();
+    }
     let inner = why.get_ref();
     if let Some(unread) = inner.and_then(|inner| inner.downcast_ref::<losses::Unread>()) {
         let hint = format!(

@@ -8,7 +8,7 @@
 //! * [`claims`]: images that an operator took.
 //! * [`files`]: opening what is below. [`lines`]: generations. [`surroundings`]: what only the agent knows.
 //! * [`operations`]: one image takes part in one operation at a time. [`used`]: a file is one image's.
-//! * [`growth`]: how long an image is when its file has grown.
+//! * [`growth`]: how long an image is when its file has grown. [`short`]: files that have become shorter.
 //! * [`seen`]: what can be seen of an image. [`closed`]: images that nobody vouches for. [`clients`]: who was attached before a restart.
 
 mod claims;
@@ -23,6 +23,7 @@ mod names;
 mod operations;
 mod record;
 mod seen;
+mod short;
 mod surroundings;
 #[cfg(test)]
 mod tests;
@@ -80,6 +81,8 @@ pub struct Registry {
     around: Arc<dyn Surroundings>,
     entries: RwLock<BTreeMap<String, Arc<Entry>>>,
     closed: ClosedImages,
+    /// Held while the file of a closed image is opened, or such an image is forgotten.
+    opening: Mutex<()>,
     operations: Arc<Operations>,
     clients: Mutex<BTreeMap<String, KnownClients>>,
 }
@@ -102,6 +105,7 @@ impl Registry {
             around,
             entries: RwLock::default(),
             closed: ClosedImages::default(),
+            opening: Mutex::default(),
             operations: Arc::default(),
             clients: Mutex::default(),
         });
@@ -152,8 +156,12 @@ impl Registry {
         }
         self.settle_return(&record)?;
         self.refuse_other_file(&record)?;
-        let file = self.open_file(&record).map_err(io::Error::other)?;
+        let opened = self.open_file(&record);
+        let file = opened
+            .map_err(|why| short::device(&record).unwrap_or_else(|| io::Error::other(why)))?;
+        short::refuse(&record, &*file)?;
         let (record, file) = self.with_all_of_it(record, file)?;
+        let record = self.found_whole(record, &*file);
         let heat = ImageHeat::load(&heat_path(&self.store, &record.name), record.len);
         let flat = open_flat(&self.store, &*self.around, &record, &file)?;
         let entry = Arc::new(Entry::new(record, file, heat, flat, waits));
@@ -327,8 +335,9 @@ impl Registry {
         line: Option<(Lineage, BlockSet)>,
         from: Option<(&Entry, Option<QemuLocks>)>,
     ) -> io::Result<Arc<Entry>> {
-        let mut record = of_fair_len(record)?;
-        record.file_system = record.file_system_now();
+        let whole = short::is_whole(&record, &*file);
+        let file_system = record.file_system_now();
+        let record = of_fair_len(ImageRecord { whole, file_system, ..record })?;
         let waits = self.waits_for_file(&record.name);
         // Before the images: one whose file comes back meanwhile is among those by then.
         let absent = self.absent_records();

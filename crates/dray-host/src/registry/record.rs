@@ -138,6 +138,9 @@ pub struct ImageRecord {
     pub mode: u32,
     /// Exported length in bytes.
     pub len: u64,
+    /// Its file has had all of that, and it does not grow: a file that is shorter is not what it was.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub whole: bool,
     /// Exported with room to grow.
     pub growable: bool,
     /// Writes are refused.
@@ -185,6 +188,7 @@ impl ImageRecord {
             device: false,
             mode: MODE,
             len,
+            whole: false,
             growable: false,
             read_only: false,
             in_place: None,

@@ -176,3 +176,125 @@ fn a_record_that_the_system_does_not_give_out_is_read_again() {
     assert!(registry.closed("disk").is_none());
     assert!(registry.get("disk").unwrap().disk.is_open());
 }
+
+const SHORT: u64 = 4096;
+
+/// Sets the length of the file of `host_with_disk`, as another program does while no agent runs.
+fn set_len(disk: &Arc<SimDisk>, len: u64) {
+    let file = disk.files().open(Path::new("/pool/disk")).unwrap();
+    file.set_len(len).unwrap();
+    file.sync().unwrap();
+}
+
+/// The guest would read zeros where its blocks were.
+#[test]
+fn an_image_whose_file_has_become_shorter_waits_for_it() {
+    let (disk, registry) = host_with_disk();
+    let entry = add_disk(&registry).unwrap();
+    let line = entry.line().unwrap().lineage().open();
+    drop((entry, registry));
+    disk.kill();
+    set_len(&disk, SHORT);
+    let registry = load(disk.files());
+    registry.open_absent();
+    let reason = registry.closed("disk").unwrap().reason;
+    assert!(registry.get("disk").is_none() && reason.passes);
+    assert_eq!(reason.why, "its file has 4096 bytes, and the image has 8192");
+    assert!(reason.hint.contains("`dray images add disk /pool/disk`"), "{}", reason.hint);
+    // Rounded up to a block it has all of it.
+    set_len(&disk, LEN - 4095);
+    assert_eq!(registry.open_absent(), ["disk"]);
+    assert!(registry.closed("disk").is_none() && registry.get("disk").unwrap().disk.is_open());
+    assert_eq!(registry.get("disk").unwrap().line().unwrap().lineage().open(), line);
+    assert!(registry.forget_short("disk").unwrap().is_none(), "it is not closed");
+}
+
+#[test]
+fn an_image_whose_file_is_too_short_can_be_removed_and_added_again() {
+    let (disk, registry) = host_with_disk();
+    add_disk(&registry).unwrap();
+    drop(registry);
+    disk.kill();
+    set_len(&disk, SHORT);
+    let registry = load(disk.files());
+    assert!(registry.forget_short("disk").unwrap().is_some());
+    assert!(registry.closed("disk").is_none() && registry.open_absent().is_empty());
+    let record = ImageRecord::owned("disk".into(), ImageId(2), "/pool/disk".into(), SHORT);
+    registry.add(record.clone(), registry.open_file(&record).unwrap()).unwrap();
+    drop(registry);
+    disk.kill();
+    assert!(load(disk.files()).get("disk").is_some());
+    // One that is not there may come back, and one of a migration is its.
+    for (bound, len) in [(None, None), (Some(MigrationId(1)), Some(SHORT))] {
+        let (disk, registry) = host_with_disk();
+        let entry = add_disk(&registry).unwrap();
+        registry.update(&entry, |record| record.migration = bound).unwrap();
+        drop((entry, registry));
+        disk.kill();
+        match len {
+            Some(len) => set_len(&disk, len),
+            None => disk.files().remove(Path::new("/pool/disk")).unwrap(),
+        }
+        let registry = load(disk.files());
+        assert!(registry.forget_short("disk").unwrap().is_none());
+        let hint = registry.closed("disk").unwrap().reason.hint;
+        assert!(!hint.contains("images remove"), "{hint}");
+    }
+}
+
+/// What comes grows as it comes, and the file of an image that grows is as long as it has to be.
+#[test]
+fn files_that_may_be_shorter_than_their_images_are_opened() {
+    let short = [
+        ("it grows", CopyState::Owner, true),
+        ("it comes", CopyState::Incoming, false),
+        ("it has left", CopyState::Replica, false),
+    ];
+    for (what, state, growable) in short {
+        let (disk, registry) = host_with_disk();
+        let entry = add_disk(&registry).unwrap();
+        let change = |record: &mut ImageRecord| (record.state, record.growable) = (state, growable);
+        registry.update(&entry, change).unwrap();
+        drop((entry, registry));
+        disk.kill();
+        set_len(&disk, SHORT);
+        assert!(load(disk.files()).get("disk").is_some(), "{what}");
+    }
+}
+
+/// What grew on another host does not say so here, and neither do the records of earlier releases.
+#[test]
+fn an_image_of_which_nobody_knows_that_its_file_was_longer_is_opened() {
+    let (disk, registry) = host_with_disk();
+    let entry = add_disk(&registry).unwrap();
+    registry.update(&entry, |record| record.whole = false).unwrap();
+    drop((entry, registry));
+    disk.kill();
+    set_len(&disk, SHORT);
+    let registry = load(disk.files());
+    assert!(!registry.get("disk").unwrap().record().whole);
+    drop(registry);
+    disk.kill();
+    // It is known as soon as it was seen once.
+    set_len(&disk, LEN);
+    assert!(load(disk.files()).get("disk").unwrap().record().whole);
+    disk.kill();
+    set_len(&disk, SHORT);
+    assert!(load(disk.files()).get("disk").is_none());
+}
+
+/// A target reads from it.
+#[test]
+fn a_replica_that_a_target_reads_from_is_closed_when_it_is_too_short() {
+    let (disk, registry) = host_with_disk();
+    let entry = add_disk(&registry).unwrap();
+    let change = |record: &mut ImageRecord| {
+        (record.state, record.migration) = (CopyState::Replica, Some(MigrationId(1)));
+    };
+    registry.update(&entry, change).unwrap();
+    drop((entry, registry));
+    disk.kill();
+    set_len(&disk, SHORT);
+    let registry = load(disk.files());
+    assert!(registry.closed("disk").unwrap().reason.why.contains("4096"));
+}

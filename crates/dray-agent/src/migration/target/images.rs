@@ -351,6 +351,7 @@ impl TargetImages {
             // One that was claimed meanwhile has a record of its own.
             if old.migration == Some(self.migration) && new != old {
                 self.registry.change(&open.entry, |record| owned_by(record, owner));
+                self.registry.note_whole(&open.entry);
                 open.unwritten.store(true, Ordering::SeqCst);
             }
             if open.unwritten.load(Ordering::SeqCst) {

@@ -1,0 +1,145 @@
+//! Files that have become shorter than their images while no agent ran.
+//!
+//! What lies past the end of a file reads as zeros, which is right for an image that grows, and for one that
+//! comes. Of any other one a part is missing, and its guest would take the zeros for what it has written: such
+//! an image waits for its file as if there were none. Which images have had a file of their full length is
+//! in their records: what grew on another host does not say so here.
+
+use super::closed::{Closed, Reason};
+use super::{CopyState, Entry, ImageRecord, Registry};
+use dray_image::{FileImage, FileOptions, ImageFile};
+use dray_types::BLOCK_SIZE;
+use std::fmt;
+use std::io;
+
+/// The file of an image, or its device, is shorter than the image.
+#[derive(Debug)]
+pub(super) struct Short {
+    what: &'static str,
+    has: u64,
+    len: u64,
+    hint: String,
+}
+
+impl fmt::Display for Short {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { what, has, len, .. } = self;
+        write!(f, "its {what} has {has} bytes, and the image has {len}")
+    }
+}
+
+impl std::error::Error for Short {}
+
+impl Short {
+    fn of(record: &ImageRecord, has: u64) -> io::Error {
+        let (name, path) = (&record.name, record.path.display());
+        let what = if record.device { "device" } else { "file" };
+        let hint = match record.migration {
+            Some(_) => {
+                format!("put the {what} back as it was: its migration goes on by itself then")
+            }
+            None => format!(
+                "put the {what} back as it was; or, if this is the right {what}, \
+                 `dray images remove {name}` and `dray images add {name} {path}`"
+            ),
+        };
+        io::Error::other(Self { what, has, len: record.len, hint })
+    }
+
+    /// What is said of its image.
+    pub(super) fn reason(&self) -> Reason {
+        Reason::passing(self.to_string(), self.hint.clone())
+    }
+}
+
+/// Whether that is why an image cannot be opened.
+pub(super) fn of(why: &io::Error) -> Option<&Short> {
+    why.get_ref().and_then(|inner| inner.downcast_ref())
+}
+
+/// Whether a file of `has` bytes has all of an image of `len`, which may be rounded up to a block.
+fn has_all(has: u64, len: u64) -> bool {
+    has.saturating_add(BLOCK_SIZE) > len
+}
+
+/// Whether an image is in a file of its own that has all of it, and does not grow.
+pub(super) fn is_whole(record: &ImageRecord, file: &dyn ImageFile) -> bool {
+    let is_owned = record.state == CopyState::Owner && !record.growable;
+    let is_own = record.flat.is_none() && record.in_place.is_none();
+    is_owned && is_own && file.file_len().is_ok_and(|has| has_all(has, record.len))
+}
+
+/// Refuses a file that has had all of an image, and has not any more.
+///
+/// # Errors
+/// That, as a [`Short`].
+pub(super) fn refuse(record: &ImageRecord, file: &dyn ImageFile) -> io::Result<()> {
+    // Others read from a replica as long as its migration is not over. What comes has no length yet.
+    let is_read = match record.state {
+        CopyState::Owner => true,
+        CopyState::Replica => record.migration.is_some(),
+        CopyState::Incoming => false,
+    };
+    if !record.whole || record.growable || record.flat.is_some() || !is_read {
+        return Ok(());
+    }
+    let has = file.file_len().map_err(io::Error::other)?;
+    if has_all(has, record.len) { Ok(()) } else { Err(Short::of(record, has)) }
+}
+
+/// What is said of the device of an image that cannot be opened, if that is because it is too short.
+pub(super) fn device(record: &ImageRecord) -> Option<io::Error> {
+    let options = FileOptions { write: false, direct: false, export_len: None };
+    let device = record.device.then(|| FileImage::open(&record.path, options).ok())??;
+    let has = device.file_len().ok().filter(|&has| has < record.len)?;
+    Some(Short::of(record, has))
+}
+
+impl Registry {
+    /// The record says from now on that the file has had all of the image, if it has.
+    pub(super) fn found_whole(&self, record: ImageRecord, file: &dyn ImageFile) -> ImageRecord {
+        // What a power cut can still undo is not relied on.
+        if record.whole || !is_whole(&record, file) || file.sync().is_err() {
+            return record;
+        }
+        let record = ImageRecord { whole: true, ..record };
+        if let Err(why) = self.path_of(&record.name).put(&record) {
+            tracing::debug!(image = record.name, %why, "cannot note the length of an image's file");
+        }
+        record
+    }
+
+    /// The record of an image that came and is owned here now says that its file has all of it, if it has:
+    /// [`keep`](Self::keep) makes that durable. The length is.
+    pub fn note_whole(&self, entry: &Entry) {
+        let mut record = entry.lock();
+        record.whole = record.whole || is_whole(&record, &*entry.file);
+    }
+
+    /// Forgets an image that is closed because its file is too short, if it belongs to this host and takes part
+    /// in no migration. Its file stays as it is. None when there is no such image; its clients are cut off.
+    ///
+    /// # Errors
+    /// What the store reports.
+    pub fn forget_short(&self, name: &str) -> io::Result<Option<Closed>> {
+        let _opening = self.opening.lock();
+        let Some(closed) = self.closed(name).filter(|closed| self.is_short(name, closed)) else {
+            return Ok(None);
+        };
+        self.forget(name)?;
+        closed.absent.iter().for_each(|absent| absent.disk.withdraw());
+        Ok(Some(closed))
+    }
+
+    /// Whether it is closed because its file is too short, and nobody but this host has to do with it.
+    fn is_short(&self, name: &str, closed: &Closed) -> bool {
+        let Some(absent) = &closed.absent else { return false };
+        let record = &absent.record;
+        let is_owned = record.state == CopyState::Owner && record.migration.is_none();
+        let is_short = match self.open_file(record) {
+            Ok(file) => refuse(record, &*file).is_err_and(|why| of(&why).is_some()),
+            Err(_) => device(record).is_some(),
+        };
+        is_owned && is_short && self.get(name).is_none()
+    }
+}
