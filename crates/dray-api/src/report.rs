@@ -450,7 +450,8 @@ pub struct LostWrites {
     pub why: String,
     /// How often that has happened since the image was opened.
     pub count: u64,
-    /// A flush of the guest's has reported it; else its next one does.
+    /// Flushes have reported it to every client whose writes it may concern; else the next flush of each does
+    /// that was not told.
     pub told: bool,
 }
 

@@ -22,6 +22,8 @@ const PATIENCE: Duration = Duration::from_millis(20);
 pub const READ: u16 = 0;
 /// Writes.
 pub const WRITE: u16 = 1;
+/// Says goodbye; has no reply.
+pub const LEAVE: u16 = 2;
 /// Makes durable.
 pub const FLUSH: u16 = 3;
 /// Discards.
@@ -102,15 +104,7 @@ impl Client {
         request: &Request<'_>,
         wait: &dyn Fn() -> bool,
     ) -> Result<Vec<u8>, Fault> {
-        self.cookie += 1;
-        let mut bytes = REQUEST_MAGIC.to_be_bytes().to_vec();
-        bytes.extend(if request.forced { FORCED } else { 0 }.to_be_bytes());
-        bytes.extend(request.kind.to_be_bytes());
-        bytes.extend(self.cookie.to_be_bytes());
-        bytes.extend(request.offset.to_be_bytes());
-        bytes.extend(request.len.to_be_bytes());
-        bytes.extend(request.data);
-        self.stream.write_all(&bytes).map_err(|_| Fault::Lost)?;
+        self.send(request)?;
         let mut reply = [0; 16];
         self.receive(&mut reply, wait)?;
         assert_eq!(word(&reply, 0), REPLY_MAGIC, "no reply");
@@ -122,6 +116,22 @@ impl Client {
         let mut answer = vec![0; if request.kind == READ { request.len as usize } else { 0 }];
         self.receive(&mut answer, wait)?;
         Ok(answer)
+    }
+
+    /// Sends a request and does not wait for a reply.
+    ///
+    /// # Errors
+    /// When the connection is gone.
+    pub fn send(&mut self, request: &Request<'_>) -> Result<(), Fault> {
+        self.cookie += 1;
+        let mut bytes = REQUEST_MAGIC.to_be_bytes().to_vec();
+        bytes.extend(if request.forced { FORCED } else { 0 }.to_be_bytes());
+        bytes.extend(request.kind.to_be_bytes());
+        bytes.extend(self.cookie.to_be_bytes());
+        bytes.extend(request.offset.to_be_bytes());
+        bytes.extend(request.len.to_be_bytes());
+        bytes.extend(request.data);
+        self.stream.write_all(&bytes).map_err(|_| Fault::Lost)
     }
 
     fn receive(&mut self, buf: &mut [u8], wait: &dyn Fn() -> bool) -> Result<(), Fault> {

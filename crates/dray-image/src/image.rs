@@ -1,6 +1,7 @@
 //! The [`Image`] trait: all that dray asks of a byte array, and all that a front end may ask of dray.
 
-use crate::{ErrorKind, Result};
+use crate::{Client, ErrorKind, Result};
+use std::sync::Arc;
 
 /// Fixed facts about an image.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -97,8 +98,8 @@ pub struct WriteBackError {
     pub kind: ErrorKind,
     /// How often that has happened since the image was opened.
     pub count: u64,
-    /// Whether a guest's flush has reported it. A flush while QEMU may stop the guest may be QEMU's own and
-    /// does not count.
+    /// Whether flushes have reported it to all clients whose writes it may concern. A flush while QEMU may stop
+    /// the guest may be QEMU's own and does not count.
     pub told: bool,
     /// An earlier process met it and may have ended before it took back its notes of blocks that are lost.
     pub notes_in_doubt: bool,
@@ -139,13 +140,13 @@ pub trait Image: Send + Sync {
     /// A guest's flush: returns once everything completed before the call is durable.
     ///
     /// # Errors
-    /// What the device reports, to this flush or to a [`sync`](Self::sync) since the last one: the
-    /// system tells an error once, and dray must not swallow it. After an error the state of earlier
-    /// writes is unknown.
+    /// What the device reports, to this flush or to another one or a [`sync`](Self::sync) since the last flush
+    /// of the same client: the system tells an error once, and dray must not swallow it. After an error the
+    /// state of earlier writes is unknown.
     fn flush(&self) -> Result<()>;
 
     /// The same for dray's own sake: an error is remembered until a [`flush`](Self::flush) has
-    /// reported it.
+    /// reported it to each client.
     ///
     /// # Errors
     /// What the device reports to this sync.
@@ -155,6 +156,10 @@ pub trait Image: Send + Sync {
     fn is_withdrawn(&self) -> bool {
         false
     }
+
+    /// Looks at a client that has come to the image, or has gone: it is told of the writes that are lost while
+    /// it is there, each time by its next [`flush`](Self::flush).
+    fn look_at(&self, _client: &Arc<Client>) {}
 
     /// The last error of making writes durable, for the operator.
     fn write_back_error(&self) -> Option<WriteBackError> {

@@ -1,20 +1,23 @@
 //! [`Late`]: an image that is not there yet.
 
+use crate::client::Client;
 use crate::image::WriteBackError;
 use crate::{Attempt, Error, ErrorKind, Extent, Geometry, Image, Result, ZeroMode};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// An image whose length is known and whose backing is attached once, later. Before that every call
 /// fails with `Unavailable`: whoever puts a disk over it keeps that shut.
 pub struct Late {
     geometry: Geometry,
     backing: OnceLock<Arc<dyn Image>>,
+    /// Those that have come before the image.
+    clients: Mutex<Vec<Arc<Client>>>,
 }
 
 impl Late {
     /// An image of this geometry.
     pub fn new(geometry: Geometry) -> Arc<Self> {
-        Arc::new(Self { geometry, backing: OnceLock::new() })
+        Arc::new(Self { geometry, backing: OnceLock::new(), clients: Mutex::default() })
     }
 
     /// From now on this is the image.
@@ -29,7 +32,14 @@ impl Late {
             return Err(Error::new(ErrorKind::Invalid, WHAT, &why));
         }
         let refused = |_| Error::new(ErrorKind::Invalid, WHAT, "it is there already");
-        self.backing.set(backing).map_err(refused)
+        let mut clients = self.clients();
+        self.backing.set(Arc::clone(&backing)).map_err(refused)?;
+        clients.drain(..).for_each(|client| backing.look_at(&client));
+        Ok(())
+    }
+
+    fn clients(&self) -> MutexGuard<'_, Vec<Arc<Client>>> {
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// True once the image is there.
@@ -72,6 +82,17 @@ impl Image for Late {
 
     fn sync(&self) -> Result<()> {
         self.backing()?.sync()
+    }
+
+    fn look_at(&self, client: &Arc<Client>) {
+        let mut clients = self.clients();
+        if let Some(backing) = self.backing.get() {
+            return backing.look_at(client);
+        }
+        clients.retain(|one| !Arc::ptr_eq(one, client));
+        if client.departure().is_none() {
+            clients.push(Arc::clone(client));
+        }
     }
 
     fn write_back_error(&self) -> Option<WriteBackError> {

@@ -16,7 +16,9 @@ use crate::runs::copy_run;
 use crate::stripes::Stripes;
 use crate::sync::Arc;
 use crate::unrecorded::Unrecorded;
-use crate::{Attempt, Error, ErrorKind, Extent, Geometry, Image, Result, WriteBackError, ZeroMode};
+use crate::{
+    Attempt, Client, Error, ErrorKind, Extent, Geometry, Image, Result, WriteBackError, ZeroMode,
+};
 use dray_types::{BLOCK_SIZE, BlockRange, BlockSet};
 
 const CHANGING: &str = "changing an overlay";
@@ -254,6 +256,10 @@ impl Image for Overlay {
 
     fn sync(&self) -> Result<()> {
         self.checkpoint(|| self.file.sync())
+    }
+
+    fn look_at(&self, client: &Arc<Client>) {
+        self.file.look_at(client);
     }
 
     fn write_back_error(&self) -> Option<WriteBackError> {

@@ -3,8 +3,8 @@
 
 use dray_image::layers::{Fault, Faults, Layered, Op, When};
 use dray_image::{
-    Disk, ErrorKind, Fetcher, FileImage, FileOptions, Image, ImageFile, Loss, LossLog, Overlay,
-    PresentLog, Result, ZeroMode,
+    Client, Departure, Disk, ErrorKind, Fetcher, FileImage, FileOptions, Image, ImageFile, Late,
+    Loss, LossLog, Overlay, PresentLog, Result, ZeroMode,
 };
 use dray_types::{BlockRange, BlockSet};
 use std::path::{Path, PathBuf};
@@ -228,6 +228,29 @@ fn file(dir: &Path, len: u64) -> Arc<dyn Image> {
     std::fs::File::create(&path).unwrap().set_len(len).unwrap();
     let options = FileOptions { write: true, ..FileOptions::default() };
     Arc::new(FileImage::open(&path, options).unwrap())
+}
+
+#[test]
+fn a_client_is_known_to_the_file_below_every_layer_until_it_has_gone() {
+    let (dir, host, none) =
+        (tempfile::tempdir().unwrap(), Arc::new(Host::default()), BlockSet::new());
+    let (below, image) = (file(dir.path(), MIB), file(dir.path(), MIB));
+    let overlay = Overlay::new(below, image, &none, &none, host).unwrap();
+    let layered = Layered::new(Arc::new(overlay), Faults::new());
+    let late = Late::new(layered.geometry());
+    let disk = Disk::new(Arc::clone(&late) as _);
+    let clients: Vec<_> = (0..3).map(|_| Client::new(Arc::new(|| true))).collect();
+    let goes = |client: &Arc<Client>| {
+        client.departs(Departure::Goodbye);
+        disk.look_at(client);
+    };
+    clients[..2].iter().for_each(|client| disk.look_at(client));
+    goes(&clients[1]);
+    late.attach(Arc::new(layered)).unwrap();
+    disk.look_at(&clients[2]);
+    assert_eq!(clients.iter().map(Arc::strong_count).collect::<Vec<_>>(), [2, 1, 2]);
+    clients.iter().for_each(goes);
+    assert!(clients.iter().all(|client| Arc::strong_count(client) == 1));
 }
 
 #[test]

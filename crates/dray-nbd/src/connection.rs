@@ -12,7 +12,7 @@ use crate::reply::{self, DATA_CHUNK_LEN, SIMPLE_LEN};
 use crate::request::{HEADER_LEN, Refusal, Request};
 use crate::session::{Failure, Session};
 use crate::worker::Workers;
-use dray_image::{Attempt, ZeroMode};
+use dray_image::{Attempt, Departure, ZeroMode};
 use std::io;
 use std::sync::Arc;
 
@@ -29,14 +29,15 @@ pub(crate) fn transmit(
     session: Arc<Session>,
     ends: impl Fn(bool),
 ) -> io::Result<()> {
-    let channel = Arc::clone(inbound.channel());
-    let workers = Workers::new(Arc::clone(&session), Arc::new(move || !channel.has_hung_up()));
+    session.begins();
+    let workers = Workers::new(Arc::clone(&session));
     let mut connection = Connection { session, inbound, workers, batch: Batch::default() };
     let end = connection.run(&ends);
     if connection.session.is_closing() {
         connection.leave(&ends);
     }
     connection.workers.abandon();
+    connection.session.ends(Departure::CutOff);
     ends(connection.workers.are_changing());
     // Now, not after the workers: what they wait for may take for ever.
     connection.inbound.channel().cut();
@@ -64,6 +65,7 @@ impl Connection {
             })?;
             if request.command == cmd::DISC {
                 self.send_batch()?;
+                self.session.ends(Departure::Goodbye);
                 self.finish(ends);
                 return Ok(());
             }
@@ -82,6 +84,7 @@ impl Connection {
         self.workers.abandon();
         // Fails only if the client has gone, and then nobody misses the answers.
         let _ = self.send_batch();
+        self.session.ends(Departure::CutOff);
         self.finish(ends);
     }
 
@@ -92,6 +95,9 @@ impl Connection {
     fn handle(&mut self, request: &Request) -> io::Result<()> {
         if let Err(refusal) = request.check(&self.session.rules) {
             return self.refuse(request, refusal);
+        }
+        if matches!(request.command, cmd::WRITE | cmd::WRITE_ZEROES | cmd::TRIM) {
+            self.session.client.writes();
         }
         match request.command {
             cmd::READ => self.read(request),

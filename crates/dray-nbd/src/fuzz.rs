@@ -198,9 +198,10 @@ fn session(channel: Arc<Script>, structured: bool) -> Arc<Session> {
         fast_zero: true,
     };
     let writer = Writer::new(channel);
+    let client = dray_image::Client::new(Arc::new(|| true));
     let buffers = Buffers::default();
     let closing = Arc::new(AtomicBool::new(false));
-    Arc::new(Session { image: Arc::new(Zeros), rules, writer, buffers, closing })
+    Arc::new(Session { image: Arc::new(Zeros), client, rules, writer, buffers, closing })
 }
 
 /// Whether the negotiation ended in transmission, and what the server said.

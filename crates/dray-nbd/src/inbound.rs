@@ -4,6 +4,7 @@
 use crate::channel::Channel;
 use crate::limits::RECEIVE_BUFFER;
 use crate::patience::Patience;
+use dray_image::Client;
 use std::io::{self, IoSliceMut};
 use std::sync::Arc;
 use std::time::Instant;
@@ -40,6 +41,12 @@ impl Inbound {
 
     pub(crate) fn channel(&self) -> &Arc<dyn Channel> {
         &self.channel
+    }
+
+    /// Whoever is at the other end, as images know him.
+    pub(crate) fn client(&self) -> Arc<Client> {
+        let channel = Arc::clone(&self.channel);
+        Client::new(Arc::new(move || !channel.has_hung_up()))
     }
 
     /// Goes on with another channel. Nothing may have been received ahead: those bytes came

@@ -202,6 +202,7 @@ impl Service {
         tracing::debug!(export = agreed.name, "nbd client attached");
         let session = Arc::new(Session {
             image: agreed.image,
+            client: inbound.client(),
             rules: agreed.rules,
             writer: Writer::new(Arc::clone(inbound.channel())),
             buffers: crate::buffer::Buffers::default(),

@@ -5,7 +5,7 @@ use crate::proto::Errno;
 use crate::reply;
 use crate::request::{Refusal, Rules};
 use crate::writer::Writer;
-use dray_image::{ErrorKind, Image};
+use dray_image::{Client, Departure, ErrorKind, Image};
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,6 +13,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// One client's use of one image.
 pub(crate) struct Session {
     pub image: Arc<dyn Image>,
+    /// Whose use it is, as the image knows it.
+    pub client: Arc<Client>,
     pub rules: Rules,
     pub writer: Writer,
     pub buffers: Buffers,
@@ -47,7 +49,24 @@ impl From<dray_image::Error> for Failure {
     }
 }
 
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.ends(Departure::CutOff);
+    }
+}
+
 impl Session {
+    /// The client is about to send requests.
+    pub(crate) fn begins(&self) {
+        self.image.look_at(&self.client);
+    }
+
+    /// The client sends no more requests; the first call says how it has gone.
+    pub(crate) fn ends(&self, how: Departure) {
+        self.client.departs(how);
+        self.image.look_at(&self.client);
+    }
+
     /// Appends the answer to a request that succeeded and returns nothing.
     pub(crate) fn append_done(&self, out: &mut Vec<u8>, cookie: u64) {
         out.extend_from_slice(&reply::simple(cookie, None));

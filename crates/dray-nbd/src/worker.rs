@@ -7,7 +7,7 @@ use crate::job::Job;
 use crate::limits::{CROWDED_LOOK, MAX_DEFERRED, MAX_DEFERRED_BYTES, MAX_WORKERS, WORKER_IDLE};
 use crate::proto::Errno;
 use crate::session::{Failure, Session};
-use dray_image::{IsThere, working_for};
+use dray_image::working_for;
 use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,8 +24,6 @@ pub(crate) struct Workers {
 
 struct Shared {
     session: Arc<Session>,
-    /// Whether the client is.
-    is_there: IsThere,
     state: Mutex<State>,
     /// Something was queued, or the end has come.
     work: Condvar,
@@ -38,6 +36,8 @@ struct Shared {
 struct State {
     queue: VecDeque<Job>,
     flushes: Vec<u64>,
+    /// How often flushes had been answered when the last one came.
+    asked: u64,
     idle: usize,
     threads: usize,
     flusher: bool,
@@ -71,12 +71,11 @@ impl Shared {
 }
 
 impl Workers {
-    /// Those of a connection whose client is there as long as `is_there` says so.
-    pub(crate) fn new(session: Arc<Session>, is_there: IsThere) -> Self {
+    /// Those of a connection.
+    pub(crate) fn new(session: Arc<Session>) -> Self {
         Self {
             shared: Arc::new(Shared {
                 session,
-                is_there,
                 state: Mutex::default(),
                 work: Condvar::new(),
                 flush_work: Condvar::new(),
@@ -134,6 +133,7 @@ impl Workers {
         let mut state = self.shared.state();
         state.deferred += 1;
         state.flushes.push(cookie);
+        state.asked = self.shared.session.client.answered();
         if !state.flusher {
             let shared = Arc::clone(&self.shared);
             spawn("nbd-flush", move || work_on_flushes(&shared))?;
@@ -197,7 +197,7 @@ fn work(shared: &Shared) {
         let session = &shared.session;
         // A panic below fails this request, never another guest's I/O. A failed send needs no
         // handling: the writer stays broken and the connection's thread finds the end.
-        let run = || working_for(&shared.is_there, || job.run(session));
+        let run = || working_for(&session.client, || job.run(session));
         if catch_unwind(AssertUnwindSafe(run)).is_err() {
             let _ = outlet.send(session, Err(panicked()));
         }
@@ -235,9 +235,11 @@ fn next_job(shared: &Shared) -> Option<Job> {
 }
 
 fn work_on_flushes(shared: &Shared) {
-    while let Some(cookies) = next_flushes(shared) {
+    while let Some((cookies, asked)) = next_flushes(shared) {
         let session = &shared.session;
-        let outcome = catch_unwind(AssertUnwindSafe(|| session.image.flush()));
+        session.client.flushes(asked);
+        let flush = || working_for(&session.client, || session.image.flush());
+        let outcome = catch_unwind(AssertUnwindSafe(flush));
         for cookie in &cookies {
             let outcome = match &outcome {
                 Ok(Ok(())) => Ok(()),
@@ -246,6 +248,10 @@ fn work_on_flushes(shared: &Shared) {
             };
             // See `work`: a failed send is found by the connection's thread.
             let _ = session.send_outcome(*cookie, outcome);
+        }
+        // Who leaves keeps failures to himself.
+        if !session.is_closing() {
+            session.client.has_answer();
         }
         shared.finished(cookies.len(), 0, false);
     }
@@ -259,11 +265,12 @@ fn flush_failure(error: &dray_image::Error) -> Failure {
     Failure { errno, why: error.to_string() }
 }
 
-fn next_flushes(shared: &Shared) -> Option<Vec<u64>> {
+/// The flushes that are there, and how often flushes had been answered when the last of them came.
+fn next_flushes(shared: &Shared) -> Option<(Vec<u64>, u64)> {
     let mut state = shared.state();
     loop {
         if !state.flushes.is_empty() {
-            return Some(std::mem::take(&mut state.flushes));
+            return Some((std::mem::take(&mut state.flushes), state.asked));
         }
         let mut timed_out = false;
         if !state.ending {

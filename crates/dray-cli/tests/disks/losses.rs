@@ -1,12 +1,14 @@
-//! Writes that a sync has lost: the guest hears of it once, wherever its image goes, and an image whose
-//! loss nobody has heard does not move.
+//! Writes that a sync has lost: each client that may have written them hears of it once, wherever the image
+//! goes, and an image whose loss nobody has heard does not move.
 
 use crate::guest;
 use crate::lab::{Host, Lab, wait_for};
-use crate::nbd::{Client, FLUSH, Fault};
+use crate::mounts::{Loop, Mount, break_behind};
+use crate::nbd::{Client, FLUSH, Fault, LEAVE, WRITE};
 use crate::refusals::failed;
 use dray_testkit::losses;
 use serde_json::Value;
+use std::fs::File;
 use std::process::Command;
 use std::time::Duration;
 
@@ -38,7 +40,78 @@ fn shown(host: &Host) -> Value {
 
 fn flush(host: &Host) -> Result<(), Fault> {
     let mut client = Client::connect(&host.nbd(), IMAGE).unwrap();
-    client.request(FLUSH, 0, 0, &[], &|| true).map(|_| ())
+    let flushed = client.flush();
+    client.last(LEAVE);
+    flushed
+}
+
+/// More than the device of `on_a_broken_device` has place for.
+const MANY_MIB: u64 = 16;
+
+/// A host that loses some of what is written to its image from now on.
+fn on_a_broken_device() -> Option<(Lab, Mount)> {
+    let mut lab = Lab::new();
+    let (device, file) = Loop::in_memory(64 << 20)?;
+    let pool = Mount::ext2(&lab.a.pool(), device)?;
+    let image = pool.path.join(IMAGE);
+    std::fs::write(&image, vec![1; (MANY_MIB << 20) as usize]).unwrap();
+    File::open(&image).unwrap().sync_all().unwrap();
+    lab.a.start();
+    lab.a.add(IMAGE);
+    break_behind(&file, 12 << 20);
+    Some((lab, pool))
+}
+
+fn writer(host: &Host) -> Client {
+    let mut client = Client::connect(&host.nbd(), IMAGE).unwrap();
+    let data = vec![2; 1 << 20];
+    for at in 0..MANY_MIB {
+        client.request(WRITE, at << 20, 1 << 20, &data, &|| true).unwrap();
+    }
+    client
+}
+
+/// It is told now, which is enough, and nobody else is.
+fn is_told(host: &Host, client: &mut Client) {
+    assert_eq!(shown(host)["told"], false);
+    let flushed = client.flush();
+    assert!(matches!(flushed, Err(Fault::Error(_))), "{flushed:?}");
+    assert_eq!(shown(host)["told"], true);
+    client.flush().unwrap();
+    flush(host).unwrap();
+}
+
+#[test]
+fn a_client_that_looks_on_does_not_take_a_loss_away_from_the_one_that_wrote() {
+    let Some((mut lab, _pool)) = on_a_broken_device() else { return };
+    let mut guest = writer(&lab.a);
+    assert!(flush(&lab.a).is_err(), "it meets the loss");
+    is_told(&lab.a, &mut guest);
+    lab.a.kill();
+}
+
+#[test]
+fn a_second_connection_does_not_take_a_loss_away_from_the_first() {
+    let Some((mut lab, _pool)) = on_a_broken_device() else { return };
+    let mut guest = writer(&lab.a);
+    let mut second = Client::connect(&lab.a.nbd(), IMAGE).unwrap();
+    second.flush().unwrap_err();
+    second.flush().unwrap();
+    is_told(&lab.a, &mut guest);
+    lab.a.kill();
+}
+
+#[test]
+fn a_guest_that_was_cut_off_while_it_flushed_is_told_when_it_comes_back() {
+    let Some((mut lab, _pool)) = on_a_broken_device() else { return };
+    let mut guest = writer(&lab.a);
+    guest.last(FLUSH);
+    wait_for("the loss", END, || !shown(&lab.a).is_null()).unwrap();
+    drop(guest);
+    wait_for("the end", END, || lab.a.image(IMAGE).unwrap()["clients"] == 0).unwrap();
+    let mut guest = Client::connect(&lab.a.nbd(), IMAGE).unwrap();
+    is_told(&lab.a, &mut guest);
+    lab.a.kill();
 }
 
 /// The image goes from one host to the other, and both are done with it.

@@ -1,7 +1,7 @@
 //! A guest's connection to an export, one request at a time.
 
 use dray_guest::nbd::{self, Request};
-pub use dray_guest::nbd::{FLUSH, Fault, READ, TRIM, WRITE, ZERO};
+pub use dray_guest::nbd::{FLUSH, Fault, LEAVE, READ, TRIM, WRITE, ZERO};
 use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -28,6 +28,17 @@ impl Client {
         wait: &dyn Fn() -> bool,
     ) -> Result<Vec<u8>, Fault> {
         self.0.request(&Request { kind, forced: false, offset, len, data }, wait)
+    }
+
+    /// Makes what was written durable.
+    pub fn flush(&mut self) -> Result<(), Fault> {
+        self.request(FLUSH, 0, 0, &[], &|| true).map(drop)
+    }
+
+    /// Sends a last request, whose reply nobody reads. With `LEAVE` the client is then gone in good order.
+    pub fn last(&mut self, kind: u16) {
+        let last = Request { kind, forced: false, offset: 0, len: 0, data: &[] };
+        self.0.send(&last).expect("a connection");
     }
 }
 

@@ -1,10 +1,12 @@
 //! Where images live.
 
+mod audience;
 mod bulk;
 mod direct;
 pub mod file;
 mod opened;
 mod state;
+mod under_way;
 mod write_back;
 
 pub use file::{FileImage, FileOptions};

@@ -3,7 +3,9 @@
 use super::write_back::WriteBack;
 use super::{FileImage, FileOptions, ImageFile, Loss, LossLog, OpenImages};
 use crate::image::{Joined, WriteBackError};
-use crate::{Attempt, Error, ErrorKind, Extent, ExtentKind, Geometry, Image, Result, ZeroMode};
+use crate::{
+    Attempt, Client, Error, ErrorKind, Extent, ExtentKind, Geometry, Image, Result, ZeroMode,
+};
 use dray_files::files::{Files, StateFile};
 use dray_types::BLOCK_SIZE;
 use std::path::{Path, PathBuf};
@@ -79,8 +81,7 @@ impl Image for StateImage {
             return Err(Error::new(ErrorKind::ReadOnly, context, "it is open for reading only"));
         }
         self.file.write_at(data, offset).map_err(|why| self.fail("writing", why))?;
-        let synced = if fua { self.sync_file() } else { Ok(()) };
-        synced.inspect_err(|why| self.write_back.owe(&self.path, why))
+        if fua { self.sync() } else { Ok(()) }
     }
 
     fn zero(&self, offset: u64, len: u64, _mode: ZeroMode, fua: bool) -> Result<()> {
@@ -97,6 +98,10 @@ impl Image for StateImage {
 
     fn sync(&self) -> Result<()> {
         self.write_back.own(&self.path, || self.sync_file())
+    }
+
+    fn look_at(&self, client: &Arc<Client>) {
+        self.write_back.look_at(&self.path, client);
     }
 
     fn write_back_error(&self) -> Option<WriteBackError> {

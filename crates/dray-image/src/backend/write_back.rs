@@ -1,15 +1,18 @@
-//! Errors of making an image's writes durable, kept until a guest's flush has reported them.
+//! Errors of making an image's writes durable, kept until everybody has heard of them whom they may concern.
 //!
-//! The kernel reports a lost write once to each open file that is synced. dray syncs the files of
-//! guests for reasons of its own (a checkpoint, a handover), and what such a sync was told the
-//! guest's next flush would no longer hear. Nor would it after a restart of the agent: a file that
-//! is opened later is not told of what another one was told.
+//! The kernel reports a lost write once to each open file that is synced, and dray has one for all clients of an
+//! image. It also syncs the file for reasons of its own (a checkpoint, a handover). What one sync was told no later
+//! flush would hear. Nor would it after a restart of the agent: a file that is opened later is not told of what
+//! another one was told. Who is to hear of it is counted in [`audience`](super::audience).
 
+use super::audience::Audience;
+use super::under_way::UnderWay;
+use crate::client::{self, Client};
 use crate::error::EarlierLoss;
 use crate::image::WriteBackError;
 use crate::{Error, ErrorKind, Result};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// What is added when a loss of an earlier process is told.
@@ -27,14 +30,14 @@ pub struct Loss {
 
 /// Remembers across restarts that writes of an image may be lost.
 pub trait LossLog: Send + Sync {
-    /// Writes may be lost, and no flush has succeeded since. Must survive this process, and need not
-    /// survive the host.
+    /// Writes may be lost, and somebody has not heard of it. Must survive this process, and need not survive
+    /// the host.
     ///
     /// # Errors
     /// When it cannot be written down.
     fn lost(&self, loss: &Loss) -> Result<()>;
 
-    /// The guest has been told, and a flush of its has succeeded since.
+    /// Everybody has heard of it.
     ///
     /// # Errors
     /// When that cannot be written down; it is tried again at the next flush.
@@ -44,28 +47,60 @@ pub trait LossLog: Send + Sync {
 /// What is known of an image's lost writes.
 #[derive(Default)]
 pub(crate) struct WriteBack {
-    /// Syncs of dray's own that are under way: their errors are about to be remembered.
-    own: AtomicUsize,
-    /// Held by each of them.
-    syncing: Mutex<()>,
-    /// A guest's flush is still to report an error.
-    owed: AtomicBool,
-    last: Mutex<Option<WriteBackError>>,
-    /// The last error is one of an earlier process; changed only while `last` is held.
-    inherited: AtomicBool,
-    /// QEMU may be stopping the guest: a flush may be QEMU's own. Changed only while `last` is held, as the
-    /// next one.
-    guest_stops: AtomicBool,
-    /// A flush that may have been QEMU's own was told of the last error.
-    told_in_stop: AtomicBool,
+    /// Their errors are about to be remembered.
+    under_way: UnderWay,
+    state: Mutex<State>,
+    /// What a flush looks at without waiting for others: whether `state` has nothing to do with it, and how often
+    /// clients have gone that may come back.
+    is_quiet: AtomicBool,
+    departures: AtomicU64,
     log: OnceLock<Arc<dyn LossLog>>,
+}
+
+#[derive(Default)]
+struct State {
+    last: Option<WriteBackError>,
+    /// The last error is one of an earlier process.
+    inherited: bool,
+    /// QEMU may be stopping the guest: a flush may be QEMU's own.
+    guest_stops: bool,
     /// The log says that writes are lost.
-    logged: AtomicBool,
+    logged: bool,
+    audience: Audience,
+}
+
+/// What is known, while nobody else uses it; what flushes look at is put right when this ends.
+struct Held<'a> {
+    back: &'a WriteBack,
+    state: MutexGuard<'a, State>,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        let audience = &self.state.audience;
+        let is_quiet = audience.is_quiet() && !self.state.logged;
+        self.back.is_quiet.store(is_quiet, Ordering::SeqCst);
+        self.back.departures.store(audience.departures(), Ordering::SeqCst);
+    }
+}
+
+impl std::ops::Deref for Held<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        &self.state
+    }
+}
+
+impl std::ops::DerefMut for Held<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        &mut self.state
+    }
 }
 
 impl WriteBack {
-    fn last(&self) -> MutexGuard<'_, Option<WriteBackError>> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    fn hold(&self) -> Held<'_> {
+        Held { back: self, state: self.state.lock().unwrap_or_else(PoisonError::into_inner) }
     }
 
     /// From now on losses are written down in `log`, in which an earlier process has left `owed`.
@@ -73,11 +108,10 @@ impl WriteBack {
         if let Some(Loss { why, notes_in_doubt }) = owed {
             let (why, notes_in_doubt) = (format!("{why}{EARLIER}"), *notes_in_doubt);
             let (kind, count, told) = (ErrorKind::Io, 1, false);
-            let mut last = self.last();
-            *last = Some(WriteBackError { why, kind, count, told, notes_in_doubt });
-            self.inherited.store(true, Ordering::SeqCst);
-            self.logged.store(true, Ordering::SeqCst);
-            self.owed.store(true, Ordering::SeqCst);
+            let mut state = self.hold();
+            state.last = Some(WriteBackError { why, kind, count, told, notes_in_doubt });
+            (state.inherited, state.logged) = (true, true);
+            state.audience.lose();
         }
         // The first one stays.
         let _ = self.log.set(log);
@@ -85,145 +119,114 @@ impl WriteBack {
 
     /// What was lost so far was no guest's: nobody is told.
     pub(crate) fn forget(&self, image: &Path) {
-        let mut last = self.last();
-        *last = None;
-        for flag in [&self.inherited, &self.owed, &self.guest_stops, &self.told_in_stop] {
-            flag.store(false, Ordering::SeqCst);
-        }
-        drop(last);
-        self.settle(image);
+        let mut state = self.hold();
+        state.last = None;
+        (state.inherited, state.guest_stops) = (false, false);
+        state.audience.forget();
+        self.strike_out(image, &mut state);
     }
 
     /// Whether QEMU may stop the guest: a flush that is told of a loss then may be QEMU's own, which fails
-    /// and tells the guest nothing. When the guest goes on, such a loss is owed to it again.
+    /// and tells the guest nothing. Until the guest goes on, each flush fails that is owed a loss, and the loss
+    /// stays owed.
     pub(crate) fn guest_stops(&self, stops: bool) {
-        let mut last = self.last();
-        self.guest_stops.store(stops, Ordering::SeqCst);
-        if stops || !self.told_in_stop.swap(false, Ordering::SeqCst) {
-            return;
-        }
-        if let Some(last) = last.as_mut() {
-            last.told = false;
-        }
-        self.owed.store(true, Ordering::SeqCst);
+        self.hold().guest_stops = stops;
     }
 
-    /// A flush is told; `last` is held. While QEMU may stop the guest, the next one is told as well: the
-    /// guest may go on before anybody has said so.
-    fn tell(&self) {
-        if self.guest_stops.load(Ordering::SeqCst) {
-            self.told_in_stop.store(true, Ordering::SeqCst);
-            self.owed.store(true, Ordering::SeqCst);
-        }
+    /// Looks at a client, which has come or gone.
+    pub(crate) fn look_at(&self, image: &Path, client: &Arc<Client>) {
+        let mut state = self.hold();
+        state.audience.look_at(client);
+        self.settle(image, &mut state);
     }
 
-    /// A sync of dray's own.
-    ///
-    /// # Errors
-    /// What `sync` reports, which is remembered.
-    pub(crate) fn own(&self, image: &Path, sync: impl FnOnce() -> Result<()>) -> Result<()> {
-        self.own.fetch_add(1, Ordering::SeqCst);
-        let one = self.syncing.lock().unwrap_or_else(PoisonError::into_inner);
-        let done = sync().inspect_err(|why| self.owe(image, why));
-        drop(one);
-        self.own.fetch_sub(1, Ordering::SeqCst);
-        done
-    }
-
-    /// Writes of `image` may be lost, and no flush of its guest has said so.
+    /// Writes of `image` may be lost; what said so keeps it from no flush.
     pub(crate) fn owe(&self, image: &Path, why: &Error) {
-        self.note(image, why, false);
+        self.note(image, why);
     }
 
-    /// A guest's flush, of which `sync` is the part that the system does.
+    /// A call that is no flush, and in which the system may tell of lost writes: a sync of dray's own, a write
+    /// that is durable on return. What it is told may be about other writes.
     ///
     /// # Errors
-    /// What `sync` reports, or a sync of dray's own did since the last flush; an
+    /// What `call` reports, which is remembered and owed to all.
+    pub(crate) fn own<T>(&self, image: &Path, call: impl FnOnce() -> Result<T>) -> Result<T> {
+        let _call = self.under_way.begin();
+        call().inspect_err(|why| drop(self.note(image, why)))
+    }
+
+    /// A client's flush, of which `sync` is the part that the system does.
+    ///
+    /// # Errors
+    /// What `sync` reports, or another one did since the client's last flush; an
     /// [earlier loss](Error::is_earlier_loss) when `sync` succeeded and only another process failed.
     pub(crate) fn guest(&self, image: &Path, sync: impl FnOnce() -> Result<()>) -> Result<()> {
-        let done = sync();
-        // It may have taken the error that this sync was not told any more.
-        self.await_own();
-        let owed = self.owed.load(Ordering::SeqCst) && self.owed.swap(false, Ordering::SeqCst);
-        match done {
-            Err(why) => {
-                self.note(image, &why, true);
-                Err(why)
-            }
-            Ok(()) if owed => Err(self.report(image)),
-            Ok(()) => {
-                self.settle(image);
-                Ok(())
-            }
+        let departures = self.departures.load(Ordering::SeqCst);
+        let call = self.under_way.begin();
+        if let Err(why) = sync() {
+            self.note(image, &why).tell(client::current().as_ref());
+            return Err(why);
         }
+        drop(call);
+        // One of the others may have taken the error that this sync was not told any more.
+        self.under_way.wait();
+        if self.is_quiet.load(Ordering::SeqCst) { Ok(()) } else { self.answer(image, departures) }
     }
 
-    /// Waits for a sync of dray's own that is under way.
-    fn await_own(&self) {
-        if self.own.load(Ordering::SeqCst) > 0 {
-            drop(self.syncing.lock().unwrap_or_else(PoisonError::into_inner));
+    /// What is said to a flush whose sync has succeeded; clients had gone `departures` times when it began.
+    fn answer(&self, image: &Path, departures: u64) -> Result<()> {
+        let client = client::current();
+        let mut state = self.hold();
+        if state.audience.owes(client.as_ref()) {
+            state.tell(client.as_ref());
+            return Err(state.report(image));
         }
+        state.audience.succeeds(client.as_ref(), departures);
+        self.settle(image, &mut state);
+        Ok(())
     }
 
-    fn note(&self, image: &Path, why: &Error, told: bool) {
+    fn note(&self, image: &Path, why: &Error) -> Held<'_> {
         tracing::error!(image = %image.display(), %why, "writes of a guest may be lost");
-        let mut last = self.last();
-        let count = last.as_ref().map_or(0, |last| last.count) + 1;
+        let mut state = self.hold();
+        let count = state.last.as_ref().map_or(0, |last| last.count) + 1;
         let loss = Loss { why: why.to_string(), notes_in_doubt: true };
         if let Some(Err(why)) = self.log.get().map(|log| log.lost(&loss)) {
             tracing::error!(image = %image.display(), %why, "a restart will forget that");
         }
-        let (kind, notes_in_doubt) = (why.kind, false);
-        *last = Some(WriteBackError { why: loss.why, kind, count, told, notes_in_doubt });
-        self.inherited.store(false, Ordering::SeqCst);
-        self.logged.store(self.log.get().is_some(), Ordering::SeqCst);
-        if told {
-            self.tell();
-        } else {
-            self.owed.store(true, Ordering::SeqCst);
+        let (kind, told, notes_in_doubt) = (why.kind, false, false);
+        state.last = Some(WriteBackError { why: loss.why, kind, count, told, notes_in_doubt });
+        (state.inherited, state.logged) = (false, self.log.get().is_some());
+        state.audience.lose();
+        state
+    }
+
+    /// The loss is over when everybody has heard of it. Not when everybody was told: an answer may be lost with
+    /// its connection, or with the process that gives it.
+    fn settle(&self, image: &Path, state: &mut State) {
+        let is_over = !state.audience.is_open() || state.audience.have_all_heard();
+        if is_over && self.strike_out(image, state) {
+            state.audience.close();
         }
     }
 
-    /// A flush has succeeded: what was lost before is told. Not earlier, because an answer may be
-    /// lost with the process that gives it.
-    fn settle(&self, image: &Path) {
-        if !self.logged.load(Ordering::SeqCst) {
-            return;
+    /// Takes the loss out of the log; false when it stays there.
+    fn strike_out(&self, image: &Path, state: &mut State) -> bool {
+        if state.logged
+            && let Some(Err(why)) = self.log.get().map(|log| log.settled())
+        {
+            tracing::warn!(image = %image.display(), %why, "a loss that is over stays written down");
+            return false;
         }
-        let _no_new_one = self.last();
-        if self.owed.load(Ordering::SeqCst) || self.told_in_stop.load(Ordering::SeqCst) {
-            return;
-        }
-        match self.log.get().map_or(Ok(()), |log| log.settled()) {
-            Ok(()) => self.logged.store(false, Ordering::SeqCst),
-            Err(why) => {
-                tracing::warn!(image = %image.display(), %why, "a loss that is over stays written down");
-            }
-        }
-    }
-
-    /// The error that was owed; told now.
-    fn report(&self, image: &Path) -> Error {
-        let mut last = self.last();
-        self.tell();
-        let kind = last.as_ref().map_or(ErrorKind::Io, |last| last.kind);
-        let text = last.as_mut().map_or("a sync failed", |last| {
-            last.told = true;
-            &last.why
-        });
-        let context = format!("flushing image {}", image.display());
-        let why = format!("earlier writes may be lost: {text}");
-        if self.inherited.load(Ordering::SeqCst) {
-            return Error { kind, context, source: Box::new(EarlierLoss(why)) };
-        }
-        Error::new(kind, context, &why)
+        state.logged = false;
+        true
     }
 
     /// The next process need not doubt the notes of this one, which has lost nothing. If that cannot be
     /// written down it asks for a restart where it need not.
     pub(crate) fn notes_begin_anew(&self) {
-        let last = self.last();
-        if let Some(last) = last.as_ref().filter(|last| last.notes_in_doubt) {
+        let state = self.hold();
+        if let Some(last) = state.last.as_ref().filter(|last| last.notes_in_doubt) {
             let why = last.why.strip_suffix(EARLIER).unwrap_or(&last.why).to_owned();
             let _ = self.log.get().map(|log| log.lost(&Loss { why, notes_in_doubt: false }));
         }
@@ -231,21 +234,45 @@ impl WriteBack {
 
     /// The last error.
     pub(crate) fn error(&self) -> Option<WriteBackError> {
-        let last = self.last();
-        let only_in_stop = self.told_in_stop.load(Ordering::SeqCst);
-        last.clone().map(|last| WriteBackError { told: last.told && !only_in_stop, ..last })
+        let state = self.hold();
+        let told = state.audience.are_all_told();
+        state.last.clone().map(|last| WriteBackError { told, ..last })
     }
 
     /// The loss that the guest is still to be told, also one that a sync under way is about to meet.
     pub(crate) fn untold(&self) -> Option<WriteBackError> {
-        self.await_own();
+        self.under_way.wait();
         self.error().filter(|last| !last.told)
+    }
+}
+
+impl State {
+    /// A flush of `client` fails. While QEMU may stop the guest, the next one fails as well: the guest may go on
+    /// before anybody has said so.
+    fn tell(&mut self, client: Option<&Arc<Client>>) {
+        if !self.guest_stops {
+            self.audience.tell(client);
+        }
+    }
+
+    /// The last loss as a flush is told it.
+    fn report(&self, image: &Path) -> Error {
+        let last = self.last.as_ref();
+        let kind = last.map_or(ErrorKind::Io, |last| last.kind);
+        let text = last.map_or("a sync failed", |last| &last.why);
+        let context = format!("flushing image {}", image.display());
+        let why = format!("earlier writes may be lost: {text}");
+        if self.inherited {
+            return Error { kind, context, source: Box::new(EarlierLoss(why)) };
+        }
+        Error::new(kind, context, &why)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::client::{Departure, working_for};
     use crate::disk::PresentLog;
     use crate::unrecorded::Unrecorded;
     use dray_types::{BlockRange, BlockSet};
@@ -256,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_reported_to_one_flush_whoever_met_it() {
+    fn an_error_is_reported_to_one_flush_of_those_that_are_no_clients_whoever_met_it() {
         let (back, image) = (WriteBack::default(), Path::new("disk"));
         assert!(back.guest(image, || Ok(())).is_ok() && back.error().is_none());
         // A guest's own.
@@ -277,6 +304,244 @@ mod tests {
         back.own(image, lost).unwrap_err();
         back.guest(image, lost).unwrap_err();
         back.guest(image, || Ok(())).unwrap();
+    }
+
+    /// Flushes as the client that it is, one after the other.
+    struct Guest<'a>(&'a WriteBack, Arc<Client>);
+
+    impl<'a> Guest<'a> {
+        fn comes(back: &'a WriteBack) -> Self {
+            let client = Client::new(Arc::new(|| true));
+            back.look_at(Path::new("disk"), &client);
+            Self(back, client)
+        }
+
+        fn writer(back: &'a WriteBack) -> Self {
+            let guest = Self::comes(back);
+            guest.1.writes();
+            guest
+        }
+
+        /// A flush that came when `asked` had been answered, up to its answer.
+        fn begin(&self, asked: u64, sync: fn() -> Result<()>) -> Result<()> {
+            self.1.flushes(asked);
+            working_for(&self.1, || self.0.guest(Path::new("disk"), sync))
+        }
+
+        fn flush(&self, sync: fn() -> Result<()>) -> Result<()> {
+            let done = self.begin(self.1.answered(), sync);
+            self.1.has_answer();
+            done
+        }
+
+        fn is_told(&self) -> bool {
+            self.flush(|| Ok(())).is_err()
+        }
+
+        fn goes(&self, how: Departure) {
+            self.1.departs(how);
+            self.0.look_at(Path::new("disk"), &self.1);
+        }
+    }
+
+    /// An image whose losses are written down, and of which everything is durable.
+    fn logged() -> (WriteBack, Arc<Written>) {
+        let (back, log) = (WriteBack::default(), Arc::new(Written::default()));
+        back.keep(Arc::clone(&log) as _, None);
+        back.guest(Path::new("disk"), || Ok(())).unwrap();
+        (back, log)
+    }
+
+    fn is_told(back: &WriteBack) -> bool {
+        back.error().unwrap().told
+    }
+
+    fn is_over(log: &Written) -> bool {
+        log.0.lock().unwrap().is_none()
+    }
+
+    #[test]
+    fn each_client_that_was_there_is_told_whoever_met_the_loss() {
+        let (back, log) = logged();
+        let (guest, other, reader) =
+            (Guest::writer(&back), Guest::writer(&back), Guest::comes(&back));
+        other.flush(lost).unwrap_err();
+        assert!(!is_told(&back) && back.untold().is_some());
+        assert!(!other.is_told(), "it was");
+        assert!(guest.is_told() && is_told(&back) && back.untold().is_none());
+        assert!(!guest.is_told() && !is_over(&log), "the reader was not told");
+        assert!(reader.is_told() && !is_over(&log));
+        assert!(!reader.is_told() && is_over(&log) && is_told(&back));
+        // Who comes later has nothing to do with it.
+        assert!(!Guest::comes(&back).is_told());
+        // A sync of dray's own is told to all.
+        back.own(Path::new("disk"), lost).unwrap_err();
+        assert!([&guest, &other, &reader].into_iter().all(Guest::is_told));
+    }
+
+    #[test]
+    fn a_client_that_only_looks_on_and_goes_takes_nothing_with_it() {
+        let (back, log) = logged();
+        let (guest, reader) = (Guest::writer(&back), Guest::comes(&back));
+        guest.flush(lost).unwrap_err();
+        assert!(!guest.is_told() && is_told(&back) && !is_over(&log));
+        reader.goes(Departure::Goodbye);
+        assert!(is_over(&log));
+        // The one that looks on meets the loss.
+        let reader = Guest::comes(&back);
+        reader.flush(lost).unwrap_err();
+        reader.goes(Departure::Goodbye);
+        assert!(!is_told(&back) && !is_over(&log));
+        assert!(guest.is_told() && is_told(&back));
+        assert!(!guest.is_told() && is_over(&log));
+    }
+
+    #[test]
+    fn a_client_that_was_cut_off_before_it_has_surely_heard_is_told_when_it_comes_back() {
+        let (back, log) = logged();
+        let (guest, other) = (Guest::writer(&back), Guest::comes(&back));
+        guest.begin(guest.1.answered(), lost).unwrap_err();
+        assert!(is_told(&back));
+        guest.goes(Departure::CutOff);
+        assert!(!is_told(&back), "the answer was lost with the connection");
+        // It does not matter that another one has heard.
+        assert!(other.is_told() && !other.is_told() && !is_told(&back) && !is_over(&log));
+        let guest = Guest::comes(&back);
+        assert!(!is_told(&back));
+        assert!(guest.is_told() && is_told(&back) && !is_over(&log));
+        // And again.
+        guest.goes(Departure::CutOff);
+        let guest = Guest::comes(&back);
+        assert!(!is_told(&back) && guest.is_told());
+        assert!(!guest.is_told() && is_over(&log));
+        guest.goes(Departure::CutOff);
+        assert!(!Guest::comes(&back).is_told());
+    }
+
+    /// Its flush is still under way, which nobody waits for any more.
+    #[test]
+    fn a_loss_that_is_met_for_a_client_that_has_gone_is_told_to_the_one_that_comes() {
+        for comes_before in [true, false] {
+            let (back, log) = logged();
+            let gone = Guest::writer(&back);
+            gone.goes(Departure::CutOff);
+            let early = comes_before.then(|| Guest::comes(&back));
+            gone.flush(lost).unwrap_err();
+            assert!(!is_told(&back) && gone.is_told(), "it does not count");
+            let guest = early.unwrap_or_else(|| Guest::comes(&back));
+            assert!(guest.is_told() && is_told(&back) && !is_over(&log));
+            assert!(!guest.is_told() && is_over(&log));
+        }
+    }
+
+    #[test]
+    fn who_says_goodbye_after_it_was_told_has_heard_and_who_was_not_told_leaves_it_behind() {
+        let (back, log) = logged();
+        let guest = Guest::writer(&back);
+        guest.flush(lost).unwrap_err();
+        guest.goes(Departure::Goodbye);
+        assert!(is_told(&back) && !is_over(&log), "what else it wrote may not be durable");
+        Guest::comes(&back).goes(Departure::Goodbye);
+        let next = Guest::comes(&back);
+        assert!(next.is_told() && !next.is_told() && is_over(&log));
+        next.1.writes();
+        back.own(Path::new("disk"), lost).unwrap_err();
+        next.goes(Departure::Goodbye);
+        assert!(!is_told(&back) && !is_over(&log));
+        // As `qemu-io -c flush` does.
+        let noted = Guest::comes(&back);
+        assert!(noted.is_told() && is_told(&back));
+        noted.goes(Departure::Goodbye);
+        assert!(is_told(&back) && is_over(&log));
+    }
+
+    #[test]
+    fn what_is_lost_while_its_writer_is_away_is_told_when_it_comes_back() {
+        for how in [Departure::Goodbye, Departure::CutOff] {
+            let (back, log) = logged();
+            let reader = Guest::comes(&back);
+            Guest::writer(&back).goes(how);
+            back.own(Path::new("disk"), lost).unwrap_err();
+            assert!(reader.is_told() && !reader.is_told() && !is_told(&back) && !is_over(&log));
+            let guest = Guest::comes(&back);
+            assert!(guest.is_told() && is_told(&back) && !guest.is_told() && is_over(&log));
+            // What was durable when it went cannot be lost.
+            guest.1.writes();
+            guest.goes(how);
+            assert!(!reader.is_told());
+            reader.1.writes();
+            back.own(Path::new("disk"), lost).unwrap_err();
+            assert!(reader.is_told() && is_told(&back) && !reader.is_told() && is_over(&log));
+        }
+    }
+
+    /// It goes while a flush is under way, which may not cover what it has written.
+    #[test]
+    fn a_flush_answers_only_for_those_that_had_gone_when_it_began() {
+        let (back, log) = logged();
+        let (guest, reader) = (Guest::writer(&back), Guest::comes(&back));
+        working_for(&reader.1, || {
+            back.guest(Path::new("disk"), || {
+                guest.goes(Departure::CutOff);
+                Ok(())
+            })
+        })
+        .unwrap();
+        reader.1.writes();
+        back.own(Path::new("disk"), lost).unwrap_err();
+        assert!(reader.is_told() && !reader.is_told() && !is_told(&back) && !is_over(&log));
+        assert!(Guest::comes(&back).is_told());
+    }
+
+    /// A guest with many queues sends flushes before the ones before are answered.
+    #[test]
+    fn a_flush_that_was_sent_before_the_answer_does_not_show_that_it_was_heard() {
+        let (back, log) = logged();
+        let guest = Guest::writer(&back);
+        guest.begin(0, lost).unwrap_err();
+        guest.1.has_answer();
+        guest.begin(0, || Ok(())).unwrap();
+        guest.1.has_answer();
+        assert!(!is_over(&log));
+        guest.begin(1, || Ok(())).unwrap();
+        assert!(is_over(&log));
+    }
+
+    #[test]
+    fn a_loss_of_an_earlier_process_is_told_to_all_that_come_until_one_has_heard() {
+        let log = Arc::new(Written::default());
+        let first = WriteBack::default();
+        first.keep(Arc::clone(&log) as _, None);
+        Guest::writer(&first).flush(lost).unwrap_err();
+        let back = WriteBack::default();
+        back.keep(Arc::clone(&log) as _, log.0.lock().unwrap().as_ref());
+        let (other, guest) = (Guest::comes(&back), Guest::comes(&back));
+        assert!(other.is_told() && !other.is_told());
+        assert!(!is_told(&back) && back.untold().is_some(), "the other one may be the guest");
+        assert!(guest.is_told() && is_told(&back) && !is_over(&log));
+        assert!(!guest.is_told() && is_over(&log));
+        assert!(!Guest::comes(&back).is_told());
+    }
+
+    #[test]
+    fn nobody_is_kept_who_has_gone() {
+        let (back, _) = logged();
+        let clients: Vec<_> = (0..9).map(|_| Guest::writer(&back)).collect();
+        clients[0].flush(lost).unwrap_err();
+        clients.iter().for_each(|one| one.goes(Departure::CutOff));
+        assert!(clients.iter().all(|one| Arc::strong_count(&one.1) == 1));
+    }
+
+    #[test]
+    fn what_a_client_was_told_while_qemu_stopped_its_guest_it_is_told_again() {
+        let (back, log) = logged();
+        let guest = Guest::writer(&back);
+        back.guest_stops(true);
+        guest.flush(lost).unwrap_err();
+        assert!(guest.is_told() && !is_told(&back));
+        back.guest_stops(false);
+        assert!(back.untold().is_some() && guest.is_told() && back.untold().is_none());
+        assert!(!guest.is_told() && is_over(&log));
     }
 
     /// QEMU flushes its disks when it stops a guest for a migration, and an error ends that one.
@@ -539,27 +804,36 @@ mod tests {
         assert!(!back.guest(image, || Ok(())).unwrap_err().is_earlier_loss());
     }
 
+    /// The kernel tells one of two syncs that end at once, which goes on only when the other one has ended.
     #[test]
-    fn a_flush_waits_for_what_a_sync_under_way_is_told() {
-        let (back, image) = (WriteBack::default(), Path::new("disk"));
-        let ((begun, begins), (go, goes)) = (channel(), channel());
-        std::thread::scope(|scope| {
-            let back = &back;
-            let own = scope.spawn(move || {
-                back.own(image, || {
-                    begun.send(()).unwrap();
-                    goes.recv().unwrap();
-                    lost()
-                })
+    fn a_flush_waits_for_what_another_call_under_way_is_told() {
+        type Call = fn(&WriteBack, &dyn Fn() -> Result<()>) -> Result<()>;
+        let own: Call = |back, sync| back.own(Path::new("disk"), sync);
+        let flush: Call = |back, sync| {
+            let other = Guest::comes(back);
+            working_for(&other.1, || back.guest(Path::new("disk"), sync))
+        };
+        for call in [own, flush] {
+            let (back, ((begun, begins), (go, goes))) = (logged().0, (channel(), channel()));
+            let (back, guest) = (&back, Guest::writer(&back));
+            std::thread::scope(|scope| {
+                let other = scope.spawn(move || {
+                    call(back, &|| {
+                        begun.send(()).unwrap();
+                        goes.recv().unwrap();
+                        lost()
+                    })
+                });
+                begins.recv().unwrap();
+                let flushed = working_for(&guest.1, || {
+                    back.guest(Path::new("disk"), || {
+                        go.send(()).unwrap();
+                        Ok(())
+                    })
+                });
+                flushed.unwrap_err();
+                other.join().unwrap().unwrap_err();
             });
-            begins.recv().unwrap();
-            // The kernel has told the other one, which goes on only now.
-            back.guest(image, || {
-                go.send(()).unwrap();
-                Ok(())
-            })
-            .unwrap_err();
-            own.join().unwrap().unwrap_err();
-        });
+        }
     }
 }

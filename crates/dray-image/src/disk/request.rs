@@ -6,11 +6,12 @@ use crate::image::Joined;
 use crate::missing::Touched;
 use crate::stats::Counter;
 use crate::{
-    Attempt, Error, ErrorKind, Extent, ExtentKind, Geometry, Image, Result, WriteBackError,
+    Attempt, Client, Error, ErrorKind, Extent, ExtentKind, Geometry, Image, Result, WriteBackError,
     ZeroMode,
 };
 use dray_heat::Op;
 use dray_types::{BLOCK_SIZE, BlockRange};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -182,6 +183,10 @@ impl Image for Disk {
 
     fn is_withdrawn(&self) -> bool {
         self.withdrawn.load(Ordering::SeqCst)
+    }
+
+    fn look_at(&self, client: &Arc<Client>) {
+        self.backing.look_at(client);
     }
 
     fn write_back_error(&self) -> Option<WriteBackError> {

@@ -14,7 +14,7 @@ pub use fault::{Fault, Faults, When};
 pub use rate::Rate;
 pub use record::Recording;
 
-use crate::{Extent, Geometry, Image, Result, WriteBackError, ZeroMode};
+use crate::{Client, Extent, Geometry, Image, Result, WriteBackError, ZeroMode};
 use std::sync::Arc;
 
 /// Kinds of request.
@@ -113,6 +113,10 @@ impl<L: Layer> Image for Layered<L> {
     fn sync(&self) -> Result<()> {
         self.before(Op::Sync, 0, 0, false)?;
         self.inner.sync()
+    }
+
+    fn look_at(&self, client: &Arc<Client>) {
+        self.inner.look_at(client);
     }
 
     fn write_back_error(&self) -> Option<WriteBackError> {

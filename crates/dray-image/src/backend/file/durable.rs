@@ -13,7 +13,7 @@ impl FileImage {
 
     /// A sync that is not a guest's flush.
     pub(super) fn own_sync(&self, offset: u64, len: u64) -> Result<()> {
-        self.write_back.own(&self.path, || self.sync_data(offset, len))
+        self.watched(|| self.sync_data(offset, len))
     }
 
     /// A write that is durable on return. What the system says of one may be about others: it tells
@@ -22,13 +22,11 @@ impl FileImage {
         let len = data.len() as u64;
         let error = |e| self.fail("writing", offset, len, e);
         let Some(direct) = &self.direct else {
-            let done = self.write_all(data, offset, true).map_err(error);
-            return done.inspect_err(|why| self.write_back.owe(&self.path, why));
+            return self.watched(|| self.write_all(data, offset, true).map_err(error));
         };
         if !direct.takes(offset, len) {
             let _alone = direct.exclude_all();
-            let done = self.write_all(data, offset, true).map_err(error);
-            return done.inspect_err(|why| self.write_back.owe(&self.path, why));
+            return self.watched(|| self.write_all(data, offset, true).map_err(error));
         }
         if direct.write(data, offset, true).is_ok() {
             return Ok(());
@@ -37,8 +35,12 @@ impl FileImage {
         // nothing new this was about a loss that is remembered already, or about this write: the
         // next try says which.
         self.own_sync(offset, len)?;
-        let done = direct.write(data, offset, true).map_err(error);
-        done.inspect_err(|why| self.write_back.owe(&self.path, why))
+        self.watched(|| direct.write(data, offset, true).map_err(error))
+    }
+
+    /// A call that is no flush and may be told of lost writes.
+    pub(super) fn watched(&self, call: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.write_back.own(&self.path, call)
     }
 
     pub(super) fn write_all(&self, data: &[u8], offset: u64, fua: bool) -> std::io::Result<()> {

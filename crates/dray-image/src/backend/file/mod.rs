@@ -14,7 +14,8 @@ use crate::backend::write_back::{Loss, LossLog, WriteBack};
 use crate::image::WriteBackError;
 use crate::sys;
 use crate::{
-    Attempt, Error, ErrorKind, Extent, ExtentKind, FileId, Geometry, Image, Result, ZeroMode,
+    Attempt, Client, Error, ErrorKind, Extent, ExtentKind, FileId, Geometry, Image, Result,
+    ZeroMode,
 };
 use rustix::fs::{Advice, SeekFrom};
 use rustix::io::{Errno, ReadWriteFlags};
@@ -292,6 +293,10 @@ impl Image for FileImage {
 
     fn sync(&self) -> Result<()> {
         self.own_sync(0, self.len)
+    }
+
+    fn look_at(&self, client: &Arc<Client>) {
+        self.write_back.look_at(&self.path, client);
     }
 
     fn write_back_error(&self) -> Option<WriteBackError> {
