@@ -80,7 +80,8 @@ impl Error {
     }
 }
 
-/// A step failed and so did undoing it. With QEMU gone there is nothing to undo.
+/// A step failed and so did undoing it. Over a connection that has closed nothing can be undone: whether QEMU has
+/// ended, and what became of the step, is not known then.
 pub(crate) fn not_undone(error: Error, what: &str, undo: Error) -> Error {
     match (error.kind(), undo.kind()) {
         (ErrorKind::Closed, _) => error,

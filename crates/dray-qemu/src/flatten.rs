@@ -13,10 +13,11 @@ use serde_json::Value;
 
 use crate::adopt::{AdoptOptions, NbdExport, check_size, local_layer};
 use crate::error::{Error, ErrorKind, Result, not_undone};
-use crate::graph::{Graph, Layer};
+use crate::graph::{Graph, Layer, VmDisk};
 use crate::options::Options;
 use crate::pivot::{
-    MayPivot, abandon_pivot, add_node, after_exchange, delete_node, delete_rest, mirror, undo_add,
+    MayPivot, abandon_pivot, add_node, after_exchange, delete_node, delete_rest, is_pivoting,
+    mirror, undo_add,
 };
 use crate::plan::{LayerPlan, Pivot, check_unused, node_name, raw_node};
 use crate::qmp::Qmp;
@@ -234,21 +235,42 @@ async fn close_chain(qmp: &Qmp, plan: &LayerPlan) -> Result<()> {
     delete_node(qmp, plan.local_node()).await
 }
 
+/// Says what the disk is on, where that cannot change by itself any more; none while an exchange is under way in
+/// QEMU. Only asks, so that QEMU answers also while it waits for requests of the guest.
+pub async fn look(qmp: &Qmp, layers: &[LayerPlan]) -> Result<Option<On>> {
+    let plan = active(layers)?;
+    match is_pivoting(qmp, &plan.flattened()).await? {
+        true => Ok(None),
+        false => on_what(&Graph::read(qmp).await?.disk(&plan.qdev)?, plan).map(Some),
+    }
+}
+
 /// Ends an exchange in either direction that was broken off, and says what the disk is on.
 pub async fn settle(qmp: &Qmp, layers: &[LayerPlan]) -> Result<On> {
     let plan = active(layers)?;
     let flat = plan.flattened();
     abandon_pivot(qmp, &flat).await?;
-    let layer = flat.layer_in(&Graph::read(qmp).await?)?;
-    if layer.protocol.name == flat.nbd_node() {
-        close_chain(qmp, plan).await?;
-        return Ok(On::Export);
+    let on = on_what(&Graph::read(qmp).await?.disk(&plan.qdev)?, plan)?;
+    match on {
+        On::Export => close_chain(qmp, plan).await?,
+        On::Chain => delete_node(qmp, &flat.nbd_node()).await?,
     }
-    if layer.is_on_file(&plan.path()) {
-        delete_node(qmp, &flat.nbd_node()).await?;
-        return Ok(On::Chain);
+    Ok(on)
+}
+
+/// What the disk of this active layer is on. Somebody may have put an overlay above it, which a snapshot does.
+fn on_what(disk: &VmDisk, plan: &LayerPlan) -> Result<On> {
+    let nbd = plan.flattened().nbd_node();
+    for layer in &disk.layers {
+        if layer.protocol.name == nbd {
+            return Ok(On::Export);
+        }
+        if layer.is_on_file(&plan.path()) {
+            return Ok(On::Chain);
+        }
     }
-    let (qdev, name, file) = (&plan.qdev, &layer.protocol.name, &layer.protocol.file);
+    let (qdev, active) = (&plan.qdev, &disk.active().protocol);
+    let (name, file) = (&active.name, &active.file);
     let why = format!("disk {qdev} is on node {name} ({file}): neither dray's nor its image");
     Err(Error::new(ErrorKind::Mismatch, why))
 }

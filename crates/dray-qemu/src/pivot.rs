@@ -148,6 +148,16 @@ pub async fn abandon_pivot(qmp: &Qmp, plan: &LayerPlan) -> Result<()> {
     abandon_job(qmp, &job_name(plan), &mut events).await
 }
 
+/// Whether the mirror of an exchange is there, whatever its state.
+pub(crate) async fn is_pivoting(qmp: &Qmp, plan: &LayerPlan) -> Result<bool> {
+    has_job(qmp, &job_name(plan)).await
+}
+
+async fn has_job(qmp: &Qmp, job: &str) -> Result<bool> {
+    let jobs = qmp.execute("query-jobs", Value::Null).await?;
+    Ok(jobs.as_array().into_iter().flatten().any(|known| known["id"] == job))
+}
+
 async fn drive_job(
     qmp: &Qmp,
     job: &str,
@@ -177,8 +187,7 @@ async fn job_event(qmp: &Qmp, events: &mut Events, job: &str, names: &[&str]) ->
 
 /// Ends a job whatever its state; the disk is then on one of its two nodes.
 async fn abandon_job(qmp: &Qmp, job: &str, events: &mut Events) -> Result<()> {
-    let jobs = qmp.execute("query-jobs", Value::Null).await?;
-    if !jobs.as_array().into_iter().flatten().any(|j| j["id"] == job) {
+    if !has_job(qmp, job).await? {
         return Ok(());
     }
     qmp.execute("block-job-cancel", json!({ "device": job, "force": true })).await?;

@@ -189,6 +189,7 @@ impl Agent {
             slot,
             released: false,
             made: BTreeMap::new(),
+            unsure: BTreeMap::new(),
             told,
             config: Arc::clone(&self.config),
             hypervisor: Arc::clone(&self.hypervisor),

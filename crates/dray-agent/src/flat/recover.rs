@@ -11,7 +11,7 @@ use crate::agent::Agent;
 use crate::leaving::Leaving;
 use crate::vm::own;
 use dray_host::flat::Turn;
-use dray_host::registry::{Entry, ImageRecord};
+use dray_host::registry::{Entry, ImageRecord, Swap};
 use dray_qemu::Qmp;
 use dray_qemu::flatten::{self, On};
 use std::io;
@@ -66,16 +66,20 @@ impl Agent {
         self.troubles.settle(&key, &what, why, hint);
     }
 
-    /// Tries once more to end the exchanges of flattened disks that this agent has begun itself, and of which it
-    /// does not know how they ended.
+    /// Tries once more to end the exchanges that this agent has begun itself, and of which it does not know how they
+    /// ended.
     pub(super) async fn end_broken_off(&self) {
         for entry in self.registry.all() {
             let record = entry.record();
-            if turn_of(&record).is_none() {
-                continue;
-            }
-            // Where somebody is at it, it is not broken off.
-            let Ok(_operation) = self.registry.operate(&record.name, "release") else { continue };
+            // Where somebody is at it, it is not broken off. A swap is a migration's, which waits for its end.
+            let taken = match (turn_of(&record), &record.swap) {
+                (Some(_), _) => self.registry.operate(&record.name, "release"),
+                (None, Some(swap)) if swap.is_under_way() => {
+                    self.registry.operate_anyway(&record.name, "release")
+                }
+                _ => continue,
+            };
+            let Ok(_operation) = taken else { continue };
             let ended = self.end_exchange(&entry).await;
             self.tell_exchange(&entry, ended.as_ref().err());
         }
@@ -143,8 +147,7 @@ impl Agent {
 
 /// Whether an exchange of the disk has not come to its end, or its guest may be stopped since.
 fn is_under_way(record: &ImageRecord) -> bool {
-    let swaps = record.swap.as_ref().is_some_and(|swap| !swap.done || swap.running);
-    swaps || turn_of(record).is_some()
+    record.swap.as_ref().is_some_and(Swap::is_under_way) || turn_of(record).is_some()
 }
 
 /// The exchange that a flattened disk is in.

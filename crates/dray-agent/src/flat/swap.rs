@@ -3,7 +3,12 @@
 //! The guest stops for it, so both are equal until it goes on. What decides then, also for whoever
 //! finds this half done: where QEMU has the disk and, when there is no QEMU any more, the name. A
 //! qcow2 that has its name holds everything, and nobody can have written to the raw image since:
-//! [`Swap`] is durable before, and from then on the image is served to nobody who comes.
+//! [`Swap`] is durable before, and from then on the image is served to nobody who comes. The qcow2
+//! loses its name, durably, before anybody writes to the raw image again.
+//!
+//! A connection that closes and an answer that does not come say nothing of where the disk is. While its
+//! process runs, only the VM can say that, once it was asked to complete the mirror. Until it does both files
+//! stay as they are, the raw image is parked, and the VM is asked again (`recover`).
 
 use super::daemon_place;
 use super::fresh::{Fresh, Progress, qcow2_path};
@@ -12,10 +17,10 @@ use crate::leaving::{Leaving, refuse_untold};
 use crate::ops::images::random_id;
 use crate::released::note_made;
 use crate::vm::look::process_of;
+use crate::vm::own;
 use dray_host::flat::Purpose;
 use dray_host::migration::abort;
-use dray_host::process::QemuProcess;
-use dray_host::registry::{CopyState, Entry, ImageRecord, Place, Registry, Swap};
+use dray_host::registry::{CopyState, Entry, ImageRecord, MODE, Place, Registry, Swap};
 use dray_image::{ImageNames, Quiesced};
 use dray_qemu::flatten::{self, On};
 use dray_qemu::{ErrorKind, LayerPlan, Qmp, Stopped, status};
@@ -51,23 +56,100 @@ pub fn may_be_past(swap: &Swap) -> bool {
     swap.done || is_named(swap).unwrap_or(true)
 }
 
-/// Takes the qcow2's name away and removes it.
-fn remove_file(swap: &Swap) -> io::Result<()> {
+/// Takes the qcow2's name away, durably. The file stays under its hidden name as long as there is a [`Swap`]: by
+/// that a file that somebody else makes under the name is known for another one.
+fn hide(swap: &Swap) -> io::Result<()> {
     let names = names(swap)?;
-    if is_named(swap)? {
-        names.freeze_chain().map_err(io::Error::other)?;
+    match (names.image().try_exists()?, names.chain().try_exists()?) {
+        // Somebody else's file, or none.
+        (true, true) | (false, false) => Ok(()),
+        _ => names.freeze_chain().map_err(io::Error::other),
     }
-    names.remove_chain().map_err(io::Error::other)
 }
 
 /// The guest will write to the raw image, before it is on the qcow2: that has not everything any more, so its name
 /// goes first. Whether it has none.
 fn give_up(swap: &Swap) -> bool {
-    let removed = remove_file(swap);
-    if let Err(why) = &removed {
+    let hidden = hide(swap);
+    if let Err(why) = &hidden {
         tracing::error!(%why, "a guest that goes on waits: its qcow2 cannot lose its name");
     }
-    removed.is_ok()
+    hidden.is_ok()
+}
+
+/// What the VM of an exchange says of it.
+#[derive(Clone, Copy)]
+enum Said {
+    /// Where it has the disk.
+    On(On),
+    /// Its process has ended.
+    Ended,
+    /// Nothing: it runs and does not answer, or not to that.
+    Nothing,
+}
+
+/// Where the disk is: on the export of the raw image, or on the qcow2, the chain. Either has everything then. None
+/// when that is not known. `done`: it was on the qcow2 before. `named`: the qcow2 has its name.
+fn decide(said: Said, done: bool, named: bool) -> Option<On> {
+    match said {
+        // One that has lost its name may lack what was written to the raw image since.
+        Said::On(On::Chain) => (done || named).then_some(On::Chain),
+        Said::On(On::Export) => Some(On::Export),
+        Said::Ended if done || named => Some(On::Chain),
+        Said::Ended => Some(On::Export),
+        Said::Nothing => None,
+    }
+}
+
+/// Asks the VM where it has the disk, and removes there what is left of the other side.
+async fn ask(qmp: &Qmp, entry: &Entry, swap: &Swap) -> io::Result<On> {
+    let plan = plan_of(swap)?;
+    let layers = slice::from_ref(&plan);
+    let seen = flatten::look(qmp, layers).await.map_err(io::Error::other)?;
+    if seen != Some(On::Chain) {
+        // A guest that was let go on may wait for its writes, and QEMU for them with what it is asked to remove. As
+        // long as the mirror is there both files get what the guest writes, and it is cancelled now.
+        open_raw(entry, swap)?;
+    }
+    let on = match (seen, flatten::settle(qmp, layers).await) {
+        (Some(on), Err(why)) if !why.kind().is_unknown() => {
+            tracing::warn!(%why, "a node of an exchange that has ended is left behind");
+            on
+        }
+        (_, settled) => settled.map_err(io::Error::other)?,
+    };
+    if seen.is_none() && on == On::Chain {
+        // The mirror was completed before it could be cancelled: the qcow2 has everything.
+        names(swap)?.thaw_chain(MODE).map_err(io::Error::other)?;
+    }
+    Ok(on)
+}
+
+/// The raw image is the truth, and may be written to.
+fn open_raw(entry: &Entry, swap: &Swap) -> io::Result<()> {
+    hide(swap)?;
+    entry.disk.unpark();
+    Ok(())
+}
+
+/// Finds out where the disk is. `qmp`: its VM; none when that has ended.
+///
+/// # Errors
+/// Why that is not known.
+async fn where_is(entry: &Entry, swap: &Swap, qmp: Option<&Qmp>) -> io::Result<On> {
+    let asked = match qmp {
+        Some(qmp) => Some(ask(qmp, entry, swap).await),
+        None => None,
+    };
+    let said = match &asked {
+        Some(Ok(on)) => Said::On(*on),
+        Some(Err(_)) if !own::has_ended(&swap.qmp, swap.qemu.as_ref()) => Said::Nothing,
+        Some(Err(_)) | None => Said::Ended,
+    };
+    decide(said, swap.done, is_named(swap)?).ok_or_else(|| match asked {
+        Some(Err(why)) => why,
+        _ => io::Error::other("its vm has it on a qcow2 that was given up"),
+    })
 }
 
 /// Lets a guest run again that was stopped. One whose QEMU is gone needs nobody.
@@ -98,15 +180,10 @@ pub(crate) async fn make_qcow2(
 ) -> io::Result<PathBuf> {
     let path = qcow2_path(&entry.record().path);
     if let Some(swap) = entry.record().swap {
-        if !swap.done {
-            let is_its =
-                |now: QemuProcess| swap.qemu.as_ref().is_none_or(|own| own.is_process(&now));
-            let same = process_of(qmp).is_none_or(is_its);
-            settle_swap(registry, entry, swap, same.then_some(qmp)).await?;
-        }
-        if entry.record().swap.is_some() {
-            return Ok(path);
-        }
+        return match swap.done {
+            true => Ok(path),
+            false => Err(io::Error::other("its disk is between two places")),
+        };
     }
     refuse_used(registry, &path, &entry.record().name)?;
     refuse_untold(entry)?;
@@ -171,7 +248,7 @@ async fn go_over(
     let leaving = Leaving::begin(entry)?;
     let known = serde_json::to_value(&plan).map_err(io::Error::other)?;
     let (qmp_path, qemu) = (qmp.socket().to_owned(), process_of(qmp));
-    let swap = Swap { qmp: qmp_path, qemu, plan: known, running, done: false };
+    let mut swap = Swap { qmp: qmp_path, qemu, plan: known, running, done: false };
     set_swap(registry, entry, Some(swap.clone()))?;
     let began = Instant::now();
     let stopped = stop_equal(qmp, entry, fresh, running, &leaving).await;
@@ -183,33 +260,50 @@ async fn go_over(
     abort::step("Qcow2Named");
     let pivots = AtomicBool::new(false);
     let may_pivot = || stopped.check().map(|()| pivots.store(true, Ordering::SeqCst));
-    let may_open = || !pivots.load(Ordering::SeqCst) && block_in_place(|| give_up(&swap));
+    // What is written after that goes through the mirror, and so to both, until the disk is on the qcow2.
+    let may_open = || pivots.load(Ordering::SeqCst) || block_in_place(|| give_up(&swap));
     let pivoted = flatten::unflatten(qmp, slice::from_ref(&plan), &may_pivot);
     let mut quiet = Some(quiet);
     let pivoted = held_back(pivoted, &stopped, &mut quiet, may_open).await;
     abort::step("Qcow2Pivoted");
-    let on = match &pivoted {
-        Ok(_) => Ok(On::Chain),
-        Err(_) => flatten::settle(qmp, slice::from_ref(&plan)).await,
-    };
-    match on {
+    if stopped.check().is_err() {
+        // Whoever has let the guest go on may stop it.
+        runs_again(registry, entry);
+        swap.running = false;
+    }
+    // QEMU was never asked to complete the mirror: the disk is on the raw image, also if QEMU says nothing more. It
+    // may have to write there before it can end the mirror.
+    let stays = pivoted.is_err() && !pivots.load(Ordering::SeqCst) && give_up(&swap);
+    if let Some(quiet) = quiet.filter(|_| !stays) {
+        // Whoever writes to it could write to what is of the past.
+        entry.disk.park(quiet);
+    }
+    match pivoted {
+        Ok(_) => end_swap(registry, entry, swap, Some(qmp)).await?,
+        Err(why) => end_failed(registry, qmp, entry, swap, why).await?,
+    }
+    let ms = began.elapsed().as_secs_f64() * 1e3;
+    tracing::info!(image = entry.record().name, ms, "on a fresh qcow2");
+    Ok(())
+}
+
+/// Ends an exchange that failed, because of `why`, where the disk is found to be. Fails when that is not the qcow2.
+async fn end_failed(
+    registry: &Registry,
+    qmp: &Qmp,
+    entry: &Entry,
+    swap: Swap,
+    why: dray_qemu::Error,
+) -> io::Result<()> {
+    match where_is(entry, &swap, Some(qmp)).await {
+        Ok(On::Chain) => end_swap(registry, entry, swap, Some(qmp)).await,
         Ok(On::Export) => {
             stay(registry, entry, swap, Some(qmp)).await?;
-            drop(quiet);
-            pivoted.map(drop).map_err(io::Error::other)
+            Err(io::Error::other(why))
         }
-        Err(why) if why.kind() != ErrorKind::Closed => {
-            // Whoever writes to it could write to what is of the past.
-            quiet.into_iter().for_each(|quiet| entry.disk.park(quiet));
-            Err(io::Error::other(format!("it is not known where the disk is: {why}")))
-        }
-        _ => {
-            quiet.into_iter().for_each(|quiet| entry.disk.park(quiet));
-            entry.disk.fail_parked();
-            end_swap(registry, entry, swap, Some(qmp)).await?;
-            let ms = began.elapsed().as_secs_f64() * 1e3;
-            tracing::info!(image = entry.record().name, ms, "on a fresh qcow2");
-            Ok(())
+        Err(unknown) => {
+            tracing::warn!(image = entry.record().name, %unknown, "it is not known where a disk is");
+            Err(io::Error::other(format!("it was not known where the disk is: {why}")))
         }
     }
 }
@@ -220,15 +314,29 @@ fn set_swap(registry: &Registry, entry: &Entry, swap: Option<Swap>) -> io::Resul
 
 /// The disk is on the raw image: the qcow2 goes, and the guest goes on.
 async fn stay(registry: &Registry, entry: &Entry, swap: Swap, qmp: Option<&Qmp>) -> io::Result<()> {
-    if let Err(why) = remove_file(&swap) {
+    open_raw(entry, &swap)?;
+    let_run(qmp, &swap).await?;
+    set_swap(registry, entry, None).inspect_err(|_| runs_again(registry, entry))?;
+    if let Err(why) = names(&swap)?.remove_chain() {
         let path = plan_of(&swap)?.path();
         tracing::error!(path = %path.display(), %why, "cannot remove a file that is of no use");
     }
-    set_swap(registry, entry, None)?;
-    match qmp {
-        Some(qmp) => wake(qmp, swap.running).await.map_err(io::Error::other),
-        None => Ok(()),
+    Ok(())
+}
+
+/// The guest goes on if it ran, unless its VM has ended. It is let go on once: after that its user may have stopped
+/// it.
+async fn let_run(qmp: Option<&Qmp>, swap: &Swap) -> io::Result<()> {
+    let Some(qmp) = qmp.filter(|_| swap.running) else { return Ok(()) };
+    match status::cont(qmp).await {
+        Err(_) if own::has_ended(&swap.qmp, swap.qemu.as_ref()) => Ok(()),
+        ran => ran.map_err(io::Error::other),
     }
+}
+
+/// For this agent a guest runs again, although that could not be written down.
+fn runs_again(registry: &Registry, entry: &Entry) {
+    registry.change(entry, |record| record.swap.iter_mut().for_each(|swap| swap.running = false));
 }
 
 /// The disk is on the qcow2, which is the truth from now on, and the guest goes on.
@@ -238,14 +346,21 @@ async fn end_swap(
     swap: Swap,
     qmp: Option<&Qmp>,
 ) -> io::Result<()> {
-    set_swap(registry, entry, Some(Swap { done: true, ..swap.clone() }))?;
+    let running = swap.running && qmp.is_some();
+    set_swap(registry, entry, Some(Swap { done: true, running, ..swap.clone() }))?;
     abort::step("Qcow2Done");
+    entry.disk.park_now();
+    entry.disk.fail_parked();
     let Some(qmp) = qmp else { return Ok(()) };
     if let Err(why) = note_made(registry, qmp, &plan_of(&swap)?, record_of(entry, &swap)?) {
         tracing::warn!(%why, "what a disk's nodes were made with is not known any more");
     }
-    wake(qmp, swap.running).await.map_err(io::Error::other)?;
-    set_swap(registry, entry, Some(Swap { done: true, running: false, ..swap }))
+    let_run(Some(qmp), &swap).await?;
+    if let Err(why) = set_swap(registry, entry, Some(Swap { done: true, running: false, ..swap })) {
+        tracing::warn!(%why, "cannot write down that a guest runs again");
+        runs_again(registry, entry);
+    }
+    Ok(())
 }
 
 /// The qcow2 as an image: one that nobody has seen before.
@@ -267,17 +382,9 @@ pub(super) async fn settle_swap(
     swap: Swap,
     qmp: Option<&Qmp>,
 ) -> io::Result<()> {
-    let is_over = match qmp {
-        None => swap.done || is_named(&swap)?,
-        Some(qmp) => {
-            let plan = plan_of(&swap)?;
-            let on = flatten::settle(qmp, slice::from_ref(&plan)).await;
-            on.map_err(io::Error::other)? == On::Chain
-        }
-    };
-    match is_over {
-        true => end_swap(registry, entry, swap, qmp).await,
-        false => stay(registry, entry, swap, qmp).await,
+    match where_is(entry, &swap, qmp).await? {
+        On::Chain => end_swap(registry, entry, swap, qmp).await,
+        On::Export => stay(registry, entry, swap, qmp).await,
     }
 }
 
@@ -308,10 +415,14 @@ pub(crate) mod tests {
     use crate::config::Config;
     use crate::exports::ImageExports;
     use crate::leaving::left_stopped;
+    use dray_host::process::QemuProcess;
     use dray_host::store::Store;
     use dray_image::{Loss, LossLog};
     use dray_nbd::{Client, Exports};
     use dray_qemu::Pivot;
+    use serde_json::json;
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::net::UnixListener;
     use std::sync::Arc;
 
     const QCOW2: &[u8] = b"everything";
@@ -425,6 +536,67 @@ pub(crate) mod tests {
         assert_eq!(entry.record().swap, None);
         keep_raw(&host.registry, &entry).unwrap();
         assert_eq!(host.files(), ["vm.raw"]);
+    }
+
+    /// Everything ends after a qcow2 was given up, and somebody has made a file of its name by then.
+    #[test]
+    fn a_file_in_the_place_of_a_qcow2_that_was_given_up_is_not_the_truth() {
+        let host = Host::new();
+        let entry = host.raw(false);
+        std::fs::write(host.names().image(), QCOW2).unwrap();
+        assert!(give_up(&entry.record().swap.unwrap()));
+        std::fs::write(host.names().image(), "another").unwrap();
+        host.recover();
+        assert_eq!(entry.record().swap, None);
+        keep_raw(&host.registry, &entry).unwrap();
+        assert_eq!(host.files(), ["vm.qcow2", "vm.raw"]);
+        assert_eq!(std::fs::read(host.names().image()).unwrap(), b"another");
+    }
+
+    /// Where the disk is, for all that its VM may say.
+    #[test]
+    fn a_vm_that_runs_decides_and_without_one_the_name_does() {
+        let (raw, qcow2) = (Some(On::Export), Some(On::Chain));
+        // Done and named, done, named, neither.
+        let states = [(true, true), (true, false), (false, true), (false, false)];
+        let cells = |said| states.map(|(done, named)| decide(said, done, named));
+        assert_eq!(cells(Said::On(On::Export)), [raw; 4]);
+        assert_eq!(cells(Said::On(On::Chain)), [qcow2, qcow2, qcow2, None]);
+        assert_eq!(cells(Said::Ended), [qcow2, qcow2, qcow2, raw]);
+        assert_eq!(cells(Said::Nothing), [None; 4]);
+    }
+
+    /// Nobody answers at the socket of a VM whose process runs: nothing of the exchange is touched.
+    #[test]
+    fn a_vm_that_runs_and_is_silent_leaves_both() {
+        let host = Host::new();
+        let entry = host.raw(false);
+        std::fs::write(host.names().image(), QCOW2).unwrap();
+        let swap = entry.record().swap.unwrap();
+        let me = QemuProcess::find(&swap.qmp, std::process::id() as i32).unwrap();
+        let swap = Swap { qemu: Some(me), ..swap };
+        set_swap(&host.registry, &entry, Some(swap.clone())).unwrap();
+        let listener = UnixListener::bind(&swap.qmp).unwrap();
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let silent = std::thread::spawn(move || {
+            let (qemu, _) = listener.accept().unwrap();
+            let version = json!({ "qemu": { "major": 9, "minor": 0, "micro": 0 } });
+            writeln!(&qemu, "{}", json!({ "QMP": { "version": version, "capabilities": [] } }))
+                .unwrap();
+            let mut asked = String::new();
+            BufReader::new(&qemu).read_line(&mut asked).unwrap();
+            let asked: serde_json::Value = serde_json::from_str(&asked).unwrap();
+            writeln!(&qemu, "{}", json!({ "return": {}, "id": asked["id"] })).unwrap();
+            // And then the connection breaks.
+        });
+        let settled = runtime.block_on(async {
+            let qmp = Qmp::connect(&swap.qmp).await.unwrap();
+            settle_swap(&host.registry, &entry, swap.clone(), Some(&qmp)).await
+        });
+        silent.join().unwrap();
+        settled.unwrap_err();
+        assert_eq!(entry.record().swap, Some(swap));
+        assert_eq!(host.files(), [".vm.raw.dray-partial", "vm.qcow2"]);
     }
 
     /// Somebody else has made a file of the name before the qcow2 could have it.

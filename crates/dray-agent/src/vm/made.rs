@@ -6,7 +6,8 @@ use crate::flat::fresh::{self, qcow2_name};
 use crate::flat::swap;
 use crate::migration::messages::{Made, ToSourceShell};
 use crate::migration::target::Input;
-use dray_host::registry::{Entry, Operation, Place};
+use dray_api::{ApiError, ErrorKind};
+use dray_host::registry::{Entry, Operation, Place, Swap};
 use dray_qemu::{LayerPlan, Qmp};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +16,77 @@ use std::time::Duration;
 const AGAIN: Duration = Duration::from_millis(100);
 
 impl TargetVmTask {
+    /// Releases the disks. Returns when it is known where each of them is: it ends no exchange itself that was broken
+    /// off, but waits until the agent has ([`Agent::end_exchanges`](crate::agent::Agent)). None when the migration's
+    /// loop has ended before.
+    pub(super) async fn release_known(&mut self) -> Option<Result<(), String>> {
+        loop {
+            self.exchanges_end().await?;
+            let released = self.release().await;
+            let Err(why) = &released else { return Some(released) };
+            if self.between().is_none() {
+                self.say_raw(why);
+                return Some(released);
+            }
+        }
+    }
+
+    /// Waits until no image is between two places, and shows that.
+    async fn exchanges_end(&self) -> Option<()> {
+        let mut shown = None;
+        while let Some(image) = self.between() {
+            if self.told.is_closed() {
+                return None;
+            }
+            shown.get_or_insert_with(|| self.show_waiting(&image));
+            tokio::time::sleep(AGAIN).await;
+        }
+        let Some(shown) = shown else { return Some(()) };
+        self.slot.board.change(|board| drop(board.error.take_if(|error| *error == shown)));
+        Some(())
+    }
+
+    /// An image whose disk is between two places, as far as is known.
+    fn between(&self) -> Option<String> {
+        let made = |name: &str| self.registry.get(name).map(|entry| entry.record());
+        let images = self.slot.intent().images;
+        let mut records = images.iter().filter_map(|image| made(image.name_here()));
+        let found = records.find(|record| record.swap.as_ref().is_some_and(Swap::is_under_way));
+        found.map(|record| record.name)
+    }
+
+    fn show_waiting(&self, image: &str) -> ApiError {
+        let why = format!("the disk of image '{image}' is between two places");
+        let hint = "it ends when the vm's QEMU answers at its QMP socket, or has ended";
+        let error = ApiError::new(ErrorKind::Hypervisor, "the last step waits for QEMU", why);
+        let error = error.hint(hint);
+        self.slot.board.notice(error.to_string());
+        self.slot.board.change(|board| board.error = Some(error.clone()));
+        error
+    }
+
+    /// Whether the disk is on the qcow2 that was made of image `number` already.
+    pub(super) fn is_made(&mut self, number: usize, entry: &Entry) -> bool {
+        let record = entry.record();
+        let made = record.swap.is_some_and(|swap| swap.done);
+        if made {
+            self.say(number, Made::Done { name: qcow2_name(&record.name) });
+        }
+        made
+    }
+
+    /// No qcow2 is made any more of images of which none was made.
+    fn say_raw(&mut self, why: &str) {
+        for (number, image) in self.slot.intent().images.iter().enumerate() {
+            let entry = self.registry.get(image.name_here());
+            let made = entry.is_some_and(|entry| self.is_made(number, &entry));
+            if image.qcow2 && !made && !self.made.contains_key(&number) {
+                let why = self.unsure.get(&number).map_or(why, String::as_str).to_owned();
+                self.say(number, Made::Raw { why });
+            }
+        }
+    }
+
     /// Makes a qcow2 of image `number`; false when the disk stays on the raw image, which has its name
     /// then.
     ///
@@ -33,6 +105,11 @@ impl TargetVmTask {
             self.say(number, Made::Raw { why: "an earlier try failed".to_owned() });
             return Ok(false);
         }
+        if let Some(why) = self.unsure.get(&number).cloned() {
+            // Its guest is not stopped once more for it.
+            self.stays_raw(number, entry, why)?;
+            return Ok(false);
+        }
         let _operation = self.alone_with(&record.name).await;
         let run_dir = &self.config.run_dir;
         let progress = self.progress(number);
@@ -42,13 +119,19 @@ impl TargetVmTask {
             return Ok(true);
         };
         if entry.record().swap.is_some() {
+            self.unsure.insert(number, why.to_string());
             return Err(why.to_string());
         }
-        tracing::warn!(image = record.name, %why, "no qcow2 is made of it: it stays raw");
-        self.slot.board.notice(format!("{} stays raw: {why}", record.name));
-        self.say(number, Made::Raw { why: why.to_string() });
-        swap::keep_raw(&self.registry, entry).map_err(|why| why.to_string())?;
+        self.stays_raw(number, entry, why.to_string())?;
         Ok(false)
+    }
+
+    fn stays_raw(&mut self, number: usize, entry: &Entry, why: String) -> Result<(), String> {
+        let image = entry.record().name;
+        tracing::warn!(image, why, "no qcow2 is made of it: it stays raw");
+        self.slot.board.notice(format!("{image} stays raw: {why}"));
+        self.say(number, Made::Raw { why });
+        swap::keep_raw(&self.registry, entry).map_err(|why| why.to_string())
     }
 
     /// Waits until an exchange that an agent before this one died in has been ended, where that is being tried.

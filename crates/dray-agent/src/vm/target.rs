@@ -32,6 +32,8 @@ pub struct TargetVmTask {
     pub released: bool,
     /// What was made of images, by their numbers.
     pub made: BTreeMap<usize, Made>,
+    /// Images that became no qcow2, and of which it was not known at first where the disk is: why.
+    pub unsure: BTreeMap<usize, String>,
     /// What its loop tells.
     pub told: UnboundedReceiver<Told>,
     /// The agent's configuration.
@@ -205,7 +207,13 @@ impl TargetVmTask {
     async fn finish(&mut self) {
         let settings = self.slot.intent().settings;
         if settings.release && self.slot.intent().guest.is_some() {
-            let result = if self.released { self.say_made() } else { self.release().await };
+            let result = match self.released {
+                true => self.say_made(),
+                false => match self.release_known().await {
+                    Some(result) => result,
+                    None => return,
+                },
+            };
             if let Err(why) = &result {
                 tracing::warn!(migration = %self.slot.board.migration, why, "cannot release disks");
             }
@@ -216,14 +224,24 @@ impl TargetVmTask {
         self.slot.send(Input::Finished);
     }
 
-    async fn release(&mut self) -> Result<(), String> {
+    pub(super) async fn release(&mut self) -> Result<(), String> {
         let intent = self.slot.intent();
         let guest = intent.guest.ok_or("the migration has no vm")?;
-        let vm = self.connect(true).await?;
-        let qmp = vm.monitor();
+        let mut left = Vec::new();
         for (number, plan) in plans(&guest)? {
             let image = intent.images.get(number).ok_or("the plan names no image")?;
             let entry = self.registry.get(image.name_here()).ok_or("the image is not there")?;
+            if !self.is_made(number, &entry) {
+                left.push((number, plan, image, entry));
+            }
+        }
+        if left.is_empty() {
+            // Also of a VM that has ended.
+            return Ok(());
+        }
+        let vm = self.connect(true).await?;
+        let qmp = vm.monitor();
+        for (number, plan, image, entry) in left {
             if image.qcow2 && self.make_qcow2(qmp, number, &entry, &plan).await? {
                 continue;
             }

@@ -25,3 +25,4 @@ mod several;
 mod stage;
 mod strategies;
 mod unanswered;
+mod unsure_swap;

@@ -7,10 +7,11 @@ use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 /// Carries lines between the client and QEMU's monitor. One command is the last that QEMU gets: its answer
-/// reaches nobody. A program of its own, as dray reads the command line of whoever listens.
+/// reaches nobody. Then it ends, or goes on for whoever connects anew. A program of its own, as dray reads the
+/// command line of whoever listens.
 const EAVESDROPPER: &str = r#"
 use IO::Socket::UNIX; use IO::Select;
-my ($between, $monitor, $last) = @ARGV;
+my ($between, $monitor, $last, $stays) = @ARGV;
 my $listener = IO::Socket::UNIX->new(Local => $between, Listen => 5) or die "listen: $!";
 while (my $client = $listener->accept) {
     my $qemu = IO::Socket::UNIX->new(Peer => $monitor) or die "connect: $!";
@@ -21,7 +22,12 @@ while (my $client = $listener->accept) {
             while ($text{$from} =~ s/^(.*\n)//) {
                 my $line = $1;
                 if ($from == $qemu) {
-                    exit 0 if $asked && $line !~ /"event"/;
+                    if ($asked && $line !~ /"event"/) {
+                        exit 0 unless $stays;
+                        ($last, $asked) = ("\0", 0);
+                        open my $broken, ">", "$between.broken";
+                        last CLIENT;
+                    }
                     syswrite $client, $line unless $asked;
                     next;
                 }
@@ -34,25 +40,39 @@ while (my $client = $listener->accept) {
     exit 1 if $asked;
 }"#;
 
-struct Eavesdropper {
-    socket: PathBuf,
+pub struct Eavesdropper {
+    pub socket: PathBuf,
     process: Child,
 }
 
 impl Eavesdropper {
     /// On the way to the monitor of the stage's QEMU, up to the answer to `last`.
     fn start(stage: &Stage, last: &str) -> Self {
-        let monitor = stage.source.qmp_path();
+        Self::between(&stage.source.qmp_path(), stage.source.pid(), [last, ""])
+    }
+
+    /// On the way to the monitor of the QEMU that waits at the target. The connection breaks at `last`, once.
+    pub fn once(stage: &Stage, last: &str) -> Self {
+        let target = stage.target.as_ref().expect("target");
+        Self::between(&target.qmp_path(), target.pid(), [last, "stays"])
+    }
+
+    fn between(monitor: &Path, pid: u32, how: [&str; 2]) -> Self {
         let socket = monitor.with_extension("between");
         let mut perl = Command::new("perl");
-        perl.args(["-e", EAVESDROPPER, "--"]).args([&socket, &monitor]).arg(last);
-        let process = perl.args(arguments_of(stage.source.pid())).spawn().expect("perl");
+        perl.args(["-e", EAVESDROPPER, "--"]).args([&socket, monitor]).args(how);
+        let process = perl.args(arguments_of(pid)).spawn().expect("perl");
         let deadline = Instant::now() + PATIENCE;
         while !socket.exists() {
             assert!(Instant::now() < deadline, "nobody listens");
             std::thread::sleep(Duration::from_millis(10));
         }
         Self { socket, process }
+    }
+
+    /// Whether QEMU has answered to what nobody hears the answer of.
+    pub fn is_broken(&self) -> bool {
+        self.socket.with_extension("between.broken").exists()
     }
 
     fn end(mut self) -> ExitStatus {

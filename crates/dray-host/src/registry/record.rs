@@ -83,6 +83,13 @@ pub struct Swap {
     pub done: bool,
 }
 
+impl Swap {
+    /// Whether it has not come to its end, or its guest may be stopped since.
+    pub fn is_under_way(&self) -> bool {
+        !self.done || self.running
+    }
+}
+
 /// What a claim has made zeros of.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Lost {
