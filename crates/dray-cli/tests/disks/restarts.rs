@@ -511,6 +511,16 @@ fn a_source_whose_file_is_another_one_after_the_handover_sends_nothing_of_it() {
         std::fs::rename(&kept, &path).unwrap();
         wait_for("its own file", WAIT, || closed(&lab.a).is_none()).unwrap();
     }
+    // It lies under the name that the image had before.
+    let before = lab.a.pool().join(IMAGE);
+    lab.a.kill();
+    std::fs::rename(&path, &kept).unwrap();
+    std::fs::copy(&other, &before).unwrap();
+    lab.a.start();
+    assert!(closed(&lab.a).is_some_and(|why| why.contains("another file")));
+    std::fs::remove_file(&before).unwrap();
+    std::fs::rename(&kept, &path).unwrap();
+    wait_for("its own file", WAIT, || closed(&lab.a).is_none()).unwrap();
     assert_eq!(read(&mut client(&lab.b), 9), content(9, 1));
     to_the_end(&lab);
     assert_eq!(read(&mut client(&lab.b), 2000), content(2000, 1));
@@ -552,4 +562,13 @@ fn an_image_whose_pool_is_not_mounted_is_not_the_file_below() {
     assert!(shown.as_ref().is_some_and(|why| why.contains("mounted")), "{shown:?}");
     wait_for("its own file", WAIT, || closed(&lab.a).is_none()).unwrap();
     assert_eq!(read(&mut client(&lab.a), 5), [9; BLOCK as usize]);
+    // The pool moves to another disk for good: whoever looks after it says so.
+    lab.a.stop();
+    std::fs::remove_file(lab.a.dir.join("state/images").join(format!("{IMAGE}.clients"))).unwrap();
+    run(Command::new("umount").arg(&pool.path));
+    lab.a.start();
+    assert!(closed(&lab.a).is_some_and(|why| why.contains("images remove")));
+    assert!(lab.a.dray(&["images", "remove", IMAGE]).status.success());
+    lab.a.add(IMAGE);
+    assert_eq!(read(&mut client(&lab.a), 5), content(5, first_version(5, SMALL)));
 }

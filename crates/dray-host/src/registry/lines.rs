@@ -32,15 +32,22 @@ pub(super) fn line_path(store: &Store, name: &str) -> StatePath {
     store.images().join(format!("{name}.line"))
 }
 
+/// Where the image's file would be opened: under the first of the names that it may have.
+fn found_at(store: &Store, record: &ImageRecord) -> Option<StatePath> {
+    let places = std::iter::once(record.place).chain(record.other_places());
+    let paths =
+        places.filter_map(|place| ImageRecord { place, ..record.clone() }.current_path().ok());
+    paths.map(|path| store.beside(&path)).find(|path| path.exists().unwrap_or(true))
+}
+
 /// Whether another file lies at an image's path than the one that its line, or what is known of a copy, is of.
 pub(super) fn is_other_file(store: &Store, record: &ImageRecord) -> bool {
-    let Ok(path) = record.current_path() else { return false };
     let file =
         !record.read_only && record.flat.is_none() && !record.device && record.in_place.is_none();
     if !file || record.state == CopyState::Incoming {
         return false;
     }
-    let path = store.beside(&path);
+    let Some(path) = found_at(store, record) else { return false };
     match &record.replica {
         Some(copy) => stamp_of(&path).is_ok_and(|now| now.inode != copy.stamp.inode),
         None => Line::is_of_another(&line_path(store, &record.name), &path),

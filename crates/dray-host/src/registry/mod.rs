@@ -174,7 +174,7 @@ impl Registry {
 
     /// Another file lies where that of an image was. An owner's may have been replaced while no agent ran, as by
     /// a restored one. It is not opened where it would be taken for what it is not.
-    fn refuse_other_file(&self, record: &ImageRecord) -> io::Result<()> {
+    pub(super) fn refuse_other_file(&self, record: &ImageRecord) -> io::Result<()> {
         if !lines::is_other_file(&self.store, record) {
             return Ok(());
         }
@@ -189,7 +189,14 @@ impl Registry {
         } else {
             return Ok(());
         };
-        Err(io::Error::other(format!("another file is at {path} than {than}")))
+        let name = &record.name;
+        let or = match record.migration {
+            None => {
+                format!(" (if it is the right one: `dray images remove {name}`, then add it again)")
+            }
+            Some(_) => String::new(),
+        };
+        Err(io::Error::other(format!("another file is at {path} than {than}{or}")))
     }
 
     /// Where the image's file is found from now on.

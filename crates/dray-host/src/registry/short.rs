@@ -116,7 +116,7 @@ impl Registry {
         record.whole = record.whole || is_whole(&record, &*entry.file);
     }
 
-    /// Forgets an image that is closed because its file is too short, if it belongs to this host and takes part
+    /// Forgets an image that is closed because its file is too short, or another one, if it belongs to this host and takes part
     /// in no migration. Its file stays as it is. None when there is no such image; its clients are cut off.
     ///
     /// # Errors
@@ -131,12 +131,13 @@ impl Registry {
         Ok(Some(closed))
     }
 
-    /// Whether it is closed because its file is too short, and nobody but this host has to do with it.
+    /// Whether it is closed because its file is too short, or another one, and nobody but this host has to do with it.
     fn is_short(&self, name: &str, closed: &Closed) -> bool {
         let Some(absent) = &closed.absent else { return false };
         let record = &absent.record;
         let is_owned = record.state == CopyState::Owner && record.migration.is_none();
         let is_short = match self.open_file(record) {
+            _ if self.refuse_other_file(record).is_err() => true,
             Ok(file) => refuse(record, &*file).is_err_and(|why| of(&why).is_some()),
             Err(_) => device(record).is_some(),
         };
