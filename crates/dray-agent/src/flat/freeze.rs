@@ -4,7 +4,6 @@
 //! ([`Agent::end_exchanges`]) lets it go on where its disk is by then.
 
 use super::recover::turn_of;
-use super::swap::wake;
 use super::{QUIET, chain_of, held_back};
 use crate::agent::Agent;
 use crate::ops::images::{random_id, real_path};
@@ -13,7 +12,7 @@ use crate::ops::splice::{activate_stopped, adopted_name};
 use crate::released::note_made;
 use crate::released::taking::export;
 use crate::vm::picture::{LayerPicture, Picture};
-use crate::vm::qemu_error;
+use crate::vm::{own, qemu_error};
 use dray_api::{ApiError, ApiResult, ErrorKind, SplicedDisk};
 use dray_host::flat::{Flat, FlatRecord, Turn, open_overlay};
 use dray_host::migration::abort;
@@ -166,7 +165,7 @@ impl Agent {
         if matches!(on, Ok(On::Export)) {
             entry.disk.unpark();
         }
-        self.let_go_on(what, qmp, running).await?;
+        self.let_go_on(what, qmp, entry, running).await?;
         let ended = match on {
             Ok(On::Export) => self.end_turn(entry),
             Ok(On::Chain) => self.forget_home(qmp, entry),
@@ -229,9 +228,24 @@ impl Agent {
     }
 
     /// An exchange is over and its guest runs again. Until then the turn is durable, so that whoever
-    /// finds it lets the guest go on. One whose QEMU is gone needs nobody.
-    pub(super) async fn let_go_on(&self, what: &str, qmp: &Qmp, running: bool) -> ApiResult<()> {
-        wake(qmp, running).await.map_err(|why| qemu_error(what, &why))
+    /// finds it lets the guest go on. One whose QEMU has ended needs nobody; a connection that has closed says
+    /// nothing of that.
+    pub(super) async fn let_go_on(
+        &self,
+        what: &str,
+        qmp: &Qmp,
+        entry: &Entry,
+        running: bool,
+    ) -> ApiResult<()> {
+        if !running {
+            return Ok(());
+        }
+        let adopted = entry.record().adopted;
+        let ended = || adopted.is_some_and(|vm| own::has_ended(&vm.qmp, vm.qemu.as_ref()));
+        match status::cont(qmp).await {
+            Err(_) if ended() => Ok(()),
+            ran => ran.map_err(|why| qemu_error(what, &why)),
+        }
     }
 
     /// The disk is on its overlay and its guest runs as before.

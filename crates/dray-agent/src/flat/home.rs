@@ -93,7 +93,7 @@ impl Agent {
         };
         let is_home = matches!(on, Ok(On::Chain));
         self.close_overlay(entry, &on, running, quiet).await;
-        self.let_go_on(&what, qmp, running).await?;
+        self.let_go_on(&what, qmp, entry, running).await?;
         drop(leaving);
         abort::step("HomeForget");
         let ended = match on {

@@ -123,7 +123,7 @@ impl Agent {
                 entry.disk.unpark();
             }
         }
-        let goes_on = self.let_go_on("cannot wake a guest", qmp, turn.running).await;
+        let goes_on = self.let_go_on("cannot wake a guest", qmp, entry, turn.running).await;
         goes_on.map_err(io::Error::other)?;
         let ended = match on {
             On::Chain => self.forget_home(qmp, entry),

@@ -23,7 +23,7 @@ use dray_host::migration::abort;
 use dray_host::registry::{CopyState, Entry, ImageRecord, MODE, Place, Registry, Swap};
 use dray_image::{ImageNames, Quiesced};
 use dray_qemu::flatten::{self, On};
-use dray_qemu::{ErrorKind, LayerPlan, Qmp, Stopped, status};
+use dray_qemu::{LayerPlan, Qmp, Stopped, status};
 use dray_types::{Epoch, ImageId};
 use serde::Deserialize;
 use std::io;
@@ -150,17 +150,6 @@ async fn where_is(entry: &Entry, swap: &Swap, qmp: Option<&Qmp>) -> io::Result<O
         Some(Err(why)) => why,
         _ => io::Error::other("its vm has it on a qcow2 that was given up"),
     })
-}
-
-/// Lets a guest run again that was stopped. One whose QEMU is gone needs nobody.
-pub(super) async fn wake(qmp: &Qmp, running: bool) -> dray_qemu::Result<()> {
-    if !running {
-        return Ok(());
-    }
-    match status::cont(qmp).await {
-        Err(why) if why.kind() == ErrorKind::Closed => Ok(()),
-        ran => ran,
-    }
 }
 
 /// Makes a qcow2 of a complete raw image whose disk is [`flattened`](LayerPlan::flattened), while

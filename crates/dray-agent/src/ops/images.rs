@@ -259,7 +259,7 @@ impl Agent {
         }
         if self.registry.get(&command.name).is_none()
             && !command.delete
-            && let Some(status) = self.forget_short(&what, &command.name)?
+            && let Some(status) = self.forget_unfit(&what, &command.name)?
         {
             return Ok(status);
         }
@@ -306,9 +306,9 @@ impl Agent {
 
 impl Agent {
     /// Forgets an image that is closed because its file is too short; none when it is no such image.
-    fn forget_short(&self, what: &str, name: &str) -> ApiResult<Option<ImageStatus>> {
+    fn forget_unfit(&self, what: &str, name: &str) -> ApiResult<Option<ImageStatus>> {
         let _operation = self.operate(what, name, "images remove")?;
-        let forgotten = self.registry.forget_short(name).map_err(|why| io_error(what, why))?;
+        let forgotten = self.registry.forget_unfit(name).map_err(|why| io_error(what, why))?;
         Ok(forgotten.map(|closed| self.absent_status(name.to_owned(), closed)))
     }
 }

@@ -112,9 +112,9 @@ fn served(registry: &Registry) -> BTreeSet<ImageId> {
 mod tests {
     use super::*;
     use crate::flat::tests::Plain;
-    use crate::migration::intent::{Options, Settings, SourceImage, Way};
+    use crate::migration::intent::SourceImage;
+    use crate::migration::intent::tests::options_of_a_test;
     use crate::migration::log::{End, Log};
-    use dray_api::{Order, Tuning};
     use dray_types::{Attempt, Epoch};
     use dray_wire::{HandedOver, ImageOffer, MapHash};
     use std::sync::Arc;
@@ -150,24 +150,12 @@ mod tests {
 
         fn intend(&self, begun: bool) -> Folder {
             let offer = ImageOffer { id: IMAGE, name: "x".into(), len: 8192, read_only: false };
-            let options = Options {
-                strategy: dray_engine::Strategy::Hybrid,
-                order: Order::default(),
-                tuning: Tuning::default(),
-                bandwidth: None,
-                max_downtime_ms: 300,
-                deadline_ms: None,
-                way: Way::default(),
-                settings: Settings::default(),
-                remove_replica: false,
-                no_reuse: true,
-            };
             let intent = SourceIntent {
                 migration: MIGRATION,
                 peer: "b".into(),
                 images: vec![SourceImage::new("x".into(), offer, "x".into(), None)],
                 vm: None,
-                options: begun.then_some(options),
+                options: begun.then(options_of_a_test),
                 epoch: Epoch(1),
                 started_unix_ms: 0,
                 adopted: Vec::new(),

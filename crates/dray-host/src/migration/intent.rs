@@ -271,3 +271,24 @@ pub(crate) fn check_lens(lens: impl Iterator<Item = u64>) -> io::Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A migration away that has begun.
+    pub(crate) fn options_of_a_test() -> Options {
+        Options {
+            strategy: dray_engine::Strategy::Hybrid,
+            order: Order::default(),
+            tuning: Tuning::default(),
+            bandwidth: None,
+            max_downtime_ms: 300,
+            deadline_ms: None,
+            way: Way::default(),
+            settings: Settings::default(),
+            remove_replica: false,
+            no_reuse: true,
+        }
+    }
+}

@@ -133,7 +133,7 @@ impl<L: Launch> Revival<'_, L> {
     /// Whether a migration that was abandoned will never be resumed: an image of it was let go since, and another
     /// one has its name.
     fn cannot_resume(&self, folder: &Folder, intent: &SourceIntent) -> io::Result<bool> {
-        if !is_abandoned(folder)? {
+        if !is_abandoned(&records_away(folder)?) {
             return Ok(false);
         }
         let moved = written(intent.clone());
@@ -150,12 +150,16 @@ impl<L: Launch> Revival<'_, L> {
     }
 
     /// Closes the images of a migration that cannot be brought back. An intent that cannot be read
-    /// names none: the images' own records do. One that was abandoned has none any more.
+    /// names none: the images' own records do. One that was abandoned has none any more, and one that is done only
+    /// those that are bound to it.
     fn stay_closed(&self, folder: &Folder, end: End, why: &str) {
-        if end == End::Source && is_abandoned(folder).unwrap_or(false) {
+        let records = records_away(folder).unwrap_or_default();
+        if end == End::Source && is_abandoned(&records) {
             return;
         }
         let named = match end {
+            // What is bound to it still is a copy. Of another one that has come back since it says nothing.
+            End::Source if records.contains(&SourceRecord::Done) => Ok(BTreeMap::new()),
             End::Source => read_intent(folder, SOURCE_INTENT).map(written),
             End::Target => read_intent(folder, TARGET_INTENT).map(|intent: TargetIntent| {
                 let ids = intent
@@ -243,15 +247,19 @@ pub(crate) fn written(intent: SourceIntent) -> BTreeMap<String, ImageId> {
     images.map(|image| (image.name, image.offer.id)).collect()
 }
 
-/// Whether the last that the journal of a migration away says is that it was abandoned: its images are this host's,
-/// and take no part in it.
-fn is_abandoned(folder: &Folder) -> io::Result<bool> {
-    let records: Vec<SourceRecord> = standing::read(&folder.file(SOURCE_JOURNAL))?;
-    Ok(records.iter().fold(false, |abandoned, record| match record {
+/// What the journal of a migration away says; nothing of one to here.
+fn records_away(folder: &Folder) -> io::Result<Vec<SourceRecord>> {
+    standing::read(&folder.file(SOURCE_JOURNAL))
+}
+
+/// Whether the last that a migration away has recorded is that it was abandoned: its images are this host's, and take
+/// no part in it.
+fn is_abandoned(records: &[SourceRecord]) -> bool {
+    records.iter().fold(false, |abandoned, record| match record {
         SourceRecord::Abandoned => true,
         SourceRecord::Resumed => false,
         _ => abandoned,
-    }))
+    })
 }
 
 /// What an operator can do about a migration that cannot be brought back.
@@ -297,5 +305,77 @@ impl NamesMigration for TargetIntent {
 
     fn check(&self) -> io::Result<()> {
         check_lens(self.images.iter().map(|image| image.offer.len))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flat::tests::Plain;
+    use crate::migration::intent::SourceImage;
+    use crate::migration::intent::tests::options_of_a_test;
+    use crate::migration::log::Log;
+    use dray_types::Epoch;
+    use dray_wire::ImageOffer;
+
+    const AWAY: MigrationId = MigrationId(7);
+    const IMAGE: &str = "disk";
+
+    /// No loop starts.
+    struct Never;
+
+    impl Launch for Never {
+        type Source = ();
+
+        fn source(&self, _intent: SourceIntent) -> io::Result<()> {
+            Err(io::Error::other("another image of it is not there"))
+        }
+
+        fn target(&self, _intent: TargetIntent) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn seeds(&self) {}
+    }
+
+    /// Whether an image that is this host's, and takes part in no migration, is closed because of one away that has
+    /// recorded `records` and cannot be brought back.
+    fn is_closed(records: &[SourceRecord]) -> bool {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&dir.path().join("state")).unwrap();
+        let registry = Registry::load(store.clone(), Arc::new(Plain)).unwrap();
+        let path = dir.path().join(IMAGE);
+        std::fs::write(&path, [0; 8192]).unwrap();
+        let record = ImageRecord::owned(IMAGE.into(), ImageId(3), path.clone(), 8192);
+        registry.add(record.clone(), registry.open_file(&record).unwrap()).unwrap();
+        let offer = ImageOffer { id: ImageId(3), name: IMAGE.into(), len: 8192, read_only: false };
+        let intent = SourceIntent {
+            migration: AWAY,
+            peer: "hostb".into(),
+            images: vec![SourceImage::new(IMAGE.into(), offer, path, None)],
+            vm: None,
+            options: Some(options_of_a_test()),
+            epoch: Epoch(1),
+            started_unix_ms: 0,
+            adopted: Vec::new(),
+        };
+        let folder = Folder::begin(&store, AWAY, End::Source, &intent).unwrap();
+        Log::open(&folder.file(SOURCE_JOURNAL)).unwrap().0.append(records).unwrap();
+        let unrevived = Unrevived::default();
+        let revival =
+            Revival { store: &store, registry: &registry, unrevived: &unrevived, launch: &Never };
+        assert!(revival.begin().is_empty());
+        registry.closed(IMAGE).is_some()
+    }
+
+    /// It may have been handed over, unless the journal says that this came to nothing; when that was done, the
+    /// image has come back since, by its record.
+    #[test]
+    fn an_image_is_closed_by_name_while_its_migration_may_have_it() {
+        use SourceRecord::{Abandoned, Begun, Done, Resumed};
+        assert!(is_closed(&[Begun]));
+        assert!(!is_closed(&[Begun, Abandoned]));
+        assert!(is_closed(&[Begun, Abandoned, Resumed]));
+        assert!(!is_closed(&[Begun, Done]));
     }
 }

@@ -121,9 +121,9 @@ impl Registry {
     ///
     /// # Errors
     /// What the store reports.
-    pub fn forget_short(&self, name: &str) -> io::Result<Option<Closed>> {
+    pub fn forget_unfit(&self, name: &str) -> io::Result<Option<Closed>> {
         let _opening = self.opening.lock();
-        let Some(closed) = self.closed(name).filter(|closed| self.is_short(name, closed)) else {
+        let Some(closed) = self.closed(name).filter(|closed| self.is_unfit(name, closed)) else {
             return Ok(None);
         };
         self.forget(name)?;
@@ -132,15 +132,15 @@ impl Registry {
     }
 
     /// Whether it is closed because its file is too short, or another one, and nobody but this host has to do with it.
-    fn is_short(&self, name: &str, closed: &Closed) -> bool {
+    fn is_unfit(&self, name: &str, closed: &Closed) -> bool {
         let Some(absent) = &closed.absent else { return false };
         let record = &absent.record;
         let is_owned = record.state == CopyState::Owner && record.migration.is_none();
-        let is_short = match self.open_file(record) {
+        let is_unfit = match self.open_file(record) {
             _ if self.refuse_other_file(record).is_err() => true,
             Ok(file) => refuse(record, &*file).is_err_and(|why| of(&why).is_some()),
             Err(_) => device(record).is_some(),
         };
-        is_owned && is_short && self.get(name).is_none()
+        is_owned && is_unfit && self.get(name).is_none()
     }
 }
