@@ -62,8 +62,11 @@ impl Agent {
         let image = entry.record().name;
         let key = format!("exchange.{image}");
         let what = format!("the disk of image '{image}' is between two places");
-        let hint = "this is tried again until its QEMU answers at its QMP socket, or has ended";
-        self.troubles.settle(&key, &what, why, hint);
+        let hint = format!(
+            "this is tried again until its QEMU answers at its QMP socket, or has ended; if that QEMU waits for this \
+             disk itself, `dray unstall {image} --fail` lets it go on, with errors for what it waits for"
+        );
+        self.troubles.settle(&key, &what, why, &hint);
     }
 
     /// Tries once more to end the exchanges that this agent has begun itself, and of which it does not know how they

@@ -6,6 +6,8 @@ use crate::flat::fresh::{self, qcow2_name};
 use crate::flat::swap;
 use crate::migration::messages::{Made, ToSourceShell};
 use crate::migration::target::Input;
+use crate::released::NotReleased;
+use crate::vm::own;
 use dray_api::{ApiError, ErrorKind};
 use dray_host::registry::{Entry, Operation, Place, Swap};
 use dray_qemu::{LayerPlan, Qmp};
@@ -14,21 +16,82 @@ use std::time::Duration;
 
 /// Pause between two looks whether somebody is at an image.
 const AGAIN: Duration = Duration::from_millis(100);
+/// Pause between two questions to a QEMU that has not answered.
+const ASK_AGAIN: Duration = Duration::from_secs(2);
+
+/// Why disks were not released.
+pub(super) enum Unreleased {
+    /// The disk is where it was.
+    Stays(String),
+    /// QEMU has not said whether the disk of `image` is on its file.
+    Unknown { image: String, why: String },
+    /// QEMU could not be asked.
+    NotAsked(String),
+}
+
+impl Unreleased {
+    pub(super) fn of(image: String, why: &NotReleased) -> Self {
+        match why {
+            NotReleased::Qemu(error) if error.kind().is_unknown() => {
+                Self::Unknown { image, why: why.to_string() }
+            }
+            _ => Self::Stays(why.to_string()),
+        }
+    }
+
+    fn why(self) -> String {
+        match self {
+            Self::Stays(why) | Self::Unknown { why, .. } | Self::NotAsked(why) => why,
+        }
+    }
+}
+
+impl From<String> for Unreleased {
+    fn from(why: String) -> Self {
+        Self::Stays(why)
+    }
+}
+
+impl From<&str> for Unreleased {
+    fn from(why: &str) -> Self {
+        Self::Stays(why.to_owned())
+    }
+}
 
 impl TargetVmTask {
-    /// Releases the disks. Returns when it is known where each of them is: it ends no exchange itself that was broken
-    /// off, but waits until the agent has ([`Agent::end_exchanges`](crate::agent::Agent)). None when the migration's
-    /// loop has ended before.
+    /// Releases the disks. Returns when it is known where each of them is. A swap that was broken off is not ended
+    /// here: the agent does that ([`Agent::end_exchanges`](crate::agent::Agent)). A release of which QEMU has not
+    /// said how it ended is asked of it again, until it says so or has ended. None when the migration's loop has
+    /// ended before.
     pub(super) async fn release_known(&mut self) -> Option<Result<(), String>> {
-        loop {
+        let mut shown = None;
+        let released = loop {
             self.exchanges_end().await?;
-            let released = self.release().await;
-            let Err(why) = &released else { return Some(released) };
-            if self.between().is_none() {
-                self.say_raw(why);
-                return Some(released);
+            match self.release().await {
+                Err(_) if self.between().is_some() => continue,
+                Err(Unreleased::Unknown { image, why }) if !self.has_ended() => {
+                    tracing::warn!(image, why, "QEMU has not said whether it has a disk back");
+                    shown.get_or_insert_with(|| self.show_waiting(&image));
+                }
+                Err(Unreleased::NotAsked(_)) if shown.is_some() && !self.has_ended() => {}
+                known => break known.map_err(Unreleased::why),
             }
+            if self.told.is_closed() {
+                return None;
+            }
+            tokio::time::sleep(ASK_AGAIN).await;
+        };
+        self.show_no_longer(shown);
+        if let Err(why) = &released {
+            self.say_raw(why);
         }
+        Some(released)
+    }
+
+    /// Whether the guest's QEMU has ended.
+    fn has_ended(&self) -> bool {
+        let guest = self.slot.intent().guest;
+        guest.is_none_or(|guest| own::has_ended(&guest.qmp, self.checked.as_ref()))
     }
 
     /// Waits until no image is between two places, and shows that.
@@ -41,9 +104,13 @@ impl TargetVmTask {
             shown.get_or_insert_with(|| self.show_waiting(&image));
             tokio::time::sleep(AGAIN).await;
         }
-        let Some(shown) = shown else { return Some(()) };
-        self.slot.board.change(|board| drop(board.error.take_if(|error| *error == shown)));
+        self.show_no_longer(shown);
         Some(())
+    }
+
+    fn show_no_longer(&self, shown: Option<ApiError>) {
+        let Some(shown) = shown else { return };
+        self.slot.board.change(|board| drop(board.error.take_if(|error| *error == shown)));
     }
 
     /// An image whose disk is between two places, as far as is known.
@@ -57,7 +124,10 @@ impl TargetVmTask {
 
     fn show_waiting(&self, image: &str) -> ApiError {
         let why = format!("the disk of image '{image}' is between two places");
-        let hint = "it ends when the vm's QEMU answers at its QMP socket, or has ended";
+        let hint = format!(
+            "it ends when the vm's QEMU answers at its QMP socket, or has ended; if that QEMU waits for this disk \
+             itself, `dray unstall {image} --fail` lets it go on, with errors for what it waits for"
+        );
         let error = ApiError::new(ErrorKind::Hypervisor, "the last step waits for QEMU", why);
         let error = error.hint(hint);
         self.slot.board.notice(error.to_string());

@@ -7,6 +7,7 @@ use crate::migration::target::{Input, TargetSlot, Told};
 use crate::released;
 use crate::vm::attached::Expected;
 use crate::vm::hypervisor::{Arrival, Hypervisor, Vm};
+use crate::vm::made::Unreleased;
 use crate::vm::picture::on_local;
 use dray_engine::TargetEvent;
 use dray_host::migration::intent::GuestFacts;
@@ -224,7 +225,8 @@ impl TargetVmTask {
         self.slot.send(Input::Finished);
     }
 
-    pub(super) async fn release(&mut self) -> Result<(), String> {
+    /// Gives the disks back that QEMU does not have yet. Can be repeated.
+    pub(super) async fn release(&mut self) -> Result<(), Unreleased> {
         let intent = self.slot.intent();
         let guest = intent.guest.ok_or("the migration has no vm")?;
         let mut left = Vec::new();
@@ -239,7 +241,7 @@ impl TargetVmTask {
             // Also of a VM that has ended.
             return Ok(());
         }
-        let vm = self.connect(true).await?;
+        let vm = self.connect(true).await.map_err(Unreleased::NotAsked)?;
         let qmp = vm.monitor();
         for (number, plan, image, entry) in left {
             if image.qcow2 && self.make_qcow2(qmp, number, &entry, &plan).await? {
@@ -252,7 +254,7 @@ impl TargetVmTask {
             self.registry.check_in_place(&entry).map_err(|why| why.to_string())?;
             let (registry, config) = (&self.registry, &self.config);
             let released = released::release(registry, config, qmp, &plan, &entry).await;
-            released.map_err(|why| why.to_string())?;
+            released.map_err(|why| Unreleased::of(entry.record().name, &why))?;
         }
         Ok(())
     }

@@ -163,3 +163,27 @@ fn a_disk_that_qemu_took_back_without_saying_so_is_released_by_the_next_look() {
     stage.finish_guest();
     stage.assert_images("a");
 }
+
+/// The last step of a migration: the connection breaks when the target's QEMU takes its disk, and nobody hears that
+/// it has. It is asked again, and dray takes no lock that could end it.
+#[test]
+fn a_last_step_that_qemu_took_without_saying_so_is_asked_for_again() {
+    let name = "unanswered-last";
+    let Some(mut stage) = Stage::new(name, &[Kind::Qcow2], 4 << 20) else { return };
+    let answer = stage.prepared_with(&[]);
+    let prepared = answer.json().unwrap_or_else(|why| panic!("{why}\n{}", stage.logs()));
+    stage.start_target(&prepared);
+    let between = Eavesdropper::once(&stage, "blockdev-reopen");
+    let (source, target) = (stage.source_qmp(), text(&between.socket).to_owned());
+    let args = ["migrate", "--qmp", &source, "--to", "hostb", "--target-qmp", &target];
+    let migrated = stage.lab.host("a").dray(&args).expect("migrate");
+    assert!(between.is_broken(), "it never came to the exchange: {migrated:?}");
+    assert_eq!(migrated.code, 0, "{migrated:?}\n{}", stage.logs());
+    let known = stage.lab.host("b").json(&["images"]).expect("images");
+    let known = known.as_array().expect("a list");
+    assert!(known.iter().all(|image| image["state"] == "released"), "{known:?}\n{}", stage.logs());
+    stage.assert_guest_is_well();
+    stage.quit_source();
+    stage.finish_guest();
+    stage.assert_images("b");
+}
