@@ -4,12 +4,23 @@ use crate::migration::source::unix_ms;
 use dray_api::{ApiError, Event, MigrationState, MigrationStatus, Progress, Role, Summary};
 use dray_types::MigrationId;
 use parking_lot::{Mutex, MutexGuard};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::{broadcast, watch};
 
 /// Events a slow watcher may be behind before it misses some; each is one line on a screen.
 const EVENTS: usize = 256;
+
+thread_local! {
+    /// This thread is changing a board.
+    static CHANGING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Who changes a board takes no lock meanwhile: somebody may hold that one and wait for the board.
+pub(super) fn assert_no_board_is_changing() {
+    debug_assert!(!CHANGING.get(), "a lock is taken while a board is changed");
+}
 
 /// What is shown of a migration.
 #[derive(Clone, Debug)]
@@ -63,9 +74,13 @@ impl Board {
         self.lock().clone()
     }
 
-    /// Changes what is shown and wakes who watches.
+    /// Changes what is shown and wakes who watches. `change` takes no lock: who calls this may hold any.
     pub fn change(&self, change: impl FnOnce(&mut Shown)) {
-        change(&mut self.lock());
+        let mut shown = self.lock();
+        CHANGING.set(true);
+        change(&mut shown);
+        CHANGING.set(false);
+        drop(shown);
         self.changed.send_modify(|count| *count += 1);
     }
 

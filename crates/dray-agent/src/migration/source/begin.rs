@@ -48,7 +48,7 @@ impl SourceSlot {
 
     /// This is the intent from now on, durably: whoever changes it later changes this one.
     fn set_intent(&self, new: SourceIntent) -> io::Result<()> {
-        let mut intent = self.intent.lock();
+        let mut intent = self.lock_intent();
         self.folder.take_back_cancelled()?;
         self.folder.file(SOURCE_INTENT).put(&new)?;
         *intent = new;

@@ -30,7 +30,7 @@ mod waiting;
 
 use crate::bases::Digests;
 use crate::migration::messages::{ToSourceShell, ToTargetShell};
-use crate::migration::slots::Board;
+use crate::migration::slots::{self, Board};
 use crate::migration::{Clock, Threads, Voided};
 use crate::reuse::{Company, Reuse};
 use asides::Asides;
@@ -56,7 +56,7 @@ pub use images::untold;
 use latency::Pacing;
 use mirror::Mirror;
 use orders::Orders;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use report::{COUNTS, Report};
 pub use report::{shown_phase, shown_strategy, unix_ms};
 pub use session::{Reach, Session, SessionSettings, keep};
@@ -162,9 +162,14 @@ pub struct SourceSlot {
 }
 
 impl SourceSlot {
+    fn lock_intent(&self) -> MutexGuard<'_, SourceIntent> {
+        slots::assert_no_board_is_changing();
+        self.intent.lock()
+    }
+
     /// The intent as it stands.
     pub fn intent(&self) -> SourceIntent {
-        self.intent.lock().clone()
+        self.lock_intent().clone()
     }
 
     /// Limits everything that is sent from now on, and also after a restart.
@@ -172,7 +177,7 @@ impl SourceSlot {
     /// # Errors
     /// Why a restart will know only the limit before it.
     pub fn set_limit(&self, limit: Option<BitRate>) -> io::Result<()> {
-        let mut intent = self.intent.lock();
+        let mut intent = self.lock_intent();
         self.pacer.set_limit(limit);
         self.board.change(|shown| shown.progress.bandwidth = limit);
         let Some(options) = &mut intent.options else {
@@ -188,19 +193,19 @@ impl SourceSlot {
 
     /// The limit holds that was asked for last, also by somebody who asks for one while the copy begins.
     fn begin_limited(&self) {
-        let intent = self.intent.lock();
+        let intent = self.lock_intent();
         self.pacer.set_limit(intent.options.as_ref().and_then(|options| options.bandwidth));
     }
 
     /// The migration is void from here on, durably: nobody writes its intent any more.
     fn set_void(&self) -> io::Result<()> {
-        let _intent = self.intent.lock();
+        let _intent = self.lock_intent();
         self.folder.set_void()
     }
 
     /// Notes which images were adopted, for a migration that never begins.
     pub fn set_adopted(&self, names: &[String]) {
-        let mut intent = self.intent.lock();
+        let mut intent = self.lock_intent();
         intent.adopted = names.to_vec();
     }
 
@@ -209,7 +214,7 @@ impl SourceSlot {
     /// # Errors
     /// When it cannot be made durable.
     pub fn set_running(&self, running: bool) -> io::Result<()> {
-        let mut intent = self.intent.lock();
+        let mut intent = self.lock_intent();
         let mut new = intent.clone();
         let facts = new.vm.iter_mut().filter_map(|vm| vm.facts.as_mut());
         facts.for_each(|facts| facts.running = running);
@@ -263,13 +268,13 @@ impl SourceSlot {
     /// # Errors
     /// What the file system reports: then it is as before.
     pub fn set_cancelled(&self) -> io::Result<()> {
-        let _intent = self.intent.lock();
+        let _intent = self.lock_intent();
         self.folder.set_cancelled()
     }
 
     /// Removes what is durable of a migration that is over.
     pub fn forget(&self) {
-        let _intent = self.intent.lock();
+        let _intent = self.lock_intent();
         if let Err(why) = self.folder.remove(log::End::Source) {
             tracing::warn!(migration = %self.board.migration, %why, "cannot remove its folder");
         }

@@ -301,6 +301,7 @@ impl Report {
             (0, predicted) => predicted.map(|predicted| predicted.converges),
             _ => Some(now.converges()),
         };
+        let downtime = counts.downtime(self.vm_runs()).map(|downtime| downtime.total);
         self.slot.board.change(|shown| {
             let progress = &mut shown.progress;
             progress.phase = self.phase;
@@ -319,7 +320,6 @@ impl Report {
             progress.link_up = status.link_up;
             progress.seconds_left = now.seconds_left(counts.predicted.as_ref());
             progress.converges = converges;
-            let downtime = counts.downtime(self.vm_runs()).map(|downtime| downtime.total);
             let predicted = counts.predicted.as_ref().map(|predicted| predicted.downtime_ms);
             progress.downtime_ms = downtime.or(predicted.filter(|_| !counts.has(Mark::Begin)));
         });

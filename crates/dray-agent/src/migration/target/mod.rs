@@ -18,7 +18,7 @@ mod sink;
 mod verify;
 
 use crate::migration::messages::{ToSourceShell, ToTargetShell};
-use crate::migration::slots::Board;
+use crate::migration::slots::{self, Board};
 use crate::migration::source::shown_phase;
 use crate::migration::{Clock, Threads, Voided};
 use crate::reuse::Reuse;
@@ -37,7 +37,7 @@ use dray_wire::{Envelope, ToTarget};
 use fetcher::Peeks;
 use images::TargetImages;
 use owed::Owed;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use session::Session;
 use sink::Sink;
 use std::collections::VecDeque;
@@ -145,9 +145,14 @@ impl TargetSlot {
         self.exposed.load(Ordering::SeqCst)
     }
 
+    fn lock_intent(&self) -> MutexGuard<'_, TargetIntent> {
+        slots::assert_no_board_is_changing();
+        self.intent.lock()
+    }
+
     /// The intent as it stands.
     pub fn intent(&self) -> TargetIntent {
-        self.intent.lock().clone()
+        self.lock_intent().clone()
     }
 
     /// Changes the intent, durably.
@@ -155,7 +160,7 @@ impl TargetSlot {
     /// # Errors
     /// That the migration is over, or what the store reports.
     pub fn change_intent(&self, change: impl FnOnce(&mut TargetIntent)) -> io::Result<()> {
-        let mut intent = self.intent.lock();
+        let mut intent = self.lock_intent();
         if self.is_forgotten() {
             return Err(io::Error::other("the migration is over here"));
         }
@@ -168,18 +173,18 @@ impl TargetSlot {
 
     /// The migration is void from here on, durably: nobody changes its intent any more.
     fn set_void(&self) -> io::Result<()> {
-        let _intent = self.intent.lock();
+        let _intent = self.lock_intent();
         self.folder.set_void()
     }
 
     /// Changes the settings for now; [`keep_intent`](Self::keep_intent) makes that durable.
     fn set_settings(&self, settings: Settings) {
-        self.intent.lock().settings = settings;
+        self.lock_intent().settings = settings;
     }
 
     /// The intent as it stands is durable.
     fn keep_intent(&self) -> io::Result<()> {
-        let intent = self.intent.lock();
+        let intent = self.lock_intent();
         if self.is_forgotten() {
             return Err(io::Error::other("the migration is over here"));
         }
