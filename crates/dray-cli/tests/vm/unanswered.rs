@@ -1,6 +1,7 @@
 //! QEMU does what it was asked, and nobody hears the answer: the disk is where QEMU has it.
 
-use crate::stage::{Kind, PATIENCE, Stage};
+use crate::home::assert_back_home;
+use crate::stage::{Kind, PATIENCE, Stage, qmp};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
@@ -49,6 +50,11 @@ impl Eavesdropper {
     /// On the way to the monitor of the stage's QEMU, up to the answer to `last`.
     fn start(stage: &Stage, last: &str) -> Self {
         Self::between(&stage.source.qmp_path(), stage.source.pid(), [last, ""])
+    }
+
+    /// The same, which breaks once and lets its clients through after that.
+    fn once_at_source(stage: &Stage, last: &str) -> Self {
+        Self::between(&stage.source.qmp_path(), stage.source.pid(), [last, "stays"])
     }
 
     /// On the way to the monitor of the QEMU that waits at the target. The connection breaks at `last`, once.
@@ -186,4 +192,44 @@ fn a_last_step_that_qemu_took_without_saying_so_is_asked_for_again() {
     stage.quit_source();
     stage.finish_guest();
     stage.assert_images("b");
+}
+
+/// The connection to the source's QEMU breaks while the guest stands still for the exchange. That is not the end of
+/// the VM, whose guest goes on.
+#[test]
+fn a_guest_that_stands_still_when_the_connection_breaks_goes_on() {
+    let Some(mut stage) = Stage::new("unanswered-flatten", &[Kind::Chain], 2_000_000) else {
+        return;
+    };
+    let between = Eavesdropper::once_at_source(&stage, "job-complete");
+    let (source, target) = (text(&between.socket), stage.target_qmp());
+    let a = stage.lab.host("a");
+    let args = ["--json", "prepare", "--qmp", source, "--to", "hostb", "--chain", "flatten"];
+    let prepared = a.dray(&args).expect("prepare").json().expect("it is prepared");
+    stage.start_target(&prepared);
+    let a = stage.lab.host("a");
+    let args = ["migrate", "--qmp", source, "--to", "hostb", "--target-qmp", &target];
+    let migrated = a.dray(&args).expect("migrate");
+    assert!(between.is_broken(), "it never came to the exchange: {migrated:?}");
+    let deadline = Instant::now() + PATIENCE;
+    let runs = |stage: &Stage| {
+        let answer = qmp(&stage.other_monitor(), "{\"execute\":\"query-status\"}");
+        answer["return"]["running"] == true
+    };
+    while !runs(&stage) {
+        assert!(Instant::now() < deadline, "it stands still: {migrated:?}\n{}", stage.logs());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    stage.target = None;
+    stage.assert_guest_is_well();
+    let shown = stage.lab.host("a").json(&["status"]).expect("status");
+    for id in shown.as_array().expect("a list").iter().flat_map(|one| one["migration"].as_str()) {
+        stage.lab.host("a").dray(&["cancel", id]).expect("cancel");
+    }
+    while images(&stage) != [] as [Value; 0] {
+        let said = stage.lab.host("a").dray(&["release", "--qmp", source]).expect("release");
+        assert!(Instant::now() < deadline, "it does not go home: {said:?}\n{}", stage.logs());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert_back_home(&mut stage);
 }
