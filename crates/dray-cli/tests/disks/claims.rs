@@ -655,6 +655,35 @@ fn a_replica_whose_migration_is_over_can_be_claimed() {
     guest::compare(&lab.a.pool().join(IMAGE), &versions).unwrap();
 }
 
+/// The claim gives the image another id. What is done needs none of its images to tell its target so.
+#[test]
+fn a_migration_that_is_done_tells_its_target_so_although_its_image_was_claimed() {
+    let mut lab = Lab::new();
+    make(&lab, IMAGE);
+    lab.a.start_with(&[("DRAY_ABORT_BEFORE", "Notice-Done")]);
+    lab.b.start();
+    lab.a.add(IMAGE);
+    let args = ["migrate", "--image", IMAGE, "--to", "hostb", "--detach"];
+    assert!(lab.a.dray(&args).status.success());
+    wait_for("the source's death", WAIT, || lab.a.has_died()).unwrap();
+    assert!(lab.b.open_migrations() > 0, "it was to hear nothing");
+    lab.b.kill();
+    lab.a.start();
+    claim(&lab.a, &CLAIM);
+    let mut versions = fresh();
+    write(&lab.a, IMAGE, &mut versions, 1, 2, 5);
+    restart_twice(&mut lab.a, IMAGE, &versions);
+    assert!(!lab.a.log().contains("cannot bring back"), "{}", lab.a.log());
+    assert!(lab.a.open_migrations() > 0, "its target has not heard of the end");
+    lab.b.start();
+    let over = || lab.a.open_migrations() + lab.b.open_migrations() == 0;
+    wait_for("the end at both", WAIT, over).unwrap();
+    lab.a.kill();
+    guest::compare(&lab.a.pool().join(IMAGE), &versions).unwrap();
+    lab.b.kill();
+    guest::compare(&lab.b.pool().join(IMAGE), &fresh()).unwrap();
+}
+
 #[test]
 fn a_guest_that_waits_for_lost_blocks_goes_on_once_they_are_claimed() {
     let (mut lab, mut versions) = used_at_target();

@@ -12,8 +12,10 @@ use dray_host::lineage::{REGION_BLOCKS, region_blocks};
 use dray_host::migration::intent::{SourceImage, SourceIntent};
 use dray_host::migration::intents::{IntentFile, Intents, SOURCE_INTENTS, Trouble};
 use dray_host::registry::{CopyState, Entry, Registry};
-use dray_image::{Disk, FileOptions, Image, ImageFile, IntentLog, WriteBackError, runs};
-use dray_types::{BlockRange, BlockSet, Epoch, GenerationId, ImageIndex, MigrationId};
+use dray_image::{
+    Disk, FileOptions, Geometry, Image, ImageFile, IntentLog, Late, WriteBackError, runs,
+};
+use dray_types::{BLOCK_SIZE, BlockRange, BlockSet, Epoch, GenerationId, ImageIndex, MigrationId};
 use dray_wire::request::Base;
 use std::io;
 use std::sync::Arc;
@@ -86,16 +88,22 @@ pub struct SourceImages {
 }
 
 impl SourceImages {
-    /// Opens every image of the intent. In a `new` migration nothing was tracked.
+    /// Opens every image of the intent. A migration that has recorded nothing is new: nothing was tracked.
     ///
     /// # Errors
     /// When a file cannot be opened.
-    pub fn open(intent: &SourceIntent, parts: &SourceParts, new: bool) -> io::Result<Self> {
-        let all = intent
-            .images
-            .iter()
-            .map(|image| open(&parts.registry, &parts.digests, image, intent.options.is_some()))
-            .collect::<io::Result<Vec<_>>>()?;
+    pub fn open(
+        intent: &SourceIntent,
+        parts: &SourceParts,
+        records: &[SourceRecord],
+    ) -> io::Result<Self> {
+        let (new, begun) = (records.is_empty(), intent.options.is_some());
+        let done = records.contains(&SourceRecord::Done);
+        let open = |image: &SourceImage| match done && is_another(&parts.registry, image) {
+            true => Ok(not_needed(image)),
+            false => open(&parts.registry, &parts.digests, image, begun),
+        };
+        let all = intent.images.iter().map(open).collect::<io::Result<Vec<_>>>()?;
         let content = Content::new(all.iter().map(|open| Arc::clone(&open.content)).collect());
         let lens: Vec<_> = intent.images.iter().map(|image| image.offer.len).collect();
         let intents = Intents::shared(&parts.folder.file(SOURCE_INTENTS), &lens, new);
@@ -437,6 +445,25 @@ fn file_len(open: &Open) -> io::Result<u64> {
     let exported = open.content.geometry().len;
     let Some(file) = &open.file else { return Ok(exported) };
     file.file_len().map(|len| len.min(exported)).map_err(io::Error::other)
+}
+
+/// Whether another image has the name of one that a guest may write.
+fn is_another(registry: &Registry, image: &SourceImage) -> bool {
+    let entry = registry.get(&image.name).filter(|_| !image.offer.read_only);
+    entry.is_some_and(|entry| entry.record().id != image.offer.id)
+}
+
+/// An image that a migration which is done has nothing to do with any more: it only has to be told to its target
+/// that it is.
+fn not_needed(image: &SourceImage) -> Open {
+    let geometry = Geometry {
+        len: image.offer.len,
+        min_block: 1,
+        preferred_block: BLOCK_SIZE as u32,
+        read_only: true,
+    };
+    let image = image.clone();
+    Open { image, entry: None, content: Late::new(geometry), file: None, base: None }
 }
 
 /// A chain of a migration that has not `begun` is not frozen for it yet: it is only looked at, by who

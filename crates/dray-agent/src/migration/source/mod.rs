@@ -385,7 +385,7 @@ impl SourceLoop {
         inputs: Sender<Input>,
     ) -> io::Result<(Arc<SourceSlot>, Self)> {
         let (log, records) = Log::open(&parts.folder.file(SOURCE_JOURNAL))?;
-        let images = SourceImages::open(&intent, &parts, records.is_empty())?;
+        let images = SourceImages::open(&intent, &parts, &records)?;
         images.check_handed_over(&records)?;
         let intent = begun_or_prepared(intent, &images, records.is_empty());
         if intent.options.is_none() {
