@@ -675,6 +675,8 @@ fn a_migration_that_is_done_tells_its_target_so_although_its_image_was_claimed()
     restart_twice(&mut lab.a, IMAGE, &versions);
     assert!(!lab.a.log().contains("cannot bring back"), "{}", lab.a.log());
     assert!(lab.a.open_migrations() > 0, "its target has not heard of the end");
+    let shown = || result(&lab.a.dray(&["--json", "status"]))[0]["progress"]["phase"].clone();
+    wait_for("what is left to do", WAIT, || shown() == "release").unwrap();
     lab.b.start();
     let over = || lab.a.open_migrations() + lab.b.open_migrations() == 0;
     wait_for("the end at both", WAIT, over).unwrap();

@@ -10,7 +10,9 @@ use crate::migration::messages::ToTargetShell;
 use dray_api::{ApiError, ErrorKind, MigrationState};
 use dray_engine::lineage::Generation;
 use dray_engine::source::SourceNotice;
-use dray_engine::{MILLISECOND, Source, SourceEffect, SourceEvent, SourcePlan, SourceRecord};
+use dray_engine::{
+    MILLISECOND, Phase, Source, SourceEffect, SourceEvent, SourcePlan, SourceRecord,
+};
 use dray_host::migration::abort;
 use dray_host::migration::intent::SourceIntent;
 use dray_host::registry::NotTaken;
@@ -331,7 +333,8 @@ impl SourceLoop {
             // The restart came between the last record and the last word to the target, and perhaps
             // before all files were replicas: one that is not must not become free.
             self.retire();
-            return self.run_effects([SourceEffect::Notice(SourceNotice::Done)].into());
+            let notices = [SourceNotice::Phase(Phase::Release), SourceNotice::Done];
+            return self.run_effects(notices.map(SourceEffect::Notice).into());
         }
         if self.is_over() && self.history.last() == Some(&SourceRecord::Abandoned) {
             let why = Some("it had ended before the agent was restarted".to_owned());
