@@ -52,6 +52,8 @@ pub enum Verified {
     Equal,
     /// Not equal: `false` in JSON.
     Different,
+    /// Another image had taken the place of one at the source: `"not comparable"` in JSON.
+    NotComparable,
     /// Nobody asked: `"not asked"` in JSON.
     #[default]
     NotAsked,
@@ -66,12 +68,15 @@ enum VerifiedJson {
 
 /// The text that stands for [`Verified::NotAsked`].
 const NOT_ASKED: &str = "not asked";
+/// The text that stands for [`Verified::NotComparable`].
+const NOT_COMPARABLE: &str = "not comparable";
 
 impl From<Verified> for VerifiedJson {
     fn from(verified: Verified) -> Self {
         match verified {
             Verified::Equal => Self::Checked(true),
             Verified::Different => Self::Checked(false),
+            Verified::NotComparable => Self::Not(NOT_COMPARABLE.to_owned()),
             Verified::NotAsked => Self::Not(NOT_ASKED.to_owned()),
         }
     }
@@ -85,7 +90,10 @@ impl TryFrom<VerifiedJson> for Verified {
             VerifiedJson::Checked(true) => Ok(Self::Equal),
             VerifiedJson::Checked(false) => Ok(Self::Different),
             VerifiedJson::Not(text) if text == NOT_ASKED => Ok(Self::NotAsked),
-            VerifiedJson::Not(text) => Err(format!("'{text}' is not true, false or \"not asked\"")),
+            VerifiedJson::Not(text) if text == NOT_COMPARABLE => Ok(Self::NotComparable),
+            VerifiedJson::Not(text) => {
+                Err(format!("'{text}' is not true, false, \"{NOT_ASKED}\" or \"{NOT_COMPARABLE}\""))
+            }
         }
     }
 }

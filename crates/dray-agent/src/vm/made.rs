@@ -73,7 +73,10 @@ impl TargetVmTask {
                     tracing::warn!(image, why, "QEMU has not said whether it has a disk back");
                     shown.get_or_insert_with(|| self.show_waiting(&image));
                 }
-                Err(Unreleased::NotAsked(_)) if shown.is_some() && !self.has_ended() => {}
+                Err(Unreleased::NotAsked(why)) if let Some(image) = self.begun() => {
+                    tracing::debug!(image, why, "QEMU cannot be asked whether it has a disk back");
+                    shown.get_or_insert_with(|| self.show_waiting(&image));
+                }
                 known => break known.map_err(Unreleased::why),
             }
             if self.told.is_closed() {
@@ -86,6 +89,15 @@ impl TargetVmTask {
             self.say_raw(why);
         }
         Some(released)
+    }
+
+    /// An image whose release has begun, perhaps by an agent before this one, at a QEMU that still runs.
+    fn begun(&self) -> Option<String> {
+        let known = &self.registry.released;
+        let left = |id| known.of(id).filter(|note| !note.done && note.qemu.runs());
+        let images = self.slot.intent().images;
+        let mut notes = images.iter().filter_map(|image| left(image.offer.id));
+        notes.next().map(|note| note.image.name)
     }
 
     /// Whether the guest's QEMU has ended.

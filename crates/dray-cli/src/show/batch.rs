@@ -135,6 +135,7 @@ fn result_row(one: &MoveStatus) -> [String; 7] {
     let verified = summary.map(|summary| match summary.verified {
         Verified::Equal => "yes",
         Verified::Different => "no",
+        Verified::NotComparable => "not comparable",
         Verified::NotAsked => "not asked",
     });
     [

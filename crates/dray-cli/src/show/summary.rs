@@ -190,6 +190,9 @@ fn verified(verified: Verified, style: Style) -> String {
     match verified {
         Verified::Equal => style.good("yes: the target was re-read and equals the source"),
         Verified::Different => style.bad("no: the target differs from the source"),
+        Verified::NotComparable => {
+            style.warn("not comparable: another image has an image's name at the source by now")
+        }
         Verified::NotAsked => "not asked (--verify)".to_owned(),
     }
 }

@@ -17,23 +17,23 @@ use std::time::{Duration, Instant};
 const BLOCKS: u64 = 1024;
 /// Blocks that a request of the bystander has.
 const PIECE: u64 = 256;
-const IMAGE: &str = "disk.img";
+pub const IMAGE: &str = "disk.img";
 const OTHER: &str = "data.img";
-const WAIT: Duration = Duration::from_secs(30);
+pub const WAIT: Duration = Duration::from_secs(30);
 /// Exit code where data would be lost.
 const AT_RISK: i32 = 15;
 
 const FENCED: [&str; 3] = ["claim", IMAGE, "--source-is-fenced"];
-const CLAIM: [&str; 5] = ["--json", "claim", IMAGE, "--source-is-fenced", "--accept-loss"];
+pub const CLAIM: [&str; 5] = ["--json", "claim", IMAGE, "--source-is-fenced", "--accept-loss"];
 const CLAIM_OTHER: [&str; 5] = ["--json", "claim", OTHER, "--source-is-fenced", "--accept-loss"];
 
 /// What every block of a new image holds.
-fn fresh() -> Versions {
+pub fn fresh() -> Versions {
     (0..BLOCKS).map(|block| (block, 1)).collect()
 }
 
 /// A new image in the source's pool.
-fn make(lab: &Lab, name: &str) {
+pub fn make(lab: &Lab, name: &str) {
     let file = std::fs::File::create(lab.a.pool().join(name)).unwrap();
     for block in 0..BLOCKS {
         file.write_all_at(&content(block, 1), block * BLOCK).unwrap();
@@ -70,7 +70,14 @@ fn used_at_target() -> (Lab, Versions) {
 }
 
 /// A guest writes some blocks and has them made durable.
-fn write(host: &Host, name: &str, versions: &mut Versions, first: u64, count: u64, version: u64) {
+pub fn write(
+    host: &Host,
+    name: &str,
+    versions: &mut Versions,
+    first: u64,
+    count: u64,
+    version: u64,
+) {
     let mut client = Client::connect(&host.nbd(), name).unwrap();
     let data = contents(first, &vec![version; count as usize]);
     client.request(WRITE, first * BLOCK, (count * BLOCK) as u32, &data, &|| true).unwrap();
@@ -112,7 +119,7 @@ fn is_closed(host: &Host, name: &str) {
 }
 
 /// An orderly restart, then a sudden one: each time the image is what it was.
-fn restart_twice(host: &mut Host, name: &str, versions: &Versions) {
+pub fn restart_twice(host: &mut Host, name: &str, versions: &Versions) {
     let before = has(host, name, versions);
     host.stop();
     host.start();
@@ -130,7 +137,7 @@ fn only_at(owner: &Host, other: &Host, name: &str, versions: &Versions) {
     assert!(opens(&here) && !opens(&there), "{:?} {:?}", owner.files(), other.files());
 }
 
-fn claim(host: &Host, args: &[&str]) -> Value {
+pub fn claim(host: &Host, args: &[&str]) -> Value {
     let output = host.dray(args);
     assert!(output.status.success(), "{output:?}\n{}", host.log());
     result(&output)
@@ -633,57 +640,6 @@ fn complete_image_is_claimed(restarted: bool) {
     only_at(&third, &lab.a, IMAGE, &versions);
     only_at(&third, &lab.b, IMAGE, &versions);
     only_at(&lab.b, &lab.a, OTHER, &fresh());
-}
-
-#[test]
-fn a_replica_whose_migration_is_over_can_be_claimed() {
-    let mut lab = Lab::new();
-    make(&lab, IMAGE);
-    lab.start();
-    lab.a.add(IMAGE);
-    let args = ["--json", "migrate", "--image", IMAGE, "--to", "hostb"];
-    assert_eq!(result(&lab.a.dray(&args))["result"], "completed");
-    let left =
-        || lab.a.image(IMAGE).is_some_and(|i| i["state"] == "replica" && i["migration"].is_null());
-    wait_for("the end", WAIT, left).unwrap();
-    lab.b.kill();
-    claim(&lab.a, &CLAIM);
-    let mut versions = fresh();
-    write(&lab.a, IMAGE, &mut versions, 1, 2, 5);
-    restart_twice(&mut lab.a, IMAGE, &versions);
-    lab.a.kill();
-    guest::compare(&lab.a.pool().join(IMAGE), &versions).unwrap();
-}
-
-/// The claim gives the image another id. What is done needs none of its images to tell its target so.
-#[test]
-fn a_migration_that_is_done_tells_its_target_so_although_its_image_was_claimed() {
-    let mut lab = Lab::new();
-    make(&lab, IMAGE);
-    lab.a.start_with(&[("DRAY_ABORT_BEFORE", "Notice-Done")]);
-    lab.b.start();
-    lab.a.add(IMAGE);
-    let args = ["migrate", "--image", IMAGE, "--to", "hostb", "--detach"];
-    assert!(lab.a.dray(&args).status.success());
-    wait_for("the source's death", WAIT, || lab.a.has_died()).unwrap();
-    assert!(lab.b.open_migrations() > 0, "it was to hear nothing");
-    lab.b.kill();
-    lab.a.start();
-    claim(&lab.a, &CLAIM);
-    let mut versions = fresh();
-    write(&lab.a, IMAGE, &mut versions, 1, 2, 5);
-    restart_twice(&mut lab.a, IMAGE, &versions);
-    assert!(!lab.a.log().contains("cannot bring back"), "{}", lab.a.log());
-    assert!(lab.a.open_migrations() > 0, "its target has not heard of the end");
-    let shown = || result(&lab.a.dray(&["--json", "status"]))[0]["progress"]["phase"].clone();
-    wait_for("what is left to do", WAIT, || shown() == "release").unwrap();
-    lab.b.start();
-    let over = || lab.a.open_migrations() + lab.b.open_migrations() == 0;
-    wait_for("the end at both", WAIT, over).unwrap();
-    lab.a.kill();
-    guest::compare(&lab.a.pool().join(IMAGE), &versions).unwrap();
-    lab.b.kill();
-    guest::compare(&lab.b.pool().join(IMAGE), &fresh()).unwrap();
 }
 
 #[test]

@@ -42,6 +42,7 @@ mod batch;
 mod buckets;
 mod case;
 mod chains;
+mod claimed_late;
 mod claims;
 mod clients;
 mod closed;

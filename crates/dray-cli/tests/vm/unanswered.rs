@@ -1,11 +1,17 @@
 //! QEMU does what it was asked, and nobody hears the answer: the disk is where QEMU has it.
 
 use crate::home::assert_back_home;
+use crate::restart::{dies, start_with};
 use crate::stage::{Kind, PATIENCE, Stage, qmp};
+use dray_testkit::lab::Answer;
 use serde_json::Value;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
+
+/// Longer than dray waits for a monitor to greet it.
+const BUSY: Duration = Duration::from_secs(90);
 
 /// Carries lines between the client and QEMU's monitor. One command is the last that QEMU gets: its answer
 /// reaches nobody. Then it ends, or goes on for whoever connects anew. A program of its own, as dray reads the
@@ -185,6 +191,33 @@ fn a_last_step_that_qemu_took_without_saying_so_is_asked_for_again() {
     let migrated = stage.lab.host("a").dray(&args).expect("migrate");
     assert!(between.is_broken(), "it never came to the exchange: {migrated:?}");
     assert_eq!(migrated.code, 0, "{migrated:?}\n{}", stage.logs());
+    let known = stage.lab.host("b").json(&["images"]).expect("images");
+    let known = known.as_array().expect("a list");
+    assert!(known.iter().all(|image| image["state"] == "released"), "{known:?}\n{}", stage.logs());
+    stage.assert_guest_is_well();
+    stage.quit_source();
+    stage.finish_guest();
+    stage.assert_images("b");
+}
+
+/// The agent that gave the disk back is gone, and the next one cannot ask: somebody else has the monitor. It waits.
+#[test]
+#[ignore = "long: make long"]
+fn a_last_step_that_another_agent_began_is_not_over_before_qemu_was_asked() {
+    let Some(mut stage) = Stage::new("unanswered-begun", &[Kind::Qcow2], 4 << 20) else { return };
+    start_with(stage.lab.host("b"), "DRAY_ABORT_BEFORE", "ReleasePivoted");
+    stage.prepare();
+    let migrate = stage.spawn(&[]);
+    dies(stage.lab.host("b"));
+    let taken = UnixStream::connect(stage.target_qmp()).expect("the monitor");
+    let b = stage.lab.host("b");
+    b.start().expect("restart");
+    let says = |status: &Value| status.to_string().contains("is between two places");
+    let waits = b.wait_status(BUSY, says);
+    waits.unwrap_or_else(|why| panic!("{why}\n{}", stage.logs()));
+    drop(taken);
+    let answer = Answer::of(migrate).expect("answer");
+    assert_eq!(answer.code, 0, "{answer:?}\n{}", stage.logs());
     let known = stage.lab.host("b").json(&["images"]).expect("images");
     let known = known.as_array().expect("a list");
     assert!(known.iter().all(|image| image["state"] == "released"), "{known:?}\n{}", stage.logs());

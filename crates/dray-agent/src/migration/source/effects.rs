@@ -158,6 +158,9 @@ impl SourceLoop {
         self.settle(notice)?;
         tracing::info!(migration = %self.slot.board.migration, ?notice, "source");
         self.report.notice(notice);
+        if matches!(notice, SourceNotice::Verified { .. }) && self.images.are_others_here() {
+            self.report.cannot_compare();
+        }
         match notice {
             SourceNotice::Ready => self.orders.make_due(),
             SourceNotice::Done => self.resumable = false,

@@ -145,6 +145,11 @@ impl SourceImages {
         Ok(())
     }
 
+    /// Whether another image has the name of one of them by now: what the target has cannot be compared then.
+    pub fn are_others_here(&self) -> bool {
+        self.all.iter().any(|open| is_another(&self.registry, &open.image))
+    }
+
     /// What data streams and peeks read from.
     pub fn content(&self) -> Arc<Content> {
         Arc::clone(&self.content)

@@ -49,6 +49,8 @@ pub struct Report {
     pub(super) verified: Option<(u64, u64)>,
     /// How far verification has come: the image, and the bytes of it that were compared.
     verifying: Option<(usize, u64)>,
+    /// What was verified was not what had been handed over.
+    pub(super) incomparable: bool,
     /// Backfill waits for the target's operator.
     paused: bool,
     /// Why the guest was not started at the target.
@@ -81,6 +83,7 @@ impl Report {
             found_there: Vec::new(),
             verified: None,
             verifying: None,
+            incomparable: false,
             paused: false,
             guest_failed: None,
             qcow2: BTreeMap::new(),
@@ -107,6 +110,11 @@ impl Report {
     /// Whether verification found a difference.
     pub fn differs(&self) -> bool {
         self.verified.is_some_and(|(_, different)| different > 0)
+    }
+
+    /// What the target was to compare with is not here any more.
+    pub fn cannot_compare(&mut self) {
+        self.incomparable = true;
     }
 
     /// Notes that a moment has come. The first `Begin` of a later attempt replaces an earlier one.

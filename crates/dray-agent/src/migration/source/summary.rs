@@ -41,6 +41,7 @@ impl Report {
         let verified = match self.verified {
             None => Verified::NotAsked,
             Some((_, 0)) => Verified::Equal,
+            Some(_) if self.incomparable => Verified::NotComparable,
             Some(_) => Verified::Different,
         };
         let error = self.flaw(verified);
