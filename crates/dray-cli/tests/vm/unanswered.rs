@@ -82,9 +82,15 @@ impl Eavesdropper {
         Self { socket, process }
     }
 
-    /// Whether QEMU has answered to what nobody hears the answer of.
+    /// Waits until QEMU has answered to what nobody hears the answer of: the client may have given up before. False
+    /// when it was never asked.
     pub fn is_broken(&self) -> bool {
-        self.socket.with_extension("between.broken").exists()
+        let (broken, deadline) =
+            (self.socket.with_extension("between.broken"), Instant::now() + PATIENCE);
+        while !broken.exists() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        broken.exists()
     }
 
     fn end(mut self) -> ExitStatus {
