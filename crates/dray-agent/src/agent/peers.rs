@@ -26,6 +26,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
+use tokio::task::block_in_place;
 
 /// How long an abandoned migration may take to go.
 const WAY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -176,7 +177,7 @@ impl Agent {
         self.make_way(known, migration, images).await;
         // One after the other: two would both take the last place.
         let _alone = self.making_room.lock().await;
-        self.prepare_for(peer, migration, pool, images, here)
+        block_in_place(|| self.prepare_for(peer, migration, pool, images, here))
     }
 
     /// Whether a peer may ask for room for these images at all, as far as its question alone tells.

@@ -17,6 +17,7 @@ use dray_types::{BitRate, MigrationId};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::task::block_in_place;
 
 /// Downtime to aim for when the operator names none, in milliseconds: QEMU's own default.
 pub(super) const MAX_DOWNTIME_MS: u64 = 300;
@@ -234,7 +235,7 @@ impl Agent {
         // round: one of the two sees the other.
         let names: Vec<_> = intent.images.iter().map(|image| image.name.clone()).collect();
         let check = || names.iter().try_for_each(|name| self.refuse_during_backup(what, name));
-        slot.begin(what, &self.registry, intent.clone(), check)?;
+        block_in_place(|| slot.begin(what, &self.registry, intent.clone(), check))?;
         tokio::spawn(Arc::clone(self).drive(Arc::clone(slot), intent, true));
         Ok(Started { migration })
     }

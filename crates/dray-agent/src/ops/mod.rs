@@ -38,8 +38,9 @@ use dray_api::{
 };
 use dray_host::registry::NotTaken;
 use std::sync::Arc;
+use tokio::task::block_in_place;
 
-/// The agent as the local API sees it.
+/// The agent as the local API sees it. Commands that wait for a file system leave their thread to others.
 pub struct Operator(pub Arc<Agent>);
 
 /// A failure of the file system as the API tells it.
@@ -92,23 +93,23 @@ impl AgentApi for Operator {
     }
 
     async fn resume(&self, command: dray_api::Resume) -> ApiResult<Started> {
-        self.0.resume(&command)
+        block_in_place(|| self.0.resume(&command))
     }
 
     async fn limit(&self, command: dray_api::Limit) -> ApiResult<Limited> {
-        self.0.limit(&command)
+        block_in_place(|| self.0.limit(&command))
     }
 
     async fn images(&self) -> ApiResult<Vec<ImageStatus>> {
-        Ok(self.0.list_images())
+        Ok(block_in_place(|| self.0.list_images()))
     }
 
     async fn image_add(&self, command: dray_api::ImageAdd) -> ApiResult<ImageStatus> {
-        self.0.image_add(command)
+        block_in_place(|| self.0.image_add(command))
     }
 
     async fn image_remove(&self, command: dray_api::ImageRemove) -> ApiResult<ImageStatus> {
-        self.0.image_remove(&command)
+        block_in_place(|| self.0.image_remove(&command))
     }
 
     async fn adopt(&self, command: dray_api::Adopt) -> ApiResult<Spliced> {
@@ -124,11 +125,11 @@ impl AgentApi for Operator {
     }
 
     async fn claim(&self, command: dray_api::Claim) -> ApiResult<Claimed> {
-        tokio::task::block_in_place(|| self.0.claim(&command))
+        block_in_place(|| self.0.claim(&command))
     }
 
     async fn unstall(&self, command: dray_api::Unstall) -> ApiResult<Unstalled> {
-        self.0.unstall(&command)
+        block_in_place(|| self.0.unstall(&command))
     }
 
     async fn plan(&self, command: dray_api::Plan) -> ApiResult<dray_api::Planned> {
@@ -152,7 +153,7 @@ impl AgentApi for Operator {
     }
 
     async fn batch(&self, command: dray_api::Batch) -> ApiResult<BatchStatus> {
-        self.0.begin_batch(command)
+        block_in_place(|| self.0.begin_batch(command))
     }
 
     async fn batches(&self) -> ApiResult<Vec<BatchStatus>> {

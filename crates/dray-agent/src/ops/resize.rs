@@ -48,7 +48,7 @@ impl Agent {
                 .hint("name the vm with --qmp; another client has to be ended first"));
         }
         if command.size.0 > entry.record().len {
-            self.grow(&what, &entry, command.size.0)?;
+            block_in_place(|| self.grow(&what, &entry, command.size.0))?;
         }
         if let Some((picture, layer)) = &user {
             abort::step("ResizeTell");
@@ -116,7 +116,7 @@ impl Agent {
         let adopted = adopted_at(&record, len).map_err(|why| io_error(what, why))?;
         lengthen(&record.path, len).map_err(|why| io_error(what, why))?;
         // What is in flight is in the old disk's sets; what comes waits, and is cut off with its client.
-        let quiet = block_in_place(|| entry.disk.quiesce(QUIET_TIMEOUT));
+        let quiet = entry.disk.quiesce(QUIET_TIMEOUT);
         let _quiet = quiet.map_err(|why| io_error(what, why))?;
         entry.heat.drain(&entry.disk, Instant::now());
         self.registry.regrow(entry, len, adopted).map_err(|why| io_error(what, why))?;

@@ -2,7 +2,8 @@
 //! command that looks at the record and then acts on it.
 //!
 //! Both are taken under one lock, so that of two who want an image at the same time one gets it. The lock
-//! is never held while a guest waits, nor across an await: what is held for longer is an [`Operation`].
+//! is never held while a guest waits, nor across an await, nor while a pool is looked at, whose file system
+//! may hang: what is held for longer is an [`Operation`].
 
 use super::record::{CopyState, ImageRecord};
 use super::{Entry, Objection, Registry};
@@ -187,8 +188,8 @@ impl Registry {
         epoch: Epoch,
         wanted: &[Wanted],
     ) -> Result<(), NotTaken> {
-        let operations = self.operations.lock();
-        self.to_take(&operations, migration, epoch, wanted).map(drop)
+        let entries = self.to_take(&self.operations.lock(), migration, epoch, wanted)?;
+        self.check_files(epoch, wanted, &entries)
     }
 
     /// The images take part in the migration from here on, durably, all or none: each is owned here, takes
@@ -202,7 +203,9 @@ impl Registry {
         epoch: Epoch,
         wanted: &[Wanted],
     ) -> Result<(), NotTaken> {
+        self.may_take(migration, epoch, wanted)?;
         let operations = self.operations.lock();
+        // As their records say it now.
         let entries = self.to_take(&operations, migration, epoch, wanted)?;
         let bind =
             |entry: &Arc<Entry>| self.update(entry, |record| record.migration = Some(migration));
@@ -212,6 +215,7 @@ impl Registry {
         })
     }
 
+    /// The images that [`take`](Self::take) would take, as far as their records and what is under way tell.
     fn to_take(
         &self,
         operations: &BTreeMap<String, &'static str>,
@@ -234,13 +238,26 @@ impl Registry {
                 }
             };
             image.check(&entry.record(), migration, epoch)?;
-            if !image.read_only {
-                self.check_answered_for(&entry)?;
-            }
-            self.check_name_to_leave_under(&entry.record(), epoch)?;
             entries.push(entry);
         }
         Ok(entries)
+    }
+
+    /// Whether the files of the images that are `wanted`, among `entries`, stand against it.
+    fn check_files(
+        &self,
+        epoch: Epoch,
+        wanted: &[Wanted],
+        entries: &[Arc<Entry>],
+    ) -> Result<(), NotTaken> {
+        for entry in entries {
+            let record = entry.record();
+            if wanted.iter().any(|image| image.name == record.name && !image.read_only) {
+                self.check_answered_for(entry)?;
+            }
+            self.check_name_to_leave_under(&record, epoch)?;
+        }
+        Ok(())
     }
 
     /// Refuses an image that dray cannot answer for now: what it knows of it may not be what is in it.

@@ -11,6 +11,10 @@ use dray_image::{FileImage, FileOptions, ImageFile};
 use dray_types::BLOCK_SIZE;
 use std::fmt;
 use std::io;
+use std::time::Duration;
+
+/// How long somebody else may look for files before an image that waits for its own cannot be forgotten.
+const LOOKS: Duration = Duration::from_secs(5);
 
 /// The file of an image, or its device, is shorter than the image.
 #[derive(Debug)]
@@ -122,7 +126,10 @@ impl Registry {
     /// # Errors
     /// What the store reports.
     pub fn forget_unfit(&self, name: &str) -> io::Result<Option<Closed>> {
-        let _opening = self.opening.lock();
+        let Some(_opening) = self.opening.try_lock_for(LOOKS) else {
+            let why = "its file is being looked for, and the file system does not answer";
+            return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+        };
         let Some(closed) = self.closed(name).filter(|closed| self.is_unfit(name, closed)) else {
             return Ok(None);
         };
