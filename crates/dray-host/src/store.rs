@@ -106,6 +106,11 @@ impl Store {
         self.root.join("backups")
     }
 
+    /// The file of the guests that are frozen for a backup.
+    pub fn frozen(&self) -> StatePath {
+        self.root.join("frozen.json")
+    }
+
     /// Where the records of batches are.
     pub fn batches(&self) -> StatePath {
         self.root.join("batches")

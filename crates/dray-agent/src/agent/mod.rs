@@ -28,6 +28,7 @@ pub use launch::Tasks;
 pub use readiness::Readiness;
 pub use serve::run;
 
+use crate::backup::frozen::FrozenGuests;
 use crate::backup::jobs::Jobs;
 use crate::bases::Digests;
 use crate::batch::Batches;
@@ -85,6 +86,8 @@ pub struct Agent {
     pub(crate) making_room: tokio::sync::Mutex<()>,
     /// Backups under way.
     pub backups: Arc<Jobs>,
+    /// Guests that a backup has frozen.
+    pub frozen: FrozenGuests,
     /// What does not work just now.
     pub troubles: Arc<Troubles>,
     /// Whether whoever started the agent knows that guests can be started.

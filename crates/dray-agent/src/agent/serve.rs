@@ -12,6 +12,7 @@ use super::room::Questions;
 use super::signals::Signals;
 use super::{Agent, Readiness, Tasks};
 use crate::api::SocketAccess;
+use crate::backup::frozen::{self, FrozenGuests};
 use crate::bases::Digests;
 use crate::batch::Batches;
 use crate::config::start::Start;
@@ -96,6 +97,7 @@ fn open(start: &Start, readiness: Arc<Readiness>, what: &str) -> ApiResult<(Arc<
     let store = Store::open(&config.state_dir).map_err(io)?;
     crate::flat::end_leftovers(&config.run_dir);
     let registry = Registry::load(store.clone(), Arc::clone(&config) as _).map_err(io)?;
+    let frozen = FrozenGuests::open(store.frozen());
     let agent = Arc::new(Agent {
         nbd: dray_nbd::Server::new(Arc::new(ImageExports(Arc::clone(&registry)))),
         reuse: Reuse::new(Arc::clone(&config), Arc::clone(&registry)),
@@ -113,6 +115,7 @@ fn open(start: &Start, readiness: Arc<Readiness>, what: &str) -> ApiResult<(Arc<
         questions: Questions::default(),
         making_room: tokio::sync::Mutex::default(),
         backups: Arc::default(),
+        frozen,
         troubles,
         readiness,
         unrevived: Unrevived::default(),
@@ -198,6 +201,7 @@ impl Agent {
                 self.reuse.keep(self.store.content().path(), moves),
             ),
             ("schedule", "no backup is made by itself", crate::backup::schedule::keep(self)),
+            ("thaw", "a guest that was frozen for a backup may stay so", frozen::keep(self)),
         ] {
             let found = kept.err().map(|why| format!("no thread can be made: {why}"));
             self.troubles.settle(&format!("thread.{key}"), what, found, "restart the agent");
@@ -206,17 +210,18 @@ impl Agent {
 
     /// Ends in order: guests' connections first.
     fn end(&self, exports: &Exports) {
+        self.frozen.thaw_all();
         // Parked requests would hold this up for their whole stall: they are cut, and come again.
         exports.end(SHUTDOWN_GRACE);
-        // They would serve nobody until the next agent ends them.
+        self.registry.save_heat(Instant::now());
+        self.registry.stop_lines(SHUTDOWN_GRACE);
+        // They would serve nobody until the next agent ends them. Last: one that is being started is waited for.
         self.registry
             .all()
             .iter()
             .filter_map(|entry| entry.flat.as_ref())
             .for_each(|f| f.chain.close());
         self.registry.peeks.close();
-        self.registry.save_heat(Instant::now());
-        self.registry.stop_lines(SHUTDOWN_GRACE);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Backups of images that this host owns, and their way back.
 //!
 //! A backup is of one moment of one or several images: [`moment`] takes it, with the guest's file
-//! systems frozen by [`freeze`] if the operator likes. What the images held then is read while
+//! systems frozen ([`freeze`], [`frozen`]) if the operator likes. What the images held then is read while
 //! guests go on writing and put into a repository ([`mod@write`], [`destination`]); the repository
 //! itself is the crate `dray-backup`. [`jobs`] knows what is being backed up, so that nothing else
 //! is done to these images, [`notes`] which generations are in backup where, [`restore`] makes an
@@ -9,7 +9,8 @@
 
 mod bases;
 pub mod destination;
-pub mod freeze;
+mod freeze;
+pub mod frozen;
 pub mod jobs;
 pub mod moment;
 pub mod notes;

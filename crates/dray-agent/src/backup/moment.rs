@@ -2,15 +2,16 @@
 //! generation ends, and its snapshot begins. It takes milliseconds; what can be done before and after
 //! is done before and after.
 
-use super::freeze::Frozen;
+use super::frozen::FrozenGuests;
 use crate::migration::source::unix_ms;
 use dray_api::{ApiError, ApiResult, ErrorKind};
 use dray_backup::PIECE_BYTES;
-use dray_host::lineage::Line;
+use dray_host::lineage::{Line, Turning};
 use dray_host::migration::abort;
 use dray_host::registry::Entry;
 use dray_image::{Quiesced, Snapshot, SpillFile};
 use dray_types::{Ancestor, BLOCK_SIZE, BlockRange, BlockSet, GenerationId};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -91,23 +92,24 @@ pub fn take(
     what: &str,
     subjects: &[Subject],
     host: &str,
-    freeze: Option<&Path>,
+    (guests, freeze): (&FrozenGuests, Option<&Path>),
 ) -> ApiResult<Moment> {
     let failed = |why: dray_image::Error| disk_error(what, &why);
-    let io = |why: std::io::Error| ApiError::new(ErrorKind::Io, what, why);
+    let failed_io = |why: io::Error| ApiError::new(ErrorKind::Io, what, why);
     let mut prepared = Vec::new();
-    let mut turnings = Vec::new();
     for subject in subjects {
         let len = subject.entry.record().len;
         let spill = Box::new(SpillFile::create(&subject.spill, len).map_err(failed)?);
         let disk = &subject.entry.disk;
         prepared.push(disk.prepare_snapshot(&expected(subject), spill).map_err(failed)?);
-        turnings.push(subject.line.turning(held(subject)).map_err(io)?);
     }
-    let frozen = freeze.map(Frozen::freeze).transpose().map_err(|why| {
+    let frozen = freeze.map(|socket| guests.freeze(socket)).transpose().map_err(|why| {
         ApiError::new(ErrorKind::Hypervisor, what, format!("cannot freeze the guest: {why}"))
             .hint("without --fsfreeze the backup is as after a power cut")
     })?;
+    // After the freeze: a guest that is slow to freeze would keep the lines from being written down.
+    let turnings =
+        subjects.iter().map(turning).collect::<Result<Vec<_>, _>>().map_err(failed_io)?;
     let began = Instant::now();
     let quiet = quiesce(what, subjects)?;
     let unix_ms = unix_ms();
@@ -116,7 +118,7 @@ pub fn take(
     let parts = subjects.iter().zip(&quiet).zip(prepared.into_iter().zip(turnings));
     for ((subject, quiet), (prepared, turning)) in parts {
         let disk = &subject.entry.disk;
-        let turn = turning.turn(disk, quiet, host, unix_ms).map_err(io)?;
+        let turn = turning.turn(disk, quiet, host, unix_ms).map_err(failed_io)?;
         let changed = subject.parent.and_then(|parent| turn.changed_since(parent.id));
         let wanted = changed.as_ref().map_or_else(|| whole(subject), whole_pieces);
         taken.push(Taken {
@@ -134,8 +136,12 @@ pub fn take(
     if let Some(frozen) = frozen {
         frozen.thaw().map_err(|why| ApiError::new(ErrorKind::Hypervisor, what, why))?;
     }
-    turns.into_iter().try_for_each(|turn| turn.commit().map(drop)).map_err(io)?;
+    turns.into_iter().try_for_each(|turn| turn.commit().map(drop)).map_err(failed_io)?;
     Ok(Moment { images: taken, unix_ms, quiet })
+}
+
+fn turning(subject: &Subject) -> io::Result<Turning<'_>> {
+    subject.line.turning(held(subject))
 }
 
 fn quiesce(what: &str, subjects: &[Subject]) -> ApiResult<Vec<Quiesced>> {

@@ -124,7 +124,8 @@ impl Agent {
             .collect::<ApiResult<_>>()?;
         abort::step("Backup-Moment");
         let host = &self.config.name;
-        let moment = moment::take(&what, &subjects, host, order.fsfreeze.as_deref())?;
+        let moment =
+            moment::take(&what, &subjects, host, (&self.frozen, order.fsfreeze.as_deref()))?;
         // What was here then is what the guest had only if its disk was here until then.
         ask_vms()?;
         let frozen = order.fsfreeze.is_some();

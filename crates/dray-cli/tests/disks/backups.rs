@@ -150,7 +150,7 @@ fn read(path: &Path) -> Vec<u8> {
 }
 
 /// An image with some content, served by the first host; what it holds.
-fn image(lab: &Lab, name: &str) -> Vec<u8> {
+pub fn image(lab: &Lab, name: &str) -> Vec<u8> {
     let mut bytes = vec![0; SIZE as usize];
     let mut random = Random(name.len() as u64 * 77 + 3);
     for (_, chunk) in bytes.chunks_mut(4096).enumerate().filter(|(nth, _)| nth % 3 > 0) {
@@ -161,7 +161,7 @@ fn image(lab: &Lab, name: &str) -> Vec<u8> {
     bytes
 }
 
-fn repository(lab: &Lab) -> String {
+pub fn repository(lab: &Lab) -> String {
     let url = format!("file://{}", lab.dir.path().join("repository").display());
     lab.a.ask(json!({"backup-init": {"at": url}})).unwrap();
     url

@@ -50,6 +50,7 @@ mod deferred;
 mod devices;
 mod direct;
 mod faults;
+mod frozen;
 mod full_state;
 mod guest;
 mod hot_set;

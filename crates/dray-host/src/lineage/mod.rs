@@ -410,12 +410,14 @@ impl Line {
         inner.rewrite_open(&whole)
     }
 
-    /// Everything is written down, and nothing is written any more: the agent stops.
+    /// Everything is written down, and nothing is written any more: the agent stops. Waits for `grace` at most.
     ///
     /// # Errors
-    /// What the file system reports; the stop then counts as an unclean one.
-    fn stop(&self, disk: &Disk, image: &StatePath) -> io::Result<()> {
-        let _rewriting = self.rewriting();
+    /// What the file system reports, or that somebody else is writing the line down for longer than that; the
+    /// stop then counts as an unclean one.
+    fn stop(&self, disk: &Disk, image: &StatePath, grace: Duration) -> io::Result<()> {
+        let busy = || io::Error::new(io::ErrorKind::TimedOut, "it is being written down");
+        let _rewriting = self.rewriting.try_lock_for(grace).ok_or_else(busy)?;
         let mut inner = self.inner();
         if inner.lineage.has_past() && !disk.keeps_history() {
             return Ok(());
@@ -517,7 +519,7 @@ impl Registry {
                 .current_path()
                 .and_then(|path| entry.disk.checkpoint().map(|()| path))
                 .map_err(io::Error::other)
-                .and_then(|path| line.stop(&entry.disk, &self.at(&path)));
+                .and_then(|path| line.stop(&entry.disk, &self.at(&path), grace));
             if let Err(why) = stopped {
                 tracing::warn!(name, %why, "cannot write down an image's line");
             }

@@ -72,7 +72,7 @@ fn an_unclean_stop_distrusts_open_regions_and_a_clean_one_nothing() {
     let host = Host::new();
     let (line, disk, base) = host.begin();
     write(&disk, 3);
-    line.stop(&disk, &host.image()).unwrap();
+    line.stop(&disk, &host.image(), Duration::ZERO).unwrap();
     let (line, disk) = host.restart();
     assert_eq!(blocks(&line.changed_since(base, &disk).unwrap()), [(3, 1)]);
     write(&disk, 9);
@@ -102,7 +102,7 @@ fn an_image_changed_while_no_agent_ran_has_no_past() {
     let host = Host::new();
     let (line, disk, base) = host.begin();
     write(&disk, 3);
-    line.stop(&disk, &host.image()).unwrap();
+    line.stop(&disk, &host.image(), Duration::ZERO).unwrap();
     drop((line, disk));
     std::thread::sleep(Duration::from_millis(20));
     std::os::unix::fs::FileExt::write_all_at(
@@ -224,7 +224,7 @@ fn a_file_that_came_under_a_running_agent_is_another_one_after_an_orderly_stop()
     let (image, away) = (host.image(), host.dir.path().join("away"));
     std::fs::rename(image.path(), &away).unwrap();
     std::fs::copy(&away, image.path()).unwrap();
-    line.stop(&disk, &image).unwrap();
+    line.stop(&disk, &image, Duration::ZERO).unwrap();
     drop((line, disk));
     assert!(Line::is_of_another(&host.line(), &image));
     let (line, disk) = host.restart();
@@ -236,7 +236,7 @@ fn what_is_suspect_when_the_agent_stops_is_so_afterwards() {
     let host = Host::new();
     let (line, disk, base) = host.begin();
     line.suspect();
-    line.stop(&disk, &host.image()).unwrap();
+    line.stop(&disk, &host.image(), Duration::ZERO).unwrap();
     drop((line, disk));
     let (line, disk) = host.restart();
     assert_eq!(line.changed_since(base, &disk), Some(whole(&disk)));
@@ -387,7 +387,7 @@ impl Owner {
             Step::Write(nth) => self.write(nth),
             Step::CloseIdle => self.line.close_idle(&self.disk).unwrap(),
             Step::Stop => {
-                self.line.stop(&self.disk, &self.host.image()).unwrap();
+                self.line.stop(&self.disk, &self.host.image(), Duration::ZERO).unwrap();
                 self.restart();
             }
             Step::Crash => self.restart(),
@@ -486,7 +486,7 @@ impl DeviceHost {
         let (closed, done) = turn(&line, &disk, || ());
         done.unwrap();
         write(&disk, 3);
-        line.stop(&disk, &self.path(Self::AT)).unwrap();
+        line.stop(&disk, &self.path(Self::AT), Duration::ZERO).unwrap();
         closed.id
     }
 }
@@ -502,7 +502,7 @@ fn a_device_goes_on_after_a_stop_if_the_kernel_has_counted_no_write() {
     // While an agent runs its own writes are counted.
     write(&disk, 9);
     host.put(Device { written: 108, ..DEVICE });
-    line.stop(&disk, &host.path(DeviceHost::AT)).unwrap();
+    line.stop(&disk, &host.path(DeviceHost::AT), Duration::ZERO).unwrap();
     let (line, disk) = host.start();
     assert_eq!(blocks(&line.changed_since(base, &disk).unwrap()), [(3, 1), (9, 1)]);
 }
