@@ -24,14 +24,15 @@ use tokio::task::block_in_place;
 
 /// What ends it.
 const HINT: &str = "`sync` in the guest reports the loss and fails once; the disk goes back to QEMU with \
-                    `dray release` after that";
+                    `dray release` after that, when other clients that wrote to it have heard as well";
 
 /// What ends it where there is no guest: somebody else flushes image `name`.
 pub fn take_note(name: &str, socket: &Path) -> String {
     let socket = socket.display();
     format!(
         "check what is in the image, then take note of the loss with `qemu-io -c flush \
-         'nbd+unix:///{name}?socket={socket}'`, which fails once"
+         'nbd+unix:///{name}?socket={socket}'`, which fails once for each client that may have ended \
+         without hearing of it"
     )
 }
 

@@ -10,6 +10,35 @@ use std::sync::{Arc, OnceLock};
 /// Tells whether a client is still there.
 pub type IsThere = Arc<dyn Fn() -> bool + Send + Sync>;
 
+/// The process at the other end of a client's connection, as far as it is one of this host: it is the same one
+/// when it comes again, and when it has ended it cannot.
+#[derive(Clone)]
+pub struct Origin {
+    id: u128,
+    runs: IsRunning,
+}
+
+/// Tells whether a process has not ended yet.
+pub type IsRunning = Arc<dyn Fn() -> bool + Send + Sync>;
+
+impl Origin {
+    /// The process `id`, a number that no other one ever has, as long as `runs` says so.
+    pub fn new(id: u128, runs: IsRunning) -> Self {
+        Self { id, runs }
+    }
+
+    /// Whether it may still come again.
+    pub(crate) fn runs(&self) -> bool {
+        (self.runs)()
+    }
+}
+
+impl PartialEq for Origin {
+    fn eq(&self, other: &Self) -> bool {
+        self.id == other.id
+    }
+}
+
 /// How a client has gone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Departure {
@@ -22,6 +51,8 @@ pub enum Departure {
 /// Whoever is served an image: one connection.
 pub struct Client {
     is_there: IsThere,
+    /// None when nothing is known of it.
+    origin: Option<Origin>,
     wrote: AtomicBool,
     departure: OnceLock<Departure>,
     /// How often flushes of its were answered; one answer may be for several.
@@ -31,15 +62,26 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client that is there as long as `is_there` says so.
+    /// A client that is there as long as `is_there` says so, and of which nothing else is known.
     pub fn new(is_there: IsThere) -> Arc<Self> {
+        Self::of(None, is_there)
+    }
+
+    /// A client of the process `origin`.
+    pub fn of(origin: Option<Origin>, is_there: IsThere) -> Arc<Self> {
         Arc::new(Self {
             is_there,
+            origin,
             wrote: AtomicBool::new(false),
             departure: OnceLock::new(),
             answered: AtomicU64::new(0),
             asked: AtomicU64::new(0),
         })
+    }
+
+    /// The process that it belongs to, if that is known.
+    pub(crate) fn origin(&self) -> Option<&Origin> {
+        self.origin.as_ref()
     }
 
     /// It is about to change the image.

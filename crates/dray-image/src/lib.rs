@@ -48,7 +48,7 @@ mod waiters;
 pub use backend::{
     FileImage, FileOptions, ImageFile, Loss, LossLog, OpenImages, RealImages, StateImages,
 };
-pub use client::{Client, Departure, IsThere, working_for};
+pub use client::{Client, Departure, IsRunning, IsThere, Origin, working_for};
 pub use descriptors::{has_open, is_open_elsewhere};
 pub use device::{DeviceMark, DeviceState};
 pub use disk::{

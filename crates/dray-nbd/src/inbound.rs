@@ -4,7 +4,7 @@
 use crate::channel::Channel;
 use crate::limits::RECEIVE_BUFFER;
 use crate::patience::Patience;
-use dray_image::Client;
+use dray_image::{Client, Origin};
 use std::io::{self, IoSliceMut};
 use std::sync::Arc;
 use std::time::Instant;
@@ -43,10 +43,10 @@ impl Inbound {
         &self.channel
     }
 
-    /// Whoever is at the other end, as images know him.
-    pub(crate) fn client(&self) -> Arc<Client> {
+    /// Whoever is at the other end, as images know him; `origin` is his process, if it is known.
+    pub(crate) fn client(&self, origin: Option<Origin>) -> Arc<Client> {
         let channel = Arc::clone(&self.channel);
-        Client::new(Arc::new(move || !channel.has_hung_up()))
+        Client::of(origin, Arc::new(move || !channel.has_hung_up()))
     }
 
     /// Goes on with another channel. Nothing may have been received ahead: those bytes came

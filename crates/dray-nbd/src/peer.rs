@@ -1,7 +1,10 @@
 //! Who is at the other end of a connection.
 
 use crate::channel::Socket;
+use dray_image::Origin;
 use rustix::net::sockopt::socket_peercred;
+use std::io;
+use std::sync::Arc;
 
 /// What is known of a client.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
@@ -23,8 +26,21 @@ pub struct Process {
 impl Process {
     /// The process that has the number `pid` now.
     pub fn find(pid: u32) -> Option<Self> {
-        let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
-        Some(Self { pid, started: started(&stat)? })
+        Some(Self { pid, started: started(&stat(pid).ok()?)? })
+    }
+
+    /// Whether it has not ended; true when that cannot be known.
+    fn runs(self) -> bool {
+        match stat(self.pid) {
+            Ok(stat) => started(&stat) == Some(self.started) && !is_zombie(&stat),
+            Err(why) => !is_gone(&why),
+        }
+    }
+
+    /// As images know it.
+    pub(crate) fn origin(self) -> Origin {
+        let id = (u128::from(self.pid) << 64) | u128::from(self.started);
+        Origin::new(id, Arc::new(move || self.runs()))
     }
 }
 
@@ -36,6 +52,22 @@ impl Client {
         let pid = peer.and_then(|peer| u32::try_from(peer.pid.as_raw_nonzero().get()).ok());
         Self { process: pid.and_then(Process::find) }
     }
+}
+
+fn stat(pid: u32) -> io::Result<Vec<u8>> {
+    std::fs::read(format!("/proc/{pid}/stat"))
+}
+
+/// Whether `/proc` says that there is no such process. One that ends while it is read is told by its number.
+fn is_gone(why: &io::Error) -> bool {
+    let ended = Some(rustix::io::Errno::SRCH.raw_os_error());
+    why.kind() == io::ErrorKind::NotFound || why.raw_os_error() == ended
+}
+
+/// Whether a `/proc/PID/stat` is of a process that has ended and whose parent has not looked yet.
+fn is_zombie(stat: &[u8]) -> bool {
+    let bracket = stat.iter().rposition(|byte| *byte == b')');
+    bracket.is_some_and(|bracket| matches!(stat.get(bracket + 2), Some(b'Z' | b'X')))
 }
 
 /// The start time in a `/proc/PID/stat`. A program may have given itself any name, with spaces and
@@ -51,6 +83,8 @@ fn started(stat: &[u8]) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::process::Command;
+    use std::time::{Duration, Instant};
 
     #[test]
     fn the_start_is_found_behind_any_name() {
@@ -70,5 +104,23 @@ mod tests {
         assert_eq!(own.pid, std::process::id());
         assert_eq!(Process::find(own.pid), Some(own));
         assert_eq!(Process::find(0), None);
+        assert!(own.runs() && own.origin() == own.origin());
+    }
+
+    #[test]
+    fn a_process_has_ended_also_while_its_parent_has_not_looked_yet() {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let process = Process::find(child.id()).unwrap();
+        let earlier = Process { started: process.started - 1, ..process };
+        assert!(process.runs() && !earlier.runs(), "another one has its number");
+        child.kill().unwrap();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while process.runs() {
+            assert!(Instant::now() < deadline, "it has ended");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(Process::find(child.id()), Some(process), "a zombie");
+        child.wait().unwrap();
+        assert!(!process.runs());
     }
 }

@@ -10,7 +10,7 @@ use crate::inbound::Inbound;
 use crate::limits::{MAX_CONNECTIONS, NEGOTIATION_TIME, OPEN_PATIENCE, SHUTDOWN_GRACE};
 use crate::listener::{self, Listener};
 use crate::negotiation::negotiate;
-use crate::peer::Client;
+use crate::peer::{Client, Process};
 use crate::roster::{Place, Roster};
 use crate::session::Session;
 use crate::tls::Tls;
@@ -202,7 +202,7 @@ impl Service {
         tracing::debug!(export = agreed.name, "nbd client attached");
         let session = Arc::new(Session {
             image: agreed.image,
-            client: inbound.client(),
+            client: inbound.client(line.client.process.map(Process::origin)),
             rules: agreed.rules,
             writer: Writer::new(Arc::clone(inbound.channel())),
             buffers: crate::buffer::Buffers::default(),

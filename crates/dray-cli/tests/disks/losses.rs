@@ -129,10 +129,32 @@ fn a_guest_that_was_cut_off_while_it_flushed_is_told_when_it_comes_back() {
     guest.last(FLUSH);
     wait_for("the loss", END, || !shown(&lab.a).is_null()).unwrap();
     drop(guest);
-    wait_for("the end", END, || lab.a.image(IMAGE).unwrap()["clients"] == 0).unwrap();
+    are_gone(&lab.a);
     let mut guest = Client::connect(&lab.a.nbd(), IMAGE).unwrap();
     is_told(&lab.a, &mut guest);
     lab.a.kill();
+}
+
+#[test]
+fn each_of_two_guests_that_were_cut_off_is_told_though_the_first_has_heard() {
+    let Some((mut lab, _pool)) = on_a_broken_device() else { return };
+    let guests = [writer(&lab.a), writer(&lab.a)];
+    assert!(flush(&lab.a).is_err(), "it meets the loss");
+    drop(guests);
+    are_gone(&lab.a);
+    let mut first = Client::connect(&lab.a.nbd(), IMAGE).unwrap();
+    first.flush().unwrap_err();
+    hears(&lab.a, &mut first);
+    first.last(LEAVE);
+    drop(first);
+    are_gone(&lab.a);
+    let mut second = Client::connect(&lab.a.nbd(), IMAGE).unwrap();
+    is_told(&lab.a, &mut second);
+    lab.a.kill();
+}
+
+fn are_gone(host: &Host) {
+    wait_for("the end", END, || host.image(IMAGE).unwrap()["clients"] == 0).unwrap();
 }
 
 /// The image goes from one host to the other, and both are done with it.

@@ -5,49 +5,52 @@
 //! may be lost with its connection. That a client has heard is sure only when it flushes again after the answer
 //! was sent, or says goodbye after it was told.
 //!
-//! A client that has gone before may come back by another connection, and nobody can tell that this is the same
-//! one. What such a client is owed is owed to those that come after it, until one of them has heard. A loss is
-//! over when everybody has heard who was there before that.
+//! A client that has gone before may come back by another connection. It is told then, as all are that come
+//! while the loss is not over. It is over when everybody has heard who is there and may have written what was
+//! lost, and one that came for each that [has gone](super::absent). A client that has written nothing is told and
+//! not waited for.
 
+use super::absent::{Absentees, Seeker};
 use crate::client::{Client, Departure};
 use std::sync::Arc;
-
-/// What is owed to clients that have gone, and so to those that come.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Gone {
-    /// Nothing: what they wrote is durable, and they have heard of what is not.
-    Quit,
-    /// What they wrote may not be durable, or one that has come since was told of a loss and may not have heard.
-    Unsure,
-    /// They are to be told of a loss, and nobody who has come since was.
-    Owed,
-}
 
 /// One client, and what it knows. Losses are numbered.
 #[derive(Default)]
 struct Listener {
     /// None for the flushes that are no client's.
     client: Option<Arc<Client>>,
+    /// How often clients had gone when it came.
+    came: u64,
     /// The last loss that it was told of.
     told: u64,
     /// Its flushes had been answered as often when it was told.
     told_at: u64,
     /// The last loss that it has surely heard of.
     heard: u64,
-    /// When it came it may have been one that had gone.
+    /// It may be one that had gone when it came, of which something may be lost.
     was_back: bool,
-    /// It came after all those that have gone, and may be one of them.
-    is_back: bool,
+    /// It was told as one of those that had gone, who is not waited for any more.
+    stands_in: bool,
 }
 
 impl Listener {
+    fn wrote(&self) -> bool {
+        self.client.as_ref().is_some_and(|client| client.wrote())
+    }
+
     /// Whether something that it has written may be lost.
     fn may_lose(&self) -> bool {
-        self.was_back || self.client.as_ref().is_some_and(|client| client.wrote())
+        self.was_back || self.wrote()
     }
 
     fn is(&self, client: &Arc<Client>) -> bool {
         self.client.as_ref().is_some_and(|one| Arc::ptr_eq(one, client))
+    }
+
+    /// As one that may have been there before.
+    fn seeker(&self) -> Seeker {
+        let origin = self.client.as_ref().and_then(|client| client.origin());
+        Seeker { origin: origin.cloned(), came: self.came }
     }
 }
 
@@ -61,11 +64,9 @@ pub(super) struct Audience {
     told: u64,
     heard: u64,
     clients: Vec<Listener>,
-    /// Whoever flushes and is no client: always there, and owed what clients that have gone are.
+    /// Whoever flushes and is no client: always there, and perhaps any of those that have gone.
     nobody: Listener,
-    gone: Gone,
-    /// How often clients have gone that may come back.
-    departures: u64,
+    gone: Absentees,
 }
 
 impl Default for Audience {
@@ -77,9 +78,8 @@ impl Default for Audience {
             told: 0,
             heard: 0,
             clients: Vec::new(),
-            nobody: Listener { is_back: true, ..Listener::default() },
-            gone: Gone::Unsure,
-            departures: 0,
+            nobody: Listener { came: u64::MAX, ..Listener::default() },
+            gone: Absentees::of_an_earlier_process(),
         }
     }
 }
@@ -92,12 +92,13 @@ impl Audience {
 
     /// Whether a flush that succeeds changes nothing here.
     pub(super) fn is_quiet(&self) -> bool {
-        !self.is_open() && self.gone == Gone::Quit
+        let are_told = || self.clients.iter().all(|one| one.told == self.lost);
+        !self.is_open() && self.gone.are_none() && are_told()
     }
 
     /// How often clients have gone that may come back.
     pub(super) fn departures(&self) -> u64 {
-        self.departures
+        self.gone.departures()
     }
 
     /// Looks at a client, which has come or gone.
@@ -111,52 +112,48 @@ impl Audience {
     }
 
     fn comes(&mut self, client: &Arc<Client>) {
-        let back = self.gone != Gone::Quit;
-        self.clients.push(Listener {
+        let mut one = Listener {
             client: Some(Arc::clone(client)),
+            came: self.gone.departures(),
             told: self.over,
-            told_at: 0,
             heard: self.over,
-            was_back: back,
-            is_back: back,
-        });
+            ..Listener::default()
+        };
+        one.was_back = self.gone.may_be(&one.seeker());
+        self.clients.push(one);
     }
 
     fn departs(&mut self, place: usize, how: Departure) {
         let one = self.clients.swap_remove(place);
-        let goodbye = how == Departure::Goodbye;
-        let mut deaf = one.heard < self.lost;
-        if deaf && goodbye && one.told == self.lost {
-            deaf = false;
-            self.is_heard(one.is_back);
+        let is_open = self.is_open();
+        let has_heard =
+            one.heard == self.lost || how == Departure::Goodbye && one.told == self.lost;
+        if has_heard {
+            self.heard = self.lost;
         }
-        let wrote = one.client.as_ref().is_some_and(|client| client.wrote());
-        if deaf && (wrote || one.was_back && !goodbye) {
-            self.leaves(Gone::Owed);
-        } else if wrote || deaf && !goodbye {
-            self.leaves(Gone::Unsure);
+        let is_owed = is_open && !has_heard && self.is_left_behind(&one, how);
+        let is_counted = || has_heard || !self.gone.may_be(&one.seeker());
+        if is_owed || one.wrote() || is_open && how == Departure::CutOff && is_counted() {
+            self.gone.leaves(&one.seeker(), one.stands_in, is_owed);
         }
-        if self.heard < self.lost && self.clients.is_empty() {
-            self.leaves(Gone::Owed);
+        if self.heard < self.lost && self.clients.is_empty() && !self.gone.are_owed() {
+            self.gone.leaves_somebody();
         }
     }
 
-    /// Somebody has gone and leaves this to those that come.
-    fn leaves(&mut self, what: Gone) {
-        self.departures += 1;
-        if self.gone != Gone::Owed {
-            self.gone = what;
-        }
-        self.clients.iter_mut().for_each(|one| one.is_back = false);
+    /// Whether a client that goes and has not heard leaves writes behind that may be lost. If it may be one that
+    /// had gone before, and that one is still waited for, that is enough.
+    fn is_left_behind(&self, one: &Listener, how: Departure) -> bool {
+        let is_another = || how == Departure::CutOff && !self.gone.may_be(&one.seeker());
+        one.wrote() || one.was_back && (one.stands_in || is_another())
     }
 
     /// Writes were lost. When nobody is there whose they may be, they are of somebody who will come.
     pub(super) fn lose(&mut self) {
         self.lost += 1;
-        if !self.clients.iter().any(Listener::may_lose) {
-            self.leaves(Gone::Owed);
-        } else if self.gone == Gone::Unsure {
-            self.gone = Gone::Owed;
+        self.gone.lose();
+        if self.gone.are_none() && !self.clients.iter().any(Listener::may_lose) {
+            self.gone.leaves_somebody();
         }
     }
 
@@ -165,9 +162,7 @@ impl Audience {
         let all = self.clients.iter_mut().chain([&mut self.nobody]);
         all.for_each(|one| (one.told, one.heard) = (self.lost, self.lost));
         (self.told, self.heard, self.over) = (self.lost, self.lost, self.lost);
-        if self.gone == Gone::Owed {
-            self.gone = Gone::Unsure;
-        }
+        self.gone.forget();
     }
 
     /// Who flushes: one that has gone is none.
@@ -192,44 +187,46 @@ impl Audience {
         let Some(one) = self.flusher(client) else { return };
         one.told = lost;
         one.told_at = one.client.as_ref().map_or(0, |client| client.answered() + 1);
-        let is_back = one.is_back;
+        let seeker = (!one.stands_in).then(|| one.seeker());
         self.told = lost;
-        if is_back && self.gone == Gone::Owed {
-            self.gone = Gone::Unsure;
+        if seeker.is_some_and(|seeker| self.is_open() && self.gone.returns(&seeker)) {
+            self.stands_in(client);
+        }
+    }
+
+    /// A client was told as one that had gone. Whoever is no client may be another one the next time.
+    fn stands_in(&mut self, client: Option<&Arc<Client>>) {
+        if let Some(one) = self.flusher(client) {
+            one.stands_in = one.client.is_some();
         }
     }
 
     /// A flush of `client` succeeds, which is owed nothing; `departures` is what
     /// [`departures`](Self::departures) was when it began.
     pub(super) fn succeeds(&mut self, client: Option<&Arc<Client>>, departures: u64) {
-        if !self.is_open() {
-            if self.departures == departures {
-                self.gone = Gone::Quit;
-            }
-            return;
+        if self.is_open() {
+            self.hears(client);
+        } else if self.departures() == departures {
+            self.gone.clear();
+            self.clients.iter_mut().for_each(|one| one.was_back = false);
         }
+    }
+
+    /// A flush of `client` succeeds after it was told of the loss.
+    fn hears(&mut self, client: Option<&Arc<Client>>) {
         let lost = self.lost;
         let Some(one) = self.flusher(client) else { return };
         if one.client.as_ref().is_some_and(|client| client.asked() < one.told_at) {
             return;
         }
-        one.heard = lost;
-        let is_back = one.is_back;
-        self.is_heard(is_back);
-    }
-
-    /// Somebody has heard of all that there is; whether it may be one that had gone.
-    fn is_heard(&mut self, is_back: bool) {
-        self.heard = self.lost;
-        if is_back {
-            self.gone = Gone::Quit;
-        }
+        (one.heard, one.was_back) = (lost, false);
+        self.heard = lost;
     }
 
     /// Whether nobody is left who has to hear of a loss. Then there is none any more.
     pub(super) fn have_all_heard(&self) -> bool {
-        let all = self.clients.iter().all(|one| one.heard == self.lost);
-        all && self.heard == self.lost && self.gone == Gone::Quit
+        let all = self.clients.iter().all(|one| one.heard == self.lost || !one.may_lose());
+        all && self.heard == self.lost && !self.gone.are_owed()
     }
 
     /// The last loss is over.
@@ -240,6 +237,6 @@ impl Audience {
     /// Whether everybody was told whose writes the last loss may have taken.
     pub(super) fn are_all_told(&self) -> bool {
         let all = self.clients.iter().all(|one| one.told == self.lost || !one.may_lose());
-        !self.is_open() || all && self.told == self.lost && self.gone != Gone::Owed
+        !self.is_open() || all && self.told == self.lost && !self.gone.are_owed()
     }
 }

@@ -1,5 +1,6 @@
 //! Where images live.
 
+mod absent;
 mod audience;
 mod bulk;
 mod direct;

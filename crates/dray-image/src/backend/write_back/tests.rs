@@ -1,7 +1,7 @@
 //! Who hears of a loss, and when it is over.
 
 use super::*;
-use crate::client::{Departure, working_for};
+use crate::client::{Departure, Origin, working_for};
 use crate::disk::PresentLog;
 use crate::unrecorded::Unrecorded;
 use dray_types::{BlockRange, BlockSet};
@@ -40,7 +40,10 @@ struct Guest<'a>(&'a WriteBack, Arc<Client>);
 
 impl<'a> Guest<'a> {
     fn comes(back: &'a WriteBack) -> Self {
-        let client = Client::new(Arc::new(|| true));
+        Self::is(back, Client::new(Arc::new(|| true)))
+    }
+
+    fn is(back: &'a WriteBack, client: Arc<Client>) -> Self {
         back.look_at(Path::new("disk"), &client);
         Self(back, client)
     }
@@ -97,9 +100,8 @@ fn each_client_that_was_there_is_told_whoever_met_the_loss() {
     assert!(!is_told(&back) && back.untold().is_some());
     assert!(!other.is_told(), "it was");
     assert!(guest.is_told() && is_told(&back) && back.untold().is_none());
-    assert!(!guest.is_told() && !is_over(&log), "the reader was not told");
-    assert!(reader.is_told() && !is_over(&log));
-    assert!(!reader.is_told() && is_over(&log) && is_told(&back));
+    assert!(!guest.is_told() && is_over(&log), "the reader has lost nothing");
+    assert!(reader.is_told() && !reader.is_told() && is_over(&log) && is_told(&back));
     // Who comes later has nothing to do with it.
     assert!(!Guest::comes(&back).is_told());
     // A sync of dray's own is told to all.
@@ -112,9 +114,8 @@ fn a_client_that_only_looks_on_and_goes_takes_nothing_with_it() {
     let (back, log) = logged();
     let (guest, reader) = (Guest::writer(&back), Guest::comes(&back));
     guest.flush(lost).unwrap_err();
-    assert!(!guest.is_told() && is_told(&back) && !is_over(&log));
     reader.goes(Departure::Goodbye);
-    assert!(is_over(&log));
+    assert!(is_told(&back) && !is_over(&log) && !guest.is_told() && is_over(&log));
     // The one that looks on meets the loss.
     let reader = Guest::comes(&back);
     reader.flush(lost).unwrap_err();
@@ -146,6 +147,200 @@ fn a_client_that_was_cut_off_before_it_has_surely_heard_is_told_when_it_comes_ba
     assert!(!Guest::comes(&back).is_told());
 }
 
+/// One after the other comes back, by whatever connection.
+#[test]
+fn each_of_two_that_were_cut_off_is_told_though_the_first_has_heard() {
+    for lost_before in [true, false] {
+        let (back, log) = logged();
+        let writers = [Guest::writer(&back), Guest::writer(&back)];
+        if lost_before {
+            back.own(Path::new("disk"), lost).unwrap_err();
+        }
+        writers.iter().for_each(|one| one.goes(Departure::CutOff));
+        if !lost_before {
+            back.own(Path::new("disk"), lost).unwrap_err();
+        }
+        let first = Guest::comes(&back);
+        assert!(first.is_told() && !first.is_told() && !is_told(&back) && !is_over(&log));
+        let second = Guest::comes(&back);
+        assert!(second.is_told() && is_told(&back) && !is_over(&log));
+        assert!(!second.is_told() && is_over(&log));
+        assert!(!Guest::comes(&back).is_told());
+    }
+}
+
+/// It is cut off again and again.
+#[test]
+fn a_client_that_has_heard_and_comes_back_takes_nothing_from_another_that_was_cut_off() {
+    let (back, log) = logged();
+    let (guest, _other) = (Guest::writer(&back), Guest::writer(&back).goes(Departure::CutOff));
+    back.own(Path::new("disk"), lost).unwrap_err();
+    assert!(guest.is_told() && !guest.is_told());
+    guest.goes(Departure::CutOff);
+    for _ in 0..3 {
+        let guest = Guest::comes(&back);
+        assert!(guest.is_told() && !guest.is_told() && !is_told(&back));
+        guest.goes(Departure::CutOff);
+    }
+    // One that was not told leaves nothing that was not there.
+    Guest::comes(&back).goes(Departure::CutOff);
+    let comers = [Guest::comes(&back), Guest::comes(&back)];
+    assert!(comers.iter().all(|one| one.is_told() && !one.is_told()) && is_over(&log));
+}
+
+#[test]
+fn a_client_that_only_looked_on_and_comes_back_takes_nothing_from_one_that_wrote() {
+    let (back, log) = logged();
+    let (guest, reader) = (Guest::writer(&back), Guest::comes(&back));
+    back.own(Path::new("disk"), lost).unwrap_err();
+    [reader, guest].iter().for_each(|one| one.goes(Departure::CutOff));
+    let reader = Guest::comes(&back);
+    assert!(reader.is_told() && !reader.is_told() && !is_told(&back));
+    reader.goes(Departure::Goodbye);
+    let guest = Guest::comes(&back);
+    assert!(guest.is_told() && is_told(&back) && !guest.is_told() && is_over(&log));
+}
+
+/// A process of this host.
+struct Program(u128, Arc<AtomicBool>);
+
+impl Program {
+    fn start(id: u128) -> Self {
+        Self(id, Arc::new(AtomicBool::new(true)))
+    }
+
+    fn ends(&self) {
+        self.1.store(false, Ordering::SeqCst);
+    }
+
+    fn comes<'a>(&self, back: &'a WriteBack) -> Guest<'a> {
+        let runs = Arc::clone(&self.1);
+        let origin = Origin::new(self.0, Arc::new(move || runs.load(Ordering::SeqCst)));
+        Guest::is(back, Client::of(Some(origin), Arc::new(|| true)))
+    }
+
+    fn writer<'a>(&self, back: &'a WriteBack) -> Guest<'a> {
+        let guest = self.comes(back);
+        guest.1.writes();
+        guest
+    }
+}
+
+#[test]
+fn nobody_takes_a_loss_away_from_a_process_that_runs() {
+    let (back, log) = logged();
+    let [first, second, other] = [1, 2, 3].map(Program::start);
+    let there = [&first, &second].map(|program| program.writer(&back));
+    back.own(Path::new("disk"), lost).unwrap_err();
+    there.iter().for_each(|one| one.goes(Departure::CutOff));
+    // Each is told once.
+    for stranger in [other.comes(&back), Guest::comes(&back), first.comes(&back)] {
+        assert!(stranger.is_told() && !stranger.is_told() && !is_told(&back) && !is_over(&log));
+        stranger.goes(Departure::Goodbye);
+    }
+    let again = first.comes(&back);
+    assert!(again.is_told() && !again.is_told() && !is_told(&back) && !is_over(&log));
+    let last = second.comes(&back);
+    assert!(last.is_told() && is_told(&back) && !last.is_told() && is_over(&log));
+    assert!(!other.comes(&back).is_told());
+}
+
+#[test]
+fn a_process_that_has_gone_twice_comes_back_once() {
+    let (back, log) = logged();
+    let program = Program::start(1);
+    for _ in 0..3 {
+        program.writer(&back).goes(Departure::CutOff);
+        back.own(Path::new("disk"), lost).unwrap_err();
+    }
+    let guest = program.comes(&back);
+    assert!(guest.is_told() && is_told(&back) && !guest.is_told() && is_over(&log));
+    // With two connections at once it has two to hear.
+    let there = [program.writer(&back), program.writer(&back)];
+    back.own(Path::new("disk"), lost).unwrap_err();
+    there.iter().for_each(|one| one.goes(Departure::CutOff));
+    let again = [program.comes(&back), program.comes(&back)];
+    assert!(again[0].is_told() && !again[0].is_told() && !is_told(&back) && !is_over(&log));
+    assert!(again[1].is_told() && !again[1].is_told() && is_told(&back) && is_over(&log));
+}
+
+/// As an operator takes note of it with `qemu-io -c flush`.
+#[test]
+fn anybody_may_hear_of_a_loss_for_a_process_that_has_ended() {
+    let (back, log) = logged();
+    let [guest, operator] = [1, 2].map(Program::start);
+    guest.writer(&back).goes(Departure::CutOff);
+    back.own(Path::new("disk"), lost).unwrap_err();
+    let takes_note = || {
+        let flushing = operator.comes(&back);
+        let told = flushing.is_told();
+        flushing.goes(Departure::Goodbye);
+        told
+    };
+    assert!(takes_note() && !is_told(&back));
+    guest.ends();
+    assert!(takes_note() && is_told(&back) && is_over(&log) && !takes_note());
+}
+
+/// What is counted has a limit, and what is beyond that is not forgotten.
+#[test]
+fn a_loss_of_very_many_that_have_gone_stays_owed_until_the_last_has_heard() {
+    let (back, log) = logged();
+    (0..3000).for_each(|_| Guest::writer(&back).goes(Departure::CutOff));
+    back.own(Path::new("disk"), lost).unwrap_err();
+    let told = (0..3000).take_while(|_| {
+        let guest = Guest::comes(&back);
+        let told = guest.is_told();
+        guest.goes(Departure::Goodbye);
+        told
+    });
+    assert_eq!(told.count(), 1000);
+    assert!(is_told(&back) && is_over(&log));
+}
+
+/// It has written nothing and never flushes.
+#[test]
+fn a_loss_does_not_wait_for_a_client_that_only_looks_on() {
+    let (back, log) = logged();
+    let (guest, reader) = (Guest::writer(&back), Guest::comes(&back));
+    guest.flush(lost).unwrap_err();
+    assert!(!guest.is_told() && is_over(&log) && !Guest::comes(&back).is_told());
+    // Its own flush tells it nevertheless, once.
+    assert!(reader.is_told() && !reader.is_told());
+}
+
+/// When it came it might have been a guest that had been cut off; what that one wrote is durable.
+#[test]
+fn after_a_flush_a_client_that_only_looks_on_is_none_that_had_gone() {
+    let (back, log) = logged();
+    let guest = Guest::writer(&back);
+    guest.goes(Departure::CutOff);
+    let (guest, _reader) = (Guest::comes(&back), Guest::comes(&back));
+    assert!(!guest.is_told());
+    guest.1.writes();
+    guest.flush(lost).unwrap_err();
+    assert!(is_told(&back) && !guest.is_told() && is_over(&log));
+}
+
+#[test]
+fn who_says_goodbye_after_it_was_told_of_the_last_of_many_losses_leaves_nothing_behind() {
+    let (back, log) = logged();
+    let guest = Guest::writer(&back);
+    guest.flush(lost).unwrap_err();
+    back.own(Path::new("disk"), lost).unwrap_err();
+    assert!(guest.is_told());
+    guest.goes(Departure::Goodbye);
+    assert!(is_told(&back) && is_over(&log) && !Guest::comes(&back).is_told());
+    // It was told of the first one only.
+    let guest = Guest::writer(&back);
+    guest.flush(lost).unwrap_err();
+    back.own(Path::new("disk"), lost).unwrap_err();
+    guest.goes(Departure::Goodbye);
+    assert!(!is_told(&back) && !is_over(&log));
+    let next = Guest::comes(&back);
+    assert!(next.is_told() && !next.is_told() && is_over(&log));
+}
+
 /// Its flush is still under way, which nobody waits for any more.
 #[test]
 fn a_loss_that_is_met_for_a_client_that_has_gone_is_told_to_the_one_that_comes() {
@@ -168,8 +363,11 @@ fn who_says_goodbye_after_it_was_told_has_heard_and_who_was_not_told_leaves_it_b
     let guest = Guest::writer(&back);
     guest.flush(lost).unwrap_err();
     guest.goes(Departure::Goodbye);
-    assert!(is_told(&back) && !is_over(&log), "what else it wrote may not be durable");
+    assert!(is_told(&back) && is_over(&log));
+    // What else it wrote may not be durable.
+    back.own(Path::new("disk"), lost).unwrap_err();
     Guest::comes(&back).goes(Departure::Goodbye);
+    assert!(!is_told(&back) && !is_over(&log));
     let next = Guest::comes(&back);
     assert!(next.is_told() && !next.is_told() && is_over(&log));
     next.1.writes();
