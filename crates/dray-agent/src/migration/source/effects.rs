@@ -158,7 +158,7 @@ impl SourceLoop {
         self.settle(notice)?;
         tracing::info!(migration = %self.slot.board.migration, ?notice, "source");
         self.report.notice(notice);
-        if matches!(notice, SourceNotice::Verified { .. }) && self.images.are_others_here() {
+        if matches!(notice, SourceNotice::Verified { .. }) && self.images.is_one_gone() {
             self.report.cannot_compare();
         }
         match notice {

@@ -37,6 +37,8 @@ pub struct Open {
     pub file: Option<Arc<dyn ImageFile>>,
     /// The generation of a base image whose content is known.
     pub base: Option<GenerationId>,
+    /// It is not here any more, and not needed.
+    pub gone: bool,
 }
 
 impl Open {
@@ -99,9 +101,16 @@ impl SourceImages {
     ) -> io::Result<Self> {
         let (new, begun) = (records.is_empty(), intent.options.is_some());
         let done = records.contains(&SourceRecord::Done);
-        let open = |image: &SourceImage| match done && is_another(&parts.registry, image) {
-            true => Ok(not_needed(image)),
-            false => open(&parts.registry, &parts.digests, image, begun),
+        let open = |image: &SourceImage| {
+            if done && is_gone(&parts.registry, image) {
+                return Ok(not_needed(image));
+            }
+            let opened = open(&parts.registry, &parts.digests, image, begun);
+            // A base image is only wanted to compare with.
+            match done && image.offer.read_only {
+                true => Ok(opened.unwrap_or_else(|_| not_needed(image))),
+                false => opened,
+            }
         };
         let all = intent.images.iter().map(open).collect::<io::Result<Vec<_>>>()?;
         let content = Content::new(all.iter().map(|open| Arc::clone(&open.content)).collect());
@@ -145,9 +154,9 @@ impl SourceImages {
         Ok(())
     }
 
-    /// Whether another image has the name of one of them by now: what the target has cannot be compared then.
-    pub fn are_others_here(&self) -> bool {
-        self.all.iter().any(|open| is_another(&self.registry, &open.image))
+    /// Whether one of them is not here any more: what the target has cannot be compared then.
+    pub fn is_one_gone(&self) -> bool {
+        self.all.iter().any(|open| open.gone || is_gone(&self.registry, &open.image))
     }
 
     /// What data streams and peeks read from.
@@ -452,10 +461,16 @@ fn file_len(open: &Open) -> io::Result<u64> {
     file.file_len().map(|len| len.min(exported)).map_err(io::Error::other)
 }
 
-/// Whether another image has the name of one that a guest may write.
-fn is_another(registry: &Registry, image: &SourceImage) -> bool {
-    let entry = registry.get(&image.name).filter(|_| !image.offer.read_only);
-    entry.is_some_and(|entry| entry.record().id != image.offer.id)
+/// Whether one that a guest may write is not here any more: no image has its name, or another one. One that is only
+/// closed is here.
+fn is_gone(registry: &Registry, image: &SourceImage) -> bool {
+    if image.offer.read_only {
+        return false;
+    }
+    match registry.all_records().into_iter().find(|record| record.name == image.name) {
+        Some(record) => record.id != image.offer.id,
+        None => !registry.waits_for_file(&image.name),
+    }
 }
 
 /// An image that a migration which is done has nothing to do with any more: it only has to be told to its target
@@ -468,7 +483,7 @@ fn not_needed(image: &SourceImage) -> Open {
         read_only: true,
     };
     let image = image.clone();
-    Open { image, entry: None, content: Late::new(geometry), file: None, base: None }
+    Open { image, entry: None, content: Late::new(geometry), file: None, base: None, gone: true }
 }
 
 /// A chain of a migration that has not `begun` is not frozen for it yet: it is only looked at, by who
@@ -488,7 +503,7 @@ fn open(
         }
         let file = entry.flat.is_none().then(|| Arc::clone(&entry.file));
         let content = Arc::clone(entry.disk.backing());
-        return Ok(Open { image, entry: Some(entry), content, file, base: None });
+        return Ok(Open { image, entry: Some(entry), content, file, base: None, gone: false });
     }
     if registry.waits_for_file(&image.name) {
         let why = format!("image '{}' of the migration is closed", image.name);
@@ -496,14 +511,15 @@ fn open(
     }
     if !image.chain.is_empty() {
         let content = registry.peek_chain(&image);
-        return Ok(Open { image, entry: None, content, file: None, base: None });
+        return Ok(Open { image, entry: None, content, file: None, base: None, gone: false });
     }
     let direct = registry.is_direct(&image.path);
     let options = FileOptions { write: false, direct, export_len: Some(image.offer.len) };
     let file = registry.opener().open(&image.path, options).map_err(io::Error::other)?;
     let known = digests.identity(&image.path).filter(|(id, _)| *id == image.offer.id);
     let base = known.filter(|_| image.offer.read_only).map(|(_, generation)| generation.id);
-    Ok(Open { image, entry: None, content: Arc::clone(&file) as _, file: Some(file), base })
+    let content = Arc::clone(&file) as _;
+    Ok(Open { image, entry: None, content, file: Some(file), base, gone: false })
 }
 
 impl SourceImages {
