@@ -52,7 +52,7 @@ pub enum Verified {
     Equal,
     /// Not equal: `false` in JSON.
     Different,
-    /// Another image had taken the place of one at the source: `"not comparable"` in JSON.
+    /// One at the source was not there any more, or another image had taken its place: `"not comparable"` in JSON.
     NotComparable,
     /// Nobody asked: `"not asked"` in JSON.
     #[default]
@@ -349,8 +349,8 @@ pub struct Cancelled {
     /// It was taken back at its target, which knows nothing of the guest.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub at_target: bool,
-    /// It had handed over, and its target knows nothing of it any more: the copies here stay, as replicas of no
-    /// migration.
+    /// It had handed over, and its target knows nothing of it any more, or has everything and has not heard that
+    /// this is known: the copies here stay, as replicas of no migration.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub replicas_stay: bool,
 }

@@ -71,13 +71,14 @@ pub fn needed_by(registry: &Registry, image: ImageId) -> io::Result<Option<Migra
 }
 
 /// The replicas that no migration needs, with what decides about them, the oldest first. One of
-/// which it is not known since when it lies there is the operator's business.
+/// which it is not known since when it lies there is the operator's business, and so is one that may be the
+/// only copy.
 fn removable(registry: &Registry) -> Vec<(Known, Arc<Entry>)> {
     let known = |entry: Arc<Entry>| {
         let record = entry.record();
         let idle = record.state == CopyState::Replica && record.migration.is_none();
         let file = matches!(record.place, Place::Replica(_));
-        let note = record.replica.as_ref().filter(|_| idle && file)?;
+        let note = record.replica.as_ref().filter(|note| idle && file && !note.stays)?;
         Some((Known { image: record.id, since_unix_ms: note.since_unix_ms }, entry))
     };
     let mut all: Vec<_> = registry.all().into_iter().filter_map(known).collect();
@@ -127,8 +128,45 @@ pub fn sweep(registry: &Registry, limits: &Retention, pools: &[Pool], unix_ms: u
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::flat::tests::Plain;
+    use crate::registry::ImageRecord;
+    use crate::store::Store;
+    use dray_types::Epoch;
 
     const HOUR: u64 = 3_600_000;
+
+    /// A host with the replica of an image that left it, and of which no migration is open.
+    fn with_replica(dir: &std::path::Path) -> (Arc<Registry>, Arc<Entry>) {
+        let registry = Registry::load(Store::open(dir).unwrap(), Arc::new(Plain)).unwrap();
+        let path = dir.join("disk");
+        std::fs::write(&path, [0; 8192]).unwrap();
+        let record = ImageRecord::owned("disk".into(), ImageId(7), path, 8192);
+        let file = registry.open_file(&record).unwrap();
+        let entry = registry.add(record, file).unwrap();
+        registry.update(&entry, |record| record.migration = Some(MigrationId(5))).unwrap();
+        entry.disk.park(entry.disk.quiesce(Duration::ZERO).unwrap());
+        registry.retire(&entry, Epoch(2), 0).unwrap();
+        registry.update(&entry, |record| record.migration = None).unwrap();
+        (registry, entry)
+    }
+
+    #[test]
+    fn no_limit_removes_what_may_be_the_only_copy() {
+        let limits = Retention { keep: Some(0), ..Retention::default() };
+        for stays in [true, false] {
+            let dir = tempfile::tempdir().unwrap();
+            let (registry, entry) = with_replica(dir.path());
+            let keep = |record: &mut ImageRecord| {
+                record.replica.iter_mut().for_each(|note| note.stays = stays);
+            };
+            registry.update(&entry, keep).unwrap();
+            drop((entry, registry));
+            let store = Store::open(dir.path()).unwrap();
+            let registry = Registry::load(store, Arc::new(Plain)).unwrap();
+            sweep(&registry, &limits, &[], HOUR);
+            assert_eq!(registry.get("disk").is_some(), stays);
+        }
+    }
 
     fn known(image: u128, hours: u64) -> Known {
         Known { image: ImageId(image), since_unix_ms: hours * HOUR }

@@ -113,7 +113,8 @@ impl Agent {
         if !is_running(shown.state) {
             return Err(ended_before(&slot, &what()));
         }
-        if slot.is_refused() {
+        let done = shown.progress.phase == Phase::Release;
+        if slot.is_refused() || done && !shown.progress.link_up {
             return self.let_go(&slot).await;
         }
         let kept = shown.progress.total.bytes_done;
@@ -155,7 +156,7 @@ impl Agent {
     }
 
     /// The images were handed over, and their target knows nothing of the migration any more: it has nothing
-    /// to end there.
+    /// to end there. Or it has all of them, and hears that this is known when it asks.
     async fn let_go(&self, slot: &Arc<SourceSlot>) -> ApiResult<Cancelled> {
         let migration = slot.board.migration;
         let (answer, gone) = oneshot::channel();
@@ -170,7 +171,12 @@ impl Agent {
                     .hint("see `dray status`, then try again"));
             }
         }
-        slot.board.change(|shown| (shown.state, shown.error) = (MigrationState::Cancelled, None));
+        let why =
+            "the operator asked for it; the images were handed over, and what is left here stays";
+        let error = ApiError::new(ErrorKind::Cancelled, "the migration was let go", why);
+        slot.board.change(|shown| {
+            (shown.state, shown.error) = (MigrationState::Cancelled, Some(error));
+        });
         self.sources.remove(migration);
         Ok(Cancelled { replicas_stay: true, ..Cancelled::of(migration) })
     }
@@ -229,8 +235,9 @@ impl Agent {
     async fn take_back(&self, slot: &Arc<TargetSlot>) -> ApiResult<Cancelled> {
         let migration = slot.board.migration;
         let (what, peer) = (format!("cannot cancel migration {migration}"), slot.intent().peer);
-        let told = self.ask_source(slot).await;
         let conflict = |why: String| ApiError::new(ErrorKind::Conflict, &what, why);
+        let owns = slot.question().is_some_and(|question| question.complete);
+        let told = if owns { None } else { self.ask_source(slot).await };
         if !slot.is_forgotten() {
             if matches!(told, None | Some(Ok(Fate::Live | Fate::HandedOver))) {
                 let why = "this host is its target; the command belongs to its source".to_owned();

@@ -15,7 +15,7 @@ Examples:
 What the target has received is kept, so that the next try starts from it, unless --discard is
 given. After the handover there is nothing to cancel: only the target can serve the guest then.
 Where the target says that it knows nothing of the migration any more (an image of it was
-claimed there), it lets go of what the images left here.
+claimed there), or has everything and is away, it lets go of what the images left here.
 At the target of a migration it takes back what its source cannot be asked about, unless this host
 has promised to serve it.";
 

@@ -49,6 +49,7 @@ mod closed;
 mod deferred;
 mod devices;
 mod direct;
+mod done;
 mod faults;
 mod frozen;
 mod full_state;

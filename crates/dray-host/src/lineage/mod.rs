@@ -47,6 +47,9 @@ pub struct ReplicaNote {
     /// there.
     #[serde(default)]
     pub distrusted: Vec<u64>,
+    /// Its migration was ended without its target: it may be the only copy, and no limit removes it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stays: bool,
 }
 
 impl ReplicaNote {

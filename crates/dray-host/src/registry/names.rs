@@ -95,6 +95,7 @@ impl Registry {
             generation,
             stamp: stamp_of(&self.at(&names.replica(epoch)))?,
             since_unix_ms: unix_ms,
+            stays: false,
             distrusted: Vec::new(),
         }))
     }

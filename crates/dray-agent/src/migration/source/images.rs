@@ -409,6 +409,22 @@ impl SourceImages {
         self.intents.close()
     }
 
+    /// What was left behind may be the only copy there is: no limit removes it.
+    ///
+    /// # Errors
+    /// What the store reports.
+    pub fn keep_replicas(&self) -> io::Result<()> {
+        let replicas = self.free().filter(|(_, entry)| entry.record().state == CopyState::Replica);
+        for (_, entry) in replicas {
+            self.registry.update(entry, |record| {
+                if let Some(note) = &mut record.replica {
+                    note.stays = true;
+                }
+            })?;
+        }
+        Ok(())
+    }
+
     /// QEMU may stop the guest from now on, or has let it go on: whose a flush is that is told of a loss.
     pub fn guest_stops(&self, stops: bool) {
         self.writable().for_each(|(_, entry)| entry.file.guest_stops(stops));

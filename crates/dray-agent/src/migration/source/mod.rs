@@ -117,8 +117,8 @@ pub enum Input {
     /// Its images are claimed: the migration becomes void and the loop ends, unless they are this
     /// host's anyway.
     Void(Voided),
-    /// Its target knows nothing of it any more, and the operator wants no more of it: the copies here are
-    /// let go, and the loop ends.
+    /// Its target knows nothing of it any more, or has everything and is away, and the operator wants no more of it:
+    /// the copies here are let go, and the loop ends.
     LetGo(oneshot::Sender<io::Result<()>>),
     /// The migration is over for the loop; it ends.
     Stop,
@@ -529,12 +529,15 @@ impl SourceLoop {
     }
 
     /// What lies here stays, as replicas of no migration. After a crash half-way the target refuses the
-    /// migration again, and it can be asked for again.
+    /// migration again, or is waited for again, and it can be asked for again. A target that has everything and
+    /// comes back asks, and hears that nobody here knows the migration.
     fn let_go(&mut self) -> io::Result<()> {
-        if self.owns() || !self.slot.is_refused() || self.is_stuck() {
+        let unheard = self.is_done() && self.session.is_none();
+        if self.owns() || !(self.slot.is_refused() || unheard) || self.is_stuck() {
             return Err(io::Error::other("it is not known that its target has no part in it"));
         }
         self.retire_rest()?;
+        self.images.keep_replicas()?;
         self.images.let_go()?;
         abort::step("LetGo-Forget");
         self.slot.forget();

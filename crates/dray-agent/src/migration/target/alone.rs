@@ -20,10 +20,13 @@ pub struct Question {
     pub since: Instant,
     /// The images that a guest may write.
     pub images: Vec<ImageId>,
+    /// They are this host's, and all of them is here: it waits for the end alone.
+    pub complete: bool,
 }
 
 impl TargetSlot {
-    /// What is to be asked of the source, if it is away while this host does not own the images.
+    /// What is to be asked of the source, if it is away while this host does not own the images, or has all of
+    /// them and waits for the end.
     pub fn question(&self) -> Option<Question> {
         self.lock_question().clone()
     }
@@ -61,8 +64,10 @@ impl TargetLoop {
     /// Notes whether the source has to be asked.
     pub(super) fn ask_if_alone(&self) {
         let mut question = self.slot.lock_question();
-        let over = self.engine.is_over() && !self.is_fenced();
-        if self.session.is_some() || self.engine.owns() || over {
+        let (complete, fenced) = (self.engine.is_complete(), self.is_fenced());
+        let serves = self.engine.owns() && !complete;
+        let over = self.engine.is_over() && !complete && !fenced;
+        if self.session.is_some() || serves || over {
             *question = None;
         } else if question.is_none() {
             let images = self.slot.intent().images;
@@ -71,6 +76,7 @@ impl TargetLoop {
                 sessions: self.sessions,
                 since: Instant::now(),
                 images: written.map(|image| image.offer.id).collect(),
+                complete,
             });
         }
     }
@@ -112,7 +118,11 @@ impl TargetLoop {
     /// end.
     pub(super) fn heard_fate(&mut self, sessions: u64, told: Result<Fate, String>) -> bool {
         // Whoever has come since knows better.
-        if sessions != self.sessions || self.session.is_some() || self.engine.owns() {
+        if sessions != self.sessions || self.session.is_some() {
+            return true;
+        }
+        if self.engine.owns() {
+            self.owner_heard_fate(&told);
             return true;
         }
         match told {
@@ -126,6 +136,20 @@ impl TargetLoop {
             Err(why) => self.show_why(&why),
         }
         true
+    }
+
+    /// Of the two the source forgets last. One that has forgotten before it has said good-bye was told to, and neither
+    /// compares nor says good-bye any more; nothing here depends on it, as all of the images is here. It changes
+    /// nothing about who owns them.
+    fn owner_heard_fate(&mut self, told: &Result<Fate, String>) {
+        let forgotten = matches!(told, Ok(Fate::Unknown { owned: false }));
+        if !forgotten || !self.engine.is_complete() || !self.held.is_empty() {
+            return;
+        }
+        match self.images.any_bound() {
+            true => self.release_uncompared(),
+            false => self.part(),
+        }
     }
 
     /// As if the source had said so in a session.

@@ -105,6 +105,19 @@ impl TargetLoop {
         self.images.drop_locks();
         self.release();
     }
+
+    /// There is nobody any more to compare with, if that was not done. Can be repeated.
+    pub(super) fn release_uncompared(&mut self) {
+        let verifies = self.slot.intent().settings.verify && !self.releasing;
+        if self.verifier.take().is_some() || verifies {
+            let peer = self.slot.intent().peer;
+            let why = format!("not compared: {peer} does not know the migration any more");
+            tracing::warn!(migration = %self.slot.board.migration, why);
+            self.slot.board.notice(why);
+        }
+        self.images.drop_locks();
+        self.release();
+    }
 }
 
 /// Up to [`BATCH`] ranges at or after `from` that hold no written block and do not cross a grain,
