@@ -124,6 +124,13 @@ impl Intents {
         (before + region.map_or(0, |region| region + 1)) as usize
     }
 
+    /// Where it is noted that a region of an image is open.
+    fn place_of(&self, image: u16, region: u64) -> usize {
+        let image = usize::from(image);
+        let within = self.regions.get(image).is_some_and(|&regions| region < regions);
+        self.place(image, within.then_some(region))
+    }
+
     fn open_blocks(&self, image: usize, len: u64) -> BlockSet {
         let (open, whole) = (self.regions(image), BlockRange::whole(len));
         let behind = self.lock().bytes.get(self.place(image, None)).copied() != Some(UNTOUCHED);
@@ -169,9 +176,7 @@ impl Intents {
     /// Notes durably that a region is written into, or that nobody knows which ones are. Waits as
     /// long as neither is possible: a restart would believe that the region is as it was.
     fn add(&self, image: u16, region: u64) {
-        let image = usize::from(image);
-        let within = self.regions.get(image).is_some_and(|&regions| region < regions);
-        let at = self.place(image, within.then_some(region));
+        let at = self.place_of(image, region);
         loop {
             let mut list = self.lock();
             let Err(why) = self.try_add(&mut list, at) else { return };
@@ -293,6 +298,16 @@ impl IntentFile {
     /// The view of image number `image`.
     pub fn new(intents: Arc<Intents>, image: usize) -> Self {
         Self { intents, image: image as u16 }
+    }
+
+    /// Notes durably that a region is written into, or that nobody knows which ones are, and waits for nothing: for
+    /// who can do without the write, and must not keep others waiting.
+    ///
+    /// # Errors
+    /// When neither is possible: the region must not be written into.
+    pub fn try_open_region(&self, region: u64) -> io::Result<()> {
+        let at = self.intents.place_of(self.image, region);
+        self.intents.try_add(&mut self.intents.lock(), at).map_err(io::Error::other)
     }
 }
 
@@ -429,6 +444,8 @@ mod tests {
         list.lock().file = Some(Box::new(ReadOnly));
         std::fs::remove_file(&path).unwrap();
         std::fs::create_dir(&path).unwrap();
+        let one_try = IntentFile::new(Arc::clone(&list), 0);
+        assert!(one_try.try_open_region(2).is_err() && list.trouble().is_none());
         let waits = {
             let list = Arc::clone(&list);
             std::thread::spawn(move || list.add(0, 2))
@@ -439,6 +456,7 @@ mod tests {
         assert!(!waits.is_finished());
         std::fs::remove_dir(&path).unwrap();
         waits.join().unwrap();
+        assert!(one_try.try_open_region(3).is_ok());
         assert!(matches!(list.trouble(), Some(Trouble::Gone(_))));
     }
 }

@@ -9,7 +9,7 @@ use dray_engine::TargetEvent;
 use dray_engine::target::Arrival;
 use dray_host::lineage::REGION_BLOCKS;
 use dray_host::migration::intents::IntentFile;
-use dray_image::{Disk, Fill, ImageFile, IntentLog, ZeroMode};
+use dray_image::{Disk, Fill, ImageFile, ZeroMode};
 use dray_net::{NetError, RunSink};
 use dray_types::{BLOCK_SIZE, BlockRange, Epoch, ImageIndex};
 use dray_wire::frame::{PIECE_BLOCKS, PieceHash, mask_bit};
@@ -331,10 +331,14 @@ fn write_found(
     }
 }
 
-/// From here on the regions of `range` may hold something else than the replica did.
+/// From here on the regions of `range` may hold something else than the replica did. One try: the migration's loop waits
+/// for who writes here, and nobody relies on what comes before the handover. What is not noted is not written.
 fn note(overwritten: &IntentFile, range: BlockRange) -> dray_image::Result<()> {
     let last = range.end().saturating_sub(1) / REGION_BLOCKS;
-    (range.start / REGION_BLOCKS..=last).try_for_each(|region| overwritten.open_region(region))
+    let noted = |region| overwritten.try_open_region(region);
+    (range.start / REGION_BLOCKS..=last)
+        .try_for_each(noted)
+        .map_err(|why| dray_image::Error::io("noting which regions are written into", why))
 }
 
 /// The run cut where data and what the mask names meet.
@@ -434,6 +438,8 @@ mod tests {
     use super::*;
     use crate::config::Config;
     use crate::reuse::PATIENCE;
+    use dray_files::StatePath;
+    use dray_host::migration::intents::Intents;
     use dray_host::registry::Registry;
     use dray_host::store::Store;
     use dray_image::FileImage;
@@ -503,6 +509,46 @@ mod tests {
         let answered = std::iter::from_fn(next).filter(lacks).take(RUNS as usize / 3).count();
         assert_eq!(answered, RUNS as usize / 3, "after {:?}", began.elapsed());
         sink.let_go();
+    }
+
+    /// A block of data for the image's first piece.
+    fn first_block(tag: u64) -> FrameHeader {
+        FrameHeader {
+            kind: FrameKind::Run,
+            encoding: Encoding::Raw,
+            image: ImageIndex(0),
+            epoch: Epoch(1),
+            tag,
+            range: BlockRange::new(0, 1),
+            zero_mask: [0; 4],
+            payload_len: 4096,
+            hash: 0,
+        }
+    }
+
+    /// The list of written regions can be neither written nor removed: what comes is refused, nothing of it is
+    /// written, and the loop, which closes the sink, does not wait for that.
+    #[test]
+    fn what_cannot_be_noted_is_not_written_and_keeps_nobody_waiting() {
+        let dir = tempfile::tempdir().unwrap();
+        let (sink, told) = sink(dir.path(), 1);
+        let path = StatePath::real(dir.path().join("written"));
+        std::fs::create_dir_all(dir.path().join("written/in-the-way")).unwrap();
+        let list = Intents::open(&path, &[PIECE_BLOCKS * BLOCK_SIZE], true);
+        sink.places.write()[0].overwritten = Some(IntentFile::new(list, 0));
+        sink.admit(1);
+        let session = sink.of_session(1, false);
+        let writes = std::thread::spawn(move || session.run(&first_block(1), &[7; 4096]));
+        let heard = told.recv_timeout(Duration::from_secs(5)).expect("the frame is answered");
+        let Input::Engine(TargetEvent::RunArrived { arrival: Arrival::Failed(why), .. }) = heard
+        else {
+            panic!("it was not refused");
+        };
+        assert!(why.contains("noting which regions"), "{why}");
+        writes.join().unwrap();
+        sink.close();
+        let image = std::fs::read(dir.path().join("image")).unwrap();
+        assert!(image.iter().all(|&byte| byte == 0));
     }
 
     #[test]
