@@ -2,7 +2,8 @@
 //! the rule of one owner, so it demands the operator's word.
 //!
 //! It needs the image's record and the folder of its migration, and no loop. In this order: the loop
-//! ends, if there is one, and the migration is void, durably; what is gone is noted and becomes zeros,
+//! ends, if there is one, and the migration is void, durably (a loop may take its time, and may want the lock that
+//! a claim holds: that is taken after it, and the image looked at again); what is gone is noted and becomes zeros,
 //! durably; the record says that the image is claimed; its file gets its name. Before that record a
 //! restart finds it closed and not claimed, after it claimed.
 
@@ -135,15 +136,22 @@ impl<L: Loops> Claims<'_, L> {
         entry: &Arc<Entry>,
         accept_loss: bool,
     ) -> Result<Claimed, ClaimError<L::Error>> {
-        // One claim at a time, and nobody removes a replica or takes it for a migration meanwhile.
-        let _taking = self.registry.taking.lock();
-        let record = entry.record();
-        if let Some(claimed) = self.claimed_before(&record) {
+        if let Some(claimed) = self.claimed_before(&entry.record()) {
             return Ok(claimed);
         }
-        let case = self.check_claim(entry, accept_loss)?;
-        let served = self.is_served(entry);
-        let Ended { others, epoch } = self.end_migration(&record)?;
+        self.check_claim(entry, accept_loss)?;
+        let (record, served) = (entry.record(), self.is_served(entry));
+        let stopped = self.end_loop(&record)?;
+        // One claim at a time, and nobody removes a replica or takes it for a migration meanwhile.
+        let _taking = self.registry.taking.lock();
+        if let Some(claimed) = self.claimed_before(&entry.record()) {
+            return Ok(claimed);
+        }
+        let case = match self.look_again(entry, accept_loss) {
+            Err(why) if stopped.epoch.is_some() => return Err(self.ended_in_vain(entry, why)),
+            looked => looked?,
+        };
+        let Ended { others, epoch } = self.end_migration(&record, stopped)?;
         let claimed = self.take(entry, &case, served, epoch);
         let (id, lost) = claimed.map_err(|why| self.half_way(entry, why))?;
         if let Some(migration) = record.migration {
@@ -176,12 +184,9 @@ impl<L: Loops> Claims<'_, L> {
 
     /// What a claim of the image would be, if it can be: what stands against it is found out before
     /// anything has changed.
-    fn check_claim(&self, entry: &Entry, accept_loss: bool) -> Result<Case, ClaimError<L::Error>> {
+    fn check_claim(&self, entry: &Entry, accept_loss: bool) -> Result<(), ClaimError<L::Error>> {
+        let case = self.acceptable_case(entry, accept_loss)?;
         let record = entry.record();
-        let case = self.case_of(&record)?;
-        if !accept_loss {
-            refuse_loss(&case, self.lost(entry, &case)?.len() * BLOCK_SIZE)?;
-        }
         self.registry.check_name(&record)?;
         // Room for the record that will decide, and for what it makes zeros of.
         self.registry.update(entry, |_| {})?;
@@ -191,7 +196,46 @@ impl<L: Loops> Claims<'_, L> {
             let folder = Folder::of(self.store, migration);
             lost::make_room(&folder, part.index)?;
         }
+        Ok(())
+    }
+
+    /// What a claim of the image would be, unless it loses what may not be lost.
+    fn acceptable_case(
+        &self,
+        entry: &Entry,
+        accept_loss: bool,
+    ) -> Result<Case, ClaimError<L::Error>> {
+        let case = self.case_of(&entry.record())?;
+        if !accept_loss {
+            refuse_loss(&case, self.lost(entry, &case)?.len() * BLOCK_SIZE)?;
+        }
         Ok(case)
+    }
+
+    /// The same once nobody else can take the image: until its loop had ended, or somebody else had done with it, it
+    /// may have become another case.
+    fn look_again(&self, entry: &Entry, accept_loss: bool) -> Result<Case, ClaimError<L::Error>> {
+        if !self.registry.is_current(entry) {
+            let why = "it has been removed, or taken for something else, meanwhile".to_owned();
+            let hint = "`dray images` shows what is here".to_owned();
+            return Err(ClaimError::Refused { why, hint });
+        }
+        self.acceptable_case(entry, accept_loss)
+    }
+
+    /// A claim that is refused although the migration's loop has ended for it: what that leaves void is closed.
+    fn ended_in_vain(&self, entry: &Entry, why: ClaimError<L::Error>) -> ClaimError<L::Error> {
+        self.registry.close_voids();
+        if !self.registry.is_void(&entry.record()).unwrap_or(true) {
+            return why;
+        }
+        match why {
+            ClaimError::Refused { why, hint } | ClaimError::DataAtRisk { why, hint } => {
+                self.half_way(entry, io::Error::other(format!("{why}; {hint}")))
+            }
+            ClaimError::Io(why) | ClaimError::HalfWay(why) => self.half_way(entry, why),
+            ClaimError::GoesOn(why) => ClaimError::GoesOn(why),
+        }
     }
 
     /// How an image stands in its migration, if it is in one that is known.
@@ -316,11 +360,22 @@ impl<L: Loops> Claims<'_, L> {
         }
     }
 
+    /// Ends the loop of the image's migration, if there is one. Who calls holds no lock that a loop may wait for.
+    fn end_loop(&self, record: &ImageRecord) -> Result<Stopped, ClaimError<L::Error>> {
+        let Some(migration) = record.migration else { return Ok(Stopped::default()) };
+        let exposed = self.loops.is_exposed(migration);
+        let epoch = self.loops.end(migration).map_err(ClaimError::GoesOn)?;
+        Ok(Stopped { exposed, epoch })
+    }
+
     /// Ends the migration of the image for good.
-    fn end_migration(&self, record: &ImageRecord) -> Result<Ended, ClaimError<L::Error>> {
+    fn end_migration(
+        &self,
+        record: &ImageRecord,
+        stopped: Stopped,
+    ) -> Result<Ended, ClaimError<L::Error>> {
         let Some(migration) = record.migration else { return Ok(Ended::default()) };
-        let served = self.loops.is_exposed(migration);
-        let epoch = match self.loops.end(migration).map_err(ClaimError::GoesOn)? {
+        let epoch = match stopped.epoch {
             Some(epoch) => epoch,
             None => {
                 abort::step("Claim-Void");
@@ -337,7 +392,7 @@ impl<L: Loops> Claims<'_, L> {
                 continue;
             }
             if !theirs.outlives_migration() {
-                if !self.registry.keep_whole(&other, served) {
+                if !self.registry.keep_whole(&other, stopped.exposed) {
                     self.registry.close_void(&other);
                     others.push(theirs.name);
                 }
@@ -431,6 +486,15 @@ impl<L: Loops> Claims<'_, L> {
     }
 }
 
+/// What became of a migration's loop.
+#[derive(Clone, Copy, Default)]
+struct Stopped {
+    /// The images were served, each with what is missing of it.
+    exposed: bool,
+    /// The epoch that it knew; none when there was no loop, and the migration is not void yet.
+    epoch: Option<Epoch>,
+}
+
 /// What the claim of an image did to its migration.
 #[derive(Default)]
 struct Ended {
@@ -480,4 +544,84 @@ fn refuse_loss<E>(case: &Case, bytes: u64) -> Result<(), ClaimError<E>> {
         }
     };
     Err(ClaimError::DataAtRisk { why, hint })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flat::tests::Plain;
+    use std::path::Path;
+    use std::time::Duration;
+
+    const AWAY: MigrationId = MigrationId(5);
+
+    /// The loop of a migration, which ends with something that needs the lock of those who take images.
+    struct Ending<'a> {
+        registry: &'a Registry,
+        /// The image that goes by that.
+        removes: Option<&'a Entry>,
+    }
+
+    impl Loops for Ending<'_> {
+        type Error = &'static str;
+
+        fn is_exposed(&self, _migration: MigrationId) -> bool {
+            false
+        }
+
+        fn end(&self, migration: MigrationId) -> Result<Option<Epoch>, Self::Error> {
+            let taking = self.registry.taking.try_lock_for(Duration::from_millis(200));
+            drop(taking.ok_or("it waits for the claim that waits for it")?);
+            if let Some(entry) = self.removes {
+                self.registry.update(entry, |record| record.migration = None).unwrap();
+                self.registry.remove_replica(entry).unwrap();
+            }
+            Folder::of(self.registry.store(), migration).set_void().unwrap();
+            Ok(Some(Epoch(6)))
+        }
+    }
+
+    /// An image that was handed over in a migration that is not over.
+    fn handed_over(dir: &Path) -> (Arc<Registry>, Arc<Entry>) {
+        let registry = Registry::load(Store::open(dir).unwrap(), Arc::new(Plain)).unwrap();
+        let path = dir.join("disk");
+        std::fs::write(&path, [7; 8192]).unwrap();
+        let record = ImageRecord::owned("disk".into(), ImageId(7), path, 8192);
+        let file = registry.open_file(&record).unwrap();
+        let entry = registry.add(record, file).unwrap();
+        registry.update(&entry, |record| record.migration = Some(AWAY)).unwrap();
+        entry.disk.park(entry.disk.quiesce(Duration::ZERO).unwrap());
+        registry.retire(&entry, Epoch(2), 0).unwrap();
+        (registry, entry)
+    }
+
+    fn claim(
+        registry: &Arc<Registry>,
+        entry: &Arc<Entry>,
+        removes: Option<&Entry>,
+    ) -> Result<Claimed, ClaimError<&'static str>> {
+        let loops = Ending { registry, removes };
+        Claims { store: registry.store(), registry, loops: &loops }.claim(entry, true)
+    }
+
+    #[test]
+    fn a_loop_that_ends_does_not_wait_for_the_claim() {
+        let dir = tempfile::tempdir().unwrap();
+        let (registry, entry) = handed_over(dir.path());
+        let claimed = claim(&registry, &entry, None).unwrap_or_else(|why| panic!("{why:?}"));
+        assert_eq!((claimed.epoch, entry.record().state), (Epoch(8), CopyState::Owner));
+        assert!(dir.path().join("disk").exists() && entry.record().migration.is_none());
+    }
+
+    /// What the loop does last may be that it removes what is claimed.
+    #[test]
+    fn what_is_gone_when_its_loop_has_ended_is_not_claimed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (registry, entry) = handed_over(dir.path());
+        let refused = claim(&registry, &entry, Some(&entry));
+        assert!(matches!(refused, Err(ClaimError::Refused { .. })));
+        assert!(registry.get("disk").is_none() && !dir.path().join("disk").exists());
+        let store = Store::open(dir.path()).unwrap();
+        assert!(Registry::load(store, Arc::new(Plain)).unwrap().all_records().is_empty());
+    }
 }

@@ -71,7 +71,8 @@ pub const MAX_LEN: u64 = 1 << 50;
 
 /// All images of this host.
 pub struct Registry {
-    /// Held while a replica is taken for a migration back, or removed.
+    /// Held while a replica is taken for a migration back, claimed or removed. Loops of migrations take it as well: who
+    /// holds it waits for none.
     pub(crate) taking: Mutex<()>,
     /// What is known of images that QEMU has taken back.
     pub released: Notes,
