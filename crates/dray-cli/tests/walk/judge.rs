@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Names follow in their own time.
-const NAMED: Duration = Duration::from_secs(60);
+pub const NAMED: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(100);
 const POWER_OFF: Duration = Duration::from_secs(60);
 

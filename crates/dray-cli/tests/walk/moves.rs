@@ -1,6 +1,8 @@
 //! A VM moves to the other host, with faults on the way, until it is known where it is.
 
+use crate::disk::Home;
 use crate::faults::Aftermath;
+use crate::judge;
 use crate::loose_moves::Moving;
 use crate::walk::Walk;
 use crate::world::{LETTERS, World};
@@ -181,18 +183,46 @@ impl Walk<'_> {
     fn stayed(&mut self, number: usize, after: Aftermath) -> Result<(), String> {
         self.counts.add("VMs that stayed", 1);
         self.vms[number].waiting = None;
-        after.overlay.map_or(Ok(()), |overlay| self.merge(number, overlay))
+        after.overlay.map_or(Ok(()), |overlay| self.merge(number, overlay))?;
+        self.bring_home(number)
+    }
+
+    /// An agent that died when it had taken a disk for a migration, which had not begun by then, leaves the disk on
+    /// dray: its user releases it.
+    fn bring_home(&mut self, number: usize) -> Result<(), String> {
+        let running = self.vms[number].running()?;
+        let (host, qmp) = (running.host, running.qmp());
+        for disk in self.vms[number].disks.iter().filter(|disk| disk.home == Home::File) {
+            if self.world.image(host, &disk.file)?["state"] != "owner" {
+                continue;
+            }
+            self.counts.add("disks that a migration which never began left on dray", 1);
+            self.ask(host, &["release", "--qmp", &qmp])?;
+            return Ok(());
+        }
+        Ok(())
     }
 
     /// The guest is gone with its QEMU: it is booted where its disks are.
     fn died(&mut self, number: usize) -> Result<(), String> {
         self.counts.add("guests that died in a move", 1);
         self.vms[number].waiting = None;
-        let host = self.owner(number)?;
+        let host = self.await_owner(number)?;
         if host != self.vms[number].host() {
             return Err(format!("vm{number} was killed where it had left, and runs nowhere"));
         }
         self.boot(number, host)
+    }
+
+    /// The same once every disk has its name: a chain gets it back some seconds after its VM has ended.
+    fn await_owner(&self, number: usize) -> Result<usize, String> {
+        let deadline = Instant::now() + judge::NAMED;
+        loop {
+            match self.owner(number) {
+                Err(_) if Instant::now() < deadline => std::thread::sleep(POLL),
+                found => return found,
+            }
+        }
     }
 
     /// The host where all disks of a VM open under their names.
