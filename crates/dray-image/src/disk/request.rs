@@ -50,10 +50,9 @@ impl Disk {
         }
         let began = self.meter.is_on().then(Instant::now);
         let _pass = self.gate.enter(client::is_there)?;
-        if self.unlocked.load(Ordering::SeqCst) && !client::is_there() {
-            let why = "its client has gone, and another program may have the image";
-            return Err(Error::new(ErrorKind::Unavailable, "changing an image", why));
-        }
+        // What comes before the change itself may take long.
+        let apply = |durable| self.check_client().and_then(|()| apply(durable));
+        self.check_client()?;
         let noted = self.history.begin(touched.all)?;
         let marked = self.tracker.begin(touched.all)?;
         self.keeper.before_change(touched.all);
@@ -69,6 +68,15 @@ impl Disk {
         noted.complete()?;
         self.witness.tell(touched.all);
         self.timed(began);
+        Ok(())
+    }
+
+    /// Nothing is written for a client that has gone while somebody else may take the image.
+    fn check_client(&self) -> Result<()> {
+        if self.unlocked.load(Ordering::SeqCst) && !client::is_there() {
+            let why = "its client has gone, and another program may have the image";
+            return Err(Error::new(ErrorKind::Unavailable, "changing an image", why));
+        }
         Ok(())
     }
 
