@@ -12,8 +12,9 @@ const DAY_MS: u64 = 24 * 3600 * 1000;
 /// The number of the period that a day since 1970 is in.
 type Period = fn(u64) -> u64;
 
-/// Which backups of an image to keep; a backup stays when any of these keeps it. Days, weeks
-/// (from Monday) and months are UTC's.
+/// Which backups of an image to keep; a backup stays when any of these keeps it, and the newest one
+/// always stays. Which one is newest their numbers say, not the clocks of the hosts that made them. Days,
+/// weeks (from Monday) and months are UTC's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Policy {
     /// The newest this many.
@@ -41,8 +42,10 @@ impl Policy {
     /// Which of an image's backups stay.
     fn keeps(&self, backups: &[Backup], now_unix_ms: u64) -> HashSet<u128> {
         let mut newest: Vec<&Backup> = backups.iter().collect();
-        newest.sort_by_key(|b| std::cmp::Reverse((b.info.taken_unix_ms, b.number, b.id)));
-        let mut kept: HashSet<u128> = newest.iter().take(self.last).map(|b| b.id).collect();
+        // By number: a host's clock may have been wrong.
+        newest.sort_by_key(|b| std::cmp::Reverse((b.number, b.info.taken_unix_ms, b.id)));
+        let last = self.last.max(1);
+        let mut kept: HashSet<u128> = newest.iter().take(last).map(|b| b.id).collect();
         let since = now_unix_ms.saturating_sub(self.within_days.saturating_mul(DAY_MS));
         if self.within_days > 0 {
             let young = newest.iter().filter(|b| b.info.taken_unix_ms >= since);
@@ -202,6 +205,19 @@ mod tests {
         assert_eq!(kept(Policy { monthly: 2, ..none }, &days, 40), [6, 7]);
         assert_eq!(kept(Policy { last: 1, monthly: 9, ..none }, &days, 40), [6, 7]);
         assert_eq!(kept(Policy { last: 99, ..none }, &days, 40).len(), 7);
+    }
+
+    #[test]
+    fn the_newest_backup_stays_whatever_the_clocks_said() {
+        let none = Policy::default();
+        // The clock was ahead, and was set back before the last one.
+        let days = [40, 41, 3];
+        assert_eq!(kept(Policy { last: 1, ..none }, &days, 3), [3]);
+        assert_eq!(kept(Policy { last: 2, ..none }, &days, 3), [2, 3]);
+        assert_eq!(kept(Policy { daily: 1, ..none }, &days, 3), [3]);
+        assert_eq!(kept(Policy { within_days: 9, ..none }, &days, 60), [3]);
+        // Nobody has made one for a long time.
+        assert_eq!(kept(Policy { within_days: 9, ..none }, &[1, 2], 60), [2]);
     }
 
     #[test]

@@ -58,7 +58,7 @@ pub fn choose(
         }
     };
     let meant: Vec<&Backup> = of_image.iter().filter(meant).collect();
-    let first = meant.iter().max_by_key(|backup| (backup.info.taken_unix_ms, backup.number));
+    let first = meant.iter().max_by_key(|backup| (backup.number, backup.info.taken_unix_ms));
     let Some(&found) = first else {
         let given = generation.unwrap_or_default();
         return Err(not_found(format!("no backup of '{image}' is of generation '{given}'")));
@@ -305,7 +305,8 @@ mod tests {
                 generation: Ancestor { id: GenerationId(id), number },
                 parent: None,
                 ancestors: Vec::new(),
-                taken_unix_ms: nth as u64,
+                // Their hosts' clocks are of no use.
+                taken_unix_ms: 100 - nth as u64,
                 host: "hosta".to_owned(),
                 consistency: Consistency::Crash,
             };
