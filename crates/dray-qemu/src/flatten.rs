@@ -241,7 +241,7 @@ pub async fn look(qmp: &Qmp, layers: &[LayerPlan]) -> Result<Option<On>> {
     let plan = active(layers)?;
     match is_pivoting(qmp, &plan.flattened()).await? {
         true => Ok(None),
-        false => on_what(&Graph::read(qmp).await?.disk(&plan.qdev)?, plan).map(Some),
+        false => on_what(&Graph::read(qmp).await?.disk_below_jobs(&plan.qdev)?, plan).map(Some),
     }
 }
 
@@ -250,7 +250,7 @@ pub async fn settle(qmp: &Qmp, layers: &[LayerPlan]) -> Result<On> {
     let plan = active(layers)?;
     let flat = plan.flattened();
     abandon_pivot(qmp, &flat).await?;
-    let on = on_what(&Graph::read(qmp).await?.disk(&plan.qdev)?, plan)?;
+    let on = on_what(&Graph::read(qmp).await?.disk_below_jobs(&plan.qdev)?, plan)?;
     match on {
         On::Export => close_chain(qmp, plan).await?,
         On::Chain => delete_node(qmp, &flat.nbd_node()).await?,

@@ -140,6 +140,11 @@ impl VmDisk {
     }
 }
 
+/// The drivers of nodes that QEMU's jobs put between a device and its disk, and the role in which the disk is below
+/// them (QEMU, `block/copy-before-write.c`, `block/mirror.c`, `block/commit.c`).
+const JOBS: [(&str, &str); 3] =
+    [("copy-before-write", "file"), ("mirror_top", "backing"), ("commit_top", "backing")];
+
 /// An edge of the node graph.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Edge {
@@ -325,13 +330,28 @@ impl Graph {
 
     /// One disk.
     pub fn disk(&self, qdev: &str) -> Result<VmDisk> {
+        self.build(qdev, self.top_of(qdev)?)
+    }
+
+    /// One disk as it is below what jobs of others have put on it: the guest's writes go there.
+    pub fn disk_below_jobs(&self, qdev: &str) -> Result<VmDisk> {
+        let mut top = self.top_of(qdev)?;
+        for _ in 0..MAX_LAYERS {
+            let job =
+                JOBS.iter().find(|(driver, _)| self.node(top).is_ok_and(|n| n.driver == *driver));
+            let Some(below) = job.and_then(|(_, role)| self.child(top, role)) else { break };
+            top = below;
+        }
+        self.build(qdev, top)
+    }
+
+    fn top_of(&self, qdev: &str) -> Result<&str> {
         let found = self.disks.iter().find(|(name, _)| name == qdev);
-        let (qdev, top) = found.ok_or_else(|| {
+        found.map(|(_, top)| top.as_str()).ok_or_else(|| {
             let known: Vec<&str> = self.disks.iter().map(|(name, _)| name.as_str()).collect();
             let why = format!("the vm has no disk {qdev}: it has {}", known.join(", "));
             Error::new(ErrorKind::NotFound, why)
-        })?;
-        self.build(qdev, top)
+        })
     }
 
     fn build(&self, qdev: &str, top: &str) -> Result<VmDisk> {
@@ -503,6 +523,25 @@ mod tests {
         assert!(error.to_string().contains("node a has a data-file"), "{error}");
         graph.edges.pop();
         graph.disk("disk0").expect("all of it is known");
+    }
+
+    #[test]
+    fn a_disk_is_below_the_jobs_of_others() {
+        let names =
+            [("m", "mirror_top"), ("c", "copy-before-write"), ("a", "qcow2"), ("af", "nbd")];
+        let graph = Graph {
+            nodes: names.into_iter().map(|(name, driver)| node(name, driver)).collect(),
+            edges: vec![
+                edge("m", "backing", "c"),
+                edge("c", "target", "elsewhere"),
+                edge("c", "file", "a"),
+                edge("a", "file", "af"),
+            ],
+            disks: vec![("disk0".into(), "m".into())],
+        };
+        assert!(graph.disk("disk0").is_err());
+        let disk = graph.disk_below_jobs("disk0").expect("disk");
+        assert_eq!((disk.layers.len(), disk.active().protocol.name.as_str()), (1, "af"));
     }
 
     #[test]
