@@ -229,8 +229,26 @@ impl Lineage {
     }
 }
 
+/// Which file it is, whatever its name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct FileIdentity {
+    /// Its number in its file system, which gives that of a file that is gone to the next one that is made.
+    pub inode: u64,
+    /// When it was made: seconds since 1970, and nanoseconds; none where the file system does not tell.
+    pub birth: Option<(i64, i64)>,
+}
+
+impl FileIdentity {
+    /// Whether it is the same file. Without both times of birth the number alone tells.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        let born_apart = self.birth.zip(other.birth).is_some_and(|(one, other)| one != other);
+        self.inode == other.inode && !born_apart
+    }
+}
+
 /// What of a file tells that nobody has written to it: a copy edited behind dray's back has another
-/// length, time of change or file number.
+/// length or time of change, or is another file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Stamp {
     /// Length in bytes.
@@ -239,8 +257,8 @@ pub struct Stamp {
     pub changed: (i64, i64),
     /// When anything of it was, its name and mode included. Nobody can set this back.
     pub touched: (i64, i64),
-    /// The file's number in its file system.
-    pub inode: u64,
+    /// Which file it is.
+    pub file: FileIdentity,
 }
 
 impl Stamp {
@@ -248,7 +266,8 @@ impl Stamp {
     /// owner or mode may have changed.
     #[must_use]
     pub fn seems_unwritten(&self, other: &Self) -> bool {
-        (self.len, self.changed, self.inode) == (other.len, other.changed, other.inode)
+        let same = (self.len, self.changed) == (other.len, other.changed);
+        same && self.file.is_same(&other.file)
     }
 }
 
@@ -287,10 +306,10 @@ pub enum LineageRecord {
         /// Blocks written in the open generation so far.
         changed: BlockSet,
     },
-    /// The file that it is the line of, whatever its name: its number in its file system.
+    /// The file that it is the line of, whatever its name.
     Of {
-        /// The number.
-        inode: u64,
+        /// The file.
+        file: FileIdentity,
     },
     /// A region of `region_blocks` blocks may be written into from here on.
     Opened {
@@ -318,8 +337,8 @@ pub struct Recovered {
     /// Blocks that may have been written in the open generation: those that are named, and all of
     /// each region that was open.
     pub changed: BlockSet,
-    /// The number of the file that it is the line of; none when that was not told.
-    pub inode: Option<u64>,
+    /// The file that it is the line of; none when that was not told.
+    pub file: Option<FileIdentity>,
     /// Set after a stop in order: what looks otherwise was written by somebody else since.
     pub stopped: Option<AtStop>,
 }
@@ -333,11 +352,11 @@ pub fn recover(records: &[LineageRecord], region_blocks: u64) -> Option<Recovere
             LineageRecord::Whole { lineage, changed } => {
                 regions.clear();
                 let (lineage, changed) = (lineage.clone(), changed.clone());
-                found = Some(Recovered { lineage, changed, inode: None, stopped: None });
+                found = Some(Recovered { lineage, changed, file: None, stopped: None });
             }
-            LineageRecord::Of { inode } => {
+            LineageRecord::Of { file } => {
                 if let Some(found) = &mut found {
-                    found.inode = Some(*inode);
+                    found.file = Some(*file);
                 }
             }
             LineageRecord::Opened { region } => {

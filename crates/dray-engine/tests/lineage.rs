@@ -1,8 +1,8 @@
 //! Generations against a model that remembers what every block held at every handover.
 
 use dray_engine::lineage::{
-    Ancestor, AtStop, DeviceStamp, Generation, Lineage, LineageRecord, MAX_PAST, MERGED, Reason,
-    Stamp, Unfit, fits, recover,
+    Ancestor, AtStop, DeviceStamp, FileIdentity, Generation, Lineage, LineageRecord, MAX_PAST,
+    MERGED, Reason, Stamp, Unfit, fits, recover,
 };
 use dray_types::{BlockRange, BlockSet, GenerationId};
 use proptest::prelude::*;
@@ -152,7 +152,8 @@ fn a_list_that_is_no_line_is_refused() {
 fn a_region_that_was_open_counts_as_written() {
     let line = hand_over(&Lineage::new(id(1)), BlockSet::new(), 2);
     let whole = |changed: BlockSet| LineageRecord::Whole { lineage: line.clone(), changed };
-    let stamp = Stamp { len: 1, changed: (2, 3), touched: (4, 5), inode: 6 };
+    let file = FileIdentity { inode: 6, birth: Some((7, 8)) };
+    let stamp = Stamp { len: 1, changed: (2, 3), touched: (4, 5), file };
     let read = |records: &[LineageRecord]| recover(records, REGION);
     assert_eq!(read(&[]), None);
     let records = [whole(set(&[(1, 1)])), LineageRecord::Opened { region: 2 }];

@@ -8,7 +8,8 @@ use crate::lineage::{self, Line};
 use crate::migration::abort;
 use crate::process::QemuProcess;
 use crate::registry::{Adopted, CopyState, Entry, ImageRecord, Registry};
-use dray_engine::lineage::Lineage;
+use crate::stamp::identity_of;
+use dray_engine::lineage::{FileIdentity, Lineage};
 use dray_files::StatePath;
 use dray_types::{BlockSet, ImageId};
 use serde::{Deserialize, Serialize};
@@ -22,8 +23,8 @@ use std::path::Path;
 pub struct FileId {
     /// The file system's device number.
     pub device: u64,
-    /// The file's number in it.
-    pub inode: u64,
+    /// Which file of it.
+    pub file: FileIdentity,
 }
 
 impl FileId {
@@ -33,7 +34,7 @@ impl FileId {
     /// What the file system reports.
     pub fn of(path: &Path) -> io::Result<Self> {
         let meta = std::fs::metadata(path)?;
-        Ok(Self { device: meta.dev(), inode: meta.ino() })
+        Ok(Self { device: meta.dev(), file: identity_of(&meta) })
     }
 }
 

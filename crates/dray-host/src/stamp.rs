@@ -1,5 +1,7 @@
 //! How it is known that a file was not changed: by what it looks like from outside.
 
+use dray_engine::lineage::FileIdentity;
+use dray_files::files::birth_of;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, Metadata};
 use std::io;
@@ -11,8 +13,8 @@ use std::path::Path;
 pub struct FileStamp {
     /// The file system's device number.
     pub device: u64,
-    /// The file's number in it.
-    pub inode: u64,
+    /// Which file of it.
+    pub file: FileIdentity,
     /// Its length in bytes.
     pub len: u64,
     /// When its content was changed: seconds and nanoseconds since 1970.
@@ -41,18 +43,63 @@ impl FileStamp {
     /// Whether nobody has written to the file between this look and another. Its owner and mode may have
     /// changed, and its device number over a reboot.
     pub fn has_same_content(&self, other: &Self) -> bool {
-        (self.inode, self.len, self.modified) == (other.inode, other.len, other.modified)
+        let same = (self.len, self.modified) == (other.len, other.modified);
+        same && self.file.is_same(&other.file)
     }
+}
+
+/// Which file of its file system it is that looks like this.
+pub fn identity_of(meta: &Metadata) -> FileIdentity {
+    FileIdentity { inode: meta.ino(), birth: birth_of(meta) }
 }
 
 impl From<&Metadata> for FileStamp {
     fn from(meta: &Metadata) -> Self {
         Self {
             device: meta.dev(),
-            inode: meta.ino(),
+            file: identity_of(meta),
             len: meta.len(),
             modified: (meta.mtime(), meta.mtime_nsec()),
             changed: (meta.ctime(), meta.ctime_nsec()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::FileTimes;
+
+    #[test]
+    fn a_file_that_was_made_again_has_not_the_same_content() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("base");
+        std::fs::write(&path, [5; 100]).unwrap();
+        let old = FileStamp::of(&path).unwrap();
+        assert!(FileStamp::of(&path).unwrap().has_same_content(&old));
+        if old.file.birth.is_none() {
+            println!("SKIP: the file system does not tell when a file was made");
+            return;
+        }
+        let time = std::fs::metadata(&path).unwrap().modified().unwrap();
+        // The file system's clock is coarse.
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, [6; 100]).unwrap();
+        let file = File::options().write(true).open(&path).unwrap();
+        file.set_times(FileTimes::new().set_modified(time)).unwrap();
+        let new = FileStamp::of(&path).unwrap();
+        assert_eq!((new.len, new.modified), (old.len, old.modified));
+        assert!(!new.has_same_content(&old), "{new:?}");
+        assert_ne!(new.file.birth, old.file.birth);
+    }
+
+    #[test]
+    fn the_number_tells_where_a_birth_is_not_known() {
+        let [unknown, one, other] =
+            [None, Some((5, 0)), Some((5, 1))].map(|birth| FileIdentity { inode: 7, birth });
+        assert!(unknown.is_same(&one) && other.is_same(&unknown) && one.is_same(&one));
+        assert!(!one.is_same(&other));
+        assert!(!one.is_same(&FileIdentity { inode: 8, ..one }));
     }
 }

@@ -218,6 +218,7 @@ pub fn from_hex(text: &str) -> Option<ContentDigest> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dray_engine::lineage::FileIdentity;
     use std::os::unix::fs::FileExt;
 
     /// Asks until it is read.
@@ -289,7 +290,7 @@ mod tests {
         assert!(!digests.state().jobs.contains_key(&path));
         let mut state = State::default();
         let stamp = FileStamp::of(&path).unwrap();
-        let other = |inode| FileStamp { inode, ..stamp };
+        let other = |inode| FileStamp { file: FileIdentity { inode, ..stamp.file }, ..stamp };
         for inode in 0..MAX_KNOWN as u64 {
             state.remember(other(inode), [inode as u8; 32]);
         }

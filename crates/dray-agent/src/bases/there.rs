@@ -104,7 +104,7 @@ impl Agent {
             here && !record.is_base()
         };
         let released = |note: &Released| {
-            let same = |now: FileStamp| now.inode == note.file.inode;
+            let same = |now: FileStamp| now.file.is_same(&note.file.file);
             !note.image.read_only && note.image.path == path && FileStamp::of(path).is_ok_and(same)
         };
         self.registry.all_records().iter().any(written)

@@ -8,6 +8,7 @@ use crate::lab::{Lab, wait_for};
 use crate::mounts::Mount;
 use crate::nbd::{Client, TRIM, WRITE, ZERO};
 use serde_json::{Value, json};
+use std::fmt::Display;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -167,7 +168,7 @@ pub fn repository(lab: &Lab) -> String {
     url
 }
 
-fn restore(lab: &Lab, url: &str, image: &str, generation: u64, name: &str) -> Vec<u8> {
+pub fn restore(lab: &Lab, url: &str, image: &str, generation: impl Display, name: &str) -> Vec<u8> {
     let command = json!({"restore": {"repository": {"at": url}, "image": image,
         "generation": generation.to_string(), "name": name}});
     let done = lab.a.ask(command).unwrap();

@@ -15,7 +15,7 @@
 //! * [`reuse`]: content that the target has already.
 //! * [`seeds`]: images that begin with a backup at the target.
 //! * [`bases`]: base images that the target has already.
-//! * [`restarts`]: the target restarts in Backfill.
+//! * [`restarts`]: the target restarts in Backfill. [`again`]: files that are made again, or written to, while no agent runs.
 //! * [`refusals`]: what cannot be done. [`versions`]: hosts with other software.
 //! * [`auto`]: the agent chooses, and says before what it will take.
 //! * [`batch`]: several migrations with one command and one budget.
@@ -35,6 +35,7 @@
 //! * [`faults`]: disks that are read-only, full or broken, with [`mounts`] of their own.
 //! * [`full_state`]: nothing can be written down at the source.
 
+mod again;
 mod auto;
 mod backups;
 mod bases;

@@ -15,11 +15,11 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 /// Blocks of the image: 8 MiB.
-const BLOCKS: u64 = 2048;
-const WAIT: Duration = Duration::from_secs(30);
+pub const BLOCKS: u64 = 2048;
+pub const WAIT: Duration = Duration::from_secs(30);
 
 /// A migration whose target owns the image and has none of it.
-fn handed_over(mut lab: Lab) -> Lab {
+pub fn handed_over(mut lab: Lab) -> Lab {
     let file = File::create(lab.a.pool().join(IMAGE)).unwrap();
     for block in 0..BLOCKS {
         file.write_all_at(&content(block, 1), block * BLOCK).unwrap();
@@ -36,24 +36,24 @@ fn handed_over(mut lab: Lab) -> Lab {
     lab
 }
 
-fn missing(host: &Host) -> Option<u64> {
+pub fn missing(host: &Host) -> Option<u64> {
     host.image(IMAGE).filter(|image| image["state"] == "owner")?["missing_blocks"].as_u64()
 }
 
-fn client(host: &Host) -> Client {
+pub fn client(host: &Host) -> Client {
     Client::connect(&host.nbd(), IMAGE).unwrap()
 }
 
-fn write(client: &mut Client, block: u64, version: u64) -> Result<(), Fault> {
+pub fn write(client: &mut Client, block: u64, version: u64) -> Result<(), Fault> {
     let (offset, data) = (block * BLOCK, content(block, version));
     client.request(WRITE, offset, BLOCK as u32, &data, &|| true).map(drop)
 }
 
-fn flush(client: &mut Client) {
+pub fn flush(client: &mut Client) {
     client.request(FLUSH, 0, 0, &[], &|| true).unwrap();
 }
 
-fn read(client: &mut Client, block: u64) -> Vec<u8> {
+pub fn read(client: &mut Client, block: u64) -> Vec<u8> {
     client.request(READ, block * BLOCK, BLOCK as u32, &[], &|| true).unwrap()
 }
 
@@ -82,7 +82,7 @@ fn forget_notes(host: &Host) {
 }
 
 /// Lets Backfill go on, and both hosts forget the migration.
-fn to_the_end(lab: &Lab) {
+pub fn to_the_end(lab: &Lab) {
     let started = lab.b.dray(&["backfill", "start"]);
     assert!(started.status.success(), "{started:?}");
     wait_for("the end", WAIT, || {
@@ -447,7 +447,7 @@ fn damage(path: &Path, how: Damage) {
 }
 
 /// Why nobody is let in to the image, if so.
-fn closed(host: &Host) -> Option<String> {
+pub fn closed(host: &Host) -> Option<String> {
     Some(host.image(IMAGE)?["closed"]["why"].as_str()?.to_owned())
 }
 
@@ -527,7 +527,7 @@ fn a_source_whose_file_is_another_one_after_the_handover_sends_nothing_of_it() {
 }
 
 /// The file that the source has left behind.
-fn replica(host: &Host) -> Option<PathBuf> {
+pub fn replica(host: &Host) -> Option<PathBuf> {
     let name = host.files().into_iter().find(|name| name.contains("dray-replica"))?;
     Some(host.pool().join(name))
 }

@@ -1,6 +1,7 @@
 //! Images that go back to a host that has a replica of an earlier generation: only what changed
 //! crosses the wire, and whatever happens to a replica or an agent, no wrong block ever arrives.
 
+use crate::again::make_again;
 use crate::guest::{self, BLOCK, Guest, Versions, contents};
 use crate::lab::{Host, Lab, read_record, wait_for, write_record};
 use crate::moves::result;
@@ -219,6 +220,16 @@ fn an_image_that_is_replaced_while_its_source_is_dead_is_sent_again() {
         let new = path.with_extension("new");
         std::fs::copy(path, &new).unwrap();
         std::fs::rename(new, path).unwrap();
+    });
+}
+
+/// The file system gives the new file the number of the old one, if it can.
+#[test]
+fn an_image_that_is_made_again_while_its_source_is_dead_is_sent_again() {
+    is_sent_again(false, |path| {
+        let held = std::fs::read(path).unwrap();
+        make_again(path, &held);
+        std::fs::write(path, held).unwrap();
     });
 }
 

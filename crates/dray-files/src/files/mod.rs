@@ -8,7 +8,7 @@ mod real;
 pub mod sim;
 
 pub use device::Device;
-pub use real::RealFiles;
+pub use real::{RealFiles, birth_of};
 
 use std::fmt::Debug;
 use std::io;
@@ -37,8 +37,10 @@ pub struct Look {
     pub len: u64,
     /// Permission bits.
     pub mode: u32,
-    /// Number of its inode.
+    /// Number of its inode; that of a file that is gone may be another one's.
     pub inode: u64,
+    /// When it was made: seconds since 1970, and nanoseconds; none where the file system does not tell.
+    pub birth: Option<(i64, i64)>,
     /// When its content was last changed: seconds since 1970, and nanoseconds.
     pub changed: (i64, i64),
     /// When anything of it was, its name and mode included; nobody can set this back.

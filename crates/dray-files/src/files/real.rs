@@ -2,13 +2,27 @@
 
 use super::{BOOT_LEN, Device, Files, Kind, Look, StateFile};
 use rustix::fs::{CWD, FallocateFlags, RenameFlags};
-use std::fs::{self, File, Permissions};
+use std::fs::{self, File, Metadata, Permissions};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 /// Permission bits of a file's mode.
 const MODE_BITS: u32 = 0o7777;
+
+/// When a file was made: seconds since 1970, and nanoseconds; none where the file system does not tell.
+pub fn birth_of(meta: &Metadata) -> Option<(i64, i64)> {
+    let seconds = |time: Duration| i64::try_from(time.as_secs()).ok();
+    match meta.created().ok()?.duration_since(SystemTime::UNIX_EPOCH) {
+        Ok(since) => Some((seconds(since)?, since.subsec_nanos().into())),
+        // Before 1970, on a host whose clock was wrong.
+        Err(before) => {
+            let until = before.duration();
+            Some((-seconds(until)?, -i64::from(until.subsec_nanos())))
+        }
+    }
+}
 
 /// The files of this host.
 #[derive(Clone, Copy, Debug, Default)]
@@ -54,6 +68,7 @@ impl Files for RealFiles {
             len: meta.len(),
             mode: meta.mode() & MODE_BITS,
             inode: meta.ino(),
+            birth: birth_of(&meta),
             changed: (meta.mtime(), meta.mtime_nsec()),
             touched: (meta.ctime(), meta.ctime_nsec()),
         })

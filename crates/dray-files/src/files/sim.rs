@@ -192,6 +192,17 @@ impl std::fmt::Debug for SimDisk {
     }
 }
 
+/// How something looks that is no file.
+const NO_FILE: Look = Look {
+    kind: Kind::Other,
+    len: 0,
+    mode: MODE,
+    inode: 0,
+    birth: None,
+    changed: (0, 0),
+    touched: (0, 0),
+};
+
 /// What unwinds when a process dies: it does nothing more, whatever it was about to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Died;
@@ -323,16 +334,12 @@ impl Files for SimFiles {
                 let inode = state.inode(number)?;
                 let (kind, len, mode) = (Kind::File, inode.live.len() as u64, inode.mode);
                 let (changed, touched) = ((inode.changes, 0), (inode.touches, 0));
-                Ok(Look { kind, len, mode, inode: number, changed, touched })
+                // Each is made at a time of its own.
+                let (inode, birth) = (inode.shown, Some((number as i64, 0)));
+                Ok(Look { kind, len, mode, inode, birth, changed, touched })
             }
-            Some(Entry::Folder) => {
-                let (kind, at) = (Kind::Folder, (0, 0));
-                Ok(Look { kind, len: 0, mode: MODE, inode: 0, changed: at, touched: at })
-            }
-            None if state.devices.contains_key(path) => {
-                let (kind, at) = (Kind::Other, (0, 0));
-                Ok(Look { kind, len: 0, mode: MODE, inode: 0, changed: at, touched: at })
-            }
+            Some(Entry::Folder) => Ok(Look { kind: Kind::Folder, ..NO_FILE }),
+            None if state.devices.contains_key(path) => Ok(Look { kind: Kind::Other, ..NO_FILE }),
             None => Err(io::ErrorKind::NotFound.into()),
         })
     }
@@ -367,9 +374,10 @@ impl Files for SimFiles {
     fn remove(&self, path: &Path) -> io::Result<()> {
         self.call(Call::Change, At::Path(path), |state, _| {
             let dir = state.folder_is_there(path)?;
-            let Some(Entry::File(_)) = state.live.get(path) else {
+            let Some(Entry::File(number)) = state.live.get(path) else {
                 return Err(io::ErrorKind::NotFound.into());
             };
+            state.removed(number);
             state.rename(NameChange::Take(path.to_owned()), &dir);
             Ok(())
         })

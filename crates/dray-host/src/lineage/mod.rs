@@ -14,7 +14,8 @@ pub use turn::{Turn, Turning};
 use crate::registry::{CopyState, Registry};
 use crate::settle::File;
 use dray_engine::lineage::{
-    AtStop, DeviceStamp, Generation, Lineage, LineageRecord, Recovered, Stamp, recover,
+    AtStop, DeviceStamp, FileIdentity, Generation, Lineage, LineageRecord, Recovered, Stamp,
+    recover,
 };
 use dray_files::StatePath;
 use dray_files::files::{Device, Kind, Look};
@@ -90,13 +91,18 @@ pub fn random_id() -> io::Result<u128> {
     }
 }
 
+fn identity_of(look: &Look) -> FileIdentity {
+    FileIdentity { inode: look.inode, birth: look.birth }
+}
+
 /// How a file looks.
 ///
 /// # Errors
 /// What the file system reports.
 pub fn stamp_of(path: &StatePath) -> io::Result<Stamp> {
-    let Look { len, inode, changed, touched, .. } = path.look()?;
-    Ok(Stamp { len, changed, touched, inode })
+    let look = path.look()?;
+    let Look { len, changed, touched, .. } = look;
+    Ok(Stamp { len, changed, touched, file: identity_of(&look) })
 }
 
 /// What the kernel has counted of a block device.
@@ -149,13 +155,13 @@ struct Inner {
     /// Somebody else may have written to the image: everything counts as changed, until it is known
     /// what was. What makes it so is durable elsewhere (see [`released`](crate::released)).
     suspect: bool,
-    /// The number of the image's file, where that is known.
-    inode: Option<u64>,
+    /// The image's file, where that is known.
+    file: Option<FileIdentity>,
 }
 
-/// The number of a file; none of what is none.
-fn inode_of(image: &StatePath) -> Option<u64> {
-    image.look().ok().filter(|look| look.kind == Kind::File).map(|look| look.inode)
+/// Which file is at a path; none when none is.
+fn file_at(image: &StatePath) -> Option<FileIdentity> {
+    image.look().ok().filter(|look| look.kind == Kind::File).map(|look| identity_of(&look))
 }
 
 fn encode(record: &LineageRecord) -> io::Result<Vec<u8>> {
@@ -197,8 +203,8 @@ fn whole(disk: &Disk) -> BlockSet {
 /// What is known of an image's line when somebody is about to go on with it.
 pub struct Known<'a> {
     path: &'a StatePath,
-    /// The number of the image's file now.
-    inode: Option<u64>,
+    /// The image's file now.
+    file: Option<FileIdentity>,
     /// The line, if it can be trusted.
     line: Option<Recovered>,
 }
@@ -210,10 +216,11 @@ impl<'a> Known<'a> {
             tracing::warn!(line = %path.display(), %why, "an image's line of generations is lost");
             None
         });
-        let inode = inode_of(image);
+        let file = file_at(image);
+        let is_known = |of: &FileIdentity| file.is_some_and(|file| file.is_same(of));
         let untouched = |found: &Recovered| match &found.stopped {
             Some(then) => at_stop(image).is_ok_and(|now| seems_unwritten(&now, then)),
-            None => found.inode.is_none() || found.inode == inode,
+            None => found.file.as_ref().is_none_or(is_known),
         };
         let was_found = found.is_some();
         let line = found.filter(untouched);
@@ -221,7 +228,7 @@ impl<'a> Known<'a> {
             let image = image.display();
             tracing::warn!(%image, "was changed while no agent ran: its replicas are of no use");
         }
-        Self { path, inode, line }
+        Self { path, file, line }
     }
 
     /// Whether everything that was written to the image is in its line: without that, or without a line,
@@ -236,9 +243,9 @@ impl<'a> Known<'a> {
     /// What the file system reports of writing.
     pub fn go_on(self) -> io::Result<(Arc<Line>, BlockSet)> {
         let Some(Recovered { lineage, changed, .. }) = self.line else {
-            return Ok((Line::fresh_of(self.path, self.inode)?, BlockSet::new()));
+            return Ok((Line::fresh_of(self.path, self.file)?, BlockSet::new()));
         };
-        let line = Line::create_of(self.path, lineage, changed.clone(), self.inode)?;
+        let line = Line::create_of(self.path, lineage, changed.clone(), self.file)?;
         Ok((line, changed))
     }
 }
@@ -252,12 +259,12 @@ impl Line {
         Self::create_of(path, lineage, changed, None)
     }
 
-    /// The same, of the image whose file has this number.
+    /// The same, of the image that is in this file.
     fn create_of(
         path: &StatePath,
         lineage: Lineage,
         changed: BlockSet,
-        inode: Option<u64>,
+        file: Option<FileIdentity>,
     ) -> io::Result<Arc<Self>> {
         let opened = Journal::open(path).or_else(|_| {
             // What is damaged is of no use.
@@ -267,7 +274,7 @@ impl Line {
         let (journal, _) = opened.map_err(io::Error::other)?;
         let whole = LineageRecord::Whole { lineage: lineage.clone(), changed };
         let (open, turning, suspect) = (BTreeSet::new(), false, false);
-        let mut inner = Inner { journal, lineage, open, turning, suspect, inode };
+        let mut inner = Inner { journal, lineage, open, turning, suspect, file };
         inner.rewrite(&whole, &[])?;
         let (rewriting, inner) = (Mutex::default(), Mutex::new(inner));
         Ok(Arc::new(Self { path: path.clone(), rewriting, inner }))
@@ -290,18 +297,18 @@ impl Line {
         Known::look_up(path, image).go_on()
     }
 
-    fn fresh_of(path: &StatePath, inode: Option<u64>) -> io::Result<Arc<Self>> {
-        Self::create_of(path, Lineage::new(random_generation()?), BlockSet::new(), inode)
+    fn fresh_of(path: &StatePath, file: Option<FileIdentity>) -> io::Result<Arc<Self>> {
+        Self::create_of(path, Lineage::new(random_generation()?), BlockSet::new(), file)
     }
 
     /// Whether the line at `path` is of another file than the one that is now at `image`.
     pub fn is_of_another(path: &StatePath, image: &StatePath) -> bool {
         let known = read(path).ok().flatten();
         let known = known.and_then(|line| match line.stopped {
-            Some(AtStop::File(stamp)) => Some(stamp.inode),
-            _ => line.inode,
+            Some(AtStop::File(stamp)) => Some(stamp.file),
+            _ => line.file,
         });
-        known.is_some_and(|known| inode_of(image).is_some_and(|now| now != known))
+        known.is_some_and(|known| file_at(image).is_some_and(|now| !now.is_same(&known)))
     }
 
     /// The line of a new owner: `past` as the source told it; goes on with what an earlier process
@@ -326,7 +333,7 @@ impl Line {
         }
         let id = random_generation()?;
         let lineage = Lineage::after(past, id).unwrap_or_else(|| Lineage::new(id));
-        Ok((Self::create_of(path, lineage, BlockSet::new(), inode_of(image))?, BlockSet::new()))
+        Ok((Self::create_of(path, lineage, BlockSet::new(), file_at(image))?, BlockSet::new()))
     }
 
     fn rewriting(&self) -> MutexGuard<'_, ()> {
@@ -430,7 +437,9 @@ impl Line {
         let whole = LineageRecord::Whole { lineage, changed };
         let stopped = match at_stop(image)? {
             // Another file at the path is not what was served.
-            AtStop::File(stamp) if inner.inode.is_some_and(|inode| inode != stamp.inode) => None,
+            AtStop::File(stamp) if inner.file.is_some_and(|file| !file.is_same(&stamp.file)) => {
+                None
+            }
             AtStop::File(stamp) => Some(LineageRecord::Stopped { stamp }),
             AtStop::Device(stamp) => Some(LineageRecord::StoppedDevice { stamp }),
         };
@@ -453,7 +462,7 @@ impl Inner {
 
     /// The journal is `whole`, which file it is of, and `more`.
     fn rewrite(&mut self, whole: &LineageRecord, more: &[LineageRecord]) -> io::Result<()> {
-        let of = self.inode.map(|inode| LineageRecord::Of { inode });
+        let of = self.file.map(|file| LineageRecord::Of { file });
         let records = std::iter::once(whole).chain(&of).chain(more);
         let records = records.map(encode).collect::<io::Result<Vec<_>>>()?;
         let slices: Vec<&[u8]> = records.iter().map(Vec::as_slice).collect();

@@ -4,6 +4,7 @@ use super::*;
 use dray_files::files::Files;
 use dray_files::files::sim::SimDisk;
 use dray_image::{FileImage, FileOptions, Image};
+use std::path::Path;
 
 struct Host {
     dir: tempfile::TempDir,
@@ -214,6 +215,34 @@ fn a_line_is_of_one_file_whatever_its_name() {
     let (line, disk) = host.restart();
     assert_eq!(line.changed_since(base, &disk), None);
     assert!(!Line::is_of_another(&host.line(), &host.image()), "the new line is of the new file");
+}
+
+/// Many file systems give a new file the number of one that is gone.
+#[test]
+fn a_file_that_was_made_again_under_the_same_number_is_another_one() {
+    let sim = SimDisk::new(1, &["/", "/state"].map(Path::new));
+    let files: Arc<dyn Files> = Arc::new(sim.files());
+    let [image, path] =
+        ["/state/disk", "/state/line"].map(|at| StatePath::new(Arc::clone(&files), at));
+    let make = || {
+        files.create_closed(image.path()).unwrap();
+        stamp_of(&image).unwrap()
+    };
+    let old = make();
+    let (line, _) = Line::go_on(&path, &image).unwrap();
+    let open = line.lineage().open();
+    drop(line);
+    let (line, _) = Line::go_on(&path, &image).unwrap();
+    assert_eq!(line.lineage().open(), open, "it is the same file");
+    drop(line);
+    assert!(!Line::is_of_another(&path, &image));
+    files.remove(image.path()).unwrap();
+    let new = make();
+    assert!(old.file.inode == new.file.inode && !new.seems_unwritten(&old), "{old:?} {new:?}");
+    assert!(Line::is_of_another(&path, &image));
+    let (line, _) = Line::go_on(&path, &image).unwrap();
+    assert_ne!(line.lineage().open(), open);
+    assert!(!Line::is_of_another(&path, &image));
 }
 
 /// It is not stamped as if it were what was served: its guest has written elsewhere.

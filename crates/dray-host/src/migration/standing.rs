@@ -74,6 +74,14 @@ pub fn can_be_claimed(journal: &StatePath) -> io::Result<bool> {
     Ok(matches!(at_target(&read(journal)?, 0), Standing::Promised(_) | Standing::Owned(_)))
 }
 
+/// Whether this host has handed over what it sent in the migration of this folder.
+///
+/// # Errors
+/// When the journal cannot be read.
+pub(crate) fn is_handed_over(folder: &Folder) -> io::Result<bool> {
+    Ok(at_source(&read(&folder.file(SOURCE_JOURNAL))?) == Standing::HandedOver)
+}
+
 fn at_source(records: &[SourceRecord]) -> Standing {
     records.iter().fold(Standing::Kept, |standing, record| match record {
         SourceRecord::HandedOver(_) => Standing::HandedOver,

@@ -33,7 +33,7 @@ pub(super) fn line_path(store: &Store, name: &str) -> StatePath {
 }
 
 /// Where the image's file would be opened: under the first of the names that it may have.
-fn found_at(store: &Store, record: &ImageRecord) -> Option<StatePath> {
+pub(super) fn found_at(store: &Store, record: &ImageRecord) -> Option<StatePath> {
     let places = std::iter::once(record.place).chain(record.other_places());
     let paths =
         places.filter_map(|place| ImageRecord { place, ..record.clone() }.current_path().ok());
@@ -49,7 +49,7 @@ pub(super) fn is_other_file(store: &Store, record: &ImageRecord) -> bool {
     }
     let Some(path) = found_at(store, record) else { return false };
     match &record.replica {
-        Some(copy) => stamp_of(&path).is_ok_and(|now| now.inode != copy.stamp.inode),
+        Some(copy) => stamp_of(&path).is_ok_and(|now| !now.file.is_same(&copy.stamp.file)),
         None => Line::is_of_another(&line_path(store, &record.name), &path),
     }
 }

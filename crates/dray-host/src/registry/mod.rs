@@ -9,8 +9,10 @@
 //! * [`files`]: opening what is below. [`lines`]: generations. [`surroundings`]: what only the agent knows.
 //! * [`operations`]: one image takes part in one operation at a time. [`used`]: a file is one image's.
 //! * [`growth`]: how long an image is when its file has grown. [`short`]: files that have become shorter.
+//!   [`changed`]: copies that somebody has written to.
 //! * [`seen`]: what can be seen of an image. [`closed`]: images that nobody vouches for. [`clients`]: who was attached before a restart.
 
+mod changed;
 mod claims;
 mod clients;
 mod closed;
@@ -47,6 +49,7 @@ use crate::heat::ImageHeat;
 use crate::lineage::Line;
 use crate::migration::intent::SourceImage;
 use crate::migration::log::{End, Folder};
+use crate::migration::standing;
 use crate::released::Notes;
 use crate::store::Store;
 use clients::KnownClients;
@@ -161,6 +164,7 @@ impl Registry {
         let file = opened
             .map_err(|why| short::device(&record).unwrap_or_else(|| io::Error::other(why)))?;
         short::refuse(&record, &*file)?;
+        changed::refuse(&self.store, &record)?;
         let (record, file) = self.with_all_of_it(record, file)?;
         let record = self.found_whole(record, &*file);
         let heat = ImageHeat::load(&heat_path(&self.store, &record.name), record.len);
@@ -215,7 +219,11 @@ impl Registry {
     fn moves_by_blocks(&self, record: &ImageRecord) -> io::Result<bool> {
         let Some(migration) = record.migration else { return Ok(false) };
         let folder = Folder::of(&self.store, migration);
-        Ok(record.state == CopyState::Replica || folder.holds(End::Target)?)
+        if record.state == CopyState::Replica || folder.holds(End::Target)? {
+            return Ok(true);
+        }
+        // The record may not say so yet.
+        standing::is_handed_over(&folder)
     }
 
     fn lock_clients(&self) -> MutexGuard<'_, BTreeMap<String, KnownClients>> {

@@ -218,3 +218,17 @@ fn an_image_that_somebody_else_had_at_a_start_knows_no_past() {
     assert_eq!(registry.open_absent(), ["disk"]);
     assert!(!registry.get("disk").unwrap().line().unwrap().lineage().has_past());
 }
+
+/// The file system may give the new file the number of the old one.
+#[test]
+fn a_file_that_was_made_again_is_not_that_of_the_note() {
+    let (_dir, notes, path) = folder();
+    notes.put(&note(&path, 1)).unwrap();
+    // Its clock is coarse.
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&path, [2; 4096]).unwrap();
+    assert_eq!(notes.at(&path), None);
+    notes.sweep();
+    assert!(!notes.knows(ImageId(1)));
+}

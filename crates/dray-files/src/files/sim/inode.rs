@@ -39,6 +39,8 @@ pub(super) struct Inode {
     /// Up to here there is room.
     pub(super) room: usize,
     pub(super) mode: u32,
+    /// The number that the file system shows of it.
+    pub(super) shown: u64,
     /// Changes so far: its time.
     pub(super) changes: i64,
     /// Changes of it, its name and its mode so far: its other time.
@@ -51,8 +53,8 @@ pub(super) struct Inode {
 
 impl Inode {
     /// An empty file.
-    pub(super) fn new(mode: u32) -> Self {
-        Self { mode, ..Self::default() }
+    pub(super) fn new(mode: u32, shown: u64) -> Self {
+        Self { mode, shown, ..Self::default() }
     }
 
     pub(super) fn change(&mut self, change: Change) {

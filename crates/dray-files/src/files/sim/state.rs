@@ -66,6 +66,8 @@ impl Random {
 pub(super) struct State {
     pub(super) inodes: BTreeMap<u64, Inode>,
     pub(super) next_inode: u64,
+    /// Numbers of files that are gone, as they were shown: the next file that is made gets one of them.
+    free: Vec<u64>,
     pub(super) live: Names,
     pub(super) durable: Names,
     /// By folder, since it was last synced.
@@ -101,6 +103,7 @@ impl State {
         Self {
             inodes: BTreeMap::new(),
             next_inode: 1,
+            free: Vec::new(),
             live: names.clone(),
             durable: names,
             pending: BTreeMap::new(),
@@ -145,6 +148,8 @@ impl State {
             changes[..kept].iter().for_each(|change| change.apply(&mut self.durable));
         }
         self.live.clone_from(&self.durable);
+        // Files that were removed may be there again.
+        self.free.clear();
         for inode in self.inodes.values_mut() {
             inode.cut(&mut self.random);
         }
@@ -191,11 +196,17 @@ impl State {
         }
     }
 
-    /// A new file.
+    /// The file loses its name.
+    pub(super) fn removed(&mut self, number: u64) {
+        self.free.extend(self.inodes.get(&number).map(|inode| inode.shown));
+    }
+
+    /// A new file. It gets the number of one that is gone, as with ext4.
     pub(super) fn make(&mut self, path: &Path, dir: &Path, mode: u32) -> u64 {
         let inode = self.next_inode;
         self.next_inode += 1;
-        self.inodes.insert(inode, Inode::new(mode));
+        let shown = self.free.pop().unwrap_or(inode);
+        self.inodes.insert(inode, Inode::new(mode, shown));
         self.rename(NameChange::Put(path.to_owned(), Entry::File(inode)), dir);
         inode
     }

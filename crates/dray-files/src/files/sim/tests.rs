@@ -205,3 +205,24 @@ fn a_file_system_that_is_away_comes_back_as_it_was() {
     disk.mount(Path::new(DIR), None);
     assert_eq!(read(&files, path).unwrap(), b"x");
 }
+
+/// As on many real file systems; only the time of its birth tells it from the one that was there before.
+#[test]
+fn a_file_that_is_made_again_has_the_number_of_the_one_that_is_gone_and_a_birth_of_its_own() {
+    let files = disk(1).files();
+    let path = Path::new("/state/a");
+    files.create(path).unwrap();
+    let first = files.look(path).unwrap();
+    files.create(path).unwrap();
+    files.rename(path, Path::new("/state/b")).unwrap();
+    files.rename(Path::new("/state/b"), path).unwrap();
+    let renamed = files.look(path).unwrap();
+    assert_eq!((renamed.inode, renamed.birth), (first.inode, first.birth), "it is the same file");
+    files.remove(path).unwrap();
+    files.create_closed(path).unwrap();
+    let second = files.look(path).unwrap();
+    assert_eq!(second.inode, first.inode);
+    assert!(first.birth.is_some() && second.birth > first.birth, "{first:?} {second:?}");
+    files.create(Path::new("/state/b")).unwrap();
+    assert_ne!(files.look(Path::new("/state/b")).unwrap().inode, second.inode);
+}

@@ -91,12 +91,20 @@ fn replace(path: &Path) {
     std::fs::rename(new, path).unwrap();
 }
 
+/// The file system may give the new file the number of the old one, as ext4 does.
+fn make_again(path: &Path) {
+    let held = std::fs::read(path).unwrap();
+    std::fs::remove_file(path).unwrap();
+    std::fs::write(path, held).unwrap();
+}
+
 #[test]
 fn an_image_that_was_changed_while_no_agent_ran_is_sent_again() {
-    let changes: [(&str, bool, Change, u64); 5] = [
+    let changes: [(&str, bool, Change, u64); 6] = [
         ("stopped, written to", true, write_to, WHOLE),
         ("stopped, replaced", true, replace, WHOLE),
         ("killed, replaced", false, replace, WHOLE),
+        ("killed, made again", false, make_again, WHOLE),
         ("stopped, as it was", true, |_| (), 0),
         ("killed, as it was", false, |_| (), 0),
     ];
