@@ -16,6 +16,7 @@ use serde_json::json;
 use crate::error::{Error, ErrorKind, Result};
 use crate::graph::Graph;
 use crate::qmp::Qmp;
+use crate::status::status;
 
 /// The name of the export that shall not be; a number follows.
 const EXPORT: &str = "dray-activate";
@@ -42,6 +43,20 @@ pub async fn activate(qmp: &Qmp) -> Result<()> {
             Err(Error::new(ErrorKind::Failed, why))
         }
     }
+}
+
+/// Whether a guest that has arrived was started, by whomever, and perhaps stopped again: until then QEMU holds its
+/// disks back. Of one without a writable disk only whether it runs.
+///
+/// # Errors
+/// When QEMU does not answer, or waits for a guest still.
+pub async fn was_started(qmp: &Qmp) -> Result<bool> {
+    let now = status(qmp).await?;
+    if now.state == "inmigrate" {
+        let why = "the target's QEMU has not received the guest's memory";
+        return Err(Error::new(ErrorKind::Refused, why));
+    }
+    Ok(now.running || Graph::read(qmp).await?.are_used())
 }
 
 /// Asks for an export of the node, and removes it if there is one.

@@ -313,14 +313,22 @@ impl Graph {
 
     /// A writable disk that its device may not use: QEMU holds it back ([`mod@crate::activate`]).
     pub fn held_back(&self) -> Option<&str> {
-        let held = |top: &str| {
-            let parents = self.parents(top);
-            let mut devices = parents.iter().filter(|e| e.role == "root").peekable();
-            let writable = self.node(top).is_ok_and(|node| !node.read_only);
-            writable && devices.peek().is_some() && devices.all(|e| !e.used)
-        };
-        let found = self.disks.iter().find(|(_, top)| held(top));
-        found.map(|(qdev, _)| qdev.as_str())
+        let mut found = self.disks.iter().filter(|(_, top)| self.is_used(top) == Some(false));
+        found.next().map(|(qdev, _)| qdev.as_str())
+    }
+
+    /// Whether the devices of the VM may use its disks, all of them; no as well where it has none that is writable.
+    pub(crate) fn are_used(&self) -> bool {
+        let mut used = self.disks.iter().filter_map(|(_, top)| self.is_used(top)).peekable();
+        used.peek().is_some() && used.all(|used| used)
+    }
+
+    /// Whether its device may use the disk with this node; none of one that nobody writes, or that has no device.
+    fn is_used(&self, top: &str) -> Option<bool> {
+        let parents = self.parents(top);
+        let mut devices = parents.iter().filter(|e| e.role == "root").peekable();
+        let writable = self.node(top).is_ok_and(|node| !node.read_only);
+        (writable && devices.peek().is_some()).then(|| devices.any(|e| e.used))
     }
 
     /// The disks with a medium.
@@ -502,12 +510,15 @@ mod tests {
             disks: vec![("disk0".into(), "a".into()), ("disk1".into(), "b".into())],
         };
         assert_eq!(graph.tops(), ["a", "b", "c"]);
-        assert_eq!(graph.held_back(), None);
+        assert_eq!((graph.held_back(), graph.are_used()), (None, true));
         graph.edges[2].used = false;
-        assert_eq!(graph.held_back(), Some("disk1"));
+        assert_eq!((graph.held_back(), graph.are_used()), (Some("disk1"), false));
         // A disk that nobody writes is read as it is.
         graph.nodes.get_mut("b").expect("b").read_only = true;
-        assert_eq!(graph.held_back(), None);
+        assert_eq!((graph.held_back(), graph.are_used()), (None, true));
+        // Of those alone nothing can be told.
+        graph.nodes.get_mut("a").expect("a").read_only = true;
+        assert_eq!((graph.held_back(), graph.are_used()), (None, false));
     }
 
     #[test]

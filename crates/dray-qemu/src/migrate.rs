@@ -368,6 +368,11 @@ impl Incoming {
         Ok(Self { qmp: qmp.clone(), events })
     }
 
+    /// The connection to the VM.
+    pub fn monitor(&self) -> &Qmp {
+        &self.qmp
+    }
+
     /// Whether it listens on this unix socket already, and nobody has connected yet. QEMU listens
     /// once: asked again, it refuses and goes on.
     pub async fn listens(&self, socket: &Path) -> Result<bool> {

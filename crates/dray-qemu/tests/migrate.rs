@@ -9,7 +9,7 @@ use std::time::Duration;
 use dray_qemu::migrate::{Incoming, Limits, Outgoing};
 use dray_qemu::{
     AdoptOptions, LayerPlan, NbdExport, NodeOptions, Qmp, activate, adopt, blockdev, graph,
-    release, status,
+    release, status, was_started,
 };
 use dray_testkit::guest::{Bystander, GuestVm, GuestVmBuilder, initramfs, tools};
 use support::NbdServer;
@@ -346,6 +346,7 @@ async fn a_vm_that_listens_already_is_found_to() {
     let (socket, other) = (dir.path().join("memory.sock"), dir.path().join("other.sock"));
     let qmp = connect(&vm).await;
     let incoming = Incoming::prepare(&qmp, &[]).await.expect("prepare");
+    assert!(was_started(&qmp).await.is_err(), "there is no guest yet");
     assert!(!incoming.listens(&socket).await.expect("asked"));
     incoming.listen(&socket).await.expect("listen");
     // An agent that has been restarted since knows nothing of it.
@@ -386,6 +387,9 @@ async fn a_stopped_guest_moves_twice() {
     give_over(first.layers.iter().map(|(_, server)| server), &second);
     assert_eq!(status::status(&middle).await.expect("qemu is still there").state, "postmigrate");
     status::cont(&last).await.expect("cont");
+    status::stop(&last).await.expect("stop");
+    assert!(was_started(&last).await.expect("asked"), "its user has stopped it since");
+    status::cont(&last).await.expect("cont");
     let Target { vm: mut last_vm, layers } = second;
     guest_goes_on(&mut last_vm, &last, "moved twice").await;
     finish(&mut lab, &last, &mut last_vm).await;
@@ -402,6 +406,7 @@ async fn pass(lab: &Lab, from: &Qmp, to: &Qmp, adopted: &Adopted) {
     incoming.wait_loaded(LOAD).await.expect("loaded");
     let graph = graph::Graph::read(to).await.expect("graph");
     assert_eq!(graph.held_back(), Some("disk0"));
+    assert!(!was_started(to).await.expect("asked"));
 }
 
 /// The disks' handover.

@@ -181,6 +181,7 @@ impl Agent {
             threads: Threads::Own,
         };
         let owners = thread("dray-target", move |owner: TargetLoop| owner.run(&queue))?;
+        let checked = intent.qemu.clone();
         let (slot, owner) = TargetLoop::open(intent, parts, board, inputs)?;
         // The thread is there, and waits for it.
         let _ = owners.send(owner);
@@ -194,7 +195,8 @@ impl Agent {
             config: Arc::clone(&self.config),
             hypervisor: Arc::clone(&self.hypervisor),
             registry: Arc::clone(&self.registry),
-            checked: None,
+            checked,
+            reached: None,
         };
         tokio::spawn(task.run());
         Ok(())

@@ -271,6 +271,7 @@ impl Agent {
             images: intents.collect::<Result<_, _>>()?,
             settings: Settings::default(),
             guest: None,
+            qemu: None,
             started_unix_ms: unix_ms(),
         };
         self.make_partials(&intent, images, &found)?;

@@ -103,6 +103,9 @@ pub enum ToSourceShell {
     Found(Vec<u64>),
     /// Answer to `Runs`.
     Noted(#[serde(deserialize_with = "text::de_result")] Result<(), String>),
+    /// The guest is not started yet: its QEMU does not answer, and is asked again. Said at each try, until
+    /// `GuestRunning` or `GuestFailed`.
+    GuestWaits(#[serde(deserialize_with = "text::de_text")] String),
 }
 
 /// Encodes a shell message.

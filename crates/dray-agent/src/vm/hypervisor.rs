@@ -62,6 +62,12 @@ pub trait Vm: Send + Sync {
     /// # Errors
     /// What the hypervisor reports.
     fn start(&self, running: bool) -> Asked<'_, Result<()>>;
+
+    /// Whether a guest that has arrived was started, by whomever, and perhaps stopped again by its user.
+    ///
+    /// # Errors
+    /// What the hypervisor reports, or that no guest has arrived.
+    fn was_started(&self) -> Asked<'_, Result<bool>>;
 }
 
 /// A guest on its way to another host, seen from its source.
@@ -122,4 +128,7 @@ pub trait Arrival: Send {
     /// # Errors
     /// Why it is not.
     fn loaded(&mut self, within: Duration) -> Asked<'_, Result<()>>;
+
+    /// Its VM, over the same connection.
+    fn vm(&self) -> Box<dyn Vm>;
 }

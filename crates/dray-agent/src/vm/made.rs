@@ -101,7 +101,7 @@ impl TargetVmTask {
     }
 
     /// Whether the guest's QEMU has ended.
-    fn has_ended(&self) -> bool {
+    pub(super) fn has_ended(&self) -> bool {
         let guest = self.slot.intent().guest;
         guest.is_none_or(|guest| own::has_ended(&guest.qmp, self.checked.as_ref()))
     }
@@ -120,7 +120,7 @@ impl TargetVmTask {
         Some(())
     }
 
-    fn show_no_longer(&self, shown: Option<ApiError>) {
+    pub(super) fn show_no_longer(&self, shown: Option<ApiError>) {
         let Some(shown) = shown else { return };
         self.slot.board.change(|board| drop(board.error.take_if(|error| *error == shown)));
     }

@@ -14,6 +14,7 @@ pub mod own_files;
 pub mod picture;
 pub mod qemu;
 pub mod source;
+pub(crate) mod start;
 pub mod target;
 
 use dray_api::{ApiError, ErrorKind};

@@ -5,8 +5,8 @@ use super::hypervisor::{Departure, Hypervisor, Vm};
 use dray_host::migration::intent::SourceVm;
 use dray_host::process::QemuProcess;
 use dray_qemu::{Error, ErrorKind, Result};
-use std::io;
-use std::os::unix::net::UnixStream;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use std::path::Path;
 use std::time::Duration;
 
@@ -72,9 +72,16 @@ pub fn has_ended(socket: &Path, known: Option<&QemuProcess>) -> bool {
     if let Some(known) = known {
         return !known.runs();
     }
-    // Somebody else may be talking to one that does not answer.
-    let gone = [io::ErrorKind::NotFound, io::ErrorKind::ConnectionRefused];
-    UnixStream::connect(socket).err().is_some_and(|why| gone.contains(&why.kind()))
+    matches!(knock(socket), Err(Errno::NOENT | Errno::CONNREFUSED))
+}
+
+/// Connects to a socket, and says nothing. One whose QEMU hangs, with as many clients waiting for it as it can have,
+/// is not waited for.
+fn knock(socket: &Path) -> rustix::io::Result<()> {
+    let address = SocketAddrUnix::new(socket)?;
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let knocking = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&knocking, &address)
 }
 
 /// After a restart: a guest that this agent's predecessor had stopped runs again. Nothing is to be done when its

@@ -3,7 +3,9 @@
 use super::hypervisor::{Arrival, Asked, Departure, Hypervisor, Vm};
 use super::look::{Look, process_of};
 use dray_host::process::QemuProcess;
-use dray_qemu::{Incoming, LayerPlan, Limits, Outgoing, Progress, Qmp, Result, activate, status};
+use dray_qemu::{
+    Incoming, LayerPlan, Limits, Outgoing, Progress, Qmp, Result, activate, status, was_started,
+};
 use std::path::Path;
 use std::time::Duration;
 
@@ -61,6 +63,10 @@ impl Vm for Qmp {
             false => Box::pin(activate(self)),
         }
     }
+
+    fn was_started(&self) -> Asked<'_, Result<bool>> {
+        Box::pin(was_started(self))
+    }
 }
 
 impl Departure for Outgoing {
@@ -103,5 +109,9 @@ impl Arrival for Incoming {
 
     fn loaded(&mut self, within: Duration) -> Asked<'_, Result<()>> {
         Box::pin(async move { self.wait_loaded(within).await.map(drop) })
+    }
+
+    fn vm(&self) -> Box<dyn Vm> {
+        Box::new(self.monitor().clone())
     }
 }

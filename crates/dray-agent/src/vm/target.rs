@@ -9,6 +9,7 @@ use crate::vm::attached::Expected;
 use crate::vm::hypervisor::{Arrival, Hypervisor, Vm};
 use crate::vm::made::Unreleased;
 use crate::vm::picture::on_local;
+use crate::vm::start::NotDone;
 use dray_engine::TargetEvent;
 use dray_host::migration::intent::GuestFacts;
 use dray_host::process::QemuProcess;
@@ -45,6 +46,8 @@ pub struct TargetVmTask {
     pub registry: Arc<Registry>,
     /// The QEMU whose disks were looked at last, and are the migration's.
     pub checked: Option<QemuProcess>,
+    /// The QEMU that was seen to have everything, and was asked for nothing since.
+    pub reached: Option<Box<dyn Vm>>,
 }
 
 /// Where the waiting QEMU of a migration listens for memory.
@@ -101,7 +104,7 @@ impl TargetVmTask {
                     self.slot.send(Input::Engine(TargetEvent::GuestReachable(result)));
                 }
                 Told::Start => {
-                    let result = self.start().await;
+                    let Some(result) = self.start().await else { continue };
                     self.slot.send(Input::Engine(TargetEvent::GuestStarted(result)));
                 }
                 Told::Release => self.finish().await,
@@ -128,8 +131,9 @@ impl TargetVmTask {
         let plans: Vec<_> = numbered.iter().map(|(_, plan)| plan.clone()).collect();
         let arrival = vm.await_guest(&plans).await.map_err(|why| why.to_string())?;
         self.look(&*vm, &numbered, false).await?;
+        let qemu = self.checked.clone();
         self.slot
-            .change_intent(|intent| intent.guest = Some(facts))
+            .change_intent(|intent| (intent.guest, intent.qemu) = (Some(facts), qemu))
             .map_err(|why| format!("cannot write the migration's intent: {why}"))?;
         Ok(arrival)
     }
@@ -163,21 +167,25 @@ impl TargetVmTask {
     /// Before the guest is started for good: is its QEMU there, with everything loaded?
     async fn reach(&mut self, arrival: Option<Box<dyn Arrival>>) -> Result<(), String> {
         if let Some(mut arrival) = arrival {
-            return arrival.loaded(LOADED_TIMEOUT).await.map_err(|why| why.to_string());
+            arrival.loaded(LOADED_TIMEOUT).await.map_err(|why| why.to_string())?;
+            // Nobody else gets between this and the guest's start.
+            self.reached = Some(arrival.vm());
+            return Ok(());
         }
         let vm = self.connect(false).await?;
         let now = vm.look().await.map_err(|why| why.to_string())?;
         if now.status.state == "inmigrate" {
             return Err("the target's QEMU has not received the guest's memory".to_owned());
         }
+        self.reached = Some(vm);
         Ok(())
     }
 
     /// The guest's QEMU. One that is not the process that was checked is looked at before anything is asked
     /// of it: another VM may have come to its socket.
-    async fn connect(&mut self, arrived: bool) -> Result<Box<dyn Vm>, String> {
+    pub(super) async fn connect(&mut self, arrived: bool) -> Result<Box<dyn Vm>, NotDone> {
         let guest = self.slot.intent().guest.ok_or("the migration has no vm")?;
-        let vm = self.hypervisor.vm(&guest.qmp).await.map_err(|why| why.to_string())?;
+        let vm = self.hypervisor.vm(&guest.qmp).await.map_err(|why| NotDone::unconnected(&why))?;
         if self.checked.is_none() || vm.process() != self.checked {
             self.look(&*vm, &plans(&guest)?, arrived).await?;
         }
@@ -190,18 +198,12 @@ impl TargetVmTask {
         vm: &dyn Vm,
         plans: &[(usize, LayerPlan)],
         arrived: bool,
-    ) -> Result<(), String> {
-        let disks = vm.look().await.map_err(|why| why.to_string())?.disks;
+    ) -> Result<(), NotDone> {
+        let disks = vm.look().await.map_err(|why| NotDone::of(&why))?.disks;
         let (images, nbd_socket) = (&self.slot.intent().images, &self.config.nbd_socket());
         Expected { plans, images, nbd_socket, arrived }.check(&disks)?;
         self.checked = vm.process();
         Ok(())
-    }
-
-    async fn start(&mut self) -> Result<(), String> {
-        let running = self.slot.intent().guest.is_some_and(|guest| guest.running);
-        let vm = self.connect(false).await?;
-        vm.start(running).await.map_err(|why| why.to_string())
     }
 
     /// Every block is here: the disks go back to QEMU if that was asked for.
@@ -241,7 +243,7 @@ impl TargetVmTask {
             // Also of a VM that has ended.
             return Ok(());
         }
-        let vm = self.connect(true).await.map_err(Unreleased::NotAsked)?;
+        let vm = self.connect(true).await.map_err(|why| Unreleased::NotAsked(why.into()))?;
         let qmp = vm.monitor();
         for (number, plan, image, entry) in left {
             if image.qcow2 && self.make_qcow2(qmp, number, &entry, &plan).await? {

@@ -25,4 +25,5 @@ mod several;
 mod stage;
 mod strategies;
 mod unanswered;
+mod unstarted;
 mod unsure_swap;

@@ -245,6 +245,9 @@ pub struct TargetIntent {
     pub settings: Settings,
     /// The VM, once the source has described it.
     pub guest: Option<GuestFacts>,
+    /// The process of the QEMU that waits for it: no other one has its memory.
+    #[serde(default)]
+    pub qemu: Option<QemuProcess>,
     /// Milliseconds since 1970 at the start.
     pub started_unix_ms: u64,
 }

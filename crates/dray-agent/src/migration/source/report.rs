@@ -8,7 +8,8 @@ use super::rate::Rate;
 use crate::forecast::Now;
 use crate::migration::Clock;
 use crate::migration::messages::{Made, ToSourceShell};
-use dray_api::{Amounts, ImageProgress, Phase, Predicted, Step};
+use crate::vm::start::not_started;
+use dray_api::{Amounts, ApiError, ImageProgress, Phase, Predicted, Step};
 use dray_engine::source::{SourceNotice, SourceStatus};
 use dray_engine::{Source, Time};
 use dray_files::StatePath;
@@ -55,6 +56,8 @@ pub struct Report {
     paused: bool,
     /// Why the guest was not started at the target.
     pub(super) guest_failed: Option<String>,
+    /// What is shown of a guest that is not started there yet.
+    not_started: Option<ApiError>,
     /// What the target has told of the qcow2 files that it makes, by the images' numbers.
     pub(super) qcow2: BTreeMap<u16, Made>,
     dirty_since: (Time, u64),
@@ -86,6 +89,7 @@ impl Report {
             incomparable: false,
             paused: false,
             guest_failed: None,
+            not_started: None,
             qcow2: BTreeMap::new(),
             dirty_since: (now, 0),
             dirty_rate: 0,
@@ -196,8 +200,13 @@ impl Report {
     /// The target's shell has said something.
     pub fn told(&mut self, message: &ToSourceShell) {
         match message {
-            ToSourceShell::GuestRunning => self.mark_once(Mark::Running),
+            ToSourceShell::GuestRunning => {
+                self.mark_once(Mark::Running);
+                self.guest_waits(None);
+            }
+            ToSourceShell::GuestWaits(why) => self.guest_waits(Some(why)),
             ToSourceShell::GuestFailed(why) => {
+                self.guest_waits(None);
                 self.slot.board.notice(format!("the target could not start the guest: {why}"));
                 self.guest_failed = Some(why.clone());
             }
@@ -216,6 +225,33 @@ impl Report {
             ToSourceShell::Finished => self.finish(),
             _ => {}
         }
+    }
+
+    /// Shows why the guest is not started at the target yet, or that no longer.
+    fn guest_waits(&mut self, why: Option<&str>) {
+        let guest = self.slot.intent().vm.and_then(|vm| vm.facts);
+        let qmp = guest.map(|guest| guest.qmp.display().to_string()).unwrap_or_default();
+        let now = why.map(|why| not_started(&qmp, why));
+        if now == self.not_started {
+            return;
+        }
+        let before = std::mem::replace(&mut self.not_started, now.clone());
+        if let Some(now) = &now {
+            self.slot.board.notice(now.to_string());
+        }
+        self.slot.board.change(|shown| {
+            if before.is_some() && shown.error == before {
+                shown.error = None;
+            }
+            if now.is_some() {
+                shown.error = now;
+            }
+        });
+    }
+
+    /// A session begins. A target that waits for its guest says so in each.
+    pub fn new_session(&mut self) {
+        self.guest_waits(None);
     }
 
     /// Dirty blocks were taken from the tracker.

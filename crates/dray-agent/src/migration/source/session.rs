@@ -247,6 +247,7 @@ impl SourceLoop {
         if self.session.is_some() {
             self.report.reconnected();
         }
+        self.report.new_session();
         self.session = Some(session);
         self.link_lost = None;
         self.slot.refused.store(false, Ordering::SeqCst);

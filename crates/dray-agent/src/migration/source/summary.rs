@@ -68,7 +68,8 @@ impl Report {
         }
         let why = self.guest_failed.as_ref()?;
         let what = "the guest was not started at the target";
-        let hint = "its disks are at the target, with all it has written: start the vm there";
+        let hint = "its disks are at the target, with all it has written: start the vm there; if its QEMU there still \
+                    runs, that has its memory, and `cont` at its QMP socket may let it go on";
         Some(ApiError::new(ErrorKind::Hypervisor, what, why).hint(hint))
     }
 

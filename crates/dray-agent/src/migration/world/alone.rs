@@ -72,6 +72,7 @@ fn target_with(records: &[TargetRecord]) -> Host {
         images: vec![image],
         settings: Settings::default(),
         guest: None,
+        qemu: None,
         started_unix_ms: 7,
     };
     let made = host.within(|agent| {

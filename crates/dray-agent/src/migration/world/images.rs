@@ -90,6 +90,7 @@ impl World {
             images: offers().into_iter().map(image).collect(),
             settings: Settings::default(),
             guest: None,
+            qemu: None,
             started_unix_ms: 0,
         }
     }

@@ -83,6 +83,10 @@ impl Vm for Scripted {
     fn start(&self, _: bool) -> Asked<'_, Result<()>> {
         panic!("the script starts nobody")
     }
+
+    fn was_started(&self) -> Asked<'_, Result<bool>> {
+        panic!("the script starts nobody")
+    }
 }
 
 /// A guest that was stopped for a handover that came to nothing.
@@ -181,6 +185,23 @@ async fn another_vm_on_the_socket_is_not_woken() {
     assert_eq!(why.kind(), ErrorKind::Mismatch);
     bring_back(&hypervisor, &source(Some(known)), true, None, |_| {}).await;
     assert!(hypervisor.woken().is_empty());
+}
+
+/// A QEMU that hangs has no room for more clients in the end: who asks whether it is there does not wait for room.
+#[test]
+fn a_socket_whose_queue_is_full_is_one_that_somebody_listens_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("vm.qmp");
+    assert!(has_ended(&socket, None), "there is none");
+    let flags = SocketFlags::CLOEXEC;
+    let listener = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+    rustix::net::bind(&listener, &SocketAddrUnix::new(&socket).unwrap()).unwrap();
+    rustix::net::listen(&listener, 1).unwrap();
+    let full = (0..10).find(|_| knock(&socket) == Err(Errno::AGAIN));
+    assert!(full.is_some(), "its queue is not full");
+    assert!(!has_ended(&socket, None));
+    drop(listener);
+    assert!(has_ended(&socket, None), "nobody listens");
 }
 
 /// What an agent died in is decided by its VM; by the names of files only once the VM can say nothing any more.
