@@ -193,7 +193,7 @@ fn undo_one(
         return Ok(());
     };
     let folder = Folder::of(store, migration);
-    let begun = folder.file(intent).exists()? || folder.is_void()?;
+    let begun = folder.file(intent).exists()? || folder.is_void()? || folder.lacks_intent()?;
     let held = record.in_place.is_some() || record.replica.is_some();
     if begun || !held && !is_empty(entry) {
         return Ok(());
@@ -203,11 +203,13 @@ fn undo_one(
 }
 
 /// Takes back what was made for a migration to here that does not begin after all. Its intent goes first,
-/// durably: a restart that finds one goes on with the images as they are.
+/// durably, once it is the only thing in its folder: a restart that finds one goes on with the images as they
+/// are, and one that finds anything else without it takes it for lost.
 ///
 /// # Errors
 /// What the file system or the store reports: the next restart does the rest.
 pub fn undo_prepared(registry: &Registry, folder: &Folder, names: &[String]) -> io::Result<()> {
+    folder.remove_all_but_intents()?;
     folder.remove_intents(End::Target)?;
     undo_room(registry, folder, names)?;
     folder.remove(End::Target)

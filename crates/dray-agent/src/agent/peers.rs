@@ -236,7 +236,11 @@ impl Agent {
         if goes || folder.holds(End::Source).map_err(text)? {
             return Err("another migration, away from there, has this id".to_owned());
         }
-        if folder.file(TARGET_INTENT).exists().map_err(text)? || folder.is_void().map_err(text)? {
+        let known = folder
+            .file(TARGET_INTENT)
+            .exists()
+            .and_then(|intent| Ok(intent || folder.is_void()? || folder.lacks_intent()?));
+        if known.map_err(text)? {
             // Whatever is in it was not understood at the start: it may be ownership.
             return Err("its folder there cannot be read; see the target agent's log".to_owned());
         }

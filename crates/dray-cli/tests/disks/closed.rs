@@ -239,6 +239,46 @@ fn a_target_with_a_damaged_journal_serves_no_zeros() {
     case.guest.shut_down().unwrap();
 }
 
+/// The file that names a migration is not there at a start: what is left of it stays, its images are closed, and it
+/// goes on when the file is back. `host`: of which end.
+fn waits_for_its_intent(host: impl Fn(&mut Lab) -> &mut Host, intent: &str) {
+    let mut case = in_backfill();
+    let folder = folder(host(&mut case.lab));
+    let away = host(&mut case.lab).dir.join("away");
+    host(&mut case.lab).kill();
+    std::fs::rename(folder.join(intent), &away).unwrap();
+    let before = std::fs::read_dir(&folder).unwrap().count();
+    for _ in 0..2 {
+        host(&mut case.lab).start();
+        let host = host(&mut case.lab);
+        everything_waits(host, IMAGE);
+        assert_eq!(
+            std::fs::read_dir(&folder).unwrap().count(),
+            before,
+            "nothing of it was removed"
+        );
+        let closed = host.image(IMAGE).unwrap()["closed"].to_string();
+        assert!(closed.contains(intent) && closed.contains("bring that file back"), "{closed}");
+        host.kill();
+    }
+    host(&mut case.lab).start();
+    std::fs::rename(&away, folder.join(intent)).unwrap();
+    case.await_end().unwrap();
+    assert_eq!(case.guest.complaint(), None);
+    let versions = case.guest.shut_down().unwrap();
+    guest::compare(&case.lab.b.pool().join(IMAGE), &versions).unwrap();
+}
+
+#[test]
+fn a_target_whose_intent_is_lost_waits_for_it() {
+    waits_for_its_intent(|lab| &mut lab.b, "target.json");
+}
+
+#[test]
+fn a_source_whose_intent_is_lost_waits_for_it() {
+    waits_for_its_intent(|lab| &mut lab.a, "source.json");
+}
+
 #[test]
 fn a_source_that_has_handed_over_and_knows_its_peer_no_more_stays_parked() {
     let mut case = in_backfill();

@@ -7,7 +7,7 @@
 //! durably; the record says that the image is claimed; its file gets its name. Before that record a
 //! restart finds it closed and not claimed, after it claimed.
 
-use super::log::{Folder, present_name};
+use super::log::{Folder, TARGET_INTENT, present_name};
 use super::present::PresentFile;
 use super::standing::{self, Part, Standing};
 use super::{abort, lost};
@@ -264,6 +264,9 @@ impl<L: Loops> Claims<'_, L> {
                 return refuse(&why, "bring the folder back, or restore a backup");
             }
         };
+        if let Some((why, hint)) = self.lost_intent(record, standing.as_ref())? {
+            return refuse(&why, &hint);
+        }
         match (standing, record.state) {
             // It says so when it was served, which the journal must have said before.
             (Some(Standing::Incoming | Standing::Promised(_)), CopyState::Owner) => refuse(
@@ -298,6 +301,30 @@ impl<L: Loops> Claims<'_, L> {
             }
             (Some(Standing::Kept | Standing::Complete(_)), _) | (None, CopyState::Owner) => owned(),
         }
+    }
+
+    /// That the intent of an image's migration to here is not there, where the image cannot be told without it from
+    /// what is still to come, and what to do.
+    fn lost_intent(
+        &self,
+        record: &ImageRecord,
+        standing: Option<&Standing>,
+    ) -> io::Result<Option<(String, String)>> {
+        let whole = record.place != Place::Partial && record.state != CopyState::Incoming;
+        let Some(migration) = record.migration.filter(|_| standing.is_none() && !whole) else {
+            return Ok(None);
+        };
+        let folder = Folder::of(self.store, migration);
+        if !folder.lacks_intent()? {
+            return Ok(None);
+        }
+        let why = "the intent of its migration is not there, and nobody knows without it which blocks are here";
+        let intent = folder.file(TARGET_INTENT);
+        let hint = format!(
+            "bring {} back; if it is lost: claim the image at its source, or restore a backup",
+            intent.display()
+        );
+        Ok(Some((why.to_owned(), hint)))
     }
 
     fn is_closed(&self, record: &ImageRecord) -> bool {

@@ -2,6 +2,7 @@
 
 use super::abort;
 use super::intent::SourceIntent;
+use super::intents::SOURCE_INTENTS;
 use crate::store::Store;
 use dray_files::StatePath;
 use dray_files::files::Kind;
@@ -352,15 +353,64 @@ impl Folder {
         self.file(intent).with_extension(VOID)
     }
 
-    /// Removes the folders that have no intent: a crash came while they were made or removed.
+    /// Whether what named the migration is not there, and something else is left of it: a crash came while the
+    /// folder was removed, or the intent was lost, which [`Registry::may_need`](crate::registry::Registry) tells.
     ///
     /// # Errors
     /// What the file system reports.
-    pub fn sweep(store: &Store) -> io::Result<()> {
+    pub fn lacks_intent(&self) -> io::Result<bool> {
+        Ok(self.is_nameless()? && self.0.entries("")?.iter().any(|file| !is_draft(file)))
+    }
+
+    /// Whether it is a folder, and nothing in it names a migration.
+    fn is_nameless(&self) -> io::Result<bool> {
+        let is_folder = self.0.exists()? && self.0.look()?.kind == Kind::Folder;
+        Ok(is_folder && !self.has_intent()? && !self.is_void()? && !self.is_cancelled()?)
+    }
+
+    /// The end whose intent a folder [lacks](Self::lacks_intent), as far as the rest of it tells.
+    pub(crate) fn end_without_intent(&self) -> End {
+        let left = [SOURCE_JOURNAL, SOURCE_INTENTS].map(|name| self.file(name));
+        if any(left).unwrap_or(false) { End::Source } else { End::Target }
+    }
+
+    /// The folders that lack their intent.
+    ///
+    /// # Errors
+    /// What the file system reports.
+    pub(crate) fn all_without_intent(store: &Store) -> io::Result<Vec<Self>> {
+        let folders = store.migrations().entries("")?.into_iter().map(Self);
+        Ok(folders.filter(|folder| folder.lacks_intent().unwrap_or(false)).collect())
+    }
+
+    /// Removes what a migration to here has made in the folder, and not the intent: it is as it was before it was
+    /// begun. What is the other end's stays.
+    ///
+    /// # Errors
+    /// What the file system reports.
+    pub(crate) fn remove_all_but_intents(&self) -> io::Result<()> {
+        if !self.0.exists()? {
+            return Ok(());
+        }
+        if self.holds(End::Source)? {
+            return self.file(TARGET_JOURNAL).remove();
+        }
+        let is_intent =
+            |file: &StatePath| INTENTS.iter().any(|intent| file.path() == self.file(intent).path());
+        self.0.entries("")?.iter().filter(|file| !is_intent(file)).try_for_each(StatePath::remove)
+    }
+
+    /// Removes the folders that have no intent: a crash came while they were made or removed. One with more in it
+    /// than that stays while it `may_be_needed`: then it is the intent that was lost.
+    ///
+    /// # Errors
+    /// What the file system reports.
+    pub fn sweep(
+        store: &Store,
+        may_be_needed: impl Fn(&Self) -> io::Result<bool>,
+    ) -> io::Result<()> {
         let swept = store.migrations().entries("")?.into_iter().map(Self).map(|folder| {
-            let is_folder = folder.0.look()?.kind == Kind::Folder;
-            let empty = !folder.has_intent()? && !folder.is_void()? && !folder.is_cancelled()?;
-            if is_folder && empty {
+            if folder.is_nameless()? && !(folder.lacks_intent()? && may_be_needed(&folder)?) {
                 folder.0.remove_folder()?;
             }
             Ok(())
@@ -368,6 +418,11 @@ impl Folder {
         // Each is tried, whatever becomes of the others.
         swept.fold(Ok(()), Result::and)
     }
+}
+
+/// Whether a crash has left the file while it was written, before it had its name.
+fn is_draft(file: &StatePath) -> bool {
+    file.path().extension().is_some_and(|extension| extension == "new")
 }
 
 fn any(paths: [StatePath; 2]) -> io::Result<bool> {
@@ -441,11 +496,11 @@ mod tests {
             let folder = Folder::create(&store, MigrationId(7)).unwrap();
             folder.file(intent).put(&1).unwrap();
             Log::<u8>::open(&folder.file("journal")).unwrap().0.append(&[1]).unwrap();
-            Folder::sweep(&store).unwrap();
+            Folder::sweep(&store, |_| Ok(false)).unwrap();
             assert_eq!(Folder::all(&store, intent).unwrap().len(), 1);
             folder.set_void().unwrap();
             folder.set_void().unwrap();
-            Folder::sweep(&store).unwrap();
+            Folder::sweep(&store, |_| Ok(false)).unwrap();
             assert!(folder.is_void().unwrap());
             assert!(folder.intent_file(intent).unwrap().exists().unwrap());
             assert_eq!(Folder::all(&store, intent).unwrap().len(), 0);
@@ -453,7 +508,7 @@ mod tests {
             assert!(!folder.is_void().unwrap());
             assert!(folder.file("journal").exists().unwrap());
             assert_eq!(Folder::all(&store, intent).unwrap().len(), 0);
-            Folder::sweep(&store).unwrap();
+            Folder::sweep(&store, |_| Ok(false)).unwrap();
             assert!(!folder.is_there().unwrap());
             folder.remove(end).unwrap();
         }
@@ -475,7 +530,7 @@ mod tests {
             }
             for _ in 0..2 {
                 folder.remove(other).unwrap();
-                Folder::sweep(&store).unwrap();
+                Folder::sweep(&store, |_| Ok(false)).unwrap();
                 assert!(!folder.holds(other).unwrap() && folder.holds(end).unwrap());
                 assert!(!folder.file(other.journal()).exists().unwrap());
                 assert!(folder.file(end.journal()).exists().unwrap());
@@ -511,7 +566,7 @@ mod tests {
         assert_eq!(folder.cancelled::<u8>().unwrap(), None);
         for _ in 0..2 {
             folder.set_cancelled().unwrap();
-            Folder::sweep(&store).unwrap();
+            Folder::sweep(&store, |_| Ok(false)).unwrap();
             assert_eq!(folder.cancelled().unwrap(), Some(1));
             assert!(Folder::all(&store, SOURCE_INTENT).unwrap().is_empty());
             assert_eq!(Folder::all_cancelled(&store).unwrap().len(), 1);
@@ -537,7 +592,7 @@ mod tests {
         std::fs::write(store.migrations().join("a stray file"), "x").unwrap();
         let folder = Folder::create(&store, MigrationId(7)).unwrap();
         folder.file("journal").create().unwrap();
-        Folder::sweep(&store).unwrap();
+        Folder::sweep(&store, |_| Ok(false)).unwrap();
         assert!(!folder.is_there().unwrap());
         assert!(store.migrations().join("a stray file").exists().unwrap());
         assert!(Folder::all(&store, SOURCE_INTENT).unwrap().is_empty());

@@ -42,7 +42,8 @@ pub trait Launch {
 /// Whether a migration to here, of which no loop runs, may still be brought back: then its source must not
 /// hear that it is unknown.
 pub fn may_come_back(store: &Store, migration: MigrationId) -> bool {
-    Folder::of(store, migration).file(TARGET_INTENT).exists().unwrap_or(true)
+    let folder = Folder::of(store, migration);
+    folder.file(TARGET_INTENT).exists().unwrap_or(true) || folder.lacks_intent().unwrap_or(true)
 }
 
 /// A migration that could not be brought back yet.
@@ -85,7 +86,9 @@ impl<L: Launch> Revival<'_, L> {
                 tracing::error!(%why, "cannot {what}");
             }
         };
-        told("remove folders of migrations that are over", Folder::sweep(self.store));
+        let swept = Folder::sweep(self.store, |folder| self.registry.may_need(folder));
+        told("remove folders of migrations that are over", swept);
+        told("look for migrations without an intent", self.await_intents());
         self.revive_all(End::Target);
         let undone = crate::replicas::undo_unbegun(self.registry, self.store, TARGET_INTENT);
         told("undo migrations that never began", undone);
@@ -94,6 +97,25 @@ impl<L: Launch> Revival<'_, L> {
         self.registry.close_voids();
         self.close_strays();
         revived
+    }
+
+    /// An image's record names a migration that began, and whose intent is not there: it is waited for, and nothing
+    /// else of the migration is touched.
+    fn await_intents(&self) -> io::Result<()> {
+        for folder in Folder::all_without_intent(self.store)? {
+            let end = folder.end_without_intent();
+            self.cannot_bring_back(folder, end, &io::ErrorKind::NotFound.into());
+        }
+        Ok(())
+    }
+
+    /// The images of a migration stay closed until it can be brought back.
+    fn cannot_bring_back(&self, folder: Folder, end: End, why: &io::Error) {
+        let why = why_not(&folder, end, why);
+        tracing::error!(folder = %folder.path().display(), why,
+            "cannot bring back a migration: its images stay closed");
+        self.stay_closed(&folder, end, &why);
+        self.unrevived.lock().push(Waiting { folder, end, why });
     }
 
     fn revive_all(&self, end: End) -> Vec<L::Source> {
@@ -105,19 +127,18 @@ impl<L: Launch> Revival<'_, L> {
         for folder in folders {
             match self.bring_back(&folder, end) {
                 Ok(found) => revived.extend(found),
-                Err(why) => {
-                    let why = why.to_string();
-                    tracing::error!(folder = %folder.path().display(), why,
-                        "cannot bring back a migration: its images stay closed");
-                    self.stay_closed(&folder, end, &why);
-                    self.unrevived.lock().push(Waiting { folder, end, why });
-                }
+                Err(why) => self.cannot_bring_back(folder, end, &why),
             }
         }
         revived
     }
 
     fn bring_back(&self, folder: &Folder, end: End) -> io::Result<Option<L::Source>> {
+        if self.was_claimed_from(folder) {
+            folder.set_void()?;
+            self.registry.close_voids();
+            return Ok(None);
+        }
         match end {
             End::Source => {
                 let intent = read_intent(folder, SOURCE_INTENT)?;
@@ -128,6 +149,12 @@ impl<L: Launch> Revival<'_, L> {
             }
             End::Target => self.launch.target(read_intent(folder, TARGET_INTENT)?).map(|()| None),
         }
+    }
+
+    /// Whether an image was claimed from the migration while it had no intent, which would have been made void by
+    /// that.
+    fn was_claimed_from(&self, folder: &Folder) -> bool {
+        folder.migration().is_some_and(|migration| self.registry.claimed_from(migration).is_some())
     }
 
     /// Whether a migration that was abandoned will never be resumed: an image of it was let go since, and another
@@ -154,9 +181,11 @@ impl<L: Launch> Revival<'_, L> {
     /// those that are bound to it.
     fn stay_closed(&self, folder: &Folder, end: End, why: &str) {
         let records = records_away(folder).unwrap_or_default();
-        if end == End::Source && is_abandoned(&records) {
+        let lacks_intent = folder.lacks_intent().unwrap_or(false);
+        if end == End::Source && is_abandoned(&records) && !lacks_intent {
             return;
         }
+        let way_out = if lacks_intent { way_out_without_intent } else { way_out };
         let named = match end {
             // What is bound to it still is a copy. Of another one that has come back since it says nothing.
             End::Source if records.contains(&SourceRecord::Done) => Ok(BTreeMap::new()),
@@ -210,12 +239,20 @@ impl<L: Launch> Revival<'_, L> {
         }
     }
 
+    /// Whether the folder's intent may still come back for an image.
+    fn waits_for_intent(&self, folder: &Folder) -> bool {
+        let lacks_it = folder.lacks_intent().unwrap_or(true);
+        lacks_it && self.registry.may_need(folder).unwrap_or(true)
+    }
+
     /// Tries again what could not be brought back.
     pub fn try_again(&self) -> Vec<L::Source> {
         let waiting = std::mem::take(&mut *self.unrevived.lock());
         let mut revived = Vec::new();
         for mut one in waiting {
-            if matches!(one.folder.file(one.end.intent()).exists(), Ok(false)) {
+            if matches!(one.folder.file(one.end.intent()).exists(), Ok(false))
+                && !self.waits_for_intent(&one.folder)
+            {
                 // An operator has claimed its images.
                 continue;
             }
@@ -225,7 +262,7 @@ impl<L: Launch> Revival<'_, L> {
                     revived.extend(found);
                 }
                 Err(why) => {
-                    let why = why.to_string();
+                    let why = why_not(&one.folder, one.end, &why);
                     self.stay_closed(&one.folder, one.end, &why);
                     if why != one.why {
                         tracing::error!(folder = %one.folder.path().display(), why,
@@ -237,6 +274,14 @@ impl<L: Launch> Revival<'_, L> {
             }
         }
         revived
+    }
+}
+
+/// Why a migration could not be brought back.
+fn why_not(folder: &Folder, end: End, why: &io::Error) -> String {
+    match folder.lacks_intent() {
+        Ok(true) => format!("{} is not there", folder.file(end.intent()).display()),
+        _ => why.to_string(),
     }
 }
 
@@ -269,6 +314,18 @@ fn way_out(end: End, name: &str) -> String {
         End::Target => format!("`dray cancel` at its source, or `dray claim {name}` here"),
     };
     format!("mend that, and it goes on by itself; if it cannot be mended: {other}")
+}
+
+/// What an operator can do about a migration whose intent is not there.
+fn way_out_without_intent(end: End, name: &str) -> String {
+    let at = match end {
+        End::Source => "",
+        // What is here cannot be told from what is not.
+        End::Target => " at its source",
+    };
+    format!(
+        "bring that file back, and it goes on by itself; if it is lost: `dray claim {name}`{at}"
+    )
 }
 
 /// An intent belongs to the folder that it lies in, or it is another's.
@@ -315,8 +372,10 @@ mod tests {
     use crate::migration::intent::SourceImage;
     use crate::migration::intent::tests::options_of_a_test;
     use crate::migration::log::Log;
+    use crate::registry::Lost;
     use dray_types::Epoch;
     use dray_wire::ImageOffer;
+    use std::path::Path;
 
     const AWAY: MigrationId = MigrationId(7);
     const IMAGE: &str = "disk";
@@ -338,13 +397,11 @@ mod tests {
         fn seeds(&self) {}
     }
 
-    /// Whether an image that is this host's, and takes part in no migration, is closed because of one away that has
-    /// recorded `records` and cannot be brought back.
-    fn is_closed(records: &[SourceRecord]) -> bool {
-        let dir = tempfile::tempdir().unwrap();
-        let store = Store::open(&dir.path().join("state")).unwrap();
+    /// An image that is this host's, and takes part in no migration, and the folder of one away that knows it.
+    fn with_image(dir: &Path, records: &[SourceRecord]) -> (Store, Arc<Registry>, Folder) {
+        let store = Store::open(&dir.join("state")).unwrap();
         let registry = Registry::load(store.clone(), Arc::new(Plain)).unwrap();
-        let path = dir.path().join(IMAGE);
+        let path = dir.join(IMAGE);
         std::fs::write(&path, [0; 8192]).unwrap();
         let record = ImageRecord::owned(IMAGE.into(), ImageId(3), path.clone(), 8192);
         registry.add(record.clone(), registry.open_file(&record).unwrap()).unwrap();
@@ -361,6 +418,14 @@ mod tests {
         };
         let folder = Folder::begin(&store, AWAY, End::Source, &intent).unwrap();
         Log::open(&folder.file(SOURCE_JOURNAL)).unwrap().0.append(records).unwrap();
+        (store, registry, folder)
+    }
+
+    /// Whether an image that is this host's, and takes part in no migration, is closed because of one away that has
+    /// recorded `records` and cannot be brought back.
+    fn is_closed(records: &[SourceRecord]) -> bool {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, registry, _) = with_image(dir.path(), records);
         let unrevived = Unrevived::default();
         let revival =
             Revival { store: &store, registry: &registry, unrevived: &unrevived, launch: &Never };
@@ -377,5 +442,101 @@ mod tests {
         assert!(!is_closed(&[Begun, Abandoned]));
         assert!(is_closed(&[Begun, Abandoned, Resumed]));
         assert!(!is_closed(&[Begun, Done]));
+    }
+
+    /// A source whose image takes part in a migration that has begun, and whose intent is elsewhere; with what a
+    /// restart of its agent finds.
+    fn without_intent(dir: &Path) -> (Store, Arc<Registry>, Folder) {
+        let (store, registry, folder) = with_image(dir, &[SourceRecord::Begun]);
+        let entry = registry.get(IMAGE).unwrap();
+        registry.update(&entry, |record| record.migration = Some(AWAY)).unwrap();
+        std::fs::rename(folder.file(SOURCE_INTENT).path(), dir.join("away")).unwrap();
+        drop((entry, registry));
+        let registry = Registry::load(store.clone(), Arc::new(Plain)).unwrap();
+        (store, registry, folder)
+    }
+
+    /// Starts what goes on, and tells of it.
+    #[derive(Default)]
+    struct Always(Mutex<Vec<MigrationId>>);
+
+    impl Launch for Always {
+        type Source = ();
+
+        fn source(&self, intent: SourceIntent) -> io::Result<()> {
+            self.0.lock().push(intent.migration);
+            Ok(())
+        }
+
+        fn target(&self, _intent: TargetIntent) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn seeds(&self) {}
+    }
+
+    /// A folder that lost the file which names its migration is not one that was being removed.
+    #[test]
+    fn a_migration_that_an_image_still_names_waits_for_its_intent() {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, registry, folder) = without_intent(dir.path());
+        let (unrevived, launch) = (Unrevived::default(), Always::default());
+        let revival =
+            Revival { store: &store, registry: &registry, unrevived: &unrevived, launch: &launch };
+        for _ in 0..2 {
+            assert!(revival.begin().is_empty());
+            assert!(folder.file(SOURCE_JOURNAL).exists().unwrap(), "nothing of it was removed");
+            assert!(may_come_back(&store, AWAY), "its other end does not hear that it is unknown");
+            let reason = registry.closed(IMAGE).unwrap().reason;
+            let said = format!("{}: {}", reason.why, reason.hint);
+            assert!(
+                said.contains(SOURCE_INTENT) && said.contains("bring that file back"),
+                "{said}"
+            );
+        }
+        unrevived.lock().truncate(1);
+        assert!(revival.try_again().is_empty() && registry.closed(IMAGE).is_some());
+        std::fs::rename(dir.path().join("away"), folder.file(SOURCE_INTENT).path()).unwrap();
+        assert_eq!(revival.try_again().len(), 1);
+        assert_eq!(*launch.0.lock(), [AWAY]);
+        assert!(unrevived.lock().is_empty());
+    }
+
+    /// Its record may be the one that names the migration.
+    #[test]
+    fn an_image_whose_record_cannot_be_read_keeps_every_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, registry, folder) = without_intent(dir.path());
+        let record = store.images().join(format!("{IMAGE}.json"));
+        let named = std::fs::read(record.path()).unwrap();
+        std::fs::write(record.path(), "x").unwrap();
+        let (unrevived, launch) = (Unrevived::default(), Never);
+        let revival =
+            Revival { store: &store, registry: &registry, unrevived: &unrevived, launch: &launch };
+        assert!(revival.begin().is_empty());
+        assert!(folder.is_there().unwrap());
+        std::fs::write(record.path(), named).unwrap();
+        // Nothing names it any more.
+        let entry = registry.get(IMAGE).unwrap();
+        registry.update(&entry, |record| record.migration = None).unwrap();
+        assert!(revival.begin().is_empty());
+        assert!(!folder.is_there().unwrap());
+        assert!(revival.try_again().is_empty() && unrevived.lock().is_empty());
+    }
+
+    /// The operator has the images back, and the migration would have been made void.
+    #[test]
+    fn a_migration_whose_image_was_claimed_without_its_intent_does_not_go_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, registry, folder) = without_intent(dir.path());
+        let entry = registry.get(IMAGE).unwrap();
+        registry.claim(&entry, (ImageId(9), Epoch(2)), true, Lost::default()).unwrap();
+        registry.vouch(IMAGE);
+        std::fs::rename(dir.path().join("away"), folder.file(SOURCE_INTENT).path()).unwrap();
+        let (unrevived, launch) = (Unrevived::default(), Always::default());
+        let revival =
+            Revival { store: &store, registry: &registry, unrevived: &unrevived, launch: &launch };
+        assert!(revival.begin().is_empty() && launch.0.lock().is_empty());
+        assert!(registry.closed(IMAGE).is_none() && !folder.is_there().unwrap());
     }
 }

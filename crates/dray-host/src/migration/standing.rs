@@ -57,7 +57,9 @@ pub(crate) fn look(folder: &Folder, record: &ImageRecord) -> io::Result<Option<S
     }
     let at = folder.intent_file(TARGET_INTENT)?;
     if !at.exists()? {
-        return Ok(None);
+        // Of an image away its journal tells without the intent: all of them leave together.
+        let journal = folder.file(SOURCE_JOURNAL);
+        return if journal.exists()? { Ok(Some(at_source(&read(&journal)?))) } else { Ok(None) };
     }
     let intent: TargetIntent = at.peek()?;
     let index = intent.images.iter().position(|image| image.name_here() == record.name);

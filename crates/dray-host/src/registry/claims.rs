@@ -260,16 +260,23 @@ impl Registry {
     /// # Errors
     /// What the file system reports.
     pub(crate) fn remove_void(&self, folder: &Folder) -> io::Result<()> {
+        if self.may_need(folder)? { Ok(()) } else { folder.remove_void() }
+    }
+
+    /// Whether an image may need what the folder of a migration says: its record names that migration, or cannot
+    /// be read.
+    ///
+    /// # Errors
+    /// What the file system reports.
+    pub(crate) fn may_need(&self, folder: &Folder) -> io::Result<bool> {
         // The records themselves: the file of an image may not be there just now.
-        for path in self.store.images().entries(".json")? {
-            match path.peek::<ImageRecord>() {
-                Ok(record) if record.migration.is_none_or(|of| !folder.is_of(of)) => {}
-                Ok(record) if record.outlives_migration() => {}
-                // What cannot be read may need it.
-                _ => return Ok(()),
+        let records = self.store.images().entries(".json")?;
+        Ok(records.iter().any(|path| match path.peek::<ImageRecord>() {
+            Ok(record) => {
+                record.migration.is_some_and(|of| folder.is_of(of)) && !record.outlives_migration()
             }
-        }
-        folder.remove_void()
+            Err(_) => true,
+        }))
     }
 }
 

@@ -63,7 +63,7 @@ fn send_again(store: &Store, record: &ImageRecord) -> io::Result<()> {
     let intent: SourceIntent = match folder.file(SOURCE_INTENT).get() {
         Ok(intent) => intent,
         // The image comes, or nothing is left of its migration.
-        Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(why) if why.kind() == io::ErrorKind::NotFound && !list.exists()? => return Ok(()),
         // Who brings it back some day finds no list, and trusts nothing.
         Err(_) => return list.remove(),
     };

@@ -219,7 +219,9 @@ impl Registry {
     fn moves_by_blocks(&self, record: &ImageRecord) -> io::Result<bool> {
         let Some(migration) = record.migration else { return Ok(false) };
         let folder = Folder::of(&self.store, migration);
-        if record.state == CopyState::Replica || folder.holds(End::Target)? {
+        let comes = folder.holds(End::Target)?
+            || folder.lacks_intent()? && folder.end_without_intent() == End::Target;
+        if record.state == CopyState::Replica || comes {
             return Ok(true);
         }
         // The record may not say so yet.
