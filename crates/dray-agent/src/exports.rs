@@ -70,6 +70,12 @@ impl Exports for ImageExports {
             self.0.attached(name, process);
         }
     }
+
+    fn detached(&self, name: &str, client: &Client, _connections: usize) {
+        if let Some(process) = process_of(client) {
+            self.0.detached(name, process);
+        }
+    }
 }
 
 impl ImageExports {

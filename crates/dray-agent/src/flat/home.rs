@@ -235,13 +235,14 @@ impl Agent {
         self.forget_flat(entry)
     }
 
-    /// Whether nobody can be using a flattened disk: no VM answers, and no client is attached.
+    /// Whether nobody can be using a flattened disk: no VM answers, and no client is attached
+    /// or comes back.
     fn is_left_alone(&self, entry: &Entry) -> bool {
         let record = entry.record();
         let idle = record.state == CopyState::Owner
             && record.migration.is_none()
             && record.flat.as_ref().is_some_and(|flat| flat.turn.is_none())
-            && self.nbd.connections(&record.name) == 0;
+            && self.user_of_image(entry).is_none();
         let Some(adopted) = record.adopted.filter(|_| idle) else { return false };
         own::has_ended(&adopted.qmp, adopted.qemu.as_ref())
     }

@@ -8,7 +8,7 @@ use dray_api::{
 };
 use dray_host::pool::check_name;
 use dray_host::registry::{
-    Closed, CopyState, Entry, ImageRecord, Operation, Reason, Used, is_device,
+    Closed, CopyState, Entry, ImageRecord, Operation, Process, Reason, Used, is_device,
 };
 use dray_host::retention;
 use dray_image::{DeviceState, Image, WriteBackError, locks, names};
@@ -274,8 +274,9 @@ impl Agent {
         let _operation = self.operate(&what, &command.name, "images remove")?;
         let entry = self.image(&command.name)?;
         let status = self.image_status(&entry);
-        if status.clients > 0 {
-            return conflict("a client is attached to it", "shut the vm down or release its disk");
+        if let Some(user) = self.user_of_image(&entry) {
+            let hint = format!("shut the vm down or release its disk{}", user.or_end());
+            return conflict(&user.to_string(), &hint);
         }
         if status.migration.is_some() {
             return conflict("it takes part in a migration", "`dray cancel` the migration first");
@@ -304,7 +305,50 @@ impl Agent {
     }
 }
 
+/// Who uses an image, and would be cut off from it.
+pub(crate) enum ImageUser {
+    /// A client that is attached.
+    Attached,
+    /// A process that was, runs, and is expected back: the agent was restarted, or has cut it off.
+    Absent(Process),
+}
+
+impl ImageUser {
+    /// What else helps against one that does not come back, behind a hint.
+    pub(crate) fn or_end(&self) -> String {
+        match self {
+            Self::Attached => String::new(),
+            Self::Absent(process) => {
+                format!("; if process {} has done with the image, end it", process.pid)
+            }
+        }
+    }
+}
+
+impl std::fmt::Display for ImageUser {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Attached => write!(f, "a client is attached to it"),
+            Self::Absent(process) => {
+                write!(
+                    f,
+                    "process {} was attached to it, runs, and has still to come back",
+                    process.pid
+                )
+            }
+        }
+    }
+}
+
 impl Agent {
+    /// Who uses an image, whether attached just now or not.
+    pub(crate) fn user_of_image(&self, entry: &Entry) -> Option<ImageUser> {
+        if self.nbd.connections(&entry.record().name) > 0 {
+            return Some(ImageUser::Attached);
+        }
+        self.registry.absent_client(entry).map(ImageUser::Absent)
+    }
+
     /// Forgets an image that is closed because its file is too short; none when it is no such image.
     fn forget_unfit(&self, what: &str, name: &str) -> ApiResult<Option<ImageStatus>> {
         let _operation = self.operate(what, name, "images remove")?;

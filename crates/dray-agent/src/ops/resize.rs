@@ -42,8 +42,10 @@ impl Agent {
         };
         let seen = user.as_ref().map(|(_, layer)| layer.plan.size);
         check_size(&what, command.size.0, entry.record().len, seen)?;
-        if self.nbd.connections(&command.image) > 0 && user.is_none() {
-            let why = "a client is attached, and would not be told";
+        if user.is_none()
+            && let Some(client) = self.user_of_image(&entry)
+        {
+            let why = format!("{client}, and would not be told");
             return Err(ApiError::new(ErrorKind::Conflict, what, why)
                 .hint("name the vm with --qmp; another client has to be ended first"));
         }

@@ -6,6 +6,7 @@ use crate::lab::{Host, Lab, wait_for};
 use crate::nbd::{Client, FLUSH, Fault, READ, WRITE};
 use crate::refusals::{CONFLICT, refused};
 use serde_json::Value;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 /// Longest wait for anything.
@@ -103,6 +104,51 @@ fn a_client_of_an_image_that_is_gone_is_cut_off_and_finds_the_next_one() {
     guest.request(FLUSH, 0, 0, &[], &|| true).unwrap();
     assert_eq!(lab.b.image(IMAGE).map(|image| image["state"].clone()), Some(Value::from("owner")));
     assert_eq!(read(&lab.b, 7), content(7, 3));
+}
+
+/// What is said of an image whose client has yet to come back after a restart of the agent.
+fn is_awaited(lab: &Lab, pid: u32) {
+    let (says, pid) = ("has still to come back", pid.to_string());
+    let remove = ["images", "remove", IMAGE];
+    refused(&lab.a, &remove, CONFLICT, &[says, &pid, "release its disk", "end it"]);
+    refused(&lab.a, &["resize", IMAGE, "1GiB"], CONFLICT, &[says, &pid, "would not be told"]);
+}
+
+/// Its guest would find no image, and another program could take the file that it goes on writing to.
+#[test]
+fn an_image_whose_client_has_yet_to_come_back_after_a_restart_is_not_removed() {
+    let mut lab = lab();
+    let guest = Client::connect(&lab.a.nbd(), IMAGE).unwrap();
+    wait_for("it is attached", END, || clients(&lab.a) == Some(1)).unwrap();
+    lab.a.kill();
+    lab.a.start();
+    drop(guest);
+    is_awaited(&lab, std::process::id());
+    let guest = Client::connect(&lab.a.nbd(), IMAGE).unwrap();
+    wait_for("it is back", END, || clients(&lab.a) == Some(1)).unwrap();
+    refused(&lab.a, &["images", "remove", IMAGE], CONFLICT, &["a client is attached"]);
+    drop(guest);
+    wait_for("it has left", END, || clients(&lab.a) == Some(0)).unwrap();
+    let removed = lab.a.dray(&["images", "remove", IMAGE]);
+    assert!(removed.status.success(), "who has left is not waited for: {removed:?}");
+}
+
+/// One that has left for good while no agent saw it has to be ended.
+#[test]
+fn an_image_is_removed_when_the_client_that_was_waited_for_has_ended() {
+    let mut lab = lab();
+    let uri = format!("nbd+unix:///{IMAGE}?socket={}", lab.a.nbd().display());
+    let mut tool = Command::new("qemu-io");
+    tool.args(["-f", "raw", &uri]).stdin(Stdio::piped()).stdout(Stdio::null());
+    let mut tool = tool.spawn().unwrap();
+    wait_for("it is attached", END, || clients(&lab.a) == Some(1)).unwrap();
+    lab.a.kill();
+    lab.a.start();
+    is_awaited(&lab, tool.id());
+    tool.kill().unwrap();
+    tool.wait().unwrap();
+    let removed = lab.a.dray(&["images", "remove", IMAGE]);
+    assert!(removed.status.success(), "{removed:?}");
 }
 
 /// At the disk that it had when the image left it would wait for ever.

@@ -478,6 +478,25 @@ fn an_adopted_vm_that_ends_can_be_started_again() {
     }
 }
 
+/// QEMU has not connected again yet when the agent is back: the disk is its VM's all the same.
+#[test]
+fn an_adopted_disk_is_not_removed_when_the_agent_has_just_come_back() {
+    let Some(mut stage) = Stage::new("remove-adopted", &[Kind::Plain], 2_000_000) else { return };
+    let qmp = stage.source_qmp();
+    let host = stage.lab.host("a");
+    host.json(&["adopt", "--qmp", &qmp]).expect("adopt");
+    host.kill().expect("kill");
+    std::thread::sleep(Duration::from_secs(2));
+    host.start().expect("start");
+    let removed = host.dray(&["images", "remove", "disk0.raw"]).expect("an answer");
+    assert_eq!(removed.code, 6, "{removed:?}");
+    assert!(removed.stderr.contains("release its disk"), "{removed:?}");
+    host.json(&["release", "--qmp", &qmp]).expect("release");
+    stage.assert_guest_is_well();
+    stage.finish_guest();
+    stage.assert_images("a");
+}
+
 fn image_format(image: &Path) -> &str {
     image.extension().and_then(|name| name.to_str()).expect("a format")
 }

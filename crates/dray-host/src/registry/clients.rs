@@ -5,7 +5,7 @@
 //! place, into room that was taken when the image came, so that it can be written when the state
 //! directory is full; a list that cannot be read names nobody.
 
-use super::{ImageRecord, Registry};
+use super::{CopyState, Entry, ImageRecord, Registry};
 use crate::process::{QemuProcess, started};
 use dray_files::StatePath;
 use dray_files::files::BOOT_LEN;
@@ -44,6 +44,17 @@ pub(super) struct KnownClients {
     path: StatePath,
     boot: [u8; BOOT_LEN],
     known: Vec<Process>,
+    /// Those that this agent has seen attached: who is not there any more has left.
+    seen: Vec<Seen>,
+}
+
+/// A client that this agent has seen.
+struct Seen {
+    process: Process,
+    /// How many of its connections are open. They are told of in any order.
+    connections: i64,
+    /// It was cut off, and has not come back to the image's new disk yet.
+    is_cut_off: bool,
 }
 
 impl KnownClients {
@@ -52,7 +63,7 @@ impl KnownClients {
         let boot = boot_id(path);
         let bytes = path.read().unwrap_or_default();
         let known = decode(&bytes, &boot).unwrap_or_default();
-        Self { path: path.clone(), boot, known }
+        Self { path: path.clone(), boot, known, seen: Vec::new() }
     }
 
     /// Takes the room that the list needs, with nobody in it.
@@ -70,11 +81,47 @@ impl KnownClients {
 
     /// Whether one of them still runs, attached or not.
     fn any_runs(&self) -> bool {
-        self.known.iter().any(Process::runs)
+        self.first_that_runs().is_some()
+    }
+
+    fn first_that_runs(&self) -> Option<Process> {
+        self.known.iter().find(|one| one.runs()).copied()
+    }
+
+    /// One of them that runs and that this agent has not seen, or has cut off since.
+    fn absent(&self) -> Option<Process> {
+        let seen =
+            |one: &Process| self.seen.iter().any(|seen| seen.process == *one && !seen.is_cut_off);
+        self.known.iter().find(|one| one.runs() && !seen(one)).copied()
+    }
+
+    /// Who is attached is cut off, and comes back to another disk of the image.
+    pub(super) fn cut_off(&mut self) {
+        let attached = self.seen.iter_mut().filter(|seen| seen.connections > 0);
+        attached.for_each(|seen| seen.is_cut_off = true);
+    }
+
+    /// A connection of the process begins, or ends.
+    fn count(&mut self, process: Process, more: i64) {
+        match self.seen.iter_mut().find(|seen| seen.process == process) {
+            Some(seen) => seen.connections += more,
+            None => {
+                self.seen.retain(|seen| seen.process.runs());
+                self.seen.push(Seen { process, connections: more, is_cut_off: false });
+            }
+        }
+    }
+
+    /// A connection of the process has ended.
+    fn left(&mut self, process: Process) {
+        self.count(process, -1);
     }
 
     /// The process is attached.
     pub(super) fn note(&mut self, process: Process) {
+        self.count(process, 1);
+        let seen = self.seen.iter_mut().filter(|seen| seen.process == process);
+        seen.for_each(|seen| seen.is_cut_off = false);
         if self.knows(process) {
             return;
         }
@@ -101,6 +148,18 @@ impl Registry {
         }
     }
 
+    /// A connection of this process to the image called `name` has ended.
+    pub fn detached(&self, name: &str, process: Process) {
+        if let Some(known) = self.lock_clients().get_mut(name) {
+            known.left(process);
+        }
+    }
+
+    /// The clients of an image are about to be cut off, and come back to another disk of it.
+    pub(super) fn cut_off_clients(&self, name: &str) {
+        self.lock_clients().get_mut(name).into_iter().for_each(KnownClients::cut_off);
+    }
+
     /// The QEMU that an image was adopted from, or released to, if it has ended: nobody will come back for the
     /// disk. Who answered for the VM may be another process than its QEMU (a manager may have made the monitor's
     /// socket); so nobody who was attached to the image may run any more either.
@@ -112,6 +171,34 @@ impl Registry {
     /// Whether a process runs that was attached to the image called `name`.
     pub(super) fn a_client_runs(&self, name: &str) -> bool {
         self.lock_clients().get(name).is_some_and(KnownClients::any_runs)
+    }
+
+    /// A process that uses the image although it may not be attached just now, as since a restart of the agent: it
+    /// comes back, and finds what is there then. One that this agent has seen, and that is not attached any more,
+    /// has left; but the VM of a disk that was adopted stays until that is released.
+    pub fn absent_client(&self, entry: &Entry) -> Option<Process> {
+        let record = entry.record();
+        if !self.is_served_here(&record) {
+            return None;
+        }
+        let find = |which: fn(&KnownClients) -> Option<Process>| {
+            self.lock_clients().get(&record.name).and_then(which)
+        };
+        match record.adopted {
+            None => find(KnownClients::absent),
+            Some(_) => find(KnownClients::first_that_runs).or_else(|| {
+                let qemu = self.vm_of(&record).filter(QemuProcess::runs)?;
+                let pid = u32::try_from(qemu.pid).ok()?;
+                Some(Process { pid, started: qemu.started })
+            }),
+        }
+    }
+
+    /// Whether clients of an image get what they ask for: another host has what was left behind here, and QEMU the
+    /// file of a disk that was released.
+    fn is_served_here(&self, record: &ImageRecord) -> bool {
+        let released = || self.released.of(record.id).is_some_and(|note| note.done);
+        record.state == CopyState::Owner && (record.adopted.is_some() || !released())
     }
 
     /// Whether this process was attached to the image before, in this boot of the host.
@@ -181,6 +268,32 @@ mod tests {
         assert!(next.knows(process(1099)) && !next.knows(process(7)));
         assert!(next.knows(own), "it still runs, whoever came and went");
         assert_eq!(std::fs::metadata(&path).unwrap().len(), LEN as u64, "it takes no more room");
+    }
+
+    #[test]
+    fn who_ran_before_and_has_not_come_back_is_absent() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = StatePath::real(dir.path().join("a.clients"));
+        KnownClients::make(&path).unwrap();
+        let pid = std::process::id();
+        let own = Process { pid, started: started(pid as i32).unwrap() };
+        let mut known = KnownClients::load(&path);
+        known.note(process(7));
+        known.note(own);
+        assert_eq!(known.absent(), None, "it is there, or has left since");
+        let mut known = KnownClients::load(&path);
+        assert_eq!(known.absent(), Some(own), "the other one has ended");
+        known.note(own);
+        assert_eq!(known.absent(), None);
+        known.cut_off();
+        assert_eq!(known.absent(), Some(own));
+        // Its first connection is told of when the second one has begun.
+        known.note(own);
+        known.left(own);
+        assert_eq!(known.absent(), None);
+        known.left(own);
+        known.cut_off();
+        assert_eq!(known.absent(), None, "it had left before");
     }
 
     #[test]

@@ -32,6 +32,7 @@ impl Registry {
         self.update(old, |old| *old = record)?;
         let new = self.entry_over(old.record(), file);
         new.inherit_locks(old);
+        self.cut_off_clients(&new.record().name);
         put_in_place(&mut self.entries.write(), &new);
         begin_line(&self.store, &new)?;
         Ok(new)

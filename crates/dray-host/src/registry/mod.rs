@@ -436,6 +436,7 @@ impl Registry {
             return Err(io::Error::other(why));
         }
         new.loosen_locks(&new.record());
+        self.cut_off_clients(&name);
         put_in_place(&mut entries, &new);
         Ok(new)
     }
