@@ -5,6 +5,7 @@
 use super::Agent;
 use crate::migration::target::{Input, TargetSlot};
 use dray_host::migration::fate;
+use dray_net::{NetError, NetErrorKind};
 use dray_types::{ImageId, MigrationId};
 use dray_wire::request::{Fate, Reply, Request};
 use std::collections::BTreeMap;
@@ -37,16 +38,27 @@ impl Agent {
         if self.preparing.contains(migration) {
             return Ok(Fate::Live);
         }
+        // It is nobody's to go on with. A target that has promised to serve does not drop that for it.
+        if self.registry.claimed_from(migration).is_some() {
+            return Err(self.unknown(peer, Some(migration)));
+        }
         fate::of(&self.store, &self.registry, peer, migration, images)
             .map_err(|why| why.to_string())
     }
 
-    async fn ask_fate(&self, peer: &str, migration: MigrationId, images: Vec<ImageId>) -> Told {
+    async fn ask_fate(
+        &self,
+        peer: &str,
+        migration: MigrationId,
+        images: Vec<ImageId>,
+    ) -> Result<Fate, NetError> {
         let request = Request::Fate { migration, images };
-        match self.ask_within(ANSWER, peer, &request).await {
-            Ok(Reply::Fate { fate }) => Ok(fate),
-            Ok(_) => Err("the peer answered something else".to_owned()),
-            Err(why) => Err(why.to_string()),
+        match self.ask_within(ANSWER, peer, &request).await? {
+            Reply::Fate { fate } => Ok(fate),
+            _ => {
+                let why = "the peer answered something else";
+                Err(NetError::new(NetErrorKind::Protocol, why))
+            }
         }
     }
 
@@ -61,8 +73,14 @@ impl Agent {
         if let Some((_, told)) = last.as_ref().filter(|(asked, _)| *asked >= came) {
             return Some(told.clone());
         }
-        let (asked, question) = (Instant::now(), slot.question()?);
+        let (asked, question) = (Instant::now(), slot.any_question()?);
         let told = self.ask_fate(&slot.intent().peer, slot.board.migration, question.images).await;
+        let refused = told.as_ref().err().is_some_and(|why| why.kind == NetErrorKind::Refused);
+        let told = told.map_err(|why| why.to_string());
+        if question.serves && told.is_err() && !refused {
+            // It is away, as is shown already.
+            return Some(told);
+        }
         let (heard, done) = oneshot::channel();
         let (sessions, answer) = (question.sessions, told.clone());
         slot.send(Input::Fate { sessions, answer, heard });
@@ -80,7 +98,7 @@ impl Agent {
             let alone: Vec<_> = self.targets.all().into_iter().collect();
             let alone: Vec<_> = alone
                 .into_iter()
-                .filter(|slot| slot.question().is_some_and(|q| q.since.elapsed() >= GRACE))
+                .filter(|slot| slot.any_question().is_some_and(|q| q.since.elapsed() >= GRACE))
                 .collect();
             pauses.retain(|id, _| alone.iter().any(|slot| slot.board.migration == *id));
             for slot in alone {

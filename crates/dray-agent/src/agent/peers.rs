@@ -58,7 +58,7 @@ impl Agent {
     }
 
     /// Why nothing is taken of this migration. What became of its images is for its other end alone.
-    fn unknown(&self, peer: &str, migration: Option<MigrationId>) -> String {
+    pub(super) fn unknown(&self, peer: &str, migration: Option<MigrationId>) -> String {
         let claimed = migration.and_then(|migration| self.registry.claimed_from(migration));
         match claimed.filter(|claimed| claimed.peer.as_deref().is_none_or(|of| of == peer)) {
             Some(Claimed { name, epoch, peer: Some(_) }) => format!(

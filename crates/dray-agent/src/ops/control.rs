@@ -238,8 +238,11 @@ impl Agent {
         let conflict = |why: String| ApiError::new(ErrorKind::Conflict, &what, why);
         let owns = slot.question().is_some_and(|question| question.complete);
         let told = if owns { None } else { self.ask_source(slot).await };
+        if let Some(ApiError { why, hint: Some(hint), .. }) = slot.left_by_source() {
+            return Err(conflict(format!("this host serves its images; {why}")).hint(hint));
+        }
         if !slot.is_forgotten() {
-            if matches!(told, None | Some(Ok(Fate::Live | Fate::HandedOver))) {
+            if slot.is_exposed() || matches!(told, None | Some(Ok(Fate::Live | Fate::HandedOver))) {
                 let why = "this host is its target; the command belongs to its source".to_owned();
                 return Err(conflict(why).hint(format!("run it on {peer}")));
             }

@@ -271,6 +271,11 @@ impl Agent {
             let why = "it may be the only copy: its migration ended when another image was claimed";
             return conflict(why, "`dray claim` it first");
         }
+        let migration = entry.record().migration.and_then(|migration| self.targets.get(migration));
+        let left = migration.and_then(|slot| slot.left_by_source());
+        if let Some(ApiError { why, hint: Some(hint), .. }) = left {
+            return conflict(&format!("it takes part in a migration; {why}"), &hint);
+        }
         let _operation = self.operate(&what, &command.name, "images remove")?;
         let entry = self.image(&command.name)?;
         let status = self.image_status(&entry);

@@ -248,6 +248,30 @@ fn the_source_of_a_claimed_target_lets_go_when_it_is_told_to() {
     only_at(&lab.a, &lab.b, IMAGE, &versions);
 }
 
+/// It serves what nobody gives it the rest of. Its operator hears why, and which commands end that.
+#[test]
+fn the_target_of_a_claimed_source_is_told_so_and_lets_go_when_it_is_claimed() {
+    let mut lab = handed_over(&[IMAGE]);
+    lab.b.kill();
+    let claimed = claim(&lab.a, &CLAIM);
+    lab.b.start();
+    let said = || lab.b.migrations().first().map_or(String::new(), |one| one["error"].to_string());
+    wait_for("the source's answer", WAIT, || said().contains("was claimed here"))
+        .unwrap_or_else(|why| panic!("{why}: {}\n{}", said(), lab.b.log()));
+    let id = lab.b.migrations()[0]["migration"].as_str().unwrap().to_owned();
+    let ways = ["hosta", "was claimed here", "`dray claim disk.img --source-is-fenced`", "remove"];
+    refused(&lab.b, &["cancel", &id], CONFLICT, &ways);
+    refused(&lab.b, &["images", "remove", IMAGE], CONFLICT, &ways);
+    claim(&lab.b, &CLAIM);
+    assert_eq!(lab.b.open_migrations(), 0);
+    assert!(lab.b.dray(&["images", "remove", IMAGE]).status.success());
+    std::fs::remove_file(lab.b.pool().join(IMAGE)).unwrap();
+    assert_eq!(claimed["epoch"], has(&lab.a, IMAGE, &fresh()).0);
+    let moved = lab.a.dray(&["migrate", "--image", IMAGE, "--to", "hostb"]);
+    assert!(moved.status.success(), "{moved:?}");
+    has(&lab.b, IMAGE, &fresh());
+}
+
 #[test]
 fn a_target_that_is_claimed_after_a_restart_knows_what_it_has() {
     let (mut lab, mut versions) = used_at_target();

@@ -22,13 +22,27 @@ pub struct Question {
     pub images: Vec<ImageId>,
     /// They are this host's, and all of them is here: it waits for the end alone.
     pub complete: bool,
+    /// They are this host's, which serves them and lacks blocks. The answer is only shown.
+    pub serves: bool,
 }
 
 impl TargetSlot {
     /// What is to be asked of the source, if it is away while this host does not own the images, or has all of
     /// them and waits for the end.
     pub fn question(&self) -> Option<Question> {
+        self.any_question().filter(|question| !question.serves)
+    }
+
+    /// The same, also while this host serves the images and waits for blocks of them.
+    pub fn any_question(&self) -> Option<Question> {
         self.lock_question().clone()
+    }
+
+    /// Why the source takes no part in a migration any more whose images this host serves, and what an operator
+    /// can do; none as long as it may come back.
+    pub fn left_by_source(&self) -> Option<ApiError> {
+        let shown = self.board.read().error?;
+        (self.is_exposed() && shown.what == waits_for(&self.intent().peer)).then_some(shown)
     }
 
     fn lock_question(&self) -> MutexGuard<'_, Option<Question>> {
@@ -67,9 +81,9 @@ impl TargetLoop {
         let (complete, fenced) = (self.engine.is_complete(), self.is_fenced());
         let serves = self.engine.owns() && !complete;
         let over = self.engine.is_over() && !complete && !fenced;
-        if self.session.is_some() || serves || over {
+        if self.session.is_some() || over {
             *question = None;
-        } else if question.is_none() {
+        } else if question.as_ref().is_none_or(|question| question.serves != serves) {
             let images = self.slot.intent().images;
             let written = images.iter().filter(|image| !image.offer.read_only);
             *question = Some(Question {
@@ -77,6 +91,7 @@ impl TargetLoop {
                 since: Instant::now(),
                 images: written.map(|image| image.offer.id).collect(),
                 complete,
+                serves,
             });
         }
     }
@@ -142,6 +157,12 @@ impl TargetLoop {
     /// compares nor says good-bye any more; nothing here depends on it, as all of the images is here. It changes
     /// nothing about who owns them.
     fn owner_heard_fate(&mut self, told: &Result<Fate, String>) {
+        if !self.engine.is_complete() {
+            match told {
+                Ok(_) => self.show_met(),
+                Err(why) => self.show_why(why),
+            }
+        }
         let forgotten = matches!(told, Ok(Fate::Unknown { owned: false }));
         if !forgotten || !self.engine.is_complete() || !self.held.is_empty() {
             return;
@@ -170,7 +191,7 @@ impl TargetLoop {
     }
 
     fn waits(&self) -> String {
-        format!("waits for {}", self.slot.intent().peer)
+        waits_for(&self.slot.intent().peer)
     }
 
     /// Why the source does not say what becomes of it, and what an operator can do.
@@ -178,7 +199,13 @@ impl TargetLoop {
         let intent = self.slot.intent();
         let (peer, id, what) = (&intent.peer, intent.migration, self.waits());
         let image = intent.images.iter().find(|image| !image.offer.read_only);
+        let name = image.map_or("IMAGE", |image| image.name_here());
         let hint = match image.filter(|_| self.has_promised()) {
+            _ if self.engine.owns() => format!(
+                "blocks that only {peer} had do not come any more: `dray claim {name} --source-is-fenced` here \
+                 ends the migration and says what is lost; after that `dray images remove {name}` if the image \
+                 on {peer} is the one to keep"
+            ),
             Some(image) => format!(
                 "it has promised to serve and stays until {peer} says what became of that; if {peer} \
                  is gone for good: `dray claim {} --source-is-fenced` here",
@@ -196,4 +223,9 @@ impl TargetLoop {
             }
         });
     }
+}
+
+/// What a target is shown to do whose source does not say what becomes of the migration.
+fn waits_for(peer: &str) -> String {
+    format!("waits for {peer}")
 }
