@@ -52,12 +52,6 @@ pub struct Generation {
 }
 
 impl Generation {
-    /// As it is told to those who do not know that backups close generations: what matters, the ids
-    /// and the sets, is the same.
-    pub fn without_backup(&mut self) {
-        self.reason = Reason::Handover;
-    }
-
     fn is_handover(&self) -> bool {
         self.reason == Reason::Handover
     }

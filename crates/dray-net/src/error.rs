@@ -14,8 +14,6 @@ pub enum NetErrorKind {
     Refused,
     /// The peer has had a session of the same migration with this number, and wants a higher one.
     Overtaken(u64),
-    /// The peer's software does not know what is asked.
-    Unknown,
     /// No protocol version in common.
     Version,
     /// Bytes that the protocol does not allow.

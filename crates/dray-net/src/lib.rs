@@ -44,21 +44,5 @@ pub use stream::{BlockingStream, Stream};
 /// What this agent calls itself in a hello.
 pub const AGENT: &str = concat!("dray/", env!("CARGO_PKG_VERSION"));
 
-/// What this software can do beyond the protocol's versions; used as far as both sides can.
-pub const FEATURES: [&str; 15] = [
-    "zstd",
-    dray_wire::control::FEATURE_BACKFILL_ORDER,
-    dray_wire::control::FEATURE_BACKFILL_REUSE,
-    dray_wire::control::FEATURE_BACKUP_GENERATIONS,
-    dray_wire::control::FEATURE_BASIS,
-    dray_wire::control::FEATURE_HURRY,
-    dray_wire::control::FEATURE_JUMPS,
-    dray_wire::control::FEATURE_REUSE,
-    dray_wire::request::FEATURE_BASES,
-    dray_wire::request::FEATURE_FATE,
-    dray_wire::request::FEATURE_HOLDINGS,
-    dray_wire::request::FEATURE_QCOW2,
-    dray_wire::request::FEATURE_RETURN,
-    dray_wire::request::FEATURE_SEED,
-    dray_wire::request::FEATURE_SURVEY,
-];
+/// What streams may use as far as both sides want it.
+pub const FEATURES: [&str; 2] = ["zstd", dray_wire::control::FEATURE_REUSE];

@@ -1,11 +1,11 @@
 //! One question to another agent and its answer, on a stream of its own.
 
+use crate::AGENT;
 use crate::dial::{DialSettings, dial};
 use crate::error::{NetError, NetErrorKind};
 use crate::listen::Incoming;
 use crate::stream::Stream;
 use crate::tls::{self, Identity};
-use crate::{AGENT, FEATURES};
 use dray_wire::request::{self, Reply, Request};
 use dray_wire::{Hello, StreamKind};
 use serde::Serialize;
@@ -36,15 +36,10 @@ pub async fn ask(
         migration: None,
         session: 0,
         stream: 0,
-        features: FEATURES.map(str::to_owned).to_vec(),
+        features: Vec::new(),
     };
     let settings = DialSettings::default();
     let mut stream = dial(identity, name, address, StreamKind::Request, &hello, &settings).await?;
-    let unknown = |word: &&str| !stream.features().iter().any(|known| known == word);
-    if let Some(word) = request.feature().filter(unknown) {
-        let what = format!("ask {name}: it does not know '{word}'");
-        return Err(NetError::new(NetErrorKind::Unknown, what));
-    }
     let exchange = async {
         write(&mut stream, request).await?;
         read::<Reply>(&mut stream).await
@@ -72,9 +67,7 @@ pub trait RequestHandler: Send + Sync {
 /// # Errors
 /// `Timeout`, `Broken` or `Protocol` when there was no question or nobody took the answer.
 pub async fn serve(incoming: Incoming, handler: &impl RequestHandler) -> Result<(), NetError> {
-    let offered = incoming.hello.features.iter();
-    let known = offered.filter(|word| FEATURES.contains(&word.as_str())).cloned().collect();
-    let mut stream = incoming.welcome(known).await?;
+    let mut stream = incoming.welcome(Vec::new()).await?;
     let late = |_| NetError::new(NetErrorKind::Timeout, "the peer took too long");
     let request = timeout(QUESTION_LIMIT, read::<Request>(&mut stream)).await.map_err(late)??;
     let peer = stream.peer().to_owned();

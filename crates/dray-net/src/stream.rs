@@ -62,6 +62,11 @@ impl Stream {
         &self.features
     }
 
+    /// Whether both can do, and want, what the word says.
+    pub fn agreed(&self, word: &str) -> bool {
+        self.features.iter().any(|known| known == word)
+    }
+
     /// Counts this stream's bytes, the handshake included, into a migration's counters.
     pub fn count_into(&mut self, stats: &Arc<NetStats>) {
         let kind = self.kind;

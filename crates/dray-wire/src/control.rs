@@ -20,23 +20,10 @@ pub const MAX_IMAGES: usize = 256;
 pub const MAX_TAGS: usize = 65_536;
 /// Most ranges an order of Backfill may have: half a megabyte, and 256 GiB in the smallest chunks.
 pub const MAX_ORDER: usize = 65_536;
-/// Feature word: the target knows `Order` and `Defer`. Without it neither may be sent.
-pub const FEATURE_BACKFILL_ORDER: &str = "backfill-order";
-/// Feature word: the source knows `Hurry`. Without it it may not be sent.
-pub const FEATURE_HURRY: &str = "hurry";
-/// Feature word: the target knows that a backup can close a generation. Without it `Lines` says that
-/// a handover did.
-pub const FEATURE_BACKUP_GENERATIONS: &str = "backup-generations";
-/// Feature word: the target understands described runs (`FrameKind::Described`) and answers what it
-/// lacks of them with `Lack`.
+/// Feature word: the target tells content by its hash: it understands described runs
+/// (`FrameKind::Described`) and what belongs to them, before and after the handover. A target whose operator
+/// does not want that does not agree to it.
 pub const FEATURE_REUSE: &str = "reuse";
-/// Feature word: the source understands `Near` and `LackBlocks`, and the target understands
-/// `FrameKind::DescribedBlocks` and `FrameKind::Part`.
-pub const FEATURE_BASIS: &str = "basis";
-/// Feature word: the source understands `Describe` after the handover, and the target `Describes`.
-pub const FEATURE_BACKFILL_REUSE: &str = "backfill-reuse";
-/// Feature word: the target understands `Jumps`.
-pub const FEATURE_JUMPS: &str = "jumps";
 /// Longest peek, in bytes: what a QEMU that opens a disk before handover reads.
 pub const MAX_PEEK: u32 = 2 << 20;
 
@@ -201,14 +188,9 @@ pub enum ToTarget {
 }
 
 impl ToTarget {
-    /// The feature word that both sides must have agreed on before this may be sent.
-    pub fn feature(&self) -> Option<&'static str> {
-        match self {
-            Self::Order { .. } | Self::Defer => Some(FEATURE_BACKFILL_ORDER),
-            Self::Describes { .. } => Some(FEATURE_BACKFILL_REUSE),
-            Self::Jumps { .. } => Some(FEATURE_JUMPS),
-            _ => None,
-        }
+    /// Whether it may be sent only where both sides have agreed on [`FEATURE_REUSE`].
+    pub fn is_reuse(&self) -> bool {
+        matches!(self, Self::Describes { .. })
     }
 }
 
@@ -370,13 +352,8 @@ pub enum ToSource {
 }
 
 impl ToSource {
-    /// The feature word that both sides must have agreed on before this may be sent.
-    pub fn feature(&self) -> Option<&'static str> {
-        match self {
-            Self::Hurry { .. } => Some(FEATURE_HURRY),
-            Self::Near { .. } | Self::LackBlocks { .. } => Some(FEATURE_BASIS),
-            Self::Describe { .. } => Some(FEATURE_BACKFILL_REUSE),
-            _ => None,
-        }
+    /// Whether it may be sent only where both sides have agreed on [`FEATURE_REUSE`].
+    pub fn is_reuse(&self) -> bool {
+        matches!(self, Self::Near { .. } | Self::LackBlocks { .. } | Self::Describe { .. })
     }
 }

@@ -29,8 +29,19 @@ pub struct WantedImage {
     pub read_only: bool,
 }
 
-/// Feature word: the target understands `PrepareReturn`.
-pub const FEATURE_RETURN: &str = "return";
+/// An image that comes with a migration.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ComingImage {
+    /// What it is.
+    pub image: WantedImage,
+    /// The closed generations that its owner remembers, oldest first: the target may begin with a replica
+    /// that holds one of them.
+    pub ancestors: Vec<Ancestor>,
+    /// The digest of its content, if a file that lies there already is to be used, as `Bases` has told.
+    pub digest: Option<ContentDigest>,
+    /// The target makes a qcow2 of it, which is raw, when it is complete.
+    pub qcow2: bool,
+}
 
 /// What an incomplete image at the target begins with.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -52,16 +63,13 @@ pub enum Base {
         distrusted: Vec<u64>,
     },
     /// A file that lies there already and has the image's content: it is used where it is, and never
-    /// written. Told only to who asked with `PrepareInPlace`.
+    /// written. Only of an image that came with a digest.
     InPlace {
         /// Name of its export: several migrations may use one file.
         #[serde(deserialize_with = "text::de_text")]
         export: String,
     },
 }
-
-/// Feature word: the target understands `Bases` and `PrepareInPlace`.
-pub const FEATURE_BASES: &str = "bases";
 
 /// What content is told by: see `docs/reference/formats.md`.
 pub type ContentDigest = [u8; 32];
@@ -101,9 +109,6 @@ pub enum BaseThere {
         why: String,
     },
 }
-
-/// Feature word: the target understands `Seed`.
-pub const FEATURE_SEED: &str = "seed";
 
 /// An image that the target shall read from backups before it comes.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -147,12 +152,6 @@ pub enum Seeding {
     },
 }
 
-/// Feature word: the target understands `PrepareQcow2`.
-pub const FEATURE_QCOW2: &str = "qcow2";
-
-/// Feature word: the peer understands `Holdings`, and streams of kind 6.
-pub const FEATURE_HOLDINGS: &str = "holdings";
-
 /// A replica that the asking peer may read.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Holding {
@@ -165,9 +164,6 @@ pub struct Holding {
     /// Regions of 64 MiB that do not hold the generation any more.
     pub distrusted: Vec<u64>,
 }
-
-/// Feature word: the target understands `Survey`.
-pub const FEATURE_SURVEY: &str = "survey";
 
 /// What an image would begin with at the target.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -182,9 +178,6 @@ pub struct Surveyed {
     #[serde(deserialize_with = "text::de_texts")]
     pub notes: Vec<String>,
 }
-
-/// Feature word: the peer understands `Fate`.
-pub const FEATURE_FATE: &str = "fate";
 
 /// What becomes of a migration, as its source knows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -220,32 +213,16 @@ pub enum Request {
         pool: Option<String>,
         /// The images, in the migration's order.
         #[serde(deserialize_with = "list::at_most::<_, _, MAX_LISTED>")]
-        images: Vec<WantedImage>,
+        images: Vec<ComingImage>,
     },
     /// Forget a prepared migration that never began and remove its partial images.
     Forget {
         /// The migration.
         migration: MigrationId,
     },
-    /// As `Prepare`, and the target may begin with replicas that it has. To be sent only to a peer
-    /// that has agreed to [`FEATURE_RETURN`].
-    PrepareReturn {
-        /// The migration.
-        migration: MigrationId,
-        /// Pool at the target; its default one when none is named.
-        #[serde(deserialize_with = "text::de_optional")]
-        pool: Option<String>,
-        /// The images, in the migration's order.
-        #[serde(deserialize_with = "list::at_most::<_, _, MAX_LISTED>")]
-        images: Vec<WantedImage>,
-        /// For each, the closed generations that its owner remembers, oldest first.
-        #[serde(deserialize_with = "list::at_most::<_, _, MAX_LISTED>")]
-        ancestors: Vec<Vec<Ancestor>>,
-    },
     /// Read images from backups, as they were at one of their closed generations, so that a migration
     /// that follows can begin with them. Begins it, and asked again with the same number tells how far
-    /// it is; the target stops when nobody asks any more. To be sent only to a peer that has agreed to
-    /// [`FEATURE_SEED`].
+    /// it is; the target stops when nobody asks any more.
     Seed {
         /// Names this wish.
         number: u64,
@@ -258,14 +235,12 @@ pub enum Request {
         /// Bytes a second that the link from their owner is known to carry.
         link: Option<u64>,
     },
-    /// Which replicas of an image lie there that the asking peer may read: answered with `Holdings`. To be
-    /// sent only to a peer that has agreed to [`FEATURE_HOLDINGS`].
+    /// Which replicas of an image lie there that the asking peer may read: answered with `Holdings`.
     Holdings {
         /// The image.
         image: ImageId,
     },
     /// What images would begin with, and who would give it; nothing is made or read for it but lists.
-    /// To be sent only to a peer that has agreed to [`FEATURE_SURVEY`].
     Survey {
         /// A wish that was seeded: then nobody is asked, and what was expected of it is told.
         number: Option<u64>,
@@ -280,7 +255,7 @@ pub enum Request {
     },
     /// Whether files with the content of read-only images lie there already. Begins to read those that
     /// have the name and length, and asked again tells how far that is; the target stops when nobody
-    /// asks any more. To be sent only to a peer that has agreed to [`FEATURE_BASES`].
+    /// asks any more.
     Bases {
         /// Pool at the target; its default one when none is named.
         #[serde(deserialize_with = "text::de_optional")]
@@ -289,47 +264,7 @@ pub enum Request {
         #[serde(deserialize_with = "list::at_most::<_, _, MAX_LISTED>")]
         images: Vec<SoughtBase>,
     },
-    /// As `PrepareReturn`, and images with a digest are files that lie there already, as `Bases` has
-    /// told. To be sent only to a peer that has agreed to [`FEATURE_BASES`].
-    PrepareInPlace {
-        /// The migration.
-        migration: MigrationId,
-        /// Pool at the target; its default one when none is named.
-        #[serde(deserialize_with = "text::de_optional")]
-        pool: Option<String>,
-        /// The images, in the migration's order.
-        #[serde(deserialize_with = "list::at_most::<_, _, MAX_LISTED>")]
-        images: Vec<WantedImage>,
-        /// For each, the closed generations that its owner remembers, oldest first.
-        #[serde(deserialize_with = "list::at_most::<_, _, MAX_LISTED>")]
-        ancestors: Vec<Vec<Ancestor>>,
-        /// For each, the digest of its content if the file there is to be used.
-        #[serde(deserialize_with = "list::at_most::<_, _, MAX_LISTED>")]
-        digests: Vec<Option<ContentDigest>>,
-    },
-    /// As `PrepareInPlace`, and the target makes a qcow2 of some of the images, which are raw, when they
-    /// are complete. To be sent only to a peer that has agreed to [`FEATURE_QCOW2`].
-    PrepareQcow2 {
-        /// The migration.
-        migration: MigrationId,
-        /// Pool at the target; its default one when none is named.
-        #[serde(deserialize_with = "text::de_optional")]
-        pool: Option<String>,
-        /// The images, in the migration's order.
-        #[serde(deserialize_with = "list::at_most::<_, _, MAX_LISTED>")]
-        images: Vec<WantedImage>,
-        /// For each, the closed generations that its owner remembers, oldest first.
-        #[serde(deserialize_with = "list::at_most::<_, _, MAX_LISTED>")]
-        ancestors: Vec<Vec<Ancestor>>,
-        /// For each, the digest of its content if the file there is to be used.
-        #[serde(deserialize_with = "list::at_most::<_, _, MAX_LISTED>")]
-        digests: Vec<Option<ContentDigest>>,
-        /// For each, whether it is to become a qcow2.
-        #[serde(deserialize_with = "list::at_most::<_, _, MAX_LISTED>")]
-        qcow2: Vec<bool>,
-    },
-    /// What becomes of a migration of which the asking target has no session: answered with `Fate`. To be
-    /// sent only to a peer that has agreed to [`FEATURE_FATE`].
+    /// What becomes of a migration of which the asking target has no session: answered with `Fate`.
     Fate {
         /// The migration.
         migration: MigrationId,
@@ -337,22 +272,6 @@ pub enum Request {
         #[serde(deserialize_with = "list::at_most::<_, _, MAX_IMAGES>")]
         images: Vec<ImageId>,
     },
-}
-
-impl Request {
-    /// The feature word that the peer must have agreed to before this may be sent.
-    pub fn feature(&self) -> Option<&'static str> {
-        match self {
-            Self::PrepareReturn { .. } => Some(FEATURE_RETURN),
-            Self::Seed { .. } => Some(FEATURE_SEED),
-            Self::Holdings { .. } => Some(FEATURE_HOLDINGS),
-            Self::Survey { .. } => Some(FEATURE_SURVEY),
-            Self::Bases { .. } | Self::PrepareInPlace { .. } => Some(FEATURE_BASES),
-            Self::PrepareQcow2 { .. } => Some(FEATURE_QCOW2),
-            Self::Fate { .. } => Some(FEATURE_FATE),
-            _ => None,
-        }
-    }
 }
 
 /// The answer to a [`Request`].
@@ -372,9 +291,9 @@ pub enum Reply {
         /// Path of the NBD socket at the target.
         #[serde(deserialize_with = "text::de_text")]
         nbd_socket: String,
-        /// Export name of each image, in order.
-        #[serde(deserialize_with = "text::de_texts")]
-        exports: Vec<String>,
+        /// What each image begins with, in order.
+        #[serde(deserialize_with = "list::at_most::<_, _, MAX_LISTED>")]
+        bases: Vec<Base>,
     },
     /// Done, nothing to say.
     Done,
@@ -383,17 +302,6 @@ pub enum Reply {
         /// What failed, why, and what to do.
         #[serde(deserialize_with = "text::de_text")]
         why: String,
-    },
-    /// Answer to `PrepareReturn`.
-    PreparedReturn {
-        /// Path of the NBD socket at the target.
-        #[serde(deserialize_with = "text::de_text")]
-        nbd_socket: String,
-        /// Export name of each image, in order.
-        #[serde(deserialize_with = "text::de_texts")]
-        exports: Vec<String>,
-        /// What each image begins with, in order.
-        bases: Vec<Base>,
     },
     /// Answer to `Seed`: each image, in order.
     Seeding {
@@ -461,79 +369,55 @@ pub fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, WireError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dray_types::GenerationId;
+
+    fn wanted() -> WantedImage {
+        WantedImage { id: ImageId(2), name: "b".into(), len: 5, allocated: 4, read_only: false }
+    }
+
+    /// The bytes after the length, which are to be as in docs/reference/protocol.md.
+    fn body<T: Serialize>(message: &T) -> Vec<u8> {
+        encode(message).unwrap()[4..].to_vec()
+    }
 
     #[test]
-    fn bases_need_their_word() {
-        let sought = SoughtBase { name: "b".into(), len: 5, digest: Some([7; 32]) };
-        let ask = Request::Bases { pool: None, images: vec![sought] };
-        assert_eq!(
-            encode(&ask).unwrap()[4..11],
-            [7, 0, 1, 1, b'b', 5, 1],
-            "as in docs/reference/protocol.md"
-        );
-        assert_eq!(ask.feature(), Some(FEATURE_BASES));
-        let room = Request::PrepareInPlace {
-            migration: MigrationId(1),
-            pool: None,
-            images: Vec::new(),
-            ancestors: Vec::new(),
-            digests: vec![None],
+    fn requests_have_the_bytes_that_the_protocol_says() {
+        let image = ComingImage {
+            image: wanted(),
+            ancestors: vec![Ancestor { id: GenerationId(7), number: 3 }],
+            digest: None,
+            qcow2: true,
         };
-        assert_eq!((encode(&room).unwrap()[4], room.feature()), (8, Some(FEATURE_BASES)));
-        let reply = Reply::Bases { images: vec![BaseThere::Same] };
-        assert_eq!(encode(&reply).unwrap()[4..], [8, 1, 3]);
-        let base = Base::InPlace { export: "b".into() };
-        assert_eq!(encode(&base).unwrap()[4..], [3, 1, b'b']);
-    }
-
-    #[test]
-    fn a_fate_is_asked_for_with_the_last_request_which_needs_its_word() {
-        let ask = Request::Fate { migration: MigrationId(1), images: vec![ImageId(2)] };
-        let bytes = encode(&ask).unwrap();
-        assert_eq!(bytes[4..], [10, 1, 1, 2], "as in docs/reference/protocol.md");
-        assert_eq!(ask.feature(), Some(FEATURE_FATE));
-        assert_eq!(decode::<Request>(&bytes[4..]), Ok(ask));
-        let reply = Reply::Fate { fate: Fate::Unknown { owned: true } };
-        assert_eq!(encode(&reply).unwrap()[4..], [9, 4, 1]);
-    }
-
-    #[test]
-    fn a_qcow2_is_wanted_with_a_request_which_needs_its_word() {
-        let wanted = Request::PrepareQcow2 {
-            migration: MigrationId(1),
-            pool: None,
-            images: Vec::new(),
-            ancestors: Vec::new(),
-            digests: Vec::new(),
-            qcow2: vec![true, false],
-        };
-        let bytes = encode(&wanted).unwrap();
-        assert_eq!(bytes[4..], [9, 1, 0, 0, 0, 0, 2, 1, 0], "as in docs/reference/protocol.md");
-        assert_eq!(wanted.feature(), Some(FEATURE_QCOW2));
-        assert_eq!(decode::<Request>(&bytes[4..]), Ok(wanted));
-    }
-
-    #[test]
-    fn a_survey_needs_its_word() {
+        let room = Request::Prepare { migration: MigrationId(1), pool: None, images: vec![image] };
+        assert_eq!(body(&room), [1, 1, 0, 1, 2, 1, b'b', 5, 4, 0, 1, 7, 3, 0, 1]);
+        assert_eq!(decode::<Request>(&body(&room)), Ok(room));
         let survey =
             Request::Survey { number: None, pool: None, images: Vec::new(), backups: true };
-        assert_eq!(
-            encode(&survey).unwrap()[4..],
-            [6, 0, 0, 0, 1],
-            "as in docs/reference/protocol.md"
-        );
-        assert_eq!(survey.feature(), Some(FEATURE_SURVEY));
+        assert_eq!(body(&survey), [5, 0, 0, 0, 1]);
+        let sought = SoughtBase { name: "b".into(), len: 5, digest: Some([7; 32]) };
+        let ask = Request::Bases { pool: None, images: vec![sought] };
+        assert_eq!(body(&ask)[..7], [6, 0, 1, 1, b'b', 5, 1]);
+        let ask = Request::Fate { migration: MigrationId(1), images: vec![ImageId(2)] };
+        assert_eq!(body(&ask), [7, 1, 1, 2]);
+        assert_eq!(decode::<Request>(&body(&ask)), Ok(ask));
+    }
+
+    #[test]
+    fn replies_have_the_bytes_that_the_protocol_says() {
+        let base = Base::InPlace { export: "b".into() };
+        let prepared = Reply::Prepared { nbd_socket: "s".into(), bases: vec![base] };
+        assert_eq!(body(&prepared), [1, 1, b's', 1, 3, 1, b'b']);
         let one = Surveyed { base: Base::Empty, given: vec![("nas".into(), 5)], notes: Vec::new() };
         let reply = Reply::Surveyed { images: vec![one], indexed: 7 };
-        let bytes = encode(&reply).unwrap();
-        assert_eq!(bytes[4], 7);
-        assert_eq!(decode::<Reply>(&bytes[4..]), Ok(reply));
+        assert_eq!(body(&reply)[0], 6);
+        assert_eq!(decode::<Reply>(&body(&reply)), Ok(reply));
+        assert_eq!(body(&Reply::Bases { images: vec![BaseThere::Same] }), [7, 1, 3]);
+        assert_eq!(body(&Reply::Fate { fate: Fate::Unknown { owned: true } }), [8, 4, 1]);
     }
 
     #[test]
     fn what_a_peer_says_is_harmless_once_it_is_decoded() {
         let evil = "\x1b]0;all is well\x07".repeat(100);
-        let body = |reply: &Reply| encode(reply).unwrap()[4..].to_vec();
         let clean = |text: &str| text.len() <= 1024 && !text.contains(char::is_control);
         let refused = Reply::Refused { why: evil.clone() };
         let Ok(Reply::Refused { why }) = decode(&body(&refused)) else { panic!("not as sent") };
@@ -546,16 +430,9 @@ mod tests {
             !told.contains("\\u{1b}") && !told.contains("\\u{7}") && told.len() < 4000,
             "{told}"
         );
-        let images = vec![
-            WantedImage {
-                id: ImageId(1),
-                name: String::new(),
-                len: 0,
-                allocated: 0,
-                read_only: false
-            };
-            1025
-        ];
+        let image =
+            ComingImage { image: wanted(), ancestors: Vec::new(), digest: None, qcow2: false };
+        let images = vec![image; 1025];
         let request = Request::Prepare { migration: MigrationId(1), pool: None, images };
         assert!(decode::<Request>(&encode(&request).unwrap()[4..]).is_err());
         let many = Reply::Identity { agent: String::new(), pools: vec![String::new(); 1025] };

@@ -1,55 +1,29 @@
 //! What a target finds of images that come, and what it makes of it.
 
 use super::Agent;
-use super::made::is_made;
 use crate::bases::there::{Lying, export_name};
 use dray_host::lineage::ReplicaNote;
 use dray_host::migration::intent::{TargetImageIntent, TargetIntent};
 use dray_host::pool::{Pool, PoolKind};
 use dray_host::registry::Entry;
-use dray_types::{Ancestor, MigrationId};
+use dray_types::MigrationId;
 use dray_wire::ImageOffer;
-use dray_wire::request::{ContentDigest, WantedImage};
+use dray_wire::request::ComingImage;
 use std::sync::Arc;
 
-/// What the asking side says of its images, so that they can begin with what is here; nothing where it
-/// is too old to understand the answer.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Here<'a> {
-    /// The closed generations of each.
-    pub(super) ancestors: Option<&'a [Vec<Ancestor>]>,
-    /// Of each the digest of its content, if the file here is to be used.
-    pub(super) digests: Option<&'a [Option<ContentDigest>]>,
-    /// Of which images a qcow2 is to be made, none when there are none.
-    pub(super) made: &'a [bool],
-}
-
-impl Here<'_> {
-    /// Whether it says as much as there are images.
-    pub(super) fn fits(&self, images: usize) -> bool {
-        self.ancestors.is_none_or(|ancestors| ancestors.len() == images)
-            && self.digests.is_none_or(|digests| digests.len() == images)
-            && (self.made.is_empty() || self.made.len() == images)
-    }
-}
-
 impl Agent {
-    /// Who does not ask for bases does not know of them (I3).
+    /// Whether images that come are what was prepared for them earlier.
     pub(super) fn check_same_bases(
         &self,
-        here: &Here,
+        coming: &[ComingImage],
         earlier: &TargetIntent,
     ) -> Result<(), String> {
-        let images = &earlier.images;
-        if !is_made(here.made, images.len()).eq(images.iter().map(|image| image.qcow2)) {
-            return Err("it was prepared for another format; cancel it with --discard".to_owned());
-        }
-        if here.ancestors.is_none() && images.iter().any(|image| image.replica.is_some()) {
-            return Err("it was prepared with a replica; cancel it with --discard".to_owned());
-        }
-        for (nth, image) in images.iter().enumerate() {
-            let asked = here.digests.is_some_and(|digests| digests[nth].is_some());
-            if asked != image.in_place.is_some() {
+        for (coming, image) in coming.iter().zip(&earlier.images) {
+            if coming.qcow2 != image.qcow2 {
+                let why = "it was prepared for another format; cancel it with --discard";
+                return Err(why.to_owned());
+            }
+            if coming.digest.is_some() != image.in_place.is_some() {
                 let path = image.path.display();
                 return Err(format!(
                     "{path} is not what it was when this was prepared; cancel it with --discard"
@@ -83,9 +57,10 @@ pub(super) enum Found {
 pub(super) fn intent_of(
     pool: &Pool,
     migration: MigrationId,
-    image: &WantedImage,
+    coming: &ComingImage,
     found: &Found,
 ) -> Result<TargetImageIntent, String> {
+    let image = &coming.image;
     let path = match found {
         Found::Usable(entry, _) => entry.record().path,
         Found::InPlace(lying) => lying.path.clone(),
@@ -109,7 +84,7 @@ pub(super) fn intent_of(
     };
     // A device holds whatever was on it.
     let zeroed = replica.is_none() && !device && in_place.is_none();
-    Ok(TargetImageIntent { offer, path, zeroed, replica, refused, in_place, qcow2: false })
+    Ok(TargetImageIntent { offer, path, zeroed, replica, refused, in_place, qcow2: coming.qcow2 })
 }
 
 /// Whether there is room for `sent` bytes, of which `reused` are here already, and for those that are

@@ -4,21 +4,15 @@ use crate::flat::fresh;
 use crate::flat::swap::refuse_used;
 use dray_host::pool::{Pool, PoolKind};
 use dray_host::registry::Registry;
-use dray_wire::request::WantedImage;
-
-/// Of which of `count` images a qcow2 is made; `made` is empty when of none.
-pub(super) fn is_made(made: &[bool], count: usize) -> impl Iterator<Item = bool> {
-    made.iter().copied().chain(std::iter::repeat(false)).take(count)
-}
+use dray_wire::request::{ComingImage, WantedImage};
 
 /// How many bytes the qcow2 files of these images take beside them.
 pub(super) fn check_made(
     registry: &Registry,
     pool: &Pool,
-    images: &[WantedImage],
-    made: &[bool],
+    images: &[ComingImage],
 ) -> Result<u64, String> {
-    let wanted = images.iter().zip(made).filter(|(_, made)| **made).map(|(image, _)| image);
+    let wanted = images.iter().filter(|coming| coming.qcow2).map(|coming| &coming.image);
     let wanted: Vec<_> = wanted.collect();
     if wanted.is_empty() {
         return Ok(0);
@@ -72,9 +66,14 @@ mod tests {
             let (len, allocated) = (1 << 30, 64 << 20);
             WantedImage { id: ImageId(1), name: name.into(), len, allocated, read_only }
         };
-        let images = [wanted("a.raw", false), wanted("b.raw", false)];
-        let check = |pool: &Pool, made: &[bool]| check_made(&host.registry, pool, &images, made);
-        assert_eq!(check(&files, &[]), Ok(0));
+        let coming = |name, read_only, qcow2| {
+            let image = wanted(name, read_only);
+            ComingImage { image, ancestors: Vec::new(), digest: None, qcow2 }
+        };
+        let check = |pool: &Pool, made: &[bool; 2]| {
+            let images = [coming("a.raw", false, made[0]), coming("b.raw", false, made[1])];
+            check_made(&host.registry, pool, &images)
+        };
         assert_eq!(check(&files, &[false, false]), Ok(0));
         let bytes = check(&files, &[false, true]).unwrap();
         assert!((64 << 20..66 << 20).contains(&bytes), "once more, and its tables: {bytes}");
@@ -85,9 +84,7 @@ mod tests {
         assert!(check(&files, &[true, false]).is_ok());
         let why = check(&files, &[true, true]).unwrap_err();
         assert_eq!(refused_kind(&why), ErrorKind::Conflict, "{why}");
-        let backing = [wanted("base.raw", true)];
-        assert!(check_made(&host.registry, &files, &backing, &[true]).is_err());
-        let made: Vec<bool> = is_made(&[], 2).collect();
-        assert_eq!(made, [false, false]);
+        let backing = [coming("base.raw", true, true)];
+        assert!(check_made(&host.registry, &files, &backing).is_err());
     }
 }

@@ -2,8 +2,8 @@
 //! What else they may ask is in [`requests`](super::requests).
 
 use super::Agent;
-use super::found::{Found, Here, check_space, intent_of};
-use super::made::{check_made, is_made};
+use super::found::{Found, check_space, intent_of};
+use super::made::check_made;
 use super::requests::Desk;
 use super::room::check_counts;
 use crate::config::Peer;
@@ -19,9 +19,9 @@ use dray_host::registry::{Claimed, CopyState, ImageRecord};
 use dray_host::replicas::{undo_prepared, undo_room};
 use dray_net::requests;
 use dray_net::{Incoming, Listener, NetError};
-use dray_types::{Ancestor, MigrationId};
+use dray_types::MigrationId;
 use dray_wire::StreamKind;
-use dray_wire::request::{Base, Fate, WantedImage};
+use dray_wire::request::{Base, ComingImage, Fate, WantedImage};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -129,11 +129,11 @@ impl Agent {
 
     /// Partial images that a migration left under these names go, if its source says that it is over, or if
     /// it is of the same peer and was abandoned.
-    async fn make_way(&self, peer: &Peer, migration: MigrationId, images: &[WantedImage]) {
+    async fn make_way(&self, peer: &Peer, migration: MigrationId, images: &[ComingImage]) {
         let mut seen = BTreeSet::new();
         let begun = Instant::now();
-        for image in images {
-            let Some(entry) = self.registry.get(&image.name) else { continue };
+        for coming in images {
+            let Some(entry) = self.registry.get(&coming.image.name) else { continue };
             let record = entry.record();
             // Who may not use the pool that the name is taken in never gets it.
             if !self.config.is_open_to(peer, &record.path) || begun.elapsed() > ASKING_LIMIT {
@@ -170,14 +170,13 @@ impl Agent {
         peer: &str,
         migration: MigrationId,
         pool: Option<&str>,
-        images: &[WantedImage],
-        here: Here<'_>,
+        images: &[ComingImage],
     ) -> Result<Vec<Base>, String> {
-        let known = self.check_wanted(peer, pool, images, &here)?;
+        let known = self.check_wanted(peer, pool, images)?;
         self.make_way(known, migration, images).await;
         // One after the other: two would both take the last place.
         let _alone = self.making_room.lock().await;
-        block_in_place(|| self.prepare_for(peer, migration, pool, images, here))
+        block_in_place(|| self.prepare_for(peer, migration, pool, images))
     }
 
     /// Whether a peer may ask for room for these images at all, as far as its question alone tells.
@@ -185,18 +184,14 @@ impl Agent {
         &self,
         peer: &str,
         pool: Option<&str>,
-        images: &[WantedImage],
-        here: &Here<'_>,
+        images: &[ComingImage],
     ) -> Result<&Peer, String> {
-        if !here.fits(images.len()) {
-            return Err("the request names other images than lines".to_owned());
-        }
         check_counts(images)?;
         let known = self.config.peer(peer).ok_or("the peer is not configured here")?;
         self.config.pool_for(known, pool).map_err(|why| why.to_string())?;
         images
             .iter()
-            .try_for_each(|image| check_name(&image.name))
+            .try_for_each(|coming| check_name(&coming.image.name))
             .map_err(|why| why.to_string())?;
         Ok(known)
     }
@@ -206,8 +201,7 @@ impl Agent {
         peer: &str,
         migration: MigrationId,
         pool: Option<&str>,
-        images: &[WantedImage],
-        here: Here,
+        images: &[ComingImage],
     ) -> Result<Vec<Base>, String> {
         if let Some(slot) = self.targets.get(migration).filter(|slot| !slot.is_forgotten()) {
             let same = slot.intent().peer == peer
@@ -216,7 +210,7 @@ impl Agent {
                     .images
                     .iter()
                     .map(|image| image.offer.id)
-                    .eq(images.iter().map(|i| i.id));
+                    .eq(images.iter().map(|coming| coming.image.id));
             if let Some(wanted) = pool.filter(|_| same) {
                 self.check_same_pool(peer, wanted, &slot.intent())?;
             }
@@ -226,7 +220,7 @@ impl Agent {
             }
             return match same {
                 false => Err("another migration has this id".to_owned()),
-                true => self.check_same_bases(&here, &slot.intent()).map(|()| bases()),
+                true => self.check_same_bases(images, &slot.intent()).map(|()| bases()),
             };
         }
         let folder = Folder::of(&self.store, migration);
@@ -246,29 +240,24 @@ impl Agent {
         }
         let known = self.config.peer(peer).ok_or("the peer is not configured here")?;
         let pool = self.config.pool_for(known, pool).map_err(|why| why.to_string())?;
-        images.iter().try_for_each(|image| self.refuse_held(peer, image))?;
+        images.iter().try_for_each(|coming| self.refuse_held(peer, &coming.image))?;
         self.show_newest(peer);
         self.check_load(peer, images)?;
-        let found = self.found_for((known, pool), images, &here)?;
+        let found = self.found_for((known, pool), images)?;
         let reused = |found: &Found| match found {
             Found::Usable(entry, _) => entry.file.allocated_bytes().unwrap_or(0),
             _ => 0,
         };
-        let beside = check_made(&self.registry, pool, images, here.made)?;
+        let beside = check_made(&self.registry, pool, images)?;
         if pool.kind == PoolKind::Files {
-            let comes = |(image, found): (&WantedImage, &Found)| {
-                (!matches!(found, Found::InPlace(_))).then_some(image.allocated)
+            let comes = |(coming, found): (&ComingImage, &Found)| {
+                (!matches!(found, Found::InPlace(_))).then_some(coming.image.allocated)
             };
             let wanted = images.iter().zip(&found).filter_map(comes).fold(0, u64::saturating_add);
             check_space(pool, wanted, beside, found.iter().map(reused).sum())?;
         }
-        let intents = images.iter().zip(&found).zip(is_made(here.made, images.len()));
-        let intents = intents.map(|((image, found), qcow2)| {
-            Ok::<_, String>(TargetImageIntent {
-                qcow2,
-                ..intent_of(pool, migration, image, found)?
-            })
-        });
+        let intents = images.iter().zip(&found);
+        let intents = intents.map(|(coming, found)| intent_of(pool, migration, coming, found));
         let intent = TargetIntent {
             migration,
             peer: peer.to_owned(),
@@ -355,62 +344,53 @@ impl Agent {
     fn found_for(
         &self,
         (peer, pool): (&Peer, &Pool),
-        images: &[WantedImage],
-        here: &Here,
+        images: &[ComingImage],
     ) -> Result<Vec<Found>, String> {
-        let mut found = self.replicas_for((peer, pool), images, here.ancestors)?;
-        let digests = here.digests.unwrap_or_default();
-        for ((image, digest), found) in images.iter().zip(digests).zip(&mut found) {
-            if let Some(digest) = digest {
-                *found = Found::InPlace(self.base_in_place(pool, image, digest)?);
-            }
-        }
-        Ok(found)
+        let find = |coming: &ComingImage| match &coming.digest {
+            Some(digest) => self.base_in_place(pool, &coming.image, digest).map(Found::InPlace),
+            None => self.replica_for((peer, pool), coming),
+        };
+        images.iter().map(find).collect()
     }
 
-    /// Replicas of the images that come.
-    fn replicas_for(
+    /// A replica of an image that comes.
+    fn replica_for(
         &self,
         (peer, pool): (&Peer, &Pool),
-        images: &[WantedImage],
-        ancestors: Option<&[Vec<Ancestor>]>,
-    ) -> Result<Vec<Found>, String> {
-        let Some(ancestors) = ancestors else { return Ok(vec![Found::Nothing; images.len()]) };
-        let find = |(wanted, ancestors): (&WantedImage, &Vec<Ancestor>)| {
-            let Some(entry) = self.registry.get(&wanted.name) else { return Ok(Found::Nothing) };
-            let record = entry.record();
-            // Anything else under the name is refused with it, as ever.
-            // What is left on a device is not gone on from.
-            if record.state != CopyState::Replica || record.id != wanted.id || record.device {
-                return Ok(Found::Nothing);
-            }
-            // Nor is what lies where the peer may not go: the name is another's.
-            if !self.config.is_open_to(peer, &record.path) {
-                return Ok(Found::Nothing);
-            }
-            if record.migration.is_some() {
-                let name = &wanted.name;
-                return Err(format!(
-                    "the migration that image '{name}' left with is not over here"
-                ));
-            }
-            Ok(match record.base_for(wanted, ancestors, pool) {
-                Ok(note) => Found::Usable(entry, note),
-                Err(why) => Found::Useless(entry, why),
-            })
-        };
-        images.iter().zip(ancestors).map(find).collect()
+        coming: &ComingImage,
+    ) -> Result<Found, String> {
+        let wanted = &coming.image;
+        let Some(entry) = self.registry.get(&wanted.name) else { return Ok(Found::Nothing) };
+        let record = entry.record();
+        // Anything else under the name is refused with it, as ever.
+        // What is left on a device is not gone on from.
+        if record.state != CopyState::Replica || record.id != wanted.id || record.device {
+            return Ok(Found::Nothing);
+        }
+        // Nor is what lies where the peer may not go: the name is another's.
+        if !self.config.is_open_to(peer, &record.path) {
+            return Ok(Found::Nothing);
+        }
+        if record.migration.is_some() {
+            let name = &wanted.name;
+            return Err(format!("the migration that image '{name}' left with is not over here"));
+        }
+        Ok(match record.base_for(wanted, &coming.ancestors, pool) {
+            Ok(note) => Found::Usable(entry, note),
+            Err(why) => Found::Useless(entry, why),
+        })
     }
 
     fn make_partials(
         &self,
         intent: &TargetIntent,
-        images: &[WantedImage],
+        images: &[ComingImage],
         found: &[Found],
     ) -> Result<(), String> {
         let mut made = Vec::new();
         let parts = intent.images.iter().zip(images).zip(found);
-        let result = parts.into_iter().try_for_each(|((image, wanted), found)| {
+        let result = parts.into_iter().try_for_each(|((image, coming), found)| {
+            let wanted = &coming.image;
             match found {
                 Found::Usable(entry, _) => {
                     // Noted first: a failure half-way is undone like the rest.
@@ -444,12 +424,6 @@ impl Agent {
             }
         }
         result
-    }
-
-    /// The NBD socket of this host, and the images' names as its exports.
-    pub(super) fn exports(&self, images: &[WantedImage]) -> (String, Vec<String>) {
-        let socket = self.nbd_socket().to_string_lossy().into_owned();
-        (socket, images.iter().map(|image| image.name.clone()).collect())
     }
 
     fn make_partial(

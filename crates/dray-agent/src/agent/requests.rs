@@ -1,13 +1,11 @@
 //! What peers ask outside migrations, and what they are answered.
 
 use super::Agent;
-use super::found::Here;
 use crate::seed;
 use dray_host::pool::PoolKind;
 use dray_net::requests::RequestHandler;
-use dray_types::MigrationId;
 use dray_wire::control::MAX_IMAGES;
-use dray_wire::request::{Base, Reply, Request, SeedImage, Seeding, Surveyed, WantedImage};
+use dray_wire::request::{Base, Reply, Request, SeedImage, Seeding, Surveyed};
 use std::sync::Arc;
 
 impl Agent {
@@ -69,25 +67,6 @@ impl Agent {
     }
 }
 
-impl Agent {
-    /// Makes room for images that may begin with what is here.
-    async fn prepare_here(
-        self: &Arc<Self>,
-        peer: &str,
-        migration: MigrationId,
-        pool: Option<&str>,
-        images: &[WantedImage],
-        here: Here<'_>,
-    ) -> Reply {
-        let prepared = self.make_room(peer, migration, pool, images, here).await;
-        let (nbd_socket, exports) = self.exports(images);
-        match prepared {
-            Ok(bases) => Reply::PreparedReturn { nbd_socket, exports, bases },
-            Err(why) => Reply::Refused { why },
-        }
-    }
-}
-
 /// What peers ask of an agent.
 pub(super) struct Desk(pub Arc<Agent>);
 
@@ -100,26 +79,12 @@ impl RequestHandler for Desk {
                 pools: agent.config.peer(peer).map(|peer| peer.pools.clone()).unwrap_or_default(),
             },
             Request::Prepare { migration, pool, images } => {
-                let (pool, here) = (pool.as_deref(), Here::default());
-                let prepared = agent.make_room(peer, migration, pool, &images, here).await;
-                let (nbd_socket, exports) = agent.exports(&images);
-                match prepared {
-                    Ok(_) => Reply::Prepared { nbd_socket, exports },
+                let room = agent.make_room(peer, migration, pool.as_deref(), &images).await;
+                let nbd_socket = agent.nbd_socket().to_string_lossy().into_owned();
+                match room {
+                    Ok(bases) => Reply::Prepared { nbd_socket, bases },
                     Err(why) => Reply::Refused { why },
                 }
-            }
-            Request::PrepareReturn { migration, pool, images, ancestors } => {
-                let here = Here { ancestors: Some(&ancestors), ..Here::default() };
-                agent.prepare_here(peer, migration, pool.as_deref(), &images, here).await
-            }
-            Request::PrepareInPlace { migration, pool, images, ancestors, digests } => {
-                let here = Here { ancestors: Some(&ancestors), digests: Some(&digests), made: &[] };
-                agent.prepare_here(peer, migration, pool.as_deref(), &images, here).await
-            }
-            Request::PrepareQcow2 { migration, pool, images, ancestors, digests, qcow2 } => {
-                let here =
-                    Here { ancestors: Some(&ancestors), digests: Some(&digests), made: &qcow2 };
-                agent.prepare_here(peer, migration, pool.as_deref(), &images, here).await
             }
             Request::Seed { number, pool, images, link } => {
                 match agent.seed_for(peer, number, pool.as_deref(), images, link) {

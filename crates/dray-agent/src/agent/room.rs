@@ -7,7 +7,7 @@ use crate::migration::target::TargetSlot;
 use dray_api::MigrationState;
 use dray_types::ByteSize;
 use dray_wire::control::MAX_IMAGES;
-use dray_wire::request::WantedImage;
+use dray_wire::request::ComingImage;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -105,7 +105,7 @@ fn is_coming(slot: &TargetSlot) -> bool {
 
 impl Agent {
     /// Whether `peer` may have these images on their way here beside what it has already.
-    pub(super) fn check_load(&self, peer: &str, images: &[WantedImage]) -> Result<(), String> {
+    pub(super) fn check_load(&self, peer: &str, images: &[ComingImage]) -> Result<(), String> {
         let coming: Vec<_> =
             self.targets.all().into_iter().filter(|slot| is_coming(slot)).collect();
         let waiting = coming.iter().filter(|slot| slot.question().is_some()).count();
@@ -122,7 +122,7 @@ impl Agent {
                 load.add(slot.images.iter().map(|image| image.offer.len));
             }
         }
-        load.add(images.iter().map(|image| image.len));
+        load.add(images.iter().map(|coming| coming.image.len));
         load.check(peer)
     }
 
@@ -138,11 +138,11 @@ impl Agent {
 
 /// What a peer wants room for costs something before it is there: memory for each block of its length, files
 /// and descriptors for each image.
-pub(super) fn check_counts(images: &[WantedImage]) -> Result<(), String> {
+pub(super) fn check_counts(images: &[ComingImage]) -> Result<(), String> {
     if images.is_empty() || images.len() > MAX_IMAGES {
         return Err(format!("a migration has 1 to {MAX_IMAGES} images"));
     }
-    let total = images.iter().map(|image| image.len).fold(0, u64::saturating_add);
+    let total = images.iter().map(|coming| coming.image.len).fold(0, u64::saturating_add);
     if total > MAX_TOTAL {
         return Err(format!("the images have {total} bytes, more than {MAX_TOTAL}"));
     }
@@ -153,15 +153,21 @@ pub(super) fn check_counts(images: &[WantedImage]) -> Result<(), String> {
 mod tests {
     use super::*;
     use dray_types::ImageId;
+    use dray_wire::request::WantedImage;
 
     #[test]
     fn what_a_peer_may_want_room_for_is_bounded() {
-        let image = |len| WantedImage {
-            id: ImageId(1),
-            name: "a".to_owned(),
-            len,
-            allocated: 0,
-            read_only: false,
+        let image = |len| ComingImage {
+            image: WantedImage {
+                id: ImageId(1),
+                name: "a".to_owned(),
+                len,
+                allocated: 0,
+                read_only: false,
+            },
+            ancestors: Vec::new(),
+            digest: None,
+            qcow2: false,
         };
         assert!(check_counts(&[]).is_err());
         assert!(check_counts(&vec![image(1 << 30); MAX_IMAGES]).is_ok());

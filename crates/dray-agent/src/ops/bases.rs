@@ -113,8 +113,8 @@ impl Agent {
             let request = Request::Bases { pool: pool.map(str::to_owned), images };
             let states = match self.ask(&intent.peer, &request).await {
                 Ok(Reply::Bases { images }) if images.len() == sought.len() => images,
-                // It is older, or will say the same when it is asked for room.
-                Err(why) if matches!(why.kind, NetErrorKind::Unknown | NetErrorKind::Refused) => {
+                // It will say the same when it is asked for room.
+                Err(why) if why.kind == NetErrorKind::Refused => {
                     return Ok(lying);
                 }
                 Err(why) if heard.is_none_or(|at: Instant| at.elapsed() > AWAY) => return Err(why),

@@ -10,15 +10,13 @@ use crate::vm::picture::Picture;
 use dray_api::{ApiError, ApiResult, ErrorKind, Prepare, Prepared, PreparedImage};
 use dray_host::given;
 use dray_host::migration::intent::SourceIntent;
-use dray_net::{NetError, NetErrorKind};
+use dray_net::NetError;
 use dray_qemu::{NbdExport, blockdev};
 use dray_wire::ImageOffer;
-use dray_wire::request::{Base, ContentDigest, Reply, Request, WantedImage};
+use dray_wire::request::{Base, ComingImage, ContentDigest, Reply, Request, WantedImage};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Why an older target is of no use for a qcow2.
-const TOO_OLD: &str = "the target's software makes no qcow2 of what has arrived";
 impl Agent {
     pub(super) async fn prepare(self: &Arc<Self>, command: Prepare) -> ApiResult<Prepared> {
         let (intent, plan, picture) = self.plan(&command).await?;
@@ -65,16 +63,8 @@ impl Agent {
         // Until it is durable here: a target that asks meanwhile hears that it may begin.
         let _prepares = self.preparing.begin(intent.migration);
         let digests = self.digests_there(&what, &intent, plan, pool).await?;
-        let wants_qcow2 = intent.images.iter().any(|image| image.qcow2);
         let asked = self.ask_for_room(&intent, images, digests, pool).await;
-        let (nbd_socket, bases) = asked.map_err(|why| match why.kind {
-            // Only a qcow2 cannot be done without.
-            NetErrorKind::Unknown if wants_qcow2 => {
-                ApiError::new(ErrorKind::Unsupported, &what, TOO_OLD)
-                    .hint("leave --target-format out, or upgrade the target")
-            }
-            _ => net_error(&what, &why),
-        })?;
+        let (nbd_socket, bases) = asked.map_err(|why| net_error(&what, &why))?;
         if bases.len() != intent.images.len() {
             return Err(ApiError::new(ErrorKind::Peer, what, "the peer answered something else"));
         }
@@ -106,8 +96,7 @@ impl Agent {
         }
     }
 
-    /// Asks the target for room, and what it has already: its NBD socket, and what each image begins
-    /// with. An older target is asked for room only.
+    /// Asks the target for room: its NBD socket, and what each image begins with.
     async fn ask_for_room(
         &self,
         intent: &SourceIntent,
@@ -115,33 +104,20 @@ impl Agent {
         digests: Vec<Option<ContentDigest>>,
         pool: Option<&str>,
     ) -> Result<(String, Vec<Base>), NetError> {
-        let (migration, pool) = (intent.migration, pool.map(str::to_owned));
-        let ancestors = intent.images.iter().map(|image| self.ancestors(image)).collect();
-        let qcow2: Vec<bool> = intent.images.iter().map(|image| image.qcow2).collect();
-        let bare = Request::Prepare { migration, pool: pool.clone(), images: images.clone() };
-        let made = qcow2.contains(&true);
-        let in_place = digests.iter().any(Option::is_some);
-        let request = match (made, in_place) {
-            (true, _) => {
-                Request::PrepareQcow2 { migration, pool, images, ancestors, digests, qcow2 }
-            }
-            (false, true) => {
-                Request::PrepareInPlace { migration, pool, images, ancestors, digests }
-            }
-            (false, false) => Request::PrepareReturn { migration, pool, images, ancestors },
+        let coming = intent.images.iter().zip(images).zip(digests);
+        let coming = coming.map(|((here, image), digest)| ComingImage {
+            image,
+            ancestors: self.ancestors(here),
+            digest,
+            qcow2: here.qcow2,
+        });
+        let request = Request::Prepare {
+            migration: intent.migration,
+            pool: pool.map(str::to_owned),
+            images: coming.collect(),
         };
-        let needed = made || in_place;
-        let reply = match self.ask(&intent.peer, &request).await {
-            Err(why) if why.kind == NetErrorKind::Unknown && !needed => {
-                self.ask(&intent.peer, &bare).await
-            }
-            reply => reply,
-        };
-        match reply? {
-            Reply::Prepared { nbd_socket, .. } => {
-                Ok((nbd_socket, vec![Base::Empty; intent.images.len()]))
-            }
-            Reply::PreparedReturn { nbd_socket, bases, .. } => Ok((nbd_socket, bases)),
+        match self.ask(&intent.peer, &request).await? {
+            Reply::Prepared { nbd_socket, bases } => Ok((nbd_socket, bases)),
             _ => Ok((String::new(), Vec::new())),
         }
     }

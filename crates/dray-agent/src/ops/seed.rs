@@ -117,8 +117,6 @@ impl Agent {
         loop {
             let states = match self.ask(to, request).await {
                 Ok(Reply::Seeding { images }) => images,
-                // An older target reads nothing.
-                Err(why) if why.kind == NetErrorKind::Unknown => return Ok(Vec::new()),
                 Err(why) if why.kind == NetErrorKind::Refused || away == AWAY => {
                     return Err(ApiError::new(ErrorKind::Peer, what, why));
                 }

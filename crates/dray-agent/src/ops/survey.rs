@@ -11,7 +11,6 @@ use dray_api::{MigrationState, PlannedImage};
 use dray_host::lineage;
 use dray_host::migration::intent::{SourceImage, SourceIntent};
 use dray_host::registry::Entry;
-use dray_net::NetErrorKind;
 use dray_qemu::bitmap;
 use dray_types::{BLOCK_SIZE, BlockRange, BlockSet, ByteSize, GenerationId};
 use dray_wire::request::{Base, Reply, Request, Surveyed};
@@ -58,10 +57,6 @@ impl Agent {
             Ok(Reply::Surveyed { images, indexed }) if images.len() == names.len() => {
                 survey.images.extend(names.into_iter().zip(images));
                 survey.indexed = Some(indexed);
-            }
-            Err(why) if why.kind == NetErrorKind::Unknown => {
-                let why = format!("the agent on {} is older and does not tell", intent.peer);
-                survey.silent = Some(why);
             }
             Err(why) => survey.silent = Some(why.to_string()),
             Ok(_) => survey.silent = Some("the peer answered something else".to_owned()),

@@ -10,8 +10,8 @@ pub mod offer;
 use crate::backup::destination::Destination;
 use crate::config::Config;
 use dray_backup::{Backup, Repository};
+use dray_net::requests;
 use dray_net::tls::Identity;
-use dray_net::{NetErrorKind, requests};
 use dray_types::{Ancestor, ImageId};
 use dray_wire::request::{Holding, Reply, Request};
 use std::sync::Arc;
@@ -148,8 +148,6 @@ fn at_peer(config: &Config, name: &str, image: ImageId) -> Result<Snapshots, Str
             Ok(Snapshots { held, ..Snapshots::default() })
         }
         Ok(_) => Err("it answered something else".to_owned()),
-        // An older one: none of its replicas can be read.
-        Err(why) if why.kind == NetErrorKind::Unknown => Ok(Snapshots::default()),
         Err(why) => Err(why.to_string()),
     }
 }

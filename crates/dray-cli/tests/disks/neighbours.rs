@@ -9,7 +9,7 @@ use dray_net::requests::{self, RequestHandler};
 use dray_net::tls::Identity;
 use dray_net::{DialSettings, ListenSettings, Listener, dial};
 use dray_types::{ImageId, MigrationId};
-use dray_wire::request::{Fate, Reply, Request, WantedImage};
+use dray_wire::request::{ComingImage, Fate, Reply, Request, WantedImage};
 use dray_wire::{Hello, StreamKind};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -65,8 +65,12 @@ fn wanted(name: &str, id: u128) -> WantedImage {
     WantedImage { id: ImageId(id), name: name.into(), len, allocated: 0, read_only: false }
 }
 
+fn coming(name: &str, id: u128) -> ComingImage {
+    ComingImage { image: wanted(name, id), ancestors: Vec::new(), digest: None, qcow2: false }
+}
+
 fn prepare(migration: MigrationId, name: &str) -> Request {
-    let images = vec![wanted(name, migration.0 + 1000)];
+    let images = vec![coming(name, migration.0 + 1000)];
     Request::Prepare { migration, pool: None, images }
 }
 
@@ -124,7 +128,7 @@ struct Echo {
 
 impl RequestHandler for Echo {
     async fn answer(&self, _: &str, request: Request) -> Reply {
-        if let Request::PrepareReturn { migration, .. } = request {
+        if let Request::Prepare { migration, .. } = request {
             let (name, address) = &self.source;
             let back = prepare(migration, "evil.img");
             let told = requests::ask(&self.identity, name, address, &back, ANSWER).await;
@@ -215,10 +219,10 @@ fn a_host_that_prepares_does_not_have_others_asked_as_it_likes() {
     // What makes no sense, or is not allowed, has nobody asked. The agent asks by itself now and then.
     let before = asked.all.load(SeqCst);
     for _ in 0..5 {
-        let images = vec![wanted(IMAGE, 1), wanted("../evil", 2)];
+        let images = vec![coming(IMAGE, 1), coming("../evil", 2)];
         let bad = Request::Prepare { migration: MigrationId(5), pool: None, images };
         assert!(loud.ask(&lab.b, &bad).unwrap_err().contains("is not a name"));
-        let (pool, images) = (Some("other".to_owned()), vec![wanted(IMAGE, 1)]);
+        let (pool, images) = (Some("other".to_owned()), vec![coming(IMAGE, 1)]);
         let bad = Request::Prepare { migration: MigrationId(5), pool, images };
         assert!(loud.ask(&lab.b, &bad).unwrap_err().contains("may not use a pool"));
     }

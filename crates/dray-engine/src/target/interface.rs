@@ -27,7 +27,7 @@ pub enum Arrival {
         /// Bit `i` set: piece `i` of the run lacks.
         lacking: u16,
         /// Those of them of which blocks may be here; none unless the session agreed on
-        /// `dray_wire::control::FEATURE_BASIS`.
+        /// `dray_wire::control::FEATURE_REUSE`.
         near: u16,
     },
     /// Described blocks: they were found here and written, or are in their place already, but for

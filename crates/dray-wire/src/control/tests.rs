@@ -121,22 +121,20 @@ fn golden_bytes_of_messages() {
     let near = encode(&Envelope { epoch: Epoch(4), attempt: Attempt(2), body: near }).unwrap();
     assert_eq!(near[4..], [4, 2, 16, 0xac, 2, 5, 4]);
     let body = ToSource::LackBlocks { tag: 300, blocks: [1, 0, 2, 0] };
-    assert_eq!(body.feature(), Some("basis"));
+    assert!(body.is_reuse());
     let lack = encode(&Envelope { epoch: Epoch(4), attempt: Attempt(2), body }).unwrap();
     assert_eq!(lack[4..], [4, 2, 17, 0xac, 2, 1, 0, 2, 0]);
     let (image, range) = (ImageIndex(1), BlockRange::new(16, 32));
     let body = ToSource::Describe { tag: 300, image, range, blocks: true };
-    assert_eq!(body.feature(), Some("backfill-reuse"));
+    assert!(body.is_reuse());
     let ask = encode(&Envelope { epoch: Epoch(4), attempt: Attempt(2), body }).unwrap();
     assert_eq!(ask[4..], [4, 2, 18, 0xac, 2, 1, 16, 32, 1]);
     let describes = ToTarget::Describes { together: true, link_rate: 300, in_place: vec![image] };
-    assert_eq!(describes.feature(), Some("backfill-reuse"));
+    assert!(describes.is_reuse());
     assert_eq!(bytes(describes), [4, 2, 12, 1, 0xac, 2, 1, 1]);
     let jumps = ToTarget::Jumps { nanos: 300 };
-    assert_eq!(jumps.feature(), Some("jumps"));
     assert_eq!(bytes(jumps), [4, 2, 13, 0xac, 2]);
-    assert_eq!(ToTarget::Defer.feature(), Some("backfill-order"));
-    assert_eq!(ToTarget::Void.feature(), None);
+    assert!(!ToTarget::Void.is_reuse());
 }
 
 proptest! {

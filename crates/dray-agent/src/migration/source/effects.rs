@@ -3,12 +3,10 @@
 
 use super::counts::Mark;
 use super::orders::Orders;
-use super::session::Session;
 use super::waiting::Done;
 use super::{Input, SourceLoop, Told};
 use crate::migration::messages::ToTargetShell;
 use dray_api::{ApiError, ErrorKind, MigrationState};
-use dray_engine::lineage::Generation;
 use dray_engine::source::SourceNotice;
 use dray_engine::{
     MILLISECOND, Phase, Source, SourceEffect, SourceEvent, SourcePlan, SourceRecord,
@@ -18,7 +16,6 @@ use dray_host::migration::intent::SourceIntent;
 use dray_host::registry::NotTaken;
 use dray_net::{SendJob, SendKind};
 use dray_types::{BlockRange, Epoch, ImageIndex};
-use dray_wire::control::FEATURE_BACKUP_GENERATIONS;
 use dray_wire::{Envelope, ToTarget};
 use std::io;
 use std::sync::atomic::Ordering;
@@ -89,15 +86,11 @@ impl SourceLoop {
     fn send_to_target(&mut self, envelope: &Envelope<ToTarget>) {
         self.report.sending(&envelope.body);
         if matches!(envelope.body, ToTarget::Prepare { .. }) {
-            let mut images = self.images.closed_lines(&self.parts.host);
-            let knows = |session: &Session| session.agreed(FEATURE_BACKUP_GENERATIONS);
-            if !self.session.as_ref().is_some_and(knows) {
-                images.iter_mut().flatten().flatten().for_each(Generation::without_backup);
-            }
+            let images = self.images.closed_lines(&self.parts.host);
             self.say(&ToTargetShell::Lines { attempt: envelope.attempt, images });
         }
         if let Some(session) = &self.session
-            && session.knows(&envelope.body)
+            && session.may_say(&envelope.body)
         {
             // A link that is down reports itself, and the engine then asks again.
             let _ = session.control.send(envelope);
@@ -250,7 +243,6 @@ impl SourceLoop {
         self.revive();
         if self.session.is_some() {
             self.say_settings();
-            self.check_features();
             self.say_reuse();
             self.step(SourceEvent::LinkUp);
         }

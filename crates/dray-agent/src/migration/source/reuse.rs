@@ -4,7 +4,6 @@ use super::SourceLoop;
 use dray_engine::{SourceEvent, Tuning};
 use dray_host::migration::intent::Options;
 use dray_wire::ToSource;
-use dray_wire::control::FEATURE_REUSE;
 
 impl SourceLoop {
     /// Whether Copy may describe what it sends, and what is known of the link.
@@ -18,8 +17,7 @@ impl SourceLoop {
 
     /// Before a session is used: whether the target can answer descriptions.
     pub(super) fn say_reuse(&mut self) {
-        let word = |session: &super::Session| session.features.iter().any(|w| w == FEATURE_REUSE);
-        let known = self.session.as_ref().is_some_and(word);
+        let known = self.session.as_ref().is_some_and(|session| session.reuses);
         self.together = self.company.is_together();
         self.step(SourceEvent::Reuse { known, together: self.together });
     }

@@ -13,6 +13,7 @@ use dray_net::{
     NetError, NetErrorKind, SendEvents, SendJob, SendSetup,
 };
 use dray_types::{Attempt, BitRate, ImageIndex};
+use dray_wire::control::FEATURE_REUSE;
 use dray_wire::{Envelope, Hello, StreamKind, ToSource, ToTarget};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -54,8 +55,8 @@ pub struct Session {
     pub number: u64,
     /// The way to the target.
     pub control: ControlSender<ToTarget>,
-    /// What both sides can do.
-    pub features: Vec<String>,
+    /// Whether content may be told by its hash.
+    pub reuses: bool,
     /// What the data streams send.
     pub queue: Arc<JobQueue>,
     senders: Vec<DataSender>,
@@ -66,14 +67,9 @@ pub struct Session {
 }
 
 impl Session {
-    /// Whether the target understands the message.
-    pub fn knows(&self, message: &ToTarget) -> bool {
-        message.feature().is_none_or(|word| self.agreed(word))
-    }
-
-    /// Whether both sides have agreed to the feature word.
-    pub fn agreed(&self, word: &str) -> bool {
-        self.features.iter().any(|known| known == word)
+    /// Whether both sides want what the message is for.
+    pub fn may_say(&self, message: &ToTarget) -> bool {
+        self.reuses || !message.is_reuse()
     }
 }
 
@@ -84,12 +80,12 @@ impl Session {
         number: u64,
         control: ControlSender<ToTarget>,
         queue: &Arc<JobQueue>,
-        features: Vec<String>,
+        reuses: bool,
     ) -> Self {
         Self {
             number,
             control,
-            features,
+            reuses,
             queue: Arc::clone(queue),
             senders: Vec::new(),
             reader: None,
@@ -173,7 +169,7 @@ async fn connect(
     let settings = &reach().map_err(unknown)?;
     let dial = |kind, stream| dial(settings, slot, number, kind, stream);
     let control = dial(StreamKind::Control, 0).await?;
-    let features = control.features().to_vec();
+    let reuses = control.agreed(FEATURE_REUSE);
     let queue = JobQueue::new();
     let setup = SendSetup {
         queue: Arc::clone(&queue),
@@ -205,7 +201,7 @@ async fn connect(
     let session = Session {
         number,
         control,
-        features,
+        reuses,
         queue,
         senders,
         reader: Some(reader),
@@ -256,7 +252,6 @@ impl SourceLoop {
             shown.error.take_if(|error| error.what == REFUSED);
         });
         self.say_settings();
-        self.check_features();
         self.tell(Told::LinkUp);
         if self.is_done() {
             // The target may not know: it, or its last words, were lost.
@@ -271,17 +266,6 @@ impl SourceLoop {
         if let Some(options) = self.slot.intent().options {
             self.say(&ToTargetShell::Settings(options.settings));
             self.say(&ToTargetShell::Strategy(options.strategy));
-        }
-    }
-
-    /// A target that cannot wait with Backfill must not begin with a strategy that wants it.
-    pub(super) fn check_features(&mut self) {
-        let defers = self.slot.intent().options.is_some_and(|options| options.strategy.defers());
-        let session = self.session.as_ref().filter(|_| defers && self.owns());
-        if session.is_some_and(|session| !session.knows(&ToTarget::Defer)) {
-            let why = "the target's software cannot wait with Backfill";
-            let error = ApiError::new(ErrorKind::Unsupported, "migration failed", why);
-            self.fail(error.hint("use --strategy post-copy, or upgrade the target"));
         }
     }
 

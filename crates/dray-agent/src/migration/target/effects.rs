@@ -73,7 +73,7 @@ impl TargetLoop {
             self.taken_up();
         }
         if let Some(session) = &self.session
-            && session.knows(&envelope.body)
+            && session.may_say(&envelope.body)
         {
             // A link that is down reports itself, and the source then opens anew.
             let _ = session.control.send(envelope);

@@ -6,7 +6,7 @@ use crate::migration::messages::{self, ToSourceShell, ToTargetShell};
 use crate::migration::source::shown_strategy;
 use dray_engine::TargetEvent;
 use dray_net::{ControlSender, ControlSettings, DataReceiver, Incoming, NetError};
-use dray_wire::control::{FEATURE_BACKFILL_REUSE, FEATURE_BASIS, FEATURE_REUSE};
+use dray_wire::control::FEATURE_REUSE;
 use dray_wire::{Envelope, StreamKind, ToSource, ToTarget};
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
@@ -72,23 +72,23 @@ pub struct Session {
     pub number: u64,
     /// The way to the source.
     pub control: ControlSender<ToSource>,
-    /// What both sides know beyond the protocol's versions.
-    features: Vec<String>,
+    /// Whether content may be told by its hash.
+    reuses: bool,
     reader: Option<tokio::task::AbortHandle>,
 }
 
 impl Session {
-    /// Whether the source understands the message.
-    pub fn knows(&self, message: &ToSource) -> bool {
-        message.feature().is_none_or(|word| self.features.iter().any(|known| known == word))
+    /// Whether both sides want what the message is for.
+    pub fn may_say(&self, message: &ToSource) -> bool {
+        self.reuses || !message.is_reuse()
     }
 }
 
 #[cfg(test)]
 impl Session {
     /// A session whose messages are taken by who made it.
-    pub fn simulated(number: u64, control: ControlSender<ToSource>, features: Vec<String>) -> Self {
-        Self { number, control, features, reader: None }
+    pub fn simulated(number: u64, control: ControlSender<ToSource>, reuses: bool) -> Self {
+        Self { number, control, reuses, reader: None }
     }
 }
 
@@ -132,8 +132,7 @@ impl TargetSlot {
                 }
                 let stream = incoming.welcome(features).await?;
                 let stats = Arc::clone(&self.stats);
-                let basis = stream.features().iter().any(|word| word == FEATURE_BASIS);
-                let sink = self.sink.of_session(number, basis);
+                let sink = self.sink.of_session(number, stream.agreed(FEATURE_REUSE));
                 self.newest.add(number, DataReceiver::spawn(stream, sink as _, stats)?);
             }
             StreamKind::Memory | StreamKind::Request | StreamKind::Store | StreamKind::Replica => {
@@ -145,12 +144,11 @@ impl TargetSlot {
 
     /// Whether this host can do what the word says, and its operator wants it.
     fn agrees(&self, word: &str) -> bool {
-        let reuses = [FEATURE_REUSE, FEATURE_BACKFILL_REUSE].contains(&word);
-        dray_net::FEATURES.contains(&word) && (!reuses || self.sink.finds())
+        dray_net::FEATURES.contains(&word) && (word != FEATURE_REUSE || self.sink.finds())
     }
 
     fn control(self: &Arc<Self>, stream: dray_net::Stream, number: u64, settings: ControlSettings) {
-        let features = stream.features().to_vec();
+        let reuses = stream.agreed(FEATURE_REUSE);
         let (control, mut incoming) =
             dray_net::control_stream::<ToSource, ToTarget>(stream, settings, &self.stats);
         let slot = Arc::clone(self);
@@ -163,7 +161,7 @@ impl TargetSlot {
             }
         });
         let reader = Some(reader.abort_handle());
-        self.send(Input::SessionUp(Session { number, control, features, reader }));
+        self.send(Input::SessionUp(Session { number, control, reuses, reader }));
     }
 }
 

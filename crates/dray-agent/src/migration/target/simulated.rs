@@ -10,13 +10,8 @@ use std::sync::mpsc::Receiver;
 
 impl TargetSlot {
     /// A session has been made.
-    pub fn simulated_session(
-        &self,
-        number: u64,
-        control: ControlSender<ToSource>,
-        features: Vec<String>,
-    ) {
-        self.send(Input::SessionUp(Session::simulated(number, control, features)));
+    pub fn simulated_session(&self, number: u64, control: ControlSender<ToSource>) {
+        self.send(Input::SessionUp(Session::simulated(number, control, false)));
     }
 
     /// Where the data streams of a session deliver.

@@ -6,15 +6,13 @@ use crate::migration::{source, target};
 use dray_engine::SourceEvent;
 use dray_host::migration::revive::may_come_back;
 use dray_net::{ControlSender, JobQueue, RunSink, RunSource, SendJob, SendKind};
-use dray_wire::control::{self, Bounded, FEATURE_BACKFILL_REUSE, FEATURE_BASIS, FEATURE_REUSE};
+use dray_wire::control::{self, Bounded};
 use dray_wire::frame::run_hash;
 use dray_wire::{Encoding, Envelope, FrameHeader, FrameKind, ToSource, ToTarget};
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
 use tokio::sync::mpsc::UnboundedReceiver;
 
-/// What the hosts do not do to each other.
-const OFF: [&str; 3] = [FEATURE_BACKFILL_REUSE, FEATURE_BASIS, FEATURE_REUSE];
 /// A link that breaks does so in one step of so many, until this step.
 const BREAKS: (u64, usize) = (6, 120);
 
@@ -80,12 +78,10 @@ impl World {
         };
         let ((control, to_target), (answers, to_source)) =
             (ControlSender::without_stream(), ControlSender::without_stream());
-        let words = dray_net::FEATURES.iter().filter(|word| !OFF.contains(word));
-        let features: Vec<_> = words.map(|word| (*word).to_owned()).collect();
         let queue = JobQueue::new();
-        let session = source::Session::simulated(number, control, &queue, features.clone());
+        let session = source::Session::simulated(number, control, &queue, false);
         away.slot.send(source::Input::SessionUp(session));
-        here.slot.simulated_session(number, answers, features);
+        here.slot.simulated_session(number, answers);
         let stream = here.slot.simulated_stream(number);
         Some(Link { number, to_target, to_source, queue, stream })
     }
