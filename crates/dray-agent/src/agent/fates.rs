@@ -3,6 +3,7 @@
 //! is up to its loop.
 
 use super::Agent;
+use super::peers::VOID;
 use crate::migration::target::{Input, TargetSlot};
 use dray_host::migration::fate;
 use dray_net::{NetError, NetErrorKind};
@@ -75,10 +76,11 @@ impl Agent {
         }
         let (asked, question) = (Instant::now(), slot.any_question()?);
         let told = self.ask_fate(&slot.intent().peer, slot.board.migration, question.images).await;
-        let refused = told.as_ref().err().is_some_and(|why| why.kind == NetErrorKind::Refused);
+        let void = |why: &NetError| why.kind == NetErrorKind::Refused && why.what.contains(VOID);
+        // Otherwise it is away, as is shown already.
+        let says = !question.serves || told.as_ref().err().is_none_or(void);
         let told = told.map_err(|why| why.to_string());
-        if question.serves && told.is_err() && !refused {
-            // It is away, as is shown already.
+        if !says {
             return Some(told);
         }
         let (heard, done) = oneshot::channel();

@@ -485,7 +485,7 @@ fn an_adopted_disk_is_not_removed_when_the_agent_has_just_come_back() {
     let qmp = stage.source_qmp();
     let host = stage.lab.host("a");
     host.json(&["adopt", "--qmp", &qmp]).expect("adopt");
-    host.kill().expect("kill");
+    host.kill9().expect("kill");
     std::thread::sleep(Duration::from_secs(2));
     host.start().expect("start");
     let removed = host.dray(&["images", "remove", "disk0.raw"]).expect("an answer");

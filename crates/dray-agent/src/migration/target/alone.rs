@@ -202,7 +202,7 @@ impl TargetLoop {
         let name = image.map_or("IMAGE", |image| image.name_here());
         let hint = match image.filter(|_| self.has_promised()) {
             _ if self.engine.owns() => format!(
-                "blocks that only {peer} had do not come any more: `dray claim {name} --source-is-fenced` here \
+                "what only {peer} had does not come any more: `dray claim {name} --source-is-fenced` here \
                  ends the migration and says what is lost; after that `dray images remove {name}` if the image \
                  on {peer} is the one to keep"
             ),
