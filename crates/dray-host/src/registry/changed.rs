@@ -81,7 +81,7 @@ pub(super) fn refuse(store: &Store, record: &ImageRecord) -> io::Result<()> {
     if now == note.stamp {
         return Ok(());
     }
-    if now.seems_unwritten(&note.stamp) {
+    if now.seems_unwritten(&note.stamp) || is_as_before(&now, &note.stamp) {
         // Its name, owner or mode may be others. Nobody but who wants to hide it writes and leaves no trace.
         tracing::info!(image = record.name, "its copy was touched after it was handed over");
         return Ok(());
@@ -89,6 +89,12 @@ pub(super) fn refuse(store: &Store, record: &ImageRecord) -> io::Result<()> {
     let peer = record.migration.and_then(|of| intent::peer(&Folder::of(store, of)));
     let looks = [&note.stamp, &now];
     Err(io::Error::other(Changed::of(record, path.path().to_owned(), peer, looks)))
+}
+
+/// Whether only the time of its change is an earlier one: what was synced before the handover is its content and its
+/// length, and a power cut may take that time back.
+fn is_as_before(now: &Stamp, then: &Stamp) -> bool {
+    now.len == then.len && now.changed < then.changed && now.file.is_same(&then.file)
 }
 
 #[cfg(test)]
