@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::error::Result;
 use crate::graph::{Bitmap, Graph};
+use crate::iothread;
 use crate::qmp::Qmp;
 
 /// How the names of dray's own bitmaps begin. Nobody needs one of them but the agent that made it.
@@ -79,6 +80,7 @@ pub async fn show(qmp: &Qmp, node: &str, name: &str, socket: &Path) -> Result<()
             // Of an agent that died while it read.
             hide(qmp).await?;
         }
+        iothread::leave(qmp, node).await?;
         let bitmap = json!({ "node": node, "name": name });
         qmp.execute("block-dirty-bitmap-disable", bitmap).await?;
         let path = socket.to_string_lossy();

@@ -436,7 +436,7 @@ fn disk_tops(query_block: &Value) -> Vec<(String, String)> {
 }
 
 /// A device's id from what `query-block` calls it: the id itself, or a path in QEMU's object tree.
-fn device_id(qdev: &str) -> String {
+pub(crate) fn device_id(qdev: &str) -> String {
     let path = qdev.strip_prefix("/machine/peripheral/");
     path.and_then(|p| p.split('/').next()).unwrap_or(qdev).to_owned()
 }

@@ -24,6 +24,7 @@ pub mod blockdev;
 pub mod error;
 pub mod flatten;
 pub mod graph;
+pub mod iothread;
 pub mod migrate;
 pub mod options;
 mod pivot;

@@ -60,16 +60,18 @@ pub(crate) async fn exchange(
     may_pivot: MayPivot<'_>,
 ) -> Result<()> {
     match &plan.pivot {
-        Pivot::Reopen { options } => {
-            may_pivot()?;
-            reopen(qmp, options, to).await
-        }
+        Pivot::Reopen { options } => reopen(qmp, options, to, may_pivot).await,
         Pivot::Mirror => mirror(qmp, plan, from, to, may_pivot).await,
     }
 }
 
 /// Reopens a format node on another file node, with all its options.
-pub(crate) async fn reopen(qmp: &Qmp, options: &Options, file: &str) -> Result<()> {
+pub(crate) async fn reopen(
+    qmp: &Qmp,
+    options: &Options,
+    file: &str,
+    may_pivot: MayPivot<'_>,
+) -> Result<()> {
     let name = options.get("node-name").and_then(Value::as_str).unwrap_or_default();
     let graph = Graph::read(qmp).await?;
     let mut options = options.clone();
@@ -79,6 +81,7 @@ pub(crate) async fn reopen(qmp: &Qmp, options: &Options, file: &str) -> Result<(
     } else if supports_backing(&options) {
         options.insert("backing".into(), Value::Null);
     }
+    may_pivot()?;
     let reopened = qmp.execute("blockdev-reopen", json!({ "options": [options] })).await;
     reopened.map(|_| ()).map_err(|e| e.during(format!("could not put node {name} on {file}")))
 }

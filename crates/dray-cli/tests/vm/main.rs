@@ -11,6 +11,7 @@ mod gone_on;
 mod hand_back;
 mod home;
 mod input;
+mod iothread;
 mod losses;
 mod onward;
 mod others;

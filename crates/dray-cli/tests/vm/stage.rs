@@ -27,6 +27,10 @@ pub enum Kind {
     Qcow2,
     /// The top of three qcow2 images, whose lower ones hold what was overwritten since.
     Chain,
+    /// As [`Self::Qcow2`], with a node of its own for the file; the device runs in an iothread.
+    Threaded,
+    /// As [`Self::Qcow2`], whose file's node comes and goes with that of the format; the device runs in an iothread.
+    ThreadedInline,
 }
 
 pub struct Disk {
@@ -52,8 +56,14 @@ impl Kind {
     fn file(self, i: usize) -> String {
         match self {
             Self::Resident | Self::Plain => format!("disk{i}.raw"),
-            Self::Qcow2 | Self::Chain => format!("disk{i}.qcow2"),
+            Self::Qcow2 | Self::Chain | Self::Threaded | Self::ThreadedInline => {
+                format!("disk{i}.qcow2")
+            }
         }
+    }
+
+    fn is_threaded(self) -> bool {
+        matches!(self, Self::Threaded | Self::ThreadedInline)
     }
 }
 
@@ -87,7 +97,14 @@ fn attach(lab: &Lab, builder: GuestVmBuilder, i: usize, disk: &Disk) -> GuestVmB
             let path = path.display();
             builder.blockdev(format!("driver=file,node-name={node},filename={path},discard=unmap"))
         }
-        Kind::Qcow2 | Kind::Chain => {
+        Kind::Threaded => {
+            make_qcow2(&a.pool(), &path, &disk.bystander);
+            let (file, path) = (format!("file{i}"), path.display());
+            let below = format!("driver=file,node-name={file},filename={path},discard=unmap");
+            let above = format!("driver=qcow2,node-name={node},discard=unmap,file={file}");
+            builder.blockdev(below).blockdev(above)
+        }
+        Kind::Qcow2 | Kind::Chain | Kind::ThreadedInline => {
             match disk.kind {
                 Kind::Chain => make_chain(&a.pool(), &path, &disk.bystander),
                 _ => make_qcow2(&a.pool(), &path, &disk.bystander),
@@ -98,7 +115,12 @@ fn attach(lab: &Lab, builder: GuestVmBuilder, i: usize, disk: &Disk) -> GuestVmB
             ))
         }
     };
-    builder.disk(&qdev, &node)
+    if !disk.kind.is_threaded() {
+        return builder.disk(&qdev, &node);
+    }
+    let thread = format!("thread{i}");
+    let builder = builder.arg("-object").arg(&format!("iothread,id={thread}"));
+    builder.disk_with(&qdev, &node, &format!(",iothread={thread}"))
 }
 
 fn make_qcow2(pool: &Path, path: &Path, bystander: &Bystander) {
@@ -341,7 +363,7 @@ impl Stage {
             if disk.kind == Kind::Chain {
                 let flat = if host == "b" { self.flat_image(i) } else { self.merged(&path) };
                 disk.bystander.check_raw(&flat).expect("what the guest saw");
-            } else if disk.kind == Kind::Qcow2 {
+            } else if disk.kind == Kind::Qcow2 || disk.kind.is_threaded() {
                 self.assert_qcow2(host, &path, &disk.bystander);
             } else {
                 disk.bystander.check_raw(&path).expect("the image");
