@@ -126,6 +126,12 @@ impl LayerPlan {
         node_name("file", qdev, depth)
     }
 
+    /// Whether nobody but dray knows how its file's node is made once it is released: QEMU's command line does not
+    /// name it, nor a format node above it.
+    pub fn is_named_by_dray(&self) -> bool {
+        self.pivot == Pivot::Mirror && self.local_node() == Self::file_node(&self.qdev, self.depth)
+    }
+
     /// The name of the format node that is reopened, if there is one.
     pub fn format_node(&self) -> Option<&str> {
         match &self.pivot {

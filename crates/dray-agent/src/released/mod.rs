@@ -138,7 +138,8 @@ impl From<io::Error> for NotReleased {
 }
 
 /// What a release has to note, durably: step 1. The note of an earlier try goes on. Nothing where
-/// QEMU's command line tells how the disk was before, and nobody has an earlier generation of it.
+/// QEMU's command line tells how the disk was before, also by the names that it has then, and nobody has an
+/// earlier generation of it.
 fn begin_release(
     registry: &Registry,
     qmp: &Qmp,
@@ -149,7 +150,8 @@ fn begin_release(
     let has_past = entry.line().is_some_and(|line| line.lineage().has_past());
     let qemu = process_of(qmp);
     let told = |adopted: &Adopted| !adopted.noted && adopted.is_of(qemu.as_ref());
-    if record.adopted.as_ref().is_some_and(told) && !has_past {
+    let told = record.adopted.as_ref().is_some_and(told) && !plan.is_named_by_dray();
+    if told && !has_past {
         return Ok(None);
     }
     let qemu = qemu.ok_or_else(|| io::Error::other("qemu's process is not known"))?;

@@ -367,3 +367,22 @@ fn a_disk_that_came_back_is_released_as_it_is_now() {
     stage.finish_guest();
     stage.assert_images("a");
 }
+
+/// Its nodes have names that only dray knows once it was released: QEMU's command line has none of them.
+#[test]
+fn a_disk_of_a_drive_without_node_names_comes_under_dray_and_goes_back_again_and_again() {
+    let Some(mut stage) = Stage::new("released-drive", &[Kind::Drive], 2_000_000) else { return };
+    let qmp = stage.source_qmp();
+    for _ in 0..3 {
+        let adopted = stage.lab.host("a").json(&["adopt", "--qmp", &qmp]);
+        adopted.unwrap_or_else(|why| panic!("{why}\n{}", stage.logs()));
+        stage.release();
+    }
+    stage.prepare();
+    let summary = stage.migrate(&[]).expect("moves");
+    assert_eq!(summary["result"], "completed", "{summary:#}");
+    stage.assert_guest_is_well();
+    stage.quit_source();
+    stage.finish_guest();
+    stage.assert_images("b");
+}

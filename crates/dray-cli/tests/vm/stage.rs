@@ -23,6 +23,8 @@ pub enum Kind {
     Resident,
     /// Raw, on a file of its own.
     Plain,
+    /// The same, from a `-drive` that names no node.
+    Drive,
     /// A qcow2 with a backing file, a persistent bitmap and an internal snapshot, on its file.
     Qcow2,
     /// The top of three qcow2 images, whose lower ones hold what was overwritten since.
@@ -55,7 +57,7 @@ impl Kind {
     /// The name of the image's file.
     fn file(self, i: usize) -> String {
         match self {
-            Self::Resident | Self::Plain => format!("disk{i}.raw"),
+            Self::Resident | Self::Plain | Self::Drive => format!("disk{i}.raw"),
             Self::Qcow2 | Self::Chain | Self::Threaded | Self::ThreadedInline => {
                 format!("disk{i}.qcow2")
             }
@@ -96,6 +98,11 @@ fn attach(lab: &Lab, builder: GuestVmBuilder, i: usize, disk: &Disk) -> GuestVmB
             disk.bystander.create_raw(&path).expect("image");
             let path = path.display();
             builder.blockdev(format!("driver=file,node-name={node},filename={path},discard=unmap"))
+        }
+        Kind::Drive => {
+            disk.bystander.create_raw(&path).expect("image");
+            let path = path.display();
+            builder.arg("-drive").arg(&format!("file={path},format=raw,if=none,id={node}"))
         }
         Kind::Threaded => {
             make_qcow2(&a.pool(), &path, &disk.bystander);
