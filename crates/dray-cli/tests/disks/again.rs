@@ -1,4 +1,4 @@
-//! Files that are removed and made again, or written to, while no agent runs. The file system gives a new
+//! Files that are removed and made again while no agent runs. The file system gives a new
 //! file the number of one that is gone, as ext4 does at once (`rm disk.img; cp backup disk.img`): dray must
 //! not take the one for the other.
 
@@ -11,7 +11,7 @@ use crate::restarts::{
     BLOCKS, WAIT, client, closed, flush, handed_over, missing, read, replica, to_the_end, write,
 };
 use serde_json::json;
-use std::fs::{File, FileTimes, Permissions};
+use std::fs::{File, Permissions};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::time::Duration;
@@ -118,56 +118,7 @@ fn a_target_whose_file_was_made_again_does_not_serve_it() {
     }
 }
 
-/// What another program does to the copy that is still needed.
-type Change = fn(&File);
-
-fn overwrite(copy: &File) {
-    copy.write_all_at(&[9; 512], 900 * BLOCK).unwrap();
-}
-
-fn cut_off_and_make_as_long_as_before(copy: &File) {
-    let len = copy.metadata().unwrap().len();
-    copy.set_len(len / 2).unwrap();
-    copy.set_len(len).unwrap();
-}
-
-/// The copy at the source is changed while its agent is off, and then it is as it was.
-fn waits_for_its_copy(orderly: bool, change: Change) {
-    let mut lab = with_a_guest();
-    end(&mut lab.a, orderly);
-    let copy = File::options().write(true).open(replica(&lab.a).unwrap()).unwrap();
-    let time = copy.metadata().unwrap().modified().unwrap();
-    change(&copy);
-    lab.a.start();
-    let why = closed(&lab.a);
-    let told = "changed after the image was handed over";
-    assert!(why.as_ref().is_some_and(|why| why.contains(told)), "{why:?}");
-    nothing_comes(&lab);
-    let held: Vec<u8> = (0..BLOCKS).flat_map(|block| content(block, 1)).collect();
-    copy.write_all_at(&held, 0).unwrap();
-    copy.set_times(FileTimes::new().set_modified(time)).unwrap();
-    wait_for("the copy as it was", WAIT, || closed(&lab.a).is_none()).unwrap();
-    to_the_end(&lab);
-    let version = |block| if [5, 6, 700].contains(&block) { 2 } else { 1 };
-    let mut client = client(&lab.b);
-    for block in 0..BLOCKS {
-        assert_eq!(read(&mut client, block), content(block, version(block)), "{block}");
-    }
-}
-
-#[test]
-fn a_copy_that_was_written_to_after_the_handover_sends_nothing_until_it_is_as_it_was() {
-    waits_for_its_copy(false, overwrite);
-    waits_for_its_copy(true, overwrite);
-}
-
-#[test]
-fn a_copy_that_was_cut_off_after_the_handover_sends_nothing_until_it_is_as_it_was() {
-    waits_for_its_copy(false, cut_off_and_make_as_long_as_before);
-    waits_for_its_copy(true, cut_off_and_make_as_long_as_before);
-}
-
-/// dray does not take what it does itself for somebody else's writing.
+/// dray does not take its own file for another one.
 #[test]
 fn a_copy_that_nobody_has_changed_is_sent_whatever_restarts() {
     let mut lab = with_a_guest();

@@ -5,7 +5,7 @@
 //! here says why, what to do about it, and what stands in for a disk whose file is not there yet.
 
 use super::record::ImageRecord;
-use super::{Entry, Registry, changed, losses, short};
+use super::{Entry, Registry, losses, short};
 use dray_image::{Disk, ErrorKind, Geometry, Image, Late};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
@@ -228,14 +228,11 @@ pub(super) fn being_brought_back() -> Reason {
     )
 }
 
-/// What is said of an image that cannot be opened: its file is not there or too short, was changed, or somebody else has
-/// locked it.
+/// What is said of an image that cannot be opened: its file is not there or too short, or somebody else has locked
+/// it.
 pub(super) fn cannot_open(why: &io::Error) -> Reason {
     if let Some(short) = short::of(why) {
         return short.reason();
-    }
-    if let Some(changed) = changed::of(why) {
-        return changed.reason();
     }
     let inner = why.get_ref();
     if let Some(unread) = inner.and_then(|inner| inner.downcast_ref::<losses::Unread>()) {

@@ -33,7 +33,7 @@ pub(super) fn line_path(store: &Store, name: &str) -> StatePath {
 }
 
 /// Where the image's file would be opened: under the first of the names that it may have.
-pub(super) fn found_at(store: &Store, record: &ImageRecord) -> Option<StatePath> {
+fn found_at(store: &Store, record: &ImageRecord) -> Option<StatePath> {
     let places = std::iter::once(record.place).chain(record.other_places());
     let paths =
         places.filter_map(|place| ImageRecord { place, ..record.clone() }.current_path().ok());

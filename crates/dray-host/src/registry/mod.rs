@@ -9,10 +9,8 @@
 //! * [`files`]: opening what is below. [`lines`]: generations. [`surroundings`]: what only the agent knows.
 //! * [`operations`]: one image takes part in one operation at a time. [`used`]: a file is one image's.
 //! * [`growth`]: how long an image is when its file has grown. [`short`]: files that have become shorter.
-//!   [`changed`]: copies that somebody has written to.
 //! * [`seen`]: what can be seen of an image. [`closed`]: images that nobody vouches for. [`clients`]: who was attached before a restart.
 
-mod changed;
 mod claims;
 mod clients;
 mod closed;
@@ -164,7 +162,6 @@ impl Registry {
         let file = opened
             .map_err(|why| short::device(&record).unwrap_or_else(|| io::Error::other(why)))?;
         short::refuse(&record, &*file)?;
-        changed::refuse(&self.store, &record)?;
         let (record, file) = self.with_all_of_it(record, file)?;
         let record = self.found_whole(record, &*file);
         let heat = ImageHeat::load(&heat_path(&self.store, &record.name), record.len);
