@@ -147,13 +147,15 @@ impl TargetLoop {
             self.start_verification();
         } else {
             self.say_progress();
-            self.images.drop_locks();
             self.release();
         }
     }
 
-    /// QEMU takes its disks back now, if it is to.
+    /// QEMU takes its disks back now, if it is to. Images that no VM came with stay locked all the time.
     pub(super) fn release(&mut self) {
+        if self.slot.intent().guest.is_some() {
+            self.images.drop_locks();
+        }
         self.releasing = true;
         self.tell(Told::Release);
     }

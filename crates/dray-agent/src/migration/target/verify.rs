@@ -102,7 +102,6 @@ impl TargetLoop {
         }
         self.send_aside(ToSource::Verified { blocks, different });
         self.say_progress();
-        self.images.drop_locks();
         self.release();
     }
 
@@ -115,7 +114,6 @@ impl TargetLoop {
             tracing::warn!(migration = %self.slot.board.migration, why);
             self.slot.board.notice(why);
         }
-        self.images.drop_locks();
         self.release();
     }
 }
