@@ -59,7 +59,9 @@ impl Lab {
     pub fn with(change: impl Fn(&str, String) -> String) -> Self {
         static LABS: AtomicU32 = AtomicU32::new(0);
         let nth = LABS.fetch_add(1, Ordering::Relaxed);
-        let net = format!("127.{}.{}", 1 + std::process::id() % 250, nth % 250);
+        // No two labs of a process have the same: what a test has left listening would answer to another one.
+        let process = 1 + (std::process::id() + 125 * (nth / 250)) % 250;
+        let net = format!("127.{process}.{}", nth % 250);
         let dir = tempfile::Builder::new().prefix("dray-disks-").tempdir().unwrap();
         let pki = dir.path().join("pki");
         run(Command::new(DRAY).args(["pki", "init", "--dir"]).arg(&pki));
