@@ -196,6 +196,8 @@ pub enum Fate {
         /// Every image that was asked about is the source's own, which serves it.
         owned: bool,
     },
+    /// An image was claimed from it at the source: it is void there.
+    Claimed,
 }
 
 /// What one agent asks of another.
@@ -413,6 +415,7 @@ mod tests {
         assert_eq!(decode::<Reply>(&body(&reply)), Ok(reply));
         assert_eq!(body(&Reply::Bases { images: vec![BaseThere::Same] }), [7, 1, 3]);
         assert_eq!(body(&Reply::Fate { fate: Fate::Unknown { owned: true } }), [8, 4, 1]);
+        assert_eq!(body(&Reply::Fate { fate: Fate::Claimed }), [8, 5]);
     }
 
     #[test]

@@ -3,10 +3,8 @@
 //! is up to its loop.
 
 use super::Agent;
-use super::peers::VOID;
 use crate::migration::target::{Input, TargetSlot};
 use dray_host::migration::fate;
-use dray_net::{NetError, NetErrorKind};
 use dray_types::{ImageId, MigrationId};
 use dray_wire::request::{Fate, Reply, Request};
 use std::collections::BTreeMap;
@@ -40,26 +38,19 @@ impl Agent {
             return Ok(Fate::Live);
         }
         // It is nobody's to go on with. A target that has promised to serve does not drop that for it.
-        if self.registry.claimed_from(migration).is_some() {
-            return Err(self.unknown(peer, Some(migration)));
+        if self.claimed_from(peer, migration).is_some() {
+            return Ok(Fate::Claimed);
         }
         fate::of(&self.store, &self.registry, peer, migration, images)
             .map_err(|why| why.to_string())
     }
 
-    async fn ask_fate(
-        &self,
-        peer: &str,
-        migration: MigrationId,
-        images: Vec<ImageId>,
-    ) -> Result<Fate, NetError> {
+    async fn ask_fate(&self, peer: &str, migration: MigrationId, images: Vec<ImageId>) -> Told {
         let request = Request::Fate { migration, images };
-        match self.ask_within(ANSWER, peer, &request).await? {
-            Reply::Fate { fate } => Ok(fate),
-            _ => {
-                let why = "the peer answered something else";
-                Err(NetError::new(NetErrorKind::Protocol, why))
-            }
+        match self.ask_within(ANSWER, peer, &request).await {
+            Ok(Reply::Fate { fate }) => Ok(fate),
+            Ok(_) => Err("the peer answered something else".to_owned()),
+            Err(why) => Err(why.to_string()),
         }
     }
 
@@ -76,13 +67,6 @@ impl Agent {
         }
         let (asked, question) = (Instant::now(), slot.any_question()?);
         let told = self.ask_fate(&slot.intent().peer, slot.board.migration, question.images).await;
-        let void = |why: &NetError| why.kind == NetErrorKind::Refused && why.what.contains(VOID);
-        // Otherwise it is away, as is shown already.
-        let says = !question.serves || told.as_ref().err().is_none_or(void);
-        let told = told.map_err(|why| why.to_string());
-        if !says {
-            return Some(told);
-        }
         let (heard, done) = oneshot::channel();
         let (sessions, answer) = (question.sessions, told.clone());
         slot.send(Input::Fate { sessions, answer, heard });

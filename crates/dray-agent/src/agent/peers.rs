@@ -33,10 +33,6 @@ const WAY_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a peer that prepares may have sources asked because of it, one after the other.
 const ASKING_LIMIT: Duration = Duration::from_secs(20);
 
-/// What a host says of a migration from which an image was claimed there. A host that serves the images tells
-/// by it that the other one takes no part in it any more.
-pub(super) const VOID: &str = "the migration is void";
-
 impl Agent {
     pub(super) async fn listen(self: Arc<Self>, listener: Listener) {
         let known = {
@@ -61,15 +57,21 @@ impl Agent {
         known.is_some_and(|id| may_come_back(&self.store, id))
     }
 
+    /// The image that was claimed here from a migration whose other end `peer` has, or may have.
+    pub(super) fn claimed_from(&self, peer: &str, migration: MigrationId) -> Option<Claimed> {
+        let claimed = self.registry.claimed_from(migration);
+        claimed.filter(|claimed| claimed.peer.as_deref().is_none_or(|of| of == peer))
+    }
+
     /// Why nothing is taken of this migration. What became of its images is for its other end alone.
-    pub(super) fn unknown(&self, peer: &str, migration: Option<MigrationId>) -> String {
-        let claimed = migration.and_then(|migration| self.registry.claimed_from(migration));
-        match claimed.filter(|claimed| claimed.peer.as_deref().is_none_or(|of| of == peer)) {
-            Some(Claimed { name, epoch, peer: Some(_) }) => {
-                format!("image '{name}' was claimed here and has epoch {} now: {VOID}", epoch.0)
-            }
+    fn unknown(&self, peer: &str, migration: Option<MigrationId>) -> String {
+        match migration.and_then(|migration| self.claimed_from(peer, migration)) {
+            Some(Claimed { name, epoch, peer: Some(_) }) => format!(
+                "image '{name}' was claimed here and has epoch {} now: the migration is void",
+                epoch.0
+            ),
             // Of a claim whose folder could not say who had the other end.
-            Some(_) => format!("an image of it was claimed here: {VOID}"),
+            Some(_) => "an image of it was claimed here: the migration is void".to_owned(),
             None => "no such migration is prepared here; prepare it again".to_owned(),
         }
     }

@@ -4,6 +4,7 @@
 //! before, a byte 0xff and `guest-sync-delimited` begin a conversation. That a guest which was asked
 //! to freeze thaws again, [`frozen`](super::frozen) sees to.
 
+use crate::vm::own::connect_now;
 use serde_json::{Value, json};
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -37,7 +38,7 @@ impl Guest {
     /// # Errors
     /// When it cannot be reached, or does not answer.
     pub(super) fn connect(socket: &Path) -> io::Result<Self> {
-        let stream = UnixStream::connect(socket)?;
+        let stream = connect_now(socket)?;
         stream.set_write_timeout(Some(ANSWER))?;
         let mut guest = Self { stream };
         let id = std::process::id();

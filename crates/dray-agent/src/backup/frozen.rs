@@ -22,6 +22,8 @@ const LOOK: Duration = Duration::from_secs(5);
 /// The guests of this host that may be frozen, by the socket of their guest agent.
 pub struct FrozenGuests {
     note: StatePath,
+    /// Why the note of an earlier agent cannot be read.
+    unread: Option<String>,
     known: Mutex<Known>,
 }
 
@@ -47,14 +49,12 @@ pub struct Frozen<'a> {
 impl FrozenGuests {
     /// The guests that the file at `note` names.
     pub fn open(note: StatePath) -> Self {
-        let sockets = note.peek().unwrap_or_else(|why: io::Error| {
-            if why.kind() != io::ErrorKind::NotFound {
-                let note = note.display();
-                tracing::error!(%note, %why, "it cannot be said which guests are still to thaw");
-            }
-            BTreeSet::new()
-        });
-        Self { note, known: Mutex::new(Known { sockets, ..Known::default() }) }
+        let (sockets, unread) = match note.peek() {
+            Ok(sockets) => (sockets, None),
+            Err(why) if why.kind() == io::ErrorKind::NotFound => (BTreeSet::new(), None),
+            Err(why) => (BTreeSet::new(), Some(format!("{}: {why}", note.display()))),
+        };
+        Self { note, unread, known: Mutex::new(Known { sockets, ..Known::default() }) }
     }
 
     /// Freezes the file systems of the guest whose agent listens on `socket`.
@@ -199,12 +199,30 @@ pub fn keep(agent: &Arc<Agent>) -> io::Result<()> {
     Builder::new().name("dray-thaw".to_owned()).spawn(work).map(drop)
 }
 
+/// Refuses a socket that leads elsewhere than when it was noted: whoever may write to its folder is not trusted.
+fn is_still(agent: &Agent, socket: &Path) -> io::Result<()> {
+    if !socket.try_exists()? {
+        return Ok(());
+    }
+    match agent.config.qmp_socket(socket) {
+        Ok(now) if now == socket => Ok(()),
+        Ok(now) => Err(io::Error::other(format!("it is {} now", now.display()))),
+        Err(why) => Err(io::Error::other(why.to_string())),
+    }
+}
+
 /// One look; whether there is an agent.
 fn look(agent: &Weak<Agent>) -> bool {
     let Some(agent) = agent.upgrade() else { return false };
+    agent.troubles.settle(
+        "frozen",
+        "it cannot be said whether guests are frozen since a backup",
+        agent.frozen.unread.as_ref(),
+        "look at the guests that are backed up with --fsfreeze; `virsh domfsthaw` thaws one",
+    );
     for socket in agent.frozen.left() {
         let shown = socket.display();
-        let thawed = agent.frozen.thaw_left(&socket);
+        let thawed = is_still(&agent, &socket).and_then(|()| agent.frozen.thaw_left(&socket));
         agent.troubles.settle(
             &format!("frozen.{shown}"),
             &format!("the guest whose agent listens on {shown} may be frozen since a backup"),

@@ -7,6 +7,7 @@ use dray_host::process::QemuProcess;
 use dray_qemu::{Error, ErrorKind, Result};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
@@ -72,16 +73,21 @@ pub fn has_ended(socket: &Path, known: Option<&QemuProcess>) -> bool {
     if let Some(known) = known {
         return !known.runs();
     }
-    matches!(knock(socket), Err(Errno::NOENT | Errno::CONNREFUSED))
+    matches!(connect_now(socket).map(drop), Err(Errno::NOENT | Errno::CONNREFUSED))
 }
 
-/// Connects to a socket, and says nothing. One whose QEMU hangs, with as many clients waiting for it as it can have,
-/// is not waited for.
-fn knock(socket: &Path) -> rustix::io::Result<()> {
+/// Connects to a socket of QEMU. One that hangs, with as many clients waiting for it as it can have, is not waited
+/// for.
+///
+/// # Errors
+/// What the system reports; `AGAIN` where there is no room for another client.
+pub(crate) fn connect_now(socket: &Path) -> rustix::io::Result<UnixStream> {
     let address = SocketAddrUnix::new(socket)?;
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    let knocking = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    rustix::net::connect(&knocking, &address)
+    let connecting = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&connecting, &address)?;
+    rustix::io::ioctl_fionbio(&connecting, false)?;
+    Ok(connecting.into())
 }
 
 /// After a restart: a guest that this agent's predecessor had stopped runs again. Nothing is to be done when its

@@ -256,10 +256,10 @@ fn the_target_of_a_claimed_source_is_told_so_and_lets_go_when_it_is_claimed() {
     let claimed = claim(&lab.a, &CLAIM);
     lab.b.start();
     let said = || lab.b.migrations().first().map_or(String::new(), |one| one["error"].to_string());
-    wait_for("the source's answer", WAIT, || said().contains("was claimed here"))
+    wait_for("the source's answer", WAIT, || said().contains("was claimed there"))
         .unwrap_or_else(|why| panic!("{why}: {}\n{}", said(), lab.b.log()));
     let id = lab.b.migrations()[0]["migration"].as_str().unwrap().to_owned();
-    let ways = ["hosta", "was claimed here", "`dray claim disk.img --source-is-fenced`", "remove"];
+    let ways = ["hosta", "was claimed there", "`dray claim disk.img --source-is-fenced`", "remove"];
     refused(&lab.b, &["cancel", &id], CONFLICT, &ways);
     refused(&lab.b, &["images", "remove", IMAGE], CONFLICT, &ways);
     claim(&lab.b, &CLAIM);

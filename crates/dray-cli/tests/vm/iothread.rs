@@ -90,11 +90,5 @@ fn a_disk_whose_iothread_would_end_qemu_is_refused_while_the_guest_runs() {
 fn a_disk_in_an_iothread_moves() {
     let Some(mut stage) = Stage::new("iothread-move", &[Kind::Threaded], 2_000_000) else { return };
     stage.assert_guest_is_well();
-    stage.prepare();
-    let summary = stage.migrate(&[]).expect("moves");
-    assert_eq!(summary["result"], "completed", "{summary:#}");
-    stage.assert_guest_is_well();
-    stage.quit_source();
-    stage.finish_guest();
-    stage.assert_images("b");
+    stage.moves();
 }

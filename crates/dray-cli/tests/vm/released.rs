@@ -378,11 +378,5 @@ fn a_disk_of_a_drive_without_node_names_comes_under_dray_and_goes_back_again_and
         adopted.unwrap_or_else(|why| panic!("{why}\n{}", stage.logs()));
         stage.release();
     }
-    stage.prepare();
-    let summary = stage.migrate(&[]).expect("moves");
-    assert_eq!(summary["result"], "completed", "{summary:#}");
-    stage.assert_guest_is_well();
-    stage.quit_source();
-    stage.finish_guest();
-    stage.assert_images("b");
+    stage.moves();
 }

@@ -413,6 +413,17 @@ impl Stage {
         std::fs::remove_file(flat).expect("remove");
     }
 
+    /// The VM moves as it is, and the guest has seen nothing of it.
+    pub fn moves(&mut self) {
+        self.prepare();
+        let summary = self.migrate(&[]).expect("moves");
+        assert_eq!(summary["result"], "completed", "{summary:#}");
+        self.assert_guest_is_well();
+        self.quit_source();
+        self.finish_guest();
+        self.assert_images("b");
+    }
+
     /// A migration ends well at the target, without a brake.
     pub fn completes(mut self, migrate: Child) {
         let source = self.lab.host("a");

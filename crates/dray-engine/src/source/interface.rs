@@ -156,9 +156,8 @@ pub enum SourceEvent {
 /// Something the source's shell must do, strictly in the order given.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SourceEffect {
-    /// Send to the target if there is a session; else drop. A message whose `ToTarget::feature` the
-    /// session did not agree on is dropped too; a migration whose strategy `defers` must not begin
-    /// over such a session.
+    /// Send to the target if there is a session; else drop, as a message that [is for
+    /// reuse](ToTarget::is_reuse) where the session did not agree on that.
     Send(Envelope<ToTarget>),
     /// Make the record durable before going on; where that fails,
     /// [`SourceRecord::unrecorded`] says what becomes of the step.

@@ -127,8 +127,8 @@ pub enum BackfillControl {
 /// Something the target's shell must do, strictly in the order given.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TargetEffect {
-    /// Send to the source if there is a session; else drop, as a message whose `ToSource::feature`
-    /// the session did not agree on.
+    /// Send to the source if there is a session; else drop, as a message that [is for
+    /// reuse](ToSource::is_reuse) where the session did not agree on that.
     Send(Envelope<ToSource>),
     /// Make the records durable, together, before going on.
     Journal(Vec<TargetRecord>),

@@ -50,9 +50,8 @@ impl Disk {
         }
         let began = self.meter.is_on().then(Instant::now);
         let _pass = self.gate.enter(client::is_there)?;
-        // What comes before the change itself may take long.
+        // Right before the change: what comes first may take long.
         let apply = |durable| self.check_client().and_then(|()| apply(durable));
-        self.check_client()?;
         let noted = self.history.begin(touched.all)?;
         let marked = self.tracker.begin(touched.all)?;
         self.keeper.before_change(touched.all);

@@ -8,8 +8,10 @@ use dray_types::ImageId;
 use dray_wire::request::Fate;
 use dray_wire::{Envelope, ToTarget};
 use parking_lot::MutexGuard;
-
 use std::time::Instant;
+
+/// Why a source takes no part in a migration any more.
+const CLAIMED: &str = "an image of it was claimed there: the migration is void";
 
 /// Who has no session asks its source.
 #[derive(Clone, Debug)]
@@ -148,6 +150,7 @@ impl TargetLoop {
                 return !self.forget();
             }
             Ok(Fate::Unknown { .. }) => self.show_why("it does not know the migration"),
+            Ok(Fate::Claimed) => self.show_why(CLAIMED),
             Err(why) => self.show_why(&why),
         }
         true
@@ -159,8 +162,10 @@ impl TargetLoop {
     fn owner_heard_fate(&mut self, told: &Result<Fate, String>) {
         if !self.engine.is_complete() {
             match told {
+                Ok(Fate::Claimed) => self.show_why(CLAIMED),
                 Ok(_) => self.show_met(),
-                Err(why) => self.show_why(why),
+                // It is away, as is shown already.
+                Err(_) => {}
             }
         }
         let forgotten = matches!(told, Ok(Fate::Unknown { owned: false }));

@@ -58,8 +58,6 @@ pub(super) struct Job {
     /// The content, as far as it was found; empty before anything was.
     content: Vec<u8>,
     since: Instant,
-    /// The session agreed to describe blocks.
-    basis: bool,
     /// After the handover: all that is found is written, whatever is there.
     fills: bool,
     /// What lacks, as of the last look.
@@ -72,13 +70,7 @@ pub(super) struct Job {
 }
 
 impl Job {
-    pub(super) fn new(
-        session: u64,
-        header: &FrameHeader,
-        hashes: &[u8],
-        basis: bool,
-        fills: bool,
-    ) -> Self {
+    pub(super) fn new(session: u64, header: &FrameHeader, hashes: &[u8], fills: bool) -> Self {
         let zeros = header.zero_pieces();
         let pieces = (header.range.len / PIECE_BLOCKS) as usize;
         let some = (0..pieces).filter(|piece| zeros >> piece & 1 == 0);
@@ -92,7 +84,6 @@ impl Job {
             open,
             content,
             since: Instant::now(),
-            basis,
             fills,
             lacks,
             in_place: None,
@@ -147,12 +138,12 @@ impl Job {
         let lacking = |(piece, hash): &(usize, PieceHash)| {
             let nth = first + *piece as u64;
             let place = sink.spot(image, nth)?;
-            let all = if self.basis { reuse.similar(place) } else { Vec::new() };
+            let all = reuse.similar(place);
             let some = |spot: &&Spot| reuse.has_data(peer, **spot);
             // Blocks of what is coming are there already, and the others would be asked for twice.
             let whole = |spot: &&Spot| !reuse.wanted.comes_there(**spot) && some(spot);
             let enough = all.iter().filter(whole).take(ENOUGH).count() == ENOUGH;
-            let own = self.basis && sink.own_place(image, nth).is_some();
+            let own = sink.own_place(image, nth).is_some();
             near |= u16::from(own || all.iter().any(|spot| some(&spot))) << piece;
             Some(Lacking { hash: *hash, place, near: if enough { Vec::new() } else { all } })
         };
@@ -348,7 +339,7 @@ mod tests {
             hash: 0,
         };
         let hashes: Vec<u8> = (1..=3u8).flat_map(|nth| [nth; 32]).collect();
-        let mut job = Job::new(1, &header, &hashes, false, false);
+        let mut job = Job::new(1, &header, &hashes, false);
         assert_eq!(job.lacking(), 0b0111);
         // All but the second piece is found.
         job.open.retain(|(piece, _)| *piece == 1);

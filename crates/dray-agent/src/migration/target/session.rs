@@ -132,7 +132,7 @@ impl TargetSlot {
                 }
                 let stream = incoming.welcome(features).await?;
                 let stats = Arc::clone(&self.stats);
-                let sink = self.sink.of_session(number, stream.agreed(FEATURE_REUSE));
+                let sink = self.sink.of_session(number);
                 self.newest.add(number, DataReceiver::spawn(stream, sink as _, stats)?);
             }
             StreamKind::Memory | StreamKind::Request | StreamKind::Store | StreamKind::Replica => {

@@ -16,7 +16,7 @@ impl TargetSlot {
 
     /// Where the data streams of a session deliver.
     pub fn simulated_stream(&self, number: u64) -> Arc<dyn RunSink> {
-        self.sink.of_session(number, false)
+        self.sink.of_session(number)
     }
 }
 

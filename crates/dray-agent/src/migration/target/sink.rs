@@ -109,9 +109,9 @@ impl Sink {
         *self.session.write() = number;
     }
 
-    /// The sink of one session's data streams; `basis`: it agreed to describe blocks.
-    pub fn of_session(self: &Arc<Self>, number: u64, basis: bool) -> Arc<SessionSink> {
-        Arc::new(SessionSink { sink: Arc::clone(self), number, basis })
+    /// The sink of one session's data streams.
+    pub fn of_session(self: &Arc<Self>, number: u64) -> Arc<SessionSink> {
+        Arc::new(SessionSink { sink: Arc::clone(self), number })
     }
 
     fn deliver(&self, number: u64, header: &FrameHeader, payload: Option<&[u8]>) {
@@ -379,7 +379,6 @@ fn zeros(place: &Place, range: BlockRange, owner: bool) -> dray_image::Result<()
 pub struct SessionSink {
     sink: Arc<Sink>,
     number: u64,
-    basis: bool,
 }
 
 impl RunSink for SessionSink {
@@ -394,7 +393,7 @@ impl RunSink for SessionSink {
     fn described(&self, header: &FrameHeader, hashes: &[u8]) {
         // What is missing has to be filled, even where the file holds it by chance.
         let owner = self.sink.owner_epoch.load(Ordering::SeqCst) > 0;
-        let job = || Job::new(self.number, header, hashes, self.basis || owner, owner);
+        let job = || Job::new(self.number, header, hashes, owner);
         let look = || self.sink.finder.look(&self.sink, header.tag, !owner, || job().into());
         if !self.sink.finds() || !look() {
             self.mismatch(header);
@@ -404,8 +403,8 @@ impl RunSink for SessionSink {
     fn described_blocks(&self, header: &FrameHeader, hashes: &[u8]) {
         let owner = self.sink.owner_epoch.load(Ordering::SeqCst) > 0;
         let job = || BlockJob::new(self.number, header, hashes, owner);
-        let finds = (self.basis || owner) && self.sink.finds();
-        if !finds || !self.sink.finder.look(&self.sink, header.tag, !owner, || job().into()) {
+        let look = || self.sink.finder.look(&self.sink, header.tag, !owner, || job().into());
+        if !self.sink.finds() || !look() {
             self.mismatch(header);
         }
     }
@@ -479,7 +478,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (sink, told) = sink(dir.path(), RUNS);
         sink.admit(1);
-        let session = sink.of_session(1, false);
+        let session = sink.of_session(1);
         let began = Instant::now();
         // The same everywhere, and it never comes: each waits for the first.
         for tag in 0..RUNS {
@@ -537,7 +536,7 @@ mod tests {
         let list = Intents::open(&path, &[PIECE_BLOCKS * BLOCK_SIZE], true);
         sink.places.write()[0].overwritten = Some(IntentFile::new(list, 0));
         sink.admit(1);
-        let session = sink.of_session(1, false);
+        let session = sink.of_session(1);
         let writes = std::thread::spawn(move || session.run(&first_block(1), &[7; 4096]));
         let heard = told.recv_timeout(Duration::from_secs(5)).expect("the frame is answered");
         let Input::Engine(TargetEvent::RunArrived { arrival: Arrival::Failed(why), .. }) = heard

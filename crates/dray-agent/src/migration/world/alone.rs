@@ -26,13 +26,14 @@ thread_local! {
 }
 
 /// What a source may say, and that it says nothing.
-const TOLD: [Result<Fate, &str>; 7] = [
+const TOLD: [Result<Fate, &str>; 8] = [
     Ok(Fate::Live),
     Ok(Fate::Abandoned),
     Ok(Fate::Never),
     Ok(Fate::HandedOver),
     Ok(Fate::Unknown { owned: true }),
     Ok(Fate::Unknown { owned: false }),
+    Ok(Fate::Claimed),
     Err("it is away"),
 ];
 
@@ -136,7 +137,7 @@ fn goes(records: &[TargetRecord]) -> Vec<bool> {
 #[test]
 fn a_promise_goes_on_its_sources_word_alone() {
     let promised = [TargetRecord::Touched, promise()];
-    assert_eq!(goes(&promised), [false, false, true, false, true, false, false]);
+    assert_eq!(goes(&promised), [false, false, true, false, true, false, false, false]);
     for told in TOLD {
         let mut host = target_with(&promised);
         assert!(tell(&mut host, 0, told));
@@ -148,7 +149,7 @@ fn a_promise_goes_on_its_sources_word_alone() {
         } else if there {
             assert_eq!(records, promised, "{told:?}");
             let says = shown(&host).1.is_some_and(|hint| hint.contains("`dray claim x"));
-            let asked = matches!(told, Err(_) | Ok(Fate::Unknown { .. }));
+            let asked = matches!(told, Err(_) | Ok(Fate::Unknown { .. } | Fate::Claimed));
             assert_eq!(says, asked, "{told:?}");
         }
     }
@@ -157,12 +158,12 @@ fn a_promise_goes_on_its_sources_word_alone() {
 #[test]
 fn what_was_received_goes_when_its_source_will_not_have_it() {
     let received = [TargetRecord::Touched];
-    assert_eq!(goes(&received), [false, false, true, false, true, false, false]);
+    assert_eq!(goes(&received), [false, false, true, false, true, false, false, false]);
 }
 
 #[test]
 fn what_was_only_prepared_goes_when_its_source_does_not_know_it() {
-    assert_eq!(goes(&[]), [false, false, true, false, true, true, false]);
+    assert_eq!(goes(&[]), [false, false, true, false, true, true, false, false]);
     let mut host = target_with(&[]);
     assert_eq!(shown(&host), (MigrationState::Prepared, None));
     assert!(tell(&mut host, 0, Err("it is away")));
@@ -172,7 +173,7 @@ fn what_was_only_prepared_goes_when_its_source_does_not_know_it() {
 #[test]
 fn an_owner_listens_to_none_of_it() {
     let owned = [TargetRecord::Touched, promise(), committed()];
-    assert_eq!(goes(&owned), [false; 7]);
+    assert_eq!(goes(&owned), [false; TOLD.len()]);
     let mut host = target_with(&owned);
     let asks = host.within(|agent| agent.here().as_ref().unwrap().slot.question().is_some());
     assert_eq!(asks, Some(false));
@@ -182,7 +183,7 @@ fn an_owner_listens_to_none_of_it() {
 #[test]
 fn what_was_handed_back_goes_when_its_source_has_it() {
     let back = [TargetRecord::Touched, promise(), committed(), TargetRecord::Fenced];
-    assert_eq!(goes(&back), [false, false, true, false, true, false, false]);
+    assert_eq!(goes(&back), [false, false, true, false, true, false, false, false]);
 }
 
 /// A session has been there since the question: the answer is of another time.

@@ -197,7 +197,7 @@ fn a_socket_whose_queue_is_full_is_one_that_somebody_listens_on() {
     let listener = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
     rustix::net::bind(&listener, &SocketAddrUnix::new(&socket).unwrap()).unwrap();
     rustix::net::listen(&listener, 1).unwrap();
-    let full = (0..10).find(|_| knock(&socket) == Err(Errno::AGAIN));
+    let full = (0..10).find(|_| connect_now(&socket).is_err_and(|why| why == Errno::AGAIN));
     assert!(full.is_some(), "its queue is not full");
     assert!(!has_ended(&socket, None));
     drop(listener);
