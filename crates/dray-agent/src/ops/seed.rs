@@ -73,7 +73,7 @@ impl Agent {
             Ok(Reply::Surveyed { images: expected, .. }) if expected.len() == images.len() => {
                 expected.into_iter().map(|image| image.given).collect()
             }
-            // An older target does not tell; it is missing in the summary.
+            // A target that does not tell is missing in the summary.
             _ => vec![Vec::new(); images.len()],
         };
         for ((image, state), expected) in images.iter().zip(seeding).zip(expected) {

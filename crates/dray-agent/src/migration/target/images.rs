@@ -213,8 +213,7 @@ impl TargetImages {
         journal.rewrite(&[&bytes]).map_err(io::Error::other)
     }
 
-    /// What was kept for the attempt that succeeded. A source that said nothing, an older one, knows
-    /// of no generations.
+    /// What was kept for the attempt that succeeded; of a source that said nothing no generations are known.
     fn kept_lines(&self, attempt: Attempt) -> io::Result<Vec<Option<Vec<Generation>>>> {
         if !self.lines.exists()? {
             return Ok(Vec::new());
