@@ -14,6 +14,7 @@
 //!   gave a target what.
 //! * [`heat`]: what guests do with the images, counted for the orders of migrations.
 //! * [`settle`]: what is to be done with an image, by what is recorded and what is seen.
+//! * [`presence`]: when an agent ran here last.
 //! * [`stamp`]: how it is known that a file was not changed; [`process`]: which QEMU it was.
 
 pub mod flat;
@@ -22,6 +23,7 @@ pub mod heat;
 pub mod lineage;
 pub mod migration;
 pub mod pool;
+pub mod presence;
 pub mod process;
 pub mod registry;
 pub mod released;

@@ -85,6 +85,7 @@ impl Registry {
             record.state = CopyState::Incoming;
             // What is not trusted is known also when the migration comes to nothing.
             record.replica = found;
+            record.arriving = Some(now.file);
             record.place = Place::Partial;
             record.migration = Some(migration);
             // It gets the length that its source has.
@@ -125,6 +126,10 @@ impl Registry {
             record.state = CopyState::Replica;
             record.place = Place::Replica(record.epoch);
             record.migration = None;
+            let arrived = record.arriving.take();
+            // Of another file that lies there nobody knows what it holds.
+            let is_it = |_: &ReplicaNote| arrived.is_none_or(|of| of.is_same(&stamp.file));
+            record.replica = record.replica.take().filter(is_it);
             if let Some(note) = &mut record.replica {
                 note.stamp = stamp;
             }

@@ -5,6 +5,7 @@
 //! images/NAME.heat            what is known of its accesses (docs/reference/formats.md); not synced, may be lost
 //! released/ID.json            an image that QEMU has taken back, and its line (ID.line)
 //! seeds/NAME.json             an image that is being read from backups
+//! seen.json                   when an agent ran here last
 //! digests.json                the digests of base images; may be lost
 //! content.redb                which content is where, by hash; may be lost
 //! backups/NAME.json           which of its generations are in backup where
@@ -104,6 +105,11 @@ impl Store {
     /// The folder of what is known of backups.
     pub fn backups(&self) -> StatePath {
         self.root.join("backups")
+    }
+
+    /// The file that an agent touches as long as it runs.
+    pub fn seen(&self) -> StatePath {
+        self.root.join("seen.json")
     }
 
     /// The file of the guests that are frozen for a backup.

@@ -7,10 +7,12 @@ use crate::migration::target::{Input, TargetSlot};
 use dray_host::migration::fate;
 use dray_types::{ImageId, MigrationId};
 use dray_wire::request::{Fate, Reply, Request};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
+use tokio::task::spawn_blocking;
 
 /// A source that is away for less is about to make a session.
 const GRACE: Duration = Duration::from_secs(2);
@@ -25,6 +27,15 @@ const ANSWER: Duration = Duration::from_secs(5);
 
 /// What a source says, or why it does not.
 pub(crate) type Told = Result<Fate, String>;
+
+/// What came of asking about a migration to here that waits.
+pub(crate) struct Asked {
+    /// Its source.
+    pub peer: String,
+    pub told: Told,
+    /// Nobody wants it, and it is given up.
+    pub given_up: bool,
+}
 
 impl Agent {
     /// What becomes of a migration away that `peer` asks about.
@@ -76,27 +87,74 @@ impl Agent {
         Some(told)
     }
 
-    /// Asks, for as long as the agent runs, for all migrations to here whose sources are away.
+    /// Asks the source of a migration to here that cannot be brought back, and has promised nothing, whether it is
+    /// still wanted, and gives it up if not: what is left of it goes when it is looked at next. Whether it is given
+    /// up, or why not; none when there is no such migration.
+    pub(crate) async fn ask_about_waiting(
+        self: &Arc<Self>,
+        migration: MigrationId,
+    ) -> Option<Asked> {
+        let agent = Arc::clone(self);
+        let look = move || agent.unrevived.unpromised(&agent.registry, migration);
+        let waits = match spawn_blocking(look).await.map_err(io::Error::other).flatten() {
+            Ok(waits) => waits?,
+            Err(why) => {
+                tracing::debug!(%migration, %why, "cannot see what a migration waits for");
+                return None;
+            }
+        };
+        let told = self.ask_fate(&waits.peer, migration, waits.images.clone()).await;
+        let unwanted = told.as_ref().is_ok_and(|fate| waits.is_unwanted(*fate));
+        let given_up = unwanted && self.give_up_waiting(migration).await;
+        Some(Asked { peer: waits.peer, told, given_up })
+    }
+
+    /// Gives a migration up that waits, and has promised nothing. Whether it is given up.
+    pub(crate) async fn give_up_waiting(self: &Arc<Self>, migration: MigrationId) -> bool {
+        let agent = Arc::clone(self);
+        let give_up = move || agent.unrevived.give_up(&agent.registry, migration);
+        match spawn_blocking(give_up).await.map_err(io::Error::other).flatten() {
+            Ok(given_up) => given_up,
+            Err(why) => {
+                tracing::warn!(%migration, %why, "cannot give a migration up that nobody wants");
+                false
+            }
+        }
+    }
+
+    /// Asks, for as long as the agent runs, for all migrations to here whose sources are away, and for those that
+    /// cannot be brought back.
     pub(super) async fn keep_asking(self: Arc<Self>) {
         let mut pauses: BTreeMap<MigrationId, (Instant, Duration)> = BTreeMap::new();
         loop {
             tokio::time::sleep(LOOK).await;
-            let alone: Vec<_> = self.targets.all().into_iter().collect();
-            let alone: Vec<_> = alone
+            let waiting = self.unrevived.here();
+            let alone: Vec<_> = self
+                .targets
+                .all()
                 .into_iter()
                 .filter(|slot| slot.any_question().is_some_and(|q| q.since.elapsed() >= GRACE))
                 .collect();
-            pauses.retain(|id, _| alone.iter().any(|slot| slot.board.migration == *id));
-            for slot in alone {
+            let ids = alone.iter().map(|slot| slot.board.migration);
+            let ids: BTreeSet<_> = ids.chain(waiting.iter().copied()).collect();
+            pauses.retain(|id, _| ids.contains(id));
+            let mut is_due = |migration| {
                 let now = Instant::now();
-                let pause = pauses.entry(slot.board.migration).or_insert((now, FIRST_PAUSE));
-                if pause.0 > now {
-                    continue;
+                let pause = pauses.entry(migration).or_insert((now, FIRST_PAUSE));
+                let due = pause.0 <= now;
+                if due {
+                    *pause = (now + pause.1, (pause.1 * 2).min(LONGEST_PAUSE));
                 }
-                *pause = (now + pause.1, (pause.1 * 2).min(LONGEST_PAUSE));
+                due
+            };
+            // One that does not answer holds up no other.
+            for slot in alone.into_iter().filter(|slot| is_due(slot.board.migration)) {
                 let agent = Arc::clone(&self);
-                // One that does not answer holds up no other.
                 tokio::spawn(async move { agent.ask_source(&slot).await });
+            }
+            for migration in waiting.into_iter().filter(|id| is_due(*id)) {
+                let agent = Arc::clone(&self);
+                tokio::spawn(async move { agent.ask_about_waiting(migration).await });
             }
         }
     }

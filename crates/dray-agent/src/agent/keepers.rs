@@ -3,10 +3,14 @@
 
 use crate::config::Config;
 use crate::migration::source::unix_ms;
+use dray_files::StatePath;
 use dray_heat::DrainPause;
 use dray_host::lineage::CLOSE_IDLE;
+use dray_host::presence::EVERY;
 use dray_host::registry::Registry;
 use dray_host::retention::{INTERVAL, Retention, sweep};
+use rustix::fs::{Timespec, Timestamps, UTIME_NOW, futimens};
+use std::fs::File;
 use std::io;
 use std::sync::{Arc, Weak};
 use std::thread::{self, Builder, sleep};
@@ -39,6 +43,26 @@ fn keep_heat(registry: &Weak<Registry>) {
             registry.save_heat(saved);
         }
     }
+}
+
+/// Touches the file that says that an agent runs here.
+///
+/// # Errors
+/// When it cannot be opened, or no thread can be made.
+pub(super) fn presence(file: &StatePath, registry: &Arc<Registry>) -> io::Result<()> {
+    let file = File::options().write(true).open(file.path())?;
+    let registry = Arc::downgrade(registry);
+    let work = move || {
+        while registry.strong_count() > 0 {
+            let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+            let times = Timestamps { last_access: now, last_modification: now };
+            if let Err(why) = futimens(&file, &times) {
+                tracing::debug!(%why, "cannot note that the agent runs");
+            }
+            sleep(EVERY);
+        }
+    };
+    Builder::new().name("dray-presence".to_owned()).spawn(work).map(drop)
 }
 
 /// Closes regions of lines that are not in use.

@@ -42,7 +42,7 @@ use crate::troubles::Troubles;
 use crate::vm::hypervisor::Hypervisor;
 use dray_api::{ApiError, ApiResult, ErrorKind, MigrationState};
 use dray_host::migration::fate::Preparing;
-use dray_host::migration::revive::Unrevived;
+use dray_host::migration::waiting::Unrevived;
 use dray_host::registry::Registry;
 use dray_host::store::Store;
 use dray_net::ControlSettings;
@@ -93,7 +93,7 @@ pub struct Agent {
     /// Whether whoever started the agent knows that guests can be started.
     pub readiness: Arc<Readiness>,
     /// Migrations that a restart found and could not bring back yet.
-    unrevived: Unrevived,
+    pub unrevived: Unrevived,
 }
 
 impl Agent {

@@ -24,7 +24,8 @@ use crate::seed::Seeds;
 use crate::troubles::Troubles;
 use dray_api::{ApiError, ApiResult, ErrorKind};
 use dray_host::migration::fate::Preparing;
-use dray_host::migration::revive::Unrevived;
+use dray_host::migration::waiting::Unrevived;
+use dray_host::presence;
 use dray_host::registry::Registry;
 use dray_host::store::Store;
 use dray_net::tls::Identity;
@@ -96,7 +97,12 @@ fn open(start: &Start, readiness: Arc<Readiness>, what: &str) -> ApiResult<(Arc<
     })?;
     let store = Store::open(&config.state_dir).map_err(io)?;
     crate::flat::end_leftovers(&config.run_dir);
-    let registry = Registry::load(store.clone(), Arc::clone(&config) as _).map_err(io)?;
+    let (agents, presence) = presence::begin(&store);
+    let around = Arc::clone(&config) as _;
+    let registry = Registry::load_after(agents, store.clone(), around).map_err(io)?;
+    if let Err(why) = presence.and_then(|file| keepers::presence(&file, &registry)) {
+        tracing::warn!(%why, "cannot note that an agent runs: after a kill all images count as changed");
+    }
     let frozen = FrozenGuests::open(store.frozen());
     let agent = Arc::new(Agent {
         nbd: dray_nbd::Server::new(Arc::new(ImageExports(Arc::clone(&registry)))),

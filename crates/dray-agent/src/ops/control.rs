@@ -100,6 +100,11 @@ impl Agent {
     }
 
     pub(crate) async fn cancel(self: &Arc<Self>, command: &Cancel) -> ApiResult<Cancelled> {
+        if let Some(migration) = self.named_waiting(command)
+            && let Some(cancelled) = self.take_back_waiting(migration).await?
+        {
+            return Ok(cancelled);
+        }
         if let Some(slot) = self.named_here(command)? {
             return self.take_back(&slot).await;
         }
@@ -220,6 +225,31 @@ impl Agent {
         self.tasks.take(migration);
         self.sources.remove(migration);
         Ok(Cancelled { target_was_away, ..Cancelled::of(migration) })
+    }
+
+    /// The migration that was named, if it is one to here that cannot be brought back.
+    fn named_waiting(&self, command: &Cancel) -> Option<MigrationId> {
+        text::pick(Some(command.migration.as_ref()?), self.unrevived.here(), Vec::new()).ok()
+    }
+
+    /// Takes back a migration to here that cannot be brought back, under the same conditions as one that was. None
+    /// when there is none that has promised nothing.
+    async fn take_back_waiting(
+        self: &Arc<Self>,
+        migration: MigrationId,
+    ) -> ApiResult<Option<Cancelled>> {
+        let Some(asked) = self.ask_about_waiting(migration).await else { return Ok(None) };
+        let what = format!("cannot cancel migration {migration}");
+        let conflict = |why: &str| ApiError::new(ErrorKind::Conflict, &what, why);
+        if matches!(asked.told, Ok(Fate::Live | Fate::HandedOver)) {
+            let why = "this host is its target; the command belongs to its source";
+            return Err(conflict(why).hint(format!("run it on {}", asked.peer)));
+        }
+        if !asked.given_up && !self.give_up_waiting(migration).await {
+            let why = "it cannot be removed just now";
+            return Err(conflict(why).hint("see `dray images`, then try again"));
+        }
+        Ok(Some(Cancelled { at_target: true, ..Cancelled::of(migration) }))
     }
 
     /// The migration that was named, if this host is its target.

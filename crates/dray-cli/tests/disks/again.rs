@@ -1,4 +1,4 @@
-//! Files that are removed and made again while no agent runs. The file system gives a new
+//! Files that are removed and made again, or written to, while no agent runs. The file system gives a new
 //! file the number of one that is gone, as ext4 does at once (`rm disk.img; cp backup disk.img`): dray must
 //! not take the one for the other.
 
@@ -11,9 +11,9 @@ use crate::restarts::{
     BLOCKS, WAIT, client, closed, flush, handed_over, missing, read, replica, to_the_end, write,
 };
 use serde_json::json;
-use std::fs::{File, Permissions};
+use std::fs::{File, FileTimes, Permissions};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// How often the file system is asked for a number.
@@ -118,7 +118,142 @@ fn a_target_whose_file_was_made_again_does_not_serve_it() {
     }
 }
 
-/// dray does not take its own file for another one.
+/// The target is in Copy, has some of the image, and its agent has ended.
+fn in_copy(orderly: bool) -> Lab {
+    let mut lab = Lab::new();
+    lab.start();
+    let file = File::create(lab.a.pool().join(IMAGE)).unwrap();
+    for block in 0..BLOCKS {
+        file.write_all_at(&content(block, 1), block * BLOCK).unwrap();
+    }
+    lab.a.add(IMAGE);
+    let more = ["--to", "hostb", "--strategy", "pre-copy", "--bandwidth", "1MiB/s", "--detach"];
+    let begun = lab.a.dray(&[&["migrate", "--image", IMAGE], &more[..]].concat());
+    assert!(begun.status.success(), "{begun:?}");
+    let some =
+        || lab.a.progress().is_some_and(|it| it.1["total"]["bytes_done"].as_u64() > Some(1 << 20));
+    wait_for("some of it", WAIT, some).unwrap();
+    end(&mut lab.b, orderly);
+    lab
+}
+
+fn coming(host: &Host) -> PathBuf {
+    let name = host.files().into_iter().find(|name| name.contains("dray-partial")).unwrap();
+    host.pool().join(name)
+}
+
+/// Other bytes would be the image's where they lie, as blocks that have been received are not sent again.
+#[test]
+fn an_image_that_comes_goes_on_in_its_own_file_alone() {
+    for orderly in [false, true] {
+        let mut lab = in_copy(orderly);
+        let (file, aside) = (coming(&lab.b), lab.b.pool().join("aside"));
+        std::fs::rename(&file, &aside).unwrap();
+        std::fs::write(&file, older()).unwrap();
+        lab.b.start();
+        is_another(&lab.b);
+        let mut guest = client(&lab.a);
+        write(&mut guest, 3, 2).unwrap();
+        flush(&mut guest);
+        std::fs::rename(&aside, &file).unwrap();
+        assert!(lab.a.dray(&["limit", "none"]).status.success());
+        wait_for("the image at the target", WAIT, || {
+            let image = lab.b.image(IMAGE).unwrap_or_default();
+            image["state"] == "owner" && image["migration"].is_null()
+        })
+        .unwrap();
+        drop(guest);
+        let arrived = std::fs::read(lab.b.pool().join(IMAGE)).unwrap();
+        for block in 0..BLOCKS {
+            let expected = content(block, if block == 3 { 2 } else { 1 });
+            let at = (block * BLOCK) as usize;
+            assert!(arrived[at..at + BLOCK as usize] == expected, "block {block}");
+        }
+    }
+}
+
+/// The ways out when its own file does not come back: at its source, and at the target when that is away.
+#[test]
+fn an_image_that_comes_and_whose_file_is_lost_is_given_up() {
+    for (at_source, another) in [(true, false), (true, true), (false, true)] {
+        let mut lab = in_copy(false);
+        let file = coming(&lab.b);
+        std::fs::remove_file(&file).unwrap();
+        if another {
+            std::fs::write(&file, older()).unwrap();
+        }
+        lab.b.start();
+        assert!(closed(&lab.b).is_some());
+        let migration = lab.a.migrations()[0]["progress"]["migration"].as_str().unwrap().to_owned();
+        let refused = lab.b.dray(&["cancel", &migration]);
+        assert_eq!(refused.status.code(), Some(6), "its source has it: {refused:?}");
+        if at_source {
+            assert!(lab.a.dray(&["cancel", "--discard"]).status.success());
+        } else {
+            lab.a.kill();
+            let cancelled = lab.b.dray(&["cancel", &migration]);
+            assert!(cancelled.status.success(), "{cancelled:?}");
+        }
+        wait_for("nothing of it", WAIT, || lab.b.image(IMAGE).is_none()).unwrap();
+        assert_eq!(file.exists(), another, "what is not dray's stays");
+        assert_eq!(lab.b.open_migrations(), 0);
+        if !at_source {
+            lab.a.start();
+        }
+        assert_eq!(read(&mut client(&lab.a), 5), content(5, 1));
+    }
+}
+
+/// What another program does to the copy that is still needed.
+type Change = fn(&File);
+
+fn overwrite(copy: &File) {
+    copy.write_all_at(&[9; 512], 900 * BLOCK).unwrap();
+}
+
+fn cut_off_and_make_as_long_as_before(copy: &File) {
+    let len = copy.metadata().unwrap().len();
+    copy.set_len(len / 2).unwrap();
+    copy.set_len(len).unwrap();
+}
+
+/// The copy at the source is changed while its agent is off, and then it is as it was.
+fn waits_for_its_copy(orderly: bool, change: Change) {
+    let mut lab = with_a_guest();
+    end(&mut lab.a, orderly);
+    let copy = File::options().write(true).open(replica(&lab.a).unwrap()).unwrap();
+    let time = copy.metadata().unwrap().modified().unwrap();
+    change(&copy);
+    lab.a.start();
+    let why = closed(&lab.a);
+    let told = "changed after the image was handed over";
+    assert!(why.as_ref().is_some_and(|why| why.contains(told)), "{why:?}");
+    nothing_comes(&lab);
+    let held: Vec<u8> = (0..BLOCKS).flat_map(|block| content(block, 1)).collect();
+    copy.write_all_at(&held, 0).unwrap();
+    copy.set_times(FileTimes::new().set_modified(time)).unwrap();
+    wait_for("the copy as it was", WAIT, || closed(&lab.a).is_none()).unwrap();
+    to_the_end(&lab);
+    let version = |block| if [5, 6, 700].contains(&block) { 2 } else { 1 };
+    let mut client = client(&lab.b);
+    for block in 0..BLOCKS {
+        assert_eq!(read(&mut client, block), content(block, version(block)), "{block}");
+    }
+}
+
+#[test]
+fn a_copy_that_was_written_to_after_the_handover_sends_nothing_until_it_is_as_it_was() {
+    waits_for_its_copy(false, overwrite);
+    waits_for_its_copy(true, overwrite);
+}
+
+#[test]
+fn a_copy_that_was_cut_off_after_the_handover_sends_nothing_until_it_is_as_it_was() {
+    waits_for_its_copy(false, cut_off_and_make_as_long_as_before);
+    waits_for_its_copy(true, cut_off_and_make_as_long_as_before);
+}
+
+/// dray does not take what it does itself for somebody else's writing.
 #[test]
 fn a_copy_that_nobody_has_changed_is_sent_whatever_restarts() {
     let mut lab = with_a_guest();
@@ -130,6 +265,69 @@ fn a_copy_that_nobody_has_changed_is_sent_whatever_restarts() {
         assert!(!lab.a.log().contains("was touched"), "{}", lab.a.log());
     }
     to_the_end(&lab);
+}
+
+/// The agent was killed ten seconds ago.
+fn killed_long_ago(host: &mut Host) {
+    host.kill();
+    let seen = File::options().write(true).open(host.state().join("seen.json")).unwrap();
+    let then = seen.metadata().unwrap().modified().unwrap() - Duration::from_secs(10);
+    seen.set_times(FileTimes::new().set_modified(then)).unwrap();
+}
+
+/// Somebody starts the VM without dray for a while.
+fn write_in_place(path: &Path) {
+    let file = File::options().write(true).open(path).unwrap();
+    file.write_all_at(&content(9, 5), 9 * BLOCK).unwrap();
+}
+
+#[test]
+fn what_another_program_writes_after_the_agent_was_killed_is_moved() {
+    for back in [false, true] {
+        let mut lab = in_copy(true);
+        lab.b.start();
+        killed_long_ago(&mut lab.a);
+        let path = lab.a.pool().join(IMAGE);
+        let before = path.metadata().unwrap().modified().unwrap();
+        write_in_place(&path);
+        if back {
+            let file = File::options().write(true).open(&path).unwrap();
+            file.set_times(FileTimes::new().set_modified(before)).unwrap();
+        }
+        lab.a.start();
+        assert!(lab.a.dray(&["limit", "none"]).status.success());
+        wait_for("the image at the target", WAIT, || {
+            let image = lab.b.image(IMAGE).unwrap_or_default();
+            image["state"] == "owner" && image["migration"].is_null()
+        })
+        .unwrap();
+        let arrived = std::fs::read(lab.b.pool().join(IMAGE)).unwrap();
+        let at = |block: u64| &arrived[(block * BLOCK) as usize..][..BLOCK as usize];
+        assert!(at(9) == content(9, 5), "the target has what was there before");
+        assert!(at(8) == content(8, 1));
+    }
+}
+
+#[test]
+fn what_another_program_writes_after_the_agent_was_killed_is_backed_up() {
+    let mut lab = Lab::new();
+    lab.a.start();
+    let url = backups::repository(&lab);
+    let mut held = backups::image(&lab, IMAGE);
+    let backup = json!({"backup": {"images": [IMAGE], "to": url}});
+    lab.a.ask(backup.clone()).unwrap();
+    // A kill alone makes nothing suspect.
+    lab.a.kill();
+    lab.a.start();
+    let done = lab.a.ask(backup.clone()).unwrap();
+    assert_eq!(done["images"][0]["changed_bytes"], 0, "{done}");
+    killed_long_ago(&mut lab.a);
+    write_in_place(&lab.a.pool().join(IMAGE));
+    held[(9 * BLOCK) as usize..][..BLOCK as usize].copy_from_slice(&content(9, 5));
+    lab.a.start();
+    let done = lab.a.ask(backup).unwrap();
+    let generation = done["images"][0]["generation"]["id"].as_str().unwrap();
+    assert!(backups::restore(&lab, &url, IMAGE, generation, "restored") == held, "{done}");
 }
 
 #[test]

@@ -141,6 +141,11 @@ impl Host {
         self.dir.join("dray.toml")
     }
 
+    /// Its state directory.
+    pub fn state(&self) -> PathBuf {
+        self.dir.join("state")
+    }
+
     /// Its only pool.
     pub fn pool(&self) -> PathBuf {
         self.dir.join("pool")

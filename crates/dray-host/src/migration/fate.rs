@@ -83,6 +83,16 @@ pub fn of(
     Ok(Fate::Unknown { owned })
 }
 
+/// Whether a target that owns nothing of a migration drops it when its source says this. It has `begun` once the
+/// source has said how far it is.
+pub fn is_unwanted(told: Fate, begun: bool) -> bool {
+    match told {
+        Fate::Never => true,
+        Fate::Unknown { owned } => owned || !begun,
+        Fate::Live | Fate::HandedOver | Fate::Abandoned | Fate::Claimed => false,
+    }
+}
+
 /// As the source's intent and journal say; a loop may be writing to that.
 fn of_records(intent: &SourceIntent, records: &[SourceRecord]) -> Fate {
     if intent.options.is_none() {

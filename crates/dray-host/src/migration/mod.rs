@@ -20,3 +20,4 @@ pub(crate) mod lost;
 pub mod present;
 pub mod revive;
 pub mod standing;
+pub mod waiting;

@@ -7,11 +7,11 @@
 use super::intent::{SourceIntent, TargetIntent, check_lens};
 use super::log::{End, Folder, SOURCE_INTENT, SOURCE_JOURNAL, TARGET_INTENT};
 use super::standing;
+use super::waiting::{Unrevived, Waiting};
 use crate::registry::{CopyState, ImageRecord, Reason, Registry};
 use crate::store::Store;
 use dray_engine::SourceRecord;
 use dray_types::{ImageId, MigrationId};
-use parking_lot::{Mutex, MutexGuard};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::io;
@@ -44,25 +44,6 @@ pub trait Launch {
 pub fn may_come_back(store: &Store, migration: MigrationId) -> bool {
     let folder = Folder::of(store, migration);
     folder.file(TARGET_INTENT).exists().unwrap_or(true) || folder.lacks_intent().unwrap_or(true)
-}
-
-/// A migration that could not be brought back yet.
-#[derive(Clone, Debug)]
-struct Waiting {
-    folder: Folder,
-    end: End,
-    /// Why, as it was last told in the log.
-    why: String,
-}
-
-/// The migrations that could not be brought back yet.
-#[derive(Default)]
-pub struct Unrevived(Mutex<Vec<Waiting>>);
-
-impl Unrevived {
-    fn lock(&self) -> MutexGuard<'_, Vec<Waiting>> {
-        self.0.lock()
-    }
 }
 
 /// Brings back what a restart has found.
@@ -311,7 +292,9 @@ fn is_abandoned(records: &[SourceRecord]) -> bool {
 fn way_out(end: End, name: &str) -> String {
     let other = match end {
         End::Source => format!("`dray claim {name}`"),
-        End::Target => format!("`dray cancel` at its source, or `dray claim {name}` here"),
+        End::Target => {
+            format!("`dray cancel --discard` at its source, or `dray claim {name}` here")
+        }
     };
     format!("mend that, and it goes on by itself; if it cannot be mended: {other}")
 }
@@ -329,7 +312,10 @@ fn way_out_without_intent(end: End, name: &str) -> String {
 }
 
 /// An intent belongs to the folder that it lies in, or it is another's.
-fn read_intent<T: DeserializeOwned + NamesMigration>(folder: &Folder, name: &str) -> io::Result<T> {
+pub(super) fn read_intent<T: DeserializeOwned + NamesMigration>(
+    folder: &Folder,
+    name: &str,
+) -> io::Result<T> {
     let path = folder.file(name);
     let intent: T = path.get()?;
     if folder.migration() == Some(intent.migration()) {
@@ -340,7 +326,7 @@ fn read_intent<T: DeserializeOwned + NamesMigration>(folder: &Folder, name: &str
     Err(io::Error::new(io::ErrorKind::InvalidData, why))
 }
 
-trait NamesMigration {
+pub(super) trait NamesMigration {
     fn migration(&self) -> MigrationId;
     fn check(&self) -> io::Result<()>;
 }
@@ -375,6 +361,7 @@ mod tests {
     use crate::registry::Lost;
     use dray_types::Epoch;
     use dray_wire::ImageOffer;
+    use parking_lot::Mutex;
     use std::path::Path;
 
     const AWAY: MigrationId = MigrationId(7);

@@ -76,6 +76,11 @@ pub fn can_be_claimed(journal: &StatePath) -> io::Result<bool> {
     Ok(matches!(at_target(&read(journal)?, 0), Standing::Promised(_) | Standing::Owned(_)))
 }
 
+/// Whether a target with these records has not promised to serve its images, and has not given them up.
+pub(super) fn has_promised_nothing(records: &[TargetRecord]) -> bool {
+    at_target(records, 0) == Standing::Incoming
+}
+
 /// Whether this host has handed over what it sent in the migration of this folder.
 ///
 /// # Errors

@@ -4,8 +4,8 @@
 //! no unfinished operation and its file is there. The disk's gate keeps requests out; what is kept
 //! here says why, what to do about it, and what stands in for a disk whose file is not there yet.
 
-use super::record::ImageRecord;
-use super::{Entry, Registry, losses, short};
+use super::record::{CopyState, ImageRecord};
+use super::{Entry, Registry, changed, losses, short};
 use dray_image::{Disk, ErrorKind, Geometry, Image, Late};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
@@ -194,7 +194,7 @@ impl Registry {
                     self.admit(&name, entry);
                     opened.push(name);
                 }
-                Err(why) => self.still_absent(&name, cannot_open(&why)),
+                Err(why) => self.still_absent(&name, cannot_open(&absent.record, &why)),
             }
         }
         opened
@@ -228,11 +228,14 @@ pub(super) fn being_brought_back() -> Reason {
     )
 }
 
-/// What is said of an image that cannot be opened: its file is not there or too short, or somebody else has locked
-/// it.
-pub(super) fn cannot_open(why: &io::Error) -> Reason {
+/// What is said of an image that cannot be opened: its file is not there or too short, was changed, or somebody else has
+/// locked it.
+pub(super) fn cannot_open(record: &ImageRecord, why: &io::Error) -> Reason {
     if let Some(short) = short::of(why) {
         return short.reason();
+    }
+    if let Some(changed) = changed::of(why) {
+        return changed.reason();
     }
     let inner = why.get_ref();
     if let Some(unread) = inner.and_then(|inner| inner.downcast_ref::<losses::Unread>()) {
@@ -245,7 +248,7 @@ pub(super) fn cannot_open(why: &io::Error) -> Reason {
     }
     match inner.and_then(|inner| inner.downcast_ref::<dray_image::Error>()) {
         Some(error) if error.kind == ErrorKind::InUse => file_is_locked(&why.to_string()),
-        _ => file_is_missing(&why.to_string()),
+        _ => file_is_missing(record, &why.to_string()),
     }
 }
 
@@ -254,11 +257,17 @@ pub(super) fn file_is_locked(why: &str) -> Reason {
     Reason::passing(why, LOCKED_HINT)
 }
 
-fn file_is_missing(why: &str) -> Reason {
-    Reason::passing(
-        why,
-        "bring its file back, or mount what it lies on; it is served as soon as it can be opened",
-    )
+fn file_is_missing(record: &ImageRecord, why: &str) -> Reason {
+    let hint = match record.state {
+        CopyState::Incoming => {
+            "bring its file back, or mount what it lies on, and its migration goes on; if it is lost: \
+             `dray cancel --discard` at its source"
+        }
+        _ => {
+            "bring its file back, or mount what it lies on; it is served as soon as it can be opened"
+        }
+    };
+    Reason::passing(why, hint)
 }
 
 /// What is said of an image whose record cannot be read: it is damaged, or the system does not give it out.

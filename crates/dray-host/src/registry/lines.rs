@@ -1,10 +1,11 @@
 //! The line of generations that each owned image has.
 
 use super::{CopyState, Entry, ImageRecord, Registry};
-use crate::lineage::{Known, Line, stamp_of};
+use crate::lineage::Known;
 use crate::migration::intent::{SourceImage, SourceIntent};
 use crate::migration::intents::{Intents, SOURCE_INTENTS};
 use crate::migration::log::{Folder, SOURCE_INTENT};
+use crate::presence::Agents;
 use crate::store::Store;
 use dray_files::StatePath;
 use std::io;
@@ -32,28 +33,6 @@ pub(super) fn line_path(store: &Store, name: &str) -> StatePath {
     store.images().join(format!("{name}.line"))
 }
 
-/// Where the image's file would be opened: under the first of the names that it may have.
-fn found_at(store: &Store, record: &ImageRecord) -> Option<StatePath> {
-    let places = std::iter::once(record.place).chain(record.other_places());
-    let paths =
-        places.filter_map(|place| ImageRecord { place, ..record.clone() }.current_path().ok());
-    paths.map(|path| store.beside(&path)).find(|path| path.exists().unwrap_or(true))
-}
-
-/// Whether another file lies at an image's path than the one that its line, or what is known of a copy, is of.
-pub(super) fn is_other_file(store: &Store, record: &ImageRecord) -> bool {
-    let file =
-        !record.read_only && record.flat.is_none() && !record.device && record.in_place.is_none();
-    if !file || record.state == CopyState::Incoming {
-        return false;
-    }
-    let Some(path) = found_at(store, record) else { return false };
-    match &record.replica {
-        Some(copy) => stamp_of(&path).is_ok_and(|now| !now.file.is_same(&copy.stamp.file)),
-        None => Line::is_of_another(&line_path(store, &record.name), &path),
-    }
-}
-
 /// Nobody can say what another program has written to an image since the last agent: a migration that takes
 /// it away sends all of it again, also when the agent is started once more before it has.
 fn send_again(store: &Store, record: &ImageRecord) -> io::Result<()> {
@@ -78,6 +57,15 @@ fn send_again(store: &Store, record: &ImageRecord) -> io::Result<()> {
 
 /// An owner goes on with its line, or begins one.
 pub(super) fn begin_line(store: &Store, entry: &Entry) -> io::Result<()> {
+    begin_line_after(store, entry, None)
+}
+
+/// The same, of an image that this agent has not opened before, and one of these may have.
+pub(super) fn begin_line_after(
+    store: &Store,
+    entry: &Entry,
+    agents: Option<&Agents>,
+) -> io::Result<()> {
     let record = entry.record();
     // A line is of one file's contents; a flattened image is in several.
     if record.state != CopyState::Owner || record.read_only || record.flat.is_some() {
@@ -85,7 +73,7 @@ pub(super) fn begin_line(store: &Store, entry: &Entry) -> io::Result<()> {
     }
     let path = store.beside(&record.current_path().map_err(io::Error::other)?);
     let at = line_path(store, &record.name);
-    let known = Known::look_up(&at, &path);
+    let known = Known::look_up(&at, &path, agents);
     if !known.is_trusted() {
         // First: once there is a new line, nobody sees any more that there was a change.
         send_again(store, &record)?;

@@ -6,17 +6,21 @@
 //! * [`record`]: what is durable of an image. [`entry`]: an image with its disk.
 //! * [`names`]: what a file is called while it comes, is here, and has left (I1).
 //! * [`claims`]: images that an operator took.
-//! * [`files`]: opening what is below. [`lines`]: generations. [`surroundings`]: what only the agent knows.
+//! * [`files`]: opening what is below. [`identity`]: whether it is the file that was there before.
+//!   [`lines`]: generations. [`surroundings`]: what only the agent knows.
 //! * [`operations`]: one image takes part in one operation at a time. [`used`]: a file is one image's.
 //! * [`growth`]: how long an image is when its file has grown. [`short`]: files that have become shorter.
+//!   [`changed`]: copies that somebody has written to.
 //! * [`seen`]: what can be seen of an image. [`closed`]: images that nobody vouches for. [`clients`]: who was attached before a restart.
 
+mod changed;
 mod claims;
 mod clients;
 mod closed;
 mod entry;
 mod files;
 mod growth;
+mod identity;
 mod lines;
 mod losses;
 mod names;
@@ -46,8 +50,7 @@ use crate::flat::{ChainImage, Purpose};
 use crate::heat::ImageHeat;
 use crate::lineage::Line;
 use crate::migration::intent::SourceImage;
-use crate::migration::log::{End, Folder};
-use crate::migration::standing;
+use crate::presence::Agents;
 use crate::released::Notes;
 use crate::store::Store;
 use clients::KnownClients;
@@ -57,7 +60,7 @@ use dray_files::StatePath;
 use dray_image::{ImageFile, ImageNames, OpenImages, QemuLocks};
 use dray_types::{BlockSet, ImageId, MigrationId};
 use files::{open_file, open_flat};
-use lines::{begin_line, line_path};
+use lines::{begin_line, begin_line_after, line_path};
 use operations::Operations;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use std::collections::BTreeMap;
@@ -80,6 +83,8 @@ pub struct Registry {
     /// Looks at chains whose disks are to be flattened.
     pub peeks: Peeks,
     store: Store,
+    /// The agents before this one, if these are known.
+    agents: Option<Agents>,
     around: Arc<dyn Surroundings>,
     entries: RwLock<BTreeMap<String, Arc<Entry>>>,
     closed: ClosedImages,
@@ -97,12 +102,26 @@ impl Registry {
     /// # Errors
     /// When the records cannot be listed.
     pub fn load(store: Store, around: Arc<dyn Surroundings>) -> io::Result<Arc<Self>> {
+        Self::load_after(None, store, around)
+    }
+
+    /// The same, where it is known which agents have had the images before. One that was killed could not note how
+    /// it has left them.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn load_after(
+        agents: Option<Agents>,
+        store: Store,
+        around: Arc<dyn Surroundings>,
+    ) -> io::Result<Arc<Self>> {
         let released = Notes::in_folder(store.released());
         released.sweep();
         let registry = Arc::new(Self {
             taking: Mutex::default(),
             released,
             peeks: Peeks::default(),
+            agents,
             store,
             around,
             entries: RwLock::default(),
@@ -138,8 +157,8 @@ impl Registry {
             }
             Err(why) => {
                 tracing::warn!(image = name, %why, "cannot open an image: it waits for its file");
+                let reason = closed::cannot_open(&record, &why);
                 let absent = Some(Absent::new(record));
-                let reason = closed::cannot_open(&why);
                 self.closed.lock().insert(name.to_owned(), Closed { reason, absent });
             }
         }
@@ -156,49 +175,23 @@ impl Registry {
                 tracing::error!(image = record.name, %why, "cannot protect a replica's device");
             }
         }
-        self.settle_return(&record)?;
         self.refuse_other_file(&record)?;
+        self.settle_return(&record)?;
         let opened = self.open_file(&record);
         let file = opened
             .map_err(|why| short::device(&record).unwrap_or_else(|| io::Error::other(why)))?;
         short::refuse(&record, &*file)?;
+        changed::refuse(&self.store, &record)?;
         let (record, file) = self.with_all_of_it(record, file)?;
         let record = self.found_whole(record, &*file);
         let heat = ImageHeat::load(&heat_path(&self.store, &record.name), record.len);
         let flat = open_flat(&self.store, &*self.around, &record, &file)?;
         let entry = Arc::new(Entry::new(record, file, heat, flat, waits));
         self.lock_at_start(&entry)?;
-        begin_line(&self.store, &entry)?;
+        begin_line_after(&self.store, &entry, self.agents.as_ref())?;
         self.settle_at_start(&entry);
         self.note_file_system(&entry);
         Ok(entry)
-    }
-
-    /// Another file lies where that of an image was. An owner's may have been replaced while no agent ran, as by
-    /// a restored one. It is not opened where it would be taken for what it is not.
-    pub(super) fn refuse_other_file(&self, record: &ImageRecord) -> io::Result<()> {
-        if !lines::is_other_file(&self.store, record) {
-            return Ok(());
-        }
-        let path = record.path.display();
-        let than = if self.a_client_runs(&record.name) {
-            // Its guest would go on with what is in the other one.
-            "the one that a program which was attached still uses"
-        } else if self.moves_by_blocks(record)? {
-            "the one that its migration moves"
-        } else if record.is_on_other_file_system() {
-            "before, on another file system: is that of its pool mounted?"
-        } else {
-            return Ok(());
-        };
-        let name = &record.name;
-        let or = match record.migration {
-            None => {
-                format!(" (if it is the right one: `dray images remove {name}`, then add it again)")
-            }
-            Some(_) => String::new(),
-        };
-        Err(io::Error::other(format!("another file is at {path} than {than}{or}")))
     }
 
     /// Where the image's file is found from now on.
@@ -210,19 +203,6 @@ impl Registry {
         if let Err(why) = self.update(entry, |record| record.file_system = now) {
             tracing::debug!(image = record.name, %why, "cannot note the file system of an image");
         }
-    }
-
-    /// Whether a migration that was handed over still needs what is in the image's file, and nothing else.
-    fn moves_by_blocks(&self, record: &ImageRecord) -> io::Result<bool> {
-        let Some(migration) = record.migration else { return Ok(false) };
-        let folder = Folder::of(&self.store, migration);
-        let comes = folder.holds(End::Target)?
-            || folder.lacks_intent()? && folder.end_without_intent() == End::Target;
-        if record.state == CopyState::Replica || comes {
-            return Ok(true);
-        }
-        // The record may not say so yet.
-        standing::is_handed_over(&folder)
     }
 
     fn lock_clients(&self) -> MutexGuard<'_, BTreeMap<String, KnownClients>> {

@@ -3,7 +3,7 @@
 
 use super::lines::begin_line;
 use super::{CopyState, Entry, ImageRecord, Place, Registry, is_device};
-use crate::lineage::{ReplicaNote, stamp_of};
+use crate::lineage::{ReplicaNote, file_at, stamp_of};
 use dray_image::{DeviceMark, DeviceState, FileId};
 use dray_types::{Ancestor, Epoch, ImageId, MigrationId};
 use std::fs::File;
@@ -197,6 +197,7 @@ impl Registry {
         self.update(entry, |record| {
             record.place = Place::Named;
             record.state = CopyState::Owner;
+            record.arriving = None;
         })?;
         // A line that could not be begun when the guest came: what it wrote since is in no set.
         if entry.line().is_none() { self.end_line(entry) } else { Ok(()) }
@@ -209,6 +210,7 @@ impl Registry {
     pub fn make_partial(&self, record: ImageRecord) -> io::Result<Arc<Entry>> {
         let names = self.names(&record)?;
         names.create_partial(0).map_err(io::Error::other)?;
+        let record = ImageRecord { arriving: file_at(&self.at(&names.partial())), ..record };
         let opened = self.open_file(&record).map_err(io::Error::other);
         let added = opened.and_then(|file| self.add(record, file));
         if added.is_err() {

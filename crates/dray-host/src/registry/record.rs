@@ -4,6 +4,7 @@ use crate::flat::FlatRecord;
 use crate::lineage::ReplicaNote;
 use crate::process::QemuProcess;
 use crate::stamp::FileStamp;
+use dray_engine::lineage::FileIdentity;
 use dray_image::ImageNames;
 use dray_types::{BlockRange, BlockSet, Epoch, ImageId, MigrationId};
 use dray_wire::ImageOffer;
@@ -156,6 +157,9 @@ pub struct ImageRecord {
     /// never written, renamed or removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_place: Option<FileStamp>,
+    /// The file that is filled while the image comes; none of one that has a device, or is used in place.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub arriving: Option<FileIdentity>,
     /// What is inside, as the operator said.
     pub format: Option<String>,
     /// What this copy is.
@@ -199,6 +203,7 @@ impl ImageRecord {
             growable: false,
             read_only: false,
             in_place: None,
+            arriving: None,
             format: None,
             state: CopyState::Owner,
             epoch: Epoch(1),

@@ -4,6 +4,7 @@
 use super::{TargetLoop, TargetSlot};
 use crate::migration::source::unix_ms;
 use dray_api::{ApiError, ErrorKind, MigrationState};
+use dray_host::migration::fate::is_unwanted;
 use dray_types::ImageId;
 use dray_wire::request::Fate;
 use dray_wire::{Envelope, ToTarget};
@@ -143,13 +144,12 @@ impl TargetLoop {
             return true;
         }
         match told {
+            Ok(fate) if is_unwanted(fate, self.engine.has_begun()) => return !self.forget(),
             Ok(Fate::Live | Fate::HandedOver) => self.show_met(),
             Ok(Fate::Abandoned) => self.given_up(),
-            Ok(Fate::Never) => return !self.forget(),
-            Ok(Fate::Unknown { owned }) if owned || !self.engine.has_begun() => {
-                return !self.forget();
+            Ok(Fate::Never | Fate::Unknown { .. }) => {
+                self.show_why("it does not know the migration")
             }
-            Ok(Fate::Unknown { .. }) => self.show_why("it does not know the migration"),
             Ok(Fate::Claimed) => self.show_why(CLAIMED),
             Err(why) => self.show_why(&why),
         }

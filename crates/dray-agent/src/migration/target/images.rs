@@ -101,17 +101,6 @@ fn owned_by(record: &mut ImageRecord, owner: Option<Epoch>) {
     }
 }
 
-/// Whether the partial file of this record is gone, while the folder that it was in is there. What was a
-/// replica is not removed when it is discarded, nor is a device.
-fn was_removed(parts: &TargetParts, record: &ImageRecord) -> bool {
-    let made = record.replica.is_none() && !record.device && record.in_place.is_none();
-    let gone = record.current_path().ok().and_then(|path| {
-        let folder = parts.registry.at(path.parent()?).exists().ok()?;
-        Some(folder && !parts.registry.at(&path).exists().ok()?)
-    });
-    made && record.state == CopyState::Incoming && gone == Some(true)
-}
-
 /// A guest may have written to an image whose record says that it is this host's. Without the journal that says
 /// so too (`owned`), or without a record of its present blocks (`begun`), nobody knows which blocks those are.
 fn check_served(
@@ -163,7 +152,11 @@ impl TargetImages {
                 let is_ours = |record: &ImageRecord| record.migration == Some(intent.migration);
                 let waits = closed.as_ref().and_then(|closed| closed.absent.as_ref());
                 let waits = waits.filter(|it| is_ours(&it.record));
-                if discarded && waits.is_some_and(|it| was_removed(parts, &it.record)) {
+                // What comes here is not needed any more, and its file is lost.
+                if let Some(it) =
+                    waits.filter(|it| discarded && parts.registry.has_lost_arriving(&it.record))
+                {
+                    it.disk.withdraw();
                     return parts.registry.forget(name).err().map(Err);
                 }
                 // One whose record cannot be read may be ours as well.

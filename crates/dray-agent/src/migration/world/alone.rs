@@ -1,14 +1,16 @@
 //! A target without a session is told what became of its migration: what goes, what stays, and what a
 //! restart finds, whatever happens between.
 
-use super::host::Host;
+use super::host::{Host, SimAgent};
 use super::target;
 use dray_api::MigrationState;
 use dray_engine::TargetRecord;
+use dray_files::StatePath;
 use dray_files::files::sim::Fault;
 use dray_host::migration::intent::{Settings, TargetImageIntent, TargetIntent};
 use dray_host::migration::log::{Folder, Log, TARGET_INTENT, TARGET_JOURNAL};
 use dray_host::migration::standing;
+use dray_image::ImageNames;
 use dray_types::{Attempt, BLOCK_SIZE, BlockSet, Epoch, ImageId, MigrationId};
 use dray_wire::request::Fate;
 use dray_wire::{HandedOver, ImageHandover, ImageOffer, MapHash};
@@ -235,6 +237,135 @@ fn a_target_without_room_drops_a_promise_later() {
             assert!(host.start());
         }
         settle(&mut host, fate, "without room");
+    }
+}
+
+/// What another program has done to the file in which an image comes.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Loss {
+    Removed,
+    Replaced,
+}
+
+/// A target whose agent died when these records were durable, and which finds the file of its image lost.
+fn with_lost_file(records: &[TargetRecord], loss: Loss) -> Host {
+    let mut host = target_with(records);
+    host.kill();
+    let partial = partial(&host);
+    partial.remove().unwrap();
+    if loss == Loss::Replaced {
+        partial.put(&"another").unwrap();
+    }
+    assert!(host.start());
+    host
+}
+
+fn partial(host: &Host) -> StatePath {
+    let names = ImageNames::of(&host.path(NAME)).unwrap();
+    StatePath::new(Arc::new(host.disk.files()), names.partial())
+}
+
+/// The target hears what the source says of a migration that waits, and looks at it once more.
+fn tell_waiting(host: &mut Host, told: Fate) {
+    host.within(|agent| {
+        // What fails is asked for again.
+        let _ = agent.hear_of_waiting(MIGRATION, told);
+        agent.look_again();
+        agent.pump();
+    });
+}
+
+fn is_closed(host: &mut Host) -> bool {
+    host.within(|agent| agent.registry.closed(NAME).is_some()).unwrap()
+}
+
+/// Which of the answers in [`TOLD`] end a migration that cannot be brought back because a file of it is lost.
+fn ends_waiting(records: &[TargetRecord], loss: Loss) -> Vec<bool> {
+    let told = TOLD.into_iter().filter_map(Result::ok);
+    let ended = told.map(|fate| {
+        let mut host = with_lost_file(records, loss);
+        assert!(is_closed(&mut host) && durable(&mut host).0, "it waits for its file");
+        tell_waiting(&mut host, fate);
+        let (there, _) = durable(&mut host);
+        let known = host.within(|agent| !agent.registry.all_records().is_empty()).unwrap();
+        assert_eq!(known, there, "{fate:?}: the image goes with its migration");
+        let kept = loss == Loss::Replaced;
+        assert_eq!(partial(&host).exists().unwrap(), kept, "what is not ours is not removed");
+        host.cut();
+        assert!(host.start());
+        assert_eq!(durable(&mut host).0, there, "{fate:?}: after a restart without power");
+        !there
+    });
+    ended.collect()
+}
+
+#[test]
+fn a_migration_whose_file_is_lost_ends_when_its_source_has_done_with_it() {
+    for loss in [Loss::Removed, Loss::Replaced] {
+        let received = [TargetRecord::Touched];
+        let ends = [false, true, true, false, true, false, false];
+        assert_eq!(ends_waiting(&received, loss), ends, "{loss:?}");
+        let prepared = [false, true, true, false, true, true, false];
+        assert_eq!(ends_waiting(&[], loss), prepared, "{loss:?}");
+    }
+}
+
+/// What was promised, or is owned, waits for its file whatever is said.
+#[test]
+fn a_promise_whose_file_is_lost_waits() {
+    let promised = [TargetRecord::Touched, promise()];
+    for loss in [Loss::Removed, Loss::Replaced] {
+        assert_eq!(ends_waiting(&promised, loss), [false; 7], "{loss:?}");
+    }
+}
+
+/// The file is put back as it was.
+#[test]
+fn a_migration_goes_on_when_the_file_is_back() {
+    let mut host = target_with(&[TargetRecord::Touched]);
+    host.kill();
+    let (file, aside) = (partial(&host), partial(&host).with_extension("aside"));
+    file.rename(&aside).unwrap();
+    file.put(&"another").unwrap();
+    assert!(host.start());
+    host.within(SimAgent::look_again).unwrap();
+    let looked = host.within(|agent| (agent.registry.get(NAME).is_some(), agent.here().is_some()));
+    assert_eq!(looked, Some((false, false)), "nothing is filled that is not the image's file");
+    file.remove().unwrap();
+    aside.rename(&file).unwrap();
+    host.within(SimAgent::look_again).unwrap();
+    let looked = host.within(|agent| (agent.registry.get(NAME).is_some(), agent.here().is_some()));
+    assert_eq!(looked, Some((true, true)));
+}
+
+#[test]
+fn whatever_fails_while_a_lost_image_is_given_up_the_next_answer_does_the_rest() {
+    for fault in Fault::ALL {
+        for call in 1.. {
+            let mut host = with_lost_file(&[TargetRecord::Touched], Loss::Replaced);
+            host.disk.plan(host.disk.calls() + call, fault);
+            tell_waiting(&mut host, Fate::Never);
+            let met = host.disk.met() > 0;
+            host.disk.plan_nothing();
+            let is_over = (0..20).any(|round| {
+                if round == 10 {
+                    host.kill();
+                }
+                if host.agent.is_none() {
+                    assert!(host.start(), "{fault:?} {call}");
+                }
+                tell_waiting(&mut host, Fate::Never);
+                host.within(SimAgent::tick);
+                NANOS.with(|nanos| nanos.fetch_add(2_000_000_000, Ordering::SeqCst));
+                let known = host.within(|agent| !agent.registry.all_records().is_empty());
+                !durable(&mut host).0 && known == Some(false)
+            });
+            assert!(is_over, "{fault:?} {call}: {:?}", durable(&mut host));
+            assert!(partial(&host).exists().unwrap(), "{fault:?} {call}");
+            if !met {
+                break;
+            }
+        }
     }
 }
 

@@ -17,12 +17,14 @@ use dray_files::files::sim::{Died, SimDisk};
 use dray_host::migration::claim::{ClaimError, Claims, Loops};
 use dray_host::migration::intent::{SourceIntent, TargetIntent};
 use dray_host::migration::log::{End, Folder};
-use dray_host::migration::revive::{Launch, Revival, Unrevived};
+use dray_host::migration::revive::{Launch, Revival};
+use dray_host::migration::waiting::Unrevived;
 use dray_host::registry::{CopyState, Registry};
 use dray_host::store::Store;
 use dray_image::{Disk, StateImages};
 use dray_nbd::{Client, Exports, Process};
 use dray_types::{BlockRange, Epoch, MigrationId};
+use dray_wire::request::Fate;
 use parking_lot::{Mutex, MutexGuard};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -202,6 +204,15 @@ impl SimAgent {
 
     pub fn here(&self) -> MutexGuard<'_, Option<Here>> {
         lock(&self.here)
+    }
+
+    /// The source of a migration to here that waits says this of it; whether it is given up.
+    pub fn hear_of_waiting(&self, migration: MigrationId, told: Fate) -> io::Result<bool> {
+        let waits = self.unrevived.unpromised(&self.registry, migration)?;
+        if !waits.is_some_and(|waits| waits.is_unwanted(told)) {
+            return Ok(false);
+        }
+        self.unrevived.give_up(&self.registry, migration)
     }
 
     /// What an agent does every two seconds.

@@ -1,0 +1,154 @@
+//! When agents ran here. What is written to an image in between was written by somebody else, and no line of
+//! generations knows of it.
+//!
+//! An agent that is stopped in order notes how each image looks. One that is killed cannot: instead, every agent
+//! touches a file once a second, and what was changed later than that file was not changed by it.
+
+use crate::store::Store;
+use dray_files::StatePath;
+use dray_files::files::Look;
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::time::Duration;
+
+/// How often the file is to be touched.
+pub const EVERY: Duration = Duration::from_secs(1);
+/// An agent that is busy touches the file late, and what it was writing when it died may end after it, in seconds.
+const LATE: i64 = 4;
+/// A power cut takes back what the file system had not written down by then, in seconds.
+const LOST: i64 = 60;
+/// So many agents are remembered. An image that was last open in an earlier one counts as changed.
+const REMEMBERED: usize = 64;
+
+/// Seconds since 1970, and nanoseconds.
+type When = (i64, i64);
+
+/// From when to when an agent ran.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+struct Run {
+    since: When,
+    until: When,
+}
+
+/// What the file holds.
+#[derive(Serialize, Deserialize)]
+struct Seen {
+    /// The boot of the host in which the last agent ran.
+    boot: String,
+    /// When that began; it ran until the file was touched last.
+    since: When,
+    /// The agents before it, the oldest first.
+    before: Vec<Run>,
+}
+
+/// The agents that have run here.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Agents(Vec<Run>);
+
+impl Agents {
+    /// What is known of them; none when nothing is.
+    fn find(at: &StatePath) -> Option<Self> {
+        let (seen, touched) = (at.get::<Seen>().ok()?, at.look().ok()?.changed);
+        let same_boot = boot(at).is_ok_and(|boot| boot == seen.boot);
+        let grace = if same_boot { LATE } else { LOST };
+        let until = (touched.0.saturating_add(grace), touched.1);
+        let mut runs = seen.before;
+        runs.push(Run { since: seen.since, until });
+        let old = runs.len().saturating_sub(REMEMBERED);
+        runs.drain(..old);
+        Some(Self(runs))
+    }
+
+    /// Whether an image can be as the agent has left it that opened it last, by how its file and its line look. A
+    /// line is written anew when its image is opened.
+    pub fn have_left(&self, line: &Look, image: &Look) -> bool {
+        let opened = self.0.iter().rev().find(|run| line.changed >= run.since);
+        opened.is_some_and(|run| image.changed <= run.until && image.touched <= run.until)
+    }
+}
+
+/// An agent runs here from now on, and has opened no image yet. Tells which have run before, as far as that is
+/// known, and the file to be touched.
+///
+/// # Errors
+/// What the file system reports. Nothing is to be touched then: the next agent takes what this one writes for
+/// somebody else's.
+pub fn begin(store: &Store) -> (Option<Agents>, io::Result<StatePath>) {
+    let at = store.seen();
+    let agents = Agents::find(&at);
+    let before = agents.clone().unwrap_or_default().0;
+    let begun = boot(&at).and_then(|boot| {
+        at.put(&Seen { boot: boot.clone(), since: (i64::MAX, 0), before: before.clone() })?;
+        // By the clock of the file system, which the lines go by as well.
+        let since = at.look()?.changed;
+        at.put(&Seen { boot, since, before })?;
+        Ok(at)
+    });
+    (agents, begun)
+}
+
+fn boot(at: &StatePath) -> io::Result<String> {
+    at.files().boot().map(|boot| String::from_utf8_lossy(&boot).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dray_files::files::Kind;
+    use std::fs::{File, FileTimes};
+    use std::time::SystemTime;
+
+    fn at(seconds: i64) -> Look {
+        let when = (seconds, 0);
+        let kind = Kind::File;
+        Look { kind, len: 0, mode: 0, inode: 1, birth: None, changed: when, touched: when }
+    }
+
+    #[test]
+    fn what_is_later_than_its_agent_is_not_its_doing() {
+        let run = |since, until| Run { since: (since, 0), until: (until, 0) };
+        let agents = Agents(vec![run(100, 200), run(300, 400)]);
+        assert!(agents.have_left(&at(300), &at(400)) && agents.have_left(&at(350), &at(90)));
+        assert!(!agents.have_left(&at(350), &at(401)));
+        // The last one has not opened it.
+        assert!(agents.have_left(&at(150), &at(200)) && !agents.have_left(&at(250), &at(201)));
+        assert!(!agents.have_left(&at(99), &at(90)), "nobody knows who has opened it");
+        let hidden = Look { changed: (90, 0), ..at(401) };
+        assert!(!agents.have_left(&at(350), &hidden), "somebody has set the time back");
+    }
+
+    fn touch(file: &StatePath, seconds: u64) {
+        let last = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        let touched = File::options().write(true).open(file.path()).unwrap();
+        touched.set_times(FileTimes::new().set_modified(last)).unwrap();
+    }
+
+    #[test]
+    fn an_agent_is_known_by_what_it_touches() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let (agents, file) = begin(&store);
+        assert_eq!(agents, None);
+        touch(&file.unwrap(), 4_000_000_000);
+        let (agents, file) = begin(&store);
+        let first = agents.unwrap().0;
+        assert_eq!(first.len(), 1);
+        assert!(first[0].since.0 < 4_000_000_000);
+        assert_eq!(first[0].until, (4_000_000_000 + LATE, 0));
+        let file = file.unwrap();
+        touch(&file, 4_000_000_100);
+        let seen: Seen = file.get().unwrap();
+        file.put(&Seen { boot: "another".to_owned(), ..seen }).unwrap();
+        touch(&file, 4_000_000_200);
+        let second = begin(&store).0.unwrap().0;
+        assert_eq!((second.len(), second[0]), (2, first[0]));
+        assert_eq!(
+            second[1].until,
+            (4_000_000_200 + LOST, 0),
+            "a power cut may have taken some back"
+        );
+        for _ in 0..2 * REMEMBERED {
+            assert!(begin(&store).0.unwrap().0.len() <= REMEMBERED);
+        }
+    }
+}

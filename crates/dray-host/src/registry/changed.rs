@@ -1,0 +1,91 @@
+//! Copies that somebody has written to after they were handed over, while no agent ran.
+//!
+//! The target fetches what it lacks out of the copy that its source has left behind, and dray never writes to
+//! one: a file that was changed later than it was left is not what was handed over. Its image waits for the file
+//! then, as if there were none. An earlier time, or another length, says nothing: a power cut may take back what
+//! was not made durable, such as the length after a sync that failed. Of a copy whose migration is over nobody reads; whether a migration back can begin with it is
+//! found out then ([`ReplicaNote::as_found`](crate::lineage::ReplicaNote::as_found)).
+
+use super::closed::Reason;
+use super::identity::found_at;
+use super::{CopyState, ImageRecord};
+use crate::lineage::{ReplicaNote, stamp_of};
+use crate::migration::intent;
+use crate::migration::log::Folder;
+use crate::store::Store;
+use dray_engine::lineage::Stamp;
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+/// The file of a copy is not as it was left.
+#[derive(Debug)]
+pub(super) struct Changed {
+    path: PathBuf,
+    hint: String,
+}
+
+impl fmt::Display for Changed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = self.path.display();
+        write!(f, "{path} was changed after the image was handed over")
+    }
+}
+
+impl std::error::Error for Changed {}
+
+impl Changed {
+    fn of(record: &ImageRecord, path: PathBuf, peer: Option<String>, looks: [&Stamp; 2]) -> Self {
+        let peer = peer.unwrap_or_else(|| "the host that serves it".to_owned());
+        let name = &record.name;
+        let mut hint = format!(
+            "put the file back as it was: its migration goes on by itself then; or `dray claim {name}` at {peer}, \
+             without what it does not have"
+        );
+        let [then, now] = looks;
+        // Somebody has only touched it, perhaps: who knows that can say so.
+        if then.len == now.len && then.file.is_same(&now.file) {
+            let ((seconds, nanos), path) = (then.changed, path.display());
+            hint.push_str(&format!(
+                "; or, if it holds what it held: `touch -d @{seconds}.{nanos:09} {path}`"
+            ));
+        }
+        Self { path, hint }
+    }
+
+    /// What is said of its image.
+    pub(super) fn reason(&self) -> Reason {
+        Reason::passing(self.to_string(), self.hint.clone())
+    }
+}
+
+/// Whether that is why an image cannot be opened.
+pub(super) fn of(why: &io::Error) -> Option<&Changed> {
+    why.get_ref().and_then(|inner| inner.downcast_ref())
+}
+
+/// What was noted of a copy, if another host may still read from it and it is in a file of its own.
+fn note_of(record: &ImageRecord) -> Option<&ReplicaNote> {
+    let is_read = record.state == CopyState::Replica && record.migration.is_some();
+    let is_own = !record.device && record.flat.is_none() && record.in_place.is_none();
+    record.replica.as_ref().filter(|_| is_read && is_own)
+}
+
+/// Refuses the file of a copy that another host still reads from, if somebody has written to it.
+///
+/// # Errors
+/// That, as a [`Changed`], or what the file system reports.
+pub(super) fn refuse(store: &Store, record: &ImageRecord) -> io::Result<()> {
+    let Some(note) = note_of(record) else { return Ok(()) };
+    let Some(path) = found_at(store, record) else { return Ok(()) };
+    let now = stamp_of(&path)?;
+    if now.changed <= note.stamp.changed {
+        return Ok(());
+    }
+    let peer = record.migration.and_then(|of| intent::peer(&Folder::of(store, of)));
+    let looks = [&note.stamp, &now];
+    Err(io::Error::other(Changed::of(record, path.path().to_owned(), peer, looks)))
+}
+
+#[cfg(test)]
+mod tests;
