@@ -119,7 +119,9 @@ fn goes_home_during_memory(letter: &str) {
         stage.prepare();
         let migrate = stage.spawn(&["--strategy", "post-copy", "--bandwidth", "40Mbit"]);
         await_shown(&stage, |status| {
-            status["progress"]["memory_bytes"].as_u64().is_some_and(|sent| sent > 1 << 20)
+            let sent = status["progress"]["memory_bytes"].as_u64();
+            // Not that of the attempt before.
+            status["state"] == "running" && sent.is_some_and(|sent| sent > 1 << 20)
         });
         let waiting = stage.target.take();
         mark(&mut stage);
@@ -148,7 +150,9 @@ fn no_request_fails_when_the_target_restarts_during_sync() {
 
 /// The guest runs at the target, which misses blocks.
 fn during_backfill(name: &str, letter: &str) {
-    let Some(mut stage) = under_load(name, &KINDS, 2_000_000) else { return };
+    // What the guest writes is not missing any more: some is left to the end.
+    let rate = 2_000_000.min(30_000_000 / count().max(1) as u64);
+    let Some(mut stage) = under_load(name, &KINDS, rate) else { return };
     stage.prepare();
     let migrate = stage.spawn(&["--strategy", "post-copy", "--bandwidth", "100Mbit"]);
     await_shown(&stage, |status| {

@@ -39,8 +39,16 @@ pub fn run(hosts: &mut [Host], order: &Order) -> Result<Value, String> {
     }
 }
 
-/// Nothing is to be seen any more of what a migration does slowly.
+/// Nothing is to be seen any more of what a migration does slowly, or never: one that the power cut off before it
+/// began waits for its operator.
 fn hurry(host: &Host) {
+    let prepared = host
+        .migration()
+        .filter(|migration| migration["role"] == "source" && migration["state"] == "prepared");
+    if let Some(migration) = prepared {
+        // What has begun meanwhile is not prepared any more.
+        let _ = host.ask(&json!({"cancel": {"migration": migration["migration"]}}));
+    }
     // There may be none, or none that moves now.
     let _ = host.ask(&json!({"limit": {"bandwidth": null}}));
 }

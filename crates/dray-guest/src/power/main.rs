@@ -24,7 +24,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// The longest time for anything that ends by itself.
-const PATIENCE: Duration = Duration::from_secs(90);
+const PATIENCE: Duration = Duration::from_secs(200);
 /// An agent that does not greet within this time is not there.
 const GREETING: Duration = Duration::from_secs(10);
 /// Time between two looks.

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// The longest that a machine may run.
-const END: Duration = Duration::from_secs(240);
+const END: Duration = Duration::from_secs(500);
 /// Its memory; the programs are in it twice while it boots.
 const MEMORY: &str = "512";
 
