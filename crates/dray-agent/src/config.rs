@@ -44,6 +44,7 @@ pub use backup::{BackupPlace, BackupStore};
 use dray_host::pool::{self, PathError, Pool, PoolIo};
 use dray_host::retention::Retention;
 use dray_net::dial::DEFAULT_PORT;
+use dray_types::ErrorKind;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -296,19 +297,15 @@ impl Config {
     pub fn pool_for(&self, peer: &Peer, wanted: Option<&str>) -> Result<&Pool, PathError> {
         let Some(wanted) = wanted else {
             return self.default_pool(peer).ok_or_else(|| {
-                PathError(format!(
-                    "'{}' may use no pool of '{}'; list one in its [[peer]] there",
-                    peer.name, self.name
-                ))
+                let why = format!("'{}' may use no pool of '{}'", peer.name, self.name);
+                PathError::new(ErrorKind::Denied, why).hint("list one in its [[peer]] there")
             });
         };
         self.pool(wanted).filter(|_| peer.may_use(wanted)).ok_or_else(|| {
-            PathError(format!(
-                "'{}' may not use a pool '{wanted}' of '{}'; it may use: {}",
-                peer.name,
-                self.name,
-                if peer.pools.is_empty() { "none".to_owned() } else { peer.pools.join(", ") }
-            ))
+            let why = format!("'{}' may not use a pool '{wanted}' of '{}'", peer.name, self.name);
+            let pools =
+                if peer.pools.is_empty() { "none".to_owned() } else { peer.pools.join(", ") };
+            PathError::new(ErrorKind::Denied, why).hint(format!("it may use: {pools}"))
         })
     }
 

@@ -13,7 +13,7 @@
 //! Meanwhile a flush may be QEMU's own, which tells the guest nothing; what it was told is owed again.
 
 use crate::migration::source::untold;
-use dray_api::{ApiError, ErrorKind};
+use dray_api::{ErrorKind, Refusal};
 use dray_host::registry::{Entry, Registry};
 use dray_image::{ImageFile, WriteBackError};
 use std::fmt;
@@ -42,8 +42,8 @@ pub struct Untold(WriteBackError);
 
 impl Untold {
     /// As the API tells it of the command that is refused.
-    pub fn refused(&self, what: &str) -> ApiError {
-        ApiError::new(ErrorKind::DataAtRisk, what, self).hint(HINT)
+    pub fn refused(&self, what: &str) -> Refusal {
+        Refusal::new(ErrorKind::DataAtRisk, what, self).hint(HINT)
     }
 
     /// As one line, with what ends it.

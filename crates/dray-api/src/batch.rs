@@ -1,7 +1,7 @@
 //! Several migrations with one command: a batch. The agent keeps its queue, durably.
 
+use super::Refusal;
 use super::command::{Migrate, Subject};
-use super::error::ApiError;
 use super::progress::Progress;
 use super::report::Summary;
 use super::text;
@@ -129,7 +129,7 @@ pub struct MoveStatus {
     pub summary: Option<Summary>,
     /// Why it did not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub error: Option<ApiError>,
+    pub error: Option<Refusal>,
 }
 
 /// A batch: an event while it is watched, and its last line.

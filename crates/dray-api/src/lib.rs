@@ -9,7 +9,6 @@
 pub mod backup;
 pub mod batch;
 pub mod command;
-pub mod error;
 pub mod lineage;
 pub mod options;
 pub mod plan;
@@ -24,7 +23,7 @@ pub mod tuning;
 pub use backup::*;
 pub use batch::*;
 pub use command::*;
-pub use error::{ApiError, ErrorKind};
+pub use dray_types::{ErrorKind, Refusal};
 pub use lineage::*;
 pub use options::{HotSet, Order, Throttle, Tuning};
 pub use plan::*;
@@ -41,7 +40,7 @@ pub const API_VERSION: u32 = 1;
 pub const DEFAULT_SOCKET: &str = "/run/dray/api.sock";
 
 /// Result of an API command.
-pub type ApiResult<T> = std::result::Result<T, ApiError>;
+pub type ApiResult<T> = std::result::Result<T, Refusal>;
 
 #[cfg(test)]
 mod tests {
@@ -85,7 +84,7 @@ mod tests {
                 "version" => drop(serde_json::from_value::<Request>(example).unwrap()),
                 "event" => round_trips::<Event>(&example),
                 _ if content.get("accesses").is_some() => round_trips::<Recorded>(content),
-                "error" => round_trips::<ApiError>(content),
+                "error" => round_trips::<Refusal>(content),
                 _ if content.get("pid").is_some() => round_trips::<AgentInfo>(content),
                 _ => round_trips::<Summary>(content),
             }

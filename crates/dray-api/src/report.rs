@@ -1,7 +1,7 @@
 //! Results: what the commands answer when they succeed.
 
+use super::Refusal;
 use super::command::{Strategy, Subject};
-use super::error::ApiError;
 use super::lineage::GenerationStatus;
 use super::options::Order;
 use super::plan::{Predicted, Provided};
@@ -292,7 +292,7 @@ pub struct MigrationStatus {
     /// How it ended, when it has.
     pub summary: Option<Summary>,
     /// Why it failed, or what it waits for.
-    pub error: Option<ApiError>,
+    pub error: Option<Refusal>,
     /// How long a target has been waiting for its source: for it to begin what is only prepared, or to
     /// come back and say what became of a handover.
     #[serde(default, skip_serializing_if = "Option::is_none")]

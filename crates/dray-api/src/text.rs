@@ -1,6 +1,6 @@
 //! How ids look in JSON (32 hexadecimal digits), and how operators name a migration.
 
-use super::error::{ApiError, ErrorKind};
+use super::{ErrorKind, Refusal};
 use dray_types::MigrationId;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -87,15 +87,15 @@ impl MigrationRef {
     pub fn resolve(
         &self,
         known: impl IntoIterator<Item = MigrationId>,
-    ) -> Result<MigrationId, ApiError> {
+    ) -> Result<MigrationId, Refusal> {
         let what = || format!("cannot find migration {self}");
         let mut found = known.into_iter().filter(|&id| self.names(id));
         let first = found.next().ok_or_else(|| {
-            ApiError::new(ErrorKind::NotFound, what(), "no migration has this id")
+            Refusal::new(ErrorKind::NotFound, what(), "no migration has this id")
                 .hint("`dray status` lists the migrations")
         })?;
         if found.any(|other| other != first) {
-            return Err(ApiError::new(ErrorKind::Invalid, what(), "several ids begin like this")
+            return Err(Refusal::new(ErrorKind::Invalid, what(), "several ids begin like this")
                 .hint("give more digits; `dray status` lists the migrations"));
         }
         Ok(first)
@@ -122,18 +122,18 @@ pub fn pick(
     named: Option<&MigrationRef>,
     known: impl IntoIterator<Item = MigrationId>,
     running: impl IntoIterator<Item = MigrationId>,
-) -> Result<MigrationId, ApiError> {
+) -> Result<MigrationId, Refusal> {
     if let Some(named) = named {
         return named.resolve(known);
     }
     let what = "cannot tell which migration is meant";
     let mut running = running.into_iter();
     let first = running.next().ok_or_else(|| {
-        ApiError::new(ErrorKind::NotFound, what, "none is running")
+        Refusal::new(ErrorKind::NotFound, what, "none is running")
             .hint("give the id of one that is prepared or has ended; `dray status` lists them")
     })?;
     if running.any(|other| other != first) {
-        return Err(ApiError::new(ErrorKind::Invalid, what, "several are running")
+        return Err(Refusal::new(ErrorKind::Invalid, what, "several are running")
             .hint("give its id; `dray status` lists the migrations"));
     }
     Ok(first)

@@ -1,15 +1,15 @@
 //! How to migrate beyond the strategy and the order: what of it a strategy uses.
 
 use super::command::Strategy;
-use super::error::{ApiError, ErrorKind};
 use super::options::{HotSet, Throttle, Tuning};
+use super::{ErrorKind, Refusal};
 use dray_types::BLOCK_SIZE;
 
 /// Whether `strategy` uses everything that was asked for.
 ///
 /// # Errors
 /// `Invalid`, naming the first option that it does not use.
-pub fn check(tuning: &Tuning, strategy: Strategy) -> Result<(), ApiError> {
+pub fn check(tuning: &Tuning, strategy: Strategy) -> Result<(), Refusal> {
     if tuning.throttle != Throttle::None && !syncs(strategy) {
         let why = format!("{strategy} does not send what the guest writes before the handover");
         return Err(refused("--throttle", strategy, &why)
@@ -24,7 +24,7 @@ pub fn check(tuning: &Tuning, strategy: Strategy) -> Result<(), ApiError> {
     if tuning.max_added_latency_ms.is_some_and(|ms| !(0.001..=60_000.0).contains(&ms)) {
         let why = "it is not a time from a microsecond to a minute";
         let what = "cannot use this --max-added-latency";
-        return Err(ApiError::new(ErrorKind::Invalid, what, why));
+        return Err(Refusal::new(ErrorKind::Invalid, what, why));
     }
     if let Some(hot_set) = &tuning.hot_set {
         if strategy != Strategy::HotSet {
@@ -39,9 +39,9 @@ pub fn check(tuning: &Tuning, strategy: Strategy) -> Result<(), ApiError> {
     Ok(())
 }
 
-fn check_hot_set(hot_set: &HotSet) -> Result<(), ApiError> {
+fn check_hot_set(hot_set: &HotSet) -> Result<(), Refusal> {
     let wrong = |option: &str, why: &str| {
-        Err(ApiError::new(ErrorKind::Invalid, format!("cannot use this {option}"), why))
+        Err(Refusal::new(ErrorKind::Invalid, format!("cannot use this {option}"), why))
     };
     if !(0.0..=1.0).contains(&hot_set.read_weight) {
         return wrong("--read-weight", "it is not between 0 and 1");
@@ -60,8 +60,8 @@ const fn syncs(strategy: Strategy) -> bool {
     matches!(strategy, Strategy::PreCopy | Strategy::Mirror | Strategy::HotSet)
 }
 
-fn refused(option: &str, strategy: Strategy, why: &str) -> ApiError {
-    ApiError::new(ErrorKind::Invalid, format!("cannot use {option} with {strategy}"), why)
+fn refused(option: &str, strategy: Strategy, why: &str) -> Refusal {
+    Refusal::new(ErrorKind::Invalid, format!("cannot use {option} with {strategy}"), why)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The client's end of the local API: one call a connection.
 
-use dray_api::{API_VERSION, ApiError, ApiResult, Command, ErrorKind, Event, Request};
+use dray_api::{API_VERSION, ApiResult, Command, ErrorKind, Event, Refusal, Request};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -40,7 +40,7 @@ pub enum Reply {
 #[serde(rename_all = "kebab-case")]
 enum Last {
     Result(Value),
-    Error(ApiError),
+    Error(Refusal),
 }
 
 impl Client {
@@ -58,7 +58,7 @@ impl Client {
             UnixStream::connect(&self.socket).await.map_err(|why| self.unreachable(&why))?;
         let request = Request { version: API_VERSION, command };
         let mut line = serde_json::to_vec(&request)
-            .map_err(|why| ApiError::new(ErrorKind::Internal, "cannot write the request", why))?;
+            .map_err(|why| Refusal::new(ErrorKind::Internal, "cannot write the request", why))?;
         line.push(b'\n');
         stream.write_all(&line).await.map_err(|why| lost(&why))?;
         Ok(Call { stream: BufReader::new(stream), line: Vec::new() })
@@ -77,18 +77,18 @@ impl Client {
         }
     }
 
-    fn unreachable(&self, why: &io::Error) -> ApiError {
+    fn unreachable(&self, why: &io::Error) -> Refusal {
         let what = format!("cannot reach the agent on {}", self.socket.display());
         let why = match why.kind() {
             io::ErrorKind::PermissionDenied => {
-                return ApiError::new(ErrorKind::Denied, what, "this user may not use its socket")
+                return Refusal::new(ErrorKind::Denied, what, "this user may not use its socket")
                     .hint("run this as root or as a member of the group dray");
             }
             io::ErrorKind::NotFound => "there is no such socket".to_owned(),
             io::ErrorKind::ConnectionRefused => "nobody is listening there".to_owned(),
             _ => why.to_string(),
         };
-        ApiError::new(ErrorKind::AgentUnreachable, what, why)
+        Refusal::new(ErrorKind::AgentUnreachable, what, why)
             .hint("start the agent (`dray agent`), or name its socket with --socket")
     }
 }
@@ -124,12 +124,12 @@ pub fn typed<T: DeserializeOwned>(value: Value) -> ApiResult<T> {
     serde_json::from_value(value).map_err(|why| unreadable(&why))
 }
 
-fn lost(why: &dyn std::fmt::Display) -> ApiError {
-    ApiError::new(ErrorKind::AgentUnreachable, "lost the connection to the agent", why)
+fn lost(why: &dyn std::fmt::Display) -> Refusal {
+    Refusal::new(ErrorKind::AgentUnreachable, "lost the connection to the agent", why)
         .hint("a migration under way is taken up when the agent is back; see `dray status`")
 }
 
-fn unreadable(why: &dyn std::fmt::Display) -> ApiError {
-    ApiError::new(ErrorKind::Unsupported, "cannot read the agent's answer", why)
+fn unreadable(why: &dyn std::fmt::Display) -> Refusal {
+    Refusal::new(ErrorKind::Unsupported, "cannot read the agent's answer", why)
         .hint("use the dray command and the agent of the same release")
 }

@@ -2,7 +2,7 @@
 
 use crate::args::Global;
 use crate::show::style::Style;
-use dray_api::{ApiError, ErrorKind};
+use dray_api::{ErrorKind, Refusal};
 use serde::Serialize;
 use serde_json::json;
 use std::io::{IsTerminal, Write};
@@ -78,7 +78,7 @@ impl Output {
     }
 
     /// Prints an error and its hint; with `--json` also as the last line of the output.
-    pub fn error(&self, error: &ApiError) {
+    pub fn error(&self, error: &Refusal) {
         if self.json {
             let cancelled = error.kind == ErrorKind::Cancelled;
             let result = if cancelled { "cancelled" } else { "failed" };

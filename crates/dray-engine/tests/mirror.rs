@@ -315,7 +315,7 @@ fn a_mirror_that_cannot_keep_up_says_so() {
     assert!(source.machine.is_over(), "{:?}", source.machine.phase());
     let gives_up = effects.iter().any(|effect| {
         matches!(effect, SourceEffect::Notice(dray_engine::source::SourceNotice::Abandoned { why: Some(why) })
-            if why.contains("--strategy hybrid"))
+            if why.in_words().contains("--strategy hybrid"))
     });
     assert!(gives_up);
 }

@@ -4,7 +4,7 @@ mod support;
 
 use dray_engine::source::SourceNotice;
 use dray_engine::{SECOND, SourceEffect, SourceEvent, SourceRecord, Strategy};
-use dray_types::{Attempt, BlockSet, Epoch};
+use dray_types::{Attempt, BlockSet, Epoch, ErrorKind};
 use dray_wire::{HandedOver, MapHash, TargetState, ToSource, ToTarget};
 use support::*;
 
@@ -107,7 +107,7 @@ fn pre_copy_that_does_not_converge_gives_up_with_a_hint() {
             let [SourceNotice::Abandoned { why: Some(why) }] = &told[..] else {
                 panic!("{told:?}")
             };
-            assert!(why.contains("--strategy hybrid"), "{why}");
+            assert!(why.in_words().contains("--strategy hybrid"), "{why}");
             assert!(
                 effects
                     .contains(&SourceEffect::PutBack { image: IMAGE, blocks: set(&[(0, BLOCKS)]) })
@@ -408,7 +408,8 @@ fn the_beginning_is_recorded_before_anything_is_sent() {
 }
 
 fn not_recorded(source: &mut S, record: SourceRecord) -> Vec<SourceEffect> {
-    source.step(SourceEvent::NotRecorded { record, why: "no space left on device".into() })
+    let (kind, why) = (ErrorKind::NoSpace, "no space left on device".into());
+    source.step(SourceEvent::NotRecorded { record, kind, why })
 }
 
 #[test]

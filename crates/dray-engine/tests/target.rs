@@ -57,8 +57,8 @@ fn an_image_that_is_longer_than_was_prepared_is_not_promised() {
     let map_hash = MapHash::of(&longer);
     let effects = target.hear(EPOCH, 1, ToTarget::Prepare { images: longer, map_hash });
     assert!(journal(&effects).is_empty());
-    let [ToSource::Failed { why }] = &bodies(&effects)[..] else { panic!("{effects:?}") };
-    assert!(why.contains("prepare again"), "{why}");
+    let [ToSource::Failed(why)] = &bodies(&effects)[..] else { panic!("{effects:?}") };
+    assert!(why.why.contains("prepare again"), "{why}");
     // The next one is not held to that.
     assert!(matches!(target.prepare(2, &BlockSet::new())[..], [TargetEffect::SyncImages { .. }]));
 }
@@ -111,9 +111,9 @@ fn a_failed_sync_promises_nothing_and_forgets_what_it_covered() {
     target.open(None);
     target.arrives(1, 0, 20, Arrival::Written);
     let id = sync_id(&target.prepare(1, &BlockSet::new()));
-    let result = Err("no space left on device".to_owned());
+    let result = Err("no space left on device".to_owned().into());
     let effects = target.step(TargetEvent::ImagesSynced { id, result });
-    assert!(matches!(&bodies(&effects)[..], [ToSource::Failed { .. }]));
+    assert!(matches!(&bodies(&effects)[..], [ToSource::Failed(_)]));
     let lost = TargetRecord::Lost { image: IMAGE, blocks: set(&[(0, 20)]) };
     assert_eq!(journal(&effects), [lost], "older records may name those blocks");
     let effects = target.open(None);
@@ -363,8 +363,8 @@ fn a_map_that_goes_past_the_end_is_not_promised() {
         let mut target = T::new();
         target.open(None);
         let effects = target.prepare(1, &set(&[(5, 2), behind]));
-        let [ToSource::Failed { why }] = &bodies(&effects)[..] else { panic!("{effects:?}") };
-        assert!(why.contains("'root'"), "{why}");
+        let [ToSource::Failed(why)] = &bodies(&effects)[..] else { panic!("{effects:?}") };
+        assert!(why.why.contains("'root'"), "{why}");
         assert!(!effects.iter().any(|e| matches!(e, TargetEffect::SyncImages { .. })));
     }
     let mut target = T::new();
@@ -382,7 +382,7 @@ fn other_images_than_prepared_are_refused_in_the_epoch_of_the_asker() {
     let open = Open { migration: dray_types::MigrationId(1), images, handed_over: None };
     let effects = target.hear(EPOCH, 0, ToTarget::Open(open));
     let [envelope] = &said(&effects)[..] else { panic!("{effects:?}") };
-    assert!(matches!(envelope.body, ToSource::Failed { .. }));
+    assert!(matches!(envelope.body, ToSource::Failed(_)));
     assert_eq!(envelope.epoch, EPOCH, "the source would not hear a lower one");
 }
 

@@ -1,5 +1,6 @@
 //! Paths that come from outside, held inside the directories an operator named (I7).
 
+use dray_types::ErrorKind;
 use std::fmt;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -10,11 +11,32 @@ pub const MAX_NAME: usize = 200;
 
 /// Why a path or name is not used, with what to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PathError(pub String);
+pub struct PathError {
+    /// What sort of failure.
+    pub kind: ErrorKind,
+    /// What failed, and why.
+    pub why: String,
+    /// What to do about it.
+    pub hint: Option<String>,
+}
+
+impl PathError {
+    /// One without a hint.
+    pub fn new(kind: ErrorKind, why: impl Into<String>) -> Self {
+        Self { kind, why: why.into(), hint: None }
+    }
+
+    /// The same error with what to do about it.
+    #[must_use]
+    pub fn hint(self, hint: impl Into<String>) -> Self {
+        Self { hint: Some(hint.into()), ..self }
+    }
+}
 
 impl fmt::Display for PathError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.why)?;
+        self.hint.as_ref().map_or(Ok(()), |hint| write!(f, "; {hint}"))
     }
 }
 
@@ -59,8 +81,9 @@ pub struct Pool {
 /// What is wrong with it.
 pub fn check_name(name: &str) -> Result<(), PathError> {
     let error = |why: &str| {
-        let what = format!("'{}' is not a name: {why}", shown(name));
-        Err(PathError(format!("{what}; choose another one, an image's with --name HERE=THERE")))
+        let why = format!("'{}' is not a name: {why}", shown(name));
+        let hint = "choose another one, an image's with --name HERE=THERE";
+        Err(PathError::new(ErrorKind::Invalid, why).hint(hint))
     };
     if name.is_empty() {
         return error("it is empty");
@@ -93,11 +116,9 @@ impl Pool {
     pub fn image_path(&self, name: &str) -> Result<PathBuf, PathError> {
         check_name(name)?;
         let pool = self.path.canonicalize().map_err(|why| {
-            PathError(format!(
-                "use pool '{}' at {}: {why}; create the directory or correct [[pool]] path",
-                self.name,
-                self.path.display()
-            ))
+            let why = format!("use pool '{}' at {}: {why}", self.name, self.path.display());
+            PathError::new(ErrorKind::Denied, why)
+                .hint("create the directory or correct [[pool]] path")
         })?;
         let path = pool.join(name);
         if self.kind == PoolKind::Devices {
@@ -107,7 +128,9 @@ impl Pool {
             Ok(meta) if meta.file_type().is_symlink() => self.followed(&pool, &path),
             Ok(_) => Ok(path),
             Err(why) if why.kind() == std::io::ErrorKind::NotFound => Ok(path),
-            Err(why) => Err(PathError(format!("look at {}: {why}", path.display()))),
+            Err(why) => {
+                Err(PathError::new(ErrorKind::Io, format!("look at {}: {why}", path.display())))
+            }
         }
     }
 
@@ -115,12 +138,13 @@ impl Pool {
         match path.metadata() {
             Ok(meta) if meta.file_type().is_block_device() => Ok(path),
             Err(why) if why.kind() != std::io::ErrorKind::NotFound => {
-                Err(PathError(format!("look at {}: {why}", path.display())))
+                Err(PathError::new(ErrorKind::Io, format!("look at {}: {why}", path.display())))
             }
-            _ => Err(PathError(format!(
-                "there is no device {}; make it first, or name another one with --name HERE=THERE",
-                path.display()
-            ))),
+            _ => {
+                let why = format!("there is no device {}", path.display());
+                let hint = "make it first, or name another one with --name HERE=THERE";
+                Err(PathError::new(ErrorKind::NotFound, why).hint(hint))
+            }
         }
     }
 
@@ -151,12 +175,15 @@ impl Pool {
     fn followed(&self, pool: &Path, link: &Path) -> Result<PathBuf, PathError> {
         match link.canonicalize() {
             Ok(real) if real.starts_with(pool) && real != pool => Ok(real),
-            Ok(_) => Err(PathError(format!(
-                "use {}: it is a link that leads out of pool '{}'; move the file into the pool",
-                link.display(),
-                self.name
-            ))),
-            Err(why) => Err(PathError(format!("follow the link {}: {why}", link.display()))),
+            Ok(_) => {
+                let (link, pool) = (link.display(), &self.name);
+                let why = format!("use {link}: it is a link that leads out of pool '{pool}'");
+                Err(PathError::new(ErrorKind::Denied, why).hint("move the file into the pool"))
+            }
+            Err(why) => {
+                let why = format!("follow the link {}: {why}", link.display());
+                Err(PathError::new(ErrorKind::Denied, why))
+            }
         }
     }
 }
@@ -168,7 +195,8 @@ impl Pool {
 pub fn socket_below(dirs: &[PathBuf], path: &Path) -> Result<PathBuf, PathError> {
     let shown = path.display();
     if !path.is_absolute() {
-        return Err(PathError(format!("use socket {shown}: it is not an absolute path")));
+        let why = format!("use socket {shown}: it is not an absolute path");
+        return Err(PathError::new(ErrorKind::Invalid, why));
     }
     let real = path.canonicalize();
     let inside = |path: &Path| {
@@ -183,19 +211,20 @@ pub fn socket_below(dirs: &[PathBuf], path: &Path) -> Result<PathBuf, PathError>
                 .and_then(|dir| dir.canonicalize().ok())
                 .is_some_and(|d| inside(&d)) =>
         {
-            return Err(PathError(format!("use socket {shown}: {why}")));
+            return Err(PathError::new(ErrorKind::Invalid, format!("use socket {shown}: {why}")));
         }
         _ => {
             let list: Vec<_> = dirs.iter().map(|dir| dir.display().to_string()).collect();
-            return Err(PathError(format!(
-                "use socket {shown}: it is not below {}; move it there or add its directory to \
-                 qmp_dirs",
-                list.join(" or ")
-            )));
+            let why = format!("use socket {shown}: it is not below {}", list.join(" or "));
+            return Err(PathError::new(ErrorKind::Invalid, why)
+                .hint("move it there or add its directory to qmp_dirs"));
         }
     };
     let is_socket = real.metadata().is_ok_and(|meta| meta.file_type().is_socket());
-    if is_socket { Ok(real) } else { Err(PathError(format!("use {shown}: it is not a socket"))) }
+    if is_socket {
+        return Ok(real);
+    }
+    Err(PathError::new(ErrorKind::Invalid, format!("use {shown}: it is not a socket")))
 }
 
 #[cfg(test)]

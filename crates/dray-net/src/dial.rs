@@ -119,7 +119,7 @@ async fn greet(
     let mut body = vec![0; preface.body_len];
     tls.read_exact(&mut body).await.map_err(broken)?;
     match HelloReply::decode(&body)? {
-        HelloReply::Refused { why } => Err(NetError::new(NetErrorKind::Refused, why)),
+        HelloReply::Refused(why) => Err(NetError::refused(why)),
         HelloReply::Overtaken { newest } => {
             let why = format!("{name} has had session {newest} of this migration");
             Err(NetError::new(NetErrorKind::Overtaken(newest), why))

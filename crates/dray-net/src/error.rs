@@ -1,5 +1,6 @@
 //! What goes wrong between agents, with words and a hint for the operator.
 
+use dray_types::{ErrorKind, Refusal};
 use dray_wire::WireError;
 use std::fmt;
 
@@ -10,8 +11,8 @@ pub enum NetErrorKind {
     Unreachable,
     /// A certificate of either side was not accepted, or cannot be used.
     Certificate,
-    /// The peer understood and said no.
-    Refused,
+    /// The peer understood and said no, for a reason of this kind.
+    Refused(ErrorKind),
     /// The peer has had a session of the same migration with this number, and wants a higher one.
     Overtaken(u64),
     /// No protocol version in common.
@@ -28,6 +29,9 @@ pub enum NetErrorKind {
     Local,
 }
 
+/// What to do about two agents without a protocol version in common.
+pub(crate) const UPGRADE: &str = "upgrade the older agent";
+
 /// A failure between two agents: `what failed: why; hint`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NetError {
@@ -43,6 +47,11 @@ impl NetError {
     /// An error without a hint.
     pub fn new(kind: NetErrorKind, what: impl Into<String>) -> Self {
         Self { kind, what: what.into(), hint: None }
+    }
+
+    /// A peer's refusal, in its words.
+    pub fn refused(Refusal { kind, why, hint, .. }: Refusal) -> Self {
+        Self { kind: NetErrorKind::Refused(kind), what: why, hint }
     }
 
     /// The same error with a hint.
@@ -72,10 +81,10 @@ impl std::error::Error for NetError {}
 
 impl From<WireError> for NetError {
     fn from(error: WireError) -> Self {
-        let kind = match error {
-            WireError::Version { .. } => NetErrorKind::Version,
-            _ => NetErrorKind::Protocol,
-        };
-        Self::new(kind, error.to_string())
+        let text = error.to_string();
+        match error {
+            WireError::Version { .. } => Self::new(NetErrorKind::Version, text).hint(UPGRADE),
+            _ => Self::new(NetErrorKind::Protocol, text),
+        }
     }
 }

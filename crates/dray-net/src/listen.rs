@@ -5,12 +5,14 @@
 //! before the answer is limited in time, size and number (I7).
 
 use crate::AGENT;
-use crate::error::{NetError, NetErrorKind};
+use crate::error::{NetError, NetErrorKind, UPGRADE};
 use crate::socket::{self, Socket};
 use crate::stream::{Stream, Tls};
 use crate::tls::{self, Identity};
+use dray_types::{ErrorKind, Refusal};
 use dray_wire::hello::{self, PREFACE_LEN, Preface};
 use dray_wire::{Hello, HelloReply, StreamKind, WireError};
+use std::fmt;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -23,8 +25,6 @@ use tokio_rustls::{TlsAcceptor, TlsStream};
 
 /// Longest time to write the answer to a hello.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
-/// Longest refusal, in bytes: it must fit into a hello's body.
-const MAX_WHY: usize = 2048;
 /// Pause after the kernel could not accept, so that a lack of descriptors is not a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -73,9 +73,9 @@ impl Incoming {
         Ok(Stream::new(self.tls, self.peer, self.kind, self.version, features))
     }
 
-    /// Refuses the stream with what failed, why, and what to do, and closes it.
-    pub async fn refuse(mut self, why: impl Into<String>) {
-        refuse(&mut self.tls, self.kind, why.into()).await;
+    /// Refuses the stream and closes it.
+    pub async fn refuse(mut self, why: Refusal) {
+        refuse(&mut self.tls, self.kind, why).await;
     }
 
     /// Refuses the stream because `newest` is a later session, and closes it.
@@ -96,9 +96,9 @@ async fn answer(tls: &mut Tls, bytes: &[u8]) -> Result<(), NetError> {
     }
 }
 
-async fn refuse(tls: &mut Tls, kind: StreamKind, mut why: String) {
-    why.truncate(why.floor_char_boundary(MAX_WHY));
-    hang_up(tls, kind, &HelloReply::Refused { why }).await;
+async fn refuse(tls: &mut Tls, kind: StreamKind, why: Refusal) {
+    // It fits into a hello's body.
+    hang_up(tls, kind, &HelloReply::Refused(why.harmless())).await;
 }
 
 async fn hang_up(tls: &mut Tls, kind: StreamKind, reply: &HelloReply) {
@@ -204,7 +204,13 @@ impl<K: Fn(&str) -> bool> Door<K> {
         let (preface, hello) = match read_hello(&mut tls).await {
             Ok(read) => read,
             Err(Unread::Wire(why)) => {
-                refuse(&mut tls, StreamKind::Request, why.to_string()).await;
+                let refused = match why {
+                    WireError::Version { .. } => {
+                        refusal(ErrorKind::Unsupported, &why).hint(UPGRADE)
+                    }
+                    _ => refusal(ErrorKind::Invalid, &why),
+                };
+                refuse(&mut tls, StreamKind::Request, refused).await;
                 return Err(why.into());
             }
             Err(Unread::Net(why)) => return Err(why),
@@ -212,19 +218,25 @@ impl<K: Fn(&str) -> bool> Door<K> {
         let Some(peer) = names.iter().find(|name| (self.known)(name)).cloned() else {
             let why = unknown_peer(&names);
             refuse(&mut tls, preface.kind, why.clone()).await;
-            return Err(NetError::new(NetErrorKind::Refused, why));
+            return Err(NetError::refused(why));
         };
         let Preface { kind, version, .. } = preface;
         Ok(Incoming { peer, kind, hello, remote, version, tls })
     }
 }
 
-fn unknown_peer(names: &[String]) -> String {
+/// Why a stream is not accepted.
+fn refusal(kind: ErrorKind, why: impl fmt::Display) -> Refusal {
+    Refusal::new(kind, "cannot accept the stream", why)
+}
+
+fn unknown_peer(names: &[String]) -> Refusal {
     let who = match names {
         [] => "your certificate names nobody (it has no DNS name)".to_owned(),
         names => format!("'{}' is not a configured peer", names.join("', '")),
     };
-    format!("{who}; add a [[peer]] with this name to this host's dray.toml")
+    refusal(ErrorKind::Denied, who)
+        .hint("add a [[peer]] with this name to the other host's dray.toml")
 }
 
 fn peer_names(tls: &Tls) -> Vec<String> {

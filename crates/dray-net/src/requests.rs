@@ -49,9 +49,7 @@ pub async fn ask(
         Err(NetError::new(NetErrorKind::Timeout, what))
     });
     match reply.map_err(|why| why.doing(format!("ask {name}")))? {
-        Reply::Refused { why } => {
-            Err(NetError::new(NetErrorKind::Refused, format!("{name} refuses: {why}")))
-        }
+        Reply::Refused(why) => Err(NetError::refused(why).doing(format!("{name} refuses"))),
         reply => Ok(reply),
     }
 }

@@ -5,7 +5,7 @@ use crate::source::SourceHost;
 use crate::world::{World, note};
 use dray_engine::record::Unrecorded;
 use dray_engine::{SECOND, SourceEffect, SourceEvent, SourceRecord};
-use dray_types::Epoch;
+use dray_types::{Epoch, ErrorKind};
 
 impl SourceHost {
     fn look_who_owns(&mut self) {
@@ -46,7 +46,11 @@ impl World {
                     self.check.source_reborn(Epoch(epoch.0 - 1));
                 }
                 let why = "no space left on device".to_owned();
-                self.source_event(SourceEvent::NotRecorded { record, why });
+                self.source_event(SourceEvent::NotRecorded {
+                    record,
+                    kind: ErrorKind::NoSpace,
+                    why,
+                });
                 0
             }
             _ => {

@@ -6,11 +6,11 @@ use crate::guest::Power;
 use crate::rng::Rng;
 use crate::source::offers;
 use crate::world::{Ev, World, note};
-use dray_engine::target::{Arrival, Held};
+use dray_engine::target::{Arrival, DiskFault, Held};
 use dray_engine::{
     MILLISECOND, SECOND, Target, TargetEffect, TargetEvent, TargetPlan, TargetRecord, Time,
 };
-use dray_types::{BlockRange, BlockSet, ImageIndex, MigrationId};
+use dray_types::{BlockRange, BlockSet, ErrorKind, ImageIndex, MigrationId};
 use dray_wire::ImageHandover;
 use dray_wire::frame::{PIECE_BLOCKS, mask_bit};
 use std::collections::{BTreeMap, VecDeque};
@@ -360,7 +360,7 @@ impl World {
         if !fails {
             self.settle_target(snapshots);
         }
-        let result = if fails { Err("input/output error".to_owned()) } else { Ok(()) };
+        let result = if fails { Err("input/output error".to_owned().into()) } else { Ok(()) };
         let delay = self.around(50_000);
         self.target_answer(delay, TargetEvent::ImagesSynced { id, result });
     }
@@ -426,7 +426,10 @@ impl World {
         self.check_landed(session, image, range);
         let arrival = if fails {
             self.check.write_errors += 1;
-            Arrival::Failed("no space left on device".into())
+            Arrival::Failed(DiskFault {
+                kind: ErrorKind::NoSpace,
+                why: "no space left on device".into(),
+            })
         } else {
             arrived
         };

@@ -6,6 +6,7 @@
 //! * [`range`]: a run of 4 KiB blocks, and how byte ranges map onto blocks.
 //! * [`set`]: [`BlockSet`], the set of blocks that plans, maps and journals are made of.
 //! * [`ids`]: random 128-bit ids, epochs and attempts.
+//! * [`refusal`]: [`Refusal`], why something was not done.
 //! * [`schedule`]: [`Schedule`], an order in which the blocks of an image move.
 //! * [`size`]: what an operator types (`800Mbit`, `2GiB`) and what it means.
 //! * [`text`]: what others say, as it may be shown.
@@ -14,6 +15,7 @@
 
 pub mod ids;
 pub mod range;
+pub mod refusal;
 pub mod schedule;
 pub mod set;
 pub mod size;
@@ -21,6 +23,7 @@ pub mod text;
 
 pub use ids::{Ancestor, Attempt, BatchId, Epoch, GenerationId, ImageId, ImageIndex, MigrationId};
 pub use range::{BLOCK_SIZE, BlockRange, MAX_RUN_BLOCKS};
+pub use refusal::{ErrorKind, Refusal};
 pub use schedule::Schedule;
 pub use set::BlockSet;
 pub use size::{BitRate, ByteSize};

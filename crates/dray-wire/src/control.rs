@@ -9,7 +9,10 @@ mod tests;
 
 use crate::list;
 pub use coding::{Bounded, decode, decode_len, encode};
-use dray_types::{Attempt, BlockRange, BlockSet, Epoch, ImageId, ImageIndex, MigrationId, text};
+use dray_types::refusal::de_refusal;
+use dray_types::{
+    Attempt, BlockRange, BlockSet, Epoch, ImageId, ImageIndex, MigrationId, Refusal, text,
+};
 use serde::{Deserialize, Serialize};
 
 /// Longest control message: the missing map of 8 TiB of scattered blocks, with room to spare.
@@ -235,11 +238,7 @@ pub enum ToSource {
         images: Vec<TargetImage>,
     },
     /// The migration cannot go on at the target; said once, then the link is closed.
-    Failed {
-        /// What failed, why, and what to do.
-        #[serde(deserialize_with = "text::de_text")]
-        why: String,
-    },
+    Failed(#[serde(deserialize_with = "de_refusal")] Refusal),
     /// Runs that arrived whole and were written.
     Received {
         /// Tags of their frames.

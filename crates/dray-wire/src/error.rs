@@ -9,7 +9,7 @@ pub enum WireError {
     /// No protocol version in common.
     #[error(
         "no common protocol version: the peer speaks {their_min} to {their_max}, this agent \
-         {our_min} to {our_max}; upgrade the older agent"
+         {our_min} to {our_max}"
     )]
     Version {
         /// Lowest version the peer speaks.

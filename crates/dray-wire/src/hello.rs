@@ -14,7 +14,8 @@
 //! of any two versions can tell each other that they do not understand each other.
 
 use crate::error::WireError;
-use dray_types::{MigrationId, text};
+use dray_types::refusal::de_refusal;
+use dray_types::{MigrationId, Refusal, text};
 use serde::{Deserialize, Serialize};
 
 /// Lowest protocol version this build speaks.
@@ -103,11 +104,7 @@ pub enum HelloReply {
         features: Vec<String>,
     },
     /// The stream is refused and will be closed.
-    Refused {
-        /// Why, and what to do about it.
-        #[serde(deserialize_with = "text::de_text")]
-        why: String,
-    },
+    Refused(#[serde(deserialize_with = "de_refusal")] Refusal),
     /// The stream is refused: a session with a higher number has been made. The dialling agent may
     /// go on with one above it.
     Overtaken {

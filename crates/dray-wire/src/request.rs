@@ -3,7 +3,8 @@
 use crate::control::MAX_IMAGES;
 use crate::error::WireError;
 use crate::list;
-use dray_types::{Ancestor, Epoch, ImageId, MigrationId, text};
+use dray_types::refusal::de_refusal;
+use dray_types::{Ancestor, Epoch, ImageId, MigrationId, Refusal, text};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -300,11 +301,7 @@ pub enum Reply {
     /// Done, nothing to say.
     Done,
     /// Refused or failed.
-    Refused {
-        /// What failed, why, and what to do.
-        #[serde(deserialize_with = "text::de_text")]
-        why: String,
-    },
+    Refused(#[serde(deserialize_with = "de_refusal")] Refusal),
     /// Answer to `Seed`: each image, in order.
     Seeding {
         /// How far it is.
@@ -371,6 +368,7 @@ pub fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, WireError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dray_types::ErrorKind;
     use dray_types::GenerationId;
 
     fn wanted() -> WantedImage {
@@ -422,9 +420,11 @@ mod tests {
     fn what_a_peer_says_is_harmless_once_it_is_decoded() {
         let evil = "\x1b]0;all is well\x07".repeat(100);
         let clean = |text: &str| text.len() <= 1024 && !text.contains(char::is_control);
-        let refused = Reply::Refused { why: evil.clone() };
-        let Ok(Reply::Refused { why }) = decode(&body(&refused)) else { panic!("not as sent") };
-        assert!(clean(&why), "{why:?}");
+        let why = Refusal::new(ErrorKind::Io, evil.clone(), &evil).hint(evil.clone());
+        let refused = Reply::Refused(why);
+        let Ok(Reply::Refused(why)) = decode(&body(&refused)) else { panic!("not as sent") };
+        let hint = why.hint.unwrap();
+        assert!([why.what, why.why, hint].iter().all(|text| clean(text)));
         let base = Base::Refused { why: evil.clone() };
         let one = Surveyed { base, given: vec![(evil.clone(), 1)], notes: vec![evil.clone()] };
         let surveyed = Reply::Surveyed { images: vec![one], indexed: 0 };

@@ -3,6 +3,7 @@
 //! is up to its loop.
 
 use super::Agent;
+use super::refusals::{Answer, failed};
 use crate::migration::target::{Input, TargetSlot};
 use dray_host::migration::fate;
 use dray_types::{ImageId, MigrationId};
@@ -44,7 +45,7 @@ impl Agent {
         peer: &str,
         migration: MigrationId,
         images: &[ImageId],
-    ) -> Result<Fate, String> {
+    ) -> Answer<Fate> {
         if self.preparing.contains(migration) {
             return Ok(Fate::Live);
         }
@@ -52,8 +53,7 @@ impl Agent {
         if self.claimed_from(peer, migration).is_some() {
             return Ok(Fate::Claimed);
         }
-        fate::of(&self.store, &self.registry, peer, migration, images)
-            .map_err(|why| why.to_string())
+        fate::of(&self.store, &self.registry, peer, migration, images).map_err(failed)
     }
 
     async fn ask_fate(&self, peer: &str, migration: MigrationId, images: Vec<ImageId>) -> Told {

@@ -1,6 +1,7 @@
 //! What a target finds of images that come, and what it makes of it.
 
 use super::Agent;
+use super::refusals::{Answer, conflict, failed, no_room, of_path};
 use crate::bases::there::{Lying, export_name};
 use dray_host::lineage::ReplicaNote;
 use dray_host::migration::intent::{TargetImageIntent, TargetIntent};
@@ -17,21 +18,20 @@ impl Agent {
         &self,
         coming: &[ComingImage],
         earlier: &TargetIntent,
-    ) -> Result<(), String> {
+    ) -> Answer<()> {
+        let cancel_it = |why: String| conflict(why).hint("cancel it with --discard");
         for (coming, image) in coming.iter().zip(&earlier.images) {
             if coming.qcow2 != image.qcow2 {
-                let why = "it was prepared for another format; cancel it with --discard";
-                return Err(why.to_owned());
+                return Err(cancel_it("it was prepared for another format".to_owned()));
             }
             if coming.digest.is_some() != image.in_place.is_some() {
                 let path = image.path.display();
-                return Err(format!(
-                    "{path} is not what it was when this was prepared; cancel it with --discard"
-                ));
+                let why = format!("{path} is not what it was when this was prepared");
+                return Err(cancel_it(why));
             }
             let entry = image.in_place.as_ref().and_then(|name| self.registry.get(name));
             let same = entry.map_or(Ok(()), |entry| self.registry.check_in_place(&entry));
-            same.map_err(|why| format!("{why}; cancel it with --discard"))?;
+            same.map_err(|why| cancel_it(why.to_string()))?;
         }
         Ok(())
     }
@@ -59,17 +59,18 @@ pub(super) fn intent_of(
     migration: MigrationId,
     coming: &ComingImage,
     found: &Found,
-) -> Result<TargetImageIntent, String> {
+) -> Answer<TargetImageIntent> {
     let image = &coming.image;
     let path = match found {
         Found::Usable(entry, _) => entry.record().path,
         Found::InPlace(lying) => lying.path.clone(),
-        _ => pool.image_path(&image.name).map_err(|why| why.to_string())?,
+        _ => pool.image_path(&image.name).map_err(of_path)?,
     };
     let device = pool.kind == PoolKind::Devices;
     let in_place = matches!(found, Found::InPlace(_)).then(|| export_name(&image.name, migration));
     if !device && in_place.is_none() && path.exists() {
-        return Err(format!("{} exists already; choose another name or pool", path.display()));
+        let why = format!("{} exists already", path.display());
+        return Err(conflict(why).hint("choose another name or pool"));
     }
     let offer = ImageOffer {
         id: image.id,
@@ -92,18 +93,19 @@ pub(super) fn intent_of(
 ///
 /// # Errors
 /// That there is not, and what to do.
-pub(super) fn check_space(pool: &Pool, sent: u64, beside: u64, reused: u64) -> Result<(), String> {
+pub(super) fn check_space(pool: &Pool, sent: u64, beside: u64, reused: u64) -> Answer<()> {
     let wanted = sent.saturating_sub(reused).saturating_add(beside);
     let stat = rustix::fs::statvfs(&pool.path)
-        .map_err(|why| format!("pool '{}': {}", pool.name, std::io::Error::from(why)))?;
+        .map_err(|why| failed(format!("pool '{}': {}", pool.name, std::io::Error::from(why))))?;
     let free = stat.f_bavail * stat.f_frsize;
     if wanted > free {
-        return Err(format!(
-            "pool '{}' has {} free and the images need {}; free space or choose another pool",
+        let why = format!(
+            "pool '{}' has {} free and the images need {}",
             pool.name,
             dray_types::ByteSize(free),
             dray_types::ByteSize(wanted)
-        ));
+        );
+        return Err(no_room(why).hint("free space or choose another pool"));
     }
     Ok(())
 }

@@ -12,7 +12,7 @@ use crate::migration::target::{TargetLoop, TargetParts};
 use crate::migration::{Clock, Threads};
 use crate::vm::source::{Outcome, SourceVmTask};
 use crate::vm::target::TargetVmTask;
-use dray_api::{ApiError, ErrorKind, MigrationState, Progress, Role};
+use dray_api::{ErrorKind, MigrationState, Progress, Refusal, Role};
 use dray_engine::SourceEvent;
 use dray_engine::source::SourceNotice;
 use dray_host::migration::abort;
@@ -84,7 +84,7 @@ impl Agent {
         let (agent, peer) = (Arc::downgrade(self), peer.to_owned());
         Arc::new(move || match agent.upgrade() {
             Some(agent) => agent.session_settings(&peer),
-            None => Err(ApiError::new(ErrorKind::Internal, "cannot dial", "the agent ends")),
+            None => Err(Refusal::new(ErrorKind::Internal, "cannot dial", "the agent ends")),
         })
     }
 
@@ -288,7 +288,7 @@ impl Agent {
 
     /// A loss that must be told to a guest before its image may move, when there is no guest: nobody will
     /// ever flush.
-    fn unheard_loss(&self, slot: &SourceSlot) -> Option<ApiError> {
+    fn unheard_loss(&self, slot: &SourceSlot) -> Option<Refusal> {
         let images = slot.intent().images;
         images.iter().filter(|image| self.nbd.connections(&image.name) == 0).find_map(|image| {
             let disk = Arc::clone(&self.registry.get(&image.name)?.disk);
@@ -296,7 +296,7 @@ impl Agent {
             let why = format!("image '{}': {}", image.name, untold(&lost));
             let hint = take_note(&image.name, &self.nbd_socket());
             let hint = format!("{hint}, and `dray resume`");
-            Some(ApiError::new(ErrorKind::DataAtRisk, "migration failed", why).hint(hint))
+            Some(Refusal::new(ErrorKind::DataAtRisk, "migration failed", why).hint(hint))
         })
     }
 

@@ -1,17 +1,17 @@
 //! Images of which this host makes a qcow2 when they have arrived: what has to be so before they come.
 
+use super::refusals::{Answer, conflict, failed, invalid, of_path};
 use crate::flat::fresh;
 use crate::flat::swap::refuse_used;
 use dray_host::pool::{Pool, PoolKind};
 use dray_host::registry::Registry;
 use dray_wire::request::{ComingImage, WantedImage};
 
+/// What to do about a name that is taken.
+const OTHER_NAME: &str = "choose another name or pool";
+
 /// How many bytes the qcow2 files of these images take beside them.
-pub(super) fn check_made(
-    registry: &Registry,
-    pool: &Pool,
-    images: &[ComingImage],
-) -> Result<u64, String> {
+pub(super) fn check_made(registry: &Registry, pool: &Pool, images: &[ComingImage]) -> Answer<u64> {
     let wanted = images.iter().filter(|coming| coming.qcow2).map(|coming| &coming.image);
     let wanted: Vec<_> = wanted.collect();
     if wanted.is_empty() {
@@ -19,12 +19,10 @@ pub(super) fn check_made(
     }
     if pool.kind == PoolKind::Devices {
         let name = &pool.name;
-        return Err(format!(
-            "pool '{name}' holds block devices, and no qcow2 is made of one; name a pool of \
-                 files or leave the disk raw"
-        ));
+        let why = format!("pool '{name}' holds block devices, and no qcow2 is made of one");
+        return Err(invalid(why).hint("name a pool of files or leave the disk raw"));
     }
-    fresh::check_tools()?;
+    fresh::check_tools().map_err(failed)?;
     for image in &wanted {
         check_free(registry, pool, image)?;
     }
@@ -33,25 +31,23 @@ pub(super) fn check_made(
 }
 
 /// The name of an image's qcow2 has to be free.
-fn check_free(registry: &Registry, pool: &Pool, image: &WantedImage) -> Result<(), String> {
+fn check_free(registry: &Registry, pool: &Pool, image: &WantedImage) -> Answer<()> {
     if image.read_only {
-        return Err(format!("image '{}' is only read, and stays as it is", image.name));
+        return Err(invalid(format!("image '{}' is only read, and stays as it is", image.name)));
     }
     let name = fresh::qcow2_name(&image.name);
-    let path = pool.image_path(&name).map_err(|why| why.to_string())?;
+    let path = pool.image_path(&name).map_err(of_path)?;
     if path.exists() {
         let shown = path.display();
-        return Err(format!("{shown} exists already; choose another name or pool"));
+        return Err(conflict(format!("{shown} exists already")).hint(OTHER_NAME));
     }
-    refuse_used(registry, &path, &image.name)
-        .map_err(|why| format!("{why}; choose another name or pool"))
+    refuse_used(registry, &path, &image.name).map_err(|why| conflict(why).hint(OTHER_NAME))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::flat::swap::tests::Host;
-    use crate::ops::refused_kind;
     use dray_api::ErrorKind;
     use dray_host::pool::PoolIo;
     use dray_types::ImageId;
@@ -78,12 +74,10 @@ mod tests {
         let bytes = check(&files, &[false, true]).unwrap();
         assert!((64 << 20..66 << 20).contains(&bytes), "once more, and its tables: {bytes}");
         let devices = Pool { kind: PoolKind::Devices, ..files.clone() };
-        let why = check(&devices, &[true, false]).unwrap_err();
-        assert_eq!(refused_kind(&format!("hostb refuses: {why}")), ErrorKind::Invalid, "{why}");
+        assert_eq!(check(&devices, &[true, false]).unwrap_err().kind, ErrorKind::Invalid);
         std::fs::write(host.pool().join("b.qcow2"), "somebody's").unwrap();
         assert!(check(&files, &[true, false]).is_ok());
-        let why = check(&files, &[true, true]).unwrap_err();
-        assert_eq!(refused_kind(&why), ErrorKind::Conflict, "{why}");
+        assert_eq!(check(&files, &[true, true]).unwrap_err().kind, ErrorKind::Conflict);
         let backing = [coming("base.raw", true, true)];
         assert!(check_made(&host.registry, &files, &backing).is_err());
     }

@@ -18,6 +18,7 @@ mod made;
 mod peers;
 mod readiness;
 mod records;
+pub(crate) mod refusals;
 mod requests;
 mod revive;
 mod room;
@@ -40,7 +41,7 @@ use crate::reuse::Reuse;
 use crate::seed::Seeds;
 use crate::troubles::Troubles;
 use crate::vm::hypervisor::Hypervisor;
-use dray_api::{ApiError, ApiResult, ErrorKind, MigrationState};
+use dray_api::{ApiResult, ErrorKind, MigrationState, Refusal};
 use dray_host::migration::fate::Preparing;
 use dray_host::migration::waiting::Unrevived;
 use dray_host::registry::Registry;
@@ -110,7 +111,7 @@ impl Agent {
         let known = self.config.peer(peer).ok_or_else(|| {
             let names: Vec<_> = self.config.peers.iter().map(|peer| peer.name.as_str()).collect();
             let why = format!("no peer of that name is configured (known: {})", names.join(", "));
-            ApiError::new(ErrorKind::NotFound, format!("cannot reach host '{peer}'"), why)
+            Refusal::new(ErrorKind::NotFound, format!("cannot reach host '{peer}'"), why)
                 .hint(format!("add a [[peer]] to {}", self.config.path.display()))
         })?;
         Ok(SessionSettings {

@@ -4,13 +4,14 @@
 use super::Agent;
 use super::found::{Found, check_space, intent_of};
 use super::made::check_made;
+use super::refusals::{Answer, conflict, denied, failed, of_path, unknown_peer};
 use super::requests::Desk;
 use super::room::check_counts;
 use crate::config::Peer;
 use crate::migration::source::unix_ms;
 use crate::migration::target::TargetSlot;
 use crate::vm;
-use dray_api::MigrationState;
+use dray_api::{MigrationState, Refusal};
 use dray_host::migration::intent::{Settings, TargetImageIntent, TargetIntent};
 use dray_host::migration::log::{End, Folder, TARGET_INTENT};
 use dray_host::migration::revive::may_come_back;
@@ -64,15 +65,15 @@ impl Agent {
     }
 
     /// Why nothing is taken of this migration. What became of its images is for its other end alone.
-    fn unknown(&self, peer: &str, migration: Option<MigrationId>) -> String {
+    fn unknown(&self, peer: &str, migration: Option<MigrationId>) -> Refusal {
         match migration.and_then(|migration| self.claimed_from(peer, migration)) {
-            Some(Claimed { name, epoch, peer: Some(_) }) => format!(
+            Some(Claimed { name, epoch, peer: Some(_) }) => conflict(format!(
                 "image '{name}' was claimed here and has epoch {} now: the migration is void",
                 epoch.0
-            ),
+            )),
             // Of a claim whose folder could not say who had the other end.
-            Some(_) => "an image of it was claimed here: the migration is void".to_owned(),
-            None => "no such migration is prepared here; prepare it again".to_owned(),
+            Some(_) => conflict("an image of it was claimed here: the migration is void"),
+            None => conflict("no such migration is prepared here").hint("prepare it again"),
         }
     }
 
@@ -82,7 +83,8 @@ impl Agent {
             StreamKind::Request => match self.questions.begin(&peer) {
                 Some(_question) => requests::serve(incoming, &Desk(Arc::clone(&self))).await,
                 None => {
-                    incoming.refuse("too many questions of this host are being answered").await;
+                    let why = "too many questions of this host are being answered";
+                    incoming.refuse(conflict(why)).await;
                     Ok(())
                 }
             },
@@ -101,7 +103,7 @@ impl Agent {
                 }
                 Some(slot) if kind == StreamKind::Memory => {
                     if slot.intent().peer != peer {
-                        incoming.refuse("the migration belongs to another peer").await;
+                        incoming.refuse(denied("the migration belongs to another peer")).await;
                         return;
                     }
                     match incoming.welcome(Vec::new()).await {
@@ -126,7 +128,8 @@ impl Agent {
                 crate::backup::offer::serve(stream, &store.path)
             }
             None => {
-                incoming.refuse("there is no backup store here that this host may use").await;
+                let why = "there is no backup store here that this host may use";
+                incoming.refuse(denied(why)).await;
                 Ok(())
             }
         }
@@ -176,7 +179,7 @@ impl Agent {
         migration: MigrationId,
         pool: Option<&str>,
         images: &[ComingImage],
-    ) -> Result<Vec<Base>, String> {
+    ) -> Answer<Vec<Base>> {
         let known = self.check_wanted(peer, pool, images)?;
         self.make_way(known, migration, images).await;
         // One after the other: two would both take the last place.
@@ -190,14 +193,11 @@ impl Agent {
         peer: &str,
         pool: Option<&str>,
         images: &[ComingImage],
-    ) -> Result<&Peer, String> {
+    ) -> Answer<&Peer> {
         check_counts(images)?;
-        let known = self.config.peer(peer).ok_or("the peer is not configured here")?;
-        self.config.pool_for(known, pool).map_err(|why| why.to_string())?;
-        images
-            .iter()
-            .try_for_each(|coming| check_name(&coming.image.name))
-            .map_err(|why| why.to_string())?;
+        let known = self.config.peer(peer).ok_or_else(unknown_peer)?;
+        self.config.pool_for(known, pool).map_err(of_path)?;
+        images.iter().try_for_each(|coming| check_name(&coming.image.name)).map_err(of_path)?;
         Ok(known)
     }
 
@@ -207,7 +207,7 @@ impl Agent {
         migration: MigrationId,
         pool: Option<&str>,
         images: &[ComingImage],
-    ) -> Result<Vec<Base>, String> {
+    ) -> Answer<Vec<Base>> {
         if let Some(slot) = self.targets.get(migration).filter(|slot| !slot.is_forgotten()) {
             let same = slot.intent().peer == peer
                 && slot
@@ -224,27 +224,28 @@ impl Agent {
                 slot.prepared_again();
             }
             return match same {
-                false => Err("another migration has this id".to_owned()),
+                false => Err(conflict("another migration has this id")),
                 true => self.check_same_bases(images, &slot.intent()).map(|()| bases()),
             };
         }
         let folder = Folder::of(&self.store, migration);
-        let text = |why: std::io::Error| why.to_string();
         // Its target knows the id before anything of it is durable here.
         let goes = self.preparing.contains(migration) || self.sources.get(migration).is_some();
-        if goes || folder.holds(End::Source).map_err(text)? {
-            return Err("another migration, away from there, has this id".to_owned());
+        if goes || folder.holds(End::Source).map_err(failed)? {
+            return Err(conflict("another migration, away from there, has this id"));
         }
         let known = folder
             .file(TARGET_INTENT)
             .exists()
             .and_then(|intent| Ok(intent || folder.is_void()? || folder.lacks_intent()?));
-        if known.map_err(text)? {
+        if known.map_err(failed)? {
             // Whatever is in it was not understood at the start: it may be ownership.
-            return Err("its folder there cannot be read; see the target agent's log".to_owned());
+            return Err(
+                conflict("its folder there cannot be read").hint("see the target agent's log")
+            );
         }
-        let known = self.config.peer(peer).ok_or("the peer is not configured here")?;
-        let pool = self.config.pool_for(known, pool).map_err(|why| why.to_string())?;
+        let known = self.config.peer(peer).ok_or_else(unknown_peer)?;
+        let pool = self.config.pool_for(known, pool).map_err(of_path)?;
         images.iter().try_for_each(|coming| self.refuse_held(peer, &coming.image))?;
         self.show_newest(peer);
         self.check_load(peer, images)?;
@@ -283,65 +284,61 @@ impl Agent {
                 if let Err(why) = undo_prepared(&self.registry, &folder, &names) {
                     tracing::warn!(%migration, %why, "cannot take back what was made for a migration");
                 }
-                Err(why.to_string())
+                Err(failed(why))
             }
         }
     }
 
     /// What an earlier try has sent stays where it is, so the next one cannot go elsewhere.
-    fn check_same_pool(
-        &self,
-        peer: &str,
-        wanted: &str,
-        earlier: &TargetIntent,
-    ) -> Result<(), String> {
-        let known = self.config.peer(peer).ok_or("the peer is not configured here")?;
-        let pool = self.config.pool_for(known, Some(wanted)).map_err(|why| why.to_string())?;
+    fn check_same_pool(&self, peer: &str, wanted: &str, earlier: &TargetIntent) -> Answer<()> {
+        let known = self.config.peer(peer).ok_or_else(unknown_peer)?;
+        let pool = self.config.pool_for(known, Some(wanted)).map_err(of_path)?;
         if earlier.images.iter().all(|image| pool.holds(&image.path)) {
             return Ok(());
         }
-        Err(format!(
-            "what an earlier try has sent is not in pool '{wanted}'; name the same pool again, or \
-             other names with --name HERE=THERE"
-        ))
+        let why = format!("what an earlier try has sent is not in pool '{wanted}'");
+        Err(conflict(why).hint("name the same pool again, or other names with --name HERE=THERE"))
     }
 
     /// A name that a migration to here holds. Its own source learns which that is, and what takes it back;
     /// others, that the name is taken.
-    fn refuse_held(&self, peer: &str, image: &WantedImage) -> Result<(), String> {
+    fn refuse_held(&self, peer: &str, image: &WantedImage) -> Answer<()> {
         let name = &image.name;
         let Some(entry) = self.registry.get(name) else { return Ok(()) };
         let record = entry.record();
         let held = record.migration.filter(|_| record.state == CopyState::Incoming);
         let Some(slot) = held.and_then(|held| self.targets.get(held)) else { return Ok(()) };
         let (id, from) = (slot.board.migration, slot.intent().peer);
+        let other = "choose another name";
         if from != peer {
             let here = &self.config.name;
             return Err(match image.read_only {
-                true => format!(
-                    "base image '{name}' is on its way here with another migration; prepare this one \
-                     again when it has arrived, `dray status` on {here} shows it"
-                ),
-                false => format!(
-                    "an image named '{name}' exists here already: a migration from another host has \
-                     it; `dray status` on {here} shows which, or choose another name"
-                ),
+                true => conflict(format!("base image '{name}' is on its way here with another migration"))
+                    .hint(format!(
+                        "prepare this one again when it has arrived, `dray status` on {here} shows it"
+                    )),
+                false => conflict(format!(
+                    "an image named '{name}' exists here already: a migration from another host has it"
+                ))
+                .hint(format!("`dray status` on {here} shows which, or {other}")),
             });
         }
         let prepared = slot.board.read().state == MigrationState::Prepared;
         Err(match (image.read_only, prepared) {
-            (true, _) => format!(
-                "base image '{name}' is on its way here with another migration, {id} from {from}; \
-                 prepare this one again when it has arrived, or `dray cancel {id}` on {from}"
-            ),
-            (false, true) => format!(
-                "an image named '{name}' exists here already: migration {id} from {from} is prepared \
-                 for it; `dray cancel {id}` on {from} takes that back, or choose another name"
-            ),
-            (false, false) => format!(
-                "an image named '{name}' exists here already: it is on its way with migration {id} \
-                 from {from}; `dray cancel {id}` on {from} ends that, or choose another name"
-            ),
+            (true, _) => conflict(format!(
+                "base image '{name}' is on its way here with another migration, {id} from {from}"
+            ))
+            .hint(format!(
+                "prepare this one again when it has arrived, or `dray cancel {id}` on {from}"
+            )),
+            (false, true) => conflict(format!(
+                "an image named '{name}' exists here already: migration {id} from {from} is prepared for it"
+            ))
+            .hint(format!("`dray cancel {id}` on {from} takes that back, or {other}")),
+            (false, false) => conflict(format!(
+                "an image named '{name}' exists here already: it is on its way with migration {id} from {from}"
+            ))
+            .hint(format!("`dray cancel {id}` on {from} ends that, or {other}")),
         })
     }
 
@@ -350,7 +347,7 @@ impl Agent {
         &self,
         (peer, pool): (&Peer, &Pool),
         images: &[ComingImage],
-    ) -> Result<Vec<Found>, String> {
+    ) -> Answer<Vec<Found>> {
         let find = |coming: &ComingImage| match &coming.digest {
             Some(digest) => self.base_in_place(pool, &coming.image, digest).map(Found::InPlace),
             None => self.replica_for((peer, pool), coming),
@@ -359,11 +356,7 @@ impl Agent {
     }
 
     /// A replica of an image that comes.
-    fn replica_for(
-        &self,
-        (peer, pool): (&Peer, &Pool),
-        coming: &ComingImage,
-    ) -> Result<Found, String> {
+    fn replica_for(&self, (peer, pool): (&Peer, &Pool), coming: &ComingImage) -> Answer<Found> {
         let wanted = &coming.image;
         let Some(entry) = self.registry.get(&wanted.name) else { return Ok(Found::Nothing) };
         let record = entry.record();
@@ -378,7 +371,8 @@ impl Agent {
         }
         if record.migration.is_some() {
             let name = &wanted.name;
-            return Err(format!("the migration that image '{name}' left with is not over here"));
+            let why = format!("the migration that image '{name}' left with is not over here");
+            return Err(conflict(why));
         }
         Ok(match record.base_for(wanted, &coming.ancestors, pool) {
             Ok(note) => Found::Usable(entry, note),
@@ -391,7 +385,7 @@ impl Agent {
         intent: &TargetIntent,
         images: &[ComingImage],
         found: &[Found],
-    ) -> Result<(), String> {
+    ) -> Answer<()> {
         let mut made = Vec::new();
         let parts = intent.images.iter().zip(images).zip(found);
         let result = parts.into_iter().try_for_each(|((image, coming), found)| {
@@ -400,15 +394,13 @@ impl Agent {
                 Found::Usable(entry, _) => {
                     // Noted first: a failure half-way is undone like the rest.
                     made.push(image.offer.name.clone());
-                    self.registry
-                        .begin_return(entry, intent.migration)
-                        .map_err(|why| why.to_string())?;
+                    self.registry.begin_return(entry, intent.migration).map_err(failed)?;
                     return Ok(());
                 }
                 Found::Useless(entry, why) => {
                     let name = &image.offer.name;
                     tracing::info!(image = name, why, "a replica is not used");
-                    self.registry.set_aside(entry).map_err(|why| why.to_string())?;
+                    self.registry.set_aside(entry).map_err(failed)?;
                 }
                 Found::InPlace(lying) => {
                     self.use_in_place(intent.migration, wanted, lying)?;
@@ -419,7 +411,7 @@ impl Agent {
             }
             self.make_partial(intent, image, wanted)?;
             made.push(image.offer.name.clone());
-            Ok::<(), String>(())
+            Ok::<(), Refusal>(())
         });
         if result.is_err() {
             let folder = Folder::of(&self.store, intent.migration);
@@ -436,7 +428,7 @@ impl Agent {
         intent: &TargetIntent,
         image: &TargetImageIntent,
         wanted: &WantedImage,
-    ) -> Result<(), String> {
+    ) -> Answer<()> {
         let name = &image.offer.name;
         self.refuse_held(&intent.peer, wanted)?;
         if let Some(entry) = self.registry.get(name) {
@@ -447,7 +439,8 @@ impl Agent {
                 ),
                 _ => "choose another name".to_owned(),
             };
-            return Err(format!("an image named '{name}' exists here already: {way_out}"));
+            let why = format!("an image named '{name}' exists here already");
+            return Err(conflict(why).hint(way_out));
         }
         let device = !image.zeroed;
         let coming = ImageRecord::coming(&image.offer, image.path.clone(), intent.migration);
@@ -455,6 +448,6 @@ impl Agent {
         if device {
             return self.take_device(record);
         }
-        self.registry.make_partial(record).map(drop).map_err(|why| why.to_string())
+        self.registry.make_partial(record).map(drop).map_err(failed)
     }
 }

@@ -1,6 +1,7 @@
 //! What peers ask outside migrations, and what they are answered.
 
 use super::Agent;
+use super::refusals::{Answer, failed, invalid, of_path, unknown_peer};
 use crate::seed;
 use dray_host::pool::PoolKind;
 use dray_net::requests::RequestHandler;
@@ -17,18 +18,18 @@ impl Agent {
         pool: Option<&str>,
         images: Vec<SeedImage>,
         link: Option<u64>,
-    ) -> Result<Vec<Seeding>, String> {
-        let known = self.config.peer(peer).ok_or("the peer is not configured here")?;
-        let pool = self.config.pool_for(known, pool).map_err(|why| why.to_string())?;
+    ) -> Answer<Vec<Seeding>> {
+        let known = self.config.peer(peer).ok_or_else(unknown_peer)?;
+        let pool = self.config.pool_for(known, pool).map_err(of_path)?;
         if pool.kind != PoolKind::Files {
             let why = "images on devices cannot begin with a backup".to_owned();
             return Ok(vec![Seeding::Nothing { why }; images.len()]);
         }
         if images.len() > MAX_IMAGES {
-            return Err(format!("more than {MAX_IMAGES} images at once"));
+            return Err(invalid(format!("more than {MAX_IMAGES} images at once")));
         }
         let ask = |image| self.seeds.ask(number, image, link, (known, pool), self);
-        images.into_iter().map(ask).collect::<Result<_, _>>().map_err(|why| why.to_string())
+        images.into_iter().map(ask).collect::<Result<_, _>>().map_err(failed)
     }
 
     /// What images would begin with here: each is looked for on a thread of its own. Of the wish
@@ -40,11 +41,11 @@ impl Agent {
         pool: Option<&str>,
         images: Vec<SeedImage>,
         backups: bool,
-    ) -> Result<Vec<Surveyed>, String> {
-        let known = self.config.peer(peer).ok_or("the peer is not configured here")?;
-        let pool = self.config.pool_for(known, pool).map_err(|why| why.to_string())?;
+    ) -> Answer<Vec<Surveyed>> {
+        let known = self.config.peer(peer).ok_or_else(unknown_peer)?;
+        let pool = self.config.pool_for(known, pool).map_err(of_path)?;
         if images.len() > MAX_IMAGES {
-            return Err(format!("more than {MAX_IMAGES} images at once"));
+            return Err(invalid(format!("more than {MAX_IMAGES} images at once")));
         }
         if pool.kind != PoolKind::Files {
             let notes = vec!["images on devices cannot begin with anything".to_owned()];
@@ -63,7 +64,7 @@ impl Agent {
         };
         let looking: Vec<_> = images.into_iter().map(look).collect();
         let found = looking.into_iter().map(|surveyed| surveyed.recv());
-        found.collect::<Result<_, _>>().map_err(|_| "no thread could be made".to_owned())
+        found.collect::<Result<_, _>>().map_err(|_| failed("no thread could be made"))
     }
 }
 
@@ -83,13 +84,13 @@ impl RequestHandler for Desk {
                 let nbd_socket = agent.nbd_socket().to_string_lossy().into_owned();
                 match room {
                     Ok(bases) => Reply::Prepared { nbd_socket, bases },
-                    Err(why) => Reply::Refused { why },
+                    Err(why) => Reply::Refused(why),
                 }
             }
             Request::Seed { number, pool, images, link } => {
                 match agent.seed_for(peer, number, pool.as_deref(), images, link) {
                     Ok(images) => Reply::Seeding { images },
-                    Err(why) => Reply::Refused { why },
+                    Err(why) => Reply::Refused(why),
                 }
             }
             Request::Holdings { image } => Reply::Holdings { held: agent.holdings(peer, image) },
@@ -100,8 +101,8 @@ impl RequestHandler for Desk {
                     move || agent.survey_for(&peer, number, pool.as_deref(), images, backups);
                 match tokio::task::spawn_blocking(look).await {
                     Ok(Ok(images)) => Reply::Surveyed { images, indexed },
-                    Ok(Err(why)) => Reply::Refused { why },
-                    Err(why) => Reply::Refused { why: why.to_string() },
+                    Ok(Err(why)) => Reply::Refused(why),
+                    Err(why) => Reply::Refused(failed(why)),
                 }
             }
             Request::Bases { pool, images } => {
@@ -109,8 +110,8 @@ impl RequestHandler for Desk {
                 let look = move || agent.bases_for(&peer, pool.as_deref(), &images);
                 match tokio::task::spawn_blocking(look).await {
                     Ok(Ok(images)) => Reply::Bases { images },
-                    Ok(Err(why)) => Reply::Refused { why },
-                    Err(why) => Reply::Refused { why: why.to_string() },
+                    Ok(Err(why)) => Reply::Refused(why),
+                    Err(why) => Reply::Refused(failed(why)),
                 }
             }
             Request::Fate { migration, images } => {
@@ -118,8 +119,8 @@ impl RequestHandler for Desk {
                 let look = move || agent.fate_for(&peer, migration, &images);
                 match tokio::task::spawn_blocking(look).await {
                     Ok(Ok(fate)) => Reply::Fate { fate },
-                    Ok(Err(why)) => Reply::Refused { why },
-                    Err(why) => Reply::Refused { why: why.to_string() },
+                    Ok(Err(why)) => Reply::Refused(why),
+                    Err(why) => Reply::Refused(failed(why)),
                 }
             }
             Request::Forget { migration } => {

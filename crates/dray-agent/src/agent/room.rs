@@ -3,6 +3,7 @@
 //! of questions.
 
 use super::Agent;
+use super::refusals::{Answer, conflict, invalid};
 use crate::migration::target::TargetSlot;
 use dray_api::MigrationState;
 use dray_types::ByteSize;
@@ -81,19 +82,20 @@ impl Load {
         }
     }
 
-    fn check(&self, peer: &str) -> Result<(), String> {
+    fn check(&self, peer: &str) -> Answer<()> {
         if self.migrations <= MIGRATIONS && self.images <= IMAGES && self.bytes <= BYTES {
             return Ok(());
         }
-        Err(format!(
+        let why = format!(
             "{peer} would have {} migrations with {} images of {} here that are not handed over, and \
-             may have {MIGRATIONS} with {IMAGES} images of {}; `dray cancel` on {peer} takes back what \
-             `dray status` shows there",
+             may have {MIGRATIONS} with {IMAGES} images of {}",
             self.migrations,
             self.images,
             ByteSize(self.bytes),
             ByteSize(BYTES)
-        ))
+        );
+        Err(conflict(why)
+            .hint(format!("`dray cancel` on {peer} takes back what `dray status` shows there")))
     }
 }
 
@@ -105,16 +107,18 @@ fn is_coming(slot: &TargetSlot) -> bool {
 
 impl Agent {
     /// Whether `peer` may have these images on their way here beside what it has already.
-    pub(super) fn check_load(&self, peer: &str, images: &[ComingImage]) -> Result<(), String> {
+    pub(super) fn check_load(&self, peer: &str, images: &[ComingImage]) -> Answer<()> {
         let coming: Vec<_> =
             self.targets.all().into_iter().filter(|slot| is_coming(slot)).collect();
         let waiting = coming.iter().filter(|slot| slot.question().is_some()).count();
         if waiting >= WAITING {
             let host = &self.config.name;
-            return Err(format!(
-                "{waiting} migrations wait here for their source, which is the most there may be; \
-                 `dray status` on {host} shows them, and `dray cancel` takes one back"
-            ));
+            let why = format!(
+                "{waiting} migrations wait here for their source, which is the most there may be"
+            );
+            let hint =
+                format!("`dray status` on {host} shows them, and `dray cancel` takes one back");
+            return Err(conflict(why).hint(hint));
         }
         let mut load = Load::default();
         for slot in coming.iter().map(|slot| slot.intent()) {
@@ -138,13 +142,13 @@ impl Agent {
 
 /// What a peer wants room for costs something before it is there: memory for each block of its length, files
 /// and descriptors for each image.
-pub(super) fn check_counts(images: &[ComingImage]) -> Result<(), String> {
+pub(super) fn check_counts(images: &[ComingImage]) -> Answer<()> {
     if images.is_empty() || images.len() > MAX_IMAGES {
-        return Err(format!("a migration has 1 to {MAX_IMAGES} images"));
+        return Err(invalid(format!("a migration has 1 to {MAX_IMAGES} images")));
     }
     let total = images.iter().map(|coming| coming.image.len).fold(0, u64::saturating_add);
     if total > MAX_TOTAL {
-        return Err(format!("the images have {total} bytes, more than {MAX_TOTAL}"));
+        return Err(invalid(format!("the images have {total} bytes, more than {MAX_TOTAL}")));
     }
     Ok(())
 }
@@ -197,8 +201,10 @@ mod tests {
             load.check("hosta")
         };
         assert!(load(MIGRATIONS, 8, 1 << 38).is_ok());
-        let why = load(MIGRATIONS + 1, 1, 0).unwrap_err();
-        assert!(why.contains("128") && why.contains("`dray cancel` on hosta"), "{why}");
+        let refused = load(MIGRATIONS + 1, 1, 0).unwrap_err();
+        let hint = refused.hint.as_deref();
+        assert!(refused.why.contains("128"), "{refused}");
+        assert!(hint.is_some_and(|hint| hint.contains("`dray cancel` on hosta")), "{hint:?}");
         assert!(load(1, IMAGES + 1, 0).is_err());
         assert!(load(4, 1, MAX_TOTAL).is_ok());
         assert!(load(4, 2, MAX_TOTAL).is_err());

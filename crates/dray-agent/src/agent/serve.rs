@@ -22,7 +22,7 @@ use crate::migration::slots::Slots;
 use crate::reuse::Reuse;
 use crate::seed::Seeds;
 use crate::troubles::Troubles;
-use dray_api::{ApiError, ApiResult, ErrorKind};
+use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_host::migration::fate::Preparing;
 use dray_host::migration::waiting::Unrevived;
 use dray_host::presence;
@@ -46,10 +46,10 @@ const SHUTDOWN_GRACE: Duration = Duration::from_millis(500);
 pub fn run(path: &Path) -> ApiResult<()> {
     let what = format!("cannot start the agent with {}", path.display());
     let start = Start::load(path).map_err(|why| {
-        ApiError::new(ErrorKind::Invalid, what.clone(), why)
+        Refusal::new(ErrorKind::Invalid, what.clone(), why)
             .hint("`dray check-config` shows everything that is wrong")
     })?;
-    let failed = |why: io::Error| ApiError::new(ErrorKind::Io, what.clone(), why);
+    let failed = |why: io::Error| Refusal::new(ErrorKind::Io, what.clone(), why);
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(failed)?;
     let outcome = runtime.block_on(serve(start, &what));
@@ -84,14 +84,14 @@ async fn serve(start: Start, what: &str) -> ApiResult<()> {
 
 /// An agent with everything that is durable, and the lock on it.
 fn open(start: &Start, readiness: Arc<Readiness>, what: &str) -> ApiResult<(Arc<Agent>, File)> {
-    let io = |why: io::Error| ApiError::new(ErrorKind::Io, what, why);
+    let io = |why: io::Error| Refusal::new(ErrorKind::Io, what, why);
     let config = Arc::new(start.config.clone());
     let troubles = Arc::new(Troubles::default());
     note_configuration(start, &troubles);
     std::fs::create_dir_all(&config.run_dir).map_err(io)?;
     // Two agents on one state directory would both believe that they own its images.
     let lock = lock_state(&config.state_dir).map_err(|why| {
-        ApiError::new(ErrorKind::Io, what, format!("{}: {why}", config.state_dir.display())).hint(
+        Refusal::new(ErrorKind::Io, what, format!("{}: {why}", config.state_dir.display())).hint(
             "the state directory must be there: mount it, or for a new host install -d -m 0700 it",
         )
     })?;

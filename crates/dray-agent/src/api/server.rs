@@ -2,7 +2,7 @@
 
 use super::{AgentApi, Events};
 use dray_api::{
-    API_VERSION, ApiError, ApiResult, BatchRef, BatchWatch, Command, ErrorKind, Event, Request,
+    API_VERSION, ApiResult, BatchRef, BatchWatch, Command, ErrorKind, Event, Refusal, Request,
     Watch,
 };
 use serde::Serialize;
@@ -175,25 +175,25 @@ fn parse(line: &[u8]) -> ApiResult<Command> {
     let what = "cannot read the request";
     if line.len() as u64 > MAX_REQUEST {
         let why = format!("it is longer than {MAX_REQUEST} bytes");
-        return Err(ApiError::new(ErrorKind::Invalid, what, why));
+        return Err(Refusal::new(ErrorKind::Invalid, what, why));
     }
     let value: Value =
-        serde_json::from_slice(line).map_err(|why| ApiError::new(ErrorKind::Invalid, what, why))?;
+        serde_json::from_slice(line).map_err(|why| Refusal::new(ErrorKind::Invalid, what, why))?;
     let version = value.get("version").and_then(Value::as_u64);
     if version != Some(API_VERSION.into()) {
         let found = version.map_or("none".to_owned(), |version| version.to_string());
         let why = format!("its version is {found}, this agent speaks version {API_VERSION}");
-        return Err(ApiError::new(ErrorKind::Unsupported, what, why)
+        return Err(Refusal::new(ErrorKind::Unsupported, what, why)
             .hint("use the dray command and the agent of the same release"));
     }
-    let request: Request = serde_json::from_value(value)
-        .map_err(|why| ApiError::new(ErrorKind::Invalid, what, why))?;
+    let request: Request =
+        serde_json::from_value(value).map_err(|why| Refusal::new(ErrorKind::Invalid, what, why))?;
     Ok(request.command)
 }
 
 fn to_json<T: Serialize>(result: T) -> ApiResult<Value> {
     serde_json::to_value(result)
-        .map_err(|why| ApiError::new(ErrorKind::Internal, "cannot write the answer", why))
+        .map_err(|why| Refusal::new(ErrorKind::Internal, "cannot write the answer", why))
 }
 
 async fn run<A: AgentApi>(agent: &A, command: Command, events: Events) -> ApiResult<Value> {

@@ -10,7 +10,7 @@ use crate::agent::Agent;
 use crate::bases::{Reading, identity};
 use crate::migration::source::unix_ms;
 use crate::ops::images::{backing_chain, real_path};
-use dray_api::{ApiError, ApiResult, BackedUp, ErrorKind};
+use dray_api::{ApiResult, BackedUp, ErrorKind, Refusal};
 use dray_backup::{Consistency, Info, Repository, WriterOptions};
 use dray_host::migration::abort;
 use dray_host::registry::Entry;
@@ -88,12 +88,12 @@ impl Agent {
         let Some(format) = record.format.as_deref().filter(|format| *format != "raw") else {
             return Ok(Vec::new());
         };
-        let image = record.current_path().map_err(|why| ApiError::new(ErrorKind::Io, what, why))?;
+        let image = record.current_path().map_err(|why| Refusal::new(ErrorKind::Io, what, why))?;
         let mut paths = Vec::new();
         for path in backing_chain(what, &image, format)? {
             // The name stands in a file: what it names must be in a pool (I7).
             self.check_file(what, &path, false)?;
-            let path = real_path(&path).map_err(|why| ApiError::new(ErrorKind::Io, what, why))?;
+            let path = real_path(&path).map_err(|why| Refusal::new(ErrorKind::Io, what, why))?;
             paths.push(path);
         }
         Ok(paths)
@@ -104,7 +104,7 @@ impl Agent {
         loop {
             if bases.job.is_cancelled() {
                 let why = "the operator ended it";
-                return Err(ApiError::new(ErrorKind::Cancelled, bases.what, why));
+                return Err(Refusal::new(ErrorKind::Cancelled, bases.what, why));
             }
             match self.digests.ask(&path) {
                 Reading::Ready(stamp, digest) => {
@@ -113,7 +113,7 @@ impl Agent {
                 }
                 Reading::Running { .. } => std::thread::sleep(EVERY),
                 Reading::Failed(why) => {
-                    return Err(ApiError::new(ErrorKind::Io, bases.what, why));
+                    return Err(Refusal::new(ErrorKind::Io, bases.what, why));
                 }
             }
         }
@@ -174,7 +174,7 @@ fn check_unchanged(what: &str, base: &Base) -> ApiResult<()> {
         Ok(stamp) if stamp.has_same_content(&base.stamp) => Ok(()),
         _ => {
             let why = format!("{} was changed while it was read", base.path.display());
-            Err(ApiError::new(ErrorKind::Conflict, what, why)
+            Err(Refusal::new(ErrorKind::Conflict, what, why)
                 .hint("a base image must not be written: the disks that are built on it break"))
         }
     }

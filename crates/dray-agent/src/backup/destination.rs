@@ -4,7 +4,7 @@
 use super::failed;
 use super::peer::PeerStore;
 use crate::config::Config;
-use dray_api::{ApiError, ApiResult, ErrorKind};
+use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_backup::{Key, Location, Repository, S3Access, Store};
 use dray_net::tls::Identity;
 use std::path::{Path, PathBuf};
@@ -80,7 +80,7 @@ impl Destination {
                 config.path.display(),
                 if names.is_empty() { "none so far".to_owned() } else { names.join(", ") }
             );
-            ApiError::new(ErrorKind::Invalid, format!("cannot use repository '{at}'"), why)
+            Refusal::new(ErrorKind::Invalid, format!("cannot use repository '{at}'"), why)
                 .hint(hint)
         })?;
         let configured = known.and_then(|place| place.key_file.clone());
@@ -103,7 +103,7 @@ impl Destination {
             }
             Place::Peer { name, address, folder, tls } => {
                 let identity = Identity::load(tls)
-                    .map_err(|why| ApiError::new(ErrorKind::Denied, what, why))?;
+                    .map_err(|why| Refusal::new(ErrorKind::Denied, what, why))?;
                 Arc::new(PeerStore::new(identity, name, address, folder))
             }
         })
@@ -119,7 +119,7 @@ impl Destination {
             && !folder.join("config").exists()
         {
             let why = format!("there is none in {}", folder.display());
-            return Err(ApiError::new(ErrorKind::NotFound, what, why).hint(format!(
+            return Err(Refusal::new(ErrorKind::NotFound, what, why).hint(format!(
                 "is it mounted? `dray backups init {}` makes a new one",
                 self.shown
             )));

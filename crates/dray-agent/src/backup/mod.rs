@@ -21,11 +21,11 @@ pub mod run;
 pub mod schedule;
 pub mod write;
 
-use dray_api::{ApiError, ErrorKind};
+use dray_api::{ErrorKind, Refusal};
 use dray_backup::Kind;
 
 /// What the repository reports, as the API tells it.
-pub fn failed(what: impl Into<String>, why: &dray_backup::Error) -> ApiError {
+pub fn failed(what: impl Into<String>, why: &dray_backup::Error) -> Refusal {
     let (kind, hint) = match why.kind() {
         Kind::NotFound => (ErrorKind::NotFound, None),
         Kind::Damaged => (ErrorKind::Verification, Some("`dray verify` lists what is damaged")),
@@ -36,7 +36,7 @@ pub fn failed(what: impl Into<String>, why: &dray_backup::Error) -> ApiError {
         Kind::Invalid => (ErrorKind::Invalid, None),
         _ => (ErrorKind::Io, None),
     };
-    let error = ApiError::new(kind, what, why);
+    let error = Refusal::new(kind, what, why);
     match hint {
         Some(hint) => error.hint(hint),
         None => error,

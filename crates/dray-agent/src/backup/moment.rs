@@ -4,7 +4,7 @@
 
 use super::frozen::FrozenGuests;
 use crate::migration::source::unix_ms;
-use dray_api::{ApiError, ApiResult, ErrorKind};
+use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_backup::PIECE_BYTES;
 use dray_host::lineage::{Line, Turning};
 use dray_host::migration::abort;
@@ -95,7 +95,7 @@ pub fn take(
     (guests, freeze): (&FrozenGuests, Option<&Path>),
 ) -> ApiResult<Moment> {
     let failed = |why: dray_image::Error| disk_error(what, &why);
-    let failed_io = |why: io::Error| ApiError::new(ErrorKind::Io, what, why);
+    let failed_io = |why: io::Error| Refusal::new(ErrorKind::Io, what, why);
     let mut prepared = Vec::new();
     for subject in subjects {
         let len = subject.entry.record().len;
@@ -104,7 +104,7 @@ pub fn take(
         prepared.push(disk.prepare_snapshot(&expected(subject), spill).map_err(failed)?);
     }
     let frozen = freeze.map(|socket| guests.freeze(socket)).transpose().map_err(|why| {
-        ApiError::new(ErrorKind::Hypervisor, what, format!("cannot freeze the guest: {why}"))
+        Refusal::new(ErrorKind::Hypervisor, what, format!("cannot freeze the guest: {why}"))
             .hint("without --fsfreeze the backup is as after a power cut")
     })?;
     // After the freeze: a guest that is slow to freeze would keep the lines from being written down.
@@ -134,7 +134,7 @@ pub fn take(
     abort::step("Backup-Turned");
     let quiet = began.elapsed();
     if let Some(frozen) = frozen {
-        frozen.thaw().map_err(|why| ApiError::new(ErrorKind::Hypervisor, what, why))?;
+        frozen.thaw().map_err(|why| Refusal::new(ErrorKind::Hypervisor, what, why))?;
     }
     turns.into_iter().try_for_each(|turn| turn.commit().map(drop)).map_err(failed_io)?;
     Ok(Moment { images: taken, unix_ms, quiet })
@@ -150,13 +150,13 @@ fn quiesce(what: &str, subjects: &[Subject]) -> ApiResult<Vec<Quiesced>> {
 }
 
 /// What a disk reports, as the API tells it.
-pub fn disk_error(what: &str, why: &dray_image::Error) -> ApiError {
+pub fn disk_error(what: &str, why: &dray_image::Error) -> Refusal {
     let kind = match why.kind {
         dray_image::ErrorKind::NoSpace => ErrorKind::NoSpace,
         dray_image::ErrorKind::Unavailable | dray_image::ErrorKind::InUse => ErrorKind::Conflict,
         _ => ErrorKind::Io,
     };
-    let error = ApiError::new(kind, what, why);
+    let error = Refusal::new(kind, what, why);
     match kind {
         ErrorKind::NoSpace => error.hint(
             "what guests overwrite during a backup needs room in the image's pool; make some, or \

@@ -7,7 +7,8 @@ use super::jobs::Job;
 use crate::agent::Agent;
 use crate::migration::source::unix_ms;
 use crate::ops::images::random_id;
-use dray_api::{ApiError, ApiResult, ErrorKind};
+use crate::ops::path_error;
+use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_backup::{Backup, Content, Manifest, PIECE_BYTES, Repository, StreamOptions};
 use dray_files::StatePath;
 use dray_host::migration::abort;
@@ -36,14 +37,14 @@ pub fn choose(
 ) -> ApiResult<Backup> {
     let of_image: Vec<Backup> = backups.into_iter().filter(|b| is_of(b, image)).collect();
     let not_found = |why: String| {
-        ApiError::new(ErrorKind::NotFound, what, why).hint("`dray backups` lists them")
+        Refusal::new(ErrorKind::NotFound, what, why).hint("`dray backups` lists them")
     };
     let Some(newest) = of_image.last() else {
         return Err(not_found(format!("there is no backup of an image '{image}'")));
     };
     if of_image.iter().any(|backup| backup.info.image != newest.info.image) {
         let why = format!("there are backups of several images called '{image}'");
-        return Err(ApiError::new(ErrorKind::Invalid, what, why)
+        return Err(Refusal::new(ErrorKind::Invalid, what, why)
             .hint("name it by its id, which `dray backups --json` shows"));
     }
     // Digits alone are a number, as long as there is such a generation.
@@ -66,7 +67,7 @@ pub fn choose(
     let several = meant.iter().any(|other| other.info.generation != found.info.generation);
     if generation.is_some() && several {
         let why = "several generations are called so";
-        return Err(ApiError::new(ErrorKind::Invalid, what, why)
+        return Err(Refusal::new(ErrorKind::Invalid, what, why)
             .hint("give more digits of the generation's id"));
     }
     Ok(found.clone())
@@ -123,7 +124,7 @@ impl Agent {
         let Restoring { what, manifest, name, .. } = *restoring;
         let path = self.restore_path(restoring)?;
         let disk = |why: dray_image::Error| super::moment::disk_error(what, &why);
-        let io = |why: std::io::Error| ApiError::new(ErrorKind::Io, what, why);
+        let io = |why: std::io::Error| Refusal::new(ErrorKind::Io, what, why);
         let names = ImageNames::of(&path).map_err(disk)?;
         let note = self.store.backups().join(format!("{name}{NOTE}"));
         self.store.backups().make_dirs().map_err(io)?;
@@ -151,19 +152,19 @@ impl Agent {
         };
         let Some(pool) = pool else {
             let why = "there is no such pool";
-            return Err(ApiError::new(ErrorKind::NotFound, what, why)
+            return Err(Refusal::new(ErrorKind::NotFound, what, why)
                 .hint("the configuration lists the pools of this host"));
         };
         if pool.kind == dray_host::pool::PoolKind::Devices {
             let why = format!("pool '{}' holds devices", pool.name);
-            return Err(ApiError::new(ErrorKind::Unsupported, what, why)
+            return Err(Refusal::new(ErrorKind::Unsupported, what, why)
                 .hint("restore into a pool of files, and copy the image to the device"));
         }
         if self.registry.get(name).is_some() {
             let why = format!("an image named '{name}' exists already");
-            return Err(ApiError::new(ErrorKind::Conflict, what, why).hint("choose another --as"));
+            return Err(Refusal::new(ErrorKind::Conflict, what, why).hint("choose another --as"));
         }
-        pool.image_path(name).map_err(|why| ApiError::new(ErrorKind::Invalid, what, why))
+        pool.image_path(name).map_err(|why| path_error(what, why))
     }
 
     fn register_restored(&self, restoring: &Restoring<'_>, path: &Path) -> ApiResult<()> {
@@ -183,7 +184,7 @@ impl Agent {
             }
             Err(why) => {
                 let _ = self.registry.at(path).remove();
-                Err(ApiError::new(ErrorKind::Io, what, why))
+                Err(Refusal::new(ErrorKind::Io, what, why))
             }
         }
     }
@@ -233,10 +234,10 @@ impl Agent {
 
 fn refuse_existing(what: &str, names: &ImageNames, note: &StatePath) -> ApiResult<()> {
     let found = names.found().map_err(|why| super::moment::disk_error(what, &why))?;
-    let is_noted = note.exists().map_err(|why| ApiError::new(ErrorKind::Io, what, why))?;
+    let is_noted = note.exists().map_err(|why| Refusal::new(ErrorKind::Io, what, why))?;
     if found.image || found.partial || is_noted {
         let why = format!("{} exists already, or is being made", names.image().display());
-        return Err(ApiError::new(ErrorKind::Conflict, what, why).hint("choose another --as"));
+        return Err(Refusal::new(ErrorKind::Conflict, what, why).hint("choose another --as"));
     }
     Ok(())
 }
@@ -254,7 +255,7 @@ fn fill(repository: &Repository, restoring: &Restoring<'_>, file: &File) -> ApiR
         |ix, content| {
             let step = (|| {
                 if job.is_cancelled() {
-                    return Err(ApiError::new(ErrorKind::Cancelled, what, "the operator ended it"));
+                    return Err(Refusal::new(ErrorKind::Cancelled, what, "the operator ended it"));
                 }
                 let content = content.map_err(|why| failed(what, &why))?;
                 if let Content::Data(data) = &content {

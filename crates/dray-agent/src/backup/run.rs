@@ -8,7 +8,7 @@ use super::moment::{self, Subject, Taken};
 use super::notes::{self, Note};
 use super::write::ImageWriter;
 use crate::agent::Agent;
-use dray_api::{ApiError, ApiResult, BackedUp, BackupDone, ErrorKind};
+use dray_api::{ApiResult, BackedUp, BackupDone, ErrorKind, Refusal};
 use dray_backup::{Backup, Consistency, Info, Manifest, Policy, Repository, Writer, WriterOptions};
 use dray_host::lineage::Line;
 use dray_host::migration::abort;
@@ -59,12 +59,13 @@ impl Agent {
     fn backup_entry(&self, what: &str, name: &str) -> ApiResult<(Arc<Entry>, Arc<Line>)> {
         let refuse = |why: String, hint: &str| {
             let why = format!("image '{name}': {why}");
-            Err(ApiError::new(ErrorKind::Conflict, what, why).hint(hint))
+            Err(Refusal::new(ErrorKind::Conflict, what, why).hint(hint))
         };
         let Some(entry) = self.registry.get(name) else {
             let why = format!("no image '{name}' is on this host");
-            return Err(ApiError::new(ErrorKind::NotFound, what, why)
-                .hint("`dray images` lists the images"));
+            return Err(
+                Refusal::new(ErrorKind::NotFound, what, why).hint("`dray images` lists the images")
+            );
         };
         let record = entry.record();
         if let Some(migration) = record.migration {
@@ -174,7 +175,7 @@ impl Agent {
         let spill = folder.map_or_else(|| self.config.state_dir.clone(), PathBuf::from);
         if !spill.is_dir() {
             let why = format!("{} is no folder", spill.display());
-            return Err(ApiError::new(ErrorKind::Io, what, why));
+            return Err(Refusal::new(ErrorKind::Io, what, why));
         }
         let held = notes::newest(&self.store.backups(), &entry.record().name);
         Ok(Subject { entry, line, parent, held, spill })

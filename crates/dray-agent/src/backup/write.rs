@@ -4,7 +4,7 @@
 use super::failed;
 use super::jobs::Job;
 use super::moment::{PIECE_BLOCKS, disk_error};
-use dray_api::{ApiError, ApiResult, ErrorKind};
+use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_backup::{PIECE_BYTES, Writer};
 use dray_host::migration::abort;
 use dray_image::Snapshot;
@@ -102,7 +102,7 @@ impl ImageWriter<'_> {
         loop {
             if self.job.is_cancelled() {
                 let why = "the operator ended it";
-                return Err(ApiError::new(ErrorKind::Cancelled, self.what, why));
+                return Err(Refusal::new(ErrorKind::Cancelled, self.what, why));
             }
             let wait = self.pacer.ready_in(Class::Bulk);
             if wait.is_zero() {

@@ -6,6 +6,7 @@
 
 use super::Reading;
 use crate::agent::Agent;
+use crate::agent::refusals::{Answer, conflict, failed, invalid, of_path, unknown_peer};
 use crate::ops::images::random_id;
 use dray_host::pool::{Pool, PoolKind};
 use dray_host::registry::{CopyState, ImageRecord};
@@ -42,11 +43,11 @@ impl Agent {
         peer: &str,
         pool: Option<&str>,
         images: &[SoughtBase],
-    ) -> Result<Vec<BaseThere>, String> {
-        let known = self.config.peer(peer).ok_or("the peer is not configured here")?;
-        let pool = self.config.pool_for(known, pool).map_err(|why| why.to_string())?;
+    ) -> Answer<Vec<BaseThere>> {
+        let known = self.config.peer(peer).ok_or_else(unknown_peer)?;
+        let pool = self.config.pool_for(known, pool).map_err(of_path)?;
         if images.len() > MAX_IMAGES {
-            return Err(format!("more than {MAX_IMAGES} images at once"));
+            return Err(invalid(format!("more than {MAX_IMAGES} images at once")));
         }
         Ok(images.iter().map(|sought| self.base_there(pool, sought)).collect())
     }
@@ -120,8 +121,10 @@ impl Agent {
         pool: &Pool,
         image: &WantedImage,
         digest: &ContentDigest,
-    ) -> Result<Lying, String> {
-        let changed = |name: &str| format!("{name} was changed since it was compared; try again");
+    ) -> Answer<Lying> {
+        let changed = |name: &str| {
+            conflict(format!("{name} was changed since it was compared")).hint("try again")
+        };
         let path = self.shareable(pool, &image.name).ok_or_else(|| changed(&image.name))?;
         match self.digests.known(&path) {
             Some((stamp, known))
@@ -142,14 +145,13 @@ impl Agent {
         migration: MigrationId,
         image: &WantedImage,
         lying: &Lying,
-    ) -> Result<(), String> {
-        let text = |why: dray_image::Error| why.to_string();
+    ) -> Answer<()> {
         // Its own: each QEMU that runs on the file is remembered by itself, and what backups call the
         // file is the same for all of them.
-        let id = ImageId(random_id().map_err(|why| why.to_string())?);
+        let id = ImageId(random_id()?);
         let (name, path) = (export_name(&image.name, migration), lying.path.clone());
         let record = ImageRecord {
-            mode: names::file_mode(&path).map_err(text)?,
+            mode: names::file_mode(&path).map_err(failed)?,
             read_only: true,
             in_place: Some(lying.stamp),
             state: CopyState::Incoming,
@@ -157,8 +159,8 @@ impl Agent {
             migration: Some(migration),
             ..ImageRecord::owned(name, id, path, image.len)
         };
-        let file = self.registry.open_file(&record).map_err(text)?;
-        self.registry.add(record, file).map(drop).map_err(|why| why.to_string())
+        let file = self.registry.open_file(&record).map_err(failed)?;
+        self.registry.add(record, file).map(drop).map_err(failed)
     }
 }
 

@@ -10,7 +10,7 @@ pub mod record;
 
 use crate::agent::Agent;
 use crate::migration::source::unix_ms;
-use dray_api::{ApiError, ApiResult, BatchRef, BatchStatus, ErrorKind, MoveState, MoveStatus};
+use dray_api::{ApiResult, BatchRef, BatchStatus, ErrorKind, MoveState, MoveStatus, Refusal};
 use dray_files::StatePath;
 use dray_net::budget::Budget;
 use dray_types::{BatchId, BitRate};
@@ -67,11 +67,11 @@ impl Batches {
         let hint = "`dray batch` lists them";
         let Some(first) = found.next() else {
             let why = if named.is_some() { "no batch has this id" } else { "none is running" };
-            return Err(ApiError::new(ErrorKind::NotFound, what, why).hint(hint));
+            return Err(Refusal::new(ErrorKind::NotFound, what, why).hint(hint));
         };
         if found.next().is_some() {
             let why = "several are running, or several ids begin like this";
-            return Err(ApiError::new(ErrorKind::Invalid, what, why).hint(hint));
+            return Err(Refusal::new(ErrorKind::Invalid, what, why).hint(hint));
         }
         Ok(first)
     }

@@ -6,7 +6,7 @@ use crate::migration::slots::Board;
 use crate::migration::source::{SourceSlot, unix_ms};
 use crate::ops::Together;
 use dray_api::{
-    ApiError, ApiResult, Cancel, ErrorKind, MigrationState, MoveState, Plan, Planned, Strategy,
+    ApiResult, Cancel, ErrorKind, MigrationState, MoveState, Plan, Planned, Refusal, Strategy,
     Summary,
 };
 use dray_host::registry::CopyState;
@@ -172,11 +172,11 @@ impl Run {
                     one.name = name;
                 }
             });
-            written.map_err(|why| ApiError::new(ErrorKind::Io, "cannot begin a migration", why))
+            written.map_err(|why| Refusal::new(ErrorKind::Io, "cannot begin a migration", why))
         };
         let together = Together { share: self.share(), note: &note };
         let started = agent.migrate(command, Some(together)).await?;
-        let gone = || ApiError::new(ErrorKind::Internal, "migration failed", "it has gone");
+        let gone = || Refusal::new(ErrorKind::Internal, "migration failed", "it has gone");
         let slot = agent.sources.get(started.migration).ok_or_else(gone)?;
         if self.record().cancelled {
             self.cancel_one(agent, nth).await;
@@ -185,7 +185,7 @@ impl Run {
     }
 
     /// It ended while the agent was away, and its folder is gone: only the images tell how.
-    fn forgotten(&self, agent: &Agent, nth: usize) -> ApiError {
+    fn forgotten(&self, agent: &Agent, nth: usize) -> Refusal {
         let one = self.one(nth);
         let left = |name: &String| match agent.registry.get(name) {
             Some(entry) => entry.record().state == CopyState::Replica,
@@ -194,11 +194,11 @@ impl Run {
         let what = "cannot tell how the migration ended";
         if one.images.iter().all(left) {
             let why = "the images have left this host, and the agent was restarted at its end";
-            return ApiError::new(ErrorKind::Internal, what, why)
+            return Refusal::new(ErrorKind::Internal, what, why)
                 .hint(format!("`dray images` on {} shows them", one.command.to));
         }
         let why = "the agent was restarted at its end; the images are still here";
-        ApiError::new(ErrorKind::Internal, what, why).hint("migrate it again")
+        Refusal::new(ErrorKind::Internal, what, why).hint("migrate it again")
     }
 
     /// Begins nothing more, and cancels what is before its handover.
@@ -215,7 +215,7 @@ impl Run {
             {
                 let why = "its turn had not come";
                 one.error =
-                    Some(ApiError::new(ErrorKind::Cancelled, "the batch was cancelled", why));
+                    Some(Refusal::new(ErrorKind::Cancelled, "the batch was cancelled", why));
             }
         })?;
         for nth in running {
@@ -262,7 +262,7 @@ async fn follow(board: &Board, place: &mut Option<OwnedSemaphorePermit>) -> ApiR
         }
         if changes.changed().await.is_err() {
             let why = "nobody knows of it any more";
-            return Err(ApiError::new(ErrorKind::Internal, "migration failed", why));
+            return Err(Refusal::new(ErrorKind::Internal, "migration failed", why));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What is durable of a batch: `batches/ID.json` of the state directory, replaced as a whole
 //! whenever something of it begins or ends.
 
-use dray_api::{ApiError, ErrorKind, Migrate, MoveState, Subject, Summary};
+use dray_api::{ErrorKind, Migrate, MoveState, Refusal, Subject, Summary};
 use dray_files::StatePath;
 use dray_types::{BatchId, BitRate, MigrationId};
 use serde::{Deserialize, Serialize};
@@ -46,7 +46,7 @@ pub struct MoveRecord {
     /// How it ended, when it came through.
     pub summary: Option<Summary>,
     /// Why it did not.
-    pub error: Option<ApiError>,
+    pub error: Option<Refusal>,
 }
 
 impl MoveRecord {

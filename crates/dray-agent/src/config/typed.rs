@@ -244,7 +244,7 @@ impl Reader<'_> {
     fn pool(&mut self, seen: &mut HashSet<String>, pool: &TypedPool) -> Pool {
         self.unique(seen, "pool.name", &pool.name);
         if let Err(why) = pool::check_name(pool.name.get_ref()) {
-            self.problem(&pool.name, "pool.name", why.0, "use letters, digits, '-' and '_'");
+            self.problem(&pool.name, "pool.name", why.why, "use letters, digits, '-' and '_'");
         }
         let field = format!("pool.{}.path", pool.name.get_ref());
         Pool {

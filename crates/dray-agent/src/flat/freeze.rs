@@ -13,7 +13,7 @@ use crate::released::note_made;
 use crate::released::taking::export;
 use crate::vm::picture::{LayerPicture, Picture};
 use crate::vm::{own, qemu_error};
-use dray_api::{ApiError, ApiResult, ErrorKind, SplicedDisk};
+use dray_api::{ApiResult, ErrorKind, Refusal, SplicedDisk};
 use dray_host::flat::{Flat, FlatRecord, Turn, open_overlay};
 use dray_host::migration::abort;
 use dray_host::registry::{Adopted, Entry, ImageRecord, Place};
@@ -93,7 +93,7 @@ impl Agent {
         self.check_file(what, &plan.path(), false)?;
         let path = real_path(&plan.path()).map_err(|why| failed(&why))?;
         let layers =
-            chain_of(&layer.chain).map_err(|why| ApiError::new(ErrorKind::Conflict, what, why))?;
+            chain_of(&layer.chain).map_err(|why| Refusal::new(ErrorKind::Conflict, what, why))?;
         let id = match id {
             Some(id) => id,
             None => ImageId(random_id()?),
@@ -128,7 +128,7 @@ impl Agent {
                 tracing::warn!(%why, "cannot remove an overlay");
             }
             let kind = if taken { ErrorKind::Conflict } else { ErrorKind::Io };
-            ApiError::new(kind, what, why)
+            Refusal::new(kind, what, why)
         })?;
         block_in_place(|| self.hold_peeks(&added));
         Ok(added)

@@ -12,7 +12,7 @@ use crate::agent::Agent;
 use crate::leaving::{Leaving, refuse_untold, take_note};
 use crate::ops::io_error;
 use crate::vm::{own, qemu_error};
-use dray_api::{ApiError, ApiResult, ErrorKind, SplicedDisk};
+use dray_api::{ApiResult, ErrorKind, Refusal, SplicedDisk};
 use dray_host::flat::{Flat, Turn};
 use dray_host::migration::abort;
 use dray_host::registry::{CopyState, Entry, Place};
@@ -63,11 +63,11 @@ impl Agent {
         let record = entry.record();
         let what = format!("cannot put image '{}' back on its chain", record.name);
         let Some(flat) = &entry.flat else {
-            return Err(ApiError::new(ErrorKind::Internal, what, "it is not flattened"));
+            return Err(Refusal::new(ErrorKind::Internal, what, "it is not flattened"));
         };
         if turn_of(&record).is_some() {
             let why = "an exchange of its disk was broken off, and its vm has not answered since";
-            return Err(ApiError::new(ErrorKind::Conflict, what, why)
+            return Err(Refusal::new(ErrorKind::Conflict, what, why)
                 .hint("wait until its QEMU answers at its QMP socket, then try again"));
         }
         let layers = layers_of(&record).map_err(|why| io_error(&what, why))?;

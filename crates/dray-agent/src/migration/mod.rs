@@ -13,7 +13,7 @@ pub mod target;
 mod world;
 
 use dray_engine::Time;
-use dray_types::Epoch;
+use dray_types::{Epoch, ErrorKind};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -68,6 +68,14 @@ pub enum Threads {
     Own,
     /// Before [`begin`](Threads::begin) returns: no thread is there.
     None,
+}
+
+/// Which sort of failure an error of this host's system is.
+fn io_kind(why: &io::Error) -> ErrorKind {
+    match why.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorKind::NoSpace,
+        _ => ErrorKind::Io,
+    }
 }
 
 impl Threads {

@@ -1,7 +1,7 @@
 //! The migrations this agent knows: handles for the API, the listener and the VM's tasks.
 
 use crate::migration::source::unix_ms;
-use dray_api::{ApiError, Event, MigrationState, MigrationStatus, Progress, Role, Summary};
+use dray_api::{Event, MigrationState, MigrationStatus, Progress, Refusal, Role, Summary};
 use dray_types::MigrationId;
 use parking_lot::{Mutex, MutexGuard};
 use std::cell::Cell;
@@ -42,7 +42,7 @@ pub struct Shown {
     /// How it ended.
     pub summary: Option<Summary>,
     /// Why it failed, or what it waits for.
-    pub error: Option<ApiError>,
+    pub error: Option<Refusal>,
 }
 
 /// The public face of one migration; its loop writes, everyone may read.

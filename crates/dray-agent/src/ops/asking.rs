@@ -1,7 +1,7 @@
 //! Asking a peer something outside any migration, and its answers in the API's words.
 
 use crate::agent::Agent;
-use dray_api::{ApiError, ErrorKind};
+use dray_api::{ErrorKind, Refusal};
 use dray_net::requests;
 use dray_net::{NetError, NetErrorKind};
 use dray_wire::request::{Reply, Request};
@@ -16,55 +16,14 @@ pub(super) const FULL: &str = "No space left";
 pub(super) const MAKE_ROOM: &str = "free space there, then try again";
 
 /// A failure of the network as the API tells it.
-pub fn net_error(what: impl Into<String>, why: &NetError) -> ApiError {
+pub fn net_error(what: impl Into<String>, why: &NetError) -> Refusal {
     let kind = match why.kind {
         NetErrorKind::Certificate => ErrorKind::Denied,
         NetErrorKind::Version => ErrorKind::Unsupported,
-        NetErrorKind::Refused => refused_kind(&why.what),
+        NetErrorKind::Refused(kind) => kind,
         _ => ErrorKind::Peer,
     };
-    // A peer's refusal is one text: `what and why; what to do`.
-    let (text, hint) = match (&why.hint, why.what.rsplit_once("; ")) {
-        (Some(hint), _) => (why.what.as_str(), Some(hint.as_str())),
-        (None, Some((text, hint))) => (text, Some(hint)),
-        (None, None) if why.what.contains(FULL) => (why.what.as_str(), Some(MAKE_ROOM)),
-        (None, None) => (why.what.as_str(), None),
-    };
-    let error = ApiError::new(kind, what, text);
-    match hint {
-        Some(hint) => error.hint(hint),
-        None => error,
-    }
-}
-
-/// What sort of refusal the target's words tell of.
-pub(crate) fn refused_kind(why: &str) -> ErrorKind {
-    let has = |words: &str| why.contains(words);
-    if has("free and the images need") || has("is too small") || has(FULL) {
-        ErrorKind::NoSpace
-    } else if has("is not a name") || has("no qcow2 is made of one") {
-        ErrorKind::Invalid
-    } else if has("there is no device") {
-        ErrorKind::NotFound
-    } else if [
-        "is in use",
-        "is read-only",
-        "an earlier try",
-        "exists already",
-        "exists here already",
-        "is on its way here",
-        "since it was compared",
-        "when this was prepared",
-    ]
-    .into_iter()
-    .any(has)
-    {
-        ErrorKind::Conflict
-    } else if has("not a configured peer") || has("may not use") || has("pool") {
-        ErrorKind::Denied
-    } else {
-        ErrorKind::Conflict
-    }
+    Refusal { hint: why.hint.clone(), ..Refusal::new(kind, what, &why.what) }
 }
 
 impl Agent {
@@ -83,7 +42,7 @@ impl Agent {
         peer: &str,
         request: &Request,
     ) -> Result<Reply, NetError> {
-        let local = |why: ApiError| NetError::new(NetErrorKind::Local, why.to_string());
+        let local = |why: Refusal| NetError::new(NetErrorKind::Local, why.to_string());
         let settings = self.session_settings(peer).map_err(local)?;
         let (identity, address) = (&*settings.identity, &settings.address);
         requests::ask(identity, &settings.peer, address, request, limit).await

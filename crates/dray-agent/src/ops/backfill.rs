@@ -3,9 +3,7 @@
 use crate::agent::Agent;
 use crate::migration::messages::ToSourceShell;
 use crate::migration::target::{Input, TargetSlot};
-use dray_api::{
-    ApiError, ApiResult, Backfill, BackfillAction, Backfilling, ErrorKind, Phase, text,
-};
+use dray_api::{ApiResult, Backfill, BackfillAction, Backfilling, ErrorKind, Phase, Refusal, text};
 use dray_engine::{BackfillControl, TargetEvent};
 use dray_types::MigrationId;
 use std::path::Path;
@@ -27,7 +25,7 @@ impl Agent {
             } else {
                 "every block is here already"
             };
-            return Err(ApiError::new(ErrorKind::Conflict, WHAT, why)
+            return Err(Refusal::new(ErrorKind::Conflict, WHAT, why)
                 .hint("`dray status` shows how far the migration is"));
         }
         match command.action {
@@ -36,7 +34,7 @@ impl Agent {
             BackfillAction::Rate(limit) => {
                 if !shown.progress.link_up {
                     let why = "the source, which sends the blocks, cannot be reached just now";
-                    return Err(ApiError::new(ErrorKind::Peer, WHAT, why)
+                    return Err(Refusal::new(ErrorKind::Peer, WHAT, why)
                         .hint("try again when the link is back"));
                 }
                 let limit_bytes = limit.map(|limit| limit.bytes_per_second);
@@ -69,7 +67,7 @@ impl Agent {
         };
         self.targets.get(id).ok_or_else(|| {
             let why = "this host is its source; the command belongs to its target";
-            let error = ApiError::new(ErrorKind::Conflict, WHAT, why);
+            let error = Refusal::new(ErrorKind::Conflict, WHAT, why);
             match self.sources.get(id) {
                 Some(slot) => error.hint(format!("run it on {}", slot.board.read().peer)),
                 None => error,
@@ -85,7 +83,7 @@ impl Agent {
         let found = self.targets.all().iter().find(runs).map(|slot| slot.board.migration);
         found.ok_or_else(|| {
             let why = format!("no vm behind {} is being moved to here", qmp.display());
-            ApiError::new(ErrorKind::NotFound, WHAT, why).hint("`dray status` lists the migrations")
+            Refusal::new(ErrorKind::NotFound, WHAT, why).hint("`dray status` lists the migrations")
         })
     }
 
@@ -131,6 +129,6 @@ async fn control(slot: &TargetSlot, control: BackfillControl) -> ApiResult<()> {
     });
     done.await.map_err(|_| {
         let why = format!("it has not answered within {} s", ANSWER_TIMEOUT.as_secs());
-        ApiError::new(ErrorKind::Internal, WHAT, why)
+        Refusal::new(ErrorKind::Internal, WHAT, why)
     })
 }

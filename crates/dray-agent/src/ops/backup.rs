@@ -1,6 +1,6 @@
 //! `dray backup`, `backups`, `verify`, `restore`.
 
-use super::not_taken;
+use super::{not_taken, path_error};
 use crate::agent::Agent;
 use crate::api::Events;
 use crate::backup::destination::Destination;
@@ -9,9 +9,9 @@ use crate::backup::restore::{Restoring, choose, is_of};
 use crate::backup::run::{Order, shown};
 use crate::backup::{failed, schedule};
 use dray_api::{
-    ApiError, ApiResult, Backup, BackupCancel, BackupCollected, BackupDone, BackupListing,
-    BackupProgress, BackupPrune, BackupPruned, BackupStatus, BackupVerified, BackupVerify, Backups,
-    DestinationStatus, ErrorKind, Event, Repository, RepositoryMade, Restore, Restored,
+    ApiResult, Backup, BackupCancel, BackupCollected, BackupDone, BackupListing, BackupProgress,
+    BackupPrune, BackupPruned, BackupStatus, BackupVerified, BackupVerify, Backups,
+    DestinationStatus, ErrorKind, Event, Refusal, Repository, RepositoryMade, Restore, Restored,
 };
 use dray_backup::{Content, GcOptions, Level, PIECE_BYTES, Policy, Problem, Reader, StreamOptions};
 use dray_net::pace::Pacer;
@@ -46,7 +46,7 @@ async fn follow<T: Send + 'static>(
             done = &mut work => {
                 let _ = events.send(Event::Backup(job.progress())).await;
                 return done.map_err(|why| {
-                    ApiError::new(ErrorKind::Internal, "the work broke off", why)
+                    Refusal::new(ErrorKind::Internal, "the work broke off", why)
                 })?;
             }
             () = tokio::time::sleep(HEARTBEAT) => {
@@ -63,7 +63,7 @@ async fn apart<T: Send + 'static>(
     work: impl FnOnce() -> ApiResult<T> + Send + 'static,
 ) -> ApiResult<T> {
     let done = tokio::task::spawn_blocking(work).await;
-    done.map_err(|why| ApiError::new(ErrorKind::Internal, "the work broke off", why))?
+    done.map_err(|why| Refusal::new(ErrorKind::Internal, "the work broke off", why))?
 }
 
 impl Agent {
@@ -71,7 +71,7 @@ impl Agent {
     pub(crate) fn refuse_during_backup(&self, what: &str, image: &str) -> ApiResult<()> {
         let Some(job) = self.backups.of(image) else { return Ok(()) };
         let why = format!("image '{image}' is being backed up to '{}'", job.to);
-        Err(ApiError::new(ErrorKind::Conflict, what, why)
+        Err(Refusal::new(ErrorKind::Conflict, what, why)
             .hint(format!("wait, or end it: dray backups cancel {image}")))
     }
 
@@ -79,24 +79,24 @@ impl Agent {
     pub(crate) fn begin_backup(&self, images: &[String], to: &str) -> ApiResult<Lease> {
         let what = format!("cannot back up to '{to}'");
         if images.is_empty() {
-            return Err(ApiError::new(ErrorKind::Invalid, what, "no image is named"));
+            return Err(Refusal::new(ErrorKind::Invalid, what, "no image is named"));
         }
         let mut names = images.to_vec();
         names.sort_unstable();
         names.dedup();
         if names.len() < images.len() {
-            return Err(ApiError::new(ErrorKind::Invalid, what, "an image is named twice"));
+            return Err(Refusal::new(ErrorKind::Invalid, what, "an image is named twice"));
         }
         let lease = self.backups.begin(images, to).map_err(|image| {
             let why = format!("image '{image}' is being backed up already");
-            ApiError::new(ErrorKind::Conflict, &what, why)
+            Refusal::new(ErrorKind::Conflict, &what, why)
         })?;
         // A command takes the image before it looks for a backup, and this the other way round: one of
         // the two sees the other.
         for image in images {
             if let Some(command) = self.registry.operation(image) {
                 let why = format!("image '{image}' is busy: a `dray {command}` is under way");
-                return Err(ApiError::new(ErrorKind::Conflict, what, why)
+                return Err(Refusal::new(ErrorKind::Conflict, what, why)
                     .hint("try again when that has ended"));
             }
             if let Some(entry) = self.registry.get(image) {
@@ -116,8 +116,7 @@ impl Agent {
         let key_file = command.key_file.as_deref();
         let destination = Destination::resolve(&self.config, &command.to, key_file)?;
         let fsfreeze = command.fsfreeze.as_deref().map(|socket| self.config.qmp_socket(socket));
-        let fsfreeze =
-            fsfreeze.transpose().map_err(|why| ApiError::new(ErrorKind::Invalid, what, why))?;
+        let fsfreeze = fsfreeze.transpose().map_err(|why| path_error(what, why))?;
         let lease = self.begin_backup(&command.images, &command.to)?;
         let Backup { images, bandwidth, full, keep_last, .. } = command;
         let order = Order { images, destination, fsfreeze, bandwidth, full, keep_last };
@@ -128,7 +127,7 @@ impl Agent {
     pub(super) fn backup_cancel(&self, command: &BackupCancel) -> ApiResult<BackupProgress> {
         let job = self.backups.of(&command.image).ok_or_else(|| {
             let what = format!("cannot cancel the backup of '{}'", command.image);
-            ApiError::new(ErrorKind::NotFound, what, "none is under way")
+            Refusal::new(ErrorKind::NotFound, what, "none is under way")
         })?;
         job.cancel();
         Ok(job.progress())
@@ -240,7 +239,7 @@ fn watched(name: &str, to: &str) -> ApiResult<Lease> {
     let alone = Arc::new(Jobs::default());
     alone
         .begin(&[name.to_owned()], to)
-        .map_err(|why| ApiError::new(ErrorKind::Internal, "cannot begin", why))
+        .map_err(|why| Refusal::new(ErrorKind::Internal, "cannot begin", why))
 }
 
 fn status(backup: &dray_backup::Backup) -> BackupStatus {
@@ -325,7 +324,7 @@ fn read_all(
             Err(why) => found.damaged.push(format!("{}: {why}", of(backup))),
         }
         if job.is_cancelled() {
-            return Err(ApiError::new(ErrorKind::Cancelled, what, "the operator ended it"));
+            return Err(Refusal::new(ErrorKind::Cancelled, what, "the operator ended it"));
         }
     }
     Ok(())

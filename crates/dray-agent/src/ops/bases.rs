@@ -6,7 +6,7 @@ use super::moved::Plan;
 use crate::agent::Agent;
 use crate::api::Events;
 use crate::bases::Reading;
-use dray_api::{ApiError, ApiResult, ErrorKind, Event, SeedProgress};
+use dray_api::{ApiResult, ErrorKind, Event, Refusal, SeedProgress};
 use dray_host::migration::intent::SourceIntent;
 use dray_host::registry::Entry;
 use dray_net::{NetError, NetErrorKind};
@@ -87,7 +87,7 @@ impl Agent {
                 let name = &intent.images[nth].offer.name;
                 let why = format!("{name} and the file of that name there could not be compared");
                 let secs = STALLED.as_secs();
-                Err(ApiError::new(ErrorKind::Peer, what, why)
+                Err(Refusal::new(ErrorKind::Peer, what, why)
                     .hint(format!("neither host has got on for {secs} s; see their disks")))
             }
         };
@@ -114,7 +114,7 @@ impl Agent {
             let states = match self.ask(&intent.peer, &request).await {
                 Ok(Reply::Bases { images }) if images.len() == sought.len() => images,
                 // It will say the same when it is asked for room.
-                Err(why) if why.kind == NetErrorKind::Refused => {
+                Err(NetError { kind: NetErrorKind::Refused(_), .. }) => {
                     return Ok(lying);
                 }
                 Err(why) if heard.is_none_or(|at: Instant| at.elapsed() > AWAY) => return Err(why),
@@ -226,9 +226,9 @@ fn sought(intent: &SourceIntent, plan: &Plan) -> Vec<Sought> {
 }
 
 /// Another file has the name of a base image at the target.
-fn in_the_way(what: &str, why: &str) -> ApiError {
+fn in_the_way(what: &str, why: &str) -> Refusal {
     match why.split_once("; ") {
-        Some((why, hint)) => ApiError::new(ErrorKind::Conflict, what, why).hint(hint),
-        None => ApiError::new(ErrorKind::Conflict, what, why),
+        Some((why, hint)) => Refusal::new(ErrorKind::Conflict, what, why).hint(hint),
+        None => Refusal::new(ErrorKind::Conflict, what, why),
     }
 }

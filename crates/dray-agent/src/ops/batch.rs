@@ -7,8 +7,8 @@ use crate::api::Events;
 use crate::batch::record::{BatchRecord, MoveRecord};
 use crate::migration::source::unix_ms;
 use dray_api::{
-    ApiError, ApiResult, Batch, BatchCancel, BatchLimit, BatchStatus, BatchWatch, ErrorKind, Event,
-    MAX_MOVES, Migrate, Subject,
+    ApiResult, Batch, BatchCancel, BatchLimit, BatchStatus, BatchWatch, ErrorKind, Event,
+    MAX_MOVES, Migrate, Refusal, Subject,
 };
 use dray_types::BatchId;
 use std::collections::BTreeSet;
@@ -23,7 +23,7 @@ const WHAT: &str = "cannot begin the batch";
 impl Agent {
     pub(super) fn begin_batch(self: &Arc<Self>, command: Batch) -> ApiResult<BatchStatus> {
         let invalid = |why: String| {
-            ApiError::new(ErrorKind::Invalid, WHAT, why).hint("see `dray migrate --help`")
+            Refusal::new(ErrorKind::Invalid, WHAT, why).hint("see `dray migrate --help`")
         };
         if command.moves.is_empty() || command.moves.len() > MAX_MOVES {
             let why = format!("it has {} migrations, not 1 to {MAX_MOVES}", command.moves.len());
@@ -73,7 +73,7 @@ impl Agent {
             }
             if events.send(Event::Batch(Box::new(status))).await.is_err() {
                 let why = "the client hung up";
-                return Err(ApiError::new(ErrorKind::Internal, "watch ended", why));
+                return Err(Refusal::new(ErrorKind::Internal, "watch ended", why));
             }
             tokio::select! {
                 _ = changes.changed() => {}
@@ -89,7 +89,7 @@ impl Agent {
         let run = self.batches.pick(command.batch.as_ref())?;
         if run.status(self).over {
             let why = "it is over";
-            return Err(ApiError::new(ErrorKind::Conflict, "cannot cancel the batch", why));
+            return Err(Refusal::new(ErrorKind::Conflict, "cannot cancel the batch", why));
         }
         let cancelled = run.cancel(self).await;
         cancelled.map_err(|why| io_error("cannot cancel the batch", why))?;

@@ -6,7 +6,7 @@ use crate::agent::Agent;
 use crate::migration::slots::Board;
 use crate::migration::{Voided, source, target};
 use dray_api::{
-    ApiError, ApiResult, ByteRange, Claim, Claimed, ErrorKind, MigrationState, Unstall, Unstalled,
+    ApiResult, ByteRange, Claim, Claimed, ErrorKind, MigrationState, Refusal, Unstall, Unstalled,
 };
 use dray_host::migration::claim::{ClaimError, Claims, Loops};
 use dray_host::registry::{CopyState, Entry};
@@ -24,7 +24,7 @@ impl Agent {
         let what = format!("cannot claim image '{}'", command.image);
         if !command.source_is_fenced {
             let why = "two hosts would own it if the other one still runs";
-            return Err(ApiError::new(ErrorKind::DataAtRisk, what, why)
+            return Err(Refusal::new(ErrorKind::DataAtRisk, what, why)
                 .hint("make sure the other host cannot write, then add --source-is-fenced"));
         }
         self.image(&command.image)?;
@@ -82,7 +82,7 @@ impl Loops for Agent {
             Err(RecvTimeoutError::Timeout) => return Err(GoesOn::Silent),
         };
         let (ended, why) = ("the migration is void", "an image of it was claimed");
-        let error = ApiError::new(ErrorKind::Cancelled, ended, why)
+        let error = Refusal::new(ErrorKind::Cancelled, ended, why)
             .hint("`dray images` shows which of its other images have to be claimed as well");
         board.change(|shown| {
             shown.state = MigrationState::Failed;
@@ -118,7 +118,7 @@ impl Agent {
         } else {
             let what = format!("cannot let the guest of image '{}' go on", command.image);
             let why = "this host does not own it, or nobody knows yet whether it does";
-            return Err(ApiError::new(ErrorKind::Conflict, what, why)
+            return Err(Refusal::new(ErrorKind::Conflict, what, why)
                 .hint("see `dray status`; if the other host is gone for good, see `dray claim`"));
         }
         Ok(Unstalled {
@@ -131,17 +131,17 @@ impl Agent {
 }
 
 /// What the operator is told of a claim that failed.
-fn not_claimed(what: &str, why: ClaimError<GoesOn>) -> ApiError {
+fn not_claimed(what: &str, why: ClaimError<GoesOn>) -> Refusal {
     match why {
         ClaimError::Refused { why, hint } => {
-            ApiError::new(ErrorKind::Conflict, what, why).hint(hint)
+            Refusal::new(ErrorKind::Conflict, what, why).hint(hint)
         }
         ClaimError::DataAtRisk { why, hint } => {
-            ApiError::new(ErrorKind::DataAtRisk, what, why).hint(hint)
+            Refusal::new(ErrorKind::DataAtRisk, what, why).hint(hint)
         }
         ClaimError::Io(why) | ClaimError::GoesOn(GoesOn::Failed(why)) => io_error(what, why),
         ClaimError::GoesOn(GoesOn::Silent) => {
-            ApiError::new(ErrorKind::Conflict, what, "its migration does not end")
+            Refusal::new(ErrorKind::Conflict, what, "its migration does not end")
                 .hint("claim it again; if that does not help, restart the agent first")
         }
         ClaimError::HalfWay(why) => {

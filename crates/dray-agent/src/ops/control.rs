@@ -7,8 +7,8 @@ use crate::migration::slots::Board;
 use crate::migration::source::{Input, SourceSlot};
 use crate::migration::target::{self, TargetSlot};
 use dray_api::{
-    ApiError, ApiResult, Cancel, Cancelled, ErrorKind, Event, Limit, Limited, MigrationState,
-    MigrationStatus, Phase, Role, Status, Subject, Summary, Watch, text,
+    ApiResult, Cancel, Cancelled, ErrorKind, Event, Limit, Limited, MigrationState,
+    MigrationStatus, Phase, Refusal, Role, Status, Subject, Summary, Watch, text,
 };
 use dray_engine::SourceEvent;
 use dray_host::migration::intent::SourceIntent;
@@ -44,7 +44,7 @@ impl Agent {
             .collect();
         let id = text::pick(named, known, running)?;
         boards.into_iter().find(|board| board.migration == id).ok_or_else(|| {
-            ApiError::new(ErrorKind::NotFound, "cannot find the migration", "it has just ended")
+            Refusal::new(ErrorKind::NotFound, "cannot find the migration", "it has just ended")
         })
     }
 
@@ -53,7 +53,7 @@ impl Agent {
         self.sources.get(board.migration).ok_or_else(|| {
             let why = "this host is its target; the command belongs to its source";
             let peer = board.read().peer;
-            ApiError::new(ErrorKind::Conflict, "cannot steer the migration here", why)
+            Refusal::new(ErrorKind::Conflict, "cannot steer the migration here", why)
                 .hint(format!("run it on {peer}"))
         })
     }
@@ -85,7 +85,7 @@ impl Agent {
                 let gone = events.send(Event::Progress(shown.progress.clone())).await.is_err();
                 if gone {
                     let why = "the client hung up";
-                    return Err(ApiError::new(ErrorKind::Internal, "watch ended", why));
+                    return Err(Refusal::new(ErrorKind::Internal, "watch ended", why));
                 }
             }
             if let Some(outcome) = outcome(&board) {
@@ -125,7 +125,7 @@ impl Agent {
         let kept = shown.progress.total.bytes_done;
         if shown.progress.phase >= dray_api::Phase::Backfill {
             let why = "the images are already handed over and only the target can go on from here";
-            return Err(ApiError::new(ErrorKind::Conflict, what(), why)
+            return Err(Refusal::new(ErrorKind::Conflict, what(), why)
                 .hint("see it through with `dray watch`, then migrate back from the target"));
         }
         let mut changes = slot.board.changes();
@@ -142,10 +142,10 @@ impl Agent {
             let seconds = CANCEL_TIMEOUT.as_secs();
             let Some(error) = slot.board.read().error else {
                 let why = format!("it has not ended in {seconds} s");
-                return Err(ApiError::new(ErrorKind::Conflict, what(), why));
+                return Err(Refusal::new(ErrorKind::Conflict, what(), why));
             };
             let why = format!("it has not ended in {seconds} s, and will: {error}");
-            let late = ApiError::new(ErrorKind::Conflict, what(), why);
+            let late = Refusal::new(ErrorKind::Conflict, what(), why);
             return Err(match error.hint {
                 Some(hint) => late.hint(hint),
                 None => late,
@@ -153,7 +153,7 @@ impl Agent {
         }
         if slot.board.read().state == MigrationState::Completed {
             let why = "it had completed before the cancel";
-            return Err(ApiError::new(ErrorKind::Conflict, what(), why));
+            return Err(Refusal::new(ErrorKind::Conflict, what(), why));
         }
         let bytes_kept = if discard { 0 } else { kept };
         let target_was_away = discard && !shown.progress.link_up;
@@ -172,13 +172,13 @@ impl Agent {
             Ok(Ok(Err(why))) => return Err(io_error(what, why)),
             Ok(Err(_)) | Err(_) => {
                 let why = "it does not end just now";
-                return Err(ApiError::new(ErrorKind::Conflict, what, why)
+                return Err(Refusal::new(ErrorKind::Conflict, what, why)
                     .hint("see `dray status`, then try again"));
             }
         }
         let why =
             "the operator asked for it; the images were handed over, and what is left here stays";
-        let error = ApiError::new(ErrorKind::Cancelled, "the migration was let go", why);
+        let error = Refusal::new(ErrorKind::Cancelled, "the migration was let go", why);
         slot.board.change(|shown| {
             (shown.state, shown.error) = (MigrationState::Cancelled, Some(error));
         });
@@ -204,7 +204,7 @@ impl Agent {
         let what = format!("cannot cancel migration {migration}");
         // From here on nobody can begin it: the target may drop even a promise.
         slot.board.take(MigrationState::Cancelled).ok_or_else(|| {
-            ApiError::new(ErrorKind::Conflict, &what, "it has just begun")
+            Refusal::new(ErrorKind::Conflict, &what, "it has just begun")
                 .hint("try again: a migration that has begun is cancelled in another way")
         })?;
         let told = self.ask(&peer, &request).await;
@@ -240,7 +240,7 @@ impl Agent {
     ) -> ApiResult<Option<Cancelled>> {
         let Some(asked) = self.ask_about_waiting(migration).await else { return Ok(None) };
         let what = format!("cannot cancel migration {migration}");
-        let conflict = |why: &str| ApiError::new(ErrorKind::Conflict, &what, why);
+        let conflict = |why: &str| Refusal::new(ErrorKind::Conflict, &what, why);
         if matches!(asked.told, Ok(Fate::Live | Fate::HandedOver)) {
             let why = "this host is its target; the command belongs to its source";
             return Err(conflict(why).hint(format!("run it on {}", asked.peer)));
@@ -265,10 +265,10 @@ impl Agent {
     async fn take_back(&self, slot: &Arc<TargetSlot>) -> ApiResult<Cancelled> {
         let migration = slot.board.migration;
         let (what, peer) = (format!("cannot cancel migration {migration}"), slot.intent().peer);
-        let conflict = |why: String| ApiError::new(ErrorKind::Conflict, &what, why);
+        let conflict = |why: String| Refusal::new(ErrorKind::Conflict, &what, why);
         let owns = slot.question().is_some_and(|question| question.complete);
         let told = if owns { None } else { self.ask_source(slot).await };
-        if let Some(ApiError { why, hint: Some(hint), .. }) = slot.left_by_source() {
+        if let Some(Refusal { why, hint: Some(hint), .. }) = slot.left_by_source() {
             return Err(conflict(format!("this host serves its images; {why}")).hint(hint));
         }
         if !slot.is_forgotten() {
@@ -294,24 +294,24 @@ impl Agent {
 }
 
 /// Why a target does not take back what it has promised, and what an operator can do.
-fn promised(what: &str, slot: &TargetSlot) -> ApiError {
+fn promised(what: &str, slot: &TargetSlot) -> Refusal {
     let intent = slot.intent();
     let image = intent.images.iter().find(|image| !image.offer.read_only);
     let (peer, image) = (&intent.peer, image.map_or("IMAGE", |image| image.name_here()));
     let why = format!(
         "this host has promised to serve its images, and only {peer} knows whether they were handed over"
     );
-    ApiError::new(ErrorKind::Conflict, what, why).hint(format!(
+    Refusal::new(ErrorKind::Conflict, what, why).hint(format!(
         "bring {peer} back; if it is gone for good: `dray claim {image} --source-is-fenced`"
     ))
 }
 
 /// Why a migration that is over cannot be cancelled, and where its guest is.
-fn ended_before(slot: &SourceSlot, what: &str) -> ApiError {
+fn ended_before(slot: &SourceSlot, what: &str) -> Refusal {
     let shown = slot.board.read();
     if !slot.owns() {
         let why = "it has ended, and the images are at the target";
-        return ApiError::new(ErrorKind::Conflict, what, why).hint("migrate back from the target");
+        return Refusal::new(ErrorKind::Conflict, what, why).hint("migrate back from the target");
     }
     let why = match (shown.state, shown.error) {
         (MigrationState::Failed, Some(error)) => format!("it has ended already: {error}"),
@@ -326,7 +326,7 @@ fn ended_before(slot: &SourceSlot, what: &str) -> ApiError {
         ),
         false => "nothing of it is kept for another try".to_owned(),
     };
-    ApiError::new(ErrorKind::Conflict, what, why).hint(format!("the guest goes on here; {there}"))
+    Refusal::new(ErrorKind::Conflict, what, why).hint(format!("the guest goes on here; {there}"))
 }
 
 /// What a migration moves, in the words in which it is asked for.
@@ -344,13 +344,13 @@ pub(crate) fn outcome(board: &Board) -> Option<ApiResult<Summary>> {
     let shown = board.read();
     let failed = || {
         shown.error.clone().unwrap_or_else(|| {
-            ApiError::new(ErrorKind::Internal, "migration failed", "no reason was given")
+            Refusal::new(ErrorKind::Internal, "migration failed", "no reason was given")
         })
     };
     match shown.state {
         MigrationState::Completed => match (shown.summary, shown.role) {
             (Some(summary), _) => Some(Ok(summary)),
-            (None, Role::Target) => Some(Err(ApiError::new(
+            (None, Role::Target) => Some(Err(Refusal::new(
                 ErrorKind::NotFound,
                 "the migration has completed",
                 "its summary is at its source",

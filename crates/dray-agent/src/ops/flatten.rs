@@ -8,7 +8,7 @@ use crate::agent::Agent;
 use crate::flat::{chain_of, layers_of, raw_name};
 use crate::vm::picture::{LayerPicture, Picture, Place};
 use crate::vm::qemu_error;
-use dray_api::{ApiError, ApiResult, Chain, ErrorKind, Prepare, TargetFormat};
+use dray_api::{ApiResult, Chain, ErrorKind, Prepare, Refusal, TargetFormat};
 use dray_host::migration::intent::SourceImage;
 use dray_image::{Image, runs};
 use dray_qemu::AdoptOptions;
@@ -30,7 +30,7 @@ impl Agent {
         named: &impl Fn(&str, Option<&str>, &str) -> String,
     ) -> ApiResult<usize> {
         let chain =
-            chain_of(&layer.chain).map_err(|why| ApiError::new(ErrorKind::Conflict, what, why))?;
+            chain_of(&layer.chain).map_err(|why| Refusal::new(ErrorKind::Conflict, what, why))?;
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let device = Some(layer.plan.qdev.clone());
         let target = named(&name, device.as_deref(), &raw_name(&name));
@@ -60,7 +60,7 @@ impl Agent {
         let (what, why) = (NO_QCOW2, "the vm has no disk that would be flattened: all are raw");
         match any {
             true => Ok(()),
-            false => Err(ApiError::new(ErrorKind::Invalid, what, why)
+            false => Err(Refusal::new(ErrorKind::Invalid, what, why)
                 .hint("leave --target-format out: raw disks arrive raw")),
         }
     }
@@ -91,7 +91,7 @@ pub(super) fn refuse_flat_images(command: &Prepare) -> ApiResult<()> {
         return Ok(());
     }
     let (what, why) = ("cannot flatten images", "only a running vm tells what chain a disk has");
-    Err(ApiError::new(ErrorKind::Unsupported, what, why)
+    Err(Refusal::new(ErrorKind::Unsupported, what, why)
         .hint("name the vm with --qmp; without one, `qemu-img convert` makes a raw image"))
 }
 
@@ -101,7 +101,7 @@ pub(super) fn refuse_format(command: &Prepare) -> ApiResult<()> {
         return Ok(());
     }
     let why = "a chain that is kept arrives as it is";
-    Err(ApiError::new(ErrorKind::Invalid, NO_QCOW2, why).hint("give --chain flatten as well"))
+    Err(Refusal::new(ErrorKind::Invalid, NO_QCOW2, why).hint("give --chain flatten as well"))
 }
 
 /// What stands against flattening is told before the target is asked; bitmaps once it is known

@@ -1,10 +1,10 @@
 //! `dray images`: what this host serves.
 
-use super::{io_error, not_taken};
+use super::{io_error, not_taken, path_error};
 use crate::agent::Agent;
 use dray_api::{
-    ApiError, ApiResult, ClosedExport, ErrorKind, ImageAdd, ImageRemove, ImageState, ImageStatus,
-    KeptFor, LostWrites,
+    ApiResult, ClosedExport, ErrorKind, ImageAdd, ImageRemove, ImageState, ImageStatus, KeptFor,
+    LostWrites, Refusal,
 };
 use dray_host::pool::check_name;
 use dray_host::registry::{
@@ -29,7 +29,7 @@ const LOCKED: &str = "stop what uses it, or adopt the running vm instead";
 /// When the system has no randomness to give.
 pub fn random_id() -> ApiResult<u128> {
     let random = dray_host::lineage::random_id();
-    random.map_err(|why| ApiError::new(ErrorKind::Internal, "cannot make an id", why))
+    random.map_err(|why| Refusal::new(ErrorKind::Internal, "cannot make an id", why))
 }
 
 /// Length to export for an image under a format driver: files grow, exports do not, so there is
@@ -125,9 +125,9 @@ impl Agent {
             let what = format!("cannot find image '{name}'");
             if let Some(closed) = self.registry.closed(name) {
                 let Reason { why, hint, .. } = closed.reason;
-                return ApiError::new(ErrorKind::Conflict, what, why).hint(hint);
+                return Refusal::new(ErrorKind::Conflict, what, why).hint(hint);
             }
-            ApiError::new(ErrorKind::NotFound, what, "no image of that name is on this host")
+            Refusal::new(ErrorKind::NotFound, what, "no image of that name is on this host")
                 .hint("`dray images` lists the images")
         })
     }
@@ -149,19 +149,19 @@ impl Agent {
     pub(crate) fn check_file(&self, what: &str, path: &Path, probe: bool) -> ApiResult<()> {
         if !path.exists() {
             let why = format!("{}: no such file", path.display());
-            return Err(ApiError::new(ErrorKind::NotFound, what, why)
+            return Err(Refusal::new(ErrorKind::NotFound, what, why)
                 .hint("name an image file or block device that is on this host"));
         }
         if !self.config.pools.iter().any(|pool| pool.contains(path)) {
             let why = format!("{} lies outside every pool of this host", path.display());
-            return Err(ApiError::new(ErrorKind::Denied, what, why)
+            return Err(Refusal::new(ErrorKind::Denied, what, why)
                 .hint(format!("add its folder as a [[pool]] to {}", self.config.path.display())));
         }
         self.check_mark(what, path)?;
         if probe {
             let user = locks::probe(path).map_err(|why| io_error(what, why))?;
             if let Some(user) = user.filter(|user| user.excludes_owner()) {
-                return Err(ApiError::new(ErrorKind::Conflict, what, user).hint(LOCKED));
+                return Err(Refusal::new(ErrorKind::Conflict, what, user).hint(LOCKED));
             }
         }
         Ok(())
@@ -184,7 +184,7 @@ impl Agent {
             }
         };
         let why = format!("{} {state}", path.display());
-        Err(ApiError::new(ErrorKind::Conflict, what, why).hint(format!(
+        Err(Refusal::new(ErrorKind::Conflict, what, why).hint(format!(
             "if you are sure that it is the image: blockdev --setrw {}, and remove {}",
             path.display(),
             mark.file().display()
@@ -200,13 +200,12 @@ impl Agent {
         }
         let why = format!("{} is read-only", path.display());
         let hint = format!("make it writable: blockdev --setrw {}", path.display());
-        Err(ApiError::new(ErrorKind::Denied, what, why).hint(hint))
+        Err(Refusal::new(ErrorKind::Denied, what, why).hint(hint))
     }
 
     pub(super) fn image_add(&self, command: ImageAdd) -> ApiResult<ImageStatus> {
         let what = format!("cannot add image '{}'", command.name);
-        check_name(&command.name)
-            .map_err(|why| ApiError::new(ErrorKind::Invalid, what.clone(), why))?;
+        check_name(&command.name).map_err(|why| path_error(&what, why))?;
         let unused = self.registry.check_unused(&command.path, command.read_only);
         unused.map_err(|used| not_added(&what, &used.into()))?;
         self.check_file(&what, &command.path, !command.read_only)?;
@@ -237,10 +236,10 @@ impl Agent {
         };
         let file = self.registry.open_file(&record).map_err(|why| {
             if why.kind == dray_image::ErrorKind::ReadOnly {
-                return ApiError::new(ErrorKind::Denied, what.clone(), why)
+                return Refusal::new(ErrorKind::Denied, what.clone(), why)
                     .hint("make it writable, or add it with --read-only as a backing image");
             }
-            ApiError::new(ErrorKind::Io, what.clone(), why)
+            Refusal::new(ErrorKind::Io, what.clone(), why)
                 .hint("see what the host's kernel log says of the disk")
         })?;
         record.len = file.geometry().len;
@@ -265,7 +264,7 @@ impl Agent {
         }
         let entry = self.image(&command.name)?;
         let conflict = |why: &str, hint: &str| {
-            Err(ApiError::new(ErrorKind::Conflict, what.clone(), why).hint(hint))
+            Err(Refusal::new(ErrorKind::Conflict, what.clone(), why).hint(hint))
         };
         if self.registry.is_void(&entry.record()).map_err(|why| io_error(&what, why))? {
             let why = "it may be the only copy: its migration ended when another image was claimed";
@@ -273,7 +272,7 @@ impl Agent {
         }
         let migration = entry.record().migration.and_then(|migration| self.targets.get(migration));
         let left = migration.and_then(|slot| slot.left_by_source());
-        if let Some(ApiError { why, hint: Some(hint), .. }) = left {
+        if let Some(Refusal { why, hint: Some(hint), .. }) = left {
             return conflict(&format!("it takes part in a migration; {why}"), &hint);
         }
         let _operation = self.operate(&what, &command.name, "images remove")?;
@@ -374,7 +373,7 @@ fn refuse_data_elsewhere(what: &str, path: &Path) -> ApiResult<()> {
         _ => return Ok(()),
     }
     let why = format!("{}: a qcow2 whose data is in another file", path.display());
-    Err(ApiError::new(ErrorKind::Conflict, what, why).hint(
+    Err(Refusal::new(ErrorKind::Conflict, what, why).hint(
         "make one file of it with `qemu-img convert -O qcow2`; if it is a raw disk that begins like that, \
          say --format raw",
     ))
@@ -389,8 +388,8 @@ fn has_data_elsewhere(head: &[u8; QCOW2_HEAD]) -> bool {
 }
 
 /// Why an image was not added, and what to do.
-fn not_added(what: &str, why: &std::io::Error) -> ApiError {
-    let conflict = |hint: String| ApiError::new(ErrorKind::Conflict, what, why).hint(hint);
+fn not_added(what: &str, why: &std::io::Error) -> Refusal {
+    let conflict = |hint: String| Refusal::new(ErrorKind::Conflict, what, why).hint(hint);
     let inner = why.get_ref();
     if let Some(used) = inner.and_then(|inner| inner.downcast_ref::<Used>()) {
         return conflict(used.hint());
@@ -449,7 +448,7 @@ pub fn backing_chain(what: &str, path: &Path, format: &str) -> ApiResult<Vec<Pat
 fn virtual_size(what: &str, path: &Path, format: &str) -> ApiResult<u64> {
     let info = image_info(what, path, format, &[])?;
     info["virtual-size"].as_u64().ok_or_else(|| {
-        ApiError::new(ErrorKind::Invalid, what, "qemu-img does not tell how long the image is")
+        Refusal::new(ErrorKind::Invalid, what, "qemu-img does not tell how long the image is")
     })
 }
 
@@ -467,6 +466,6 @@ fn image_info(
         .map_err(|why| io_error(what, format!("cannot run qemu-img: {why}")))?;
     serde_json::from_slice(&run.stdout).map_err(|_| {
         let why = harmless(String::from_utf8_lossy(&run.stderr).trim());
-        ApiError::new(ErrorKind::Invalid, what, why).hint("is the format right?")
+        Refusal::new(ErrorKind::Invalid, what, why).hint("is the format right?")
     })
 }

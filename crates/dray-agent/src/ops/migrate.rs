@@ -8,7 +8,7 @@ use crate::links;
 use crate::migration::source::{SourceSlot, unix_ms};
 use crate::vm::picture::{Picture, Place};
 use dray_api::{
-    ApiError, ApiResult, Chain, ErrorKind, Migrate, MigrationState, Prepare, ReleaseAtEnd, Resume,
+    ApiResult, Chain, ErrorKind, Migrate, MigrationState, Prepare, Refusal, ReleaseAtEnd, Resume,
     Started, Subject, TargetFormat,
 };
 use dray_engine::Strategy;
@@ -81,12 +81,12 @@ fn refuse_kept(what: &str, command: &Migrate, slot: &SourceSlot) -> ApiResult<()
         return Ok(());
     }
     let why = "it was prepared with --target-format qcow2, and QEMU itself opens a qcow2";
-    Err(ApiError::new(ErrorKind::Invalid, what, why)
+    Err(Refusal::new(ErrorKind::Invalid, what, why)
         .hint("leave --release out, or prepare again without --target-format"))
 }
 
-fn other_chain(what: &str, why: &str) -> ApiError {
-    ApiError::new(ErrorKind::Conflict, what, why)
+fn other_chain(what: &str, why: &str) -> Refusal {
+    Refusal::new(ErrorKind::Conflict, what, why)
         .hint("`dray cancel` the prepared migration and prepare again: the target's disk differs")
 }
 
@@ -94,7 +94,7 @@ fn other_chain(what: &str, why: &str) -> ApiError {
 fn take(what: &str, slot: &SourceSlot) -> ApiResult<()> {
     slot.board.take(MigrationState::Running).ok_or_else(|| {
         let why = "somebody else has just begun or cancelled it";
-        ApiError::new(ErrorKind::Conflict, what, why).hint("see `dray status`")
+        Refusal::new(ErrorKind::Conflict, what, why).hint("see `dray status`")
     })
 }
 
@@ -138,7 +138,7 @@ impl Agent {
     pub(super) fn check(&self, command: &Migrate) -> ApiResult<()> {
         let invalid = |why: &str, hint: &str| {
             let what = format!("cannot migrate to {}", command.to);
-            Err(ApiError::new(ErrorKind::Invalid, what, why).hint(hint))
+            Err(Refusal::new(ErrorKind::Invalid, what, why).hint(hint))
         };
         let vm = matches!(command.subject, Subject::Vm { .. });
         if !vm && command.target_qmp.is_some() {
@@ -164,7 +164,7 @@ impl Agent {
         command.target_qmp = command.target_qmp.or(told);
         if picture.is_some() && command.target_qmp.is_none() {
             let why = "the QMP socket of the waiting QEMU at the target is needed";
-            return Err(ApiError::new(ErrorKind::Invalid, what, why)
+            return Err(Refusal::new(ErrorKind::Invalid, what, why)
                 .hint("name it with --target-qmp, here or when you prepare"));
         }
         refuse_kept(&what, &command, &slot)?;
@@ -267,14 +267,14 @@ impl Agent {
             let same = plan.images.iter().map(|image| &image.path);
             if !same.eq(slot.intent().images.iter().map(|image| &image.path)) {
                 let why = "its images are not those that were prepared";
-                return Err(ApiError::new(ErrorKind::Conflict, what, why)
+                return Err(Refusal::new(ErrorKind::Conflict, what, why)
                     .hint("`dray cancel` the prepared migration and prepare again"));
             }
             return Ok((slot, plan, picture));
         }
         if matches!(command.subject, Subject::Vm { .. }) {
             let why = format!("nothing is prepared for it on {}", command.to);
-            return Err(ApiError::new(ErrorKind::NotFound, what, why)
+            return Err(Refusal::new(ErrorKind::NotFound, what, why)
                 .hint("`dray prepare` first: it prints the lines that start the waiting QEMU"));
         }
         let (intent, plan, picture) = self.plan(&prepare).await?;
@@ -368,17 +368,17 @@ impl Agent {
         let waiting = slots.iter().filter(|slot| resumable(slot)).map(|slot| slot.board.migration);
         let id = dray_api::text::pick(command.migration.as_ref(), known, waiting)?;
         let old = self.sources.get(id).filter(resumable).ok_or_else(|| {
-            ApiError::new(ErrorKind::Conflict, what, "it is not one that failed or was cancelled")
+            Refusal::new(ErrorKind::Conflict, what, "it is not one that failed or was cancelled")
         })?;
         if !old.is_kept() {
             let why = "nothing of it was kept";
-            return Err(ApiError::new(ErrorKind::NotFound, what, why).hint("migrate anew"));
+            return Err(Refusal::new(ErrorKind::NotFound, what, why).hint("migrate anew"));
         }
         let intent = old.intent();
         if intent.vm.is_some() {
             // The disks went back to QEMU and the waiting QEMU has ended: both are made anew.
             let why = "a vm's migration is taken up by preparing and migrating again";
-            return Err(ApiError::new(ErrorKind::Conflict, what, why).hint(
+            return Err(Refusal::new(ErrorKind::Conflict, what, why).hint(
                 "start the waiting QEMU again, then `dray migrate` with the same arguments",
             ));
         }

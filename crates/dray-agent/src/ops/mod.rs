@@ -24,18 +24,17 @@ mod settle;
 pub(crate) mod splice;
 mod survey;
 
-#[cfg(test)]
-pub(crate) use asking::refused_kind;
 pub(crate) use control::outcome;
 pub(crate) use migrate::Together;
 
 use crate::agent::Agent;
 use crate::api::{AgentApi, Events};
 use dray_api::{
-    AgentInfo, ApiError, ApiResult, Backfilling, BatchStatus, Cancelled, Claimed, ErrorKind,
-    ImageStatus, Limited, LineageStatus, MigrationStatus, Prepared, Spliced, Started, Summary,
+    AgentInfo, ApiResult, Backfilling, BatchStatus, Cancelled, Claimed, ErrorKind, ImageStatus,
+    Limited, LineageStatus, MigrationStatus, Prepared, Refusal, Spliced, Started, Summary,
     Unstalled,
 };
+use dray_host::pool::PathError;
 use dray_host::registry::NotTaken;
 use std::sync::Arc;
 use tokio::task::block_in_place;
@@ -44,18 +43,23 @@ use tokio::task::block_in_place;
 pub struct Operator(pub Arc<Agent>);
 
 /// A failure of the file system as the API tells it.
-pub(crate) fn io_error(what: impl Into<String>, why: impl std::fmt::Display) -> ApiError {
+pub(crate) fn io_error(what: impl Into<String>, why: impl std::fmt::Display) -> Refusal {
     let why = why.to_string();
     if why.contains(asking::FULL) {
-        return ApiError::new(ErrorKind::NoSpace, what, why).hint(asking::MAKE_ROOM);
+        return Refusal::new(ErrorKind::NoSpace, what, why).hint(asking::MAKE_ROOM);
     }
-    ApiError::new(ErrorKind::Io, what, why)
+    Refusal::new(ErrorKind::Io, what, why)
+}
+
+/// A path, name or pool that is not used, as the API tells it.
+pub(crate) fn path_error(what: impl Into<String>, why: PathError) -> Refusal {
+    Refusal { hint: why.hint, ..Refusal::new(why.kind, what, why.why) }
 }
 
 /// Why an image takes no part in something, as the API tells it.
-pub(crate) fn not_taken(what: impl Into<String>, why: NotTaken) -> ApiError {
+pub(crate) fn not_taken(what: impl Into<String>, why: NotTaken) -> Refusal {
     match why {
-        NotTaken::Refused { why, hint } => ApiError::new(ErrorKind::Conflict, what, why).hint(hint),
+        NotTaken::Refused { why, hint } => Refusal::new(ErrorKind::Conflict, what, why).hint(hint),
         NotTaken::Failed(why) => io_error(what, why),
     }
 }

@@ -9,7 +9,7 @@ use crate::flat::raw_name;
 use crate::migration::source::unix_ms;
 use crate::vm::picture::{LayerPicture, Picture, Place};
 use dray_api::{
-    ApiError, ApiResult, Chain, ErrorKind, MigrationState, Prepare, Subject, TargetFormat,
+    ApiResult, Chain, ErrorKind, MigrationState, Prepare, Refusal, Subject, TargetFormat,
 };
 use dray_host::migration::intent::{SourceImage, SourceIntent, SourceVm};
 use dray_host::registry::CopyState;
@@ -198,7 +198,7 @@ impl Agent {
         backing: bool,
     ) -> ApiResult<usize> {
         let what = format!("cannot move image '{name}'");
-        let conflict = |why: String| Err(ApiError::new(ErrorKind::Conflict, what.clone(), why));
+        let conflict = |why: String| Err(Refusal::new(ErrorKind::Conflict, what.clone(), why));
         let entry = self.image(name)?;
         let record = entry.record();
         let missing = entry.disk.missing_count();
@@ -210,7 +210,7 @@ impl Agent {
         }
         if let Some(migration) = record.migration {
             let why = format!("it takes part in migration {migration}");
-            return Err(ApiError::new(ErrorKind::Conflict, what, why).hint(
+            return Err(Refusal::new(ErrorKind::Conflict, what, why).hint(
                 "wait until that has ended; if its other host is gone for good, see `dray claim`",
             ));
         }
@@ -291,7 +291,7 @@ impl Agent {
         });
         let shown = shown.collect::<Vec<_>>().join(", ");
         let why = format!("nothing that moves is called '{unknown}'; there are: {shown}");
-        Err(ApiError::new(ErrorKind::Invalid, "cannot name the images", why)
+        Err(Refusal::new(ErrorKind::Invalid, "cannot name the images", why)
             .hint("--name HERE=THERE takes the name of an image here, or the id of a disk"))
     }
 }
@@ -302,7 +302,7 @@ fn check_names(plan: &Plan) -> ApiResult<()> {
         if let Some(other) = seen.insert(&image.offer.name, &image.name) {
             let why =
                 format!("'{other}' and '{}' would both be '{}'", image.name, image.offer.name);
-            return Err(ApiError::new(ErrorKind::Invalid, "cannot name the images", why)
+            return Err(Refusal::new(ErrorKind::Invalid, "cannot name the images", why)
                 .hint("give one of them another name at the target with --name HERE=THERE"));
         }
     }

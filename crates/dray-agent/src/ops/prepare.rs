@@ -7,7 +7,7 @@ use crate::agent::Agent;
 use crate::migration::source::SourceSlot;
 use crate::vm::RECONNECT_DELAY;
 use crate::vm::picture::Picture;
-use dray_api::{ApiError, ApiResult, ErrorKind, Prepare, Prepared, PreparedImage};
+use dray_api::{ApiResult, ErrorKind, Prepare, Prepared, PreparedImage, Refusal};
 use dray_host::given;
 use dray_host::migration::intent::SourceIntent;
 use dray_net::NetError;
@@ -66,7 +66,7 @@ impl Agent {
         let asked = self.ask_for_room(&intent, images, digests, pool).await;
         let (nbd_socket, bases) = asked.map_err(|why| net_error(&what, &why))?;
         if bases.len() != intent.images.len() {
-            return Err(ApiError::new(ErrorKind::Peer, what, "the peer answered something else"));
+            return Err(Refusal::new(ErrorKind::Peer, what, "the peer answered something else"));
         }
         let mut notices = Vec::new();
         for (image, base) in intent.images.iter_mut().zip(bases) {

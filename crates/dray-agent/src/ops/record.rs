@@ -3,8 +3,8 @@
 use crate::agent::Agent;
 use crate::api::Events;
 use dray_api::{
-    AccessBatch, AccessKind, AccessLine, ApiError, ApiResult, ErrorKind, Event, Record, RecordEnd,
-    Recorded,
+    AccessBatch, AccessKind, AccessLine, ApiResult, ErrorKind, Event, Record, RecordEnd, Recorded,
+    Refusal,
 };
 use dray_heat::Op;
 use dray_host::registry::{CopyState, Entry};
@@ -57,7 +57,7 @@ async fn tell(taken: &Accesses, events: &Events) -> ApiResult<()> {
         let batch = AccessBatch { accesses, until_ns: nanos(until), missed: taken.missed };
         if events.send(Event::Accesses(batch)).await.is_err() {
             let why = "the client hung up";
-            return Err(ApiError::new(ErrorKind::Internal, "the recording ended", why));
+            return Err(Refusal::new(ErrorKind::Internal, "the recording ended", why));
         }
         let Some(following) = following else { return Ok(()) };
         next = following;
@@ -69,16 +69,16 @@ impl Agent {
         let Record { image, duration_ms } = command;
         let what = format!("cannot record image '{image}'");
         let entry = self.registry.get(image).ok_or_else(|| {
-            ApiError::new(ErrorKind::NotFound, &what, "this host has no image of that name")
+            Refusal::new(ErrorKind::NotFound, &what, "this host has no image of that name")
                 .hint("`dray images` lists them")
         })?;
         if !self.serves(&entry) {
             let why = "guests are not served from it here";
-            return Err(ApiError::new(ErrorKind::Conflict, what, why)
+            return Err(Refusal::new(ErrorKind::Conflict, what, why)
                 .hint("record it on the host that owns it"));
         }
         let recording = begin(&entry.disk).await.ok_or_else(|| {
-            ApiError::new(ErrorKind::Conflict, &what, "it is being recorded already")
+            Refusal::new(ErrorKind::Conflict, &what, "it is being recorded already")
         })?;
         let end = duration_ms.map(|ms| Instant::now() + Duration::from_millis(ms));
         let mut accesses = 0;

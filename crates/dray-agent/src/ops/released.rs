@@ -4,7 +4,7 @@ use super::io_error;
 use crate::agent::Agent;
 use crate::released::NotReleased;
 use crate::vm::qemu_error;
-use dray_api::{ApiError, ApiResult, ErrorKind, ImageState, ImageStatus};
+use dray_api::{ApiResult, ErrorKind, ImageState, ImageStatus, Refusal};
 use dray_host::registry::Entry;
 use dray_host::released::Released;
 use std::os::unix::fs::MetadataExt;
@@ -76,14 +76,14 @@ impl Agent {
 }
 
 /// Why a disk was not released, as the API tells it.
-pub(super) fn not_released(what: &str, why: NotReleased) -> ApiError {
+pub(super) fn not_released(what: &str, why: NotReleased) -> Refusal {
     match &why {
         NotReleased::Qemu(why) => qemu_error(what, why),
         NotReleased::Store(why) | NotReleased::NotNoted(why) => io_error(what, why),
         NotReleased::Untold(loss) => loss.refused(what),
-        NotReleased::TooShort(_) => ApiError::new(ErrorKind::Io, what, &why)
+        NotReleased::TooShort(_) => Refusal::new(ErrorKind::Io, what, &why)
             .hint("see whether the file system takes a file as long as that; the length is a hole"),
-        NotReleased::Left(..) => ApiError::new(ErrorKind::DataAtRisk, what, &why).hint(
+        NotReleased::Left(..) => Refusal::new(ErrorKind::DataAtRisk, what, &why).hint(
             "end what keeps QEMU from it (a job, an export or a bitmap on the disk) and repeat the command, \
              or take note of the loss yourself with `dray images remove`",
         ),

@@ -13,7 +13,7 @@ use crate::agent::Agent;
 use crate::leaving::refuse_untold;
 use crate::vm::picture::{LayerPicture, Picture, Place};
 use crate::vm::qemu_error;
-use dray_api::{ApiError, ApiResult, ErrorKind, ImageStatus, Resize};
+use dray_api::{ApiResult, ErrorKind, ImageStatus, Refusal, Resize};
 use dray_host::migration::abort;
 use dray_host::registry::{Adopted, CopyState, Entry, ImageRecord};
 use dray_qemu::{LayerPlan, Qmp};
@@ -46,7 +46,7 @@ impl Agent {
             && let Some(client) = self.user_of_image(&entry)
         {
             let why = format!("{client}, and would not be told");
-            return Err(ApiError::new(ErrorKind::Conflict, what, why)
+            return Err(Refusal::new(ErrorKind::Conflict, what, why)
                 .hint("name the vm with --qmp; another client has to be ended first"));
         }
         if command.size.0 > entry.record().len {
@@ -63,7 +63,7 @@ impl Agent {
     fn check_resizable(&self, what: &str, entry: &Entry) -> ApiResult<()> {
         let record = entry.record();
         let refuse =
-            |why: &str, hint: &str| Err(ApiError::new(ErrorKind::Conflict, what, why).hint(hint));
+            |why: &str, hint: &str| Err(Refusal::new(ErrorKind::Conflict, what, why).hint(hint));
         if record.migration.is_some() {
             let hint = "wait until the migration has ended, or cancel it";
             return refuse("it takes part in a migration", hint);
@@ -93,11 +93,11 @@ impl Agent {
         let layer = picture.layers().find(|layer| layer.place == place);
         let Some(layer) = layer.cloned() else {
             let why = format!("the vm behind {} does not use it", socket.display());
-            return Err(ApiError::new(ErrorKind::NotFound, what, why));
+            return Err(Refusal::new(ErrorKind::NotFound, what, why));
         };
         if layer.plan.format != "raw" {
             let why = format!("the vm sees a {} image in it", layer.plan.format);
-            return Err(ApiError::new(ErrorKind::Conflict, what, why)
+            return Err(Refusal::new(ErrorKind::Conflict, what, why)
                 .hint("grow the guest's disk with QEMU's `block_resize`: there is room for it"));
         }
         if !layer.reconnects {
@@ -105,7 +105,7 @@ impl Agent {
                 "the vm's block node for it has no reconnect-delay: disk {} would fail when it is cut off",
                 layer.plan.qdev
             );
-            return Err(ApiError::new(ErrorKind::Conflict, what, why).hint(
+            return Err(Refusal::new(ErrorKind::Conflict, what, why).hint(
                 "shut the vm down, resize the image without --qmp, and add reconnect-delay=300",
             ));
         }
@@ -145,7 +145,7 @@ fn adopted_at(record: &ImageRecord, len: u64) -> serde_json::Result<Option<Adopt
 /// Images only grow. `seen`: what the guest sees of it, which may not have been told of the last time.
 fn check_size(what: &str, size: u64, len: u64, seen: Option<u64>) -> ApiResult<()> {
     let refuse =
-        |why: &str, hint: &str| Err(ApiError::new(ErrorKind::Invalid, what, why).hint(hint));
+        |why: &str, hint: &str| Err(Refusal::new(ErrorKind::Invalid, what, why).hint(hint));
     if size < len || (size == len && seen.is_none_or(|seen| seen >= len)) {
         let why = format!("it has {len} bytes already; images only grow");
         return refuse(&why, "give a larger size");

@@ -1,12 +1,13 @@
 //! `seed`: asks a target to read images from backups, and waits until it has.
 
+use super::asking::net_error;
 use super::bases::Asking;
 use super::images::random_id;
 use crate::agent::Agent;
 use crate::api::Events;
 use crate::links;
 use dray_api::{
-    ApiError, ApiResult, Chain, ErrorKind, Event, Prepare, Provided, Seed, SeedProgress, Seeded,
+    ApiResult, Chain, ErrorKind, Event, Prepare, Provided, Refusal, Seed, SeedProgress, Seeded,
     SeededImage, TargetFormat,
 };
 use dray_host::given;
@@ -117,8 +118,8 @@ impl Agent {
         loop {
             let states = match self.ask(to, request).await {
                 Ok(Reply::Seeding { images }) => images,
-                Err(why) if why.kind == NetErrorKind::Refused || away == AWAY => {
-                    return Err(ApiError::new(ErrorKind::Peer, what, why));
+                Err(why) if matches!(why.kind, NetErrorKind::Refused(_)) || away == AWAY => {
+                    return Err(net_error(what, &why));
                 }
                 Err(_) => {
                     away += 1;
@@ -127,7 +128,7 @@ impl Agent {
                 }
                 Ok(_) => {
                     let why = "the peer answered something else";
-                    return Err(ApiError::new(ErrorKind::Peer, what, why));
+                    return Err(Refusal::new(ErrorKind::Peer, what, why));
                 }
             };
             away = 0;
@@ -135,7 +136,7 @@ impl Agent {
             if events.send(Event::Seeding(progress)).await.is_err() {
                 // The target stops by itself when nobody asks any more.
                 let why = "the client hung up";
-                return Err(ApiError::new(ErrorKind::Internal, what, why));
+                return Err(Refusal::new(ErrorKind::Internal, what, why));
             }
             tokio::time::sleep(EVERY).await;
         }

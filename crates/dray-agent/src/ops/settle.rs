@@ -9,7 +9,7 @@ use crate::released::settle::{settle_on_dray, settle_on_file};
 use crate::vm::look::Look;
 use crate::vm::picture::{Picture, resident_name};
 use crate::vm::qemu_error;
-use dray_api::{ApiError, ApiResult, ErrorKind};
+use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_host::process::QemuProcess;
 use dray_host::registry::{Entry, ImageRecord};
 use dray_host::settle::{Disk, Rule, rule};
@@ -31,7 +31,7 @@ impl Agent {
         let picture = self.settled(socket).await?;
         if picture.look.disks.is_empty() {
             let what = format!("cannot look at the vm behind {}", socket.display());
-            return Err(ApiError::new(ErrorKind::NotFound, what, "it has no disks"));
+            return Err(Refusal::new(ErrorKind::NotFound, what, "it has no disks"));
         }
         Ok(picture)
     }
@@ -168,7 +168,7 @@ impl Agent {
             // It may have ended meanwhile, which settles it as well.
             if entries.iter().any(|entry| self.asked_of(entry).as_ref() == Some(&socket)) {
                 let why = format!("it is not known where the vm has its disks: {why}");
-                return Err(ApiError::new(ErrorKind::Hypervisor, what, why)
+                return Err(Refusal::new(ErrorKind::Hypervisor, what, why)
                     .hint("try again when its QEMU answers at its QMP socket"));
             }
         }
@@ -187,7 +187,7 @@ impl Agent {
         let name = entry.record().name;
         if self.registry.get(&name).is_none_or(|now| !Arc::ptr_eq(&now, entry)) {
             let why = format!("the vm has the disk of image '{name}' elsewhere");
-            return Err(ApiError::new(ErrorKind::Conflict, what, why).hint(
+            return Err(Refusal::new(ErrorKind::Conflict, what, why).hint(
                 "`dray images` shows what became of the image; adopt the disk where it is now",
             ));
         }

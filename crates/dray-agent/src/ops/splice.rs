@@ -11,7 +11,7 @@ use crate::vm::look::process_of;
 use crate::vm::picture::{LayerPicture, Picture, Place as Where, on_local};
 use crate::vm::qemu_error;
 use crate::vm::{own, own_files};
-use dray_api::{Adopt, ApiError, ApiResult, ErrorKind, Release, Spliced, SplicedDisk};
+use dray_api::{Adopt, ApiResult, ErrorKind, Refusal, Release, Spliced, SplicedDisk};
 use dray_host::migration::abort;
 use dray_host::process::QemuProcess;
 use dray_host::registry::{Adopted, CopyState, Entry, ImageRecord, Operation, is_device};
@@ -49,7 +49,7 @@ impl Agent {
             .collect();
         if layers.is_empty() {
             let why = "the vm has no writable local disk that is not under dray already";
-            return Err(ApiError::new(ErrorKind::NotFound, "nothing to adopt", why));
+            return Err(Refusal::new(ErrorKind::NotFound, "nothing to adopt", why));
         }
         let mut disks = Vec::new();
         for layer in layers {
@@ -189,7 +189,7 @@ impl Agent {
         if let (Some(vm), Some(opened)) = (&picture.look.process, opened) {
             own_files::check(what, vm, &record.path, opened)?;
         }
-        let failed = |why| ApiError::new(ErrorKind::Conflict, what, why);
+        let failed = |why| Refusal::new(ErrorKind::Conflict, what, why);
         match known {
             Some((note, lineage, changed)) => {
                 let again = self.registry.add_again(record, file, (lineage, changed));
@@ -235,7 +235,7 @@ impl Agent {
         }
         if disks.is_empty() {
             let why = "no disk of the vm is on this agent's socket";
-            return Err(ApiError::new(ErrorKind::NotFound, "nothing to release", why));
+            return Err(Refusal::new(ErrorKind::NotFound, "nothing to release", why));
         }
         Ok(Spliced { disks })
     }
@@ -265,11 +265,11 @@ impl Agent {
         let missing = entry.disk.missing_count();
         if missing > 0 || record.state != CopyState::Owner {
             let why = format!("{missing} of its blocks are not here yet");
-            return Err(ApiError::new(ErrorKind::Conflict, what, why)
+            return Err(Refusal::new(ErrorKind::Conflict, what, why)
                 .hint("wait until the migration has ended; `dray status` shows it"));
         }
         if record.migration.is_some() {
-            return Err(ApiError::new(ErrorKind::Conflict, what, "it takes part in a migration"));
+            return Err(Refusal::new(ErrorKind::Conflict, what, "it takes part in a migration"));
         }
         self.refuse_during_backup(&what, name)?;
         if entry.flat.is_some() {
@@ -277,7 +277,7 @@ impl Agent {
         }
         refuse_untold_length(&what, &record, seen, qmp)?;
         let plan = release_plan(&record, process_of(qmp).as_ref(), seen)
-            .map_err(|why| ApiError::new(ErrorKind::Conflict, what.clone(), why))?;
+            .map_err(|why| Refusal::new(ErrorKind::Conflict, what.clone(), why))?;
         entry.drop_locks();
         let released = release(&self.registry, &self.config, qmp, &plan, &entry).await;
         let released = released.map_err(|why| {
@@ -315,7 +315,7 @@ impl Agent {
                     .update(&entry, |record| record.migration = None)
                     .map_err(|why| io_error("cannot let go of an image", why))?;
                 let adopted = record.adopted.as_ref().ok_or_else(|| {
-                    ApiError::new(ErrorKind::Internal, "cannot release", "it was not adopted")
+                    Refusal::new(ErrorKind::Internal, "cannot release", "it was not adopted")
                 })?;
                 if entry.flat.is_none()
                     && let Some(qemu) = self.registry.ended_vm(&record)
@@ -385,7 +385,7 @@ fn refuse_untold_length(
     let why =
         format!("a resize was cut short: the image has {len} bytes, and its guest sees {size}");
     let tell = format!("tell the guest: dray resize {name} {len} --qmp {}", qmp.socket().display());
-    Err(ApiError::new(ErrorKind::Conflict, what, why).hint(tell))
+    Err(Refusal::new(ErrorKind::Conflict, what, why).hint(tell))
 }
 
 /// How a disk gets to its file: as it was adopted from this process, or for one that arrived here, as it looks

@@ -8,7 +8,7 @@ use crate::migration::messages::{Made, ToSourceShell};
 use crate::migration::target::Input;
 use crate::released::NotReleased;
 use crate::vm::own;
-use dray_api::{ApiError, ErrorKind};
+use dray_api::{ErrorKind, Refusal};
 use dray_host::registry::{Entry, Operation, Place, Swap};
 use dray_qemu::{LayerPlan, Qmp};
 use std::sync::Arc;
@@ -120,7 +120,7 @@ impl TargetVmTask {
         Some(())
     }
 
-    pub(super) fn show_no_longer(&self, shown: Option<ApiError>) {
+    pub(super) fn show_no_longer(&self, shown: Option<Refusal>) {
         let Some(shown) = shown else { return };
         self.slot.board.change(|board| drop(board.error.take_if(|error| *error == shown)));
     }
@@ -134,13 +134,13 @@ impl TargetVmTask {
         found.map(|record| record.name)
     }
 
-    fn show_waiting(&self, image: &str) -> ApiError {
+    fn show_waiting(&self, image: &str) -> Refusal {
         let why = format!("the disk of image '{image}' is between two places");
         let hint = format!(
             "it ends when the vm's QEMU answers at its QMP socket, or has ended; if that QEMU waits for this disk \
              itself, `dray unstall {image} --fail` lets it go on, with errors for what it waits for"
         );
-        let error = ApiError::new(ErrorKind::Hypervisor, "the last step waits for QEMU", why);
+        let error = Refusal::new(ErrorKind::Hypervisor, "the last step waits for QEMU", why);
         let error = error.hint(hint);
         self.slot.board.notice(error.to_string());
         self.slot.board.change(|board| board.error = Some(error.clone()));

@@ -17,14 +17,14 @@ pub mod source;
 pub(crate) mod start;
 pub mod target;
 
-use dray_api::{ApiError, ErrorKind};
+use dray_api::{ErrorKind, Refusal};
 
 /// For how long QEMU holds requests back while the agent is away (it restarts in well under a
 /// second; an upgrade may take minutes), before it fails them. In seconds.
 pub const RECONNECT_DELAY: u32 = 300;
 
 /// A failure of QEMU as the API tells it.
-pub fn qemu_error(what: impl Into<String>, why: &dray_qemu::Error) -> ApiError {
+pub fn qemu_error(what: impl Into<String>, why: &dray_qemu::Error) -> Refusal {
     use dray_qemu::ErrorKind as Qemu;
     let kind = match why.kind() {
         Qemu::NotFound => ErrorKind::NotFound,
@@ -32,7 +32,7 @@ pub fn qemu_error(what: impl Into<String>, why: &dray_qemu::Error) -> ApiError {
         Qemu::TooOld => ErrorKind::Unsupported,
         _ => ErrorKind::Hypervisor,
     };
-    let error = ApiError::new(kind, what, why);
+    let error = Refusal::new(kind, what, why);
     match why.kind() {
         Qemu::Connect | Qemu::NotQmp | Qemu::Closed => error.hint(
             "name the QMP socket of a QEMU that runs (-qmp unix:PATH,server=on,wait=off) and that \

@@ -5,7 +5,7 @@
 //! Behind a monitor's socket the system may show a manager that has made the socket, or carries it. Then any process
 //! counts that has the file open.
 
-use dray_api::{ApiError, ErrorKind};
+use dray_api::{ErrorKind, Refusal};
 use dray_host::process::QemuProcess;
 use dray_image::{FileId, has_open, is_open_elsewhere};
 use std::path::Path;
@@ -14,7 +14,7 @@ use std::path::Path;
 ///
 /// # Errors
 /// That it has not, or that it cannot be seen.
-pub fn check(what: &str, vm: &QemuProcess, path: &Path, file: FileId) -> Result<(), ApiError> {
+pub fn check(what: &str, vm: &QemuProcess, path: &Path, file: FileId) -> Result<(), Refusal> {
     let (pid, shown) = (vm.pid, path.display());
     let (why, hint) = match u32::try_from(pid).map(|pid| has_open(pid, file)) {
         Ok(Ok(true)) => return Ok(()),
@@ -28,7 +28,7 @@ pub fn check(what: &str, vm: &QemuProcess, path: &Path, file: FileId) -> Result<
             "put the file that QEMU has open back under this name, or start the vm again on this one",
         ),
     };
-    Err(ApiError::new(ErrorKind::Conflict, what, why).hint(hint))
+    Err(Refusal::new(ErrorKind::Conflict, what, why).hint(hint))
 }
 
 /// Whether a process is called as QEMU's are.
@@ -41,10 +41,10 @@ fn is_qemu(pid: i32) -> bool {
 ///
 /// # Errors
 /// That nothing does, or that the VM does not have it open.
-pub fn check_path(what: &str, vm: &QemuProcess, path: &Path) -> Result<(), ApiError> {
+pub fn check_path(what: &str, vm: &QemuProcess, path: &Path) -> Result<(), Refusal> {
     let found = std::fs::metadata(path).map_err(|why| {
         let why = format!("{}: {why}", path.display());
-        ApiError::new(ErrorKind::Conflict, what, why)
+        Refusal::new(ErrorKind::Conflict, what, why)
             .hint("put the file that QEMU has open back under this name")
     })?;
     check(what, vm, path, FileId::of(&found))

@@ -6,7 +6,7 @@ use crate::vm::hypervisor::{Hypervisor, Vm};
 use crate::vm::last_look::MERGE;
 use crate::vm::look::Look;
 use crate::vm::{own_files, qemu_error};
-use dray_api::{ApiError, ApiResult, ErrorKind};
+use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_host::process::QemuProcess;
 use dray_host::registry::Registry;
 use dray_qemu::iothread::Thread;
@@ -76,7 +76,7 @@ struct Unfit {
     qdev: String,
     /// Something of it is on this agent's socket.
     resident: bool,
-    why: ApiError,
+    why: Refusal,
 }
 
 impl Picture {
@@ -165,7 +165,7 @@ impl Picture {
         let Some(layers) = self.disks.iter().find(is_below) else { return Ok(()) };
         let what = format!("cannot use disk {}", layers[0].plan.qdev);
         let why = format!("another program has put an overlay over image '{image}'");
-        Err(ApiError::new(ErrorKind::Conflict, what, why).hint(MERGE))
+        Err(Refusal::new(ErrorKind::Conflict, what, why).hint(MERGE))
     }
 
     fn refuse(&self, wanted: &[String], which: impl Fn(&Unfit) -> bool) -> ApiResult<()> {
@@ -196,7 +196,7 @@ impl Picture {
             ),
             _ => return Ok(()),
         };
-        Err(ApiError::new(ErrorKind::Conflict, what, why).hint(hint))
+        Err(Refusal::new(ErrorKind::Conflict, what, why).hint(hint))
     }
 
     /// From here on a disk with a format driver is one raw image: what its guest sees.
@@ -211,7 +211,7 @@ impl Picture {
             }
             let refuse = |why: &str, hint: &str| {
                 let what = format!("cannot flatten disk {}", active.plan.qdev);
-                Err(ApiError::new(ErrorKind::Conflict, what, why).hint(hint))
+                Err(Refusal::new(ErrorKind::Conflict, what, why).hint(hint))
             };
             if layers.iter().any(|layer| matches!(layer.place, Place::Resident(_))) {
                 let why = "an image of its chain is on dray's socket, below the format driver";
@@ -285,7 +285,7 @@ fn is_safe(danger: Thread, still: bool) -> bool {
     }
 }
 
-fn ends_qemu(qdev: &str, danger: Thread) -> ApiError {
+fn ends_qemu(qdev: &str, danger: Thread) -> Refusal {
     let what = format!("cannot adopt disk {qdev}");
     let why = "it is worked on in an iothread, and its file's node was made inline: QEMU before 9.0 would end, \
                and the guest with it";
@@ -295,10 +295,10 @@ fn ends_qemu(qdev: &str, danger: Thread) -> ApiError {
         Thread::Device => format!("pause the guest (`stop`) while its disk is adopted, or {node}"),
         _ => node.to_owned(),
     };
-    ApiError::new(ErrorKind::Conflict, what, why).hint(hint)
+    Refusal::new(ErrorKind::Conflict, what, why).hint(hint)
 }
 
-fn unfit_disk(disk: &VmDisk, nbd_socket: &Path, why: ApiError) -> Unfit {
+fn unfit_disk(disk: &VmDisk, nbd_socket: &Path, why: Refusal) -> Unfit {
     let resident = disk.layers.iter().any(|layer| resident_name(layer, nbd_socket).is_some());
     let why = if resident { why.hint(MERGE) } else { why };
     Unfit { qdev: disk.qdev.clone(), resident, why }

@@ -11,7 +11,7 @@ use crate::vm::last_look::Expected;
 use crate::vm::own;
 use crate::vm::qemu_error;
 use crate::vm::target::plans;
-use dray_api::{ApiError, ApiResult, ErrorKind};
+use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_engine::SourceEvent;
 use dray_engine::source::SourceNotice;
 use dray_host::migration::abort;
@@ -69,11 +69,11 @@ enum Stop {
     /// The loop has ended and has said nothing: the guest may be anywhere.
     Closed,
     /// QEMU or the target failed.
-    Failed(ApiError),
+    Failed(Refusal),
 }
 
-impl From<ApiError> for Stop {
-    fn from(error: ApiError) -> Self {
+impl From<Refusal> for Stop {
+    fn from(error: Refusal) -> Self {
         Self::Failed(error)
     }
 }
@@ -152,7 +152,7 @@ impl SourceVmTask {
             moved = self.move_guest(&*vm, facts, departure) => moved?,
             () = vm.ended() => {
                 let why = "its QEMU has ended, or has closed its monitor";
-                let error = ApiError::new(ErrorKind::Hypervisor, "cannot move the vm", why)
+                let error = Refusal::new(ErrorKind::Hypervisor, "cannot move the vm", why)
                     .hint("when the vm runs again, prepare and migrate it");
                 return Err(error.into());
             }
@@ -205,7 +205,7 @@ impl SourceVmTask {
     /// Somebody has paused the guest on the way, or let it go on: so it is wherever it is next.
     async fn tell_whether_it_runs(&mut self, runs: bool) -> Result<(), Stop> {
         let what = "it cannot be said whether the guest is to run";
-        let io = |why: &dyn std::fmt::Display| Stop::from(ApiError::new(ErrorKind::Io, what, why));
+        let io = |why: &dyn std::fmt::Display| Stop::from(Refusal::new(ErrorKind::Io, what, why));
         self.slot.set_running(runs).map_err(|why| io(&why))?;
         let answer = self.ask(ToTargetShell::Runs(runs), |message| match message {
             ToSourceShell::Noted(result) => Some(result.clone()),
@@ -222,13 +222,13 @@ impl SourceVmTask {
         let intent = self.slot.intent();
         let facts = intent.vm.as_ref().and_then(|vm| vm.facts.as_ref());
         let plans = facts.map(plans).transpose();
-        let plans = plans.map_err(|why| ApiError::new(ErrorKind::Internal, what, why))?;
+        let plans = plans.map_err(|why| Refusal::new(ErrorKind::Internal, what, why))?;
         let look = vm.look().await.map_err(|why| qemu_error(what, &why))?;
         let (images, nbd_socket) = (&intent.images, &self.config.nbd_socket());
         let expected = Expected { plans: &plans.unwrap_or_default(), images, nbd_socket };
         expected.check(&look).map_err(|found| {
             // It names files and jobs as QEMU does.
-            let error = ApiError::new(ErrorKind::Conflict, what, harmless(found.why));
+            let error = Refusal::new(ErrorKind::Conflict, what, harmless(found.why));
             error.hint(harmless(found.hint)).into()
         })
     }
@@ -240,7 +240,7 @@ impl SourceVmTask {
             _ => None,
         });
         answer.await?.map_err(|why| {
-            ApiError::new(ErrorKind::Hypervisor, "the target's QEMU cannot take the vm", why)
+            Refusal::new(ErrorKind::Hypervisor, "the target's QEMU cannot take the vm", why)
                 .hint("`dray prepare` again, start it with the lines that it prints, and `dray migrate` again")
                 .into()
         })
@@ -252,7 +252,7 @@ impl SourceVmTask {
             _ => None,
         });
         answer.await?.map_err(|why| {
-            ApiError::new(ErrorKind::Hypervisor, "the target's QEMU cannot listen", why)
+            Refusal::new(ErrorKind::Hypervisor, "the target's QEMU cannot listen", why)
                 .hint("it must wait with `-incoming defer`; start it again, then `dray resume`")
                 .into()
         })
@@ -297,7 +297,7 @@ impl SourceVmTask {
         });
         tokio::time::timeout(CHECK_TIMEOUT, wanted).await.unwrap_or_else(|_| {
             let why = format!("no answer in {} s", CHECK_TIMEOUT.as_secs());
-            Err(ApiError::new(ErrorKind::Peer, "cannot ask the target about its QEMU", why).into())
+            Err(Refusal::new(ErrorKind::Peer, "cannot ask the target about its QEMU", why).into())
         })
     }
 
@@ -318,7 +318,7 @@ impl SourceVmTask {
     fn open_tunnel(&self) -> ApiResult<TunnelEntry> {
         let path = self.config.run_dir.join(format!("memory-{}.sock", self.slot.board.migration));
         TunnelEntry::bind(&path).map_err(|why| {
-            ApiError::new(ErrorKind::Io, "cannot make the socket for the guest's memory", why)
+            Refusal::new(ErrorKind::Io, "cannot make the socket for the guest's memory", why)
         })
     }
 
@@ -384,7 +384,7 @@ impl SourceVmTask {
                 }
                 Turn::HandedOver => break,
                 Turn::Failed(why) => {
-                    let error = ApiError::new(ErrorKind::Peer, "handover failed", why);
+                    let error = Refusal::new(ErrorKind::Peer, "handover failed", why);
                     let hint = "the guest goes on at the source; `dray resume` tries again";
                     return Err(error.hint(hint).into());
                 }

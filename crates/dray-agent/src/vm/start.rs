@@ -4,7 +4,7 @@
 use super::target::TargetVmTask;
 use crate::migration::messages::ToSourceShell;
 use crate::migration::target::Input;
-use dray_api::{ApiError, ErrorKind};
+use dray_api::{ErrorKind, Refusal};
 use dray_qemu::{Error, ErrorKind as Qemu};
 use std::time::Duration;
 
@@ -83,12 +83,12 @@ fn next(tried: Result<(), NotDone>, has_ended: impl FnOnce() -> bool) -> Next {
 
 /// What both hosts show while the QEMU behind the socket `qmp` at the target does not answer. The end of that QEMU
 /// would be the end of the guest.
-pub(crate) fn not_started(qmp: &str, why: &str) -> ApiError {
+pub(crate) fn not_started(qmp: &str, why: &str) -> Refusal {
     let hint = format!(
         "the target goes on asking its QEMU, which has the guest's memory: do not end it; if another program is \
          connected to its QMP socket {qmp}, disconnect that"
     );
-    ApiError::new(ErrorKind::Hypervisor, WAITS, why).hint(hint)
+    Refusal::new(ErrorKind::Hypervisor, WAITS, why).hint(hint)
 }
 
 impl TargetVmTask {
@@ -133,7 +133,7 @@ impl TargetVmTask {
     }
 
     /// Says at both hosts what is waited for.
-    fn show_not_started(&self, why: &str, shown: &mut Option<ApiError>) {
+    fn show_not_started(&self, why: &str, shown: &mut Option<Refusal>) {
         let guest = self.slot.intent().guest;
         let qmp = guest.map(|guest| guest.qmp.display().to_string()).unwrap_or_default();
         // In each session anew: a source that was restarted knows nothing of it.

@@ -3,7 +3,7 @@
 use crate::output::Output;
 use dray_agent::config::start::Start;
 use dray_agent::config::{Config, ConfigError, DEFAULT_PATH, Problem};
-use dray_api::{ApiError, ApiResult, ErrorKind};
+use dray_api::{ApiResult, ErrorKind, Refusal};
 use serde_json::json;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -72,14 +72,14 @@ fn would_do(start: Option<&Start>) -> String {
 }
 
 /// All problems in one error: alone on the line of the error, several below it.
-fn refused(file: &impl std::fmt::Display, problems: &[Problem], would_do: &str) -> ApiError {
+fn refused(file: &impl std::fmt::Display, problems: &[Problem], would_do: &str) -> Refusal {
     let what = format!("cannot use {file}");
     if let [problem] = problems {
         let mut alone = problem.clone();
         let hint = alone.hint.take().map_or_else(String::new, |hint| format!("{hint}; "));
-        return ApiError::new(ErrorKind::Invalid, what, alone).hint(hint + would_do);
+        return Refusal::new(ErrorKind::Invalid, what, alone).hint(hint + would_do);
     }
     let list: String = problems.iter().map(|problem| format!("\n  {problem}")).collect();
     let why = format!("{} problems{list}", problems.len());
-    ApiError::new(ErrorKind::Invalid, what, why).hint(would_do)
+    Refusal::new(ErrorKind::Invalid, what, why).hint(would_do)
 }

@@ -38,7 +38,7 @@ use crate::args::{Args, Command};
 use crate::client::Client;
 use crate::output::Output;
 use crate::show::troubles;
-use dray_api::{AgentInfo, ApiError, ApiResult, ErrorKind};
+use dray_api::{AgentInfo, ApiResult, ErrorKind, Refusal};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -59,7 +59,7 @@ pub fn run(args: Args, output: &Output) -> ApiResult<ExitCode> {
 /// Runs what asks the agent to its end.
 fn wait(work: impl Future<Output = ApiResult<ExitCode>>) -> ApiResult<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|why| ApiError::new(ErrorKind::Internal, "cannot start", why))?;
+    let runtime = runtime.map_err(|why| Refusal::new(ErrorKind::Internal, "cannot start", why))?;
     runtime.block_on(work)
 }
 
@@ -110,7 +110,7 @@ async fn tell_troubles(client: &Client, output: &Output) -> ApiResult<()> {
 /// A path of this host as the agent can use it: the agent runs in another directory.
 fn absolute(path: &Path) -> ApiResult<PathBuf> {
     std::path::absolute(path).map_err(|why| {
-        ApiError::new(ErrorKind::Invalid, format!("cannot use the path '{}'", path.display()), why)
+        Refusal::new(ErrorKind::Invalid, format!("cannot use the path '{}'", path.display()), why)
     })
 }
 

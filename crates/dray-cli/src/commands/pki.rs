@@ -2,7 +2,7 @@
 
 use crate::output::Output;
 use clap::Subcommand;
-use dray_api::{ApiError, ApiResult, ErrorKind};
+use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_net::pki::{self, PkiError};
 use serde_json::json;
 use std::path::PathBuf;
@@ -73,9 +73,9 @@ pub fn run(args: &Args, output: &Output) -> ApiResult<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn failed(what: impl Into<String>) -> impl FnOnce(PkiError) -> ApiError {
-    move |error| ApiError {
+fn failed(what: impl Into<String>) -> impl FnOnce(PkiError) -> Refusal {
+    move |error| Refusal {
         hint: error.hint.map(str::to_owned),
-        ..ApiError::new(ErrorKind::Invalid, what, error.what)
+        ..Refusal::new(ErrorKind::Invalid, what, error.what)
     }
 }

@@ -6,7 +6,7 @@ use super::{absolute, pair};
 use crate::client::Client;
 use crate::output::Output;
 use crate::show::planned::{PlannedMove, planned, planned_moves};
-use dray_api::{ApiError, ApiResult, Command, ErrorKind, Plan, Planned, Subject};
+use dray_api::{ApiResult, Command, ErrorKind, Plan, Planned, Refusal, Subject};
 use dray_types::BitRate;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -81,7 +81,7 @@ impl WhatArgs {
         let Self { qmp, images, vms } = self;
         if !images.is_empty() && !vms.is_empty() && !each {
             let why = "are the images one migration, or is each its own?";
-            let error = ApiError::new(ErrorKind::Invalid, "cannot tell what to plan", why);
+            let error = Refusal::new(ErrorKind::Invalid, "cannot tell what to plan", why);
             return Err(error.hint("beside --vm, images need --each"));
         }
         if !each && vms.is_empty() {

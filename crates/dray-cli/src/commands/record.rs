@@ -6,8 +6,8 @@ use crate::client::{self, Call, Client, Reply};
 use crate::output::Output;
 use crate::show::units::{bytes, count, seconds};
 use dray_api::{
-    AccessBatch, AccessKind, AccessLine, ApiError, ApiResult, Command, ErrorKind, Event, RecordEnd,
-    Recorded,
+    AccessBatch, AccessKind, AccessLine, ApiResult, Command, ErrorKind, Event, RecordEnd, Recorded,
+    Refusal,
 };
 use dray_trace::record::MAX_LENGTH;
 use dray_trace::{Op, Record, Writer};
@@ -89,7 +89,7 @@ pub async fn run(args: &Args, client: &Client, output: &Output) -> ApiResult<Exi
 
 impl Recorder<'_> {
     async fn listen(&mut self, call: &mut Call) -> ApiResult<End> {
-        let cannot = |why| ApiError::new(ErrorKind::Internal, "cannot wait for signals", why);
+        let cannot = |why| Refusal::new(ErrorKind::Internal, "cannot wait for signals", why);
         let mut terminate = signal(SignalKind::terminate()).map_err(cannot)?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(cannot)?;
         loop {

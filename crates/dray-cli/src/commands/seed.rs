@@ -6,7 +6,7 @@ use crate::client::{self, Client, Reply};
 use crate::output::Output;
 use crate::show::units::bytes;
 use dray_api::{
-    ApiError, ApiResult, Command, ErrorKind, Event, Seed, SeedProgress, Seeded, SeededImage,
+    ApiResult, Command, ErrorKind, Event, Refusal, Seed, SeedProgress, Seeded, SeededImage,
 };
 use indicatif::{ProgressBar, ProgressStyle};
 use std::process::ExitCode;
@@ -81,7 +81,7 @@ async fn ask(command: Seed, client: &Client, output: &Output) -> ApiResult<Seede
             }
             Ok(Reply::Event(_)) => {}
             Ok(Reply::Result(value)) => break client::typed(value),
-            Err(why) => break Err::<_, ApiError>(why),
+            Err(why) => break Err::<_, Refusal>(why),
         }
     };
     if let Some(bar) = bar {

@@ -3,7 +3,7 @@
 use super::{absolute, path_at_target};
 use crate::client::Client;
 use dray_api::{
-    ApiError, ApiResult, Batch, Command, ErrorKind, JOBS, Migrate, MigrationState, MigrationStatus,
+    ApiResult, Batch, Command, ErrorKind, JOBS, Migrate, MigrationState, MigrationStatus, Refusal,
     Role, Status, Subject,
 };
 use std::path::PathBuf;
@@ -48,8 +48,8 @@ fn vm(text: &str) -> Result<Vm, String> {
     Ok(Vm { qmp: here.into(), target_qmp: there })
 }
 
-fn invalid(why: &str, hint: &str) -> ApiError {
-    ApiError::new(ErrorKind::Invalid, "cannot tell what to move", why).hint(hint)
+fn invalid(why: &str, hint: &str) -> Refusal {
+    Refusal::new(ErrorKind::Invalid, "cannot tell what to move", why).hint(hint)
 }
 
 impl SeveralArgs {
@@ -128,7 +128,7 @@ async fn prepared(client: &Client, host: &str) -> ApiResult<Vec<MigrationStatus>
     all.reverse();
     if all.is_empty() {
         let why = format!("nothing is prepared for {host}");
-        return Err(ApiError::new(ErrorKind::NotFound, "cannot move everything", why).hint(
+        return Err(Refusal::new(ErrorKind::NotFound, "cannot move everything", why).hint(
             "`dray prepare --qmp SOCKET --to HOST --target-qmp THERE` prepares a VM for --all",
         ));
     }

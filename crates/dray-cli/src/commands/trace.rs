@@ -8,7 +8,7 @@ use crate::show::style::Style;
 use crate::show::table::{Align, fields, table};
 use crate::show::units::{bytes, count, seconds};
 use clap::Subcommand;
-use dray_api::{ApiError, ApiResult, ErrorKind};
+use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_trace::analyse::{Analysis, Locality, Totals, Volume, Windows, analyse};
 use dray_trace::generate::Load;
 use dray_trace::{Reader, Writer};
@@ -122,7 +122,7 @@ fn run_generate(args: &GenerateArgs, output: &Output) -> ApiResult<ExitCode> {
     if let Some(skew) = args.skew {
         if !(0.0..=10.0).contains(&skew) {
             let why = format!("{skew} is not a Zipf exponent");
-            return Err(ApiError::new(ErrorKind::Invalid, "cannot generate a trace", why)
+            return Err(Refusal::new(ErrorKind::Invalid, "cannot generate a trace", why)
                 .hint("give --skew between 0 and 10"));
         }
         spec.writes.skew = skew;

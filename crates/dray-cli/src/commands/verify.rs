@@ -5,7 +5,7 @@ use crate::client::Client;
 use crate::output::Output;
 use crate::progress::backup::follow;
 use crate::show::backup::verified;
-use dray_api::{ApiError, ApiResult, BackupVerified, BackupVerify, Command, ErrorKind};
+use dray_api::{ApiResult, BackupVerified, BackupVerify, Command, ErrorKind, Refusal};
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
@@ -39,7 +39,7 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
     if let Some(first) = found.damaged.first() {
         found.damaged.iter().for_each(|fault| output.note(fault));
         let what = format!("{} faults in repository '{at}'", found.damaged.len());
-        return Err(ApiError::new(ErrorKind::Verification, what, first)
+        return Err(Refusal::new(ErrorKind::Verification, what, first)
             .hint("restore from the backups that are not named"));
     }
     output.result(&found, verified);

@@ -3,7 +3,7 @@
 use crate::client::{self, Client, Reply};
 use crate::output::Output;
 use crate::show::units::{bytes, seconds};
-use dray_api::{ApiError, ApiResult, BackupProgress, Command, ErrorKind, Event};
+use dray_api::{ApiResult, BackupProgress, Command, ErrorKind, Event, Refusal};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::de::DeserializeOwned;
 use std::time::{Duration, Instant};
@@ -23,9 +23,9 @@ pub async fn follow<T: DeserializeOwned>(
         let reply = tokio::select! {
             reply = call.next() => reply,
             pressed = tokio::signal::ctrl_c() => {
-                let cannot = |why| ApiError::new(ErrorKind::Internal, "cannot wait for Ctrl-C", why);
+                let cannot = |why| Refusal::new(ErrorKind::Internal, "cannot wait for Ctrl-C", why);
                 pressed.map_err(cannot)?;
-                Err(ApiError::new(ErrorKind::Cancelled, "ended", "Ctrl-C was pressed"))
+                Err(Refusal::new(ErrorKind::Cancelled, "ended", "Ctrl-C was pressed"))
             }
         };
         match reply {

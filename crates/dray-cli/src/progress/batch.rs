@@ -8,7 +8,7 @@ use crate::show::batch::{ended, short, terms};
 use crate::show::style::Style;
 use crate::show::units::{about, bytes, millis, rate, seconds};
 use dray_api::{
-    ApiError, ApiResult, BatchStatus, Command, ErrorKind, Event, MoveState, MoveStatus, Subject,
+    ApiResult, BatchStatus, Command, ErrorKind, Event, MoveState, MoveStatus, Refusal, Subject,
 };
 use indicatif::{MultiProgress, ProgressBar};
 use std::process::ExitCode;
@@ -29,7 +29,7 @@ pub async fn follow(client: &Client, command: Command, output: &Output) -> ApiRe
         outcome = listen(&mut call, &mut display) => outcome,
         pressed = tokio::signal::ctrl_c() => {
             display.end();
-            pressed.map_err(|why| ApiError::new(ErrorKind::Internal, "cannot wait for Ctrl-C", why))?;
+            pressed.map_err(|why| Refusal::new(ErrorKind::Internal, "cannot wait for Ctrl-C", why))?;
             say_detached(display.last.as_ref(), output);
             return Ok(ExitCode::from(DETACHED));
         }

@@ -15,7 +15,7 @@ use crate::exit::DETACHED;
 use crate::output::Output;
 use crate::show::status::short;
 use crate::show::summary::summary;
-use dray_api::{ApiError, ApiResult, Command, ErrorKind, Event, Summary};
+use dray_api::{ApiResult, Command, ErrorKind, Event, Refusal, Summary};
 use dray_types::MigrationId;
 use std::process::ExitCode;
 
@@ -67,7 +67,7 @@ pub async fn follow(client: &Client, command: Command, output: &Output) -> ApiRe
         outcome = listen(&mut call, &mut *display, &mut migration) => outcome,
         pressed = tokio::signal::ctrl_c() => {
             display.end(End::Left);
-            pressed.map_err(|why| ApiError::new(ErrorKind::Internal, "cannot wait for Ctrl-C", why))?;
+            pressed.map_err(|why| Refusal::new(ErrorKind::Internal, "cannot wait for Ctrl-C", why))?;
             say_detached(migration, output);
             return Ok(ExitCode::from(DETACHED));
         }

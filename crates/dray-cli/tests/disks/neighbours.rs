@@ -8,7 +8,7 @@ use crate::promises::promised;
 use dray_net::requests::{self, RequestHandler};
 use dray_net::tls::Identity;
 use dray_net::{DialSettings, ListenSettings, Listener, dial};
-use dray_types::{ImageId, MigrationId};
+use dray_types::{ErrorKind, ImageId, MigrationId, Refusal};
 use dray_wire::request::{ComingImage, Fate, Reply, Request, WantedImage};
 use dray_wire::{Hello, StreamKind};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -134,7 +134,7 @@ impl RequestHandler for Echo {
             let told = requests::ask(&self.identity, name, address, &back, ANSWER).await;
             self.told.lock().unwrap().push(told.map_err(|why| why.to_string()));
         }
-        Reply::Refused { why: "not here".into() }
+        Reply::Refused(Refusal::new(ErrorKind::Conflict, "cannot", "not here"))
     }
 }
 

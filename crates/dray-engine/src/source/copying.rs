@@ -6,7 +6,7 @@ use super::blocks::{begin, reopen};
 use super::rounds::Verdict;
 use super::{ImageState, InFlight, Kind, Link, Source, SourceEffect, SourceNotice, Stage};
 use crate::{Phase, SECOND, Strategy};
-use dray_types::{Attempt, BLOCK_SIZE, BlockRange, BlockSet, ImageIndex};
+use dray_types::{Attempt, BLOCK_SIZE, BlockRange, BlockSet, ErrorKind, ImageIndex, Refusal};
 use dray_wire::frame::{MAX_ZERO_BLOCKS, PIECE_BLOCKS};
 use dray_wire::{TargetImage, TargetState};
 
@@ -62,12 +62,12 @@ impl Source {
             // A promise is void as long as this side has not handed over; `Open` has said so.
             TargetState::Receiving | TargetState::Prepared { .. } => {}
             TargetState::Owner | TargetState::Complete | TargetState::Fenced => {
-                let why = "the target says it was given images that were never handed over";
-                return self.target_failed(why.into(), out);
+                let why = "it says it was given images that were never handed over";
+                return self.target_failed(target_is_wrong(why), out);
             }
         }
         if images.len() != self.images.len() {
-            return self.target_failed("the target has another number of images".into(), out);
+            return self.target_failed(target_is_wrong("it has another number of images"), out);
         }
         if self.opened {
             for (state, target) in self.images.iter_mut().zip(&images) {
@@ -298,14 +298,15 @@ impl Source {
     }
 
     fn give_up(&mut self, out: &mut Vec<SourceEffect>) {
+        let what = format!("{} does not converge", self.plan.strategy);
         let why = format!(
-            "{} does not converge: after {} rounds {} MiB are still written per round while \
-             the link carries {:.0} MiB/s; use --strategy hybrid, or raise --max-downtime",
-            self.plan.strategy,
+            "after {} rounds {} MiB are still written per round while the link carries {:.0} MiB/s",
             self.rounds.count,
             self.round_bytes >> 20,
             self.window.capacity() / f64::from(1 << 20),
         );
+        let why = Refusal::new(ErrorKind::Conflict, what, why)
+            .hint("use --strategy hybrid, or raise --max-downtime");
         self.send(dray_wire::ToTarget::Abandon { discard: false }, out);
         self.abandon(Some(why), out);
     }
@@ -441,14 +442,11 @@ impl Source {
             let state = &mut self.images[image.ix()];
             state.land(range);
             state.todo.insert(range);
-            let why = format!(
-                "blocks {} to {} arrived damaged {} times in a row; check the memory and network \
-                 of both hosts",
-                range.start,
-                range.end() - 1,
-                tries + 1
-            );
-            return self.target_failed(why, out);
+            let (first, last) = (range.start, range.end() - 1);
+            let why =
+                format!("blocks {first} to {last} arrived damaged {} times in a row", tries + 1);
+            let hint = "check the memory and network of both hosts";
+            return self.target_failed(target_is_wrong(why).hint(hint), out);
         }
         let tag = self.launch(image, range, kind, tries + 1);
         out.push(if kind == Kind::Zero {
@@ -472,12 +470,17 @@ impl Source {
         state.land(flight.range);
         state.todo.insert(flight.range);
         let name = &self.plan.images[flight.image.ix()].name;
-        let why =
-            format!("reading image '{name}' at the source failed: {why}; check the source's disk");
+        let what = format!("reading image '{name}' at the source failed");
+        let why = Refusal::new(ErrorKind::Io, what, why).hint("check the source's disk");
         if matches!(self.stage, Stage::Handover(_)) {
-            self.void_attempt(why.clone(), out);
+            self.void_attempt(why.in_words(), out);
         }
         self.send(dray_wire::ToTarget::Abandon { discard: false }, out);
         self.abandon(Some(why), out);
     }
+}
+
+/// What the target does cannot be.
+fn target_is_wrong(why: impl std::fmt::Display) -> Refusal {
+    Refusal::new(ErrorKind::Conflict, "the target cannot be gone on with", why)
 }

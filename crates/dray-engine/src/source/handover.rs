@@ -11,7 +11,7 @@
 use super::{ImageState, Source, SourceEffect, SourceNotice, Stage};
 use crate::record::SourceRecord;
 use crate::{Phase, Time};
-use dray_types::{Attempt, BlockSet};
+use dray_types::{Attempt, BlockSet, ErrorKind, Refusal};
 use dray_wire::{HandedOver, ImageHandover, MapHash, ToTarget};
 
 /// How far a handover is.
@@ -202,21 +202,22 @@ impl Source {
     pub(super) fn not_recorded(
         &mut self,
         record: &SourceRecord,
-        why: String,
+        (kind, why): (ErrorKind, String),
         out: &mut Vec<SourceEffect>,
     ) {
-        let why = format!("writing the migration's journal at the source failed: {why}");
+        let what = "writing the migration's journal at the source failed";
+        let why = Refusal::new(kind, what, why);
         match (record, &self.stage) {
             (SourceRecord::HandedOver(lost), Stage::HandedOver(handed_over))
                 if lost == handed_over =>
             {
                 self.epoch = self.owned_in;
-                self.voided(why, out);
+                self.voided(why.to_string(), out);
             }
             (SourceRecord::Attempt { attempt }, Stage::Handover(_)) if *attempt == self.attempt => {
                 // The guest was not asked to be quiet yet.
                 self.awaiting_quiet = self.awaiting_quiet.saturating_sub(1);
-                self.voided(why, out);
+                self.voided(why.to_string(), out);
             }
             (SourceRecord::Begun, _) if !self.is_over() => {
                 // Of the rest of the step only the sync would have been answered.

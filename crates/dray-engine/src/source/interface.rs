@@ -4,7 +4,9 @@ use crate::record::SourceRecord;
 use crate::strategy::Tuning;
 use crate::throttle::WriteLimit;
 use crate::{Phase, Strategy};
-use dray_types::{BlockRange, BlockSet, Epoch, ImageIndex, MigrationId, Schedule};
+use dray_types::{
+    BlockRange, BlockSet, Epoch, ErrorKind, ImageIndex, MigrationId, Refusal, Schedule,
+};
 use dray_wire::{Envelope, ImageOffer, ToSource, ToTarget};
 
 /// What to migrate and how.
@@ -89,7 +91,9 @@ pub enum SourceEvent {
     NotRecorded {
         /// Which.
         record: SourceRecord,
-        /// What stood in the way.
+        /// What stood in the way: there is no room, or the disk fails.
+        kind: ErrorKind,
+        /// In the system's words.
         why: String,
     },
     /// The guest no longer runs here: hand over now.
@@ -313,7 +317,7 @@ pub enum SourceNotice {
     /// It is over before handover.
     Abandoned {
         /// Why; none when the operator asked for it.
-        why: Option<String>,
+        why: Option<Refusal>,
     },
     /// The request came too late or too early.
     Refused {

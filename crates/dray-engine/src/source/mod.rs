@@ -29,7 +29,7 @@ use crate::strategy::Scheme;
 use crate::throttle::WriteLimit;
 use crate::window::{COPY_WINDOW, Window};
 use crate::{Phase, SECOND, Time};
-use dray_types::{Attempt, BLOCK_SIZE, BlockRange, BlockSet, Epoch, ImageIndex, Schedule};
+use dray_types::{Attempt, BLOCK_SIZE, BlockRange, BlockSet, Epoch, ImageIndex, Refusal, Schedule};
 use dray_wire::frame::mask_len;
 use dray_wire::{Envelope, HandedOver, ImageOffer, Open, TargetImage, ToSource, ToTarget};
 use handover::Step;
@@ -297,7 +297,9 @@ impl Source {
             SourceEvent::Quiesced { lens } => self.quiesced(lens, out),
             SourceEvent::QuiesceFailed { why } => self.quiesce_failed(why, out),
             SourceEvent::ImagesSynced(result) => self.images_synced(result, out),
-            SourceEvent::NotRecorded { record, why } => self.not_recorded(&record, why, out),
+            SourceEvent::NotRecorded { record, kind, why } => {
+                self.not_recorded(&record, (kind, why), out);
+            }
             SourceEvent::BeginHandover => self.begin_handover(out),
             SourceEvent::AbortHandover { why } => self.void_attempt(why, out),
             SourceEvent::Cancel { discard } => self.cancel(discard, out),
@@ -401,7 +403,7 @@ impl Source {
             ToSource::Opened { state, images } => {
                 self.target_opened(state, images, message.attempt, out)
             }
-            ToSource::Failed { why } => self.target_failed(why, out),
+            ToSource::Failed(why) => self.target_failed(why, out),
             ToSource::Received { tags } => self.received(&tags, out),
             ToSource::Lack { tag, pieces } => self.lack(tag, pieces, 0, out),
             ToSource::Near { tag, pieces, near } => self.lack(tag, pieces, near, out),
@@ -448,20 +450,20 @@ impl Source {
         }
     }
 
-    fn target_failed(&mut self, why: String, out: &mut Vec<SourceEffect>) {
+    fn target_failed(&mut self, why: Refusal, out: &mut Vec<SourceEffect>) {
         if self.owns() {
             if matches!(self.stage, Stage::Handover(_)) {
-                self.void_attempt(why.clone(), out);
+                self.void_attempt(why.in_words(), out);
             }
             self.abandon(Some(why), out);
         } else {
-            out.push(SourceEffect::Notice(SourceNotice::Broken { why }));
+            out.push(SourceEffect::Notice(SourceNotice::Broken { why: why.in_words() }));
         }
     }
 
     /// Ends the migration before handover. What was taken from the tracker goes back into it, so
     /// that a later try can trust it (I4).
-    fn abandon(&mut self, why: Option<String>, out: &mut Vec<SourceEffect>) {
+    fn abandon(&mut self, why: Option<Refusal>, out: &mut Vec<SourceEffect>) {
         self.forget_in_flight();
         out.push(SourceEffect::Journal(SourceRecord::Abandoned));
         for (ix, state) in self.images.iter_mut().enumerate() {

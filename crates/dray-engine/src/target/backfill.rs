@@ -9,7 +9,9 @@
 
 use super::fetching::{BACKFILL_RUN, Fetch, Scan};
 use super::receiving::SAVE_INTERVAL;
-use super::{Arrival, BackfillControl, Guest, Stage, Target, TargetEffect, TargetNotice};
+use super::{
+    Arrival, BackfillControl, DiskFault, Guest, Stage, Target, TargetEffect, TargetNotice,
+};
 use crate::order::Waiting;
 use crate::record::TargetRecord;
 use crate::{Phase, SECOND, Time};
@@ -212,7 +214,7 @@ impl Target {
             Arrival::Damaged | Arrival::Partly { .. } | Arrival::SomeBlocks { .. } => {
                 self.postpone(fetch);
             }
-            Arrival::Failed(why) => {
+            Arrival::Failed(DiskFault { why, .. }) => {
                 self.postpone(fetch);
                 self.complain(fetch, format!("writing at the target failed: {why}"), out);
             }

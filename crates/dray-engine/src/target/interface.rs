@@ -2,7 +2,7 @@
 
 use crate::Phase;
 use crate::record::TargetRecord;
-use dray_types::{BlockRange, ImageIndex, MigrationId, Schedule};
+use dray_types::{BlockRange, ErrorKind, ImageIndex, MigrationId, Schedule};
 use dray_wire::{Envelope, ImageHandover, ImageOffer, ToSource, ToTarget};
 
 /// What was prepared at the target.
@@ -39,7 +39,23 @@ pub enum Arrival {
     /// It did not match its hash; nothing was written.
     Damaged,
     /// The target's disk refused it.
-    Failed(String),
+    Failed(DiskFault),
+}
+
+/// What a disk of the target refused to do.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DiskFault {
+    /// It is full, or it fails.
+    pub kind: ErrorKind,
+    /// In its words.
+    pub why: String,
+}
+
+impl From<String> for DiskFault {
+    /// One that fails.
+    fn from(why: String) -> Self {
+        Self { kind: ErrorKind::Io, why }
+    }
 }
 
 /// Something happened at the target.
@@ -84,7 +100,7 @@ pub enum TargetEvent {
         /// The number it was given.
         id: u64,
         /// Whether it worked.
-        result: Result<(), String>,
+        result: Result<(), DiskFault>,
     },
     /// Answer to `Checkpoint`.
     Checkpointed {

@@ -20,13 +20,14 @@ mod watching;
 pub(crate) use fetching::BACKFILL_RUN;
 pub use held::Held;
 pub use interface::{
-    Arrival, BackfillControl, TargetEffect, TargetEvent, TargetNotice, TargetPlan, TargetStatus,
+    Arrival, BackfillControl, DiskFault, TargetEffect, TargetEvent, TargetNotice, TargetPlan,
+    TargetStatus,
 };
 
 use crate::record::TargetRecord;
 use crate::window::{BACKFILL_WINDOW, Window};
 use crate::{Phase, Time};
-use dray_types::{Attempt, BlockSet, Epoch};
+use dray_types::{Attempt, BlockSet, Epoch, ErrorKind, Refusal};
 use dray_wire::{
     Envelope, HandedOver, ImageHandover, ImageOffer, MapHash, Open, TargetState, ToSource, ToTarget,
 };
@@ -288,7 +289,8 @@ impl Target {
     /// Says no in the epoch of the one who asked: nothing of it is taken over here.
     fn refuse(&self, epoch: Epoch, why: String, out: &mut Vec<TargetEffect>) {
         if self.link_up {
-            let body = ToSource::Failed { why };
+            let what = "the target refuses the migration";
+            let body = ToSource::Failed(Refusal::new(ErrorKind::Conflict, what, why));
             out.push(TargetEffect::Send(Envelope { epoch, attempt: self.attempt, body }));
         }
     }

@@ -1,9 +1,9 @@
 //! Receiving, and the promise: what arrived, what of it is durable, and `Prepared`.
 
-use super::{Arrival, Stage, Target, TargetEffect, TargetNotice};
+use super::{Arrival, DiskFault, Stage, Target, TargetEffect, TargetNotice};
 use crate::SECOND;
 use crate::record::TargetRecord;
-use dray_types::{Attempt, BlockRange, BlockSet, ImageIndex};
+use dray_types::{Attempt, BlockRange, BlockSet, ErrorKind, ImageIndex, Refusal};
 use dray_wire::control::MAX_TAGS;
 use dray_wire::frame::{PIECE_BLOCKS, mask_bit};
 use dray_wire::{ImageHandover, ImageOffer, MapHash, TargetImage, ToSource};
@@ -64,12 +64,12 @@ impl Target {
                 self.send(ToSource::LackBlocks { tag, blocks: lacking }, out);
             }
             Arrival::Damaged => self.send(ToSource::Mismatch { tag }, out),
-            Arrival::Failed(why) => {
+            Arrival::Failed(fault) => {
                 // Part of it may have been written.
                 if let Some(zeroed) = self.plan.zeroed.get_mut(image.ix()) {
                     *zeroed = false;
                 }
-                self.fail(why, out);
+                self.fail(fault, out);
             }
         }
     }
@@ -89,10 +89,11 @@ impl Target {
         }
     }
 
-    fn fail(&mut self, why: String, out: &mut Vec<TargetEffect>) {
-        let why = format!("writing at the target failed: {why}; check the target's pool");
-        self.send(ToSource::Failed { why: why.clone() }, out);
-        out.push(TargetEffect::Notice(TargetNotice::Failed { why }));
+    fn fail(&mut self, fault: DiskFault, out: &mut Vec<TargetEffect>) {
+        let why = Refusal::new(fault.kind, "writing at the target failed", fault.why)
+            .hint("check the target's pool");
+        out.push(TargetEffect::Notice(TargetNotice::Failed { why: why.in_words() }));
+        self.send(ToSource::Failed(why), out);
     }
 
     pub(super) fn offer(&self) -> Vec<TargetImage> {
@@ -126,16 +127,16 @@ impl Target {
     pub(super) fn images_synced(
         &mut self,
         id: u64,
-        result: Result<(), String>,
+        result: Result<(), DiskFault>,
         out: &mut Vec<TargetEffect>,
     ) {
-        if let Err(why) = result {
+        if let Err(fault) = result {
             if !self.owns() {
                 self.forget_unsaved(out);
                 if matches!(self.stage, Stage::Preparing { .. }) {
                     self.stage = Stage::Receiving;
                 }
-                self.fail(why, out);
+                self.fail(fault, out);
             }
             return;
         }
@@ -185,7 +186,7 @@ impl Target {
             return;
         }
         if let Some(why) = self.too_long(&images).or_else(|| self.outside(&images)) {
-            return self.send(ToSource::Failed { why }, out);
+            return self.send(ToSource::Failed(not_promised(why)), out);
         }
         self.attempt = attempt;
         // One sync at a time, so that a failed one can never hide behind a later success.
@@ -275,4 +276,8 @@ fn received_records(blocks: Vec<BlockSet>) -> Vec<TargetRecord> {
     let name = |(ix, blocks)| TargetRecord::Received { image: ImageIndex(ix as u16), blocks };
     let some = blocks.into_iter().enumerate().filter(|(_, blocks)| !blocks.is_empty());
     some.map(name).collect()
+}
+
+fn not_promised(why: impl std::fmt::Display) -> Refusal {
+    Refusal::new(ErrorKind::Conflict, "the target cannot promise to serve the images", why)
 }

@@ -4,6 +4,7 @@ use crate::lab::{Lab, hello, raw_tls, serve};
 use dray_net::pki::{self, Validity};
 use dray_net::tls::Identity;
 use dray_net::{DialSettings, ListenSettings, NetError, NetErrorKind, dial};
+use dray_types::ErrorKind;
 use dray_wire::StreamKind;
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
@@ -91,7 +92,7 @@ async fn a_peer_that_is_not_configured_is_told_so() {
     let (address, mut accepted) = lab.listen().await;
     let error = try_dial(&Identity::load(&stranger).unwrap(), "hostb", address).await;
     let words = ["'hostx' is not a configured peer", "add a [[peer]]"];
-    assert_says(&error, NetErrorKind::Refused, &words);
+    assert_says(&error, NetErrorKind::Refused(ErrorKind::Denied), &words);
     assert!(accepted.try_recv().is_err());
 }
 

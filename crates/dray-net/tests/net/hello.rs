@@ -2,6 +2,7 @@
 
 use crate::lab::{Lab, hello, serve};
 use dray_net::{DialSettings, ListenSettings, NetErrorKind, dial};
+use dray_types::{ErrorKind, Refusal};
 use dray_wire::hello::{PREFACE_LEN, decode_preface};
 use dray_wire::{HelloReply, StreamKind};
 use std::time::{Duration, Instant};
@@ -24,7 +25,7 @@ async fn answer_to(bytes: &[u8]) -> HelloReply {
 
 async fn refusal_of(bytes: &[u8]) -> String {
     match answer_to(bytes).await {
-        HelloReply::Refused { why } => why,
+        HelloReply::Refused(why) => why.in_words(),
         welcome => panic!("{welcome:?}"),
     }
 }
@@ -59,12 +60,14 @@ async fn what_is_no_hello_is_refused() {
 async fn a_refusal_by_the_agent_reaches_the_dialler() {
     let lab = Lab::new();
     let address = serve(&lab.hostb, ListenSettings::default(), |incoming| async move {
-        incoming.refuse(format!("pool full {}", "x".repeat(5000))).await;
+        let long = "x".repeat(5000);
+        let why = Refusal::new(ErrorKind::NoSpace, "cannot", format!("pool full {long}"));
+        incoming.refuse(why.hint(long)).await;
     })
     .await;
     let error = lab.dial(address, StreamKind::Data).await.unwrap_err();
-    assert_eq!(error.kind, NetErrorKind::Refused);
-    assert!(error.what.contains("pool full xxx") && error.what.len() < 2200, "{error}");
+    assert_eq!(error.kind, NetErrorKind::Refused(ErrorKind::NoSpace));
+    assert!(error.what.contains("pool full xxx") && error.what.len() < 1100, "{error}");
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use crate::lab::{Lab, serve};
 use dray_net::requests::{self, RequestHandler, ask};
 use dray_net::{ListenSettings, NetErrorKind};
-use dray_types::MigrationId;
+use dray_types::{ErrorKind, MigrationId, Refusal};
 use dray_wire::request::{Reply, Request};
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,10 @@ impl RequestHandler for Desk {
                 Reply::Identity { agent: peer.to_owned(), pools: vec!["ssd".to_owned()] }
             }
             Request::Forget { migration: MigrationId(1) } => std::future::pending().await,
-            _ => Reply::Refused { why: "pool 'ssd' has 3 GiB free; free some space".to_owned() },
+            _ => {
+                let why = Refusal::new(ErrorKind::NoSpace, "cannot", "pool 'ssd' has 3 GiB free");
+                Reply::Refused(why.hint("free some space"))
+            }
         }
     }
 }
@@ -40,7 +43,7 @@ async fn questions_are_answered_refused_or_time_out() {
     let reply = ask(Request::Identify).await.unwrap();
     assert_eq!(reply, Reply::Identity { agent: "hosta".into(), pools: vec!["ssd".into()] });
     let error = ask(Request::Forget { migration: MigrationId(2) }).await.unwrap_err();
-    assert_eq!(error.kind, NetErrorKind::Refused);
+    assert_eq!(error.kind, NetErrorKind::Refused(ErrorKind::NoSpace));
     assert_eq!(error.to_string(), "hostb refuses: pool 'ssd' has 3 GiB free; free some space");
     let error = ask(Request::Forget { migration: MigrationId(1) }).await.unwrap_err();
     assert_eq!(error.kind, NetErrorKind::Timeout, "{error}");

@@ -139,7 +139,7 @@ impl World {
     fn source_notice(&mut self, notice: SourceNotice) {
         match notice {
             SourceNotice::Ready => self.send_memory(),
-            SourceNotice::Abandoned { why } => self.fail(why),
+            SourceNotice::Abandoned { why } => self.fail(why.map(|why| why.in_words())),
             SourceNotice::HandoverFailed { why }
             | SourceNotice::Refused { why }
             | SourceNotice::Broken { why } => self.broken_by(&why),

@@ -1,5 +1,6 @@
 use super::*;
 use crate::error::WireError;
+use dray_types::ErrorKind;
 use proptest::prelude::*;
 
 fn prepare() -> Envelope<ToTarget> {
@@ -153,10 +154,13 @@ fn what_a_peer_says_is_harmless_once_it_is_decoded() {
         let bytes = encode(&envelope).unwrap();
         decode::<ToSource>(&bytes[4..]).unwrap().body
     };
-    let ToSource::Failed { why } = told(ToSource::Failed { why: evil.clone() }) else {
+    let failed = Refusal::new(ErrorKind::Io, evil.clone(), &evil).hint(evil.clone());
+    let ToSource::Failed(Refusal { what, why, hint, .. }) = told(ToSource::Failed(failed)) else {
         panic!("not as sent")
     };
-    assert!(why.len() <= 1024 && !why.contains(char::is_control), "{why:?}");
+    for text in [what, why, hint.unwrap()] {
+        assert!(text.len() <= 1024 && !text.contains(char::is_control), "{text:?}");
+    }
     let data = Err(evil);
     let envelope =
         Envelope { epoch: Epoch(1), attempt: Attempt(0), body: ToTarget::Peeked { tag: 1, data } };

@@ -65,7 +65,7 @@ impl Reader<'_> {
     fn place(&mut self, seen: &mut HashSet<String>, place: &TypedBackup) -> BackupPlace {
         self.unique(seen, "backup.name", &place.name);
         if let Err(why) = dray_host::pool::check_name(place.name.get_ref()) {
-            self.problem(&place.name, "backup.name", why.0, "use letters, digits, '-' and '_'");
+            self.problem(&place.name, "backup.name", why.why, "use letters, digits, '-' and '_'");
         }
         let name = place.name.get_ref();
         let access = self.repository(place);

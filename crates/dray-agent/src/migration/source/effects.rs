@@ -5,8 +5,9 @@ use super::counts::Mark;
 use super::orders::Orders;
 use super::waiting::Done;
 use super::{Input, SourceLoop, Told};
+use crate::migration::io_kind;
 use crate::migration::messages::ToTargetShell;
-use dray_api::{ApiError, ErrorKind, MigrationState};
+use dray_api::{ErrorKind, MigrationState, Refusal};
 use dray_engine::source::SourceNotice;
 use dray_engine::{
     MILLISECOND, Phase, Source, SourceEffect, SourceEvent, SourcePlan, SourceRecord,
@@ -167,12 +168,12 @@ impl SourceLoop {
                 let cancelled = why.is_none() && self.failure.is_none();
                 let error = match (self.failure.take(), why) {
                     (Some(error), _) => error,
-                    (None, None) => ApiError::new(
+                    (None, None) => Refusal::new(
                         ErrorKind::Cancelled,
                         "migration cancelled",
                         "the operator asked for it; the guest goes on at the source",
                     ),
-                    (None, Some(why)) => ApiError::new(kind_of(why), "migration failed", why)
+                    (None, Some(why)) => Refusal::new(why.kind, "migration failed", why.in_words())
                         .hint("the guest goes on at the source; `dray resume` tries again"),
                 };
                 self.keep();
@@ -184,10 +185,9 @@ impl SourceLoop {
             }
             SourceNotice::Broken { why } => {
                 let error =
-                    ApiError::new(ErrorKind::DataAtRisk, "the target contradicts itself", why)
-                        .hint(
-                            "nothing was changed here; look at both hosts, then see `dray claim`",
-                        );
+                    Refusal::new(ErrorKind::DataAtRisk, "the target contradicts itself", why).hint(
+                        "nothing was changed here; look at both hosts, then see `dray claim`",
+                    );
                 self.slot.board.change(|shown| {
                     shown.state = MigrationState::Interrupted;
                     shown.error = Some(error);
@@ -200,7 +200,7 @@ impl SourceLoop {
     }
 
     /// Something outside of the engine failed: so does the whole.
-    pub(super) fn fail(&mut self, error: ApiError) {
+    pub(super) fn fail(&mut self, error: Refusal) {
         self.failure = Some(error);
         let discard = !self.is_resumable();
         self.step(SourceEvent::Cancel { discard });
@@ -250,8 +250,7 @@ impl SourceLoop {
 
     /// It cannot be begun: it is over as it was before, and the guest goes on.
     pub(super) fn not_begun(&mut self, why: &io::Error) {
-        let why = why.to_string();
-        let error = ApiError::new(kind_of(&why), "migration failed", &why)
+        let error = Refusal::new(io_kind(why), "migration failed", why)
             .hint("the guest goes on at the source; `dray resume` tries again");
         self.slot.board.change(|shown| shown.error = None);
         self.failure = Some(error);
@@ -332,7 +331,9 @@ impl SourceLoop {
             return self.run_effects(notices.map(SourceEffect::Notice).into());
         }
         if self.is_over() && self.history.last() == Some(&SourceRecord::Abandoned) {
-            let why = Some("it had ended before the agent was restarted".to_owned());
+            let (what, why) =
+                ("the migration was abandoned", "it had ended before the agent was restarted");
+            let why = Some(Refusal::new(ErrorKind::Conflict, what, why));
             let ended = SourceNotice::Abandoned { why };
             return self.run_effects([SourceEffect::Notice(ended)].into());
         }
@@ -349,20 +350,6 @@ pub(super) fn names(effect: &SourceEffect) -> Vec<String> {
         SourceEffect::Notice(notice) => format!("Notice-{}", abort::variant(notice)),
         other => abort::variant(other),
     }]
-}
-
-/// The exit code that a reason deserves.
-fn kind_of(why: &str) -> ErrorKind {
-    let has = |word: &str| why.contains(word);
-    if has("No space left") || has("free space") {
-        ErrorKind::NoSpace
-    } else if has("reading image") || has("writing at the target") || has("Input/output") {
-        ErrorKind::Io
-    } else if has("link") {
-        ErrorKind::Peer
-    } else {
-        ErrorKind::Conflict
-    }
 }
 
 /// Ending the loop from inside.

@@ -37,7 +37,7 @@ use asides::Asides;
 use auto::Choices;
 pub use content::short_hash;
 pub use counts::{Mark, Memory};
-use dray_api::{ApiError, ErrorKind, MigrationState};
+use dray_api::{ErrorKind, MigrationState, Refusal};
 use dray_engine::source::SourceNotice;
 use dray_engine::{Source, SourceEvent, SourceRecord, Time};
 use dray_files::StatePath;
@@ -46,8 +46,8 @@ use dray_host::migration::intent::SourceIntent;
 use dray_host::migration::log::{self, Folder, Log, SOURCE_INTENT, SOURCE_JOURNAL};
 use dray_host::registry::Registry;
 use dray_image::Quiesced;
-use dray_net::NetStats;
 use dray_net::pace::Pacer;
+use dray_net::{NetError, NetErrorKind, NetStats};
 use dray_types::BitRate;
 use dray_wire::{Envelope, ToSource};
 use images::SourceImages;
@@ -91,9 +91,9 @@ pub enum Input {
     /// A session was made.
     SessionUp(Session),
     /// The session with this number is gone.
-    SessionDown(u64, String),
+    SessionDown(u64, NetError),
     /// The target wants no session with this number.
-    SessionRefused(u64, String),
+    SessionRefused(u64, NetError),
     /// A message came in the session with this number.
     FromPeer(u64, Envelope<ToSource>),
     /// QEMU has stopped the guest, at this time since 1970 if QEMU said when.
@@ -105,7 +105,7 @@ pub enum Input {
     /// QEMU may stop the guest at any moment from now on; or the guest that it stopped goes on here.
     GuestStops(bool),
     /// Something outside of the engine failed, for instance the VM's part: so does the whole.
-    Failed(ApiError),
+    Failed(Refusal),
     /// A message for the target's shell.
     Say(ToTargetShell),
     /// `migrate` or `resume`: begin, or go on after an abandoned try.
@@ -343,9 +343,9 @@ pub struct SourceLoop {
     /// Since when there is no session, while one is needed.
     link_lost: Option<Time>,
     /// Why the last one broke, or was not made.
-    link_why: Option<String>,
+    link_why: Option<NetError>,
     /// Why the VM's own migration failed, until the engine has ended the whole.
-    failure: Option<ApiError>,
+    failure: Option<Refusal>,
     /// What was durable when the loop began.
     history: Vec<SourceRecord>,
     /// An abandoned migration keeps its folder, so that it can be resumed.
@@ -569,15 +569,17 @@ impl SourceLoop {
         if waiting.is_some_and(|since| self.clock.since(since) >= self.parts.link_timeout) {
             self.link_lost = None;
             let seconds = self.parts.link_timeout.as_secs();
-            let last = self.link_why.take().unwrap_or_else(|| "it does not answer".to_owned());
+            let silent = || NetError::new(NetErrorKind::Timeout, "it does not answer");
+            let last = self.link_why.take().unwrap_or_else(silent);
             let peer = self.slot.intent().peer;
             let why = format!("{peer} could not be reached for {seconds} s: {last}");
-            let kind = if last.contains("protocol version") {
-                ErrorKind::Unsupported
-            } else {
-                ErrorKind::Peer
+            let kind = match last.kind {
+                NetErrorKind::Version | NetErrorKind::Refused(ErrorKind::Unsupported) => {
+                    ErrorKind::Unsupported
+                }
+                _ => ErrorKind::Peer,
             };
-            self.fail(ApiError::new(kind, "migration failed", why).hint(
+            self.fail(Refusal::new(kind, "migration failed", why).hint(
                 "the guest goes on at the source; look at the link and the target's agent, then \
                  migrate again: what the target has is used",
             ));

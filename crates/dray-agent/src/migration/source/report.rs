@@ -9,7 +9,7 @@ use crate::forecast::Now;
 use crate::migration::Clock;
 use crate::migration::messages::{Made, ToSourceShell};
 use crate::vm::start::not_started;
-use dray_api::{Amounts, ApiError, ImageProgress, Phase, Predicted, Step};
+use dray_api::{Amounts, ImageProgress, Phase, Predicted, Refusal, Step};
 use dray_engine::source::{SourceNotice, SourceStatus};
 use dray_engine::{Source, Time};
 use dray_files::StatePath;
@@ -57,7 +57,7 @@ pub struct Report {
     /// Why the guest was not started at the target.
     pub(super) guest_failed: Option<String>,
     /// What is shown of a guest that is not started there yet.
-    not_started: Option<ApiError>,
+    not_started: Option<Refusal>,
     /// What the target has told of the qcow2 files that it makes, by the images' numbers.
     pub(super) qcow2: BTreeMap<u16, Made>,
     dirty_since: (Time, u64),

@@ -5,7 +5,7 @@ use super::asides::{Question, Wanted};
 use super::content::Content;
 use super::{Input, SourceLoop, SourceSlot, Told};
 use crate::migration::messages::{self, ToSourceShell, ToTargetShell};
-use dray_api::{ApiError, ApiResult, ErrorKind};
+use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_engine::SourceEvent;
 use dray_net::tls::Identity;
 use dray_net::{
@@ -121,7 +121,7 @@ impl SendEvents for Events {
     }
 
     fn link_down(&self, why: NetError) {
-        self.slot.send(Input::SessionDown(self.number, why.to_string()));
+        self.slot.send(Input::SessionDown(self.number, why));
     }
 }
 
@@ -149,9 +149,9 @@ pub async fn keep(reach: Reach, slot: Arc<SourceSlot>, content: Arc<Content>) {
             }
             Err(why) => {
                 slot.board.change(|shown| shown.progress.link_up = false);
-                let refused = why.kind == NetErrorKind::Refused;
+                let refused = matches!(why.kind, NetErrorKind::Refused(_));
                 let down = if refused { Input::SessionRefused } else { Input::SessionDown };
-                slot.send(down(number, why.to_string()));
+                slot.send(down(number, why));
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
@@ -165,7 +165,7 @@ async fn connect(
     content: &Arc<Content>,
     number: u64,
 ) -> Result<(Session, Arc<Notify>), NetError> {
-    let unknown = |why: ApiError| NetError::new(NetErrorKind::Local, why.to_string());
+    let unknown = |why: Refusal| NetError::new(NetErrorKind::Local, why.to_string());
     let settings = &reach().map_err(unknown)?;
     let dial = |kind, stream| dial(settings, slot, number, kind, stream);
     let control = dial(StreamKind::Control, 0).await?;
@@ -192,7 +192,7 @@ async fn connect(
         while let Some(message) = incoming.next().await {
             match message {
                 Ok(message) => loop_of.send(Input::FromPeer(number, message)),
-                Err(why) => loop_of.send(Input::SessionDown(number, why.to_string())),
+                Err(why) => loop_of.send(Input::SessionDown(number, why)),
             }
         }
     })
@@ -271,14 +271,14 @@ impl SourceLoop {
 
     /// Of the two hosts the source forgets last: a target that knows nothing of a migration that is
     /// done has forgotten it after `Bye`.
-    pub(super) fn session_refused(&mut self, number: u64, why: String) {
+    pub(super) fn session_refused(&mut self, number: u64, why: NetError) {
         if self.is_done() && !self.is_unfinished() {
             return self.part();
         }
         if !self.owns() {
-            self.refused_after_handover(&why);
+            self.refused_after_handover(&why.to_string());
         } else if self.link_why.as_ref() != Some(&why) {
-            tracing::warn!(migration = %self.slot.board.migration, why, "the target refuses a session");
+            tracing::warn!(migration = %self.slot.board.migration, %why, "the target refuses a session");
             self.slot.board.notice(format!("the target refuses a session: {why}"));
         }
         self.session_down(number, why);
@@ -292,14 +292,14 @@ impl SourceLoop {
              lets the copies here go: they stay as replicas. To take them back into use, see `dray claim`",
             self.slot.board.migration
         );
-        let error = ApiError::new(ErrorKind::DataAtRisk, REFUSED, why).hint(hint);
+        let error = Refusal::new(ErrorKind::DataAtRisk, REFUSED, why).hint(hint);
         if self.slot.board.read().error.as_ref() != Some(&error) {
             tracing::warn!(migration = %self.slot.board.migration, why, "{REFUSED}");
             self.slot.board.change(|shown| shown.error = Some(error));
         }
     }
 
-    pub(super) fn session_down(&mut self, number: u64, why: String) {
+    pub(super) fn session_down(&mut self, number: u64, why: NetError) {
         if let Some(session) = &self.session {
             if session.number != number {
                 return;
@@ -307,7 +307,7 @@ impl SourceLoop {
             self.session = None;
             self.tell(Told::LinkDown);
             if !self.is_done() {
-                tracing::warn!(migration = %self.slot.board.migration, why, "lost the session");
+                tracing::warn!(migration = %self.slot.board.migration, %why, "lost the session");
                 self.link_lost = Some(self.clock.now());
                 self.slot.board.notice(format!("the link to the target was lost: {why}"));
                 self.step(SourceEvent::LinkDown);
@@ -352,7 +352,7 @@ impl SourceLoop {
         let asked = self.asides.ask(Question { tag, image, wanted, control });
         let number = self.session.as_ref().map(|session| session.number);
         if let (Err(why), Some(number)) = (asked, number) {
-            self.session_down(number, why);
+            self.session_down(number, NetError::new(NetErrorKind::Protocol, why));
         }
     }
 

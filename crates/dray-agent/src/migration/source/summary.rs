@@ -3,7 +3,7 @@
 use super::counts::{Counts, Mark};
 use super::report::{Report, shown_strategy, unix_ms};
 use dray_api::{
-    ApiError, Ending, ErrorKind, ImageSummary, MigrationState, Phase, Predicted, Provided, Summary,
+    Ending, ErrorKind, ImageSummary, MigrationState, Phase, Predicted, Provided, Refusal, Summary,
     Verified, WireBytes,
 };
 use dray_host::migration::intent::SourceImage;
@@ -13,7 +13,7 @@ use dray_wire::request::Base;
 
 impl Report {
     /// It ended before handover.
-    pub fn ended(&self, cancelled: bool, error: ApiError) {
+    pub fn ended(&self, cancelled: bool, error: Refusal) {
         self.slot.board.change(|shown| {
             shown.state =
                 if cancelled { MigrationState::Cancelled } else { MigrationState::Failed };
@@ -27,7 +27,7 @@ impl Report {
 
     /// The target could not start the guest and gave the images back.
     pub fn taken_back(&self) {
-        let error = ApiError::new(
+        let error = Refusal::new(
             ErrorKind::Hypervisor,
             "migration failed",
             "the target could not start the guest and handed the images back",
@@ -58,10 +58,10 @@ impl Report {
     }
 
     /// What is wrong although every block is at the target.
-    fn flaw(&self, verified: Verified) -> Option<ApiError> {
+    fn flaw(&self, verified: Verified) -> Option<Refusal> {
         if verified == Verified::Different {
             let why = "blocks at the target differ from the source as of handover";
-            let error = ApiError::new(ErrorKind::Verification, "verification failed", why);
+            let error = Refusal::new(ErrorKind::Verification, "verification failed", why);
             return Some(
                 error.hint("the source's replica is kept; compare it before you remove it"),
             );
@@ -70,7 +70,7 @@ impl Report {
         let what = "the guest was not started at the target";
         let hint = "its disks are at the target, with all it has written: start the vm there; if its QEMU there still \
                     runs, that has its memory, and `cont` at its QMP socket may let it go on";
-        Some(ApiError::new(ErrorKind::Hypervisor, what, why).hint(hint))
+        Some(Refusal::new(ErrorKind::Hypervisor, what, why).hint(hint))
     }
 
     fn summary(&self, verified: Verified) -> Summary {

@@ -6,7 +6,8 @@
 //! do, and goes on by itself when its cause is gone.
 
 use super::{Input, SourceLoop};
-use dray_api::{ApiError, ErrorKind};
+use crate::migration::io_kind;
+use dray_api::{ErrorKind, Refusal};
 use dray_engine::record::Unrecorded;
 use dray_engine::{SourceEffect, SourceEvent, SourceRecord, Time};
 use dray_host::migration::abort;
@@ -33,7 +34,7 @@ pub struct Waiting {
     /// When something was last tried.
     tried: Option<Time>,
     /// What is shown of it.
-    shown: Option<ApiError>,
+    shown: Option<Refusal>,
     /// What was said of the write intents.
     intents: Option<Trouble>,
 }
@@ -124,8 +125,8 @@ impl SourceLoop {
                 Done::Next
             }
             Unrecorded::Ends if !self.log.is_unsure() => {
-                let (record, why) = (record.clone(), why.to_string());
-                Done::Ends(SourceEvent::NotRecorded { record, why })
+                let (record, kind, why) = (record.clone(), io_kind(&why), why.to_string());
+                Done::Ends(SourceEvent::NotRecorded { record, kind, why })
             }
             Unrecorded::Ends | Unrecorded::Waits => Done::Waits(why),
         }
@@ -215,7 +216,7 @@ impl SourceLoop {
             "look at the state directory and the pool (is there room?); it goes on by itself when \
              the cause is gone"
         };
-        let error = ApiError::new(ErrorKind::Io, what, text).hint(hint);
+        let error = Refusal::new(ErrorKind::Io, what, text).hint(hint);
         self.waiting.tried = Some(self.clock.now());
         if self.waiting.shown.as_ref() != Some(&error) {
             tracing::warn!(migration = %self.slot.board.migration, %why, what);

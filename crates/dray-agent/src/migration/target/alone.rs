@@ -3,7 +3,7 @@
 
 use super::{TargetLoop, TargetSlot};
 use crate::migration::source::unix_ms;
-use dray_api::{ApiError, ErrorKind, MigrationState};
+use dray_api::{ErrorKind, MigrationState, Refusal};
 use dray_host::migration::fate::is_unwanted;
 use dray_types::ImageId;
 use dray_wire::request::Fate;
@@ -43,7 +43,7 @@ impl TargetSlot {
 
     /// Why the source takes no part in a migration any more whose images this host serves, and what an operator
     /// can do; none as long as it may come back.
-    pub fn left_by_source(&self) -> Option<ApiError> {
+    pub fn left_by_source(&self) -> Option<Refusal> {
         let shown = self.board.read().error?;
         (self.is_exposed() && shown.what == waits_for(&self.intent().peer)).then_some(shown)
     }
@@ -221,7 +221,7 @@ impl TargetLoop {
                  {peer} has not asked for it for 24 hours"
             ),
         };
-        let error = ApiError::new(ErrorKind::Peer, what.clone(), why).hint(hint);
+        let error = Refusal::new(ErrorKind::Peer, what.clone(), why).hint(hint);
         self.slot.board.change(|shown| {
             if shown.error.as_ref().is_none_or(|known| known.what == what) {
                 shown.error = Some(error);

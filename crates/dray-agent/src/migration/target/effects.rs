@@ -3,7 +3,7 @@
 use super::owed::Owed;
 use super::{TargetLoop, Told};
 use crate::migration::messages::ToSourceShell;
-use dray_api::{ApiError, ErrorKind, MigrationState, Phase};
+use dray_api::{ErrorKind, MigrationState, Phase, Refusal};
 use dray_engine::target::TargetNotice;
 use dray_engine::{TargetEffect, TargetEvent};
 use dray_host::migration::abort;
@@ -110,7 +110,7 @@ impl TargetLoop {
     }
 
     fn fail(&self, kind: ErrorKind, what: &str, why: &str) {
-        let error = ApiError::new(kind, what, why);
+        let error = Refusal::new(kind, what, why);
         self.slot.board.change(|shown| shown.error = Some(error));
     }
 

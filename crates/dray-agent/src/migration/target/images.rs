@@ -5,10 +5,10 @@ use super::sink::Place;
 use super::{Input, TargetParts, TargetSlot};
 use crate::migration::Threads;
 use crate::reuse::FileRef;
-use dray_api::{Amounts, ImageProgress};
+use dray_api::{Amounts, ErrorKind, ImageProgress};
 use dray_engine::TargetEvent;
 use dray_engine::lineage::Generation;
-use dray_engine::target::TargetStatus;
+use dray_engine::target::{DiskFault, TargetStatus};
 use dray_files::StatePath;
 use dray_host::lineage::Line;
 use dray_host::migration::abort;
@@ -87,6 +87,15 @@ impl Open {
         let noted = self.present.noted();
         self.entry.disk.serve_with_missing(missing, &noted, fetcher, present);
     }
+}
+
+/// What the engine hears of an error of a disk.
+pub(super) fn fault(why: &dray_image::Error) -> DiskFault {
+    let kind = match why.kind {
+        dray_image::ErrorKind::NoSpace => ErrorKind::NoSpace,
+        _ => ErrorKind::Io,
+    };
+    DiskFault { kind, why: why.to_string() }
 }
 
 /// What a record says of the owner.
@@ -427,8 +436,8 @@ impl TargetImages {
         let registry = Arc::clone(&self.registry);
         let work = move || {
             let settled = |entry: &Arc<Entry>| match entry.record().in_place {
-                Some(_) => registry.check_in_place(entry).map_err(|why| why.to_string()),
-                None => settle(&*entry.file).map_err(|why| why.to_string()),
+                Some(_) => registry.check_in_place(entry).map_err(|why| why.to_string().into()),
+                None => settle(&*entry.file).map_err(|why| fault(&why)),
             };
             entries.iter().try_for_each(settled)
         };
@@ -451,10 +460,10 @@ impl TargetImages {
 
     /// Does `work` in a thread and tells the loop what came of it; a thread that cannot be made is
     /// work that failed.
-    fn in_thread(
+    fn in_thread<E: From<String> + 'static>(
         &self,
-        work: impl FnOnce() -> Result<(), String> + Send + 'static,
-        event: impl Fn(Result<(), String>) -> TargetEvent + Clone + Send + 'static,
+        work: impl FnOnce() -> Result<(), E> + Send + 'static,
+        event: impl Fn(Result<(), E>) -> TargetEvent + Clone + Send + 'static,
     ) {
         let (inputs, told) = (self.inputs.clone(), event.clone());
         let made = self.threads.begin("dray-sync", move || {
@@ -463,7 +472,7 @@ impl TargetImages {
         });
         if let Err(why) = made {
             let why = format!("cannot make a thread: {why}");
-            let _ = self.inputs.send(Input::Engine(event(Err(why))));
+            let _ = self.inputs.send(Input::Engine(event(Err(why.into()))));
         }
     }
 

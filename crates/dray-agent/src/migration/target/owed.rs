@@ -3,7 +3,7 @@
 //! needs, such as the records of images, which follow the journal while the migration is open.
 
 use super::TargetLoop;
-use dray_api::{ApiError, ErrorKind};
+use dray_api::{ErrorKind, Refusal};
 use dray_engine::{TargetRecord, Time};
 use dray_host::migration::abort;
 use dray_host::migration::log::End;
@@ -26,7 +26,7 @@ pub struct Owed {
     parting: bool,
     tried: Option<Time>,
     /// What the board shows because of it.
-    shown: Option<ApiError>,
+    shown: Option<Refusal>,
 }
 
 impl Owed {
@@ -107,7 +107,7 @@ impl TargetLoop {
         let kind = if full { ErrorKind::NoSpace } else { ErrorKind::Io };
         let hint = "make room in the agent's state directory and in the pool, or mend what is \
                     broken there: it is tried again every second, and the guest goes on meanwhile";
-        let error = ApiError::new(kind, format!("cannot {what} yet"), why).hint(hint);
+        let error = Refusal::new(kind, format!("cannot {what} yet"), why).hint(hint);
         if self.owed.shown.is_none() {
             tracing::warn!(migration = %self.slot.board.migration, what, %why, "waits at the target");
         }

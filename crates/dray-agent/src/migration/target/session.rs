@@ -1,6 +1,7 @@
 //! Sessions, as the target sees them: the source makes them, a new one replaces the one before.
 
 use super::{Input, TargetLoop, TargetSlot, Told};
+use crate::agent::refusals::{conflict, denied, invalid};
 use crate::config::MAX_STREAMS;
 use crate::migration::messages::{self, ToSourceShell, ToTargetShell};
 use crate::migration::source::shown_strategy;
@@ -110,8 +111,7 @@ impl TargetSlot {
     ) -> Result<(), NetError> {
         let number = incoming.hello.session;
         if self.intent().peer != incoming.peer {
-            let why = "the migration belongs to another peer".to_owned();
-            incoming.refuse(why).await;
+            incoming.refuse(denied("the migration belongs to another peer")).await;
             return Ok(());
         }
         let offered = incoming.hello.features.iter();
@@ -127,7 +127,7 @@ impl TargetSlot {
             }
             StreamKind::Data => {
                 if let Some(why) = self.newest.refuses(number) {
-                    incoming.refuse(why).await;
+                    incoming.refuse(conflict(why)).await;
                     return Ok(());
                 }
                 let stream = incoming.welcome(features).await?;
@@ -136,7 +136,8 @@ impl TargetSlot {
                 self.newest.add(number, DataReceiver::spawn(stream, sink as _, stats)?);
             }
             StreamKind::Memory | StreamKind::Request | StreamKind::Store | StreamKind::Replica => {
-                incoming.refuse("this stream does not belong to the disks of a migration").await;
+                let why = "this stream does not belong to the disks of a migration";
+                incoming.refuse(invalid(why)).await;
             }
         }
         Ok(())

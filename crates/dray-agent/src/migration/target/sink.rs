@@ -4,6 +4,7 @@
 use super::Input;
 use super::basis::BlockJob;
 use super::finder::{Finder, Job};
+use super::images::fault;
 use crate::reuse::{FileRef, Reuse, Spot};
 use dray_engine::TargetEvent;
 use dray_engine::target::Arrival;
@@ -125,13 +126,13 @@ impl Sink {
         }
         let places = self.places.read();
         let arrival = match place(&places, header) {
-            Err(why) => Arrival::Failed(why),
+            Err(why) => failed(&why),
             Ok(place) => match deliver(place, header, payload, owner > 0) {
                 Ok(()) => {
                     self.remember(place, header);
                     Arrival::Written
                 }
-                Err(why) => Arrival::Failed(why.to_string()),
+                Err(why) => failed(&why),
             },
         };
         self.report(header, arrival);
@@ -167,10 +168,9 @@ impl Sink {
             let parts = job.parts();
             let mut each = parts.iter();
             each.try_for_each(|(range, data)| write_found(place, *range, *data, owner > 0))
-                .map_err(|why| why.to_string())
         });
         let arrival = match (written, job.lacking()) {
-            (Err(why), _) => Arrival::Failed(why),
+            (Err(why), _) => failed(&why),
             (Ok(()), 0) => Arrival::Written,
             (Ok(()), lacking) => {
                 let mut described = self.described.lock();
@@ -202,10 +202,9 @@ impl Sink {
             let mut each = parts.iter();
             each.try_for_each(|(range, data)| write_found(place, *range, *data, owner > 0))
                 .map(|()| place)
-                .map_err(|why| why.to_string())
         });
         let arrival = match (written, job.lacking) {
-            (Err(why), _) => Arrival::Failed(why),
+            (Err(why), _) => failed(&why),
             (Ok(place), [0, 0, 0, 0]) => {
                 self.remember(place, &job.header);
                 Arrival::Written
@@ -282,11 +281,17 @@ impl Sink {
     }
 }
 
-fn place<'a>(places: &'a [Place], header: &FrameHeader) -> Result<&'a Place, String> {
+fn place<'a>(places: &'a [Place], header: &FrameHeader) -> dray_image::Result<&'a Place> {
     let place = places.get(usize::from(header.image.0));
-    place
-        .filter(|place| BlockRange::whole(place.len).contains(header.range))
-        .ok_or_else(|| "a frame lies outside the image".to_owned())
+    place.filter(|place| BlockRange::whole(place.len).contains(header.range)).ok_or_else(|| {
+        let why = "a frame lies outside the image";
+        dray_image::Error::new(dray_image::ErrorKind::OutOfRange, "finding its image", why)
+    })
+}
+
+/// What becomes of a run that is not written.
+fn failed(why: &dray_image::Error) -> Arrival {
+    Arrival::Failed(fault(why))
 }
 
 /// Writes the data and zero parts of a run one after the other.
@@ -539,11 +544,11 @@ mod tests {
         let session = sink.of_session(1);
         let writes = std::thread::spawn(move || session.run(&first_block(1), &[7; 4096]));
         let heard = told.recv_timeout(Duration::from_secs(5)).expect("the frame is answered");
-        let Input::Engine(TargetEvent::RunArrived { arrival: Arrival::Failed(why), .. }) = heard
+        let Input::Engine(TargetEvent::RunArrived { arrival: Arrival::Failed(fault), .. }) = heard
         else {
             panic!("it was not refused");
         };
-        assert!(why.contains("noting which regions"), "{why}");
+        assert!(fault.why.contains("noting which regions"), "{fault:?}");
         writes.join().unwrap();
         sink.close();
         let image = std::fs::read(dir.path().join("image")).unwrap();

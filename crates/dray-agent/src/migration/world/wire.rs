@@ -5,7 +5,10 @@ use super::{World, draw};
 use crate::migration::{source, target};
 use dray_engine::SourceEvent;
 use dray_host::migration::revive::may_come_back;
-use dray_net::{ControlSender, JobQueue, RunSink, RunSource, SendJob, SendKind};
+use dray_net::{
+    ControlSender, JobQueue, NetError, NetErrorKind, RunSink, RunSource, SendJob, SendKind,
+};
+use dray_types::ErrorKind;
 use dray_wire::control::{self, Bounded};
 use dray_wire::frame::run_hash;
 use dray_wire::{Encoding, Envelope, FrameHeader, FrameKind, ToSource, ToTarget};
@@ -40,7 +43,10 @@ impl World {
             let Some(link) = self.links[from].take() else { continue };
             self.hosts[from].within(|agent| {
                 if let Some(away) = agent.away().as_ref() {
-                    away.slot.send(source::Input::SessionDown(link.number, why()));
+                    away.slot.send(source::Input::SessionDown(
+                        link.number,
+                        NetError::new(NetErrorKind::Broken, why()),
+                    ));
                 }
             });
             self.hosts[1 - from].within(|agent| {
@@ -72,7 +78,10 @@ impl World {
             if known.is_none() && may_come_back(&to.store, away.slot.board.migration) {
                 return None;
             }
-            let why = "there is no such migration".to_owned();
+            let why = NetError::new(
+                NetErrorKind::Refused(ErrorKind::Conflict),
+                "there is no such migration",
+            );
             away.slot.send(source::Input::SessionRefused(number, why));
             return None;
         };

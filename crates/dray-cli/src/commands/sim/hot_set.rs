@@ -1,7 +1,7 @@
 //! What `dray migrate`'s parameters of hot-set mean in a simulation.
 
 use crate::commands::hot_set::HotSetArgs;
-use dray_api::{ApiError, ApiResult, ErrorKind};
+use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_sim::replay::{HotSet, Settings};
 use dray_types::{BLOCK_SIZE, ByteSize};
 
@@ -46,6 +46,6 @@ impl SyncArgs {
     }
 }
 
-fn invalid(option: &str, why: &str) -> ApiError {
-    ApiError::new(ErrorKind::Invalid, format!("cannot use {option}"), why)
+fn invalid(option: &str, why: &str) -> Refusal {
+    Refusal::new(ErrorKind::Invalid, format!("cannot use {option}"), why)
 }

@@ -1,7 +1,7 @@
 //! Where the records of a simulation come from: a file, or a generated load.
 
 use super::{Common, trace_failed};
-use dray_api::{ApiError, ApiResult, ErrorKind};
+use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_sim::replay::settings::PAPER_DELAY;
 use dray_sim::replay::study::Starts;
 use dray_trace::analyse::{PAPER_BANDWIDTH, PAPER_STARTS, Totals};
@@ -122,8 +122,8 @@ impl Input {
         format!("{} s", self.duration / 1_000_000_000)
     }
 
-    fn cannot(&self, why: String) -> ApiError {
-        ApiError::new(ErrorKind::Invalid, format!("cannot replay {}", self.name), why)
+    fn cannot(&self, why: String) -> Refusal {
+        Refusal::new(ErrorKind::Invalid, format!("cannot replay {}", self.name), why)
     }
 
     /// The records from the beginning. A load's end with the last of these starts and several

@@ -9,7 +9,7 @@ mod once;
 
 use crate::output::Output;
 use clap::Subcommand;
-use dray_api::{ApiError, ApiResult, ErrorKind};
+use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_sim::replay::settings::{PAPER_DELAY, PAPER_HISTORY, PAPER_SEEK};
 use dray_sim::replay::{Order, ReplayError, Settings, Strategy, Throttling};
 use dray_trace::TraceError;
@@ -133,13 +133,13 @@ pub fn run(args: &Args, output: &Output) -> ApiResult<ExitCode> {
 }
 
 /// A trace that cannot be used, as the command's error.
-pub fn trace_failed(what: &str, error: &TraceError) -> ApiError {
+pub fn trace_failed(what: &str, error: &TraceError) -> Refusal {
     let kind = match &error.source {
         Some(why) if why.kind() == std::io::ErrorKind::NotFound => ErrorKind::NotFound,
         Some(_) => ErrorKind::Io,
         None => ErrorKind::Invalid,
     };
-    let failed = ApiError::new(kind, what, error);
+    let failed = Refusal::new(kind, what, error);
     match error.hint {
         Some(hint) => failed.hint(hint),
         None => failed,
@@ -147,14 +147,14 @@ pub fn trace_failed(what: &str, error: &TraceError) -> ApiError {
 }
 
 /// A replay that came to nothing.
-fn replay_failed(name: &str, error: ReplayError<TraceError>) -> ApiError {
+fn replay_failed(name: &str, error: ReplayError<TraceError>) -> Refusal {
     let what = format!("cannot replay {name}");
     match error {
         ReplayError::Trace(error) => trace_failed(&what, &error),
         ReplayError::DiskTooSmall { .. } => {
-            ApiError::new(ErrorKind::Invalid, what, error).hint("give a larger --disk")
+            Refusal::new(ErrorKind::Invalid, what, error).hint("give a larger --disk")
         }
-        ReplayError::Broken(_) => ApiError::new(ErrorKind::Internal, what, error),
+        ReplayError::Broken(_) => Refusal::new(ErrorKind::Internal, what, error),
     }
 }
 

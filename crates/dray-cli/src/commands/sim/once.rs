@@ -5,7 +5,7 @@ use crate::output::Output;
 use crate::show::style::Style;
 use crate::show::table::{Align, fields};
 use crate::show::units::{bytes, count, millis, seconds};
-use dray_api::{ApiError, ApiResult, ErrorKind};
+use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_sim::replay::study::{Mean, Starts};
 use dray_sim::replay::{Order, Outcome, Settings, Strategy, replay};
 use dray_types::BitRate;
@@ -75,9 +75,8 @@ fn one(input: &Input, starts: &Starts, settings: &Settings) -> ApiResult<Outcome
 }
 
 fn write(path: &std::path::Path, svg: &str) -> ApiResult<()> {
-    std::fs::write(path, svg).map_err(|why| {
-        ApiError::new(ErrorKind::Io, format!("cannot write {}", path.display()), why)
-    })
+    std::fs::write(path, svg)
+        .map_err(|why| Refusal::new(ErrorKind::Io, format!("cannot write {}", path.display()), why))
 }
 
 fn describe(settings: &Settings) -> String {

@@ -18,7 +18,7 @@ pub struct Agent {
 fn asked_to_fail(name: &str) -> ApiResult<()> {
     let Some(kind) = name.strip_prefix("fail-") else { return Ok(()) };
     let kind: ErrorKind = serde_json::from_value(json!(kind)).expect("a kind of error");
-    Err(ApiError::new(kind, format!("cannot do this to {name}"), "the test asked for it")
+    Err(Refusal::new(kind, format!("cannot do this to {name}"), "the test asked for it")
         .hint("ask for something else"))
 }
 
@@ -106,7 +106,7 @@ impl AgentApi for Agent {
         failed.role = Role::Target;
         failed.state = MigrationState::Failed;
         failed.error = Some(
-            ApiError::new(ErrorKind::NoSpace, "cannot write vm1-root", "no space left on device")
+            Refusal::new(ErrorKind::NoSpace, "cannot write vm1-root", "no space left on device")
                 .hint("make room in pool fast, then `dray resume`"),
         );
         let mut prepared = running();
@@ -123,7 +123,7 @@ impl AgentApi for Agent {
         promised.state = MigrationState::Running;
         promised.progress.phase = Phase::Handover;
         promised.error = Some(
-            ApiError::new(ErrorKind::Peer, "waits for hostb", "connection refused")
+            Refusal::new(ErrorKind::Peer, "waits for hostb", "connection refused")
                 .hint("if hostb is gone for good: `dray claim vm5-root --source-is-fenced` here"),
         );
         let all = [running(), failed, prepared, waiting, promised];

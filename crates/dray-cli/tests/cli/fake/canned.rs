@@ -229,10 +229,10 @@ pub fn batch_ended() -> BatchStatus {
     let [vm, archive, data] = &mut ended.moves[..] else { unreachable!() };
     (vm.state, vm.progress, vm.summary) = (MoveState::Completed, None, Some(summary()));
     let full = "pool 'images' has 2 GiB free and the images need 20 GiB";
-    let full = ApiError::new(ErrorKind::NoSpace, "cannot prepare on hostb", full);
+    let full = Refusal::new(ErrorKind::NoSpace, "cannot prepare on hostb", full);
     let full = full.hint("free space or choose another pool");
     (archive.state, archive.error) = (MoveState::Failed, Some(full));
-    let cancelled = ApiError::new(ErrorKind::Cancelled, "the batch was cancelled", "by a test");
+    let cancelled = Refusal::new(ErrorKind::Cancelled, "the batch was cancelled", "by a test");
     (data.state, data.error) = (MoveState::Cancelled, Some(cancelled));
     ended
 }

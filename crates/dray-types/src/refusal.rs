@@ -1,6 +1,8 @@
-//! [`ApiError`]: what a command answers when it fails, the same in JSON and on a terminal.
+//! [`Refusal`]: why something was not done, the same from host to host, from an agent to a command, and on a
+//! terminal.
 
-use serde::{Deserialize, Serialize};
+use crate::text::harmless;
+use serde::{Deserialize, Deserializer, Serialize};
 use std::fmt;
 
 /// What sort of failure it was: what a program decides by. Each has an exit code of its own in the
@@ -60,7 +62,7 @@ impl ErrorKind {
 
 /// One failure: what was being done, why it failed, and what the operator can do.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct ApiError {
+pub struct Refusal {
     /// What sort of failure.
     pub kind: ErrorKind,
     /// What failed, with names: `cannot migrate vm1 to hostb`.
@@ -68,14 +70,29 @@ pub struct ApiError {
     /// Why: `connection refused by 10.0.0.2:7600`.
     pub why: String,
     /// What to do about it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub hint: Option<String>,
 }
 
-impl ApiError {
+impl Refusal {
     /// An error without a hint.
     pub fn new(kind: ErrorKind, what: impl Into<String>, why: impl fmt::Display) -> Self {
         Self { kind, what: what.into(), why: why.to_string(), hint: None }
+    }
+
+    /// All of it as one text: what failed, why, and what to do.
+    pub fn in_words(&self) -> String {
+        match &self.hint {
+            Some(hint) => format!("{self}; {hint}"),
+            None => self.to_string(),
+        }
+    }
+
+    /// The same error with texts of a bounded length, as they may be shown.
+    #[must_use]
+    pub fn harmless(self) -> Self {
+        let Self { kind, what, why, hint } = self;
+        Self { kind, what: harmless(what), why: harmless(why), hint: hint.map(harmless) }
     }
 
     /// The same error with what to do about it.
@@ -86,10 +103,18 @@ impl ApiError {
     }
 }
 
-impl fmt::Display for ApiError {
+/// One of another host, as it may be shown.
+///
+/// # Errors
+/// When there is something else.
+pub fn de_refusal<'de, D: Deserializer<'de>>(from: D) -> Result<Refusal, D::Error> {
+    Refusal::deserialize(from).map(Refusal::harmless)
+}
+
+impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.what, self.why)
     }
 }
 
-impl std::error::Error for ApiError {}
+impl std::error::Error for Refusal {}
