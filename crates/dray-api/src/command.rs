@@ -4,10 +4,9 @@
 use super::options::Order;
 use super::options::Tuning;
 use super::text::MigrationRef;
-use dray_types::{BitRate, ByteSize};
+use dray_types::{BitRate, ByteSize, Strategy};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::PathBuf;
 
 /// One line from a client.
@@ -110,41 +109,6 @@ pub enum Subject {
         /// Their names.
         names: Vec<String>,
     },
-}
-
-/// Which blocks move before the guest, and which after.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Strategy {
-    /// Everything moves first; the guest follows when the rest fits the downtime limit.
-    PreCopy,
-    /// The guest moves first; its blocks follow, those it asks for at once.
-    PostCopy,
-    /// Everything is copied once, the guest moves, what it wrote meanwhile follows.
-    Hybrid,
-    /// The guest moves first; only the blocks it asks for follow, until Backfill is started.
-    Deferred,
-    /// What is used most is copied and kept in step, the guest moves, the rest follows.
-    HotSet,
-    /// Everything is copied once, and what the guest writes meanwhile goes to both sides.
-    Mirror,
-    /// What is cheaper to copy before the guest moves is copied, the rest follows.
-    #[default]
-    Auto,
-}
-
-impl fmt::Display for Strategy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::PreCopy => "pre-copy",
-            Self::PostCopy => "post-copy",
-            Self::Hybrid => "hybrid",
-            Self::Deferred => "deferred",
-            Self::HotSet => "hot-set",
-            Self::Mirror => "mirror",
-            Self::Auto => "auto",
-        })
-    }
 }
 
 /// What happens to the disks at the target when every block is there.

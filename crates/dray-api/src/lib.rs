@@ -23,7 +23,7 @@ pub mod tuning;
 pub use backup::*;
 pub use batch::*;
 pub use command::*;
-pub use dray_types::{ErrorKind, Refusal};
+pub use dray_types::{ErrorKind, Refusal, Strategy};
 pub use lineage::*;
 pub use options::{HotSet, Order, Throttle, Tuning};
 pub use plan::*;

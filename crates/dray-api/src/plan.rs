@@ -1,8 +1,9 @@
 //! Planning: what a migration is predicted to take.
 
-use super::command::{Chain, Strategy, Subject};
+use super::command::{Chain, Subject};
 use dray_engine::plan::Prediction;
 use dray_types::BitRate;
+use dray_types::Strategy;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 

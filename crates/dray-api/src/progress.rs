@@ -1,7 +1,7 @@
 //! Events: what a watched migration reports while it runs.
 
-use super::command::Strategy;
 use super::text;
+use dray_types::Strategy;
 use dray_types::{BitRate, MigrationId};
 use serde::{Deserialize, Serialize};
 use std::fmt;

@@ -1,13 +1,14 @@
 //! Results: what the commands answer when they succeed.
 
 use super::Refusal;
-use super::command::{Strategy, Subject};
+use super::command::Subject;
 use super::lineage::GenerationStatus;
 use super::options::Order;
 use super::plan::{Predicted, Provided};
 use super::progress::Progress;
 use super::text;
 use super::trouble::Trouble;
+use dray_types::Strategy;
 use dray_types::{BitRate, ByteSize, Epoch, ImageId, MigrationId};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;

@@ -1,21 +1,20 @@
 //! How to migrate beyond the strategy and the order: what of it a strategy uses.
 
-use super::command::Strategy;
 use super::options::{HotSet, Throttle, Tuning};
 use super::{ErrorKind, Refusal};
-use dray_types::BLOCK_SIZE;
+use dray_types::{BLOCK_SIZE, Strategy};
 
 /// Whether `strategy` uses everything that was asked for.
 ///
 /// # Errors
 /// `Invalid`, naming the first option that it does not use.
 pub fn check(tuning: &Tuning, strategy: Strategy) -> Result<(), Refusal> {
-    if tuning.throttle != Throttle::None && !syncs(strategy) {
+    if tuning.throttle != Throttle::None && !strategy.way().syncs {
         let why = format!("{strategy} does not send what the guest writes before the handover");
         return Err(refused("--throttle", strategy, &why)
             .hint("leave --throttle out, or use pre-copy, mirror or hot-set"));
     }
-    let copies = !matches!(strategy, Strategy::PostCopy | Strategy::Deferred);
+    let copies = strategy.way().copies;
     if tuning.max_added_latency_ms.is_some() && !copies {
         let why = format!("{strategy} copies nothing while the guest runs at the source");
         return Err(refused("--max-added-latency", strategy, &why)
@@ -53,11 +52,6 @@ fn check_hot_set(hot_set: &HotSet) -> Result<(), Refusal> {
         return wrong("--segment", "it is not a multiple of 4 KiB");
     }
     Ok(())
-}
-
-/// Whether dirty blocks are sent again, round by round, while the guest runs at the source.
-const fn syncs(strategy: Strategy) -> bool {
-    matches!(strategy, Strategy::PreCopy | Strategy::Mirror | Strategy::HotSet)
 }
 
 fn refused(option: &str, strategy: Strategy, why: &str) -> Refusal {

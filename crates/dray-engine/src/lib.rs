@@ -35,9 +35,10 @@ pub mod throttle;
 pub mod watch;
 pub mod window;
 
+pub use dray_types::Strategy;
 pub use record::{SourceRecord, TargetRecord};
 pub use source::{Source, SourceEffect, SourceEvent, SourcePlan};
-pub use strategy::{Strategy, Tuning};
+pub use strategy::Tuning;
 pub use target::{BackfillControl, Target, TargetEffect, TargetEvent, TargetPlan};
 
 use serde::{Deserialize, Serialize};

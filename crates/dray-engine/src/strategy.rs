@@ -1,90 +1,7 @@
-//! Strategies: which blocks move before handover and which after, and the settings that shape them.
+//! What a strategy and the settings that shape it come to: which blocks move before the handover and which after.
 
 use crate::throttle;
-use dray_types::BlockSet;
-use serde::{Deserialize, Serialize};
-use std::fmt;
-use std::str::FromStr;
-
-/// A named setting of the engine.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Strategy {
-    /// Copy all, then re-send what was written until the rest fits the downtime limit; everything
-    /// is equal at handover.
-    PreCopy,
-    /// Copy nothing; hand over a map and backfill everything.
-    PostCopy,
-    /// Copy all once; hand over a map of what was written meanwhile and backfill that
-    /// (pre+post-copy in the scheduling literature).
-    Hybrid,
-    /// Copy nothing; hand over a map and fetch what the guest asks for, the rest when the operator
-    /// says so (decoupled storage migration, DLSM).
-    Deferred,
-    /// Copy what is used most and keep it in step; hand over a map of the rest and backfill that
-    /// (LiveFS). With everything copied it is pre-copy, with nothing copied post-copy.
-    HotSet,
-    /// Copy all once, and send each write to what was already copied as well; everything is equal
-    /// at handover (I/O mirroring).
-    Mirror,
-    /// Copy once what is cheaper to copy before handover than after it, block by block; hand over a
-    /// map of the rest and backfill that. See [`crate::plan`].
-    Auto,
-}
-
-impl Strategy {
-    /// All of them, in the order in which they are listed to people.
-    pub const ALL: [Self; 7] = [
-        Self::PreCopy,
-        Self::PostCopy,
-        Self::Hybrid,
-        Self::HotSet,
-        Self::Deferred,
-        Self::Mirror,
-        Self::Auto,
-    ];
-
-    /// Whether Backfill waits for the operator.
-    pub const fn defers(self) -> bool {
-        matches!(self, Self::Deferred)
-    }
-
-    /// Whether the shell must tell of guest writes (`SourceEvent::Written`).
-    pub const fn mirrors(self) -> bool {
-        matches!(self, Self::Mirror)
-    }
-
-    /// Whether `Tuning::copy_only` means anything.
-    pub const fn chooses(self) -> bool {
-        matches!(self, Self::HotSet | Self::Auto)
-    }
-}
-
-impl fmt::Display for Strategy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::PreCopy => "pre-copy",
-            Self::PostCopy => "post-copy",
-            Self::Hybrid => "hybrid",
-            Self::Deferred => "deferred",
-            Self::HotSet => "hot-set",
-            Self::Mirror => "mirror",
-            Self::Auto => "auto",
-        })
-    }
-}
-
-impl FromStr for Strategy {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let named = Self::ALL.iter().find(|strategy| strategy.to_string() == text);
-        named.copied().ok_or_else(|| {
-            let all: Vec<_> = Self::ALL.iter().map(ToString::to_string).collect();
-            format!("'{text}' is not a strategy; use one of {}", all.join(", "))
-        })
-    }
-}
+use dray_types::{BlockSet, Strategy};
 
 /// Bytes of mirrored writes that may wait or be under way, unless said otherwise: 8 ms of a 1 GB/s
 /// disk, or 70 ms of a 1 Gbit link.
@@ -150,16 +67,13 @@ pub(crate) struct Scheme {
 
 impl Scheme {
     pub(crate) fn of(strategy: Strategy, tuning: &Tuning) -> Self {
-        let chosen = tuning.copy_only.as_ref().filter(|_| strategy.chooses());
-        let copies = match strategy {
-            Strategy::PostCopy | Strategy::Deferred => false,
-            _ => chosen.is_none_or(|sets| sets.iter().any(|set| !set.is_empty())),
-        };
-        let syncs =
-            copies && matches!(strategy, Strategy::PreCopy | Strategy::Mirror | Strategy::HotSet);
-        let handover_size = tuning.handover_size.filter(|_| strategy == Strategy::HotSet);
+        let way = strategy.way();
+        let chosen = tuning.copy_only.as_ref().filter(|_| way.chooses);
+        let copies = way.copies && chosen.is_none_or(|sets| sets.iter().any(|set| !set.is_empty()));
+        let syncs = copies && way.syncs;
+        let handover_size = tuning.handover_size.filter(|_| way.leaves_some);
         let equal = syncs && handover_size.is_none();
-        Self { copies, syncs, equal, handover_size, names_zeros: strategy == Strategy::Auto }
+        Self { copies, syncs, equal, handover_size, names_zeros: way.names_zeros }
     }
 }
 
@@ -167,15 +81,6 @@ impl Scheme {
 mod tests {
     use super::*;
     use dray_types::BlockRange;
-
-    #[test]
-    fn names_are_read_as_they_are_written() {
-        for strategy in Strategy::ALL {
-            assert_eq!(strategy.to_string().parse(), Ok(strategy));
-        }
-        let why = "fast".parse::<Strategy>().unwrap_err();
-        assert!(why.contains("pre-copy, post-copy, hybrid, hot-set, deferred, mirror, auto"));
-    }
 
     /// LiveFS, section V: pre-copy and post-copy are settings of its parameters.
     #[test]

@@ -9,6 +9,7 @@
 //! * [`refusal`]: [`Refusal`], why something was not done.
 //! * [`schedule`]: [`Schedule`], an order in which the blocks of an image move.
 //! * [`size`]: what an operator types (`800Mbit`, `2GiB`) and what it means.
+//! * [`strategy`]: [`Strategy`], which blocks move before the guest and which after it.
 //! * [`text`]: what others say, as it may be shown.
 
 #![forbid(unsafe_code)]
@@ -19,6 +20,7 @@ pub mod refusal;
 pub mod schedule;
 pub mod set;
 pub mod size;
+pub mod strategy;
 pub mod text;
 
 pub use ids::{Ancestor, Attempt, BatchId, Epoch, GenerationId, ImageId, ImageIndex, MigrationId};
@@ -27,3 +29,4 @@ pub use refusal::{ErrorKind, Refusal};
 pub use schedule::Schedule;
 pub use set::BlockSet;
 pub use size::{BitRate, ByteSize};
+pub use strategy::Strategy;

@@ -6,7 +6,7 @@ use crate::leaving::take_note;
 use crate::migration::messages::ToSourceShell;
 use crate::migration::slots::{Board, Shown};
 use crate::migration::source::{
-    Input, Reach, SourceLoop, SourceParts, SourceSlot, Told, keep, shown_strategy, untold,
+    Input, Reach, SourceLoop, SourceParts, SourceSlot, Told, keep, untold,
 };
 use crate::migration::target::{TargetLoop, TargetParts};
 use crate::migration::{Clock, Threads};
@@ -61,9 +61,8 @@ impl Tasks {
 
 impl Agent {
     fn board(&self, intent: &SourceIntent, state: MigrationState) -> Arc<Board> {
-        let strategy =
-            intent.options.as_ref().map_or(dray_engine::Strategy::Hybrid, |o| o.strategy);
-        let mut progress = Progress::new(intent.migration, shown_strategy(strategy));
+        let strategy = intent.options.as_ref().map_or(dray_types::Strategy::Hybrid, |o| o.strategy);
+        let mut progress = Progress::new(intent.migration, strategy);
         progress.bandwidth = intent.options.as_ref().and_then(|options| options.bandwidth);
         let shown = Shown {
             role: Role::Source,
@@ -164,7 +163,7 @@ impl Agent {
             state: MigrationState::Running,
             started_unix_ms: intent.started_unix_ms,
             waiting_since: None,
-            progress: Progress::new(intent.migration, dray_api::Strategy::default()),
+            progress: Progress::new(intent.migration, dray_types::Strategy::default()),
             summary: None,
             error: None,
         };

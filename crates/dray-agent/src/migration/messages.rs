@@ -24,7 +24,7 @@ pub enum ToTargetShell {
     /// once more.
     Done,
     /// Which blocks move when, for those who watch at the target.
-    Strategy(dray_engine::Strategy),
+    Strategy(dray_types::Strategy),
     /// Right before the engine's `Prepare` of the same attempt: the closed generations of each image
     /// that the target will own then, the one that this handover closes last. None of an image that
     /// nobody writes.

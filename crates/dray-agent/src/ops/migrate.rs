@@ -11,8 +11,8 @@ use dray_api::{
     ApiResult, Chain, ErrorKind, Migrate, MigrationState, Prepare, Refusal, ReleaseAtEnd, Resume,
     Started, Subject, TargetFormat,
 };
-use dray_engine::Strategy;
 use dray_host::migration::intent::{GuestFacts, Options, Settings, SourceIntent, Way};
+use dray_types::Strategy;
 use dray_types::{BitRate, MigrationId};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -32,18 +32,6 @@ pub(crate) struct Together<'a> {
 
 /// QEMU measures a guest's memory for a second.
 const MEASURE: Duration = Duration::from_secs(3);
-
-fn strategy(strategy: dray_api::Strategy) -> Strategy {
-    match strategy {
-        dray_api::Strategy::PreCopy => Strategy::PreCopy,
-        dray_api::Strategy::PostCopy => Strategy::PostCopy,
-        dray_api::Strategy::Hybrid => Strategy::Hybrid,
-        dray_api::Strategy::Deferred => Strategy::Deferred,
-        dray_api::Strategy::HotSet => Strategy::HotSet,
-        dray_api::Strategy::Mirror => Strategy::Mirror,
-        dray_api::Strategy::Auto => Strategy::Auto,
-    }
-}
 
 /// What becomes of chains: what was prepared decides, and a command may not say otherwise.
 fn chain_of(what: &str, command: &Migrate, slot: Option<&SourceSlot>) -> ApiResult<Chain> {
@@ -125,7 +113,7 @@ impl Agent {
         share: Option<BitRate>,
     ) -> Way {
         let Ok(settings) = self.session_settings(&command.to) else { return Way::default() };
-        let auto = command.strategy == dray_api::Strategy::Auto;
+        let auto = command.strategy == Strategy::Auto;
         let (memory, memory_dirty) = guest_memory(picture, auto).await;
         let rtt = forecast::round_trip(&settings.address).await.unwrap_or(0.0);
         let link = links::rate(&self.store.links(), &command.to);
@@ -145,7 +133,7 @@ impl Agent {
             return invalid("images move without a QEMU at the target", "see --target-qmp");
         }
         dray_api::tuning::check(&command.tuning, command.strategy)?;
-        if command.deadline_ms.is_some() && command.strategy != dray_api::Strategy::Auto {
+        if command.deadline_ms.is_some() && command.strategy != Strategy::Auto {
             return invalid("only auto chooses blocks by a deadline", "use --strategy auto");
         }
         Ok(())
@@ -201,7 +189,7 @@ impl Agent {
         let resident = intent.adopted.is_empty();
         let way = self.way(command, picture, share).await;
         intent.options = Some(Options {
-            strategy: strategy(command.strategy),
+            strategy: command.strategy,
             order: command.order,
             tuning: command.tuning.clone(),
             bandwidth: command.bandwidth,

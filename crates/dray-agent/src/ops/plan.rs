@@ -7,14 +7,13 @@ use super::survey::Survey;
 use crate::agent::Agent;
 use crate::forecast::{self, Moved};
 use crate::links;
-use crate::migration::source::shown_strategy;
 use dray_api::{ApiResult, Plan, Planned, PlannedStrategy, Predicted, Prepare, TargetFormat};
-use dray_engine::Strategy;
 use dray_engine::plan::{self, Goals, Load};
 use dray_host::migration::intent::{SourceImage, Way};
 use dray_host::registry::Entry;
 use dray_image::{FileImage, FileOptions, Image};
 use dray_types::BlockRange;
+use dray_types::Strategy;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -143,7 +142,7 @@ fn strategies(
             let prediction = plan::predict(strategy, load, &goals, None);
             Predicted::new(&prediction, link, goals.missed_by(&prediction))
         };
-        PlannedStrategy { strategy: shown_strategy(strategy), predicted }
+        PlannedStrategy { strategy: strategy, predicted }
     };
     SHOWN.iter().map(one).collect()
 }

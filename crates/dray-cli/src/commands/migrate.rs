@@ -9,6 +9,7 @@ use crate::output::Output;
 use crate::progress;
 use crate::show::status::short;
 use clap::ValueEnum;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use dray_api::text::MigrationRef;
 use dray_api::{
     ApiResult, Batch, BatchStatus, Command, Migrate, Order, ReleaseAtEnd, Seed, Started, Strategy,
@@ -60,8 +61,8 @@ pub struct Args {
     #[arg(long = "name", value_name = "HERE=THERE", value_parser = pair)]
     names: Vec<(String, String)>,
     /// Which blocks move before the guest and which after it
-    #[arg(long, value_enum, default_value_t)]
-    strategy: StrategyArg,
+    #[arg(long, value_parser = strategies(), default_value_t)]
+    strategy: Strategy,
     /// In which order they move
     #[arg(long, value_enum, default_value_t)]
     order: OrderArg,
@@ -118,23 +119,10 @@ struct WhatArgs {
 }
 
 /// The strategies as they are typed.
-#[derive(ValueEnum, Clone, Copy, Debug, Default)]
-enum StrategyArg {
-    /// Everything moves first, the guest when the rest fits the downtime limit
-    PreCopy,
-    /// The guest moves first, its blocks follow
-    PostCopy,
-    /// Everything is copied once, the guest moves, what it wrote meanwhile follows
-    Hybrid,
-    /// The guest moves first; the rest stays until `dray backfill start`
-    Deferred,
-    /// Everything is copied once, and what the guest writes is sent on at once
-    Mirror,
-    /// What the guest uses most is copied and kept in step, the guest moves, the rest follows
-    HotSet,
-    /// What is cheaper to copy before the guest moves is copied, the rest follows
-    #[default]
-    Auto,
+pub fn strategies() -> impl TypedValueParser<Value = Strategy> {
+    let named =
+        |strategy: Strategy| PossibleValue::new(strategy.name()).help(strategy.way().summary);
+    PossibleValuesParser::new(Strategy::ALL.map(named)).try_map(|name| name.parse::<Strategy>())
 }
 
 /// The orders as they are typed.
@@ -183,15 +171,7 @@ impl Args {
             prepared: self.prepared.map(MigrationRef),
             pool: self.pool,
             names: self.names.into_iter().collect(),
-            strategy: match self.strategy {
-                StrategyArg::PreCopy => Strategy::PreCopy,
-                StrategyArg::PostCopy => Strategy::PostCopy,
-                StrategyArg::Hybrid => Strategy::Hybrid,
-                StrategyArg::Deferred => Strategy::Deferred,
-                StrategyArg::Mirror => Strategy::Mirror,
-                StrategyArg::HotSet => Strategy::HotSet,
-                StrategyArg::Auto => Strategy::Auto,
-            },
+            strategy: self.strategy,
             order: match self.order {
                 OrderArg::WorkloadAware => Order::WorkloadAware,
                 OrderArg::Sequential => Order::Sequential,

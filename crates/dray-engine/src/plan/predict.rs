@@ -100,14 +100,15 @@ pub fn predict(
     copied: Option<&[bool]>,
 ) -> Prediction {
     let link = goals.link(load);
-    let copies = !matches!(strategy, Strategy::PostCopy | Strategy::Deferred);
-    let left: Vec<f64> = match copied.filter(|_| strategy.chooses()) {
+    let way = strategy.way();
+    let copies = way.copies;
+    let left: Vec<f64> = match copied.filter(|_| way.chooses) {
         Some(copied) => Chunk::all_left(load, copied),
         None if copies => vec![0.0; load.chunks.len()],
         None => load.chunks.iter().map(|chunk| chunk.bytes as f64).collect(),
     };
     let all = vec![copies; load.chunks.len()];
-    let copied = copied.filter(|_| strategy.chooses()).unwrap_or(&all);
+    let copied = copied.filter(|_| way.chooses).unwrap_or(&all);
     let (sent, handover) = copy_times(load, link, &left, &by_writes(load));
     let mut prediction = Prediction {
         handover,
@@ -116,14 +117,12 @@ pub fn predict(
         ..Prediction::default()
     };
     prediction.bytes = sum(load, |ix, chunk| chunk.bytes as f64 - left[ix]);
-    match strategy {
-        Strategy::PreCopy | Strategy::HotSet => {
-            sync(load, goals, copied, &sent, &mut prediction);
-        }
-        Strategy::Mirror => mirror(load, copied, &sent, link, &mut prediction),
-        _ => {}
+    if way.mirrors {
+        mirror(load, copied, &sent, link, &mut prediction);
+    } else if way.syncs {
+        sync(load, goals, copied, &sent, &mut prediction);
     }
-    let equal = matches!(strategy, Strategy::PreCopy | Strategy::HotSet | Strategy::Mirror);
+    let equal = way.syncs;
     let missing = |ix: usize, chunk: &Chunk| match (copied[ix], equal) {
         (true, true) => 0.0,
         (true, false) => chunk.dirty(sent[ix], handover),

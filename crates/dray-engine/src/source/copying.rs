@@ -5,7 +5,7 @@
 use super::blocks::{begin, reopen};
 use super::rounds::Verdict;
 use super::{ImageState, InFlight, Kind, Link, Source, SourceEffect, SourceNotice, Stage};
-use crate::{Phase, SECOND, Strategy};
+use crate::{Phase, SECOND};
 use dray_types::{Attempt, BLOCK_SIZE, BlockRange, BlockSet, ErrorKind, ImageIndex, Refusal};
 use dray_wire::frame::{MAX_ZERO_BLOCKS, PIECE_BLOCKS};
 use dray_wire::{TargetImage, TargetState};
@@ -96,7 +96,7 @@ impl Source {
                 .tuning
                 .copy_only
                 .as_ref()
-                .filter(|_| self.plan.strategy.chooses() && self.scheme.copies);
+                .filter(|_| self.plan.strategy.way().chooses && self.scheme.copies);
             if let Some(chosen) = chosen {
                 // An image that nobody chose from is left as a whole.
                 state.leave(&chosen.get(ix).cloned().unwrap_or_default(), self.scheme.names_zeros);
@@ -116,7 +116,7 @@ impl Source {
         copy_only: BlockSet,
         out: &mut Vec<SourceEffect>,
     ) {
-        let counts = self.plan.strategy == Strategy::Auto && self.stage == Stage::Copy;
+        let counts = self.scheme.names_zeros && self.stage == Stage::Copy;
         let known = self.plan.tuning.copy_only.as_mut().and_then(|sets| sets.get_mut(image.ix()));
         let Some(chosen) = known.filter(|_| counts) else { return };
         chosen.clone_from(&copy_only);
@@ -285,7 +285,7 @@ impl Source {
     fn judge_round(&mut self, out: &mut Vec<SourceEffect>) {
         let affordable = self.affordable();
         // A mirror's rounds are what its window could not take, and say nothing of the next ones.
-        let foretells = self.scheme.equal && self.plan.strategy != Strategy::Mirror;
+        let foretells = self.scheme.equal && !self.plan.strategy.way().mirrors;
         match self.rounds.judge(self.now, self.round_bytes, affordable) {
             Verdict::Fits => self.get_ready(out),
             Verdict::Hopeless if foretells => self.give_up(out),

@@ -44,7 +44,7 @@ impl SourceShell {
             tracking: false,
             dirty: BlockSet::new(),
             throttle: Throttle::new(),
-            mirrors: settings.strategy.mirrors(),
+            mirrors: settings.strategy.way().mirrors,
             told: BlockSet::new(),
             effects: Vec::new(),
         }

@@ -1,7 +1,7 @@
 //! Beginning a migration that is prepared: its intent is durable first, then its images are bound to it, then
 //! the loop is told.
 
-use super::{Input, SourceSlot, shown_strategy};
+use super::{Input, SourceSlot};
 use crate::ops::{io_error, not_taken};
 use dray_api::{ApiResult, MigrationState};
 use dray_host::migration::intent::SourceIntent;
@@ -38,7 +38,7 @@ impl SourceSlot {
             shown.error = None;
             shown.started_unix_ms = intent.started_unix_ms;
             if let Some(options) = &intent.options {
-                shown.progress.strategy = shown_strategy(options.strategy);
+                shown.progress.strategy = options.strategy;
                 shown.progress.bandwidth = options.bandwidth;
             }
         });

@@ -286,7 +286,7 @@ impl SourceLoop {
             return;
         }
         let tuning = match options.strategy {
-            dray_engine::Strategy::Auto => self.auto(options),
+            dray_types::Strategy::Auto => self.auto(options),
             _ => {
                 self.predict(options);
                 self.tuning(options)

@@ -58,7 +58,7 @@ use mirror::Mirror;
 use orders::Orders;
 use parking_lot::{Mutex, MutexGuard};
 use report::{COUNTS, Report};
-pub use report::{shown_phase, shown_strategy, unix_ms};
+pub use report::{shown_phase, unix_ms};
 pub use session::{Reach, Session, SessionSettings, keep};
 use std::collections::VecDeque;
 use std::io;

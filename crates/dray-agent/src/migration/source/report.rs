@@ -443,19 +443,6 @@ pub fn shown_phase(phase: dray_engine::Phase) -> Phase {
     }
 }
 
-/// The engine's strategy as the API names it.
-pub fn shown_strategy(strategy: dray_engine::Strategy) -> dray_api::Strategy {
-    match strategy {
-        dray_engine::Strategy::PreCopy => dray_api::Strategy::PreCopy,
-        dray_engine::Strategy::PostCopy => dray_api::Strategy::PostCopy,
-        dray_engine::Strategy::Hybrid => dray_api::Strategy::Hybrid,
-        dray_engine::Strategy::Deferred => dray_api::Strategy::Deferred,
-        dray_engine::Strategy::HotSet => dray_api::Strategy::HotSet,
-        dray_engine::Strategy::Mirror => dray_api::Strategy::Mirror,
-        dray_engine::Strategy::Auto => dray_api::Strategy::Auto,
-    }
-}
-
 impl SourceImages {
     /// How far each image is.
     pub fn progress(

@@ -1,7 +1,7 @@
 //! How a migration ended, for people and programs: an error, or one summary.
 
 use super::counts::{Counts, Mark};
-use super::report::{Report, shown_strategy, unix_ms};
+use super::report::{Report, unix_ms};
 use dray_api::{
     Ending, ErrorKind, ImageSummary, MigrationState, Phase, Predicted, Provided, Refusal, Summary,
     Verified, WireBytes,
@@ -78,7 +78,7 @@ impl Report {
         let total = self.total();
         let shown = self.slot.board.read();
         let options = intent.options.as_ref();
-        let strategy = options.map_or(dray_engine::Strategy::Hybrid, |options| options.strategy);
+        let strategy = options.map_or(dray_types::Strategy::Hybrid, |options| options.strategy);
         let sent = total.images.iter().copied().chain(std::iter::repeat((0, 0)));
         let shared = total.shared.iter().copied().chain(std::iter::repeat(0));
         let found = total.found.iter().copied().chain(std::iter::repeat(0));
@@ -107,7 +107,7 @@ impl Report {
             vm: intent.vm.as_ref().and_then(|vm| vm.name.clone()),
             from: self.host.clone(),
             to: intent.peer.clone(),
-            strategy: shown_strategy(strategy),
+            strategy: strategy,
             order: options.map(|options| options.order).unwrap_or_default(),
             started_unix_ms: shown.started_unix_ms,
             ended_unix_ms: unix_ms(),

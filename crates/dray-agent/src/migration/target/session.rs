@@ -4,7 +4,6 @@ use super::{Input, TargetLoop, TargetSlot, Told};
 use crate::agent::refusals::{conflict, denied, invalid};
 use crate::config::MAX_STREAMS;
 use crate::migration::messages::{self, ToSourceShell, ToTargetShell};
-use crate::migration::source::shown_strategy;
 use dray_engine::TargetEvent;
 use dray_net::{ControlSender, ControlSettings, DataReceiver, Incoming, NetError};
 use dray_wire::control::FEATURE_REUSE;
@@ -236,7 +235,7 @@ impl TargetLoop {
             ToTargetShell::Done => return self.opened_again(),
             ToTargetShell::Strategy(strategy) => {
                 return self.slot.board.change(|shown| {
-                    shown.progress.strategy = shown_strategy(strategy);
+                    shown.progress.strategy = strategy;
                 });
             }
             _ => {}

@@ -17,7 +17,7 @@ mod starts;
 mod wire;
 
 use crate::migration::target;
-use dray_engine::Strategy;
+use dray_types::Strategy;
 use dray_types::{BlockRange, ImageIndex};
 use guest::{Guest, draw};
 use host::Host;

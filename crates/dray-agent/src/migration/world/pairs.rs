@@ -4,8 +4,8 @@
 use super::operator::Mission;
 use super::starts::{self, Start, StartPlan};
 use super::{ENOUGH, World};
-use dray_engine::Strategy;
 use dray_files::files::sim::{Fault, SimDisk};
+use dray_types::Strategy;
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
