@@ -238,9 +238,11 @@ impl QemuLocks {
         Ok(())
     }
 
-    /// Locked first, looked second: of two that do this at once, at least one sees the other.
+    /// Looked first: a QEMU that has the file, and changes what it locks, ends when another one's lock is in its
+    /// way. Then locked, and looked once more: of two that do this at once, at least one sees the other.
     fn set(&self, hold: Hold) -> Result<()> {
         let context = || locking(&self.path);
+        self.look(hold)?;
         for byte in hold.bytes() {
             sys::ofd_set(&self.file, Lock::Shared, byte, 1).map_err(|e| match e.kind() {
                 std::io::ErrorKind::WouldBlock => {
@@ -249,6 +251,12 @@ impl QemuLocks {
                 _ => Error::io(context(), e),
             })?;
         }
+        self.look(hold)
+    }
+
+    /// Refuses what others use in a way that excludes this hold.
+    fn look(&self, hold: Hold) -> Result<()> {
+        let context = || locking(&self.path);
         match probe_file(&self.file).map_err(|e| Error::io(context(), e))? {
             Some(others) if others.excludes(hold) => {
                 Err(Error::new(ErrorKind::InUse, context(), &others.to_string()))

@@ -168,7 +168,7 @@ impl Agent {
         self.end_exchanges(stopped).await;
         tokio::spawn(Arc::clone(&self).keep_flat());
         tokio::spawn(Arc::clone(&self).keep_releasing());
-        tokio::spawn(Arc::clone(&self).settle_after_start());
+        tokio::spawn(Arc::clone(&self).keep_settling());
         self.go_on(revived);
         tokio::spawn(Arc::clone(&self).keep_reviving());
         self.tell_cancelled();

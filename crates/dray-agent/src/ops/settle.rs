@@ -59,7 +59,11 @@ impl Agent {
             Some(disk) => disk,
             None => {
                 let own = self.registry.vm_of(&record)?;
-                let is_own = look.process.as_ref().is_some_and(|now| now.is_process(&own));
+                // One process may carry the monitors of several VMs.
+                let is_own = look
+                    .process
+                    .as_ref()
+                    .is_some_and(|now| now.is_process(&own) && now.socket == own.socket);
                 is_own.then_some(Disk::Elsewhere)?
             }
         };
@@ -194,18 +198,19 @@ impl Agent {
         self.registry.check_answered_for(entry).map_err(|why| not_taken(what, why))
     }
 
-    /// After the start: looks at the VMs whose disks were on their way when the agent before this one died.
-    pub(crate) async fn settle_after_start(self: Arc<Self>) {
+    /// Looks at the VMs whose disks were on their way when the agent before this one died, or when QEMU did not
+    /// answer, for as long as the agent runs.
+    pub(crate) async fn keep_settling(self: Arc<Self>) {
         loop {
-            let halfway = |entry: &Arc<Entry>| self.registry.rule_of(entry) == Rule::Undecided;
+            let free = |name: &str| self.registry.operate(name, "release").is_ok();
+            let halfway = |entry: &Arc<Entry>| {
+                self.registry.rule_of(entry) == Rule::Undecided && free(&entry.record().name)
+            };
             let undecided = self.registry.all().into_iter().filter(halfway);
             let vms = undecided.filter_map(|entry| self.registry.vm_of(&entry.record()));
             let mut sockets: Vec<_> = vms.map(|qemu| qemu.socket).collect();
             sockets.sort();
             sockets.dedup();
-            if sockets.is_empty() {
-                return;
-            }
             for socket in sockets {
                 if let Err(why) = self.picture(&socket).await {
                     tracing::debug!(%why, "a vm is not looked at yet");

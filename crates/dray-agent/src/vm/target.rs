@@ -255,6 +255,8 @@ impl TargetVmTask {
             };
             self.registry.check_in_place(&entry).map_err(|why| why.to_string())?;
             let (registry, config) = (&self.registry, &self.config);
+            // QEMU opens the file itself now.
+            entry.drop_locks();
             let released = released::release(registry, config, qmp, &plan, &entry).await;
             released.map_err(|why| Unreleased::of(entry.record().name, &why))?;
         }

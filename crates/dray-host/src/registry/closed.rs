@@ -171,6 +171,7 @@ impl Registry {
     /// now; those without an unfinished operation are served.
     pub fn open_absent(&self) -> Vec<String> {
         self.open_locked();
+        self.retry_locks();
         self.read_again();
         let mut opened = Vec::new();
         for (name, known) in self.all_closed() {

@@ -21,6 +21,8 @@ pub struct Entry {
     locks: Mutex<Option<QemuLocks>>,
     /// Somebody else had locked the file when its locks were to be taken, and they are not here yet.
     locked_out: AtomicBool,
+    /// Locks that were wanted back could not be had.
+    lacks_locks: AtomicBool,
     /// The line of generations, at the owner.
     line: Mutex<Option<Arc<Line>>>,
     /// What is known of its guest's accesses.
@@ -70,6 +72,7 @@ impl Entry {
             record: Mutex::new(record),
             locks: Mutex::default(),
             locked_out: AtomicBool::new(false),
+            lacks_locks: AtomicBool::new(false),
             line: Mutex::default(),
             heat,
             disk,
@@ -123,8 +126,10 @@ impl Entry {
     /// Takes the locks of a disk that a QEMU has just had, or is still letting go. A lock that is not to be
     /// had is told in the log: QEMU may hold its own, and its guest is served all the same.
     pub fn regain_locks(&self) {
+        self.lacks_locks.store(false, Ordering::SeqCst);
         if let Err(why) = self.take_locks() {
             self.locked_out.store(false, Ordering::SeqCst);
+            self.lacks_locks.store(true, Ordering::SeqCst);
             tracing::warn!(image = self.record().name, %why, "cannot lock an image");
             // Who has the file may write to it.
             let settled = self.line().map_or(Ok(()), |line| line.settle(&self.disk, None));
@@ -133,6 +138,21 @@ impl Entry {
                 self.line().inspect(|line| line.suspect());
             }
         }
+    }
+
+    /// Whether locks that were wanted back could not be had, and are still wanted.
+    pub(super) fn lacks_locks(&self) -> bool {
+        self.lacks_locks.load(Ordering::SeqCst)
+    }
+
+    /// Tries once more to get them. Whether they are there now.
+    pub(super) fn try_locks(&self) -> bool {
+        let taken = self.take_locks().is_ok();
+        self.locked_out.store(false, Ordering::SeqCst);
+        if taken {
+            self.lacks_locks.store(false, Ordering::SeqCst);
+        }
+        taken
     }
 
     /// Who else has the file locked, so that an owner could not have it beside them; none when dray has its own
@@ -237,6 +257,7 @@ impl Entry {
 
     /// Gives the locks back, before QEMU opens the file itself.
     pub fn drop_locks(&self) {
+        self.lacks_locks.store(false, Ordering::SeqCst);
         drop(self.give_up_locks());
     }
 

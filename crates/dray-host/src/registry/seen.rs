@@ -153,6 +153,19 @@ impl Registry {
         }
     }
 
+    /// Locks that another program was in the way of are taken as soon as it is not, unless the image is about to be
+    /// QEMU's.
+    pub(super) fn retry_locks(&self) {
+        for entry in self.all().into_iter().filter(|entry| entry.lacks_locks()) {
+            let name = entry.record().name;
+            let Ok(_operation) = self.operate(&name, "release") else { continue };
+            let wanted = self.rule_of(&entry).locking() != Locking::None;
+            if wanted && entry.lacks_locks() && entry.try_locks() {
+                tracing::info!(image = name, "its file is locked again");
+            }
+        }
+    }
+
     /// At the start: a line is trusted only if the rule says so.
     pub(super) fn settle_at_start(&self, entry: &Entry) {
         match self.rule_of(entry) {

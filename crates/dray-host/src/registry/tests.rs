@@ -298,3 +298,28 @@ fn a_replica_that_a_target_reads_from_is_closed_when_it_is_too_short() {
     let registry = load(disk.files());
     assert!(registry.closed("disk").unwrap().reason.why.contains("4096"));
 }
+
+/// Somebody had the file at the moment when dray wanted its locks back.
+#[test]
+fn locks_that_could_not_be_had_are_taken_when_they_can_be() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk");
+    std::fs::write(&path, [7; LEN as usize]).unwrap();
+    let registry = Registry::load(Store::open(dir.path()).unwrap(), Arc::new(Plain)).unwrap();
+    let record = ImageRecord::owned("disk".into(), ImageId(1), path.clone(), LEN);
+    let entry = registry.add(record.clone(), registry.open_file(&record).unwrap()).unwrap();
+    let file = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+    let other = || QemuLocks::take(&file, &path, dray_image::Hold::Owner);
+    entry.drop_locks();
+    let locks = other().unwrap();
+    entry.regain_locks();
+    registry.open_absent();
+    assert!(entry.used_elsewhere().unwrap().is_some());
+    drop(locks);
+    registry.open_absent();
+    assert!(other().is_err(), "it is dray's again");
+    // QEMU is about to have it.
+    entry.drop_locks();
+    registry.open_absent();
+    drop(other().unwrap());
+}

@@ -151,11 +151,8 @@ impl TargetLoop {
         }
     }
 
-    /// QEMU takes its disks back now, if it is to. Images that no VM came with stay locked all the time.
+    /// QEMU takes its disks back now, if it is to. Each image stays locked until it is its turn.
     pub(super) fn release(&mut self) {
-        if self.slot.intent().guest.is_some() {
-            self.images.drop_locks();
-        }
         self.releasing = true;
         self.tell(Told::Release);
     }
