@@ -137,7 +137,7 @@ impl NodeOptions {
     /// The options of a node with a name of its own, without those of its children.
     pub fn of_node(&self, name: &str) -> Result<Options> {
         let found = self.trees.iter().find_map(|tree| find_named(tree, name));
-        found.map(own).ok_or_else(|| self.unknown(name))
+        found.map(own).ok_or_else(|| self.unknown(name)).and_then(reopenable)
     }
 
     /// The options of a node's file child, however it was written: by name, inline, or only as a
@@ -146,7 +146,7 @@ impl NodeOptions {
         let tree = self.trees.iter().find_map(|tree| find_named(tree, parent));
         match tree.ok_or_else(|| self.unknown(parent))?.get("file") {
             Some(Value::String(name)) => Ok((self.of_node(name)?, false)),
-            Some(Value::Object(inline)) => Ok((own(inline), true)),
+            Some(Value::Object(inline)) => Ok((reopenable(own(inline))?, true)),
             _ => Err(self.unknown(parent)),
         }
     }
@@ -171,6 +171,16 @@ impl NodeOptions {
         }
         Error::new(ErrorKind::Refused, why)
     }
+}
+
+/// QEMU reopens no node that was made with this option, whatever its value. One in an iothread ends QEMU by that,
+/// before 9.0.
+fn reopenable(options: Options) -> Result<Options> {
+    if !options.contains_key("force-share") {
+        return Ok(options);
+    }
+    let why = "its node was made with force-share, which QEMU cannot reopen; start the vm without that option";
+    Err(Error::new(ErrorKind::Refused, why))
 }
 
 /// A node's options without its children.
