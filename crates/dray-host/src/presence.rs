@@ -53,10 +53,24 @@ impl Agents {
         let grace = if same_boot { LATE } else { LOST };
         let until = (touched.0.saturating_add(grace), touched.1);
         let mut runs = seen.before;
+        // When the next one began it had ended.
+        if let Some(last) = runs.last_mut() {
+            last.until = last.until.min(seen.since);
+        }
         runs.push(Run { since: seen.since, until });
         let old = runs.len().saturating_sub(REMEMBERED);
         runs.drain(..old);
         Some(Self(runs))
+    }
+
+    /// Whether an agent ran each time a file was changed last, its content or anything of it. What is older than all
+    /// known agents counts as theirs.
+    pub fn ran_at(&self, file: &Look) -> bool {
+        let ran = |when: When| {
+            let older = self.0.first().is_none_or(|first| when < first.since);
+            older || self.0.iter().any(|run| run.since <= when && when <= run.until)
+        };
+        ran(file.changed) && ran(file.touched)
     }
 
     /// Whether an image can be as the agent has left it that opened it last, by how its file and its line look. A
@@ -68,23 +82,31 @@ impl Agents {
 }
 
 /// An agent runs here from now on, and has opened no image yet. Tells which have run before, as far as that is
-/// known, and the file to be touched.
+/// known, and the file to be touched. Without room for it, this agent counts as the one before, gone on with: its own
+/// writes must not be taken for somebody else's.
 ///
 /// # Errors
-/// What the file system reports. Nothing is to be touched then: the next agent takes what this one writes for
-/// somebody else's.
+/// What the file system reports where there is no such file either.
 pub fn begin(store: &Store) -> (Option<Agents>, io::Result<StatePath>) {
     let at = store.seen();
     let agents = Agents::find(&at);
     let before = agents.clone().unwrap_or_default().0;
-    let begun = boot(&at).and_then(|boot| {
-        at.put(&Seen { boot: boot.clone(), since: (i64::MAX, 0), before: before.clone() })?;
-        // By the clock of the file system, which the lines go by as well.
-        let since = at.look()?.changed;
-        at.put(&Seen { boot, since, before })?;
-        Ok(at)
-    });
+    let begun = match note(&at, before) {
+        Err(why) if agents.is_some() => {
+            tracing::warn!(%why, "cannot note when an agent began");
+            Ok(at)
+        }
+        begun => begun.map(|()| at),
+    };
     (agents, begun)
+}
+
+fn note(at: &StatePath, before: Vec<Run>) -> io::Result<()> {
+    let boot = boot(at)?;
+    at.put(&Seen { boot: boot.clone(), since: (i64::MAX, 0), before: before.clone() })?;
+    // By the clock of the file system, which the lines go by as well.
+    let since = at.look()?.changed;
+    at.put(&Seen { boot, since, before })
 }
 
 fn boot(at: &StatePath) -> io::Result<String> {
@@ -117,6 +139,15 @@ mod tests {
         assert!(!agents.have_left(&at(350), &hidden), "somebody has set the time back");
     }
 
+    #[test]
+    fn what_was_changed_between_two_agents_is_neithers() {
+        let run = |since, until| Run { since: (since, 0), until: (until, 0) };
+        let agents = Agents(vec![run(100, 200), run(300, 400)]);
+        assert!([50, 100, 200, 350].iter().all(|&when| agents.ran_at(&at(when))));
+        assert!([201, 299, 401].iter().all(|&when| !agents.ran_at(&at(when))));
+        assert!(!agents.ran_at(&Look { changed: (150, 0), ..at(250) }), "its time was set back");
+    }
+
     fn touch(file: &StatePath, seconds: u64) {
         let last = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
         let touched = File::options().write(true).open(file.path()).unwrap();
@@ -141,7 +172,8 @@ mod tests {
         file.put(&Seen { boot: "another".to_owned(), ..seen }).unwrap();
         touch(&file, 4_000_000_200);
         let second = begin(&store).0.unwrap().0;
-        assert_eq!((second.len(), second[0]), (2, first[0]));
+        assert_eq!((second.len(), second[0].since), (2, first[0].since));
+        assert_eq!(second[0].until, second[1].since, "it had ended by then");
         assert_eq!(
             second[1].until,
             (4_000_000_200 + LOST, 0),

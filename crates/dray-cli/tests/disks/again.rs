@@ -196,7 +196,7 @@ fn an_image_that_comes_and_whose_file_is_lost_is_given_up() {
         }
         wait_for("nothing of it", WAIT, || lab.b.image(IMAGE).is_none()).unwrap();
         assert_eq!(file.exists(), another, "what is not dray's stays");
-        assert_eq!(lab.b.open_migrations(), 0);
+        wait_for("its folder to go", WAIT, || lab.b.open_migrations() == 0).unwrap();
         if !at_source {
             lab.a.start();
         }
@@ -306,6 +306,92 @@ fn what_another_program_writes_after_the_agent_was_killed_is_moved() {
         assert!(at(9) == content(9, 5), "the target has what was there before");
         assert!(at(8) == content(8, 1));
     }
+}
+
+/// The agent died after the journal said so, and before the file lost its name.
+#[test]
+fn what_was_just_handed_over_and_changed_meanwhile_sends_nothing() {
+    let mut lab = Lab::new();
+    lab.a.start_with(&[("DRAY_ABORT_BEFORE", "Retire")]);
+    lab.b.start();
+    let path = lab.a.pool().join(IMAGE);
+    std::fs::write(&path, first()).unwrap();
+    lab.a.add(IMAGE);
+    lab.a.dray(&[
+        "migrate",
+        "--image",
+        IMAGE,
+        "--to",
+        "hostb",
+        "--strategy",
+        "deferred",
+        "--detach",
+    ]);
+    lab.a.await_death().unwrap();
+    killed_long_ago(&mut lab.a);
+    write_in_place(&path);
+    lab.a.start();
+    let why = closed(&lab.a);
+    assert!(why.as_ref().is_some_and(|why| why.contains("while no agent ran")), "{why:?}");
+    claim(&lab.b, &CLAIM);
+    assert_eq!(read(&mut client(&lab.b), 9), vec![0; 4096]);
+}
+
+/// What was received cannot be told from what somebody has put there.
+#[test]
+fn an_image_that_comes_and_was_changed_meanwhile_is_not_gone_on_with() {
+    let changes: [Change; 2] = [
+        |file| file.write_all_at(&[9; 4096], 9 * BLOCK).unwrap(),
+        |file| file.set_len(BLOCKS / 2 * BLOCK).unwrap(),
+    ];
+    for change in changes {
+        let mut lab = in_copy(false);
+        lab.b.start();
+        killed_long_ago(&mut lab.b);
+        let file = coming(&lab.b);
+        change(&File::options().write(true).open(&file).unwrap());
+        lab.b.start();
+        let why = closed(&lab.b);
+        assert!(why.as_ref().is_some_and(|why| why.contains("while no agent ran")), "{why:?}");
+        assert!(lab.a.dray(&["cancel", "--discard"]).status.success());
+        wait_for("nothing of it", WAIT, || lab.b.image(IMAGE).is_none()).unwrap();
+        assert!(!file.exists(), "it is dray's own");
+        let more = ["--to", "hostb", "--strategy", "pre-copy"];
+        let moved = lab.a.dray(&[&["migrate", "--image", IMAGE], &more[..]].concat());
+        assert!(moved.status.success(), "{moved:?}");
+        assert!(std::fs::read(lab.b.pool().join(IMAGE)).unwrap() == first());
+    }
+}
+
+/// What is in the image of these tests at first.
+fn first() -> Vec<u8> {
+    (0..BLOCKS).flat_map(|block| content(block, 1)).collect()
+}
+
+/// Somebody writes to the file with its time kept, as `rsync --inplace --times` does.
+#[test]
+fn what_another_program_hides_after_an_orderly_stop_is_backed_up() {
+    let mut lab = Lab::new();
+    lab.a.start();
+    let url = backups::repository(&lab);
+    let mut held = backups::image(&lab, IMAGE);
+    let backup = json!({"backup": {"images": [IMAGE], "to": url}});
+    lab.a.ask(backup.clone()).unwrap();
+    lab.a.stop();
+    lab.a.start();
+    let done = lab.a.ask(backup.clone()).unwrap();
+    assert_eq!(done["images"][0]["changed_bytes"], 0, "{done}");
+    lab.a.stop();
+    let path = lab.a.pool().join(IMAGE);
+    let time = path.metadata().unwrap().modified().unwrap();
+    write_in_place(&path);
+    let file = File::options().write(true).open(&path).unwrap();
+    file.set_times(FileTimes::new().set_modified(time)).unwrap();
+    held[(9 * BLOCK) as usize..][..BLOCK as usize].copy_from_slice(&content(9, 5));
+    lab.a.start();
+    let done = lab.a.ask(backup).unwrap();
+    let generation = done["images"][0]["generation"]["id"].as_str().unwrap();
+    assert!(backups::restore(&lab, &url, IMAGE, generation, "restored") == held, "{done}");
 }
 
 #[test]

@@ -124,7 +124,10 @@ fn at_stop(image: &StatePath) -> io::Result<AtStop> {
 /// Whether nobody has written to an image that looks like `now` since it looked like `then`.
 fn seems_unwritten(now: &AtStop, then: &AtStop) -> bool {
     match (now, then) {
-        (AtStop::File(now), AtStop::File(then)) => now.seems_unwritten(then),
+        // Nobody can set back when anything of it was changed.
+        (AtStop::File(now), AtStop::File(then)) => {
+            now.seems_unwritten(then) && now.touched == then.touched
+        }
         (AtStop::Device(now), AtStop::Device(then)) => now == then,
         _ => false,
     }

@@ -8,11 +8,10 @@
 
 use super::closed::Reason;
 use super::identity::found_at;
-use super::{CopyState, ImageRecord};
+use super::{CopyState, ImageRecord, Registry};
 use crate::lineage::{ReplicaNote, stamp_of};
 use crate::migration::intent;
 use crate::migration::log::Folder;
-use crate::store::Store;
 use dray_engine::lineage::Stamp;
 use std::fmt;
 use std::io;
@@ -22,13 +21,14 @@ use std::path::PathBuf;
 #[derive(Debug)]
 pub(super) struct Changed {
     path: PathBuf,
+    when: &'static str,
     hint: String,
 }
 
 impl fmt::Display for Changed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path = self.path.display();
-        write!(f, "{path} was changed after the image was handed over")
+        write!(f, "{path} was changed {}", self.when)
     }
 }
 
@@ -50,7 +50,26 @@ impl Changed {
                 "; or, if it holds what it held: `touch -d @{seconds}.{nanos:09} {path}`"
             ));
         }
-        Self { path, hint }
+        Self { path, when: "after the image was handed over", hint }
+    }
+
+    /// Of an image that comes, or that was just handed over: nothing tells what was changed.
+    fn since_known(record: &ImageRecord, path: PathBuf, peer: Option<String>) -> Self {
+        let name = &record.name;
+        let hint = match record.state {
+            CopyState::Incoming => {
+                let peer = peer.unwrap_or_else(|| "its source".to_owned());
+                format!(
+                    "what was received cannot be told from what was changed: `dray cancel --discard` at {peer}, then \
+                     migrate again"
+                )
+            }
+            _ => {
+                let peer = peer.unwrap_or_else(|| "the host that serves it".to_owned());
+                format!("`dray claim {name}` at {peer}, without what it does not have")
+            }
+        };
+        Self { path, when: "while no agent ran", hint }
     }
 
     /// What is said of its image.
@@ -71,20 +90,26 @@ fn note_of(record: &ImageRecord) -> Option<&ReplicaNote> {
     record.replica.as_ref().filter(|_| is_read && is_own)
 }
 
-/// Refuses the file of a copy that another host still reads from, if somebody has written to it.
+/// Refuses the file of a copy that another host still reads from, if somebody has written to it, and of an image
+/// that comes, or was just handed over, if that was while no agent ran.
 ///
 /// # Errors
 /// That, as a [`Changed`], or what the file system reports.
-pub(super) fn refuse(store: &Store, record: &ImageRecord) -> io::Result<()> {
-    let Some(note) = note_of(record) else { return Ok(()) };
+pub(super) fn refuse(registry: &Registry, record: &ImageRecord) -> io::Result<()> {
+    let store = &registry.store;
     let Some(path) = found_at(store, record) else { return Ok(()) };
+    let peer = || record.migration.and_then(|of| intent::peer(&Folder::of(store, of)));
+    if registry.is_no_longer_known(record)? {
+        let path = path.path().to_owned();
+        return Err(io::Error::other(Changed::since_known(record, path, peer())));
+    }
+    let Some(note) = note_of(record) else { return Ok(()) };
     let now = stamp_of(&path)?;
     if now.changed <= note.stamp.changed {
         return Ok(());
     }
-    let peer = record.migration.and_then(|of| intent::peer(&Folder::of(store, of)));
     let looks = [&note.stamp, &now];
-    Err(io::Error::other(Changed::of(record, path.path().to_owned(), peer, looks)))
+    Err(io::Error::other(Changed::of(record, path.path().to_owned(), peer(), looks)))
 }
 
 #[cfg(test)]

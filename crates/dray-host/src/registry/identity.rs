@@ -2,13 +2,14 @@
 //! while no agent ran.
 
 use super::lines::line_path;
-use super::{CopyState, ImageRecord, Registry};
+use super::{CopyState, ImageRecord, Place, Registry};
 use crate::lineage::{Line, file_at};
 use crate::migration::log::{End, Folder};
 use crate::migration::standing;
 use crate::store::Store;
 use dray_engine::lineage::FileIdentity;
 use dray_files::StatePath;
+use dray_files::files::Kind;
 use std::io;
 
 /// Where the image's file would be opened: under the first of the names that it may have.
@@ -93,6 +94,60 @@ impl Registry {
         if !comes || !is_there || record.is_on_other_file_system() {
             return false;
         }
-        found_at(&self.store, record).is_none() || is_other_file(&self.store, record)
+        match found_at(&self.store, record) {
+            None => true,
+            Some(path) => is_other_file(&self.store, record) || self.was_changed_by_others(&path),
+        }
+    }
+
+    /// Whether a file was changed while no agent ran here, as far as that can be told.
+    pub fn was_changed_by_others(&self, path: &StatePath) -> bool {
+        let Some(agents) = &self.agents else { return false };
+        path.look().is_ok_and(|look| look.kind == Kind::File && !agents.ran_at(&look))
+    }
+
+    /// Whether somebody has changed the file of an image that comes, or that was just handed over, while no agent
+    /// ran: which of its blocks are as they were received, or are to be sent, nobody knows.
+    pub(super) fn is_no_longer_known(&self, record: &ImageRecord) -> io::Result<bool> {
+        let moves = match record.state {
+            CopyState::Incoming => record.arriving.is_some() && self.moves_by_blocks(record)?,
+            CopyState::Owner => has_own_file(record) && self.is_handed_over(record)?,
+            CopyState::Replica => false,
+        };
+        let path = found_at(&self.store, record).filter(|_| moves);
+        Ok(path.is_some_and(|path| self.was_changed_by_others(&path)))
+    }
+
+    fn is_handed_over(&self, record: &ImageRecord) -> io::Result<bool> {
+        match record.migration {
+            Some(migration) => standing::is_handed_over(&Folder::of(&self.store, migration)),
+            None => Ok(false),
+        }
+    }
+
+    /// Forgets an image that comes, and whose file [is lost](Self::has_lost_arriving). Another file that lies there
+    /// stays. Of a copy that was to come back nobody knows what it holds any more.
+    ///
+    /// # Errors
+    /// What the file system or the store reports. Can be repeated.
+    pub fn forget_arriving(&self, record: &ImageRecord) -> io::Result<()> {
+        let ours = found_at(&self.store, record).is_some() && !is_other_file(&self.store, record);
+        let names = self.names(record)?;
+        if ours && record.replica.is_some() {
+            names.end_return(record.epoch).map_err(io::Error::other)?;
+            let copy = ImageRecord {
+                state: CopyState::Replica,
+                place: Place::Replica(record.epoch),
+                migration: None,
+                replica: None,
+                arriving: None,
+                ..record.clone()
+            };
+            return self.put_copy(copy);
+        }
+        if ours {
+            names.remove_partial().map_err(io::Error::other)?;
+        }
+        self.forget(&record.name)
     }
 }

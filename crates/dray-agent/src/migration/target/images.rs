@@ -166,7 +166,7 @@ impl TargetImages {
                     waits.filter(|it| discarded && parts.registry.has_lost_arriving(&it.record))
                 {
                     it.disk.withdraw();
-                    return parts.registry.forget(name).err().map(Err);
+                    return parts.registry.forget_arriving(&it.record).err().map(Err);
                 }
                 // One whose record cannot be read may be ours as well.
                 let ours = closed.is_some_and(|closed| {
@@ -375,11 +375,6 @@ impl TargetImages {
         named.try_for_each(|open| self.registry.finish_partial(&open.entry))?;
         self.bound().for_each(|open| self.registry.vouch(open.intent.name_here()));
         Ok(())
-    }
-
-    /// A QEMU may open the files itself now.
-    pub fn drop_locks(&self) {
-        self.bound().for_each(|open| open.entry.drop_locks());
     }
 
     /// The migration no longer holds the images; those that QEMU has taken back are forgotten, and

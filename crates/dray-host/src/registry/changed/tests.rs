@@ -4,6 +4,7 @@ use super::*;
 use crate::flat::tests::Plain;
 use crate::migration::log::{Log, SOURCE_JOURNAL};
 use crate::registry::{Registry, Surroundings};
+use crate::store::Store;
 use dray_engine::SourceRecord;
 use dray_image::Image;
 use dray_types::{Attempt, BLOCK_SIZE, Epoch, ImageId, MigrationId};
