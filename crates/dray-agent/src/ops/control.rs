@@ -4,7 +4,7 @@ use super::io_error;
 use crate::agent::Agent;
 use crate::api::Events;
 use crate::migration::slots::Board;
-use crate::migration::source::{Input, SourceSlot};
+use crate::migration::source::{Input, SourceSlot, unix_ms};
 use crate::migration::target::{self, TargetSlot};
 use dray_api::{
     ApiResult, Cancel, Cancelled, ErrorKind, Event, Limit, Limited, MigrationState,
@@ -12,11 +12,13 @@ use dray_api::{
 };
 use dray_engine::SourceEvent;
 use dray_host::migration::intent::SourceIntent;
+use dray_host::migration::waiting::LetGo;
 use dray_types::MigrationId;
 use dray_wire::request::Fate;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
+use tokio::task::spawn_blocking;
 
 /// A watcher hears at least this often.
 const HEARTBEAT: Duration = Duration::from_secs(1);
@@ -100,8 +102,13 @@ impl Agent {
     }
 
     pub(crate) async fn cancel(self: &Arc<Self>, command: &Cancel) -> ApiResult<Cancelled> {
-        if let Some(migration) = self.named_waiting(command)
+        if let Some(migration) = named_in(command, self.unrevived.here())
             && let Some(cancelled) = self.take_back_waiting(migration).await?
+        {
+            return Ok(cancelled);
+        }
+        if let Some(migration) = named_in(command, self.unrevived.away())
+            && let Some(cancelled) = self.let_go_waiting(migration).await?
         {
             return Ok(cancelled);
         }
@@ -227,11 +234,6 @@ impl Agent {
         Ok(Cancelled { target_was_away, ..Cancelled::of(migration) })
     }
 
-    /// The migration that was named, if it is one to here that cannot be brought back.
-    fn named_waiting(&self, command: &Cancel) -> Option<MigrationId> {
-        text::pick(Some(command.migration.as_ref()?), self.unrevived.here(), Vec::new()).ok()
-    }
-
     /// Takes back a migration to here that cannot be brought back, under the same conditions as one that was. None
     /// when there is none that has promised nothing.
     async fn take_back_waiting(
@@ -250,6 +252,35 @@ impl Agent {
             return Err(conflict(why).hint("see `dray images`, then try again"));
         }
         Ok(Some(Cancelled { at_target: true, ..Cancelled::of(migration) }))
+    }
+
+    /// Lets a migration away go that cannot be brought back, as [`let_go`](Self::let_go) does one that was: on the
+    /// operator's word, as its target may still want what is lost here. None when there is none any more.
+    async fn let_go_waiting(
+        self: &Arc<Self>,
+        migration: MigrationId,
+    ) -> ApiResult<Option<Cancelled>> {
+        let what = format!("cannot cancel migration {migration}");
+        let agent = Arc::clone(self);
+        let gone = spawn_blocking(move || {
+            let gone = agent.unrevived.let_go(&agent.registry, migration, unix_ms())?;
+            // What its record alone decides about is as after a restart.
+            if gone == Some(LetGo::Gone) {
+                agent.registry.open_absent();
+            }
+            Ok(gone)
+        });
+        let gone = gone.await.map_err(std::io::Error::other).flatten();
+        match gone.map_err(|why| io_error(&what, why))? {
+            Some(LetGo::Gone) => {
+                Ok(Some(Cancelled { replicas_stay: true, ..Cancelled::of(migration) }))
+            }
+            Some(LetGo::Kept { why, hint }) => {
+                let why = format!("it cannot be brought back, and has not handed over: {why}");
+                Err(Refusal::new(ErrorKind::Conflict, what, why).hint(hint))
+            }
+            None => Ok(None),
+        }
     }
 
     /// The migration that was named, if this host is its target.
@@ -291,6 +322,11 @@ impl Agent {
         self.targets.remove(migration);
         Ok(Cancelled { at_target: true, ..Cancelled::of(migration) })
     }
+}
+
+/// The migration that was named, if it is one of these.
+fn named_in(command: &Cancel, known: Vec<MigrationId>) -> Option<MigrationId> {
+    text::pick(Some(command.migration.as_ref()?), known, Vec::new()).ok()
 }
 
 /// Why a target does not take back what it has promised, and what an operator can do.

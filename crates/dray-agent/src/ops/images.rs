@@ -257,8 +257,7 @@ impl Agent {
             return Ok(status);
         }
         if self.registry.get(&command.name).is_none()
-            && !command.delete
-            && let Some(status) = self.forget_unfit(&what, &command.name)?
+            && let Some(status) = self.forget_unfit(&what, command)?
         {
             return Ok(status);
         }
@@ -294,12 +293,7 @@ impl Agent {
         if command.delete && !is_replica {
             return conflict("it is not a replica", "without --delete its file stays");
         }
-        let needed = retention::needed_by(&self.registry, entry.record().id);
-        let needed = needed.map_err(|why| io_error(what.clone(), why))?;
-        if let Some(migration) = needed.filter(|_| is_replica) {
-            let why = format!("the target of migration {migration} has not heard that it is over");
-            return conflict(&why, "wait until it has, as `dray status` shows");
-        }
+        self.refuse_needed(&what, &entry.record())?;
         let removed = match command.delete {
             true => self.registry.remove_replica(&entry),
             false => self.registry.forget(&command.name),
@@ -353,11 +347,29 @@ impl Agent {
         self.registry.absent_client(entry).map(ImageUser::Absent)
     }
 
-    /// Forgets an image that is closed because its file is too short; none when it is no such image.
-    fn forget_unfit(&self, what: &str, name: &str) -> ApiResult<Option<ImageStatus>> {
+    /// Forgets an image that is closed because its file is lost or too short; none when it is no such image.
+    fn forget_unfit(&self, what: &str, command: &ImageRemove) -> ApiResult<Option<ImageStatus>> {
+        let ImageRemove { name, delete } = command;
         let _operation = self.operate(what, name, "images remove")?;
-        let forgotten = self.registry.forget_unfit(name).map_err(|why| io_error(what, why))?;
+        let absent = self.registry.closed(name).and_then(|known| known.absent);
+        if let Some(absent) = absent.filter(|absent| absent.record.has_left()) {
+            self.refuse_needed(what, &absent.record)?;
+        }
+        let forgotten = self.registry.forget_unfit(name, *delete);
+        let forgotten = forgotten.map_err(|why| io_error(what, why))?;
         Ok(forgotten.map(|closed| self.absent_status(name.to_owned(), closed)))
+    }
+
+    /// Refuses to remove a copy without which a restart could not tell a target that all is over.
+    fn refuse_needed(&self, what: &str, record: &ImageRecord) -> ApiResult<()> {
+        let needed = retention::needed_by(&self.registry, record.id);
+        let needed = needed.map_err(|why| io_error(what, why))?;
+        let Some(migration) = needed.filter(|_| record.state == CopyState::Replica) else {
+            return Ok(());
+        };
+        let why = format!("the target of migration {migration} has not heard that it is over");
+        Err(Refusal::new(ErrorKind::Conflict, what, why)
+            .hint("wait until it has, as `dray status` shows"))
     }
 }
 

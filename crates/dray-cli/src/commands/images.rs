@@ -95,7 +95,9 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
             let image: ImageStatus = client.call(command).await?;
             output.result(&image, |image, _| {
                 let (name, path) = (&image.name, image.path.display());
-                let file = if delete { "is deleted" } else { "stays" };
+                // The agent does not delete a file that is not the replica's own, or a device.
+                let stays = !delete || image.path.exists();
+                let file = if stays { "stays" } else { "is deleted" };
                 format!("removed image {name}; {path} {file}\n")
             });
         }

@@ -1,9 +1,16 @@
-//! `dray claim` of what a migration that is over has left behind.
+//! `dray claim` of what a migration that is over has left behind, and what becomes of a migration whose copy at the
+//! source is lost when its target was claimed.
 
+use crate::again::with_a_guest;
 use crate::claims::{CLAIM, IMAGE, WAIT, claim, fresh, make, restart_twice, write};
-use crate::guest::{self, Versions};
-use crate::lab::{Lab, wait_for};
+use crate::guest::{self, Versions, content};
+use crate::lab::{Host, Lab, wait_for};
 use crate::moves::result;
+use crate::refusals::{CONFLICT, refused};
+use crate::restarts::{client, read, replica};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 #[test]
 fn a_replica_whose_migration_is_over_can_be_claimed() {
@@ -97,4 +104,108 @@ fn a_migration_that_is_done_tells_its_target_so_although_its_image_is_gone() {
         its_target_hears_of_the_end(&mut lab);
         assert!(deleted || guest::compare(&file, &versions).is_ok(), "nobody touches the file");
     }
+}
+
+/// What becomes of the copy at the source while its agent is off.
+type Damage = fn(&Path);
+
+fn remove(copy: &Path) {
+    std::fs::remove_file(copy).unwrap();
+}
+
+fn put_another_there(copy: &Path) {
+    let other = copy.with_extension("other");
+    std::fs::copy(copy, &other).unwrap();
+    std::fs::rename(other, copy).unwrap();
+}
+
+fn edit(copy: &Path) {
+    let file = File::options().write(true).open(copy).unwrap();
+    file.write_all_at(&[9; 4096], 0).unwrap();
+}
+
+/// A source whose copy, from which its target still reads, is not what it was any more, and that target, which has been
+/// claimed; and the migration.
+fn claimed_while_the_copy_is_lost(damage: Damage) -> (Lab, String) {
+    let mut lab = with_a_guest();
+    let migration = lab.b.migrations()[0]["migration"].as_str().unwrap().to_owned();
+    lab.a.kill();
+    damage(&replica(&lab.a).unwrap());
+    lab.a.start_with(&[("DRAY_ABORT_BEFORE", "LetGo-Images")]);
+    claim(&lab.b, &CLAIM);
+    (lab, migration)
+}
+
+/// The hint names what is to be done, and in which order.
+fn names_the_way_out(a: &Host, migration: &str) {
+    let hint = a.image(IMAGE).unwrap()["closed"]["hint"].as_str().unwrap().to_owned();
+    let said =
+        [format!("`dray claim {IMAGE}` at hostb"), format!("`dray cancel {migration}` here")];
+    assert!(said.iter().all(|said| hint.contains(said.as_str())), "{hint}");
+    let cancel = format!("dray cancel {migration}");
+    refused(a, &["images", "remove", IMAGE, "--delete"], CONFLICT, &[&cancel]);
+}
+
+/// The agent dies in the middle of the first cancel.
+fn is_let_go_for_good(a: &mut Host, migration: &str) {
+    assert!(!a.dray(&["cancel", migration]).status.success(), "it dies");
+    wait_for("the death", WAIT, || a.has_died()).unwrap();
+    a.start();
+    assert!(a.image(IMAGE).unwrap()["closed"]["hint"].as_str().unwrap().contains("dray cancel"));
+    let cancelled = a.dray(&["cancel", migration]);
+    let said = String::from_utf8_lossy(&cancelled.stdout).into_owned();
+    assert!(cancelled.status.success() && said.contains("as replicas"), "{cancelled:?}");
+    for _ in 0..2 {
+        assert_eq!(a.open_migrations(), 0);
+        let left = a.image(IMAGE).unwrap();
+        assert!(left["state"] == "replica" && left["migration"].is_null(), "{left}");
+        a.kill();
+        a.start();
+    }
+    assert!(!a.dray(&["cancel", migration]).status.success(), "it is over");
+}
+
+/// It would wait for its copy for ever, and the image could not come home.
+#[test]
+fn a_source_that_has_lost_its_copy_lets_go_of_a_claimed_target_when_it_is_told_to() {
+    let damages: [(Damage, bool); 3] = [(remove, false), (put_another_there, true), (edit, false)];
+    for (damage, stays) in damages {
+        let (mut lab, migration) = claimed_while_the_copy_is_lost(damage);
+        let copy = lab.a.image(IMAGE).unwrap()["path"].as_str().unwrap().to_owned();
+        names_the_way_out(&lab.a, &migration);
+        is_let_go_for_good(&mut lab.a, &migration);
+        let removed = lab.a.dray(&["images", "remove", IMAGE, "--delete"]);
+        let said = String::from_utf8_lossy(&removed.stdout).into_owned();
+        assert!(removed.status.success() && said.contains("stays") == stays, "{removed:?}");
+        assert!(lab.a.image(IMAGE).is_none());
+        assert_eq!(Path::new(&copy).exists(), stays, "what is not dray's is not deleted");
+        let home = ["--json", "migrate", "--image", IMAGE, "--to", "hosta"];
+        assert_eq!(result(&lab.b.dray(&home))["result"], "completed");
+        for (block, expected) in [(5, content(5, 2)), (700, content(700, 2)), (7, vec![0; 4096])] {
+            assert_eq!(read(&mut client(&lab.a), block), expected, "{block}");
+        }
+    }
+}
+
+/// Its images are this host's, and only a claim says that nobody else has them.
+#[test]
+fn a_source_that_has_not_handed_over_is_not_let_go_of() {
+    let mut lab = Lab::new();
+    make(&lab, IMAGE);
+    lab.start();
+    lab.a.add(IMAGE);
+    let more = ["--to", "hostb", "--strategy", "pre-copy", "--bandwidth", "1MiB/s", "--detach"];
+    assert!(lab.a.dray(&[&["migrate", "--image", IMAGE], &more[..]].concat()).status.success());
+    let begun = || lab.a.image(IMAGE).is_some_and(|image| !image["migration"].is_null());
+    wait_for("its begin", WAIT, begun).unwrap();
+    let migration = lab.a.migrations()[0]["migration"].as_str().unwrap().to_owned();
+    lab.a.kill();
+    let (file, away) = (lab.a.pool().join(IMAGE), lab.a.pool().join("away"));
+    std::fs::rename(&file, &away).unwrap();
+    lab.a.start();
+    refused(&lab.a, &["cancel", &migration], CONFLICT, &["has not handed over", "dray claim"]);
+    std::fs::rename(&away, &file).unwrap();
+    let served = || lab.a.image(IMAGE).is_some_and(|image| image["closed"].is_null());
+    wait_for("its file", WAIT, served).unwrap();
+    assert_eq!(read(&mut client(&lab.a), 5), content(5, 1));
 }

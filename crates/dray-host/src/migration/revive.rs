@@ -4,11 +4,11 @@
 //! images of a migration that cannot be brought back stay closed (I8), the others are served, and it
 //! is tried again until the cause is gone.
 
-use super::intent::{SourceIntent, TargetIntent, check_lens};
+use super::intent::{self, SourceIntent, TargetIntent, check_lens};
 use super::log::{End, Folder, SOURCE_INTENT, SOURCE_JOURNAL, TARGET_INTENT};
 use super::standing;
 use super::waiting::{Unrevived, Waiting};
-use crate::registry::{CopyState, ImageRecord, Reason, Registry};
+use crate::registry::{CopyState, ImageRecord, Reason, Registry, left};
 use crate::store::Store;
 use dray_engine::SourceRecord;
 use dray_types::{ImageId, MigrationId};
@@ -166,11 +166,8 @@ impl<L: Launch> Revival<'_, L> {
         if end == End::Source && is_abandoned(&records) && !lacks_intent {
             return;
         }
-        let way_out = if lacks_intent { way_out_without_intent } else { way_out };
         let named = match end {
-            // What is bound to it still is a copy. Of another one that has come back since it says nothing.
-            End::Source if records.contains(&SourceRecord::Done) => Ok(BTreeMap::new()),
-            End::Source => read_intent(folder, SOURCE_INTENT).map(written),
+            End::Source => named_away(folder, &records),
             End::Target => read_intent(folder, TARGET_INTENT).map(|intent: TargetIntent| {
                 let ids = intent
                     .images
@@ -190,7 +187,7 @@ impl<L: Launch> Revival<'_, L> {
             let name = record.name;
             let shown = migration.map_or_else(|| "?".to_owned(), |id| id.to_string());
             let why = format!("its migration {shown} cannot be brought back: {why}");
-            self.registry.close(&name, Reason::passing(why, way_out(end, &name)));
+            self.registry.close(&name, Reason::passing(why, way_out(folder, end, &name)));
         }
     }
 
@@ -228,33 +225,38 @@ impl<L: Launch> Revival<'_, L> {
 
     /// Tries again what could not be brought back.
     pub fn try_again(&self) -> Vec<L::Source> {
-        let waiting = std::mem::take(&mut *self.unrevived.lock());
+        let _trying = self.unrevived.begin_tries();
+        let waiting = self.unrevived.lock().clone();
         let mut revived = Vec::new();
-        for mut one in waiting {
+        for one in waiting {
             if matches!(one.folder.file(one.end.intent()).exists(), Ok(false))
                 && !self.waits_for_intent(&one.folder)
             {
                 // An operator has claimed its images.
+                self.unrevived.remove(&one);
                 continue;
             }
             match self.bring_back(&one.folder, one.end) {
                 Ok(found) => {
                     tracing::info!(folder = %one.folder.path().display(), "a migration goes on");
+                    self.unrevived.remove(&one);
                     revived.extend(found);
                 }
-                Err(why) => {
-                    let why = why_not(&one.folder, one.end, &why);
-                    self.stay_closed(&one.folder, one.end, &why);
-                    if why != one.why {
-                        tracing::error!(folder = %one.folder.path().display(), why,
-                            "still cannot bring back a migration");
-                        one.why = why;
-                    }
-                    self.unrevived.lock().push(one);
-                }
+                Err(why) => self.still_cannot_bring_back(&one, &why),
             }
         }
         revived
+    }
+
+    /// It waits on, and its images stay closed.
+    fn still_cannot_bring_back(&self, one: &Waiting, why: &io::Error) {
+        let why = why_not(&one.folder, one.end, why);
+        self.stay_closed(&one.folder, one.end, &why);
+        if why != one.why {
+            tracing::error!(folder = %one.folder.path().display(), why,
+                "still cannot bring back a migration");
+            self.unrevived.tell(one, why);
+        }
     }
 }
 
@@ -288,27 +290,47 @@ fn is_abandoned(records: &[SourceRecord]) -> bool {
     })
 }
 
+/// The images that a migration away with these records still has to do with, as far as its intent tells.
+///
+/// # Errors
+/// When that cannot be read.
+pub(super) fn named_away(
+    folder: &Folder,
+    records: &[SourceRecord],
+) -> io::Result<BTreeMap<String, ImageId>> {
+    // What is bound to it still is a copy. Of another one that has come back since it says nothing.
+    if records.contains(&SourceRecord::Done) {
+        return Ok(BTreeMap::new());
+    }
+    read_intent(folder, SOURCE_INTENT).map(written)
+}
+
+/// The name of an image that takes part in the migration of this folder, for what an operator is to be told.
+pub(super) fn image_of(registry: &Registry, folder: &Folder) -> String {
+    let mut records = registry.all_records().into_iter();
+    let bound = records.find(|record| record.migration == folder.migration());
+    bound.map_or_else(|| "IMAGE".to_owned(), |record| record.name)
+}
+
 /// What an operator can do about a migration that cannot be brought back.
-fn way_out(end: End, name: &str) -> String {
-    let other = match end {
-        End::Source => format!("`dray claim {name}`"),
-        End::Target => {
+pub(super) fn way_out(folder: &Folder, end: End, name: &str) -> String {
+    let lacks_intent = folder.lacks_intent().unwrap_or(false);
+    let over = standing::is_handed_over(folder).unwrap_or(false);
+    let away = folder.migration().filter(|_| end == End::Source && over);
+    let other = match (end, away) {
+        (_, Some(migration)) => left::way_out(intent::peer(folder).as_deref(), name, migration),
+        (End::Source, None) => format!("`dray claim {name}`"),
+        // What is here cannot be told from what is not.
+        (End::Target, None) if lacks_intent => format!("`dray claim {name}` at its source"),
+        (End::Target, None) => {
             format!("`dray cancel --discard` at its source, or `dray claim {name}` here")
         }
     };
-    format!("mend that, and it goes on by itself; if it cannot be mended: {other}")
-}
-
-/// What an operator can do about a migration whose intent is not there.
-fn way_out_without_intent(end: End, name: &str) -> String {
-    let at = match end {
-        End::Source => "",
-        // What is here cannot be told from what is not.
-        End::Target => " at its source",
+    let (mend, lost) = match lacks_intent {
+        true => ("bring that file back", "is lost"),
+        false => ("mend that", "cannot be mended"),
     };
-    format!(
-        "bring that file back, and it goes on by itself; if it is lost: `dray claim {name}`{at}"
-    )
+    format!("{mend}, and it goes on by itself; if it {lost}: {other}")
 }
 
 /// An intent belongs to the folder that it lies in, or it is another's.

@@ -90,10 +90,18 @@ pub(crate) fn is_handed_over(folder: &Folder) -> io::Result<bool> {
 }
 
 fn at_source(records: &[SourceRecord]) -> Standing {
-    records.iter().fold(Standing::Kept, |standing, record| match record {
-        SourceRecord::HandedOver(_) => Standing::HandedOver,
-        SourceRecord::TakenBack { .. } => Standing::Kept,
-        _ => standing,
+    match handed_over_in(records) {
+        Some(_) => Standing::HandedOver,
+        None => Standing::Kept,
+    }
+}
+
+/// The epoch in which the target owns what a source with these records has handed over, if it has.
+pub(super) fn handed_over_in(records: &[SourceRecord]) -> Option<Epoch> {
+    records.iter().fold(None, |epoch, record| match record {
+        SourceRecord::HandedOver(agreed) => Some(agreed.epoch),
+        SourceRecord::TakenBack { .. } => None,
+        _ => epoch,
     })
 }
 

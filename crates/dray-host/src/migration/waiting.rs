@@ -1,17 +1,22 @@
 //! Migrations that a restart has found and could not bring back yet, and what becomes of those to here that
-//! nobody wants any more.
+//! nobody wants any more, and of those away that an operator lets go.
 
-use super::fate;
 use super::intent::TargetIntent;
-use super::log::{End, Folder, Log, TARGET_INTENT, TARGET_JOURNAL};
-use super::revive::read_intent;
+use super::log::{End, Folder, Log, SOURCE_JOURNAL, TARGET_INTENT, TARGET_JOURNAL};
+use super::revive::{image_of, named_away, read_intent, way_out};
 use super::standing;
+use super::{abort, fate};
 use crate::registry::Registry;
+use crate::registry::left::Left;
 use dray_engine::TargetRecord;
 use dray_types::{ImageId, MigrationId};
 use dray_wire::request::Fate;
 use parking_lot::{Mutex, MutexGuard};
 use std::io;
+use std::time::Duration;
+
+/// How long the files of other migrations may be looked for before none can be ended.
+const TRIES: Duration = Duration::from_secs(5);
 
 /// A migration that could not be brought back yet.
 #[derive(Clone, Debug)]
@@ -22,9 +27,37 @@ pub(super) struct Waiting {
     pub why: String,
 }
 
+impl Waiting {
+    fn is(&self, end: End, migration: MigrationId) -> bool {
+        self.end == end && self.folder.is_of(migration)
+    }
+
+    fn is_same(&self, other: &Self) -> bool {
+        self.end == other.end && self.folder.path() == other.folder.path()
+    }
+}
+
 /// The migrations that could not be brought back yet.
 #[derive(Default)]
-pub struct Unrevived(Mutex<Vec<Waiting>>);
+pub struct Unrevived {
+    waiting: Mutex<Vec<Waiting>>,
+    /// Held while they are tried again, or while one is ended: its loop is not started meanwhile.
+    trying: Mutex<()>,
+}
+
+/// What came of letting go of a migration away that waits.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum LetGo {
+    /// It is over for this host, and what it has left here stays.
+    Gone,
+    /// It has not handed over: its images are this host's.
+    Kept {
+        /// Why it cannot be brought back.
+        why: String,
+        /// What to do instead.
+        hint: String,
+    },
+}
 
 /// A migration to here that waits, and that has promised nothing: its source says whether it is still wanted.
 #[derive(Clone, Debug)]
@@ -51,14 +84,49 @@ impl Unpromised {
 
 impl Unrevived {
     pub(super) fn lock(&self) -> MutexGuard<'_, Vec<Waiting>> {
-        self.0.lock()
+        self.waiting.lock()
+    }
+
+    /// They are tried again until the answer is dropped.
+    pub(super) fn begin_tries(&self) -> MutexGuard<'_, ()> {
+        self.trying.lock()
+    }
+
+    /// None of them is tried until the answer is dropped.
+    fn hold_tries(&self) -> io::Result<MutexGuard<'_, ()>> {
+        self.trying.try_lock_for(TRIES).ok_or_else(|| {
+            let why = "a migration is being brought back, and the file system does not answer";
+            io::Error::new(io::ErrorKind::TimedOut, why)
+        })
+    }
+
+    /// It waits no longer.
+    pub(super) fn remove(&self, gone: &Waiting) {
+        self.lock().retain(|one| !one.is_same(gone));
+    }
+
+    /// It waits for another cause than before.
+    pub(super) fn tell(&self, waits: &Waiting, why: String) {
+        let mut waiting = self.lock();
+        if let Some(one) = waiting.iter_mut().find(|one| one.is_same(waits)) {
+            one.why = why;
+        }
     }
 
     /// The migrations to here that wait.
     pub fn here(&self) -> Vec<MigrationId> {
+        self.at(End::Target)
+    }
+
+    /// The migrations away that wait.
+    pub fn away(&self) -> Vec<MigrationId> {
+        self.at(End::Source)
+    }
+
+    fn at(&self, end: End) -> Vec<MigrationId> {
         let waiting = self.lock();
-        let here = waiting.iter().filter(|one| one.end == End::Target);
-        here.filter_map(|one| one.folder.migration()).collect()
+        let ours = waiting.iter().filter(|one| one.end == end);
+        ours.filter_map(|one| one.folder.migration()).collect()
     }
 
     /// A migration to here that waits, if it has promised nothing.
@@ -70,16 +138,14 @@ impl Unrevived {
         registry: &Registry,
         migration: MigrationId,
     ) -> io::Result<Option<Unpromised>> {
-        match self.find(migration) {
-            Some(folder) => look(registry, &folder),
+        match self.find(End::Target, migration) {
+            Some(one) => look(registry, &one.folder),
             None => Ok(None),
         }
     }
 
-    fn find(&self, migration: MigrationId) -> Option<Folder> {
-        let waiting = self.lock();
-        let mut here = waiting.iter().filter(|one| one.end == End::Target);
-        here.find(|one| one.folder.is_of(migration)).map(|one| one.folder.clone())
+    fn find(&self, end: End, migration: MigrationId) -> Option<Waiting> {
+        self.lock().iter().find(|one| one.is(end, migration)).cloned()
     }
 
     /// A migration to here that waits, and has promised nothing, is given up, durably: when it is brought back, it
@@ -88,15 +154,58 @@ impl Unrevived {
     /// # Errors
     /// What the file system reports.
     pub fn give_up(&self, registry: &Registry, migration: MigrationId) -> io::Result<bool> {
-        // Held, so that its loop is not started meanwhile.
-        let waiting = self.lock();
-        let mut here = waiting.iter().filter(|one| one.end == End::Target);
-        let Some(one) = here.find(|one| one.folder.is_of(migration)) else { return Ok(false) };
+        let _held = self.hold_tries()?;
+        let Some(one) = self.find(End::Target, migration) else { return Ok(false) };
         if look(registry, &one.folder)?.is_none() {
             return Ok(false);
         }
         let (mut log, _) = Log::open(&one.folder.file(TARGET_JOURNAL))?;
         log.append(&[TargetRecord::Discarded]).map(|()| true)
+    }
+
+    /// A migration away that waits, and that has handed over, is over for this host, as if its loop had let it go
+    /// at `unix_ms`, milliseconds since 1970: what lies here stays, as copies of no migration. None when there is
+    /// no such migration.
+    ///
+    /// The copies are copies by their records before anything else is done. Then the intent goes, durably: no
+    /// restart brings the migration back, and one before the rest is done finds that it lacks its intent, and that
+    /// it has handed over by its journal: it waits, and can be let go again. Its target hears that it was handed
+    /// over until nothing of it is left, and that nobody here knows it after that: no promise is void for that.
+    ///
+    /// # Errors
+    /// What the file system reports: it can be repeated.
+    pub fn let_go(
+        &self,
+        registry: &Registry,
+        migration: MigrationId,
+        unix_ms: u64,
+    ) -> io::Result<Option<LetGo>> {
+        let _held = self.hold_tries()?;
+        let Some(one) = self.find(End::Source, migration) else { return Ok(None) };
+        let _opening = registry.hold_files()?;
+        // An operator may have claimed an image of it just now.
+        let _taking = registry.taking.lock();
+        let folder = &one.folder;
+        if folder.is_void()? {
+            return Ok(None);
+        }
+        let records = standing::read(&folder.file(SOURCE_JOURNAL))?;
+        let Some(epoch) = standing::handed_over_in(&records) else {
+            let hint = way_out(folder, End::Source, &image_of(registry, folder));
+            return Ok(Some(LetGo::Kept { why: one.why, hint }));
+        };
+        let names = named_away(folder, &records).unwrap_or_default();
+        let left = Left { migration, names, epoch, unix_ms };
+        registry.retire_left(&left)?;
+        abort::step("LetGo-Intent");
+        folder.remove_intents(End::Source)?;
+        abort::step("LetGo-Images");
+        registry.let_go_left(&left)?;
+        abort::step("LetGo-Forget");
+        folder.remove(End::Source)?;
+        self.remove(&one);
+        tracing::info!(%migration, "a migration that could not be brought back was let go");
+        Ok(Some(LetGo::Gone))
     }
 }
 
@@ -122,3 +231,6 @@ fn look(registry: &Registry, folder: &Folder) -> io::Result<Option<Unpromised>> 
         lost: ours.any(|record| registry.has_lost_arriving(&record)),
     }))
 }
+
+#[cfg(test)]
+mod tests;

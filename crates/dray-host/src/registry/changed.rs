@@ -8,7 +8,7 @@
 
 use super::closed::Reason;
 use super::identity::found_at;
-use super::{CopyState, ImageRecord, Registry};
+use super::{CopyState, ImageRecord, Registry, left};
 use crate::lineage::{ReplicaNote, stamp_of};
 use crate::migration::intent;
 use crate::migration::log::Folder;
@@ -35,14 +35,10 @@ impl fmt::Display for Changed {
 impl std::error::Error for Changed {}
 
 impl Changed {
-    fn of(record: &ImageRecord, path: PathBuf, peer: Option<String>, looks: [&Stamp; 2]) -> Self {
-        let peer = peer.unwrap_or_else(|| "the host that serves it".to_owned());
-        let name = &record.name;
-        let mut hint = format!(
-            "put the file back as it was: its migration goes on by itself then; or `dray claim {name}` at {peer}, \
-             without what it does not have"
-        );
-        let [then, now] = looks;
+    fn of(path: PathBuf, way_out: Option<String>, [then, now]: [&Stamp; 2]) -> Self {
+        let mut hint =
+            "put the file back as it was: its migration goes on by itself then".to_owned();
+        way_out.iter().for_each(|out| hint.push_str(&format!("; or {out}")));
         // Somebody has only touched it, perhaps: who knows that can say so.
         if then.len == now.len && then.file.is_same(&now.file) {
             let ((seconds, nanos), path) = (then.changed, path.display());
@@ -55,18 +51,14 @@ impl Changed {
 
     /// Of an image that comes, or that was just handed over: nothing tells what was changed.
     fn since_known(record: &ImageRecord, path: PathBuf, peer: Option<String>) -> Self {
-        let name = &record.name;
-        let hint = match record.state {
-            CopyState::Incoming => {
-                let peer = peer.unwrap_or_else(|| "its source".to_owned());
+        let hint = match record.migration.filter(|_| record.state == CopyState::Owner) {
+            Some(migration) => left::way_out(peer.as_deref(), &record.name, migration),
+            None => {
+                let peer = peer.as_deref().unwrap_or("its source");
                 format!(
                     "what was received cannot be told from what was changed: `dray cancel --discard` at {peer}, then \
                      migrate again"
                 )
-            }
-            _ => {
-                let peer = peer.unwrap_or_else(|| "the host that serves it".to_owned());
-                format!("`dray claim {name}` at {peer}, without what it does not have")
             }
         };
         Self { path, when: "while no agent ran", hint }
@@ -108,8 +100,9 @@ pub(super) fn refuse(registry: &Registry, record: &ImageRecord) -> io::Result<()
     if now.changed <= note.stamp.changed {
         return Ok(());
     }
+    let way_out = left::way_out_of(store, record);
     let looks = [&note.stamp, &now];
-    Err(io::Error::other(Changed::of(record, path.path().to_owned(), peer(), looks)))
+    Err(io::Error::other(Changed::of(path.path().to_owned(), way_out, looks)))
 }
 
 #[cfg(test)]

@@ -5,7 +5,8 @@
 //! here says why, what to do about it, and what stands in for a disk whose file is not there yet.
 
 use super::record::{CopyState, ImageRecord};
-use super::{Entry, Registry, changed, losses, short};
+use super::{Entry, Registry, changed, left, losses, short};
+use crate::store::Store;
 use dray_image::{Disk, ErrorKind, Geometry, Image, Late};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
@@ -195,7 +196,9 @@ impl Registry {
                     self.admit(&name, entry);
                     opened.push(name);
                 }
-                Err(why) => self.still_absent(&name, cannot_open(&absent.record, &why)),
+                Err(why) => {
+                    self.still_absent(&name, cannot_open(&self.store, &absent.record, &why))
+                }
             }
         }
         opened
@@ -231,9 +234,10 @@ pub(super) fn being_brought_back() -> Reason {
 
 /// What is said of an image that cannot be opened: its file is not there or too short, was changed, or somebody else has
 /// locked it.
-pub(super) fn cannot_open(record: &ImageRecord, why: &io::Error) -> Reason {
+pub(super) fn cannot_open(store: &Store, record: &ImageRecord, why: &io::Error) -> Reason {
+    let way_out = left::way_out_of(store, record);
     if let Some(short) = short::of(why) {
-        return short.reason();
+        return short.reason(way_out.as_deref());
     }
     if let Some(changed) = changed::of(why) {
         return changed.reason();
@@ -249,7 +253,7 @@ pub(super) fn cannot_open(record: &ImageRecord, why: &io::Error) -> Reason {
     }
     match inner.and_then(|inner| inner.downcast_ref::<dray_image::Error>()) {
         Some(error) if error.kind == ErrorKind::InUse => file_is_locked(&why.to_string()),
-        _ => file_is_missing(record, &why.to_string()),
+        _ => file_is_missing(record, way_out.as_deref(), &why.to_string()),
     }
 }
 
@@ -258,17 +262,18 @@ pub(super) fn file_is_locked(why: &str) -> Reason {
     Reason::passing(why, LOCKED_HINT)
 }
 
-fn file_is_missing(record: &ImageRecord, why: &str) -> Reason {
-    let hint = match record.state {
-        CopyState::Incoming => {
-            "bring its file back, or mount what it lies on, and its migration goes on; if it is lost: \
-             `dray cancel --discard` at its source"
+fn file_is_missing(record: &ImageRecord, way_out: Option<&str>, why: &str) -> Reason {
+    let name = &record.name;
+    let then = match (record.state, way_out) {
+        (CopyState::Incoming, _) => {
+            ", and its migration goes on; if it is lost: `dray cancel --discard` at its source"
+                .to_owned()
         }
-        _ => {
-            "bring its file back, or mount what it lies on; it is served as soon as it can be opened"
-        }
+        (_, Some(way_out)) => format!(", and its migration goes on; if it is lost: {way_out}"),
+        (CopyState::Replica, None) => format!("; if it is lost: `dray images remove {name}`"),
+        (CopyState::Owner, None) => "; it is served as soon as it can be opened".to_owned(),
     };
-    Reason::passing(why, hint)
+    Reason::passing(why, format!("bring its file back, or mount what it lies on{then}"))
 }
 
 /// What is said of an image whose record cannot be read: it is damaged, or the system does not give it out.

@@ -27,7 +27,7 @@ fn has_own_file(record: &ImageRecord) -> bool {
 
 /// Whether another file lies at an image's path than the one that comes, that its line is of, or that a copy was
 /// left behind in.
-fn is_other_file(store: &Store, record: &ImageRecord) -> bool {
+pub(super) fn is_other_file(store: &Store, record: &ImageRecord) -> bool {
     let comes = record.state == CopyState::Incoming;
     if !comes && !has_own_file(record) {
         return false;
@@ -51,7 +51,9 @@ impl Registry {
         if !is_other_file(&self.store, record) {
             return Ok(());
         }
-        let path = record.path.display();
+        // Where it lies, which may be under a copy's name.
+        let path = found_at(&self.store, record);
+        let path = path.as_ref().map_or(&*record.path, StatePath::path).display();
         let than = if self.a_client_runs(&record.name) {
             // Its guest would go on with what is in the other one.
             "the one that a program which was attached still uses"

@@ -5,7 +5,7 @@
 //!
 //! * [`record`]: what is durable of an image. [`entry`]: an image with its disk.
 //! * [`names`]: what a file is called while it comes, is here, and has left (I1).
-//! * [`claims`]: images that an operator took.
+//! * [`claims`]: images that an operator took. [`left`]: copies whose migration an operator ends.
 //! * [`files`]: opening what is below. [`identity`]: whether it is the file that was there before.
 //!   [`lines`]: generations. [`surroundings`]: what only the agent knows.
 //! * [`operations`]: one image takes part in one operation at a time. [`used`]: a file is one image's.
@@ -21,6 +21,7 @@ mod entry;
 mod files;
 mod growth;
 mod identity;
+pub(crate) mod left;
 mod lines;
 mod losses;
 mod names;
@@ -157,7 +158,7 @@ impl Registry {
             }
             Err(why) => {
                 tracing::warn!(image = name, %why, "cannot open an image: it waits for its file");
-                let reason = closed::cannot_open(&record, &why);
+                let reason = closed::cannot_open(&self.store, &record, &why);
                 let absent = Some(Absent::new(record));
                 self.closed.lock().insert(name.to_owned(), Closed { reason, absent });
             }

@@ -1,6 +1,7 @@
 //! What an image is called while it comes, while it is here and after it has left (I1): the names
 //! of files, the markers of devices, and the records that follow them.
 
+use super::identity::is_other_file;
 use super::lines::begin_line;
 use super::{CopyState, Entry, ImageRecord, Place, Registry, is_device};
 use crate::lineage::{ReplicaNote, file_at, stamp_of};
@@ -280,7 +281,7 @@ impl Registry {
     }
 
     /// Deletes the file of a replica and forgets it. A block device is only forgotten: it stays
-    /// marked and read-only.
+    /// marked and read-only. So is a replica in whose place another file lies, which is not dray's.
     ///
     /// # Errors
     /// What the file system or the store reports.
@@ -293,7 +294,9 @@ impl Registry {
         if record.migration.is_some() {
             return Err(io::Error::other("it may be the only copy: its migration is not over"));
         }
-        if let Place::Replica(epoch) = record.place {
+        if let Place::Replica(epoch) = record.place
+            && !is_other_file(&self.store, &record)
+        {
             let names = self.names(&record)?;
             if let Some(flat) = &entry.flat {
                 flat.chain.close();

@@ -6,15 +6,13 @@
 //! in their records: what grew on another host does not say so here.
 
 use super::closed::{Closed, Reason};
-use super::{CopyState, Entry, ImageRecord, Registry};
+use super::identity::{found_at, is_other_file};
+use super::{CopyState, Entry, ImageRecord, Place, Registry};
+use crate::lineage::stamp_of;
 use dray_image::{FileImage, FileOptions, ImageFile};
 use dray_types::BLOCK_SIZE;
 use std::fmt;
 use std::io;
-use std::time::Duration;
-
-/// How long somebody else may look for files before an image that waits for its own cannot be forgotten.
-const LOOKS: Duration = Duration::from_secs(5);
 
 /// The file of an image, or its device, is shorter than the image.
 #[derive(Debug)]
@@ -50,9 +48,10 @@ impl Short {
         io::Error::other(Self { what, has, len: record.len, hint })
     }
 
-    /// What is said of its image.
-    pub(super) fn reason(&self) -> Reason {
-        Reason::passing(self.to_string(), self.hint.clone())
+    /// What is said of its image, with what else can be done about it.
+    pub(super) fn reason(&self, way_out: Option<&str>) -> Reason {
+        let or = way_out.map_or_else(String::new, |out| format!("; if it is lost: {out}"));
+        Reason::passing(self.to_string(), format!("{}{or}", self.hint))
     }
 }
 
@@ -120,34 +119,47 @@ impl Registry {
         record.whole = record.whole || is_whole(&record, &*entry.file);
     }
 
-    /// Forgets an image that is closed because its file is too short, or another one, if it belongs to this host and takes part
-    /// in no migration. Its file stays as it is. None when there is no such image; its clients are cut off.
+    /// Forgets an image that is closed because its file is too short, or another one, if it belongs to this host and
+    /// takes part in no migration; or a copy whose migration is over, also if its file is gone or was changed. Its file
+    /// stays as it is, but for a copy's own file if it is to be `deleted`. None when there is no such image; its
+    /// clients are cut off.
     ///
     /// # Errors
-    /// What the store reports.
-    pub fn forget_unfit(&self, name: &str) -> io::Result<Option<Closed>> {
-        let Some(_opening) = self.opening.try_lock_for(LOOKS) else {
-            let why = "its file is being looked for, and the file system does not answer";
-            return Err(io::Error::new(io::ErrorKind::TimedOut, why));
-        };
-        let Some(closed) = self.closed(name).filter(|closed| self.is_unfit(name, closed)) else {
+    /// What the file system or the store reports.
+    pub fn forget_unfit(&self, name: &str, deleted: bool) -> io::Result<Option<Closed>> {
+        let _opening = self.hold_files()?;
+        let Some(closed) = self.closed(name).filter(|_| self.get(name).is_none()) else {
             return Ok(None);
         };
-        self.forget(name)?;
-        closed.absent.iter().for_each(|absent| absent.disk.withdraw());
-        Ok(Some(closed))
+        let Some(record) = closed.absent.map(|absent| absent.record) else { return Ok(None) };
+        let is_left = record.has_left() && self.is_unfit_copy(&record);
+        if !is_left && (deleted || !self.is_unfit(&record)) {
+            return Ok(None);
+        }
+        if let (Place::Replica(epoch), true) = (record.place, deleted)
+            && !is_other_file(&self.store, &record)
+        {
+            self.names(&record)?.remove_replica(epoch).map_err(io::Error::other)?;
+        }
+        self.forget_closed(name)
     }
 
-    /// Whether it is closed because its file is too short, or another one, and nobody but this host has to do with it.
-    fn is_unfit(&self, name: &str, closed: &Closed) -> bool {
-        let Some(absent) = &closed.absent else { return false };
-        let record = &absent.record;
+    /// Whether its file is too short, or another one, and nobody but this host has to do with it.
+    fn is_unfit(&self, record: &ImageRecord) -> bool {
         let is_owned = record.state == CopyState::Owner && record.migration.is_none();
         let is_unfit = match self.open_file(record) {
             _ if self.refuse_other_file(record).is_err() => true,
             Ok(file) => refuse(record, &*file).is_err_and(|why| of(&why).is_some()),
             Err(_) => device(record).is_some(),
         };
-        is_owned && is_unfit && self.get(name).is_none()
+        is_owned && is_unfit
+    }
+
+    /// Whether the file of a copy is gone, or is not what was left behind.
+    fn is_unfit_copy(&self, record: &ImageRecord) -> bool {
+        let Some(path) = found_at(&self.store, record) else { return true };
+        let seen = record.replica.as_ref().zip(stamp_of(&path).ok());
+        let was_changed = seen.is_some_and(|(note, now)| note.as_found(&now, record.len).is_err());
+        was_changed || is_other_file(&self.store, record) || device(record).is_some()
     }
 }

@@ -206,7 +206,7 @@ fn an_image_whose_file_has_become_shorter_waits_for_it() {
     assert_eq!(registry.open_absent(), ["disk"]);
     assert!(registry.closed("disk").is_none() && registry.get("disk").unwrap().disk.is_open());
     assert_eq!(registry.get("disk").unwrap().line().unwrap().lineage().open(), line);
-    assert!(registry.forget_unfit("disk").unwrap().is_none(), "it is not closed");
+    assert!(registry.forget_unfit("disk", false).unwrap().is_none(), "it is not closed");
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn an_image_whose_file_is_too_short_can_be_removed_and_added_again() {
     disk.kill();
     set_len(&disk, SHORT);
     let registry = load(disk.files());
-    assert!(registry.forget_unfit("disk").unwrap().is_some());
+    assert!(registry.forget_unfit("disk", false).unwrap().is_some());
     assert!(registry.closed("disk").is_none() && registry.open_absent().is_empty());
     let record = ImageRecord::owned("disk".into(), ImageId(2), "/pool/disk".into(), SHORT);
     registry.add(record.clone(), registry.open_file(&record).unwrap()).unwrap();
@@ -236,7 +236,7 @@ fn an_image_whose_file_is_too_short_can_be_removed_and_added_again() {
             None => disk.files().remove(Path::new("/pool/disk")).unwrap(),
         }
         let registry = load(disk.files());
-        assert!(registry.forget_unfit("disk").unwrap().is_none());
+        assert!(registry.forget_unfit("disk", false).unwrap().is_none());
         let hint = registry.closed("disk").unwrap().reason.hint;
         assert!(!hint.contains("images remove"), "{hint}");
     }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::flat::tests::Plain;
-use crate::migration::log::{Log, SOURCE_JOURNAL};
+use crate::migration::log::{Folder, Log, SOURCE_JOURNAL};
 use crate::registry::{Registry, Surroundings};
 use crate::store::Store;
 use dray_engine::SourceRecord;
