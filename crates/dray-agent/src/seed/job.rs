@@ -126,7 +126,7 @@ impl Job {
         check_room(parts, choice.bytes)?;
         set_aside(parts)?;
         let note = note_of(parts, &choice, path)?;
-        let file = SeedFile::open(&parts.store.seeds(), note, parts.pool.io)?;
+        let file = SeedFile::open(&parts.registry, &parts.store.seeds(), note, parts.pool.io)?;
         self.fill(file, choice, parts)
     }
 
@@ -152,7 +152,7 @@ impl Job {
             if !self.is_wanted() {
                 // What is there is used when somebody asks again.
                 gathering.end(None)?;
-                file.save(&gathering.done())?;
+                file.leave(&gathering.done())?;
                 return Ok(Seeding::Nothing { why: "nobody waited for it any more".to_owned() });
             }
             if let Some(rate) = pace.crawls(gathering.bytes(), Instant::now()) {
@@ -268,6 +268,8 @@ fn note_of(parts: &Parts, choice: &Choice, path: PathBuf) -> io::Result<SeedNote
         generation: choice.generation,
         epoch: (*epoch).max(after),
         done: Vec::new(),
+        file: None,
+        left: None,
         finished: None,
     })
 }

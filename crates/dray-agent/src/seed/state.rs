@@ -4,14 +4,19 @@
 //! `seeds/NAME.json` in the state folder names the generation and the tasks whose bytes are on disk; the
 //! file is `.NAME.dray-seed` in the pool. Once the note says which regions hold something else, the file
 //! becomes a replica, again after a crash if need be.
+//!
+//! The name alone says nothing: another file may have been put there, or this one edited, while no agent ran.
+//! The note tells which file it is, and how that looked when it was left; of any other one nothing is trusted.
 
 use super::gather::TASK_BYTES;
 use crate::migration::source::unix_ms;
+use dray_engine::lineage::{FileIdentity, Stamp};
 use dray_files::StatePath;
 use dray_host::lineage::{REGION_BLOCKS, ReplicaNote, stamp_of};
 use dray_host::migration::abort;
 use dray_host::pool::PoolIo;
 use dray_host::registry::{CopyState, ImageRecord, Place, Registry};
+use dray_host::stamp::identity_of;
 use dray_image::{FileImage, FileOptions, ImageNames};
 use dray_types::{Ancestor, BLOCK_SIZE, BlockRange, BlockSet, Epoch, ImageId};
 use serde::{Deserialize, Serialize};
@@ -42,14 +47,51 @@ pub struct SeedNote {
     pub epoch: Epoch,
     /// Tasks that are durable, as runs of number and count.
     pub done: Vec<(u64, u64)>,
+    /// The file that is filled, whatever its name; none before it is made.
+    pub file: Option<FileIdentity>,
+    /// How the file looked when it was left; none while it is filled.
+    pub left: Option<Stamp>,
     /// Set when everything is durable: the regions that hold something else than the generation.
     pub finished: Option<Vec<u64>>,
+}
+
+impl SeedNote {
+    /// Whether it is a note of the same seeding as `wanted`, which has not begun.
+    fn is_of(&self, wanted: &Self) -> bool {
+        let Self { epoch, ref done, file, left, .. } = *self;
+        *self == Self { epoch, done: done.clone(), file, left, ..wanted.clone() }
+    }
+
+    /// Nothing of what was read is trusted.
+    fn distrusted(self) -> Self {
+        Self { done: Vec::new(), file: None, left: None, finished: None, ..self }
+    }
+
+    /// Whether what lies at `path` is the file that the note is of, and nobody but agents has written to it, as
+    /// far as that can be told. The note is at `at`.
+    fn is_of_file(
+        &self,
+        path: &StatePath,
+        at: &StatePath,
+        registry: &Registry,
+    ) -> io::Result<bool> {
+        let now = stamp_of(path)?;
+        let is_it = self.file.is_some_and(|known| now.file.is_same(&known)) && now.len == self.len;
+        Ok(is_it
+            && match self.left {
+                Some(left) if left == now => true,
+                // An agent that died since may have given it its replica's name.
+                Some(left) => now.seems_unwritten(&left) && !registry.was_changed_by_others(path),
+                None => registry.is_left_by_its_agent(at, path),
+            })
+    }
 }
 
 /// A seeding's note and file.
 pub struct SeedFile {
     at: StatePath,
     names: ImageNames,
+    path: StatePath,
     /// The note as it is on disk.
     pub note: SeedNote,
     /// The file that is filled.
@@ -61,32 +103,40 @@ fn other(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error 
 }
 
 impl SeedFile {
-    /// Goes on with what an earlier life has begun for the same generation, or begins.
+    /// Goes on with what an earlier life has begun for the same generation, or begins: also where another file has
+    /// the name, or this one was written to by others.
     ///
     /// # Errors
     /// What the file system reports.
-    pub fn open(seeds: &StatePath, wanted: SeedNote, io: PoolIo) -> io::Result<Self> {
+    pub fn open(
+        registry: &Registry,
+        seeds: &StatePath,
+        wanted: SeedNote,
+        io: PoolIo,
+    ) -> io::Result<Self> {
         let at = note_path(seeds, &wanted.name);
         let names = ImageNames::of(&wanted.path).map_err(other)?;
-        let known = at.peek::<SeedNote>().ok().filter(|known| {
-            let same = SeedNote { done: known.done.clone(), epoch: known.epoch, ..wanted.clone() };
-            *known == same
-        });
+        let path = registry.at(&names.seed());
+        let known = at.peek::<SeedNote>().ok().filter(|known| known.is_of(&wanted));
+        let known = known.filter(|known| is_trusted(known, &path, &at, registry));
         let opened = known.and_then(|note| Some((note, names.open_seed().ok()?)));
         let (note, file) = match opened {
-            Some(opened) => opened,
+            Some((note, file)) => (SeedNote { left: None, ..note }, file),
             None => {
-                // Bytes of another generation: removed before a note names this one.
+                // Bytes of another generation, or of others: removed before a note names this one.
                 names.remove_seed().map_err(other)?;
                 at.put(&wanted)?;
                 let file = names.create_seed(wanted.len).map_err(other)?;
-                (wanted, file)
+                let made = identity_of(&file.metadata()?);
+                (SeedNote { file: Some(made), ..wanted }, file)
             }
         };
+        // The next agent goes by its time as well: from here on it is this one that has the file.
+        at.put(&note)?;
         let direct = io == PoolIo::Direct;
         let options = FileOptions { write: true, direct, export_len: Some(note.len) };
         let file = FileImage::from_file(file, &names.seed(), options).map_err(other)?;
-        Ok(Self { at, names, note, file: Arc::new(file) })
+        Ok(Self { at, names, path, note, file: Arc::new(file) })
     }
 
     /// Which tasks were done before.
@@ -115,10 +165,30 @@ impl SeedFile {
         self.at.put(&self.note)
     }
 
+    /// Nobody goes on with it for now: as [`save`](Self::save), and what is written to it from here on, others have
+    /// written.
+    ///
+    /// # Errors
+    /// What the file system reports, or that another file has its name.
+    pub fn leave(mut self, done: &[bool]) -> io::Result<()> {
+        dray_image::Image::flush(&*self.file).map_err(other)?;
+        self.note.left = Some(self.stamp()?);
+        self.save(done)
+    }
+
+    /// How the file looks by its name.
+    fn stamp(&self) -> io::Result<Stamp> {
+        let now = stamp_of(&self.path)?;
+        if self.note.file.is_some_and(|file| file.is_same(&now.file)) {
+            return Ok(now);
+        }
+        Err(other(format!("another file was put at {}", self.path.display())))
+    }
+
     /// Everything is durable but what `failed` names: the file becomes a replica.
     ///
     /// # Errors
-    /// What the file system or the registry reports.
+    /// What the file system or the registry reports, or that another file has its name.
     pub fn finish(mut self, failed: &[u32], registry: &Registry) -> io::Result<()> {
         dray_image::Image::flush(&*self.file).map_err(other)?;
         let mut regions: Vec<u64> =
@@ -126,6 +196,7 @@ impl SeedFile {
         regions.sort_unstable();
         regions.dedup();
         self.note.finished = Some(regions);
+        self.note.left = Some(self.stamp()?);
         abort::before(|| vec!["seed-finish".to_owned()]);
         self.at.put(&self.note)?;
         drop(self.file);
@@ -149,6 +220,18 @@ pub fn task_count(len: u64) -> usize {
 
 fn note_path(seeds: &StatePath, name: &str) -> StatePath {
     seeds.join(format!("{name}.json"))
+}
+
+/// Whether what the note calls done can be believed of the file at `path`; the log tells if not.
+fn is_trusted(note: &SeedNote, path: &StatePath, at: &StatePath, registry: &Registry) -> bool {
+    match note.is_of_file(path, at, registry) {
+        Ok(false) if note.file.is_some() => {
+            let seed = path.display();
+            tracing::warn!(%seed, "is not as it was left: what it was read from is read again");
+            false
+        }
+        is_it => is_it.unwrap_or(false),
+    }
 }
 
 /// The file gets a replica's name and the registry a record of it. Can be repeated.
@@ -195,7 +278,7 @@ fn revive_one(at: &StatePath, registry: &Registry, keep: std::time::Duration) ->
     if note.finished.is_some() {
         return match registry.get(&note.name) {
             Some(_) => at.remove(),
-            None => become_replica(at, &names, &note, registry),
+            None => revive_finished(at, &names, note, registry),
         };
     }
     let age = std::fs::metadata(at)?.modified()?.elapsed().unwrap_or_default();
@@ -206,76 +289,26 @@ fn revive_one(at: &StatePath, registry: &Registry, keep: std::time::Duration) ->
     at.remove()
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use dray_image::{Image, ImageFile};
-    use dray_types::GenerationId;
-
-    const LEN: u64 = 3 * TASK_BYTES + 4096;
-
-    struct World {
-        dir: tempfile::TempDir,
+/// What an agent had finished that died before it had made a replica of it.
+fn revive_finished(
+    at: &StatePath,
+    names: &ImageNames,
+    note: SeedNote,
+    registry: &Registry,
+) -> io::Result<()> {
+    let mut path = registry.at(&names.seed());
+    if !path.exists()? {
+        path = registry.at(&names.replica(note.epoch));
     }
-
-    impl World {
-        fn open(&self, generation: u128) -> SeedFile {
-            let note = SeedNote {
-                name: "vm1".to_owned(),
-                id: ImageId(1),
-                path: self.dir.path().join("vm1"),
-                len: LEN,
-                read_only: false,
-                generation: Ancestor { id: GenerationId(generation), number: 3 },
-                epoch: Epoch(2),
-                done: Vec::new(),
-                finished: None,
-            };
-            SeedFile::open(&StatePath::real(self.dir.path()), note, PoolIo::Buffered).unwrap()
-        }
+    if note.is_of_file(&path, at, registry)? {
+        return become_replica(at, names, &note, registry);
     }
-
-    #[test]
-    fn what_was_saved_is_not_read_again_and_another_generation_begins_anew() {
-        let world = World { dir: tempfile::tempdir().unwrap() };
-        let mut seed = world.open(7);
-        assert_eq!(seed.done(), [false; 4]);
-        seed.file.write_bulk(&[1; 4096], 0).unwrap();
-        seed.file.write_bulk(&[2; 4096], 2 * TASK_BYTES).unwrap();
-        seed.save(&[true, false, true, true]).unwrap();
-        drop(seed);
-        let seed = world.open(7);
-        assert_eq!(seed.done(), [true, false, true, true]);
-        let mut bytes = [0; 4096];
-        seed.file.read_at(&mut bytes, 2 * TASK_BYTES).unwrap();
-        assert_eq!(bytes, [2; 4096]);
-        drop(seed);
-        let seed = world.open(8);
-        assert_eq!(seed.done(), [false; 4]);
-        seed.file.read_at(&mut bytes, 0).unwrap();
-        assert_eq!(bytes, [0; 4096]);
-        seed.remove().unwrap();
-        assert_eq!(std::fs::read_dir(world.dir.path()).unwrap().count(), 0);
-    }
-
-    #[test]
-    fn a_file_without_its_note_or_a_note_without_its_file_begins_anew() {
-        let world = World { dir: tempfile::tempdir().unwrap() };
-        for gone in [".vm1.dray-seed", "vm1.json"] {
-            let mut seed = world.open(7);
-            seed.file.write_bulk(&[1; 4096], 0).unwrap();
-            seed.save(&[true; 4]).unwrap();
-            drop(seed);
-            std::fs::remove_file(world.dir.path().join(gone)).unwrap();
-            assert_eq!(world.open(7).done(), [false; 4], "{gone}");
-        }
-    }
-
-    #[test]
-    fn a_note_of_more_than_the_image_has_is_cut() {
-        let world = World { dir: tempfile::tempdir().unwrap() };
-        let mut seed = world.open(7);
-        seed.note.done = vec![(1, 1), (3, u64::MAX), (u64::MAX, 9)];
-        assert_eq!(seed.done(), [false, true, false, true]);
-    }
+    // It may be somebody's: it stays until there is another seed of the name, or this one is too old; for good if
+    // it has a replica's name.
+    at.put(&note.distrusted())?;
+    let path = path.display();
+    Err(other(format!("{path} is another file, or was changed while no agent ran")))
 }
+
+#[cfg(test)]
+mod tests;

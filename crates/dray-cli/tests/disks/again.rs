@@ -268,7 +268,7 @@ fn a_copy_that_nobody_has_changed_is_sent_whatever_restarts() {
 }
 
 /// The agent was killed ten seconds ago.
-fn killed_long_ago(host: &mut Host) {
+pub fn killed_long_ago(host: &mut Host) {
     host.kill();
     let seen = File::options().write(true).open(host.state().join("seen.json")).unwrap();
     let then = seen.metadata().unwrap().modified().unwrap() - Duration::from_secs(10);
@@ -276,7 +276,7 @@ fn killed_long_ago(host: &mut Host) {
 }
 
 /// Somebody starts the VM without dray for a while.
-fn write_in_place(path: &Path) {
+pub fn write_in_place(path: &Path) {
     let file = File::options().write(true).open(path).unwrap();
     file.write_all_at(&content(9, 5), 9 * BLOCK).unwrap();
 }

@@ -78,6 +78,7 @@ mod returns;
 mod reuse;
 mod seeds;
 mod stale;
+mod stale_seeds;
 mod starts;
 mod store;
 mod throttle;

@@ -205,7 +205,7 @@ fn whole(disk: &Disk) -> BlockSet {
 }
 
 /// Whether nobody has written to an image since the last of the agents that had it, as far as that can be told.
-fn is_left_by(agents: Option<&Agents>, line: &StatePath, image: &StatePath) -> bool {
+pub(crate) fn is_left_by(agents: Option<&Agents>, line: &StatePath, image: &StatePath) -> bool {
     match (agents, line.look(), image.look()) {
         (Some(agents), Ok(line), Ok(image)) if image.kind == Kind::File => {
             agents.have_left(&line, &image)

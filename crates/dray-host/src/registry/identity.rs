@@ -3,7 +3,7 @@
 
 use super::lines::line_path;
 use super::{CopyState, ImageRecord, Place, Registry};
-use crate::lineage::{Line, file_at};
+use crate::lineage::{Line, file_at, is_left_by};
 use crate::migration::log::{End, Folder};
 use crate::migration::standing;
 use crate::store::Store;
@@ -85,6 +85,12 @@ impl Registry {
         }
         // The record may not say so yet.
         standing::is_handed_over(&folder)
+    }
+
+    /// Whether nobody has written to a file since the last of the agents that had it, as far as that can be told:
+    /// `note` is written anew by each of them. To be asked before this agent does that.
+    pub fn is_left_by_its_agent(&self, note: &StatePath, file: &StatePath) -> bool {
+        is_left_by(self.agents.as_ref(), note, file)
     }
 
     /// Whether the file of an image that comes is lost: none is there, or another one, in the folder that it was
