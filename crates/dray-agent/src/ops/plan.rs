@@ -142,7 +142,7 @@ fn strategies(
             let prediction = plan::predict(strategy, load, &goals, None);
             Predicted::new(&prediction, link, goals.missed_by(&prediction))
         };
-        PlannedStrategy { strategy: strategy, predicted }
+        PlannedStrategy { strategy, predicted }
     };
     SHOWN.iter().map(one).collect()
 }

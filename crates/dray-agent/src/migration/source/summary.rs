@@ -107,7 +107,7 @@ impl Report {
             vm: intent.vm.as_ref().and_then(|vm| vm.name.clone()),
             from: self.host.clone(),
             to: intent.peer.clone(),
-            strategy: strategy,
+            strategy,
             order: options.map(|options| options.order).unwrap_or_default(),
             started_unix_ms: shown.started_unix_ms,
             ended_unix_ms: unix_ms(),
