@@ -21,7 +21,7 @@ const LOST: i64 = 60;
 const REMEMBERED: usize = 64;
 
 /// Seconds since 1970, and nanoseconds.
-type When = (i64, i64);
+pub type When = (i64, i64);
 
 /// From when to when an agent ran.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -81,32 +81,44 @@ impl Agents {
     }
 }
 
+/// An agent that runs here.
+#[derive(Debug)]
+pub struct Begun {
+    /// The file to be touched.
+    pub file: StatePath,
+    /// Since when. No touch may be earlier, whatever becomes of the clock.
+    pub since: When,
+}
+
 /// An agent runs here from now on, and has opened no image yet. Tells which have run before, as far as that is
-/// known, and the file to be touched. Without room for it, this agent counts as the one before, gone on with: its own
-/// writes must not be taken for somebody else's.
+/// known. Without room for it, this agent counts as the one before, gone on with: its own writes must not be taken for
+/// somebody else's.
 ///
 /// # Errors
 /// What the file system reports where there is no such file either.
-pub fn begin(store: &Store) -> (Option<Agents>, io::Result<StatePath>) {
-    let at = store.seen();
-    let agents = Agents::find(&at);
+pub fn begin(store: &Store) -> (Option<Agents>, io::Result<Begun>) {
+    let file = store.seen();
+    let touched = file.look().map_or((i64::MIN, 0), |look| look.changed);
+    let agents = Agents::find(&file);
     let before = agents.clone().unwrap_or_default().0;
-    let begun = match note(&at, before) {
+    let since = match note(&file, before, touched) {
         Err(why) if agents.is_some() => {
             tracing::warn!(%why, "cannot note when an agent began");
-            Ok(at)
+            Ok(touched)
         }
-        begun => begun.map(|()| at),
+        noted => noted,
     };
-    (agents, begun)
+    (agents, since.map(|since| Begun { file, since }))
 }
 
-fn note(at: &StatePath, before: Vec<Run>) -> io::Result<()> {
+fn note(at: &StatePath, before: Vec<Run>, touched: When) -> io::Result<When> {
     let boot = boot(at)?;
     at.put(&Seen { boot: boot.clone(), since: (i64::MAX, 0), before: before.clone() })?;
-    // By the clock of the file system, which the lines go by as well.
-    let since = at.look()?.changed;
-    at.put(&Seen { boot, since, before })
+    // By the clock of the file system, which the lines go by as well. One that was set back does not make agents run
+    // into each other.
+    let since = at.look()?.changed.max(touched);
+    at.put(&Seen { boot, since, before })?;
+    Ok(since)
 }
 
 fn boot(at: &StatePath) -> io::Result<String> {
@@ -160,13 +172,15 @@ mod tests {
         let store = Store::open(dir.path()).unwrap();
         let (agents, file) = begin(&store);
         assert_eq!(agents, None);
-        touch(&file.unwrap(), 4_000_000_000);
+        touch(&file.unwrap().file, 4_000_000_000);
         let (agents, file) = begin(&store);
         let first = agents.unwrap().0;
         assert_eq!(first.len(), 1);
         assert!(first[0].since.0 < 4_000_000_000);
         assert_eq!(first[0].until, (4_000_000_000 + LATE, 0));
-        let file = file.unwrap();
+        let Begun { file, since } = file.unwrap();
+        assert_eq!(since, (4_000_000_000, 0), "the clock was set back since");
+        assert!(Agents(first.clone()).ran_at(&at(4_000_000_000)));
         touch(&file, 4_000_000_100);
         let seen: Seen = file.get().unwrap();
         file.put(&Seen { boot: "another".to_owned(), ..seen }).unwrap();

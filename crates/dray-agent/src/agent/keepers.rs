@@ -3,15 +3,15 @@
 
 use crate::config::Config;
 use crate::migration::source::unix_ms;
-use dray_files::StatePath;
 use dray_heat::DrainPause;
 use dray_host::lineage::CLOSE_IDLE;
-use dray_host::presence::EVERY;
+use dray_host::presence::{Begun, EVERY, When};
 use dray_host::registry::Registry;
 use dray_host::retention::{INTERVAL, Retention, sweep};
 use rustix::fs::{Timespec, Timestamps, UTIME_NOW, futimens};
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Weak};
 use std::thread::{self, Builder, sleep};
 use std::time::{Duration, Instant};
@@ -49,20 +49,33 @@ fn keep_heat(registry: &Weak<Registry>) {
 ///
 /// # Errors
 /// When it cannot be opened, or no thread can be made.
-pub(super) fn presence(file: &StatePath, registry: &Arc<Registry>) -> io::Result<()> {
-    let file = File::options().write(true).open(file.path())?;
-    let registry = Arc::downgrade(registry);
+pub(super) fn presence(begun: &Begun, registry: &Arc<Registry>) -> io::Result<()> {
+    let file = File::options().write(true).open(begun.file.path())?;
+    let (registry, mut last) = (Arc::downgrade(registry), begun.since);
     let work = move || {
         while registry.strong_count() > 0 {
-            let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
-            let times = Timestamps { last_access: now, last_modification: now };
-            if let Err(why) = futimens(&file, &times) {
-                tracing::debug!(%why, "cannot note that the agent runs");
+            match touch(&file, last) {
+                Ok(now) => last = now,
+                Err(why) => tracing::debug!(%why, "cannot note that the agent runs"),
             }
             sleep(EVERY);
         }
     };
     Builder::new().name("dray-presence".to_owned()).spawn(work).map(drop)
+}
+
+/// Touches a file, not earlier than `last`: the clock may have been set back. Tells the time that it has now.
+fn touch(file: &File, last: When) -> io::Result<When> {
+    let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+    futimens(file, &Timestamps { last_access: now, last_modification: now })?;
+    let meta = file.metadata()?;
+    let now = (meta.mtime(), meta.mtime_nsec());
+    if now >= last {
+        return Ok(now);
+    }
+    let time = Timespec { tv_sec: last.0, tv_nsec: last.1 };
+    futimens(file, &Timestamps { last_access: time, last_modification: time })?;
+    Ok(last)
 }
 
 /// Closes regions of lines that are not in use.

@@ -100,7 +100,7 @@ fn open(start: &Start, readiness: Arc<Readiness>, what: &str) -> ApiResult<(Arc<
     let (agents, presence) = presence::begin(&store);
     let around = Arc::clone(&config) as _;
     let registry = Registry::load_after(agents, store.clone(), around).map_err(io)?;
-    if let Err(why) = presence.and_then(|file| keepers::presence(&file, &registry)) {
+    if let Err(why) = presence.and_then(|begun| keepers::presence(&begun, &registry)) {
         tracing::warn!(%why, "cannot note that an agent runs: after a kill all images count as changed");
     }
     let frozen = FrozenGuests::open(store.frozen());
