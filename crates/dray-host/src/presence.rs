@@ -102,7 +102,7 @@ pub fn begin(store: &Store) -> (Option<Agents>, io::Result<Begun>) {
     let agents = Agents::find(&file);
     let before = agents.clone().unwrap_or_default().0;
     let since = match note(&file, before, touched) {
-        Err(why) if agents.is_some() => {
+        Err(why) if file.exists().unwrap_or(false) => {
             tracing::warn!(%why, "cannot note when an agent began");
             Ok(touched)
         }
@@ -113,7 +113,8 @@ pub fn begin(store: &Store) -> (Option<Agents>, io::Result<Begun>) {
 
 fn note(at: &StatePath, before: Vec<Run>, touched: When) -> io::Result<When> {
     let boot = boot(at)?;
-    at.put(&Seen { boot: boot.clone(), since: (i64::MAX, 0), before: before.clone() })?;
+    // Until it is known when it began: it takes nothing of its own for somebody else's if that cannot be written.
+    at.put(&Seen { boot: boot.clone(), since: touched, before: before.clone() })?;
     // By the clock of the file system, which the lines go by as well. One that was set back does not make agents run
     // into each other.
     let since = at.look()?.changed.max(touched);
@@ -128,8 +129,12 @@ fn boot(at: &StatePath) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dray_files::files::Kind;
+    use dray_files::files::sim::{Fault, SimDisk};
+    use dray_files::files::{Files, Kind};
+    use dray_image::StateImages;
     use std::fs::{File, FileTimes};
+    use std::path::Path;
+    use std::sync::Arc;
     use std::time::SystemTime;
 
     fn at(seconds: i64) -> Look {
@@ -149,6 +154,37 @@ mod tests {
         assert!(!agents.have_left(&at(99), &at(90)), "nobody knows who has opened it");
         let hidden = Look { changed: (90, 0), ..at(401) };
         assert!(!agents.have_left(&at(350), &hidden), "somebody has set the time back");
+    }
+
+    /// Without room, and wherever it dies: what an agent writes next is not taken for somebody else's.
+    #[test]
+    fn an_agent_that_cannot_note_its_begin_is_still_known() {
+        for (fault, agents) in
+            [Fault::NoSpace, Fault::KillBefore].map(|it| [(it, 1), (it, 2)]).concat()
+        {
+            for call in 1.. {
+                let disk = SimDisk::new(1, &["/", "/state"].map(Path::new));
+                let store = || {
+                    let files: Arc<dyn Files> = Arc::new(disk.files());
+                    let state = StatePath::new(Arc::clone(&files), "/state");
+                    Store::among(state, Arc::new(StateImages(files))).unwrap()
+                };
+                let first = store();
+                (1..agents).for_each(|_| drop(begin(&first).1.unwrap()));
+                disk.plan(disk.calls() + call, fault);
+                let _ = begin(&first);
+                let met = disk.met() > 0;
+                disk.kill();
+                disk.plan_nothing();
+                let file = store().seen();
+                if let Some(agents) = Agents::find(&file) {
+                    assert!(agents.ran_at(&file.look().unwrap()), "{fault:?} {agents:?}");
+                }
+                if !met {
+                    break;
+                }
+            }
+        }
     }
 
     #[test]

@@ -288,11 +288,10 @@ fn what_another_program_writes_after_the_agent_was_killed_is_moved() {
         lab.b.start();
         killed_long_ago(&mut lab.a);
         let path = lab.a.pool().join(IMAGE);
-        let before = path.metadata().unwrap().modified().unwrap();
-        write_in_place(&path);
         if back {
-            let file = File::options().write(true).open(&path).unwrap();
-            file.set_times(FileTimes::new().set_modified(before)).unwrap();
+            write_hidden(&path)
+        } else {
+            write_in_place(&path)
         }
         lab.a.start();
         assert!(lab.a.dray(&["limit", "none"]).status.success());
@@ -363,30 +362,64 @@ fn an_image_that_comes_and_was_changed_meanwhile_is_not_gone_on_with() {
     }
 }
 
+/// Nobody knows what it holds any more: nothing of it is used, and it goes with the rest.
+#[test]
+fn a_copy_that_comes_back_and_was_changed_meanwhile_is_not_used() {
+    let mut lab = Lab::new();
+    lab.start();
+    std::fs::write(lab.a.pool().join(IMAGE), first()).unwrap();
+    lab.a.add(IMAGE);
+    let away =
+        lab.a.dray(&["migrate", "--image", IMAGE, "--to", "hostb", "--strategy", "pre-copy"]);
+    assert!(away.status.success(), "{away:?}");
+    let free = |host: &Host| host.image(IMAGE).is_some_and(|image| image["migration"].is_null());
+    wait_for("both to be done", WAIT, || free(&lab.a) && free(&lab.b)).unwrap();
+    let mut guest = client(&lab.b);
+    (0..100).for_each(|block| write(&mut guest, block, 2).unwrap());
+    flush(&mut guest);
+    drop(guest);
+    let home = ["migrate", "--image", IMAGE, "--to", "hosta", "--strategy", "pre-copy"];
+    let slowly = lab.b.dray(&[&home[..], &["--bandwidth", "32KiB/s", "--detach"]].concat());
+    assert!(slowly.status.success(), "{slowly:?}");
+    let comes = || lab.a.image(IMAGE).is_some_and(|image| image["state"] == "incoming");
+    wait_for("its way back", WAIT, comes).unwrap();
+    killed_long_ago(&mut lab.a);
+    let file = File::options().write(true).open(coming(&lab.a)).unwrap();
+    file.write_all_at(&[9; 4096], 900 * BLOCK).unwrap();
+    lab.a.start();
+    let why = closed(&lab.a);
+    assert!(why.as_ref().is_some_and(|why| why.contains("while no agent ran")), "{why:?}");
+    assert!(lab.b.dray(&["cancel", "--discard"]).status.success());
+    wait_for("nothing of it", WAIT, || lab.a.image(IMAGE).is_none()).unwrap();
+    assert!(!lab.a.files().iter().any(|name| name.contains("dray-")), "{:?}", lab.a.files());
+    assert!(lab.b.dray(&home).status.success());
+    let held: Vec<u8> =
+        (0..BLOCKS).flat_map(|block| content(block, if block < 100 { 2 } else { 1 })).collect();
+    assert!(std::fs::read(lab.a.pool().join(IMAGE)).unwrap() == held);
+}
+
 /// What is in the image of these tests at first.
 fn first() -> Vec<u8> {
     (0..BLOCKS).flat_map(|block| content(block, 1)).collect()
 }
 
-/// Somebody writes to the file with its time kept, as `rsync --inplace --times` does.
-#[test]
-fn what_another_program_hides_after_an_orderly_stop_is_backed_up() {
+/// What `change` does to an image between two agents, of which the first ends by `end`, is in the next backup. Without
+/// a change nothing is.
+fn is_backed_up(end: fn(&mut Host), change: fn(&Path)) {
     let mut lab = Lab::new();
     lab.a.start();
     let url = backups::repository(&lab);
     let mut held = backups::image(&lab, IMAGE);
     let backup = json!({"backup": {"images": [IMAGE], "to": url}});
     lab.a.ask(backup.clone()).unwrap();
+    lab.a.kill();
+    lab.a.start();
     lab.a.stop();
     lab.a.start();
     let done = lab.a.ask(backup.clone()).unwrap();
     assert_eq!(done["images"][0]["changed_bytes"], 0, "{done}");
-    lab.a.stop();
-    let path = lab.a.pool().join(IMAGE);
-    let time = path.metadata().unwrap().modified().unwrap();
-    write_in_place(&path);
-    let file = File::options().write(true).open(&path).unwrap();
-    file.set_times(FileTimes::new().set_modified(time)).unwrap();
+    end(&mut lab.a);
+    change(&lab.a.pool().join(IMAGE));
     held[(9 * BLOCK) as usize..][..BLOCK as usize].copy_from_slice(&content(9, 5));
     lab.a.start();
     let done = lab.a.ask(backup).unwrap();
@@ -394,26 +427,22 @@ fn what_another_program_hides_after_an_orderly_stop_is_backed_up() {
     assert!(backups::restore(&lab, &url, IMAGE, generation, "restored") == held, "{done}");
 }
 
+/// Somebody writes to the file with its time kept, as `rsync --inplace --times` does.
+fn write_hidden(path: &Path) {
+    let time = path.metadata().unwrap().modified().unwrap();
+    write_in_place(path);
+    let file = File::options().write(true).open(path).unwrap();
+    file.set_times(FileTimes::new().set_modified(time)).unwrap();
+}
+
+#[test]
+fn what_another_program_hides_after_an_orderly_stop_is_backed_up() {
+    is_backed_up(Host::stop, write_hidden);
+}
+
 #[test]
 fn what_another_program_writes_after_the_agent_was_killed_is_backed_up() {
-    let mut lab = Lab::new();
-    lab.a.start();
-    let url = backups::repository(&lab);
-    let mut held = backups::image(&lab, IMAGE);
-    let backup = json!({"backup": {"images": [IMAGE], "to": url}});
-    lab.a.ask(backup.clone()).unwrap();
-    // A kill alone makes nothing suspect.
-    lab.a.kill();
-    lab.a.start();
-    let done = lab.a.ask(backup.clone()).unwrap();
-    assert_eq!(done["images"][0]["changed_bytes"], 0, "{done}");
-    killed_long_ago(&mut lab.a);
-    write_in_place(&lab.a.pool().join(IMAGE));
-    held[(9 * BLOCK) as usize..][..BLOCK as usize].copy_from_slice(&content(9, 5));
-    lab.a.start();
-    let done = lab.a.ask(backup).unwrap();
-    let generation = done["images"][0]["generation"]["id"].as_str().unwrap();
-    assert!(backups::restore(&lab, &url, IMAGE, generation, "restored") == held, "{done}");
+    is_backed_up(killed_long_ago, write_in_place);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! while no agent ran.
 
 use super::lines::line_path;
-use super::{CopyState, ImageRecord, Place, Registry};
+use super::{CopyState, ImageRecord, Registry};
 use crate::lineage::{Line, file_at, is_left_by};
 use crate::migration::log::{End, Folder};
 use crate::migration::standing;
@@ -133,28 +133,15 @@ impl Registry {
         }
     }
 
-    /// Forgets an image that comes, and whose file [is lost](Self::has_lost_arriving). Another file that lies there
-    /// stays. Of a copy that was to come back nobody knows what it holds any more.
+    /// Forgets an image that comes, and whose file [is lost](Self::has_lost_arriving), with what is left of that: also
+    /// a copy that was to come back, as nobody knows what it holds any more. Another file that lies there stays.
     ///
     /// # Errors
     /// What the file system or the store reports. Can be repeated.
     pub fn forget_arriving(&self, record: &ImageRecord) -> io::Result<()> {
         let ours = found_at(&self.store, record).is_some() && !is_other_file(&self.store, record);
-        let names = self.names(record)?;
-        if ours && record.replica.is_some() {
-            names.end_return(record.epoch).map_err(io::Error::other)?;
-            let copy = ImageRecord {
-                state: CopyState::Replica,
-                place: Place::Replica(record.epoch),
-                migration: None,
-                replica: None,
-                arriving: None,
-                ..record.clone()
-            };
-            return self.put_copy(copy);
-        }
         if ours {
-            names.remove_partial().map_err(io::Error::other)?;
+            self.names(record)?.remove_partial().map_err(io::Error::other)?;
         }
         self.forget(&record.name)
     }

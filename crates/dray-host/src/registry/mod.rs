@@ -165,16 +165,6 @@ impl Registry {
         }
     }
 
-    /// An image that is not open is a copy from now on, as its record says.
-    fn put_copy(&self, record: ImageRecord) -> io::Result<()> {
-        let name = record.name.clone();
-        self.path_of(&name).put(&record)?;
-        let closed = self.closed.lock().remove(&name);
-        closed.iter().filter_map(|closed| closed.absent.as_ref()).for_each(|it| it.disk.withdraw());
-        self.load_one(&name, Ok(record));
-        Ok(())
-    }
-
     /// Opens what a record names. The disk is the one that its clients wait at, if they do, and is
     /// shut then.
     fn open_known(&self, record: ImageRecord, waits: Option<&Absent>) -> io::Result<Arc<Entry>> {
