@@ -231,6 +231,9 @@ pub struct Summary {
     pub throttled_ms: f64,
     /// Whether the target's disk was re-read and compared.
     pub verified: Verified,
+    /// Why the disks are still on dray at the target, where QEMU was to have them at the end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_released: Option<String>,
     /// What was predicted at the start; not for hot-set and deferred.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted: Option<Predicted>,

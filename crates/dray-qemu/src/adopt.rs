@@ -15,12 +15,10 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::graph::{Graph, Layer};
 use crate::options::Options;
 use crate::pivot::{
-    abandon_pivot, add_node, after_exchange, delete_node, delete_rest, exchange, undo_add,
+    abandon_pivot, add_node, after_exchange, delete_node, delete_rest, exchange, unasked, undo_add,
 };
 use crate::plan::{LayerPlan, check_unused};
 use crate::qmp::Qmp;
-use crate::status::check_still;
-use crate::stopped::Stopped;
 
 /// An export of an NBD server on this host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,15 +71,10 @@ pub struct Adopted {
 pub struct AdoptOptions {
     /// Remove dirty bitmaps of nodes that the adoption replaces.
     pub drop_bitmaps: bool,
-    /// Only while the guest stands still: QEMU would end itself otherwise ([`crate::iothread`]).
-    pub only_stopped: bool,
 }
 
 /// Checks without touching anything that [`adopt`] would not refuse.
 pub async fn check(qmp: &Qmp, plan: &LayerPlan, options: AdoptOptions) -> Result<()> {
-    if options.only_stopped {
-        check_still(qmp).await?;
-    }
     let graph = Graph::read(qmp).await?;
     let layer = local_layer(&graph, plan)?;
     check_unused(&graph, plan, &layer, options.drop_bitmaps).map(|_| ())
@@ -131,7 +124,7 @@ pub async fn adopt_keeping(
     // Left behind by an adoption that was interrupted before its pivot.
     delete_node(qmp, &plan.nbd_node()).await.map_err(|e| e.during(what()))?;
     add_node(qmp, &export.node(plan)).await.map_err(|e| e.during(what()))?;
-    let pivoted = splice(qmp, plan, &layer, &bitmaps, options.only_stopped).await;
+    let pivoted = splice(qmp, plan, &layer, &bitmaps).await;
     let pivot = match pivoted {
         Ok(pivot) => pivot,
         Err(error) => return Err(undo_add(qmp, &plan.nbd_node(), error).await.during(what())),
@@ -144,29 +137,16 @@ async fn splice(
     plan: &LayerPlan,
     layer: &Layer,
     bitmaps: &[(String, String)],
-    only_stopped: bool,
 ) -> Result<Duration> {
     let nbd = plan.nbd_node();
     check_size(qmp, plan, &nbd).await?;
-    let still = match only_stopped {
-        true => Some(still(qmp).await?),
-        false => None,
-    };
-    let may_pivot = || still.as_ref().map_or(Ok(()), Stopped::check);
     for (node, name) in bitmaps {
         let bitmap = json!({ "node": node, "name": name });
         qmp.execute("block-dirty-bitmap-remove", bitmap).await?;
     }
     let start = Instant::now();
-    exchange(qmp, plan, &layer.top().name, &nbd, &may_pivot).await?;
+    exchange(qmp, plan, &layer.top().name, &nbd, &unasked).await?;
     Ok(start.elapsed())
-}
-
-/// A guest that stands still, of which it is heard from here on when somebody lets it go on.
-async fn still(qmp: &Qmp) -> Result<Stopped> {
-    let still = Stopped::begin(qmp, false).await?;
-    check_still(qmp).await?;
-    Ok(still)
 }
 
 /// Refuses an export that is not as large as the file: a raw one exactly, a growing one at least.

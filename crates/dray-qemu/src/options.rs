@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::graph::Layer;
 use crate::plan::{LayerPlan, Pivot};
 
 /// A node's options as QMP takes them.
@@ -149,15 +148,6 @@ impl NodeOptions {
             Some(Value::Object(inline)) => Ok((reopenable(own(inline))?, true)),
             _ => Err(self.unknown(parent)),
         }
-    }
-
-    /// Whether a layer's file node was made together with its format node, which alone holds it: it is gone
-    /// when that one is put on another.
-    pub fn is_inline(&self, layer: &Layer) -> bool {
-        let Some(format) = &layer.format else { return false };
-        let Ok((options, true)) = self.of_file_child(&format.name) else { return false };
-        let named = options.get("node-name").and_then(Value::as_str);
-        layer.protocol.is_auto_named() || named == Some(layer.protocol.name.as_str())
     }
 
     fn unknown(&self, name: &str) -> Error {

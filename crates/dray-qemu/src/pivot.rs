@@ -5,8 +5,9 @@ use serde_json::{Value, json};
 
 use crate::error::{Error, ErrorKind, Result, not_undone};
 use crate::graph::{Graph, Layer};
+use crate::iothread;
 use crate::options::Options;
-use crate::plan::{LayerPlan, Pivot};
+use crate::plan::{LayerPlan, Pivot, node_name};
 use crate::qmp::{Event, Events, Qmp};
 
 /// Adds a node.
@@ -60,14 +61,15 @@ pub(crate) async fn exchange(
     may_pivot: MayPivot<'_>,
 ) -> Result<()> {
     match &plan.pivot {
-        Pivot::Reopen { options } => reopen(qmp, options, to, may_pivot).await,
+        Pivot::Reopen { options } => reopen(qmp, plan, options, to, may_pivot).await,
         Pivot::Mirror => mirror(qmp, plan, from, to, may_pivot).await,
     }
 }
 
 /// Reopens a format node on another file node, with all its options.
-pub(crate) async fn reopen(
+async fn reopen(
     qmp: &Qmp,
+    plan: &LayerPlan,
     options: &Options,
     file: &str,
     may_pivot: MayPivot<'_>,
@@ -81,9 +83,24 @@ pub(crate) async fn reopen(
     } else if supports_backing(&options) {
         options.insert("backing".into(), Value::Null);
     }
-    may_pivot()?;
-    let reopened = qmp.execute("blockdev-reopen", json!({ "options": [options] })).await;
-    reopened.map(|_| ()).map_err(|e| e.during(format!("could not put node {name} on {file}")))
+    let reopened = async || {
+        may_pivot()?;
+        qmp.execute("blockdev-reopen", json!({ "options": [options] })).await.map(|_| ())
+    };
+    let done = match graph.child(name, "file") {
+        Some(old) => {
+            let holder = (old != plan.nbd_node()).then(|| holder_of(plan));
+            let nodes = (old, file, holder.as_deref());
+            iothread::guarded(qmp, &plan.qdev, nodes, reopened).await
+        }
+        None => reopened().await,
+    };
+    done.map_err(|e| e.during(format!("could not put node {name} on {file}")))
+}
+
+/// The node that is there while a disk in an iothread is reopened.
+pub(crate) fn holder_of(plan: &LayerPlan) -> String {
+    node_name("old", &plan.qdev, plan.depth)
 }
 
 fn supports_backing(options: &Options) -> bool {
@@ -141,14 +158,15 @@ fn job_name(plan: &LayerPlan) -> String {
     format!("dray-pivot-{}", plan.nbd_node())
 }
 
-/// Ends the mirror of an exchange that was begun and is nobody's any more: its agent has died, or QEMU has not
+/// Ends what is left of an exchange that was begun and is nobody's any more: its agent has died, or QEMU has not
 /// said what became of it. The disk is on one of its two nodes then.
 ///
 /// # Errors
 /// That QEMU does not end it.
 pub async fn abandon_pivot(qmp: &Qmp, plan: &LayerPlan) -> Result<()> {
     let mut events = qmp.events();
-    abandon_job(qmp, &job_name(plan), &mut events).await
+    abandon_job(qmp, &job_name(plan), &mut events).await?;
+    delete_node(qmp, &holder_of(plan)).await
 }
 
 /// Whether the mirror of an exchange is there, whatever its state.

@@ -11,6 +11,7 @@ use crate::bitmap;
 use crate::error::{Error, ErrorKind, Result};
 use crate::graph::{Graph, Layer, Node, VmDisk};
 use crate::options::{NodeOptions, Options};
+use crate::pivot::holder_of;
 
 /// QEMU takes node names of up to this many bytes.
 const MAX_NODE_NAME: usize = 31;
@@ -312,11 +313,14 @@ pub(crate) fn check_unused(
     drop_bitmaps: bool,
 ) -> Result<Vec<(String, String)>> {
     for node in [Some(&layer.protocol), layer.format.as_ref()].into_iter().flatten() {
-        for user in graph.parents(&node.name) {
+        // An agent that died may have left its own.
+        let mut users = graph.parents(&node.name);
+        users.retain(|user| user.parent != holder_of(plan));
+        for user in &users {
             let ours = matches!(user.role.as_str(), "file" | "backing" | "root");
             let wanted = layer.format.as_ref().is_some_and(|f| f.name == user.parent);
             let top = node.name == layer.top().name;
-            if !ours || !(wanted || top) || graph.parents(&node.name).len() > 1 {
+            if !ours || !(wanted || top) || users.len() > 1 {
                 let (qdev, name, role, parent) = (&plan.qdev, &node.name, &user.role, &user.parent);
                 let why = format!(
                     "disk {qdev}: node {name} is also used by {parent:?} ({role}): a job or \

@@ -23,14 +23,6 @@ pub struct VmStatus {
     pub state: String,
 }
 
-impl VmStatus {
-    /// Whether the guest stands still, and its disks with it, until somebody lets it go on. One that sleeps
-    /// wakes up by itself.
-    pub fn stands_still(&self) -> bool {
-        !self.running && self.state != "suspended"
-    }
-}
-
 /// A block job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockJob {
@@ -56,16 +48,6 @@ pub async fn status(qmp: &Qmp) -> Result<VmStatus> {
         .as_str()
         .ok_or_else(|| Error::new(ErrorKind::Protocol, "query-status: answer not understood"))?;
     Ok(VmStatus { running: status["running"].as_bool().unwrap_or(false), state: harmless(state) })
-}
-
-/// Refuses a guest that does not stand still.
-pub(crate) async fn check_still(qmp: &Qmp) -> Result<()> {
-    if status(qmp).await?.stands_still() {
-        return Ok(());
-    }
-    let why =
-        "its guest runs, and its file node was made inline: its disk's iothread would end QEMU";
-    Err(Error::new(ErrorKind::Refused, why))
 }
 
 /// Stops the guest; waits for its requests in flight.

@@ -2,77 +2,22 @@
 
 mod support;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use dray_qemu::iothread::Thread;
 use dray_qemu::migrate::{Incoming, Limits, Outgoing};
 use dray_qemu::{
-    AdoptOptions, Error, ErrorKind, LayerPlan, NbdExport, NodeOptions, Qmp, adopt, graph, iothread,
-    release, release_tracked, status,
+    AdoptOptions, Error, ErrorKind, LayerPlan, NbdExport, NodeOptions, Qmp, adopt, graph, release,
+    release_tracked, status,
 };
-use dray_testkit::guest::{GuestVm, GuestVmBuilder, tools};
+use dray_testkit::guest::{GuestVm, tools};
 use serde_json::json;
+use support::bench::{Bench, SIZE, connect, plan};
 use support::{NbdServer, locks};
 
-const SIZE: u64 = 16 << 20;
-const KEEP: AdoptOptions = AdoptOptions { drop_bitmaps: false, only_stopped: false };
-const DROP: AdoptOptions = AdoptOptions { drop_bitmaps: true, only_stopped: false };
-
-struct Bench {
-    dir: tempfile::TempDir,
-    image: PathBuf,
-}
-
-impl Bench {
-    /// `None`, after saying why, where QEMU is not installed.
-    fn new() -> Option<Self> {
-        let dir = tempfile::tempdir().expect("temporary directory");
-        let image = dir.path().join("image.raw");
-        std::fs::File::create(&image).expect("create").set_len(SIZE).expect("size");
-        tools::available(&[tools::QEMU, "qemu-img"]).then_some(Self { dir, image })
-    }
-
-    fn builder(&self) -> GuestVmBuilder {
-        GuestVm::builder(self.dir.path(), "vm").memory_mib(32).bare()
-    }
-
-    fn raw_vm(&self) -> GuestVm {
-        let file = format!("driver=file,node-name=disk,filename={}", self.image.display());
-        self.builder().blockdev(file).disk("disk0", "disk").start().expect("start")
-    }
-
-    fn qcow2_vm(&self) -> GuestVm {
-        self.qcow2_on(self.builder(), "")
-    }
-
-    /// The same, with its device in a thread of this name.
-    fn qcow2_in(&self, thread: &str) -> GuestVm {
-        let builder = self.builder().arg("-object").arg(&format!("iothread,id={thread}"));
-        self.qcow2_on(builder, &format!(",iothread={thread}"))
-    }
-
-    fn qcow2_on(&self, builder: GuestVmBuilder, options: &str) -> GuestVm {
-        let path = self.image.to_string_lossy();
-        tools::run("qemu-img", &["create", "-f", "qcow2", &path, "16M"]).expect("create");
-        let file = format!("driver=qcow2,node-name=disk,file.driver=file,file.filename={path}");
-        builder.blockdev(file).disk_with("disk0", "disk", options).start().expect("start")
-    }
-
-    fn serve(&self) -> NbdServer {
-        NbdServer::start(&self.image, &self.dir.path().join("disk.nbd"))
-    }
-}
-
-async fn connect(vm: &GuestVm) -> Qmp {
-    Qmp::connect(&vm.qmp_path()).await.expect("qmp")
-}
-
-async fn plan(qmp: &Qmp) -> Result<LayerPlan, Error> {
-    let known = NodeOptions::of_process(qmp.pid().expect("pid")).expect("command line");
-    LayerPlan::of_active(&graph::disk(qmp, "disk0").await.expect("disk"), &known)
-}
+const KEEP: AdoptOptions = AdoptOptions { drop_bitmaps: false };
+const DROP: AdoptOptions = AdoptOptions { drop_bitmaps: true };
 
 /// The disk is exactly as it was, and dray's node is gone.
 async fn as_before(qmp: &Qmp, before: &graph::VmDisk) {
@@ -130,67 +75,6 @@ async fn bitmaps_jobs_and_exports() {
     release(&qmp, &plan).await.expect("release");
     let after = graph::disk(&qmp, "disk0").await.expect("disk");
     assert!(after.active().protocol.bitmaps.is_empty());
-}
-
-/// A disk in an iothread whose file node goes with the reopen: QEMU 7.2 ends itself while the guest runs.
-#[tokio::test]
-async fn a_running_guest_whose_iothread_would_end_qemu() {
-    let Some(bench) = Bench::new() else { return };
-    let vm = bench.qcow2_in("iothread0");
-    let qmp = connect(&vm).await;
-    let known = NodeOptions::of_process(qmp.pid().expect("pid")).expect("command line");
-    let disk = graph::disk(&qmp, "disk0").await.expect("disk");
-    assert!(known.is_inline(disk.active()));
-    let plan = LayerPlan::of_active(&disk, &known).expect("plan");
-    let server = bench.serve();
-    let still = AdoptOptions { only_stopped: true, ..KEEP };
-    qmp.execute("cont", json!({})).await.expect("cont");
-    adopt::check(&qmp, &plan, KEEP).await.expect("nothing else stands against it");
-    let error = adopt::check(&qmp, &plan, still).await.expect_err("it runs");
-    assert_eq!(error.kind(), ErrorKind::Refused);
-    let error = adopt(&qmp, &plan, &server.export(), still).await.expect_err("it runs");
-    assert!(error.to_string().contains("its guest runs"), "{error}");
-    assert_eq!(graph::disk(&qmp, "disk0").await.expect("disk"), disk);
-
-    qmp.execute("stop", json!({})).await.expect("stop");
-    adopt(&qmp, &plan, &server.export(), still).await.expect("adopt");
-    qmp.execute("cont", json!({})).await.expect("cont again");
-    release(&qmp, &plan).await.expect("release");
-    // Its file's node is one of its own now.
-    let disk = graph::disk(&qmp, "disk0").await.expect("disk");
-    assert!(!known.is_inline(disk.active()), "{disk:?}");
-}
-
-#[tokio::test]
-async fn the_thread_of_a_device_or_of_its_controller_is_found() {
-    let Some(bench) = Bench::new() else { return };
-    let node = |name: &str| format!("driver=null-co,node-name={name},size=1048576");
-    let builder = (0..4).fold(bench.builder(), |b, i| b.blockdev(node(&format!("n{i}"))));
-    let with = |builder: GuestVmBuilder, args: &[&str]| args.iter().fold(builder, |b, a| b.arg(a));
-    let builder = with(builder.disk("plain", "n0"), &["-object", "iothread,id=io"]).disk_with(
-        "own",
-        "n1",
-        ",iothread=io",
-    );
-    let builder = with(builder, &["-device", "virtio-scsi-pci,id=threaded,iothread=io"]);
-    let builder = with(builder, &["-device", "scsi-hd,id=below,drive=n2,bus=threaded.0"]);
-    let builder = with(builder, &["-device", "virtio-scsi-pci,id=main"]);
-    let vm = with(builder, &["-device", "scsi-hd,id=other,drive=n3,bus=main.0"]).start();
-    let vm = vm.expect("start");
-    let qmp = connect(&vm).await;
-    let expected = [
-        ("plain", Thread::Main),
-        ("own", Thread::Device),
-        ("below", Thread::Controller),
-        ("other", Thread::Main),
-    ];
-    for (disk, thread) in expected {
-        assert_eq!(iothread::of(&qmp, disk).await.expect("told"), thread, "{disk}");
-    }
-    // Without a thread nothing is looked for.
-    let vm = bench.raw_vm();
-    let without = iothread::of(&connect(&vm).await, "disk0").await;
-    assert_eq!(without.expect("told"), Thread::Main);
 }
 
 #[tokio::test]

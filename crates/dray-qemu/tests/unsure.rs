@@ -11,7 +11,7 @@ use support::idle::{Idle, check_image};
 use support::walk::{Slip, walk};
 
 const SIZE: u64 = 16 << 20;
-const KEEP: AdoptOptions = AdoptOptions { drop_bitmaps: false, only_stopped: false };
+const KEEP: AdoptOptions = AdoptOptions { drop_bitmaps: false };
 /// One of so many runs in `make test`.
 const SOME: usize = 13;
 

@@ -55,8 +55,7 @@ impl Agent {
         id: Option<ImageId>,
     ) -> ApiResult<SplicedDisk> {
         let what = format!("cannot flatten disk {}", layer.plan.qdev);
-        let (qmp, options) =
-            (picture.qmp(), AdoptOptions { drop_bitmaps, ..AdoptOptions::default() });
+        let (qmp, options) = (picture.qmp(), AdoptOptions { drop_bitmaps });
         let failed = |why: dray_qemu::Error| qemu_error(what.clone(), &why);
         activate_stopped(&what, picture).await?;
         flatten::check(qmp, &layer.chain, options).await.map_err(failed)?;

@@ -63,6 +63,16 @@ pub enum Made {
     },
 }
 
+/// What a target that was asked to give the disks to QEMU has not done.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct NotReleased {
+    /// Why.
+    #[serde(deserialize_with = "text::de_text")]
+    pub why: String,
+    /// The guest's QEMU has ended, and the guest with it.
+    pub qemu_ended: bool,
+}
+
 /// Target to source.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum ToSourceShell {
@@ -74,8 +84,8 @@ pub enum ToSourceShell {
     GuestRunning,
     /// It was to be started and was not.
     GuestFailed(#[serde(deserialize_with = "text::de_text")] String),
-    /// The disks were handed back to QEMU (or not, and why).
-    Released(#[serde(deserialize_with = "text::de_result")] Result<(), String>),
+    /// The disks were handed back to QEMU, or not all of them.
+    Released(Result<(), NotReleased>),
     /// Once a second during Backfill, and at its end.
     Progress {
         /// Per image: blocks missing.

@@ -107,7 +107,7 @@ pub(super) fn refuse_format(command: &Prepare) -> ApiResult<()> {
 /// What stands against flattening is told before the target is asked; bitmaps once it is known
 /// whether they may go.
 pub(super) async fn check_flat(picture: &Picture) -> ApiResult<()> {
-    let options = AdoptOptions { drop_bitmaps: true, ..AdoptOptions::default() };
+    let options = AdoptOptions { drop_bitmaps: true };
     for layer in picture.layers().filter(|layer| !layer.chain.is_empty()) {
         let checked = dray_qemu::flatten::check(picture.qmp(), &layer.chain, options).await;
         let what = format!("cannot flatten disk {}", layer.plan.qdev);

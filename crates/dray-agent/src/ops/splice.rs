@@ -18,11 +18,9 @@ use dray_host::registry::{Adopted, CopyState, Entry, ImageRecord, Operation, is_
 use dray_host::released::Released;
 use dray_host::settle::Rule;
 use dray_image::{FileImage, names};
-use dray_qemu::iothread::Thread;
 use dray_qemu::{AdoptOptions, LayerPlan, Pivot, Qmp};
 use dray_types::{Epoch, ImageId};
 use std::path::Path;
-use std::slice;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -36,7 +34,6 @@ impl Agent {
         let what = format!("cannot adopt the disks of the vm behind {}", command.qmp.display());
         picture.refuse_in_transit(&what)?;
         picture.refuse_unfit(&command.disks)?;
-        picture.refuse_dangerous(&command.disks)?;
         let wanted = |layer: &&LayerPicture| {
             command.disks.is_empty() || command.disks.contains(&layer.plan.qdev)
         };
@@ -68,9 +65,8 @@ impl Agent {
         id: Option<ImageId>,
     ) -> ApiResult<SplicedDisk> {
         let what = format!("cannot adopt disk {}", layer.plan.qdev);
-        let options = AdoptOptions { drop_bitmaps, only_stopped: layer.danger != Thread::Main };
+        let options = AdoptOptions { drop_bitmaps };
         let failed = |why: dray_qemu::Error| qemu_error(what.clone(), &why);
-        picture.refuse_dangerous(slice::from_ref(&layer.plan.qdev))?;
         activate_stopped(&what, picture).await?;
         dray_qemu::adopt::check(picture.qmp(), &layer.plan, options).await.map_err(failed)?;
         let noted = self.noted(picture, &layer.plan);

@@ -9,8 +9,7 @@ use crate::vm::{own_files, qemu_error};
 use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_host::process::QemuProcess;
 use dray_host::registry::Registry;
-use dray_qemu::iothread::Thread;
-use dray_qemu::{Layer, LayerPlan, NodeOptions, Pivot, Qmp, VmDisk, iothread, status};
+use dray_qemu::{Layer, LayerPlan, NodeOptions, Pivot, Qmp, VmDisk, status};
 use dray_types::text::harmless;
 use serde_json::{Map, Value, json};
 use std::os::unix::fs::FileTypeExt;
@@ -36,9 +35,6 @@ pub struct LayerPicture {
     pub chain: Vec<LayerPlan>,
     /// On this agent's socket: QEMU connects again when it is cut off, and asks again.
     pub reconnects: bool,
-    /// Where QEMU would end itself if the layer came under dray while it is worked on there; the main thread for one
-    /// that may come at any time.
-    pub danger: Thread,
 }
 
 impl LayerPicture {
@@ -54,7 +50,7 @@ impl LayerPicture {
 
     fn local(plan: LayerPlan) -> Self {
         let place = Place::Local(plan.path());
-        Self { plan, place, chain: Vec::new(), reconnects: false, danger: Thread::Main }
+        Self { plan, place, chain: Vec::new(), reconnects: false }
     }
 }
 
@@ -111,10 +107,7 @@ impl Picture {
                 Ok(layers)
             });
             match found {
-                Ok(mut layers) => {
-                    mark_dangerous(vm.monitor(), disk, &known, &mut layers).await;
-                    fit.push(layers);
-                }
+                Ok(layers) => fit.push(layers),
                 Err(why) => unfit.push(unfit_disk(disk, &nbd_socket, why)),
             }
         }
@@ -127,21 +120,6 @@ impl Picture {
     /// Why one of them could not.
     pub fn refuse_unfit(&self, wanted: &[String]) -> ApiResult<()> {
         self.refuse(wanted, |_| true)
-    }
-
-    /// Refuses disks that would end QEMU, and the guest with it, if they came under dray now.
-    ///
-    /// # Errors
-    /// Which one, and what can be done.
-    pub fn refuse_dangerous(&self, wanted: &[String]) -> ApiResult<()> {
-        let still = self.look.status.stands_still();
-        let is_wanted =
-            |layer: &&LayerPicture| wanted.is_empty() || wanted.contains(&layer.plan.qdev);
-        let active = self.disks.iter().filter_map(|layers| layers.first());
-        match active.filter(is_wanted).find(|layer| !is_safe(layer.danger, still)) {
-            Some(layer) => Err(ends_qemu(&layer.plan.qdev, layer.danger)),
-            None => Ok(()),
-        }
     }
 
     /// The same as [`refuse_unfit`](Self::refuse_unfit), of those that are on this agent's socket, below something
@@ -223,9 +201,7 @@ impl Picture {
             }
             let chain: Vec<_> = layers.iter().map(|layer| layer.plan.clone()).collect();
             let (plan, place) = (chain[0].flattened(), active.place.clone());
-            // The guest is stopped for it, and no node is reopened.
-            let (reconnects, danger) = (false, Thread::Main);
-            *layers = vec![LayerPicture { plan, place, chain, reconnects, danger }];
+            *layers = vec![LayerPicture { plan, place, chain, reconnects: false }];
         }
         Ok(())
     }
@@ -258,44 +234,6 @@ fn check_files(
         Place::Local(path) => own_files::check_path(&what, process, path),
         Place::Resident(_) => Ok(()),
     })
-}
-
-/// Marks a disk that QEMU would not survive being put on another file node. One of which this cannot be told counts
-/// as one.
-async fn mark_dangerous(
-    qmp: &Qmp,
-    disk: &VmDisk,
-    known: &NodeOptions,
-    layers: &mut [LayerPicture],
-) {
-    let Some(active) = layers.first_mut() else { return };
-    let is_reopened = matches!(active.plan.pivot, Pivot::Reopen { .. });
-    let comes = matches!(active.place, Place::Local(_)) && !active.plan.read_only;
-    if comes && is_reopened && known.is_inline(disk.active()) && iothread::is_locking(qmp) {
-        active.danger = iothread::of(qmp, &disk.qdev).await.unwrap_or(Thread::Controller);
-    }
-}
-
-/// Whether a disk with this danger may come under dray, of a guest that stands `still` or not.
-fn is_safe(danger: Thread, still: bool) -> bool {
-    match danger {
-        Thread::Main => true,
-        Thread::Device => still,
-        Thread::Controller => false,
-    }
-}
-
-fn ends_qemu(qdev: &str, danger: Thread) -> Refusal {
-    let what = format!("cannot adopt disk {qdev}");
-    let why = "it is worked on in an iothread, and its file's node was made inline: QEMU before 9.0 would end, \
-               and the guest with it";
-    let node = "start the VM with a node for the file (-blockdev driver=file,node-name=NAME,… and file=NAME \
-                instead of file.driver=…), as libvirt does";
-    let hint = match danger {
-        Thread::Device => format!("pause the guest (`stop`) while its disk is adopted, or {node}"),
-        _ => node.to_owned(),
-    };
-    Refusal::new(ErrorKind::Conflict, what, why).hint(hint)
 }
 
 fn unfit_disk(disk: &VmDisk, nbd_socket: &Path, why: Refusal) -> Unfit {
@@ -401,13 +339,7 @@ fn resident(
         local,
     };
     let reconnects = reconnects(layer, &plan, known);
-    Ok(LayerPicture {
-        plan,
-        place: Place::Resident(name),
-        chain: Vec::new(),
-        reconnects,
-        danger: Thread::Main,
-    })
+    Ok(LayerPicture { plan, place: Place::Resident(name), chain: Vec::new(), reconnects })
 }
 
 /// Whether a node was made to connect again: dray's are, of others the command line tells.
@@ -426,17 +358,6 @@ fn reconnects(layer: &Layer, plan: &LayerPlan, known: &NodeOptions) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_disk_that_would_end_qemu_is_refused_unless_its_guest_stands_still_and_that_helps() {
-        for still in [false, true] {
-            assert!(is_safe(Thread::Main, still) && !is_safe(Thread::Controller, still));
-            assert_eq!(is_safe(Thread::Device, still), still);
-        }
-        let hint = |danger| ends_qemu("disk0", danger).hint.unwrap_or_default();
-        assert!(hint(Thread::Device).starts_with("pause the guest"));
-        assert!(hint(Thread::Controller).starts_with("start the VM with a node"));
-    }
 
     #[test]
     fn a_vm_without_a_name_is_called_as_its_socket() {

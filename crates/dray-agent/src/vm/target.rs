@@ -2,7 +2,7 @@
 //! source's shell ask of the waiting QEMU.
 
 use crate::config::Config;
-use crate::migration::messages::{Made, ToSourceShell, ToTargetShell};
+use crate::migration::messages::{Made, NotReleased, ToSourceShell, ToTargetShell};
 use crate::migration::target::{Input, TargetSlot, Told};
 use crate::released;
 use crate::vm::attached::Expected;
@@ -217,9 +217,10 @@ impl TargetVmTask {
                     None => return,
                 },
             };
-            if let Err(why) = &result {
+            let result = result.map_err(|why| {
                 tracing::warn!(migration = %self.slot.board.migration, why, "cannot release disks");
-            }
+                NotReleased { why, qemu_ended: self.has_ended() }
+            });
             self.released = result.is_ok();
             self.slot.send(Input::Say(ToSourceShell::Released(result)));
         }

@@ -27,6 +27,7 @@ pub fn summary(summary: &Summary, detail: bool, style: Style) -> String {
     lines.extend(predicted(summary, style));
     lines.push(("verified", verified(summary.verified, style)));
     lines.extend(summary.images.iter().filter_map(|image| qcow2(image, style)));
+    lines.extend(not_released(summary, style));
     lines.push(("migration", style.dim(&summary.migration.to_string())));
     if detail {
         for image in &summary.images {
@@ -174,6 +175,14 @@ fn predicted(summary: &Summary, style: Style) -> Vec<Line> {
         lines.extend(actual.missed.iter().map(|missed| ("missed", style.warn(missed))));
     }
     lines
+}
+
+/// Why QEMU does not have the disks at the end.
+fn not_released(summary: &Summary, style: Style) -> Option<Line> {
+    let why = summary.not_released.as_ref()?;
+    let text =
+        format!("no: the disks stay on dray at {}, until `dray release` there: {why}", summary.to);
+    Some(("released", style.warn(&text)))
 }
 
 /// What became of the qcow2 that was asked for.

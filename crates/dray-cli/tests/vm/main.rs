@@ -12,6 +12,7 @@ mod hand_back;
 mod home;
 mod input;
 mod iothread;
+mod last_step;
 mod losses;
 mod onward;
 mod others;

@@ -3,6 +3,7 @@
 
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub mod bench;
 pub mod idle;
 pub mod locks;
 pub mod pair;

@@ -7,7 +7,7 @@ use super::images::SourceImages;
 use super::rate::Rate;
 use crate::forecast::Now;
 use crate::migration::Clock;
-use crate::migration::messages::{Made, ToSourceShell};
+use crate::migration::messages::{Made, NotReleased, ToSourceShell};
 use crate::vm::start::not_started;
 use dray_api::{Amounts, ImageProgress, Phase, Predicted, Refusal, Step};
 use dray_engine::source::{SourceNotice, SourceStatus};
@@ -56,6 +56,8 @@ pub struct Report {
     paused: bool,
     /// Why the guest was not started at the target.
     pub(super) guest_failed: Option<String>,
+    /// What the target has not given to QEMU.
+    pub(super) not_released: Option<NotReleased>,
     /// What is shown of a guest that is not started there yet.
     not_started: Option<Refusal>,
     /// What the target has told of the qcow2 files that it makes, by the images' numbers.
@@ -90,6 +92,7 @@ impl Report {
             paused: false,
             guest_failed: None,
             not_started: None,
+            not_released: None,
             qcow2: BTreeMap::new(),
             dirty_since: (now, 0),
             dirty_rate: 0,
@@ -221,6 +224,7 @@ impl Report {
                 each.for_each(|(found, more)| *found = found.saturating_add(*more));
             }
             ToSourceShell::Paused(paused) => self.paused = *paused,
+            ToSourceShell::Released(result) => self.not_released = result.clone().err(),
             ToSourceShell::Qcow2 { image, made } => self.qcow2_told(*image, made),
             ToSourceShell::Finished => self.finish(),
             _ => {}

@@ -66,6 +66,11 @@ impl Report {
                 error.hint("the source's replica is kept; compare it before you remove it"),
             );
         }
+        if let Some(ended) = self.not_released.as_ref().filter(|known| known.qemu_ended) {
+            let what = "the guest's QEMU at the target has ended";
+            let hint = "its disks are at the target, with all it has flushed: start the vm there";
+            return Some(Refusal::new(ErrorKind::Hypervisor, what, &ended.why).hint(hint));
+        }
         let why = self.guest_failed.as_ref()?;
         let what = "the guest was not started at the target";
         let hint = "its disks are at the target, with all it has written: start the vm there; if its QEMU there still \
@@ -126,6 +131,7 @@ impl Report {
             throttled_operations: total.slowed.operations,
             throttled_ms: total.slowed.nanos as f64 / 1e6,
             verified,
+            not_released: self.not_released.as_ref().map(|known| known.why.clone()),
             actual: total.predicted.as_ref().map(|_| self.actual(&total)),
             providers: self.providers(&total),
             predicted: total.predicted,

@@ -94,6 +94,7 @@ pub fn summary() -> Summary {
         blocks_mirrored: 0,
         throttled_operations: 120,
         throttled_ms: 840.5,
+        not_released: None,
         verified: Verified::Equal,
         providers: vec![
             from("nas", Some(1 << 30), 900 << 20),
