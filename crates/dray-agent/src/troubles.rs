@@ -4,8 +4,8 @@
 //! A trouble concerns one thing: an image, a peer, a file. Whoever meets it notes it and goes on with
 //! everything else; whoever finds it gone clears it.
 
-use crate::migration::source::unix_ms;
 use dray_api::Trouble;
+use dray_files::unix_ms;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::fmt::Display;

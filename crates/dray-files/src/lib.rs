@@ -1,14 +1,16 @@
 //! The files that dray must find again after a restart or a power cut: all of them go through one
 //! interface, which has two implementations.
 //!
-//! There is no thread, socket or clock in here. Where a restart or a power cut may hurt, the same code
+//! There is no thread or socket in here, and no clock but [`unix_ms`]. Where a restart or a power cut may hurt, the same code
 //! runs over a simulated disk that has both at any call.
 //!
 //! * [`files`]: the interface, the real files below it, and the simulated disk.
 //! * [`record`]: small values that are replaced as a whole. [`StatePath`]: a path among such files.
 
+mod clock;
 pub mod files;
 mod path;
 pub mod record;
 
+pub use clock::unix_ms;
 pub use path::StatePath;

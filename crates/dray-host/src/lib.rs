@@ -15,6 +15,7 @@
 //! * [`heat`]: what guests do with the images, counted for the orders of migrations.
 //! * [`settle`]: what is to be done with an image, by what is recorded and what is seen.
 //! * [`presence`]: when an agent ran here last.
+//! * [`refusals`]: failures in the API's words.
 //! * [`stamp`]: how it is known that a file was not changed; [`process`]: which QEMU it was.
 
 pub mod flat;
@@ -25,6 +26,7 @@ pub mod migration;
 pub mod pool;
 pub mod presence;
 pub mod process;
+pub mod refusals;
 pub mod registry;
 pub mod released;
 pub mod replicas;

@@ -1,11 +1,11 @@
 //! What a target finds of images that come, and what it makes of it.
 
 use super::Agent;
-use super::refusals::{Answer, conflict, failed, no_room, of_path};
 use crate::bases::there::{Lying, export_name};
 use dray_host::lineage::ReplicaNote;
 use dray_host::migration::intent::{TargetImageIntent, TargetIntent};
 use dray_host::pool::{Pool, PoolKind};
+use dray_host::refusals::{Answer, conflict, failed, no_room, of_path};
 use dray_host::registry::Entry;
 use dray_types::MigrationId;
 use dray_wire::ImageOffer;

@@ -2,7 +2,7 @@
 //! registry.
 
 use crate::config::Config;
-use crate::migration::source::unix_ms;
+use dray_files::unix_ms;
 use dray_heat::DrainPause;
 use dray_host::lineage::CLOSE_IDLE;
 use dray_host::presence::{Begun, EVERY, When};

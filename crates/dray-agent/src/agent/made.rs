@@ -1,9 +1,9 @@
 //! Images of which this host makes a qcow2 when they have arrived: what has to be so before they come.
 
-use super::refusals::{Answer, conflict, failed, invalid, of_path};
 use crate::flat::fresh;
 use crate::flat::swap::refuse_used;
 use dray_host::pool::{Pool, PoolKind};
+use dray_host::refusals::{Answer, conflict, failed, invalid, of_path};
 use dray_host::registry::Registry;
 use dray_wire::request::{ComingImage, WantedImage};
 

@@ -18,7 +18,6 @@ mod made;
 mod peers;
 mod readiness;
 mod records;
-pub(crate) mod refusals;
 mod requests;
 mod revive;
 mod room;

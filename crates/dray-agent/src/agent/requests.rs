@@ -1,9 +1,9 @@
 //! What peers ask outside migrations, and what they are answered.
 
 use super::Agent;
-use super::refusals::{Answer, failed, invalid, of_path, unknown_peer};
 use crate::seed;
 use dray_host::pool::PoolKind;
+use dray_host::refusals::{Answer, failed, invalid, of_path, unknown_peer};
 use dray_net::requests::RequestHandler;
 use dray_wire::control::MAX_IMAGES;
 use dray_wire::request::{Base, Reply, Request, SeedImage, Seeding, Surveyed};

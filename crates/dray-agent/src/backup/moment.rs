@@ -3,9 +3,9 @@
 //! is done before and after.
 
 use super::frozen::FrozenGuests;
-use crate::migration::source::unix_ms;
 use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_backup::PIECE_BYTES;
+use dray_files::unix_ms;
 use dray_host::lineage::{Line, Turning};
 use dray_host::migration::abort;
 use dray_host::registry::Entry;

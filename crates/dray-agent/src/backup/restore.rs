@@ -5,13 +5,13 @@
 use super::failed;
 use super::jobs::Job;
 use crate::agent::Agent;
-use crate::migration::source::unix_ms;
-use crate::ops::images::random_id;
-use crate::ops::path_error;
 use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_backup::{Backup, Content, Manifest, PIECE_BYTES, Repository, StreamOptions};
 use dray_files::StatePath;
+use dray_files::unix_ms;
 use dray_host::migration::abort;
+use dray_host::refusals::path_error;
+use dray_host::refusals::random_id;
 use dray_host::registry::{ImageRecord, MODE};
 use dray_image::ImageNames;
 use dray_net::pace::Pacer;

@@ -9,9 +9,9 @@ mod queue;
 pub mod record;
 
 use crate::agent::Agent;
-use crate::migration::source::unix_ms;
 use dray_api::{ApiResult, BatchRef, BatchStatus, ErrorKind, MoveState, MoveStatus, Refusal};
 use dray_files::StatePath;
+use dray_files::unix_ms;
 use dray_net::budget::Budget;
 use dray_types::{BatchId, BitRate};
 use parking_lot::{Mutex, MutexGuard};

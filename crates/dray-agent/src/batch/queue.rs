@@ -3,12 +3,13 @@
 use super::Run;
 use crate::agent::Agent;
 use crate::migration::slots::Board;
-use crate::migration::source::{SourceSlot, unix_ms};
+use crate::migration::source::SourceSlot;
 use crate::ops::Together;
 use dray_api::{
     ApiResult, Cancel, ErrorKind, MigrationState, MoveState, Plan, Planned, Refusal, Strategy,
     Summary,
 };
+use dray_files::unix_ms;
 use dray_host::registry::CopyState;
 use dray_types::BitRate;
 use std::sync::Arc;

@@ -6,8 +6,6 @@
 use super::recover::turn_of;
 use super::{QUIET, chain_of, held_back};
 use crate::agent::Agent;
-use crate::ops::images::{random_id, real_path};
-use crate::ops::io_error;
 use crate::ops::splice::{activate_stopped, adopted_name};
 use crate::released::note_made;
 use crate::released::taking::export;
@@ -16,7 +14,9 @@ use crate::vm::{own, qemu_error};
 use dray_api::{ApiResult, ErrorKind, Refusal, SplicedDisk};
 use dray_host::flat::{Flat, FlatRecord, Turn, open_overlay};
 use dray_host::migration::abort;
+use dray_host::refusals::io_error;
 use dray_host::registry::{Adopted, Entry, ImageRecord, Place};
+use dray_host::{refusals::random_id, registry::real_path};
 use dray_image::{ImageNames, Quiesced, names};
 use dray_qemu::flatten::{self, On};
 use dray_qemu::{AdoptOptions, LayerPlan, Qmp, Stopped, status};

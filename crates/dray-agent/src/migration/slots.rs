@@ -1,7 +1,7 @@
 //! The migrations this agent knows: handles for the API, the listener and the VM's tasks.
 
-use crate::migration::source::unix_ms;
 use dray_api::{Event, MigrationState, MigrationStatus, Progress, Refusal, Role, Summary};
+use dray_files::unix_ms;
 use dray_types::MigrationId;
 use parking_lot::{Mutex, MutexGuard};
 use std::cell::Cell;

@@ -10,11 +10,6 @@ use std::time::Duration;
 /// How long the target may take to make room.
 const ASK_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What a system says of a full disk.
-pub(super) const FULL: &str = "No space left";
-/// What to do about it.
-pub(super) const MAKE_ROOM: &str = "free space there, then try again";
-
 /// A failure of the network as the API tells it.
 pub fn net_error(what: impl Into<String>, why: &NetError) -> Refusal {
     let kind = match why.kind {

@@ -1,6 +1,5 @@
 //! `dray backup`, `backups`, `verify`, `restore`.
 
-use super::{not_taken, path_error};
 use crate::agent::Agent;
 use crate::api::Events;
 use crate::backup::destination::Destination;
@@ -14,6 +13,7 @@ use dray_api::{
     DestinationStatus, ErrorKind, Event, Refusal, Repository, RepositoryMade, Restore, Restored,
 };
 use dray_backup::{Content, GcOptions, Level, PIECE_BYTES, Policy, Problem, Reader, StreamOptions};
+use dray_host::refusals::{not_taken, path_error};
 use dray_net::pace::Pacer;
 use std::ops::ControlFlow;
 use std::sync::Arc;

@@ -1,15 +1,15 @@
 //! `dray migrate` of several, and `dray batch`: what is asked of batches.
 
-use super::images::random_id;
-use super::io_error;
 use crate::agent::Agent;
 use crate::api::Events;
 use crate::batch::record::{BatchRecord, MoveRecord};
-use crate::migration::source::unix_ms;
 use dray_api::{
     ApiResult, Batch, BatchCancel, BatchLimit, BatchStatus, BatchWatch, ErrorKind, Event,
     MAX_MOVES, Migrate, Refusal, Subject,
 };
+use dray_files::unix_ms;
+use dray_host::refusals::io_error;
+use dray_host::refusals::random_id;
 use dray_types::BatchId;
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -1,7 +1,6 @@
 //! `dray claim` and `unstall`: what an operator may do when the other host is gone. What a claim does is in
 //! [`claim`](dray_host::migration::claim).
 
-use super::{io_error, not_taken};
 use crate::agent::Agent;
 use crate::migration::slots::Board;
 use crate::migration::{Voided, source, target};
@@ -9,6 +8,7 @@ use dray_api::{
     ApiResult, ByteRange, Claim, Claimed, ErrorKind, MigrationState, Refusal, Unstall, Unstalled,
 };
 use dray_host::migration::claim::{ClaimError, Claims, Loops};
+use dray_host::refusals::{io_error, not_taken};
 use dray_host::registry::{CopyState, Entry};
 use dray_types::{BLOCK_SIZE, BlockRange, ByteSize, Epoch, MigrationId};
 use std::io;

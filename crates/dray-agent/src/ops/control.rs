@@ -1,18 +1,19 @@
 //! `dray status`, `watch`, `cancel`, `limit`: migrations that are under way.
 
-use super::io_error;
 use crate::agent::Agent;
 use crate::api::Events;
 use crate::migration::slots::Board;
-use crate::migration::source::{Input, SourceSlot, unix_ms};
+use crate::migration::source::{Input, SourceSlot};
 use crate::migration::target::{self, TargetSlot};
 use dray_api::{
     ApiResult, Cancel, Cancelled, ErrorKind, Event, Limit, Limited, MigrationState,
     MigrationStatus, Phase, Refusal, Role, Status, Subject, Summary, Watch, text,
 };
 use dray_engine::SourceEvent;
+use dray_files::unix_ms;
 use dray_host::migration::intent::SourceIntent;
 use dray_host::migration::waiting::LetGo;
+use dray_host::refusals::io_error;
 use dray_types::MigrationId;
 use dray_wire::request::Fate;
 use std::sync::Arc;

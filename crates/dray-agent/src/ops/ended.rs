@@ -1,12 +1,12 @@
 //! Disks of VMs whose QEMU has ended: whoever starts such a VM next opens the disk's file itself, and finds no
 //! lock of dray's on it.
 
-use super::io_error;
 use crate::agent::Agent;
 use crate::leaving::refuse_untold;
-use crate::migration::source::unix_ms;
 use dray_api::ApiResult;
+use dray_files::unix_ms;
 use dray_host::process::QemuProcess;
+use dray_host::refusals::io_error;
 use dray_host::registry::{Entry, Registry};
 use dray_host::settle::Rule;
 use std::sync::Arc;

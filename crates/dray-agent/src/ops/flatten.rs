@@ -1,8 +1,6 @@
 //! What `dray prepare --chain flatten` finds out before anything is touched: whether a chain can be
 //! read by others, how much its guest sees, and what stands against it.
 
-use super::images::random_id;
-use super::io_error;
 use super::moved::Plan;
 use crate::agent::Agent;
 use crate::flat::{chain_of, layers_of, raw_name};
@@ -10,6 +8,8 @@ use crate::vm::picture::{LayerPicture, Picture, Place};
 use crate::vm::qemu_error;
 use dray_api::{ApiResult, Chain, ErrorKind, Prepare, Refusal, TargetFormat};
 use dray_host::migration::intent::SourceImage;
+use dray_host::refusals::io_error;
+use dray_host::refusals::random_id;
 use dray_image::{Image, runs};
 use dray_qemu::AdoptOptions;
 use dray_types::{BLOCK_SIZE, BlockRange, ImageId};

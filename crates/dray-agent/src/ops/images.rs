@@ -1,12 +1,13 @@
 //! `dray images`: what this host serves.
 
-use super::{io_error, not_taken, path_error};
 use crate::agent::Agent;
 use dray_api::{
     ApiResult, ClosedExport, ErrorKind, ImageAdd, ImageRemove, ImageState, ImageStatus, KeptFor,
     LostWrites, Refusal,
 };
 use dray_host::pool::check_name;
+use dray_host::refusals::{io_error, not_taken, path_error, random_id};
+use dray_host::registry::real_path;
 use dray_host::registry::{
     Closed, CopyState, Entry, ImageRecord, Operation, Process, Reason, Used, is_device,
 };
@@ -23,32 +24,11 @@ const QCOW2_HEAD: usize = 80;
 /// What to do about a file that somebody else has locked.
 const LOCKED: &str = "stop what uses it, or adopt the running vm instead";
 
-/// A random id.
-///
-/// # Errors
-/// When the system has no randomness to give.
-pub fn random_id() -> ApiResult<u128> {
-    let random = dray_host::lineage::random_id();
-    random.map_err(|why| Refusal::new(ErrorKind::Internal, "cannot make an id", why))
-}
-
 /// Length to export for an image under a format driver: files grow, exports do not, so there is
 /// room for a quarter more than the guest can see, and for a gigabyte of the format's own.
 pub fn growable_len(file: u64, guest: u64) -> u64 {
     let room = guest + guest / 4 + (1 << 30);
     file.max(room).next_multiple_of(BLOCK_SIZE)
-}
-
-/// The path by which dray knows the file at `path`: links followed. Of a block device only those in
-/// its directory's path: its own name may be a link whose end is another device after a reboot.
-///
-/// # Errors
-/// What the file system reports.
-pub(crate) fn real_path(path: &Path) -> std::io::Result<PathBuf> {
-    match (path.parent(), path.file_name()) {
-        (Some(dir), Some(name)) if is_device(path) => Ok(dir.canonicalize()?.join(name)),
-        _ => path.canonicalize(),
-    }
 }
 
 impl Agent {

@@ -1,6 +1,5 @@
 //! `dray lineage`: the generations of an image, as this host knows them, and who holds them.
 
-use super::io_error;
 use crate::agent::Agent;
 use crate::backup::notes::Note;
 use crate::snapshots::{Held, Snapshots};
@@ -9,6 +8,7 @@ use dray_api::{
 };
 use dray_engine::lineage::{Generation, Reason};
 use dray_host::lineage::{self, REGION_BLOCKS};
+use dray_host::refusals::io_error;
 use dray_host::released::Released;
 use dray_types::{Ancestor, BLOCK_SIZE};
 use std::sync::Arc;

@@ -1,17 +1,18 @@
 //! `dray migrate` and `resume`: from what was asked to a migration that runs.
 
 use super::moved::{Plan, layer_plans};
-use super::{io_error, not_taken};
 use crate::agent::Agent;
 use crate::forecast;
 use crate::links;
-use crate::migration::source::{SourceSlot, unix_ms};
+use crate::migration::source::SourceSlot;
 use crate::vm::picture::{Picture, Place};
 use dray_api::{
     ApiResult, Chain, ErrorKind, Migrate, MigrationState, Prepare, Refusal, ReleaseAtEnd, Resume,
     Started, Subject, TargetFormat,
 };
+use dray_files::unix_ms;
 use dray_host::migration::intent::{GuestFacts, Options, Settings, SourceIntent, Way};
+use dray_host::refusals::{io_error, not_taken};
 use dray_types::Strategy;
 use dray_types::{BitRate, MigrationId};
 use std::path::PathBuf;
@@ -314,8 +315,8 @@ impl Agent {
             if layer.plan.read_only {
                 continue;
             }
-            let path =
-                super::images::real_path(path).map_err(|why| io_error("cannot adopt", why))?;
+            let path = dray_host::registry::real_path(path)
+                .map_err(|why| io_error("cannot adopt", why))?;
             let image = intent.images.iter().find(|image| image.path == path);
             let id = image.map(|image| image.offer.id);
             let adopted = if layer.chain.is_empty() {

@@ -30,39 +30,14 @@ pub(crate) use migrate::Together;
 use crate::agent::Agent;
 use crate::api::{AgentApi, Events};
 use dray_api::{
-    AgentInfo, ApiResult, Backfilling, BatchStatus, Cancelled, Claimed, ErrorKind, ImageStatus,
-    Limited, LineageStatus, MigrationStatus, Prepared, Refusal, Spliced, Started, Summary,
-    Unstalled,
+    AgentInfo, ApiResult, Backfilling, BatchStatus, Cancelled, Claimed, ImageStatus, Limited,
+    LineageStatus, MigrationStatus, Prepared, Spliced, Started, Summary, Unstalled,
 };
-use dray_host::pool::PathError;
-use dray_host::registry::NotTaken;
 use std::sync::Arc;
 use tokio::task::block_in_place;
 
 /// The agent as the local API sees it. Commands that wait for a file system leave their thread to others.
 pub struct Operator(pub Arc<Agent>);
-
-/// A failure of the file system as the API tells it.
-pub(crate) fn io_error(what: impl Into<String>, why: impl std::fmt::Display) -> Refusal {
-    let why = why.to_string();
-    if why.contains(asking::FULL) {
-        return Refusal::new(ErrorKind::NoSpace, what, why).hint(asking::MAKE_ROOM);
-    }
-    Refusal::new(ErrorKind::Io, what, why)
-}
-
-/// A path, name or pool that is not used, as the API tells it.
-pub(crate) fn path_error(what: impl Into<String>, why: PathError) -> Refusal {
-    Refusal { hint: why.hint, ..Refusal::new(why.kind, what, why.why) }
-}
-
-/// Why an image takes no part in something, as the API tells it.
-pub(crate) fn not_taken(what: impl Into<String>, why: NotTaken) -> Refusal {
-    match why {
-        NotTaken::Refused { why, hint } => Refusal::new(ErrorKind::Conflict, what, why).hint(hint),
-        NotTaken::Failed(why) => io_error(what, why),
-    }
-}
 
 impl AgentApi for Operator {
     async fn info(&self) -> ApiResult<AgentInfo> {

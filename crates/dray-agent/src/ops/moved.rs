@@ -2,16 +2,16 @@
 
 use super::bases::usual_name;
 use super::flatten::{check_flat, refuse_flat_images, refuse_format, seen_bytes};
-use super::images::random_id;
-use super::{io_error, not_taken};
 use crate::agent::Agent;
 use crate::flat::raw_name;
-use crate::migration::source::unix_ms;
 use crate::vm::picture::{LayerPicture, Picture, Place};
 use dray_api::{
     ApiResult, Chain, ErrorKind, MigrationState, Prepare, Refusal, Subject, TargetFormat,
 };
+use dray_files::unix_ms;
 use dray_host::migration::intent::{SourceImage, SourceIntent, SourceVm};
+use dray_host::refusals::random_id;
+use dray_host::refusals::{io_error, not_taken};
 use dray_host::registry::CopyState;
 use dray_host::released::Released;
 use dray_image::{FileImage, FileOptions, ImageFile};
@@ -235,7 +235,7 @@ impl Agent {
     ) -> ApiResult<usize> {
         let what = format!("cannot move disk {}", layer.plan.qdev);
         self.check_file(&what, path, false)?;
-        let path = super::images::real_path(path).map_err(|why| io_error(&what, why))?;
+        let path = dray_host::registry::real_path(path).map_err(|why| io_error(&what, why))?;
         // A base image under several disks moves once.
         if let Some(known) = plan.images.iter().position(|image| image.path == path) {
             return Ok(known);

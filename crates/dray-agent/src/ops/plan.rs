@@ -1,7 +1,6 @@
 //! `dray plan`: what a migration would take, and where its bytes would come from; nothing moves.
 
 use super::asking::net_error;
-use super::io_error;
 use super::migrate::{MAX_DOWNTIME_MS, guest_memory};
 use super::survey::Survey;
 use crate::agent::Agent;
@@ -10,6 +9,7 @@ use crate::links;
 use dray_api::{ApiResult, Plan, Planned, PlannedStrategy, Predicted, Prepare, TargetFormat};
 use dray_engine::plan::{self, Goals, Load};
 use dray_host::migration::intent::{SourceImage, Way};
+use dray_host::refusals::io_error;
 use dray_host::registry::Entry;
 use dray_image::{FileImage, FileOptions, Image};
 use dray_types::BlockRange;

@@ -1,7 +1,6 @@
 //! `dray prepare`: room and exports at the target, and the lines its QEMU is started with.
 
 use super::asking::net_error;
-use super::io_error;
 use super::moved::Plan;
 use crate::agent::Agent;
 use crate::migration::source::SourceSlot;
@@ -10,6 +9,7 @@ use crate::vm::picture::Picture;
 use dray_api::{ApiResult, ErrorKind, Prepare, Prepared, PreparedImage, Refusal};
 use dray_host::given;
 use dray_host::migration::intent::SourceIntent;
+use dray_host::refusals::io_error;
 use dray_net::NetError;
 use dray_qemu::{NbdExport, blockdev};
 use dray_wire::ImageOffer;

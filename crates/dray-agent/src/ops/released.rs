@@ -1,10 +1,10 @@
 //! Images that QEMU has taken back, as the local API shows them.
 
-use super::io_error;
 use crate::agent::Agent;
 use crate::released::NotReleased;
 use crate::vm::qemu_error;
 use dray_api::{ApiResult, ErrorKind, ImageState, ImageStatus, Refusal};
+use dray_host::refusals::io_error;
 use dray_host::registry::Entry;
 use dray_host::released::Released;
 use std::os::unix::fs::MetadataExt;

@@ -8,13 +8,13 @@
 //! The record decides: before it is written the image has its old length, after it the new one. A guest that
 //! was not told then is told by the same command.
 
-use super::io_error;
 use crate::agent::Agent;
 use crate::leaving::refuse_untold;
 use crate::vm::picture::{LayerPicture, Picture, Place};
 use crate::vm::qemu_error;
 use dray_api::{ApiResult, ErrorKind, ImageStatus, Refusal, Resize};
 use dray_host::migration::abort;
+use dray_host::refusals::io_error;
 use dray_host::registry::{Adopted, CopyState, Entry, ImageRecord};
 use dray_qemu::{LayerPlan, Qmp};
 use std::path::Path;

@@ -1,9 +1,7 @@
 //! What records say of a VM's disks is compared with what the VM says of them: whenever somebody looks at the
 //! VM, and after a start for disks that were on their way from dray or to it when an agent died.
 
-use super::images::real_path;
 use super::released::not_released;
-use super::{io_error, not_taken};
 use crate::agent::Agent;
 use crate::released::settle::{settle_on_dray, settle_on_file};
 use crate::vm::look::Look;
@@ -11,6 +9,8 @@ use crate::vm::picture::{Picture, resident_name};
 use crate::vm::qemu_error;
 use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_host::process::QemuProcess;
+use dray_host::refusals::{io_error, not_taken};
+use dray_host::registry::real_path;
 use dray_host::registry::{Entry, ImageRecord};
 use dray_host::settle::{Disk, Rule, rule};
 use dray_qemu::{LayerPlan, Qmp};

@@ -1,8 +1,7 @@
 //! `dray adopt` and `release`: running VMs' disks under dray and back.
 
-use super::images::{growable_len, random_id, real_path};
+use super::images::growable_len;
 use super::released::not_released;
-use super::{io_error, not_taken};
 use crate::agent::Agent;
 use crate::migration::source::SourceSlot;
 use crate::released::{plan_of, release, taking};
@@ -14,6 +13,9 @@ use crate::vm::{own, own_files};
 use dray_api::{Adopt, ApiResult, ErrorKind, Refusal, Release, Spliced, SplicedDisk};
 use dray_host::migration::abort;
 use dray_host::process::QemuProcess;
+use dray_host::refusals::random_id;
+use dray_host::refusals::{io_error, not_taken};
+use dray_host::registry::real_path;
 use dray_host::registry::{Adopted, CopyState, Entry, ImageRecord, Operation, is_device};
 use dray_host::released::Released;
 use dray_host::settle::Rule;

@@ -119,7 +119,7 @@ impl Agent {
     pub(super) async fn ask_qemu(&self, survey: &mut Survey, picture: &Picture, plan: &Plan) {
         for layer in picture.layers() {
             let Place::Local(path) = &layer.place else { continue };
-            let Ok(path) = super::images::real_path(path) else { continue };
+            let Ok(path) = dray_host::registry::real_path(path) else { continue };
             let image = plan.images.iter().find(|image| image.path == path);
             let Some((image, note)) = image.and_then(|i| Some((i, self.released_at(i)?))) else {
                 continue;

@@ -40,9 +40,9 @@ pub mod taking;
 
 use crate::config::Config;
 use crate::leaving::{Leaving, Untold};
-use crate::migration::source::unix_ms;
 use crate::vm::look::process_of;
 use crate::vm::own_files;
+use dray_files::unix_ms;
 use dray_host::lineage;
 use dray_host::migration::abort;
 use dray_host::process::QemuProcess;

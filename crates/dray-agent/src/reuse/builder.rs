@@ -10,7 +10,7 @@
 use super::files::FileRef;
 use super::store::{Batch, Scanned, Store};
 use super::{PIECE_BYTES, Reuse};
-use crate::migration::source::unix_ms;
+use dray_files::unix_ms;
 use dray_host::registry::{CopyState, Registry};
 use dray_image::{FileImage, FileOptions, Image, runs};
 use dray_net::zeros::{RunBuffer, is_zero};

@@ -9,9 +9,9 @@
 //! The note tells which file it is, and how that looked when it was left; of any other one nothing is trusted.
 
 use super::gather::TASK_BYTES;
-use crate::migration::source::unix_ms;
 use dray_engine::lineage::{FileIdentity, Stamp};
 use dray_files::StatePath;
+use dray_files::unix_ms;
 use dray_host::lineage::{REGION_BLOCKS, ReplicaNote, stamp_of};
 use dray_host::migration::abort;
 use dray_host::pool::PoolIo;

@@ -9,7 +9,7 @@ use crate::store::Store;
 use dray_image::{ErrorKind, FileImage, FileOptions, ImageFile, ImageNames};
 use std::io;
 use std::os::unix::fs::FileTypeExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Opens the chain of a flattened image, and what an image's guest is still to be told.
@@ -31,6 +31,18 @@ pub(super) fn open_flat(
 /// Whether a block device is at `path`.
 pub fn is_device(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_block_device())
+}
+
+/// The path by which dray knows the file at `path`: links followed. Of a block device only those in
+/// its directory's path: its own name may be a link whose end is another device after a reboot.
+///
+/// # Errors
+/// What the file system reports.
+pub fn real_path(path: &Path) -> std::io::Result<PathBuf> {
+    match (path.parent(), path.file_name()) {
+        (Some(dir), Some(name)) if is_device(path) => Ok(dir.canonicalize()?.join(name)),
+        _ => path.canonicalize(),
+    }
 }
 
 /// Opens the file that a record names, or what lies under the other names that it may have.

@@ -38,7 +38,7 @@ pub use claims::Claimed;
 pub use clients::Process;
 pub use closed::{Closed, Reason};
 pub use entry::Entry;
-pub use files::is_device;
+pub use files::{is_device, real_path};
 pub use operations::{NotTaken, Operation, Wanted};
 
 pub use record::{Adopted, Claim, CopyState, ImageRecord, Lost, MODE, Place, Swap};

@@ -2,10 +2,10 @@
 //! the loop is told.
 
 use super::{Input, SourceSlot};
-use crate::ops::{io_error, not_taken};
 use dray_api::{ApiResult, MigrationState};
 use dray_host::migration::intent::SourceIntent;
 use dray_host::migration::log::SOURCE_INTENT;
+use dray_host::refusals::{io_error, not_taken};
 use dray_host::registry::Registry;
 use std::io;
 

@@ -1,12 +1,13 @@
 //! The images of a migration at its source: their disks, files and names.
 
 use super::content::Content;
-use super::{Input, SourceParts, unix_ms};
+use super::{Input, SourceParts};
 use crate::bases::Digests;
 use crate::forecast::Moved;
 use crate::migration::Threads;
 use dray_engine::lineage::Generation;
 use dray_engine::{SourceEvent, SourceRecord};
+use dray_files::unix_ms;
 use dray_host::heat::ImageHeat;
 use dray_host::lineage::{REGION_BLOCKS, region_blocks};
 use dray_host::migration::intent::{SourceImage, SourceIntent};

@@ -18,17 +18,12 @@ use dray_wire::ToTarget;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 /// Pause between writings of the counts.
 const SAVE_INTERVAL: Duration = Duration::from_millis(500);
 /// Name of the file of the counts in the migration's folder.
 pub const COUNTS: &str = "counts.json";
-
-/// Milliseconds since 1970.
-pub fn unix_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
-}
 
 /// The numbers of one migration.
 pub struct Report {

@@ -1,11 +1,12 @@
 //! How a migration ended, for people and programs: an error, or one summary.
 
 use super::counts::{Counts, Mark};
-use super::report::{Report, unix_ms};
+use super::report::Report;
 use dray_api::{
     Ending, ErrorKind, ImageSummary, MigrationState, Phase, Predicted, Provided, Refusal, Summary,
     Verified, WireBytes,
 };
+use dray_files::unix_ms;
 use dray_host::migration::intent::SourceImage;
 use dray_net::NetTotals;
 use dray_types::BLOCK_SIZE;

@@ -2,8 +2,8 @@
 //! meanwhile. A promise is dropped only on the source's word that nothing was handed over (I1).
 
 use super::{TargetLoop, TargetSlot};
-use crate::migration::source::unix_ms;
 use dray_api::{ErrorKind, MigrationState, Refusal};
+use dray_files::unix_ms;
 use dray_host::migration::fate::is_unwanted;
 use dray_types::ImageId;
 use dray_wire::request::Fate;

@@ -1,10 +1,10 @@
 //! Sessions, as the target sees them: the source makes them, a new one replaces the one before.
 
 use super::{Input, TargetLoop, TargetSlot, Told};
-use crate::agent::refusals::{conflict, denied, invalid};
 use crate::config::MAX_STREAMS;
 use crate::migration::messages::{self, ToSourceShell, ToTargetShell};
 use dray_engine::TargetEvent;
+use dray_host::refusals::{conflict, denied, invalid};
 use dray_net::{ControlSender, ControlSettings, DataReceiver, Incoming, NetError};
 use dray_wire::control::FEATURE_REUSE;
 use dray_wire::{Envelope, StreamKind, ToSource, ToTarget};
