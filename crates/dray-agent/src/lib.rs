@@ -22,7 +22,6 @@ pub mod api;
 pub mod backup;
 mod bases;
 pub mod batch;
-pub mod config;
 mod exports;
 pub mod flat;
 pub mod forecast;

@@ -1,7 +1,7 @@
 //! What is done to the images of this host now and then, each in a thread of its own that ends with the
 //! registry.
 
-use crate::config::Config;
+use dray_config::Config;
 use dray_files::unix_ms;
 use dray_heat::DrainPause;
 use dray_host::lineage::CLOSE_IDLE;

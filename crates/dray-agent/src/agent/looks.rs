@@ -3,7 +3,7 @@
 //! working.
 
 use super::Agent;
-use crate::config::Problem;
+use dray_config::Problem;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 

@@ -15,14 +15,15 @@ use crate::api::SocketAccess;
 use crate::backup::frozen::{self, FrozenGuests};
 use crate::bases::Digests;
 use crate::batch::Batches;
-use crate::config::start::Start;
 use crate::exports::ImageExports;
+use crate::flat::Pools;
 use crate::leaving::{Leaving, left_stopped};
 use crate::migration::slots::Slots;
 use crate::reuse::Reuse;
 use crate::seed::Seeds;
 use crate::troubles::Troubles;
 use dray_api::{ApiResult, ErrorKind, Refusal};
+use dray_config::start::Start;
 use dray_host::migration::fate::Preparing;
 use dray_host::migration::waiting::Unrevived;
 use dray_host::presence;
@@ -98,7 +99,7 @@ fn open(start: &Start, readiness: Arc<Readiness>, what: &str) -> ApiResult<(Arc<
     let store = Store::open(&config.state_dir).map_err(io)?;
     crate::flat::end_leftovers(&config.run_dir);
     let (agents, presence) = presence::begin(&store);
-    let around = Arc::clone(&config) as _;
+    let around = Arc::new(Pools(Arc::clone(&config)));
     let registry = Registry::load_after(agents, store.clone(), around).map_err(io)?;
     if let Err(why) = presence.and_then(|begun| keepers::presence(&begun, &registry)) {
         tracing::warn!(%why, "cannot note that an agent runs: after a kill all images count as changed");

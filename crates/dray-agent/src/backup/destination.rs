@@ -3,9 +3,9 @@
 
 use super::failed;
 use super::peer::PeerStore;
-use crate::config::Config;
 use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_backup::{Key, Location, Repository, S3Access, Store};
+use dray_config::Config;
 use dray_net::tls::Identity;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -7,8 +7,8 @@
 use super::destination::Destination;
 use super::run::Order;
 use crate::agent::Agent;
-use crate::config::BackupPlace;
 use dray_api::{ApiResult, BackupDone};
+use dray_config::BackupPlace;
 use dray_files::StatePath;
 use dray_files::unix_ms;
 use serde::{Deserialize, Serialize};

@@ -21,8 +21,8 @@ mod recover;
 mod server;
 pub mod swap;
 
-use crate::config::Config;
 use chain::Chain;
+use dray_config::Config;
 use dray_host::flat::{ChainImage, ChainLayer, Purpose};
 use dray_host::pool::PoolIo;
 use dray_host::registry::Surroundings;
@@ -106,9 +106,12 @@ fn layer_of(plan: &LayerPlan) -> Result<ChainLayer, String> {
     Ok(ChainLayer { path, format: plan.format.clone(), protocol: protocol.to_owned() })
 }
 
-impl Surroundings for Config {
+/// What the registry asks of the host that the configuration describes.
+pub struct Pools(pub Arc<Config>);
+
+impl Surroundings for Pools {
     fn is_direct(&self, path: &Path) -> bool {
-        self.io(path) == PoolIo::Direct
+        self.0.io(path) == PoolIo::Direct
     }
 
     /// The daemon that reads it is started by the first read and ends with the last user.
@@ -120,10 +123,10 @@ impl Surroundings for Config {
         len: u64,
     ) -> Arc<dyn ChainImage> {
         let patience = match purpose {
-            Purpose::Serve => self.limits.stall,
+            Purpose::Serve => self.0.limits.stall,
             Purpose::Peek => Some(PATIENCE),
         };
-        Chain::new(daemon_place(&self.run_dir, purpose, id), layers, len, patience)
+        Chain::new(daemon_place(&self.0.run_dir, purpose, id), layers, len, patience)
     }
 }
 

@@ -401,9 +401,10 @@ async fn stop_equal(
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::config::Config;
     use crate::exports::ImageExports;
+    use crate::flat::Pools;
     use crate::leaving::left_stopped;
+    use dray_config::Config;
     use dray_host::process::QemuProcess;
     use dray_host::store::Store;
     use dray_image::{Loss, LossLog};
@@ -433,7 +434,7 @@ pub(crate) mod tests {
             let config = Config::parse(&text, &dir.path().join("dray.toml")).unwrap();
             std::fs::create_dir(dir.path().join("pool")).unwrap();
             let store = Store::open(&dir.path().join("state")).unwrap();
-            let registry = Registry::load(store, Arc::new(config)).unwrap();
+            let registry = Registry::load(store, Arc::new(Pools(Arc::new(config)))).unwrap();
             Self { dir, registry }
         }
 

@@ -38,10 +38,10 @@ pub mod absorb;
 pub mod settle;
 pub mod taking;
 
-use crate::config::Config;
 use crate::leaving::{Leaving, Untold};
 use crate::vm::look::process_of;
 use crate::vm::own_files;
+use dray_config::Config;
 use dray_files::unix_ms;
 use dray_host::lineage;
 use dray_host::migration::abort;

@@ -2,7 +2,7 @@
 //! to be done.
 
 use super::{NotReleased, absorb, begin_release, plan_of, taking};
-use crate::config::Config;
+use dray_config::Config;
 use dray_host::migration::abort;
 use dray_host::registry::{Entry, Registry};
 use dray_host::released::Released;

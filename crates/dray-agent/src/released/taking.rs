@@ -3,9 +3,9 @@
 
 use super::NotReleased;
 use super::settle::end_adoption;
-use crate::config::Config;
 use crate::leaving::refuse_untold;
 use crate::vm::RECONNECT_DELAY;
+use dray_config::Config;
 use dray_host::migration::abort;
 use dray_host::registry::{Entry, Registry};
 use dray_host::released::Released;

@@ -21,7 +21,7 @@ pub use files::FileRef;
 pub use index::Spot;
 pub use wanted::{Lacking, PATIENCE, Wanted};
 
-use crate::config::Config;
+use dray_config::Config;
 use dray_host::registry::Registry;
 use dray_image::runs;
 use dray_types::{BLOCK_SIZE, BlockRange};

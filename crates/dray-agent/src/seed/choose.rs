@@ -8,12 +8,12 @@ use super::gather::{Failure, Parts, Provider, TASK_BYTES};
 use super::replica::PeerReplica;
 use super::state::task_count;
 use super::tasks::{MAX_PROVIDERS, Mask};
-use crate::config::Config;
 use crate::snapshots::{self, Held, PATIENCE, Snapshot, Snapshots};
 use dray_backup::{
     Backup, Content, Hash, Kind, PIECE_BYTES, Piece, Reader, Repository, StreamOptions,
     piece_count, piece_len,
 };
+use dray_config::Config;
 use dray_engine::lineage::fits;
 use dray_host::lineage::region_blocks;
 use dray_image::ImageFile;

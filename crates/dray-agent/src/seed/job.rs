@@ -4,7 +4,7 @@
 use super::choose::{self, Choice};
 use super::gather::{Gathered, Gathering, Pace, Provider, TASK_BYTES};
 use super::state::{SeedFile, SeedNote};
-use crate::config::{Config, Peer};
+use dray_config::{Config, Peer};
 use dray_host::pool::Pool;
 use dray_host::registry::{CopyState, Entry, Registry};
 use dray_host::store::Store;

@@ -13,7 +13,7 @@ mod state;
 mod survey;
 mod tasks;
 
-use crate::config::Peer;
+use dray_config::Peer;
 use dray_host::pool::Pool;
 use dray_wire::request::{Base, SeedImage, Seeding, Surveyed};
 use job::Job;

@@ -8,8 +8,8 @@
 pub mod offer;
 
 use crate::backup::destination::Destination;
-use crate::config::Config;
 use dray_backup::{Backup, Repository};
+use dray_config::Config;
 use dray_net::requests;
 use dray_net::tls::Identity;
 use dray_types::{Ancestor, ImageId};

@@ -3,7 +3,6 @@
 //! Until the engine says that it has handed over, whatever fails leaves the guest running here on
 //! its own disks (I4).
 
-use crate::config::Config;
 use crate::migration::messages::{ToSourceShell, ToTargetShell};
 use crate::migration::source::{Input, Memory, Reach, SessionSettings, SourceSlot, Told};
 use crate::vm::hypervisor::{Departure, Hypervisor, Vm};
@@ -12,6 +11,7 @@ use crate::vm::own;
 use crate::vm::qemu_error;
 use crate::vm::target::plans;
 use dray_api::{ApiResult, ErrorKind, Refusal};
+use dray_config::Config;
 use dray_engine::SourceEvent;
 use dray_engine::source::SourceNotice;
 use dray_host::migration::abort;

@@ -1,7 +1,6 @@
 //! Taking a VM in, at its target: one task per migration that does what the owner loop and the
 //! source's shell ask of the waiting QEMU.
 
-use crate::config::Config;
 use crate::migration::messages::{Made, NotReleased, ToSourceShell, ToTargetShell};
 use crate::migration::target::{Input, TargetSlot, Told};
 use crate::released;
@@ -10,6 +9,7 @@ use crate::vm::hypervisor::{Arrival, Hypervisor, Vm};
 use crate::vm::made::Unreleased;
 use crate::vm::picture::on_local;
 use crate::vm::start::NotDone;
+use dray_config::Config;
 use dray_engine::TargetEvent;
 use dray_host::migration::intent::GuestFacts;
 use dray_host::process::QemuProcess;

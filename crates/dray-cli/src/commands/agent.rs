@@ -2,8 +2,8 @@
 
 use crate::output::Output;
 use dray_agent::agent;
-use dray_agent::config::DEFAULT_PATH;
 use dray_api::ApiResult;
+use dray_config::DEFAULT_PATH;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;

@@ -1,9 +1,9 @@
 //! `dray check-config`.
 
 use crate::output::Output;
-use dray_agent::config::start::Start;
-use dray_agent::config::{Config, ConfigError, DEFAULT_PATH, Problem};
 use dray_api::{ApiResult, ErrorKind, Refusal};
+use dray_config::start::Start;
+use dray_config::{Config, ConfigError, DEFAULT_PATH, Problem};
 use serde_json::json;
 use std::path::PathBuf;
 use std::process::ExitCode;

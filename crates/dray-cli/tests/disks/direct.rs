@@ -4,7 +4,7 @@ use crate::case::{Case, IMAGE};
 use crate::lab::Lab;
 use crate::mounts::Mount;
 use crate::moves::result;
-use dray_agent::config::Config;
+use dray_config::Config;
 use std::path::Path;
 use std::process::Command;
 

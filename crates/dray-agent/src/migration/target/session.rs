@@ -1,8 +1,8 @@
 //! Sessions, as the target sees them: the source makes them, a new one replaces the one before.
 
 use super::{Input, TargetLoop, TargetSlot, Told};
-use crate::config::MAX_STREAMS;
 use crate::migration::messages::{self, ToSourceShell, ToTargetShell};
+use dray_config::MAX_STREAMS;
 use dray_engine::TargetEvent;
 use dray_host::refusals::{conflict, denied, invalid};
 use dray_net::{ControlSender, ControlSettings, DataReceiver, Incoming, NetError};

@@ -440,8 +440,9 @@ impl RunSink for SessionSink {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
+    use crate::flat::Pools;
     use crate::reuse::PATIENCE;
+    use dray_config::Config;
     use dray_files::StatePath;
     use dray_host::migration::intents::Intents;
     use dray_host::registry::Registry;
@@ -459,7 +460,9 @@ mod tests {
             dir.display()
         );
         let config = Arc::new(Config::parse(&text, std::path::Path::new("dray.toml")).unwrap());
-        let registry = Registry::load(Store::open(dir).unwrap(), Arc::clone(&config) as _).unwrap();
+        let registry =
+            Registry::load(Store::open(dir).unwrap(), Arc::new(Pools(Arc::clone(&config))))
+                .unwrap();
         let reuse = Reuse::new(config, registry);
         let (path, len) = (dir.join("image"), pieces * PIECE_BLOCKS * BLOCK_SIZE);
         std::fs::File::create(&path).unwrap().set_len(len).unwrap();

@@ -1,14 +1,15 @@
 //! A host whose disk is simulated, and the agent that runs on it until it dies.
 
 use crate::bases::Digests;
-use crate::config::Config;
 use crate::exports::ImageExports;
+use crate::flat::Pools;
 use crate::migration::slots::{Board, Shown};
 use crate::migration::source::{self, SourceLoop, SourceParts, SourceSlot};
 use crate::migration::target::{self, TargetLoop, TargetParts, TargetSlot};
 use crate::migration::{Clock, Threads};
 use crate::reuse::Reuse;
 use dray_api::{MigrationState, Progress, Role, Strategy};
+use dray_config::Config;
 use dray_engine::SourceEvent;
 use dray_engine::source::SourceNotice;
 use dray_files::StatePath;
@@ -176,7 +177,7 @@ impl SimAgent {
         );
         let parsed = Config::parse(&text, Path::new("dray.toml"));
         let config = Arc::new(parsed.map_err(|why| io::Error::other(why.to_string()))?);
-        let registry = Registry::load(store.clone(), Arc::clone(&config) as _)?;
+        let registry = Registry::load(store.clone(), Arc::new(Pools(Arc::clone(&config))))?;
         let agent = Self {
             digests: Digests::open(store.digests()),
             reuse: Reuse::new(Arc::clone(&config), Arc::clone(&registry)),

@@ -1,7 +1,8 @@
 //! Seeds that an agent goes on with, and those that are not what it has left.
 
 use super::*;
-use crate::config::Config;
+use crate::flat::Pools;
+use dray_config::Config;
 use dray_host::presence;
 use dray_host::store::Store;
 use dray_image::{Image, ImageFile};
@@ -24,7 +25,8 @@ fn agent(dir: &Path) -> Arc<Registry> {
         format!("[agent]\nname = 'b'\nstate_dir = '{0}'\n[tls]\ndir = '{0}'\n", dir.display());
     let config = Config::parse(&text, Path::new("dray.toml")).unwrap();
     let store = Store::open(&dir.join("state")).unwrap();
-    Registry::load_after(presence::begin(&store).0, store, Arc::new(config)).unwrap()
+    Registry::load_after(presence::begin(&store).0, store, Arc::new(Pools(Arc::new(config))))
+        .unwrap()
 }
 
 impl World {

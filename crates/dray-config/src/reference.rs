@@ -5,7 +5,7 @@ use super::typed::Typed;
 use std::fmt::Write;
 use std::path::Path;
 
-const SAMPLE: &str = include_str!("../../../../packaging/dray.toml");
+const SAMPLE: &str = include_str!("../../../packaging/dray.toml");
 const DOCUMENT: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/configuration.md");
 /// What no key has.

@@ -5,7 +5,7 @@
 //! [`start`] says with what an agent starts when the file is not good, or not there.
 //!
 //! ```
-//! # use dray_agent::config::Config;
+//! # use dray_config::Config;
 //! let text = r#"
 //! qmp_dirs = ["/run/qemu"]          # only QMP sockets below may be named; ["/run"] by default
 //!

@@ -1,7 +1,7 @@
 //! What was typed of backups: repositories that this host uses, and the store that it offers.
 
 use super::{Reader, Text, TypedPeer};
-use crate::config::{BackupPlace, BackupStore};
+use crate::{BackupPlace, BackupStore};
 use dray_backup::{Location, S3Access};
 use serde::Deserialize;
 use std::collections::HashSet;
