@@ -2,12 +2,9 @@
 //! finds is in [`revive`](super::revive).
 
 use super::Agent;
-use crate::leaving::take_note;
 use crate::migration::messages::ToSourceShell;
 use crate::migration::slots::{Board, Shown};
-use crate::migration::source::{
-    Input, Reach, SourceLoop, SourceParts, SourceSlot, Told, keep, untold,
-};
+use crate::migration::source::{Input, Reach, SourceLoop, SourceParts, SourceSlot, Told, keep};
 use crate::migration::target::{TargetLoop, TargetParts};
 use crate::migration::{Clock, Threads};
 use crate::vm::source::{Outcome, SourceVmTask};
@@ -20,6 +17,8 @@ use dray_host::migration::intent::{SourceIntent, TargetIntent};
 use dray_host::migration::log::{End, Folder};
 use dray_image::Image;
 use dray_types::MigrationId;
+use dray_vm::leaving::take_note;
+use dray_vm::leaving::untold;
 use dray_wire::request::Request;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;

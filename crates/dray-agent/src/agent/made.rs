@@ -1,10 +1,10 @@
 //! Images of which this host makes a qcow2 when they have arrived: what has to be so before they come.
 
-use crate::flat::fresh;
-use crate::flat::swap::refuse_used;
 use dray_host::pool::{Pool, PoolKind};
 use dray_host::refusals::{Answer, conflict, failed, invalid, of_path};
 use dray_host::registry::Registry;
+use dray_vm::flat::fresh;
+use dray_vm::flat::swap::refuse_used;
 use dray_wire::request::{ComingImage, WantedImage};
 
 /// What to do about a name that is taken.
@@ -47,17 +47,26 @@ fn check_free(registry: &Registry, pool: &Pool, image: &WantedImage) -> Answer<(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flat::swap::tests::Host;
     use dray_api::ErrorKind;
+    use dray_config::Config;
     use dray_host::pool::PoolIo;
+    use dray_host::store::Store;
     use dray_types::ImageId;
+    use dray_vm::flat::Pools;
+    use std::sync::Arc;
 
     #[test]
     fn what_cannot_become_a_qcow2_is_refused_before_it_comes() {
-        let host = Host::new();
+        let dir = tempfile::tempdir().unwrap();
+        let at = dir.path().join("pool");
+        std::fs::create_dir(&at).unwrap();
+        let text = "[agent]\nname = 'hosta'\n[tls]\ndir = '/'\n[[pool]]\nname = 'p'\npath = '/'\n";
+        let config = Config::parse(text, "dray.toml".as_ref()).unwrap();
+        let store = Store::open(&dir.path().join("state")).unwrap();
+        let registry = Registry::load(store, Arc::new(Pools(Arc::new(config)))).unwrap();
         let kind = PoolKind::Files;
         let (name, io) = ("p".to_owned(), PoolIo::Buffered);
-        let files = Pool { name, path: host.pool(), kind, io };
+        let files = Pool { name, path: at.clone(), kind, io };
         let wanted = |name: &str, read_only| {
             let (len, allocated) = (1 << 30, 64 << 20);
             WantedImage { id: ImageId(1), name: name.into(), len, allocated, read_only }
@@ -68,17 +77,17 @@ mod tests {
         };
         let check = |pool: &Pool, made: &[bool; 2]| {
             let images = [coming("a.raw", false, made[0]), coming("b.raw", false, made[1])];
-            check_made(&host.registry, pool, &images)
+            check_made(&registry, pool, &images)
         };
         assert_eq!(check(&files, &[false, false]), Ok(0));
         let bytes = check(&files, &[false, true]).unwrap();
         assert!((64 << 20..66 << 20).contains(&bytes), "once more, and its tables: {bytes}");
         let devices = Pool { kind: PoolKind::Devices, ..files.clone() };
         assert_eq!(check(&devices, &[true, false]).unwrap_err().kind, ErrorKind::Invalid);
-        std::fs::write(host.pool().join("b.qcow2"), "somebody's").unwrap();
+        std::fs::write(at.join("b.qcow2"), "somebody's").unwrap();
         assert!(check(&files, &[true, false]).is_ok());
         assert_eq!(check(&files, &[true, true]).unwrap_err().kind, ErrorKind::Conflict);
         let backing = [coming("base.raw", true, true)];
-        assert!(check_made(&host.registry, &files, &backing).is_err());
+        assert!(check_made(&registry, &files, &backing).is_err());
     }
 }

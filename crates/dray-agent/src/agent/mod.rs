@@ -38,7 +38,6 @@ use crate::migration::target::TargetSlot;
 use crate::reuse::Reuse;
 use crate::seed::Seeds;
 use crate::troubles::Troubles;
-use crate::vm::hypervisor::Hypervisor;
 use dray_api::{ApiResult, ErrorKind, MigrationState, Refusal};
 use dray_config::Config;
 use dray_host::migration::fate::Preparing;
@@ -47,6 +46,7 @@ use dray_host::registry::Registry;
 use dray_host::store::Store;
 use dray_net::ControlSettings;
 use dray_net::tls::Identity;
+use dray_vm::hypervisor::Hypervisor;
 use std::path::PathBuf;
 use std::sync::Arc;
 

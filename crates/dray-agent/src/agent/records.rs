@@ -4,12 +4,12 @@
 
 use super::Agent;
 use crate::batch::record::BatchRecord;
-use crate::released::plan_of;
 use crate::seed::SeedNote;
 use dray_files::StatePath;
 use dray_files::files::{self, Look};
 use dray_host::released::Released;
 use dray_host::store::Store;
+use dray_vm::released::plan_of;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::io;

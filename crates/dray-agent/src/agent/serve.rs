@@ -15,9 +15,6 @@ use crate::api::SocketAccess;
 use crate::backup::frozen::{self, FrozenGuests};
 use crate::bases::Digests;
 use crate::batch::Batches;
-use crate::exports::ImageExports;
-use crate::flat::Pools;
-use crate::leaving::{Leaving, left_stopped};
 use crate::migration::slots::Slots;
 use crate::reuse::Reuse;
 use crate::seed::Seeds;
@@ -30,6 +27,9 @@ use dray_host::presence;
 use dray_host::registry::Registry;
 use dray_host::store::Store;
 use dray_net::tls::Identity;
+use dray_vm::exports::ImageExports;
+use dray_vm::flat::Pools;
+use dray_vm::leaving::{Leaving, left_stopped};
 use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
 use std::io;
@@ -97,7 +97,7 @@ fn open(start: &Start, readiness: Arc<Readiness>, what: &str) -> ApiResult<(Arc<
         )
     })?;
     let store = Store::open(&config.state_dir).map_err(io)?;
-    crate::flat::end_leftovers(&config.run_dir);
+    dray_vm::flat::end_leftovers(&config.run_dir);
     let (agents, presence) = presence::begin(&store);
     let around = Arc::new(Pools(Arc::clone(&config)));
     let registry = Registry::load_after(agents, store.clone(), around).map_err(io)?;
@@ -126,7 +126,7 @@ fn open(start: &Start, readiness: Arc<Readiness>, what: &str) -> ApiResult<(Arc<
         troubles,
         readiness,
         unrevived: Unrevived::default(),
-        hypervisor: Arc::new(crate::vm::qemu::Qemu),
+        hypervisor: Arc::new(dray_vm::qemu::Qemu),
     });
     agent.look_at_certificates();
     agent.look_at_records();

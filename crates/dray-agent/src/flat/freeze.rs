@@ -4,40 +4,29 @@
 //! ([`Agent::end_exchanges`]) lets it go on where its disk is by then.
 
 use super::recover::turn_of;
-use super::{QUIET, chain_of, held_back};
 use crate::agent::Agent;
 use crate::ops::splice::{activate_stopped, adopted_name};
-use crate::released::note_made;
-use crate::released::taking::export;
-use crate::vm::picture::{LayerPicture, Picture};
-use crate::vm::{own, qemu_error};
 use dray_api::{ApiResult, ErrorKind, Refusal, SplicedDisk};
 use dray_host::flat::{Flat, FlatRecord, Turn, open_overlay};
 use dray_host::migration::abort;
 use dray_host::refusals::io_error;
 use dray_host::registry::{Adopted, Entry, ImageRecord, Place};
 use dray_host::{refusals::random_id, registry::real_path};
-use dray_image::{ImageNames, Quiesced, names};
+use dray_image::{Quiesced, names};
 use dray_qemu::flatten::{self, On};
 use dray_qemu::{AdoptOptions, LayerPlan, Qmp, Stopped, status};
 use dray_types::ImageId;
+use dray_vm::flat::{QUIET, chain_of, held_back, layers_of, names_of};
+use dray_vm::picture::{LayerPicture, Picture};
+use dray_vm::released::note_made;
+use dray_vm::released::taking::export;
+use dray_vm::{own, qemu_error};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use tokio::task::block_in_place;
-
-/// The names of an image's files.
-pub(super) fn names_of(record: &ImageRecord) -> io::Result<ImageNames> {
-    ImageNames::of(&record.path).map_err(io::Error::other)
-}
-
-/// How the disk of a flattened image gets back on its chain.
-pub fn layers_of(record: &ImageRecord) -> io::Result<Vec<LayerPlan>> {
-    let adopted = record.adopted.as_ref().ok_or_else(|| io::Error::other("it was not adopted"))?;
-    serde_json::from_value(adopted.splice.clone()).map_err(io::Error::other)
-}
 
 /// Where QEMU has the active image of a flattened image's chain.
 fn chain_path(record: &ImageRecord) -> Option<PathBuf> {

@@ -4,13 +4,8 @@
 //! The guest writes meanwhile, into the overlay; it stops for the rest and the exchange. The overlay
 //! is the truth until the chain has everything durably, so a death anywhere means doing it again.
 
-use super::freeze::{layers_of, names_of};
-use super::merge::{merge_most, merge_rest};
 use super::recover::turn_of;
-use super::{QUIET, held_back};
 use crate::agent::Agent;
-use crate::leaving::{Leaving, refuse_untold, take_note};
-use crate::vm::{own, qemu_error};
 use dray_api::{ApiResult, ErrorKind, Refusal, SplicedDisk};
 use dray_host::flat::{Flat, Turn};
 use dray_host::migration::abort;
@@ -19,6 +14,11 @@ use dray_host::registry::{CopyState, Entry, Place};
 use dray_image::Quiesced;
 use dray_qemu::flatten::{self, On};
 use dray_qemu::{LayerPlan, Qmp, Stopped, status};
+use dray_vm::flat::merge::{merge_most, merge_rest};
+use dray_vm::flat::{QUIET, held_back};
+use dray_vm::flat::{layers_of, names_of};
+use dray_vm::leaving::{Leaving, refuse_untold, take_note};
+use dray_vm::{own, qemu_error};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;

@@ -5,15 +5,15 @@
 //! then the names of the files decide. One that runs and does not answer is asked again until it does; until
 //! then nothing of the exchange is undone, and no command touches the disk.
 
-use super::freeze::{layers_of, names_of};
-use super::swap::settle_swap;
 use crate::agent::Agent;
-use crate::leaving::Leaving;
-use crate::vm::own;
 use dray_host::flat::Turn;
 use dray_host::registry::{Entry, ImageRecord, Swap};
 use dray_qemu::Qmp;
 use dray_qemu::flatten::{self, On};
+use dray_vm::flat::swap::settle_swap;
+use dray_vm::flat::{layers_of, names_of};
+use dray_vm::leaving::Leaving;
+use dray_vm::own;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;

@@ -2,13 +2,13 @@
 //! lock of dray's on it.
 
 use crate::agent::Agent;
-use crate::leaving::refuse_untold;
 use dray_api::ApiResult;
 use dray_files::unix_ms;
 use dray_host::process::QemuProcess;
 use dray_host::refusals::io_error;
 use dray_host::registry::{Entry, Registry};
 use dray_host::settle::Rule;
+use dray_vm::leaving::refuse_untold;
 use std::sync::Arc;
 use std::time::Duration;
 

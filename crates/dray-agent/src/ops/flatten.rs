@@ -3,9 +3,6 @@
 
 use super::moved::Plan;
 use crate::agent::Agent;
-use crate::flat::{chain_of, layers_of, raw_name};
-use crate::vm::picture::{LayerPicture, Picture, Place};
-use crate::vm::qemu_error;
 use dray_api::{ApiResult, Chain, ErrorKind, Prepare, Refusal, TargetFormat};
 use dray_host::migration::intent::SourceImage;
 use dray_host::refusals::io_error;
@@ -13,6 +10,9 @@ use dray_host::refusals::random_id;
 use dray_image::{Image, runs};
 use dray_qemu::AdoptOptions;
 use dray_types::{BLOCK_SIZE, BlockRange, ImageId};
+use dray_vm::flat::{chain_of, layers_of, raw_name};
+use dray_vm::picture::{LayerPicture, Picture, Place};
+use dray_vm::qemu_error;
 use dray_wire::ImageOffer;
 use std::path::PathBuf;
 

@@ -5,7 +5,6 @@ use crate::agent::Agent;
 use crate::forecast;
 use crate::links;
 use crate::migration::source::SourceSlot;
-use crate::vm::picture::{Picture, Place};
 use dray_api::{
     ApiResult, Chain, ErrorKind, Migrate, MigrationState, Prepare, Refusal, ReleaseAtEnd, Resume,
     Started, Subject, TargetFormat,
@@ -15,6 +14,7 @@ use dray_host::migration::intent::{GuestFacts, Options, Settings, SourceIntent, 
 use dray_host::refusals::{io_error, not_taken};
 use dray_types::Strategy;
 use dray_types::{BitRate, MigrationId};
+use dray_vm::picture::{Picture, Place};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;

@@ -3,8 +3,6 @@
 use super::bases::usual_name;
 use super::flatten::{check_flat, refuse_flat_images, refuse_format, seen_bytes};
 use crate::agent::Agent;
-use crate::flat::raw_name;
-use crate::vm::picture::{LayerPicture, Picture, Place};
 use dray_api::{
     ApiResult, Chain, ErrorKind, MigrationState, Prepare, Refusal, Subject, TargetFormat,
 };
@@ -16,6 +14,8 @@ use dray_host::registry::CopyState;
 use dray_host::released::Released;
 use dray_image::{FileImage, FileOptions, ImageFile};
 use dray_types::{Ancestor, Epoch, ImageId, MigrationId};
+use dray_vm::flat::raw_name;
+use dray_vm::picture::{LayerPicture, Picture, Place};
 use dray_wire::ImageOffer;
 use std::collections::BTreeMap;
 use std::path::Path;

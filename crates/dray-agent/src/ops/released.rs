@@ -1,12 +1,12 @@
 //! Images that QEMU has taken back, as the local API shows them.
 
 use crate::agent::Agent;
-use crate::released::NotReleased;
-use crate::vm::qemu_error;
 use dray_api::{ApiResult, ErrorKind, ImageState, ImageStatus, Refusal};
 use dray_host::refusals::io_error;
 use dray_host::registry::Entry;
 use dray_host::released::Released;
+use dray_vm::qemu_error;
+use dray_vm::released::NotReleased;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 

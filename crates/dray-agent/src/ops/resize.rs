@@ -9,14 +9,14 @@
 //! was not told then is told by the same command.
 
 use crate::agent::Agent;
-use crate::leaving::refuse_untold;
-use crate::vm::picture::{LayerPicture, Picture, Place};
-use crate::vm::qemu_error;
 use dray_api::{ApiResult, ErrorKind, ImageStatus, Refusal, Resize};
 use dray_host::migration::abort;
 use dray_host::refusals::io_error;
 use dray_host::registry::{Adopted, CopyState, Entry, ImageRecord};
 use dray_qemu::{LayerPlan, Qmp};
+use dray_vm::leaving::refuse_untold;
+use dray_vm::picture::{LayerPicture, Picture, Place};
+use dray_vm::qemu_error;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -3,10 +3,6 @@
 
 use super::released::not_released;
 use crate::agent::Agent;
-use crate::released::settle::{settle_on_dray, settle_on_file};
-use crate::vm::look::Look;
-use crate::vm::picture::{Picture, resident_name};
-use crate::vm::qemu_error;
 use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_host::process::QemuProcess;
 use dray_host::refusals::{io_error, not_taken};
@@ -14,6 +10,10 @@ use dray_host::registry::real_path;
 use dray_host::registry::{Entry, ImageRecord};
 use dray_host::settle::{Disk, Rule, rule};
 use dray_qemu::{LayerPlan, Qmp};
+use dray_vm::look::Look;
+use dray_vm::picture::{Picture, resident_name};
+use dray_vm::qemu_error;
+use dray_vm::released::settle::{settle_on_dray, settle_on_file};
 use std::path::{Path, PathBuf};
 use std::slice;
 use std::sync::Arc;

@@ -2,15 +2,15 @@
 //! the raw image, and the source hears which.
 
 use super::target::TargetVmTask;
-use crate::flat::fresh::{self, qcow2_name};
-use crate::flat::swap;
 use crate::migration::messages::{Made, ToSourceShell};
 use crate::migration::target::Input;
-use crate::released::NotReleased;
-use crate::vm::own;
 use dray_api::{ErrorKind, Refusal};
 use dray_host::registry::{Entry, Operation, Place, Swap};
 use dray_qemu::{LayerPlan, Qmp};
+use dray_vm::flat::fresh::{self, qcow2_name};
+use dray_vm::flat::swap;
+use dray_vm::own;
+use dray_vm::released::NotReleased;
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -5,10 +5,6 @@
 
 use crate::migration::messages::{ToSourceShell, ToTargetShell};
 use crate::migration::source::{Input, Memory, Reach, SessionSettings, SourceSlot, Told};
-use crate::vm::hypervisor::{Departure, Hypervisor, Vm};
-use crate::vm::last_look::Expected;
-use crate::vm::own;
-use crate::vm::qemu_error;
 use crate::vm::target::plans;
 use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_config::Config;
@@ -20,6 +16,10 @@ use dray_net::tunnel::TunnelEntry;
 use dray_net::{DialSettings, NetError};
 use dray_qemu::Limits;
 use dray_types::text::harmless;
+use dray_vm::hypervisor::{Departure, Hypervisor, Vm};
+use dray_vm::last_look::Expected;
+use dray_vm::own;
+use dray_vm::qemu_error;
 use dray_wire::{Hello, StreamKind};
 use std::sync::Arc;
 use std::time::Duration;

@@ -3,11 +3,7 @@
 
 use crate::migration::messages::{Made, NotReleased, ToSourceShell, ToTargetShell};
 use crate::migration::target::{Input, TargetSlot, Told};
-use crate::released;
-use crate::vm::attached::Expected;
-use crate::vm::hypervisor::{Arrival, Hypervisor, Vm};
 use crate::vm::made::Unreleased;
-use crate::vm::picture::on_local;
 use crate::vm::start::NotDone;
 use dray_config::Config;
 use dray_engine::TargetEvent;
@@ -17,6 +13,10 @@ use dray_host::registry::Registry;
 use dray_net::tunnel;
 use dray_net::{NetError, NetErrorKind, Stream};
 use dray_qemu::LayerPlan;
+use dray_vm::attached::Expected;
+use dray_vm::hypervisor::{Arrival, Hypervisor, Vm};
+use dray_vm::picture::on_local;
+use dray_vm::released;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;

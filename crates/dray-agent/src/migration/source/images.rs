@@ -13,10 +13,9 @@ use dray_host::lineage::{REGION_BLOCKS, region_blocks};
 use dray_host::migration::intent::{SourceImage, SourceIntent};
 use dray_host::migration::intents::{IntentFile, Intents, SOURCE_INTENTS, Trouble};
 use dray_host::registry::{CopyState, Entry, Registry};
-use dray_image::{
-    Disk, FileOptions, Geometry, Image, ImageFile, IntentLog, Late, WriteBackError, runs,
-};
+use dray_image::{Disk, FileOptions, Geometry, Image, ImageFile, IntentLog, Late, runs};
 use dray_types::{BLOCK_SIZE, BlockRange, BlockSet, Epoch, GenerationId, ImageIndex, MigrationId};
+use dray_vm::leaving::untold;
 use dray_wire::request::Base;
 use std::io;
 use std::sync::Arc;
@@ -461,14 +460,6 @@ fn make_durable(disk: &Disk) -> Result<(), String> {
         Some(lost) => Err(untold(&lost)),
         None => Ok(()),
     }
-}
-
-/// Why an image with such a loss is not handed over.
-pub fn untold(lost: &WriteBackError) -> String {
-    format!(
-        "writes of the guest may be lost, which its next flush has to be told first: {}",
-        lost.why
-    )
 }
 
 /// Length of the file, as far as it is the image; what is in none is as long as it is exported.

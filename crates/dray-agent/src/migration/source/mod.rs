@@ -52,7 +52,6 @@ use dray_types::BitRate;
 use dray_wire::{Envelope, ToSource};
 use images::SourceImages;
 pub(crate) use images::shared;
-pub use images::untold;
 use latency::Pacing;
 use mirror::Mirror;
 use orders::Orders;

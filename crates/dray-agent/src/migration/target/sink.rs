@@ -440,7 +440,6 @@ impl RunSink for SessionSink {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flat::Pools;
     use crate::reuse::PATIENCE;
     use dray_config::Config;
     use dray_files::StatePath;
@@ -450,6 +449,7 @@ mod tests {
     use dray_image::FileImage;
     use dray_image::FileOptions;
     use dray_types::ImageIndex;
+    use dray_vm::flat::Pools;
     use dray_wire::Encoding;
     use std::time::{Duration, Instant};
 

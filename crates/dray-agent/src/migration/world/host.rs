@@ -1,8 +1,6 @@
 //! A host whose disk is simulated, and the agent that runs on it until it dies.
 
 use crate::bases::Digests;
-use crate::exports::ImageExports;
-use crate::flat::Pools;
 use crate::migration::slots::{Board, Shown};
 use crate::migration::source::{self, SourceLoop, SourceParts, SourceSlot};
 use crate::migration::target::{self, TargetLoop, TargetParts, TargetSlot};
@@ -25,6 +23,8 @@ use dray_host::store::Store;
 use dray_image::{Disk, StateImages};
 use dray_nbd::{Client, Exports, Process};
 use dray_types::{BlockRange, Epoch, MigrationId};
+use dray_vm::exports::ImageExports;
+use dray_vm::flat::Pools;
 use dray_wire::request::Fate;
 use parking_lot::{Mutex, MutexGuard};
 use std::io;

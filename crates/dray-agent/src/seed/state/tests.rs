@@ -1,12 +1,12 @@
 //! Seeds that an agent goes on with, and those that are not what it has left.
 
 use super::*;
-use crate::flat::Pools;
 use dray_config::Config;
 use dray_host::presence;
 use dray_host::store::Store;
 use dray_image::{Image, ImageFile};
 use dray_types::GenerationId;
+use dray_vm::flat::Pools;
 use std::fs::{File, FileTimes};
 use std::os::unix::fs::FileExt;
 use std::path::Path;

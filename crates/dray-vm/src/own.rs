@@ -81,7 +81,7 @@ pub fn has_ended(socket: &Path, known: Option<&QemuProcess>) -> bool {
 ///
 /// # Errors
 /// What the system reports; `AGAIN` where there is no room for another client.
-pub(crate) fn connect_now(socket: &Path) -> rustix::io::Result<UnixStream> {
+pub fn connect_now(socket: &Path) -> rustix::io::Result<UnixStream> {
     let address = SocketAddrUnix::new(socket)?;
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let connecting = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;

@@ -18,7 +18,7 @@ const ROUNDS: u32 = 8;
 const DEATHS: u32 = 3;
 
 /// What is over a chain and has to get into it.
-pub(super) trait Above {
+pub trait Above {
     /// Writes a little of what is unmerged, at or after block `from`, to the chain: what was written,
     /// none when nothing is left there. What a guest writes meanwhile is unmerged again.
     ///
@@ -84,7 +84,7 @@ fn merge_all(above: &impl Above, chain: &dyn ChainImage) -> io::Result<()> {
 }
 
 /// Merges while the guest writes, until little is left.
-pub(super) fn merge_most(above: &impl Above, chain: &dyn ChainImage) -> io::Result<()> {
+pub fn merge_most(above: &impl Above, chain: &dyn ChainImage) -> io::Result<()> {
     above.unmerge();
     chain.set_writable(true)?;
     for _ in 0..ROUNDS {
@@ -101,7 +101,7 @@ pub(super) fn merge_most(above: &impl Above, chain: &dyn ChainImage) -> io::Resu
 }
 
 /// Merges the rest; nobody writes. The chain's files are whole afterwards, and closed.
-pub(super) fn merge_rest(above: &impl Above, chain: &dyn ChainImage) -> io::Result<()> {
+pub fn merge_rest(above: &impl Above, chain: &dyn ChainImage) -> io::Result<()> {
     merge_all(above, chain)?;
     match above.unmerged_count() {
         0 => chain.finish(),

@@ -3,8 +3,8 @@
 
 use super::NotReleased;
 use super::settle::end_adoption;
+use crate::RECONNECT_DELAY;
 use crate::leaving::refuse_untold;
-use crate::vm::RECONNECT_DELAY;
 use dray_config::Config;
 use dray_host::migration::abort;
 use dray_host::registry::{Entry, Registry};
@@ -12,7 +12,7 @@ use dray_host::released::Released;
 use dray_qemu::{AdoptOptions, LayerPlan, NbdExport, OldFile, Qmp};
 
 /// How QEMU reaches an image of this host.
-pub(crate) fn export(config: &Config, name: String) -> NbdExport {
+pub fn export(config: &Config, name: String) -> NbdExport {
     NbdExport { socket: config.nbd_socket(), name, reconnect_delay: RECONNECT_DELAY }
 }
 
@@ -20,7 +20,7 @@ pub(crate) fn export(config: &Config, name: String) -> NbdExport {
 ///
 /// # Errors
 /// What QEMU reports.
-pub(crate) async fn end(
+pub async fn end(
     registry: &Registry,
     config: &Config,
     qmp: &Qmp,
@@ -65,7 +65,7 @@ async fn take_again(
 ///
 /// # Errors
 /// What the guest is still to be told; where the disk is.
-pub(crate) async fn unless_told(
+pub async fn unless_told(
     registry: &Registry,
     config: &Config,
     qmp: &Qmp,

@@ -119,7 +119,7 @@ fn is_file(layer: &Layer, path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vm::fixtures::{SOCKET, layer, on, plan};
+    use crate::fixtures::{SOCKET, layer, on, plan};
     use dray_qemu::status::{BlockJob, VmStatus};
     use dray_types::ImageId;
     use dray_wire::ImageOffer;

@@ -14,9 +14,9 @@ use super::daemon_place;
 use super::fresh::{Fresh, Progress, qcow2_path};
 use super::held_back;
 use crate::leaving::{Leaving, refuse_untold};
+use crate::look::process_of;
+use crate::own;
 use crate::released::note_made;
-use crate::vm::look::process_of;
-use crate::vm::own;
 use dray_host::flat::Purpose;
 use dray_host::migration::abort;
 use dray_host::refusals::random_id;
@@ -159,7 +159,7 @@ async fn where_is(entry: &Entry, swap: &Swap, qmp: Option<&Qmp>) -> io::Result<O
 ///
 /// # Errors
 /// Why there is no qcow2.
-pub(crate) async fn make_qcow2(
+pub async fn make_qcow2(
     registry: &Registry,
     qmp: &Qmp,
     entry: &Entry,
@@ -365,7 +365,7 @@ fn record_of(entry: &Entry, swap: &Swap) -> io::Result<ImageRecord> {
 
 /// Ends an exchange that was broken off where the disk is found to be, and the guest goes on. `qmp`: its VM;
 /// none when that has ended.
-pub(super) async fn settle_swap(
+pub async fn settle_swap(
     registry: &Registry,
     entry: &Entry,
     swap: Swap,
@@ -399,7 +399,7 @@ async fn stop_equal(
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
     use crate::exports::ImageExports;
     use crate::flat::Pools;
@@ -418,13 +418,13 @@ pub(crate) mod tests {
     const QCOW2: &[u8] = b"everything";
 
     /// A host of which nothing runs, with a complete raw image whose disk goes over.
-    pub struct Host {
+    struct Host {
         dir: tempfile::TempDir,
-        pub registry: Arc<Registry>,
+        registry: Arc<Registry>,
     }
 
     impl Host {
-        pub fn new() -> Self {
+        fn new() -> Self {
             let dir = tempfile::tempdir().unwrap();
             let at = dir.path().display();
             let text = format!(
@@ -438,7 +438,7 @@ pub(crate) mod tests {
             Self { dir, registry }
         }
 
-        pub fn pool(&self) -> PathBuf {
+        fn pool(&self) -> PathBuf {
             self.dir.path().join("pool")
         }
 

@@ -1,7 +1,7 @@
 //! Reading what QEMU has written to an image while it was released, from the bitmap on its node.
 
 use super::plan_of;
-use crate::vm::look::process_of;
+use crate::look::process_of;
 use dray_host::registry::Entry;
 use dray_host::released::Released;
 use dray_image::{Image, runs};

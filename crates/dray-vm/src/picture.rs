@@ -1,11 +1,11 @@
 //! What a VM looks like from outside: its disks, the images under them, and how each layer gets
 //! under dray and back.
 
+use crate::hypervisor::{Hypervisor, Vm};
+use crate::last_look::MERGE;
+use crate::look::Look;
 use crate::released::plans_of;
-use crate::vm::hypervisor::{Hypervisor, Vm};
-use crate::vm::last_look::MERGE;
-use crate::vm::look::Look;
-use crate::vm::{own_files, qemu_error};
+use crate::{own_files, qemu_error};
 use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_host::process::QemuProcess;
 use dray_host::registry::Registry;

@@ -1,6 +1,6 @@
 use super::*;
-use crate::vm::hypervisor::{Arrival, Asked};
-use crate::vm::look::Look;
+use crate::hypervisor::{Arrival, Asked};
+use crate::look::Look;
 use dray_qemu::{LayerPlan, Limits, Progress, Qmp};
 use std::cell::RefCell;
 use std::process::{Child, Command, Stdio};

@@ -65,7 +65,7 @@ impl Expected<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vm::fixtures::{SOCKET, layer, on, plan};
+    use crate::fixtures::{SOCKET, layer, on, plan};
     use dray_types::ImageId;
     use dray_wire::ImageOffer;
 

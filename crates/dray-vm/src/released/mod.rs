@@ -39,8 +39,8 @@ pub mod settle;
 pub mod taking;
 
 use crate::leaving::{Leaving, Untold};
-use crate::vm::look::process_of;
-use crate::vm::own_files;
+use crate::look::process_of;
+use crate::own_files;
 use dray_config::Config;
 use dray_files::unix_ms;
 use dray_host::lineage;
@@ -126,7 +126,7 @@ impl NotReleased {
     }
 
     /// Whether the guest is on dray as before, which holds the locks again.
-    pub(crate) fn is_on_dray(&self) -> bool {
+    pub fn is_on_dray(&self) -> bool {
         self.is_undone()
     }
 }
@@ -184,7 +184,7 @@ fn begin_release(
 ///
 /// # Errors
 /// What the file system or the store reports, or that QEMU's process is not known.
-pub(crate) fn note_made(
+pub fn note_made(
     registry: &Registry,
     qmp: &Qmp,
     plan: &LayerPlan,
@@ -282,7 +282,7 @@ fn check_opened(qmp: &Qmp, entry: &Entry) -> dray_qemu::Result<()> {
 ///
 /// # Errors
 /// What QEMU reports, or what the guest is still to be told; the disk is on dray.
-pub(crate) async fn pivot(
+pub async fn pivot(
     qmp: &Qmp,
     plan: &LayerPlan,
     bitmap: Option<&NewBitmap>,

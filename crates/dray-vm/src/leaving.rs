@@ -12,7 +12,6 @@
 //!
 //! Meanwhile a flush may be QEMU's own, which tells the guest nothing; what it was told is owed again.
 
-use crate::migration::source::untold;
 use dray_api::{ErrorKind, Refusal};
 use dray_host::registry::{Entry, Registry};
 use dray_image::{ImageFile, WriteBackError};
@@ -133,4 +132,12 @@ pub fn left_stopped(registry: &Registry) -> Vec<Leaving> {
         swaps || record.flat.is_some_and(|flat| flat.turn.is_some())
     };
     registry.all().iter().filter(stopped).map(|entry| Leaving::found(entry)).collect()
+}
+
+/// Why an image with such a loss is not handed over.
+pub fn untold(lost: &WriteBackError) -> String {
+    format!(
+        "writes of the guest may be lost, which its next flush has to be told first: {}",
+        lost.why
+    )
 }
