@@ -20,15 +20,11 @@
 pub mod agent;
 pub mod api;
 pub mod backup;
-mod bases;
 pub mod batch;
 mod flat;
 pub mod forecast;
 mod links;
 pub mod migration;
 pub mod ops;
-pub mod reuse;
-mod seed;
-mod snapshots;
 pub mod troubles;
 pub mod vm;

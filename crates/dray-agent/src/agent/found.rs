@@ -1,7 +1,7 @@
 //! What a target finds of images that come, and what it makes of it.
 
 use super::Agent;
-use crate::bases::there::{Lying, export_name};
+use crate::agent::bases::{Lying, export_name};
 use dray_host::lineage::ReplicaNote;
 use dray_host::migration::intent::{TargetImageIntent, TargetIntent};
 use dray_host::pool::{Pool, PoolKind};

@@ -7,6 +7,7 @@
 //! * [`keepers`]: what is done to images now and then. [`looks`]: what is looked at now and then, and its
 //!   troubles; [`records`]: small ones that are damaged.
 
+mod bases;
 mod devices;
 mod fates;
 mod found;
@@ -15,6 +16,7 @@ mod launch;
 mod listeners;
 mod looks;
 mod made;
+mod offered;
 mod peers;
 mod readiness;
 mod records;
@@ -30,13 +32,10 @@ pub use serve::run;
 
 use crate::backup::frozen::FrozenGuests;
 use crate::backup::jobs::Jobs;
-use crate::bases::Digests;
 use crate::batch::Batches;
 use crate::migration::slots::Slots;
 use crate::migration::source::{SessionSettings, SourceSlot};
 use crate::migration::target::TargetSlot;
-use crate::reuse::Reuse;
-use crate::seed::Seeds;
 use crate::troubles::Troubles;
 use dray_api::{ApiResult, ErrorKind, MigrationState, Refusal};
 use dray_config::Config;
@@ -46,6 +45,9 @@ use dray_host::registry::Registry;
 use dray_host::store::Store;
 use dray_net::ControlSettings;
 use dray_net::tls::Identity;
+use dray_provider::bases::Digests;
+use dray_provider::reuse::Reuse;
+use dray_provider::seed::Seeds;
 use dray_vm::hypervisor::Hypervisor;
 use std::path::PathBuf;
 use std::sync::Arc;

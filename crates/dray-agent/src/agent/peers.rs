@@ -125,7 +125,7 @@ impl Agent {
         match offered.filter(|store| store.peers.contains(&incoming.peer)) {
             Some(store) => {
                 let stream = incoming.welcome(Vec::new()).await?;
-                crate::backup::offer::serve(stream, &store.path)
+                dray_provider::offer::serve(stream, &store.path)
             }
             None => {
                 let why = "there is no backup store here that this host may use";

@@ -4,11 +4,11 @@
 
 use super::Agent;
 use crate::batch::record::BatchRecord;
-use crate::seed::SeedNote;
 use dray_files::StatePath;
 use dray_files::files::{self, Look};
 use dray_host::released::Released;
 use dray_host::store::Store;
+use dray_provider::seed::SeedNote;
 use dray_vm::released::plan_of;
 use serde::de::DeserializeOwned;
 use serde_json::Value;

@@ -1,10 +1,12 @@
 //! What peers ask outside migrations, and what they are answered.
 
 use super::Agent;
-use crate::seed;
+use dray_config::Peer;
+use dray_host::pool::Pool;
 use dray_host::pool::PoolKind;
 use dray_host::refusals::{Answer, failed, invalid, of_path, unknown_peer};
 use dray_net::requests::RequestHandler;
+use dray_provider::seed;
 use dray_wire::control::MAX_IMAGES;
 use dray_wire::request::{Base, Reply, Request, SeedImage, Seeding, Surveyed};
 use std::sync::Arc;
@@ -28,7 +30,7 @@ impl Agent {
         if images.len() > MAX_IMAGES {
             return Err(invalid(format!("more than {MAX_IMAGES} images at once")));
         }
-        let ask = |image| self.seeds.ask(number, image, link, (known, pool), self);
+        let ask = |image| self.seeds.ask(number, self.seed_parts((known, pool), image, link));
         images.into_iter().map(ask).collect::<Result<_, _>>().map_err(failed)
     }
 
@@ -60,11 +62,31 @@ impl Agent {
         }
         let look = |image| {
             let parts = self.seed_parts((known, pool), image, None);
-            crate::snapshots::apart(move || seed::survey(&parts, backups))
+            dray_provider::snapshots::apart(move || seed::survey(&parts, backups))
         };
         let looking: Vec<_> = images.into_iter().map(look).collect();
         let found = looking.into_iter().map(|surveyed| surveyed.recv());
         found.collect::<Result<_, _>>().map_err(|_| failed("no thread could be made"))
+    }
+}
+
+impl Agent {
+    /// What the seeding of an image is made of.
+    pub fn seed_parts(
+        &self,
+        (peer, pool): (&Peer, &Pool),
+        wanted: SeedImage,
+        link: Option<u64>,
+    ) -> seed::Parts {
+        seed::Parts {
+            registry: Arc::clone(&self.registry),
+            store: self.store.clone(),
+            pool: pool.clone(),
+            peer: peer.clone(),
+            wanted,
+            link,
+            config: Arc::clone(&self.config),
+        }
     }
 }
 

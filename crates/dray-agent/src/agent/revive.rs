@@ -3,9 +3,9 @@
 
 use super::Agent;
 use crate::migration::source;
-use crate::seed;
 use dray_host::migration::intent::{SourceIntent, TargetIntent};
 use dray_host::migration::revive::{Launch, Revival};
+use dray_provider::seed;
 use dray_vm::own::wake;
 use std::io;
 use std::sync::Arc;

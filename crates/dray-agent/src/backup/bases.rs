@@ -2,12 +2,10 @@
 //! built on. A base image never changes, so a repository has it once, under an id and a generation that
 //! are made of its content, whatever it is called and however many disks are built on it.
 
-use super::failed;
 use super::jobs::Job;
 use super::moment::disk_error;
 use super::write::ImageWriter;
 use crate::agent::Agent;
-use crate::bases::{Reading, identity};
 use crate::ops::images::backing_chain;
 use dray_api::{ApiResult, BackedUp, ErrorKind, Refusal};
 use dray_backup::{Consistency, Info, Repository, WriterOptions};
@@ -18,6 +16,8 @@ use dray_host::registry::real_path;
 use dray_host::stamp::FileStamp;
 use dray_image::{Disk, FileImage, FileOptions, Image, Snapshot, SpillFile};
 use dray_net::pace::Pacer;
+use dray_provider::bases::{Reading, identity};
+use dray_provider::destination::failed;
 use dray_types::{Ancestor, BlockRange, BlockSet, ImageId};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -2,7 +2,6 @@
 //! when all of it is durable. A restore that fails leaves nothing, and one that is killed leaves a
 //! note, by which the next start removes what there is.
 
-use super::failed;
 use super::jobs::Job;
 use crate::agent::Agent;
 use dray_api::{ApiResult, ErrorKind, Refusal};
@@ -15,6 +14,7 @@ use dray_host::refusals::random_id;
 use dray_host::registry::{ImageRecord, MODE};
 use dray_image::ImageNames;
 use dray_net::pace::Pacer;
+use dray_provider::destination::failed;
 use dray_types::ImageId;
 use std::fs::File;
 use std::ops::ControlFlow;

@@ -1,11 +1,8 @@
 //! One backup from its beginning to its end, on a thread of its own.
 
 use super::bases::Bases;
-use super::destination::Destination;
-use super::failed;
 use super::jobs::{Job, Lease};
 use super::moment::{self, Subject, Taken};
-use super::notes::{self, Note};
 use super::write::ImageWriter;
 use crate::agent::Agent;
 use dray_api::{ApiResult, BackedUp, BackupDone, ErrorKind, Refusal};
@@ -14,6 +11,9 @@ use dray_host::lineage::Line;
 use dray_host::migration::abort;
 use dray_host::registry::{CopyState, Entry, Place};
 use dray_net::pace::Pacer;
+use dray_provider::destination::Destination;
+use dray_provider::destination::failed;
+use dray_provider::notes::{self, Note};
 use dray_types::{Ancestor, BLOCK_SIZE, BitRate};
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -4,13 +4,13 @@
 //! missed while no agent ran is made up for once. The first time, and every time after, is put off by
 //! a part of the interval that host and destination decide, so that not all hosts come at once.
 
-use super::destination::Destination;
 use super::run::Order;
 use crate::agent::Agent;
 use dray_api::{ApiResult, BackupDone};
 use dray_config::BackupPlace;
 use dray_files::StatePath;
 use dray_files::unix_ms;
+use dray_provider::destination::Destination;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};

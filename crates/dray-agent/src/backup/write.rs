@@ -1,7 +1,6 @@
 //! From a snapshot to a backup: reads what is wanted in the order of addresses, at the pace that the
 //! operator allows.
 
-use super::failed;
 use super::jobs::Job;
 use super::moment::{PIECE_BLOCKS, disk_error};
 use dray_api::{ApiResult, ErrorKind, Refusal};
@@ -9,6 +8,7 @@ use dray_backup::{PIECE_BYTES, Writer};
 use dray_host::migration::abort;
 use dray_image::Snapshot;
 use dray_net::pace::{Class, Pacer};
+use dray_provider::destination::failed;
 use dray_types::{BLOCK_SIZE, BlockRange, BlockSet};
 use std::ops::Range;
 use std::time::Duration;

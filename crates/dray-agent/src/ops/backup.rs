@@ -2,11 +2,10 @@
 
 use crate::agent::Agent;
 use crate::api::Events;
-use crate::backup::destination::Destination;
 use crate::backup::jobs::{Job, Jobs, Lease};
 use crate::backup::restore::{Restoring, choose, is_of};
 use crate::backup::run::{Order, shown};
-use crate::backup::{failed, schedule};
+use crate::backup::schedule;
 use dray_api::{
     ApiResult, Backup, BackupCancel, BackupCollected, BackupDone, BackupListing, BackupProgress,
     BackupPrune, BackupPruned, BackupStatus, BackupVerified, BackupVerify, Backups,
@@ -15,6 +14,8 @@ use dray_api::{
 use dray_backup::{Content, GcOptions, Level, PIECE_BYTES, Policy, Problem, Reader, StreamOptions};
 use dray_host::refusals::{not_taken, path_error};
 use dray_net::pace::Pacer;
+use dray_provider::destination::Destination;
+use dray_provider::destination::failed;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,8 +1,6 @@
 //! `dray lineage`: the generations of an image, as this host knows them, and who holds them.
 
 use crate::agent::Agent;
-use crate::backup::notes::Note;
-use crate::snapshots::{Held, Snapshots};
 use dray_api::{
     ApiResult, ClosedGeneration, GenerationStatus, HeldAs, Holder, Lineage, LineageStatus, Stray,
 };
@@ -10,6 +8,8 @@ use dray_engine::lineage::{Generation, Reason};
 use dray_host::lineage::{self, REGION_BLOCKS};
 use dray_host::refusals::io_error;
 use dray_host::released::Released;
+use dray_provider::notes::Note;
+use dray_provider::snapshots::{Held, Snapshots};
 use dray_types::{Ancestor, BLOCK_SIZE};
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ impl Agent {
         };
         let held = record.replica.as_ref().map(|note| note.generation);
         let past = line.as_ref().map_or(&[][..], |line| line.past());
-        let notes = crate::backup::notes::of(&self.store.backups(), &record.name);
+        let notes = dray_provider::notes::of(&self.store.backups(), &record.name);
         let past = (0..).zip(past).map(|(nth, generation)| shown(nth, generation, held, &notes));
         let status = self.image_status(&entry);
         Ok(LineageStatus {
@@ -62,7 +62,7 @@ impl Agent {
     fn lineage_of_released(&self, note: &Released) -> LineageStatus {
         let status = self.released_status(note);
         let line = self.registry.released.lineage(note.image.id);
-        let notes = crate::backup::notes::of(&self.store.backups(), &status.name);
+        let notes = dray_provider::notes::of(&self.store.backups(), &status.name);
         let past = line.as_ref().map_or(&[][..], |line| line.past());
         let past = (0..).zip(past).map(|(nth, generation)| shown(nth, generation, None, &notes));
         LineageStatus {
@@ -131,8 +131,8 @@ fn add_holders(status: &mut LineageStatus, found: Snapshots) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::snapshots::Snapshot;
     use dray_api::ImageState;
+    use dray_provider::snapshots::Snapshot;
     use dray_types::{GenerationId, ImageId};
 
     fn at(number: u64) -> Ancestor {

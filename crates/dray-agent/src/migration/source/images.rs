@@ -2,7 +2,6 @@
 
 use super::content::Content;
 use super::{Input, SourceParts};
-use crate::bases::Digests;
 use crate::forecast::Moved;
 use crate::migration::Threads;
 use dray_engine::lineage::Generation;
@@ -14,6 +13,7 @@ use dray_host::migration::intent::{SourceImage, SourceIntent};
 use dray_host::migration::intents::{IntentFile, Intents, SOURCE_INTENTS, Trouble};
 use dray_host::registry::{CopyState, Entry, Registry};
 use dray_image::{Disk, FileOptions, Geometry, Image, ImageFile, IntentLog, Late, runs};
+use dray_provider::bases::Digests;
 use dray_types::{BLOCK_SIZE, BlockRange, BlockSet, Epoch, GenerationId, ImageIndex, MigrationId};
 use dray_vm::leaving::untold;
 use dray_wire::request::Base;

@@ -2,7 +2,7 @@
 //! similar is here, its *basis*.
 //!
 //! A basis is only a guess where to look: the piece's own place, as the file was before (a replica, an
-//! earlier try), and places that neighbours were found at ([`crate::reuse::Reuse::similar`]). It is read anew
+//! earlier try), and places that neighbours were found at ([`dray_provider::reuse::Reuse::similar`]). It is read anew
 //! here, and a block of it is used only if it has the hash that was described, all 32 bytes: a basis
 //! that has changed, or never was one, costs a look and never a wrong block (I3). So nothing has to
 //! be remembered between the hint and this look, nor between this look and the part that follows.

@@ -2,13 +2,13 @@
 //! data behind it on the stream does not wait for the disk.
 //!
 //! A run of which something is just on its way to here, because another image has it too, waits in
-//! its thread until that has come ([`crate::reuse::Wanted`]). So does one of which something similar
+//! its thread until that has come ([`dray_provider::reuse::Wanted`]). So does one of which something similar
 //! is: of what lacks then only some blocks will have to be sent ([`super::basis`]).
 
 use super::basis::BlockJob;
 use super::sink::Sink;
-use crate::reuse::{Lacking, PIECE_BYTES, Spot};
 use dray_net::zeros::RunBuffer;
+use dray_provider::reuse::{Lacking, PIECE_BYTES, Spot};
 use dray_types::{BLOCK_SIZE, BlockRange};
 use dray_wire::FrameHeader;
 use dray_wire::frame::{PIECE_BLOCKS, PIECE_HASH_LEN, PieceHash, mask_bit};
@@ -284,7 +284,7 @@ impl<J> Waiting<J> {
 /// answered.
 fn try_job(sink: &Sink, job: &mut Job, now: bool, piece: &mut [u8]) -> bool {
     let wanted = &sink.reuse().0.wanted;
-    let waited = job.since.elapsed() >= crate::reuse::PATIENCE;
+    let waited = job.since.elapsed() >= dray_provider::reuse::PATIENCE;
     let late = now || waited || !sink.is_current(job.session);
     // Looking costs more than asking whether there is a reason to look again.
     if !late && wanted.comes(&job.lacks) {

@@ -5,13 +5,13 @@ use super::Input;
 use super::basis::BlockJob;
 use super::finder::{Finder, Job};
 use super::images::fault;
-use crate::reuse::{FileRef, Reuse, Spot};
 use dray_engine::TargetEvent;
 use dray_engine::target::Arrival;
 use dray_host::lineage::REGION_BLOCKS;
 use dray_host::migration::intents::IntentFile;
 use dray_image::{Disk, Fill, ImageFile, ZeroMode};
 use dray_net::{NetError, RunSink};
+use dray_provider::reuse::{FileRef, Reuse, Spot};
 use dray_types::{BLOCK_SIZE, BlockRange, Epoch, ImageIndex};
 use dray_wire::frame::{PIECE_BLOCKS, PieceHash, mask_bit};
 use dray_wire::{FrameHeader, FrameKind};
@@ -440,7 +440,6 @@ impl RunSink for SessionSink {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reuse::PATIENCE;
     use dray_config::Config;
     use dray_files::StatePath;
     use dray_host::migration::intents::Intents;
@@ -448,6 +447,7 @@ mod tests {
     use dray_host::store::Store;
     use dray_image::FileImage;
     use dray_image::FileOptions;
+    use dray_provider::reuse::PATIENCE;
     use dray_types::ImageIndex;
     use dray_vm::flat::Pools;
     use dray_wire::Encoding;

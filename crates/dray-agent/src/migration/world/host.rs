@@ -1,11 +1,9 @@
 //! A host whose disk is simulated, and the agent that runs on it until it dies.
 
-use crate::bases::Digests;
 use crate::migration::slots::{Board, Shown};
 use crate::migration::source::{self, SourceLoop, SourceParts, SourceSlot};
 use crate::migration::target::{self, TargetLoop, TargetParts, TargetSlot};
 use crate::migration::{Clock, Threads};
-use crate::reuse::Reuse;
 use dray_api::{MigrationState, Progress, Role, Strategy};
 use dray_config::Config;
 use dray_engine::SourceEvent;
@@ -22,6 +20,8 @@ use dray_host::registry::{CopyState, Registry};
 use dray_host::store::Store;
 use dray_image::{Disk, StateImages};
 use dray_nbd::{Client, Exports, Process};
+use dray_provider::bases::Digests;
+use dray_provider::reuse::Reuse;
 use dray_types::{BlockRange, Epoch, MigrationId};
 use dray_vm::exports::ImageExports;
 use dray_vm::flat::Pools;
@@ -381,7 +381,7 @@ impl Launch for SimAgent {
     type Source = ();
 
     fn seeds(&self) {
-        crate::seed::revive(&self.store.seeds(), &self.registry, crate::seed::KEEP);
+        dray_provider::seed::revive(&self.store.seeds(), &self.registry, dray_provider::seed::KEEP);
     }
 
     fn source(&self, intent: SourceIntent) -> io::Result<()> {

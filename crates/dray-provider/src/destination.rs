@@ -1,10 +1,9 @@
 //! Where repositories are: what the operator typed, what the configuration says of it, and the store
 //! behind it.
 
-use super::failed;
-use super::peer::PeerStore;
+use crate::peer::PeerStore;
 use dray_api::{ApiResult, ErrorKind, Refusal};
-use dray_backup::{Key, Location, Repository, S3Access, Store};
+use dray_backup::{Key, Kind, Location, Repository, S3Access, Store};
 use dray_config::Config;
 use dray_net::tls::Identity;
 use std::path::{Path, PathBuf};
@@ -137,6 +136,25 @@ impl Destination {
         let key = self.key(&what)?;
         Repository::create(self.store(&what)?, &key).map_err(|why| failed(what, &why))?;
         Ok(key != Key::None)
+    }
+}
+
+/// What the repository reports, as the API tells it.
+pub fn failed(what: impl Into<String>, why: &dray_backup::Error) -> Refusal {
+    let (kind, hint) = match why.kind() {
+        Kind::NotFound => (ErrorKind::NotFound, None),
+        Kind::Damaged => (ErrorKind::Verification, Some("`dray verify` lists what is damaged")),
+        Kind::Denied => (ErrorKind::Denied, Some("are the credentials right, and may they do it?")),
+        Kind::WrongKey => (ErrorKind::Denied, Some("name the right --key-file")),
+        Kind::Exists | Kind::Fenced => (ErrorKind::Conflict, None),
+        Kind::Unsupported => (ErrorKind::Unsupported, None),
+        Kind::Invalid => (ErrorKind::Invalid, None),
+        _ => (ErrorKind::Io, None),
+    };
+    let error = Refusal::new(kind, what, why);
+    match hint {
+        Some(hint) => error.hint(hint),
+        None => error,
     }
 }
 

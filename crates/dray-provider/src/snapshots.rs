@@ -2,12 +2,9 @@
 //! repositories and the peers in the configuration.
 //!
 //! All places are asked at once, and none is waited for for long: one that says nothing must not keep a
-//! migration from its work. A fleet's catalogue would answer here instead. [`offer`] is what peers are
-//! told and given of the replicas here.
+//! migration from its work. A fleet's catalogue would answer here instead.
 
-pub mod offer;
-
-use crate::backup::destination::Destination;
+use crate::destination::Destination;
 use dray_backup::{Backup, Repository};
 use dray_config::Config;
 use dray_net::requests;

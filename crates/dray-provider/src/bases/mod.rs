@@ -1,12 +1,11 @@
 //! Base images: read-only files that many disks are built on, and that many hosts have already.
 //!
 //! Such a file is used where it lies when it has the content of the image that would come
-//! ([`there`]). Its content is told by a digest ([`content`]), which takes as long as reading the file:
+//! (the agent decides that). Its content is told by a digest ([`content`]), which takes as long as reading the file:
 //! it is worked out once, on a thread of its own while somebody asks for it again and again, and
 //! remembered beside how the file looked.
 
 mod content;
-pub mod there;
 
 use dray_backup::NEVER_CHANGES;
 use dray_files::StatePath;

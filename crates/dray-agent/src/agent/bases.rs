@@ -4,7 +4,6 @@
 //! for reading only, under a name of its own in the registry, so that any number of migrations use it
 //! at once; nothing that becomes of them changes the file or its name.
 
-use super::Reading;
 use crate::agent::Agent;
 use dray_host::pool::{Pool, PoolKind};
 use dray_host::refusals::random_id;
@@ -13,6 +12,7 @@ use dray_host::registry::{CopyState, ImageRecord};
 use dray_host::released::Released;
 use dray_host::stamp::FileStamp;
 use dray_image::{locks, names};
+use dray_provider::bases::Reading;
 use dray_types::{Epoch, ImageId, MigrationId};
 use dray_wire::control::MAX_IMAGES;
 use dray_wire::request::{BaseThere, ContentDigest, SoughtBase, WantedImage};

@@ -13,8 +13,6 @@ mod state;
 mod survey;
 mod tasks;
 
-use dray_config::Peer;
-use dray_host::pool::Pool;
 use dray_wire::request::{Base, SeedImage, Seeding, Surveyed};
 use job::Job;
 pub use job::Parts;
@@ -40,23 +38,17 @@ const KNOWN: usize = 1024;
 pub struct Seeds(Mutex<BTreeMap<String, Arc<Job>>>);
 
 impl Seeds {
-    /// How far the wish `number` for an image is; begins it when it is a new one. One that is being
+    /// How far the wish `number` for an image is, which is read with `parts`; begins it when it is a new one. One that is being
     /// read for somebody else is waited for.
     ///
     /// # Errors
     /// When no thread can be made.
-    pub fn ask(
-        &self,
-        number: u64,
-        wanted: SeedImage,
-        link: Option<u64>,
-        (peer, pool): (&Peer, &Pool),
-        agent: &crate::agent::Agent,
-    ) -> io::Result<Seeding> {
+    pub fn ask(&self, number: u64, parts: Parts) -> io::Result<Seeding> {
         let mut jobs = self.0.lock();
-        let name = wanted.image.name.clone();
+        let wanted = &parts.wanted.image;
+        let name = wanted.name.clone();
         if let Some(job) = jobs.get(&name).filter(|job| job.number == number || !job.is_over()) {
-            if job.image != wanted.image.id {
+            if job.image != wanted.id {
                 let why = format!("another image called '{name}' is being read there");
                 return Ok(Seeding::Nothing { why });
             }
@@ -69,7 +61,6 @@ impl Seeds {
             let why = format!("{AT_ONCE} images are being read there already");
             return Ok(Seeding::Nothing { why });
         }
-        let parts = agent.seed_parts((peer, pool), wanted, link);
         let job = Job::start(number, parts)?;
         let state = job.ask();
         jobs.insert(name, job);
@@ -83,25 +74,5 @@ impl Seeds {
         let job = job.filter(|job| job.number == number && job.image == image.image.id);
         let given = job.map_or_else(Vec::new, |job| job.expected());
         Surveyed { base: Base::Empty, given, notes: Vec::new() }
-    }
-}
-
-impl crate::agent::Agent {
-    /// What the seeding of an image is made of.
-    pub(crate) fn seed_parts(
-        &self,
-        (peer, pool): (&Peer, &Pool),
-        wanted: SeedImage,
-        link: Option<u64>,
-    ) -> Parts {
-        Parts {
-            registry: Arc::clone(&self.registry),
-            store: self.store.clone(),
-            pool: pool.clone(),
-            peer: peer.clone(),
-            wanted,
-            link,
-            config: Arc::clone(&self.config),
-        }
     }
 }

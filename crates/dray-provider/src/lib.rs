@@ -1,0 +1,18 @@
+//! Who else can give blocks than the source of a migration: backups, replicas at other hosts, and what this host has
+//! already.
+//!
+//! * [`snapshots`]: which generations of an image are where.
+//! * [`destination`]: repositories, and how they are reached; [`peer`]: one at another host; [`notes`]: what this
+//!   host has put into them; [`offer`]: what peers may keep here.
+//! * [`seed`]: an image read from them into a replica, before its migration.
+//! * [`reuse`]: content of this host by its hash, for migrations to here.
+//! * [`bases`]: base images by their digests.
+
+pub mod bases;
+pub mod destination;
+pub mod notes;
+pub mod offer;
+pub mod peer;
+pub mod reuse;
+pub mod seed;
+pub mod snapshots;
