@@ -50,7 +50,7 @@ tests: ## the tests alone
 	@ci/test.sh
 
 s3: setup ## backups in an object store: lints, and tests against a server that it installs
-	cargo clippy -p dray-backup -p dray-agent -p dray-cli --all-targets --locked --features dray-cli/s3 -- -D warnings
+	cargo clippy -p dray-backup -p dray-provider -p dray-agent -p dray-cli --all-targets --locked --features dray-cli/s3 -- -D warnings
 	cargo test -p dray-backup --locked --features s3 --test s3
 	DRAY_S3_SERVER=$$(ci/s3.sh) cargo test -p dray-cli --locked --features s3 --test disks buckets::
 
@@ -61,7 +61,7 @@ long: setup ## what make test has no time for: more virtual machines, more seeds
 	DRAY_SIM_COUNT=20000 cargo test --workspace --locked --test seeds many_seeds
 	DRAY_SIM_COUNT=60 cargo test --workspace --locked --test seeds a_crash
 	DRAY_POWER_COUNT=200 cargo test --workspace --locked --test power -- --nocapture
-	DRAY_PAIRS=$(PAIRS) cargo test --release -p dray-agent --locked --lib two_faults -- --nocapture
+	DRAY_PAIRS=$(PAIRS) cargo test --release -p dray-migrate --locked --lib two_faults -- --nocapture
 	MINUTES=10 ci/walk.sh
 
 demo: build ## move a running guest live between two hosts on this machine

@@ -7,7 +7,7 @@
 //! invariants rest on, so a crash between any two effects is a case both machines can recover from.
 //!
 //! * [`source`]: Copy, Sync, Handover, and serving what the target still misses.
-//! * [`target`]: receiving, the promise, ownership, Backfill.
+//! * [`receiver`]: receiving, the promise, ownership, Backfill.
 //! * [`record`]: what each side makes durable, and how a restart reads it.
 //! * [`lineage`]: generations of an image, and what has changed since one of them.
 //! * [`strategy`]: which blocks move in which phase; [`hotset`]: which of them are hot.
@@ -25,21 +25,21 @@ pub mod lineage;
 pub mod order;
 pub mod pace;
 pub mod plan;
+pub mod receiver;
 pub mod record;
 pub mod refresh;
 pub mod reuse;
 pub mod source;
 pub mod strategy;
-pub mod target;
 pub mod throttle;
 pub mod watch;
 pub mod window;
 
 pub use dray_types::Strategy;
+pub use receiver::{BackfillControl, Target, TargetEffect, TargetEvent, TargetPlan};
 pub use record::{SourceRecord, TargetRecord};
 pub use source::{Source, SourceEffect, SourceEvent, SourcePlan};
 pub use strategy::Tuning;
-pub use target::{BackfillControl, Target, TargetEffect, TargetEvent, TargetPlan};
 
 use serde::{Deserialize, Serialize};
 

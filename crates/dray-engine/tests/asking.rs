@@ -3,7 +3,7 @@
 
 mod support;
 
-use dray_engine::target::{Arrival, BackfillControl};
+use dray_engine::receiver::{Arrival, BackfillControl};
 use dray_engine::{
     SECOND, SourceEffect, SourceEvent, Strategy, TargetEffect, TargetEvent, TargetRecord,
 };

@@ -2,7 +2,7 @@
 
 mod support;
 
-use dray_engine::target::Arrival;
+use dray_engine::receiver::Arrival;
 use dray_engine::{Source, SourceEffect, SourceEvent, Strategy, TargetEffect, TargetRecord};
 use dray_types::{BlockRange, BlockSet};
 use dray_wire::ToSource;

@@ -3,7 +3,7 @@
 
 mod support;
 
-use dray_engine::target::{Arrival, TargetNotice};
+use dray_engine::receiver::{Arrival, TargetNotice};
 use dray_engine::{
     BackfillControl, SECOND, SourceEffect, SourceEvent, Strategy, TargetEffect, TargetEvent,
     TargetRecord,

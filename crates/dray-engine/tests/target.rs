@@ -2,7 +2,7 @@
 
 mod support;
 
-use dray_engine::target::{Arrival, TargetNotice};
+use dray_engine::receiver::{Arrival, TargetNotice};
 use dray_engine::{BackfillControl, SECOND, TargetEffect, TargetEvent, TargetRecord};
 use dray_types::{Attempt, BlockRange, BlockSet, Epoch};
 use dray_wire::{HandedOver, MapHash, Open, TargetState, ToSource, ToTarget};

@@ -8,7 +8,7 @@
 //! * The old file's node goes with the reopen, because it was made together with the format node and nobody else
 //!   holds it.
 //!
-//! [`guarded`] makes both impossible: it moves the new node first, and holds the old one until the reopen is over.
+//! `guarded` makes both impossible: it moves the new node first, and holds the old one until the reopen is over.
 //! The thread must be the one that works on the disk now. A device with a thread of its own has its disk in QEMU's
 //! main thread while the guest stands still; one whose controller has it (virtio-scsi) keeps its disk in there.
 //! QEMU does not tell, but it refuses to move a node of a disk in use to any thread but the one that it is in.

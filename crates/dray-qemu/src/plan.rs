@@ -53,7 +53,7 @@ pub struct LayerPlan {
 impl LayerPlan {
     /// Plans the layers of a disk, the active one first. Refuses what could not be put back as it
     /// was, except the dirty bitmaps and jobs that only the layer's adoption touches: see
-    /// [`check_unused`].
+    /// `check_unused`.
     pub fn of_disk(disk: &VmDisk, known: &NodeOptions) -> Result<Vec<Self>> {
         let layers = disk.layers.iter().enumerate();
         layers.map(|(depth, layer)| Self::of_layer(disk, depth, layer, known)).collect()

@@ -6,7 +6,7 @@ use crate::guest::Power;
 use crate::rng::Rng;
 use crate::source::offers;
 use crate::world::{Ev, World, note};
-use dray_engine::target::{Arrival, DiskFault, Held};
+use dray_engine::receiver::{Arrival, DiskFault, Held};
 use dray_engine::{
     MILLISECOND, SECOND, Target, TargetEffect, TargetEvent, TargetPlan, TargetRecord, Time,
 };

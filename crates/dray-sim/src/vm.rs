@@ -4,8 +4,8 @@
 use crate::faults::Side;
 use crate::guest::Power;
 use crate::world::{Ev, World, note};
+use dray_engine::receiver::TargetNotice;
 use dray_engine::source::SourceNotice;
-use dray_engine::target::TargetNotice;
 use dray_engine::{BackfillControl, MILLISECOND, SECOND, SourceEvent, Strategy, TargetEvent};
 use dray_types::{BlockRange, ImageIndex, Schedule};
 

@@ -6,7 +6,7 @@ use crate::link::Frame;
 use crate::reuse::mask_of;
 use crate::target::{Left, PendingWrite};
 use crate::world::{Ev, World, note};
-use dray_engine::target::Arrival;
+use dray_engine::receiver::Arrival;
 use dray_engine::{MILLISECOND, SECOND, SourceEvent, TargetEvent};
 use dray_types::{BLOCK_SIZE, BlockRange, ImageIndex};
 use dray_wire::frame::{HEADER_LEN, frame_hash, mask_bit};

@@ -3,9 +3,9 @@
 //! is up to its loop.
 
 use super::Agent;
-use crate::migration::target::{Input, TargetSlot};
 use dray_host::migration::fate;
 use dray_host::refusals::{Answer, failed};
+use dray_migrate::receiver::{Input, TargetSlot};
 use dray_types::{ImageId, MigrationId};
 use dray_wire::request::{Fate, Reply, Request};
 use std::collections::{BTreeMap, BTreeSet};

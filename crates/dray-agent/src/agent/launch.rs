@@ -2,13 +2,6 @@
 //! finds is in [`revive`](super::revive).
 
 use super::Agent;
-use crate::migration::messages::ToSourceShell;
-use crate::migration::slots::{Board, Shown};
-use crate::migration::source::{Input, Reach, SourceLoop, SourceParts, SourceSlot, Told, keep};
-use crate::migration::target::{TargetLoop, TargetParts};
-use crate::migration::{Clock, Threads};
-use crate::vm::source::{Outcome, SourceVmTask};
-use crate::vm::target::TargetVmTask;
 use dray_api::{ErrorKind, MigrationState, Progress, Refusal, Role};
 use dray_engine::SourceEvent;
 use dray_engine::source::SourceNotice;
@@ -16,6 +9,13 @@ use dray_host::migration::abort;
 use dray_host::migration::intent::{SourceIntent, TargetIntent};
 use dray_host::migration::log::{End, Folder};
 use dray_image::Image;
+use dray_migrate::guest::receiver::TargetVmTask;
+use dray_migrate::guest::source::{Outcome, SourceVmTask};
+use dray_migrate::messages::ToSourceShell;
+use dray_migrate::receiver::{TargetLoop, TargetParts};
+use dray_migrate::slots::{Board, Shown};
+use dray_migrate::source::{Input, Reach, SourceLoop, SourceParts, SourceSlot, Told, keep};
+use dray_migrate::{Clock, Threads};
 use dray_types::MigrationId;
 use dray_vm::leaving::take_note;
 use dray_vm::leaving::untold;

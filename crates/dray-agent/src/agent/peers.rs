@@ -6,8 +6,6 @@ use super::found::{Found, check_space, intent_of};
 use super::made::check_made;
 use super::requests::Desk;
 use super::room::check_counts;
-use crate::migration::target::TargetSlot;
-use crate::vm;
 use dray_api::{MigrationState, Refusal};
 use dray_config::Peer;
 use dray_files::unix_ms;
@@ -18,6 +16,8 @@ use dray_host::pool::{Pool, PoolKind, check_name};
 use dray_host::refusals::{Answer, conflict, denied, failed, of_path, unknown_peer};
 use dray_host::registry::{Claimed, CopyState, ImageRecord};
 use dray_host::replicas::{undo_prepared, undo_room};
+use dray_migrate::guest;
+use dray_migrate::receiver::TargetSlot;
 use dray_net::requests;
 use dray_net::{Incoming, Listener, NetError};
 use dray_types::MigrationId;
@@ -107,7 +107,7 @@ impl Agent {
                         return;
                     }
                     match incoming.welcome(Vec::new()).await {
-                        Ok(stream) => vm::target::deliver(&self.config, &slot, stream).await,
+                        Ok(stream) => guest::receiver::deliver(&self.config, &slot, stream).await,
                         Err(why) => Err(why),
                     }
                 }
@@ -163,7 +163,7 @@ impl Agent {
                 continue;
             }
             let (answer, gone) = oneshot::channel();
-            slot.send(crate::migration::target::Input::GiveWay(answer));
+            slot.send(dray_migrate::receiver::Input::GiveWay(answer));
             // What is still there after this is refused with its name, as any other.
             if matches!(tokio::time::timeout(WAY_TIMEOUT, gone).await, Ok(Ok(true))) {
                 self.targets.remove(slot.board.migration);

@@ -149,7 +149,7 @@ impl RequestHandler for Desk {
                 if let Some(slot) = agent.targets.get(migration)
                     && slot.intent().peer == peer
                 {
-                    slot.send(crate::migration::target::Input::Forget);
+                    slot.send(dray_migrate::receiver::Input::Forget);
                 }
                 Reply::Done
             }

@@ -2,9 +2,9 @@
 //! back, and what stays closed, is decided in [`revive`](dray_host::migration::revive).
 
 use super::Agent;
-use crate::migration::source;
 use dray_host::migration::intent::{SourceIntent, TargetIntent};
 use dray_host::migration::revive::{Launch, Revival};
+use dray_migrate::source;
 use dray_provider::seed;
 use dray_vm::own::wake;
 use std::io;

@@ -3,9 +3,9 @@
 //! of questions.
 
 use super::Agent;
-use crate::migration::target::TargetSlot;
 use dray_api::MigrationState;
 use dray_host::refusals::{Answer, conflict, invalid};
+use dray_migrate::receiver::TargetSlot;
 use dray_types::ByteSize;
 use dray_wire::control::MAX_IMAGES;
 use dray_wire::request::ComingImage;

@@ -2,8 +2,6 @@
 
 use super::Run;
 use crate::agent::Agent;
-use crate::migration::slots::Board;
-use crate::migration::source::SourceSlot;
 use crate::ops::Together;
 use dray_api::{
     ApiResult, Cancel, ErrorKind, MigrationState, MoveState, Plan, Planned, Refusal, Strategy,
@@ -11,6 +9,8 @@ use dray_api::{
 };
 use dray_files::unix_ms;
 use dray_host::registry::CopyState;
+use dray_migrate::slots::Board;
+use dray_migrate::source::SourceSlot;
 use dray_types::BitRate;
 use std::sync::Arc;
 use std::time::Duration;

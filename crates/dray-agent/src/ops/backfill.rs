@@ -1,10 +1,10 @@
 //! `dray backfill`: what a target still misses is fetched, left alone, or fetched at another rate.
 
 use crate::agent::Agent;
-use crate::migration::messages::ToSourceShell;
-use crate::migration::target::{Input, TargetSlot};
 use dray_api::{ApiResult, Backfill, BackfillAction, Backfilling, ErrorKind, Phase, Refusal, text};
 use dray_engine::{BackfillControl, TargetEvent};
+use dray_migrate::messages::ToSourceShell;
+use dray_migrate::receiver::{Input, TargetSlot};
 use dray_types::MigrationId;
 use std::path::Path;
 use std::sync::Arc;

@@ -2,14 +2,14 @@
 //! [`claim`](dray_host::migration::claim).
 
 use crate::agent::Agent;
-use crate::migration::slots::Board;
-use crate::migration::{Voided, source, target};
 use dray_api::{
     ApiResult, ByteRange, Claim, Claimed, ErrorKind, MigrationState, Refusal, Unstall, Unstalled,
 };
 use dray_host::migration::claim::{ClaimError, Claims, Loops};
 use dray_host::refusals::{io_error, not_taken};
 use dray_host::registry::{CopyState, Entry};
+use dray_migrate::slots::Board;
+use dray_migrate::{Voided, receiver, source};
 use dray_types::{BLOCK_SIZE, BlockRange, ByteSize, Epoch, MigrationId};
 use std::io;
 use std::sync::Arc;
@@ -52,7 +52,7 @@ impl Agent {
             return Some(Arc::clone(&slot.board));
         }
         let slot = self.targets.get(migration)?;
-        slot.inputs.send(target::Input::Void(answer)).ok()?;
+        slot.inputs.send(receiver::Input::Void(answer)).ok()?;
         Some(Arc::clone(&slot.board))
     }
 }

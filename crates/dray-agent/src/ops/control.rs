@@ -2,9 +2,6 @@
 
 use crate::agent::Agent;
 use crate::api::Events;
-use crate::migration::slots::Board;
-use crate::migration::source::{Input, SourceSlot};
-use crate::migration::target::{self, TargetSlot};
 use dray_api::{
     ApiResult, Cancel, Cancelled, ErrorKind, Event, Limit, Limited, MigrationState,
     MigrationStatus, Phase, Refusal, Role, Status, Subject, Summary, Watch, text,
@@ -14,6 +11,9 @@ use dray_files::unix_ms;
 use dray_host::migration::intent::SourceIntent;
 use dray_host::migration::waiting::LetGo;
 use dray_host::refusals::io_error;
+use dray_migrate::receiver::{self, TargetSlot};
+use dray_migrate::slots::Board;
+use dray_migrate::source::{Input, SourceSlot};
 use dray_types::MigrationId;
 use dray_wire::request::Fate;
 use std::sync::Arc;
@@ -309,7 +309,7 @@ impl Agent {
                 return Err(conflict(why).hint(format!("run it on {peer}")));
             }
             let (answer, gone) = oneshot::channel();
-            slot.send(target::Input::TakeBack(answer));
+            slot.send(receiver::Input::TakeBack(answer));
             let gone = tokio::time::timeout(CANCEL_TIMEOUT, gone).await;
             let gone = matches!(gone, Ok(Ok(true)));
             if !gone && slot.board.read().progress.phase != Phase::Handover {

@@ -2,9 +2,6 @@
 
 use super::moved::{Plan, layer_plans};
 use crate::agent::Agent;
-use crate::forecast;
-use crate::links;
-use crate::migration::source::SourceSlot;
 use dray_api::{
     ApiResult, Chain, ErrorKind, Migrate, MigrationState, Prepare, Refusal, ReleaseAtEnd, Resume,
     Started, Subject, TargetFormat,
@@ -12,6 +9,9 @@ use dray_api::{
 use dray_files::unix_ms;
 use dray_host::migration::intent::{GuestFacts, Options, Settings, SourceIntent, Way};
 use dray_host::refusals::{io_error, not_taken};
+use dray_migrate::forecast;
+use dray_migrate::links;
+use dray_migrate::source::SourceSlot;
 use dray_types::Strategy;
 use dray_types::{BitRate, MigrationId};
 use dray_vm::picture::{Picture, Place};

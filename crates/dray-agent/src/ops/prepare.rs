@@ -3,11 +3,11 @@
 use super::asking::net_error;
 use super::moved::Plan;
 use crate::agent::Agent;
-use crate::migration::source::SourceSlot;
 use dray_api::{ApiResult, ErrorKind, Prepare, Prepared, PreparedImage, Refusal};
 use dray_host::given;
 use dray_host::migration::intent::SourceIntent;
 use dray_host::refusals::io_error;
+use dray_migrate::source::SourceSlot;
 use dray_net::NetError;
 use dray_qemu::{NbdExport, blockdev};
 use dray_vm::RECONNECT_DELAY;

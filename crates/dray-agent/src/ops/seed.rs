@@ -4,7 +4,6 @@ use super::asking::net_error;
 use super::bases::Asking;
 use crate::agent::Agent;
 use crate::api::Events;
-use crate::links;
 use dray_api::{
     ApiResult, Chain, ErrorKind, Event, Prepare, Provided, Refusal, Seed, SeedProgress, Seeded,
     SeededImage, TargetFormat,
@@ -12,6 +11,7 @@ use dray_api::{
 use dray_host::given;
 use dray_host::migration::intent::{SourceImage, SourceIntent};
 use dray_host::refusals::random_id;
+use dray_migrate::links;
 use dray_net::NetErrorKind;
 use dray_types::ByteSize;
 use dray_wire::ImageOffer;

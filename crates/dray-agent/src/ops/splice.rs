@@ -3,7 +3,6 @@
 use super::images::growable_len;
 use super::released::not_released;
 use crate::agent::Agent;
-use crate::migration::source::SourceSlot;
 use dray_api::{Adopt, ApiResult, ErrorKind, Refusal, Release, Spliced, SplicedDisk};
 use dray_host::migration::abort;
 use dray_host::process::QemuProcess;
@@ -14,6 +13,7 @@ use dray_host::registry::{Adopted, CopyState, Entry, ImageRecord, Operation, is_
 use dray_host::released::Released;
 use dray_host::settle::Rule;
 use dray_image::{FileImage, names};
+use dray_migrate::source::SourceSlot;
 use dray_qemu::{AdoptOptions, LayerPlan, Pivot, Qmp};
 use dray_types::{Epoch, ImageId};
 use dray_vm::hypervisor::Vm;

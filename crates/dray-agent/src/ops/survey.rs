@@ -4,12 +4,12 @@
 use super::bases::{Asking, Lying};
 use super::moved::Plan;
 use crate::agent::Agent;
-use crate::forecast::Content;
-use crate::migration::source::{SourceSlot, shared};
 use dray_api::{MigrationState, PlannedImage};
 use dray_host::lineage;
 use dray_host::migration::intent::{SourceImage, SourceIntent};
 use dray_host::registry::Entry;
+use dray_migrate::forecast::Content;
+use dray_migrate::source::{SourceSlot, shared};
 use dray_qemu::bitmap;
 use dray_types::{BLOCK_SIZE, BlockRange, BlockSet, ByteSize, GenerationId};
 use dray_vm::picture::{Picture, Place};

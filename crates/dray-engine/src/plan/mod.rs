@@ -172,7 +172,7 @@ impl Load {
     /// Seconds that a read of a missing block waits: for the source's answer, the bytes, and half of
     /// the run of Backfill that is being sent.
     fn fetch(&self, link: f64) -> f64 {
-        let run = (crate::target::BACKFILL_RUN * BLOCK_SIZE) as f64;
+        let run = (crate::receiver::BACKFILL_RUN * BLOCK_SIZE) as f64;
         self.rtt + (FETCHED + run / 2.0) / link
     }
 }

@@ -1,7 +1,7 @@
 //! One image, one machine, and short names for what happens to it.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
-use dray_engine::target::Arrival;
+use dray_engine::receiver::Arrival;
 use dray_engine::{
     MILLISECOND, SECOND, Source, SourceEffect, SourceEvent, SourcePlan, SourceRecord, Strategy,
     Target, TargetEffect, TargetEvent, TargetPlan, TargetRecord, Time, Tuning,

@@ -3,7 +3,7 @@
 use super::bytes;
 use super::settings::Settings;
 use super::world::{IMAGE, MIGRATION, World, offer};
-use dray_engine::target::TargetNotice;
+use dray_engine::receiver::TargetNotice;
 use dray_engine::{Target, TargetEffect, TargetEvent, TargetPlan, Time};
 use dray_types::BlockSet;
 use dray_wire::ImageHandover;

@@ -1,7 +1,0 @@
-//! The part of a migration that belongs to the guest: moving its memory, and starting it at the target. The engine
-//! decides about the disks; these tasks only ask the VM, and tell the owner loops what happened.
-
-mod made;
-pub mod source;
-pub(crate) mod start;
-pub mod target;

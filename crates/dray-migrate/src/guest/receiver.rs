@@ -1,0 +1,278 @@
+//! Taking a VM in, at its target: one task per migration that does what the owner loop and the
+//! source's shell ask of the waiting QEMU.
+
+use crate::guest::qcow2::Unreleased;
+use crate::guest::start::NotDone;
+use crate::messages::{Made, NotReleased, ToSourceShell, ToTargetShell};
+use crate::receiver::{Input, TargetSlot, Told};
+use dray_config::Config;
+use dray_engine::TargetEvent;
+use dray_host::migration::intent::GuestFacts;
+use dray_host::process::QemuProcess;
+use dray_host::registry::Registry;
+use dray_net::tunnel;
+use dray_net::{NetError, NetErrorKind, Stream};
+use dray_qemu::LayerPlan;
+use dray_vm::attached::Expected;
+use dray_vm::hypervisor::{Arrival, Hypervisor, Vm};
+use dray_vm::picture::on_local;
+use dray_vm::released;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc::UnboundedReceiver;
+
+/// After handover the guest's memory must be there: it was sent before.
+const LOADED_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What the task is made of.
+pub struct TargetVmTask {
+    /// The migration.
+    pub slot: Arc<TargetSlot>,
+    /// The disks have been released: who asks again is told so.
+    pub released: bool,
+    /// What was made of images, by their numbers.
+    pub made: BTreeMap<usize, Made>,
+    /// Images that became no qcow2, and of which it was not known at first where the disk is: why.
+    pub unsure: BTreeMap<usize, String>,
+    /// What its loop tells.
+    pub told: UnboundedReceiver<Told>,
+    /// The agent's configuration.
+    pub config: Arc<Config>,
+    /// What runs the VM.
+    pub hypervisor: Arc<dyn Hypervisor>,
+    /// The images of this host.
+    pub registry: Arc<Registry>,
+    /// The QEMU whose disks were looked at last, and are the migration's.
+    pub checked: Option<QemuProcess>,
+    /// The QEMU that was seen to have everything, and was asked for nothing since.
+    pub reached: Option<Box<dyn Vm>>,
+}
+
+/// Where the waiting QEMU of a migration listens for memory.
+pub fn memory_socket(config: &Config, slot: &TargetSlot) -> PathBuf {
+    config.run_dir.join(format!("incoming-{}.sock", slot.board.migration))
+}
+
+/// Carries a memory stream that the source has opened to the waiting QEMU.
+///
+/// # Errors
+/// When QEMU does not listen or either side breaks.
+pub async fn deliver(config: &Config, slot: &TargetSlot, stream: Stream) -> Result<(), NetError> {
+    let socket = memory_socket(config, slot);
+    let carried = tunnel::deliver(stream, &socket, &slot.stats).await;
+    remove_memory_socket(config, slot).map_err(|why| NetError::new(NetErrorKind::Local, why))?;
+    carried.map(drop)
+}
+
+/// Removes the socket; it may be gone already.
+fn remove_memory_socket(config: &Config, slot: &TargetSlot) -> Result<(), String> {
+    let socket = memory_socket(config, slot);
+    match std::fs::remove_file(&socket) {
+        Err(why) if why.kind() != std::io::ErrorKind::NotFound => {
+            Err(format!("remove {}: {why}", socket.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+impl TargetVmTask {
+    /// Does what it is told until the loop ends.
+    pub async fn run(mut self) {
+        let mut waiting = None;
+        while let Some(told) = self.told.recv().await {
+            match told {
+                Told::Shell(ToTargetShell::Check(facts)) => {
+                    // A source that was restarted asks again, and QEMU talks to one at a time.
+                    drop(waiting.take());
+                    let checked = self.check(facts).await;
+                    let result = checked.map(|arrival| waiting = Some(arrival));
+                    self.slot.send(Input::Say(ToSourceShell::Checked(result)));
+                }
+                Told::Shell(ToTargetShell::Listen) => {
+                    let result = self.listen(&mut waiting).await;
+                    self.slot.send(Input::Say(ToSourceShell::Listening(result)));
+                }
+                Told::Shell(ToTargetShell::Forget) => waiting = None,
+                Told::Shell(ToTargetShell::Runs(running)) => {
+                    let result = self.note_running(running);
+                    self.slot.send(Input::Say(ToSourceShell::Noted(result)));
+                }
+                Told::Reach => {
+                    let result = self.reach(waiting.take()).await;
+                    self.slot.send(Input::Engine(TargetEvent::GuestReachable(result)));
+                }
+                Told::Start => {
+                    let Some(result) = self.start().await else { continue };
+                    self.slot.send(Input::Engine(TargetEvent::GuestStarted(result)));
+                }
+                Told::Release => self.finish().await,
+                Told::Shell(
+                    ToTargetShell::Settings(_)
+                    | ToTargetShell::Strategy(_)
+                    | ToTargetShell::Lines { .. }
+                    | ToTargetShell::Bye
+                    | ToTargetShell::Done,
+                )
+                | Told::Notice(_) => {}
+            }
+        }
+        if let Err(why) = remove_memory_socket(&self.config, &self.slot) {
+            tracing::warn!(migration = %self.slot.board.migration, %why, "a socket is left behind");
+        }
+    }
+
+    /// Connects to the waiting QEMU and compares its disks with the source's.
+    async fn check(&mut self, facts: GuestFacts) -> Result<Box<dyn Arrival>, String> {
+        self.config.qmp_socket(&facts.qmp).map_err(|why| why.to_string())?;
+        let numbered = plans(&facts)?;
+        let vm = self.hypervisor.vm(&facts.qmp).await.map_err(|why| why.to_string())?;
+        let plans: Vec<_> = numbered.iter().map(|(_, plan)| plan.clone()).collect();
+        let arrival = vm.await_guest(&plans).await.map_err(|why| why.to_string())?;
+        self.look(&*vm, &numbered, false).await?;
+        let qemu = self.checked.clone();
+        self.slot
+            .change_intent(|intent| (intent.guest, intent.qemu) = (Some(facts), qemu))
+            .map_err(|why| format!("cannot write the migration's intent: {why}"))?;
+        Ok(arrival)
+    }
+
+    async fn listen(&mut self, waiting: &mut Option<Box<dyn Arrival>>) -> Result<(), String> {
+        let arrival = match waiting {
+            Some(arrival) => arrival,
+            None => {
+                // It was checked by an agent that has been restarted since.
+                let facts = self.slot.intent().guest.ok_or("the target's QEMU was not checked")?;
+                waiting.insert(self.check(facts).await?)
+            }
+        };
+        let socket = memory_socket(&self.config, &self.slot);
+        // The source asks again when it has not heard the answer, in a session that was lost.
+        if socket.exists() && arrival.listens(&socket).await.map_err(|why| why.to_string())? {
+            return Ok(());
+        }
+        remove_memory_socket(&self.config, &self.slot)?;
+        arrival.listen(&socket).await.map_err(|why| why.to_string())
+    }
+
+    /// What the guest does when it is started here is what it did last at the source.
+    fn note_running(&self, running: bool) -> Result<(), String> {
+        let noted = self.slot.change_intent(|intent| {
+            intent.guest.iter_mut().for_each(|guest| guest.running = running);
+        });
+        noted.map_err(|why| format!("cannot write the migration's intent: {why}"))
+    }
+
+    /// Before the guest is started for good: is its QEMU there, with everything loaded?
+    async fn reach(&mut self, arrival: Option<Box<dyn Arrival>>) -> Result<(), String> {
+        if let Some(mut arrival) = arrival {
+            arrival.loaded(LOADED_TIMEOUT).await.map_err(|why| why.to_string())?;
+            // Nobody else gets between this and the guest's start.
+            self.reached = Some(arrival.vm());
+            return Ok(());
+        }
+        let vm = self.connect(false).await?;
+        let now = vm.look().await.map_err(|why| why.to_string())?;
+        if now.status.state == "inmigrate" {
+            return Err("the target's QEMU has not received the guest's memory".to_owned());
+        }
+        self.reached = Some(vm);
+        Ok(())
+    }
+
+    /// The guest's QEMU. One that is not the process that was checked is looked at before anything is asked
+    /// of it: another VM may have come to its socket.
+    pub(super) async fn connect(&mut self, arrived: bool) -> Result<Box<dyn Vm>, NotDone> {
+        let guest = self.slot.intent().guest.ok_or("the migration has no vm")?;
+        let vm = self.hypervisor.vm(&guest.qmp).await.map_err(|why| NotDone::unconnected(&why))?;
+        if self.checked.is_none() || vm.process() != self.checked {
+            self.look(&*vm, &plans(&guest)?, arrived).await?;
+        }
+        Ok(vm)
+    }
+
+    /// Checks that the disks of a QEMU are on the exports of this migration.
+    async fn look(
+        &mut self,
+        vm: &dyn Vm,
+        plans: &[(usize, LayerPlan)],
+        arrived: bool,
+    ) -> Result<(), NotDone> {
+        let disks = vm.look().await.map_err(|why| NotDone::of(&why))?.disks;
+        let (images, nbd_socket) = (&self.slot.intent().images, &self.config.nbd_socket());
+        Expected { plans, images, nbd_socket, arrived }.check(&disks)?;
+        self.checked = vm.process();
+        Ok(())
+    }
+
+    /// Every block is here: the disks go back to QEMU if that was asked for.
+    async fn finish(&mut self) {
+        let settings = self.slot.intent().settings;
+        if settings.release && self.slot.intent().guest.is_some() {
+            let result = match self.released {
+                true => self.say_made(),
+                false => match self.release_known().await {
+                    Some(result) => result,
+                    None => return,
+                },
+            };
+            let result = result.map_err(|why| {
+                tracing::warn!(migration = %self.slot.board.migration, why, "cannot release disks");
+                NotReleased { why, qemu_ended: self.has_ended() }
+            });
+            self.released = result.is_ok();
+            self.slot.send(Input::Say(ToSourceShell::Released(result)));
+        }
+        self.name_raw();
+        self.slot.send(Input::Finished);
+    }
+
+    /// Gives the disks back that QEMU does not have yet. Can be repeated.
+    pub(super) async fn release(&mut self) -> Result<(), Unreleased> {
+        let intent = self.slot.intent();
+        let guest = intent.guest.ok_or("the migration has no vm")?;
+        let mut left = Vec::new();
+        for (number, plan) in plans(&guest)? {
+            let image = intent.images.get(number).ok_or("the plan names no image")?;
+            let entry = self.registry.get(image.name_here()).ok_or("the image is not there")?;
+            if !self.is_made(number, &entry) {
+                left.push((number, plan, image, entry));
+            }
+        }
+        if left.is_empty() {
+            // Also of a VM that has ended.
+            return Ok(());
+        }
+        let vm = self.connect(true).await.map_err(|why| Unreleased::NotAsked(why.into()))?;
+        let qmp = vm.monitor();
+        for (number, plan, image, entry) in left {
+            if image.qcow2 && self.make_qcow2(qmp, number, &entry, &plan).await? {
+                continue;
+            }
+            let plan = match image.qcow2 {
+                true => plan.directly_on(&image.path),
+                false => on_local(&plan, &image.path)?,
+            };
+            self.registry.check_in_place(&entry).map_err(|why| why.to_string())?;
+            let (registry, config) = (&self.registry, &self.config);
+            // QEMU opens the file itself now.
+            entry.drop_locks();
+            let released = released::release(registry, config, qmp, &plan, &entry).await;
+            released.map_err(|why| Unreleased::of(entry.record().name, &why))?;
+        }
+        Ok(())
+    }
+}
+
+/// The layers of a VM with the number of the image each is in.
+///
+/// # Errors
+/// When a plan is none.
+pub(super) fn plans(facts: &GuestFacts) -> Result<Vec<(usize, LayerPlan)>, String> {
+    let parse = |(image, text): &(u16, String)| {
+        let plan = serde_json::from_str(text).map_err(|why| format!("a layer's plan: {why}"))?;
+        Ok((usize::from(*image), plan))
+    };
+    facts.layers.iter().map(parse).collect()
+}

@@ -1,0 +1,189 @@
+//! Starting the guest at its target. Its images were handed over and its memory is in the QEMU there, and nowhere
+//! else: that is asked until it has started the guest, has refused to, or has ended.
+
+use super::receiver::TargetVmTask;
+use crate::messages::ToSourceShell;
+use crate::receiver::Input;
+use dray_api::{ErrorKind, Refusal};
+use dray_qemu::{Error, ErrorKind as Qemu};
+use std::time::Duration;
+
+/// Pause between two tries.
+const AGAIN: Duration = Duration::from_secs(1);
+/// What is said as long as it is tried.
+const WAITS: &str = "the guest is not started yet";
+
+/// Why the guest's QEMU has not done something.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) enum NotDone {
+    /// It does not answer, or has not said what became of it. That may pass.
+    Silent(String),
+    /// It has said no, or is not the one that is wanted.
+    Refused(String),
+}
+
+impl NotDone {
+    /// What it has made of a question.
+    pub(super) fn of(why: &Error) -> Self {
+        match why.kind().is_unknown() {
+            true => Self::Silent(why.to_string()),
+            false => Self::Refused(why.to_string()),
+        }
+    }
+
+    /// Why there is no connection to it. It may hang, or talk to somebody else.
+    pub(super) fn unconnected(why: &Error) -> Self {
+        match why.kind() {
+            Qemu::TooOld => Self::Refused(why.to_string()),
+            _ => Self::Silent(why.to_string()),
+        }
+    }
+}
+
+impl From<NotDone> for String {
+    fn from(why: NotDone) -> Self {
+        match why {
+            NotDone::Silent(why) | NotDone::Refused(why) => why,
+        }
+    }
+}
+
+impl From<String> for NotDone {
+    fn from(why: String) -> Self {
+        Self::Refused(why)
+    }
+}
+
+impl From<&str> for NotDone {
+    fn from(why: &str) -> Self {
+        Self::Refused(why.to_owned())
+    }
+}
+
+/// What follows from a try to start the guest.
+#[derive(PartialEq, Eq, Debug)]
+enum Next {
+    /// This is told to the engine.
+    Tell(Result<(), String>),
+    /// It is tried again; why it was not started.
+    Again(String),
+}
+
+/// What follows from a try, when it is known whether QEMU `has_ended` after it.
+fn next(tried: Result<(), NotDone>, has_ended: impl FnOnce() -> bool) -> Next {
+    match tried {
+        Ok(()) => Next::Tell(Ok(())),
+        Err(NotDone::Refused(why)) => Next::Tell(Err(why)),
+        Err(NotDone::Silent(why)) if has_ended() => {
+            Next::Tell(Err(format!("its QEMU has ended: {why}")))
+        }
+        Err(NotDone::Silent(why)) => Next::Again(why),
+    }
+}
+
+/// What both hosts show while the QEMU behind the socket `qmp` at the target does not answer. The end of that QEMU
+/// would be the end of the guest.
+pub fn not_started(qmp: &str, why: &str) -> Refusal {
+    let hint = format!(
+        "the target goes on asking its QEMU, which has the guest's memory: do not end it; if another program is \
+         connected to its QMP socket {qmp}, disconnect that"
+    );
+    Refusal::new(ErrorKind::Hypervisor, WAITS, why).hint(hint)
+}
+
+impl TargetVmTask {
+    /// Starts the guest, however long its QEMU does not answer. None when the migration's loop has ended before.
+    pub(super) async fn start(&mut self) -> Option<Result<(), String>> {
+        let mut shown = None;
+        let started = loop {
+            let tried = self.try_start().await;
+            if self.told.is_closed() {
+                return None;
+            }
+            match next(tried, || self.has_ended()) {
+                Next::Tell(result) => break result,
+                Next::Again(why) => self.show_not_started(&why, &mut shown),
+            }
+            tokio::time::sleep(AGAIN).await;
+        };
+        self.show_no_longer(shown);
+        Some(started)
+    }
+
+    /// Starts the guest unless that was done before, of which QEMU may not have been heard to say so: its user may
+    /// have stopped it since.
+    async fn try_start(&mut self) -> Result<(), NotDone> {
+        let running = self.slot.intent().guest.is_some_and(|guest| guest.running);
+        let vm = match self.reached.take() {
+            // It was asked for nothing yet.
+            Some(vm) => vm,
+            None => {
+                let vm = self.connect(false).await?;
+                if vm.was_started().await.map_err(|why| NotDone::of(&why))? {
+                    return Ok(());
+                }
+                vm
+            }
+        };
+        if self.told.is_closed() {
+            // Its images may have been claimed.
+            return Err("the migration is over here".into());
+        }
+        vm.start(running).await.map_err(|why| NotDone::of(&why))
+    }
+
+    /// Says at both hosts what is waited for.
+    fn show_not_started(&self, why: &str, shown: &mut Option<Refusal>) {
+        let guest = self.slot.intent().guest;
+        let qmp = guest.map(|guest| guest.qmp.display().to_string()).unwrap_or_default();
+        // In each session anew: a source that was restarted knows nothing of it.
+        self.slot.send(Input::Say(ToSourceShell::GuestWaits(why.to_owned())));
+        let error = not_started(&qmp, why);
+        if shown.as_ref() == Some(&error) {
+            return;
+        }
+        tracing::warn!(migration = %self.slot.board.migration, why, "{WAITS}");
+        self.slot.board.notice(error.to_string());
+        self.slot.board.change(|board| board.error = Some(error.clone()));
+        *shown = Some(error);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_silent_qemu_is_asked_again_until_it_has_ended() {
+        let silent = || Err(NotDone::Silent("no greeting".to_owned()));
+        assert_eq!(next(silent(), || false), Next::Again("no greeting".to_owned()));
+        let ended = "its QEMU has ended: no greeting".to_owned();
+        assert_eq!(next(silent(), || true), Next::Tell(Err(ended)));
+    }
+
+    #[test]
+    fn what_qemu_has_answered_is_final() {
+        for has_ended in [false, true] {
+            assert_eq!(next(Ok(()), || has_ended), Next::Tell(Ok(())));
+            let refused = Err(NotDone::Refused("no".to_owned()));
+            assert_eq!(next(refused, || has_ended), Next::Tell(Err("no".to_owned())));
+        }
+    }
+
+    #[test]
+    fn an_answer_is_told_from_none() {
+        let silent = |why: &NotDone| matches!(why, NotDone::Silent(_));
+        let of = |kind| Error::new(kind, "why");
+        for kind in [Qemu::Closed, Qemu::Timeout] {
+            assert!(silent(&NotDone::of(&of(kind))) && silent(&NotDone::unconnected(&of(kind))));
+        }
+        for kind in [Qemu::Command, Qemu::Refused, Qemu::Mismatch, Qemu::Failed] {
+            assert!(!silent(&NotDone::of(&of(kind))), "{kind:?}");
+        }
+        // Its queue is full, or somebody else is connected.
+        for kind in [Qemu::Connect, Qemu::NotQmp] {
+            assert!(silent(&NotDone::unconnected(&of(kind))), "{kind:?}");
+        }
+        assert!(!silent(&NotDone::unconnected(&of(Qemu::TooOld))));
+    }
+}
