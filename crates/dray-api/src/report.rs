@@ -450,9 +450,22 @@ pub struct ImageStatus {
     /// Why its export is closed; absent when it is not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub closed: Option<ClosedExport>,
+    /// Who has its file, when dray could not lock it because of that; absent when dray has locked it or needs no
+    /// lock, and when its export is closed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_locked: Option<NotLocked>,
     /// Writes of its guest may be lost; absent when nothing speaks for that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub write_back_error: Option<LostWrites>,
+}
+
+/// Why dray serves an image without locks on its file.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct NotLocked {
+    /// Who has the file.
+    pub why: String,
+    /// What an operator can do.
+    pub hint: String,
 }
 
 /// An error of making a guest's writes durable.

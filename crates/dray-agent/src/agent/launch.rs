@@ -21,7 +21,7 @@ use dray_vm::leaving::take_note;
 use dray_vm::leaving::untold;
 use dray_wire::request::Request;
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -187,6 +187,7 @@ impl Agent {
         let task = TargetVmTask {
             slot,
             released: false,
+            given: BTreeSet::new(),
             made: BTreeMap::new(),
             unsure: BTreeMap::new(),
             told,

@@ -3,7 +3,7 @@
 use crate::agent::Agent;
 use dray_api::{
     ApiResult, ClosedExport, ErrorKind, ImageAdd, ImageRemove, ImageState, ImageStatus, KeptFor,
-    LostWrites, Refusal,
+    LostWrites, NotLocked, Refusal,
 };
 use dray_host::pool::check_name;
 use dray_host::refusals::{io_error, not_taken, path_error, random_id};
@@ -34,6 +34,7 @@ pub fn growable_len(file: u64, guest: u64) -> u64 {
 impl Agent {
     pub(super) fn image_status(&self, entry: &Entry) -> ImageStatus {
         let record = entry.record();
+        let closed = self.registry.closed(&record.name).map(shown_reason);
         ImageStatus {
             path: record.current_path().unwrap_or_else(|_| record.path.clone()),
             size: record.len,
@@ -50,11 +51,20 @@ impl Agent {
             generation: generation_of(entry, &record).map(Into::into),
             since_unix_ms: record.replica.as_ref().map(|note| note.since_unix_ms),
             tracked_by: None,
-            closed: self.registry.closed(&record.name).map(shown_reason),
+            not_locked: closed.is_none().then(|| self.not_locked(entry)).flatten(),
+            closed,
             write_back_error: entry.disk.write_back_error().map(shown_loss),
             name: record.name,
             id: record.id,
         }
+    }
+
+    /// Who has the file of an image that is served here without its locks.
+    fn not_locked(&self, entry: &Entry) -> Option<NotLocked> {
+        let user = entry.used_elsewhere().ok()?;
+        let user = user.filter(|_| entry.record().state == CopyState::Owner)?;
+        let hint = self.registry.objection(entry)?.hint;
+        Some(NotLocked { why: format!("another program has the file: {user}"), hint })
     }
 
     /// A closed image that is not open here, as far as its record tells of it.
@@ -77,6 +87,7 @@ impl Agent {
             in_place: record.in_place.is_some(),
             migration: record.migration,
             kept_for: None,
+            not_locked: None,
             write_back_error: None,
             generation: None,
             since_unix_ms: None,

@@ -61,6 +61,7 @@ impl Agent {
             generation: line.map(|line| line.open().into()),
             since_unix_ms: Some(note.since_unix_ms),
             closed: None,
+            not_locked: None,
             write_back_error: None,
             tracked_by: note.is_tracked().then_some(note.qemu.pid),
         }

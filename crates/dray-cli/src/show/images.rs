@@ -4,7 +4,7 @@ use super::lineage::{ago, now_unix_ms};
 use super::style::Style;
 use super::table::{Align, table};
 use super::units::{BLOCK, bytes, counted};
-use dray_api::{ImageState, ImageStatus, KeptFor, Spliced};
+use dray_api::{ImageState, ImageStatus, KeptFor, NotLocked, Spliced};
 
 const fn state(state: ImageState) -> &'static str {
     match state {
@@ -32,7 +32,10 @@ pub fn list(images: &[ImageStatus], style: Style) -> String {
         ("PATH", Align::Left),
     ];
     let rows: Vec<[String; 8]> = images.iter().map(row).collect();
-    table(head, &rows, style) + &closed(images, style) + &losses(images, style)
+    table(head, &rows, style)
+        + &closed(images, style)
+        + &not_locked(images, style)
+        + &losses(images, style)
 }
 
 /// Why images are closed, and what to do about it.
@@ -42,6 +45,17 @@ fn closed(images: &[ImageStatus], style: Style) -> String {
         let Some(closed) = &image.closed else { continue };
         let name = style.bad(&image.name);
         text += &format!("\n{name} is closed: {}\n  {}\n", closed.why, closed.hint);
+    }
+    text
+}
+
+/// Whose files other programs have, and what to do about it.
+fn not_locked(images: &[ImageStatus], style: Style) -> String {
+    let mut text = String::new();
+    for image in images {
+        let Some(NotLocked { why, hint }) = &image.not_locked else { continue };
+        let name = style.bad(&image.name);
+        text += &format!("\n{name} is not locked: {why}\n  {hint}\n");
     }
     text
 }
@@ -91,6 +105,7 @@ fn remark(image: &ImageStatus) -> String {
             format!(" ({host} needs {})", bytes(*needed))
         }
         Some(KeptFor { host, bytes: None }) => format!(" (kept for {host})"),
+        None if image.not_locked.is_some() => " (not locked)".to_owned(),
         None if image.state == ImageState::Released => released(image, now_unix_ms()),
         None if image.in_place => " (read-only, in place)".to_owned(),
         None if image.read_only => " (read-only)".to_owned(),

@@ -8,6 +8,7 @@ mod disks;
 mod failures;
 mod flatten;
 mod gone_on;
+mod half_released;
 mod hand_back;
 mod home;
 mod input;

@@ -102,6 +102,18 @@ impl Registry {
         tracing::error!(image = name, %why, "cannot lock an image: it is closed");
         self.close(&name, closed::file_is_locked(&why.to_string()));
     }
+
+    /// The same for an image that a migration has brought, when that is over. QEMU may have the disk of one whose
+    /// release began and did not end: a lock of dray's could end that QEMU, so the next look at the VM decides.
+    /// One whose locks are being tried already is served meanwhile.
+    pub fn hold_arrived(&self, entry: &Entry) {
+        let record = entry.record();
+        if self.released.knows(record.id) {
+            tracing::warn!(image = record.name, "QEMU may have its file: it is not locked");
+        } else if !entry.lacks_locks() {
+            self.hold(entry);
+        }
+    }
 }
 
 /// A file that is to be an image's.

@@ -17,7 +17,7 @@ use dray_vm::attached::Expected;
 use dray_vm::hypervisor::{Arrival, Hypervisor, Vm};
 use dray_vm::picture::on_local;
 use dray_vm::released;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,6 +32,8 @@ pub struct TargetVmTask {
     pub slot: Arc<TargetSlot>,
     /// The disks have been released: who asks again is told so.
     pub released: bool,
+    /// The images whose disks QEMU has back, by their numbers.
+    pub given: BTreeSet<usize>,
     /// What was made of images, by their numbers.
     pub made: BTreeMap<usize, Made>,
     /// Images that became no qcow2, and of which it was not known at first where the disk is: why.
@@ -225,7 +227,7 @@ impl TargetVmTask {
             self.slot.send(Input::Say(ToSourceShell::Released(result)));
         }
         self.name_raw();
-        self.slot.send(Input::Finished);
+        self.slot.send(Input::Finished { given: self.given.clone() });
     }
 
     /// Gives the disks back that QEMU does not have yet. Can be repeated.
@@ -259,7 +261,13 @@ impl TargetVmTask {
             // QEMU opens the file itself now.
             entry.drop_locks();
             let released = released::release(registry, config, qmp, &plan, &entry).await;
-            released.map_err(|why| Unreleased::of(entry.record().name, &why))?;
+            if let Err(why) = released {
+                if why.is_on_dray() {
+                    entry.regain_locks();
+                }
+                return Err(Unreleased::of(entry.record().name, &why));
+            }
+            self.given.insert(number);
         }
         Ok(())
     }

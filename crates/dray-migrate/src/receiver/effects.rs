@@ -8,6 +8,7 @@ use dray_engine::receiver::TargetNotice;
 use dray_engine::{TargetEffect, TargetEvent};
 use dray_host::migration::abort;
 use dray_wire::{Envelope, ToSource};
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::atomic::Ordering;
 
@@ -142,7 +143,7 @@ impl TargetLoop {
     fn complete(&mut self) {
         if !self.images.any_bound() {
             // All was done before, and the images may take part in something else by now.
-            self.slot.send(super::Input::Finished);
+            self.slot.send(super::Input::Finished { given: BTreeSet::new() });
         } else if self.slot.intent().settings.verify {
             self.start_verification();
         } else {

@@ -20,6 +20,7 @@ use dray_image::{Image, ImageFile, IntentLog, Journal};
 use dray_provider::reuse::FileRef;
 use dray_types::{Attempt, BLOCK_SIZE, BlockRange, BlockSet, Epoch, ImageIndex, MigrationId};
 use dray_wire::ImageHandover;
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -377,23 +378,23 @@ impl TargetImages {
         Ok(())
     }
 
-    /// The migration no longer holds the images; those that QEMU has taken back are forgotten, and
-    /// those that have become a qcow2 removed.
+    /// The migration no longer holds the images; those that QEMU has taken back (all, or those that are `given`)
+    /// are forgotten, and those that have become a qcow2 removed.
     ///
     /// # Errors
     /// What the store reports.
-    pub fn let_go(&self, released: bool) -> io::Result<()> {
+    pub fn let_go(&self, released: bool, given: &BTreeSet<usize>) -> io::Result<()> {
         for open in self.bound() {
             if open.entry.record().swap.is_some_and(|swap| swap.done) {
                 // The raw image is of the past.
                 self.registry.remove_partial(&open.entry)?;
                 continue;
             }
-            if released {
+            if released || given.contains(&open.index.ix()) {
                 self.registry.forget(open.intent.name_here())?;
                 continue;
             }
-            self.registry.hold(&open.entry);
+            self.registry.hold_arrived(&open.entry);
             open.entry.disk.stop_tracking();
             // Last: until then all of it is done again.
             self.registry.update(&open.entry, |record| record.migration = None)?;

@@ -40,7 +40,7 @@ use owed::Owed;
 use parking_lot::{Mutex, MutexGuard};
 use session::Session;
 use sink::Sink;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -78,7 +78,11 @@ pub enum Input {
     /// Verification has looked at everything: blocks compared, blocks that differ.
     Verified(u64, u64),
     /// What happens at the end is done; the migration is over.
-    Finished,
+    Finished {
+        /// The images whose disks QEMU has back, by their numbers. It may have them all, or those that it took
+        /// before one of the others could not be released.
+        given: BTreeSet<usize>,
+    },
     /// Its own source says that it needs nothing here, not even a promise.
     Forget,
     /// Another migration wants the names: forget this one if it was abandoned and has promised
@@ -250,6 +254,8 @@ pub struct TargetLoop {
     releasing: bool,
     /// QEMU has taken the disks back as plain files.
     released: bool,
+    /// The images whose disks QEMU has back, by their numbers.
+    given: BTreeSet<usize>,
     /// Who waits to hear that the migration is void.
     voided: Option<Voided>,
 }
@@ -312,6 +318,7 @@ impl TargetLoop {
             idle_since: Instant::now(),
             releasing: false,
             released: false,
+            given: BTreeSet::new(),
             voided: None,
         };
         if !this.engine.owns() {
@@ -393,7 +400,10 @@ impl TargetLoop {
                 self.say(&message);
             }
             Input::Verified(blocks, different) => self.verified(blocks, different),
-            Input::Finished => return !self.finished(),
+            Input::Finished { given } => {
+                self.given.extend(given);
+                return !self.finished();
+            }
             Input::Forget => return !self.forget(),
             Input::GiveWay(answer) => {
                 let abandoned = self.slot.board.read().state == MigrationState::Interrupted;

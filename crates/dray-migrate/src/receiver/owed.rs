@@ -77,7 +77,7 @@ impl TargetLoop {
 
     /// The images belong to no migration any more, now or later.
     pub(super) fn let_go(&mut self) {
-        let done = self.images.let_go(self.released);
+        let done = self.images.let_go(self.released, &self.given);
         self.owed.let_go = done.is_err();
         self.owe("let its images go", done);
     }

@@ -27,6 +27,7 @@ use dray_vm::exports::ImageExports;
 use dray_vm::flat::Pools;
 use dray_wire::request::Fate;
 use parking_lot::{Mutex, MutexGuard};
+use std::collections::BTreeSet;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
@@ -356,7 +357,7 @@ impl Here {
     fn drive(&mut self) {
         while let Ok(told) = self.told.try_recv() {
             if matches!(told, receiver::Told::Release) {
-                self.slot.send(receiver::Input::Finished);
+                self.slot.send(receiver::Input::Finished { given: BTreeSet::new() });
             }
         }
     }

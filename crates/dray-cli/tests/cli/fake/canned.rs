@@ -153,6 +153,7 @@ pub fn images() -> Vec<ImageStatus> {
         since_unix_ms: None,
         tracked_by: None,
         closed: None,
+        not_locked: None,
         write_back_error: None,
     };
     let mut all = vec![
@@ -160,9 +161,12 @@ pub fn images() -> Vec<ImageStatus> {
         image("vm2-root", "/srv/vm/.vm2-root.dray-partial", ImageState::Incoming, 0, 1),
         image("vm3-data", "/srv/vm/vm3.replica", ImageState::Replica, 0, 0),
         image("base", "/srv/vm/base.raw", ImageState::Owner, 0, 12),
+        image("vm4-root", "/srv/vm/vm4-root.raw", ImageState::Owner, 0, 1),
     ];
     all[2].kept_for = Some(KeptFor { host: "hostb".into(), bytes: Some(48 << 20) });
     all[3].read_only = true;
+    let why = "another program has the file: it is open for writing in qemu-io (pid 4711)".into();
+    all[4].not_locked = Some(NotLocked { why, hint: "stop what uses its file".into() });
     let lost = |told, count| LostWrites { why: "flushing: I/O error".into(), count, told };
     all[0].write_back_error = Some(lost(true, 2));
     all[1].write_back_error = Some(lost(false, 1));
