@@ -141,6 +141,14 @@ impl LayerPlan {
         }
     }
 
+    /// The part of the image that its raw node shows; all of it where it has none that is reopened.
+    pub fn window(&self) -> Window {
+        match &self.pivot {
+            Pivot::Reopen { options } if self.format == "raw" => Window::of(options),
+            _ => Window::default(),
+        }
+    }
+
     /// The name of the NBD node that stands for the local node while dray has the image.
     pub fn nbd_node(&self) -> String {
         node_name("nbd", &self.qdev, self.depth)
@@ -246,26 +254,56 @@ fn check_driver(options: &Options, driver: &str) -> Result<()> {
     Err(Error::new(ErrorKind::Mismatch, why))
 }
 
-/// Checks that a raw node shows the part of its file that its known options say. The node may have been made
-/// anew, or reopened, under the same name since QEMU was started. QEMU names a node with such options by all that
-/// it was made with (`json:{…}`), and any other one by its file.
-fn check_window(options: &Options, node: &Node) -> Result<()> {
-    if node.driver != "raw" {
-        return Ok(());
+/// The part of its file that a raw node shows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Window {
+    /// Where it begins.
+    pub offset: u64,
+    /// Its length, if it does not go as far as the file.
+    pub size: Option<u64>,
+}
+
+impl Window {
+    /// What the options of a node say.
+    fn of(options: &Options) -> Self {
+        let part = |key: &str| match options.get(key) {
+            Some(Value::String(text)) => text.parse().ok(),
+            number => number.and_then(Value::as_u64),
+        };
+        Self { offset: part("offset").unwrap_or(0), size: part("size") }
     }
-    let now: Options = match node.file.strip_prefix("json:") {
-        Some(made_with) => serde_json::from_str(made_with).map_err(|why| {
+
+    /// What a node shows now; all of its file if it is no raw one. QEMU names a node with such options by all that
+    /// it was made with (`json:{…}`), and any other one by its file.
+    fn shown_by(node: &Node) -> Result<Self> {
+        let made_with = node.file.strip_prefix("json:").filter(|_| node.driver == "raw");
+        let Some(made_with) = made_with else { return Ok(Self::default()) };
+        let options = serde_json::from_str(made_with).map_err(|why| {
             let what = format!("{}: not understood", node.file);
             Error::with_source(ErrorKind::Refused, what, why)
-        })?,
-        None => Options::new(),
-    };
-    let part = |of: &Options, key: &str| match of.get(key) {
-        Some(Value::String(text)) => text.parse().ok(),
-        number => number.and_then(Value::as_u64),
-    };
-    let window = |of: &Options| (part(of, "offset").unwrap_or(0), part(of, "size"));
-    if window(&now) == window(options) {
+        })?;
+        Ok(Self::of(&options))
+    }
+}
+
+/// The options of a raw node that shows a part of its file, which it needs on every other one as well; none of a
+/// node that shows all.
+///
+/// # Errors
+/// When they are not known.
+pub fn options_of_part(node: &Node, known: &NodeOptions) -> Result<Option<Options>> {
+    if Window::shown_by(node)? == Window::default() {
+        return Ok(None);
+    }
+    let options = known.of_node(&node.name)?;
+    check_window(&options, node)?;
+    Ok(Some(options))
+}
+
+/// Checks that a raw node shows the part of its file that its known options say. The node may have been made
+/// anew, or reopened, under the same name since QEMU was started.
+fn check_window(options: &Options, node: &Node) -> Result<()> {
+    if node.driver != "raw" || Window::shown_by(node)? == Window::of(options) {
         return Ok(());
     }
     let why = format!(
@@ -404,6 +442,13 @@ mod tests {
             assert!(why.contains("node disk shows another part"), "{why}");
         }
         assert!(check_window(&none, &node("json:{")).is_err());
+        let args = ["-blockdev", "raw,node-name=disk,offset=4096,size=512,file=f"];
+        let known = NodeOptions::of_arguments(&args);
+        let found = |file| options_of_part(&node(file), &known);
+        assert_eq!(found("/pool/disk").unwrap(), None);
+        let options = found(shifted).unwrap().expect("it needs them on every node");
+        assert_eq!(Window::of(&options), Window { offset: 4096, size: Some(512) });
+        assert!(found(longer).is_err());
     }
 
     #[test]

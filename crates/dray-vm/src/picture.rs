@@ -9,7 +9,7 @@ use crate::{own_files, qemu_error};
 use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_host::process::QemuProcess;
 use dray_host::registry::Registry;
-use dray_qemu::{Layer, LayerPlan, NodeOptions, Pivot, Qmp, VmDisk, status};
+use dray_qemu::{Layer, LayerPlan, NodeOptions, Pivot, Qmp, VmDisk, options_of_part, status};
 use dray_types::text::harmless;
 use serde_json::{Map, Value, json};
 use std::os::unix::fs::FileTypeExt;
@@ -306,15 +306,12 @@ fn resident(
     name: String,
     known: &NodeOptions,
 ) -> dray_qemu::Result<LayerPicture> {
-    let pivot = match &layer.format {
-        Some(format) if !format.is_auto_named() && format.driver != "raw" => {
-            let mut options = known.of_node(&format.name)?;
-            options.remove("file");
-            options.remove("backing");
-            Pivot::Reopen { options }
-        }
-        _ => Pivot::Mirror,
+    let options = match &layer.format {
+        Some(format) if format.driver == "raw" => options_of_part(format, known)?,
+        Some(format) if !format.is_auto_named() => Some(known.of_node(&format.name)?),
+        _ => None,
     };
+    let pivot = options.map_or(Pivot::Mirror, |options| Pivot::Reopen { options });
     // The format node keeps its name when it is reopened on the file; a mirrored node gives its own.
     let name_there = match &pivot {
         Pivot::Reopen { .. } => LayerPlan::file_node(&disk.qdev, depth),

@@ -376,12 +376,11 @@ fn refuse_untold_length(
     seen: &LayerPlan,
     qmp: &Qmp,
 ) -> ApiResult<()> {
-    // A raw node may show a part of its file only, as it did when it was adopted.
-    let kept =
-        record.adopted.as_ref().and_then(|it| serde_json::from_value(it.splice.clone()).ok());
-    let unseen = kept.map_or(0, |plan: LayerPlan| plan.file_size.saturating_sub(plan.size));
-    let seen_len = seen.size.saturating_add(unseen);
-    if record.growable || seen.format != "raw" || record.len <= seen_len {
+    // A raw node may show a part of its file only. One with an end of its own shows no more when that grows.
+    let window = seen.window();
+    let seen_len = seen.size.saturating_add(window.offset);
+    let sees_all = window.size.is_some() || record.len <= seen_len;
+    if record.growable || seen.format != "raw" || sees_all {
         return Ok(());
     }
     let (len, size, name) = (record.len, seen.size, &record.name);

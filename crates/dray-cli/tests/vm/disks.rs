@@ -19,3 +19,19 @@ fn a_qcow2_chain_arrives_whole() {
     Bystander::new(1, SIZE, SEEDED).check_raw(&flat).expect("what it was before");
     tools::run("qemu-img", &["check", path]).expect("a sound qcow2");
 }
+
+/// It arrives on dray and stays there: its raw node needs the same options on the file.
+#[test]
+fn a_part_of_a_file_that_stayed_on_dray_is_released() {
+    let Some(mut stage) = Stage::new("part", &[Kind::Part], 2_000_000) else { return };
+    stage.prepare();
+    stage.migrate(&["--release", "never"]).expect("moves");
+    stage.assert_guest_is_well();
+    let qmp = stage.target_qmp();
+    let released = stage.lab.host("b").dray(&["release", "--qmp", &qmp]).expect("release");
+    assert_eq!(released.code, 0, "{released:?}\n{}", stage.logs());
+    stage.assert_guest_is_well();
+    stage.quit_source();
+    stage.finish_guest();
+    stage.assert_images("b");
+}

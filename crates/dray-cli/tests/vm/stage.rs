@@ -13,6 +13,8 @@ pub const SEEDED: u64 = 24 << 20;
 /// How long a whole migration may take on a busy machine; 3 s on an idle one.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
+/// The bytes of its file that a [`Kind::Part`] does not show.
+const HIDDEN: usize = 1 << 20;
 /// The name of the second monitor's socket.
 const OTHER_MONITOR: &str = "other.qmp";
 
@@ -25,6 +27,8 @@ pub enum Kind {
     Plain,
     /// The same, from a `-drive` that names no node.
     Drive,
+    /// Raw, in a file of which the node shows what comes after the first MiB.
+    Part,
     /// A qcow2 with a backing file, a persistent bitmap and an internal snapshot, on its file.
     Qcow2,
     /// The top of three qcow2 images, whose lower ones hold what was overwritten since.
@@ -57,7 +61,7 @@ impl Kind {
     /// The name of the image's file.
     fn file(self, i: usize) -> String {
         match self {
-            Self::Resident | Self::Plain | Self::Drive => format!("disk{i}.raw"),
+            Self::Resident | Self::Plain | Self::Drive | Self::Part => format!("disk{i}.raw"),
             Self::Qcow2 | Self::Chain | Self::Threaded | Self::ThreadedInline => {
                 format!("disk{i}.qcow2")
             }
@@ -103,6 +107,15 @@ fn attach(lab: &Lab, builder: GuestVmBuilder, i: usize, disk: &Disk) -> GuestVmB
             disk.bystander.create_raw(&path).expect("image");
             let path = path.display();
             builder.arg("-drive").arg(&format!("file={path},format=raw,if=none,id={node}"))
+        }
+        Kind::Part => {
+            disk.bystander.create_raw(&path).expect("image");
+            let shown = std::fs::read(&path).expect("image");
+            std::fs::write(&path, [vec![0xa5; HIDDEN], shown].concat()).expect("image");
+            let (file, path) = (format!("file{i}"), path.display());
+            let below = format!("driver=file,node-name={file},filename={path},discard=unmap");
+            let above = format!("driver=raw,node-name={node},discard=unmap,file={file}");
+            builder.blockdev(below).blockdev(format!("{above},offset={HIDDEN}"))
         }
         Kind::Threaded => {
             make_qcow2(&a.pool(), &path, &disk.bystander);
@@ -370,6 +383,13 @@ impl Stage {
             if disk.kind == Kind::Chain {
                 let flat = if host == "b" { self.flat_image(i) } else { self.merged(&path) };
                 disk.bystander.check_raw(&flat).expect("what the guest saw");
+            } else if disk.kind == Kind::Part {
+                let flat = self.lab.dir().join("shown.raw");
+                let file = std::fs::read(&path).expect("the image");
+                let (hidden, shown) = file.split_at(HIDDEN);
+                assert!(hidden.iter().all(|&byte| byte == 0xa5), "nobody writes there");
+                std::fs::write(&flat, shown).expect("what the guest saw");
+                disk.bystander.check_raw(&flat).expect("the image");
             } else if disk.kind == Kind::Qcow2 || disk.kind.is_threaded() {
                 self.assert_qcow2(host, &path, &disk.bystander);
             } else {
