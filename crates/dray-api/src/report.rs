@@ -267,6 +267,8 @@ pub enum MigrationState {
     Running,
     /// Stopped by a lost link or a restart; goes on by itself, or with `dray resume`.
     Interrupted,
+    /// An agent has found it when it started, and cannot bring it back yet: it waits for what `error` names.
+    Waiting,
     /// Ended well.
     Completed,
     /// Ended by the operator.

@@ -4,12 +4,14 @@ use crate::agent::Agent;
 use crate::api::Events;
 use dray_api::{
     ApiResult, Cancel, Cancelled, ErrorKind, Event, Limit, Limited, MigrationState,
-    MigrationStatus, Phase, Refusal, Role, Status, Subject, Summary, Watch, text,
+    MigrationStatus, Phase, Progress, Refusal, Role, Status, Strategy, Subject, Summary, Watch,
+    text,
 };
 use dray_engine::SourceEvent;
 use dray_files::unix_ms;
 use dray_host::migration::intent::SourceIntent;
-use dray_host::migration::waiting::LetGo;
+use dray_host::migration::log::End;
+use dray_host::migration::waiting::{LetGo, ShownWaiting};
 use dray_host::refusals::io_error;
 use dray_migrate::receiver::{self, TargetSlot};
 use dray_migrate::slots::Board;
@@ -39,13 +41,20 @@ impl Agent {
 
     fn pick(&self, named: Option<&text::MigrationRef>) -> ApiResult<Arc<Board>> {
         let boards = self.boards();
-        let known: Vec<MigrationId> = boards.iter().map(|board| board.migration).collect();
+        let waiting = self.waiting();
+        let ids = boards.iter().map(|board| board.migration);
+        let known: Vec<_> = ids.chain(waiting.iter().map(|one| one.migration)).collect();
         let running: Vec<MigrationId> = boards
             .iter()
             .filter(|board| is_running(board.read().state))
             .map(|board| board.migration)
             .collect();
         let id = text::pick(named, known, running)?;
+        if let Some(error) =
+            waiting.into_iter().find(|one| one.migration == id).and_then(|one| one.error)
+        {
+            return Err(error);
+        }
         boards.into_iter().find(|board| board.migration == id).ok_or_else(|| {
             Refusal::new(ErrorKind::NotFound, "cannot find the migration", "it has just ended")
         })
@@ -61,11 +70,23 @@ impl Agent {
         })
     }
 
+    /// The migrations that could not be brought back yet.
+    fn waiting(&self) -> Vec<MigrationStatus> {
+        self.unrevived.shown(&self.registry).into_iter().map(shown_waiting).collect()
+    }
+
     pub(super) fn status(&self, command: &Status) -> ApiResult<Vec<MigrationStatus>> {
-        if command.migration.is_some() {
-            return Ok(vec![self.pick(command.migration.as_ref())?.status()]);
+        let mut all = self.waiting();
+        if let Some(named) = &command.migration {
+            let mut known: Vec<_> = all.iter().map(|one| one.migration).collect();
+            known.extend(self.boards().iter().map(|board| board.migration));
+            let id = text::pick(Some(named), known, Vec::new())?;
+            if let Some(waits) = all.into_iter().find(|one| one.migration == id) {
+                return Ok(vec![waits]);
+            }
+            return Ok(vec![self.pick(Some(named))?.status()]);
         }
-        let mut all: Vec<_> = self.boards().iter().map(|board| board.status()).collect();
+        all.extend(self.boards().iter().map(|board| board.status()));
         for shown in &mut all {
             shown.subject = self.sources.get(shown.migration).map(|slot| subject(&slot.intent()));
         }
@@ -366,6 +387,27 @@ fn ended_before(slot: &SourceSlot, what: &str) -> Refusal {
     Refusal::new(ErrorKind::Conflict, what, why).hint(format!("the guest goes on here; {there}"))
 }
 
+/// A migration that could not be brought back yet.
+fn shown_waiting(waits: ShownWaiting) -> MigrationStatus {
+    let error = Refusal::new(ErrorKind::Io, "the migration cannot be brought back yet", waits.why);
+    MigrationStatus {
+        migration: waits.migration,
+        role: match waits.end {
+            End::Source => Role::Source,
+            End::Target => Role::Target,
+        },
+        peer: waits.peer.unwrap_or_else(|| "?".to_owned()),
+        vm: waits.vm,
+        state: MigrationState::Waiting,
+        started_unix_ms: waits.started_unix_ms.unwrap_or(0),
+        progress: Progress::new(waits.migration, Strategy::default()),
+        summary: None,
+        error: Some(error.hint(waits.hint)),
+        waiting_seconds: None,
+        subject: None,
+    }
+}
+
 /// What a migration moves, in the words in which it is asked for.
 fn subject(intent: &SourceIntent) -> Subject {
     match &intent.vm {
@@ -396,6 +438,9 @@ pub(crate) fn outcome(board: &Board) -> Option<ApiResult<Summary>> {
             (None, Role::Source) => None,
         },
         MigrationState::Cancelled | MigrationState::Failed => Some(Err(failed())),
-        MigrationState::Prepared | MigrationState::Running | MigrationState::Interrupted => None,
+        MigrationState::Prepared
+        | MigrationState::Running
+        | MigrationState::Interrupted
+        | MigrationState::Waiting => None,
     }
 }

@@ -49,7 +49,8 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
             let id = &cancelled.migration;
             return format!(
                 "cancelled {id}: what the images left here stays, as replicas\n\
-                 `dray images remove NAME --delete` removes one, `dray claim NAME` takes one back into use\n"
+                 `dray images remove NAME --delete` removes one, `dray claim NAME` takes one back into use\n\
+                 if the other host still waits for blocks of them, `dray status {id}` there names what ends that\n"
             );
         }
         format!("cancelled {}: the guest goes on here; {kept}\n", cancelled.migration)

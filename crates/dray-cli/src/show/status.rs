@@ -15,6 +15,7 @@ const fn word(state: MigrationState) -> &'static str {
         MigrationState::Prepared => "prepared",
         MigrationState::Running => "running",
         MigrationState::Interrupted => "interrupted",
+        MigrationState::Waiting => "waiting",
         MigrationState::Completed => "completed",
         MigrationState::Cancelled => "cancelled",
         MigrationState::Failed => "failed",
@@ -50,7 +51,19 @@ pub fn list(migrations: &[MigrationStatus], style: Style) -> String {
         ("LEFT", Align::Right),
     ];
     let rows: Vec<[String; 9]> = migrations.iter().map(row).collect();
-    table(head, &rows, style)
+    table(head, &rows, style) + &waiting(migrations, style)
+}
+
+/// What those wait for that cannot be brought back, and what ends that.
+fn waiting(migrations: &[MigrationStatus], style: Style) -> String {
+    let mut text = String::new();
+    for migration in migrations.iter().filter(|one| one.state == MigrationState::Waiting) {
+        let Some(error) = &migration.error else { continue };
+        let id = style.warn(&short(migration.migration));
+        let hint = error.hint.as_ref().map(|hint| format!("  {hint}\n")).unwrap_or_default();
+        text += &format!("\n{id} waits: {}\n{hint}", error.why);
+    }
+    text
 }
 
 fn row(migration: &MigrationStatus) -> [String; 9] {
@@ -59,7 +72,7 @@ fn row(migration: &MigrationStatus) -> [String; 9] {
     let when_running = |text: String| if running { text } else { "-".to_owned() };
     let left = progress.seconds_left.map_or("-".to_owned(), about);
     let done = match migration.state {
-        MigrationState::Prepared => "-".to_owned(),
+        MigrationState::Prepared | MigrationState::Waiting => "-".to_owned(),
         // What was written while it was copied may never have had to be sent.
         MigrationState::Completed => "100 %".to_owned(),
         _ => format!("{} %", percent(progress.total.bytes_done, progress.total.bytes_total)),
@@ -70,7 +83,11 @@ fn row(migration: &MigrationStatus) -> [String; 9] {
         role(migration.role).to_owned(),
         migration.peer.clone(),
         word(migration.state).to_owned(),
-        phase(progress),
+        match migration.state {
+            // How far it was is in what cannot be read.
+            MigrationState::Waiting => "-".to_owned(),
+            _ => phase(progress),
+        },
         done,
         when_running(rate(progress.rate)),
         when_running(left),
@@ -86,7 +103,7 @@ pub fn detail(migration: &MigrationStatus, style: Style) -> String {
     };
     let state = match migration.state {
         MigrationState::Failed => style.bad(word(migration.state)),
-        MigrationState::Interrupted => style.warn(word(migration.state)),
+        MigrationState::Interrupted | MigrationState::Waiting => style.warn(word(migration.state)),
         state => word(state).to_owned(),
     };
     let state = match waits(migration) {
@@ -94,16 +111,16 @@ pub fn detail(migration: &MigrationStatus, style: Style) -> String {
         None => state,
     };
     let running = migration.state == MigrationState::Running;
-    let mut lines = vec![
-        ("migration", migration.migration.to_string()),
-        ("state", state),
-        ("strategy", migration.progress.strategy.to_string()),
-    ];
+    let mut lines = vec![("migration", migration.migration.to_string()), ("state", state)];
+    if migration.state != MigrationState::Waiting {
+        lines.push(("strategy", migration.progress.strategy.to_string()));
+    }
     if let Some(error) = &migration.error {
         lines.push(("reason", error.to_string()));
         lines.extend(error.hint.clone().map(|hint| ("hint", hint)));
     }
-    if migration.summary.is_none() && migration.state != MigrationState::Prepared {
+    let moves = !matches!(migration.state, MigrationState::Prepared | MigrationState::Waiting);
+    if migration.summary.is_none() && moves {
         lines.extend(progress_lines(&migration.progress, running));
     }
     let mut text = format!("{}\n\n{}", style.bold(&format!("{vm} {way}")), fields(&lines, style));
@@ -193,5 +210,9 @@ mod tests {
         assert_eq!(row(&migration)[6], "95 %");
         migration.state = MigrationState::Prepared;
         assert_eq!(row(&migration)[6], "-");
+        migration.state = MigrationState::Waiting;
+        assert_eq!(row(&migration)[4..7], ["waiting", "-", "-"]);
+        let shown = detail(&migration, Style::default());
+        assert!(!shown.contains("strategy") && !shown.contains("missing"), "{shown}");
     }
 }

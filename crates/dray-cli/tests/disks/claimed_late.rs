@@ -8,9 +8,13 @@ use crate::lab::{Host, Lab, wait_for};
 use crate::moves::result;
 use crate::refusals::{CONFLICT, refused};
 use crate::restarts::{client, read, replica};
+use serde_json::Value;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+
+/// The exit code of what the file system does not give.
+const IO: i32 = 11;
 
 #[test]
 fn a_replica_whose_migration_is_over_can_be_claimed() {
@@ -208,4 +212,98 @@ fn a_source_that_has_not_handed_over_is_not_let_go_of() {
     let served = || lab.a.image(IMAGE).is_some_and(|image| image["closed"].is_null());
     wait_for("its file", WAIT, served).unwrap();
     assert_eq!(read(&mut client(&lab.a), 5), content(5, 1));
+}
+
+/// What `dray status` shows of the only migration of a host, as a program and as a person sees it.
+fn status(host: &Host) -> (Value, String) {
+    let shown = result(&host.dray(&["--json", "status"]))[0].clone();
+    let id = shown["migration"].as_str().unwrap_or_else(|| panic!("{shown}")).to_owned();
+    let detail = host.dray(&["status", &id]);
+    assert!(detail.status.success(), "{detail:?}");
+    (shown, String::from_utf8_lossy(&detail.stdout).into_owned())
+}
+
+/// It is no secret of `dray images`.
+#[test]
+fn a_migration_that_cannot_be_brought_back_is_listed_at_its_source() {
+    let mut lab = with_a_guest();
+    let migration = lab.b.migrations()[0]["migration"].as_str().unwrap().to_owned();
+    lab.a.kill();
+    remove(&replica(&lab.a).unwrap());
+    lab.a.start();
+    let (shown, detail) = status(&lab.a);
+    let seen = [&shown["state"], &shown["role"], &shown["peer"], &shown["migration"]];
+    assert_eq!(seen, ["waiting", "source", "hostb", &migration], "{shown}");
+    let named = format!("`dray cancel {migration}` here");
+    for said in ["waiting", "dray-replica", &named, &format!("`dray claim {IMAGE}` at hostb")] {
+        assert!(detail.contains(said), "{said}: {detail}");
+    }
+    let list = lab.a.dray(&["status"]);
+    let said = String::from_utf8_lossy(&list.stdout).into_owned();
+    assert!(said.contains("waiting") && said.contains(&named), "{said}");
+    for command in [["watch", &migration], ["limit", "none"], ["resume", &migration]] {
+        let answer = lab.a.dray(&command);
+        assert!(!answer.status.success(), "{command:?}: {answer:?}");
+    }
+    refused(&lab.a, &["watch", &migration], IO, &["cannot be brought back", &named]);
+}
+
+/// Nothing was promised: it ends here on the operator's word, when its source is gone.
+#[test]
+fn a_migration_that_cannot_be_brought_back_is_listed_at_its_target() {
+    let mut lab = Lab::new();
+    make(&lab, IMAGE);
+    lab.start();
+    lab.a.add(IMAGE);
+    let more = ["--to", "hostb", "--strategy", "pre-copy", "--bandwidth", "1MiB/s", "--detach"];
+    assert!(lab.a.dray(&[&["migrate", "--image", IMAGE], &more[..]].concat()).status.success());
+    let begun = || lab.b.image(IMAGE).is_some() && lab.b.open_migrations() > 0;
+    wait_for("its begin", WAIT, begun).unwrap();
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    lab.a.kill();
+    lab.b.kill();
+    let partial = lab.b.pool().join(format!(".{IMAGE}.dray-partial"));
+    std::fs::rename(&partial, lab.b.pool().join("away")).unwrap();
+    lab.b.start();
+    let (shown, detail) = status(&lab.b);
+    let seen = [&shown["state"], &shown["role"], &shown["peer"]];
+    assert_eq!(seen, ["waiting", "target", "hosta"], "{shown}");
+    let migration = shown["migration"].as_str().unwrap().to_owned();
+    let named = format!("`dray cancel {migration}` here if that is gone for good");
+    assert!(detail.contains("waiting") && detail.contains(&named), "{detail}");
+    let cancelled = lab.b.dray(&["cancel", &migration]);
+    assert!(cancelled.status.success(), "{cancelled:?}");
+    let gone = || lab.b.open_migrations() == 0;
+    wait_for("its end", WAIT, gone).unwrap();
+    let left = result(&lab.b.dray(&["--json", "status"]));
+    assert!(left.as_array().unwrap().iter().all(|one| one["state"] == "cancelled"), "{left}");
+}
+
+/// The operator cancels at the source before anybody has claimed the image at the target. What both hosts say leads to
+/// the end.
+#[test]
+fn a_target_whose_source_was_told_to_let_go_names_the_way_out() {
+    let mut lab = with_a_guest();
+    let migration = lab.b.migrations()[0]["migration"].as_str().unwrap().to_owned();
+    lab.a.kill();
+    remove(&replica(&lab.a).unwrap());
+    lab.a.start();
+    let cancelled = lab.a.dray(&["cancel", &migration]);
+    let said = String::from_utf8_lossy(&cancelled.stdout).into_owned();
+    assert!(cancelled.status.success(), "{cancelled:?}");
+    assert!(said.contains(&format!("`dray status {migration}` there")), "{said}");
+    let hint = || status(&lab.b).0["error"]["hint"].as_str().unwrap_or_default().to_owned();
+    let claims = format!("dray claim {IMAGE} --source-is-fenced");
+    wait_for("the way out", WAIT * 2, || hint().contains(&claims)).unwrap();
+    // Without the word that something may be lost the claim says what, and how to give it.
+    let without = lab.b.dray(&["claim", IMAGE, "--source-is-fenced"]);
+    let why = String::from_utf8_lossy(&without.stderr).into_owned();
+    assert!(!without.status.success() && why.contains("--accept-loss"), "{without:?}");
+    claim(&lab.b, &CLAIM);
+    assert_eq!(lab.b.open_migrations(), 0);
+    let image = lab.b.image(IMAGE).unwrap();
+    assert!(image["state"] == "owner" && image["closed"].is_null(), "{image}");
+    assert!(lab.a.dray(&["images", "remove", IMAGE, "--delete"]).status.success());
+    let home = ["--json", "migrate", "--image", IMAGE, "--to", "hosta"];
+    assert_eq!(result(&lab.b.dray(&home))["result"], "completed");
 }

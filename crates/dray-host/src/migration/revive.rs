@@ -322,9 +322,13 @@ pub(super) fn way_out(folder: &Folder, end: End, name: &str) -> String {
         (End::Source, None) => format!("`dray claim {name}`"),
         // What is here cannot be told from what is not.
         (End::Target, None) if lacks_intent => format!("`dray claim {name}` at its source"),
-        (End::Target, None) => {
-            format!("`dray cancel --discard` at its source, or `dray claim {name}` here")
-        }
+        (End::Target, None) => match (standing::promised_nothing(folder), folder.migration()) {
+            // There is nothing to be claimed.
+            (Ok(true), Some(migration)) => format!(
+                "`dray cancel --discard` at its source, or `dray cancel {migration}` here if that is gone for good"
+            ),
+            _ => format!("`dray cancel --discard` at its source, or `dray claim {name}` here"),
+        },
     };
     let (mend, lost) = match lacks_intent {
         true => ("bring that file back", "is lost"),

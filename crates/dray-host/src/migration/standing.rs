@@ -81,6 +81,14 @@ pub(super) fn has_promised_nothing(records: &[TargetRecord]) -> bool {
     at_target(records, 0) == Standing::Incoming
 }
 
+/// The same of the target of the migration in this folder.
+///
+/// # Errors
+/// When the journal cannot be read.
+pub(super) fn promised_nothing(folder: &Folder) -> io::Result<bool> {
+    read(&folder.file(TARGET_JOURNAL)).map(|records| has_promised_nothing(&records))
+}
+
 /// Whether this host has handed over what it sent in the migration of this folder.
 ///
 /// # Errors

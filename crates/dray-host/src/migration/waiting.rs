@@ -1,8 +1,8 @@
 //! Migrations that a restart has found and could not bring back yet, and what becomes of those to here that
 //! nobody wants any more, and of those away that an operator lets go.
 
-use super::intent::TargetIntent;
-use super::log::{End, Folder, Log, SOURCE_JOURNAL, TARGET_INTENT, TARGET_JOURNAL};
+use super::intent::{SourceIntent, TargetIntent};
+use super::log::{End, Folder, Log, SOURCE_INTENT, SOURCE_JOURNAL, TARGET_INTENT, TARGET_JOURNAL};
 use super::revive::{image_of, named_away, read_intent, way_out};
 use super::standing;
 use super::{abort, fate};
@@ -59,6 +59,57 @@ pub enum LetGo {
     },
 }
 
+/// A migration that waits, as an operator sees it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ShownWaiting {
+    /// Which one.
+    pub migration: MigrationId,
+    /// Which end this host is.
+    pub end: End,
+    /// The other one, as far as an intent tells.
+    pub peer: Option<String>,
+    /// Name of the VM; likewise.
+    pub vm: Option<String>,
+    /// Milliseconds since 1970 at the start; likewise.
+    pub started_unix_ms: Option<u64>,
+    /// Why it cannot be brought back.
+    pub why: String,
+    /// What an operator can do.
+    pub hint: String,
+}
+
+impl ShownWaiting {
+    fn of(registry: &Registry, one: Waiting) -> Option<Self> {
+        let Waiting { folder, end, why } = one;
+        let migration = folder.migration()?;
+        let hint = way_out(&folder, end, &image_of(registry, &folder));
+        let why = match why_closed(registry, migration) {
+            Some(closed) => format!("{why}: {closed}"),
+            None => why,
+        };
+        let (peer, vm, started_unix_ms) = match end {
+            End::Source => {
+                let intent = read_intent::<SourceIntent>(&folder, SOURCE_INTENT).ok();
+                intent.map(|it| (it.peer, it.vm.and_then(|vm| vm.name), it.started_unix_ms))
+            }
+            End::Target => {
+                let intent = read_intent::<TargetIntent>(&folder, TARGET_INTENT).ok();
+                intent.map(|it| (it.peer, None, it.started_unix_ms))
+            }
+        }
+        .map_or((None, None, None), |(peer, vm, at)| (Some(peer), vm, Some(at)));
+        Some(Self { migration, end, peer, vm, started_unix_ms, why, hint })
+    }
+}
+
+/// Why an image of a migration is not open here, if its file is what is waited for.
+fn why_closed(registry: &Registry, migration: MigrationId) -> Option<String> {
+    registry.all_closed().into_iter().find_map(|(_, known)| {
+        let its = known.absent.is_some_and(|absent| absent.record.migration == Some(migration));
+        its.then_some(known.reason.why)
+    })
+}
+
 /// A migration to here that waits, and that has promised nothing: its source says whether it is still wanted.
 #[derive(Clone, Debug)]
 pub struct Unpromised {
@@ -111,6 +162,12 @@ impl Unrevived {
         if let Some(one) = waiting.iter_mut().find(|one| one.is_same(waits)) {
             one.why = why;
         }
+    }
+
+    /// All of them, with what an operator can do.
+    pub fn shown(&self, registry: &Registry) -> Vec<ShownWaiting> {
+        let waiting = self.lock().clone();
+        waiting.into_iter().filter_map(|one| ShownWaiting::of(registry, one)).collect()
     }
 
     /// The migrations to here that wait.

@@ -13,6 +13,8 @@ use std::time::Instant;
 
 /// Why a source takes no part in a migration any more.
 const CLAIMED: &str = "an image of it was claimed there: the migration is void";
+/// Why the blocks that are missing do not come.
+const LET_GO: &str = "it does not know the migration any more: it was cancelled there";
 
 /// Who has no session asks its source.
 #[derive(Clone, Debug)]
@@ -163,7 +165,9 @@ impl TargetLoop {
         if !self.engine.is_complete() {
             match told {
                 Ok(Fate::Claimed) => self.show_why(CLAIMED),
-                Ok(_) => self.show_met(),
+                // It was let go there, by an operator: what is missing here does not come any more.
+                Ok(Fate::Never | Fate::Unknown { .. }) => self.show_why(LET_GO),
+                Ok(Fate::Live | Fate::HandedOver | Fate::Abandoned) => self.show_met(),
                 // It is away, as is shown already.
                 Err(_) => {}
             }
