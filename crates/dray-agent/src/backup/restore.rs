@@ -1,6 +1,7 @@
 //! An image made of a backup: a file of its own, with an id and a line of its own, that gets its name
 //! when all of it is durable. A restore that fails leaves nothing, and one that is killed leaves a
-//! note, by which the next start removes what there is.
+//! note, by which the next start removes what there is. A file that has its name already, and that somebody
+//! has begun to use since, is named instead.
 
 use super::jobs::Job;
 use crate::agent::Agent;
@@ -12,17 +13,30 @@ use dray_host::migration::abort;
 use dray_host::refusals::path_error;
 use dray_host::refusals::random_id;
 use dray_host::registry::{ImageRecord, MODE};
-use dray_image::ImageNames;
+use dray_host::stamp::FileStamp;
+use dray_image::{ImageNames, locks};
 use dray_net::pace::Pacer;
 use dray_provider::destination::failed;
 use dray_types::ImageId;
+use serde::{Deserialize, Serialize};
 use std::fs::File;
+use std::io;
 use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// Names of notes of restores under way end so.
 const NOTE: &str = ".restore";
+
+/// The note of a restore under way.
+#[derive(Serialize, Deserialize)]
+struct Note {
+    /// Where the image will be.
+    path: PathBuf,
+    /// How its file looks when all of it is durable, before it gets its name.
+    #[serde(default)]
+    whole: Option<FileStamp>,
+}
 
 /// The backup that is meant: the newest one of the image, or of the generation whose number is given
 /// or whose id begins so. The image is named by its id or by its name when it was backed up.
@@ -129,13 +143,15 @@ impl Agent {
         let note = self.store.backups().join(format!("{name}{NOTE}"));
         self.store.backups().make_dirs().map_err(io)?;
         refuse_existing(what, &names, &note)?;
-        note.put(&path).map_err(io)?;
+        note.put(&Note { path: path.clone(), whole: None }).map_err(io)?;
         let mut partial = Partial { names, note, done: false };
         abort::step("Restore-Create");
         partial.names.create_partial(manifest.info().bytes).map_err(disk)?;
         let file = partial.names.open_partial().map_err(disk)?;
         let written = fill(repository, restoring, &file)?;
         file.sync_all().map_err(io)?;
+        let whole = Some(FileStamp::of_open(&file).map_err(io)?);
+        partial.note.put(&Note { path: path.clone(), whole }).map_err(io)?;
         abort::step("Restore-Finish");
         partial.names.finish_partial(MODE).map_err(disk)?;
         partial.done = true;
@@ -214,8 +230,8 @@ impl Agent {
         }
     }
 
-    fn undo_restore(&self, note: &StatePath) -> std::io::Result<()> {
-        let path: PathBuf = note.get()?;
+    fn undo_restore(&self, note: &StatePath) -> io::Result<()> {
+        let Note { path, whole } = note.get()?;
         let names = ImageNames::of(&path).map_err(std::io::Error::other)?;
         // An image may have come under this name since, and what lies there is its own. Its record says
         // so, also one that cannot be read.
@@ -226,9 +242,36 @@ impl Agent {
             // Where the pool is not there nobody can tell.
             path.parent().map_or(Ok(()), |dir| dir.metadata().map(drop))?;
             names.remove_partial().map_err(std::io::Error::other)?;
-            tracing::info!(path = %path.display(), "a restore was interrupted and left nothing");
+            self.undo_named(name, &path, whole.as_ref())?;
         }
         note.remove()
+    }
+
+    /// A restore was killed when its file had its name, and no image was there yet.
+    fn undo_named(&self, name: &str, path: &Path, whole: Option<&FileStamp>) -> io::Result<()> {
+        let now = match FileStamp::of(path) {
+            Ok(now) => Some(now),
+            Err(why) if why.kind() == io::ErrorKind::NotFound => None,
+            Err(why) => return Err(why),
+        };
+        let shown = path.display();
+        // Another file may have come there, whoever made it.
+        let is_its = |(now, whole): &(FileStamp, &FileStamp)| now.file.is_same(&whole.file);
+        let Some((now, whole)) = now.zip(whole).filter(is_its) else {
+            tracing::info!(path = %shown, "a restore was interrupted and left nothing");
+            return Ok(());
+        };
+        let user = locks::probe(path).map_err(io::Error::other)?;
+        if user.is_none() && now.has_same_content(whole) {
+            self.registry.at(path).remove()?;
+            tracing::info!(path = %shown, "a restore was interrupted, and its file is removed");
+            return Ok(());
+        }
+        let what = format!("an interrupted restore has left {shown}, and it is no image of dray");
+        let why = user.map_or("it was written to since".to_owned(), |user| user.to_string());
+        let hint = format!("`dray images add {name} {shown}` makes it one; else remove the file");
+        self.troubles.note(format!("restore.{name}"), what, why, hint);
+        Ok(())
     }
 }
 

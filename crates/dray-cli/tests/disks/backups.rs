@@ -314,6 +314,22 @@ fn an_agent_may_die_at_any_step_of_a_backup() {
     assert_eq!(list["backups"].as_array().unwrap().len(), kept.len() + 1);
 }
 
+/// The restore dies when its file has its name, and somebody writes to that before the agent is back.
+fn a_file_that_somebody_uses_by_then_is_named(lab: &mut Lab, again: &Value) {
+    lab.a.stop();
+    lab.a.start_with(&[("DRAY_ABORT_BEFORE", "Restore-Register")]);
+    assert!(lab.a.ask(again.clone()).is_err(), "it dies");
+    wait_for("the death", Duration::from_secs(10), || lab.a.has_died()).unwrap();
+    let file = lab.a.pool().join("new");
+    std::fs::File::options().write(true).open(&file).unwrap().write_all_at(&[7; 512], 0).unwrap();
+    lab.a.start();
+    assert_eq!(&read(&file)[..512], [7; 512], "it is somebody's");
+    let troubles = lab.a.ask(json!("info")).unwrap()["troubles"].clone();
+    let hint = troubles[0]["hint"].as_str().unwrap_or_default();
+    assert!(hint.contains("`dray images add new "), "{troubles}");
+    std::fs::remove_file(&file).unwrap();
+}
+
 #[test]
 fn a_restore_that_dies_or_fails_leaves_nothing() {
     let mut lab = Lab::new();
@@ -322,7 +338,7 @@ fn a_restore_that_dies_or_fails_leaves_nothing() {
     let bytes = image(&lab, "disk.img");
     lab.a.ask(json!({"backup": {"images": ["disk.img"], "to": url}})).unwrap();
     let again = json!({"restore": {"repository": {"at": url}, "image": "disk.img", "name": "new"}});
-    for step in ["Restore-Create", "Restore-Finish"] {
+    for step in ["Restore-Create", "Restore-Finish", "Restore-Register"] {
         lab.a.stop();
         lab.a.start_with(&[("DRAY_ABORT_BEFORE", step)]);
         assert!(lab.a.ask(again.clone()).is_err(), "{step} never came");
@@ -331,6 +347,7 @@ fn a_restore_that_dies_or_fails_leaves_nothing() {
         assert_eq!(lab.a.files(), ["disk.img"], "{step}");
         assert!(lab.a.image("new").is_none());
     }
+    a_file_that_somebody_uses_by_then_is_named(&mut lab, &again);
     // A pack that is gone.
     let packs = lab.dir.path().join("repository/packs");
     let hidden = lab.dir.path().join("packs");
