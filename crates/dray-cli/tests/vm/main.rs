@@ -30,3 +30,4 @@ mod strategies;
 mod unanswered;
 mod unstarted;
 mod unsure_swap;
+mod user;

@@ -25,6 +25,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc::UnboundedReceiver;
 
+/// Why QEMU refuses a guest's state more often than for any other reason.
+const OTHER_DEVICES: &str = "see what the waiting QEMU at the target has said on its standard error: it must have the \
+                             same devices as this one, in the same places";
+
 /// How long the target may take to look at its QEMU.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -350,7 +354,13 @@ impl SourceVmTask {
         let mut report = |progress: &dray_qemu::Progress| {
             slot.send(Input::Memory(memory(progress)));
         };
-        let failed = |why| Stop::Failed(qemu_error("the vm's memory could not be moved", &why));
+        let failed = |why| {
+            let error = qemu_error("the vm's memory could not be moved", &why);
+            Stop::Failed(match error.hint {
+                Some(_) => error,
+                None => error.hint(OTHER_DEVICES),
+            })
+        };
         tokio::select! {
             done = departure.stopped(&mut report) => { done.map_err(failed)?; }
             stop = over(&mut self.told) => return Err(stop),
