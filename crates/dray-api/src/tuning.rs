@@ -9,12 +9,12 @@ use dray_types::{BLOCK_SIZE, Strategy};
 /// # Errors
 /// `Invalid`, naming the first option that it does not use.
 pub fn check(tuning: &Tuning, strategy: Strategy) -> Result<(), Refusal> {
-    if tuning.throttle != Throttle::None && !strategy.way().syncs {
+    if tuning.throttle != Throttle::None && !strategy.traits().syncs {
         let why = format!("{strategy} does not send what the guest writes before the handover");
         return Err(refused("--throttle", strategy, &why)
             .hint("leave --throttle out, or use pre-copy, mirror or hot-set"));
     }
-    let copies = strategy.way().copies;
+    let copies = strategy.traits().copies;
     if tuning.max_added_latency_ms.is_some() && !copies {
         let why = format!("{strategy} copies nothing while the guest runs at the source");
         return Err(refused("--max-added-latency", strategy, &why)

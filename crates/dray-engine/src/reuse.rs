@@ -58,7 +58,7 @@ enum Mode {
 
 /// What to do with a run that is next.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum NextRun {
     /// Send it, or its first part.
     Send(BlockRange),
     /// Describe it, or its first part.
@@ -154,21 +154,21 @@ impl Reuse {
     }
 
     /// What to do with `run`, which is next; the target has some version of the blocks in `in_place`.
-    pub(crate) fn way(&self, run: BlockRange, in_place: &BlockSet) -> Way {
+    pub(crate) fn next_run(&self, run: BlockRange, in_place: &BlockSet) -> NextRun {
         let begin = run.start.next_multiple_of(PIECE_BLOCKS);
         let end = run.end() / PIECE_BLOCKS * PIECE_BLOCKS;
         if !self.known || begin >= end {
-            return Way::Send(run);
+            return NextRun::Send(run);
         }
         let probes = self.mode == Mode::Off && self.unprobed >= PROBE_EVERY;
         let known_there = || in_place.contains_range(BlockRange::new(begin, end - begin));
         if self.mode != Mode::On && !probes && !known_there() {
-            return Way::Send(run);
+            return NextRun::Send(run);
         }
         if begin > run.start {
-            return Way::Send(BlockRange::new(run.start, begin - run.start));
+            return NextRun::Send(BlockRange::new(run.start, begin - run.start));
         }
-        Way::Describe(BlockRange::new(begin, end - begin))
+        NextRun::Describe(BlockRange::new(begin, end - begin))
     }
 
     /// Whether another run may be described.
@@ -381,11 +381,11 @@ mod tests {
         assert!(slow.in_step());
 
         let (run, none) = (BlockRange::new(0, 256), BlockSet::new());
-        assert_eq!(reuse.way(run, &none), Way::Send(run));
+        assert_eq!(reuse.next_run(run, &none), NextRun::Send(run));
         reuse.sent(PROBE_EVERY);
-        assert_eq!(reuse.way(run, &none), Way::Describe(run));
+        assert_eq!(reuse.next_run(run, &none), NextRun::Describe(run));
         reuse.described(Time(SECOND), 16);
-        assert_eq!(reuse.way(run, &none), Way::Send(run), "one probe at a time");
+        assert_eq!(reuse.next_run(run, &none), NextRun::Send(run), "one probe at a time");
         reuse.answer(Time(SECOND + 1000), 16, 256, 0);
         assert!(reuse.in_step());
     }
@@ -394,17 +394,17 @@ mod tests {
     fn only_whole_pieces_are_described() {
         let mut reuse = Reuse::new(0);
         (reuse.known, reuse.mode) = (true, Mode::On);
-        let way = |start, len| reuse.way(BlockRange::new(start, len), &BlockSet::new());
-        assert_eq!(way(5, 40), Way::Send(BlockRange::new(5, 11)));
-        assert_eq!(way(16, 40), Way::Describe(BlockRange::new(16, 32)));
-        assert_eq!(way(16, 15), Way::Send(BlockRange::new(16, 15)));
-        assert_eq!(way(20, 20), Way::Send(BlockRange::new(20, 20)));
+        let way = |start, len| reuse.next_run(BlockRange::new(start, len), &BlockSet::new());
+        assert_eq!(way(5, 40), NextRun::Send(BlockRange::new(5, 11)));
+        assert_eq!(way(16, 40), NextRun::Describe(BlockRange::new(16, 32)));
+        assert_eq!(way(16, 15), NextRun::Send(BlockRange::new(16, 15)));
+        assert_eq!(way(20, 20), NextRun::Send(BlockRange::new(20, 20)));
         reuse.known = false;
         let (run, there) = (BlockRange::new(0, 40), [BlockRange::new(0, 32)].into_iter().collect());
-        assert_eq!(reuse.way(run, &there), Way::Send(run));
+        assert_eq!(reuse.next_run(run, &there), NextRun::Send(run));
         (reuse.known, reuse.mode) = (true, Mode::Off);
-        assert_eq!(reuse.way(run, &there), Way::Describe(BlockRange::new(0, 32)));
-        assert_eq!(reuse.way(BlockRange::new(0, 48), &there), Way::Send(BlockRange::new(0, 48)));
+        assert_eq!(reuse.next_run(run, &there), NextRun::Describe(BlockRange::new(0, 32)));
+        assert_eq!(reuse.next_run(BlockRange::new(0, 48), &there), NextRun::Send(BlockRange::new(0, 48)));
     }
 
     #[test]

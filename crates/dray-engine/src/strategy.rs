@@ -67,13 +67,13 @@ pub(crate) struct Scheme {
 
 impl Scheme {
     pub(crate) fn of(strategy: Strategy, tuning: &Tuning) -> Self {
-        let way = strategy.way();
-        let chosen = tuning.copy_only.as_ref().filter(|_| way.chooses);
-        let copies = way.copies && chosen.is_none_or(|sets| sets.iter().any(|set| !set.is_empty()));
-        let syncs = copies && way.syncs;
-        let handover_size = tuning.handover_size.filter(|_| way.leaves_some);
+        let traits = strategy.traits();
+        let chosen = tuning.copy_only.as_ref().filter(|_| traits.chooses);
+        let copies = traits.copies && chosen.is_none_or(|sets| sets.iter().any(|set| !set.is_empty()));
+        let syncs = copies && traits.syncs;
+        let handover_size = tuning.handover_size.filter(|_| traits.leaves_some);
         let equal = syncs && handover_size.is_none();
-        Self { copies, syncs, equal, handover_size, names_zeros: way.names_zeros }
+        Self { copies, syncs, equal, handover_size, names_zeros: traits.names_zeros }
     }
 }
 

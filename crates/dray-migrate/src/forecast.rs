@@ -4,7 +4,7 @@
 use dray_api::{LinkFrom, Phase, Predicted};
 use dray_engine::plan::Load;
 use dray_host::heat::ImageHeat;
-use dray_host::migration::intent::Way;
+use dray_host::migration::intent::Conditions;
 use dray_image::{Image, runs};
 use dray_net::NetError;
 use dray_net::dial::with_default_port;
@@ -34,9 +34,9 @@ pub async fn round_trip(address: &str) -> Result<f64, NetError> {
 }
 
 /// Bytes a second to reckon with, and where they are from.
-pub fn link(way: &Way, limit: Option<BitRate>) -> (f64, LinkFrom) {
+pub fn link(conditions: &Conditions, limit: Option<BitRate>) -> (f64, LinkFrom) {
     let limit = limit.map(|limit| limit.bytes_per_second as f64);
-    match (limit, way.link.map(|link| link as f64)) {
+    match (limit, conditions.link.map(|link| link as f64)) {
         (Some(limit), Some(link)) if link < limit => (link, LinkFrom::Measured),
         (Some(limit), _) => (limit, LinkFrom::Limit),
         (None, Some(link)) => (link, LinkFrom::Measured),
@@ -116,7 +116,7 @@ pub fn contents(images: &[Moved]) -> Vec<Content> {
 
 /// What the source has to do, for `dray plan`, for what a migration is predicted to take, for the order
 /// of a batch and for `auto` alike; `contents` names what of each image holds data.
-pub fn load(images: &[Moved], contents: &[Content], way: &Way, limit: Option<BitRate>) -> Load {
+pub fn load(images: &[Moved], contents: &[Content], conditions: &Conditions, limit: Option<BitRate>) -> Load {
     let (mut chunks, now) = (Vec::new(), Instant::now());
     for (ix, (image, content)) in images.iter().zip(contents).enumerate() {
         let unused = ImageHeat::new(image.len);
@@ -127,10 +127,10 @@ pub fn load(images: &[Moved], contents: &[Content], way: &Way, limit: Option<Bit
     Load {
         chunks,
         images: images.len(),
-        link: link(way, limit).0,
-        rtt: way.rtt,
-        memory: way.memory as f64,
-        memory_dirty: way.memory_dirty as f64,
+        link: link(conditions, limit).0,
+        rtt: conditions.rtt,
+        memory: conditions.memory as f64,
+        memory_dirty: conditions.memory_dirty as f64,
     }
 }
 
@@ -211,12 +211,12 @@ mod tests {
 
     #[test]
     fn a_limit_goes_before_a_measured_rate_unless_the_link_is_slower() {
-        let known = Way { link: Some(1000), ..Way::default() };
+        let known = Conditions { link: Some(1000), ..Conditions::default() };
         assert_eq!(link(&known, None), (1000.0, LinkFrom::Measured));
         assert_eq!(link(&known, limit(500)), (500.0, LinkFrom::Limit));
         assert_eq!(link(&known, limit(5000)), (1000.0, LinkFrom::Measured));
-        assert_eq!(link(&Way::default(), limit(5000)), (5000.0, LinkFrom::Limit));
-        assert_eq!(link(&Way::default(), None), (USUAL_LINK, LinkFrom::Assumed));
+        assert_eq!(link(&Conditions::default(), limit(5000)), (5000.0, LinkFrom::Limit));
+        assert_eq!(link(&Conditions::default(), None), (USUAL_LINK, LinkFrom::Assumed));
     }
 
     #[test]

@@ -31,7 +31,7 @@ pub enum Strategy {
 
 /// What a strategy does with blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Way {
+pub struct StrategyTraits {
     /// As it is written.
     pub name: &'static str,
     /// What it does, in one line for people.
@@ -52,7 +52,7 @@ pub struct Way {
     pub names_zeros: bool,
 }
 
-impl Way {
+impl StrategyTraits {
     /// Nothing is copied before the handover.
     const NOTHING: Self = Self {
         name: "",
@@ -82,58 +82,58 @@ impl Strategy {
     ];
 
     /// What it does.
-    pub const fn way(self) -> Way {
+    pub const fn traits(self) -> StrategyTraits {
         match self {
-            Self::PreCopy => Way {
+            Self::PreCopy => StrategyTraits {
                 name: "pre-copy",
                 summary: "Everything moves first, the guest when the rest fits the downtime limit",
                 syncs: true,
-                ..Way::ONCE
+                ..StrategyTraits::ONCE
             },
-            Self::PostCopy => Way {
+            Self::PostCopy => StrategyTraits {
                 name: "post-copy",
                 summary: "The guest moves first, its blocks follow",
-                ..Way::NOTHING
+                ..StrategyTraits::NOTHING
             },
-            Self::Hybrid => Way {
+            Self::Hybrid => StrategyTraits {
                 name: "hybrid",
                 summary: "Everything is copied once, the guest moves, what it wrote meanwhile follows",
-                ..Way::ONCE
+                ..StrategyTraits::ONCE
             },
-            Self::Deferred => Way {
+            Self::Deferred => StrategyTraits {
                 name: "deferred",
                 summary: "The guest moves first; the rest stays until `dray backfill start`",
                 defers: true,
-                ..Way::NOTHING
+                ..StrategyTraits::NOTHING
             },
-            Self::HotSet => Way {
+            Self::HotSet => StrategyTraits {
                 name: "hot-set",
                 summary: "What the guest uses most is copied and kept in step, the guest moves, the rest follows",
                 syncs: true,
                 chooses: true,
                 leaves_some: true,
-                ..Way::ONCE
+                ..StrategyTraits::ONCE
             },
-            Self::Mirror => Way {
+            Self::Mirror => StrategyTraits {
                 name: "mirror",
                 summary: "Everything is copied once, and what the guest writes is sent on at once",
                 syncs: true,
                 mirrors: true,
-                ..Way::ONCE
+                ..StrategyTraits::ONCE
             },
-            Self::Auto => Way {
+            Self::Auto => StrategyTraits {
                 name: "auto",
                 summary: "What is cheaper to copy before the guest moves is copied, the rest follows",
                 chooses: true,
                 names_zeros: true,
-                ..Way::ONCE
+                ..StrategyTraits::ONCE
             },
         }
     }
 
     /// As it is written.
     pub const fn name(self) -> &'static str {
-        self.way().name
+        self.traits().name
     }
 }
 
@@ -180,10 +180,10 @@ mod tests {
 
     #[test]
     fn what_is_kept_in_step_was_copied() {
-        for way in Strategy::ALL.map(Strategy::way) {
-            let after = way.syncs || way.mirrors || way.chooses || way.leaves_some;
-            assert!(way.copies || !after, "{}", way.name);
-            assert!(!(way.copies && way.defers), "{}", way.name);
+        for traits in Strategy::ALL.map(Strategy::traits) {
+            let after = traits.syncs || traits.mirrors || traits.chooses || traits.leaves_some;
+            assert!(traits.copies || !after, "{}", traits.name);
+            assert!(!(traits.copies && traits.defers), "{}", traits.name);
         }
     }
 }

@@ -27,13 +27,13 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(64);
 const ANSWER: Duration = Duration::from_secs(5);
 
 /// What a source says, or why it does not.
-pub(crate) type Told = Result<Fate, String>;
+pub(crate) type ToTask = Result<Fate, String>;
 
 /// What came of asking about a migration to here that waits.
 pub(crate) struct Asked {
     /// Its source.
     pub peer: String,
-    pub told: Told,
+    pub told: ToTask,
     /// Nobody wants it, and it is given up.
     pub given_up: bool,
 }
@@ -56,7 +56,7 @@ impl Agent {
         fate::of(&self.store, &self.registry, peer, migration, images).map_err(failed)
     }
 
-    async fn ask_fate(&self, peer: &str, migration: MigrationId, images: Vec<ImageId>) -> Told {
+    async fn ask_fate(&self, peer: &str, migration: MigrationId, images: Vec<ImageId>) -> ToTask {
         let request = Request::Fate { migration, images };
         match self.ask_within(ANSWER, peer, &request).await {
             Ok(Reply::Fate { fate }) => Ok(fate),
@@ -70,7 +70,7 @@ impl Agent {
     ///
     /// At most one question about a migration is under way. Whoever wanted to know before it was asked gets
     /// its answer too; whoever comes later has it asked again.
-    pub(crate) async fn ask_source(&self, slot: &TargetSlot) -> Option<Told> {
+    pub(crate) async fn ask_source(&self, slot: &TargetSlot) -> Option<ToTask> {
         let came = Instant::now();
         let mut last = slot.asked.lock().await;
         if let Some((_, told)) = last.as_ref().filter(|(asked, _)| *asked >= came) {

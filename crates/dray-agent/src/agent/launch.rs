@@ -14,7 +14,7 @@ use dray_migrate::guest::source::{Outcome, SourceVmTask};
 use dray_migrate::messages::ToSourceShell;
 use dray_migrate::receiver::{TargetLoop, TargetParts};
 use dray_migrate::slots::{Board, Shown};
-use dray_migrate::source::{Input, Reach, SourceLoop, SourceParts, SourceSlot, Told, keep};
+use dray_migrate::source::{Input, Reach, SourceLoop, SourceParts, SourceSlot, ToTask, keep};
 use dray_migrate::{Clock, Threads};
 use dray_types::MigrationId;
 use dray_vm::leaving::take_note;
@@ -45,15 +45,15 @@ const REMEMBERED: usize = 256;
 
 /// What the loops of migrations away tell, until somebody listens.
 #[derive(Default)]
-pub struct Tasks(Mutex<BTreeMap<MigrationId, UnboundedReceiver<Told>>>);
+pub struct Tasks(Mutex<BTreeMap<MigrationId, UnboundedReceiver<ToTask>>>);
 
 impl Tasks {
     /// The messages of a migration; whoever takes them drives it.
-    pub fn take(&self, migration: MigrationId) -> Option<UnboundedReceiver<Told>> {
+    pub fn take(&self, migration: MigrationId) -> Option<UnboundedReceiver<ToTask>> {
         self.0.lock().remove(&migration)
     }
 
-    fn put(&self, migration: MigrationId, told: UnboundedReceiver<Told>) {
+    fn put(&self, migration: MigrationId, told: UnboundedReceiver<ToTask>) {
         self.0.lock().insert(migration, told);
     }
 }
@@ -261,14 +261,14 @@ impl Agent {
     async fn drive_images(
         &self,
         slot: &Arc<SourceSlot>,
-        mut told: UnboundedReceiver<Told>,
+        mut told: UnboundedReceiver<ToTask>,
     ) -> bool {
         while let Some(message) = told.recv().await {
             match message {
-                Told::Notice(SourceNotice::Ready) => {
+                ToTask::Notice(SourceNotice::Ready) => {
                     slot.send(Input::Engine(SourceEvent::BeginHandover));
                 }
-                Told::Notice(
+                ToTask::Notice(
                     SourceNotice::HandoverFailed { .. } | SourceNotice::Refused { .. },
                 ) => {
                     tokio::time::sleep(HANDOVER_PAUSE).await;
@@ -277,8 +277,8 @@ impl Agent {
                         None => Input::Engine(SourceEvent::BeginHandover),
                     });
                 }
-                Told::Notice(SourceNotice::Abandoned { .. }) => return true,
-                Told::Shell(ToSourceShell::Finished) => return false,
+                ToTask::Notice(SourceNotice::Abandoned { .. }) => return true,
+                ToTask::Shell(ToSourceShell::Finished) => return false,
                 _ => {}
             }
         }

@@ -7,7 +7,7 @@ use dray_api::{
     Started, Subject, TargetFormat,
 };
 use dray_files::unix_ms;
-use dray_host::migration::intent::{GuestFacts, Options, Settings, SourceIntent, Way};
+use dray_host::migration::intent::{GuestFacts, Options, Settings, SourceIntent, Conditions};
 use dray_host::refusals::{io_error, not_taken};
 use dray_migrate::forecast;
 use dray_migrate::links;
@@ -27,7 +27,7 @@ pub(super) const MAX_DOWNTIME_MS: u64 = 300;
 pub(crate) struct Together<'a> {
     /// What it may reckon with of the bandwidth that all of them share.
     pub share: Option<BitRate>,
-    /// Told before it begins: what happens then outlives this process.
+    /// ToTask before it begins: what happens then outlives this process.
     pub note: &'a (dyn Fn(&SourceSlot) -> ApiResult<()> + Sync),
 }
 
@@ -105,22 +105,22 @@ async fn memory(picture: Option<&Picture>) -> u64 {
 }
 
 impl Agent {
-    /// What can be known of the guest and the way; a target that cannot be reached now is told of
+    /// What can be known of the guest and the link; a target that cannot be reached now is told of
     /// later. Only auto, which decides by it, waits until the guest's memory was measured.
-    async fn way(
+    async fn conditions(
         &self,
         command: &Migrate,
         picture: Option<&Picture>,
         share: Option<BitRate>,
-    ) -> Way {
-        let Ok(settings) = self.session_settings(&command.to) else { return Way::default() };
+    ) -> Conditions {
+        let Ok(settings) = self.session_settings(&command.to) else { return Conditions::default() };
         let auto = command.strategy == Strategy::Auto;
         let (memory, memory_dirty) = guest_memory(picture, auto).await;
         let rtt = forecast::round_trip(&settings.address).await.unwrap_or(0.0);
         let link = links::rate(&self.store.links(), &command.to);
         let share = share.map(|share| share.bytes_per_second);
         let link = [link, share].into_iter().flatten().min();
-        Way { rtt, memory, memory_dirty, link }
+        Conditions { rtt, memory, memory_dirty, link }
     }
 
     /// What can be said of a command without looking at anything.
@@ -188,7 +188,7 @@ impl Agent {
             self.adopt_for(&mut intent, slot, picture, plan, command, qmp.clone()).await?;
         }
         let resident = intent.adopted.is_empty();
-        let way = self.way(command, picture, share).await;
+        let conditions = self.conditions(command, picture, share).await;
         intent.options = Some(Options {
             strategy: command.strategy,
             order: command.order,
@@ -196,7 +196,7 @@ impl Agent {
             bandwidth: command.bandwidth,
             max_downtime_ms: command.max_downtime_ms.unwrap_or(MAX_DOWNTIME_MS),
             deadline_ms: command.deadline_ms,
-            way,
+            conditions,
             settings: Settings {
                 verify: command.verify,
                 release: match command.release {

@@ -6,7 +6,7 @@ use super::survey::Survey;
 use crate::agent::Agent;
 use dray_api::{ApiResult, Plan, Planned, PlannedStrategy, Predicted, Prepare, TargetFormat};
 use dray_engine::plan::{self, Goals, Load};
-use dray_host::migration::intent::{SourceImage, Way};
+use dray_host::migration::intent::{SourceImage, Conditions};
 use dray_host::refusals::io_error;
 use dray_host::registry::Entry;
 use dray_image::{FileImage, FileOptions, Image};
@@ -48,9 +48,9 @@ impl Agent {
             self.ask_qemu(&mut survey, picture, &plan).await;
         }
         let link = links::rate(&self.store.links(), &command.to);
-        let way = Way { rtt, memory, memory_dirty, link };
+        let conditions = Conditions { rtt, memory, memory_dirty, link };
         let agent = Arc::clone(self);
-        let work = move || agent.predict_all(&intent.images, &command, &way, survey);
+        let work = move || agent.predict_all(&intent.images, &command, &conditions, survey);
         let planned = tokio::task::spawn_blocking(work).await;
         planned.map_err(|why| io_error(what.clone(), why))?.map_err(|why| io_error(what, why))
     }
@@ -59,7 +59,7 @@ impl Agent {
         &self,
         images: &[SourceImage],
         command: &Plan,
-        way: &Way,
+        conditions: &Conditions,
         survey: Survey,
     ) -> dray_image::Result<Planned> {
         let entries: Vec<_> = images.iter().map(|image| self.registry.get(&image.name)).collect();
@@ -83,16 +83,16 @@ impl Agent {
             survey.rewrite(image, content);
             planned.push(survey.planned(image, content, moved.shared.is_some()));
         }
-        let load = forecast::load(&moved, &contents, way, command.bandwidth);
+        let load = forecast::load(&moved, &contents, conditions, command.bandwidth);
         let whole: Vec<_> = moved.iter().map(|image| BlockRange::whole(image.len)).collect();
-        let (link, link_from) = forecast::link(way, command.bandwidth);
+        let (link, link_from) = forecast::link(conditions, command.bandwidth);
         Ok(Planned {
             to: command.to.clone(),
             link: link as u64,
             link_from,
-            rtt_ms: way.rtt * 1e3,
-            memory: way.memory,
-            memory_written: way.memory_dirty,
+            rtt_ms: conditions.rtt * 1e3,
+            memory: conditions.memory,
+            memory_written: conditions.memory_dirty,
             data: planned.iter().map(|image| image.data).sum(),
             written: load.chunks.iter().map(|chunk| chunk.written).sum::<f64>() as u64,
             images: planned,

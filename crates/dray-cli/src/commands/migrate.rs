@@ -121,7 +121,7 @@ struct WhatArgs {
 /// The strategies as they are typed.
 pub fn strategies() -> impl TypedValueParser<Value = Strategy> {
     let named =
-        |strategy: Strategy| PossibleValue::new(strategy.name()).help(strategy.way().summary);
+        |strategy: Strategy| PossibleValue::new(strategy.name()).help(strategy.traits().summary);
     PossibleValuesParser::new(Strategy::ALL.map(named)).try_map(|name| name.parse::<Strategy>())
 }
 

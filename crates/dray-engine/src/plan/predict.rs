@@ -100,15 +100,15 @@ pub fn predict(
     copied: Option<&[bool]>,
 ) -> Prediction {
     let link = goals.link(load);
-    let way = strategy.way();
-    let copies = way.copies;
-    let left: Vec<f64> = match copied.filter(|_| way.chooses) {
+    let traits = strategy.traits();
+    let copies = traits.copies;
+    let left: Vec<f64> = match copied.filter(|_| traits.chooses) {
         Some(copied) => Chunk::all_left(load, copied),
         None if copies => vec![0.0; load.chunks.len()],
         None => load.chunks.iter().map(|chunk| chunk.bytes as f64).collect(),
     };
     let all = vec![copies; load.chunks.len()];
-    let copied = copied.filter(|_| way.chooses).unwrap_or(&all);
+    let copied = copied.filter(|_| traits.chooses).unwrap_or(&all);
     let (sent, handover) = copy_times(load, link, &left, &by_writes(load));
     let mut prediction = Prediction {
         handover,
@@ -117,12 +117,12 @@ pub fn predict(
         ..Prediction::default()
     };
     prediction.bytes = sum(load, |ix, chunk| chunk.bytes as f64 - left[ix]);
-    if way.mirrors {
+    if traits.mirrors {
         mirror(load, copied, &sent, link, &mut prediction);
-    } else if way.syncs {
+    } else if traits.syncs {
         sync(load, goals, copied, &sent, &mut prediction);
     }
-    let equal = way.syncs;
+    let equal = traits.syncs;
     let missing = |ix: usize, chunk: &Chunk| match (copied[ix], equal) {
         (true, true) => 0.0,
         (true, false) => chunk.dirty(sent[ix], handover),

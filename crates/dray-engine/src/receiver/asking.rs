@@ -14,7 +14,7 @@
 use super::fetching::{BACKFILL_RUN, Backfill};
 use super::receiving::{found_blocks, pieces};
 use super::{Arrival, Target, TargetEffect};
-use crate::reuse::{Reuse, Way};
+use crate::reuse::{Reuse, NextRun};
 use crate::{SECOND, Time};
 use dray_types::{BlockRange, BlockSet, ImageIndex};
 use dray_wire::ToSource;
@@ -225,11 +225,11 @@ impl Target {
         out: &mut Vec<TargetEffect>,
     ) -> bool {
         let Asking { reuse, in_place, .. } = &self.backfill.asking;
-        match reuse.way(run, &in_place[image.ix()]) {
-            Way::Describe(range) if self.backfill.asking.reuse.has_room() => {
+        match reuse.next_run(run, &in_place[image.ix()]) {
+            NextRun::Describe(range) if self.backfill.asking.reuse.has_room() => {
                 self.ask_about(image, range, out);
             }
-            Way::Send(range) if self.backfill.has_room() => {
+            NextRun::Send(range) if self.backfill.has_room() => {
                 self.backfill.asking.reuse.sent(range.len);
                 self.fetch(image, range, out);
             }

@@ -33,13 +33,13 @@ const JUMP: u64 = 10 * MILLISECOND;
 
 /// Where a guest waited, and what is fetched behind it.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct DemandRange {
     image: ImageIndex,
     from: u64,
     until: u64,
 }
 
-impl Place {
+impl DemandRange {
     /// Whether a demand at `start` follows the one that this is about.
     fn reaches(&self, image: ImageIndex, start: u64) -> bool {
         let near = self.from.saturating_sub(GAP)..=self.until.saturating_add(GAP);
@@ -49,7 +49,7 @@ impl Place {
 
 /// The places, the one of the last demand last; see the module.
 pub(super) struct Follow {
-    places: VecDeque<Place>,
+    places: VecDeque<DemandRange>,
     /// Backfill goes on at the last of them.
     serves: bool,
     /// Jumps that were made to follow demands, and back.
@@ -111,7 +111,7 @@ impl Follow {
         if self.places.len() == PLACES {
             self.places.pop_front();
         }
-        self.places.push_back(Place { image, from: end, until: end.saturating_add(span) });
+        self.places.push_back(DemandRange { image, from: end, until: end.saturating_add(span) });
     }
 }
 
@@ -130,7 +130,7 @@ impl Backfill {
 
     /// The next place behind a demand; the newest first.
     pub(super) fn followed(&mut self) -> Option<(ImageIndex, BlockRange)> {
-        let left = |place: &Place| {
+        let left = |place: &DemandRange| {
             let next = self.left[place.image.ix()].blocks().next(place.from);
             next.filter(|&block| block < place.until)
         };

@@ -96,7 +96,7 @@ impl Source {
                 .tuning
                 .copy_only
                 .as_ref()
-                .filter(|_| self.plan.strategy.way().chooses && self.scheme.copies);
+                .filter(|_| self.plan.strategy.traits().chooses && self.scheme.copies);
             if let Some(chosen) = chosen {
                 // An image that nobody chose from is left as a whole.
                 state.leave(&chosen.get(ix).cloned().unwrap_or_default(), self.scheme.names_zeros);
@@ -285,7 +285,7 @@ impl Source {
     fn judge_round(&mut self, out: &mut Vec<SourceEffect>) {
         let affordable = self.affordable();
         // A mirror's rounds are what its window could not take, and say nothing of the next ones.
-        let foretells = self.scheme.equal && !self.plan.strategy.way().mirrors;
+        let foretells = self.scheme.equal && !self.plan.strategy.traits().mirrors;
         match self.rounds.judge(self.now, self.round_bytes, affordable) {
             Verdict::Fits => self.get_ready(out),
             Verdict::Hopeless if foretells => self.give_up(out),

@@ -11,7 +11,7 @@
 
 use super::{ImageState, InFlight, Kind, Link, Source, SourceEffect, Stage};
 use crate::order::{next_image, next_in_step};
-use crate::reuse::Way;
+use crate::reuse::NextRun;
 use dray_types::{BLOCK_SIZE, BlockRange, ImageIndex, MAX_RUN_BLOCKS};
 use dray_wire::frame::{PIECE_BLOCKS, mask_bit, mask_len, set_mask_bit};
 
@@ -70,13 +70,13 @@ impl Source {
         let image = ImageIndex(ix as u16);
         let Some(run) = self.images[ix].todo.next(MAX_RUN_BLOCKS) else { return false };
         let in_place = &self.images[ix].in_place;
-        let way = if describes { self.reuse.way(run, in_place) } else { Way::Send(run) };
+        let way = if describes { self.reuse.next_run(run, in_place) } else { NextRun::Send(run) };
         match way {
-            Way::Describe(range) if self.reuse.has_room() && self.has_frames() => {
+            NextRun::Describe(range) if self.reuse.has_room() && self.has_frames() => {
                 self.images[ix].todo.send(range);
                 self.describe(image, range, out);
             }
-            Way::Send(range) if self.has_room() => {
+            NextRun::Send(range) if self.has_room() => {
                 self.images[ix].todo.send(range);
                 self.reuse.sent(range.len);
                 self.send_run(image, range, false, out);

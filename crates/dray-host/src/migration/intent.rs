@@ -114,7 +114,7 @@ pub struct Settings {
 /// What was measured of the guest and the way to the target before anything is sent.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Way {
+pub struct Conditions {
     /// Round trip in seconds.
     pub rtt: f64,
     /// Bytes of guest memory to move.
@@ -145,7 +145,7 @@ pub struct Options {
     pub deadline_ms: Option<u64>,
     /// The way to the target, as far as auto needs to know it.
     #[serde(default)]
-    pub way: Way,
+    pub conditions: Conditions,
     /// What the target does at the end.
     pub settings: Settings,
     /// Delete the source's replica at the end.
@@ -288,7 +288,7 @@ pub(crate) mod tests {
             bandwidth: None,
             max_downtime_ms: 300,
             deadline_ms: None,
-            way: Way::default(),
+            conditions: Conditions::default(),
             settings: Settings::default(),
             remove_replica: false,
             no_reuse: true,

@@ -4,7 +4,7 @@
 use crate::guest::qcow2::Unreleased;
 use crate::guest::start::NotDone;
 use crate::messages::{Made, NotReleased, ToSourceShell, ToTargetShell};
-use crate::receiver::{Input, TargetSlot, Told};
+use crate::receiver::{Input, TargetSlot, ToTask};
 use dray_config::Config;
 use dray_engine::TargetEvent;
 use dray_host::migration::intent::GuestFacts;
@@ -39,7 +39,7 @@ pub struct TargetVmTask {
     /// Images that became no qcow2, and of which it was not known at first where the disk is: why.
     pub unsure: BTreeMap<usize, String>,
     /// What its loop tells.
-    pub told: UnboundedReceiver<Told>,
+    pub told: UnboundedReceiver<ToTask>,
     /// The agent's configuration.
     pub config: Arc<Config>,
     /// What runs the VM.
@@ -85,39 +85,39 @@ impl TargetVmTask {
         let mut waiting = None;
         while let Some(told) = self.told.recv().await {
             match told {
-                Told::Shell(ToTargetShell::Check(facts)) => {
+                ToTask::Shell(ToTargetShell::Check(facts)) => {
                     // A source that was restarted asks again, and QEMU talks to one at a time.
                     drop(waiting.take());
                     let checked = self.check(facts).await;
                     let result = checked.map(|arrival| waiting = Some(arrival));
                     self.slot.send(Input::Say(ToSourceShell::Checked(result)));
                 }
-                Told::Shell(ToTargetShell::Listen) => {
+                ToTask::Shell(ToTargetShell::Listen) => {
                     let result = self.listen(&mut waiting).await;
                     self.slot.send(Input::Say(ToSourceShell::Listening(result)));
                 }
-                Told::Shell(ToTargetShell::Forget) => waiting = None,
-                Told::Shell(ToTargetShell::Runs(running)) => {
+                ToTask::Shell(ToTargetShell::Forget) => waiting = None,
+                ToTask::Shell(ToTargetShell::Runs(running)) => {
                     let result = self.note_running(running);
                     self.slot.send(Input::Say(ToSourceShell::Noted(result)));
                 }
-                Told::Reach => {
+                ToTask::Reach => {
                     let result = self.reach(waiting.take()).await;
                     self.slot.send(Input::Engine(TargetEvent::GuestReachable(result)));
                 }
-                Told::Start => {
+                ToTask::Start => {
                     let Some(result) = self.start().await else { continue };
                     self.slot.send(Input::Engine(TargetEvent::GuestStarted(result)));
                 }
-                Told::Release => self.finish().await,
-                Told::Shell(
+                ToTask::Release => self.finish().await,
+                ToTask::Shell(
                     ToTargetShell::Settings(_)
                     | ToTargetShell::Strategy(_)
                     | ToTargetShell::Lines { .. }
                     | ToTargetShell::Bye
                     | ToTargetShell::Done,
                 )
-                | Told::Notice(_) => {}
+                | ToTask::Notice(_) => {}
             }
         }
         if let Err(why) = remove_memory_socket(&self.config, &self.slot) {

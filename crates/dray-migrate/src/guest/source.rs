@@ -5,7 +5,7 @@
 
 use crate::guest::receiver::plans;
 use crate::messages::{ToSourceShell, ToTargetShell};
-use crate::source::{Input, Memory, Reach, SessionSettings, SourceSlot, Told};
+use crate::source::{Input, Memory, Reach, SessionSettings, SourceSlot, ToTask};
 use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_config::Config;
 use dray_engine::SourceEvent;
@@ -37,7 +37,7 @@ pub struct SourceVmTask {
     /// The migration.
     pub slot: Arc<SourceSlot>,
     /// What its loop tells.
-    pub told: UnboundedReceiver<Told>,
+    pub told: UnboundedReceiver<ToTask>,
     /// The agent's configuration.
     pub config: Arc<Config>,
     /// What runs the VM.
@@ -137,8 +137,8 @@ impl SourceVmTask {
 
     async fn wait_for_guest(&mut self) -> Result<(), Stop> {
         self.wait(|told| match told {
-            Told::Notice(SourceNotice::Done)
-            | Told::Shell(ToSourceShell::GuestRunning | ToSourceShell::GuestFailed(_)) => Some(()),
+            ToTask::Notice(SourceNotice::Done)
+            | ToTask::Shell(ToSourceShell::GuestRunning | ToSourceShell::GuestFailed(_)) => Some(()),
             _ => None,
         })
         .await
@@ -178,7 +178,7 @@ impl SourceVmTask {
         let ran = facts.running;
         self.check(facts).await?;
         if !self.ready {
-            self.wait(|told| matches!(told, Told::Notice(SourceNotice::Ready)).then_some(()))
+            self.wait(|told| matches!(told, ToTask::Notice(SourceNotice::Ready)).then_some(()))
                 .await?;
         }
         // The target's answer comes when the loop has done this.
@@ -267,10 +267,10 @@ impl SourceVmTask {
     async fn wait_for_link(&mut self) -> Result<(), Stop> {
         let mut up = false;
         while let Ok(told) = self.told.try_recv() {
-            self.ready |= matches!(told, Told::Notice(SourceNotice::Ready));
+            self.ready |= matches!(told, ToTask::Notice(SourceNotice::Ready));
             match told {
-                Told::LinkUp => up = true,
-                Told::LinkDown => up = false,
+                ToTask::LinkUp => up = true,
+                ToTask::LinkDown => up = false,
                 told if ends(&told) => return Err(Stop::Over),
                 _ => {}
             }
@@ -278,7 +278,7 @@ impl SourceVmTask {
         if up {
             return Ok(());
         }
-        self.wait(|told| matches!(told, Told::LinkUp).then_some(())).await
+        self.wait(|told| matches!(told, ToTask::LinkUp).then_some(())).await
     }
 
     /// Asks the target's shell, and again in every session that is made before it has answered: in
@@ -292,8 +292,8 @@ impl SourceVmTask {
         let say = || slot.send(Input::Say(question.clone()));
         say();
         let wanted = self.wait(|told| match told {
-            Told::Shell(message) => pick(message),
-            Told::LinkUp => {
+            ToTask::Shell(message) => pick(message),
+            ToTask::LinkUp => {
                 say();
                 None
             }
@@ -306,9 +306,9 @@ impl SourceVmTask {
     }
 
     /// Waits until the loop tells what `pick` wants; stops when the migration ends before.
-    async fn wait<T>(&mut self, mut pick: impl FnMut(&Told) -> Option<T>) -> Result<T, Stop> {
+    async fn wait<T>(&mut self, mut pick: impl FnMut(&ToTask) -> Option<T>) -> Result<T, Stop> {
         while let Some(told) = self.told.recv().await {
-            self.ready |= matches!(told, Told::Notice(SourceNotice::Ready));
+            self.ready |= matches!(told, ToTask::Notice(SourceNotice::Ready));
             if let Some(found) = pick(&told) {
                 return Ok(found);
             }
@@ -380,9 +380,9 @@ impl SourceVmTask {
         self.slot.send(Input::Engine(SourceEvent::BeginHandover));
         loop {
             let turn = self.wait(|told| match told {
-                Told::Quiet => Some(Turn::Quiet),
-                Told::Notice(SourceNotice::HandedOver) => Some(Turn::HandedOver),
-                Told::Notice(
+                ToTask::Quiet => Some(Turn::Quiet),
+                ToTask::Notice(SourceNotice::HandedOver) => Some(Turn::HandedOver),
+                ToTask::Notice(
                     SourceNotice::HandoverFailed { why } | SourceNotice::Refused { why },
                 ) => Some(Turn::Failed(why.clone())),
                 _ => None,
@@ -431,12 +431,12 @@ enum Turn {
 }
 
 /// Messages after which there is nothing left to do for the VM.
-fn ends(told: &Told) -> bool {
-    matches!(told, Told::Notice(SourceNotice::Abandoned { .. } | SourceNotice::TakenBack))
+fn ends(told: &ToTask) -> bool {
+    matches!(told, ToTask::Notice(SourceNotice::Abandoned { .. } | SourceNotice::TakenBack))
 }
 
 /// Resolves when the engine ends the migration; other messages are passed over.
-async fn over(told: &mut UnboundedReceiver<Told>) -> Stop {
+async fn over(told: &mut UnboundedReceiver<ToTask>) -> Stop {
     while let Some(message) = told.recv().await {
         if ends(&message) {
             return Stop::Over;

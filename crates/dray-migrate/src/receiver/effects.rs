@@ -1,7 +1,7 @@
 //! Running the target engine's effects: each is done, or well under way, before the next begins.
 
 use super::owed::Owed;
-use super::{TargetLoop, Told};
+use super::{TargetLoop, ToTask};
 use crate::messages::ToSourceShell;
 use dray_api::{ErrorKind, MigrationState, Phase, Refusal};
 use dray_engine::receiver::TargetNotice;
@@ -41,10 +41,10 @@ impl TargetLoop {
                 self.write_records();
             }
             TargetEffect::ReachGuest => {
-                self.ask_guest(Told::Reach, TargetEvent::GuestReachable(Ok(())));
+                self.ask_guest(ToTask::Reach, TargetEvent::GuestReachable(Ok(())));
             }
             TargetEffect::StartGuest => {
-                self.ask_guest(Told::Start, TargetEvent::GuestStarted(Ok(())));
+                self.ask_guest(ToTask::Start, TargetEvent::GuestStarted(Ok(())));
             }
             TargetEffect::AskMissing { image, range, max } => {
                 let run = self.images.next_missing(*image, *range, *max);
@@ -62,7 +62,7 @@ impl TargetLoop {
     }
 
     /// Whoever looks after the VM answers; without a VM that is said at once.
-    fn ask_guest(&mut self, told: Told, answer: TargetEvent) {
+    fn ask_guest(&mut self, told: ToTask, answer: TargetEvent) {
         match self.slot.intent().guest {
             Some(_) => self.tell(told),
             None => self.answers.push_back(answer),
@@ -107,7 +107,7 @@ impl TargetLoop {
             TargetNotice::Phase(_) => self.refresh(),
             TargetNotice::Serving => {}
         }
-        self.tell(Told::Notice(notice));
+        self.tell(ToTask::Notice(notice));
     }
 
     fn fail(&self, kind: ErrorKind, what: &str, why: &str) {
@@ -155,7 +155,7 @@ impl TargetLoop {
     /// QEMU takes its disks back now, if it is to. Each image stays locked until it is its turn.
     pub(super) fn release(&mut self) {
         self.releasing = true;
-        self.tell(Told::Release);
+        self.tell(ToTask::Release);
     }
 
     /// After a new session of a complete migration: its last words may have been lost.

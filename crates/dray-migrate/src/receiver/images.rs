@@ -1,7 +1,7 @@
 //! The images of a migration at its target: partial files that become disks.
 
 use super::fetcher::ImageFetcher;
-use super::sink::Place;
+use super::sink::Destination;
 use super::{Input, TargetParts, TargetSlot};
 use crate::Threads;
 use dray_api::{Amounts, ErrorKind, ImageProgress};
@@ -261,8 +261,8 @@ impl TargetImages {
     }
 
     /// Where data streams write.
-    pub fn places(&self) -> Vec<Place> {
-        let place = |(ix, open): (usize, &Open)| Place {
+    pub fn places(&self) -> Vec<Destination> {
+        let place = |(ix, open): (usize, &Open)| Destination {
             disk: Arc::clone(&open.entry.disk),
             file: Arc::clone(&open.entry.file),
             len: open.intent.offer.len,

@@ -94,7 +94,7 @@ pub enum Input {
         sessions: u64,
         /// The answer.
         answer: Result<Fate, String>,
-        /// Told when what follows from it was done, or cannot be done yet.
+        /// ToTask when what follows from it was done, or cannot be done yet.
         heard: oneshot::Sender<()>,
     },
     /// The operator of this host takes it back: forget it if nothing was promised and its source is away,
@@ -109,7 +109,7 @@ pub enum Input {
 
 /// What the loop tells the task that looks after the VM.
 #[derive(Clone, Debug)]
-pub enum Told {
+pub enum ToTask {
     /// The source's shell wants something.
     Shell(ToTargetShell),
     /// See whether the guest's QEMU answers.
@@ -217,7 +217,7 @@ pub struct TargetParts {
     /// What this host has of other images.
     pub reuse: Arc<Reuse>,
     /// Where notices go.
-    pub told: UnboundedSender<Told>,
+    pub told: UnboundedSender<ToTask>,
     /// What time it is.
     pub clock: Clock,
     /// Where what takes long is done.
@@ -555,7 +555,7 @@ impl TargetLoop {
         });
     }
 
-    fn tell(&self, told: Told) {
+    fn tell(&self, told: ToTask) {
         // The VM's task may have ended; then nobody needs to know.
         let _ = self.parts.told.send(told);
     }

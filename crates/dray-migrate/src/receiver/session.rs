@@ -1,6 +1,6 @@
 //! Sessions, as the target sees them: the source makes them, a new one replaces the one before.
 
-use super::{Input, TargetLoop, TargetSlot, Told};
+use super::{Input, TargetLoop, TargetSlot, ToTask};
 use crate::messages::{self, ToSourceShell, ToTargetShell};
 use dray_config::MAX_STREAMS;
 use dray_engine::TargetEvent;
@@ -240,7 +240,7 @@ impl TargetLoop {
             }
             _ => {}
         }
-        self.tell(Told::Shell(message));
+        self.tell(ToTask::Shell(message));
     }
 
     pub(super) fn say(&mut self, message: &ToSourceShell) {

@@ -26,7 +26,7 @@ use std::sync::mpsc::Sender;
 const DESCRIBED: usize = 65_536;
 
 /// Where an image's blocks go.
-pub struct Place {
+pub struct Destination {
     /// The disk, for missing blocks.
     pub disk: Arc<Disk>,
     /// The partial file.
@@ -46,7 +46,7 @@ pub struct Place {
 /// one.
 pub struct Sink {
     session: RwLock<u64>,
-    places: RwLock<Vec<Place>>,
+    places: RwLock<Vec<Destination>>,
     inputs: Sender<Input>,
     /// Zero while receiving; else the epoch in which this host owns the images.
     owner_epoch: AtomicU64,
@@ -64,7 +64,7 @@ pub struct Sink {
 impl Sink {
     /// Delivers to `places` what comes from `peer`; what it describes is looked for in `reuse`.
     pub fn new(
-        places: Vec<Place>,
+        places: Vec<Destination>,
         inputs: Sender<Input>,
         reuse: Arc<Reuse>,
         peer: String,
@@ -235,17 +235,17 @@ impl Sink {
     }
 
     /// What had been described has arrived as data: content that others may have as well.
-    fn remember(&self, place: &Place, header: &FrameHeader) {
+    fn remember(&self, place: &Destination, header: &FrameHeader) {
         self.settle(place, header, |hash, spot| self.reuse.remember(hash, spot));
     }
 
     /// What had been described comes block by block: nobody shall wait until it is whole.
-    fn give_up(&self, place: &Place, header: &FrameHeader) {
+    fn give_up(&self, place: &Destination, header: &FrameHeader) {
         self.settle(place, header, |_, _| ());
     }
 
     /// The described pieces in this range are over; what they are was told to `each`.
-    fn settle(&self, place: &Place, header: &FrameHeader, each: impl Fn(&PieceHash, Spot)) {
+    fn settle(&self, place: &Destination, header: &FrameHeader, each: impl Fn(&PieceHash, Spot)) {
         if self.lacking.load(Ordering::Acquire) == 0 {
             return;
         }
@@ -281,7 +281,7 @@ impl Sink {
     }
 }
 
-fn place<'a>(places: &'a [Place], header: &FrameHeader) -> dray_image::Result<&'a Place> {
+fn place<'a>(places: &'a [Destination], header: &FrameHeader) -> dray_image::Result<&'a Destination> {
     let place = places.get(usize::from(header.image.0));
     place.filter(|place| BlockRange::whole(place.len).contains(header.range)).ok_or_else(|| {
         let why = "a frame lies outside the image";
@@ -296,7 +296,7 @@ fn failed(why: &dray_image::Error) -> Arrival {
 
 /// Writes the data and zero parts of a run one after the other.
 fn deliver(
-    place: &Place,
+    place: &Destination,
     header: &FrameHeader,
     payload: Option<&[u8]>,
     owner: bool,
@@ -322,7 +322,7 @@ fn deliver(
 
 /// Writes a part of a described run that was found, for an owner where it is missing; no data: zeros.
 fn write_found(
-    place: &Place,
+    place: &Destination,
     range: BlockRange,
     data: Option<&[u8]>,
     owner: bool,
@@ -362,7 +362,7 @@ fn parts(header: &FrameHeader) -> impl Iterator<Item = (BlockRange, bool)> + '_ 
     })
 }
 
-fn bytes(place: &Place, range: BlockRange, data: &[u8], owner: bool) -> dray_image::Result<()> {
+fn bytes(place: &Destination, range: BlockRange, data: &[u8], owner: bool) -> dray_image::Result<()> {
     if owner {
         return place.disk.fill(range, Fill::Data(data)).map(drop);
     }
@@ -372,7 +372,7 @@ fn bytes(place: &Place, range: BlockRange, data: &[u8], owner: bool) -> dray_ima
     place.file.write_bulk(&data[..len as usize], range.byte_offset())
 }
 
-fn zeros(place: &Place, range: BlockRange, owner: bool) -> dray_image::Result<()> {
+fn zeros(place: &Destination, range: BlockRange, owner: bool) -> dray_image::Result<()> {
     if owner {
         return place.disk.fill(range, Fill::Zero).map(drop);
     }
@@ -468,7 +468,7 @@ mod tests {
         std::fs::File::create(&path).unwrap().set_len(len).unwrap();
         let options = FileOptions { write: true, ..FileOptions::default() };
         let file = Arc::new(FileImage::open(&path, options).unwrap());
-        let place = Place {
+        let place = Destination {
             disk: Disk::new(Arc::clone(&file) as _),
             file,
             len,

@@ -82,7 +82,7 @@ impl SourceLoop {
             let at_target = contents.iter().map(Content::bytes_at_target);
             self.report.begins_with(at_target.collect());
         }
-        let load = forecast::load(&moved, contents, &options.way, options.bandwidth);
+        let load = forecast::load(&moved, contents, &options.conditions, options.bandwidth);
         let link = load.link;
         (load, link)
     }

@@ -4,7 +4,7 @@
 use super::counts::Mark;
 use super::orders::Orders;
 use super::waiting::Done;
-use super::{Input, SourceLoop, Told};
+use super::{Input, SourceLoop, ToTask};
 use crate::io_kind;
 use crate::messages::ToTargetShell;
 use dray_api::{ErrorKind, MigrationState, Refusal};
@@ -195,7 +195,7 @@ impl SourceLoop {
             }
             _ => {}
         }
-        self.tell(Told::Notice(notice.clone()));
+        self.tell(ToTask::Notice(notice.clone()));
         Ok(())
     }
 

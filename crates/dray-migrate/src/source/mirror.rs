@@ -85,7 +85,7 @@ impl SourceLoop {
     /// The disks tell of what is written, if the strategy sends it on.
     pub(super) fn mirror_if_wanted(&mut self) {
         let options = self.slot.intent().options;
-        let wanted = options.is_some_and(|options| options.strategy.way().mirrors);
+        let wanted = options.is_some_and(|options| options.strategy.traits().mirrors);
         // The one before first: it silences the same disks.
         self.mirror = None;
         let inputs = self.slot.inputs.clone();

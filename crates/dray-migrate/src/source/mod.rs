@@ -125,7 +125,7 @@ pub enum Input {
 
 /// What the loop tells the task that moves the VM.
 #[derive(Clone, Debug)]
-pub enum Told {
+pub enum ToTask {
     /// From the engine.
     Notice(SourceNotice),
     /// From the target's shell.
@@ -301,7 +301,7 @@ pub struct SourceParts {
     /// What hosts have of each other's images.
     pub reuse: Arc<Reuse>,
     /// Where notices go.
-    pub told: UnboundedSender<Told>,
+    pub told: UnboundedSender<ToTask>,
     /// What time it is.
     pub clock: Clock,
     /// Where what takes long is done.
@@ -594,7 +594,7 @@ impl SourceLoop {
                 // Until now the guest could have been let go on, and have written what its memory at the target
                 // does not know of.
                 match self.slot.intent().vm {
-                    Some(_) if self.parts.told.send(Told::Quiet).is_ok() => {}
+                    Some(_) if self.parts.told.send(ToTask::Quiet).is_ok() => {}
                     Some(_) => self.quiet(Err("nobody looks after the vm".to_owned())),
                     None => self.quiet(Ok(())),
                 }
@@ -647,7 +647,7 @@ impl SourceLoop {
         self.part();
     }
 
-    fn tell(&self, told: Told) {
+    fn tell(&self, told: ToTask) {
         // The VM's task may have ended; then nobody needs to know.
         let _ = self.parts.told.send(told);
     }

@@ -390,9 +390,9 @@ impl Report {
     /// What is known of the rest: of memory what QEMU says, and before that what was measured.
     fn now(&self, left: u64, rate: u64) -> Now {
         let memory = self.counts.guest_memory;
-        let way = self.slot.intent().options.map(|options| options.way).unwrap_or_default();
+        let conditions = self.slot.intent().options.map(|options| options.conditions).unwrap_or_default();
         let (memory_left, memory_dirty) = match memory.sent {
-            0 => (way.memory, way.memory_dirty),
+            0 => (conditions.memory, conditions.memory_dirty),
             _ => (memory.left, memory.dirty_rate),
         };
         Now { phase: self.phase, left, rate, memory_left, memory_dirty }

@@ -3,7 +3,7 @@
 
 use super::asides::{Question, Wanted};
 use super::content::Content;
-use super::{Input, SourceLoop, SourceSlot, Told};
+use super::{Input, SourceLoop, SourceSlot, ToTask};
 use crate::messages::{self, ToSourceShell, ToTargetShell};
 use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_engine::SourceEvent;
@@ -252,7 +252,7 @@ impl SourceLoop {
             shown.error.take_if(|error| error.what == REFUSED);
         });
         self.say_settings();
-        self.tell(Told::LinkUp);
+        self.tell(ToTask::LinkUp);
         if self.is_done() {
             // The target may not know: it, or its last words, were lost.
             return self.say(&ToTargetShell::Done);
@@ -305,7 +305,7 @@ impl SourceLoop {
                 return;
             }
             self.session = None;
-            self.tell(Told::LinkDown);
+            self.tell(ToTask::LinkDown);
             if !self.is_done() {
                 tracing::warn!(migration = %self.slot.board.migration, %why, "lost the session");
                 self.link_lost = Some(self.clock.now());
@@ -371,7 +371,7 @@ impl SourceLoop {
             return;
         }
         self.report.told(&message);
-        self.tell(Told::Shell(message));
+        self.tell(ToTask::Shell(message));
     }
 
     /// All is done here too: the target may forget the migration.
@@ -380,7 +380,7 @@ impl SourceLoop {
             self.report.observe(&engine.status());
         }
         self.report.told(&ToSourceShell::Finished);
-        self.tell(Told::Shell(ToSourceShell::Finished));
+        self.tell(ToTask::Shell(ToSourceShell::Finished));
         self.say(&ToTargetShell::Bye);
     }
 

@@ -46,7 +46,7 @@ pub struct Away {
     pub owner: Option<SourceLoop>,
     pub content: Arc<source::content::Content>,
     queue: Receiver<source::Input>,
-    told: UnboundedReceiver<source::Told>,
+    told: UnboundedReceiver<source::ToTask>,
 }
 
 /// A migration to here, with its loop as long as that runs.
@@ -54,7 +54,7 @@ pub struct Here {
     pub slot: Arc<TargetSlot>,
     pub owner: Option<TargetLoop>,
     queue: Receiver<receiver::Input>,
-    told: UnboundedReceiver<receiver::Told>,
+    told: UnboundedReceiver<receiver::ToTask>,
 }
 
 /// The agent of one life.
@@ -336,7 +336,7 @@ impl Away {
     fn drive(&mut self) {
         while let Ok(told) = self.told.try_recv() {
             let notice = match told {
-                source::Told::Notice(notice) => notice,
+                source::ToTask::Notice(notice) => notice,
                 _ => continue,
             };
             let again = matches!(
@@ -356,7 +356,7 @@ impl Here {
     /// What whoever looks after a guest does where there is none.
     fn drive(&mut self) {
         while let Ok(told) = self.told.try_recv() {
-            if matches!(told, receiver::Told::Release) {
+            if matches!(told, receiver::ToTask::Release) {
                 self.slot.send(receiver::Input::Finished { given: BTreeSet::new() });
             }
         }

@@ -5,7 +5,7 @@ use super::host::Host;
 use super::model::{Model, SECTOR, bytes_of};
 use dray_api::{Order, Tuning};
 use dray_host::migration::intent::{
-    Options, Settings, SourceImage, SourceIntent, TargetImageIntent, TargetIntent, Way,
+    Options, Settings, SourceImage, SourceIntent, TargetImageIntent, TargetIntent, Conditions,
 };
 use dray_host::registry::ImageRecord;
 use dray_types::{Ancestor, BLOCK_SIZE, Epoch, ImageId, MigrationId};
@@ -52,7 +52,7 @@ impl World {
             bandwidth: None,
             max_downtime_ms: 300,
             deadline_ms: None,
-            way: Way::default(),
+            conditions: Conditions::default(),
             settings: Settings::default(),
             remove_replica: false,
             no_reuse: true,

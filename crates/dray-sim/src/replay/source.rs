@@ -44,7 +44,7 @@ impl SourceShell {
             tracking: false,
             dirty: BlockSet::new(),
             throttle: Throttle::new(),
-            mirrors: settings.strategy.way().mirrors,
+            mirrors: settings.strategy.traits().mirrors,
             told: BlockSet::new(),
             effects: Vec::new(),
         }
