@@ -20,6 +20,7 @@
 #![forbid(unsafe_code)]
 
 mod basis;
+mod capacity;
 pub mod hotset;
 pub mod lineage;
 pub mod order;

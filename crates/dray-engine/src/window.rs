@@ -4,6 +4,7 @@
 //! they come later than that by more than the allowed queueing delay (the idea of TCP Vegas). A
 //! demand read, the guest's memory and other traffic then wait behind that delay at most.
 
+use crate::capacity::{Capacity, FILLING};
 use crate::{MILLISECOND, SECOND, Time};
 
 /// Bounds of a [`Window`].
@@ -36,11 +37,9 @@ pub struct Window {
     min_rtt: u64,
     adjusted_at: Time,
     rate: f64,
-    capacity: f64,
     rate_at: Option<Time>,
     rate_bytes: u64,
-    /// Since `rate_at` something arrived while less than half a window was under way.
-    half_empty: bool,
+    capacity: Capacity,
 }
 
 impl Window {
@@ -53,10 +52,9 @@ impl Window {
             min_rtt: u64::MAX,
             adjusted_at: Time(0),
             rate: 0.0,
-            capacity: 0.0,
             rate_at: None,
             rate_bytes: 0,
-            half_empty: false,
+            capacity: Capacity::default(),
         }
     }
 
@@ -80,21 +78,24 @@ impl Window {
         self.rate
     }
 
-    /// What the link carries in bytes a second, as far as it was seen: as [`Self::rate`], but times in
-    /// which less than half a window was under way can only raise it. Zero until something was
-    /// delivered.
+    /// What the link carries in bytes a second, as far as it was seen: unlike [`Self::rate`], it does
+    /// not fall when less is sent. Zero until enough was delivered.
     pub fn capacity(&self) -> f64 {
-        self.capacity
+        self.capacity.bytes_per_second()
     }
 
     /// `bytes` have been sent or asked for.
     pub fn sent(&mut self, bytes: u64) {
         self.under_way += bytes;
+        self.capacity.sent();
     }
 
     /// `bytes` are no longer under way and did not arrive.
     pub fn lost(&mut self, bytes: u64) {
         self.under_way = self.under_way.saturating_sub(bytes);
+        if self.under_way == 0 {
+            self.capacity.drained();
+        }
     }
 
     /// A new session: the route may be another one, so the shortest round trip is forgotten.
@@ -105,11 +106,12 @@ impl Window {
     /// `bytes` sent at `sent_at` have arrived.
     pub fn arrived(&mut self, now: Time, sent_at: Time, bytes: u64) {
         let was_full = !self.open();
-        self.half_empty |= self.under_way < self.size / 2;
-        self.lost(bytes);
-        self.measure(now, bytes);
         let rtt = now.since(sent_at);
         self.min_rtt = self.min_rtt.min(rtt);
+        let enough = self.under_way >= self.filling();
+        self.capacity.arrived(now, sent_at, bytes, enough);
+        self.lost(bytes);
+        self.measure(now, bytes);
         // One adjustment per round trip: the effect of the last one must be visible first.
         if now.since(self.adjusted_at) < rtt {
             return;
@@ -126,7 +128,15 @@ impl Window {
     /// What the link takes for these bytes alone, in nanoseconds: the shortest round trip is that of
     /// the smallest run, and a larger one that takes longer has not queued.
     fn own_time(&self, bytes: u64) -> u64 {
-        if self.capacity > 0.0 { (bytes as f64 / self.capacity * SECOND as f64) as u64 } else { 0 }
+        let capacity = self.capacity();
+        if capacity > 0.0 { (bytes as f64 / capacity * SECOND as f64) as u64 } else { 0 }
+    }
+
+    /// Bytes that keep the link busy while they are under way: half a window, or less where the link is
+    /// so slow that it takes long for less.
+    fn filling(&self) -> u64 {
+        let time = self.min_rtt.saturating_mul(2).max(FILLING);
+        (self.size / 2).min((self.capacity() * time as f64 / SECOND as f64) as u64)
     }
 
     fn measure(&mut self, now: Time, bytes: u64) {
@@ -143,12 +153,8 @@ impl Window {
         let weight =
             if self.rate == 0.0 { 1.0 } else { (span as f64 / RATE_WINDOW as f64).min(1.0) };
         self.rate += (current - self.rate) * weight;
-        if !self.half_empty || current > self.capacity {
-            self.capacity += (current - self.capacity) * weight;
-        }
         self.rate_at = Some(now);
         self.rate_bytes = 0;
-        self.half_empty = false;
     }
 }
 
@@ -244,5 +250,149 @@ mod tests {
             window.arrived(at, at, 4096);
         }
         assert!((window.capacity() / full - 0.5).abs() < 0.05, "slower: {}", window.capacity());
+    }
+
+    /// A link behind a limit as the agent's budget is one: two streams each send a run while nothing is
+    /// owed, and what was sent is owed afterwards.
+    struct Limited {
+        rate: u64,
+        now: Time,
+        /// When everything that was sent is paid.
+        paid: Time,
+    }
+
+    impl Limited {
+        const STREAMS: usize = 2;
+
+        fn new(rate: u64) -> Self {
+            Self { rate, now: Time(SECOND), paid: Time(SECOND) }
+        }
+
+        /// Sends these runs at once; ends when the last of them has arrived.
+        fn round(&mut self, window: &mut Window, runs: &[u64]) {
+            let sent_at = self.now;
+            runs.iter().for_each(|&run| window.sent(run));
+            for pair in runs.chunks(Self::STREAMS) {
+                self.now = Time(self.now.0.max(self.paid.0) + MILLISECOND);
+                for &run in pair {
+                    window.arrived(self.now, sent_at, run);
+                    self.paid = Time(self.paid.0.max(self.now.0) + run * SECOND / self.rate);
+                }
+            }
+        }
+    }
+
+    /// What a guest leaves dirty: small runs, more of them in some rounds, and then a few long ones.
+    fn scattered(round: usize) -> Vec<u64> {
+        [vec![48 << 10; 16 + round % 8], vec![1 << 20, 1 << 20, 64 << 10]].concat()
+    }
+
+    /// Each round is less than half of the smallest window, and the limit lets its last runs through
+    /// in no time.
+    #[test]
+    fn a_run_that_is_paid_afterwards_makes_no_larger_link() {
+        const RATE: u64 = 4 << 20;
+        let (mut window, mut link) = (Window::new(COPY_WINDOW), Limited::new(RATE));
+        link.round(&mut window, &[64 << 10, 340 << 10, 480 << 10]);
+        for round in 0..40 {
+            link.round(&mut window, &scattered(round));
+            let share = window.capacity() / RATE as f64;
+            assert!(share < 1.5, "carried after round {round}: {share} of the limit");
+            assert!(share > 0.6 || round < 5, "carried after round {round}: {share} of the limit");
+        }
+    }
+
+    /// What a limit has saved up in a pause goes through at once, and is no more than it carries.
+    #[test]
+    fn a_pause_makes_no_larger_link() {
+        const RATE: u64 = 4 << 20;
+        let (mut window, mut link) = (Window::new(COPY_WINDOW), Limited::new(RATE));
+        (0..10).for_each(|round| link.round(&mut window, &scattered(round)));
+        for round in 0..100 {
+            link.now = Time(link.now.0 + SECOND);
+            link.round(&mut window, &[1 << 20, 1 << 20]);
+            let share = window.capacity() / RATE as f64;
+            assert!((0.8..1.5).contains(&share), "carried after round {round}: {share}");
+        }
+    }
+
+    #[test]
+    fn short_rounds_tell_of_a_link_that_has_become_slower() {
+        let (mut window, mut link) = (Window::new(COPY_WINDOW), Limited::new(16 << 20));
+        (0..40).for_each(|round| link.round(&mut window, &scattered(round)));
+        link.rate = 4 << 20;
+        (0..10).for_each(|round| link.round(&mut window, &scattered(round)));
+        let share = window.capacity() / link.rate as f64;
+        assert!(share < 1.5, "carried: {share} of the limit");
+    }
+
+    /// A window that a link has filled and that drains: a block of 4 KiB a millisecond until `at(2048)`,
+    /// when one is left.
+    fn draining() -> Window {
+        let mut window = Window::new(WindowLimits { min: 8 << 20, max: 8 << 20, delay: SECOND });
+        (0..2048).for_each(|_| window.sent(4096));
+        (1..2048).for_each(|ms| window.arrived(at(ms), at(0), 4096));
+        window
+    }
+
+    fn at(ms: u64) -> Time {
+        Time(SECOND + ms * MILLISECOND)
+    }
+
+    /// One is sent every 4 ms, and as each takes 5 ms, something is under way at all times.
+    #[test]
+    fn a_trickle_into_what_drains_is_no_smaller_link() {
+        let mut window = draining();
+        for ms in (2048..20_000).step_by(4) {
+            window.sent(4096);
+            window.arrived(at(ms + 1), at(ms - 4), 4096);
+        }
+        let share = window.capacity() / 4_096_000.0;
+        assert!((share - 1.0).abs() < 0.05, "carried: {share} of what it does");
+    }
+
+    /// Now each takes the link a tenth of the time, and few are under way.
+    #[test]
+    fn what_arrives_was_carried_however_little_is_under_way() {
+        let mut window = draining();
+        for ms in 2048..20_000 {
+            (0..10).for_each(|_| window.sent(4096));
+            (0..10).for_each(|_| window.arrived(at(ms + 1), at(ms), 4096));
+        }
+        let share = window.capacity() / 40_960_000.0;
+        assert!((share - 1.0).abs() < 0.05, "carried: {share} of what it does");
+    }
+
+    /// A block of 4 KiB a millisecond fills the link. Then every other one is sent, and for 400 ms of
+    /// each second nobody gets to acknowledge any.
+    #[test]
+    fn acknowledgements_that_come_late_and_together_make_no_larger_link() {
+        let mut window = Window::new(WindowLimits { min: 8 << 20, max: 8 << 20, delay: SECOND });
+        let full = 4096.0 * 1000.0;
+        let mut queue = std::collections::VecDeque::new();
+        for ms in 0..10_000 {
+            let now = Time(ms * MILLISECOND);
+            while ms < 5000 && window.open() {
+                window.sent(4096);
+                queue.push_back(now);
+            }
+            if ms < 5000 {
+                window.arrived(now, queue.pop_front().unwrap(), 4096);
+            }
+        }
+        window.lost(window.under_way());
+        queue.clear();
+        for ms in 10_000..30_000 {
+            let now = Time(ms * MILLISECOND);
+            let stalled = ms % 1000 < 400;
+            let come = if stalled { 0 } else { queue.len() };
+            queue.drain(..come).for_each(|sent_at| window.arrived(now, sent_at, 4096));
+            if ms % 2 == 0 {
+                window.sent(4096);
+                queue.push_back(now);
+            }
+            let share = window.capacity() / full;
+            assert!(share < 1.2, "carried after {ms} ms: {share} of what it does");
+        }
     }
 }
