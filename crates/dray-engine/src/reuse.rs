@@ -404,7 +404,10 @@ mod tests {
         assert_eq!(reuse.next_run(run, &there), NextRun::Send(run));
         (reuse.known, reuse.mode) = (true, Mode::Off);
         assert_eq!(reuse.next_run(run, &there), NextRun::Describe(BlockRange::new(0, 32)));
-        assert_eq!(reuse.next_run(BlockRange::new(0, 48), &there), NextRun::Send(BlockRange::new(0, 48)));
+        assert_eq!(
+            reuse.next_run(BlockRange::new(0, 48), &there),
+            NextRun::Send(BlockRange::new(0, 48))
+        );
     }
 
     #[test]

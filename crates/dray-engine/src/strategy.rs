@@ -69,7 +69,8 @@ impl Scheme {
     pub(crate) fn of(strategy: Strategy, tuning: &Tuning) -> Self {
         let traits = strategy.traits();
         let chosen = tuning.copy_only.as_ref().filter(|_| traits.chooses);
-        let copies = traits.copies && chosen.is_none_or(|sets| sets.iter().any(|set| !set.is_empty()));
+        let copies =
+            traits.copies && chosen.is_none_or(|sets| sets.iter().any(|set| !set.is_empty()));
         let syncs = copies && traits.syncs;
         let handover_size = tuning.handover_size.filter(|_| traits.leaves_some);
         let equal = syncs && handover_size.is_none();

@@ -257,7 +257,7 @@ impl Density {
 mod tests {
     use super::*;
     use crate::config::HeatConfig;
-    use crate::heat::Op;
+    use crate::op::Op;
     use crate::order::by_density;
     use dray_types::BlockSet;
 

@@ -2,20 +2,12 @@
 
 use crate::config::HeatConfig;
 use crate::coverage::CandidateCoverage;
+use crate::op::Op;
 use crate::round::WEIGHT;
 use crate::segments::{self, SegmentScore};
 use crate::track::Track;
 use crate::trial::Regret;
 use dray_types::{BlockRange, Schedule};
-
-/// A guest's access to an image.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Op {
-    /// Blocks were read.
-    Read,
-    /// Blocks were changed: written, zeroed or discarded.
-    Write,
-}
 
 /// Longest part of one access that is counted: 1 GiB. Longer ones are discards and zeroes of whole
 /// disks, which say nothing of where the guest works.

@@ -7,7 +7,8 @@
 //! costs the guest anything, and what is counted was made without a gap. A log has one ring, or one for
 //! each thread (a lane), so that threads need not share the line that counts pushes.
 
-use crate::heat::{Heat, Op};
+use crate::heat::Heat;
+use crate::op::Op;
 use dray_types::BlockRange;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

@@ -2,7 +2,7 @@
 //!
 //! For the simulator, and the oracle that the incremental [`Heat`](crate::Heat) is tested against.
 
-use crate::heat::Op;
+use crate::op::Op;
 use dray_types::{BlockRange, BlockSet, Schedule};
 use std::collections::BTreeMap;
 

@@ -2,8 +2,8 @@
 
 use crate::config::{ColdOrder, HeatConfig};
 use crate::density::{Density, Weights};
-use crate::heat::Op;
 use crate::joined::{Joined, Piece};
+use crate::op::Op;
 use crate::round::Round;
 use crate::streams::Streams;
 use dray_types::{BlockRange, Schedule};

@@ -3,7 +3,7 @@
 use crate::config::{ColdOrder, Count, HeatConfig, History};
 use crate::coverage::{CandidateCoverage, Coverage};
 use crate::density::{Density, Weights};
-use crate::heat::Op;
+use crate::op::Op;
 use crate::order;
 use crate::round::Round;
 use crate::streams::Streams;

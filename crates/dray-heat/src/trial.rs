@@ -11,7 +11,7 @@
 //! is worth less then, and the next trial begins.
 
 use crate::density::{Density, Weights};
-use crate::heat::Op;
+use crate::op::Op;
 use crate::positions::Positions;
 use crate::spread::{Spread, spread};
 use dray_types::{BlockRange, Schedule};

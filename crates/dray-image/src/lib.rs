@@ -33,6 +33,7 @@ pub mod layers;
 pub mod locks;
 mod missing;
 pub mod names;
+mod needs;
 pub mod overlay;
 pub mod runs;
 pub mod snapshot;
@@ -51,10 +52,7 @@ pub use backend::{
 pub use client::{Client, Departure, IsRunning, IsThere, Origin, working_for};
 pub use descriptors::{has_open, is_open_elsewhere};
 pub use device::{DeviceMark, DeviceState};
-pub use disk::{
-    Access, Accesses, Disk, DiskStats, Fetcher, Fill, IntentLog, PresentLog, RECORDING_PLACES,
-    Recording, WriteDelay, WriteWitness,
-};
+pub use disk::{Access, Accesses, Disk, RECORDING_PLACES, Recording, WriteDelay, WriteWitness};
 pub use error::{Error, ErrorKind, Result};
 pub use gate::Quiesced;
 pub use image::{Attempt, Extent, ExtentKind, Geometry, Image, WriteBackError, ZeroMode};
@@ -63,7 +61,9 @@ pub use late::Late;
 pub use latency::Latencies;
 pub use locks::{FileId, Hold, InUse, QemuLocks};
 pub use names::ImageNames;
+pub use needs::{Fetcher, Fill, IntentLog, PresentLog};
 pub use overlay::Overlay;
 pub use snapshot::{Snapshot, Spill};
 pub use spill::{SpillFile, leave_room};
+pub use stats::DiskStats;
 pub use tracker::{DirtyRuns, INTENT_REGION_BYTES};

@@ -6,7 +6,7 @@
 //! sees that it must still be recorded.
 
 use crate::blockmap::AtomicBlockMap;
-use crate::disk::{Fetcher, Fill, PresentLog};
+use crate::needs::{Fetcher, Fill, PresentLog};
 use crate::stripes::Stripes;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Arc, Mutex};

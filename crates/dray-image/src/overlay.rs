@@ -9,9 +9,9 @@
 //! the data sync and then a durable record of every block that came here before it.
 
 use crate::blockmap::AtomicBlockMap;
-use crate::disk::PresentLog;
 use crate::image::Joined;
 use crate::missing::Touched;
+use crate::needs::PresentLog;
 use crate::runs::copy_run;
 use crate::stripes::Stripes;
 use crate::sync::Arc;

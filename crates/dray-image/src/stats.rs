@@ -1,8 +1,34 @@
 //! Counters of a disk, spread over shards so that counting does not slow requests down.
 
-use crate::disk::DiskStats;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::shard;
+
+/// Counters of a disk since it was made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct DiskStats {
+    /// Guest reads.
+    pub reads: u64,
+    /// Guest writes.
+    pub writes: u64,
+    /// Guest zeroes and discards.
+    pub zeroes: u64,
+    /// Guest flushes.
+    pub flushes: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes written.
+    pub write_bytes: u64,
+    /// Reads that had to wait for a missing block.
+    pub remote_reads: u64,
+    /// Writes, zeroes and discards that had to wait for a partly overwritten missing block.
+    pub remote_writes: u64,
+    /// Nanoseconds that reads and writes waited for missing blocks, summed.
+    pub remote_wait_nanos: u64,
+    /// Missing blocks that arrived.
+    pub filled_blocks: u64,
+    /// Missing blocks that the guest overwrote before they were fetched.
+    pub cancelled_blocks: u64,
+}
 
 const SHARDS: usize = 16;
 

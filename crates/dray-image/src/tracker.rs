@@ -8,7 +8,7 @@
 
 use crate::Result;
 use crate::blockmap::AtomicBlockMap;
-use crate::disk::IntentLog;
+use crate::needs::IntentLog;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use crate::sync::{Arc, Condvar, Mutex, MutexGuard};
 use dray_types::{BLOCK_SIZE, BlockRange};

@@ -6,7 +6,7 @@
 //! image. The notes are taken back, and this process brings, changes and records nothing more.
 
 use crate::blockmap::AtomicBlockMap;
-use crate::disk::PresentLog;
+use crate::needs::PresentLog;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 use crate::{Error, ErrorKind, Result, WriteBackError};

@@ -116,7 +116,12 @@ pub fn contents(images: &[Moved]) -> Vec<Content> {
 
 /// What the source has to do, for `dray plan`, for what a migration is predicted to take, for the order
 /// of a batch and for `auto` alike; `contents` names what of each image holds data.
-pub fn load(images: &[Moved], contents: &[Content], conditions: &Conditions, limit: Option<BitRate>) -> Load {
+pub fn load(
+    images: &[Moved],
+    contents: &[Content],
+    conditions: &Conditions,
+    limit: Option<BitRate>,
+) -> Load {
     let (mut chunks, now) = (Vec::new(), Instant::now());
     for (ix, (image, content)) in images.iter().zip(contents).enumerate() {
         let unused = ImageHeat::new(image.len);

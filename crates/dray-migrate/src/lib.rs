@@ -5,6 +5,7 @@
 //! * [`guest`]: the part of a migration that belongs to the guest.
 //! * [`forecast`]: what the planner is told of images and links; [`links`]: how fast links were.
 //! * What is durable of them, and what a restart and a claim make of that: [`dray_host::migration`].
+//! * [`shown`]: what both sides show in the same words.
 //! * [`slots`]: the migrations this agent knows, for the API and the listener.
 
 pub mod forecast;
@@ -12,6 +13,7 @@ pub mod guest;
 pub mod links;
 pub mod messages;
 pub mod receiver;
+pub mod shown;
 pub mod slots;
 pub mod source;
 #[cfg(test)]

@@ -8,7 +8,7 @@
 //! of a migration count together, also those of Backfill: its source sends them, so that one budget
 //! at the source holds everything.
 
-use crate::pace::{Bucket, Class, MAX_URGENT_DEBT};
+use crate::bucket::{Bucket, Class, MAX_URGENT_DEBT};
 use dray_types::BitRate;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;

@@ -6,6 +6,7 @@
 //! have a thread per stream. What the bytes mean for a migration is decided elsewhere: here they
 //! are only bounded, checked, moved and counted.
 
+pub mod bucket;
 pub mod budget;
 pub mod compress;
 pub mod control;

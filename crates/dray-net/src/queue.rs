@@ -1,8 +1,9 @@
 //! The jobs that the data streams of a session share: urgent ones first, the rest in order and at
 //! the budget's pace.
 
+use crate::bucket::Class;
 use crate::kept::Kept;
-use crate::pace::{Class, Pacer};
+use crate::pace::Pacer;
 use dray_types::{BlockRange, Epoch, ImageIndex};
 use std::collections::VecDeque;
 use std::io;

@@ -320,7 +320,7 @@ impl Worker {
             Encoding::Zstd => &mut self.packed[..len],
         };
         self.stream.write_both(&bytes, payload).map_err(Failed::Link)?;
-        Ok(began.elapsed().max(self.setup.pacer.ready_in(crate::pace::Class::Bulk)))
+        Ok(began.elapsed().max(self.setup.pacer.ready_in(crate::bucket::Class::Bulk)))
     }
 
     fn count(&self, header: &FrameHeader, kept: usize) {

@@ -13,10 +13,9 @@ use serde_json::json;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::graph::{Graph, Layer};
+use crate::nodes::{add_node, after_exchange, delete_node, undo_add};
 use crate::options::Options;
-use crate::pivot::{
-    abandon_pivot, add_node, after_exchange, delete_node, delete_rest, exchange, unasked, undo_add,
-};
+use crate::pivot::{abandon_pivot, delete_rest, exchange, unasked};
 use crate::plan::{LayerPlan, check_unused};
 use crate::qmp::Qmp;
 

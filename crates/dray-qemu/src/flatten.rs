@@ -14,11 +14,9 @@ use serde_json::Value;
 use crate::adopt::{AdoptOptions, NbdExport, check_size, local_layer};
 use crate::error::{Error, ErrorKind, Result, not_undone};
 use crate::graph::{Graph, Layer, VmDisk};
+use crate::nodes::{add_node, after_exchange, delete_node, undo_add};
 use crate::options::Options;
-use crate::pivot::{
-    MayPivot, abandon_pivot, add_node, after_exchange, delete_node, delete_rest, is_pivoting,
-    mirror, undo_add,
-};
+use crate::pivot::{MayPivot, abandon_pivot, delete_rest, is_pivoting, mirror};
 use crate::plan::{LayerPlan, Pivot, check_unused, node_name, raw_node};
 use crate::qmp::Qmp;
 

@@ -18,8 +18,8 @@
 
 use crate::error::{Result, not_undone};
 use crate::graph::device_id;
+use crate::nodes::{add_node, after_exchange, delete_node};
 use crate::options::Options;
-use crate::pivot::{add_node, after_exchange, delete_node};
 use crate::qmp::{Qmp, Version};
 use serde_json::{Value, json};
 

@@ -26,6 +26,7 @@ pub mod flatten;
 pub mod graph;
 pub mod iothread;
 pub mod migrate;
+mod nodes;
 pub mod options;
 mod pivot;
 pub mod plan;

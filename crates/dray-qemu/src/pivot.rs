@@ -6,33 +6,10 @@ use serde_json::{Value, json};
 use crate::error::{Error, ErrorKind, Result, not_undone};
 use crate::graph::{Graph, Layer};
 use crate::iothread;
+use crate::nodes::delete_node;
 use crate::options::Options;
-use crate::plan::{LayerPlan, Pivot, node_name};
+use crate::plan::{LayerPlan, Pivot};
 use crate::qmp::{Event, Events, Qmp};
-
-/// Adds a node.
-pub(crate) async fn add_node(qmp: &Qmp, options: &Options) -> Result<()> {
-    let name = options.get("node-name").and_then(Value::as_str).unwrap_or_default();
-    let added = qmp.execute("blockdev-add", Value::Object(options.clone())).await;
-    added.map(|_| ()).map_err(|e| e.during(format!("could not add block node {name}")))
-}
-
-/// Deletes a node; one that is not there is deleted.
-pub(crate) async fn delete_node(qmp: &Qmp, name: &str) -> Result<()> {
-    if !Graph::read(qmp).await?.has_node(name) {
-        return Ok(());
-    }
-    let deleted = qmp.execute("blockdev-del", json!({ "node-name": name })).await;
-    deleted.map(|_| ()).map_err(|e| e.during(format!("could not delete block node {name}")))
-}
-
-/// Removes a node that was added for a step that failed with `error`; returns what to report.
-pub(crate) async fn undo_add(qmp: &Qmp, node: &str, error: Error) -> Error {
-    match delete_node(qmp, node).await {
-        Ok(()) => error,
-        Err(undo) => not_undone(error, &format!("block node {node} could not be removed"), undo),
-    }
-}
 
 /// Deletes what a pivot has left of a layer, uppermost first; the node that was kept stays.
 pub(crate) async fn delete_rest(qmp: &Qmp, plan: &LayerPlan, old: &Layer) -> Result<()> {
@@ -89,18 +66,13 @@ async fn reopen(
     };
     let done = match graph.child(name, "file") {
         Some(old) => {
-            let holder = (old != plan.nbd_node()).then(|| holder_of(plan));
+            let holder = (old != plan.nbd_node()).then(|| plan.holder_node());
             let nodes = (old, file, holder.as_deref());
             iothread::guarded(qmp, &plan.qdev, nodes, reopened).await
         }
         None => reopened().await,
     };
     done.map_err(|e| e.during(format!("could not put node {name} on {file}")))
-}
-
-/// The node that is there while a disk in an iothread is reopened.
-pub(crate) fn holder_of(plan: &LayerPlan) -> String {
-    node_name("old", &plan.qdev, plan.depth)
 }
 
 fn supports_backing(options: &Options) -> bool {
@@ -146,14 +118,6 @@ async fn is_on(qmp: &Qmp, plan: &LayerPlan, node: &str) -> Result<bool> {
     Ok(Graph::read(qmp).await?.disk(&plan.qdev)?.active().top().name == node)
 }
 
-/// What failed when a layer was exchanged already: nobody may take it for undone.
-pub(crate) fn after_exchange(error: Error) -> Error {
-    if error.kind().is_unknown() {
-        return error;
-    }
-    Error::with_source(ErrorKind::NotUndone, "the disk was put there, and then", error)
-}
-
 fn job_name(plan: &LayerPlan) -> String {
     format!("dray-pivot-{}", plan.nbd_node())
 }
@@ -166,7 +130,7 @@ fn job_name(plan: &LayerPlan) -> String {
 pub async fn abandon_pivot(qmp: &Qmp, plan: &LayerPlan) -> Result<()> {
     let mut events = qmp.events();
     abandon_job(qmp, &job_name(plan), &mut events).await?;
-    delete_node(qmp, &holder_of(plan)).await
+    delete_node(qmp, &plan.holder_node()).await
 }
 
 /// Whether the mirror of an exchange is there, whatever its state.

@@ -11,7 +11,6 @@ use crate::bitmap;
 use crate::error::{Error, ErrorKind, Result};
 use crate::graph::{Graph, Layer, Node, VmDisk};
 use crate::options::{NodeOptions, Options};
-use crate::pivot::holder_of;
 
 /// QEMU takes node names of up to this many bytes.
 const MAX_NODE_NAME: usize = 31;
@@ -152,6 +151,11 @@ impl LayerPlan {
     /// The name of the NBD node that stands for the local node while dray has the image.
     pub fn nbd_node(&self) -> String {
         node_name("nbd", &self.qdev, self.depth)
+    }
+
+    /// The name of the node that holds the layer's file while a disk in an iothread is reopened.
+    pub(crate) fn holder_node(&self) -> String {
+        node_name("old", &self.qdev, self.depth)
     }
 
     /// The layer as it is now.
@@ -353,7 +357,7 @@ pub(crate) fn check_unused(
     for node in [Some(&layer.protocol), layer.format.as_ref()].into_iter().flatten() {
         // An agent that died may have left its own.
         let mut users = graph.parents(&node.name);
-        users.retain(|user| user.parent != holder_of(plan));
+        users.retain(|user| user.parent != plan.holder_node());
         for user in &users {
             let ours = matches!(user.role.as_str(), "file" | "backing" | "root");
             let wanted = layer.format.as_ref().is_some_and(|f| f.name == user.parent);

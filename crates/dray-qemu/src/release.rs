@@ -7,10 +7,8 @@ use std::time::{Duration, Instant};
 use crate::bitmap::{self, NewBitmap};
 use crate::error::{Error, ErrorKind, Result};
 use crate::graph::{Graph, Layer, Node, VmDisk};
-use crate::pivot::{
-    MayPivot, abandon_pivot, add_node, after_exchange, delete_node, delete_rest, exchange, unasked,
-    undo_add,
-};
+use crate::nodes::{add_node, after_exchange, delete_node, undo_add};
+use crate::pivot::{MayPivot, abandon_pivot, delete_rest, exchange, unasked};
 use crate::plan::LayerPlan;
 use crate::qmp::Qmp;
 

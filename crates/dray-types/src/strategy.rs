@@ -1,4 +1,4 @@
-//! Strategies: which blocks move before the guest and which after it. What each does is its row in [`Strategy::way`].
+//! Strategies: which blocks move before the guest and which after it. What each does is its row in [`Strategy::traits`].
 
 use serde::{Deserialize, Serialize};
 use std::fmt;

@@ -3,7 +3,7 @@
 //! mirror, another file) has writes of the guest that the target would never see.
 
 use super::look::Look;
-use super::picture::resident_name;
+use super::picture::{MERGE, resident_name};
 use dray_host::migration::intent::SourceImage;
 use dray_qemu::{Layer, LayerPlan, VmDisk};
 use std::path::Path;
@@ -18,9 +18,6 @@ pub struct Expected<'a> {
     pub nbd_socket: &'a Path,
 }
 
-/// What to do about an overlay that another program has put over a disk.
-pub const MERGE: &str = "merge the overlay into what is below it (`virsh blockcommit VM DISK --active --pivot`, \
-                         or `block-commit` and `job-complete` in QMP), then try again";
 /// What to do about anything else that was changed.
 const PREPARE: &str = "when nothing changes the vm's disks any more, prepare and migrate it again";
 

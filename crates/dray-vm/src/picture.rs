@@ -2,7 +2,6 @@
 //! under dray and back.
 
 use crate::hypervisor::{Hypervisor, Vm};
-use crate::last_look::MERGE;
 use crate::look::Look;
 use crate::released::plans_of;
 use crate::{own_files, qemu_error};
@@ -14,6 +13,10 @@ use dray_types::text::harmless;
 use serde_json::{Map, Value, json};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+
+/// What to do about an overlay that another program has put over a disk.
+pub const MERGE: &str = "merge the overlay into what is below it (`virsh blockcommit VM DISK --active --pivot`, \
+                         or `block-commit` and `job-complete` in QMP), then try again";
 
 /// Where a layer's bytes are.
 #[derive(Clone, PartialEq, Eq, Debug)]

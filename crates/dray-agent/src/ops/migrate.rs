@@ -7,7 +7,7 @@ use dray_api::{
     Started, Subject, TargetFormat,
 };
 use dray_files::unix_ms;
-use dray_host::migration::intent::{GuestFacts, Options, Settings, SourceIntent, Conditions};
+use dray_host::migration::intent::{Conditions, GuestFacts, Options, Settings, SourceIntent};
 use dray_host::refusals::{io_error, not_taken};
 use dray_migrate::forecast;
 use dray_migrate::links;

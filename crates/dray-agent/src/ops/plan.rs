@@ -6,7 +6,7 @@ use super::survey::Survey;
 use crate::agent::Agent;
 use dray_api::{ApiResult, Plan, Planned, PlannedStrategy, Predicted, Prepare, TargetFormat};
 use dray_engine::plan::{self, Goals, Load};
-use dray_host::migration::intent::{SourceImage, Conditions};
+use dray_host::migration::intent::{Conditions, SourceImage};
 use dray_host::refusals::io_error;
 use dray_host::registry::Entry;
 use dray_image::{FileImage, FileOptions, Image};

@@ -14,7 +14,7 @@
 use super::fetching::{BACKFILL_RUN, Backfill};
 use super::receiving::{found_blocks, pieces};
 use super::{Arrival, Target, TargetEffect};
-use crate::reuse::{Reuse, NextRun};
+use crate::reuse::{NextRun, Reuse};
 use crate::{SECOND, Time};
 use dray_types::{BlockRange, BlockSet, ImageIndex};
 use dray_wire::ToSource;

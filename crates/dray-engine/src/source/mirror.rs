@@ -69,7 +69,8 @@ impl Source {
         out: &mut Vec<SourceEffect>,
     ) {
         let listens = matches!(self.stage, Stage::Copy | Stage::Sync | Stage::Ready);
-        if !self.plan.strategy.traits().mirrors || !listens || self.link != Link::Up || !self.opened {
+        if !self.plan.strategy.traits().mirrors || !listens || self.link != Link::Up || !self.opened
+        {
             return;
         }
         let Some(offer) = self.plan.images.get(image.ix()) else { return };

@@ -17,7 +17,9 @@ pub use witness::WriteWitness;
 use crate::gate::{Gate, Quiesced};
 use crate::latency::{Latencies, Meter};
 use crate::missing::Missing;
+use crate::needs::{Fetcher, Fill, IntentLog, PresentLog};
 use crate::snapshot::{self, Keeper, Snapshot, Spill};
+use crate::stats::DiskStats;
 use crate::stats::{Counter, Counters};
 use crate::tracker::{DirtyRuns, Tracker};
 use crate::{Error, ErrorKind, Image, Result};
@@ -39,90 +41,6 @@ const LOG_PLACES: usize = 2048;
 
 /// How long a change that is in flight may take: a disk that takes longer is stuck.
 const IN_FLIGHT: Duration = Duration::from_secs(10);
-
-/// Gets blocks that this host does not have from the one that has them.
-pub trait Fetcher: Send + Sync {
-    /// Someone waits for these blocks: fetch them before others. Never blocks; the arrival shows
-    /// through [`Disk::fill`].
-    fn demand(&self, range: BlockRange);
-
-    /// Reads from the owner before handover, when this host owns nothing yet. May block.
-    ///
-    /// # Errors
-    /// When the owner cannot be asked or answers with an error.
-    fn peek(&self, offset: u64, buf: &mut [u8]) -> Result<()>;
-}
-
-/// Remembers which blocks arrived or were overwritten since this host became the owner (I2).
-pub trait PresentLog: Send + Sync {
-    /// Adds `present`; durable on return. Called only after the blocks' data is durable.
-    ///
-    /// # Errors
-    /// When it cannot be made durable; the guest's flush then fails.
-    fn record(&self, present: &BlockSet) -> Result<()>;
-
-    /// Notes that the blocks of `run` are in the image before anyone is told. The note need not
-    /// survive the host, only this process: a restart within the same boot takes noted blocks for
-    /// present, one after a power cut does not.
-    ///
-    /// # Errors
-    /// When it cannot be noted; what brought the blocks then fails, and they stay missing.
-    fn note(&self, run: BlockRange) -> Result<()>;
-
-    /// A data sync failed: of what was noted and is not recorded nobody knows what is in the image.
-    /// From the return on no later process takes it for present; what is noted after it counts
-    /// again.
-    ///
-    /// # Errors
-    /// When the notes cannot be taken back durably; nothing is noted or recorded until they are.
-    fn forget_notes(&self) -> Result<()>;
-}
-
-/// Remembers which regions were written into since tracking began.
-pub trait IntentLog: Send + Sync {
-    /// Adds region number `region`; durable on return. Called before the first write into it.
-    ///
-    /// # Errors
-    /// When it cannot be made durable; the guest's write then fails. A log that would rather give
-    /// the migration up than fail the write notes that and returns `Ok`.
-    fn open_region(&self, region: u64) -> Result<()>;
-}
-
-/// What arrived for a run of missing blocks.
-#[derive(Clone, Copy, Debug)]
-pub enum Fill<'a> {
-    /// Their content; as long as the run (what lies past the image's end is ignored).
-    Data(&'a [u8]),
-    /// They are all zeros.
-    Zero,
-}
-
-/// Counters of a disk since it was made.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct DiskStats {
-    /// Guest reads.
-    pub reads: u64,
-    /// Guest writes.
-    pub writes: u64,
-    /// Guest zeroes and discards.
-    pub zeroes: u64,
-    /// Guest flushes.
-    pub flushes: u64,
-    /// Bytes read.
-    pub read_bytes: u64,
-    /// Bytes written.
-    pub write_bytes: u64,
-    /// Reads that had to wait for a missing block.
-    pub remote_reads: u64,
-    /// Writes, zeroes and discards that had to wait for a partly overwritten missing block.
-    pub remote_writes: u64,
-    /// Nanoseconds that reads and writes waited for missing blocks, summed.
-    pub remote_wait_nanos: u64,
-    /// Missing blocks that arrived.
-    pub filled_blocks: u64,
-    /// Missing blocks that the guest overwrote before they were fetched.
-    pub cancelled_blocks: u64,
-}
 
 /// A guest's disk.
 pub struct Disk {

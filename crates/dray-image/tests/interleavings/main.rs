@@ -36,11 +36,11 @@ mod sync {
     }
 }
 
-mod disk {
+mod needs {
     pub use dray_image::{Fetcher, Fill, IntentLog, PresentLog};
 }
 
-use disk::IntentLog;
+use needs::IntentLog;
 // The sources take these from the crate.
 use dray_image::{Attempt, Error, ErrorKind, Image, Result, WriteBackError, ZeroMode};
 use dray_types::{BlockRange, BlockSet};

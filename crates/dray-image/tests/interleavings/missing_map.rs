@@ -1,7 +1,7 @@
 //! The missing map: guests write and read, blocks arrive, syncs fail.
 
-use crate::disk::{Fetcher, Fill, PresentLog};
 use crate::missing::{Missing, Touched};
+use crate::needs::{Fetcher, Fill, PresentLog};
 use crate::{Numbers, block, explore};
 use dray_image::{Error, ErrorKind, Extent, Geometry, Image, Result, ZeroMode};
 use dray_types::{BLOCK_SIZE, BlockRange, BlockSet};

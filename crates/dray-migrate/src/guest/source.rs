@@ -138,7 +138,9 @@ impl SourceVmTask {
     async fn wait_for_guest(&mut self) -> Result<(), Stop> {
         self.wait(|told| match told {
             ToTask::Notice(SourceNotice::Done)
-            | ToTask::Shell(ToSourceShell::GuestRunning | ToSourceShell::GuestFailed(_)) => Some(()),
+            | ToTask::Shell(ToSourceShell::GuestRunning | ToSourceShell::GuestFailed(_)) => {
+                Some(())
+            }
             _ => None,
         })
         .await

@@ -4,14 +4,13 @@
 use super::receiver::TargetVmTask;
 use crate::messages::ToSourceShell;
 use crate::receiver::Input;
-use dray_api::{ErrorKind, Refusal};
+use crate::shown::{WAITS, not_started};
+use dray_api::Refusal;
 use dray_qemu::{Error, ErrorKind as Qemu};
 use std::time::Duration;
 
 /// Pause between two tries.
 const AGAIN: Duration = Duration::from_secs(1);
-/// What is said as long as it is tried.
-const WAITS: &str = "the guest is not started yet";
 
 /// Why the guest's QEMU has not done something.
 #[derive(PartialEq, Eq, Debug)]
@@ -79,16 +78,6 @@ fn next(tried: Result<(), NotDone>, has_ended: impl FnOnce() -> bool) -> Next {
         }
         Err(NotDone::Silent(why)) => Next::Again(why),
     }
-}
-
-/// What both hosts show while the QEMU behind the socket `qmp` at the target does not answer. The end of that QEMU
-/// would be the end of the guest.
-pub fn not_started(qmp: &str, why: &str) -> Refusal {
-    let hint = format!(
-        "the target goes on asking its QEMU, which has the guest's memory: do not end it; if another program is \
-         connected to its QMP socket {qmp}, disconnect that"
-    );
-    Refusal::new(ErrorKind::Hypervisor, WAITS, why).hint(hint)
 }
 
 impl TargetVmTask {

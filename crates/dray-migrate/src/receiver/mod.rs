@@ -18,8 +18,8 @@ mod sink;
 mod verify;
 
 use crate::messages::{ToSourceShell, ToTargetShell};
+use crate::shown::shown_phase;
 use crate::slots::{self, Board};
-use crate::source::shown_phase;
 use crate::{Clock, Threads, Voided};
 pub use alone::Question;
 use dray_api::{MigrationState, Phase};

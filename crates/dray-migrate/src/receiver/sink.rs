@@ -281,7 +281,10 @@ impl Sink {
     }
 }
 
-fn place<'a>(places: &'a [Destination], header: &FrameHeader) -> dray_image::Result<&'a Destination> {
+fn place<'a>(
+    places: &'a [Destination],
+    header: &FrameHeader,
+) -> dray_image::Result<&'a Destination> {
     let place = places.get(usize::from(header.image.0));
     place.filter(|place| BlockRange::whole(place.len).contains(header.range)).ok_or_else(|| {
         let why = "a frame lies outside the image";
@@ -362,7 +365,12 @@ fn parts(header: &FrameHeader) -> impl Iterator<Item = (BlockRange, bool)> + '_ 
     })
 }
 
-fn bytes(place: &Destination, range: BlockRange, data: &[u8], owner: bool) -> dray_image::Result<()> {
+fn bytes(
+    place: &Destination,
+    range: BlockRange,
+    data: &[u8],
+    owner: bool,
+) -> dray_image::Result<()> {
     if owner {
         return place.disk.fill(range, Fill::Data(data)).map(drop);
     }

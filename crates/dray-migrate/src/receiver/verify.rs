@@ -2,7 +2,7 @@
 //! target's disk again and compared with the source's hash of it (I3).
 
 use super::{Input, TargetLoop};
-use crate::source::short_hash;
+use crate::shown::short_hash;
 use dray_image::{Image, runs};
 use dray_types::{BlockRange, BlockSet, ImageIndex};
 use dray_wire::ToSource;

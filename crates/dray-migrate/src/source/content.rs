@@ -1,6 +1,7 @@
 //! Reading the source's images for data streams, peeks and hashes.
 
 use super::jumps::Jumps;
+use crate::shown::short_hash;
 use dray_image::{Image, runs};
 use dray_net::RunSource;
 use dray_types::{BlockRange, ImageIndex};
@@ -60,13 +61,6 @@ impl Content {
         }
         Ok(hashes)
     }
-}
-
-/// The hash that verification compares.
-pub fn short_hash(bytes: &[u8]) -> [u8; 16] {
-    let mut short = [0; 16];
-    short.copy_from_slice(&blake3::hash(bytes).as_bytes()[..16]);
-    short
 }
 
 impl RunSource for Content {

@@ -7,8 +7,8 @@ use super::images::SourceImages;
 use super::rate::Rate;
 use crate::Clock;
 use crate::forecast::Now;
-use crate::guest::start::not_started;
 use crate::messages::{Made, NotReleased, ToSourceShell};
+use crate::shown::{not_started, shown_phase};
 use dray_api::{Amounts, ImageProgress, Phase, Predicted, Refusal, Step};
 use dray_engine::source::{SourceNotice, SourceStatus};
 use dray_engine::{Source, Time};
@@ -390,7 +390,8 @@ impl Report {
     /// What is known of the rest: of memory what QEMU says, and before that what was measured.
     fn now(&self, left: u64, rate: u64) -> Now {
         let memory = self.counts.guest_memory;
-        let conditions = self.slot.intent().options.map(|options| options.conditions).unwrap_or_default();
+        let conditions =
+            self.slot.intent().options.map(|options| options.conditions).unwrap_or_default();
         let (memory_left, memory_dirty) = match memory.sent {
             0 => (conditions.memory, conditions.memory_dirty),
             _ => (memory.left, memory.dirty_rate),
@@ -428,17 +429,6 @@ impl Report {
     pub(super) fn elapsed(&self) -> f64 {
         let started = self.counts.at(Mark::Started);
         started.map_or(0.0, |at| self.clock.micros().saturating_sub(at) as f64 / 1e6)
-    }
-}
-
-/// The engine's phase as the API names it.
-pub fn shown_phase(phase: dray_engine::Phase) -> Phase {
-    match phase {
-        dray_engine::Phase::Copy => Phase::Copy,
-        dray_engine::Phase::Sync => Phase::Sync,
-        dray_engine::Phase::Handover => Phase::Handover,
-        dray_engine::Phase::Backfill => Phase::Backfill,
-        dray_engine::Phase::Release => Phase::Release,
     }
 }
 

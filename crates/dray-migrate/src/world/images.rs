@@ -5,7 +5,7 @@ use super::host::Host;
 use super::model::{Model, SECTOR, bytes_of};
 use dray_api::{Order, Tuning};
 use dray_host::migration::intent::{
-    Options, Settings, SourceImage, SourceIntent, TargetImageIntent, TargetIntent, Conditions,
+    Conditions, Options, Settings, SourceImage, SourceIntent, TargetImageIntent, TargetIntent,
 };
 use dray_host::registry::ImageRecord;
 use dray_types::{Ancestor, BLOCK_SIZE, Epoch, ImageId, MigrationId};

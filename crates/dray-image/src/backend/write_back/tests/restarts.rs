@@ -1,7 +1,7 @@
 //! What the next process of an image tells of a loss, and which notes of blocks it believes.
 
 use super::*;
-use crate::disk::PresentLog;
+use crate::needs::PresentLog;
 use crate::unrecorded::Unrecorded;
 use dray_types::{BlockRange, BlockSet};
 

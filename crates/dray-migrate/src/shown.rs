@@ -1,0 +1,34 @@
+//! What both sides of a migration show in the same words, and compare in the same way.
+
+use dray_api::{ErrorKind, Phase, Refusal};
+
+/// What is said as long as the guest's start is tried.
+pub const WAITS: &str = "the guest is not started yet";
+
+/// The hash that verification compares.
+pub fn short_hash(bytes: &[u8]) -> [u8; 16] {
+    let mut short = [0; 16];
+    short.copy_from_slice(&blake3::hash(bytes).as_bytes()[..16]);
+    short
+}
+
+/// The engine's phase as the API names it.
+pub fn shown_phase(phase: dray_engine::Phase) -> Phase {
+    match phase {
+        dray_engine::Phase::Copy => Phase::Copy,
+        dray_engine::Phase::Sync => Phase::Sync,
+        dray_engine::Phase::Handover => Phase::Handover,
+        dray_engine::Phase::Backfill => Phase::Backfill,
+        dray_engine::Phase::Release => Phase::Release,
+    }
+}
+
+/// What both hosts show while the QEMU behind the socket `qmp` at the target does not answer. The end of that QEMU
+/// would be the end of the guest.
+pub fn not_started(qmp: &str, why: &str) -> Refusal {
+    let hint = format!(
+        "the target goes on asking its QEMU, which has the guest's memory: do not end it; if another program is \
+         connected to its QMP socket {qmp}, disconnect that"
+    );
+    Refusal::new(ErrorKind::Hypervisor, WAITS, why).hint(hint)
+}
