@@ -1,11 +1,12 @@
 # Every target does its own set-up on a fresh Debian 12 or newer: packages are installed when they
 # are missing, cargo fetches the pinned toolchain.
 .DEFAULT_GOAL := help
-.PHONY: help setup build test check fmt clippy doc pure deny tests s3 long demo bench soak soak-vm walk fuzz install clean
+.PHONY: help setup build test check fmt clippy doc pure links docs deny tests s3 long demo bench soak soak-vm walk fuzz install clean
 SHELL := /bin/bash
 
 STRATEGY ?= auto
 MINUTES ?= 10
+MDBOOK := 0.5.4
 # One of so many pairs of faults in `make long`; 1 runs all of them.
 PAIRS ?= 20
 PREFIX ?= /usr/local
@@ -29,7 +30,7 @@ test: setup ## every check and every test; the last line counts them
 	@$(MAKE) --no-print-directory check
 	@$(MAKE) --no-print-directory tests
 
-check: fmt clippy doc pure deny ## everything of `make test` but the tests
+check: fmt clippy doc pure links deny ## everything of `make test` but the tests
 
 fmt: ## formatting, as a check
 	cargo fmt --all --check
@@ -39,6 +40,13 @@ clippy: ## lints, no warning allowed
 
 doc: ## the crates' documentation, no warning allowed
 	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc --workspace --no-deps --locked --document-private-items --quiet
+
+docs: ## the documentation as a site with search, in target/site
+	@[ "$$(target/tools/bin/mdbook --version 2>/dev/null)" = "mdbook v$(MDBOOK)" ] || cargo install mdbook --version $(MDBOOK) --locked --no-default-features --features search --root target/tools
+	target/tools/bin/mdbook build
+
+links: ## links and file names in the documents
+	@ci/links.py
 
 pure: ## crate boundaries: the pure crates stay pure, dependencies point one way
 	@ci/pure.sh
