@@ -50,6 +50,14 @@ pub struct Repository {
     pub key_file: Option<PathBuf>,
 }
 
+/// Makes a repository.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct BackupInit(pub Repository);
+
+/// Removes content that no backup in a repository needs.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct BackupGc(pub Repository);
+
 /// Lists the backups in a repository.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -51,6 +51,11 @@ impl fmt::Display for BatchRef {
     }
 }
 
+/// Asks for every batch that the agent knows.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Batches {}
+
 /// Follows a batch to its end.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

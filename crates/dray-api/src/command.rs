@@ -1,99 +1,25 @@
-//! The commands: what a client may ask. Field for field the JSON of the public interface; unknown
-//! fields are refused, so that a misspelt option is not silently ignored.
+//! The fields of the commands. Field for field the JSON of the public interface; unknown fields are
+//! refused, so that a misspelt option is not silently ignored. The [table](crate::table) lists the
+//! commands; those of a larger subject stand in its file, as [`Backup`](crate::Backup).
 
 use super::options::Order;
 use super::options::Tuning;
 use super::text::MigrationRef;
+use super::{ApiResult, ErrorKind, Refusal, Started, Summary};
 use dray_types::{BitRate, ByteSize, Strategy};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// One line from a client.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+/// Asks who is there.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Request {
-    /// [`API_VERSION`](super::API_VERSION) of the client.
-    pub version: u32,
-    /// What to do.
-    pub command: Command,
-}
+pub struct Info {}
 
-/// Every command: `{"limit":{…}}`, or just its name when it has no fields.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Command {
-    /// Answered with [`AgentInfo`](super::AgentInfo).
-    Info,
-    /// Answered with [`Summary`](super::Summary), or [`Started`](super::Started) when detached.
-    Migrate(Migrate),
-    /// Answered with [`Prepared`](super::Prepared).
-    Prepare(Prepare),
-    /// Answered with a list of [`MigrationStatus`](super::MigrationStatus).
-    Status(Status),
-    /// Answered with [`Summary`](super::Summary).
-    Watch(Watch),
-    /// Answered with [`Cancelled`](super::Cancelled).
-    Cancel(Cancel),
-    /// Answered with [`Started`](super::Started).
-    Resume(Resume),
-    /// Answered with [`Limited`](super::Limited).
-    Limit(Limit),
-    /// Answered with a list of [`ImageStatus`](super::ImageStatus).
-    Images,
-    /// Answered with [`ImageStatus`](super::ImageStatus).
-    ImageAdd(ImageAdd),
-    /// Answered with [`ImageStatus`](super::ImageStatus), as it was.
-    ImageRemove(ImageRemove),
-    /// Answered with [`Spliced`](super::Spliced).
-    Adopt(Adopt),
-    /// Answered with [`Spliced`](super::Spliced).
-    Release(Release),
-    /// Answered with [`ImageStatus`](super::ImageStatus).
-    Resize(Resize),
-    /// Answered with [`Claimed`](super::Claimed).
-    Claim(Claim),
-    /// Answered with [`Unstalled`](super::Unstalled).
-    Unstall(Unstall),
-    /// Answered with [`Planned`](super::Planned).
-    Plan(super::Plan),
-    /// Answered with [`Backfilling`](super::Backfilling).
-    Backfill(Backfill),
-    /// Answered with [`Recorded`](super::Recorded), after [`Event::Accesses`](super::Event::Accesses).
-    Record(super::Record),
-    /// Answered with [`Seeded`](super::Seeded), after [`Event::Seeding`](super::Event::Seeding).
-    Seed(super::Seed),
-    /// Answered with [`LineageStatus`](super::LineageStatus).
-    Lineage(Lineage),
-    /// Answered with [`BackupDone`](super::BackupDone), after [`Event::Backup`](super::Event::Backup).
-    Backup(super::Backup),
-    /// Answered with [`BackupProgress`](super::BackupProgress), as it was.
-    BackupCancel(super::BackupCancel),
-    /// Answered with [`BackupListing`](super::BackupListing).
-    Backups(super::Backups),
-    /// Answered with [`RepositoryMade`](super::RepositoryMade).
-    BackupInit(super::Repository),
-    /// Answered with [`BackupPruned`](super::BackupPruned).
-    BackupPrune(super::BackupPrune),
-    /// Answered with [`BackupCollected`](super::BackupCollected).
-    BackupGc(super::Repository),
-    /// Answered with [`BackupVerified`](super::BackupVerified), after
-    /// [`Event::Backup`](super::Event::Backup).
-    BackupVerify(super::BackupVerify),
-    /// Answered with [`Restored`](super::Restored), after [`Event::Backup`](super::Event::Backup).
-    Restore(super::Restore),
-    /// Answered with [`BatchStatus`](super::BatchStatus), after
-    /// [`Event::Batch`](super::Event::Batch) unless detached.
-    Batch(super::Batch),
-    /// Answered with a list of [`BatchStatus`](super::BatchStatus).
-    Batches,
-    /// Answered with [`BatchStatus`](super::BatchStatus).
-    BatchWatch(super::BatchWatch),
-    /// Answered with [`BatchStatus`](super::BatchStatus).
-    BatchCancel(super::BatchCancel),
-    /// Answered with [`BatchStatus`](super::BatchStatus).
-    BatchLimit(super::BatchLimit),
-}
+/// Asks for every image that the agent knows.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Images {}
 
 /// What is moved.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -220,6 +146,44 @@ pub struct Migrate {
     /// What becomes of chains of images; as it was prepared when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chain: Option<Chain>,
+}
+
+/// Answer of [`Migrate`]. The one with more fields comes first: the other would be read of it too.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Migrated {
+    /// The migration has ended.
+    Ended(Box<Summary>),
+    /// It has started, and was to be left alone.
+    Started(Started),
+}
+
+impl Migrated {
+    /// How it ended.
+    ///
+    /// # Errors
+    /// When it has only started.
+    pub fn ended(self) -> ApiResult<Summary> {
+        match self {
+            Self::Ended(summary) => Ok(*summary),
+            Self::Started(_) => Err(Self::unexpected("the migration has not ended")),
+        }
+    }
+
+    /// That it has started.
+    ///
+    /// # Errors
+    /// When it has ended already.
+    pub fn started(self) -> ApiResult<Started> {
+        match self {
+            Self::Started(started) => Ok(started),
+            Self::Ended(_) => Err(Self::unexpected("the migration has ended")),
+        }
+    }
+
+    fn unexpected(why: &str) -> Refusal {
+        Refusal::new(ErrorKind::Internal, "the agent answers otherwise than it was asked", why)
+    }
 }
 
 /// Makes room and exports at the target.

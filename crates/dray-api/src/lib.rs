@@ -3,8 +3,8 @@
 //!
 //! One request per connection over a unix socket, as lines of JSON: the client sends
 //! `{"version":1,"command":{…}}`, the agent answers with any number of `{"event":…}` lines and ends
-//! with exactly one `{"result":…}` or `{"error":…}` line. The types are the public interface,
-//! described in `docs/reference/api.md`; a change that old clients would misread raises [`API_VERSION`].
+//! with exactly one `{"result":…}` or `{"error":…}` line. [`table`] lists the commands. The types are the
+//! public interface, described in `docs/reference/api.md`; a change that old clients would misread raises [`API_VERSION`].
 
 pub mod backup;
 pub mod batch;
@@ -16,6 +16,7 @@ pub mod progress;
 pub mod record;
 pub mod report;
 pub mod seed;
+pub mod table;
 pub mod text;
 pub mod trouble;
 pub mod tuning;
@@ -31,6 +32,7 @@ pub use progress::*;
 pub use record::*;
 pub use report::*;
 pub use seed::*;
+pub use table::*;
 pub use trouble::Trouble;
 
 /// Version of the JSON interface. The agent refuses requests of any other version.
@@ -91,6 +93,22 @@ mod tests {
         }
         let counted: Vec<_> = kinds.into_iter().collect();
         assert_eq!(counted, [("error", 1), ("event", 7), ("result", 3), ("version", 10)]);
+    }
+
+    #[test]
+    fn the_document_names_every_command_and_who_sends_which_event() {
+        let text = include_str!("../../../docs/reference/api.md");
+        for (name, events) in Command::ALL {
+            let row = format!("\n| `{name}`");
+            let heading = format!("\n### {name}\n");
+            assert!(text.contains(&row) || text.contains(&heading), "{name} is not in api.md");
+            for event in *events {
+                let row = format!("| `{event}` | ");
+                let senders = text.lines().find_map(|line| line.strip_prefix(&*row));
+                let senders = senders.and_then(|rest| rest.split('|').next()).unwrap_or_default();
+                assert!(senders.contains(&format!("`{name}`")), "{event} of {name}: {senders}");
+            }
+        }
     }
 
     #[test]

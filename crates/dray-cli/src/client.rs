@@ -1,10 +1,12 @@
 //! The client's end of the local API: one call a connection.
 
-use dray_api::{API_VERSION, ApiResult, Command, ErrorKind, Event, Refusal, Request};
+use dray_api::{API_VERSION, ApiResult, Ask, ErrorKind, Event, Refusal, Request};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::io;
+use std::marker::PhantomData;
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
@@ -18,28 +20,24 @@ pub struct Client {
     socket: PathBuf,
 }
 
-/// A command under way.
+/// A command under way, which will be answered with an `A`.
 #[derive(Debug)]
-pub struct Call {
+pub struct Call<A> {
     stream: BufReader<UnixStream>,
     /// The line being read; kept here so that `next` can be dropped and called again.
     line: Vec<u8>,
+    answer: PhantomData<A>,
 }
 
-/// One line of an answer.
-#[derive(Clone, PartialEq, Debug)]
-pub enum Reply {
-    /// More lines follow.
-    Event(Event),
-    /// The last line.
-    Result(Value),
-}
+/// One line of an answer: an event, after which more lines follow (`Continue`), or the last line
+/// (`Break`).
+pub type Reply<A> = ControlFlow<A, Event>;
 
 /// The last line as it is on the socket.
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case")]
-enum Last {
-    Result(Value),
+enum Last<A> {
+    Result(A),
     Error(Refusal),
 }
 
@@ -53,26 +51,26 @@ impl Client {
     ///
     /// # Errors
     /// `AgentUnreachable` (or `Denied`) when nobody takes it.
-    pub async fn start(&self, command: Command) -> ApiResult<Call> {
+    pub async fn start<C: Ask>(&self, command: C) -> ApiResult<Call<C::Answer>> {
         let mut stream =
             UnixStream::connect(&self.socket).await.map_err(|why| self.unreachable(&why))?;
-        let request = Request { version: API_VERSION, command };
+        let request = Request { version: API_VERSION, command: command.into() };
         let mut line = serde_json::to_vec(&request)
             .map_err(|why| Refusal::new(ErrorKind::Internal, "cannot write the request", why))?;
         line.push(b'\n');
         stream.write_all(&line).await.map_err(|why| lost(&why))?;
-        Ok(Call { stream: BufReader::new(stream), line: Vec::new() })
+        Ok(Call { stream: BufReader::new(stream), line: Vec::new(), answer: PhantomData })
     }
 
     /// Sends a command and waits for its result; events are passed over.
     ///
     /// # Errors
     /// The command's own error, or one of the connection.
-    pub async fn call<T: DeserializeOwned>(&self, command: Command) -> ApiResult<T> {
+    pub async fn call<C: Ask>(&self, command: C) -> ApiResult<C::Answer> {
         let mut call = self.start(command).await?;
         loop {
-            if let Reply::Result(value) = call.next().await? {
-                return typed(value);
+            if let Reply::Break(answer) = call.next().await? {
+                return Ok(answer);
             }
         }
     }
@@ -93,12 +91,12 @@ impl Client {
     }
 }
 
-impl Call {
+impl<A: DeserializeOwned> Call<A> {
     /// The next line of the answer.
     ///
     /// # Errors
     /// The command's error, which is its last line, or one of the connection.
-    pub async fn next(&mut self) -> ApiResult<Reply> {
+    pub async fn next(&mut self) -> ApiResult<Reply<A>> {
         let mut bounded = (&mut self.stream).take(MAX_ANSWER - self.line.len() as u64);
         bounded.read_until(b'\n', &mut self.line).await.map_err(|why| lost(&why))?;
         let line = std::mem::take(&mut self.line);
@@ -107,21 +105,15 @@ impl Call {
         }
         let value: Value = serde_json::from_slice(&line).map_err(|why| unreadable(&why))?;
         if value.get("event").is_some() {
-            return serde_json::from_value(value).map(Reply::Event).map_err(|why| unreadable(&why));
+            return serde_json::from_value(value)
+                .map(Reply::Continue)
+                .map_err(|why| unreadable(&why));
         }
         match serde_json::from_value(value).map_err(|why| unreadable(&why))? {
-            Last::Result(value) => Ok(Reply::Result(value)),
+            Last::Result(answer) => Ok(Reply::Break(answer)),
             Last::Error(error) => Err(error),
         }
     }
-}
-
-/// A result as the type that belongs to its command.
-///
-/// # Errors
-/// `Unsupported` when it is not of that type.
-pub fn typed<T: DeserializeOwned>(value: Value) -> ApiResult<T> {
-    serde_json::from_value(value).map_err(|why| unreadable(&why))
 }
 
 fn lost(why: &dyn std::fmt::Display) -> Refusal {

@@ -3,7 +3,6 @@
 
 use super::Agent;
 use crate::api::{Server, SocketAccess};
-use crate::ops::Operator;
 use dray_nbd::{ServerHandle, Tls};
 use dray_net::{ListenSettings, Listener};
 use parking_lot::{Mutex, MutexGuard};
@@ -84,7 +83,7 @@ impl Agent {
             tokio::time::sleep(AGAIN).await;
         };
         self.troubles.clear(KEY);
-        server.serve(Arc::new(Operator(Arc::clone(&self)))).await;
+        server.serve(self).await;
     }
 
     /// Answers peers.

@@ -1,10 +1,7 @@
 //! The agent's end of the local API: listens, reads one bounded request a connection, dispatches.
 
-use super::{AgentApi, Events};
-use dray_api::{
-    API_VERSION, ApiResult, BatchRef, BatchWatch, Command, ErrorKind, Event, Refusal, Request,
-    Watch,
-};
+use super::{AnswersAll, dispatch};
+use dray_api::{API_VERSION, ApiResult, Command, ErrorKind, Refusal, Request};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::io;
@@ -96,7 +93,7 @@ impl Server {
     }
 
     /// Serves until the future is dropped, each connection in a task of its own.
-    pub async fn serve<A: AgentApi>(&self, agent: Arc<A>) {
+    pub async fn serve<A: AnswersAll>(&self, agent: A) {
         let places = Arc::new(Semaphore::new(MAX_CLIENTS));
         // It ends when the semaphore is closed, which nobody does.
         while let Ok(place) = places.clone().acquire_owned().await {
@@ -110,7 +107,7 @@ impl Server {
             };
             let agent = agent.clone();
             tokio::spawn(async move {
-                if let Err(why) = answer(stream, &*agent).await {
+                if let Err(why) = answer(stream, &agent).await {
                     tracing::debug!(%why, "an API client hung up");
                 }
                 drop(place);
@@ -130,7 +127,7 @@ impl Drop for Server {
 /// One connection, from its request to its final line. A client that hangs up is noticed when an
 /// event cannot be written, which ends the watch and nothing else: every other command, once begun,
 /// is carried through.
-async fn answer<A: AgentApi>(stream: UnixStream, agent: &A) -> io::Result<()> {
+async fn answer<A: AnswersAll>(stream: UnixStream, agent: &A) -> io::Result<()> {
     let (read, mut write) = stream.into_split();
     let mut read = BufReader::new(read);
     let mut line = Vec::new();
@@ -147,7 +144,7 @@ async fn answer<A: AgentApi>(stream: UnixStream, agent: &A) -> io::Result<()> {
         Err(error) => return send(&mut write, &json!({ "error": error })).await,
     };
     let (events, mut queue) = mpsc::channel(EVENT_QUEUE);
-    let work = run(agent, command, events);
+    let work = dispatch(agent, command, events);
     tokio::pin!(work);
     let outcome = loop {
         tokio::select! {
@@ -177,7 +174,7 @@ fn parse(line: &[u8]) -> ApiResult<Command> {
         let why = format!("it is longer than {MAX_REQUEST} bytes");
         return Err(Refusal::new(ErrorKind::Invalid, what, why));
     }
-    let value: Value =
+    let mut value: Value =
         serde_json::from_slice(line).map_err(|why| Refusal::new(ErrorKind::Invalid, what, why))?;
     let version = value.get("version").and_then(Value::as_u64);
     if version != Some(API_VERSION.into()) {
@@ -186,71 +183,12 @@ fn parse(line: &[u8]) -> ApiResult<Command> {
         return Err(Refusal::new(ErrorKind::Unsupported, what, why)
             .hint("use the dray command and the agent of the same release"));
     }
+    if let Some(name) = value["command"].as_str() {
+        value["command"] = json!({ name: {} });
+    }
     let request: Request =
         serde_json::from_value(value).map_err(|why| Refusal::new(ErrorKind::Invalid, what, why))?;
     Ok(request.command)
-}
-
-fn to_json<T: Serialize>(result: T) -> ApiResult<Value> {
-    serde_json::to_value(result)
-        .map_err(|why| Refusal::new(ErrorKind::Internal, "cannot write the answer", why))
-}
-
-async fn run<A: AgentApi>(agent: &A, command: Command, events: Events) -> ApiResult<Value> {
-    match command {
-        Command::Info => to_json(agent.info().await?),
-        Command::Migrate(command) => {
-            let detach = command.detach;
-            let started = agent.migrate(command).await?;
-            if detach {
-                return to_json(started);
-            }
-            let watch = Watch { migration: Some(started.migration.into()) };
-            // A client that has gone is noticed by the connection; the migration goes on.
-            let _ = events.send(Event::Started(started)).await;
-            to_json(agent.watch(watch, events).await?)
-        }
-        Command::Prepare(command) => to_json(agent.prepare(command).await?),
-        Command::Status(command) => to_json(agent.status(command).await?),
-        Command::Watch(command) => to_json(agent.watch(command, events).await?),
-        Command::Cancel(command) => to_json(agent.cancel(command).await?),
-        Command::Resume(command) => to_json(agent.resume(command).await?),
-        Command::Limit(command) => to_json(agent.limit(command).await?),
-        Command::Images => to_json(agent.images().await?),
-        Command::ImageAdd(command) => to_json(agent.image_add(command).await?),
-        Command::ImageRemove(command) => to_json(agent.image_remove(command).await?),
-        Command::Adopt(command) => to_json(agent.adopt(command).await?),
-        Command::Release(command) => to_json(agent.release(command).await?),
-        Command::Resize(command) => to_json(agent.resize(command).await?),
-        Command::Claim(command) => to_json(agent.claim(command).await?),
-        Command::Unstall(command) => to_json(agent.unstall(command).await?),
-        Command::Plan(command) => to_json(agent.plan(command).await?),
-        Command::Backfill(command) => to_json(agent.backfill(command).await?),
-        Command::Record(command) => to_json(agent.record(command, events).await?),
-        Command::Seed(command) => to_json(agent.seed(command, events).await?),
-        Command::Lineage(command) => to_json(agent.lineage(command).await?),
-        Command::Backup(command) => to_json(agent.backup(command, events).await?),
-        Command::BackupCancel(command) => to_json(agent.backup_cancel(command).await?),
-        Command::Backups(command) => to_json(agent.backups(command).await?),
-        Command::BackupInit(command) => to_json(agent.backup_init(command).await?),
-        Command::BackupPrune(command) => to_json(agent.backup_prune(command).await?),
-        Command::BackupGc(command) => to_json(agent.backup_gc(command).await?),
-        Command::BackupVerify(command) => to_json(agent.backup_verify(command, events).await?),
-        Command::Restore(command) => to_json(agent.restore(command, events).await?),
-        Command::Batch(command) => {
-            let detach = command.detach;
-            let begun = agent.batch(command).await?;
-            if detach {
-                return to_json(begun);
-            }
-            let watch = BatchWatch { batch: Some(BatchRef(begun.batch.to_string())) };
-            to_json(agent.batch_watch(watch, events).await?)
-        }
-        Command::Batches => to_json(agent.batches().await?),
-        Command::BatchWatch(command) => to_json(agent.batch_watch(command, events).await?),
-        Command::BatchCancel(command) => to_json(agent.batch_cancel(command).await?),
-        Command::BatchLimit(command) => to_json(agent.batch_limit(command).await?),
-    }
 }
 
 #[cfg(test)]

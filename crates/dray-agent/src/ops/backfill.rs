@@ -1,6 +1,7 @@
 //! `dray backfill`: what a target still misses is fetched, left alone, or fetched at another rate.
 
 use crate::agent::Agent;
+use crate::api::{Answers, Events};
 use dray_api::{ApiResult, Backfill, BackfillAction, Backfilling, ErrorKind, Phase, Refusal, text};
 use dray_engine::{BackfillControl, TargetEvent};
 use dray_migrate::messages::ToSourceShell;
@@ -14,9 +15,9 @@ use std::time::Duration;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 const WHAT: &str = "cannot steer the backfill";
 
-impl Agent {
-    pub(super) async fn backfill(&self, command: &Backfill) -> ApiResult<Backfilling> {
-        let slot = self.pick_target(command)?;
+impl Answers<Backfill> for Arc<Agent> {
+    async fn answer(&self, command: Backfill, _: Events) -> ApiResult<Backfilling> {
+        let slot = self.pick_target(&command)?;
         await_handover(&slot).await;
         let shown = slot.board.read();
         if shown.progress.phase != Phase::Backfill {
@@ -50,7 +51,9 @@ impl Agent {
             bytes_missing: progress.total.bytes_missing,
         })
     }
+}
 
+impl Agent {
     fn pick_target(&self, command: &Backfill) -> ApiResult<Arc<TargetSlot>> {
         let id = match (&command.qmp, &command.which) {
             (Some(qmp), _) => self.moved_vm(qmp)?,

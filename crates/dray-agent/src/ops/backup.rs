@@ -1,15 +1,16 @@
 //! `dray backup`, `backups`, `verify`, `restore`.
 
 use crate::agent::Agent;
-use crate::api::Events;
+use crate::api::{Answers, Events};
 use crate::backup::jobs::{Job, Jobs, Lease};
 use crate::backup::restore::{Restoring, choose, is_of};
 use crate::backup::run::{Order, shown};
 use crate::backup::schedule;
 use dray_api::{
-    ApiResult, Backup, BackupCancel, BackupCollected, BackupDone, BackupListing, BackupProgress,
-    BackupPrune, BackupPruned, BackupStatus, BackupVerified, BackupVerify, Backups,
-    DestinationStatus, ErrorKind, Event, Refusal, Repository, RepositoryMade, Restore, Restored,
+    ApiResult, Backup, BackupCancel, BackupCollected, BackupDone, BackupGc, BackupInit,
+    BackupListing, BackupProgress, BackupPrune, BackupPruned, BackupStatus, BackupVerified,
+    BackupVerify, Backups, DestinationStatus, ErrorKind, Event, Refusal, RepositoryMade, Restore,
+    Restored,
 };
 use dray_backup::{Content, GcOptions, Level, PIECE_BYTES, Policy, Problem, Reader, StreamOptions};
 use dray_host::refusals::{not_taken, path_error};
@@ -67,6 +68,91 @@ async fn apart<T: Send + 'static>(
     done.map_err(|why| Refusal::new(ErrorKind::Internal, "the work broke off", why))?
 }
 
+impl Answers<Backup> for Arc<Agent> {
+    async fn answer(&self, command: Backup, events: Events) -> ApiResult<BackupDone> {
+        let what = format!("cannot back up to '{}'", command.to);
+        let key_file = command.key_file.as_deref();
+        let destination = Destination::resolve(&self.config, &command.to, key_file)?;
+        let fsfreeze = command.fsfreeze.as_deref().map(|socket| self.config.qmp_socket(socket));
+        let fsfreeze = fsfreeze.transpose().map_err(|why| path_error(what, why))?;
+        let lease = self.begin_backup(&command.images, &command.to)?;
+        let Backup { images, bandwidth, full, keep_last, .. } = command;
+        let order = Order { images, destination, fsfreeze, bandwidth, full, keep_last };
+        let (agent, job) = (Arc::clone(self), Arc::clone(&lease.job));
+        follow(job, &events, move || agent.back_up(&order, &lease)).await
+    }
+}
+
+impl Answers<BackupCancel> for Arc<Agent> {
+    async fn answer(&self, command: BackupCancel, _: Events) -> ApiResult<BackupProgress> {
+        let job = self.backups.of(&command.image).ok_or_else(|| {
+            let what = format!("cannot cancel the backup of '{}'", command.image);
+            Refusal::new(ErrorKind::NotFound, what, "none is under way")
+        })?;
+        job.cancel();
+        Ok(job.progress())
+    }
+}
+
+impl Answers<BackupInit> for Arc<Agent> {
+    async fn answer(
+        &self,
+        BackupInit(command): BackupInit,
+        _: Events,
+    ) -> ApiResult<RepositoryMade> {
+        let key_file = command.key_file.as_deref();
+        let destination = Destination::resolve(&self.config, &command.at, key_file)?;
+        let encrypted = apart(move || destination.create()).await?;
+        Ok(RepositoryMade { at: command.at, encrypted })
+    }
+}
+
+impl Answers<Backups> for Arc<Agent> {
+    async fn answer(&self, command: Backups, _: Events) -> ApiResult<BackupListing> {
+        let Some(at) = command.repository else { return Ok(self.destinations()) };
+        let destination = Destination::resolve(&self.config, &at.at, at.key_file.as_deref())?;
+        let image = command.image;
+        apart(move || {
+            let what = format!("cannot list the backups in '{}'", destination.shown);
+            let listing = destination.open()?.all().map_err(|why| failed(what, &why))?;
+            let wanted = |b: &dray_backup::Backup| image.as_ref().is_none_or(|i| is_of(b, i));
+            let backups = listing.backups.iter().filter(|b| wanted(b)).map(status).collect();
+            let damaged = listing.damaged.iter().map(|(at, why)| format!("{at}: {why}")).collect();
+            Ok(BackupListing { backups, damaged, ..BackupListing::default() })
+        })
+        .await
+    }
+}
+
+impl Answers<BackupVerify> for Arc<Agent> {
+    async fn answer(&self, command: BackupVerify, events: Events) -> ApiResult<BackupVerified> {
+        let at = &command.repository;
+        let destination = Destination::resolve(&self.config, &at.at, at.key_file.as_deref())?;
+        let name = command.image.clone().unwrap_or_else(|| at.at.clone());
+        let lease = watched(&name, &at.at)?;
+        let job = Arc::clone(&lease.job);
+        follow(Arc::clone(&job), &events, move || {
+            let _lease = lease;
+            verify(&destination, command.image.as_deref(), command.read_data, &job)
+        })
+        .await
+    }
+}
+
+impl Answers<Restore> for Arc<Agent> {
+    async fn answer(&self, command: Restore, events: Events) -> ApiResult<Restored> {
+        let at = &command.repository;
+        let destination = Destination::resolve(&self.config, &at.at, at.key_file.as_deref())?;
+        let lease = watched(&command.name, &at.at)?;
+        let (agent, job) = (Arc::clone(self), Arc::clone(&lease.job));
+        follow(Arc::clone(&job), &events, move || {
+            let _lease = lease;
+            agent.restore_from(&destination, &command, &job)
+        })
+        .await
+    }
+}
+
 impl Agent {
     /// Refuses what would disturb a backup of the image.
     pub(crate) fn refuse_during_backup(&self, what: &str, image: &str) -> ApiResult<()> {
@@ -108,54 +194,6 @@ impl Agent {
         Ok(lease)
     }
 
-    pub(super) async fn backup(
-        self: &Arc<Self>,
-        command: Backup,
-        events: &Events,
-    ) -> ApiResult<BackupDone> {
-        let what = format!("cannot back up to '{}'", command.to);
-        let key_file = command.key_file.as_deref();
-        let destination = Destination::resolve(&self.config, &command.to, key_file)?;
-        let fsfreeze = command.fsfreeze.as_deref().map(|socket| self.config.qmp_socket(socket));
-        let fsfreeze = fsfreeze.transpose().map_err(|why| path_error(what, why))?;
-        let lease = self.begin_backup(&command.images, &command.to)?;
-        let Backup { images, bandwidth, full, keep_last, .. } = command;
-        let order = Order { images, destination, fsfreeze, bandwidth, full, keep_last };
-        let (agent, job) = (Arc::clone(self), Arc::clone(&lease.job));
-        follow(job, events, move || agent.back_up(&order, &lease)).await
-    }
-
-    pub(super) fn backup_cancel(&self, command: &BackupCancel) -> ApiResult<BackupProgress> {
-        let job = self.backups.of(&command.image).ok_or_else(|| {
-            let what = format!("cannot cancel the backup of '{}'", command.image);
-            Refusal::new(ErrorKind::NotFound, what, "none is under way")
-        })?;
-        job.cancel();
-        Ok(job.progress())
-    }
-
-    pub(super) async fn backup_init(&self, command: Repository) -> ApiResult<RepositoryMade> {
-        let key_file = command.key_file.as_deref();
-        let destination = Destination::resolve(&self.config, &command.at, key_file)?;
-        let encrypted = apart(move || destination.create()).await?;
-        Ok(RepositoryMade { at: command.at, encrypted })
-    }
-
-    pub(super) async fn backups(self: &Arc<Self>, command: Backups) -> ApiResult<BackupListing> {
-        let Some(at) = command.repository else { return Ok(self.destinations()) };
-        let destination = Destination::resolve(&self.config, &at.at, at.key_file.as_deref())?;
-        let image = command.image;
-        apart(move || {
-            let what = format!("cannot list the backups in '{}'", destination.shown);
-            let listing = destination.open()?.all().map_err(|why| failed(what, &why))?;
-            let wanted = |b: &dray_backup::Backup| image.as_ref().is_none_or(|i| is_of(b, i));
-            let backups = listing.backups.iter().filter(|b| wanted(b)).map(status).collect();
-            let damaged = listing.damaged.iter().map(|(at, why)| format!("{at}: {why}")).collect();
-            Ok(BackupListing { backups, damaged, ..BackupListing::default() })
-        })
-        .await
-    }
-
     fn destinations(self: &Arc<Self>) -> BackupListing {
         let kept = schedule::kept(self);
         let known = self.config.backups.iter().map(|place| {
@@ -171,39 +209,6 @@ impl Agent {
         });
         let destinations = known.collect();
         BackupListing { destinations, running: self.backups.all(), ..BackupListing::default() }
-    }
-
-    pub(super) async fn backup_verify(
-        &self,
-        command: BackupVerify,
-        events: &Events,
-    ) -> ApiResult<BackupVerified> {
-        let at = &command.repository;
-        let destination = Destination::resolve(&self.config, &at.at, at.key_file.as_deref())?;
-        let name = command.image.clone().unwrap_or_else(|| at.at.clone());
-        let lease = watched(&name, &at.at)?;
-        let job = Arc::clone(&lease.job);
-        follow(Arc::clone(&job), events, move || {
-            let _lease = lease;
-            verify(&destination, command.image.as_deref(), command.read_data, &job)
-        })
-        .await
-    }
-
-    pub(super) async fn restore(
-        self: &Arc<Self>,
-        command: Restore,
-        events: &Events,
-    ) -> ApiResult<Restored> {
-        let at = &command.repository;
-        let destination = Destination::resolve(&self.config, &at.at, at.key_file.as_deref())?;
-        let lease = watched(&command.name, &at.at)?;
-        let (agent, job) = (Arc::clone(self), Arc::clone(&lease.job));
-        follow(Arc::clone(&job), events, move || {
-            let _lease = lease;
-            agent.restore_from(&destination, &command, &job)
-        })
-        .await
     }
 
     fn restore_from(
@@ -347,14 +352,16 @@ fn read_one(of: &str, reader: &Reader, job: &Job, found: &mut BackupVerified) {
     );
 }
 
-impl Agent {
-    pub(super) async fn backup_prune(&self, command: BackupPrune) -> ApiResult<BackupPruned> {
+impl Answers<BackupPrune> for Arc<Agent> {
+    async fn answer(&self, command: BackupPrune, _: Events) -> ApiResult<BackupPruned> {
         let at = &command.repository;
         let destination = Destination::resolve(&self.config, &at.at, at.key_file.as_deref())?;
         apart(move || prune(&destination, &command)).await
     }
+}
 
-    pub(super) async fn backup_gc(&self, command: Repository) -> ApiResult<BackupCollected> {
+impl Answers<BackupGc> for Arc<Agent> {
+    async fn answer(&self, BackupGc(command): BackupGc, _: Events) -> ApiResult<BackupCollected> {
         let key_file = command.key_file.as_deref();
         let destination = Destination::resolve(&self.config, &command.at, key_file)?;
         apart(move || {

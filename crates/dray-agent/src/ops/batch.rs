@@ -1,11 +1,11 @@
 //! `dray migrate` of several, and `dray batch`: what is asked of batches.
 
 use crate::agent::Agent;
-use crate::api::Events;
+use crate::api::{Answers, Events};
 use crate::batch::record::{BatchRecord, MoveRecord};
 use dray_api::{
-    ApiResult, Batch, BatchCancel, BatchLimit, BatchStatus, BatchWatch, ErrorKind, Event,
-    MAX_MOVES, Migrate, Refusal, Subject,
+    ApiResult, Batch, BatchCancel, BatchLimit, BatchRef, BatchStatus, BatchWatch, Batches,
+    ErrorKind, Event, MAX_MOVES, Migrate, Refusal, Subject,
 };
 use dray_files::unix_ms;
 use dray_host::refusals::io_error;
@@ -14,14 +14,27 @@ use dray_types::BatchId;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::task::block_in_place;
 
 /// A watcher hears at least this often.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
 const WHAT: &str = "cannot begin the batch";
 
+impl Answers<Batch> for Arc<Agent> {
+    async fn answer(&self, command: Batch, events: Events) -> ApiResult<BatchStatus> {
+        let detach = command.detach;
+        let begun = block_in_place(|| self.begin_batch(command))?;
+        if detach {
+            return Ok(begun);
+        }
+        let watch = BatchWatch { batch: Some(BatchRef(begun.batch.to_string())) };
+        self.answer(watch, events).await
+    }
+}
+
 impl Agent {
-    pub(super) fn begin_batch(self: &Arc<Self>, command: Batch) -> ApiResult<BatchStatus> {
+    fn begin_batch(self: &Arc<Self>, command: Batch) -> ApiResult<BatchStatus> {
         let invalid = |why: String| {
             Refusal::new(ErrorKind::Invalid, WHAT, why).hint("see `dray migrate --help`")
         };
@@ -54,16 +67,16 @@ impl Agent {
         run.spawn(self);
         Ok(run.status(self))
     }
+}
 
-    pub(super) fn list_batches(&self) -> Vec<BatchStatus> {
-        self.batches.all().iter().map(|run| run.status(self)).collect()
+impl Answers<Batches> for Arc<Agent> {
+    async fn answer(&self, _: Batches, _: Events) -> ApiResult<Vec<BatchStatus>> {
+        Ok(self.batches.all().iter().map(|run| run.status(self)).collect())
     }
+}
 
-    pub(super) async fn watch_batch(
-        &self,
-        command: &BatchWatch,
-        events: &Events,
-    ) -> ApiResult<BatchStatus> {
+impl Answers<BatchWatch> for Arc<Agent> {
+    async fn answer(&self, command: BatchWatch, events: Events) -> ApiResult<BatchStatus> {
         let run = self.batches.pick(command.batch.as_ref())?;
         let mut changes = run.changes();
         loop {
@@ -81,11 +94,10 @@ impl Agent {
             }
         }
     }
+}
 
-    pub(super) async fn cancel_batch(
-        self: &Arc<Self>,
-        command: &BatchCancel,
-    ) -> ApiResult<BatchStatus> {
+impl Answers<BatchCancel> for Arc<Agent> {
+    async fn answer(&self, command: BatchCancel, _: Events) -> ApiResult<BatchStatus> {
         let run = self.batches.pick(command.batch.as_ref())?;
         if run.status(self).over {
             let why = "it is over";
@@ -95,8 +107,10 @@ impl Agent {
         cancelled.map_err(|why| io_error("cannot cancel the batch", why))?;
         Ok(run.status(self))
     }
+}
 
-    pub(super) fn limit_batch(&self, command: &BatchLimit) -> ApiResult<BatchStatus> {
+impl Answers<BatchLimit> for Arc<Agent> {
+    async fn answer(&self, command: BatchLimit, _: Events) -> ApiResult<BatchStatus> {
         let run = self.batches.pick(command.batch.as_ref())?;
         let changed = run.set_budget(command.budget);
         changed.map_err(|why| io_error("cannot change the budget", why))?;

@@ -1,26 +1,31 @@
-//! `dray claim` and `unstall`: what an operator may do when the other host is gone. What a claim does is in
+//! `dray claim`: what an operator may do when the other host is gone. What a claim does is in
 //! [`claim`](dray_host::migration::claim).
 
 use crate::agent::Agent;
-use dray_api::{
-    ApiResult, ByteRange, Claim, Claimed, ErrorKind, MigrationState, Refusal, Unstall, Unstalled,
-};
+use crate::api::{Answers, Events};
+use dray_api::{ApiResult, ByteRange, Claim, Claimed, ErrorKind, MigrationState, Refusal};
 use dray_host::migration::claim::{ClaimError, Claims, Loops};
 use dray_host::refusals::{io_error, not_taken};
-use dray_host::registry::{CopyState, Entry};
 use dray_migrate::slots::Board;
 use dray_migrate::{Voided, receiver, source};
-use dray_types::{BLOCK_SIZE, BlockRange, ByteSize, Epoch, MigrationId};
+use dray_types::{BLOCK_SIZE, BlockRange, Epoch, MigrationId};
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
+use tokio::task::block_in_place;
 
 /// Longest wait for the end of a migration's loop.
 const LOOP_TIMEOUT: Duration = Duration::from_secs(30);
 
+impl Answers<Claim> for Arc<Agent> {
+    async fn answer(&self, command: Claim, _: Events) -> ApiResult<Claimed> {
+        block_in_place(|| self.claim(&command))
+    }
+}
+
 impl Agent {
-    pub(super) fn claim(&self, command: &Claim) -> ApiResult<Claimed> {
+    fn claim(&self, command: &Claim) -> ApiResult<Claimed> {
         let what = format!("cannot claim image '{}'", command.image);
         if !command.source_is_fenced {
             let why = "two hosts would own it if the other one still runs";
@@ -91,42 +96,6 @@ impl Loops for Agent {
         self.sources.remove(migration);
         self.targets.remove(migration);
         Ok(Some(epoch))
-    }
-}
-
-impl Agent {
-    /// Whether guests may be served from it. While a migration of it is open its loop knows that, and
-    /// the record follows; one without a loop vouches for nothing.
-    fn is_owned(&self, entry: &Entry) -> bool {
-        let record = entry.record();
-        let vouched = record.migration.is_none_or(|migration| match self.sources.get(migration) {
-            Some(source) => source.owns(),
-            None => self.targets.get(migration).is_some_and(|slot| slot.is_exposed()),
-        });
-        record.state == CopyState::Owner && vouched
-    }
-
-    pub(super) fn unstall(&self, command: &Unstall) -> ApiResult<Unstalled> {
-        let entry = self.image(&command.image)?;
-        let missing = entry.disk.missing_count() * BLOCK_SIZE;
-        let waiting = entry.disk.waiting_ranges().len() as u64;
-        if command.fail {
-            entry.disk.fail_parked();
-        } else if self.is_owned(&entry) {
-            // The disk of an owner is not closed, and one that is handed over at this moment stays so.
-            entry.disk.wait_again();
-        } else {
-            let what = format!("cannot let the guest of image '{}' go on", command.image);
-            let why = "this host does not own it, or nobody knows yet whether it does";
-            return Err(Refusal::new(ErrorKind::Conflict, what, why)
-                .hint("see `dray status`; if the other host is gone for good, see `dray claim`"));
-        }
-        Ok(Unstalled {
-            image: command.image.clone(),
-            failed: command.fail,
-            waiting,
-            bytes_missing: ByteSize(missing),
-        })
     }
 }
 

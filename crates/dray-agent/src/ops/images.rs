@@ -1,34 +1,36 @@
 //! `dray images`: what this host serves.
 
 use crate::agent::Agent;
+use crate::api::{Answers, Events};
 use dray_api::{
-    ApiResult, ClosedExport, ErrorKind, ImageAdd, ImageRemove, ImageState, ImageStatus, KeptFor,
-    LostWrites, NotLocked, Refusal,
+    ApiResult, ClosedExport, ErrorKind, ImageState, ImageStatus, Images, KeptFor, LostWrites,
+    NotLocked, Refusal,
 };
-use dray_host::pool::check_name;
-use dray_host::refusals::{io_error, not_taken, path_error, random_id};
-use dray_host::registry::real_path;
+use dray_host::refusals::{io_error, not_taken};
 use dray_host::registry::{
-    Closed, CopyState, Entry, ImageRecord, Operation, Process, Reason, Used, is_device,
+    Closed, CopyState, Entry, ImageRecord, Operation, Process, Reason, is_device,
 };
-use dray_host::retention;
-use dray_image::{DeviceState, Image, WriteBackError, locks, names};
+use dray_image::{DeviceState, Image, WriteBackError, locks};
 use dray_types::text::harmless;
 use dray_types::{Ancestor, BLOCK_SIZE, ImageId};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use tokio::task::block_in_place;
 
-/// Bytes of a qcow2 that tell whether its data is in another file.
-const QCOW2_HEAD: usize = 80;
 /// What to do about a file that somebody else has locked.
-const LOCKED: &str = "stop what uses it, or adopt the running vm instead";
+pub(super) const LOCKED: &str = "stop what uses it, or adopt the running vm instead";
 
 /// Length to export for an image under a format driver: files grow, exports do not, so there is
 /// room for a quarter more than the guest can see, and for a gigabyte of the format's own.
 pub fn growable_len(file: u64, guest: u64) -> u64 {
     let room = guest + guest / 4 + (1 << 30);
     file.max(room).next_multiple_of(BLOCK_SIZE)
+}
+
+impl Answers<Images> for Arc<Agent> {
+    async fn answer(&self, _: Images, _: Events) -> ApiResult<Vec<ImageStatus>> {
+        Ok(block_in_place(|| self.list_images()))
+    }
 }
 
 impl Agent {
@@ -193,105 +195,6 @@ impl Agent {
         let hint = format!("make it writable: blockdev --setrw {}", path.display());
         Err(Refusal::new(ErrorKind::Denied, what, why).hint(hint))
     }
-
-    pub(super) fn image_add(&self, command: ImageAdd) -> ApiResult<ImageStatus> {
-        let what = format!("cannot add image '{}'", command.name);
-        check_name(&command.name).map_err(|why| path_error(&what, why))?;
-        let unused = self.registry.check_unused(&command.path, command.read_only);
-        unused.map_err(|used| not_added(&what, &used.into()))?;
-        self.check_file(&what, &command.path, !command.read_only)?;
-        let path = real_path(&command.path).map_err(|why| io_error(&what, why))?;
-        if !command.read_only {
-            self.check_writable(&what, &path)?;
-        }
-        let format = command.format.as_deref();
-        if format != Some("raw") {
-            refuse_data_elsewhere(&what, &path)?;
-        }
-        let growable = command.growable.unwrap_or(format.is_some_and(|name| name != "raw"));
-        let meta = std::fs::metadata(&path).map_err(|why| io_error(&what, why))?;
-        let len = match (growable, format) {
-            (true, Some(format)) if format != "raw" => {
-                growable_len(meta.len(), virtual_size(&what, &path, format)?)
-            }
-            (true, _) => growable_len(meta.len(), meta.len()),
-            (false, _) => 0,
-        };
-        let mut record = ImageRecord {
-            mode: names::file_mode(&path).map_err(|why| io_error(&what, why))?,
-            device: is_device(&path),
-            growable,
-            read_only: command.read_only,
-            format: command.format,
-            ..ImageRecord::owned(command.name, ImageId(random_id()?), path, len)
-        };
-        let file = self.registry.open_file(&record).map_err(|why| {
-            if why.kind == dray_image::ErrorKind::ReadOnly {
-                return Refusal::new(ErrorKind::Denied, what.clone(), why)
-                    .hint("make it writable, or add it with --read-only as a backing image");
-            }
-            Refusal::new(ErrorKind::Io, what.clone(), why)
-                .hint("see what the host's kernel log says of the disk")
-        })?;
-        record.len = file.geometry().len;
-        let added = self.registry.add(record, file);
-        let entry = added.map_err(|why| not_added(&what, &why))?;
-        Ok(self.image_status(&entry))
-    }
-
-    pub(super) fn image_remove(&self, command: &ImageRemove) -> ApiResult<ImageStatus> {
-        let what = format!("cannot remove image '{}'", command.name);
-        if self.registry.get(&command.name).is_none()
-            && !command.delete
-            && let Some(status) = self.forget_released(&what, &command.name)?
-        {
-            return Ok(status);
-        }
-        if self.registry.get(&command.name).is_none()
-            && let Some(status) = self.forget_unfit(&what, command)?
-        {
-            return Ok(status);
-        }
-        let entry = self.image(&command.name)?;
-        let conflict = |why: &str, hint: &str| {
-            Err(Refusal::new(ErrorKind::Conflict, what.clone(), why).hint(hint))
-        };
-        if self.registry.is_void(&entry.record()).map_err(|why| io_error(&what, why))? {
-            let why = "it may be the only copy: its migration ended when another image was claimed";
-            return conflict(why, "`dray claim` it first");
-        }
-        let migration = entry.record().migration.and_then(|migration| self.targets.get(migration));
-        let left = migration.and_then(|slot| slot.left_by_source());
-        if let Some(Refusal { why, hint: Some(hint), .. }) = left {
-            return conflict(&format!("it takes part in a migration; {why}"), &hint);
-        }
-        let _operation = self.operate(&what, &command.name, "images remove")?;
-        let entry = self.image(&command.name)?;
-        let status = self.image_status(&entry);
-        if let Some(user) = self.user_of_image(&entry) {
-            let hint = format!("shut the vm down or release its disk{}", user.or_end());
-            return conflict(&user.to_string(), &hint);
-        }
-        if status.migration.is_some() {
-            return conflict("it takes part in a migration", "`dray cancel` the migration first");
-        }
-        self.refuse_during_backup(&what, &command.name)?;
-        if entry.flat.is_some() && entry.record().state == CopyState::Owner {
-            let why = "newer writes of a guest lie over its chain";
-            return conflict(why, "`dray release` the disk: they are merged into its image then");
-        }
-        let is_replica = entry.record().state == CopyState::Replica;
-        if command.delete && !is_replica {
-            return conflict("it is not a replica", "without --delete its file stays");
-        }
-        self.refuse_needed(&what, &entry.record())?;
-        let removed = match command.delete {
-            true => self.registry.remove_replica(&entry),
-            false => self.registry.forget(&command.name),
-        };
-        removed.map_err(|why| io_error(what, why))?;
-        Ok(status)
-    }
 }
 
 /// Who uses an image, and would be cut off from it.
@@ -337,76 +240,6 @@ impl Agent {
         }
         self.registry.absent_client(entry).map(ImageUser::Absent)
     }
-
-    /// Forgets an image that is closed because its file is lost or too short; none when it is no such image.
-    fn forget_unfit(&self, what: &str, command: &ImageRemove) -> ApiResult<Option<ImageStatus>> {
-        let ImageRemove { name, delete } = command;
-        let _operation = self.operate(what, name, "images remove")?;
-        let absent = self.registry.closed(name).and_then(|known| known.absent);
-        if let Some(absent) = absent.filter(|absent| absent.record.has_left()) {
-            self.refuse_needed(what, &absent.record)?;
-        }
-        let forgotten = self.registry.forget_unfit(name, *delete);
-        let forgotten = forgotten.map_err(|why| io_error(what, why))?;
-        Ok(forgotten.map(|closed| self.absent_status(name.to_owned(), closed)))
-    }
-
-    /// Refuses to remove a copy without which a restart could not tell a target that all is over.
-    fn refuse_needed(&self, what: &str, record: &ImageRecord) -> ApiResult<()> {
-        let needed = retention::needed_by(&self.registry, record.id);
-        let needed = needed.map_err(|why| io_error(what, why))?;
-        let Some(migration) = needed.filter(|_| record.state == CopyState::Replica) else {
-            return Ok(());
-        };
-        let why = format!("the target of migration {migration} has not heard that it is over");
-        Err(Refusal::new(ErrorKind::Conflict, what, why)
-            .hint("wait until it has, as `dray status` shows"))
-    }
-}
-
-/// Refuses a qcow2 whose data is in another file: dray would take the tables for the image.
-fn refuse_data_elsewhere(what: &str, path: &Path) -> ApiResult<()> {
-    let mut head = [0; QCOW2_HEAD];
-    let file = std::fs::File::open(path).map_err(|why| io_error(what, why))?;
-    match file.read_exact_at(&mut head, 0) {
-        Ok(()) if has_data_elsewhere(&head) => {}
-        Err(why) if why.kind() != std::io::ErrorKind::UnexpectedEof => {
-            return Err(io_error(what, why));
-        }
-        _ => return Ok(()),
-    }
-    let why = format!("{}: a qcow2 whose data is in another file", path.display());
-    Err(Refusal::new(ErrorKind::Conflict, what, why).hint(
-        "make one file of it with `qemu-img convert -O qcow2`; if it is a raw disk that begins like that, \
-         say --format raw",
-    ))
-}
-
-/// Whether this is the head of a qcow2 with an external data file: in "incompatible features", which versions
-/// from 3 on have, bit 2 says so (QEMU, docs/interop/qcow2.txt).
-fn has_data_elsewhere(head: &[u8; QCOW2_HEAD]) -> bool {
-    let (magic, version, features) = (&head[..4], &head[4..8], &head[72..80]);
-    let version = u32::from_be_bytes([version[0], version[1], version[2], version[3]]);
-    magic == b"QFI\xfb" && version >= 3 && features[7] & 1 << 2 != 0
-}
-
-/// Why an image was not added, and what to do.
-fn not_added(what: &str, why: &std::io::Error) -> Refusal {
-    let conflict = |hint: String| Refusal::new(ErrorKind::Conflict, what, why).hint(hint);
-    let inner = why.get_ref();
-    if let Some(used) = inner.and_then(|inner| inner.downcast_ref::<Used>()) {
-        return conflict(used.hint());
-    }
-    let locked = inner.and_then(|inner| inner.downcast_ref::<dray_image::Error>());
-    if locked.is_some_and(|error| error.kind == dray_image::ErrorKind::InUse) {
-        return conflict(LOCKED.to_owned());
-    }
-    match why.kind() {
-        std::io::ErrorKind::AlreadyExists => {
-            conflict("choose another name, or `dray images remove` that one".to_owned())
-        }
-        _ => io_error(what, why),
-    }
 }
 
 fn shown_state(state: CopyState) -> ImageState {
@@ -435,8 +268,6 @@ fn generation_of(entry: &Entry, record: &ImageRecord) -> Option<Ancestor> {
     }
 }
 
-/// The guest-visible size of an image under a format driver, asked of QEMU's own tool: dray does
-/// not look into images.
 /// The files that an image is built on, the nearest first, as they are named in it.
 ///
 /// # Errors
@@ -448,7 +279,9 @@ pub fn backing_chain(what: &str, path: &Path, format: &str) -> ApiResult<Vec<Pat
     Ok(below.map(PathBuf::from).collect())
 }
 
-fn virtual_size(what: &str, path: &Path, format: &str) -> ApiResult<u64> {
+/// The guest-visible size of an image under a format driver, asked of QEMU's own tool: dray does
+/// not look into images.
+pub(super) fn virtual_size(what: &str, path: &Path, format: &str) -> ApiResult<u64> {
     let info = image_info(what, path, format, &[])?;
     info["virtual-size"].as_u64().ok_or_else(|| {
         Refusal::new(ErrorKind::Invalid, what, "qemu-img does not tell how long the image is")

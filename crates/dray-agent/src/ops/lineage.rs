@@ -1,6 +1,7 @@
 //! `dray lineage`: the generations of an image, as this host knows them, and who holds them.
 
 use crate::agent::Agent;
+use crate::api::{Answers, Events};
 use dray_api::{
     ApiResult, ClosedGeneration, GenerationStatus, HeldAs, Holder, Lineage, LineageStatus, Stray,
 };
@@ -13,10 +14,10 @@ use dray_provider::snapshots::{Held, Snapshots};
 use dray_types::{Ancestor, BLOCK_SIZE};
 use std::sync::Arc;
 
-impl Agent {
+impl Answers<Lineage> for Arc<Agent> {
     /// The line, and who says that he holds something of it.
-    pub(super) async fn lineage(&self, command: &Lineage) -> ApiResult<LineageStatus> {
-        let mut status = self.line_known_here(command)?;
+    async fn answer(&self, command: Lineage, _: Events) -> ApiResult<LineageStatus> {
+        let mut status = self.line_known_here(&command)?;
         if !command.here_only {
             let (config, image) = (Arc::clone(&self.config), status.id);
             let asked = tokio::task::spawn_blocking(move || Snapshots::of(&config, image)).await;
@@ -25,7 +26,9 @@ impl Agent {
         }
         Ok(status)
     }
+}
 
+impl Agent {
     fn line_known_here(&self, command: &Lineage) -> ApiResult<LineageStatus> {
         if self.registry.get(&command.image).is_none()
             && let Some(note) = self.released_named(&command.image)

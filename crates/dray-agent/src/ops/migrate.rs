@@ -1,19 +1,18 @@
-//! `dray migrate` and `resume`: from what was asked to a migration that runs.
+//! `dray migrate`: from what was asked to a migration that runs.
 
 use super::moved::{Plan, layer_plans};
 use crate::agent::Agent;
+use crate::api::{Answers, Events};
 use dray_api::{
-    ApiResult, Chain, ErrorKind, Migrate, MigrationState, Prepare, Refusal, ReleaseAtEnd, Resume,
-    Started, Subject, TargetFormat,
+    ApiResult, Chain, ErrorKind, Event, Migrate, Migrated, MigrationState, Prepare, Refusal,
+    ReleaseAtEnd, Started, Subject, TargetFormat, Watch,
 };
 use dray_files::unix_ms;
 use dray_host::migration::intent::{Conditions, GuestFacts, Options, Settings, SourceIntent};
-use dray_host::refusals::{io_error, not_taken};
-use dray_migrate::forecast;
-use dray_migrate::links;
+use dray_host::refusals::io_error;
 use dray_migrate::source::SourceSlot;
-use dray_types::Strategy;
-use dray_types::{BitRate, MigrationId};
+use dray_migrate::{forecast, links};
+use dray_types::{BitRate, Strategy};
 use dray_vm::picture::{Picture, Place};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -80,7 +79,7 @@ fn other_chain(what: &str, why: &str) -> Refusal {
 }
 
 /// Of those who want a prepared migration one gets it.
-fn take(what: &str, slot: &SourceSlot) -> ApiResult<()> {
+pub(super) fn take(what: &str, slot: &SourceSlot) -> ApiResult<()> {
     slot.board.take(MigrationState::Running).ok_or_else(|| {
         let why = "somebody else has just begun or cancelled it";
         Refusal::new(ErrorKind::Conflict, what, why).hint("see `dray status`")
@@ -102,6 +101,20 @@ async fn memory(picture: Option<&Picture>) -> u64 {
     let nothing = serde_json::json!({});
     let told = picture.qmp().execute("query-memory-size-summary", nothing).await;
     told.ok().and_then(|told| told["base-memory"].as_u64()).unwrap_or(0)
+}
+
+impl Answers<Migrate> for Arc<Agent> {
+    async fn answer(&self, command: Migrate, events: Events) -> ApiResult<Migrated> {
+        let detach = command.detach;
+        let started = self.migrate(command, None).await?;
+        if detach {
+            return Ok(Migrated::Started(started));
+        }
+        let watch = Watch { migration: Some(started.migration.into()) };
+        // A client that has gone is noticed by the connection; the migration goes on.
+        let _ = events.send(Event::Started(started)).await;
+        Ok(Migrated::Ended(Box::new(self.answer(watch, events).await?)))
+    }
 }
 
 impl Agent {
@@ -213,7 +226,7 @@ impl Agent {
     }
 
     /// Makes the intent durable, binds the images to the migration and begins.
-    fn start(
+    pub(super) fn start(
         self: &Arc<Self>,
         what: &str,
         slot: &Arc<SourceSlot>,
@@ -344,45 +357,5 @@ impl Agent {
                 Some(GuestFacts { qmp: target_qmp, layers, running: picture.look.status.running });
         }
         Ok(())
-    }
-
-    pub(super) fn resume(self: &Arc<Self>, command: &Resume) -> ApiResult<Started> {
-        let what = "cannot resume the migration";
-        let resumable = |slot: &Arc<SourceSlot>| {
-            let state = slot.board.read().state;
-            matches!(state, MigrationState::Failed | MigrationState::Cancelled)
-        };
-        let slots = self.sources.all();
-        let known: Vec<MigrationId> = slots.iter().map(|slot| slot.board.migration).collect();
-        let waiting = slots.iter().filter(|slot| resumable(slot)).map(|slot| slot.board.migration);
-        let id = dray_api::text::pick(command.migration.as_ref(), known, waiting)?;
-        let old = self.sources.get(id).filter(resumable).ok_or_else(|| {
-            Refusal::new(ErrorKind::Conflict, what, "it is not one that failed or was cancelled")
-        })?;
-        if !old.is_kept() {
-            let why = "nothing of it was kept";
-            return Err(Refusal::new(ErrorKind::NotFound, what, why).hint("migrate anew"));
-        }
-        let intent = old.intent();
-        if intent.vm.is_some() {
-            // The disks went back to QEMU and the waiting QEMU has ended: both are made anew.
-            let why = "a vm's migration is taken up by preparing and migrating again";
-            return Err(Refusal::new(ErrorKind::Conflict, what, why).hint(
-                "start the waiting QEMU again, then `dray migrate` with the same arguments",
-            ));
-        }
-        // What was kept is of the images as they were then.
-        let still = self.registry.may_take(intent.migration, intent.epoch, &intent.wanted());
-        still.map_err(|why| not_taken(what, why))?;
-        let mut prepared = intent.clone();
-        prepared.options = None;
-        self.session_settings(&prepared.peer)?;
-        let slot = self.begin_source(prepared).map_err(|why| io_error(what, why))?;
-        take(what, &slot)?;
-        let begun = self.start(what, &slot, intent);
-        if begun.is_err() {
-            slot.board.change(|shown| shown.state = MigrationState::Prepared);
-        }
-        begun
     }
 }

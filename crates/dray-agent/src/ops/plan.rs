@@ -4,6 +4,7 @@ use super::asking::net_error;
 use super::migrate::{MAX_DOWNTIME_MS, guest_memory};
 use super::survey::Survey;
 use crate::agent::Agent;
+use crate::api::{Answers, Events};
 use dray_api::{ApiResult, Plan, Planned, PlannedStrategy, Predicted, Prepare, TargetFormat};
 use dray_engine::plan::{self, Goals, Load};
 use dray_host::migration::intent::{Conditions, SourceImage};
@@ -20,6 +21,12 @@ use std::time::Instant;
 /// The strategies that can be told apart before the guest is observed; hot-set cannot.
 const SHOWN: [Strategy; 5] =
     [Strategy::PreCopy, Strategy::PostCopy, Strategy::Hybrid, Strategy::Mirror, Strategy::Auto];
+
+impl Answers<Plan> for Arc<Agent> {
+    async fn answer(&self, command: Plan, _: Events) -> ApiResult<Planned> {
+        self.predict(command).await
+    }
+}
 
 impl Agent {
     pub(crate) async fn predict(self: &Arc<Self>, command: Plan) -> ApiResult<Planned> {

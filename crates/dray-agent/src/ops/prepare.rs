@@ -3,6 +3,7 @@
 use super::asking::net_error;
 use super::moved::Plan;
 use crate::agent::Agent;
+use crate::api::{Answers, Events};
 use dray_api::{ApiResult, ErrorKind, Prepare, Prepared, PreparedImage, Refusal};
 use dray_host::given;
 use dray_host::migration::intent::SourceIntent;
@@ -17,8 +18,8 @@ use dray_wire::request::{Base, ComingImage, ContentDigest, Reply, Request, Wante
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-impl Agent {
-    pub(super) async fn prepare(self: &Arc<Self>, command: Prepare) -> ApiResult<Prepared> {
+impl Answers<Prepare> for Arc<Agent> {
+    async fn answer(&self, command: Prepare, _: Events) -> ApiResult<Prepared> {
         let (intent, plan, picture) = self.plan(&command).await?;
         let (slot, nbd_socket) =
             self.prepare_at_target(intent, &plan, command.pool.as_deref()).await?;
@@ -46,7 +47,9 @@ impl Agent {
             qemu_args: ["-S", "-incoming", "defer"].map(str::to_owned).to_vec(),
         })
     }
+}
 
+impl Agent {
     /// Asks the target for room, and starts the loop that keeps a session with it.
     pub(super) async fn prepare_at_target(
         self: &Arc<Self>,

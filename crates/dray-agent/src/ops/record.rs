@@ -1,7 +1,7 @@
 //! `dray trace record`: tells a client what guests do to an image.
 
 use crate::agent::Agent;
-use crate::api::Events;
+use crate::api::{Answers, Events};
 use dray_api::{
     AccessBatch, AccessKind, AccessLine, ApiResult, ErrorKind, Event, Record, RecordEnd, Recorded,
     Refusal,
@@ -64,11 +64,11 @@ async fn tell(taken: &Accesses, events: &Events) -> ApiResult<()> {
     }
 }
 
-impl Agent {
-    pub(super) async fn record(&self, command: &Record, events: &Events) -> ApiResult<Recorded> {
+impl Answers<Record> for Arc<Agent> {
+    async fn answer(&self, command: Record, events: Events) -> ApiResult<Recorded> {
         let Record { image, duration_ms } = command;
         let what = format!("cannot record image '{image}'");
-        let entry = self.registry.get(image).ok_or_else(|| {
+        let entry = self.registry.get(&image).ok_or_else(|| {
             Refusal::new(ErrorKind::NotFound, &what, "this host has no image of that name")
                 .hint("`dray images` lists them")
         })?;
@@ -89,7 +89,7 @@ impl Agent {
             let gone = !self.serves(&entry);
             let over = end.is_some_and(|end| Instant::now() >= end);
             let taken = recording.take();
-            tell(&taken, events).await?;
+            tell(&taken, &events).await?;
             accesses += taken.accesses.len() as u64;
             if gone || over {
                 return Ok(Recorded {
@@ -103,7 +103,9 @@ impl Agent {
             }
         }
     }
+}
 
+impl Agent {
     /// Whether guests are still served from this image, here.
     fn serves(&self, entry: &Arc<Entry>) -> bool {
         let record = entry.record();

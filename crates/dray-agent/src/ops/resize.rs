@@ -9,6 +9,7 @@
 //! was not told then is told by the same command.
 
 use crate::agent::Agent;
+use crate::api::{Answers, Events};
 use dray_api::{ApiResult, ErrorKind, ImageStatus, Refusal, Resize};
 use dray_host::migration::abort;
 use dray_host::refusals::io_error;
@@ -25,8 +26,8 @@ use tokio::task::block_in_place;
 /// Longest wait for the writes that are in flight.
 const QUIET_TIMEOUT: Duration = Duration::from_secs(5);
 
-impl Agent {
-    pub(super) async fn resize(&self, command: &Resize) -> ApiResult<ImageStatus> {
+impl Answers<Resize> for Arc<Agent> {
+    async fn answer(&self, command: Resize, _: Events) -> ApiResult<ImageStatus> {
         let what = format!("cannot resize image '{}'", command.image);
         self.image(&command.image)?;
         if let Some(qmp) = &command.qmp {
@@ -58,7 +59,9 @@ impl Agent {
         }
         Ok(self.image_status(&*self.image(&command.image)?))
     }
+}
 
+impl Agent {
     /// Whether the image can be made longer just now, whoever uses it.
     fn check_resizable(&self, what: &str, entry: &Entry) -> ApiResult<()> {
         let record = entry.record();

@@ -3,7 +3,7 @@
 use super::asking::net_error;
 use super::bases::Asking;
 use crate::agent::Agent;
-use crate::api::Events;
+use crate::api::{Answers, Events};
 use dray_api::{
     ApiResult, Chain, ErrorKind, Event, Prepare, Provided, Refusal, Seed, SeedProgress, Seeded,
     SeededImage, TargetFormat,
@@ -25,12 +25,8 @@ const EVERY: Duration = Duration::from_millis(300);
 /// The target may be away for so many questions: its agent may be restarting.
 const AWAY: u32 = 100;
 
-impl Agent {
-    pub(super) async fn seed(
-        self: &Arc<Self>,
-        command: Seed,
-        events: &Events,
-    ) -> ApiResult<Seeded> {
+impl Answers<Seed> for Arc<Agent> {
+    async fn answer(&self, command: Seed, events: Events) -> ApiResult<Seeded> {
         let Seed { subject, to, pool, prefix, names } = command;
         let prepare = Prepare {
             subject,
@@ -44,7 +40,7 @@ impl Agent {
         };
         let (intent, plan, _) = self.plan(&prepare).await?;
         // Whether that went well `prepare` tells, which finds what was read.
-        let asking = Asking { limit: None, events: Some(events) };
+        let asking = Asking { limit: None, events: Some(&events) };
         let _ = self.lying_there(&intent, &plan, pool.as_deref(), asking).await;
         let (names, images): (Vec<_>, Vec<_>) =
             self.seedable(&intent, &plan.allocated).into_iter().unzip();
@@ -55,14 +51,16 @@ impl Agent {
         let number = random_id()? as u64;
         let (pools, wanted) = (pool.clone(), images.clone());
         let request = Request::Seed { number, pool, images, link };
-        let seeding = self.await_seeds(&to, &request, events).await?;
+        let seeding = self.await_seeds(&to, &request, &events).await?;
         let survey =
             Request::Survey { number: Some(number), pool: pools, images: wanted, backups: false };
         self.note_given(&to, &survey, &seeding).await;
         let images = names.into_iter().zip(seeding).map(|(name, state)| seeded(name, state));
         Ok(Seeded { to, images: images.collect() })
     }
+}
 
+impl Agent {
     /// Notes who gave what beside what was expected of it, for the summary of the migration.
     async fn note_given(&self, to: &str, survey: &Request, seeding: &[Seeding]) {
         let Request::Survey { images, .. } = survey else { return };

@@ -3,6 +3,7 @@
 use super::images::growable_len;
 use super::released::not_released;
 use crate::agent::Agent;
+use crate::api::{Answers, Events};
 use dray_api::{Adopt, ApiResult, ErrorKind, Refusal, Release, Spliced, SplicedDisk};
 use dray_host::migration::abort;
 use dray_host::process::QemuProcess;
@@ -30,8 +31,8 @@ use std::time::{Duration, Instant};
 const LEAVING: Duration = Duration::from_secs(2);
 /// How often that is looked at.
 const LOOK: Duration = Duration::from_millis(50);
-impl Agent {
-    pub(super) async fn adopt(&self, command: &Adopt) -> ApiResult<Spliced> {
+impl Answers<Adopt> for Arc<Agent> {
+    async fn answer(&self, command: Adopt, _: Events) -> ApiResult<Spliced> {
         let picture = self.picture(&command.qmp).await?;
         let what = format!("cannot adopt the disks of the vm behind {}", command.qmp.display());
         picture.refuse_in_transit(&what)?;
@@ -56,7 +57,29 @@ impl Agent {
         }
         Ok(Spliced { disks })
     }
+}
 
+impl Answers<Release> for Arc<Agent> {
+    async fn answer(&self, command: Release, _: Events) -> ApiResult<Spliced> {
+        let picture = self.picture(&command.qmp).await?;
+        picture.refuse_covered(&command.disks)?;
+        let mut disks = Vec::new();
+        for layer in picture.layers() {
+            let Where::Resident(name) = &layer.place else { continue };
+            if !command.disks.is_empty() && !command.disks.contains(&layer.plan.qdev) {
+                continue;
+            }
+            disks.push(self.release_layer(picture.qmp(), &layer.plan, name).await?);
+        }
+        if disks.is_empty() {
+            let why = "no disk of the vm is on this agent's socket";
+            return Err(Refusal::new(ErrorKind::NotFound, "nothing to release", why));
+        }
+        Ok(Spliced { disks })
+    }
+}
+
+impl Agent {
     /// Splices one disk; on failure the guest is on its own file and nothing is left behind, unless QEMU has
     /// not said where the disk is: the image stays then.
     pub(super) async fn adopt_layer(
@@ -218,24 +241,6 @@ impl Agent {
         tracing::info!(image, node = now, "it comes back on another node than it was released to");
         note.bitmap = None;
         self.registry.released.put(note).map_err(|why| io_error(what, why))
-    }
-
-    pub(super) async fn release(&self, command: &Release) -> ApiResult<Spliced> {
-        let picture = self.picture(&command.qmp).await?;
-        picture.refuse_covered(&command.disks)?;
-        let mut disks = Vec::new();
-        for layer in picture.layers() {
-            let Where::Resident(name) = &layer.place else { continue };
-            if !command.disks.is_empty() && !command.disks.contains(&layer.plan.qdev) {
-                continue;
-            }
-            disks.push(self.release_layer(picture.qmp(), &layer.plan, name).await?);
-        }
-        if disks.is_empty() {
-            let why = "no disk of the vm is on this agent's socket";
-            return Err(Refusal::new(ErrorKind::NotFound, "nothing to release", why));
-        }
-        Ok(Spliced { disks })
     }
 
     async fn release_layer(

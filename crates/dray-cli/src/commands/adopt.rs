@@ -4,7 +4,7 @@ use super::absolute;
 use crate::client::Client;
 use crate::output::Output;
 use crate::show::images::spliced;
-use dray_api::{Adopt, ApiResult, Command, Spliced};
+use dray_api::{Adopt, ApiResult};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -35,7 +35,7 @@ pub struct Args {
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     let qmp = absolute(&args.qmp)?;
     let command = Adopt { qmp, disks: args.disks, drop_bitmaps: args.drop_bitmaps };
-    let done: Spliced = client.call(Command::Adopt(command)).await?;
+    let done = client.call(command).await?;
     output.result(&done, |done, style| spliced(done, "adopted", style));
     Ok(ExitCode::SUCCESS)
 }

@@ -7,7 +7,7 @@ use crate::output::Output;
 use crate::show::status::short;
 use crate::show::units::bytes;
 use clap::Subcommand;
-use dray_api::{ApiResult, Backfill, BackfillAction, Backfilling, Command};
+use dray_api::{ApiResult, Backfill, BackfillAction, Backfilling};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -77,7 +77,7 @@ impl Args {
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     let command = args.resolve()?;
     let action = command.action;
-    let now: Backfilling = client.call(Command::Backfill(command)).await?;
+    let now = client.call(command).await?;
     output.result(&now, |now, _| text(now, action));
     Ok(ExitCode::SUCCESS)
 }

@@ -5,7 +5,7 @@ use crate::client::Client;
 use crate::output::Output;
 use crate::progress::backup::follow;
 use crate::show::backup::made;
-use dray_api::{ApiResult, Backup, BackupDone, Command};
+use dray_api::{ApiResult, Backup};
 use dray_types::BitRate;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -59,7 +59,7 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
         full: args.full,
         keep_last: args.keep_last,
     };
-    let done: BackupDone = follow(client, Command::Backup(command), output).await?;
+    let done = follow(client, command, output).await?;
     output.result(&done, made);
     Ok(ExitCode::SUCCESS)
 }

@@ -5,10 +5,7 @@ use crate::client::Client;
 use crate::output::Output;
 use crate::show::backup::{cancelled, collected, listing, pruned, repository_made};
 use clap::Subcommand;
-use dray_api::{
-    ApiResult, BackupCancel, BackupCollected, BackupListing, BackupProgress, BackupPrune,
-    BackupPruned, Backups, Command, Repository, RepositoryMade,
-};
+use dray_api::{ApiResult, BackupCancel, BackupGc, BackupInit, BackupPrune, Backups, Repository};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -112,19 +109,19 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
     let named = |args: RepositoryArgs| repository(args.at, args.key_file.as_deref());
     match args.what {
         None => {
-            let command = Command::Backups(Backups { repository: None, image: None });
-            let found: BackupListing = client.call(command).await?;
+            let command = Backups { repository: None, image: None };
+            let found = client.call(command).await?;
             output.result(&found, listing);
         }
         Some(What::List { repository, image }) => {
             let repository = Some(named(repository)?);
-            let command = Command::Backups(Backups { repository, image });
-            let found: BackupListing = client.call(command).await?;
+            let command = Backups { repository, image };
+            let found = client.call(command).await?;
             output.result(&found, listing);
         }
         Some(What::Init { repository }) => {
-            let command = Command::BackupInit(named(repository)?);
-            let done: RepositoryMade = client.call(command).await?;
+            let command = BackupInit(named(repository)?);
+            let done = client.call(command).await?;
             output.result(&done, repository_made);
         }
         Some(What::Prune { repository, image, keep, dry_run }) => {
@@ -138,17 +135,17 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
                 keep_monthly: keep.keep_monthly,
                 dry_run,
             };
-            let done: BackupPruned = client.call(Command::BackupPrune(command)).await?;
+            let done = client.call(command).await?;
             output.result(&done, pruned);
         }
         Some(What::Gc { repository }) => {
-            let command = Command::BackupGc(named(repository)?);
-            let done: BackupCollected = client.call(command).await?;
+            let command = BackupGc(named(repository)?);
+            let done = client.call(command).await?;
             output.result(&done, collected);
         }
         Some(What::Cancel { image }) => {
-            let command = Command::BackupCancel(BackupCancel { image });
-            let done: BackupProgress = client.call(command).await?;
+            let command = BackupCancel { image };
+            let done = client.call(command).await?;
             output.result(&done, cancelled);
         }
     }

@@ -6,7 +6,7 @@ use crate::output::Output;
 use crate::progress::batch::follow;
 use crate::show::batch::{ended, list};
 use clap::Subcommand;
-use dray_api::{ApiResult, BatchCancel, BatchLimit, BatchRef, BatchStatus, BatchWatch, Command};
+use dray_api::{ApiResult, BatchCancel, BatchLimit, BatchRef, BatchWatch, Batches};
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
@@ -56,21 +56,21 @@ enum What {
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     match args.what.unwrap_or(What::List) {
         What::List => {
-            let found: Vec<BatchStatus> = client.call(Command::Batches).await?;
+            let found = client.call(Batches {}).await?;
             output.result(&found, |found, style| list(found, style));
         }
         What::Watch { batch } => {
             let command = BatchWatch { batch: batch.map(BatchRef) };
-            return follow(client, Command::BatchWatch(command), output).await;
+            return follow(client, command, output).await;
         }
         What::Cancel { batch } => {
             let command = BatchCancel { batch: batch.map(BatchRef) };
-            let status: BatchStatus = client.call(Command::BatchCancel(command)).await?;
+            let status = client.call(command).await?;
             output.result(&status, ended);
         }
         What::Limit { rate, batch } => {
             let command = BatchLimit { batch: batch.map(BatchRef), budget: rate.0 };
-            let status: BatchStatus = client.call(Command::BatchLimit(command)).await?;
+            let status = client.call(command).await?;
             output.result(&status, |status, style| list(std::slice::from_ref(status), style));
         }
     }

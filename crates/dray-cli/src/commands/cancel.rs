@@ -4,7 +4,7 @@ use crate::client::Client;
 use crate::output::Output;
 use crate::show::units::bytes;
 use dray_api::text::MigrationRef;
-use dray_api::{ApiResult, Cancel, Cancelled, Command};
+use dray_api::{ApiResult, Cancel};
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
@@ -33,7 +33,7 @@ pub struct Args {
 /// Ends a migration before its handover and says what became of the copy at the target.
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     let command = Cancel { migration: args.migration.map(MigrationRef), discard: args.discard };
-    let cancelled: Cancelled = client.call(Command::Cancel(command)).await?;
+    let cancelled = client.call(command).await?;
     output.result(&cancelled, |cancelled, _| {
         let kept = match cancelled.bytes_kept {
             _ if cancelled.target_was_away => "the target is away: it throws away what it has \

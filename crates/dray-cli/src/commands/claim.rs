@@ -4,7 +4,7 @@ use crate::client::Client;
 use crate::output::Output;
 use crate::show::style::Style;
 use crate::show::units::{bytes, counted};
-use dray_api::{ApiResult, Claim, Claimed, Command};
+use dray_api::{ApiResult, Claim, Claimed};
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
@@ -41,7 +41,7 @@ pub struct Args {
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     let Args { image, source_is_fenced, accept_loss } = args;
     let command = Claim { image, source_is_fenced, accept_loss };
-    let claimed: Claimed = client.call(Command::Claim(command)).await?;
+    let claimed = client.call(command).await?;
     output.result(&claimed, text);
     Ok(ExitCode::SUCCESS)
 }

@@ -5,7 +5,7 @@ use crate::client::Client;
 use crate::output::Output;
 use crate::show::images::list;
 use clap::Subcommand;
-use dray_api::{ApiResult, Command, ImageAdd, ImageRemove, ImageStatus};
+use dray_api::{ApiResult, ImageAdd, ImageRemove, Images};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -81,18 +81,18 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
     match args.what.unwrap_or(What::List) {
         What::List => {
             super::tell_troubles(client, output).await?;
-            let images: Vec<ImageStatus> = client.call(Command::Images).await?;
+            let images = client.call(Images {}).await?;
             output.result(&images, |images, style| list(images, style));
         }
         What::Add(args) => {
-            let image: ImageStatus = client.call(Command::ImageAdd(args.resolve()?)).await?;
+            let image = client.call(args.resolve()?).await?;
             output.result(&image, |image, _| {
                 format!("serving {} as image {}\n", image.path.display(), image.name)
             });
         }
         What::Remove { name, delete } => {
-            let command = Command::ImageRemove(ImageRemove { name, delete });
-            let image: ImageStatus = client.call(command).await?;
+            let command = ImageRemove { name, delete };
+            let image = client.call(command).await?;
             output.result(&image, |image, _| {
                 let (name, path) = (&image.name, image.path.display());
                 // The agent does not delete a file that is not the replica's own, or a device.

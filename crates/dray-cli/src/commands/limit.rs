@@ -3,7 +3,7 @@
 use crate::client::Client;
 use crate::output::Output;
 use dray_api::text::MigrationRef;
-use dray_api::{ApiResult, Command, Limit, Limited};
+use dray_api::{ApiResult, Limit};
 use dray_types::BitRate;
 use std::process::ExitCode;
 
@@ -40,7 +40,7 @@ pub fn rate_or_none(text: &str) -> Result<NewLimit, String> {
 /// Changes the bandwidth limit of a migration and prints the new one.
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     let command = Limit { migration: args.migration.map(MigrationRef), bandwidth: args.rate.0 };
-    let limited: Limited = client.call(Command::Limit(command)).await?;
+    let limited = client.call(command).await?;
     output.result(&limited, |limited, style| {
         let mut text = match limited.bandwidth {
             Some(rate) => format!("migration {} sends at most {rate}\n", limited.migration),

@@ -3,7 +3,7 @@
 use crate::client::Client;
 use crate::output::Output;
 use crate::show::lineage::{now_unix_ms, tree};
-use dray_api::{ApiResult, Command, Lineage, LineageStatus};
+use dray_api::{ApiResult, Lineage};
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
@@ -29,8 +29,8 @@ pub struct Args {
 
 /// Asks for the generations of an image and prints who kept them.
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
-    let command = Command::Lineage(Lineage { image: args.image, here_only: args.here });
-    let line: LineageStatus = client.call(command).await?;
+    let command = Lineage { image: args.image, here_only: args.here };
+    let line = client.call(command).await?;
     output.result(&line, |line, style| tree(line, now_unix_ms(), style));
     Ok(ExitCode::SUCCESS)
 }

@@ -11,10 +11,7 @@ use crate::show::status::short;
 use clap::ValueEnum;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use dray_api::text::MigrationRef;
-use dray_api::{
-    ApiResult, Batch, BatchStatus, Command, Migrate, Order, ReleaseAtEnd, Seed, Started, Strategy,
-    Subject,
-};
+use dray_api::{ApiResult, Batch, Migrate, Migrated, Order, ReleaseAtEnd, Seed, Strategy, Subject};
 use dray_types::BitRate;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -217,9 +214,9 @@ pub async fn run(mut args: Args, client: &Client, output: &Output) -> ApiResult<
         super::seed::first(seed(&command), client, output).await;
     }
     if !command.detach {
-        return progress::follow(client, Command::Migrate(command), output).await;
+        return progress::follow(client, command, Migrated::ended, output).await;
     }
-    let started: Started = client.call(Command::Migrate(command)).await?;
+    let started = client.call(command).await?.started()?;
     output.result(&started, |started, _| {
         let id = short(started.migration);
         format!("migration {} has started\n`dray watch {id}` shows it\n", started.migration)
@@ -241,9 +238,9 @@ fn seed(command: &Migrate) -> Seed {
 /// Begins several.
 async fn begin(batch: Batch, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     if !batch.detach {
-        return progress::batch::follow(client, Command::Batch(batch), output).await;
+        return progress::batch::follow(client, batch, output).await;
     }
-    let begun: BatchStatus = client.call(Command::Batch(batch)).await?;
+    let begun = client.call(batch).await?;
     output.result(&begun, |begun, _| {
         let (id, count) = (crate::show::batch::short(begun), begun.moves.len());
         format!("batch {} of {count} has begun\n`dray batch watch {id}` shows it\n", begun.batch)

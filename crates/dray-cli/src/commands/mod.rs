@@ -1,59 +1,141 @@
-//! One file per command: its arguments, and what it does with them.
+//! One file per command: its arguments, and what it does with them. The [table](Command) below makes
+//! each known: to the help, and to what is run. `mod` stands apart from it, as `cargo fmt` does not
+//! look for files in macros.
 
-pub mod adopt;
-pub mod agent;
-pub mod backfill;
-pub mod backup;
-pub mod backups;
-pub mod batch;
-pub mod cancel;
-pub mod check_config;
-pub mod claim;
-pub mod completions;
+mod adopt;
+mod agent;
+mod backfill;
+mod backup;
+mod backups;
+mod batch;
+mod cancel;
+mod check_config;
+mod claim;
+mod completions;
 mod hot_set;
-pub mod images;
-pub mod limit;
-pub mod lineage;
-pub mod migrate;
-pub mod pki;
-pub mod plan;
-pub mod prepare;
+mod images;
+mod limit;
+mod lineage;
+mod migrate;
+mod pki;
+mod plan;
+mod prepare;
 mod record;
-pub mod release;
-pub mod resize;
-pub mod restore;
-pub mod resume;
-pub mod seed;
+mod release;
+mod resize;
+mod restore;
+mod resume;
+mod seed;
 mod several;
-pub mod sim;
-pub mod status;
-pub mod subject;
-pub mod trace;
+mod sim;
+mod status;
+mod subject;
+mod trace;
 mod tuning;
-pub mod unstall;
-pub mod verify;
-pub mod watch;
+mod unstall;
+mod verify;
+mod watch;
 
-use crate::args::{Args, Command};
+use crate::args::Args;
 use crate::client::Client;
 use crate::output::Output;
 use crate::show::troubles;
-use dray_api::{AgentInfo, ApiResult, ErrorKind, Refusal};
+use clap::Subcommand;
+use dray_api::{ApiResult, ErrorKind, Info, Refusal};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Does what was typed.
-pub fn run(args: Args, output: &Output) -> ApiResult<ExitCode> {
-    let client = Client::new(args.global.socket);
-    match args.command {
-        Command::Agent(args) => agent::run(&args, output),
-        Command::CheckConfig(args) => check_config::run(&args, output),
-        Command::Pki(args) => pki::run(&args, output),
-        Command::Completions(args) => completions::run(&args, output),
-        Command::Sim(args) => sim::run(&args, output),
-        Command::Trace(args) => trace::run(&args, &client, output),
-        command => wait(ask(command, &client, output)),
-    }
+/// Makes [`Command`] and [`run`] of the table of commands. A row is `Variant = module, how;` under the
+/// command's line of help:
+///
+/// * `module` is the command's file in this folder. It has `Args` and `run`.
+/// * `how` is `asks` when it talks to the agent (`async fn run(Args, &Client, &Output)`), and `alone`
+///   when it needs none (`fn run(&Args, &Output)`).
+macro_rules! commands {
+    ($( #[$help:meta] $command:ident = $module:ident, $how:ident; )+) => {
+        /// The commands, in the order in which the help lists them.
+        #[derive(Subcommand, Debug)]
+        pub enum Command {
+            $(#[$help] $command(Box<$module::Args>),)+
+        }
+
+        /// Does what was typed.
+        pub fn run(args: Args, output: &Output) -> ApiResult<ExitCode> {
+            let client = Client::new(args.global.socket);
+            match args.command {
+                $(Command::$command(args) => start!($how, $module, *args, &client, output),)+
+            }
+        }
+    };
+}
+
+/// How a command of the table is started.
+macro_rules! start {
+    (alone, $module:ident, $args:expr, $client:expr, $output:expr) => {
+        $module::run(&$args, $output)
+    };
+    (asks, $module:ident, $args:expr, $client:expr, $output:expr) => {
+        wait($module::run($args, $client, $output))
+    };
+}
+
+commands! {
+    /// Run the agent
+    Agent = agent, alone;
+    /// Check a configuration file and say what is wrong with it
+    CheckConfig = check_config, alone;
+    /// Make exports at the target and print how to start its QEMU
+    Prepare = prepare, asks;
+    /// Predict what a migration would take
+    Plan = plan, asks;
+    /// Have a target read images from its backups, before a migration
+    Seed = seed, asks;
+    /// Move a running VM, several, or images, to another host
+    Migrate = migrate, asks;
+    /// Show migrations
+    Status = status, asks;
+    /// Follow a migration to its end
+    Watch = watch, asks;
+    /// Stop a migration before its handover; the guest goes on at the source
+    Cancel = cancel, asks;
+    /// Take up an interrupted migration
+    Resume = resume, asks;
+    /// Change the bandwidth limit of a running migration
+    Limit = limit, asks;
+    /// Show, follow, pace and cancel migrations that were begun together
+    Batch = batch, asks;
+    /// Start, pause or pace the fetching of what a target still misses
+    Backfill = backfill, asks;
+    /// List, add and remove images
+    Images = images, asks;
+    /// Show the generations of an image and who kept them
+    Lineage = lineage, asks;
+    /// Back images up while their guests go on
+    Backup = backup, asks;
+    /// List backups, make repositories, end a backup
+    Backups = backups, asks;
+    /// Check the backups in a repository
+    Verify = verify, asks;
+    /// Make an image of a backup
+    Restore = restore, asks;
+    /// Splice the disks of a running VM under dray
+    Adopt = adopt, asks;
+    /// Hand the disks of a running VM back to its QEMU
+    Release = release, asks;
+    /// Grow an image
+    Resize = resize, asks;
+    /// Take ownership of an image whose owner is gone for good
+    Claim = claim, asks;
+    /// End the stall of guest I/O that waits for a lost source
+    Unstall = unstall, asks;
+    /// Make the certificates with which agents trust each other
+    Pki = pki, alone;
+    /// Replay a trace through the engine: what a migration would cost
+    Sim = sim, alone;
+    /// Record, analyse and generate traces of block accesses
+    Trace = trace, asks;
+    /// Print a completion script for a shell
+    Completions = completions, alone;
 }
 
 /// Runs what asks the agent to its end.
@@ -63,43 +145,9 @@ fn wait(work: impl Future<Output = ApiResult<ExitCode>>) -> ApiResult<ExitCode> 
     runtime.block_on(work)
 }
 
-/// The commands that the agent answers.
-async fn ask(command: Command, client: &Client, output: &Output) -> ApiResult<ExitCode> {
-    match command {
-        Command::Prepare(args) => prepare::run(args, client, output).await,
-        Command::Plan(args) => plan::run(args, client, output).await,
-        Command::Seed(args) => seed::run(args, client, output).await,
-        Command::Migrate(args) => migrate::run(args, client, output).await,
-        Command::Status(args) => status::run(args, client, output).await,
-        Command::Watch(args) => watch::run(args, client, output).await,
-        Command::Cancel(args) => cancel::run(args, client, output).await,
-        Command::Resume(args) => resume::run(args, client, output).await,
-        Command::Limit(args) => limit::run(args, client, output).await,
-        Command::Batch(args) => batch::run(args, client, output).await,
-        Command::Backfill(args) => backfill::run(args, client, output).await,
-        Command::Images(args) => images::run(args, client, output).await,
-        Command::Lineage(args) => lineage::run(args, client, output).await,
-        Command::Backup(args) => backup::run(args, client, output).await,
-        Command::Backups(args) => backups::run(args, client, output).await,
-        Command::Verify(args) => verify::run(args, client, output).await,
-        Command::Restore(args) => restore::run(args, client, output).await,
-        Command::Adopt(args) => adopt::run(args, client, output).await,
-        Command::Release(args) => release::run(args, client, output).await,
-        Command::Resize(args) => resize::run(args, client, output).await,
-        Command::Claim(args) => claim::run(args, client, output).await,
-        Command::Unstall(args) => unstall::run(args, client, output).await,
-        Command::Agent(_)
-        | Command::CheckConfig(_)
-        | Command::Pki(_)
-        | Command::Completions(_)
-        | Command::Sim(_)
-        | Command::Trace(_) => Ok(ExitCode::SUCCESS),
-    }
-}
-
 /// Tells what does not work on the agent's host, on standard error: there it is in nobody's way.
 async fn tell_troubles(client: &Client, output: &Output) -> ApiResult<()> {
-    let info: AgentInfo = client.call(dray_api::Command::Info).await?;
+    let info = client.call(Info {}).await?;
     let text = troubles::lines(&info.troubles, output.style_err());
     if !text.is_empty() {
         output.note(text.trim_end());

@@ -6,7 +6,7 @@ use super::{absolute, pair};
 use crate::client::Client;
 use crate::output::Output;
 use crate::show::planned::{PlannedMove, planned, planned_moves};
-use dray_api::{ApiResult, Command, ErrorKind, Plan, Planned, Refusal, Subject};
+use dray_api::{ApiResult, ErrorKind, Plan, Refusal, Subject};
 use dray_types::BitRate;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -110,7 +110,7 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
         pool: args.pool,
         names: args.names.into_iter().collect(),
     };
-    let plan: Planned = client.call(Command::Plan(command.clone())).await?;
+    let plan = client.call(command.clone()).await?;
     if !several {
         output.result(&plan, planned);
         return Ok(ExitCode::SUCCESS);
@@ -118,7 +118,7 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
     let mut plans = vec![PlannedMove { subject: command.subject.clone(), plan }];
     for subject in subjects {
         let command = Plan { subject: subject.clone(), ..command.clone() };
-        let plan = client.call(Command::Plan(command)).await?;
+        let plan = client.call(command).await?;
         plans.push(PlannedMove { subject, plan });
     }
     // As `dray migrate` would begin them.

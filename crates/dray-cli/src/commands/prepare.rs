@@ -5,7 +5,7 @@ use super::{pair, path_at_target};
 use crate::client::Client;
 use crate::output::Output;
 use crate::show::prepared::qemu_arguments;
-use dray_api::{ApiResult, Command, Prepare, Prepared, Seed};
+use dray_api::{ApiResult, Prepare, Seed};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -66,7 +66,7 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
         let Prepare { subject, to, pool, prefix, names, .. } = command.clone();
         super::seed::first(Seed { subject, to, pool, prefix, names }, client, output).await;
     }
-    let prepared: Prepared = client.call(Command::Prepare(command)).await?;
+    let prepared = client.call(command).await?;
     if output.json {
         output.json_line(&prepared);
         return Ok(ExitCode::SUCCESS);

@@ -2,12 +2,11 @@
 
 use super::migrate::duration;
 use super::sim::trace_failed;
-use crate::client::{self, Call, Client, Reply};
+use crate::client::{Call, Client, Reply};
 use crate::output::Output;
 use crate::show::units::{bytes, count, seconds};
 use dray_api::{
-    AccessBatch, AccessKind, AccessLine, ApiResult, Command, ErrorKind, Event, RecordEnd, Recorded,
-    Refusal,
+    AccessBatch, AccessKind, AccessLine, ApiResult, ErrorKind, Event, RecordEnd, Recorded, Refusal,
 };
 use dray_trace::record::MAX_LENGTH;
 use dray_trace::{Op, Record, Writer};
@@ -76,7 +75,7 @@ pub async fn run(args: &Args, client: &Client, output: &Output) -> ApiResult<Exi
         Recorder { args, began: Instant::now(), writer: None, written: 0, until_ns: 0, missed: 0 };
     let duration_ms = args.duration.map(|time| (time.as_millis() as u64).max(1));
     let command = dray_api::Record { image: args.image.clone(), duration_ms };
-    let mut call = client.start(Command::Record(command)).await?;
+    let mut call = client.start(command).await?;
     output.note(&format!("recording '{}'; Ctrl-C ends it", args.image));
     let end = recorder.listen(&mut call).await;
     // Whatever happened, what was recorded until then is a whole trace.
@@ -88,7 +87,7 @@ pub async fn run(args: &Args, client: &Client, output: &Output) -> ApiResult<Exi
 }
 
 impl Recorder<'_> {
-    async fn listen(&mut self, call: &mut Call) -> ApiResult<End> {
+    async fn listen(&mut self, call: &mut Call<Recorded>) -> ApiResult<End> {
         let cannot = |why| Refusal::new(ErrorKind::Internal, "cannot wait for signals", why);
         let mut terminate = signal(SignalKind::terminate()).map_err(cannot)?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(cannot)?;
@@ -104,7 +103,7 @@ impl Recorder<'_> {
     }
 
     /// Takes what the guest did until now. The clock here began before the agent's.
-    async fn last_words(&mut self, call: &mut Call) -> ApiResult<End> {
+    async fn last_words(&mut self, call: &mut Call<Recorded>) -> ApiResult<End> {
         let now = self.began.elapsed();
         let told = async {
             while u128::from(self.until_ns) < now.as_nanos() {
@@ -117,15 +116,15 @@ impl Recorder<'_> {
         tokio::time::timeout(LAST_WORDS, told).await.unwrap_or(Ok(End::Stopped))
     }
 
-    fn take(&mut self, reply: Reply) -> ApiResult<Option<End>> {
+    fn take(&mut self, reply: Reply<Recorded>) -> ApiResult<Option<End>> {
         match reply {
-            Reply::Event(Event::Accesses(batch)) => {
+            Reply::Continue(Event::Accesses(batch)) => {
                 self.write(&batch)
                     .map_err(|error| trace_failed("cannot write the trace", &error))?;
                 Ok(None)
             }
-            Reply::Event(_) => Ok(None),
-            Reply::Result(value) => client::typed(value).map(|end| Some(End::ByItself(end))),
+            Reply::Continue(_) => Ok(None),
+            Reply::Break(end) => Ok(Some(End::ByItself(end))),
         }
     }
 

@@ -4,7 +4,7 @@ use super::absolute;
 use crate::client::Client;
 use crate::output::Output;
 use crate::show::images::spliced;
-use dray_api::{ApiResult, Command, Release, Spliced};
+use dray_api::{ApiResult, Release};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -30,7 +30,7 @@ pub struct Args {
 /// Has the agent give disks back to their QEMU and prints where each is now.
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     let command = Release { qmp: absolute(&args.qmp)?, disks: args.disks };
-    let done: Spliced = client.call(Command::Release(command)).await?;
+    let done = client.call(command).await?;
     output.result(&done, |done, style| spliced(done, "released", style));
     Ok(ExitCode::SUCCESS)
 }

@@ -4,7 +4,7 @@ use super::absolute;
 use crate::client::Client;
 use crate::output::Output;
 use crate::show::units::bytes;
-use dray_api::{ApiResult, Command, ImageStatus, Resize};
+use dray_api::{ApiResult, Resize};
 use dray_types::ByteSize;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -34,7 +34,7 @@ pub struct Args {
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     let qmp = args.qmp.as_deref().map(absolute).transpose()?;
     let command = Resize { image: args.image, size: args.size, qmp };
-    let image: ImageStatus = client.call(Command::Resize(command)).await?;
+    let image = client.call(command).await?;
     output.result(&image, |image, _| format!("image {} has {}\n", image.name, bytes(image.size)));
     Ok(ExitCode::SUCCESS)
 }

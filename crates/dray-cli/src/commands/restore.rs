@@ -5,7 +5,7 @@ use crate::client::Client;
 use crate::output::Output;
 use crate::progress::backup::follow;
 use crate::show::backup::restored;
-use dray_api::{ApiResult, Command, Restore, Restored};
+use dray_api::{ApiResult, Restore};
 use dray_types::BitRate;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -58,7 +58,7 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
         pool: args.pool,
         bandwidth: args.bandwidth,
     };
-    let done: Restored = follow(client, Command::Restore(command), output).await?;
+    let done = follow(client, command, output).await?;
     output.result(&done, restored);
     Ok(ExitCode::SUCCESS)
 }

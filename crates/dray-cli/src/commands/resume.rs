@@ -5,7 +5,7 @@ use crate::output::Output;
 use crate::progress;
 use crate::show::status::short;
 use dray_api::text::MigrationRef;
-use dray_api::{ApiResult, Command, Resume, Started, Watch};
+use dray_api::{ApiResult, Resume, Watch};
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
@@ -27,10 +27,10 @@ pub struct Args {
 /// Takes up an interrupted migration and follows it to its end.
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     let command = Resume { migration: args.migration.map(MigrationRef) };
-    let started: Started = client.call(Command::Resume(command)).await?;
+    let started = client.call(command).await?;
     if !args.detach {
         let watch = Watch { migration: Some(started.migration.into()) };
-        return progress::follow(client, Command::Watch(watch), output).await;
+        return progress::follow(client, watch, Ok, output).await;
     }
     output.result(&started, |started, _| {
         let id = short(started.migration);

@@ -2,12 +2,10 @@
 
 use super::pair;
 use super::subject::MoveArgs;
-use crate::client::{self, Client, Reply};
+use crate::client::{Client, Reply};
 use crate::output::Output;
 use crate::show::units::bytes;
-use dray_api::{
-    ApiResult, Command, ErrorKind, Event, Refusal, Seed, SeedProgress, Seeded, SeededImage,
-};
+use dray_api::{ApiResult, ErrorKind, Event, Seed, SeedProgress, Seeded, SeededImage};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::process::ExitCode;
 
@@ -69,19 +67,19 @@ pub async fn first(command: Seed, client: &Client, output: &Output) {
 
 /// Asks and shows how far it is.
 async fn ask(command: Seed, client: &Client, output: &Output) -> ApiResult<Seeded> {
-    let mut call = client.start(Command::Seed(command)).await?;
+    let mut call = client.start(command).await?;
     let mut bar = None;
     let outcome = loop {
         match call.next().await {
-            Ok(Reply::Event(Event::Comparing(progress))) => {
+            Ok(Reply::Continue(Event::Comparing(progress))) => {
                 show("comparing", progress, &mut bar, output);
             }
-            Ok(Reply::Event(Event::Seeding(progress))) => {
+            Ok(Reply::Continue(Event::Seeding(progress))) => {
                 show("backups", progress, &mut bar, output);
             }
-            Ok(Reply::Event(_)) => {}
-            Ok(Reply::Result(value)) => break client::typed(value),
-            Err(why) => break Err::<_, Refusal>(why),
+            Ok(Reply::Continue(_)) => {}
+            Ok(Reply::Break(seeded)) => break Ok(seeded),
+            Err(why) => break Err(why),
         }
     };
     if let Some(bar) = bar {

@@ -3,8 +3,8 @@
 use super::{absolute, path_at_target};
 use crate::client::Client;
 use dray_api::{
-    ApiResult, Batch, Command, ErrorKind, JOBS, Migrate, MigrationState, MigrationStatus, Refusal,
-    Role, Status, Subject,
+    ApiResult, Batch, ErrorKind, JOBS, Migrate, MigrationState, MigrationStatus, Refusal, Role,
+    Status, Subject,
 };
 use std::path::PathBuf;
 
@@ -121,7 +121,7 @@ impl SeveralArgs {
 
 /// What waits here for being moved to `host`, the oldest first.
 async fn prepared(client: &Client, host: &str) -> ApiResult<Vec<MigrationStatus>> {
-    let mut all: Vec<MigrationStatus> = client.call(Command::Status(Status::default())).await?;
+    let mut all = client.call(Status::default()).await?;
     all.retain(|one| {
         one.state == MigrationState::Prepared && one.role == Role::Source && one.peer == host
     });

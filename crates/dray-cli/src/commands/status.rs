@@ -4,7 +4,7 @@ use crate::client::Client;
 use crate::output::Output;
 use crate::show::status;
 use dray_api::text::MigrationRef;
-use dray_api::{ApiResult, Command, MigrationStatus, Status};
+use dray_api::{ApiResult, Status};
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
@@ -28,7 +28,7 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
     let one = args.migration.is_some();
     let command = Status { migration: args.migration.map(MigrationRef) };
     super::tell_troubles(client, output).await?;
-    let found: Vec<MigrationStatus> = client.call(Command::Status(command)).await?;
+    let found = client.call(command).await?;
     output.result(&found, |found, style| match found.as_slice() {
         [migration] if one => status::detail(migration, style),
         all => status::list(all, style),

@@ -1,7 +1,7 @@
 //! `dray trace`: what a trace holds, and traces of guests and of generated loads.
 
+use super::record;
 use super::sim::trace_failed;
-use super::{record, wait};
 use crate::client::Client;
 use crate::output::Output;
 use crate::show::style::Style;
@@ -92,11 +92,11 @@ struct GenerateArgs {
 }
 
 /// Records, analyses, converts or generates a trace.
-pub fn run(args: &Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
+pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     match &args.what {
         What::Analyse(args) => run_analyse(args, output),
         What::Generate(args) => run_generate(args, output),
-        What::Record(args) => wait(record::run(args, client, output)),
+        What::Record(args) => record::run(args, client, output).await,
     }
 }
 

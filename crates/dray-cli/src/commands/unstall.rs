@@ -3,7 +3,7 @@
 use crate::client::Client;
 use crate::output::Output;
 use crate::show::units::counted;
-use dray_api::{ApiResult, Command, Unstall, Unstalled};
+use dray_api::{ApiResult, Unstall};
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
@@ -29,7 +29,7 @@ pub struct Args {
 /// Asks a lost source again for what a guest waits for, or fails it.
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     let command = Unstall { image: args.image, fail: args.fail };
-    let done: Unstalled = client.call(Command::Unstall(command)).await?;
+    let done = client.call(command).await?;
     output.result(&done, |done, _| {
         let waiting = counted(done.waiting, "waiting request");
         let missing = done.bytes_missing;

@@ -5,7 +5,7 @@ use crate::client::Client;
 use crate::output::Output;
 use crate::progress::backup::follow;
 use crate::show::backup::verified;
-use dray_api::{ApiResult, BackupVerified, BackupVerify, Command, ErrorKind, Refusal};
+use dray_api::{ApiResult, BackupVerify, ErrorKind, Refusal};
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
@@ -35,7 +35,7 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
         image: args.image,
         read_data: args.read_data,
     };
-    let found: BackupVerified = follow(client, Command::BackupVerify(command), output).await?;
+    let found = follow(client, command, output).await?;
     if let Some(first) = found.damaged.first() {
         found.damaged.iter().for_each(|fault| output.note(fault));
         let what = format!("{} faults in repository '{at}'", found.damaged.len());

@@ -4,7 +4,7 @@ use crate::client::Client;
 use crate::output::Output;
 use crate::progress;
 use dray_api::text::MigrationRef;
-use dray_api::{ApiResult, Command, Watch};
+use dray_api::{ApiResult, Watch};
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
@@ -25,5 +25,5 @@ pub struct Args {
 /// Follows a migration to its end.
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     let command = Watch { migration: args.migration.map(MigrationRef) };
-    progress::follow(client, Command::Watch(command), output).await
+    progress::follow(client, command, Ok, output).await
 }

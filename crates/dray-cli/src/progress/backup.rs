@@ -1,22 +1,17 @@
 //! Follows a backup, a restore or a check of backups: these end with whoever asked for them.
 
-use crate::client::{self, Client, Reply};
+use crate::client::{Client, Reply};
 use crate::output::Output;
 use crate::show::units::{bytes, seconds};
-use dray_api::{ApiResult, BackupProgress, Command, ErrorKind, Event, Refusal};
+use dray_api::{ApiResult, Ask, BackupProgress, ErrorKind, Event, Refusal};
 use indicatif::{ProgressBar, ProgressStyle};
-use serde::de::DeserializeOwned;
 use std::time::{Duration, Instant};
 
 /// Time between lines where there is no terminal.
 const PERIOD: Duration = Duration::from_secs(5);
 
 /// Sends `command`, shows how far it is and returns its result. Ctrl-C ends the work itself.
-pub async fn follow<T: DeserializeOwned>(
-    client: &Client,
-    command: Command,
-    output: &Output,
-) -> ApiResult<T> {
+pub async fn follow<C: Ask>(client: &Client, command: C, output: &Output) -> ApiResult<C::Answer> {
     let mut call = client.start(command).await?;
     let mut display = Display::new(output);
     let done = loop {
@@ -29,9 +24,9 @@ pub async fn follow<T: DeserializeOwned>(
             }
         };
         match reply {
-            Ok(Reply::Event(Event::Backup(progress))) => display.show(&progress),
-            Ok(Reply::Event(_)) => {}
-            Ok(Reply::Result(value)) => break client::typed(value),
+            Ok(Reply::Continue(Event::Backup(progress))) => display.show(&progress),
+            Ok(Reply::Continue(_)) => {}
+            Ok(Reply::Break(answer)) => break Ok(answer),
             Err(why) => break Err(why),
         }
     };

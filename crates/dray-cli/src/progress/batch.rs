@@ -1,14 +1,14 @@
 //! Follows a batch: what begins and ends, and how far those are that run.
 
 use super::words;
-use crate::client::{self, Call, Client, Reply};
+use crate::client::{Call, Client, Reply};
 use crate::exit::{DETACHED, NOT_ALL};
 use crate::output::Output;
 use crate::show::batch::{ended, short, terms};
 use crate::show::style::Style;
 use crate::show::units::{about, bytes, millis, rate, seconds};
 use dray_api::{
-    ApiResult, BatchStatus, Command, ErrorKind, Event, MoveState, MoveStatus, Refusal, Subject,
+    ApiResult, Ask, BatchStatus, ErrorKind, Event, MoveState, MoveStatus, Refusal, Subject,
 };
 use indicatif::{MultiProgress, ProgressBar};
 use std::process::ExitCode;
@@ -22,7 +22,11 @@ const NAME_WIDTH: usize = 16;
 const MAX_NAMES: usize = 6;
 
 /// Sends `command` and shows what happens until everything is over, or Ctrl-C.
-pub async fn follow(client: &Client, command: Command, output: &Output) -> ApiResult<ExitCode> {
+pub async fn follow<C: Ask<Answer = BatchStatus>>(
+    client: &Client,
+    command: C,
+    output: &Output,
+) -> ApiResult<ExitCode> {
     let mut call = client.start(command).await?;
     let mut display = Display::new(output);
     let outcome = tokio::select! {
@@ -44,12 +48,12 @@ pub async fn follow(client: &Client, command: Command, output: &Output) -> ApiRe
     Ok(if all { ExitCode::SUCCESS } else { ExitCode::from(NOT_ALL) })
 }
 
-async fn listen(call: &mut Call, display: &mut Display) -> ApiResult<BatchStatus> {
+async fn listen(call: &mut Call<BatchStatus>, display: &mut Display) -> ApiResult<BatchStatus> {
     loop {
         match call.next().await? {
-            Reply::Event(Event::Batch(status)) => display.show(*status),
-            Reply::Event(_) => {}
-            Reply::Result(value) => return client::typed(value),
+            Reply::Continue(Event::Batch(status)) => display.show(*status),
+            Reply::Continue(_) => {}
+            Reply::Break(status) => return Ok(status),
         }
     }
 }

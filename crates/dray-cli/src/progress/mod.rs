@@ -10,13 +10,14 @@ mod json;
 mod lines;
 pub mod words;
 
-use crate::client::{self, Call, Client, Reply};
+use crate::client::{Call, Client, Reply};
 use crate::exit::DETACHED;
 use crate::output::Output;
 use crate::show::status::short;
 use crate::show::summary::summary;
-use dray_api::{ApiResult, Command, ErrorKind, Event, Refusal, Summary};
+use dray_api::{ApiResult, Ask, ErrorKind, Event, Refusal, Summary};
 use dray_types::MigrationId;
+use serde::de::DeserializeOwned;
 use std::process::ExitCode;
 
 /// One way of showing events.
@@ -58,8 +59,13 @@ fn display(output: &Output) -> Box<dyn Display> {
     }
 }
 
-/// Sends `command` and shows what happens until it ends or Ctrl-C.
-pub async fn follow(client: &Client, command: Command, output: &Output) -> ApiResult<ExitCode> {
+/// Sends `command` and shows what happens until it ends or Ctrl-C. `ended` is the summary in its answer.
+pub async fn follow<C: Ask>(
+    client: &Client,
+    command: C,
+    ended: fn(C::Answer) -> ApiResult<Summary>,
+    output: &Output,
+) -> ApiResult<ExitCode> {
     let mut call = client.start(command).await?;
     let mut display = display(output);
     let mut migration = None;
@@ -72,20 +78,21 @@ pub async fn follow(client: &Client, command: Command, output: &Output) -> ApiRe
             return Ok(ExitCode::from(DETACHED));
         }
     };
+    let outcome = outcome.and_then(ended);
     display.end(if outcome.is_ok() { End::Complete } else { End::Failed });
     let done = outcome?;
     output.result(&done, |done, style| summary(done, output.verbose > 0, style));
     Ok(ExitCode::SUCCESS)
 }
 
-async fn listen(
-    call: &mut Call,
+async fn listen<A: DeserializeOwned>(
+    call: &mut Call<A>,
     display: &mut dyn Display,
     migration: &mut Option<MigrationId>,
-) -> ApiResult<Summary> {
+) -> ApiResult<A> {
     loop {
         match call.next().await? {
-            Reply::Event(event) => {
+            Reply::Continue(event) => {
                 match &event {
                     Event::Started(started) => *migration = Some(started.migration),
                     Event::Progress(progress) => *migration = Some(progress.migration),
@@ -98,7 +105,7 @@ async fn listen(
                 }
                 display.event(&event);
             }
-            Reply::Result(value) => return client::typed(value),
+            Reply::Break(answer) => return Ok(answer),
         }
     }
 }

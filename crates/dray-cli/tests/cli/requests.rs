@@ -1,17 +1,24 @@
 //! What was typed reaches the agent as it was meant.
 
 use crate::fake::Fake;
+use dray_api::Command;
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 
+/// Checks the first request, and returns all of them.
 #[track_caller]
-fn asks(args: &[&str], wanted: &Value) {
+fn asks(args: &[&str], wanted: &Value) -> Vec<Value> {
     let fake = Fake::start();
     let ran = fake.run(args);
     assert_eq!(ran.code, 0, "{args:?}: {}", ran.err);
-    // A migration is asked for after the backups that it can begin with.
+    // Before a migration comes what it can begin with, before a list what does not work.
     let seen = fake.seen();
-    let asked = seen.iter().find(|command| command.get("seed").is_none());
+    let is_before =
+        |command: &Value, name| command.get(name).is_some() && wanted.get(name).is_none();
+    let mut asked = seen.iter();
+    let asked = asked.find(|one| !is_before(one, "seed") && !is_before(one, "info"));
     assert_eq!(asked, Some(wanted), "{args:?}");
+    seen
 }
 
 #[test]
@@ -139,10 +146,33 @@ fn all_is_what_is_prepared_for_the_host() {
     assert_eq!(fake.seen().last().unwrap()["batch"]["moves"], json!([wanted]));
 }
 
+/// Commands that end with an exit code of their own here; other tests of this file check them.
+const CHECKED_ABOVE: [&str; 2] = ["batch", "batch-watch"];
+
 #[test]
-fn the_other_commands() {
+fn every_command() {
     let here = std::env::current_dir().unwrap();
+    let trace = tempfile::NamedTempFile::new().unwrap();
+    let record = format!("trace record a --duration 3s -o {}", trace.path().display());
+    let image = json!({ "images": { "names": ["a"] } });
     let cases = [
+        (
+            "migrate --image a --to b --strategy pre-copy --verify",
+            json!({ "migrate": moved(&image, &json!({ "to": "b" })) }),
+        ),
+        (
+            "plan --image a --to b --deadline 10m",
+            json!({ "plan": { "subject": image, "to": "b", "bandwidth": null,
+                "max_downtime_ms": null, "deadline_ms": 600_000, "max_added_latency_ms": null } }),
+        ),
+        (
+            "seed --image a --to b --pool fast",
+            json!({ "seed": { "subject": image, "to": "b", "pool": "fast", "prefix": null,
+                "names": {} } }),
+        ),
+        ("images", json!({ "images": {} })),
+        (&record, json!({ "record": { "image": "a", "duration_ms": 3000 } })),
+        ("batch", json!({ "batches": {} })),
         (
             "prepare --qmp q.sock --to b --prefix new- --name disk0=root",
             json!({ "prepare": { "subject": { "vm": { "qmp": here.join("q.sock") } }, "to": "b",
@@ -235,7 +265,12 @@ fn the_other_commands() {
         ),
         ("unstall a --fail", json!({ "unstall": { "image": "a", "fail": true } })),
     ];
+    let mut left: BTreeSet<_> = Command::ALL.iter().map(|(name, _)| *name).collect();
+    CHECKED_ABOVE.iter().for_each(|name| assert!(left.remove(name)));
     for (args, wanted) in cases {
-        asks(&args.split_whitespace().collect::<Vec<_>>(), &wanted);
+        for asked in asks(&args.split_whitespace().collect::<Vec<_>>(), &wanted) {
+            left.remove(asked.as_object().unwrap().keys().next().unwrap().as_str());
+        }
     }
+    assert!(left.is_empty(), "nothing that is typed here asks for {left:?}");
 }

@@ -2,7 +2,9 @@
 
 use crate::fake::{Fake, Ran};
 use crate::golden;
+use dray_api::Command;
 use serde_json::Value;
+use std::collections::BTreeSet;
 
 fn run(args: &str) -> Ran {
     let ran = Fake::start().run(&args.split_whitespace().collect::<Vec<_>>());
@@ -10,58 +12,63 @@ fn run(args: &str) -> Ran {
     ran
 }
 
+/// The golden file of each result, and what is typed for it.
+const RESULTS: &[(&str, &str)] = &[
+    ("images", "images"),
+    ("images-add", "images add a /srv/a.raw"),
+    ("images-remove", "images remove a"),
+    ("images-remove-delete", "images remove a --delete"),
+    ("lineage", "lineage vm1-root"),
+    ("backup", "backup vm1-root vm1-data --to nas"),
+    ("backup-full", "backup vm1-root --to nas --full --keep-last 2"),
+    ("backups", "backups"),
+    ("backups-list", "backups list nas"),
+    ("backups-prune", "backups prune nas --keep-last 9"),
+    ("backups-gc", "backups gc nas"),
+    ("backups-init", "backups init nas"),
+    ("backups-cancel", "backups cancel vm1-root"),
+    ("verify", "verify nas --read-data"),
+    ("restore", "restore vm1-root@4 --from nas --as vm1-old"),
+    ("status", "status"),
+    ("status-running", "status 4f1c"),
+    ("status-failed", "status 501c"),
+    ("status-prepared", "status 5100"),
+    ("status-waiting", "status 5200"),
+    ("status-promised", "status 5300"),
+    ("migrate-detached", "migrate --image a --to hostb --detach"),
+    ("resume-detached", "resume --detach"),
+    ("cancel", "cancel"),
+    ("cancel-discard", "cancel --discard"),
+    ("cancel-away", "cancel --discard away"),
+    ("cancel-here", "cancel here"),
+    ("limit", "limit 800Mbit"),
+    ("limit-none", "limit none"),
+    ("limit-not-kept", "limit none full"),
+    ("adopt", "adopt --qmp /q"),
+    ("release", "release --qmp /q"),
+    ("resize", "resize a 40GiB"),
+    ("claim", "claim a --source-is-fenced --accept-loss"),
+    ("plan", "plan --image a --to hostb --bandwidth 800Mbit"),
+    ("plan-several", "plan --vm /q --image a --each --to hostb"),
+    ("seed", "seed --image a --to hostc"),
+    ("seed-nothing", "seed --image a --to hostb"),
+    ("backfill-start", "backfill start"),
+    ("backfill-pause", "backfill pause vm1-root"),
+    ("backfill-rate", "backfill rate 200Mbit --qmp /q"),
+    ("batch", "batch"),
+    ("batch-cancel", "batch cancel"),
+    ("batch-limit", "batch limit none 7b"),
+    ("batch-detached", "migrate --each --image a --to hostb --detach"),
+    ("unstall", "unstall a"),
+    ("unstall-fail", "unstall a --fail"),
+];
+
+/// Commands whose results other tests check: `migration.rs` here, and `disks/record.rs`.
+const SHOWN_ELSEWHERE: [&str; 3] = ["watch", "batch-watch", "record"];
+
 #[test]
 fn results_for_people() {
-    let cases = [
-        ("images", "images"),
-        ("images-add", "images add a /srv/a.raw"),
-        ("images-remove", "images remove a"),
-        ("images-remove-delete", "images remove a --delete"),
-        ("lineage", "lineage vm1-root"),
-        ("backup", "backup vm1-root vm1-data --to nas"),
-        ("backup-full", "backup vm1-root --to nas --full --keep-last 2"),
-        ("backups", "backups"),
-        ("backups-list", "backups list nas"),
-        ("backups-prune", "backups prune nas --keep-last 9"),
-        ("backups-gc", "backups gc nas"),
-        ("backups-init", "backups init nas"),
-        ("backups-cancel", "backups cancel vm1-root"),
-        ("verify", "verify nas --read-data"),
-        ("restore", "restore vm1-root@4 --from nas --as vm1-old"),
-        ("status", "status"),
-        ("status-running", "status 4f1c"),
-        ("status-failed", "status 501c"),
-        ("status-prepared", "status 5100"),
-        ("status-waiting", "status 5200"),
-        ("status-promised", "status 5300"),
-        ("migrate-detached", "migrate --image a --to hostb --detach"),
-        ("resume-detached", "resume --detach"),
-        ("cancel", "cancel"),
-        ("cancel-discard", "cancel --discard"),
-        ("cancel-away", "cancel --discard away"),
-        ("cancel-here", "cancel here"),
-        ("limit", "limit 800Mbit"),
-        ("limit-none", "limit none"),
-        ("limit-not-kept", "limit none full"),
-        ("adopt", "adopt --qmp /q"),
-        ("release", "release --qmp /q"),
-        ("resize", "resize a 40GiB"),
-        ("claim", "claim a --source-is-fenced --accept-loss"),
-        ("plan", "plan --image a --to hostb --bandwidth 800Mbit"),
-        ("plan-several", "plan --vm /q --image a --each --to hostb"),
-        ("seed", "seed --image a --to hostc"),
-        ("seed-nothing", "seed --image a --to hostb"),
-        ("backfill-start", "backfill start"),
-        ("backfill-pause", "backfill pause vm1-root"),
-        ("backfill-rate", "backfill rate 200Mbit --qmp /q"),
-        ("batch", "batch"),
-        ("batch-cancel", "batch cancel"),
-        ("batch-limit", "batch limit none 7b"),
-        ("batch-detached", "migrate --each --image a --to hostb --detach"),
-        ("unstall", "unstall a"),
-        ("unstall-fail", "unstall a --fail"),
-    ];
-    for (name, args) in cases {
+    for (name, args) in RESULTS {
         let ran = run(args);
         assert!(ran.err.is_empty(), "{args}: {}", ran.err);
         golden::check(name, &ran.out);
@@ -77,26 +84,25 @@ fn prepare_prints_only_what_is_pasted_on_standard_output() {
 }
 
 #[test]
-fn results_for_programs_are_one_line_of_json() {
-    let commands = [
-        "images",
-        "images add a /a",
-        "status",
-        "cancel",
-        "limit none",
-        "adopt --qmp /q",
-        "resize a 1G",
-        "claim a",
-        "unstall a",
-        "backfill start",
-        "prepare --qmp /q --to hostb",
-        "migrate --image a --to hostb --detach",
-    ];
-    for args in commands {
-        let ran = run(&format!("--json {args}"));
-        assert_eq!(ran.out.lines().count(), 1, "{args}: {}", ran.out);
-        serde_json::from_str::<Value>(&ran.out).unwrap();
+fn results_for_programs_are_one_line_of_json_after_the_events() {
+    let mut left: BTreeSet<_> = Command::ALL.iter().map(|(name, _)| *name).collect();
+    left.retain(|name| !SHOWN_ELSEWHERE.contains(name));
+    for args in RESULTS.iter().map(|(_, args)| *args).chain(["prepare --qmp /q --to hostb"]) {
+        let fake = Fake::start();
+        let ran = fake.run(&format!("--json {args}").split_whitespace().collect::<Vec<_>>());
+        assert_eq!(ran.code, 0, "{args}: {}", ran.err);
+        for line in ran.out.lines() {
+            serde_json::from_str::<Value>(line).unwrap();
+        }
+        let seen = fake.seen();
+        let was_seen = |name| seen.iter().any(|one| one.get(name).is_some());
+        let asked = || Command::ALL.iter().filter(|(name, _)| was_seen(*name));
+        if asked().all(|(_, events)| events.is_empty()) {
+            assert_eq!(ran.out.lines().count(), 1, "{args}: {}", ran.out);
+        }
+        left.retain(|name| !asked().any(|(known, _)| known == name));
     }
+    assert!(left.is_empty(), "no result of {left:?} is checked here");
     let status: Value = serde_json::from_str(&run("--json status 4f1c").out).unwrap();
     assert_eq!(status[0]["migration"], "4f1c0000000000000000000000000001");
     assert_eq!(status[0]["progress"]["phase"], "copy");

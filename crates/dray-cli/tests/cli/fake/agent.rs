@@ -2,14 +2,14 @@
 
 use super::ID;
 use super::canned::*;
-use dray_agent::api::{AgentApi, Events};
+use dray_agent::api::{Answers, Events};
 use dray_api::*;
 use dray_types::{ByteSize, Epoch, GenerationId, ImageId, MigrationId};
-use serde::Serialize;
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex};
 
 /// The agent behind the socket.
+#[derive(Clone)]
 pub struct Agent {
     pub seen: Arc<Mutex<Vec<Value>>>,
 }
@@ -23,26 +23,111 @@ fn asked_to_fail(name: &str) -> ApiResult<()> {
 }
 
 impl Agent {
-    fn saw(&self, name: &str, command: &impl Serialize) {
-        let value = json!({ name: command });
+    fn saw<C: Ask>(&self, command: &C) {
+        let value = json!({ C::NAME: command });
         self.seen.lock().expect("no test has panicked here").push(value);
-    }
-
-    fn spliced(&self) -> Spliced {
-        let disk = |device: &str, path: &str, ms| SplicedDisk {
-            device: device.into(),
-            node: format!("{device}-file"),
-            image: format!("vm1-{device}"),
-            path: path.into(),
-            ms,
-        };
-        let disks = vec![disk("disk0", "/srv/vm/a.raw", 24.7), disk("disk1", "/srv/vm/b", 2.0)];
-        Spliced { disks }
     }
 }
 
-impl AgentApi for Agent {
-    async fn info(&self) -> ApiResult<AgentInfo> {
+/// A command whose answer is ready.
+trait Canned: Ask {
+    /// What comes before the answer.
+    fn events(&self) -> Vec<Event> {
+        Vec::new()
+    }
+
+    /// The answer.
+    fn canned(self) -> ApiResult<Self::Answer>;
+}
+
+impl<C: Canned> Answers<C> for Agent {
+    async fn answer(&self, command: C, events: Events) -> ApiResult<C::Answer> {
+        self.saw(&command);
+        for event in command.events() {
+            let _ = events.send(event).await;
+        }
+        command.canned()
+    }
+}
+
+impl Answers<Migrate> for Agent {
+    async fn answer(&self, command: Migrate, events: Events) -> ApiResult<Migrated> {
+        self.saw(&command);
+        asked_to_fail(&command.to)?;
+        let started = Started { migration: ID };
+        if command.detach {
+            return Ok(Migrated::Started(started));
+        }
+        let _ = events.send(Event::Started(started)).await;
+        tell(&events).await;
+        Ok(Migrated::Ended(Box::new(summary())))
+    }
+}
+
+impl Answers<Watch> for Agent {
+    async fn answer(&self, command: Watch, events: Events) -> ApiResult<Summary> {
+        self.saw(&command);
+        let named = command.migration.map_or_else(String::new, |named| named.0);
+        asked_to_fail(&named)?;
+        if named == "endless" {
+            let _ = events.send(Event::Progress(progress())).await;
+            std::future::pending::<()>().await;
+        }
+        tell(&events).await;
+        Ok(summary())
+    }
+}
+
+/// What a watch of the migration is told.
+async fn tell(events: &Events) {
+    let mut now = progress();
+    let _ = events.send(Event::Progress(now.clone())).await;
+    let _ = events.send(Event::Notice { text: "the link is back".into() }).await;
+    now.phase = Phase::Backfill;
+    now.elapsed_seconds = 25.0;
+    now.total.bytes_missing = 48 << 20;
+    now.total.dirty_blocks = 0;
+    now.remote_reads = 12;
+    now.downtime_ms = Some(38.2);
+    let _ = events.send(Event::Progress(now)).await;
+}
+
+impl Answers<Batch> for Agent {
+    async fn answer(&self, command: Batch, events: Events) -> ApiResult<BatchStatus> {
+        self.saw(&command);
+        if command.detach {
+            return Ok(batch());
+        }
+        let _ = events.send(Event::Batch(Box::new(batch()))).await;
+        Ok(batch_ended())
+    }
+}
+
+impl Answers<BatchWatch> for Agent {
+    async fn answer(&self, command: BatchWatch, events: Events) -> ApiResult<BatchStatus> {
+        self.saw(&command);
+        let _ = events.send(Event::Batch(Box::new(batch()))).await;
+        if command.batch.is_some_and(|named| named.0 == "endless") {
+            std::future::pending::<()>().await;
+        }
+        Ok(batch_ended())
+    }
+}
+
+fn spliced() -> Spliced {
+    let disk = |device: &str, path: &str, ms| SplicedDisk {
+        device: device.into(),
+        node: format!("{device}-file"),
+        image: format!("vm1-{device}"),
+        path: path.into(),
+        ms,
+    };
+    let disks = vec![disk("disk0", "/srv/vm/a.raw", 24.7), disk("disk1", "/srv/vm/b", 2.0)];
+    Spliced { disks }
+}
+
+impl Canned for Info {
+    fn canned(self) -> ApiResult<AgentInfo> {
         let version = env!("CARGO_PKG_VERSION").to_owned();
         Ok(AgentInfo {
             host: "hosta".into(),
@@ -53,15 +138,10 @@ impl AgentApi for Agent {
             troubles: Vec::new(),
         })
     }
+}
 
-    async fn migrate(&self, command: Migrate) -> ApiResult<Started> {
-        self.saw("migrate", &command);
-        asked_to_fail(&command.to)?;
-        Ok(Started { migration: ID })
-    }
-
-    async fn prepare(&self, command: Prepare) -> ApiResult<Prepared> {
-        self.saw("prepare", &command);
+impl Canned for Prepare {
+    fn canned(self) -> ApiResult<Prepared> {
         let image = |name: &str, device: &str| PreparedImage {
             image: name.into(),
             device: Some(device.into()),
@@ -73,20 +153,24 @@ impl AgentApi for Agent {
         };
         Ok(Prepared {
             migration: ID,
-            to: command.to,
+            to: self.to,
             nbd_socket: "/run/dray/nbd.sock".into(),
             images: vec![image("vm1-root", "disk0"), image("vm1-data", "disk1")],
             qemu_args: ["-S", "-incoming", "defer"].map(str::to_owned).to_vec(),
         })
     }
+}
 
-    async fn seed(&self, command: Seed, events: Events) -> ApiResult<Seeded> {
-        self.saw("seed", &command);
-        if command.to != "hostc" {
-            return Ok(Seeded { to: command.to, images: Vec::new() });
-        }
+impl Canned for Seed {
+    fn events(&self) -> Vec<Event> {
         let progress = SeedProgress { bytes_done: 1 << 30, bytes_total: 3 << 30 };
-        let _ = events.send(Event::Seeding(progress)).await;
+        if self.to == "hostc" { vec![Event::Seeding(progress)] } else { Vec::new() }
+    }
+
+    fn canned(self) -> ApiResult<Seeded> {
+        if self.to != "hostc" {
+            return Ok(Seeded { to: self.to, images: Vec::new() });
+        }
         let image = |name: &str, generation, notes: &[&str]| SeededImage {
             image: name.into(),
             generation,
@@ -96,11 +180,12 @@ impl AgentApi for Agent {
         };
         let root = image("vm1-root", Some(7), &["offsite is left alone: connection refused"]);
         let data = image("vm1-data", None, &["nas: its lineage has diverged"]);
-        Ok(Seeded { to: command.to, images: vec![root, data] })
+        Ok(Seeded { to: self.to, images: vec![root, data] })
     }
+}
 
-    async fn status(&self, command: Status) -> ApiResult<Vec<MigrationStatus>> {
-        self.saw("status", &command);
+impl Canned for Status {
+    fn canned(self) -> ApiResult<Vec<MigrationStatus>> {
         let mut failed = running();
         failed.migration = MigrationId(ID.0 + (1 << 120));
         failed.role = Role::Target;
@@ -127,85 +212,76 @@ impl AgentApi for Agent {
                 .hint("if hostb is gone for good: `dray claim vm5-root --source-is-fenced` here"),
         );
         let all = [running(), failed, prepared, waiting, promised];
-        let Some(named) = command.migration else { return Ok(all.to_vec()) };
+        let Some(named) = self.migration else { return Ok(all.to_vec()) };
         let id = named.resolve(all.iter().map(|one| one.migration))?;
         Ok(all.into_iter().filter(|one| one.migration == id).collect())
     }
+}
 
-    async fn watch(&self, command: Watch, events: Events) -> ApiResult<Summary> {
-        self.saw("watch", &command);
-        let named = command.migration.map_or_else(String::new, |named| named.0);
-        asked_to_fail(&named)?;
-        let mut now = progress();
-        let _ = events.send(Event::Progress(now.clone())).await;
-        if named == "endless" {
-            std::future::pending::<()>().await;
-        }
-        let _ = events.send(Event::Notice { text: "the link is back".into() }).await;
-        now.phase = Phase::Backfill;
-        now.elapsed_seconds = 25.0;
-        now.total.bytes_missing = 48 << 20;
-        now.total.dirty_blocks = 0;
-        now.remote_reads = 12;
-        now.downtime_ms = Some(38.2);
-        let _ = events.send(Event::Progress(now)).await;
-        Ok(summary())
-    }
-
-    async fn cancel(&self, command: Cancel) -> ApiResult<Cancelled> {
-        self.saw("cancel", &command);
-        let bytes_kept = if command.discard { 0 } else { 1 << 30 };
-        let target_was_away = command.migration == Some(text::MigrationRef("away".to_owned()));
-        let at_target = command.migration == Some(text::MigrationRef("here".to_owned()));
+impl Canned for Cancel {
+    fn canned(self) -> ApiResult<Cancelled> {
+        let bytes_kept = if self.discard { 0 } else { 1 << 30 };
+        let target_was_away = self.migration == Some(text::MigrationRef("away".to_owned()));
+        let at_target = self.migration == Some(text::MigrationRef("here".to_owned()));
         Ok(Cancelled { bytes_kept, target_was_away, at_target, ..Cancelled::of(ID) })
     }
+}
 
-    async fn resume(&self, command: Resume) -> ApiResult<Started> {
-        self.saw("resume", &command);
+impl Canned for Resume {
+    fn canned(self) -> ApiResult<Started> {
         Ok(Started { migration: ID })
     }
+}
 
-    async fn limit(&self, command: Limit) -> ApiResult<Limited> {
-        self.saw("limit", &command);
-        let full = command.migration == Some(text::MigrationRef("full".to_owned()));
+impl Canned for Limit {
+    fn canned(self) -> ApiResult<Limited> {
+        let full = self.migration == Some(text::MigrationRef("full".to_owned()));
         let not_kept = full.then(|| "No space left on device".to_owned());
-        Ok(Limited { migration: ID, bandwidth: command.bandwidth, not_kept })
+        Ok(Limited { migration: ID, bandwidth: self.bandwidth, not_kept })
     }
+}
 
-    async fn images(&self) -> ApiResult<Vec<ImageStatus>> {
+impl Canned for Images {
+    fn canned(self) -> ApiResult<Vec<ImageStatus>> {
         Ok(images())
     }
+}
 
-    async fn image_add(&self, command: ImageAdd) -> ApiResult<ImageStatus> {
-        self.saw("image-add", &command);
-        Ok(ImageStatus { name: command.name, path: command.path, ..images().remove(0) })
+impl Canned for ImageAdd {
+    fn canned(self) -> ApiResult<ImageStatus> {
+        Ok(ImageStatus { name: self.name, path: self.path, ..images().remove(0) })
     }
+}
 
-    async fn image_remove(&self, command: ImageRemove) -> ApiResult<ImageStatus> {
-        self.saw("image-remove", &command);
-        Ok(ImageStatus { name: command.name, ..images().remove(0) })
+impl Canned for ImageRemove {
+    fn canned(self) -> ApiResult<ImageStatus> {
+        Ok(ImageStatus { name: self.name, ..images().remove(0) })
     }
+}
 
-    async fn adopt(&self, command: Adopt) -> ApiResult<Spliced> {
-        self.saw("adopt", &command);
-        Ok(self.spliced())
+impl Canned for Adopt {
+    fn canned(self) -> ApiResult<Spliced> {
+        Ok(spliced())
     }
+}
 
-    async fn release(&self, command: Release) -> ApiResult<Spliced> {
-        self.saw("release", &command);
-        Ok(self.spliced())
+impl Canned for Release {
+    fn canned(self) -> ApiResult<Spliced> {
+        Ok(spliced())
     }
+}
 
-    async fn resize(&self, command: Resize) -> ApiResult<ImageStatus> {
-        self.saw("resize", &command);
-        Ok(ImageStatus { name: command.image, size: command.size.0, ..images().remove(0) })
+impl Canned for Resize {
+    fn canned(self) -> ApiResult<ImageStatus> {
+        Ok(ImageStatus { name: self.image, size: self.size.0, ..images().remove(0) })
     }
+}
 
-    async fn claim(&self, command: Claim) -> ApiResult<Claimed> {
-        self.saw("claim", &command);
+impl Canned for Claim {
+    fn canned(self) -> ApiResult<Claimed> {
         let lost = (0..10).map(|at| ByteRange { start: at << 20, len: 65536 }).collect();
         Ok(Claimed {
-            image: command.image,
+            image: self.image,
             epoch: Epoch(4),
             id: ImageId(8),
             writes_may_be_lost: true,
@@ -214,23 +290,29 @@ impl AgentApi for Agent {
             others: vec!["b".to_owned()],
         })
     }
+}
 
-    async fn plan(&self, command: Plan) -> ApiResult<Planned> {
-        self.saw("plan", &command);
-        Ok(planned(command))
+impl Canned for Plan {
+    fn canned(self) -> ApiResult<Planned> {
+        Ok(planned(self))
     }
+}
 
-    async fn record(&self, command: Record, events: Events) -> ApiResult<Recorded> {
-        self.saw("record", &command);
-        asked_to_fail(&command.image)?;
+impl Canned for Record {
+    fn events(&self) -> Vec<Event> {
         let accesses = vec![
             AccessLine(1_000_000, AccessKind::W, 4096, 512),
             AccessLine(2_500_000, AccessKind::R, 0, 65_536),
         ];
         let batch = AccessBatch { accesses, until_ns: 3_000_000_000, missed: 7 };
-        events.send(Event::Accesses(batch)).await.expect("the client listens");
+        let fails = asked_to_fail(&self.image).is_err();
+        if fails { Vec::new() } else { vec![Event::Accesses(batch)] }
+    }
+
+    fn canned(self) -> ApiResult<Recorded> {
+        asked_to_fail(&self.image)?;
         Ok(Recorded {
-            image: command.image,
+            image: self.image,
             bytes: 8 << 30,
             accesses: 2,
             missed: 7,
@@ -238,95 +320,87 @@ impl AgentApi for Agent {
             end: RecordEnd::Duration,
         })
     }
+}
 
-    async fn backfill(&self, command: Backfill) -> ApiResult<Backfilling> {
-        self.saw("backfill", &command);
-        let bandwidth = match command.action {
+impl Canned for Backfill {
+    fn canned(self) -> ApiResult<Backfilling> {
+        let bandwidth = match self.action {
             BackfillAction::Rate(limit) => limit,
             _ => None,
         };
-        let paused = command.action == BackfillAction::Pause;
+        let paused = self.action == BackfillAction::Pause;
         Ok(Backfilling { migration: ID, paused, bandwidth, bytes_missing: 48 << 20 })
     }
+}
 
-    async fn batch(&self, command: Batch) -> ApiResult<BatchStatus> {
-        self.saw("batch", &command);
-        Ok(batch())
-    }
-
-    async fn batches(&self) -> ApiResult<Vec<BatchStatus>> {
-        self.saw("batches", &());
+impl Canned for Batches {
+    fn canned(self) -> ApiResult<Vec<BatchStatus>> {
         Ok(vec![batch(), batch_ended()])
     }
+}
 
-    async fn batch_watch(&self, command: BatchWatch, events: Events) -> ApiResult<BatchStatus> {
-        // A batch that is begun is watched, which is no request of its own.
-        let named = command.batch.as_ref().map_or_else(String::new, |named| named.0.clone());
-        if named != batch().batch.to_string() {
-            self.saw("batch-watch", &command);
-        }
-        let _ = events.send(Event::Batch(Box::new(batch()))).await;
-        if named == "endless" {
-            std::future::pending::<()>().await;
-        }
+impl Canned for BatchCancel {
+    fn canned(self) -> ApiResult<BatchStatus> {
         Ok(batch_ended())
     }
+}
 
-    async fn batch_cancel(&self, command: BatchCancel) -> ApiResult<BatchStatus> {
-        self.saw("batch-cancel", &command);
-        Ok(batch_ended())
+impl Canned for BatchLimit {
+    fn canned(self) -> ApiResult<BatchStatus> {
+        Ok(BatchStatus { budget: self.budget, ..batch() })
     }
+}
 
-    async fn batch_limit(&self, command: BatchLimit) -> ApiResult<BatchStatus> {
-        self.saw("batch-limit", &command);
-        Ok(BatchStatus { budget: command.budget, ..batch() })
+impl Canned for Lineage {
+    fn canned(self) -> ApiResult<LineageStatus> {
+        Ok(line(self.image))
     }
+}
 
-    async fn lineage(&self, command: Lineage) -> ApiResult<LineageStatus> {
-        self.saw("lineage", &command);
-        Ok(line(command.image))
-    }
-
-    async fn backup(&self, command: Backup, events: Events) -> ApiResult<BackupDone> {
-        self.saw("backup", &command);
-        let image = |name: &str| ImageAmount {
-            image: name.to_owned(),
+impl Canned for Backup {
+    fn events(&self) -> Vec<Event> {
+        let image = |name: &String| ImageAmount {
+            image: name.clone(),
             bytes_total: 64 << 20,
             bytes_done: 16 << 20,
             stored_bytes: 1 << 20,
         };
-        let images = command.images.iter().map(|name| image(name)).collect();
-        let progress = BackupProgress { to: command.to.clone(), elapsed_seconds: 2.0, images };
-        let _ = events.send(Event::Backup(progress)).await;
+        let images = self.images.iter().map(image).collect();
+        vec![Event::Backup(BackupProgress { to: self.to.clone(), elapsed_seconds: 2.0, images })]
+    }
+
+    fn canned(self) -> ApiResult<BackupDone> {
         let at = |number| GenerationStatus { number, id: GenerationId(5 << 120) };
         let done = |name: &String| BackedUp {
             image: name.clone(),
             generation: at(4),
-            parent: (!command.full).then(|| at(3)),
-            full_because: command.full.then(|| "it was asked for".to_owned()),
+            parent: (!self.full).then(|| at(3)),
+            full_because: self.full.then(|| "it was asked for".to_owned()),
             size: 8 << 30,
             changed_bytes: 64 << 20,
             stored_bytes: 3 << 20,
             kept_aside_bytes: 8192,
         };
         Ok(BackupDone {
-            images: command.images.iter().map(done).collect(),
-            to: command.to,
+            images: self.images.iter().map(done).collect(),
+            to: self.to,
             taken_unix_ms: 1_000,
             quiet_ms: 1.25,
             seconds: 12.5,
             consistency: Consistency::Crash,
-            pruned: u64::from(command.keep_last.unwrap_or(0)),
+            pruned: u64::from(self.keep_last.unwrap_or(0)),
         })
     }
+}
 
-    async fn backup_prune(&self, command: BackupPrune) -> ApiResult<BackupPruned> {
-        self.saw("backup-prune", &command);
-        Ok(BackupPruned { dry_run: command.dry_run, kept: 9, removed: Vec::new() })
+impl Canned for BackupPrune {
+    fn canned(self) -> ApiResult<BackupPruned> {
+        Ok(BackupPruned { dry_run: self.dry_run, kept: 9, removed: Vec::new() })
     }
+}
 
-    async fn backup_gc(&self, command: Repository) -> ApiResult<BackupCollected> {
-        self.saw("backup-gc", &command);
+impl Canned for BackupGc {
+    fn canned(self) -> ApiResult<BackupCollected> {
         Ok(BackupCollected {
             removed_bytes: 3 << 30,
             condemned_bytes: 16 << 20,
@@ -334,50 +408,56 @@ impl AgentApi for Agent {
             ..BackupCollected::default()
         })
     }
+}
 
-    async fn backup_cancel(&self, command: BackupCancel) -> ApiResult<BackupProgress> {
-        self.saw("backup-cancel", &command);
-        asked_to_fail(&command.image)?;
+impl Canned for BackupCancel {
+    fn canned(self) -> ApiResult<BackupProgress> {
+        asked_to_fail(&self.image)?;
         Ok(BackupProgress { to: "nas".to_owned(), ..BackupProgress::default() })
     }
+}
 
-    async fn backups(&self, command: Backups) -> ApiResult<BackupListing> {
-        self.saw("backups", &command);
-        Ok(if command.repository.is_none() { destinations() } else { backups_there() })
+impl Canned for Backups {
+    fn canned(self) -> ApiResult<BackupListing> {
+        Ok(if self.repository.is_none() { destinations() } else { backups_there() })
     }
+}
 
-    async fn backup_init(&self, command: Repository) -> ApiResult<RepositoryMade> {
-        self.saw("backup-init", &command);
-        Ok(RepositoryMade { encrypted: command.key_file.is_some(), at: command.at })
+impl Canned for BackupInit {
+    fn canned(self) -> ApiResult<RepositoryMade> {
+        Ok(RepositoryMade { encrypted: self.0.key_file.is_some(), at: self.0.at })
     }
+}
 
-    async fn backup_verify(&self, command: BackupVerify, _: Events) -> ApiResult<BackupVerified> {
-        self.saw("backup-verify", &command);
-        let faulty = command.repository.at == "damaged";
+impl Canned for BackupVerify {
+    fn canned(self) -> ApiResult<BackupVerified> {
+        let faulty = self.repository.at == "damaged";
         let damaged = faulty.then(|| "vm1-root generation 3: piece 7: it is gone".to_owned());
-        let bytes_read = if command.read_data { 3 << 30 } else { 0 };
+        let bytes_read = if self.read_data { 3 << 30 } else { 0 };
         Ok(BackupVerified { backups: 2, bytes_read, damaged: damaged.into_iter().collect() })
     }
+}
 
-    async fn restore(&self, command: Restore, _: Events) -> ApiResult<Restored> {
-        self.saw("restore", &command);
+impl Canned for Restore {
+    fn canned(self) -> ApiResult<Restored> {
         Ok(Restored {
-            path: format!("/srv/vm/{}", command.name).into(),
-            image: command.name,
+            path: format!("/srv/vm/{}", self.name).into(),
+            image: self.name,
             generation: GenerationStatus { number: 4, id: GenerationId(5 << 120) },
-            of: command.image,
+            of: self.image,
             size: 8 << 30,
             written_bytes: 3 << 30,
             seconds: 40.0,
         })
     }
+}
 
-    async fn unstall(&self, command: Unstall) -> ApiResult<Unstalled> {
-        self.saw("unstall", &command);
-        asked_to_fail(&command.image)?;
+impl Canned for Unstall {
+    fn canned(self) -> ApiResult<Unstalled> {
+        asked_to_fail(&self.image)?;
         Ok(Unstalled {
-            image: command.image,
-            failed: command.fail,
+            image: self.image,
+            failed: self.fail,
             waiting: 3,
             bytes_missing: ByteSize(48 << 20),
         })

@@ -36,7 +36,7 @@ impl Fake {
     pub fn start() -> Self {
         let dir = TempDir::with_prefix("dray-cli-").expect("a temporary directory");
         let seen = Arc::new(Mutex::new(Vec::new()));
-        let agent = Arc::new(Agent { seen: seen.clone() });
+        let agent = Agent { seen: seen.clone() };
         let runtime = tokio::runtime::Runtime::new().expect("a runtime");
         let path = dir.path().join("api.sock");
         let server = {

@@ -1,20 +1,14 @@
-//! `dray status`, `watch`, `cancel`, `limit`: migrations that are under way.
+//! `dray cancel`: ends a migration, at whichever side that can be done.
 
+use super::pick::is_running;
 use crate::agent::Agent;
-use crate::api::Events;
-use dray_api::{
-    ApiResult, Cancel, Cancelled, ErrorKind, Event, Limit, Limited, MigrationState,
-    MigrationStatus, Phase, Progress, Refusal, Role, Status, Strategy, Subject, Summary, Watch,
-    text,
-};
+use crate::api::{Answers, Events};
+use dray_api::{ApiResult, Cancel, Cancelled, ErrorKind, MigrationState, Phase, Refusal, text};
 use dray_engine::SourceEvent;
 use dray_files::unix_ms;
-use dray_host::migration::intent::SourceIntent;
-use dray_host::migration::log::End;
-use dray_host::migration::waiting::{LetGo, ShownWaiting};
+use dray_host::migration::waiting::LetGo;
 use dray_host::refusals::io_error;
 use dray_migrate::receiver::{self, TargetSlot};
-use dray_migrate::slots::Board;
 use dray_migrate::source::{Input, SourceSlot};
 use dray_types::MigrationId;
 use dray_wire::request::Fate;
@@ -23,106 +17,16 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 
-/// A watcher hears at least this often.
-const HEARTBEAT: Duration = Duration::from_secs(1);
 /// How long a cancel may take before the answer says so.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(30);
 
-fn is_running(state: MigrationState) -> bool {
-    matches!(state, MigrationState::Running | MigrationState::Interrupted)
+impl Answers<Cancel> for Arc<Agent> {
+    async fn answer(&self, command: Cancel, _: Events) -> ApiResult<Cancelled> {
+        self.cancel(&command).await
+    }
 }
 
 impl Agent {
-    fn boards(&self) -> Vec<Arc<Board>> {
-        let sources = self.sources.all().into_iter().map(|slot| Arc::clone(&slot.board));
-        let targets = self.targets.all().into_iter().map(|slot| Arc::clone(&slot.board));
-        sources.chain(targets).collect()
-    }
-
-    fn pick(&self, named: Option<&text::MigrationRef>) -> ApiResult<Arc<Board>> {
-        let boards = self.boards();
-        let waiting = self.waiting();
-        let ids = boards.iter().map(|board| board.migration);
-        let known: Vec<_> = ids.chain(waiting.iter().map(|one| one.migration)).collect();
-        let running: Vec<MigrationId> = boards
-            .iter()
-            .filter(|board| is_running(board.read().state))
-            .map(|board| board.migration)
-            .collect();
-        let id = text::pick(named, known, running)?;
-        if let Some(error) =
-            waiting.into_iter().find(|one| one.migration == id).and_then(|one| one.error)
-        {
-            return Err(error);
-        }
-        boards.into_iter().find(|board| board.migration == id).ok_or_else(|| {
-            Refusal::new(ErrorKind::NotFound, "cannot find the migration", "it has just ended")
-        })
-    }
-
-    fn pick_source(&self, named: Option<&text::MigrationRef>) -> ApiResult<Arc<SourceSlot>> {
-        let board = self.pick(named)?;
-        self.sources.get(board.migration).ok_or_else(|| {
-            let why = "this host is its target; the command belongs to its source";
-            let peer = board.read().peer;
-            Refusal::new(ErrorKind::Conflict, "cannot steer the migration here", why)
-                .hint(format!("run it on {peer}"))
-        })
-    }
-
-    /// The migrations that could not be brought back yet.
-    fn waiting(&self) -> Vec<MigrationStatus> {
-        self.unrevived.shown(&self.registry).into_iter().map(shown_waiting).collect()
-    }
-
-    pub(super) fn status(&self, command: &Status) -> ApiResult<Vec<MigrationStatus>> {
-        let mut all = self.waiting();
-        if let Some(named) = &command.migration {
-            let mut known: Vec<_> = all.iter().map(|one| one.migration).collect();
-            known.extend(self.boards().iter().map(|board| board.migration));
-            let id = text::pick(Some(named), known, Vec::new())?;
-            if let Some(waits) = all.into_iter().find(|one| one.migration == id) {
-                return Ok(vec![waits]);
-            }
-            return Ok(vec![self.pick(Some(named))?.status()]);
-        }
-        all.extend(self.boards().iter().map(|board| board.status()));
-        for shown in &mut all {
-            shown.subject = self.sources.get(shown.migration).map(|slot| subject(&slot.intent()));
-        }
-        all.sort_by_key(|status| std::cmp::Reverse(status.started_unix_ms));
-        Ok(all)
-    }
-
-    pub(super) async fn watch(&self, command: &Watch, events: &Events) -> ApiResult<Summary> {
-        let board = self.pick(command.migration.as_ref())?;
-        let mut notices = board.events();
-        let mut changes = board.changes();
-        let mut last = None;
-        let mut told_at = tokio::time::Instant::now() - HEARTBEAT;
-        loop {
-            let shown = board.read();
-            let phase = (shown.progress.phase, shown.progress.step);
-            if last != Some(phase) || told_at.elapsed() >= HEARTBEAT {
-                last = Some(phase);
-                told_at = tokio::time::Instant::now();
-                let gone = events.send(Event::Progress(shown.progress.clone())).await.is_err();
-                if gone {
-                    let why = "the client hung up";
-                    return Err(Refusal::new(ErrorKind::Internal, "watch ended", why));
-                }
-            }
-            if let Some(outcome) = outcome(&board) {
-                return outcome;
-            }
-            tokio::select! {
-                Ok(notice) = notices.recv() => { let _ = events.send(notice).await; }
-                _ = changes.changed() => {}
-                () = tokio::time::sleep(HEARTBEAT) => {}
-            }
-        }
-    }
-
     pub(crate) async fn cancel(self: &Arc<Self>, command: &Cancel) -> ApiResult<Cancelled> {
         if let Some(migration) = named_in(command, self.unrevived.here())
             && let Some(cancelled) = self.take_back_waiting(migration).await?
@@ -215,16 +119,6 @@ impl Agent {
         Ok(Cancelled { replicas_stay: true, ..Cancelled::of(migration) })
     }
 
-    pub(super) fn limit(&self, command: &Limit) -> ApiResult<Limited> {
-        let slot = self.pick_source(command.migration.as_ref())?;
-        let kept = slot.set_limit(command.bandwidth);
-        let not_kept = kept.err().map(|why| why.to_string());
-        let (migration, bandwidth) = (slot.board.migration, command.bandwidth);
-        Ok(Limited { migration, bandwidth, not_kept })
-    }
-}
-
-impl Agent {
     /// A prepared migration leaves nothing at either side.
     async fn forget_prepared(self: &Arc<Self>, slot: &Arc<SourceSlot>) -> ApiResult<Cancelled> {
         let migration = slot.board.migration;
@@ -385,62 +279,4 @@ fn ended_before(slot: &SourceSlot, what: &str) -> Refusal {
         false => "nothing of it is kept for another try".to_owned(),
     };
     Refusal::new(ErrorKind::Conflict, what, why).hint(format!("the guest goes on here; {there}"))
-}
-
-/// A migration that could not be brought back yet.
-fn shown_waiting(waits: ShownWaiting) -> MigrationStatus {
-    let error = Refusal::new(ErrorKind::Io, "the migration cannot be brought back yet", waits.why);
-    MigrationStatus {
-        migration: waits.migration,
-        role: match waits.end {
-            End::Source => Role::Source,
-            End::Target => Role::Target,
-        },
-        peer: waits.peer.unwrap_or_else(|| "?".to_owned()),
-        vm: waits.vm,
-        state: MigrationState::Waiting,
-        started_unix_ms: waits.started_unix_ms.unwrap_or(0),
-        progress: Progress::new(waits.migration, Strategy::default()),
-        summary: None,
-        error: Some(error.hint(waits.hint)),
-        waiting_seconds: None,
-        subject: None,
-    }
-}
-
-/// What a migration moves, in the words in which it is asked for.
-fn subject(intent: &SourceIntent) -> Subject {
-    match &intent.vm {
-        Some(vm) => Subject::Vm { qmp: vm.qmp.clone() },
-        None => Subject::Images {
-            names: intent.images.iter().map(|image| image.name.clone()).collect(),
-        },
-    }
-}
-
-/// How a migration ended, if it has.
-pub(crate) fn outcome(board: &Board) -> Option<ApiResult<Summary>> {
-    let shown = board.read();
-    let failed = || {
-        shown.error.clone().unwrap_or_else(|| {
-            Refusal::new(ErrorKind::Internal, "migration failed", "no reason was given")
-        })
-    };
-    match shown.state {
-        MigrationState::Completed => match (shown.summary, shown.role) {
-            (Some(summary), _) => Some(Ok(summary)),
-            (None, Role::Target) => Some(Err(Refusal::new(
-                ErrorKind::NotFound,
-                "the migration has completed",
-                "its summary is at its source",
-            )
-            .hint(format!("ask on {}", shown.peer)))),
-            (None, Role::Source) => None,
-        },
-        MigrationState::Cancelled | MigrationState::Failed => Some(Err(failed())),
-        MigrationState::Prepared
-        | MigrationState::Running
-        | MigrationState::Interrupted
-        | MigrationState::Waiting => None,
-    }
 }

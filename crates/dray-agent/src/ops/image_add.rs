@@ -1,0 +1,116 @@
+//! `dray images add`: a file or block device becomes an image of this host.
+
+use super::images::{LOCKED, growable_len, virtual_size};
+use crate::agent::Agent;
+use crate::api::{Answers, Events};
+use dray_api::{ApiResult, ErrorKind, ImageAdd, ImageStatus, Refusal};
+use dray_host::pool::check_name;
+use dray_host::refusals::{io_error, path_error, random_id};
+use dray_host::registry::{ImageRecord, Used, is_device, real_path};
+use dray_image::names;
+use dray_types::ImageId;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use tokio::task::block_in_place;
+
+impl Answers<ImageAdd> for Arc<Agent> {
+    async fn answer(&self, command: ImageAdd, _: Events) -> ApiResult<ImageStatus> {
+        block_in_place(|| self.image_add(command))
+    }
+}
+
+/// Bytes of a qcow2 that tell whether its data is in another file.
+const QCOW2_HEAD: usize = 80;
+
+impl Agent {
+    fn image_add(&self, command: ImageAdd) -> ApiResult<ImageStatus> {
+        let what = format!("cannot add image '{}'", command.name);
+        check_name(&command.name).map_err(|why| path_error(&what, why))?;
+        let unused = self.registry.check_unused(&command.path, command.read_only);
+        unused.map_err(|used| not_added(&what, &used.into()))?;
+        self.check_file(&what, &command.path, !command.read_only)?;
+        let path = real_path(&command.path).map_err(|why| io_error(&what, why))?;
+        if !command.read_only {
+            self.check_writable(&what, &path)?;
+        }
+        let format = command.format.as_deref();
+        if format != Some("raw") {
+            refuse_data_elsewhere(&what, &path)?;
+        }
+        let growable = command.growable.unwrap_or(format.is_some_and(|name| name != "raw"));
+        let meta = std::fs::metadata(&path).map_err(|why| io_error(&what, why))?;
+        let len = match (growable, format) {
+            (true, Some(format)) if format != "raw" => {
+                growable_len(meta.len(), virtual_size(&what, &path, format)?)
+            }
+            (true, _) => growable_len(meta.len(), meta.len()),
+            (false, _) => 0,
+        };
+        let mut record = ImageRecord {
+            mode: names::file_mode(&path).map_err(|why| io_error(&what, why))?,
+            device: is_device(&path),
+            growable,
+            read_only: command.read_only,
+            format: command.format,
+            ..ImageRecord::owned(command.name, ImageId(random_id()?), path, len)
+        };
+        let file = self.registry.open_file(&record).map_err(|why| {
+            if why.kind == dray_image::ErrorKind::ReadOnly {
+                return Refusal::new(ErrorKind::Denied, what.clone(), why)
+                    .hint("make it writable, or add it with --read-only as a backing image");
+            }
+            Refusal::new(ErrorKind::Io, what.clone(), why)
+                .hint("see what the host's kernel log says of the disk")
+        })?;
+        record.len = file.geometry().len;
+        let added = self.registry.add(record, file);
+        let entry = added.map_err(|why| not_added(&what, &why))?;
+        Ok(self.image_status(&entry))
+    }
+}
+
+/// Refuses a qcow2 whose data is in another file: dray would take the tables for the image.
+fn refuse_data_elsewhere(what: &str, path: &Path) -> ApiResult<()> {
+    let mut head = [0; QCOW2_HEAD];
+    let file = std::fs::File::open(path).map_err(|why| io_error(what, why))?;
+    match file.read_exact_at(&mut head, 0) {
+        Ok(()) if has_data_elsewhere(&head) => {}
+        Err(why) if why.kind() != std::io::ErrorKind::UnexpectedEof => {
+            return Err(io_error(what, why));
+        }
+        _ => return Ok(()),
+    }
+    let why = format!("{}: a qcow2 whose data is in another file", path.display());
+    Err(Refusal::new(ErrorKind::Conflict, what, why).hint(
+        "make one file of it with `qemu-img convert -O qcow2`; if it is a raw disk that begins like that, \
+         say --format raw",
+    ))
+}
+
+/// Whether this is the head of a qcow2 with an external data file: in "incompatible features", which versions
+/// from 3 on have, bit 2 says so (QEMU, docs/interop/qcow2.txt).
+fn has_data_elsewhere(head: &[u8; QCOW2_HEAD]) -> bool {
+    let (magic, version, features) = (&head[..4], &head[4..8], &head[72..80]);
+    let version = u32::from_be_bytes([version[0], version[1], version[2], version[3]]);
+    magic == b"QFI\xfb" && version >= 3 && features[7] & 1 << 2 != 0
+}
+
+/// Why an image was not added, and what to do.
+fn not_added(what: &str, why: &std::io::Error) -> Refusal {
+    let conflict = |hint: String| Refusal::new(ErrorKind::Conflict, what, why).hint(hint);
+    let inner = why.get_ref();
+    if let Some(used) = inner.and_then(|inner| inner.downcast_ref::<Used>()) {
+        return conflict(used.hint());
+    }
+    let locked = inner.and_then(|inner| inner.downcast_ref::<dray_image::Error>());
+    if locked.is_some_and(|error| error.kind == dray_image::ErrorKind::InUse) {
+        return conflict(LOCKED.to_owned());
+    }
+    match why.kind() {
+        std::io::ErrorKind::AlreadyExists => {
+            conflict("choose another name, or `dray images remove` that one".to_owned())
+        }
+        _ => io_error(what, why),
+    }
+}

@@ -1,0 +1,97 @@
+//! `dray images remove`: an image is forgotten, or a replica deleted.
+
+use crate::agent::Agent;
+use crate::api::{Answers, Events};
+use dray_api::{ApiResult, ErrorKind, ImageRemove, ImageStatus, Refusal};
+use dray_host::refusals::io_error;
+use dray_host::registry::{CopyState, ImageRecord};
+use dray_host::retention;
+use std::sync::Arc;
+use tokio::task::block_in_place;
+
+impl Answers<ImageRemove> for Arc<Agent> {
+    async fn answer(&self, command: ImageRemove, _: Events) -> ApiResult<ImageStatus> {
+        block_in_place(|| self.image_remove(&command))
+    }
+}
+
+impl Agent {
+    fn image_remove(&self, command: &ImageRemove) -> ApiResult<ImageStatus> {
+        let what = format!("cannot remove image '{}'", command.name);
+        if self.registry.get(&command.name).is_none()
+            && !command.delete
+            && let Some(status) = self.forget_released(&what, &command.name)?
+        {
+            return Ok(status);
+        }
+        if self.registry.get(&command.name).is_none()
+            && let Some(status) = self.forget_unfit(&what, command)?
+        {
+            return Ok(status);
+        }
+        let entry = self.image(&command.name)?;
+        let conflict = |why: &str, hint: &str| {
+            Err(Refusal::new(ErrorKind::Conflict, what.clone(), why).hint(hint))
+        };
+        if self.registry.is_void(&entry.record()).map_err(|why| io_error(&what, why))? {
+            let why = "it may be the only copy: its migration ended when another image was claimed";
+            return conflict(why, "`dray claim` it first");
+        }
+        let migration = entry.record().migration.and_then(|migration| self.targets.get(migration));
+        let left = migration.and_then(|slot| slot.left_by_source());
+        if let Some(Refusal { why, hint: Some(hint), .. }) = left {
+            return conflict(&format!("it takes part in a migration; {why}"), &hint);
+        }
+        let _operation = self.operate(&what, &command.name, "images remove")?;
+        let entry = self.image(&command.name)?;
+        let status = self.image_status(&entry);
+        if let Some(user) = self.user_of_image(&entry) {
+            let hint = format!("shut the vm down or release its disk{}", user.or_end());
+            return conflict(&user.to_string(), &hint);
+        }
+        if status.migration.is_some() {
+            return conflict("it takes part in a migration", "`dray cancel` the migration first");
+        }
+        self.refuse_during_backup(&what, &command.name)?;
+        if entry.flat.is_some() && entry.record().state == CopyState::Owner {
+            let why = "newer writes of a guest lie over its chain";
+            return conflict(why, "`dray release` the disk: they are merged into its image then");
+        }
+        let is_replica = entry.record().state == CopyState::Replica;
+        if command.delete && !is_replica {
+            return conflict("it is not a replica", "without --delete its file stays");
+        }
+        self.refuse_needed(&what, &entry.record())?;
+        let removed = match command.delete {
+            true => self.registry.remove_replica(&entry),
+            false => self.registry.forget(&command.name),
+        };
+        removed.map_err(|why| io_error(what, why))?;
+        Ok(status)
+    }
+
+    /// Forgets an image that is closed because its file is lost or too short; none when it is no such image.
+    fn forget_unfit(&self, what: &str, command: &ImageRemove) -> ApiResult<Option<ImageStatus>> {
+        let ImageRemove { name, delete } = command;
+        let _operation = self.operate(what, name, "images remove")?;
+        let absent = self.registry.closed(name).and_then(|known| known.absent);
+        if let Some(absent) = absent.filter(|absent| absent.record.has_left()) {
+            self.refuse_needed(what, &absent.record)?;
+        }
+        let forgotten = self.registry.forget_unfit(name, *delete);
+        let forgotten = forgotten.map_err(|why| io_error(what, why))?;
+        Ok(forgotten.map(|closed| self.absent_status(name.to_owned(), closed)))
+    }
+
+    /// Refuses to remove a copy without which a restart could not tell a target that all is over.
+    fn refuse_needed(&self, what: &str, record: &ImageRecord) -> ApiResult<()> {
+        let needed = retention::needed_by(&self.registry, record.id);
+        let needed = needed.map_err(|why| io_error(what, why))?;
+        let Some(migration) = needed.filter(|_| record.state == CopyState::Replica) else {
+            return Ok(());
+        };
+        let why = format!("the target of migration {migration} has not heard that it is over");
+        Err(Refusal::new(ErrorKind::Conflict, what, why)
+            .hint("wait until it has, as `dray status` shows"))
+    }
+}
