@@ -11,6 +11,7 @@ pub mod batch;
 pub mod command;
 pub mod lineage;
 pub mod options;
+pub mod peers;
 pub mod plan;
 pub mod progress;
 pub mod record;
@@ -27,6 +28,7 @@ pub use command::*;
 pub use dray_types::{ErrorKind, Refusal, Strategy};
 pub use lineage::*;
 pub use options::{HotSet, Order, Throttle, Tuning};
+pub use peers::*;
 pub use plan::*;
 pub use progress::*;
 pub use record::*;
@@ -87,12 +89,13 @@ mod tests {
                 "event" => round_trips::<Event>(&example),
                 _ if content.get("accesses").is_some() => round_trips::<Recorded>(content),
                 "error" => round_trips::<Refusal>(content),
+                _ if content.is_array() => round_trips::<Vec<PeerStatus>>(content),
                 _ if content.get("pid").is_some() => round_trips::<AgentInfo>(content),
                 _ => round_trips::<Summary>(content),
             }
         }
         let counted: Vec<_> = kinds.into_iter().collect();
-        assert_eq!(counted, [("error", 1), ("event", 7), ("result", 3), ("version", 10)]);
+        assert_eq!(counted, [("error", 1), ("event", 7), ("result", 4), ("version", 11)]);
     }
 
     #[test]

@@ -33,6 +33,8 @@ macro_rules! commands {
         $make! {
             /// Says who is there.
             "info" Info -> AgentInfo;
+            /// Asks every configured peer who it is, all at once, for 5 s at most.
+            "peers" Peers -> Vec<PeerStatus>;
 
             /// Moves a VM or images. Everything that can be checked at once is checked before
             /// anything moves. It is followed to its end unless it is detached; a client that hangs

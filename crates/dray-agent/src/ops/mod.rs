@@ -20,6 +20,7 @@ mod limit;
 mod lineage;
 mod migrate;
 mod moved;
+mod peers;
 mod pick;
 mod plan;
 mod prepare;

@@ -17,6 +17,7 @@ mod images;
 mod limit;
 mod lineage;
 mod migrate;
+mod peers;
 mod pki;
 mod plan;
 mod prepare;
@@ -128,6 +129,8 @@ commands! {
     Claim = claim, asks;
     /// End the stall of guest I/O that waits for a lost source
     Unstall = unstall, asks;
+    /// Show whether the peers of the configuration answer
+    Peers = peers, asks;
     /// Make the certificates with which agents trust each other
     Pki = pki, alone;
     /// Replay a trace through the engine: what a migration would cost

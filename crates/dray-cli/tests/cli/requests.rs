@@ -171,6 +171,7 @@ fn every_command() {
                 "names": {} } }),
         ),
         ("images", json!({ "images": {} })),
+        ("peers", json!({ "peers": {} })),
         (&record, json!({ "record": { "image": "a", "duration_ms": 3000 } })),
         ("batch", json!({ "batches": {} })),
         (

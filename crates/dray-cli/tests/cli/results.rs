@@ -44,6 +44,7 @@ const RESULTS: &[(&str, &str)] = &[
     ("limit", "limit 800Mbit"),
     ("limit-none", "limit none"),
     ("limit-not-kept", "limit none full"),
+    ("peers", "peers"),
     ("adopt", "adopt --qmp /q"),
     ("release", "release --qmp /q"),
     ("resize", "resize a 40GiB"),

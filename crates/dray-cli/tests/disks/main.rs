@@ -16,6 +16,7 @@
 //! * [`seeds`]: images that begin with a backup at the target.
 //! * [`bases`]: base images that the target has already.
 //! * [`restarts`]: the target restarts in Backfill. [`again`]: files that are made again, or written to, while no agent runs.
+//! * [`answering`]: which peers answer.
 //! * [`refusals`]: what cannot be done. [`versions`]: hosts with other software.
 //! * [`auto`]: the agent chooses, and says before what it will take.
 //! * [`batch`]: several migrations with one command and one budget.
@@ -36,6 +37,7 @@
 //! * [`full_state`]: nothing can be written down at the source.
 
 mod again;
+mod answering;
 mod auto;
 mod backups;
 mod bases;

@@ -140,6 +140,33 @@ impl Canned for Info {
     }
 }
 
+impl Canned for Peers {
+    fn canned(self) -> ApiResult<Vec<PeerStatus>> {
+        let peer = |peer: &str, address: &str, state, rtt_ms| PeerStatus {
+            peer: peer.into(),
+            address: address.into(),
+            state,
+            rtt_ms,
+            agent: (state == PeerState::Ready).then(|| "dray/0.1.0".into()),
+            error: None,
+        };
+        let untrusted = Refusal::new(ErrorKind::Denied, "no answer", "its certificate has expired")
+            .hint("issue a new one with `dray pki issue`");
+        let silent = Refusal::new(ErrorKind::Peer, "no answer", "connection refused");
+        Ok(vec![
+            peer("hostb", "10.0.0.2", PeerState::Ready, Some(0.42)),
+            PeerStatus {
+                error: Some(untrusted),
+                ..peer("hostc", "10.0.0.3:7421", PeerState::Untrusted, Some(12.0))
+            },
+            PeerStatus {
+                error: Some(silent),
+                ..peer("hostd", "10.0.0.4", PeerState::Silent, None)
+            },
+        ])
+    }
+}
+
 impl Canned for Prepare {
     fn canned(self) -> ApiResult<Prepared> {
         let image = |name: &str, device: &str| PreparedImage {
