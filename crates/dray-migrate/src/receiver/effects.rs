@@ -169,13 +169,14 @@ impl TargetLoop {
     /// The target's part is over. True when the loop may end.
     pub(super) fn finished(&mut self) -> bool {
         self.say_progress();
-        self.say(&ToSourceShell::Finished);
         let complete = self.engine.is_complete();
         if complete {
             self.let_go();
             self.show_completed();
         }
         self.slot.board.change(|shown| shown.progress.phase = Phase::Ended);
+        // Last: who hears of the end at the source finds it so here.
+        self.say(&ToSourceShell::Finished);
         // A source that missed the last words asks again; the loop stays to answer it.
         !complete
     }
