@@ -14,17 +14,17 @@
 //!   gave a target what.
 //! * [`heat`]: what guests do with the images, counted for the orders of migrations.
 //! * [`settle`]: what is to be done with an image, by what is recorded and what is seen.
-//! * [`presence`]: when an agent ran here last.
+//! * [`heartbeat`]: whether another program has written to a file while no agent had it open.
 //! * [`refusals`]: failures in the API's words.
 //! * [`stamp`]: how it is known that a file was not changed; [`process`]: which QEMU it was.
 
 pub mod flat;
 pub mod given;
+pub mod heartbeat;
 pub mod heat;
 pub mod lineage;
 pub mod migration;
 pub mod pool;
-pub mod presence;
 pub mod process;
 pub mod refusals;
 pub mod registry;

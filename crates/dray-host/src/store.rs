@@ -2,10 +2,10 @@
 //!
 //! ```text
 //! images/NAME.json            one record per image
+//! images/NAME.beat            touched for as long as an agent has its file open (docs/reference/formats.md)
 //! images/NAME.heat            what is known of its accesses (docs/reference/formats.md); not synced, may be lost
 //! released/ID.json            an image that QEMU has taken back, and its line (ID.line)
 //! seeds/NAME.json             an image that is being read from backups
-//! seen.json                   when an agent ran here last
 //! digests.json                the digests of base images; may be lost
 //! content.redb                which content is where, by hash; may be lost
 //! backups/NAME.json           which of its generations are in backup where
@@ -105,11 +105,6 @@ impl Store {
     /// The folder of what is known of backups.
     pub fn backups(&self) -> StatePath {
         self.root.join("backups")
-    }
-
-    /// The file that an agent touches as long as it runs.
-    pub fn seen(&self) -> StatePath {
-        self.root.join("seen.json")
     }
 
     /// The file of the guests that are frozen for a backup.

@@ -4,14 +4,11 @@
 use dray_config::Config;
 use dray_files::unix_ms;
 use dray_heat::DrainPause;
+use dray_host::heartbeat::EVERY;
 use dray_host::lineage::CLOSE_IDLE;
-use dray_host::presence::{Begun, EVERY, When};
 use dray_host::registry::Registry;
 use dray_host::retention::{INTERVAL, Retention, sweep};
-use rustix::fs::{Timespec, Timestamps, UTIME_NOW, futimens};
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Weak};
 use std::thread::{self, Builder, sleep};
 use std::time::{Duration, Instant};
@@ -45,37 +42,20 @@ fn keep_heat(registry: &Weak<Registry>) {
     }
 }
 
-/// Touches the file that says that an agent runs here.
+/// Touches the heartbeats of the files that are open.
 ///
 /// # Errors
-/// When it cannot be opened, or no thread can be made.
-pub(super) fn presence(begun: &Begun, registry: &Arc<Registry>) -> io::Result<()> {
-    let file = File::options().write(true).open(begun.file.path())?;
-    let (registry, mut last) = (Arc::downgrade(registry), begun.since);
+/// When no thread can be made.
+pub(super) fn heartbeats(registry: &Arc<Registry>) -> io::Result<()> {
+    let registry = Arc::downgrade(registry);
     let work = move || {
-        while registry.strong_count() > 0 {
-            match touch(&file, last) {
-                Ok(now) => last = now,
-                Err(why) => tracing::debug!(%why, "cannot note that the agent runs"),
-            }
+        loop {
             sleep(EVERY);
+            let Some(registry) = registry.upgrade() else { return };
+            registry.heartbeats.beat();
         }
     };
-    Builder::new().name("dray-presence".to_owned()).spawn(work).map(drop)
-}
-
-/// Touches a file, not earlier than `last`: the clock may have been set back. Tells the time that it has now.
-fn touch(file: &File, last: When) -> io::Result<When> {
-    let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
-    futimens(file, &Timestamps { last_access: now, last_modification: now })?;
-    let meta = file.metadata()?;
-    let now = (meta.mtime(), meta.mtime_nsec());
-    if now >= last {
-        return Ok(now);
-    }
-    let time = Timespec { tv_sec: last.0, tv_nsec: last.1 };
-    futimens(file, &Timestamps { last_access: time, last_modification: time })?;
-    Ok(last)
+    Builder::new().name("dray-heartbeat".to_owned()).spawn(work).map(drop)
 }
 
 /// Closes regions of lines that are not in use.

@@ -19,7 +19,6 @@ use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_config::start::Start;
 use dray_host::migration::fate::Preparing;
 use dray_host::migration::waiting::Unrevived;
-use dray_host::presence;
 use dray_host::registry::Registry;
 use dray_host::store::Store;
 use dray_migrate::slots::Slots;
@@ -98,11 +97,10 @@ fn open(start: &Start, readiness: Arc<Readiness>, what: &str) -> ApiResult<(Arc<
     })?;
     let store = Store::open(&config.state_dir).map_err(io)?;
     dray_vm::flat::end_leftovers(&config.run_dir);
-    let (agents, presence) = presence::begin(&store);
     let around = Arc::new(Pools(Arc::clone(&config)));
-    let registry = Registry::load_after(agents, store.clone(), around).map_err(io)?;
-    if let Err(why) = presence.and_then(|begun| keepers::presence(&begun, &registry)) {
-        tracing::warn!(%why, "cannot note that an agent runs: after a kill all images count as changed");
+    let registry = Registry::load(store.clone(), around).map_err(io)?;
+    if let Err(why) = keepers::heartbeats(&registry) {
+        tracing::warn!(%why, "no thread for heartbeats: after a kill all images count as changed");
     }
     let frozen = FrozenGuests::open(store.frozen());
     let agent = Arc::new(Agent {

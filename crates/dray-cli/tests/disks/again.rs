@@ -270,9 +270,16 @@ fn a_copy_that_nobody_has_changed_is_sent_whatever_restarts() {
 /// The agent was killed ten seconds ago.
 pub fn killed_long_ago(host: &mut Host) {
     host.kill();
-    let seen = File::options().write(true).open(host.state().join("seen.json")).unwrap();
-    let then = seen.metadata().unwrap().modified().unwrap() - Duration::from_secs(10);
-    seen.set_times(FileTimes::new().set_modified(then)).unwrap();
+    let folders = ["images", "seeds"].map(|folder| host.state().join(folder));
+    for file in folders.iter().flat_map(|folder| std::fs::read_dir(folder).unwrap()) {
+        let path = file.unwrap().path();
+        if path.extension().is_none_or(|extension| extension != "beat") {
+            continue;
+        }
+        let beat = File::options().write(true).open(path).unwrap();
+        let then = beat.metadata().unwrap().modified().unwrap() - Duration::from_secs(10);
+        beat.set_times(FileTimes::new().set_modified(then)).unwrap();
+    }
 }
 
 /// Somebody starts the VM without dray for a while.
@@ -331,7 +338,7 @@ fn what_was_just_handed_over_and_changed_meanwhile_sends_nothing() {
     write_in_place(&path);
     lab.a.start();
     let why = closed(&lab.a);
-    assert!(why.as_ref().is_some_and(|why| why.contains("while no agent ran")), "{why:?}");
+    assert!(why.as_ref().is_some_and(|why| why.contains("while no agent had it open")), "{why:?}");
     claim(&lab.b, &CLAIM);
     assert_eq!(read(&mut client(&lab.b), 9), vec![0; 4096]);
 }
@@ -351,7 +358,10 @@ fn an_image_that_comes_and_was_changed_meanwhile_is_not_gone_on_with() {
         change(&File::options().write(true).open(&file).unwrap());
         lab.b.start();
         let why = closed(&lab.b);
-        assert!(why.as_ref().is_some_and(|why| why.contains("while no agent ran")), "{why:?}");
+        assert!(
+            why.as_ref().is_some_and(|why| why.contains("while no agent had it open")),
+            "{why:?}"
+        );
         assert!(lab.a.dray(&["cancel", "--discard"]).status.success());
         wait_for("nothing of it", WAIT, || lab.b.image(IMAGE).is_none()).unwrap();
         assert!(!file.exists(), "it is dray's own");
@@ -388,7 +398,7 @@ fn a_copy_that_comes_back_and_was_changed_meanwhile_is_not_used() {
     file.write_all_at(&[9; 4096], 900 * BLOCK).unwrap();
     lab.a.start();
     let why = closed(&lab.a);
-    assert!(why.as_ref().is_some_and(|why| why.contains("while no agent ran")), "{why:?}");
+    assert!(why.as_ref().is_some_and(|why| why.contains("while no agent had it open")), "{why:?}");
     assert!(lab.b.dray(&["cancel", "--discard"]).status.success());
     wait_for("nothing of it", WAIT, || lab.a.image(IMAGE).is_none()).unwrap();
     assert!(!lab.a.files().iter().any(|name| name.contains("dray-")), "{:?}", lab.a.files());

@@ -201,6 +201,14 @@ pub trait StateFile: Send + Sync + Debug {
     /// What the system reports; what was written since the last success may then never be durable,
     /// however often this is called.
     fn sync(&self) -> io::Result<()>;
+
+    /// Says that its content was changed now, by the clock of its file system, but not before a time (seconds since
+    /// 1970, and nanoseconds), whatever has become of the clock. Needs no room, and is not durable. Returns the time
+    /// that it has now.
+    ///
+    /// # Errors
+    /// What the system reports.
+    fn touch(&self, not_before: (i64, i64)) -> io::Result<(i64, i64)>;
 }
 
 /// Everything in the file at `path`.

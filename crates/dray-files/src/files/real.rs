@@ -1,7 +1,7 @@
 //! The files of this host.
 
 use super::{BOOT_LEN, Device, Files, Kind, Look, StateFile};
-use rustix::fs::{CWD, FallocateFlags, RenameFlags};
+use rustix::fs::{CWD, FallocateFlags, RenameFlags, Timespec, Timestamps, UTIME_NOW, futimens};
 use std::fs::{self, File, Metadata, Permissions};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
@@ -175,5 +175,22 @@ impl StateFile for RealFile {
 
     fn sync(&self) -> io::Result<()> {
         self.0.sync_data()
+    }
+
+    fn touch(&self, not_before: (i64, i64)) -> io::Result<(i64, i64)> {
+        self.set_time(Timespec { tv_sec: 0, tv_nsec: UTIME_NOW })?;
+        let meta = self.0.metadata()?;
+        let now = (meta.mtime(), meta.mtime_nsec());
+        if now >= not_before {
+            return Ok(now);
+        }
+        self.set_time(Timespec { tv_sec: not_before.0, tv_nsec: not_before.1 })?;
+        Ok(not_before)
+    }
+}
+
+impl RealFile {
+    fn set_time(&self, time: Timespec) -> io::Result<()> {
+        Ok(futimens(&self.0, &Timestamps { last_access: time, last_modification: time })?)
     }
 }

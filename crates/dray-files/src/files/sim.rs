@@ -180,6 +180,11 @@ impl SimDisk {
         self.lock().devices.insert(path.to_owned(), device);
     }
 
+    /// Time passes.
+    pub fn pass(&self, seconds: i64) {
+        self.lock().clock.0 += seconds;
+    }
+
     /// From now on there is no room, or there is again.
     pub fn fill(&self, full: bool) {
         self.lock().full = full;
@@ -305,7 +310,8 @@ impl Files for SimFiles {
         let inode = self.call(Call::Grow, At::Path(path), |state, _| {
             let dir = state.folder_is_there(path)?;
             if let Some(Entry::File(inode)) = state.live.get(path) {
-                state.inode(inode)?.change(Change::Len(0));
+                let now = state.now();
+                state.inode(inode)?.change(Change::Len(0), now);
                 return Ok(inode);
             }
             Ok(state.make(path, &dir, MODE))
@@ -333,7 +339,7 @@ impl Files for SimFiles {
             Some(Entry::File(number)) => {
                 let inode = state.inode(number)?;
                 let (kind, len, mode) = (Kind::File, inode.live.len() as u64, inode.mode);
-                let (changed, touched) = ((inode.changes, 0), (inode.touches, 0));
+                let (changed, touched) = (inode.changed, inode.touched);
                 // Each is made at a time of its own.
                 let (inode, birth) = (inode.shown, Some((number as i64, 0)));
                 Ok(Look { kind, len, mode, inode, birth, changed, touched })
@@ -362,9 +368,9 @@ impl Files for SimFiles {
     fn set_mode(&self, path: &Path, mode: u32) -> io::Result<()> {
         self.call(Call::Change, At::Path(path), |state, _| match state.live.get(path) {
             Some(Entry::File(number)) => {
+                let now = state.now();
                 let inode = state.inode(number)?;
-                inode.mode = mode;
-                inode.touches += 1;
+                (inode.mode, inode.touched) = (mode, now);
                 Ok(())
             }
             _ => Err(io::ErrorKind::NotFound.into()),
@@ -476,14 +482,16 @@ impl StateFile for SimFile {
             };
             let written = bytes[..fits.min(bytes.len())].to_vec();
             let whole = written.len() == bytes.len();
-            state.inode(self.inode)?.change(Change::Write { at, bytes: written });
+            let now = state.now();
+            state.inode(self.inode)?.change(Change::Write { at, bytes: written }, now);
             if whole { Ok(()) } else { Err(Errno::NOSPC.into()) }
         })
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         self.files.call(Call::Change, At::Inode(self.inode), |state, _| {
-            state.inode(self.inode)?.set_len(len as usize);
+            let now = state.now();
+            state.inode(self.inode)?.set_len(len as usize, now);
             Ok(())
         })
     }
@@ -504,6 +512,16 @@ impl StateFile for SimFile {
             }
             state.inode(self.inode)?.sync();
             Ok(())
+        })
+    }
+
+    fn touch(&self, not_before: (i64, i64)) -> io::Result<(i64, i64)> {
+        self.files.call(Call::Change, At::Inode(self.inode), |state, _| {
+            let now = state.now();
+            let inode = state.inode(self.inode)?;
+            inode.touched = now;
+            inode.changed = now.max(not_before);
+            Ok(inode.changed)
         })
     }
 }

@@ -11,7 +11,6 @@ mod turn;
 
 pub use turn::{Turn, Turning};
 
-use crate::presence::Agents;
 use crate::registry::{CopyState, Registry};
 use crate::settle::File;
 use dray_engine::lineage::{
@@ -204,16 +203,6 @@ fn whole(disk: &Disk) -> BlockSet {
     [BlockRange::whole(disk.geometry().len)].into_iter().collect()
 }
 
-/// Whether nobody has written to an image since the last of the agents that had it, as far as that can be told.
-pub(crate) fn is_left_by(agents: Option<&Agents>, line: &StatePath, image: &StatePath) -> bool {
-    match (agents, line.look(), image.look()) {
-        (Some(agents), Ok(line), Ok(image)) if image.kind == Kind::File => {
-            agents.have_left(&line, &image)
-        }
-        _ => true,
-    }
-}
-
 /// What is known of an image's line when somebody is about to go on with it.
 pub struct Known<'a> {
     path: &'a StatePath,
@@ -224,9 +213,9 @@ pub struct Known<'a> {
 }
 
 impl<'a> Known<'a> {
-    /// Looks at the line at `path` of the image that is now at `image`, and that one of the `agents` has opened last,
-    /// if these are known. It may have been killed.
-    pub fn look_up(path: &'a StatePath, image: &StatePath, agents: Option<&Agents>) -> Self {
+    /// Looks at the line at `path` of the image that is now at `image`. Only agents have written to that if it
+    /// `is_left`; where the last of them was stopped in order, its note tells more.
+    pub fn look_up(path: &'a StatePath, image: &StatePath, is_left: bool) -> Self {
         let found = read(path).unwrap_or_else(|why| {
             tracing::warn!(line = %path.display(), %why, "an image's line of generations is lost");
             None
@@ -235,7 +224,7 @@ impl<'a> Known<'a> {
         let is_known = |of: &FileIdentity| file.is_some_and(|file| file.is_same(of));
         let untouched = |found: &Recovered| match &found.stopped {
             Some(then) => at_stop(image).is_ok_and(|now| seems_unwritten(&now, then)),
-            None => found.file.as_ref().is_none_or(is_known) && is_left_by(agents, path, image),
+            None => found.file.as_ref().is_none_or(is_known) && is_left,
         };
         let was_found = found.is_some();
         let line = found.filter(untouched);
@@ -309,7 +298,7 @@ impl Line {
     /// # Errors
     /// What the file system reports of writing.
     pub fn go_on(path: &StatePath, image: &StatePath) -> io::Result<(Arc<Self>, BlockSet)> {
-        Known::look_up(path, image, None).go_on()
+        Known::look_up(path, image, true).go_on()
     }
 
     fn fresh_of(path: &StatePath, file: Option<FileIdentity>) -> io::Result<Arc<Self>> {

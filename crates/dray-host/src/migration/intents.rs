@@ -350,6 +350,9 @@ mod tests {
         fn sync(&self) -> io::Result<()> {
             Err(io::ErrorKind::PermissionDenied.into())
         }
+        fn touch(&self, _: (i64, i64)) -> io::Result<(i64, i64)> {
+            Err(io::ErrorKind::PermissionDenied.into())
+        }
     }
 
     fn regions(list: &Intents) -> [Vec<u64>; 2] {

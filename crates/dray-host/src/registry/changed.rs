@@ -1,4 +1,5 @@
-//! Copies that somebody has written to after they were handed over, while no agent ran.
+//! Files that another program has written to while no agent had them open: copies that were handed over, and images
+//! that come or were just handed over.
 //!
 //! The target fetches what it lacks out of the copy that its source has left behind, and dray never writes to
 //! one: a file that was changed later than it was left is not what was handed over. Its image waits for the file
@@ -61,7 +62,7 @@ impl Changed {
                 )
             }
         };
-        Self { path, when: "while no agent ran", hint }
+        Self { path, when: "by another program while no agent had it open", hint }
     }
 
     /// What is said of its image.
@@ -83,7 +84,7 @@ fn note_of(record: &ImageRecord) -> Option<&ReplicaNote> {
 }
 
 /// Refuses the file of a copy that another host still reads from, if somebody has written to it, and of an image
-/// that comes, or was just handed over, if that was while no agent ran.
+/// that comes, or was just handed over, if that was while no agent had it open.
 ///
 /// # Errors
 /// That, as a [`Changed`], or what the file system reports.

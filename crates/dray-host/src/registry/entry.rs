@@ -5,6 +5,7 @@ use super::record::{CopyState, ImageRecord, Place};
 use super::used::wanted_hold;
 use crate::flat::peeks::Whereabouts;
 use crate::flat::{ChainImage, Flat};
+use crate::heartbeat::Heartbeat;
 use crate::heat::ImageHeat;
 use crate::lineage::Line;
 use dray_image::locks::probe_file;
@@ -23,6 +24,8 @@ pub struct Entry {
     locked_out: AtomicBool,
     /// Locks that were wanted back could not be had.
     lacks_locks: AtomicBool,
+    /// Tells the next agent until when this one had the file open.
+    heartbeat: Mutex<Option<Arc<Heartbeat>>>,
     /// The line of generations, at the owner.
     line: Mutex<Option<Arc<Line>>>,
     /// What is known of its guest's accesses.
@@ -73,11 +76,22 @@ impl Entry {
             locks: Mutex::default(),
             locked_out: AtomicBool::new(false),
             lacks_locks: AtomicBool::new(false),
+            heartbeat: Mutex::default(),
             line: Mutex::default(),
             heat,
             disk,
             file,
         }
+    }
+
+    /// What is touched for as long as the file is open, if anything is.
+    pub(super) fn heartbeat(&self) -> Option<Arc<Heartbeat>> {
+        self.heartbeat.lock().clone()
+    }
+
+    /// This is touched from now on.
+    pub(super) fn set_heartbeat(&self, heartbeat: Option<Arc<Heartbeat>>) {
+        *self.heartbeat.lock() = heartbeat;
     }
 
     /// The image below the disk.

@@ -2,15 +2,16 @@
 //! while no agent ran.
 
 use super::lines::line_path;
-use super::{CopyState, ImageRecord, Registry};
-use crate::lineage::{Line, file_at, is_left_by};
+use super::{CopyState, Entry, ImageRecord, Registry};
+use crate::heartbeat::{self, Heartbeat};
+use crate::lineage::{Line, file_at};
 use crate::migration::log::{End, Folder};
 use crate::migration::standing;
 use crate::store::Store;
 use dray_engine::lineage::FileIdentity;
 use dray_files::StatePath;
-use dray_files::files::Kind;
 use std::io;
+use std::sync::Arc;
 
 /// Where the image's file would be opened: under the first of the names that it may have.
 pub(super) fn found_at(store: &Store, record: &ImageRecord) -> Option<StatePath> {
@@ -23,6 +24,15 @@ pub(super) fn found_at(store: &Store, record: &ImageRecord) -> Option<StatePath>
 /// Whether an image has a file of its own that dray writes.
 fn has_own_file(record: &ImageRecord) -> bool {
     !record.read_only && !record.device && record.flat.is_none() && record.in_place.is_none()
+}
+
+/// Whether the time at which its file was changed tells who has changed it.
+fn has_heartbeat(record: &ImageRecord) -> bool {
+    !record.device && record.flat.is_none() && record.in_place.is_none()
+}
+
+pub(super) fn heartbeat_path(store: &Store, name: &str) -> StatePath {
+    store.images().join(format!("{name}.beat"))
 }
 
 /// Whether another file lies at an image's path than the one that comes, that its line is of, or that a copy was
@@ -87,10 +97,55 @@ impl Registry {
         standing::is_handed_over(&folder)
     }
 
-    /// Whether nobody has written to a file since the last of the agents that had it, as far as that can be told:
-    /// `note` is written anew by each of them. To be asked before this agent does that.
-    pub fn is_left_by_its_agent(&self, note: &StatePath, file: &StatePath) -> bool {
-        is_left_by(self.agents.as_ref(), note, file)
+    /// Whether only agents have written to the file of an image that is not open here.
+    ///
+    /// # Errors
+    /// What the file system reports.
+    pub(super) fn is_left(&self, record: &ImageRecord) -> io::Result<bool> {
+        match found_at(&self.store, record) {
+            Some(path) if has_heartbeat(record) => {
+                heartbeat::is_left(&heartbeat_path(&self.store, &record.name), &path.look()?)
+            }
+            _ => Ok(true),
+        }
+    }
+
+    /// The image is new here, and its file as it should be.
+    pub(super) fn make_heartbeat(&self, entry: &Entry) -> io::Result<()> {
+        self.set_heartbeat(entry, |path| self.heartbeats.make(path))
+    }
+
+    /// The image's file is open from now on. What another program may have done to it before, it was seen.
+    pub(super) fn begin_heartbeat(&self, entry: &Entry) -> io::Result<()> {
+        self.set_heartbeat(entry, |path| match self.heartbeats.begin(path) {
+            Err(why) if why.kind() == io::ErrorKind::NotFound => self.heartbeats.make(path),
+            begun => begun,
+        })
+    }
+
+    /// An agent is about to change the name of an image's file.
+    pub(super) fn touch_heartbeat(&self, record: &ImageRecord) -> io::Result<()> {
+        self.heartbeats.begin(&heartbeat_path(&self.store, &record.name)).map(drop)
+    }
+
+    fn set_heartbeat(
+        &self,
+        entry: &Entry,
+        begin: impl FnOnce(&StatePath) -> io::Result<Arc<Heartbeat>>,
+    ) -> io::Result<()> {
+        let record = entry.record();
+        if !has_heartbeat(&record) {
+            return Ok(());
+        }
+        match begin(&heartbeat_path(&self.store, &record.name)) {
+            Ok(heartbeat) => entry.set_heartbeat(Some(heartbeat)),
+            // The next agent trusts no line of it, and nothing else depends on it.
+            Err(why) if !self.moves_by_blocks(&record)? => {
+                tracing::warn!(image = record.name, %why, "cannot touch an image's heartbeat");
+            }
+            Err(why) => return Err(why),
+        }
+        Ok(())
     }
 
     /// Whether the file of an image that comes is lost: none is there, or another one, in the folder that it was
@@ -104,26 +159,19 @@ impl Registry {
         }
         match found_at(&self.store, record) {
             None => true,
-            Some(path) => is_other_file(&self.store, record) || self.was_changed_by_others(&path),
+            Some(_) => is_other_file(&self.store, record) || !self.is_left(record).unwrap_or(true),
         }
     }
 
-    /// Whether a file was changed while no agent ran here, as far as that can be told.
-    pub fn was_changed_by_others(&self, path: &StatePath) -> bool {
-        let Some(agents) = &self.agents else { return false };
-        path.look().is_ok_and(|look| look.kind == Kind::File && !agents.ran_at(&look))
-    }
-
-    /// Whether somebody has changed the file of an image that comes, or that was just handed over, while no agent
-    /// ran: which of its blocks are as they were received, or are to be sent, nobody knows.
+    /// Whether another program has changed the file of an image that comes, or that was just handed over, while no
+    /// agent had it open: which of its blocks are as they were received, or are to be sent, nobody knows.
     pub(super) fn is_no_longer_known(&self, record: &ImageRecord) -> io::Result<bool> {
         let moves = match record.state {
-            CopyState::Incoming => record.arriving.is_some() && self.moves_by_blocks(record)?,
+            CopyState::Incoming => self.moves_by_blocks(record)?,
             CopyState::Owner => has_own_file(record) && self.is_handed_over(record)?,
             CopyState::Replica => false,
         };
-        let path = found_at(&self.store, record).filter(|_| moves);
-        Ok(path.is_some_and(|path| self.was_changed_by_others(&path)))
+        Ok(moves && !self.is_left(record)?)
     }
 
     fn is_handed_over(&self, record: &ImageRecord) -> io::Result<bool> {

@@ -5,7 +5,6 @@ use crate::lineage::Known;
 use crate::migration::intent::{SourceImage, SourceIntent};
 use crate::migration::intents::{Intents, SOURCE_INTENTS};
 use crate::migration::log::{Folder, SOURCE_INTENT};
-use crate::presence::Agents;
 use crate::store::Store;
 use dray_files::StatePath;
 use std::io;
@@ -57,15 +56,12 @@ fn send_again(store: &Store, record: &ImageRecord) -> io::Result<()> {
 
 /// An owner goes on with its line, or begins one.
 pub(super) fn begin_line(store: &Store, entry: &Entry) -> io::Result<()> {
-    begin_line_after(store, entry, None)
+    begin_line_after(store, entry, true)
 }
 
-/// The same, of an image that this agent has not opened before, and one of these may have.
-pub(super) fn begin_line_after(
-    store: &Store,
-    entry: &Entry,
-    agents: Option<&Agents>,
-) -> io::Result<()> {
+/// The same, of an image that this agent has not opened before. Only agents have written to it, or another program has
+/// as well.
+pub(super) fn begin_line_after(store: &Store, entry: &Entry, is_left: bool) -> io::Result<()> {
     let record = entry.record();
     // A line is of one file's contents; a flattened image is in several.
     if record.state != CopyState::Owner || record.read_only || record.flat.is_some() {
@@ -73,7 +69,7 @@ pub(super) fn begin_line_after(
     }
     let path = store.beside(&record.current_path().map_err(io::Error::other)?);
     let at = line_path(store, &record.name);
-    let known = Known::look_up(&at, &path, agents);
+    let known = Known::look_up(&at, &path, is_left);
     if !known.is_trusted() {
         // First: once there is a new line, nobody sees any more that there was a change.
         send_again(store, &record)?;

@@ -48,10 +48,10 @@ pub use used::Used;
 
 use crate::flat::peeks::Peeks;
 use crate::flat::{ChainImage, Purpose};
+use crate::heartbeat::Heartbeats;
 use crate::heat::ImageHeat;
 use crate::lineage::Line;
 use crate::migration::intent::SourceImage;
-use crate::presence::Agents;
 use crate::released::Notes;
 use crate::store::Store;
 use clients::KnownClients;
@@ -61,6 +61,7 @@ use dray_files::StatePath;
 use dray_image::{ImageFile, ImageNames, OpenImages, QemuLocks};
 use dray_types::{BlockSet, ImageId, MigrationId};
 use files::{open_file, open_flat};
+use identity::heartbeat_path;
 use lines::{begin_line, begin_line_after, line_path};
 use operations::Operations;
 use parking_lot::{Mutex, MutexGuard, RwLock};
@@ -83,9 +84,9 @@ pub struct Registry {
     pub released: Notes,
     /// Looks at chains whose disks are to be flattened.
     pub peeks: Peeks,
+    /// Tell the next agent until when this one had its files open.
+    pub heartbeats: Heartbeats,
     store: Store,
-    /// The agents before this one, if these are known.
-    agents: Option<Agents>,
     around: Arc<dyn Surroundings>,
     entries: RwLock<BTreeMap<String, Arc<Entry>>>,
     closed: ClosedImages,
@@ -103,26 +104,13 @@ impl Registry {
     /// # Errors
     /// When the records cannot be listed.
     pub fn load(store: Store, around: Arc<dyn Surroundings>) -> io::Result<Arc<Self>> {
-        Self::load_after(None, store, around)
-    }
-
-    /// The same, where it is known which agents have had the images before. One that was killed could not note how
-    /// it has left them.
-    ///
-    /// # Errors
-    /// As [`load`](Self::load).
-    pub fn load_after(
-        agents: Option<Agents>,
-        store: Store,
-        around: Arc<dyn Surroundings>,
-    ) -> io::Result<Arc<Self>> {
         let released = Notes::in_folder(store.released());
         released.sweep();
         let registry = Arc::new(Self {
             taking: Mutex::default(),
             released,
             peeks: Peeks::default(),
-            agents,
+            heartbeats: Heartbeats::default(),
             store,
             around,
             entries: RwLock::default(),
@@ -177,19 +165,21 @@ impl Registry {
             }
         }
         self.refuse_other_file(&record)?;
-        self.settle_return(&record)?;
+        changed::refuse(self, &record)?;
+        let is_left = self.is_left(&record).unwrap_or(false);
+        self.settle_return(&record, is_left)?;
         let opened = self.open_file(&record);
         let file = opened
             .map_err(|why| short::device(&record).unwrap_or_else(|| io::Error::other(why)))?;
         short::refuse(&record, &*file)?;
-        changed::refuse(self, &record)?;
         let (record, file) = self.with_all_of_it(record, file)?;
         let record = self.found_whole(record, &*file);
         let heat = ImageHeat::load(&heat_path(&self.store, &record.name), record.len);
         let flat = open_flat(&self.store, &*self.around, &record, &file)?;
         let entry = Arc::new(Entry::new(record, file, heat, flat, waits));
         self.lock_at_start(&entry)?;
-        begin_line_after(&self.store, &entry, self.agents.as_ref())?;
+        begin_line_after(&self.store, &entry, is_left)?;
+        self.begin_heartbeat(&entry)?;
         self.settle_at_start(&entry);
         self.note_file_system(&entry);
         Ok(entry)
@@ -350,11 +340,10 @@ impl Registry {
             None => used::lock_new(&record, &*file)?,
         };
         let name = record.name.clone();
-        // A line that lies there is another image's.
-        let at = line_path(&self.store, &name);
-        at.remove()?;
+        // What lies there is another image's: its line, and the losses that its guest was to be told.
+        self.remove_notes(&name)?;
         if let Some((lineage, changed)) = line.clone() {
-            Line::create(&at, lineage, changed)?;
+            Line::create(&line_path(&self.store, &name), lineage, changed)?;
         }
         // Without it clients of a closed export are refused instead of kept waiting.
         let listed = KnownClients::make(&clients_path(&self.store, &name));
@@ -362,15 +351,14 @@ impl Registry {
         let known = KnownClients::load(&clients_path(&self.store, &name));
         self.lock_clients().insert(name.clone(), known);
         let heat = ImageHeat::new(record.len);
-        // And a loss its guest's.
-        loss_path(&self.store, &name).remove()?;
-        present_path(&self.store, &name).remove()?;
-        present_path(&self.store, &name).with_extension("notes").remove()?;
         let flat = open_flat(&self.store, &*self.around, &record, &file)?;
         let entry = Arc::new(Entry::new(record, file, heat, flat, None));
         entry.put_locks(locks);
         // The record comes last: an image that could not be added is not there after a restart either.
-        let kept = begin_line(&self.store, &entry).and_then(|()| self.keep(&entry));
+        let kept = self
+            .make_heartbeat(&entry)
+            .and_then(|()| begin_line(&self.store, &entry))
+            .and_then(|()| self.keep(&entry));
         if let Err(why) = kept {
             entry.flat.iter().for_each(|flat| flat.chain.close());
             return Err(why);
@@ -491,11 +479,14 @@ impl Registry {
         present.remove()
     }
 
-    /// Forgets an image; its file stays.
+    /// Forgets an image; its file stays. What is left of its notes when they cannot be removed, the next image of
+    /// that name removes.
     ///
     /// # Errors
-    /// What the store reports.
+    /// What the store reports; nothing is forgotten then.
     pub fn forget(&self, name: &str) -> io::Result<()> {
+        // First: as long as it is there the image is, after a restart too, and this can be repeated.
+        self.path_of(name).remove()?;
         let gone = self.entries.write().remove(name);
         gone.iter().for_each(|entry| tell_untold(entry));
         // Whoever still has the entry has nothing to do with the file any more.
@@ -506,14 +497,20 @@ impl Registry {
         if let Some(flat) = gone.as_ref().and_then(|entry| entry.flat.as_ref()) {
             flat.chain.close();
         }
-        self.forget_overlay(name)?;
-        loss_path(&self.store, name).remove()?;
-        heat_path(&self.store, name).remove()?;
-        line_path(&self.store, name).remove()?;
         self.lock_clients().remove(name);
         self.closed.lock().remove(name);
-        clients_path(&self.store, name).remove()?;
-        self.path_of(name).remove()
+        if let Err(why) = self.remove_notes(name) {
+            tracing::warn!(image = name, %why, "cannot remove the notes of an image that is forgotten");
+        }
+        Ok(())
+    }
+
+    /// Removes what is kept beside an image's record.
+    fn remove_notes(&self, name: &str) -> io::Result<()> {
+        self.forget_overlay(name)?;
+        [loss_path, heat_path, line_path, clients_path, heartbeat_path]
+            .iter()
+            .try_for_each(|path| path(&self.store, name).remove())
     }
 }
 
@@ -540,6 +537,7 @@ fn tell_untold(entry: &Entry) {
 fn put_in_place(entries: &mut BTreeMap<String, Arc<Entry>>, new: &Arc<Entry>) {
     if let Some(old) = entries.insert(new.record().name, Arc::clone(new)) {
         new.heat.take_over(&old.heat);
+        new.set_heartbeat(old.heartbeat());
         old.disk.withdraw();
     }
 }

@@ -158,16 +158,20 @@ impl Registry {
     }
 
     /// A crash may have left the file of an image that returns under the replica's name that it had before:
-    /// it gets the one that its record tells, under which its migration goes on, or is undone.
+    /// it gets the one that its record tells, under which its migration goes on, or is undone. Only agents have written
+    /// to it if it `is_left`.
     ///
     /// # Errors
     /// What the file system reports.
-    pub(super) fn settle_return(&self, record: &ImageRecord) -> io::Result<()> {
+    pub(super) fn settle_return(&self, record: &ImageRecord, is_left: bool) -> io::Result<()> {
         if !record.returns() {
             return Ok(());
         }
         match self.place_of(record)? {
             Place::Replica(epoch) => {
+                if is_left {
+                    self.touch_heartbeat(record)?;
+                }
                 self.names(record)?.begin_return(epoch).map_err(io::Error::other)
             }
             _ => Ok(()),

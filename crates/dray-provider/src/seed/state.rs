@@ -12,6 +12,7 @@ use super::gather::TASK_BYTES;
 use dray_engine::lineage::{FileIdentity, Stamp};
 use dray_files::StatePath;
 use dray_files::unix_ms;
+use dray_host::heartbeat::{self, Heartbeat};
 use dray_host::lineage::{REGION_BLOCKS, ReplicaNote, stamp_of};
 use dray_host::migration::abort;
 use dray_host::pool::PoolIo;
@@ -23,6 +24,9 @@ use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+
+/// Extension of a seed's heartbeat.
+const BEAT: &str = "beat";
 
 /// Tasks of one region.
 pub const REGION_TASKS: u64 = REGION_BLOCKS * BLOCK_SIZE / TASK_BYTES;
@@ -69,20 +73,16 @@ impl SeedNote {
 
     /// Whether what lies at `path` is the file that the note is of, and nobody but agents has written to it, as
     /// far as that can be told. The note is at `at`.
-    fn is_of_file(
-        &self,
-        path: &StatePath,
-        at: &StatePath,
-        registry: &Registry,
-    ) -> io::Result<bool> {
+    fn is_of_file(&self, path: &StatePath, at: &StatePath) -> io::Result<bool> {
         let now = stamp_of(path)?;
+        let is_left = || heartbeat::is_left(&at.with_extension(BEAT), &path.look()?);
         let is_it = self.file.is_some_and(|known| now.file.is_same(&known)) && now.len == self.len;
         Ok(is_it
             && match self.left {
                 Some(left) if left == now => true,
                 // An agent that died since may have given it its replica's name.
-                Some(left) => now.seems_unwritten(&left) && !registry.was_changed_by_others(path),
-                None => registry.is_left_by_its_agent(at, path),
+                Some(left) => now.seems_unwritten(&left) && is_left()?,
+                None => is_left()?,
             })
     }
 }
@@ -96,6 +96,7 @@ pub struct SeedFile {
     pub note: SeedNote,
     /// The file that is filled.
     pub file: Arc<FileImage>,
+    _heartbeat: Arc<Heartbeat>,
 }
 
 fn other(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
@@ -118,7 +119,7 @@ impl SeedFile {
         let names = ImageNames::of(&wanted.path).map_err(other)?;
         let path = registry.at(&names.seed());
         let known = at.peek::<SeedNote>().ok().filter(|known| known.is_of(&wanted));
-        let known = known.filter(|known| is_trusted(known, &path, &at, registry));
+        let known = known.filter(|known| is_trusted(known, &path, &at));
         let opened = known.and_then(|note| Some((note, names.open_seed().ok()?)));
         let (note, file) = match opened {
             Some((note, file)) => (SeedNote { left: None, ..note }, file),
@@ -131,12 +132,13 @@ impl SeedFile {
                 (SeedNote { file: Some(made), ..wanted }, file)
             }
         };
-        // The next agent goes by its time as well: from here on it is this one that has the file.
         at.put(&note)?;
+        // From here on it is this agent that has the file.
+        let heartbeat = begin_heartbeat(&at, registry)?;
         let direct = io == PoolIo::Direct;
         let options = FileOptions { write: true, direct, export_len: Some(note.len) };
         let file = FileImage::from_file(file, &names.seed(), options).map_err(other)?;
-        Ok(Self { at, names, path, note, file: Arc::new(file) })
+        Ok(Self { at, names, path, note, file: Arc::new(file), _heartbeat: heartbeat })
     }
 
     /// Which tasks were done before.
@@ -209,7 +211,7 @@ impl SeedFile {
     /// What the file system reports.
     pub fn remove(self) -> io::Result<()> {
         self.names.remove_seed().map_err(other)?;
-        self.at.remove()
+        forget(&self.at)
     }
 }
 
@@ -222,9 +224,24 @@ fn note_path(seeds: &StatePath, name: &str) -> StatePath {
     seeds.join(format!("{name}.json"))
 }
 
+/// The file of the note at `at` is this agent's from now on.
+fn begin_heartbeat(at: &StatePath, registry: &Registry) -> io::Result<Arc<Heartbeat>> {
+    let path = at.with_extension(BEAT);
+    match registry.heartbeats.begin(&path) {
+        Err(why) if why.kind() == io::ErrorKind::NotFound => registry.heartbeats.make(&path),
+        begun => begun,
+    }
+}
+
+/// Removes a note and its heartbeat.
+fn forget(at: &StatePath) -> io::Result<()> {
+    at.with_extension(BEAT).remove()?;
+    at.remove()
+}
+
 /// Whether what the note calls done can be believed of the file at `path`; the log tells if not.
-fn is_trusted(note: &SeedNote, path: &StatePath, at: &StatePath, registry: &Registry) -> bool {
-    match note.is_of_file(path, at, registry) {
+fn is_trusted(note: &SeedNote, path: &StatePath, at: &StatePath) -> bool {
+    match note.is_of_file(path, at) {
         Ok(false) if note.file.is_some() => {
             let seed = path.display();
             tracing::warn!(%seed, "is not as it was left: what it was read from is read again");
@@ -258,7 +275,7 @@ fn become_replica(
     };
     let file = registry.open_file(&record).map_err(other)?;
     registry.add(record, file)?;
-    at.remove()
+    forget(at)
 }
 
 /// After a restart: what was finished becomes a replica, and what nobody has gone on with since
@@ -277,7 +294,7 @@ fn revive_one(at: &StatePath, registry: &Registry, keep: std::time::Duration) ->
     let names = ImageNames::of(&note.path).map_err(other)?;
     if note.finished.is_some() {
         return match registry.get(&note.name) {
-            Some(_) => at.remove(),
+            Some(_) => forget(at),
             None => revive_finished(at, &names, note, registry),
         };
     }
@@ -286,7 +303,7 @@ fn revive_one(at: &StatePath, registry: &Registry, keep: std::time::Duration) ->
         return Ok(());
     }
     names.remove_seed().map_err(other)?;
-    at.remove()
+    forget(at)
 }
 
 /// What an agent had finished that died before it had made a replica of it.
@@ -300,7 +317,9 @@ fn revive_finished(
     if !path.exists()? {
         path = registry.at(&names.replica(note.epoch));
     }
-    if note.is_of_file(&path, at, registry)? {
+    if note.is_of_file(&path, at)? {
+        // Its name changes next.
+        let _heartbeat = begin_heartbeat(at, registry)?;
         return become_replica(at, names, &note, registry);
     }
     // It may be somebody's: it stays until there is another seed of the name, or this one is too old; for good if

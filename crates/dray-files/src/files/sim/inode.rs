@@ -1,6 +1,6 @@
 //! The content of a file: what a process sees, what is durable, and what is between the two.
 
-use super::state::Random;
+use super::state::{Random, When};
 
 /// Bytes that reach the disk together or not at all.
 const SECTOR: usize = 512;
@@ -41,10 +41,10 @@ pub(super) struct Inode {
     pub(super) mode: u32,
     /// The number that the file system shows of it.
     pub(super) shown: u64,
-    /// Changes so far: its time.
-    pub(super) changes: i64,
-    /// Changes of it, its name and its mode so far: its other time.
-    pub(super) touches: i64,
+    /// When its content was last changed, or was said to be.
+    pub(super) changed: When,
+    /// When anything of it was: its content, its name or its mode.
+    pub(super) touched: When,
     /// The sectors that each failed sync has lost.
     pub(super) failed_syncs: Vec<Vec<u64>>,
     /// What they lost may still be seen, until the system needs the memory.
@@ -52,24 +52,23 @@ pub(super) struct Inode {
 }
 
 impl Inode {
-    /// An empty file.
-    pub(super) fn new(mode: u32, shown: u64) -> Self {
-        Self { mode, shown, ..Self::default() }
+    /// An empty file, made at `now`.
+    pub(super) fn new(mode: u32, shown: u64, now: When) -> Self {
+        Self { mode, shown, changed: now, touched: now, ..Self::default() }
     }
 
-    pub(super) fn change(&mut self, change: Change) {
+    pub(super) fn change(&mut self, change: Change, now: When) {
         change.apply(&mut self.live);
         self.room = self.room.max(self.live.len());
-        self.changes += 1;
-        self.touches += 1;
+        (self.changed, self.touched) = (now, now);
         self.pending.push(change);
     }
 
     /// A hole at the end takes no room; cutting off gives back all that lies behind, also what was only
     /// reserved.
-    pub(super) fn set_len(&mut self, len: usize) {
+    pub(super) fn set_len(&mut self, len: usize, now: When) {
         let room = if len <= self.live.len() { self.room.min(len) } else { self.room };
-        self.change(Change::Len(len));
+        self.change(Change::Len(len), now);
         self.room = room;
     }
 

@@ -9,6 +9,9 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
+/// Seconds, and nanoseconds.
+pub(super) type When = (i64, i64);
+
 /// Permission bits of a file that was made for the agent alone.
 pub(super) const MODE: u32 = 0o600;
 
@@ -72,6 +75,8 @@ pub(super) struct State {
     pub(super) durable: Names,
     /// By folder, since it was last synced.
     pub(super) pending: BTreeMap<PathBuf, Vec<NameChange>>,
+    /// What time it is.
+    pub(super) clock: When,
     /// Calls so far, of every process.
     pub(super) calls: u64,
     pub(super) faults: BTreeMap<u64, Fault>,
@@ -107,6 +112,7 @@ impl State {
             live: names.clone(),
             durable: names,
             pending: BTreeMap::new(),
+            clock: (0, 0),
             calls: 0,
             faults: BTreeMap::new(),
             met: 0,
@@ -121,6 +127,12 @@ impl State {
         }
     }
 
+    /// What time it is; every time that it is asked for is later than the one before.
+    pub(super) fn now(&mut self) -> When {
+        self.clock.1 += 1;
+        self.clock
+    }
+
     pub(super) fn rename(&mut self, change: NameChange, dir: &Path) {
         change.apply(&mut self.live);
         self.pending.entry(dir.to_owned()).or_default().push(change);
@@ -130,7 +142,10 @@ impl State {
         let dir = self.folder_is_there(from)?;
         match self.live.get(from) {
             None => return Err(io::ErrorKind::NotFound.into()),
-            Some(Entry::File(number)) => self.inode(number)?.touches += 1,
+            Some(Entry::File(number)) => {
+                let now = self.now();
+                self.inode(number)?.touched = now;
+            }
             Some(Entry::Folder) => {}
         }
         self.rename(NameChange::Move(from.to_owned(), to.to_owned()), &dir);
@@ -206,7 +221,8 @@ impl State {
         let inode = self.next_inode;
         self.next_inode += 1;
         let shown = self.free.pop().unwrap_or(inode);
-        self.inodes.insert(inode, Inode::new(mode, shown));
+        let now = self.now();
+        self.inodes.insert(inode, Inode::new(mode, shown, now));
         self.rename(NameChange::Put(path.to_owned(), Entry::File(inode)), dir);
         inode
     }

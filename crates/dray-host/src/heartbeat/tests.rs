@@ -1,0 +1,299 @@
+//! Files that another program changes between two agents, and faults in the agents that follow.
+
+use super::*;
+use crate::flat::tests::Plain;
+use crate::lineage::{ReplicaNote, stamp_of};
+use crate::migration::log::{Folder, Log, SOURCE_JOURNAL, TARGET_INTENT};
+use crate::registry::{ImageRecord, Registry};
+use crate::store::Store;
+use dray_engine::SourceRecord;
+use dray_engine::lineage::Lineage;
+use dray_files::files::Files;
+use dray_files::files::sim::{Fault, Mount, SimDisk};
+use dray_image::StateImages;
+use dray_types::{Attempt, BLOCK_SIZE, BlockSet, Epoch, GenerationId, ImageId, MigrationId};
+use dray_wire::{HandedOver, ImageOffer, MapHash};
+use std::path::{Path, PathBuf};
+
+const BEAT: &str = "/state/disk.beat";
+const NAME: &str = "disk";
+const PARTIAL: &str = "/pool/.disk.dray-partial";
+const LEN: u64 = 4 * BLOCK_SIZE;
+const MIGRATION: MigrationId = MigrationId(5);
+
+fn disk() -> Arc<SimDisk> {
+    SimDisk::new(1, &["/", "/state", "/pool"].map(Path::new))
+}
+
+fn among(disk: &Arc<SimDisk>, path: &str) -> StatePath {
+    StatePath::new(Arc::new(disk.files()) as Arc<dyn Files>, path)
+}
+
+fn edit(disk: &Arc<SimDisk>, path: &str) {
+    among(disk, path).open().unwrap().write_at(&[9; 16], 0).unwrap();
+}
+
+#[test]
+fn what_is_later_than_the_last_touch_is_another_programs() {
+    for (since, cut, is_ours) in
+        [(0, false, true), (LATE - 1, false, true), (LATE + 1, false, false)]
+            .into_iter()
+            .chain([(LATE + 1, true, true), (LOST + 1, true, false)])
+    {
+        let disk = disk();
+        let (beat, file) = (among(&disk, BEAT), among(&disk, "/pool/disk"));
+        file.replace(&[1; 16]).unwrap();
+        let heartbeats = Heartbeats::default();
+        let held = heartbeats.make(&beat).unwrap();
+        disk.pass(100);
+        heartbeats.beat();
+        drop(held);
+        disk.pass(since);
+        edit(&disk, "/pool/disk");
+        disk.kill();
+        if cut {
+            disk.cut();
+        }
+        let (beat, file) = (among(&disk, BEAT), among(&disk, "/pool/disk"));
+        let left = is_left(&beat, &file.look().unwrap()).unwrap();
+        assert_eq!(left, is_ours, "{since} s after it, power cut: {cut}");
+    }
+}
+
+#[test]
+fn a_file_that_this_agent_does_not_have_open_is_not_its_own() {
+    let disk = disk();
+    let (beat, file) = (among(&disk, BEAT), among(&disk, "/pool/disk"));
+    file.replace(&[1; 16]).unwrap();
+    let heartbeats = Heartbeats::default();
+    drop(heartbeats.make(&beat).unwrap());
+    for _ in 0..10 {
+        disk.pass(1);
+        heartbeats.beat();
+    }
+    edit(&disk, "/pool/disk");
+    assert!(!is_left(&beat, &file.look().unwrap()).unwrap());
+    drop(heartbeats.begin(&beat).unwrap());
+    assert!(is_left(&beat, &file.look().unwrap()).unwrap(), "it was looked at");
+    beat.remove().unwrap();
+    assert!(!is_left(&beat, &file.look().unwrap()).unwrap(), "nobody can say so");
+    beat.replace(b"DRAYBEA1, and what is nothing like it, of about the length").unwrap();
+    assert!(!is_left(&beat, &file.look().unwrap()).unwrap(), "nor can this");
+}
+
+#[test]
+fn a_clock_that_was_set_back_makes_nothing_older() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = StatePath::real(dir.path().join("beat"));
+    let ahead = std::time::SystemTime::now() + Duration::from_secs(1000);
+    let heartbeats = Heartbeats::default();
+    drop(heartbeats.make(&at).unwrap());
+    let file = std::fs::File::options().write(true).open(at.path()).unwrap();
+    file.set_times(std::fs::FileTimes::new().set_modified(ahead)).unwrap();
+    let before = at.look().unwrap().changed;
+    let _held = heartbeats.begin(&at).unwrap();
+    assert_eq!(at.look().unwrap().changed, before);
+    heartbeats.beat();
+    assert_eq!(at.look().unwrap().changed, before);
+}
+
+/// What an image is to this host.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Part {
+    /// A migration brings it.
+    Coming,
+    /// A migration brings it back into the copy that it had left behind.
+    Returning,
+    /// A migration has just taken it away, and its file has still its name.
+    Leaving,
+    /// It is nobody else's, and its line knows a generation that is elsewhere.
+    Owned,
+}
+
+/// A host that has one image.
+struct Host {
+    disk: Arc<SimDisk>,
+    part: Part,
+}
+
+impl Host {
+    /// An agent that has run for a while with the image, and was killed.
+    fn new(part: Part) -> Self {
+        let host = Self { disk: disk(), part };
+        let registry = host.start().unwrap();
+        host.add(&registry);
+        host.disk.pass(100);
+        registry.heartbeats.beat();
+        host.disk.kill();
+        host.disk.pass(100);
+        host
+    }
+
+    fn add(&self, registry: &Registry) {
+        let path = PathBuf::from("/pool/disk");
+        let folder = || Folder::create(&self.store(), MIGRATION).unwrap();
+        let owned = ImageRecord::owned(NAME.into(), ImageId(7), path.clone(), LEN);
+        if matches!(self.part, Part::Coming | Part::Returning) {
+            folder().file(TARGET_INTENT).put(&0_u8).unwrap();
+            let offer =
+                ImageOffer { id: ImageId(7), name: NAME.into(), len: LEN, read_only: false };
+            let coming = ImageRecord::coming(&offer, path, MIGRATION);
+            if self.part == Part::Coming {
+                return drop(registry.make_partial(coming).unwrap());
+            }
+            let copy = among(&self.disk, PARTIAL);
+            copy.replace(&[1; LEN as usize]).unwrap();
+            let replica = Some(ReplicaNote {
+                generation: Lineage::new(GenerationId(1)).open(),
+                stamp: stamp_of(&copy).unwrap(),
+                since_unix_ms: 0,
+                stays: false,
+                distrusted: Vec::new(),
+            });
+            let record = ImageRecord { replica, ..coming };
+            let file = registry.open_file(&record).unwrap();
+            return drop(registry.add(record, file).unwrap());
+        }
+        among(&self.disk, "/pool/disk").replace(&[1; LEN as usize]).unwrap();
+        if self.part == Part::Owned {
+            let line = Lineage::new(GenerationId(1));
+            let line = Lineage::after(line.closed(BlockSet::new(), "a", 0), GenerationId(2));
+            let file = registry.open_file(&owned).unwrap();
+            let entry = registry.add_again(owned, file, (line.unwrap(), BlockSet::new())).unwrap();
+            return entry.line().unwrap().settle(&entry.disk, Some(&BlockSet::new())).unwrap();
+        }
+        let record = ImageRecord { migration: Some(MIGRATION), ..owned };
+        registry.add(record.clone(), registry.open_file(&record).unwrap()).unwrap();
+        let handed =
+            HandedOver { epoch: Epoch(2), attempt: Attempt(1), map_hash: MapHash::of(&[]) };
+        let (mut log, _) = Log::open(&folder().file(SOURCE_JOURNAL)).unwrap();
+        log.append(&[SourceRecord::HandedOver(handed)]).unwrap();
+    }
+
+    fn store(&self) -> Store {
+        let files: Arc<dyn Files> = Arc::new(self.disk.files());
+        let state = StatePath::new(Arc::clone(&files), "/state");
+        Store::among(state, Arc::new(StateImages(files))).unwrap()
+    }
+
+    fn start(&self) -> io::Result<Arc<Registry>> {
+        let files: Arc<dyn Files> = Arc::new(self.disk.files());
+        let state = StatePath::new(Arc::clone(&files), "/state");
+        Registry::load(Store::among(state, Arc::new(StateImages(files)))?, Arc::new(Plain))
+    }
+
+    fn edit(&self) {
+        let partial = matches!(self.part, Part::Coming | Part::Returning);
+        edit(&self.disk, if partial { PARTIAL } else { "/pool/disk" });
+    }
+
+    /// An agent that meets a fault at this of its calls, runs on for a while if it can, and is killed. Tells whether
+    /// it met that.
+    fn agent_with(&self, fault: Fault, call: u64) -> bool {
+        let met = self.disk.met();
+        self.disk.plan(self.disk.calls() + call, fault);
+        if let Ok(registry) = self.start() {
+            for _ in 0..3 {
+                self.disk.pass(10);
+                registry.open_absent();
+                registry.heartbeats.beat();
+            }
+        }
+        self.disk.plan_nothing();
+        self.disk.kill();
+        self.disk.pass(100);
+        self.disk.met() > met
+    }
+
+    /// Whether an agent takes its file for what it left.
+    fn trusts(&self) -> bool {
+        let registry = self.start().unwrap();
+        let entry = registry.get(NAME);
+        match self.part {
+            Part::Owned => entry.unwrap().line().unwrap().lineage().has_past(),
+            _ => entry.is_some(),
+        }
+    }
+}
+
+const PARTS: [Part; 4] = [Part::Coming, Part::Returning, Part::Leaving, Part::Owned];
+
+#[test]
+fn what_was_changed_is_seen_by_every_later_agent_whatever_the_first_one_meets() {
+    let mut runs = 0;
+    for (part, fault) in PARTS.iter().flat_map(|&part| Fault::ALL.map(|fault| (part, fault))) {
+        for call in 1.. {
+            let host = Host::new(part);
+            host.edit();
+            let met = host.agent_with(fault, call);
+            for _ in 0..2 {
+                assert!(!host.trusts(), "{part:?} {fault:?} at call {call}");
+                host.disk.kill();
+                host.disk.pass(100);
+            }
+            runs += 1;
+            if !met {
+                break;
+            }
+        }
+    }
+    assert!(runs > 60, "{runs}");
+}
+
+#[test]
+fn what_was_not_changed_stays_trusted_whatever_agents_meet() {
+    for (part, fault) in PARTS.iter().flat_map(|&part| Fault::ALL.map(|fault| (part, fault))) {
+        // A line that cannot be written ends.
+        if part == Part::Owned && !fault.ends() {
+            continue;
+        }
+        for call in 1.. {
+            let host = Host::new(part);
+            let met = host.agent_with(fault, call);
+            assert!(host.trusts(), "{part:?} {fault:?} at call {call}");
+            if !met {
+                break;
+            }
+        }
+    }
+}
+
+/// As many restarts as one likes, a state directory without room, and a pool that is not mounted.
+#[test]
+fn what_was_changed_is_not_forgotten() {
+    for (part, full, absent) in PARTS
+        .iter()
+        .flat_map(|&part| [(part, false, false), (part, true, false), (part, true, true)])
+    {
+        let host = Host::new(part);
+        host.edit();
+        host.disk.fill(full);
+        let mount = Mount::Away;
+        host.disk.mount(Path::new("/pool"), absent.then_some(mount));
+        for _ in 0..100 {
+            if let Ok(registry) = host.start() {
+                registry.open_absent();
+                registry.heartbeats.beat();
+            }
+            host.disk.kill();
+            host.disk.pass(100);
+        }
+        host.disk.fill(false);
+        host.disk.mount(Path::new("/pool"), None);
+        assert!(!host.trusts(), "{part:?}, full: {full}, absent: {absent}");
+    }
+}
+
+/// A full state directory does not keep an agent from opening what was not changed, nor the next one.
+#[test]
+fn without_room_an_image_is_opened_as_ever() {
+    for part in PARTS {
+        let host = Host::new(part);
+        host.disk.fill(true);
+        for _ in 0..2 {
+            assert!(host.start().unwrap().get(NAME).is_some(), "{part:?}");
+            host.disk.kill();
+            host.disk.pass(100);
+        }
+    }
+}
