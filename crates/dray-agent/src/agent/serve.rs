@@ -62,7 +62,7 @@ async fn serve(start: Start, what: &str) -> ApiResult<()> {
     let readiness = Arc::new(Readiness::default());
     readiness.in_any_case();
     let (agent, lock) = open(&start, readiness, what)?;
-    agent.undo_restores();
+    agent.end_restores();
     agent.release_all_of_ended();
     let revived = agent.revive();
     agent.tell_when_decided();

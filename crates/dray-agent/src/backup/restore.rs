@@ -1,7 +1,7 @@
 //! An image made of a backup: a file of its own, with an id and a line of its own, that gets its name
-//! when all of it is durable. A restore that fails leaves nothing, and one that is killed leaves a
-//! note, by which the next start removes what there is. A file that has its name already, and that somebody
-//! has begun to use since, is named instead.
+//! when all of it is durable. A restore that fails leaves nothing. One that is killed leaves a note. By that the
+//! next start removes what is incomplete; a file that has its name already becomes the image, unless somebody has
+//! begun to use it since: then it is named.
 
 use super::jobs::Job;
 use crate::agent::Agent;
@@ -9,9 +9,9 @@ use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_backup::{Backup, Content, Manifest, PIECE_BYTES, Repository, StreamOptions};
 use dray_files::StatePath;
 use dray_files::unix_ms;
+use dray_host::lineage::random_id;
 use dray_host::migration::abort;
 use dray_host::refusals::path_error;
-use dray_host::refusals::random_id;
 use dray_host::registry::{ImageRecord, MODE};
 use dray_host::stamp::FileStamp;
 use dray_image::{ImageNames, locks};
@@ -156,7 +156,10 @@ impl Agent {
         partial.names.finish_partial(MODE).map_err(disk)?;
         partial.done = true;
         abort::step("Restore-Register");
-        self.register_restored(restoring, &path)?;
+        if let Err(why) = self.register_restored(name, &path, manifest.info().bytes) {
+            let _ = self.registry.at(&path).remove();
+            return Err(io(why));
+        }
         Ok((path, written))
     }
 
@@ -183,31 +186,19 @@ impl Agent {
         pool.image_path(name).map_err(|why| path_error(what, why))
     }
 
-    fn register_restored(&self, restoring: &Restoring<'_>, path: &Path) -> ApiResult<()> {
-        let what = restoring.what;
-        let record = ImageRecord::owned(
-            restoring.name.to_owned(),
-            ImageId(random_id()?),
-            path.to_owned(),
-            restoring.manifest.info().bytes,
-        );
-        let added = self.registry.open_file(&record).map_err(std::io::Error::other);
-        let added = added.and_then(|file| self.registry.add(record, file));
-        match added {
-            Ok(_) => {
-                tracing::info!(image = restoring.name, at = unix_ms(), "restored a backup");
-                Ok(())
-            }
-            Err(why) => {
-                let _ = self.registry.at(path).remove();
-                Err(Refusal::new(ErrorKind::Io, what, why))
-            }
-        }
+    /// The file of `bytes` at `path`, which has all that was restored, becomes the image `name`.
+    fn register_restored(&self, name: &str, path: &Path, bytes: u64) -> io::Result<()> {
+        let id = ImageId(random_id()?);
+        let record = ImageRecord::owned(name.to_owned(), id, path.to_owned(), bytes);
+        let file = self.registry.open_file(&record).map_err(io::Error::other)?;
+        self.registry.add(record, file)?;
+        tracing::info!(image = name, at = unix_ms(), "restored a backup");
+        Ok(())
     }
 
-    /// Removes what restores left behind that a kill ended. What cannot be removed now is told, and tried
-    /// again by the next start.
-    pub(crate) fn undo_restores(&self) {
+    /// Ends the restores that a kill has interrupted. What cannot be done now is told, and tried again by the next
+    /// start.
+    pub(crate) fn end_restores(&self) {
         let folder = self.store.backups();
         let notes = match folder.entries(NOTE) {
             Ok(notes) => notes,
@@ -218,7 +209,7 @@ impl Agent {
             }
         };
         for note in notes {
-            if let Err(why) = self.undo_restore(&note) {
+            if let Err(why) = self.end_restore(&note) {
                 let key = format!("restore.{}", note.display());
                 let what = "what an interrupted restore has left behind stays";
                 let hint = format!(
@@ -230,7 +221,7 @@ impl Agent {
         }
     }
 
-    fn undo_restore(&self, note: &StatePath) -> io::Result<()> {
+    fn end_restore(&self, note: &StatePath) -> io::Result<()> {
         let Note { path, whole } = note.get()?;
         let names = ImageNames::of(&path).map_err(std::io::Error::other)?;
         // An image may have come under this name since, and what lies there is its own. Its record says
@@ -242,13 +233,13 @@ impl Agent {
             // Where the pool is not there nobody can tell.
             path.parent().map_or(Ok(()), |dir| dir.metadata().map(drop))?;
             names.remove_partial().map_err(std::io::Error::other)?;
-            self.undo_named(name, &path, whole.as_ref())?;
+            self.finish_named(name, &path, whole.as_ref())?;
         }
         note.remove()
     }
 
-    /// A restore was killed when its file had its name, and no image was there yet.
-    fn undo_named(&self, name: &str, path: &Path, whole: Option<&FileStamp>) -> io::Result<()> {
+    /// A restore was killed when its file had its name, and no image was there yet: it becomes one.
+    fn finish_named(&self, name: &str, path: &Path, whole: Option<&FileStamp>) -> io::Result<()> {
         let now = match FileStamp::of(path) {
             Ok(now) => Some(now),
             Err(why) if why.kind() == io::ErrorKind::NotFound => None,
@@ -263,9 +254,8 @@ impl Agent {
         };
         let user = locks::probe(path).map_err(io::Error::other)?;
         if user.is_none() && now.has_same_content(whole) {
-            self.registry.at(path).remove()?;
-            tracing::info!(path = %shown, "a restore was interrupted, and its file is removed");
-            return Ok(());
+            // It may be the base of an overlay by now, so it is not removed.
+            return self.register_restored(name, path, path.metadata()?.len());
         }
         let what = format!("an interrupted restore has left {shown}, and it is no image of dray");
         let why = user.map_or("it was written to since".to_owned(), |user| user.to_string());
