@@ -54,6 +54,10 @@ pub struct Released {
     pub qemu: QemuProcess,
     /// The dirty bitmap on its node; none when nobody tracks what is written.
     pub bitmap: Option<String>,
+    /// The mark of the device that has it: as long as the device has the mark, nobody else has written to the file.
+    /// Without it nobody believes the bitmap.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mark: Option<u64>,
     /// Whether the file is QEMU's beyond doubt.
     pub done: bool,
     /// Milliseconds since 1970 at the release.
@@ -250,6 +254,7 @@ impl Registry {
                 plan,
                 qemu: qemu.clone(),
                 bitmap: None,
+                mark: None,
                 done: false,
                 since_unix_ms,
                 made: false,

@@ -441,6 +441,14 @@ pub(crate) fn device_id(qdev: &str) -> String {
     path.and_then(|p| p.split('/').next()).unwrap_or(qdev).to_owned()
 }
 
+/// Where a device is in QEMU's object tree, from what `query-block` calls it.
+pub(crate) fn object_path(qdev: &str) -> String {
+    match qdev.starts_with('/') {
+        true => qdev.to_owned(),
+        false => format!("/machine/peripheral/{qdev}"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

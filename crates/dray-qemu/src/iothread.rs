@@ -17,7 +17,7 @@
 //! `iothread-vq-mapping`, so that this is not looked for.
 
 use crate::error::{Result, not_undone};
-use crate::graph::device_id;
+use crate::graph::{device_id, object_path};
 use crate::nodes::{add_node, after_exchange, delete_node};
 use crate::options::Options;
 use crate::qmp::{Qmp, Version};
@@ -120,10 +120,7 @@ async fn path_of(qmp: &Qmp, qdev: &str) -> Result<String> {
     let blocks = qmp.execute("query-block", Value::Null).await?;
     let devices = blocks.as_array().into_iter().flatten().filter_map(|b| b["qdev"].as_str());
     let known = devices.into_iter().find(|device| device_id(device) == qdev).unwrap_or(qdev);
-    match known.starts_with('/') {
-        true => Ok(known.to_owned()),
-        false => Ok(format!("/machine/peripheral/{known}")),
-    }
+    Ok(object_path(known))
 }
 
 /// What a link of an object leads to; nothing for one that it has not, or that leads nowhere.

@@ -4,7 +4,7 @@
 //! * [`graph`], [`options`]: what disks a VM has, and what its block nodes were made with.
 //! * [`plan`]: how a layer gets under dray and back, worked out before anything is touched.
 //! * [`mod@adopt`], [`mod@release`]: doing it (`pivot` holds what both share); [`bitmap`]: what QEMU
-//!   writes in between; [`resize`]: a guest is told that its disk has grown; [`flatten`]: dray above a format
+//!   writes in between; [`held`]: that nobody else did; [`resize`]: a guest is told that its disk has grown; [`flatten`]: dray above a format
 //!   driver.
 //! * [`migrate`]: the guest's memory and devices, step by step; [`mod@activate`]: the disks of a guest
 //!   that arrived stopped; [`blockdev`]: how the target is started; [`status`]: small commands.
@@ -24,6 +24,7 @@ pub mod blockdev;
 pub mod error;
 pub mod flatten;
 pub mod graph;
+pub mod held;
 pub mod iothread;
 pub mod migrate;
 mod nodes;

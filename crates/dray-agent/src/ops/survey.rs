@@ -10,7 +10,7 @@ use dray_host::migration::intent::{SourceImage, SourceIntent};
 use dray_host::registry::Entry;
 use dray_migrate::forecast::Content;
 use dray_migrate::source::{SourceSlot, shared};
-use dray_qemu::bitmap;
+use dray_qemu::{bitmap, held};
 use dray_types::{BLOCK_SIZE, BlockRange, BlockSet, ByteSize, GenerationId};
 use dray_vm::picture::{Picture, Place};
 use dray_wire::request::{Base, Reply, Request, Surveyed};
@@ -127,8 +127,12 @@ impl Agent {
             let Some(name) = note.bitmap.as_deref().filter(|_| note.is_tracked()) else {
                 continue;
             };
+            let (qmp, Some(mark)) = (picture.qmp(), note.mark) else { continue };
+            if held::check(qmp, &layer.plan.qdev, mark).await.is_err() {
+                continue;
+            }
             let node = layer.plan.local_node();
-            if let Ok(Some(found)) = bitmap::recorded(picture.qmp(), node, name).await {
+            if let Ok(Some(found)) = bitmap::recorded(qmp, node, name).await {
                 survey.unseen.insert(image.name.clone(), found.count);
             }
         }

@@ -28,6 +28,7 @@ mod several;
 mod stage;
 mod strategies;
 mod unanswered;
+mod unlocked;
 mod unstarted;
 mod unsure_swap;
 mod user;

@@ -21,6 +21,7 @@ fn note(path: &Path, id: u128) -> Released {
         plan: Value::Null,
         qemu: QemuProcess::find(&socket, pid).unwrap(),
         bitmap: Some("writes-1".to_owned()),
+        mark: Some(1),
         done: true,
         since_unix_ms: 5,
         made: false,

@@ -6,7 +6,7 @@ use dray_host::registry::Entry;
 use dray_host::released::Released;
 use dray_image::{Image, runs};
 use dray_nbd::client::{Client, Wish};
-use dray_qemu::{LayerPlan, Qmp, bitmap};
+use dray_qemu::{LayerPlan, Qmp, bitmap, held};
 use dray_types::{BLOCK_SIZE, BlockRange, BlockSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -36,6 +36,8 @@ pub async fn changed(
     }
     let then = plan_of(note).map_err(|why| why.to_string())?;
     let name = note.bitmap.as_deref().ok_or("its writes were not tracked")?;
+    let mark = note.mark.ok_or("its device was not marked")?;
+    held::check(qmp, &plan.qdev, mark).await.map_err(|why| why.to_string())?;
     let len = std::fs::metadata(&note.image.path).map_err(|why| why.to_string())?.len();
     if len < note.len || plan.size != then.size {
         return Err("its size has changed".to_owned());

@@ -28,7 +28,12 @@
 //! image is registered already. Where QEMU refuses that, the image is not forgotten, and each look tries it
 //! again.
 //!
-//! **What is not believed.** A bitmap that is not there, or does not record, or in another QEMU, a file
+//! **Who else writes.** QEMU's lock on the file keeps others out as long as the device has the disk. The note has
+//! the device's mark ([`dray_qemu::held`]): a device that was unplugged meanwhile has lost it. Where QEMU may drop
+//! the lock unseen, there is neither a mark nor a bitmap.
+//!
+//! **What is not believed.** A bitmap that is not there, or does not record, or in another QEMU, a device without
+//! its mark, a file
 //! that is shorter than it was, a disk of another size: then the line goes on and everything counts as
 //! changed. Holes count as changed as well: a file that was cut and has grown again has lost bits of
 //! the bitmap, and has a hole there unless it was written, which the bitmap would tell. Another file
@@ -50,7 +55,7 @@ use dray_host::registry::{Adopted, Entry, ImageRecord, Registry};
 use dray_host::released::{FileId, Released};
 use dray_image::FileImage;
 use dray_qemu::bitmap::PREFIX;
-use dray_qemu::{ErrorKind as Kind, LayerPlan, NewBitmap, Qmp};
+use dray_qemu::{ErrorKind as Kind, LayerPlan, NewBitmap, Qmp, held};
 use serde::Deserialize;
 use std::fmt;
 use std::io;
@@ -140,7 +145,7 @@ impl From<io::Error> for NotReleased {
 /// What a release has to note, durably: step 1. The note of an earlier try goes on. Nothing where
 /// QEMU's command line tells how the disk was before, also by the names that it has then, and nobody has an
 /// earlier generation of it.
-fn begin_release(
+async fn begin_release(
     registry: &Registry,
     qmp: &Qmp,
     plan: &LayerPlan,
@@ -160,10 +165,12 @@ fn begin_release(
     {
         return Ok(Some(known));
     }
-    let bitmap = match has_past && !record.read_only && !record.device {
-        true => Some(format!("{PREFIX}{}", lineage::random_generation()?)),
+    let mark = match has_past && !record.read_only && !record.device {
+        true => mark_of(qmp, plan, &record.name).await?,
         false => None,
     };
+    let named = |_| lineage::random_generation().map(|random| format!("{PREFIX}{random}"));
+    let bitmap = mark.map(named).transpose()?;
     let path = record.current_path().map_err(io::Error::other)?;
     let note = Released {
         file: FileId::of(&path)?,
@@ -171,6 +178,7 @@ fn begin_release(
         plan: value_of(plan)?,
         qemu,
         bitmap,
+        mark,
         done: false,
         since_unix_ms: unix_ms(),
         made: false,
@@ -178,6 +186,17 @@ fn begin_release(
     };
     registry.released.put(&note)?;
     Ok(Some(note))
+}
+
+/// The mark of the disk's device; none where another program may write to the file unseen.
+async fn mark_of(qmp: &Qmp, plan: &LayerPlan, image: &str) -> io::Result<Option<u64>> {
+    match held::mark(qmp, plan, lineage::random_id()? as u64).await {
+        Ok(mark) => Ok(Some(mark)),
+        Err(why) => {
+            tracing::info!(image, %why, "what is written to a released disk is not known");
+            Ok(None)
+        }
+    }
 }
 
 /// Notes how QEMU has a disk whose file was made here, which its command line does not tell.
@@ -193,8 +212,8 @@ pub fn note_made(
     let qemu = process_of(qmp).ok_or_else(|| io::Error::other("qemu's process is not known"))?;
     let (path, plan, since_unix_ms) = (plan.path(), value_of(plan)?, unix_ms());
     let (file, len) = (FileId::of(&path)?, std::fs::metadata(&path)?.len());
-    let (bitmap, made, done) = (None, true, true);
-    let note = Released { image, file, len, plan, qemu, bitmap, done, since_unix_ms, made };
+    let (bitmap, mark, made, done) = (None, None, true, true);
+    let note = Released { image, file, len, plan, qemu, bitmap, mark, done, since_unix_ms, made };
     registry.released.put(&note)?;
     registry.released.remove_others(&path, note.image.id)
 }
@@ -225,7 +244,7 @@ pub async fn release(
     };
     lengthen(entry).map_err(NotReleased::TooShort)?;
     abort::step("ReleaseNote");
-    let note = begin_release(registry, qmp, plan, entry).map_err(NotReleased::NotNoted)?;
+    let note = begin_release(registry, qmp, plan, entry).await.map_err(NotReleased::NotNoted)?;
     if note.is_none() {
         registry.doubt_adoption(entry).map_err(NotReleased::NotNoted)?;
     }

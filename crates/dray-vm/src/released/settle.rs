@@ -29,7 +29,7 @@ pub async fn settle_on_file(
     entry.drop_locks();
     let noted = match registry.released.of(record.id) {
         Some(note) => Some(note),
-        None => note_again(registry, qmp, entry)?,
+        None => note_again(registry, qmp, entry).await?,
     };
     let Some(note) = noted else {
         // Adopted for the first time, and not for long: nobody has a part of it.
@@ -64,13 +64,13 @@ async fn forget_told(
 }
 
 /// The note without which nobody would know how the disk's nodes are made.
-fn note_again(registry: &Registry, qmp: &Qmp, entry: &Entry) -> io::Result<Option<Released>> {
+async fn note_again(registry: &Registry, qmp: &Qmp, entry: &Entry) -> io::Result<Option<Released>> {
     let record = entry.record();
     let Some(adopted) = record.adopted.as_ref().filter(|adopted| adopted.noted) else {
         return Ok(None);
     };
     let plan = serde_json::from_value(adopted.splice.clone()).map_err(io::Error::other)?;
-    begin_release(registry, qmp, &plan, entry)
+    begin_release(registry, qmp, &plan, entry).await
 }
 
 /// The disk of an image is on dray.
