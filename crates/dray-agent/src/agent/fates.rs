@@ -124,7 +124,7 @@ impl Agent {
 
     /// Asks, for as long as the agent runs, for all migrations to here whose sources are away, and for those that
     /// cannot be brought back.
-    pub(super) async fn keep_asking(self: Arc<Self>) {
+    pub(crate) async fn keep_asking(self: Arc<Self>) {
         let mut pauses: BTreeMap<MigrationId, (Instant, Duration)> = BTreeMap::new();
         loop {
             tokio::time::sleep(LOOK).await;

@@ -318,7 +318,7 @@ impl Agent {
     }
 
     /// Tells the targets of migrations that never begin, or never again, what they have not heard yet.
-    pub(super) fn tell_cancelled(self: &Arc<Self>) {
+    pub(crate) fn tell_cancelled(self: &Arc<Self>) {
         let folders = Folder::all_cancelled(&self.store).unwrap_or_else(|why| {
             tracing::error!(%why, "cannot list the migrations that were cancelled");
             Vec::new()

@@ -1,38 +1,27 @@
-//! What an agent process is made of. The order in which it starts and ends is in [`serve`].
+//! What an agent process is made of. The order in which it starts and ends is in [`start`](crate::start).
 //!
 //! * [`launch`]: the owner loops. [`peers`], [`requests`], [`found`], [`made`], [`devices`]: what peers may do;
 //!   [`room`]: how much of it.
-//! * [`fates`]: what targets ask sources that they do not hear of. [`listeners`]: sockets.
-//! * [`readiness`]: what systemd is told. [`signals`]: being told to end.
-//! * [`keepers`]: what is done to images now and then. [`looks`]: what is looked at now and then, and its
-//!   troubles; [`records`]: small ones that are damaged.
+//! * [`fates`]: what targets ask sources that they do not hear of. [`revive`]: migrations of an earlier agent.
 
 mod bases;
 mod devices;
 mod fates;
 mod found;
-mod keepers;
 mod launch;
-mod listeners;
-mod looks;
 mod made;
 mod offered;
 mod peers;
-mod readiness;
-mod records;
 mod requests;
-mod revive;
-mod room;
-mod serve;
-mod signals;
+pub(crate) mod revive;
+pub(crate) mod room;
 
 pub use launch::Tasks;
-pub use readiness::Readiness;
-pub use serve::run;
 
-use crate::backup::frozen::FrozenGuests;
-use crate::backup::jobs::Jobs;
-use crate::batch::Batches;
+use crate::batches::Batches;
+use crate::frozen::FrozenGuests;
+use crate::jobs::Jobs;
+use crate::readiness::Readiness;
 use crate::troubles::Troubles;
 use dray_api::{ApiResult, ErrorKind, MigrationState, Refusal};
 use dray_config::Config;
@@ -125,7 +114,7 @@ impl Agent {
     }
 
     /// Whether anything migrates, from here or to here.
-    fn moves(&self) -> bool {
+    pub(crate) fn moves(&self) -> bool {
         let boards = self.sources.all().into_iter().map(|slot| Arc::clone(&slot.board));
         let targets = self.targets.all();
         let mut boards = boards.chain(targets.iter().map(|slot| Arc::clone(&slot.board)));

@@ -35,7 +35,7 @@ const WAY_TIMEOUT: Duration = Duration::from_secs(5);
 const ASKING_LIMIT: Duration = Duration::from_secs(20);
 
 impl Agent {
-    pub(super) async fn listen(self: Arc<Self>, listener: Listener) {
+    pub(crate) async fn listen(self: Arc<Self>, listener: Listener) {
         let known = {
             let config = Arc::clone(&self.config);
             move |name: &str| config.peer(name).is_some()

@@ -46,12 +46,12 @@ impl Agent {
     }
 
     /// Brings back every migration of the state directory, before anyone can reach a disk.
-    pub(super) fn revive(self: &Arc<Self>) -> Vec<Revived> {
+    pub(crate) fn revive(self: &Arc<Self>) -> Vec<Revived> {
         self.revival(&Launcher(self)).begin()
     }
 
     /// Takes up the migrations that were begun before the restart.
-    pub(super) fn go_on(self: &Arc<Self>, revived: Vec<Revived>) {
+    pub(crate) fn go_on(self: &Arc<Self>, revived: Vec<Revived>) {
         for Revived { slot, moves } in revived {
             if slot.intent().options.is_none() {
                 continue;
@@ -72,7 +72,7 @@ impl Agent {
     }
 
     /// Tries again, for as long as the agent runs, what could not be opened or brought back.
-    pub(super) async fn keep_reviving(self: Arc<Self>) {
+    pub(crate) async fn keep_reviving(self: Arc<Self>) {
         loop {
             tokio::time::sleep(AGAIN).await;
             let agent = Arc::clone(&self);
@@ -90,7 +90,7 @@ impl Agent {
 
     /// Tells whoever started the agent, once every image is served, or closed for a cause that does not
     /// pass by itself.
-    pub(super) fn tell_when_decided(&self) {
+    pub(crate) fn tell_when_decided(&self) {
         if self.registry.all_closed().iter().all(|(_, closed)| !closed.reason.passes) {
             self.readiness.ready();
         }

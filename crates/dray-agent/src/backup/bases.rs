@@ -2,11 +2,11 @@
 //! built on. A base image never changes, so a repository has it once, under an id and a generation that
 //! are made of its content, whatever it is called and however many disks are built on it.
 
-use super::jobs::Job;
 use super::moment::disk_error;
 use super::write::ImageWriter;
 use crate::agent::Agent;
-use crate::ops::images::backing_chain;
+use crate::jobs::Job;
+use crate::qemu_img::backing_chain;
 use dray_api::{ApiResult, BackedUp, ErrorKind, Refusal};
 use dray_backup::{Consistency, Info, Repository, WriterOptions};
 use dray_files::unix_ms;

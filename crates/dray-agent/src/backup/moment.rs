@@ -2,7 +2,7 @@
 //! generation ends, and its snapshot begins. It takes milliseconds; what can be done before and after
 //! is done before and after.
 
-use super::frozen::FrozenGuests;
+use crate::frozen::FrozenGuests;
 use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_backup::PIECE_BYTES;
 use dray_files::unix_ms;

@@ -3,8 +3,8 @@
 //! next start removes what is incomplete; a file that has its name already becomes the image, unless somebody has
 //! begun to use it since: then it is named.
 
-use super::jobs::Job;
 use crate::agent::Agent;
+use crate::jobs::Job;
 use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_backup::{Backup, Content, Manifest, PIECE_BYTES, Repository, StreamOptions};
 use dray_files::StatePath;

@@ -1,10 +1,10 @@
 //! One backup from its beginning to its end, on a thread of its own.
 
 use super::bases::Bases;
-use super::jobs::{Job, Lease};
 use super::moment::{self, Subject, Taken};
 use super::write::ImageWriter;
 use crate::agent::Agent;
+use crate::jobs::{Job, Lease};
 use dray_api::{ApiResult, BackedUp, BackupDone, ErrorKind, Refusal};
 use dray_backup::{Backup, Consistency, Info, Manifest, Policy, Repository, Writer, WriterOptions};
 use dray_host::lineage::Line;

@@ -1,8 +1,8 @@
 //! From a snapshot to a backup: reads what is wanted in the order of addresses, at the pace that the
 //! operator allows.
 
-use super::jobs::Job;
 use super::moment::{PIECE_BLOCKS, disk_error};
+use crate::jobs::Job;
 use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_backup::{PIECE_BYTES, Writer};
 use dray_host::migration::abort;

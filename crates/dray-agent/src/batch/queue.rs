@@ -1,7 +1,7 @@
 //! The queue of a batch: each migration is begun when a place is free, and seen through.
 
-use super::Run;
 use crate::agent::Agent;
+use crate::batches::Run;
 use crate::ops::Together;
 use dray_api::{
     ApiResult, Cancel, ErrorKind, MigrationState, MoveState, Plan, Planned, Refusal, Strategy,

@@ -2,10 +2,10 @@
 
 use crate::agent::Agent;
 use crate::api::{Answers, Events};
-use crate::backup::jobs::{Job, Jobs, Lease};
 use crate::backup::restore::{Restoring, choose, is_of};
 use crate::backup::run::{Order, shown};
 use crate::backup::schedule;
+use crate::jobs::{Job, Jobs, Lease};
 use dray_api::{
     ApiResult, Backup, BackupCancel, BackupCollected, BackupDone, BackupGc, BackupInit,
     BackupListing, BackupProgress, BackupPrune, BackupPruned, BackupStatus, BackupVerified,

@@ -2,7 +2,7 @@
 
 use crate::agent::Agent;
 use crate::api::{Answers, Events};
-use crate::batch::record::{BatchRecord, MoveRecord};
+use crate::batches::record::{BatchRecord, MoveRecord};
 use dray_api::{
     ApiResult, Batch, BatchCancel, BatchLimit, BatchRef, BatchStatus, BatchWatch, Batches,
     ErrorKind, Event, MAX_MOVES, Migrate, Refusal, Subject,

@@ -1,8 +1,9 @@
 //! `dray images add`: a file or block device becomes an image of this host.
 
-use super::images::{LOCKED, growable_len, virtual_size};
+use super::images::{LOCKED, growable_len};
 use crate::agent::Agent;
 use crate::api::{Answers, Events};
+use crate::qemu_img::virtual_size;
 use dray_api::{ApiResult, ErrorKind, ImageAdd, ImageStatus, Refusal};
 use dray_host::pool::check_name;
 use dray_host::refusals::{io_error, path_error, random_id};

@@ -1,7 +1,6 @@
 //! `dray agent`.
 
 use crate::output::Output;
-use dray_agent::agent;
 use dray_api::ApiResult;
 use dray_config::DEFAULT_PATH;
 use std::path::PathBuf;
@@ -32,7 +31,7 @@ const LOG_VARIABLE: &str = "DRAY_LOG";
 /// Runs until a signal ends it.
 pub fn run(args: &Args, output: &Output) -> ApiResult<ExitCode> {
     log(output);
-    agent::run(&args.config)?;
+    dray_agent::start::run(&args.config)?;
     Ok(ExitCode::SUCCESS)
 }
 

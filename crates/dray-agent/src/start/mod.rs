@@ -4,16 +4,25 @@
 //! guests are let in, then operators and peers. Only what concerns every image ends the start: no usable
 //! configuration, no run directory, a state directory that is not there, cannot be read, or is another
 //! agent's. Everything else is a [trouble](crate::troubles) of one thing, and the rest goes on without it.
+//!
+//! * [`listeners`]: sockets. [`signals`]: being told to end.
+//! * [`keepers`]: what is done to images now and then. [`looks`]: what is looked at now and then, and its
+//!   troubles; [`records`]: small ones that are damaged.
 
-use super::keepers;
-use super::listeners::Exports;
-use super::revive::Revived;
-use super::room::Questions;
-use super::signals::Signals;
-use super::{Agent, Readiness, Tasks};
+mod keepers;
+mod listeners;
+mod looks;
+mod records;
+mod signals;
+
+use crate::agent::revive::Revived;
+use crate::agent::room::Questions;
+use crate::agent::{Agent, Tasks};
 use crate::api::SocketAccess;
-use crate::backup::frozen::{self, FrozenGuests};
-use crate::batch::Batches;
+use crate::backup::thaw;
+use crate::batches::Batches;
+use crate::frozen::FrozenGuests;
+use crate::readiness::Readiness;
 use crate::troubles::Troubles;
 use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_config::start::Start;
@@ -29,7 +38,9 @@ use dray_provider::seed::Seeds;
 use dray_vm::exports::ImageExports;
 use dray_vm::flat::Pools;
 use dray_vm::leaving::{Leaving, left_stopped};
+use listeners::Exports;
 use rustix::fs::{FlockOperation, flock};
+use signals::Signals;
 use std::fs::File;
 use std::io;
 use std::path::Path;
@@ -206,7 +217,7 @@ impl Agent {
                 self.reuse.keep(self.store.content().path(), moves),
             ),
             ("schedule", "no backup is made by itself", crate::backup::schedule::keep(self)),
-            ("thaw", "a guest that was frozen for a backup may stay so", frozen::keep(self)),
+            ("thaw", "a guest that was frozen for a backup may stay so", thaw::keep(self)),
         ] {
             let found = kept.err().map(|why| format!("no thread can be made: {why}"));
             self.troubles.settle(&format!("thread.{key}"), what, found, "restart the agent");

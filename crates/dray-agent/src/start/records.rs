@@ -2,8 +2,8 @@
 //! it; here the operator is told, until the file can be read or is gone. The records of images and of
 //! migrations are not among them: they decide what is served.
 
-use super::Agent;
-use crate::batch::record::BatchRecord;
+use crate::agent::Agent;
+use crate::batches::record::BatchRecord;
 use dray_files::StatePath;
 use dray_files::files::{self, Look};
 use dray_host::released::Released;

@@ -2,7 +2,7 @@
 //!
 //! The guest agent speaks lines of JSON over a socket. Whatever else may have been said to it
 //! before, a byte 0xff and `guest-sync-delimited` begin a conversation. That a guest which was asked
-//! to freeze thaws again, [`frozen`](super::frozen) sees to.
+//! to freeze thaws again, [`frozen`](super) sees to.
 
 use dray_vm::own::connect_now;
 use serde_json::{Value, json};

@@ -1,23 +1,18 @@
 //! Which guests may be frozen. Every guest that was asked to freeze thaws again, whatever happens to the agent.
 //!
-//! That a guest may be frozen is durable before it is asked to, and until it has said that it thawed. A thread
+//! That a guest may be frozen is durable before it is asked to, and until it has said that it thawed. [`thaw`](crate::backup::thaw)
 //! thaws what is left over: by a guest agent that did not answer, or by an earlier agent. An agent that is told to
 //! end asks all guests to thaw, as nobody may start the next one.
 
-use super::freeze::{Guest, ask_to_thaw};
-use crate::agent::Agent;
+mod guest;
+
 use dray_files::StatePath;
+use guest::{Guest, ask_to_thaw};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Weak};
-use std::thread::{Builder, sleep};
-use std::time::Duration;
-
-/// Pause between two looks for guests that are still to thaw.
-const LOOK: Duration = Duration::from_secs(5);
 
 /// The guests of this host that may be frozen, by the socket of their guest agent.
 pub struct FrozenGuests {
@@ -47,6 +42,11 @@ pub struct Frozen<'a> {
 }
 
 impl FrozenGuests {
+    /// Why it cannot be said which guests an earlier agent has frozen.
+    pub fn unread(&self) -> Option<&String> {
+        self.unread.as_ref()
+    }
+
     /// The guests that the file at `note` names.
     pub fn open(note: StatePath) -> Self {
         let (sockets, unread) = match note.peek() {
@@ -125,7 +125,7 @@ impl FrozenGuests {
     }
 
     /// The guests that nobody here speaks with.
-    fn left(&self) -> Vec<PathBuf> {
+    pub(crate) fn left(&self) -> Vec<PathBuf> {
         let known = self.known.lock();
         known.sockets.iter().filter(|socket| !known.talks.contains_key(*socket)).cloned().collect()
     }
@@ -134,7 +134,7 @@ impl FrozenGuests {
     ///
     /// # Errors
     /// Why it may still be frozen.
-    fn thaw_left(&self, socket: &Path) -> io::Result<()> {
+    pub(crate) fn thaw_left(&self, socket: &Path) -> io::Result<()> {
         let thawed = match Guest::connect(socket) {
             Ok(mut guest) => guest.thaw().map(drop),
             // Its QEMU has ended.
@@ -183,54 +183,6 @@ impl Drop for Frozen<'_> {
         }
         self.all.leave(self.socket, thawed.is_ok());
     }
-}
-
-/// Thaws the guests that were left over, in a thread of its own.
-///
-/// # Errors
-/// When no thread can be made.
-pub fn keep(agent: &Arc<Agent>) -> io::Result<()> {
-    let agent = Arc::downgrade(agent);
-    let work = move || {
-        while look(&agent) {
-            sleep(LOOK);
-        }
-    };
-    Builder::new().name("dray-thaw".to_owned()).spawn(work).map(drop)
-}
-
-/// Refuses a socket that leads elsewhere than when it was noted: whoever may write to its folder is not trusted.
-fn is_still(agent: &Agent, socket: &Path) -> io::Result<()> {
-    if !socket.try_exists()? {
-        return Ok(());
-    }
-    match agent.config.qmp_socket(socket) {
-        Ok(now) if now == socket => Ok(()),
-        Ok(now) => Err(io::Error::other(format!("it is {} now", now.display()))),
-        Err(why) => Err(io::Error::other(why.to_string())),
-    }
-}
-
-/// One look; whether there is an agent.
-fn look(agent: &Weak<Agent>) -> bool {
-    let Some(agent) = agent.upgrade() else { return false };
-    agent.troubles.settle(
-        "frozen",
-        "it cannot be said whether guests are frozen since a backup",
-        agent.frozen.unread.as_ref(),
-        "look at the guests that are backed up with --fsfreeze; `virsh domfsthaw` thaws one",
-    );
-    for socket in agent.frozen.left() {
-        let shown = socket.display();
-        let thawed = is_still(&agent, &socket).and_then(|()| agent.frozen.thaw_left(&socket));
-        agent.troubles.settle(
-            &format!("frozen.{shown}"),
-            &format!("the guest whose agent listens on {shown} may be frozen since a backup"),
-            thawed.err(),
-            "dray goes on trying; `virsh domfsthaw`, or a look at the guest, may be quicker",
-        );
-    }
-    true
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The agent's sockets. One that cannot be had (somebody else has the address, the address is not there yet)
 //! is tried again: it costs those who would come that way and nobody else.
 
-use super::Agent;
+use crate::agent::Agent;
 use crate::api::{Server, SocketAccess};
 use dray_nbd::{ServerHandle, Tls};
 use dray_net::{ListenSettings, Listener};

@@ -39,17 +39,17 @@ impl Readiness {
     }
 
     /// The socket of this host's guests is there.
-    pub(super) fn guests_can_come(&self) {
+    pub(crate) fn guests_can_come(&self) {
         self.change(|state| state.reachable = true);
     }
 
     /// The agent ends.
-    pub(super) fn stopping(&self) {
+    pub(crate) fn stopping(&self) {
         tell(&[NotifyState::Stopping]);
     }
 
     /// It is told after a while whatever happens. The start itself may be held up meanwhile.
-    pub(super) fn in_any_case(self: &Arc<Self>) {
+    pub(crate) fn in_any_case(self: &Arc<Self>) {
         let this = Arc::downgrade(self);
         tokio::spawn(async move {
             tokio::time::sleep(PATIENCE).await;

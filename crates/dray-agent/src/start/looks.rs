@@ -2,7 +2,7 @@
 //! whether the certificates are good, whether what was damaged is gone. What is wrong is a trouble of its own and keeps nothing else from
 //! working.
 
-use super::Agent;
+use crate::agent::Agent;
 use dray_config::Problem;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
