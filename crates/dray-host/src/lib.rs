@@ -5,20 +5,23 @@
 //! says what time it is where that matters, begins what is to be done now and then, and serves what
 //! is open. Nothing here knows QEMU: what only that understands is kept as it came.
 //!
-//! * [`store`]: the state directory. [`pool`]: where images may be.
+//! * [`record`]: what is durable of an image. [`store`]: the state directory. [`pool`]: where images may be.
 //! * [`registry`]: the images of this host and what is durable about them.
 //! * [`lineage`]: generations of the images owned here; [`replicas`]: copies that were left behind,
 //!   and [`retention`]: for how long; [`released`]: images that QEMU has taken back.
 //! * [`flat`]: what is durable of disks that move without their chains.
-//! * [`migration`]: intents, journals and what else is in the folder of a migration; [`given`]: who
-//!   gave a target what.
+//! * [`folder`]: intents, journals and what else is in the folder of a migration; [`given`]: who
+//!   gave a target what. [`migration`]: what a restart and a claim make of it. [`abort`]: where crash tests end the
+//!   process.
 //! * [`heat`]: what guests do with the images, counted for the orders of migrations.
 //! * [`settle`]: what is to be done with an image, by what is recorded and what is seen.
 //! * [`heartbeat`]: whether another program has written to a file while no agent had it open.
 //! * [`refusals`]: failures in the API's words.
 //! * [`stamp`]: how it is known that a file was not changed; [`process`]: which QEMU it was.
 
+pub mod abort;
 pub mod flat;
+pub mod folder;
 pub mod given;
 pub mod heartbeat;
 pub mod heat;
@@ -26,6 +29,7 @@ pub mod lineage;
 pub mod migration;
 pub mod pool;
 pub mod process;
+pub mod record;
 pub mod refusals;
 pub mod registry;
 pub mod released;

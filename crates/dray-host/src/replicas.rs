@@ -5,10 +5,11 @@
 //! keeps what the replica held, so that a migration that comes to nothing makes it a replica again,
 //! without the regions that it wrote into.
 
+use crate::folder::log::{End, Folder};
 use crate::lineage::{ReplicaNote, stamp_of};
-use crate::migration::log::{End, Folder};
 use crate::pool::Pool;
-use crate::registry::{CopyState, Entry, ImageRecord, Place, Registry};
+use crate::record::{CopyState, ImageRecord, Place};
+use crate::registry::{Entry, Registry};
 use crate::store::Store;
 use dray_engine::lineage::fits;
 use dray_files::StatePath;

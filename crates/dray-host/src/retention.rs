@@ -3,11 +3,12 @@
 //! A replica costs its disk space and saves the next migration back here. Nothing goes unless a
 //! limit says so, and never one that a migration still needs.
 
-use crate::migration::intent::SourceIntent;
-use crate::migration::log::Folder;
+use crate::folder::intent::SourceIntent;
+use crate::folder::log::Folder;
 use crate::migration::revive::written;
 use crate::pool::Pool;
-use crate::registry::{CopyState, Entry, Place, Registry};
+use crate::record::{CopyState, Place};
+use crate::registry::{Entry, Registry};
 use dray_types::{ByteSize, ImageId, MigrationId};
 use std::collections::BTreeMap;
 use std::io;
@@ -128,8 +129,8 @@ pub fn sweep(registry: &Registry, limits: &Retention, pools: &[Pool], unix_ms: u
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flat::tests::Plain;
-    use crate::registry::ImageRecord;
+    use crate::record::ImageRecord;
+    use crate::registry::surroundings::tests::Plain;
     use crate::store::Store;
     use dray_types::Epoch;
 

@@ -5,7 +5,7 @@
 //! that decides. It looks at nothing itself. Who looks, at a start, before a command or when a VM ends, says
 //! what was seen, and does what the rule says.
 
-use crate::registry::{CopyState, ImageRecord};
+use crate::record::{CopyState, ImageRecord};
 use crate::released::Released;
 
 /// What is recorded of an image.

@@ -3,8 +3,8 @@
 
 use dray_api::{LinkFrom, Phase, Predicted};
 use dray_engine::plan::Load;
+use dray_host::folder::intent::Conditions;
 use dray_host::heat::ImageHeat;
-use dray_host::migration::intent::Conditions;
 use dray_image::{Image, runs};
 use dray_net::NetError;
 use dray_net::dial::with_default_port;

@@ -2,7 +2,7 @@
 //! and what the summary needs to know. They travel inside the control stream's `Vm` messages.
 
 use dray_engine::lineage::Generation;
-use dray_host::migration::intent::{GuestFacts, Settings};
+use dray_host::folder::intent::{GuestFacts, Settings};
 use dray_net::NetTotals;
 use dray_types::{Attempt, text};
 use serde::{Deserialize, Serialize};

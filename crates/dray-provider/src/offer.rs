@@ -2,7 +2,7 @@
 //! own. A thread a stream; whatever is wrong with a question is answered, and the next one is taken.
 
 use dray_backup::{Error, Kind, LocalStore, Put, Store};
-use dray_host::migration::abort;
+use dray_host::abort;
 use dray_net::questions::read;
 use dray_net::{BlockingStream, NetError, NetErrorKind, Stream};
 use dray_wire::store::{self, Answer, Ask, Listed, MAX_OBJECT, Refusal};

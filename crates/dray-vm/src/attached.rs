@@ -2,7 +2,7 @@
 //! ids and sizes may be those of old files, of disks in another order, or of another VM.
 
 use super::picture::resident_name;
-use dray_host::migration::intent::TargetImageIntent;
+use dray_host::folder::intent::TargetImageIntent;
 use dray_qemu::{Layer, LayerPlan, VmDisk};
 use std::path::Path;
 

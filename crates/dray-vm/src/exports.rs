@@ -2,7 +2,8 @@
 
 use crate::flat::swap::may_be_past;
 use dray_host::flat::Flat;
-use dray_host::registry::{Closed, CopyState, Entry, Process, Registry};
+use dray_host::record::CopyState;
+use dray_host::registry::{Closed, Entry, Process, Registry};
 use dray_image::{Disk, Image};
 use dray_nbd::{Client, ExportError, ExportInfo, Exports};
 use std::sync::Arc;

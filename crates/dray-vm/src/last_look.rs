@@ -4,7 +4,7 @@
 
 use super::look::Look;
 use super::picture::{MERGE, resident_name};
-use dray_host::migration::intent::SourceImage;
+use dray_host::folder::intent::SourceImage;
 use dray_qemu::{Layer, LayerPlan, VmDisk};
 use std::path::Path;
 

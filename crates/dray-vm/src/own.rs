@@ -2,7 +2,7 @@
 //! started again on its own disks.
 
 use super::hypervisor::{Departure, Hypervisor, Vm};
-use dray_host::migration::intent::SourceVm;
+use dray_host::folder::intent::SourceVm;
 use dray_host::process::QemuProcess;
 use dray_qemu::{Error, ErrorKind, Result};
 use rustix::io::Errno;

@@ -6,9 +6,9 @@
 
 use crate::agent::Agent;
 use dray_host::pool::{Pool, PoolKind};
+use dray_host::record::{CopyState, ImageRecord};
 use dray_host::refusals::random_id;
 use dray_host::refusals::{Answer, conflict, failed, invalid, of_path, unknown_peer};
-use dray_host::registry::{CopyState, ImageRecord};
 use dray_host::released::Released;
 use dray_host::stamp::FileStamp;
 use dray_image::{locks, names};

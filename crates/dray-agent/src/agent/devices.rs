@@ -1,8 +1,8 @@
 //! Block devices that images come onto: they are there already, and hold whatever was on them.
 
 use super::Agent;
+use dray_host::record::ImageRecord;
 use dray_host::refusals::{Answer, conflict, failed, no_room};
-use dray_host::registry::ImageRecord;
 use dray_image::{DeviceMark, DeviceState, ErrorKind, FileImage, FileOptions, Image, locks};
 use std::path::Path;
 use std::time::{Duration, Instant};

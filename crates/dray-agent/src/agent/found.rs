@@ -2,8 +2,8 @@
 
 use super::Agent;
 use crate::agent::bases::{Lying, export_name};
+use dray_host::folder::intent::{TargetImageIntent, TargetIntent};
 use dray_host::lineage::ReplicaNote;
-use dray_host::migration::intent::{TargetImageIntent, TargetIntent};
 use dray_host::pool::{Pool, PoolKind};
 use dray_host::refusals::{Answer, conflict, failed, no_room, of_path};
 use dray_host::registry::Entry;

@@ -4,9 +4,10 @@
 //! An image that this host owns is never read from here in this way: that is its migration's business.
 
 use crate::agent::Agent;
+use dray_host::abort;
 use dray_host::lineage::{REGION_BLOCKS, ReplicaNote, stamp_of};
-use dray_host::migration::abort;
-use dray_host::registry::{CopyState, Entry, Place};
+use dray_host::record::{CopyState, Place};
+use dray_host::registry::Entry;
 use dray_image::{Image, runs};
 use dray_net::questions::read;
 use dray_net::{BlockingStream, NetError, NetErrorKind, Stream};

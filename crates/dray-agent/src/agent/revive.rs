@@ -2,7 +2,7 @@
 //! back, and what stays closed, is decided in [`revive`](dray_host::migration::revive).
 
 use super::Agent;
-use dray_host::migration::intent::{SourceIntent, TargetIntent};
+use dray_host::folder::intent::{SourceIntent, TargetIntent};
 use dray_host::migration::revive::{Launch, Revival};
 use dray_migrate::source;
 use dray_provider::seed;

@@ -10,7 +10,7 @@ use crate::qemu_img::backing_chain;
 use dray_api::{ApiResult, BackedUp, ErrorKind, Refusal};
 use dray_backup::{Consistency, Info, Repository, WriterOptions};
 use dray_files::unix_ms;
-use dray_host::migration::abort;
+use dray_host::abort;
 use dray_host::registry::Entry;
 use dray_host::registry::real_path;
 use dray_host::stamp::FileStamp;

@@ -5,7 +5,7 @@ use super::moment::{PIECE_BLOCKS, disk_error};
 use crate::jobs::Job;
 use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_backup::{PIECE_BYTES, Writer};
-use dray_host::migration::abort;
+use dray_host::abort;
 use dray_image::Snapshot;
 use dray_net::bucket::Class;
 use dray_net::pace::Pacer;

@@ -8,7 +8,7 @@ use dray_api::{
     Summary,
 };
 use dray_files::unix_ms;
-use dray_host::registry::CopyState;
+use dray_host::record::CopyState;
 use dray_migrate::slots::Board;
 use dray_migrate::source::SourceSlot;
 use dray_types::BitRate;

@@ -7,10 +7,12 @@
 use super::recover::turn_of;
 use crate::agent::Agent;
 use dray_api::{ApiResult, ErrorKind, Refusal, SplicedDisk};
-use dray_host::flat::{Flat, Turn};
-use dray_host::migration::abort;
+use dray_host::abort;
+use dray_host::flat::Flat;
+use dray_host::record::chain::Turn;
+use dray_host::record::{CopyState, Place};
 use dray_host::refusals::io_error;
-use dray_host::registry::{CopyState, Entry, Place};
+use dray_host::registry::Entry;
 use dray_image::Quiesced;
 use dray_qemu::flatten::{self, On};
 use dray_qemu::{LayerPlan, Qmp, Stopped, status};

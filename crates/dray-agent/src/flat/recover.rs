@@ -6,8 +6,9 @@
 //! then nothing of the exchange is undone, and no command touches the disk.
 
 use crate::agent::Agent;
-use dray_host::flat::Turn;
-use dray_host::registry::{Entry, ImageRecord, Swap};
+use dray_host::record::chain::Turn;
+use dray_host::record::{ImageRecord, Swap};
+use dray_host::registry::Entry;
 use dray_qemu::Qmp;
 use dray_qemu::flatten::{self, On};
 use dray_vm::flat::swap::settle_swap;

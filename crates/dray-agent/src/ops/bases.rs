@@ -6,7 +6,7 @@ use super::moved::Plan;
 use crate::agent::Agent;
 use crate::api::Events;
 use dray_api::{ApiResult, ErrorKind, Event, Refusal, SeedProgress};
-use dray_host::migration::intent::SourceIntent;
+use dray_host::folder::intent::SourceIntent;
 use dray_host::registry::Entry;
 use dray_net::{NetError, NetErrorKind};
 use dray_provider::bases::Reading;
@@ -217,7 +217,7 @@ fn sought(intent: &SourceIntent, plan: &Plan) -> Vec<Sought> {
         let file = image.path.is_file();
         file && image.offer.read_only && image.chain.is_empty() && !plan.is_active(*nth)
     });
-    let sought = |(nth, image): (usize, &dray_host::migration::intent::SourceImage)| Sought {
+    let sought = |(nth, image): (usize, &dray_host::folder::intent::SourceImage)| Sought {
         nth,
         path: image.path.clone(),
         base: SoughtBase { name: image.offer.name.clone(), len: image.offer.len, digest: None },

@@ -4,7 +4,7 @@
 use super::moved::Plan;
 use crate::agent::Agent;
 use dray_api::{ApiResult, Chain, ErrorKind, Prepare, Refusal, TargetFormat};
-use dray_host::migration::intent::SourceImage;
+use dray_host::folder::intent::SourceImage;
 use dray_host::refusals::io_error;
 use dray_host::refusals::random_id;
 use dray_image::{Image, runs};

@@ -3,8 +3,8 @@
 use crate::agent::Agent;
 use crate::api::{Answers, Events};
 use dray_api::{ApiResult, ErrorKind, ImageRemove, ImageStatus, Refusal};
+use dray_host::record::{CopyState, ImageRecord};
 use dray_host::refusals::io_error;
-use dray_host::registry::{CopyState, ImageRecord};
 use dray_host::retention;
 use std::sync::Arc;
 use tokio::task::block_in_place;

@@ -6,10 +6,9 @@ use dray_api::{
     ApiResult, ClosedExport, ErrorKind, ImageState, ImageStatus, Images, KeptFor, LostWrites,
     NotLocked, Refusal,
 };
+use dray_host::record::{CopyState, ImageRecord};
 use dray_host::refusals::{io_error, not_taken};
-use dray_host::registry::{
-    Closed, CopyState, Entry, ImageRecord, Operation, Process, Reason, is_device,
-};
+use dray_host::registry::{Closed, Entry, Operation, Process, Reason, is_device};
 use dray_image::{DeviceState, Image, WriteBackError, locks};
 use dray_types::{Ancestor, BLOCK_SIZE, ImageId};
 use std::path::Path;

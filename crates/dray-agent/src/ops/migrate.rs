@@ -8,7 +8,7 @@ use dray_api::{
     ReleaseAtEnd, Started, Subject, TargetFormat, Watch,
 };
 use dray_files::unix_ms;
-use dray_host::migration::intent::{Conditions, GuestFacts, Options, Settings, SourceIntent};
+use dray_host::folder::intent::{Conditions, GuestFacts, Options, Settings, SourceIntent};
 use dray_host::refusals::io_error;
 use dray_migrate::source::SourceSlot;
 use dray_migrate::{forecast, links};

@@ -7,10 +7,10 @@ use dray_api::{
     ApiResult, Chain, ErrorKind, MigrationState, Prepare, Refusal, Subject, TargetFormat,
 };
 use dray_files::unix_ms;
-use dray_host::migration::intent::{SourceImage, SourceIntent, SourceVm};
+use dray_host::folder::intent::{SourceImage, SourceIntent, SourceVm};
+use dray_host::record::CopyState;
 use dray_host::refusals::random_id;
 use dray_host::refusals::{io_error, not_taken};
-use dray_host::registry::CopyState;
 use dray_host::released::Released;
 use dray_image::{FileImage, FileOptions, ImageFile};
 use dray_types::{Ancestor, Epoch, ImageId, MigrationId};

@@ -4,7 +4,7 @@ use crate::agent::Agent;
 use dray_api::{
     ApiResult, ErrorKind, MigrationState, MigrationStatus, Progress, Refusal, Role, Strategy, text,
 };
-use dray_host::migration::log::End;
+use dray_host::folder::log::End;
 use dray_host::migration::waiting::ShownWaiting;
 use dray_migrate::slots::Board;
 use dray_migrate::source::SourceSlot;

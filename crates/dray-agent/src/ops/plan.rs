@@ -7,7 +7,7 @@ use crate::agent::Agent;
 use crate::api::{Answers, Events};
 use dray_api::{ApiResult, Plan, Planned, PlannedStrategy, Predicted, Prepare, TargetFormat};
 use dray_engine::plan::{self, Goals, Load};
-use dray_host::migration::intent::{Conditions, SourceImage};
+use dray_host::folder::intent::{Conditions, SourceImage};
 use dray_host::refusals::io_error;
 use dray_host::registry::Entry;
 use dray_image::{FileImage, FileOptions, Image};

@@ -7,7 +7,8 @@ use dray_api::{
     Refusal,
 };
 use dray_heat::Op;
-use dray_host::registry::{CopyState, Entry};
+use dray_host::record::CopyState;
+use dray_host::registry::Entry;
 use dray_image::{Access, Accesses, Disk, Recording};
 use std::sync::Arc;
 use std::time::Duration;

@@ -11,9 +11,10 @@
 use crate::agent::Agent;
 use crate::api::{Answers, Events};
 use dray_api::{ApiResult, ErrorKind, ImageStatus, Refusal, Resize};
-use dray_host::migration::abort;
+use dray_host::abort;
+use dray_host::record::{Adopted, CopyState, ImageRecord};
 use dray_host::refusals::io_error;
-use dray_host::registry::{Adopted, CopyState, Entry, ImageRecord};
+use dray_host::registry::Entry;
 use dray_qemu::{LayerPlan, Qmp};
 use dray_vm::leaving::refuse_untold;
 use dray_vm::picture::{LayerPicture, Picture, Place};

@@ -8,8 +8,8 @@ use dray_api::{
     ApiResult, Chain, ErrorKind, Event, Prepare, Provided, Refusal, Seed, SeedProgress, Seeded,
     SeededImage, TargetFormat,
 };
+use dray_host::folder::intent::{SourceImage, SourceIntent};
 use dray_host::given;
-use dray_host::migration::intent::{SourceImage, SourceIntent};
 use dray_host::refusals::random_id;
 use dray_migrate::links;
 use dray_net::NetErrorKind;

@@ -3,7 +3,7 @@
 use crate::agent::Agent;
 use crate::api::{Answers, Events};
 use dray_api::{ApiResult, MigrationStatus, Status, Subject, text};
-use dray_host::migration::intent::SourceIntent;
+use dray_host::folder::intent::SourceIntent;
 use std::sync::Arc;
 
 impl Answers<Status> for Arc<Agent> {

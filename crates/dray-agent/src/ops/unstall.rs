@@ -3,7 +3,8 @@
 use crate::agent::Agent;
 use crate::api::{Answers, Events};
 use dray_api::{ApiResult, ErrorKind, Refusal, Unstall, Unstalled};
-use dray_host::registry::{CopyState, Entry};
+use dray_host::record::CopyState;
+use dray_host::registry::Entry;
 use dray_types::{BLOCK_SIZE, ByteSize};
 use std::sync::Arc;
 use tokio::task::block_in_place;

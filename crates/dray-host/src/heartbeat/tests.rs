@@ -1,10 +1,11 @@
 //! Files that another program changes between two agents, and faults in the agents that follow.
 
 use super::*;
-use crate::flat::tests::Plain;
+use crate::folder::log::{Folder, Log, SOURCE_JOURNAL, TARGET_INTENT};
 use crate::lineage::{ReplicaNote, stamp_of};
-use crate::migration::log::{Folder, Log, SOURCE_JOURNAL, TARGET_INTENT};
-use crate::registry::{ImageRecord, Registry};
+use crate::record::ImageRecord;
+use crate::registry::Registry;
+use crate::registry::surroundings::tests::Plain;
 use crate::store::Store;
 use dray_engine::SourceRecord;
 use dray_engine::lineage::Lineage;

@@ -11,8 +11,6 @@ mod turn;
 
 pub use turn::{Turn, Turning};
 
-use crate::registry::{CopyState, Registry};
-use crate::settle::File;
 use dray_engine::lineage::{
     AtStop, DeviceStamp, FileIdentity, Generation, Lineage, LineageRecord, Recovered, Stamp,
     recover,
@@ -408,7 +406,7 @@ impl Line {
     ///
     /// # Errors
     /// What the file system reports.
-    fn close_idle(&self, disk: &Disk) -> io::Result<()> {
+    pub(crate) fn close_idle(&self, disk: &Disk) -> io::Result<()> {
         let _rewriting = self.rewriting();
         // Nobody opens a region before the journal holds the set.
         let mut inner = self.inner();
@@ -429,7 +427,7 @@ impl Line {
     /// # Errors
     /// What the file system reports, or that somebody else is writing the line down for longer than that; the
     /// stop then counts as an unclean one.
-    fn stop(&self, disk: &Disk, image: &StatePath, grace: Duration) -> io::Result<()> {
+    pub(crate) fn stop(&self, disk: &Disk, image: &StatePath, grace: Duration) -> io::Result<()> {
         let busy = || io::Error::new(io::ErrorKind::TimedOut, "it is being written down");
         let _rewriting = self.rewriting.try_lock_for(grace).ok_or_else(busy)?;
         let mut inner = self.inner();
@@ -494,53 +492,6 @@ impl IntentLog for Line {
         tracing::warn!(line = %self.path.display(), %why, "an image's line of generations ends");
         inner.lineage = Lineage::new(id);
         Ok(())
-    }
-}
-
-impl Registry {
-    /// Closes the regions of all images that are not in use.
-    pub fn close_idle_lines(&self) {
-        for entry in self.all() {
-            let Some(line) = entry.line() else { continue };
-            if let Err(why) = line.close_idle(&entry.disk) {
-                tracing::warn!(image = entry.record().name, %why, "cannot close write intents");
-            }
-        }
-    }
-
-    /// Writes down what was written to the images that this host owns: a restart then need not
-    /// distrust anything. No guest can write any more after this.
-    pub fn stop_lines(&self, grace: Duration) {
-        for entry in self.all() {
-            let Some(line) = entry.line() else { continue };
-            let record = entry.record();
-            let name = &record.name;
-            // Another file has its name: what is written to this one from here on nobody sees.
-            if self.seen(&entry).file != File::AsRecorded {
-                tracing::warn!(name, "its file is not at its path: its replicas are of no use");
-                if let Err(why) = self.line_path(name).remove() {
-                    tracing::error!(name, %why, "cannot end an image's line");
-                }
-                continue;
-            }
-            // What arrives later would look like somebody else's writing.
-            if record.state != CopyState::Owner || entry.disk.missing_count() > 0 {
-                continue;
-            }
-            let Ok(guard) = entry.disk.quiesce(grace) else {
-                tracing::debug!(name, "writes are under way at the end: its regions stay open");
-                continue;
-            };
-            let stopped = record
-                .current_path()
-                .and_then(|path| entry.disk.checkpoint().map(|()| path))
-                .map_err(io::Error::other)
-                .and_then(|path| line.stop(&entry.disk, &self.at(&path), grace));
-            if let Err(why) = stopped {
-                tracing::warn!(name, %why, "cannot write down an image's line");
-            }
-            entry.disk.park(guard);
-        }
     }
 }
 

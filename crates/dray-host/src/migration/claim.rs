@@ -7,12 +7,14 @@
 //! durably; the record says that the image is claimed; its file gets its name. Before that record a
 //! restart finds it closed and not claimed, after it claimed.
 
-use super::log::{Folder, TARGET_INTENT, present_name};
-use super::present::PresentFile;
-use super::standing::{self, Part, Standing};
-use super::{abort, lost};
+use crate::abort;
+use crate::folder::log::{Folder, TARGET_INTENT, present_name};
+use crate::folder::lost;
+use crate::folder::present::PresentFile;
+use crate::folder::standing::{self, Part, Standing};
 use crate::lineage::random_id;
-use crate::registry::{CopyState, Entry, ImageRecord, Lost, Place, Registry};
+use crate::record::{CopyState, ImageRecord, Lost, Place};
+use crate::registry::{Entry, Registry};
 use crate::store::Store;
 use dray_image::{Fetcher, Fill};
 use dray_types::{
@@ -576,7 +578,7 @@ fn refuse_loss<E>(case: &Case, bytes: u64) -> Result<(), ClaimError<E>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flat::tests::Plain;
+    use crate::registry::surroundings::tests::Plain;
     use std::path::Path;
     use std::time::Duration;
 

@@ -2,10 +2,11 @@
 //! here. A target drops what it has promised on the strength of that alone, so whatever is not certain is
 //! [`HandedOver`](Fate::HandedOver), or an error.
 
-use super::intent::SourceIntent;
-use super::log::{Folder, SOURCE_INTENT, SOURCE_JOURNAL};
-use super::standing;
-use crate::registry::{CopyState, ImageRecord, Registry};
+use crate::folder::intent::SourceIntent;
+use crate::folder::log::{Folder, SOURCE_INTENT, SOURCE_JOURNAL};
+use crate::folder::standing;
+use crate::record::{CopyState, ImageRecord};
+use crate::registry::Registry;
 use crate::store::Store;
 use dray_engine::SourceRecord;
 use dray_types::{ImageId, MigrationId};
@@ -121,10 +122,10 @@ fn served(registry: &Registry) -> BTreeSet<ImageId> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flat::tests::Plain;
-    use crate::migration::intent::SourceImage;
-    use crate::migration::intent::tests::options_of_a_test;
-    use crate::migration::log::{End, Log};
+    use crate::folder::intent::SourceImage;
+    use crate::folder::intent::tests::options_of_a_test;
+    use crate::folder::log::{End, Log};
+    use crate::registry::surroundings::tests::Plain;
     use dray_types::{Attempt, Epoch};
     use dray_wire::{HandedOver, ImageOffer, MapHash};
     use std::sync::Arc;

@@ -4,11 +4,12 @@
 //! images of a migration that cannot be brought back stay closed (I8), the others are served, and it
 //! is tried again until the cause is gone.
 
-use super::intent::{self, SourceIntent, TargetIntent, check_lens};
-use super::log::{End, Folder, SOURCE_INTENT, SOURCE_JOURNAL, TARGET_INTENT};
-use super::standing;
 use super::waiting::{Unrevived, Waiting};
-use crate::registry::{CopyState, ImageRecord, Reason, Registry, left};
+use crate::folder::intent::{self, SourceIntent, TargetIntent, check_lens};
+use crate::folder::log::{End, Folder, SOURCE_INTENT, SOURCE_JOURNAL, TARGET_INTENT};
+use crate::folder::standing;
+use crate::record::{CopyState, ImageRecord};
+use crate::registry::{Reason, Registry, left};
 use crate::store::Store;
 use dray_engine::SourceRecord;
 use dray_types::{ImageId, MigrationId};
@@ -380,11 +381,11 @@ impl NamesMigration for TargetIntent {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flat::tests::Plain;
-    use crate::migration::intent::SourceImage;
-    use crate::migration::intent::tests::options_of_a_test;
-    use crate::migration::log::Log;
-    use crate::registry::Lost;
+    use crate::folder::intent::SourceImage;
+    use crate::folder::intent::tests::options_of_a_test;
+    use crate::folder::log::Log;
+    use crate::record::Lost;
+    use crate::registry::surroundings::tests::Plain;
     use dray_types::Epoch;
     use dray_wire::ImageOffer;
     use parking_lot::Mutex;

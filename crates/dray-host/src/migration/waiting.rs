@@ -1,11 +1,14 @@
 //! Migrations that a restart has found and could not bring back yet, and what becomes of those to here that
 //! nobody wants any more, and of those away that an operator lets go.
 
-use super::intent::{SourceIntent, TargetIntent};
-use super::log::{End, Folder, Log, SOURCE_INTENT, SOURCE_JOURNAL, TARGET_INTENT, TARGET_JOURNAL};
+use super::fate;
 use super::revive::{image_of, named_away, read_intent, way_out};
-use super::standing;
-use super::{abort, fate};
+use crate::abort;
+use crate::folder::intent::{SourceIntent, TargetIntent};
+use crate::folder::log::{
+    End, Folder, Log, SOURCE_INTENT, SOURCE_JOURNAL, TARGET_INTENT, TARGET_JOURNAL,
+};
+use crate::folder::standing;
 use crate::registry::Registry;
 use crate::registry::left::Left;
 use dray_engine::TargetRecord;

@@ -9,10 +9,11 @@
 
 use super::closed::Reason;
 use super::identity::found_at;
-use super::{CopyState, ImageRecord, Registry, left};
+use super::{Registry, left};
+use crate::folder::intent;
+use crate::folder::log::Folder;
 use crate::lineage::{ReplicaNote, stamp_of};
-use crate::migration::intent;
-use crate::migration::log::Folder;
+use crate::record::{CopyState, ImageRecord};
 use dray_engine::lineage::Stamp;
 use std::fmt;
 use std::io;

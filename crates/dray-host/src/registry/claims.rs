@@ -5,13 +5,14 @@
 //! are, and nobody vouches for them until each is claimed itself (I8).
 
 use super::lines::begin_line;
-use super::record::{Claim, CopyState, ImageRecord, Lost, Place};
 use super::{Entry, Reason, Registry};
-use crate::migration::intent;
-use crate::migration::log::{Folder, present_name};
-use crate::migration::present::PresentFile;
-use crate::migration::standing::{self, Standing};
-use crate::migration::{abort, lost};
+use crate::abort;
+use crate::folder::intent;
+use crate::folder::log::{Folder, present_name};
+use crate::folder::lost;
+use crate::folder::present::PresentFile;
+use crate::folder::standing::{self, Standing};
+use crate::record::{Claim, CopyState, ImageRecord, Lost, Place};
 use dray_types::{BlockRange, Epoch, ImageId, MigrationId};
 use std::io;
 
@@ -283,8 +284,8 @@ impl Registry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flat::tests::Plain;
-    use crate::flat::{ChainLayer, FlatRecord};
+    use crate::record::chain::{ChainLayer, FlatRecord};
+    use crate::registry::surroundings::tests::Plain;
     use crate::store::Store;
     use dray_image::{Image, ImageNames};
     use dray_types::BLOCK_SIZE;

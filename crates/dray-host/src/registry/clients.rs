@@ -5,8 +5,9 @@
 //! place, into room that was taken when the image came, so that it can be written when the state
 //! directory is full; a list that cannot be read names nobody.
 
-use super::{CopyState, Entry, ImageRecord, Registry};
+use super::{Entry, Registry};
 use crate::process::{QemuProcess, started};
+use crate::record::{CopyState, ImageRecord};
 use dray_files::StatePath;
 use dray_files::files::BOOT_LEN;
 use std::io;

@@ -4,8 +4,8 @@
 //! no unfinished operation and its file is there. The disk's gate keeps requests out; what is kept
 //! here says why, what to do about it, and what stands in for a disk whose file is not there yet.
 
-use super::record::{CopyState, ImageRecord};
 use super::{Entry, Registry, changed, left, losses, short};
+use crate::record::{CopyState, ImageRecord};
 use crate::store::Store;
 use dray_image::{Disk, ErrorKind, Geometry, Image, Late};
 use parking_lot::{Mutex, MutexGuard};

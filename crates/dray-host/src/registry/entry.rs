@@ -1,13 +1,13 @@
 //! An image with its disk.
 
 use super::closed::Absent;
-use super::record::{CopyState, ImageRecord, Place};
 use super::used::wanted_hold;
 use crate::flat::peeks::Whereabouts;
 use crate::flat::{ChainImage, Flat};
 use crate::heartbeat::Heartbeat;
 use crate::heat::ImageHeat;
 use crate::lineage::Line;
+use crate::record::{CopyState, ImageRecord, Place};
 use dray_image::locks::probe_file;
 use dray_image::{Disk, Hold, Image, ImageFile, InUse, QemuLocks};
 use parking_lot::{Mutex, MutexGuard};

@@ -1,9 +1,9 @@
 //! Opening what is below an image: a file under one of its names, a device, a chain.
 
 use super::Surroundings;
-use super::record::{CopyState, ImageRecord, Place};
 use super::{Entry, Registry, loss_path, losses, present_path};
 use crate::flat::{self, Flat, Purpose};
+use crate::record::{CopyState, ImageRecord, Place};
 use crate::stamp::FileStamp;
 use crate::store::Store;
 use dray_image::{ErrorKind, FileImage, FileOptions, ImageFile, ImageNames};

@@ -4,7 +4,8 @@
 //! changes nothing by itself; a record gets another length in one step.
 
 use super::lines::{begin_line, line_path};
-use super::{Adopted, CopyState, Entry, ImageRecord, Registry, of_fair_len, put_in_place};
+use super::{Entry, Registry, of_fair_len, put_in_place};
+use crate::record::{Adopted, CopyState, ImageRecord};
 use dray_image::ImageFile;
 use std::io;
 use std::sync::Arc;

@@ -2,11 +2,12 @@
 //! while no agent ran.
 
 use super::lines::line_path;
-use super::{CopyState, Entry, ImageRecord, Registry};
+use super::{Entry, Registry};
+use crate::folder::log::{End, Folder};
+use crate::folder::standing;
 use crate::heartbeat::{self, Heartbeat};
 use crate::lineage::{Line, file_at};
-use crate::migration::log::{End, Folder};
-use crate::migration::standing;
+use crate::record::{CopyState, ImageRecord};
 use crate::store::Store;
 use dray_engine::lineage::FileIdentity;
 use dray_files::StatePath;

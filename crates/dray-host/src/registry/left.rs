@@ -3,9 +3,10 @@
 
 use super::closed::Closed;
 use super::identity::{found_at, is_other_file};
-use super::{CopyState, Entry, ImageRecord, Place, Registry};
-use crate::migration::intent;
-use crate::migration::log::Folder;
+use super::{Entry, Registry};
+use crate::folder::intent;
+use crate::folder::log::Folder;
+use crate::record::{CopyState, ImageRecord, Place};
 use crate::store::Store;
 use dray_image::DeviceState;
 use dray_types::{Epoch, ImageId, MigrationId};

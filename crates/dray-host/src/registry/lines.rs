@@ -1,13 +1,16 @@
 //! The line of generations that each owned image has.
 
-use super::{CopyState, Entry, ImageRecord, Registry};
+use super::{Entry, Registry};
+use crate::folder::intent::{SourceImage, SourceIntent};
+use crate::folder::intents::{Intents, SOURCE_INTENTS};
+use crate::folder::log::{Folder, SOURCE_INTENT};
 use crate::lineage::Known;
-use crate::migration::intent::{SourceImage, SourceIntent};
-use crate::migration::intents::{Intents, SOURCE_INTENTS};
-use crate::migration::log::{Folder, SOURCE_INTENT};
+use crate::record::{CopyState, ImageRecord};
+use crate::settle::File;
 use crate::store::Store;
 use dray_files::StatePath;
 use std::io;
+use std::time::Duration;
 
 impl Registry {
     /// Where the line of the image called `name` is kept.
@@ -25,6 +28,53 @@ impl Registry {
         entry.disk.stop_history();
         entry.set_line(None);
         begin_line(&self.store, entry)
+    }
+}
+
+impl Registry {
+    /// Closes the regions of all images that are not in use.
+    pub fn close_idle_lines(&self) {
+        for entry in self.all() {
+            let Some(line) = entry.line() else { continue };
+            if let Err(why) = line.close_idle(&entry.disk) {
+                tracing::warn!(image = entry.record().name, %why, "cannot close write intents");
+            }
+        }
+    }
+
+    /// Writes down what was written to the images that this host owns: a restart then need not
+    /// distrust anything. No guest can write any more after this.
+    pub fn stop_lines(&self, grace: Duration) {
+        for entry in self.all() {
+            let Some(line) = entry.line() else { continue };
+            let record = entry.record();
+            let name = &record.name;
+            // Another file has its name: what is written to this one from here on nobody sees.
+            if self.seen(&entry).file != File::AsRecorded {
+                tracing::warn!(name, "its file is not at its path: its replicas are of no use");
+                if let Err(why) = self.line_path(name).remove() {
+                    tracing::error!(name, %why, "cannot end an image's line");
+                }
+                continue;
+            }
+            // What arrives later would look like somebody else's writing.
+            if record.state != CopyState::Owner || entry.disk.missing_count() > 0 {
+                continue;
+            }
+            let Ok(guard) = entry.disk.quiesce(grace) else {
+                tracing::debug!(name, "writes are under way at the end: its regions stay open");
+                continue;
+            };
+            let stopped = record
+                .current_path()
+                .and_then(|path| entry.disk.checkpoint().map(|()| path))
+                .map_err(io::Error::other)
+                .and_then(|path| line.stop(&entry.disk, &self.at(&path), grace));
+            if let Err(why) = stopped {
+                tracing::warn!(name, %why, "cannot write down an image's line");
+            }
+            entry.disk.park(guard);
+        }
     }
 }
 

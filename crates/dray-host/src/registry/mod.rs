@@ -3,7 +3,7 @@
 //! A record says what this host's copy of an image is. While a migration is open its journal is the
 //! truth about ownership and the record follows; both are read when the agent starts.
 //!
-//! * [`record`]: what is durable of an image. [`entry`]: an image with its disk.
+//! * [`record`](crate::record) is what is durable of an image. [`entry`]: an image with its disk.
 //! * [`names`]: what a file is called while it comes, is here, and has left (I1).
 //! * [`claims`]: images that an operator took. [`left`]: copies whose migration an operator ends.
 //! * [`files`]: opening what is below. [`identity`]: whether it is the file that was there before.
@@ -26,10 +26,10 @@ mod lines;
 mod losses;
 mod names;
 mod operations;
-mod record;
+mod releases;
 mod seen;
 mod short;
-mod surroundings;
+pub(crate) mod surroundings;
 #[cfg(test)]
 mod tests;
 mod used;
@@ -39,19 +39,22 @@ pub use clients::Process;
 pub use closed::{Closed, Reason};
 pub use entry::Entry;
 pub use files::{is_device, real_path};
-pub use operations::{NotTaken, Operation, Wanted};
+pub use operations::{NotTaken, Operation};
 
-pub use record::{Adopted, Claim, CopyState, ImageRecord, Lost, MODE, Place, Swap};
 pub use seen::Objection;
 pub use surroundings::Surroundings;
 pub use used::Used;
 
 use crate::flat::peeks::Peeks;
 use crate::flat::{ChainImage, Purpose};
+use crate::folder::intent::SourceImage;
 use crate::heartbeat::Heartbeats;
 use crate::heat::ImageHeat;
 use crate::lineage::Line;
-use crate::migration::intent::SourceImage;
+use crate::record::CopyState;
+use crate::record::ImageRecord;
+use crate::record::MAX_LEN;
+use crate::record::Place;
 use crate::released::Notes;
 use crate::store::Store;
 use clients::KnownClients;
@@ -70,10 +73,6 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
-
-/// Longest image, in bytes: a petabyte. Memory is made for the blocks of an image when it is opened, some
-/// 100 MiB for this one.
-pub const MAX_LEN: u64 = 1 << 50;
 
 /// All images of this host.
 pub struct Registry {

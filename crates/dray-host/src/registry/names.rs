@@ -3,8 +3,9 @@
 
 use super::identity::is_other_file;
 use super::lines::begin_line;
-use super::{CopyState, Entry, ImageRecord, Place, Registry, is_device};
+use super::{Entry, Registry, is_device};
 use crate::lineage::{ReplicaNote, file_at, stamp_of};
+use crate::record::{CopyState, ImageRecord, Place};
 use dray_image::{DeviceMark, DeviceState, FileId};
 use dray_types::{Ancestor, Epoch, ImageId, MigrationId};
 use std::fs::File;
@@ -315,9 +316,9 @@ impl Registry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flat::tests::Plain;
-    use crate::migration::log::{End, Folder, TARGET_INTENT};
-    use crate::registry::Lost;
+    use crate::folder::log::{End, Folder, TARGET_INTENT};
+    use crate::record::Lost;
+    use crate::registry::surroundings::tests::Plain;
     use crate::replicas::{undo_prepared, undo_unbegun};
     use crate::store::Store;
     use dray_image::Image;

@@ -5,13 +5,13 @@
 //! is never held while a guest waits, nor across an await, nor while a pool is looked at, whose file system
 //! may hang: what is held for longer is an [`Operation`].
 
-use super::record::{CopyState, ImageRecord};
 use super::{Entry, Objection, Registry};
-use dray_types::{Epoch, ImageId, MigrationId};
+use crate::folder::intent::Wanted;
+use crate::record::{CopyState, ImageRecord};
+use dray_types::{Epoch, MigrationId};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::io;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 /// What is under way with images that takes no part in a migration: the command, by image.
@@ -34,21 +34,6 @@ impl Drop for Operation {
     fn drop(&mut self) {
         self.operations.lock().remove(&self.name);
     }
-}
-
-/// An image as the plan of a migration knows it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Wanted {
-    /// Its name here.
-    pub name: String,
-    /// Its file.
-    pub path: PathBuf,
-    /// The same on every host.
-    pub id: ImageId,
-    /// The length that its target has made room for.
-    pub len: u64,
-    /// Nobody writes it: others may use it as well, and it is known by what is in it.
-    pub read_only: bool,
 }
 
 /// Why an image does not take part in something.
@@ -317,8 +302,9 @@ impl Registry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flat::tests::Plain;
+    use crate::registry::surroundings::tests::Plain;
     use crate::store::Store;
+    use dray_types::ImageId;
 
     const LEN: u64 = 4096;
 

@@ -1,8 +1,9 @@
 //! What can be seen of an image from this host, without asking its VM, and the rule that follows from it.
 
 use super::used::{ids_of, wanted_hold};
-use super::{Entry, ImageRecord, Registry};
+use super::{Entry, Registry};
 use crate::process::QemuProcess;
+use crate::record::ImageRecord;
 use crate::settle::{Disk, File, Lock, Locking, Recorded, Rule, Seen, Vm, rule};
 use dray_image::FileId;
 use std::io;

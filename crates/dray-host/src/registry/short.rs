@@ -7,8 +7,9 @@
 
 use super::closed::{Closed, Reason};
 use super::identity::{found_at, is_other_file};
-use super::{CopyState, Entry, ImageRecord, Place, Registry};
+use super::{Entry, Registry};
 use crate::lineage::stamp_of;
+use crate::record::{CopyState, ImageRecord, Place};
 use dray_image::{FileImage, FileOptions, ImageFile};
 use dray_types::BLOCK_SIZE;
 use std::fmt;

@@ -1,7 +1,7 @@
 //! Images that are added, grow, and are found again, with faults at every call.
 
 use super::*;
-use crate::flat::tests::Plain;
+use crate::registry::surroundings::tests::Plain;
 use dray_files::files::Files;
 use dray_files::files::sim::{Fault, Mount, SimDisk, SimFiles};
 use dray_image::{Image, StateImages};

@@ -3,8 +3,8 @@
 //! What counts is the file itself, not its name: an entry keeps its file open, so no other file can
 //! have its identity meanwhile. Of an image that waits for its file only the path is known.
 
-use super::record::{CopyState, ImageRecord, Place};
 use super::{Entry, Registry, closed};
+use crate::record::{CopyState, ImageRecord, Place};
 use dray_image::{FileId, FileImage, Hold, ImageFile, QemuLocks};
 use std::collections::BTreeMap;
 use std::fmt;

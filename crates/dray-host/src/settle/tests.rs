@@ -129,7 +129,7 @@ fn every_splice_that_was_cut_short_has_a_way_out() {
 
 #[test]
 fn what_a_record_and_a_note_say_together() {
-    use crate::registry::Adopted;
+    use crate::record::Adopted;
     use dray_types::{Epoch, ImageId, MigrationId};
     let plain = ImageRecord::owned("disk".into(), ImageId(1), "/pool/disk".into(), 4096);
     let adopted = |done| {

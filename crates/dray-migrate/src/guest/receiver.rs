@@ -7,7 +7,7 @@ use crate::messages::{Made, NotReleased, ToSourceShell, ToTargetShell};
 use crate::receiver::{Input, TargetSlot, ToTask};
 use dray_config::Config;
 use dray_engine::TargetEvent;
-use dray_host::migration::intent::GuestFacts;
+use dray_host::folder::intent::GuestFacts;
 use dray_host::process::QemuProcess;
 use dray_host::registry::Registry;
 use dray_net::tunnel;

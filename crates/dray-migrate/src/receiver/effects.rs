@@ -6,7 +6,7 @@ use crate::messages::ToSourceShell;
 use dray_api::{ErrorKind, MigrationState, Phase, Refusal};
 use dray_engine::receiver::TargetNotice;
 use dray_engine::{TargetEffect, TargetEvent};
-use dray_host::migration::abort;
+use dray_host::abort;
 use dray_wire::{Envelope, ToSource};
 use std::collections::BTreeSet;
 use std::io;

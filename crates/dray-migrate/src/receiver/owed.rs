@@ -5,8 +5,8 @@
 use super::TargetLoop;
 use dray_api::{ErrorKind, Refusal};
 use dray_engine::{TargetRecord, Time};
-use dray_host::migration::abort;
-use dray_host::migration::log::End;
+use dray_host::abort;
+use dray_host::folder::log::End;
 use std::io;
 use std::time::Duration;
 

@@ -7,8 +7,8 @@ use super::finder::{Finder, Job};
 use super::images::fault;
 use dray_engine::TargetEvent;
 use dray_engine::receiver::Arrival;
+use dray_host::folder::intents::IntentFile;
 use dray_host::lineage::REGION_BLOCKS;
-use dray_host::migration::intents::IntentFile;
 use dray_image::{Disk, Fill, ImageFile, ZeroMode};
 use dray_net::{NetError, RunSink};
 use dray_provider::reuse::{FileRef, Reuse, Spot};
@@ -450,7 +450,7 @@ mod tests {
     use super::*;
     use dray_config::Config;
     use dray_files::StatePath;
-    use dray_host::migration::intents::Intents;
+    use dray_host::folder::intents::Intents;
     use dray_host::registry::Registry;
     use dray_host::store::Store;
     use dray_image::FileImage;

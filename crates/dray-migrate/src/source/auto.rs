@@ -6,7 +6,7 @@ use crate::forecast::{self, Content};
 use dray_api::Predicted;
 use dray_engine::plan::{self, Load};
 use dray_engine::{Phase, SourceEvent, Strategy, Tuning};
-use dray_host::migration::intent::Options;
+use dray_host::folder::intent::Options;
 use dray_types::{BlockRange, ImageIndex};
 use std::time::{Duration, Instant};
 

@@ -3,8 +3,8 @@
 
 use super::{Input, SourceSlot};
 use dray_api::{ApiResult, MigrationState};
-use dray_host::migration::intent::SourceIntent;
-use dray_host::migration::log::SOURCE_INTENT;
+use dray_host::folder::intent::SourceIntent;
+use dray_host::folder::log::SOURCE_INTENT;
 use dray_host::refusals::{io_error, not_taken};
 use dray_host::registry::Registry;
 use std::io;

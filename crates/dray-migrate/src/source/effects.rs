@@ -12,8 +12,8 @@ use dray_engine::source::SourceNotice;
 use dray_engine::{
     MILLISECOND, Phase, Source, SourceEffect, SourceEvent, SourcePlan, SourceRecord,
 };
-use dray_host::migration::abort;
-use dray_host::migration::intent::SourceIntent;
+use dray_host::abort;
+use dray_host::folder::intent::SourceIntent;
 use dray_host::registry::NotTaken;
 use dray_net::{SendJob, SendKind};
 use dray_types::{BlockRange, Epoch, ImageIndex};

@@ -5,7 +5,7 @@ use super::SourceLoop;
 use super::latency::OBSERVE;
 use dray_engine::hotset::Rule;
 use dray_engine::{SourceEvent, SourceRecord, Strategy, Tuning};
-use dray_host::migration::intent::Options;
+use dray_host::folder::intent::Options;
 use dray_types::BlockSet;
 use std::time::Duration;
 

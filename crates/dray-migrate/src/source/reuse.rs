@@ -2,7 +2,7 @@
 
 use super::SourceLoop;
 use dray_engine::{SourceEvent, Tuning};
-use dray_host::migration::intent::Options;
+use dray_host::folder::intent::Options;
 use dray_wire::ToSource;
 
 impl SourceLoop {

@@ -7,7 +7,7 @@ use dray_api::{
     Verified, WireBytes,
 };
 use dray_files::unix_ms;
-use dray_host::migration::intent::SourceImage;
+use dray_host::folder::intent::SourceImage;
 use dray_net::NetTotals;
 use dray_types::BLOCK_SIZE;
 use dray_wire::request::Base;

@@ -4,8 +4,8 @@
 use super::World;
 use super::images::HOSTS;
 use crate::receiver;
+use dray_host::folder::log::{End, Folder};
 use dray_host::migration::fate;
-use dray_host::migration::log::{End, Folder};
 use std::sync::atomic::Ordering;
 use tokio::sync::oneshot;
 

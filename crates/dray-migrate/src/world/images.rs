@@ -4,10 +4,10 @@ use super::World;
 use super::host::Host;
 use super::model::{Model, SECTOR, bytes_of};
 use dray_api::{Order, Tuning};
-use dray_host::migration::intent::{
+use dray_host::folder::intent::{
     Conditions, Options, Settings, SourceImage, SourceIntent, TargetImageIntent, TargetIntent,
 };
-use dray_host::registry::ImageRecord;
+use dray_host::record::ImageRecord;
 use dray_types::{Ancestor, BLOCK_SIZE, Epoch, ImageId, MigrationId};
 use dray_wire::ImageOffer;
 use dray_wire::request::Base;

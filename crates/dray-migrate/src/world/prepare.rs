@@ -2,11 +2,12 @@
 
 use super::host::SimAgent;
 use dray_engine::lineage::fits;
+use dray_host::folder::intent::{TargetImageIntent, TargetIntent};
+use dray_host::folder::log::{End, Folder, TARGET_INTENT};
 use dray_host::lineage::{ReplicaNote, stamp_of};
-use dray_host::migration::intent::{TargetImageIntent, TargetIntent};
-use dray_host::migration::log::{End, Folder, TARGET_INTENT};
 use dray_host::migration::revive::Launch;
-use dray_host::registry::{CopyState, Entry, ImageRecord};
+use dray_host::record::{CopyState, ImageRecord};
+use dray_host::registry::Entry;
 use dray_host::replicas::undo_prepared;
 use dray_types::{Ancestor, MigrationId};
 use dray_wire::request::Base;

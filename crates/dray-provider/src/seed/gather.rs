@@ -4,7 +4,7 @@
 //! it is written, what one cannot give another one does, and what nobody gives is left to the source.
 
 use super::tasks::{Mask, Tasks};
-use dray_host::migration::abort;
+use dray_host::abort;
 use dray_image::{FileImage, ImageFile};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -4,7 +4,7 @@
 use super::choose::{self, Choice};
 use super::job::{Parts, at_hand, in_the_way, old_copy};
 use super::state::REGION_TASKS;
-use dray_host::registry::CopyState;
+use dray_host::record::CopyState;
 use dray_host::replicas::MAX_DISTRUSTED;
 use dray_wire::request::{Base, SeedImage, Surveyed};
 

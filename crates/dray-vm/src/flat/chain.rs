@@ -5,7 +5,8 @@
 //! died had not written down is lost, and [`Chain::life`] tells the merger so.
 
 use super::server::{EXPORT, Server, socket};
-use dray_host::flat::{ChainImage, ChainLayer};
+use dray_host::flat::ChainImage;
+use dray_host::record::chain::ChainLayer;
 use dray_image::{Error, ErrorKind, Extent, ExtentKind, Geometry, Image, Result, ZeroMode};
 use dray_nbd::client::{Client, ClientError, Wish};
 use parking_lot::{Mutex, MutexGuard};

@@ -6,8 +6,9 @@
 
 use super::chain::Chain;
 use super::merge::{Above, merge_most, merge_rest};
-use dray_host::flat::{ChainImage, ChainLayer};
-use dray_host::registry::MODE;
+use dray_host::flat::ChainImage;
+use dray_host::record::MODE;
+use dray_host::record::chain::ChainLayer;
 use dray_image::blockmap::AtomicBlockMap;
 use dray_image::{Disk, Image, ImageNames, Result, WriteWitness, leave_room, runs};
 use dray_types::text::harmless;

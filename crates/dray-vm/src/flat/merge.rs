@@ -114,7 +114,7 @@ pub(super) mod tests {
     use super::super::chain::Chain;
     use super::super::chain::tests::{LEN, contents, fixture};
     use super::*;
-    use dray_host::migration::present::PresentFile;
+    use dray_host::folder::present::PresentFile;
     use dray_image::{FileImage, FileOptions, Image, ZeroMode};
     use std::io::Write;
     use std::path::Path;
@@ -126,7 +126,7 @@ pub(super) mod tests {
         overlay: Arc<Overlay>,
     }
 
-    fn open(dir: &Path, layers: &[dray_host::flat::ChainLayer]) -> Flat {
+    fn open(dir: &Path, layers: &[dray_host::record::chain::ChainLayer]) -> Flat {
         let path = dir.join("overlay.raw");
         let made = std::fs::File::options().create(true).truncate(false).write(true).open(&path);
         made.unwrap().set_len(LEN).unwrap();

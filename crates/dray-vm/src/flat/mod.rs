@@ -20,9 +20,11 @@ pub mod swap;
 
 use chain::Chain;
 use dray_config::Config;
-use dray_host::flat::{ChainImage, ChainLayer, Purpose};
+use dray_host::flat::{ChainImage, Purpose};
 use dray_host::pool::PoolIo;
-use dray_host::registry::{ImageRecord, Surroundings};
+use dray_host::record::ImageRecord;
+use dray_host::record::chain::ChainLayer;
+use dray_host::registry::Surroundings;
 use dray_image::{ImageNames, Quiesced};
 use dray_qemu::{LayerPlan, Pivot, Stopped};
 use dray_types::ImageId;

@@ -4,7 +4,7 @@
 //! starts its own. Reading, it opens the chain beside whoever else has it; writing, it takes QEMU's
 //! locks.
 
-use dray_host::flat::ChainLayer;
+use dray_host::record::chain::ChainLayer;
 use dray_types::text::harmless;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};

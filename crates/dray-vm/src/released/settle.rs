@@ -3,7 +3,7 @@
 
 use super::{NotReleased, absorb, begin_release, plan_of, taking};
 use dray_config::Config;
-use dray_host::migration::abort;
+use dray_host::abort;
 use dray_host::registry::{Entry, Registry};
 use dray_host::released::Released;
 use dray_qemu::bitmap;

@@ -6,7 +6,7 @@ use super::settle::end_adoption;
 use crate::RECONNECT_DELAY;
 use crate::leaving::refuse_untold;
 use dray_config::Config;
-use dray_host::migration::abort;
+use dray_host::abort;
 use dray_host::registry::{Entry, Registry};
 use dray_host::released::Released;
 use dray_qemu::{AdoptOptions, LayerPlan, NbdExport, OldFile, Qmp};

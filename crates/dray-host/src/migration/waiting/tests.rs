@@ -2,12 +2,12 @@
 //! go, wherever the agent dies meanwhile.
 
 use super::*;
-use crate::flat::tests::Plain;
+use crate::folder::intent::tests::options_of_a_test;
+use crate::folder::intent::{SourceImage, SourceIntent};
 use crate::migration::fate;
-use crate::migration::intent::tests::options_of_a_test;
-use crate::migration::intent::{SourceImage, SourceIntent};
 use crate::migration::revive::{Launch, Revival};
-use crate::registry::{CopyState, ImageRecord};
+use crate::record::{CopyState, ImageRecord};
+use crate::registry::surroundings::tests::Plain;
 use crate::store::Store;
 use dray_engine::SourceRecord;
 use dray_types::{Attempt, BLOCK_SIZE, Epoch};
@@ -246,7 +246,7 @@ fn an_image_that_was_handed_over_is_no_owner_s_after_that() {
             .registry
             .update(&entry, |record| {
                 record.state = CopyState::Owner;
-                record.place = crate::registry::Place::Named;
+                record.place = crate::record::Place::Named;
                 (record.epoch, record.replica) = (Epoch(1), None);
             })
             .unwrap();

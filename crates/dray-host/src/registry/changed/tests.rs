@@ -1,8 +1,8 @@
 //! What becomes of a copy that another program changes while its source's agent is off.
 
 use super::*;
-use crate::flat::tests::Plain;
-use crate::migration::log::{Folder, Log, SOURCE_JOURNAL};
+use crate::folder::log::{Folder, Log, SOURCE_JOURNAL};
+use crate::registry::surroundings::tests::Plain;
 use crate::registry::{Registry, Surroundings};
 use crate::store::Store;
 use dray_engine::SourceRecord;

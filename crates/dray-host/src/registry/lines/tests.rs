@@ -1,7 +1,7 @@
 //! What an open migration learns of an image that was changed while no agent ran.
 
 use super::*;
-use crate::flat::tests::Plain;
+use crate::registry::surroundings::tests::Plain;
 use dray_image::{INTENT_REGION_BYTES, IntentLog};
 use dray_types::{BLOCK_SIZE, BlockSet, Epoch, ImageId, MigrationId};
 use dray_wire::ImageOffer;
@@ -142,7 +142,7 @@ fn an_image_whose_line_is_lost_is_sent_again() {
 fn what_is_open_already_stays_so() {
     let host = Host::new();
     let list = Intents::open(&host.list(), &[LEN; 2], false);
-    crate::migration::intents::IntentFile::new(list, 0).open_region(1).unwrap();
+    crate::folder::intents::IntentFile::new(list, 0).open_region(1).unwrap();
     replace(&host.file(NAMES[1]));
     drop(host.start());
     assert_eq!(host.suspects(), [WHOLE / 2, WHOLE]);

@@ -1,15 +1,21 @@
 //! What is durable about an image.
 
-use crate::flat::FlatRecord;
+pub mod chain;
+
 use crate::lineage::ReplicaNote;
 use crate::process::QemuProcess;
 use crate::stamp::FileStamp;
+use chain::FlatRecord;
 use dray_engine::lineage::FileIdentity;
 use dray_image::ImageNames;
 use dray_types::{BlockRange, BlockSet, Epoch, ImageId, MigrationId};
 use dray_wire::ImageOffer;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
+
+/// Longest image, in bytes: a petabyte. Memory is made for the blocks of an image when it is opened, some
+/// 100 MiB for this one.
+pub const MAX_LEN: u64 = 1 << 50;
 
 /// Permission bits of an image that has come here: for its owner alone.
 pub const MODE: u32 = 0o600;
@@ -246,7 +252,7 @@ impl ImageRecord {
     }
 
     /// Whether its file was a replica that a migration to here, which is not over, brings up to date.
-    pub(super) fn returns(&self) -> bool {
+    pub(crate) fn returns(&self) -> bool {
         let coming = self.state == CopyState::Incoming && self.place == Place::Partial;
         let file = !self.device && self.in_place.is_none() && self.flat.is_none();
         coming && file && self.replica.is_some()
@@ -255,7 +261,7 @@ impl ImageRecord {
     /// Other places where its file may be: a crash may have come between a new name and the record of it,
     /// or that record could not be written. There is none while nothing is under way with the image:
     /// another one may have such a name by then.
-    pub(super) fn other_places(&self) -> Vec<Place> {
+    pub(crate) fn other_places(&self) -> Vec<Place> {
         let under_way = self.migration.is_some() || self.is_unnamed_claim();
         match self.place {
             Place::Partial if self.returns() => vec![Place::Replica(self.epoch), Place::Named],
@@ -267,13 +273,13 @@ impl ImageRecord {
     }
 
     /// The number of the file system that the image's folder is on now; none of a device.
-    pub(super) fn file_system_now(&self) -> Option<u64> {
+    pub(crate) fn file_system_now(&self) -> Option<u64> {
         let folder = self.path.parent().filter(|_| !self.device)?;
         rustix::fs::statvfs(folder).ok().map(|about| about.f_fsid)
     }
 
     /// Whether its folder is on another file system than when it was opened last.
-    pub(super) fn is_on_other_file_system(&self) -> bool {
+    pub(crate) fn is_on_other_file_system(&self) -> bool {
         let now = self.file_system_now();
         self.file_system.zip(now).is_some_and(|(known, now)| known != now)
     }

@@ -4,7 +4,7 @@
 
 use super::intent::{SourceIntent, TargetIntent};
 use super::log::{Folder, SOURCE_INTENT, SOURCE_JOURNAL, TARGET_INTENT, TARGET_JOURNAL};
-use crate::registry::ImageRecord;
+use crate::record::ImageRecord;
 use dray_engine::{SourceRecord, TargetRecord};
 use dray_files::StatePath;
 use dray_image::journal;
@@ -77,7 +77,7 @@ pub fn can_be_claimed(journal: &StatePath) -> io::Result<bool> {
 }
 
 /// Whether a target with these records has not promised to serve its images, and has not given them up.
-pub(super) fn has_promised_nothing(records: &[TargetRecord]) -> bool {
+pub(crate) fn has_promised_nothing(records: &[TargetRecord]) -> bool {
     at_target(records, 0) == Standing::Incoming
 }
 
@@ -85,7 +85,7 @@ pub(super) fn has_promised_nothing(records: &[TargetRecord]) -> bool {
 ///
 /// # Errors
 /// When the journal cannot be read.
-pub(super) fn promised_nothing(folder: &Folder) -> io::Result<bool> {
+pub(crate) fn promised_nothing(folder: &Folder) -> io::Result<bool> {
     read(&folder.file(TARGET_JOURNAL)).map(|records| has_promised_nothing(&records))
 }
 
@@ -105,7 +105,7 @@ fn at_source(records: &[SourceRecord]) -> Standing {
 }
 
 /// The epoch in which the target owns what a source with these records has handed over, if it has.
-pub(super) fn handed_over_in(records: &[SourceRecord]) -> Option<Epoch> {
+pub(crate) fn handed_over_in(records: &[SourceRecord]) -> Option<Epoch> {
     records.iter().fold(None, |epoch, record| match record {
         SourceRecord::HandedOver(agreed) => Some(agreed.epoch),
         SourceRecord::TakenBack { .. } => None,
@@ -150,7 +150,7 @@ pub fn read<R: DeserializeOwned>(path: &StatePath) -> io::Result<Vec<R>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::migration::log::Log;
+    use crate::folder::log::Log;
     use dray_types::{Attempt, BlockSet};
     use dray_wire::{HandedOver, MapHash};
 

@@ -1,12 +1,13 @@
 //! What was asked for: written durably before a migration does anything, read when the agent starts.
 
 use super::log::{Folder, SOURCE_INTENT, TARGET_INTENT};
-use crate::flat::ChainLayer;
 use crate::lineage::ReplicaNote;
 use crate::process::QemuProcess;
-use crate::registry::{MAX_LEN, Wanted};
+use crate::record::MAX_LEN;
+use crate::record::chain::ChainLayer;
 use dray_api::{Order, Provided, Tuning};
 use dray_engine::plan::Goals;
+use dray_types::ImageId;
 use dray_types::{BitRate, Epoch, MigrationId};
 use dray_wire::ImageOffer;
 use dray_wire::control::MAX_IMAGES;
@@ -14,6 +15,21 @@ use dray_wire::request::Base;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::PathBuf;
+
+/// An image as the plan of a migration knows it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Wanted {
+    /// Its name here.
+    pub name: String,
+    /// Its file.
+    pub path: PathBuf,
+    /// The same on every host.
+    pub id: ImageId,
+    /// The length that its target has made room for.
+    pub len: u64,
+    /// Nobody writes it: others may use it as well, and it is known by what is in it.
+    pub read_only: bool,
+}
 
 /// One image of a migration at its source.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

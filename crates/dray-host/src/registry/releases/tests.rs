@@ -1,10 +1,15 @@
 //! Notes: which file is which image, and when a note is of no use any more.
 
 use super::*;
-use crate::flat::tests::Plain;
-use crate::registry::{Adopted, Process};
+use crate::record::Adopted;
+use crate::registry::Process;
+use crate::registry::surroundings::tests::Plain;
+use crate::released::Notes;
 use crate::store::Store;
+use dray_files::StatePath;
 use dray_types::Epoch;
+use dray_types::ImageId;
+use serde_json::Value;
 use std::path::PathBuf;
 use std::sync::Arc;
 

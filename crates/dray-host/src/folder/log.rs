@@ -1,8 +1,8 @@
 //! The engine's records in a migration's journal, and the folder they live in.
 
-use super::abort;
 use super::intent::SourceIntent;
 use super::intents::SOURCE_INTENTS;
+use crate::abort;
 use crate::store::Store;
 use dray_files::StatePath;
 use dray_files::files::Kind;
