@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Checks the Markdown documents: every relative link leads to a file and, with #anchor, to one of its headings; every
-file of the code that a document names in backticks is there; every page is in the table of contents of the site."""
+"""Checks the Markdown documents: every relative link leads to a file and, with #anchor, to one of its headings; no link
+leads out of docs/, because the site contains nothing else; every path of this repository in backticks exists; and the
+table of contents of the site lists every page under the title of the page. Opens no address on the network."""
 
 import pathlib
 import re
@@ -9,8 +10,9 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LINK = re.compile(r"(?<!!)\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+)\)|!\[[^\]]*\]\(([^()\s]+)\)")
-# `dray-qemu/pivot.rs` stands for crates/dray-qemu/src/pivot.rs.
-CODE = re.compile(r"`((?:crates/)?dray-[a-z]+/[\w./-]+)`")
+# `dray-qemu/pivot.rs` stands for crates/dray-qemu/src/pivot.rs. A part in capitals stands for a name: `docs/PAGE`.
+CODE = re.compile(r"`((?:dray-[a-z]+|crates|docs|ci|bench|demo|fuzz|packaging)/[\w./-]*)`")
+STANDS_FOR = re.compile(r"(?:^|[/-])[A-Z]+(?:/|$)")
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.M | re.S)
 
 
@@ -41,22 +43,37 @@ def broken_link(path, target):
     to = (path.parent / file).resolve() if file else path
     if not to.exists():
         return f"{target}: no such file"
+    docs = ROOT / "docs"
+    if path.is_relative_to(docs) and not to.is_relative_to(docs):
+        return f"{target}: leads out of docs/, and the site contains nothing else"
     if anchor and to.suffix == ".md" and anchor not in anchors(to):
         return f"{target}: no such heading"
     return None
 
 
-def is_code(name):
-    crate, _, rest = name.removeprefix("crates/").partition("/")
+def is_path(name):
+    if STANDS_FOR.search(name) or (ROOT / name).exists():
+        return True
+    crate, _, rest = name.partition("/")
     base = ROOT / "crates" / crate
     return (base / "src" / rest).exists() or (base / rest).exists()
 
 
-def unlisted():
-    """Pages in docs/ that docs/SUMMARY.md does not name."""
-    contents = (ROOT / "docs" / "SUMMARY.md").read_text()
-    pages = (page.relative_to(ROOT / "docs") for page in (ROOT / "docs").rglob("*.md"))
-    return sorted(str(page) for page in pages if page.name != "SUMMARY.md" and f"({page})" not in contents)
+def contents():
+    """What is wrong with docs/SUMMARY.md: pages that it does not list, and titles that the pages do not have."""
+    docs = ROOT / "docs"
+    listed = {page: title for title, page in re.findall(r"\[(.*)\]\(([^()\s]+)\)", (docs / "SUMMARY.md").read_text())}
+    wrong = []
+    for path in sorted(docs.rglob("*.md")):
+        page = str(path.relative_to(docs))
+        title = re.search(r"^# +(.*)$", path.read_text(), re.M)
+        if page == "SUMMARY.md":
+            continue
+        if page not in listed:
+            wrong.append(f"docs/SUMMARY.md: {page}: not listed")
+        elif title and title[1] != listed[page]:
+            wrong.append(f"docs/SUMMARY.md: {page}: the page's title is \"{title[1]}\"")
+    return wrong
 
 
 def main():
@@ -74,8 +91,8 @@ def main():
             why = broken_link(path, one or other)
             if why:
                 wrong.append(f"{name}: {why}")
-        wrong += [f"{name}: {code}: no such file" for code in CODE.findall(text) if not is_code(code)]
-    wrong += [f"docs/SUMMARY.md does not name {page}" for page in unlisted()]
+        wrong += [f"{name}: {code}: no such file" for code in CODE.findall(text) if not is_path(code)]
+    wrong += contents()
     for line in wrong:
         print(f"links: {line}", file=sys.stderr)
     if wrong:
