@@ -146,6 +146,9 @@ pub struct Migrate {
     /// What becomes of chains of images; as it was prepared when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chain: Option<Chain>,
+    /// Send everything, whatever backups and replicas the target could begin with.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub no_backups: bool,
 }
 
 /// Answer of [`Migrate`]. The one with more fields comes first: the other would be read of it too.
@@ -212,6 +215,9 @@ pub struct Prepare {
     /// What the disks are at the target that move flattened.
     #[serde(default, skip_serializing_if = "TargetFormat::is_raw")]
     pub target_format: TargetFormat,
+    /// Prepare without what backups and replicas could give the target before.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub no_backups: bool,
 }
 
 /// Asks how migrations are going.

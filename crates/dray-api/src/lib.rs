@@ -95,7 +95,7 @@ mod tests {
             }
         }
         let counted: Vec<_> = kinds.into_iter().collect();
-        assert_eq!(counted, [("error", 1), ("event", 7), ("result", 4), ("version", 11)]);
+        assert_eq!(counted, [("error", 1), ("event", 8), ("result", 4), ("version", 11)]);
     }
 
     #[test]

@@ -26,6 +26,8 @@ pub enum Event {
     /// How far the comparison of base images with files at the target is, both hosts together; about
     /// three times a second.
     Comparing(super::SeedProgress),
+    /// What a target has of images before they are migrated.
+    Seeded(super::Seeded),
     /// How far a backup, a restore or a check is; about once a second.
     Backup(super::BackupProgress),
     /// How far a batch is; about once a second, and whenever one of its migrations begins or ends.

@@ -37,11 +37,13 @@ macro_rules! commands {
             "peers" Peers -> Vec<PeerStatus>;
 
             /// Moves a VM or images. Everything that can be checked at once is checked before
-            /// anything moves. It is followed to its end unless it is detached; a client that hangs
+            /// anything moves. The target begins with what its backups and peers have of the images, unless
+            /// a migration is prepared. It is followed to its end unless it is detached; a client that hangs
             /// up ends the following, not the migration.
-            "migrate" Migrate -> Migrated, sends "started" "progress" "notice";
+            "migrate" Migrate -> Migrated,
+                sends "comparing" "seeding" "seeded" "started" "progress" "notice";
             /// Makes the exports at the target and says how to start the incoming QEMU.
-            "prepare" Prepare -> Prepared;
+            "prepare" Prepare -> Prepared, sends "comparing" "seeding" "seeded" "notice";
             /// One migration, or all that the agent knows, the newest first.
             "status" Status -> Vec<MigrationStatus>;
             /// Follows a migration to its end. One that has ended already is answered at once, one
@@ -65,7 +67,8 @@ macro_rules! commands {
             /// Makes a batch of migrations durable, and goes on with it in the background. It is
             /// followed to its end unless it is detached. That some of it failed is no error: the
             /// answer says which.
-            "batch" Batch -> BatchStatus, sends "batch";
+            "batch" Batch -> BatchStatus,
+                sends "comparing" "seeding" "seeded" "notice" "batch";
             /// Every batch that the agent knows, the newest first.
             "batches" Batches -> Vec<BatchStatus>;
             /// Follows a batch to its end.

@@ -24,6 +24,10 @@ const WHAT: &str = "cannot begin the batch";
 impl Answers<Batch> for Arc<Agent> {
     async fn answer(&self, command: Batch, events: Events) -> ApiResult<BatchStatus> {
         let detach = command.detach;
+        self.check_batch(&command)?;
+        for one in &command.moves {
+            self.seed_migration(one, &events).await;
+        }
         let begun = block_in_place(|| self.begin_batch(command))?;
         if detach {
             return Ok(begun);
@@ -34,7 +38,8 @@ impl Answers<Batch> for Arc<Agent> {
 }
 
 impl Agent {
-    fn begin_batch(self: &Arc<Self>, command: Batch) -> ApiResult<BatchStatus> {
+    /// What can be said of it without looking at anything.
+    fn check_batch(&self, command: &Batch) -> ApiResult<()> {
         let invalid = |why: String| {
             Refusal::new(ErrorKind::Invalid, WHAT, why).hint("see `dray migrate --help`")
         };
@@ -52,6 +57,10 @@ impl Agent {
             self.session_settings(&one.to)?;
             self.check(one)?;
         }
+        Ok(())
+    }
+
+    fn begin_batch(self: &Arc<Self>, command: Batch) -> ApiResult<BatchStatus> {
         let record = BatchRecord {
             batch: BatchId(random_id()?),
             started_unix_ms: unix_ms(),

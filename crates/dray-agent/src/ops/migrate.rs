@@ -106,6 +106,8 @@ async fn memory(picture: Option<&Picture>) -> u64 {
 impl Answers<Migrate> for Arc<Agent> {
     async fn answer(&self, command: Migrate, events: Events) -> ApiResult<Migrated> {
         let detach = command.detach;
+        self.check(&command)?;
+        self.seed_migration(&command, &events).await;
         let started = self.migrate(command, None).await?;
         if detach {
             return Ok(Migrated::Started(started));
@@ -262,6 +264,7 @@ impl Agent {
                 true => TargetFormat::Qcow2,
                 false => TargetFormat::Raw,
             },
+            no_backups: true,
         };
         if let Some(slot) = slot {
             let (_, plan, picture) = self.plan(&prepare).await?;
@@ -285,7 +288,7 @@ impl Agent {
         Ok((slot, plan, picture))
     }
 
-    fn prepared(&self, command: &Migrate) -> ApiResult<Option<Arc<SourceSlot>>> {
+    pub(super) fn prepared(&self, command: &Migrate) -> ApiResult<Option<Arc<SourceSlot>>> {
         let waiting: Vec<_> = self
             .sources
             .all()

@@ -41,6 +41,7 @@ impl Agent {
             chain: command.chain,
             // What is made of an image at the target is made there, of what has arrived.
             target_format: TargetFormat::Raw,
+            no_backups: true,
         };
         let (intent, plan, picture) = self.plan(&prepare).await?;
         let settings = self.session_settings(&command.to)?;

@@ -19,7 +19,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 impl Answers<Prepare> for Arc<Agent> {
-    async fn answer(&self, command: Prepare, _: Events) -> ApiResult<Prepared> {
+    async fn answer(&self, command: Prepare, events: Events) -> ApiResult<Prepared> {
+        self.seed_prepare(&command, &events).await;
         let (intent, plan, picture) = self.plan(&command).await?;
         let (slot, nbd_socket) =
             self.prepare_at_target(intent, &plan, command.pool.as_deref()).await?;

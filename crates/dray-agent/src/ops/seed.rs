@@ -1,12 +1,13 @@
-//! `seed`: asks a target to read images from backups, and waits until it has.
+//! `seed`: asks a target to read images from backups, and waits until it has. A migration, and `prepare`, begin with
+//! the same.
 
 use super::asking::net_error;
 use super::bases::Asking;
 use crate::agent::Agent;
 use crate::api::{Answers, Events};
 use dray_api::{
-    ApiResult, Chain, ErrorKind, Event, Prepare, Provided, Refusal, Seed, SeedProgress, Seeded,
-    SeededImage, TargetFormat,
+    ApiResult, Chain, ErrorKind, Event, Migrate, Prepare, Provided, Refusal, Seed, SeedProgress,
+    Seeded, SeededImage, Subject, TargetFormat,
 };
 use dray_host::folder::intent::{SourceImage, SourceIntent};
 use dray_host::given;
@@ -37,6 +38,7 @@ impl Answers<Seed> for Arc<Agent> {
             target_qmp: None,
             chain: Chain::Keep,
             target_format: TargetFormat::Raw,
+            no_backups: true,
         };
         let (intent, plan, _) = self.plan(&prepare).await?;
         // Whether that went well `prepare` tells, which finds what was read.
@@ -60,7 +62,48 @@ impl Answers<Seed> for Arc<Agent> {
     }
 }
 
+/// What of a migration that was not prepared the target could take from its backups; none when nobody wants that. What
+/// a VM begins with is seen to when it is prepared.
+fn of_migration(command: &Migrate) -> Option<Seed> {
+    let Migrate { subject, to, pool, names, prepared, no_backups, .. } = command.clone();
+    let wanted = !no_backups && prepared.is_none() && matches!(subject, Subject::Images { .. });
+    wanted.then_some(Seed { subject, to, pool, prefix: None, names })
+}
+
+/// The same of what is about to be prepared. No backup is of what a guest sees of a chain.
+fn of_prepare(command: &Prepare) -> Option<Seed> {
+    let Prepare { subject, to, pool, prefix, names, chain, no_backups, .. } = command.clone();
+    (!no_backups && chain.is_keep()).then_some(Seed { subject, to, pool, prefix, names })
+}
+
 impl Agent {
+    /// Has the target read what it can before a migration.
+    pub(super) async fn seed_migration(self: &Arc<Self>, command: &Migrate, events: &Events) {
+        let is_prepared = matches!(self.prepared(command), Ok(Some(_)));
+        if let Some(seed) = of_migration(command).filter(|_| !is_prepared) {
+            self.seed_before(seed, events).await;
+        }
+    }
+
+    /// The same before something is prepared.
+    pub(super) async fn seed_prepare(self: &Arc<Self>, command: &Prepare, events: &Events) {
+        if let Some(seed) = of_prepare(command) {
+            self.seed_before(seed, events).await;
+        }
+    }
+
+    /// What stands in the way of it is told, and the migration begins without it.
+    async fn seed_before(self: &Arc<Self>, seed: Seed, events: &Events) {
+        let event = match self.answer(seed, events.clone()).await {
+            Ok(seeded) if seeded.images.is_empty() => return,
+            Ok(seeded) => Event::Seeded(seeded),
+            // The migration itself tells of the same failure.
+            Err(why) if matches!(why.kind, ErrorKind::Invalid | ErrorKind::NotFound) => return,
+            Err(why) => Event::Notice { text: format!("no backup or replica is used: {why}") },
+        };
+        let _ = events.send(event).await;
+    }
+
     /// Notes who gave what beside what was expected of it, for the summary of the migration.
     async fn note_given(&self, to: &str, survey: &Request, seeding: &[Seeding]) {
         let Request::Survey { images, .. } = survey else { return };

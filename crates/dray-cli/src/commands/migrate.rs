@@ -11,7 +11,7 @@ use crate::show::status::short;
 use clap::ValueEnum;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use dray_api::text::MigrationRef;
-use dray_api::{ApiResult, Batch, Migrate, Migrated, Order, ReleaseAtEnd, Seed, Strategy, Subject};
+use dray_api::{ApiResult, Batch, Migrate, Migrated, Order, ReleaseAtEnd, Strategy};
 use dray_types::BitRate;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -182,6 +182,7 @@ impl Args {
             drop_bitmaps: self.drop_bitmaps,
             remove_replica: self.remove_replica,
             no_reuse: self.no_reuse,
+            no_backups: self.no_backups,
             chain: self.chain.map(Into::into),
             release: match self.release {
                 ReleaseArg::AsBefore => ReleaseAtEnd::AsBefore,
@@ -194,29 +195,18 @@ impl Args {
 
 /// Begins a migration, or several, and follows it to its end.
 pub async fn run(mut args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
-    let backups = !args.no_backups;
     if args.several.wanted() {
         let several = std::mem::take(&mut args.several);
         let images = std::mem::take(&mut args.what.images);
         let batch = several.batch(images, args.resolve()?, client).await?;
-        for one in batch.moves.iter().filter(|_| backups) {
-            // What a VM begins with is seen to when it is prepared.
-            if one.prepared.is_none() && matches!(one.subject, Subject::Images { .. }) {
-                super::seed::first(seed(one), client, output).await;
-            }
-        }
         return begin(batch, client, output).await;
     }
     args.several.refuse_leftovers()?;
     let command = args.resolve()?;
-    let images = matches!(command.subject, Subject::Images { .. });
-    if backups && images && command.prepared.is_none() {
-        super::seed::first(seed(&command), client, output).await;
-    }
     if !command.detach {
         return progress::follow(client, command, Migrated::ended, output).await;
     }
-    let started = client.call(command).await?.started()?;
+    let started = progress::seeding::call(client, command, output).await?.started()?;
     output.result(&started, |started, _| {
         let id = short(started.migration);
         format!("migration {} has started\n`dray watch {id}` shows it\n", started.migration)
@@ -224,23 +214,12 @@ pub async fn run(mut args: Args, client: &Client, output: &Output) -> ApiResult<
     Ok(ExitCode::SUCCESS)
 }
 
-/// What of a migration the target could take from its backups.
-fn seed(command: &Migrate) -> Seed {
-    Seed {
-        subject: command.subject.clone(),
-        to: command.to.clone(),
-        pool: command.pool.clone(),
-        prefix: None,
-        names: command.names.clone(),
-    }
-}
-
 /// Begins several.
 async fn begin(batch: Batch, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     if !batch.detach {
         return progress::batch::follow(client, batch, output).await;
     }
-    let begun = client.call(batch).await?;
+    let begun = progress::seeding::call(client, batch, output).await?;
     output.result(&begun, |begun, _| {
         let (id, count) = (crate::show::batch::short(begun), begun.moves.len());
         format!("batch {} of {count} has begun\n`dray batch watch {id}` shows it\n", begun.batch)

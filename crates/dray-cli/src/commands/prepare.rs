@@ -4,8 +4,9 @@ use super::subject::{ChainArg, MoveArgs, TargetFormatArg};
 use super::{pair, path_at_target};
 use crate::client::Client;
 use crate::output::Output;
+use crate::progress;
 use crate::show::prepared::qemu_arguments;
-use dray_api::{ApiResult, Prepare, Seed};
+use dray_api::{ApiResult, Prepare};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -60,13 +61,9 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
         target_qmp: args.target_qmp,
         chain: args.chain.into(),
         target_format: args.target_format.into(),
+        no_backups: args.no_backups,
     };
-    // No backup is of what a guest sees of a chain.
-    if !args.no_backups && command.chain.is_keep() {
-        let Prepare { subject, to, pool, prefix, names, .. } = command.clone();
-        super::seed::first(Seed { subject, to, pool, prefix, names }, client, output).await;
-    }
-    let prepared = client.call(command).await?;
+    let prepared = progress::seeding::call(client, command, output).await?;
     if output.json {
         output.json_line(&prepared);
         return Ok(ExitCode::SUCCESS);

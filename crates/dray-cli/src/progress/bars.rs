@@ -134,6 +134,7 @@ impl Display for Bars {
             Event::Accesses(_)
             | Event::Seeding(_)
             | Event::Comparing(_)
+            | Event::Seeded(_)
             | Event::Backup(_)
             | Event::Batch(_) => {}
         }

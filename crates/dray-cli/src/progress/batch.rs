@@ -1,5 +1,6 @@
 //! Follows a batch: what begins and ends, and how far those are that run.
 
+use super::seeding::Seeding;
 use super::words;
 use crate::client::{Call, Client, Reply};
 use crate::exit::{DETACHED, NOT_ALL};
@@ -49,10 +50,12 @@ pub async fn follow<C: Ask<Answer = BatchStatus>>(
 }
 
 async fn listen(call: &mut Call<BatchStatus>, display: &mut Display) -> ApiResult<BatchStatus> {
+    let mut seeding = Seeding::new(display.output);
     loop {
         match call.next().await? {
             Reply::Continue(Event::Batch(status)) => display.show(*status),
-            Reply::Continue(_) => {}
+            Reply::Continue(Event::Notice { text }) => display.output.note(&text),
+            Reply::Continue(event) => drop(seeding.event(&event)),
             Reply::Break(status) => return Ok(status),
         }
     }

@@ -67,6 +67,7 @@ impl Display for Lines {
             Event::Accesses(_)
             | Event::Seeding(_)
             | Event::Comparing(_)
+            | Event::Seeded(_)
             | Event::Backup(_)
             | Event::Batch(_) => {}
         }

@@ -8,6 +8,7 @@ mod bars;
 pub mod batch;
 mod json;
 mod lines;
+pub mod seeding;
 pub mod words;
 
 use crate::client::{Call, Client, Reply};
@@ -70,7 +71,7 @@ pub async fn follow<C: Ask>(
     let mut display = display(output);
     let mut migration = None;
     let outcome = tokio::select! {
-        outcome = listen(&mut call, &mut *display, &mut migration) => outcome,
+        outcome = listen(&mut call, &mut *display, &mut migration, output) => outcome,
         pressed = tokio::signal::ctrl_c() => {
             display.end(End::Left);
             pressed.map_err(|why| Refusal::new(ErrorKind::Internal, "cannot wait for Ctrl-C", why))?;
@@ -89,7 +90,9 @@ async fn listen<A: DeserializeOwned>(
     call: &mut Call<A>,
     display: &mut dyn Display,
     migration: &mut Option<MigrationId>,
+    output: &Output,
 ) -> ApiResult<A> {
+    let mut seeding = seeding::Seeding::new(*output);
     loop {
         match call.next().await? {
             Reply::Continue(event) => {
@@ -100,10 +103,15 @@ async fn listen<A: DeserializeOwned>(
                     | Event::Accesses(_)
                     | Event::Seeding(_)
                     | Event::Comparing(_)
+                    | Event::Seeded(_)
                     | Event::Backup(_)
                     | Event::Batch(_) => {}
                 }
-                display.event(&event);
+                // What came of it is said to people beside the JSON, too.
+                let is_of_seeding = seeding.event(&event);
+                if output.json || !is_of_seeding {
+                    display.event(&event);
+                }
             }
             Reply::Break(answer) => return Ok(answer),
         }

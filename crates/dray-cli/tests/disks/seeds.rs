@@ -211,6 +211,19 @@ fn what_a_backup_has_does_not_come_from_the_source() {
     assert_eq!(world.c.files(), [IMAGE]);
 }
 
+/// Every client of the API gets the migration that the command line gets.
+#[test]
+fn the_agent_itself_begins_with_a_backup() {
+    let mut world = World::begin(&[("nas", false)]);
+    world.back_up("nas", &Key::None);
+    world.write(&[(10, 4)]);
+    let subject = json!({ "images": { "names": [IMAGE] } });
+    let migrate = json!({ "migrate": { "subject": subject, "to": "hostc" } });
+    let summary = world.lab.b.ask(migrate).unwrap();
+    assert_eq!(sent(&summary), 4, "{summary}");
+    guest::compare(&world.c.pool().join(IMAGE), &world.versions).unwrap();
+}
+
 #[test]
 fn seeding_beforehand_is_a_command_of_its_own() {
     let mut world = World::begin(&[("nas", false), ("offsite", true)]);
