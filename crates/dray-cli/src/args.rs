@@ -12,7 +12,7 @@ Start here:
   dray pki init                             make an authority; `dray pki issue` the certificates
   dray agent --config /etc/dray/dray.toml   run the agent, on every host
   dray prepare --qmp /run/vm1.qmp --to hostb
-  dray migrate --qmp /run/vm1.qmp --to hostb --target-qmp /run/vm1-incoming.qmp";
+  dray migrate --qmp /run/vm1.qmp --to hostb --target-qmp /run/vm1.qmp";
 
 /// Moves the disks of running virtual machines between hosts that share no storage.
 #[derive(Parser, Debug)]

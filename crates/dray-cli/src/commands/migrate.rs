@@ -20,14 +20,14 @@ use std::time::Duration;
 const EXAMPLES: &str = "\
 Examples:
   Move a running VM (its incoming QEMU was started as `dray prepare` printed):
-    dray migrate --qmp /run/vm1.qmp --to hostb --target-qmp /run/vm1-incoming.qmp
+    dray migrate --qmp /run/vm1.qmp --to hostb --target-qmp /run/vm1.qmp
   With a bandwidth limit, a proof of equality, and JSON for a program:
-    dray --json migrate --qmp /run/vm1.qmp --to hostb --target-qmp /run/vm1-incoming.qmp \\
+    dray --json migrate --qmp /run/vm1.qmp --to hostb --target-qmp /run/vm1.qmp \\
         --bandwidth 500Mbit --verify
   Move an image that no VM uses:
     dray migrate --image data --to hostb
   Move several VMs, two at a time, with 800 Mbit/s for all of them together:
-    dray migrate --vm /run/vm1.qmp=/run/vm1-incoming.qmp --vm /run/vm2.qmp=/run/vm2-incoming.qmp \\
+    dray migrate --vm /run/vm1.qmp=/run/vm1.qmp --vm /run/vm2.qmp=/run/vm2.qmp \\
         --to hostb --bandwidth 800Mbit
   Move everything that `dray prepare` has prepared for a host:
     dray migrate --all --to hostb --jobs 4
