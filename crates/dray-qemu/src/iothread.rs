@@ -8,10 +8,15 @@
 //! * The old file's node goes with the reopen, because it was made together with the format node and nobody else
 //!   holds it.
 //!
-//! `guarded` makes both impossible: it moves the new node first, and holds the old one until the reopen is over.
-//! The thread must be the one that works on the disk now. A device with a thread of its own has its disk in QEMU's
-//! main thread while the guest stands still; one whose controller has it (virtio-scsi) keeps its disk in there.
-//! QEMU does not tell, but it refuses to move a node of a disk in use to any thread but the one that it is in.
+//! `guarded` makes both impossible: until the reopen is over, a node of dray's has both file nodes as children. QEMU
+//! moves connected nodes together. So both are in the same thread all the time, also when the guest is reset, stopped
+//! or continued meanwhile, or the device is unplugged: that moves a disk from its thread to QEMU's main thread, or
+//! back.
+//!
+//! The node is made with `blkverify`, which a QEMU may have been built without. There `guarded` moves the new node to
+//! the thread that works on the disk now, and holds the old one. QEMU does not tell which thread that is, but it
+//! refuses to move a node of a disk in use to any thread but the one that it is in. A QEMU of that kind ends when the
+//! disk moves in the milliseconds before the reopen.
 //!
 //! 9.0 has no such lock any more (QEMU's commit b49f4755c7). It is also the first that knows
 //! `iothread-vq-mapping`, so that this is not looked for.
@@ -58,45 +63,90 @@ pub async fn of(qmp: &Qmp, qdev: &str) -> Result<Option<String>> {
     Ok(None)
 }
 
+/// The names of the nodes that hold two file nodes together.
+pub(crate) struct Holder {
+    /// The one that the others are parts of: they go with it.
+    pub top: String,
+    /// The one on the old file node.
+    pub from: String,
+    /// The one on the new file node.
+    pub to: String,
+}
+
+impl Holder {
+    /// Whether a node is one of them.
+    pub fn has(&self, node: &str) -> bool {
+        [&self.top, &self.from, &self.to].into_iter().any(|own| own == node)
+    }
+}
+
 /// Runs `reopen`, which puts a format node of a disk from the file's node `from` on the node `to`, so that QEMU
-/// survives it. `holder` is the name of a node that holds `from` meanwhile; none where `from` was made by itself.
+/// survives it.
 ///
 /// # Errors
 /// That of the reopen, or what QEMU reports.
 pub(crate) async fn guarded<F: Future<Output = Result<()>>>(
     qmp: &Qmp,
     qdev: &str,
-    (from, to, holder): (&str, &str, Option<&str>),
+    (from, to, holder): (&str, &str, &Holder),
     reopen: impl FnOnce() -> F,
 ) -> Result<()> {
     let thread = if is_locking(qmp) { of(qmp, qdev).await? } else { None };
     let Some(thread) = thread else { return reopen().await };
-    if let Some(holder) = holder {
-        hold(qmp, from, holder).await?;
-    }
-    let done = match join(qmp, &thread, from, to).await {
+    let ready = match tie(qmp, from, to, holder).await {
+        Err(why) if !why.kind().is_unknown() => {
+            tracing::debug!(%why, "the nodes of a disk in an iothread cannot be tied");
+            follow(qmp, &thread, from, to, holder).await
+        }
+        tied => tied,
+    };
+    let done = match ready {
         Ok(()) => reopen().await,
         Err(why) => Err(why),
     };
-    let Some(holder) = holder else { return done };
-    match (done, delete_node(qmp, holder).await) {
+    match (done, delete_node(qmp, &holder.top).await) {
         (done, Ok(())) => done,
         (Ok(()), Err(why)) => Err(after_exchange(why)),
         (Err(error), Err(undo)) => {
-            Err(not_undone(error, &format!("block node {holder} could not be removed"), undo))
+            let what = format!("block node {} could not be removed", holder.top);
+            Err(not_undone(error, &what, undo))
         }
     }
 }
 
-/// Adds a node that does nothing but use another one. Drivers that ask for the length of what is below them when
-/// they are opened, such as `raw`, would end QEMU while the guest does I/O; this one does not.
-async fn hold(qmp: &Qmp, node: &str, holder: &str) -> Result<()> {
+/// Adds a node that does nothing but use both. The thread of the one that a device uses becomes the thread of both.
+///
+/// `blkverify` itself would let nobody resize what it uses. It is not on the nodes but on others with `force-share`,
+/// of which QEMU asks nothing.
+async fn tie(qmp: &Qmp, from: &str, to: &str, holder: &Holder) -> Result<()> {
+    let part = |name: &str, node: &str| {
+        let mut part = using(node, name);
+        part.insert("force-share".into(), true.into());
+        part
+    };
+    let options = json!({
+        "driver": "blkverify", "node-name": holder.top, "read-only": true,
+        "raw": part(&holder.from, from), "test": part(&holder.to, to),
+    });
+    let Value::Object(options) = options else { return Ok(()) };
+    add_node(qmp, &options).await
+}
+
+/// The options of a node that does nothing but use another one. Drivers that ask for the length of what is below
+/// them when they are opened, such as `raw`, would end QEMU while the guest does I/O; this one does not.
+fn using(node: &str, name: &str) -> Options {
     let mut options = Options::new();
     options.insert("driver".into(), "blkdebug".into());
-    options.insert("node-name".into(), holder.into());
+    options.insert("node-name".into(), name.into());
     options.insert("read-only".into(), true.into());
     options.insert("image".into(), node.into());
-    add_node(qmp, &options).await
+    options
+}
+
+/// Holds the old node, and moves the new one to it.
+async fn follow(qmp: &Qmp, thread: &str, from: &str, to: &str, holder: &Holder) -> Result<()> {
+    add_node(qmp, &using(from, &holder.top)).await?;
+    join(qmp, thread, from, to).await
 }
 
 /// Moves the node `new` to the thread that works on `used`, if that is not QEMU's main thread.

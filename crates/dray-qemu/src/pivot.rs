@@ -66,9 +66,7 @@ async fn reopen(
     };
     let done = match graph.child(name, "file") {
         Some(old) => {
-            let holder = (old != plan.nbd_node()).then(|| plan.holder_node());
-            let nodes = (old, file, holder.as_deref());
-            iothread::guarded(qmp, &plan.qdev, nodes, reopened).await
+            iothread::guarded(qmp, &plan.qdev, (old, file, &plan.holder()), reopened).await
         }
         None => reopened().await,
     };
@@ -130,7 +128,7 @@ fn job_name(plan: &LayerPlan) -> String {
 pub async fn abandon_pivot(qmp: &Qmp, plan: &LayerPlan) -> Result<()> {
     let mut events = qmp.events();
     abandon_job(qmp, &job_name(plan), &mut events).await?;
-    delete_node(qmp, &plan.holder_node()).await
+    delete_node(qmp, &plan.holder().top).await
 }
 
 /// Whether the mirror of an exchange is there, whatever its state.

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use crate::bitmap;
 use crate::error::{Error, ErrorKind, Result};
 use crate::graph::{Graph, Layer, Node, VmDisk};
+use crate::iothread::Holder;
 use crate::options::{NodeOptions, Options};
 
 /// QEMU takes node names of up to this many bytes.
@@ -153,9 +154,10 @@ impl LayerPlan {
         node_name("nbd", &self.qdev, self.depth)
     }
 
-    /// The name of the node that holds the layer's file while a disk in an iothread is reopened.
-    pub(crate) fn holder_node(&self) -> String {
-        node_name("old", &self.qdev, self.depth)
+    /// The nodes that hold the layer's files while a disk in an iothread is reopened.
+    pub(crate) fn holder(&self) -> Holder {
+        let name = |kind| node_name(kind, &self.qdev, self.depth);
+        Holder { top: name("old"), from: name("from"), to: name("to") }
     }
 
     /// The layer as it is now.
@@ -356,8 +358,8 @@ pub(crate) fn check_unused(
 ) -> Result<Vec<(String, String)>> {
     for node in [Some(&layer.protocol), layer.format.as_ref()].into_iter().flatten() {
         // An agent that died may have left its own.
-        let mut users = graph.parents(&node.name);
-        users.retain(|user| user.parent != plan.holder_node());
+        let (mut users, holder) = (graph.parents(&node.name), plan.holder());
+        users.retain(|user| !holder.has(&user.parent));
         for user in &users {
             let ours = matches!(user.role.as_str(), "file" | "backing" | "root");
             let wanted = layer.format.as_ref().is_some_and(|f| f.name == user.parent);

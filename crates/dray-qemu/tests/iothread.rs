@@ -2,9 +2,10 @@
 
 mod support;
 
-use dray_qemu::{AdoptOptions, LayerPlan, Qmp, adopt, graph, iothread, release};
-use dray_testkit::guest::{GuestVm, GuestVmBuilder};
-use serde_json::Value;
+use dray_qemu::{AdoptOptions, LayerPlan, Qmp, adopt, graph, iothread, release, release_tracked};
+use dray_testkit::guest::{GuestVm, GuestVmBuilder, Monitor};
+use serde_json::{Value, json};
+use std::path::Path;
 use std::time::{Duration, Instant};
 use support::bench::{Bench, connect, plan};
 use support::locks;
@@ -36,10 +37,16 @@ async fn is_on_export(qmp: &Qmp, plan: &LayerPlan) -> bool {
     graph::disk(qmp, "disk0").await.expect("QEMU answers").active().protocol.name == plan.nbd_node()
 }
 
+async fn count_nodes(qmp: &Qmp) -> usize {
+    let nodes = qmp.execute("query-named-block-nodes", Value::Null).await.expect("nodes");
+    nodes.as_array().expect("a list").len()
+}
+
 /// Disk `disk0` comes under dray and goes back, also after another program had its file locked.
 async fn comes_and_goes(bench: &Bench, vm: &GuestVm, qmp: &Qmp) {
     let server = bench.serve();
     let plan = plan(qmp).await.expect("plan");
+    let nodes = count_nodes(qmp).await;
     for round in 0..3 {
         adopt(qmp, &plan, &server.export(), KEEP).await.expect("adopt");
         let theirs = locks::hold(&bench.image).expect("locks");
@@ -50,8 +57,7 @@ async fn comes_and_goes(bench: &Bench, vm: &GuestVm, qmp: &Qmp) {
         release(qmp, &plan).await.expect("release");
         assert!(!is_on_export(qmp, &plan).await, "round {round}");
     }
-    let nodes = qmp.execute("query-named-block-nodes", Value::Null).await.expect("nodes");
-    assert_eq!(nodes.as_array().expect("a list").len(), 2, "{nodes:#}");
+    assert_eq!(count_nodes(qmp).await, nodes);
     assert!(vm.pid() > 0);
 }
 
@@ -87,6 +93,51 @@ async fn a_device_on_a_controller_with_a_thread() {
     let vm = with(builder, &["-device", "scsi-hd,id=disk0,drive=disk"]).start().expect("start");
     let qmp = connect(&vm).await;
     comes_and_goes(&bench, &vm, &qmp).await;
+    run(&qmp).await;
+    comes_and_goes(&bench, &vm, &qmp).await;
+}
+
+/// As another program's, on the second monitor; what follows from a reset has happened on return.
+fn tell(monitor: &Path, command: &str) {
+    let mut monitor = Monitor::connect(monitor, BOOT).expect("a monitor");
+    let answer = monitor.ask(&json!({ "execute": command }).to_string()).expect("qmp");
+    assert!(answer.get("return").is_some(), "{command}: {answer}");
+    std::thread::sleep(Duration::from_millis(100));
+}
+
+/// QEMU moves the disk out of its thread, or into it, when everything is ready for the reopen.
+#[tokio::test]
+async fn a_guest_that_is_reset_or_stopped_just_before_the_reopen() {
+    let Some(bench) = Bench::new() else { return };
+    let other = bench.dir.path().join("other.qmp");
+    let monitor = format!("unix:{},server=on,wait=off", other.display());
+    let builder = with(bench.builder().blockdev(bench.qcow2()), &["-object", THREAD]);
+    let builder = with(builder, &["-qmp", &monitor]);
+    let vm = builder.disk_with("disk0", "disk", ",iothread=io").start().expect("start");
+    let qmp = connect(&vm).await;
+    run(&qmp).await;
+    let (server, plan) = (bench.serve(), plan(&qmp).await.expect("plan"));
+    for event in ["system_reset", "stop", "cont", "system_reset"] {
+        adopt(&qmp, &plan, &server.export(), KEEP).await.expect("adopt");
+        let meanwhile = || {
+            tell(&other, event);
+            Ok(())
+        };
+        let released = release_tracked(&qmp, &plan, None, &meanwhile).await;
+        released.unwrap_or_else(|why| panic!("{event}: {why}\n{}", vm.log()));
+        assert!(!is_on_export(&qmp, &plan).await, "{event}");
+    }
+    assert_eq!(count_nodes(&qmp).await, 2);
+}
+
+/// QEMU refuses the node that ties both files, as one does that has no `blkverify`: here its name is taken.
+#[tokio::test]
+async fn a_running_device_whose_nodes_cannot_be_tied() {
+    let Some(bench) = Bench::new() else { return };
+    let builder = with(bench.builder().blockdev(bench.qcow2()), &["-object", THREAD]);
+    let builder = builder.blockdev("driver=null-co,node-name=dray-from-disk0-0");
+    let vm = builder.disk_with("disk0", "disk", ",iothread=io").start().expect("start");
+    let qmp = connect(&vm).await;
     run(&qmp).await;
     comes_and_goes(&bench, &vm, &qmp).await;
 }
