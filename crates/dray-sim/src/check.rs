@@ -10,6 +10,9 @@ use dray_wire::ToSource;
 /// A migration must be over this long after the last fault, in virtual nanoseconds.
 pub(crate) const LIVENESS: u64 = 300 * SECOND;
 
+/// The disks are compared with what the source knows after one event in so many.
+const LOOK_EVERY: u64 = 16;
+
 /// What the checkers remember.
 pub(crate) struct Check {
     source_epoch: Epoch,
@@ -118,6 +121,47 @@ impl World {
             self.fail(format!("I1: the target's epoch went back to {}", epoch.0));
         }
         self.check.target_epoch = epoch;
+    }
+
+    /// I3: each block stands in one place at the source.
+    pub(crate) fn check_blocks(&mut self) {
+        if let Err(why) = self.source.machine.partition() {
+            self.fail(format!("I3: {why}"));
+        }
+        // One that is forgotten stays forgotten, and looking for it takes as long as all else.
+        if self.events.is_multiple_of(LOOK_EVERY) {
+            self.check_forgotten();
+        }
+    }
+
+    /// I3: a block that differs at the target waits, is in flight or is dirty.
+    fn check_forgotten(&mut self) {
+        if !self.source.idle() || !self.source.answered() || !self.sees_target() {
+            return;
+        }
+        for image in 0..self.setup.images.len() {
+            let index = ImageIndex(image as u16);
+            let differs = |&block: &u64| {
+                self.source.disks[image].read(block) != self.target.disks[image].read(block)
+                    && !self.source.machine.may_differ(index, block)
+                    && !self.source.dirty[image].contains(block)
+            };
+            if let Some(block) = (0..self.setup.images[image].blocks).find(differs) {
+                self.fail(format!(
+                    "I3: block {block} of image {image} differs, and the source knows nothing of it"
+                ));
+            }
+        }
+    }
+
+    /// What the source's machine has heard of the target is of the target's life as it is, and no guest
+    /// writes there.
+    fn sees_target(&self) -> bool {
+        let session = self.link.session;
+        !self.link.broken
+            && session == self.source.known_session
+            && session == self.target.known_session
+            && !self.source.handed_over
     }
 
     /// Attempts and epochs in the source's journal only grow.

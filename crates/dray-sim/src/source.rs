@@ -136,6 +136,11 @@ impl SourceHost {
         self.effects.is_empty()
     }
 
+    /// The machine has every answer that it waits for.
+    pub(crate) fn answered(&self) -> bool {
+        self.pending == 0
+    }
+
     /// How long a write waits before it is carried out.
     pub(crate) fn throttled(&mut self, now: u64, image: usize, range: BlockRange) -> u64 {
         let new_dirty = self.dirty[image].complement_in(range).len() * dray_types::BLOCK_SIZE;
@@ -251,6 +256,7 @@ impl World {
         self.source.machine.step(Time(self.now), event, &mut out);
         self.source.effects.extend(out);
         self.check_source_epoch();
+        self.check_blocks();
     }
 
     fn source_answer(&mut self, delay: u64, event: SourceEvent) {

@@ -2,12 +2,12 @@
 //!
 //! Where each block stands is kept in `blocks`; here is what is sent when, and what ends a phase.
 
-use super::blocks::{begin, reopen};
+use super::blocks::Found;
 use super::rounds::Verdict;
 use super::{ImageState, InFlight, Kind, Link, Source, SourceEffect, SourceNotice, Stage};
 use crate::{Phase, SECOND};
 use dray_types::{Attempt, BLOCK_SIZE, BlockRange, BlockSet, ErrorKind, ImageIndex, Refusal};
-use dray_wire::frame::{MAX_ZERO_BLOCKS, PIECE_BLOCKS};
+use dray_wire::frame::PIECE_BLOCKS;
 use dray_wire::{TargetImage, TargetState};
 
 /// Frames in flight at most, so that small runs and zeros are bounded too.
@@ -24,7 +24,7 @@ const SMALL_REST: f64 = 2097152.0;
 impl Source {
     pub(super) fn shared(&mut self, image: ImageIndex, blocks: BlockSet) {
         if let Some(state) = self.images.get_mut(image.ix()).filter(|_| !self.opened) {
-            state.base = blocks;
+            state.blocks.share(blocks);
         }
     }
 
@@ -71,7 +71,7 @@ impl Source {
         }
         if self.opened {
             for (state, target) in self.images.iter_mut().zip(&images) {
-                reopen(state, &target.have);
+                state.blocks.reopen(&target.have);
             }
         } else {
             self.first = Some(images);
@@ -90,7 +90,9 @@ impl Source {
         let Some(answer) = self.first.take() else { return false };
         for (ix, (state, target)) in self.images.iter_mut().zip(answer).enumerate() {
             let whole = BlockRange::whole(self.plan.images[ix].len);
-            begin(state, target, whole, self.plan.suspect.get(ix));
+            let (data, suspect) = (state.data.take(), self.plan.suspect.get(ix));
+            let data = data.unwrap_or_default();
+            state.blocks.begin(Found { whole, data, target, suspect });
             let chosen = self
                 .plan
                 .tuning
@@ -99,9 +101,10 @@ impl Source {
                 .filter(|_| self.plan.strategy.traits().chooses && self.scheme.copies);
             if let Some(chosen) = chosen {
                 // An image that nobody chose from is left as a whole.
-                state.leave(&chosen.get(ix).cloned().unwrap_or_default(), self.scheme.names_zeros);
+                let chosen = chosen.get(ix).cloned().unwrap_or_default();
+                state.blocks.choose(&chosen, self.scheme.names_zeros);
             }
-            state.todo.begin_round();
+            state.blocks.begin_round();
         }
         self.begin_progress();
         self.opened = true;
@@ -121,7 +124,7 @@ impl Source {
         let Some(chosen) = known.filter(|_| counts) else { return };
         chosen.clone_from(&copy_only);
         if self.opened {
-            self.images[image.ix()].choose_again(copy_only);
+            self.images[image.ix()].blocks.choose_again(copy_only);
             self.advance(out);
         }
     }
@@ -136,13 +139,8 @@ impl Source {
             if flight.kind.takes_room() {
                 self.window.lost(flight.bytes());
             }
-            let state = &mut self.images[flight.image.ix()];
-            state.land(flight.range);
-            if state.older.intersects(flight.range) || flight.kind == Kind::Zero {
-                state.todo.insert(flight.range);
-            } else {
-                state.unsure.insert(flight.range);
-            }
+            let zeros = flight.kind == Kind::Zero;
+            self.images[flight.image.ix()].blocks.lose_link(flight.range, zeros);
         }
     }
 
@@ -234,10 +232,7 @@ impl Source {
             return out.push(SourceEffect::PutBack { image, blocks });
         }
         self.not_mirrored(image, &blocks);
-        let state = &mut self.images[image.ix()];
-        let hot = state.without_cold(blocks);
-        self.round_bytes += hot.len() * BLOCK_SIZE;
-        state.wants(&hot);
+        self.round_bytes += self.images[image.ix()].blocks.collect(blocks) * BLOCK_SIZE;
         if self.awaiting_dirty == 0 {
             self.round_taken(out);
         }
@@ -245,14 +240,15 @@ impl Source {
 
     fn round_taken(&mut self, out: &mut Vec<SourceEffect>) {
         let jump = self.jump_blocks();
-        self.images.iter_mut().for_each(|image| image.todo.begin_scattered_round(jump));
+        self.images.iter_mut().for_each(|image| image.blocks.begin_scattered_round(jump));
         self.begin_progress();
         match self.stage {
             Stage::Handover(_) => self.collected(out),
             Stage::Sync => self.judge_round(out),
             Stage::Ready if self.scheme.equal => self.pump(out),
             Stage::Ready if self.scheme.syncs => {
-                let waits: u64 = self.images.iter().map(|image| image.todo.blocks().len()).sum();
+                let todo = |image: &ImageState| image.blocks.todo().blocks().len();
+                let waits: u64 = self.images.iter().map(todo).sum();
                 self.catching_up |= waits * BLOCK_SIZE > self.affordable();
                 self.advance(out);
             }
@@ -312,14 +308,7 @@ impl Source {
     }
 
     fn all_sent(&self) -> bool {
-        let empty = |image: &ImageState| {
-            image.todo.is_empty()
-                && image.zeros.is_empty()
-                && image.unsure.is_empty()
-                && image.held.is_empty()
-                && image.mirror.is_empty()
-        };
-        self.in_flight.is_empty() && self.images.iter().all(empty)
+        self.in_flight.is_empty() && self.images.iter().all(|image| image.blocks.all_sent())
     }
 
     /// Sends until the window is full or nothing waits.
@@ -344,13 +333,12 @@ impl Source {
     }
 
     fn send_zero(&mut self, out: &mut Vec<SourceEffect>) -> bool {
-        let Some(ix) = self.images.iter().position(|image| !image.zeros.is_empty()) else {
+        let Some(ix) = self.images.iter().position(|image| image.blocks.has_zeros()) else {
             return false;
         };
-        let Some(range) = self.images[ix].zeros.next_run(0, MAX_ZERO_BLOCKS) else { return false };
-        self.images[ix].zeros.remove(range);
+        let Some(range) = self.images[ix].blocks.launch_zeros() else { return false };
         let image = ImageIndex(ix as u16);
-        let tag = self.launch(image, range, Kind::Zero, 0);
+        let tag = self.frame(image, range, Kind::Zero, 0);
         out.push(SourceEffect::SendZero { tag, image, range });
         true
     }
@@ -364,11 +352,12 @@ impl Source {
     ) {
         self.images[image.ix()].count(range);
         let kind = if mirrored { Kind::Mirrored } else { Kind::Copied };
-        let tag = self.launch(image, range, kind, 0);
+        let tag = self.frame(image, range, kind, 0);
         out.push(SourceEffect::SendRun { tag, image, range, urgent: false, clear_dirty: true });
     }
 
-    pub(super) fn launch(
+    /// A frame with blocks that are in flight by now; returns its tag.
+    pub(super) fn frame(
         &mut self,
         image: ImageIndex,
         range: BlockRange,
@@ -381,7 +370,6 @@ impl Source {
         if kind.takes_room() {
             self.window.sent(range.byte_len());
         }
-        self.images[image.ix()].launch(range);
         let flight = InFlight { image, range, kind, sent_at: self.now, tries, part: None };
         self.in_flight.insert(tag, flight);
         tag
@@ -409,7 +397,7 @@ impl Source {
                 self.delivered(flight.bytes());
             }
             self.leaves_mirror(flight);
-            self.images[flight.image.ix()].arrived(flight.range);
+            self.images[flight.image.ix()].blocks.arrived(flight.range);
         }
         self.advance(out);
     }
@@ -439,16 +427,14 @@ impl Source {
             kind = Kind::Copied;
         }
         if tries + 1 > MAX_TRIES {
-            let state = &mut self.images[image.ix()];
-            state.land(range);
-            state.todo.insert(range);
+            self.images[image.ix()].blocks.failed(range);
             let (first, last) = (range.start, range.end() - 1);
             let why =
                 format!("blocks {first} to {last} arrived damaged {} times in a row", tries + 1);
             let hint = "check the memory and network of both hosts";
             return self.target_failed(target_is_wrong(why).hint(hint), out);
         }
-        let tag = self.launch(image, range, kind, tries + 1);
+        let tag = self.frame(image, range, kind, tries + 1);
         out.push(if kind == Kind::Zero {
             SourceEffect::SendZero { tag, image, range }
         } else {
@@ -466,9 +452,7 @@ impl Source {
             self.window.lost(flight.bytes());
         }
         self.leaves_mirror(flight);
-        let state = &mut self.images[flight.image.ix()];
-        state.land(flight.range);
-        state.todo.insert(flight.range);
+        self.images[flight.image.ix()].blocks.failed(flight.range);
         let name = &self.plan.images[flight.image.ix()].name;
         let what = format!("reading image '{name}' at the source failed");
         let why = Refusal::new(ErrorKind::Io, what, why).hint("check the source's disk");

@@ -9,7 +9,7 @@
 //! in turn, and what lacks of these goes as one part. Until that is acknowledged the whole range is in
 //! flight: should the session end, all of it goes again.
 
-use super::{ImageState, InFlight, Kind, Link, Source, SourceEffect, Stage};
+use super::{InFlight, Kind, Link, Source, SourceEffect, Stage};
 use crate::order::{next_image, next_in_step};
 use crate::reuse::NextRun;
 use dray_types::{BLOCK_SIZE, BlockRange, ImageIndex, MAX_RUN_BLOCKS};
@@ -51,9 +51,7 @@ impl Source {
             return false;
         }
         while let Some((image, range)) = self.reuse.next_sample() {
-            let state = &mut self.images[image.ix()];
-            if state.todo.blocks().contains_range(range) {
-                state.todo.remove(range);
+            if self.images[image.ix()].blocks.launch_sample(range) {
                 self.describe(image, range, out);
             }
         }
@@ -62,22 +60,22 @@ impl Source {
 
     /// Sends or describes the next run that waits; false without one, or without room.
     pub(super) fn send_next(&mut self, out: &mut Vec<SourceEffect>) -> bool {
-        let waiting = self.images.iter().map(|image| &image.todo);
+        let waiting = self.images.iter().map(|image| image.blocks.todo());
         let describes = self.stage == Stage::Copy;
         let step = describes && self.reuse.in_step();
         let next = if step { next_in_step(waiting) } else { next_image(waiting) };
         let Some(ix) = next else { return false };
         let image = ImageIndex(ix as u16);
-        let Some(run) = self.images[ix].todo.next(MAX_RUN_BLOCKS) else { return false };
-        let in_place = &self.images[ix].in_place;
+        let Some(run) = self.images[ix].blocks.next(MAX_RUN_BLOCKS) else { return false };
+        let in_place = self.images[ix].blocks.in_place();
         let way = if describes { self.reuse.next_run(run, in_place) } else { NextRun::Send(run) };
         match way {
             NextRun::Describe(range) if self.reuse.has_room() && self.has_frames() => {
-                self.images[ix].todo.send(range);
+                self.images[ix].blocks.launch(range);
                 self.describe(image, range, out);
             }
             NextRun::Send(range) if self.has_room() => {
-                self.images[ix].todo.send(range);
+                self.images[ix].blocks.launch(range);
                 self.reuse.sent(range.len);
                 self.send_run(image, range, false, out);
             }
@@ -88,7 +86,7 @@ impl Source {
 
     fn describe(&mut self, image: ImageIndex, range: BlockRange, out: &mut Vec<SourceEffect>) {
         self.reuse.described(self.now, range.len / PIECE_BLOCKS);
-        let tag = self.launch(image, range, Kind::Described, 0);
+        let tag = self.frame(image, range, Kind::Described, 0);
         out.push(SourceEffect::Describe { tag, image, range });
     }
 
@@ -115,7 +113,7 @@ impl Source {
             match answer {
                 Answer::Found => {
                     found += part.len;
-                    self.images[image.ix()].arrived(part);
+                    self.images[image.ix()].blocks.arrived(part);
                 }
                 Answer::Near if self.reuse.basis.tries(part.len / PIECE_BLOCKS) => {
                     let new = self.part_of(flight, part, Kind::DescribedBlocks);
@@ -172,7 +170,7 @@ impl Source {
         self.blocks_found(flight, found);
         self.delivered(found * BLOCK_SIZE);
         if mask_len(&part) == 0 {
-            self.images[flight.image.ix()].arrived(flight.range);
+            self.images[flight.image.ix()].blocks.arrived(flight.range);
             return self.advance(out);
         }
         let waits = InFlight { part: Some(part), ..flight };
@@ -212,15 +210,6 @@ impl Source {
             }
         });
         true
-    }
-}
-
-impl ImageState {
-    /// The blocks in flight have arrived.
-    pub(super) fn arrived(&mut self, range: BlockRange) {
-        self.land(range);
-        self.sent.insert(range);
-        self.older.insert(range);
     }
 }
 

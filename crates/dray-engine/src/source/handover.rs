@@ -8,10 +8,10 @@
 //!
 //! Whatever goes wrong before that record makes the attempt void and lets the guest go on here.
 
-use super::{ImageState, Source, SourceEffect, SourceNotice, Stage};
+use super::{Source, SourceEffect, SourceNotice, Stage};
 use crate::record::SourceRecord;
 use crate::{Phase, Time};
-use dray_types::{Attempt, BlockSet, ErrorKind, Refusal};
+use dray_types::{Attempt, ErrorKind, Refusal};
 use dray_wire::{HandedOver, ImageHandover, MapHash, ToTarget};
 
 /// How far a handover is.
@@ -144,7 +144,7 @@ impl Source {
             .images
             .iter()
             .zip(lens)
-            .map(|(image, &len)| ImageHandover { len, missing: missing(image) })
+            .map(|(image, &len)| ImageHandover { len, missing: image.blocks.missing() })
             .collect();
         let map_hash = MapHash::of(&images);
         self.stage = Stage::Handover(Step::Asking { began, map_hash });
@@ -229,14 +229,4 @@ impl Source {
         // The step may have ended with another limit, and that was not carried out.
         out.push(SourceEffect::Throttle { limit: self.limit });
     }
-}
-
-/// Every block that is not known to be equal at the target.
-pub(super) fn missing(image: &ImageState) -> BlockSet {
-    let mut missing = image.todo.blocks().clone();
-    missing.union_with(&image.zeros);
-    missing.union_with(&image.rest);
-    missing.union_with(&image.unsure);
-    missing.union_with(&image.held);
-    missing
 }

@@ -10,9 +10,9 @@
 //! long as they have something to send, and a round that the guest's own writes keep from ending is
 //! ended: mirroring must not hide that the guest writes more than the link carries.
 
-use super::{ImageState, Link, Source, SourceEffect, Stage};
+use super::{Link, Source, SourceEffect, Stage};
 use crate::{SECOND, Time};
-use dray_types::{BLOCK_SIZE, BlockRange, BlockSet, ImageIndex, MAX_RUN_BLOCKS};
+use dray_types::{BLOCK_SIZE, BlockRange, BlockSet, ImageIndex};
 
 /// A round that has brought nothing for this long is over, in nanoseconds.
 const STUCK: u64 = 5 * SECOND;
@@ -47,9 +47,7 @@ impl Source {
         {
             return false;
         }
-        let waits =
-            |image: &ImageState| image.todo.blocks().len() + image.zeros.len() + image.unsure.len();
-        let waits = self.images.iter().map(waits).sum();
+        let waits = self.images.iter().map(|image| image.blocks.waiting_or_unsure()).sum();
         if waits < self.progress.least {
             self.progress = Progress { least: waits, at: self.now, bytes: 0 };
         }
@@ -58,8 +56,8 @@ impl Source {
 
     /// Mirrored writes take half of the window as long as Copy or Sync has something to send.
     pub(super) fn mirror_has_room(&self) -> bool {
-        let waits = |image: &ImageState| !image.todo.is_empty() || !image.zeros.is_empty();
-        self.mirror_flying < self.window.size() / 2 || !self.images.iter().any(waits)
+        let waits = || self.images.iter().any(|image| image.blocks.waits());
+        self.mirror_flying < self.window.size() / 2 || !waits()
     }
 
     pub(super) fn written(
@@ -76,17 +74,15 @@ impl Source {
         let Some(offer) = self.plan.images.get(image.ix()) else { return };
         let range = crate::order::clip(range, BlockRange::whole(offer.len));
         let room = self.plan.tuning.mirror_window.saturating_sub(self.mirror_bytes) / BLOCK_SIZE;
-        let queued = self.images[image.ix()].mirror(range, room);
+        let queued = self.images[image.ix()].blocks.written(range, room);
         self.mirror_bytes += queued * BLOCK_SIZE;
         self.pump(out);
     }
 
     pub(super) fn send_mirrored(&mut self, out: &mut Vec<SourceEffect>) -> bool {
-        let Some(ix) = self.images.iter().position(|image| !image.mirror.is_empty()) else {
-            return false;
-        };
-        let Some(range) = self.images[ix].mirror.next_run(0, MAX_RUN_BLOCKS) else { return false };
-        self.images[ix].mirror.remove(range);
+        let mut images = self.images.iter_mut().enumerate();
+        let next = images.find_map(|(ix, image)| Some((ix, image.blocks.launch_mirrored()?)));
+        let Some((ix, range)) = next else { return false };
         self.blocks_mirrored += range.len;
         self.mirror_flying += range.byte_len();
         self.send_run(ImageIndex(ix as u16), range, true, out);
@@ -96,50 +92,13 @@ impl Source {
     /// What waits to be mirrored is dirty in the tracker, and that is enough.
     pub(super) fn forget_mirrored(&mut self) {
         for image in &mut self.images {
-            self.mirror_bytes -= (image.mirror.len() + image.again.len()) * BLOCK_SIZE;
-            image.mirror = BlockSet::new();
-            image.again = BlockSet::new();
+            self.mirror_bytes -= image.blocks.forget_mirrored() * BLOCK_SIZE;
         }
     }
 
     /// A round of Sync brings these blocks.
     pub(super) fn not_mirrored(&mut self, image: ImageIndex, blocks: &BlockSet) {
-        let state = &mut self.images[image.ix()];
-        for waits in [&mut state.mirror, &mut state.again] {
-            if !waits.is_empty() {
-                let before = waits.len();
-                waits.subtract(blocks);
-                self.mirror_bytes -= (before - waits.len()) * BLOCK_SIZE;
-            }
-        }
-    }
-}
-
-impl ImageState {
-    /// Queues what Copy will not bring, at most `room` blocks of it; returns how many are new.
-    fn mirror(&mut self, range: BlockRange, room: u64) -> u64 {
-        // To be named as zeros, and now it holds something.
-        self.zeros.remove(range);
-        let queued = |image: &Self, run| {
-            let mut known = image.mirror.intersection(run);
-            known.union_with(&image.again.intersection(run));
-            known
-        };
-        let mut fresh = self.flying.complement_in(range);
-        fresh.subtract(&self.todo.blocks().intersection(range));
-        fresh.subtract(&self.unsure.intersection(range));
-        fresh.subtract(&queued(self, range));
-        let mut again = self.flying.intersection(range);
-        again.subtract(&self.held.intersection(range));
-        again.subtract(&queued(self, range));
-        let mut left = room;
-        for (waits, into) in [(fresh, &mut self.mirror), (again, &mut self.again)] {
-            for run in waits.runs() {
-                let (fits, _) = run.split_at_most(left);
-                into.insert(fits);
-                left -= fits.len;
-            }
-        }
-        room - left
+        let fewer = self.images[image.ix()].blocks.not_mirrored(blocks);
+        self.mirror_bytes -= fewer * BLOCK_SIZE;
     }
 }

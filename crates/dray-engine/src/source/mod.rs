@@ -12,6 +12,7 @@ mod blocks;
 mod copying;
 mod describing;
 mod handover;
+mod image;
 mod interface;
 mod mirror;
 mod rounds;
@@ -22,7 +23,6 @@ pub use interface::{SourceEffect, SourceEvent, SourceNotice, SourcePlan, SourceS
 pub use rounds::MAX_ROUNDS;
 pub(crate) use rounds::{Rounds, Verdict};
 
-use crate::order::Waiting;
 use crate::record::SourceRecord;
 use crate::reuse::Reuse;
 use crate::strategy::Scheme;
@@ -33,6 +33,7 @@ use dray_types::{Attempt, BLOCK_SIZE, BlockRange, BlockSet, Epoch, ImageIndex, R
 use dray_wire::frame::mask_len;
 use dray_wire::{Envelope, HandedOver, ImageOffer, Open, TargetImage, ToSource, ToTarget};
 use handover::Step;
+use image::ImageState;
 use mirror::Progress;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -56,53 +57,6 @@ enum Link {
     /// `Open` was sent, its answer has not come.
     Opening,
     Up,
-}
-
-#[derive(Default, Debug)]
-struct ImageState {
-    /// Blocks to be sent that are not in flight, in the order of Copy's schedule.
-    todo: Waiting,
-    /// Blocks that the target has in a replica of an earlier generation and that nobody has written
-    /// since. They are equal there as long as they are not dirty, whatever becomes of the link.
-    base: BlockSet,
-    /// Blocks of which the target's file has some version in their place, of unknown age: a replica,
-    /// or what an earlier try has brought. They are described before they are sent, whatever sampling
-    /// says of other content.
-    in_place: BlockSet,
-    /// Blocks to be named as zeros.
-    zeros: BlockSet,
-    /// Blocks that are left for Backfill.
-    rest: BlockSet,
-    /// The blocks to copy; none when all are.
-    chosen: Option<BlockSet>,
-    /// Blocks written after they were copied, dirty in the tracker, to be sent as well.
-    mirror: BlockSet,
-    /// The same for blocks that were in flight when they were written; they wait as `held` do.
-    again: BlockSet,
-    /// Blocks that the target has acknowledged.
-    sent: BlockSet,
-    /// Blocks that were in flight when the link was lost.
-    unsure: BlockSet,
-    /// Blocks written again while they were in flight; they wait until that frame has landed, or
-    /// the younger version could overtake the older one on another stream (I3).
-    held: BlockSet,
-    /// Blocks in flight.
-    flying: BlockSet,
-    /// Blocks of which the target has some version, perhaps an old one.
-    older: BlockSet,
-    /// Those of them that were sent again. The target's record of having them may be older than
-    /// their data: after a power cut there it names the old version, so they are never trusted
-    /// across sessions (I3).
-    overwritten: BlockSet,
-    /// What the image held at the start; none until it was scanned.
-    data: Option<BlockSet>,
-    /// The order in which the target should fetch what it misses; none until the shell names one,
-    /// which is address order as such. One without ranges is told: nothing is known of the guest.
-    backfill: Option<Schedule>,
-    blocks_sent: u64,
-    blocks_resent: u64,
-    /// Blocks that were described and found at the target.
-    blocks_found: u64,
 }
 
 /// What a frame is.
@@ -326,7 +280,7 @@ impl Source {
     ) {
         let Some(offer) = self.plan.images.get(image.ix()) else { return };
         let state = &mut self.images[image.ix()];
-        state.todo.renew_order(copy, BlockRange::whole(offer.len));
+        state.blocks.renew_order(copy, BlockRange::whole(offer.len));
         state.backfill = backfill.or(state.backfill.take());
         if matches!(self.stage, Stage::Backfill(_)) {
             self.tell_order(image, out);
@@ -467,10 +421,7 @@ impl Source {
         self.forget_in_flight();
         out.push(SourceEffect::Journal(SourceRecord::Abandoned));
         for (ix, state) in self.images.iter_mut().enumerate() {
-            let mut blocks = state.todo.take();
-            blocks.union_with(&std::mem::take(&mut state.rest));
-            blocks.union_with(&std::mem::take(&mut state.unsure));
-            blocks.union_with(&std::mem::take(&mut state.overwritten));
+            let mut blocks = state.blocks.put_back();
             if !self.opened
                 && let Some(suspect) = self.plan.suspect.get(ix)
             {
@@ -526,7 +477,38 @@ impl Source {
 
     /// Whether blocks of the range wait to be sent before the handover, or in this round of Sync.
     pub fn waits(&self, image: ImageIndex, range: BlockRange) -> bool {
-        self.images.get(image.ix()).is_some_and(|state| state.todo.blocks().intersects(range))
+        self.images
+            .get(image.ix())
+            .is_some_and(|state| state.blocks.todo().blocks().intersects(range))
+    }
+
+    /// For tests and simulators: whether each block stands in one place, and has a frame if it is in
+    /// flight. Looks at every run of every set.
+    ///
+    /// # Errors
+    /// What does not hold, in words.
+    pub fn partition(&self) -> Result<(), String> {
+        if !self.opened || self.is_over() {
+            return Ok(());
+        }
+        let mut flying = vec![0; self.images.len()];
+        for flight in self.in_flight.values() {
+            flying[flight.image.ix()] += flight.range.len;
+        }
+        for (image, flying) in self.images.iter().zip(flying) {
+            image.blocks.partition()?;
+            if image.blocks.flying() != flying {
+                return Err(format!("{} blocks fly in frames of {flying}", image.blocks.flying()));
+            }
+        }
+        Ok(())
+    }
+
+    /// For simulators: whether a block that is not dirty may differ at the target, by what this side
+    /// knows. Without a session it knows nothing.
+    pub fn may_differ(&self, image: ImageIndex, block: u64) -> bool {
+        let knows = self.opened && self.link == Link::Up && !self.is_over();
+        !knows || self.images[image.ix()].blocks.may_differ(block)
     }
 
     /// The epoch this side knows of.
@@ -557,12 +539,11 @@ impl Source {
 
     /// Progress to show.
     pub fn status(&self) -> SourceStatus {
-        let waiting = |image: &ImageState| image.todo.blocks().len() + image.zeros.len();
         SourceStatus {
-            waiting: self.images.iter().map(waiting).collect(),
-            sent: self.images.iter().map(|image| image.sent.len()).collect(),
-            shared: self.images.iter().map(|image| image.base.len()).collect(),
-            left: self.images.iter().map(|image| image.rest.len()).collect(),
+            waiting: self.images.iter().map(|image| image.blocks.waiting()).collect(),
+            sent: self.images.iter().map(|image| image.blocks.sent()).collect(),
+            shared: self.images.iter().map(|image| image.blocks.shared()).collect(),
+            left: self.images.iter().map(|image| image.blocks.left()).collect(),
             image_blocks_sent: self.images.iter().map(|image| image.blocks_sent).collect(),
             image_blocks_resent: self.images.iter().map(|image| image.blocks_resent).collect(),
             image_blocks_found: self.images.iter().map(|image| image.blocks_found).collect(),

@@ -1,6 +1,5 @@
 //! After handover: the source is a server of blocks, nothing more (I5).
 
-use super::handover::missing;
 use super::{Link, Source, SourceEffect, SourceNotice, Stage};
 use crate::Phase;
 use crate::order::clip;
@@ -62,7 +61,7 @@ impl Source {
         let Some(backfill) = state.backfill.as_ref().filter(|_| self.link == Link::Up) else {
             return;
         };
-        let missing = missing(state);
+        let missing = state.blocks.missing();
         // A restarted source does not know what is missing; the target does.
         let known = self.opened;
         let whole = BlockRange::whole(self.plan.images[image.ix()].len);
@@ -90,7 +89,7 @@ impl Source {
         if self.reuse.known {
             let (together, link_rate) = (self.reuse.together, self.plan.tuning.link_rate);
             let images = (0..).map(ImageIndex).zip(&self.images);
-            let some = images.filter(|(_, state)| !state.in_place.is_empty());
+            let some = images.filter(|(_, state)| !state.blocks.in_place().is_empty());
             let in_place = some.map(|(image, _)| image).collect();
             self.send(ToTarget::Describes { together, link_rate, in_place }, out);
         }
@@ -117,7 +116,7 @@ impl Source {
         }
         let state = &mut self.images[image.ix()];
         state.count(range);
-        state.sent.insert(range);
+        state.blocks.fetched(range);
         out.push(SourceEffect::SendRun { tag, image, range, urgent, clear_dirty: false });
     }
 

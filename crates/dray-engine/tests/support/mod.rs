@@ -59,6 +59,7 @@ impl S {
         self.now += MILLISECOND;
         let mut out = Vec::new();
         self.machine.step(Time(self.now), event, &mut out);
+        assert_eq!(self.machine.partition(), Ok(()));
         out
     }
 
