@@ -15,7 +15,7 @@ use dray_host::abort;
 use dray_host::record::{Adopted, CopyState, ImageRecord};
 use dray_host::refusals::io_error;
 use dray_host::registry::Entry;
-use dray_qemu::{LayerPlan, Qmp};
+use dray_qemu::{LayerPlan, Qmp, Window};
 use dray_vm::leaving::refuse_untold;
 use dray_vm::picture::{LayerPicture, Picture, Place};
 use dray_vm::qemu_error;
@@ -103,6 +103,13 @@ impl Agent {
             let why = format!("the vm sees a {} image in it", layer.plan.format);
             return Err(Refusal::new(ErrorKind::Conflict, what, why)
                 .hint("grow the guest's disk with QEMU's `block_resize`: there is room for it"));
+        }
+        if layer.plan.window() != Window::default() {
+            let disk = &layer.plan.qdev;
+            let why = format!("disk {disk} is a part of its file: its raw node has offset or size");
+            return Err(Refusal::new(ErrorKind::Conflict, what, why).hint(
+                "`dray release` the disk, make its file longer, and use QEMU's `block_resize`",
+            ));
         }
         if !layer.reconnects {
             let why = format!(

@@ -119,6 +119,24 @@ fn a_qcow2_is_left_to_qemu() {
     stage.assert_images("a");
 }
 
+/// dray does not know which part of a longer file the guest is to see.
+#[test]
+fn a_part_of_a_file_keeps_its_length() {
+    let Some(mut stage) = Stage::new("resize-part", &[Kind::Part], RATE) else { return };
+    let qmp = stage.source_qmp();
+    stage.lab.host("a").json(&["adopt", "--qmp", &qmp]).expect("adopt");
+    let before = image(&stage, "a");
+    let name = before["name"].as_str().expect("text").to_owned();
+    let refused = resize(&stage, "a", &name, &["--qmp", &qmp]);
+    assert_eq!(refused.code, 6, "{refused:?}");
+    assert!(refused.stderr.contains("is a part of its file"), "{refused:?}");
+    assert_eq!(image(&stage, "a")["size"], before["size"]);
+    stage.assert_guest_is_well();
+    stage.lab.host("a").json(&["release", "--qmp", &qmp]).expect("release");
+    stage.finish_guest();
+    stage.assert_images("a");
+}
+
 /// The image is longer by then; the guest is told by the same command.
 #[test]
 fn a_guest_that_was_not_told_is_told_the_next_time() {
