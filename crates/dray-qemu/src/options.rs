@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::plan::{LayerPlan, Pivot};
 
 /// A node's options as QMP takes them.
 pub type Options = Map<String, Value>;
@@ -105,16 +104,9 @@ impl NodeOptions {
         found
     }
 
-    /// Adds the nodes of a layer that was released by this plan: they were made while QEMU ran, so its
-    /// command line does not name them.
-    pub fn add_released(&mut self, plan: &LayerPlan) {
-        let mut trees = vec![plan.local.clone()];
-        if let Pivot::Reopen { options } = &plan.pivot {
-            let mut format = options.clone();
-            format.insert("file".into(), plan.local_node().into());
-            trees.push(format);
-        }
-        self.trees.splice(0..0, trees);
+    /// Adds nodes that were made while QEMU ran, so that its command line does not name them.
+    pub(crate) fn add(&mut self, made: Vec<Options>) {
+        self.trees.splice(0..0, made);
     }
 
     /// A file's absolute path, from its name as QEMU knows it.

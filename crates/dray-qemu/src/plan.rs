@@ -260,6 +260,20 @@ fn check_driver(options: &Options, driver: &str) -> Result<()> {
     Err(Error::new(ErrorKind::Mismatch, why))
 }
 
+impl NodeOptions {
+    /// Adds the nodes of a layer that was released by this plan: they were made while QEMU ran, so its
+    /// command line does not name them.
+    pub fn add_released(&mut self, plan: &LayerPlan) {
+        let mut trees = vec![plan.local.clone()];
+        if let Pivot::Reopen { options } = &plan.pivot {
+            let mut format = options.clone();
+            format.insert("file".into(), plan.local_node().into());
+            trees.push(format);
+        }
+        self.add(trees);
+    }
+}
+
 /// The part of its file that a raw node shows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Window {
