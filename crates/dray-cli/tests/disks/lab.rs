@@ -1,12 +1,12 @@
 //! Two agents on loopback addresses of their own, and the local API asked from a plain thread.
 
 use dray_files::record;
+use dray_testkit::loopback::Loopback;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -39,6 +39,7 @@ pub struct Lab {
     pub a: Host,
     /// The target.
     pub b: Host,
+    _net: Loopback,
 }
 
 /// Runs a command to its end and expects success.
@@ -57,18 +58,14 @@ impl Lab {
 
     /// The same with configurations that `change` has had a look at.
     pub fn with(change: impl Fn(&str, String) -> String) -> Self {
-        static LABS: AtomicU32 = AtomicU32::new(0);
-        let nth = LABS.fetch_add(1, Ordering::Relaxed);
-        // No two labs of a process have the same: what a test has left listening would answer to another one.
-        let process = 1 + (std::process::id() + 125 * (nth / 250)) % 250;
-        let net = format!("127.{process}.{}", nth % 250);
+        let net = Loopback::reserve().unwrap();
         let dir = tempfile::Builder::new().prefix("dray-disks-").tempdir().unwrap();
         let pki = dir.path().join("pki");
         run(Command::new(DRAY).args(["pki", "init", "--dir"]).arg(&pki));
-        let host = |name: &'static str, last: u32| {
+        let host = |name: &'static str, last: u8| {
             let mut issue = Command::new(DRAY);
             run(issue.args(["pki", "issue", name, "--address", "127.0.0.1", "--dir"]).arg(&pki));
-            let address = format!("{net}.{last}:{PORT}");
+            let address = format!("{}:{PORT}", net.address(last));
             Host { name, dir: dir.path().join(name), address, child: None }
         };
         let (a, b) = (host("hosta", 1), host("hostb", 2));
@@ -79,7 +76,7 @@ impl Lab {
             let config = change(host.name, config(host, peer, dir.path()));
             std::fs::write(host.config(), config).unwrap();
         }
-        Self { dir, a, b }
+        Self { dir, a, b, _net: net }
     }
 
     /// Both agents run.

@@ -16,10 +16,10 @@ mod host;
 pub use host::{Answer, Host};
 
 use crate::guest::tools;
+use crate::loopback::Loopback;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 use tempfile::TempDir;
 
 /// The letters of a lab's hosts; `a` is called `hosta`.
@@ -38,6 +38,7 @@ pub struct Place {
 pub struct Lab {
     hosts: Vec<Host>,
     dir: TempDir,
+    _net: Option<Loopback>,
 }
 
 impl Lab {
@@ -54,8 +55,10 @@ impl Lab {
     /// # Errors
     /// As [`Lab::new`].
     pub fn with_settings(name: &str, dray: &Path, settings: &str) -> io::Result<Self> {
-        let place = || Place { address: loopback(), within: Vec::new() };
-        Self::at(name, dray, settings, [place(), place()])
+        let net = Loopback::reserve()?;
+        let place = |host| Place { address: net.address(host), within: Vec::new() };
+        let lab = Self::at(name, dray, settings, [place(1), place(2)])?;
+        Ok(Self { _net: Some(net), ..lab })
     }
 
     /// The same at places that somebody else has made.
@@ -82,7 +85,7 @@ impl Lab {
             Host::new(dir.path(), LETTERS[i], &places[i], &peers, dray, settings)
         };
         let hosts = (0..LETTERS.len()).map(host).collect::<io::Result<_>>()?;
-        Ok(Self { hosts, dir })
+        Ok(Self { hosts, dir, _net: None })
     }
 
     /// A host by its letter.
@@ -133,14 +136,6 @@ impl Lab {
     pub fn dir(&self) -> PathBuf {
         self.dir.path().to_owned()
     }
-}
-
-/// A loopback address that no other lab of this machine uses, so that agents can keep their port
-/// over a restart: 127/8 has room for the process id and a counter.
-fn loopback() -> String {
-    static NEXT: AtomicU32 = AtomicU32::new(1);
-    let (pid, n) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-    format!("127.{}.{}.{}", 1 + (pid >> 8) % 250, pid & 0xff, 1 + n % 250)
 }
 
 fn make_certificates(dray: &Path, dir: &Path, addresses: &[String]) -> io::Result<()> {
