@@ -27,6 +27,8 @@ pub struct Bars {
     heard: Instant,
     /// When the present phase began, in seconds since the migration's start.
     phase_began: f64,
+    /// Bytes that had been moved when it began.
+    moved_before: u64,
 }
 
 /// A style from a template that is part of this file; a wrong one shows as a plain bar.
@@ -66,6 +68,7 @@ impl Bars {
             last: None,
             heard: Instant::now(),
             phase_began: 0.0,
+            moved_before: 0,
         }
     }
 
@@ -80,8 +83,10 @@ impl Bars {
         let took = seconds(now - self.phase_began);
         let mut line = format!("{} {:<NAME_WIDTH$} {:>8}", mark, last.phase.to_string(), took);
         if matches!(last.phase, Phase::Copy | Phase::Backfill) {
-            line += &format!("  {}", self.style.dim(&bytes(last.total.bytes_total)));
+            let moved = last.total.bytes_done.saturating_sub(self.moved_before);
+            line += &format!("  {}", self.style.dim(&bytes(moved)));
         }
+        self.moved_before = last.total.bytes_done;
         self.above(&line);
         self.phase_began = now;
     }
