@@ -2,7 +2,7 @@
 
 use super::options::{HotSet, Throttle, Tuning};
 use super::{ErrorKind, Refusal};
-use dray_types::{BLOCK_SIZE, Strategy};
+use dray_types::{BLOCK_SIZE, Choice, Strategy};
 
 /// Whether `strategy` uses everything that was asked for.
 ///
@@ -26,7 +26,7 @@ pub fn check(tuning: &Tuning, strategy: Strategy) -> Result<(), Refusal> {
         return Err(Refusal::new(ErrorKind::Invalid, what, why));
     }
     if let Some(hot_set) = &tuning.hot_set {
-        if strategy != Strategy::HotSet {
+        if strategy.traits().choice != Choice::Hot {
             let why = "only hot-set chooses blocks by what the guest uses";
             return Err(refused("options of hot-set", strategy, why).hint(
                 "leave --observe, --threshold, --segment, --read-weight and --handover-size \

@@ -1,7 +1,7 @@
 //! What a strategy and the settings that shape it come to: which blocks move before the handover and which after.
 
 use crate::throttle;
-use dray_types::{BlockSet, Strategy};
+use dray_types::{BlockSet, StrategyTraits};
 
 /// Bytes of mirrored writes that may wait or be under way, unless said otherwise: 8 ms of a 1 GB/s
 /// disk, or 70 ms of a 1 Gbit link.
@@ -66,9 +66,8 @@ pub(crate) struct Scheme {
 }
 
 impl Scheme {
-    pub(crate) fn of(strategy: Strategy, tuning: &Tuning) -> Self {
-        let traits = strategy.traits();
-        let chosen = tuning.copy_only.as_ref().filter(|_| traits.chooses);
+    pub(crate) fn of(traits: StrategyTraits, tuning: &Tuning) -> Self {
+        let chosen = tuning.copy_only.as_ref().filter(|_| traits.chooses());
         let copies =
             traits.copies && chosen.is_none_or(|sets| sets.iter().any(|set| !set.is_empty()));
         let syncs = copies && traits.syncs;
@@ -81,7 +80,7 @@ impl Scheme {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dray_types::BlockRange;
+    use dray_types::{BlockRange, Strategy};
 
     /// LiveFS, section V: pre-copy and post-copy are settings of its parameters.
     #[test]
@@ -89,10 +88,10 @@ mod tests {
         let none = Tuning::default();
         let of = |set: BlockSet| {
             let copy_only = Some(vec![set]);
-            Scheme::of(Strategy::HotSet, &Tuning { copy_only, ..Tuning::default() })
+            Scheme::of(Strategy::HotSet.into(), &Tuning { copy_only, ..Tuning::default() })
         };
         let all = of([BlockRange::new(0, 1 << 20)].into_iter().collect());
-        assert_eq!(all, Scheme::of(Strategy::PreCopy, &none));
-        assert_eq!(of(BlockSet::new()), Scheme::of(Strategy::PostCopy, &none));
+        assert_eq!(all, Scheme::of(Strategy::PreCopy.into(), &none));
+        assert_eq!(of(BlockSet::new()), Scheme::of(Strategy::PostCopy.into(), &none));
     }
 }

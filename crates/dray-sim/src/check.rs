@@ -3,7 +3,7 @@
 use crate::faults::{Setup, Side};
 use crate::guest::Power;
 use crate::world::World;
-use dray_engine::{SECOND, SourceRecord, Strategy, TargetRecord};
+use dray_engine::{SECOND, SourceRecord, TargetRecord};
 use dray_types::{BlockRange, Epoch, ImageIndex};
 use dray_wire::ToSource;
 
@@ -283,21 +283,21 @@ impl World {
 
     pub(crate) fn check_crossing(&mut self, image: ImageIndex, range: BlockRange) {
         self.check_shared(image, range);
-        let limit = match self.setup.strategy {
-            Strategy::PreCopy | Strategy::HotSet | Strategy::Mirror => return,
-            Strategy::PostCopy | Strategy::Deferred => 1,
-            Strategy::Hybrid | Strategy::Auto => 2,
-        };
-        if !self.setup.clean_wire() || self.check.crashes > 0 || self.vm.resumes > 0 {
+        let strategy = self.setup.strategy;
+        let limit = 1 + u8::from(strategy.copies);
+        if strategy.syncs
+            || !self.setup.clean_wire()
+            || self.check.crashes > 0
+            || self.vm.resumes > 0
+        {
             return;
         }
         for block in range.start..range.end() {
             let count = &mut self.check.crossings[image.ix()][block as usize];
             *count = count.saturating_add(1);
             if *count > limit {
-                let strategy = self.setup.strategy;
-                let count = *count;
-                return self.fail(format!("{strategy} sends block {block} {count} times"));
+                let (name, count) = (strategy.name, *count);
+                return self.fail(format!("{name} sends block {block} {count} times"));
             }
         }
     }

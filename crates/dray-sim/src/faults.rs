@@ -4,7 +4,7 @@ use crate::reuse::ReuseSetup;
 use crate::rng::Rng;
 use dray_engine::throttle::Mode;
 use dray_engine::{MILLISECOND, SECOND, Strategy, Tuning};
-use dray_types::{BLOCK_SIZE, BlockRange, BlockSet};
+use dray_types::{BLOCK_SIZE, BlockRange, BlockSet, StrategyTraits};
 
 /// One of the two hosts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -94,7 +94,7 @@ pub(crate) enum Pattern {
 /// Everything about a run that its seed decides before it begins.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
-    pub(crate) strategy: Strategy,
+    pub(crate) strategy: StrategyTraits,
     pub(crate) tuning: Tuning,
     pub(crate) images: Vec<ImageSetup>,
     /// Storage only: no guest runs.
@@ -128,7 +128,7 @@ pub(crate) struct Setup {
 
 impl Setup {
     pub(crate) fn draw(rng: &mut Rng) -> Self {
-        let strategy = rng.pick(&Strategy::ALL);
+        let strategy = rng.pick(&Strategy::ALL).traits();
         let images: Vec<_> = (0..rng.between(1, 3)).map(|_| draw_image(rng)).collect();
         let mut setup = Self {
             strategy,
@@ -152,7 +152,7 @@ impl Setup {
             operator: rng.chance(0.3),
             patient: rng.chance(0.5),
             reuse: None,
-            restless: strategy == Strategy::Mirror && rng.chance(0.3),
+            restless: strategy.mirrors && rng.chance(0.3),
             faults: if rng.chance(0.2) { Faults::default() } else { draw_faults(rng) },
             faults_until: rng.between(5, 40) * SECOND,
         };
@@ -177,7 +177,7 @@ impl Setup {
     }
 
     /// A small run without chance faults, for crashing at every single effect.
-    pub(crate) fn small(strategy: Strategy, rng: &mut Rng) -> Self {
+    pub(crate) fn small(strategy: StrategyTraits, rng: &mut Rng) -> Self {
         let mut setup = Self::draw(rng);
         setup.strategy = strategy;
         setup.images.truncate(2);

@@ -153,7 +153,7 @@ impl World {
                 }
                 self.put(op, 1.0);
                 self.source.mark_dirty(image, range);
-                if self.setup.strategy.traits().mirrors && self.rng.chance(0.9) {
+                if self.setup.strategy.mirrors && self.rng.chance(0.9) {
                     let delay = self.around(100_000);
                     let image = ImageIndex(image as u16);
                     let told = SourceEvent::Written { image, range };

@@ -3,7 +3,7 @@
 use crate::faults::{Crash, CrashPoint, Setup, Side};
 use crate::rng::Rng;
 use crate::world::World;
-use dray_engine::Strategy;
+use dray_types::StrategyTraits;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
@@ -37,7 +37,12 @@ pub struct Outcome {
     pub blocks_found: u64,
 }
 
-fn world(seed: u64, small: Option<Strategy>, crash: Option<CrashPoint>, trace: bool) -> World {
+fn world(
+    seed: u64,
+    small: Option<StrategyTraits>,
+    crash: Option<CrashPoint>,
+    trace: bool,
+) -> World {
     let mut rng = Rng::new(seed);
     let setup = match small {
         Some(strategy) => Setup::small(strategy, &mut rng),
@@ -68,7 +73,7 @@ fn attempt(world: &mut World) -> Result<Outcome, String> {
 
 fn examine(
     seed: u64,
-    small: Option<Strategy>,
+    small: Option<StrategyTraits>,
     crash: Option<CrashPoint>,
     repeat: &str,
 ) -> Result<Outcome, String> {
@@ -99,14 +104,16 @@ pub fn run(seed: u64) -> Result<Outcome, String> {
 /// As [`run`].
 pub fn run_with_crash(
     seed: u64,
-    strategy: Strategy,
+    strategy: impl Into<StrategyTraits>,
     crash: Option<CrashPoint>,
 ) -> Result<Outcome, String> {
+    let strategy = strategy.into();
+    let name = strategy.name;
     let at = crash.map_or(String::new(), |at| {
         format!("DRAY_SIM_CRASH={:?},{},{:?} ", at.side, at.effect, at.crash)
     });
     let repeat = format!(
-        "DRAY_SIM_SEED={seed} DRAY_SIM_STRATEGY={strategy} {at}cargo test -p dray-sim --test seeds \
+        "DRAY_SIM_SEED={seed} DRAY_SIM_STRATEGY={name} {at}cargo test -p dray-sim --test seeds \
          one_seed"
     );
     examine(seed, Some(strategy), crash, &repeat)
@@ -117,7 +124,12 @@ pub fn run_with_crash(
 ///
 /// # Errors
 /// As [`run`], for the first run that fails.
-pub fn crash_everywhere(seed: u64, strategy: Strategy, crash: Crash) -> Result<u64, String> {
+pub fn crash_everywhere(
+    seed: u64,
+    strategy: impl Into<StrategyTraits>,
+    crash: Crash,
+) -> Result<u64, String> {
+    let strategy = strategy.into();
     let calm = run_with_crash(seed, strategy, None)?;
     let mut runs = 1;
     for (side, effects) in

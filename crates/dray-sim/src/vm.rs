@@ -6,8 +6,8 @@ use crate::guest::Power;
 use crate::world::{Ev, World, note};
 use dray_engine::receiver::TargetNotice;
 use dray_engine::source::SourceNotice;
-use dray_engine::{BackfillControl, MILLISECOND, SECOND, SourceEvent, Strategy, TargetEvent};
-use dray_types::{BlockRange, ImageIndex, Schedule};
+use dray_engine::{BackfillControl, MILLISECOND, SECOND, SourceEvent, TargetEvent};
+use dray_types::{BlockRange, Choice, ImageIndex, Schedule};
 
 /// Handovers tried before the operator gives up.
 const MAX_TRIES: u32 = 12;
@@ -201,7 +201,7 @@ impl World {
         let image = ImageIndex(ix as u16);
         let copy = self.draw_order(ix as usize);
         let backfill = self.draw_order(ix as usize);
-        if self.setup.strategy == Strategy::Auto && self.rng.chance(0.5) {
+        if self.setup.strategy.choice == Choice::Planned && self.rng.chance(0.5) {
             let copy_only = self.draw_order(ix as usize).ranges().iter().copied().collect();
             self.tell_source(SourceEvent::Choose { image, copy_only });
         } else if self.rng.chance(0.8) {

@@ -204,7 +204,7 @@ impl World {
         if self.setup.orders {
             self.at(0, Ev::NewOrder);
         }
-        if self.setup.operator || self.setup.strategy.traits().defers {
+        if self.setup.operator || self.setup.strategy.defers {
             self.at(0, Ev::Operator);
         }
     }

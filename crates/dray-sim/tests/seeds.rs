@@ -118,7 +118,7 @@ fn one_seed() {
     let result = match std::env::var("DRAY_SIM_STRATEGY") {
         Ok(strategy) => {
             let crash = std::env::var("DRAY_SIM_CRASH").ok().map(|text| place(&text));
-            run_with_crash(seed, strategy.parse().expect("a strategy"), crash)
+            run_with_crash(seed, strategy.parse::<Strategy>().expect("a strategy"), crash)
         }
         Err(_) => run(seed),
     };

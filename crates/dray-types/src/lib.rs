@@ -29,4 +29,4 @@ pub use refusal::{ErrorKind, Refusal};
 pub use schedule::Schedule;
 pub use set::BlockSet;
 pub use size::{BitRate, ByteSize};
-pub use strategy::Strategy;
+pub use strategy::{Choice, Strategy, StrategyTraits};

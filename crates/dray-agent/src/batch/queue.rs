@@ -242,11 +242,7 @@ impl Run {
 /// What a strategy is predicted to take; those of which nothing can be said are like the ones that
 /// move the same blocks.
 fn seconds(planned: &Planned, strategy: Strategy) -> Option<f64> {
-    let like = match strategy {
-        Strategy::HotSet => Strategy::Hybrid,
-        Strategy::Deferred => Strategy::PostCopy,
-        strategy => strategy,
-    };
+    let like = strategy.traits().resembles.unwrap_or(strategy);
     let found = planned.strategies.iter().find(|one| one.strategy == like)?;
     found.predicted.converges.then_some(found.predicted.total_seconds)
 }

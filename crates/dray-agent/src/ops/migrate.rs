@@ -12,7 +12,7 @@ use dray_host::folder::intent::{Conditions, GuestFacts, Options, Settings, Sourc
 use dray_host::refusals::io_error;
 use dray_migrate::source::SourceSlot;
 use dray_migrate::{forecast, links};
-use dray_types::{BitRate, Strategy};
+use dray_types::{BitRate, Choice};
 use dray_vm::picture::{Picture, Place};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -129,7 +129,7 @@ impl Agent {
         share: Option<BitRate>,
     ) -> Conditions {
         let Ok(settings) = self.session_settings(&command.to) else { return Conditions::default() };
-        let auto = command.strategy == Strategy::Auto;
+        let auto = command.strategy.traits().choice == Choice::Planned;
         let (memory, memory_dirty) = guest_memory(picture, auto).await;
         let rtt = forecast::round_trip(&settings.address).await.unwrap_or(0.0);
         let link = links::rate(&self.store.links(), &command.to);
@@ -149,7 +149,7 @@ impl Agent {
             return invalid("images move without a QEMU at the target", "see --target-qmp");
         }
         dray_api::tuning::check(&command.tuning, command.strategy)?;
-        if command.deadline_ms.is_some() && command.strategy != Strategy::Auto {
+        if command.deadline_ms.is_some() && command.strategy.traits().choice != Choice::Planned {
             return invalid("only auto chooses blocks by a deadline", "use --strategy auto");
         }
         Ok(())

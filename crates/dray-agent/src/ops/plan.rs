@@ -14,13 +14,9 @@ use dray_image::{FileImage, FileOptions, Image};
 use dray_migrate::forecast::{self, Moved};
 use dray_migrate::links;
 use dray_types::BlockRange;
-use dray_types::Strategy;
+use dray_types::{Choice, Strategy};
 use std::sync::Arc;
 use std::time::Instant;
-
-/// The strategies that can be told apart before the guest is observed; hot-set cannot.
-const SHOWN: [Strategy; 5] =
-    [Strategy::PreCopy, Strategy::PostCopy, Strategy::Hybrid, Strategy::Mirror, Strategy::Auto];
 
 impl Answers<Plan> for Arc<Agent> {
     async fn answer(&self, command: Plan, _: Events) -> ApiResult<Planned> {
@@ -142,8 +138,8 @@ fn strategies(
         deadline: command.deadline_ms.map(|ms| ms as f64 / 1e3),
         bandwidth: Some(link),
     };
-    let one = |&strategy: &Strategy| {
-        let predicted = if strategy == Strategy::Auto {
+    let one = |strategy: Strategy| {
+        let predicted = if strategy.traits().choice == Choice::Planned {
             let chosen = plan::choose(load, &goals, whole);
             Predicted::new(&chosen.prediction, link, chosen.missed)
         } else {
@@ -152,5 +148,7 @@ fn strategies(
         };
         PlannedStrategy { strategy, predicted }
     };
-    SHOWN.iter().map(one).collect()
+    // Those that can be told apart before the guest is observed.
+    let known = |strategy: &Strategy| strategy.traits().resembles.is_none();
+    Strategy::ALL.into_iter().filter(known).map(one).collect()
 }

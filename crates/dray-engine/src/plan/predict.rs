@@ -2,7 +2,8 @@
 
 use super::{Chunk, Goals, Load};
 use crate::source::{MAX_ROUNDS, Rounds, Verdict};
-use crate::{SECOND, Strategy, Time};
+use crate::{SECOND, Time};
+use dray_types::StrategyTraits;
 
 /// Handover without the guest's memory: its steps take three round trips and three durable records,
 /// in seconds, round trips apart (a record takes about 5 ms).
@@ -94,21 +95,21 @@ pub(super) fn backfill_times(
 /// What the strategy will take. `copied` says for each chunk whether it is copied before handover,
 /// for strategies that choose; the others copy all or nothing.
 pub fn predict(
-    strategy: Strategy,
+    strategy: impl Into<StrategyTraits>,
     load: &Load,
     goals: &Goals,
     copied: Option<&[bool]>,
 ) -> Prediction {
     let link = goals.link(load);
-    let traits = strategy.traits();
+    let traits = strategy.into();
     let copies = traits.copies;
-    let left: Vec<f64> = match copied.filter(|_| traits.chooses) {
+    let left: Vec<f64> = match copied.filter(|_| traits.chooses()) {
         Some(copied) => Chunk::all_left(load, copied),
         None if copies => vec![0.0; load.chunks.len()],
         None => load.chunks.iter().map(|chunk| chunk.bytes as f64).collect(),
     };
     let all = vec![copies; load.chunks.len()];
-    let copied = copied.filter(|_| traits.chooses).unwrap_or(&all);
+    let copied = copied.filter(|_| traits.chooses()).unwrap_or(&all);
     let (sent, handover) = copy_times(load, link, &left, &by_writes(load));
     let mut prediction = Prediction {
         handover,

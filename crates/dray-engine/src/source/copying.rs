@@ -6,7 +6,9 @@ use super::blocks::Found;
 use super::rounds::Verdict;
 use super::{ImageState, InFlight, Kind, Link, Source, SourceEffect, SourceNotice, Stage};
 use crate::{Phase, SECOND};
-use dray_types::{Attempt, BLOCK_SIZE, BlockRange, BlockSet, ErrorKind, ImageIndex, Refusal};
+use dray_types::{
+    Attempt, BLOCK_SIZE, BlockRange, BlockSet, Choice, ErrorKind, ImageIndex, Refusal,
+};
 use dray_wire::frame::PIECE_BLOCKS;
 use dray_wire::{TargetImage, TargetState};
 
@@ -98,7 +100,7 @@ impl Source {
                 .tuning
                 .copy_only
                 .as_ref()
-                .filter(|_| self.plan.strategy.traits().chooses && self.scheme.copies);
+                .filter(|_| self.plan.strategy.chooses() && self.scheme.copies);
             if let Some(chosen) = chosen {
                 // An image that nobody chose from is left as a whole.
                 let chosen = chosen.get(ix).cloned().unwrap_or_default();
@@ -119,7 +121,7 @@ impl Source {
         copy_only: BlockSet,
         out: &mut Vec<SourceEffect>,
     ) {
-        let counts = self.scheme.names_zeros && self.stage == Stage::Copy;
+        let counts = self.plan.strategy.choice == Choice::Planned && self.stage == Stage::Copy;
         let known = self.plan.tuning.copy_only.as_mut().and_then(|sets| sets.get_mut(image.ix()));
         let Some(chosen) = known.filter(|_| counts) else { return };
         chosen.clone_from(&copy_only);
@@ -281,7 +283,7 @@ impl Source {
     fn judge_round(&mut self, out: &mut Vec<SourceEffect>) {
         let affordable = self.affordable();
         // A mirror's rounds are what its window could not take, and say nothing of the next ones.
-        let foretells = self.scheme.equal && !self.plan.strategy.traits().mirrors;
+        let foretells = self.scheme.equal && !self.plan.strategy.mirrors;
         match self.rounds.judge(self.now, self.round_bytes, affordable) {
             Verdict::Fits => self.get_ready(out),
             Verdict::Hopeless if foretells => self.give_up(out),
@@ -294,7 +296,7 @@ impl Source {
     }
 
     fn give_up(&mut self, out: &mut Vec<SourceEffect>) {
-        let what = format!("{} does not converge", self.plan.strategy);
+        let what = format!("{} does not converge", self.plan.strategy.name);
         let why = format!(
             "after {} rounds {} MiB are still written per round while the link carries {:.0} MiB/s",
             self.rounds.count,

@@ -148,7 +148,7 @@ impl Source {
             .collect();
         let map_hash = MapHash::of(&images);
         self.stage = Stage::Handover(Step::Asking { began, map_hash });
-        if self.plan.strategy.traits().defers {
+        if self.plan.strategy.defers {
             self.send(ToTarget::Defer, out);
         }
         self.send(ToTarget::Prepare { images, map_hash }, out);

@@ -1,11 +1,12 @@
 //! What goes into the source's machine and what comes out of it.
 
+use crate::Phase;
 use crate::record::SourceRecord;
 use crate::strategy::Tuning;
 use crate::throttle::WriteLimit;
-use crate::{Phase, Strategy};
 use dray_types::{
     BlockRange, BlockSet, Epoch, ErrorKind, ImageIndex, MigrationId, Refusal, Schedule,
+    StrategyTraits,
 };
 use dray_wire::{Envelope, ImageOffer, ToSource, ToTarget};
 
@@ -17,7 +18,7 @@ pub struct SourcePlan {
     /// Its images.
     pub images: Vec<ImageOffer>,
     /// Which blocks move when.
-    pub strategy: Strategy,
+    pub strategy: StrategyTraits,
     /// The epoch in which the source owns the images.
     pub epoch: Epoch,
     /// Longest downtime the operator accepts, in nanoseconds; Sync ends when the rest fits in it.
@@ -138,7 +139,7 @@ pub enum SourceEvent {
         copy_only: BlockSet,
     },
     /// A guest's write is complete here and its blocks are dirty in the tracker. Told only while
-    /// `Strategy::mirrors`; a shell may join writes and tell them a little later, must not tell them
+    /// `StrategyTraits::mirrors`; a shell may join writes and tell them a little later, must not tell them
     /// before they are complete, and may leave any out (they are sent by a round of Sync then).
     Written {
         /// Which image.

@@ -42,7 +42,7 @@ impl Source {
     /// Whether the guest writes as fast as the link carries, so that its own writes keep the round
     /// from ending. The next round then shows whether that is little enough to hand over.
     pub(super) fn is_stuck(&mut self) -> bool {
-        if !self.plan.strategy.traits().mirrors
+        if !self.plan.strategy.mirrors
             || !matches!(self.stage, Stage::Copy | Stage::Sync | Stage::Ready)
         {
             return false;
@@ -67,8 +67,7 @@ impl Source {
         out: &mut Vec<SourceEffect>,
     ) {
         let listens = matches!(self.stage, Stage::Copy | Stage::Sync | Stage::Ready);
-        if !self.plan.strategy.traits().mirrors || !listens || self.link != Link::Up || !self.opened
-        {
+        if !self.plan.strategy.mirrors || !listens || self.link != Link::Up || !self.opened {
             return;
         }
         let Some(offer) = self.plan.images.get(image.ix()) else { return };

@@ -32,7 +32,7 @@ pub fn source_plan(strategy: Strategy) -> SourcePlan {
     SourcePlan {
         migration: MigrationId(1),
         images: offers(),
-        strategy,
+        strategy: strategy.into(),
         epoch: EPOCH,
         max_downtime: 300 * MILLISECOND,
         handover_timeout: 10 * SECOND,

@@ -5,7 +5,7 @@ use super::SourceLoop;
 use crate::forecast::{self, Content};
 use dray_api::Predicted;
 use dray_engine::plan::{self, Load};
-use dray_engine::{Phase, SourceEvent, Strategy, Tuning};
+use dray_engine::{Phase, SourceEvent, Tuning};
 use dray_host::folder::intent::Options;
 use dray_types::{BlockRange, ImageIndex};
 use std::time::{Duration, Instant};
@@ -57,7 +57,7 @@ impl SourceLoop {
     /// Says what will come of the other strategies, as far as that can be known: hot-set's choice is
     /// the operator's, and when a deferred one ends is too.
     pub(super) fn predict(&mut self, options: &Options) {
-        let known = !matches!(options.strategy, Strategy::HotSet | Strategy::Deferred);
+        let known = options.strategy.traits().resembles.is_none();
         if !self.history.is_empty() {
             return;
         }

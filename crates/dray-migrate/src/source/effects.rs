@@ -16,7 +16,7 @@ use dray_host::abort;
 use dray_host::folder::intent::SourceIntent;
 use dray_host::registry::NotTaken;
 use dray_net::{SendJob, SendKind};
-use dray_types::{BlockRange, Epoch, ImageIndex};
+use dray_types::{BlockRange, Choice, Epoch, ImageIndex};
 use dray_wire::{Envelope, ToTarget};
 use std::io;
 use std::sync::atomic::Ordering;
@@ -285,9 +285,9 @@ impl SourceLoop {
             self.measure_if_wanted();
             return;
         }
-        let tuning = match options.strategy {
-            dray_types::Strategy::Auto => self.auto(options),
-            _ => {
+        let tuning = match options.strategy.traits().choice {
+            Choice::Planned => self.auto(options),
+            Choice::All | Choice::Hot => {
                 self.predict(options);
                 self.tuning(options)
             }
@@ -297,7 +297,7 @@ impl SourceLoop {
         let plan = SourcePlan {
             migration: intent.migration,
             images: intent.images.iter().map(|image| image.offer.clone()).collect(),
-            strategy: options.strategy,
+            strategy: options.strategy.into(),
             epoch: intent.epoch,
             max_downtime: options.max_downtime_ms * MILLISECOND,
             handover_timeout: self.parts.handover_timeout.as_nanos() as u64,

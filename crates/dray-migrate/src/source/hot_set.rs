@@ -4,16 +4,16 @@
 use super::SourceLoop;
 use super::latency::OBSERVE;
 use dray_engine::hotset::Rule;
-use dray_engine::{SourceEvent, SourceRecord, Strategy, Tuning};
+use dray_engine::{SourceEvent, SourceRecord, Tuning};
 use dray_host::folder::intent::Options;
-use dray_types::BlockSet;
+use dray_types::{BlockSet, Choice};
 use std::time::Duration;
 
 impl SourceLoop {
     /// What the engine is told beyond the strategy. A restarted agent may choose other blocks.
     pub(super) fn tuning(&self, options: &Options) -> Tuning {
         let throttle = options.tuning.throttle;
-        if options.strategy != Strategy::HotSet {
+        if options.strategy.traits().choice != Choice::Hot {
             return Tuning { throttle, ..Tuning::default() };
         }
         let hot_set = options.tuning.hot_set.clone().unwrap_or_default();

@@ -31,7 +31,7 @@ impl SourceShell {
         let plan = SourcePlan {
             migration: MIGRATION,
             images: vec![offer(settings)],
-            strategy: settings.strategy,
+            strategy: settings.strategy.into(),
             epoch: Epoch(1),
             max_downtime: settings.max_downtime,
             handover_timeout: HANDOVER_TIMEOUT,

@@ -3,9 +3,9 @@
 use super::settings::{HotSet, Settings};
 use dray_engine::hotset::Counts;
 use dray_engine::plan::{self, Chunk, Footprint, Goals, Load};
-use dray_engine::{SECOND, Strategy, Tuning};
+use dray_engine::{SECOND, Tuning};
 use dray_trace::{Op, Record};
-use dray_types::{BLOCK_SIZE, BlockRange, BlockSet, ImageIndex};
+use dray_types::{BLOCK_SIZE, BlockRange, BlockSet, Choice, ImageIndex};
 use std::collections::VecDeque;
 
 /// Chunks that auto decides about, in blocks: 4 MiB, the smallest that heat counts.
@@ -16,10 +16,10 @@ pub(super) fn tuning<'a>(
     settings: &Settings,
     history: impl Iterator<Item = &'a Record> + Clone,
 ) -> Tuning {
-    let copy_only = match settings.strategy {
-        Strategy::HotSet => Some(vec![hot(settings, history)]),
-        Strategy::Auto => Some(auto(settings, settings.start, history)),
-        _ => None,
+    let copy_only = match settings.strategy.traits().choice {
+        Choice::Hot => Some(vec![hot(settings, history)]),
+        Choice::Planned => Some(auto(settings, settings.start, history)),
+        Choice::All => None,
     };
     let HotSet { handover_size, endless, .. } = settings.hot_set;
     let throttle = settings.throttle;
@@ -35,7 +35,7 @@ pub(super) struct Recent {
 impl Recent {
     /// What is known at the start; nothing where nobody will ask.
     pub(super) fn new(settings: &Settings, history: VecDeque<Record>) -> Self {
-        let chooses = settings.strategy == Strategy::Auto;
+        let chooses = settings.strategy.traits().choice == Choice::Planned;
         let most = if chooses { settings.history } else { 0 };
         Self { accesses: if chooses { history } else { VecDeque::new() }, most }
     }

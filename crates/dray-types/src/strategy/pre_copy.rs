@@ -1,0 +1,10 @@
+//! `pre-copy`: everything moves first, until the rest fits the downtime limit: all is equal at handover.
+
+use super::StrategyTraits;
+
+pub(super) const TRAITS: StrategyTraits = StrategyTraits {
+    name: "pre-copy",
+    summary: "Everything moves first, the guest when the rest fits the downtime limit",
+    syncs: true,
+    ..StrategyTraits::ONCE
+};
