@@ -1,4 +1,5 @@
-//! What is being backed up: nothing that would disturb it is done to these images meanwhile.
+//! The images that are being backed up. Meanwhile the agent refuses operations on them that would
+//! disturb the backup.
 
 use dray_api::{BackupProgress, ImageAmount};
 use parking_lot::{Mutex, MutexGuard};
@@ -9,7 +10,7 @@ use std::time::Instant;
 
 /// One backup under way.
 pub struct Job {
-    /// Where it goes.
+    /// The repository that gets the backup.
     pub to: String,
     began: Instant,
     cancelled: AtomicBool,

@@ -1,4 +1,4 @@
-//! The agent: the shell round the engine. It owns the images of one host, serves them to guests,
+//! The agent: the shell around the engine. It owns the images of one host, serves them to guests,
 //! moves them to other agents and answers the `dray` command.
 //!
 //! * [`start`]: what a process does when it starts and ends. [`agent`]: what it is made of, and what peers may ask.

@@ -1,4 +1,5 @@
-//! What whoever started the agent is told of its state: systemd, where the unit is `Type=notify`.
+//! Reports the agent's state to the program that has started it: systemd, if the unit is
+//! `Type=notify`.
 //!
 //! Guests are started after it ([`Readiness::ready`]), so it is told when every image is decided: served, or
 //! closed for a reason, and can be reached. An image that cannot be decided must not hold the others' guests up for ever: after

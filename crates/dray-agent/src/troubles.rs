@@ -1,5 +1,5 @@
-//! What is wrong on this host just now and does not go by itself: kept in one place, so that the log, `dray
-//! status` and `dray images` say the same.
+//! The present problems of this host that do not end by themselves. They are kept in one place, so
+//! that the log, `dray status` and `dray images` report the same.
 //!
 //! A trouble concerns one thing: an image, a peer, a file. Whoever meets it notes it and goes on with
 //! everything else; whoever finds it gone clears it.

@@ -23,7 +23,7 @@ pub struct Backup {
     /// Limit of what is read; no more than that is stored. None when absent.
     #[serde(default)]
     pub bandwidth: Option<BitRate>,
-    /// Read everything, whatever is in backup there already.
+    /// Read all blocks, also those that the repository has already already.
     #[serde(default)]
     pub full: bool,
     /// Remove all but this many of the newest backups of each image at the end; none when absent.
@@ -74,7 +74,7 @@ pub struct Backups {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BackupVerify {
-    /// Which.
+    /// The repository to list; none: what is configured and in progress.
     pub repository: Repository,
     /// Only of this image: its name, or its id.
     #[serde(default)]
@@ -88,7 +88,7 @@ pub struct BackupVerify {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BackupPrune {
-    /// Where.
+    /// The repository to prune.
     pub repository: Repository,
     /// Only of this image: its name, or its id.
     #[serde(default)]
@@ -143,7 +143,7 @@ pub struct BackupCollected {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Restore {
-    /// Which.
+    /// The repository.
     pub repository: Repository,
     /// The image: its name when it was backed up, or its id.
     pub image: String,
@@ -167,14 +167,14 @@ pub struct BackupProgress {
     pub to: String,
     /// Seconds since it began.
     pub elapsed_seconds: f64,
-    /// Each image.
+    /// Progress of each image.
     pub images: Vec<ImageAmount>,
 }
 
 /// How much of one image was dealt with.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct ImageAmount {
-    /// Its name.
+    /// Name of the image.
     pub image: String,
     /// Bytes of the image to deal with; zero until that is known.
     pub bytes_total: u64,
@@ -207,7 +207,7 @@ pub struct BackupDone {
     pub seconds: f64,
     /// What guests would find.
     pub consistency: Consistency,
-    /// Each image.
+    /// The backup of each image.
     pub images: Vec<BackedUp>,
     /// Earlier backups that were removed.
     pub pruned: u64,
@@ -216,7 +216,7 @@ pub struct BackupDone {
 /// What was done for one image.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct BackedUp {
-    /// Its name.
+    /// Name of the image.
     pub image: String,
     /// The generation that is in backup now.
     pub generation: GenerationStatus,
@@ -259,9 +259,9 @@ pub struct BackupStatus {
 /// A configured destination.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct DestinationStatus {
-    /// Its name.
+    /// Name of the repository in the configuration.
     pub name: String,
-    /// Where it is.
+    /// URL of the repository.
     pub url: String,
     /// Images that are backed up there by themselves.
     pub images: Vec<String>,
@@ -300,7 +300,7 @@ pub struct BackupVerified {
 /// An image that was made of a backup.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Restored {
-    /// Its name.
+    /// Name of the image.
     pub image: String,
     /// Its path.
     pub path: PathBuf,
@@ -319,7 +319,7 @@ pub struct Restored {
 /// A repository that was made.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RepositoryMade {
-    /// Where.
+    /// The repository, as the command named it.
     pub at: String,
     /// Whether it is encrypted.
     pub encrypted: bool,

@@ -92,7 +92,7 @@ pub struct BatchLimit {
 pub enum MoveState {
     /// Its turn has not come.
     Waiting,
-    /// Going on.
+    /// The migration is running.
     Running,
     /// The target is the owner and has every block.
     Completed,
@@ -114,7 +114,7 @@ impl MoveState {
 pub struct MoveStatus {
     /// The VM's name, its QMP socket while nobody knows a name, or the images' names.
     pub name: String,
-    /// What is moved.
+    /// The VM or the images that the migration moves.
     pub subject: Subject,
     /// Name of the target host.
     pub to: String,
@@ -140,7 +140,7 @@ pub struct MoveStatus {
 /// A batch: an event while it is watched, and its last line.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct BatchStatus {
-    /// Which.
+    /// Id of the batch.
     #[serde(with = "text::id")]
     pub batch: BatchId,
     /// This host.

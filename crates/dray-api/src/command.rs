@@ -21,7 +21,7 @@ pub struct Info {}
 #[serde(deny_unknown_fields)]
 pub struct Images {}
 
-/// What is moved.
+/// The VM or the images that a migration moves.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Subject {
@@ -57,7 +57,7 @@ pub enum Chain {
     /// Every image of it moves as it is.
     #[default]
     Keep,
-    /// Only what the guest sees moves; the target gets a raw image.
+    /// Only the content that the guest sees moves; the target gets a raw image.
     Flatten,
 }
 
@@ -90,7 +90,7 @@ impl TargetFormat {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Migrate {
-    /// What is moved.
+    /// The VM or the images to move.
     pub subject: Subject,
     /// Name of the target host, as in the configuration's list of peers.
     pub to: String,
@@ -101,7 +101,7 @@ pub struct Migrate {
     /// The migration that `prepare` made; found by its images when absent.
     #[serde(default)]
     pub prepared: Option<MigrationRef>,
-    /// Pool at the target, when nothing was prepared; its default one when absent.
+    /// Pool at the target, if the migration was not prepared; its default one when absent.
     #[serde(default)]
     pub pool: Option<String>,
     /// Names at the target by image name or device id here; the same name when absent.
@@ -110,7 +110,7 @@ pub struct Migrate {
     /// Which blocks move when.
     #[serde(default)]
     pub strategy: Strategy,
-    /// In which order.
+    /// The order in which blocks move.
     #[serde(default)]
     pub order: Order,
     /// What else the strategy is to do.
@@ -140,7 +140,7 @@ pub struct Migrate {
     /// What happens to the disks at the target at the end.
     #[serde(default)]
     pub release: ReleaseAtEnd,
-    /// Send everything, also what the target has somewhere in its pools.
+    /// Also send content that the target has somewhere in its pools.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub no_reuse: bool,
     /// What becomes of chains of images; as it was prepared when absent.
@@ -245,7 +245,7 @@ pub struct Cancel {
     /// Which; the only one running when absent.
     #[serde(default)]
     pub migration: Option<MigrationRef>,
-    /// Also delete what the target has received; otherwise the next try starts from it.
+    /// Also delete the blocks that the target has received; otherwise the next try starts from it.
     #[serde(default)]
     pub discard: bool,
 }
@@ -286,7 +286,7 @@ pub struct ImageAdd {
     /// looks.
     #[serde(default)]
     pub format: Option<String>,
-    /// Refuse writes: a backing image.
+    /// Refuse writes, as for a backing image.
     #[serde(default)]
     pub read_only: bool,
 }
@@ -295,9 +295,9 @@ pub struct ImageAdd {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ImageRemove {
-    /// Its name.
+    /// Name of the image.
     pub name: String,
-    /// Delete the file too; only of a replica that no migration needs.
+    /// Also delete the file; only for a replica that no migration needs.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub delete: bool,
 }
@@ -306,7 +306,7 @@ pub struct ImageRemove {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Lineage {
-    /// Its name.
+    /// Name of the image.
     pub image: String,
     /// Nobody else is asked who holds what.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -371,7 +371,7 @@ pub struct Claim {
 pub struct Unstall {
     /// Name of the image.
     pub image: String,
-    /// Fail what waits with an I/O error; otherwise ask the source again now.
+    /// Fail the waiting requests with an I/O error; otherwise ask the source again now.
     #[serde(default)]
     pub fail: bool,
 }
@@ -380,7 +380,7 @@ pub struct Unstall {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Backfill {
-    /// What to do.
+    /// The action on the Backfill.
     pub action: BackfillAction,
     /// Which migration: the name of an image of it on this host, its id, or the start of it. The
     /// only one in Backfill when neither this nor `qmp` is given.
@@ -395,9 +395,9 @@ pub struct Backfill {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BackfillAction {
-    /// Fetch everything, in the background.
+    /// Fetch all missing blocks, in the background.
     Start,
-    /// Fetch only what the guest asks for.
+    /// Fetch only the blocks that the guest reads.
     Pause,
     /// Change the limit of everything the migration sends; none when null.
     Rate(Option<BitRate>),

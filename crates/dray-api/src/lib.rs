@@ -1,5 +1,6 @@
-//! The local API: what the `dray` command (or any program) asks of the agent on its own host, and what it is
-//! answered. Types only; the agent listens, and the client asks.
+//! The local API: the requests of the `dray` command (or another program) to the agent on its own
+//! host, and the answers. This crate has only the types; the agent has the server, and `dray-cli`
+//! the client.
 //!
 //! One request per connection over a unix socket, as lines of JSON: the client sends
 //! `{"version":1,"command":{…}}`, the agent answers with any number of `{"event":…}` lines and ends

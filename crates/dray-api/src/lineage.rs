@@ -24,7 +24,7 @@ impl From<Ancestor> for GenerationStatus {
 /// A closed generation, as `dray lineage` shows it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ClosedGeneration {
-    /// Which.
+    /// Number and id of the generation.
     #[serde(flatten)]
     pub at: GenerationStatus,
     /// Why it was closed.
@@ -70,7 +70,7 @@ pub struct Holder {
 /// A generation that somebody holds and that is not in the line as this host knows it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Stray {
-    /// Which.
+    /// Number and id of the generation.
     #[serde(flatten)]
     pub at: GenerationStatus,
     /// Who holds it.

@@ -1,4 +1,4 @@
-//! How to migrate beyond the strategy and the order.
+//! The options of a migration other than its strategy and order.
 
 use dray_engine::hotset::Rule;
 /// Whether the guest's writes are slowed while dirty blocks are sent again.

@@ -100,7 +100,7 @@ impl Predicted {
 /// The prediction for one strategy.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct PlannedStrategy {
-    /// Which.
+    /// The strategy.
     pub strategy: Strategy,
     /// What will come of it.
     pub predicted: Predicted,

@@ -144,12 +144,12 @@ pub struct ImageProgress {
 /// How far a migration is.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Progress {
-    /// Which.
+    /// Id of the migration.
     #[serde(with = "text::id")]
     pub migration: MigrationId,
     /// Which blocks move when.
     pub strategy: Strategy,
-    /// Where it is.
+    /// The present phase.
     pub phase: Phase,
     /// What the phase is busy with, where the phase does not say it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -158,7 +158,7 @@ pub struct Progress {
     pub elapsed_seconds: f64,
     /// All images together.
     pub total: Amounts,
-    /// Each image.
+    /// Progress of each image.
     pub images: Vec<ImageProgress>,
     /// Guest memory sent, in bytes.
     pub memory_bytes: u64,

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
-    /// Its name.
+    /// Name of the image.
     pub image: String,
     /// How long, in milliseconds; until something else ends it when absent.
     #[serde(default)]

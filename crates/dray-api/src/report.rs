@@ -180,9 +180,9 @@ pub(super) fn is_zero(number: &u64) -> bool {
 /// The one object in which `dray migrate --json` ends.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Summary {
-    /// How it ended.
+    /// How the migration ended.
     pub result: Ending,
-    /// Which migration.
+    /// Id of the migration.
     #[serde(with = "text::id")]
     pub migration: MigrationId,
     /// Name of the VM as its QEMU tells it, when a VM was moved.
@@ -193,7 +193,7 @@ pub struct Summary {
     pub to: String,
     /// Which blocks moved when.
     pub strategy: Strategy,
-    /// In which order.
+    /// The order in which blocks moved.
     pub order: Order,
     /// Milliseconds since 1970 (UTC) at the start.
     pub started_unix_ms: u64,
@@ -243,7 +243,7 @@ pub struct Summary {
     /// Where the bytes came from, all images together.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub providers: Vec<Provided>,
-    /// Each image.
+    /// The summary of each image.
     pub images: Vec<ImageSummary>,
 }
 
@@ -263,7 +263,7 @@ pub enum Role {
 pub enum MigrationState {
     /// Prepared at the target, not begun.
     Prepared,
-    /// Going on.
+    /// The migration is running.
     Running,
     /// Stopped by a lost link or a restart; goes on by itself, or with `dray resume`.
     Interrupted,
@@ -280,7 +280,7 @@ pub enum MigrationState {
 /// A migration as `dray status` shows it.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct MigrationStatus {
-    /// Which.
+    /// Id of the migration.
     #[serde(with = "text::id")]
     pub migration: MigrationId,
     /// Which end this agent is.
@@ -343,7 +343,7 @@ pub struct Prepared {
 /// What became of a migration that was cancelled.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Cancelled {
-    /// Which.
+    /// Id of the migration.
     #[serde(with = "text::id")]
     pub migration: MigrationId,
     /// Bytes the target keeps for the next try; 0 when they were discarded.
@@ -377,7 +377,7 @@ impl Cancelled {
 /// The limit that is now in force.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Limited {
-    /// Which migration.
+    /// Id of the migration.
     #[serde(with = "text::id")]
     pub migration: MigrationId,
     /// The limit; none when null.
@@ -525,7 +525,7 @@ pub struct Spliced {
 /// A part of an image, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ByteRange {
-    /// Where it begins.
+    /// First byte of the range.
     pub start: u64,
     /// How long it is.
     pub len: u64,
@@ -555,7 +555,7 @@ pub struct Claimed {
 /// How a Backfill goes on.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Backfilling {
-    /// Which migration.
+    /// Id of the migration.
     #[serde(with = "text::id")]
     pub migration: MigrationId,
     /// Only what the guest asks for is fetched.

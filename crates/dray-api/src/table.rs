@@ -163,6 +163,6 @@ commands!(define);
 pub struct Request {
     /// [`API_VERSION`] of the client.
     pub version: u32,
-    /// What to do.
+    /// The command.
     pub command: Command,
 }

@@ -1,4 +1,4 @@
-//! How ids look in JSON (32 hexadecimal digits), and how operators name a migration.
+//! Ids in JSON (32 hexadecimal digits), and the ways in which operators name a migration.
 
 use super::{ErrorKind, Refusal};
 use dray_types::MigrationId;

@@ -9,9 +9,9 @@ pub struct Trouble {
     pub key: String,
     /// What does not work.
     pub what: String,
-    /// Why.
+    /// The cause.
     pub why: String,
-    /// What to do.
+    /// How the operator can remove the cause.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
     /// Milliseconds since 1970 (UTC) when it was first met by this agent.

@@ -1,4 +1,4 @@
-//! How to migrate beyond the strategy and the order: what of it a strategy uses.
+//! Decides which options of a migration a strategy uses.
 
 use super::options::{HotSet, Throttle, Tuning};
 use super::{ErrorKind, Refusal};

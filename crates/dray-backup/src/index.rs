@@ -1,4 +1,4 @@
-//! What is stored already, by content, for a writer that does not want to store it twice.
+//! The content that a repository has already, by hash, so that a writer does not store it twice.
 
 use crate::pack::{PackId, Place};
 use crate::piece::{Hash, Piece};

@@ -1,4 +1,4 @@
-//! The backup repository: where backups of images lie, and how they get in and out.
+//! The backup repository: it stores backups of images, and reads, lists and removes them.
 //!
 //! Content is cut into pieces of 64 KiB, each stored once, in packs of up to 16 MiB, compressed and
 //! sealed with a key if the operator gives one. A backup is a manifest: a list of segments, which

@@ -1,4 +1,5 @@
-//! Which backups go. Only manifests are removed here; the collector removes what nobody names then.
+//! Decides which backups to remove. This module removes only manifests; the collector then removes
+//! content that no manifest names.
 
 use crate::error::{Error, Kind, Result};
 use crate::manifest::{self, Backup};

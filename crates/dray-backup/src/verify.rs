@@ -29,7 +29,7 @@ pub struct Problem {
     pub pieces: u64,
     /// The first of them.
     pub first_piece: Option<u64>,
-    /// Why.
+    /// Why the object counts as faulty.
     pub error: Error,
 }
 

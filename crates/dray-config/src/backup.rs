@@ -1,4 +1,4 @@
-//! Where backups are: repositories that this host may read and write.
+//! The repositories for backups that this host may read and write.
 
 use dray_backup::S3Access;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! What is wrong with the host, given a configuration that reads well: `dray check-config`.
+//! Checks the host against a configuration that has no errors itself, for `dray check-config`.
 
 use super::{Config, Problem};
 use dray_backup::{Credentials, Key};

@@ -63,7 +63,7 @@ pub struct Problem {
     pub field: String,
     /// What is wrong.
     pub what: String,
-    /// What to do.
+    /// How to correct it.
     pub hint: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! What a guest's accesses say about the order in which its blocks should move.
+//! Derives the order in which blocks should move from a guest's accesses.
 //!
 //! [`Heat`] counts the accesses to one image and gives [`Schedule`](dray_types::Schedule)s at any
 //! time. It is pure: the caller says what happened, nothing here reads a clock. "The paper" is

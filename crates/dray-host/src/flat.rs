@@ -76,7 +76,7 @@ pub enum Purpose {
 pub struct Flat {
     /// The chain below.
     pub chain: Arc<dyn ChainImage>,
-    /// Both together.
+    /// The overlay together with the chain below it.
     pub overlay: Arc<Overlay>,
     /// This process is taking the disk from its chain.
     taking: AtomicBool,

@@ -1,5 +1,5 @@
-//! Who gave a target what of an image before its migration, as the target told: for the summary of the
-//! migration that begins with it.
+//! The bytes of an image that repositories and other hosts gave to the target before a migration,
+//! as the target reports them, for the summary of the migration.
 //!
 //! A file of the state directory. Nothing but that part of the summary depends on it; a damaged one is
 //! begun anew.

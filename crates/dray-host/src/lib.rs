@@ -1,4 +1,4 @@
-//! What one host has, made durable: its images with their records and disks, the migrations that it
+//! The durable state of one host: its images with their records and disks, the migrations that it
 //! takes part in as their folders tell them, and what a restart and a claim make of both.
 //!
 //! Nothing here has a thread, a socket or a clock of its own: whoever owns a [`Registry`](registry::Registry)

@@ -1,5 +1,5 @@
-//! A process of this host that nobody can take for another: not its successor with the same number, nor one of
-//! before a reboot.
+//! The identity of a process of this host, which differs from that of a later process with the same
+//! number, and from one of an earlier boot.
 
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};

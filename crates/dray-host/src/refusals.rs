@@ -1,4 +1,4 @@
-//! What of this host fails, in the words of the API and of what peers are told.
+//! Failures of this host as errors of the API and as refusals to peers.
 
 use crate::pool::PathError;
 use crate::registry::NotTaken;

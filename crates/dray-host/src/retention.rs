@@ -1,4 +1,4 @@
-//! Which replicas go by themselves: the operator's limits by number, age and free space.
+//! Removes replicas by the operator's limits on number, age and free space.
 //!
 //! A replica costs its disk space and saves the next migration back here. Nothing goes unless a
 //! limit says so, and never one that a migration still needs.

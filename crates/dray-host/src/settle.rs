@@ -1,4 +1,4 @@
-//! What is to be done with an image: what is recorded of it, against what is seen of it and its VM.
+//! Decides how to settle an image, from its records and from observations of the image and its VM.
 //!
 //! A record says what was so once. Agents die, hosts lose power, and other programs start VMs, lock files and
 //! change what QEMU has: [`rule`] names, for every combination of what is recorded and what is seen, the rule
@@ -79,7 +79,7 @@ pub enum Lock {
 pub enum File {
     /// The image, as far as can be told.
     AsRecorded,
-    /// Nothing.
+    /// There is nothing at the path.
     Absent,
     /// Something that is not the image.
     Other,

@@ -1,4 +1,4 @@
-//! How it is known that a file was not changed: by what it looks like from outside.
+//! Detects changes of a file by its properties: length, times and identity.
 
 use dray_engine::lineage::FileIdentity;
 use dray_files::files::birth_of;

@@ -1,4 +1,4 @@
-//! Which files a process has open, under whatever names and in whatever mount namespace.
+//! Lists the files that a process has open, independent of their names and of its mount namespace.
 
 use crate::FileId;
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, makedev, statx};

@@ -1,4 +1,4 @@
-//! How long a guest's changes take: a histogram that many threads add to at once.
+//! The latency of a guest's changes: a histogram to which many threads add at the same time.
 
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! What a disk needs of others: blocks that this host does not have, and what must be durable.
+//! The interfaces that a disk needs: to fetch blocks that this host does not have, and to make
+//! records durable.
 
 use crate::error::Result;
 use dray_types::{BlockRange, BlockSet};

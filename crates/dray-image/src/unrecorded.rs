@@ -70,7 +70,7 @@ impl Unrecorded {
     /// for it. One load.
     ///
     /// # Errors
-    /// Why not.
+    /// After a failed sync: an error that asks for a restart of the agent.
     pub(crate) fn check_usable(&self, what: &str) -> Result<()> {
         if self.sync_failed.load(Ordering::SeqCst) { Err(unusable(what)) } else { Ok(()) }
     }
@@ -79,7 +79,7 @@ impl Unrecorded {
     /// of what is not recorded: the kernel may have dropped it.
     ///
     /// # Errors
-    /// Why not.
+    /// After a failed sync, for blocks of `range` that are not recorded: an error that asks for a restart.
     pub(crate) fn check_read(&self, range: BlockRange) -> Result<()> {
         let lost = self.sync_failed.load(Ordering::SeqCst) && self.map.intersects(range);
         if lost { Err(unusable("reading blocks that came lately")) } else { Ok(()) }

@@ -1,5 +1,5 @@
-//! What the engine's planner is told: the images' heat and data, the link, the guest's memory; and
-//! how long a migration under way still takes.
+//! The inputs of the engine's planner (the images' heat and data, the link, the guest's memory),
+//! and the remaining time of a running migration.
 
 use dray_api::{LinkFrom, Phase, Predicted};
 use dray_engine::plan::Load;

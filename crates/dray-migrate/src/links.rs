@@ -1,4 +1,4 @@
-//! What links to peers have carried: for the predictions of the next migration.
+//! The measured rates of the links to peers, for the predictions of later migrations.
 //!
 //! A file of the state directory, one number a peer. Nothing depends on it; a damaged one is begun
 //! anew.

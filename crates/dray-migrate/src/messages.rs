@@ -1,5 +1,5 @@
-//! What the shells of the two sides tell each other beside the engine: how the VM itself moves,
-//! and what the summary needs to know. They travel inside the control stream's `Vm` messages.
+//! The messages between the loops of both sides that do not concern the engine: the move of the VM
+//! itself, and values for the summary. They travel inside the control stream's `Vm` messages.
 
 use dray_engine::lineage::Generation;
 use dray_host::folder::intent::{GuestFacts, Settings};
@@ -57,7 +57,7 @@ pub enum Made {
     },
     /// There is none: the disk stays raw.
     Raw {
-        /// Why.
+        /// Why the image stays raw.
         #[serde(deserialize_with = "text::de_text")]
         why: String,
     },
@@ -66,7 +66,7 @@ pub enum Made {
 /// What a target that was asked to give the disks to QEMU has not done.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NotReleased {
-    /// Why.
+    /// Why QEMU does not have the disks back.
     #[serde(deserialize_with = "text::de_text")]
     pub why: String,
     /// The guest's QEMU has ended, and the guest with it.

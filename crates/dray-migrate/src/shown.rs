@@ -1,4 +1,4 @@
-//! What both sides of a migration show in the same words, and compare in the same way.
+//! Texts and comparisons that both sides of a migration share.
 
 use dray_api::{ErrorKind, Phase, Refusal};
 

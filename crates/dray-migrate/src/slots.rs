@@ -39,7 +39,7 @@ pub struct Shown {
     pub waiting_since: Option<u64>,
     /// The last progress.
     pub progress: Progress,
-    /// How it ended.
+    /// The summary, once the migration has ended.
     pub summary: Option<Summary>,
     /// Why it failed, or what it waits for.
     pub error: Option<Refusal>,
@@ -47,7 +47,7 @@ pub struct Shown {
 
 /// The public face of one migration; its loop writes, everyone may read.
 pub struct Board {
-    /// Which.
+    /// Id of the migration.
     pub migration: MigrationId,
     shown: Mutex<Shown>,
     changed: watch::Sender<u64>,
@@ -159,7 +159,7 @@ impl<T> Slots<T> {
         self.lock().remove(&migration);
     }
 
-    /// All of them.
+    /// All slots.
     pub fn all(&self) -> Vec<Arc<T>> {
         self.lock().values().cloned().collect()
     }

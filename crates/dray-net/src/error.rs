@@ -1,4 +1,4 @@
-//! What goes wrong between agents, with words and a hint for the operator.
+//! Errors between agents, with texts and hints for the operator.
 
 use dray_types::{ErrorKind, Refusal};
 use dray_wire::WireError;

@@ -1,4 +1,4 @@
-//! Content of described runs, kept until the target has said which of it it lacks.
+//! Content of described runs, kept until the target has said which pieces it does not have.
 //!
 //! The engine bounds the pieces under way (`dray_engine::reuse`), and so what lies here: 32 MiB for
 //! a session, gone with it.

@@ -50,7 +50,7 @@ pub enum SendKind {
 pub struct SendJob {
     /// Named by the frame and by its acknowledgement.
     pub tag: u64,
-    /// Which image.
+    /// The image, by its place in `Open`.
     pub image: ImageIndex,
     /// Which blocks.
     pub range: BlockRange,

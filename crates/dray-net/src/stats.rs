@@ -1,5 +1,5 @@
-//! What went over the wire, by kind. Bytes are counted at the socket, below TLS; what they meant
-//! is counted where frames are made and read.
+//! The bytes on the wire, by kind. Bytes are counted at the socket, below TLS; their kinds are
+//! counted where frames are made and read.
 
 use dray_wire::StreamKind;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -1,5 +1,4 @@
-//! Where repositories are: what the operator typed, what the configuration says of it, and the store
-//! behind it.
+//! Finds a repository from the operator's argument and the configuration, and opens its store.
 
 use crate::peer::PeerStore;
 use dray_api::{ApiResult, ErrorKind, Refusal};

@@ -1,5 +1,5 @@
-//! Who else can give blocks than the source of a migration: backups, replicas at other hosts, and what this host has
-//! already.
+//! Providers of blocks other than the source of a migration: backups, replicas at other hosts, and
+//! the content that this host has already.
 //!
 //! * [`snapshots`]: which generations of an image are where.
 //! * [`destination`]: repositories, and how they are reached; [`peer`]: one at another host; [`notes`]: what this

@@ -1,4 +1,4 @@
-//! Which generations of an image are in backup where, as far as this host has put them there.
+//! Notes of the repositories to which this host has backed up the generations of an image.
 //!
 //! `backups/NAME.json` in the state directory. What is in a repository the repository knows: these are for
 //! the operator's eyes, and tell which generations a line had better remember.

@@ -1,5 +1,6 @@
-//! What peers may keep here: the store of the configuration's `[backup_store]`, over a stream of its
-//! own. A thread a stream; whatever is wrong with a question is answered, and the next one is taken.
+//! The store that this host offers to peers (`[backup_store]` in the configuration), over streams
+//! of their own with a thread each. A faulty question gets an error as its answer, and the stream
+//! continues.
 
 use dray_backup::{Error, Kind, LocalStore, Put, Store};
 use dray_host::abort;

@@ -1,5 +1,6 @@
-//! What dray asks of whatever runs the VMs of this host. QEMU answers itself, through its monitor
-//! ([`Qemu`](super::qemu::Qemu)). A manager that stands between dray and QEMU would be another implementation.
+//! The interface to the program that runs the VMs of this host. QEMU itself implements it, through
+//! its monitor ([`Qemu`](super::qemu::Qemu)). A manager that stands between dray and QEMU would be
+//! another implementation.
 
 use super::look::Look;
 use dray_host::process::QemuProcess;

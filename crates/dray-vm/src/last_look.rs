@@ -26,7 +26,7 @@ const PREPARE: &str = "when nothing changes the vm's disks any more, prepare and
 pub struct Changed {
     /// What.
     pub why: String,
-    /// What to do.
+    /// How the operator can remove the cause.
     pub hint: String,
 }
 

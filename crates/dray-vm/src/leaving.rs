@@ -1,4 +1,4 @@
-//! A disk leaves dray: its guest goes on with a file that QEMU opens itself.
+//! Gives a disk back to QEMU: the guest continues on a file that QEMU opens itself.
 //!
 //! Only dray knows of a loss that one of its own syncs, or a flush of QEMU's, was told of. When QEMU has
 //! the file nobody tells the guest any more. So a disk whose guest has not heard of a loss stays, or comes

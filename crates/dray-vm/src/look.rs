@@ -1,5 +1,5 @@
-//! What the VM behind a monitor is and does at one moment (I9). Records say what to look for; this is what is
-//! so. A look is good for one step: whoever acts again looks again.
+//! The state of the VM behind a monitor at one moment (I9), independent of any record. A look is
+//! valid for one step; the next step needs a new look.
 
 use dray_host::process::QemuProcess;
 use dray_qemu::status::{self, BlockJob, VmStatus};

@@ -1,5 +1,5 @@
-//! What a VM looks like from outside: its disks, the images under them, and how each layer gets
-//! under dray and back.
+//! The disks of a VM as QEMU reports them, the images under them, and the plan by which each layer
+//! comes under dray and goes back.
 
 use crate::hypervisor::{Hypervisor, Vm};
 use crate::look::Look;

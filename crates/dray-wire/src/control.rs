@@ -160,7 +160,7 @@ pub enum ToTarget {
     /// in address order. A hint: ranges outside the image and repetitions mean nothing. Replaces
     /// the order named before.
     Order {
-        /// Which image.
+        /// The image, by its place in `Open`.
         image: ImageIndex,
         /// The ranges, first to be fetched first; at most [`MAX_ORDER`].
         #[serde(deserialize_with = "list::at_most::<_, _, MAX_ORDER>")]
@@ -261,7 +261,7 @@ pub enum ToSource {
     Fetch {
         /// Chosen by the target.
         tag: u64,
-        /// Which image.
+        /// The image, by its place in `Open`.
         image: ImageIndex,
         /// Which blocks, at most one run.
         range: BlockRange,
@@ -272,7 +272,7 @@ pub enum ToSource {
     Peek {
         /// Chosen by the target.
         tag: u64,
-        /// Which image.
+        /// The image, by its place in `Open`.
         image: ImageIndex,
         /// First byte.
         offset: u64,
@@ -283,7 +283,7 @@ pub enum ToSource {
     Hash {
         /// Chosen by the target.
         tag: u64,
-        /// Which image.
+        /// The image, by its place in `Open`.
         image: ImageIndex,
         /// Ranges, each at most one run.
         #[serde(deserialize_with = "list::at_most::<_, _, MAX_TAGS>")]
@@ -341,7 +341,7 @@ pub enum ToSource {
     Describe {
         /// Chosen by the target, as that of a fetch.
         tag: u64,
-        /// Which image.
+        /// The image, by its place in `Open`.
         image: ImageIndex,
         /// Whole pieces, at most one run.
         range: BlockRange,

@@ -120,7 +120,7 @@ pub struct FrameHeader {
     pub kind: FrameKind,
     /// How the payload is encoded.
     pub encoding: Encoding,
-    /// Which image.
+    /// The image, by its place in `Open`.
     pub image: ImageIndex,
     /// Epoch of the sender (I1).
     pub epoch: Epoch,

@@ -1,4 +1,5 @@
-//! What two agents say to each other: messages, frames, versions. Bytes in, values out; no I/O.
+//! The messages, frames and versions of the protocol between agents. This crate turns bytes into
+//! values and back; it does no I/O.
 //!
 //! A migration uses one control stream and several data streams between the agents, and one stream
 //! for guest memory; each is a TLS connection of its own that begins with a [`hello`]. On the

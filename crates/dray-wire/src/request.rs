@@ -33,7 +33,7 @@ pub struct WantedImage {
 /// An image that comes with a migration.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ComingImage {
-    /// What it is.
+    /// Id, name and length of the image.
     pub image: WantedImage,
     /// The closed generations that its owner remembers, oldest first: the target may begin with a replica
     /// that holds one of them.
@@ -47,7 +47,7 @@ pub struct ComingImage {
 /// What an incomplete image at the target begins with.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Base {
-    /// Nothing.
+    /// The target has nothing with which the image could begin.
     Empty,
     /// A replica of this image that cannot be used lies there; why not.
     Refused {

@@ -21,13 +21,13 @@ pub const LENGTHS: usize = 8;
 pub enum Ask {
     /// Create the object with the body's bytes unless it exists: `Created` or `Existed`.
     PutNew {
-        /// Its name.
+        /// Name of the object.
         #[serde(deserialize_with = "text::de_text")]
         name: String,
     },
     /// The whole object, of at most `limit` bytes: `Bytes`.
     Get {
-        /// Its name.
+        /// Name of the object.
         #[serde(deserialize_with = "text::de_text")]
         name: String,
         /// Longest object wanted.
@@ -35,7 +35,7 @@ pub enum Ask {
     },
     /// Part of an object: `Bytes`.
     GetRange {
-        /// Its name.
+        /// Name of the object.
         #[serde(deserialize_with = "text::de_text")]
         name: String,
         /// First byte.
@@ -51,13 +51,13 @@ pub enum Ask {
     },
     /// Remove it: `Done`.
     Delete {
-        /// Its name.
+        /// Name of the object.
         #[serde(deserialize_with = "text::de_text")]
         name: String,
     },
     /// Whether there is such an object: `Exists`.
     Exists {
-        /// Its name.
+        /// Name of the object.
         #[serde(deserialize_with = "text::de_text")]
         name: String,
     },
@@ -66,7 +66,7 @@ pub enum Ask {
 /// An object of a listing.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Listed {
-    /// Its name.
+    /// Name of the object.
     #[serde(deserialize_with = "text::de_text")]
     pub name: String,
     /// Its length.

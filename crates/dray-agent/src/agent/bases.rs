@@ -25,7 +25,7 @@ const IN_THE_WAY: &str = "move that file away, or give the image another name wi
 /// A file that is used where it lies.
 #[derive(Clone, Debug)]
 pub struct Lying {
-    /// Where.
+    /// Path of the file.
     pub path: PathBuf,
     /// How it looked when its content was told.
     pub stamp: FileStamp,

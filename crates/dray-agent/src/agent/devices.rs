@@ -1,4 +1,4 @@
-//! Block devices that images come onto: they are there already, and hold whatever was on them.
+//! Block devices to which images move. The devices exist already, and may hold old data.
 
 use super::Agent;
 use dray_host::record::ImageRecord;

@@ -1,4 +1,4 @@
-//! What a target finds of images that come, and what it makes of it.
+//! What the target already has of the images of a migration to it, and how it uses this.
 
 use super::Agent;
 use crate::agent::bases::{Lying, export_name};
@@ -40,7 +40,7 @@ impl Agent {
 /// What this host has of an image that comes.
 #[derive(Clone)]
 pub(super) enum Found {
-    /// Nothing.
+    /// The target has nothing of the image.
     Nothing,
     /// A replica to begin with.
     Usable(Arc<Entry>, ReplicaNote),

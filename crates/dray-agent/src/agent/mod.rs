@@ -1,4 +1,4 @@
-//! What an agent process is made of. The order in which it starts and ends is in [`start`](crate::start).
+//! The parts of an agent process. The order in which it starts and ends is in [`start`](crate::start).
 //!
 //! * [`launch`]: the owner loops. [`peers`], [`requests`], [`found`], [`made`], [`devices`]: what peers may do;
 //!   [`room`]: how much of it.

@@ -1,5 +1,5 @@
-//! What peers may know of the replicas that lie here, and read of them: those in pools that the peer
-//! may use, as long as they are what they were when they were left here (I7).
+//! Peers list and read the replicas of this host: only those in pools that the peer may use, and
+//! only as long as the replicas are unchanged since the handover (I7).
 //!
 //! An image that this host owns is never read from here in this way: that is its migration's business.
 

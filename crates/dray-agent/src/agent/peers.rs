@@ -1,5 +1,5 @@
-//! What peers may do here: open streams of migrations they take part in, and have room made for images.
-//! What else they may ask is in [`requests`](super::requests).
+//! Answers to peers: they may open streams of migrations in which they take part, and ask for room
+//! for images. What else they may ask is in [`requests`](super::requests).
 
 use super::Agent;
 use super::found::{Found, check_space, intent_of};

@@ -1,4 +1,4 @@
-//! What peers ask outside migrations, and what they are answered.
+//! The questions of peers outside migrations, and the answers to them.
 
 use super::Agent;
 use dray_config::Peer;

@@ -1,6 +1,6 @@
-//! How much a peer may have here at a time (I7): of migrations before this host owns the images, each of which
-//! costs a thread, open files, and memory for the blocks of its images, whether or not it ever begins; and
-//! of questions.
+//! Limits for each peer (I7): on its questions, and on its migrations before this host owns the
+//! images. Such a migration costs a thread, open files, and memory for the blocks of its images,
+//! even if it never begins.
 
 use super::Agent;
 use dray_api::MigrationState;

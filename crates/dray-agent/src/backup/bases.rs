@@ -1,6 +1,7 @@
-//! The base images under the images of a backup: a disk's backup is of no use without what the disk is
-//! built on. A base image never changes, so a repository has it once, under an id and a generation that
-//! are made of its content, whatever it is called and however many disks are built on it.
+//! The base images under the images of a backup: the backup of a disk needs the images on which the
+//! disk is built. A base image never changes, so a repository stores it once, under an id and a
+//! generation that follow from its content, independent of its name and of the number of disks on
+//! it.
 
 use super::moment::disk_error;
 use super::write::ImageWriter;
@@ -31,9 +32,9 @@ const EVERY: Duration = Duration::from_millis(100);
 pub struct Bases<'a> {
     /// What is being done, for errors.
     pub what: &'a str,
-    /// Where it goes.
+    /// The repository that gets the backup.
     pub repository: &'a Repository,
-    /// Who watches.
+    /// The job that counts the progress and can be cancelled.
     pub job: &'a Job,
     /// The operator's limit, of what is read.
     pub pacer: &'a Pacer,

@@ -104,7 +104,7 @@ pub struct Restoring<'a> {
     pub pool: Option<&'a str>,
     /// The limit of what is written.
     pub pacer: &'a Pacer,
-    /// Who watches.
+    /// The job that counts the progress and can be cancelled.
     pub job: &'a Job,
 }
 

@@ -29,7 +29,7 @@ pub(super) const THREADS: usize = 2;
 pub struct Order {
     /// Names of the images.
     pub images: Vec<String>,
-    /// Where it goes.
+    /// The repository that gets the backup.
     pub destination: Destination,
     /// Socket of the guest agent.
     pub fsfreeze: Option<PathBuf>,

@@ -28,11 +28,11 @@ pub struct ImageWriter<'a> {
     pub what: &'a str,
     /// The image's length in bytes.
     pub len: u64,
-    /// Where it goes.
+    /// The writer of the repository.
     pub writer: &'a mut Writer,
     /// The operator's limit, of what is read.
     pub pacer: &'a Pacer,
-    /// Who watches.
+    /// The job that counts the progress and can be cancelled.
     pub job: &'a Job,
     /// The image's place in the job.
     pub nth: usize,

@@ -12,7 +12,7 @@ const KEPT: usize = 16;
 /// A batch.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct BatchRecord {
-    /// Which.
+    /// Id of the batch.
     pub batch: BatchId,
     /// Milliseconds since 1970 at the start.
     pub started_unix_ms: u64,

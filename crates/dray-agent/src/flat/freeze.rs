@@ -1,4 +1,5 @@
-//! A running VM's disk leaves its chain: the guest stops for a moment, and goes on over an overlay.
+//! Takes a running VM's disk from its chain: the guest stops for a moment, and continues over an
+//! overlay.
 //!
 //! It is durable before the guest stops that it is to run again; whoever finds that after a crash
 //! ([`Agent::end_exchanges`]) lets it go on where its disk is by then.

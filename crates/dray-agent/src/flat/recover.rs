@@ -1,5 +1,5 @@
-//! Exchanges of disks that were broken off are ended, and their guests go on: those that the agent before this one
-//! died in, and those of which this one has not heard how they ended.
+//! Ends interrupted exchanges of disks, and lets their guests continue: exchanges in which the
+//! agent before this one was killed, and those of which this agent does not know the end.
 //!
 //! Where the disk is decides, and only its VM can say that. A VM whose process has ended says nothing any more:
 //! then the names of the files decide. One that runs and does not answer is asked again until it does; until

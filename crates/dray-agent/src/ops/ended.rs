@@ -1,5 +1,5 @@
-//! Disks of VMs whose QEMU has ended: whoever starts such a VM next opens the disk's file itself, and finds no
-//! lock of dray's on it.
+//! Disks of VMs whose QEMU has ended: the agent releases them, so that the next QEMU of the VM can
+//! open the disk's file itself and finds no lock of dray on it.
 
 use crate::agent::Agent;
 use dray_api::ApiResult;

@@ -1,5 +1,5 @@
-//! What `dray prepare --chain flatten` finds out before anything is touched: whether a chain can be
-//! read by others, how much its guest sees, and what stands against it.
+//! The checks of `dray prepare --chain flatten`, before it changes anything: whether another
+//! process can read the chain, how much data the guest sees, and what prevents the flattening.
 
 use super::moved::Plan;
 use crate::agent::Agent;

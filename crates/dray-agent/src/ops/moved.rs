@@ -1,4 +1,4 @@
-//! Which images a migration moves, and what each is called where.
+//! Decides which images a migration moves, and their names at both hosts.
 
 use super::bases::usual_name;
 use super::flatten::{check_flat, refuse_flat_images, refuse_format, seen_bytes};

@@ -1,4 +1,4 @@
-//! Which migration a command means.
+//! Finds the migration that a command names.
 
 use crate::agent::Agent;
 use dray_api::{

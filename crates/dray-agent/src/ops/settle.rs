@@ -1,5 +1,5 @@
-//! What records say of a VM's disks is compared with what the VM says of them: whenever somebody looks at the
-//! VM, and after a start for disks that were on their way from dray or to it when an agent died.
+//! Compares the records of a VM's disks with the answers of the VM: at each query of the VM, and
+//! after a start for disks that were going to dray or back to QEMU when an agent was killed.
 
 use super::released::not_released;
 use crate::agent::Agent;

@@ -1,5 +1,5 @@
-//! Where the bytes of a migration would come from: what the target says that it has or would be given,
-//! and what is left for the source.
+//! The origin of a migration's bytes, for predictions: the content that the target has or would get
+//! from others, and the rest, which the source sends.
 
 use super::bases::{Asking, Lying};
 use super::moved::Plan;

@@ -1,4 +1,4 @@
-//! What is done to the images of this host now and then, each in a thread of its own that ends with the
+//! The periodic tasks on the images of this host. Each has a thread of its own, which ends with the
 //! registry.
 
 use dray_config::Config;

@@ -1,6 +1,6 @@
-//! What is looked at now and then while the agent runs: whether pools and other directories are there, and
-//! whether the certificates are good, whether what was damaged is gone. What is wrong is a trouble of its own and keeps nothing else from
-//! working.
+//! The periodic checks of a running agent: whether pools and other directories exist, whether the
+//! certificates are valid, and whether damaged records are still there. Each problem is a trouble
+//! of its own, and does not affect other parts.
 
 use crate::agent::Agent;
 use dray_config::Problem;

@@ -1,6 +1,7 @@
-//! Small records of the state directory that cannot be read. Each is left out or begun anew by whoever needs
-//! it; here the operator is told, until the file can be read or is gone. The records of images and of
-//! migrations are not among them: they decide what is served.
+//! Small records of the state directory that cannot be read. The code that needs such a record does
+//! without it or begins it anew. This module tells the operator, until the file can be read or does
+//! not exist any more. Records of images and of migrations are not among them, because they decide
+//! which images the agent serves.
 
 use crate::agent::Agent;
 use crate::batches::record::BatchRecord;

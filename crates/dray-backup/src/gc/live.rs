@@ -1,4 +1,4 @@
-//! What the backups name: every segment and piece once.
+//! The segments and pieces that the backups name, each once.
 
 use crate::error::{Error, Kind, Result};
 use crate::manifest::{self, Manifest, SegmentRef};

@@ -1,5 +1,6 @@
-//! How an S3-compatible object store is reached, and who asks: what an operator has configured for a
-//! repository. The environment says the rest, in the words that other tools know.
+//! The address and the account of an S3-compatible object store, as an operator has configured them
+//! for a repository. Values that are absent come from the environment, under the names that other
+//! tools use.
 
 use crate::error::{Error, Result};
 use std::fmt;

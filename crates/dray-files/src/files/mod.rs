@@ -31,7 +31,7 @@ pub enum Kind {
 /// How something at a path looks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Look {
-    /// What it is.
+    /// Whether it is a file, a directory or something else.
     pub kind: Kind,
     /// Length in bytes.
     pub len: u64,

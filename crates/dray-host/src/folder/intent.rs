@@ -1,4 +1,5 @@
-//! What was asked for: written durably before a migration does anything, read when the agent starts.
+//! The intent: the operator's request, which the agent makes durable before a migration does
+//! anything, and reads when it starts.
 
 use super::log::{Folder, SOURCE_INTENT, TARGET_INTENT};
 use crate::lineage::ReplicaNote;
@@ -106,7 +107,7 @@ pub struct GuestFacts {
 pub struct SourceVm {
     /// QMP socket of its QEMU here.
     pub qmp: PathBuf,
-    /// Its name.
+    /// Name of the VM.
     pub name: Option<String>,
     /// The process of its QEMU when the migration began: no other one is asked to do anything.
     #[serde(default)]
@@ -146,7 +147,7 @@ pub struct Conditions {
 pub struct Options {
     /// Which blocks move when.
     pub strategy: dray_engine::Strategy,
-    /// In which order.
+    /// The order in which blocks move.
     #[serde(default)]
     pub order: Order,
     /// What else the strategy is to do.

@@ -149,7 +149,7 @@ impl Folder {
         folders.into_iter().map(read).collect()
     }
 
-    /// Where it is.
+    /// Path of the folder.
     pub fn path(&self) -> &Path {
         self.0.path()
     }

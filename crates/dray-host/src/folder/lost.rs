@@ -1,5 +1,6 @@
-//! What the claim of an image makes zeros of, in the folder of its void migration: a claim that is
-//! repeated after a crash finds nothing missing any more, and has to tell it all the same.
+//! The ranges of which the claim of an image makes zeros, recorded in the folder of its void
+//! migration. A claim that is repeated after a crash finds no missing blocks any more, and must
+//! report these ranges all the same.
 
 use super::log::{Folder, Log};
 use super::standing::read;

@@ -1,6 +1,5 @@
-//! How an image stands in the migration that it takes part in, as the migration's folder says: all that
-//! a claim needs to know when no loop can be asked. Looking changes nothing, so it can be done beside
-//! a loop.
+//! The state of an image in its migration, read from the migration's folder: all that a claim must
+//! know when it cannot ask a loop. Reading changes nothing, so it is safe while a loop runs.
 
 use super::intent::{SourceIntent, TargetIntent};
 use super::log::{Folder, SOURCE_INTENT, SOURCE_JOURNAL, TARGET_INTENT, TARGET_JOURNAL};

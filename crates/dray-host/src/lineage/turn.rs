@@ -1,4 +1,4 @@
-//! Closing a generation while its owner goes on serving: what a backup does.
+//! Closes a generation for a backup, while the owner keeps serving the image.
 //!
 //! The generation ends at a quiet moment, in memory only, so that the guest waits for no disk. It is
 //! written down after that. Until then the journal knows of the old generation, with every region

@@ -75,7 +75,7 @@ pub struct Claimed {
 pub enum ClaimError<E> {
     /// It can not be claimed, or not here.
     Refused {
-        /// Why.
+        /// The reason.
         why: String,
         /// What to do instead.
         hint: String,

@@ -1,6 +1,6 @@
-//! What the source of a migration says of it to a target that has no session with it, from what is durable
-//! here. A target drops what it has promised on the strength of that alone, so whatever is not certain is
-//! [`HandedOver`](Fate::HandedOver), or an error.
+//! The answer of a migration's source to a target that has no session with it, from the source's
+//! durable records. This answer alone may make a target drop a promise, so every uncertain case is
+//! [`HandedOver`](Fate::HandedOver) or an error.
 
 use crate::folder::intent::SourceIntent;
 use crate::folder::log::{Folder, SOURCE_INTENT, SOURCE_JOURNAL};

@@ -1,4 +1,4 @@
-//! What is made of migrations without their loops, by what is durable of them ([`folder`](crate::folder)).
+//! The operations on migrations that need no owner loop, by their durable state ([`folder`](crate::folder)).
 //!
 //! * [`revive`]: which migrations a restart brings back, and what stays closed; [`waiting`]: what they wait for.
 //! * [`claim`]: taking an image without asking.

@@ -65,7 +65,7 @@ pub enum LetGo {
 /// A migration that waits, as an operator sees it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ShownWaiting {
-    /// Which one.
+    /// Id of the migration.
     pub migration: MigrationId,
     /// Which end this host is.
     pub end: End,
@@ -116,7 +116,7 @@ fn why_closed(registry: &Registry, migration: MigrationId) -> Option<String> {
 /// A migration to here that waits, and that has promised nothing: its source says whether it is still wanted.
 #[derive(Clone, Debug)]
 pub struct Unpromised {
-    /// Which one.
+    /// Id of the migration.
     pub migration: MigrationId,
     /// Its source.
     pub peer: String,

@@ -21,7 +21,7 @@ const DISKS: [Disk; 4] = [Disk::OnFile, Disk::OnExport, Disk::Elsewhere, Disk::U
 const LOCKS: [Lock; 4] = [Lock::Free, Lock::Ours, Lock::Others, Lock::Unknown];
 const FILES: [File; 3] = [File::AsRecorded, File::Absent, File::Other];
 
-/// All of them.
+/// All combinations.
 fn cells() -> Vec<Seen> {
     let mut all = Vec::new();
     for recorded in RECORDED {

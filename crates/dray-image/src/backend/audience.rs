@@ -1,4 +1,4 @@
-//! Who is to be told of an image's losses, and who has heard.
+//! The clients that must be told of an image's lost writes, and those that have heard of them.
 //!
 //! A flush covers what everybody has written, and the system reports a loss to one sync. So a loss is told to
 //! every client that was there when it happened, whoever's flush met it: to each by its next flush. An answer

@@ -1,4 +1,4 @@
-//! Bulk writes: long runs that nobody reads soon go round the page cache.
+//! Bulk writes: long runs that are not read soon bypass the page cache.
 //!
 //! A migration writes more than the memory of its target holds. Through the page cache every byte
 //! costs a page that must be found, filled and thrown away again, pushes out what guests need, and

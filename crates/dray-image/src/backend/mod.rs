@@ -1,4 +1,4 @@
-//! Where images live.
+//! The files and devices that hold images.
 
 mod absent;
 mod audience;

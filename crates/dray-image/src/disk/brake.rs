@@ -1,5 +1,5 @@
-//! Slowing a guest's changes: they wait in front of the gate, so that nobody who quiesces has to
-//! wait for them, and not in the thread that reads a client's requests.
+//! Slowing a guest's changes: they wait in front of the gate, so that a quiesce need not wait for
+//! them, and outside the thread that reads a client's requests.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

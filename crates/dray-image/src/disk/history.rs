@@ -1,4 +1,4 @@
-//! What was changed in the image's open generation.
+//! The blocks that were changed in the image's open generation.
 
 use super::{Disk, IntentLog};
 use crate::Result;

@@ -1,4 +1,4 @@
-//! What happens to a guest's request on its way through a [`Disk`].
+//! The way of a guest's request through a [`Disk`].
 
 use super::Disk;
 use crate::client;

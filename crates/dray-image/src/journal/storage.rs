@@ -1,4 +1,4 @@
-//! What a journal is kept in; a trait, so that tests can cut the power.
+//! The storage of a journal, as a trait, so that tests can simulate power cuts.
 
 use dray_files::StatePath;
 use dray_files::files::StateFile;

@@ -39,7 +39,7 @@ pub enum Op {
 /// A request as a layer sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Request {
-    /// What it is.
+    /// The kind of the operation.
     pub op: Op,
     /// First byte.
     pub offset: u64,

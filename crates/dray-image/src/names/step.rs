@@ -1,4 +1,4 @@
-//! What changes a file's name or mode, one durable step at a time.
+//! Changes a file's name or mode, one durable step at a time.
 
 use crate::{Error, Result};
 use dray_files::files::{Files, RealFiles};

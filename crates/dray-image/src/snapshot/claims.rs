@@ -1,5 +1,5 @@
-//! Which blocks somebody is keeping just now: whoever wants to keep one of them as well waits, and
-//! nobody else does.
+//! The blocks whose old content a thread is keeping at the moment. Only a thread that must keep one
+//! of the same blocks waits.
 
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use dray_types::BlockRange;

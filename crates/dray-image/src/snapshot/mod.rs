@@ -1,4 +1,4 @@
-//! A disk's content at one moment, read while the guest goes on writing.
+//! A disk's content at one moment, which can be read while the guest keeps writing.
 //!
 //! Before the first change of a block that the snapshot wants and that nobody has read yet, its old
 //! content is kept aside. Which blocks these are is one map, `pending`: a block leaves it once, when

@@ -1,5 +1,5 @@
-//! Described blocks at the target: those of a piece that lacks as a whole and of which something
-//! similar is here, its *basis*.
+//! Described blocks at the target: the blocks of a piece that the target does not have as a whole,
+//! but of which it has similar content, the *basis* of the piece.
 //!
 //! A basis is only a guess where to look: the piece's own place, as the file was before (a replica, an
 //! earlier try), and places that neighbours were found at ([`dray_provider::reuse::Reuse::similar`]). It is read anew

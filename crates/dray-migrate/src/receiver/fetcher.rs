@@ -1,4 +1,4 @@
-//! What disks at the target ask the source for.
+//! Fetches missing blocks from the source for disks at the target.
 
 use super::{Input, TargetLoop};
 use dray_image::{Error, ErrorKind, Fetcher};

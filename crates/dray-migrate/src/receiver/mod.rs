@@ -125,7 +125,7 @@ pub enum ToTask {
 
 /// A migration at its target, as the rest of the agent holds it.
 pub struct TargetSlot {
-    /// What is shown.
+    /// The state that operators see.
     pub board: Arc<Board>,
     /// The way into the loop.
     pub inputs: Sender<Input>,

@@ -1,4 +1,4 @@
-//! What could not be written yet, and is tried again every second until it can: the machine's
+//! Failed writes of records, which the loop repeats every second until they succeed: the machine's
 //! effects in their order ([`Held`](dray_engine::receiver::Held)), and beside them what no order
 //! needs, such as the records of images, which follow the journal while the migration is open.
 

@@ -1,5 +1,6 @@
-//! What data streams deliver: written into partial images before handover, filled into missing
-//! blocks after it. Runs on the streams' threads; the loop only hears what became of each frame.
+//! Takes the frames of the data streams: writes them into partial images before the handover, and
+//! into missing blocks after it. It runs on the streams' threads; the loop only gets the result for
+//! each frame.
 
 use super::Input;
 use super::basis::BlockJob;

@@ -1,5 +1,5 @@
-//! What a target asks beside the blocks of a copy: what a QEMU reads that opens a disk there before
-//! the handover, and hashes to verify.
+//! Answers requests of the target other than for blocks of the copy: reads of a QEMU that opens a
+//! disk there before the handover, and hashes for verification.
 //!
 //! The owner loop waits for no disk: a thread for each of the two reads and answers, one question
 //! after the other. It ends with the loop. How many questions wait is bounded (I7).
@@ -25,7 +25,7 @@ pub enum Wanted {
     Bytes {
         /// Where, in bytes.
         offset: u64,
-        /// How many.
+        /// Number of bytes.
         len: u32,
     },
     /// A hash of each range.

@@ -1,5 +1,5 @@
-//! What will come of a migration, said at its start and compared at its end; and the strategy
-//! `auto`, for which the planner chooses the blocks to copy.
+//! The prediction of a migration, which is made at its start and compared at its end; and the
+//! strategy `auto`, for which the planner chooses the blocks to copy.
 
 use super::SourceLoop;
 use crate::forecast::{self, Content};

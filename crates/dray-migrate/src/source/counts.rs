@@ -1,5 +1,6 @@
-//! What the summary counts and measures, over all processes of the source's agent: it is written to
-//! the migration's folder now and then, so that a restart loses the last half second at most.
+//! The counts and measurements of the summary, over all restarts of the source's agent. They are
+//! written to the migration's folder regularly, so that a restart loses the last half second at
+//! most.
 
 use super::Slowed;
 use dray_api::{Downtime, Predicted};

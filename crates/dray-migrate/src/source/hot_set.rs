@@ -1,5 +1,5 @@
-//! Which blocks a hot-set migration copies (LiveFS): counted while the guest is observed, and as far
-//! as this host has counted before.
+//! Decides which blocks a hot-set migration copies (LiveFS), from the accesses counted during the
+//! observation and those that this host has counted before.
 
 use super::SourceLoop;
 use super::latency::OBSERVE;

@@ -1,4 +1,4 @@
-//! What the target tells of the qcow2 files that it makes of images.
+//! The target's reports on the qcow2 files that it makes of images.
 
 use super::report::Report;
 use crate::messages::Made;

@@ -1,6 +1,6 @@
-//! What the guest has written, joined until the loop has time for it: the strategy `mirror` sends
-//! it on at once. Nothing depends on it: the blocks are dirty, and what is left out here, or what
-//! the engine has no room for, a round of Sync sends.
+//! Collects the guest's writes for the strategy `mirror`, which sends them at once; neighbouring
+//! writes are joined until the loop takes them. Nothing depends on this list: the blocks are dirty,
+//! and a round of Sync sends those that are left out here or for which the engine has no room.
 
 use super::{Input, SourceLoop};
 use dray_engine::SourceEvent;

@@ -138,7 +138,7 @@ pub enum ToTask {
 
 /// A migration at its source, as the rest of the agent holds it.
 pub struct SourceSlot {
-    /// What is shown.
+    /// The state that operators see.
     pub board: Arc<Board>,
     /// The way into the loop.
     pub inputs: Sender<Input>,

@@ -1,4 +1,4 @@
-//! How fast the streams go.
+//! The rate of the data streams.
 
 use std::time::{Duration, Instant};
 

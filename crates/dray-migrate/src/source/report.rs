@@ -1,5 +1,5 @@
-//! What people and programs see of a migration while it runs: progress. How it ends is in
-//! [`summary`](super::summary), what is counted in [`counts`](super::counts).
+//! The progress of a running migration, for people and programs. Its end is in
+//! [`summary`](super::summary), its counts are in [`counts`](super::counts).
 
 use super::SourceSlot;
 use super::counts::{Counts, Mark, Memory, WallClock};

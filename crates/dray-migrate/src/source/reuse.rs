@@ -1,4 +1,5 @@
-//! What the engine is told of content that the target may have, and what is kept for its answers.
+//! Tells the engine which content the target may have, and keeps described content until the target
+//! has answered.
 
 use super::SourceLoop;
 use dray_engine::{SourceEvent, Tuning};

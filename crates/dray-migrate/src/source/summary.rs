@@ -1,4 +1,4 @@
-//! How a migration ended, for people and programs: an error, or one summary.
+//! The end of a migration, for people and programs: an error, or one summary.
 
 use super::counts::{Counts, Mark};
 use super::report::Report;

@@ -21,14 +21,14 @@ pub struct Limiter {
 /// Requests that were slowed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct Slowed {
-    /// How many.
+    /// Number of operations that waited.
     pub operations: u64,
     /// How long they waited, summed, in nanoseconds.
     pub nanos: u64,
 }
 
 impl Slowed {
-    /// Both together.
+    /// The sum of both.
     pub fn plus(self, other: Self) -> Self {
         Self { operations: self.operations + other.operations, nanos: self.nanos + other.nanos }
     }

@@ -1,4 +1,4 @@
-//! What the loop could not do yet, and tries again until it can.
+//! Steps that the loop could not carry out yet, and repeats until they succeed.
 //!
 //! A step that waits for a record or for the file system keeps what is left of its effects, and the
 //! loop decides nothing else meanwhile. What may be done later (the names of files after the handover,

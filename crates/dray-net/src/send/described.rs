@@ -1,4 +1,4 @@
-//! Frames of hashes, and of what the target lacked of them.
+//! Frames with hashes, and frames with the blocks that the target does not have.
 
 use super::{Failed, Worker};
 use crate::queue::SendJob;

@@ -1,4 +1,5 @@
-//! How a file's content is told. That it was not changed since is told by its [`FileStamp`].
+//! Identifies a file's content by its digest. The [`FileStamp`] shows that the file has not changed
+//! since.
 
 use dray_host::stamp::FileStamp;
 use dray_image::{FileImage, FileOptions, Image, runs};

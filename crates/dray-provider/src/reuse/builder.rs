@@ -1,5 +1,5 @@
-//! Filling the index in the background: a thread that reads what the pools hold, slowly, when nobody
-//! else needs the disks.
+//! Fills the index in the background: a thread reads the pools slowly, when no other program needs
+//! the disks.
 //!
 //! Images and replicas of this host, and other files of its pools (base images, say), are read once,
 //! and again when they look otherwise: an image that a guest writes once a day at most. The thread

@@ -21,14 +21,14 @@ const MOST_OPEN: usize = 64;
 pub enum FileRef {
     /// An image of this host, whatever its file is called just now.
     Image {
-        /// Its name.
+        /// Name of the image.
         name: String,
         /// Its id: another image under the same name is something else.
         id: ImageId,
     },
     /// Another file of a pool.
     Plain {
-        /// Where it is.
+        /// Path of the file.
         path: PathBuf,
     },
 }
@@ -49,7 +49,7 @@ struct Known {
     scanned: HashMap<u32, Scanned>,
 }
 
-/// All of them.
+/// All files that the index knows.
 pub(super) struct Files {
     registry: Arc<Registry>,
     known: Mutex<Known>,

@@ -1,5 +1,6 @@
-//! Where content was seen, by the first 16 bytes of its hash: whoever follows an entry compares all
-//! 32 of what is there. What arrives is in memory; what the background has read is in the store.
+//! The places of known content, by the first 16 bytes of its hash. A reader that follows an entry
+//! compares all 32 bytes of the hash. Entries of arriving content are in memory; entries from the
+//! background are in the store.
 
 use super::store::{Batch, Store};
 use dray_wire::frame::PieceHash;

@@ -1,5 +1,5 @@
-//! Where an image's content was found so far: these places probably go on like the image does, and a
-//! piece that is nowhere as a whole may be there but for some of its blocks.
+//! The places where an image's content was found so far. These places probably continue as the
+//! image does, so most blocks of a piece that is nowhere as a whole may be there.
 
 use super::index::Spot;
 use std::collections::HashMap;

@@ -1,4 +1,4 @@
-//! What this host has of other images: content by its hash, for migrations to here.
+//! The content of this host's images, by hash, for migrations to this host.
 //!
 //! The [`Index`] knows for a hash where such content was seen, in images and replicas of this host,
 //! in other files of its pools, and in images that are just arriving. It is a hint and nothing more:

@@ -28,7 +28,7 @@ const CACHE: usize = 16 << 20;
 /// A file whose content is in the store, or is being put there.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct Scanned {
-    /// Which.
+    /// The file.
     pub(super) file: FileRef,
     /// Its length and times when reading it began: a file that looks otherwise is read again.
     pub(super) stamp: (u64, i64, i64),

@@ -1,4 +1,4 @@
-//! What is read for an image, and from where.
+//! Chooses what to read for an image, and from which providers.
 //!
 //! Of all backups and replicas that the configured places have of it, the newest that is of one of its
 //! closed generations is wanted. Another place that has the same generation gives all of it; one with another

@@ -1,5 +1,4 @@
-//! What of a seeding survives the agent: the file that is being filled, and a note of what is durable
-//! in it.
+//! The durable state of a seeding: the file that is being filled, and a note of its durable parts.
 //!
 //! `seeds/NAME.json` in the state folder names the generation and the tasks whose bytes are on disk; the
 //! file is `.NAME.dray-seed` in the pool. Once the note says which regions hold something else, the file

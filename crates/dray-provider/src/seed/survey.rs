@@ -1,5 +1,5 @@
-//! What an image that may come would begin with here, and who would give it. Lists and recipes are
-//! read for it; nothing is made.
+//! Predicts with which base an image would begin at this host, and which providers would give it.
+//! It reads lists and recipes, and creates nothing.
 
 use super::choose::{self, Choice};
 use super::job::{Parts, at_hand, in_the_way, old_copy};

@@ -1,4 +1,4 @@
-//! Which provider reads what next: pure bookkeeping of tasks, each a stretch of the image.
+//! Assigns the next stretch of the image to a provider: pure bookkeeping of tasks.
 //!
 //! A task can be read from the providers in its mask. Each provider takes first what fewest others
 //! have; whoever is quick takes more, so the least loaded does the most. With nothing left to begin, a

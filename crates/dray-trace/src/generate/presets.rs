@@ -32,7 +32,7 @@ const GIB: u64 = 1 << 30;
 const MB: f64 = 1e6;
 
 impl Load {
-    /// All of them.
+    /// All presets.
     pub const ALL: [Self; 5] =
         [Self::FileServer, Self::Mail, Self::Java, Self::Web, Self::Database];
 

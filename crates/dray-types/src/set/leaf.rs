@@ -1,4 +1,4 @@
-//! What is in one leaf of a set that is neither empty nor full.
+//! The content of one leaf of a set that is neither empty nor full.
 
 use super::LEAF_BLOCKS;
 
@@ -103,7 +103,7 @@ impl Leaf {
         Self(Blocks::Many(bits, count))
     }
 
-    /// How many.
+    /// Number of blocks in the leaf.
     pub(super) fn len(&self) -> u64 {
         match &self.0 {
             Blocks::Few(spans) => spans.iter().map(|span| span.len()).sum(),

@@ -53,7 +53,7 @@ impl Strategy {
         Self::Auto,
     ];
 
-    /// What it does.
+    /// The row of the strategy: its name, its line of help, and how it treats blocks.
     pub const fn traits(self) -> StrategyTraits {
         match self {
             Self::PreCopy => pre_copy::TRAITS,
