@@ -25,7 +25,8 @@ allowed='{
     "dray-net": ["dray-types", "dray-wire"],
     "dray-image": ["dray-files", "dray-types", "dray-heat"],
     "dray-host": ["dray-files", "dray-types", "dray-api", "dray-wire", "dray-heat", "dray-engine", "dray-image"],
-    "dray-nbd": ["dray-types", "dray-image"],
+    "dray-serve": ["dray-image"],
+    "dray-nbd": ["dray-types", "dray-image", "dray-serve"],
     "dray-qemu": ["dray-types"],
     "dray-sim": ["dray-types", "dray-wire", "dray-heat", "dray-engine", "dray-trace"],
     "dray-testkit": ["dray-types", "dray-image", "dray-guest"],
@@ -33,7 +34,7 @@ allowed='{
     "dray-vm": ["dray-files", "dray-types", "dray-api", "dray-image", "dray-nbd", "dray-qemu", "dray-host", "dray-config"],
     "dray-provider": ["dray-files", "dray-types", "dray-api", "dray-wire", "dray-engine", "dray-net", "dray-image", "dray-backup", "dray-host", "dray-config"],
     "dray-migrate": ["dray-files", "dray-types", "dray-api", "dray-wire", "dray-engine", "dray-net", "dray-image", "dray-qemu", "dray-host", "dray-config", "dray-vm", "dray-provider"],
-    "dray-agent": ["dray-files", "dray-types", "dray-api", "dray-net", "dray-wire", "dray-heat", "dray-engine", "dray-trace", "dray-image", "dray-host", "dray-nbd", "dray-qemu", "dray-backup", "dray-config", "dray-vm", "dray-provider", "dray-migrate"],
+    "dray-agent": ["dray-files", "dray-types", "dray-api", "dray-net", "dray-wire", "dray-heat", "dray-engine", "dray-trace", "dray-image", "dray-host", "dray-serve", "dray-nbd", "dray-qemu", "dray-backup", "dray-config", "dray-vm", "dray-provider", "dray-migrate"],
     "dray-cli": ["dray-types", "dray-api", "dray-config", "dray-net", "dray-heat", "dray-trace", "dray-sim", "dray-agent", "dray-backup"]
 }'
 wrong=$(cargo metadata --format-version 1 --no-deps --locked | jq -r --argjson allowed "$allowed" '

@@ -8,8 +8,8 @@ use super::plan::{Predicted, Provided};
 use super::progress::Progress;
 use super::text;
 use super::trouble::Trouble;
-use dray_types::Strategy;
 use dray_types::{BitRate, ByteSize, Epoch, ImageId, MigrationId};
+use dray_types::{Endpoint, Strategy};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -332,8 +332,8 @@ pub struct Prepared {
     pub migration: MigrationId,
     /// The target host.
     pub to: String,
-    /// NBD socket of the agent there.
-    pub nbd_socket: PathBuf,
+    /// Where the agent there serves images.
+    pub endpoint: Endpoint,
     /// The exports.
     pub images: Vec<PreparedImage>,
     /// Further arguments for the target's QEMU: `-S`, `-incoming`, `defer`.

@@ -11,8 +11,8 @@ use crate::proto::{Errno, cmd, cmd_flag};
 use crate::reply::{self, DATA_CHUNK_LEN, SIMPLE_LEN};
 use crate::request::{HEADER_LEN, Refusal, Request};
 use crate::session::{Failure, Session};
-use crate::worker::Workers;
 use dray_image::{Attempt, Departure, ZeroMode};
+use dray_serve::Workers;
 use std::io;
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ pub(crate) fn transmit(
 struct Connection {
     session: Arc<Session>,
     inbound: Inbound,
-    workers: Workers,
+    workers: Workers<Session>,
     batch: Batch,
 }
 
@@ -146,7 +146,7 @@ impl Connection {
 
     fn hand_over(&mut self, cookie: u64, offset: u64, len: u32, work: Work) -> io::Result<()> {
         let job = Job { cookie, offset, len, work };
-        self.make_room(job.cost())?;
+        self.make_room(dray_serve::Job::cost(&job))?;
         self.workers.submit(job)
     }
 

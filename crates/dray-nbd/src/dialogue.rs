@@ -1,14 +1,13 @@
 //! What the server says to each option. Pure but for asking at the `door` for exports: an option and
 //! its payload in, reply bytes and the next step out.
 
-use crate::door::{Closed, Door};
-use crate::export::{ExportError, ExportInfo};
 use crate::limits::MAX_PAYLOAD;
 use crate::option::{InfoRequest, Malformed, export_name, info_request, meta_request};
 use crate::proto::{BASE_ALLOCATION, BASE_ALLOCATION_ID, export, info, opt, rep};
 use crate::reply::{option_reply, shorten};
 use crate::request::Rules;
 use dray_image::{Geometry, Image};
+use dray_serve::{Closed, Door, ExportError, ExportInfo};
 use std::sync::Arc;
 
 /// What a negotiation ends with.

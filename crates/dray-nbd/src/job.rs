@@ -73,9 +73,21 @@ impl Outlet {
     }
 }
 
-impl Job {
-    /// Where its outcome goes.
-    pub(crate) fn outlet(&self) -> Outlet {
+impl dray_serve::Job<Session> for Job {
+    type Outlet = Outlet;
+
+    fn cost(&self) -> u64 {
+        match self.work {
+            Work::Read { .. } | Work::Write { .. } => u64::from(self.len.min(JOB_PIECE)),
+            _ => 0,
+        }
+    }
+
+    fn changes(&self) -> bool {
+        matches!(self.work, Work::Write { .. } | Work::Zero { .. } | Work::Discard { .. })
+    }
+
+    fn outlet(&self) -> Outlet {
         let parts = match &self.work {
             Work::Write { parts, .. } => parts.clone(),
             _ => None,
@@ -83,25 +95,24 @@ impl Job {
         Outlet { cookie: self.cookie, parts }
     }
 
-    /// Bytes of memory it holds or will hold.
-    pub(crate) fn cost(&self) -> u64 {
-        match self.work {
-            Work::Read { .. } | Work::Write { .. } => u64::from(self.len.min(JOB_PIECE)),
-            _ => 0,
-        }
+    fn run(self, session: &Session) {
+        // A failed send needs no handling: the writer stays broken and the connection's thread finds the end.
+        let _ = self.answer(session);
     }
 
-    /// Whether it changes the image.
-    pub(crate) fn changes(&self) -> bool {
-        matches!(self.work, Work::Write { .. } | Work::Zero { .. } | Work::Discard { .. })
+    fn panicked(outlet: Outlet, session: &Session) {
+        // As in `run`.
+        let _ = outlet.send(session, Err(Failure::panicked()));
     }
+}
 
+impl Job {
     /// Does it and sends the answer.
     ///
     /// # Errors
     /// The answer could not be sent; the connection is of no more use.
-    pub(crate) fn run(self, session: &Session) -> io::Result<()> {
-        let outlet = self.outlet();
+    fn answer(self, session: &Session) -> io::Result<()> {
+        let outlet = dray_serve::Job::outlet(&self);
         let Self { cookie, offset, len, work } = self;
         let bytes = u64::from(len);
         let image = &session.image;

@@ -1,15 +1,15 @@
 //! An NBD server for [`dray_image::Image`]s, and a [`client`] for other servers on this host. Nothing
-//! else: it knows no migration, no agent and no file. QEMU, `qemu-img`, libnbd clients, fio and the
+//! else: it knows no migration, no agent and no file. It is a front end of `dray_serve`. QEMU, `qemu-img`, libnbd clients, fio and the
 //! kernel can use the server.
 //!
 //! # A request's way
 //! `listener` accepts, `server` starts a thread for the connection. `negotiation` carries the
 //! options that `option` parses and `dialogue` answers, perhaps changing the `channel` for
-//! `tls`; exports are asked for at the `door`, which may hold a client. Then `attachments` notes who
+//! `tls`; exports are asked for at `dray_serve`'s door, which may hold a client. Then its attachments note who
 //! uses which, and `connection` receives requests (`inbound`, `request`) and does at once what
 //! needs no waiting; its replies (`reply`) are collected (`batch`) while more requests are
 //! already here; before it sleeps it looks on for a moment (`patience`). Whatever would wait, for the disk or the network, is a `job` for one of the
-//! connection's `worker`s, and flushes have a worker of their own: a guest's flush never waits
+//! connection's workers (`dray_serve`), and flushes have a worker of their own: a guest's flush never waits
 //! behind reads of missing blocks. All replies leave through one `writer`.
 //!
 //! # Leaving
@@ -29,19 +29,16 @@
 //! `FLUSH`, `TRIM`, `CACHE`, `WRITE_ZEROES`, `BLOCK_STATUS`, `DISC`, `FUA` everywhere, several
 //! connections to one export. Not spoken: oldstyle, extended headers, resize.
 //!
-//! Every limit is in [`limits`].
+//! Every limit is in [`limits`] and [`dray_serve::limits`].
 
 #![forbid(unsafe_code)]
 
-mod attachments;
 mod batch;
 mod buffer;
 mod channel;
 pub mod client;
 mod connection;
 mod dialogue;
-mod door;
-mod export;
 #[cfg(test)]
 mod fuzz;
 mod inbound;
@@ -59,10 +56,8 @@ mod roster;
 mod server;
 mod session;
 mod tls;
-mod worker;
 mod writer;
 
-pub use export::{ExportError, ExportInfo, Exports};
-pub use peer::{Client, Process};
+pub use dray_serve::{Client, ExportError, ExportInfo, Exports, Process};
 pub use server::{Server, ServerHandle};
 pub use tls::Tls;

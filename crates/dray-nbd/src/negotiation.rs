@@ -1,12 +1,12 @@
 //! Carrying a negotiation over a connection: greeting, options, replies, the change to TLS.
 
 use crate::dialogue::{Agreed, Dialogue, Next, Secrecy};
-use crate::door::Door;
 use crate::inbound::Inbound;
 use crate::limits::{MAX_OPTION, MAX_OPTIONS, MAX_SKIPPED_OPTION, NEGOTIATION_TIME};
 use crate::option::OptionHeader;
 use crate::proto::{INIT_MAGIC, OPTION_MAGIC, handshake, opt};
 use crate::tls::Tls;
+use dray_serve::Door;
 use std::io::{self, IoSlice};
 use std::time::Instant;
 

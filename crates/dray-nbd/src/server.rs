@@ -1,20 +1,19 @@
 //! Listeners: binding sockets, accepting clients, a thread for each, and the way out.
 
-use crate::attachments::{Attachment, Attachments, Line};
 use crate::channel::{Channel, Socket};
 use crate::connection::transmit;
 use crate::dialogue::Agreed;
-use crate::door::Door;
-use crate::export::Exports;
 use crate::inbound::Inbound;
-use crate::limits::{MAX_CONNECTIONS, NEGOTIATION_TIME, OPEN_PATIENCE, SHUTDOWN_GRACE};
+use crate::limits::{MAX_CONNECTIONS, NEGOTIATION_TIME, SHUTDOWN_GRACE};
 use crate::listener::{self, Listener};
 use crate::negotiation::negotiate;
-use crate::peer::{Client, Process};
+use crate::peer::client_of;
 use crate::roster::{Place, Roster};
 use crate::session::Session;
 use crate::tls::Tls;
 use crate::writer::Writer;
+use dray_serve::limits::OPEN_PATIENCE;
+use dray_serve::{Attachment, Attachments, Door, Exports, FrontEnd, Line, Process};
 use parking_lot::Mutex;
 use std::io;
 use std::net::SocketAddr;
@@ -39,9 +38,14 @@ pub struct ServerHandle {
 }
 
 impl Server {
-    /// A server of `exports`; it serves nobody until it is bound.
+    /// A server of `exports` without other front ends; it serves nobody until it is bound.
     pub fn new(exports: Arc<dyn Exports>) -> Self {
-        Self { attachments: Attachments::new(exports) }
+        Self::of(Attachments::new(exports))
+    }
+
+    /// A server whose clients are counted with those of other front ends.
+    pub fn of(attachments: Arc<Attachments>) -> Self {
+        Self { attachments }
     }
 
     /// Serves on a unix socket at `path` with permissions `mode` (usually 0o660) and, if given,
@@ -138,6 +142,12 @@ impl ServerHandle {
     }
 }
 
+impl FrontEnd for ServerHandle {
+    fn shut(&self, grace: Duration) -> usize {
+        self.shutdown_within(grace)
+    }
+}
+
 impl Drop for ServerHandle {
     fn drop(&mut self) {
         self.shutdown();
@@ -189,7 +199,9 @@ impl Service {
         let mut inbound = Inbound::new(Arc::clone(socket) as Arc<dyn Channel>);
         let tls = listener::tls(&self.listener);
         let closing = Arc::clone(&place.closing);
-        let line = Line { socket: Arc::clone(socket), client: Client::of(socket), closing };
+        let gone = Arc::clone(socket);
+        let has_gone = Arc::new(move || gone.has_hung_up());
+        let line = Line { client: client_of(socket), closing, has_gone };
         let pause = |time| self.attachments.pause(time, &line);
         let exports = self.attachments.exports();
         let door = Door::new(exports, line.client, OPEN_PATIENCE, &pause);

@@ -125,10 +125,10 @@ fn a_client_that_left_a_crowded_connection_is_not_overtaken_by_its_own_past() {
     image.set_wall(1 << 20);
     let fixture = Fixture::with(Arc::clone(&image) as Arc<dyn Image>);
     let mut client = fixture.client().go_simple();
-    for cookie in 0..dray_nbd::limits::MAX_DEFERRED as u64 + 8 {
+    for cookie in 0..dray_serve::limits::MAX_DEFERRED as u64 + 8 {
         client.write(0, cookie, 0, &[1; 4096]);
     }
-    waits(&image, dray_nbd::limits::MAX_WORKERS);
+    waits(&image, dray_serve::limits::MAX_WORKERS);
     drop(client);
     let mut back = fixture.client_after(Duration::from_millis(400), || image.set_wall(0));
     back.write(0, 1, 0, &[2; 4096]);

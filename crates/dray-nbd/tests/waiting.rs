@@ -68,7 +68,7 @@ fn flush_and_everything_else_pass_waiting_requests() {
 fn a_flush_passes_even_when_every_worker_waits() {
     let (fixture, image) = walled();
     let mut client = fixture.client().go_structured();
-    let many = dray_nbd::limits::MAX_WORKERS as u64 + 40;
+    let many = dray_serve::limits::MAX_WORKERS as u64 + 40;
     for n in 0..many {
         client.request(0, READ, 1000 + n, 0, 4096);
     }

@@ -14,6 +14,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod endpoint;
 pub mod ids;
 pub mod range;
 pub mod refusal;
@@ -23,6 +24,7 @@ pub mod size;
 pub mod strategy;
 pub mod text;
 
+pub use endpoint::{Endpoint, EndpointKind};
 pub use ids::{Ancestor, Attempt, BatchId, Epoch, GenerationId, ImageId, ImageIndex, MigrationId};
 pub use range::{BLOCK_SIZE, BlockRange, MAX_RUN_BLOCKS};
 pub use refusal::{ErrorKind, Refusal};

@@ -4,7 +4,7 @@ use crate::control::MAX_IMAGES;
 use crate::error::WireError;
 use crate::list;
 use dray_types::refusal::de_refusal;
-use dray_types::{Ancestor, Epoch, ImageId, MigrationId, Refusal, text};
+use dray_types::{Ancestor, Endpoint, Epoch, ImageId, MigrationId, Refusal, text};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -291,9 +291,8 @@ pub enum Reply {
     },
     /// Answer to `Prepare`.
     Prepared {
-        /// Path of the NBD socket at the target.
-        #[serde(deserialize_with = "text::de_text")]
-        nbd_socket: String,
+        /// Where images are served at the target.
+        endpoint: Endpoint,
         /// What each image begins with, in order.
         #[serde(deserialize_with = "list::at_most::<_, _, MAX_LISTED>")]
         bases: Vec<Base>,
@@ -405,8 +404,8 @@ mod tests {
     #[test]
     fn replies_have_the_bytes_that_the_protocol_says() {
         let base = Base::InPlace { export: "b".into() };
-        let prepared = Reply::Prepared { nbd_socket: "s".into(), bases: vec![base] };
-        assert_eq!(body(&prepared), [1, 1, b's', 1, 3, 1, b'b']);
+        let prepared = Reply::Prepared { endpoint: Endpoint::nbd("s".as_ref()), bases: vec![base] };
+        assert_eq!(body(&prepared), [1, 0, 1, b's', 1, 3, 1, b'b']);
         let one = Surveyed { base: Base::Empty, given: vec![("nas".into(), 5)], notes: Vec::new() };
         let reply = Reply::Surveyed { images: vec![one], indexed: 7 };
         assert_eq!(body(&reply)[0], 6);

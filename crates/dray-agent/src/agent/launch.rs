@@ -289,7 +289,7 @@ impl Agent {
     /// ever flush.
     fn unheard_loss(&self, slot: &SourceSlot) -> Option<Refusal> {
         let images = slot.intent().images;
-        images.iter().filter(|image| self.nbd.connections(&image.name) == 0).find_map(|image| {
+        images.iter().filter(|image| self.attachments.count(&image.name) == 0).find_map(|image| {
             let disk = Arc::clone(&self.registry.get(&image.name)?.disk);
             let lost = disk.write_back_error().filter(|lost| !lost.told)?;
             let why = format!("image '{}': {}", image.name, untold(&lost));

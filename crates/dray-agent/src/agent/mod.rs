@@ -37,6 +37,7 @@ use dray_net::tls::Identity;
 use dray_provider::bases::Digests;
 use dray_provider::reuse::Reuse;
 use dray_provider::seed::Seeds;
+use dray_serve::Attachments;
 use dray_vm::hypervisor::Hypervisor;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -58,7 +59,7 @@ pub struct Agent {
     /// What runs the VMs of this host.
     pub hypervisor: Arc<dyn Hypervisor>,
     /// Who is attached to them.
-    pub nbd: dray_nbd::Server,
+    pub attachments: Arc<Attachments>,
     /// Migrations away from here.
     pub sources: Slots<SourceSlot>,
     /// Migrations to here.

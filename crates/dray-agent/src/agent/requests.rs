@@ -7,6 +7,7 @@ use dray_host::pool::PoolKind;
 use dray_host::refusals::{Answer, failed, invalid, of_path, unknown_peer};
 use dray_net::requests::RequestHandler;
 use dray_provider::seed;
+use dray_types::Endpoint;
 use dray_wire::control::MAX_IMAGES;
 use dray_wire::request::{Base, Reply, Request, SeedImage, Seeding, Surveyed};
 use std::sync::Arc;
@@ -103,9 +104,9 @@ impl RequestHandler for Desk {
             },
             Request::Prepare { migration, pool, images } => {
                 let room = agent.make_room(peer, migration, pool.as_deref(), &images).await;
-                let nbd_socket = agent.nbd_socket().to_string_lossy().into_owned();
+                let endpoint = Endpoint::nbd(&agent.nbd_socket());
                 match room {
-                    Ok(bases) => Reply::Prepared { nbd_socket, bases },
+                    Ok(bases) => Reply::Prepared { endpoint, bases },
                     Err(why) => Reply::Refused(why),
                 }
             }

@@ -51,7 +51,7 @@ impl Agent {
         let Some(entry) = self.registry.get(name) else { return };
         let Some(qemu) = left_by(&self.registry, &entry) else { return };
         // Somebody is at its export, whoever that is.
-        if self.nbd.connections(name) > 0 {
+        if self.attachments.count(name) > 0 {
             return;
         }
         match self.give_back(&entry, &qemu) {

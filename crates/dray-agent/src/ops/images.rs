@@ -42,7 +42,7 @@ impl Agent {
             state: shown_state(record.state),
             epoch: record.epoch,
             missing_blocks: entry.disk.missing_count(),
-            clients: self.nbd.connections(&record.name) as u32,
+            clients: self.attachments.count(&record.name) as u32,
             growable: record.growable,
             read_only: record.read_only,
             in_place: record.in_place.is_some(),
@@ -81,7 +81,7 @@ impl Agent {
             state: if known { shown_state(record.state) } else { ImageState::Unknown },
             epoch: record.epoch,
             missing_blocks: 0,
-            clients: self.nbd.connections(&record.name) as u32,
+            clients: self.attachments.count(&record.name) as u32,
             growable: record.growable,
             read_only: record.read_only,
             in_place: record.in_place.is_some(),
@@ -233,7 +233,7 @@ impl std::fmt::Display for ImageUser {
 impl Agent {
     /// Who uses an image, whether attached just now or not.
     pub(crate) fn user_of_image(&self, entry: &Entry) -> Option<ImageUser> {
-        if self.nbd.connections(&entry.record().name) > 0 {
+        if self.attachments.count(&entry.record().name) > 0 {
             return Some(ImageUser::Attached);
         }
         self.registry.absent_client(entry).map(ImageUser::Absent)

@@ -11,6 +11,7 @@ use dray_host::refusals::io_error;
 use dray_migrate::source::SourceSlot;
 use dray_net::NetError;
 use dray_qemu::{NbdExport, blockdev};
+use dray_types::{Endpoint, EndpointKind};
 use dray_vm::RECONNECT_DELAY;
 use dray_vm::picture::Picture;
 use dray_wire::ImageOffer;
@@ -22,7 +23,7 @@ impl Answers<Prepare> for Arc<Agent> {
     async fn answer(&self, command: Prepare, events: Events) -> ApiResult<Prepared> {
         self.seed_prepare(&command, &events).await;
         let (intent, plan, picture) = self.plan(&command).await?;
-        let (slot, nbd_socket) =
+        let (slot, endpoint) =
             self.prepare_at_target(intent, &plan, command.pool.as_deref()).await?;
         let intent = slot.intent();
         if let Some(picture) = &picture {
@@ -30,7 +31,7 @@ impl Answers<Prepare> for Arc<Agent> {
             let _ = dray_qemu::status::measure_memory(picture.qmp()).await;
         }
         let blockdev = match &picture {
-            Some(picture) => blockdev_lines(picture, &plan, &intent, &nbd_socket),
+            Some(picture) => blockdev_lines(picture, &plan, &intent, &endpoint),
             None => vec![Vec::new(); intent.images.len()],
         };
         let images = intent.images.iter().zip(blockdev).map(|(image, blockdev)| PreparedImage {
@@ -43,7 +44,7 @@ impl Answers<Prepare> for Arc<Agent> {
         Ok(Prepared {
             migration: intent.migration,
             to: intent.peer.clone(),
-            nbd_socket,
+            endpoint,
             images: images.collect(),
             qemu_args: ["-S", "-incoming", "defer"].map(str::to_owned).to_vec(),
         })
@@ -57,7 +58,7 @@ impl Agent {
         mut intent: SourceIntent,
         plan: &Plan,
         pool: Option<&str>,
-    ) -> ApiResult<(Arc<SourceSlot>, PathBuf)> {
+    ) -> ApiResult<(Arc<SourceSlot>, Endpoint)> {
         let what = format!("cannot prepare on {}", intent.peer);
         let images = intent.images.iter().zip(&plan.allocated).map(|(image, &allocated)| {
             let ImageOffer { id, name, len, read_only } = image.offer.clone();
@@ -68,10 +69,11 @@ impl Agent {
         let _prepares = self.preparing.begin(intent.migration);
         let digests = self.digests_there(&what, &intent, plan, pool).await?;
         let asked = self.ask_for_room(&intent, images, digests, pool).await;
-        let (nbd_socket, bases) = asked.map_err(|why| net_error(&what, &why))?;
-        if bases.len() != intent.images.len() {
+        let asked = asked.map_err(|why| net_error(&what, &why))?;
+        let fits = |(_, bases): &(_, Vec<Base>)| bases.len() == intent.images.len();
+        let Some((endpoint, bases)) = asked.filter(fits) else {
             return Err(Refusal::new(ErrorKind::Peer, what, "the peer answered something else"));
-        }
+        };
         let mut notices = Vec::new();
         for (image, base) in intent.images.iter_mut().zip(bases) {
             if let Base::Refused { why } = &base {
@@ -90,7 +92,7 @@ impl Agent {
         match self.begin_source(intent) {
             Ok(slot) => {
                 notices.into_iter().for_each(|notice| slot.board.notice(notice));
-                Ok((slot, nbd_socket.into()))
+                Ok((slot, endpoint))
             }
             Err(why) => {
                 // Nobody will ever use what the target has just made.
@@ -100,14 +102,15 @@ impl Agent {
         }
     }
 
-    /// Asks the target for room: its NBD socket, and what each image begins with.
+    /// Asks the target for room: where it serves images, and what each begins with; none when
+    /// the peer answers something else.
     async fn ask_for_room(
         &self,
         intent: &SourceIntent,
         images: Vec<WantedImage>,
         digests: Vec<Option<ContentDigest>>,
         pool: Option<&str>,
-    ) -> Result<(String, Vec<Base>), NetError> {
+    ) -> Result<Option<(Endpoint, Vec<Base>)>, NetError> {
         let coming = intent.images.iter().zip(images).zip(digests);
         let coming = coming.map(|((here, image), digest)| ComingImage {
             image,
@@ -121,8 +124,8 @@ impl Agent {
             images: coming.collect(),
         };
         match self.ask(&intent.peer, &request).await? {
-            Reply::Prepared { nbd_socket, bases } => Ok((nbd_socket, bases)),
-            _ => Ok((String::new(), Vec::new())),
+            Reply::Prepared { endpoint, bases } => Ok(Some((endpoint, bases))),
+            _ => Ok(None),
         }
     }
 }
@@ -132,7 +135,7 @@ fn blockdev_lines(
     picture: &Picture,
     plan: &Plan,
     intent: &SourceIntent,
-    socket: &Path,
+    endpoint: &Endpoint,
 ) -> Vec<Vec<String>> {
     let mut lines = vec![Vec::new(); intent.images.len()];
     for (layers, images) in picture.disks.iter().zip(&plan.disks) {
@@ -141,10 +144,12 @@ fn blockdev_lines(
             .zip(images)
             .map(|(layer, &image)| {
                 let name = intent.images[image].export().to_owned();
-                let export = NbdExport {
-                    socket: socket.to_owned(),
-                    name: name.clone(),
-                    reconnect_delay: RECONNECT_DELAY,
+                let export = match endpoint.kind {
+                    EndpointKind::Nbd => NbdExport {
+                        socket: PathBuf::from(&endpoint.path),
+                        name: name.clone(),
+                        reconnect_delay: RECONNECT_DELAY,
+                    },
                 };
                 let plan = match intent.images[image].qcow2 {
                     true => layer.plan.directly_on(Path::new(&name)),

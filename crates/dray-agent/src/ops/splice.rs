@@ -139,7 +139,7 @@ impl Agent {
     /// connection.
     pub(super) async fn is_left(&self, image: &str) -> bool {
         let deadline = Instant::now() + LEAVING;
-        while self.nbd.connections(image) > 0 {
+        while self.attachments.count(image) > 0 {
             if Instant::now() >= deadline {
                 return false;
             }

@@ -3,9 +3,10 @@
 
 use crate::agent::Agent;
 use crate::api::{Server, SocketAccess};
-use dray_nbd::{ServerHandle, Tls};
+use dray_nbd::{Server as Nbd, Tls};
 use dray_net::{ListenSettings, Listener};
-use parking_lot::{Mutex, MutexGuard};
+use dray_serve::FrontEnd;
+use parking_lot::Mutex;
 use std::fmt::Display;
 use std::io;
 use std::net::SocketAddr;
@@ -15,20 +16,19 @@ use std::time::Duration;
 /// Pause between two tries.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// The sockets of guests.
+/// The ways by which guests come.
 #[derive(Clone, Default)]
-pub(super) struct Exports(Arc<Mutex<Vec<ServerHandle>>>);
+pub(super) struct FrontEnds(Arc<Mutex<Vec<Box<dyn FrontEnd>>>>);
 
-impl Exports {
-    fn all(&self) -> MutexGuard<'_, Vec<ServerHandle>> {
-        self.0.lock()
+impl FrontEnds {
+    fn open(&self, one: impl FrontEnd + 'static) {
+        self.0.lock().push(Box::new(one));
     }
 
     /// Ends every connection.
     pub(super) fn end(&self, grace: Duration) {
-        let all = std::mem::take(&mut *self.all());
-        for exports in all {
-            exports.shutdown_within(grace);
+        for one in std::mem::take(&mut *self.0.lock()) {
+            one.shut(grace);
         }
     }
 }
@@ -38,17 +38,22 @@ impl Agent {
         self.troubles.note(key, format!("{who} cannot connect"), why, hint);
     }
 
+    /// NBD, on no socket yet.
+    fn nbd(&self) -> Nbd {
+        Nbd::of(Arc::clone(&self.attachments))
+    }
+
     /// Lets this host's guests in; later when it cannot be done now.
-    pub(super) fn let_guests_in(self: &Arc<Self>, access: SocketAccess, exports: &Exports) {
-        let (agent, exports) = (Arc::clone(self), exports.clone());
+    pub(super) fn let_guests_in(self: &Arc<Self>, access: SocketAccess, front_ends: &FrontEnds) {
+        let (agent, front_ends) = (Arc::clone(self), front_ends.clone());
         let bind = move || {
             const KEY: &str = "listener.guests";
-            let bound = agent.nbd.bind_unix(&agent.nbd_socket(), 0o660, access.group);
+            let bound = agent.nbd().bind_unix(&agent.nbd_socket(), 0o660, access.group);
             let hint = "is run_dir another agent's?";
             let handle = bound
                 .inspect_err(|why| agent.cannot_listen(KEY, "this host's guests", why, hint))?;
             agent.troubles.clear(KEY);
-            exports.all().push(handle);
+            front_ends.open(handle);
             agent.readiness.guests_can_come();
             Ok(())
         };
@@ -56,16 +61,20 @@ impl Agent {
     }
 
     /// Lets guests of other hosts in, who prove by a certificate of the same authority that they may.
-    pub(super) fn let_remote_guests_in(self: &Arc<Self>, address: SocketAddr, exports: &Exports) {
-        let (agent, exports) = (Arc::clone(self), exports.clone());
+    pub(super) fn let_remote_guests_in(
+        self: &Arc<Self>,
+        address: SocketAddr,
+        front_ends: &FrontEnds,
+    ) {
+        let (agent, front_ends) = (Arc::clone(self), front_ends.clone());
         let bind = move || {
             const KEY: &str = "listener.remote-guests";
             let bound = agent.identity.lasting_server().map_err(io::Error::other);
-            let bound = bound.and_then(|tls| agent.nbd.bind_tcp(address, Tls::Required(tls)));
+            let bound = bound.and_then(|tls| agent.nbd().bind_tcp(address, Tls::Required(tls)));
             let who = "guests on other hosts (nbd.tcp)";
             let handle = bound.inspect_err(|why| agent.cannot_listen(KEY, who, why, ""))?;
             agent.troubles.clear(KEY);
-            exports.all().push(handle);
+            front_ends.open(handle);
             Ok(())
         };
         try_again(bind);

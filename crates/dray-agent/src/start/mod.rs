@@ -35,10 +35,11 @@ use dray_net::tls::Identity;
 use dray_provider::bases::Digests;
 use dray_provider::reuse::Reuse;
 use dray_provider::seed::Seeds;
+use dray_serve::Attachments;
 use dray_vm::exports::ImageExports;
 use dray_vm::flat::Pools;
 use dray_vm::leaving::{Leaving, left_stopped};
-use listeners::Exports;
+use listeners::FrontEnds;
 use rustix::fs::{FlockOperation, flock};
 use signals::Signals;
 use std::fs::File;
@@ -79,16 +80,16 @@ async fn serve(start: Start, what: &str) -> ApiResult<()> {
     agent.tell_when_decided();
     let access =
         agent.config.group.as_deref().map_or_else(SocketAccess::default, SocketAccess::for_group);
-    let exports = Exports::default();
+    let front_ends = FrontEnds::default();
     let stopped = left_stopped(&agent.registry);
     signals.serves();
-    agent.let_guests_in(access, &exports);
+    agent.let_guests_in(access, &front_ends);
     tokio::select! {
-        () = Arc::clone(&agent).work(&start, access, &exports, (revived, stopped)) => {}
+        () = Arc::clone(&agent).work(&start, access, &front_ends, (revived, stopped)) => {}
         () = signals.told() => {}
     }
     agent.readiness.stopping();
-    agent.end(&exports);
+    agent.end(&front_ends);
     drop(lock);
     Ok(())
 }
@@ -115,7 +116,7 @@ fn open(start: &Start, readiness: Arc<Readiness>, what: &str) -> ApiResult<(Arc<
     }
     let frozen = FrozenGuests::open(store.frozen());
     let agent = Arc::new(Agent {
-        nbd: dray_nbd::Server::new(Arc::new(ImageExports(Arc::clone(&registry)))),
+        attachments: Attachments::new(Arc::new(ImageExports(Arc::clone(&registry)))),
         reuse: Reuse::new(Arc::clone(&config), Arc::clone(&registry)),
         digests: Digests::open(store.digests()),
         identity: Arc::new(Identity::of_host(&config.tls_dir, &config.name).0),
@@ -170,7 +171,7 @@ impl Agent {
         self: Arc<Self>,
         start: &Start,
         access: SocketAccess,
-        exports: &Exports,
+        front_ends: &FrontEnds,
         (revived, stopped): (Vec<Revived>, Vec<Leaving>),
     ) {
         self.keep_threads();
@@ -186,7 +187,7 @@ impl Agent {
         Batches::revive(&self);
         self.keep_looking();
         if let Some(address) = self.config.nbd_tcp {
-            self.let_remote_guests_in(address, exports);
+            self.let_remote_guests_in(address, front_ends);
         }
         if let Err(why) = start.has_worked() {
             tracing::warn!(%why, "cannot keep a copy of the configuration as the last good one");
@@ -225,10 +226,10 @@ impl Agent {
     }
 
     /// Ends in order: guests' connections first.
-    fn end(&self, exports: &Exports) {
+    fn end(&self, front_ends: &FrontEnds) {
         self.frozen.thaw_all();
         // Parked requests would hold this up for their whole stall: they are cut, and come again.
-        exports.end(SHUTDOWN_GRACE);
+        front_ends.end(SHUTDOWN_GRACE);
         self.registry.save_heat(Instant::now());
         self.registry.stop_lines(SHUTDOWN_GRACE);
         // They would serve nobody until the next agent ends them. Last: one that is being started is waited for.

@@ -69,13 +69,13 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
         return Ok(ExitCode::SUCCESS);
     }
     let to = &prepared.to;
-    let socket = prepared.nbd_socket.display();
+    let endpoint = &prepared.endpoint;
     output.note(&format!("migration {} is prepared at {to}", prepared.migration));
     for image in &prepared.images {
         let device = image.device.as_ref().map_or(String::new(), |id| format!(" (device {id})"));
         let lies = if image.in_place { ", a file that lies there already" } else { "" };
         let (name, export) = (&image.image, &image.export);
-        output.note(&format!("  {name}{device} → export {export} on {socket}{lies}"));
+        output.note(&format!("  {name}{device} → export {export} on {endpoint}{lies}"));
     }
     let arguments = qemu_arguments(&prepared);
     if arguments.trim().is_empty() {

@@ -4,7 +4,7 @@ use super::ID;
 use super::canned::*;
 use dray_agent::api::{Answers, Events};
 use dray_api::*;
-use dray_types::{ByteSize, Epoch, GenerationId, ImageId, MigrationId};
+use dray_types::{ByteSize, Endpoint, Epoch, GenerationId, ImageId, MigrationId};
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex};
 
@@ -181,7 +181,7 @@ impl Canned for Prepare {
         Ok(Prepared {
             migration: ID,
             to: self.to,
-            nbd_socket: "/run/dray/nbd.sock".into(),
+            endpoint: Endpoint::nbd("/run/dray/nbd.sock".as_ref()),
             images: vec![image("vm1-root", "disk0"), image("vm1-data", "disk1")],
             qemu_args: ["-S", "-incoming", "defer"].map(str::to_owned).to_vec(),
         })

@@ -1,6 +1,6 @@
-//! What is served: the registry a server asks for exports. It belongs to the agent.
+//! What is served: the registry that front ends ask for exports. It belongs to the agent.
 
-use crate::peer::Client;
+use crate::client::Client;
 use dray_image::Image;
 use std::sync::Arc;
 
@@ -54,7 +54,7 @@ impl ExportError {
     }
 }
 
-/// The exports of a server. Calls come from many threads at once.
+/// The exports of a host. Calls come from many threads at once.
 pub trait Exports: Send + Sync {
     /// Every export that may be shown to anyone who asks.
     fn list(&self) -> Vec<ExportInfo>;
@@ -74,7 +74,7 @@ pub trait Exports: Send + Sync {
 
     /// A connection of `client` to `name` begins to send requests; `connections` counts it. Calls
     /// for connections that come and go at once may arrive in another order;
-    /// `Server::connections` always knows the present number.
+    /// `Attachments::count` always knows the present number.
     fn attached(&self, _name: &str, _client: &Client, _connections: usize) {}
 
     /// A connection of `client` to `name` has ended and none of its requests is under way any more;

@@ -1,4 +1,4 @@
-//! Who is attached to which export, over all listeners of a server; and that no write of a client
+//! Who is attached to which export, over all front ends; and that no write of a client
 //! that has gone lands on top of what the next one has written.
 //!
 //! A client that comes back sends again what was not answered, and goes on. Requests that it left
@@ -6,35 +6,38 @@
 //! from the moment at which its client could know that it is over until nothing that changes the
 //! image can come of it any more.
 
-use crate::channel::{Channel, Socket};
+use crate::client::Client;
 use crate::export::Exports;
-use crate::peer::Client;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A connection: who it is with, and whether the server ends it.
+/// A connection: who it is with, and whether it is over.
 #[derive(Clone)]
-pub(crate) struct Line {
-    pub socket: Arc<Socket>,
+pub struct Line {
+    /// Who it is with.
     pub client: Client,
+    /// Set when the front end ends it.
     pub closing: Arc<AtomicBool>,
+    /// Tells whether the client has gone.
+    pub has_gone: Arc<dyn Fn() -> bool + Send + Sync>,
 }
 
 impl Line {
-    pub(crate) fn is_closing(&self) -> bool {
+    /// Whether the front end ends it.
+    pub fn is_closing(&self) -> bool {
         self.closing.load(Ordering::Acquire)
     }
 
     /// Whether its client can know that it is over.
     fn is_over(&self) -> bool {
-        self.is_closing() || self.socket.has_hung_up()
+        self.is_closing() || (self.has_gone)()
     }
 }
 
 /// Who is attached.
-pub(crate) struct Attachments {
+pub struct Attachments {
     exports: Arc<dyn Exports>,
     users: Mutex<Users>,
     changed: Condvar,
@@ -83,11 +86,13 @@ impl Users {
 }
 
 impl Attachments {
-    pub(crate) fn new(exports: Arc<dyn Exports>) -> Arc<Self> {
+    /// Nobody yet, to none of `exports`.
+    pub fn new(exports: Arc<dyn Exports>) -> Arc<Self> {
         Arc::new(Self { exports, users: Mutex::default(), changed: Condvar::new() })
     }
 
-    pub(crate) fn exports(&self) -> &dyn Exports {
+    /// What there is to be attached to.
+    pub fn exports(&self) -> &dyn Exports {
         &*self.exports
     }
 
@@ -95,19 +100,21 @@ impl Attachments {
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn count(&self, name: &str) -> usize {
+    /// Connections that now use the export `name`. One counts until the last of its requests has ended,
+    /// even when the client is gone.
+    pub fn count(&self, name: &str) -> usize {
         self.users().of(name)
     }
 
     /// Wakes everyone who waits here: connections have been told to close.
-    pub(crate) fn wake(&self) {
+    pub fn wake(&self) {
         // Whoever has looked at its flag and not yet gone to sleep holds the lock.
         drop(self.users());
         self.changed.notify_all();
     }
 
     /// Waits for `time`; false when the connection ends meanwhile.
-    pub(crate) fn pause(&self, time: Duration, line: &Line) -> bool {
+    pub fn pause(&self, time: Duration, line: &Line) -> bool {
         let sleep = self.changed.wait_timeout_while(self.users(), time, |_| !line.is_closing());
         drop(sleep);
         !line.is_over()
@@ -115,7 +122,7 @@ impl Attachments {
 
     /// Counts a connection to `name` for as long as the result lives. Waits first for connections
     /// that are in the way; `None` when that takes longer than `limit`, or `line` ends meanwhile.
-    pub(crate) fn attach(
+    pub fn attach(
         self: &Arc<Self>,
         name: &str,
         line: &Line,
@@ -126,7 +133,7 @@ impl Attachments {
         while users.any_in_the_way(name) && !line.is_closing() {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                tracing::warn!(export = name, "writes of an earlier nbd client are unfinished");
+                tracing::warn!(export = name, "writes of an earlier client are unfinished");
                 return None;
             }
             let wait = self.changed.wait_timeout(users, left);
@@ -148,7 +155,7 @@ impl Attachments {
 }
 
 /// One connection's use of an export.
-pub(crate) struct Attachment {
+pub struct Attachment {
     all: Arc<Attachments>,
     name: String,
     id: u64,
@@ -157,7 +164,7 @@ pub(crate) struct Attachment {
 
 impl Attachment {
     /// No request begins any more; with `changing`, writes are under way until this is dropped.
-    pub(crate) fn ends(&self, changing: bool) {
+    pub fn ends(&self, changing: bool) {
         let mut users = self.all.users();
         let user = users.by_export.get_mut(&self.name).and_then(|all| all.get_mut(&self.id));
         if let Some(user) = user

@@ -1,14 +1,15 @@
 //! One client's way to the exports: in, out, or held for a while.
 
+use crate::client::Client;
 use crate::export::{ExportError, Exports};
 use crate::limits::OPEN_AGAIN;
-use crate::peer::Client;
 use dray_image::Image;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Asks for exports in the name of one client.
-pub(crate) struct Door<'a> {
+pub struct Door<'a> {
+    /// What there is behind it.
     pub exports: &'a dyn Exports,
     client: Client,
     /// Waits for at most that long; false when nobody waits any more.
@@ -20,7 +21,7 @@ pub(crate) struct Door<'a> {
 }
 
 /// Why a client does not get an export.
-pub(crate) enum Closed {
+pub enum Closed {
     /// It is told this.
     Refused(ExportError),
     /// It is told nothing: it has left, or the server is leaving and the next one shall answer.
@@ -28,7 +29,9 @@ pub(crate) enum Closed {
 }
 
 impl<'a> Door<'a> {
-    pub(crate) fn new(
+    /// The door for `client`, which is held for at most `patience` in all. `pause` waits; it says false
+    /// when nobody waits any more.
+    pub fn new(
         exports: &'a dyn Exports,
         client: Client,
         patience: Duration,
@@ -38,7 +41,10 @@ impl<'a> Door<'a> {
     }
 
     /// The image behind `name`. Holds the client while the cause against it may pass by itself.
-    pub(crate) fn open(&mut self, name: &str) -> Result<Arc<dyn Image>, Closed> {
+    ///
+    /// # Errors
+    /// Why the client does not get it.
+    pub fn open(&mut self, name: &str) -> Result<Arc<dyn Image>, Closed> {
         loop {
             let error = match self.exports.open(name, &self.client) {
                 Err(error @ ExportError::NotYet(_)) => error,
@@ -56,7 +62,7 @@ impl<'a> Door<'a> {
     }
 
     /// Until when the client may be held, if it was.
-    pub(crate) fn held_until(&self) -> Option<Instant> {
+    pub fn held_until(&self) -> Option<Instant> {
         self.until
     }
 }

@@ -3,11 +3,8 @@
 //! Flushes have a thread of their own, so that a guest's flush never waits behind reads and writes
 //! that wait for the network. All flushes that are there when it begins are answered by one.
 
-use crate::job::Job;
 use crate::limits::{CROWDED_LOOK, MAX_DEFERRED, MAX_DEFERRED_BYTES, MAX_WORKERS, WORKER_IDLE};
-use crate::proto::Errno;
-use crate::session::{Failure, Session};
-use dray_image::working_for;
+use dray_image::{Client, Image, working_for};
 use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,14 +14,57 @@ use std::thread;
 /// Image layers are shallow; the default of 2 MiB would be for nothing.
 const STACK: usize = 512 << 10;
 
-/// The workers of one connection.
-pub(crate) struct Workers {
-    shared: Arc<Shared>,
+/// One client's use of one image, as its front end keeps it.
+pub trait Session: Send + Sync + 'static {
+    /// What it does for the client and may have to wait for.
+    type Job: Job<Self>;
+
+    /// The image.
+    fn image(&self) -> &dyn Image;
+
+    /// Whose use it is, as the image knows it.
+    fn client(&self) -> &Arc<Client>;
+
+    /// Whether the front end ends the connection: failures are not told any more.
+    fn is_closing(&self) -> bool;
+
+    /// Answers the flush that the client calls `cookie`. An answer that cannot be sent is found by whoever
+    /// receives.
+    fn flushed(&self, cookie: u64, outcome: Flushed<'_>);
 }
 
-struct Shared {
-    session: Arc<Session>,
-    state: Mutex<State>,
+/// What became of a flush; none when it panicked.
+pub type Flushed<'a> = Option<Result<(), &'a dray_image::Error>>;
+
+/// A request that may have to wait.
+pub trait Job<S: ?Sized>: Send + 'static {
+    /// Bytes of memory it holds or will hold.
+    fn cost(&self) -> u64;
+
+    /// Whether it changes the image.
+    fn changes(&self) -> bool;
+
+    /// Where its answer goes.
+    type Outlet;
+
+    /// That of this one.
+    fn outlet(&self) -> Self::Outlet;
+
+    /// Does it and answers it.
+    fn run(self, session: &S);
+
+    /// Answers one that has panicked.
+    fn panicked(outlet: Self::Outlet, session: &S);
+}
+
+/// The workers of one connection.
+pub struct Workers<S: Session> {
+    shared: Arc<Shared<S>>,
+}
+
+struct Shared<S: Session> {
+    session: Arc<S>,
+    state: Mutex<State<S::Job>>,
     /// Something was queued, or the end has come.
     work: Condvar,
     flush_work: Condvar,
@@ -32,9 +72,8 @@ struct Shared {
     progress: Condvar,
 }
 
-#[derive(Default)]
-struct State {
-    queue: VecDeque<Job>,
+struct State<J> {
+    queue: VecDeque<J>,
     flushes: Vec<u64>,
     /// How often flushes had been answered when the last one came.
     asked: u64,
@@ -49,14 +88,31 @@ struct State {
     ending: bool,
 }
 
-impl State {
+impl<J> Default for State<J> {
+    fn default() -> Self {
+        Self {
+            queue: VecDeque::new(),
+            flushes: Vec::new(),
+            asked: 0,
+            idle: 0,
+            threads: 0,
+            flusher: false,
+            deferred: 0,
+            bytes: 0,
+            changing: 0,
+            ending: false,
+        }
+    }
+}
+
+impl<J> State<J> {
     fn has_room(&self, bytes: u64) -> bool {
         self.deferred < MAX_DEFERRED && self.bytes + bytes <= MAX_DEFERRED_BYTES
     }
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl<S: Session> Shared<S> {
+    fn state(&self) -> MutexGuard<'_, State<S::Job>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -70,9 +126,9 @@ impl Shared {
     }
 }
 
-impl Workers {
+impl<S: Session> Workers<S> {
     /// Those of a connection.
-    pub(crate) fn new(session: Arc<Session>) -> Self {
+    pub fn new(session: Arc<S>) -> Self {
         Self {
             shared: Arc::new(Shared {
                 session,
@@ -85,12 +141,12 @@ impl Workers {
     }
 
     /// Whether a request that holds `bytes` may be handed over now.
-    pub(crate) fn has_room(&self, bytes: u64) -> bool {
+    pub fn has_room(&self, bytes: u64) -> bool {
         self.shared.state().has_room(bytes)
     }
 
     /// Waits until a request that holds `bytes` may be handed over; false when `is_over` before.
-    pub(crate) fn wait_for_room(&self, bytes: u64, is_over: impl Fn() -> bool) -> bool {
+    pub fn wait_for_room(&self, bytes: u64, is_over: impl Fn() -> bool) -> bool {
         let mut state = self.shared.state();
         while !state.has_room(bytes) {
             if is_over() {
@@ -106,7 +162,7 @@ impl Workers {
     ///
     /// # Errors
     /// There is no worker and none can be started.
-    pub(crate) fn submit(&self, job: Job) -> io::Result<()> {
+    pub fn submit(&self, job: S::Job) -> io::Result<()> {
         let mut state = self.shared.state();
         state.deferred += 1;
         state.bytes += job.cost();
@@ -114,10 +170,10 @@ impl Workers {
         state.queue.push_back(job);
         if state.queue.len() > state.idle && state.threads < MAX_WORKERS {
             let shared = Arc::clone(&self.shared);
-            match spawn("nbd-worker", move || work(&shared)) {
+            match spawn("image-worker", move || work(&shared)) {
                 Ok(()) => state.threads += 1,
                 Err(error) if state.threads == 0 => return Err(error),
-                Err(error) => tracing::warn!(%error, "cannot start another nbd worker"),
+                Err(error) => tracing::warn!(%error, "cannot start another worker"),
             }
         }
         drop(state);
@@ -129,14 +185,14 @@ impl Workers {
     ///
     /// # Errors
     /// It cannot be started.
-    pub(crate) fn flush(&self, cookie: u64) -> io::Result<()> {
+    pub fn flush(&self, cookie: u64) -> io::Result<()> {
         let mut state = self.shared.state();
         state.deferred += 1;
         state.flushes.push(cookie);
-        state.asked = self.shared.session.client.answered();
+        state.asked = self.shared.session.client().answered();
         if !state.flusher {
             let shared = Arc::clone(&self.shared);
-            spawn("nbd-flush", move || work_on_flushes(&shared))?;
+            spawn("image-flush", move || work_on_flushes(&shared))?;
             state.flusher = true;
         }
         drop(state);
@@ -145,12 +201,12 @@ impl Workers {
     }
 
     /// Whether something that changes the image is queued or with a worker.
-    pub(crate) fn are_changing(&self) -> bool {
+    pub fn are_changing(&self) -> bool {
         self.shared.state().changing > 0
     }
 
     /// Waits until every request handed over has been answered.
-    pub(crate) fn drain(&self) {
+    pub fn drain(&self) {
         let mut state = self.shared.state();
         while state.deferred > 0 {
             state = self.shared.progress.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -158,10 +214,10 @@ impl Workers {
     }
 }
 
-impl Workers {
+impl<S: Session> Workers<S> {
     /// Drops what has not begun: its client has gone, and a late write could undo a newer one of
     /// the client's next connection.
-    pub(crate) fn abandon(&self) {
+    pub fn abandon(&self) {
         let mut state = self.shared.state();
         state.ending = true;
         let unanswered = state.queue.len() + state.flushes.len();
@@ -176,7 +232,7 @@ impl Workers {
     }
 }
 
-impl Drop for Workers {
+impl<S: Session> Drop for Workers<S> {
     /// Abandons what has not begun and waits for what has.
     fn drop(&mut self) {
         self.abandon();
@@ -191,26 +247,21 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
     thread::Builder::new().name(name.to_owned()).stack_size(STACK).spawn(body).map(drop)
 }
 
-fn work(shared: &Shared) {
+fn work<S: Session>(shared: &Shared<S>) {
     while let Some(job) = next_job(shared) {
         let (outlet, cost, changes) = (job.outlet(), job.cost(), job.changes());
-        let session = &shared.session;
-        // A panic below fails this request, never another guest's I/O. A failed send needs no
-        // handling: the writer stays broken and the connection's thread finds the end.
-        let run = || working_for(&session.client, || job.run(session));
+        let session = &*shared.session;
+        // A panic below fails this request, never another guest's I/O.
+        let run = || working_for(session.client(), || job.run(session));
         if catch_unwind(AssertUnwindSafe(run)).is_err() {
-            let _ = outlet.send(session, Err(panicked()));
+            S::Job::panicked(outlet, session);
         }
         shared.finished(1, cost, changes);
     }
 }
 
-fn panicked() -> Failure {
-    Failure { errno: Errno::Io, why: "internal error; see the server's log".to_owned() }
-}
-
 /// The next job, or `None` when this thread shall end (it is no longer counted then).
-fn next_job(shared: &Shared) -> Option<Job> {
+fn next_job<S: Session>(shared: &Shared<S>) -> Option<S::Job> {
     let mut state = shared.state();
     loop {
         if let Some(job) = state.queue.pop_front() {
@@ -234,39 +285,26 @@ fn next_job(shared: &Shared) -> Option<Job> {
     }
 }
 
-fn work_on_flushes(shared: &Shared) {
+fn work_on_flushes<S: Session>(shared: &Shared<S>) {
     while let Some((cookies, asked)) = next_flushes(shared) {
         let session = &shared.session;
-        session.client.flushes(asked);
-        let flush = || working_for(&session.client, || session.image.flush());
-        let outcome = catch_unwind(AssertUnwindSafe(flush));
+        session.client().flushes(asked);
+        let flush = || working_for(session.client(), || session.image().flush());
+        let outcome = catch_unwind(AssertUnwindSafe(flush)).ok();
         for cookie in &cookies {
-            let outcome = match &outcome {
-                Ok(Ok(())) => Ok(()),
-                Ok(Err(error)) => Err(flush_failure(error)),
-                Err(_) => Err(panicked()),
-            };
-            // See `work`: a failed send is found by the connection's thread.
-            let _ = session.send_outcome(*cookie, outcome);
+            let outcome = outcome.as_ref().map(|outcome| outcome.as_ref().copied());
+            session.flushed(*cookie, outcome);
         }
         // Who leaves keeps failures to himself.
         if !session.is_closing() {
-            session.client.has_answer();
+            session.client().has_answer();
         }
         shared.finished(cookies.len(), 0, false);
     }
 }
 
-fn flush_failure(error: &dray_image::Error) -> Failure {
-    let errno = match error.kind {
-        dray_image::ErrorKind::NoSpace => Errno::NoSpace,
-        _ => Errno::Io,
-    };
-    Failure { errno, why: error.to_string() }
-}
-
 /// The flushes that are there, and how often flushes had been answered when the last of them came.
-fn next_flushes(shared: &Shared) -> Option<(Vec<u64>, u64)> {
+fn next_flushes<S: Session>(shared: &Shared<S>) -> Option<(Vec<u64>, u64)> {
     let mut state = shared.state();
     loop {
         if !state.flushes.is_empty() {
