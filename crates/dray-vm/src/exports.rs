@@ -52,16 +52,8 @@ impl Exports for ImageExports {
             let why = format!("the disk of image '{name}' goes over to a qcow2");
             return Err(ExportError::Refused(why));
         }
-        if record.may_be_home() {
-            let why = format!("the disk of image '{name}' goes back to its chain");
-            return Err(ExportError::Refused(why));
-        }
-        let taken = entry.flat.as_ref().is_some_and(Flat::is_being_taken);
-        if record.may_be_there_still() && !taken {
-            let why = format!(
-                "it is not known yet whether the disk of image '{name}' has left its chain"
-            );
-            return Err(ExportError::NotYet(why));
+        if record.is_between_places() {
+            self.refuse_between_places(&entry, client)?;
         }
         Ok(Arc::clone(&entry.disk) as Arc<dyn Image>)
     }
@@ -99,11 +91,42 @@ impl ImageExports {
         })
     }
 
+    /// A QEMU that has to flush the disk before it can say where the disk is waits for that, with all that it does: it
+    /// is let in to a disk that is parked. Everybody else waits outside, or is told to stay there.
+    fn refuse_between_places(&self, entry: &Entry, client: &Client) -> Result<(), ExportError> {
+        let record = entry.record();
+        let name = &record.name;
+        if entry.flat.as_ref().is_some_and(Flat::is_being_taken)
+            || self.was_attached(name, client) && answers_flushes_alone(entry)
+        {
+            return Ok(());
+        }
+        Err(match record.may_be_home() {
+            true => {
+                let why = format!("the disk of image '{name}' goes back to its chain");
+                ExportError::Refused(why)
+            }
+            false => {
+                let why = format!(
+                    "it is not known yet whether the disk of image '{name}' has left its chain"
+                );
+                ExportError::NotYet(why)
+            }
+        })
+    }
+
     /// Whether the client's process was attached to the image before. Of one that is not on this
     /// host that cannot be told: it may have been, and waiting loses nothing.
     fn was_attached(&self, name: &str, client: &Client) -> bool {
         process_of(client).is_none_or(|process| self.0.was_attached(name, process))
     }
+}
+
+/// Whether a disk answers nothing but flushes, and truly: everything that was written to it is durable.
+fn answers_flushes_alone(entry: &Entry) -> bool {
+    entry.disk.is_parked()
+        && entry.disk.backing().sync().is_ok()
+        && entry.file.untold_loss().is_none()
 }
 
 fn process_of(client: &Client) -> Option<Process> {

@@ -167,7 +167,10 @@ impl Agent {
             return Err(failed(why));
         }
         let pivots = AtomicBool::new(false);
-        let may_pivot = || stopped.check().map(|()| pivots.store(true, Ordering::SeqCst));
+        let may_pivot = || {
+            abort::step("HomePivots");
+            stopped.check().map(|()| pivots.store(true, Ordering::SeqCst))
+        };
         let may_open = || !pivots.load(Ordering::SeqCst) && give_up();
         let home = flatten::unflatten(qmp, layers, &may_pivot);
         let home = held_back(home, &stopped, held, may_open).await;

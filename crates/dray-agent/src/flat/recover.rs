@@ -145,6 +145,7 @@ impl Agent {
             return self.forget_flat(entry);
         }
         self.hide_chain(entry)?;
+        entry.disk.unpark();
         self.end_turn(entry)
     }
 }

@@ -8,7 +8,7 @@ use crate::restart::{dies, dies_and_returns, runs, start_with};
 use crate::stage::{Kind, PATIENCE, SEEDED, Stage, qmp};
 use dray_testkit::guest::tools;
 use dray_testkit::lab::Answer;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -199,6 +199,31 @@ fn an_agent_that_dies_before_the_chain_is_opened_brings_it_home() {
 #[ignore = "long: make long"]
 fn an_agent_that_dies_when_the_guest_is_on_its_chain_lets_it_go_on() {
     comes_home_although("flat-pivoted", "HomePivoted");
+}
+
+/// The agent is killed while QEMU puts the disk on its chain, for which it flushes the export: QEMU does not wait for
+/// an agent that waits for QEMU to say where the disk is.
+#[test]
+fn an_agent_that_dies_while_qemu_flushes_the_export_answers_the_flush() {
+    let Some(mut stage) = prepared("flat-flush") else { return };
+    start_with(stage.lab.host("a"), "DRAY_STOP_BEFORE", "HomePivots");
+    let migrate = stage.spawn(&["--bandwidth", "30Mbit"]);
+    let a = stage.lab.host("a");
+    a.wait_status(PATIENCE, copying).expect("it copies");
+    let cancel = a.spawn(&["cancel"]).expect("cancel");
+    a.wait_stopped(PATIENCE).expect("it comes to the step");
+    let jobs = qmp(&stage.other_monitor(), "{\"execute\":\"query-jobs\"}");
+    let id = &jobs["return"][0]["id"];
+    let complete = json!({ "execute": "job-complete", "arguments": { "id": id } });
+    qmp(&stage.other_monitor(), &complete.to_string());
+    // Until QEMU has begun with it.
+    std::thread::sleep(Duration::from_millis(300));
+    a.kill9().expect("kill");
+    a.start().expect("restart");
+    a.json(&["status"]).expect("it answers");
+    assert!(!a.log().contains("is between two places"), "{}", stage.logs());
+    drop((Answer::of(migrate), Answer::of(cancel)));
+    assert_back_home(&mut stage);
 }
 
 /// The source's agent dies before `step` of flattening, with the guest stopped: it goes on.
@@ -401,7 +426,7 @@ fn keeps_what_it_wrote_at_home(name: &str, step: &str) {
     stage.finish_guest();
     stage.lab.host("a").start().expect("restart");
     let images = stage.lab.host("a").json(&["images"]).expect("images");
-    assert_eq!(images, serde_json::json!([]), "{}", stage.logs());
+    assert_eq!(images, json!([]), "{}", stage.logs());
     stage.assert_images("a");
 }
 

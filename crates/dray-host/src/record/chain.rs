@@ -56,4 +56,9 @@ impl ImageRecord {
     pub fn may_be_there_still(&self) -> bool {
         self.flat.as_ref().and_then(|flat| flat.turn).is_some_and(|turn| !turn.home)
     }
+
+    /// Whether only QEMU can say on which side of an exchange its disk is.
+    pub fn is_between_places(&self) -> bool {
+        self.may_be_home() || self.may_be_there_still()
+    }
 }

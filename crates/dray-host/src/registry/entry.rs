@@ -255,6 +255,13 @@ impl Entry {
         self.disk.fail_parked();
     }
 
+    /// What waits at the disk goes on, unless only QEMU can say where the disk is: whoever asks QEMU opens it.
+    pub fn unpark(&self) {
+        if !self.record().is_between_places() {
+            self.disk.unpark();
+        }
+    }
+
     /// Where the active image of `chain` is, when this is the same one, flattened.
     pub(super) fn whereabouts(&self, chain: &dyn ChainImage) -> Option<Whereabouts> {
         let record = self.record();

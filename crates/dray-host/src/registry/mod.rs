@@ -176,6 +176,10 @@ impl Registry {
         let heat = ImageHeat::load(&heat_path(&self.store, &record.name), record.len);
         let flat = open_flat(&self.store, &*self.around, &record, &file)?;
         let entry = Arc::new(Entry::new(record, file, heat, flat, waits));
+        if entry.record().is_between_places() {
+            // Its QEMU may have to flush it before it can say where it is.
+            entry.disk.park_now();
+        }
         self.lock_at_start(&entry)?;
         begin_line_after(&self.store, &entry, is_left)?;
         self.begin_heartbeat(&entry)?;

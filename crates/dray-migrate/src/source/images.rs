@@ -347,7 +347,7 @@ impl SourceImages {
 
     /// Guest I/O goes on.
     pub fn unpark(&self) {
-        self.bound().for_each(|(_, entry)| entry.disk.unpark());
+        self.bound().for_each(|(_, entry)| entry.unpark());
     }
 
     /// Gives the files their replica names, of every image that lets it. The disks are parked. Can be
@@ -369,7 +369,7 @@ impl SourceImages {
         for (_, entry) in self.bound() {
             self.registry.restore(entry, epoch)?;
             self.registry.hold(entry);
-            entry.disk.unpark();
+            entry.unpark();
             entry.disk.stop_tracking();
             // Last: until then all of it is done again.
             self.registry.update(entry, |record| record.migration = None)?;
