@@ -45,7 +45,7 @@ pub use graph::{Layer, Node, VmDisk};
 pub use migrate::{Incoming, Limits, Outgoing, Progress};
 pub use options::NodeOptions;
 pub use pivot::{MayPivot, abandon_pivot};
-pub use plan::{LayerPlan, Pivot, Window, options_of_part};
+pub use plan::{LayerPlan, Pivot, options_of_part};
 pub use qmp::{Event, Events, Qmp, Version};
 pub use release::{Released, is_released, leave_export, release, release_tracked};
 pub use stopped::Stopped;

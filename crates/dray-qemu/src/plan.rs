@@ -284,6 +284,11 @@ pub struct Window {
 }
 
 impl Window {
+    /// The bytes that it shows of a file of `len` bytes.
+    pub fn shown_of(&self, len: u64) -> u64 {
+        self.size.unwrap_or_else(|| len.saturating_sub(self.offset))
+    }
+
     /// What the options of a node say.
     fn of(options: &Options) -> Self {
         let part = |key: &str| match options.get(key) {

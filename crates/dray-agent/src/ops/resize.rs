@@ -15,7 +15,7 @@ use dray_host::abort;
 use dray_host::record::{Adopted, CopyState, ImageRecord};
 use dray_host::refusals::io_error;
 use dray_host::registry::Entry;
-use dray_qemu::{LayerPlan, Qmp, Window};
+use dray_qemu::{LayerPlan, Qmp};
 use dray_vm::leaving::refuse_untold;
 use dray_vm::picture::{LayerPicture, Picture, Place};
 use dray_vm::qemu_error;
@@ -42,7 +42,8 @@ impl Answers<Resize> for Arc<Agent> {
             Some(qmp) => Some(self.user_of(&what, qmp, &command.image).await?),
             None => None,
         };
-        let seen = user.as_ref().map(|(_, layer)| layer.plan.size);
+        let window = user.as_ref().map(|(_, layer)| layer.plan.window()).unwrap_or_default();
+        let seen = user.as_ref().map(|(_, layer)| layer.plan.size.saturating_add(window.offset));
         check_size(&what, command.size.0, entry.record().len, seen)?;
         if user.is_none()
             && let Some(client) = self.user_of_image(&entry)
@@ -56,7 +57,7 @@ impl Answers<Resize> for Arc<Agent> {
         }
         if let Some((picture, layer)) = &user {
             abort::step("ResizeTell");
-            tell(&what, picture.qmp(), &layer.plan.qdev, command.size.0).await?;
+            tell(&what, picture.qmp(), &layer.plan.qdev, window.shown_of(command.size.0)).await?;
         }
         Ok(self.image_status(&*self.image(&command.image)?))
     }
@@ -104,11 +105,10 @@ impl Agent {
             return Err(Refusal::new(ErrorKind::Conflict, what, why)
                 .hint("grow the guest's disk with QEMU's `block_resize`: there is room for it"));
         }
-        if layer.plan.window() != Window::default() {
-            let disk = &layer.plan.qdev;
-            let why = format!("disk {disk} is a part of its file: its raw node has offset or size");
+        if let Some(size) = layer.plan.window().size {
+            let why = format!("the vm sees {size} bytes of it, as its raw node has a size");
             return Err(Refusal::new(ErrorKind::Conflict, what, why).hint(
-                "`dray release` the disk, make its file longer, and use QEMU's `block_resize`",
+                "shut the vm down, resize the image without --qmp, and change size= of the raw node",
             ));
         }
         if !layer.reconnects {
@@ -137,10 +137,10 @@ impl Agent {
     }
 }
 
-/// Has QEMU tell its guest; the image has its new length by then.
-async fn tell(what: &str, qmp: &Qmp, qdev: &str, len: u64) -> ApiResult<()> {
-    dray_qemu::resize::grown(qmp, qdev, len).await.map_err(|why| {
-        let why = why.during(format!("the image has {len} bytes now, and the guest was not told"));
+/// Has QEMU tell its guest, which has `shown` bytes of the image; the image has its new length by then.
+async fn tell(what: &str, qmp: &Qmp, qdev: &str, shown: u64) -> ApiResult<()> {
+    dray_qemu::resize::grown(qmp, qdev, shown).await.map_err(|why| {
+        let why = why.during("the image is longer now, and the guest was not told".to_owned());
         qemu_error(what, &why).hint("give the same command again when QEMU answers")
     })
 }
@@ -149,11 +149,12 @@ async fn tell(what: &str, qmp: &Qmp, qdev: &str, len: u64) -> ApiResult<()> {
 fn adopted_at(record: &ImageRecord, len: u64) -> serde_json::Result<Option<Adopted>> {
     let Some(adopted) = record.adopted.clone() else { return Ok(None) };
     let plan: LayerPlan = serde_json::from_value(adopted.splice)?;
-    let splice = serde_json::to_value(LayerPlan { size: len, file_size: len, ..plan })?;
+    let size = plan.window().shown_of(len);
+    let splice = serde_json::to_value(LayerPlan { size, file_size: len, ..plan })?;
     Ok(Some(Adopted { splice, ..adopted }))
 }
 
-/// Images only grow. `seen`: what the guest sees of it, which may not have been told of the last time.
+/// Images only grow. `seen`: where the guest's disk ends in it, which may not have been told of the last time.
 fn check_size(what: &str, size: u64, len: u64, seen: Option<u64>) -> ApiResult<()> {
     let refuse =
         |why: &str, hint: &str| Err(Refusal::new(ErrorKind::Invalid, what, why).hint(hint));

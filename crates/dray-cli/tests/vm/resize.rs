@@ -2,7 +2,7 @@
 //! the guest, and compared in the file.
 
 use crate::restart::{dies_and_returns, start_with};
-use crate::stage::{Kind, SEEDED, SIZE, Stage};
+use crate::stage::{HIDDEN, Kind, SEEDED, SIZE, Stage};
 use dray_testkit::guest::{Bystander, tools};
 use dray_testkit::lab::Answer;
 use serde_json::Value;
@@ -17,26 +17,36 @@ const RATE: u64 = 4 << 20;
 const BEHIND: u64 = SIZE + (8 << 20);
 
 fn resize(stage: &Stage, host: &str, name: &str, more: &[&str]) -> Answer {
-    let size = GROWN.to_string();
+    resize_to(stage, host, name, GROWN, more)
+}
+
+fn resize_to(stage: &Stage, host: &str, name: &str, len: u64, more: &[&str]) -> Answer {
+    let size = len.to_string();
     let args = [&["--json", "resize", name, &size], more].concat();
     stage.lab.host(host).dray(&args).expect("resize")
 }
 
 /// Grows the disk under its guest, which is served all the while and then writes behind the old end.
 fn grow(stage: &mut Stage, host: &str, name: &str) {
+    grow_behind(stage, host, name, 0);
+}
+
+/// The same for a disk that begins `hidden` bytes behind the start of its file.
+fn grow_behind(stage: &mut Stage, host: &str, name: &str, hidden: u64) {
     let qmp = stage.guest().qmp_path();
     let qmp = ["--qmp", qmp.to_str().expect("text")];
-    let image = resize(stage, host, name, &qmp).json();
+    let len = GROWN + hidden;
+    let image = resize_to(stage, host, name, len, &qmp).json();
     let image = image.unwrap_or_else(|why| panic!("{why}\n{}", stage.logs()));
-    assert_eq!(image["size"], GROWN);
+    assert_eq!(image["size"], len);
     stage.assert_guest_is_well();
-    let again = resize(stage, host, name, &qmp);
+    let again = resize_to(stage, host, name, len, &qmp);
     assert!(again.stderr.contains("only grow"), "{again:?}");
     go_on_behind(stage);
     let file = stage.lab.host(host).pool().join(name);
     let mut behind = vec![0; BLOCK as usize];
     std::fs::File::open(file)
-        .and_then(|file| file.read_exact_at(&mut behind, BEHIND))
+        .and_then(|file| file.read_exact_at(&mut behind, hidden + BEHIND))
         .expect("read");
     assert!(behind.iter().any(|byte| *byte != 0), "the guest has written behind the old end");
 }
@@ -90,6 +100,39 @@ fn an_adopted_disk_grows_under_its_guest_and_goes_home_as_it_is() {
     stage.assert_images("a");
 }
 
+/// The guest sees what comes after the offset of its raw node, also when it is told a second time.
+#[test]
+fn a_disk_that_is_a_part_of_its_file_grows_under_its_guest() {
+    let Some(mut stage) = Stage::new("resize-part", &[Kind::Part], RATE) else { return };
+    start_with(stage.lab.host("a"), "DRAY_ABORT_BEFORE", "ResizeTell");
+    stage.assert_guest_is_well();
+    let qmp = stage.source_qmp();
+    stage.lab.host("a").json(&["adopt", "--qmp", &qmp]).expect("adopt");
+    let len = GROWN + HIDDEN as u64;
+    assert_ne!(resize_to(&stage, "a", "disk0.raw", len, &["--qmp", &qmp]).code, 0);
+    dies_and_returns(stage.lab.host("a"));
+    grow_behind(&mut stage, "a", "disk0.raw", HIDDEN as u64);
+    stage.release();
+    stage.finish_guest();
+    stage.assert_images("a");
+}
+
+/// A raw node with a size has it for good.
+#[test]
+fn a_disk_with_an_end_of_its_own_is_refused() {
+    let Some(mut stage) = Stage::new("resize-end", &[Kind::Piece], RATE) else { return };
+    let qmp = stage.source_qmp();
+    stage.lab.host("a").json(&["adopt", "--qmp", &qmp]).expect("adopt");
+    let before = image(&stage, "a");
+    let len = GROWN + HIDDEN as u64;
+    let refused = resize_to(&stage, "a", "disk0.raw", len, &["--qmp", &qmp]);
+    assert!(refused.code == 6 && refused.stderr.contains("size="), "{refused:?}");
+    assert_eq!(image(&stage, "a")["size"], before["size"]);
+    stage.release();
+    stage.finish_guest();
+    stage.assert_images("a");
+}
+
 #[test]
 fn a_disk_that_has_arrived_grows_under_its_guest() {
     let Some(mut stage) = Stage::new("resize-arrived", &[Kind::Resident], RATE) else { return };
@@ -112,24 +155,6 @@ fn a_qcow2_is_left_to_qemu() {
     let args = ["resize", "disk0.qcow2", &size, "--qmp", &qmp];
     let refused = stage.lab.host("a").dray(&args).expect("resize");
     assert!(refused.code != 0 && refused.stderr.contains("block_resize"), "{refused:?}");
-    assert_eq!(image(&stage, "a")["size"], before["size"]);
-    stage.assert_guest_is_well();
-    stage.lab.host("a").json(&["release", "--qmp", &qmp]).expect("release");
-    stage.finish_guest();
-    stage.assert_images("a");
-}
-
-/// dray does not know which part of a longer file the guest is to see.
-#[test]
-fn a_part_of_a_file_keeps_its_length() {
-    let Some(mut stage) = Stage::new("resize-part", &[Kind::Part], RATE) else { return };
-    let qmp = stage.source_qmp();
-    stage.lab.host("a").json(&["adopt", "--qmp", &qmp]).expect("adopt");
-    let before = image(&stage, "a");
-    let name = before["name"].as_str().expect("text").to_owned();
-    let refused = resize(&stage, "a", &name, &["--qmp", &qmp]);
-    assert_eq!(refused.code, 6, "{refused:?}");
-    assert!(refused.stderr.contains("is a part of its file"), "{refused:?}");
     assert_eq!(image(&stage, "a")["size"], before["size"]);
     stage.assert_guest_is_well();
     stage.lab.host("a").json(&["release", "--qmp", &qmp]).expect("release");

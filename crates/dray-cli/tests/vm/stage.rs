@@ -14,7 +14,7 @@ pub const SEEDED: u64 = 24 << 20;
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The bytes of its file that a [`Kind::Part`] does not show.
-const HIDDEN: usize = 1 << 20;
+pub const HIDDEN: usize = 1 << 20;
 /// The name of the second monitor's socket.
 const OTHER_MONITOR: &str = "other.qmp";
 
@@ -29,6 +29,8 @@ pub enum Kind {
     Drive,
     /// Raw, in a file of which the node shows what comes after the first MiB.
     Part,
+    /// The same with a size, which the node keeps when the file grows.
+    Piece,
     /// A qcow2 with a backing file, a persistent bitmap and an internal snapshot, on its file.
     Qcow2,
     /// The top of three qcow2 images, whose lower ones hold what was overwritten since.
@@ -61,7 +63,9 @@ impl Kind {
     /// The name of the image's file.
     fn file(self, i: usize) -> String {
         match self {
-            Self::Resident | Self::Plain | Self::Drive | Self::Part => format!("disk{i}.raw"),
+            Self::Resident | Self::Plain | Self::Drive | Self::Part | Self::Piece => {
+                format!("disk{i}.raw")
+            }
             Self::Qcow2 | Self::Chain | Self::Threaded | Self::ThreadedInline => {
                 format!("disk{i}.qcow2")
             }
@@ -108,14 +112,16 @@ fn attach(lab: &Lab, builder: GuestVmBuilder, i: usize, disk: &Disk) -> GuestVmB
             let path = path.display();
             builder.arg("-drive").arg(&format!("file={path},format=raw,if=none,id={node}"))
         }
-        Kind::Part => {
+        Kind::Part | Kind::Piece => {
             disk.bystander.create_raw(&path).expect("image");
             let shown = std::fs::read(&path).expect("image");
             std::fs::write(&path, [vec![0xa5; HIDDEN], shown].concat()).expect("image");
             let (file, path) = (format!("file{i}"), path.display());
             let below = format!("driver=file,node-name={file},filename={path},discard=unmap");
             let above = format!("driver=raw,node-name={node},discard=unmap,file={file}");
-            builder.blockdev(below).blockdev(format!("{above},offset={HIDDEN}"))
+            let end =
+                if disk.kind == Kind::Piece { format!(",size={SIZE}") } else { String::new() };
+            builder.blockdev(below).blockdev(format!("{above},offset={HIDDEN}{end}"))
         }
         Kind::Threaded => {
             make_qcow2(&a.pool(), &path, &disk.bystander);
@@ -383,7 +389,7 @@ impl Stage {
             if disk.kind == Kind::Chain {
                 let flat = if host == "b" { self.flat_image(i) } else { self.merged(&path) };
                 disk.bystander.check_raw(&flat).expect("what the guest saw");
-            } else if disk.kind == Kind::Part {
+            } else if matches!(disk.kind, Kind::Part | Kind::Piece) {
                 let flat = self.lab.dir().join("shown.raw");
                 let file = std::fs::read(&path).expect("the image");
                 let (hidden, shown) = file.split_at(HIDDEN);
