@@ -17,7 +17,7 @@ use crate::graph::{Graph, Layer, VmDisk};
 use crate::nodes::{add_node, after_exchange, delete_node, undo_add};
 use crate::options::Options;
 use crate::pivot::{MayPivot, abandon_pivot, delete_rest, is_pivoting, mirror};
-use crate::plan::{LayerPlan, Pivot, check_unused, node_name, raw_node};
+use crate::plan::{LayerPlan, Pivot, check_unused, raw_node};
 use crate::qmp::Qmp;
 
 /// What a disk is on.
@@ -67,7 +67,7 @@ impl LayerPlan {
         options.insert("driver".into(), "qcow2".into());
         let mut plan = self.directly_on(path);
         plan.local.remove("detect-zeroes");
-        plan.local.insert("node-name".into(), node_name("file", &self.qdev, self.depth).into());
+        plan.local.insert("node-name".into(), self.node("file").into());
         plan.local.insert("discard".into(), "unmap".into());
         plan.format = "qcow2".into();
         plan.pivot = Pivot::Reopen { options };
@@ -76,7 +76,7 @@ impl LayerPlan {
 
     /// Whether QEMU opened the layer by itself, because the one above names it.
     fn is_implied(&self) -> bool {
-        self.format_node() == Some(&node_name("format", &self.qdev, self.depth))
+        self.format_node() == Some(&self.node("format"))
     }
 
     fn format_options(&self) -> Result<(&Options, &str)> {
@@ -282,7 +282,17 @@ mod tests {
         let local = local.as_object().cloned().unwrap_or_default();
         let (qdev, format) = ("disk0".into(), "qcow2".into());
         let (size, file_size) = (1 << 20, 196_624);
-        LayerPlan { qdev, depth: 0, format, size, file_size, read_only: false, pivot, local }
+        LayerPlan {
+            qdev,
+            named_for: None,
+            depth: 0,
+            format,
+            size,
+            file_size,
+            read_only: false,
+            pivot,
+            local,
+        }
     }
 
     #[test]

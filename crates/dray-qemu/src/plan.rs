@@ -34,6 +34,9 @@ pub enum Pivot {
 pub struct LayerPlan {
     /// The disk.
     pub qdev: String,
+    /// The device id that the names of dray's nodes are made of, where the disk has another one by now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub named_for: Option<String>,
     /// The layer's place in the chain: 0 is the image the guest writes.
     pub depth: usize,
     /// The image's format.
@@ -102,6 +105,7 @@ impl LayerPlan {
         }
         Ok(Self {
             qdev: disk.qdev.clone(),
+            named_for: None,
             depth,
             format: layer.format_name().to_owned(),
             size: layer.top().size,
@@ -130,7 +134,7 @@ impl LayerPlan {
     /// Whether nobody but dray knows how its file's node is made once it is released: QEMU's command line does not
     /// name it, nor a format node above it.
     pub fn is_named_by_dray(&self) -> bool {
-        self.pivot == Pivot::Mirror && self.local_node() == Self::file_node(&self.qdev, self.depth)
+        self.pivot == Pivot::Mirror && self.local_node() == self.node("file")
     }
 
     /// The name of the format node that is reopened, if there is one.
@@ -149,15 +153,27 @@ impl LayerPlan {
         }
     }
 
+    /// The same layer of a disk that has the device id `qdev` by now: it was plugged in again. Its nodes keep their
+    /// names.
+    #[must_use]
+    pub fn plugged_in_as(self, qdev: &str) -> Self {
+        let named_for = Some(self.named_for.unwrap_or(self.qdev)).filter(|first| first != qdev);
+        Self { qdev: qdev.to_owned(), named_for, ..self }
+    }
+
+    /// The name of a node that dray makes for the layer.
+    pub(crate) fn node(&self, kind: &str) -> String {
+        node_name(kind, self.named_for.as_ref().unwrap_or(&self.qdev), self.depth)
+    }
+
     /// The name of the NBD node that stands for the local node while dray has the image.
     pub fn nbd_node(&self) -> String {
-        node_name("nbd", &self.qdev, self.depth)
+        self.node("nbd")
     }
 
     /// The nodes that hold the layer's files while a disk in an iothread is reopened.
     pub(crate) fn holder(&self) -> Holder {
-        let name = |kind| node_name(kind, &self.qdev, self.depth);
-        Holder { top: name("old"), from: name("from"), to: name("to") }
+        Holder { top: self.node("old"), from: self.node("from"), to: self.node("to") }
     }
 
     /// The layer as it is now.
@@ -174,11 +190,11 @@ impl LayerPlan {
     pub fn for_target(&self, path: &Path) -> Self {
         let mut plan = self.clone();
         if self.pivot == Pivot::Mirror {
-            let file = node_name("file", &self.qdev, self.depth);
+            let file = self.node("file");
             // A device directly on dray's node has that name, which the export has there.
             let (name, taken) = (self.local_node(), self.nbd_node());
             let name = match name == file || name == taken {
-                true => node_name("format", &self.qdev, self.depth),
+                true => self.node("format"),
                 false => name.to_owned(),
             };
             let options = raw_node(&name, &self.local);
@@ -425,6 +441,7 @@ mod tests {
             local.insert("node-name".into(), name.into());
             let plan = LayerPlan {
                 qdev: "disk0".into(),
+                named_for: None,
                 depth: 0,
                 format: "raw".into(),
                 size: 1,
@@ -474,6 +491,18 @@ mod tests {
         let options = found(shifted).unwrap().expect("it needs them on every node");
         assert_eq!(Window::of(&options), Window { offset: 4096, size: Some(512) });
         assert!(found(longer).is_err());
+    }
+
+    #[test]
+    fn nodes_keep_their_names_under_another_device_id() {
+        let plan = json!({
+            "qdev": "disk0", "depth": 0, "format": "raw", "size": 512, "file_size": 512,
+            "read_only": false, "pivot": { "how": "mirror" }, "local": {},
+        });
+        let plan: LayerPlan = serde_json::from_value(plan).expect("a plan");
+        let moved = plan.clone().plugged_in_as("disk9").plugged_in_as("disk7");
+        assert_eq!((moved.qdev.as_str(), moved.nbd_node()), ("disk7", plan.nbd_node()));
+        assert_eq!(moved.plugged_in_as("disk0"), plan);
     }
 
     #[test]

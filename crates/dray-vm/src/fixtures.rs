@@ -33,6 +33,7 @@ pub fn on(export: &str) -> String {
 pub fn plan(qdev: &str, depth: usize) -> LayerPlan {
     LayerPlan {
         qdev: qdev.into(),
+        named_for: None,
         depth,
         format: "raw".into(),
         size: 1,

@@ -330,6 +330,7 @@ fn resident(
     }
     let plan = LayerPlan {
         qdev: disk.qdev.clone(),
+        named_for: None,
         depth,
         format: layer.format_name().to_owned(),
         size: layer.top().size,

@@ -5,16 +5,18 @@ use super::released::not_released;
 use crate::agent::Agent;
 use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_host::process::QemuProcess;
-use dray_host::record::ImageRecord;
+use dray_host::record::{Adopted, ImageRecord};
 use dray_host::refusals::{io_error, not_taken};
 use dray_host::registry::Entry;
 use dray_host::registry::real_path;
 use dray_host::settle::{Disk, Rule, rule};
-use dray_qemu::{LayerPlan, Qmp};
+use dray_qemu::{Layer, LayerPlan, Qmp};
 use dray_vm::look::Look;
 use dray_vm::picture::{Picture, resident_name};
 use dray_vm::qemu_error;
 use dray_vm::released::settle::{settle_on_dray, settle_on_file};
+use serde_json::Value;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::slice;
 use std::sync::Arc;
@@ -92,6 +94,7 @@ impl Agent {
         // What is half done because somebody is doing it is not settled.
         let Ok(_operation) = self.registry.operate(&name, "release") else { return Ok(false) };
         let what = format!("cannot go on with the disk of image '{name}'");
+        self.note_device(&picture.look, entry).map_err(|why| io_error(&what, why))?;
         match (rule, plan) {
             (Rule::CameUnderDray | Rule::StayedUnderDray, Some(plan)) => {
                 // Its mirror may wait for an agent that has died.
@@ -123,6 +126,26 @@ impl Agent {
             }
             _ => Ok(false),
         }
+    }
+
+    /// Writes down which device an adopted disk has by now, which may have been unplugged and plugged in under
+    /// another id: it is the one on the export.
+    pub(super) fn note_device(&self, look: &Look, entry: &Entry) -> io::Result<()> {
+        let record = entry.record();
+        let own = |adopted: &Adopted| adopted.is_of(look.process.as_ref());
+        let Some(adopted) = record.adopted.filter(own) else { return Ok(()) };
+        let nbd_socket = self.nbd_socket();
+        let is_its =
+            |layer: &Layer| resident_name(layer, &nbd_socket).as_ref() == Some(&record.name);
+        let device = look.disks.iter().find(|disk| disk.layers.iter().any(is_its));
+        let device = match device {
+            Some(disk) if disk.qdev != adopted.device => disk.qdev.clone(),
+            _ => return Ok(()),
+        };
+        let splice = plugged_in_as(&adopted.splice, &device)?;
+        tracing::info!(image = record.name, device, was = adopted.device, "plugged in anew");
+        let adopted = Adopted { device, splice, ..adopted };
+        self.registry.update(entry, |record| record.adopted = Some(adopted))
     }
 
     /// Another program has put the disk of an image on something else: QEMU leaves the export, and nobody has the
@@ -233,6 +256,17 @@ fn check_disk(picture: &Picture, entry: &Entry) -> ApiResult<()> {
         true => picture.refuse_unfit(slice::from_ref(&adopted.device)),
         false => Ok(()),
     }
+}
+
+/// How an adopted disk, or each layer of a flattened one, gets back from the device with this id.
+fn plugged_in_as(splice: &Value, device: &str) -> serde_json::Result<Value> {
+    if splice.is_array() {
+        let layers: Vec<LayerPlan> = serde_json::from_value(splice.clone())?;
+        let layers = layers.into_iter().map(|layer| layer.plugged_in_as(device));
+        return serde_json::to_value(layers.collect::<Vec<_>>());
+    }
+    let plan: LayerPlan = serde_json::from_value(splice.clone())?;
+    serde_json::to_value(plan.plugged_in_as(device))
 }
 
 /// How a disk gets under dray and back: as it looks now, or as it was adopted.

@@ -318,9 +318,6 @@ impl Agent {
                 self.registry
                     .update(&entry, |record| record.migration = None)
                     .map_err(|why| io_error("cannot let go of an image", why))?;
-                let adopted = record.adopted.as_ref().ok_or_else(|| {
-                    Refusal::new(ErrorKind::Internal, "cannot release", "it was not adopted")
-                })?;
                 if entry.flat.is_none()
                     && let Some(qemu) = self.registry.ended_vm(&record)
                 {
@@ -336,12 +333,12 @@ impl Agent {
                     }
                 };
                 let qmp = vm.monitor();
+                let look = vm.look().await.map_err(failed)?;
+                self.note_device(&look, &entry).map_err(|why| io_error("cannot release", why))?;
                 if entry.flat.is_some() {
                     return self.bring_home(qmp, &entry).await.map(drop);
                 }
-                let plan: LayerPlan = serde_json::from_value(adopted.splice.clone())
-                    .map_err(|why| io_error("cannot read how a disk was adopted", why))?;
-                let look = vm.look().await.map_err(failed)?;
+                let plan = adopted_plan(&entry.record())?;
                 if self.rule_by(&look, &entry) == Some(Rule::MovedAway)
                     && self.let_go_of_moved(qmp, &plan, &entry).await?
                 {
@@ -356,6 +353,16 @@ impl Agent {
             }
         }
     }
+}
+
+/// How an adopted disk gets back.
+fn adopted_plan(record: &ImageRecord) -> ApiResult<LayerPlan> {
+    let adopted = record
+        .adopted
+        .as_ref()
+        .ok_or_else(|| Refusal::new(ErrorKind::Internal, "cannot release", "it was not adopted"))?;
+    serde_json::from_value(adopted.splice.clone())
+        .map_err(|why| io_error("cannot read how a disk was adopted", why))
 }
 
 /// What to do when QEMU has not said where a disk is: it may take it later, too.

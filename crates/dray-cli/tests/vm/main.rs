@@ -20,6 +20,7 @@ mod others;
 mod paused;
 mod qcow2;
 mod released;
+mod replugged;
 mod resize;
 mod restart;
 mod restarts;

@@ -16,22 +16,22 @@ const SIZE: u64 = 16 << 20;
 const CHUNK: u64 = 64 << 10;
 /// Where QEMU writes before the release, where it writes after it, and where the other program does.
 const BEFORE: u64 = CHUNK;
-const AFTER: u64 = 4 * CHUNK;
+pub const AFTER: u64 = 4 * CHUNK;
 const OUTSIDE: u64 = 8 * CHUNK;
 
-const SCSI: &str = "scsi-hd,bus=scsi.0";
+pub const SCSI: &str = "scsi-hd,bus=scsi.0";
 /// Its drive stays when it is unplugged, and has a name by which it is plugged in again.
 const NVME: &str = "nvme,serial=1";
 
 /// A stopped VM without a guest, with disks that were released after a backup.
-struct Scene {
+pub struct Scene {
     vm: GuestVm,
     devices: Vec<String>,
     lab: Lab,
 }
 
 impl Scene {
-    fn new(name: &str, devices: &[&str]) -> Self {
+    pub fn new(name: &str, devices: &[&str]) -> Self {
         let lab = Lab::new(name, Path::new(env!("CARGO_BIN_EXE_dray"))).expect("lab");
         lab.start().expect("agents");
         let builder = GuestVm::builder(&lab.dir(), "vm").memory_mib(64).bare();
@@ -66,12 +66,12 @@ impl Scene {
         0..self.devices.len()
     }
 
-    fn dray(&self, command: &[&str]) -> Value {
+    pub fn dray(&self, command: &[&str]) -> Value {
         let a = self.lab.host("a");
         a.json(command).unwrap_or_else(|why| panic!("{command:?}: {why}\n{}", a.log()))
     }
 
-    fn on_vm(&self, command: &str) {
+    pub fn on_vm(&self, command: &str) {
         self.dray(&[command, "--qmp", &text(self.vm.qmp_path())]);
     }
 
@@ -79,11 +79,11 @@ impl Scene {
         format!("file://{}", self.lab.dir().join("backups").display())
     }
 
-    fn path(&self, disk: usize) -> PathBuf {
+    pub fn path(&self, disk: usize) -> PathBuf {
         self.lab.host("a").pool().join(format!("disk{disk}.raw"))
     }
 
-    fn ask(&self, command: &str, arguments: &Value) -> Value {
+    pub fn ask(&self, command: &str, arguments: &Value) -> Value {
         let line = json!({ "execute": command, "arguments": arguments });
         let mut answer = qmp(&self.vm.qmp_path(), &line.to_string());
         assert!(answer.get("error").is_none(), "{command}: {answer}");
@@ -98,7 +98,7 @@ impl Scene {
     }
 
     /// QEMU writes to a disk.
-    fn write(&self, disk: usize, at: u64) {
+    pub fn write(&self, disk: usize, at: u64) {
         self.monitor(&format!("qemu-io -d disk{disk} \"write -P 7 {at} {CHUNK}\""));
     }
 
@@ -109,12 +109,12 @@ impl Scene {
         tools::run("qemu-io", &["-f", "raw", "-c", &write, "-c", "flush", &path]).expect("a write");
     }
 
-    fn monitor(&self, line: &str) {
+    pub fn monitor(&self, line: &str) {
         let said = self.ask("human-monitor-command", &json!({ "command-line": line }));
         assert!(!said.to_string().contains("Error"), "{line}: {said}");
     }
 
-    fn unplug(&self, disk: usize) {
+    pub fn unplug(&self, disk: usize) {
         let id = format!("disk{disk}");
         self.ask("device_del", &json!({ "id": id }));
         // No guest lets a PCI device go.

@@ -452,6 +452,7 @@ mod tests {
             ImageNames::of(&path).unwrap().create_partial(8192).unwrap();
             let plan = LayerPlan {
                 qdev: "disk0".into(),
+                named_for: None,
                 depth: 0,
                 format: "qcow2".into(),
                 size: 8192,
