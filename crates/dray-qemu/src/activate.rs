@@ -23,6 +23,14 @@ const EXPORT: &str = "dray-activate";
 /// What QEMU says of an export when it runs no NBD server.
 const NO_SERVER: &str = "NBD server not running";
 
+/// Whether QEMU holds disks of a stopped guest back. It has no lock on their files then.
+///
+/// # Errors
+/// When QEMU does not answer.
+pub async fn is_inactive(qmp: &Qmp) -> Result<bool> {
+    Ok(Graph::read(qmp).await?.held_back().is_some())
+}
+
 /// Makes the disks of a stopped guest active, if QEMU holds them back; the guest stays stopped. From
 /// then on QEMU may write to them: they must be this host's.
 ///

@@ -16,8 +16,9 @@
 
 use serde_json::{Value, json};
 
+use crate::activate::is_inactive;
 use crate::error::{Error, ErrorKind, Result};
-use crate::graph::{Graph, device_id, object_path};
+use crate::graph::{device_id, object_path};
 use crate::plan::LayerPlan;
 use crate::qmp::Qmp;
 
@@ -71,6 +72,7 @@ pub async fn mark(qmp: &Qmp, plan: &LayerPlan, random: u64) -> Result<u64> {
 /// # Errors
 /// That QEMU may have dropped the lock, or what it reports.
 pub async fn check(qmp: &Qmp, qdev: &str, mark: u64) -> Result<()> {
+    active(qmp).await?;
     let device = device(qmp, qdev).await?.name;
     if mark_of(qmp, &device).await? != Some(mark) {
         return Err(doubt(
@@ -80,11 +82,17 @@ pub async fn check(qmp: &Qmp, qdev: &str, mark: u64) -> Result<()> {
     no_migration(qmp).await
 }
 
+/// QEMU holds no lock while the disks of its VM are inactive.
+async fn active(qmp: &Qmp) -> Result<()> {
+    match is_inactive(qmp).await? {
+        false => Ok(()),
+        true => Err(doubt("the disks of the vm are not active")),
+    }
+}
+
 /// The name of a device that keeps its disk, and does not share its file with writers.
 async fn locking_device(qmp: &Qmp, qdev: &str) -> Result<String> {
-    if Graph::read(qmp).await?.held_back().is_some() {
-        return Err(doubt("the disks of the vm are not active"));
-    }
+    active(qmp).await?;
     let device = device(qmp, qdev).await?;
     if device.is_removable {
         return Err(doubt("its device can change its medium"));

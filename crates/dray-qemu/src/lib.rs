@@ -37,7 +37,7 @@ pub mod resize;
 pub mod status;
 pub mod stopped;
 
-pub use activate::{activate, was_started};
+pub use activate::{activate, is_inactive, was_started};
 pub use adopt::{AdoptOptions, Adopted, NbdExport, OldFile, adopt, adopt_keeping};
 pub use bitmap::NewBitmap;
 pub use error::{Error, ErrorKind, Result};

@@ -6,7 +6,7 @@
 
 use super::recover::turn_of;
 use crate::agent::Agent;
-use crate::ops::splice::{activate_stopped, adopted_name};
+use crate::ops::splice::adopted_name;
 use dray_api::{ApiResult, ErrorKind, Refusal, SplicedDisk};
 use dray_host::abort;
 use dray_host::flat::{Flat, open_overlay};
@@ -49,7 +49,7 @@ impl Agent {
         let what = format!("cannot flatten disk {}", layer.plan.qdev);
         let (qmp, options) = (picture.qmp(), AdoptOptions { drop_bitmaps });
         let failed = |why: dray_qemu::Error| qemu_error(what.clone(), &why);
-        activate_stopped(&what, picture).await?;
+        self.activate_stopped(&what, picture).await?;
         flatten::check(qmp, &layer.chain, options).await.map_err(failed)?;
         let running = status::status(qmp).await.map_err(failed)?.running;
         let path = real_path(&layer.plan.path()).map_err(|why| io_error(&what, why))?;

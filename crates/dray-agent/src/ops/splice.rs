@@ -93,7 +93,7 @@ impl Agent {
         let what = format!("cannot adopt disk {}", layer.plan.qdev);
         let options = AdoptOptions { drop_bitmaps };
         let failed = |why: dray_qemu::Error| qemu_error(what.clone(), &why);
-        activate_stopped(&what, picture).await?;
+        self.activate_stopped(&what, picture).await?;
         dray_qemu::adopt::check(picture.qmp(), &layer.plan, options).await.map_err(failed)?;
         let noted = self.noted(picture, &layer.plan);
         let (entry, note, _operation) = self.register(&what, picture, &layer.plan, id)?;
@@ -127,6 +127,23 @@ impl Agent {
                 Err(failed(why))
             }
         }
+    }
+
+    /// Makes the disks of a stopped guest active, which may have come here with it. While they were not QEMU had no
+    /// lock on their files: what it has recorded of those that it has taken back is not believed any more.
+    pub(crate) async fn activate_stopped(&self, what: &str, picture: &Picture) -> ApiResult<()> {
+        let failed = |why| qemu_error(what, &why);
+        let qmp = picture.qmp();
+        if picture.look.status.running || !dray_qemu::is_inactive(qmp).await.map_err(failed)? {
+            return Ok(());
+        }
+        let released =
+            picture.look.process.as_ref().map(|of| self.registry.released.of_process(of));
+        for note in released.into_iter().flatten() {
+            let note = Released { bitmap: None, ..note };
+            self.registry.released.put(&note).map_err(|why| io_error(what, why))?;
+        }
+        dray_qemu::activate(qmp).await.map_err(failed)
     }
 
     /// Whether QEMU may have a disk on its export although adopting it has failed with `why`: it has not said,
@@ -282,7 +299,6 @@ impl Agent {
         refuse_untold_length(&what, &record, seen, qmp)?;
         let plan = release_plan(&record, process_of(qmp).as_ref(), seen)
             .map_err(|why| Refusal::new(ErrorKind::Conflict, what.clone(), why))?;
-        entry.drop_locks();
         let released = release(&self.registry, &self.config, qmp, &plan, &entry).await;
         let released = released.map_err(|why| {
             if why.is_on_dray() {
@@ -371,15 +387,6 @@ fn unknown_hint(image: &str) -> String {
         "the disk may be on dray, so the image stays: `dray release` gives it back; if `query-block` in QEMU \
          shows it on its file, `dray images remove {image}`, then adopt it again"
     )
-}
-
-/// The disks of a guest that arrived paused may be held back by QEMU: nothing else is done to them
-/// before they are not.
-pub(crate) async fn activate_stopped(what: &str, picture: &Picture) -> ApiResult<()> {
-    if picture.look.status.running {
-        return Ok(());
-    }
-    dray_qemu::activate(picture.qmp()).await.map_err(|why| qemu_error(what, &why))
 }
 
 /// Refuses a disk whose image was made longer without its guest being told: QEMU exchanges disks of one length only.

@@ -258,8 +258,6 @@ impl TargetVmTask {
             };
             self.registry.check_in_place(&entry).map_err(|why| why.to_string())?;
             let (registry, config) = (&self.registry, &self.config);
-            // QEMU opens the file itself now.
-            entry.drop_locks();
             let released = released::release(registry, config, qmp, &plan, &entry).await;
             if let Err(why) = released {
                 if why.is_on_dray() {

@@ -219,8 +219,8 @@ pub fn note_made(
     registry.released.remove_others(&path, note.image.id)
 }
 
-/// Gives a disk back to QEMU, up to where only the image's record is left to be forgotten. Can be
-/// repeated. On failure the disk is on dray, unless the error is of the store: then it may be
+/// Gives a disk back to QEMU, up to where only the image's record is left to be forgotten: its locks are
+/// dropped when QEMU is to take its own. Can be repeated. On failure the disk is on dray, unless the error is of the store: then it may be
 /// either, its line is suspect, and the release wants to be repeated; or unless the error says that the
 /// disk is on its file.
 ///
@@ -254,6 +254,8 @@ pub async fn release(
     }
     let named = note.as_ref().and_then(|note| Some((note.bitmap.clone()?, note.len)));
     let bitmap = named.map(|(name, len)| NewBitmap::new(name, len));
+    // No earlier: until QEMU takes its own, nothing keeps other programs away.
+    entry.drop_locks();
     abort::step("ReleasePivot");
     let released = pivot(qmp, plan, bitmap.as_ref(), entry, &leaving).await;
     if let Err(why) = &released
