@@ -24,7 +24,7 @@ pub fn backing_chain(what: &str, path: &Path, format: &str) -> ApiResult<Vec<Pat
 pub fn virtual_size(what: &str, path: &Path, format: &str) -> ApiResult<u64> {
     let info = image_info(what, path, format, &[])?;
     info["virtual-size"].as_u64().ok_or_else(|| {
-        Refusal::new(ErrorKind::Invalid, what, "qemu-img does not tell how long the image is")
+        Refusal::new(ErrorKind::Invalid, what, "qemu-img does not report the length of the image")
     })
 }
 
@@ -42,6 +42,6 @@ fn image_info(
         .map_err(|why| io_error(what, format!("cannot run qemu-img: {why}")))?;
     serde_json::from_slice(&run.stdout).map_err(|_| {
         let why = harmless(String::from_utf8_lossy(&run.stderr).trim());
-        Refusal::new(ErrorKind::Invalid, what, why).hint("is the format right?")
+        Refusal::new(ErrorKind::Invalid, what, why).hint("check the format")
     })
 }

@@ -185,7 +185,7 @@ impl Migrated {
     }
 
     fn unexpected(why: &str) -> Refusal {
-        Refusal::new(ErrorKind::Internal, "the agent answers otherwise than it was asked", why)
+        Refusal::new(ErrorKind::Internal, "the agent's answer does not fit the question", why)
     }
 }
 

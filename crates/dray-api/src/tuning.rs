@@ -10,7 +10,7 @@ use dray_types::{BLOCK_SIZE, Choice, Strategy};
 /// `Invalid`, naming the first option that it does not use.
 pub fn check(tuning: &Tuning, strategy: Strategy) -> Result<(), Refusal> {
     if tuning.throttle != Throttle::None && !strategy.traits().syncs {
-        let why = format!("{strategy} does not send what the guest writes before the handover");
+        let why = format!("{strategy} sends no block again before the handover");
         return Err(refused("--throttle", strategy, &why)
             .hint("leave --throttle out, or use pre-copy, mirror or hot-set"));
     }
@@ -27,7 +27,7 @@ pub fn check(tuning: &Tuning, strategy: Strategy) -> Result<(), Refusal> {
     }
     if let Some(hot_set) = &tuning.hot_set {
         if strategy.traits().choice != Choice::Hot {
-            let why = "only hot-set chooses blocks by what the guest uses";
+            let why = "only hot-set chooses blocks by the guest's accesses";
             return Err(refused("options of hot-set", strategy, why).hint(
                 "leave --observe, --threshold, --segment, --read-weight and --handover-size \
                  out, or use --strategy hot-set",

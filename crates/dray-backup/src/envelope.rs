@@ -73,7 +73,7 @@ pub(crate) fn unwrap<T: DeserializeOwned>(
         return Err(damaged("it is too short"));
     }
     if !bytes.starts_with(MAGIC) {
-        return Err(damaged("it is nothing that dray wrote"));
+        return Err(damaged("dray did not write it"));
     }
     let (covered, sum) = bytes.split_at(bytes.len() - SUM_BYTES);
     if blake3::hash(covered).as_bytes() != sum {

@@ -127,7 +127,9 @@ impl Scheme {
 
 fn stretch(text: &[u8], salt: &[u8], memory_kib: u32, rounds: u32) -> Result<[u8; 32]> {
     if memory_kib > MAX_MEMORY_KIB || rounds > MAX_ROUNDS {
-        return Err(Error::damaged("the repository asks for too much work to open it"));
+        return Err(Error::damaged(
+            "opening the repository would take more memory or time than dray allows",
+        ));
     }
     let failed = |e: argon2::Error| Error::damaged(format!("the repository's key scheme: {e}"));
     let params = argon2::Params::new(memory_kib, rounds, 1, Some(32)).map_err(failed)?;

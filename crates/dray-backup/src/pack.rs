@@ -147,7 +147,7 @@ pub(crate) fn extract(
     }
     match zstd::bulk::decompress(&body, plain) {
         Ok(bytes) if bytes.len() == plain => Ok(bytes),
-        _ => Err(Error::damaged("the compressed bytes are not what was written")),
+        _ => Err(Error::damaged("the compressed bytes differ from those that were written")),
     }
 }
 

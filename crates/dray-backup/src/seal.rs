@@ -13,7 +13,7 @@ impl Sealer {
     /// A sealer with `key`; without one it does nothing.
     pub(crate) fn new(key: Option<[u8; 32]>) -> Result<Self> {
         let key = key.map(|key| UnboundKey::new(&AES_256_GCM, &key).map(LessSafeKey::new));
-        Ok(Self(key.transpose().map_err(|_| Error::invalid("the key is of no use"))?))
+        Ok(Self(key.transpose().map_err(|_| Error::invalid("the key cannot be used"))?))
     }
 
     /// By how much sealing makes something longer.
@@ -31,9 +31,9 @@ impl Sealer {
     /// Opens `bytes` in place; `Damaged` when they are not what was sealed.
     pub(crate) fn open(&self, nonce: u64, mut bytes: Vec<u8>) -> Result<Vec<u8>> {
         let Some(key) = &self.0 else { return Ok(bytes) };
-        let plain = key
-            .open_in_place(numbered(nonce), Aad::empty(), &mut bytes)
-            .map_err(|_| Error::damaged("the encrypted bytes are not what was written"))?;
+        let plain = key.open_in_place(numbered(nonce), Aad::empty(), &mut bytes).map_err(|_| {
+            Error::damaged("the encrypted bytes differ from those that were written")
+        })?;
         let len = plain.len();
         bytes.truncate(len);
         Ok(bytes)

@@ -76,7 +76,7 @@ impl Stored {
 
 /// Decodes segment `ix` of an image of `bytes` bytes; everything in it is checked (I7).
 pub(crate) fn decode(encoded: &[u8], bytes: u64, ix: u64) -> Result<Vec<Piece>> {
-    let damaged = || Error::damaged("what it says about pieces cannot be decoded");
+    let damaged = || Error::damaged("its list of pieces cannot be decoded");
     let Ok((stored, [])) = postcard::take_from_bytes::<Stored>(encoded) else {
         return Err(damaged());
     };

@@ -1,4 +1,4 @@
-//! What can be typed: the global options. [`commands`](crate::commands) lists the commands; the
+//! The global options of the command line. [`commands`](crate::commands) lists the commands; the
 //! arguments of a command stand with the command.
 
 use crate::commands::Command;
@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 const START: &str = "\
 Start here:
-  dray pki init                             make an authority; `dray pki issue` the certificates
+  dray pki init                             make a certificate authority; then `dray pki issue`
   dray agent --config /etc/dray/dray.toml   run the agent, on every host
   dray prepare --qmp /run/vm1.qmp --to hostb
   dray migrate --qmp /run/vm1.qmp --to hostb --target-qmp /run/vm1.qmp";
@@ -43,10 +43,10 @@ pub struct Global {
     /// Print JSON lines: events if there are any, the result last
     #[arg(long, global = true)]
     pub json: bool,
-    /// No progress and no notes, only results and errors
+    /// Print results and errors, but no progress and no notes
     #[arg(long, short, global = true, conflicts_with = "verbose")]
     pub quiet: bool,
-    /// Say more; for the agent: log more (twice: everything)
+    /// Print more; the agent logs more (given twice: everything)
     #[arg(long, short, global = true, action = ArgAction::Count)]
     pub verbose: u8,
 }

@@ -83,7 +83,7 @@ impl Client {
                     .hint("run this as root or as a member of the group dray");
             }
             io::ErrorKind::NotFound => "there is no such socket".to_owned(),
-            io::ErrorKind::ConnectionRefused => "nobody is listening there".to_owned(),
+            io::ErrorKind::ConnectionRefused => "no agent is listening on it".to_owned(),
             _ => why.to_string(),
         };
         Refusal::new(ErrorKind::AgentUnreachable, what, why)
@@ -101,7 +101,7 @@ impl<A: DeserializeOwned> Call<A> {
         bounded.read_until(b'\n', &mut self.line).await.map_err(|why| lost(&why))?;
         let line = std::mem::take(&mut self.line);
         if line.last() != Some(&b'\n') {
-            return Err(lost(&"the connection was closed before the answer was complete"));
+            return Err(lost(&"the agent closed the connection before its answer was complete"));
         }
         let value: Value = serde_json::from_slice(&line).map_err(|why| unreadable(&why))?;
         if value.get("event").is_some() {
@@ -118,7 +118,7 @@ impl<A: DeserializeOwned> Call<A> {
 
 fn lost(why: &dyn std::fmt::Display) -> Refusal {
     Refusal::new(ErrorKind::AgentUnreachable, "lost the connection to the agent", why)
-        .hint("a migration under way is taken up when the agent is back; see `dray status`")
+        .hint("the agent continues its migrations when it runs again; see `dray status`")
 }
 
 fn unreadable(why: &dyn std::fmt::Display) -> Refusal {

@@ -1,4 +1,4 @@
-//! Exit codes: stable, so that scripts can decide by them.
+//! Exit codes: stable, so that scripts can rely on them.
 //!
 //! | code | meaning |
 //! |---|---|
@@ -6,20 +6,20 @@
 //! | 1 | internal error |
 //! | 2 | wrong arguments |
 //! | 3 | the agent cannot be reached |
-//! | 4 | the request or the configuration makes no sense |
+//! | 4 | the request or the configuration is wrong |
 //! | 5 | no such VM, image, migration or peer |
-//! | 6 | in use, or in a state in which this cannot be done |
+//! | 6 | in use, or in a state in which the request is impossible |
 //! | 7 | not allowed |
 //! | 8 | the other host cannot be reached |
-//! | 9 | QEMU refused, failed or went away |
+//! | 9 | QEMU refused, failed or ended |
 //! | 10 | no space left |
 //! | 11 | a disk could not be read or written |
 //! | 12 | cancelled |
 //! | 13 | the target is not equal to the source |
 //! | 14 | the software on the other side is too old or too new |
-//! | 15 | it would lose data and nobody has accepted that |
-//! | 16 | of several migrations not all came through; the table says which |
-//! | 130 | stopped watching by Ctrl-C; the migration goes on |
+//! | 15 | the request would lose data, and the operator has not accepted that |
+//! | 16 | some migrations of a batch did not complete; the table says which |
+//! | 130 | Ctrl-C ended the display; the migration continues |
 
 use dray_api::ErrorKind;
 use std::process::ExitCode;
@@ -31,20 +31,20 @@ Exit codes:
     1  internal error
     2  wrong arguments
     3  the agent cannot be reached
-    4  the request or the configuration makes no sense
+    4  the request or the configuration is wrong
     5  no such VM, image, migration or peer
-    6  in use, or in a state in which this cannot be done
+    6  in use, or in a state in which the request is impossible
     7  not allowed
     8  the other host cannot be reached
-    9  QEMU refused, failed or went away
+    9  QEMU refused, failed or ended
    10  no space left
    11  a disk could not be read or written
    12  cancelled
    13  the target is not equal to the source
    14  the software on the other side is too old or too new
-   15  it would lose data and nobody has accepted that
-   16  of several migrations not all came through; the table says which
-  130  stopped watching by Ctrl-C; the migration goes on";
+   15  the request would lose data, and you have not accepted that
+   16  some migrations of a batch did not complete; the table says which
+  130  Ctrl-C ended the display; the migration continues";
 
 /// Several were begun with one command, and not all came through.
 pub const NOT_ALL: u8 = 16;

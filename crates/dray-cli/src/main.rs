@@ -1,5 +1,5 @@
-//! The `dray` command: what operators type. Parses, asks the agent on this host over its socket
-//! and shows the answer; `dray agent` is the agent itself.
+//! The `dray` command for operators. It parses the arguments, asks the agent on this host over its
+//! socket and shows the answer; `dray agent` is the agent itself.
 //!
 //! [`args`] says what can be typed, one file in [`commands`] does each command, [`progress`] shows
 //! a migration under way, [`client`] asks the agent, [`show`] lays out results, [`exit`] lists the exit codes.

@@ -88,7 +88,7 @@ fn document() -> String {
     dray.build();
     let mut text = String::from(
         "# Commands\n\n\
-         This page is generated from the command line's own help: `dray COMMAND --help` says the same.\n\
+         This page is generated from the help of the command line: `dray COMMAND --help` prints the same.\n\
          [Exit codes](exit-codes.md) are listed on a page of their own.\n\n\
          These options go with every command:\n\n\
          | Argument | Meaning |\n|---|---|\n",

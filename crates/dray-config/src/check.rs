@@ -39,7 +39,7 @@ impl Config {
 
     /// Each directory of QMP sockets, and what keeps it from being used.
     pub fn qmp_dir_problems(&self) -> Vec<(&Path, Option<Problem>)> {
-        let hint = "create it or take it out of the list";
+        let hint = "create it, or remove it from the list";
         let look = |dir: &Path| directory("qmp_dirs", dir).map(|problem| problem.hint(hint));
         self.qmp_dirs.iter().map(|dir| (dir.as_path(), look(dir))).collect()
     }
@@ -135,7 +135,7 @@ fn secret<T>(
 fn private(field: &str, key: &Path) -> Option<Problem> {
     let mode = key.metadata().ok()?.mode();
     (mode & 0o007 != 0).then(|| {
-        Problem::new(field, format!("{}: everybody may read this key", key.display()))
+        Problem::new(field, format!("{}: every user may read this key", key.display()))
             .hint(format!("chmod 0600 {}", key.display()))
     })
 }
@@ -200,7 +200,7 @@ mod tests {
             "[agent]\nname = 'a'\n[tls]\ndir = '/t'\n[[pool]]\nname = 'p'\npath = '/p'\nio = 'fast'\n",
         );
         let io = io.unwrap_err().to_string();
-        assert!(io.contains("line 8: pool.p.io: 'fast' is no way to do I/O"), "{io}");
+        assert!(io.contains("line 8: pool.p.io: 'fast' is not a value of io"), "{io}");
         let itself =
             "[agent]\nname = 'a'\n[tls]\ndir = '/t'\n[[peer]]\nname = 'A'\naddress = 'a'\n";
         assert!(parse(itself).unwrap_err().to_string().contains("line 6: peer.name: it is this"));
@@ -220,7 +220,7 @@ mod tests {
             "pool.ssd.path: ",
             "agent.state_dir: ",
             "qmp_dirs: ",
-            "everybody may read this key; chmod 0600",
+            "every user may read this key; chmod 0600",
             "server-cert.pem: it is for hostc, but this agent's name is 'hosta'",
             "client-cert.pem: it is for hostc",
         ] {
@@ -256,7 +256,7 @@ mod tests {
         let all = words(&config.check_backups());
         assert!(all.contains("it has no aws_secret_access_key; write"), "{all}");
         assert!(
-            all.contains("backup.off.key_file: ") && all.contains("everybody may read this key"),
+            all.contains("backup.off.key_file: ") && all.contains("every user may read this key"),
             "{all}"
         );
         std::fs::write(&keys, "aws_access_key_id = a\naws_secret_access_key = b\n").unwrap();

@@ -357,7 +357,7 @@ mod tests {
         assert!(why.to_string().contains("backup.nas.url: '/srv/b' is not a URL"), "{why}");
         let wrong = text("file:///b").replace("'24h'", "'soon'");
         let why = Config::parse(&wrong, Path::new("dray.toml")).unwrap_err();
-        assert!(why.to_string().contains("backup.nas.every: 'soon' is no interval"), "{why}");
+        assert!(why.to_string().contains("backup.nas.every: 'soon' is not an interval"), "{why}");
     }
 
     #[test]
@@ -377,7 +377,7 @@ mod tests {
         };
         assert_eq!(parse("s3://b/p", more).unwrap().backups[0].access, access);
         for (url, more, wanted) in [
-            ("s3://", "", "line 7: backup.off.url: 's3://' is no place for backups"),
+            ("s3://", "", "line 7: backup.off.url: 's3://' is not a URL for backups"),
             (
                 "s3://b",
                 "endpoint = 'http://minio'",

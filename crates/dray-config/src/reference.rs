@@ -68,8 +68,8 @@ fn document() -> String {
          The agent reads one TOML file, by default `/etc/dray/dray.toml`. `dray check-config` checks it\n\
          and names the line of each problem. [How to configure an agent](../how-to/configure.md) explains\n\
          the choices. This page is generated from `packaging/dray.toml`.\n\n\
-         A key marked *required* must be there. For the other keys the table shows the default, or an\n\
-         example where there is no default.\n",
+         A key marked *required* must be present. For the other keys the table shows the default, or an\n\
+         example if there is no default.\n",
     );
     for table in tables() {
         if table.keys.is_empty() {

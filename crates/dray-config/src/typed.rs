@@ -223,14 +223,14 @@ impl Reader<'_> {
         let parsed = address.get_ref().parse().ok();
         if parsed.is_none() {
             let what = format!("'{}' is not an address with a port", address.get_ref());
-            self.problem(address, field, what, "write it like 0.0.0.0:7421 or [::]:7421");
+            self.problem(address, field, what, "write it as 0.0.0.0:7421 or [::]:7421");
         }
         parsed
     }
 
     fn unique(&mut self, seen: &mut HashSet<String>, field: &str, name: &Text) {
         if !seen.insert(name.get_ref().to_ascii_lowercase()) {
-            let what = format!("'{}' is there twice", name.get_ref());
+            let what = format!("'{}' appears twice", name.get_ref());
             self.problem(name, field, what, "give each another name");
         }
     }
@@ -262,7 +262,7 @@ impl Reader<'_> {
             "devices" => PoolKind::Devices,
             other => {
                 let field = format!("pool.{}.kind", pool.name.get_ref());
-                let what = format!("'{other}' is no kind of pool");
+                let what = format!("'{other}' is not a kind of pool");
                 self.problem(kind, &field, what, "write \"files\" or \"devices\"");
                 PoolKind::default()
             }
@@ -276,7 +276,7 @@ impl Reader<'_> {
             "direct" => PoolIo::Direct,
             other => {
                 let field = format!("pool.{}.io", pool.name.get_ref());
-                let what = format!("'{other}' is no way to do I/O");
+                let what = format!("'{other}' is not a value of io");
                 self.problem(io, &field, what, "write \"buffered\" or \"direct\"");
                 PoolIo::default()
             }
@@ -296,7 +296,7 @@ impl Reader<'_> {
                     true => peer.pools.push(pool.get_ref().clone()),
                     false => {
                         let what = format!("there is no pool '{}'", pool.get_ref());
-                        let hint = "add a [[pool]] with this name or take it out";
+                        let hint = "add a [[pool]] with this name, or remove it from the list";
                         self.problem(pool, &format!("peer.{}.pools", peer.name), what, hint);
                     }
                 }
@@ -310,7 +310,7 @@ impl Reader<'_> {
         self.unique(seen, "peer.name", &peer.name);
         let name = self.name("peer.name", &peer.name);
         if peer.address.get_ref().is_empty() {
-            let hint = "write it like hostb, hostb:7421 or 10.0.0.2:7421";
+            let hint = "write it as hostb, hostb:7421 or 10.0.0.2:7421";
             self.problem(&peer.address, &format!("peer.{name}.address"), "it is empty", hint);
         }
         Peer { name, address: peer.address.get_ref().clone(), pools: Vec::new() }
@@ -364,7 +364,7 @@ impl Reader<'_> {
             Ok(size) => Some(size),
             Err(why) => {
                 let what = format!("'{}': {why}", text.get_ref());
-                self.problem(text, field, what, "write it like 20GiB");
+                self.problem(text, field, what, "write it as 20GiB");
                 None
             }
         }
@@ -380,7 +380,7 @@ impl Reader<'_> {
                 Ok(rate) => reuse.index_rate = rate.bytes_per_second,
                 Err(why) => {
                     let what = format!("'{}': {why}", text.get_ref());
-                    self.problem(text, "reuse.index_rate", what, "write it like 64MiB/s");
+                    self.problem(text, "reuse.index_rate", what, "write it as 64MiB/s");
                 }
             }
         }

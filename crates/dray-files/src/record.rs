@@ -91,17 +91,17 @@ pub fn seal(body: &[u8]) -> Vec<u8> {
 /// # Errors
 /// What is wrong with them.
 pub fn unseal(bytes: &[u8]) -> Result<&[u8], String> {
-    let end = bytes.iter().position(|&byte| byte == b'\n').ok_or("it is no record of dray's")?;
+    let end = bytes.iter().position(|&byte| byte == b'\n').ok_or("it is not a record of dray")?;
     let (line, body) = (&bytes[..end], &bytes[end + 1..]);
     let line = std::str::from_utf8(line).ok().and_then(|line| line.strip_prefix(MAGIC));
-    let mut words = line.ok_or("it is no record of dray's")?.split_ascii_whitespace();
+    let mut words = line.ok_or("it is not a record of dray")?.split_ascii_whitespace();
     let len = words.next().and_then(|word| word.parse::<usize>().ok());
     let sum = words.next().and_then(|word| u64::from_str_radix(word, 16).ok());
     if len != Some(body.len()) || body.len() > MAX_VALUE {
         return Err(format!("it is cut off: {} bytes are there", body.len()));
     }
     if sum != Some(xxh3_64(body)) {
-        return Err("it is damaged: its checksum does not fit".to_owned());
+        return Err("it is damaged: its checksum does not match".to_owned());
     }
     Ok(body)
 }

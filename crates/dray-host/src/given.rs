@@ -42,7 +42,7 @@ pub fn note(
     let old = notes.len().saturating_sub(MAX_NOTES);
     notes.drain(..old);
     if let Err(why) = path.put(&notes) {
-        tracing::debug!(%why, "cannot note who gave an image");
+        tracing::debug!(%why, "cannot note which providers gave an image");
     }
 }
 

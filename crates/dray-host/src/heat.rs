@@ -99,7 +99,8 @@ impl ImageHeat {
         let blocks = BlockRange::whole(len).len;
         match Heat::decode(&bytes, blocks, HeatConfig::default()) {
             Ok(heat) => this.state().heat = heat,
-            Err(why) => tracing::info!(path = %path.display(), %why, "heat is counted anew"),
+            Err(why) => tracing::info!(path = %path.display(), %why,
+                "the counts of accesses begin anew"),
         }
         this
     }

@@ -95,7 +95,7 @@ pub fn check_name(name: &str) -> Result<(), PathError> {
         return error("it begins with a dot");
     }
     if !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte)) {
-        return error("only letters, digits, '.', '_' and '-' may be in it");
+        return error("it may contain only letters, digits, '.', '_' and '-'");
     }
     Ok(())
 }

@@ -13,7 +13,7 @@ pub const FULL: &str = "No space left";
 /// What to do about that.
 pub const MAKE_ROOM: &str = "free space there, then try again";
 /// The peer says in its own words what it wanted.
-const WHAT: &str = "cannot do what a peer asks for";
+const WHAT: &str = "cannot answer a peer's request";
 
 /// A failure of the file system.
 pub fn io_error(what: impl Into<String>, why: impl Display) -> Refusal {

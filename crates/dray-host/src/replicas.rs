@@ -38,13 +38,13 @@ impl ImageRecord {
         if self.flat.is_some() {
             return Err("it left this host flattened and holds a chain of images".to_owned());
         }
-        let note = self.replica.as_ref().ok_or("it is not known which generation it holds")?;
+        let note = self.replica.as_ref().ok_or("its generation is unknown")?;
         fits(ancestors, note.generation).map_err(|why| why.to_string())?;
         if self.len != wanted.len {
-            return Err(format!("it has {} bytes and the image {}", self.len, wanted.len));
+            return Err(format!("it has {} bytes, and the image has {}", self.len, wanted.len));
         }
         let Place::Replica(epoch) = self.place else {
-            return Err("it is not a file of its own".to_owned());
+            return Err("it is not a file".to_owned());
         };
         let file = ImageNames::of(&self.path).map_err(|why| why.to_string())?.replica(epoch);
         if !pool.contains(&file) {
@@ -56,7 +56,7 @@ impl ImageRecord {
         let now = stamp_of(&StatePath::real(&file)).map_err(|why| why.to_string())?;
         let note = note.as_found(&now, self.len)?;
         if note.distrusted.len() > MAX_DISTRUSTED {
-            return Err("there is too much in it that is to be compared".to_owned());
+            return Err("too many of its regions would have to be compared".to_owned());
         }
         Ok(note)
     }
@@ -76,7 +76,7 @@ impl Registry {
             return Err(io::Error::other("it is not a replica any more"));
         };
         if !self.is_current(entry) {
-            return Err(io::Error::other("its name is another image's by now"));
+            return Err(io::Error::other("another image has its name now"));
         }
         let path = entry.record().current_path().map_err(io::Error::other)?;
         let (now, len) = (stamp_of(&self.at(&path))?, entry.record().len);
@@ -160,7 +160,7 @@ impl Registry {
         match self.get(&name) {
             Some(other) if same(&other) => {}
             Some(_) => {
-                let why = format!("'{old}' cannot be set aside: there is a '{name}' already");
+                let why = format!("'{old}' cannot be set aside: '{name}' exists already");
                 return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
             }
             None => drop(self.add_instead(record.clone(), Arc::clone(&entry.file), entry)?),
@@ -204,7 +204,7 @@ fn undo_one(
     if begun || !held && !is_empty(entry) {
         return Ok(());
     }
-    tracing::info!(image = record.name, "is as it was before: no migration of it to here began");
+    tracing::info!(image = record.name, "is as before: its migration to this host never began");
     take_room_back(registry, entry)
 }
 

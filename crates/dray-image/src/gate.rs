@@ -77,7 +77,7 @@ pub struct Pass<'a> {
 
 /// Proof that no guest change is in flight and none begins; dropping it lets them go on, unless it
 /// was told to [`keep`](Quiesced::keep) the gate closed.
-#[must_use = "dropping it lets writes go on"]
+#[must_use = "dropping it lets writes proceed"]
 pub struct Quiesced {
     gate: Arc<Gate>,
     /// What its end sets, beside that the gate is no longer quiesced.
@@ -91,7 +91,7 @@ impl std::fmt::Debug for Quiesced {
 }
 
 fn unavailable(what: &str) -> Error {
-    let why = "its owner is another host, or was told to fail what waits";
+    let why = "another host owns it, or dray was told to fail waiting requests";
     Error::new(ErrorKind::Unavailable, what, why)
 }
 
@@ -160,7 +160,11 @@ impl Gate {
             }
             drop(self.changed.wait_timeout(held, LOOK));
             if !is_wanted() {
-                return Err(Error::new(ErrorKind::Unavailable, WHAT, "its client has gone"));
+                return Err(Error::new(
+                    ErrorKind::Unavailable,
+                    WHAT,
+                    "its client has disconnected",
+                ));
             }
         }
     }

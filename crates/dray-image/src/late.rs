@@ -31,7 +31,7 @@ impl Late {
             let why = format!("it has {is} bytes, and should have {known}");
             return Err(Error::new(ErrorKind::Invalid, WHAT, &why));
         }
-        let refused = |_| Error::new(ErrorKind::Invalid, WHAT, "it is there already");
+        let refused = |_| Error::new(ErrorKind::Invalid, WHAT, "it exists already");
         let mut clients = self.clients();
         self.backing.set(Arc::clone(&backing)).map_err(refused)?;
         clients.drain(..).for_each(|client| backing.look_at(&client));
@@ -50,7 +50,7 @@ impl Late {
     fn backing(&self) -> Result<&dyn Image> {
         let backing = self.backing.get().map(|backing| &**backing);
         backing.ok_or_else(|| {
-            Error::new(ErrorKind::Unavailable, "using an image", "it is not there yet")
+            Error::new(ErrorKind::Unavailable, "using an image", "it does not exist yet")
         })
     }
 }

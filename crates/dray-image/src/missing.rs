@@ -116,7 +116,7 @@ impl Missing {
     pub(crate) fn fetcher(&self) -> Result<Arc<dyn Fetcher>> {
         let fetcher = lock(&self.source).as_ref().map(|source| Arc::clone(&source.fetcher));
         fetcher.ok_or_else(|| {
-            Error::new(ErrorKind::Unavailable, "fetching blocks", "there is no one to ask")
+            Error::new(ErrorKind::Unavailable, "fetching blocks", "there is no source to ask")
         })
     }
 
@@ -167,7 +167,7 @@ impl Missing {
         while !self.has_all(range) {
             if self.failed.load(Ordering::SeqCst) {
                 let context = format!("waiting for blocks {} to {}", range.start, range.end());
-                let why = "they are not on this host, and dray was told to fail what waits";
+                let why = "they are not on this host, and dray was told to fail waiting requests";
                 return Err(Error::new(ErrorKind::Unavailable, context, why));
             }
             if !asked {

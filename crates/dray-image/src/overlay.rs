@@ -55,7 +55,7 @@ impl Overlay {
     ) -> Result<Self> {
         let (len, there) = (file.geometry().len, below.geometry().len);
         if len != there {
-            let why = format!("the overlay has {len} bytes, and what is below {there}");
+            let why = format!("the overlay has {len} bytes, and the image below has {there}");
             return Err(Error::new(ErrorKind::Invalid, "opening an overlay", &why));
         }
         let whole = BlockRange::whole(len);

@@ -129,7 +129,7 @@ pub fn data_blocks(image: &dyn Image, range: BlockRange) -> Result<BlockSet> {
     while at < end {
         let extents = image.extents(at, end - at, EXTENTS_AT_ONCE)?;
         if extents.is_empty() {
-            return Err(invalid("mapping", range, "the image does not say what it holds"));
+            return Err(invalid("mapping", range, "the image cannot report its holes"));
         }
         for Extent { len, kind } in extents {
             if kind == ExtentKind::Data {

@@ -68,7 +68,7 @@ fn refuse_full(stat: &StatVfs, more: u64, what: &str) -> Result<()> {
     let free = stat.f_bavail.saturating_mul(stat.f_frsize);
     let all = stat.f_blocks.saturating_mul(stat.f_frsize);
     if free < (all / LEAVES_SHARE).min(LEAVES_FREE).saturating_add(more) {
-        let why = "the pool is nearly full, and what is free is left to its images";
+        let why = "the pool is nearly full, and its images need the free space";
         return Err(Error::new(ErrorKind::NoSpace, what, why));
     }
     Ok(())

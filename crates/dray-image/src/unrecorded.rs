@@ -155,9 +155,10 @@ impl Unrecorded {
         }
         *noting = Notes::Doubtful;
         log.map_or(Ok(()), PresentLog::forget_notes).map_err(|why| {
-            tracing::error!(%why, "a sync failed, and what was noted before cannot be taken back");
-            let context = "taking back what was noted before a sync that failed (restart the agent \
-                           only when that has succeeded: each flush tries it again)";
+            tracing::error!(%why, "a sync failed, and the earlier notes of present blocks cannot \
+                                   be removed");
+            let context = "removing the notes of present blocks after a failed sync (restart the \
+                           agent only when this has succeeded: each flush tries it again)";
             Error { kind: ErrorKind::Io, context: context.to_owned(), source: Box::new(why) }
         })?;
         *noting = Notes::Forgotten;
@@ -170,7 +171,7 @@ impl Unrecorded {
 }
 
 fn unusable(what: &str) -> Error {
-    let why = "an earlier flush failed, so what was lost is unknown; restart the agent";
+    let why = "an earlier flush failed, so it is unknown which blocks are lost; restart the agent";
     Error::new(ErrorKind::Io, what, why)
 }
 

@@ -27,8 +27,8 @@ pub fn shown_phase(phase: dray_engine::Phase) -> Phase {
 /// would be the end of the guest.
 pub fn not_started(qmp: &str, why: &str) -> Refusal {
     let hint = format!(
-        "the target goes on asking its QEMU, which has the guest's memory: do not end it; if another program is \
-         connected to its QMP socket {qmp}, disconnect that"
+        "the target keeps asking its QEMU, which has the guest's memory: do not end it; if \
+         another program is connected to its QMP socket {qmp}, disconnect that program"
     );
     Refusal::new(ErrorKind::Hypervisor, WAITS, why).hint(hint)
 }

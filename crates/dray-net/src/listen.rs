@@ -130,8 +130,10 @@ impl Listener {
     /// `Local` when the address is in use or not this host's.
     pub async fn bind(address: SocketAddr, settings: ListenSettings) -> Result<Self, NetError> {
         let tcp = TcpListener::bind(address).await.map_err(|why| {
-            NetError::new(NetErrorKind::Local, format!("listen on {address}: {why}"))
-                .hint("is another dray agent running, or [agent] listen not this host's address")
+            NetError::new(NetErrorKind::Local, format!("listen on {address}: {why}")).hint(
+                "check that no other dray agent is running, and that [agent] listen is an address \
+                 of this host",
+            )
         })?;
         Ok(Self { tcp, settings, permits: Arc::new(Semaphore::new(settings.handshakes)) })
     }
@@ -188,7 +190,7 @@ impl<K: Fn(&str) -> bool> Door<K> {
             Ok(result) => result,
             Err(_) => {
                 let seconds = self.settings.handshake.as_secs();
-                let what = format!("it said nothing complete within {seconds} s");
+                let what = format!("its hello was not complete within {seconds} s");
                 Err(NetError::new(NetErrorKind::Timeout, what))
             }
         }
@@ -232,7 +234,7 @@ fn refusal(kind: ErrorKind, why: impl fmt::Display) -> Refusal {
 
 fn unknown_peer(names: &[String]) -> Refusal {
     let who = match names {
-        [] => "your certificate names nobody (it has no DNS name)".to_owned(),
+        [] => "your certificate has no DNS name".to_owned(),
         names => format!("'{}' is not a configured peer", names.join("', '")),
     };
     refusal(ErrorKind::Denied, who)

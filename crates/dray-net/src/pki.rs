@@ -207,7 +207,7 @@ fn refuse_existing(files: &[PathBuf]) -> Result<(), PkiError> {
         None => Ok(()),
         Some(file) => Err(PkiError {
             what: format!("make {}: it exists already", file.display()),
-            hint: Some("move the old one away first; nothing is overwritten"),
+            hint: Some("move the old one away first; dray overwrites nothing"),
         }),
     }
 }

@@ -205,7 +205,7 @@ fn certificate_words(why: &rustls::Error, whose: &str) -> (String, &'static str)
         }
         E::InvalidPurpose | E::InvalidPurposeContext { .. } => (
             format!("{whose} is not for this use"),
-            "server and client certificates are two: check which file is which",
+            "the server's and the client's certificate differ: check that they are not exchanged",
         ),
         E::Revoked => (format!("{whose} was revoked"), MAKE_NEW),
         other => (format!("{whose} was not accepted: {other}"), MAKE_NEW),
@@ -259,7 +259,7 @@ fn alert_words(alert: AlertDescription, peer: &str) -> NetError {
             "issue a new one with 'dray pki issue', and check the clocks of both hosts",
         ),
         A::UnknownCA | A::DecryptError => certificate(
-            "it was signed by an authority that is not there in ca-cert.pem",
+            "it was signed by an authority that is not in the ca-cert.pem of that host",
             "give both hosts certificates of one authority",
         ),
         A::CertificateRequired => certificate("none was presented", MAKE_NEW),

@@ -116,9 +116,9 @@ impl Destination {
         if let Place::Folder(folder) = &self.place
             && !folder.join("config").exists()
         {
-            let why = format!("there is none in {}", folder.display());
+            let why = format!("{} has none", folder.display());
             return Err(Refusal::new(ErrorKind::NotFound, what, why).hint(format!(
-                "is it mounted? `dray backups init {}` makes a new one",
+                "check that it is mounted; `dray backups init {}` makes a new one",
                 self.shown
             )));
         }
@@ -143,7 +143,7 @@ pub fn failed(what: impl Into<String>, why: &dray_backup::Error) -> Refusal {
     let (kind, hint) = match why.kind() {
         Kind::NotFound => (ErrorKind::NotFound, None),
         Kind::Damaged => (ErrorKind::Verification, Some("`dray verify` lists what is damaged")),
-        Kind::Denied => (ErrorKind::Denied, Some("are the credentials right, and may they do it?")),
+        Kind::Denied => (ErrorKind::Denied, Some("check the credentials and their rights")),
         Kind::WrongKey => (ErrorKind::Denied, Some("name the right --key-file")),
         Kind::Exists | Kind::Fenced => (ErrorKind::Conflict, None),
         Kind::Unsupported => (ErrorKind::Unsupported, None),

@@ -49,13 +49,16 @@ impl PeerStore {
     }
 
     fn unexpected(&self) -> Error {
-        Error::unavailable(format!("{} answered something else", self.questions.peer()), "protocol")
+        Error::unavailable(
+            format!("the answer of {} does not fit the question", self.questions.peer()),
+            "protocol",
+        )
     }
 
     fn bytes(&self, ask: &Ask, fits: impl Fn(usize) -> bool) -> Result<Vec<u8>> {
         match self.ask(ask, &[])? {
             (Answer::Bytes, bytes) if fits(bytes.len()) => Ok(bytes),
-            (Answer::Bytes, _) => Err(Error::damaged("the peer gave another length")),
+            (Answer::Bytes, _) => Err(Error::damaged("the peer's answer has another length")),
             _ => Err(self.unexpected()),
         }
     }

@@ -144,7 +144,7 @@ fn at_peer(config: &Config, name: &str, image: ImageId) -> Result<Snapshots, Str
             let held = held.into_iter().map(|holding| replica(name, holding)).collect();
             Ok(Snapshots { held, ..Snapshots::default() })
         }
-        Ok(_) => Err("it answered something else".to_owned()),
+        Ok(_) => Err("its answer does not fit the question".to_owned()),
         Err(why) => Err(why.to_string()),
     }
 }

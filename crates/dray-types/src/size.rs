@@ -36,8 +36,8 @@ impl fmt::Display for ParseSizeError {
 
 impl std::error::Error for ParseSizeError {}
 
-const SIZE_HINT: &str = "a size; write it like 64KiB, 512MiB or 2GiB";
-const RATE_HINT: &str = "a rate; write it like 800Mbit, 10Gbit or 100MiB/s";
+const SIZE_HINT: &str = "a size; write it as 64KiB, 512MiB or 2GiB";
+const RATE_HINT: &str = "a rate; write it as 800Mbit, 10Gbit or 100MiB/s";
 
 fn scaled(number: &str, factor: u64) -> Option<u64> {
     if let Ok(whole) = number.parse::<u64>() {
@@ -160,6 +160,6 @@ mod tests {
         assert_eq!("100MiB/s".parse(), Ok(BitRate { bytes_per_second: 100 << 20 }));
         assert!("0Mbit".parse::<BitRate>().is_err());
         let error = "fast".parse::<BitRate>().unwrap_err().to_string();
-        assert_eq!(error, "'fast' is not a rate; write it like 800Mbit, 10Gbit or 100MiB/s");
+        assert_eq!(error, "'fast' is not a rate; write it as 800Mbit, 10Gbit or 100MiB/s");
     }
 }

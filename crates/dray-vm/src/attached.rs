@@ -33,7 +33,8 @@ impl Expected<'_> {
         if disk.layers.len() != plans.len() && !self.arrived {
             let (there, here) = (plans.len(), disk.layers.len());
             return Err(format!(
-                "disk {qdev} is made of {here} images in the target's QEMU, and of {there} at the source"
+                "disk {qdev} consists of {here} images in the target's QEMU, and of {there} at \
+                 the source"
             ));
         }
         disk.layers.iter().enumerate().try_for_each(|(depth, layer)| {
@@ -106,8 +107,8 @@ mod tests {
             (vec![base.clone(), on("root")], "export of image 'base'"),
             (vec!["/pool/root".into(), base.clone()], "it is on /pool/root"),
             (vec![elsewhere, base.clone()], "socket=/run/other.sock"),
-            (vec![on("root")], "made of 1 images"),
-            (vec!["/tmp/overlay".into(), on("root"), base], "made of 3 images"),
+            (vec![on("root")], "consists of 1 images"),
+            (vec!["/tmp/overlay".into(), on("root"), base], "consists of 3 images"),
         ];
         for (files, said) in wrong {
             let why = check(&files, false).unwrap_err();

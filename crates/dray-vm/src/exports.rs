@@ -49,7 +49,7 @@ impl Exports for ImageExports {
             return Err(ExportError::Refused(objection.why));
         }
         if record.swap.as_ref().is_some_and(may_be_past) {
-            let why = format!("the disk of image '{name}' goes over to a qcow2");
+            let why = format!("the disk of image '{name}' is being exchanged for a qcow2");
             return Err(ExportError::Refused(why));
         }
         if record.is_between_places() {
@@ -103,12 +103,12 @@ impl ImageExports {
         }
         Err(match record.may_be_home() {
             true => {
-                let why = format!("the disk of image '{name}' goes back to its chain");
+                let why = format!("the disk of image '{name}' is going back to its chain");
                 ExportError::Refused(why)
             }
             false => {
                 let why = format!(
-                    "it is not known yet whether the disk of image '{name}' has left its chain"
+                    "the agent does not know yet whether the disk of image '{name}' has left its chain"
                 );
                 ExportError::NotYet(why)
             }

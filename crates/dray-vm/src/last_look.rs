@@ -70,7 +70,7 @@ impl Expected<'_> {
         }
         let planned = |disk: &&VmDisk| self.plans.iter().any(|(_, plan)| plan.qdev == disk.qdev);
         match look.disks.iter().find(|disk| !planned(disk)) {
-            Some(disk) => Err(format!("the vm has a disk {} more", disk.qdev).into()),
+            Some(disk) => Err(format!("the vm has another disk, {}", disk.qdev).into()),
             None => Ok(()),
         }
     }
@@ -80,8 +80,9 @@ impl Expected<'_> {
         if disk.layers.len() != plans.len() {
             let (now, then) = (disk.layers.len(), plans.len());
             let top = &disk.active().protocol.file;
-            let why =
-                format!("it is made of {now} images, the uppermost {top}, and was made of {then}");
+            let why = format!(
+                "it consists of {now} images, the uppermost {top}, and consisted of {then}"
+            );
             let hint = if now > then { MERGE } else { PREPARE };
             return Err(Changed { why, hint: hint.to_owned() });
         }
@@ -161,10 +162,10 @@ mod tests {
         let overlay = || layer("/pool/overlay");
         let wrong = [
             (vec![root()], "no disk disk1"),
-            (vec![root(), data(), disk("disk2", vec![overlay()])], "a disk disk2 more"),
+            (vec![root(), data(), disk("disk2", vec![overlay()])], "another disk, disk2"),
             (
                 vec![disk("disk0", vec![overlay(), layer(&on("root")), base()]), data()],
-                "disk0: it is made of 3 images, the uppermost /pool/overlay",
+                "disk0: it consists of 3 images, the uppermost /pool/overlay",
             ),
             (vec![root(), disk("disk1", vec![overlay()])], "disk1: it is on /pool/overlay"),
             (vec![root(), disk("disk1", vec![layer(&on("root"))])], "export of image 'data'"),
@@ -178,7 +179,7 @@ mod tests {
         for (disks, said) in wrong {
             let Changed { why, hint } = check(&look(disks)).expect_err(said);
             assert!(why.contains(said), "{why}");
-            assert_eq!(hint.contains("block-commit"), why.contains("made of"), "{hint}");
+            assert_eq!(hint.contains("block-commit"), why.contains("consists of"), "{hint}");
         }
     }
 

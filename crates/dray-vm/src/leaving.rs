@@ -22,16 +22,17 @@ use std::sync::Arc;
 use tokio::task::block_in_place;
 
 /// What ends it.
-const HINT: &str = "`sync` in the guest reports the loss and fails once; the disk goes back to QEMU with \
-                    `dray release` after that, when other clients that wrote to it have heard as well";
+const HINT: &str = "give `sync` in the guest, which reports the loss and fails once; after that, \
+                    `dray release` gives the disk back to QEMU, once other clients that wrote to \
+                    it have been told as well";
 
 /// What ends it where there is no guest: somebody else flushes image `name`.
 pub fn take_note(name: &str, socket: &Path) -> String {
     let socket = socket.display();
     format!(
-        "check what is in the image, then take note of the loss with `qemu-io -c flush \
-         'nbd+unix:///{name}?socket={socket}'`, which fails once for each client that may have ended \
-         without hearing of it"
+        "check the content of the image, then acknowledge the loss with `qemu-io -c flush \
+         'nbd+unix:///{name}?socket={socket}'`, which fails once for each client that may have \
+         ended without being told"
     )
 }
 
@@ -137,7 +138,7 @@ pub fn left_stopped(registry: &Registry) -> Vec<Leaving> {
 /// Why an image with such a loss is not handed over.
 pub fn untold(lost: &WriteBackError) -> String {
     format!(
-        "writes of the guest may be lost, which its next flush has to be told first: {}",
+        "writes of the guest may be lost, and its next flush must report this first: {}",
         lost.why
     )
 }

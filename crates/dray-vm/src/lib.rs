@@ -42,11 +42,11 @@ pub fn qemu_error(what: impl Into<String>, why: &dray_qemu::Error) -> Refusal {
     let error = Refusal::new(kind, what, why);
     match why.kind() {
         Qemu::Connect | Qemu::NotQmp | Qemu::Closed => error.hint(
-            "name the QMP socket of a QEMU that runs (-qmp unix:PATH,server=on,wait=off) and that \
-             nobody else is connected to",
+            "give the QMP socket of a running QEMU (-qmp unix:PATH,server=on,wait=off) to which \
+             no other program is connected",
         ),
         Qemu::TooOld => error.hint("install a newer QEMU on this host and restart the vm with it"),
-        Qemu::Timeout => error.hint("see whether QEMU is stopped or waits for one of its disks"),
+        Qemu::Timeout => error.hint("check whether QEMU is stopped or waits for one of its disks"),
         _ => error,
     }
 }

@@ -37,7 +37,7 @@ pub async fn connect_to(
         return Ok(found);
     }
     let why = format!(
-        "another process than that of the vm answers at {}: the vm was started again",
+        "another process than the vm's answers at {}: the vm was started again",
         socket.display()
     );
     Err(Error::new(ErrorKind::Mismatch, why))

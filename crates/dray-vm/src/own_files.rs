@@ -20,12 +20,15 @@ pub fn check(what: &str, vm: &QemuProcess, path: &Path, file: FileId) -> Result<
         Ok(Ok(true)) => return Ok(()),
         Ok(Ok(false)) if !is_qemu(pid) && is_open_elsewhere(file).unwrap_or(false) => return Ok(()),
         Ok(Err(why)) => (
-            format!("it cannot be seen which files its QEMU has open (process {pid}): {why}"),
+            format!(
+                "the agent cannot find out which files its QEMU has open (process {pid}): {why}"
+            ),
             "the agent needs to read the process's folder in /proc: run it as root",
         ),
         _ => (
             format!("{shown} is not the file that its QEMU has open (process {pid})"),
-            "put the file that QEMU has open back under this name, or start the vm again on this one",
+            "give the file that QEMU has open this name again, or start the vm again on the \
+             present file",
         ),
     };
     Err(Refusal::new(ErrorKind::Conflict, what, why).hint(hint))
@@ -45,7 +48,7 @@ pub fn check_path(what: &str, vm: &QemuProcess, path: &Path) -> Result<(), Refus
     let found = std::fs::metadata(path).map_err(|why| {
         let why = format!("{}: {why}", path.display());
         Refusal::new(ErrorKind::Conflict, what, why)
-            .hint("put the file that QEMU has open back under this name")
+            .hint("give the file that QEMU has open this name again")
     })?;
     check(what, vm, path, FileId::of(&found))
 }

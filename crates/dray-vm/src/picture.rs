@@ -15,8 +15,9 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 /// What to do about an overlay that another program has put over a disk.
-pub const MERGE: &str = "merge the overlay into what is below it (`virsh blockcommit VM DISK --active --pivot`, \
-                         or `block-commit` and `job-complete` in QMP), then try again";
+pub const MERGE: &str = "merge the overlay into the image below it (`virsh blockcommit VM DISK \
+                         --active --pivot`, or `block-commit` and `job-complete` in QMP), then \
+                         try again";
 
 /// Where a layer's bytes are.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -166,14 +167,15 @@ impl Picture {
             "inmigrate" => {
                 ("its QEMU waits for a guest", "name the QMP socket of the QEMU that has the guest")
             }
-            "finish-migrate" => {
-                ("its QEMU is sending the guest away", "wait until that migration has ended")
-            }
+            "finish-migrate" => (
+                "its QEMU is sending the guest to another host",
+                "wait until that migration has ended",
+            ),
             "postmigrate" => (
-                "its QEMU has sent the guest away, or tried to, and does not send it again before \
-                 it has run",
-                "if the guest is to stay here: `cont`, and `stop` if it is to be paused, then try \
-                 again; if it runs elsewhere, end this QEMU",
+                "its QEMU has sent the guest to another host, or has tried to, and does not send \
+                 it again before the guest has run",
+                "if the guest is to run in this QEMU: give `cont`, and `stop` if it is to be \
+                 paused, then try again; if it runs on another host, end this QEMU",
             ),
             _ => return Ok(()),
         };

@@ -58,7 +58,7 @@ impl Agent {
         let other = |what: String| BaseThere::Other { why: format!("{what}; {IN_THE_WAY}") };
         let len = match FileStamp::of(&path) {
             Ok(stamp) => stamp.len,
-            Err(why) => return other(format!("{shown} cannot be looked at: {why}")),
+            Err(why) => return other(format!("{shown} cannot be examined: {why}")),
         };
         if len != sought.len {
             let wanted = sought.len;
@@ -76,7 +76,7 @@ impl Agent {
             Reading::Ready(_, digest) => digest,
         };
         if let Some(user) = writer(&path) {
-            return other(format!("{shown} exists, and somebody writes to it: {user}"));
+            return other(format!("{shown} exists, and another program writes to it: {user}"));
         }
         match sought.digest {
             None => BaseThere::Read,

@@ -45,7 +45,7 @@ impl Agent {
         }
         if let Some(user) = locks::probe(path).map_err(failed)? {
             let why = format!("{shown} is in use: {user}");
-            return Err(conflict(why).hint("stop what uses it"));
+            return Err(conflict(why).hint("stop the program that uses it"));
         }
         let device = claim(path)?;
         let has = device.geometry().len;

@@ -60,7 +60,7 @@ impl Agent {
         let request = Request::Fate { migration, images };
         match self.ask_within(ANSWER, peer, &request).await {
             Ok(Reply::Fate { fate }) => Ok(fate),
-            Ok(_) => Err("the peer answered something else".to_owned()),
+            Ok(_) => Err("the peer's answer does not fit the question".to_owned()),
             Err(why) => Err(why.to_string()),
         }
     }
@@ -99,7 +99,7 @@ impl Agent {
         let waits = match spawn_blocking(look).await.map_err(io::Error::other).flatten() {
             Ok(waits) => waits?,
             Err(why) => {
-                tracing::debug!(%migration, %why, "cannot see what a migration waits for");
+                tracing::debug!(%migration, %why, "cannot find out why a migration waits");
                 return None;
             }
         };
@@ -116,7 +116,8 @@ impl Agent {
         match spawn_blocking(give_up).await.map_err(io::Error::other).flatten() {
             Ok(given_up) => given_up,
             Err(why) => {
-                tracing::warn!(%migration, %why, "cannot give a migration up that nobody wants");
+                tracing::warn!(%migration, %why,
+                    "cannot forget a migration that its source has given up");
                 false
             }
         }

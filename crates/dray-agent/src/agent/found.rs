@@ -26,7 +26,7 @@ impl Agent {
             }
             if coming.digest.is_some() != image.in_place.is_some() {
                 let path = image.path.display();
-                let why = format!("{path} is not what it was when this was prepared");
+                let why = format!("{path} has changed since the migration was prepared");
                 return Err(cancel_it(why));
             }
             let entry = image.in_place.as_ref().and_then(|name| self.registry.get(name));

@@ -238,7 +238,8 @@ impl Agent {
             if current.is_none_or(|current| Arc::ptr_eq(&current, slot))
                 && let Err(why) = slot.set_home()
             {
-                tracing::warn!(%why, "a restart will look after the guest again");
+                tracing::warn!(%why, "cannot record that the guest is back; the next agent checks \
+                                      it again");
             }
         }
         if !slot.is_kept() {
@@ -247,7 +248,8 @@ impl Agent {
             if slot.is_home()
                 && let Err(why) = slot.set_cancelled()
             {
-                tracing::warn!(%why, "a restart will look after the guest again");
+                tracing::warn!(%why, "cannot record that the guest is back; the next agent checks \
+                                      it again");
             }
             let intent = slot.intent();
             if self.forget_there(&intent.peer, intent.migration).await {
@@ -313,7 +315,8 @@ impl Agent {
                 }
             }
         }
-        tracing::info!(peer, %migration, "the target hears that it is over when it asks");
+        tracing::info!(peer, %migration, "the target cannot be reached; it learns that the \
+                                          migration is over when it asks");
         false
     }
 
@@ -329,14 +332,17 @@ impl Agent {
                 Ok(intent) => known.extend(intent),
                 Err(why) => {
                     let folder = folder.path().display();
-                    tracing::warn!(%folder, %why, "nobody knows who is to hear that it was cancelled");
+                    tracing::warn!(%folder, %why,
+                        "cannot read which target is to be told of a cancel");
                 }
             }
         }
         known.sort_by_key(|intent| std::cmp::Reverse(intent.started_unix_ms));
         for intent in known.split_off(known.len().min(REMEMBERED)) {
             let migration = intent.migration;
-            tracing::warn!(%migration, peer = intent.peer, "a cancel is forgotten before it was heard");
+            tracing::warn!(%migration, peer = intent.peer,
+                "too many cancels are waiting: the oldest is forgotten, and its target is not \
+                 told");
             if let Err(why) = Folder::of(&self.store, migration).remove(End::Source) {
                 tracing::warn!(%migration, %why, "cannot remove its folder");
             }

@@ -33,7 +33,7 @@ pub(super) fn check_made(registry: &Registry, pool: &Pool, images: &[ComingImage
 /// The name of an image's qcow2 has to be free.
 fn check_free(registry: &Registry, pool: &Pool, image: &WantedImage) -> Answer<()> {
     if image.read_only {
-        return Err(invalid(format!("image '{}' is only read, and stays as it is", image.name)));
+        return Err(invalid(format!("image '{}' is read-only and stays as it is", image.name)));
     }
     let name = fresh::qcow2_name(&image.name);
     let path = pool.image_path(&name).map_err(of_path)?;

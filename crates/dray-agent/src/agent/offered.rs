@@ -83,7 +83,7 @@ impl Agent {
         let work = move || {
             let peer = stream.peer().to_owned();
             if let Err(why) = agent.answer_all(&mut stream, &peer) {
-                tracing::debug!(peer, %why, "a stream to the replicas here ended");
+                tracing::debug!(peer, %why, "a peer's stream to the replicas of this host ended");
             }
         };
         let made = std::thread::Builder::new().name("dray-replica".to_owned()).spawn(work);
@@ -104,10 +104,10 @@ impl Agent {
     fn answer(&self, peer: &str, ask: &Ask, known: &[u8]) -> (Answer, Vec<u8>) {
         let failed = |why: &str| (Answer::Failed { why: why.to_owned() }, Vec::new());
         let Some(offered) = self.find(peer, ask.image, ask.generation) else {
-            return failed("it does not lie here any more, or not as it was left");
+            return failed("the replica is not there any more, or has changed");
         };
         if !is_sound(ask, offered.entry.record().len, known) {
-            return failed("the question makes no sense");
+            return failed("the question is not valid");
         }
         let blocks =
             BlockRange::new(ask.offset / BLOCK_SIZE, u64::from(ask.len).div_ceil(BLOCK_SIZE));
@@ -122,7 +122,7 @@ impl Agent {
             Err(why) => failed(&why.to_string()),
             // A migration back may have begun to write into it meanwhile.
             Ok(_) if self.find(peer, ask.image, ask.generation).is_none() => {
-                failed("it has just been taken for something else")
+                failed("another migration has just begun to use it")
             }
             Ok((pieces, bytes)) => (Answer::Pieces(pieces), bytes),
         }

@@ -84,7 +84,7 @@ impl Agent {
             StreamKind::Request => match self.questions.begin(&peer) {
                 Some(_question) => requests::serve(incoming, &Desk(Arc::clone(&self))).await,
                 None => {
-                    let why = "too many questions of this host are being answered";
+                    let why = "this host has too many unanswered questions";
                     incoming.refuse(conflict(why)).await;
                     Ok(())
                 }
@@ -116,7 +116,7 @@ impl Agent {
             },
         };
         if let Err(why) = handled {
-            tracing::warn!(peer, ?kind, %why, "a peer's stream ended badly");
+            tracing::warn!(peer, ?kind, %why, "a peer's stream ended with an error");
         }
     }
 
@@ -129,7 +129,7 @@ impl Agent {
                 dray_provider::offer::serve(stream, &store.path)
             }
             None => {
-                let why = "there is no backup store here that this host may use";
+                let why = "this host offers no backup store to the asking host";
                 incoming.refuse(denied(why)).await;
                 Ok(())
             }
@@ -233,7 +233,7 @@ impl Agent {
         // Its target knows the id before anything of it is durable here.
         let goes = self.preparing.contains(migration) || self.sources.get(migration).is_some();
         if goes || folder.holds(End::Source).map_err(failed)? {
-            return Err(conflict("another migration, away from there, has this id"));
+            return Err(conflict("a migration away from that host has this id"));
         }
         let known = folder
             .file(TARGET_INTENT)
@@ -241,9 +241,8 @@ impl Agent {
             .and_then(|intent| Ok(intent || folder.is_void()? || folder.lacks_intent()?));
         if known.map_err(failed)? {
             // Whatever is in it was not understood at the start: it may be ownership.
-            return Err(
-                conflict("its folder there cannot be read").hint("see the target agent's log")
-            );
+            return Err(conflict("the migration's folder at the target cannot be read")
+                .hint("see the target agent's log"));
         }
         let known = self.config.peer(peer).ok_or_else(unknown_peer)?;
         let pool = self.config.pool_for(known, pool).map_err(of_path)?;
@@ -283,7 +282,8 @@ impl Agent {
             Err(why) => {
                 self.targets.remove(migration);
                 if let Err(why) = undo_prepared(&self.registry, &folder, &names) {
-                    tracing::warn!(%migration, %why, "cannot take back what was made for a migration");
+                    tracing::warn!(%migration, %why,
+                        "cannot remove the files that were made for a migration");
                 }
                 Err(failed(why))
             }
@@ -297,8 +297,9 @@ impl Agent {
         if earlier.images.iter().all(|image| pool.holds(&image.path)) {
             return Ok(());
         }
-        let why = format!("what an earlier try has sent is not in pool '{wanted}'");
-        Err(conflict(why).hint("name the same pool again, or other names with --name HERE=THERE"))
+        let why = format!("the blocks of an earlier attempt are not in pool '{wanted}'");
+        Err(conflict(why)
+            .hint("name the same pool again, or choose other names with --name HERE=THERE"))
     }
 
     /// A name that a migration to here holds. Its own source learns which that is, and what takes it back;
@@ -316,12 +317,13 @@ impl Agent {
             return Err(match image.read_only {
                 true => conflict(format!("base image '{name}' is on its way here with another migration"))
                     .hint(format!(
-                        "prepare this one again when it has arrived, `dray status` on {here} shows it"
+                        "prepare this migration again when the image has arrived; `dray status` \
+                         on {here} shows it"
                     )),
                 false => conflict(format!(
                     "an image named '{name}' exists here already: a migration from another host has it"
                 ))
-                .hint(format!("`dray status` on {here} shows which, or {other}")),
+                .hint(format!("`dray status` on {here} shows it; wait for its end, or {other}")),
             });
         }
         let prepared = slot.board.read().state == MigrationState::Prepared;
@@ -330,16 +332,17 @@ impl Agent {
                 "base image '{name}' is on its way here with another migration, {id} from {from}"
             ))
             .hint(format!(
-                "prepare this one again when it has arrived, or `dray cancel {id}` on {from}"
+                "prepare this migration again when the image has arrived, or give `dray cancel \
+                 {id}` on {from}"
             )),
             (false, true) => conflict(format!(
                 "an image named '{name}' exists here already: migration {id} from {from} is prepared for it"
             ))
-            .hint(format!("`dray cancel {id}` on {from} takes that back, or {other}")),
+            .hint(format!("give `dray cancel {id}` on {from}, or {other}")),
             (false, false) => conflict(format!(
                 "an image named '{name}' exists here already: it is on its way with migration {id} from {from}"
             ))
-            .hint(format!("`dray cancel {id}` on {from} ends that, or {other}")),
+            .hint(format!("give `dray cancel {id}` on {from}, or {other}")),
         })
     }
 
@@ -372,7 +375,8 @@ impl Agent {
         }
         if record.migration.is_some() {
             let name = &wanted.name;
-            let why = format!("the migration that image '{name}' left with is not over here");
+            let why =
+                format!("this host has not finished the migration in which image '{name}' left it");
             return Err(conflict(why));
         }
         Ok(match record.base_for(wanted, &coming.ancestors, pool) {
@@ -418,7 +422,8 @@ impl Agent {
             let folder = Folder::of(&self.store, intent.migration);
             if let Err(why) = undo_room(&self.registry, &folder, &made) {
                 let migration = intent.migration;
-                tracing::warn!(%migration, %why, "cannot take back what was made for a migration");
+                tracing::warn!(%migration, %why,
+                    "cannot remove the files that were made for a migration");
             }
         }
         result
@@ -436,7 +441,8 @@ impl Agent {
             let here = &self.config.name;
             let way_out = match entry.record().state {
                 CopyState::Replica => format!(
-                    "what another image left here; `dray images remove {name} --delete` on {here} removes it"
+                    "it is the replica of another image; `dray images remove {name} --delete` on \
+                     {here} removes it"
                 ),
                 _ => "choose another name".to_owned(),
             };

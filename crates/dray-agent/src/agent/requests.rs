@@ -67,7 +67,7 @@ impl Agent {
         };
         let looking: Vec<_> = images.into_iter().map(look).collect();
         let found = looking.into_iter().map(|surveyed| surveyed.recv());
-        found.collect::<Result<_, _>>().map_err(|_| failed("no thread could be made"))
+        found.collect::<Result<_, _>>().map_err(|_| failed("cannot start a thread"))
     }
 }
 

@@ -62,7 +62,7 @@ impl Agent {
                 if let (true, Some(vm)) = (moves, &vm) {
                     let running = vm.facts.as_ref().is_some_and(|facts| facts.running);
                     if let Err(why) = wake(&*agent.hypervisor, vm, running).await {
-                        tracing::warn!(%why, "cannot wake the guest of a migration");
+                        tracing::warn!(%why, "cannot let the guest of a migration continue");
                     }
                 }
                 let intent = slot.intent();
@@ -83,7 +83,7 @@ impl Agent {
                 agent.tell_when_decided();
             });
             if let Err(why) = tried.await {
-                tracing::error!(%why, "cannot look for what is closed");
+                tracing::error!(%why, "cannot try again to open closed images");
             }
         }
     }

@@ -87,15 +87,16 @@ impl Load {
             return Ok(());
         }
         let why = format!(
-            "{peer} would have {} migrations with {} images of {} here that are not handed over, and \
-             may have {MIGRATIONS} with {IMAGES} images of {}",
+            "{peer} would have {} migrations with {} images of {} before the handover at this \
+             host, and may have {MIGRATIONS} with {IMAGES} images of {}",
             self.migrations,
             self.images,
             ByteSize(self.bytes),
             ByteSize(BYTES)
         );
-        Err(conflict(why)
-            .hint(format!("`dray cancel` on {peer} takes back what `dray status` shows there")))
+        Err(conflict(why).hint(format!(
+            "`dray cancel` on {peer} ends one of those that `dray status` shows there"
+        )))
     }
 }
 
@@ -114,10 +115,9 @@ impl Agent {
         if waiting >= WAITING {
             let host = &self.config.name;
             let why = format!(
-                "{waiting} migrations wait here for their source, which is the most there may be"
+                "{waiting} migrations wait at this host for their sources, and no more are allowed"
             );
-            let hint =
-                format!("`dray status` on {host} shows them, and `dray cancel` takes one back");
+            let hint = format!("`dray status` on {host} shows them, and `dray cancel` ends one");
             return Err(conflict(why).hint(hint));
         }
         let mut load = Load::default();

@@ -78,7 +78,8 @@ impl Server {
             match std::os::unix::fs::chown(path, None, access.group) {
                 // An agent that is not root serves whoever started it; that is no failure.
                 Err(why) if why.kind() == io::ErrorKind::PermissionDenied => {
-                    tracing::info!(path = %path.display(), "the API socket keeps this user's group");
+                    tracing::info!(path = %path.display(),
+                        "cannot change the group of the API socket: it keeps this user's group");
                 }
                 outcome => outcome?,
             }
@@ -108,7 +109,7 @@ impl Server {
             let agent = agent.clone();
             tokio::spawn(async move {
                 if let Err(why) = answer(stream, &agent).await {
-                    tracing::debug!(%why, "an API client hung up");
+                    tracing::debug!(%why, "an API client has disconnected");
                 }
                 drop(place);
             });

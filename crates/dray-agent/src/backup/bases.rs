@@ -105,7 +105,7 @@ impl Agent {
     fn known_base(&self, bases: &Bases<'_>, path: PathBuf) -> ApiResult<Base> {
         loop {
             if bases.job.is_cancelled() {
-                let why = "the operator ended it";
+                let why = "the operator cancelled it";
                 return Err(Refusal::new(ErrorKind::Cancelled, bases.what, why));
             }
             match self.digests.ask(&path) {
@@ -176,8 +176,9 @@ fn check_unchanged(what: &str, base: &Base) -> ApiResult<()> {
         Ok(stamp) if stamp.has_same_content(&base.stamp) => Ok(()),
         _ => {
             let why = format!("{} was changed while it was read", base.path.display());
-            Err(Refusal::new(ErrorKind::Conflict, what, why)
-                .hint("a base image must not be written: the disks that are built on it break"))
+            Err(Refusal::new(ErrorKind::Conflict, what, why).hint(
+                "no program may write to a base image: the disks that are built on it would break",
+            ))
         }
     }
 }

@@ -105,7 +105,7 @@ pub fn take(
     }
     let frozen = freeze.map(|socket| guests.freeze(socket)).transpose().map_err(|why| {
         Refusal::new(ErrorKind::Hypervisor, what, format!("cannot freeze the guest: {why}"))
-            .hint("without --fsfreeze the backup is as after a power cut")
+            .hint("without --fsfreeze, the backup is in the state after a power cut")
     })?;
     // After the freeze: a guest that is slow to freeze would keep the lines from being written down.
     let turnings =
@@ -159,8 +159,8 @@ pub fn disk_error(what: &str, why: &dray_image::Error) -> Refusal {
     let error = Refusal::new(kind, what, why);
     match kind {
         ErrorKind::NoSpace => error.hint(
-            "what guests overwrite during a backup needs room in the image's pool; make some, or \
-             back up when they write less",
+            "dray keeps the old content of blocks that guests overwrite during a backup in the \
+             image's pool; make room there, or make the backup when the guests write less",
         ),
         _ => error,
     }

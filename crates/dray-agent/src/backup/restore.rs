@@ -59,7 +59,7 @@ pub fn choose(
     if of_image.iter().any(|backup| backup.info.image != newest.info.image) {
         let why = format!("there are backups of several images called '{image}'");
         return Err(Refusal::new(ErrorKind::Invalid, what, why)
-            .hint("name it by its id, which `dray backups --json` shows"));
+            .hint("give its id, which `dray backups --json` shows"));
     }
     // Digits alone are a number, as long as there is such a generation.
     let number = generation.and_then(|given| given.parse().ok());
@@ -80,7 +80,7 @@ pub fn choose(
     };
     let several = meant.iter().any(|other| other.info.generation != found.info.generation);
     if generation.is_some() && several {
-        let why = "several generations are called so";
+        let why = "several generations have this number or id";
         return Err(Refusal::new(ErrorKind::Invalid, what, why)
             .hint("give more digits of the generation's id"));
     }
@@ -120,7 +120,8 @@ impl Drop for Partial {
         let removed = if self.done { Ok(()) } else { self.names.remove_partial() };
         let removed = removed.map_err(std::io::Error::other);
         if let Err(why) = removed.and_then(|()| self.note.remove()) {
-            tracing::warn!(%why, "what a restore left behind is removed at the next start");
+            tracing::warn!(%why, "cannot remove the files of a failed restore; the next start \
+                                  removes them");
         }
     }
 }
@@ -204,16 +205,16 @@ impl Agent {
             Ok(notes) => notes,
             Err(why) if why.kind() == std::io::ErrorKind::NotFound => return,
             Err(why) => {
-                let what = "what interrupted restores have left behind stays";
+                let what = "the files of interrupted restores stay";
                 return self.troubles.note("restore", what, why, "restart the agent to try again");
             }
         };
         for note in notes {
             if let Err(why) = self.end_restore(&note) {
                 let key = format!("restore.{}", note.display());
-                let what = "what an interrupted restore has left behind stays";
+                let what = "the files of an interrupted restore stay";
                 let hint = format!(
-                    "the next start tries again; remove {} if its file is gone",
+                    "the next start tries again; remove {} if its file does not exist any more",
                     note.display()
                 );
                 self.troubles.note(key, what, why, hint);
@@ -249,7 +250,7 @@ impl Agent {
         // Another file may have come there, whoever made it.
         let is_its = |(now, whole): &(FileStamp, &FileStamp)| now.file.is_same(&whole.file);
         let Some((now, whole)) = now.zip(whole).filter(is_its) else {
-            tracing::info!(path = %shown, "a restore was interrupted and left nothing");
+            tracing::info!(path = %shown, "a restore was interrupted, and left no file");
             return Ok(());
         };
         let user = locks::probe(path).map_err(io::Error::other)?;
@@ -258,8 +259,9 @@ impl Agent {
             return self.register_restored(name, path, path.metadata()?.len());
         }
         let what = format!("an interrupted restore has left {shown}, and it is no image of dray");
-        let why = user.map_or("it was written to since".to_owned(), |user| user.to_string());
-        let hint = format!("`dray images add {name} {shown}` makes it one; else remove the file");
+        let why = user
+            .map_or("another program has written to it since".to_owned(), |user| user.to_string());
+        let hint = format!("use `dray images add {name} {shown}`, or remove the file");
         self.troubles.note(format!("restore.{name}"), what, why, hint);
         Ok(())
     }
@@ -288,7 +290,11 @@ fn fill(repository: &Repository, restoring: &Restoring<'_>, file: &File) -> ApiR
         |ix, content| {
             let step = (|| {
                 if job.is_cancelled() {
-                    return Err(Refusal::new(ErrorKind::Cancelled, what, "the operator ended it"));
+                    return Err(Refusal::new(
+                        ErrorKind::Cancelled,
+                        what,
+                        "the operator cancelled it",
+                    ));
                 }
                 let content = content.map_err(|why| failed(what, &why))?;
                 if let Content::Data(data) = &content {

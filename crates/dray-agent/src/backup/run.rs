@@ -78,19 +78,25 @@ impl Agent {
             return refuse("it is a chain that was flattened for a migration".into(), hint);
         }
         if record.state != CopyState::Owner || record.place != Place::Named {
-            return refuse("this host does not own it".into(), "back it up where it is owned");
+            return refuse(
+                "this host does not own it".into(),
+                "back it up on the host that owns it",
+            );
         }
         let missing = entry.disk.missing_count();
         if missing > 0 {
             let hint = "wait until Backfill has ended";
-            return refuse(format!("{missing} of its blocks are not here yet"), hint);
+            return refuse(format!("{missing} of its blocks are still at the source"), hint);
         }
         if record.read_only {
             return refuse("it is read-only and never changes".into(), "copy its file");
         }
         match entry.line() {
             Some(line) => Ok((entry, line)),
-            None => refuse("its line of generations cannot be kept".into(), "see the agent's log"),
+            None => refuse(
+                "the agent cannot record its line of generations".into(),
+                "see the agent's log",
+            ),
         }
     }
 
@@ -207,7 +213,7 @@ impl Agent {
     fn note_backup(&self, image: &str, taken: &Taken, to: &Destination) {
         let note = Note { generation: taken.generation.id, to: to.shown.clone() };
         if let Err(why) = notes::add(&self.store.backups(), image, note) {
-            tracing::warn!(image, %why, "cannot note where a generation is in backup");
+            tracing::warn!(image, %why, "cannot note in which repository a generation is");
         }
     }
 }
@@ -233,18 +239,18 @@ fn ground(
     let record = entry.record();
     let whole = |why: &str| Ok(Ground { parent: None, full_because: Some(why.to_owned()) });
     if full {
-        return whole("it was asked for");
+        return whole("the operator asked for a full backup");
     }
     let known = repository.backups(record.id).map_err(|why| failed(what, &why))?.backups;
     if known.is_empty() {
-        return whole("there was no backup of it");
+        return whole("the repository had no backup of it");
     }
     let Some(parent) = parent(&known, &line.ancestors(), record.len) else {
-        return whole("the image's line knows the generation of no backup there");
+        return whole("the image's line contains the generation of no backup in the repository");
     };
     match repository.manifest(parent) {
         Ok(manifest) => Ok(Ground { parent: Some(manifest), full_because: None }),
-        Err(why) => whole(&format!("the backup before cannot be read: {why}")),
+        Err(why) => whole(&format!("the previous backup cannot be read: {why}")),
     }
 }
 

@@ -31,7 +31,7 @@ fn is_still(agent: &Agent, socket: &Path) -> io::Result<()> {
     }
     match agent.config.qmp_socket(socket) {
         Ok(now) if now == socket => Ok(()),
-        Ok(now) => Err(io::Error::other(format!("it is {} now", now.display()))),
+        Ok(now) => Err(io::Error::other(format!("it leads to {} now", now.display()))),
         Err(why) => Err(io::Error::other(why.to_string())),
     }
 }
@@ -41,18 +41,18 @@ fn look(agent: &Weak<Agent>) -> bool {
     let Some(agent) = agent.upgrade() else { return false };
     agent.troubles.settle(
         "frozen",
-        "it cannot be said whether guests are frozen since a backup",
+        "the agent does not know whether a backup has left guests frozen",
         agent.frozen.unread(),
-        "look at the guests that are backed up with --fsfreeze; `virsh domfsthaw` thaws one",
+        "check the guests that are backed up with --fsfreeze; `virsh domfsthaw` thaws one",
     );
     for socket in agent.frozen.left() {
         let shown = socket.display();
         let thawed = is_still(&agent, &socket).and_then(|()| agent.frozen.thaw_left(&socket));
         agent.troubles.settle(
             &format!("frozen.{shown}"),
-            &format!("the guest whose agent listens on {shown} may be frozen since a backup"),
+            &format!("a backup may have left the guest frozen whose agent listens on {shown}"),
             thawed.err(),
-            "dray goes on trying; `virsh domfsthaw`, or a look at the guest, may be quicker",
+            "dray keeps trying; `virsh domfsthaw` may be quicker, and a look at the guest shows the cause",
         );
     }
     true

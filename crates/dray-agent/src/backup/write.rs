@@ -102,7 +102,7 @@ impl ImageWriter<'_> {
     fn wait_for_turn(&self, bytes: u64) -> ApiResult<()> {
         loop {
             if self.job.is_cancelled() {
-                let why = "the operator ended it";
+                let why = "the operator cancelled it";
                 return Err(Refusal::new(ErrorKind::Cancelled, self.what, why));
             }
             let wait = self.pacer.ready_in(Class::Bulk);

@@ -192,13 +192,15 @@ impl Run {
             Some(entry) => entry.record().state == CopyState::Replica,
             None => one.command.remove_replica,
         };
-        let what = "cannot tell how the migration ended";
+        let what = "the end of the migration is unknown";
         if one.images.iter().all(left) {
-            let why = "the images have left this host, and the agent was restarted at its end";
+            let why = "the images have left this host, and the agent was restarted at the end of \
+                       the migration";
             return Refusal::new(ErrorKind::Internal, what, why)
                 .hint(format!("`dray images` on {} shows them", one.command.to));
         }
-        let why = "the agent was restarted at its end; the images are still here";
+        let why = "the agent was restarted at the end of the migration; the images are still on \
+                   this host";
         Refusal::new(ErrorKind::Internal, what, why).hint("migrate it again")
     }
 
@@ -214,7 +216,7 @@ impl Run {
             for (_, one) in
                 waiting.filter(|(nth, one)| !running.contains(nth) && one.end().is_none())
             {
-                let why = "its turn had not come";
+                let why = "the migration had not begun";
                 one.error =
                     Some(Refusal::new(ErrorKind::Cancelled, "the batch was cancelled", why));
             }
@@ -234,7 +236,7 @@ impl Run {
         }
         let command = Cancel { migration: Some(id.into()), discard: false };
         if let Err(why) = agent.cancel(&command).await {
-            tracing::info!(migration = %id, %why, "a migration of a cancelled batch goes on");
+            tracing::info!(migration = %id, %why, "a migration of a cancelled batch continues");
         }
     }
 }
@@ -258,7 +260,7 @@ async fn follow(board: &Board, place: &mut Option<OwnedSemaphorePermit>) -> ApiR
             *place = None;
         }
         if changes.changed().await.is_err() {
-            let why = "nobody knows of it any more";
+            let why = "the agent does not know the migration any more";
             return Err(Refusal::new(ErrorKind::Internal, "migration failed", why));
         }
     }

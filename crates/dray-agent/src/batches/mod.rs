@@ -119,7 +119,7 @@ impl Run {
     /// The same where a disk that fails must not keep the others waiting: a restart then knows less.
     pub(crate) fn note(&self, change: impl FnOnce(&mut BatchRecord)) {
         if let Err(why) = self.change(change) {
-            tracing::error!(%why, "cannot write down how a batch goes");
+            tracing::error!(%why, "cannot record the progress of a batch");
         }
     }
 

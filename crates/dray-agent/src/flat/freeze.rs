@@ -211,10 +211,10 @@ impl Agent {
         let Err(why) = &ended else { return Ok(()) };
         let record = entry.record();
         let image = &record.name;
-        tracing::error!(image, %why, "the exchange of a disk has not ended; this is tried again");
+        tracing::error!(image, %why, "the exchange of a disk has not ended; the agent tries again");
         let turn = turn_of(&record).map(|turn| Turn { running: false, ..turn });
         if let Err(why) = self.set_turn(entry, record.place, turn) {
-            tracing::warn!(image, %why, "cannot write down that a guest runs again");
+            tracing::warn!(image, %why, "cannot record that a guest runs again");
         }
         ended
     }

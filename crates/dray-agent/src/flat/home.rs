@@ -49,11 +49,11 @@ impl Agent {
             let turn = Some(Turn { home: true, running, done: true });
             let Err(why) = self.set_turn(entry, Place::Named, turn) else { return };
             let image = entry.record().name;
-            tracing::error!(image, %why, "cannot write down where a disk is");
+            tracing::error!(image, %why, "cannot record where a disk is");
             match self.registry.forget_overlay(&image) {
                 Ok(()) => return,
                 Err(why) => {
-                    tracing::error!(image, %why, "its guest waits until that can be written")
+                    tracing::error!(image, %why, "its guest waits until the agent can record it")
                 }
             }
             tokio::time::sleep(AGAIN).await;
@@ -68,7 +68,7 @@ impl Agent {
             return Err(Refusal::new(ErrorKind::Internal, what, "it is not flattened"));
         };
         if turn_of(&record).is_some() {
-            let why = "an exchange of its disk was broken off, and its vm has not answered since";
+            let why = "an exchange of its disk was interrupted, and its vm has not answered since";
             return Err(Refusal::new(ErrorKind::Conflict, what, why)
                 .hint("wait until its QEMU answers at its QMP socket, then try again"));
         }
@@ -205,7 +205,7 @@ impl Agent {
     pub(super) fn read_again(&self, flat: &Flat) {
         flat.overlay.unmerge();
         if let Err(why) = block_in_place(|| flat.chain.set_writable(false)) {
-            tracing::warn!(%why, "a chain's storage daemon did not end well");
+            tracing::warn!(%why, "a chain's storage daemon ended with an error");
         }
     }
 
@@ -288,7 +288,9 @@ impl Agent {
                     continue;
                 }
                 match block_in_place(|| self.bring_home_alone(&entry)) {
-                    Ok(()) => tracing::info!(image = name, "its vm is gone: merged into its chain"),
+                    Ok(()) => {
+                        tracing::info!(image = name, "its vm has ended: merged into its chain")
+                    }
                     Err(why) => {
                         tracing::error!(image = name, %why, "cannot merge an image into its chain");
                     }

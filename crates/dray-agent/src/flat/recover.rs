@@ -49,7 +49,7 @@ impl Agent {
             // Its migration may be at it.
             let ended = match self.registry.operate_anyway(&entry.record().name, "release") {
                 Ok(_operation) => self.end_exchange(&entry).await,
-                Err(_) => Err(io::Error::other("somebody else is at it")),
+                Err(_) => Err(io::Error::other("another operation works on the image")),
             };
             self.tell_exchange(&entry, ended.as_ref().err());
             if ended.is_err() {
@@ -62,10 +62,11 @@ impl Agent {
     fn tell_exchange(&self, entry: &Entry, why: Option<&io::Error>) {
         let image = entry.record().name;
         let key = format!("exchange.{image}");
-        let what = format!("the disk of image '{image}' is between two places");
+        let what = format!("the exchange of the disk of image '{image}' has not ended");
         let hint = format!(
-            "this is tried again until its QEMU answers at its QMP socket, or has ended; if that QEMU waits for this \
-             disk itself, `dray unstall {image} --fail` lets it go on, with errors for what it waits for"
+            "the agent tries again until the vm's QEMU answers at its QMP socket or has ended; if \
+             that QEMU itself waits for this disk, `dray unstall {image} --fail` lets it \
+             continue, and fails the requests for which it waits"
         );
         self.troubles.settle(&key, &what, why, &hint);
     }
@@ -127,7 +128,7 @@ impl Agent {
                 entry.disk.unpark();
             }
         }
-        let goes_on = self.let_go_on("cannot wake a guest", qmp, entry, turn.running).await;
+        let goes_on = self.let_go_on("cannot let a guest continue", qmp, entry, turn.running).await;
         goes_on.map_err(io::Error::other)?;
         let ended = match on {
             On::Chain => self.forget_home(qmp, entry),

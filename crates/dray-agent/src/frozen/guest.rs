@@ -65,14 +65,14 @@ impl Guest {
             self.stream.set_read_timeout(Some(left))?;
             let mut byte = [0];
             match self.stream.read(&mut byte) {
-                Ok(0) => return Err(protocol("the guest agent hung up")),
+                Ok(0) => return Err(protocol("the guest agent has disconnected")),
                 Ok(_) if byte[0] == DELIMITER => line.clear(),
                 Ok(_) => line.push(byte[0]),
                 Err(why) if why.kind() == io::ErrorKind::WouldBlock => {}
                 Err(why) => return Err(why),
             }
             if line.len() > MAX_LINE {
-                return Err(protocol("the guest agent's answer has no end"));
+                return Err(protocol("the guest agent's answer is too long"));
             }
         }
         // A line that is no JSON is what somebody else left behind.

@@ -89,7 +89,7 @@ impl FrozenGuests {
             return Err(ends());
         }
         if known.sockets.contains(socket) {
-            return Err(io::Error::other("somebody else has asked it to, and it has not thawed"));
+            return Err(io::Error::other("the guest is already frozen for another backup"));
         }
         let mut sockets = known.sockets.clone();
         sockets.insert(socket.to_owned());

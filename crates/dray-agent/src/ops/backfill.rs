@@ -13,7 +13,7 @@ use std::time::Duration;
 
 /// A journal that takes longer than this to write is as good as broken.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-const WHAT: &str = "cannot steer the backfill";
+const WHAT: &str = "cannot control the backfill";
 
 impl Answers<Backfill> for Arc<Agent> {
     async fn answer(&self, command: Backfill, _: Events) -> ApiResult<Backfilling> {
@@ -22,9 +22,9 @@ impl Answers<Backfill> for Arc<Agent> {
         let shown = slot.board.read();
         if shown.progress.phase != Phase::Backfill {
             let why = if shown.progress.phase < Phase::Backfill {
-                "the guest does not run here yet"
+                "the guest does not run at this host yet"
             } else {
-                "every block is here already"
+                "this host has every block already"
             };
             return Err(Refusal::new(ErrorKind::Conflict, WHAT, why)
                 .hint("`dray status` shows how far the migration is"));
@@ -34,7 +34,7 @@ impl Answers<Backfill> for Arc<Agent> {
             BackfillAction::Pause => control(&slot, BackfillControl::Pause).await?,
             BackfillAction::Rate(limit) => {
                 if !shown.progress.link_up {
-                    let why = "the source, which sends the blocks, cannot be reached just now";
+                    let why = "the source, which sends the blocks, cannot be reached at the moment";
                     return Err(Refusal::new(ErrorKind::Peer, WHAT, why)
                         .hint("try again when the link is back"));
                 }
@@ -85,7 +85,7 @@ impl Agent {
         };
         let found = self.targets.all().iter().find(runs).map(|slot| slot.board.migration);
         found.ok_or_else(|| {
-            let why = format!("no vm behind {} is being moved to here", qmp.display());
+            let why = format!("no vm behind {} is moving to this host", qmp.display());
             Refusal::new(ErrorKind::NotFound, WHAT, why).hint("`dray status` lists the migrations")
         })
     }

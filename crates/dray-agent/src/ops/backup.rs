@@ -48,7 +48,7 @@ async fn follow<T: Send + 'static>(
             done = &mut work => {
                 let _ = events.send(Event::Backup(job.progress())).await;
                 return done.map_err(|why| {
-                    Refusal::new(ErrorKind::Internal, "the work broke off", why)
+                    Refusal::new(ErrorKind::Internal, "the operation ended unexpectedly", why)
                 })?;
             }
             () = tokio::time::sleep(HEARTBEAT) => {
@@ -65,7 +65,7 @@ async fn apart<T: Send + 'static>(
     work: impl FnOnce() -> ApiResult<T> + Send + 'static,
 ) -> ApiResult<T> {
     let done = tokio::task::spawn_blocking(work).await;
-    done.map_err(|why| Refusal::new(ErrorKind::Internal, "the work broke off", why))?
+    done.map_err(|why| Refusal::new(ErrorKind::Internal, "the operation ended unexpectedly", why))?
 }
 
 impl Answers<Backup> for Arc<Agent> {
@@ -87,7 +87,7 @@ impl Answers<BackupCancel> for Arc<Agent> {
     async fn answer(&self, command: BackupCancel, _: Events) -> ApiResult<BackupProgress> {
         let job = self.backups.of(&command.image).ok_or_else(|| {
             let what = format!("cannot cancel the backup of '{}'", command.image);
-            Refusal::new(ErrorKind::NotFound, what, "none is under way")
+            Refusal::new(ErrorKind::NotFound, what, "no backup of it is running")
         })?;
         job.cancel();
         Ok(job.progress())
@@ -159,7 +159,7 @@ impl Agent {
         let Some(job) = self.backups.of(image) else { return Ok(()) };
         let why = format!("image '{image}' is being backed up to '{}'", job.to);
         Err(Refusal::new(ErrorKind::Conflict, what, why)
-            .hint(format!("wait, or end it: dray backups cancel {image}")))
+            .hint(format!("wait, or give `dray backups cancel {image}`")))
     }
 
     /// The images are being backed up from here on.
@@ -182,7 +182,7 @@ impl Agent {
         // the two sees the other.
         for image in images {
             if let Some(command) = self.registry.operation(image) {
-                let why = format!("image '{image}' is busy: a `dray {command}` is under way");
+                let why = format!("image '{image}' is busy: a `dray {command}` is running");
                 return Err(Refusal::new(ErrorKind::Conflict, what, why)
                     .hint("try again when that has ended"));
             }
@@ -330,7 +330,7 @@ fn read_all(
             Err(why) => found.damaged.push(format!("{}: {why}", of(backup))),
         }
         if job.is_cancelled() {
-            return Err(Refusal::new(ErrorKind::Cancelled, what, "the operator ended it"));
+            return Err(Refusal::new(ErrorKind::Cancelled, what, "the operator cancelled it"));
         }
     }
     Ok(())
@@ -365,7 +365,7 @@ impl Answers<BackupGc> for Arc<Agent> {
         let key_file = command.key_file.as_deref();
         let destination = Destination::resolve(&self.config, &command.at, key_file)?;
         apart(move || {
-            let what = format!("cannot collect what is not needed in '{}'", destination.shown);
+            let what = format!("cannot remove unneeded content from '{}'", destination.shown);
             let repository = destination.open()?;
             let done = repository.gc(GcOptions { threads: 2, ..GcOptions::default() });
             let done = done.map_err(|why| failed(what, &why))?;

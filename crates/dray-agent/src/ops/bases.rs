@@ -85,10 +85,13 @@ impl Agent {
             Lying::Other(why) => Err(in_the_way(what, &why)),
             Lying::Unknown => {
                 let name = &intent.images[nth].offer.name;
-                let why = format!("{name} and the file of that name there could not be compared");
+                let why = format!(
+                    "{name} could not be compared with the file of that name at the target"
+                );
                 let secs = STALLED.as_secs();
-                Err(Refusal::new(ErrorKind::Peer, what, why)
-                    .hint(format!("neither host has got on for {secs} s; see their disks")))
+                Err(Refusal::new(ErrorKind::Peer, what, why).hint(format!(
+                    "neither host has made progress for {secs} s; check their disks"
+                )))
             }
         };
         let lying = lying.map_err(|why| net_error(what, &why))?;
@@ -119,7 +122,7 @@ impl Agent {
                 }
                 Err(why) if heard.is_none_or(|at: Instant| at.elapsed() > AWAY) => return Err(why),
                 Ok(_) => {
-                    let why = "the peer answered something else";
+                    let why = "the peer's answer does not fit the question";
                     return Err(NetError::new(NetErrorKind::Protocol, why));
                 }
                 Err(_) => {
@@ -143,7 +146,7 @@ impl Agent {
             if let Some(events) = asking.events
                 && events.send(Event::Comparing(now)).await.is_err()
             {
-                return Err(NetError::new(NetErrorKind::Local, "the client hung up"));
+                return Err(NetError::new(NetErrorKind::Local, "the client has disconnected"));
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(EVERY);

@@ -48,10 +48,12 @@ impl Agent {
             return Err(invalid(why));
         }
         if command.jobs == 0 {
-            return Err(invalid("nothing can run when no migration may".to_owned()));
+            return Err(invalid(
+                "the number of migrations that run at the same time is zero".to_owned(),
+            ));
         }
         if let Some(twice) = twice(&command.moves) {
-            return Err(invalid(format!("{twice} is in it twice")));
+            return Err(invalid(format!("the batch contains {twice} twice")));
         }
         for one in &command.moves {
             self.session_settings(&one.to)?;
@@ -94,7 +96,7 @@ impl Answers<BatchWatch> for Arc<Agent> {
                 return Ok(status);
             }
             if events.send(Event::Batch(Box::new(status))).await.is_err() {
-                let why = "the client hung up";
+                let why = "the client has disconnected";
                 return Err(Refusal::new(ErrorKind::Internal, "watch ended", why));
             }
             tokio::select! {

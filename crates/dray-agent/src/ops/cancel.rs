@@ -57,9 +57,9 @@ impl Agent {
         }
         let kept = shown.progress.total.bytes_done;
         if shown.progress.phase >= dray_api::Phase::Backfill {
-            let why = "the images are already handed over and only the target can go on from here";
+            let why = "the images are already handed over, and only the target can continue";
             return Err(Refusal::new(ErrorKind::Conflict, what(), why)
-                .hint("see it through with `dray watch`, then migrate back from the target"));
+                .hint("wait for its end with `dray watch`, then migrate back from the target"));
         }
         let mut changes = slot.board.changes();
         let discard = command.discard || !slot.intent().adopted.is_empty();
@@ -77,7 +77,8 @@ impl Agent {
                 let why = format!("it has not ended in {seconds} s");
                 return Err(Refusal::new(ErrorKind::Conflict, what(), why));
             };
-            let why = format!("it has not ended in {seconds} s, and will: {error}");
+            let why =
+                format!("it has not ended in {seconds} s, and ends when this is over: {error}");
             let late = Refusal::new(ErrorKind::Conflict, what(), why);
             return Err(match error.hint {
                 Some(hint) => late.hint(hint),
@@ -104,14 +105,14 @@ impl Agent {
             Ok(Ok(Ok(()))) => {}
             Ok(Ok(Err(why))) => return Err(io_error(what, why)),
             Ok(Err(_)) | Err(_) => {
-                let why = "it does not end just now";
+                let why = "it does not end at the moment";
                 return Err(Refusal::new(ErrorKind::Conflict, what, why)
                     .hint("see `dray status`, then try again"));
             }
         }
-        let why =
-            "the operator asked for it; the images were handed over, and what is left here stays";
-        let error = Refusal::new(ErrorKind::Cancelled, "the migration was let go", why);
+        let why = "the operator asked for it; the images were handed over, and the copies on this \
+                   host stay";
+        let error = Refusal::new(ErrorKind::Cancelled, "the migration was ended", why);
         slot.board.change(|shown| {
             (shown.state, shown.error) = (MigrationState::Cancelled, Some(error));
         });
@@ -128,14 +129,14 @@ impl Agent {
         // From here on nobody can begin it: the target may drop even a promise.
         slot.board.take(MigrationState::Cancelled).ok_or_else(|| {
             Refusal::new(ErrorKind::Conflict, &what, "it has just begun")
-                .hint("try again: a migration that has begun is cancelled in another way")
+                .hint("try again: the migration is running now, and can be cancelled")
         })?;
         let told = self.ask(&peer, &request).await;
         let target_was_away = told.is_err();
         match told {
             Ok(_) => slot.send(Input::Forget),
             Err(why) => {
-                tracing::info!(%migration, peer, %why, "the target hears of the cancel later");
+                tracing::info!(%migration, peer, %why, "the target learns of the cancel later");
                 // It is not taken back before that is certain: the target may ask at any moment.
                 slot.set_cancelled().map_err(|why| {
                     slot.board.change(|shown| shown.state = MigrationState::Prepared);
@@ -164,7 +165,7 @@ impl Agent {
             return Err(conflict(why).hint(format!("run it on {}", asked.peer)));
         }
         if !asked.given_up && !self.give_up_waiting(migration).await {
-            let why = "it cannot be removed just now";
+            let why = "it cannot be removed at the moment";
             return Err(conflict(why).hint("see `dray images`, then try again"));
         }
         Ok(Some(Cancelled { at_target: true, ..Cancelled::of(migration) }))
@@ -228,7 +229,7 @@ impl Agent {
             let gone = tokio::time::timeout(CANCEL_TIMEOUT, gone).await;
             let gone = matches!(gone, Ok(Ok(true)));
             if !gone && slot.board.read().progress.phase != Phase::Handover {
-                let why = "it cannot be removed just now".to_owned();
+                let why = "it cannot be removed at the moment".to_owned();
                 return Err(conflict(why).hint("see `dray status`, then try again"));
             }
             if !gone {
@@ -253,9 +254,8 @@ fn promised(what: &str, slot: &TargetSlot) -> Refusal {
     let why = format!(
         "this host has promised to serve its images, and only {peer} knows whether they were handed over"
     );
-    Refusal::new(ErrorKind::Conflict, what, why).hint(format!(
-        "bring {peer} back; if it is gone for good: `dray claim {image} --source-is-fenced`"
-    ))
+    Refusal::new(ErrorKind::Conflict, what, why)
+        .hint(format!("start {peer} again; if it is lost: `dray claim {image} --source-is-fenced`"))
 }
 
 /// Why a migration that is over cannot be cancelled, and where its guest is.
@@ -272,11 +272,12 @@ fn ended_before(slot: &SourceSlot, what: &str) -> Refusal {
     };
     let there = match slot.is_kept() {
         true => format!(
-            "{} keeps what it has received for the next try, and removes it when nobody has asked \
-             for it for 24 hours",
+            "{} keeps the received blocks for the next attempt, and removes them when no source \
+             has asked for them for 24 hours",
             shown.peer
         ),
-        false => "nothing of it is kept for another try".to_owned(),
+        false => "the target keeps no blocks for another attempt".to_owned(),
     };
-    Refusal::new(ErrorKind::Conflict, what, why).hint(format!("the guest goes on here; {there}"))
+    Refusal::new(ErrorKind::Conflict, what, why)
+        .hint(format!("the guest continues on this host; {there}"))
 }

@@ -28,9 +28,10 @@ impl Agent {
     fn claim(&self, command: &Claim) -> ApiResult<Claimed> {
         let what = format!("cannot claim image '{}'", command.image);
         if !command.source_is_fenced {
-            let why = "two hosts would own it if the other one still runs";
-            return Err(Refusal::new(ErrorKind::DataAtRisk, what, why)
-                .hint("make sure the other host cannot write, then add --source-is-fenced"));
+            let why = "two hosts would own the image if the other host still runs";
+            return Err(Refusal::new(ErrorKind::DataAtRisk, what, why).hint(
+                "make sure that the other host cannot write to it, then add --source-is-fenced",
+            ));
         }
         self.image(&command.image)?;
         let operation = self.registry.operate_anyway(&command.image, "claim");
@@ -88,7 +89,7 @@ impl Loops for Agent {
         };
         let (ended, why) = ("the migration is void", "an image of it was claimed");
         let error = Refusal::new(ErrorKind::Cancelled, ended, why)
-            .hint("`dray images` shows which of its other images have to be claimed as well");
+            .hint("`dray images` shows which other images of the migration you must claim as well");
         board.change(|shown| {
             shown.state = MigrationState::Failed;
             shown.error = Some(error);
@@ -116,7 +117,7 @@ fn not_claimed(what: &str, why: ClaimError<GoesOn>) -> Refusal {
         ClaimError::HalfWay(why) => {
             let error = io_error(what, why);
             let hint = error.hint.clone().map_or_else(String::new, |hint| format!("{hint}; "));
-            error.hint(format!("{hint}the image is closed until it is claimed: claim it again"))
+            error.hint(format!("{hint}the image stays closed until it is claimed: claim it again"))
         }
     }
 }

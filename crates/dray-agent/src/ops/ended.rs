@@ -28,7 +28,7 @@ impl Agent {
         refuse_untold(entry).map_err(|loss| {
             // It stays dray's, and whoever starts the VM is to know of the loss before.
             if let Err(why) = entry.take_locks() {
-                tracing::debug!(%why, "the file of a disk with a loss is not dray's alone");
+                tracing::debug!(%why, "cannot lock the file of a disk with lost writes");
             }
             loss.refused(&what)
         })?;
@@ -55,7 +55,9 @@ impl Agent {
             return;
         }
         match self.give_back(&entry, &qemu) {
-            Ok(()) => tracing::info!(image = name, "its vm has ended: the disk is its file again"),
+            Ok(()) => {
+                tracing::info!(image = name, "its vm has ended: the disk is a plain file again")
+            }
             Err(why) => tracing::debug!(image = name, %why, "a disk stays"),
         }
     }

@@ -90,7 +90,8 @@ pub(super) fn refuse_flat_images(command: &Prepare) -> ApiResult<()> {
     if command.chain == Chain::Keep {
         return Ok(());
     }
-    let (what, why) = ("cannot flatten images", "only a running vm tells what chain a disk has");
+    let (what, why) =
+        ("cannot flatten images", "dray learns only from a running vm which chain a disk has");
     Err(Refusal::new(ErrorKind::Unsupported, what, why)
         .hint("name the vm with --qmp; without one, `qemu-img convert` makes a raw image"))
 }
@@ -100,7 +101,7 @@ pub(super) fn refuse_format(command: &Prepare) -> ApiResult<()> {
     if command.target_format == TargetFormat::Raw || command.chain == Chain::Flatten {
         return Ok(());
     }
-    let why = "a chain that is kept arrives as it is";
+    let why = "with --chain keep, a chain arrives as it is";
     Err(Refusal::new(ErrorKind::Invalid, NO_QCOW2, why).hint("give --chain flatten as well"))
 }
 

@@ -63,7 +63,7 @@ impl Agent {
                     .hint("make it writable, or add it with --read-only as a backing image");
             }
             Refusal::new(ErrorKind::Io, what.clone(), why)
-                .hint("see what the host's kernel log says of the disk")
+                .hint("check the disk: the host's kernel log may say why")
         })?;
         record.len = file.geometry().len;
         let added = self.registry.add(record, file);
@@ -83,10 +83,10 @@ fn refuse_data_elsewhere(what: &str, path: &Path) -> ApiResult<()> {
         }
         _ => return Ok(()),
     }
-    let why = format!("{}: a qcow2 whose data is in another file", path.display());
+    let why = format!("{} is a qcow2 whose data is in another file", path.display());
     Err(Refusal::new(ErrorKind::Conflict, what, why).hint(
-        "make one file of it with `qemu-img convert -O qcow2`; if it is a raw disk that begins like that, \
-         say --format raw",
+        "make one file of it with `qemu-img convert -O qcow2`; if it is a raw disk whose content \
+         looks like this, add --format raw",
     ))
 }
 

@@ -54,8 +54,8 @@ impl Agent {
         }
         self.refuse_during_backup(&what, &command.name)?;
         if entry.flat.is_some() && entry.record().state == CopyState::Owner {
-            let why = "newer writes of a guest lie over its chain";
-            return conflict(why, "`dray release` the disk: they are merged into its image then");
+            let why = "newer writes of a guest are in an overlay over its chain";
+            return conflict(why, "`dray release` the disk, which merges them into the image");
         }
         let is_replica = entry.record().state == CopyState::Replica;
         if command.delete && !is_replica {
@@ -90,8 +90,8 @@ impl Agent {
         let Some(migration) = needed.filter(|_| record.state == CopyState::Replica) else {
             return Ok(());
         };
-        let why = format!("the target of migration {migration} has not heard that it is over");
+        let why = format!("the target of migration {migration} does not know yet that it is over");
         Err(Refusal::new(ErrorKind::Conflict, what, why)
-            .hint("wait until it has, as `dray status` shows"))
+            .hint("wait until `dray status` does not show the migration any more"))
     }
 }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use tokio::task::block_in_place;
 
 /// What to do about a file that somebody else has locked.
-pub(super) const LOCKED: &str = "stop what uses it, or adopt the running vm instead";
+pub(super) const LOCKED: &str = "stop the program that uses it, or adopt the running vm instead";
 
 /// Length to export for an image under a format driver: files grow, exports do not, so there is
 /// room for a quarter more than the guest can see, and for a gigabyte of the format's own.
@@ -141,7 +141,7 @@ impl Agent {
         if !path.exists() {
             let why = format!("{}: no such file", path.display());
             return Err(Refusal::new(ErrorKind::NotFound, what, why)
-                .hint("name an image file or block device that is on this host"));
+                .hint("name an image file or a block device of this host"));
         }
         if !self.config.pools.iter().any(|pool| pool.contains(path)) {
             let why = format!("{} lies outside every pool of this host", path.display());
@@ -171,12 +171,12 @@ impl Agent {
         let state = match state {
             DeviceState::Partial => "holds an incomplete image".to_owned(),
             DeviceState::Replica(epoch) => {
-                format!("holds what epoch {} left behind elsewhere", epoch.0)
+                format!("is a replica: epoch {} began at another host", epoch.0)
             }
         };
         let why = format!("{} {state}", path.display());
         Err(Refusal::new(ErrorKind::Conflict, what, why).hint(format!(
-            "if you are sure that it is the image: blockdev --setrw {}, and remove {}",
+            "if you are sure that this is the image: blockdev --setrw {}, and remove {}",
             path.display(),
             mark.file().display()
         )))
@@ -209,7 +209,7 @@ impl ImageUser {
         match self {
             Self::Attached => String::new(),
             Self::Absent(process) => {
-                format!("; if process {} has done with the image, end it", process.pid)
+                format!("; if process {} does not need the image any more, end it", process.pid)
             }
         }
     }
@@ -222,7 +222,7 @@ impl std::fmt::Display for ImageUser {
             Self::Absent(process) => {
                 write!(
                     f,
-                    "process {} was attached to it, runs, and has still to come back",
+                    "process {} was attached to it, still runs, and has not reconnected yet",
                     process.pid
                 )
             }

@@ -68,7 +68,7 @@ fn refuse_kept(what: &str, command: &Migrate, slot: &SourceSlot) -> ApiResult<()
     if command.release != ReleaseAtEnd::Never || !wants_qcow2(slot) {
         return Ok(());
     }
-    let why = "it was prepared with --target-format qcow2, and QEMU itself opens a qcow2";
+    let why = "it was prepared with --target-format qcow2, and a qcow2 cannot stay on dray";
     Err(Refusal::new(ErrorKind::Invalid, what, why)
         .hint("leave --release out, or prepare again without --target-format"))
 }
@@ -81,7 +81,7 @@ fn other_chain(what: &str, why: &str) -> Refusal {
 /// Of those who want a prepared migration one gets it.
 pub(super) fn take(what: &str, slot: &SourceSlot) -> ApiResult<()> {
     slot.board.take(MigrationState::Running).ok_or_else(|| {
-        let why = "somebody else has just begun or cancelled it";
+        let why = "another command has just begun or cancelled it";
         Refusal::new(ErrorKind::Conflict, what, why).hint("see `dray status`")
     })
 }
@@ -271,7 +271,7 @@ impl Agent {
             refuse_unflattened(what, command, chain, picture.as_ref())?;
             let same = plan.images.iter().map(|image| &image.path);
             if !same.eq(slot.intent().images.iter().map(|image| &image.path)) {
-                let why = "its images are not those that were prepared";
+                let why = "the images of the vm are not those that were prepared";
                 return Err(Refusal::new(ErrorKind::Conflict, what, why)
                     .hint("`dray cancel` the prepared migration and prepare again"));
             }
@@ -280,7 +280,7 @@ impl Agent {
         if matches!(command.subject, Subject::Vm { .. }) {
             let why = format!("nothing is prepared for it on {}", command.to);
             return Err(Refusal::new(ErrorKind::NotFound, what, why)
-                .hint("`dray prepare` first: it prints the lines that start the waiting QEMU"));
+                .hint("give `dray prepare` first: it prints the arguments for the waiting QEMU"));
         }
         let (intent, plan, picture) = self.plan(&prepare).await?;
         let pool = command.pool.as_deref();

@@ -202,7 +202,7 @@ impl Agent {
         let record = entry.record();
         let missing = entry.disk.missing_count();
         if missing > 0 {
-            return conflict(format!("{missing} of its blocks have not arrived here yet"));
+            return conflict(format!("{missing} of its blocks have not arrived yet"));
         }
         if record.state != CopyState::Owner {
             return conflict("this host does not own it".to_owned());
@@ -210,7 +210,7 @@ impl Agent {
         if let Some(migration) = record.migration {
             let why = format!("it takes part in migration {migration}");
             return Err(Refusal::new(ErrorKind::Conflict, what, why).hint(
-                "wait until that has ended; if its other host is gone for good, see `dray claim`",
+                "wait until the migration has ended; if its other host is lost, see `dray claim`",
             ));
         }
         self.refuse_during_backup(&what, name)?;
@@ -289,9 +289,10 @@ impl Agent {
             None => image.name.clone(),
         });
         let shown = shown.collect::<Vec<_>>().join(", ");
-        let why = format!("nothing that moves is called '{unknown}'; there are: {shown}");
+        let why =
+            format!("no image or disk of this move is called '{unknown}'; there are: {shown}");
         Err(Refusal::new(ErrorKind::Invalid, "cannot name the images", why)
-            .hint("--name HERE=THERE takes the name of an image here, or the id of a disk"))
+            .hint("--name HERE=THERE takes the name of an image on this host, or the id of a disk"))
     }
 }
 

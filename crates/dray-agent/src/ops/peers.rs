@@ -42,7 +42,9 @@ impl Agent {
         };
         let agent = match reply.unwrap_or_else(late) {
             Ok(Reply::Identity { agent, .. }) => Ok(agent),
-            Ok(_) => Err(NetError::new(NetErrorKind::Protocol, "it answered something else")),
+            Ok(_) => {
+                Err(NetError::new(NetErrorKind::Protocol, "its answer does not fit the question"))
+            }
             Err(why) => Err(why),
         };
         PeerStatus {

@@ -51,7 +51,7 @@ impl Agent {
         self.sources.get(board.migration).ok_or_else(|| {
             let why = "this host is its target; the command belongs to its source";
             let peer = board.read().peer;
-            Refusal::new(ErrorKind::Conflict, "cannot steer the migration here", why)
+            Refusal::new(ErrorKind::Conflict, "cannot control the migration at this host", why)
                 .hint(format!("run it on {peer}"))
         })
     }

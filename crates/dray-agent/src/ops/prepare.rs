@@ -72,14 +72,18 @@ impl Agent {
         let asked = asked.map_err(|why| net_error(&what, &why))?;
         let fits = |(_, bases): &(_, Vec<Base>)| bases.len() == intent.images.len();
         let Some((endpoint, bases)) = asked.filter(fits) else {
-            return Err(Refusal::new(ErrorKind::Peer, what, "the peer answered something else"));
+            return Err(Refusal::new(
+                ErrorKind::Peer,
+                what,
+                "the peer's answer does not fit the question",
+            ));
         };
         let mut notices = Vec::new();
         for (image, base) in intent.images.iter_mut().zip(bases) {
             if let Base::Refused { why } = &base {
                 let (name, peer) = (&image.offer.name, &intent.peer);
                 let notice = format!("the replica of {name} on {peer} is not used: {why}");
-                notices.push(format!("{notice}; everything is copied"));
+                notices.push(format!("{notice}; the source sends everything"));
             }
             if let Base::Replica { generation, .. } = base {
                 let (notes, id) = (self.store.given(), image.offer.id);

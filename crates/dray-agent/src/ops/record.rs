@@ -57,7 +57,7 @@ async fn tell(taken: &Accesses, events: &Events) -> ApiResult<()> {
         let accesses = next.iter().map(line).collect();
         let batch = AccessBatch { accesses, until_ns: nanos(until), missed: taken.missed };
         if events.send(Event::Accesses(batch)).await.is_err() {
-            let why = "the client hung up";
+            let why = "the client has disconnected";
             return Err(Refusal::new(ErrorKind::Internal, "the recording ended", why));
         }
         let Some(following) = following else { return Ok(()) };
@@ -74,7 +74,7 @@ impl Answers<Record> for Arc<Agent> {
                 .hint("`dray images` lists them")
         })?;
         if !self.serves(&entry) {
-            let why = "guests are not served from it here";
+            let why = "this host does not serve it to guests";
             return Err(Refusal::new(ErrorKind::Conflict, what, why)
                 .hint("record it on the host that owns it"));
         }

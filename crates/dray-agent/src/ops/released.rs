@@ -82,11 +82,12 @@ pub(super) fn not_released(what: &str, why: NotReleased) -> Refusal {
         NotReleased::Qemu(why) => qemu_error(what, why),
         NotReleased::Store(why) | NotReleased::NotNoted(why) => io_error(what, why),
         NotReleased::Untold(loss) => loss.refused(what),
-        NotReleased::TooShort(_) => Refusal::new(ErrorKind::Io, what, &why)
-            .hint("see whether the file system takes a file as long as that; the length is a hole"),
+        NotReleased::TooShort(_) => Refusal::new(ErrorKind::Io, what, &why).hint(
+            "check whether the file system allows a file of this length; most of it is a hole",
+        ),
         NotReleased::Left(..) => Refusal::new(ErrorKind::DataAtRisk, what, &why).hint(
-            "end what keeps QEMU from it (a job, an export or a bitmap on the disk) and repeat the command, \
-             or take note of the loss yourself with `dray images remove`",
+            "end the job, export or bitmap on the disk that prevents it, and repeat the command; \
+             or acknowledge the loss yourself with `dray images remove`",
         ),
     }
 }

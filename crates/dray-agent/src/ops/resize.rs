@@ -48,9 +48,9 @@ impl Answers<Resize> for Arc<Agent> {
         if user.is_none()
             && let Some(client) = self.user_of_image(&entry)
         {
-            let why = format!("{client}, and would not be told");
+            let why = format!("{client}, and would not learn the new length");
             return Err(Refusal::new(ErrorKind::Conflict, what, why)
-                .hint("name the vm with --qmp; another client has to be ended first"));
+                .hint("name the vm with --qmp, or end another client first"));
         }
         if command.size.0 > entry.record().len {
             block_in_place(|| self.grow(&what, &entry, command.size.0))?;
@@ -102,8 +102,10 @@ impl Agent {
         };
         if layer.plan.format != "raw" {
             let why = format!("the vm sees a {} image in it", layer.plan.format);
-            return Err(Refusal::new(ErrorKind::Conflict, what, why)
-                .hint("grow the guest's disk with QEMU's `block_resize`: there is room for it"));
+            return Err(Refusal::new(ErrorKind::Conflict, what, why).hint(
+                "make the guest's disk larger with QEMU's `block_resize`: the image has room for \
+                 it",
+            ));
         }
         if let Some(size) = layer.plan.window().size {
             let why = format!("the vm sees {size} bytes of it, as its raw node has a size");
@@ -113,7 +115,8 @@ impl Agent {
         }
         if !layer.reconnects {
             let why = format!(
-                "the vm's block node for it has no reconnect-delay: disk {} would fail when it is cut off",
+                "the vm's block node for it has no reconnect-delay: disk {} would fail when dray \
+                 disconnects it",
                 layer.plan.qdev
             );
             return Err(Refusal::new(ErrorKind::Conflict, what, why).hint(
@@ -159,11 +162,11 @@ fn check_size(what: &str, size: u64, len: u64, seen: Option<u64>) -> ApiResult<(
     let refuse =
         |why: &str, hint: &str| Err(Refusal::new(ErrorKind::Invalid, what, why).hint(hint));
     if size < len || (size == len && seen.is_none_or(|seen| seen >= len)) {
-        let why = format!("it has {len} bytes already; images only grow");
+        let why = format!("it has {len} bytes already, and dray does not make an image shorter");
         return refuse(&why, "give a larger size");
     }
     if !size.is_multiple_of(512) {
-        return refuse("the size is not a multiple of 512 bytes", "guests see disks in sectors");
+        return refuse("the size is not a multiple of 512 bytes", "give a multiple of 512 bytes");
     }
     Ok(())
 }

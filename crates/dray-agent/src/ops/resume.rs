@@ -28,16 +28,16 @@ impl Agent {
         let waiting = slots.iter().filter(|slot| resumable(slot)).map(|slot| slot.board.migration);
         let id = dray_api::text::pick(command.migration.as_ref(), known, waiting)?;
         let old = self.sources.get(id).filter(resumable).ok_or_else(|| {
-            Refusal::new(ErrorKind::Conflict, what, "it is not one that failed or was cancelled")
+            Refusal::new(ErrorKind::Conflict, what, "it has neither failed nor been cancelled")
         })?;
         if !old.is_kept() {
-            let why = "nothing of it was kept";
+            let why = "the target has kept no blocks of it";
             return Err(Refusal::new(ErrorKind::NotFound, what, why).hint("migrate anew"));
         }
         let intent = old.intent();
         if intent.vm.is_some() {
             // The disks went back to QEMU and the waiting QEMU has ended: both are made anew.
-            let why = "a vm's migration is taken up by preparing and migrating again";
+            let why = "to continue a vm's migration, prepare and migrate the vm again";
             return Err(Refusal::new(ErrorKind::Conflict, what, why).hint(
                 "start the waiting QEMU again, then `dray migrate` with the same arguments",
             ));

@@ -154,7 +154,7 @@ impl Agent {
         request: &Request,
         events: &Events,
     ) -> ApiResult<Vec<Seeding>> {
-        let what = format!("cannot have {to} read images from backups");
+        let what = format!("cannot let {to} read images from backups");
         let mut away = 0;
         loop {
             let states = match self.ask(to, request).await {
@@ -168,7 +168,7 @@ impl Agent {
                     continue;
                 }
                 Ok(_) => {
-                    let why = "the peer answered something else";
+                    let why = "the peer's answer does not fit the question";
                     return Err(Refusal::new(ErrorKind::Peer, what, why));
                 }
             };
@@ -176,7 +176,7 @@ impl Agent {
             let Some(progress) = progress(&states) else { return Ok(states) };
             if events.send(Event::Seeding(progress)).await.is_err() {
                 // The target stops by itself when nobody asks any more.
-                let why = "the client hung up";
+                let why = "the client has disconnected";
                 return Err(Refusal::new(ErrorKind::Internal, what, why));
             }
             tokio::time::sleep(EVERY).await;
@@ -233,7 +233,7 @@ fn seeded(image: String, state: Seeding) -> SeededImage {
         Seeding::Nothing { why } if why.is_empty() => nothing(Vec::new()),
         Seeding::Nothing { why } => nothing(vec![why]),
         Seeding::Running { done, .. } => {
-            nothing(vec![format!("still being read, {} so far", ByteSize(done))])
+            nothing(vec![format!("the target is still reading it, {} so far", ByteSize(done))])
         }
         Seeding::Ready { generation, given, missing, notes } => SeededImage {
             image,

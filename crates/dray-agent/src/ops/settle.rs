@@ -93,7 +93,7 @@ impl Agent {
         let (qmp, plan) = (picture.qmp(), plan_of(picture, entry));
         // What is half done because somebody is doing it is not settled.
         let Ok(_operation) = self.registry.operate(&name, "release") else { return Ok(false) };
-        let what = format!("cannot go on with the disk of image '{name}'");
+        let what = format!("cannot continue with the disk of image '{name}'");
         self.note_device(&picture.look, entry).map_err(|why| io_error(&what, why))?;
         match (rule, plan) {
             (Rule::CameUnderDray | Rule::StayedUnderDray, Some(plan)) => {
@@ -163,7 +163,8 @@ impl Agent {
         }
         self.give_back(entry, &qemu)?;
         let (image, path) = (&record.name, record.path.display());
-        tracing::warn!(image, %path, "another program has put the vm's disk elsewhere: its file stays as it is");
+        tracing::warn!(image, %path, "another program has put the vm's disk on another file: the \
+                                      image's file stays as it is");
         Ok(true)
     }
 
@@ -195,7 +196,7 @@ impl Agent {
             };
             // It may have ended meanwhile, which settles it as well.
             if entries.iter().any(|entry| self.asked_of(entry).as_ref() == Some(&socket)) {
-                let why = format!("it is not known where the vm has its disks: {why}");
+                let why = format!("the agent does not know where the vm has its disks: {why}");
                 return Err(Refusal::new(ErrorKind::Hypervisor, what, why)
                     .hint("try again when its QEMU answers at its QMP socket"));
             }
@@ -214,9 +215,9 @@ impl Agent {
     fn check_stayed(&self, what: &str, entry: &Arc<Entry>) -> ApiResult<()> {
         let name = entry.record().name;
         if self.registry.get(&name).is_none_or(|now| !Arc::ptr_eq(&now, entry)) {
-            let why = format!("the vm has the disk of image '{name}' elsewhere");
+            let why = format!("the vm has the disk of image '{name}' on another file");
             return Err(Refusal::new(ErrorKind::Conflict, what, why).hint(
-                "`dray images` shows what became of the image; adopt the disk where it is now",
+                "`dray images` shows the state of the image; adopt the disk from its present file",
             ));
         }
         self.registry.check_answered_for(entry).map_err(|why| not_taken(what, why))
@@ -237,7 +238,7 @@ impl Agent {
             sockets.dedup();
             for socket in sockets {
                 if let Err(why) = self.picture(&socket).await {
-                    tracing::debug!(%why, "a vm is not looked at yet");
+                    tracing::debug!(%why, "a vm has not been checked yet");
                 }
             }
             tokio::time::sleep(AGAIN).await;

@@ -256,7 +256,11 @@ impl Agent {
             return Ok(());
         }
         let image = &note.image.name;
-        tracing::info!(image, node = now, "it comes back on another node than it was released to");
+        tracing::info!(
+            image,
+            node = now,
+            "the disk is on another node than the one to which it was released"
+        );
         note.bitmap = None;
         self.registry.released.put(note).map_err(|why| io_error(what, why))
     }
@@ -285,7 +289,7 @@ impl Agent {
         let record = entry.record();
         let missing = entry.disk.missing_count();
         if missing > 0 || record.state != CopyState::Owner {
-            let why = format!("{missing} of its blocks are not here yet");
+            let why = format!("{missing} of its blocks are still at the source");
             return Err(Refusal::new(ErrorKind::Conflict, what, why)
                 .hint("wait until the migration has ended; `dray status` shows it"));
         }
@@ -333,7 +337,7 @@ impl Agent {
                 let record = entry.record();
                 self.registry
                     .update(&entry, |record| record.migration = None)
-                    .map_err(|why| io_error("cannot let go of an image", why))?;
+                    .map_err(|why| io_error("cannot forget an image", why))?;
                 if entry.flat.is_none()
                     && let Some(qemu) = self.registry.ended_vm(&record)
                 {
@@ -384,8 +388,9 @@ fn adopted_plan(record: &ImageRecord) -> ApiResult<LayerPlan> {
 /// What to do when QEMU has not said where a disk is: it may take it later, too.
 fn unknown_hint(image: &str) -> String {
     format!(
-        "the disk may be on dray, so the image stays: `dray release` gives it back; if `query-block` in QEMU \
-         shows it on its file, `dray images remove {image}`, then adopt it again"
+        "the disk may be on dray, so the image stays: `dray release` gives the disk back; if \
+         `query-block` in QEMU shows the disk on its file, give `dray images remove {image}`, \
+         then adopt the disk again"
     )
 }
 
@@ -405,8 +410,11 @@ fn refuse_untold_length(
     }
     let (len, size, name) = (record.len, seen.size, &record.name);
     let why =
-        format!("a resize was cut short: the image has {len} bytes, and its guest sees {size}");
-    let tell = format!("tell the guest: dray resize {name} {len} --qmp {}", qmp.socket().display());
+        format!("a resize was interrupted: the image has {len} bytes, and its guest sees {size}");
+    let tell = format!(
+        "give `dray resize {name} {len} --qmp {}` to tell the guest",
+        qmp.socket().display()
+    );
     Err(Refusal::new(ErrorKind::Conflict, what, why).hint(tell))
 }
 

@@ -59,7 +59,7 @@ impl Agent {
                 survey.indexed = Some(indexed);
             }
             Err(why) => survey.silent = Some(why.to_string()),
-            Ok(_) => survey.silent = Some("the peer answered something else".to_owned()),
+            Ok(_) => survey.silent = Some("the peer's answer does not fit the question".to_owned()),
         }
         survey
     }
@@ -85,7 +85,8 @@ impl Agent {
                 Lying::Same(_) => (Base::InPlace { export: String::new() }, Vec::new()),
                 Lying::Other(why) => (Base::Empty, vec![why]),
                 Lying::Unknown => {
-                    let why = "it is still being compared with the file of that name there";
+                    let why = "the hosts are still comparing it with the file of that name at the \
+                               target";
                     (Base::Empty, vec![format!("{why}; ask again")])
                 }
             };
@@ -191,7 +192,7 @@ impl Survey {
         match &surveyed.base {
             Base::Empty => {}
             Base::Refused { why } => {
-                planned.notes.push(format!("the replica there is of no use: {why}"));
+                planned.notes.push(format!("the replica at the target cannot be used: {why}"));
             }
             Base::InPlace { .. } => {
                 planned.in_place = true;
@@ -199,8 +200,10 @@ impl Survey {
             }
             Base::Replica { generation, .. } if !known => {
                 let number = generation.number;
-                let why = "what was written since is not known here";
-                planned.notes.push(format!("generation {number} there is of no use: {why}"));
+                let why = "this host does not know which blocks were written since";
+                planned
+                    .notes
+                    .push(format!("generation {number} at the target cannot be used: {why}"));
             }
             Base::Replica { generation, .. } => {
                 planned.generation = Some(generation.number);
@@ -212,7 +215,7 @@ impl Survey {
             }
         }
         if let Some(&bytes) = self.unseen.get(&planned.image).filter(|_| known) {
-            let why = "which blocks is unknown until the disk is adopted";
+            let why = "dray learns which blocks only when it adopts the disk";
             planned.notes.push(format!("QEMU has written {} of it: {why}", ByteSize(bytes)));
         }
         planned
@@ -264,9 +267,9 @@ mod tests {
     #[test]
     fn what_cannot_be_used_is_said() {
         let refused = planned(Base::Refused { why: "it was edited".into() }, &[], false);
-        assert_eq!(refused.notes, ["the replica there is of no use: it was edited"]);
+        assert_eq!(refused.notes, ["the replica at the target cannot be used: it was edited"]);
         let unknown = planned(replica(), &[("nas", 5)], false);
         assert!(unknown.given.is_empty() && unknown.generation.is_none());
-        assert!(unknown.notes[0].starts_with("generation 7 there is of no use"));
+        assert!(unknown.notes[0].starts_with("generation 7 at the target cannot be used"));
     }
 }

@@ -37,10 +37,10 @@ impl Agent {
             // The disk of an owner is not closed, and one that is handed over at this moment stays so.
             entry.disk.wait_again();
         } else {
-            let what = format!("cannot let the guest of image '{}' go on", command.image);
-            let why = "this host does not own it, or nobody knows yet whether it does";
+            let what = format!("cannot let the guest of image '{}' continue", command.image);
+            let why = "this host does not own it, or does not know yet whether it does";
             return Err(Refusal::new(ErrorKind::Conflict, what, why)
-                .hint("see `dray status`; if the other host is gone for good, see `dray claim`"));
+                .hint("see `dray status`; if the other host is lost, see `dray claim`"));
         }
         Ok(Unstalled {
             image: command.image.clone(),

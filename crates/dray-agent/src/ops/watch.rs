@@ -25,7 +25,7 @@ impl Answers<Watch> for Arc<Agent> {
                 told_at = tokio::time::Instant::now();
                 let gone = events.send(Event::Progress(shown.progress.clone())).await.is_err();
                 if gone {
-                    let why = "the client hung up";
+                    let why = "the client has disconnected";
                     return Err(Refusal::new(ErrorKind::Internal, "watch ended", why));
                 }
             }

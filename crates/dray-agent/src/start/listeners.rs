@@ -49,7 +49,7 @@ impl Agent {
         let bind = move || {
             const KEY: &str = "listener.guests";
             let bound = agent.nbd().bind_unix(&agent.nbd_socket(), 0o660, access.group);
-            let hint = "is run_dir another agent's?";
+            let hint = "does another agent use this run_dir?";
             let handle = bound
                 .inspect_err(|why| agent.cannot_listen(KEY, "this host's guests", why, hint))?;
             agent.troubles.clear(KEY);

@@ -44,7 +44,8 @@ impl Agent {
         let said: Vec<_> = said.collect();
         let found = Some(said.join("; ")).filter(|_| !said.is_empty());
         let hint = faults.first().map_or("", |fault| fault.hint.as_str());
-        let what = "there is no way to or from other agents that needs this host's certificates";
+        let what = "connections to and from other agents do not work without this host's \
+                    certificates";
         self.troubles.settle("certificates", what, found, hint);
     }
 
@@ -55,7 +56,7 @@ impl Agent {
         }
         for (dir, problem) in self.config.qmp_dir_problems() {
             let key = format!("qmp_dirs.{}", dir.display());
-            let what = format!("no QMP socket in {} can be named", dir.display());
+            let what = format!("QMP sockets in {} cannot be used", dir.display());
             self.settle_directory(&key, &what, problem);
         }
     }
@@ -70,7 +71,7 @@ async fn go_on(agent: Weak<Agent>, look: Look) {
     while let Some(strong) = agent.upgrade() {
         // On a thread where it may wait for a disk.
         if tokio::task::spawn_blocking(move || strong.look(look)).await.is_err() {
-            tracing::error!("a look at the host has failed");
+            tracing::error!("checking the host has failed");
         }
         tokio::time::sleep(PAUSE).await;
     }

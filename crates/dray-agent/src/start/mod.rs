@@ -59,7 +59,7 @@ pub fn run(path: &Path) -> ApiResult<()> {
     let what = format!("cannot start the agent with {}", path.display());
     let start = Start::load(path).map_err(|why| {
         Refusal::new(ErrorKind::Invalid, what.clone(), why)
-            .hint("`dray check-config` shows everything that is wrong")
+            .hint("`dray check-config` shows all problems")
     })?;
     let failed = |why: io::Error| Refusal::new(ErrorKind::Io, what.clone(), why);
     let runtime =
@@ -103,16 +103,15 @@ fn open(start: &Start, readiness: Arc<Readiness>, what: &str) -> ApiResult<(Arc<
     std::fs::create_dir_all(&config.run_dir).map_err(io)?;
     // Two agents on one state directory would both believe that they own its images.
     let lock = lock_state(&config.state_dir).map_err(|why| {
-        Refusal::new(ErrorKind::Io, what, format!("{}: {why}", config.state_dir.display())).hint(
-            "the state directory must be there: mount it, or for a new host install -d -m 0700 it",
-        )
+        Refusal::new(ErrorKind::Io, what, format!("{}: {why}", config.state_dir.display()))
+            .hint("mount the state directory; on a new host, create it with install -d -m 0700")
     })?;
     let store = Store::open(&config.state_dir).map_err(io)?;
     dray_vm::flat::end_leftovers(&config.run_dir);
     let around = Arc::new(Pools(Arc::clone(&config)));
     let registry = Registry::load(store.clone(), around).map_err(io)?;
     if let Err(why) = keepers::heartbeats(&registry) {
-        tracing::warn!(%why, "no thread for heartbeats: after a kill all images count as changed");
+        tracing::warn!(%why, "no thread for heartbeats: after a kill the next agent treats all images as changed");
     }
     let frozen = FrozenGuests::open(store.frozen());
     let agent = Arc::new(Agent {
@@ -149,14 +148,15 @@ fn note_configuration(start: &Start, troubles: &Troubles) {
     if let Some(instead) = &start.instead {
         let what = format!("the agent runs with {instead}");
         let hint = format!(
-            "`dray check-config --config {path}` shows what is wrong; mend it and restart the agent"
+            "`dray check-config --config {path}` shows the problem; correct it and restart the \
+             agent"
         );
         troubles.note("configuration", what, &instead.because, hint);
     }
     for problem in &start.problems {
-        let what = format!("a part of {path} is left out");
+        let what = format!("the agent leaves out a part of {path}");
         let key = format!("configuration.{}.{}", problem.field, problem.line.unwrap_or_default());
-        troubles.note(key, what, problem, "mend it and restart the agent");
+        troubles.note(key, what, problem, "correct it and restart the agent");
     }
     for problem in start.config.check_backups() {
         let key = format!("configuration.{}", problem.field);
@@ -201,26 +201,34 @@ impl Agent {
         let watched = Arc::downgrade(self);
         let moves = move || watched.upgrade().is_some_and(|agent| agent.moves());
         for (key, what, kept) in [
-            ("heat", "what guests use most is not counted", keepers::heat(&self.registry)),
+            (
+                "heat",
+                "the agent does not count the guests' accesses",
+                keepers::heat(&self.registry),
+            ),
             (
                 "lines",
-                "an unclean stop makes more suspect than it must",
+                "after a kill, more regions than necessary have to be compared",
                 keepers::lines(&self.registry),
             ),
             (
                 "retention",
-                "replicas are not removed by themselves",
+                "the agent does not remove replicas by itself",
                 keepers::replicas(&self.registry, &self.config),
             ),
             (
                 "index",
-                "content is not indexed",
+                "the agent does not index content",
                 self.reuse.keep(self.store.content().path(), moves),
             ),
-            ("schedule", "no backup is made by itself", crate::backup::schedule::keep(self)),
-            ("thaw", "a guest that was frozen for a backup may stay so", thaw::keep(self)),
+            (
+                "schedule",
+                "the agent makes no scheduled backups",
+                crate::backup::schedule::keep(self),
+            ),
+            ("thaw", "a guest that was frozen for a backup may stay frozen", thaw::keep(self)),
         ] {
-            let found = kept.err().map(|why| format!("no thread can be made: {why}"));
+            let found = kept.err().map(|why| format!("cannot start a thread: {why}"));
             self.troubles.settle(&format!("thread.{key}"), what, found, "restart the agent");
         }
     }

@@ -34,20 +34,28 @@ fn read_released(path: &StatePath) -> io::Result<()> {
 
 fn kinds(store: &Store) -> [Kind; 8] {
     let kind = |at, read, what| Kind { at, read, what };
-    let migrations = "the migrations that a batch has not begun yet are not begun";
+    let migrations = "the agent does not begin the waiting migrations of a batch";
     [
         kind(store.batches(), read::<BatchRecord>, migrations),
-        kind(store.seeds(), read::<SeedNote>, "what was read of backups for an image is not used"),
-        kind(store.released(), read_released, "an image that QEMU has is copied as a whole"),
-        kind(store.backups(), read::<Value>, "where an image was backed up to is not known"),
+        kind(
+            store.seeds(),
+            read::<SeedNote>,
+            "the agent does not use the content that it has read from backups for an image",
+        ),
+        kind(store.released(), read_released, "the next move copies a released image as a whole"),
+        kind(store.backups(), read::<Value>, "the agent does not know where an image is in backup"),
         kind(
             store.backups().join(".schedule.json"),
             read::<Value>,
-            "when was last backed up is not known: it is done again",
+            "the time of the last backup is unknown: the agent makes a backup now",
         ),
-        kind(store.digests(), read::<Value>, "base images are read once more"),
-        kind(store.links(), read::<Value>, "how fast links are is measured anew"),
-        kind(store.given(), read::<Value>, "who gave what is missing in the next summaries"),
+        kind(store.digests(), read::<Value>, "the agent reads the base images once more"),
+        kind(store.links(), read::<Value>, "the agent measures the rates of the links anew"),
+        kind(
+            store.given(),
+            read::<Value>,
+            "the next summaries do not say which bytes came from repositories and peers",
+        ),
     ]
 }
 

@@ -54,7 +54,7 @@ async fn heed(
             _ = interrupt.recv() => {}
         }
         if *tell.borrow() || !serves.load(Ordering::Acquire) {
-            tracing::info!("told to end: not waiting for anything");
+            tracing::info!("told to end: the agent ends without waiting");
             std::process::exit(0);
         }
         tell.send_replace(true);

@@ -136,7 +136,7 @@ pub(crate) fn unpack(
     let bytes =
         pack::extract(place, stored, len, &core.keys).map_err(|e| damaged(&e.to_string()))?;
     if Hash::of(&bytes) != *hash {
-        return Err(damaged("the content is not what was written"));
+        return Err(damaged("the content differs from that which was written"));
     }
     Ok(bytes)
 }

@@ -106,7 +106,9 @@ impl Reader {
         let at = (u64::from(place.offset) - start) as usize;
         let stored = match bytes.get(at..at + place.stored as usize) {
             Some(stored) => stored.to_vec(),
-            None => return (*ix, Err(Error::damaged("the store gave too little").at_piece(*ix))),
+            None => {
+                return (*ix, Err(Error::damaged("the store sent too few bytes").at_piece(*ix)));
+            }
         };
         let content = unpack(&self.core, place, stored, hash, *len);
         (*ix, content.map(Content::Data).map_err(|e| e.at_piece(*ix)))

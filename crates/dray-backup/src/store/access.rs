@@ -37,7 +37,8 @@ impl S3Access {
             Some(("https", rest)) if host(rest) => Ok(()),
             Some(("http", rest)) if host(rest) && self.allow_http => Ok(()),
             Some(("http", rest)) if host(rest) => Err(Error::invalid(format!(
-                "'{endpoint}' is without TLS: names, sizes and what is not encrypted could be read"
+                "'{endpoint}' is without TLS: others could read names, sizes and unencrypted \
+                 content"
             ))),
             _ => Err(Error::invalid(format!("'{endpoint}' is no https:// URL of a server"))),
         }

@@ -218,7 +218,7 @@ fn age(modified: SystemTime) -> Duration {
 fn failed(what: &str, path: &Path, e: io::Error) -> Error {
     let text = format!("{what} {}", path.display());
     match e.kind() {
-        io::ErrorKind::NotFound => Error::new(Kind::NotFound, format!("{text}: there is none")),
+        io::ErrorKind::NotFound => Error::new(Kind::NotFound, format!("{text} does not exist")),
         _ => Error::unavailable(text, e),
     }
 }

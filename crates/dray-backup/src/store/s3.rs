@@ -208,7 +208,9 @@ impl Store for S3Store {
                     _ if size < end => {
                         Err(Error::damaged(format!("{name} ends before byte {end}")))
                     }
-                    Ok(_) => Err(Error::new(Kind::Unavailable, format!("{name} came in part"))),
+                    Ok(_) => {
+                        Err(Error::new(Kind::Unavailable, format!("{name} arrived incomplete")))
+                    }
                     Err(e) => Err(e),
                 }
             }

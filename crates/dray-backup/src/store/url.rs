@@ -35,7 +35,7 @@ impl FromStr for Location {
 
     fn from_str(text: &str) -> Result<Self> {
         let wrong =
-            |why: &str| Err(Error::invalid(format!("'{text}' is no place for backups: {why}")));
+            |why: &str| Err(Error::invalid(format!("'{text}' is not a URL for backups: {why}")));
         let Some((scheme, rest)) = text.split_once("://") else {
             return match text {
                 "" => wrong("it is empty"),
@@ -99,7 +99,7 @@ impl Location {
             )),
             Self::Peer { host, .. } => Err(Error::new(
                 crate::Kind::Unsupported,
-                format!("the store at {host} can be used through its agent only"),
+                format!("only the agent can use the store at {host}"),
             )),
         }
     }

@@ -31,7 +31,7 @@ impl Segments {
     /// Notes that piece `ix` is given now; it must not have been before.
     pub(super) fn claim(&mut self, ix: u64) -> Result<()> {
         if self.is_claimed(ix) {
-            return Err(Error::invalid("it was given before").at_piece(ix));
+            return Err(Error::invalid("it was written before").at_piece(ix));
         }
         let bits = self.claimed.entry(ix / SEGMENT_PIECES).or_default();
         let bit = ix % SEGMENT_PIECES;

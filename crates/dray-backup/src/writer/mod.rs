@@ -61,7 +61,7 @@ impl Writer {
     pub fn put(&mut self, ix: u64, bytes: &[u8]) -> Result<()> {
         let len = piece_len(self.bytes, ix);
         if ix >= piece_count(self.bytes) || bytes.len() != len {
-            let text = format!("{} bytes given, the image has {len} there", bytes.len());
+            let text = format!("got {} bytes, and the image has {len} at this place", bytes.len());
             return Err(Error::invalid(text).at_piece(ix));
         }
         if is_zero(bytes) {

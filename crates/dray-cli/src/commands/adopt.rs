@@ -13,8 +13,8 @@ Examples:
   dray adopt --qmp /run/vm1.qmp                 every disk of the VM
   dray adopt --qmp /run/vm1.qmp --disk disk0    only this device
 
-`dray migrate` adopts by itself what it needs; this is for those who want dray to keep
-track of a disk all the time.";
+`dray migrate` adopts the disks that it moves by itself. Use this command if you want a disk to
+be on dray all the time.";
 
 /// Arguments of `dray adopt`.
 #[derive(clap::Args, Debug)]
@@ -23,10 +23,10 @@ pub struct Args {
     /// QMP socket of the running VM
     #[arg(long, value_name = "SOCKET")]
     qmp: PathBuf,
-    /// Device id (qdev) of a disk; every disk if not given (repeatable)
+    /// Device id (qdev) of a disk (repeatable) [default: all disks]
     #[arg(long = "disk", value_name = "DEVICE")]
     disks: Vec<String>,
-    /// Go on although disks carry dirty bitmaps that this destroys
+    /// Adopt disks with dirty bitmaps, which removes these bitmaps
     #[arg(long)]
     drop_bitmaps: bool,
 }

@@ -12,9 +12,9 @@ Examples:
   dray agent --config /etc/dray/dray.toml
   dray agent -v                        log more
 
-Runs in the foreground until SIGTERM or Ctrl-C and logs to standard error. It may be killed at
-any time: what it must know afterwards is in its journals, and guests reconnect by themselves.
-DRAY_LOG sets what is logged, in detail (as `debug` or `dray_agent=trace`).";
+The agent runs in the foreground until SIGTERM or Ctrl-C, and logs to standard error. You may
+kill it at any time: the next agent reads its journals, and guests reconnect by themselves.
+DRAY_LOG is a filter for the log (as `debug` or `dray_agent=trace`).";
 
 /// Arguments of `dray agent`.
 #[derive(clap::Args, Debug)]

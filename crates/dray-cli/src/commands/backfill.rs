@@ -13,13 +13,13 @@ use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
 Examples, on the host that the guest has moved to:
-  dray backfill start                    fetch everything that is still at the source
-  dray backfill pause vm1-root           fetch only what the guest asks for
+  dray backfill start                    fetch all blocks that are still at the source
+  dray backfill pause vm1-root           fetch only the blocks that the guest reads
   dray backfill rate 200Mbit --qmp /run/vm1.qmp
   dray backfill rate none
 
-A migration with --strategy deferred waits for `start`. Until everything is fetched the source
-and its copy must stay; `dray images` there says for whom.";
+A migration with --strategy deferred waits for `start`. Until the target has fetched all
+blocks, keep the source and its copy; `dray images` there says which host needs it.";
 
 /// Arguments of `dray backfill`.
 #[derive(clap::Args, Debug)]
@@ -31,19 +31,19 @@ pub struct Args {
 
 #[derive(Subcommand, Debug)]
 enum What {
-    /// Fetch everything, in the background
+    /// Fetch all missing blocks, in the background
     Start {
         #[command(flatten)]
         which: Which,
     },
-    /// Fetch only what the guest asks for
+    /// Fetch only the blocks that the guest reads
     Pause {
         #[command(flatten)]
         which: Which,
     },
-    /// Change how fast blocks are fetched
+    /// Change the limit for fetching blocks in the background
     Rate {
-        /// The new limit, like 200Mbit or 25MiB/s, or none
+        /// The new limit, as 200Mbit or 25MiB/s, or none
         #[arg(value_parser = rate_or_none)]
         rate: NewLimit,
         #[command(flatten)]
@@ -53,7 +53,7 @@ enum What {
 
 #[derive(clap::Args, Debug)]
 struct Which {
-    /// Image, or migration by the start of its id; the only one in Backfill if not given
+    /// Image, or migration by the start of its id [default: the only one in Backfill]
     #[arg(value_name = "IMAGE|MIGRATION")]
     which: Option<String>,
     /// QMP socket of the VM that was moved
@@ -87,7 +87,9 @@ fn text(now: &Backfilling, action: BackfillAction) -> String {
     match action {
         BackfillAction::Start => format!("fetching {left} of migration {id}\n"),
         BackfillAction::Pause => {
-            format!("paused: {left} of migration {id} stay at the source until asked for\n")
+            format!(
+                "paused: {left} of migration {id} stay at the source until the guest reads them\n"
+            )
         }
         BackfillAction::Rate(Some(rate)) => format!("fetching at most {rate}; {left} left\n"),
         BackfillAction::Rate(None) => format!("fetching without a limit; {left} left\n"),

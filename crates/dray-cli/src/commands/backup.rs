@@ -17,15 +17,16 @@ Examples:
   dray backup vm1-root vm1-data --to nas                a [[backup]] of the configuration
   dray backup vm1-root --to nas --fsfreeze /run/vm1.qga
 
-The guest goes on: its writes are held back for some milliseconds, and everything is as it was at
-that moment, over all images that are named. Only what was written since the last backup there is
-read. Ctrl-C ends the backup and leaves nothing of it.";
+The guest keeps running: its writes are held back for some milliseconds, and the backup has the
+content of that moment, the same for all named images. The agent reads only the blocks that
+were written since the last backup in this repository. Ctrl-C cancels the backup and leaves
+nothing of it.";
 
 /// Arguments of `dray backup`.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Names of the images: those of one VM together
+    /// Names of the images; give all images of one VM together
     #[arg(required = true, value_name = "IMAGE")]
     images: Vec<String>,
     /// The repository: the name of a `[[backup]]` in the configuration, or a URL
@@ -34,16 +35,16 @@ pub struct Args {
     /// The file with the repository's key
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
-    /// Freeze the guest's file systems for the moment, through its guest agent's socket
+    /// Freeze the guest's file systems for the moment of the backup, through this socket of the guest agent
     #[arg(long, value_name = "SOCKET")]
     fsfreeze: Option<PathBuf>,
-    /// Read at most so much a second, as 200Mbit or 25MiB/s; no more than that is stored
+    /// Limit for reading, as 200Mbit or 25MiB/s; storing is not faster
     #[arg(long, value_name = "RATE")]
     bandwidth: Option<BitRate>,
-    /// Read everything, whatever is in backup there
+    /// Read all blocks, also those that the repository has already
     #[arg(long)]
     full: bool,
-    /// At the end remove all but so many of the newest backups of each image
+    /// At the end, keep only the N newest backups of each image
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     keep_last: Option<u32>,
 }

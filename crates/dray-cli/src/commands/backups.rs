@@ -11,15 +11,16 @@ use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
 Examples:
-  dray backups                                what is configured, and what is under way
-  dray backups list nas                       everything in a repository
+  dray backups                                configured and running backups
+  dray backups list nas                       all backups in a repository
   dray backups list file:///mnt/nas/dray vm1-root
   dray backups init nas --key-file /etc/dray/nas.key
   dray backups prune nas --keep-daily 7 --keep-weekly 4 --dry-run
-  dray backups gc nas                         give the space of removed backups back
-  dray backups cancel vm1-root                end a backup that is under way
+  dray backups gc nas                         free the space of removed backups
+  dray backups cancel vm1-root                cancel a running backup
 
-A key file holds 64 hexadecimal digits (`openssl rand -hex 32`). Without it the backups are lost.";
+A key file holds 64 hexadecimal digits (`openssl rand -hex 32`). Without it the backups are
+lost.";
 
 /// Arguments of `dray backups`.
 #[derive(clap::Args, Debug)]
@@ -44,19 +45,19 @@ pub struct RepositoryArgs {
 #[derive(clap::Args, Debug)]
 #[group(required = true, multiple = true)]
 struct Keep {
-    /// The newest N of each image
+    /// Keep the newest N backups of each image
     #[arg(long, value_name = "N", default_value_t)]
     keep_last: u32,
-    /// Those of the last N days
+    /// Keep the backups of the last N days
     #[arg(long, value_name = "N", default_value_t)]
     keep_within_days: u32,
-    /// The newest of each of the last N days that have one (UTC)
+    /// Keep the newest backup of each of the last N days that have one (UTC)
     #[arg(long, value_name = "N", default_value_t)]
     keep_daily: u32,
-    /// The newest of each of the last N weeks
+    /// Keep the newest backup of each of the last N weeks that have one
     #[arg(long, value_name = "N", default_value_t)]
     keep_weekly: u32,
-    /// The newest of each of the last N months
+    /// Keep the newest backup of each of the last N months that have one
     #[arg(long, value_name = "N", default_value_t)]
     keep_monthly: u32,
 }
@@ -67,7 +68,7 @@ enum What {
     List {
         #[command(flatten)]
         repository: RepositoryArgs,
-        /// Only of this image, by its name or its id
+        /// Only backups of this image, by its name or its id
         image: Option<String>,
     },
     /// Make a repository
@@ -79,7 +80,7 @@ enum What {
     Prune {
         #[command(flatten)]
         repository: RepositoryArgs,
-        /// Only of this image, by its name or its id
+        /// Only backups of this image, by its name or its id
         image: Option<String>,
         #[command(flatten)]
         keep: Keep,
@@ -92,7 +93,7 @@ enum What {
         #[command(flatten)]
         repository: RepositoryArgs,
     },
-    /// End the backup of an image that is under way
+    /// Cancel the running backup of an image
     Cancel {
         /// Name of the image
         image: String,

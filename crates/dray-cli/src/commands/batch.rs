@@ -11,13 +11,13 @@ use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
 Examples:
-  dray batch                   what was begun with others, and how it goes
-  dray batch watch             the only batch running
-  dray batch limit 1Gbit       what all of it may send together, from now on
-  dray batch cancel 7b         begin nothing more; cancel what is before its handover
+  dray batch                   all batches and their progress
+  dray batch watch             the only batch that runs
+  dray batch limit 1Gbit       limit all its migrations together, from now on
+  dray batch cancel 7b         start no more; cancel those before their handover
 
-`dray migrate` with --vm, --all or --each begins a batch. One migration of it is seen to by its
-own id, as any other: `dray status`, `dray cancel`, `dray limit`.";
+`dray migrate` with --vm, --all or --each starts a batch. Each of its migrations has an id of
+its own, as any other migration, for `dray status`, `dray cancel` and `dray limit`.";
 
 /// Arguments of `dray batch`.
 #[derive(clap::Args, Debug)]
@@ -34,20 +34,20 @@ enum What {
     List,
     /// Follow a batch to its end
     Watch {
-        /// Its id, or the start of it; the only one running if not given
+        /// Batch: its id, or the start of it [default: the only one that runs]
         batch: Option<String>,
     },
-    /// Begin nothing more of a batch, and cancel what of it is before its handover
+    /// Start no further migration of a batch, and cancel those that are before their handover
     Cancel {
-        /// Its id, or the start of it; the only one running if not given
+        /// Batch: its id, or the start of it [default: the only one that runs]
         batch: Option<String>,
     },
-    /// Change what all migrations of a batch may send together
+    /// Change the bandwidth limit of all migrations of a batch together
     Limit {
-        /// The new limit, like 500Mbit or 100MiB/s, or none
+        /// The new limit, as 500Mbit or 100MiB/s, or none
         #[arg(value_parser = rate_or_none)]
         rate: NewLimit,
-        /// Its id, or the start of it; the only one running if not given
+        /// Batch: its id, or the start of it [default: the only one that runs]
         batch: Option<String>,
     },
 }

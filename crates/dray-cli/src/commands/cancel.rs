@@ -9,23 +9,24 @@ use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
 Examples:
-  dray cancel                  the only migration running
-  dray cancel 4f1c --discard   this one, and delete what the target has received
+  dray cancel                  the only migration that runs
+  dray cancel 4f1c --discard   this one, and delete the blocks at the target
 
-What the target has received is kept, so that the next try starts from it, unless --discard is
-given. After the handover there is nothing to cancel: only the target can serve the guest then.
-Where the target says that it knows nothing of the migration any more (an image of it was
-claimed there), or has everything and is away, it lets go of what the images left here.
-At the target of a migration it takes back what its source cannot be asked about, unless this host
-has promised to serve it.";
+The target keeps the received blocks, so that the next attempt continues with them, unless you
+give --discard. After the handover you cannot cancel a migration: only the target can serve the
+guest then. There are three exceptions, in which the migration ends and the copies on this host
+stay as replicas: the target does not know the migration any more (an image of it was claimed
+there), the target has all blocks and cannot be reached, or this agent cannot bring the
+migration back. At the target, this command ends a migration whose source cannot be asked,
+unless this host has promised to serve the images.";
 
 /// Arguments of `dray cancel`.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Migration to stop: its id, or the start of it; the only one running if not given
+    /// Migration to cancel: its id, or the start of it [default: the only one that runs]
     migration: Option<String>,
-    /// Also delete what the target has received
+    /// Also delete the blocks that the target has received
     #[arg(long)]
     discard: bool,
 }
@@ -36,24 +37,26 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
     let cancelled = client.call(command).await?;
     output.result(&cancelled, |cancelled, _| {
         let kept = match cancelled.bytes_kept {
-            _ if cancelled.target_was_away => "the target is away: it throws away what it has \
-                 received, and gives the names free, when it is back and hears of it"
+            _ if cancelled.target_was_away => "the target cannot be reached: it discards the \
+                                               received blocks, and frees the names, when it \
+                                               learns of the cancel"
                 .to_owned(),
-            0 => "nothing is kept at the target".to_owned(),
-            kept => format!("{} are kept at the target for the next try", bytes(kept)),
+            0 => "the target keeps no blocks".to_owned(),
+            kept => format!("the target keeps {} for the next attempt", bytes(kept)),
         };
         if cancelled.at_target {
-            return format!("cancelled {}: nothing of it is left here\n", cancelled.migration);
+            return format!("cancelled {}: this host keeps nothing of it\n", cancelled.migration);
         }
         if cancelled.replicas_stay {
             let id = &cancelled.migration;
             return format!(
-                "cancelled {id}: what the images left here stays, as replicas\n\
-                 `dray images remove NAME --delete` removes one, `dray claim NAME` takes one back into use\n\
-                 if the other host still waits for blocks of them, `dray status {id}` there names what ends that\n"
+                "cancelled {id}: the copies on this host stay, as replicas\n`dray images remove \
+                 NAME --delete` removes one, `dray claim NAME` takes one back into use\nif the \
+                 other host still waits for blocks of them, `dray status {id}` there says how to \
+                 end that\n"
             );
         }
-        format!("cancelled {}: the guest goes on here; {kept}\n", cancelled.migration)
+        format!("cancelled {}: the guest continues on this host; {kept}\n", cancelled.migration)
     });
     Ok(ExitCode::SUCCESS)
 }

@@ -13,10 +13,10 @@ Examples:
   dray check-config                                /etc/dray/dray.toml
   dray check-config --config ./dray.toml
 
-Also checks that pools, certificates and the keys of backup repositories are there, that the
-certificates are valid and the keys private.
-Starts nothing and changes nothing. Of what is wrong it says what an agent that starts now would do
-about it: leave a part out, or use the last good configuration.";
+The command also checks that pools, certificates and the keys of backup repositories exist,
+that the certificates are valid, and that only their owner can read the keys. It starts nothing
+and changes nothing. For each problem it says how an agent that starts now would act: leave a
+part out, or use the last good configuration.";
 
 /// Arguments of `dray check-config`.
 #[derive(clap::Args, Debug)]
@@ -63,11 +63,11 @@ pub fn run(args: &Args, output: &Output) -> ApiResult<ExitCode> {
 /// What an agent would do that starts now.
 fn would_do(start: Option<&Start>) -> String {
     match start {
-        None => "an agent does not start with it".to_owned(),
+        None => "an agent cannot start with it".to_owned(),
         Some(Start { instead: Some(instead), .. }) => {
             format!("an agent that starts now uses {instead}")
         }
-        Some(_) => "an agent that starts now goes on without what this concerns".to_owned(),
+        Some(_) => "an agent that starts now runs without the parts that this concerns".to_owned(),
     }
 }
 

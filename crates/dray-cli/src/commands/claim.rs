@@ -12,13 +12,15 @@ Examples:
   dray claim vm1-root --source-is-fenced
   dray claim vm1-root --source-is-fenced --accept-loss
 
-Use this only when the host that owns the image will never come back as it was. Make sure that
-it cannot write the image any more (powered off, cut off from its clients): if it does, there
-are two owners and the data is lost. Without --accept-loss the agent says what would be lost
-and changes nothing; with it, parts that only the other host had become zeros.
+Use this command only if the host that owns the image will never come back as it was. Make sure
+that it cannot write to the image any more (it is powered off, or cut off from its clients):
+otherwise the image has two owners, and data is lost. Without --accept-loss the agent says
+which data would be lost and changes nothing. With it, parts that only the other host had
+become zeros.
 
-The migration of the image ends for good. Other images of it that this host owns and has all of go
-on here; the rest stay closed, with what they have, until they are claimed as well.";
+The claim ends the migration of the image. This host continues to serve other images of the
+migration that it owns and of which it has all blocks. The others stay closed, and keep their
+content, until you claim them as well.";
 
 /// Ranges shown before the rest is only counted.
 const SHOWN: usize = 8;
@@ -29,10 +31,10 @@ const SHOWN: usize = 8;
 pub struct Args {
     /// Name of the image on this host
     image: String,
-    /// Your word that the other host can write it no more
+    /// You confirm that the other host cannot write to the image any more
     #[arg(long)]
     source_is_fenced: bool,
-    /// Accept the loss of what the agent says is gone
+    /// Accept the loss of the data that the agent reports as lost
     #[arg(long)]
     accept_loss: bool,
 }
@@ -49,11 +51,11 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
 fn text(claimed: &Claimed, style: Style) -> String {
     let mut text = format!("this host owns {} now, at epoch {}\n", claimed.image, claimed.epoch.0);
     if claimed.writes_may_be_lost {
-        text += &style.warn("writes that the guest was told are durable may be lost\n");
+        text += &style.warn("flushed writes of the guest may be lost\n");
     }
     if claimed.bytes_lost > 0 {
         let lost = bytes(claimed.bytes_lost);
-        text += &style.warn(&format!("{lost} are gone and zeros now; check the file system:"));
+        text += &style.warn(&format!("{lost} are lost, and are zeros now; check the file system:"));
         text.push('\n');
         for range in claimed.lost.iter().take(SHOWN) {
             text += &format!("  {} at byte {}\n", bytes(range.len), range.start);
@@ -64,7 +66,9 @@ fn text(claimed: &Claimed, style: Style) -> String {
         }
     }
     for other in &claimed.others {
-        text += &format!("{other} was in the same migration: closed until it is claimed as well\n");
+        text += &format!(
+            "{other} was in the same migration: it stays closed until you claim it as well\n"
+        );
     }
     text
 }

@@ -7,10 +7,10 @@ use std::time::Duration;
 /// What they are; each has a default of its own where it is used.
 #[derive(clap::Args, Debug)]
 pub struct HotSetArgs {
-    /// hot-set: count what the guest uses for so long before the copy
+    /// hot-set: count the guest's accesses for this time before the copy
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub observe: Option<Duration>,
-    /// hot-set: copy segments with this score and more; 0 copies all [default: 1]
+    /// hot-set: copy segments with at least this score; 0 copies all [default: 1]
     #[arg(long, value_name = "SCORE")]
     pub threshold: Option<f64>,
     /// hot-set: size of a segment [default: 64MiB]
@@ -19,7 +19,7 @@ pub struct HotSetArgs {
     /// hot-set: weight of reads in the score, from 0 to 1 [default: 0.5]
     #[arg(long, value_name = "WEIGHT")]
     pub read_weight: Option<f64>,
-    /// hot-set: hand over when no more than this is dirty, and fetch that later
+    /// hot-set: hand over when no more than this is dirty; the target fetches it later
     #[arg(long, value_name = "SIZE")]
     pub handover_size: Option<ByteSize>,
 }

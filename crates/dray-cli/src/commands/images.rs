@@ -13,9 +13,9 @@ const EXAMPLES: &str = "\
 Examples:
   dray images                                       the same as `dray images list`
   dray images add vm1-root /srv/vm/vm1.qcow2 --format qcow2
-  dray images remove vm1-root                       stops serving it; the file stays
-  dray images remove vm1-root --delete              deletes a replica: migrating back here will
-                                                    copy everything
+  dray images remove vm1-root                       stop serving it; the file stays
+  dray images remove vm1-root --delete              deletes a replica: a later move back
+                                                    copies everything
 
 QEMU opens an image by its name on the agent's NBD socket:
   -blockdev driver=nbd,node-name=root,server.type=unix,server.path=/run/dray/nbd.sock,export=NAME";
@@ -38,7 +38,7 @@ enum What {
     Remove {
         /// Name of the image
         name: String,
-        /// Delete the file too; only of a replica
+        /// Also delete the file; only for a replica
         #[arg(long)]
         delete: bool,
     },
@@ -50,16 +50,16 @@ struct AddArgs {
     name: String,
     /// The file or block device, inside one of the configured pools
     path: PathBuf,
-    /// What is in it; anything but raw is exported with room to grow
+    /// Format of the content; all but raw are exported with room to grow
     #[arg(long, value_parser = ["raw", "qcow2", "luks", "vmdk", "vdi", "vhdx"])]
     format: Option<String>,
-    /// Export it with room to grow, whatever its format
+    /// Export it with room to grow, regardless of the format
     #[arg(long, conflicts_with = "fixed")]
     growable: bool,
-    /// Export it at its present size, whatever its format
+    /// Export it at its present size, regardless of the format
     #[arg(long)]
     fixed: bool,
-    /// Refuse writes: a backing image
+    /// Refuse writes, as for a backing image
     #[arg(long)]
     read_only: bool,
 }

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
 Examples:
-  dray limit 500Mbit           the only migration running
+  dray limit 500Mbit           the only migration that runs
   dray limit 100MiB/s 4f1c     this one
   dray limit none              no limit";
 
@@ -17,10 +17,10 @@ Examples:
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// The new limit, like 500Mbit or 100MiB/s, or none
+    /// The new limit, as 500Mbit or 100MiB/s, or none
     #[arg(value_parser = rate_or_none)]
     rate: NewLimit,
-    /// Migration: its id, or the start of it; the only one running if not given
+    /// Migration: its id, or the start of it [default: the only one that runs]
     migration: Option<String>,
 }
 
@@ -47,7 +47,7 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
             None => format!("migration {} has no limit\n", limited.migration),
         };
         if let Some(why) = &limited.not_kept {
-            let until = "a restart of the agent brings the limit before it back";
+            let until = "after a restart of the agent, the earlier limit applies again";
             text += &style.warn(&format!("{until}: {why}"));
             text.push('\n');
         }

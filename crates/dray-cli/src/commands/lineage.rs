@@ -8,13 +8,13 @@ use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
 Examples:
-  dray lineage vm1-root             the newest generation first, and who holds it
-  dray lineage vm1-root --here      what this host knows, without asking anybody
+  dray lineage vm1-root             the newest generation first, and where it is
+  dray lineage vm1-root --here      only what this host knows
 
-A handover closes a generation, and the source keeps a replica of it. A migration back to a host
-whose replica is of one of these generations sends only what was written since. A backup closes one
-too. The repositories and peers in this host's configuration are asked which they hold; who does
-not answer is named.";
+A handover closes a generation, and the source keeps a replica of it. A migration back to a
+host with a replica of one of these generations sends only the blocks that were written since.
+A backup closes a generation as well. The agent asks the repositories and peers in its
+configuration which generations they hold; the output names those that do not answer.";
 
 /// Arguments of `dray lineage`.
 #[derive(clap::Args, Debug)]
@@ -22,7 +22,7 @@ not answer is named.";
 pub struct Args {
     /// Name of the image
     image: String,
-    /// Ask nobody else who holds what
+    /// Do not ask repositories and other hosts
     #[arg(long)]
     here: bool,
 }

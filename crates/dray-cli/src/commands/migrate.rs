@@ -29,11 +29,11 @@ Examples:
   Move several VMs, two at a time, with 800 Mbit/s for all of them together:
     dray migrate --vm /run/vm1.qmp=/run/vm1.qmp --vm /run/vm2.qmp=/run/vm2.qmp \\
         --to hostb --bandwidth 800Mbit
-  Move everything that `dray prepare` has prepared for a host:
+  Move all VMs and images that `dray prepare` has prepared for a host:
     dray migrate --all --to hostb --jobs 4
 
-Ctrl-C stops the display, not the migration: `dray watch` shows it again, `dray cancel`
-stops it. Once the handover has begun a migration cannot be cancelled.";
+Ctrl-C ends the display, not the migration: `dray watch` shows it again, and `dray cancel`
+cancels it. After the handover a migration cannot be cancelled.";
 
 /// Arguments of `dray migrate`.
 #[derive(clap::Args, Debug)]
@@ -48,36 +48,36 @@ pub struct Args {
     #[arg(long, value_name = "SOCKET", value_parser = path_at_target,
         conflicts_with_all = ["images", "vms", "all"])]
     target_qmp: Option<PathBuf>,
-    /// Use what this `dray prepare` made, when it is not the only one
+    /// Id of the prepared migration, if `dray prepare` has made several
     #[arg(long, value_name = "MIGRATION", conflicts_with_all = ["pool", "names", "vms", "all", "each"])]
     prepared: Option<String>,
-    /// Pool at the target, when nothing was prepared
+    /// Pool at the target, if the migration was not prepared
     #[arg(long)]
     pool: Option<String>,
-    /// Name at the target of an image or device, when nothing was prepared (repeatable)
+    /// Name at the target of an image or device, if the migration was not prepared (repeatable)
     #[arg(long = "name", value_name = "HERE=THERE", value_parser = pair)]
     names: Vec<(String, String)>,
-    /// Which blocks move before the guest and which after it
+    /// The blocks that move before the guest, and those that move after it
     #[arg(long, value_parser = strategies(), default_value_t)]
     strategy: Strategy,
-    /// In which order they move
+    /// The order in which blocks move
     #[arg(long, value_enum, default_value_t)]
     order: OrderArg,
-    /// What becomes of a disk that is a chain of images [default: as it was prepared]
+    /// How a disk moves that is a chain of images [default: as it was prepared]
     #[arg(long, value_enum)]
     chain: Option<ChainArg>,
-    /// Send everything, whatever backups the target could begin with
+    /// Do not let the target begin with a backup or a replica of another host
     #[arg(long)]
     no_backups: bool,
     #[command(flatten)]
     tuning: TuningArgs,
-    /// Send no faster than this, all migrations of the command together: 500Mbit, 100MiB/s
+    /// Limit for all migrations of the command together, as 500Mbit or 100MiB/s
     #[arg(long, value_name = "RATE")]
     bandwidth: Option<BitRate>,
-    /// Longest stop of the guest to aim for, in milliseconds or as 300ms, 1.5s
+    /// Longest stop of the guest to aim for, in milliseconds or as 300ms or 1.5s
     #[arg(long, value_name = "TIME", value_parser = duration)]
     max_downtime: Option<Duration>,
-    /// auto: be done by then, as 90s or 10m
+    /// auto: longest duration of the migration to aim for, as 90s or 10m
     #[arg(long, value_name = "TIME", value_parser = duration)]
     deadline: Option<Duration>,
     /// Re-read every block at the target at the end and compare it with the source
@@ -86,16 +86,16 @@ pub struct Args {
     /// Return when the migration has started
     #[arg(long)]
     detach: bool,
-    /// Go on although disks carry dirty bitmaps that adopting them destroys
+    /// Adopt disks with dirty bitmaps, which removes these bitmaps
     #[arg(long)]
     drop_bitmaps: bool,
-    /// Send everything, also what the target has somewhere in its pools
+    /// Also send content that the target has somewhere in its pools
     #[arg(long)]
     no_reuse: bool,
     /// Delete the source's copy at the end; otherwise it stays as a replica
     #[arg(long)]
     remove_replica: bool,
-    /// Whether QEMU gets the disks back at the end; as-before: if it had them before
+    /// Whether QEMU gets the disks at the end; as-before: if it had them before the migration
     #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
     release: ReleaseArg,
     // Last: its heading is that of what follows.
@@ -103,14 +103,14 @@ pub struct Args {
     several: SeveralArgs,
 }
 
-/// What is moved.
+/// The VMs or images that the command moves.
 #[derive(clap::Args, Debug)]
 #[group(id = "what", required = true, multiple = true, args = ["qmp", "images", "vms", "all"])]
 struct WhatArgs {
     /// QMP socket of the running VM on this host
     #[arg(long, value_name = "SOCKET", conflicts_with_all = ["images", "vms"])]
     qmp: Option<PathBuf>,
-    /// Images by name, when something else moves whoever uses them (repeat for several)
+    /// Image to move without a VM, by its name (repeat for several)
     #[arg(long = "image", value_name = "NAME")]
     images: Vec<String>,
 }
@@ -125,7 +125,7 @@ pub fn strategies() -> impl TypedValueParser<Value = Strategy> {
 /// The orders as they are typed.
 #[derive(ValueEnum, Clone, Copy, Debug, Default)]
 enum OrderArg {
-    /// What the guest writes most is copied last, what it reads most is fetched first
+    /// The blocks that the guest writes most are copied last; those that it reads most are fetched first
     #[default]
     WorkloadAware,
     /// By address
@@ -143,7 +143,7 @@ enum ReleaseArg {
 
 /// A time with its unit; milliseconds when it has none.
 pub fn duration(text: &str) -> Result<Duration, String> {
-    let wrong = || "write it like 300ms or 1.5s".to_owned();
+    let wrong = || "write it as 300ms or 1.5s".to_owned();
     let (number, scale) = if let Some(number) = text.strip_suffix("ms") {
         (number, 0.001)
     } else if let Some(number) = text.strip_suffix('m') {

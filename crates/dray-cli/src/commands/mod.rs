@@ -83,57 +83,57 @@ macro_rules! start {
 commands! {
     /// Run the agent
     Agent = agent, alone;
-    /// Check a configuration file and say what is wrong with it
+    /// Check a configuration file and print its problems
     CheckConfig = check_config, alone;
-    /// Make exports at the target and print how to start its QEMU
+    /// Make room at the target, and print the arguments for the QEMU that waits there
     Prepare = prepare, asks;
-    /// Predict what a migration would take
+    /// Predict the time, downtime and traffic of a migration
     Plan = plan, asks;
-    /// Have a target read images from its backups, before a migration
+    /// Let a target read images from backups and replicas, before a migration
     Seed = seed, asks;
-    /// Move a running VM, several, or images, to another host
+    /// Move a running VM, several VMs, or images, to another host
     Migrate = migrate, asks;
     /// Show migrations
     Status = status, asks;
     /// Follow a migration to its end
     Watch = watch, asks;
-    /// Stop a migration before its handover; the guest goes on at the source
+    /// Cancel a migration before its handover; the guest continues at the source
     Cancel = cancel, asks;
-    /// Take up an interrupted migration
+    /// Continue an interrupted migration
     Resume = resume, asks;
     /// Change the bandwidth limit of a running migration
     Limit = limit, asks;
-    /// Show, follow, pace and cancel migrations that were begun together
+    /// Show, follow, limit and cancel the migrations of one command
     Batch = batch, asks;
-    /// Start, pause or pace the fetching of what a target still misses
+    /// Start, pause or limit the fetching of missing blocks at a target
     Backfill = backfill, asks;
     /// List, add and remove images
     Images = images, asks;
-    /// Show the generations of an image and who kept them
+    /// Show the generations of an image, and where copies of them are
     Lineage = lineage, asks;
-    /// Back images up while their guests go on
+    /// Back images up while their guests run
     Backup = backup, asks;
-    /// List backups, make repositories, end a backup
+    /// List and prune backups, make repositories, cancel a backup
     Backups = backups, asks;
     /// Check the backups in a repository
     Verify = verify, asks;
     /// Make an image of a backup
     Restore = restore, asks;
-    /// Splice the disks of a running VM under dray
+    /// Put the disks of a running VM under dray
     Adopt = adopt, asks;
-    /// Hand the disks of a running VM back to its QEMU
+    /// Give the disks of a running VM back to its QEMU
     Release = release, asks;
-    /// Grow an image
+    /// Make an image larger
     Resize = resize, asks;
-    /// Take ownership of an image whose owner is gone for good
+    /// Take ownership of an image whose owner is lost
     Claim = claim, asks;
-    /// End the stall of guest I/O that waits for a lost source
+    /// End the wait of guest I/O for a lost source
     Unstall = unstall, asks;
     /// Show whether the peers of the configuration answer
     Peers = peers, asks;
-    /// Make the certificates with which agents trust each other
+    /// Make the certificates by which agents identify each other
     Pki = pki, alone;
-    /// Replay a trace through the engine: what a migration would cost
+    /// Replay a trace through the engine to predict the cost of a migration
     Sim = sim, alone;
     /// Record, analyse and generate traces of block accesses
     Trace = trace, asks;

@@ -13,7 +13,7 @@ Examples:
   dray peers                   every [[peer]] of the configuration, and whether it answers
   dray --json peers            for programs: a list of objects
 
-All are asked at once. One that has not answered after 5 s is silent.";
+The agent asks all peers at the same time. A peer that has not answered after 5 s is silent.";
 
 /// Arguments of `dray peers`.
 #[derive(clap::Args, Debug)]

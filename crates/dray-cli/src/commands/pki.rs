@@ -15,7 +15,7 @@ Examples:
     dray pki issue hosta --dir /root/dray-ca
     dray pki issue hostb --dir /root/dray-ca
   Then copy /root/dray-ca/hosta to hosta as its [tls] directory, and hostb likewise.
-  The files (ca-cert.pem, server-cert.pem, …) are laid out as QEMU and libvirt expect them.";
+  The files (ca-cert.pem, server-cert.pem, …) have the layout that QEMU and libvirt expect.";
 
 /// The authority's directory unless another is named.
 const DEFAULT_DIR: &str = "/etc/dray/ca";

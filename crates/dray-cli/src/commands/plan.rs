@@ -18,9 +18,10 @@ Examples:
   dray plan --image data --to hostb --deadline 10m
   dray plan --vm /run/vm1.qmp --vm /run/vm2.qmp --image data --each --to hostb
 
-The prediction is made of what the agent has counted of the guest so far, and of what the target
-has or would be given by its backups and peers before the source sends the rest. What it will
-find by its content elsewhere in its pools is not known before. Nothing moves.";
+The prediction uses the agent's counts of the guest's accesses, the content that the target
+has, and the content that backups and peers would give it before the source sends the rest. It
+cannot include content that the target will find elsewhere in its pools. The command moves no
+data.";
 
 /// Arguments of `dray plan`.
 #[derive(clap::Args, Debug)]
@@ -34,25 +35,25 @@ pub struct Args {
     /// Each --image is a migration of its own
     #[arg(long, requires = "images", conflicts_with = "qmp")]
     each: bool,
-    /// What becomes of a disk that is a chain of images (qcow2 with backing files)
+    /// How a disk moves that is a chain of images (qcow2 with backing files)
     #[arg(long, value_enum, default_value_t)]
     chain: ChainArg,
-    /// What the migration may send: 500Mbit, 100MiB/s [default: what the link has carried last]
+    /// Limit of the migration, as 500Mbit or 100MiB/s [default: the last measured rate of the link]
     #[arg(long, value_name = "RATE")]
     bandwidth: Option<BitRate>,
-    /// Longest stop of the guest to aim for, in milliseconds or as 300ms, 1.5s
+    /// Longest stop of the guest to aim for, in milliseconds or as 300ms or 1.5s
     #[arg(long, value_name = "TIME", value_parser = duration)]
     max_downtime: Option<Duration>,
-    /// Slow the guest's requests by no more than this
+    /// Slow the guest's requests down by no more than this
     #[arg(long, value_name = "TIME", value_parser = duration)]
     max_added_latency: Option<Duration>,
-    /// Be done by then, as 90s or 10m
+    /// Longest duration to aim for, as 90s or 10m
     #[arg(long, value_name = "TIME", value_parser = duration)]
     deadline: Option<Duration>,
-    /// As the migration would go with --no-backups
+    /// Predict a migration with --no-backups
     #[arg(long)]
     no_backups: bool,
-    /// Pool at the target; its default one if not given
+    /// Pool at the target [default: the target's default for this host]
     #[arg(long)]
     pool: Option<String>,
     /// Name at the target of an image or device (repeatable)
@@ -67,7 +68,7 @@ struct WhatArgs {
     /// QMP socket of the running VM on this host
     #[arg(long, value_name = "SOCKET", conflicts_with_all = ["images", "vms"])]
     qmp: Option<PathBuf>,
-    /// Images by name, when something else moves whoever uses them (repeat for several)
+    /// Image to move without a VM, by its name (repeat for several)
     #[arg(long = "image", value_name = "NAME")]
     images: Vec<String>,
     /// One of several VMs, by its QMP socket (repeat for several)
@@ -80,9 +81,9 @@ impl WhatArgs {
     fn resolve(self, each: bool) -> ApiResult<Vec<Subject>> {
         let Self { qmp, images, vms } = self;
         if !images.is_empty() && !vms.is_empty() && !each {
-            let why = "are the images one migration, or is each its own?";
+            let why = "the images may be one migration, or one each";
             let error = Refusal::new(ErrorKind::Invalid, "cannot tell what to plan", why);
-            return Err(error.hint("beside --vm, images need --each"));
+            return Err(error.hint("with --vm, images need --each"));
         }
         if !each && vms.is_empty() {
             return Ok(vec![SubjectArgs { qmp, images }.resolve()?]);

@@ -18,8 +18,9 @@ Examples:
   dray prepare --qmp /run/vm1.qmp --to hostb --chain flatten --target-format qcow2
   dray prepare --image data --to hostb
 
-Standard output holds only the arguments for the target's QEMU, ready to be pasted.
-Disks pair with the target's by their device ids (qdev), so give them the same ids there.";
+Standard output contains only the arguments for the waiting QEMU, ready to be pasted. dray
+pairs the disks of both QEMUs by their device ids (qdev), so give the devices the same ids
+there.";
 
 /// Arguments of `dray prepare`.
 #[derive(clap::Args, Debug)]
@@ -27,7 +28,7 @@ Disks pair with the target's by their device ids (qdev), so give them the same i
 pub struct Args {
     #[command(flatten)]
     what: MoveArgs,
-    /// Pool at the target; its default one if not given
+    /// Pool at the target [default: the target's default for this host]
     #[arg(long)]
     pool: Option<String>,
     /// Put this before every name at the target
@@ -36,16 +37,16 @@ pub struct Args {
     /// Name at the target of an image or device (repeatable)
     #[arg(long = "name", value_name = "HERE=THERE", value_parser = pair)]
     names: Vec<(String, String)>,
-    /// What becomes of a disk that is a chain of images (qcow2 with backing files)
+    /// How a disk moves that is a chain of images (qcow2 with backing files)
     #[arg(long, value_enum, default_value_t)]
     chain: ChainArg,
-    /// What a flattened disk becomes at the target
+    /// Format of a flattened disk at the target
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
     target_format: TargetFormatArg,
-    /// Send everything, whatever backups the target could begin with
+    /// Do not let the target begin with a backup or a replica of another host
     #[arg(long)]
     no_backups: bool,
-    /// QMP socket that the QEMU which waits at the target will have: `dray migrate` then knows it
+    /// QMP socket of the QEMU that will wait at the target; `dray migrate` then knows it
     #[arg(long, value_name = "SOCKET", value_parser = path_at_target, conflicts_with = "images")]
     target_qmp: Option<PathBuf>,
 }
@@ -73,7 +74,7 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
     output.note(&format!("migration {} is prepared at {to}", prepared.migration));
     for image in &prepared.images {
         let device = image.device.as_ref().map_or(String::new(), |id| format!(" (device {id})"));
-        let lies = if image.in_place { ", a file that lies there already" } else { "" };
+        let lies = if image.in_place { ", a file that it has already" } else { "" };
         let (name, export) = (&image.image, &image.export);
         output.note(&format!("  {name}{device} → export {export} on {endpoint}{lies}"));
     }

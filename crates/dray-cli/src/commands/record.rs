@@ -25,8 +25,8 @@ Examples:
   dray trace record vm1-root -o vm1.csv            until Ctrl-C
   dray sim vm1.csv.zst --disk 32GiB
 
-Only guests' accesses are recorded, not their contents. The guest does not wait for it; what
-comes too fast to be written down is counted, and said.";
+The recording contains the guests' accesses, not the data. The guest does not wait for it. The
+command counts accesses that come too fast to be recorded, and reports their number.";
 
 /// Arguments of `dray trace record`.
 #[derive(clap::Args, Debug)]
@@ -34,10 +34,10 @@ comes too fast to be written down is counted, and said.";
 pub struct Args {
     /// The image, by its name on this host
     image: String,
-    /// The file; compressed when its name ends in .zst
+    /// The file to write; compressed if its name ends in .zst
     #[arg(long, short, value_name = "FILE")]
     output: PathBuf,
-    /// How long, as 90s, 10m or 2h [default: until Ctrl-C or the image is no longer served here]
+    /// Length of the recording, as 90s, 10m or 2h [default: until Ctrl-C, or until this host stops serving the image]
     #[arg(long, value_name = "TIME", value_parser = long_duration)]
     duration: Option<Duration>,
 }
@@ -167,10 +167,10 @@ impl Recorder<'_> {
                 text += &format!("the image has {}\n", bytes(disk));
             }
             if end == "gone" {
-                text += "it ended because the image is no longer served here\n";
+                text += "the recording ended because this host does not serve the image any more\n";
             }
             if *missed > 0 {
-                let why = "they came faster than they could be written down";
+                let why = "they came faster than they could be recorded";
                 let missed = format!("{} accesses were missed: {why}", count(*missed));
                 text += &format!("{}\n", style.warn(&missed));
             }

@@ -13,7 +13,7 @@ Examples:
   dray release --qmp /run/vm1.qmp                 every disk that is on dray
   dray release --qmp /run/vm1.qmp --disk disk0    only this device
 
-Refused while blocks of the image are still at the source.";
+The agent refuses this while blocks of the image are still at the source.";
 
 /// Arguments of `dray release`.
 #[derive(clap::Args, Debug)]
@@ -22,7 +22,7 @@ pub struct Args {
     /// QMP socket of the running VM
     #[arg(long, value_name = "SOCKET")]
     qmp: PathBuf,
-    /// Device id (qdev) of a disk; every disk on dray if not given (repeatable)
+    /// Device id (qdev) of a disk (repeatable) [default: all disks on dray]
     #[arg(long = "disk", value_name = "DEVICE")]
     disks: Vec<String>,
 }

@@ -13,9 +13,9 @@ const EXAMPLES: &str = "\
 Examples:
   dray resize vm1-data 40GiB --qmp /run/vm1.qmp
 
-Only for raw images, and only larger; growing a qcow2 image is QEMU's own `block_resize`.
-Refused during a migration. The VM's connection is cut off for a moment: its block node needs a
-reconnect-delay, which those that dray makes have.";
+The command makes raw images larger, never shorter. Make a qcow2 disk larger with QEMU's
+`block_resize`. The agent refuses it during a migration. It disconnects the VM for a moment, so
+the VM's block node needs a reconnect-delay; nodes that dray makes have one.";
 
 /// Arguments of `dray resize`.
 #[derive(clap::Args, Debug)]
@@ -23,9 +23,9 @@ reconnect-delay, which those that dray makes have.";
 pub struct Args {
     /// Name of the image
     image: String,
-    /// New size, like 40GiB
+    /// New size, as 40GiB
     size: ByteSize,
-    /// QMP socket of the VM that uses it: its guest is told of the new size
+    /// QMP socket of the VM that uses the image: dray tells its guest the new size
     #[arg(long, value_name = "SOCKET")]
     qmp: Option<PathBuf>,
 }

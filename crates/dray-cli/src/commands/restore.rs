@@ -16,8 +16,8 @@ Examples:
   dray restore vm1-root@12 --from nas --as vm1-root-12        generation 12
   dray restore vm1-root@5f3a --from file:///mnt/nas/dray --as vm1-old --pool ssd
 
-The new image is one of its own: a file in a pool, sparse, that gets its name when it is complete.
-Nothing is left behind if that fails.";
+The new image is independent of the old one: a sparse file in a pool, which gets its name when
+it is complete. If the restore fails, it leaves no file.";
 
 /// Arguments of `dray restore`.
 #[derive(clap::Args, Debug)]
@@ -33,13 +33,13 @@ pub struct Args {
     /// Name of the new image
     #[arg(long = "as", value_name = "NAME")]
     name: String,
-    /// The pool that it is put into [default: the first one]
+    /// Pool for the new image [default: the first one]
     #[arg(long)]
     pool: Option<String>,
     /// The file with the repository's key
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
-    /// Write at most so much a second, as 200Mbit or 25MiB/s
+    /// Limit for writing, as 200Mbit or 25MiB/s
     #[arg(long, value_name = "RATE")]
     bandwidth: Option<BitRate>,
 }

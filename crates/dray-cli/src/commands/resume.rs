@@ -17,9 +17,9 @@ Examples:
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Migration to take up: its id, or the start of it; the only interrupted one if not given
+    /// Migration to continue: its id, or the start of it [default: the only interrupted one]
     migration: Option<String>,
-    /// Return when it goes on
+    /// Return when the migration continues
     #[arg(long)]
     detach: bool,
 }
@@ -34,7 +34,7 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
     }
     output.result(&started, |started, _| {
         let id = short(started.migration);
-        format!("migration {} goes on\n`dray watch {id}` shows it\n", started.migration)
+        format!("migration {} continues\n`dray watch {id}` shows it\n", started.migration)
     });
     Ok(ExitCode::SUCCESS)
 }

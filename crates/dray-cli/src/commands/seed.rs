@@ -13,13 +13,13 @@ Examples:
   dray seed --image db --to hostb
   dray seed --qmp /run/vm1.qmp --to hostb --pool fast
 
-The target reads the newest backup of each image that it can use from the repositories in its
-own configuration ([[backup]]), or the replica that one of its peers has kept, and keeps it as a
-replica. The source and its disks are not
-asked for anything. A migration that follows, whenever that is, sends what was written since.
-`dray migrate` and `dray prepare` do this themselves unless they are told --no-backups.
+For each image, the target reads the newest backup that it can use from the repositories in its
+own configuration ([[backup]]), or the replica that one of its peers has kept, and keeps it as
+a replica. It reads nothing from the source. A later migration sends only the blocks that were
+written since. `dray migrate` and `dray prepare` do this by themselves, unless you give
+--no-backups.
 
-Ctrl-C stops it; what was read is used when it is asked for again within a day.";
+Ctrl-C stops the reading; the same command within a day continues it.";
 
 /// Arguments of `dray seed`.
 #[derive(clap::Args, Debug)]
@@ -27,7 +27,7 @@ Ctrl-C stops it; what was read is used when it is asked for again within a day."
 pub struct Args {
     #[command(flatten)]
     what: MoveArgs,
-    /// Pool at the target; its default one if not given
+    /// Pool at the target [default: the target's default for this host]
     #[arg(long)]
     pool: Option<String>,
     /// Name at the target of an image or device (repeatable)
@@ -47,7 +47,10 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
     let seeded = seeding::call(client, command, output).await?;
     output.result(&seeded, |seeded, _| {
         if seeded.images.iter().all(|image| image.generation.is_none() && image.notes.is_empty()) {
-            return format!("{} has no backup or replica that it could begin with\n", seeded.to);
+            return format!(
+                "{} has no backup or replica with which the migration could begin\n",
+                seeded.to
+            );
         }
         seeding::words(seeded).into_iter().map(|line| line + "\n").collect()
     });

@@ -16,16 +16,16 @@ pub struct SeveralArgs {
     /// was not told (repeat for several)
     #[arg(long = "vm", value_name = "SOCKET[=THERE]", value_parser = vm)]
     vms: Vec<Vm>,
-    /// Everything that is prepared for this target
+    /// All migrations that are prepared for this target
     #[arg(long, conflicts_with_all = ["vms", "images", "qmp"])]
     all: bool,
     /// Each --image is a migration of its own
     #[arg(long, requires = "images", conflicts_with = "qmp")]
     each: bool,
-    /// How many at a time [default: 2]
+    /// Number of migrations that run at the same time [default: 2]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     jobs: Option<u16>,
-    /// As they are given; otherwise the one first that `dray plan` predicts to be shortest
+    /// Run them in the given order [default: first the one that `dray plan` predicts to be shortest]
     #[arg(long)]
     in_order: bool,
 }
@@ -75,8 +75,8 @@ impl SeveralArgs {
         client: &Client,
     ) -> ApiResult<Batch> {
         if !images.is_empty() && !self.each {
-            let why = "are the images one migration, or is each its own?";
-            return Err(invalid(why, "beside --vm, images need --each"));
+            let why = "the images may be one migration, or one each";
+            return Err(invalid(why, "with --vm, images need --each"));
         }
         let one = |subject, target_qmp| Migrate {
             subject,
@@ -99,8 +99,8 @@ impl SeveralArgs {
             moves.push(moved);
         }
         if let Some(here) = unused.keys().next().filter(|_| images_alone) {
-            let why = format!("nothing that moves is called '{here}'");
-            return Err(invalid(&why, "--name HERE=THERE takes the name of an image here"));
+            let why = format!("no image of this move is called '{here}'");
+            return Err(invalid(&why, "--name HERE=THERE takes the name of an image on this host"));
         }
         if self.all {
             for prepared in prepared(client, &like.to).await? {

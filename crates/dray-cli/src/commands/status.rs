@@ -10,10 +10,10 @@ use std::process::ExitCode;
 const EXAMPLES: &str = "\
 Examples:
   dray status                  all migrations of this host
-  dray status 4f1c             one at length; the start of its id is enough
+  dray status 4f1c             one in detail; the start of its id is enough
   dray --json status           for programs: a list of objects
 
-What does not work on this host just now is told first, on standard error.";
+On standard error, the command first names the parts of this host that do not work.";
 
 /// Arguments of `dray status`.
 #[derive(clap::Args, Debug)]

@@ -1,4 +1,5 @@
-//! What is moved and where to: the arguments that `prepare`, `plan` and `migrate` share.
+//! The arguments for the subject and the target of a move, which `prepare`, `seed`, `plan` and
+//! `migrate` share.
 
 use super::absolute;
 use clap::ValueEnum;
@@ -21,7 +22,7 @@ pub enum ChainArg {
     /// Every image of a chain moves as it is
     #[default]
     Keep,
-    /// Only what the guest sees moves; the target gets a raw image
+    /// Only the content that the guest sees moves; the target gets a raw image
     Flatten,
 }
 
@@ -40,7 +41,7 @@ pub enum TargetFormatArg {
     /// A raw image
     #[default]
     Raw,
-    /// A fresh qcow2, made at the target of the raw image; needs as much space again there
+    /// A new qcow2, which the target makes of the raw image; needs the same space once more
     Qcow2,
 }
 
@@ -60,7 +61,7 @@ pub struct SubjectArgs {
     /// QMP socket of the running VM on this host
     #[arg(long, value_name = "SOCKET")]
     pub qmp: Option<PathBuf>,
-    /// Images by name, when something else moves whoever uses them (repeat for several)
+    /// Image to move without a VM, by its name (repeat for several)
     #[arg(long = "image", value_name = "NAME")]
     pub images: Vec<String>,
 }

@@ -23,8 +23,9 @@ Examples:
   dray trace generate file-server --seconds 7200 -o fs.csv.zst
   dray trace record vm1-root -o vm1.csv.zst --duration 2h
 
-Reads CSV `time_s,op,offset,length`, the text of blkparse, and fio iologs; each may be compressed
-with zstd. Only `record` needs the agent. `docs/how-to/simulate.md` says what the numbers mean.";
+dray reads CSV `time_s,op,offset,length`, the text of blkparse, and fio iologs; each may be
+compressed with zstd. Only `record` needs the agent. `docs/how-to/simulate.md` explains the
+numbers.";
 
 /// Arguments of `dray trace`.
 #[derive(clap::Args, Debug)]
@@ -40,7 +41,7 @@ enum What {
     Analyse(AnalyseArgs),
     /// Write the trace of a server's load
     Generate(GenerateArgs),
-    /// Write down what guests do to an image that the agent serves
+    /// Record the guests' accesses to an image that the agent serves
     Record(record::Args),
 }
 
@@ -71,7 +72,7 @@ struct GenerateArgs {
     /// Length of the trace in seconds
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
     seconds: u64,
-    /// The file; compressed when its name ends in .zst
+    /// The file to write; compressed if its name ends in .zst
     #[arg(long, short, value_name = "FILE")]
     output: PathBuf,
     /// Seed: equal seeds give equal traces
@@ -83,7 +84,7 @@ struct GenerateArgs {
     /// Mean bytes read a second instead of the load's own
     #[arg(long, value_name = "SIZE")]
     read_rate: Option<ByteSize>,
-    /// Bytes of new places written a second instead of the load's own: less is more temporal locality
+    /// Bytes written a second to new places instead of the load's own: less means more temporal locality
     #[arg(long, value_name = "SIZE")]
     fresh: Option<ByteSize>,
     /// Zipf exponent of popularity instead of the load's own: 0 makes all places equal

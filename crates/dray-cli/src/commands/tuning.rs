@@ -9,10 +9,10 @@ use std::time::Duration;
 /// What they are.
 #[derive(clap::Args, Debug)]
 pub struct TuningArgs {
-    /// Slow the guest's writes while they are sent again (pre-copy, mirror, hot-set)
+    /// Slow the guest's writes from the end of the copy until the handover (pre-copy, mirror, hot-set)
     #[arg(long, value_enum, value_name = "HOW", default_value_t)]
     throttle: ThrottleArg,
-    /// Slow the migration down before it adds more than this to the guest's writes
+    /// Slow the migration down before the guest's writes take longer by more than this
     #[arg(long, value_name = "TIME", value_parser = duration)]
     max_added_latency: Option<Duration>,
     #[command(flatten)]
@@ -22,12 +22,12 @@ pub struct TuningArgs {
 /// How a guest is slowed, as it is typed.
 #[derive(ValueEnum, Clone, Copy, Debug, Default)]
 enum ThrottleArg {
-    /// Not at all
+    /// Do not slow the guest
     #[default]
     None,
-    /// When it writes more than can be sent again on average
+    /// When the guest writes more on average than the link can send again
     Soft,
-    /// After each write, until that could have been sent again
+    /// After each write, until the link could have sent it again
     Aggressive,
 }
 

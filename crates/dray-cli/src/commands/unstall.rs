@@ -11,9 +11,9 @@ Examples:
   dray unstall vm1-root          ask the source again now
   dray unstall vm1-root --fail   give the guest I/O errors
 
-While the source of a migration is away, reads of blocks that are still there wait. A waiting
-read also holds up QEMU's `stop` and `quit`; --fail lets them through. With rerror=stop and
-werror=stop on its devices the guest is paused instead of seeing the errors.";
+While the source of a migration cannot be reached, reads of blocks that are still there wait. A
+waiting read also delays QEMU's `stop` and `quit`; --fail ends the wait. With rerror=stop and
+werror=stop on its devices, QEMU pauses the guest, and the guest does not see the errors.";
 
 /// Arguments of `dray unstall`.
 #[derive(clap::Args, Debug)]
@@ -21,7 +21,7 @@ werror=stop on its devices the guest is paused instead of seeing the errors.";
 pub struct Args {
     /// Name of the image
     image: String,
-    /// Fail what waits with an I/O error
+    /// Fail the waiting requests with an I/O error
     #[arg(long)]
     fail: bool,
 }

@@ -10,9 +10,9 @@ use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
 Examples:
-  dray verify nas                    can everything be found?
+  dray verify nas                    are all parts of the backups there?
   dray verify nas vm1-root --read-data
-                                     is every byte what was written?";
+                                     has all content its hash?";
 
 /// Arguments of `dray verify`.
 #[derive(clap::Args, Debug)]
@@ -20,7 +20,7 @@ Examples:
 pub struct Args {
     #[command(flatten)]
     repository: RepositoryArgs,
-    /// Only of this image, by its name or its id
+    /// Only backups of this image, by its name or its id
     image: Option<String>,
     /// Read all content and compare it with its hashes
     #[arg(long)]
@@ -40,7 +40,7 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
         found.damaged.iter().for_each(|fault| output.note(fault));
         let what = format!("{} faults in repository '{at}'", found.damaged.len());
         return Err(Refusal::new(ErrorKind::Verification, what, first)
-            .hint("restore from the backups that are not named"));
+            .hint("restore from the backups that are not listed above"));
     }
     output.result(&found, verified);
     Ok(ExitCode::SUCCESS)

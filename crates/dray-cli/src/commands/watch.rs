@@ -9,16 +9,16 @@ use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
 Examples:
-  dray watch                   the only migration running
+  dray watch                   the only migration that runs
   dray watch 4f1c              this one; the start of its id is enough
 
-Ctrl-C stops the display, not the migration.";
+Ctrl-C ends the display, not the migration.";
 
 /// Arguments of `dray watch`.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Migration to follow: its id, or the start of it; the only one running if not given
+    /// Migration to follow: its id, or the start of it [default: the only one that runs]
     migration: Option<String>,
 }
 

@@ -1,4 +1,5 @@
-//! Follows a backup, a restore or a check of backups: these end with whoever asked for them.
+//! Follows a backup, a restore or a check of backups: these end together with the client that has
+//! asked for them.
 
 use crate::client::{Client, Reply};
 use crate::output::Output;

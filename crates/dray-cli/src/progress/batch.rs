@@ -64,11 +64,12 @@ async fn listen(call: &mut Call<BatchStatus>, display: &mut Display) -> ApiResul
 fn say_detached(last: Option<&BatchStatus>, output: &Output) {
     let style = output.style_err();
     let (text, id) = match last.map(short) {
-        Some(id) => (format!("stopped watching; batch {id} goes on"), id),
+        Some(id) => (format!("stopped watching; batch {id} continues"), id),
         None => ("stopped watching; the batch may still start".to_owned(), "ID".to_owned()),
     };
     output.note(&format!("{} {text}", style.warn("dray:")));
-    let hint = format!("`dray batch watch {id}` shows it again, `dray batch cancel {id}` stops it");
+    let hint =
+        format!("`dray batch watch {id}` shows it again, `dray batch cancel {id}` cancels it");
     output.note(&format!("{} {hint}", style.good("hint:")));
 }
 

@@ -121,10 +121,10 @@ async fn listen<A: DeserializeOwned>(
 fn say_detached(migration: Option<MigrationId>, output: &Output) {
     let style = output.style_err();
     let (text, id) = match migration {
-        Some(id) => (format!("stopped watching; migration {} goes on", short(id)), short(id)),
+        Some(id) => (format!("stopped watching; migration {} continues", short(id)), short(id)),
         None => ("stopped watching; the migration may still start".to_owned(), "ID".to_owned()),
     };
     output.note(&format!("{} {text}", style.warn("dray:")));
-    let hint = format!("`dray watch {id}` shows it again, `dray cancel {id}` stops it");
+    let hint = format!("`dray watch {id}` shows it again, `dray cancel {id}` cancels it");
     output.note(&format!("{} {hint}", style.good("hint:")));
 }

@@ -96,7 +96,10 @@ fn of_image(seeded: &SeededImage, to: &str) -> Vec<String> {
         lines.push(format!("{to} has generation {generation} of {image} now: {given}"));
     }
     if *missing_bytes > 0 {
-        lines.push(format!("  {} of it nobody could give", bytes(*missing_bytes)));
+        lines.push(format!(
+            "  {} of it come from the source: no repository or host has them",
+            bytes(*missing_bytes)
+        ));
     }
     let prefix = if generation.is_some() { "  " } else { "" };
     let unused = |note: &String| match generation {

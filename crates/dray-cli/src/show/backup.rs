@@ -155,7 +155,7 @@ pub fn repository_made(made: &RepositoryMade, style: Style) -> String {
 
 /// A backup that was told to end.
 pub fn cancelled(progress: &BackupProgress, _: Style) -> String {
-    format!("the backup to '{}' ends; nothing of it stays\n", progress.to)
+    format!("the backup to '{}' is cancelled; nothing of it stays\n", progress.to)
 }
 
 /// What was removed.
@@ -185,7 +185,7 @@ pub fn collected(done: &BackupCollected, _: Style) -> String {
 /// Backups without a fault.
 pub fn verified(found: &BackupVerified, style: Style) -> String {
     let read = match found.bytes_read {
-        0 => "what describes them was read".to_owned(),
+        0 => "their descriptions were read".to_owned(),
         read => format!("{} of content were read", bytes(read)),
     };
     format!("{} in order; {read}\n", style.good(&counted(found.backups, "backup")))

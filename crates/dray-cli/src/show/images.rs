@@ -69,10 +69,8 @@ fn losses(images: &[ImageStatus], style: Style) -> String {
         let times = counted(lost.count, "error");
         text += &format!("\nwrites to {name} may be lost: {} ({times})\n  ", lost.why);
         text += match lost.told {
-            true => {
-                "a flush of its guest has failed because of it; check what the guest has written\n"
-            }
-            false => "its guest is not told yet: its next flush fails\n",
+            true => "a flush of its guest has reported this; check the guest's data\n",
+            false => "its guest does not know yet: the next flush of the guest fails\n",
         };
     }
     text

@@ -46,7 +46,8 @@ pub fn tree(line: &LineageStatus, now: u64, style: Style) -> String {
     }
     for stray in line.strays.iter().rev() {
         let id = style.dim(&short(&stray.at.id.to_string()));
-        text += &format!("◌ {:>3}  {id}  not in the line as it is known here\n", stray.at.number);
+        text +=
+            &format!("◌ {:>3}  {id}  not in this host's version of the line\n", stray.at.number);
         text += &holders(&stray.held);
     }
     for silent in &line.silent {

@@ -95,7 +95,7 @@ fn from_where(plan: &Planned, style: Style) -> String {
         }
     }
     if let Some(why) = &plan.silent {
-        let what = format!("what {} has is not counted: {why}", plan.to);
+        let what = format!("the content of {} is not counted: {why}", plan.to);
         text += &format!("{}\n", style.warn(&what));
     }
     if let Some(indexed) = plan.indexed.filter(|&indexed| indexed > 0) {

@@ -1,4 +1,4 @@
-//! What to start the target's QEMU with, ready to be pasted into a shell.
+//! The arguments for the waiting QEMU at the target, ready to be pasted into a shell.
 
 use dray_api::Prepared;
 

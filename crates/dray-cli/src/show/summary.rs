@@ -180,8 +180,10 @@ fn predicted(summary: &Summary, style: Style) -> Vec<Line> {
 /// Why QEMU does not have the disks at the end.
 fn not_released(summary: &Summary, style: Style) -> Option<Line> {
     let why = summary.not_released.as_ref()?;
-    let text =
-        format!("no: the disks stay on dray at {}, until `dray release` there: {why}", summary.to);
+    let text = format!(
+        "no: the disks stay on dray at {} until you give `dray release` there: {why}",
+        summary.to
+    );
     Some(("released", style.warn(&text)))
 }
 
@@ -200,7 +202,7 @@ fn verified(verified: Verified, style: Style) -> String {
         Verified::Equal => style.good("yes: the target was re-read and equals the source"),
         Verified::Different => style.bad("no: the target differs from the source"),
         Verified::NotComparable => {
-            style.warn("not comparable: another image has an image's name at the source by now")
+            style.warn("not comparable: at the source, another image now has the name of an image")
         }
         Verified::NotAsked => "not asked (--verify)".to_owned(),
     }

@@ -1,4 +1,4 @@
-//! What does not work on a host just now: told before anything else that is shown of it.
+//! The parts of a host that do not work at the moment, printed before everything else.
 
 use super::style::Style;
 use dray_api::Trouble;

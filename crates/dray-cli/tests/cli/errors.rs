@@ -81,7 +81,7 @@ fn answered_with(answer: &'static [u8]) -> crate::fake::Ran {
 fn an_agent_that_dies_or_talks_nonsense_is_a_clear_error() {
     let died = answered_with(b"");
     assert_eq!(died.code, 3);
-    assert!(died.err.contains("lost the connection to the agent: the connection was closed"));
+    assert!(died.err.contains("lost the connection to the agent: the agent closed the connection"));
     let half = answered_with(b"{\"result\":[");
     assert_eq!(half.code, 3);
     for nonsense in [&b"hello\n"[..], b"{\"result\":5}\n", b"{\"event\":\"party\"}\n", b"{}\n"] {

@@ -80,9 +80,9 @@ fn a_batch_ends_in_a_table_and_a_code_of_its_own() {
 fn ctrl_c_leaves_a_batch_to_the_agent() {
     let fake = Fake::start();
     let words = interrupted(&fake, &["batch", "watch", "endless"], "over");
-    assert_eq!(words[0], "dray: stopped watching; batch 7b000000 goes on");
+    assert_eq!(words[0], "dray: stopped watching; batch 7b000000 continues");
     let hint =
-        "hint: `dray batch watch 7b000000` shows it again, `dray batch cancel 7b000000` stops it";
+        "hint: `dray batch watch 7b000000` shows it again, `dray batch cancel 7b000000` cancels it";
     assert_eq!(words[1], hint);
 }
 
@@ -90,8 +90,8 @@ fn ctrl_c_leaves_a_batch_to_the_agent() {
 fn ctrl_c_stops_watching_and_says_so() {
     let fake = Fake::start();
     let words = interrupted(&fake, &["watch", "endless"], "copy");
-    assert_eq!(words[0], "dray: stopped watching; migration 4f1c0000 goes on");
-    let hint = "hint: `dray watch 4f1c0000` shows it again, `dray cancel 4f1c0000` stops it";
+    assert_eq!(words[0], "dray: stopped watching; migration 4f1c0000 continues");
+    let hint = "hint: `dray watch 4f1c0000` shows it again, `dray cancel 4f1c0000` cancels it";
     assert_eq!(words[1], hint);
 }
 

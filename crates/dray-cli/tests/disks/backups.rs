@@ -479,7 +479,7 @@ fn a_schedule_is_kept_and_what_fails_is_shown_and_tried_again() {
     lab.a.start();
     image(&lab, "disk.img");
     let shown = || lab.a.ask(json!({"backups": {}})).unwrap()["destinations"][0].clone();
-    let failed = || shown()["error"].as_str().is_some_and(|why| why.contains("there is none"));
+    let failed = || shown()["error"].as_str().is_some_and(|why| why.contains("has none"));
     wait_for("the failure", Duration::from_secs(20), failed).unwrap();
     lab.a.ask(json!({"backup-init": {"at": "nas"}})).unwrap();
     let made = || {

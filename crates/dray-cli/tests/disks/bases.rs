@@ -176,7 +176,7 @@ fn an_image_that_somebody_may_write_is_no_base() {
 fn a_base_that_is_changed_after_it_was_compared_ends_the_migration() {
     let lab = begin(&["vm1.img"]);
     let args = ["prepare", "--image", "vm1.img", "--image", BASE, "--to", "hostb"];
-    said(&lab.a, &args, "nbd.sock, a file that lies there already");
+    said(&lab.a, &args, "nbd.sock, a file that it has already");
     let path = lab.b.pool().join(BASE);
     let file = std::fs::File::options().write(true).open(&path).unwrap();
     file.write_all_at(&[9], 5).unwrap();

@@ -184,7 +184,7 @@ fn what_cannot_be_a_batch_is_refused() {
     let lab = lab();
     let each = ["migrate", "--to", "hostb", "--each", "--image", "small"];
     let twice = [&each[..], &["--image", "small"]].concat();
-    refused(&lab.a, &twice, INVALID, &["image 'small' is in it twice"]);
+    refused(&lab.a, &twice, INVALID, &["the batch contains image 'small' twice"]);
     let nowhere = ["migrate", "--to", "hostx", "--each", "--image", "small"];
     refused(&lab.a, &nowhere, 5, &["no peer of that name"]);
     let nothing = lab.a.dray(&["migrate", "--all", "--to", "hostb"]);

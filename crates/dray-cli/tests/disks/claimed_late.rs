@@ -269,7 +269,7 @@ fn a_migration_that_cannot_be_brought_back_is_listed_at_its_target() {
     let seen = [&shown["state"], &shown["role"], &shown["peer"]];
     assert_eq!(seen, ["waiting", "target", "hosta"], "{shown}");
     let migration = shown["migration"].as_str().unwrap().to_owned();
-    let named = format!("`dray cancel {migration}` here if that is gone for good");
+    let named = format!("`dray cancel {migration}` on this host if the source is lost");
     assert!(detail.contains("waiting") && detail.contains(&named), "{detail}");
     let cancelled = lab.b.dray(&["cancel", &migration]);
     assert!(cancelled.status.success(), "{cancelled:?}");

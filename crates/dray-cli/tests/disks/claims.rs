@@ -368,7 +368,7 @@ fn of_two_images_at_the_target_the_other_one_keeps_what_it_has() {
     let mut attached = Client::connect(&lab.b.nbd(), OTHER).unwrap();
     assert_eq!(claim(&lab.b, &CLAIM)["others"], serde_json::json!([OTHER]));
     // Who is attached waits, also when somebody would end the stall.
-    refused(&lab.b, &["unstall", OTHER], CONFLICT, &["nobody knows", "dray claim"]);
+    refused(&lab.b, &["unstall", OTHER], CONFLICT, &["does not know yet", "dray claim"]);
     let began = Instant::now();
     let patient = || began.elapsed() < Duration::from_secs(1);
     let read = attached.request(READ, 40 * BLOCK, BLOCK as u32, &[], &patient);

@@ -108,10 +108,15 @@ fn a_client_of_an_image_that_is_gone_is_cut_off_and_finds_the_next_one() {
 
 /// What is said of an image whose client has yet to come back after a restart of the agent.
 fn is_awaited(lab: &Lab, pid: u32) {
-    let (says, pid) = ("has still to come back", pid.to_string());
+    let (says, pid) = ("has not reconnected yet", pid.to_string());
     let remove = ["images", "remove", IMAGE];
     refused(&lab.a, &remove, CONFLICT, &[says, &pid, "release its disk", "end it"]);
-    refused(&lab.a, &["resize", IMAGE, "1GiB"], CONFLICT, &[says, &pid, "would not be told"]);
+    refused(
+        &lab.a,
+        &["resize", IMAGE, "1GiB"],
+        CONFLICT,
+        &[says, &pid, "would not learn the new length"],
+    );
 }
 
 /// Its guest would find no image, and another program could take the file that it goes on writing to.

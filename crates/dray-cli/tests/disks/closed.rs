@@ -258,7 +258,7 @@ fn waits_for_its_intent(host: impl Fn(&mut Lab) -> &mut Host, intent: &str) {
             "nothing of it was removed"
         );
         let closed = host.image(IMAGE).unwrap()["closed"].to_string();
-        assert!(closed.contains(intent) && closed.contains("bring that file back"), "{closed}");
+        assert!(closed.contains(intent) && closed.contains("put that file back"), "{closed}");
         host.kill();
     }
     host(&mut case.lab).start();

@@ -42,7 +42,7 @@ fn what_is_done_can_be_let_go_without_its_target() {
         done_and_unheard(&mut lab, verify);
         lab.a.start_with(&[("DRAY_ABORT_BEFORE", "LetGo-Forget")]);
         shows_that_it_waits(&lab.a);
-        refused(&lab.a, &["images", "remove", IMAGE, "--delete"], CONFLICT, &["has not heard"]);
+        refused(&lab.a, &["images", "remove", IMAGE, "--delete"], CONFLICT, &["does not know yet"]);
         assert!(!lab.a.dray(&["cancel"]).status.success(), "it dies");
         wait_for("the death", WAIT, || lab.a.has_died()).unwrap();
         lab.a.start();

@@ -175,7 +175,7 @@ fn a_loss_is_shown_until_its_guest_was_told_and_after_that() {
     let before = shown(&lab.a);
     assert_eq!((&before["count"], &before["told"]), (&1.into(), &false.into()));
     assert!(
-        text().contains("the cable was pulled") && text().contains("is not told"),
+        text().contains("the cable was pulled") && text().contains("does not know yet"),
         "{}",
         text()
     );
@@ -183,7 +183,7 @@ fn a_loss_is_shown_until_its_guest_was_told_and_after_that() {
     let flushed = flush(&lab.a);
     assert!(matches!(flushed, Err(Fault::Error(_))), "{flushed:?}");
     assert_eq!(shown(&lab.a)["told"], true);
-    assert!(text().contains("check what the guest has written"), "{}", text());
+    assert!(text().contains("check the guest's data"), "{}", text());
 }
 
 /// Nobody flushes what has no guest: it does not try for ever.

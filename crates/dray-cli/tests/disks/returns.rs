@@ -387,7 +387,7 @@ fn a_replica_edited_behind_drays_back_is_not_used() {
     std::thread::sleep(Duration::from_millis(20));
     let file = std::fs::File::options().write(true).open(&replica).unwrap();
     file.write_all_at(&[7; 4096], 30 * BLOCK).unwrap();
-    copied_in_full(&mut world, "changed since it was left there");
+    copied_in_full(&mut world, "changed after the handover");
     // The copy that was set aside is removed by hand.
     let removed = world.lab.a.dray(&["images", "remove", "disk.img.replica-2", "--delete"]);
     assert!(removed.status.success(), "{removed:?}");

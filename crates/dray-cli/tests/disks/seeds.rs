@@ -262,7 +262,7 @@ fn what_no_repository_can_give_comes_from_the_source() {
     world.write(&[(10, 4)]);
     let seeded = world.lab.b.dray(&["seed", "--image", IMAGE, "--to", "hostc"]);
     let told = text(&seeded);
-    assert!(told.contains("of it nobody could give"), "{told}");
+    assert!(told.contains("of it come from the source"), "{told}");
     assert!(told.contains("nas: "), "{told}");
     let (summary, _) = world.go(&[]);
     assert!(sent(&summary) > 4, "{summary}");
@@ -440,7 +440,7 @@ fn a_repository_at_another_host_is_as_good() {
     world.write(&[(700, 9)]);
     // hostc may not use it, and says so.
     let refused = text(&world.lab.b.dray(&["seed", "--image", IMAGE, "--to", "hostc"]));
-    assert!(refused.contains("there is no backup store here that this host may use"), "{refused}");
+    assert!(refused.contains("this host offers no backup store to the asking host"), "{refused}");
     let text_a = std::fs::read_to_string(world.lab.a.config()).unwrap();
     let both = text_a.replace("peers = [\"hostb\"]", "peers = [\"hostb\", \"hostc\"]");
     std::fs::write(world.lab.a.config(), both).unwrap();

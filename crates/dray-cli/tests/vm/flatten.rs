@@ -300,7 +300,7 @@ fn a_qemu_that_hangs_while_the_agent_restarts_has_not_ended() {
             std::thread::sleep(Duration::from_millis(50));
         }
     };
-    let tried = |stage: &Stage| stage.lab.host("a").log().contains("is between two places");
+    let tried = |stage: &Stage| stage.lab.host("a").log().contains("the exchange of the disk");
     wait("it is not tried", &tried, &stage);
     stage.source.go_on().expect("SIGCONT");
     wait("the guest was left stopped", &runs, &stage);
@@ -328,14 +328,14 @@ fn a_disk_of_which_it_is_not_known_where_it_is_is_not_served() {
     let a = stage.lab.host("a");
     a.start().expect("restart");
     let deadline = Instant::now() + PATIENCE;
-    while !a.log().contains("is between two places") {
+    while !a.log().contains("the exchange of the disk") {
         assert!(Instant::now() < deadline, "it is not tried\n{}", stage.logs());
         std::thread::sleep(Duration::from_millis(50));
     }
     let export = format!("nbd+unix:///disk0.qcow2?socket={}", a.nbd_socket().display());
     let tried = Command::new("qemu-io").args(["-f", "raw", "-c", "flush", &export]).output();
     let said = String::from_utf8_lossy(&tried.expect("qemu-io").stderr).into_owned();
-    assert!(said.contains("not known yet"), "{said}\n{}", stage.logs());
+    assert!(said.contains("does not know yet"), "{said}\n{}", stage.logs());
     assert!(stage.image("a", 0).exists(), "{}", stage.logs());
     drop(taken);
     stage.target = None;

@@ -45,7 +45,7 @@ fn comes_and_goes(name: &str, kind: Kind) {
             succeeds(stage, "release");
         }
         let log = stage.lab.host("a").log();
-        let known = log.lines().filter(|line| line.contains("an image that was released is back"));
+        let known = log.lines().filter(|line| line.contains("a released image is on dray again"));
         let known: Vec<_> = known.collect();
         assert_eq!(known.len(), ROUNDS - 1, "{log}");
         assert!(known.iter().all(|line| line.contains("blocks=")), "{known:#?}");

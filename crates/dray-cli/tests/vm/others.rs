@@ -75,7 +75,7 @@ fn a_snapshot_during_copy_ends_the_migration_before_the_handover() {
             other.ask("blockdev-snapshot-sync", &snapshot);
         });
         assert_eq!(answer.code, 6, "{answer:?}\n{}", stage.logs());
-        assert!(answer.stderr.contains("disk disk0: it is made of"), "{answer:?}");
+        assert!(answer.stderr.contains("disk disk0: it consists of"), "{answer:?}");
         assert!(answer.stderr.contains("overlay.qcow2"), "{answer:?}");
         stage.target = None;
         stage.assert_guest_is_well();
@@ -173,7 +173,7 @@ fn a_disk_that_was_moved_away_unnoticed_is_neither_backed_up_nor_moved() {
     let backup = ["backup", "disk0.raw", "--to", &repository];
     // A VM that does not say where its disk is may have it anywhere.
     stage.source.pause().expect("SIGSTOP");
-    refused(&stage, &backup, 9, "it is not known where the vm has its disks");
+    refused(&stage, &backup, 9, "the agent does not know where the vm has its disks");
     stage.source.go_on().expect("SIGCONT");
     stage.lab.host("a").json(&backup).expect("its disk is on dray");
     let copy = stage.lab.dir().join("copy.raw");
@@ -185,7 +185,7 @@ fn a_disk_that_was_moved_away_unnoticed_is_neither_backed_up_nor_moved() {
     other.wait_job(|jobs| jobs[0]["ready"] == true);
     other.ask("job-complete", &json!({ "id": "copy" }));
     other.wait_job(|jobs| jobs == &json!([]));
-    refused(&stage, &backup, 6, "the vm has the disk of image 'disk0.raw' elsewhere");
+    refused(&stage, &backup, 6, "the vm has the disk of image 'disk0.raw' on another file");
     refused(&stage, &["migrate", "--image", "disk0.raw", "--to", "hostb"], 5, "disk0.raw");
     stage.assert_guest_is_well();
     stage.finish_guest();
@@ -334,7 +334,7 @@ fn a_disk_under_an_overlay_is_not_backed_up() {
     other.ask("blockdev-snapshot-sync", &snapshot);
     let answer = stage.lab.host("a").dray(&["backup", "disk0.raw", "--to", &at]).expect("dray");
     assert_eq!(answer.code, 6, "{answer:?}");
-    assert!(answer.stderr.contains("merge the overlay into what is below it"), "{answer:?}");
+    assert!(answer.stderr.contains("merge the overlay into the image below it"), "{answer:?}");
     stage.assert_guest_is_well();
 }
 

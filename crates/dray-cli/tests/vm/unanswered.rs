@@ -218,7 +218,7 @@ fn a_last_step_that_another_agent_began_is_not_over_before_qemu_was_asked() {
     let taken = UnixStream::connect(stage.target_qmp()).expect("the monitor");
     let b = stage.lab.host("b");
     b.start().expect("restart");
-    let says = |status: &Value| status.to_string().contains("is between two places");
+    let says = |status: &Value| status.to_string().contains("the exchange of the disk");
     let waits = b.wait_status(BUSY, says);
     waits.unwrap_or_else(|why| panic!("{why}\n{}", stage.logs()));
     drop(taken);

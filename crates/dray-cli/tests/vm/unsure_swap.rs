@@ -91,7 +91,7 @@ fn breaks(name: &str, is_let_go_on: bool) {
     }
     let answer = Answer::of(migrate).expect("answer");
     assert_stays_raw(&answer, &stage);
-    assert!(answer.stdout.contains("it was not known where the disk is"), "{answer:?}");
+    assert!(answer.stdout.contains("the agent did not know where the disk was"), "{answer:?}");
     assert_eq!(files(&stage), ["disk0.raw"], "{}", stage.logs());
     stage.assert_guest_is_well();
     stage.quit_source();

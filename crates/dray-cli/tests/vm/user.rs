@@ -44,7 +44,7 @@ fn a_disk_that_is_added_during_copy_ends_the_attempt() {
         ask(monitor, "device_add", &device);
     });
     assert_eq!(answer.code, 6, "{answer:?}\n{}", stage.logs());
-    assert!(answer.stderr.contains("the vm has a disk more more"), "{answer:?}");
+    assert!(answer.stderr.contains("the vm has another disk, more"), "{answer:?}");
     stays(stage);
 }
 

@@ -47,7 +47,7 @@ impl Reader<'_> {
                 true => peers.push(peer.get_ref().clone()),
                 false => {
                     let what = format!("there is no peer '{}'", peer.get_ref());
-                    let hint = "add a [[peer]] with this name or take it out";
+                    let hint = "add a [[peer]] with this name, or remove it from the list";
                     self.problem(peer, "backup_store.peers", what, hint);
                 }
             }
@@ -93,7 +93,7 @@ impl Reader<'_> {
     fn repository(&mut self, typed: &TypedBackup) -> S3Access {
         let field = |what: &str| format!("backup.{}.{what}", typed.name.get_ref());
         let url = typed.url.get_ref();
-        let hint = "write it like file:///srv/backup, s3://bucket/prefix or dray://hostb/folder";
+        let hint = "write it as file:///srv/backup, s3://bucket/prefix or dray://hostb/folder";
         let location = match url.parse() {
             _ if !url.contains("://") => Err(format!("'{url}' is not a URL")),
             Ok(location) => Ok(location),
@@ -111,7 +111,8 @@ impl Reader<'_> {
             allow_http: typed.allow_http.as_ref().is_some_and(|allow| *allow.get_ref()),
         };
         if let (Err(why), Some(endpoint)) = (access.check_endpoint(), &typed.endpoint) {
-            let hint = "write https://, or allow_http = true where nobody else listens";
+            let hint = "write https://, or allow_http = true if no one else can listen on this \
+                        network";
             self.problem(endpoint, &field("endpoint"), why.to_string(), hint);
         }
         let is_bucket = matches!(location, Ok(Location::S3 { .. }));
@@ -138,8 +139,8 @@ impl Reader<'_> {
         });
         let found = parsed.filter(|seconds| (1..=MAX_INTERVAL).contains(seconds));
         if found.is_none() {
-            let what = format!("'{text}' is no interval");
-            self.problem(typed, field, what, "write it like 24h, 30m or 7d, at most 365d");
+            let what = format!("'{text}' is not an interval");
+            self.problem(typed, field, what, "write it as 24h, 30m or 7d, at most 365d");
         }
         found.map(Duration::from_secs)
     }

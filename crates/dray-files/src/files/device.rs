@@ -32,13 +32,13 @@ impl Device {
     pub(super) fn at(path: &Path) -> io::Result<Self> {
         let meta = fs::metadata(path)?;
         if !meta.file_type().is_block_device() {
-            return Err(unsupported("it is no block device"));
+            return Err(unsupported("it is not a block device"));
         }
         fs::File::open(path)?.sync_data()?;
         let number = (rustix::fs::major(meta.rdev()), rustix::fs::minor(meta.rdev()));
         let places = Places::of(number);
         if places.read("queue/iostats")?.trim() != "1" {
-            return Err(unsupported("the kernel does not count what is written to it"));
+            return Err(unsupported("the kernel does not count the writes to it"));
         }
         let sequence = match places.read("diskseq") {
             Ok(text) => Some(number_in(&text)?),

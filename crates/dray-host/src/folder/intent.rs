@@ -285,7 +285,7 @@ pub(crate) fn check_lens(lens: impl Iterator<Item = u64>) -> io::Result<()> {
     for len in lens {
         count += 1;
         if count > MAX_IMAGES || len > MAX_LEN {
-            let why = "it names more or longer images than a migration has";
+            let why = "it names more images, or longer ones, than a migration may have";
             return Err(io::Error::new(io::ErrorKind::InvalidData, why));
         }
     }

@@ -239,7 +239,7 @@ fn head(regions: &[u64]) -> Vec<u8> {
 fn untouched(head: &[u8], regions: &[u64]) -> io::Result<Vec<u8>> {
     let count = regions.iter().fold(0, |sum: u64, regions| sum.saturating_add(*regions) + 1);
     if count.saturating_add(head.len() as u64) > MAX_LEN {
-        return Err(io::Error::other("the images are too long for one"));
+        return Err(io::Error::other("the images are too long for a list of write intents"));
     }
     Ok(vec![UNTOUCHED; count as usize])
 }

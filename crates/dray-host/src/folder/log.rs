@@ -444,7 +444,7 @@ impl<R: Serialize + DeserializeOwned> Log<R> {
         let (mut journal, payloads) = Journal::open(path).map_err(named)?;
         if let Err(why) = journal.reserve(RESERVE) {
             // A file system without such a thing, or a full one: then each record is as it comes.
-            tracing::debug!(%why, "no room is taken for records to come");
+            tracing::debug!(%why, "cannot reserve room for later records");
         }
         let records = payloads
             .iter()

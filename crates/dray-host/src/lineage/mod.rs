@@ -62,7 +62,7 @@ impl ReplicaNote {
             return Ok(self.clone());
         }
         if !now.seems_unwritten(&self.stamp) {
-            return Err("its file was changed since it was left there");
+            return Err("its file was changed after the handover");
         }
         let regions = BlockRange::whole(len).len.div_ceil(REGION_BLOCKS);
         Ok(Self { distrusted: (0..regions).collect(), ..self.clone() })
@@ -228,7 +228,7 @@ impl<'a> Known<'a> {
         let line = found.filter(untouched);
         if was_found && line.is_none() {
             let image = image.display();
-            tracing::warn!(%image, "was changed while no agent ran: its replicas are of no use");
+            tracing::warn!(%image, "was changed while no agent ran: its replicas cannot be used");
         }
         Self { path, file, line }
     }
@@ -428,7 +428,7 @@ impl Line {
     /// What the file system reports, or that somebody else is writing the line down for longer than that; the
     /// stop then counts as an unclean one.
     pub(crate) fn stop(&self, disk: &Disk, image: &StatePath, grace: Duration) -> io::Result<()> {
-        let busy = || io::Error::new(io::ErrorKind::TimedOut, "it is being written down");
+        let busy = || io::Error::new(io::ErrorKind::TimedOut, "it is being recorded");
         let _rewriting = self.rewriting.try_lock_for(grace).ok_or_else(busy)?;
         let mut inner = self.inner();
         if inner.lineage.has_past() && !disk.keeps_history() {

@@ -24,7 +24,7 @@ pub struct Turning<'a> {
 }
 
 /// A generation that has ended and is not written down yet. Dropping it makes it go on.
-#[must_use = "dropping it makes the old generation go on"]
+#[must_use = "dropping it lets the old generation continue"]
 pub struct Turn<'a> {
     turning: Turning<'a>,
     disk: Arc<Disk>,
@@ -76,7 +76,7 @@ impl<'a> Turning<'a> {
         let written = known.unwrap_or_else(|| super::whole(disk));
         let before = inner.lineage.open();
         let after = inner.lineage.turned(written, host, unix_ms, self.next, &self.held);
-        let after = after.ok_or_else(|| io::Error::other("its generations are used up"));
+        let after = after.ok_or_else(|| io::Error::other("no further generation can be numbered"));
         inner.turning = after.is_ok();
         drop(inner);
         match after {

@@ -218,8 +218,8 @@ impl<L: Loops> Claims<'_, L> {
     /// may have become another case.
     fn look_again(&self, entry: &Entry, accept_loss: bool) -> Result<Case, ClaimError<L::Error>> {
         if !self.registry.is_current(entry) {
-            let why = "it has been removed, or taken for something else, meanwhile".to_owned();
-            let hint = "`dray images` shows what is here".to_owned();
+            let why = "another command has removed or used it meanwhile".to_owned();
+            let hint = "`dray images` shows the images of this host".to_owned();
             return Err(ClaimError::Refused { why, hint });
         }
         self.acceptable_case(entry, accept_loss)
@@ -251,7 +251,8 @@ impl<L: Loops> Claims<'_, L> {
         let refuse = |why: &str, hint: &str| {
             Err(ClaimError::Refused { why: why.to_owned(), hint: hint.to_owned() })
         };
-        let owned = || refuse("this host owns it already", "`dray images` shows what it has");
+        let owned =
+            || refuse("this host owns it already", "`dray images` shows the images of this host");
         if record.outlives_migration() {
             return owned();
         }
@@ -262,8 +263,8 @@ impl<L: Loops> Claims<'_, L> {
                 return Ok(Case::Replica);
             }
             Err(why) => {
-                let why = format!("what its migration wrote down cannot be read: {why}");
-                return refuse(&why, "bring the folder back, or restore a backup");
+                let why = format!("the records of its migration cannot be read: {why}");
+                return refuse(&why, "put the migration's folder back, or restore a backup");
             }
         };
         if let Some((why, hint)) = self.lost_intent(record, standing.as_ref())? {
@@ -272,8 +273,9 @@ impl<L: Loops> Claims<'_, L> {
         match (standing, record.state) {
             // It says so when it was served, which the journal must have said before.
             (Some(Standing::Incoming | Standing::Promised(_)), CopyState::Owner) => refuse(
-                "this host serves it, and its migration's journal, which says how much of it is here, is lost",
-                "bring the journal back: STATE/migrations/ID/target.journal",
+                "this host serves it, and the migration's journal is lost, which says which \
+                 blocks this host has",
+                "put the journal back: STATE/migrations/ID/target.journal",
             ),
             (Some(Standing::HandedOver), _) | (Some(Standing::Kept) | None, CopyState::Replica) => {
                 Ok(Case::Replica)
@@ -285,15 +287,15 @@ impl<L: Loops> Claims<'_, L> {
                 Ok(Case::Owned(part))
             }
             (Some(Standing::Incoming), _) | (None, CopyState::Incoming) => refuse(
-                "this copy never was the owner's and is not complete",
+                "this host never owned the image, and its copy is not complete",
                 "claim it at the source, or restore a backup",
             ),
             (Some(Standing::Gone), _) => {
-                refuse("this host has given it back", "claim it at the source")
+                refuse("this host has handed it back", "claim it at the source")
             }
             (None, CopyState::Owner) if record.place == Place::Partial => refuse(
-                "the folder of its migration is gone, and with it what is known of its blocks",
-                "bring the folder back, or restore a backup",
+                "the folder of its migration is lost, and with it the record of its blocks",
+                "put the migration's folder back, or restore a backup",
             ),
             (Some(Standing::Kept), _) | (None, CopyState::Owner) if self.is_closed(record) => {
                 Ok(Case::Kept)
@@ -320,10 +322,10 @@ impl<L: Loops> Claims<'_, L> {
         if !folder.lacks_intent()? {
             return Ok(None);
         }
-        let why = "the intent of its migration is not there, and nobody knows without it which blocks are here";
+        let why = "the intent of its migration is missing, which says which blocks this host has";
         let intent = folder.file(TARGET_INTENT);
         let hint = format!(
-            "bring {} back; if it is lost: claim the image at its source, or restore a backup",
+            "put {} back; if it is lost: claim the image at its source, or restore a backup",
             intent.display()
         );
         Ok(Some((why.to_owned(), hint)))
@@ -374,7 +376,7 @@ impl<L: Loops> Claims<'_, L> {
         let path = folder.file(&present_name(part.index));
         let present = PresentFile::open(&path, blocks)?;
         if record.state == CopyState::Owner && !present.has_begun() {
-            let why = format!("{}: nothing is left of which blocks are here", path.display());
+            let why = format!("{}: the record of the blocks on this host is lost", path.display());
             return Err(io::Error::new(io::ErrorKind::InvalidData, why));
         }
         Ok(present)
@@ -427,7 +429,8 @@ impl<L: Loops> Claims<'_, L> {
                 }
             } else if let Err(why) = self.registry.update(&other, |record| record.migration = None)
             {
-                tracing::warn!(image = theirs.name, %why, "a restart lets go of a base image");
+                tracing::warn!(image = theirs.name, %why,
+                    "cannot forget a base image; the next start does it");
             }
         }
         Ok(Ended { others, epoch })
@@ -480,7 +483,7 @@ impl<L: Loops> Claims<'_, L> {
         let lost = self.noted_lost(&record, part)?;
         if !lost.is_empty() {
             let bytes = lost.len() * BLOCK_SIZE;
-            tracing::warn!(image = record.name, bytes, "what is lost of it becomes zeros");
+            tracing::warn!(image = record.name, bytes, "its lost blocks become zeros");
         }
         abort::step("Claim-Zero");
         for run in missing.runs_up_to(MAX_RUN_BLOCKS) {
@@ -549,27 +552,27 @@ fn refuse_loss<E>(case: &Case, bytes: u64) -> Result<(), ClaimError<E>> {
     let zeros = "add --accept-loss: these parts become zeros";
     let (why, hint) = match case {
         Case::Replica => (
-            "everything written since the handover is on the other host".to_owned(),
-            "bring that host back, or add --accept-loss".to_owned(),
+            "all writes since the handover are on the other host".to_owned(),
+            "start that host again, or add --accept-loss".to_owned(),
         ),
         Case::Promised(_) => {
-            let why = "this host has given its promise to serve it and has not heard more: what was \
-                       written since is on the other host";
+            let why = "this host has promised to serve it and has not heard more: all writes \
+                       since are on the other host";
             let parts = match bytes {
                 0 => String::new(),
-                bytes => format!(", and so are {} that are missing here", ByteSize(bytes)),
+                bytes => format!(", and so are {} that this host does not have", ByteSize(bytes)),
             };
             let hint = match bytes {
-                0 => "bring that host back, or add --accept-loss".to_owned(),
-                _ => format!("bring that host back, or {zeros}"),
+                0 => "start that host again, or add --accept-loss".to_owned(),
+                _ => format!("start that host again, or {zeros}"),
             };
             (format!("{why}{parts}"), hint)
         }
         Case::Kept => return Ok(()),
         Case::Owned(_) if bytes == 0 => return Ok(()),
         Case::Owned(_) => {
-            let why = format!("{} of it are only on the source", ByteSize(bytes));
-            (why, format!("bring the source back, or {zeros}"))
+            let why = format!("only the source has {} of it", ByteSize(bytes));
+            (why, format!("start the source again, or {zeros}"))
         }
     };
     Err(ClaimError::DataAtRisk { why, hint })

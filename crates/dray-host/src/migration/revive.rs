@@ -153,7 +153,8 @@ impl<L: Launch> Revival<'_, L> {
             .find(|record| moved.get(&record.name).is_some_and(|id| *id != record.id));
         if let Some(record) = &replaced {
             let (image, migration) = (&record.name, intent.migration);
-            tracing::info!(image, %migration, "another image has this name now: its migration cannot be resumed");
+            tracing::info!(image, %migration, "another image has the name of one of its images \
+                                               now: the migration cannot be resumed");
         }
         Ok(replaced.is_some())
     }
@@ -211,9 +212,10 @@ impl<L: Launch> Revival<'_, L> {
                 continue;
             }
             let name = record.name;
-            tracing::error!(image = name, %migration, "nothing is left of an image's migration");
-            let why = format!("nothing is left here of its migration {migration}");
-            let hint = format!("`dray claim {name}` if no other host has it");
+            tracing::error!(image = name, %migration,
+                "the records of an image's migration are lost");
+            let why = format!("the records of its migration {migration} are lost");
+            let hint = format!("`dray claim {name}` if no other host owns it");
             self.registry.close(&name, Reason::lasting(why, hint));
         }
     }
@@ -239,7 +241,7 @@ impl<L: Launch> Revival<'_, L> {
             }
             match self.bring_back(&one.folder, one.end) {
                 Ok(found) => {
-                    tracing::info!(folder = %one.folder.path().display(), "a migration goes on");
+                    tracing::info!(folder = %one.folder.path().display(), "a migration continues");
                     self.unrevived.remove(&one);
                     revived.extend(found);
                 }
@@ -264,7 +266,7 @@ impl<L: Launch> Revival<'_, L> {
 /// Why a migration could not be brought back.
 fn why_not(folder: &Folder, end: End, why: &io::Error) -> String {
     match folder.lacks_intent() {
-        Ok(true) => format!("{} is not there", folder.file(end.intent()).display()),
+        Ok(true) => format!("{} is missing", folder.file(end.intent()).display()),
         _ => why.to_string(),
     }
 }
@@ -326,16 +328,19 @@ pub(super) fn way_out(folder: &Folder, end: End, name: &str) -> String {
         (End::Target, None) => match (standing::promised_nothing(folder), folder.migration()) {
             // There is nothing to be claimed.
             (Ok(true), Some(migration)) => format!(
-                "`dray cancel --discard` at its source, or `dray cancel {migration}` here if that is gone for good"
+                "`dray cancel --discard` at its source, or `dray cancel {migration}` on this host \
+                 if the source is lost"
             ),
-            _ => format!("`dray cancel --discard` at its source, or `dray claim {name}` here"),
+            _ => format!(
+                "`dray cancel --discard` at its source, or `dray claim {name}` on this host"
+            ),
         },
     };
     let (mend, lost) = match lacks_intent {
-        true => ("bring that file back", "is lost"),
-        false => ("mend that", "cannot be mended"),
+        true => ("put that file back", "is lost"),
+        false => ("remove the cause", "cannot be removed"),
     };
-    format!("{mend}, and it goes on by itself; if it {lost}: {other}")
+    format!("{mend}, and the migration continues by itself; if it {lost}: {other}")
 }
 
 /// An intent belongs to the folder that it lies in, or it is another's.
@@ -503,10 +508,7 @@ mod tests {
             assert!(may_come_back(&store, AWAY), "its other end does not hear that it is unknown");
             let reason = registry.closed(IMAGE).unwrap().reason;
             let said = format!("{}: {}", reason.why, reason.hint);
-            assert!(
-                said.contains(SOURCE_INTENT) && said.contains("bring that file back"),
-                "{said}"
-            );
+            assert!(said.contains(SOURCE_INTENT) && said.contains("put that file back"), "{said}");
         }
         unrevived.lock().truncate(1);
         assert!(revival.try_again().is_empty() && registry.closed(IMAGE).is_some());

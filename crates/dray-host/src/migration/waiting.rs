@@ -264,7 +264,8 @@ impl Unrevived {
         abort::step("LetGo-Forget");
         folder.remove(End::Source)?;
         self.remove(&one);
-        tracing::info!(%migration, "a migration that could not be brought back was let go");
+        tracing::info!(%migration, "a migration that could not be brought back was ended by the \
+                                    operator or its source");
         Ok(Some(LetGo::Gone))
     }
 }

@@ -51,7 +51,7 @@ impl Registry {
             let name = &record.name;
             // Another file has its name: what is written to this one from here on nobody sees.
             if self.seen(&entry).file != File::AsRecorded {
-                tracing::warn!(name, "its file is not at its path: its replicas are of no use");
+                tracing::warn!(name, "its file is not at its path: its replicas cannot be used");
                 if let Err(why) = self.line_path(name).remove() {
                     tracing::error!(name, %why, "cannot end an image's line");
                 }
@@ -62,7 +62,10 @@ impl Registry {
                 continue;
             }
             let Ok(guard) = entry.disk.quiesce(grace) else {
-                tracing::debug!(name, "writes are under way at the end: its regions stay open");
+                tracing::debug!(
+                    name,
+                    "writes are in flight at the end of the agent: their regions stay open"
+                );
                 continue;
             };
             let stopped = record
@@ -71,7 +74,7 @@ impl Registry {
                 .map_err(io::Error::other)
                 .and_then(|path| line.stop(&entry.disk, &self.at(&path), grace));
             if let Err(why) = stopped {
-                tracing::warn!(name, %why, "cannot write down an image's line");
+                tracing::warn!(name, %why, "cannot record an image's line");
             }
             entry.disk.park(guard);
         }

@@ -192,7 +192,8 @@ impl WriteBack {
         let count = state.last.as_ref().map_or(0, |last| last.count) + 1;
         let loss = Loss { why: why.to_string(), notes_in_doubt: true };
         if let Some(Err(why)) = self.log.get().map(|log| log.lost(&loss)) {
-            tracing::error!(image = %image.display(), %why, "a restart will forget that");
+            tracing::error!(image = %image.display(), %why,
+                "cannot record this loss: it is forgotten at a restart");
         }
         let (kind, told, notes_in_doubt) = (why.kind, false, false);
         state.last = Some(WriteBackError { why: loss.why, kind, count, told, notes_in_doubt });
@@ -215,7 +216,8 @@ impl WriteBack {
         if state.logged
             && let Some(Err(why)) = self.log.get().map(|log| log.settled())
         {
-            tracing::warn!(image = %image.display(), %why, "a loss that is over stays written down");
+            tracing::warn!(image = %image.display(), %why,
+                "cannot remove the record of a loss that is over");
             return false;
         }
         state.logged = false;

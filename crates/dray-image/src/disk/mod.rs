@@ -300,7 +300,7 @@ impl Disk {
             return Err(Error::new(ErrorKind::Unavailable, WHAT, why));
         }
         if self.is_shut() {
-            let why = "the image is closed to its guest, and nobody vouches for what is in it";
+            let why = "the image is closed, and its content is not certain";
             return Err(Error::new(ErrorKind::Unavailable, WHAT, why));
         }
         let missing = self.missing_count();

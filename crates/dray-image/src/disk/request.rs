@@ -73,7 +73,7 @@ impl Disk {
     /// Nothing is written for a client that has gone while somebody else may take the image.
     fn check_client(&self) -> Result<()> {
         if self.unlocked.load(Ordering::SeqCst) && !client::is_there() {
-            let why = "its client has gone, and another program may have the image";
+            let why = "its client has disconnected, and another program may have the image";
             return Err(Error::new(ErrorKind::Unavailable, "changing an image", why));
         }
         Ok(())

@@ -192,7 +192,7 @@ impl<S: Storage> Journal<S> {
     fn append_anew(&mut self, frame: &[u8]) -> io::Result<()> {
         let mut bytes = self.storage.read()?;
         if (bytes.len() as u64) < self.len {
-            return Err(io::Error::other("it is shorter than what was written"));
+            return Err(io::Error::other("it is shorter than the bytes that were written"));
         }
         bytes.truncate(self.len as usize);
         bytes.extend_from_slice(frame);

@@ -253,7 +253,7 @@ impl Snapshot {
         let mut unread = lock(&self.prepared.held.unread);
         if !unread.contains_range(run) {
             let context = format!("reading blocks {} to {} of a snapshot", run.start, run.end());
-            return Err(Error::new(ErrorKind::Invalid, context, "they are not there to be read"));
+            return Err(Error::new(ErrorKind::Invalid, context, "they cannot be read"));
         }
         unread.remove(run);
         Ok(())

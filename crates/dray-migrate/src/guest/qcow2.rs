@@ -71,11 +71,11 @@ impl TargetVmTask {
             match self.release().await {
                 Err(_) if self.between().is_some() => continue,
                 Err(Unreleased::Unknown { image, why }) if !self.has_ended() => {
-                    tracing::warn!(image, why, "QEMU has not said whether it has a disk back");
+                    tracing::warn!(image, why, "it is unknown whether QEMU has a disk back");
                     shown.get_or_insert_with(|| self.show_waiting(&image));
                 }
                 Err(Unreleased::NotAsked(why)) if let Some(image) = self.begun() => {
-                    tracing::debug!(image, why, "QEMU cannot be asked whether it has a disk back");
+                    tracing::debug!(image, why, "cannot ask QEMU whether it has a disk back");
                     shown.get_or_insert_with(|| self.show_waiting(&image));
                 }
                 known => break known.map_err(Unreleased::why),
@@ -136,10 +136,11 @@ impl TargetVmTask {
     }
 
     fn show_waiting(&self, image: &str) -> Refusal {
-        let why = format!("the disk of image '{image}' is between two places");
+        let why = format!("the exchange of the disk of image '{image}' has not ended");
         let hint = format!(
-            "it ends when the vm's QEMU answers at its QMP socket, or has ended; if that QEMU waits for this disk \
-             itself, `dray unstall {image} --fail` lets it go on, with errors for what it waits for"
+            "it ends when the vm's QEMU answers at its QMP socket or has ended; if that QEMU \
+             itself waits for this disk, `dray unstall {image} --fail` lets it continue, and \
+             fails the requests for which it waits"
         );
         let error = Refusal::new(ErrorKind::Hypervisor, "the last step waits for QEMU", why);
         let error = error.hint(hint);
@@ -185,7 +186,7 @@ impl TargetVmTask {
         let record = entry.record();
         if record.swap.is_none() && record.place == Place::Named {
             // An agent before this one has tried.
-            self.say(number, Made::Raw { why: "an earlier try failed".to_owned() });
+            self.say(number, Made::Raw { why: "an earlier attempt failed".to_owned() });
             return Ok(false);
         }
         if let Some(why) = self.unsure.get(&number).cloned() {
@@ -211,7 +212,7 @@ impl TargetVmTask {
 
     fn stays_raw(&mut self, number: usize, entry: &Entry, why: String) -> Result<(), String> {
         let image = entry.record().name;
-        tracing::warn!(image, why, "no qcow2 is made of it: it stays raw");
+        tracing::warn!(image, why, "dray makes no qcow2 of it: it stays raw");
         self.slot.board.notice(format!("{image} stays raw: {why}"));
         self.say(number, Made::Raw { why });
         swap::keep_raw(&self.registry, entry).map_err(|why| why.to_string())

@@ -121,7 +121,7 @@ impl TargetVmTask {
             }
         }
         if let Err(why) = remove_memory_socket(&self.config, &self.slot) {
-            tracing::warn!(migration = %self.slot.board.migration, %why, "a socket is left behind");
+            tracing::warn!(migration = %self.slot.board.migration, %why, "cannot remove a socket");
         }
     }
 
@@ -237,7 +237,7 @@ impl TargetVmTask {
         let mut left = Vec::new();
         for (number, plan) in plans(&guest)? {
             let image = intent.images.get(number).ok_or("the plan names no image")?;
-            let entry = self.registry.get(image.name_here()).ok_or("the image is not there")?;
+            let entry = self.registry.get(image.name_here()).ok_or("the image is missing")?;
             if !self.is_made(number, &entry) {
                 left.push((number, plan, image, entry));
             }

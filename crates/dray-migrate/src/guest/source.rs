@@ -26,8 +26,8 @@ use std::time::Duration;
 use tokio::sync::mpsc::UnboundedReceiver;
 
 /// Why QEMU refuses a guest's state more often than for any other reason.
-const OTHER_DEVICES: &str = "see what the waiting QEMU at the target has said on its standard error: it must have the \
-                             same devices as this one, in the same places";
+const OTHER_DEVICES: &str = "read the standard error of the waiting QEMU at the target: it must \
+                             have the same devices as this QEMU, in the same places";
 
 /// How long the target may take to look at its QEMU.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(30);
@@ -210,7 +210,7 @@ impl SourceVmTask {
 
     /// Somebody has paused the guest on the way, or let it go on: so it is wherever it is next.
     async fn tell_whether_it_runs(&mut self, runs: bool) -> Result<(), Stop> {
-        let what = "it cannot be said whether the guest is to run";
+        let what = "cannot tell the target whether the guest is to run";
         let io = |why: &dyn std::fmt::Display| Stop::from(Refusal::new(ErrorKind::Io, what, why));
         self.slot.set_running(runs).map_err(|why| io(&why))?;
         let answer = self.ask(ToTargetShell::Runs(runs), |message| match message {
@@ -224,7 +224,7 @@ impl SourceVmTask {
     /// handed over, if its disks are still on them: others can have changed that at any time until now. Before
     /// QEMU is told to go on, which ends when a job writes to a disk that QEMU has let go.
     async fn look_again(&self, vm: &dyn Vm) -> Result<(), Stop> {
-        let what = "the vm's disks are not handed over";
+        let what = "cannot hand over the vm's disks";
         let intent = self.slot.intent();
         let facts = intent.vm.as_ref().and_then(|vm| vm.facts.as_ref());
         let plans = facts.map(plans).transpose();
@@ -247,7 +247,10 @@ impl SourceVmTask {
         });
         answer.await?.map_err(|why| {
             Refusal::new(ErrorKind::Hypervisor, "the target's QEMU cannot take the vm", why)
-                .hint("`dray prepare` again, start it with the lines that it prints, and `dray migrate` again")
+                .hint(
+                    "give `dray prepare` again, start the waiting QEMU with the arguments that it \
+                     prints, and give `dray migrate` again",
+                )
                 .into()
         })
     }
@@ -259,7 +262,10 @@ impl SourceVmTask {
         });
         answer.await?.map_err(|why| {
             Refusal::new(ErrorKind::Hypervisor, "the target's QEMU cannot listen", why)
-                .hint("it must wait with `-incoming defer`; start it again, then `dray resume`")
+                .hint(
+                    "the waiting QEMU must have `-incoming defer`; start it again, then give \
+                     `dray resume`",
+                )
                 .into()
         })
     }
@@ -397,7 +403,7 @@ impl SourceVmTask {
                 Turn::HandedOver => break,
                 Turn::Failed(why) => {
                     let error = Refusal::new(ErrorKind::Peer, "handover failed", why);
-                    let hint = "the guest goes on at the source; `dray resume` tries again";
+                    let hint = "the guest continues at the source; `dray resume` tries again";
                     return Err(error.hint(hint).into());
                 }
             }
@@ -416,7 +422,9 @@ impl SourceVmTask {
         let board = &self.slot.board;
         let tell = |why: &str| {
             tracing::error!(migration = %board.migration, why, "cannot resume the guest");
-            board.notice(format!("the guest could not be resumed, and this is tried again: {why}"));
+            board.notice(format!(
+                "the guest could not be resumed, and the agent tries again: {why}"
+            ));
         };
         own::bring_back(&*self.hypervisor, vm, was_running, begun, tell).await;
     }

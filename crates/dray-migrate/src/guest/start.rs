@@ -116,7 +116,7 @@ impl TargetVmTask {
         };
         if self.told.is_closed() {
             // Its images may have been claimed.
-            return Err("the migration is over here".into());
+            return Err("the migration is over at this host".into());
         }
         vm.start(running).await.map_err(|why| NotDone::of(&why))
     }

@@ -211,18 +211,19 @@ impl TargetLoop {
         let name = image.map_or("IMAGE", |image| image.name_here());
         let hint = match image.filter(|_| self.has_promised()) {
             _ if self.engine.owns() => format!(
-                "what only {peer} had does not come any more: `dray claim {name} --source-is-fenced` here \
-                 ends the migration and says what is lost; after that `dray images remove {name}` if the image \
-                 on {peer} is the one to keep"
+                "{peer} sends no more blocks: `dray claim {name} --source-is-fenced` on this host \
+                 ends the migration and says which blocks are lost; after that, give `dray images \
+                 remove {name}` if you want to keep the image on {peer}"
             ),
             Some(image) => format!(
-                "it has promised to serve and stays until {peer} says what became of that; if {peer} \
-                 is gone for good: `dray claim {} --source-is-fenced` here",
+                "this host has promised to serve it, and waits until {peer} says whether the \
+                 handover has happened; if {peer} is lost: `dray claim {} --source-is-fenced` on \
+                 this host",
                 image.name_here()
             ),
             None => format!(
-                "if {peer} is gone for good, `dray cancel {id}` here takes it back; else it goes when \
-                 {peer} has not asked for it for 24 hours"
+                "if {peer} is lost, `dray cancel {id}` on this host ends it; the agent removes it \
+                 when {peer} has not asked for it for 24 hours"
             ),
         };
         let error = Refusal::new(ErrorKind::Peer, what.clone(), why).hint(hint);

@@ -41,7 +41,7 @@ impl ImageFetcher {
         let late = |_| format!("the source did not answer in {} s", PEEK_TIMEOUT.as_secs());
         let data = answered.recv_timeout(PEEK_TIMEOUT).map_err(late)??;
         if data.len() != buf.len() {
-            return Err("the source answered with another length".to_owned());
+            return Err("the source's answer has another length".to_owned());
         }
         buf.copy_from_slice(&data);
         Ok(())

@@ -124,7 +124,7 @@ fn check_served(
         return Ok(());
     }
     let what = if owned { "its record of present blocks" } else { "its migration's journal" };
-    let why = format!("image '{}' was served here, and {what} is lost", record.name);
+    let why = format!("image '{}' was served by this host, and {what} is lost", record.name);
     Err(io::Error::new(io::ErrorKind::InvalidData, why))
 }
 
@@ -174,7 +174,7 @@ impl TargetImages {
                 let ours = closed.is_some_and(|closed| {
                     closed.absent.is_none_or(|absent| is_ours(&absent.record))
                 });
-                let why = format!("image '{name}' of the migration is not there");
+                let why = format!("image '{name}' of the migration is missing");
                 return (!over || ours).then(|| Err(io::Error::new(io::ErrorKind::NotFound, why)));
             };
             let present = parts.folder.file(&present_name(ix));
@@ -324,7 +324,8 @@ impl TargetImages {
         attempt: Attempt,
     ) -> io::Result<()> {
         let mut lines = self.kept_lines(attempt).unwrap_or_else(|why| {
-            tracing::warn!(%why, "the images' generations are forgotten at their target");
+            tracing::warn!(%why, "cannot keep the images' generations at the target: a new line \
+                                  begins");
             Vec::new()
         });
         lines.resize(self.all.len(), None);
@@ -468,7 +469,7 @@ impl TargetImages {
             let _ = inputs.send(Input::Engine(told(work())));
         });
         if let Err(why) = made {
-            let why = format!("cannot make a thread: {why}");
+            let why = format!("cannot start a thread: {why}");
             let _ = self.inputs.send(Input::Engine(event(Err(why.into()))));
         }
     }

@@ -167,7 +167,7 @@ impl TargetSlot {
     pub fn change_intent(&self, change: impl FnOnce(&mut TargetIntent)) -> io::Result<()> {
         let mut intent = self.lock_intent();
         if self.is_forgotten() {
-            return Err(io::Error::other("the migration is over here"));
+            return Err(io::Error::other("the migration is over at this host"));
         }
         let mut new = intent.clone();
         change(&mut new);
@@ -191,7 +191,7 @@ impl TargetSlot {
     fn keep_intent(&self) -> io::Result<()> {
         let intent = self.lock_intent();
         if self.is_forgotten() {
-            return Err(io::Error::other("the migration is over here"));
+            return Err(io::Error::other("the migration is over at this host"));
         }
         self.folder.file(TARGET_INTENT).put(&*intent)
     }
@@ -443,10 +443,12 @@ impl TargetLoop {
         // After a restart nobody knows how far QEMU was.
         let releases = self.releasing || self.slot.intent().settings.release;
         if complete && self.verifier.is_none() && releases {
-            return Err(io::Error::other("this host owns it already, and its migration ends"));
+            return Err(io::Error::other(
+                "this host owns it already, and the migration is about to end",
+            ));
         }
         if !complete && !standing::can_be_claimed(&self.parts.folder.file(TARGET_JOURNAL))? {
-            return Err(io::Error::other("there is nothing to be claimed in it any more"));
+            return Err(io::Error::other("the migration has no image to claim any more"));
         }
         abort::step("Claim-Void");
         self.slot.set_void()

@@ -43,7 +43,7 @@ impl TargetLoop {
             if let Err(why) = self.try_effect(&effect) {
                 self.held.put_back(effect);
                 self.owed.tried = Some(self.clock.now());
-                self.cannot("go on at the target", &why);
+                self.cannot("continue at the target", &why);
             }
         }
     }
@@ -56,7 +56,7 @@ impl TargetLoop {
         if needed.len() == records.len() {
             return Err(why);
         }
-        tracing::debug!(migration = %self.slot.board.migration, %why, "progress is not recorded");
+        tracing::debug!(migration = %self.slot.board.migration, %why, "cannot record progress");
         self.log.append(&needed)
     }
 
@@ -72,14 +72,14 @@ impl TargetLoop {
     pub(super) fn write_settings(&mut self) {
         let written = self.slot.keep_intent();
         self.owed.settings = written.is_err();
-        self.owe("keep the settings of a migration", written);
+        self.owe("record the settings of the migration", written);
     }
 
     /// The images belong to no migration any more, now or later.
     pub(super) fn let_go(&mut self) {
         let done = self.images.let_go(self.released, &self.given);
         self.owed.let_go = done.is_err();
-        self.owe("let its images go", done);
+        self.owe("release its images from the migration", done);
     }
 
     /// The migration's folder goes, now or later. True when it is gone.
@@ -105,8 +105,8 @@ impl TargetLoop {
     pub(super) fn cannot(&mut self, what: &str, why: &io::Error) {
         let full = matches!(why.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
         let kind = if full { ErrorKind::NoSpace } else { ErrorKind::Io };
-        let hint = "make room in the agent's state directory and in the pool, or mend what is \
-                    broken there: it is tried again every second, and the guest goes on meanwhile";
+        let hint = "make room in the agent's state directory and in the pool, or remove the fault \
+                    there: the agent tries again every second, and the guest continues meanwhile";
         let error = Refusal::new(kind, format!("cannot {what} yet"), why).hint(hint);
         if self.owed.shown.is_none() {
             tracing::warn!(migration = %self.slot.board.migration, what, %why, "waits at the target");
@@ -146,7 +146,7 @@ impl TargetLoop {
     /// All is written: what was shown of it goes.
     fn mended(&mut self) {
         let Some(error) = self.owed.shown.take() else { return };
-        tracing::info!(migration = %self.slot.board.migration, "goes on at the target");
+        tracing::info!(migration = %self.slot.board.migration, "continues at the target");
         self.slot.board.change(|shown| {
             if shown.error.as_ref() == Some(&error) {
                 shown.error = None;

@@ -227,7 +227,8 @@ impl TargetLoop {
             ToTargetShell::Lines { attempt, images } => {
                 // Durable before the promise that follows. A line is worth less than a handover.
                 if let Err(why) = self.images.keep_lines(attempt, images) {
-                    tracing::warn!(%why, "the images' generations are forgotten at their target");
+                    tracing::warn!(%why, "cannot keep the images' generations at the target: a \
+                                          new line begins");
                 }
                 return;
             }

@@ -288,7 +288,7 @@ fn place<'a>(
 ) -> dray_image::Result<&'a Destination> {
     let place = places.get(usize::from(header.image.0));
     place.filter(|place| BlockRange::whole(place.len).contains(header.range)).ok_or_else(|| {
-        let why = "a frame lies outside the image";
+        let why = "a frame is outside the image";
         dray_image::Error::new(dray_image::ErrorKind::OutOfRange, "finding its image", why)
     })
 }
@@ -347,7 +347,7 @@ fn note(overwritten: &IntentFile, range: BlockRange) -> dray_image::Result<()> {
     let noted = |region| overwritten.try_open_region(region);
     (range.start / REGION_BLOCKS..=last)
         .try_for_each(noted)
-        .map_err(|why| dray_image::Error::io("noting which regions are written into", why))
+        .map_err(|why| dray_image::Error::io("noting which regions are written to", why))
 }
 
 /// The run cut where data and what the mask names meet.

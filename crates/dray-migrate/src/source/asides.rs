@@ -88,7 +88,7 @@ impl Asides {
             None => thread.insert(begin(&self.content, name, limit)?),
         };
         thread.try_send(question).map_err(|why| match why {
-            TrySendError::Full(_) => "the target asks too much at once".to_owned(),
+            TrySendError::Full(_) => "the target has too many unanswered questions".to_owned(),
             TrySendError::Disconnected(_) => format!("{name} has ended"),
         })
     }

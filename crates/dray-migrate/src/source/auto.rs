@@ -96,7 +96,8 @@ impl SourceLoop {
             return;
         }
         if !predicted.converges {
-            let why = "the guest writes faster than is sent: it will not end by itself";
+            let why = "the guest writes faster than the migration sends: the migration will not \
+                       end by itself";
             self.slot.board.notice(why.to_owned());
         }
         self.report.predict(predicted);

@@ -60,7 +60,7 @@ impl SourceSlot {
     fn take_back(&self, intent: SourceIntent) {
         let migration = intent.migration;
         if let Err(why) = self.set_intent(SourceIntent { options: None, ..intent }) {
-            tracing::warn!(%migration, %why, "cannot take back the intent of a refused migration");
+            tracing::warn!(%migration, %why, "cannot remove the intent of a refused migration");
         }
     }
 }

@@ -171,10 +171,10 @@ impl SourceLoop {
                     (None, None) => Refusal::new(
                         ErrorKind::Cancelled,
                         "migration cancelled",
-                        "the operator asked for it; the guest goes on at the source",
+                        "the operator asked for it; the guest continues at the source",
                     ),
                     (None, Some(why)) => Refusal::new(why.kind, "migration failed", why.in_words())
-                        .hint("the guest goes on at the source; `dray resume` tries again"),
+                        .hint("the guest continues at the source; `dray resume` tries again"),
                 };
                 self.keep();
                 // Who moves the VM may say so after this loop has ended.
@@ -186,7 +186,7 @@ impl SourceLoop {
             SourceNotice::Broken { why } => {
                 let error =
                     Refusal::new(ErrorKind::DataAtRisk, "the target contradicts itself", why).hint(
-                        "nothing was changed here; look at both hosts, then see `dray claim`",
+                        "this host has changed nothing; check both hosts, then see `dray claim`",
                     );
                 self.slot.board.change(|shown| {
                     shown.state = MigrationState::Interrupted;
@@ -251,7 +251,7 @@ impl SourceLoop {
     /// It cannot be begun: it is over as it was before, and the guest goes on.
     pub(super) fn not_begun(&mut self, why: &io::Error) {
         let error = Refusal::new(io_kind(why), "migration failed", why)
-            .hint("the guest goes on at the source; `dray resume` tries again");
+            .hint("the guest continues at the source; `dray resume` tries again");
         self.slot.board.change(|shown| shown.error = None);
         self.failure = Some(error);
         // Else a restart begins it. One that finds the disk as full as it is now may.
@@ -271,7 +271,9 @@ impl SourceLoop {
         if self.images.are_bound() {
             return Ok(());
         }
-        Err(io::Error::other("an image of it takes no part in it any more; `dray migrate` again"))
+        Err(io::Error::other(
+            "one of its images is not part of it any more; give `dray migrate` again",
+        ))
     }
 
     /// Makes the engine from the intent and what is durable, and starts it.
@@ -280,7 +282,7 @@ impl SourceLoop {
         let Some(options) = &intent.options else { return };
         if let Some(left) = self.still_to_observe(options) {
             let seconds = left.as_secs_f64();
-            self.slot.board.notice(format!("observing the guest for {seconds:.1} s"));
+            self.slot.board.notice(format!("counting the guest's accesses for {seconds:.1} s"));
             self.observing = Some(Instant::now() + left);
             self.measure_if_wanted();
             return;

@@ -183,7 +183,7 @@ impl SourceSlot {
         options.bandwidth = limit;
         let path = self.folder.file(SOURCE_INTENT);
         if !path.exists()? {
-            return Err(io::Error::other("the migration is over here"));
+            return Err(io::Error::other("the migration is over at this host"));
         }
         path.put(&*intent)
     }
@@ -217,7 +217,7 @@ impl SourceSlot {
         facts.for_each(|facts| facts.running = running);
         let path = self.folder.file(SOURCE_INTENT);
         if !path.exists()? {
-            return Err(io::Error::other("the migration is over here"));
+            return Err(io::Error::other("the migration is over at this host"));
         }
         path.put(&new)?;
         *intent = new;
@@ -365,7 +365,7 @@ fn begun_or_prepared(intent: SourceIntent, images: &SourceImages, new: bool) -> 
     }
     tracing::info!(migration = %intent.migration, "has not begun: it is only prepared");
     if let Err(why) = images.unbind() {
-        tracing::warn!(%why, "cannot let go of the images of a migration that has not begun");
+        tracing::warn!(%why, "cannot release the images of a migration that has not begun");
     }
     SourceIntent { options: None, ..intent }
 }
@@ -531,7 +531,7 @@ impl SourceLoop {
     fn let_go(&mut self) -> io::Result<()> {
         let unheard = self.is_done() && self.session.is_none();
         if self.owns() || !(self.slot.is_refused() || unheard) || self.is_stuck() {
-            return Err(io::Error::other("it is not known that its target has no part in it"));
+            return Err(io::Error::other("the target may still need it"));
         }
         self.retire_rest()?;
         self.images.keep_replicas()?;
@@ -577,8 +577,8 @@ impl SourceLoop {
                 _ => ErrorKind::Peer,
             };
             self.fail(Refusal::new(kind, "migration failed", why).hint(
-                "the guest goes on at the source; look at the link and the target's agent, then \
-                 migrate again: what the target has is used",
+                "the guest continues at the source; check the link and the target's agent, then \
+                 migrate again: dray uses the blocks that the target has",
             ));
         }
     }
@@ -593,7 +593,9 @@ impl SourceLoop {
                 // does not know of.
                 match self.slot.intent().vm {
                     Some(_) if self.parts.told.send(ToTask::Quiet).is_ok() => {}
-                    Some(_) => self.quiet(Err("nobody looks after the vm".to_owned())),
+                    Some(_) => {
+                        self.quiet(Err("the vm's part of the migration has ended".to_owned()))
+                    }
                     None => self.quiet(Ok(())),
                 }
             }

@@ -288,8 +288,9 @@ impl SourceLoop {
     fn refused_after_handover(&self, why: &str) {
         self.slot.refused.store(true, Ordering::SeqCst);
         let hint = format!(
-            "nothing was changed here; look at both hosts. If the target has what it needs, `dray cancel {}` \
-             lets the copies here go: they stay as replicas. To take them back into use, see `dray claim`",
+            "this host has changed nothing; check both hosts. If the target needs no more blocks, \
+             `dray cancel {}` ends the migration at this host, and its copies stay as replicas. \
+             To use these copies again, see `dray claim`",
             self.slot.board.migration
         );
         let error = Refusal::new(ErrorKind::DataAtRisk, REFUSED, why).hint(hint);
@@ -366,7 +367,8 @@ impl SourceLoop {
         if let ToSourceShell::Bandwidth(bytes_per_second) = message {
             let limit = bytes_per_second.map(|bytes_per_second| BitRate { bytes_per_second });
             if let Err(why) = self.slot.set_limit(limit) {
-                tracing::warn!(%why, "a restart brings the limit before this one back");
+                tracing::warn!(%why, "after a restart of the agent, the earlier limit applies \
+                                      again");
             }
             return;
         }

@@ -33,7 +33,7 @@ impl Report {
             "migration failed",
             "the target could not start the guest and handed the images back",
         )
-        .hint("the guest goes on at the source; see the target agent's log");
+        .hint("the guest continues at the source; see the target agent's log");
         self.ended(false, error);
     }
 
@@ -69,13 +69,14 @@ impl Report {
         }
         if let Some(ended) = self.not_released.as_ref().filter(|known| known.qemu_ended) {
             let what = "the guest's QEMU at the target has ended";
-            let hint = "its disks are at the target, with all it has flushed: start the vm there";
+            let hint = "its disks are at the target, with all flushed writes: start the vm there";
             return Some(Refusal::new(ErrorKind::Hypervisor, what, &ended.why).hint(hint));
         }
         let why = self.guest_failed.as_ref()?;
         let what = "the guest was not started at the target";
-        let hint = "its disks are at the target, with all it has written: start the vm there; if its QEMU there still \
-                    runs, that has its memory, and `cont` at its QMP socket may let it go on";
+        let hint = "its disks are at the target, with all its writes: start the vm there; if its \
+                    QEMU there still runs, that QEMU has the guest's memory, and `cont` at its \
+                    QMP socket may let the guest continue";
         Some(Refusal::new(ErrorKind::Hypervisor, what, why).hint(hint))
     }
 

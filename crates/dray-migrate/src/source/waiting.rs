@@ -121,7 +121,7 @@ impl SourceLoop {
         match record.unrecorded() {
             Unrecorded::GoesOn => {
                 let migration = self.slot.board.migration;
-                tracing::warn!(%migration, ?record, %why, "a record is not written");
+                tracing::warn!(%migration, ?record, %why, "cannot write a record");
                 Done::Next
             }
             Unrecorded::Ends if !self.log.is_unsure() => {
@@ -165,7 +165,7 @@ impl SourceLoop {
                 self.waiting.finish = false;
                 self.say_bye();
             }
-            Err(why) => self.show_waiting("the copy that was left behind cannot be removed", &why),
+            Err(why) => self.show_waiting("the copy at the source cannot be removed", &why),
         }
     }
 
@@ -201,7 +201,10 @@ impl SourceLoop {
 
     fn do_what_is_owed(&mut self) {
         if let Err(why) = self.retire_rest() {
-            self.show_waiting("the migration goes on, and a disk left here has its old name", &why);
+            self.show_waiting(
+                "the migration continues, and a disk at the source still has its old name",
+                &why,
+            );
         }
         if self.waiting.finish {
             self.go_on_finishing();
@@ -211,10 +214,10 @@ impl SourceLoop {
     fn show_waiting(&mut self, what: &str, why: &io::Error) {
         let text = why.to_string();
         let hint = if text.contains("exists already") {
-            "move that file away; it goes on by itself then"
+            "move that file away; the agent then continues by itself"
         } else {
-            "look at the state directory and the pool (is there room?); it goes on by itself when \
-             the cause is gone"
+            "check the state directory and the pool, and whether they have room; the agent \
+             continues by itself when the cause is gone"
         };
         let error = Refusal::new(ErrorKind::Io, what, text).hint(hint);
         self.waiting.tried = Some(self.clock.now());
@@ -247,8 +250,8 @@ impl SourceLoop {
                 self.show_waiting("a write of the guest waits at the source", &why);
             }
             Some(Trouble::Gone(why)) => self.slot.board.notice(format!(
-                "write intents cannot be kept ({why}): if the agent or the host ends before the \
-                 migration does, everything is compared again"
+                "the agent cannot keep write intents ({why}): if the agent or the host fails \
+                 before the migration ends, everything is compared again"
             )),
             None => {}
         }

@@ -28,7 +28,7 @@ impl SimAgent {
         }
         let folder = Folder::of(&self.store, id);
         if folder.holds(End::Source)? {
-            return Err(io::Error::other("another migration, away from there, has this id"));
+            return Err(io::Error::other("a migration away from that host has this id"));
         }
         if folder.file(TARGET_INTENT).exists()? || folder.is_void()? {
             return Err(io::Error::other("its folder cannot be read"));

@@ -143,7 +143,7 @@ impl Identity {
 /// A key that everybody may read proves nothing.
 fn private(key: &Path) -> Result<(), TlsError> {
     let exposed = key.metadata().is_ok_and(|meta| meta.mode() & 0o007 != 0);
-    let why = || "everybody may read this key".to_owned();
+    let why = || "every user may read this key".to_owned();
     let hint = || format!("chmod 0600 {}", key.display());
     let fault = || TlsError { path: key.to_owned(), why: why(), hint: hint() };
     if exposed { Err(fault()) } else { Ok(()) }

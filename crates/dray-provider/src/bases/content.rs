@@ -28,7 +28,7 @@ pub(super) fn read(
     std::thread::sleep(unsettled(&FileStamp::of(path)?));
     let image = open(path)?;
     if !image.file().metadata()?.is_file() {
-        return Err(io::Error::other(format!("{} is no plain file", path.display())));
+        return Err(io::Error::other(format!("{} is not a regular file", path.display())));
     }
     let stamp = FileStamp::of_open(image.file())?;
     let digest = digest(&image, go_on)?;
@@ -67,7 +67,10 @@ fn digest(image: &dyn Image, mut go_on: impl FnMut(u64) -> bool) -> io::Result<C
     let mut memory = RunBuffer::new(MAX_RUN_BLOCKS);
     for start in (0..whole.len).step_by(MAX_RUN_BLOCKS as usize) {
         if !go_on(start * BLOCK_SIZE) {
-            return Err(io::Error::new(io::ErrorKind::Interrupted, "nobody waits for it any more"));
+            return Err(io::Error::new(
+                io::ErrorKind::Interrupted,
+                "no host waits for it any more",
+            ));
         }
         let run = BlockRange::new(start, MAX_RUN_BLOCKS).intersect(whole);
         if runs::data_blocks(image, run).is_ok_and(|data| data.is_empty()) {

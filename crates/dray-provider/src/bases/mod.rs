@@ -137,7 +137,7 @@ impl Digests {
         }
         let job = Job::new(stamp.len);
         match self.start(path, &job) {
-            Err(why) => Reading::Failed(format!("no thread could be made: {why}")),
+            Err(why) => Reading::Failed(format!("cannot start a thread: {why}")),
             Ok(()) => {
                 state.jobs.insert(path.to_owned(), Arc::clone(&job));
                 job.ask()
@@ -162,7 +162,8 @@ impl Digests {
                 state.remember(stamp, digest);
                 // Written with the lock held: an older list must not replace a newer one.
                 if let Err(why) = self.path.put(&state.known) {
-                    tracing::debug!(%why, "a digest will be worked out again after a restart");
+                    tracing::debug!(%why, "cannot keep a digest: it is computed again after a \
+                                           restart");
                 }
             }
             // Whoever asks again begins it anew.

@@ -248,9 +248,7 @@ fn reader(repository: Repository, backup: Box<Backup>) -> Result<Reader, String>
 /// The snapshots that are of one of the image's closed generations.
 fn fitting(held: Vec<Snapshot>, wanted: &SeedImage, notes: &mut Vec<String>) -> Vec<Snapshot> {
     let unfit = |snapshot: &Snapshot| match fits(&wanted.ancestors, snapshot.generation) {
-        _ if snapshot.len != wanted.image.len => {
-            Some("what it has is of another length".to_owned())
-        }
+        _ if snapshot.len != wanted.image.len => Some("its copy has another length".to_owned()),
         fitting => fitting.err().map(|why| why.to_string()),
     };
     let (found, useless): (Vec<_>, Vec<_>) =

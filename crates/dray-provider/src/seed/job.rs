@@ -154,12 +154,12 @@ impl Job {
                 // What is there is used when somebody asks again.
                 gathering.end(None)?;
                 file.leave(&gathering.done())?;
-                return Ok(Seeding::Nothing { why: "nobody waited for it any more".to_owned() });
+                return Ok(Seeding::Nothing { why: "no host waited for it any more".to_owned() });
             }
             if let Some(rate) = pace.crawls(gathering.bytes(), Instant::now()) {
                 let rate = BitRate { bytes_per_second: rate };
                 break Some(format!(
-                    "only {rate} came in the last seconds: the rest is not waited for"
+                    "only {rate} arrived in the last seconds: the target does not wait for the rest"
                 ));
             }
         };

@@ -49,7 +49,7 @@ impl Seeds {
         let name = wanted.name.clone();
         if let Some(job) = jobs.get(&name).filter(|job| job.number == number || !job.is_over()) {
             if job.image != wanted.id {
-                let why = format!("another image called '{name}' is being read there");
+                let why = format!("the target is reading another image called '{name}'");
                 return Ok(Seeding::Nothing { why });
             }
             return Ok(job.ask());
@@ -58,7 +58,7 @@ impl Seeds {
             jobs.retain(|_, job| !job.is_over());
         }
         if jobs.values().filter(|job| !job.is_over()).count() >= AT_ONCE {
-            let why = format!("{AT_ONCE} images are being read there already");
+            let why = format!("the target is reading {AT_ONCE} images already");
             return Ok(Seeding::Nothing { why });
         }
         let job = Job::start(number, parts)?;

@@ -60,7 +60,7 @@ impl PeerReplica {
         body: &[u8],
         old: &[u8],
     ) -> Result<Parts, Failure> {
-        let wrong = |why: &str| Failure::Damaged(format!("what came is not right: {why}"));
+        let wrong = |why: &str| Failure::Damaged(format!("the answer is wrong: {why}"));
         let (mut parts, mut rest) = (Parts::new(), body);
         for (nth, piece) in pieces.iter().enumerate() {
             let start = nth * PIECE_BYTES;
@@ -70,7 +70,8 @@ impl PeerReplica {
                 Piece::Zero => None,
                 Piece::Known => {
                     let known = old.get(start..start + len);
-                    let known = known.ok_or_else(|| wrong("it names bytes that are not here"))?;
+                    let known = known
+                        .ok_or_else(|| wrong("it refers to bytes that this host does not have"))?;
                     self.from_old.fetch_add(len as u64, Ordering::Relaxed);
                     Some(known)
                 }
@@ -79,13 +80,13 @@ impl PeerReplica {
                         rest.split_at_checked(len).ok_or_else(|| wrong("bytes are missing"))?;
                     rest = after;
                     if xxh3_64(data) != *hash {
-                        return Err(wrong("its hash is another"));
+                        return Err(wrong("its hash differs"));
                     }
                     Some(data)
                 }
             };
             if !self.is_right(offset / PIECE_BYTES as u64, bytes) {
-                return Err(wrong("a backup of this generation has other bytes there"));
+                return Err(wrong("a backup of this generation has other bytes at this place"));
             }
             parts.extend(bytes.map(|bytes| (offset, bytes.to_vec())));
         }
@@ -114,12 +115,12 @@ impl Provider for PeerReplica {
             Err(why) => Err(Failure::Unavailable(why.to_string())),
             Ok((Answer::Failed { why }, _)) => Err(Failure::Unavailable(why)),
             Ok((Answer::Distrusted, _)) => {
-                Err(Failure::Damaged("a migration has written there since".to_owned()))
+                Err(Failure::Damaged("a migration has written to it since".to_owned()))
             }
             Ok((Answer::Pieces(pieces), body)) if pieces.len() == piece_count(ask.len) => {
                 self.parts(&ask, &pieces, &body, &old)
             }
-            Ok(_) => Err(Failure::Damaged("the answer is to another question".to_owned())),
+            Ok(_) => Err(Failure::Damaged("the answer does not fit the question".to_owned())),
         }
     }
 }

@@ -184,7 +184,7 @@ impl SeedFile {
         if self.note.file.is_some_and(|file| file.is_same(&now.file)) {
             return Ok(now);
         }
-        Err(other(format!("another file was put at {}", self.path.display())))
+        Err(other(format!("another file is at {}", self.path.display())))
     }
 
     /// Everything is durable but what `failed` names: the file becomes a replica.
@@ -244,7 +244,7 @@ fn is_trusted(note: &SeedNote, path: &StatePath, at: &StatePath) -> bool {
     match note.is_of_file(path, at) {
         Ok(false) if note.file.is_some() => {
             let seed = path.display();
-            tracing::warn!(%seed, "is not as it was left: what it was read from is read again");
+            tracing::warn!(%seed, "was changed by another program: it is read again");
             false
         }
         is_it => is_it.unwrap_or(false),
@@ -284,7 +284,8 @@ pub fn revive(seeds: &StatePath, registry: &Registry, keep: std::time::Duration)
     for at in seeds.entries(".json").unwrap_or_default() {
         let result = revive_one(&at, registry, keep);
         if let Err(why) = result {
-            tracing::warn!(seed = %at.display(), %why, "cannot go on with what was read from backups");
+            tracing::warn!(seed = %at.display(), %why,
+                "cannot continue with an image that was being read from backups");
         }
     }
 }

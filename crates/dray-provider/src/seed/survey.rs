@@ -33,11 +33,14 @@ fn from_providers(choice: Choice, old: bool) -> Surveyed {
     let (given, distrusted) = (choice.expected(), missing(&choice));
     let mut notes = choice.notes;
     if old {
-        notes.push("what the old copy there has of it is unknown until it is read".to_owned());
+        notes.push(
+            "how much of it the old copy at the target has is unknown until the target reads it"
+                .to_owned(),
+        );
     }
     // As a migration would find it then.
     let base = if distrusted.len() > MAX_DISTRUSTED {
-        Base::Refused { why: "too much of it nobody could give".to_owned() }
+        Base::Refused { why: "no provider has enough of it".to_owned() }
     } else {
         Base::Replica { generation: choice.generation, distrusted }
     };
@@ -62,8 +65,8 @@ fn base_here(parts: &Parts) -> Base {
 fn earlier_try(parts: &Parts) -> Option<String> {
     let record = parts.at_name()?.record();
     let same = record.state == CopyState::Incoming && record.id == parts.wanted.image.id;
-    let why = "an earlier try has left its part there: how much of it counts is unknown until it \
-               is compared";
+    let why = "an earlier attempt has left blocks at the target: how many of them can be used is \
+               unknown until the hosts compare them";
     same.then(|| why.to_owned())
 }
 

@@ -4,7 +4,7 @@ use super::{Choice, StrategyTraits};
 
 pub(super) const TRAITS: StrategyTraits = StrategyTraits {
     name: "auto",
-    summary: "What is cheaper to copy before the guest moves is copied, the rest follows",
+    summary: "Blocks that are cheaper to copy before the guest moves are copied; the rest follows",
     choice: Choice::Planned,
     names_zeros: true,
     ..StrategyTraits::ONCE

@@ -4,7 +4,7 @@ use super::{Strategy, StrategyTraits};
 
 pub(super) const TRAITS: StrategyTraits = StrategyTraits {
     name: "deferred",
-    summary: "The guest moves first; the rest stays until `dray backfill start`",
+    summary: "The guest moves first; blocks that it does not read stay until `dray backfill start`",
     defers: true,
     resembles: Some(Strategy::PostCopy),
     ..StrategyTraits::NOTHING

@@ -4,7 +4,7 @@ use super::{Choice, Strategy, StrategyTraits};
 
 pub(super) const TRAITS: StrategyTraits = StrategyTraits {
     name: "hot-set",
-    summary: "What the guest uses most is copied and kept in step, the guest moves, the rest follows",
+    summary: "The blocks that the guest uses most are copied and kept equal; the guest moves; the rest follows",
     choice: Choice::Hot,
     syncs: true,
     leaves_some: true,

@@ -4,6 +4,6 @@ use super::StrategyTraits;
 
 pub(super) const TRAITS: StrategyTraits = StrategyTraits {
     name: "hybrid",
-    summary: "Everything is copied once, the guest moves, what it wrote meanwhile follows",
+    summary: "All blocks are copied once; the guest moves; the blocks that it wrote meanwhile follow",
     ..StrategyTraits::ONCE
 };

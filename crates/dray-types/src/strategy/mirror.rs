@@ -4,7 +4,7 @@ use super::StrategyTraits;
 
 pub(super) const TRAITS: StrategyTraits = StrategyTraits {
     name: "mirror",
-    summary: "Everything is copied once, and what the guest writes is sent on at once",
+    summary: "All blocks are copied once, and each write to a copied block is sent at once",
     syncs: true,
     mirrors: true,
     ..StrategyTraits::ONCE

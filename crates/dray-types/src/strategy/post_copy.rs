@@ -4,6 +4,6 @@ use super::StrategyTraits;
 
 pub(super) const TRAITS: StrategyTraits = StrategyTraits {
     name: "post-copy",
-    summary: "The guest moves first, its blocks follow",
+    summary: "The guest moves first; its blocks follow",
     ..StrategyTraits::NOTHING
 };

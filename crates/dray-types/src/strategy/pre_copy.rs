@@ -4,7 +4,7 @@ use super::StrategyTraits;
 
 pub(super) const TRAITS: StrategyTraits = StrategyTraits {
     name: "pre-copy",
-    summary: "Everything moves first, the guest when the rest fits the downtime limit",
+    summary: "All blocks move first; the guest moves when the rest fits the downtime limit",
     syncs: true,
     ..StrategyTraits::ONCE
 };

@@ -180,7 +180,7 @@ impl Chain {
         state.asked += 1;
         match state.access {
             Access::Open => {}
-            Access::Held => return Err("its disk is being moved onto it or away".to_owned()),
+            Access::Held => return Err("its disk is being exchanged".to_owned()),
             Access::Closed => return Err("the image has left this host".to_owned()),
         }
         if let Some((client, server)) = &mut state.open {
@@ -188,7 +188,7 @@ impl Chain {
                 return Ok(Arc::clone(client));
             }
             let chain = self.shown();
-            tracing::warn!(chain, "its storage daemon is gone: starting it again");
+            tracing::warn!(chain, "its storage daemon has ended: starting it again");
             state.open = None;
         }
         let server = Server::start(&self.place, &self.layers, &state.active, state.write)

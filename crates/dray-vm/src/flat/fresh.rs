@@ -117,7 +117,7 @@ impl Fresh {
         merge_most(&self.raw, &*self.chain)?;
         match self.raw.unmerged_count() {
             left if left <= MOST => Ok(()),
-            _ => Err(io::Error::other("the guest writes faster than its qcow2 can be written")),
+            _ => Err(io::Error::other("the guest writes faster than dray can write the qcow2")),
         }
     }
 
@@ -146,7 +146,7 @@ impl Fresh {
     pub fn discard(self) {
         self.chain.close();
         if let Err(why) = self.names.remove_chain() {
-            tracing::warn!(%why, "cannot remove a qcow2 that did not come to anything");
+            tracing::warn!(%why, "cannot remove a qcow2 that is not used");
         }
     }
 }

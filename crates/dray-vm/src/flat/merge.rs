@@ -65,7 +65,7 @@ fn merge_round(above: &impl Above, chain: &dyn ChainImage) -> io::Result<bool> {
         Ok(()) => Ok(true),
         Err(why) if why.kind == dray_image::ErrorKind::NoSpace => Err(io::Error::other(why)),
         Err(why) => {
-            tracing::warn!(%why, "a merge was broken off");
+            tracing::warn!(%why, "a merge was interrupted");
             above.unmerge();
             // A daemon that is gone comes back with another life.
             chain.open()?;
@@ -80,7 +80,7 @@ fn merge_all(above: &impl Above, chain: &dyn ChainImage) -> io::Result<()> {
             return Ok(());
         }
     }
-    Err(io::Error::other("the storage daemon dies again and again"))
+    Err(io::Error::other("the storage daemon keeps ending with errors"))
 }
 
 /// Merges while the guest writes, until little is left.

@@ -99,7 +99,7 @@ fn layer_of(plan: &LayerPlan) -> Result<ChainLayer, String> {
         && let Some(option) = options.keys().find(|key| !HARMLESS.contains(&key.as_str()))
     {
         let shown = path.display();
-        return Err(format!("{shown} has the option {option}, which decides what is in it"));
+        return Err(format!("{shown} has the option {option}, which changes its content"));
     }
     let protocol = plan.local.get("driver").and_then(|name| name.as_str()).unwrap_or("file");
     Ok(ChainLayer { path, format: plan.format.clone(), protocol: protocol.to_owned() })
@@ -147,7 +147,7 @@ pub fn daemon_place(run_dir: &Path, purpose: Purpose, id: ImageId) -> PathBuf {
 pub fn end_leftovers(run_dir: &Path) {
     for purpose in [Purpose::Serve, Purpose::Peek] {
         if let Err(why) = server::end_leftovers(run_dir, prefix(purpose)) {
-            tracing::error!(%why, "cannot end what an earlier agent has left behind");
+            tracing::error!(%why, "cannot end the storage daemons of an earlier agent");
         }
     }
 }

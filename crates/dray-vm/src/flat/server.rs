@@ -108,7 +108,7 @@ impl Server {
             }
             if Instant::now() > deadline {
                 let seconds = START.as_secs();
-                return Err(io::Error::other(format!("{PROGRAM} is not there after {seconds} s")));
+                return Err(io::Error::other(format!("{PROGRAM} is not ready after {seconds} s")));
             }
             std::thread::sleep(POLL);
         }
@@ -132,7 +132,7 @@ impl Server {
     /// When it does not, or was gone before.
     pub fn finish(mut self) -> io::Result<()> {
         if let Some(status) = self.child.try_wait()? {
-            return Err(io::Error::other(format!("{PROGRAM} was gone before: {status}")));
+            return Err(io::Error::other(format!("{PROGRAM} had ended before: {status}")));
         }
         kill_process(Pid::from_child(&self.child), Signal::TERM)?;
         let deadline = Instant::now() + END;

@@ -73,7 +73,7 @@ fn hide(swap: &Swap) -> io::Result<()> {
 fn give_up(swap: &Swap) -> bool {
     let hidden = hide(swap);
     if let Err(why) = &hidden {
-        tracing::error!(%why, "a guest that goes on waits: its qcow2 cannot lose its name");
+        tracing::error!(%why, "a guest waits: the name of its qcow2 cannot be taken away");
     }
     hidden.is_ok()
 }
@@ -114,7 +114,7 @@ async fn ask(qmp: &Qmp, entry: &Entry, swap: &Swap) -> io::Result<On> {
     }
     let on = match (seen, flatten::settle(qmp, layers).await) {
         (Some(on), Err(why)) if !why.kind().is_unknown() => {
-            tracing::warn!(%why, "a node of an exchange that has ended is left behind");
+            tracing::warn!(%why, "cannot remove a node of an exchange that has ended");
             on
         }
         (_, settled) => settled.map_err(io::Error::other)?,
@@ -149,7 +149,7 @@ async fn where_is(entry: &Entry, swap: &Swap, qmp: Option<&Qmp>) -> io::Result<O
     };
     decide(said, swap.done, is_named(swap)?).ok_or_else(|| match asked {
         Some(Err(why)) => why,
-        _ => io::Error::other("its vm has it on a qcow2 that was given up"),
+        _ => io::Error::other("its vm has the disk on a qcow2 that was given up"),
     })
 }
 
@@ -172,7 +172,7 @@ pub async fn make_qcow2(
     if let Some(swap) = entry.record().swap {
         return match swap.done {
             true => Ok(path),
-            false => Err(io::Error::other("its disk is between two places")),
+            false => Err(io::Error::other("the exchange of its disk has not ended")),
         };
     }
     refuse_used(registry, &path, &entry.record().name)?;
@@ -292,8 +292,9 @@ async fn end_failed(
             Err(io::Error::other(why))
         }
         Err(unknown) => {
-            tracing::warn!(image = entry.record().name, %unknown, "it is not known where a disk is");
-            Err(io::Error::other(format!("it was not known where the disk is: {why}")))
+            tracing::warn!(image = entry.record().name, %unknown,
+                "the agent does not know where a disk is");
+            Err(io::Error::other(format!("the agent did not know where the disk was: {why}")))
         }
     }
 }
@@ -309,7 +310,8 @@ async fn stay(registry: &Registry, entry: &Entry, swap: Swap, qmp: Option<&Qmp>)
     set_swap(registry, entry, None).inspect_err(|_| runs_again(registry, entry))?;
     if let Err(why) = names(&swap)?.remove_chain() {
         let path = plan_of(&swap)?.path();
-        tracing::error!(path = %path.display(), %why, "cannot remove a file that is of no use");
+        tracing::error!(path = %path.display(), %why,
+            "cannot remove a file that is not needed any more");
     }
     Ok(())
 }
@@ -343,11 +345,11 @@ async fn end_swap(
     entry.disk.fail_parked();
     let Some(qmp) = qmp else { return Ok(()) };
     if let Err(why) = note_made(registry, qmp, &plan_of(&swap)?, record_of(entry, &swap)?) {
-        tracing::warn!(%why, "what a disk's nodes were made with is not known any more");
+        tracing::warn!(%why, "cannot note the options of a disk's nodes");
     }
     let_run(Some(qmp), &swap).await?;
     if let Err(why) = set_swap(registry, entry, Some(Swap { done: true, running: false, ..swap })) {
-        tracing::warn!(%why, "cannot write down that a guest runs again");
+        tracing::warn!(%why, "cannot record that a guest runs again");
         runs_again(registry, entry);
     }
     Ok(())

@@ -30,12 +30,12 @@ pub async fn changed(
     entry: &Entry,
     run_dir: &Path,
 ) -> Result<BlockSet, String> {
-    let now = process_of(qmp).ok_or("qemu's process is not known")?;
+    let now = process_of(qmp).ok_or("qemu's process is unknown")?;
     if !note.qemu.is_process(&now) {
         return Err("qemu was started again meanwhile".to_owned());
     }
     let then = plan_of(note).map_err(|why| why.to_string())?;
-    let name = note.bitmap.as_deref().ok_or("its writes were not tracked")?;
+    let name = note.bitmap.as_deref().ok_or("no QEMU tracked its writes")?;
     let mark = note.mark.ok_or("its device was not marked")?;
     held::check(qmp, &plan.qdev, mark).await.map_err(|why| why.to_string())?;
     let len = std::fs::metadata(&note.image.path).map_err(|why| why.to_string())?.len();
@@ -46,7 +46,7 @@ pub async fn changed(
     match bitmap::recorded(qmp, node, name).await.map_err(|why| why.to_string())? {
         Some(found) if !found.busy => {}
         Some(_) => return Err("its dirty bitmap is in use".to_owned()),
-        None => return Err("its dirty bitmap is gone".to_owned()),
+        None => return Err("its dirty bitmap does not exist any more".to_owned()),
     }
     let socket = run_dir.join(format!("released-{}.sock", note.image.id));
     let mut changed = read(qmp, node, name, socket).await?;

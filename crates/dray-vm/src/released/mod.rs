@@ -112,10 +112,14 @@ impl fmt::Display for NotReleased {
             Self::NotNoted(why) => write!(f, "cannot note that it is released: {why}"),
             Self::Untold(loss) => f.write_str(&loss.with_hint()),
             Self::Left(loss, why) => {
-                write!(f, "{loss}; QEMU has the disk and does not give it back ({why})")
+                write!(f, "{loss}; QEMU has the disk, and dray cannot take it back ({why})")
             }
             Self::TooShort(why) => {
-                write!(f, "its file cannot be made as long as its export, so the disk stays: {why}")
+                write!(
+                    f,
+                    "its file cannot be made as long as its export, so the disk stays on dray: \
+                     {why}"
+                )
             }
         }
     }
@@ -160,7 +164,7 @@ async fn begin_release(
     if told && !has_past {
         return Ok(None);
     }
-    let qemu = qemu.ok_or_else(|| io::Error::other("qemu's process is not known"))?;
+    let qemu = qemu.ok_or_else(|| io::Error::other("qemu's process is unknown"))?;
     if let Some(known) =
         registry.released.of(record.id).filter(|known| known.qemu.is_process(&qemu))
     {
@@ -210,7 +214,7 @@ pub fn note_made(
     plan: &LayerPlan,
     image: ImageRecord,
 ) -> io::Result<()> {
-    let qemu = process_of(qmp).ok_or_else(|| io::Error::other("qemu's process is not known"))?;
+    let qemu = process_of(qmp).ok_or_else(|| io::Error::other("qemu's process is unknown"))?;
     let (path, plan, since_unix_ms) = (plan.path(), value_of(plan)?, unix_ms());
     let (file, len) = (FileId::of(&path)?, std::fs::metadata(&path)?.len());
     let (bitmap, mark, made, done) = (None, None, true, true);

@@ -35,7 +35,7 @@ pub async fn settle_on_file(
         // Adopted for the first time, and not for long: nobody has a part of it.
         return forget_told(registry, config, qmp, seen, entry).await;
     };
-    tracing::info!(image = record.name, "finishing a release that was cut short");
+    tracing::info!(image = record.name, "completing a release that was interrupted");
     let tracked = match &note.bitmap {
         Some(name) => {
             let found = bitmap::recorded(qmp, plan_of(&note)?.local_node(), name).await;
@@ -120,7 +120,7 @@ pub async fn end_adoption(
     };
     line.settle(&entry.disk, changed.as_ref())?;
     let blocks = changed.as_ref().map(BlockSet::len);
-    tracing::info!(image = note.image.name, blocks, why, "an image that was released is back");
+    tracing::info!(image = note.image.name, blocks, why, "a released image is on dray again");
     abort::step("AdoptNote");
     registry.released.remove(note.image.id)?;
     Ok(why)

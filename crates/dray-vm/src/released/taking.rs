@@ -56,7 +56,7 @@ async fn take_again(
     match end_adoption(registry, qmp, plan, note, entry, &config.run_dir).await {
         // Said in the log by then, with the reason.
         Ok(_) => {}
-        Err(why) => tracing::warn!(image, %why, "everything in it counts as changed"),
+        Err(why) => tracing::warn!(image, %why, "dray treats the whole disk as changed"),
     }
 }
 
@@ -74,11 +74,13 @@ pub async fn unless_told(
 ) -> Result<(), NotReleased> {
     let Err(loss) = refuse_untold(entry) else { return Ok(()) };
     let image = entry.record().name;
-    tracing::warn!(image, %loss, "a disk that was released is taken back");
+    tracing::warn!(image, %loss, "dray takes a released disk back, because its guest must be told \
+                                  of lost writes");
     match take_back(registry, config, qmp, plan, entry).await {
         Ok(()) => Err(NotReleased::Untold(loss)),
         Err(why) => {
-            tracing::error!(image, %loss, %why, "nobody tells the guest of a disk that was released");
+            tracing::error!(image, %loss, %why,
+                "a released disk cannot be taken back: its guest is not told of lost writes");
             Err(NotReleased::Left(loss, why))
         }
     }
@@ -98,7 +100,7 @@ async fn take_back(
         // The file was QEMU's beyond doubt: an agent that dies behind the pivot must not take the release for one
         // that has not been.
         registry.released.put(note).map_err(|why| {
-            let what = "it cannot be noted that the disk was on its file";
+            let what = "cannot note that the disk was on its file";
             dray_qemu::Error::with_source(dray_qemu::ErrorKind::Failed, what, why)
         })?;
     }

@@ -17,14 +17,14 @@ use std::process::ExitCode;
 pub struct Args {
     #[command(flatten)]
     common: Common,
-    /// The model whose extra traffic is compared: hybrid as in the literature, or pre-copy
+    /// Model whose extra traffic is compared: hybrid as in the literature, or pre-copy
     #[arg(long, default_value = "hybrid")]
     strategy: Strategy,
-    /// Whose choice is compared: workload-aware, or paper or paper-incremental (algorithms of the
+    /// Order whose choice is compared: workload-aware, or paper or paper-incremental (algorithms of the
     /// literature)
     #[arg(long, default_value = "workload-aware")]
     order: Order,
-    /// What the link carries [default: a migration lasts half of a file; 100Mbit for a load]
+    /// Rate of the link [default: a migration lasts half of a file; 100Mbit for a load]
     #[arg(long, value_name = "RATE")]
     bandwidth: Option<BitRate>,
     /// Number of random starts

@@ -20,10 +20,10 @@ pub struct Args {
     /// A model to compare (repeatable) [default: pre-copy, hybrid and post-copy]
     #[arg(long = "strategy", value_name = "STRATEGY")]
     strategies: Vec<Strategy>,
-    /// What the link carries (repeatable) [default: a migration lasts half of a file; 100Mbit for a load]
+    /// Rate of the link (repeatable) [default: a migration lasts half of a file; 100Mbit for a load]
     #[arg(long = "bandwidth", value_name = "RATE")]
     bandwidths: Vec<BitRate>,
-    /// What is compared with address order: workload-aware, or paper or paper-incremental (algorithms of
+    /// Order to compare with address order: workload-aware, or paper or paper-incremental (algorithms of
     /// the literature)
     #[arg(long, default_value = "workload-aware")]
     order: Order,

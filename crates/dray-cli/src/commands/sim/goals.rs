@@ -8,13 +8,13 @@ use std::time::Duration;
 /// that of reads that wait for a block, and only `auto` chooses by it.
 #[derive(clap::Args, Debug)]
 pub struct GoalArgs {
-    /// Longest stop of the guest to aim for, in milliseconds or as 300ms, 1.5s [default: 300ms]
+    /// Longest stop of the guest to aim for, in milliseconds or as 300ms or 1.5s [default: 300ms]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     max_downtime: Option<Duration>,
-    /// auto: let the mean read be slower by no more than this while blocks are missing
+    /// auto: reads may take longer on average by this much while blocks are missing
     #[arg(long, value_name = "TIME", value_parser = duration)]
     max_added_latency: Option<Duration>,
-    /// auto: be done by then, as 90s or 10m
+    /// auto: longest duration of the migration to aim for, as 90s or 10m
     #[arg(long, value_name = "TIME", value_parser = duration)]
     deadline: Option<Duration>,
 }

@@ -10,7 +10,7 @@ use dray_types::{BLOCK_SIZE, ByteSize};
 pub struct SyncArgs {
     #[command(flatten)]
     hot_set: HotSetArgs,
-    /// Send whole pieces of this size again of which a block was written [default: 4KiB]
+    /// Size of the pieces that are sent again when a block of them was written [default: 4KiB]
     #[arg(long, value_name = "SIZE")]
     sync_unit: Option<ByteSize>,
 }

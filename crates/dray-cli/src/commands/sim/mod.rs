@@ -23,14 +23,14 @@ const EXAMPLES: &str = "\
 Examples:
   One migration, and a picture of it:
     dray sim vm1.csv.zst --strategy hybrid --start 600 --bandwidth 100Mbit --svg vm1.svg
-  What the workload-aware order saves, over all models and two links:
+  The savings of the workload-aware order, over all models and two links:
     dray sim compare vm1.csv.zst mail --bandwidth 100Mbit --bandwidth 1Gbit
-  What the choice of the chunk size is worth:
+  The effect of the chunk size:
     dray sim chunks vm1.csv.zst file-server
 
-A TRACE is a file (CSV `time_s,op,offset,length`, the text of blkparse, or a fio iolog; each may be
-compressed with zstd) or the name of a generated load: file-server, mail, java, web, database.
-Needs no agent. `docs/how-to/simulate.md` is the manual.";
+A TRACE is a file (CSV `time_s,op,offset,length`, the text of blkparse, or a fio iolog; each
+may be compressed with zstd) or the name of a generated load: file-server, mail, java, web,
+database. This command needs no agent. `docs/how-to/simulate.md` is the manual.";
 
 /// Arguments of `dray sim`.
 #[derive(clap::Args, Debug)]
@@ -66,10 +66,10 @@ pub struct Common {
     /// for that]
     #[arg(long, value_name = "MS", value_parser = millis)]
     delay: Option<f64>,
-    /// Accesses before the start that are known; hot-set counts them unless --observe is given
+    /// Number of known accesses before the start; hot-set counts them unless --observe is given
     #[arg(long, value_name = "N", default_value_t = PAPER_HISTORY)]
     history: usize,
-    /// What a jump costs in the workload-aware order, in milliseconds
+    /// Cost of a jump in the workload-aware order, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = PAPER_SEEK as f64 / 1e6, value_parser = millis)]
     seek: f64,
     /// Whether the guest's writes are slowed during Sync: none, soft or aggressive

@@ -19,22 +19,22 @@ use std::process::ExitCode;
 pub struct Args {
     #[command(flatten)]
     common: Common,
-    /// Which blocks move before the guest and which after it
+    /// The blocks that move before the guest, and those that move after it
     #[arg(long, default_value = "hybrid")]
     strategy: Strategy,
-    /// Which blocks move first: workload-aware, sequential, paper or paper-incremental
+    /// Order in which blocks move: workload-aware, sequential, paper or paper-incremental
     #[arg(long, default_value = "workload-aware")]
     order: Order,
-    /// What the link carries: 100Mbit, 1Gbit [default: a migration lasts half of a file; 100Mbit for a load]
+    /// Rate of the link, as 100Mbit or 1Gbit [default: a migration lasts half of a file; 100Mbit for a load]
     #[arg(long, value_name = "RATE")]
     bandwidth: Option<BitRate>,
-    /// When the migration begins, in seconds of the trace [default: at random]
+    /// Begin of the migration, in seconds of the trace [default: at random]
     #[arg(long, value_name = "SECONDS", conflicts_with = "starts")]
     start: Option<f64>,
     /// Number of random starts
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     starts: u32,
-    /// Paint the first migration into this file: time against block number
+    /// Draw the first migration into this file: time against block number
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }

@@ -236,7 +236,7 @@ impl Canned for Status {
         promised.progress.phase = Phase::Handover;
         promised.error = Some(
             Refusal::new(ErrorKind::Peer, "waits for hostb", "connection refused")
-                .hint("if hostb is gone for good: `dray claim vm5-root --source-is-fenced` here"),
+                .hint("if hostb is lost: `dray claim vm5-root --source-is-fenced` on this host"),
         );
         let all = [running(), failed, prepared, waiting, promised];
         let Some(named) = self.migration else { return Ok(all.to_vec()) };
@@ -402,7 +402,7 @@ impl Canned for Backup {
             image: name.clone(),
             generation: at(4),
             parent: (!self.full).then(|| at(3)),
-            full_because: self.full.then(|| "it was asked for".to_owned()),
+            full_because: self.full.then(|| "the operator asked for a full backup".to_owned()),
             size: 8 << 30,
             changed_bytes: 64 << 20,
             stored_bytes: 3 << 20,

@@ -93,7 +93,8 @@ impl FileImage {
                 std::io::ErrorKind::ResourceBusy => Error::new(
                     ErrorKind::InUse,
                     context(),
-                    "it is in use: mounted, part of something, or open elsewhere",
+                    "it is in use: it is mounted, part of another device, or open in another \
+                     program",
                 ),
                 _ => Error::io(context(), e),
             })?;
@@ -397,7 +398,7 @@ impl ImageFile for FileImage {
             return Err(Error::new(
                 ErrorKind::OutOfRange,
                 self.context("resizing", len, 0),
-                "it is more than the image exports",
+                "the length is more than the image exports",
             ));
         }
         if self.kind == Kind::Device {

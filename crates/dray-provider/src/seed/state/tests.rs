@@ -257,7 +257,7 @@ fn a_file_that_was_put_in_its_place_meanwhile_is_not_finished() {
     let seed = world.open_whole();
     replace(&world.pool().join(SEED));
     let why = seed.finish(&[], &world.registry).unwrap_err().to_string();
-    assert!(why.contains("another file was put at"), "{why}");
+    assert!(why.contains("another file is at"), "{why}");
     assert!(world.registry.get("vm1").is_none());
     assert_eq!(world.open(7).done(), [false; 4]);
 }
