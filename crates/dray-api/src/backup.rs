@@ -1,6 +1,6 @@
 //! Backups: what is asked for, what is told while they are made, and what became of them.
 
-use super::lineage::GenerationStatus;
+use super::generation::GenerationStatus;
 use super::text;
 use dray_types::{BitRate, ImageId};
 use serde::{Deserialize, Serialize};

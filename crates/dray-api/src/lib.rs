@@ -10,6 +10,7 @@
 pub mod backup;
 pub mod batch;
 pub mod command;
+pub mod generation;
 pub mod lineage;
 pub mod options;
 pub mod peers;
@@ -27,6 +28,7 @@ pub use backup::*;
 pub use batch::*;
 pub use command::*;
 pub use dray_types::{ErrorKind, Refusal, Strategy};
+pub use generation::GenerationStatus;
 pub use lineage::*;
 pub use options::{HotSet, Order, Throttle, Tuning};
 pub use peers::*;

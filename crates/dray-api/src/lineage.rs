@@ -1,25 +1,10 @@
 //! The generations of an image, and who holds them.
 
+use super::generation::GenerationStatus;
 use super::report::ImageState;
 use super::text;
-use dray_types::{Ancestor, GenerationId, ImageId};
+use dray_types::ImageId;
 use serde::{Deserialize, Serialize};
-
-/// One generation, by its place and its id.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct GenerationStatus {
-    /// Its place in the image's line.
-    pub number: u64,
-    /// Its random id.
-    #[serde(with = "text::id")]
-    pub id: GenerationId,
-}
-
-impl From<Ancestor> for GenerationStatus {
-    fn from(at: Ancestor) -> Self {
-        Self { number: at.number, id: at.id }
-    }
-}
 
 /// A closed generation, as `dray lineage` shows it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

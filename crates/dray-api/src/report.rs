@@ -2,7 +2,7 @@
 
 use super::Refusal;
 use super::command::Subject;
-use super::lineage::GenerationStatus;
+use super::generation::GenerationStatus;
 use super::options::Order;
 use super::plan::{Predicted, Provided};
 use super::progress::Progress;

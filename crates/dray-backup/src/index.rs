@@ -1,7 +1,7 @@
 //! The content that a repository has already, by hash, so that a writer does not store it twice.
 
-use crate::pack::{PackId, Place};
 use crate::piece::{Hash, Piece};
+use crate::place::{PackId, Place};
 use std::collections::HashMap;
 
 /// A place with its pack as a number, to keep entries short.

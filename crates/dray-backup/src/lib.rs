@@ -64,6 +64,7 @@ mod manifest;
 mod mark;
 pub mod pack;
 pub mod piece;
+pub mod place;
 mod prune;
 mod reader;
 pub mod repository;
@@ -73,6 +74,7 @@ mod session;
 #[cfg(test)]
 mod simulation;
 pub mod store;
+mod tombstone;
 mod verify;
 pub mod world;
 mod writer;

@@ -3,8 +3,8 @@
 use crate::envelope::{Content, unwrap, wrap};
 use crate::error::{Error, Result};
 use crate::key::Keys;
-use crate::pack::{PackId, Place};
 use crate::piece::{Hash, MAX_IMAGE_BYTES};
+use crate::place::{PackId, Place};
 use crate::segment::{MAX_ENCODED, check_place, segment_count};
 use crate::world::World;
 use dray_types::{Ancestor, ImageId};

@@ -2,7 +2,7 @@
 
 use crate::envelope::{Content, unwrap, wrap};
 use crate::error::{Error, Kind, Result};
-use crate::pack::PackId;
+use crate::place::PackId;
 use crate::repository::Core;
 use crate::session::Seen;
 use crate::store::MAX_OBJECT;

@@ -1,6 +1,6 @@
 //! Pieces: the 64 KiB units of content, their hashes, and where they lie.
 
-use crate::pack::Place;
+use crate::place::Place;
 
 /// Bytes of a piece; only the last one of an image may be shorter.
 pub const PIECE_BYTES: usize = 64 << 10;

@@ -5,8 +5,9 @@
 //! depends on what changed and not on the length of the image.
 
 use crate::error::{Error, Result};
-use crate::pack::{MAX_PACK, PackId, Place};
+use crate::pack::MAX_PACK;
 use crate::piece::{Hash, PIECE_BYTES, Piece, piece_count, piece_len};
+use crate::place::{PackId, Place};
 use crate::seal::TAG_BYTES;
 use serde::{Deserialize, Serialize};
 

@@ -7,7 +7,7 @@
 //! is needed for that; clocks decide only when a collector loses patience.
 //! `sessions/SESSION/renewed-N` show that the writer is alive.
 
-use crate::envelope::{Content, holds, wrap};
+use crate::envelope::{Content, wrap};
 use crate::error::{Error, Kind, Result};
 use crate::manifest;
 use crate::repository::Core;
@@ -108,14 +108,6 @@ pub(crate) fn list(core: &Core) -> Result<(Vec<Listed>, Vec<String>)> {
 fn tombstone(core: &Core) -> Result<Vec<u8>> {
     wrap(Content::Tombstone, &(), &core.keys, &*core.world)
 }
-
-/// True for what [`Seen::fence`] puts in a manifest's place.
-pub(crate) fn is_tombstone(bytes: &[u8]) -> bool {
-    holds(bytes, Content::Tombstone)
-}
-
-/// Longest tombstone: head, salt, seal and checksum. Every manifest is longer.
-pub(crate) const TOMBSTONE_BYTES: u64 = 8 + 32 + 16 + 32;
 
 /// This program's own session.
 pub(crate) struct Session {

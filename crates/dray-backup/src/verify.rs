@@ -3,8 +3,9 @@
 use crate::error::{Error, Result};
 use crate::gc::{Walk, walk};
 use crate::manifest::{self, Backup, Manifest};
-use crate::pack::{MAX_PACK, PackId, Place};
+use crate::pack::MAX_PACK;
 use crate::piece::{Hash, Piece, piece_len};
+use crate::place::{PackId, Place};
 use crate::reader::{load_segment, unpack};
 use crate::repository::{Repository, manifests};
 use crate::segment::SEGMENT_PIECES;

@@ -1,6 +1,6 @@
 //! Where output goes: results to standard output, progress, notes and errors to standard error.
 
-use crate::args::Global;
+use crate::global::Global;
 use crate::show::style::Style;
 use dray_api::{ErrorKind, Refusal};
 use serde::Serialize;

@@ -1,6 +1,6 @@
 //! `docs/reference/commands.md` is made of what `clap` knows. `UPDATE_GOLDEN=1` writes the document.
 
-use crate::args::Args;
+use crate::commands::Args;
 use clap::{Arg, ArgAction, Command, CommandFactory};
 use std::fmt::Write;
 use std::path::Path;

@@ -9,7 +9,6 @@ use rustix::net::{
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// Both directions of a connection. One thread receives; senders take turns (see
@@ -38,8 +37,10 @@ pub(crate) trait Channel: Send + Sync {
     /// Ends both directions at once, also for a thread that waits in either.
     fn cut(&self);
 
-    /// Shakes hands as the server of a TLS session; the result replaces this channel.
-    fn start_tls(&self, config: Arc<rustls::ServerConfig>) -> io::Result<Arc<dyn Channel>>;
+    /// The socket, if the stream is nothing but that; the default says that it is more.
+    fn bare(&self) -> io::Result<Option<Socket>> {
+        Ok(None)
+    }
 }
 
 /// A connected socket.
@@ -77,7 +78,7 @@ impl Socket {
         Ok(())
     }
 
-    pub(crate) fn try_clone(&self) -> io::Result<Self> {
+    fn try_clone(&self) -> io::Result<Self> {
         Ok(match self {
             Self::Unix(stream) => Self::Unix(stream.try_clone()?),
             Self::Tcp(stream) => Self::Tcp(stream.try_clone()?),
@@ -145,7 +146,7 @@ impl Channel for Socket {
         let _ = shutdown(self, Shutdown::Both);
     }
 
-    fn start_tls(&self, config: Arc<rustls::ServerConfig>) -> io::Result<Arc<dyn Channel>> {
-        Ok(Arc::new(crate::tls::TlsChannel::accept(self.try_clone()?, config)?))
+    fn bare(&self) -> io::Result<Option<Socket>> {
+        self.try_clone().map(Some)
     }
 }

@@ -52,10 +52,6 @@ impl Channel for Script {
     }
 
     fn cut(&self) {}
-
-    fn start_tls(&self, _config: Arc<rustls::ServerConfig>) -> io::Result<Arc<dyn Channel>> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
 }
 
 /// Zeros of a certain length that check what reaches them.

@@ -5,7 +5,8 @@ use crate::limits::{JOB_PIECE, MAX_EXTENTS};
 use crate::proto::Errno;
 use crate::reply;
 use crate::session::{Failure, Session};
-use dray_image::{Extent, ZeroMode};
+use dray_image::{Client, Extent, Image, ZeroMode};
+use dray_serve::Flushed;
 use parking_lot::Mutex;
 use std::io::{self, IoSlice};
 use std::sync::Arc;
@@ -70,6 +71,31 @@ impl Outlet {
             None => Some(outcome),
         };
         whole.map_or(Ok(()), |outcome| session.send_outcome(self.cookie, outcome))
+    }
+}
+
+impl dray_serve::Session for Session {
+    type Job = Job;
+
+    fn image(&self) -> &dyn Image {
+        &*self.image
+    }
+
+    fn client(&self) -> &Arc<Client> {
+        &self.client
+    }
+
+    fn is_closing(&self) -> bool {
+        Session::is_closing(self)
+    }
+
+    fn flushed(&self, cookie: u64, outcome: Flushed<'_>) {
+        let outcome = match outcome {
+            Some(outcome) => outcome.map_err(Failure::of_flush),
+            None => Err(Failure::panicked()),
+        };
+        // A failed send needs no handling: the writer stays broken and the connection's thread finds the end.
+        let _ = self.send_outcome(cookie, outcome);
     }
 }
 

@@ -5,9 +5,10 @@ use crate::inbound::Inbound;
 use crate::limits::{MAX_OPTION, MAX_OPTIONS, MAX_SKIPPED_OPTION, NEGOTIATION_TIME};
 use crate::option::OptionHeader;
 use crate::proto::{INIT_MAGIC, OPTION_MAGIC, handshake, opt};
-use crate::tls::Tls;
+use crate::tls::{Tls, TlsChannel};
 use dray_serve::Door;
 use std::io::{self, IoSlice};
+use std::sync::Arc;
 use std::time::Instant;
 
 fn invalid(why: &str) -> io::Error {
@@ -114,7 +115,8 @@ fn start_tls(inbound: &mut Inbound, tls: &Tls) -> io::Result<()> {
     let (Tls::Optional(config) | Tls::Required(config)) = tls else {
         return Err(invalid("tls is not configured"));
     };
-    let secure = inbound.channel().start_tls(std::sync::Arc::clone(config))?;
-    inbound.replace_channel(secure);
+    let socket = inbound.channel().bare()?.ok_or_else(|| invalid("tls inside tls"))?;
+    let secure = TlsChannel::accept(socket, Arc::clone(config))?;
+    inbound.replace_channel(Arc::new(secure));
     Ok(())
 }

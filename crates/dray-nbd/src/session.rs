@@ -1,13 +1,11 @@
 //! What the connection's thread and its workers share, and how each answers a request.
 
 use crate::buffer::Buffers;
-use crate::job::Job;
 use crate::proto::Errno;
 use crate::reply;
 use crate::request::{Refusal, Rules};
 use crate::writer::Writer;
 use dray_image::{Client, Departure, ErrorKind, Image};
-use dray_serve::Flushed;
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -51,33 +49,9 @@ impl From<dray_image::Error> for Failure {
     }
 }
 
-impl dray_serve::Session for Session {
-    type Job = Job;
-
-    fn image(&self) -> &dyn Image {
-        &*self.image
-    }
-
-    fn client(&self) -> &Arc<Client> {
-        &self.client
-    }
-
-    fn is_closing(&self) -> bool {
-        Session::is_closing(self)
-    }
-
-    fn flushed(&self, cookie: u64, outcome: Flushed<'_>) {
-        let outcome = match outcome {
-            Some(outcome) => outcome.map_err(Failure::of_flush),
-            None => Err(Failure::panicked()),
-        };
-        // A failed send needs no handling: the writer stays broken and the connection's thread finds the end.
-        let _ = self.send_outcome(cookie, outcome);
-    }
-}
-
 impl Failure {
-    fn of_flush(error: &dray_image::Error) -> Self {
+    /// A flush has failed.
+    pub(crate) fn of_flush(error: &dray_image::Error) -> Self {
         let errno = match error.kind {
             ErrorKind::NoSpace => Errno::NoSpace,
             _ => Errno::Io,

@@ -197,8 +197,4 @@ impl Channel for TlsChannel {
     fn cut(&self) {
         self.socket.cut();
     }
-
-    fn start_tls(&self, _config: Arc<ServerConfig>) -> io::Result<Arc<dyn Channel>> {
-        Err(io::Error::new(io::ErrorKind::InvalidInput, "tls inside tls"))
-    }
 }

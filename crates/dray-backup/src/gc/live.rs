@@ -2,8 +2,8 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::manifest::{self, Manifest, SegmentRef};
-use crate::pack::{PackId, Place};
 use crate::piece::Piece;
+use crate::place::{PackId, Place};
 use crate::reader::load_segment;
 use crate::repository::{Core, manifests};
 use std::collections::{HashMap, HashSet};

@@ -4,7 +4,7 @@ use super::GcReport;
 use super::live::Live;
 use crate::error::{Kind, Result};
 use crate::mark::{self, MAX_CONDEMNED, Round, all_condemned};
-use crate::pack::PackId;
+use crate::place::PackId;
 use crate::repository::Core;
 use crate::session::{self, Seen};
 use crate::world::random_id;

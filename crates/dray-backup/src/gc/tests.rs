@@ -3,8 +3,8 @@
 
 use super::*;
 use crate::mark::Round;
-use crate::pack::PackId;
 use crate::piece::PIECE_BYTES;
+use crate::place::PackId;
 use crate::store::{Object, Put, Store};
 use crate::{Backup, Consistency, Info, Key, Kind, MemoryStore, Writer, WriterOptions};
 use dray_types::{Ancestor, GenerationId, ImageId};

@@ -7,8 +7,9 @@ pub use stream::{Content, StreamOptions};
 
 use crate::error::{Error, Result};
 use crate::manifest::Manifest;
-use crate::pack::{self, Place};
+use crate::pack;
 use crate::piece::{Hash, Piece, piece_count, piece_len};
+use crate::place::Place;
 use crate::repository::{Core, Repository};
 use crate::segment::{self, SEGMENT_PIECES};
 use cache::Cache;

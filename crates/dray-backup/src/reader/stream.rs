@@ -5,8 +5,8 @@
 
 use super::{Reader, fetch, unpack};
 use crate::error::{Error, Kind, Result};
-use crate::pack::Place;
 use crate::piece::{Hash, Piece, piece_len};
+use crate::place::Place;
 use std::ops::{ControlFlow, Range};
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};

@@ -12,7 +12,7 @@ mod world;
 
 use crate::gc::GcOptions;
 use crate::manifest;
-use crate::pack::PackId;
+use crate::place::PackId;
 use std::sync::Arc;
 use world::{Counters, Sim};
 

@@ -3,12 +3,11 @@
 use super::store::{Peek, SimStore};
 use crate::key::Keys;
 use crate::manifest;
-use crate::pack;
 use crate::piece::{PIECE_BYTES, piece_len};
 use crate::reader::Reader;
 use crate::repository::{Core, Repository, Settings};
-use crate::session::{TOMBSTONE_BYTES, is_tombstone};
 use crate::store::Put;
+use crate::tombstone::{TOMBSTONE_BYTES, is_tombstone};
 use crate::world::World;
 use crate::{Key, Result};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -347,7 +346,7 @@ impl State {
     }
 
     fn removed(&mut self, name: &str) {
-        if name.starts_with(pack::FOLDER) {
+        if name.starts_with(crate::place::FOLDER) {
             self.counters.removed_packs += 1;
             let writing = self.objects.keys().any(|name| name.starts_with("sessions/"));
             self.counters.removed_while_writing += u64::from(writing);
@@ -388,7 +387,8 @@ impl Expected {
         let Ok(condemned) = crate::mark::all_condemned(&peek(objects)) else {
             return HashSet::new();
         };
-        let condemned: BTreeSet<String> = condemned.iter().map(crate::pack::PackId::name).collect();
+        let condemned: BTreeSet<String> =
+            condemned.iter().map(crate::place::PackId::name).collect();
         let hit = self.named.values().filter(|(_, packs)| !packs.is_disjoint(&condemned));
         hit.map(|(backup, _)| *backup).collect()
     }
@@ -463,7 +463,7 @@ impl Expected {
         if let Some(id) = lost {
             return Err(format!("backup {id:032x} is lost"));
         }
-        let packs = objects.keys().filter(|name| name.starts_with(pack::FOLDER));
+        let packs = objects.keys().filter(|name| name.starts_with(crate::place::FOLDER));
         match packs.into_iter().find(|name| !needed.contains(*name)) {
             Some(dead) => Err(format!("{dead} is dead and still there")),
             None => Ok(()),

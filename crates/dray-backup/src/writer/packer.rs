@@ -2,8 +2,9 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::index::Index;
-use crate::pack::{Builder, Place};
+use crate::pack::Builder;
 use crate::piece::{Hash, Piece};
+use crate::place::Place;
 use crate::repository::Core;
 use crate::store::Put;
 use parking_lot::RwLock;

@@ -9,8 +9,8 @@ use crate::error::{Error, Result};
 use crate::index::Index;
 use crate::manifest::{self, Backup, Manifest};
 use crate::mark;
-use crate::pack::{self, PackId, Place};
 use crate::piece::{MAX_IMAGE_BYTES, Piece};
+use crate::place::{PackId, Place};
 use crate::reader::load_segment;
 use crate::repository::{Core, Repository, manifests};
 use crate::session::Session;
@@ -169,7 +169,7 @@ fn next_number(core: &Core, image: ImageId) -> Result<u64> {
 
 /// Every pack in the store.
 pub(crate) fn packs(core: &Core) -> Result<HashMap<PackId, u64>> {
-    let objects = core.store.list(pack::FOLDER)?;
+    let objects = core.store.list(crate::place::FOLDER)?;
     let packs = objects.iter().filter_map(|o| Some((PackId::parse(&o.name)?, o.bytes)));
     Ok(packs.collect())
 }

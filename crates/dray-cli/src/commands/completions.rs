@@ -23,7 +23,7 @@ pub struct Args {
 /// Prints the completion script of a shell.
 pub fn run(args: &Args, output: &Output) -> ApiResult<ExitCode> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut crate::args::Args::command(), "dray", &mut script);
+    clap_complete::generate(args.shell, &mut super::Args::command(), "dray", &mut script);
     output.text(&String::from_utf8_lossy(&script));
     Ok(ExitCode::SUCCESS)
 }

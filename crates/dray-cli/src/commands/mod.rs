@@ -4,6 +4,7 @@
 
 mod adopt;
 mod agent;
+mod args;
 mod backfill;
 mod backup;
 mod backups;
@@ -37,7 +38,8 @@ mod unstall;
 mod verify;
 mod watch;
 
-use crate::args::Args;
+pub use args::Args;
+
 use crate::client::Client;
 use crate::output::Output;
 use crate::show::troubles;

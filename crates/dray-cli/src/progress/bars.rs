@@ -1,9 +1,10 @@
 //! Progress on a terminal: finished phases stay as lines, the present one is a bar with its
 //! numbers below it; images have bars of their own when there are several.
 
-use super::{Display, End, words};
+use super::{Display, End};
 use crate::show::style::Style;
 use crate::show::units::{bytes, seconds};
+use crate::show::words;
 use dray_api::{Event, Phase, Progress};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use std::time::{Duration, Instant};

@@ -1,13 +1,13 @@
 //! Follows a batch: what begins and ends, and how far those are that run.
 
 use super::seeding::Seeding;
-use super::words;
 use crate::client::{Call, Client, Reply};
 use crate::exit::{DETACHED, NOT_ALL};
 use crate::output::Output;
 use crate::show::batch::{ended, short, terms};
 use crate::show::style::Style;
 use crate::show::units::{about, bytes, millis, rate, seconds};
+use crate::show::words;
 use dray_api::{
     ApiResult, Ask, BatchStatus, ErrorKind, Event, MoveState, MoveStatus, Refusal, Subject,
 };

@@ -1,8 +1,9 @@
 //! Progress where there is no terminal: a line when the phase changes, and about one a second.
 
-use super::{Display, End, words};
+use super::{Display, End};
 use crate::output::Output;
 use crate::show::units::seconds;
+use crate::show::words;
 use dray_api::{Event, Phase, Progress};
 use std::time::{Duration, Instant};
 
@@ -117,7 +118,7 @@ mod tests {
     #[test]
     fn lines_come_once_a_second_and_at_every_new_phase() {
         let global =
-            crate::args::Global { socket: "/x".into(), json: false, quiet: true, verbose: 0 };
+            crate::global::Global { socket: "/x".into(), json: false, quiet: true, verbose: 0 };
         let mut lines = Lines::new(Output::new(&global));
         let mut progress = Progress::new(MigrationId(1), Strategy::Hybrid);
         let start = Instant::now();

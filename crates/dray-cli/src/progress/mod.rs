@@ -9,7 +9,6 @@ pub mod batch;
 mod json;
 mod lines;
 pub mod seeding;
-pub mod words;
 
 use crate::client::{Call, Client, Reply};
 use crate::exit::DETACHED;

@@ -12,3 +12,4 @@ pub mod summary;
 pub mod table;
 pub mod troubles;
 pub mod units;
+pub mod words;

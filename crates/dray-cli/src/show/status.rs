@@ -4,7 +4,7 @@ use super::style::Style;
 use super::summary::summary;
 use super::table::{Align, fields, table};
 use super::units::{about, bytes, percent, rate, seconds};
-use crate::progress::words::phase;
+use super::words::{dirty, phase};
 use dray_api::{MigrationState, MigrationStatus, Progress, Role};
 
 /// How much of an id is shown in a list: enough to tell migrations of one host apart.
@@ -169,15 +169,6 @@ fn speed_lines(progress: &Progress) -> Vec<(&'static str, String)> {
         vec![("rate", rate(progress.rate)), ("limit", limit), ("link", link.to_owned())];
     lines.extend(progress.seconds_left.map(|left| ("left", format!("about {}", about(left)))));
     lines
-}
-
-/// Dirty bytes and how fast they grow.
-pub fn dirty(progress: &Progress) -> String {
-    let dirty = bytes(progress.total.dirty_blocks.saturating_mul(super::units::BLOCK));
-    if progress.dirty_rate == 0 {
-        return dirty;
-    }
-    format!("{dirty} (+{})", rate(progress.dirty_rate))
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
-//! The numbers of a progress event as words; shared by the bars and the lines.
+//! The numbers of a progress event as words.
 
-use crate::show::status::dirty;
-use crate::show::units::{about, bytes, millis, percent, rate};
+use super::units::{BLOCK, about, bytes, millis, percent, rate};
 use dray_api::{Amounts, Phase, Progress};
 
 /// `1.2 GiB of 2.1 GiB`.
@@ -58,4 +57,13 @@ pub fn speed(progress: &Progress) -> String {
         Some(limit) => format!("{} (limit {})", rate(progress.rate), rate(limit.bytes_per_second)),
         None => rate(progress.rate),
     }
+}
+
+/// Dirty bytes and how fast they grow.
+pub fn dirty(progress: &Progress) -> String {
+    let dirty = bytes(progress.total.dirty_blocks.saturating_mul(BLOCK));
+    if progress.dirty_rate == 0 {
+        return dirty;
+    }
+    format!("{dirty} (+{})", rate(progress.dirty_rate))
 }
