@@ -50,7 +50,7 @@ fn image(stage: &Stage, name: &str) -> Option<Value> {
 fn a_disk_that_qemu_has_back_is_not_locked_when_another_cannot_be_released() {
     let kinds = [Kind::Plain, Kind::Plain];
     let Some(mut stage) = Stage::new("half-released", &kinds, 1_000_000) else { return };
-    start_with(stage.lab.host("b"), "DRAY_STOP_BEFORE", "ReleaseNote:1");
+    start_with(stage.lab.host("b"), "DRAY_STOP_BEFORE", "ReleasePivot:1");
     stage.prepare();
     let migrate = stage.spawn(&[]);
     stage.lab.host("b").wait_stopped(PATIENCE).expect("it comes to the second disk");
