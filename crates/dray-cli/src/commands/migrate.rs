@@ -19,9 +19,9 @@ use std::time::Duration;
 
 const EXAMPLES: &str = "\
 Examples:
-  Move a running VM (its incoming QEMU was started as `dray prepare` printed):
+  Move a running VM (its waiting QEMU has the arguments that `dray prepare` printed):
     dray migrate --qmp /run/vm1.qmp --to hostb --target-qmp /run/vm1.qmp
-  With a bandwidth limit, a proof of equality, and JSON for a program:
+  With a bandwidth limit, a comparison at the end, and JSON for a program:
     dray --json migrate --qmp /run/vm1.qmp --to hostb --target-qmp /run/vm1.qmp \\
         --bandwidth 500Mbit --verify
   Move an image that no VM uses:
