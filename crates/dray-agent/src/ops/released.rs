@@ -2,13 +2,12 @@
 
 use crate::agent::Agent;
 use dray_api::{ApiResult, ErrorKind, ImageState, ImageStatus, Refusal};
+use dray_host::record::ImageRecord;
 use dray_host::refusals::io_error;
-use dray_host::registry::Entry;
 use dray_host::released::Released;
 use dray_vm::qemu_error;
 use dray_vm::released::NotReleased;
 use std::os::unix::fs::MetadataExt;
-use std::sync::Arc;
 
 /// What the system counts allocated space in.
 const SECTOR: u64 = 512;
@@ -18,19 +17,15 @@ impl Agent {
     pub(super) fn list_images(&self) -> Vec<ImageStatus> {
         let mut all: Vec<_> =
             self.registry.all().iter().map(|entry| self.image_status(entry)).collect();
-        let notes = self.registry.released.all().into_iter();
-        let unserved =
-            |note: &Released| note.done && note.has_line() && self.served(note).is_none();
-        all.extend(notes.filter(unserved).map(|note| self.released_status(&note)));
-        let closed = self.registry.all_closed().into_iter();
-        let unopened = closed.filter(|(name, _)| self.registry.get(name).is_none());
-        all.extend(unopened.map(|(name, closed)| self.absent_status(name, closed)));
+        // An image that becomes something else meanwhile is what it was when it was looked at first.
+        let mut closed = self.registry.all_closed();
+        closed.retain(|(name, _)| all.iter().all(|image| image.name != *name));
+        all.extend(closed.into_iter().map(|(name, closed)| self.absent_status(name, closed)));
+        let mut notes = self.registry.released.all();
+        notes.retain(|note| note.done && note.has_line() && !is_listed(&all, &note.image));
+        all.extend(notes.iter().map(|note| self.released_status(note)));
         all.sort_by(|one, other| one.name.cmp(&other.name));
         all
-    }
-
-    fn served(&self, note: &Released) -> Option<Arc<Entry>> {
-        self.registry.get(&note.image.name).filter(|entry| entry.record().id == note.image.id)
     }
 
     /// The note of an image that QEMU has taken back.
@@ -90,4 +85,9 @@ pub(super) fn not_released(what: &str, why: NotReleased) -> Refusal {
              or acknowledge the loss yourself with `dray images remove`",
         ),
     }
+}
+
+/// Whether an image is in the list already.
+fn is_listed(all: &[ImageStatus], image: &ImageRecord) -> bool {
+    all.iter().any(|listed| listed.name == image.name && listed.id == image.id)
 }
