@@ -105,6 +105,8 @@ enum Part {
     Coming,
     /// A migration brings it back into the copy that it had left behind.
     Returning,
+    /// A migration was to do so, and the agent died before its intent was durable.
+    Unbegun,
     /// A migration has just taken it away, and its file has still its name.
     Leaving,
     /// It is nobody else's, and its line knows a generation that is elsewhere.
@@ -134,8 +136,10 @@ impl Host {
         let path = PathBuf::from("/pool/disk");
         let folder = || Folder::create(&self.store(), MIGRATION).unwrap();
         let owned = ImageRecord::owned(NAME.into(), ImageId(7), path.clone(), LEN);
-        if matches!(self.part, Part::Coming | Part::Returning) {
-            folder().file(TARGET_INTENT).put(&0_u8).unwrap();
+        if self.comes() {
+            if self.part != Part::Unbegun {
+                folder().file(TARGET_INTENT).put(&0_u8).unwrap();
+            }
             let offer =
                 ImageOffer { id: ImageId(7), name: NAME.into(), len: LEN, read_only: false };
             let coming = ImageRecord::coming(&offer, path, MIGRATION);
@@ -183,9 +187,12 @@ impl Host {
         Registry::load(Store::among(state, Arc::new(StateImages(files)))?, Arc::new(Plain))
     }
 
+    fn comes(&self) -> bool {
+        matches!(self.part, Part::Coming | Part::Returning | Part::Unbegun)
+    }
+
     fn edit(&self) {
-        let partial = matches!(self.part, Part::Coming | Part::Returning);
-        edit(&self.disk, if partial { PARTIAL } else { "/pool/disk" });
+        edit(&self.disk, if self.comes() { PARTIAL } else { "/pool/disk" });
     }
 
     /// An agent that meets a fault at this of its calls, runs on for a while if it can, and is killed. Tells whether
@@ -211,13 +218,16 @@ impl Host {
         let registry = self.start().unwrap();
         let entry = registry.get(NAME);
         match self.part {
+            Part::Unbegun => {
+                entry.is_some_and(|entry| entry.record().replica.unwrap().distrusted.is_empty())
+            }
             Part::Owned => entry.unwrap().line().unwrap().lineage().has_past(),
             _ => entry.is_some(),
         }
     }
 }
 
-const PARTS: [Part; 4] = [Part::Coming, Part::Returning, Part::Leaving, Part::Owned];
+const PARTS: [Part; 5] = [Part::Coming, Part::Returning, Part::Unbegun, Part::Leaving, Part::Owned];
 
 #[test]
 fn what_was_changed_is_seen_by_every_later_agent_whatever_the_first_one_meets() {

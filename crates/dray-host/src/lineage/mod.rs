@@ -64,8 +64,14 @@ impl ReplicaNote {
         if !now.seems_unwritten(&self.stamp) {
             return Err("its file was changed after the handover");
         }
-        let regions = BlockRange::whole(len).len.div_ceil(REGION_BLOCKS);
-        Ok(Self { distrusted: (0..regions).collect(), ..self.clone() })
+        let mut found = self.clone();
+        found.distrust_all(len);
+        Ok(found)
+    }
+
+    /// Nothing of the copy, of `len` bytes, is believed to be as it was left.
+    pub fn distrust_all(&mut self, len: u64) {
+        self.distrusted = (0..BlockRange::whole(len).len.div_ceil(REGION_BLOCKS)).collect();
     }
 }
 

@@ -111,6 +111,17 @@ impl Registry {
         }
     }
 
+    /// Another program may have written to the file of an image that was about to return. Whatever becomes of its
+    /// migration, nothing of the copy is trusted, durably.
+    pub(super) fn distrust_return(&self, mut record: ImageRecord) -> io::Result<ImageRecord> {
+        let returns = record.returns();
+        let Some(note) = record.replica.as_mut().filter(|_| returns) else { return Ok(record) };
+        tracing::warn!(image = record.name, "another program has changed the copy that returns");
+        note.distrust_all(record.len);
+        self.path_of(&record.name).put(&record)?;
+        Ok(record)
+    }
+
     /// The image is new here, and its file as it should be.
     pub(super) fn make_heartbeat(&self, entry: &Entry) -> io::Result<()> {
         self.set_heartbeat(entry, |path| self.heartbeats.make(path))

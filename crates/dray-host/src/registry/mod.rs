@@ -166,6 +166,7 @@ impl Registry {
         self.refuse_other_file(&record)?;
         changed::refuse(self, &record)?;
         let is_left = self.is_left(&record).unwrap_or(false);
+        let record = if is_left { record } else { self.distrust_return(record)? };
         self.settle_return(&record, is_left)?;
         let opened = self.open_file(&record);
         let file = opened
