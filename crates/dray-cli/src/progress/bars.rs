@@ -78,16 +78,16 @@ impl Bars {
         let _ = self.area.println(line);
     }
 
-    /// The line that a finished phase leaves behind, with its mark.
-    fn close_phase(&mut self, now: f64, mark: &str) {
+    /// The line that a finished phase leaves behind, with its mark. By now the migration has moved so many bytes.
+    fn close_phase(&mut self, now: f64, moved: u64, mark: &str) {
         let Some(last) = &self.last else { return };
         let took = seconds(now - self.phase_began);
         let mut line = format!("{} {:<NAME_WIDTH$} {:>8}", mark, last.phase.to_string(), took);
         if matches!(last.phase, Phase::Copy | Phase::Backfill) {
-            let moved = last.total.bytes_done.saturating_sub(self.moved_before);
-            line += &format!("  {}", self.style.dim(&bytes(moved)));
+            let by_it = moved.saturating_sub(self.moved_before);
+            line += &format!("  {}", self.style.dim(&bytes(by_it)));
         }
-        self.moved_before = last.total.bytes_done;
+        self.moved_before = moved;
         self.above(&line);
         self.phase_began = now;
     }
@@ -95,7 +95,8 @@ impl Bars {
     fn show(&mut self, progress: &Progress) {
         let changed = self.last.as_ref().is_some_and(|last| last.phase != progress.phase);
         if changed {
-            self.close_phase(progress.elapsed_seconds, &self.style.good("✓"));
+            let (now, moved) = (progress.elapsed_seconds, progress.total.bytes_done);
+            self.close_phase(now, moved, &self.style.good("✓"));
         }
         let total = &progress.total;
         self.total.set_prefix(progress.phase.to_string());
@@ -148,10 +149,11 @@ impl Display for Bars {
 
     fn end(&mut self, how: End) {
         let since = self.heard.elapsed().as_secs_f64();
-        let now = self.last.as_ref().map_or(0.0, |last| last.elapsed_seconds + since);
+        let last = self.last.as_ref().map(|last| (last.elapsed_seconds, last.total.bytes_done));
+        let (now, moved) = last.map_or((0.0, 0), |(then, moved)| (then + since, moved));
         match how {
-            End::Complete => self.close_phase(now, &self.style.good("✓")),
-            End::Failed => self.close_phase(now, &self.style.bad("✗")),
+            End::Complete => self.close_phase(now, moved, &self.style.good("✓")),
+            End::Failed => self.close_phase(now, moved, &self.style.bad("✗")),
             End::Left => {}
         }
         for bar in self.images.iter().chain([&self.total, &self.details]) {
