@@ -23,8 +23,8 @@ use serde_json::Value;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// The longest time for anything that ends by itself.
-const PATIENCE: Duration = Duration::from_secs(200);
+/// The longest time for anything that ends by itself. On a busy machine the guest has a tenth of a core.
+const PATIENCE: Duration = Duration::from_secs(900);
 /// An agent that does not greet within this time is not there.
 const GREETING: Duration = Duration::from_secs(10);
 /// Time between two looks.
