@@ -37,6 +37,8 @@ const ALL: [Permission; 4] =
 /// What the owner of an image does with it.
 const OWNER_USES: [Permission; 3] =
     [Permission::ConsistentRead, Permission::Write, Permission::Resize];
+/// What an owner does while a QEMU still reads the file for it and wants its length kept.
+const SUCCESSOR_USES: [Permission; 2] = [Permission::ConsistentRead, Permission::Write];
 /// What someone does with an image who only reads it.
 const READER_USES: [Permission; 1] = [Permission::ConsistentRead];
 /// What dray lets nobody else do with an image, whether it writes the image or relies on its content.
@@ -47,6 +49,9 @@ const KEEPS: [Permission; 2] = [Permission::Write, Permission::Resize];
 pub enum Hold {
     /// It writes it.
     Owner,
+    /// It writes it, and does not change its length: the QEMU that had it tells what it has written, through an
+    /// export that does not share [`Resize`](Permission::Resize).
+    Successor,
     /// It reads it, and relies on its content: others may read it as well.
     Reader,
 }
@@ -55,6 +60,7 @@ impl Hold {
     fn uses(self) -> &'static [Permission] {
         match self {
             Self::Owner => &OWNER_USES,
+            Self::Successor => &SUCCESSOR_USES,
             Self::Reader => &READER_USES,
         }
     }
@@ -230,7 +236,8 @@ impl QemuLocks {
     /// # Errors
     /// As [`take`](Self::take); the locks are as they were then.
     pub fn change(&mut self, hold: Hold) -> Result<()> {
-        if hold == Hold::Owner && self.hold == Hold::Reader {
+        let held = self.hold.bytes();
+        if hold.bytes().iter().any(|byte| !held.contains(byte)) {
             self.set(hold).inspect_err(|_| self.unset_beyond(self.hold))?;
         }
         self.hold = hold;

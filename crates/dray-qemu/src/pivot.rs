@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::error::{Error, ErrorKind, Result, not_undone};
 use crate::graph::{Graph, Layer};
 use crate::iothread;
-use crate::nodes::delete_node;
+use crate::nodes::{after_exchange, delete_node};
 use crate::options::Options;
 use crate::plan::{LayerPlan, Pivot};
 use crate::qmp::{Event, Events, Qmp};
@@ -95,7 +95,8 @@ pub(crate) async fn mirror(
     let what = || format!("could not put disk {} on node {to}", plan.qdev);
     qmp.execute("blockdev-mirror", arguments).await.map_err(|e| e.during(what()))?;
     match drive_job(qmp, &job, &mut events, may_pivot).await {
-        Ok(()) => Ok(()),
+        // QEMU tells the end before it has dropped the job's locks on the file, and answers after.
+        Ok(()) => has_job(qmp, &job).await.map(drop).map_err(|e| after_exchange(e).during(what())),
         Err(error) => {
             if let Err(undo) = abandon_job(qmp, &job, &mut events).await {
                 return Err(not_undone(error, "the mirror job did not end", undo).during(what()));

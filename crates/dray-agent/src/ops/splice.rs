@@ -22,6 +22,7 @@ use dray_vm::hypervisor::Vm;
 use dray_vm::look::process_of;
 use dray_vm::picture::{LayerPicture, Picture, Place as Where, on_local};
 use dray_vm::qemu_error;
+use dray_vm::released::watch::Watch;
 use dray_vm::released::{plan_of, release, taking};
 use dray_vm::{own, own_files};
 use std::path::Path;
@@ -99,13 +100,15 @@ impl Agent {
         let (entry, note, _operation) = self.register(&what, picture, &layer.plan, id)?;
         let record = entry.record();
         let export = taking::export(&self.config, record.name.clone());
+        let watch = note.as_ref().and_then(|note| Watch::begin(&entry, note.qemu.pid));
         abort::step("AdoptPivot");
         let adopted = dray_qemu::adopt_keeping(picture.qmp(), &layer.plan, &export, options).await;
         match adopted {
             Ok((adopted, old)) => {
                 let (registry, config) = (&self.registry, &self.config);
                 let (qmp, plan) = (picture.qmp(), &layer.plan);
-                let ended = taking::end(registry, config, qmp, plan, &entry, (note, old)).await;
+                let ended =
+                    taking::end(registry, config, qmp, plan, &entry, (note, old, watch)).await;
                 ended.map_err(failed)?;
                 Ok(SplicedDisk {
                     device: layer.plan.qdev.clone(),
@@ -304,12 +307,7 @@ impl Agent {
         let plan = release_plan(&record, process_of(qmp).as_ref(), seen)
             .map_err(|why| Refusal::new(ErrorKind::Conflict, what.clone(), why))?;
         let released = release(&self.registry, &self.config, qmp, &plan, &entry).await;
-        let released = released.map_err(|why| {
-            if why.is_on_dray() {
-                entry.regain_locks();
-            }
-            not_released(&what, why)
-        })?;
+        let released = released.map_err(|why| not_released(&what, why))?;
         self.registry.forget(name).map_err(|why| io_error(what, why))?;
         Ok(SplicedDisk {
             device: plan.qdev.clone(),

@@ -4,6 +4,7 @@
 mod backfill;
 mod backups;
 mod bases;
+mod between;
 mod disks;
 mod failures;
 mod flatten;

@@ -22,6 +22,8 @@ const OUTSIDE: u64 = 8 * CHUNK;
 pub const SCSI: &str = "scsi-hd,bus=scsi.0";
 /// Its drive stays when it is unplugged, and has a name by which it is plugged in again.
 const NVME: &str = "nvme,serial=1";
+/// It is on a raw node over its file's node, which QEMU reopens when its disk changes place.
+pub const ON_RAW: &str = "scsi-hd,bus=scsi.0,serial=raw";
 
 /// A stopped VM without a guest, with disks that were released after a backup.
 pub struct Scene {
@@ -51,6 +53,9 @@ impl Scene {
                     let drive = format!("file={path},format=raw,if=none,id={node}");
                     builder.arg("-drive").arg(&drive)
                 }
+                false if device.starts_with(ON_RAW) => builder.blockdev(format!(
+                    "driver=raw,node-name={node},file.driver=file,file.filename={path}"
+                )),
                 false => builder.blockdev(format!("driver=file,node-name={node},filename={path}")),
             };
             builder = builder.arg("-device").arg(device);
@@ -73,6 +78,11 @@ impl Scene {
 
     pub fn on_vm(&self, command: &str) {
         self.dray(&[command, "--qmp", &text(self.vm.qmp_path())]);
+    }
+
+    /// Whether a command that may be refused has done what it was to do.
+    pub fn try_on_vm(&self, command: &str) -> bool {
+        self.lab.host("a").json(&[command, "--qmp", &text(self.vm.qmp_path())]).is_ok()
     }
 
     fn repository(&self) -> String {
@@ -129,7 +139,7 @@ impl Scene {
         self.monitor(&format!("device_add {}", self.devices[disk]));
     }
 
-    fn back_up(&self, disk: usize) -> Value {
+    pub fn back_up(&self, disk: usize) -> Value {
         let made = self.dray(&["backup", &format!("disk{disk}.raw"), "--to", &self.repository()]);
         made["images"][0].clone()
     }
@@ -155,7 +165,7 @@ impl Scene {
         changed
     }
 
-    fn assert_restored(&self, disk: usize) {
+    pub fn assert_restored(&self, disk: usize) {
         let (name, copy) = (format!("disk{disk}.raw"), format!("copy{disk}.raw"));
         self.dray(&["restore", &name, "--from", &self.repository(), "--as", &copy]);
         let restored = self.lab.host("a").pool().join(&copy);

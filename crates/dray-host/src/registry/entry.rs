@@ -140,8 +140,20 @@ impl Entry {
     /// Takes the locks of a disk that a QEMU has just had, or is still letting go. A lock that is not to be
     /// had is told in the log: QEMU may hold its own, and its guest is served all the same.
     pub fn regain_locks(&self) {
+        self.regain(self.take_locks());
+    }
+
+    /// The same, while QEMU is still asked what it has written to the file: [`Hold::Successor`].
+    pub fn succeed_locks(&self) {
+        let record = self.record();
+        if wanted_hold(&record) == Some(Hold::Owner) {
+            self.regain(self.lock_as(Hold::Successor, &record));
+        }
+    }
+
+    fn regain(&self, taken: dray_image::Result<()>) {
         self.lacks_locks.store(false, Ordering::SeqCst);
-        if let Err(why) = self.take_locks() {
+        if let Err(why) = taken {
             self.locked_out.store(false, Ordering::SeqCst);
             self.lacks_locks.store(true, Ordering::SeqCst);
             tracing::warn!(image = self.record().name, %why, "cannot lock an image");
@@ -200,7 +212,7 @@ impl Entry {
         let mut locks = self.lock_locks();
         match wanted_hold(record) {
             None => *locks = None,
-            Some(Hold::Owner) => {}
+            Some(Hold::Owner | Hold::Successor) => {}
             Some(Hold::Reader) => {
                 let loosened = locks.as_mut().map_or(Ok(()), |locks| locks.change(Hold::Reader));
                 if let Err(why) = loosened {

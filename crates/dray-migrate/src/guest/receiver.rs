@@ -260,9 +260,6 @@ impl TargetVmTask {
             let (registry, config) = (&self.registry, &self.config);
             let released = released::release(registry, config, qmp, &plan, &entry).await;
             if let Err(why) = released {
-                if why.is_on_dray() {
-                    entry.regain_locks();
-                }
                 return Err(Unreleased::of(entry.record().name, &why));
             }
             self.given.insert(number);

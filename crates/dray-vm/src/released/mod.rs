@@ -32,6 +32,9 @@
 //! the device's mark ([`dray_qemu::held`]): a device that was unplugged meanwhile has lost it. Where QEMU may drop
 //! the lock unseen, there is neither a mark nor a bitmap.
 //!
+//! While the lock changes hands nobody holds it: the file is [watched](watch), and where another program opened it or wrote
+//! to it, or dray died meanwhile, everything counts as changed.
+//!
 //! **What is not believed.** A bitmap that is not there, or does not record, or in another QEMU, a device without
 //! its mark, a file
 //! that is shorter than it was, a disk of another size: then the line goes on and everything counts as
@@ -42,7 +45,9 @@
 pub mod absorb;
 pub mod settle;
 pub mod taking;
+pub mod watch;
 
+use self::watch::{Doubt, Watch};
 use crate::leaving::{Leaving, Untold};
 use crate::look::process_of;
 use crate::own_files;
@@ -133,11 +138,6 @@ impl NotReleased {
             Self::Untold(_) | Self::TooShort(_) | Self::NotNoted(_) => true,
             Self::Store(_) | Self::Left(..) => false,
         }
-    }
-
-    /// Whether the guest is on dray as before, which holds the locks again.
-    pub fn is_on_dray(&self) -> bool {
-        self.is_undone()
     }
 }
 
@@ -258,6 +258,7 @@ pub async fn release(
     }
     let named = note.as_ref().and_then(|note| Some((note.bitmap.clone()?, note.len)));
     let bitmap = named.map(|(name, len)| NewBitmap::new(name, len));
+    let watch = note.as_ref().and_then(|note| Watch::begin(entry, note.qemu.pid));
     // No earlier: until QEMU takes its own, nothing keeps other programs away.
     entry.drop_locks();
     abort::step("ReleasePivot");
@@ -265,19 +266,30 @@ pub async fn release(
     if let Err(why) = &released
         && why.is_undone()
     {
-        // The guest is on dray as before, and so is every write.
+        entry.regain_locks();
         if note.is_some() {
-            registry.undo_release(entry)?;
+            settle::undo_release(registry, entry, watch::look(watch.as_ref()))?;
         }
         registry.end_adoption(entry)?;
     }
     let released = released?;
     abort::step("ReleasePivoted");
     if let Some(note) = note {
-        registry.end_release(entry, note, released.tracked)?;
+        let alone = watch::look(watch.as_ref());
+        let tracked = released.tracked && believed(&note, alone);
+        registry.end_release(entry, note, tracked)?;
     }
     taking::unless_told(registry, config, qmp, plan, entry).await?;
     Ok(released)
+}
+
+/// Whether a released disk's bitmap tells of all that is written to its file.
+fn believed(note: &Released, alone: Result<(), Doubt>) -> bool {
+    let told = note.bitmap.is_none() || alone.is_ok();
+    if let (false, Err(why)) = (told, alone) {
+        tracing::warn!(image = note.image.name, %why, "dray treats the whole disk as changed");
+    }
+    told
 }
 
 /// Makes a file that is shorter than its export, as a qcow2 is, as long, with a hole. QEMU asks for the length

@@ -1,6 +1,7 @@
 //! After a crash between two steps of a release or of an adoption: where a disk is says what is left
 //! to be done.
 
+use super::watch::Doubt;
 use super::{NotReleased, absorb, begin_release, plan_of, taking};
 use dray_config::Config;
 use dray_host::abort;
@@ -36,15 +37,17 @@ pub async fn settle_on_file(
         return forget_told(registry, config, qmp, seen, entry).await;
     };
     tracing::info!(image = record.name, "completing a release that was interrupted");
-    let tracked = match &note.bitmap {
-        Some(name) => {
-            let found = bitmap::recorded(qmp, plan_of(&note)?.local_node(), name).await;
-            found.map_err(NotReleased::Qemu)?.is_some()
-        }
-        None => false,
-    };
+    // A disk that was released and had not come back has its bitmap as before. Of an exchange that was cut off
+    // nobody has watched the file.
+    let tracked = note.done && is_recorded(qmp, &note).await?;
     registry.end_release(entry, note, tracked)?;
     forget_told(registry, config, qmp, seen, entry).await
+}
+
+async fn is_recorded(qmp: &Qmp, note: &Released) -> Result<bool, NotReleased> {
+    let Some(name) = &note.bitmap else { return Ok(false) };
+    let found = bitmap::recorded(qmp, plan_of(note)?.local_node(), name).await;
+    Ok(found.map_err(NotReleased::Qemu)?.is_some())
 }
 
 /// Forgets an image whose disk is on its file. One whose guest is still to be told of a loss comes back
@@ -73,7 +76,8 @@ async fn note_again(registry: &Registry, qmp: &Qmp, entry: &Entry) -> io::Result
     begin_release(registry, qmp, &plan, entry).await
 }
 
-/// The disk of an image is on dray.
+/// The disk of an image is on dray, after an exchange that was cut off: nobody has watched its file, so everything
+/// counts as changed.
 ///
 /// # Errors
 /// What the store reports.
@@ -84,17 +88,36 @@ pub async fn settle_on_dray(
     entry: &Entry,
     run_dir: &Path,
 ) -> io::Result<()> {
+    // No later: from here on nothing is written that dray does not see.
+    entry.regain_locks();
     match registry.released.of(entry.record().id) {
         // An adoption that came to its pivot. The old node may still be there.
         Some(note) if note.done => {
-            end_adoption(registry, qmp, plan, &note, entry, run_dir).await?;
+            let alone = Err(Doubt::Unwatched);
+            end_adoption(registry, qmp, plan, (&note, alone), entry, run_dir).await?;
         }
-        Some(_) => registry.undo_release(entry)?,
+        Some(_) => undo_release(registry, entry, Err(Doubt::Unwatched))?,
         None => {}
     }
-    registry.end_adoption(entry)?;
-    entry.regain_locks();
-    Ok(())
+    registry.end_adoption(entry)
+}
+
+/// The disk of an image that was to be released is on dray, whose locks are there again if they are to be had.
+/// What dray tracked is everything if it was alone with the file and QEMU.
+///
+/// # Errors
+/// What the store reports; the line stays suspect.
+pub fn undo_release(
+    registry: &Registry,
+    entry: &Entry,
+    alone: Result<(), Doubt>,
+) -> io::Result<()> {
+    if let (Err(why), Some(line)) = (alone, entry.line()) {
+        let image = entry.record().name;
+        tracing::warn!(image, %why, "dray treats the whole disk as changed");
+        line.settle(&entry.disk, None)?;
+    }
+    registry.undo_release(entry)
 }
 
 /// The pivot is done: what QEMU wrote meanwhile is read and written down, and the note goes. The
@@ -106,12 +129,15 @@ pub async fn end_adoption(
     registry: &Registry,
     qmp: &Qmp,
     plan: &LayerPlan,
-    note: &Released,
+    (note, alone): (&Released, Result<(), Doubt>),
     entry: &Entry,
     run_dir: &Path,
 ) -> io::Result<Option<String>> {
     abort::step("AdoptAbsorb");
-    let changed = absorb::changed(qmp, plan, note, entry, run_dir).await;
+    let changed = match alone {
+        Ok(()) => absorb::changed(qmp, plan, note, entry, run_dir).await,
+        Err(why) => Err(why.to_string()),
+    };
     abort::step("AdoptSettle");
     let Some(line) = entry.line() else { return Ok(None) };
     let (changed, why) = match changed {

@@ -3,6 +3,7 @@
 
 use super::NotReleased;
 use super::settle::end_adoption;
+use super::watch::{self, Doubt, Watch};
 use crate::RECONNECT_DELAY;
 use crate::leaving::refuse_untold;
 use dray_config::Config;
@@ -16,7 +17,8 @@ pub fn export(config: &Config, name: String) -> NbdExport {
     NbdExport { socket: config.nbd_socket(), name, reconnect_delay: RECONNECT_DELAY }
 }
 
-/// The disk is on the export: what QEMU wrote to its file before counts as changed, and QEMU closes it.
+/// The disk is on the export: dray locks its file, of which QEMU has just let go, what QEMU wrote to it before
+/// counts as changed, and QEMU closes it. The `watch` has been there since before QEMU let go of it.
 ///
 /// # Errors
 /// What QEMU reports.
@@ -26,14 +28,17 @@ pub async fn end(
     qmp: &Qmp,
     plan: &LayerPlan,
     entry: &Entry,
-    (note, old): (Option<Released>, OldFile),
+    (note, old, watch): (Option<Released>, OldFile, Option<Watch>),
 ) -> dray_qemu::Result<()> {
+    // The node has no user any more, and no locks therefore. Until dray has its own, nothing keeps other programs
+    // away.
+    entry.succeed_locks();
     if let Some(note) = note {
-        take_again(registry, config, qmp, plan, &note, entry).await;
+        let alone = watch::look(watch.as_ref());
+        take_again(registry, config, qmp, plan, (&note, alone), entry).await;
     }
     abort::step("AdoptClose");
     old.close(qmp, plan).await?;
-    // QEMU has closed the file, and with it its own locks.
     entry.regain_locks();
     if let Err(why) = registry.end_adoption(entry) {
         // The next look at the VM says it again.
@@ -49,11 +54,11 @@ async fn take_again(
     config: &Config,
     qmp: &Qmp,
     plan: &LayerPlan,
-    note: &Released,
+    (note, alone): (&Released, Result<(), Doubt>),
     entry: &Entry,
 ) {
     let image = &note.image.name;
-    match end_adoption(registry, qmp, plan, note, entry, &config.run_dir).await {
+    match end_adoption(registry, qmp, plan, (note, alone), entry, &config.run_dir).await {
         // Said in the log by then, with the reason.
         Ok(_) => {}
         Err(why) => tracing::warn!(image, %why, "dray treats the whole disk as changed"),
@@ -105,7 +110,8 @@ async fn take_back(
         })?;
     }
     let (export, options) = (export(config, record.name), AdoptOptions::default());
+    let watch = note.as_ref().and_then(|note| Watch::begin(entry, note.qemu.pid));
     abort::step("AdoptPivot");
     let (_, old) = dray_qemu::adopt_keeping(qmp, plan, &export, options).await?;
-    end(registry, config, qmp, plan, entry, (note, old)).await
+    end(registry, config, qmp, plan, entry, (note, old, watch)).await
 }
