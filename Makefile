@@ -48,8 +48,9 @@ docs: ## the documentation as a site with search, in target/site
 links: ## links and file names in the documents
 	@ci/links.py
 
-pure: ## crate boundaries: the pure crates stay pure, dependencies point one way
+pure: ## crate boundaries: the pure crates stay pure, dependencies point one way, no circle of modules
 	@ci/pure.sh
+	@ci/circles.py
 
 deny: ## licences, banned crates and sources of all dependencies
 	@ci/deny.sh

@@ -7,30 +7,21 @@
 //! two effects.
 //!
 //! * [`faults`]: what a run looks like and what goes wrong in it.
-//! * `world`: time, events, crashes; `source` and `target` carry out the engine's effects.
+//! * `state`: what the agents are, and what they live among: disks, links, guests, VMs.
+//! * `world`: all of that, time, events and crashes.
+//! * `steps`: what an event does in the world. `steps::source` and `steps::target` carry out the engine's
+//!   effects, `steps::check` looks at the invariants.
 //! * [`replay`]: a block trace through the same engine, on disks without contents and without faults.
-//! * `replica`: targets that have an earlier generation of the image.
-//! * `disk`, `link`, `guest`, `vm`: what the agents live among. `check`: the invariants.
 
 #![forbid(unsafe_code)]
 
-mod basis;
-mod check;
 mod disk;
 pub mod faults;
-mod guest;
-mod journal;
-mod link;
-mod ops;
 pub mod replay;
-mod replica;
-mod reuse;
 mod rng;
 pub mod run;
-mod source;
-mod target;
-mod vm;
-mod wire;
+mod state;
+mod steps;
 mod world;
 
 pub use faults::{Crash, CrashPoint, Side};

@@ -1,16 +1,16 @@
 //! Time and events, and agents that are crash-only: they take an event, step the engine, and carry
 //! out its effects in order; a crash can fall before any effect.
 
-use crate::check::Check;
 use crate::disk::{Disk, Snapshot};
 use crate::faults::{Crash, CrashPoint, Setup, Side};
-use crate::guest::{Guest, Power};
-use crate::link::{Frame, Link};
-use crate::reuse::Index;
 use crate::rng::Rng;
-use crate::source::SourceHost;
-use crate::target::TargetHost;
-use crate::vm::Vm;
+use crate::state::guest::{Guest, Power};
+use crate::state::index::Index;
+use crate::state::link::{Frame, Link};
+use crate::state::source::SourceHost;
+use crate::state::tally::Tally;
+use crate::state::target::TargetHost;
+use crate::state::vm::Vm;
 use dray_engine::{MILLISECOND, SECOND, SourceEvent, TargetEvent};
 use dray_types::{BlockRange, BlockSet, ImageIndex};
 use std::collections::{BTreeMap, VecDeque};
@@ -120,7 +120,7 @@ pub(crate) struct World {
     pub(crate) link: Link,
     pub(crate) guest: Guest,
     pub(crate) vm: Vm,
-    pub(crate) check: Check,
+    pub(crate) check: Tally,
     pub(crate) index: Index,
     /// The session agreed to ask for blocks of what lacks.
     pub(crate) basis_known: bool,
@@ -153,7 +153,7 @@ impl World {
     ) -> Self {
         let mut source = SourceHost::new(&setup, &mut rng);
         let mut target = TargetHost::new(&setup, &mut rng);
-        source.lines = crate::replica::give_pasts(&setup, &mut rng, &mut source, &mut target);
+        source.lines = crate::state::pasts::give_pasts(&setup, &mut rng, &mut source, &mut target);
         let guest = Guest::new(&setup, |image, block| source.disks[image].read(block));
         let index = Index::new(&setup, &source, &mut rng);
         let mut world = Self {
@@ -162,7 +162,7 @@ impl World {
             queue: BTreeMap::new(),
             link: Link::new(&setup),
             vm: Vm::new(),
-            check: Check::new(&setup),
+            check: Tally::new(&setup),
             index,
             basis_known: false,
             asks_known: false,
@@ -225,7 +225,7 @@ impl World {
 
     /// Carries on until everything is over, something is wrong, or time is up.
     pub(crate) fn run(&mut self) -> Result<(), String> {
-        let end = self.setup.faults_until + crate::check::LIVENESS;
+        let end = self.setup.faults_until + crate::state::tally::LIVENESS;
         while let Some((&(time, seq), _)) = self.queue.first_key_value() {
             let Some(ev) = self.queue.remove(&(time, seq)) else { break };
             self.now = time;

@@ -1,7 +1,7 @@
 //! The source's journal, and what becomes of a step whose record cannot be written.
 
 use crate::faults::Crash;
-use crate::source::SourceHost;
+use crate::state::source::SourceHost;
 use crate::world::{World, note};
 use dray_engine::record::Unrecorded;
 use dray_engine::{SECOND, SourceEffect, SourceEvent, SourceRecord};

@@ -8,126 +8,17 @@
 //! found then fills missing blocks as any frame does, however late: a look may hang for longer than
 //! anybody waits, and its guest goes on writing meanwhile.
 
-use crate::basis::BasisSetup;
 use crate::disk::ZERO;
-use crate::faults::Setup;
-use crate::rng::Rng;
-use crate::source::SourceHost;
-use crate::target::{Left, PendingWrite};
+use crate::state::index::{Location, PIECE, hash_of, mask_of};
+use crate::state::target::{Left, PendingWrite};
 use crate::world::World;
 use dray_engine::SECOND;
 use dray_types::{BlockRange, ImageIndex};
-use dray_wire::frame::{PIECE_BLOCKS, PieceHash, mask_bit, run_hash};
+use dray_wire::frame::{PIECE_BLOCKS, PieceHash, mask_bit};
 use dray_wire::{FrameHeader, FrameKind};
-use std::collections::BTreeMap;
-
-/// Blocks of a piece.
-const PIECE: usize = PIECE_BLOCKS as usize;
-
-/// What a run with reuse looks like.
-#[derive(Clone, Debug)]
-pub(crate) struct ReuseSetup {
-    /// Share of the source's pieces that are at the target somewhere.
-    pub(crate) share: f64,
-    /// Share of these whose content has changed since it was hashed.
-    pub(crate) stale: f64,
-    /// A look-up fails.
-    pub(crate) fails: f64,
-    /// A look-up takes long.
-    pub(crate) slow: f64,
-    /// The peer of a session knows nothing of it.
-    pub(crate) unknown: f64,
-    /// Other migrations go to the same target.
-    pub(crate) together: bool,
-    /// Blocks of what lacks.
-    pub(crate) basis: BasisSetup,
-    /// A session agrees on questions in Backfill.
-    pub(crate) asks: f64,
-    /// A look in Backfill hangs.
-    pub(crate) hangs: f64,
-}
 
 /// How long a look hangs, in nanoseconds: longer than the target waits for it.
 const HANGS: u64 = 40 * SECOND;
-
-impl ReuseSetup {
-    pub(crate) fn draw(rng: &mut Rng) -> Option<Self> {
-        rng.chance(0.6).then(|| Self {
-            share: rng.pick(&[0.0, 0.3, 0.9, 1.0]),
-            stale: rng.pick(&[0.0, 0.1, 0.5]),
-            fails: rng.pick(&[0.0, 0.1]),
-            slow: rng.pick(&[0.0, 0.2]),
-            unknown: rng.pick(&[0.0, 0.0, 0.3]),
-            together: rng.chance(0.3),
-            basis: BasisSetup {
-                known: rng.pick(&[0.0, 0.7, 1.0, 1.0]),
-                near: rng.pick(&[0.2, 1.0]),
-                other: rng.pick(&[0.0, 0.2, 0.9]),
-            },
-            asks: rng.pick(&[0.5, 1.0, 1.0]),
-            hangs: rng.pick(&[0.0, 0.0, 0.02]),
-        })
-    }
-}
-
-/// Where content may be.
-#[derive(Clone, Copy)]
-enum Place {
-    /// A file that nobody writes to.
-    Library(usize),
-    /// A piece of an image that arrives, or of an old disk.
-    Image(usize, u64),
-}
-
-/// The index, and content outside the migration.
-#[derive(Default)]
-pub(crate) struct Index {
-    places: BTreeMap<PieceHash, Place>,
-    library: Vec<Vec<u64>>,
-    /// What the images held at the start: what a basis has, more or less.
-    pub(crate) first: Vec<Vec<u64>>,
-}
-
-/// A hash of blocks that are version numbers.
-pub(crate) fn hash_of(versions: &[u64]) -> PieceHash {
-    let bytes: Vec<u8> = versions.iter().flat_map(|version| version.to_le_bytes()).collect();
-    let mut hash = [0; 32];
-    for (seed, word) in hash.chunks_exact_mut(8).enumerate() {
-        let seed = BlockRange::new(seed as u64, 1);
-        word.copy_from_slice(&run_hash(ImageIndex(0), seed, &[0; 4], &bytes).to_le_bytes());
-    }
-    hash
-}
-
-impl Index {
-    /// Some of what the source has is at the target, some of it not any more.
-    pub(crate) fn new(setup: &Setup, source: &SourceHost, rng: &mut Rng) -> Self {
-        let mut index = Self::default();
-        let Some(reuse) = &setup.reuse else { return index };
-        for (ix, image) in setup.images.iter().enumerate() {
-            index.first.push((0..image.blocks).map(|b| source.disks[ix].read(b)).collect());
-            for piece in 0..image.blocks / PIECE_BLOCKS {
-                if !rng.chance(reuse.share) {
-                    continue;
-                }
-                let blocks = piece * PIECE_BLOCKS..(piece + 1) * PIECE_BLOCKS;
-                let mut content: Vec<_> = blocks.map(|b| source.disks[ix].read(b)).collect();
-                let place = Place::Library(index.library.len());
-                index.places.insert(hash_of(&content), place);
-                if rng.chance(reuse.stale) {
-                    content[rng.below(PIECE_BLOCKS) as usize] ^= 1 << 40;
-                }
-                index.library.push(content);
-            }
-        }
-        index
-    }
-
-    /// The agent died: what only its memory knew is gone; durable entries stay, right or wrong.
-    pub(crate) fn forget_some(&mut self, rng: &mut Rng) {
-        self.places.retain(|_, place| matches!(place, Place::Library(_)) || rng.chance(0.5));
-    }
-}
 
 impl World {
     /// A run was read: it travels as hashes, and its content is kept unless nobody can change it.
@@ -205,8 +96,8 @@ impl World {
     fn find(&mut self, hash: Option<PieceHash>) -> Option<Vec<u64>> {
         let hash = hash?;
         let content = match *self.index.places.get(&hash)? {
-            Place::Library(at) => self.index.library[at].clone(),
-            Place::Image(image, start) => {
+            Location::Library(at) => self.index.library[at].clone(),
+            Location::Image(image, start) => {
                 let disk = &self.target.disks[image];
                 (start..start + PIECE_BLOCKS).map(|block| disk.read(block)).collect()
             }
@@ -227,17 +118,8 @@ impl World {
         for start in (first..range.end()).step_by(PIECE) {
             let from = (start - range.start) as usize;
             if let Some(piece) = versions.get(from..from + PIECE) {
-                self.index.places.insert(hash_of(piece), Place::Image(image.ix(), start));
+                self.index.places.insert(hash_of(piece), Location::Image(image.ix(), start));
             }
         }
     }
-}
-
-/// The mask of a run's zero blocks.
-pub(crate) fn mask_of(versions: &[u64]) -> [u64; 4] {
-    let mut mask = [0; 4];
-    for (nth, _) in versions.iter().enumerate().filter(|(_, version)| **version == ZERO) {
-        mask[nth / 64] |= 1 << (nth % 64);
-    }
-    mask
 }

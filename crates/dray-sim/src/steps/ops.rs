@@ -2,7 +2,7 @@
 
 use crate::disk::Disk;
 use crate::faults::Side;
-use crate::guest::{Kind, Op, Power};
+use crate::state::guest::{Kind, Op, Power};
 use crate::world::{Ev, World, note};
 use dray_engine::{SourceEvent, TargetEvent};
 use dray_types::{BlockRange, BlockSet, ImageIndex};
@@ -19,7 +19,11 @@ impl World {
         self.at(gap + 1, Ev::GuestTick);
         self.boot_if_dead();
         if self.rng.chance(0.02) {
-            self.source.lines.iter_mut().flatten().for_each(crate::replica::Line::close_regions);
+            self.source
+                .lines
+                .iter_mut()
+                .flatten()
+                .for_each(crate::state::replica::Line::close_regions);
         }
         if self.guest.power == Power::Running && self.guest.ops.len() < self.setup.depth {
             self.guest.next_op(&self.setup, &mut self.rng);

@@ -1,90 +1,15 @@
 //! The invariants, looked at after every event, and what must hold when all is over.
 
-use crate::faults::{Setup, Side};
-use crate::guest::Power;
+use crate::faults::Side;
+use crate::state::guest::Power;
+use crate::state::tally::LIVENESS;
 use crate::world::World;
 use dray_engine::{SECOND, SourceRecord, TargetRecord};
 use dray_types::{BlockRange, Epoch, ImageIndex};
 use dray_wire::ToSource;
 
-/// A migration must be over this long after the last fault, in virtual nanoseconds.
-pub(crate) const LIVENESS: u64 = 300 * SECOND;
-
 /// The disks are compared with what the source knows after one event in so many.
 const LOOK_EVERY: u64 = 16;
-
-/// What the checkers remember.
-pub(crate) struct Check {
-    source_epoch: Epoch,
-    target_epoch: Epoch,
-    /// Per image and block: a version is under way to the target in this session.
-    flying: Vec<Vec<bool>>,
-    /// Per image and block: how often it crossed the wire.
-    crossings: Vec<Vec<u8>>,
-    pub(crate) crashes: u64,
-    pub(crate) drops: u64,
-    pub(crate) damaged: u64,
-    pub(crate) read_errors: u64,
-    pub(crate) write_errors: u64,
-    /// What the target could not write and tried again.
-    pub(crate) full: u64,
-    /// Pieces that were described, and those of them that the target had.
-    pub(crate) described: u64,
-    pub(crate) found: u64,
-    /// The same of those that Backfill asked about.
-    pub(crate) asked: u64,
-    pub(crate) asked_found: u64,
-    /// Blocks that the target had of pieces that it lacked.
-    pub(crate) blocks_found: u64,
-    /// The operator is going to resume an abandoned migration.
-    pub(crate) resuming: bool,
-}
-
-impl Check {
-    pub(crate) fn new(setup: &Setup) -> Self {
-        let sizes = || setup.images.iter().map(|image| image.blocks as usize);
-        Self {
-            source_epoch: Epoch(setup.epoch),
-            target_epoch: Epoch(0),
-            flying: sizes().map(|blocks| vec![false; blocks]).collect(),
-            crossings: sizes().map(|blocks| vec![0; blocks]).collect(),
-            crashes: 0,
-            drops: 0,
-            damaged: 0,
-            read_errors: 0,
-            write_errors: 0,
-            full: 0,
-            described: 0,
-            found: 0,
-            asked: 0,
-            asked_found: 0,
-            blocks_found: 0,
-            resuming: false,
-        }
-    }
-
-    pub(crate) fn new_session(&mut self) {
-        self.flying.iter_mut().for_each(|image| image.fill(false));
-    }
-
-    /// A described piece was looked up, in Backfill or before it.
-    pub(crate) fn looked_up(&mut self, backfill: bool, found: bool) {
-        let (looked, counted) = match backfill {
-            true => (&mut self.asked, &mut self.asked_found),
-            false => (&mut self.described, &mut self.found),
-        };
-        *looked += 1;
-        *counted += u64::from(found);
-    }
-
-    pub(crate) fn source_reborn(&mut self, epoch: Epoch) {
-        self.source_epoch = epoch;
-    }
-
-    pub(crate) fn target_reborn(&mut self, epoch: Epoch) {
-        self.target_epoch = epoch;
-    }
-}
 
 impl World {
     /// I1 and I5, after every event.
@@ -353,7 +278,7 @@ impl World {
     }
 
     fn compare_block(&mut self, side: Side, image: usize, block: u64) {
-        let unsettled = |op: &crate::guest::Op| {
+        let unsettled = |op: &crate::state::guest::Op| {
             op.image == image && op.range.contains(BlockRange::new(block, 1))
         };
         let found = match side {

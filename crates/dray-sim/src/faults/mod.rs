@@ -1,6 +1,8 @@
 //! What a run looks like and what goes wrong in it, all drawn from the seed.
 
-use crate::reuse::ReuseSetup;
+pub(crate) mod reuse;
+
+use self::reuse::ReuseSetup;
 use crate::rng::Rng;
 use dray_engine::throttle::Mode;
 use dray_engine::{MILLISECOND, SECOND, Strategy, Tuning};

@@ -2,9 +2,9 @@
 //! encodings.
 
 use crate::faults::Side;
-use crate::link::Frame;
-use crate::reuse::mask_of;
-use crate::target::{Left, PendingWrite};
+use crate::state::index::mask_of;
+use crate::state::link::Frame;
+use crate::state::target::{Left, PendingWrite};
 use crate::world::{Ev, World, note};
 use dray_engine::receiver::Arrival;
 use dray_engine::{MILLISECOND, SECOND, SourceEvent, TargetEvent};

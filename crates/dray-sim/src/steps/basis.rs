@@ -5,8 +5,8 @@
 //! Whatever it is, only a block whose own hash is the one that was described may be used (I3).
 
 use crate::disk::ZERO;
-use crate::reuse::hash_of;
-use crate::target::{Left, PendingWrite};
+use crate::state::index::hash_of;
+use crate::state::target::{Left, PendingWrite};
 use crate::world::World;
 use dray_types::{BLOCK_SIZE, BlockRange, ImageIndex};
 use dray_wire::frame::{PieceHash, mask_bit, mask_len, set_mask_bit};
@@ -14,17 +14,6 @@ use dray_wire::{FrameHeader, FrameKind};
 
 /// What a version is in a basis that has another one.
 const OTHER: u64 = 1 << 41;
-
-/// How likely bases are in a run, and how good.
-#[derive(Clone, Debug)]
-pub(crate) struct BasisSetup {
-    /// A session agrees on it.
-    pub(crate) known: f64,
-    /// A piece that lacks is said to have one.
-    pub(crate) near: f64,
-    /// A block of it is another one.
-    pub(crate) other: f64,
-}
 
 impl World {
     /// Those of the lacking pieces that are said to have a basis.
@@ -60,7 +49,7 @@ impl World {
         range: BlockRange,
     ) {
         let versions = self.kept(of, image, range);
-        let mask = crate::reuse::mask_of(&versions);
+        let mask = crate::state::index::mask_of(&versions);
         let some = versions.iter().filter(|&&version| version != ZERO);
         let payload = some.flat_map(|&version| hash_of(&[version])).collect();
         if self.source.machine.owns() {

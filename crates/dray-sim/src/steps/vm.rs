@@ -2,7 +2,8 @@
 //! the images are handed over, the guest goes on at one of the two hosts.
 
 use crate::faults::Side;
-use crate::guest::Power;
+use crate::state::guest::Power;
+use crate::state::vm::Stage;
 use crate::world::{Ev, World, note};
 use dray_engine::receiver::TargetNotice;
 use dray_engine::source::SourceNotice;
@@ -15,28 +16,6 @@ const MAX_TRIES: u32 = 12;
 const LONGEST_WAIT: u64 = 30 * SECOND;
 /// A patient operator starts Backfill this long after the last fault, whoever waits.
 const PATIENCE: u64 = 100 * SECOND;
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Stage {
-    Idle,
-    Moving,
-    Draining,
-    HandingOver,
-}
-
-/// The orchestration; it lives in the source's agent.
-pub(crate) struct Vm {
-    stage: Stage,
-    token: u64,
-    tries: u32,
-    pub(crate) resumes: u32,
-}
-
-impl Vm {
-    pub(crate) fn new() -> Self {
-        Self { stage: Stage::Idle, token: 0, tries: 0, resumes: 0 }
-    }
-}
 
 impl World {
     pub(crate) fn source_notice(&mut self, notice: SourceNotice) {
