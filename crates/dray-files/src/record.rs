@@ -52,17 +52,13 @@ fn check_len(files: &dyn Files, path: &Path) -> io::Result<()> {
     match files.look(path)?.len {
         len if len <= (MAX_VALUE + MAX_HEAD) as u64 => Ok(()),
         len => {
-            let why = format!("{}: it has {len} bytes, more than any record", path.display());
-            Err(io::Error::new(io::ErrorKind::InvalidData, why))
+            Err(damaged(format!("{}: it has {len} bytes, more than any record", path.display())))
         }
     }
 }
 
 fn decode_from<T: DeserializeOwned>(path: &Path, bytes: &[u8]) -> io::Result<T> {
-    decode(bytes).map_err(|why| {
-        let why = format!("{}: {why}", path.display());
-        io::Error::new(io::ErrorKind::InvalidData, why)
-    })
+    decode(bytes).map_err(|why| damaged(format!("{}: {why}", path.display())))
 }
 
 fn encode<T: Serialize>(value: &T) -> io::Result<Vec<u8>> {
@@ -75,8 +71,8 @@ fn encode<T: Serialize>(value: &T) -> io::Result<Vec<u8>> {
     Ok(seal(&body))
 }
 
-fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
-    serde_json::from_slice(unseal(bytes)?).map_err(|why| why.to_string())
+fn decode<T: DeserializeOwned>(bytes: &[u8]) -> io::Result<T> {
+    serde_json::from_slice(unseal(bytes)?).map_err(io::Error::from)
 }
 
 /// The bytes of a file whose value is `body`.
@@ -89,21 +85,26 @@ pub fn seal(body: &[u8]) -> Vec<u8> {
 /// The value in the bytes of a file.
 ///
 /// # Errors
-/// What is wrong with them.
-pub fn unseal(bytes: &[u8]) -> Result<&[u8], String> {
-    let end = bytes.iter().position(|&byte| byte == b'\n').ok_or("it is not a record of dray")?;
+/// `InvalidData`, with what is wrong with them.
+pub fn unseal(bytes: &[u8]) -> io::Result<&[u8]> {
+    let foreign = || damaged("it is not a record of dray");
+    let end = bytes.iter().position(|&byte| byte == b'\n').ok_or_else(foreign)?;
     let (line, body) = (&bytes[..end], &bytes[end + 1..]);
     let line = std::str::from_utf8(line).ok().and_then(|line| line.strip_prefix(MAGIC));
-    let mut words = line.ok_or("it is not a record of dray")?.split_ascii_whitespace();
+    let mut words = line.ok_or_else(foreign)?.split_ascii_whitespace();
     let len = words.next().and_then(|word| word.parse::<usize>().ok());
     let sum = words.next().and_then(|word| u64::from_str_radix(word, 16).ok());
     if len != Some(body.len()) || body.len() > MAX_VALUE {
-        return Err(format!("it is cut off: {} bytes are there", body.len()));
+        return Err(damaged(format!("it is cut off: {} bytes are there", body.len())));
     }
     if sum != Some(xxh3_64(body)) {
-        return Err("it is damaged: its checksum does not match".to_owned());
+        return Err(damaged("it is damaged: its checksum does not match"));
     }
     Ok(body)
+}
+
+fn damaged(why: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why.into())
 }
 
 #[cfg(test)]

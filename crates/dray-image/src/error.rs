@@ -42,7 +42,16 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// An error that is not caused by another one; `why` says why, in lower case.
     pub fn new(kind: ErrorKind, context: impl Into<String>, why: &str) -> Self {
-        Self { kind, context: context.into(), source: why.to_owned().into() }
+        Self::with_source(kind, context, why)
+    }
+
+    /// An error caused by `source`.
+    pub fn with_source(
+        kind: ErrorKind,
+        context: impl Into<String>,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
+        Self { kind, context: context.into(), source: source.into() }
     }
 
     /// An error caused by the system; the kind follows from its code.

@@ -118,20 +118,52 @@ fn decode<'a>(
     valid.then_some(Frame { number, end, records })
 }
 
-fn check_header(bytes: &[u8]) -> Result<(), String> {
+/// Why bytes are no journal that can be believed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Damage {
+    /// There are none: a journal is made with its header in it.
+    #[error("it is empty; restore it from a copy")]
+    Empty,
+    /// They are something else.
+    #[error("it is not a journal of dray")]
+    Foreign,
+    /// The header's checksum does not match.
+    #[error("its header is damaged")]
+    Header,
+    /// A newer dray has written it.
+    #[error("its format is version {0}, this dray knows {VERSION}")]
+    Version(u32),
+    /// What follows a bad frame would take too long to look through.
+    #[error(
+        "it is damaged at byte {0}, and the bytes after it may contain records; restore it from a copy"
+    )]
+    Unclear(usize),
+    /// The frame that begins here is the last one, and was written as a whole.
+    #[error("its last record is damaged, at byte {0}; restore it from a copy")]
+    Last(usize),
+    /// A valid frame follows a bad one.
+    #[error(
+        "it is damaged at byte {at}: a valid record follows at byte {next}; restore it from a copy"
+    )]
+    Inside {
+        /// Where the bad one begins.
+        at: usize,
+        /// Where the valid one begins.
+        next: usize,
+    },
+}
+
+fn check_header(bytes: &[u8]) -> Result<(), Damage> {
     if bytes.get(..8) != Some(MAGIC) {
-        return Err("it is not a journal of dray".to_owned());
+        return Err(Damage::Foreign);
     }
     let sum = bytes.get(16..HEADER_LEN);
     if sum != Some(&checksum(&[&bytes[..bytes.len().min(16)]])) {
-        return Err("its header is damaged".to_owned());
+        return Err(Damage::Header);
     }
     match u32_at(bytes, 8) {
         Some(VERSION) => Ok(()),
-        version => Err(format!(
-            "its format is version {}, this dray knows {VERSION}",
-            version.unwrap_or_default()
-        )),
+        version => Err(Damage::Version(version.unwrap_or_default())),
     }
 }
 
@@ -141,14 +173,11 @@ fn behind(
     torn: usize,
     plausible: impl Fn(u64) -> bool,
     budget: &mut Budget,
-) -> Result<Option<usize>, String> {
+) -> Result<Option<usize>, Damage> {
     let mut places = torn + 1..bytes.len();
     let found = places.find(|&at| decode(bytes, at, &plausible, budget).is_some());
     if budget.0 == 0 {
-        return Err(format!(
-            "it is damaged at byte {torn}, and the bytes after it may contain records; restore it from \
-             a copy"
-        ));
+        return Err(Damage::Unclear(torn));
     }
     Ok(found)
 }
@@ -177,11 +206,11 @@ fn is_torn(bytes: &[u8], at: usize) -> bool {
 }
 
 /// Reads a whole journal; why it is none, otherwise.
-pub(super) fn read(bytes: &[u8]) -> Result<Content, String> {
+pub(super) fn read(bytes: &[u8]) -> Result<Content, Damage> {
     read_within(bytes, &mut Budget(LOOKS * bytes.len() + 1))
 }
 
-fn read_within(bytes: &[u8], budget: &mut Budget) -> Result<Content, String> {
+fn read_within(bytes: &[u8], budget: &mut Budget) -> Result<Content, Damage> {
     check_header(bytes)?;
     let mut content = Content { records: Vec::new(), len: HEADER_LEN, last: 0, next: 1 };
     let mut first = true;
@@ -201,14 +230,8 @@ fn read_within(bytes: &[u8], budget: &mut Budget) -> Result<Content, String> {
     };
     match behind(bytes, content.len, later, budget)? {
         None if is_torn(bytes, content.len) => Ok(content),
-        None => Err(format!(
-            "its last record is damaged, at byte {}; restore it from a copy",
-            content.len
-        )),
-        Some(at) => Err(format!(
-            "it is damaged at byte {}: a valid record follows at byte {at}; restore it from a copy",
-            content.len
-        )),
+        None => Err(Damage::Last(content.len)),
+        Some(next) => Err(Damage::Inside { at: content.len, next }),
     }
 }
 
@@ -258,7 +281,6 @@ mod tests {
         }
         record.resize(1_000_000, 9);
         let bytes = torn(&record);
-        let why = read(&bytes).err().unwrap();
-        assert!(why.contains("may contain records"), "{why}");
+        assert_eq!(read(&bytes).err(), Some(Damage::Unclear(HEADER_LEN)));
     }
 }

@@ -16,6 +16,7 @@
 mod frame;
 mod storage;
 
+pub use frame::Damage;
 pub use storage::{FileStorage, Storage};
 
 use crate::{Error, ErrorKind, Result};
@@ -30,15 +31,12 @@ pub const MAX_RECORD_LEN: usize = (256 << 20) + (1 << 20);
 ///
 /// # Errors
 /// What is wrong with them.
-pub fn records(bytes: &[u8]) -> std::result::Result<Vec<Vec<u8>>, String> {
+pub fn records(bytes: &[u8]) -> Result<Vec<Vec<u8>>, Damage> {
     match bytes {
-        [] => Err(EMPTY.to_owned()),
+        [] => Err(Damage::Empty),
         bytes => frame::read(bytes).map(|content| content.records),
     }
 }
-
-/// Why an empty file is no journal: one is made with its header in it.
-const EMPTY: &str = "it is empty; restore it from a copy";
 
 /// What a failure has left open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -91,8 +89,8 @@ impl<S: Storage> Journal<S> {
             let journal = Self { storage, name, len, next: 1, unsure: None, reserve: 0, room: 0 };
             return Ok((journal, Vec::new()));
         }
-        let content =
-            frame::read(&bytes).map_err(|why| Error::new(ErrorKind::Invalid, context(), &why))?;
+        let content = frame::read(&bytes)
+            .map_err(|why| Error::with_source(ErrorKind::Invalid, context(), why))?;
         let len = content.len as u64;
         if content.len < bytes.len() {
             tracing::info!(journal = name, bytes = bytes.len() - content.len, "torn tail cut off");
@@ -181,7 +179,8 @@ impl<S: Storage> Journal<S> {
         let context = self.context("looking again at");
         let bytes = self.storage.read().map_err(|e| Error::io(context.clone(), e))?;
         let content = frame::read(&bytes);
-        let content = content.map_err(|why| Error::new(ErrorKind::Invalid, context, &why))?;
+        let content =
+            content.map_err(|why| Error::with_source(ErrorKind::Invalid, context, why))?;
         (self.len, self.next) = (content.len as u64, content.next);
         self.unsure = Some(Unsure::Tail);
         Ok(())

@@ -80,7 +80,7 @@ impl Storage for FileStorage {
         match self.path.read() {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
             Ok(bytes) if bytes.is_empty() => {
-                Err(io::Error::new(io::ErrorKind::InvalidData, super::EMPTY))
+                Err(io::Error::new(io::ErrorKind::InvalidData, super::Damage::Empty))
             }
             result => result,
         }
