@@ -9,7 +9,7 @@ use super::progress::Progress;
 use super::text;
 use super::trouble::Trouble;
 use dray_types::{BitRate, ByteSize, Epoch, ImageId, MigrationId};
-use dray_types::{Endpoint, Strategy};
+use dray_types::{Endpoint, Strategy, Why};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -84,16 +84,17 @@ impl From<Verified> for VerifiedJson {
 }
 
 impl TryFrom<VerifiedJson> for Verified {
-    type Error = String;
+    type Error = Why;
 
-    fn try_from(json: VerifiedJson) -> Result<Self, String> {
+    fn try_from(json: VerifiedJson) -> Result<Self, Why> {
         match json {
             VerifiedJson::Checked(true) => Ok(Self::Equal),
             VerifiedJson::Checked(false) => Ok(Self::Different),
             VerifiedJson::Not(text) if text == NOT_ASKED => Ok(Self::NotAsked),
             VerifiedJson::Not(text) if text == NOT_COMPARABLE => Ok(Self::NotComparable),
             VerifiedJson::Not(text) => {
-                Err(format!("'{text}' is not true, false, \"{NOT_ASKED}\" or \"{NOT_COMPARABLE}\""))
+                let known = format!("true, false, \"{NOT_ASKED}\" or \"{NOT_COMPARABLE}\"");
+                Err(format!("'{text}' is not {known}").into())
             }
         }
     }

@@ -4,7 +4,7 @@
 use dray_engine::lineage::Generation;
 use dray_host::folder::intent::{GuestFacts, Settings};
 use dray_net::NetTotals;
-use dray_types::{Attempt, text};
+use dray_types::{Attempt, Why, text};
 use serde::{Deserialize, Serialize};
 
 /// Source to target.
@@ -77,9 +77,9 @@ pub struct NotReleased {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum ToSourceShell {
     /// Answer to `Check`.
-    Checked(#[serde(deserialize_with = "text::de_result")] Result<(), String>),
+    Checked(Result<(), Why>),
     /// Answer to `Listen`.
-    Listening(#[serde(deserialize_with = "text::de_result")] Result<(), String>),
+    Listening(Result<(), Why>),
     /// The guest runs at the target.
     GuestRunning,
     /// It was to be started and was not.
@@ -112,7 +112,7 @@ pub enum ToSourceShell {
     /// with a link is not told again.
     Found(Vec<u64>),
     /// Answer to `Runs`.
-    Noted(#[serde(deserialize_with = "text::de_result")] Result<(), String>),
+    Noted(Result<(), Why>),
     /// The guest is not started yet: its QEMU does not answer, and is asked again. Said at each try, until
     /// `GuestRunning` or `GuestFailed`.
     GuestWaits(#[serde(deserialize_with = "text::de_text")] String),

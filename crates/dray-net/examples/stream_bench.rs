@@ -39,7 +39,7 @@ impl Noise {
 }
 
 impl RunSource for Noise {
-    fn read(&self, _: ImageIndex, range: BlockRange, buf: &mut [u8]) -> Result<(), String> {
+    fn read(&self, _: ImageIndex, range: BlockRange, buf: &mut [u8]) -> std::io::Result<()> {
         let at = range.byte_offset() as usize % (NOISE - buf.len());
         buf.copy_from_slice(&self.0[at..at + buf.len()]);
         Ok(())
@@ -67,7 +67,7 @@ impl RunSink for Sink {
 struct Quiet;
 
 impl SendEvents for Quiet {
-    fn unreadable(&self, _: &SendJob, why: String) {
+    fn unreadable(&self, _: &SendJob, why: std::io::Error) {
         eprintln!("{why}");
     }
     fn link_down(&self, why: NetError) {

@@ -16,6 +16,7 @@ use dray_types::{BlockRange, ImageIndex, MAX_RUN_BLOCKS};
 use dray_wire::frame::{MAX_PAYLOAD, MAX_ZERO_BLOCKS, frame_hash, run_hash};
 use dray_wire::{Encoding, FrameHeader, FrameKind};
 use parking_lot::Mutex;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread::JoinHandle;
@@ -32,8 +33,8 @@ pub trait RunSource: Send + Sync {
     /// Fills `buf` with the content of `range`; every byte or an error.
     ///
     /// # Errors
-    /// What the disk said, in words for the operator.
-    fn read(&self, image: ImageIndex, range: BlockRange, buf: &mut [u8]) -> Result<(), String>;
+    /// What the disk said.
+    fn read(&self, image: ImageIndex, range: BlockRange, buf: &mut [u8]) -> io::Result<()>;
 }
 
 /// What the owner of a session hears from its data streams. Called on their threads: must not block.
@@ -43,7 +44,7 @@ pub trait SendEvents: Send + Sync {
         let _ = job;
     }
     /// The blocks of a job could not be read; nothing was sent.
-    fn unreadable(&self, job: &SendJob, why: String);
+    fn unreadable(&self, job: &SendJob, why: io::Error);
     /// A data stream broke. Said once for all streams of a queue.
     fn link_down(&self, why: NetError);
 }
@@ -134,8 +135,13 @@ impl DataSender {
 
 /// Why a job was not sent.
 enum Failed {
-    Unreadable(String),
-    Link(std::io::Error),
+    Unreadable(io::Error),
+    Link(io::Error),
+}
+
+/// A job that no honest engine makes.
+fn refused(why: String) -> Failed {
+    Failed::Unreadable(io::Error::new(io::ErrorKind::InvalidInput, why))
 }
 
 struct Worker {
@@ -154,7 +160,7 @@ struct Payload {
 }
 
 impl Worker {
-    fn new(stream: BlockingStream, index: usize, setup: SendSetup) -> std::io::Result<Self> {
+    fn new(stream: BlockingStream, index: usize, setup: SendSetup) -> io::Result<Self> {
         Ok(Self {
             stream,
             index,
@@ -187,7 +193,7 @@ impl Worker {
         drop(guard);
     }
 
-    fn broken(&self, why: std::io::Error) {
+    fn broken(&self, why: io::Error) {
         if self.setup.queue.break_off() {
             let why = crate::tls::translate(why, self.stream.peer());
             self.setup.events.link_down(why.doing("data stream"));
@@ -226,8 +232,7 @@ impl Worker {
 
     fn send_run(&mut self, job: &SendJob) -> Result<(), Failed> {
         if job.range.is_empty() || job.range.len > MAX_RUN_BLOCKS {
-            let why = format!("a run of {} blocks cannot be sent", job.range.len);
-            return Err(Failed::Unreadable(why));
+            return Err(refused(format!("a run of {} blocks cannot be sent", job.range.len)));
         }
         let began = Instant::now();
         self.read(job)?;

@@ -32,3 +32,4 @@ pub use schedule::Schedule;
 pub use set::BlockSet;
 pub use size::{BitRate, ByteSize};
 pub use strategy::{Choice, Strategy, StrategyTraits};
+pub use text::Why;

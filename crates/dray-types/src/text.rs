@@ -3,6 +3,7 @@
 //!
 //! The functions that begin with `de_` are for serde's `deserialize_with`.
 
+use serde::Serialize;
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 use std::fmt;
 
@@ -46,6 +47,46 @@ fn is_harmful(char: char) -> bool {
     char.is_control() || unseen
 }
 
+/// Why something was not done, in words, where that is all there is to know: nobody decides by it, neither on
+/// this host nor on another. One of another host is [`harmless`]. Whoever decides by a kind wants a
+/// [`Refusal`](crate::Refusal).
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[serde(transparent)]
+pub struct Why(String);
+
+impl Why {
+    /// What an error says.
+    pub fn of(error: impl fmt::Display) -> Self {
+        Self(error.to_string())
+    }
+}
+
+impl From<String> for Why {
+    fn from(why: String) -> Self {
+        Self(why)
+    }
+}
+
+impl From<&str> for Why {
+    fn from(why: &str) -> Self {
+        Self(why.to_owned())
+    }
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Why {}
+
+impl<'de> Deserialize<'de> for Why {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        de_text(from).map(Self)
+    }
+}
+
 /// One text of others.
 ///
 /// # Errors
@@ -60,18 +101,6 @@ pub fn de_text<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
 /// When there is something else.
 pub fn de_optional<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
     Ok(Option::<String>::deserialize(from)?.map(harmless))
-}
-
-/// Something, or a text that says why it is not there.
-///
-/// # Errors
-/// When it is neither.
-pub fn de_result<'de, D, T>(from: D) -> Result<Result<T, String>, D::Error>
-where
-    D: Deserializer<'de>,
-    T: Deserialize<'de>,
-{
-    Ok(Result::<T, String>::deserialize(from)?.map_err(harmless))
 }
 
 /// At most [`MAX_TEXTS`] of them.

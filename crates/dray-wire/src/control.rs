@@ -11,7 +11,7 @@ use crate::list;
 pub use coding::{Bounded, decode, decode_len, encode};
 use dray_types::refusal::de_refusal;
 use dray_types::{
-    Attempt, BlockRange, BlockSet, Epoch, ImageId, ImageIndex, MigrationId, Refusal, text,
+    Attempt, BlockRange, BlockSet, Epoch, ImageId, ImageIndex, MigrationId, Refusal, Why, text,
 };
 use serde::{Deserialize, Serialize};
 
@@ -141,8 +141,7 @@ pub enum ToTarget {
         /// Tag of the peek.
         tag: u64,
         /// The bytes, or why there are none.
-        #[serde(deserialize_with = "text::de_result")]
-        data: Result<Vec<u8>, String>,
+        data: Result<Vec<u8>, Why>,
     },
     /// Answer to `Hash`: one BLAKE3 hash (first 16 bytes) per range asked for.
     Hashed {

@@ -15,7 +15,7 @@ use super::{
 use crate::order::Waiting;
 use crate::record::TargetRecord;
 use crate::{Phase, SECOND, Time};
-use dray_types::{BlockRange, BlockSet, ImageIndex, MAX_RUN_BLOCKS, Schedule};
+use dray_types::{BlockRange, BlockSet, ImageIndex, MAX_RUN_BLOCKS, Schedule, Why};
 use dray_wire::ToSource;
 
 /// Blocks that could not be read or arrived damaged are asked for again after this long.
@@ -315,7 +315,7 @@ impl Target {
     pub(super) fn checkpointed(
         &mut self,
         id: u64,
-        result: Result<(), String>,
+        result: Result<(), Why>,
         out: &mut Vec<TargetEffect>,
     ) {
         if self.backfill.scan != Scan::Closing(id) {
@@ -327,6 +327,7 @@ impl Target {
             self.backfill.arrived_blocks.fill(BlockSet::new());
             self.backfill.begin(&self.agreed);
             self.backfill.pause_until = Time(self.now.0 + RETRY_AFTER);
+            let why = why.to_string();
             return out.push(TargetEffect::Notice(TargetNotice::Failed { why }));
         }
         out.push(TargetEffect::Journal(vec![TargetRecord::Complete]));

@@ -2,7 +2,7 @@
 
 use crate::Phase;
 use crate::record::TargetRecord;
-use dray_types::{BlockRange, ErrorKind, ImageIndex, MigrationId, Schedule};
+use dray_types::{BlockRange, ErrorKind, ImageIndex, MigrationId, Schedule, Why};
 use dray_wire::{Envelope, ImageHandover, ImageOffer, ToSource, ToTarget};
 
 /// What was prepared at the target.
@@ -107,12 +107,12 @@ pub enum TargetEvent {
         /// The number it was given.
         id: u64,
         /// Whether it worked; an error too when blocks are missing that nobody fetches.
-        result: Result<(), String>,
+        result: Result<(), Why>,
     },
     /// Answer to `ReachGuest`.
-    GuestReachable(Result<(), String>),
+    GuestReachable(Result<(), Why>),
     /// Answer to `StartGuest`.
-    GuestStarted(Result<(), String>),
+    GuestStarted(Result<(), Why>),
     /// Time passes; at least every 100 ms.
     Tick,
     /// No further event waits: acknowledgements that were held together may go.

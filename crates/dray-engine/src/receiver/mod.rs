@@ -27,7 +27,7 @@ pub use interface::{
 use crate::record::TargetRecord;
 use crate::window::{BACKFILL_WINDOW, Window};
 use crate::{Phase, Time};
-use dray_types::{Attempt, BlockSet, Epoch, ErrorKind, Refusal};
+use dray_types::{Attempt, BlockSet, Epoch, ErrorKind, Refusal, Why};
 use dray_wire::{
     Envelope, HandedOver, ImageHandover, ImageOffer, MapHash, Open, TargetState, ToSource, ToTarget,
 };
@@ -330,7 +330,7 @@ impl Target {
         out.push(TargetEffect::ReachGuest);
     }
 
-    fn guest_reachable(&mut self, result: Result<(), String>, out: &mut Vec<TargetEffect>) {
+    fn guest_reachable(&mut self, result: Result<(), Why>, out: &mut Vec<TargetEffect>) {
         if self.stage != Stage::Owner(Guest::Reaching) {
             return;
         }
@@ -346,12 +346,13 @@ impl Target {
                 out.push(TargetEffect::Journal(vec![TargetRecord::Fenced]));
                 out.push(TargetEffect::Withdraw);
                 self.send(ToSource::HandBack, out);
+                let why = why.to_string();
                 out.push(TargetEffect::Notice(TargetNotice::HandedBack { why }));
             }
         }
     }
 
-    fn guest_started(&mut self, result: Result<(), String>, out: &mut Vec<TargetEffect>) {
+    fn guest_started(&mut self, result: Result<(), Why>, out: &mut Vec<TargetEffect>) {
         if self.stage != Stage::Owner(Guest::Starting) {
             return;
         }
@@ -361,7 +362,10 @@ impl Target {
                 out.push(TargetEffect::Journal(vec![TargetRecord::GuestStarted]));
                 out.push(TargetEffect::Notice(TargetNotice::GuestRunning));
             }
-            Err(why) => out.push(TargetEffect::Notice(TargetNotice::GuestFailed { why })),
+            Err(why) => {
+                let why = why.to_string();
+                out.push(TargetEffect::Notice(TargetNotice::GuestFailed { why }));
+            }
         }
         out.push(TargetEffect::Notice(TargetNotice::Phase(Phase::Backfill)));
         self.close_when_done(out);

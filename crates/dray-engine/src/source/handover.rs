@@ -11,7 +11,7 @@
 use super::{Source, SourceEffect, SourceNotice, Stage};
 use crate::record::SourceRecord;
 use crate::{Phase, Time};
-use dray_types::{Attempt, ErrorKind, Refusal};
+use dray_types::{Attempt, ErrorKind, Refusal, Why};
 use dray_wire::{HandedOver, ImageHandover, MapHash, ToTarget};
 
 /// How far a handover is.
@@ -107,11 +107,7 @@ impl Source {
         out.push(SourceEffect::SyncImages);
     }
 
-    pub(super) fn images_synced(
-        &mut self,
-        result: Result<(), String>,
-        out: &mut Vec<SourceEffect>,
-    ) {
+    pub(super) fn images_synced(&mut self, result: Result<(), Why>, out: &mut Vec<SourceEffect>) {
         self.awaiting_sync = self.awaiting_sync.saturating_sub(1);
         if let Err(why) = result {
             let why = format!("making the source's images durable failed: {why}");

@@ -6,7 +6,7 @@ use crate::strategy::Tuning;
 use crate::throttle::WriteLimit;
 use dray_types::{
     BlockRange, BlockSet, Epoch, ErrorKind, ImageIndex, MigrationId, Refusal, Schedule,
-    StrategyTraits,
+    StrategyTraits, Why,
 };
 use dray_wire::{Envelope, ImageOffer, ToSource, ToTarget};
 
@@ -85,7 +85,7 @@ pub enum SourceEvent {
         why: String,
     },
     /// Answer to `SyncImages`.
-    ImagesSynced(Result<(), String>),
+    ImagesSynced(Result<(), Why>),
     /// A record whose step [`Ends`](crate::record::Unrecorded::Ends) is not durable and never will
     /// be. Comes right after the step that wanted it, before any other event; of that step nothing
     /// was carried out after the record.

@@ -29,7 +29,9 @@ use crate::strategy::Scheme;
 use crate::throttle::WriteLimit;
 use crate::window::{COPY_WINDOW, Window};
 use crate::{Phase, SECOND, Time};
-use dray_types::{Attempt, BLOCK_SIZE, BlockRange, BlockSet, Epoch, ImageIndex, Refusal, Schedule};
+use dray_types::{
+    Attempt, BLOCK_SIZE, BlockRange, BlockSet, Epoch, ImageIndex, Refusal, Schedule, Why,
+};
 use dray_wire::frame::mask_len;
 use dray_wire::{Envelope, HandedOver, ImageOffer, Open, TargetImage, ToSource, ToTarget};
 use handover::Step;
@@ -487,7 +489,7 @@ impl Source {
     ///
     /// # Errors
     /// What does not hold, in words.
-    pub fn partition(&self) -> Result<(), String> {
+    pub fn partition(&self) -> Result<(), Why> {
         if !self.opened || self.is_over() {
             return Ok(());
         }
@@ -498,7 +500,8 @@ impl Source {
         for (image, flying) in self.images.iter().zip(flying) {
             image.blocks.partition()?;
             if image.blocks.flying() != flying {
-                return Err(format!("{} blocks fly in frames of {flying}", image.blocks.flying()));
+                let why = format!("{} blocks fly in frames of {flying}", image.blocks.flying());
+                return Err(why.into());
             }
         }
         Ok(())

@@ -13,6 +13,7 @@ use dray_host::registry::Registry;
 use dray_net::tunnel;
 use dray_net::{NetError, NetErrorKind, Stream};
 use dray_qemu::LayerPlan;
+use dray_types::Why;
 use dray_vm::attached::Expected;
 use dray_vm::hypervisor::{Arrival, Hypervisor, Vm};
 use dray_vm::picture::on_local;
@@ -90,23 +91,24 @@ impl TargetVmTask {
                     drop(waiting.take());
                     let checked = self.check(facts).await;
                     let result = checked.map(|arrival| waiting = Some(arrival));
-                    self.slot.send(Input::Say(ToSourceShell::Checked(result)));
+                    self.slot.send(Input::Say(ToSourceShell::Checked(result.map_err(Why::of))));
                 }
                 ToTask::Shell(ToTargetShell::Listen) => {
                     let result = self.listen(&mut waiting).await;
-                    self.slot.send(Input::Say(ToSourceShell::Listening(result)));
+                    self.slot.send(Input::Say(ToSourceShell::Listening(result.map_err(Why::of))));
                 }
                 ToTask::Shell(ToTargetShell::Forget) => waiting = None,
                 ToTask::Shell(ToTargetShell::Runs(running)) => {
                     let result = self.note_running(running);
-                    self.slot.send(Input::Say(ToSourceShell::Noted(result)));
+                    self.slot.send(Input::Say(ToSourceShell::Noted(result.map_err(Why::of))));
                 }
                 ToTask::Reach => {
-                    let result = self.reach(waiting.take()).await;
+                    let result = self.reach(waiting.take()).await.map_err(Why::of);
                     self.slot.send(Input::Engine(TargetEvent::GuestReachable(result)));
                 }
                 ToTask::Start => {
                     let Some(result) = self.start().await else { continue };
+                    let result = result.map_err(Why::of);
                     self.slot.send(Input::Engine(TargetEvent::GuestStarted(result)));
                 }
                 ToTask::Release => self.finish().await,

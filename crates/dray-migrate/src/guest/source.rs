@@ -15,6 +15,7 @@ use dray_host::folder::intent::{GuestFacts, SourceVm};
 use dray_net::tunnel::TunnelEntry;
 use dray_net::{DialSettings, NetError};
 use dray_qemu::Limits;
+use dray_types::Why;
 use dray_types::text::harmless;
 use dray_vm::hypervisor::{Departure, Hypervisor, Vm};
 use dray_vm::last_look::Expected;
@@ -397,7 +398,7 @@ impl SourceVmTask {
             });
             match turn.await? {
                 Turn::Quiet => {
-                    let still = departure.check_sent().await.map_err(|why| why.to_string());
+                    let still = departure.check_sent().await.map_err(Why::of);
                     self.slot.send(Input::StillStopped(still));
                 }
                 Turn::HandedOver => break,

@@ -2,7 +2,7 @@
 
 use super::{Input, TargetLoop};
 use dray_image::{Error, ErrorKind, Fetcher};
-use dray_types::{Attempt, BlockRange, Epoch, ImageIndex};
+use dray_types::{Attempt, BlockRange, Epoch, ImageIndex, Why};
 use dray_wire::control::MAX_PEEK;
 use dray_wire::{Envelope, ToSource};
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ pub struct Peek {
     image: ImageIndex,
     offset: u64,
     len: u32,
-    answer: SyncSender<Result<Vec<u8>, String>>,
+    answer: SyncSender<Result<Vec<u8>, Why>>,
 }
 
 /// The fetcher of one image's disk.
@@ -33,15 +33,14 @@ impl ImageFetcher {
         Arc::new(Self { image, inputs })
     }
 
-    fn ask(&self, offset: u64, buf: &mut [u8]) -> Result<(), String> {
+    fn ask(&self, offset: u64, buf: &mut [u8]) -> Result<(), Why> {
         let (answer, answered) = sync_channel(1);
         let peek = Peek { image: self.image, offset, len: buf.len() as u32, answer };
-        let gone = |_| "the migration has ended".to_owned();
-        self.inputs.send(Input::Peek(peek)).map_err(|_| gone(()))?;
+        self.inputs.send(Input::Peek(peek)).map_err(|_| "the migration has ended")?;
         let late = |_| format!("the source did not answer in {} s", PEEK_TIMEOUT.as_secs());
         let data = answered.recv_timeout(PEEK_TIMEOUT).map_err(late)??;
         if data.len() != buf.len() {
-            return Err("the source's answer has another length".to_owned());
+            return Err("the source's answer has another length".into());
         }
         buf.copy_from_slice(&data);
         Ok(())
@@ -58,7 +57,7 @@ impl Fetcher for ImageFetcher {
         for (nth, part) in buf.chunks_mut(MAX_PEEK as usize).enumerate() {
             let at = offset + nth as u64 * u64::from(MAX_PEEK);
             self.ask(at, part).map_err(|why| {
-                Error::new(ErrorKind::Unavailable, "reading from the source", &why)
+                Error::with_source(ErrorKind::Unavailable, "reading from the source", why)
             })?;
         }
         Ok(())
@@ -92,7 +91,7 @@ impl TargetLoop {
         self.send_aside(ToSource::Peek { tag, image, offset, len });
     }
 
-    pub(super) fn peeked(&mut self, tag: u64, data: Result<Vec<u8>, String>) {
+    pub(super) fn peeked(&mut self, tag: u64, data: Result<Vec<u8>, Why>) {
         if let Some(peek) = self.peeks.open.remove(&tag) {
             // The disk may have given up waiting.
             let _ = peek.answer.send(data);

@@ -19,7 +19,7 @@ use dray_host::record::{CopyState, ImageRecord};
 use dray_host::registry::{Entry, Registry};
 use dray_image::{Image, ImageFile, IntentLog, Journal};
 use dray_provider::reuse::FileRef;
-use dray_types::{Attempt, BLOCK_SIZE, BlockRange, BlockSet, Epoch, ImageIndex, MigrationId};
+use dray_types::{Attempt, BLOCK_SIZE, BlockRange, BlockSet, Epoch, ImageIndex, MigrationId, Why};
 use dray_wire::ImageHandover;
 use std::collections::BTreeSet;
 use std::io;
@@ -447,10 +447,10 @@ impl TargetImages {
         let disks: Vec<_> = self.all.iter().map(|open| Arc::clone(&open.entry.disk)).collect();
         let work = move || {
             let synced = disks.iter().try_for_each(|disk| disk.checkpoint());
-            synced.map_err(|why| why.to_string())?;
+            synced.map_err(Why::of)?;
             match disks.iter().map(|disk| disk.missing_count()).sum::<u64>() {
                 0 => Ok(()),
-                missing => Err(format!("{missing} blocks are still missing")),
+                missing => Err(format!("{missing} blocks are still missing").into()),
             }
         };
         self.in_thread(work, move |result| TargetEvent::Checkpointed { id, result });

@@ -6,8 +6,8 @@
 
 use super::content::Content;
 use super::session::send;
-use dray_net::ControlSender;
-use dray_types::{BlockRange, ImageIndex};
+use dray_net::{ControlSender, NetError, NetErrorKind};
+use dray_types::{BlockRange, ImageIndex, Why};
 use dray_wire::ToTarget;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
@@ -49,7 +49,8 @@ impl Question {
         let tag = self.tag;
         let answer = match &self.wanted {
             Wanted::Bytes { offset, len } => {
-                ToTarget::Peeked { tag, data: content.peek(self.image, *offset, *len) }
+                let data = content.peek(self.image, *offset, *len).map_err(Why::of);
+                ToTarget::Peeked { tag, data }
             }
             // A disk error is answered by no hashes, which compare as different.
             Wanted::Hashes(ranges) => {
@@ -78,7 +79,7 @@ impl Asides {
     ///
     /// # Errors
     /// Why it is not: no honest target asks so much, and this one must not be listened to.
-    pub fn ask(&mut self, question: Question) -> Result<(), String> {
+    pub fn ask(&mut self, question: Question) -> Result<(), NetError> {
         let (thread, name, limit) = match question.wanted {
             Wanted::Bytes { .. } => (&mut self.peeks, "dray-peeks", PEEKS),
             Wanted::Hashes(_) => (&mut self.hashes, "dray-hashes", HASHES),
@@ -88,18 +89,29 @@ impl Asides {
             None => thread.insert(begin(&self.content, name, limit)?),
         };
         thread.try_send(question).map_err(|why| match why {
-            TrySendError::Full(_) => "the target has too many unanswered questions".to_owned(),
-            TrySendError::Disconnected(_) => format!("{name} has ended"),
+            TrySendError::Full(_) => {
+                let why = "the target has too many unanswered questions";
+                NetError::new(NetErrorKind::Protocol, why)
+            }
+            TrySendError::Disconnected(_) => local(format!("{name} has ended")),
         })
     }
 }
 
-fn begin(content: &Arc<Content>, name: &str, limit: usize) -> Result<SyncSender<Question>, String> {
+fn local(why: String) -> NetError {
+    NetError::new(NetErrorKind::Local, why)
+}
+
+fn begin(
+    content: &Arc<Content>,
+    name: &str,
+    limit: usize,
+) -> Result<SyncSender<Question>, NetError> {
     let (thread, questions) = sync_channel::<Question>(limit);
     let content = Arc::clone(content);
     let work = move || questions.iter().for_each(|asked| asked.answer(&content));
     let begun = std::thread::Builder::new().name(name.to_owned()).spawn(work);
-    begun.map_err(|why| format!("start a thread: {why}"))?;
+    begun.map_err(|why| local(format!("start a thread: {why}")))?;
     Ok(thread)
 }
 

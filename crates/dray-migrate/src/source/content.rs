@@ -6,6 +6,7 @@ use dray_image::{Image, runs};
 use dray_net::RunSource;
 use dray_types::{BlockRange, ImageIndex};
 use parking_lot::{Mutex, MutexGuard, RwLock};
+use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -31,19 +32,19 @@ impl Content {
         self.jumps.lock()
     }
 
-    fn file(&self, image: ImageIndex) -> Result<Arc<dyn Image>, String> {
-        let files = self.files.read();
-        files.get(image.ix()).cloned().ok_or_else(|| "there is no such image".to_owned())
+    fn file(&self, image: ImageIndex) -> io::Result<Arc<dyn Image>> {
+        let file = self.files.read().get(image.ix()).cloned();
+        file.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "there is no such image"))
     }
 
     /// Bytes for a QEMU that opens the disk at the target before handover.
     ///
     /// # Errors
     /// What the disk says, or that the request leaves the image.
-    pub fn peek(&self, image: ImageIndex, offset: u64, len: u32) -> Result<Vec<u8>, String> {
+    pub fn peek(&self, image: ImageIndex, offset: u64, len: u32) -> io::Result<Vec<u8>> {
         let file = self.file(image)?;
         let mut data = vec![0; len as usize];
-        file.read_at(&mut data, offset).map_err(|why| why.to_string())?;
+        file.read_at(&mut data, offset).map_err(io::Error::other)?;
         Ok(data)
     }
 
@@ -51,12 +52,12 @@ impl Content {
     ///
     /// # Errors
     /// What the disk says.
-    pub fn hash(&self, image: ImageIndex, ranges: &[BlockRange]) -> Result<Vec<[u8; 16]>, String> {
+    pub fn hash(&self, image: ImageIndex, ranges: &[BlockRange]) -> io::Result<Vec<[u8; 16]>> {
         let mut buf = Vec::new();
         let mut hashes = Vec::with_capacity(ranges.len());
         for &range in ranges {
             buf.resize(range.byte_len() as usize, 0);
-            runs::read_run(&*self.file(image)?, range, &mut buf).map_err(|why| why.to_string())?;
+            runs::read_run(&*self.file(image)?, range, &mut buf).map_err(io::Error::other)?;
             hashes.push(short_hash(&buf));
         }
         Ok(hashes)
@@ -64,11 +65,11 @@ impl Content {
 }
 
 impl RunSource for Content {
-    fn read(&self, image: ImageIndex, range: BlockRange, buf: &mut [u8]) -> Result<(), String> {
+    fn read(&self, image: ImageIndex, range: BlockRange, buf: &mut [u8]) -> io::Result<()> {
         let file = self.file(image)?;
         let follows = self.jumps().begins(image, range);
         let began = Instant::now();
-        let read = runs::read_run(&*file, range, buf).map_err(|why| why.to_string());
+        let read = runs::read_run(&*file, range, buf).map_err(io::Error::other);
         self.jumps().took(follows, range.len, began.elapsed());
         read
     }

@@ -15,7 +15,9 @@ use dray_host::record::CopyState;
 use dray_host::registry::{Entry, Registry};
 use dray_image::{Disk, FileOptions, Geometry, Image, ImageFile, IntentLog, Late, runs};
 use dray_provider::bases::Digests;
-use dray_types::{BLOCK_SIZE, BlockRange, BlockSet, Epoch, GenerationId, ImageIndex, MigrationId};
+use dray_types::{
+    BLOCK_SIZE, BlockRange, BlockSet, Epoch, GenerationId, ImageIndex, MigrationId, Why,
+};
 use dray_vm::leaving::untold;
 use dray_wire::request::Base;
 use std::io;
@@ -336,7 +338,7 @@ impl SourceImages {
             let _ = answers.send(answer(result));
         });
         if let Err(why) = begun {
-            let _ = inputs.send(answer(Err(why.to_string())));
+            let _ = inputs.send(answer(Err(Why::of(why))));
         }
     }
 
@@ -455,10 +457,10 @@ impl SourceImages {
 /// Makes durable what the guest has written, and what is known of the blocks. What was lost before is a
 /// failure as well, until the guest has been told: at the target nobody would tell it, and a block that is
 /// fetched later may be the old one.
-fn make_durable(disk: &Disk) -> Result<(), String> {
-    disk.checkpoint().map_err(|why| why.to_string())?;
+fn make_durable(disk: &Disk) -> Result<(), Why> {
+    disk.checkpoint().map_err(Why::of)?;
     match disk.write_back_error().filter(|lost| !lost.told) {
-        Some(lost) => Err(untold(&lost)),
+        Some(lost) => Err(untold(&lost).into()),
         None => Ok(()),
     }
 }

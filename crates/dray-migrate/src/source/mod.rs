@@ -47,7 +47,7 @@ use dray_net::pace::Pacer;
 use dray_net::{NetError, NetErrorKind, NetStats};
 use dray_provider::bases::Digests;
 use dray_provider::reuse::{Company, Reuse};
-use dray_types::BitRate;
+use dray_types::{BitRate, Why};
 use dray_wire::{Envelope, ToSource};
 use images::SourceImages;
 pub use images::shared;
@@ -84,7 +84,7 @@ pub enum Input {
     /// The guest's writes have drained; the guards keep it so.
     Quiesced(Vec<(usize, Quiesced)>),
     /// Whether the guest has not run since its memory was sent, looked at after its writes had drained.
-    StillStopped(Result<(), String>),
+    StillStopped(Result<(), Why>),
     /// A session was made.
     SessionUp(Session),
     /// The session with this number is gone.
@@ -593,9 +593,7 @@ impl SourceLoop {
                 // does not know of.
                 match self.slot.intent().vm {
                     Some(_) if self.parts.told.send(ToTask::Quiet).is_ok() => {}
-                    Some(_) => {
-                        self.quiet(Err("the vm's part of the migration has ended".to_owned()))
-                    }
+                    Some(_) => self.quiet(Err("the vm's part of the migration has ended".into())),
                     None => self.quiet(Ok(())),
                 }
             }
@@ -627,11 +625,11 @@ impl SourceLoop {
     }
 
     /// No write of the guest is in flight, and none comes. Its memory fits what is in the images, or not.
-    fn quiet(&mut self, still_stopped: Result<(), String>) {
-        let lens = self.images.lens().map_err(|why| why.to_string());
+    fn quiet(&mut self, still_stopped: Result<(), Why>) {
+        let lens = self.images.lens().map_err(Why::of);
         match still_stopped.and(lens) {
             Ok(lens) => self.step(SourceEvent::Quiesced { lens }),
-            Err(why) => self.step(SourceEvent::QuiesceFailed { why }),
+            Err(why) => self.step(SourceEvent::QuiesceFailed { why: why.to_string() }),
         }
     }
 

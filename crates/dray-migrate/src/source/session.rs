@@ -15,6 +15,7 @@ use dray_net::{
 use dray_types::{Attempt, BitRate, ImageIndex};
 use dray_wire::control::FEATURE_REUSE;
 use dray_wire::{Envelope, Hello, StreamKind, ToSource, ToTarget};
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -116,7 +117,8 @@ struct Events {
 }
 
 impl SendEvents for Events {
-    fn unreadable(&self, job: &SendJob, why: String) {
+    fn unreadable(&self, job: &SendJob, why: io::Error) {
+        let why = why.to_string();
         self.slot.send(Input::Engine(SourceEvent::RunFailed { tag: job.tag, why }));
     }
 
@@ -353,7 +355,7 @@ impl SourceLoop {
         let asked = self.asides.ask(Question { tag, image, wanted, control });
         let number = self.session.as_ref().map(|session| session.number);
         if let (Err(why), Some(number)) = (asked, number) {
-            self.session_down(number, NetError::new(NetErrorKind::Protocol, why));
+            self.session_down(number, why);
         }
     }
 

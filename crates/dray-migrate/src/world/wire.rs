@@ -144,7 +144,7 @@ fn read(agent: &SimAgent, job: &SendJob) -> Result<Option<Vec<u8>>, ()> {
             match away.content.read(job.image, job.range, &mut bytes) {
                 Ok(()) => Ok(Some(bytes)),
                 Err(why) => {
-                    let failed = SourceEvent::RunFailed { tag: job.tag, why };
+                    let failed = SourceEvent::RunFailed { tag: job.tag, why: why.to_string() };
                     away.slot.send(source::Input::Engine(failed));
                     Err(())
                 }

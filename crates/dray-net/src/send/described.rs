@@ -1,6 +1,6 @@
 //! Frames with hashes, and frames with the blocks that the target does not have.
 
-use super::{Failed, Worker};
+use super::{Failed, Worker, refused};
 use crate::queue::SendJob;
 use crate::zeros::{is_zero, squeeze_to, zero_mask};
 use dray_types::{BLOCK_SIZE, MAX_RUN_BLOCKS};
@@ -97,7 +97,7 @@ impl Worker {
 fn check(job: &SendJob) -> Result<(), Failed> {
     let len = job.range.len;
     if len == 0 || len > MAX_RUN_BLOCKS || !len.is_multiple_of(PIECE_BLOCKS) {
-        return Err(Failed::Unreadable(format!("a run of {len} blocks cannot be described")));
+        return Err(refused(format!("a run of {len} blocks cannot be described")));
     }
     Ok(())
 }

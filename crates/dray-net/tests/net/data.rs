@@ -10,6 +10,7 @@ use dray_types::{BitRate, BlockRange, Epoch, ImageIndex};
 use dray_wire::frame::run_hash;
 use dray_wire::{Encoding, FrameHeader, FrameKind, StreamKind};
 use std::collections::HashMap;
+use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -38,9 +39,9 @@ fn block(image: ImageIndex, number: u64) -> Vec<u8> {
 }
 
 impl RunSource for Disk {
-    fn read(&self, image: ImageIndex, range: BlockRange, buf: &mut [u8]) -> Result<(), String> {
+    fn read(&self, image: ImageIndex, range: BlockRange, buf: &mut [u8]) -> io::Result<()> {
         if image.0 == 9 {
-            return Err("input/output error".to_owned());
+            return Err(io::Error::other("input/output error"));
         }
         for (number, out) in (range.start..range.end()).zip(buf.chunks_mut(4096)) {
             out.copy_from_slice(&block(image, number));
@@ -101,8 +102,8 @@ impl RunSink for Ears {
 }
 
 impl SendEvents for Ears {
-    fn unreadable(&self, job: &SendJob, why: String) {
-        self.say(Event::Unreadable(job.tag, why));
+    fn unreadable(&self, job: &SendJob, why: io::Error) {
+        self.say(Event::Unreadable(job.tag, why.to_string()));
     }
     fn link_down(&self, why: NetError) {
         self.say(Event::LinkDown(why));

@@ -134,7 +134,7 @@ impl World {
                 let absent = self.guest.power == Power::Absent;
                 let alive = absent || self.guest.memory[Side::Target as usize];
                 let reached = alive && !self.faulty(self.setup.faults.unreachable);
-                let result = if reached { Ok(()) } else { Err("no answer".to_owned()) };
+                let result = if reached { Ok(()) } else { Err("no answer".into()) };
                 let delay = self.around(5 * MILLISECOND);
                 self.target_answer(delay, TargetEvent::GuestReachable(result));
             }
@@ -219,7 +219,7 @@ impl World {
             return;
         }
         if fails {
-            let result = Err("input/output error".to_owned());
+            let result = Err("input/output error".into());
             return self.tell_target(TargetEvent::Checkpointed { id, result });
         }
         self.settle_target(snapshots);

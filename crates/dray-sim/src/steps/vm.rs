@@ -8,7 +8,7 @@ use crate::world::{Ev, World, note};
 use dray_engine::receiver::TargetNotice;
 use dray_engine::source::SourceNotice;
 use dray_engine::{BackfillControl, MILLISECOND, SECOND, SourceEvent, TargetEvent};
-use dray_types::{BlockRange, Choice, ImageIndex, Schedule};
+use dray_types::{BlockRange, Choice, ImageIndex, Schedule, Why};
 
 /// Handovers tried before the operator gives up.
 const MAX_TRIES: u32 = 12;
@@ -149,7 +149,7 @@ impl World {
         self.tell_target(TargetEvent::GuestStarted(result));
     }
 
-    fn start_guest(&mut self) -> Result<(), String> {
+    fn start_guest(&mut self) -> Result<(), Why> {
         let started = self.guest.place == Side::Target && self.guest.power == Power::Running;
         if self.guest.power == Power::Absent || started {
             return Ok(());

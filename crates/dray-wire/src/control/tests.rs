@@ -161,7 +161,7 @@ fn what_a_peer_says_is_harmless_once_it_is_decoded() {
     for text in [what, why, hint.unwrap()] {
         assert!(text.len() <= 1024 && !text.contains(char::is_control), "{text:?}");
     }
-    let data = Err(evil);
+    let data = Err(evil.into());
     let envelope =
         Envelope { epoch: Epoch(1), attempt: Attempt(0), body: ToTarget::Peeked { tag: 1, data } };
     let bytes = encode(&envelope).unwrap();
@@ -169,5 +169,7 @@ fn what_a_peer_says_is_harmless_once_it_is_decoded() {
     else {
         panic!("not as sent")
     };
+    let why = why.to_string();
+    assert_eq!(postcard::to_allocvec(&Why::from(&*why)), postcard::to_allocvec(&why), "one text");
     assert!(why.len() <= 1024 && !why.contains(char::is_control), "{why:?}");
 }

@@ -12,7 +12,7 @@
 //! say it. The simulator compares the disks.
 
 use super::Blocks;
-use dray_types::BlockSet;
+use dray_types::{BlockSet, Why};
 
 /// A set and its name.
 type Named<'a> = (&'static str, &'a BlockSet);
@@ -29,16 +29,16 @@ fn common(a: &BlockSet, b: &BlockSet) -> Option<u64> {
     }
 }
 
-fn disjoint(a: Named<'_>, b: Named<'_>) -> Result<(), String> {
+fn disjoint(a: Named<'_>, b: Named<'_>) -> Result<(), Why> {
     match common(a.1, b.1) {
-        Some(block) => Err(format!("block {block} is in {} and in {}", a.0, b.0)),
+        Some(block) => Err(format!("block {block} is in {} and in {}", a.0, b.0).into()),
         None => Ok(()),
     }
 }
 
-fn within(a: Named<'_>, b: Named<'_>) -> Result<(), String> {
+fn within(a: Named<'_>, b: Named<'_>) -> Result<(), Why> {
     match a.1.runs().find(|&run| !b.1.contains_range(run)) {
-        Some(run) => Err(format!("{run:?} is in {}, and not all of it in {}", a.0, b.0)),
+        Some(run) => Err(format!("{run:?} is in {}, and not all of it in {}", a.0, b.0).into()),
         None => Ok(()),
     }
 }
@@ -46,7 +46,7 @@ fn within(a: Named<'_>, b: Named<'_>) -> Result<(), String> {
 impl Blocks {
     /// Which of the relations of this module does not hold, if any. Looks at every run of every set, so
     /// that only tests and the simulator ask.
-    pub(in crate::source) fn partition(&self) -> Result<(), String> {
+    pub(in crate::source) fn partition(&self) -> Result<(), Why> {
         let rest = ("rest", &self.rest);
         let flying = ("flying", &self.flying);
         let (held, again) = (("held", &self.held), ("again", &self.again));
