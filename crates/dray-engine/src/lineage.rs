@@ -86,6 +86,8 @@ pub enum Unfit {
     },
 }
 
+impl std::error::Error for Unfit {}
+
 impl fmt::Display for Unfit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -6,57 +6,98 @@
 //! without the regions that it wrote into.
 
 use crate::folder::log::{End, Folder};
-use crate::lineage::{ReplicaNote, stamp_of};
+use crate::lineage::{ReplicaNote, Written, stamp_of};
 use crate::pool::Pool;
 use crate::record::{CopyState, ImageRecord, Place};
 use crate::registry::{Entry, Registry};
 use crate::store::Store;
-use dray_engine::lineage::fits;
+use dray_engine::lineage::{Unfit, fits};
 use dray_files::StatePath;
 use dray_image::ImageNames;
 use dray_types::{Ancestor, MigrationId};
 use dray_wire::request::WantedImage;
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// A replica that can be used distrusts this many regions at most: half a terabyte. Of one that
 /// distrusts more, a copy tells as much.
 pub const MAX_DISTRUSTED: usize = 8192;
 
+/// Why a replica cannot be brought up to date.
+#[derive(Debug, thiserror::Error)]
+pub enum Useless {
+    /// It is no image of its own.
+    #[error("it left this host flattened and holds a chain of images")]
+    Flattened,
+    /// Nobody noted what it holds.
+    #[error("its generation is unknown")]
+    Unknown,
+    /// What it holds is not in the image's past.
+    #[error(transparent)]
+    Unfit(#[from] Unfit),
+    /// The image has another length now.
+    #[error("it has {here} bytes, and the image has {there}")]
+    Length {
+        /// The replica's.
+        here: u64,
+        /// The image's.
+        there: u64,
+    },
+    /// It lies on a device, or nowhere.
+    #[error("it is not a file")]
+    NoFile,
+    /// Its file has no name that it could get back.
+    #[error(transparent)]
+    Name(#[from] dray_image::Error),
+    /// Its file is not where the image shall be.
+    #[error("it is not in pool '{0}'")]
+    Elsewhere(String),
+    /// Something has its name.
+    #[error("{} exists already", .0.display())]
+    Taken(PathBuf),
+    /// Its file cannot be looked at.
+    #[error(transparent)]
+    Unseen(#[from] io::Error),
+    /// Somebody has written to it.
+    #[error(transparent)]
+    Written(#[from] Written),
+    /// It is hardly known to hold anything.
+    #[error("too many of its regions would have to be compared")]
+    Distrusted,
+}
+
 impl ImageRecord {
     /// What the replica in this record holds, if the wanted image can begin with it. It gets its own
     /// old path again, which is in `pool` (I7).
     ///
     /// # Errors
-    /// What stands against it, for the operator.
+    /// What stands against it.
     pub fn base_for(
         &self,
         wanted: &WantedImage,
         ancestors: &[Ancestor],
         pool: &Pool,
-    ) -> Result<ReplicaNote, String> {
+    ) -> Result<ReplicaNote, Useless> {
         if self.flat.is_some() {
-            return Err("it left this host flattened and holds a chain of images".to_owned());
+            return Err(Useless::Flattened);
         }
-        let note = self.replica.as_ref().ok_or("its generation is unknown")?;
-        fits(ancestors, note.generation).map_err(|why| why.to_string())?;
+        let note = self.replica.as_ref().ok_or(Useless::Unknown)?;
+        fits(ancestors, note.generation)?;
         if self.len != wanted.len {
-            return Err(format!("it has {} bytes, and the image has {}", self.len, wanted.len));
+            return Err(Useless::Length { here: self.len, there: wanted.len });
         }
-        let Place::Replica(epoch) = self.place else {
-            return Err("it is not a file".to_owned());
-        };
-        let file = ImageNames::of(&self.path).map_err(|why| why.to_string())?.replica(epoch);
+        let Place::Replica(epoch) = self.place else { return Err(Useless::NoFile) };
+        let file = ImageNames::of(&self.path)?.replica(epoch);
         if !pool.contains(&file) {
-            return Err(format!("it is not in pool '{}'", pool.name));
+            return Err(Useless::Elsewhere(pool.name.clone()));
         }
         if self.path.exists() {
-            return Err(format!("{} exists already", self.path.display()));
+            return Err(Useless::Taken(self.path.clone()));
         }
-        let now = stamp_of(&StatePath::real(&file)).map_err(|why| why.to_string())?;
-        let note = note.as_found(&now, self.len)?;
+        let note = note.as_found(&stamp_of(&StatePath::real(&file))?, self.len)?;
         if note.distrusted.len() > MAX_DISTRUSTED {
-            return Err("too many of its regions would have to be compared".to_owned());
+            return Err(Useless::Distrusted);
         }
         Ok(note)
     }

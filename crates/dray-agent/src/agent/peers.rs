@@ -381,7 +381,7 @@ impl Agent {
         }
         Ok(match record.base_for(wanted, &coming.ancestors, pool) {
             Ok(note) => Found::Usable(entry, note),
-            Err(why) => Found::Useless(entry, why),
+            Err(why) => Found::Useless(entry, why.to_string()),
         })
     }
 

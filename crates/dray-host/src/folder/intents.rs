@@ -170,7 +170,7 @@ impl Intents {
     /// What the file system reports, when not even the list can be removed.
     pub fn distrust(&self, image: usize) -> io::Result<()> {
         let at = self.place(image, None);
-        self.try_add(&mut self.lock(), at).map_err(io::Error::other)
+        self.try_add(&mut self.lock(), at)
     }
 
     /// Notes durably that a region is written into, or that nobody knows which ones are. Waits as
@@ -180,6 +180,7 @@ impl Intents {
         loop {
             let mut list = self.lock();
             let Err(why) = self.try_add(&mut list, at) else { return };
+            let why = why.to_string();
             if list.trouble != Some(Trouble::Held(why.clone())) {
                 tracing::error!(list = %self.path.display(), why, "a guest's write waits");
             }
@@ -189,10 +190,11 @@ impl Intents {
         }
     }
 
-    fn try_add(&self, list: &mut List, at: usize) -> Result<(), String> {
+    fn try_add(&self, list: &mut List, at: usize) -> io::Result<()> {
         let Some(file) = &list.file else {
             list.gone = list.gone || self.path.remove().is_ok();
-            return if list.gone { Ok(()) } else { Err("the list cannot be removed".to_owned()) };
+            let gone = list.gone.then_some(());
+            return gone.ok_or_else(|| io::Error::other("the list cannot be removed"));
         };
         if list.bytes.get(at).is_some_and(|&byte| byte != UNTOUCHED) {
             return Ok(());
@@ -208,7 +210,9 @@ impl Intents {
         };
         // Cut off it proves as little as if it were gone.
         let cut = || file.set_len(0).and_then(|()| file.sync());
-        self.path.remove().or_else(|_| cut()).map_err(|_| why.to_string())?;
+        if self.path.remove().or_else(|_| cut()).is_err() {
+            return Err(why);
+        }
         tracing::warn!(list = %self.path.display(), %why, "write intents are not kept any more");
         *list = List::none(true, why);
         Ok(())

@@ -51,18 +51,23 @@ pub struct ReplicaNote {
     pub stays: bool,
 }
 
+/// Somebody has written to a copy that was left behind.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("its file was changed after the handover")]
+pub struct Written;
+
 impl ReplicaNote {
     /// What the copy can be taken for, when its file of `len` bytes looks like `now`. One that was only touched
     /// holds its generation, unless somebody has written to it and has hidden that: all of it is compared.
     ///
     /// # Errors
     /// That it was changed.
-    pub fn as_found(&self, now: &Stamp, len: u64) -> Result<Self, &'static str> {
+    pub fn as_found(&self, now: &Stamp, len: u64) -> Result<Self, Written> {
         if *now == self.stamp {
             return Ok(self.clone());
         }
         if !now.seems_unwritten(&self.stamp) {
-            return Err("its file was changed after the handover");
+            return Err(Written);
         }
         let mut found = self.clone();
         found.distrust_all(len);

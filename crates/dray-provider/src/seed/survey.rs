@@ -57,7 +57,7 @@ fn base_here(parts: &Parts) -> Base {
     }
     match record.base_for(image, ancestors, &parts.pool) {
         Ok(note) => Base::Replica { generation: note.generation, distrusted: note.distrusted },
-        Err(why) => Base::Refused { why },
+        Err(why) => Base::Refused { why: why.to_string() },
     }
 }
 
