@@ -3,7 +3,7 @@
 
 use super::picture::resident_name;
 use dray_host::folder::intent::TargetImageIntent;
-use dray_qemu::{Layer, LayerPlan, VmDisk};
+use dray_qemu::{Error, ErrorKind, Layer, LayerPlan, Result, VmDisk};
 use std::path::Path;
 
 /// What a migration brings for a VM.
@@ -22,45 +22,50 @@ impl Expected<'_> {
     /// Checks that each disk of a VM is on the exports of this migration's images.
     ///
     /// # Errors
-    /// Which disk is not, and where it is.
-    pub fn check(&self, disks: &[VmDisk]) -> Result<(), String> {
+    /// `Mismatch`, with which disk is not, and where it is.
+    pub fn check(&self, disks: &[VmDisk]) -> Result<()> {
         disks.iter().try_for_each(|disk| self.check_disk(disk))
     }
 
-    fn check_disk(&self, disk: &VmDisk) -> Result<(), String> {
+    fn check_disk(&self, disk: &VmDisk) -> Result<()> {
         let qdev = &disk.qdev;
         let plans: Vec<_> = self.plans.iter().filter(|(_, plan)| plan.qdev == *qdev).collect();
         if disk.layers.len() != plans.len() && !self.arrived {
             let (there, here) = (plans.len(), disk.layers.len());
-            return Err(format!(
+            return Err(mismatch(format!(
                 "disk {qdev} consists of {here} images in the target's QEMU, and of {there} at \
                  the source"
-            ));
+            )));
         }
         disk.layers.iter().enumerate().try_for_each(|(depth, layer)| {
             let Some((number, _)) = plans.iter().find(|(_, plan)| plan.depth == depth) else {
                 let why = format!("disk {qdev}: no image is planned for its layer {depth}");
-                return if self.arrived { Ok(()) } else { Err(why) };
+                return if self.arrived { Ok(()) } else { Err(mismatch(why)) };
             };
-            let image = self.images.get(*number).ok_or("the plan names no image")?;
-            self.check_layer(layer, image).map_err(|why| format!("disk {qdev}: {why}"))
+            let image = self.images.get(*number);
+            let image = image.ok_or_else(|| mismatch("the plan names no image"))?;
+            self.check_layer(layer, image).map_err(|why| why.during(format!("disk {qdev}")))
         })
     }
 
-    fn check_layer(&self, layer: &Layer, image: &TargetImageIntent) -> Result<(), String> {
+    fn check_layer(&self, layer: &Layer, image: &TargetImageIntent) -> Result<()> {
         let export = image.name_here();
         match resident_name(layer, self.nbd_socket) {
             Some(name) if name == export => Ok(()),
-            Some(name) => Err(format!(
+            Some(name) => Err(mismatch(format!(
                 "it is on the export of image '{name}', and its image is '{export}' here"
-            )),
+            ))),
             None if self.arrived => Ok(()),
-            None => Err(format!(
+            None => Err(mismatch(format!(
                 "it is on {}, and not on the export '{export}' of the agent there",
                 layer.protocol.file
-            )),
+            ))),
         }
     }
+}
+
+fn mismatch(why: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Mismatch, why)
 }
 
 #[cfg(test)]
@@ -84,7 +89,7 @@ mod tests {
 
     /// What is said of a VM whose disk0 has these files below it, the active one first, and whose disk1 is on
     /// its export.
-    fn check(files: &[String], arrived: bool) -> Result<(), String> {
+    fn check(files: &[String], arrived: bool) -> Result<()> {
         let plans = [(0, plan("disk0", 0)), (2, plan("disk0", 1)), (1, plan("disk1", 0))];
         let images = [image("root"), image("data"), image("base")];
         let disk = |qdev: &str, files: &[String]| VmDisk {
@@ -100,7 +105,7 @@ mod tests {
     #[test]
     fn a_disk_is_on_the_exports_of_its_own_images_and_nowhere_else() {
         let base = on("base");
-        assert_eq!(check(&[on("root"), base.clone()], false), Ok(()));
+        check(&[on("root"), base.clone()], false).unwrap();
         let elsewhere = "nbd+unix:///root?socket=/run/other.sock".to_owned();
         let wrong = [
             (vec![on("data"), base.clone()], "export of image 'data'"),
@@ -111,7 +116,7 @@ mod tests {
             (vec!["/tmp/overlay".into(), on("root"), base], "consists of 3 images"),
         ];
         for (files, said) in wrong {
-            let why = check(&files, false).unwrap_err();
+            let why = check(&files, false).unwrap_err().to_string();
             assert!(why.contains("disk0") && why.contains(said), "{files:?}: {why}");
         }
     }
@@ -125,13 +130,13 @@ mod tests {
         let disk = VmDisk { qdev: "disk0".into(), backend: String::new(), layers };
         let nbd_socket = Path::new(SOCKET);
         let expected = Expected { plans: &plans, images: &images, nbd_socket, arrived: false };
-        assert!(expected.check(&[disk]).unwrap_err().contains("layer 1"));
+        assert!(expected.check(&[disk]).unwrap_err().to_string().contains("layer 1"));
     }
 
     #[test]
     fn a_disk_of_a_guest_that_has_arrived_may_be_on_its_file_and_not_on_another_images_export() {
-        assert_eq!(check(&["/pool/root.qcow2".into()], true), Ok(()));
-        assert_eq!(check(&[on("root"), "/pool/base".into()], true), Ok(()));
+        check(&["/pool/root.qcow2".into()], true).unwrap();
+        check(&[on("root"), "/pool/base".into()], true).unwrap();
         assert!(check(&[on("data"), on("base")], true).is_err());
     }
 }

@@ -92,17 +92,20 @@ impl Expected<'_> {
                 plan.ok_or_else(|| format!("no image is planned for layer {depth}"))?;
             let image = self.images.get(*number);
             let image = image.ok_or_else(|| "the plan names no image".to_owned())?;
-            Ok(self.check_layer(layer, image)?)
+            self.check_layer(layer, image)
         })
     }
 
-    fn check_layer(&self, layer: &Layer, image: &SourceImage) -> Result<(), String> {
+    fn check_layer(&self, layer: &Layer, image: &SourceImage) -> Result<(), Changed> {
         let file = &layer.protocol.file;
         match resident_name(layer, self.nbd_socket) {
             Some(name) if name == image.name => Ok(()),
             // Nobody writes it: it is moved from its file.
             None if layer.top().read_only && is_file(layer, &image.path) => Ok(()),
-            _ => Err(format!("it is on {file}, and not on the export of image '{}'", image.name)),
+            _ => {
+                let name = &image.name;
+                Err(format!("it is on {file}, and not on the export of image '{name}'").into())
+            }
         }
     }
 }

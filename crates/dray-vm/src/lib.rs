@@ -23,6 +23,7 @@ pub mod own_files;
 pub mod picture;
 pub mod qemu;
 pub mod released;
+pub mod socket;
 
 use dray_api::{ErrorKind, Refusal};
 

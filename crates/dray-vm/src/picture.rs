@@ -11,6 +11,7 @@ use dray_host::registry::Registry;
 use dray_qemu::{Layer, LayerPlan, NodeOptions, Pivot, Qmp, VmDisk, options_of_part, status};
 use dray_types::text::harmless;
 use serde_json::{Map, Value, json};
+use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
@@ -284,21 +285,22 @@ fn is_same(one: &Path, other: &Path) -> bool {
 ///
 /// # Errors
 /// When the guest would see a disk of another size there.
-pub fn on_local(plan: &LayerPlan, path: &Path) -> Result<LayerPlan, String> {
+pub fn on_local(plan: &LayerPlan, path: &Path) -> io::Result<LayerPlan> {
     let shown = path.display();
+    let doing =
+        |what: &str, why: io::Error| io::Error::new(why.kind(), format!("{what} {shown}: {why}"));
     let mut plan = plan.for_target(path);
-    let file = std::fs::File::open(path).map_err(|why| format!("open {shown}: {why}"))?;
-    let meta = file.metadata().map_err(|why| format!("look at {shown}: {why}"))?;
+    let file = std::fs::File::open(path).map_err(|why| doing("open", why))?;
+    let meta = file.metadata().map_err(|why| doing("look at", why))?;
     let device = meta.file_type().is_block_device();
     plan.local.insert("driver".into(), if device { "host_device" } else { "file" }.into());
     if device && plan.format == "raw" {
         let len = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0))
-            .map_err(|why| format!("measure {shown}: {}", std::io::Error::from(why)))?;
+            .map_err(|why| doing("measure", why.into()))?;
         if len != plan.file_size {
-            return Err(format!(
-                "{shown} has {len} bytes and the disk {}: it stays on dray",
-                plan.file_size
-            ));
+            let size = plan.file_size;
+            let why = format!("{shown} has {len} bytes and the disk {size}: it stays on dray");
+            return Err(io::Error::other(why));
         }
     }
     Ok(plan)

@@ -25,6 +25,7 @@ use dray_vm::qemu_error;
 use dray_vm::released::watch::Watch;
 use dray_vm::released::{plan_of, release, taking};
 use dray_vm::{own, own_files};
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -422,7 +423,7 @@ fn release_plan(
     record: &ImageRecord,
     qemu: Option<&QemuProcess>,
     seen: &LayerPlan,
-) -> Result<LayerPlan, String> {
+) -> io::Result<LayerPlan> {
     let kept = record
         .adopted
         .as_ref()
@@ -435,7 +436,7 @@ fn release_plan(
 }
 
 /// A device directly on dray's node has none that could be reopened.
-fn arrived_plan(seen: &LayerPlan, path: &Path) -> Result<LayerPlan, String> {
+fn arrived_plan(seen: &LayerPlan, path: &Path) -> io::Result<LayerPlan> {
     let plan = on_local(seen, path)?;
     let direct = seen.local_node() == seen.nbd_node();
     Ok(if direct { LayerPlan { pivot: Pivot::Mirror, ..plan } } else { plan })

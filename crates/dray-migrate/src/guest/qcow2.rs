@@ -8,10 +8,13 @@ use dray_api::{ErrorKind, Refusal};
 use dray_host::record::{Place, Swap};
 use dray_host::registry::{Entry, Operation};
 use dray_qemu::{LayerPlan, Qmp};
+use dray_types::Why;
 use dray_vm::flat::fresh::{self, qcow2_name};
 use dray_vm::flat::swap;
 use dray_vm::own;
 use dray_vm::released::NotReleased;
+use std::fmt;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,41 +24,46 @@ const AGAIN: Duration = Duration::from_millis(100);
 const ASK_AGAIN: Duration = Duration::from_secs(2);
 
 /// Why disks were not released.
+#[derive(Debug)]
 pub(super) enum Unreleased {
     /// The disk is where it was.
-    Stays(String),
+    Stays(Why),
     /// QEMU has not said whether the disk of `image` is on its file.
-    Unknown { image: String, why: String },
+    Unknown { image: String, why: Why },
     /// QEMU could not be asked.
-    NotAsked(String),
+    NotAsked(Why),
 }
 
 impl Unreleased {
     pub(super) fn of(image: String, why: &NotReleased) -> Self {
         match why {
             NotReleased::Qemu(error) if error.kind().is_unknown() => {
-                Self::Unknown { image, why: why.to_string() }
+                Self::Unknown { image, why: Why::of(why) }
             }
-            _ => Self::Stays(why.to_string()),
-        }
-    }
-
-    fn why(self) -> String {
-        match self {
-            Self::Stays(why) | Self::Unknown { why, .. } | Self::NotAsked(why) => why,
+            _ => Self::Stays(Why::of(why)),
         }
     }
 }
 
-impl From<String> for Unreleased {
-    fn from(why: String) -> Self {
-        Self::Stays(why)
+impl fmt::Display for Unreleased {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Stays(why) | Self::Unknown { why, .. } | Self::NotAsked(why) => why.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for Unreleased {}
+
+impl From<io::Error> for Unreleased {
+    fn from(why: io::Error) -> Self {
+        Self::Stays(Why::of(why))
     }
 }
 
 impl From<&str> for Unreleased {
     fn from(why: &str) -> Self {
-        Self::Stays(why.to_owned())
+        Self::Stays(why.into())
     }
 }
 
@@ -64,21 +72,21 @@ impl TargetVmTask {
     /// here: the agent does that (`Agent::end_exchanges`). A release of which QEMU has not
     /// said how it ended is asked of it again, until it says so or has ended. None when the migration's loop has
     /// ended before.
-    pub(super) async fn release_known(&mut self) -> Option<Result<(), String>> {
+    pub(super) async fn release_known(&mut self) -> Option<Result<(), Unreleased>> {
         let mut shown = None;
         let released = loop {
             self.exchanges_end().await?;
             match self.release().await {
                 Err(_) if self.between().is_some() => continue,
                 Err(Unreleased::Unknown { image, why }) if !self.has_ended() => {
-                    tracing::warn!(image, why, "it is unknown whether QEMU has a disk back");
+                    tracing::warn!(image, %why, "it is unknown whether QEMU has a disk back");
                     shown.get_or_insert_with(|| self.show_waiting(&image));
                 }
                 Err(Unreleased::NotAsked(why)) if let Some(image) = self.begun() => {
-                    tracing::debug!(image, why, "cannot ask QEMU whether it has a disk back");
+                    tracing::debug!(image, %why, "cannot ask QEMU whether it has a disk back");
                     shown.get_or_insert_with(|| self.show_waiting(&image));
                 }
-                known => break known.map_err(Unreleased::why),
+                known => break known,
             }
             if self.told.is_closed() {
                 return None;
@@ -87,7 +95,7 @@ impl TargetVmTask {
         };
         self.show_no_longer(shown);
         if let Err(why) = &released {
-            self.say_raw(why);
+            self.say_raw(&why.to_string());
         }
         Some(released)
     }
@@ -182,7 +190,7 @@ impl TargetVmTask {
         number: usize,
         entry: &Entry,
         plan: &LayerPlan,
-    ) -> Result<bool, String> {
+    ) -> io::Result<bool> {
         let record = entry.record();
         if record.swap.is_none() && record.place == Place::Named {
             // An agent before this one has tried.
@@ -204,18 +212,18 @@ impl TargetVmTask {
         };
         if entry.record().swap.is_some() {
             self.unsure.insert(number, why.to_string());
-            return Err(why.to_string());
+            return Err(why);
         }
         self.stays_raw(number, entry, why.to_string())?;
         Ok(false)
     }
 
-    fn stays_raw(&mut self, number: usize, entry: &Entry, why: String) -> Result<(), String> {
+    fn stays_raw(&mut self, number: usize, entry: &Entry, why: String) -> io::Result<()> {
         let image = entry.record().name;
         tracing::warn!(image, why, "dray makes no qcow2 of it: it stays raw");
         self.slot.board.notice(format!("{image} stays raw: {why}"));
         self.say(number, Made::Raw { why });
-        swap::keep_raw(&self.registry, entry).map_err(|why| why.to_string())
+        swap::keep_raw(&self.registry, entry)
     }
 
     /// Waits until an exchange that an agent before this one died in has been ended, where that is being tried.
@@ -234,12 +242,11 @@ impl TargetVmTask {
     }
 
     /// Says it again, to a source that may not have heard it.
-    pub(super) fn say_made(&self) -> Result<(), String> {
+    pub(super) fn say_made(&self) {
         for (&number, made) in &self.made {
             let (image, made) = (number as u16, made.clone());
             self.slot.send(Input::Say(ToSourceShell::Qcow2 { image, made }));
         }
-        Ok(())
     }
 
     fn progress(&self, number: usize) -> fresh::Progress {

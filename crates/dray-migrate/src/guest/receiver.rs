@@ -7,7 +7,7 @@ use crate::messages::{Made, NotReleased, ToSourceShell, ToTargetShell};
 use crate::receiver::{Input, TargetSlot, ToTask};
 use dray_config::Config;
 use dray_engine::TargetEvent;
-use dray_host::folder::intent::GuestFacts;
+use dray_host::folder::intent::{GuestFacts, TargetIntent};
 use dray_host::process::QemuProcess;
 use dray_host::registry::Registry;
 use dray_net::tunnel;
@@ -18,7 +18,9 @@ use dray_vm::attached::Expected;
 use dray_vm::hypervisor::{Arrival, Hypervisor, Vm};
 use dray_vm::picture::on_local;
 use dray_vm::released;
+use dray_vm::socket;
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -65,19 +67,8 @@ pub fn memory_socket(config: &Config, slot: &TargetSlot) -> PathBuf {
 pub async fn deliver(config: &Config, slot: &TargetSlot, stream: Stream) -> Result<(), NetError> {
     let socket = memory_socket(config, slot);
     let carried = tunnel::deliver(stream, &socket, &slot.stats).await;
-    remove_memory_socket(config, slot).map_err(|why| NetError::new(NetErrorKind::Local, why))?;
+    socket::remove(&socket).map_err(|why| NetError::new(NetErrorKind::Local, why.to_string()))?;
     carried.map(drop)
-}
-
-/// Removes the socket; it may be gone already.
-fn remove_memory_socket(config: &Config, slot: &TargetSlot) -> Result<(), String> {
-    let socket = memory_socket(config, slot);
-    match std::fs::remove_file(&socket) {
-        Err(why) if why.kind() != std::io::ErrorKind::NotFound => {
-            Err(format!("remove {}: {why}", socket.display()))
-        }
-        _ => Ok(()),
-    }
 }
 
 impl TargetVmTask {
@@ -108,7 +99,6 @@ impl TargetVmTask {
                 }
                 ToTask::Start => {
                     let Some(result) = self.start().await else { continue };
-                    let result = result.map_err(Why::of);
                     self.slot.send(Input::Engine(TargetEvent::GuestStarted(result)));
                 }
                 ToTask::Release => self.finish().await,
@@ -122,27 +112,25 @@ impl TargetVmTask {
                 | ToTask::Notice(_) => {}
             }
         }
-        if let Err(why) = remove_memory_socket(&self.config, &self.slot) {
+        if let Err(why) = socket::remove(&memory_socket(&self.config, &self.slot)) {
             tracing::warn!(migration = %self.slot.board.migration, %why, "cannot remove a socket");
         }
     }
 
     /// Connects to the waiting QEMU and compares its disks with the source's.
-    async fn check(&mut self, facts: GuestFacts) -> Result<Box<dyn Arrival>, String> {
-        self.config.qmp_socket(&facts.qmp).map_err(|why| why.to_string())?;
+    async fn check(&mut self, facts: GuestFacts) -> Result<Box<dyn Arrival>, NotDone> {
+        self.config.qmp_socket(&facts.qmp).map_err(|why| NotDone::Refused(Why::of(why)))?;
         let numbered = plans(&facts)?;
-        let vm = self.hypervisor.vm(&facts.qmp).await.map_err(|why| why.to_string())?;
+        let vm = self.hypervisor.vm(&facts.qmp).await.map_err(|why| NotDone::unconnected(&why))?;
         let plans: Vec<_> = numbered.iter().map(|(_, plan)| plan.clone()).collect();
-        let arrival = vm.await_guest(&plans).await.map_err(|why| why.to_string())?;
+        let arrival = vm.await_guest(&plans).await?;
         self.look(&*vm, &numbered, false).await?;
         let qemu = self.checked.clone();
-        self.slot
-            .change_intent(|intent| (intent.guest, intent.qemu) = (Some(facts), qemu))
-            .map_err(|why| format!("cannot write the migration's intent: {why}"))?;
+        self.note(|intent| (intent.guest, intent.qemu) = (Some(facts), qemu))?;
         Ok(arrival)
     }
 
-    async fn listen(&mut self, waiting: &mut Option<Box<dyn Arrival>>) -> Result<(), String> {
+    async fn listen(&mut self, waiting: &mut Option<Box<dyn Arrival>>) -> Result<(), NotDone> {
         let arrival = match waiting {
             Some(arrival) => arrival,
             None => {
@@ -153,33 +141,36 @@ impl TargetVmTask {
         };
         let socket = memory_socket(&self.config, &self.slot);
         // The source asks again when it has not heard the answer, in a session that was lost.
-        if socket.exists() && arrival.listens(&socket).await.map_err(|why| why.to_string())? {
+        if socket.exists() && arrival.listens(&socket).await? {
             return Ok(());
         }
-        remove_memory_socket(&self.config, &self.slot)?;
-        arrival.listen(&socket).await.map_err(|why| why.to_string())
+        socket::remove(&socket)?;
+        Ok(arrival.listen(&socket).await?)
     }
 
     /// What the guest does when it is started here is what it did last at the source.
-    fn note_running(&self, running: bool) -> Result<(), String> {
-        let noted = self.slot.change_intent(|intent| {
-            intent.guest.iter_mut().for_each(|guest| guest.running = running);
-        });
-        noted.map_err(|why| format!("cannot write the migration's intent: {why}"))
+    fn note_running(&self, running: bool) -> io::Result<()> {
+        self.note(|intent| intent.guest.iter_mut().for_each(|guest| guest.running = running))
+    }
+
+    fn note(&self, change: impl FnOnce(&mut TargetIntent)) -> io::Result<()> {
+        self.slot.change_intent(change).map_err(|why| {
+            io::Error::new(why.kind(), format!("cannot write the migration's intent: {why}"))
+        })
     }
 
     /// Before the guest is started for good: is its QEMU there, with everything loaded?
-    async fn reach(&mut self, arrival: Option<Box<dyn Arrival>>) -> Result<(), String> {
+    async fn reach(&mut self, arrival: Option<Box<dyn Arrival>>) -> Result<(), NotDone> {
         if let Some(mut arrival) = arrival {
-            arrival.loaded(LOADED_TIMEOUT).await.map_err(|why| why.to_string())?;
+            arrival.loaded(LOADED_TIMEOUT).await?;
             // Nobody else gets between this and the guest's start.
             self.reached = Some(arrival.vm());
             return Ok(());
         }
         let vm = self.connect(false).await?;
-        let now = vm.look().await.map_err(|why| why.to_string())?;
+        let now = vm.look().await?;
         if now.status.state == "inmigrate" {
-            return Err("the target's QEMU has not received the guest's memory".to_owned());
+            return Err("the target's QEMU has not received the guest's memory".into());
         }
         self.reached = Some(vm);
         Ok(())
@@ -203,7 +194,7 @@ impl TargetVmTask {
         plans: &[(usize, LayerPlan)],
         arrived: bool,
     ) -> Result<(), NotDone> {
-        let disks = vm.look().await.map_err(|why| NotDone::of(&why))?.disks;
+        let disks = vm.look().await?.disks;
         let (images, nbd_socket) = (&self.slot.intent().images, &self.config.nbd_socket());
         Expected { plans, images, nbd_socket, arrived }.check(&disks)?;
         self.checked = vm.process();
@@ -215,13 +206,17 @@ impl TargetVmTask {
         let settings = self.slot.intent().settings;
         if settings.release && self.slot.intent().guest.is_some() {
             let result = match self.released {
-                true => self.say_made(),
+                true => {
+                    self.say_made();
+                    Ok(())
+                }
                 false => match self.release_known().await {
                     Some(result) => result,
                     None => return,
                 },
             };
             let result = result.map_err(|why| {
+                let why = why.to_string();
                 tracing::warn!(migration = %self.slot.board.migration, why, "cannot release disks");
                 NotReleased { why, qemu_ended: self.has_ended() }
             });
@@ -248,7 +243,7 @@ impl TargetVmTask {
             // Also of a VM that has ended.
             return Ok(());
         }
-        let vm = self.connect(true).await.map_err(|why| Unreleased::NotAsked(why.into()))?;
+        let vm = self.connect(true).await.map_err(|why| Unreleased::NotAsked(Why::of(why)))?;
         let qmp = vm.monitor();
         for (number, plan, image, entry) in left {
             if image.qcow2 && self.make_qcow2(qmp, number, &entry, &plan).await? {
@@ -258,7 +253,7 @@ impl TargetVmTask {
                 true => plan.directly_on(&image.path),
                 false => on_local(&plan, &image.path)?,
             };
-            self.registry.check_in_place(&entry).map_err(|why| why.to_string())?;
+            self.registry.check_in_place(&entry)?;
             let (registry, config) = (&self.registry, &self.config);
             let released = released::release(registry, config, qmp, &plan, &entry).await;
             if let Err(why) = released {
@@ -274,10 +269,12 @@ impl TargetVmTask {
 ///
 /// # Errors
 /// When a plan is none.
-pub(super) fn plans(facts: &GuestFacts) -> Result<Vec<(usize, LayerPlan)>, String> {
+pub(super) fn plans(facts: &GuestFacts) -> io::Result<Vec<(usize, LayerPlan)>> {
+    let wrong = |why: serde_json::Error| {
+        io::Error::new(io::ErrorKind::InvalidData, format!("a layer's plan: {why}"))
+    };
     let parse = |(image, text): &(u16, String)| {
-        let plan = serde_json::from_str(text).map_err(|why| format!("a layer's plan: {why}"))?;
-        Ok((usize::from(*image), plan))
+        Ok((usize::from(*image), serde_json::from_str(text).map_err(wrong)?))
     };
     facts.layers.iter().map(parse).collect()
 }

@@ -7,6 +7,9 @@ use crate::receiver::Input;
 use crate::shown::{WAITS, not_started};
 use dray_api::Refusal;
 use dray_qemu::{Error, ErrorKind as Qemu};
+use dray_types::Why;
+use std::fmt;
+use std::io;
 use std::time::Duration;
 
 /// Pause between two tries.
@@ -16,46 +19,53 @@ const AGAIN: Duration = Duration::from_secs(1);
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum NotDone {
     /// It does not answer, or has not said what became of it. That may pass.
-    Silent(String),
-    /// It has said no, or is not the one that is wanted.
-    Refused(String),
+    Silent(Why),
+    /// It has said no, or is not the one that is wanted, or this host cannot ask it.
+    Refused(Why),
 }
 
 impl NotDone {
     /// What it has made of a question.
     pub(super) fn of(why: &Error) -> Self {
         match why.kind().is_unknown() {
-            true => Self::Silent(why.to_string()),
-            false => Self::Refused(why.to_string()),
+            true => Self::Silent(Why::of(why)),
+            false => Self::Refused(Why::of(why)),
         }
     }
 
     /// Why there is no connection to it. It may hang, or talk to somebody else.
     pub(super) fn unconnected(why: &Error) -> Self {
         match why.kind() {
-            Qemu::TooOld => Self::Refused(why.to_string()),
-            _ => Self::Silent(why.to_string()),
+            Qemu::TooOld => Self::Refused(Why::of(why)),
+            _ => Self::Silent(Why::of(why)),
         }
     }
 }
 
-impl From<NotDone> for String {
-    fn from(why: NotDone) -> Self {
-        match why {
-            NotDone::Silent(why) | NotDone::Refused(why) => why,
-        }
+impl fmt::Display for NotDone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Self::Silent(why) | Self::Refused(why)) = self;
+        why.fmt(f)
     }
 }
 
-impl From<String> for NotDone {
-    fn from(why: String) -> Self {
-        Self::Refused(why)
+impl std::error::Error for NotDone {}
+
+impl From<Error> for NotDone {
+    fn from(why: Error) -> Self {
+        Self::of(&why)
+    }
+}
+
+impl From<io::Error> for NotDone {
+    fn from(why: io::Error) -> Self {
+        Self::Refused(Why::of(why))
     }
 }
 
 impl From<&str> for NotDone {
     fn from(why: &str) -> Self {
-        Self::Refused(why.to_owned())
+        Self::Refused(why.into())
     }
 }
 
@@ -63,9 +73,9 @@ impl From<&str> for NotDone {
 #[derive(PartialEq, Eq, Debug)]
 enum Next {
     /// This is told to the engine.
-    Tell(Result<(), String>),
+    Tell(Result<(), Why>),
     /// It is tried again; why it was not started.
-    Again(String),
+    Again(Why),
 }
 
 /// What follows from a try, when it is known whether QEMU `has_ended` after it.
@@ -74,7 +84,7 @@ fn next(tried: Result<(), NotDone>, has_ended: impl FnOnce() -> bool) -> Next {
         Ok(()) => Next::Tell(Ok(())),
         Err(NotDone::Refused(why)) => Next::Tell(Err(why)),
         Err(NotDone::Silent(why)) if has_ended() => {
-            Next::Tell(Err(format!("its QEMU has ended: {why}")))
+            Next::Tell(Err(format!("its QEMU has ended: {why}").into()))
         }
         Err(NotDone::Silent(why)) => Next::Again(why),
     }
@@ -82,7 +92,7 @@ fn next(tried: Result<(), NotDone>, has_ended: impl FnOnce() -> bool) -> Next {
 
 impl TargetVmTask {
     /// Starts the guest, however long its QEMU does not answer. None when the migration's loop has ended before.
-    pub(super) async fn start(&mut self) -> Option<Result<(), String>> {
+    pub(super) async fn start(&mut self) -> Option<Result<(), Why>> {
         let mut shown = None;
         let started = loop {
             let tried = self.try_start().await;
@@ -91,7 +101,7 @@ impl TargetVmTask {
             }
             match next(tried, || self.has_ended()) {
                 Next::Tell(result) => break result,
-                Next::Again(why) => self.show_not_started(&why, &mut shown),
+                Next::Again(why) => self.show_not_started(&why.to_string(), &mut shown),
             }
             tokio::time::sleep(AGAIN).await;
         };
@@ -108,7 +118,7 @@ impl TargetVmTask {
             Some(vm) => vm,
             None => {
                 let vm = self.connect(false).await?;
-                if vm.was_started().await.map_err(|why| NotDone::of(&why))? {
+                if vm.was_started().await? {
                     return Ok(());
                 }
                 vm
@@ -118,7 +128,7 @@ impl TargetVmTask {
             // Its images may have been claimed.
             return Err("the migration is over at this host".into());
         }
-        vm.start(running).await.map_err(|why| NotDone::of(&why))
+        Ok(vm.start(running).await?)
     }
 
     /// Says at both hosts what is waited for.
@@ -144,9 +154,9 @@ mod tests {
 
     #[test]
     fn a_silent_qemu_is_asked_again_until_it_has_ended() {
-        let silent = || Err(NotDone::Silent("no greeting".to_owned()));
-        assert_eq!(next(silent(), || false), Next::Again("no greeting".to_owned()));
-        let ended = "its QEMU has ended: no greeting".to_owned();
+        let silent = || Err(NotDone::Silent("no greeting".into()));
+        assert_eq!(next(silent(), || false), Next::Again("no greeting".into()));
+        let ended = "its QEMU has ended: no greeting".into();
         assert_eq!(next(silent(), || true), Next::Tell(Err(ended)));
     }
 
@@ -154,8 +164,8 @@ mod tests {
     fn what_qemu_has_answered_is_final() {
         for has_ended in [false, true] {
             assert_eq!(next(Ok(()), || has_ended), Next::Tell(Ok(())));
-            let refused = Err(NotDone::Refused("no".to_owned()));
-            assert_eq!(next(refused, || has_ended), Next::Tell(Err("no".to_owned())));
+            let refused = Err(NotDone::Refused("no".into()));
+            assert_eq!(next(refused, || has_ended), Next::Tell(Err("no".into())));
         }
     }
 

@@ -109,7 +109,7 @@ impl ChainImage for Chain {
     /// # Errors
     /// Why it cannot be started or asked.
     fn open(&self) -> io::Result<()> {
-        self.client().map(drop).map_err(io::Error::other)
+        self.client().map(drop)
     }
 
     /// From now on the chain may be written, or may not: by another daemon, once this one has
@@ -175,13 +175,13 @@ impl ChainImage for Chain {
 }
 
 impl Chain {
-    fn client(&self) -> std::result::Result<Arc<Client>, String> {
+    fn client(&self) -> io::Result<Arc<Client>> {
         let mut state = self.state();
         state.asked += 1;
         match state.access {
             Access::Open => {}
-            Access::Held => return Err("its disk is being exchanged".to_owned()),
-            Access::Closed => return Err("the image has left this host".to_owned()),
+            Access::Held => return Err(io::Error::other("its disk is being exchanged")),
+            Access::Closed => return Err(io::Error::other("the image has left this host")),
         }
         if let Some((client, server)) = &mut state.open {
             if client.broken().is_none() && server.is_alive() {
@@ -191,12 +191,12 @@ impl Chain {
             tracing::warn!(chain, "its storage daemon has ended: starting it again");
             state.open = None;
         }
-        let server = Server::start(&self.place, &self.layers, &state.active, state.write)
-            .map_err(|why| why.to_string())?;
+        let server = Server::start(&self.place, &self.layers, &state.active, state.write)?;
         let wish = Wish { patience: self.stall, ..Wish::new(EXPORT) };
-        let client = Client::connect(&socket(&self.place), &wish).map_err(|why| why.to_string())?;
+        let client = Client::connect(&socket(&self.place), &wish).map_err(io::Error::other)?;
         if client.len() != self.len {
-            return Err(format!("it has {} bytes and should have {}", client.len(), self.len));
+            let why = format!("it has {} bytes and should have {}", client.len(), self.len);
+            return Err(io::Error::other(why));
         }
         state.life += 1;
         let client = Arc::new(client);
@@ -217,16 +217,16 @@ impl Chain {
                 Ok(client) => match request(&client) {
                     Ok(answer) => return Ok(answer),
                     Err(why) if !why.ends_connection() => return Err(self.failed(what, &why)),
-                    Err(why) => why.to_string(),
+                    Err(why) => io::Error::other(why),
                 },
                 Err(why) => why,
             };
             let over = deadline.is_some_and(|deadline| Instant::now() >= deadline);
             if over || self.state().access == Access::Closed {
                 let context = format!("{what} {}", self.shown());
-                return Err(Error::new(ErrorKind::Unavailable, context, &why));
+                return Err(Error::with_source(ErrorKind::Unavailable, context, why));
             }
-            tracing::debug!(chain = self.shown(), why, "waiting for the chain");
+            tracing::debug!(chain = self.shown(), %why, "waiting for the chain");
             std::thread::sleep(RETRY);
         }
     }
@@ -238,7 +238,7 @@ impl Chain {
         request: impl FnOnce(&Client) -> std::result::Result<(), ClientError>,
     ) -> Result<()> {
         let client = self.client().map_err(|why| {
-            Error::new(ErrorKind::Unavailable, format!("{what} {}", self.shown()), &why)
+            Error::with_source(ErrorKind::Unavailable, format!("{what} {}", self.shown()), why)
         })?;
         request(&client).map_err(|why| self.failed(what, &why))
     }

@@ -59,11 +59,14 @@ pub fn qcow2_bytes(allocated: u64) -> u64 {
 ///
 /// # Errors
 /// What is missing.
-pub fn check_tools() -> std::result::Result<(), String> {
+pub fn check_tools() -> io::Result<()> {
     for tool in TOOLS {
         let mut command = Command::new(tool);
         let ran = command.arg("--version").stdin(Stdio::null()).output();
-        ran.map_err(|why| format!("{tool} cannot be started ({why}); it comes with QEMU"))?;
+        ran.map_err(|why| {
+            let said = format!("{tool} cannot be started ({why}); it comes with QEMU");
+            io::Error::new(why.kind(), said)
+        })?;
     }
     Ok(())
 }

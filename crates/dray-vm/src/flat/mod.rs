@@ -88,18 +88,19 @@ pub async fn held_back<T>(
 /// The images of a disk's chain, the active one first.
 ///
 /// # Errors
-/// What of it another process could not be told to open.
-pub fn chain_of(layers: &[LayerPlan]) -> Result<Vec<ChainLayer>, String> {
+/// `Refused`, with what of it another process could not be told to open.
+pub fn chain_of(layers: &[LayerPlan]) -> dray_qemu::Result<Vec<ChainLayer>> {
     layers.iter().map(layer_of).collect()
 }
 
-fn layer_of(plan: &LayerPlan) -> Result<ChainLayer, String> {
+fn layer_of(plan: &LayerPlan) -> dray_qemu::Result<ChainLayer> {
     let path = plan.path();
     if let Pivot::Reopen { options } = &plan.pivot
         && let Some(option) = options.keys().find(|key| !HARMLESS.contains(&key.as_str()))
     {
         let shown = path.display();
-        return Err(format!("{shown} has the option {option}, which changes its content"));
+        let why = format!("{shown} has the option {option}, which changes its content");
+        return Err(dray_qemu::Error::new(dray_qemu::ErrorKind::Refused, why));
     }
     let protocol = plan.local.get("driver").and_then(|name| name.as_str()).unwrap_or("file");
     Ok(ChainLayer { path, format: plan.format.clone(), protocol: protocol.to_owned() })

@@ -2,12 +2,14 @@
 
 use super::plan_of;
 use crate::look::process_of;
+use crate::socket;
 use dray_host::registry::Entry;
 use dray_host::released::Released;
 use dray_image::{Image, runs};
 use dray_nbd::client::{Client, Wish};
 use dray_qemu::{LayerPlan, Qmp, bitmap, held};
 use dray_types::{BLOCK_SIZE, BlockRange, BlockSet};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -18,8 +20,8 @@ const STEP: u64 = 1 << 30;
 /// As block status says it of a dirty bitmap.
 const DIRTY: u32 = 1;
 
-/// What was changed while the image was released, as far as it can be told; else why not. Nobody
-/// writes to the node any more.
+/// What was changed while the image was released, as far as it can be told. Nobody writes to the node any
+/// more.
 ///
 /// # Errors
 /// Why it cannot be told.
@@ -29,24 +31,25 @@ pub async fn changed(
     note: &Released,
     entry: &Entry,
     run_dir: &Path,
-) -> Result<BlockSet, String> {
-    let now = process_of(qmp).ok_or("qemu's process is unknown")?;
+) -> io::Result<BlockSet> {
+    let unknown = |why: &str| io::Error::other(why);
+    let now = process_of(qmp).ok_or_else(|| unknown("qemu's process is unknown"))?;
     if !note.qemu.is_process(&now) {
-        return Err("qemu was started again meanwhile".to_owned());
+        return Err(unknown("qemu was started again meanwhile"));
     }
-    let then = plan_of(note).map_err(|why| why.to_string())?;
-    let name = note.bitmap.as_deref().ok_or("no QEMU tracked its writes")?;
-    let mark = note.mark.ok_or("its device was not marked")?;
-    held::check(qmp, &plan.qdev, mark).await.map_err(|why| why.to_string())?;
-    let len = std::fs::metadata(&note.image.path).map_err(|why| why.to_string())?.len();
+    let then = plan_of(note)?;
+    let name = note.bitmap.as_deref().ok_or_else(|| unknown("no QEMU tracked its writes"))?;
+    let mark = note.mark.ok_or_else(|| unknown("its device was not marked"))?;
+    held::check(qmp, &plan.qdev, mark).await.map_err(io::Error::other)?;
+    let len = std::fs::metadata(&note.image.path)?.len();
     if len < note.len || plan.size != then.size {
-        return Err("its size has changed".to_owned());
+        return Err(unknown("its size has changed"));
     }
     let node = then.local_node();
-    match bitmap::recorded(qmp, node, name).await.map_err(|why| why.to_string())? {
+    match bitmap::recorded(qmp, node, name).await.map_err(io::Error::other)? {
         Some(found) if !found.busy => {}
-        Some(_) => return Err("its dirty bitmap is in use".to_owned()),
-        None => return Err("its dirty bitmap does not exist any more".to_owned()),
+        Some(_) => return Err(unknown("its dirty bitmap is in use")),
+        None => return Err(unknown("its dirty bitmap does not exist any more")),
     }
     let socket = run_dir.join(format!("released-{}.sock", note.image.id));
     let mut changed = read(qmp, node, name, socket).await?;
@@ -56,45 +59,36 @@ pub async fn changed(
     if end < whole.end() {
         changed.insert(BlockRange::new(end, whole.end() - end));
     }
-    let data = runs::data_blocks(&*entry.file, whole).map_err(|why| why.to_string())?;
+    let data = runs::data_blocks(&*entry.file, whole).map_err(io::Error::other)?;
     changed.union_with(&data.complement_in(whole));
     Ok(changed)
 }
 
 /// Reads a bitmap through QEMU's own NBD server, which is there only meanwhile.
-async fn read(qmp: &Qmp, node: &str, name: &str, socket: PathBuf) -> Result<BlockSet, String> {
-    remove(&socket)?;
-    bitmap::show(qmp, node, name, &socket).await.map_err(|why| why.to_string())?;
+async fn read(qmp: &Qmp, node: &str, name: &str, socket: PathBuf) -> io::Result<BlockSet> {
+    socket::remove(&socket)?;
+    bitmap::show(qmp, node, name, &socket).await.map_err(io::Error::other)?;
     let context = format!("qemu:dirty-bitmap:{name}");
     let from = socket.clone();
     let read = tokio::task::spawn_blocking(move || ask(&from, &context)).await;
     let hidden = bitmap::hide(qmp).await;
-    remove(&socket)?;
-    hidden.map_err(|why| why.to_string())?;
-    read.map_err(|why| why.to_string())?
+    socket::remove(&socket)?;
+    hidden.map_err(io::Error::other)?;
+    read.map_err(io::Error::other)?
 }
 
-fn remove(socket: &Path) -> Result<(), String> {
-    match std::fs::remove_file(socket) {
-        Err(why) if why.kind() != std::io::ErrorKind::NotFound => {
-            Err(format!("remove {}: {why}", socket.display()))
-        }
-        _ => Ok(()),
-    }
-}
-
-fn ask(socket: &Path, context: &str) -> Result<BlockSet, String> {
+fn ask(socket: &Path, context: &str) -> io::Result<BlockSet> {
     let wish = Wish {
         export: bitmap::EXPORT.to_owned(),
         contexts: vec![context.to_owned()],
         patience: Some(PATIENCE),
     };
-    let client = Client::connect(socket, &wish).map_err(|why| why.to_string())?;
+    let client = Client::connect(socket, &wish).map_err(io::Error::other)?;
     let mut changed = BlockSet::new();
     let mut at = 0;
     while at < client.len() {
         let step = STEP.min(client.len() - at);
-        for extent in client.status(context, at, step).map_err(|why| why.to_string())? {
+        for extent in client.status(context, at, step).map_err(io::Error::other)? {
             if extent.flags & DIRTY != 0 {
                 changed.insert(blocks(extent.offset, extent.len));
             }

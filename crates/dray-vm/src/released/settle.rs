@@ -136,13 +136,13 @@ pub async fn end_adoption(
     abort::step("AdoptAbsorb");
     let changed = match alone {
         Ok(()) => absorb::changed(qmp, plan, note, entry, run_dir).await,
-        Err(why) => Err(why.to_string()),
+        Err(why) => Err(io::Error::other(why.to_string())),
     };
     abort::step("AdoptSettle");
     let Some(line) = entry.line() else { return Ok(None) };
     let (changed, why) = match changed {
         Ok(changed) => (Some(changed), None),
-        Err(why) => (None, Some(why)),
+        Err(why) => (None, Some(why.to_string())),
     };
     line.settle(&entry.disk, changed.as_ref())?;
     let blocks = changed.as_ref().map(BlockSet::len);
