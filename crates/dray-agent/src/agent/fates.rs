@@ -6,6 +6,7 @@ use super::Agent;
 use dray_host::migration::fate;
 use dray_host::refusals::{Answer, failed};
 use dray_migrate::receiver::{Input, TargetSlot};
+use dray_net::{NetError, NetErrorKind};
 use dray_types::{ImageId, MigrationId};
 use dray_wire::request::{Fate, Reply, Request};
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,13 +28,13 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(64);
 const ANSWER: Duration = Duration::from_secs(5);
 
 /// What a source says, or why it does not.
-pub(crate) type ToTask = Result<Fate, String>;
+pub(crate) type Told = Result<Fate, NetError>;
 
 /// What came of asking about a migration to here that waits.
 pub(crate) struct Asked {
     /// Its source.
     pub peer: String,
-    pub told: ToTask,
+    pub told: Told,
     /// Nobody wants it, and it is given up.
     pub given_up: bool,
 }
@@ -56,12 +57,14 @@ impl Agent {
         fate::of(&self.store, &self.registry, peer, migration, images).map_err(failed)
     }
 
-    async fn ask_fate(&self, peer: &str, migration: MigrationId, images: Vec<ImageId>) -> ToTask {
+    async fn ask_fate(&self, peer: &str, migration: MigrationId, images: Vec<ImageId>) -> Told {
         let request = Request::Fate { migration, images };
-        match self.ask_within(ANSWER, peer, &request).await {
-            Ok(Reply::Fate { fate }) => Ok(fate),
-            Ok(_) => Err("the peer's answer does not fit the question".to_owned()),
-            Err(why) => Err(why.to_string()),
+        match self.ask_within(ANSWER, peer, &request).await? {
+            Reply::Fate { fate } => Ok(fate),
+            _ => {
+                let why = "the peer's answer does not fit the question";
+                Err(NetError::new(NetErrorKind::Protocol, why))
+            }
         }
     }
 
@@ -70,7 +73,7 @@ impl Agent {
     ///
     /// At most one question about a migration is under way. Whoever wanted to know before it was asked gets
     /// its answer too; whoever comes later has it asked again.
-    pub(crate) async fn ask_source(&self, slot: &TargetSlot) -> Option<ToTask> {
+    pub(crate) async fn ask_source(&self, slot: &TargetSlot) -> Option<Told> {
         let came = Instant::now();
         let mut last = slot.asked.lock().await;
         if let Some((_, told)) = last.as_ref().filter(|(asked, _)| *asked >= came) {

@@ -26,7 +26,7 @@ pub(super) const MAX_DOWNTIME_MS: u64 = 300;
 pub(crate) struct Together<'a> {
     /// What it may reckon with of the bandwidth that all of them share.
     pub share: Option<BitRate>,
-    /// ToTask before it begins: what happens then outlives this process.
+    /// Told before it begins: what happens then outlives this process.
     pub note: &'a (dyn Fn(&SourceSlot) -> ApiResult<()> + Sync),
 }
 

@@ -5,6 +5,7 @@ use super::{TargetLoop, TargetSlot};
 use dray_api::{ErrorKind, MigrationState, Refusal};
 use dray_files::unix_ms;
 use dray_host::migration::fate::is_unwanted;
+use dray_net::NetError;
 use dray_types::ImageId;
 use dray_wire::request::Fate;
 use dray_wire::{Envelope, ToTarget};
@@ -136,7 +137,7 @@ impl TargetLoop {
 
     /// The source has said what becomes of the migration, or why it does not say. False when the loop shall
     /// end.
-    pub(super) fn heard_fate(&mut self, sessions: u64, told: Result<Fate, String>) -> bool {
+    pub(super) fn heard_fate(&mut self, sessions: u64, told: Result<Fate, NetError>) -> bool {
         // Whoever has come since knows better.
         if sessions != self.sessions || self.session.is_some() {
             return true;
@@ -153,7 +154,7 @@ impl TargetLoop {
                 self.show_why("it does not know the migration")
             }
             Ok(Fate::Claimed) => self.show_why(CLAIMED),
-            Err(why) => self.show_why(&why),
+            Err(why) => self.show_why(&why.to_string()),
         }
         true
     }
@@ -161,7 +162,7 @@ impl TargetLoop {
     /// Of the two the source forgets last. One that has forgotten before it has said good-bye was told to, and neither
     /// compares nor says good-bye any more; nothing here depends on it, as all of the images is here. It changes
     /// nothing about who owns them.
-    fn owner_heard_fate(&mut self, told: &Result<Fate, String>) {
+    fn owner_heard_fate(&mut self, told: &Result<Fate, NetError>) {
         if !self.engine.is_complete() {
             match told {
                 Ok(Fate::Claimed) => self.show_why(CLAIMED),

@@ -30,7 +30,7 @@ use dray_host::folder::intent::{Settings, TargetIntent};
 use dray_host::folder::log::{Folder, Log, TARGET_INTENT, TARGET_JOURNAL};
 use dray_host::folder::standing;
 use dray_host::registry::Registry;
-use dray_net::NetStats;
+use dray_net::{NetError, NetStats};
 use dray_provider::reuse::Reuse;
 use dray_types::{BlockRange, ImageIndex};
 use dray_wire::request::Fate;
@@ -94,8 +94,8 @@ pub enum Input {
         /// How many sessions there had been when it was asked.
         sessions: u64,
         /// The answer.
-        answer: Result<Fate, String>,
-        /// ToTask when what follows from it was done, or cannot be done yet.
+        answer: Result<Fate, NetError>,
+        /// Told when what follows from it was done, or cannot be done yet.
         heard: oneshot::Sender<()>,
     },
     /// The operator of this host takes it back: forget it if nothing was promised and its source is away,
@@ -139,7 +139,7 @@ pub struct TargetSlot {
     /// What is to be asked of the source.
     question: Mutex<Option<Question>>,
     /// Held while it is asked: when that was begun last, and what was told.
-    pub asked: tokio::sync::Mutex<Option<(Instant, Result<Fate, String>)>>,
+    pub asked: tokio::sync::Mutex<Option<(Instant, Result<Fate, NetError>)>>,
     /// The disks know what is missing.
     exposed: AtomicBool,
 }

@@ -11,6 +11,7 @@ use dray_host::folder::intent::{Settings, TargetImageIntent, TargetIntent};
 use dray_host::folder::log::{Folder, Log, TARGET_INTENT, TARGET_JOURNAL};
 use dray_host::folder::standing;
 use dray_image::ImageNames;
+use dray_net::{NetError, NetErrorKind};
 use dray_types::{Attempt, BLOCK_SIZE, BlockSet, Epoch, ImageId, MigrationId};
 use dray_wire::request::Fate;
 use dray_wire::{HandedOver, ImageHandover, ImageOffer, MapHash};
@@ -92,7 +93,7 @@ fn target_with(records: &[TargetRecord]) -> Host {
 
 /// The target hears what the source said; whether it has lived through that.
 fn tell(host: &mut Host, sessions: u64, told: Result<Fate, &str>) -> bool {
-    let answer = told.map_err(str::to_owned);
+    let answer = told.map_err(|why| NetError::new(NetErrorKind::Unreachable, why));
     let done = host.within(|agent| {
         let (heard, _) = oneshot::channel();
         if let Some(here) = agent.here().as_ref() {

@@ -6,6 +6,7 @@ use super::images::HOSTS;
 use crate::receiver;
 use dray_host::folder::log::{End, Folder};
 use dray_host::migration::fate;
+use dray_net::{NetError, NetErrorKind};
 use std::sync::atomic::Ordering;
 use tokio::sync::oneshot;
 
@@ -62,7 +63,7 @@ impl World {
         let Some(told) = told else { return };
         self.hosts[1 - from].within(|agent| {
             let (heard, _) = oneshot::channel();
-            let answer = told.map_err(|why| why.to_string());
+            let answer = told.map_err(|why| NetError::new(NetErrorKind::Local, why.to_string()));
             if let Some(here) = agent.here().as_ref() {
                 let sessions = question.sessions;
                 here.slot.send(receiver::Input::Fate { sessions, answer, heard });
