@@ -1,7 +1,7 @@
 //! The images that are being backed up. Meanwhile the agent refuses operations on them that would
 //! disturb the backup.
 
-use dray_api::{BackupProgress, ImageAmount};
+use dray_api::{ApiResult, BackupProgress, ErrorKind, ImageAmount, Refusal};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -37,11 +37,13 @@ impl Jobs {
     /// Begins a job.
     ///
     /// # Errors
-    /// The name of an image that is being backed up already.
-    pub fn begin(self: &Arc<Self>, names: &[String], to: &str) -> Result<Lease, String> {
+    /// `Conflict` when an image is being backed up already.
+    pub fn begin(self: &Arc<Self>, names: &[String], to: &str) -> ApiResult<Lease> {
         let mut jobs = self.lock();
         if let Some(taken) = names.iter().find(|name| jobs.contains_key(*name)) {
-            return Err(taken.clone());
+            let what = format!("cannot back up to '{to}'");
+            let why = format!("image '{taken}' is being backed up already");
+            return Err(Refusal::new(ErrorKind::Conflict, what, why));
         }
         let job = Arc::new(Job::new(names, to));
         for name in names {
@@ -126,7 +128,8 @@ mod tests {
         let jobs = Arc::new(Jobs::default());
         let names = |names: &[&str]| names.iter().map(|&n| n.to_owned()).collect::<Vec<_>>();
         let lease = jobs.begin(&names(&["a", "b"]), "x").unwrap();
-        assert_eq!(jobs.begin(&names(&["c", "b"]), "y").map(drop), Err("b".to_owned()));
+        let why = jobs.begin(&names(&["c", "b"]), "y").map(drop).unwrap_err();
+        assert_eq!(why.to_string(), "cannot back up to 'y': image 'b' is being backed up already");
         assert!(jobs.of("c").is_none() && jobs.of("a").is_some());
         lease.job.change(1, |image| image.bytes_done = 5);
         assert_eq!(jobs.of("b").unwrap().progress().images[1].bytes_done, 5);

@@ -174,10 +174,7 @@ impl Agent {
         if names.len() < images.len() {
             return Err(Refusal::new(ErrorKind::Invalid, what, "an image is named twice"));
         }
-        let lease = self.backups.begin(images, to).map_err(|image| {
-            let why = format!("image '{image}' is being backed up already");
-            Refusal::new(ErrorKind::Conflict, &what, why)
-        })?;
+        let lease = self.backups.begin(images, to)?;
         // A command takes the image before it looks for a backup, and this the other way round: one of
         // the two sees the other.
         for image in images {
@@ -242,10 +239,7 @@ impl Agent {
 
 /// A job of its own, which holds no image of this host.
 fn watched(name: &str, to: &str) -> ApiResult<Lease> {
-    let alone = Arc::new(Jobs::default());
-    alone
-        .begin(&[name.to_owned()], to)
-        .map_err(|why| Refusal::new(ErrorKind::Internal, "cannot begin", why))
+    Arc::new(Jobs::default()).begin(&[name.to_owned()], to)
 }
 
 fn status(backup: &dray_backup::Backup) -> BackupStatus {
