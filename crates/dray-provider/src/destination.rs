@@ -33,13 +33,16 @@ enum Place {
 }
 
 /// What a URL names; `access` is what is configured of it.
-fn place(config: &Config, url: &str, access: S3Access) -> Result<Place, String> {
+fn place(config: &Config, url: &str, access: S3Access) -> dray_backup::Result<Place> {
     match location(url)? {
         Location::Directory(folder) => Ok(Place::Folder(folder)),
         location @ Location::S3 { .. } => Ok(Place::Bucket(location, access)),
         Location::Peer { host, folder } => {
             let peer = config.peer(&host);
-            let peer = peer.ok_or_else(|| format!("no peer '{host}' is configured"))?;
+            let unknown = || {
+                dray_backup::Error::new(Kind::NotFound, format!("no peer '{host}' is configured"))
+            };
+            let peer = peer.ok_or_else(unknown)?;
             let (name, address) = (peer.name.clone(), peer.address.clone());
             Ok(Place::Peer { name, address, folder, tls: config.tls_dir.clone() })
         }
@@ -49,14 +52,14 @@ fn place(config: &Config, url: &str, access: S3Access) -> Result<Place, String> 
 /// What a URL names. A folder must be absolute: the agent's own directory means nothing to anybody.
 ///
 /// # Errors
-/// What is wrong with it.
-pub fn location(url: &str) -> Result<Location, String> {
-    match url.parse() {
-        Ok(Location::Directory(folder)) if !folder.is_absolute() => {
-            Err(format!("'{url}' is neither a configured destination nor a URL"))
+/// `Invalid`, with what is wrong with it.
+fn location(url: &str) -> dray_backup::Result<Location> {
+    match url.parse()? {
+        Location::Directory(folder) if !folder.is_absolute() => {
+            let why = format!("'{url}' is neither a configured destination nor a URL");
+            Err(dray_backup::Error::invalid(why))
         }
-        Ok(location) => Ok(location),
-        Err(why) => Err(why.to_string()),
+        location => Ok(location),
     }
 }
 
@@ -164,8 +167,8 @@ mod tests {
     #[test]
     fn folders_are_absolute() {
         let folder = Location::Directory(PathBuf::from("/srv/b"));
-        assert_eq!(location("file:///srv/b"), Ok(folder.clone()));
-        assert_eq!(location("/srv/b"), Ok(folder));
+        assert_eq!(location("file:///srv/b").unwrap(), folder);
+        assert_eq!(location("/srv/b").unwrap(), folder);
         assert!(matches!(location("s3://bucket/x"), Ok(Location::S3 { .. })));
         for wrong in ["srv/b", "file://srv", "ftp://host/x", "nas", ""] {
             assert!(location(wrong).is_err(), "{wrong}");

@@ -7,10 +7,11 @@
 use crate::destination::Destination;
 use dray_backup::{Backup, Repository};
 use dray_config::Config;
-use dray_net::requests;
-use dray_net::tls::Identity;
-use dray_types::{Ancestor, ImageId};
+use dray_net::tls::{Identity, TlsError};
+use dray_net::{NetError, requests};
+use dray_types::{Ancestor, ImageId, Refusal};
 use dray_wire::request::{Holding, Reply, Request};
+use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
@@ -46,6 +47,35 @@ pub enum Held {
     },
 }
 
+/// Why a place has told nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum Unheard {
+    /// A peer that the configuration does not name.
+    #[error("no such peer is configured")]
+    Unknown,
+    /// A repository that cannot be opened.
+    #[error(transparent)]
+    Closed(#[from] Refusal),
+    /// A repository that cannot be read.
+    #[error(transparent)]
+    Unread(#[from] dray_backup::Error),
+    /// This host cannot show who it is.
+    #[error(transparent)]
+    Certificate(#[from] TlsError),
+    /// A peer that cannot be asked, or has refused.
+    #[error(transparent)]
+    Peer(#[from] NetError),
+    /// Something on this host.
+    #[error(transparent)]
+    Local(#[from] io::Error),
+    /// A peer that has answered something else.
+    #[error("its answer does not fit the question")]
+    Misfit,
+    /// It has been waited for long enough.
+    #[error("it did not answer within {} s", .0.as_secs())]
+    Late(Duration),
+}
+
 /// What all places have of an image.
 #[derive(Default)]
 pub struct Snapshots {
@@ -57,13 +87,16 @@ pub struct Snapshots {
     pub silent: Vec<String>,
 }
 
+/// How one place is asked.
+type Question = fn(&Config, &str, ImageId) -> Result<Snapshots, Unheard>;
+
 impl Snapshots {
     /// Asks every place for what it has of `image`.
     pub fn of(config: &Arc<Config>, image: ImageId) -> Self {
         let begun = Instant::now();
         let repositories: Vec<_> = config.backups.iter().map(|place| place.name.as_str()).collect();
         let peers: Vec<_> = config.peers.iter().map(|peer| peer.name.as_str()).collect();
-        let ask = |names: &[&str], question: fn(&Config, &str, ImageId) -> Result<Self, String>| {
+        let ask = |names: &[&str], question: Question| {
             let ask = |name: &&str| {
                 let (config, name) = (Arc::clone(config), (*name).to_owned());
                 apart(move || question(&config, &name, image))
@@ -73,40 +106,31 @@ impl Snapshots {
         let (stored, replicas) = (ask(&repositories, at_repository), ask(&peers, at_peer));
         let mut all = Self::default();
         for (name, answer) in peers.iter().zip(replicas) {
-            let why = all.take(&answer, begun + PEER_PATIENCE, PEER_PATIENCE);
+            let why = all.take(&answer, begun + PEER_PATIENCE, PEER_PATIENCE).err();
             all.silent.extend(why.map(|why| format!("{name}: {why}")));
         }
         let replicas = std::mem::take(&mut all.held);
         for (name, answer) in repositories.iter().zip(stored) {
-            let why = all.take(&answer, begun + PATIENCE, PATIENCE);
+            let why = all.take(&answer, begun + PATIENCE, PATIENCE).err();
             all.notes.extend(why.map(|why| format!("{name}: {why}")));
         }
         all.held.extend(replicas);
         all
     }
 
-    /// Takes in an answer that comes before `until`; else says what is wrong.
+    /// Takes in an answer that comes before `until`.
     fn take(
         &mut self,
-        answer: &Receiver<Result<Self, String>>,
+        answer: &Receiver<Result<Self, Unheard>>,
         until: Instant,
         patience: Duration,
-    ) -> Option<String> {
-        match answer.recv_timeout(until.saturating_duration_since(Instant::now())) {
-            Ok(Ok(found)) => {
-                self.held.extend(found.held);
-                self.notes.extend(found.notes);
-                None
-            }
-            Ok(Err(why)) => Some(why),
-            Err(_) => Some(silence(patience)),
-        }
+    ) -> Result<(), Unheard> {
+        let answer = answer.recv_timeout(until.saturating_duration_since(Instant::now()));
+        let found = answer.map_err(|_| Unheard::Late(patience))??;
+        self.held.extend(found.held);
+        self.notes.extend(found.notes);
+        Ok(())
     }
-}
-
-/// What is said of a place that did not answer.
-pub fn silence(patience: Duration) -> String {
-    format!("it did not answer within {} s", patience.as_secs())
 }
 
 /// Does it on a thread of its own, which whoever waits may leave alone: it ends with its work. Where no
@@ -119,10 +143,9 @@ pub fn apart<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Re
     told
 }
 
-fn at_repository(config: &Config, name: &str, image: ImageId) -> Result<Snapshots, String> {
-    let place = Destination::resolve(config, name, None).map_err(|why| why.to_string())?;
-    let repository = place.open().map_err(|why| why.to_string())?;
-    let listing = repository.backups(image).map_err(|why| why.to_string())?;
+fn at_repository(config: &Config, name: &str, image: ImageId) -> Result<Snapshots, Unheard> {
+    let repository = Destination::resolve(config, name, None)?.open()?;
+    let listing = repository.backups(image)?;
     let notes = listing.damaged.iter().map(|(_, why)| format!("{name}: {why}")).collect();
     let held = listing.backups.into_iter().map(|backup| Snapshot {
         place: name.to_owned(),
@@ -133,19 +156,18 @@ fn at_repository(config: &Config, name: &str, image: ImageId) -> Result<Snapshot
     Ok(Snapshots { held: held.collect(), notes, silent: Vec::new() })
 }
 
-fn at_peer(config: &Config, name: &str, image: ImageId) -> Result<Snapshots, String> {
-    let peer = config.peer(name).ok_or("no such peer is configured")?;
-    let identity = Identity::load(&config.tls_dir).map_err(|why| why.to_string())?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+fn at_peer(config: &Config, name: &str, image: ImageId) -> Result<Snapshots, Unheard> {
+    let peer = config.peer(name).ok_or(Unheard::Unknown)?;
+    let identity = Identity::load(&config.tls_dir)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let request = Request::Holdings { image };
     let asked = requests::ask(&identity, &peer.name, &peer.address, &request, PEER_PATIENCE);
-    match runtime.map_err(|why| why.to_string())?.block_on(asked) {
-        Ok(Reply::Holdings { held }) => {
+    match runtime.block_on(asked)? {
+        Reply::Holdings { held } => {
             let held = held.into_iter().map(|holding| replica(name, holding)).collect();
             Ok(Snapshots { held, ..Snapshots::default() })
         }
-        Ok(_) => Err("its answer does not fit the question".to_owned()),
-        Err(why) => Err(why.to_string()),
+        _ => Err(Unheard::Misfit),
     }
 }
 

@@ -8,7 +8,7 @@ use super::gather::{Failure, Parts, Provider, TASK_BYTES};
 use super::replica::PeerReplica;
 use super::state::task_count;
 use super::tasks::{MAX_PROVIDERS, Mask};
-use crate::snapshots::{self, Held, PATIENCE, Snapshot, Snapshots};
+use crate::snapshots::{self, Held, PATIENCE, Snapshot, Snapshots, Unheard};
 use dray_backup::{
     Backup, Content, Hash, Kind, PIECE_BYTES, Piece, Reader, Repository, StreamOptions,
     piece_count, piece_len,
@@ -236,13 +236,9 @@ pub fn choose(
 }
 
 /// What is read of a backup, once its manifest is there.
-fn reader(repository: Repository, backup: Box<Backup>) -> Result<Reader, String> {
+fn reader(repository: Repository, backup: Box<Backup>) -> Result<Reader, Unheard> {
     let read = move || Ok(repository.reader(&repository.manifest(&backup)?));
-    let read = snapshots::apart(read).recv_timeout(PATIENCE);
-    match read {
-        Ok(read) => read.map_err(|why: dray_backup::Error| why.to_string()),
-        Err(_) => Err(snapshots::silence(PATIENCE)),
-    }
+    snapshots::apart(read).recv_timeout(PATIENCE).map_err(|_| Unheard::Late(PATIENCE))?
 }
 
 /// The snapshots that are of one of the image's closed generations.
