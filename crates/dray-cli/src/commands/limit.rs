@@ -4,7 +4,7 @@ use crate::client::Client;
 use crate::output::Output;
 use dray_api::text::MigrationRef;
 use dray_api::{ApiResult, Limit};
-use dray_types::BitRate;
+use dray_types::{BitRate, Why};
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
@@ -29,7 +29,7 @@ pub struct Args {
 pub struct NewLimit(pub Option<BitRate>);
 
 /// A rate or `none`, for clap.
-pub fn rate_or_none(text: &str) -> Result<NewLimit, String> {
+pub fn rate_or_none(text: &str) -> Result<NewLimit, Why> {
     if text == "none" {
         return Ok(NewLimit(None));
     }

@@ -12,7 +12,7 @@ use clap::ValueEnum;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use dray_api::text::MigrationRef;
 use dray_api::{ApiResult, Batch, Migrate, Migrated, Order, ReleaseAtEnd, Strategy};
-use dray_types::BitRate;
+use dray_types::{BitRate, Why};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -142,8 +142,8 @@ enum ReleaseArg {
 }
 
 /// A time with its unit; milliseconds when it has none.
-pub fn duration(text: &str) -> Result<Duration, String> {
-    let wrong = || "write it as 300ms or 1.5s".to_owned();
+pub fn duration(text: &str) -> Result<Duration, Why> {
+    let wrong = || Why::from("write it as 300ms or 1.5s");
     let (number, scale) = if let Some(number) = text.strip_suffix("ms") {
         (number, 0.001)
     } else if let Some(number) = text.strip_suffix('m') {

@@ -45,6 +45,7 @@ use crate::output::Output;
 use crate::show::troubles;
 use clap::Subcommand;
 use dray_api::{ApiResult, ErrorKind, Info, Refusal};
+use dray_types::Why;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -168,17 +169,17 @@ fn absolute(path: &Path) -> ApiResult<PathBuf> {
 }
 
 /// A pair `HERE=THERE`, for clap.
-fn pair(text: &str) -> Result<(String, String), String> {
+fn pair(text: &str) -> Result<(String, String), Why> {
     match text.split_once('=') {
         Some((here, there)) if !here.is_empty() && !there.is_empty() => {
             Ok((here.to_owned(), there.to_owned()))
         }
-        _ => Err("write it as HERE=THERE".to_owned()),
+        _ => Err("write it as HERE=THERE".into()),
     }
 }
 
 /// A path that must be absolute because it is one of the other host, for clap.
-fn path_at_target(text: &str) -> Result<PathBuf, String> {
+fn path_at_target(text: &str) -> Result<PathBuf, Why> {
     let path = PathBuf::from(text);
     if path.is_absolute() { Ok(path) } else { Err("a path at the target must be absolute".into()) }
 }

@@ -10,6 +10,7 @@ use dray_api::{
 };
 use dray_trace::record::MAX_LENGTH;
 use dray_trace::{Op, Record, Writer};
+use dray_types::Why;
 use serde_json::json;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -43,12 +44,12 @@ pub struct Args {
 }
 
 /// A time that may be hours.
-fn long_duration(text: &str) -> Result<Duration, String> {
+fn long_duration(text: &str) -> Result<Duration, Why> {
     match text.strip_suffix('h').map(str::parse::<f64>) {
         Some(Ok(hours)) if (0.001..=10_000.0).contains(&hours) => {
             Ok(Duration::from_secs_f64(hours * 3600.0))
         }
-        Some(_) => Err("write it as 90s, 10m or 2h".to_owned()),
+        Some(_) => Err("write it as 90s, 10m or 2h".into()),
         None => duration(text),
     }
 }

@@ -6,6 +6,7 @@ use dray_api::{
     ApiResult, Batch, ErrorKind, JOBS, Migrate, MigrationState, MigrationStatus, Refusal, Role,
     Status, Subject,
 };
+use dray_types::Why;
 use std::path::PathBuf;
 
 /// Which VMs and images, and how.
@@ -37,13 +38,13 @@ struct Vm {
     target_qmp: Option<PathBuf>,
 }
 
-fn vm(text: &str) -> Result<Vm, String> {
+fn vm(text: &str) -> Result<Vm, Why> {
     let (here, there) = match text.split_once('=') {
         Some((here, there)) => (here, Some(path_at_target(there)?)),
         None => (text, None),
     };
     if here.is_empty() {
-        return Err("write it as SOCKET or SOCKET=THERE".to_owned());
+        return Err("write it as SOCKET or SOCKET=THERE".into());
     }
     Ok(Vm { qmp: here.into(), target_qmp: there })
 }

@@ -4,7 +4,7 @@ use dray_engine::hotset::Rule;
 use dray_engine::throttle::Mode;
 use dray_engine::{MILLISECOND, SECOND, Strategy};
 use dray_heat::HeatConfig;
-use dray_types::{BLOCK_SIZE, Schedule};
+use dray_types::{BLOCK_SIZE, Schedule, Why};
 use std::fmt;
 use std::str::FromStr;
 
@@ -51,13 +51,13 @@ impl fmt::Display for Order {
 }
 
 impl FromStr for Order {
-    type Err = String;
+    type Err = Why;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, Why> {
         let found = Self::ALL.into_iter().find(|order| order.to_string() == text);
         found.ok_or_else(|| {
             let orders = "sequential, workload-aware, paper or paper-incremental";
-            format!("'{text}' is not an order; use {orders}")
+            Why::from(format!("'{text}' is not an order; use {orders}"))
         })
     }
 }

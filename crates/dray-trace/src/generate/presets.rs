@@ -7,6 +7,7 @@
 //! a choice, marked as one.
 
 use super::{Layout, LoadSpec, Stream};
+use dray_types::Why;
 use std::fmt;
 use std::str::FromStr;
 
@@ -66,13 +67,13 @@ impl fmt::Display for Load {
 }
 
 impl FromStr for Load {
-    type Err = String;
+    type Err = Why;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, Why> {
         let found = Self::ALL.into_iter().find(|load| load.name() == text);
         found.ok_or_else(|| {
             let names = Self::ALL.map(Self::name).join(", ");
-            format!("'{text}' is not a load; use one of {names}")
+            Why::from(format!("'{text}' is not a load; use one of {names}"))
         })
     }
 }

@@ -13,7 +13,7 @@ use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_sim::replay::settings::{PAPER_DELAY, PAPER_HISTORY, PAPER_SEEK};
 use dray_sim::replay::{Order, ReplayError, Settings, Strategy, Throttling};
 use dray_trace::TraceError;
-use dray_types::{BitRate, ByteSize};
+use dray_types::{BitRate, ByteSize, Why};
 use goals::GoalArgs;
 use hot_set::SyncArgs;
 use input::Input;
@@ -84,17 +84,17 @@ pub struct Common {
     seed: u64,
 }
 
-fn millis(text: &str) -> Result<f64, String> {
-    let value: f64 = text.parse().map_err(|_| "write it as milliseconds: 50".to_owned())?;
-    if (0.0..=1e6).contains(&value) { Ok(value) } else { Err("from 0 to 1000000".to_owned()) }
+fn millis(text: &str) -> Result<f64, Why> {
+    let value: f64 = text.parse().map_err(|_| "write it as milliseconds: 50")?;
+    if (0.0..=1e6).contains(&value) { Ok(value) } else { Err("from 0 to 1000000".into()) }
 }
 
-fn throttling(text: &str) -> Result<Throttling, String> {
+fn throttling(text: &str) -> Result<Throttling, Why> {
     match text {
         "none" => Ok(Throttling::None),
         "soft" => Ok(Throttling::Soft),
         "aggressive" => Ok(Throttling::Aggressive),
-        _ => Err("use none, soft or aggressive".to_owned()),
+        _ => Err("use none, soft or aggressive".into()),
     }
 }
 
