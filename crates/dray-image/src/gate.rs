@@ -19,6 +19,7 @@
 
 use crate::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Arc, Condvar, Mutex, MutexGuard, shard};
+use crate::unpoisoned::{lock, wait_for};
 use crate::{Error, ErrorKind, Result};
 use std::time::{Duration, Instant};
 
@@ -120,7 +121,7 @@ impl Gate {
     }
 
     fn lock(&self) -> MutexGuard<'_, ()> {
-        self.lock.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        lock(&self.lock)
     }
 
     fn state(&self) -> u8 {
@@ -251,7 +252,7 @@ impl Gate {
     /// `Unavailable` when that takes longer than `timeout`.
     pub fn drain(&self, timeout: Duration) -> Result<()> {
         let deadline = Instant::now() + timeout;
-        let _one = self.draining.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let _one = lock(&self.draining);
         self.change(OPEN, DRAINING);
         let phase = self.phase.load(Ordering::SeqCst);
         // Who read the phase before it changed the last time may have come late.
@@ -274,10 +275,7 @@ impl Gate {
                 let what = "waiting for the guest's writes in flight";
                 return Err(Error::new(ErrorKind::Unavailable, what, why));
             }
-            held = match self.changed.wait_timeout(held, left) {
-                Ok((held, _)) => held,
-                Err(poisoned) => poisoned.into_inner().0,
-            };
+            held = wait_for(&self.changed, held, left);
         }
         Ok(())
     }
@@ -304,10 +302,7 @@ impl Gate {
                 let why = format!("some are still in flight after {} ms", timeout.as_millis());
                 return Err(Error::new(ErrorKind::Unavailable, WHAT, &why));
             }
-            held = match self.changed.wait_timeout(held, left) {
-                Ok((held, _)) => held,
-                Err(poisoned) => poisoned.into_inner().0,
-            };
+            held = wait_for(&self.changed, held, left);
         }
         drop(held);
         Ok(quiesced)

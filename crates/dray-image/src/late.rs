@@ -3,7 +3,8 @@
 use crate::client::Client;
 use crate::image::WriteBackError;
 use crate::{Attempt, Error, ErrorKind, Extent, Geometry, Image, Result, ZeroMode};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::{Arc, OnceLock};
 
 /// An image whose length is known and whose backing is attached once, later. Before that every call
 /// fails with `Unavailable`: whoever puts a disk over it keeps that shut.
@@ -39,7 +40,7 @@ impl Late {
     }
 
     fn clients(&self) -> MutexGuard<'_, Vec<Arc<Client>>> {
-        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+        self.clients.lock()
     }
 
     /// True once the image is there.

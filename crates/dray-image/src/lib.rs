@@ -43,6 +43,7 @@ mod stripes;
 mod sync;
 mod sys;
 pub mod tracker;
+mod unpoisoned;
 mod unrecorded;
 mod waiters;
 

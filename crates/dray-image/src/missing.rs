@@ -10,6 +10,7 @@ use crate::needs::{Fetcher, Fill, PresentLog};
 use crate::stripes::Stripes;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Arc, Mutex};
+use crate::unpoisoned::lock;
 use crate::unrecorded::Unrecorded;
 use crate::waiters::Waiters;
 use crate::{Attempt, Error, ErrorKind, Image, Result, ZeroMode};
@@ -296,8 +297,4 @@ impl Missing {
     pub(crate) fn memory_bytes(&self) -> usize {
         self.missing.memory_bytes() + self.unrecorded.memory_bytes()
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> crate::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }

@@ -4,6 +4,7 @@
 //! wait for each other without need, which costs time, never correctness.
 
 use crate::sync::{Mutex, MutexGuard};
+use crate::unpoisoned::lock;
 use dray_types::BlockRange;
 
 /// Blocks in a group: a run of the largest size takes a handful of locks.
@@ -42,9 +43,7 @@ fn places(range: BlockRange) -> Vec<usize> {
 impl Stripes {
     /// Locks a range.
     pub fn lock(&self, range: BlockRange) -> Held<'_> {
-        let take = |place: usize| {
-            self.locks[place].lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-        };
+        let take = |place: usize| lock(&self.locks[place]);
         Held(places(range).into_iter().map(take).collect())
     }
 

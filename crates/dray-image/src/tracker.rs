@@ -11,6 +11,7 @@ use crate::blockmap::AtomicBlockMap;
 use crate::needs::IntentLog;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use crate::sync::{Arc, Condvar, Mutex, MutexGuard};
+use crate::unpoisoned::{lock, wait};
 use dray_types::{BLOCK_SIZE, BlockRange};
 use std::collections::HashSet;
 use std::mem::ManuallyDrop;
@@ -124,7 +125,7 @@ impl Tracker {
     }
 
     fn opening(&self) -> MutexGuard<'_, Opening> {
-        self.opening.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        lock(&self.opening)
     }
 
     /// Turns tracking on with no region open. Nothing is dirty at the start, but a tracker that is
@@ -235,7 +236,7 @@ impl Tracker {
     fn open(&self, region: u64) -> Result<()> {
         let mut opening = self.opening();
         while opening.busy.contains(&region) {
-            opening = self.settled.wait(opening).unwrap_or_else(|poisoned| poisoned.into_inner());
+            opening = wait(&self.settled, opening);
         }
         let Some(log) = opening.log.clone().filter(|_| !self.is_open(region)) else {
             return Ok(());

@@ -7,8 +7,9 @@
 
 use crate::blockmap::AtomicBlockMap;
 use crate::needs::PresentLog;
+use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Mutex, MutexGuard};
+use crate::unpoisoned::lock;
 use crate::{Error, ErrorKind, Result, WriteBackError};
 use dray_types::{BlockRange, BlockSet};
 
@@ -173,8 +174,4 @@ impl Unrecorded {
 fn unusable(what: &str) -> Error {
     let why = "an earlier flush failed, so it is unknown which blocks are lost; restart the agent";
     Error::new(ErrorKind::Io, what, why)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }

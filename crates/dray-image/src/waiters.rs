@@ -3,6 +3,7 @@
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::thread::{self, Thread};
 use crate::sync::{Mutex, MutexGuard};
+use crate::unpoisoned::lock;
 use dray_types::BlockRange;
 
 /// The threads that wait, and for what.
@@ -21,7 +22,7 @@ pub struct Waiting<'a> {
 
 impl Waiters {
     fn list(&self) -> MutexGuard<'_, Vec<(Thread, BlockRange)>> {
-        self.list.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        lock(&self.list)
     }
 
     /// Puts the calling thread on the list. It must look whether the blocks are there *after*

@@ -9,6 +9,8 @@
 mod blockmap;
 #[path = "../src/snapshot/mod.rs"]
 mod snapshot;
+#[path = "../src/unpoisoned.rs"]
+mod unpoisoned;
 
 mod sync {
     pub use shuttle::sync::{Condvar, Mutex, MutexGuard, atomic};

@@ -1,9 +1,10 @@
 //! The live connections of a listener: so that they can be counted, closed and waited for.
 
 use crate::channel::{Channel, Socket};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The live connections of one listener.
@@ -50,7 +51,7 @@ pub(crate) struct Place {
 
 impl Roster {
     fn live(&self) -> MutexGuard<'_, Live> {
-        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+        self.live.lock()
     }
 
     /// Enters a connection, unless there are `max` already or the roster is closed.
@@ -116,8 +117,7 @@ impl Roster {
                 }
                 return left.len();
             }
-            let wait = self.ended.wait_timeout(live, time);
-            live = wait.unwrap_or_else(PoisonError::into_inner).0;
+            self.ended.wait_for(&mut live, time);
         }
     }
 }

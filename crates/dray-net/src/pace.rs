@@ -8,7 +8,8 @@
 use crate::bucket::{Bucket, Class};
 use crate::budget::{Budget, Share};
 use dray_types::BitRate;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
@@ -36,7 +37,7 @@ impl Pacer {
     }
 
     fn bucket(&self) -> MutexGuard<'_, Bucket> {
-        self.bucket.lock().unwrap_or_else(PoisonError::into_inner)
+        self.bucket.lock()
     }
 
     fn now(&self) -> Duration {
@@ -44,18 +45,18 @@ impl Pacer {
     }
 
     fn share(&self) -> Option<Arc<Share>> {
-        self.share.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.share.lock().clone()
     }
 
     /// From now on what is sent counts in `budget` too, under this number.
     pub fn join(&self, budget: &Arc<Budget>, number: u64) {
         let share = Arc::new(Share::new(Arc::clone(budget), number));
-        *self.share.lock().unwrap_or_else(PoisonError::into_inner) = Some(share);
+        *self.share.lock() = Some(share);
     }
 
     /// Leaves the shared budget.
     pub fn leave(&self) {
-        *self.share.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.share.lock() = None;
     }
 
     /// Whether a budget is shared: what is sent says nothing about the link then.
@@ -117,8 +118,7 @@ impl Pacer {
             if wait.is_zero() {
                 return self.pay(&mut bucket, self.now(), Class::Bulk, bytes);
             }
-            bucket =
-                self.changed.wait_timeout(bucket, wait).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut bucket, wait);
         }
     }
 

@@ -5,9 +5,10 @@ use crate::bucket::Class;
 use crate::kept::Kept;
 use crate::pace::Pacer;
 use dray_types::{BlockRange, Epoch, ImageIndex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// For this long after an urgent job the first of several streams takes no bulk: a guest that
@@ -87,7 +88,7 @@ impl JobQueue {
     }
 
     fn jobs(&self) -> MutexGuard<'_, Jobs> {
-        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+        self.jobs.lock()
     }
 
     /// Adds a job. After [`close`](Self::close) it is dropped.
@@ -199,10 +200,7 @@ impl JobQueue {
                 if jobs.closed {
                     return Ok(None);
                 }
-                let (woken, waited) =
-                    self.wake.wait_timeout(jobs, LOOK).unwrap_or_else(PoisonError::into_inner);
-                jobs = woken;
-                if waited.timed_out() {
+                if self.wake.wait_for(&mut jobs, LOOK).timed_out() {
                     look()?;
                 }
                 continue;
@@ -211,8 +209,7 @@ impl JobQueue {
             if wait.is_zero() {
                 return Ok(jobs.bulk.pop_front());
             }
-            let nap = wait.min(NAP);
-            jobs = self.wake.wait_timeout(jobs, nap).unwrap_or_else(PoisonError::into_inner).0;
+            self.wake.wait_for(&mut jobs, wait.min(NAP));
         }
     }
 }

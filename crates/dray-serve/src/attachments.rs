@@ -8,9 +8,10 @@
 
 use crate::client::Client;
 use crate::export::Exports;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A connection: who it is with, and whether it is over.
@@ -97,7 +98,7 @@ impl Attachments {
     }
 
     fn users(&self) -> MutexGuard<'_, Users> {
-        self.users.lock().unwrap_or_else(PoisonError::into_inner)
+        self.users.lock()
     }
 
     /// Connections that now use the export `name`. One counts until the last of its requests has ended,
@@ -115,8 +116,7 @@ impl Attachments {
 
     /// Waits for `time`; false when the connection ends meanwhile.
     pub fn pause(&self, time: Duration, line: &Line) -> bool {
-        let sleep = self.changed.wait_timeout_while(self.users(), time, |_| !line.is_closing());
-        drop(sleep);
+        self.changed.wait_while_for(&mut self.users(), |_| !line.is_closing(), time);
         !line.is_over()
     }
 
@@ -136,8 +136,7 @@ impl Attachments {
                 tracing::warn!(export = name, "writes of an earlier client are unfinished");
                 return None;
             }
-            let wait = self.changed.wait_timeout(users, left);
-            users = wait.unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut users, left);
         }
         if line.is_closing() {
             return None;

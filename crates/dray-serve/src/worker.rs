@@ -5,10 +5,11 @@
 
 use crate::limits::{CROWDED_LOOK, MAX_DEFERRED, MAX_DEFERRED_BYTES, MAX_WORKERS, WORKER_IDLE};
 use dray_image::{Client, Image, working_for};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread;
 
 /// Image layers are shallow; the default of 2 MiB would be for nothing.
@@ -113,7 +114,7 @@ impl<J> State<J> {
 
 impl<S: Session> Shared<S> {
     fn state(&self) -> MutexGuard<'_, State<S::Job>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn finished(&self, requests: usize, bytes: u64, changes: bool) {
@@ -152,8 +153,7 @@ impl<S: Session> Workers<S> {
             if is_over() {
                 return false;
             }
-            let wait = self.shared.progress.wait_timeout(state, CROWDED_LOOK);
-            state = wait.unwrap_or_else(PoisonError::into_inner).0;
+            self.shared.progress.wait_for(&mut state, CROWDED_LOOK);
         }
         true
     }
@@ -209,7 +209,7 @@ impl<S: Session> Workers<S> {
     pub fn drain(&self) {
         let mut state = self.shared.state();
         while state.deferred > 0 {
-            state = self.shared.progress.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.shared.progress.wait(&mut state);
         }
     }
 }
@@ -238,7 +238,7 @@ impl<S: Session> Drop for Workers<S> {
         self.abandon();
         let mut state = self.shared.state();
         while state.threads > 0 || state.flusher {
-            state = self.shared.progress.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.shared.progress.wait(&mut state);
         }
     }
 }
@@ -270,11 +270,8 @@ fn next_job<S: Session>(shared: &Shared<S>) -> Option<S::Job> {
         let mut timed_out = false;
         if !state.ending {
             state.idle += 1;
-            let wait = shared.work.wait_timeout(state, WORKER_IDLE);
-            let (locked, timeout) = wait.unwrap_or_else(PoisonError::into_inner);
-            state = locked;
+            timed_out = shared.work.wait_for(&mut state, WORKER_IDLE).timed_out();
             state.idle -= 1;
-            timed_out = timeout.timed_out();
         }
         if state.queue.is_empty() && (state.ending || timed_out) {
             state.threads -= 1;
@@ -312,10 +309,7 @@ fn next_flushes<S: Session>(shared: &Shared<S>) -> Option<(Vec<u64>, u64)> {
         }
         let mut timed_out = false;
         if !state.ending {
-            let wait = shared.flush_work.wait_timeout(state, WORKER_IDLE);
-            let (locked, timeout) = wait.unwrap_or_else(PoisonError::into_inner);
-            state = locked;
-            timed_out = timeout.timed_out();
+            timed_out = shared.flush_work.wait_for(&mut state, WORKER_IDLE).timed_out();
         }
         if state.flushes.is_empty() && (state.ending || timed_out) {
             state.flusher = false;

@@ -5,6 +5,7 @@
 //! written back after it would undo it.
 
 use crate::{Error, ErrorKind, Result};
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use rustix::fs::{AtFlags, StatxFlags, statx};
 use rustix::io::{Errno, ReadWriteFlags};
 use std::fs::File;
@@ -12,7 +13,6 @@ use std::io::{self, IoSlice};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Alignments in use by devices, smallest first.
 const ALIGNMENTS: [usize; 2] = [512, 4096];
@@ -71,11 +71,11 @@ impl Direct {
 
     /// Keeps direct writes out while something changes through the page cache.
     pub(crate) fn exclude_all(&self) -> RwLockWriteGuard<'_, ()> {
-        self.writers.write().unwrap_or_else(PoisonError::into_inner)
+        self.writers.write()
     }
 
     fn share(&self) -> RwLockReadGuard<'_, ()> {
-        self.writers.read().unwrap_or_else(PoisonError::into_inner)
+        self.writers.read()
     }
 
     fn fits(&self, memory: *const u8) -> bool {

@@ -3,8 +3,8 @@
 //! It tells one of several calls that run at once. The others succeed, and must not be believed before the one
 //! that was told has written down what it was told.
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::BTreeSet;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// The calls that are under way.
 #[derive(Default)]
@@ -27,7 +27,7 @@ pub(super) struct Call<'a> {
 
 impl UnderWay {
     fn calls(&self) -> MutexGuard<'_, Calls> {
-        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+        self.calls.lock()
     }
 
     /// A call begins.
@@ -44,7 +44,7 @@ impl UnderWay {
         let mut calls = self.calls();
         let next = calls.next;
         while calls.running.first().is_some_and(|&first| first < next) {
-            calls = self.ended.wait(calls).unwrap_or_else(PoisonError::into_inner);
+            self.ended.wait(&mut calls);
         }
     }
 }

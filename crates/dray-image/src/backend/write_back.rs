@@ -11,9 +11,10 @@ use crate::client::{self, Client};
 use crate::error::EarlierLoss;
 use crate::image::WriteBackError;
 use crate::{Error, ErrorKind, Result};
+use parking_lot::{Mutex, MutexGuard};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 /// What is added when a loss of an earlier process is told.
 const EARLIER: &str = ", before the agent was restarted";
@@ -100,7 +101,7 @@ impl std::ops::DerefMut for Held<'_> {
 
 impl WriteBack {
     fn hold(&self) -> Held<'_> {
-        Held { back: self, state: self.state.lock().unwrap_or_else(PoisonError::into_inner) }
+        Held { back: self, state: self.state.lock() }
     }
 
     /// From now on losses are written down in `log`, in which an earlier process has left `owed`.

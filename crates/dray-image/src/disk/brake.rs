@@ -1,8 +1,9 @@
 //! Slowing a guest's changes: they wait in front of the gate, so that a quiesce need not wait for
 //! them, and outside the thread that reads a client's requests.
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Says how long a guest's change waits before it is carried out.
@@ -25,7 +26,7 @@ pub(super) struct Brake {
 
 impl Brake {
     fn rule(&self) -> MutexGuard<'_, Option<Arc<dyn WriteDelay>>> {
-        self.rule.lock().unwrap_or_else(PoisonError::into_inner)
+        self.rule.lock()
     }
 
     /// From now on changes wait as `rule` says, or not at all: then those that wait go on at once.
@@ -56,10 +57,7 @@ impl Brake {
             if left.is_zero() {
                 break;
             }
-            held = match self.changed.wait_timeout(held, left) {
-                Ok((held, _)) => held,
-                Err(poisoned) => poisoned.into_inner().0,
-            };
+            self.changed.wait_for(&mut held, left);
         }
         drop(held);
         rule.waited(began.elapsed());

@@ -5,8 +5,9 @@
 //! nobody records.
 
 use dray_heat::Op;
+use parking_lot::{Mutex, MutexGuard, RwLock};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 /// Accesses that a recording holds until they are taken; more are only counted. They take 2 MiB,
@@ -44,7 +45,7 @@ struct Log {
 
 impl Log {
     fn held(&self) -> MutexGuard<'_, Accesses> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+        self.held.lock()
     }
 }
 
@@ -58,7 +59,7 @@ pub(super) struct Recorder {
 impl Recorder {
     /// Begins; none while another recording goes on.
     pub(super) fn begin(self: &Arc<Self>) -> Option<Recording> {
-        let mut place = self.log.write().unwrap_or_else(PoisonError::into_inner);
+        let mut place = self.log.write();
         if place.is_some() {
             return None;
         }
@@ -78,7 +79,7 @@ impl Recorder {
 
     #[cold]
     fn add(&self, op: Op, offset: u64, len: u64) {
-        let place = self.log.read().unwrap_or_else(PoisonError::into_inner);
+        let place = self.log.read();
         let Some(log) = place.as_ref().filter(|_| len > 0) else { return };
         let mut held = log.held();
         if held.accesses.len() == RECORDING_PLACES {
@@ -108,7 +109,7 @@ impl Recording {
 impl Drop for Recording {
     fn drop(&mut self) {
         self.recorder.on.store(false, Ordering::SeqCst);
-        *self.recorder.log.write().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.recorder.log.write() = None;
     }
 }
 

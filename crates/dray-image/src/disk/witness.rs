@@ -1,8 +1,9 @@
 //! Telling of changes that are complete, for what is sent on at once.
 
 use dray_types::BlockRange;
+use parking_lot::RwLock;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 
 /// Is told of a guest's changes.
 pub trait WriteWitness: Send + Sync {
@@ -21,7 +22,7 @@ pub(super) struct Witness {
 impl Witness {
     /// From now on this one is told, or nobody.
     pub(super) fn set(&self, who: Option<Arc<dyn WriteWitness>>) {
-        let mut held = self.who.write().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.who.write();
         self.on.store(who.is_some(), Ordering::Release);
         *held = who;
     }
@@ -31,7 +32,7 @@ impl Witness {
         if !self.on.load(Ordering::Acquire) {
             return;
         }
-        let who = self.who.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let who = self.who.read().clone();
         if let Some(who) = who {
             who.written(range);
         }

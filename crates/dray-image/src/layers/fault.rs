@@ -2,8 +2,8 @@
 
 use super::{Layer, Op, Request};
 use crate::{Error, ErrorKind, Result};
+use parking_lot::{Mutex, MutexGuard};
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
 
 /// When a fault strikes, among the requests of its kind.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -70,8 +70,8 @@ impl Faults {
         self.lock().retain(|armed| armed.fault.name != name);
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Armed>> {
-        self.armed.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Vec<Armed>> {
+        self.armed.lock()
     }
 }
 

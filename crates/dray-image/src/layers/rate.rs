@@ -3,7 +3,7 @@
 use super::{Layer, Op, Request};
 use crate::Result;
 use dray_types::BitRate;
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,7 @@ impl Rate {
     fn wait(&self, len: u64, now: Instant) -> Duration {
         let nanos = u128::from(len) * 1_000_000_000 / u128::from(self.rate.bytes_per_second);
         let cost = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
-        let mut busy_until = self.busy_until.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut busy_until = self.busy_until.lock();
         let begin = busy_until.map_or(now, |busy| busy.max(now));
         *busy_until = Some(begin + cost);
         (begin + cost).saturating_duration_since(now + BURST)

@@ -2,7 +2,7 @@
 
 use super::{Layer, Request};
 use crate::Result;
-use std::sync::{Mutex, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
 
 /// Requests remembered unless asked otherwise: an hour of a busy guest's writes, 32 MiB.
 const DEFAULT_LIMIT: usize = 1 << 20;
@@ -26,8 +26,8 @@ impl Recording {
         Self { limit, requests: Mutex::new((Vec::new(), 0)) }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, (Vec<Request>, u64)> {
-        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, (Vec<Request>, u64)> {
+        self.requests.lock()
     }
 
     /// Hands out what was recorded and begins anew.

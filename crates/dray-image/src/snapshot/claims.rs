@@ -2,6 +2,7 @@
 //! of the same blocks waits.
 
 use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::unpoisoned::{lock, wait};
 use dray_types::BlockRange;
 
 #[derive(Default)]
@@ -26,11 +27,11 @@ pub(super) struct Claim<'a> {
 
 impl Claims {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        lock(&self.state)
     }
 
     fn wait<'a>(&'a self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.freed.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner())
+        wait(&self.freed, state)
     }
 
     /// Claims `range`, as soon as nobody holds a part of it; none once closed.

@@ -15,7 +15,8 @@ mod claims;
 use crate::blockmap::AtomicBlockMap;
 use crate::runs::{data_blocks, is_zero, read_run};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use crate::sync::{Arc, Mutex, MutexGuard};
+use crate::sync::{Arc, Mutex};
+use crate::unpoisoned::lock;
 use crate::{Error, ErrorKind, Image, Result};
 use claims::Claims;
 use dray_types::{BlockRange, BlockSet};
@@ -74,10 +75,6 @@ pub struct Prepared {
 /// The content of a disk at one moment; dropping it ends the keeping.
 pub struct Snapshot {
     prepared: Prepared,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 impl Keeper {

@@ -15,6 +15,8 @@ mod missing;
 mod stripes;
 #[path = "../../src/tracker.rs"]
 mod tracker;
+#[path = "../../src/unpoisoned.rs"]
+mod unpoisoned;
 #[path = "../../src/unrecorded.rs"]
 mod unrecorded;
 #[path = "../../src/waiters.rs"]

@@ -1,8 +1,8 @@
 //! Who waits for which reply.
 
 use super::error::ClientError;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::HashMap;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// What a request may be answered with.
@@ -52,7 +52,7 @@ pub(super) struct Waiting {
 
 impl Waiting {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     pub(super) fn broken(&self) -> Option<ClientError> {
@@ -92,18 +92,17 @@ impl Waiting {
                 state.requests.remove(&cookie);
                 return result.map(|()| reply);
             }
-            state = match until {
-                None => self.news.wait(state).unwrap_or_else(PoisonError::into_inner),
+            match until {
+                None => self.news.wait(&mut state),
                 Some((until, patience)) => {
                     let left = until.saturating_duration_since(Instant::now());
                     if left.is_zero() {
                         state.requests.remove(&cookie);
                         return Err(ClientError::TooSlow(patience));
                     }
-                    let waited = self.news.wait_timeout(state, left);
-                    waited.unwrap_or_else(PoisonError::into_inner).0
+                    self.news.wait_for(&mut state, left);
                 }
-            };
+            }
         }
     }
 

@@ -6,9 +6,10 @@
 use super::tasks::{Mask, Tasks};
 use dray_host::abort;
 use dray_image::{FileImage, ImageFile};
+use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 /// Bytes of one task.
@@ -127,7 +128,7 @@ impl Gathering {
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 
     /// Bytes of data that have arrived so far.
@@ -144,12 +145,12 @@ impl Gathering {
     /// Waits at most `wait`; whether there is nothing left to wait for.
     pub fn is_over(&self, wait: Duration) -> bool {
         let over = |inner: &Inner| inner.tasks.is_over() || inner.broken.is_some();
-        let inner = self.inner();
+        let mut inner = self.inner();
         if over(&inner) {
             return true;
         }
-        let waited = self.wake.wait_timeout(inner, wait);
-        over(&waited.unwrap_or_else(PoisonError::into_inner).0)
+        self.wake.wait_for(&mut inner, wait);
+        over(&inner)
     }
 
     /// The end: nothing is written any more. What is not done has failed.
@@ -158,7 +159,7 @@ impl Gathering {
     /// What the target's own disk reported.
     pub fn end(&self, why: Option<&str>) -> io::Result<Gathered> {
         // Waits for writes under way.
-        self.file.write().unwrap_or_else(PoisonError::into_inner).take();
+        self.file.write().take();
         let mut inner = self.inner();
         if !inner.tasks.is_over() {
             inner.tasks.give_up();
@@ -200,12 +201,12 @@ impl Gathering {
             if let Some(task) = inner.tasks.next(number, Instant::now()) {
                 return Some(task);
             }
-            inner = self.wake.wait_timeout(inner, NAP).unwrap_or_else(PoisonError::into_inner).0;
+            self.wake.wait_for(&mut inner, NAP);
         }
     }
 
     fn arrived(&self, number: usize, task: u32, parts: &[(u64, Vec<u8>)]) {
-        let file = self.file.read().unwrap_or_else(PoisonError::into_inner);
+        let file = self.file.read();
         let Some(file) = file.as_ref() else { return };
         abort::before(|| vec!["seed-read".to_owned()]);
         let written = parts.iter().try_for_each(|(at, data)| file.write_bulk(data, *at));

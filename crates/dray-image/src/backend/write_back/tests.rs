@@ -89,7 +89,7 @@ fn is_told(back: &WriteBack) -> bool {
 }
 
 fn is_over(log: &Written) -> bool {
-    log.0.lock().unwrap().is_none()
+    log.0.lock().is_none()
 }
 
 #[test]
@@ -289,7 +289,7 @@ fn a_loss_of_an_earlier_process_is_told_to_all_that_come_until_one_has_heard() {
     first.keep(Arc::clone(&log) as _, None);
     Guest::writer(&first).flush(lost).unwrap_err();
     let back = WriteBack::default();
-    back.keep(Arc::clone(&log) as _, log.0.lock().unwrap().as_ref());
+    back.keep(Arc::clone(&log) as _, log.0.lock().as_ref());
     let (other, guest) = (Guest::comes(&back), Guest::comes(&back));
     assert!(other.is_told() && !other.is_told());
     assert!(!is_told(&back) && back.untold().is_some(), "the other one may be the guest");
@@ -330,12 +330,12 @@ fn a_loss_that_qemu_itself_was_told_while_it_stopped_the_guest_is_told_again() {
     // The guest may go on before `guest_stops(false)`.
     back.guest(image, || Ok(())).unwrap_err();
     back.guest(image, || Ok(())).unwrap_err();
-    assert!(log.0.lock().unwrap().is_some(), "a restart must tell the guest");
+    assert!(log.0.lock().is_some(), "a restart must tell the guest");
     back.guest_stops(false);
     assert!(back.error().is_some_and(|last| !last.told));
     back.guest(image, || Ok(())).unwrap_err();
     back.guest(image, || Ok(())).unwrap();
-    assert!(log.0.lock().unwrap().is_none());
+    assert!(log.0.lock().is_none());
     // The device told QEMU itself.
     back.guest_stops(true);
     back.guest(image, lost).unwrap_err();
@@ -394,12 +394,12 @@ struct Written(Mutex<Option<Loss>>);
 
 impl LossLog for Written {
     fn lost(&self, loss: &Loss) -> Result<()> {
-        *self.0.lock().unwrap() = Some(loss.clone());
+        *self.0.lock() = Some(loss.clone());
         Ok(())
     }
 
     fn settled(&self) -> Result<()> {
-        *self.0.lock().unwrap() = None;
+        *self.0.lock() = None;
         Ok(())
     }
 }
@@ -409,7 +409,7 @@ fn a_restart_forgets_no_loss_before_a_flush_has_succeeded_after_the_guest_was_to
     let (log, image) = (Arc::new(Written::default()), Path::new("disk"));
     let start = || {
         let back = WriteBack::default();
-        back.keep(Arc::clone(&log) as _, log.0.lock().unwrap().as_ref());
+        back.keep(Arc::clone(&log) as _, log.0.lock().as_ref());
         back
     };
     // dray's own sync fails, a guest's flush fails: each before a restart.
@@ -423,7 +423,7 @@ fn a_restart_forgets_no_loss_before_a_flush_has_succeeded_after_the_guest_was_to
     back.guest(image, || Ok(())).unwrap_err();
     back.guest(image, || Ok(())).unwrap();
     start().guest(image, || Ok(())).unwrap();
-    assert!(log.0.lock().unwrap().is_none());
+    assert!(log.0.lock().is_none());
 }
 
 #[test]
@@ -433,7 +433,7 @@ fn a_loss_that_was_no_guests_is_told_to_nobody() {
     back.keep(Arc::clone(&log) as _, None);
     back.own(image, lost).unwrap_err();
     back.forget(image);
-    assert!(log.0.lock().unwrap().is_none() && back.error().is_none());
+    assert!(log.0.lock().is_none() && back.error().is_none());
     back.guest(image, || Ok(())).unwrap();
     back.own(image, lost).unwrap_err();
     assert!(!back.guest(image, || Ok(())).unwrap_err().is_earlier_loss());

@@ -15,13 +15,13 @@ struct Present {
 
 impl PresentLog for Present {
     fn record(&self, present: &BlockSet) -> Result<()> {
-        self.recorded.lock().unwrap().union_with(present);
-        self.noted.lock().unwrap().subtract(present);
+        self.recorded.lock().union_with(present);
+        self.noted.lock().subtract(present);
         Ok(())
     }
 
     fn note(&self, run: BlockRange) -> Result<()> {
-        self.noted.lock().unwrap().insert(run);
+        self.noted.lock().insert(run);
         Ok(())
     }
 
@@ -29,7 +29,7 @@ impl PresentLog for Present {
         if self.stuck.load(Ordering::SeqCst) {
             return lost();
         }
-        *self.noted.lock().unwrap() = BlockSet::new();
+        *self.noted.lock() = BlockSet::new();
         Ok(())
     }
 }
@@ -44,8 +44,8 @@ struct Process<'a> {
 impl<'a> Process<'a> {
     fn start(losses: &Arc<Written>, present: &'a Present) -> Self {
         let (back, unrecorded) = (WriteBack::default(), Unrecorded::new(8));
-        back.keep(Arc::clone(losses) as _, losses.0.lock().unwrap().as_ref());
-        if unrecorded.inherit(&present.noted.lock().unwrap(), back.error()) {
+        back.keep(Arc::clone(losses) as _, losses.0.lock().as_ref());
+        if unrecorded.inherit(&present.noted.lock(), back.error()) {
             back.notes_begin_anew();
         }
         Self { back, unrecorded, present }
@@ -77,12 +77,12 @@ fn a_restart_tells_a_loss_once_and_the_image_is_usable() {
     second.add(3).unwrap();
     let told = second.flush(|| Ok(())).unwrap_err();
     assert!(told.is_earlier_loss() && told.to_string().contains("the pool is full"), "{told}");
-    assert_eq!(*present.recorded.lock().unwrap(), blocks(&[3]), "it was durable");
+    assert_eq!(*present.recorded.lock(), blocks(&[3]), "it was durable");
     second.unrecorded.check_usable("writing").unwrap();
     second.add(4).unwrap();
     second.flush(|| Ok(())).unwrap();
-    assert_eq!(*present.recorded.lock().unwrap(), blocks(&[3, 4]));
-    assert!(losses.0.lock().unwrap().is_none());
+    assert_eq!(*present.recorded.lock(), blocks(&[3, 4]));
+    assert!(losses.0.lock().is_none());
     start().flush(|| Ok(())).unwrap();
     // What fails now is no earlier loss, whatever there was before.
     second.flush(lost).unwrap_err();
@@ -103,7 +103,7 @@ fn right_notes_of_a_later_process_are_believed_before_the_guest_was_told() {
     assert!(third.back.error().is_some_and(|loss| !loss.told));
     third.unrecorded.check_usable("writing").unwrap();
     assert!(third.flush(|| Ok(())).unwrap_err().is_earlier_loss());
-    assert_eq!(*present.recorded.lock().unwrap(), blocks(&[1]));
+    assert_eq!(*present.recorded.lock(), blocks(&[1]));
 }
 
 #[test]
@@ -119,12 +119,12 @@ fn notes_that_a_failed_sync_has_left_behind_are_not_believed() {
     second.add(2).unwrap_err();
     let own = || second.back.own(Path::new("disk"), || Ok(()));
     second.unrecorded.record("a checkpoint", Some(&present), own).unwrap_err();
-    assert_eq!(*present.noted.lock().unwrap(), BlockSet::new());
+    assert_eq!(*present.noted.lock(), BlockSet::new());
     let third = start();
     third.add(2).unwrap();
     third.flush(|| Ok(())).unwrap_err();
     third.flush(|| Ok(())).unwrap();
-    assert_eq!(*present.recorded.lock().unwrap(), blocks(&[2]));
+    assert_eq!(*present.recorded.lock(), blocks(&[2]));
 }
 
 #[test]
@@ -141,6 +141,6 @@ fn notes_of_a_process_that_lost_nothing_are_believed() {
     let told = third.flush(|| Ok(())).unwrap_err();
     assert_eq!(told.to_string().matches(EARLIER).count(), 1, "{told}");
     third.flush(|| Ok(())).unwrap();
-    assert_eq!(*present.recorded.lock().unwrap(), blocks(&[1, 2]));
-    assert!(losses.0.lock().unwrap().is_none());
+    assert_eq!(*present.recorded.lock(), blocks(&[1, 2]));
+    assert!(losses.0.lock().is_none());
 }
