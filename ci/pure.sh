@@ -31,7 +31,7 @@ allowed='{
     "dray-sim": ["dray-types", "dray-wire", "dray-heat", "dray-engine", "dray-trace"],
     "dray-testkit": ["dray-types", "dray-image", "dray-guest"],
     "dray-config": ["dray-files", "dray-types", "dray-net", "dray-backup", "dray-host"],
-    "dray-vm": ["dray-files", "dray-types", "dray-api", "dray-image", "dray-nbd", "dray-qemu", "dray-host", "dray-config"],
+    "dray-vm": ["dray-files", "dray-types", "dray-api", "dray-image", "dray-serve", "dray-nbd", "dray-qemu", "dray-host", "dray-config"],
     "dray-provider": ["dray-files", "dray-types", "dray-api", "dray-wire", "dray-engine", "dray-net", "dray-image", "dray-backup", "dray-host", "dray-config"],
     "dray-migrate": ["dray-files", "dray-types", "dray-api", "dray-wire", "dray-engine", "dray-net", "dray-image", "dray-qemu", "dray-host", "dray-config", "dray-vm", "dray-provider"],
     "dray-agent": ["dray-files", "dray-types", "dray-api", "dray-net", "dray-wire", "dray-heat", "dray-engine", "dray-trace", "dray-image", "dray-host", "dray-serve", "dray-nbd", "dray-qemu", "dray-backup", "dray-config", "dray-vm", "dray-provider", "dray-migrate"],

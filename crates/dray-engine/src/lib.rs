@@ -36,7 +36,6 @@ pub mod throttle;
 pub mod watch;
 pub mod window;
 
-pub use dray_types::Strategy;
 pub use receiver::{BackfillControl, Target, TargetEffect, TargetEvent, TargetPlan};
 pub use record::{SourceRecord, TargetRecord};
 pub use source::{Source, SourceEffect, SourceEvent, SourcePlan};

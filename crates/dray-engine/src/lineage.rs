@@ -14,7 +14,7 @@
 
 mod merge;
 
-pub use dray_types::Ancestor;
+use dray_types::Ancestor;
 use dray_types::{BlockRange, BlockSet, GenerationId};
 pub use merge::MERGED;
 use serde::{Deserialize, Serialize};

@@ -4,10 +4,8 @@
 mod support;
 
 use dray_engine::receiver::{Arrival, BackfillControl};
-use dray_engine::{
-    SECOND, SourceEffect, SourceEvent, Strategy, TargetEffect, TargetEvent, TargetRecord,
-};
-use dray_types::{BlockRange, BlockSet, Epoch, ImageIndex};
+use dray_engine::{SECOND, SourceEffect, SourceEvent, TargetEffect, TargetEvent, TargetRecord};
+use dray_types::{BlockRange, BlockSet, Epoch, ImageIndex, Strategy};
 use dray_wire::{TargetState, ToSource, ToTarget};
 use support::*;
 

@@ -3,8 +3,8 @@
 mod support;
 
 use dray_engine::receiver::Arrival;
-use dray_engine::{Source, SourceEffect, SourceEvent, Strategy, TargetEffect, TargetRecord};
-use dray_types::{BlockRange, BlockSet};
+use dray_engine::{Source, SourceEffect, SourceEvent, TargetEffect, TargetRecord};
+use dray_types::{BlockRange, BlockSet, Strategy};
 use dray_wire::ToSource;
 use support::*;
 

@@ -1,10 +1,10 @@
 //! Generations against a model that remembers what every block held at every handover.
 
 use dray_engine::lineage::{
-    Ancestor, AtStop, DeviceStamp, FileIdentity, Generation, Lineage, LineageRecord, MAX_PAST,
-    MERGED, Reason, Stamp, Unfit, fits, recover,
+    AtStop, DeviceStamp, FileIdentity, Generation, Lineage, LineageRecord, MAX_PAST, MERGED,
+    Reason, Stamp, Unfit, fits, recover,
 };
-use dray_types::{BlockRange, BlockSet, GenerationId};
+use dray_types::{Ancestor, BlockRange, BlockSet, GenerationId};
 use proptest::prelude::*;
 
 const BLOCKS: u64 = 256;

@@ -2,8 +2,8 @@
 
 mod support;
 
-use dray_engine::{SECOND, SourceEffect, SourceEvent, Strategy, Tuning};
-use dray_types::{BlockRange, BlockSet};
+use dray_engine::{SECOND, SourceEffect, SourceEvent, Tuning};
+use dray_types::{BlockRange, BlockSet, Strategy};
 use dray_wire::ToSource;
 use std::collections::BTreeSet;
 use support::*;

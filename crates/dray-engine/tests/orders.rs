@@ -5,10 +5,9 @@ mod support;
 
 use dray_engine::receiver::{Arrival, TargetNotice};
 use dray_engine::{
-    BackfillControl, SECOND, SourceEffect, SourceEvent, Strategy, TargetEffect, TargetEvent,
-    TargetRecord,
+    BackfillControl, SECOND, SourceEffect, SourceEvent, TargetEffect, TargetEvent, TargetRecord,
 };
-use dray_types::{Attempt, BlockRange, BlockSet, Epoch, ImageIndex, Schedule};
+use dray_types::{Attempt, BlockRange, BlockSet, Epoch, ImageIndex, Schedule, Strategy};
 use dray_wire::control::MAX_ORDER;
 use dray_wire::{MapHash, ToSource, ToTarget};
 use support::*;

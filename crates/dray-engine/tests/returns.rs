@@ -2,8 +2,8 @@
 
 mod support;
 
-use dray_engine::{SourceEffect, SourceEvent, SourceRecord, Strategy};
-use dray_types::{BlockRange, BlockSet};
+use dray_engine::{SourceEffect, SourceEvent, SourceRecord};
+use dray_types::{BlockRange, BlockSet, Strategy};
 use dray_wire::{TargetImage, TargetState, ToSource};
 use support::*;
 

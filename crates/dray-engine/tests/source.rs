@@ -3,8 +3,8 @@
 mod support;
 
 use dray_engine::source::SourceNotice;
-use dray_engine::{SECOND, SourceEffect, SourceEvent, SourceRecord, Strategy};
-use dray_types::{Attempt, BlockSet, Epoch, ErrorKind};
+use dray_engine::{SECOND, SourceEffect, SourceEvent, SourceRecord};
+use dray_types::{Attempt, BlockSet, Epoch, ErrorKind, Strategy};
 use dray_wire::{HandedOver, MapHash, TargetState, ToSource, ToTarget};
 use support::*;
 

@@ -3,8 +3,8 @@
 mod support;
 
 use dray_engine::throttle::Mode;
-use dray_engine::{SECOND, Source, SourceEffect, SourceEvent, Strategy, Tuning};
-use dray_types::{BLOCK_SIZE, BlockSet, MAX_RUN_BLOCKS};
+use dray_engine::{SECOND, Source, SourceEffect, SourceEvent, Tuning};
+use dray_types::{BLOCK_SIZE, BlockSet, MAX_RUN_BLOCKS, Strategy};
 use support::*;
 
 fn tuned(strategy: Strategy, tuning: Tuning) -> S {

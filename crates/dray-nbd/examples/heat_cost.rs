@@ -15,7 +15,8 @@
 
 use dray_heat::{DrainPause, Heat, HeatConfig, Op};
 use dray_image::{Disk, FileImage, FileOptions, Image, IntentLog};
-use dray_nbd::{ExportError, ExportInfo, Exports, Server};
+use dray_nbd::Server;
+use dray_serve::{ExportError, ExportInfo, Exports};
 use dray_types::{BlockRange, BlockSet};
 use std::error::Error;
 use std::fs::File;
@@ -53,7 +54,7 @@ impl Exports for All {
         NAMES.map(ExportInfo::new).to_vec()
     }
 
-    fn open(&self, name: &str, _: &dray_nbd::Client) -> Result<Arc<dyn Image>, ExportError> {
+    fn open(&self, name: &str, _: &dray_serve::Client) -> Result<Arc<dyn Image>, ExportError> {
         let nth = NAMES.iter().position(|known| *known == name);
         nth.map(|nth| Arc::clone(&self.0[nth])).ok_or_else(|| ExportError::unknown(name))
     }

@@ -5,7 +5,8 @@
 //! `bench/nbd-compare.sh`.
 
 use dray_image::{Disk, FileImage, FileOptions, Image};
-use dray_nbd::{Client, ExportError, ExportInfo, Exports, Server};
+use dray_nbd::Server;
+use dray_serve::{Client, ExportError, ExportInfo, Exports};
 use std::path::PathBuf;
 use std::sync::Arc;
 

@@ -58,6 +58,5 @@ mod session;
 mod tls;
 mod writer;
 
-pub use dray_serve::{Client, ExportError, ExportInfo, Exports, Process};
 pub use server::{Server, ServerHandle};
 pub use tls::Tls;

@@ -3,7 +3,8 @@
 mod support;
 
 use dray_image::Image;
-use dray_nbd::{Client, ExportError, ExportInfo, Exports, Process, Server, ServerHandle, Tls};
+use dray_nbd::{Server, ServerHandle, Tls};
+use dray_serve::{Client, ExportError, ExportInfo, Exports, Process};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};

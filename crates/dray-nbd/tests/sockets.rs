@@ -2,7 +2,8 @@
 
 mod support;
 
-use dray_nbd::{Exports, Server, Tls};
+use dray_nbd::{Server, Tls};
+use dray_serve::Exports;
 use rustls::pki_types::{PrivateKeyDer, ServerName};
 use std::io::{Read, Write};
 use std::net::TcpStream;

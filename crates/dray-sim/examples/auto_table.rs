@@ -11,9 +11,10 @@ mod cases;
 
 use cases::Case;
 use dray_engine::SECOND;
+use dray_sim::replay::Order;
 use dray_sim::replay::study::{Mean, runs};
-use dray_sim::replay::{Order, Strategy};
 use dray_trace::generate::Load;
+use dray_types::Strategy;
 use std::error::Error;
 
 const PRESETS: [Strategy; 5] =

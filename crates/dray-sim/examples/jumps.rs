@@ -9,8 +9,9 @@ mod cases;
 use cases::Case;
 use dray_heat::HeatConfig;
 use dray_sim::replay::study::{Mean, reduction, runs};
-use dray_sim::replay::{Order, Settings, Strategy};
+use dray_sim::replay::{Order, Settings};
 use dray_trace::generate::Load;
+use dray_types::Strategy;
 use std::error::Error;
 
 const MIB: f64 = (1 << 20) as f64;

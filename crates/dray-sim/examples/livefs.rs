@@ -4,8 +4,9 @@
 use dray_engine::SECOND;
 use dray_engine::hotset::{Rule, SEGMENT};
 use dray_sim::replay::livefs::{afs, bonnie};
-use dray_sim::replay::{HotSet, Order, Outcome, Settings, Strategy, replay};
+use dray_sim::replay::{HotSet, Order, Outcome, Settings, replay};
 use dray_trace::Record;
+use dray_types::Strategy;
 use std::convert::Infallible;
 
 const GIB: u64 = 1 << 30;

@@ -2,10 +2,11 @@
 //! orders unless one is named. The trace is written as CSV first, so parsing it is a part of what is
 //! measured.
 
-use dray_engine::{SECOND, Strategy};
+use dray_engine::SECOND;
 use dray_sim::replay::{Order, Settings, replay};
 use dray_trace::generate::Load;
 use dray_trace::{Reader, Writer};
+use dray_types::Strategy;
 use std::time::Instant;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -1,9 +1,10 @@
 //! Replays: what must hold for every strategy and order, and what each strategy is.
 
-use dray_engine::{SECOND, Strategy};
+use dray_engine::SECOND;
 use dray_sim::replay::{Order, Outcome, ReplayError, Settings, Throttling, replay};
 use dray_trace::generate::Load;
 use dray_trace::{Op, Record, Rng};
+use dray_types::Strategy;
 use std::convert::Infallible;
 
 const GIB: u64 = 1 << 30;

@@ -1,8 +1,8 @@
 //! Many seeds of the simulator, and crashes between any two effects.
 
-use dray_engine::Strategy;
 use dray_sim::run::run_with_crash;
 use dray_sim::{Crash, CrashPoint, Side, crash_everywhere, run};
+use dray_types::Strategy;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 

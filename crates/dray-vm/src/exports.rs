@@ -5,7 +5,7 @@ use dray_host::flat::Flat;
 use dray_host::record::CopyState;
 use dray_host::registry::{Closed, Entry, Process, Registry};
 use dray_image::{Disk, Image};
-use dray_nbd::{Client, ExportError, ExportInfo, Exports};
+use dray_serve::{Client, ExportError, ExportInfo, Exports};
 use std::sync::Arc;
 
 /// The images of this host as NBD clients see them.
@@ -130,5 +130,5 @@ fn answers_flushes_alone(entry: &Entry) -> bool {
 }
 
 fn process_of(client: &Client) -> Option<Process> {
-    client.process.map(|dray_nbd::Process { pid, started }| Process { pid, started })
+    client.process.map(|dray_serve::Process { pid, started }| Process { pid, started })
 }

@@ -29,8 +29,7 @@ mod predict;
 pub use footprint::Footprint;
 pub use predict::{Prediction, predict};
 
-use crate::Strategy;
-use dray_types::{BLOCK_SIZE, BlockRange, BlockSet, ImageIndex};
+use dray_types::{BLOCK_SIZE, BlockRange, BlockSet, ImageIndex, Strategy};
 use predict::Sent;
 
 /// How much one byte left behind costs, as a share of sending it: a block that the guest never reads

@@ -3,11 +3,11 @@
 
 use dray_engine::receiver::Arrival;
 use dray_engine::{
-    MILLISECOND, SECOND, Source, SourceEffect, SourceEvent, SourcePlan, SourceRecord, Strategy,
-    Target, TargetEffect, TargetEvent, TargetPlan, TargetRecord, Time, Tuning,
+    MILLISECOND, SECOND, Source, SourceEffect, SourceEvent, SourcePlan, SourceRecord, Target,
+    TargetEffect, TargetEvent, TargetPlan, TargetRecord, Time, Tuning,
 };
 use dray_types::{
-    Attempt, BLOCK_SIZE, BlockRange, BlockSet, Epoch, ImageId, ImageIndex, MigrationId,
+    Attempt, BLOCK_SIZE, BlockRange, BlockSet, Epoch, ImageId, ImageIndex, MigrationId, Strategy,
 };
 use dray_wire::{
     Envelope, HandedOver, ImageHandover, ImageOffer, MapHash, Open, TargetImage, TargetState,

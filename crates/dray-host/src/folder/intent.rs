@@ -146,7 +146,7 @@ pub struct Conditions {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Options {
     /// Which blocks move when.
-    pub strategy: dray_engine::Strategy,
+    pub strategy: dray_types::Strategy,
     /// The order in which blocks move.
     #[serde(default)]
     pub order: Order,
@@ -299,7 +299,7 @@ pub(crate) mod tests {
     /// A migration away that has begun.
     pub(crate) fn options_of_a_test() -> Options {
         Options {
-            strategy: dray_engine::Strategy::Hybrid,
+            strategy: dray_types::Strategy::Hybrid,
             order: Order::default(),
             tuning: Tuning::default(),
             bandwidth: None,

@@ -5,7 +5,8 @@ pub mod memory;
 pub mod raw;
 
 use dray_image::{FileImage, FileOptions, Image};
-use dray_nbd::{Client, ExportError, ExportInfo, Exports, Server, ServerHandle};
+use dray_nbd::{Server, ServerHandle};
+use dray_serve::{Client, ExportError, ExportInfo, Exports};
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};

@@ -16,8 +16,9 @@ use std::time::{Duration, Instant};
 
 use dray_image::layers::{Fault, Faults, Layered, Op, When};
 use dray_image::{Disk, ErrorKind, Fetcher, FileImage, FileOptions, Image, PresentLog};
-use dray_nbd::{Client, ExportError, ExportInfo, Exports, Server, ServerHandle};
+use dray_nbd::{Server, ServerHandle};
 use dray_qemu::NbdExport;
+use dray_serve::{Client, ExportError, ExportInfo, Exports};
 use dray_types::{BlockRange, BlockSet};
 
 /// How much larger than its file a growing image is exported.

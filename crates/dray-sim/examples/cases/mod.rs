@@ -4,10 +4,11 @@
 use dray_engine::SECOND;
 use dray_sim::replay::settings::PAPER_DELAY;
 use dray_sim::replay::study::Starts;
-use dray_sim::replay::{Order, Settings, Strategy};
+use dray_sim::replay::{Order, Settings};
 use dray_trace::analyse::{PAPER_BANDWIDTH, PAPER_STARTS, Totals};
 use dray_trace::generate::{Load, LoadSpec};
 use dray_trace::{Reader, Record, TraceError};
+use dray_types::Strategy;
 use std::error::Error;
 use std::path::{Path, PathBuf};
 

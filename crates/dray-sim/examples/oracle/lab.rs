@@ -11,9 +11,9 @@ use crate::cases::Case;
 use dray_engine::SECOND;
 use dray_sim::replay::oracle::Future;
 use dray_sim::replay::study::{Mean, Starts, reduction};
-use dray_sim::replay::{Given, Order, Outcome, Settings, Strategy, Throttling, replay};
+use dray_sim::replay::{Given, Order, Outcome, Settings, Throttling, replay};
 use dray_trace::generate::Load;
-use dray_types::Schedule;
+use dray_types::{Schedule, Strategy};
 use std::error::Error;
 
 const MIB: f64 = (1 << 20) as f64;

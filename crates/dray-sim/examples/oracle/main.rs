@@ -15,9 +15,9 @@ mod waits;
 use cases::Case;
 use dray_sim::replay::oracle::Future;
 use dray_sim::replay::study::reduction;
-use dray_sim::replay::{Given, Order, Settings, Strategy, replay};
+use dray_sim::replay::{Given, Order, Settings, replay};
 use dray_trace::generate::Load;
-use dray_types::Schedule;
+use dray_types::{Schedule, Strategy};
 use std::error::Error;
 
 /// Bytes sent twice, over all starts.

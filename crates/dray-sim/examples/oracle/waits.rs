@@ -6,8 +6,8 @@
 use crate::cases::Case;
 use dray_sim::replay::oracle::Reads;
 use dray_sim::replay::study::reduction;
-use dray_sim::replay::{Given, Order, Outcome, Settings, Strategy, replay};
-use dray_types::Schedule;
+use dray_sim::replay::{Given, Order, Outcome, Settings, replay};
+use dray_types::{Schedule, Strategy};
 use std::error::Error;
 
 /// Over all starts.

@@ -5,8 +5,8 @@ pub(crate) mod reuse;
 use self::reuse::ReuseSetup;
 use crate::rng::Rng;
 use dray_engine::throttle::Mode;
-use dray_engine::{MILLISECOND, SECOND, Strategy, Tuning};
-use dray_types::{BLOCK_SIZE, BlockRange, BlockSet, StrategyTraits};
+use dray_engine::{MILLISECOND, SECOND, Tuning};
+use dray_types::{BLOCK_SIZE, BlockRange, BlockSet, Strategy, StrategyTraits};
 
 /// One of the two hosts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -26,7 +26,6 @@ mod target;
 mod tuning;
 mod world;
 
-pub use dray_engine::Strategy;
 pub use dray_engine::throttle::Mode as Throttling;
 pub use outcome::Outcome;
 pub use picture::Picture;

@@ -114,7 +114,8 @@ impl Future {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::replay::{Order, Strategy};
+    use crate::replay::Order;
+    use dray_types::Strategy;
     use std::convert::Infallible;
 
     /// A disk of ten blocks of which the link carries one a second.

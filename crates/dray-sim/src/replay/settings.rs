@@ -2,9 +2,9 @@
 
 use dray_engine::hotset::Rule;
 use dray_engine::throttle::Mode;
-use dray_engine::{MILLISECOND, SECOND, Strategy};
+use dray_engine::{MILLISECOND, SECOND};
 use dray_heat::HeatConfig;
-use dray_types::{BLOCK_SIZE, Schedule, Why};
+use dray_types::{BLOCK_SIZE, Schedule, Strategy, Why};
 use std::fmt;
 use std::str::FromStr;
 

@@ -3,8 +3,9 @@
 use super::settings::PAPER_DELAY;
 use super::{Chunks, Order, Outcome, ReplayError, Settings, replay};
 use dray_engine::window::{BACKFILL_WINDOW, COPY_WINDOW};
-use dray_engine::{MILLISECOND, SECOND, Strategy};
+use dray_engine::{MILLISECOND, SECOND};
 use dray_trace::{Record, Rng};
+use dray_types::Strategy;
 
 /// Chunk sizes of the paper's table 4: 512 KiB to 1 GiB, each twice the one before.
 pub const CHUNK_SIZES: std::ops::RangeInclusive<u32> = 19..=30;

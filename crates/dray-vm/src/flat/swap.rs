@@ -411,8 +411,8 @@ mod tests {
     use dray_host::process::QemuProcess;
     use dray_host::store::Store;
     use dray_image::{Loss, LossLog};
-    use dray_nbd::{Client, Exports};
     use dray_qemu::Pivot;
+    use dray_serve::{Client, Exports};
     use serde_json::json;
     use std::io::{BufRead, BufReader, Write};
     use std::os::unix::net::UnixListener;

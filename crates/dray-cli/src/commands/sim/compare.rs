@@ -6,9 +6,9 @@ use crate::show::style::Style;
 use crate::show::table::{Align, table};
 use crate::show::units::bytes;
 use dray_api::ApiResult;
+use dray_sim::replay::Order;
 use dray_sim::replay::study::{Cell, Mean, compare, reduction};
-use dray_sim::replay::{Order, Strategy};
-use dray_types::BitRate;
+use dray_types::{BitRate, Strategy};
 use serde_json::{Value, json};
 use std::process::ExitCode;
 

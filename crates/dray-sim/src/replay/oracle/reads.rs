@@ -113,9 +113,9 @@ fn count(counts: &mut [u32], run: BlockRange) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::replay::{Order, Strategy};
+    use crate::replay::Order;
     use dray_engine::SECOND;
-    use dray_types::BLOCK_SIZE;
+    use dray_types::{BLOCK_SIZE, Strategy};
     use std::convert::Infallible;
 
     /// A disk of ten blocks of which the link carries one a second, without a delay.
