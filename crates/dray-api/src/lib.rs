@@ -4,7 +4,7 @@
 //!
 //! One request per connection over a unix socket, as lines of JSON: the client sends
 //! `{"version":1,"command":{…}}`, the agent answers with any number of `{"event":…}` lines and ends
-//! with exactly one `{"result":…}` or `{"error":…}` line. [`table`] lists the commands. The types are the
+//! with exactly one `{"result":…}` or `{"error":…}` line. [`command`] lists the commands. The types are the
 //! public interface, described in `docs/reference/api.md`; a change that old clients would misread raises [`API_VERSION`].
 
 pub mod backup;
@@ -76,29 +76,48 @@ mod tests {
         assert_eq!(&serde_json::to_value(read).unwrap(), example);
     }
 
+    /// Makes [`check_answer`] of the table of commands.
+    macro_rules! answers {
+        ($(
+            $(#[$doc:meta])*
+            $name:literal $command:ident -> $answer:ty $(, sends $($event:literal)+)?;
+        )+) => {
+            /// Checks an answer of the command that has this name.
+            #[track_caller]
+            fn check_answer(name: &str, example: &Value) {
+                match name {
+                    $($name => round_trips::<$answer>(example),)+
+                    _ => panic!("there is no command {name}"),
+                }
+            }
+        };
+    }
+    crate::commands!(answers);
+
+    /// An answer follows its request: the fake agent of the command line's tests gives it.
     #[test]
     fn the_document_shows_what_the_types_are() {
-        let mut kinds = std::collections::BTreeMap::new();
+        let mut kinds = std::collections::BTreeSet::new();
+        let mut asked = String::new();
         for example in examples() {
             let kind = ["version", "event", "error", "result"]
                 .into_iter()
                 .find(|kind| example.get(kind).is_some())
                 .unwrap();
-            *kinds.entry(kind).or_insert(0) += 1;
+            kinds.insert(kind);
             let content = &example[kind];
             match kind {
                 // Requests leave defaults out, so that they are only read.
-                "version" => drop(serde_json::from_value::<Request>(example).unwrap()),
+                "version" => {
+                    asked = example["command"].as_object().unwrap().keys().next().unwrap().clone();
+                    drop(serde_json::from_value::<Request>(example).unwrap());
+                }
                 "event" => round_trips::<Event>(&example),
-                _ if content.get("accesses").is_some() => round_trips::<Recorded>(content),
                 "error" => round_trips::<Refusal>(content),
-                _ if content.is_array() => round_trips::<Vec<PeerStatus>>(content),
-                _ if content.get("pid").is_some() => round_trips::<AgentInfo>(content),
-                _ => round_trips::<Summary>(content),
+                _ => check_answer(&asked, content),
             }
         }
-        let counted: Vec<_> = kinds.into_iter().collect();
-        assert_eq!(counted, [("error", 1), ("event", 8), ("result", 4), ("version", 11)]);
+        assert_eq!(kinds.len(), 4, "{kinds:?}");
     }
 
     #[test]

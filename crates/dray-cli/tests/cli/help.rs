@@ -25,22 +25,28 @@ fn listed(help: &str) -> Vec<&str> {
     names.filter(|name| *name != "help").collect()
 }
 
-/// Checks the help of `path`, and of every command below it.
-fn check(path: &[&str]) {
+/// Adds the help of `path` to `texts`, and that of every command below it.
+fn gather(path: &[&str], texts: &mut Vec<(String, String)>) {
     let text = help(&[path, &["--help"]].concat());
-    golden::check(&format!("help-{}", path.join("-")), &text);
+    texts.push((path.join("-"), text.clone()));
     for below in listed(&text) {
-        check(&[path, &[below]].concat());
+        gather(&[path, &[below]].concat(), texts);
     }
+}
+
+/// Every command, `backups-list` for example, with its help.
+pub fn of_all() -> Vec<(String, String)> {
+    let mut texts = Vec::new();
+    listed(&help(&["-h"])).iter().for_each(|command| gather(&[command], &mut texts));
+    texts
 }
 
 #[test]
 fn help_of_every_command() {
-    let text = help(&["-h"]);
-    let commands = listed(&text);
-    assert!(commands.contains(&"migrate"), "{commands:?}");
-    for command in commands {
-        check(&[command]);
+    let texts = of_all();
+    assert!(texts.iter().any(|(name, _)| name == "migrate"));
+    for (name, text) in texts {
+        golden::check(&format!("help-{name}"), &text);
     }
 }
 

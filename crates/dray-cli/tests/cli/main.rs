@@ -3,6 +3,7 @@
 
 mod arguments;
 mod errors;
+mod examples;
 mod fake;
 mod golden;
 mod help;

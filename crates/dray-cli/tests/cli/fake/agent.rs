@@ -2,9 +2,11 @@
 
 use super::ID;
 use super::canned::*;
+use super::document;
 use dray_agent::api::{Answers, Events};
 use dray_api::*;
 use dray_types::{ByteSize, Endpoint, Epoch, GenerationId, ImageId, MigrationId};
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex};
 
@@ -40,42 +42,75 @@ trait Canned: Ask {
     fn canned(self) -> ApiResult<Self::Answer>;
 }
 
-impl<C: Canned> Answers<C> for Agent {
+impl<C: Ask> Answers<C> for Agent {
     async fn answer(&self, command: C, events: Events) -> ApiResult<C::Answer> {
         self.saw(&command);
-        for event in command.events() {
-            let _ = events.send(event).await;
-        }
-        command.canned()
+        let answer = match command.into() {
+            Command::Migrate(command) => to_json(migrate(command, &events).await?),
+            Command::Watch(command) => to_json(watch(command, &events).await?),
+            Command::Batch(command) => to_json(start_batch(command, &events).await?),
+            Command::BatchWatch(command) => to_json(watch_batch(command, &events).await?),
+            other => {
+                let (before, answer) = canned(other).unwrap_or_else(|| {
+                    let (before, answer) = document::answer(C::NAME);
+                    (before, Ok(answer))
+                });
+                for event in before {
+                    let _ = events.send(event).await;
+                }
+                answer?
+            }
+        };
+        Ok(serde_json::from_value(answer).expect("an answer of this command"))
     }
 }
 
-impl Answers<Migrate> for Agent {
-    async fn answer(&self, command: Migrate, events: Events) -> ApiResult<Migrated> {
-        self.saw(&command);
-        asked_to_fail(&command.to)?;
-        let started = Started { migration: ID };
-        if command.detach {
-            return Ok(Migrated::Started(started));
-        }
-        let _ = events.send(Event::Started(started)).await;
-        tell(&events).await;
-        Ok(Migrated::Ended(Box::new(summary())))
-    }
+fn to_json(answer: impl Serialize) -> Value {
+    serde_json::to_value(answer).expect("an answer can be written")
 }
 
-impl Answers<Watch> for Agent {
-    async fn answer(&self, command: Watch, events: Events) -> ApiResult<Summary> {
-        self.saw(&command);
-        let named = command.migration.map_or_else(String::new, |named| named.0);
-        asked_to_fail(&named)?;
-        if named == "endless" {
-            let _ = events.send(Event::Progress(progress())).await;
-            std::future::pending::<()>().await;
+/// Makes [`canned`] for the commands whose answers are below, because they depend on what is asked.
+/// Of every other command the answer is the example in the interface's document.
+macro_rules! canned {
+    ($($command:ident)+) => {
+        /// What comes before the answer of the command, and the answer.
+        fn canned(command: Command) -> Option<(Vec<Event>, ApiResult<Value>)> {
+            match command {
+                $(Command::$command(command) => {
+                    Some((command.events(), command.canned().map(to_json)))
+                })+
+                _ => None,
+            }
         }
-        tell(&events).await;
-        Ok(summary())
+    };
+}
+
+canned! {
+    Peers Prepare Seed Status Cancel Resume Limit Images ImageAdd ImageRemove Resize Claim Plan
+    Record Backfill Batches BatchCancel BatchLimit Lineage Backup BackupPrune BackupCancel Backups
+    BackupInit BackupVerify Restore Unstall
+}
+
+async fn migrate(command: Migrate, events: &Events) -> ApiResult<Migrated> {
+    asked_to_fail(&command.to)?;
+    let started = Started { migration: ID };
+    if command.detach {
+        return Ok(Migrated::Started(started));
     }
+    let _ = events.send(Event::Started(started)).await;
+    tell(events).await;
+    Ok(Migrated::Ended(Box::new(summary())))
+}
+
+async fn watch(command: Watch, events: &Events) -> ApiResult<Summary> {
+    let named = command.migration.map_or_else(String::new, |named| named.0);
+    asked_to_fail(&named)?;
+    if named == "endless" {
+        let _ = events.send(Event::Progress(progress())).await;
+        std::future::pending::<()>().await;
+    }
+    tell(events).await;
+    Ok(summary())
 }
 
 /// What a watch of the migration is told.
@@ -92,52 +127,20 @@ async fn tell(events: &Events) {
     let _ = events.send(Event::Progress(now)).await;
 }
 
-impl Answers<Batch> for Agent {
-    async fn answer(&self, command: Batch, events: Events) -> ApiResult<BatchStatus> {
-        self.saw(&command);
-        if command.detach {
-            return Ok(batch());
-        }
-        let _ = events.send(Event::Batch(Box::new(batch()))).await;
-        Ok(batch_ended())
+async fn start_batch(command: Batch, events: &Events) -> ApiResult<BatchStatus> {
+    if command.detach {
+        return Ok(batch());
     }
+    let _ = events.send(Event::Batch(Box::new(batch()))).await;
+    Ok(batch_ended())
 }
 
-impl Answers<BatchWatch> for Agent {
-    async fn answer(&self, command: BatchWatch, events: Events) -> ApiResult<BatchStatus> {
-        self.saw(&command);
-        let _ = events.send(Event::Batch(Box::new(batch()))).await;
-        if command.batch.is_some_and(|named| named.0 == "endless") {
-            std::future::pending::<()>().await;
-        }
-        Ok(batch_ended())
+async fn watch_batch(command: BatchWatch, events: &Events) -> ApiResult<BatchStatus> {
+    let _ = events.send(Event::Batch(Box::new(batch()))).await;
+    if command.batch.is_some_and(|named| named.0 == "endless") {
+        std::future::pending::<()>().await;
     }
-}
-
-fn spliced() -> Spliced {
-    let disk = |device: &str, path: &str, ms| SplicedDisk {
-        device: device.into(),
-        node: format!("{device}-file"),
-        image: format!("vm1-{device}"),
-        path: path.into(),
-        ms,
-    };
-    let disks = vec![disk("disk0", "/srv/vm/a.raw", 24.7), disk("disk1", "/srv/vm/b", 2.0)];
-    Spliced { disks }
-}
-
-impl Canned for Info {
-    fn canned(self) -> ApiResult<AgentInfo> {
-        let version = env!("CARGO_PKG_VERSION").to_owned();
-        Ok(AgentInfo {
-            host: "hosta".into(),
-            version,
-            api_version: API_VERSION,
-            pid: 1,
-            indexed_bytes: 0,
-            troubles: Vec::new(),
-        })
-    }
+    Ok(batch_ended())
 }
 
 impl Canned for Peers {
@@ -286,18 +289,6 @@ impl Canned for ImageRemove {
     }
 }
 
-impl Canned for Adopt {
-    fn canned(self) -> ApiResult<Spliced> {
-        Ok(spliced())
-    }
-}
-
-impl Canned for Release {
-    fn canned(self) -> ApiResult<Spliced> {
-        Ok(spliced())
-    }
-}
-
 impl Canned for Resize {
     fn canned(self) -> ApiResult<ImageStatus> {
         Ok(ImageStatus { name: self.image, size: self.size.0, ..images().remove(0) })
@@ -423,17 +414,6 @@ impl Canned for Backup {
 impl Canned for BackupPrune {
     fn canned(self) -> ApiResult<BackupPruned> {
         Ok(BackupPruned { dry_run: self.dry_run, kept: 9, removed: Vec::new() })
-    }
-}
-
-impl Canned for BackupGc {
-    fn canned(self) -> ApiResult<BackupCollected> {
-        Ok(BackupCollected {
-            removed_bytes: 3 << 30,
-            condemned_bytes: 16 << 20,
-            fenced_writers: 1,
-            ..BackupCollected::default()
-        })
     }
 }
 

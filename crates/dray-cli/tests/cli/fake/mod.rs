@@ -2,6 +2,7 @@
 
 mod agent;
 mod canned;
+mod document;
 
 pub use canned::{batch_ended, summary};
 
