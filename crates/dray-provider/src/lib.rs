@@ -1,7 +1,7 @@
 //! Providers of blocks other than the source of a migration: backups, replicas at other hosts, and
 //! the content that this host has already.
 //!
-//! * [`snapshots`]: which generations of an image are where.
+//! * [`snapshots`]: which generations of an image are where, and the traits of a provider.
 //! * [`destination`]: repositories, and how they are reached; [`peer`]: one at another host; [`notes`]: what this
 //!   host has put into them; [`offer`]: what peers may keep here.
 //! * [`seed`]: an image read from them into a replica, before its migration.

@@ -2,25 +2,104 @@
 //! repositories and the peers in the configuration.
 //!
 //! All places are asked at once, and none is waited for for long: one that says nothing must not keep a
-//! migration from its work. A fleet's catalogue would answer here instead.
+//! migration from its work. What a place is nobody asks who uses the index: to whom images can be had
+//! from, a place is a [`Catalogue`], and what it holds a [`HeldCopy`].
 
-use crate::destination::Destination;
-use dray_backup::{Backup, Repository};
+use crate::seed::backup::RepositoryCatalogue;
+use crate::seed::gather::Provider;
+use crate::seed::replica::PeerCatalogue;
+use dray_api::HeldAs;
+use dray_backup::Reader;
 use dray_config::Config;
-use dray_net::tls::{Identity, TlsError};
-use dray_net::{NetError, requests};
-use dray_types::{Ancestor, ImageId, Refusal};
-use dray_wire::request::{Holding, Reply, Request};
+use dray_image::ImageFile;
+use dray_net::NetError;
+use dray_net::tls::TlsError;
+use dray_types::{Ancestor, GenerationId, ImageId, Refusal};
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
+/// A place that may hold generations of images.
+pub trait Catalogue: Send + Sync {
+    /// The place's name: a repository's or a peer's.
+    fn name(&self) -> &str;
+
+    /// The longest wait for its answer.
+    fn patience(&self) -> Duration;
+
+    /// Whether it is another host: of those, the silent ones are told apart.
+    fn is_host(&self) -> bool;
+
+    /// What it has of an image.
+    ///
+    /// # Errors
+    /// Why it cannot say.
+    fn snapshots(&self, image: ImageId) -> Result<Snapshots, Unheard>;
+}
+
+/// What holds a generation's content, at one place.
+pub trait HeldCopy: Send + Sync {
+    /// What the interface calls it.
+    fn held_as(&self) -> HeldAs;
+
+    /// Regions that do not hold the generation any more.
+    fn distrusted(&self) -> &[u64] {
+        &[]
+    }
+
+    /// Bytes allocated for it, where no recipe says how much data there is.
+    fn allocated(&self) -> u64 {
+        0
+    }
+
+    /// Whether it knows what each piece of it consists of. Of one of another generation, what is the
+    /// same can be used then.
+    fn has_recipe(&self) -> bool {
+        false
+    }
+
+    /// The recipe, if it has one, which may take its time.
+    ///
+    /// # Errors
+    /// Why it cannot be read.
+    fn recipe(&self) -> Result<Option<Arc<Reader>>, Unheard> {
+        Ok(None)
+    }
+
+    /// Who gives its content; none where it cannot be reached.
+    fn provider(&self, wanted: Wanted) -> Option<Arc<dyn Provider>>;
+}
+
+/// What is wanted of a copy.
+#[derive(Clone)]
+pub struct Wanted {
+    /// The image.
+    pub image: ImageId,
+    /// The generation that is read.
+    pub generation: GenerationId,
+    /// An old copy of the image on this host, of whatever state.
+    pub old: Option<Arc<dyn ImageFile>>,
+    /// The copy's own recipe; one of the wanted generation from elsewhere where it has none.
+    pub recipe: Option<Arc<Reader>>,
+}
+
+/// The places in the configuration: the repositories, then the peers. A fleet's catalogue would stand
+/// here as well.
+pub fn catalogues(config: &Arc<Config>) -> Vec<Arc<dyn Catalogue>> {
+    let repository = |name: &String| -> Arc<dyn Catalogue> {
+        Arc::new(RepositoryCatalogue { config: Arc::clone(config), name: name.clone() })
+    };
+    let peer = |name: &String| -> Arc<dyn Catalogue> {
+        Arc::new(PeerCatalogue { config: Arc::clone(config), name: name.clone() })
+    };
+    let repositories = config.backups.iter().map(|backup| repository(&backup.name));
+    repositories.chain(config.peers.iter().map(|known| peer(&known.name))).collect()
+}
+
 /// The longest wait for a repository's list of what it has, or for one more part of a recipe. Some hundred
 /// manifests are read one after the other, each a round trip to an object store.
 pub const PATIENCE: Duration = Duration::from_secs(25);
-/// The longest wait for a peer: it looks at nothing but its own records.
-const PEER_PATIENCE: Duration = Duration::from_secs(5);
 
 /// One generation of an image, at one place.
 pub struct Snapshot {
@@ -31,20 +110,7 @@ pub struct Snapshot {
     /// The image's length then, in bytes.
     pub len: u64,
     /// What holds its content.
-    pub held: Held,
-}
-
-/// What holds a generation's content.
-pub enum Held {
-    /// A backup.
-    Backup(Repository, Box<Backup>),
-    /// The replica at a peer.
-    Replica {
-        /// Bytes allocated for it.
-        allocated: u64,
-        /// Regions that do not hold the generation any more.
-        distrusted: Vec<u64>,
-    },
+    pub held: Box<dyn HeldCopy>,
 }
 
 /// Why a place has told nothing.
@@ -79,7 +145,7 @@ pub enum Unheard {
 /// What all places have of an image.
 #[derive(Default)]
 pub struct Snapshots {
-    /// By place: the repositories, then the peers, in the order of the configuration.
+    /// By place, in the order in which they were asked.
     pub held: Vec<Snapshot>,
     /// What is damaged, and which repository cannot be asked and why, for people.
     pub notes: Vec<String>,
@@ -87,49 +153,28 @@ pub struct Snapshots {
     pub silent: Vec<String>,
 }
 
-/// How one place is asked.
-type Question = fn(&Config, &str, ImageId) -> Result<Snapshots, Unheard>;
-
 impl Snapshots {
     /// Asks every place for what it has of `image`.
-    pub fn of(config: &Arc<Config>, image: ImageId) -> Self {
+    pub fn of(places: &[Arc<dyn Catalogue>], image: ImageId) -> Self {
         let begun = Instant::now();
-        let repositories: Vec<_> = config.backups.iter().map(|place| place.name.as_str()).collect();
-        let peers: Vec<_> = config.peers.iter().map(|peer| peer.name.as_str()).collect();
-        let ask = |names: &[&str], question: Question| {
-            let ask = |name: &&str| {
-                let (config, name) = (Arc::clone(config), (*name).to_owned());
-                apart(move || question(&config, &name, image))
-            };
-            names.iter().map(ask).collect::<Vec<_>>()
+        let ask = |place: &Arc<dyn Catalogue>| {
+            let place = Arc::clone(place);
+            apart(move || place.snapshots(image))
         };
-        let (stored, replicas) = (ask(&repositories, at_repository), ask(&peers, at_peer));
+        let asked: Vec<_> = places.iter().map(|place| (place, ask(place))).collect();
         let mut all = Self::default();
-        for (name, answer) in peers.iter().zip(replicas) {
-            let why = all.take(&answer, begun + PEER_PATIENCE, PEER_PATIENCE).err();
-            all.silent.extend(why.map(|why| format!("{name}: {why}")));
+        for (place, told) in asked {
+            let left = (begun + place.patience()).saturating_duration_since(Instant::now());
+            match told.recv_timeout(left).unwrap_or_else(|_| Err(Unheard::Late(place.patience()))) {
+                Ok(found) => {
+                    all.held.extend(found.held);
+                    all.notes.extend(found.notes);
+                }
+                Err(why) if place.is_host() => all.silent.push(format!("{}: {why}", place.name())),
+                Err(why) => all.notes.push(format!("{}: {why}", place.name())),
+            }
         }
-        let replicas = std::mem::take(&mut all.held);
-        for (name, answer) in repositories.iter().zip(stored) {
-            let why = all.take(&answer, begun + PATIENCE, PATIENCE).err();
-            all.notes.extend(why.map(|why| format!("{name}: {why}")));
-        }
-        all.held.extend(replicas);
         all
-    }
-
-    /// Takes in an answer that comes before `until`.
-    fn take(
-        &mut self,
-        answer: &Receiver<Result<Self, Unheard>>,
-        until: Instant,
-        patience: Duration,
-    ) -> Result<(), Unheard> {
-        let answer = answer.recv_timeout(until.saturating_duration_since(Instant::now()));
-        let found = answer.map_err(|_| Unheard::Late(patience))??;
-        self.held.extend(found.held);
-        self.notes.extend(found.notes);
-        Ok(())
     }
 }
 
@@ -141,42 +186,4 @@ pub fn apart<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Re
     let work = move || drop(send.send(work()));
     drop(std::thread::Builder::new().name("dray-snapshots".to_owned()).spawn(work));
     told
-}
-
-fn at_repository(config: &Config, name: &str, image: ImageId) -> Result<Snapshots, Unheard> {
-    let repository = Destination::resolve(config, name, None)?.open()?;
-    let listing = repository.backups(image)?;
-    let notes = listing.damaged.iter().map(|(_, why)| format!("{name}: {why}")).collect();
-    let held = listing.backups.into_iter().map(|backup| Snapshot {
-        place: name.to_owned(),
-        generation: backup.info.generation,
-        len: backup.info.bytes,
-        held: Held::Backup(repository.clone(), Box::new(backup)),
-    });
-    Ok(Snapshots { held: held.collect(), notes, silent: Vec::new() })
-}
-
-fn at_peer(config: &Config, name: &str, image: ImageId) -> Result<Snapshots, Unheard> {
-    let peer = config.peer(name).ok_or(Unheard::Unknown)?;
-    let identity = Identity::load(&config.tls_dir)?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let request = Request::Holdings { image };
-    let asked = requests::ask(&identity, &peer.name, &peer.address, &request, PEER_PATIENCE);
-    match runtime.block_on(asked)? {
-        Reply::Holdings { held } => {
-            let held = held.into_iter().map(|holding| replica(name, holding)).collect();
-            Ok(Snapshots { held, ..Snapshots::default() })
-        }
-        _ => Err(Unheard::Misfit),
-    }
-}
-
-fn replica(peer: &str, holding: Holding) -> Snapshot {
-    let Holding { generation, len, allocated, distrusted } = holding;
-    Snapshot {
-        place: peer.to_owned(),
-        generation,
-        len,
-        held: Held::Replica { allocated, distrusted },
-    }
 }

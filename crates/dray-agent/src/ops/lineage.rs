@@ -3,14 +3,14 @@
 use crate::agent::Agent;
 use crate::api::{Answers, Events};
 use dray_api::{
-    ApiResult, ClosedGeneration, GenerationStatus, HeldAs, Holder, Lineage, LineageStatus, Stray,
+    ApiResult, ClosedGeneration, GenerationStatus, Holder, Lineage, LineageStatus, Stray,
 };
 use dray_engine::lineage::{Generation, Reason};
 use dray_host::lineage::{self, REGION_BLOCKS};
 use dray_host::refusals::io_error;
 use dray_host::released::Released;
 use dray_provider::notes::Note;
-use dray_provider::snapshots::{Held, Snapshots};
+use dray_provider::snapshots::{Snapshots, catalogues};
 use dray_types::{Ancestor, BLOCK_SIZE};
 use std::sync::Arc;
 
@@ -19,8 +19,8 @@ impl Answers<Lineage> for Arc<Agent> {
     async fn answer(&self, command: Lineage, _: Events) -> ApiResult<LineageStatus> {
         let mut status = self.line_known_here(&command)?;
         if !command.here_only {
-            let (config, image) = (Arc::clone(&self.config), status.id);
-            let asked = tokio::task::spawn_blocking(move || Snapshots::of(&config, image)).await;
+            let (places, image) = (catalogues(&self.config), status.id);
+            let asked = tokio::task::spawn_blocking(move || Snapshots::of(&places, image)).await;
             let what = "cannot ask who holds the generations";
             add_holders(&mut status, asked.map_err(|why| io_error(what, why))?);
         }
@@ -109,12 +109,9 @@ fn shown(
 /// Who holds what stands with the generation; what is not of this line, apart.
 fn add_holders(status: &mut LineageStatus, found: Snapshots) {
     for snapshot in found.held {
-        let (held_as, distrusted) = match snapshot.held {
-            Held::Backup(..) => (HeldAs::Backup, 0),
-            Held::Replica { distrusted, .. } => (HeldAs::Replica, distrusted.len() as u64),
-        };
+        let (held_as, distrusted) = (snapshot.held.held_as(), snapshot.held.distrusted().len());
         let region = REGION_BLOCKS * BLOCK_SIZE;
-        let distrusted_bytes = distrusted.saturating_mul(region).min(snapshot.len);
+        let distrusted_bytes = (distrusted as u64).saturating_mul(region).min(snapshot.len);
         let holder = Holder { place: snapshot.place, held_as, distrusted_bytes };
         let at = GenerationStatus::from(snapshot.generation);
         let past = status.past.iter_mut().find(|past| past.at == at);
@@ -134,16 +131,34 @@ fn add_holders(status: &mut LineageStatus, found: Snapshots) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dray_api::ImageState;
-    use dray_provider::snapshots::Snapshot;
+    use dray_api::{HeldAs, ImageState};
+    use dray_provider::seed::gather::Provider;
+    use dray_provider::snapshots::{HeldCopy, Snapshot, Wanted};
     use dray_types::{GenerationId, ImageId};
 
     fn at(number: u64) -> Ancestor {
         Ancestor { id: GenerationId(number.into()), number }
     }
 
+    /// A replica with these regions distrusted.
+    struct Replica(Vec<u64>);
+
+    impl HeldCopy for Replica {
+        fn held_as(&self) -> HeldAs {
+            HeldAs::Replica
+        }
+
+        fn distrusted(&self) -> &[u64] {
+            &self.0
+        }
+
+        fn provider(&self, _: Wanted) -> Option<Arc<dyn Provider>> {
+            None
+        }
+    }
+
     fn replica(place: &str, number: u64, distrusted: &[u64]) -> Snapshot {
-        let held = Held::Replica { allocated: 1, distrusted: distrusted.to_vec() };
+        let held = Box::new(Replica(distrusted.to_vec()));
         Snapshot { place: place.to_owned(), generation: at(number), len: 100 << 20, held }
     }
 

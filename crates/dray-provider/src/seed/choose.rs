@@ -4,27 +4,18 @@
 //! closed generations is wanted. Another place that has the same generation gives all of it; one with another
 //! generation gives what is the same there, as the recipes tell; a replica has no recipe.
 
-use super::gather::{Failure, Parts, Provider, TASK_BYTES};
-use super::replica::PeerReplica;
+use super::gather::{Parts, Provider, TASK_BYTES};
 use super::state::task_count;
 use super::tasks::{MAX_PROVIDERS, Mask};
-use crate::snapshots::{self, Held, PATIENCE, Snapshot, Snapshots, Unheard};
-use dray_backup::{
-    Backup, Content, Hash, Kind, PIECE_BYTES, Piece, Reader, Repository, StreamOptions,
-    piece_count, piece_len,
-};
-use dray_config::Config;
+use crate::snapshots::{Catalogue, HeldCopy, PATIENCE, Snapshot, Snapshots, Wanted};
+use dray_backup::{Kind, PIECE_BYTES, Piece, Reader, piece_count, piece_len};
 use dray_engine::lineage::fits;
 use dray_host::lineage::region_blocks;
 use dray_image::ImageFile;
-use dray_net::questions::Questions;
-use dray_net::tls::Identity;
 use dray_types::{Ancestor, BLOCK_SIZE, BlockRange, BlockSet};
-use dray_wire::StreamKind;
 use dray_wire::request::SeedImage;
-use std::ops::{ControlFlow, Range};
+use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver};
 
 /// Pieces of one task.
@@ -66,83 +57,6 @@ impl Choice {
     }
 }
 
-/// A place that gives pieces.
-struct Source {
-    name: String,
-    reader: Arc<Reader>,
-    /// Its backup is of the wanted generation.
-    same: bool,
-    /// An old copy of the image on this host, of whatever state: what is the same in it, as the
-    /// recipe tells, is read from there.
-    old: Option<Arc<dyn ImageFile>>,
-    /// Bytes that came from it.
-    from_old: AtomicU64,
-}
-
-impl Source {
-    /// The piece as the old copy has it, if that is what is wanted.
-    fn at_hand(&self, ix: u64) -> Option<Vec<u8>> {
-        let old = self.old.as_ref()?;
-        let hash = self.reader.piece(ix).ok()?.hash()?;
-        let bytes = &mut vec![0; piece_len(self.reader.manifest().info().bytes, ix)];
-        old.read_at(bytes, ix * PIECE_BYTES as u64).ok()?;
-        (Hash::of(bytes) == hash).then(|| std::mem::take(bytes))
-    }
-
-    /// What the old copy has of some pieces, and the other pieces.
-    fn split(&self, range: Range<u64>) -> (Parts, Vec<Range<u64>>) {
-        if self.old.is_none() {
-            return (Vec::new(), vec![range]);
-        }
-        let (mut found, mut left) = (Vec::new(), Vec::new());
-        for ix in range {
-            match self.at_hand(ix) {
-                Some(bytes) => found.push((ix * PIECE_BYTES as u64, bytes)),
-                None => left.push(ix..ix + 1),
-            }
-        }
-        let bytes = found.iter().map(|(_, bytes)| bytes.len() as u64).sum();
-        self.from_old.fetch_add(bytes, Ordering::Relaxed);
-        (found, left)
-    }
-}
-
-impl Provider for Source {
-    fn name(&self) -> String {
-        self.name.clone()
-    }
-
-    fn bytes_of_old(&self) -> u64 {
-        self.from_old.load(Ordering::Relaxed)
-    }
-
-    fn read(&self, offset: u64, len: u64) -> Result<Parts, Failure> {
-        let first = offset / PIECE_BYTES as u64;
-        let range = first..first + piece_count(len);
-        let (mut pieces, left) = self.split(range);
-        let mut failed = None;
-        let options = StreamOptions { parallel: 1 };
-        self.reader.stream(left, options, |ix, content| match content {
-            Ok(Content::Zero) => ControlFlow::Continue(()),
-            Ok(Content::Data(bytes)) => {
-                pieces.push((ix * PIECE_BYTES as u64, bytes));
-                ControlFlow::Continue(())
-            }
-            Err(why) => {
-                failed = Some(why);
-                ControlFlow::Break(())
-            }
-        });
-        match failed {
-            None => Ok(joined(pieces)),
-            Some(why) if matches!(why.kind(), Kind::Damaged | Kind::NotFound) => {
-                Err(Failure::Damaged(why.to_string()))
-            }
-            Some(why) => Err(Failure::Unavailable(why.to_string())),
-        }
-    }
-}
-
 /// Neighbours together: fewer and longer writes.
 pub(super) fn joined(mut pieces: Parts) -> Parts {
     pieces.sort_by_key(|(at, _)| *at);
@@ -156,48 +70,42 @@ pub(super) fn joined(mut pieces: Parts) -> Parts {
     parts
 }
 
-/// A replica at a peer that holds the wanted generation.
-struct Remote {
-    peer: String,
-    allocated: u64,
+/// Somebody who can give something of the wanted generation.
+struct Giver {
+    place: String,
+    held: Box<dyn HeldCopy>,
+    /// It is of the wanted generation.
+    same: bool,
+    /// What each piece of it consists of, if it knows.
+    recipe: Option<Arc<Reader>>,
     distrusted: BlockSet,
 }
 
 /// Who can give the wanted generation.
 #[derive(Default)]
 struct Givers {
-    sources: Vec<Source>,
-    remotes: Vec<Remote>,
+    all: Vec<Giver>,
     generation: Option<Ancestor>,
     notes: Vec<String>,
 }
 
 impl Givers {
-    fn add(&mut self, candidate: Snapshot, old: Option<&Arc<dyn ImageFile>>) {
+    fn add(&mut self, candidate: Snapshot) {
         let Snapshot { place, generation, held, .. } = candidate;
         let same = self.generation.is_none_or(|wanted| wanted.id == generation.id);
-        let known = self.sources.iter().map(|source| &source.name);
-        let mut known = known.chain(self.remotes.iter().map(|remote| &remote.peer));
-        let full = self.sources.len() + self.remotes.len() == MAX_PROVIDERS;
-        if full || known.any(|known| *known == place) {
+        if self.all.len() == MAX_PROVIDERS || self.all.iter().any(|known| known.place == place) {
             return;
         }
-        match held {
-            Held::Backup(repository, backup) => match reader(repository, backup) {
-                Err(why) => return self.notes.push(format!("{place}: {why}")),
-                Ok(reader) => {
-                    let (reader, old, from_old) =
-                        (Arc::new(reader), old.cloned(), AtomicU64::new(0));
-                    self.sources.push(Source { name: place, reader, same, old, from_old });
-                }
-            },
-            // Of another generation nobody knows what of it is the same.
-            Held::Replica { .. } if !same => return,
-            Held::Replica { allocated, distrusted } => {
-                let distrusted = region_blocks(distrusted);
-                self.remotes.push(Remote { peer: place, allocated, distrusted });
-            }
+        // Of another generation nobody knows what of it is the same, without a recipe.
+        if !same && !held.has_recipe() {
+            return;
         }
+        let recipe = match held.recipe() {
+            Ok(recipe) => recipe,
+            Err(why) => return self.notes.push(format!("{place}: {why}")),
+        };
+        let distrusted = region_blocks(held.distrusted().iter().copied());
+        self.all.push(Giver { place, held, same, recipe, distrusted });
         self.generation.get_or_insert(generation);
     }
 }
@@ -208,37 +116,31 @@ impl Givers {
 /// # Errors
 /// What stands in the way at each place, for people; nothing when no place knows anything better.
 pub fn choose(
-    config: &Arc<Config>,
+    places: &[Arc<dyn Catalogue>],
     wanted: &SeedImage,
     old: Option<&Arc<dyn ImageFile>>,
     floor: Option<u64>,
 ) -> Result<Choice, Vec<String>> {
-    let mut known = Snapshots::of(config, wanted.image.id);
+    let mut known = Snapshots::of(places, wanted.image.id);
     let mut givers = Givers { notes: std::mem::take(&mut known.notes), ..Givers::default() };
     let mut candidates = fitting(known.held, wanted, &mut givers.notes);
     // The source knows what was written since the copy that lies here, and sends just that: reading all
     // of a younger one from another host would spare it little.
-    candidates.retain(|candidate| floor.is_none() || matches!(candidate.held, Held::Backup(..)));
+    candidates.retain(|candidate| floor.is_none() || candidate.held.has_recipe());
     candidates.sort_by_key(|candidate| std::cmp::Reverse(candidate.generation.number));
     if candidates.first().is_some_and(|best| Some(best.generation.number) <= floor) {
         return Err(Vec::new());
     }
-    candidates.into_iter().for_each(|candidate| givers.add(candidate, old));
+    candidates.into_iter().for_each(|candidate| givers.add(candidate));
     let Some(generation) = givers.generation else { return Err(givers.notes) };
     givers.notes.extend(known.silent);
     // Without a recipe of the wanted generation one of another is of no use.
-    if givers.sources.iter().all(|source| !source.same) {
-        givers.sources.clear();
+    if !givers.all.iter().any(|giver| giver.same && giver.recipe.is_some()) {
+        givers.all.retain(|giver| giver.recipe.is_none());
     }
-    let choice = plan(config, wanted, generation, givers, old);
+    let choice = plan(wanted, generation, givers, old);
     // Nobody could say what it consists of.
     if choice.masks.iter().all(|mask| *mask == 0) { Err(choice.notes) } else { Ok(choice) }
-}
-
-/// What is read of a backup, once its manifest is there.
-fn reader(repository: Repository, backup: Box<Backup>) -> Result<Reader, Unheard> {
-    let read = move || Ok(repository.reader(&repository.manifest(&backup)?));
-    snapshots::apart(read).recv_timeout(PATIENCE).map_err(|_| Unheard::Late(PATIENCE))?
 }
 
 /// The snapshots that are of one of the image's closed generations.
@@ -266,12 +168,12 @@ fn pieces_of(task: u64, len: u64) -> Range<u64> {
 
 /// The recipe of each task in turn, none where it cannot be read. After the first one that the store
 /// does not give, or that takes too long, nothing more is asked of it.
-fn recipes(source: &Arc<Source>, len: u64) -> Receiver<Option<Vec<Piece>>> {
+fn recipes(reader: &Arc<Reader>, len: u64) -> Receiver<Option<Vec<Piece>>> {
     let (send, told) = mpsc::sync_channel(AHEAD);
-    let source = Arc::clone(source);
+    let reader = Arc::clone(reader);
     let work = move || {
         for task in 0..task_count(len) as u64 {
-            let read = source.reader.pieces(pieces_of(task, len));
+            let read = reader.pieces(pieces_of(task, len));
             let lost =
                 |why: &dray_backup::Error| !matches!(why.kind(), Kind::Damaged | Kind::NotFound);
             if read.as_ref().is_err_and(lost) || send.send(read.ok()).is_err() {
@@ -286,7 +188,6 @@ fn recipes(source: &Arc<Source>, len: u64) -> Receiver<Option<Vec<Piece>>> {
 
 /// Who has what of the image.
 fn plan(
-    config: &Config,
     wanted: &SeedImage,
     generation: Ancestor,
     givers: Givers,
@@ -294,44 +195,39 @@ fn plan(
 ) -> Choice {
     let len = wanted.image.len;
     let count = task_count(len);
-    let Givers { sources, remotes, mut notes, .. } = givers;
-    let sources: Vec<_> = sources.into_iter().map(Arc::new).collect();
-    let mut recipes: Vec<_> = sources.iter().map(|source| Some(recipes(source, len))).collect();
+    let Givers { mut all, mut notes, .. } = givers;
+    all.sort_by_key(|giver| giver.recipe.is_none());
+    let recipe = all.iter().filter(|giver| giver.same).find_map(|giver| giver.recipe.clone());
+    let provider = |giver: Giver| {
+        let recipe = giver.recipe.clone().or_else(|| recipe.clone());
+        let (image, generation, old) = (wanted.image.id, generation.id, old.cloned());
+        let provider = giver.held.provider(Wanted { image, generation, old, recipe })?;
+        Some((giver, provider))
+    };
+    let (givers, providers): (Vec<_>, Vec<_>) = all.into_iter().filter_map(provider).unzip();
+    let begin = |giver: &Giver| giver.recipe.as_ref().map(|reader| recipes(reader, len));
+    let mut recipes: Vec<_> = givers.iter().map(begin).collect();
+    let without: Vec<_> =
+        givers.iter().zip(0..).filter(|(giver, _)| giver.recipe.is_none()).collect();
+    let even = without.iter().map(|(giver, _)| giver.held.allocated() / count as u64).max();
     let (mut masks, mut tasks) = (Vec::with_capacity(count), Vec::with_capacity(count));
     for task in 0..count as u64 {
         let range = pieces_of(task, len);
         let pieces: Vec<_> = recipes.iter_mut().map(next).collect();
-        let (recipe, stored) = stored(&sources, &pieces);
-        let sound = |remote: &Remote| !remote.distrusted.intersects(blocks_of(task));
-        let bits = remotes.iter().zip(sources.len()..);
-        let lying: Mask = bits.filter(|(remote, _)| sound(remote)).map(|(_, bit)| 1 << bit).sum();
+        let (recipe, stored) = stored(&givers, &pieces);
+        let sound = |giver: &Giver| !giver.distrusted.intersects(blocks_of(task));
+        let lying: Mask =
+            without.iter().filter(|(giver, _)| sound(giver)).map(|(_, bit)| 1 << bit).sum();
         masks.push(stored | lying);
-        let even = remotes.iter().map(|remote| remote.allocated / count as u64).max();
         tasks.push(match recipe {
             Some(pieces) => data_bytes(pieces, &range, len),
             // How its data is spread is not known before.
             None => even.unwrap_or(0).min(TASK_BYTES) as u32,
         });
     }
-    let ended = sources.iter().zip(&recipes).filter(|(_, recipes)| recipes.is_none());
-    notes.extend(ended.map(|(source, _)| format!("{}: its recipe cannot be read", source.name)));
-    let recipe = sources.iter().find(|source| source.same).map(|source| Arc::clone(&source.reader));
-    let replica = |remote: Remote| {
-        let identity = Identity::load(&config.tls_dir).ok()?;
-        let peer = config.peer(&remote.peer)?;
-        Some(Arc::new(PeerReplica {
-            questions: Questions::new(identity, &peer.name, &peer.address, StreamKind::Replica),
-            image: wanted.image.id,
-            generation: generation.id,
-            old: old.cloned(),
-            recipe: recipe.clone(),
-            from_old: AtomicU64::new(0),
-        }) as Arc<dyn Provider>)
-    };
-    let mut providers: Vec<_> =
-        sources.iter().map(|source| Arc::clone(source) as Arc<dyn Provider>).collect();
-    // Each was asked with this identity a moment ago.
-    providers.extend(remotes.into_iter().filter_map(replica));
+    let ended = givers.iter().zip(&recipes);
+    let ended = ended.filter(|(giver, recipes)| giver.recipe.is_some() && recipes.is_none());
+    notes.extend(ended.map(|(giver, _)| format!("{}: its recipe cannot be read", giver.place)));
     let bytes = tasks.iter().map(|bytes| u64::from(*bytes)).sum();
     Choice { generation, bytes, tasks, providers, masks, notes }
 }
@@ -341,19 +237,15 @@ fn blocks_of(task: u64) -> BlockRange {
     BlockRange::new(task * (TASK_BYTES / BLOCK_SIZE), TASK_BYTES / BLOCK_SIZE)
 }
 
-/// What a task consists of, if any backup of the wanted generation says so, and which backups have it.
-fn stored<'a>(
-    sources: &[Arc<Source>],
-    pieces: &'a [Option<Vec<Piece>>],
-) -> (Option<&'a [Piece]>, Mask) {
-    let wanted =
-        sources.iter().zip(pieces).find(|(source, pieces)| source.same && pieces.is_some());
+/// What a task consists of, if any recipe of the wanted generation says so, and who has it by its recipe.
+fn stored<'a>(givers: &[Giver], pieces: &'a [Option<Vec<Piece>>]) -> (Option<&'a [Piece]>, Mask) {
+    let wanted = givers.iter().zip(pieces).find(|(giver, pieces)| giver.same && pieces.is_some());
     let wanted = wanted.and_then(|(_, pieces)| pieces.as_deref());
-    let gives = |(source, pieces): (&Arc<Source>, &Option<Vec<Piece>>)| {
+    let gives = |(giver, pieces): (&Giver, &Option<Vec<Piece>>)| {
         let pieces = pieces.as_deref()?;
-        (source.same || alike(pieces, wanted?)).then_some(())
+        (giver.same || alike(pieces, wanted?)).then_some(())
     };
-    let bits = sources.iter().zip(pieces).zip(0..);
+    let bits = givers.iter().zip(pieces).zip(0..);
     (wanted, bits.filter_map(|(both, bit)| gives(both).map(|()| 1 << bit)).sum())
 }
 

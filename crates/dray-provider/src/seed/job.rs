@@ -4,6 +4,7 @@
 use super::choose::{self, Choice};
 use super::gather::{Gathered, Gathering, Pace, Provider, TASK_BYTES};
 use super::state::{SeedFile, SeedNote};
+use crate::snapshots::Catalogue;
 use dray_config::{Config, Peer};
 use dray_host::pool::Pool;
 use dray_host::record::CopyState;
@@ -41,8 +42,10 @@ pub struct Parts {
     pub wanted: SeedImage,
     /// Bytes a second that the link from its owner carries, if known.
     pub link: Option<u64>,
-    /// Where backups are.
+    /// Which pools are open to whom.
     pub config: Arc<Config>,
+    /// Where the image can be had from.
+    pub places: Vec<Arc<dyn Catalogue>>,
 }
 
 impl Parts {
@@ -118,7 +121,7 @@ impl Job {
         }
         let old = old_copy(parts);
         let floor = at_hand(parts);
-        let choice = match choose::choose(&parts.config, &parts.wanted, old.as_ref(), floor) {
+        let choice = match choose::choose(&parts.places, &parts.wanted, old.as_ref(), floor) {
             Ok(choice) => choice,
             Err(notes) => return nothing(&notes.join("; ")),
         };
@@ -210,7 +213,7 @@ pub fn old_copy(parts: &Parts) -> Option<Arc<dyn ImageFile>> {
 /// What keeps the image from being read here at all.
 pub fn in_the_way(parts: &Parts) -> Option<String> {
     let name = &parts.wanted.image.name;
-    if parts.config.backups.is_empty() && parts.config.peers.is_empty() {
+    if parts.places.is_empty() {
         return Some(String::new());
     }
     parts.registry.get(name)?;

@@ -2,13 +2,14 @@
 //! which becomes a replica. A migration that follows begins with it, as one back to a host that has an
 //! old copy does: the source sends what was written since, and what no provider could give.
 //!
-//! [`choose`] says what is read and from whom (backups, and [`replica`]s at other hosts), [`tasks`] who reads what next, [`gather`] reads,
+//! [`choose`] says what is read and from whom ([`backup`]s, and [`replica`]s at other hosts), [`tasks`] who reads what next, [`gather`] reads,
 //! [`state`] is what survives the agent, [`job`] the thread of one image.
 
+pub mod backup;
 mod choose;
-mod gather;
+pub mod gather;
 mod job;
-mod replica;
+pub mod replica;
 mod state;
 mod survey;
 mod tasks;

@@ -1,18 +1,121 @@
-//! A replica at another host, as a provider.
+//! Replicas at other hosts: which there are, and one of them as a provider.
 //!
 //! It has no recipe of its own: it is trusted as one that lies here would be, and each piece carries a
 //! hash over the way. Where a backup knows what a piece of that generation must be, it decides.
 
 use super::choose::joined;
 use super::gather::{Failure, Parts, Provider};
+use crate::snapshots::{Catalogue, HeldCopy, Snapshot, Snapshots, Unheard, Wanted};
+use dray_api::HeldAs;
 use dray_backup::{Hash, PIECE_BYTES, Piece as Recipe, Reader};
+use dray_config::Config;
 use dray_image::ImageFile;
 use dray_net::questions::Questions;
+use dray_net::requests;
+use dray_net::tls::Identity;
 use dray_types::{GenerationId, ImageId};
+use dray_wire::StreamKind;
 use dray_wire::replica::{Answer, Ask, HASH_BYTES, Piece, piece_count};
+use dray_wire::request::{Holding, Reply, Request};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64;
+
+/// The longest wait for a peer: it looks at nothing but its own records.
+const PEER_PATIENCE: Duration = Duration::from_secs(5);
+
+/// The replicas at a peer.
+pub struct PeerCatalogue {
+    /// Says where the peer is.
+    pub config: Arc<Config>,
+    /// The peer's name.
+    pub name: String,
+}
+
+impl Catalogue for PeerCatalogue {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn patience(&self) -> Duration {
+        PEER_PATIENCE
+    }
+
+    fn is_host(&self) -> bool {
+        true
+    }
+
+    fn snapshots(&self, image: ImageId) -> Result<Snapshots, Unheard> {
+        at_peer(&self.config, &self.name, image)
+    }
+}
+
+fn at_peer(config: &Arc<Config>, name: &str, image: ImageId) -> Result<Snapshots, Unheard> {
+    let peer = config.peer(name).ok_or(Unheard::Unknown)?;
+    let identity = Identity::load(&config.tls_dir)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let request = Request::Holdings { image };
+    let asked = requests::ask(&identity, &peer.name, &peer.address, &request, PEER_PATIENCE);
+    match runtime.block_on(asked)? {
+        Reply::Holdings { held } => {
+            let held = held.into_iter().map(|holding| replica(config, name, holding)).collect();
+            Ok(Snapshots { held, ..Snapshots::default() })
+        }
+        _ => Err(Unheard::Misfit),
+    }
+}
+
+fn replica(config: &Arc<Config>, peer: &str, holding: Holding) -> Snapshot {
+    let Holding { generation, len, allocated, distrusted } = holding;
+    Snapshot {
+        place: peer.to_owned(),
+        generation,
+        len,
+        held: Box::new(ReplicaCopy {
+            config: Arc::clone(config),
+            peer: peer.to_owned(),
+            allocated,
+            distrusted,
+        }),
+    }
+}
+
+/// The replica at a peer, as the index knows it.
+struct ReplicaCopy {
+    config: Arc<Config>,
+    peer: String,
+    allocated: u64,
+    distrusted: Vec<u64>,
+}
+
+impl HeldCopy for ReplicaCopy {
+    fn held_as(&self) -> HeldAs {
+        HeldAs::Replica
+    }
+
+    fn distrusted(&self) -> &[u64] {
+        &self.distrusted
+    }
+
+    fn allocated(&self) -> u64 {
+        self.allocated
+    }
+
+    fn provider(&self, wanted: Wanted) -> Option<Arc<dyn Provider>> {
+        let identity = Identity::load(&self.config.tls_dir).ok()?;
+        let peer = self.config.peer(&self.peer)?;
+        let Wanted { image, generation, old, recipe } = wanted;
+        Some(Arc::new(PeerReplica {
+            questions: Questions::new(identity, &peer.name, &peer.address, StreamKind::Replica),
+            image,
+            generation,
+            old,
+            recipe,
+            from_old: AtomicU64::new(0),
+        }))
+    }
+}
 
 /// The provider.
 pub struct PeerReplica {

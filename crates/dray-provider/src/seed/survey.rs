@@ -22,7 +22,7 @@ pub fn survey(parts: &Parts, backups: bool) -> Surveyed {
         return nothing(Some(why).filter(|why| !why.is_empty()).into_iter().collect());
     }
     let old = old_copy(parts);
-    match choose::choose(&parts.config, &parts.wanted, old.as_ref(), at_hand(parts)) {
+    match choose::choose(&parts.places, &parts.wanted, old.as_ref(), at_hand(parts)) {
         Err(notes) => nothing(notes),
         Ok(choice) => from_providers(choice, old.is_some()),
     }
