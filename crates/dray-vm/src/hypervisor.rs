@@ -1,6 +1,6 @@
 //! The interface to the program that runs the VMs of this host. QEMU itself implements it, through
 //! its monitor ([`Qemu`](super::qemu::Qemu)). A manager that stands between dray and QEMU would be
-//! another implementation.
+//! another implementation; one of the tests is `tests/scripted.rs`.
 
 use super::look::Look;
 use dray_host::process::QemuProcess;

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// Pause between two tries to let the guest go on.
-const AGAIN: Duration = Duration::from_secs(1);
+pub const AGAIN: Duration = Duration::from_secs(1);
 
 /// The VM of a migration.
 ///
@@ -128,6 +128,3 @@ pub async fn bring_back(
         brought = wake(hypervisor, vm, was_running).await;
     }
 }
-
-#[cfg(test)]
-mod tests;

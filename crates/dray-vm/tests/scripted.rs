@@ -1,10 +1,19 @@
-use super::*;
-use crate::hypervisor::{Arrival, Asked};
-use crate::look::Look;
-use dray_qemu::{LayerPlan, Limits, Progress, Qmp};
+//! A second hypervisor, which has no QEMU: a VM that a test moves by the clock. What follows when a
+//! VM hangs, ends or is another one is asked of it, over the traits alone.
+
+use dray_host::folder::intent::SourceVm;
+use dray_host::process::QemuProcess;
+use dray_qemu::{Error, ErrorKind, LayerPlan, Limits, Progress, Qmp, Result};
+use dray_vm::hypervisor::{Arrival, Asked, Departure, Hypervisor, Vm};
+use dray_vm::look::Look;
+use dray_vm::own::{AGAIN, bring_back, connect_now, find, has_ended, wake};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use std::cell::RefCell;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tokio::time::Instant;
 
 /// How long a monitor that hangs is waited for.
