@@ -1,7 +1,7 @@
 //! The content that a repository has already, by hash, so that a writer does not store it twice.
 
 use crate::piece::{Hash, Piece};
-use crate::place::{PackId, Place};
+use crate::place::{PackId, PackSlice};
 use std::collections::HashMap;
 
 /// A place with its pack as a number, to keep entries short.
@@ -31,9 +31,9 @@ impl Index {
     }
 
     /// Where that content is stored.
-    pub(crate) fn get(&self, hash: &Hash) -> Option<Place> {
+    pub(crate) fn get(&self, hash: &Hash) -> Option<PackSlice> {
         let Short { pack, offset, stored } = *self.entries.get(hash)?;
-        Some(Place { pack: self.packs[pack as usize], offset, stored })
+        Some(PackSlice { pack: self.packs[pack as usize], offset, stored })
     }
 
     pub(crate) fn insert(&mut self, piece: &Piece) {
@@ -45,7 +45,7 @@ impl Index {
             self.packs.push(place.pack);
             self.packs.len() as u32 - 1
         });
-        let Place { offset, stored, .. } = place;
+        let PackSlice { offset, stored, .. } = place;
         self.entries.entry(hash).or_insert(Short { pack, offset, stored });
     }
 }

@@ -4,7 +4,7 @@ use crate::envelope::{Content, unwrap, wrap};
 use crate::error::{Error, Result};
 use crate::key::Keys;
 use crate::piece::{Hash, MAX_IMAGE_BYTES};
-use crate::place::{PackId, Place};
+use crate::place::{PackId, PackSlice};
 use crate::segment::{MAX_ENCODED, check_place, segment_count};
 use crate::world::World;
 use dray_types::{Ancestor, ImageId};
@@ -94,7 +94,7 @@ pub struct Backup {
 pub(crate) struct SegmentRef {
     pub(crate) hash: Hash,
     pub(crate) plain: u32,
-    pub(crate) place: Place,
+    pub(crate) place: PackSlice,
 }
 
 /// A backup's manifest. Cheap to clone.
@@ -206,7 +206,7 @@ pub(crate) fn decode(name: &str, bytes: &[u8], keys: &Keys) -> Result<Manifest> 
             }
             Slot::Stored { pack, offset, stored: len, plain, hash } if segments.len() < wanted => {
                 let pack = *stored.packs.get(pack as usize).ok_or_else(damaged)?;
-                let place = Place { pack, offset, stored: len };
+                let place = PackSlice { pack, offset, stored: len };
                 let fits = plain as usize <= MAX_ENCODED && plain > 0;
                 check_place(&place, plain as usize).filter(|()| fits).ok_or_else(damaged)?;
                 segments.push(Some(SegmentRef { hash, plain, place }));
@@ -253,7 +253,7 @@ mod tests {
         let stored = (0u32..3, 0u32..1000, 1u32..600, any::<[u8; 32]>());
         let stored = stored.prop_map(|(number, offset, plain, hash)| {
             let pack = PackId { session: 5, number, hash: [number as u8; 16] };
-            SegmentRef { hash: Hash(hash), plain, place: Place { pack, offset, stored: plain } }
+            SegmentRef { hash: Hash(hash), plain, place: PackSlice { pack, offset, stored: plain } }
         });
         prop_oneof![Just(None), stored.prop_map(Some)]
     }

@@ -8,7 +8,7 @@
 use crate::error::{Error, Result};
 use crate::key::Keys;
 use crate::piece::PIECE_BYTES;
-use crate::place::{PackId, Place};
+use crate::place::{PackId, PackSlice};
 use crate::seal::{Sealer, TAG_BYTES};
 
 /// A pack is closed when it holds this much.
@@ -59,7 +59,7 @@ impl Builder {
 
 /// Opens and decompresses what [`Builder::append`] stored; it must come to `plain` bytes.
 pub(crate) fn extract(
-    place: &Place,
+    place: &PackSlice,
     stored: Vec<u8>,
     plain: usize,
     keys: &Keys,
@@ -99,7 +99,7 @@ mod tests {
             let places = [&noise, &text].map(|plain| builder.append(plain).unwrap());
             let (pack, bytes) = builder.close();
             for ((offset, stored), plain) in places.into_iter().zip([&noise, &text]) {
-                let place = Place { pack, offset, stored };
+                let place = PackSlice { pack, offset, stored };
                 let cut = bytes[offset as usize..][..stored as usize].to_vec();
                 assert_eq!(&extract(&place, cut.clone(), plain.len(), &keys).unwrap(), plain);
                 let wrong_length = extract(&place, cut, plain.len() + 1, &keys);

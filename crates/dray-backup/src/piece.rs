@@ -1,6 +1,6 @@
 //! Pieces: the 64 KiB units of content, their hashes, and where they lie.
 
-use crate::place::Place;
+use crate::place::PackSlice;
 
 /// Bytes of a piece; only the last one of an image may be shorter.
 pub const PIECE_BYTES: usize = 64 << 10;
@@ -42,7 +42,7 @@ pub enum Piece {
         /// The hash of that content.
         hash: Hash,
         /// Where it is stored.
-        place: Place,
+        place: PackSlice,
     },
 }
 
@@ -55,7 +55,7 @@ impl Piece {
         }
     }
 
-    pub(crate) fn place(&self) -> Option<Place> {
+    pub(crate) fn place(&self) -> Option<PackSlice> {
         match self {
             Self::Zero => None,
             Self::Data { place, .. } => Some(*place),

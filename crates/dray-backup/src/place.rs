@@ -62,7 +62,7 @@ impl fmt::Debug for PackId {
 /// Where something is stored: `stored` bytes at `offset` of a pack. They are compressed unless they
 /// are as long as what they stand for (and its seal).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Place {
+pub struct PackSlice {
     /// The pack.
     pub pack: PackId,
     /// First byte there.
@@ -71,7 +71,7 @@ pub struct Place {
     pub stored: u32,
 }
 
-impl Place {
+impl PackSlice {
     /// One past the last byte in the pack.
     pub(crate) fn end(&self) -> u64 {
         u64::from(self.offset) + u64::from(self.stored)

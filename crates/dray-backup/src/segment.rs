@@ -7,7 +7,7 @@
 use crate::error::{Error, Result};
 use crate::pack::MAX_PACK;
 use crate::piece::{Hash, PIECE_BYTES, Piece, piece_count, piece_len};
-use crate::place::{PackId, Place};
+use crate::place::{PackId, PackSlice};
 use crate::seal::TAG_BYTES;
 use serde::{Deserialize, Serialize};
 
@@ -92,7 +92,7 @@ pub(crate) fn decode(encoded: &[u8], bytes: u64, ix: u64) -> Result<Vec<Piece>> 
                 let pack = *stored.packs.get(pack as usize).ok_or_else(damaged)?;
                 for (hash, stored) in run {
                     let nth = ix * SEGMENT_PIECES + pieces.len() as u64;
-                    let place = Place { pack, offset, stored };
+                    let place = PackSlice { pack, offset, stored };
                     check_place(&place, piece_len(bytes, nth)).ok_or_else(damaged)?;
                     offset += stored;
                     pieces.push(Piece::Data { hash, place });
@@ -105,7 +105,7 @@ pub(crate) fn decode(encoded: &[u8], bytes: u64, ix: u64) -> Result<Vec<Piece>> 
 }
 
 /// Something of `plain` bytes can be stored there.
-pub(crate) fn check_place(place: &Place, plain: usize) -> Option<()> {
+pub(crate) fn check_place(place: &PackSlice, plain: usize) -> Option<()> {
     let fits = place.end() <= MAX_PACK as u64;
     (fits && place.stored > 0 && place.stored as usize <= plain + TAG_BYTES).then_some(())
 }
@@ -126,7 +126,7 @@ mod tests {
             2 => Just(Piece::Zero),
             3 => data.prop_map(|(number, offset, stored, hash)| {
                 let pack = PackId { session: u128::MAX - 5, number, hash: [number as u8; 16] };
-                Piece::Data { hash: Hash(hash), place: Place { pack, offset, stored } }
+                Piece::Data { hash: Hash(hash), place: PackSlice { pack, offset, stored } }
             }),
         ]
     }
@@ -155,7 +155,7 @@ mod tests {
     fn neighbours_cost_little_and_the_worst_case_is_bounded() {
         let at = |number: u32, offset: u32| {
             let pack = PackId { session: u128::MAX, number: u32::MAX - number, hash: [255; 16] };
-            let place = Place { pack, offset, stored: PIECE_BYTES as u32 };
+            let place = PackSlice { pack, offset, stored: PIECE_BYTES as u32 };
             Piece::Data { hash: Hash([255; 32]), place }
         };
         let neighbours: Vec<_> = (0..256).map(|n| at(0, n * PIECE_BYTES as u32)).collect();

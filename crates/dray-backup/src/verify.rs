@@ -5,7 +5,7 @@ use crate::gc::{Walk, walk};
 use crate::manifest::{self, Backup, Manifest};
 use crate::pack::MAX_PACK;
 use crate::piece::{Hash, Piece, piece_len};
-use crate::place::{PackId, Place};
+use crate::place::{PackId, PackSlice};
 use crate::reader::{load_segment, unpack};
 use crate::repository::{Repository, manifests};
 use crate::segment::SEGMENT_PIECES;
@@ -142,7 +142,7 @@ impl Repository {
             };
             read += bytes.len() as u64;
             for (offset, Stored { hash, stored, plain }) in places {
-                let place = Place { pack: *pack, offset: *offset, stored: *stored };
+                let place = PackSlice { pack: *pack, offset: *offset, stored: *stored };
                 let part = bytes.get(*offset as usize..place.end() as usize);
                 let checked = match part {
                     None => {
@@ -196,7 +196,7 @@ impl Repository {
 }
 
 /// Notes what lies at a place; true when that is new.
-fn add(contents: &mut Contents, place: Place, hash: Hash, plain: usize) -> bool {
+fn add(contents: &mut Contents, place: PackSlice, hash: Hash, plain: usize) -> bool {
     let stored = Stored { hash, stored: place.stored, plain };
     contents.entry(place.pack).or_default().insert(place.offset, stored).is_none()
 }

@@ -13,7 +13,7 @@ const CHAINS: usize = 512;
 
 /// Where a value lies, for as long as it is there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Place(u32);
+pub(crate) struct Slot(u32);
 
 #[derive(Clone, Copy, Debug)]
 struct Entry<T> {
@@ -48,18 +48,18 @@ impl<T: Copy> Heads<T> {
     }
 
     /// What is at a place, and the block it belongs to.
-    pub(crate) fn at(&self, place: Place) -> Option<(u64, T)> {
+    pub(crate) fn at(&self, place: Slot) -> Option<(u64, T)> {
         let entry = self.entries.get(place.0 as usize)?;
         entry.value.map(|value| (entry.block, value))
     }
 
     /// Where the value of a block is.
-    pub(crate) fn place(&self, block: u64) -> Option<Place> {
+    pub(crate) fn place(&self, block: u64) -> Option<Slot> {
         self.last_in(block, block).map(|(_, place)| place)
     }
 
     /// The last block with a value in `from ..= to`, which are no more than [`NEAR`] blocks.
-    pub(crate) fn last_in(&self, from: u64, to: u64) -> Option<(u64, Place)> {
+    pub(crate) fn last_in(&self, from: u64, to: u64) -> Option<(u64, Slot)> {
         if self.chains.is_empty() {
             return None;
         }
@@ -70,13 +70,13 @@ impl<T: Copy> Heads<T> {
         self.last_of(from / NEAR, from, to)
     }
 
-    fn last_of(&self, neighbourhood: u64, from: u64, to: u64) -> Option<(u64, Place)> {
-        let mut last: Option<(u64, Place)> = None;
+    fn last_of(&self, neighbourhood: u64, from: u64, to: u64) -> Option<(u64, Slot)> {
+        let mut last: Option<(u64, Slot)> = None;
         let mut at = self.chains[chain(neighbourhood)];
         while at != NONE {
             let entry = &self.entries[at as usize];
             if (from..=to).contains(&entry.block) && last.is_none_or(|last| last.0 < entry.block) {
-                last = Some((entry.block, Place(at)));
+                last = Some((entry.block, Slot(at)));
             }
             at = entry.next;
         }
@@ -84,7 +84,7 @@ impl<T: Copy> Heads<T> {
     }
 
     /// Gives a block that has none a value.
-    pub(crate) fn insert(&mut self, block: u64, value: T) -> Place {
+    pub(crate) fn insert(&mut self, block: u64, value: T) -> Slot {
         if self.chains.is_empty() {
             self.chains = vec![NONE; CHAINS];
         }
@@ -101,11 +101,11 @@ impl<T: Copy> Heads<T> {
             }
         };
         *first = at;
-        Place(at)
+        Slot(at)
     }
 
     /// Takes the value at a place, if there is one.
-    pub(crate) fn remove(&mut self, place: Place) -> Option<T> {
+    pub(crate) fn remove(&mut self, place: Slot) -> Option<T> {
         let entry = self.entries.get_mut(place.0 as usize)?;
         let (value, next) = (entry.value.take()?, entry.next);
         let chain = chain(entry.block / NEAR);
@@ -125,7 +125,7 @@ impl<T: Copy> Heads<T> {
     pub(crate) fn retain(&mut self, mut keep: impl FnMut(&mut T) -> bool) {
         for at in 0..self.entries.len() {
             if self.entries[at].value.as_mut().is_some_and(|value| !keep(value)) {
-                self.remove(Place(at as u32));
+                self.remove(Slot(at as u32));
             }
         }
     }

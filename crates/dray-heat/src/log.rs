@@ -24,7 +24,7 @@ const MAX_START: u64 = (1 << START_BITS) - 1;
 /// Atomics that different threads write lie on lines of their own.
 #[repr(align(128))]
 #[derive(Debug, Default)]
-struct Line(AtomicU64);
+struct CacheLine(AtomicU64);
 
 #[derive(Debug)]
 struct Lane {
@@ -32,10 +32,10 @@ struct Lane {
     /// An access was dropped since the last drain: so are all others until the next one.
     closed: AtomicBool,
     /// Pushes so far: the next one takes this place, modulo the number of places.
-    pushed: Line,
-    dropped: Line,
+    pushed: CacheLine,
+    dropped: CacheLine,
     /// Pushes that a drain has looked at.
-    drained: Line,
+    drained: CacheLine,
 }
 
 /// A bounded log of accesses; see the module.
@@ -113,9 +113,9 @@ impl Lane {
         Self {
             places: (0..places).map(|_| AtomicU64::new(0)).collect(),
             closed: AtomicBool::new(false),
-            pushed: Line::default(),
-            dropped: Line::default(),
-            drained: Line::default(),
+            pushed: CacheLine::default(),
+            dropped: CacheLine::default(),
+            drained: CacheLine::default(),
         }
     }
 

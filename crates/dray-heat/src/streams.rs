@@ -5,7 +5,7 @@
 //! a place at which one access after the other began where the last had ended. How far it will go on
 //! is taken from how far it has come.
 
-use crate::heads::{Heads, Place};
+use crate::heads::{Heads, Slot};
 use dray_types::BlockRange;
 use std::collections::VecDeque;
 
@@ -37,14 +37,14 @@ pub(crate) struct Streams {
     /// How many of them have come [`LEAST`] blocks.
     grown: usize,
     /// Heads that had not, and their last access, in that order; some have gone on since.
-    young: VecDeque<(Place, u64)>,
+    young: VecDeque<(Slot, u64)>,
     /// The same of heads that had, so that the oldest need not be searched for.
-    old: VecDeque<(Place, u64)>,
+    old: VecDeque<(Slot, u64)>,
 }
 
 impl Streams {
     /// The stream on which an access goes on.
-    fn before(&self, range: BlockRange) -> Option<(u64, Place)> {
+    fn before(&self, range: BlockRange) -> Option<(u64, Slot)> {
         self.heads.last_in(range.start.saturating_sub(GAP), range.start + 1)
     }
 
@@ -72,7 +72,7 @@ impl Streams {
     }
 
     /// Removes a stream; how far it has come.
-    fn take(&mut self, place: Place) -> u64 {
+    fn take(&mut self, place: Slot) -> u64 {
         let come = self.heads.remove(place).map_or(0, |stream| stream.come);
         self.grown -= usize::from(come >= LEAST);
         come
@@ -95,12 +95,12 @@ impl Streams {
     }
 
     /// Head and blocks come of the stream whose last access this is.
-    fn there(&self, &(place, at): &(Place, u64)) -> Option<(u64, u64)> {
+    fn there(&self, &(place, at): &(Slot, u64)) -> Option<(u64, u64)> {
         let (head, stream) = self.heads.at(place)?;
         (stream.at == at).then_some((head, stream.come))
     }
 
-    fn is_there(&self, last: &(Place, u64)) -> bool {
+    fn is_there(&self, last: &(Slot, u64)) -> bool {
         self.there(last).is_some()
     }
 
@@ -189,7 +189,7 @@ impl Streams {
         for (it, is_grown) in known.chain(young.iter().map(|&it| (it, false))) {
             let Some((head, come)) = it else {
                 // Nothing was ever at a place before the first access.
-                streams.young.push_back((Place::default(), 0));
+                streams.young.push_back((Slot::default(), 0));
                 continue;
             };
             let bounded = head <= blocks && come <= blocks.saturating_add(LEAST);
@@ -205,7 +205,7 @@ impl Streams {
     /// Heap bytes.
     pub(crate) fn memory(&self) -> usize {
         self.heads.memory()
-            + (self.young.capacity() + self.old.capacity()) * size_of::<(Place, u64)>()
+            + (self.young.capacity() + self.old.capacity()) * size_of::<(Slot, u64)>()
     }
 }
 

@@ -10,7 +10,7 @@
 //! * [`lineage`]: generations of the images owned here; [`replicas`]: copies that were left behind,
 //!   and [`retention`]: for how long; [`released`]: images that QEMU has taken back.
 //! * [`flat`]: what is durable of disks that move without their chains.
-//! * [`folder`]: intents, journals and what else is in the folder of a migration; [`given`]: who
+//! * [`folder`]: intents, journals and what else is in the folder of a migration; [`provided`]: who
 //!   gave a target what. [`migration`]: what a restart and a claim make of it. [`abort`]: where crash tests end the
 //!   process.
 //! * [`heat`]: what guests do with the images, counted for the orders of migrations.
@@ -22,13 +22,13 @@
 pub mod abort;
 pub mod flat;
 pub mod folder;
-pub mod given;
 pub mod heartbeat;
 pub mod heat;
 pub mod lineage;
 pub mod migration;
 pub mod pool;
 pub mod process;
+pub mod provided;
 pub mod record;
 pub mod refusals;
 pub mod registry;

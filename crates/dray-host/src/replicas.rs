@@ -8,7 +8,7 @@
 use crate::folder::log::{End, Folder};
 use crate::lineage::{ReplicaNote, Written, stamp_of};
 use crate::pool::Pool;
-use crate::record::{CopyState, ImageRecord, Place};
+use crate::record::{CopyState, ImageRecord, NameKind};
 use crate::registry::{Entry, Registry};
 use crate::store::Store;
 use dray_engine::lineage::{Unfit, fits};
@@ -87,7 +87,7 @@ impl ImageRecord {
         if self.len != wanted.len {
             return Err(Useless::Length { here: self.len, there: wanted.len });
         }
-        let Place::Replica(epoch) = self.place else { return Err(Useless::NoFile) };
+        let NameKind::Replica(epoch) = self.place else { return Err(Useless::NoFile) };
         let file = ImageNames::of(&self.path)?.replica(epoch);
         if !pool.contains(&file) {
             return Err(Useless::Elsewhere(pool.name.clone()));
@@ -111,7 +111,7 @@ impl Registry {
     /// What the file system or the store reports; a restart then makes it a replica again.
     pub fn begin_return(&self, entry: &Entry, migration: MigrationId) -> io::Result<Arc<Entry>> {
         let _taking = self.taking.lock();
-        let (CopyState::Replica, Place::Replica(epoch)) =
+        let (CopyState::Replica, NameKind::Replica(epoch)) =
             (entry.record().state, entry.record().place)
         else {
             return Err(io::Error::other("it is not a replica any more"));
@@ -128,7 +128,7 @@ impl Registry {
             // What is not trusted is known also when the migration comes to nothing.
             record.replica = found;
             record.arriving = Some(now.file);
-            record.place = Place::Partial;
+            record.place = NameKind::Partial;
             record.migration = Some(migration);
             // It gets the length that its source has.
             record.whole = false;
@@ -166,7 +166,7 @@ impl Registry {
         let stamp = stamp_of(&self.at(&names.replica(record.epoch)))?;
         self.update(entry, |record| {
             record.state = CopyState::Replica;
-            record.place = Place::Replica(record.epoch);
+            record.place = NameKind::Replica(record.epoch);
             record.migration = None;
             let arrived = record.arriving.take();
             // Of another file that lies there nobody knows what it holds.
@@ -286,6 +286,6 @@ fn take_room_back(registry: &Registry, entry: &Entry) -> io::Result<()> {
 /// Whether nothing has ever been written to an image that was to come.
 fn is_empty(entry: &Entry) -> bool {
     let record = entry.record();
-    let file = record.place == Place::Partial && !record.device;
+    let file = record.place == NameKind::Partial && !record.device;
     file && entry.file.allocated_bytes().is_ok_and(|bytes| bytes == 0)
 }

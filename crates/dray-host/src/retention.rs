@@ -7,7 +7,7 @@ use crate::folder::intent::SourceIntent;
 use crate::folder::log::Folder;
 use crate::migration::revive::written;
 use crate::pool::Pool;
-use crate::record::{CopyState, Place};
+use crate::record::{CopyState, NameKind};
 use crate::registry::{Entry, Registry};
 use dray_types::{ByteSize, ImageId, MigrationId};
 use std::collections::BTreeMap;
@@ -78,7 +78,7 @@ fn removable(registry: &Registry) -> Vec<(Known, Arc<Entry>)> {
     let known = |entry: Arc<Entry>| {
         let record = entry.record();
         let idle = record.state == CopyState::Replica && record.migration.is_none();
-        let file = matches!(record.place, Place::Replica(_));
+        let file = matches!(record.place, NameKind::Replica(_));
         let note = record.replica.as_ref().filter(|note| idle && file && !note.stays)?;
         Some((Known { image: record.id, since_unix_ms: note.since_unix_ms }, entry))
     };

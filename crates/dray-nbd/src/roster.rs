@@ -42,7 +42,7 @@ impl Entry {
 }
 
 /// A connection's place in the roster.
-pub(crate) struct Place {
+pub(crate) struct RosterEntry {
     roster: Arc<Roster>,
     id: u64,
     /// Set when the connection shall end.
@@ -55,7 +55,7 @@ impl Roster {
     }
 
     /// Enters a connection, unless there are `max` already or the roster is closed.
-    pub(crate) fn enter(self: &Arc<Self>, socket: &Arc<Socket>, max: usize) -> Option<Place> {
+    pub(crate) fn enter(self: &Arc<Self>, socket: &Arc<Socket>, max: usize) -> Option<RosterEntry> {
         let mut live = self.live();
         if live.closed {
             return None;
@@ -74,7 +74,7 @@ impl Roster {
             cut: false,
         };
         live.entries.insert(id, entry);
-        Some(Place { roster: Arc::clone(self), id, closing })
+        Some(RosterEntry { roster: Arc::clone(self), id, closing })
     }
 
     /// Connections of any kind, also those still negotiating.
@@ -122,7 +122,7 @@ impl Roster {
     }
 }
 
-impl Place {
+impl RosterEntry {
     /// Notes which export the connection uses.
     pub(crate) fn uses(&self, export: &str) {
         if let Some(entry) = self.roster.live().entries.get_mut(&self.id) {
@@ -131,7 +131,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for RosterEntry {
     fn drop(&mut self) {
         self.roster.live().entries.remove(&self.id);
         self.roster.ended.notify_all();

@@ -8,12 +8,12 @@ use crate::limits::{MAX_CONNECTIONS, NEGOTIATION_TIME, SHUTDOWN_GRACE};
 use crate::listener::{self, Listener};
 use crate::negotiation::negotiate;
 use crate::peer::client_of;
-use crate::roster::{Place, Roster};
+use crate::roster::{Roster, RosterEntry};
 use crate::session::Session;
 use crate::tls::Tls;
 use crate::writer::Writer;
 use dray_serve::limits::OPEN_PATIENCE;
-use dray_serve::{Attachment, Attachments, Door, Exports, FrontEnd, Line, Process};
+use dray_serve::{Attachment, Attachments, ClientLink, Door, Exports, FrontEnd, Process};
 use parking_lot::Mutex;
 use std::io;
 use std::net::SocketAddr;
@@ -175,7 +175,7 @@ impl Service {
         }
     }
 
-    fn connection(&self, socket: &Arc<Socket>, place: &Place) {
+    fn connection(&self, socket: &Arc<Socket>, place: &RosterEntry) {
         let end = catch_unwind(AssertUnwindSafe(|| self.talk(socket, place)));
         socket.cut();
         match end {
@@ -187,21 +187,21 @@ impl Service {
 
     /// Notes what the connection uses. Asks again whether it may: an export that was withdrawn and
     /// disconnected since it was opened, or is another image by now, must not keep this connection.
-    fn enter(&self, place: &Place, line: &Line, agreed: &Agreed) -> Option<Attachment> {
+    fn enter(&self, place: &RosterEntry, line: &ClientLink, agreed: &Agreed) -> Option<Attachment> {
         place.uses(&agreed.name);
         let attachment = self.attachments.attach(&agreed.name, line, NEGOTIATION_TIME)?;
         let now = self.attachments.exports().open(&agreed.name, &line.client).ok()?;
         std::ptr::addr_eq(Arc::as_ptr(&now), Arc::as_ptr(&agreed.image)).then_some(attachment)
     }
 
-    fn talk(&self, socket: &Arc<Socket>, place: &Place) -> io::Result<()> {
+    fn talk(&self, socket: &Arc<Socket>, place: &RosterEntry) -> io::Result<()> {
         socket.tune()?;
         let mut inbound = Inbound::new(Arc::clone(socket) as Arc<dyn Channel>);
         let tls = listener::tls(&self.listener);
         let closing = Arc::clone(&place.closing);
         let gone = Arc::clone(socket);
         let has_gone = Arc::new(move || gone.has_hung_up());
-        let line = Line { client: client_of(socket), closing, has_gone };
+        let line = ClientLink { client: client_of(socket), closing, has_gone };
         let pause = |time| self.attachments.pause(time, &line);
         let exports = self.attachments.exports();
         let door = Door::new(exports, line.client, OPEN_PATIENCE, &pause);

@@ -13,13 +13,13 @@ use std::sync::Arc;
 pub struct Destination {
     /// As the operator named it.
     pub shown: String,
-    place: Place,
+    place: Storage,
     key_file: Option<PathBuf>,
 }
 
 /// Where the objects are.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Place {
+enum Storage {
     Folder(PathBuf),
     /// In a bucket.
     Bucket(Location, S3Access),
@@ -33,10 +33,10 @@ enum Place {
 }
 
 /// What a URL names; `access` is what is configured of it.
-fn place(config: &Config, url: &str, access: S3Access) -> dray_backup::Result<Place> {
+fn place(config: &Config, url: &str, access: S3Access) -> dray_backup::Result<Storage> {
     match location(url)? {
-        Location::Directory(folder) => Ok(Place::Folder(folder)),
-        location @ Location::S3 { .. } => Ok(Place::Bucket(location, access)),
+        Location::Directory(folder) => Ok(Storage::Folder(folder)),
+        location @ Location::S3 { .. } => Ok(Storage::Bucket(location, access)),
         Location::Peer { host, folder } => {
             let peer = config.peer(&host);
             let unknown = || {
@@ -44,7 +44,7 @@ fn place(config: &Config, url: &str, access: S3Access) -> dray_backup::Result<Pl
             };
             let peer = peer.ok_or_else(unknown)?;
             let (name, address) = (peer.name.clone(), peer.address.clone());
-            Ok(Place::Peer { name, address, folder, tls: config.tls_dir.clone() })
+            Ok(Storage::Peer { name, address, folder, tls: config.tls_dir.clone() })
         }
     }
 }
@@ -96,13 +96,13 @@ impl Destination {
 
     fn store(&self, what: &str) -> ApiResult<Arc<dyn Store>> {
         Ok(match &self.place {
-            Place::Folder(folder) => Location::Directory(folder.clone())
+            Storage::Folder(folder) => Location::Directory(folder.clone())
                 .store(&S3Access::default())
                 .map_err(|why| failed(what, &why))?,
-            Place::Bucket(location, access) => {
+            Storage::Bucket(location, access) => {
                 location.store(access).map_err(|why| failed(what, &why))?
             }
-            Place::Peer { name, address, folder, tls } => {
+            Storage::Peer { name, address, folder, tls } => {
                 let identity = Identity::load(tls)
                     .map_err(|why| Refusal::new(ErrorKind::Denied, what, why))?;
                 Arc::new(PeerStore::new(identity, name, address, folder))
@@ -116,7 +116,7 @@ impl Destination {
     /// `NotFound` when there is none, `Denied` for a wrong key, or what the store reports.
     pub fn open(&self) -> ApiResult<Repository> {
         let what = format!("cannot open repository '{}'", self.shown);
-        if let Place::Folder(folder) = &self.place
+        if let Storage::Folder(folder) = &self.place
             && !folder.join("config").exists()
         {
             let why = format!("{} has none", folder.display());

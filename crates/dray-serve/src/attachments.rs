@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 /// A connection: who it is with, and whether it is over.
 #[derive(Clone)]
-pub struct Line {
+pub struct ClientLink {
     /// Who it is with.
     pub client: Client,
     /// Set when the front end ends it.
@@ -25,7 +25,7 @@ pub struct Line {
     pub has_gone: Arc<dyn Fn() -> bool + Send + Sync>,
 }
 
-impl Line {
+impl ClientLink {
     /// Whether the front end ends it.
     pub fn is_closing(&self) -> bool {
         self.closing.load(Ordering::Acquire)
@@ -51,7 +51,7 @@ struct Users {
 }
 
 struct User {
-    line: Line,
+    line: ClientLink,
     stage: Stage,
 }
 
@@ -115,7 +115,7 @@ impl Attachments {
     }
 
     /// Waits for `time`; false when the connection ends meanwhile.
-    pub fn pause(&self, time: Duration, line: &Line) -> bool {
+    pub fn pause(&self, time: Duration, line: &ClientLink) -> bool {
         self.changed.wait_while_for(&mut self.users(), |_| !line.is_closing(), time);
         !line.is_over()
     }
@@ -125,7 +125,7 @@ impl Attachments {
     pub fn attach(
         self: &Arc<Self>,
         name: &str,
-        line: &Line,
+        line: &ClientLink,
         limit: Duration,
     ) -> Option<Attachment> {
         let deadline = Instant::now() + limit;

@@ -24,7 +24,7 @@ mod front;
 pub mod limits;
 mod worker;
 
-pub use attachments::{Attachment, Attachments, Line};
+pub use attachments::{Attachment, Attachments, ClientLink};
 pub use client::{Client, Process};
 pub use door::{Closed, Door};
 pub use export::{ExportError, ExportInfo, Exports};

@@ -4,8 +4,8 @@ use dray_image::{
     Attempt, Departure, Error, ErrorKind, Extent, ExtentKind, Geometry, Image, ZeroMode,
 };
 use dray_serve::{
-    Attachment, Attachments, Client, Closed, Door, ExportError, ExportInfo, Exports, Flushed,
-    FrontEnd, Job, Line, Session, Workers,
+    Attachment, Attachments, Client, ClientLink, Closed, Door, ExportError, ExportInfo, Exports,
+    Flushed, FrontEnd, Job, Session, Workers,
 };
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -144,7 +144,8 @@ impl Null {
     fn connect(&self, name: &str) -> Result<Connection, String> {
         let closing = Arc::new(AtomicBool::new(self.shut.load(Ordering::Acquire)));
         let has_gone = Arc::new(|| false);
-        let line = Line { client: Client::default(), closing: Arc::clone(&closing), has_gone };
+        let line =
+            ClientLink { client: Client::default(), closing: Arc::clone(&closing), has_gone };
         self.lines.lock().push(Arc::downgrade(&closing));
         let pause = |time| self.attachments.pause(time, &line);
         let mut door = Door::new(self.attachments.exports(), line.client, TIME, &pause);

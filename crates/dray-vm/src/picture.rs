@@ -22,7 +22,7 @@ pub const MERGE: &str = "merge the overlay into the image below it (`virsh block
 
 /// Where a layer's bytes are.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Place {
+pub enum LayerLocation {
     /// On this agent's socket, as the image of this name.
     Resident(String),
     /// In a local file or block device.
@@ -35,7 +35,7 @@ pub struct LayerPicture {
     /// How it gets under dray and back.
     pub plan: LayerPlan,
     /// Where its bytes are.
-    pub place: Place,
+    pub place: LayerLocation,
     /// The chain that it stands for, the active image first, when the disk is to be flattened.
     pub chain: Vec<LayerPlan>,
     /// On this agent's socket: QEMU connects again when it is cut off, and asks again.
@@ -46,15 +46,15 @@ impl LayerPicture {
     /// Whether it is the image of this name, or the file at this path.
     pub fn is_of(&self, name: &str, path: &Path) -> bool {
         match &self.place {
-            Place::Resident(image) => image == name,
-            Place::Local(file) => {
+            LayerLocation::Resident(image) => image == name,
+            LayerLocation::Local(file) => {
                 file.canonicalize().is_ok_and(|file| file == path) || file == path
             }
         }
     }
 
     fn local(plan: LayerPlan) -> Self {
-        let place = Place::Local(plan.path());
+        let place = LayerLocation::Local(plan.path());
         Self { plan, place, chain: Vec::new(), reconnects: false }
     }
 }
@@ -142,7 +142,7 @@ impl Picture {
     /// # Errors
     /// That it is.
     pub fn refuse_overlaid(&self, image: &str) -> ApiResult<()> {
-        let place = Place::Resident(image.to_owned());
+        let place = LayerLocation::Resident(image.to_owned());
         let is_below =
             |layers: &&Vec<LayerPicture>| layers.iter().skip(1).any(|layer| layer.place == place);
         let Some(layers) = self.disks.iter().find(is_below) else { return Ok(()) };
@@ -197,7 +197,7 @@ impl Picture {
                 let what = format!("cannot flatten disk {}", active.plan.qdev);
                 Err(Refusal::new(ErrorKind::Conflict, what, why).hint(hint))
             };
-            if layers.iter().any(|layer| matches!(layer.place, Place::Resident(_))) {
+            if layers.iter().any(|layer| matches!(layer.place, LayerLocation::Resident(_))) {
                 let why = "an image of its chain is on dray's socket, below the format driver";
                 return refuse(why, "`dray release` it first, or use --chain keep");
             }
@@ -237,8 +237,8 @@ fn check_files(
     let Some(process) = process else { return Ok(()) };
     let what = format!("cannot use disk {}", disk.qdev);
     layers.iter().try_for_each(|layer| match &layer.place {
-        Place::Local(path) => own_files::check_path(&what, process, path),
-        Place::Resident(_) => Ok(()),
+        LayerLocation::Local(path) => own_files::check_path(&what, process, path),
+        LayerLocation::Resident(_) => Ok(()),
     })
 }
 
@@ -344,7 +344,7 @@ fn resident(
         local,
     };
     let reconnects = reconnects(layer, &plan, known);
-    Ok(LayerPicture { plan, place: Place::Resident(name), chain: Vec::new(), reconnects })
+    Ok(LayerPicture { plan, place: LayerLocation::Resident(name), chain: Vec::new(), reconnects })
 }
 
 /// Whether a node was made to connect again: dray's are, of others the command line tells.

@@ -24,7 +24,7 @@ const IN_THE_WAY: &str = "move that file away, or give the image another name wi
 
 /// A file that is used where it lies.
 #[derive(Clone, Debug)]
-pub struct Lying {
+pub struct FileInPlace {
     /// Path of the file.
     pub path: PathBuf,
     /// How it looked when its content was told.
@@ -121,7 +121,7 @@ impl Agent {
         pool: &Pool,
         image: &WantedImage,
         digest: &ContentDigest,
-    ) -> Answer<Lying> {
+    ) -> Answer<FileInPlace> {
         let changed = |name: &str| {
             conflict(format!("{name} was changed since it was compared")).hint("try again")
         };
@@ -130,7 +130,7 @@ impl Agent {
             Some((stamp, known))
                 if image.read_only && known == *digest && stamp.len == image.len =>
             {
-                Ok(Lying { path, stamp })
+                Ok(FileInPlace { path, stamp })
             }
             _ => Err(changed(&path.display().to_string())),
         }
@@ -144,7 +144,7 @@ impl Agent {
         &self,
         migration: MigrationId,
         image: &WantedImage,
-        lying: &Lying,
+        lying: &FileInPlace,
     ) -> Answer<()> {
         // Its own: each QEMU that runs on the file is remembered by itself, and what backups call the
         // file is the same for all of them.

@@ -1,17 +1,17 @@
 //! The parts of an agent process. The order in which it starts and ends is in [`start`](crate::start).
 //!
-//! * [`launch`]: the owner loops. [`peers`], [`requests`], [`found`], [`made`], [`devices`]: what peers may do;
-//!   [`room`]: how much of it.
+//! * [`launch`]: the owner loops. [`peers`], [`requests`], [`existing_copies`], [`qcow2_checks`],
+//!   [`devices`]: what peers may do; [`room`]: how much of it.
 //! * [`fates`]: what targets ask sources that they do not hear of. [`revive`]: migrations of an earlier agent.
 
 mod bases;
 mod devices;
+mod existing_copies;
 mod fates;
-mod found;
 mod launch;
-mod made;
 mod offered;
 mod peers;
+mod qcow2_checks;
 mod requests;
 pub(crate) mod revive;
 pub(crate) mod room;

@@ -6,7 +6,7 @@
 use crate::agent::Agent;
 use dray_host::abort;
 use dray_host::lineage::{REGION_BLOCKS, ReplicaNote, stamp_of};
-use dray_host::record::{CopyState, Place};
+use dray_host::record::{CopyState, NameKind};
 use dray_host::registry::Entry;
 use dray_image::{Image, runs};
 use dray_net::questions::read;
@@ -53,7 +53,7 @@ impl Agent {
     fn offered(&self, peer: &str, image: ImageId, entry: Arc<Entry>) -> Option<Offered> {
         let record = entry.record();
         let idle = record.state == CopyState::Replica && record.migration.is_none();
-        let file = matches!(record.place, Place::Replica(_));
+        let file = matches!(record.place, NameKind::Replica(_));
         if record.id != image || !idle || !file {
             return None;
         }

@@ -2,8 +2,8 @@
 //! for images. What else they may ask is in [`requests`](super::requests).
 
 use super::Agent;
-use super::found::{Found, check_space, intent_of};
-use super::made::check_made;
+use super::existing_copies::{ExistingCopy, check_space, intent_of};
+use super::qcow2_checks::check_made;
 use super::requests::Desk;
 use super::room::check_counts;
 use dray_api::{MigrationState, Refusal};
@@ -250,14 +250,14 @@ impl Agent {
         self.show_newest(peer);
         self.check_load(peer, images)?;
         let found = self.found_for((known, pool), images)?;
-        let reused = |found: &Found| match found {
-            Found::Usable(entry, _) => entry.file.allocated_bytes().unwrap_or(0),
+        let reused = |found: &ExistingCopy| match found {
+            ExistingCopy::Usable(entry, _) => entry.file.allocated_bytes().unwrap_or(0),
             _ => 0,
         };
         let beside = check_made(&self.registry, pool, images)?;
         if pool.kind == PoolKind::Files {
-            let comes = |(coming, found): (&ComingImage, &Found)| {
-                (!matches!(found, Found::InPlace(_))).then_some(coming.image.allocated)
+            let comes = |(coming, found): (&ComingImage, &ExistingCopy)| {
+                (!matches!(found, ExistingCopy::InPlace(_))).then_some(coming.image.allocated)
             };
             let wanted = images.iter().zip(&found).filter_map(comes).fold(0, u64::saturating_add);
             check_space(pool, wanted, beside, found.iter().map(reused).sum())?;
@@ -351,27 +351,33 @@ impl Agent {
         &self,
         (peer, pool): (&Peer, &Pool),
         images: &[ComingImage],
-    ) -> Answer<Vec<Found>> {
+    ) -> Answer<Vec<ExistingCopy>> {
         let find = |coming: &ComingImage| match &coming.digest {
-            Some(digest) => self.base_in_place(pool, &coming.image, digest).map(Found::InPlace),
+            Some(digest) => {
+                self.base_in_place(pool, &coming.image, digest).map(ExistingCopy::InPlace)
+            }
             None => self.replica_for((peer, pool), coming),
         };
         images.iter().map(find).collect()
     }
 
     /// A replica of an image that comes.
-    fn replica_for(&self, (peer, pool): (&Peer, &Pool), coming: &ComingImage) -> Answer<Found> {
+    fn replica_for(
+        &self,
+        (peer, pool): (&Peer, &Pool),
+        coming: &ComingImage,
+    ) -> Answer<ExistingCopy> {
         let wanted = &coming.image;
-        let Some(entry) = self.registry.get(&wanted.name) else { return Ok(Found::Nothing) };
+        let Some(entry) = self.registry.get(&wanted.name) else { return Ok(ExistingCopy::Nothing) };
         let record = entry.record();
         // Anything else under the name is refused with it, as ever.
         // What is left on a device is not gone on from.
         if record.state != CopyState::Replica || record.id != wanted.id || record.device {
-            return Ok(Found::Nothing);
+            return Ok(ExistingCopy::Nothing);
         }
         // Nor is what lies where the peer may not go: the name is another's.
         if !self.config.is_open_to(peer, &record.path) {
-            return Ok(Found::Nothing);
+            return Ok(ExistingCopy::Nothing);
         }
         if record.migration.is_some() {
             let name = &wanted.name;
@@ -380,8 +386,8 @@ impl Agent {
             return Err(conflict(why));
         }
         Ok(match record.base_for(wanted, &coming.ancestors, pool) {
-            Ok(note) => Found::Usable(entry, note),
-            Err(why) => Found::Useless(entry, why.to_string()),
+            Ok(note) => ExistingCopy::Usable(entry, note),
+            Err(why) => ExistingCopy::Useless(entry, why.to_string()),
         })
     }
 
@@ -389,30 +395,30 @@ impl Agent {
         &self,
         intent: &TargetIntent,
         images: &[ComingImage],
-        found: &[Found],
+        found: &[ExistingCopy],
     ) -> Answer<()> {
         let mut made = Vec::new();
         let parts = intent.images.iter().zip(images).zip(found);
         let result = parts.into_iter().try_for_each(|((image, coming), found)| {
             let wanted = &coming.image;
             match found {
-                Found::Usable(entry, _) => {
+                ExistingCopy::Usable(entry, _) => {
                     // Noted first: a failure half-way is undone like the rest.
                     made.push(image.offer.name.clone());
                     self.registry.begin_return(entry, intent.migration).map_err(failed)?;
                     return Ok(());
                 }
-                Found::Useless(entry, why) => {
+                ExistingCopy::Useless(entry, why) => {
                     let name = &image.offer.name;
                     tracing::info!(image = name, why, "a replica is not used");
                     self.registry.set_aside(entry).map_err(failed)?;
                 }
-                Found::InPlace(lying) => {
+                ExistingCopy::InPlace(lying) => {
                     self.use_in_place(intent.migration, wanted, lying)?;
                     made.push(image.name_here().to_owned());
                     return Ok(());
                 }
-                Found::Nothing => {}
+                ExistingCopy::Nothing => {}
             }
             self.make_partial(intent, image, wanted)?;
             made.push(image.offer.name.clone());

@@ -7,7 +7,7 @@ use dray_api::{ApiResult, ErrorKind, Refusal};
 use dray_backup::PIECE_BYTES;
 use dray_files::unix_ms;
 use dray_host::abort;
-use dray_host::lineage::{Line, Turning};
+use dray_host::lineage::{ImageLineage, Turning};
 use dray_host::registry::Entry;
 use dray_image::{Quiesced, Snapshot, SpillFile};
 use dray_types::{Ancestor, BLOCK_SIZE, BlockRange, BlockSet, GenerationId};
@@ -26,7 +26,7 @@ pub struct Subject {
     /// The image.
     pub entry: Arc<Entry>,
     /// Its line.
-    pub line: Arc<Line>,
+    pub line: Arc<ImageLineage>,
     /// The generation of the backup that this one builds on.
     pub parent: Option<Ancestor>,
     /// The newest generation that each repository has of it, as far as this host has put them there.

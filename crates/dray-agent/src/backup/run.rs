@@ -8,8 +8,8 @@ use crate::jobs::{Job, Lease};
 use dray_api::{ApiResult, BackedUp, BackupDone, ErrorKind, Refusal};
 use dray_backup::{Backup, Consistency, Info, Manifest, Policy, Repository, Writer, WriterOptions};
 use dray_host::abort;
-use dray_host::lineage::Line;
-use dray_host::record::{CopyState, Place};
+use dray_host::lineage::ImageLineage;
+use dray_host::record::{CopyState, NameKind};
 use dray_host::registry::Entry;
 use dray_net::pace::Pacer;
 use dray_provider::destination::Destination;
@@ -57,7 +57,7 @@ fn parent<'a>(backups: &'a [Backup], ancestors: &[Ancestor], len: u64) -> Option
 
 impl Agent {
     /// The image and its line, if it can be backed up.
-    fn backup_entry(&self, what: &str, name: &str) -> ApiResult<(Arc<Entry>, Arc<Line>)> {
+    fn backup_entry(&self, what: &str, name: &str) -> ApiResult<(Arc<Entry>, Arc<ImageLineage>)> {
         let refuse = |why: String, hint: &str| {
             let why = format!("image '{name}': {why}");
             Err(Refusal::new(ErrorKind::Conflict, what, why).hint(hint))
@@ -77,7 +77,7 @@ impl Agent {
             let hint = "`dray release` its disk first";
             return refuse("it is a chain that was flattened for a migration".into(), hint);
         }
-        if record.state != CopyState::Owner || record.place != Place::Named {
+        if record.state != CopyState::Owner || record.place != NameKind::Named {
             return refuse(
                 "this host does not own it".into(),
                 "back it up on the host that owns it",
@@ -172,7 +172,7 @@ impl Agent {
         &self,
         what: &str,
         entry: Arc<Entry>,
-        line: Arc<Line>,
+        line: Arc<ImageLineage>,
         ground: &Ground,
     ) -> ApiResult<Subject> {
         let record = entry.record();
@@ -233,7 +233,7 @@ fn ground(
     what: &str,
     repository: &Repository,
     entry: &Entry,
-    line: &Line,
+    line: &ImageLineage,
     full: bool,
 ) -> ApiResult<Ground> {
     let record = entry.record();

@@ -11,7 +11,7 @@ use dray_api::{ApiResult, ErrorKind, Refusal, SplicedDisk};
 use dray_host::abort;
 use dray_host::flat::{Flat, open_overlay};
 use dray_host::record::chain::{FlatRecord, Turn};
-use dray_host::record::{Adopted, ImageRecord, Place};
+use dray_host::record::{Adopted, ImageRecord, NameKind};
 use dray_host::refusals::io_error;
 use dray_host::registry::Entry;
 use dray_host::{refusals::random_id, registry::real_path};
@@ -242,7 +242,7 @@ impl Agent {
 
     /// The disk is on its overlay and its guest runs as before.
     pub(super) fn end_turn(&self, entry: &Entry) -> io::Result<()> {
-        self.set_turn(entry, Place::Chain, None)?;
+        self.set_turn(entry, NameKind::Chain, None)?;
         let record = entry.record();
         if let Some(path) = chain_path(&record) {
             self.registry.peeks.go_on(&path, &names_of(&record)?.chain());
@@ -258,13 +258,13 @@ impl Agent {
         if let Some(flat) = &entry.flat {
             flat.chain.moved(&names.chain());
         }
-        self.set_turn(entry, Place::Chain, record.flat.and_then(|flat| flat.turn))
+        self.set_turn(entry, NameKind::Chain, record.flat.and_then(|flat| flat.turn))
     }
 
     pub(super) fn set_turn(
         &self,
         entry: &Entry,
-        place: Place,
+        place: NameKind,
         turn: Option<Turn>,
     ) -> io::Result<()> {
         self.registry.update(entry, |record| {
@@ -329,7 +329,7 @@ impl Agent {
             let layers = layers_of(&record)?;
             let (id, format) = (random_id().map_err(io::Error::other)?, &layers[0].format);
             let (id, format) = (ImageId(id), Some(format.clone()));
-            let (adopted, flat, migration, place) = (None, None, None, Place::Named);
+            let (adopted, flat, migration, place) = (None, None, None, NameKind::Named);
             let image = ImageRecord { id, format, adopted, flat, migration, place, ..record };
             note_made(&self.registry, qmp, &layers[0], image)?;
         }

@@ -1,8 +1,8 @@
 //! Base images that lie at the target already: their content is compared by digest before anything is
 //! made there.
 
-use super::asking::net_error;
-use super::moved::Plan;
+use super::ask_peer::net_error;
+use super::selection::Plan;
 use crate::agent::Agent;
 use crate::api::Events;
 use dray_api::{ApiResult, ErrorKind, Event, Refusal, SeedProgress};
@@ -41,7 +41,7 @@ pub(super) fn usual_name(entry: Option<Arc<Entry>>, name: &str) -> String {
 
 /// What lies at the target of an image.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Lying {
+pub(super) enum FileAtTarget {
     /// Nothing that could be used.
     Nothing,
     /// A file with this content, which is the image's.
@@ -79,11 +79,11 @@ impl Agent {
         pool: Option<&str>,
     ) -> ApiResult<Vec<Option<ContentDigest>>> {
         let lying = self.lying_there(intent, plan, pool, Asking::default()).await;
-        let digest = |(nth, lying): (usize, Lying)| match lying {
-            Lying::Nothing => Ok(None),
-            Lying::Same(digest) => Ok(Some(digest)),
-            Lying::Other(why) => Err(in_the_way(what, &why)),
-            Lying::Unknown => {
+        let digest = |(nth, lying): (usize, FileAtTarget)| match lying {
+            FileAtTarget::Nothing => Ok(None),
+            FileAtTarget::Same(digest) => Ok(Some(digest)),
+            FileAtTarget::Other(why) => Err(in_the_way(what, &why)),
+            FileAtTarget::Unknown => {
                 let name = &intent.images[nth].offer.name;
                 let why = format!(
                     "{name} could not be compared with the file of that name at the target"
@@ -105,8 +105,8 @@ impl Agent {
         plan: &Plan,
         pool: Option<&str>,
         asking: Asking<'_>,
-    ) -> Result<Vec<Lying>, NetError> {
-        let mut lying = vec![Lying::Nothing; intent.images.len()];
+    ) -> Result<Vec<FileAtTarget>, NetError> {
+        let mut lying = vec![FileAtTarget::Nothing; intent.images.len()];
         let mut sought = sought(intent, plan);
         let (began, mut pause, mut got_on, mut before) =
             (Instant::now(), FIRST, Instant::now(), SeedProgress::default());
@@ -137,7 +137,7 @@ impl Agent {
             }
             let late = asking.limit.is_some_and(|limit| began.elapsed() >= limit);
             if late || got_on.elapsed() >= STALLED {
-                sought.iter().for_each(|sought| lying[sought.nth] = Lying::Unknown);
+                sought.iter().for_each(|sought| lying[sought.nth] = FileAtTarget::Unknown);
                 break;
             }
             if sought.is_empty() {
@@ -160,7 +160,7 @@ impl Agent {
         &self,
         sought: &mut Vec<Sought>,
         states: Vec<BaseThere>,
-        lying: &mut [Lying],
+        lying: &mut [FileAtTarget],
     ) -> SeedProgress {
         let mut progress = SeedProgress::default();
         let mut add = |done: u64, total: u64| {
@@ -171,10 +171,10 @@ impl Agent {
         sought.retain_mut(|sought| {
             let len = sought.base.len;
             let decided = match states.next().unwrap_or(BaseThere::Absent) {
-                BaseThere::Absent => Some(Lying::Nothing),
-                BaseThere::Other { why } => Some(Lying::Other(why)),
+                BaseThere::Absent => Some(FileAtTarget::Nothing),
+                BaseThere::Other { why } => Some(FileAtTarget::Other(why)),
                 // It can only know it from here.
-                BaseThere::Same => sought.base.digest.map(Lying::Same),
+                BaseThere::Same => sought.base.digest.map(FileAtTarget::Same),
                 BaseThere::Reading { done, .. } => {
                     add(done.min(len), len);
                     self.read_here(sought, &mut add)
@@ -194,7 +194,11 @@ impl Agent {
     }
 
     /// Works out the digest here, now that it is of use.
-    fn read_here(&self, sought: &mut Sought, add: &mut impl FnMut(u64, u64)) -> Option<Lying> {
+    fn read_here(
+        &self,
+        sought: &mut Sought,
+        add: &mut impl FnMut(u64, u64),
+    ) -> Option<FileAtTarget> {
         match self.digests.ask(&sought.path) {
             Reading::Running { done, total } => add(done, total),
             Reading::Ready(stamp, digest) => {
@@ -204,7 +208,7 @@ impl Agent {
             Reading::Failed(why) => {
                 let shown = sought.path.display();
                 let why = format!("{shown} cannot be compared: {why}; try again");
-                return Some(Lying::Other(why));
+                return Some(FileAtTarget::Other(why));
             }
         }
         None

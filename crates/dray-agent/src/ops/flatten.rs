@@ -1,7 +1,7 @@
 //! The checks of `dray prepare --chain flatten`, before it changes anything: whether another
 //! process can read the chain, how much data the guest sees, and what prevents the flattening.
 
-use super::moved::Plan;
+use super::selection::Plan;
 use crate::agent::Agent;
 use dray_api::{ApiResult, Chain, ErrorKind, Prepare, Refusal, TargetFormat};
 use dray_host::folder::intent::SourceImage;
@@ -11,7 +11,7 @@ use dray_image::{Image, runs};
 use dray_qemu::AdoptOptions;
 use dray_types::{BLOCK_SIZE, BlockRange, ImageId};
 use dray_vm::flat::{chain_of, layers_of, raw_name};
-use dray_vm::picture::{LayerPicture, Picture, Place};
+use dray_vm::picture::{LayerLocation, LayerPicture, Picture};
 use dray_vm::qemu_error;
 use dray_wire::ImageOffer;
 use std::path::PathBuf;
@@ -68,7 +68,7 @@ impl Agent {
     /// Disks that are flattened already have the node names that they had on their chains.
     pub(super) fn plan_frozen(&self, picture: &mut Picture) {
         for layer in picture.disks.iter_mut().filter_map(|layers| layers.first_mut()) {
-            let Place::Resident(name) = &layer.place else { continue };
+            let LayerLocation::Resident(name) = &layer.place else { continue };
             let frozen = self.registry.get(name).filter(|entry| entry.flat.is_some());
             let layers = frozen.and_then(|entry| layers_of(&entry.record()).ok());
             if let Some(active) = layers.as_ref().and_then(|layers| layers.first()) {

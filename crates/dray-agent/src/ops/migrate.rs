@@ -1,6 +1,6 @@
 //! `dray migrate`: from what was asked to a migration that runs.
 
-use super::moved::{Plan, layer_plans};
+use super::selection::{Plan, layer_plans};
 use crate::agent::Agent;
 use crate::api::{Answers, Events};
 use dray_api::{
@@ -13,7 +13,7 @@ use dray_host::refusals::io_error;
 use dray_migrate::source::SourceSlot;
 use dray_migrate::{forecast, links};
 use dray_types::{BitRate, Choice};
-use dray_vm::picture::{Picture, Place};
+use dray_vm::picture::{LayerLocation, Picture};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -327,7 +327,7 @@ impl Agent {
         let layers = layer_plans(picture, plan)?;
         for disk in &picture.disks {
             let Some(layer) = disk.first() else { continue };
-            let Place::Local(path) = &layer.place else { continue };
+            let LayerLocation::Local(path) = &layer.place else { continue };
             if layer.plan.read_only {
                 continue;
             }

@@ -3,7 +3,7 @@
 //! own; small ones of one subject share one. A command that waits for a file system leaves its thread
 //! to others (`block_in_place`).
 
-mod asking;
+mod ask_peer;
 mod backfill;
 mod backup;
 mod bases;
@@ -19,7 +19,6 @@ mod info;
 mod limit;
 mod lineage;
 mod migrate;
-mod moved;
 mod peers;
 mod pick;
 mod plan;
@@ -29,6 +28,7 @@ mod released;
 mod resize;
 mod resume;
 mod seed;
+mod selection;
 mod settle;
 pub(crate) mod splice;
 mod status;

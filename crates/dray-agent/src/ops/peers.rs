@@ -1,6 +1,6 @@
 //! `dray peers`: asks every peer of the configuration who it is, all at once.
 
-use super::asking::net_error;
+use super::ask_peer::net_error;
 use crate::agent::Agent;
 use crate::api::{Answers, Events};
 use dray_api::{ApiResult, PeerState, PeerStatus, Peers};

@@ -1,6 +1,6 @@
 //! `dray plan`: what a migration would take, and where its bytes would come from; nothing moves.
 
-use super::asking::net_error;
+use super::ask_peer::net_error;
 use super::migrate::{MAX_DOWNTIME_MS, guest_memory};
 use super::survey::Survey;
 use crate::agent::Agent;

@@ -1,12 +1,12 @@
 //! `dray prepare`: room and exports at the target, and the lines its QEMU is started with.
 
-use super::asking::net_error;
-use super::moved::Plan;
+use super::ask_peer::net_error;
+use super::selection::Plan;
 use crate::agent::Agent;
 use crate::api::{Answers, Events};
 use dray_api::{ApiResult, ErrorKind, Prepare, Prepared, PreparedImage, Refusal};
 use dray_host::folder::intent::SourceIntent;
-use dray_host::given;
+use dray_host::provided;
 use dray_host::refusals::io_error;
 use dray_migrate::source::SourceSlot;
 use dray_net::NetError;
@@ -87,7 +87,7 @@ impl Agent {
             }
             if let Base::Replica { generation, .. } = base {
                 let (notes, id) = (self.store.given(), image.offer.id);
-                image.given = given::of(&notes, id, &intent.peer, generation);
+                image.given = provided::of(&notes, id, &intent.peer, generation);
             }
             image.base = base;
         }

@@ -17,7 +17,7 @@ use dray_host::refusals::io_error;
 use dray_host::registry::Entry;
 use dray_qemu::{LayerPlan, Qmp};
 use dray_vm::leaving::refuse_untold;
-use dray_vm::picture::{LayerPicture, Picture, Place};
+use dray_vm::picture::{LayerLocation, LayerPicture, Picture};
 use dray_vm::qemu_error;
 use std::path::Path;
 use std::sync::Arc;
@@ -94,7 +94,7 @@ impl Agent {
         image: &str,
     ) -> ApiResult<(Picture, LayerPicture)> {
         let picture = self.picture(socket).await?;
-        let place = Place::Resident(image.to_owned());
+        let place = LayerLocation::Resident(image.to_owned());
         let layer = picture.layers().find(|layer| layer.place == place);
         let Some(layer) = layer.cloned() else {
             let why = format!("the vm behind {} does not use it", socket.display());

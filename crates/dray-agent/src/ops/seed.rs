@@ -1,7 +1,7 @@
 //! `seed`: asks a target to read images from backups, and waits until it has. A migration, and `prepare`, begin with
 //! the same.
 
-use super::asking::net_error;
+use super::ask_peer::net_error;
 use super::bases::Asking;
 use crate::agent::Agent;
 use crate::api::{Answers, Events};
@@ -10,7 +10,7 @@ use dray_api::{
     Seeded, SeededImage, Subject, TargetFormat,
 };
 use dray_host::folder::intent::{SourceImage, SourceIntent};
-use dray_host::given;
+use dray_host::provided;
 use dray_host::refusals::random_id;
 use dray_migrate::links;
 use dray_net::NetErrorKind;
@@ -121,7 +121,7 @@ impl Agent {
         for ((image, state), expected) in images.iter().zip(seeding).zip(expected) {
             if let Seeding::Ready { generation, given, .. } = state {
                 let given = beside(given, &expected);
-                given::note(&self.store.given(), image.image.id, to, *generation, given);
+                provided::note(&self.store.given(), image.image.id, to, *generation, given);
             }
         }
     }

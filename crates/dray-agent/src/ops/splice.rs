@@ -20,7 +20,7 @@ use dray_qemu::{AdoptOptions, LayerPlan, Pivot, Qmp};
 use dray_types::{Epoch, ImageId};
 use dray_vm::hypervisor::Vm;
 use dray_vm::look::process_of;
-use dray_vm::picture::{LayerPicture, Picture, Place as Where, on_local};
+use dray_vm::picture::{LayerLocation, LayerPicture, Picture, on_local};
 use dray_vm::qemu_error;
 use dray_vm::released::watch::Watch;
 use dray_vm::released::{plan_of, release, taking};
@@ -48,7 +48,7 @@ impl Answers<Adopt> for Arc<Agent> {
             .iter()
             .filter_map(|layers| layers.first())
             .filter(wanted)
-            .filter(|layer| !layer.plan.read_only && matches!(layer.place, Where::Local(_)))
+            .filter(|layer| !layer.plan.read_only && matches!(layer.place, LayerLocation::Local(_)))
             .collect();
         if layers.is_empty() {
             let why = "the vm has no writable local disk that is not under dray already";
@@ -68,7 +68,7 @@ impl Answers<Release> for Arc<Agent> {
         picture.refuse_covered(&command.disks)?;
         let mut disks = Vec::new();
         for layer in picture.layers() {
-            let Where::Resident(name) = &layer.place else { continue };
+            let LayerLocation::Resident(name) = &layer.place else { continue };
             if !command.disks.is_empty() && !command.disks.contains(&layer.plan.qdev) {
                 continue;
             }

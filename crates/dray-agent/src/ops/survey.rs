@@ -1,8 +1,8 @@
 //! The origin of a migration's bytes, for predictions: the content that the target has or would get
 //! from others, and the rest, which the source sends.
 
-use super::bases::{Asking, Lying};
-use super::moved::Plan;
+use super::bases::{Asking, FileAtTarget};
+use super::selection::Plan;
 use crate::agent::Agent;
 use dray_api::{MigrationState, PlannedImage};
 use dray_host::folder::intent::{SourceImage, SourceIntent};
@@ -12,7 +12,7 @@ use dray_migrate::forecast::Content;
 use dray_migrate::source::{SourceSlot, shared};
 use dray_qemu::{bitmap, held};
 use dray_types::{BLOCK_SIZE, BlockRange, BlockSet, ByteSize, GenerationId};
-use dray_vm::picture::{Picture, Place};
+use dray_vm::picture::{LayerLocation, Picture};
 use dray_wire::request::{Base, Reply, Request, Surveyed};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -81,10 +81,10 @@ impl Agent {
         let Ok(lying) = self.lying_there(intent, plan, pool, asking).await else { return };
         for (image, lying) in intent.images.iter().zip(lying) {
             let (base, notes) = match lying {
-                Lying::Nothing => continue,
-                Lying::Same(_) => (Base::InPlace { export: String::new() }, Vec::new()),
-                Lying::Other(why) => (Base::Empty, vec![why]),
-                Lying::Unknown => {
+                FileAtTarget::Nothing => continue,
+                FileAtTarget::Same(_) => (Base::InPlace { export: String::new() }, Vec::new()),
+                FileAtTarget::Other(why) => (Base::Empty, vec![why]),
+                FileAtTarget::Unknown => {
                     let why = "the hosts are still comparing it with the file of that name at the \
                                target";
                     (Base::Empty, vec![format!("{why}; ask again")])
@@ -119,7 +119,7 @@ impl Agent {
     /// Asks the VM's QEMU how much it has written to the images that it has taken back.
     pub(super) async fn ask_qemu(&self, survey: &mut Survey, picture: &Picture, plan: &Plan) {
         for layer in picture.layers() {
-            let Place::Local(path) = &layer.place else { continue };
+            let LayerLocation::Local(path) = &layer.place else { continue };
             let Ok(path) = dray_host::registry::real_path(path) else { continue };
             let image = plan.images.iter().find(|image| image.path == path);
             let Some((image, note)) = image.and_then(|i| Some((i, self.released_at(i)?))) else {

@@ -3,7 +3,7 @@
 use crate::error::{Error, Kind, Result};
 use crate::manifest::{self, Manifest, SegmentRef};
 use crate::piece::Piece;
-use crate::place::{PackId, Place};
+use crate::place::{PackId, PackSlice};
 use crate::reader::load_segment;
 use crate::repository::{Core, manifests};
 use std::collections::{HashMap, HashSet};
@@ -106,6 +106,6 @@ impl Live {
     }
 }
 
-fn note(places: &mut HashMap<PackId, HashMap<u32, u32>>, place: &Place) {
+fn note(places: &mut HashMap<PackId, HashMap<u32, u32>>, place: &PackSlice) {
     places.entry(place.pack).or_default().insert(place.offset, place.stored);
 }

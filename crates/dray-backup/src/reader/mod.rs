@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::manifest::Manifest;
 use crate::pack;
 use crate::piece::{Hash, Piece, piece_count, piece_len};
-use crate::place::Place;
+use crate::place::PackSlice;
 use crate::repository::{Core, Repository};
 use crate::segment::{self, SEGMENT_PIECES};
 use cache::Cache;
@@ -118,7 +118,7 @@ pub(crate) fn load_segment(core: &Core, manifest: &Manifest, ix: u64) -> Result<
 }
 
 /// Reads `len` bytes of content from where they are stored, and checks their hash.
-pub(crate) fn fetch(core: &Core, place: &Place, hash: &Hash, len: usize) -> Result<Vec<u8>> {
+pub(crate) fn fetch(core: &Core, place: &PackSlice, hash: &Hash, len: usize) -> Result<Vec<u8>> {
     let stored =
         core.store.get_range(&place.pack.name(), place.offset.into(), place.stored as usize)?;
     unpack(core, place, stored, hash, len)
@@ -127,7 +127,7 @@ pub(crate) fn fetch(core: &Core, place: &Place, hash: &Hash, len: usize) -> Resu
 /// Content from its stored form, its hash checked.
 pub(crate) fn unpack(
     core: &Core,
-    place: &Place,
+    place: &PackSlice,
     stored: Vec<u8>,
     hash: &Hash,
     len: usize,

@@ -6,7 +6,7 @@
 use super::{Reader, fetch, unpack};
 use crate::error::{Error, Kind, Result};
 use crate::piece::{Hash, Piece, piece_len};
-use crate::place::Place;
+use crate::place::PackSlice;
 use std::ops::{ControlFlow, Range};
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -41,7 +41,7 @@ impl Default for StreamOptions {
 struct Wanted {
     ix: u64,
     hash: Hash,
-    place: Place,
+    place: PackSlice,
     len: usize,
 }
 
@@ -180,7 +180,7 @@ fn pass_on(
 }
 
 /// Whether `next` may be read together with a job from `first` to `last`.
-fn near(first: &Place, last: &Place, next: &Place) -> bool {
+fn near(first: &PackSlice, last: &PackSlice, next: &PackSlice) -> bool {
     let start = u64::from(next.offset);
     next.pack == last.pack
         && start >= last.end()

@@ -4,7 +4,7 @@ use crate::error::{Error, Kind, Result};
 use crate::index::Index;
 use crate::pack::Builder;
 use crate::piece::{Hash, Piece};
-use crate::place::Place;
+use crate::place::PackSlice;
 use crate::repository::Core;
 use crate::store::Put;
 use parking_lot::RwLock;
@@ -31,7 +31,7 @@ impl Shared {
         self.stored.load(Ordering::Relaxed)
     }
 
-    fn find(&self, hash: &Hash) -> Option<Place> {
+    fn find(&self, hash: &Hash) -> Option<PackSlice> {
         self.index.read().get(hash)
     }
 
@@ -98,7 +98,7 @@ impl Packer {
             let Some((offset, stored)) = self.inside.get(&hash).copied() else {
                 return Err(Error::new(Kind::Invalid, "a piece is in no pack"));
             };
-            let piece = Piece::Data { hash, place: Place { pack, offset, stored } };
+            let piece = Piece::Data { hash, place: PackSlice { pack, offset, stored } };
             index.insert(&piece);
             self.done.push((ix, piece));
         }

@@ -10,7 +10,7 @@ use crate::index::Index;
 use crate::manifest::{self, Backup, Manifest};
 use crate::mark;
 use crate::piece::{MAX_IMAGE_BYTES, Piece};
-use crate::place::{PackId, Place};
+use crate::place::{PackId, PackSlice};
 use crate::reader::load_segment;
 use crate::repository::{Core, Repository, manifests};
 use crate::session::Session;
@@ -66,7 +66,7 @@ pub(crate) enum Standing {
 }
 
 impl Known {
-    pub(crate) fn standing(&self, place: &Place) -> Standing {
+    pub(crate) fn standing(&self, place: &PackSlice) -> Standing {
         match self.present.get(&place.pack) {
             Some(bytes) if *bytes >= place.end() => {
                 if self.avoid.contains(&place.pack) {
@@ -217,6 +217,6 @@ fn fill(
 }
 
 fn sound<'a>(pieces: &'a [Piece], known: &'a Known) -> impl Iterator<Item = &'a Piece> {
-    let sound = |place: Place| known.standing(&place) == Standing::Sound;
+    let sound = |place: PackSlice| known.standing(&place) == Standing::Sound;
     pieces.iter().filter(move |piece| piece.place().is_some_and(sound))
 }

@@ -20,21 +20,21 @@ struct Threads {
     handles: Vec<JoinHandle<()>>,
 }
 
-enum Way {
-    Here(Box<Packer>),
+enum Packing {
+    Inline(Box<Packer>),
     Threads(Threads),
 }
 
 pub(super) struct Workers {
     shared: Arc<Shared>,
-    way: Way,
+    way: Packing,
 }
 
 impl Workers {
     pub(super) fn start(shared: &Arc<Shared>, threads: usize) -> Self {
         let way = match threads {
-            0 => Way::Here(Box::new(Packer::new(shared))),
-            _ => Way::Threads(start(shared, threads)),
+            0 => Packing::Inline(Box::new(Packer::new(shared))),
+            _ => Packing::Threads(start(shared, threads)),
         };
         Self { shared: shared.clone(), way }
     }
@@ -45,8 +45,8 @@ impl Workers {
 
     pub(super) fn put(&mut self, ix: u64, bytes: &[u8]) -> Result<()> {
         match &mut self.way {
-            Way::Here(packer) => packer.add(ix, bytes),
-            Way::Threads(threads) => {
+            Packing::Inline(packer) => packer.add(ix, bytes),
+            Packing::Threads(threads) => {
                 threads.batch.push((ix, bytes.to_vec()));
                 if threads.batch.len() < BATCH { Ok(()) } else { threads.send() }
             }
@@ -56,8 +56,8 @@ impl Workers {
     /// What is durable since the last call, without waiting.
     pub(super) fn take(&mut self) -> Result<Vec<(u64, Piece)>> {
         match &mut self.way {
-            Way::Here(packer) => Ok(packer.take()),
-            Way::Threads(threads) => {
+            Packing::Inline(packer) => Ok(packer.take()),
+            Packing::Threads(threads) => {
                 let mut all = Vec::new();
                 for done in threads.done.try_iter() {
                     all.append(&mut done?);
@@ -70,8 +70,8 @@ impl Workers {
     /// Waits until everything that was put is durable; the next [`Workers::take`] gives it.
     pub(super) fn finish(&mut self) -> Result<()> {
         match &mut self.way {
-            Way::Here(packer) => packer.flush(),
-            Way::Threads(threads) => {
+            Packing::Inline(packer) => packer.flush(),
+            Packing::Threads(threads) => {
                 threads.send()?;
                 threads.join()
             }

@@ -26,11 +26,11 @@ blocks, keep the source and its copy; `dray images` there says which host needs 
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     #[command(subcommand)]
-    what: What,
+    what: Action,
 }
 
 #[derive(Subcommand, Debug)]
-enum What {
+enum Action {
     /// Fetch all missing blocks, in the background
     Start {
         #[command(flatten)]
@@ -64,9 +64,9 @@ struct Which {
 impl Args {
     fn resolve(self) -> ApiResult<Backfill> {
         let (action, Which { which, qmp }) = match self.what {
-            What::Start { which } => (BackfillAction::Start, which),
-            What::Pause { which } => (BackfillAction::Pause, which),
-            What::Rate { rate, which } => (BackfillAction::Rate(rate.0), which),
+            Action::Start { which } => (BackfillAction::Start, which),
+            Action::Pause { which } => (BackfillAction::Pause, which),
+            Action::Rate { rate, which } => (BackfillAction::Rate(rate.0), which),
         };
         let qmp = qmp.map(|qmp| absolute(&qmp)).transpose()?;
         Ok(Backfill { action, which, qmp })

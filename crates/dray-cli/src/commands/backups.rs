@@ -27,7 +27,7 @@ lost.";
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     #[command(subcommand)]
-    what: Option<What>,
+    what: Option<Action>,
 }
 
 /// A repository.
@@ -63,7 +63,7 @@ struct Keep {
 }
 
 #[derive(Subcommand, Debug)]
-enum What {
+enum Action {
     /// List the backups in a repository
     List {
         #[command(flatten)]
@@ -114,18 +114,18 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
             let found = client.call(command).await?;
             output.result(&found, listing);
         }
-        Some(What::List { repository, image }) => {
+        Some(Action::List { repository, image }) => {
             let repository = Some(named(repository)?);
             let command = Backups { repository, image };
             let found = client.call(command).await?;
             output.result(&found, listing);
         }
-        Some(What::Init { repository }) => {
+        Some(Action::Init { repository }) => {
             let command = BackupInit(named(repository)?);
             let done = client.call(command).await?;
             output.result(&done, repository_made);
         }
-        Some(What::Prune { repository, image, keep, dry_run }) => {
+        Some(Action::Prune { repository, image, keep, dry_run }) => {
             let command = BackupPrune {
                 repository: named(repository)?,
                 image,
@@ -139,12 +139,12 @@ pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<Exit
             let done = client.call(command).await?;
             output.result(&done, pruned);
         }
-        Some(What::Gc { repository }) => {
+        Some(Action::Gc { repository }) => {
             let command = BackupGc(named(repository)?);
             let done = client.call(command).await?;
             output.result(&done, collected);
         }
-        Some(What::Cancel { image }) => {
+        Some(Action::Cancel { image }) => {
             let command = BackupCancel { image };
             let done = client.call(command).await?;
             output.result(&done, cancelled);

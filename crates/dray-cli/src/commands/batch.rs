@@ -24,12 +24,12 @@ its own, as any other migration, for `dray status`, `dray cancel` and `dray limi
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     #[command(subcommand)]
-    what: Option<What>,
+    what: Option<Action>,
 }
 
 /// What to do with a batch.
 #[derive(Subcommand, Debug)]
-enum What {
+enum Action {
     /// List batches
     List,
     /// Follow a batch to its end
@@ -54,21 +54,21 @@ enum What {
 
 /// Shows, follows, paces or cancels the migrations of a batch.
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
-    match args.what.unwrap_or(What::List) {
-        What::List => {
+    match args.what.unwrap_or(Action::List) {
+        Action::List => {
             let found = client.call(Batches {}).await?;
             output.result(&found, |found, style| list(found, style));
         }
-        What::Watch { batch } => {
+        Action::Watch { batch } => {
             let command = BatchWatch { batch: batch.map(BatchRef) };
             return follow(client, command, output).await;
         }
-        What::Cancel { batch } => {
+        Action::Cancel { batch } => {
             let command = BatchCancel { batch: batch.map(BatchRef) };
             let status = client.call(command).await?;
             output.result(&status, ended);
         }
-        What::Limit { rate, batch } => {
+        Action::Limit { rate, batch } => {
             let command = BatchLimit { batch: batch.map(BatchRef), budget: rate.0 };
             let status = client.call(command).await?;
             output.result(&status, |status, style| list(std::slice::from_ref(status), style));

@@ -25,11 +25,11 @@ QEMU opens an image by its name on the agent's NBD socket:
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     #[command(subcommand)]
-    what: Option<What>,
+    what: Option<Action>,
 }
 
 #[derive(Subcommand, Debug)]
-enum What {
+enum Action {
     /// List the images of this host
     List,
     /// Serve a file or block device as an image
@@ -78,19 +78,19 @@ impl AddArgs {
 
 /// Lists, adds or removes images.
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
-    match args.what.unwrap_or(What::List) {
-        What::List => {
+    match args.what.unwrap_or(Action::List) {
+        Action::List => {
             super::tell_troubles(client, output).await?;
             let images = client.call(Images {}).await?;
             output.result(&images, |images, style| list(images, style));
         }
-        What::Add(args) => {
+        Action::Add(args) => {
             let image = client.call(args.resolve()?).await?;
             output.result(&image, |image, _| {
                 format!("serving {} as image {}\n", image.path.display(), image.name)
             });
         }
-        What::Remove { name, delete } => {
+        Action::Remove { name, delete } => {
             let command = ImageRemove { name, delete };
             let image = client.call(command).await?;
             output.result(&image, |image, _| {

@@ -25,11 +25,11 @@ const DEFAULT_DIR: &str = "/etc/dray/ca";
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     #[command(subcommand)]
-    what: What,
+    what: Action,
 }
 
 #[derive(Subcommand, Debug)]
-enum What {
+enum Action {
     /// Make a certificate authority
     Init {
         /// Directory for its certificate and key
@@ -52,7 +52,7 @@ enum What {
 /// Makes an authority, or the certificates of one host.
 pub fn run(args: &Args, output: &Output) -> ApiResult<ExitCode> {
     match &args.what {
-        What::Init { dir } => {
+        Action::Init { dir } => {
             pki::create_ca(dir).map_err(failed("cannot make a certificate authority"))?;
             output.result(&json!({ "result": "made", "dir": dir }), |_, _| {
                 let dir = dir.display();
@@ -62,7 +62,7 @@ pub fn run(args: &Args, output: &Output) -> ApiResult<ExitCode> {
                 )
             });
         }
-        What::Issue { host, dir, addresses } => {
+        Action::Issue { host, dir, addresses } => {
             let what = format!("cannot make certificates for '{host}'");
             let made = pki::issue(dir, host, addresses).map_err(failed(what))?;
             output.result(&json!({ "result": "made", "host": host, "dir": made }), |_, _| {

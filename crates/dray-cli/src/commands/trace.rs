@@ -32,11 +32,11 @@ numbers.";
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     #[command(subcommand)]
-    what: What,
+    what: Action,
 }
 
 #[derive(Subcommand, Debug)]
-enum What {
+enum Action {
     /// Measure rates, locality and popularity of a trace
     Analyse(AnalyseArgs),
     /// Write the trace of a server's load
@@ -95,9 +95,9 @@ struct GenerateArgs {
 /// Records, analyses, converts or generates a trace.
 pub async fn run(args: Args, client: &Client, output: &Output) -> ApiResult<ExitCode> {
     match &args.what {
-        What::Analyse(args) => run_analyse(args, output),
-        What::Generate(args) => run_generate(args, output),
-        What::Record(args) => record::run(args, client, output).await,
+        Action::Analyse(args) => run_analyse(args, output),
+        Action::Generate(args) => run_generate(args, output),
+        Action::Record(args) => record::run(args, client, output).await,
     }
 }
 

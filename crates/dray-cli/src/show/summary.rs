@@ -6,7 +6,7 @@ use super::units::{bytes, count, counted, millis, seconds};
 use dray_api::{Downtime, Ending, ImageSummary, Predicted, Provided, Summary, Verified, WireBytes};
 
 /// A label and what stands beside it.
-type Line = (&'static str, String);
+type Labelled = (&'static str, String);
 
 /// What separates parts of one line.
 const DOT: &str = " · ";
@@ -80,7 +80,7 @@ fn headline(summary: &Summary, style: Style) -> String {
     }
 }
 
-fn downtime(downtime: Option<&Downtime>, style: Style) -> Vec<Line> {
+fn downtime(downtime: Option<&Downtime>, style: Style) -> Vec<Labelled> {
     let Some(downtime) = downtime else {
         return vec![(
             "downtime",
@@ -98,7 +98,7 @@ fn downtime(downtime: Option<&Downtime>, style: Style) -> Vec<Line> {
     total_and_parts("downtime", &millis(downtime.total), &parts, style)
 }
 
-fn wire(wire: &WireBytes, style: Style) -> Vec<Line> {
+fn wire(wire: &WireBytes, style: Style) -> Vec<Labelled> {
     let kinds = [
         ("raw", wire.raw),
         ("compressed", wire.compressed),
@@ -115,14 +115,14 @@ fn wire(wire: &WireBytes, style: Style) -> Vec<Line> {
     total_and_parts("on the wire", &bytes(wire.total), &parts, style)
 }
 
-fn guest_data(summary: &Summary, style: Style) -> Vec<Line> {
+fn guest_data(summary: &Summary, style: Style) -> Vec<Labelled> {
     let blocks = counted(summary.blocks_sent, "block");
     let twice = format!("{} sent more than once", count(summary.blocks_sent_twice));
     total_and_parts("guest data", &bytes(summary.guest_bytes), &[blocks, twice], style)
 }
 
 /// Where the bytes came from, a line for each place; nothing to say when all were the source's.
-fn providers(summary: &Summary, style: Style) -> Vec<Line> {
+fn providers(summary: &Summary, style: Style) -> Vec<Labelled> {
     let source = |one: &&Provided| one.provider == "source";
     if summary.providers.iter().all(|one| source(&one)) {
         return Vec::new();
@@ -138,7 +138,7 @@ fn providers(summary: &Summary, style: Style) -> Vec<Line> {
     summary.providers.iter().enumerate().map(line).collect()
 }
 
-fn rounds(summary: &Summary, style: Style) -> Vec<Line> {
+fn rounds(summary: &Summary, style: Style) -> Vec<Labelled> {
     let mut parts = Vec::new();
     if summary.resends > 0 {
         parts.push(counted(summary.resends, "resend"));
@@ -150,7 +150,7 @@ fn rounds(summary: &Summary, style: Style) -> Vec<Line> {
 }
 
 /// Nothing to say of a guest that was not slowed.
-fn slowed(summary: &Summary) -> Option<Line> {
+fn slowed(summary: &Summary) -> Option<Labelled> {
     let slowed = summary.throttled_operations > 0;
     let writes = counted(summary.throttled_operations, "write");
     let text = format!("{writes}, {} in all", millis(summary.throttled_ms));
@@ -158,7 +158,7 @@ fn slowed(summary: &Summary) -> Option<Line> {
 }
 
 /// What was predicted, each with what came of it.
-fn predicted(summary: &Summary, style: Style) -> Vec<Line> {
+fn predicted(summary: &Summary, style: Style) -> Vec<Labelled> {
     let Some(predicted) = &summary.predicted else { return Vec::new() };
     let parts = |of: &Predicted| {
         let sent = format!("{} sent", bytes(of.bytes));
@@ -178,7 +178,7 @@ fn predicted(summary: &Summary, style: Style) -> Vec<Line> {
 }
 
 /// Why QEMU does not have the disks at the end.
-fn not_released(summary: &Summary, style: Style) -> Option<Line> {
+fn not_released(summary: &Summary, style: Style) -> Option<Labelled> {
     let why = summary.not_released.as_ref()?;
     let text = format!(
         "no: the disks stay on dray at {} until you give `dray release` there: {why}",
@@ -188,7 +188,7 @@ fn not_released(summary: &Summary, style: Style) -> Option<Line> {
 }
 
 /// What became of the qcow2 that was asked for.
-fn qcow2(image: &ImageSummary, style: Style) -> Option<Line> {
+fn qcow2(image: &ImageSummary, style: Style) -> Option<Labelled> {
     let name = &image.name_at_target;
     match (&image.qcow2, &image.stays_raw) {
         (Some(made), _) => Some(("qcow2", made.clone())),
@@ -214,7 +214,12 @@ const TOTAL_WIDTH: usize = 10;
 const PARTS_WIDTH: usize = 52;
 
 /// A line of a label, a total and its parts; further lines for parts that do not fit.
-fn total_and_parts(label: &'static str, total: &str, parts: &[String], style: Style) -> Vec<Line> {
+fn total_and_parts(
+    label: &'static str,
+    total: &str,
+    parts: &[String],
+    style: Style,
+) -> Vec<Labelled> {
     let mut rows = vec![String::new()];
     for part in parts {
         let row = rows.last().map_or(0, |row| row.chars().count());

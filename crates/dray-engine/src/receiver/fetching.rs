@@ -3,8 +3,8 @@
 //! A block leaves `left` when it is asked for, or when it turns out to be here. What is asked for is
 //! `under_way` until it has arrived, and again while it waits to be asked for once more.
 
-use super::asking::Asking;
 use super::focus::Follow;
+use super::hash_questions::Asking;
 use super::watching::Watched;
 use crate::Time;
 use crate::order::{Waiting, next_image};

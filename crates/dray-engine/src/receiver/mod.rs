@@ -8,10 +8,10 @@
 //! A target that is only prepared never guesses: it waits until the source says what became of the
 //! attempt (I1).
 
-mod asking;
 mod backfill;
 mod fetching;
 mod focus;
+mod hash_questions;
 mod held;
 mod interface;
 mod receiving;

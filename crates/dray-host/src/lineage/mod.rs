@@ -5,11 +5,11 @@
 //! region it says that the region is open; now and then a set of everything written closes the
 //! regions that are not in use. A file that is lost, damaged or cannot be written costs the line:
 //! a new one begins, and no replica of the old one is used any more. How a backup closes a
-//! generation is in [`turn`].
+//! generation is in [`close`].
 
-mod turn;
+mod close;
 
-pub use turn::{Turn, Turning};
+pub use close::{Turn, Turning};
 
 use dray_engine::lineage::{
     AtStop, DeviceStamp, FileIdentity, Generation, Lineage, LineageRecord, Recovered, Stamp,
@@ -148,7 +148,7 @@ pub fn region_blocks(regions: impl IntoIterator<Item = u64>) -> BlockSet {
 }
 
 /// The line of one image that this host owns.
-pub struct Line {
+pub struct ImageLineage {
     path: StatePath,
     /// Held by whoever writes the whole line down, from when it looks until that is durable. Taken
     /// before any other lock and before a disk is made quiet.
@@ -254,16 +254,16 @@ impl<'a> Known<'a> {
     ///
     /// # Errors
     /// What the file system reports of writing.
-    pub fn go_on(self) -> io::Result<(Arc<Line>, BlockSet)> {
+    pub fn go_on(self) -> io::Result<(Arc<ImageLineage>, BlockSet)> {
         let Some(Recovered { lineage, changed, .. }) = self.line else {
-            return Ok((Line::fresh_of(self.path, self.file)?, BlockSet::new()));
+            return Ok((ImageLineage::fresh_of(self.path, self.file)?, BlockSet::new()));
         };
-        let line = Line::create_of(self.path, lineage, changed.clone(), self.file)?;
+        let line = ImageLineage::create_of(self.path, lineage, changed.clone(), self.file)?;
         Ok((line, changed))
     }
 }
 
-impl Line {
+impl ImageLineage {
     /// Writes a line down, in which `changed` was written in the open generation; durable on return.
     ///
     /// # Errors
@@ -483,7 +483,7 @@ impl Inner {
     }
 }
 
-impl IntentLog for Line {
+impl IntentLog for ImageLineage {
     fn open_region(&self, region: u64) -> dray_image::Result<()> {
         let mut inner = self.inner();
         let named = inner.lineage.has_past() || inner.turning;

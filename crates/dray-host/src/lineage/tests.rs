@@ -34,17 +34,18 @@ impl Host {
     }
 
     /// A disk whose line has a past: generation 1 is elsewhere.
-    fn begin(&self) -> (Arc<Line>, Arc<Disk>, GenerationId) {
+    fn begin(&self) -> (Arc<ImageLineage>, Arc<Disk>, GenerationId) {
         let first = Lineage::new(GenerationId(7));
         let past = first.closed(BlockSet::new(), "hosta", 1);
-        let (line, changed) = Line::after(&self.line(), past, &self.image(), false).unwrap();
+        let (line, changed) =
+            ImageLineage::after(&self.line(), past, &self.image(), false).unwrap();
         let disk = self.disk();
         line.track(&disk, &changed);
         (line, disk, first.open().id)
     }
 
-    fn restart(&self) -> (Arc<Line>, Arc<Disk>) {
-        let (line, changed) = Line::go_on(&self.line(), &self.image()).unwrap();
+    fn restart(&self) -> (Arc<ImageLineage>, Arc<Disk>) {
+        let (line, changed) = ImageLineage::go_on(&self.line(), &self.image()).unwrap();
         let disk = self.disk();
         line.track(&disk, &changed);
         (line, disk)
@@ -163,7 +164,8 @@ fn a_new_owner_goes_on_with_the_line_it_began() {
     write(&disk, 3);
     let past = line.lineage().past().to_vec();
     drop((line, disk));
-    let (line, changed) = Line::after(&host.line(), past.clone(), &host.image(), false).unwrap();
+    let (line, changed) =
+        ImageLineage::after(&host.line(), past.clone(), &host.image(), false).unwrap();
     assert_eq!(line.lineage().open(), open);
     assert_eq!(blocks(&changed), [(0, REGION_BLOCKS)]);
     let disk = host.disk();
@@ -171,19 +173,20 @@ fn a_new_owner_goes_on_with_the_line_it_began() {
     assert!(line.changed_since(base, &disk).is_some());
     // After another handover there is another one, though an old file lies there.
     let past = line.closed("hostb", &disk, 2);
-    let (line, changed) = Line::after(&host.line(), past.clone(), &host.image(), false).unwrap();
+    let (line, changed) =
+        ImageLineage::after(&host.line(), past.clone(), &host.image(), false).unwrap();
     assert_eq!(line.lineage().open().number, open.number + 1);
     assert!(changed.is_empty());
     // One that ended while the image was served does not begin again as if nothing had been written.
     drop(line);
     host.line().remove().unwrap();
-    let (line, _) = Line::after(&host.line(), past, &host.image(), true).unwrap();
+    let (line, _) = ImageLineage::after(&host.line(), past, &host.image(), true).unwrap();
     assert!(!line.lineage().has_past());
 }
 
 /// Ends the open generation; what happens between the quiet moment and the record is `meanwhile`'s.
 fn turn(
-    line: &Arc<Line>,
+    line: &Arc<ImageLineage>,
     disk: &Arc<Disk>,
     meanwhile: impl FnOnce(),
 ) -> (Ancestor, io::Result<()>) {
@@ -211,10 +214,13 @@ fn a_line_is_of_one_file_whatever_its_name() {
     drop((line, disk));
     std::fs::rename(image.path(), &away).unwrap();
     std::fs::copy(&away, image.path()).unwrap();
-    assert!(Line::is_of_another(&host.line(), &host.image()));
+    assert!(ImageLineage::is_of_another(&host.line(), &host.image()));
     let (line, disk) = host.restart();
     assert_eq!(line.changed_since(base, &disk), None);
-    assert!(!Line::is_of_another(&host.line(), &host.image()), "the new line is of the new file");
+    assert!(
+        !ImageLineage::is_of_another(&host.line(), &host.image()),
+        "the new line is of the new file"
+    );
 }
 
 /// Many file systems give a new file the number of one that is gone.
@@ -229,20 +235,20 @@ fn a_file_that_was_made_again_under_the_same_number_is_another_one() {
         stamp_of(&image).unwrap()
     };
     let old = make();
-    let (line, _) = Line::go_on(&path, &image).unwrap();
+    let (line, _) = ImageLineage::go_on(&path, &image).unwrap();
     let open = line.lineage().open();
     drop(line);
-    let (line, _) = Line::go_on(&path, &image).unwrap();
+    let (line, _) = ImageLineage::go_on(&path, &image).unwrap();
     assert_eq!(line.lineage().open(), open, "it is the same file");
     drop(line);
-    assert!(!Line::is_of_another(&path, &image));
+    assert!(!ImageLineage::is_of_another(&path, &image));
     files.remove(image.path()).unwrap();
     let new = make();
     assert!(old.file.inode == new.file.inode && !new.seems_unwritten(&old), "{old:?} {new:?}");
-    assert!(Line::is_of_another(&path, &image));
-    let (line, _) = Line::go_on(&path, &image).unwrap();
+    assert!(ImageLineage::is_of_another(&path, &image));
+    let (line, _) = ImageLineage::go_on(&path, &image).unwrap();
     assert_ne!(line.lineage().open(), open);
-    assert!(!Line::is_of_another(&path, &image));
+    assert!(!ImageLineage::is_of_another(&path, &image));
 }
 
 /// It is not stamped as if it were what was served: its guest has written elsewhere.
@@ -255,7 +261,7 @@ fn a_file_that_came_under_a_running_agent_is_another_one_after_an_orderly_stop()
     std::fs::copy(&away, image.path()).unwrap();
     line.stop(&disk, &image, Duration::ZERO).unwrap();
     drop((line, disk));
-    assert!(Line::is_of_another(&host.line(), &image));
+    assert!(ImageLineage::is_of_another(&host.line(), &image));
     let (line, disk) = host.restart();
     assert_eq!(line.changed_since(base, &disk), None);
 }
@@ -274,7 +280,7 @@ fn what_is_suspect_when_the_agent_stops_is_so_afterwards() {
 #[test]
 fn the_first_backup_begins_a_past_and_tracks_from_the_first_write_on() {
     let host = Host::new();
-    let (line, changed) = Line::go_on(&host.line(), &host.image()).unwrap();
+    let (line, changed) = ImageLineage::go_on(&host.line(), &host.image()).unwrap();
     let disk = host.disk();
     line.track(&disk, &changed);
     write(&disk, 1);
@@ -308,7 +314,7 @@ fn a_generation_that_was_not_written_down_goes_on() {
     assert_eq!(blocks(&line.changed_since(base, &disk).unwrap()), [(3, 1), (9, 1)]);
     // The same with a line that had no past: it has none, and the next try begins with nothing.
     let host = Host::new();
-    let (line, _) = Line::go_on(&host.line(), &host.image()).unwrap();
+    let (line, _) = ImageLineage::go_on(&host.line(), &host.image()).unwrap();
     let disk = host.disk();
     let turning = line.turning(Vec::new()).unwrap();
     let quiesced = disk.quiesce(Duration::from_secs(5)).unwrap();
@@ -365,7 +371,7 @@ fn steps() -> impl proptest::strategy::Strategy<Value = Vec<Step>> {
 /// The image's owner with a model of what its blocks held at each backup.
 struct Owner {
     host: Host,
-    line: Arc<Line>,
+    line: Arc<ImageLineage>,
     disk: Arc<Disk>,
     content: [u64; PLACES as usize],
     version: u64,
@@ -501,9 +507,9 @@ impl DeviceHost {
         StatePath::new(Arc::clone(&self.files), path)
     }
 
-    fn start(&self) -> (Arc<Line>, Arc<Disk>) {
+    fn start(&self) -> (Arc<ImageLineage>, Arc<Disk>) {
         let (line, image) = (self.path("/state/line"), self.path(Self::AT));
-        let (line, changed) = Line::go_on(&line, &image).unwrap();
+        let (line, changed) = ImageLineage::go_on(&line, &image).unwrap();
         let disk = self.host.disk();
         line.track(&disk, &changed);
         (line, disk)

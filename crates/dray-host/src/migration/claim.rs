@@ -13,7 +13,7 @@ use crate::folder::lost;
 use crate::folder::present::PresentFile;
 use crate::folder::standing::{self, Part, Standing};
 use crate::lineage::random_id;
-use crate::record::{CopyState, ImageRecord, Lost, Place};
+use crate::record::{CopyState, ImageRecord, Lost, NameKind};
 use crate::registry::{Entry, Registry};
 use crate::store::Store;
 use dray_image::{Fetcher, Fill};
@@ -259,7 +259,7 @@ impl<L: Loops> Claims<'_, L> {
         let standing = match self.standing_of(record) {
             Ok(standing) => standing,
             // The file is whole, whoever has it: what the folder would say is who.
-            Err(_) if record.place != Place::Partial && record.state != CopyState::Incoming => {
+            Err(_) if record.place != NameKind::Partial && record.state != CopyState::Incoming => {
                 return Ok(Case::Replica);
             }
             Err(why) => {
@@ -283,7 +283,7 @@ impl<L: Loops> Claims<'_, L> {
             (Some(Standing::Promised(part)), _) => Ok(Case::Promised(part)),
             (Some(Standing::Owned(part)), _) => Ok(Case::Owned(part)),
             // Only its name is missing, which its loop would have given it.
-            (Some(Standing::Complete(part)), _) if record.place == Place::Partial => {
+            (Some(Standing::Complete(part)), _) if record.place == NameKind::Partial => {
                 Ok(Case::Owned(part))
             }
             (Some(Standing::Incoming), _) | (None, CopyState::Incoming) => refuse(
@@ -293,7 +293,7 @@ impl<L: Loops> Claims<'_, L> {
             (Some(Standing::Gone), _) => {
                 refuse("this host has handed it back", "claim it at the source")
             }
-            (None, CopyState::Owner) if record.place == Place::Partial => refuse(
+            (None, CopyState::Owner) if record.place == NameKind::Partial => refuse(
                 "the folder of its migration is lost, and with it the record of its blocks",
                 "put the migration's folder back, or restore a backup",
             ),
@@ -314,7 +314,7 @@ impl<L: Loops> Claims<'_, L> {
         record: &ImageRecord,
         standing: Option<&Standing>,
     ) -> io::Result<Option<(String, String)>> {
-        let whole = record.place != Place::Partial && record.state != CopyState::Incoming;
+        let whole = record.place != NameKind::Partial && record.state != CopyState::Incoming;
         let Some(migration) = record.migration.filter(|_| standing.is_none() && !whole) else {
             return Ok(None);
         };

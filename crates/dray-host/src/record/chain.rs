@@ -1,6 +1,6 @@
 //! What is durable of an image whose chain was flattened.
 
-use super::{ImageRecord, Place};
+use super::{ImageRecord, NameKind};
 use dray_types::ImageId;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -48,7 +48,7 @@ impl ImageRecord {
     /// more it would undo what the guest has written since.
     pub fn may_be_home(&self) -> bool {
         let turn = self.flat.as_ref().and_then(|flat| flat.turn);
-        turn.is_some_and(|turn| turn.home && (turn.done || self.place == Place::Named))
+        turn.is_some_and(|turn| turn.home && (turn.done || self.place == NameKind::Named))
     }
 
     /// Whether its guest may be writing to the chain that is being flattened, alone or beside the overlay: until

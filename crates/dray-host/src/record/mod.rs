@@ -35,7 +35,7 @@ pub enum CopyState {
 /// Which of its names an image's file has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Place {
+pub enum NameKind {
     /// Its own.
     Named,
     /// That of an incomplete image.
@@ -144,7 +144,7 @@ pub struct ImageRecord {
     /// The path it has as a complete, owned image.
     pub path: PathBuf,
     /// The name its file has now (I1).
-    pub place: Place,
+    pub place: NameKind,
     /// It is a block device: it keeps its path, and a marker says what `place` says of a file.
     #[serde(default)]
     pub device: bool,
@@ -201,7 +201,7 @@ impl ImageRecord {
             name,
             id,
             path,
-            place: Place::Named,
+            place: NameKind::Named,
             device: false,
             mode: MODE,
             len,
@@ -226,7 +226,7 @@ impl ImageRecord {
     /// A writable image on its way here in a migration, in a file that is to get the name `path`.
     pub fn coming(offer: &ImageOffer, path: PathBuf, migration: MigrationId) -> Self {
         Self {
-            place: Place::Partial,
+            place: NameKind::Partial,
             read_only: offer.read_only,
             state: CopyState::Incoming,
             epoch: Epoch(0),
@@ -247,13 +247,13 @@ impl ImageRecord {
 
     /// Whether its file is complete and only read, so that others may use it as well.
     pub fn is_base(&self) -> bool {
-        let named = self.place == Place::Named && self.state == CopyState::Owner;
+        let named = self.place == NameKind::Named && self.state == CopyState::Owner;
         self.in_place.is_some() || self.read_only && named
     }
 
     /// Whether its file was a replica that a migration to here, which is not over, brings up to date.
     pub(crate) fn returns(&self) -> bool {
-        let coming = self.state == CopyState::Incoming && self.place == Place::Partial;
+        let coming = self.state == CopyState::Incoming && self.place == NameKind::Partial;
         let file = !self.device && self.in_place.is_none() && self.flat.is_none();
         coming && file && self.replica.is_some()
     }
@@ -261,13 +261,17 @@ impl ImageRecord {
     /// Other places where its file may be: a crash may have come between a new name and the record of it,
     /// or that record could not be written. There is none while nothing is under way with the image:
     /// another one may have such a name by then.
-    pub(crate) fn other_places(&self) -> Vec<Place> {
+    pub(crate) fn other_places(&self) -> Vec<NameKind> {
         let under_way = self.migration.is_some() || self.is_unnamed_claim();
         match self.place {
-            Place::Partial if self.returns() => vec![Place::Replica(self.epoch), Place::Named],
-            Place::Partial => vec![Place::Named],
-            Place::Named | Place::Chain if under_way => vec![Place::Replica(self.epoch.next())],
-            Place::Replica(_) if under_way => vec![Place::Named],
+            NameKind::Partial if self.returns() => {
+                vec![NameKind::Replica(self.epoch), NameKind::Named]
+            }
+            NameKind::Partial => vec![NameKind::Named],
+            NameKind::Named | NameKind::Chain if under_way => {
+                vec![NameKind::Replica(self.epoch.next())]
+            }
+            NameKind::Replica(_) if under_way => vec![NameKind::Named],
             _ => Vec::new(),
         }
     }
@@ -294,10 +298,10 @@ impl ImageRecord {
         }
         let names = ImageNames::of(&self.path)?;
         Ok(match self.place {
-            Place::Named => self.path.clone(),
-            Place::Partial => names.partial(),
-            Place::Replica(epoch) => names.replica(epoch),
-            Place::Chain => names.chain(),
+            NameKind::Named => self.path.clone(),
+            NameKind::Partial => names.partial(),
+            NameKind::Replica(epoch) => names.replica(epoch),
+            NameKind::Chain => names.chain(),
         })
     }
 }

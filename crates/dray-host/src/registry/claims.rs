@@ -12,7 +12,7 @@ use crate::folder::log::{Folder, present_name};
 use crate::folder::lost;
 use crate::folder::present::PresentFile;
 use crate::folder::standing::{self, Standing};
-use crate::record::{Claim, CopyState, ImageRecord, Lost, Place};
+use crate::record::{Claim, CopyState, ImageRecord, Lost, NameKind};
 use dray_types::{BlockRange, Epoch, ImageId, MigrationId};
 use std::io;
 
@@ -25,7 +25,7 @@ impl ImageRecord {
     /// Whether it stays this host's, and complete, whatever becomes of its migration: the base images of
     /// a disk that has left, and files that lay at a target before.
     pub(crate) fn outlives_migration(&self) -> bool {
-        self.read_only && self.state == CopyState::Owner && self.place == Place::Named
+        self.read_only && self.state == CopyState::Owner && self.place == NameKind::Named
     }
 
     /// Whether it takes part in a migration that decides what may be done with it (I8).
@@ -89,7 +89,7 @@ impl Registry {
     /// # Errors
     /// That it is so.
     pub(crate) fn check_name(&self, record: &ImageRecord) -> io::Result<()> {
-        let hidden = matches!(record.place, Place::Partial | Place::Replica(_));
+        let hidden = matches!(record.place, NameKind::Partial | NameKind::Replica(_));
         if !hidden || record.device || record.flat.is_some() || !self.at(&record.path).exists()? {
             return Ok(());
         }
@@ -109,10 +109,10 @@ impl Registry {
         } else {
             let names = self.names(&record)?;
             let named = match (record.place, &entry.flat) {
-                (Place::Partial, _) => names.finish_partial(record.mode),
-                (Place::Replica(epoch), Some(_)) => names.restore_chain(epoch),
-                (Place::Replica(epoch), None) => names.restore_replica(epoch, record.mode),
-                (Place::Named | Place::Chain, _) => Ok(()),
+                (NameKind::Partial, _) => names.finish_partial(record.mode),
+                (NameKind::Replica(epoch), Some(_)) => names.restore_chain(epoch),
+                (NameKind::Replica(epoch), None) => names.restore_replica(epoch, record.mode),
+                (NameKind::Named | NameKind::Chain, _) => Ok(()),
             };
             named.map_err(io::Error::other)?;
             if let Some(flat) = &entry.flat {
@@ -121,7 +121,7 @@ impl Registry {
         }
         abort::step("Claim-Named");
         self.update(entry, |record| {
-            record.place = if record.flat.is_some() { Place::Chain } else { Place::Named };
+            record.place = if record.flat.is_some() { NameKind::Chain } else { NameKind::Named };
             record.claim = record.claim.take().map(|claim| Claim { named: true, ..claim });
         })
     }
@@ -356,7 +356,7 @@ mod tests {
         let layer =
             ChainLayer { path: path.clone(), format: "qcow2".into(), protocol: "file".into() };
         let record = ImageRecord {
-            place: Place::Chain,
+            place: NameKind::Chain,
             flat: Some(FlatRecord { layers: vec![layer], turn: None, overlay: None }),
             ..ImageRecord::owned(NAME.into(), ImageId(7), path.clone(), LEN)
         };
@@ -371,7 +371,7 @@ mod tests {
             let registry = start(dir.path());
             is_claimed(&registry);
             let record = registry.get(NAME).unwrap().record();
-            assert_eq!((record.place, record.overlay_id()), (Place::Chain, ImageId(7)));
+            assert_eq!((record.place, record.overlay_id()), (NameKind::Chain, ImageId(7)));
             assert!(names.chain().exists() && !path.exists());
         }
     }

@@ -6,8 +6,8 @@ use crate::flat::peeks::Whereabouts;
 use crate::flat::{ChainImage, Flat};
 use crate::heartbeat::Heartbeat;
 use crate::heat::ImageHeat;
-use crate::lineage::Line;
-use crate::record::{CopyState, ImageRecord, Place};
+use crate::lineage::ImageLineage;
+use crate::record::{CopyState, ImageRecord, NameKind};
 use dray_image::locks::probe_file;
 use dray_image::{Disk, Hold, Image, ImageFile, InUse, QemuLocks};
 use parking_lot::{Mutex, MutexGuard};
@@ -27,7 +27,7 @@ pub struct Entry {
     /// Tells the next agent until when this one had the file open.
     heartbeat: Mutex<Option<Arc<Heartbeat>>>,
     /// The line of generations, at the owner.
-    line: Mutex<Option<Arc<Line>>>,
+    line: Mutex<Option<Arc<ImageLineage>>>,
     /// What is known of its guest's accesses.
     pub heat: ImageHeat,
     /// What guests are served from.
@@ -252,12 +252,12 @@ impl Entry {
     }
 
     /// The line of generations; none where this host does not own the image.
-    pub fn line(&self) -> Option<Arc<Line>> {
+    pub fn line(&self) -> Option<Arc<ImageLineage>> {
         self.line.lock().clone()
     }
 
     /// From now on this is its line.
-    pub fn set_line(&self, line: Option<Arc<Line>>) {
+    pub fn set_line(&self, line: Option<Arc<ImageLineage>>) {
         *self.line.lock() = line;
     }
 
@@ -281,7 +281,7 @@ impl Entry {
         if !flat.layers.first().is_some_and(|layer| chain.is_of(&layer.path)) {
             return None;
         }
-        let at_rest = flat.turn.is_none() && record.place != Place::Named;
+        let at_rest = flat.turn.is_none() && record.place != NameKind::Named;
         Some(match record.current_path() {
             Ok(path) if at_rest => Whereabouts::At(path),
             _ => Whereabouts::Turning,

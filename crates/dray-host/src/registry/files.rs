@@ -3,7 +3,7 @@
 use super::Surroundings;
 use super::{Entry, Registry, loss_path, losses, present_path};
 use crate::flat::{self, Flat, Purpose};
-use crate::record::{CopyState, ImageRecord, Place};
+use crate::record::{CopyState, ImageRecord, NameKind};
 use crate::stamp::FileStamp;
 use crate::store::Store;
 use dray_image::{ErrorKind, FileImage, FileOptions, ImageFile, ImageNames};
@@ -75,10 +75,10 @@ pub(super) fn open_file(
     let open = write && (record.migration.is_some() || record.is_unnamed_claim());
     let replica = |epoch| opener.open_closed(&names.replica(epoch), options(open));
     let at = |place| match place {
-        Place::Named => named(),
-        Place::Partial => partial(),
-        Place::Replica(epoch) => replica(epoch),
-        Place::Chain => Ok(Arc::new(flat::open_overlay(record, direct)?) as _),
+        NameKind::Named => named(),
+        NameKind::Partial => partial(),
+        NameKind::Replica(epoch) => replica(epoch),
+        NameKind::Chain => Ok(Arc::new(flat::open_overlay(record, direct)?) as _),
     };
     match at(record.place) {
         Err(why) if why.kind == ErrorKind::NotFound => {
@@ -121,7 +121,7 @@ fn open_in_place(record: &ImageRecord, options: FileOptions) -> dray_image::Resu
 }
 
 fn open_device(record: &ImageRecord, options: FileOptions) -> dray_image::Result<FileImage> {
-    if record.place == Place::Partial {
+    if record.place == NameKind::Partial {
         return FileImage::claim(&record.path, options);
     }
     let kept = record.state == CopyState::Replica && record.migration.is_none();

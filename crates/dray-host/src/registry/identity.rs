@@ -6,7 +6,7 @@ use super::{Entry, Registry};
 use crate::folder::log::{End, Folder};
 use crate::folder::standing;
 use crate::heartbeat::{self, Heartbeat};
-use crate::lineage::{Line, file_at};
+use crate::lineage::{ImageLineage, file_at};
 use crate::record::{CopyState, ImageRecord};
 use crate::store::Store;
 use dray_engine::lineage::FileIdentity;
@@ -47,7 +47,7 @@ pub(super) fn is_other_file(store: &Store, record: &ImageRecord) -> bool {
     match (&record.replica, record.arriving) {
         (_, known) if comes => known.is_some_and(|known| is_another(known, &path)),
         (Some(copy), _) => is_another(copy.stamp.file, &path),
-        (None, _) => Line::is_of_another(&line_path(store, &record.name), &path),
+        (None, _) => ImageLineage::is_of_another(&line_path(store, &record.name), &path),
     }
 }
 

@@ -6,7 +6,7 @@ use super::identity::{found_at, is_other_file};
 use super::{Entry, Registry};
 use crate::folder::intent;
 use crate::folder::log::Folder;
-use crate::record::{CopyState, ImageRecord, Place};
+use crate::record::{CopyState, ImageRecord, NameKind};
 use crate::store::Store;
 use dray_image::DeviceState;
 use dray_types::{Epoch, ImageId, MigrationId};
@@ -118,7 +118,7 @@ impl Registry {
         self.change_record(&record.name, |record| {
             record.state = CopyState::Replica;
             if !record.device {
-                record.place = Place::Replica(epoch);
+                record.place = NameKind::Replica(epoch);
             }
             record.epoch = epoch;
         })

@@ -50,11 +50,11 @@ use crate::flat::{ChainImage, Purpose};
 use crate::folder::intent::SourceImage;
 use crate::heartbeat::Heartbeats;
 use crate::heat::ImageHeat;
-use crate::lineage::Line;
+use crate::lineage::ImageLineage;
 use crate::record::CopyState;
 use crate::record::ImageRecord;
 use crate::record::MAX_LEN;
-use crate::record::Place;
+use crate::record::NameKind;
 use crate::released::Notes;
 use crate::store::Store;
 use clients::KnownClients;
@@ -347,7 +347,7 @@ impl Registry {
         // What lies there is another image's: its line, and the losses that its guest was to be told.
         self.remove_notes(&name)?;
         if let Some((lineage, changed)) = line.clone() {
-            Line::create(&line_path(&self.store, &name), lineage, changed)?;
+            ImageLineage::create(&line_path(&self.store, &name), lineage, changed)?;
         }
         // Without it clients of a closed export are refused instead of kept waiting.
         let listed = KnownClients::make(&clients_path(&self.store, &name));
@@ -522,7 +522,7 @@ impl Registry {
 /// was merged the chain has.
 fn tell_untold(entry: &Entry) {
     let record = entry.record();
-    let of_guest = record.state == CopyState::Owner && record.place == Place::Named;
+    let of_guest = record.state == CopyState::Owner && record.place == NameKind::Named;
     if of_guest
         && entry.flat.is_none()
         && let Some(loss) = entry.file.untold_loss()

@@ -5,7 +5,7 @@ use super::identity::is_other_file;
 use super::lines::begin_line;
 use super::{Entry, Registry, is_device};
 use crate::lineage::{ReplicaNote, file_at, stamp_of};
-use crate::record::{CopyState, ImageRecord, Place};
+use crate::record::{CopyState, ImageRecord, NameKind};
 use dray_image::{DeviceMark, DeviceState, FileId};
 use dray_types::{Ancestor, Epoch, ImageId, MigrationId};
 use std::fs::File;
@@ -25,7 +25,7 @@ impl Registry {
         let record = entry.record();
         if record.device {
             self.mark(&record.path).set(DeviceState::Replica(epoch)).map_err(io::Error::other)?;
-        } else if record.place != Place::Replica(epoch) {
+        } else if record.place != NameKind::Replica(epoch) {
             let names = self.names(&record)?;
             let named = match &entry.flat {
                 Some(_) => names.retire_chain(epoch),
@@ -44,7 +44,7 @@ impl Registry {
         self.update(entry, |record| {
             record.state = CopyState::Replica;
             if !record.device {
-                record.place = Place::Replica(epoch);
+                record.place = NameKind::Replica(epoch);
             }
             record.epoch = epoch;
             record.replica = note;
@@ -110,7 +110,7 @@ impl Registry {
         let record = entry.record();
         if record.device {
             self.mark(&record.path).clear().map_err(io::Error::other)?;
-        } else if let Place::Replica(replica) = self.place_of(&record)? {
+        } else if let NameKind::Replica(replica) = self.place_of(&record)? {
             let names = self.names(&record)?;
             let named = match &entry.flat {
                 Some(_) => names.restore_chain(replica),
@@ -123,7 +123,7 @@ impl Registry {
         }
         self.update(entry, |record| {
             record.state = CopyState::Owner;
-            record.place = if record.flat.is_some() { Place::Chain } else { Place::Named };
+            record.place = if record.flat.is_some() { NameKind::Chain } else { NameKind::Named };
             record.epoch = epoch;
             record.replica = None;
         })?;
@@ -135,22 +135,22 @@ impl Registry {
     ///
     /// # Errors
     /// When that cannot be seen.
-    pub(super) fn place_of(&self, record: &ImageRecord) -> io::Result<Place> {
+    pub(super) fn place_of(&self, record: &ImageRecord) -> io::Result<NameKind> {
         if record.device {
             return Ok(record.place);
         }
         let names = self.names(record)?;
         let recorded = match record.place {
-            Place::Named => names.image(),
-            Place::Partial => names.partial(),
-            Place::Replica(epoch) => names.replica(epoch),
-            Place::Chain => names.chain(),
+            NameKind::Named => names.image(),
+            NameKind::Partial => names.partial(),
+            NameKind::Replica(epoch) => names.replica(epoch),
+            NameKind::Chain => names.chain(),
         };
         if self.at(&recorded).exists()? {
             return Ok(record.place);
         }
         for place in record.other_places() {
-            let Place::Replica(epoch) = place else { continue };
+            let NameKind::Replica(epoch) = place else { continue };
             if self.at(&names.replica(epoch)).exists()? {
                 return Ok(place);
             }
@@ -169,7 +169,7 @@ impl Registry {
             return Ok(());
         }
         match self.place_of(record)? {
-            Place::Replica(epoch) => {
+            NameKind::Replica(epoch) => {
                 if is_left {
                     self.touch_heartbeat(record)?;
                 }
@@ -191,7 +191,7 @@ impl Registry {
     /// What the file system or the store reports.
     pub fn finish_partial(&self, entry: &Entry) -> io::Result<()> {
         let record = entry.record();
-        if record.place == Place::Partial {
+        if record.place == NameKind::Partial {
             if record.device {
                 self.mark(&record.path).clear().map_err(io::Error::other)?;
             } else {
@@ -201,7 +201,7 @@ impl Registry {
             }
         }
         self.update(entry, |record| {
-            record.place = Place::Named;
+            record.place = NameKind::Named;
             record.state = CopyState::Owner;
             record.arriving = None;
         })?;
@@ -299,7 +299,7 @@ impl Registry {
         if record.migration.is_some() {
             return Err(io::Error::other("it may be the only copy: its migration is not over"));
         }
-        if let Place::Replica(epoch) = record.place
+        if let NameKind::Replica(epoch) = record.place
             && !is_other_file(&self.store, &record)
         {
             let names = self.names(&record)?;
@@ -381,7 +381,7 @@ mod tests {
         drop((entry, registry));
         assert!(names.found().unwrap().image, "it has a name that its record does not tell");
         let registry = start(dir.path());
-        assert_eq!(registry.get(NAME).unwrap().record().place, Place::Named);
+        assert_eq!(registry.get(NAME).unwrap().record().place, NameKind::Named);
         assert_eq!(first_block(&registry), [7; 4096]);
     }
 
@@ -423,7 +423,7 @@ mod tests {
         let record = entry.record();
         assert_eq!(
             (record.place, record.claim.map(|claim| claim.named)),
-            (Place::Named, Some(true))
+            (NameKind::Named, Some(true))
         );
         drop((entry, registry));
         assert_eq!(first_block(&start(dir.path())), [7; 4096]);
@@ -478,15 +478,15 @@ mod tests {
         std::fs::create_dir(intent.path()).unwrap();
         let names = [NAME.to_owned()];
         undo_prepared(&registry, &folder, &names).unwrap_err();
-        assert_eq!(entry.record().place, Place::Partial);
+        assert_eq!(entry.record().place, NameKind::Partial);
         assert!(registry.names(&entry.record()).unwrap().found().unwrap().partial);
         std::fs::remove_dir(intent.path()).unwrap();
         // One of another migration stays.
         undo_prepared(&registry, &Folder::create(&store(dir.path()), AWAY).unwrap(), &names)
             .unwrap();
-        assert_eq!(entry.record().place, Place::Partial);
+        assert_eq!(entry.record().place, NameKind::Partial);
         undo_prepared(&registry, &folder, &names).unwrap();
-        assert_eq!(registry.get(NAME).unwrap().record().place, Place::Replica(Epoch(2)));
+        assert_eq!(registry.get(NAME).unwrap().record().place, NameKind::Replica(Epoch(2)));
         assert!(!folder.is_there().unwrap());
     }
 

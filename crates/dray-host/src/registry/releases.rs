@@ -3,7 +3,7 @@
 
 use super::{Entry, Registry};
 use crate::abort;
-use crate::lineage::{self, Line};
+use crate::lineage::{self, ImageLineage};
 use crate::process::QemuProcess;
 use crate::record::{Adopted, CopyState, ImageRecord};
 use crate::released::{FileId, Released};
@@ -22,7 +22,11 @@ impl Registry {
         abort::step("ReleaseLine");
         let id = note.image.id;
         if let Some(line) = entry.line().filter(|_| note.has_line()) {
-            Line::create(&self.released.line_path(id), line.lineage(), entry.disk.history())?;
+            ImageLineage::create(
+                &self.released.line_path(id),
+                line.lineage(),
+                entry.disk.history(),
+            )?;
         }
         abort::step("ReleaseDone");
         let bitmap = note.bitmap.clone().filter(|_| tracked);

@@ -9,7 +9,7 @@ use super::closed::{Closed, Reason};
 use super::identity::{found_at, is_other_file};
 use super::{Entry, Registry};
 use crate::lineage::stamp_of;
-use crate::record::{CopyState, ImageRecord, Place};
+use crate::record::{CopyState, ImageRecord, NameKind};
 use dray_image::{FileImage, FileOptions, ImageFile};
 use dray_types::BLOCK_SIZE;
 use std::fmt;
@@ -137,7 +137,7 @@ impl Registry {
         if !is_left && (deleted || !self.is_unfit(&record)) {
             return Ok(None);
         }
-        if let (Place::Replica(epoch), true) = (record.place, deleted)
+        if let (NameKind::Replica(epoch), true) = (record.place, deleted)
             && !is_other_file(&self.store, &record)
         {
             self.names(&record)?.remove_replica(epoch).map_err(io::Error::other)?;

@@ -4,7 +4,7 @@
 //! have its identity meanwhile. Of an image that waits for its file only the path is known.
 
 use super::{Entry, Registry, closed};
-use crate::record::{CopyState, ImageRecord, Place};
+use crate::record::{CopyState, ImageRecord, NameKind};
 use dray_image::{FileId, FileImage, Hold, ImageFile, QemuLocks};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -34,7 +34,7 @@ pub struct Used {
     path: PathBuf,
     name: String,
     state: CopyState,
-    place: Place,
+    place: NameKind,
     /// It takes part in a migration.
     under_way: bool,
 }
@@ -60,7 +60,7 @@ impl fmt::Display for Used {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = match (self.state, self.place) {
             (CopyState::Replica, _) => "is the copy that was left behind of image",
-            (_, Place::Partial) => "is the incomplete file of image",
+            (_, NameKind::Partial) => "is the incomplete file of image",
             _ => "is the file of image",
         };
         write!(f, "{} {what} '{}'", self.path.display(), self.name)
@@ -180,7 +180,7 @@ pub(super) fn lock_new(
 
 /// Whether the file is only read under the name that it has, so that several images may be of it.
 fn shared(record: &ImageRecord) -> bool {
-    record.read_only && record.place == Place::Named
+    record.read_only && record.place == NameKind::Named
 }
 
 /// The files of an image: the one that is open, and the active one of a chain below it.

@@ -5,7 +5,7 @@ use super::receiver::TargetVmTask;
 use crate::messages::{Made, ToSourceShell};
 use crate::receiver::Input;
 use dray_api::{ErrorKind, Refusal};
-use dray_host::record::{Place, Swap};
+use dray_host::record::{NameKind, Swap};
 use dray_host::registry::{Entry, Operation};
 use dray_qemu::{LayerPlan, Qmp};
 use dray_types::Why;
@@ -192,7 +192,7 @@ impl TargetVmTask {
         plan: &LayerPlan,
     ) -> io::Result<bool> {
         let record = entry.record();
-        if record.swap.is_none() && record.place == Place::Named {
+        if record.swap.is_none() && record.place == NameKind::Named {
             // An agent before this one has tried.
             self.say(number, Made::Raw { why: "an earlier attempt failed".to_owned() });
             return Ok(false);
@@ -262,7 +262,7 @@ impl TargetVmTask {
         for image in self.slot.intent().images.iter().filter(|image| image.qcow2) {
             let Some(entry) = self.registry.get(&image.offer.name) else { continue };
             let record = entry.record();
-            if record.swap.is_some() || record.place == Place::Named {
+            if record.swap.is_some() || record.place == NameKind::Named {
                 continue;
             }
             if let Err(why) = swap::keep_raw(&self.registry, &entry) {

@@ -14,7 +14,7 @@ use dray_host::folder::intent::{TargetImageIntent, TargetIntent};
 use dray_host::folder::intents::{IntentFile, Intents};
 use dray_host::folder::log::present_name;
 use dray_host::folder::present::PresentFile;
-use dray_host::lineage::Line;
+use dray_host::lineage::ImageLineage;
 use dray_host::record::{CopyState, ImageRecord};
 use dray_host::registry::{Entry, Registry};
 use dray_image::{Image, ImageFile, IntentLog, Journal};
@@ -244,7 +244,7 @@ impl TargetImages {
         let image = record.current_path().map_err(io::Error::other);
         let image = image.map(|image| self.registry.at(&image));
         let (past, served) = (past.unwrap_or_default(), open.present.has_begun());
-        let begun = image.and_then(|image| Line::after(&path, past, &image, served));
+        let begun = image.and_then(|image| ImageLineage::after(&path, past, &image, served));
         match begun {
             Ok((line, changed)) => {
                 line.track(&open.entry.disk, &changed);

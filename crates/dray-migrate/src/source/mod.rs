@@ -4,7 +4,6 @@
 //! effects are in [`effects`], the session with the target in [`session`], what is read in
 //! [`content`], in which order in `orders`.
 
-mod asides;
 mod auto;
 mod begin;
 pub mod content;
@@ -14,13 +13,14 @@ mod hot_set;
 mod images;
 mod jumps;
 mod latency;
-mod made;
 mod mirror;
 mod orders;
+mod qcow2_reports;
 mod rate;
 mod report;
 mod reuse;
 mod session;
+mod side_requests;
 #[cfg(test)]
 mod simulated;
 mod summary;
@@ -31,7 +31,6 @@ mod waiting;
 use crate::messages::{ToSourceShell, ToTargetShell};
 use crate::slots::{self, Board};
 use crate::{Clock, Threads, Voided};
-use asides::Asides;
 use auto::Choices;
 pub use counts::{Mark, Memory};
 use dray_api::{ErrorKind, MigrationState, Refusal};
@@ -57,6 +56,7 @@ use orders::Orders;
 use parking_lot::{Mutex, MutexGuard};
 use report::{COUNTS, Report};
 pub use session::{Reach, Session, SessionSettings, keep};
+use side_requests::SideRequests;
 use std::collections::VecDeque;
 use std::io;
 use std::ops::ControlFlow;
@@ -321,7 +321,7 @@ pub struct SourceLoop {
     engine: Option<Source>,
     log: Log<SourceRecord>,
     images: SourceImages,
-    asides: Asides,
+    asides: SideRequests,
     orders: Orders,
     choices: Choices,
     brakes: Brakes,
@@ -419,7 +419,7 @@ impl SourceLoop {
             parts,
             engine: None,
             log,
-            asides: Asides::new(images.content()),
+            asides: SideRequests::new(images.content()),
             images,
             orders: Orders::default(),
             choices: Choices::default(),

@@ -1,8 +1,8 @@
 //! The session with the target: one control stream and several data streams, made again whenever
 //! they break, until the migration no longer needs them.
 
-use super::asides::{Question, Wanted};
 use super::content::Content;
+use super::side_requests::{Question, Wanted};
 use super::{Input, SourceLoop, SourceSlot, ToTask};
 use crate::messages::{self, ToSourceShell, ToTargetShell};
 use dray_api::{ApiResult, ErrorKind, Refusal};

@@ -51,7 +51,7 @@ pub struct Away {
 }
 
 /// A migration to here, with its loop as long as that runs.
-pub struct Here {
+pub struct IncomingMigration {
     pub slot: Arc<TargetSlot>,
     pub owner: Option<TargetLoop>,
     queue: Receiver<receiver::Input>,
@@ -70,7 +70,7 @@ pub struct SimAgent {
     /// Its target is to hear of what was cancelled here.
     pub tells_cancelled: AtomicBool,
     away: Mutex<Option<Away>>,
-    here: Mutex<Option<Here>>,
+    here: Mutex<Option<IncomingMigration>>,
 }
 
 /// A host.
@@ -205,7 +205,7 @@ impl SimAgent {
         lock(&self.away)
     }
 
-    pub fn here(&self) -> MutexGuard<'_, Option<Here>> {
+    pub fn here(&self) -> MutexGuard<'_, Option<IncomingMigration>> {
         lock(&self.here)
     }
 
@@ -353,7 +353,7 @@ impl Away {
     }
 }
 
-impl Here {
+impl IncomingMigration {
     /// What whoever looks after a guest does where there is none.
     fn drive(&mut self) {
         while let Ok(told) = self.told.try_recv() {
@@ -428,7 +428,7 @@ impl Launch for SimAgent {
             threads: Threads::None,
         };
         let (slot, owner) = TargetLoop::open(intent, parts, board, inputs)?;
-        *self.here() = Some(Here { slot, owner: Some(owner), queue, told });
+        *self.here() = Some(IncomingMigration { slot, owner: Some(owner), queue, told });
         Ok(())
     }
 }

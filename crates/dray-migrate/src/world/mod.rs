@@ -4,7 +4,6 @@
 //! written and what it was told.
 
 mod alone;
-mod asking;
 mod guest;
 mod host;
 mod images;
@@ -13,6 +12,7 @@ mod operator;
 mod outcome;
 mod pairs;
 mod prepare;
+mod sessionless;
 mod starts;
 mod wire;
 

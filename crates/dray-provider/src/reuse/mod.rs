@@ -11,9 +11,9 @@
 //! other pools hold.
 
 mod builder;
+mod continuations;
 mod files;
 mod index;
-mod leads;
 mod store;
 mod wanted;
 
@@ -21,6 +21,7 @@ pub use files::FileRef;
 pub use index::Spot;
 pub use wanted::{Lacking, PATIENCE, Wanted};
 
+use continuations::AllContinuations;
 use dray_config::Config;
 use dray_host::registry::Registry;
 use dray_image::runs;
@@ -28,7 +29,6 @@ use dray_types::{BLOCK_SIZE, BlockRange};
 use dray_wire::frame::{PIECE_BLOCKS, PieceHash};
 use files::Files;
 use index::Index;
-use leads::AllLeads;
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -58,7 +58,7 @@ pub struct Reuse {
     index: Index,
     /// What peers were told to send and has not arrived.
     pub wanted: Wanted,
-    leads: Mutex<AllLeads>,
+    leads: Mutex<AllContinuations>,
     /// Migrations away from here by peer, for sources: who else sends there.
     moving: Mutex<HashMap<String, usize>>,
     /// What came of asking.

@@ -15,7 +15,7 @@ use dray_host::abort;
 use dray_host::heartbeat::{self, Heartbeat};
 use dray_host::lineage::{REGION_BLOCKS, ReplicaNote, stamp_of};
 use dray_host::pool::PoolIo;
-use dray_host::record::{CopyState, ImageRecord, Place};
+use dray_host::record::{CopyState, ImageRecord, NameKind};
 use dray_host::registry::Registry;
 use dray_host::stamp::identity_of;
 use dray_image::{FileImage, FileOptions, ImageNames};
@@ -261,7 +261,7 @@ fn become_replica(
     abort::before(|| vec!["seed-name".to_owned()]);
     names.finish_seed(note.epoch).map_err(other)?;
     let record = ImageRecord {
-        place: Place::Replica(note.epoch),
+        place: NameKind::Replica(note.epoch),
         state: CopyState::Replica,
         epoch: note.epoch,
         replica: Some(ReplicaNote {

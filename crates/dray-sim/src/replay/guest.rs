@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 
 /// Where the guest is.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(super) enum Place {
+pub(super) enum GuestLocation {
     #[default]
     Source,
     Stopped,
@@ -32,7 +32,7 @@ struct Waiter {
 
 #[derive(Default)]
 pub(super) struct Guest {
-    pub(super) place: Place,
+    pub(super) place: GuestLocation,
     stopped_at: u64,
     /// Accesses that came while it was stopped.
     stopped: Vec<Record>,
@@ -42,7 +42,7 @@ pub(super) struct Guest {
 
 impl Guest {
     pub(super) fn stops(&mut self, now: u64) {
-        self.place = Place::Stopped;
+        self.place = GuestLocation::Stopped;
         self.stopped_at = now;
     }
 
@@ -75,7 +75,7 @@ impl World {
             picture.paint(layer, self.now, range);
         }
         self.orders_learn(record, range);
-        if self.guest.place == Place::Source
+        if self.guest.place == GuestLocation::Source
             && record.op == Op::Write
             && self.source.throttle.active()
         {
@@ -89,7 +89,7 @@ impl World {
     }
 
     fn orders_learn(&mut self, record: &Record, range: BlockRange) {
-        if self.guest.place == Place::Source {
+        if self.guest.place == GuestLocation::Source {
             self.orders.access(record, range);
             self.recent.access(record);
         }
@@ -99,12 +99,12 @@ impl World {
     #[inline]
     pub(super) fn carry_out(&mut self, record: &Record, range: BlockRange) {
         match self.guest.place {
-            Place::Source => self.at_source(record, range),
-            Place::Stopped => {
+            GuestLocation::Source => self.at_source(record, range),
+            GuestLocation::Stopped => {
                 self.out.stopped += 1;
                 self.guest.stopped.push(*record);
             }
-            Place::Target => self.at_target(record, range),
+            GuestLocation::Target => self.at_target(record, range),
         }
     }
 
@@ -176,7 +176,7 @@ impl World {
 
     /// The guest runs at the target; what came meanwhile is done now.
     pub(super) fn start_guest(&mut self) {
-        self.guest.place = Place::Target;
+        self.guest.place = GuestLocation::Target;
         self.out.downtime = self.now - self.guest.stopped_at;
         self.out.handover = Some(self.now);
         for record in std::mem::take(&mut self.guest.stopped) {

@@ -1,6 +1,6 @@
 //! What the source's shell does, on sets of blocks.
 
-use super::guest::Place;
+use super::guest::GuestLocation;
 use super::link::Frame;
 use super::settings::Settings;
 use super::world::{IMAGE, MIGRATION, World, offer};
@@ -121,7 +121,7 @@ impl World {
                 let lens = vec![offer(&self.settings).len];
                 self.source.inbox.push_back(SourceEvent::Quiesced { lens });
             }
-            SourceEffect::Resume => self.guest.place = Place::Source,
+            SourceEffect::Resume => self.guest.place = GuestLocation::Source,
             SourceEffect::SyncImages => {
                 source.inbox.push_back(SourceEvent::ImagesSynced(Ok(())));
             }

@@ -1,6 +1,6 @@
 //! Time and events: two machines, a link between them, a guest that the trace plays.
 
-use super::guest::{Guest, Place};
+use super::guest::{Guest, GuestLocation};
 use super::link::{Frame, Link, Piece};
 use super::orders::Orders;
 use super::settings::{Given, Order, Settings};
@@ -195,13 +195,13 @@ impl World {
         self.at(TICK, Ev::Tick);
         // Nobody will ask for the blocks that a deferred migration has left.
         let idle = self.trace_over && self.target.paused() && !self.link.busy;
-        if idle && self.guest.place == Place::Target && !self.guest.waits() {
+        if idle && self.guest.place == GuestLocation::Target && !self.guest.waits() {
             self.finish();
         }
     }
 
     fn refresh(&mut self) {
-        if self.guest.place == Place::Source {
+        if self.guest.place == GuestLocation::Source {
             let (sent, all) = self.progress();
             if self.refresh.is_due(Time(self.now), sent, all) {
                 self.tell_order();

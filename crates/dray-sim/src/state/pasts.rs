@@ -1,6 +1,6 @@
 //! Images with a past: the target has a replica of an earlier generation.
 
-use super::replica::Line;
+use super::replica::ImageLineage;
 use crate::faults::Setup;
 use crate::rng::Rng;
 use crate::state::source::SourceHost;
@@ -20,7 +20,7 @@ pub(crate) fn give_pasts(
     rng: &mut Rng,
     source: &mut SourceHost,
     target: &mut TargetHost,
-) -> Vec<Option<Line>> {
+) -> Vec<Option<ImageLineage>> {
     let mut lines = Vec::new();
     for (ix, image) in setup.images.iter().enumerate() {
         lines.push(image.replica.then(|| {
@@ -48,7 +48,7 @@ pub(crate) fn give_pasts(
 
 /// The line after the replica's owner has handed the image over, and others after it, each with a
 /// guest that writes.
-fn owners(rng: &mut Rng, mut write: impl FnMut(&mut Rng, u64) -> BlockRange) -> Line {
+fn owners(rng: &mut Rng, mut write: impl FnMut(&mut Rng, u64) -> BlockRange) -> ImageLineage {
     let mut id = u128::from(rng.below(1 << 30)) << 64;
     let mut next = || {
         id += 1;
@@ -69,7 +69,7 @@ fn owners(rng: &mut Rng, mut write: impl FnMut(&mut Rng, u64) -> BlockRange) -> 
     fits(&lineage.ancestors(), base).expect("the replica is behind its owner");
     let closed = lineage.changed_since(base.id, &BlockSet::new()).expect("it is behind");
     let (base, open, records) = (base.id, BTreeSet::new(), Vec::new());
-    let mut line = Line { lineage, base, closed, changed, open, records };
+    let mut line = ImageLineage { lineage, base, closed, changed, open, records };
     line.close_regions();
     line
 }

@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 /// Blocks of a region: small, so that images here have several.
 const REGION: u64 = 16;
 /// The line of one image at its owner.
-pub(crate) struct Line {
+pub(crate) struct ImageLineage {
     pub(crate) lineage: Lineage,
     pub(crate) base: GenerationId,
     /// Written in the closed generations after the base.
@@ -23,7 +23,7 @@ pub(crate) struct Line {
     pub(crate) records: Vec<LineageRecord>,
 }
 
-impl Line {
+impl ImageLineage {
     /// A write into `range` begins.
     pub(crate) fn mark(&mut self, range: BlockRange) {
         self.changed.insert(range);

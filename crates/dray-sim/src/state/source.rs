@@ -3,7 +3,7 @@
 use crate::disk::Disk;
 use crate::faults::{Crash, Setup};
 use crate::rng::Rng;
-use crate::state::replica::Line;
+use crate::state::replica::ImageLineage;
 use dray_engine::throttle::Throttle;
 use dray_engine::{Source, SourceEffect, SourceEvent, SourcePlan, SourceRecord, Time};
 use dray_types::{BlockRange, BlockSet, Epoch, ImageId, MigrationId};
@@ -58,7 +58,7 @@ pub(crate) struct SourceHost {
     pub(crate) tracked_all_along: bool,
     pub(crate) dirty: Vec<BlockSet>,
     /// Per image, its line when the target has a replica.
-    pub(crate) lines: Vec<Option<Line>>,
+    pub(crate) lines: Vec<Option<ImageLineage>>,
     pub(crate) guards: u32,
     pub(crate) quiescing: u32,
     pub(crate) throttle: Throttle,

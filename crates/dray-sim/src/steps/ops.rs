@@ -23,7 +23,7 @@ impl World {
                 .lines
                 .iter_mut()
                 .flatten()
-                .for_each(crate::state::replica::Line::close_regions);
+                .for_each(crate::state::replica::ImageLineage::close_regions);
         }
         if self.guest.power == Power::Running && self.guest.ops.len() < self.setup.depth {
             self.guest.next_op(&self.setup, &mut self.rng);

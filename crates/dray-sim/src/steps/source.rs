@@ -3,7 +3,7 @@
 use crate::disk::Disk;
 use crate::faults::Side;
 use crate::state::guest::Kind;
-use crate::state::replica::Line;
+use crate::state::replica::ImageLineage;
 use crate::state::source::{offers, plan};
 use crate::world::{Ev, World, note};
 use dray_engine::{MILLISECOND, Source, SourceEffect, SourceEvent, SourceRecord, Time};
@@ -245,7 +245,7 @@ impl World {
     pub(crate) fn restart_source(&mut self) {
         let source = &mut self.source;
         source.up = true;
-        source.lines.iter_mut().flatten().for_each(Line::restart);
+        source.lines.iter_mut().flatten().for_each(ImageLineage::restart);
         let suspect = source.open_regions(&self.setup);
         source.machine = Source::recover(plan(&self.setup, suspect), &source.records);
         // Who owns is decided before anything is exported.

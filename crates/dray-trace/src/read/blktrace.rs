@@ -8,7 +8,7 @@
 //! of the first event that counts (a partition's requests show up again on its disk). What follows
 //! the line `CPU0 (...)` is a summary.
 
-use super::{Line, number};
+use super::{Parsed, number};
 use crate::error::Fault;
 use crate::record::{Op, Record};
 
@@ -50,11 +50,11 @@ impl Blktrace {
     }
 
     /// One line.
-    pub(super) fn line(&mut self, line: &[u8]) -> Result<Line, Fault> {
+    pub(super) fn line(&mut self, line: &[u8]) -> Result<Parsed, Fault> {
         let mut fields = fields(line);
-        let Some(device) = fields.next() else { return Ok(Line::Nothing) };
+        let Some(device) = fields.next() else { return Ok(Parsed::Nothing) };
         if device.starts_with(b"CPU") || device == b"Total" {
-            return Ok(Line::End);
+            return Ok(Parsed::End);
         }
         let (_cpu, _sequence) = (fields.next(), fields.next());
         let time = fields.next().and_then(number::seconds);
@@ -63,25 +63,25 @@ impl Blktrace {
             return Err(Fault::new("not an event of blktrace", HINT));
         };
         if action != [self.action] {
-            return Ok(Line::Nothing);
+            return Ok(Parsed::Nothing);
         }
         let kind = fields.next().unwrap_or_default();
-        let Some(op) = operation(kind) else { return Ok(Line::Nothing) };
+        let Some(op) = operation(kind) else { return Ok(Parsed::Nothing) };
         let sector = fields.next().and_then(number::whole);
         let plus = fields.next() == Some(b"+");
         let count = fields.next().and_then(number::whole);
         let (Some(sector), true, Some(count)) = (sector, plus, count) else {
             // A flush carries no place.
-            return if kind.contains(&b'F') { Ok(Line::Nothing) } else { Err(no_place()) };
+            return if kind.contains(&b'F') { Ok(Parsed::Nothing) } else { Err(no_place()) };
         };
         let bytes = |sectors: u64| sectors.checked_mul(SECTOR).ok_or_else(no_place);
         let (offset, length) = (bytes(sector)?, bytes(count)?);
         match &self.device {
-            Some(known) if known != device => return Ok(Line::Nothing),
+            Some(known) if known != device => return Ok(Parsed::Nothing),
             Some(_) => {}
             None => self.device = Some(device.to_owned()),
         }
-        Ok(Line::Record(Record { time_ns, op, offset, length }))
+        Ok(Parsed::Record(Record { time_ns, op, offset, length }))
     }
 }
 

@@ -1,6 +1,6 @@
 //! CSV: `time_s,op,offset,length`.
 
-use super::{Line, number};
+use super::{Parsed, number};
 use crate::error::Fault;
 use crate::record::{Op, Record};
 
@@ -29,16 +29,16 @@ pub(super) struct Csv {
 impl Csv {
     /// One line.
     #[inline]
-    pub(super) fn line(&mut self, line: &[u8]) -> Result<Line, Fault> {
+    pub(super) fn line(&mut self, line: &[u8]) -> Result<Parsed, Fault> {
         if let Some(record) = record(line) {
             self.begun = true;
-            return Ok(Line::Record(record));
+            return Ok(Parsed::Record(record));
         }
         if is_comment(line) {
-            return Ok(Line::Nothing);
+            return Ok(Parsed::Nothing);
         }
         if !std::mem::replace(&mut self.begun, true) && line == HEAD.as_bytes() {
-            return Ok(Line::Nothing);
+            return Ok(Parsed::Nothing);
         }
         Err(fault(line))
     }

@@ -6,7 +6,7 @@
 //! count, on the first file that has any; `add`, `open`, `close`, `sync`, `datasync` and `trim` are
 //! passed over.
 
-use super::{Line, number};
+use super::{Parsed, number};
 use crate::error::Fault;
 use crate::record::{Op, Record};
 
@@ -29,9 +29,9 @@ impl Fio {
     }
 
     /// One line.
-    pub(super) fn line(&mut self, line: &[u8]) -> Result<Line, Fault> {
+    pub(super) fn line(&mut self, line: &[u8]) -> Result<Parsed, Fault> {
         if line.starts_with(b"fio version") || line.trim_ascii().is_empty() {
-            return Ok(Line::Nothing);
+            return Ok(Parsed::Nothing);
         }
         let mut fields = line.split(u8::is_ascii_whitespace).filter(|field| !field.is_empty());
         if self.version == 3 {
@@ -47,7 +47,7 @@ impl Fio {
             b"write" => Op::Write,
             b"wait" => return self.wait(fields.next()),
             b"add" | b"open" | b"close" | b"sync" | b"datasync" | b"trim" | b"sync_file_range" => {
-                return Ok(Line::Nothing);
+                return Ok(Parsed::Nothing);
             }
             _ => return Err(Fault::new("an action that fio does not know", HINT)),
         };
@@ -56,19 +56,19 @@ impl Fio {
             return Err(Fault::new("no offset and length", HINT));
         };
         match &self.file {
-            Some(known) if known != file => return Ok(Line::Nothing),
+            Some(known) if known != file => return Ok(Parsed::Nothing),
             Some(_) => {}
             None => self.file = Some(file.to_owned()),
         }
-        Ok(Line::Record(Record { time_ns: self.time_ns, op, offset, length }))
+        Ok(Parsed::Record(Record { time_ns: self.time_ns, op, offset, length }))
     }
 
-    fn wait(&mut self, micros: Option<&[u8]>) -> Result<Line, Fault> {
+    fn wait(&mut self, micros: Option<&[u8]>) -> Result<Parsed, Fault> {
         if self.version == 2 {
             let nanos = micros.and_then(number::whole).and_then(|micros| micros.checked_mul(MICRO));
             let time = nanos.and_then(|nanos| self.time_ns.checked_add(nanos));
             self.time_ns = time.ok_or_else(|| Fault::new("a wait without microseconds", HINT))?;
         }
-        Ok(Line::Nothing)
+        Ok(Parsed::Nothing)
     }
 }

@@ -36,7 +36,7 @@ const FORMATS_HINT: &str = "give CSV lines 'time_s,op,offset,length', the output
                             a fio iolog; each may be compressed with zstd";
 
 /// What a line held.
-enum Line {
+enum Parsed {
     Record(Record),
     /// Nothing to replay: a head line, a comment, an event of another kind.
     Nothing,
@@ -122,12 +122,12 @@ impl Reader {
                 Parser::Fio(fio) => fio.line(line),
             };
             match parsed.and_then(|line| checked(line, self.last)) {
-                Ok(Line::Record(record)) => {
+                Ok(Parsed::Record(record)) => {
                     self.last = record.time_ns;
                     return Ok(Some(record));
                 }
-                Ok(Line::Nothing) => {}
-                Ok(Line::End) => break,
+                Ok(Parsed::Nothing) => {}
+                Ok(Parsed::End) => break,
                 Err(fault) => return Err(self.bad(fault)),
             }
         }
@@ -164,10 +164,10 @@ fn unreadable(path: &Path, lines: u64, why: io::Error) -> TraceError {
 }
 
 /// Bounds of what any format may say, and times that never go back.
-fn checked(line: Line, last: u64) -> Result<Line, Fault> {
-    let Line::Record(mut record) = line else { return Ok(line) };
+fn checked(line: Parsed, last: u64) -> Result<Parsed, Fault> {
+    let Parsed::Record(mut record) = line else { return Ok(line) };
     if record.length == 0 {
-        return Ok(Line::Nothing);
+        return Ok(Parsed::Nothing);
     }
     if record.length > MAX_LENGTH {
         let what = format!("an access of {} bytes; 1 GiB is the most", record.length);
@@ -191,7 +191,7 @@ fn checked(line: Line, last: u64) -> Result<Line, Fault> {
         }
         record.time_ns = last;
     }
-    Ok(Line::Record(record))
+    Ok(Parsed::Record(record))
 }
 
 fn detect(head: &[u8]) -> Result<Format, Fault> {

@@ -19,7 +19,7 @@ use crate::own;
 use crate::released::note_made;
 use dray_host::abort;
 use dray_host::flat::Purpose;
-use dray_host::record::{CopyState, ImageRecord, MODE, Place, Swap};
+use dray_host::record::{CopyState, ImageRecord, MODE, NameKind, Swap};
 use dray_host::refusals::random_id;
 use dray_host::registry::{Entry, Registry};
 use dray_image::{ImageNames, Quiesced};
@@ -360,7 +360,7 @@ fn record_of(entry: &Entry, swap: &Swap) -> io::Result<ImageRecord> {
     let path = plan_of(swap)?.path();
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let id = ImageId(random_id().map_err(io::Error::other)?);
-    let (place, format, epoch) = (Place::Named, Some("qcow2".to_owned()), Epoch(1));
+    let (place, format, epoch) = (NameKind::Named, Some("qcow2".to_owned()), Epoch(1));
     let (migration, replica, swap) = (None, None, None);
     let record = entry.record();
     Ok(ImageRecord { name, id, path, place, format, epoch, migration, replica, swap, ..record })
@@ -466,7 +466,7 @@ mod tests {
             let plan = plan.directly_on(&qcow2_path(&path));
             let (qmp, plan) = (self.dir.path().join("qmp"), serde_json::to_value(plan).unwrap());
             let record = ImageRecord {
-                place: Place::Partial,
+                place: NameKind::Partial,
                 mode: 0o600,
                 epoch: Epoch(2),
                 swap: Some(Swap { qmp, qemu: None, plan, running: true, done }),

@@ -32,7 +32,7 @@ pub struct Args {
     starts: u32,
 }
 
-struct Line {
+struct Row {
     trace: String,
     bandwidth: u64,
     delay: u64,
@@ -52,7 +52,7 @@ pub fn run(args: &Args, output: &Output) -> ApiResult<ExitCode> {
         let (selected, fixed) = chunk_gains(&settings, &starts, &|| input.open(&starts))
             .map_err(|error| replay_failed(&input.name, error))?;
         let (trace, bandwidth) = (input.name, starts.bandwidth);
-        lines.push(Line { trace, bandwidth, delay, selected, fixed });
+        lines.push(Row { trace, bandwidth, delay, selected, fixed });
     }
     let result = json!({
         "strategy": args.strategy,
@@ -68,7 +68,7 @@ fn gain(gain: &Gain) -> Value {
     json!({ "chunk": gain.size, "gain_percent": gain.percent.filter(|percent| percent.is_finite()) })
 }
 
-fn as_json(line: &Line) -> Value {
+fn as_json(line: &Row) -> Value {
     json!({
         "trace": line.trace,
         "bandwidth": line.bandwidth,
@@ -87,7 +87,7 @@ fn extremes(fixed: &[Gain]) -> Option<(&Gain, &Gain)> {
     Some((fixed.iter().min_by(order)?, fixed.iter().max_by(order)?))
 }
 
-fn text(lines: &[Line], order: Order, style: Style) -> String {
+fn text(lines: &[Row], order: Order, style: Style) -> String {
     let head = [
         ("TRACE", Align::Left),
         ("LINK", Align::Right),
@@ -101,7 +101,7 @@ fn text(lines: &[Line], order: Order, style: Style) -> String {
     ];
     let percent =
         |value: Option<f64>| value.map_or("–".to_owned(), |value| format!("{value:.1} %"));
-    let row = |line: &Line| {
+    let row = |line: &Row| {
         let size = |gain: &Gain| gain.size.map_or(String::new(), bytes);
         let (worst, best) = extremes(&line.fixed).unwrap_or((&line.selected, &line.selected));
         let share = match (line.selected.percent, best.percent) {

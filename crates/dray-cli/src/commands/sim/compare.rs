@@ -33,7 +33,7 @@ pub struct Args {
 }
 
 /// One line of the table.
-struct Line {
+struct Row {
     trace: String,
     bandwidth: u64,
     delay: u64,
@@ -64,7 +64,7 @@ pub fn run(args: &Args, output: &Output) -> ApiResult<ExitCode> {
                 let cell = compare(&settings, &starts, &|| input.open(&starts))
                     .map_err(|error| replay_failed(&input.name, error))?;
                 let trace = input.name.clone();
-                lines.push(Line { trace, bandwidth: starts.bandwidth, delay, cell });
+                lines.push(Row { trace, bandwidth: starts.bandwidth, delay, cell });
             }
         }
     }
@@ -74,7 +74,7 @@ pub fn run(args: &Args, output: &Output) -> ApiResult<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn as_json(line: &Line) -> Value {
+fn as_json(line: &Row) -> Value {
     let Cell { strategy, sequential, aware } = &line.cell;
     let mean = |mean: &Mean| {
         json!({
@@ -118,7 +118,7 @@ fn change(sequential: f64, aware: f64) -> String {
     }
 }
 
-fn text(lines: &[Line], style: Style) -> String {
+fn text(lines: &[Row], style: Style) -> String {
     let head = [
         ("TRACE", Align::Left),
         ("MODEL", Align::Left),
@@ -132,7 +132,7 @@ fn text(lines: &[Line], style: Style) -> String {
         ("TIME", Align::Right),
         ("", Align::Left),
     ];
-    let row = |line: &Line| {
+    let row = |line: &Row| {
         let Cell { strategy, sequential, aware } = &line.cell;
         let failed = sequential.failed + aware.failed;
         [

@@ -37,13 +37,13 @@ database. This command needs no agent. `docs/how-to/simulate.md` is the manual."
 #[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Args {
     #[command(subcommand)]
-    what: Option<What>,
+    what: Option<Action>,
     #[command(flatten)]
     once: once::Args,
 }
 
 #[derive(Subcommand, Debug)]
-enum What {
+enum Action {
     /// Compare the workload-aware order with address order, over models and links
     Compare(compare::Args),
     /// Compare the selected chunk size with the best and the worst one
@@ -127,8 +127,8 @@ impl Common {
 pub fn run(args: &Args, output: &Output) -> ApiResult<ExitCode> {
     match &args.what {
         None => once::run(&args.once, output),
-        Some(What::Compare(args)) => compare::run(args, output),
-        Some(What::Chunks(args)) => chunks::run(args, output),
+        Some(Action::Compare(args)) => compare::run(args, output),
+        Some(Action::Chunks(args)) => chunks::run(args, output),
     }
 }
 

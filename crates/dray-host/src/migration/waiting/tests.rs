@@ -246,7 +246,7 @@ fn an_image_that_was_handed_over_is_no_owner_s_after_that() {
             .registry
             .update(&entry, |record| {
                 record.state = CopyState::Owner;
-                record.place = crate::record::Place::Named;
+                record.place = crate::record::NameKind::Named;
                 (record.epoch, record.replica) = (Epoch(1), None);
             })
             .unwrap();

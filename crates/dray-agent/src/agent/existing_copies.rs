@@ -1,7 +1,7 @@
 //! What the target already has of the images of a migration to it, and how it uses this.
 
 use super::Agent;
-use crate::agent::bases::{Lying, export_name};
+use crate::agent::bases::{FileInPlace, export_name};
 use dray_host::folder::intent::{TargetImageIntent, TargetIntent};
 use dray_host::lineage::ReplicaNote;
 use dray_host::pool::{Pool, PoolKind};
@@ -39,7 +39,7 @@ impl Agent {
 
 /// What this host has of an image that comes.
 #[derive(Clone)]
-pub(super) enum Found {
+pub(super) enum ExistingCopy {
     /// The target has nothing of the image.
     Nothing,
     /// A replica to begin with.
@@ -47,7 +47,7 @@ pub(super) enum Found {
     /// A replica that is of no use, and why.
     Useless(Arc<Entry>, String),
     /// A file with its content.
-    InPlace(Lying),
+    InPlace(FileInPlace),
 }
 
 /// What becomes of an image here.
@@ -58,16 +58,17 @@ pub(super) fn intent_of(
     pool: &Pool,
     migration: MigrationId,
     coming: &ComingImage,
-    found: &Found,
+    found: &ExistingCopy,
 ) -> Answer<TargetImageIntent> {
     let image = &coming.image;
     let path = match found {
-        Found::Usable(entry, _) => entry.record().path,
-        Found::InPlace(lying) => lying.path.clone(),
+        ExistingCopy::Usable(entry, _) => entry.record().path,
+        ExistingCopy::InPlace(lying) => lying.path.clone(),
         _ => pool.image_path(&image.name).map_err(of_path)?,
     };
     let device = pool.kind == PoolKind::Devices;
-    let in_place = matches!(found, Found::InPlace(_)).then(|| export_name(&image.name, migration));
+    let in_place =
+        matches!(found, ExistingCopy::InPlace(_)).then(|| export_name(&image.name, migration));
     if !device && in_place.is_none() && path.exists() {
         let why = format!("{} exists already", path.display());
         return Err(conflict(why).hint("choose another name or pool"));
@@ -79,9 +80,9 @@ pub(super) fn intent_of(
         read_only: image.read_only,
     };
     let (replica, refused) = match found {
-        Found::Nothing | Found::InPlace(_) => (None, None),
-        Found::Usable(_, note) => (Some(note.clone()), None),
-        Found::Useless(_, why) => (None, Some(why.clone())),
+        ExistingCopy::Nothing | ExistingCopy::InPlace(_) => (None, None),
+        ExistingCopy::Usable(_, note) => (Some(note.clone()), None),
+        ExistingCopy::Useless(_, why) => (None, Some(why.clone())),
     };
     // A device holds whatever was on it.
     let zeroed = replica.is_none() && !device && in_place.is_none();

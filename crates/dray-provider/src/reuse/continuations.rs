@@ -18,9 +18,9 @@ struct Lead {
 
 /// The leads of one image, the best first.
 #[derive(Default, Debug)]
-struct Leads(Vec<Lead>);
+struct Continuations(Vec<Lead>);
 
-impl Leads {
+impl Continuations {
     /// Content of the image's piece `piece` was found there. Each find moves its lead up by one
     /// place, so that what happens to be the same somewhere does not drive the good ones out.
     fn found(&mut self, piece: u64, at: Spot) {
@@ -46,9 +46,9 @@ impl Leads {
 
 /// The leads of all files.
 #[derive(Default, Debug)]
-pub(super) struct AllLeads(HashMap<u32, Leads>);
+pub(super) struct AllContinuations(HashMap<u32, Continuations>);
 
-impl AllLeads {
+impl AllContinuations {
     /// The two places hold the same: either leads to the other.
     pub(super) fn alike(&mut self, one: Spot, other: Spot) {
         if one == other {
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn the_best_leads_stay_and_chance_finds_do_not_drive_them_out() {
-        let mut leads = Leads::default();
+        let mut leads = Continuations::default();
         let spot = |file, piece| Spot { file, piece };
         leads.found(10, spot(9, 3));
         leads.found(10, spot(1, 10));
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn what_leads_there_leads_back() {
-        let mut all = AllLeads::default();
+        let mut all = AllContinuations::default();
         let spot = |file, piece| Spot { file, piece };
         all.alike(spot(1, 10), spot(2, 14));
         all.alike(spot(1, 10), spot(1, 10));

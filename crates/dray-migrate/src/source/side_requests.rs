@@ -63,13 +63,13 @@ impl Question {
 }
 
 /// The threads that answer, each once there was a question for it.
-pub struct Asides {
+pub struct SideRequests {
     content: Arc<Content>,
     peeks: Option<SyncSender<Question>>,
     hashes: Option<SyncSender<Question>>,
 }
 
-impl Asides {
+impl SideRequests {
     /// Answers from `content`.
     pub fn new(content: Arc<Content>) -> Self {
         Self { content, peeks: None, hashes: None }
@@ -136,7 +136,7 @@ mod tests {
         // As good as for ever: no question is answered while the test runs.
         let slow = Delay::new().with(Op::Read, Duration::from_secs(3600));
         let mut asides =
-            Asides::new(Content::new(vec![Arc::new(Layered::new(Arc::new(file), slow))]));
+            SideRequests::new(Content::new(vec![Arc::new(Layered::new(Arc::new(file), slow))]));
         let taken = (0..1000).take_while(|&tag| asides.ask(hashes(tag)).is_ok()).count();
         // One may have been begun.
         assert!(taken == HASHES || taken == HASHES + 1, "{taken}");

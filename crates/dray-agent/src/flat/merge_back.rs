@@ -10,7 +10,7 @@ use dray_api::{ApiResult, ErrorKind, Refusal, SplicedDisk};
 use dray_host::abort;
 use dray_host::flat::Flat;
 use dray_host::record::chain::Turn;
-use dray_host::record::{CopyState, Place};
+use dray_host::record::{CopyState, NameKind};
 use dray_host::refusals::io_error;
 use dray_host::registry::Entry;
 use dray_image::Quiesced;
@@ -47,7 +47,7 @@ impl Agent {
     async fn note_home(&self, entry: &Entry, running: bool) {
         loop {
             let turn = Some(Turn { home: true, running, done: true });
-            let Err(why) = self.set_turn(entry, Place::Named, turn) else { return };
+            let Err(why) = self.set_turn(entry, NameKind::Named, turn) else { return };
             let image = entry.record().name;
             tracing::error!(image, %why, "cannot record where a disk is");
             match self.registry.forget_overlay(&image) {
@@ -149,7 +149,7 @@ impl Agent {
         let turn = Some(Turn { home: true, running, done: false });
         let io = |why| io_error(what, why);
         block_in_place(|| self.hold_peeks(entry));
-        self.set_turn(entry, Place::Chain, turn).map_err(io)?;
+        self.set_turn(entry, NameKind::Chain, turn).map_err(io)?;
         let stopped = Stopped::begin(qmp, running).await.map_err(failed)?;
         abort::before(|| vec!["HomeStopped".to_owned()]);
         let quiet =
@@ -185,7 +185,7 @@ impl Agent {
         let record = entry.record();
         names_of(&record)?.thaw_chain(record.mode).map_err(io::Error::other)?;
         flat.chain.moved(&record.path);
-        self.set_turn(entry, Place::Named, turn)
+        self.set_turn(entry, NameKind::Named, turn)
     }
 
     /// It came to nothing: the disk stays on the overlay, unless it is home already.
@@ -222,7 +222,7 @@ impl Agent {
         self.hold_peeks(entry);
         let home = flat.chain.set_writable(true).and_then(|()| {
             let turn = Some(Turn { home: true, running: false, done: false });
-            self.set_turn(entry, Place::Chain, turn)?;
+            self.set_turn(entry, NameKind::Chain, turn)?;
             merge_last(entry)?;
             leaving.check_copied()?;
             self.show_chain(entry, turn)

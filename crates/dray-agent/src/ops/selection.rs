@@ -15,7 +15,7 @@ use dray_host::released::Released;
 use dray_image::{FileImage, FileOptions, ImageFile};
 use dray_types::{Ancestor, Epoch, ImageId, MigrationId};
 use dray_vm::flat::raw_name;
-use dray_vm::picture::{LayerPicture, Picture, Place};
+use dray_vm::picture::{LayerLocation, LayerPicture, Picture};
 use dray_wire::ImageOffer;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -176,7 +176,7 @@ impl Agent {
     ) -> ApiResult<usize> {
         let device = Some(layer.plan.qdev.clone());
         match &layer.place {
-            Place::Resident(name) => {
+            LayerLocation::Resident(name) => {
                 let entry = self.registry.get(name);
                 let flat = entry.as_ref().is_some_and(|entry| entry.flat.is_some());
                 let usual = if flat { raw_name(name) } else { usual_name(entry, name) };
@@ -184,7 +184,7 @@ impl Agent {
                 let read_only = layer.plan.depth > 0;
                 self.plan_resident(plan, name, target, device, read_only)
             }
-            Place::Local(path) => self.plan_local(plan, layer, path, named),
+            LayerLocation::Local(path) => self.plan_local(plan, layer, path, named),
         }
     }
 

@@ -7,7 +7,7 @@
 //! open stay open, so that no guest's write waits for a record because of a backup; the next look
 //! for idle ones closes them.
 
-use super::{Line, random_generation};
+use super::{ImageLineage, random_generation};
 use dray_engine::lineage::{Lineage, LineageRecord};
 use dray_image::{Disk, Quiesced};
 use dray_types::{Ancestor, BlockSet, GenerationId};
@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 /// Nobody else writes the line down; to be had before the disk is made quiet.
 pub struct Turning<'a> {
-    line: &'a Arc<Line>,
+    line: &'a Arc<ImageLineage>,
     next: GenerationId,
     held: Vec<GenerationId>,
     _rewriting: MutexGuard<'a, ()>,
@@ -35,7 +35,7 @@ pub struct Turn<'a> {
     durable: bool,
 }
 
-impl Line {
+impl ImageLineage {
     /// Makes ready for a generation's end. Of the generations that are `held` none is merged into a
     /// later one.
     ///
