@@ -116,8 +116,12 @@ impl Registry {
     pub(super) fn distrust_return(&self, mut record: ImageRecord) -> io::Result<ImageRecord> {
         let returns = record.returns();
         let Some(note) = record.replica.as_mut().filter(|_| returns) else { return Ok(record) };
-        tracing::warn!(image = record.name, "another program has changed the copy that returns");
+        let known = note.distrusted.len();
         note.distrust_all(record.len);
+        if note.distrusted.len() == known {
+            return Ok(record);
+        }
+        tracing::warn!(image = record.name, "another program has changed the copy that returns");
         self.path_of(&record.name).put(&record)?;
         Ok(record)
     }

@@ -172,3 +172,19 @@ fn a_file_that_takes_the_place_of_what_was_just_handed_over_is_not_taken_for_it(
     std::fs::write(&path, held).unwrap();
     assert!(host.refused().is_some_and(|reason| reason.why.contains("another file")));
 }
+
+/// It is tried every two seconds as long as the image stays closed.
+#[test]
+fn a_copy_that_is_distrusted_already_is_not_recorded_again() {
+    let host = Host::new(false);
+    let registry = host.start();
+    let record = registry.get(NAME).unwrap().record();
+    let place = crate::record::Place::Partial;
+    let record = ImageRecord { state: CopyState::Incoming, place, ..record };
+    let record = registry.distrust_return(record).unwrap();
+    assert!(!record.replica.as_ref().unwrap().distrusted.is_empty());
+    let at = registry.path_of(NAME);
+    at.remove().unwrap();
+    assert_eq!(registry.distrust_return(record.clone()).unwrap(), record);
+    assert!(!at.exists().unwrap(), "it was written again");
+}
