@@ -114,6 +114,13 @@ pub enum TargetRecord {
         /// Only what guests wait for.
         paused: bool,
     },
+    /// Another program may have changed the image's file while no agent had it open, and no guest has written to it
+    /// here: all of it is missing, whatever earlier records say. The shell writes it between two lives, and makes the
+    /// file zeros if nothing is promised.
+    Distrusted {
+        /// Which image.
+        image: ImageIndex,
+    },
 }
 
 impl TargetRecord {

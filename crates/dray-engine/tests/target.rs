@@ -424,3 +424,67 @@ fn a_discarded_target_goes_again_after_a_restart() {
     let gone = TargetNotice::Abandoned { discarded: true };
     assert_eq!(effects, [TargetEffect::Discard, TargetEffect::Notice(gone)]);
 }
+
+/// Another program may have changed the file: what was received counts for nothing, and what was agreed stays.
+#[test]
+fn what_was_changed_after_the_promise_is_fetched_again() {
+    let (received, missing) = (set(&[(0, 20)]), set(&[(20, 5)]));
+    let distrusted = TargetRecord::Distrusted { image: IMAGE };
+    let records = [
+        TargetRecord::Touched,
+        TargetRecord::Received { image: IMAGE, blocks: received },
+        prepared(&missing),
+        distrusted,
+    ];
+    let whole = set(&[(0, BlockRange::whole(LEN).len)]);
+    let mut target = T::recover(&records);
+    let effects = target.open(Some(over(&missing)));
+    let [ToSource::Opened { state: TargetState::Prepared { map_hash, .. }, .. }] =
+        &bodies(&effects)[..]
+    else {
+        panic!("{effects:?}")
+    };
+    assert_eq!(*map_hash, over(&missing).map_hash, "the source commits to what it has recorded");
+    let effects = target.hear(Epoch(4), 1, ToTarget::Commit(over(&missing)));
+    let exposed = TargetEffect::Expose { images: images(&whole) };
+    assert!(effects.contains(&exposed), "{effects:?}");
+    // A later life exposes the same.
+    let committed = TargetRecord::Committed(over(&missing));
+    let mut again = T::recover(&[&records[..], &[committed]].concat());
+    assert!(again.step(TargetEvent::Start).contains(&exposed));
+}
+
+/// The source has not handed over: it sends everything again to a file that was made zeros.
+#[test]
+fn what_was_changed_before_a_promise_is_sent_again() {
+    let received = TargetRecord::Received { image: IMAGE, blocks: set(&[(0, 20)]) };
+    let distrusted = TargetRecord::Distrusted { image: IMAGE };
+    for records in [vec![TargetRecord::Touched, received, distrusted.clone()], vec![distrusted]] {
+        let mut target = T::recover(&records);
+        let effects = target.open(None);
+        let [ToSource::Opened { state: TargetState::Receiving, images }] = &bodies(&effects)[..]
+        else {
+            panic!("{effects:?}")
+        };
+        assert!(images[0].have.is_empty() && !images[0].zeroed, "{records:?}");
+    }
+}
+
+/// The source takes what it never sent for zeros, which are not there any more.
+#[test]
+fn what_was_changed_after_a_promise_that_is_void_is_not_gone_on_with() {
+    let distrusted = TargetRecord::Distrusted { image: IMAGE };
+    let mut records = vec![TargetRecord::Touched, prepared(&BlockSet::new()), distrusted.clone()];
+    let mut target = T::recover(&records);
+    let effects = target.open(None);
+    let void = TargetRecord::Void { attempt: Attempt(1) };
+    assert_eq!(journal(&effects), std::slice::from_ref(&void));
+    assert!(matches!(&bodies(&effects)[..], [ToSource::Failed(_)]), "{effects:?}");
+    records.push(void);
+    let mut target = T::recover(&records);
+    assert!(matches!(&bodies(&target.open(None))[..], [ToSource::Failed(_)]));
+    // The next agent has made it zeros.
+    records.push(distrusted);
+    let mut target = T::recover(&records);
+    assert!(matches!(&bodies(&target.open(None))[..], [ToSource::Opened { .. }]));
+}

@@ -25,6 +25,8 @@ pub struct Outcome {
     pub crashes: u64,
     /// Times that the target had no room for what it had to write.
     pub full: u64,
+    /// Files that another program changed while no agent had them open.
+    pub edited: u64,
     /// Pieces that were described.
     pub described: u64,
     /// Those of them that the target had.
@@ -60,6 +62,7 @@ fn attempt(world: &mut World) -> Result<Outcome, String> {
             events: world.events,
             crashes: world.check.crashes,
             full: world.check.full,
+            edited: world.check.edited,
             described: world.check.described,
             found: world.check.found,
             asked: world.check.asked,

@@ -15,7 +15,7 @@ fn many_seeds() {
     let count = std::env::var("DRAY_SIM_COUNT").map_or(SEEDS, |text| text.parse().unwrap());
     let mut endings = BTreeMap::new();
     let (mut events, mut described, mut found, mut blocks) = (0, 0, 0, 0);
-    let (mut asked, mut asked_found, mut full) = (0, 0, 0);
+    let (mut asked, mut asked_found, mut full, mut edited) = (0, 0, 0, 0);
     let mut failures = Vec::new();
     for seed in first..first + count {
         match run(seed) {
@@ -23,6 +23,7 @@ fn many_seeds() {
                 *endings.entry(outcome.ending).or_insert(0u64) += 1;
                 events += outcome.events;
                 full += outcome.full;
+                edited += outcome.edited;
                 described += outcome.described;
                 found += outcome.found;
                 blocks += outcome.blocks_found;
@@ -38,10 +39,12 @@ fn many_seeds() {
     println!("{count} seeds, {events} events: {endings:?}, {} failed", failures.len());
     println!("{described} pieces described, {found} of them found, and {blocks} blocks of others");
     println!("{full} times the target had no room for what it had to write");
+    println!("{edited} files that come were changed by another program");
     println!("Backfill asked about {asked} pieces, {asked_found} of them found");
     assert!(failures.is_empty(), "{} seeds failed; the first:\n{}", failures.len(), failures[0]);
     assert!(found > count && described > 2 * found || count < 100, "too little is asked for");
     assert!(full > count / 4 || count < 100, "the target has room too often");
+    assert!(edited > count / 20 || count < 100, "too few files are changed");
     assert!(blocks > count || count < 100, "too little is asked for by blocks");
     assert!(
         asked_found > count / 4 && asked > asked_found || count < 100,

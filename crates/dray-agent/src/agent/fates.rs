@@ -35,6 +35,8 @@ pub(crate) struct Asked {
     /// Its source.
     pub peer: String,
     pub told: Told,
+    /// This host has promised to serve its images.
+    pub promised: bool,
     /// Nobody wants it, and it is given up.
     pub given_up: bool,
 }
@@ -90,15 +92,14 @@ impl Agent {
         Some(told)
     }
 
-    /// Asks the source of a migration to here that cannot be brought back, and has promised nothing, whether it is
-    /// still wanted, and gives it up if not: what is left of it goes when it is looked at next. Whether it is given
+    /// Asks the source of a migration to here that cannot be brought back, and owns nothing, whether it is still wanted, and gives it up if not: what is left of it goes when it is looked at next. Whether it is given
     /// up, or why not; none when there is no such migration.
     pub(crate) async fn ask_about_waiting(
         self: &Arc<Self>,
         migration: MigrationId,
     ) -> Option<Asked> {
         let agent = Arc::clone(self);
-        let look = move || agent.unrevived.unpromised(&agent.registry, migration);
+        let look = move || agent.unrevived.unowned(&agent.registry, migration);
         let waits = match spawn_blocking(look).await.map_err(io::Error::other).flatten() {
             Ok(waits) => waits?,
             Err(why) => {
@@ -108,14 +109,20 @@ impl Agent {
         };
         let told = self.ask_fate(&waits.peer, migration, waits.images.clone()).await;
         let unwanted = told.as_ref().is_ok_and(|fate| waits.is_unwanted(*fate));
-        let given_up = unwanted && self.give_up_waiting(migration).await;
-        Some(Asked { peer: waits.peer, told, given_up })
+        let says = told.as_ref().ok().copied();
+        let given_up = unwanted && self.give_up_waiting(migration, says).await;
+        Some(Asked { peer: waits.peer, told, promised: waits.promised, given_up })
     }
 
-    /// Gives a migration up that waits, and has promised nothing. Whether it is given up.
-    pub(crate) async fn give_up_waiting(self: &Arc<Self>, migration: MigrationId) -> bool {
+    /// Gives a migration up that waits, and owns nothing; one that has promised only as its source `says`. Whether it is
+    /// given up.
+    pub(crate) async fn give_up_waiting(
+        self: &Arc<Self>,
+        migration: MigrationId,
+        says: Option<Fate>,
+    ) -> bool {
         let agent = Arc::clone(self);
-        let give_up = move || agent.unrevived.give_up(&agent.registry, migration);
+        let give_up = move || agent.unrevived.give_up(&agent.registry, migration, says);
         match spawn_blocking(give_up).await.map_err(io::Error::other).flatten() {
             Ok(given_up) => given_up,
             Err(why) => {

@@ -152,7 +152,7 @@ impl Agent {
     }
 
     /// Takes back a migration to here that cannot be brought back, under the same conditions as one that was. None
-    /// when there is none that has promised nothing.
+    /// when there is none that owns nothing.
     async fn take_back_waiting(
         self: &Arc<Self>,
         migration: MigrationId,
@@ -164,7 +164,10 @@ impl Agent {
             let why = "this host is its target; the command belongs to its source";
             return Err(conflict(why).hint(format!("run it on {}", asked.peer)));
         }
-        if !asked.given_up && !self.give_up_waiting(migration).await {
+        if asked.promised && !asked.given_up {
+            return Err(promised_and_waits(&what, &asked.peer));
+        }
+        if !asked.given_up && !self.give_up_waiting(migration, None).await {
             let why = "it cannot be removed at the moment";
             return Err(conflict(why).hint("see `dray images`, then try again"));
         }
@@ -256,6 +259,16 @@ fn promised(what: &str, slot: &TargetSlot) -> Refusal {
     );
     Refusal::new(ErrorKind::Conflict, what, why)
         .hint(format!("start {peer} again; if it is lost: `dray claim {image} --source-is-fenced`"))
+}
+
+/// The same when it cannot be brought back.
+fn promised_and_waits(what: &str, peer: &str) -> Refusal {
+    let why = format!(
+        "this host has promised to serve its images, and only {peer} knows whether they were handed over"
+    );
+    Refusal::new(ErrorKind::Conflict, what, why).hint(format!(
+        "start {peer} again, and end the migration there: `dray status` on this host shows how"
+    ))
 }
 
 /// Why a migration that is over cannot be cancelled, and where its guest is.

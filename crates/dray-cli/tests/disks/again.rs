@@ -343,33 +343,97 @@ fn what_was_just_handed_over_and_changed_meanwhile_sends_nothing() {
     assert_eq!(read(&mut client(&lab.b), 9), vec![0; 4096]);
 }
 
-/// What was received cannot be told from what somebody has put there.
+/// What was received cannot be told from what somebody has put there: all of it is received anew.
 #[test]
-fn an_image_that_comes_and_was_changed_meanwhile_is_not_gone_on_with() {
-    let changes: [Change; 2] = [
+fn an_image_that_comes_and_was_changed_meanwhile_is_received_anew() {
+    let changes: [Change; 3] = [
         |file| file.write_all_at(&[9; 4096], 9 * BLOCK).unwrap(),
         |file| file.set_len(BLOCKS / 2 * BLOCK).unwrap(),
+        |file| file.set_permissions(Permissions::from_mode(0o640)).unwrap(),
     ];
     for change in changes {
         let mut lab = in_copy(false);
         lab.b.start();
         killed_long_ago(&mut lab.b);
-        let file = coming(&lab.b);
-        change(&File::options().write(true).open(&file).unwrap());
+        change(&File::options().write(true).open(coming(&lab.b)).unwrap());
         lab.b.start();
-        let why = closed(&lab.b);
-        assert!(
-            why.as_ref().is_some_and(|why| why.contains("while no agent had it open")),
-            "{why:?}"
-        );
-        assert!(lab.a.dray(&["cancel", "--discard"]).status.success());
-        wait_for("nothing of it", WAIT, || lab.b.image(IMAGE).is_none()).unwrap();
-        assert!(!file.exists(), "it is dray's own");
-        let more = ["--to", "hostb", "--strategy", "pre-copy"];
-        let moved = lab.a.dray(&[&["migrate", "--image", IMAGE], &more[..]].concat());
-        assert!(moved.status.success(), "{moved:?}");
+        assert!(lab.a.dray(&["limit", "none"]).status.success());
+        owned(&lab.b);
         assert!(std::fs::read(lab.b.pool().join(IMAGE)).unwrap() == first());
     }
+}
+
+/// It belongs to the host, and takes part in no migration any more.
+fn owned(host: &Host) {
+    wait_for("the image", WAIT, || {
+        let image = host.image(IMAGE).unwrap_or_default();
+        image["state"] == "owner" && image["migration"].is_null()
+    })
+    .unwrap();
+}
+
+/// A target that has promised to serve an image, and is dead before it has recorded that it owns it; its source has
+/// handed over. Another program does this to the file.
+fn promised(change: Change) -> Lab {
+    let mut lab = Lab::new();
+    lab.a.start();
+    lab.b.start_with(&[("DRAY_ABORT_BEFORE", "Journal-Committed")]);
+    std::fs::write(lab.a.pool().join(IMAGE), first()).unwrap();
+    lab.a.add(IMAGE);
+    let more = ["--to", "hostb", "--strategy", "pre-copy", "--detach"];
+    assert!(lab.a.dray(&[&["migrate", "--image", IMAGE], &more[..]].concat()).status.success());
+    lab.b.await_death().unwrap();
+    killed_long_ago(&mut lab.b);
+    change(&File::options().write(true).open(coming(&lab.b)).unwrap());
+    lab
+}
+
+/// Everything was there, and counts for nothing: the source still has all of it.
+#[test]
+fn what_was_promised_and_changed_meanwhile_is_fetched_again() {
+    let changes: [Change; 2] = [
+        |file| file.write_all_at(&[9; 4096], 9 * BLOCK).unwrap(),
+        |file| file.set_permissions(Permissions::from_mode(0o640)).unwrap(),
+    ];
+    for change in changes {
+        let mut lab = promised(change);
+        lab.b.start();
+        owned(&lab.b);
+        assert!(std::fs::read(lab.b.pool().join(IMAGE)).unwrap() == first());
+    }
+}
+
+/// The source is lost: what lies there is better than zeros, and the operator is told.
+#[test]
+fn what_was_promised_and_changed_meanwhile_can_be_claimed() {
+    let mut lab = promised(|file| file.set_permissions(Permissions::from_mode(0o640)).unwrap());
+    lab.a.kill();
+    lab.b.start();
+    let refused = lab.b.dray(&["claim", IMAGE, "--source-is-fenced"]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(said.contains("another program has changed its file"), "{said}");
+    claim(&lab.b, &CLAIM);
+    assert!(std::fs::read(lab.b.pool().join(IMAGE)).unwrap() == first());
+}
+
+/// The file that was promised is lost, and the operator takes the image back at the source: nothing of it waits at the
+/// target any more.
+#[test]
+fn a_promise_whose_file_is_lost_ends_with_a_claim_at_the_source() {
+    let mut lab = promised(|_| {});
+    std::fs::remove_file(coming(&lab.b)).unwrap();
+    lab.b.start();
+    let hint = format!("`dray claim {IMAGE} --source-is-fenced --accept-loss` at hosta");
+    wait_for("the way out", WAIT, || {
+        String::from_utf8_lossy(&lab.b.dray(&["status"]).stdout).contains(&hint)
+    })
+    .unwrap();
+    claim(&lab.a, &CLAIM);
+    wait_for("nothing of it", 3 * WAIT, || lab.b.image(IMAGE).is_none()).unwrap();
+    assert_eq!(read(&mut client(&lab.a), 9), content(9, 1));
+    let more = ["--to", "hostb", "--strategy", "pre-copy"];
+    let moved = lab.a.dray(&[&["migrate", "--image", IMAGE], &more[..]].concat());
+    assert!(moved.status.success(), "{moved:?}");
 }
 
 /// Nobody knows what it holds any more: nothing of it is used, and it goes with the rest.

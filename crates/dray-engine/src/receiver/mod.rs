@@ -27,7 +27,7 @@ pub use interface::{
 use crate::record::TargetRecord;
 use crate::window::{BACKFILL_WINDOW, Window};
 use crate::{Phase, Time};
-use dray_types::{Attempt, BlockSet, Epoch, ErrorKind, Refusal, Why};
+use dray_types::{Attempt, BlockRange, BlockSet, Epoch, ErrorKind, ImageIndex, Refusal, Why};
 use dray_wire::{
     Envelope, HandedOver, ImageHandover, ImageOffer, MapHash, Open, TargetState, ToSource, ToTarget,
 };
@@ -85,6 +85,9 @@ pub struct Target {
     acknowledged: Vec<u64>,
     /// Blocks missing as of the agreed map, for a restart that must expose them again.
     agreed: Vec<ImageHandover>,
+    /// Per image: its file holds what nobody knows, and the source may take it for what it was: Backfill alone mends
+    /// that.
+    spoiled: Vec<bool>,
     /// The handover that is being prepared shall leave Backfill to the operator.
     deferred: bool,
     backfill: Backfill,
@@ -109,6 +112,7 @@ impl Target {
             next_sync: 1,
             acknowledged: Vec::new(),
             agreed: Vec::new(),
+            spoiled: vec![false; plan.images.len()],
             deferred: false,
             backfill: Backfill::new(plan.images.len(), Window::new(BACKFILL_WINDOW)),
             now: Time(0),
@@ -141,6 +145,7 @@ impl Target {
                     have.union_with(blocks);
                 }
             }
+            TargetRecord::Distrusted { image } => self.distrust(*image),
             TargetRecord::Prepared { attempt, map_hash, images } => {
                 self.attempt = *attempt;
                 self.stage = Stage::Prepared {
@@ -168,6 +173,23 @@ impl Target {
             TargetRecord::Fenced => self.stage = Stage::Fenced,
             TargetRecord::Complete => self.stage = Stage::Complete,
             TargetRecord::Discarded => self.stage = Stage::Over,
+        }
+    }
+
+    /// Nothing of an image is here. A promise stays what was agreed, by its hash: all that this adds is that this side
+    /// fetches the whole image. Without a promise the shell has made the file zeros, as it was when the source first
+    /// heard of it.
+    fn distrust(&mut self, image: ImageIndex) {
+        let promised = matches!(self.stage, Stage::Prepared { .. });
+        if let Some(have) = self.have.get_mut(image.ix()) {
+            *have = BlockSet::new();
+            self.plan.zeroed[image.ix()] = false;
+            self.spoiled[image.ix()] = promised;
+        }
+        if let Stage::Prepared { images, .. } = &mut self.stage
+            && let Some(image) = images.get_mut(image.ix())
+        {
+            image.missing = [BlockRange::whole(image.len)].into_iter().collect();
         }
     }
 
@@ -271,6 +293,11 @@ impl Target {
             // The source's word: nothing that was promised here was taken up.
             self.epoch = epoch;
             self.void(out);
+        }
+        if self.spoiled.contains(&true) && self.stage == Stage::Receiving {
+            let why = "another program has changed what the target had received; prepare again"
+                .to_owned();
+            return self.refuse(epoch, why, out);
         }
         let state = match &self.stage {
             Stage::Receiving | Stage::Preparing { .. } | Stage::Over => TargetState::Receiving,

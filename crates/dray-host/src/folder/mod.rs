@@ -5,7 +5,9 @@
 //! * [`intents`]: which regions were written into while a migration tracked them.
 //! * [`present`]: which blocks an owner has that did not have them all.
 //! * [`standing`]: what the folder says of its migration; [`lost`]: what a claim has made zeros of.
+//! * [`doubt`]: files of images that come, and that another program may have changed.
 
+pub(crate) mod doubt;
 pub mod intent;
 pub mod intents;
 pub mod log;

@@ -40,6 +40,8 @@ pub struct Part {
     pub handover: ImageHandover,
     /// The epoch in which this host owns it, once it does.
     pub epoch: Epoch,
+    /// Another program may have changed what was received until then.
+    pub distrusted: bool,
 }
 
 /// How the image of `record` stands in the migration of this folder; none when that does not know it.
@@ -75,17 +77,21 @@ pub fn can_be_claimed(journal: &StatePath) -> io::Result<bool> {
     Ok(matches!(at_target(&read(journal)?, 0), Standing::Promised(_) | Standing::Owned(_)))
 }
 
-/// Whether a target with these records has not promised to serve its images, and has not given them up.
-pub(crate) fn has_promised_nothing(records: &[TargetRecord]) -> bool {
-    at_target(records, 0) == Standing::Incoming
+/// Whether a target with these records has promised to serve its images; none once it owns them, or has given them up.
+pub(crate) fn has_promised(records: &[TargetRecord]) -> Option<bool> {
+    match at_target(records, 0) {
+        Standing::Incoming => Some(false),
+        Standing::Promised(_) => Some(true),
+        _ => None,
+    }
 }
 
-/// The same of the target of the migration in this folder.
+/// Whether the target of the migration in this folder has promised nothing, and has not given its images up.
 ///
 /// # Errors
 /// When the journal cannot be read.
 pub(crate) fn promised_nothing(folder: &Folder) -> io::Result<bool> {
-    read(&folder.file(TARGET_JOURNAL)).map(|records| has_promised_nothing(&records))
+    read(&folder.file(TARGET_JOURNAL)).map(|records| has_promised(&records) == Some(false))
 }
 
 /// Whether this host has handed over what it sent in the migration of this folder.
@@ -112,15 +118,19 @@ pub(crate) fn handed_over_in(records: &[SourceRecord]) -> Option<Epoch> {
     })
 }
 
-fn at_target(records: &[TargetRecord], index: usize) -> Standing {
+pub(super) fn at_target(records: &[TargetRecord], index: usize) -> Standing {
     let next = |standing, record: &TargetRecord| match (record, standing) {
         (TargetRecord::Prepared { images, .. }, _) => match images.get(index) {
             Some(handover) => {
-                Standing::Promised(Part { index, handover: handover.clone(), epoch: Epoch(0) })
+                let handover = handover.clone();
+                Standing::Promised(Part { index, handover, epoch: Epoch(0), distrusted: false })
             }
             None => Standing::Incoming,
         },
         (TargetRecord::Void { .. }, _) => Standing::Incoming,
+        (TargetRecord::Distrusted { image }, Standing::Promised(part)) if image.ix() == index => {
+            Standing::Promised(Part { distrusted: true, ..part })
+        }
         (TargetRecord::Committed(agreed), Standing::Promised(part)) => {
             Standing::Owned(Part { epoch: agreed.epoch, ..part })
         }
@@ -150,7 +160,7 @@ pub fn read<R: DeserializeOwned>(path: &StatePath) -> io::Result<Vec<R>> {
 mod tests {
     use super::*;
     use crate::folder::log::Log;
-    use dray_types::{Attempt, BlockSet};
+    use dray_types::{Attempt, BlockSet, ImageIndex};
     use dray_wire::{HandedOver, MapHash};
 
     fn handed_over() -> HandedOver {
@@ -171,7 +181,8 @@ mod tests {
     #[test]
     fn a_target_has_it_once_it_was_committed() {
         let handover = ImageHandover { len: 4096, missing: BlockSet::new() };
-        let part = Part { index: 0, handover: handover.clone(), epoch: Epoch(0) };
+        let part =
+            Part { index: 0, handover: handover.clone(), epoch: Epoch(0), distrusted: false };
         let (attempt, map_hash) = (Attempt(1), MapHash::of(&[]));
         let prepared = TargetRecord::Prepared { attempt, map_hash, images: vec![handover] };
         let void = TargetRecord::Void { attempt };
@@ -180,6 +191,11 @@ mod tests {
         assert_eq!(at(&[TargetRecord::Touched]), Standing::Incoming);
         assert_eq!(at(std::slice::from_ref(&prepared)), Standing::Promised(part.clone()));
         assert_eq!(at(&[prepared.clone(), void]), Standing::Incoming);
+        let distrusted = TargetRecord::Distrusted { image: ImageIndex(0) };
+        let doubted = Standing::Promised(Part { distrusted: true, ..part.clone() });
+        assert_eq!(at(&[prepared.clone(), distrusted]), doubted);
+        let other = TargetRecord::Distrusted { image: ImageIndex(1) };
+        assert_eq!(at(&[prepared.clone(), other]), Standing::Promised(part.clone()));
         let owned = [prepared, committed, TargetRecord::GuestStarted];
         let part = Part { epoch: Epoch(2), ..part };
         assert_eq!(at(&owned), Standing::Owned(part.clone()));

@@ -1,19 +1,21 @@
 //! Files that another program changes between two agents, and faults in the agents that follow.
 
 use super::*;
-use crate::folder::log::{Folder, Log, SOURCE_JOURNAL, TARGET_INTENT};
+use crate::folder::intent::{Settings, TargetImageIntent, TargetIntent};
+use crate::folder::log::{Folder, Log, SOURCE_JOURNAL, TARGET_INTENT, TARGET_JOURNAL};
+use crate::folder::standing;
 use crate::lineage::{ReplicaNote, stamp_of};
 use crate::record::ImageRecord;
 use crate::registry::Registry;
 use crate::registry::surroundings::tests::Plain;
 use crate::store::Store;
-use dray_engine::SourceRecord;
 use dray_engine::lineage::Lineage;
+use dray_engine::{SourceRecord, TargetRecord};
 use dray_files::files::Files;
 use dray_files::files::sim::{Fault, Mount, SimDisk};
 use dray_image::StateImages;
 use dray_types::{Attempt, BLOCK_SIZE, BlockSet, Epoch, GenerationId, ImageId, MigrationId};
-use dray_wire::{HandedOver, ImageOffer, MapHash};
+use dray_wire::{HandedOver, ImageHandover, ImageOffer, MapHash};
 use std::path::{Path, PathBuf};
 
 const BEAT: &str = "/state/disk.beat";
@@ -98,11 +100,41 @@ fn a_clock_that_was_set_back_makes_nothing_older() {
     assert_eq!(at.look().unwrap().changed, before);
 }
 
+/// A target whose agent has recorded that it received something, and perhaps its promise.
+fn begin_target(folder: &Folder, offer: &ImageOffer, promised: bool) {
+    let image = TargetImageIntent {
+        offer: offer.clone(),
+        path: PathBuf::from("/pool/disk"),
+        zeroed: true,
+        replica: None,
+        refused: None,
+        in_place: None,
+        qcow2: false,
+    };
+    let intent = TargetIntent {
+        migration: MIGRATION,
+        peer: "a".to_owned(),
+        images: vec![image],
+        settings: Settings::default(),
+        guest: None,
+        qemu: None,
+        started_unix_ms: 7,
+    };
+    folder.file(TARGET_INTENT).put(&intent).unwrap();
+    let images = vec![ImageHandover { len: LEN, missing: BlockSet::new() }];
+    let (attempt, map_hash) = (Attempt(1), MapHash::of(&images));
+    let mut records = vec![TargetRecord::Touched];
+    records.extend(promised.then_some(TargetRecord::Prepared { attempt, map_hash, images }));
+    Log::open(&folder.file(TARGET_JOURNAL)).unwrap().0.append(&records).unwrap();
+}
+
 /// What an image is to this host.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Part {
     /// A migration brings it.
     Coming,
+    /// The same, and this host has promised to serve it.
+    Promised,
     /// A migration brings it back into the copy that it had left behind.
     Returning,
     /// A migration was to do so, and the agent died before its intent was durable.
@@ -137,27 +169,7 @@ impl Host {
         let folder = || Folder::create(&self.store(), MIGRATION).unwrap();
         let owned = ImageRecord::owned(NAME.into(), ImageId(7), path.clone(), LEN);
         if self.comes() {
-            if self.part != Part::Unbegun {
-                folder().file(TARGET_INTENT).put(&0_u8).unwrap();
-            }
-            let offer =
-                ImageOffer { id: ImageId(7), name: NAME.into(), len: LEN, read_only: false };
-            let coming = ImageRecord::coming(&offer, path, MIGRATION);
-            if self.part == Part::Coming {
-                return drop(registry.make_partial(coming).unwrap());
-            }
-            let copy = among(&self.disk, PARTIAL);
-            copy.replace(&[1; LEN as usize]).unwrap();
-            let replica = Some(ReplicaNote {
-                generation: Lineage::new(GenerationId(1)).open(),
-                stamp: stamp_of(&copy).unwrap(),
-                since_unix_ms: 0,
-                stays: false,
-                distrusted: Vec::new(),
-            });
-            let record = ImageRecord { replica, ..coming };
-            let file = registry.open_file(&record).unwrap();
-            return drop(registry.add(record, file).unwrap());
+            return self.bring(registry);
         }
         among(&self.disk, "/pool/disk").replace(&[1; LEN as usize]).unwrap();
         if self.part == Part::Owned {
@@ -175,6 +187,34 @@ impl Host {
         log.append(&[SourceRecord::HandedOver(handed)]).unwrap();
     }
 
+    fn bring(&self, registry: &Registry) {
+        let offer = ImageOffer { id: ImageId(7), name: NAME.into(), len: LEN, read_only: false };
+        if self.part != Part::Unbegun {
+            begin_target(
+                &Folder::create(&self.store(), MIGRATION).unwrap(),
+                &offer,
+                self.part == Part::Promised,
+            );
+        }
+        let coming = ImageRecord::coming(&offer, PathBuf::from("/pool/disk"), MIGRATION);
+        if matches!(self.part, Part::Coming | Part::Promised) {
+            let entry = registry.make_partial(coming).unwrap();
+            return entry.file.write_at(&[1; LEN as usize], 0, true).unwrap();
+        }
+        let copy = among(&self.disk, PARTIAL);
+        copy.replace(&[1; LEN as usize]).unwrap();
+        let replica = Some(ReplicaNote {
+            generation: Lineage::new(GenerationId(1)).open(),
+            stamp: stamp_of(&copy).unwrap(),
+            since_unix_ms: 0,
+            stays: false,
+            distrusted: Vec::new(),
+        });
+        let record = ImageRecord { replica, ..coming };
+        let file = registry.open_file(&record).unwrap();
+        registry.add(record, file).unwrap();
+    }
+
     fn store(&self) -> Store {
         let files: Arc<dyn Files> = Arc::new(self.disk.files());
         let state = StatePath::new(Arc::clone(&files), "/state");
@@ -188,7 +228,7 @@ impl Host {
     }
 
     fn comes(&self) -> bool {
-        matches!(self.part, Part::Coming | Part::Returning | Part::Unbegun)
+        matches!(self.part, Part::Coming | Part::Promised | Part::Returning | Part::Unbegun)
     }
 
     fn edit(&self) {
@@ -213,6 +253,13 @@ impl Host {
         self.disk.met() > met
     }
 
+    /// How often it is recorded that its file is doubted.
+    fn doubts(&self) -> usize {
+        let journal = Folder::of(&self.store(), MIGRATION).file(TARGET_JOURNAL);
+        let records: Vec<TargetRecord> = standing::read(&journal).unwrap();
+        records.iter().filter(|record| matches!(record, TargetRecord::Distrusted { .. })).count()
+    }
+
     /// Whether an agent takes its file for what it left.
     fn trusts(&self) -> bool {
         let registry = self.start().unwrap();
@@ -221,13 +268,15 @@ impl Host {
             Part::Unbegun => {
                 entry.is_some_and(|entry| entry.record().replica.unwrap().distrusted.is_empty())
             }
+            Part::Coming | Part::Promised => entry.is_some() && self.doubts() == 0,
             Part::Owned => entry.unwrap().line().unwrap().lineage().has_past(),
             _ => entry.is_some(),
         }
     }
 }
 
-const PARTS: [Part; 5] = [Part::Coming, Part::Returning, Part::Unbegun, Part::Leaving, Part::Owned];
+const PARTS: [Part; 6] =
+    [Part::Coming, Part::Promised, Part::Returning, Part::Unbegun, Part::Leaving, Part::Owned];
 
 #[test]
 fn what_was_changed_is_seen_by_every_later_agent_whatever_the_first_one_meets() {
@@ -306,5 +355,33 @@ fn without_room_an_image_is_opened_as_ever() {
             host.disk.kill();
             host.disk.pass(100);
         }
+    }
+}
+
+/// Nothing of it counts as received, once for all: without a promise the source finds zeros, as it believes, and after
+/// one what lies there stays for a claim.
+#[test]
+fn an_image_that_comes_and_was_changed_is_received_anew() {
+    for (part, stays) in [(Part::Coming, false), (Part::Promised, true)] {
+        let host = Host::new(part);
+        host.edit();
+        host.disk.fill(true);
+        for _ in 0..3 {
+            let opened = host.start().unwrap().get(NAME).is_some();
+            assert_eq!(opened, host.doubts() == 1, "{part:?}: not before it is recorded");
+            host.disk.kill();
+            host.disk.pass(100);
+        }
+        host.disk.fill(false);
+        assert!(host.start().unwrap().get(NAME).is_some(), "{part:?}");
+        assert_eq!(host.doubts(), 1, "{part:?}");
+        let len = among(&host.disk, PARTIAL).look().unwrap().len;
+        assert_eq!(len, if stays { LEN } else { 0 }, "{part:?}");
+        host.disk.kill();
+        host.disk.pass(100);
+        // What is changed after that is seen as well.
+        host.edit();
+        assert!(host.start().unwrap().get(NAME).is_some(), "{part:?}");
+        assert_eq!(among(&host.disk, PARTIAL).look().unwrap().len, len, "{part:?}");
     }
 }

@@ -344,7 +344,7 @@ impl<L: Loops> Claims<'_, L> {
         };
         let record = entry.record();
         let mut lost = match self.is_served(entry) {
-            true => entry.disk.missing_snapshot(),
+            true => without_doubtful(entry.disk.missing_snapshot(), part),
             false => missing_of(&record, part, &*self.present(&record, part)?),
         };
         lost.union_with(&self.noted_lost(&record, part)?);
@@ -478,6 +478,7 @@ impl<L: Loops> Claims<'_, L> {
         }
         abort::step("Claim-Fill");
         let record = entry.record();
+        self.keep_doubtful(entry, part)?;
         let missing = entry.disk.missing_snapshot();
         lost::note(&self.folder(&record)?, part.index, &missing)?;
         let lost = self.noted_lost(&record, part)?;
@@ -491,6 +492,23 @@ impl<L: Loops> Claims<'_, L> {
         }
         entry.disk.checkpoint().map_err(io::Error::other)?;
         Ok(lost)
+    }
+
+    /// What had been received and was not fetched again is still the best that there is.
+    fn keep_doubtful(&self, entry: &Entry, part: &Part) -> io::Result<()> {
+        let mut doubtful = entry.disk.missing_snapshot();
+        doubtful.subtract(&without_doubtful(doubtful.clone(), part));
+        let len = entry.file.geometry().len;
+        for run in doubtful.runs_up_to(MAX_RUN_BLOCKS) {
+            let mut bytes = vec![0; run.byte_len() as usize];
+            let inside = run.byte_len().min(len.saturating_sub(run.byte_offset())) as usize;
+            entry
+                .file
+                .read_at(&mut bytes[..inside], run.byte_offset())
+                .map_err(io::Error::other)?;
+            entry.disk.fill(run, Fill::Data(&bytes)).map_err(io::Error::other)?;
+        }
+        Ok(())
     }
 
     /// Tells the disk what is missing, while nothing passes: no loop has done so.
@@ -547,6 +565,15 @@ fn missing_of(record: &ImageRecord, part: &Part, present: &PresentFile) -> Block
     missing
 }
 
+/// Those of these missing blocks that were missing at the handover: the others were received, and are only doubted.
+fn without_doubtful(missing: BlockSet, part: &Part) -> BlockSet {
+    let mut doubtful = missing.clone();
+    doubtful.subtract(&part.handover.missing);
+    let mut never = missing;
+    never.subtract(&doubtful);
+    never
+}
+
 /// Says what would be lost, where something would be.
 fn refuse_loss<E>(case: &Case, bytes: u64) -> Result<(), ClaimError<E>> {
     let zeros = "add --accept-loss: these parts become zeros";
@@ -555,9 +582,15 @@ fn refuse_loss<E>(case: &Case, bytes: u64) -> Result<(), ClaimError<E>> {
             "all writes since the handover are on the other host".to_owned(),
             "start that host again, or add --accept-loss".to_owned(),
         ),
-        Case::Promised(_) => {
-            let why = "this host has promised to serve it and has not heard more: all writes \
-                       since are on the other host";
+        Case::Promised(part) => {
+            let why = match part.distrusted {
+                false => "",
+                true => "another program has changed its file, nobody knows where; and ",
+            };
+            let why = format!(
+                "{why}this host has promised to serve it and has not heard more: all writes since \
+                 are on the other host"
+            );
             let parts = match bytes {
                 0 => String::new(),
                 bytes => format!(", and so are {} that this host does not have", ByteSize(bytes)),
@@ -569,9 +602,15 @@ fn refuse_loss<E>(case: &Case, bytes: u64) -> Result<(), ClaimError<E>> {
             (format!("{why}{parts}"), hint)
         }
         Case::Kept => return Ok(()),
-        Case::Owned(_) if bytes == 0 => return Ok(()),
-        Case::Owned(_) => {
-            let why = format!("only the source has {} of it", ByteSize(bytes));
+        Case::Owned(part) if bytes == 0 && !part.distrusted => return Ok(()),
+        Case::Owned(part) => {
+            let only = format!("only the source has {} of it", ByteSize(bytes));
+            let why = match part.distrusted {
+                false => only,
+                true => format!(
+                    "another program had changed its file, which has not all come anew; {only}"
+                ),
+            };
             (why, format!("start the source again, or {zeros}"))
         }
     };

@@ -331,9 +331,7 @@ pub(super) fn way_out(folder: &Folder, end: End, name: &str) -> String {
                 "`dray cancel --discard` at its source, or `dray cancel {migration}` on this host \
                  if the source is lost"
             ),
-            _ => format!(
-                "`dray cancel --discard` at its source, or `dray claim {name}` on this host"
-            ),
+            _ => left::way_back(intent::peer(folder).as_deref().unwrap_or("its source"), name),
         },
     };
     let (mend, lost) = match lacks_intent {

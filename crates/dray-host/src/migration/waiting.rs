@@ -113,9 +113,9 @@ fn why_closed(registry: &Registry, migration: MigrationId) -> Option<String> {
     })
 }
 
-/// A migration to here that waits, and that has promised nothing: its source says whether it is still wanted.
+/// A migration to here that waits, and owns nothing yet: its source says whether it is still wanted.
 #[derive(Clone, Debug)]
-pub struct Unpromised {
+pub struct Unowned {
     /// Id of the migration.
     pub migration: MigrationId,
     /// Its source.
@@ -124,15 +124,18 @@ pub struct Unpromised {
     pub images: Vec<ImageId>,
     /// Its source has said how far it is; it was only prepared until then.
     begun: bool,
+    /// This host has promised to serve them: only its source says that this is void.
+    pub promised: bool,
     /// A file in which an image was to come is lost.
     lost: bool,
 }
 
-impl Unpromised {
-    /// Whether nobody wants it any more, by what its source says. What was kept for another try is of no use once
-    /// a part of it is lost.
+impl Unowned {
+    /// Whether nobody wants it any more, by what its source says. What was kept for another try, or could still be
+    /// claimed here, is of no use once a part of it is lost: who has claimed the images there has all of them.
     pub fn is_unwanted(&self, told: Fate) -> bool {
-        fate::is_unwanted(told, self.begun) || self.lost && told == Fate::Abandoned
+        let ended = matches!(told, Fate::Abandoned | Fate::Claimed);
+        fate::is_unwanted(told, self.begun) || self.lost && ended
     }
 }
 
@@ -189,15 +192,15 @@ impl Unrevived {
         ours.filter_map(|one| one.folder.migration()).collect()
     }
 
-    /// A migration to here that waits, if it has promised nothing.
+    /// A migration to here that waits, if it owns nothing.
     ///
     /// # Errors
     /// When its intent or its journal cannot be read.
-    pub fn unpromised(
+    pub fn unowned(
         &self,
         registry: &Registry,
         migration: MigrationId,
-    ) -> io::Result<Option<Unpromised>> {
+    ) -> io::Result<Option<Unowned>> {
         match self.find(End::Target, migration) {
             Some(one) => look(registry, &one.folder),
             None => Ok(None),
@@ -208,15 +211,24 @@ impl Unrevived {
         self.lock().iter().find(|one| one.is(end, migration)).cloned()
     }
 
-    /// A migration to here that waits, and has promised nothing, is given up, durably: when it is brought back, it
-    /// ends. Whether it is.
+    /// A migration to here that waits, and owns nothing, is given up, durably: when it is brought back, it ends. One
+    /// that has promised is only if its source `says` that it is void. Whether it is.
     ///
     /// # Errors
     /// What the file system reports.
-    pub fn give_up(&self, registry: &Registry, migration: MigrationId) -> io::Result<bool> {
+    pub fn give_up(
+        &self,
+        registry: &Registry,
+        migration: MigrationId,
+        says: Option<Fate>,
+    ) -> io::Result<bool> {
         let _held = self.hold_tries()?;
+        // Who opens a file of it may write to its journal.
+        let _opening = registry.hold_files()?;
         let Some(one) = self.find(End::Target, migration) else { return Ok(false) };
-        if look(registry, &one.folder)?.is_none() {
+        let waits = look(registry, &one.folder)?;
+        let may = |it: &Unowned| !it.promised || says.is_some_and(|fate| it.is_unwanted(fate));
+        if !waits.as_ref().is_some_and(may) {
             return Ok(false);
         }
         let (mut log, _) = Log::open(&one.folder.file(TARGET_JOURNAL))?;
@@ -270,25 +282,24 @@ impl Unrevived {
     }
 }
 
-/// What is to be asked about the migration to here in this folder; nothing once it has promised, or is over.
-fn look(registry: &Registry, folder: &Folder) -> io::Result<Option<Unpromised>> {
+/// What is to be asked about the migration to here in this folder; nothing once it owns its images, or is over.
+fn look(registry: &Registry, folder: &Folder) -> io::Result<Option<Unowned>> {
     if folder.lacks_intent()? {
         return Ok(None);
     }
     let intent: TargetIntent = read_intent(folder, TARGET_INTENT)?;
     let records = standing::read(&folder.file(TARGET_JOURNAL))?;
-    if !standing::has_promised_nothing(&records) {
-        return Ok(None);
-    }
+    let Some(promised) = standing::has_promised(&records) else { return Ok(None) };
     let images = intent.images.iter().filter(|image| !image.offer.read_only);
     let images = images.map(|image| image.offer.id).collect();
     let ours = registry.all_records().into_iter();
     let mut ours = ours.filter(|record| record.migration == Some(intent.migration));
-    Ok(Some(Unpromised {
+    Ok(Some(Unowned {
         migration: intent.migration,
         peer: intent.peer,
         images,
-        begun: records.contains(&TargetRecord::Touched),
+        begun: promised || records.contains(&TargetRecord::Touched),
+        promised,
         lost: ours.any(|record| registry.has_lost_arriving(&record)),
     }))
 }

@@ -9,9 +9,11 @@
 
 use super::closed::Reason;
 use super::identity::found_at;
-use super::{Registry, left};
+use super::{Entry, Registry, left};
+use crate::folder::doubt::Doubt;
 use crate::folder::intent;
 use crate::folder::log::Folder;
+use crate::folder::standing;
 use crate::lineage::{ReplicaNote, stamp_of};
 use crate::record::{CopyState, ImageRecord};
 use dray_engine::lineage::Stamp;
@@ -19,11 +21,13 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
+const BY_ANOTHER: &str = "by another program while no agent had it open";
+
 /// The file of a copy is not as it was left.
 #[derive(Debug)]
 pub(super) struct Changed {
     path: PathBuf,
-    when: &'static str,
+    when: String,
     hint: String,
 }
 
@@ -48,22 +52,32 @@ impl Changed {
                 "; or, if it holds what it held: `touch -d @{seconds}.{nanos:09} {path}`"
             ));
         }
-        Self { path, when: "after the image was handed over", hint }
+        Self { path, when: "after the image was handed over".to_owned(), hint }
     }
 
     /// Of an image that comes, or that was just handed over: nothing tells what was changed.
-    fn since_known(record: &ImageRecord, path: PathBuf, peer: Option<String>) -> Self {
+    fn since_known(record: &ImageRecord, path: PathBuf, folder: &Folder) -> Self {
+        let peer = intent::peer(folder);
         let hint = match record.migration.filter(|_| record.state == CopyState::Owner) {
             Some(migration) => left::way_out(peer.as_deref(), &record.name, migration),
             None => {
                 let peer = peer.as_deref().unwrap_or("its source");
-                format!(
-                    "what was received cannot be told from what was changed: `dray cancel --discard` at {peer}, then \
-                     migrate again"
-                )
+                let out = match standing::promised_nothing(folder) {
+                    Ok(true) => format!("`dray cancel --discard` at {peer}, then migrate again"),
+                    _ => left::way_back(peer, &record.name),
+                };
+                format!("what was received cannot be told from what was changed: {out}")
             }
         };
-        Self { path, when: "by another program while no agent had it open", hint }
+        Self { path, when: BY_ANOTHER.to_owned(), hint }
+    }
+
+    /// Of an image that comes: all of it would be received again, and that cannot be noted.
+    fn unnoted(path: PathBuf, why: &io::Error) -> Self {
+        let when = format!("{BY_ANOTHER}, and the agent cannot note that: {why}");
+        let hint = "see to it that the state directory and the file can be written; the agent tries again by itself, \
+                    and then receives the image anew";
+        Self { path, when, hint: hint.to_owned() }
     }
 
     /// What is said of its image.
@@ -85,26 +99,57 @@ fn note_of(record: &ImageRecord) -> Option<&ReplicaNote> {
 }
 
 /// Refuses the file of a copy that another host still reads from, if somebody has written to it, and of an image
-/// that comes, or was just handed over, if that was while no agent had it open.
+/// that comes, or was just handed over, if that was while no agent had it open. An image that can be received anew is
+/// not refused: what is to be done about it first.
 ///
 /// # Errors
 /// That, as a [`Changed`], or what the file system reports.
-pub(super) fn refuse(registry: &Registry, record: &ImageRecord) -> io::Result<()> {
+pub(super) fn refuse(registry: &Registry, record: &ImageRecord) -> io::Result<Option<Doubt>> {
     let store = &registry.store;
-    let Some(path) = found_at(store, record) else { return Ok(()) };
-    let peer = || record.migration.and_then(|of| intent::peer(&Folder::of(store, of)));
-    if registry.is_no_longer_known(record)? {
-        let path = path.path().to_owned();
-        return Err(io::Error::other(Changed::since_known(record, path, peer())));
+    let Some(path) = found_at(store, record) else { return Ok(None) };
+    if let Some(migration) = record.migration
+        && registry.is_no_longer_known(record)?
+    {
+        let folder = Folder::of(store, migration);
+        let comes = record.state == CopyState::Incoming;
+        return match if comes { Doubt::of(&folder, record)? } else { None } {
+            Some(doubt) => Ok(Some(doubt)),
+            None => {
+                let path = path.path().to_owned();
+                Err(io::Error::other(Changed::since_known(record, path, &folder)))
+            }
+        };
     }
-    let Some(note) = note_of(record) else { return Ok(()) };
+    let Some(note) = note_of(record) else { return Ok(None) };
     let now = stamp_of(&path)?;
     if now.changed <= note.stamp.changed {
-        return Ok(());
+        return Ok(None);
     }
     let way_out = left::way_out_of(store, record);
     let looks = [&note.stamp, &now];
     Err(io::Error::other(Changed::of(path.path().to_owned(), way_out, looks)))
+}
+
+/// All of an image that comes is received anew into its file, which this agent has open and locked, and whose heartbeat
+/// it has not touched yet: the next agent sees the same until that is durable.
+///
+/// # Errors
+/// That it cannot be made durable, as a [`Changed`].
+pub(super) fn begin_anew(entry: &Entry, doubt: &Doubt) -> io::Result<()> {
+    let record = entry.record();
+    tracing::warn!(
+        image = record.name,
+        "another program has changed the file of an image that comes: the agent \
+                                         receives all of it anew"
+    );
+    let done = doubt.record().and_then(|()| match doubt.promised {
+        true => Ok(()),
+        false => entry.file.set_len(0).and_then(|()| entry.file.sync()).map_err(io::Error::other),
+    });
+    done.map_err(|why| {
+        let path = record.current_path().unwrap_or_else(|_| record.path.clone());
+        io::Error::other(Changed::unnoted(path, &why))
+    })
 }
 
 #[cfg(test)]

@@ -52,7 +52,16 @@ pub(crate) fn way_out(peer: Option<&str>, name: &str, migration: MigrationId) ->
     )
 }
 
-/// The same for the image of `record`, if it is such a copy.
+/// What an operator can do when a host has promised to serve an image, or serves it, and the file that it has is lost or
+/// was changed.
+pub(crate) fn way_back(peer: &str, name: &str) -> String {
+    format!(
+        "`dray cancel --discard` at {peer}; if that says that the image is handed over: `dray claim {name} \
+         --source-is-fenced --accept-loss` at {peer}, which brings it back as it was at the handover"
+    )
+}
+
+/// The same as [`way_out`] for the image of `record`, if it is such a copy.
 pub(super) fn way_out_of(store: &Store, record: &ImageRecord) -> Option<String> {
     let migration = record.migration.filter(|_| record.state == CopyState::Replica)?;
     let peer = intent::peer(&Folder::of(store, migration));

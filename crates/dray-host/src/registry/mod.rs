@@ -164,7 +164,7 @@ impl Registry {
             }
         }
         self.refuse_other_file(&record)?;
-        changed::refuse(self, &record)?;
+        let doubt = changed::refuse(self, &record)?;
         let is_left = self.is_left(&record).unwrap_or(false);
         let record = if is_left { record } else { self.distrust_return(record)? };
         self.settle_return(&record, is_left)?;
@@ -182,6 +182,7 @@ impl Registry {
             entry.disk.park_now();
         }
         self.lock_at_start(&entry)?;
+        doubt.iter().try_for_each(|doubt| changed::begin_anew(&entry, doubt))?;
         begin_line_after(&self.store, &entry, is_left)?;
         self.begin_heartbeat(&entry)?;
         self.settle_at_start(&entry);

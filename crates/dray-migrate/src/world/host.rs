@@ -211,11 +211,11 @@ impl SimAgent {
 
     /// The source of a migration to here that waits says this of it; whether it is given up.
     pub fn hear_of_waiting(&self, migration: MigrationId, told: Fate) -> io::Result<bool> {
-        let waits = self.unrevived.unpromised(&self.registry, migration)?;
+        let waits = self.unrevived.unowned(&self.registry, migration)?;
         if !waits.is_some_and(|waits| waits.is_unwanted(told)) {
             return Ok(false);
         }
-        self.unrevived.give_up(&self.registry, migration)
+        self.unrevived.give_up(&self.registry, migration, Some(told))
     }
 
     /// What an agent does every two seconds.

@@ -65,6 +65,8 @@ pub(crate) struct Faults {
     pub(crate) record_unsure: f64,
     /// Per effect that writes: the target has no room for it, for a while.
     pub(crate) full: f64,
+    /// Per restart of the target's agent: another program has changed the files of images that come.
+    pub(crate) edited: f64,
     pub(crate) quiesce_fails: f64,
     pub(crate) unreachable: f64,
     pub(crate) start_fails: f64,
@@ -194,6 +196,7 @@ impl Setup {
             _ => Faults::default(),
         };
         setup.faults.full = rng.pick(&[0.0, 0.0, 0.2]);
+        setup.faults.edited = rng.pick(&[0.0, 1.0]);
         setup.faults_until = 2 * SECOND;
         setup.memory_time = setup.memory_time.min(200 * MILLISECOND);
         setup.bandwidth = setup.bandwidth.max(8 << 20);
@@ -268,6 +271,7 @@ fn draw_faults(rng: &mut Rng) -> Faults {
         record_fails: maybe_of(rng, &[0.05, 0.3]),
         record_unsure: maybe_of(rng, &[0.05, 0.3]),
         full: if rng.chance(0.3) { rng.pick(&[0.02, 0.3]) } else { 0.0 },
+        edited: maybe_of(rng, &[0.3, 1.0]),
     }
 }
 

@@ -22,6 +22,8 @@ pub(crate) struct Tally {
     pub(crate) write_errors: u64,
     /// What the target could not write and tried again.
     pub(crate) full: u64,
+    /// Files that another program has changed while they came.
+    pub(crate) edited: u64,
     /// Pieces that were described, and those of them that the target had.
     pub(crate) described: u64,
     pub(crate) found: u64,
@@ -48,6 +50,7 @@ impl Tally {
             read_errors: 0,
             write_errors: 0,
             full: 0,
+            edited: 0,
             described: 0,
             found: 0,
             asked: 0,

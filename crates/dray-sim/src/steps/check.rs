@@ -123,7 +123,12 @@ impl World {
     /// The target's last word on disk is the promise for exactly this.
     fn promised(&self, over: &dray_wire::HandedOver) -> bool {
         let last = self.target.records.iter().rev().find(|record| {
-            !matches!(record, TargetRecord::Received { .. } | TargetRecord::Touched)
+            !matches!(
+                record,
+                TargetRecord::Received { .. }
+                    | TargetRecord::Touched
+                    | TargetRecord::Distrusted { .. }
+            )
         });
         matches!(last, Some(TargetRecord::Prepared { attempt, map_hash, .. })
             if *attempt == over.attempt && *map_hash == over.map_hash)
@@ -197,8 +202,11 @@ impl World {
         }
     }
 
-    /// What the target's replica has is not sent, whatever the strategy.
+    /// What the target's replica has is not sent, whatever the strategy, unless the replica was changed.
     fn check_shared(&mut self, image: ImageIndex, range: BlockRange) {
+        if self.target.records.contains(&TargetRecord::Distrusted { image }) {
+            return;
+        }
         let Some(Some(line)) = self.source.lines.get(image.ix()) else { return };
         let needless = (range.start..range.end()).find(|&block| !line.may_differ(block));
         if let Some(block) = needless {

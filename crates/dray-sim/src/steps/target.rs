@@ -1,14 +1,19 @@
 //! Carries out the effects of `Target` on simulated parts.
 
-use crate::disk::{Disk, Snapshot};
+use crate::disk::{Disk, Snapshot, ZERO};
 use crate::faults::Side;
 use crate::state::guest::Power;
 use crate::state::target::{Left, PendingWrite, plan};
 use crate::world::{Ev, World, note};
 use dray_engine::receiver::{Arrival, DiskFault};
-use dray_engine::{MILLISECOND, SECOND, Target, TargetEffect, TargetEvent, TargetRecord, Time};
-use dray_types::{BlockRange, BlockSet, ErrorKind};
+use dray_engine::{
+    MILLISECOND, Phase, SECOND, Target, TargetEffect, TargetEvent, TargetRecord, Time,
+};
+use dray_types::{BlockRange, BlockSet, ErrorKind, ImageIndex};
 use dray_wire::ImageHandover;
+
+/// First version of what another program has written.
+const EDITED: u64 = 1 << 61;
 
 /// What becomes of a frame whose writes succeed.
 fn arrival(write: &PendingWrite) -> Arrival {
@@ -307,7 +312,35 @@ impl World {
         }
     }
 
+    /// Another program has changed the files of images that come while no agent ran; the agent that starts sees that
+    /// they were changed, and not where. Without a promise it makes them zeros, and takes no copy that returns.
+    fn edit_what_comes(&mut self) {
+        let machine = Target::recover(plan(&self.setup), &self.target.records);
+        let comes = !machine.owns() && !machine.is_over();
+        if !comes || !self.faulty(self.setup.faults.edited) {
+            return;
+        }
+        let promised = machine.phase() == Phase::Handover;
+        let images = self.setup.images.iter().enumerate();
+        for (ix, image) in images.filter(|(_, image)| promised || !image.replica) {
+            let disk = &mut self.target.disks[ix];
+            if promised {
+                for _ in 0..20 {
+                    let block = self.rng.below(image.blocks);
+                    disk.write(block, EDITED + block);
+                }
+            } else {
+                (0..image.blocks).for_each(|block| disk.write(block, ZERO));
+                let zeros = disk.snapshot();
+                disk.settle(&zeros);
+            }
+            self.target.records.push(TargetRecord::Distrusted { image: ImageIndex(ix as u16) });
+            self.check.edited += 1;
+        }
+    }
+
     pub(crate) fn restart_target(&mut self) {
+        self.edit_what_comes();
         let target = &mut self.target;
         target.up = true;
         target.machine = Target::recover(plan(&self.setup), &target.records);
