@@ -92,8 +92,9 @@ impl Agent {
         Some(told)
     }
 
-    /// Asks the source of a migration to here that cannot be brought back, and owns nothing, whether it is still wanted, and gives it up if not: what is left of it goes when it is looked at next. Whether it is given
-    /// up, or why not; none when there is no such migration.
+    /// Asks the source of a migration to here that cannot be brought back, and owns nothing, whether it is still
+    /// wanted, and gives it up if not: what is left of it goes when it is looked at next. Whether it is given up, or
+    /// why not; none when there is no such migration.
     pub(crate) async fn ask_about_waiting(
         self: &Arc<Self>,
         migration: MigrationId,

@@ -11,7 +11,7 @@ use dray_files::StatePath;
 use dray_files::unix_ms;
 use dray_host::abort;
 use dray_host::lineage::random_id;
-use dray_host::record::{ImageRecord, MODE};
+use dray_host::record::{ImageRecord, MODE, file_system_below};
 use dray_host::refusals::path_error;
 use dray_host::stamp::FileStamp;
 use dray_image::{ImageNames, locks};
@@ -36,6 +36,40 @@ struct Note {
     /// How its file looks when all of it is durable, before it gets its name.
     #[serde(default)]
     whole: Option<FileStamp>,
+    /// The number of the file system that its folder was on.
+    #[serde(default)]
+    file_system: Option<u64>,
+}
+
+impl Note {
+    /// Of an image that will be at `path`.
+    fn new(path: &Path, whole: Option<FileStamp>) -> Self {
+        Self { path: path.to_owned(), whole, file_system: file_system_below(path) }
+    }
+
+    /// Refuses to look for what the restore has left where another file system is: it lies on the one that is not
+    /// mounted.
+    fn check_mounted(&self, names: &ImageNames) -> io::Result<()> {
+        // Where the pool is not there nobody can tell.
+        self.path.parent().map_or(Ok(()), |dir| dir.metadata().map(drop))?;
+        let now = file_system_below(&self.path);
+        if self.file_system.zip(now).is_none_or(|(then, now)| then == now) {
+            return Ok(());
+        }
+        // The same one may have got another number.
+        let found = names.found().map_err(io::Error::other)?;
+        let is_its = |whole: &FileStamp| {
+            FileStamp::of(&self.path).is_ok_and(|now| now.file.is_same(&whole.file))
+        };
+        if found.partial || self.whole.as_ref().is_some_and(is_its) {
+            return Ok(());
+        }
+        let why = format!(
+            "{} lay on another file system: is that of its pool mounted?",
+            self.path.display()
+        );
+        Err(io::Error::other(why))
+    }
 }
 
 /// The backup that is meant: the newest one of the image, or of the generation whose number is given
@@ -144,7 +178,7 @@ impl Agent {
         let note = self.store.backups().join(format!("{name}{NOTE}"));
         self.store.backups().make_dirs().map_err(io)?;
         refuse_existing(what, &names, &note)?;
-        note.put(&Note { path: path.clone(), whole: None }).map_err(io)?;
+        note.put(&Note::new(&path, None)).map_err(io)?;
         let mut partial = Partial { names, note, done: false };
         abort::step("Restore-Create");
         partial.names.create_partial(manifest.info().bytes).map_err(disk)?;
@@ -152,7 +186,7 @@ impl Agent {
         let written = fill(repository, restoring, &file)?;
         file.sync_all().map_err(io)?;
         let whole = Some(FileStamp::of_open(&file).map_err(io)?);
-        partial.note.put(&Note { path: path.clone(), whole }).map_err(io)?;
+        partial.note.put(&Note::new(&path, whole)).map_err(io)?;
         abort::step("Restore-Finish");
         partial.names.finish_partial(MODE).map_err(disk)?;
         partial.done = true;
@@ -223,18 +257,18 @@ impl Agent {
     }
 
     fn end_restore(&self, note: &StatePath) -> io::Result<()> {
-        let Note { path, whole } = note.get()?;
-        let names = ImageNames::of(&path).map_err(std::io::Error::other)?;
+        let known: Note = note.get()?;
+        let Note { path, whole, .. } = &known;
+        let names = ImageNames::of(path).map_err(std::io::Error::other)?;
         // An image may have come under this name since, and what lies there is its own. Its record says
         // so, also one that cannot be read.
         let name = note.stem().unwrap_or_default();
         let is_another = self.store.images().join(format!("{name}.json")).exists()?
-            || self.registry.all().iter().any(|entry| entry.record().path == path);
+            || self.registry.all().iter().any(|entry| entry.record().path == *path);
         if !is_another {
-            // Where the pool is not there nobody can tell.
-            path.parent().map_or(Ok(()), |dir| dir.metadata().map(drop))?;
+            known.check_mounted(&names)?;
             names.remove_partial().map_err(std::io::Error::other)?;
-            self.finish_named(name, &path, whole.as_ref())?;
+            self.finish_named(name, path, whole.as_ref())?;
         }
         note.remove()
     }
@@ -377,5 +411,25 @@ mod tests {
         let alike = [(1, "a", 1, id(0xab)), (1, "a", 2, id(0xac))];
         let why = super::choose("x", backups(&alike), "a", Some("a")).unwrap_err();
         assert_eq!(why.kind, ErrorKind::Invalid);
+    }
+
+    /// The folder below a mount point has nothing of it: what the restore has left lies on the pool.
+    #[test]
+    fn what_a_restore_has_left_is_looked_for_on_its_own_file_system() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("r.raw");
+        let names = ImageNames::of(&path).unwrap();
+        let known = Note::new(&path, None);
+        assert!(known.file_system.is_some() && known.check_mounted(&names).is_ok());
+        let file_system = known.file_system.map(|number| number + 1);
+        let other = Note { file_system, ..Note::new(&path, None) };
+        assert!(other.check_mounted(&names).is_err());
+        names.create_partial(4096).unwrap();
+        assert!(other.check_mounted(&names).is_ok(), "its number has changed");
+        let old = serde_json::json!({ "path": path });
+        let old: Note = serde_json::from_value(old).unwrap();
+        assert!(old.check_mounted(&names).is_ok());
+        let away = Note::new(&dir.path().join("away/r.raw"), None);
+        assert!(away.check_mounted(&names).is_err());
     }
 }

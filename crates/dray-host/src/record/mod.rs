@@ -11,7 +11,7 @@ use dray_image::ImageNames;
 use dray_types::{BlockRange, BlockSet, Epoch, ImageId, MigrationId};
 use dray_wire::ImageOffer;
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Longest image, in bytes: a petabyte. Memory is made for the blocks of an image when it is opened, some
 /// 100 MiB for this one.
@@ -88,6 +88,11 @@ pub struct Swap {
     pub running: bool,
     /// The qcow2 is the truth, and the raw image of no use.
     pub done: bool,
+}
+
+/// The number of the file system on which the folder of the file at `path` lies.
+pub fn file_system_below(path: &Path) -> Option<u64> {
+    rustix::fs::statvfs(path.parent()?).ok().map(|about| about.f_fsid)
 }
 
 impl Swap {
@@ -278,8 +283,7 @@ impl ImageRecord {
 
     /// The number of the file system that the image's folder is on now; none of a device.
     pub(crate) fn file_system_now(&self) -> Option<u64> {
-        let folder = self.path.parent().filter(|_| !self.device)?;
-        rustix::fs::statvfs(folder).ok().map(|about| about.f_fsid)
+        if self.device { None } else { file_system_below(&self.path) }
     }
 
     /// Whether its folder is on another file system than when it was opened last.

@@ -8,6 +8,7 @@ use crate::snapshots::Catalogue;
 use dray_config::{Config, Peer};
 use dray_host::pool::Pool;
 use dray_host::record::CopyState;
+use dray_host::record::file_system_below;
 use dray_host::registry::{Entry, Registry};
 use dray_host::store::Store;
 use dray_image::{ImageFile, ImageNames};
@@ -266,6 +267,7 @@ fn note_of(parts: &Parts, choice: &Choice, path: PathBuf) -> io::Result<SeedNote
     Ok(SeedNote {
         name: image.name.clone(),
         id: image.id,
+        file_system: file_system_below(&path),
         path,
         len: image.len,
         read_only: image.read_only,

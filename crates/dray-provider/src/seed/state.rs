@@ -15,6 +15,7 @@ use dray_host::abort;
 use dray_host::heartbeat::{self, Heartbeat};
 use dray_host::lineage::{REGION_BLOCKS, ReplicaNote, stamp_of};
 use dray_host::pool::PoolIo;
+use dray_host::record::file_system_below;
 use dray_host::record::{CopyState, ImageRecord, NameKind};
 use dray_host::registry::Registry;
 use dray_host::stamp::identity_of;
@@ -57,13 +58,28 @@ pub struct SeedNote {
     pub left: Option<Stamp>,
     /// Set when everything is durable: the regions that hold something else than the generation.
     pub finished: Option<Vec<u64>>,
+    /// The number of the file system that its folder was on.
+    #[serde(default)]
+    pub file_system: Option<u64>,
 }
 
 impl SeedNote {
     /// Whether it is a note of the same seeding as `wanted`, which has not begun.
     fn is_of(&self, wanted: &Self) -> bool {
-        let Self { epoch, ref done, file, left, .. } = *self;
-        *self == Self { epoch, done: done.clone(), file, left, ..wanted.clone() }
+        let Self { epoch, ref done, file, left, file_system, .. } = *self;
+        *self == Self { epoch, done: done.clone(), file, left, file_system, ..wanted.clone() }
+    }
+
+    /// Refuses to look for its file where another file system is: it lies on the one that is not mounted.
+    fn check_mounted(&self, names: &ImageNames) -> io::Result<()> {
+        let now = file_system_below(&self.path);
+        let elsewhere = self.file_system.zip(now).is_some_and(|(then, now)| then != now);
+        // The same one may have got another number.
+        if !elsewhere || names.seed().try_exists()? {
+            return Ok(());
+        }
+        let path = self.path.display();
+        Err(other(format!("{path} lay on another file system: is that of its pool mounted?")))
     }
 
     /// Nothing of what was read is trusted.
@@ -303,6 +319,7 @@ fn revive_one(at: &StatePath, registry: &Registry, keep: std::time::Duration) ->
     if age < keep {
         return Ok(());
     }
+    note.check_mounted(&names)?;
     names.remove_seed().map_err(other)?;
     forget(at)
 }

@@ -75,6 +75,7 @@ impl World {
             file: None,
             left: None,
             finished: None,
+            file_system: None,
         };
         SeedFile::open(&self.registry, &self.seeds(), note, PoolIo::Buffered).unwrap()
     }
@@ -260,4 +261,22 @@ fn a_file_that_was_put_in_its_place_meanwhile_is_not_finished() {
     assert!(why.contains("another file is at"), "{why}");
     assert!(world.registry.get("vm1").is_none());
     assert_eq!(world.open(7).done(), [false; 4]);
+}
+
+/// The folder below a mount point has no seed: the one that is too old lies on the pool, and its note stays for it.
+#[test]
+fn a_seed_whose_pool_is_not_mounted_is_not_forgotten() {
+    let world = World::begin();
+    drop(world.open(7));
+    let (at, names) =
+        (note_path(&world.seeds(), "vm1"), ImageNames::of(&world.pool().join("vm1")).unwrap());
+    let elsewhere = file_system_below(&world.pool().join("vm1")).map(|number| number + 1);
+    at.put(&SeedNote { file_system: elsewhere, ..world.note() }).unwrap();
+    let aside = world.pool().join("aside");
+    std::fs::rename(names.seed(), &aside).unwrap();
+    revive(&world.seeds(), &world.registry, Duration::ZERO);
+    assert!(at.exists().unwrap());
+    std::fs::rename(&aside, names.seed()).unwrap();
+    revive(&world.seeds(), &world.registry, Duration::ZERO);
+    assert!(!at.exists().unwrap() && !names.seed().exists());
 }
