@@ -179,7 +179,7 @@ fn a_copy_that_is_distrusted_already_is_not_recorded_again() {
     let host = Host::new(false);
     let registry = host.start();
     let record = registry.get(NAME).unwrap().record();
-    let place = crate::record::Place::Partial;
+    let place = crate::record::NameKind::Partial;
     let record = ImageRecord { state: CopyState::Incoming, place, ..record };
     let record = registry.distrust_return(record).unwrap();
     assert!(!record.replica.as_ref().unwrap().distrusted.is_empty());
