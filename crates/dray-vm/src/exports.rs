@@ -48,7 +48,7 @@ impl Exports for ImageExports {
         {
             return Err(ExportError::Refused(objection.why));
         }
-        if record.swap.as_ref().is_some_and(may_be_past) {
+        if is_past(&entry) && !self.may_flush_what_is_past(&entry, client) {
             let why = format!("the disk of image '{name}' is being exchanged for a qcow2");
             return Err(ExportError::Refused(why));
         }
@@ -115,11 +115,33 @@ impl ImageExports {
         })
     }
 
+    /// The same of a raw image that may be of the past. Whoever finds out that it is not opens it, after the qcow2 has
+    /// lost its name: that may come while it is parked here.
+    fn may_flush_what_is_past(&self, entry: &Entry, client: &Client) -> bool {
+        if !self.was_attached(&entry.record().name, client) {
+            return false;
+        }
+        let was_parked = entry.disk.is_parked();
+        entry.disk.park_now();
+        if is_past(entry) {
+            return answers_flushes_alone(entry);
+        }
+        if !was_parked {
+            entry.disk.unpark();
+        }
+        true
+    }
+
     /// Whether the client's process was attached to the image before. Of one that is not on this
     /// host that cannot be told: it may have been, and waiting loses nothing.
     fn was_attached(&self, name: &str, client: &Client) -> bool {
         process_of(client).is_none_or(|process| self.0.was_attached(name, process))
     }
+}
+
+/// Whether the raw image may be of the past, because its disk may be on a qcow2 by now.
+fn is_past(entry: &Entry) -> bool {
+    entry.record().swap.as_ref().is_some_and(may_be_past)
 }
 
 /// Whether a disk answers nothing but flushes, and truly: everything that was written to it is durable.

@@ -5,7 +5,7 @@ use crate::restart::{dies_and_returns, start_with};
 use crate::stage::{Kind, PATIENCE, Stage, qmp};
 use dray_testkit::guest::tools;
 use dray_testkit::lab::Answer;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -173,6 +173,33 @@ fn a_target_that_dies_when_the_disk_is_on_its_qcow2_lets_the_guest_go_on() {
 #[ignore = "long: make long"]
 fn a_target_that_dies_when_the_qcow2_is_the_truth_lets_the_guest_go_on() {
     made_although("qcow2-done", "Qcow2Done");
+}
+
+/// The target's agent is killed while QEMU puts the disk on its qcow2, for which it flushes the export: QEMU does not
+/// wait for an agent that waits for QEMU to say where the disk is.
+#[test]
+#[ignore = "long: make long"]
+fn a_target_that_dies_while_qemu_flushes_the_export_answers_the_flush() {
+    let Some(mut stage) = on_a_chain("qcow2-flush") else { return };
+    start_with(stage.lab.host("b"), "DRAY_STOP_BEFORE", "Qcow2Pivots");
+    let prepared = prepare(&stage);
+    stage.start_target(&prepared);
+    let migrate = stage.spawn(&[]);
+    let (b, monitor) = (stage.lab.host("b"), stage.others_target_monitor());
+    b.wait_stopped(PATIENCE).expect("it comes to the step");
+    let jobs = qmp(&monitor, "{\"execute\":\"query-jobs\"}");
+    let complete =
+        json!({ "execute": "job-complete", "arguments": { "id": jobs["return"][0]["id"] } });
+    qmp(&monitor, &complete.to_string());
+    // Until QEMU has begun with it.
+    std::thread::sleep(Duration::from_millis(300));
+    b.kill9().expect("kill");
+    b.start().expect("restart");
+    b.json(&["status"]).expect("it answers");
+    Answer::of(migrate).expect("answer");
+    assert!(!b.log().contains("is being exchanged for a qcow2"), "{}", stage.logs());
+    completes(&stage);
+    assert_made(&mut stage);
 }
 
 /// The target has lost QEMU's tools: the guest goes on, and its disk is raw.

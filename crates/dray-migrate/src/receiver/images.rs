@@ -481,7 +481,9 @@ impl TargetImages {
 
     /// Missing blocks are waited for again.
     pub fn unstall(&self) {
-        self.all.iter().for_each(|open| open.entry.disk.unpark());
+        // One whose disk goes over to a qcow2 has all blocks, and may be of the past.
+        let waits = self.all.iter().filter(|open| open.entry.record().swap.is_none());
+        waits.for_each(|open| open.entry.disk.unpark());
     }
 
     /// The next missing run.

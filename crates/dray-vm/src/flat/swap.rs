@@ -249,7 +249,10 @@ async fn go_over(
     };
     abort::step("Qcow2Named");
     let pivots = AtomicBool::new(false);
-    let may_pivot = || stopped.check().map(|()| pivots.store(true, Ordering::SeqCst));
+    let may_pivot = || {
+        abort::step("Qcow2Pivots");
+        stopped.check().map(|()| pivots.store(true, Ordering::SeqCst))
+    };
     // What is written after that goes through the mirror, and so to both, until the disk is on the qcow2.
     let may_open = || pivots.load(Ordering::SeqCst) || block_in_place(|| give_up(&swap));
     let pivoted = flatten::unflatten(qmp, slice::from_ref(&plan), &may_pivot);
