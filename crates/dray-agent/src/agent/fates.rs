@@ -28,13 +28,13 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(64);
 const ANSWER: Duration = Duration::from_secs(5);
 
 /// What a source says, or why it does not.
-pub(crate) type Told = Result<Fate, NetError>;
+pub(crate) type FateAnswer = Result<Fate, NetError>;
 
 /// What came of asking about a migration to here that waits.
 pub(crate) struct Asked {
     /// Its source.
     pub peer: String,
-    pub told: Told,
+    pub told: FateAnswer,
     /// This host has promised to serve its images.
     pub promised: bool,
     /// Nobody wants it, and it is given up.
@@ -59,7 +59,12 @@ impl Agent {
         fate::of(&self.store, &self.registry, peer, migration, images).map_err(failed)
     }
 
-    async fn ask_fate(&self, peer: &str, migration: MigrationId, images: Vec<ImageId>) -> Told {
+    async fn ask_fate(
+        &self,
+        peer: &str,
+        migration: MigrationId,
+        images: Vec<ImageId>,
+    ) -> FateAnswer {
         let request = Request::Fate { migration, images };
         match self.ask_within(ANSWER, peer, &request).await? {
             Reply::Fate { fate } => Ok(fate),
@@ -75,7 +80,7 @@ impl Agent {
     ///
     /// At most one question about a migration is under way. Whoever wanted to know before it was asked gets
     /// its answer too; whoever comes later has it asked again.
-    pub(crate) async fn ask_source(&self, slot: &TargetSlot) -> Option<Told> {
+    pub(crate) async fn ask_source(&self, slot: &TargetSlot) -> Option<FateAnswer> {
         let came = Instant::now();
         let mut last = slot.asked.lock().await;
         if let Some((_, told)) = last.as_ref().filter(|(asked, _)| *asked >= came) {
