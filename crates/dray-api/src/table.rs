@@ -1,4 +1,4 @@
-//! What is made of the table of commands, which is in [`command`](crate::command): [`Command`] and
+//! What is made of the table of commands, which is in [`command`]: [`Command`] and
 //! [`Ask`] here, the dispatch in the agent (`dray-agent/api/mod.rs`), and the lists of the tests.
 
 use super::*;

@@ -2,7 +2,7 @@
 //! generations, so that the next migration sends only what was changed.
 //!
 //! As long as there is a note of an image that is registered here, its line is *suspect*
-//! ([`Line::suspect`](crate::lineage::Line::suspect)): everything counts as changed.
+//! ([`ImageLineage::suspect`](crate::lineage::ImageLineage::suspect)): everything counts as changed.
 
 use crate::lineage::{self};
 use crate::process::QemuProcess;

@@ -4,7 +4,7 @@
 //! engine keeps `left`: the blocks of the agreed map that it has neither asked for nor found to be
 //! here. A block leaves `left` when it is asked for, or when the live map says that it is not
 //! missing; present never becomes missing again. So when `left` is empty, everything that is still
-//! missing is under way, or asked about ([`super::asking`]), and each block crosses the wire once
+//! missing is under way, or asked about ([`super::hash_questions`]), and each block crosses the wire once
 //! unless the link is lost.
 
 use super::fetching::{BACKFILL_RUN, Fetch, Scan};

@@ -18,7 +18,7 @@
 //! node. A write seen by both is named twice, which is harmless; there is none that is seen by nobody.
 //!
 //! **Whoever dies.** As long as there is a note of an image that is registered here, its line is
-//! *suspect* ([`Line::suspect`](dray_host::lineage::Line::suspect)): everything counts as changed. So no crash between two steps can make
+//! *suspect* ([`ImageLineage::suspect`](dray_host::lineage::ImageLineage::suspect)): everything counts as changed. So no crash between two steps can make
 //! dray believe a line that lacks what QEMU wrote. The next command that looks at the VM sees where its
 //! disk is and [settles](settle) it: on the file, the release is finished; on dray, the bitmap is read
 //! or, after a release that never came to its pivot, the note goes.
