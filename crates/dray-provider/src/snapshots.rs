@@ -1,16 +1,13 @@
-//! The snapshot index: which backup or replica holds which generation of an image, asked of the
-//! repositories and the peers in the configuration.
+//! The snapshot index: which backup or replica holds which generation of an image, asked of all
+//! places that may know.
 //!
 //! All places are asked at once, and none is waited for for long: one that says nothing must not keep a
 //! migration from its work. What a place is nobody asks who uses the index: to whom images can be had
 //! from, a place is a [`Catalogue`], and what it holds a [`HeldCopy`].
 
-use crate::seed::backup::RepositoryCatalogue;
-use crate::seed::gather::Provider;
-use crate::seed::replica::PeerCatalogue;
+use crate::provider::Provider;
 use dray_api::HeldAs;
 use dray_backup::Reader;
-use dray_config::Config;
 use dray_image::ImageFile;
 use dray_net::NetError;
 use dray_net::tls::TlsError;
@@ -82,19 +79,6 @@ pub struct Wanted {
     pub old: Option<Arc<dyn ImageFile>>,
     /// The copy's own recipe; one of the wanted generation from elsewhere where it has none.
     pub recipe: Option<Arc<Reader>>,
-}
-
-/// The places in the configuration: the repositories, then the peers. A fleet's catalogue would stand
-/// here as well.
-pub fn catalogues(config: &Arc<Config>) -> Vec<Arc<dyn Catalogue>> {
-    let repository = |name: &String| -> Arc<dyn Catalogue> {
-        Arc::new(RepositoryCatalogue { config: Arc::clone(config), name: name.clone() })
-    };
-    let peer = |name: &String| -> Arc<dyn Catalogue> {
-        Arc::new(PeerCatalogue { config: Arc::clone(config), name: name.clone() })
-    };
-    let repositories = config.backups.iter().map(|backup| repository(&backup.name));
-    repositories.chain(config.peers.iter().map(|known| peer(&known.name))).collect()
 }
 
 /// The longest wait for a repository's list of what it has, or for one more part of a recipe. Some hundred

@@ -5,7 +5,7 @@ use dray_api::HeldAs;
 use dray_config::{Config, Peer};
 use dray_host::registry::Registry;
 use dray_host::store::Store;
-use dray_provider::seed::gather::{Failure, Parts as Content, Provider};
+use dray_provider::provider::{Failure, Parts as Content, Provider};
 use dray_provider::seed::{self, Parts, Seeds};
 use dray_provider::snapshots::{Catalogue, HeldCopy, Snapshot, Snapshots, Unheard, Wanted};
 use dray_types::{Ancestor, Epoch, GenerationId, ImageId};

@@ -6,7 +6,7 @@ use dray_host::pool::Pool;
 use dray_host::pool::PoolKind;
 use dray_host::refusals::{Answer, failed, invalid, of_path, unknown_peer};
 use dray_net::requests::RequestHandler;
-use dray_provider::{seed, snapshots};
+use dray_provider::{catalogues, seed};
 use dray_types::Endpoint;
 use dray_wire::control::MAX_IMAGES;
 use dray_wire::request::{Base, Reply, Request, SeedImage, Seeding, Surveyed};
@@ -86,7 +86,7 @@ impl Agent {
             peer: peer.clone(),
             wanted,
             link,
-            places: snapshots::catalogues(&self.config),
+            places: catalogues::catalogues(&self.config),
             config: Arc::clone(&self.config),
         }
     }

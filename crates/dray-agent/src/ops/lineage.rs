@@ -9,8 +9,9 @@ use dray_engine::lineage::{Generation, Reason};
 use dray_host::lineage::{self, REGION_BLOCKS};
 use dray_host::refusals::io_error;
 use dray_host::released::Released;
+use dray_provider::catalogues::catalogues;
 use dray_provider::notes::Note;
-use dray_provider::snapshots::{Snapshots, catalogues};
+use dray_provider::snapshots::Snapshots;
 use dray_types::{Ancestor, BLOCK_SIZE};
 use std::sync::Arc;
 
@@ -132,7 +133,7 @@ fn add_holders(status: &mut LineageStatus, found: Snapshots) {
 mod tests {
     use super::*;
     use dray_api::{HeldAs, ImageState};
-    use dray_provider::seed::gather::Provider;
+    use dray_provider::provider::Provider;
     use dray_provider::snapshots::{HeldCopy, Snapshot, Wanted};
     use dray_types::{GenerationId, ImageId};
 

@@ -1,8 +1,8 @@
 //! Backups in repositories: which there are, and one of them as a provider.
 
 use super::choose::joined;
-use super::gather::{Failure, Parts, Provider};
 use crate::destination::Destination;
+use crate::provider::{Failure, Parts, Provider};
 use crate::snapshots::{self, Catalogue, HeldCopy, PATIENCE, Snapshot, Snapshots, Unheard, Wanted};
 use dray_api::HeldAs;
 use dray_backup::{

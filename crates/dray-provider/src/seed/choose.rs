@@ -4,9 +4,10 @@
 //! closed generations is wanted. Another place that has the same generation gives all of it; one with another
 //! generation gives what is the same there, as the recipes tell; a replica has no recipe.
 
-use super::gather::{Parts, Provider, TASK_BYTES};
+use super::gather::TASK_BYTES;
 use super::state::task_count;
 use super::tasks::{MAX_PROVIDERS, Mask};
+use crate::provider::{Parts, Provider};
 use crate::snapshots::{Catalogue, HeldCopy, PATIENCE, Snapshot, Snapshots, Wanted};
 use dray_backup::{Kind, PIECE_BYTES, Piece, Reader, piece_count, piece_len};
 use dray_engine::lineage::fits;

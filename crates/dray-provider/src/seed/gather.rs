@@ -4,6 +4,7 @@
 //! it is written, what one cannot give another one does, and what nobody gives is left to the source.
 
 use super::tasks::{Mask, Tasks};
+use crate::provider::{Failure, Provider};
 use dray_host::abort;
 use dray_image::{FileImage, ImageFile};
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
@@ -27,36 +28,6 @@ const WATCHED: Duration = Duration::from_secs(10);
 const CRAWL: u64 = 1 << 20;
 /// The same, as a part of what the link to the source carries.
 const CRAWL_PART: u64 = 16;
-
-/// Why a provider cannot give a stretch.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Failure {
-    /// It has it, but wrong: for this stretch only.
-    Damaged(String),
-    /// It does not answer, or with errors.
-    Unavailable(String),
-}
-
-/// Stretches of content: where each begins in the image, and its bytes.
-pub type Parts = Vec<(u64, Vec<u8>)>;
-
-/// Somebody who has an image's content as it was at the wanted generation.
-pub trait Provider: Send + Sync {
-    /// Its name, for people.
-    fn name(&self) -> String;
-
-    /// Bytes of what it gave that were at hand here.
-    fn bytes_of_old(&self) -> u64 {
-        0
-    }
-
-    /// The content of `len` bytes at `offset`, checked: parts in ascending order; what they leave out
-    /// is zero.
-    ///
-    /// # Errors
-    /// Why it cannot be had from here.
-    fn read(&self, offset: u64, len: u64) -> Result<Parts, Failure>;
-}
 
 /// What came of it.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -282,6 +253,7 @@ impl Pace {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::provider::Parts;
     use dray_image::FileOptions;
     use std::sync::atomic::AtomicU32;
 

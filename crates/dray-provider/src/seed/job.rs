@@ -2,8 +2,9 @@
 //! replica.
 
 use super::choose::{self, Choice};
-use super::gather::{Gathered, Gathering, Pace, Provider, TASK_BYTES};
+use super::gather::{Gathered, Gathering, Pace, TASK_BYTES};
 use super::state::{SeedFile, SeedNote};
+use crate::provider::Provider;
 use crate::snapshots::Catalogue;
 use dray_config::{Config, Peer};
 use dray_host::pool::Pool;

@@ -4,7 +4,7 @@
 //! hash over the way. Where a backup knows what a piece of that generation must be, it decides.
 
 use super::choose::joined;
-use super::gather::{Failure, Parts, Provider};
+use crate::provider::{Failure, Parts, Provider};
 use crate::snapshots::{Catalogue, HeldCopy, Snapshot, Snapshots, Unheard, Wanted};
 use dray_api::HeldAs;
 use dray_backup::{Hash, PIECE_BYTES, Piece as Recipe, Reader};
