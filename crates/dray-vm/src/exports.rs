@@ -2,9 +2,10 @@
 
 use crate::flat::swap::may_be_past;
 use dray_host::flat::Flat;
+use dray_host::process::QemuProcess;
 use dray_host::record::CopyState;
 use dray_host::registry::{Closed, Entry, Process, Registry};
-use dray_image::{Disk, Image};
+use dray_image::{Disk, FileImage, Image, has_open};
 use dray_serve::{Client, ExportError, ExportInfo, Exports};
 use std::sync::Arc;
 
@@ -43,7 +44,7 @@ impl Exports for ImageExports {
             return Err(ExportError::Refused(why));
         }
         if !self.was_attached(name, client)
-            && self.0.operation(name).is_none()
+            && !self.comes_under_dray(&entry, client)
             && let Some(objection) = self.0.objection(&entry)
         {
             return Err(ExportError::Refused(objection.why));
@@ -72,6 +73,22 @@ impl Exports for ImageExports {
 }
 
 impl ImageExports {
+    /// Whether it is the QEMU whose disk is just being put on dray. Its monitor may belong to another process, but the
+    /// file is still open in its own.
+    fn comes_under_dray(&self, entry: &Entry, client: &Client) -> bool {
+        let record = entry.record();
+        let (Some(process), true) = (client.process, self.0.operation(&record.name).is_some())
+        else {
+            return false;
+        };
+        let is_it = |qemu: &QemuProcess| {
+            u32::try_from(qemu.pid) == Ok(process.pid) && qemu.started == process.started
+        };
+        let file = entry.file.as_file().and_then(FileImage::id);
+        record.adopted.and_then(|adopted| adopted.qemu).is_some_and(|qemu| is_it(&qemu))
+            || file.is_some_and(|file| has_open(process.pid, file).unwrap_or(false))
+    }
+
     /// A closed export: who was attached before waits with its requests, a new client is told why.
     fn open_closed(
         &self,
@@ -118,7 +135,8 @@ impl ImageExports {
     /// The same of a raw image that may be of the past. Whoever finds out that it is not opens it, after the qcow2 has
     /// lost its name: that may come while it is parked here.
     fn may_flush_what_is_past(&self, entry: &Entry, client: &Client) -> bool {
-        if !self.was_attached(&entry.record().name, client) {
+        // Of a client of another host nobody can say that it is the QEMU.
+        if client.process.is_none() || !self.was_attached(&entry.record().name, client) {
             return false;
         }
         let was_parked = entry.disk.is_parked();

@@ -10,7 +10,7 @@ use dray_backup::{Backup, Consistency, Info, Manifest, Policy, Repository, Write
 use dray_host::abort;
 use dray_host::lineage::ImageLineage;
 use dray_host::record::{CopyState, NameKind};
-use dray_host::registry::Entry;
+use dray_host::registry::{Entry, Registry};
 use dray_net::pace::Pacer;
 use dray_provider::destination::Destination;
 use dray_provider::destination::failed;
@@ -147,7 +147,8 @@ impl Agent {
                 ground.full_because = Some("the image's line of generations has ended".into());
                 writer = begin(&what, &repository, &subject.entry, None)?;
             }
-            let one = One { what: &what, subject, job: &lease.job, pacer: &pacer, nth };
+            let registry = &*self.registry;
+            let one = One { what: &what, registry, subject, job: &lease.job, pacer: &pacer, nth };
             let info = self.info(subject, &taken, &ground, moment.unix_ms, consistency);
             done.push(one.finish(writer, &taken, ground, info)?);
             self.note_backup(&subject.entry.record().name, &taken, &order.destination);
@@ -269,6 +270,7 @@ fn begin(
 /// One image after the moment.
 struct One<'a> {
     what: &'a str,
+    registry: &'a Registry,
     subject: &'a Subject,
     job: &'a Job,
     pacer: &'a Pacer,
@@ -276,6 +278,20 @@ struct One<'a> {
 }
 
 impl One<'_> {
+    /// Refuses a disk that was on its file while it was read: its VM has ended, or has moved the disk away, and nobody
+    /// knows what was written to the file since.
+    fn refuse_given_back(&self) -> ApiResult<()> {
+        let name = self.subject.entry.record().name;
+        match self.registry.get(&name) {
+            Some(entry) if Arc::ptr_eq(&entry, &self.subject.entry) => Ok(()),
+            _ => {
+                let why = format!("the disk of image '{name}' has left dray while it was read");
+                Err(Refusal::new(ErrorKind::Conflict, self.what, why)
+                    .hint("back it up again when its vm runs on dray"))
+            }
+        }
+    }
+
     fn finish(
         &self,
         mut writer: Writer,
@@ -289,6 +305,7 @@ impl One<'_> {
         ImageWriter { what, len, writer: &mut writer, pacer, job, nth }.run(&taken.snapshot)?;
         // The last chance: everything that was read is of the moment.
         taken.snapshot.check().map_err(|why| moment::disk_error(what, &why))?;
+        self.refuse_given_back()?;
         let kept_aside_bytes = taken.snapshot.kept_bytes();
         abort::step("Backup-Finish");
         let backup = writer.finish(info).map_err(|why| failed(what, &why))?;

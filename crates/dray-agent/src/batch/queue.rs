@@ -20,12 +20,17 @@ use tokio::task::JoinSet;
 /// How long a prediction may take: measuring how a guest writes its memory takes a second or two.
 const PREDICTION: Duration = Duration::from_secs(10);
 
+/// How often is looked whether a migration has been brought back: until then it does not know the batch's budget.
+const REVIVAL: Duration = Duration::from_millis(100);
+
 /// What became of a migration that a restart finds begun.
 enum Found {
     /// It goes on, or its end is known.
     Here(Arc<SourceSlot>),
     /// It has its turn before it.
     NotBegun,
+    /// It cannot be brought back yet, as when its pool is not mounted.
+    Waits,
     /// It is over, and nobody has seen how.
     Forgotten,
 }
@@ -116,7 +121,7 @@ impl Run {
     ) {
         self.running().insert(nth);
         self.changed.send_modify(|count| *count += 1);
-        let outcome = match self.find(&agent, nth) {
+        let outcome = match self.find_revived(&agent, nth).await {
             Found::Here(slot) => {
                 self.join(&slot);
                 // The agent may have died while it cancelled the batch.
@@ -129,7 +134,7 @@ impl Run {
                 Ok(slot) => follow(&slot.board, &mut place).await,
                 Err(why) => Err(why),
             },
-            Found::Forgotten => Err(self.forgotten(&agent, nth)),
+            Found::Forgotten | Found::Waits => Err(self.forgotten(&agent, nth)),
         };
         self.running().remove(&nth);
         self.note(|record| {
@@ -141,11 +146,24 @@ impl Run {
         });
     }
 
+    /// The same as soon as it is known.
+    async fn find_revived(&self, agent: &Agent, nth: usize) -> Found {
+        loop {
+            match self.find(agent, nth) {
+                Found::Waits => tokio::time::sleep(REVIVAL).await,
+                known => return known,
+            }
+        }
+    }
+
     fn find(&self, agent: &Agent, nth: usize) -> Found {
         let Some(id) = self.one(nth).migration else { return Found::NotBegun };
+        // Looked at first: it is known before it waits no longer.
+        let waits = agent.unrevived.away().contains(&id);
         match agent.sources.get(id) {
             Some(slot) if slot.board.read().state == MigrationState::Prepared => Found::NotBegun,
             Some(slot) => Found::Here(slot),
+            None if waits => Found::Waits,
             // It is forgotten last of all, when nothing is left to be done.
             None => Found::Forgotten,
         }

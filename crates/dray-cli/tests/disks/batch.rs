@@ -160,6 +160,36 @@ fn the_queue_outlives_the_command_and_the_agent() {
     assert_eq!(batch(&lab), ended);
 }
 
+/// A pool is mounted after the agent has started: what was begun waits for it, and so does the rest of the queue.
+#[test]
+fn the_queue_waits_for_a_pool_that_is_mounted_late() {
+    let mut lab = lab();
+    let limit = BitRate { bytes_per_second: BUDGET };
+    let one =
+        |(name, _): (&str, u64)| json!({"subject": {"images": {"names": [name]}}, "to": "hostb"});
+    let moves: Vec<Value> = IMAGES.into_iter().map(one).collect();
+    let command = json!({"batch": {
+        "moves": moves, "jobs": 1, "budget": limit, "in_order": true, "detach": true,
+    }});
+    lab.a.ask(command).unwrap();
+    wait_for("the first copy", END, || sent(&batch(&lab)) > 4 << 20).unwrap();
+    lab.a.kill();
+    let (pool, away) = (lab.a.pool(), lab.a.dir.join("not-mounted"));
+    std::fs::rename(&pool, &away).unwrap();
+    lab.a.start();
+    std::thread::sleep(Duration::from_secs(3));
+    let waits = batch(&lab);
+    let waiting = |state: &String| ["running", "waiting"].contains(&state.as_str());
+    assert!(states(&waits).values().all(waiting), "{waits}");
+    std::fs::rename(&away, &pool).unwrap();
+    wait_for("the end of the batch", END, || batch(&lab)["over"] == true).unwrap();
+    let ended = batch(&lab);
+    for (name, state) in states(&ended) {
+        assert_eq!(state, "completed", "{name}: {ended}");
+    }
+    assert_moved(&mut lab);
+}
+
 #[test]
 fn a_cancelled_batch_begins_nothing_more() {
     let lab = lab();

@@ -111,6 +111,25 @@ fn a_client_that_looks_on_does_not_take_a_loss_away_from_the_one_that_wrote() {
     lab.a.kill();
 }
 
+/// A generation that has ended says that its blocks are unchanged: what a backup reads of it has to be on the disk
+/// before anybody hears of it.
+#[test]
+fn a_backup_of_what_the_disk_has_lost_ends_no_generation() {
+    let Some((mut lab, _pool)) = on_a_broken_device() else { return };
+    let mut guest = writer(&lab.a);
+    let url = format!("file://{}", lab.a.dir.join("repository").display());
+    assert!(lab.a.dray(&["backups", "init", &url]).status.success());
+    let refused = lab.a.dray(&["backup", IMAGE, "--to", &url]);
+    assert!(!refused.status.success(), "{refused:?}");
+    let listed = lab.a.dray(&["--json", "backups", "list", &url]);
+    assert!(listed.status.success(), "{listed:?}");
+    assert!(!String::from_utf8_lossy(&listed.stdout).contains(IMAGE), "{listed:?}");
+    let line = lab.a.image(IMAGE).unwrap()["generation"]["number"].clone();
+    assert_eq!(line, 1, "the first generation continues");
+    is_told(&lab.a, &mut guest);
+    lab.a.kill();
+}
+
 #[test]
 fn a_second_connection_does_not_take_a_loss_away_from_the_first() {
     let Some((mut lab, _pool)) = on_a_broken_device() else { return };

@@ -3,9 +3,12 @@
 
 use crate::unlocked::{AFTER, ON_RAW, Scene};
 use dray_image::locks::{Hold, QemuLocks};
+use dray_testkit::lab::Answer;
 use std::fs::File;
+use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -68,4 +71,60 @@ fn a_write_while_the_lock_changes_hands_is_in_the_next_backup() {
         }
     }
     panic!("in {TRIES} exchanges the program wrote {writes:?} times");
+}
+
+/// Another client of the export, which writes block after block until its export has gone.
+fn other_client(scene: &Scene) -> Child {
+    let socket = scene.agent().nbd_socket();
+    let export = format!("nbd+unix:///disk0.raw?socket={}", socket.display());
+    let mut client = Command::new("qemu-io");
+    client.args(["-f", "raw", &export]).stdin(Stdio::piped()).stdout(Stdio::null());
+    client.stderr(Stdio::null());
+    let mut client = client.spawn().expect("qemu-io");
+    let mut commands = client.stdin.take().expect("its input");
+    // One that has ended takes no more of them.
+    thread::spawn(move || {
+        for nth in 0..3000 {
+            let at = OUTSIDE + nth % 1000 * BLOCK;
+            if writeln!(commands, "write -P {} {at} {BLOCK}", nth / 1000 + 1).is_err() {
+                return;
+            }
+        }
+    });
+    client
+}
+
+#[test]
+fn what_another_client_writes_while_the_disk_is_released_is_in_the_next_backup() {
+    let scene = Scene::new("clients", &[ON_RAW]);
+    scene.on_vm("adopt");
+    for _ in 0..4 {
+        scene.back_up(0);
+        let mut client = other_client(&scene);
+        thread::sleep(Duration::from_millis(60));
+        scene.on_vm("release");
+        client.wait().expect("it ends");
+        scene.on_vm("adopt");
+        scene.back_up(0);
+        scene.assert_restored(0);
+    }
+}
+
+/// The disk is a plain file as soon as its QEMU has ended, and may be written to by the next one: what is read of it
+/// then is of no moment.
+#[test]
+fn a_backup_during_which_the_vm_ends_is_none() {
+    let mut scene = Scene::new("ended", &[ON_RAW]);
+    scene.on_vm("adopt");
+    scene.monitor("qemu-io -d disk0 \"write -P 5 0 16M\"");
+    let to = scene.repository_url();
+    let backup = ["backup", "disk0.raw", "--to", &to, "--bandwidth", "32Mbit"];
+    let backup = scene.agent().spawn(&backup).expect("dray");
+    thread::sleep(Duration::from_millis(800));
+    scene.kill();
+    let answer = Answer::of(backup).expect("answer");
+    assert_eq!(answer.code, 6, "{answer:?}");
+    assert!(answer.stderr.contains("has left dray while it was read"), "{answer:?}");
+    let left = scene.dray(&["backups", "list", &to]);
+    assert!(!left.to_string().contains("disk0.raw"), "{left:#}");
 }

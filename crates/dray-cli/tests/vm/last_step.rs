@@ -65,3 +65,27 @@ fn a_qemu_that_ends_before_it_has_its_disk_is_told() {
     assert!(answer.stderr.contains("QEMU at the target has ended"), "{answer:?}");
     assert!(answer.stderr.contains("hint: its disks are at the target"), "{answer:?}");
 }
+
+/// The agent ends between its lock and QEMU's, and the next one gives the disk back. Nobody has watched the file
+/// meanwhile, so QEMU's bitmap counts for nothing.
+#[test]
+fn a_last_step_that_was_cut_off_does_not_believe_the_bitmap() {
+    let Some(mut stage) = Stage::new("last-step-cut", &[Kind::Plain], 2_000_000) else { return };
+    start_with(stage.lab.host("b"), "DRAY_ABORT_BEFORE", "ReleasePivot");
+    stage.prepare();
+    let migrate = stage.spawn(&[]);
+    dies(stage.lab.host("b"));
+    let path = stage.image("b", 0);
+    let write = ["-f", "raw", "-c", "read 0 4096", path.to_str().expect("text")];
+    tools::run("qemu-io", &write).expect("the file is free");
+    stage.lab.host("b").start().expect("restart");
+    let answer = Answer::of(migrate).expect("answer");
+    assert_eq!(answer.code, 0, "{answer:?}\n{}", stage.logs());
+    let images = stage.lab.host("b").json(&["images"]).expect("images");
+    assert_eq!(images[0]["state"], "released", "{images:#}");
+    assert!(images[0]["tracked_by"].is_null(), "{images:#}");
+    stage.assert_guest_is_well();
+    stage.quit_source();
+    stage.finish_guest();
+    stage.assert_images("b");
+}

@@ -4,7 +4,7 @@
 use crate::released::text;
 use crate::stage::{PATIENCE, qmp};
 use dray_testkit::guest::{GuestVm, tools};
-use dray_testkit::lab::Lab;
+use dray_testkit::lab::{Host, Lab};
 use serde_json::{Value, json};
 use std::fs::File;
 use std::ops::Range;
@@ -105,6 +105,19 @@ impl Scene {
         while !wanted(&self.ask(command, &json!({}))) {
             assert!(Instant::now() < deadline, "{}", self.ask(command, &json!({})));
         }
+    }
+
+    /// Ends QEMU at once.
+    pub fn kill(&mut self) {
+        self.vm.kill().expect("kill");
+    }
+
+    pub fn repository_url(&self) -> String {
+        self.repository()
+    }
+
+    pub fn agent(&self) -> &Host {
+        self.lab.host("a")
     }
 
     /// QEMU writes to a disk.

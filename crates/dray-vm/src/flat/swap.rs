@@ -412,13 +412,17 @@ mod tests {
     use crate::leaving::left_stopped;
     use dray_config::Config;
     use dray_host::process::QemuProcess;
+    use dray_host::record::Adopted;
     use dray_host::store::Store;
     use dray_image::{Loss, LossLog};
     use dray_qemu::Pivot;
     use dray_serve::{Client, Exports};
     use serde_json::json;
+    use std::fs::File;
     use std::io::{BufRead, BufReader, Write};
     use std::os::unix::net::UnixListener;
+    use std::path::Path;
+    use std::process::{Command, Stdio};
     use std::sync::Arc;
 
     const QCOW2: &[u8] = b"everything";
@@ -623,6 +627,49 @@ mod tests {
         assert!(open().is_err());
         host.recover();
         assert!(open().is_err());
+    }
+
+    /// While a disk changes place, whoever comes is refused, unless it is the QEMU whose disk it is: that has the file
+    /// open, or is the one that was noted.
+    #[test]
+    fn a_disk_that_changes_place_is_served_to_its_own_qemu_only() {
+        let host = Host::new();
+        let entry = host.raw(false);
+        let path = host.pool().join("disk.raw");
+        std::fs::write(&path, [0; 8192]).unwrap();
+        drop(entry);
+        let qemu = |pid| QemuProcess::find(Path::new("/qmp"), pid);
+        let me = std::process::id().cast_signed();
+        let record = ImageRecord {
+            adopted: Some(Adopted {
+                qmp: "/qmp".into(),
+                qemu: qemu(me),
+                device: "disk0".into(),
+                splice: serde_json::Value::Null,
+                noted: false,
+                done: false,
+            }),
+            ..ImageRecord::owned("disk.raw".into(), ImageId(8), path.clone(), 8192)
+        };
+        let file = host.registry.open_file(&record).unwrap();
+        let _entry = host.registry.add(record, file).unwrap();
+        let _operation = host.registry.operate("disk.raw", "adopt").unwrap();
+        let exports = ImageExports(Arc::clone(&host.registry));
+        let opens = |pid: i32| {
+            let started = qemu(pid).unwrap().started;
+            let process = Some(dray_serve::Process { pid: pid.cast_unsigned(), started });
+            exports.open("disk.raw", &Client { process }).is_ok()
+        };
+        let cat = |output: Stdio| {
+            Command::new("cat").stdin(Stdio::piped()).stdout(output).spawn().unwrap()
+        };
+        let mut children = [cat(Stdio::null()), cat(File::open(&path).unwrap().into())];
+        let pids = children.each_ref().map(|child| child.id().cast_signed());
+        assert_eq!([me, pids[0], pids[1]].map(opens), [true, false, true]);
+        for child in &mut children {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
     }
 
     struct NoLog;

@@ -35,6 +35,8 @@
 //! While the lock changes hands nobody holds it: the file is [watched](watch), and where another program opened it or wrote
 //! to it, or dray died meanwhile, everything counts as changed.
 //!
+//! Other clients of the export write until the pivot, which dray tracks; then the disk is parked.
+//!
 //! **What is not believed.** A bitmap that is not there, or does not record, or in another QEMU, a device without
 //! its mark, a file
 //! that is shorter than it was, a disk of another size: then the line goes on and everything counts as
@@ -65,6 +67,11 @@ use dray_qemu::{ErrorKind as Kind, LayerPlan, NewBitmap, Qmp, held};
 use serde::Deserialize;
 use std::fmt;
 use std::io;
+use std::time::Duration;
+use tokio::task::block_in_place;
+
+/// The longest wait for requests of other clients that are in flight when QEMU has a disk back.
+const IN_FLIGHT: Duration = Duration::from_secs(5);
 
 /// How a released image got to its file.
 ///
@@ -168,6 +175,9 @@ async fn begin_release(
     if let Some(known) =
         registry.released.of(record.id).filter(|known| known.qemu.is_process(&qemu))
     {
+        // Of the try before this one nobody has watched the file to its end.
+        let known = Released { bitmap: None, mark: None, ..known };
+        registry.released.put(&known)?;
         return Ok(Some(known));
     }
     let mark = match has_past && !record.read_only && !record.device {
@@ -274,13 +284,31 @@ pub async fn release(
     }
     let released = released?;
     abort::step("ReleasePivoted");
+    let quiet = close_to_others(entry);
     if let Some(note) = note {
         let alone = watch::look(watch.as_ref());
-        let tracked = released.tracked && believed(&note, alone);
+        let tracked = released.tracked && quiet && believed(&note, alone);
         registry.end_release(entry, note, tracked)?;
     }
     taking::unless_told(registry, config, qmp, plan, entry).await?;
     Ok(released)
+}
+
+/// QEMU has the file: no other client changes it through dray any more. Whether dray knows of all that they have
+/// changed.
+fn close_to_others(entry: &Entry) -> bool {
+    let quiesced = block_in_place(|| entry.disk.quiesce(IN_FLIGHT));
+    let why = match quiesced {
+        Ok(quiesced) => {
+            entry.disk.park(quiesced);
+            return true;
+        }
+        Err(why) => why,
+    };
+    entry.disk.park_now();
+    let image = entry.record().name;
+    tracing::warn!(image, %why, "dray treats the whole disk as changed: a client may still write to it");
+    false
 }
 
 /// Whether a released disk's bitmap tells of all that is written to its file.

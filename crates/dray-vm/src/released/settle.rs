@@ -2,7 +2,7 @@
 //! to be done.
 
 use super::watch::Doubt;
-use super::{NotReleased, absorb, begin_release, plan_of, taking};
+use super::{NotReleased, absorb, begin_release, close_to_others, plan_of, taking};
 use dray_config::Config;
 use dray_host::abort;
 use dray_host::registry::{Entry, Registry};
@@ -28,6 +28,7 @@ pub async fn settle_on_file(
 ) -> Result<(), NotReleased> {
     let record = entry.record();
     entry.drop_locks();
+    close_to_others(entry);
     let noted = match registry.released.of(record.id) {
         Some(note) => Some(note),
         None => note_again(registry, qmp, entry).await?,

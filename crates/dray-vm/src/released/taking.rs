@@ -100,6 +100,7 @@ async fn take_back(
 ) -> dray_qemu::Result<()> {
     let record = entry.record();
     entry.drop_locks();
+    entry.disk.unpark();
     let note = registry.released.of(record.id).map(|note| Released { done: true, ..note });
     if let Some(note) = &note {
         // The file was QEMU's beyond doubt: an agent that dies behind the pivot must not take the release for one
