@@ -170,14 +170,23 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// The way out for a QEMU at the source that does not end: what it waits for there fails.
-    fn unstall(&mut self, number: usize, host: usize) -> Result<(), String> {
+    /// The way out for a QEMU at the source that does not end: what it waits for there fails. Where a move has removed
+    /// its disks, and an agent died after that, its requests wait for an export that is not there any more: it is
+    /// killed, which is said here.
+    fn unstall(&mut self, number: usize, host: usize) -> Result<bool, String> {
         self.counts.add("QEMUs at a source that had to be told to end twice", 1);
+        let mut removed = false;
         for nth in 0..self.vms[number].disks.len() {
             let file = self.vms[number].disks[nth].file.clone();
-            self.ask(host, &["unstall", &file, "--fail"])?;
+            match self.world.image(host, &file)?.is_null() {
+                true => removed = true,
+                false => drop(self.ask(host, &["unstall", &file, "--fail"])?),
+            }
         }
-        Ok(())
+        if removed {
+            self.counts.add("QEMUs at a source that waited for disks that were removed", 1);
+        }
+        Ok(removed)
     }
 
     fn stayed(&mut self, number: usize, after: Aftermath) -> Result<(), String> {

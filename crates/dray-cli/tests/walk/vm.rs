@@ -67,8 +67,9 @@ impl Running {
         self.read == 0 && self.qemu.console().lines().is_empty()
     }
 
-    /// Tells it to quit and waits for its end. `help` is what its operator does when it does not end.
-    pub fn quit(mut self, help: impl FnOnce(usize) -> Result<(), String>) -> Result<(), String> {
+    /// Tells it to quit and waits for its end. `help` is what its operator does when it does not end; whether that
+    /// cannot help, because its disks are not at this host any more.
+    pub fn quit(mut self, help: impl FnOnce(usize) -> Result<bool, String>) -> Result<(), String> {
         if self.has_ended() {
             return Ok(());
         }
@@ -76,7 +77,9 @@ impl Running {
         if self.qemu.wait_exit(QUIT).is_ok() {
             return Ok(());
         }
-        help(self.host)?;
+        if help(self.host)? {
+            return self.qemu.kill().map(drop).map_err(|why| why.to_string());
+        }
         let ended = self.qemu.wait_exit(QUIT).map(drop);
         ended.map_err(|why| format!("{} at {}: {why}, {told:?}", self.qmp(), LETTERS[self.host]))
     }
