@@ -56,6 +56,11 @@ for crate in dray-types dray-wire dray-heat dray-engine dray-api; do
     [ -z "$lines" ] || fail "$crate uses clocks, sockets, files, threads or randomness:"$'\n'"$lines"
 done
 
+# One style of modules: a module with files of its own is a folder with a mod.rs.
+for folder in $(find crates/*/src -mindepth 1 -type d); do
+    [ ! -e "$folder.rs" ] || fail "$folder.rs is beside a folder of its name: it is to be $folder/mod.rs"
+done
+
 # What a host has durably. Its tests may do what they like.
 driven='^(tokio|mio|socket2|rustls|rand|crossbeam.*|rayon) '
 tree=$(cargo tree --locked -p dray-host --edges normal,build --prefix none | grep -E "$driven" || true)
