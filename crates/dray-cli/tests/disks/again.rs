@@ -363,6 +363,33 @@ fn an_image_that_comes_and_was_changed_meanwhile_is_received_anew() {
     }
 }
 
+/// A disk is as long as it was, also where it ends with a hole, which nobody sends.
+#[test]
+fn an_image_that_is_received_anew_keeps_its_length() {
+    let mut lab = Lab::new();
+    lab.start();
+    let file = File::create(lab.a.pool().join(IMAGE)).unwrap();
+    for block in 0..BLOCKS / 2 {
+        file.write_all_at(&content(block, 1), block * BLOCK).unwrap();
+    }
+    file.set_len(BLOCKS * BLOCK).unwrap();
+    lab.a.add(IMAGE);
+    let more = ["--to", "hostb", "--strategy", "pre-copy", "--bandwidth", "256KiB/s", "--detach"];
+    assert!(lab.a.dray(&[&["migrate", "--image", IMAGE], &more[..]].concat()).status.success());
+    let some =
+        || lab.a.progress().is_some_and(|it| it.1["total"]["bytes_done"].as_u64() > Some(1 << 18));
+    wait_for("some of it", WAIT, some).unwrap();
+    killed_long_ago(&mut lab.b);
+    let coming = File::options().write(true).open(coming(&lab.b)).unwrap();
+    coming.write_all_at(&[9; 4096], (BLOCKS - 1) * BLOCK).unwrap();
+    lab.b.start();
+    assert!(lab.a.dray(&["limit", "none"]).status.success());
+    owned(&lab.b);
+    let moved = std::fs::read(lab.b.pool().join(IMAGE)).unwrap();
+    assert_eq!(moved.len() as u64, BLOCKS * BLOCK);
+    assert!(moved == std::fs::read(replica(&lab.a).unwrap()).unwrap());
+}
+
 /// It belongs to the host, and takes part in no migration any more.
 fn owned(host: &Host) {
     wait_for("the image", WAIT, || {

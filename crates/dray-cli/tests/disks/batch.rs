@@ -98,6 +98,19 @@ fn rate(events: &[Value]) -> f64 {
     together / middle.iter().map(|point| (point.0 - at).powi(2)).sum::<f64>()
 }
 
+/// Begins a batch of all images, one after the other, and returns when some of the first was sent.
+fn begin_one_by_one(lab: &Lab, bytes_per_second: u64) {
+    let limit = BitRate { bytes_per_second };
+    let one =
+        |(name, _): (&str, u64)| json!({"subject": {"images": {"names": [name]}}, "to": "hostb"});
+    let moves: Vec<Value> = IMAGES.into_iter().map(one).collect();
+    let command = json!({"batch": {
+        "moves": moves, "jobs": 1, "budget": limit, "in_order": true, "detach": true,
+    }});
+    lab.a.ask(command).unwrap();
+    wait_for("the first copy", END, || sent(&batch(lab)) > 4 << 20).unwrap();
+}
+
 #[test]
 fn the_shortest_goes_first_one_budget_holds_all_and_a_failure_stops_nobody() {
     let mut lab = lab();
@@ -132,15 +145,7 @@ fn the_shortest_goes_first_one_budget_holds_all_and_a_failure_stops_nobody() {
 #[test]
 fn the_queue_outlives_the_command_and_the_agent() {
     let mut lab = lab();
-    let limit = BitRate { bytes_per_second: BUDGET * 2 };
-    let one =
-        |(name, _): (&str, u64)| json!({"subject": {"images": {"names": [name]}}, "to": "hostb"});
-    let moves: Vec<Value> = IMAGES.into_iter().map(one).collect();
-    let command = json!({"batch": {
-        "moves": moves, "jobs": 1, "budget": limit, "in_order": true, "detach": true,
-    }});
-    lab.a.ask(command).unwrap();
-    wait_for("the first copy", END, || sent(&batch(&lab)) > 4 << 20).unwrap();
+    begin_one_by_one(&lab, 2 * BUDGET);
     let before = batch(&lab);
     assert_eq!(states(&before)["big"], "running", "{before}");
     lab.a.kill();
@@ -164,15 +169,7 @@ fn the_queue_outlives_the_command_and_the_agent() {
 #[test]
 fn the_queue_waits_for_a_pool_that_is_mounted_late() {
     let mut lab = lab();
-    let limit = BitRate { bytes_per_second: BUDGET };
-    let one =
-        |(name, _): (&str, u64)| json!({"subject": {"images": {"names": [name]}}, "to": "hostb"});
-    let moves: Vec<Value> = IMAGES.into_iter().map(one).collect();
-    let command = json!({"batch": {
-        "moves": moves, "jobs": 1, "budget": limit, "in_order": true, "detach": true,
-    }});
-    lab.a.ask(command).unwrap();
-    wait_for("the first copy", END, || sent(&batch(&lab)) > 4 << 20).unwrap();
+    begin_one_by_one(&lab, BUDGET);
     lab.a.kill();
     let (pool, away) = (lab.a.pool(), lab.a.dir.join("not-mounted"));
     std::fs::rename(&pool, &away).unwrap();

@@ -117,7 +117,7 @@ fn a_backup_during_which_the_vm_ends_is_none() {
     let mut scene = Scene::new("ended", &[ON_RAW]);
     scene.on_vm("adopt");
     scene.monitor("qemu-io -d disk0 \"write -P 5 0 16M\"");
-    let to = scene.repository_url();
+    let to = scene.repository();
     let backup = ["backup", "disk0.raw", "--to", &to, "--bandwidth", "32Mbit"];
     let backup = scene.agent().spawn(&backup).expect("dray");
     thread::sleep(Duration::from_millis(800));

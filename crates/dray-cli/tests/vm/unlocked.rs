@@ -85,7 +85,7 @@ impl Scene {
         self.lab.host("a").json(&[command, "--qmp", &text(self.vm.qmp_path())]).is_ok()
     }
 
-    fn repository(&self) -> String {
+    pub fn repository(&self) -> String {
         format!("file://{}", self.lab.dir().join("backups").display())
     }
 
@@ -110,10 +110,6 @@ impl Scene {
     /// Ends QEMU at once.
     pub fn kill(&mut self) {
         self.vm.kill().expect("kill");
-    }
-
-    pub fn repository_url(&self) -> String {
-        self.repository()
     }
 
     pub fn agent(&self) -> &Host {

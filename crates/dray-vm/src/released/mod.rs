@@ -297,6 +297,10 @@ pub async fn release(
 /// QEMU has the file: no other client changes it through dray any more. Whether dray knows of all that they have
 /// changed.
 fn close_to_others(entry: &Entry) -> bool {
+    // By an earlier try, which the note of that try tells of.
+    if entry.disk.is_parked() {
+        return false;
+    }
     let quiesced = block_in_place(|| entry.disk.quiesce(IN_FLIGHT));
     let why = match quiesced {
         Ok(quiesced) => {

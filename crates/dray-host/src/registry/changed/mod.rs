@@ -137,10 +137,10 @@ pub(super) fn refuse(registry: &Registry, record: &ImageRecord) -> io::Result<Op
 /// That it cannot be made durable, as a [`Changed`].
 pub(super) fn begin_anew(entry: &Entry, doubt: &Doubt) -> io::Result<()> {
     let record = entry.record();
+    let image = &record.name;
     tracing::warn!(
-        image = record.name,
-        "another program has changed the file of an image that comes: the agent \
-                                         receives all of it anew"
+        image,
+        "another program has changed its file: the agent receives all of the image anew"
     );
     let done = doubt.record().and_then(|()| match doubt.promised {
         true => Ok(()),
