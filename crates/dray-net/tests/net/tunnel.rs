@@ -52,7 +52,9 @@ async fn both_directions_and_their_ends_are_carried() {
     assert!(received == memory && answer == b"arrived");
     assert_eq!((carried.sent, carried.received), (5_000_000, 7));
     assert_eq!((delivered.sent, delivered.received), (7, 5_000_000));
-    assert!(began.elapsed().as_secs_f64() > 0.23, "{:?}", began.elapsed());
+    // 250 ms at the limit, less what may be saved up for 20 ms and the last piece, which is paid for
+    // after it was sent.
+    assert!(began.elapsed() > Duration::from_millis(220), "{:?}", began.elapsed());
     assert_eq!(near.totals().memory_bytes, 5_000_007);
     assert_eq!(near.totals().memory_sent, far.totals().memory_received);
     assert_eq!(near.totals().wire_bytes(), link.both_ways());
