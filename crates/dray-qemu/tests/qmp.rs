@@ -28,6 +28,10 @@ fn fake_server(path: &Path, lines: &'static [&'static str]) -> JoinHandle<()> {
             if command["execute"] == "die" {
                 return;
             }
+            if command["execute"] == "doze" {
+                std::thread::sleep(3 * SHORT);
+                return;
+            }
             if command["execute"] == "lie" {
                 let desc = "\x1b[2Jall is well\r\n".repeat(1000);
                 let answer = json!({"error": {"desc": desc}, "id": command["id"]});
@@ -115,5 +119,21 @@ async fn unknown_events_timeouts_and_the_end() {
     assert_eq!(again.kind(), ErrorKind::Closed);
     events.next().await.expect("an event sent before the end is still there");
     assert_eq!(events.next().await.expect_err("closed").kind(), ErrorKind::Closed);
+    server.join().expect("server");
+}
+
+/// Half a command stays on the connection: nothing may follow it.
+#[tokio::test]
+async fn a_command_that_was_given_up_half_written_is_the_last_one() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let server = fake_server(&socket(&dir), &[GREETING]);
+    let qmp = Qmp::connect(&socket(&dir)).await.expect("connect");
+    let error = qmp.execute_within("doze", Value::Null, Duration::ZERO).await.expect_err("asleep");
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    let long = json!({ "text": "x".repeat(8 << 20) });
+    let error = qmp.execute_within("eval", long, SHORT).await.expect_err("nobody reads it");
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    let error = qmp.execute("query-status", Value::Null).await.expect_err("half a command");
+    assert_eq!(error.kind(), ErrorKind::Closed);
     server.join().expect("server");
 }
