@@ -16,10 +16,10 @@ use std::path::PathBuf;
 ///
 /// ```text
 /// /// What the command does.
-/// "name" Type -> Answer, sends "event" "event";
+/// Level: "name" Type -> Answer, sends "event" "event";
 /// ```
 ///
-/// `Type` is a type of this crate and holds the command's fields. `, sends …` is left out when no
+/// `Level` is the least [`AccessLevel`](crate::AccessLevel) that may give it. `Type` is a type of this crate and holds the command's fields. `, sends …` is left out when no
 /// event comes before the answer. Every macro that is given the table begins with the same pattern,
 /// that of a row.
 #[macro_export]
@@ -27,87 +27,87 @@ macro_rules! commands {
     ($make:ident) => {
         $make! {
             /// Says who is there.
-            "info" Info -> AgentInfo;
+            Reader: "info" Info -> AgentInfo;
             /// Asks every configured peer who it is, all at once, for 5 s at most.
-            "peers" Peers -> Vec<PeerStatus>;
+            Reader: "peers" Peers -> Vec<PeerStatus>;
 
             /// Moves a VM or images. Everything that can be checked at once is checked before
             /// anything moves. The target begins with what its backups and peers have of the images, unless
             /// a migration is prepared. It is followed to its end unless it is detached; a client that hangs
             /// up ends the following, not the migration.
-            "migrate" Migrate -> Migrated,
+            Operator: "migrate" Migrate -> Migrated,
                 sends "comparing" "seeding" "seeded" "started" "progress" "notice";
             /// Makes the exports at the target and says how to start the incoming QEMU.
-            "prepare" Prepare -> Prepared, sends "comparing" "seeding" "seeded" "notice";
+            Operator: "prepare" Prepare -> Prepared, sends "comparing" "seeding" "seeded" "notice";
             /// One migration, or all that the agent knows, the newest first.
-            "status" Status -> Vec<MigrationStatus>;
+            Reader: "status" Status -> Vec<MigrationStatus>;
             /// Follows a migration to its end. One that has ended already is answered at once, one
             /// that failed or was cancelled with its error.
-            "watch" Watch -> Summary, sends "progress" "notice";
+            Reader: "watch" Watch -> Summary, sends "progress" "notice";
             /// Stops a migration before its handover; the guest goes on at the source.
-            "cancel" Cancel -> Cancelled;
+            Operator: "cancel" Cancel -> Cancelled;
             /// Takes up a migration that was interrupted.
-            "resume" Resume -> Started;
+            Operator: "resume" Resume -> Started;
             /// Changes the bandwidth limit of a running migration.
-            "limit" Limit -> Limited;
+            Operator: "limit" Limit -> Limited;
             /// Starts, pauses or paces Backfill; this host is the target.
-            "backfill" Backfill -> Backfilling;
+            Operator: "backfill" Backfill -> Backfilling;
             /// Ends the stall of guest I/O that waits for a lost source.
-            "unstall" Unstall -> Unstalled;
+            Operator: "unstall" Unstall -> Unstalled;
             /// Predicts what a migration would take; nothing moves.
-            "plan" Plan -> Planned;
+            Operator: "plan" Plan -> Planned;
             /// Has a target read images from backups. Ends when its client hangs up.
-            "seed" Seed -> Seeded, sends "comparing" "seeding";
+            Operator: "seed" Seed -> Seeded, sends "comparing" "seeding";
 
             /// Makes a batch of migrations durable, and goes on with it in the background. It is
             /// followed to its end unless it is detached. That some of it failed is no error: the
             /// answer says which.
-            "batch" Batch -> BatchStatus,
+            Operator: "batch" Batch -> BatchStatus,
                 sends "comparing" "seeding" "seeded" "notice" "batch";
             /// Every batch that the agent knows, the newest first.
-            "batches" Batches -> Vec<BatchStatus>;
+            Reader: "batches" Batches -> Vec<BatchStatus>;
             /// Follows a batch to its end.
-            "batch-watch" BatchWatch -> BatchStatus, sends "batch";
+            Reader: "batch-watch" BatchWatch -> BatchStatus, sends "batch";
             /// Begins nothing more of a batch, and cancels what is before its handover.
-            "batch-cancel" BatchCancel -> BatchStatus;
+            Operator: "batch-cancel" BatchCancel -> BatchStatus;
             /// Changes what a batch may send.
-            "batch-limit" BatchLimit -> BatchStatus;
+            Operator: "batch-limit" BatchLimit -> BatchStatus;
 
             /// Every image that the agent knows.
-            "images" Images -> Vec<ImageStatus>;
+            Reader: "images" Images -> Vec<ImageStatus>;
             /// Serves a file or block device as an image.
-            "image-add" ImageAdd -> ImageStatus;
+            Operator: "image-add" ImageAdd -> ImageStatus;
             /// Stops serving an image and forgets it. The answer is the image as it was.
-            "image-remove" ImageRemove -> ImageStatus;
+            Operator: "image-remove" ImageRemove -> ImageStatus;
             /// Splices disks of a running VM under dray.
-            "adopt" Adopt -> Spliced;
+            Operator: "adopt" Adopt -> Spliced;
             /// Hands disks of a running VM back to its QEMU.
-            "release" Release -> Spliced;
+            Operator: "release" Release -> Spliced;
             /// Grows an image.
-            "resize" Resize -> ImageStatus;
+            Operator: "resize" Resize -> ImageStatus;
             /// Takes ownership of an image whose owner is gone for good. Stands outside I1.
-            "claim" Claim -> Claimed;
+            Operator: "claim" Claim -> Claimed;
             /// The generations of an image, as this host knows them.
-            "lineage" Lineage -> LineageStatus;
+            Reader: "lineage" Lineage -> LineageStatus;
             /// Tells what guests do to an image until the recording ends, or its client hangs up.
-            "record" Record -> Recorded, sends "accesses";
+            Operator: "record" Record -> Recorded, sends "accesses";
 
             /// Makes a backup of images that this host serves. Ends when its client hangs up.
-            "backup" Backup -> BackupDone, sends "backup";
+            Operator: "backup" Backup -> BackupDone, sends "backup";
             /// Ends a backup that is under way. The answer is how far it was.
-            "backup-cancel" BackupCancel -> BackupProgress;
+            Operator: "backup-cancel" BackupCancel -> BackupProgress;
             /// Lists destinations, or the backups in a repository.
-            "backups" Backups -> BackupListing;
+            Reader: "backups" Backups -> BackupListing;
             /// Makes a repository.
-            "backup-init" BackupInit -> RepositoryMade;
+            Operator: "backup-init" BackupInit -> RepositoryMade;
             /// Removes backups.
-            "backup-prune" BackupPrune -> BackupPruned;
+            Operator: "backup-prune" BackupPrune -> BackupPruned;
             /// Removes content that no backup needs.
-            "backup-gc" BackupGc -> BackupCollected;
+            Operator: "backup-gc" BackupGc -> BackupCollected;
             /// Checks the backups in a repository. Ends when its client hangs up.
-            "backup-verify" BackupVerify -> BackupVerified, sends "backup";
+            Operator: "backup-verify" BackupVerify -> BackupVerified, sends "backup";
             /// Makes an image of a backup. Ends when its client hangs up.
-            "restore" Restore -> Restored, sends "backup";
+            Operator: "restore" Restore -> Restored, sends "backup";
         }
     };
 }

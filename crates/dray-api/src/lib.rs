@@ -7,6 +7,7 @@
 //! with exactly one `{"result":…}` or `{"error":…}` line. [`command`] lists the commands. The types are the
 //! public interface, described in `docs/reference/api.md`; a change that old clients would misread raises [`API_VERSION`].
 
+pub mod access_level;
 pub mod backup;
 pub mod batch;
 pub mod command;
@@ -24,6 +25,7 @@ pub mod text;
 pub mod trouble;
 pub mod tuning;
 
+pub use access_level::AccessLevel;
 pub use backup::*;
 pub use batch::*;
 pub use command::*;
@@ -45,6 +47,9 @@ pub const API_VERSION: u32 = 1;
 
 /// Where the agent listens unless its configuration says otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/dray/api.sock";
+
+/// Name of the socket beside it for those who may only look.
+pub const READERS_SOCKET: &str = "api-read.sock";
 
 /// Result of an API command.
 pub type ApiResult<T> = std::result::Result<T, Refusal>;
@@ -80,7 +85,7 @@ mod tests {
     macro_rules! answers {
         ($(
             $(#[$doc:meta])*
-            $name:literal $command:ident -> $answer:ty $(, sends $($event:literal)+)?;
+            $level:ident: $name:literal $command:ident -> $answer:ty $(, sends $($event:literal)+)?;
         )+) => {
             /// Checks an answer of the command that has this name.
             #[track_caller]

@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 pub trait Ask: Into<Command> + Serialize + Send + 'static {
     /// What it is called in the JSON.
     const NAME: &'static str;
+    /// The least level of access that may give it.
+    const LEVEL: AccessLevel;
     /// The events that come before the answer, by their names in the JSON.
     const EVENTS: &'static [&'static str];
     /// What it is answered with.
@@ -20,7 +22,7 @@ pub trait Ask: Into<Command> + Serialize + Send + 'static {
 macro_rules! define {
     ($(
         $(#[$doc:meta])*
-        $name:literal $command:ident -> $answer:ty $(, sends $($event:literal)+)?;
+        $level:ident: $name:literal $command:ident -> $answer:ty $(, sends $($event:literal)+)?;
     )+) => {
         /// Any command, as it is on the socket: `{"limit":{…}}`.
         #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -36,11 +38,19 @@ macro_rules! define {
             /// Every command by its name, with its events.
             pub const ALL: &'static [(&'static str, &'static [&'static str])] =
                 &[$(($name, <$command as Ask>::EVENTS)),+];
+
+            /// The least level of access that may give it.
+            pub fn level(&self) -> AccessLevel {
+                match self {
+                    $(Self::$command(_) => AccessLevel::$level,)+
+                }
+            }
         }
 
         $(
             impl Ask for $command {
                 const NAME: &'static str = $name;
+                const LEVEL: AccessLevel = AccessLevel::$level;
                 const EVENTS: &'static [&'static str] = &[$($($event),+)?];
                 type Answer = $answer;
             }

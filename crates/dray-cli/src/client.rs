@@ -1,6 +1,6 @@
 //! The client's end of the local API: one call a connection.
 
-use dray_api::{API_VERSION, ApiResult, Ask, ErrorKind, Event, Refusal, Request};
+use dray_api::{API_VERSION, ApiResult, Ask, ErrorKind, Event, READERS_SOCKET, Refusal, Request};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -52,14 +52,25 @@ impl Client {
     /// # Errors
     /// `AgentUnreachable` (or `Denied`) when nobody takes it.
     pub async fn start<C: Ask>(&self, command: C) -> ApiResult<Call<C::Answer>> {
-        let mut stream =
-            UnixStream::connect(&self.socket).await.map_err(|why| self.unreachable(&why))?;
+        let mut stream = self.connect().await.map_err(|why| self.unreachable(&why))?;
         let request = Request { version: API_VERSION, command: command.into() };
         let mut line = serde_json::to_vec(&request)
             .map_err(|why| Refusal::new(ErrorKind::Internal, "cannot write the request", why))?;
         line.push(b'\n');
         stream.write_all(&line).await.map_err(|why| lost(&why))?;
         Ok(Call { stream: BufReader::new(stream), line: Vec::new(), answer: PhantomData })
+    }
+
+    /// Who may not use the agent's socket may perhaps use the one beside it for those who only look.
+    async fn connect(&self) -> io::Result<UnixStream> {
+        let denied = |why: &io::Error| why.kind() == io::ErrorKind::PermissionDenied;
+        match UnixStream::connect(&self.socket).await {
+            Err(why) if denied(&why) => {
+                let readers = self.socket.with_file_name(READERS_SOCKET);
+                UnixStream::connect(readers).await.map_err(|_| why)
+            }
+            connected => connected,
+        }
     }
 
     /// Sends a command and waits for its result; events are passed over.
@@ -80,7 +91,7 @@ impl Client {
         let why = match why.kind() {
             io::ErrorKind::PermissionDenied => {
                 return Refusal::new(ErrorKind::Denied, what, "this user may not use its socket")
-                    .hint("run this as root or as a member of the group dray");
+                    .hint("run this as root or as a member of the group that agent.group names");
             }
             io::ErrorKind::NotFound => "there is no such socket".to_owned(),
             io::ErrorKind::ConnectionRefused => "no agent is listening on it".to_owned(),

@@ -196,8 +196,12 @@ pub struct Config {
     pub run_dir: PathBuf,
     /// Where peers connect.
     pub listen: SocketAddr,
-    /// Members of this group may use the local API besides root.
+    /// Members of this group may have the agent do things, besides root.
     pub group: Option<String>,
+    /// Members of this group may look, and change nothing.
+    pub readers: Option<String>,
+    /// A QEMU that runs as a member of this group may have disks on dray, besides one that is root.
+    pub guests: Option<String>,
     /// Directory of certificates and keys.
     pub tls_dir: PathBuf,
     /// Directories that images may be in.

@@ -12,6 +12,7 @@
 //!   it has gone.
 //! * While it is open the agent has it in a list as a [`FrontEnd`].
 //!
+//! [`socket`] makes the sockets that front ends of this host listen on.
 //! `tests/null.rs` is a whole one, without a protocol.
 
 #![forbid(unsafe_code)]
@@ -22,6 +23,7 @@ mod door;
 mod export;
 mod front;
 pub mod limits;
+pub mod socket;
 mod worker;
 
 pub use attachments::{Attachment, Attachments, ClientLink};

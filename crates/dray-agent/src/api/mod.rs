@@ -1,10 +1,11 @@
 //! The agent's end of the local API: the agent implements [`Answers`] for each command of the
-//! [table](dray_api::table), [`server`] listens and has them answered. Nothing here knows how a
+//! [table](dray_api::table), [`server`] listens and has them answered, [`rights`] says to whom. Nothing here knows how a
 //! migration works.
 
+pub mod rights;
 pub mod server;
 
-pub use server::{Server, SocketAccess};
+pub use server::{Server, group_named};
 
 use dray_api::{ApiResult, Ask, Command, ErrorKind, Event, Refusal};
 use serde::Serialize;
@@ -32,7 +33,7 @@ pub trait Answers<C: Ask> {
 macro_rules! dispatch {
     ($(
         $(#[$doc:meta])*
-        $name:literal $command:ident -> $answer:ty $(, sends $($event:literal)+)?;
+        $level:ident: $name:literal $command:ident -> $answer:ty $(, sends $($event:literal)+)?;
     )+) => {
         /// Answers every command of the table.
         pub trait AnswersAll:

@@ -1,11 +1,12 @@
 //! The agent's end of the local API: listens, reads one bounded request a connection, dispatches.
 
+use super::rights::level_of;
 use super::{AnswersAll, dispatch};
-use dray_api::{API_VERSION, ApiResult, Command, ErrorKind, Refusal, Request};
+use dray_api::{API_VERSION, AccessLevel, ApiResult, Command, ErrorKind, Refusal, Request};
+use dray_serve::socket::listen_at;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,22 +24,13 @@ const EVENT_QUEUE: usize = 64;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause after the kernel could not accept: guests' connections may give descriptors back.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Read and write for the owner (root) and the group, nothing for others.
+/// Read and write for root and the group, nothing for others.
 const SOCKET_MODE: u32 = 0o660;
 
-/// Who may use the socket besides root.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct SocketAccess {
-    /// Group that may connect; the agent's own when absent.
-    pub group: Option<u32>,
-}
-
-impl SocketAccess {
-    /// Access for the group called `name`, or for the agent's own where there is none such.
-    pub fn for_group(name: &str) -> Self {
-        let groups = std::fs::read_to_string("/etc/group").unwrap_or_default();
-        Self { group: group_id(&groups, name) }
-    }
+/// The number of the group called `name`; none where there is none such.
+pub fn group_named(name: &str) -> Option<u32> {
+    let groups = std::fs::read_to_string("/etc/group").unwrap_or_default();
+    group_id(&groups, name)
 }
 
 /// The number of a group in the text of a group file.
@@ -49,43 +41,25 @@ fn group_id(groups: &str, name: &str) -> Option<u32> {
     })
 }
 
-/// The listening socket; its file goes when this is dropped.
+/// A listening socket; its file goes when this is dropped.
 #[derive(Debug)]
 pub struct Server {
     listener: UnixListener,
     path: PathBuf,
+    level: AccessLevel,
 }
 
 impl Server {
-    /// Binds `path`, replacing the socket of an agent that is gone.
+    /// Binds `path`, replacing the socket of an agent that is gone. Besides root it is for `group`,
+    /// whose members have `level`.
     ///
     /// # Errors
     /// `AddrInUse` when another agent answers there; whatever binding or setting the rights says.
-    pub fn bind(path: &Path, access: SocketAccess) -> io::Result<Self> {
-        match std::os::unix::net::UnixStream::connect(path) {
-            Ok(_) => {
-                let why = format!("another agent is listening on {}", path.display());
-                return Err(io::Error::new(io::ErrorKind::AddrInUse, why));
-            }
-            Err(why) if why.kind() == io::ErrorKind::ConnectionRefused => {
-                std::fs::remove_file(path)?;
-            }
-            Err(_) => {}
-        }
-        let listener = UnixListener::bind(path)?;
-        let server = Self { listener, path: path.to_owned() };
-        if access.group.is_some() {
-            match std::os::unix::fs::chown(path, None, access.group) {
-                // An agent that is not root serves whoever started it; that is no failure.
-                Err(why) if why.kind() == io::ErrorKind::PermissionDenied => {
-                    tracing::info!(path = %path.display(),
-                        "cannot change the group of the API socket: it keeps this user's group");
-                }
-                outcome => outcome?,
-            }
-        }
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(SOCKET_MODE))?;
-        Ok(server)
+    pub fn bind(path: &Path, group: Option<u32>, level: AccessLevel) -> io::Result<Self> {
+        let listener = listen_at(path, SOCKET_MODE, group)?;
+        listener.set_nonblocking(true)?;
+        let listener = UnixListener::from_std(listener)?;
+        Ok(Self { listener, path: path.to_owned(), level })
     }
 
     /// Where it listens.
@@ -93,8 +67,9 @@ impl Server {
         &self.path
     }
 
-    /// Serves until the future is dropped, each connection in a task of its own.
-    pub async fn serve<A: AnswersAll>(&self, agent: A) {
+    /// Serves until the future is dropped, each connection in a task of its own. `may` decides what
+    /// somebody with a level may ask.
+    pub async fn serve<A: AnswersAll>(&self, agent: A, may: impl May) {
         let places = Arc::new(Semaphore::new(MAX_CLIENTS));
         // It ends when the semaphore is closed, which nobody does.
         while let Ok(place) = places.clone().acquire_owned().await {
@@ -106,9 +81,11 @@ impl Server {
                     continue;
                 }
             };
-            let agent = agent.clone();
+            let (agent, may) = (agent.clone(), may.clone());
+            let level = level_of(&stream, self.level);
             tokio::spawn(async move {
-                if let Err(why) = answer(stream, &agent).await {
+                let may = |command: &Command| may(command, level);
+                if let Err(why) = answer(stream, &agent, may).await {
                     tracing::debug!(%why, "an API client has disconnected");
                 }
                 drop(place);
@@ -116,6 +93,11 @@ impl Server {
         }
     }
 }
+
+/// Decides what somebody with a level may ask.
+pub trait May: Fn(&Command, AccessLevel) -> ApiResult<()> + Clone + Send + Sync + 'static {}
+
+impl<F: Fn(&Command, AccessLevel) -> ApiResult<()> + Clone + Send + Sync + 'static> May for F {}
 
 impl Drop for Server {
     fn drop(&mut self) {
@@ -128,7 +110,11 @@ impl Drop for Server {
 /// One connection, from its request to its final line. A client that hangs up is noticed when an
 /// event cannot be written, which ends the watch and nothing else: every other command, once begun,
 /// is carried through.
-async fn answer<A: AnswersAll>(stream: UnixStream, agent: &A) -> io::Result<()> {
+async fn answer<A: AnswersAll>(
+    stream: UnixStream,
+    agent: &A,
+    may: impl Fn(&Command) -> ApiResult<()>,
+) -> io::Result<()> {
     let (read, mut write) = stream.into_split();
     let mut read = BufReader::new(read);
     let mut line = Vec::new();
@@ -140,7 +126,7 @@ async fn answer<A: AnswersAll>(stream: UnixStream, agent: &A) -> io::Result<()> 
     if line.is_empty() {
         return Ok(());
     }
-    let command = match parse(&line) {
+    let command = match parse(&line).and_then(|command| may(&command).map(|()| command)) {
         Ok(command) => command,
         Err(error) => return send(&mut write, &json!({ "error": error })).await,
     };
@@ -195,26 +181,19 @@ fn parse(line: &[u8]) -> ApiResult<Command> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
     #[tokio::test]
     async fn the_socket_is_for_root_and_one_group_and_goes_with_the_server() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("api.sock");
-        let server = Server::bind(&path, SocketAccess::default()).unwrap();
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        let server = Server::bind(&path, None, AccessLevel::Operator).unwrap();
         assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o660);
-        let again = Server::bind(&path, SocketAccess::default()).unwrap_err();
+        let again = Server::bind(&path, None, AccessLevel::Operator).unwrap_err();
         assert_eq!(again.kind(), io::ErrorKind::AddrInUse);
         drop(server);
         assert!(!path.exists());
-    }
-
-    #[tokio::test]
-    async fn the_socket_of_a_dead_agent_is_replaced() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("api.sock");
-        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-        assert!(path.exists());
-        Server::bind(&path, SocketAccess::default()).unwrap();
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //! is tried again: it costs those who would come that way and nobody else.
 
 use crate::agent::Agent;
-use crate::api::{Server, SocketAccess};
+use crate::api::{Server, group_named, rights};
+use dray_api::{AccessLevel, Command, READERS_SOCKET};
 use dray_nbd::{Server as Nbd, Tls};
 use dray_net::{ListenSettings, Listener};
 use dray_serve::FrontEnd;
@@ -44,11 +45,12 @@ impl Agent {
     }
 
     /// Lets this host's guests in; later when it cannot be done now.
-    pub(super) fn let_guests_in(self: &Arc<Self>, access: SocketAccess, front_ends: &FrontEnds) {
+    pub(super) fn let_guests_in(self: &Arc<Self>, front_ends: &FrontEnds) {
         let (agent, front_ends) = (Arc::clone(self), front_ends.clone());
         let bind = move || {
             const KEY: &str = "listener.guests";
-            let bound = agent.nbd().bind_unix(&agent.nbd_socket(), 0o660, access.group);
+            let group = agent.config.guests.as_deref().and_then(group_named);
+            let bound = agent.nbd().bind_unix(&agent.nbd_socket(), 0o660, group);
             let hint = "does another agent use this run_dir?";
             let handle = bound
                 .inspect_err(|why| agent.cannot_listen(KEY, "this host's guests", why, hint))?;
@@ -81,18 +83,39 @@ impl Agent {
     }
 
     /// Answers operators.
-    pub(super) async fn serve_operators(self: Arc<Self>, access: SocketAccess) {
-        const KEY: &str = "listener.operators";
-        let path = self.config.run_dir.join("api.sock");
+    pub(super) async fn serve_operators(self: Arc<Self>) {
+        let group = self.config.group.clone();
+        self.serve_api("api.sock", "listener.operators", group, AccessLevel::Operator).await;
+    }
+
+    /// Answers those who may only look, if the configuration names any.
+    pub(super) async fn serve_readers(self: Arc<Self>) {
+        if let Some(group) = self.config.readers.clone() {
+            let (socket, key) = (READERS_SOCKET, "listener.readers");
+            self.serve_api(socket, key, Some(group), AccessLevel::Reader).await;
+        }
+    }
+
+    async fn serve_api(
+        self: Arc<Self>,
+        socket: &str,
+        key: &str,
+        group: Option<String>,
+        level: AccessLevel,
+    ) {
+        let path = self.config.run_dir.join(socket);
+        let group = group.as_deref().and_then(group_named);
         let server = loop {
-            match Server::bind(&path, access) {
+            match Server::bind(&path, group, level) {
                 Ok(server) => break server,
-                Err(why) => self.cannot_listen(KEY, "the dray command", why, ""),
+                Err(why) => self.cannot_listen(key, "the dray command", why, ""),
             }
             tokio::time::sleep(AGAIN).await;
         };
-        self.troubles.clear(KEY);
-        server.serve(self).await;
+        self.troubles.clear(key);
+        let config = Arc::clone(&self.config);
+        let may = move |command: &Command, level| rights::check(command, level, &config);
+        server.serve(self, may).await;
     }
 
     /// Answers peers.

@@ -18,7 +18,6 @@ mod signals;
 use crate::agent::revive::Revived;
 use crate::agent::room::Questions;
 use crate::agent::{Agent, Tasks};
-use crate::api::SocketAccess;
 use crate::backup::thaw;
 use crate::batches::Batches;
 use crate::frozen::FrozenGuests;
@@ -78,14 +77,12 @@ async fn serve(start: Start, what: &str) -> ApiResult<()> {
     agent.release_all_of_ended();
     let revived = agent.revive();
     agent.tell_when_decided();
-    let access =
-        agent.config.group.as_deref().map_or_else(SocketAccess::default, SocketAccess::for_group);
     let front_ends = FrontEnds::default();
     let stopped = left_stopped(&agent.registry);
     signals.serves();
-    agent.let_guests_in(access, &front_ends);
+    agent.let_guests_in(&front_ends);
     tokio::select! {
-        () = Arc::clone(&agent).work(&start, access, &front_ends, (revived, stopped)) => {}
+        () = Arc::clone(&agent).work(&start, &front_ends, (revived, stopped)) => {}
         () = signals.told() => {}
     }
     agent.readiness.stopping();
@@ -170,7 +167,6 @@ impl Agent {
     async fn work(
         self: Arc<Self>,
         start: &Start,
-        access: SocketAccess,
         front_ends: &FrontEnds,
         (revived, stopped): (Vec<Revived>, Vec<Leaving>),
     ) {
@@ -193,7 +189,11 @@ impl Agent {
             tracing::warn!(%why, "cannot keep a copy of the configuration as the last good one");
         }
         tracing::info!(host = self.config.name, listen = %self.config.listen, "ready");
-        tokio::join!(Arc::clone(&self).serve_operators(access), Arc::clone(&self).serve_peers());
+        tokio::join!(
+            Arc::clone(&self).serve_operators(),
+            Arc::clone(&self).serve_readers(),
+            Arc::clone(&self).serve_peers(),
+        );
     }
 
     /// Starts what goes on in the background. Without one of these guests are served all the same.

@@ -52,6 +52,8 @@ struct Agent {
     run_dir: Option<Text>,
     listen: Option<Text>,
     group: Option<String>,
+    readers: Option<String>,
+    guests: Option<String>,
     /// May stand here as well as at the top, where a table above it would swallow it.
     qmp_dirs: Option<Vec<Text>>,
 }
@@ -139,6 +141,8 @@ pub(super) fn understand(text: &str, path: &Path) -> Result<(Config, Vec<Problem
             .address("agent.listen", agent.listen.as_ref())
             .unwrap_or_else(default_listen),
         group: agent.group.clone(),
+        readers: agent.readers.clone(),
+        guests: agent.guests.clone(),
         tls_dir: reader.path("tls.dir", &typed.tls.dir),
         pools,
         peers,

@@ -7,7 +7,8 @@ mod document;
 pub use canned::{batch_ended, summary};
 
 use agent::Agent;
-use dray_agent::api::{Server, SocketAccess};
+use dray_agent::api::Server;
+use dray_api::{AccessLevel, Command};
 use dray_types::MigrationId;
 use serde_json::Value;
 use std::path::PathBuf;
@@ -42,9 +43,9 @@ impl Fake {
         let path = dir.path().join("api.sock");
         let server = {
             let _inside = runtime.enter();
-            Server::bind(&path, SocketAccess::default()).expect("the socket can be bound")
+            Server::bind(&path, None, AccessLevel::Admin).expect("the socket can be bound")
         };
-        runtime.spawn(async move { server.serve(agent).await });
+        runtime.spawn(async move { server.serve(agent, |_: &Command, _| Ok(())).await });
         Self { dir, seen, _runtime: runtime }
     }
 
