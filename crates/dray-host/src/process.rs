@@ -46,6 +46,15 @@ impl QemuProcess {
         started(self.pid) == Some(self.started) && boot().is_some_and(|boot| boot == self.boot)
     }
 
+    /// The user with whose rights it opens files; none when it has ended.
+    pub fn user(&self) -> Option<u32> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).ok()?;
+        let users = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+        // Real, effective, saved, and that of the file system.
+        let user = users.split_whitespace().nth(3)?.parse().ok()?;
+        self.runs().then_some(user)
+    }
+
     /// Whether it is the same one, whatever its socket is called.
     pub fn is_process(&self, other: &Self) -> bool {
         (self.pid, self.started, &self.boot) == (other.pid, other.started, &other.boot)
@@ -62,6 +71,7 @@ mod tests {
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
         let found = QemuProcess::find(Path::new("/run/vm.qmp"), child.id() as i32).unwrap();
         assert!(found.runs());
+        assert_eq!(found.user(), Some(rustix::process::geteuid().as_raw()));
         let before = QemuProcess { boot: "another boot".to_owned(), ..found.clone() };
         assert!(!before.runs() && !before.is_process(&found), "its number is another's by now");
         let moved = QemuProcess { socket: "/run/other.qmp".into(), ..found.clone() };
@@ -74,6 +84,6 @@ mod tests {
             std::thread::yield_now();
         }
         child.wait().unwrap();
-        assert!(!found.runs());
+        assert!(!found.runs() && found.user().is_none());
     }
 }

@@ -9,6 +9,7 @@ use crate::stats::NetStats;
 use crate::stream::Stream;
 use crate::tls;
 use std::future::Future;
+use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -44,11 +45,12 @@ impl Drop for TunnelEntry {
 }
 
 impl TunnelEntry {
-    /// Makes the socket, for this agent's user only; a left-over of an earlier run is replaced.
+    /// Makes the socket, for `user` only, or for the agent's own; a left-over of an earlier run is
+    /// replaced. Nobody else may write to its directory.
     ///
     /// # Errors
     /// `Local` when the path cannot be bound.
-    pub fn bind(path: &Path) -> Result<Self, NetError> {
+    pub fn bind(path: &Path, user: Option<u32>) -> Result<Self, NetError> {
         let local = |why: std::io::Error| {
             let what = format!("make the memory socket {}: {why}", path.display());
             NetError::new(NetErrorKind::Local, what)
@@ -60,6 +62,9 @@ impl TunnelEntry {
         let listener = UnixListener::bind(path).map_err(local)?;
         let entry = Self { listener, path: path.to_owned() };
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(local)?;
+        if let Some(user) = user.filter(|user| *user != rustix::process::geteuid().as_raw()) {
+            std::os::unix::fs::lchown(path, Some(user), None).map_err(local)?;
+        }
         Ok(entry)
     }
 
@@ -68,36 +73,45 @@ impl TunnelEntry {
         &self.path
     }
 
-    /// Waits for QEMU, opens the stream to the peer with `dial`, and carries until both
-    /// directions have ended. QEMU's bytes wait for the budget.
+    /// Waits for QEMU, which `is_it` knows by its process, opens the stream to the peer with `dial`, and
+    /// carries until both directions have ended. QEMU's bytes wait for the budget.
     ///
     /// # Errors
     /// Those of `dial`; `Broken` when either side broke; `Local` for QEMU's socket.
     pub async fn carry(
         self,
+        is_it: impl Fn(i32) -> bool,
         dial: impl Future<Output = Result<Stream, NetError>>,
         pacer: &Pacer,
         stats: &Arc<NetStats>,
     ) -> Result<TunnelReport, NetError> {
         let local = |why| NetError::new(NetErrorKind::Local, format!("memory socket: {why}"));
-        let (qemu, _) = self.listener.accept().await.map_err(local)?;
+        let qemu = loop {
+            let (client, _) = self.listener.accept().await.map_err(local)?;
+            match client.peer_cred().ok().and_then(|peer| peer.pid()) {
+                Some(pid) if !is_it(pid) => {
+                    tracing::warn!(pid, "another process came to a guest's memory socket");
+                }
+                _ => break client,
+            }
+        };
         drop(self);
         carry(qemu, dial.await?, Some(pacer), stats).await
     }
 }
 
-/// The target's end: connects to the incoming QEMU's socket and carries until both directions
-/// have ended.
+/// The target's end: carries between the stream and the incoming QEMU, whose connection is `qemu`, until
+/// both directions have ended.
 ///
 /// # Errors
-/// `Local` when QEMU does not listen there; `Broken` when either side broke.
+/// `Local` when QEMU does not listen; `Broken` when either side broke.
 pub async fn deliver(
     stream: Stream,
-    socket: &Path,
+    qemu: io::Result<UnixStream>,
     stats: &Arc<NetStats>,
 ) -> Result<TunnelReport, NetError> {
-    let qemu = UnixStream::connect(socket).await.map_err(|why| {
-        let what = format!("connect to the incoming QEMU at {}: {why}", socket.display());
+    let qemu = qemu.map_err(|why| {
+        let what = format!("connect to the incoming QEMU: {why}");
         NetError::new(NetErrorKind::Local, what).hint("start it with '-incoming unix:…' or 'defer'")
     })?;
     carry(qemu, stream, None, stats).await

@@ -39,16 +39,22 @@ use dray_vm::exports::ImageExports;
 use dray_vm::flat::Pools;
 use dray_vm::leaving::{Leaving, left_stopped};
 use listeners::FrontEnds;
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, Mode, flock};
 use signals::Signals;
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Time that guests' requests get to end when the agent is told to.
 const SHUTDOWN_GRACE: Duration = Duration::from_millis(500);
+
+/// Mode of the run directory.
+const RUN_DIR_MODE: u32 = 0o755;
+/// The bits of a mode by which others than its owner write to a directory.
+const OTHERS_WRITE: u32 = 0o022;
 
 /// Runs an agent until a signal ends it.
 ///
@@ -69,6 +75,8 @@ pub fn run(path: &Path) -> ApiResult<()> {
 }
 
 async fn serve(start: Start, what: &str) -> ApiResult<()> {
+    // What is for others is opened to them expressly.
+    rustix::process::umask(Mode::from_raw_mode(0o077));
     let mut signals = Signals::catch();
     let readiness = Arc::new(Readiness::default());
     readiness.in_any_case();
@@ -91,13 +99,28 @@ async fn serve(start: Start, what: &str) -> ApiResult<()> {
     Ok(())
 }
 
+/// Makes the run directory, through which everybody may go. Whoever may write to it may put sockets in place of
+/// the agent's, which nobody else may.
+fn own_run_dir(run_dir: &Path) -> io::Result<()> {
+    if !run_dir.exists() {
+        std::fs::create_dir_all(run_dir)?;
+        std::fs::set_permissions(run_dir, Permissions::from_mode(RUN_DIR_MODE))?;
+    }
+    let mode = std::fs::metadata(run_dir)?.permissions().mode();
+    if mode & OTHERS_WRITE == 0 {
+        return Ok(());
+    }
+    tracing::warn!(dir = %run_dir.display(), "others could write to the run directory: not any more");
+    std::fs::set_permissions(run_dir, Permissions::from_mode(mode & !OTHERS_WRITE))
+}
+
 /// An agent with everything that is durable, and the lock on it.
 fn open(start: &Start, readiness: Arc<Readiness>, what: &str) -> ApiResult<(Arc<Agent>, File)> {
     let io = |why: io::Error| Refusal::new(ErrorKind::Io, what, why);
     let config = Arc::new(start.config.clone());
     let troubles = Arc::new(Troubles::default());
     note_configuration(start, &troubles);
-    std::fs::create_dir_all(&config.run_dir).map_err(io)?;
+    own_run_dir(&config.run_dir).map_err(io)?;
     // Two agents on one state directory would both believe that they own its images.
     let lock = lock_state(&config.state_dir).map_err(|why| {
         Refusal::new(ErrorKind::Io, what, format!("{}: {why}", config.state_dir.display()))

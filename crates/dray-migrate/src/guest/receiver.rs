@@ -18,12 +18,12 @@ use dray_vm::attached::Expected;
 use dray_vm::hypervisor::{Arrival, Hypervisor, Vm};
 use dray_vm::picture::on_local;
 use dray_vm::released;
-use dray_vm::socket;
+use dray_vm::socket::Meeting;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::net::UnixStream;
 use tokio::sync::mpsc::UnboundedReceiver;
 
 /// After handover the guest's memory must be there: it was sent before.
@@ -56,8 +56,8 @@ pub struct TargetVmTask {
 }
 
 /// Where the waiting QEMU of a migration listens for memory.
-pub fn memory_socket(config: &Config, slot: &TargetSlot) -> PathBuf {
-    config.run_dir.join(format!("incoming-{}.sock", slot.board.migration))
+fn meeting(config: &Config, slot: &TargetSlot) -> Meeting {
+    Meeting::at(&config.run_dir, &format!("incoming-{}", slot.board.migration))
 }
 
 /// Carries a memory stream that the source has opened to the waiting QEMU.
@@ -65,9 +65,13 @@ pub fn memory_socket(config: &Config, slot: &TargetSlot) -> PathBuf {
 /// # Errors
 /// When QEMU does not listen or either side breaks.
 pub async fn deliver(config: &Config, slot: &TargetSlot, stream: Stream) -> Result<(), NetError> {
-    let socket = memory_socket(config, slot);
-    let carried = tunnel::deliver(stream, &socket, &slot.stats).await;
-    socket::remove(&socket).map_err(|why| NetError::new(NetErrorKind::Local, why.to_string()))?;
+    let meeting = meeting(config, slot);
+    let qemu = meeting.connect(slot.intent().qemu.as_ref()).and_then(|qemu| {
+        qemu.set_nonblocking(true)?;
+        UnixStream::from_std(qemu)
+    });
+    let carried = tunnel::deliver(stream, qemu, &slot.stats).await;
+    meeting.remove().map_err(|why| NetError::new(NetErrorKind::Local, why.to_string()))?;
     carried.map(drop)
 }
 
@@ -112,7 +116,7 @@ impl TargetVmTask {
                 | ToTask::Notice(_) => {}
             }
         }
-        if let Err(why) = socket::remove(&memory_socket(&self.config, &self.slot)) {
+        if let Err(why) = meeting(&self.config, &self.slot).remove() {
             tracing::warn!(migration = %self.slot.board.migration, %why, "cannot remove a socket");
         }
     }
@@ -139,12 +143,13 @@ impl TargetVmTask {
                 waiting.insert(self.check(facts).await?)
             }
         };
-        let socket = memory_socket(&self.config, &self.slot);
+        let meeting = meeting(&self.config, &self.slot);
+        let socket = meeting.socket();
         // The source asks again when it has not heard the answer, in a session that was lost.
         if socket.exists() && arrival.listens(&socket).await? {
             return Ok(());
         }
-        socket::remove(&socket)?;
+        meeting.make(self.slot.intent().qemu.as_ref())?;
         Ok(arrival.listen(&socket).await?)
     }
 

@@ -12,6 +12,7 @@ use dray_engine::SourceEvent;
 use dray_engine::source::SourceNotice;
 use dray_host::abort;
 use dray_host::folder::intent::{GuestFacts, SourceVm};
+use dray_host::process::QemuProcess;
 use dray_net::tunnel::TunnelEntry;
 use dray_net::{DialSettings, NetError};
 use dray_qemu::Limits;
@@ -20,7 +21,7 @@ use dray_types::text::harmless;
 use dray_vm::hypervisor::{Departure, Hypervisor, Vm};
 use dray_vm::last_look::Expected;
 use dray_vm::own;
-use dray_vm::qemu_error;
+use dray_vm::{qemu_error, socket};
 use dray_wire::{Hello, StreamKind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -187,9 +188,9 @@ impl SourceVmTask {
         // The target's answer comes when the loop has done this.
         self.slot.send(Input::GuestStops(true));
         self.listen().await?;
-        let entry = self.open_tunnel()?;
+        let entry = self.open_tunnel(vm)?;
         let path = entry.path().to_owned();
-        let carrier = self.carry(entry, (self.reach)()?);
+        let carrier = self.carry(entry, vm.process(), (self.reach)()?);
         let limits = self.limits();
         let departure = match vm.send(&path, &limits).await {
             Ok(begun) => departure.insert(begun),
@@ -328,18 +329,25 @@ impl SourceVmTask {
         Err(Stop::Closed)
     }
 
-    fn open_tunnel(&self) -> ApiResult<TunnelEntry> {
+    fn open_tunnel(&self, vm: &dyn Vm) -> ApiResult<TunnelEntry> {
         let path = self.config.run_dir.join(format!("memory-{}.sock", self.slot.board.migration));
-        TunnelEntry::bind(&path).map_err(|why| {
+        let user = vm.process().and_then(|qemu| qemu.user());
+        TunnelEntry::bind(&path, user).map_err(|why| {
             Refusal::new(ErrorKind::Io, "cannot make the socket for the guest's memory", why)
         })
     }
 
-    fn carry(&self, entry: TunnelEntry, settings: SessionSettings) -> Carrier {
+    fn carry(
+        &self,
+        entry: TunnelEntry,
+        qemu: Option<QemuProcess>,
+        settings: SessionSettings,
+    ) -> Carrier {
         let slot = Arc::clone(&self.slot);
+        let is_it = move |pid| socket::is_process(qemu.as_ref(), pid);
         Carrier(tokio::spawn(async move {
             let dial = dial_memory(&slot, &settings);
-            if let Err(why) = entry.carry(dial, &slot.pacer, &slot.stats).await {
+            if let Err(why) = entry.carry(is_it, dial, &slot.pacer, &slot.stats).await {
                 // QEMU sees the end of its socket and fails its migration, which is then told.
                 tracing::warn!(migration = %slot.board.migration, %why, "the memory stream broke");
             }

@@ -75,6 +75,14 @@ impl Client {
     pub fn connect(path: &Path, wish: &Wish) -> Result<Self, ClientError> {
         let stream =
             UnixStream::connect(path).map_err(|error| ClientError::connect(path, error))?;
+        Self::on(stream, wish)
+    }
+
+    /// Negotiates on a connection that stands.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub fn on(stream: UnixStream, wish: &Wish) -> Result<Self, ClientError> {
         let agreed = negotiate::negotiate(&stream, wish)?;
         let waiting = Arc::new(Waiting::default());
         let receiver = {

@@ -2,7 +2,7 @@
 
 use super::plan_of;
 use crate::look::process_of;
-use crate::socket;
+use crate::socket::Meeting;
 use dray_host::registry::Entry;
 use dray_host::released::Released;
 use dray_image::{Image, runs};
@@ -10,7 +10,8 @@ use dray_nbd::client::{Client, Wish};
 use dray_qemu::{LayerPlan, Qmp, bitmap, held};
 use dray_types::{BLOCK_SIZE, BlockRange, BlockSet};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::Duration;
 
 /// QEMU answers a question about a bitmap from memory.
@@ -51,8 +52,8 @@ pub async fn changed(
         Some(_) => return Err(unknown("its dirty bitmap is in use")),
         None => return Err(unknown("its dirty bitmap does not exist any more")),
     }
-    let socket = run_dir.join(format!("released-{}.sock", note.image.id));
-    let mut changed = read(qmp, node, name, socket).await?;
+    let meeting = Meeting::at(run_dir, &format!("released-{}", note.image.id));
+    let mut changed = read(qmp, node, name, meeting).await?;
     // Of what is past the old end nobody has another copy.
     let whole = BlockRange::whole(entry.disk.geometry().len);
     let end = note.len / BLOCK_SIZE;
@@ -65,25 +66,26 @@ pub async fn changed(
 }
 
 /// Reads a bitmap through QEMU's own NBD server, which is there only meanwhile.
-async fn read(qmp: &Qmp, node: &str, name: &str, socket: PathBuf) -> io::Result<BlockSet> {
-    socket::remove(&socket)?;
-    bitmap::show(qmp, node, name, &socket).await.map_err(io::Error::other)?;
+async fn read(qmp: &Qmp, node: &str, name: &str, meeting: Meeting) -> io::Result<BlockSet> {
+    let qemu = process_of(qmp);
+    meeting.make(qemu.as_ref())?;
+    bitmap::show(qmp, node, name, &meeting.socket()).await.map_err(io::Error::other)?;
     let context = format!("qemu:dirty-bitmap:{name}");
-    let from = socket.clone();
-    let read = tokio::task::spawn_blocking(move || ask(&from, &context)).await;
+    let connected = meeting.connect(qemu.as_ref());
+    let read = tokio::task::spawn_blocking(move || ask(connected?, &context)).await;
     let hidden = bitmap::hide(qmp).await;
-    socket::remove(&socket)?;
+    meeting.remove()?;
     hidden.map_err(io::Error::other)?;
     read.map_err(io::Error::other)?
 }
 
-fn ask(socket: &Path, context: &str) -> io::Result<BlockSet> {
+fn ask(connection: UnixStream, context: &str) -> io::Result<BlockSet> {
     let wish = Wish {
         export: bitmap::EXPORT.to_owned(),
         contexts: vec![context.to_owned()],
         patience: Some(PATIENCE),
     };
-    let client = Client::connect(socket, &wish).map_err(io::Error::other)?;
+    let client = Client::on(connection, &wish).map_err(io::Error::other)?;
     let mut changed = BlockSet::new();
     let mut at = 0;
     while at < client.len() {
