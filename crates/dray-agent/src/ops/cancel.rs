@@ -42,56 +42,23 @@ impl Agent {
             return self.take_back(&slot).await;
         }
         let slot = self.pick_source(command.migration.as_ref())?;
-        let migration = slot.board.migration;
-        let what = || format!("cannot cancel migration {migration}");
         let shown = slot.board.read();
         if shown.state == MigrationState::Prepared {
             return self.forget_prepared(&slot).await;
         }
         if !is_running(shown.state) {
-            return Err(ended_before(&slot, &what()));
+            return Err(ended_before(&slot, &what_of(&slot)));
         }
         let done = shown.progress.phase == Phase::Release;
         if slot.is_refused() || done && !shown.progress.link_up {
             return self.let_go(&slot).await;
         }
-        let kept = shown.progress.total.bytes_done;
-        if shown.progress.phase >= dray_api::Phase::Backfill {
+        if shown.progress.phase >= Phase::Backfill {
             let why = "the images are already handed over, and only the target can continue";
-            return Err(Refusal::new(ErrorKind::Conflict, what(), why)
+            return Err(Refusal::new(ErrorKind::Conflict, what_of(&slot), why)
                 .hint("wait for its end with `dray watch`, then migrate back from the target"));
         }
-        let mut changes = slot.board.changes();
-        let discard = command.discard || !slot.intent().adopted.is_empty();
-        slot.send(Input::Engine(SourceEvent::Cancel { discard }));
-        let ended = tokio::time::timeout(CANCEL_TIMEOUT, async {
-            while is_running(slot.board.read().state) {
-                if changes.changed().await.is_err() {
-                    break;
-                }
-            }
-        });
-        if ended.await.is_err() {
-            let seconds = CANCEL_TIMEOUT.as_secs();
-            let Some(error) = slot.board.read().error else {
-                let why = format!("it has not ended in {seconds} s");
-                return Err(Refusal::new(ErrorKind::Conflict, what(), why));
-            };
-            let why =
-                format!("it has not ended in {seconds} s, and ends when this is over: {error}");
-            let late = Refusal::new(ErrorKind::Conflict, what(), why);
-            return Err(match error.hint {
-                Some(hint) => late.hint(hint),
-                None => late,
-            });
-        }
-        if slot.board.read().state == MigrationState::Completed {
-            let why = "it had completed before the cancel";
-            return Err(Refusal::new(ErrorKind::Conflict, what(), why));
-        }
-        let bytes_kept = if discard { 0 } else { kept };
-        let target_was_away = discard && !shown.progress.link_up;
-        Ok(Cancelled { bytes_kept, target_was_away, ..Cancelled::of(migration) })
+        stop_before_handover(&slot, command.discard).await
     }
 
     /// The images were handed over, and their target knows nothing of the migration any more: it has nothing
@@ -241,6 +208,50 @@ impl Agent {
         }
         self.targets.remove(migration);
         Ok(Cancelled { at_target: true, ..Cancelled::of(migration) })
+    }
+}
+
+fn what_of(slot: &SourceSlot) -> String {
+    format!("cannot cancel migration {}", slot.board.migration)
+}
+
+/// Has a migration's loop end it, and waits until it has.
+async fn stop_before_handover(slot: &SourceSlot, discard: bool) -> ApiResult<Cancelled> {
+    let before = slot.board.read().progress;
+    let mut changes = slot.board.changes();
+    let discard = discard || !slot.intent().adopted.is_empty();
+    slot.send(Input::Engine(SourceEvent::Cancel { discard }));
+    let ended = tokio::time::timeout(CANCEL_TIMEOUT, async {
+        while is_running(slot.board.read().state) {
+            if changes.changed().await.is_err() {
+                break;
+            }
+        }
+    });
+    if ended.await.is_err() {
+        return Err(not_ended(slot));
+    }
+    if slot.board.read().state == MigrationState::Completed {
+        let why = "it had completed before the cancel";
+        return Err(Refusal::new(ErrorKind::Conflict, what_of(slot), why));
+    }
+    let bytes_kept = if discard { 0 } else { before.total.bytes_done };
+    let target_was_away = discard && !before.link_up;
+    Ok(Cancelled { bytes_kept, target_was_away, ..Cancelled::of(slot.board.migration) })
+}
+
+/// What is told of a migration that still runs: it ends when what holds it is over.
+fn not_ended(slot: &SourceSlot) -> Refusal {
+    let seconds = CANCEL_TIMEOUT.as_secs();
+    let late = |why: String| Refusal::new(ErrorKind::Conflict, what_of(slot), why);
+    let Some(error) = slot.board.read().error else {
+        return late(format!("it has not ended in {seconds} s"));
+    };
+    let refusal =
+        late(format!("it has not ended in {seconds} s, and ends when this is over: {error}"));
+    match error.hint {
+        Some(hint) => refusal.hint(hint),
+        None => refusal,
     }
 }
 
