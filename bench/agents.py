@@ -39,6 +39,7 @@ class Host:
             f'run_dir = "{self.dir}/run"\nlisten = "{addresses[name]}"\n[tls]\ndir = "{root}/pki/{name}"\n'
             f'[[pool]]\nname = "p"\npath = "{self.pool}"\n'
             f'[[peer]]\nname = "{peer}"\naddress = "{addresses[peer]}"\npools = ["p"]\n'
+            f'rights = ["receive", "read-replicas", "reuse", "store"]\n'
         )
         self.process = None
         self.disk = None  # a Disk that it shares with others

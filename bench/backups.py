@@ -282,8 +282,9 @@ def configure(root, addresses):
         for peer in HOSTS:
             if peer != name and f'name = "{peer}"' not in text:
                 text += f'[[peer]]\nname = "{peer}"\naddress = "{addresses[peer]}"\npools = ["p"]\n'
+                text += 'rights = ["receive", "read-replicas", "reuse", "store"]\n'
         if name == "hostn":
-            text += f'[backup_store]\npath = "{root}/hostn/repository"\npeers = ["hosta", "hostb"]\n'
+            text += f'[backup_store]\npath = "{root}/hostn/repository"\n'
         else:
             text += '[[backup]]\nname = "third"\nurl = "dray://hostn/"\n'
         path.write_text(text)

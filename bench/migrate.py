@@ -323,7 +323,8 @@ class Bench:
                 file.write(f'qmp_dirs = ["{self.dir}"]\n[agent]\nname = "host{host}"\nstate_dir = "{home}/state"\n'
                            f'run_dir = "{home}/run"\nlisten = "{ADDRESS[host]}:7421"\n[tls]\ndir = "{pki}/host{host}"\n'
                            f'[[pool]]\nname = "p"\npath = "{home}/pool"\n[[peer]]\nname = "host{other}"\n'
-                           f'address = "{ADDRESS[other]}:7421"\npools = ["p"]\n')
+                           f'address = "{ADDRESS[other]}:7421"\npools = ["p"]\n'
+                           f'rights = ["receive", "read-replicas", "reuse"]\n')
             log = open(os.path.join(self.dir, f"agent-{host}.log"), "a")
             self.agents.append(subprocess.Popen(["ip", "netns", "exec", namespace(host), self.args.dray, "agent",
                                                  "--config", os.path.join(home, "dray.toml")], stdout=log, stderr=log))

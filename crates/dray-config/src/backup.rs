@@ -23,11 +23,9 @@ pub struct BackupPlace {
     pub keep_last: Option<u32>,
 }
 
-/// A folder in which peers may keep their backups, `[backup_store]`.
+/// A folder in which peers with the right `store` may keep their backups, `[backup_store]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BackupStore {
     /// The folder.
     pub path: PathBuf,
-    /// Names of the peers that may read, write and delete in it.
-    pub peers: Vec<String>,
 }

@@ -118,7 +118,10 @@ mod tests {
             let text = text(dir.path(), peer);
             keep(&Config::parse(&text, &path).unwrap(), &text).unwrap();
             let found = find(&path).unwrap();
-            assert_eq!((found.config.peers[0].name.as_str(), &found.config.path), (peer, &path));
+            assert_eq!(
+                (found.config.peers.all()[0].name.as_str(), &found.config.path),
+                (peer, &path)
+            );
             assert_eq!(found.path, dir.path().join("dray.toml.last-good"));
         }
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing else is left there");

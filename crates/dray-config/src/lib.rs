@@ -24,6 +24,7 @@
 //! name = "hostb"                    # the DNS name in its certificates
 //! address = "10.0.0.2"
 //! pools = ["ssd"]                   # pools here that hostb may put images into
+//! rights = ["receive", "observe"]   # what it may do here; only "receive" by default
 //!
 //! [limits]
 //! data_streams = 2                  # and link_timeout_seconds, stall_seconds, …: see Limits
@@ -35,6 +36,7 @@
 mod backup;
 pub mod check;
 mod last_good;
+mod peers;
 #[cfg(test)]
 mod reference;
 pub mod start;
@@ -45,9 +47,11 @@ use dray_host::pool::{self, PathError, Pool, PoolIo};
 use dray_host::retention::Retention;
 use dray_net::dial::DEFAULT_PORT;
 use dray_types::ErrorKind;
+pub use peers::{Peer, Peers, Right};
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 pub use typed::MAX_STREAMS;
 
@@ -117,24 +121,6 @@ impl fmt::Display for ConfigError {
 }
 
 impl std::error::Error for ConfigError {}
-
-/// Another agent.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Peer {
-    /// The DNS name in its certificate.
-    pub name: String,
-    /// Where it listens: `host`, `host:port` or `[v6]:port`.
-    pub address: String,
-    /// Names of the pools here that it may use.
-    pub pools: Vec<String>,
-}
-
-impl Peer {
-    /// Whether it may use the pool of this name.
-    pub fn may_use(&self, pool: &str) -> bool {
-        self.pools.iter().any(|name| name == pool)
-    }
-}
 
 /// Numbers an operator may change.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -207,7 +193,7 @@ pub struct Config {
     /// Directories that images may be in.
     pub pools: Vec<Pool>,
     /// Agents that may connect and be connected to.
-    pub peers: Vec<Peer>,
+    pub peers: Peers,
     /// Only QMP sockets below these may be named.
     pub qmp_dirs: Vec<PathBuf>,
     /// See [`Limits`].
@@ -270,8 +256,8 @@ impl Config {
     }
 
     /// The peer of this name.
-    pub fn peer(&self, name: &str) -> Option<&Peer> {
-        self.peers.iter().find(|peer| peer.name.eq_ignore_ascii_case(name))
+    pub fn peer(&self, name: &str) -> Option<Arc<Peer>> {
+        self.peers.get(name)
     }
 
     /// The pool of this name.

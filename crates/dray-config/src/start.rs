@@ -98,6 +98,7 @@ mod tests {
             ("[[peer]]\nname = 'c'\naddress = ''\n", 1, 1, 1),
             ("[[peer]]\nname = 'c'\naddress = 'c'\npools = ['x']\n", 1, 2, 1),
             ("[[peer]]\nname = 'B'\naddress = 'c'\n", 1, 1, 1),
+            ("[[peer]]\nname = 'c'\naddress = 'c'\nrights = ['receive', 'root']\n", 1, 2, 1),
             ("[[peer]]\nname = 'A'\naddress = 'c'\n", 1, 1, 1),
             ("[[pool]]\nname = 'q'\npath = 'q'\n", 1, 1, 1),
             ("[limits]\ndata_streams = 99\nstall_seconds = 0\n", 2, 1, 1),
@@ -108,7 +109,7 @@ mod tests {
             let start = load(&format!("{text}{wrong}")).unwrap();
             assert_eq!(start.problems.len(), problems, "{wrong}: {:?}", start.problems);
             let config = &start.config;
-            assert_eq!((config.peers.len(), config.pools.len()), (peers, pools), "{wrong}");
+            assert_eq!((config.peers.all().len(), config.pools.len()), (peers, pools), "{wrong}");
             assert_eq!(config.limits, super::super::Limits::default());
             assert!(config.backups.is_empty() && start.instead.is_none());
             start.has_worked().unwrap();
@@ -123,6 +124,6 @@ mod tests {
             start.has_worked().unwrap();
         }
         std::fs::remove_file(&path).unwrap();
-        assert_eq!(Start::load(&path).unwrap().config.peers.len(), 1);
+        assert_eq!(Start::load(&path).unwrap().config.peers.all().len(), 1);
     }
 }

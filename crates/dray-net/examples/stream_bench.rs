@@ -99,7 +99,7 @@ async fn hosts() -> Result<Hosts, Box<dyn Error>> {
     let (to, accepted) = mpsc::channel(8);
     tokio::spawn(listener.run(
         far,
-        |_| true,
+        |name| Some(name.to_owned()),
         move |incoming| {
             let to = to.clone();
             async move {

@@ -147,11 +147,11 @@ impl Listener {
         self.tcp.local_addr().map_err(local)
     }
 
-    /// Accepts for ever. `known` says whether a certificate's name is a configured peer; `handle`
-    /// gets every connection whose hello was read, in a task of its own.
+    /// Accepts for ever. `known` says which configured peer a certificate's name is, as the
+    /// configuration writes it; `handle` gets every connection whose hello was read, in a task of its own.
     pub async fn run<K, H, F>(self, identity: Identity, known: K, handle: H)
     where
-        K: Fn(&str) -> bool + Send + Sync + 'static,
+        K: Fn(&str) -> Option<String> + Send + Sync + 'static,
         H: Fn(Incoming) -> F + Send + Sync + 'static,
         F: Future<Output = ()> + Send + 'static,
     {
@@ -178,7 +178,7 @@ impl Listener {
     }
 }
 
-impl<K: Fn(&str) -> bool> Door<K> {
+impl<K: Fn(&str) -> Option<String>> Door<K> {
     /// Takes a connection through TLS and hello; the permit is given back when that is over.
     async fn admit(
         &self,
@@ -217,7 +217,7 @@ impl<K: Fn(&str) -> bool> Door<K> {
             }
             Err(Unread::Net(why)) => return Err(why),
         };
-        let Some(peer) = names.iter().find(|name| (self.known)(name)).cloned() else {
+        let Some(peer) = names.iter().find_map(|name| (self.known)(name)) else {
             let why = unknown_peer(&names);
             refuse(&mut tls, preface.kind, why.clone()).await;
             return Err(NetError::refused(why));

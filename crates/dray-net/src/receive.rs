@@ -9,6 +9,7 @@ use crate::stats::NetStats;
 use crate::stream::{BlockingStream, Closer, Stream};
 use crate::zeros::RunBuffer;
 use dray_types::MAX_RUN_BLOCKS;
+use dray_wire::control::FEATURE_REUSE;
 use dray_wire::frame::{HEADER_LEN, MAX_PAYLOAD};
 use dray_wire::{Encoding, FrameHeader, FrameKind};
 use std::io;
@@ -63,12 +64,14 @@ impl DataReceiver {
         stats: Arc<NetStats>,
     ) -> Result<Self, NetError> {
         stream.count_into(&stats);
+        let reuses = stream.agreed(FEATURE_REUSE);
         let stream = stream.into_blocking()?;
         let closer = stream.closer();
         let local =
             |why: io::Error| NetError::new(NetErrorKind::Local, format!("start a receiver: {why}"));
         let work = Reader {
             stream,
+            reuses,
             sink,
             stats,
             run: RunBuffer::new(MAX_RUN_BLOCKS),
@@ -98,6 +101,8 @@ impl DataReceiver {
 
 struct Reader {
     stream: BlockingStream,
+    /// The peer may describe content.
+    reuses: bool,
     sink: Arc<dyn RunSink>,
     stats: Arc<NetStats>,
     run: RunBuffer,
@@ -117,6 +122,19 @@ impl Reader {
         }
     }
 
+    /// A description asks whether content is here: only a peer with which that was agreed may ask.
+    fn check_agreed(&self, kind: FrameKind) -> Result<(), NetError> {
+        let asks = match kind {
+            FrameKind::Run | FrameKind::Zero => false,
+            FrameKind::Described | FrameKind::DescribedBlocks | FrameKind::Part => true,
+        };
+        if asks && !self.reuses {
+            let what = format!("the peer describes content, but '{FEATURE_REUSE}' was not agreed");
+            return Err(NetError::new(NetErrorKind::Protocol, what));
+        }
+        Ok(())
+    }
+
     /// Reads and hands on one frame; `false` at the end.
     fn frame(&mut self) -> Result<bool, NetError> {
         let mut bytes = [0; HEADER_LEN];
@@ -124,6 +142,7 @@ impl Reader {
             return Ok(false);
         }
         let header = FrameHeader::decode(&bytes)?;
+        self.check_agreed(header.kind)?;
         self.stats.frames.fetch_add(1, Relaxed);
         match header.kind {
             FrameKind::Zero => {

@@ -16,5 +16,5 @@ pub fn catalogues(config: &Arc<Config>) -> Vec<Arc<dyn Catalogue>> {
         Arc::new(PeerCatalogue { config: Arc::clone(config), name: name.clone() })
     };
     let repositories = config.backups.iter().map(|backup| repository(&backup.name));
-    repositories.chain(config.peers.iter().map(|known| peer(&known.name))).collect()
+    repositories.chain(config.peers.all().iter().map(|known| peer(&known.name))).collect()
 }

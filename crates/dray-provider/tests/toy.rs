@@ -131,7 +131,7 @@ impl Host {
             registry: Arc::clone(&self.registry),
             store: Self::store(self.dir.path()),
             pool: self.config.pools[0].clone(),
-            peer: Peer { name: "a".to_owned(), address: "a".to_owned(), pools },
+            peer: Peer { name: "a".to_owned(), address: "a".to_owned(), pools, rights: Vec::new() },
             wanted: SeedImage { image, epoch: Epoch(1), ancestors: vec![GENERATION] },
             link: None,
             config: Arc::clone(&self.config),

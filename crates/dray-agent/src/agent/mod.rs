@@ -1,7 +1,7 @@
 //! The parts of an agent process. The order in which it starts and ends is in [`start`](crate::start).
 //!
 //! * [`launch`]: the owner loops. [`peers`], [`requests`], [`existing_copies`], [`qcow2_checks`],
-//!   [`devices`]: what peers may do; [`room`]: how much of it.
+//!   [`devices`]: what peers ask for. [`rights`]: who may ask for it; [`room`]: how much of it.
 //! * [`fates`]: what targets ask sources that they do not hear of. [`revive`]: migrations of an earlier agent.
 
 mod bases;
@@ -14,6 +14,7 @@ mod peers;
 mod qcow2_checks;
 mod requests;
 pub(crate) mod revive;
+mod rights;
 pub(crate) mod room;
 
 pub use launch::Tasks;
@@ -100,7 +101,8 @@ impl Agent {
     /// When no peer of that name is configured.
     pub fn session_settings(&self, peer: &str) -> ApiResult<SessionSettings> {
         let known = self.config.peer(peer).ok_or_else(|| {
-            let names: Vec<_> = self.config.peers.iter().map(|peer| peer.name.as_str()).collect();
+            let peers = self.config.peers.all();
+            let names: Vec<_> = peers.iter().map(|peer| peer.name.as_str()).collect();
             let why = format!("no peer of that name is configured (known: {})", names.join(", "));
             Refusal::new(ErrorKind::NotFound, format!("cannot reach host '{peer}'"), why)
                 .hint(format!("add a [[peer]] to {}", self.config.path.display()))

@@ -5,6 +5,7 @@ use super::Agent;
 use super::existing_copies::{ExistingCopy, check_space, intent_of};
 use super::qcow2_checks::check_made;
 use super::requests::Desk;
+use super::rights::need_of_stream;
 use super::room::check_counts;
 use dray_api::{MigrationState, Refusal};
 use dray_config::Peer;
@@ -14,7 +15,7 @@ use dray_host::folder::log::{End, Folder, TARGET_INTENT};
 use dray_host::migration::revive::may_come_back;
 use dray_host::pool::{Pool, PoolKind, check_name};
 use dray_host::record::{CopyState, ImageRecord};
-use dray_host::refusals::{Answer, conflict, denied, failed, of_path, unknown_peer};
+use dray_host::refusals::{Answer, conflict, failed, of_path, unknown_peer};
 use dray_host::registry::Claimed;
 use dray_host::replicas::{undo_prepared, undo_room};
 use dray_migrate::guest;
@@ -39,7 +40,7 @@ impl Agent {
     pub(crate) async fn listen(self: Arc<Self>, listener: Listener) {
         let known = {
             let config = Arc::clone(&self.config);
-            move |name: &str| config.peer(name).is_some()
+            move |name: &str| config.peer(name).map(|peer| peer.name.clone())
         };
         let identity = (*self.identity).clone();
         let handle = move |incoming| {
@@ -78,8 +79,14 @@ impl Agent {
         }
     }
 
-    async fn incoming(self: Arc<Self>, incoming: Incoming) {
+    async fn incoming(self: Arc<Self>, mut incoming: Incoming) {
         let (peer, kind) = (incoming.peer.clone(), incoming.kind);
+        if let Err(why) = self.admit(&peer, need_of_stream(kind, incoming.hello.migration)) {
+            tracing::info!(peer, ?kind, %why, "refused a peer's stream");
+            incoming.refuse(why).await;
+            return;
+        }
+        self.strip_features(&peer, &mut incoming.hello.features);
         let handled = match kind {
             StreamKind::Request => match self.questions.begin(&peer) {
                 Some(_question) => requests::serve(incoming, &Desk(Arc::clone(&self))).await,
@@ -103,10 +110,6 @@ impl Agent {
                     Ok(())
                 }
                 Some(slot) if kind == StreamKind::Memory => {
-                    if slot.intent().peer != peer {
-                        incoming.refuse(denied("the migration belongs to another peer")).await;
-                        return;
-                    }
                     match incoming.welcome(Vec::new()).await {
                         Ok(stream) => guest::receiver::deliver(&self.config, &slot, stream).await,
                         Err(why) => Err(why),
@@ -120,17 +123,18 @@ impl Agent {
         }
     }
 
-    /// The backup store, for those who may use it.
+    /// The backup store, if this host has one.
     async fn offer_store(&self, incoming: Incoming) -> Result<(), NetError> {
-        let offered = self.config.backup_store.as_ref();
-        match offered.filter(|store| store.peers.contains(&incoming.peer)) {
+        match &self.config.backup_store {
             Some(store) => {
                 let stream = incoming.welcome(Vec::new()).await?;
                 dray_provider::offer::serve(stream, &store.path)
             }
             None => {
-                let why = "this host offers no backup store to the asking host";
-                incoming.refuse(denied(why)).await;
+                let here = &self.config.name;
+                let why = conflict(format!("{here} offers no backup store"));
+                let hint = format!("add a [backup_store] with a path to the dray.toml of {here}");
+                incoming.refuse(why.hint(hint)).await;
                 Ok(())
             }
         }
@@ -182,7 +186,7 @@ impl Agent {
         images: &[ComingImage],
     ) -> Answer<Vec<Base>> {
         let known = self.check_wanted(peer, pool, images)?;
-        self.make_way(known, migration, images).await;
+        self.make_way(&known, migration, images).await;
         // One after the other: two would both take the last place.
         let _alone = self.making_room.lock().await;
         block_in_place(|| self.prepare_for(peer, migration, pool, images))
@@ -194,10 +198,10 @@ impl Agent {
         peer: &str,
         pool: Option<&str>,
         images: &[ComingImage],
-    ) -> Answer<&Peer> {
+    ) -> Answer<Arc<Peer>> {
         check_counts(images)?;
         let known = self.config.peer(peer).ok_or_else(unknown_peer)?;
-        self.config.pool_for(known, pool).map_err(of_path)?;
+        self.config.pool_for(&known, pool).map_err(of_path)?;
         images.iter().try_for_each(|coming| check_name(&coming.image.name)).map_err(of_path)?;
         Ok(known)
     }
@@ -245,11 +249,11 @@ impl Agent {
                 .hint("see the target agent's log"));
         }
         let known = self.config.peer(peer).ok_or_else(unknown_peer)?;
-        let pool = self.config.pool_for(known, pool).map_err(of_path)?;
+        let pool = self.config.pool_for(&known, pool).map_err(of_path)?;
         images.iter().try_for_each(|coming| self.refuse_held(peer, &coming.image))?;
         self.show_newest(peer);
         self.check_load(peer, images)?;
-        let found = self.found_for((known, pool), images)?;
+        let found = self.found_for((&known, pool), images)?;
         let reused = |found: &ExistingCopy| match found {
             ExistingCopy::Usable(entry, _) => entry.file.allocated_bytes().unwrap_or(0),
             _ => 0,
@@ -293,7 +297,7 @@ impl Agent {
     /// What an earlier try has sent stays where it is, so the next one cannot go elsewhere.
     fn check_same_pool(&self, peer: &str, wanted: &str, earlier: &TargetIntent) -> Answer<()> {
         let known = self.config.peer(peer).ok_or_else(unknown_peer)?;
-        let pool = self.config.pool_for(known, Some(wanted)).map_err(of_path)?;
+        let pool = self.config.pool_for(&known, Some(wanted)).map_err(of_path)?;
         if earlier.images.iter().all(|image| pool.holds(&image.path)) {
             return Ok(());
         }

@@ -1,7 +1,8 @@
 //! The questions of peers outside migrations, and the answers to them.
 
 use super::Agent;
-use dray_config::Peer;
+use super::rights::need_of_request;
+use dray_config::{Peer, Right};
 use dray_host::pool::Pool;
 use dray_host::pool::PoolKind;
 use dray_host::refusals::{Answer, failed, invalid, of_path, unknown_peer};
@@ -23,7 +24,7 @@ impl Agent {
         link: Option<u64>,
     ) -> Answer<Vec<Seeding>> {
         let known = self.config.peer(peer).ok_or_else(unknown_peer)?;
-        let pool = self.config.pool_for(known, pool).map_err(of_path)?;
+        let pool = self.config.pool_for(&known, pool).map_err(of_path)?;
         if pool.kind != PoolKind::Files {
             let why = "images on devices cannot begin with a backup".to_owned();
             return Ok(vec![Seeding::Nothing { why }; images.len()]);
@@ -31,7 +32,7 @@ impl Agent {
         if images.len() > MAX_IMAGES {
             return Err(invalid(format!("more than {MAX_IMAGES} images at once")));
         }
-        let ask = |image| self.seeds.ask(number, self.seed_parts((known, pool), image, link));
+        let ask = |image| self.seeds.ask(number, self.seed_parts((&known, pool), image, link));
         images.into_iter().map(ask).collect::<Result<_, _>>().map_err(failed)
     }
 
@@ -46,7 +47,7 @@ impl Agent {
         backups: bool,
     ) -> Answer<Vec<Surveyed>> {
         let known = self.config.peer(peer).ok_or_else(unknown_peer)?;
-        let pool = self.config.pool_for(known, pool).map_err(of_path)?;
+        let pool = self.config.pool_for(&known, pool).map_err(of_path)?;
         if images.len() > MAX_IMAGES {
             return Err(invalid(format!("more than {MAX_IMAGES} images at once")));
         }
@@ -62,7 +63,7 @@ impl Agent {
             return Ok(images.iter().map(expected).collect());
         }
         let look = |image| {
-            let parts = self.seed_parts((known, pool), image, None);
+            let parts = self.seed_parts((&known, pool), image, None);
             dray_provider::snapshots::apart(move || seed::survey(&parts, backups))
         };
         let looking: Vec<_> = images.into_iter().map(look).collect();
@@ -98,6 +99,10 @@ pub(super) struct Desk(pub Arc<Agent>);
 impl RequestHandler for Desk {
     async fn answer(&self, peer: &str, request: Request) -> Reply {
         let Self(agent) = self;
+        if let Err(why) = agent.admit(peer, need_of_request(&request)) {
+            tracing::info!(peer, %why, "refused a peer's request");
+            return Reply::Refused(why);
+        }
         match request {
             Request::Identify => Reply::Identity {
                 agent: dray_net::AGENT.to_owned(),
@@ -119,7 +124,8 @@ impl RequestHandler for Desk {
             }
             Request::Holdings { image } => Reply::Holdings { held: agent.holdings(peer, image) },
             Request::Survey { number, pool, images, backups } => {
-                let indexed = agent.reuse.indexed_bytes();
+                let reuses = agent.config.peer(peer).is_some_and(|known| known.may(Right::Reuse));
+                let indexed = if reuses { agent.reuse.indexed_bytes() } else { 0 };
                 let (agent, peer) = (Arc::clone(agent), peer.to_owned());
                 let look =
                     move || agent.survey_for(&peer, number, pool.as_deref(), images, backups);
@@ -148,9 +154,7 @@ impl RequestHandler for Desk {
                 }
             }
             Request::Forget { migration } => {
-                if let Some(slot) = agent.targets.get(migration)
-                    && slot.intent().peer == peer
-                {
+                if let Some(slot) = agent.targets.get(migration) {
                     slot.send(dray_migrate::receiver::Input::Forget);
                 }
                 Reply::Done

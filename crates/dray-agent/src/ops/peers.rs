@@ -18,11 +18,11 @@ const LIMIT: Duration = Duration::from_secs(5);
 
 impl Answers<Peers> for Arc<Agent> {
     async fn answer(&self, _: Peers, _: Events) -> ApiResult<Vec<PeerStatus>> {
-        let ask = |peer: &Peer| {
-            let (agent, peer) = (Arc::clone(self), peer.clone());
+        let ask = |peer: &Arc<Peer>| {
+            let (agent, peer) = (Arc::clone(self), Arc::clone(peer));
             tokio::spawn(async move { agent.look_for(&peer).await })
         };
-        let asked: Vec<_> = self.config.peers.iter().map(ask).collect();
+        let asked: Vec<_> = self.config.peers.all().iter().map(ask).collect();
         let mut found = Vec::new();
         for answer in asked {
             found.push(answer.await.map_err(|why| io_error("cannot ask the peers", why))?);

@@ -47,7 +47,7 @@ pub fn run(args: &Args, output: &Output) -> ApiResult<ExitCode> {
     let config = start.map(|start| start.config);
     let Some(Config { name, pools, peers, .. }) = config else { return Ok(ExitCode::FAILURE) };
     let pools: Vec<String> = pools.into_iter().map(|pool| pool.name).collect();
-    let peers: Vec<String> = peers.into_iter().map(|peer| peer.name).collect();
+    let peers: Vec<String> = peers.all().iter().map(|peer| peer.name.clone()).collect();
     let result = json!({ "result": "good", "name": name, "pools": pools, "peers": peers });
     output.result(&result, |_, style| {
         let list = |names: &[String]| match names {

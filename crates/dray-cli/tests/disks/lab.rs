@@ -14,6 +14,9 @@ use tempfile::TempDir;
 pub const DRAY: &str = env!("CARGO_BIN_EXE_dray");
 /// Where every agent of a lab listens; hosts have addresses of their own.
 const PORT: u16 = 7421;
+/// What the hosts of a lab let each other do: everything.
+pub const ALL_RIGHTS: &str =
+    "rights = [\"receive\", \"observe\", \"read-replicas\", \"reuse\", \"store\"]";
 /// An agent that has not answered by then never will.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 const DEATH_TIMEOUT: Duration = Duration::from_secs(25);
@@ -129,7 +132,7 @@ fn config(host: &Host, peer: &Host, dir: &Path) -> String {
 /// A peer in another host's configuration.
 fn peer(peer: &Host) -> String {
     let (name, address) = (peer.name, &peer.address);
-    format!("[[peer]]\nname = \"{name}\"\naddress = \"{address}\"\npools = [\"p\"]\n")
+    format!("[[peer]]\nname = \"{name}\"\naddress = \"{address}\"\npools = [\"p\"]\n{ALL_RIGHTS}\n")
 }
 
 impl Host {

@@ -92,7 +92,7 @@ fn answer_as(lab: &Lab, host: &Host, runtime: &Runtime, desk: impl RequestHandle
             let _ = requests::serve(incoming, &*desk).await;
         }
     };
-    runtime.spawn(listener.run(identity, |_: &str| true, handle));
+    runtime.spawn(listener.run(identity, |name: &str| Some(name.to_owned()), handle));
 }
 
 #[test]

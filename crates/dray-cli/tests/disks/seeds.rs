@@ -393,11 +393,16 @@ pub fn configure(host: &mut Host, more: &str) {
     host.start();
 }
 
-/// hosta offers its store to these, and the other two hosts know of it.
-fn offered_by_a(peers: &str) -> World {
+/// hosta offers its store to hostb, and `to_c` as well; the other two hosts know of it.
+fn offered_by_a(to_c: bool) -> World {
     let mut world = World::begin(&[]);
     let store = world.lab.dir.path().join("offered");
-    let offer = format!("[backup_store]\npath = \"{}\"\npeers = [{peers}]\n", store.display());
+    let offer = format!("[backup_store]\npath = \"{}\"\n", store.display());
+    if !to_c {
+        let text = std::fs::read_to_string(world.lab.a.config()).unwrap();
+        let (before, hostc) = text.rsplit_once(", \"store\"").unwrap();
+        std::fs::write(world.lab.a.config(), format!("{before}{hostc}")).unwrap();
+    }
     configure(&mut world.lab.a, &offer);
     let place = "[[backup]]\nname = \"far\"\nurl = \"dray://hosta/team1\"\n";
     configure(&mut world.lab.b, place);
@@ -416,7 +421,7 @@ fn offered_by_a(peers: &str) -> World {
 fn a_backup_host_that_dies_costs_time_and_nothing_else() {
     // Dead at once, and while it is read: there are some ten answers.
     for answers in [0, 5, 8] {
-        let mut world = offered_by_a("\"hostb\", \"hostc\"");
+        let mut world = offered_by_a(true);
         world.write(&[(10, 4)]);
         world.lab.a.kill();
         world.lab.a.start_with(&[("DRAY_ABORT_BEFORE", &format!("store-answer:{answers}"))]);
@@ -433,16 +438,16 @@ fn a_backup_host_that_dies_costs_time_and_nothing_else() {
 /// The repository is at another dray host, which has nothing else to do with the move.
 #[test]
 fn a_repository_at_another_host_is_as_good() {
-    let mut world = offered_by_a("\"hostb\"");
+    let mut world = offered_by_a(false);
     world.write(&[(10, 4)]);
     let told = world.lab.b.dray(&["backup", IMAGE, "--to", "far"]);
     assert!(told.status.success(), "{}", text(&told));
     world.write(&[(700, 9)]);
     // hostc may not use it, and says so.
     let refused = text(&world.lab.b.dray(&["seed", "--image", IMAGE, "--to", "hostc"]));
-    assert!(refused.contains("this host offers no backup store to the asking host"), "{refused}");
+    assert!(refused.contains("hostc does not have the right 'store' on hosta"), "{refused}");
     let text_a = std::fs::read_to_string(world.lab.a.config()).unwrap();
-    let both = text_a.replace("peers = [\"hostb\"]", "peers = [\"hostb\", \"hostc\"]");
+    let both = text_a.replace("\"reuse\"]", "\"reuse\", \"store\"]");
     std::fs::write(world.lab.a.config(), both).unwrap();
     world.lab.a.stop();
     world.lab.a.start();

@@ -1,6 +1,6 @@
 //! What was typed of backups: repositories that this host uses, and the store that it offers.
 
-use super::{Reader, Text, TypedPeer};
+use super::{Reader, Text};
 use crate::{BackupPlace, BackupStore};
 use dray_backup::{Location, S3Access};
 use serde::Deserialize;
@@ -15,7 +15,6 @@ const MAX_INTERVAL: u64 = 365 * 86_400;
 #[serde(deny_unknown_fields)]
 pub(super) struct TypedStore {
     path: Text,
-    peers: Vec<Text>,
 }
 
 #[derive(Deserialize)]
@@ -35,25 +34,10 @@ pub(super) struct TypedBackup {
 }
 
 impl Reader<'_> {
-    pub(super) fn backup_store(
-        &mut self,
-        typed: Option<&TypedStore>,
-        known: &[TypedPeer],
-    ) -> Option<BackupStore> {
+    pub(super) fn backup_store(&mut self, typed: Option<&TypedStore>) -> Option<BackupStore> {
         let typed = typed?;
-        let mut peers = Vec::new();
-        for peer in &typed.peers {
-            match known.iter().any(|known| known.name.get_ref() == peer.get_ref()) {
-                true => peers.push(peer.get_ref().clone()),
-                false => {
-                    let what = format!("there is no peer '{}'", peer.get_ref());
-                    let hint = "add a [[peer]] with this name, or remove it from the list";
-                    self.problem(peer, "backup_store.peers", what, hint);
-                }
-            }
-        }
         let path = self.part(|reader| reader.path("backup_store.path", &typed.path))?;
-        Some(BackupStore { path, peers })
+        Some(BackupStore { path })
     }
 
     pub(super) fn backups(&mut self, typed: &[TypedBackup]) -> Vec<BackupPlace> {

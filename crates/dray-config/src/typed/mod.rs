@@ -2,13 +2,15 @@
 //! every problem names its line. A part with a problem is left out of what was understood.
 
 mod backup;
+mod peer;
 
 use super::last_good;
-use super::{Config, Limits, Peer, Problem, ReuseConfig, default_listen};
+use super::{Config, Limits, Peers, Problem, ReuseConfig, default_listen};
 use backup::{TypedBackup, TypedStore};
 use dray_host::pool::{self, Pool, PoolIo, PoolKind};
 use dray_host::retention::Retention;
 use dray_types::{BitRate, ByteSize};
+use peer::TypedPeer;
 use serde::Deserialize;
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -75,15 +77,6 @@ struct TypedPool {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct TypedPeer {
-    name: Text,
-    address: Text,
-    #[serde(default)]
-    pools: Vec<Text>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
 struct TypedLimits {
     data_streams: Option<Spanned<u64>>,
     link_timeout_seconds: Option<Spanned<u64>>,
@@ -126,9 +119,10 @@ pub(super) fn understand(text: &str, path: &Path) -> Result<(Config, Vec<Problem
     let typed: Typed = toml::from_str(text).map_err(|why| vec![syntax(text, &why)])?;
     let mut reader = Reader { text, problems: Vec::new() };
     let pools = reader.pools(&typed.pool);
-    let peers = reader.peers(&typed.peer, &typed.pool);
+    let own = typed.agent.name.get_ref();
+    let peers = Peers::new(reader.peers(own, &typed.peer, &typed.pool));
     let agent = &typed.agent;
-    let mut config = Config {
+    let config = Config {
         path: path.to_owned(),
         name: reader.name("agent.name", &agent.name),
         state_dir: reader.path_or(
@@ -151,10 +145,9 @@ pub(super) fn understand(text: &str, path: &Path) -> Result<(Config, Vec<Problem
         reuse: reader.reuse(typed.reuse.as_ref()),
         replicas: reader.replicas(typed.replicas.as_ref()),
         backups: reader.backups(&typed.backup),
-        backup_store: reader.backup_store(typed.backup_store.as_ref(), &typed.peer),
+        backup_store: reader.backup_store(typed.backup_store.as_ref()),
         nbd_tcp: reader.address("nbd.tcp", typed.nbd.as_ref().and_then(|nbd| nbd.tcp.as_ref())),
     };
-    reader.no_peer_of_itself(&mut config, &typed.peer);
     match reader.problems.iter().any(Problem::concerns_everything) {
         false => Ok((config, reader.problems)),
         true => Err(reader.problems),
@@ -190,15 +183,6 @@ impl Reader<'_> {
         let before = self.problems.len();
         let part = read(self);
         (self.problems.len() == before).then_some(part)
-    }
-
-    fn no_peer_of_itself(&mut self, config: &mut Config, typed: &[TypedPeer]) {
-        let own = |name: &str| name.eq_ignore_ascii_case(&config.name);
-        if let Some(peer) = typed.iter().find(|peer| own(peer.name.get_ref())) {
-            let what = "it is this agent's own name";
-            self.problem(&peer.name, "peer.name", what, "name another host");
-        }
-        config.peers.retain(|peer| !own(&peer.name));
     }
 
     fn name(&mut self, field: &str, name: &Text) -> String {
@@ -285,39 +269,6 @@ impl Reader<'_> {
                 PoolIo::default()
             }
         }
-    }
-
-    fn peers(&mut self, typed: &[TypedPeer], pools: &[TypedPool]) -> Vec<Peer> {
-        let mut seen = HashSet::new();
-        let mut peers = Vec::new();
-        for typed in typed {
-            let Some(mut peer) = self.part(|reader| reader.peer(&mut seen, typed)) else {
-                continue;
-            };
-            // Of a wrong pool only that is left out: the peer may be needed for what is under way.
-            for pool in &typed.pools {
-                match pools.iter().any(|known| known.name.get_ref() == pool.get_ref()) {
-                    true => peer.pools.push(pool.get_ref().clone()),
-                    false => {
-                        let what = format!("there is no pool '{}'", pool.get_ref());
-                        let hint = "add a [[pool]] with this name, or remove it from the list";
-                        self.problem(pool, &format!("peer.{}.pools", peer.name), what, hint);
-                    }
-                }
-            }
-            peers.push(peer);
-        }
-        peers
-    }
-
-    fn peer(&mut self, seen: &mut HashSet<String>, peer: &TypedPeer) -> Peer {
-        self.unique(seen, "peer.name", &peer.name);
-        let name = self.name("peer.name", &peer.name);
-        if peer.address.get_ref().is_empty() {
-            let hint = "write it as hostb, hostb:7421 or 10.0.0.2:7421";
-            self.problem(&peer.address, &format!("peer.{name}.address"), "it is empty", hint);
-        }
-        Peer { name, address: peer.address.get_ref().clone(), pools: Vec::new() }
     }
 
     fn qmp_dirs(&mut self, typed: Option<&Vec<Text>>) -> Vec<PathBuf> {

@@ -89,7 +89,11 @@ where
 {
     let listener = Listener::bind(([127, 0, 0, 1], 0).into(), settings).await.unwrap();
     let address = listener.local_addr().unwrap();
-    tokio::spawn(listener.run(identity.clone(), |name| name == "hosta", handle));
+    tokio::spawn(listener.run(
+        identity.clone(),
+        |name| (name == "hosta").then(|| name.to_owned()),
+        handle,
+    ));
     address
 }
 

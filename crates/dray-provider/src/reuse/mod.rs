@@ -194,7 +194,7 @@ impl Reuse {
     }
 
     fn may_see(&self, peer: &str, path: &Path) -> bool {
-        self.config.peer(peer).is_some_and(|peer| self.config.is_open_to(peer, path))
+        self.config.peer(peer).is_some_and(|peer| self.config.is_open_to(&peer, path))
     }
 
     /// Content with this hash is there, as far as anybody knows.

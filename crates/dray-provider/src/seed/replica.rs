@@ -10,9 +10,11 @@ use dray_api::HeldAs;
 use dray_backup::{Hash, PIECE_BYTES, Piece as Recipe, Reader};
 use dray_config::Config;
 use dray_image::ImageFile;
+use dray_net::NetErrorKind;
 use dray_net::questions::Questions;
 use dray_net::requests;
 use dray_net::tls::Identity;
+use dray_types::ErrorKind;
 use dray_types::{GenerationId, ImageId};
 use dray_wire::StreamKind;
 use dray_wire::replica::{Answer, Ask, HASH_BYTES, Piece, piece_count};
@@ -57,7 +59,15 @@ fn at_peer(config: &Arc<Config>, name: &str, image: ImageId) -> Result<Snapshots
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let request = Request::Holdings { image };
     let asked = requests::ask(&identity, &peer.name, &peer.address, &request, PEER_PATIENCE);
-    match runtime.block_on(asked)? {
+    let asked = match runtime.block_on(asked) {
+        // It gives replicas to other hosts, if to any: nothing is wrong with it.
+        Err(why) if why.kind == NetErrorKind::Refused(ErrorKind::Denied) => {
+            tracing::debug!(peer = name, %why, "a peer gives this host no replicas");
+            return Ok(Snapshots::default());
+        }
+        asked => asked?,
+    };
+    match asked {
         Reply::Holdings { held } => {
             let held = held.into_iter().map(|holding| replica(config, name, holding)).collect();
             Ok(Snapshots { held, ..Snapshots::default() })

@@ -77,7 +77,8 @@ impl Host {
         );
         for (peer, address) in peers {
             config += &format!(
-                "[[peer]]\nname = 'host{peer}'\naddress = '{address}:7421'\npools = ['pool']\n"
+                "[[peer]]\nname = 'host{peer}'\naddress = '{address}:7421'\npools = ['pool']\n\
+                 rights = ['receive', 'observe', 'read-replicas', 'reuse', 'store']\n"
             );
         }
         fs::write(dir.join("dray.toml"), config + settings)?;
