@@ -36,6 +36,8 @@
 mod backup;
 pub mod check;
 mod last_good;
+mod live;
+mod nbd;
 mod peers;
 #[cfg(test)]
 mod reference;
@@ -47,6 +49,8 @@ use dray_host::pool::{self, PathError, Pool, PoolIo};
 use dray_host::retention::Retention;
 use dray_net::dial::DEFAULT_PORT;
 use dray_types::ErrorKind;
+pub use live::Live;
+pub use nbd::{NbdClient, may_read, may_write};
 pub use peers::{Peer, Peers, Right};
 use std::fmt;
 use std::net::SocketAddr;
@@ -208,6 +212,8 @@ pub struct Config {
     pub backup_store: Option<BackupStore>,
     /// Where images are exported over TCP with TLS, besides the unix socket.
     pub nbd_tcp: Option<SocketAddr>,
+    /// What may be opened there, and by whom.
+    pub nbd_clients: Live<Vec<NbdClient>>,
 }
 
 impl Config {

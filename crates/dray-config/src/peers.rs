@@ -1,6 +1,6 @@
 //! The hosts of `[[peer]]`, and what each may do on this one.
 
-use parking_lot::RwLock;
+use crate::live::Live;
 use std::fmt;
 use std::sync::Arc;
 
@@ -88,40 +88,23 @@ impl Peer {
     }
 }
 
-/// The peers as the configuration has them now. Clones are the same ones, so that everybody who has a
-/// configuration sees those of the day.
-#[derive(Clone, Default)]
-pub struct Peers(Arc<RwLock<Arc<[Arc<Peer>]>>>);
+/// The peers as the configuration has them now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peers(Live<Vec<Arc<Peer>>>);
 
 impl Peers {
     /// These peers.
     pub fn new(peers: Vec<Peer>) -> Self {
-        let all: Arc<[Arc<Peer>]> = peers.into_iter().map(Arc::new).collect();
-        Self(Arc::new(RwLock::new(all)))
+        Self(Live::new(peers.into_iter().map(Arc::new).collect()))
     }
 
     /// All of them.
-    pub fn all(&self) -> Arc<[Arc<Peer>]> {
-        Arc::clone(&self.0.read())
+    pub fn all(&self) -> Arc<Vec<Arc<Peer>>> {
+        self.0.get()
     }
 
     /// The peer of this name.
     pub fn get(&self, name: &str) -> Option<Arc<Peer>> {
-        let all = self.0.read();
-        all.iter().find(|peer| peer.name.eq_ignore_ascii_case(name)).cloned()
+        self.all().iter().find(|peer| peer.name.eq_ignore_ascii_case(name)).cloned()
     }
 }
-
-impl fmt::Debug for Peers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.all().iter()).finish()
-    }
-}
-
-impl PartialEq for Peers {
-    fn eq(&self, other: &Self) -> bool {
-        self.all() == other.all()
-    }
-}
-
-impl Eq for Peers {}

@@ -7,7 +7,7 @@ use crate::proto::{BASE_ALLOCATION, BASE_ALLOCATION_ID, export, info, opt, rep};
 use crate::reply::{option_reply, shorten};
 use crate::request::Rules;
 use dray_image::{Geometry, Image};
-use dray_serve::{Closed, Door, ExportError, ExportInfo};
+use dray_serve::{Access, Closed, Door, ExportError, ExportInfo};
 use std::sync::Arc;
 
 /// What a negotiation ends with.
@@ -157,7 +157,7 @@ impl<'a> Dialogue<'a> {
         if !payload.is_empty() {
             return self.refuse(opt::LIST, rep::ERR_INVALID, "list has no payload");
         }
-        for ExportInfo { name, description, .. } in self.door.exports.list() {
+        for ExportInfo { name, description, .. } in self.door.list() {
             let mut item = Vec::with_capacity(4 + name.len() + description.len());
             item.extend_from_slice(&(name.len() as u32).to_be_bytes());
             item.extend_from_slice(name.as_bytes());
@@ -202,13 +202,14 @@ impl<'a> Dialogue<'a> {
 
     fn agree(&self, name: &str, image: Arc<dyn Image>, about: &ExportInfo) -> Agreed {
         let geometry = image.geometry();
+        let read_only = geometry.read_only || self.door.access(name) < Access::Write;
         let rules = Rules {
             len: geometry.len,
             min_block: min_block(&geometry),
-            read_only: geometry.read_only,
+            read_only,
             structured: self.structured,
             allocation: self.allocation_for.as_deref() == Some(name),
-            fast_zero: about.fast_zero && !geometry.read_only,
+            fast_zero: about.fast_zero && !read_only,
         };
         Agreed { name: name.to_owned(), image, rules }
     }

@@ -5,8 +5,9 @@ use crate::inbound::Inbound;
 use crate::limits::{MAX_OPTION, MAX_OPTIONS, MAX_SKIPPED_OPTION, NEGOTIATION_TIME};
 use crate::option::OptionHeader;
 use crate::proto::{INIT_MAGIC, OPTION_MAGIC, handshake, opt};
-use crate::tls::{Tls, TlsChannel};
-use dray_serve::Door;
+use crate::tls::{GuestList, Tls, TlsChannel};
+use dray_serve::{Access, Door};
+use rustls::pki_types::CertificateDer;
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 use std::time::Instant;
@@ -25,11 +26,12 @@ fn invalid(why: &str) -> io::Error {
 pub(crate) fn negotiate<T>(
     inbound: &mut Inbound,
     door: Door<'_>,
-    tls: &Tls,
+    (tls, guests): (&Tls, Option<&Arc<dyn GuestList>>),
     is_closing: impl Fn() -> bool,
     enter: impl FnOnce(&Agreed) -> Option<T>,
 ) -> io::Result<Option<(Box<Agreed>, T)>> {
-    inbound.set_deadline(Some(Instant::now() + NEGOTIATION_TIME))?;
+    let deadline = Instant::now() + NEGOTIATION_TIME;
+    inbound.set_deadline(Some(deadline))?;
     let secrecy = match tls {
         Tls::Off => Secrecy::Off,
         Tls::Optional(_) => Secrecy::Offered,
@@ -57,8 +59,15 @@ pub(crate) fn negotiate<T>(
             Next::Option => send(inbound, &mut dialogue.out)?,
             Next::StartTls => {
                 send(inbound, &mut dialogue.out)?;
-                start_tls(inbound, tls)?;
+                let certificate = start_tls(inbound, tls, deadline)?;
                 dialogue.tls_is_active();
+                if let Some(guests) = guests {
+                    let guests = Arc::clone(guests);
+                    dialogue.door.limit(move |export| match &certificate {
+                        Some(certificate) => guests.access(certificate, export),
+                        None => Access::Nothing,
+                    });
+                }
             }
             Next::Transmit(agreed) => {
                 let Some(entered) = enter(&agreed) else { return Ok(None) };
@@ -107,7 +116,11 @@ fn one_option(inbound: &mut Inbound, dialogue: &mut Dialogue<'_>) -> io::Result<
     Ok(dialogue.answer(header.option, &payload))
 }
 
-fn start_tls(inbound: &mut Inbound, tls: &Tls) -> io::Result<()> {
+fn start_tls(
+    inbound: &mut Inbound,
+    tls: &Tls,
+    deadline: Instant,
+) -> io::Result<Option<CertificateDer<'static>>> {
     if !inbound.buffered().is_empty() {
         // They came in the clear and may be anyone's.
         return Err(invalid("bytes between starttls and its answer"));
@@ -116,7 +129,7 @@ fn start_tls(inbound: &mut Inbound, tls: &Tls) -> io::Result<()> {
         return Err(invalid("tls is not configured"));
     };
     let socket = inbound.channel().bare()?.ok_or_else(|| invalid("tls inside tls"))?;
-    let secure = TlsChannel::accept(socket, Arc::clone(config))?;
+    let (secure, certificate) = TlsChannel::accept(socket, Arc::clone(config), deadline)?;
     inbound.replace_channel(Arc::new(secure));
-    Ok(())
+    Ok(certificate)
 }

@@ -10,11 +10,12 @@ use crate::negotiation::negotiate;
 use crate::peer::client_of;
 use crate::roster::{Roster, RosterEntry};
 use crate::session::Session;
-use crate::tls::Tls;
+use crate::tls::{GuestList, Tls};
 use crate::writer::Writer;
 use dray_serve::limits::OPEN_PATIENCE;
 use dray_serve::{Attachment, Attachments, ClientLink, Door, Exports, FrontEnd, Process};
 use parking_lot::Mutex;
+use rustls::ServerConfig;
 use std::io;
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -59,7 +60,7 @@ impl Server {
         mode: u32,
         group: Option<u32>,
     ) -> io::Result<ServerHandle> {
-        self.serve(Listener::unix(path, mode, group)?)
+        self.serve(Listener::unix(path, mode, group)?, None)
     }
 
     /// Serves on a TCP address.
@@ -67,7 +68,20 @@ impl Server {
     /// # Errors
     /// The system refuses.
     pub fn bind_tcp(&self, addr: SocketAddr, tls: Tls) -> io::Result<ServerHandle> {
-        self.serve(Listener::tcp(addr, tls)?)
+        self.serve(Listener::tcp(addr, tls)?, None)
+    }
+
+    /// Serves on a TCP address with TLS, to each client what `guests` says.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn bind_guests(
+        &self,
+        addr: SocketAddr,
+        tls: Arc<ServerConfig>,
+        guests: Arc<dyn GuestList>,
+    ) -> io::Result<ServerHandle> {
+        self.serve(Listener::tcp(addr, Tls::Required(tls))?, Some(guests))
     }
 
     /// Connections that now use the export `name`, over all sockets. A connection counts until the
@@ -76,13 +90,18 @@ impl Server {
         self.attachments.count(name)
     }
 
-    fn serve(&self, listener: Listener) -> io::Result<ServerHandle> {
+    fn serve(
+        &self,
+        listener: Listener,
+        guests: Option<Arc<dyn GuestList>>,
+    ) -> io::Result<ServerHandle> {
         let listener = Arc::new(listener);
         let roster = Arc::new(Roster::default());
         let service = Service {
             listener: Arc::clone(&listener),
             roster: Arc::clone(&roster),
             attachments: Arc::clone(&self.attachments),
+            guests,
         };
         let accepting =
             thread::Builder::new().name("nbd-accept".to_owned()).spawn(move || service.accept())?;
@@ -160,6 +179,8 @@ struct Service {
     listener: Arc<Listener>,
     roster: Arc<Roster>,
     attachments: Arc<Attachments>,
+    /// What each client may open; all may open everything where there is none.
+    guests: Option<Arc<dyn GuestList>>,
 }
 
 impl Service {
@@ -207,7 +228,8 @@ impl Service {
         let door = Door::new(exports, line.client, OPEN_PATIENCE, &pause);
         let is_closing = || line.is_closing();
         let enter = |agreed: &Agreed| self.enter(place, &line, agreed);
-        let Some((agreed, attachment)) = negotiate(&mut inbound, door, tls, is_closing, enter)?
+        let Some((agreed, attachment)) =
+            negotiate(&mut inbound, door, (tls, self.guests.as_ref()), is_closing, enter)?
         else {
             return Ok(());
         };

@@ -4,11 +4,13 @@
 //! while waiting for the network, so a reply goes out while the receiver waits for requests.
 
 use crate::channel::{Channel, Socket};
+use dray_serve::Access;
 use parking_lot::{Mutex, MutexGuard};
+use rustls::pki_types::CertificateDer;
 use rustls::{ServerConfig, ServerConnection};
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Ciphertext received at a time: four of TLS's longest records.
 const RECEIVE: usize = 64 << 10;
@@ -24,6 +26,12 @@ pub enum Tls {
     Optional(Arc<ServerConfig>),
     /// Without it a client gets nothing, not even a list.
     Required(Arc<ServerConfig>),
+}
+
+/// Says what clients with a certificate may open. It is asked each time, so that what it says may change.
+pub trait GuestList: Send + Sync {
+    /// What the client that has shown `certificate` may do with `export`.
+    fn access(&self, certificate: &CertificateDer<'_>, export: &str) -> Access;
 }
 
 /// A TLS session after its handshake. Lock order: `outgoing`, then `session`.
@@ -49,17 +57,26 @@ fn tls_error(error: rustls::Error) -> io::Error {
 }
 
 /// Blocking reads and writes as rustls wants them for the handshake.
-struct Raw<'a>(&'a Socket);
+struct Raw<'a> {
+    socket: &'a Socket,
+    /// Of the whole handshake: bytes that drip in one by one do not stretch it.
+    deadline: Instant,
+}
 
 impl Read for Raw<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        self.0.receive(&mut [IoSliceMut::new(into)])
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.socket.receive_within(Some(left))?;
+        self.socket.receive(&mut [IoSliceMut::new(into)])
     }
 }
 
 impl Write for Raw<'_> {
     fn write(&mut self, from: &[u8]) -> io::Result<usize> {
-        self.0.send(&mut [IoSlice::new(from)])?;
+        self.socket.send(&mut [IoSlice::new(from)])?;
         Ok(from.len())
     }
 
@@ -69,22 +86,30 @@ impl Write for Raw<'_> {
 }
 
 impl TlsChannel {
-    /// Shakes hands on `socket`.
-    pub(crate) fn accept(socket: Socket, config: Arc<ServerConfig>) -> io::Result<Self> {
+    /// Shakes hands on `socket`; also the client's certificate, if it has shown one.
+    pub(crate) fn accept(
+        socket: Socket,
+        config: Arc<ServerConfig>,
+        deadline: Instant,
+    ) -> io::Result<(Self, Option<CertificateDer<'static>>)> {
         let mut session = ServerConnection::new(config).map_err(tls_error)?;
         session.set_buffer_limit(Some(2 * SEND_PIECE));
+        let mut raw = Raw { socket: &socket, deadline };
         while session.is_handshaking() {
-            session.complete_io(&mut Raw(&socket))?;
+            session.complete_io(&mut raw)?;
         }
         while session.wants_write() {
-            session.write_tls(&mut Raw(&socket))?;
+            session.write_tls(&mut raw)?;
         }
-        Ok(Self {
+        let certificate = session.peer_certificates().and_then(<[_]>::first);
+        let certificate = certificate.map(|first| first.clone().into_owned());
+        let channel = Self {
             socket,
             session: Mutex::new(session),
             incoming: Mutex::new(Incoming { bytes: vec![0; RECEIVE], start: 0, end: 0 }),
             outgoing: Mutex::new(Vec::new()),
-        })
+        };
+        Ok((channel, certificate))
     }
 
     /// Receives plaintext, with `ciphertext` to get more of what it is made from, if it can.

@@ -1,11 +1,14 @@
 //! One client's way to the exports: in, out, or held for a while.
 
 use crate::client::Client;
-use crate::export::{ExportError, Exports};
+use crate::export::{ExportError, ExportInfo, Exports};
 use crate::limits::OPEN_AGAIN;
 use dray_image::Image;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// Says what a client may do with an export.
+type Limit = Box<dyn Fn(&str) -> Access>;
 
 /// Asks for exports in the name of one client.
 pub struct Door<'a> {
@@ -18,6 +21,19 @@ pub struct Door<'a> {
     patience: Duration,
     /// Until when, once it is held.
     until: Option<Instant>,
+    /// What the client may open; everything that there is where nobody has said.
+    limit: Option<Limit>,
+}
+
+/// What a client may do with an export.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Access {
+    /// Nothing: it does not learn whether there is such an export.
+    Nothing,
+    /// Read it.
+    Read,
+    /// Read and write it.
+    Write,
 }
 
 /// Why a client does not get an export.
@@ -37,7 +53,24 @@ impl<'a> Door<'a> {
         patience: Duration,
         pause: &'a dyn Fn(Duration) -> bool,
     ) -> Self {
-        Self { exports, client, pause, patience, until: None }
+        Self { exports, client, pause, patience, until: None, limit: None }
+    }
+
+    /// From now on the client may open only what `limit` says.
+    pub fn limit(&mut self, limit: impl Fn(&str) -> Access + 'static) {
+        self.limit = Some(Box::new(limit));
+    }
+
+    /// What the client may do with the export `name`, whether there is one or not.
+    pub fn access(&self, name: &str) -> Access {
+        self.limit.as_ref().map_or(Access::Write, |limit| limit(name))
+    }
+
+    /// The exports that the client may open.
+    pub fn list(&self) -> Vec<ExportInfo> {
+        let mut all = self.exports.list();
+        all.retain(|export| self.access(&export.name) > Access::Nothing);
+        all
     }
 
     /// The image behind `name`. Holds the client while the cause against it may pass by itself.
@@ -45,6 +78,10 @@ impl<'a> Door<'a> {
     /// # Errors
     /// Why the client does not get it.
     pub fn open(&mut self, name: &str) -> Result<Arc<dyn Image>, Closed> {
+        if self.access(name) == Access::Nothing {
+            let why = format!("this certificate may not open '{name}'");
+            return Err(Closed::Refused(ExportError::Refused(why)));
+        }
         loop {
             let error = match self.exports.open(name, &self.client) {
                 Err(error @ ExportError::NotYet(_)) => error,
@@ -70,7 +107,6 @@ impl<'a> Door<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::export::ExportInfo;
     use std::cell::Cell;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -126,8 +162,7 @@ mod tests {
         let why = "export is not ready: the pool is not mounted";
         assert_eq!(text(door.open("a")).unwrap(), why);
         assert!(begin.elapsed() >= patience);
-        let pause = |_| panic!("held again");
-        door.pause = &pause;
+        door.pause = &|_| panic!("held again");
         assert_eq!(text(door.open("a")).unwrap(), why);
     }
 

@@ -28,7 +28,7 @@ mod worker;
 
 pub use attachments::{Attachment, Attachments, ClientLink};
 pub use client::{Client, Process};
-pub use door::{Closed, Door};
+pub use door::{Access, Closed, Door};
 pub use export::{ExportError, ExportInfo, Exports};
 pub use front::FrontEnd;
 pub use worker::{Flushed, Job, Session, Workers};

@@ -4,10 +4,13 @@
 use crate::agent::Agent;
 use crate::api::{Server, group_named, rights};
 use dray_api::{AccessLevel, Command, READERS_SOCKET};
-use dray_nbd::{Server as Nbd, Tls};
+use dray_config::{Config, may_read, may_write};
+use dray_nbd::{GuestList, Server as Nbd};
+use dray_net::tls::dns_names;
 use dray_net::{ListenSettings, Listener};
-use dray_serve::FrontEnd;
+use dray_serve::{Access, FrontEnd};
 use parking_lot::Mutex;
+use rustls::pki_types::CertificateDer;
 use std::fmt::Display;
 use std::io;
 use std::net::SocketAddr;
@@ -30,6 +33,22 @@ impl FrontEnds {
     pub(super) fn end(&self, grace: Duration) {
         for one in std::mem::take(&mut *self.0.lock()) {
             one.shut(grace);
+        }
+    }
+}
+
+/// The clients of `nbd.tcp`, as the configuration has them.
+struct Guests(Arc<Config>);
+
+impl GuestList for Guests {
+    fn access(&self, certificate: &CertificateDer<'_>, export: &str) -> Access {
+        let (clients, names) = (self.0.nbd_clients.get(), dns_names(certificate));
+        if may_write(&clients, &names, export) {
+            Access::Write
+        } else if may_read(&clients, &names, export) {
+            Access::Read
+        } else {
+            Access::Nothing
         }
     }
 }
@@ -62,7 +81,7 @@ impl Agent {
         try_again(bind);
     }
 
-    /// Lets guests of other hosts in, who prove by a certificate of the same authority that they may.
+    /// Lets clients of other hosts in, who prove by a certificate of the same authority who they are.
     pub(super) fn let_remote_guests_in(
         self: &Arc<Self>,
         address: SocketAddr,
@@ -72,7 +91,8 @@ impl Agent {
         let bind = move || {
             const KEY: &str = "listener.remote-guests";
             let bound = agent.identity.lasting_server().map_err(io::Error::other);
-            let bound = bound.and_then(|tls| agent.nbd().bind_tcp(address, Tls::Required(tls)));
+            let guests = Arc::new(Guests(Arc::clone(&agent.config)));
+            let bound = bound.and_then(|tls| agent.nbd().bind_guests(address, tls, guests));
             let who = "guests on other hosts (nbd.tcp)";
             let handle = bound.inspect_err(|why| agent.cannot_listen(KEY, who, why, ""))?;
             agent.troubles.clear(KEY);

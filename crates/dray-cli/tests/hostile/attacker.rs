@@ -1,6 +1,6 @@
 //! A host that was taken over: it has a certificate of the authority, and says whatever it likes.
 
-use crate::lab::{ALL_RIGHTS, Host, Lab};
+use crate::lab::{ALL_RIGHTS, Host, Lab, wait_for};
 use dray_net::tls::Identity;
 use dray_net::{BlockingStream, DialSettings, NetError, Stream, dial, requests};
 use dray_types::MigrationId;
@@ -23,8 +23,15 @@ pub struct Attacker {
 /// A lab whose hosts give each other `rights`, a line of the configuration; hosta runs.
 pub fn lab(rights: &str, more: &str) -> Lab {
     let mut lab = Lab::with(|_, text| text.replace(ALL_RIGHTS, rights) + more);
-    lab.a.start();
+    start(&mut lab.a);
     lab
+}
+
+/// Starts the agent and waits until peers can connect.
+pub fn start(host: &mut Host) {
+    host.start();
+    let listens = || std::net::TcpStream::connect(&host.address).is_ok();
+    wait_for("the agent to listen", ANSWER, listens).unwrap();
 }
 
 impl Attacker {

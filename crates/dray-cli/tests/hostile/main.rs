@@ -1,12 +1,15 @@
 //! Attacks on real agents. Each test is one: it fails where the attack succeeds.
 //!
 //! * [`lab`]: the hosts. [`attacker`]: a host of the fleet that was taken over: it has a good certificate.
+//! * [`guests`]: clients of other hosts over NBD with TLS, [`remote`], who want images that are not theirs.
 //! * [`peers`]: what such a peer asks for without having the right.
 //! * [`local`]: users of this host.
 
 mod attacker;
+mod guests;
 #[path = "../disks/lab.rs"]
 #[allow(dead_code, reason = "these tests need less of the lab than those that it was made for")]
 mod lab;
 mod local;
 mod peers;
+mod remote;

@@ -1,6 +1,6 @@
 //! A peer asks for what it has no right to.
 
-use crate::attacker::{Attacker, lab};
+use crate::attacker::{Attacker, lab, start};
 use crate::lab::{Lab, run};
 use dray_net::NetErrorKind;
 use dray_types::{ErrorKind, ImageId, MigrationId};
@@ -89,7 +89,7 @@ fn who_may_not_ask_for_content_is_not_told_of_it_in_a_migration() {
 fn the_migration_of_two_hosts_is_not_a_third_ones() {
     let mut lab = Lab::new();
     let _third = lab.third();
-    lab.a.start();
+    start(&mut lab.a);
     let (owner, attacker) = (Attacker::new(&lab, "hostb"), Attacker::new(&lab, "hostc"));
     let (migration, some) = (MigrationId(1), Some(MigrationId(1)));
     owner.ask(&lab.a, &prepare(1)).unwrap();
@@ -113,7 +113,7 @@ fn the_migration_of_two_hosts_is_not_a_third_ones() {
 #[test]
 fn the_refusal_reaches_the_operator() {
     let mut lab = lab("", "");
-    lab.b.start();
+    start(&mut lab.b);
     let told = lab.b.dray(&["peers", "--json"]);
     let told = String::from_utf8_lossy(&told.stdout).into_owned();
     assert!(told.contains("does not have the right 'observe' on hosta"), "{told}");
@@ -122,7 +122,7 @@ fn the_refusal_reaches_the_operator() {
     lab.a.stop();
     std::fs::write(&config, text.replace("pools = [\"p\"]", "pools = [\"p\"]\nrights = []"))
         .unwrap();
-    lab.a.start();
+    start(&mut lab.a);
     run(Command::new("truncate").args(["-s", "1M"]).arg(lab.b.pool().join("vm.img")));
     lab.b.add("vm.img");
     let refused = lab.b.dray(&["migrate", "--image", "vm.img", "--to", "hosta"]);

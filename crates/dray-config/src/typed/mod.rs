@@ -5,7 +5,7 @@ mod backup;
 mod peer;
 
 use super::last_good;
-use super::{Config, Limits, Peers, Problem, ReuseConfig, default_listen};
+use super::{Config, Limits, Live, NbdClient, Peers, Problem, ReuseConfig, default_listen};
 use backup::{TypedBackup, TypedStore};
 use dray_host::pool::{self, Pool, PoolIo, PoolKind};
 use dray_host::retention::Retention;
@@ -106,6 +106,18 @@ struct TypedReuse {
 #[serde(deny_unknown_fields)]
 struct Nbd {
     tcp: Option<Text>,
+    #[serde(default)]
+    client: Vec<TypedNbdClient>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TypedNbdClient {
+    name: Text,
+    #[serde(default)]
+    read: Vec<String>,
+    #[serde(default)]
+    write: Vec<String>,
 }
 
 /// Collects problems while the rest is still understood.
@@ -146,6 +158,7 @@ pub(super) fn understand(text: &str, path: &Path) -> Result<(Config, Vec<Problem
         replicas: reader.replicas(typed.replicas.as_ref()),
         backups: reader.backups(&typed.backup),
         backup_store: reader.backup_store(typed.backup_store.as_ref()),
+        nbd_clients: Live::new(reader.nbd_clients(typed.nbd.as_ref())),
         nbd_tcp: reader.address("nbd.tcp", typed.nbd.as_ref().and_then(|nbd| nbd.tcp.as_ref())),
     };
     match reader.problems.iter().any(Problem::concerns_everything) {
@@ -269,6 +282,16 @@ impl Reader<'_> {
                 PoolIo::default()
             }
         }
+    }
+
+    fn nbd_clients(&mut self, typed: Option<&Nbd>) -> Vec<NbdClient> {
+        let mut clients = Vec::new();
+        for typed in typed.map_or(&[][..], |nbd| &nbd.client) {
+            let name = self.part(|reader| reader.name("nbd.client.name", &typed.name));
+            let (read, write) = (typed.read.clone(), typed.write.clone());
+            clients.extend(name.map(|name| NbdClient { name, read, write }));
+        }
+        clients
     }
 
     fn qmp_dirs(&mut self, typed: Option<&Vec<Text>>) -> Vec<PathBuf> {

@@ -387,6 +387,19 @@ async fn a_flipped_byte_is_a_mismatch_and_the_stream_goes_on() {
     assert_eq!(stats.mismatches.load(Relaxed), 1);
 }
 
+/// `hello` offers `zstd` and nothing else.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_describes_without_having_agreed_to_it_is_not_answered() {
+    let (header, good) = frame(&[7; 65536]);
+    let kind = FrameKind::Described;
+    let header = FrameHeader { kind, payload_len: 32, range: BlockRange::new(16, 16), ..header };
+    let described = [&header.encode()[..], &[7; 32]].concat();
+    let (events, _) = receive([good, described].concat()).await;
+    let [Event::Run(..), Event::Ended(Some(why))] = &events[..] else { panic!("{events:?}") };
+    assert_eq!(why.kind, NetErrorKind::Protocol, "{why}");
+    assert!(why.what.contains("'reuse' was not agreed"), "{why}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bad_compression_is_a_mismatch() {
     let payload = vec![7; 8192];
