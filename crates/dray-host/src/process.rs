@@ -30,6 +30,14 @@ pub(crate) fn started(pid: i32) -> Option<u64> {
     (!matches!(state, "Z" | "X")).then(|| fields.nth(18)?.parse().ok())?
 }
 
+/// The user with whose rights the process of this number opens files.
+pub(crate) fn user_of(pid: i32) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let users = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    // Real, effective, saved, and that of the file system.
+    users.split_whitespace().nth(3)?.parse().ok()
+}
+
 /// The boot of this host.
 pub(crate) fn boot() -> Option<String> {
     Some(std::fs::read_to_string(BOOT_ID).ok()?.trim().to_owned())
@@ -48,10 +56,7 @@ impl QemuProcess {
 
     /// The user with whose rights it opens files; none when it has ended.
     pub fn user(&self) -> Option<u32> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).ok()?;
-        let users = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
-        // Real, effective, saved, and that of the file system.
-        let user = users.split_whitespace().nth(3)?.parse().ok()?;
+        let user = user_of(self.pid)?;
         self.runs().then_some(user)
     }
 

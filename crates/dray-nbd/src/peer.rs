@@ -9,5 +9,5 @@ pub(crate) fn client_of(socket: &Socket) -> Client {
     let Socket::Unix(stream) = socket else { return Client::default() };
     let peer = socket_peercred(stream).ok();
     let pid = peer.and_then(|peer| u32::try_from(peer.pid.as_raw_nonzero().get()).ok());
-    Client { process: pid.and_then(Process::find) }
+    Client { process: pid.and_then(Process::find), user: peer.map(|peer| peer.uid.as_raw()) }
 }

@@ -112,7 +112,10 @@ fn the_registry_is_told_which_process_asks() {
     drop(host.client().go_simple());
     let seen = || host.gate.seen.lock().unwrap().clone();
     until("detached", || seen().iter().any(|(what, _)| *what == "detached"));
-    let own = Client { process: Process::find(std::process::id()) };
+    let own = Client {
+        process: Process::find(std::process::id()),
+        user: Some(rustix::process::geteuid().as_raw()),
+    };
     assert!(own.process.is_some());
     assert!(seen().iter().all(|(_, client)| *client == own), "{:?}", seen());
     assert!(seen().iter().any(|(what, _)| *what == "attached"));

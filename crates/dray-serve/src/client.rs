@@ -9,6 +9,8 @@ use std::sync::Arc;
 pub struct Client {
     /// The process at the other end of a unix socket; none over TCP, or when it cannot be known.
     pub process: Option<Process>,
+    /// The user that it ran as when it connected; none over TCP, or when it cannot be known.
+    pub user: Option<u32>,
 }
 
 /// A process. Its number alone may be another's tomorrow; with its start it is nobody else's until

@@ -69,7 +69,10 @@ impl<'a> Door<'a> {
     /// The exports that the client may open.
     pub fn list(&self) -> Vec<ExportInfo> {
         let mut all = self.exports.list();
-        all.retain(|export| self.access(&export.name) > Access::Nothing);
+        let is_shown = |name: &str| {
+            self.access(name) > Access::Nothing && self.exports.is_for(name, &self.client)
+        };
+        all.retain(|export| is_shown(&export.name));
         all
     }
 

@@ -56,7 +56,7 @@ impl ExportError {
 
 /// The exports of a host. Calls come from many threads at once.
 pub trait Exports: Send + Sync {
-    /// Every export that may be shown to anyone who asks.
+    /// Every export that is shown in a list, to those it [is for](Self::is_for).
     fn list(&self) -> Vec<ExportInfo>;
 
     /// The image behind `name`, for `client`. Looking is not attaching: a client may only want its
@@ -65,6 +65,11 @@ pub trait Exports: Send + Sync {
     /// # Errors
     /// Why the client does not get it.
     fn open(&self, name: &str, client: &Client) -> Result<Arc<dyn Image>, ExportError>;
+
+    /// Whether `client` may learn that there is an export called `name`.
+    fn is_for(&self, _name: &str, _client: &Client) -> bool {
+        true
+    }
 
     /// What `name` is shown as; exports that are not in the list may have it too.
     fn describe(&self, name: &str) -> ExportInfo {

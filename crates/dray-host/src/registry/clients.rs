@@ -6,11 +6,12 @@
 //! directory is full; a list that cannot be read names nobody.
 
 use super::{Entry, Registry};
-use crate::process::{QemuProcess, started};
+use crate::process::{QemuProcess, started, user_of};
 use crate::record::{CopyState, ImageRecord};
 use dray_files::StatePath;
 use dray_files::files::BOOT_LEN;
 use std::io;
+use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Processes that are remembered of one image: a disk has one QEMU, and now and then a tool.
@@ -38,6 +39,12 @@ impl Process {
     fn runs(&self) -> bool {
         i32::try_from(self.pid).ok().and_then(started) == Some(self.started)
     }
+
+    /// The user with whose rights it opens files; none when it has ended.
+    pub fn user(&self) -> Option<u32> {
+        let user = user_of(i32::try_from(self.pid).ok()?)?;
+        self.runs().then_some(user)
+    }
 }
 
 /// The clients of one image.
@@ -47,6 +54,7 @@ pub(super) struct KnownClients {
     known: Vec<Process>,
     /// Those that this agent has seen attached: who is not there any more has left.
     seen: Vec<Seen>,
+    admitted: Option<Admitted>,
 }
 
 /// A client that this agent has seen.
@@ -58,13 +66,22 @@ struct Seen {
     is_cut_off: bool,
 }
 
+/// A client that was let in and may not have attached itself yet.
+struct Admitted {
+    process: Process,
+    at: Instant,
+}
+
+/// How long a client that was let in may take to attach itself.
+const ENTERING: Duration = Duration::from_secs(10);
+
 impl KnownClients {
     /// Those that the file at `path` names, if it was written since the host was booted.
     pub(super) fn load(path: &StatePath) -> Self {
         let boot = boot_id(path);
         let bytes = path.read().unwrap_or_default();
         let known = decode(&bytes, &boot).unwrap_or_default();
-        Self { path: path.clone(), boot, known, seen: Vec::new() }
+        Self { path: path.clone(), boot, known, seen: Vec::new(), admitted: None }
     }
 
     /// Takes the room that the list needs, with nobody in it.
@@ -94,6 +111,17 @@ impl KnownClients {
         let seen =
             |one: &Process| self.seen.iter().any(|seen| seen.process == *one && !seen.is_cut_off);
         self.known.iter().find(|one| one.runs() && !seen(one)).copied()
+    }
+
+    /// Who of those for whom `counts` says so has the image: it is attached, was let in just now, or comes back.
+    fn holder(&self, counts: impl Fn(&Process) -> bool) -> Option<Process> {
+        let entering = self.admitted.as_ref().filter(|one| one.at.elapsed() < ENTERING);
+        let attached = self.seen.iter().filter(|seen| seen.connections > 0);
+        let seen =
+            |one: &Process| self.seen.iter().any(|seen| seen.process == *one && !seen.is_cut_off);
+        let absent = self.known.iter().filter(|one| !seen(one)).copied();
+        let all = attached.map(|seen| seen.process).chain(absent);
+        all.chain(entering.map(|one| one.process)).find(|one| one.runs() && counts(one))
     }
 
     /// Who is attached is cut off, and comes back to another disk of the image.
@@ -202,6 +230,32 @@ impl Registry {
         record.state == CopyState::Owner && (record.adopted.is_some() || !released())
     }
 
+    /// Lets a process in to the image called `name`, unless another one has it of those for whom `counts` says so.
+    ///
+    /// # Errors
+    /// The process that has it.
+    pub fn let_in(
+        &self,
+        name: &str,
+        process: Process,
+        counts: impl Fn(&Process) -> bool,
+    ) -> Result<(), Process> {
+        let mut all = self.lock_clients();
+        let Some(known) = all.get_mut(name) else { return Ok(()) };
+        match known.holder(counts) {
+            Some(holder) if holder != process => Err(holder),
+            _ => {
+                known.admitted = Some(Admitted { process, at: Instant::now() });
+                Ok(())
+            }
+        }
+    }
+
+    /// The process that has the image called `name`, of those for whom `counts` says so.
+    pub fn holder(&self, name: &str, counts: impl Fn(&Process) -> bool) -> Option<Process> {
+        self.lock_clients().get(name).and_then(|known| known.holder(counts))
+    }
+
     /// Whether this process was attached to the image before, in this boot of the host.
     pub fn was_attached(&self, name: &str, process: Process) -> bool {
         self.lock_clients().get(name).is_some_and(|known| known.knows(process))
@@ -295,6 +349,34 @@ mod tests {
         known.left(own);
         known.cut_off();
         assert_eq!(known.absent(), None, "it had left before");
+    }
+
+    /// Only one process at a time has an image, and one that has left has it no more.
+    #[test]
+    fn an_image_is_held_by_who_is_there_or_comes_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = StatePath::real(dir.path().join("a.clients"));
+        KnownClients::make(&path).unwrap();
+        let pid = std::process::id();
+        let own = Process { pid, started: started(pid as i32).unwrap() };
+        let mut known = KnownClients::load(&path);
+        assert_eq!(known.holder(|_| true), None);
+        known.note(own);
+        known.note(process(7));
+        assert_eq!(known.holder(|_| true), Some(own), "the other one has ended");
+        assert_eq!(known.holder(|_| false), None);
+        assert_eq!(KnownClients::load(&path).holder(|_| true), Some(own), "it comes back");
+        known.cut_off();
+        known.left(own);
+        assert_eq!(known.holder(|_| true), Some(own), "it comes back");
+        known.note(own);
+        known.left(own);
+        assert_eq!(known.holder(|_| true), None, "it has left");
+        let long_ago = Instant::now().checked_sub(2 * ENTERING).unwrap();
+        known.admitted = Some(Admitted { process: own, at: long_ago });
+        assert_eq!(known.holder(|_| true), None, "it has only looked");
+        known.admitted = Some(Admitted { process: own, at: Instant::now() });
+        assert_eq!(known.holder(|_| true), Some(own));
     }
 
     #[test]

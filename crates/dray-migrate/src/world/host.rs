@@ -39,7 +39,7 @@ use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 /// The guest's QEMU, which was there before every restart of the agent.
-pub const QEMU: Client = Client { process: Some(Process { pid: 77, started: 1 }) };
+pub const QEMU: Client = Client { process: Some(Process { pid: 77, started: 1 }), user: Some(0) };
 
 /// A migration away, with its loop as long as that runs.
 pub struct Away {

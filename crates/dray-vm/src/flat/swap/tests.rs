@@ -252,7 +252,7 @@ fn a_disk_that_changes_place_is_served_to_its_own_qemu_only() {
     let opens = |pid: i32| {
         let started = qemu(pid).unwrap().started;
         let process = Some(dray_serve::Process { pid: pid.cast_unsigned(), started });
-        exports.open("disk.raw", &Client { process }).is_ok()
+        exports.open("disk.raw", &Client { process, user: Some(0) }).is_ok()
     };
     let cat =
         |output: Stdio| Command::new("cat").stdin(Stdio::piped()).stdout(output).spawn().unwrap();

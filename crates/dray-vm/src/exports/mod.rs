@@ -1,4 +1,6 @@
-//! The images as exports of the NBD server.
+//! The images as exports of the NBD server. [`walls`]: what one VM gets of another.
+
+mod walls;
 
 use crate::flat::swap::may_be_past;
 use dray_host::flat::Flat;
@@ -25,7 +27,12 @@ impl Exports for ImageExports {
         self.0.all().iter().filter_map(shown).collect()
     }
 
+    fn is_for(&self, name: &str, client: &Client) -> bool {
+        self.who_else_has(name, client).is_none()
+    }
+
     fn open(&self, name: &str, client: &Client) -> Result<Arc<dyn Image>, ExportError> {
+        self.admit(name, client)?;
         if let Some(closed) = self.0.closed(name) {
             return self.open_closed(name, client, closed).map(|disk| disk as Arc<dyn Image>);
         }
