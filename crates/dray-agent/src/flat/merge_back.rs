@@ -183,9 +183,13 @@ impl Agent {
     fn show_chain(&self, entry: &Entry, turn: Option<Turn>) -> io::Result<()> {
         let Some(flat) = &entry.flat else { return Ok(()) };
         let record = entry.record();
+        // Recorded first: somebody may start the VM on the chain as soon as it has its name, and what is then
+        // written to it is newer than the overlay.
+        self.set_turn(entry, NameKind::Named, turn)?;
+        abort::step("HomeShows");
         names_of(&record)?.thaw_chain(record.mode).map_err(io::Error::other)?;
         flat.chain.moved(&record.path);
-        self.set_turn(entry, NameKind::Named, turn)
+        Ok(())
     }
 
     /// It came to nothing: the disk stays on the overlay, unless it is home already.

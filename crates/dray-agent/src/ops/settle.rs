@@ -120,6 +120,11 @@ impl Agent {
                 entry.regain_locks();
                 Ok(false)
             }
+            (Rule::LeftToItsClients, _) => {
+                self.registry.distrust(entry);
+                entry.regain_locks();
+                Ok(false)
+            }
             (Rule::InUseElsewhere | Rule::Undecided, _) => {
                 self.registry.distrust(entry);
                 Ok(false)
@@ -229,7 +234,9 @@ impl Agent {
         loop {
             let free = |name: &str| self.registry.operate(name, "release").is_ok();
             let halfway = |entry: &Arc<Entry>| {
-                self.registry.rule_of(entry) == Rule::Undecided && free(&entry.record().name)
+                let rule = self.registry.rule_of(entry);
+                matches!(rule, Rule::Undecided | Rule::LeftToItsClients)
+                    && free(&entry.record().name)
             };
             let undecided = self.registry.all().into_iter().filter(halfway);
             let vms = undecided.filter_map(|entry| self.registry.vm_of(&entry.record()));

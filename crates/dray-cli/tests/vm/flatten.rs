@@ -442,6 +442,55 @@ fn a_vm_whose_user_lets_it_go_on_on_its_chain_keeps_what_it_wrote_there() {
     keeps_what_it_wrote_at_home("flat-user", "HomePivoted");
 }
 
+/// The agent and the VM die at `step` of the way home. If the chain has its name then, somebody writes to it before
+/// the next agent starts: nothing older is merged over that.
+fn is_the_truth_when_it_has_its_name(name: &str, step: &str) {
+    let Some(mut stage) = prepared(name) else { return };
+    assert_seen(look(&stage));
+    start_with(stage.lab.host("a"), "DRAY_ABORT_BEFORE", step);
+    let migrate = stage.spawn(&["--bandwidth", "30Mbit"]);
+    let a = stage.lab.host("a");
+    a.wait_status(PATIENCE, copying).expect("it copies");
+    let cancel = a.spawn(&["cancel"]).expect("cancel");
+    stage.target = None;
+    dies(stage.lab.host("a"));
+    drop((Answer::of(migrate), Answer::of(cancel)));
+    stage.source.kill().expect("kill");
+    let chain = stage.image("a", 0);
+    // The dead agent's storage daemon may be there still, with its locks.
+    let image =
+        format!("driver=qcow2,file.driver=file,file.locking=off,file.filename={}", chain.display());
+    let io = |command: &str| {
+        let args = ["--image-opts", &image, "-c", command, "-c", "flush"];
+        tools::run("qemu-io", &args).is_ok()
+    };
+    let written = chain.exists();
+    // Where the guest writes all the time.
+    let (write, read) = ("write -P 0xee 0 1M", "read -P 0xee 0 1M");
+    if written {
+        assert!(io(write));
+    }
+    stage.lab.host("a").start().expect("restart");
+    let deadline = Instant::now() + PATIENCE;
+    let images = || stage.lab.host("a").json(&["images"]).expect("images");
+    while images() != json!([]) || !chain.exists() {
+        assert!(Instant::now() < deadline, "{}\n{}", images(), stage.logs());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(io(read), written, "{step}: what was written to the chain is in it");
+}
+
+#[test]
+fn a_chain_is_recorded_to_be_the_truth_before_it_has_its_name() {
+    is_the_truth_when_it_has_its_name("flat-shows", "HomeShows");
+}
+
+#[test]
+#[ignore = "long: make long"]
+fn a_chain_that_has_its_name_is_the_truth() {
+    is_the_truth_when_it_has_its_name("flat-shown", "HomeNamed");
+}
+
 #[test]
 fn what_a_flat_copy_cannot_have_is_refused() {
     let Some(stage) = Stage::new("flat-refused", &[Kind::Qcow2], RATE) else { return };

@@ -2,10 +2,13 @@
 //! itself; until it knows, nobody new uses the image.
 
 use crate::restart::{dies, start_with};
-use crate::stage::{Kind, PATIENCE, Stage};
-use dray_testkit::guest::tools;
-use dray_testkit::lab::Answer;
-use serde_json::Value;
+use crate::stage::{Kind, PATIENCE, Stage, qmp};
+use dray_testkit::guest::{GuestVm, tools};
+use dray_testkit::lab::{Answer, Lab};
+use serde_json::{Value, json};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Where the disk is when all is settled.
@@ -85,4 +88,51 @@ fn a_release_that_did_not_come_to_its_pivot_has_not_been() {
 #[ignore = "long: make long"]
 fn a_release_that_came_to_its_pivot_ends_at_the_next_start() {
     dies_at("release", "ReleasePivoted", On::File);
+}
+
+/// The VM has ended, but another client writes to its image through dray: nobody opens the file beside that, also
+/// after an agent that was started again has found the client and not the VM.
+#[test]
+fn a_file_that_another_client_writes_to_is_locked_after_its_vm_has_ended() {
+    let lab = Lab::new("left-to", Path::new(env!("CARGO_BIN_EXE_dray"))).expect("lab");
+    lab.start().expect("agents");
+    let a = lab.host("a");
+    let path = a.pool().join("disk0.raw");
+    File::create(&path).and_then(|file| file.set_len(1 << 20)).expect("image");
+    let file = format!("driver=file,node-name=disk,filename={}", path.display());
+    let vm = |name: &str, node: &str| {
+        let builder = GuestVm::builder(&lab.dir(), name).memory_mib(16).bare();
+        builder.blockdev(node).disk("disk0", "disk").start()
+    };
+    let mut first = vm("first", &file).expect("it starts");
+    a.json(&["adopt", "--qmp", first.qmp_path().to_str().expect("text")]).expect("adopt");
+    let export = format!(
+        "driver=nbd,node-name=disk,export=disk0.raw,reconnect-delay=300,server.type=unix,\
+         server.path={}",
+        a.nbd_socket().display()
+    );
+    let other = vm("other", &export).expect("a second client");
+    let write = |number: u32| {
+        let device = "/machine/peripheral/disk0/virtio-backend";
+        let line = format!("qemu-io -d {device} \"write -P {number} {} 4096\"", number * 4096);
+        let command =
+            json!({ "execute": "human-monitor-command", "arguments": { "command-line": line } });
+        qmp(&other.qmp_path(), &command.to_string());
+    };
+    write(1);
+    first.kill().expect("kill");
+    a.kill9().expect("kill");
+    a.start().expect("start");
+    write(2);
+    // QEMU says so after it has made its monitor.
+    let again = vm("first", &file).and_then(|mut vm| vm.wait_exit(PATIENCE));
+    let refused = again.is_err() || again.is_ok_and(|status| !status.success());
+    assert!(refused, "two write to one file\n{}", a.log());
+    write(3);
+    let mut block = [0; 4096];
+    let file = File::open(&path).expect("the file");
+    for number in 1..4 {
+        file.read_exact_at(&mut block, number * 4096).expect("read");
+        assert!(block == [number as u8; 4096], "block {number}");
+    }
 }

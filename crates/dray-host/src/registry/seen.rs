@@ -107,6 +107,12 @@ impl Registry {
                 let why = format!("the disk of image '{name}' may be on dray or on its file");
                 objection(why, look("end the vm that uses it"))
             }
+            Rule::LeftToItsClients => {
+                let why = format!(
+                    "the vm of image '{name}' has ended, and another process is attached to it"
+                );
+                objection(why, "end that process; `dray images` shows the clients".to_owned())
+            }
             Rule::VmHasEnded => {
                 let why = format!("the vm of image '{name}' has ended, and its disk is released");
                 objection(why, "try again in a moment; `dray images` shows it".to_owned())

@@ -122,6 +122,9 @@ pub enum Rule {
     /// It may be QEMU's or dray's: it is not locked, nobody new is served, what it holds counts as changed, and
     /// the next look at its VM decides.
     Undecided,
+    /// Its VM has ended, and another process that was attached to it writes to it: it is locked, so that nobody
+    /// opens the file beside that, and nobody new is served.
+    LeftToItsClients,
     /// The VM has ended: whoever starts it next opens the file itself. It is released, and forgotten here.
     VmHasEnded,
     /// The VM has its disk on something else: QEMU leaves the export, and it is as if the VM had ended.
@@ -155,7 +158,10 @@ impl Rule {
         match self {
             Self::OfItsMigration | Self::NotOwned => Locking::OfItsMigration,
             Self::Served | Self::WaitsForLock | Self::WaitsForFile => Locking::Needed,
-            Self::ServedToItsVm | Self::CameUnderDray | Self::StayedUnderDray => Locking::IfFree,
+            Self::ServedToItsVm
+            | Self::LeftToItsClients
+            | Self::CameUnderDray
+            | Self::StayedUnderDray => Locking::IfFree,
             Self::InUseElsewhere
             | Self::Undecided
             | Self::VmHasEnded
@@ -209,7 +215,10 @@ fn of_unadopted(disk: Disk, lock: Lock) -> Rule {
 fn of_adopted(vm: Vm, disk: Disk, lock: Lock) -> Rule {
     match (vm, disk, lock) {
         (Vm::Gone, _, _) | (Vm::Other, Disk::OnFile | Disk::Elsewhere, _) => Rule::VmHasEnded,
-        (Vm::Other, Disk::Unknown, _) => Rule::Undecided,
+        (Vm::Other, Disk::Unknown, Lock::Others) => Rule::InUseElsewhere,
+        (Vm::Other, Disk::Unknown, Lock::Free | Lock::Ours | Lock::Unknown) => {
+            Rule::LeftToItsClients
+        }
         (Vm::Same, Disk::OnFile, _) => Rule::IsOnItsFile,
         (Vm::Same, Disk::Elsewhere, _) => Rule::MovedAway,
         (_, Disk::OnExport | Disk::Unknown, Lock::Others) => Rule::InUseElsewhere,
