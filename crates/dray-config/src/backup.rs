@@ -1,6 +1,7 @@
 //! The repositories for backups that this host may read and write.
 
 use dray_backup::S3Access;
+use dray_types::ByteSize;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -26,6 +27,14 @@ pub struct BackupPlace {
 /// A folder in which peers with the right `store` may keep their backups, `[backup_store]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BackupStore {
-    /// The folder.
+    /// The folder. Each peer has one of its own in it.
     pub path: PathBuf,
+    /// Peers cannot delete anything.
+    pub append_only: bool,
+    /// How long what a peer has deleted stays.
+    pub keep_deleted: Duration,
+    /// Most bytes of one peer; any number when absent.
+    pub quota: Option<ByteSize>,
+    /// Most objects of one peer.
+    pub max_objects: u64,
 }

@@ -68,6 +68,8 @@ pub struct Peer {
     pub pools: Vec<String>,
     /// What it may do here.
     pub rights: Vec<Right>,
+    /// Hosts whose backups it may read in the store of this host, besides its own.
+    pub reads_store_of: Vec<String>,
 }
 
 impl Peer {

@@ -102,11 +102,27 @@ impl Questions {
 /// # Errors
 /// What the socket says; `Other` when it is no message.
 pub fn read<T: DeserializeOwned>(stream: &mut BlockingStream) -> io::Result<Option<(T, Vec<u8>)>> {
+    read_at_most(stream, usize::MAX, usize::MAX)
+}
+
+/// The same, with a head and a body of at most so many bytes: nothing longer gets any memory.
+///
+/// # Errors
+/// Those of [`read`]; `InvalidData` when it is longer.
+pub fn read_at_most<T: DeserializeOwned>(
+    stream: &mut BlockingStream,
+    most_head: usize,
+    most_body: usize,
+) -> io::Result<Option<(T, Vec<u8>)>> {
     let mut lengths = [0; LENGTHS];
     if !stream.read_all_or_end(&mut lengths)? {
         return Ok(None);
     }
     let (head, body) = store::decode_lengths(lengths).map_err(io::Error::other)?;
+    if head > most_head || body > most_body {
+        let why = format!("a question with {head} and {body} bytes is too long");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+    }
     let (mut head, mut body) = (vec![0; head], vec![0; body]);
     let whole = stream.read_all_or_end(&mut head)? && stream.read_all_or_end(&mut body)?;
     if !whole {

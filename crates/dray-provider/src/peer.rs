@@ -70,6 +70,7 @@ fn kind_of(refusal: Refusal) -> Kind {
         Refusal::Damaged => Kind::Damaged,
         Refusal::Unavailable => Kind::Unavailable,
         Refusal::Invalid => Kind::Invalid,
+        Refusal::Denied => Kind::Denied,
     }
 }
 

@@ -86,6 +86,8 @@ pub enum Refusal {
     Unavailable,
     /// The question makes no sense.
     Invalid,
+    /// The asking host may not do this, or has used all the room that it may have.
+    Denied,
 }
 
 /// An answer.

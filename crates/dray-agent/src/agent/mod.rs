@@ -36,6 +36,7 @@ use dray_migrate::source::{SessionSettings, SourceSlot};
 use dray_net::ControlSettings;
 use dray_net::tls::Identity;
 use dray_provider::bases::Digests;
+use dray_provider::offer::Offer;
 use dray_provider::reuse::Reuse;
 use dray_provider::seed::Seeds;
 use dray_serve::Attachments;
@@ -77,6 +78,8 @@ pub struct Agent {
     pub(crate) questions: room::Questions,
     /// Held while room is made for a migration to here.
     pub(crate) making_room: tokio::sync::Mutex<()>,
+    /// The backup store for peers, where there is one.
+    pub(crate) offer: Option<Arc<Offer>>,
     /// Backups under way.
     pub backups: Arc<Jobs>,
     /// Guests that a backup has frozen.

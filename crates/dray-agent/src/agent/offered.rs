@@ -4,12 +4,13 @@
 //! An image that this host owns is never read from here in this way: that is its migration's business.
 
 use crate::agent::Agent;
+use dray_config::Right;
 use dray_host::abort;
 use dray_host::lineage::{REGION_BLOCKS, ReplicaNote, stamp_of};
 use dray_host::record::{CopyState, NameKind};
 use dray_host::registry::Entry;
 use dray_image::{Image, runs};
-use dray_net::questions::read;
+use dray_net::questions::read_at_most;
 use dray_net::{BlockingStream, NetError, NetErrorKind, Stream};
 use dray_types::{BLOCK_SIZE, BlockRange, GenerationId, ImageId};
 use dray_wire::replica::{self, Answer, Ask, HASH_BYTES, MAX_READ, PIECE_BYTES, Piece};
@@ -21,6 +22,11 @@ use xxhash_rust::xxh3::xxh3_64;
 
 /// Blocks of a piece.
 const PIECE_BLOCKS: u64 = PIECE_BYTES / BLOCK_SIZE;
+
+/// Longest head of a question: numbers only.
+const MAX_ASK: usize = 256;
+/// Longest body of one: the hashes of all pieces that it may ask for.
+const MAX_HASHES: usize = (MAX_READ as u64 / PIECE_BYTES) as usize * HASH_BYTES;
 
 /// A replica that a peer may read.
 struct Offered {
@@ -61,7 +67,7 @@ impl Agent {
         let note = record.replica?;
         let peer = self.config.peer(peer)?;
         let mut pools = self.config.pools.iter().filter(|pool| peer.may_use(&pool.name));
-        let allowed = pools.any(|pool| pool.contains(&path));
+        let allowed = peer.may(Right::ReadReplicas) && pools.any(|pool| pool.contains(&path));
         // One that was touched is for its own host, which compares it with what its owner has.
         (allowed && stamp_of(&self.registry.at(&path)).ok()? == note.stamp)
             .then_some(Offered { entry, note })
@@ -92,7 +98,7 @@ impl Agent {
     }
 
     fn answer_all(&self, stream: &mut BlockingStream, peer: &str) -> io::Result<()> {
-        while let Some((ask, body)) = read::<Ask>(stream)? {
+        while let Some((ask, body)) = read_at_most::<Ask>(stream, MAX_ASK, MAX_HASHES)? {
             abort::before(|| vec!["replica-answer".to_owned()]);
             let (answer, bytes) = self.answer(peer, &ask, &body);
             let head = store::encode(&answer, bytes.len()).map_err(io::Error::other)?;

@@ -125,10 +125,11 @@ impl Agent {
 
     /// The backup store, if this host has one.
     async fn offer_store(&self, incoming: Incoming) -> Result<(), NetError> {
-        match &self.config.backup_store {
-            Some(store) => {
+        let known = self.config.peer(&incoming.peer);
+        match &self.offer {
+            Some(offer) => {
                 let stream = incoming.welcome(Vec::new()).await?;
-                dray_provider::offer::serve(stream, &store.path)
+                offer.serve(stream, known.map_or_else(Vec::new, |peer| peer.reads_store_of.clone()))
             }
             None => {
                 let here = &self.config.name;

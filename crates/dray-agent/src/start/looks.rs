@@ -34,7 +34,10 @@ impl Agent {
                 self.look_at_damaged_records();
                 self.reuse.close_idle();
             }
-            Look::Directories => self.look_at_directories(),
+            Look::Directories => {
+                self.look_at_directories();
+                self.offer.iter().for_each(|offer| offer.sweep());
+            }
         }
     }
 

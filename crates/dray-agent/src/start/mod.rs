@@ -24,6 +24,7 @@ use crate::frozen::FrozenGuests;
 use crate::readiness::Readiness;
 use crate::troubles::Troubles;
 use dray_api::{ApiResult, ErrorKind, Refusal};
+use dray_config::BackupStore;
 use dray_config::start::Start;
 use dray_host::migration::fate::Preparing;
 use dray_host::migration::waiting::Unrevived;
@@ -32,6 +33,7 @@ use dray_host::store::Store;
 use dray_migrate::slots::Slots;
 use dray_net::tls::Identity;
 use dray_provider::bases::Digests;
+use dray_provider::offer::{Offer, StoreRules};
 use dray_provider::reuse::Reuse;
 use dray_provider::seed::Seeds;
 use dray_serve::Attachments;
@@ -136,6 +138,7 @@ fn open(start: &Start, readiness: Arc<Readiness>, what: &str) -> ApiResult<(Arc<
     let frozen = FrozenGuests::open(store.frozen());
     let agent = Arc::new(Agent {
         attachments: Attachments::new(Arc::new(ImageExports(Arc::clone(&registry)))),
+        offer: config.backup_store.as_ref().map(offer),
         reuse: Reuse::new(Arc::clone(&config), Arc::clone(&registry)),
         digests: Digests::open(store.digests()),
         identity: Arc::new(Identity::of_host(&config.tls_dir, &config.name).0),
@@ -160,6 +163,18 @@ fn open(start: &Start, readiness: Arc<Readiness>, what: &str) -> ApiResult<(Arc<
     agent.look_at_certificates();
     agent.look_at_records();
     Ok((agent, lock))
+}
+
+/// The store for peers.
+fn offer(store: &BackupStore) -> Arc<Offer> {
+    let BackupStore { path, append_only, keep_deleted, quota, max_objects } = store;
+    let rules = StoreRules {
+        append_only: *append_only,
+        keep_deleted: *keep_deleted,
+        max_bytes: quota.map(|quota| quota.0),
+        max_objects: *max_objects,
+    };
+    Arc::new(Offer::new(path, rules))
 }
 
 /// What is not as the operator has written it.

@@ -403,16 +403,17 @@ fn offered_by_a(to_c: bool) -> World {
         let (before, hostc) = text.rsplit_once(", \"store\"").unwrap();
         std::fs::write(world.lab.a.config(), format!("{before}{hostc}")).unwrap();
     }
-    configure(&mut world.lab.a, &offer);
+    // The last section is hostc's.
+    configure(&mut world.lab.a, &format!("reads_store_of = [\"hostb\"]\n{offer}"));
     let place = "[[backup]]\nname = \"far\"\nurl = \"dray://hosta/team1\"\n";
     configure(&mut world.lab.b, place);
-    configure(&mut world.c, place);
+    configure(&mut world.c, &place.replace("hosta/", "hosta/@hostb/"));
     world.write(&[(40, 30)]);
     for args in [&["backups", "init", "far"][..], &["backup", IMAGE, "--to", "far"]] {
         let told = world.lab.b.dray(args);
         assert!(told.status.success(), "{}", text(&told));
     }
-    assert!(store.join("team1/config").exists());
+    assert!(store.join("hostb/team1/config").exists());
     world
 }
 

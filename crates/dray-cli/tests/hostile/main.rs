@@ -2,6 +2,7 @@
 //!
 //! * [`lab`]: the hosts. [`attacker`]: a host of the fleet that was taken over: it has a good certificate.
 //! * [`guests`]: clients of other hosts over NBD with TLS, [`remote`], who want images that are not theirs.
+//! * [`store`]: the backup store in its hands.
 //! * [`peers`]: what such a peer asks for without having the right.
 //! * [`local`]: users of this host.
 
@@ -13,3 +14,4 @@ mod lab;
 mod local;
 mod peers;
 mod remote;
+mod store;

@@ -8,6 +8,10 @@ use std::collections::HashSet;
 use std::time::Duration;
 use toml::Spanned;
 
+/// How long what a peer has deleted stays, unless more is said: long enough that somebody notices.
+const KEEP_DELETED: Duration = Duration::from_secs(14 * 86_400);
+/// Most objects of one peer unless more is said: packs of some ten terabytes.
+const MAX_OBJECTS: u64 = 1_000_000;
 /// Longest time between two backups, in seconds: a year.
 const MAX_INTERVAL: u64 = 365 * 86_400;
 
@@ -15,6 +19,10 @@ const MAX_INTERVAL: u64 = 365 * 86_400;
 #[serde(deny_unknown_fields)]
 pub(super) struct TypedStore {
     path: Text,
+    append_only: Option<bool>,
+    keep_deleted: Option<Text>,
+    quota: Option<Text>,
+    max_objects: Option<Spanned<u64>>,
 }
 
 #[derive(Deserialize)]
@@ -36,8 +44,22 @@ pub(super) struct TypedBackup {
 impl Reader<'_> {
     pub(super) fn backup_store(&mut self, typed: Option<&TypedStore>) -> Option<BackupStore> {
         let typed = typed?;
-        let path = self.part(|reader| reader.path("backup_store.path", &typed.path))?;
-        Some(BackupStore { path })
+        // A store with a mistake is not offered: a limit that was mistyped would be none.
+        self.part(|reader| {
+            let keep = typed.keep_deleted.as_ref();
+            let keep = keep.and_then(|text| reader.interval("backup_store.keep_deleted", text));
+            let quota = typed.quota.as_ref();
+            let most = typed.max_objects.as_ref();
+            let most = most
+                .and_then(|most| reader.number("backup_store.max_objects", most, u32::MAX.into()));
+            BackupStore {
+                path: reader.path("backup_store.path", &typed.path),
+                append_only: typed.append_only.unwrap_or(false),
+                keep_deleted: keep.unwrap_or(KEEP_DELETED),
+                quota: quota.and_then(|text| reader.size("backup_store.quota", text)),
+                max_objects: most.unwrap_or(MAX_OBJECTS),
+            }
+        })
     }
 
     pub(super) fn backups(&mut self, typed: &[TypedBackup]) -> Vec<BackupPlace> {

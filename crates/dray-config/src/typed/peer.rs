@@ -13,6 +13,8 @@ pub(super) struct TypedPeer {
     #[serde(default)]
     pools: Vec<Text>,
     rights: Option<Vec<Text>>,
+    #[serde(default)]
+    reads_store_of: Vec<Text>,
 }
 
 impl Reader<'_> {
@@ -49,7 +51,9 @@ impl Reader<'_> {
             self.problem(&peer.address, &format!("peer.{name}.address"), "it is empty", hint);
         }
         let address = peer.address.get_ref().clone();
-        Peer { name, address, pools: Vec::new(), rights: Vec::new() }
+        let reads_store_of = peer.reads_store_of.iter();
+        let reads_store_of = reads_store_of.map(|other| other.get_ref().clone()).collect();
+        Peer { name, address, pools: Vec::new(), rights: Vec::new(), reads_store_of }
     }
 
     fn pools_of(&mut self, peer: &TypedPeer, pools: &[TypedPool]) -> Vec<String> {

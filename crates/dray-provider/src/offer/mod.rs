@@ -1,0 +1,212 @@
+//! The store that this host offers to peers (`[backup_store]` in the configuration), over streams
+//! of their own with a thread each. A faulty question gets an error as its answer, and the stream
+//! continues.
+//!
+//! Each peer has a [`Shelf`] of its own, a folder with the name in its certificate, and sees no other, except
+//! those of which its `[[peer]]` says that it may read them: their names begin with `@PEER/`.
+
+mod shelf;
+
+use dray_backup::{Error, Kind, Object, Put, Result, Store};
+use dray_host::abort;
+use dray_net::questions::read_at_most;
+use dray_net::{BlockingStream, NetError, NetErrorKind, Stream};
+use dray_wire::store::{self, Answer, Ask, Listed, MAX_OBJECT, Refusal};
+use parking_lot::Mutex;
+pub use shelf::Shelf;
+use std::collections::HashMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Longest head of a question: a name of 200 bytes and numbers.
+const MAX_ASK: usize = 4096;
+/// Pause between two looks for what was deleted long ago.
+const SWEEP: Duration = Duration::from_secs(3600);
+/// What stands before the name of another peer's object.
+const OTHERS: char = '@';
+
+/// What a peer may have in the store, and what becomes of what it deletes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoreRules {
+    /// Nothing is deleted.
+    pub append_only: bool,
+    /// How long what a peer has deleted stays.
+    pub keep_deleted: Duration,
+    /// Most bytes of one peer; any number when absent.
+    pub max_bytes: Option<u64>,
+    /// Most objects of one peer.
+    pub max_objects: u64,
+}
+
+/// The store, with everything that peers have in it.
+pub struct Offer {
+    root: PathBuf,
+    rules: StoreRules,
+    shelves: Mutex<HashMap<String, Arc<Shelf>>>,
+    swept: Mutex<Option<Instant>>,
+}
+
+/// What a peer sees of the store.
+struct View<'a> {
+    offer: &'a Offer,
+    own: Arc<Shelf>,
+    /// Those whose objects it may read.
+    others: Vec<String>,
+}
+
+impl Offer {
+    /// The store in `root`.
+    pub fn new(root: &Path, rules: StoreRules) -> Self {
+        Self { root: root.to_owned(), rules, shelves: Mutex::default(), swept: Mutex::default() }
+    }
+
+    /// The shelf of a peer. All of its streams share one, and so what is counted.
+    fn shelf(&self, peer: &str) -> Result<Arc<Shelf>> {
+        let name = peer.to_ascii_lowercase();
+        let mut shelves = self.shelves.lock();
+        if let Some(shelf) = shelves.get(&name) {
+            return Ok(Arc::clone(shelf));
+        }
+        let shelf = Arc::new(Shelf::open(&self.root.join(&name), self.rules.clone())?);
+        shelves.insert(name, Arc::clone(&shelf));
+        Ok(shelf)
+    }
+
+    /// Removes what peers have deleted long ago, also of peers that do not come any more. Does it once in a
+    /// while, however often it is called.
+    pub fn sweep(&self) {
+        let mut swept = self.swept.lock();
+        if swept.is_some_and(|at| at.elapsed() < SWEEP) {
+            return;
+        }
+        *swept = Some(Instant::now());
+        drop(swept);
+        let folders = std::fs::read_dir(&self.root).into_iter().flatten().flatten();
+        let names = folders.filter_map(|entry| entry.file_name().into_string().ok());
+        for peer in names.filter(|name| self.root.join(name).join(shelf::DELETED).is_dir()) {
+            if let Err(why) = self.shelf(&peer).and_then(|shelf| shelf.look()) {
+                tracing::warn!(peer, %why, "cannot remove what a peer has deleted");
+            }
+        }
+    }
+
+    /// Serves the store until the peer has had enough.
+    ///
+    /// # Errors
+    /// When no thread can be made.
+    pub fn serve(
+        self: &Arc<Self>,
+        stream: Stream,
+        others: Vec<String>,
+    ) -> std::result::Result<(), NetError> {
+        let local =
+            |why: String| NetError::new(NetErrorKind::Local, format!("offer a store: {why}"));
+        let mut stream = stream.into_blocking()?;
+        let offer = Arc::clone(self);
+        let work = move || {
+            let peer = stream.peer().to_owned();
+            let served = offer
+                .shelf(&peer)
+                .map_err(io::Error::other)
+                .and_then(|own| answer_all(&mut stream, &View { offer: &offer, own, others }));
+            if let Err(why) = served {
+                tracing::debug!(peer, %why, "a stream to the backup store ended");
+            }
+        };
+        let made = std::thread::Builder::new().name("dray-store".to_owned()).spawn(work);
+        made.map(drop).map_err(|why| local(why.to_string()))
+    }
+}
+
+fn answer_all(stream: &mut BlockingStream, view: &View<'_>) -> io::Result<()> {
+    while let Some((ask, body)) = read_at_most::<Ask>(stream, MAX_ASK, MAX_OBJECT as usize)? {
+        abort::before(|| vec!["store-answer".to_owned()]);
+        let (answer, bytes) = view.answer(ask, &body);
+        let head = store::encode(&answer, bytes.len()).map_err(io::Error::other)?;
+        stream.write_both(&head, &bytes)?;
+    }
+    Ok(())
+}
+
+impl View<'_> {
+    fn answer(&self, ask: Ask, body: &[u8]) -> (Answer, Vec<u8>) {
+        match self.carry_out(ask, body) {
+            Ok(answer) => answer,
+            Err(why) => {
+                (Answer::Failed { kind: refusal(why.kind()), why: why.to_string() }, Vec::new())
+            }
+        }
+    }
+
+    /// On whose shelf the object is, and its name there.
+    fn find<'n>(&self, name: &'n str) -> Result<(Arc<Shelf>, &'n str)> {
+        let Some(rest) = name.strip_prefix(OTHERS) else {
+            return Ok((Arc::clone(&self.own), name));
+        };
+        let (peer, name) = rest.split_once('/').unwrap_or((rest, ""));
+        if !self.others.iter().any(|other| other.eq_ignore_ascii_case(peer)) {
+            let what = format!("this host may not read what '{peer}' has in the store");
+            return Err(Error::new(Kind::Denied, what));
+        }
+        Ok((self.offer.shelf(peer)?, name))
+    }
+
+    /// The same for a change: everybody changes only what is on their own shelf.
+    fn own(&self, name: &str) -> Result<&Shelf> {
+        match name.starts_with(OTHERS) {
+            true => {
+                Err(Error::new(Kind::Denied, "another host's objects can only be read".to_owned()))
+            }
+            false => Ok(&self.own),
+        }
+    }
+
+    fn carry_out(&self, ask: Ask, body: &[u8]) -> Result<(Answer, Vec<u8>)> {
+        let bounded = |len: u32| len.min(MAX_OBJECT) as usize;
+        Ok(match ask {
+            Ask::PutNew { name } => match self.own(&name)?.put_new(&name, body)? {
+                Put::Created => (Answer::Created, Vec::new()),
+                Put::Existed => (Answer::Existed, Vec::new()),
+            },
+            Ask::Get { name, limit } => {
+                let (shelf, name) = self.find(&name)?;
+                (Answer::Bytes, shelf.objects.get(name, bounded(limit))?)
+            }
+            Ask::GetRange { name, offset, len } => {
+                let (shelf, name) = self.find(&name)?;
+                (Answer::Bytes, shelf.objects.get_range(name, offset, bounded(len))?)
+            }
+            Ask::List { prefix } => {
+                let (shelf, rest) = self.find(&prefix)?;
+                let before = &prefix[..prefix.len() - rest.len()];
+                let listed = |object: Object| Listed {
+                    name: format!("{before}{}", object.name),
+                    bytes: object.bytes,
+                    age_ms: object.age.as_millis() as u64,
+                };
+                let objects = shelf.objects.list(rest)?;
+                (Answer::Objects(objects.into_iter().map(listed).collect()), Vec::new())
+            }
+            Ask::Delete { name } => {
+                self.own(&name)?.delete(&name)?;
+                (Answer::Done, Vec::new())
+            }
+            Ask::Exists { name } => {
+                let (shelf, name) = self.find(&name)?;
+                (Answer::Exists(shelf.objects.exists(name)?), Vec::new())
+            }
+        })
+    }
+}
+
+fn refusal(kind: Kind) -> Refusal {
+    match kind {
+        Kind::NotFound => Refusal::NotFound,
+        Kind::Damaged => Refusal::Damaged,
+        Kind::Invalid => Refusal::Invalid,
+        Kind::Denied => Refusal::Denied,
+        _ => Refusal::Unavailable,
+    }
+}
