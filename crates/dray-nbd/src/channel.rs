@@ -7,7 +7,7 @@ use rustix::net::{
     shutdown, sockopt,
 };
 use std::io::{self, IoSlice, IoSliceMut};
-use std::net::TcpStream;
+use std::net::{IpAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -76,6 +76,14 @@ impl Socket {
             }
         }
         Ok(())
+    }
+
+    /// Where a client comes from, over TCP.
+    pub(crate) fn address(&self) -> Option<IpAddr> {
+        match self {
+            Self::Unix(_) => None,
+            Self::Tcp(stream) => stream.peer_addr().ok().map(|address| address.ip().to_canonical()),
+        }
     }
 
     fn try_clone(&self) -> io::Result<Self> {

@@ -1,8 +1,10 @@
 //! The live connections of a listener: so that they can be counted, closed and waited for.
 
 use crate::channel::{Channel, Socket};
+use crate::limits::MAX_STRANGERS;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -25,8 +27,29 @@ struct Entry {
     socket: Arc<Socket>,
     closing: Arc<AtomicBool>,
     export: Option<String>,
+    /// Where it comes from, over TCP.
+    address: Option<IpAddr>,
     /// Its grace was over once: nobody waits for it again.
     cut: bool,
+}
+
+impl Live {
+    /// Connections from an address that use no export yet.
+    fn strangers_from(&self, address: IpAddr) -> usize {
+        let is_one = |entry: &&Entry| entry.address == Some(address) && entry.export.is_none();
+        self.entries.values().filter(is_one).count()
+    }
+
+    /// Gives up the place of the connection over TCP that has used no export for longest. False when there is none.
+    fn drop_a_stranger(&mut self) -> bool {
+        let strangers =
+            self.entries.iter().filter(|(_, e)| e.address.is_some() && e.export.is_none());
+        let Some(oldest) = strangers.map(|(id, _)| *id).min() else { return false };
+        if let Some(mut entry) = self.entries.remove(&oldest) {
+            entry.cut();
+        }
+        true
+    }
 }
 
 impl Entry {
@@ -60,7 +83,12 @@ impl Roster {
         if live.closed {
             return None;
         }
-        if live.entries.len() >= max {
+        let address = socket.address();
+        if address.is_some_and(|address| live.strangers_from(address) >= MAX_STRANGERS) {
+            tracing::warn!(?address, "nbd client refused: too many negotiations from there");
+            return None;
+        }
+        if live.entries.len() >= max && !live.drop_a_stranger() {
             tracing::warn!(limit = max, "nbd client refused: too many connections");
             return None;
         }
@@ -71,6 +99,7 @@ impl Roster {
             socket: Arc::clone(socket),
             closing: Arc::clone(&closing),
             export: None,
+            address,
             cut: false,
         };
         live.entries.insert(id, entry);

@@ -223,3 +223,46 @@ impl Channel for TlsChannel {
         self.socket.cut();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+    use std::thread;
+
+    #[test]
+    fn bytes_that_drip_in_do_not_stretch_a_handshake() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        let drip = thread::spawn(move || {
+            // The start of a record of 16 KiB, byte by byte.
+            for byte in [22, 3, 1, 64, 0].into_iter().chain(std::iter::repeat(1)) {
+                if client.write_all(&[byte]).is_err() {
+                    break;
+                }
+                thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let key = rcgen::generate_simple_self_signed(vec!["a".to_owned()]).unwrap();
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(
+                vec![key.cert.der().clone()],
+                rustls::pki_types::PrivatePkcs8KeyDer::from(key.signing_key.serialize_der()).into(),
+            )
+            .unwrap();
+        let begin = Instant::now();
+        let deadline = begin + Duration::from_millis(300);
+        let ended = TlsChannel::accept(Socket::Tcp(server), Arc::new(config), deadline);
+        assert!(
+            ended.is_err() && begin.elapsed() < Duration::from_secs(5),
+            "{:?}",
+            begin.elapsed()
+        );
+        drip.join().unwrap();
+    }
+}

@@ -12,6 +12,7 @@ pub mod compress;
 pub mod control;
 pub mod dial;
 pub mod error;
+mod greeting;
 mod kept;
 pub mod listen;
 pub mod pace;

@@ -6,6 +6,7 @@
 
 use crate::AGENT;
 use crate::error::{NetError, NetErrorKind, UPGRADE};
+use crate::greeting::{Greetings, Place};
 use crate::socket::{self, Socket};
 use crate::stream::{Stream, Tls};
 use crate::tls::{self, Identity};
@@ -19,7 +20,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 use tokio_rustls::{TlsAcceptor, TlsStream};
 
@@ -31,15 +31,18 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Limits of a listener.
 #[derive(Clone, Copy, Debug)]
 pub struct ListenSettings {
-    /// Handshakes at once. Others wait in the kernel's queue; each costs a few hundred µs of CPU.
+    /// Handshakes at once. Each costs some ten KiB and a few hundred µs of CPU; when there are more, the oldest
+    /// is dropped.
     pub handshakes: usize,
-    /// Time a connection has until its hello is read.
+    /// Handshakes at once from one address; more are dropped at once.
+    pub of_address: usize,
+    /// Time a connection has until all of its hello is read, however its bytes come.
     pub handshake: Duration,
 }
 
 impl Default for ListenSettings {
     fn default() -> Self {
-        Self { handshakes: 64, handshake: Duration::from_secs(10) }
+        Self { handshakes: 512, of_address: 128, handshake: Duration::from_secs(10) }
     }
 }
 
@@ -113,7 +116,7 @@ async fn hang_up(tls: &mut Tls, kind: StreamKind, reply: &HelloReply) {
 pub struct Listener {
     tcp: TcpListener,
     settings: ListenSettings,
-    permits: Arc<Semaphore>,
+    greetings: Arc<Greetings>,
 }
 
 /// What every accepted connection needs.
@@ -135,7 +138,8 @@ impl Listener {
                  of this host",
             )
         })?;
-        Ok(Self { tcp, settings, permits: Arc::new(Semaphore::new(settings.handshakes)) })
+        let greetings = Greetings::new(settings.handshakes, settings.of_address);
+        Ok(Self { tcp, settings, greetings })
     }
 
     /// The address it listens at.
@@ -158,7 +162,6 @@ impl Listener {
         let door = Arc::new(Door { identity, known, settings: self.settings });
         let handle = Arc::new(handle);
         loop {
-            let Ok(permit) = Arc::clone(&self.permits).acquire_owned().await else { return };
             let (tcp, remote) = match self.tcp.accept().await {
                 Ok(accepted) => accepted,
                 Err(why) => {
@@ -167,9 +170,15 @@ impl Listener {
                     continue;
                 }
             };
+            let Some(place) = self.greetings.begin(remote.ip()) else {
+                tracing::debug!(
+                    "dropped a connection from {remote}: too many handshakes from there"
+                );
+                continue;
+            };
             let (door, handle) = (Arc::clone(&door), Arc::clone(&handle));
             tokio::spawn(async move {
-                match door.admit(tcp, remote, permit).await {
+                match door.admit(tcp, remote, place).await {
                     Ok(incoming) => handle(incoming).await,
                     Err(why) => tracing::info!("refused a connection from {remote}: {why}"),
                 }
@@ -179,14 +188,22 @@ impl Listener {
 }
 
 impl<K: Fn(&str) -> Option<String>> Door<K> {
-    /// Takes a connection through TLS and hello; the permit is given back when that is over.
+    /// Takes a connection through TLS and hello; its place is free when that is over.
     async fn admit(
         &self,
         tcp: TcpStream,
         remote: SocketAddr,
-        _permit: OwnedSemaphorePermit,
+        mut place: Place,
     ) -> Result<Incoming, NetError> {
-        match timeout(self.settings.handshake, self.greet(tcp, remote)).await {
+        let greeted = timeout(self.settings.handshake, self.greet(tcp, remote));
+        let greeted = tokio::select! {
+            greeted = greeted => greeted,
+            () = place.gone() => {
+                let what = "its handshake was the oldest of too many";
+                return Err(NetError::new(NetErrorKind::Timeout, what));
+            }
+        };
+        match greeted {
             Ok(result) => result,
             Err(_) => {
                 let seconds = self.settings.handshake.as_secs();

@@ -13,7 +13,10 @@ use std::io;
 use std::time::{Duration, Instant};
 
 /// A stream that nobody has used for this long is not used any more: the peer may have restarted.
-const IDLE: Duration = Duration::from_secs(10);
+const UNUSED: Duration = Duration::from_secs(10);
+/// Who answers ends a stream on which nothing has come for this long: it has a thread. Nobody would have used it
+/// again.
+pub const IDLE: Duration = Duration::from_secs(60);
 
 /// The way to a peer.
 pub struct Questions {
@@ -40,7 +43,7 @@ impl Questions {
     fn stream(&self) -> io::Result<BlockingStream> {
         {
             let mut idle = self.idle.lock();
-            idle.retain(|(since, _)| since.elapsed() < IDLE);
+            idle.retain(|(since, _)| since.elapsed() < UNUSED);
             if let Some((_, stream)) = idle.pop() {
                 return Ok(stream);
             }

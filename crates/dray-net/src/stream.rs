@@ -176,6 +176,15 @@ impl BlockingStream {
         &self.peer
     }
 
+    /// How long nothing may come before a read fails; for ever if this is not called.
+    ///
+    /// # Errors
+    /// `Local` when the socket does not take it.
+    pub fn limit_reads(&self, limit: Duration) -> Result<(), NetError> {
+        let set = self.tls.tcp().set_read_timeout(Some(limit));
+        set.map_err(|why| NetError::new(NetErrorKind::Local, format!("limit a socket: {why}")))
+    }
+
     /// Writes all bytes of both slices, in as few TLS records as they fit in.
     ///
     /// # Errors

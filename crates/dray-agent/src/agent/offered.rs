@@ -3,6 +3,7 @@
 //!
 //! An image that this host owns is never read from here in this way: that is its migration's business.
 
+use super::room::Question;
 use crate::agent::Agent;
 use dray_config::Right;
 use dray_host::abort;
@@ -10,7 +11,7 @@ use dray_host::lineage::{REGION_BLOCKS, ReplicaNote, stamp_of};
 use dray_host::record::{CopyState, NameKind};
 use dray_host::registry::Entry;
 use dray_image::{Image, runs};
-use dray_net::questions::read_at_most;
+use dray_net::questions::{IDLE, read_at_most};
 use dray_net::{BlockingStream, NetError, NetErrorKind, Stream};
 use dray_types::{BLOCK_SIZE, BlockRange, GenerationId, ImageId};
 use dray_wire::replica::{self, Answer, Ask, HASH_BYTES, MAX_READ, PIECE_BYTES, Piece};
@@ -83,10 +84,16 @@ impl Agent {
     ///
     /// # Errors
     /// When no thread can be made.
-    pub(crate) fn offer_replicas(self: &Arc<Self>, stream: Stream) -> Result<(), NetError> {
+    pub(super) fn offer_replicas(
+        self: &Arc<Self>,
+        stream: Stream,
+        question: Question,
+    ) -> Result<(), NetError> {
         let mut stream = stream.into_blocking()?;
+        stream.limit_reads(IDLE)?;
         let agent = Arc::clone(self);
         let work = move || {
+            let _question = question;
             let peer = stream.peer().to_owned();
             if let Err(why) = agent.answer_all(&mut stream, &peer) {
                 tracing::debug!(peer, %why, "a peer's stream to the replicas of this host ended");

@@ -6,7 +6,7 @@ use super::existing_copies::{ExistingCopy, check_space, intent_of};
 use super::qcow2_checks::check_made;
 use super::requests::Desk;
 use super::rights::need_of_stream;
-use super::room::check_counts;
+use super::room::{Bounded, check_counts};
 use dray_api::{MigrationState, Refusal};
 use dray_config::Peer;
 use dray_files::unix_ms;
@@ -88,18 +88,23 @@ impl Agent {
         }
         self.strip_features(&peer, &mut incoming.hello.features);
         let handled = match kind {
-            StreamKind::Request => match self.questions.begin(&peer) {
-                Some(_question) => requests::serve(incoming, &Desk(Arc::clone(&self))).await,
-                None => {
-                    let why = "this host has too many unanswered questions";
-                    incoming.refuse(conflict(why)).await;
+            StreamKind::Request => match self.questions.begin(&peer, Bounded::Question) {
+                Ok(_question) => requests::serve(incoming, &Desk(Arc::clone(&self))).await,
+                Err(why) => {
+                    incoming.refuse(why).await;
                     Ok(())
                 }
             },
             StreamKind::Store => self.offer_store(incoming).await,
-            StreamKind::Replica => match incoming.welcome(Vec::new()).await {
-                Ok(stream) => self.offer_replicas(stream),
-                Err(why) => Err(why),
+            StreamKind::Replica => match self.questions.begin(&peer, Bounded::Replica) {
+                Ok(question) => match incoming.welcome(Vec::new()).await {
+                    Ok(stream) => self.offer_replicas(stream, question),
+                    Err(why) => Err(why),
+                },
+                Err(why) => {
+                    incoming.refuse(why).await;
+                    Ok(())
+                }
             },
             _ => match self.target_of(&incoming) {
                 // The source tries again.
@@ -126,12 +131,17 @@ impl Agent {
     /// The backup store, if this host has one.
     async fn offer_store(&self, incoming: Incoming) -> Result<(), NetError> {
         let known = self.config.peer(&incoming.peer);
-        match &self.offer {
-            Some(offer) => {
+        let others = known.map_or_else(Vec::new, |peer| peer.reads_store_of.clone());
+        match (&self.offer, self.questions.begin(&incoming.peer, Bounded::Store)) {
+            (Some(offer), Ok(question)) => {
                 let stream = incoming.welcome(Vec::new()).await?;
-                offer.serve(stream, known.map_or_else(Vec::new, |peer| peer.reads_store_of.clone()))
+                offer.serve(stream, others, question)
             }
-            None => {
+            (Some(_), Err(why)) => {
+                incoming.refuse(why).await;
+                Ok(())
+            }
+            (None, _) => {
                 let here = &self.config.name;
                 let why = conflict(format!("{here} offers no backup store"));
                 let hint = format!("add a [backup_store] with a path to the dray.toml of {here}");

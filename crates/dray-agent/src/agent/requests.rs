@@ -2,6 +2,7 @@
 
 use super::Agent;
 use super::rights::need_of_request;
+use super::room::Bounded;
 use dray_config::{Peer, Right};
 use dray_host::pool::Pool;
 use dray_host::pool::PoolKind;
@@ -125,10 +126,17 @@ impl RequestHandler for Desk {
             Request::Holdings { image } => Reply::Holdings { held: agent.holdings(peer, image) },
             Request::Survey { number, pool, images, backups } => {
                 let reuses = agent.config.peer(peer).is_some_and(|known| known.may(Right::Reuse));
+                let survey = match agent.questions.begin(peer, Bounded::Survey) {
+                    Ok(survey) => survey,
+                    Err(why) => return Reply::Refused(why),
+                };
                 let indexed = if reuses { agent.reuse.indexed_bytes() } else { 0 };
                 let (agent, peer) = (Arc::clone(agent), peer.to_owned());
-                let look =
-                    move || agent.survey_for(&peer, number, pool.as_deref(), images, backups);
+                let look = move || {
+                    // It counts until its threads have ended, whether anybody waits for them or not.
+                    let _survey = survey;
+                    agent.survey_for(&peer, number, pool.as_deref(), images, backups)
+                };
                 match tokio::task::spawn_blocking(look).await {
                     Ok(Ok(images)) => Reply::Surveyed { images, indexed },
                     Ok(Err(why)) => Reply::Refused(why),

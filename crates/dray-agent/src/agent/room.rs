@@ -31,31 +31,69 @@ const SHOWN: usize = 128;
 /// megabyte and up to 256 threads.
 const QUESTIONS: usize = MIGRATIONS;
 
-/// The questions that are being answered, by who has asked them.
-#[derive(Default)]
-pub struct Questions(Mutex<BTreeMap<String, usize>>);
+/// Most surveys of one host at the same time. Each has up to 256 threads, and asks repositories and other hosts.
+const SURVEYS: usize = 8;
+/// Most streams of one host to the backup store and to replicas, each of them. A stream has a thread, and a host
+/// keeps some ten of them open while it reads from several places.
+const STREAMS: usize = 64;
 
-/// One of them, for as long as this is there.
-pub(super) struct Question<'a>(&'a Questions, String);
+/// What one host has under way at most, of each of these.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Bounded {
+    /// Questions that are being answered.
+    Question,
+    /// Those of them that are surveys.
+    Survey,
+    /// Streams to the backup store.
+    Store,
+    /// Streams to replicas.
+    Replica,
+}
 
-impl Questions {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, usize>> {
-        self.0.lock()
-    }
-
-    /// Another question of `peer`, unless it has asked too many already.
-    pub(super) fn begin(&self, peer: &str) -> Option<Question<'_>> {
-        let mut asked = self.lock();
-        let count = asked.entry(peer.to_owned()).or_default();
-        if *count >= QUESTIONS {
-            return None;
+impl Bounded {
+    /// How many, and what they are called.
+    fn limit(self) -> (usize, &'static str) {
+        match self {
+            Self::Question => (QUESTIONS, "unanswered questions"),
+            Self::Survey => (SURVEYS, "surveys under way"),
+            Self::Store => (STREAMS, "streams to the backup store"),
+            Self::Replica => (STREAMS, "streams to replicas"),
         }
-        *count += 1;
-        Some(Question(self, peer.to_owned()))
     }
 }
 
-impl Drop for Question<'_> {
+/// What is under way, by what it is and whose.
+#[derive(Clone, Default)]
+pub struct Questions(Arc<Mutex<BTreeMap<(String, Bounded), usize>>>);
+
+/// One of them, for as long as this is there.
+pub(crate) struct Question(Questions, (String, Bounded));
+
+impl Questions {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<(String, Bounded), usize>> {
+        self.0.lock()
+    }
+
+    /// Another one of `peer`.
+    ///
+    /// # Errors
+    /// `Conflict` when it has too many already.
+    pub(super) fn begin(&self, peer: &str, what: Bounded) -> Answer<Question> {
+        let key = (peer.to_owned(), what);
+        let mut asked = self.lock();
+        let count = asked.entry(key.clone()).or_default();
+        let (most, name) = what.limit();
+        if *count >= most {
+            let why = format!("{peer} has {count} {name} at this host, and may have {most}");
+            return Err(conflict(why).hint("try again when one of them has ended"));
+        }
+        *count += 1;
+        drop(asked);
+        Ok(Question(self.clone(), key))
+    }
+}
+
+impl Drop for Question {
     fn drop(&mut self) {
         let mut asked = self.0.lock();
         if let Some(count) = asked.get_mut(&self.1) {
@@ -184,12 +222,21 @@ mod tests {
     #[test]
     fn a_peer_asks_so_many_questions_at_a_time_and_others_are_answered() {
         let questions = Questions::default();
-        let mut asked: Vec<_> = (0..QUESTIONS).map(|_| questions.begin("hosta").unwrap()).collect();
-        assert!(questions.begin("hosta").is_none());
-        assert!(questions.begin("hostb").is_some());
-        asked.pop();
-        drop(questions.begin("hosta").unwrap());
-        drop(asked);
+        for (what, most) in [
+            (Bounded::Question, 128),
+            (Bounded::Survey, 8),
+            (Bounded::Store, 64),
+            (Bounded::Replica, 64),
+        ] {
+            let begin = |peer: &str| questions.begin(peer, what);
+            let mut asked: Vec<_> = (0..most).map(|_| begin("hosta").unwrap()).collect();
+            let refused = begin("hosta").err().unwrap();
+            assert!(refused.why.contains(&format!("may have {most}")), "{refused}");
+            assert!(begin("hostb").is_ok());
+            asked.pop();
+            drop(begin("hosta").unwrap());
+            drop(asked);
+        }
         assert!(questions.lock().is_empty());
     }
 

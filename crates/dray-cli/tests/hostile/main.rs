@@ -2,11 +2,13 @@
 //!
 //! * [`lab`]: the hosts. [`attacker`]: a host of the fleet that was taken over: it has a good certificate.
 //! * [`guests`]: clients of other hosts over NBD with TLS, [`remote`], who want images that are not theirs.
+//! * [`greedy`]: connections without end.
 //! * [`store`]: the backup store in its hands.
 //! * [`peers`]: what such a peer asks for without having the right.
 //! * [`local`]: users of this host.
 
 mod attacker;
+mod greedy;
 mod guests;
 #[path = "../disks/lab.rs"]
 #[allow(dead_code, reason = "these tests need less of the lab than those that it was made for")]

@@ -74,17 +74,29 @@ async fn a_refusal_by_the_agent_reaches_the_dialler() {
 async fn silence_ends_with_a_timeout_on_both_sides() {
     let lab = Lab::new();
     let short = Duration::from_millis(300);
-    let settings = ListenSettings { handshakes: 1, handshake: short };
+    let settings = ListenSettings { handshakes: 9, of_address: 9, handshake: short };
     let address = serve(&lab.hostb, settings, |incoming| async move {
         let _ = incoming.welcome(Vec::new()).await;
     })
     .await;
     let began = Instant::now();
     let mut silent = TcpStream::connect(address).await.unwrap();
-    // The only handshake is taken; the next peer waits for its end, not for ever.
-    lab.dial(address, StreamKind::Control).await.unwrap();
-    assert!(began.elapsed() >= short, "{:?}", began.elapsed());
     assert_eq!(silent.read(&mut [0]).await.unwrap(), 0);
+    assert!(began.elapsed() >= short, "{:?}", began.elapsed());
+    // Bytes that drip in do not make it longer. They are the start of a TLS record.
+    let began = Instant::now();
+    let (mut hear, mut say) = TcpStream::connect(address).await.unwrap().into_split();
+    let drip = tokio::spawn(async move {
+        for byte in [22u8, 3, 1, 2, 0].into_iter().chain(std::iter::repeat(1)) {
+            tokio::time::sleep(Duration::from_millis(30)).await;
+            if say.write_all(&[byte]).await.is_err() {
+                break;
+            }
+        }
+    });
+    let _ = hear.read(&mut [0]).await;
+    assert!(began.elapsed() < 3 * short, "{:?}", began.elapsed());
+    drip.abort();
 
     let mute = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = mute.local_addr().unwrap().to_string();
@@ -92,6 +104,32 @@ async fn silence_ends_with_a_timeout_on_both_sides() {
     let kind = StreamKind::Control;
     let error = dial(&lab.hosta, "hostb", &address, kind, &hello(), &settings).await.unwrap_err();
     assert_eq!(error.kind, NetErrorKind::Timeout, "{error}");
+}
+
+#[tokio::test]
+async fn who_says_nothing_goes_when_others_come() {
+    let lab = Lab::new();
+    let handshake = Duration::from_secs(60);
+    let settings = ListenSettings { handshakes: 3, of_address: 3, handshake };
+    let address = serve(&lab.hostb, settings, |incoming| async move {
+        let _ = incoming.welcome(Vec::new()).await;
+    })
+    .await;
+    let from = |last: u8| async move {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind(([127, 0, 0, last], 0).into()).unwrap();
+        socket.connect(address).await.unwrap()
+    };
+    let mut silent = Vec::new();
+    for _ in 0..3 {
+        silent.push(from(2).await);
+    }
+    // Its address has no place left, also not for one that would say something.
+    assert!(matches!(from(2).await.read(&mut [0]).await, Ok(0) | Err(_)));
+    let began = Instant::now();
+    lab.dial(address, StreamKind::Control).await.unwrap();
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    assert!(matches!(silent[0].read(&mut [0]).await, Ok(0) | Err(_)), "the oldest has gone");
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ mod shelf;
 
 use dray_backup::{Error, Kind, Object, Put, Result, Store};
 use dray_host::abort;
-use dray_net::questions::read_at_most;
+use dray_net::questions::{IDLE, read_at_most};
 use dray_net::{BlockingStream, NetError, NetErrorKind, Stream};
 use dray_wire::store::{self, Answer, Ask, Listed, MAX_OBJECT, Refusal};
 use parking_lot::Mutex;
@@ -92,7 +92,7 @@ impl Offer {
         }
     }
 
-    /// Serves the store until the peer has had enough.
+    /// Serves the store until the peer has had enough. `counted` is dropped then.
     ///
     /// # Errors
     /// When no thread can be made.
@@ -100,12 +100,15 @@ impl Offer {
         self: &Arc<Self>,
         stream: Stream,
         others: Vec<String>,
+        counted: impl Send + 'static,
     ) -> std::result::Result<(), NetError> {
         let local =
             |why: String| NetError::new(NetErrorKind::Local, format!("offer a store: {why}"));
         let mut stream = stream.into_blocking()?;
+        stream.limit_reads(IDLE)?;
         let offer = Arc::clone(self);
         let work = move || {
+            let _counted = counted;
             let peer = stream.peer().to_owned();
             let served = offer
                 .shelf(&peer)
