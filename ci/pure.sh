@@ -16,6 +16,7 @@ allowed='{
     "dray-types": [],
     "dray-guest": [],
     "dray-files": [],
+    "dray-confine": [],
     "dray-wire": ["dray-types"],
     "dray-heat": ["dray-types"],
     "dray-backup": ["dray-types"],
@@ -31,11 +32,11 @@ allowed='{
     "dray-sim": ["dray-types", "dray-wire", "dray-heat", "dray-engine", "dray-trace"],
     "dray-testkit": ["dray-types", "dray-image", "dray-guest"],
     "dray-config": ["dray-files", "dray-types", "dray-net", "dray-backup", "dray-host"],
-    "dray-vm": ["dray-files", "dray-types", "dray-api", "dray-image", "dray-serve", "dray-nbd", "dray-qemu", "dray-host", "dray-config"],
+    "dray-vm": ["dray-confine", "dray-files", "dray-types", "dray-api", "dray-image", "dray-serve", "dray-nbd", "dray-qemu", "dray-host", "dray-config"],
     "dray-provider": ["dray-files", "dray-types", "dray-api", "dray-wire", "dray-engine", "dray-net", "dray-image", "dray-backup", "dray-host", "dray-config"],
     "dray-migrate": ["dray-files", "dray-types", "dray-api", "dray-wire", "dray-engine", "dray-net", "dray-image", "dray-qemu", "dray-host", "dray-config", "dray-vm", "dray-provider"],
-    "dray-agent": ["dray-files", "dray-types", "dray-api", "dray-net", "dray-wire", "dray-heat", "dray-engine", "dray-trace", "dray-image", "dray-host", "dray-serve", "dray-nbd", "dray-qemu", "dray-backup", "dray-config", "dray-vm", "dray-provider", "dray-migrate"],
-    "dray-cli": ["dray-types", "dray-api", "dray-config", "dray-net", "dray-heat", "dray-trace", "dray-sim", "dray-agent", "dray-backup"]
+    "dray-agent": ["dray-confine", "dray-files", "dray-types", "dray-api", "dray-net", "dray-wire", "dray-heat", "dray-engine", "dray-trace", "dray-image", "dray-host", "dray-serve", "dray-nbd", "dray-qemu", "dray-backup", "dray-config", "dray-vm", "dray-provider", "dray-migrate"],
+    "dray-cli": ["dray-types", "dray-api", "dray-config", "dray-confine", "dray-net", "dray-heat", "dray-trace", "dray-sim", "dray-agent", "dray-backup"]
 }'
 wrong=$(cargo metadata --format-version 1 --no-deps --locked | jq -r --argjson allowed "$allowed" '
     .packages[] | .name as $crate

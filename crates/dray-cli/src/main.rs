@@ -1,7 +1,7 @@
 //! The `dray` command for operators. It parses the arguments, asks the agent on this host over its
 //! socket and shows the answer; `dray agent` is the agent itself.
 //!
-//! [`commands`] says what can be typed, one file in it does each command, [`progress`] shows
+//! `dray confine` is the agent's launcher of QEMU's tools (`dray_confine`). [`commands`] says what can be typed, one file in it does each command, [`progress`] shows
 //! a migration under way, [`client`] asks the agent, [`show`] lays out results, [`exit`] lists the exit codes.
 
 mod client;
@@ -20,6 +20,10 @@ use output::Output;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    // Not a command for people: the agent starts it, and nothing else is to be done in it.
+    if std::env::args_os().nth(1).is_some_and(|word| word == dray_confine::COMMAND) {
+        return dray_confine::launch();
+    }
     let args = Args::parse();
     let output = Output::new(&args.global);
     match commands::run(args, &output) {

@@ -65,6 +65,6 @@ pub use names::ImageNames;
 pub use needs::{Fetcher, Fill, IntentLog, PresentLog};
 pub use overlay::Overlay;
 pub use snapshot::{Snapshot, Spill};
-pub use spill::{SpillFile, leave_room};
+pub use spill::{SpillFile, growable_len, leave_room};
 pub use stats::DiskStats;
 pub use tracker::{DirtyRuns, INTENT_REGION_BYTES};

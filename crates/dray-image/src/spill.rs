@@ -64,6 +64,13 @@ pub fn leave_room(dir: &Path, more: u64, what: &str) -> Result<()> {
     refuse_full(&stat, more, what)
 }
 
+/// Length to export for an image under a format driver: files grow, exports do not, so there is
+/// room for a quarter more than the guest can see, and for a gigabyte of the format's own.
+pub fn growable_len(file: u64, guest: u64) -> u64 {
+    let room = guest + guest / 4 + (1 << 30);
+    file.max(room).next_multiple_of(BLOCK_SIZE)
+}
+
 fn refuse_full(stat: &StatVfs, more: u64, what: &str) -> Result<()> {
     let free = stat.f_bavail.saturating_mul(stat.f_frsize);
     let all = stat.f_blocks.saturating_mul(stat.f_frsize);

@@ -3,6 +3,7 @@
 use crate::channel::Socket;
 use crate::tls::Tls;
 use dray_serve::socket::listen_at;
+use parking_lot::Mutex;
 use rustix::net::{Shutdown, shutdown};
 use std::fs;
 use std::io;
@@ -25,8 +26,14 @@ pub(crate) struct Listener {
 }
 
 enum Listening {
-    Unix { socket: UnixListener, path: PathBuf, identity: (u64, u64) },
+    Unix {
+        socket: UnixListener,
+        path: PathBuf,
+        identity: (u64, u64),
+    },
     Tcp(TcpListener),
+    /// One client that has come already, and nobody after it.
+    Connected(Mutex<Option<UnixStream>>),
 }
 
 /// What `listener` does about TLS.
@@ -49,10 +56,15 @@ impl Listener {
         Ok(Self { socket: Listening::Tcp(socket), tls, stopped: AtomicBool::new(false) })
     }
 
+    pub(crate) fn connected(client: UnixStream) -> Self {
+        let socket = Listening::Connected(Mutex::new(Some(client)));
+        Self { socket, tls: Tls::Off, stopped: AtomicBool::new(false) }
+    }
+
     pub(crate) fn local_addr(&self) -> Option<SocketAddr> {
         match &self.socket {
             Listening::Tcp(socket) => socket.local_addr().ok(),
-            Listening::Unix { .. } => None,
+            Listening::Unix { .. } | Listening::Connected(_) => None,
         }
     }
 
@@ -62,6 +74,7 @@ impl Listener {
             let accepted = match &self.socket {
                 Listening::Unix { socket, .. } => socket.accept().map(|(s, _)| Socket::Unix(s)),
                 Listening::Tcp(socket) => socket.accept().map(|(s, _)| Socket::Tcp(s)),
+                Listening::Connected(client) => Ok(Socket::Unix(client.lock().take()?)),
             };
             if self.stopped.load(Ordering::Acquire) {
                 return None;
@@ -96,6 +109,8 @@ impl Listener {
             Listening::Tcp(socket) => {
                 let _ = shutdown(socket, Shutdown::Both);
             }
+            // Whoever has come is in the roster.
+            Listening::Connected(_) => {}
         }
     }
 }

@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 use rustls::ServerConfig;
 use std::io;
 use std::net::SocketAddr;
+use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
@@ -82,6 +83,14 @@ impl Server {
         guests: Arc<dyn GuestList>,
     ) -> io::Result<ServerHandle> {
         self.serve(Listener::tcp(addr, Tls::Required(tls))?, Some(guests))
+    }
+
+    /// Serves the one client at the other end of `socket`: a program that was handed its half of a pair.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn serve_connected(&self, socket: UnixStream) -> io::Result<ServerHandle> {
+        self.serve(Listener::connected(socket))
     }
 
     /// Connections that now use the export `name`, over all sockets. A connection counts until the

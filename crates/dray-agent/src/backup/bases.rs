@@ -7,7 +7,6 @@ use super::moment::disk_error;
 use super::write::ImageWriter;
 use crate::agent::Agent;
 use crate::jobs::Job;
-use crate::qemu_img::backing_chain;
 use dray_api::{ApiResult, BackedUp, ErrorKind, Refusal};
 use dray_backup::{Consistency, Info, Repository, WriterOptions};
 use dray_files::unix_ms;
@@ -92,9 +91,7 @@ impl Agent {
         };
         let image = record.current_path().map_err(|why| Refusal::new(ErrorKind::Io, what, why))?;
         let mut paths = Vec::new();
-        for path in backing_chain(what, &image, format)? {
-            // The name stands in a file: what it names must be in a pool (I7).
-            self.check_file(what, &path, false)?;
+        for path in self.backing_chain(what, &image, format)? {
             let path = real_path(&path).map_err(|why| Refusal::new(ErrorKind::Io, what, why))?;
             paths.push(path);
         }

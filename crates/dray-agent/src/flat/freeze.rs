@@ -19,6 +19,7 @@ use dray_image::{Quiesced, names};
 use dray_qemu::flatten::{self, On};
 use dray_qemu::{AdoptOptions, LayerPlan, Qmp, Stopped, status};
 use dray_types::ImageId;
+use dray_vm::flat::barred::chain_error;
 use dray_vm::flat::{QUIET, chain_of, held_back, layers_of, names_of};
 use dray_vm::picture::{LayerPicture, Picture};
 use dray_vm::released::note_made;
@@ -180,7 +181,7 @@ impl Agent {
         abort::before(|| vec!["FlattenStopped".to_owned()]);
         // The chain is at rest now: what the daemon reads is all there is.
         let opened = entry.flat.as_ref().map_or(Ok(()), |f| block_in_place(|| f.chain.open()));
-        opened.map_err(|why| io_error(what, why))?;
+        opened.map_err(|why| chain_error(what, &why))?;
         let quiet = block_in_place(|| entry.disk.quiesce(QUIET));
         *held = Some(quiet.map_err(|why| io_error(what, why))?);
         let export = export(&self.config, entry.record().name);

@@ -10,6 +10,7 @@ use dray_host::refusals::random_id;
 use dray_image::{Image, runs};
 use dray_qemu::AdoptOptions;
 use dray_types::{BLOCK_SIZE, BlockRange, ImageId};
+use dray_vm::flat::barred::chain_error;
 use dray_vm::flat::{chain_of, layers_of, raw_name};
 use dray_vm::picture::{LayerLocation, LayerPicture, Picture};
 use dray_vm::qemu_error;
@@ -39,7 +40,7 @@ impl Agent {
         let image = SourceImage { chain, ..SourceImage::new(name, offer, path, device) };
         // Shows, before anything is touched, that the chain can be read: later a read would wait.
         let seen = self.registry.peek_chain(&image);
-        tokio::task::block_in_place(|| seen.open()).map_err(|why| io_error(what, why))?;
+        tokio::task::block_in_place(|| seen.open()).map_err(|why| chain_error(what, &why))?;
         plan.allocated.push(seen_bytes(what, &*seen)?);
         plan.images.push(image);
         Ok(plan.images.len() - 1)

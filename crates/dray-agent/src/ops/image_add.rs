@@ -1,17 +1,16 @@
 //! `dray images add`: a file or block device becomes an image of this host.
 
-use super::images::{LOCKED, growable_len};
+use super::images::LOCKED;
 use crate::agent::Agent;
 use crate::api::{Answers, Events};
-use crate::qemu_img::virtual_size;
 use dray_api::{ApiResult, ErrorKind, ImageAdd, ImageStatus, Refusal};
 use dray_host::pool::check_name;
 use dray_host::record::ImageRecord;
 use dray_host::refusals::{io_error, path_error, random_id};
 use dray_host::registry::{Used, is_device, real_path};
-use dray_image::names;
+use dray_image::{growable_len, names};
 use dray_types::ImageId;
-use std::os::unix::fs::FileExt;
+use dray_vm::flat::barred::is_elsewhere;
 use std::path::Path;
 use std::sync::Arc;
 use tokio::task::block_in_place;
@@ -21,9 +20,6 @@ impl Answers<ImageAdd> for Arc<Agent> {
         block_in_place(|| self.image_add(command))
     }
 }
-
-/// Bytes of a qcow2 that tell whether its data is in another file.
-const QCOW2_HEAD: usize = 80;
 
 impl Agent {
     fn image_add(&self, command: ImageAdd) -> ApiResult<ImageStatus> {
@@ -44,7 +40,7 @@ impl Agent {
         let meta = std::fs::metadata(&path).map_err(|why| io_error(&what, why))?;
         let len = match (growable, format) {
             (true, Some(format)) if format != "raw" => {
-                growable_len(meta.len(), virtual_size(&what, &path, format)?)
+                growable_len(meta.len(), self.virtual_size(&what, &path, format)?)
             }
             (true, _) => growable_len(meta.len(), meta.len()),
             (false, _) => 0,
@@ -74,28 +70,15 @@ impl Agent {
 
 /// Refuses a qcow2 whose data is in another file: dray would take the tables for the image.
 fn refuse_data_elsewhere(what: &str, path: &Path) -> ApiResult<()> {
-    let mut head = [0; QCOW2_HEAD];
     let file = std::fs::File::open(path).map_err(|why| io_error(what, why))?;
-    match file.read_exact_at(&mut head, 0) {
-        Ok(()) if has_data_elsewhere(&head) => {}
-        Err(why) if why.kind() != std::io::ErrorKind::UnexpectedEof => {
-            return Err(io_error(what, why));
-        }
-        _ => return Ok(()),
+    if !is_elsewhere(&file).map_err(|why| io_error(what, why))? {
+        return Ok(());
     }
     let why = format!("{} is a qcow2 whose data is in another file", path.display());
     Err(Refusal::new(ErrorKind::Conflict, what, why).hint(
         "make one file of it with `qemu-img convert -O qcow2`; if it is a raw disk whose content \
          looks like this, add --format raw",
     ))
-}
-
-/// Whether this is the head of a qcow2 with an external data file: in "incompatible features", which versions
-/// from 3 on have, bit 2 says so (QEMU, docs/interop/qcow2.txt).
-fn has_data_elsewhere(head: &[u8; QCOW2_HEAD]) -> bool {
-    let (magic, version, features) = (&head[..4], &head[4..8], &head[72..80]);
-    let version = u32::from_be_bytes([version[0], version[1], version[2], version[3]]);
-    magic == b"QFI\xfb" && version >= 3 && features[7] & 1 << 2 != 0
 }
 
 /// Why an image was not added, and what to do.

@@ -10,20 +10,13 @@ use dray_host::record::{CopyState, ImageRecord};
 use dray_host::refusals::{io_error, not_taken};
 use dray_host::registry::{Closed, Entry, Operation, Process, Reason, is_device};
 use dray_image::{DeviceState, Image, WriteBackError, locks};
-use dray_types::{Ancestor, BLOCK_SIZE, ImageId};
+use dray_types::{Ancestor, ImageId};
 use std::path::Path;
 use std::sync::Arc;
 use tokio::task::block_in_place;
 
 /// What to do about a file that somebody else has locked.
 pub(super) const LOCKED: &str = "stop the program that uses it, or adopt the running vm instead";
-
-/// Length to export for an image under a format driver: files grow, exports do not, so there is
-/// room for a quarter more than the guest can see, and for a gigabyte of the format's own.
-pub fn growable_len(file: u64, guest: u64) -> u64 {
-    let room = guest + guest / 4 + (1 << 30);
-    file.max(room).next_multiple_of(BLOCK_SIZE)
-}
 
 impl Answers<Images> for Arc<Agent> {
     async fn answer(&self, _: Images, _: Events) -> ApiResult<Vec<ImageStatus>> {

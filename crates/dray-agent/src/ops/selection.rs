@@ -249,7 +249,7 @@ impl Agent {
         let len = if backing || layer.plan.format == "raw" {
             layer.plan.file_size
         } else {
-            super::images::growable_len(layer.plan.file_size, layer.plan.size)
+            dray_image::growable_len(layer.plan.file_size, layer.plan.size)
         };
         let read_only = backing || layer.plan.read_only;
         let known = self.registry.known_at(&path).filter(|_| !read_only);

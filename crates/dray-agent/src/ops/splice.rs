@@ -1,6 +1,5 @@
 //! `dray adopt` and `release`: running VMs' disks under dray and back.
 
-use super::images::growable_len;
 use super::released::not_released;
 use crate::agent::Agent;
 use crate::api::{Answers, Events};
@@ -14,7 +13,7 @@ use dray_host::registry::real_path;
 use dray_host::registry::{Entry, Operation, is_device};
 use dray_host::released::Released;
 use dray_host::settle::Rule;
-use dray_image::{FileImage, names};
+use dray_image::{FileImage, growable_len, names};
 use dray_migrate::source::SourceSlot;
 use dray_qemu::{AdoptOptions, LayerPlan, Pivot, Qmp};
 use dray_types::{Epoch, ImageId};

@@ -17,7 +17,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-pub(crate) use step::open_closed;
+pub use step::open_closed;
 use step::{Step, fail, sync};
 pub use step::{file_mode, sync_dir};
 

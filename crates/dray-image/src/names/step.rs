@@ -56,7 +56,10 @@ pub(super) fn sync(files: &dyn Files, dir: &Path) -> Result<()> {
 }
 
 /// Opens a file of mode 0000. Root just can; anyone else must open it up for a moment.
-pub(crate) fn open_closed(path: &Path, write: bool) -> Result<File> {
+///
+/// # Errors
+/// What the system reports.
+pub fn open_closed(path: &Path, write: bool) -> Result<File> {
     let open = || File::options().read(true).write(write).open(path);
     let opened = open().or_else(|e| {
         if e.kind() != std::io::ErrorKind::PermissionDenied {

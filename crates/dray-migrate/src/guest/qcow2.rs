@@ -203,9 +203,8 @@ impl TargetVmTask {
             return Ok(false);
         }
         let _operation = self.alone_with(&record.name).await;
-        let run_dir = &self.config.run_dir;
         let progress = self.progress(number);
-        let made = swap::make_qcow2(&self.registry, qmp, entry, plan, run_dir, progress).await;
+        let made = swap::make_qcow2(&self.registry, qmp, entry, plan, &self.config, progress).await;
         let Err(why) = made else {
             self.say(number, Made::Done { name: qcow2_name(&record.name) });
             return Ok(true);

@@ -5,26 +5,28 @@
 //! under a hidden name that nobody misses.
 
 use super::chain::Chain;
+use super::layer::Admits;
+use super::maker;
 use super::merge::{Above, merge_most, merge_rest};
+use dray_confine::Tool;
 use dray_host::flat::ChainImage;
 use dray_host::record::MODE;
 use dray_host::record::chain::ChainLayer;
 use dray_image::blockmap::AtomicBlockMap;
-use dray_image::{Disk, Image, ImageNames, Result, WriteWitness, leave_room, runs};
+use dray_image::{
+    Disk, Image, ImageNames, Result, WriteWitness, growable_len, leave_room, names, runs,
+};
 use dray_types::text::harmless;
 use dray_types::{BLOCK_SIZE, BlockRange};
 use parking_lot::Mutex;
-use std::fs::Permissions;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
-/// What a fresh qcow2 is made with, and what writes it: both come with QEMU.
-const TOOLS: [&str; 2] = ["qemu-img", "qemu-storage-daemon"];
+/// How long a tool may take to say which version it is.
+const VERSION: Duration = Duration::from_secs(20);
 /// Tables take 10 bytes for each 64 KiB, and some more to begin with.
 const TABLES_SHARE: u64 = 4096;
 const TABLES: u64 = 1 << 20;
@@ -55,18 +57,22 @@ pub fn qcow2_bytes(allocated: u64) -> u64 {
     allocated.saturating_add(allocated / TABLES_SHARE).saturating_add(TABLES)
 }
 
-/// Whether this host has what a qcow2 is made with.
+/// Whether this host has what a qcow2 is made with, and can run it behind its wall.
 ///
 /// # Errors
 /// What is missing.
 pub fn check_tools() -> io::Result<()> {
-    for tool in TOOLS {
-        let mut command = Command::new(tool);
-        let ran = command.arg("--version").stdin(Stdio::null()).output();
-        ran.map_err(|why| {
-            let said = format!("{tool} cannot be started ({why}); it comes with QEMU");
-            io::Error::new(why.kind(), said)
-        })?;
+    for name in [maker::CHECKER, maker::MAKER] {
+        let mut tool = Tool::new(name);
+        tool.arg("--version");
+        let failed = |kind, why: &dyn std::fmt::Display| {
+            io::Error::new(kind, format!("{name} cannot be started ({why}); it comes with QEMU"))
+        };
+        let ran = tool.run(VERSION).map_err(|why| failed(why.kind(), &why))?;
+        if !ran.status.success() {
+            let words = harmless(String::from_utf8_lossy(&ran.stderr).trim());
+            return Err(failed(io::ErrorKind::Other, &words));
+        }
     }
     Ok(())
 }
@@ -77,6 +83,7 @@ pub type Progress = Box<dyn Fn(u64, u64) + Send + Sync>;
 /// A qcow2 in the making; its file is there until it has its name or is [discarded](Self::discard).
 pub struct Fresh {
     names: ImageNames,
+    len: u64,
     raw: Raw,
     chain: Arc<Chain>,
 }
@@ -92,6 +99,7 @@ impl Fresh {
         path: &Path,
         allocated: u64,
         place: PathBuf,
+        admits: Arc<dyn Admits>,
         progress: Progress,
     ) -> io::Result<Self> {
         let names = ImageNames::of(path).map_err(io::Error::other)?;
@@ -102,9 +110,9 @@ impl Fresh {
         create(&names, len)?;
         let layer =
             ChainLayer { path: names.chain(), format: "qcow2".into(), protocol: "file".into() };
-        let chain = Chain::new(place, vec![layer], len, None);
+        let chain = Chain::new(place, vec![layer], len, None, admits);
         match Raw::watch(disk, &chain, dir, progress) {
-            Ok(raw) => Ok(Self { names, raw, chain }),
+            Ok(raw) => Ok(Self { names, len, raw, chain }),
             Err(why) => {
                 names.remove_chain().map_err(io::Error::other)?;
                 Err(io::Error::other(why))
@@ -133,8 +141,15 @@ impl Fresh {
         match self.chain.life() {
             ..=1 => Ok(()),
             // One that died may have left clusters behind that nothing refers to.
-            _ => on_file(&self.names, &["check", "-q", "-r", "leaks", "-f", "qcow2"], None),
+            _ => self.remove_leaks(),
         }
+    }
+
+    fn remove_leaks(&self) -> io::Result<()> {
+        let path = self.names.chain();
+        let file = names::open_closed(&path, true).map_err(io::Error::other)?;
+        let room = growable_len(file.metadata()?.len(), self.len);
+        maker::remove_leaks(file, &path, room)
     }
 
     /// It gets its name, durably: by that it is the truth, as soon as nobody is on the raw image.
@@ -156,30 +171,12 @@ impl Fresh {
 
 /// Makes an empty qcow2 under the hidden name.
 fn create(names: &ImageNames, len: u64) -> io::Result<()> {
-    drop(names.create_chain().map_err(io::Error::other)?);
-    let made = on_file(names, &["create", "-q", "-f", "qcow2"], Some(len));
+    let file = names.create_chain().map_err(io::Error::other)?;
+    let made = maker::make(file, &names.chain(), len, growable_len(0, len));
     if made.is_err() {
         names.remove_chain().map_err(io::Error::other)?;
     }
     made
-}
-
-/// Has QEMU's tool do something with the file under the hidden name, which is open to it meanwhile.
-fn on_file(names: &ImageNames, what: &[&str], len: Option<u64>) -> io::Result<()> {
-    let path = names.chain();
-    let mode = |mode| std::fs::set_permissions(&path, Permissions::from_mode(mode));
-    mode(MODE)?;
-    let mut tool = Command::new(TOOLS[0]);
-    tool.args(what).arg(&path).args(len.map(|len| len.to_string())).stdin(Stdio::null());
-    let done = tool.output();
-    mode(0)?;
-    let done =
-        done.map_err(|why| io::Error::new(why.kind(), format!("start {}: {why}", TOOLS[0])))?;
-    if done.status.success() {
-        return Ok(());
-    }
-    let words = String::from_utf8_lossy(&done.stderr);
-    Err(io::Error::other(format!("{}: {}", TOOLS[0], harmless(words.trim()))))
 }
 
 /// A raw image whose guest goes on, and which of its blocks the qcow2 may lack.
@@ -316,7 +313,8 @@ mod tests {
     fn begin(disk: &Arc<Disk>, pool: &Path) -> io::Result<Fresh> {
         let dir = tempfile::tempdir()?.keep();
         let path = qcow2_path(&pool.join("vm.raw"));
-        Fresh::begin(disk, &path, DATA as u64, dir.join("chain"), Box::new(|_, _| {}))
+        let (place, admits) = (dir.join("chain"), super::super::confined::anything());
+        Fresh::begin(disk, &path, DATA as u64, place, admits, Box::new(|_, _| {}))
     }
 
     fn write(disk: &Disk, seen: &mut [u8], at: usize, byte: u8, len: usize) {

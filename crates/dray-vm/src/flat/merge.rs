@@ -113,6 +113,7 @@ pub fn merge_rest(above: &impl Above, chain: &dyn ChainImage) -> io::Result<()> 
 pub(super) mod tests {
     use super::super::chain::Chain;
     use super::super::chain::tests::{LEN, contents, fixture};
+    use super::super::confined::anything;
     use super::*;
     use dray_host::folder::present::PresentFile;
     use dray_image::{FileImage, FileOptions, Image, ZeroMode};
@@ -134,7 +135,7 @@ pub(super) mod tests {
         let file = Arc::new(FileImage::open(&path, options).unwrap());
         let log = PresentFile::open(&dray_files::StatePath::real(dir.join("disk.flat")), 1 << 20)
             .unwrap();
-        let chain = Chain::new(dir.join("chain"), layers.to_vec(), LEN, None);
+        let chain = Chain::new(dir.join("chain"), layers.to_vec(), LEN, None, anything());
         let here = log.all();
         let (below, noted) = (Arc::clone(&chain) as _, log.noted());
         let overlay = Overlay::new(below, file, &here, &noted, log).unwrap();

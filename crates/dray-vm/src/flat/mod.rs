@@ -1,7 +1,8 @@
 //! Disks that move flattened: what their guest sees, without the chain of images it is made of.
 //!
-//! dray never looks into a qcow2. The chain is *frozen*: a QEMU storage daemon (`server`) serves it
-//! to this agent ([`chain`]), which only reads it, and what the guest writes goes into an
+//! dray never looks into a qcow2 beyond the head that says whether all of it is there ([`barred`]). The chain is
+//! *frozen*: a QEMU storage daemon behind a wall (`server`) gets its files from this agent ([`layer`]) and serves
+//! it to this agent ([`chain`]), which only reads it, and what the guest writes goes into an
 //! [`Overlay`](dray_image::Overlay) that is dray's own. Both together are an image like any other.
 //! `freeze` puts a running VM's disk on it; `home` merges the overlay back into the chain and puts
 //! the disk back, when the guest stays here after all (`merge` is how); `recover` ends what an agent died in;
@@ -9,11 +10,17 @@
 //! chain's active file has no name that anybody would open. What is durable of it all is in
 //! [`dray_host::flat`].
 //!
-//! At the target the image is raw. [`fresh`] makes a qcow2 of it where that was asked for, and [`swap`]
+//! At the target the image is raw. [`fresh`] makes a qcow2 of it where that was asked for (`maker` has QEMU's
+//! tools do it), and [`swap`]
 //! puts the disk on it.
 
+pub mod barred;
 pub mod chain;
+#[cfg(test)]
+mod confined;
 pub mod fresh;
+pub mod layer;
+mod maker;
 pub mod merge;
 mod server;
 pub mod swap;
@@ -126,7 +133,8 @@ impl Surroundings for Pools {
             Purpose::Serve => self.0.limits.stall,
             Purpose::Peek => Some(PATIENCE),
         };
-        Chain::new(daemon_place(&self.0.run_dir, purpose, id), layers, len, patience)
+        let place = daemon_place(&self.0.run_dir, purpose, id);
+        Chain::new(place, layers, len, patience, Arc::clone(&self.0) as _)
     }
 }
 

@@ -1,19 +1,26 @@
 //! One QEMU storage daemon that serves one chain on a private socket.
 //!
-//! It outlives an agent that is killed, and then serves nobody: the next agent ends it before it
-//! starts its own. Reading, it opens the chain beside whoever else has it; writing, it takes QEMU's
-//! locks.
+//! It runs behind a wall ([`dray_confine`]) and opens nothing: each image comes through a socket at whose
+//! other end this agent is ([`Layer`]), and what lies on what is said here, not by the images. Reading,
+//! the agent opens the chain beside whoever else has it; writing, it takes QEMU's locks.
+//!
+//! A daemon ends with its agent. The next one looks for it all the same before it starts its own.
 
+use super::layer::{self, Access, Admits, Layer};
+use dray_confine::Tool;
 use dray_host::record::chain::ChainLayer;
+use dray_image::growable_len;
 use dray_types::text::harmless;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use std::fs::{File, Permissions};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::time::{Duration, Instant};
 
 /// The program.
@@ -33,6 +40,22 @@ const WORDS: usize = 400;
 pub struct Server {
     child: Child,
     files: Files,
+    /// What it has of the chain. Closed when it has ended.
+    layers: Vec<Layer>,
+}
+
+/// What a daemon serves.
+pub struct Chained<'a> {
+    /// The chain, the active image first.
+    pub layers: &'a [ChainLayer],
+    /// Where the active image is.
+    pub active: &'a Path,
+    /// Length of what is seen at the top.
+    pub len: u64,
+    /// The active image is written.
+    pub write: bool,
+    /// Says which files it may have.
+    pub admits: &'a dyn Admits,
 }
 
 /// What it leaves in the run directory.
@@ -67,35 +90,33 @@ pub fn socket(place: &Path) -> PathBuf {
 }
 
 impl Server {
-    /// Starts a daemon for the chain, whose active image is at `active`, and waits until it listens.
+    /// Starts a daemon for a chain, and waits until it listens.
     ///
     /// # Errors
-    /// When there is no such program, or with its last words when it does not start.
-    pub fn start(
-        place: &Path,
-        layers: &[ChainLayer],
-        active: &Path,
-        write: bool,
-    ) -> io::Result<Self> {
+    /// When there is no such program, an image cannot be given to it, or with its last words when it does
+    /// not start.
+    pub fn start(place: &Path, chain: &Chained<'_>) -> io::Result<Self> {
         let files = Files::of(place);
-        end_leftover(&files.socket)?;
+        end_leftover(place)?;
         files.remove();
-        let log = File::create(&files.log)?;
-        let readable = Readable::make(active)?;
-        let spawned = Command::new(PROGRAM)
-            .args(arguments(&files.socket, layers, active, write))
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log)
-            .spawn();
-        let child = spawned.map_err(|why| {
+        let mut layers = chain.open()?;
+        let mut tool = Tool::new(PROGRAM);
+        let nodes = chain.nodes(&mut tool, &mut layers)?;
+        tool.args(nodes);
+        let started = listening(&files.socket).and_then(|socket| {
+            let number = tool.hand(socket);
+            tool.args(["--nbd-server".to_owned(), format!("addr.type=fd,addr.str={number}")]);
+            tool.args(["--export".to_owned(), chain.export(place)]);
+            let log: OwnedFd = File::create(&files.log)?.into();
+            tool.spawn(log.try_clone()?, log)
+        });
+        let child = started.map_err(|why| {
             files.remove();
             let hint = "install it: it comes with QEMU (Debian: qemu-system-common)";
             io::Error::new(why.kind(), format!("start {PROGRAM}: {why}; {hint}"))
         })?;
-        let mut server = Self { child, files };
+        let mut server = Self { child, files, layers };
         server.wait_listening()?;
-        drop(readable);
         Ok(server)
     }
 
@@ -159,51 +180,99 @@ impl Drop for Server {
         // One that has ended cannot be killed, and needs not be.
         let _ = self.child.kill();
         let _ = self.child.wait();
+        self.layers.clear();
         self.files.remove();
     }
 }
 
-/// What the daemon is told: the chain from its base up, and to export what is seen at its top.
-fn arguments(socket: &Path, layers: &[ChainLayer], active: &Path, write: bool) -> Vec<String> {
-    let mut arguments = Vec::new();
-    let mut below = Value::Null;
-    for (depth, layer) in layers.iter().enumerate().rev() {
-        let path = if depth == 0 { active } else { &layer.path };
-        let (file, top) = (format!("file{depth}"), format!("layer{depth}"));
-        let reads = depth > 0 || !write;
-        let node = |driver: &str, name: &str| {
-            json!({
-                "driver": driver, "node-name": name, "read-only": reads, "force-share": reads,
-                "discard": "unmap",
-            })
+impl Chained<'_> {
+    /// Opens the images, the active one first.
+    fn open(&self) -> io::Result<Vec<Layer>> {
+        let open = |(depth, layer): (usize, &ChainLayer)| {
+            let path = if depth == 0 { self.active } else { &layer.path };
+            let write = self.writes(depth);
+            let file = layer::open(path, &layer.format, write, self.admits)?;
+            let access = match write {
+                false => Access::Read,
+                true => Access::Write { room: room(&file, &layer.format, self.len)? },
+            };
+            Layer::serve(file, path, access)
         };
-        let (mut protocol, mut format) = (node(&layer.protocol, &file), node(&layer.format, &top));
-        protocol["filename"] = path.to_string_lossy().into();
-        format["file"] = file.into();
-        if layer.format == "qcow2" {
-            format["backing"] = below;
-        }
-        below = top.into();
-        for node in [protocol, format] {
-            arguments.extend(["--blockdev".to_owned(), node.to_string()]);
-        }
+        self.layers.iter().enumerate().map(open).collect()
     }
-    let (top, on) = (below.as_str().unwrap_or_default(), if write { "on" } else { "off" });
-    let export = format!("type=nbd,id={EXPORT},node-name={top},name={EXPORT},writable={on}");
-    let rest = ["--nbd-server".to_owned(), address(socket), "--export".to_owned(), export];
-    arguments.extend(rest);
-    arguments
+
+    fn writes(&self, depth: usize) -> bool {
+        depth == 0 && self.write
+    }
+
+    /// The arguments for the chain's nodes, from its base up. Each image's own is named as its depth.
+    fn nodes(&self, tool: &mut Tool, opened: &mut [Layer]) -> io::Result<Vec<String>> {
+        let mut arguments = Vec::new();
+        let mut below = Value::Null;
+        for (depth, (layer, open)) in self.layers.iter().zip(opened).enumerate().rev() {
+            let reads = !self.writes(depth);
+            let (file, top) = (format!("file{depth}"), top(depth));
+            let mut protocol = layer::node(tool.hand(open.socket()?), reads);
+            protocol["node-name"] = file.clone().into();
+            let mut format = json!({
+                "driver": layer.format, "node-name": top, "read-only": reads, "discard": "unmap",
+                "file": file,
+            });
+            // Named or not: what an image itself names is not looked at.
+            if layer.format != "raw" {
+                format["backing"] = below;
+            }
+            below = top.into();
+            for node in [protocol, format] {
+                arguments.extend(["--blockdev".to_owned(), node.to_string()]);
+            }
+        }
+        Ok(arguments)
+    }
+
+    /// What is exported, described by its place: so it is found when it was left behind.
+    fn export(&self, place: &Path) -> String {
+        let (mark, top, on) = (mark(place), top(0), if self.write { "on" } else { "off" });
+        format!("{mark}type=nbd,id={EXPORT},node-name={top},name={EXPORT},writable={on}")
+    }
 }
 
-fn address(socket: &Path) -> String {
+fn top(depth: usize) -> String {
+    format!("layer{depth}")
+}
+
+/// Length that a tool sees of an image that it writes: a raw one has its own, others grow.
+fn room(file: &File, format: &str, len: u64) -> io::Result<Option<u64>> {
+    Ok(match format {
+        "raw" => None,
+        _ => Some(growable_len(file.metadata()?.len(), len)),
+    })
+}
+
+/// A socket at `path`, for the daemon to listen on: until it does, nobody is let in.
+fn listening(path: &Path) -> io::Result<OwnedFd> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
+    Ok(socket)
+}
+
+/// The beginning of the argument by which the daemon at `place` is known.
+fn mark(place: &Path) -> String {
     // A comma in a path is written twice.
+    format!("description={},", place.display().to_string().replace(',', ",,"))
+}
+
+/// The same of a daemon that an agent of version 0.1 has started.
+fn old_mark(place: &Path) -> String {
+    let socket = Files::of(place).socket;
     format!("addr.type=unix,addr.path={}", socket.display().to_string().replace(',', ",,"))
 }
 
-/// Ends a daemon that an agent before this one has left behind at `socket`.
-fn end_leftover(socket: &Path) -> io::Result<()> {
-    let wanted = address(socket);
-    end_those(|word| word == wanted.as_bytes())
+/// Ends a daemon that an agent before this one has left behind at `place`.
+fn end_leftover(place: &Path) -> io::Result<()> {
+    let (mark, old) = (mark(place), old_mark(place));
+    end_those(|word| word.starts_with(mark.as_bytes()) || word == old.as_bytes())
 }
 
 /// Ends every daemon that an agent before this one has left behind at a place whose path begins with
@@ -212,8 +281,10 @@ fn end_leftover(socket: &Path) -> io::Result<()> {
 /// # Errors
 /// When one does not end, or the directory cannot be read.
 pub(super) fn end_leftovers(dir: &Path, places: &str) -> io::Result<()> {
-    let wanted = address(&dir.join(places));
-    end_those(|word| word.starts_with(wanted.as_bytes()))?;
+    let place = dir.join(places);
+    let wanted = [mark(&place), old_mark(&place)]
+        .map(|mark| mark.trim_end_matches(',').trim_end_matches(".sock").to_owned());
+    end_those(|word| wanted.iter().any(|wanted| word.starts_with(wanted.as_bytes())))?;
     for entry in std::fs::read_dir(dir)? {
         let path = entry?.path();
         if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(places)) {
@@ -258,28 +329,4 @@ fn is_over(process: &Path) -> bool {
     };
     // Nobody may have waited for it yet.
     value("State:").starts_with(['Z', 'X']) && matches!(value("Threads:"), "0" | "1")
-}
-
-/// A file of mode 0000 that an agent which is not root has to open up for a moment.
-struct Readable<'a>(Option<&'a Path>);
-
-impl<'a> Readable<'a> {
-    fn make(path: &'a Path) -> io::Result<Self> {
-        let mode = path.metadata()?.permissions().mode();
-        if rustix::process::geteuid().is_root() || mode & 0o777 != 0 {
-            return Ok(Self(None));
-        }
-        std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
-        Ok(Self(Some(path)))
-    }
-}
-
-impl Drop for Readable<'_> {
-    fn drop(&mut self) {
-        if let Some(path) = self.0
-            && let Err(why) = std::fs::set_permissions(path, Permissions::from_mode(0o0))
-        {
-            tracing::warn!(path = %path.display(), %why, "cannot close a chain's file again");
-        }
-    }
 }

@@ -4,7 +4,8 @@
 //! meanwhile, as for a lost source. Writes (a merge back) are not tried again: what a daemon that
 //! died had not written down is lost, and [`Chain::life`] tells the merger so.
 
-use super::server::{EXPORT, Server, socket};
+use super::layer::Admits;
+use super::server::{Chained, EXPORT, Server, socket};
 use dray_host::flat::ChainImage;
 use dray_host::record::chain::ChainLayer;
 use dray_image::{Error, ErrorKind, Extent, ExtentKind, Geometry, Image, Result, ZeroMode};
@@ -37,6 +38,7 @@ pub struct Chain {
     layers: Vec<ChainLayer>,
     len: u64,
     stall: Option<Duration>,
+    admits: Arc<dyn Admits>,
     state: Mutex<State>,
 }
 
@@ -62,17 +64,19 @@ enum Access {
 
 impl Chain {
     /// The chain of `layers`, `len` bytes long as its guest sees it. The daemon's socket is beside
-    /// `place`. Who reads waits for `stall` while there is no daemon, or for ever.
+    /// `place`, and it gets what `admits` lets it have. Who reads waits for `stall` while there is no
+    /// daemon, or for ever.
     pub fn new(
         place: PathBuf,
         layers: Vec<ChainLayer>,
         len: u64,
         stall: Option<Duration>,
+        admits: Arc<dyn Admits>,
     ) -> Arc<Self> {
         let active = layers.first().map(|layer| layer.path.clone()).unwrap_or_default();
         let (write, access) = (false, Access::Open);
         let state = State { active, write, access, life: 0, asked: 0, open: None };
-        Arc::new(Self { place, layers, len, stall, state: Mutex::new(state) })
+        Arc::new(Self { place, layers, len, stall, admits, state: Mutex::new(state) })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -191,7 +195,7 @@ impl Chain {
             tracing::warn!(chain, "its storage daemon has ended: starting it again");
             state.open = None;
         }
-        let server = Server::start(&self.place, &self.layers, &state.active, state.write)?;
+        let server = Server::start(&self.place, &self.chained(&state))?;
         let wish = Wish { patience: self.stall, ..Wish::new(EXPORT) };
         let client = Client::connect(&socket(&self.place), &wish).map_err(io::Error::other)?;
         if client.len() != self.len {
@@ -202,6 +206,12 @@ impl Chain {
         let client = Arc::new(client);
         state.open = Some((Arc::clone(&client), server));
         Ok(client)
+    }
+
+    /// What a daemon of its is to serve.
+    fn chained<'a>(&'a self, state: &'a State) -> Chained<'a> {
+        let (active, write) = (state.active.as_path(), state.write);
+        Chained { layers: &self.layers, active, len: self.len, write, admits: &*self.admits }
     }
 
     /// Asks until there is an answer, for so long or for ever.

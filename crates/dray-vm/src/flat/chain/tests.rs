@@ -1,6 +1,7 @@
 //! Chains of real images behind real daemons, which die, are held, and are left behind.
 
 use super::*;
+use crate::flat::confined::anything;
 use std::process::Command;
 
 /// How often is looked whether another thread has come somewhere.
@@ -58,11 +59,17 @@ impl Chain {
     }
 }
 
+fn start(place: &Path, layers: &[ChainLayer], write: bool) -> Server {
+    let (active, admits) = (layers[0].path.as_path(), anything());
+    let chain = Chained { layers, active, len: LEN, write, admits: &*admits };
+    Server::start(place, &chain).unwrap()
+}
+
 #[test]
 fn a_chain_is_read_through_a_daemon_that_may_die() {
     let dir = tempfile::tempdir().unwrap();
     let (layers, seen) = fixture(dir.path());
-    let chain = Chain::new(dir.path().join("chain"), layers, LEN, None);
+    let chain = Chain::new(dir.path().join("chain"), layers, LEN, None, anything());
     let mut buf = vec![0; LEN as usize];
     chain.read_at(&mut buf, 0).unwrap();
     assert!(buf == seen);
@@ -89,7 +96,7 @@ fn a_chain_that_is_held_is_read_when_it_has_its_new_name() {
     let (layers, seen) = fixture(dir.path());
     let (top, hidden) = (layers[0].path.clone(), dir.path().join("hidden.qcow2"));
     let place = dir.path().join("chain");
-    let chain = Chain::new(place, layers, LEN, Some(Duration::from_secs(20)));
+    let chain = Chain::new(place, layers, LEN, Some(Duration::from_secs(20)), anything());
     let peeks = dray_host::flat::peeks::Peeks::default();
     peeks.add(&(Arc::clone(&chain) as _), || None);
     chain.open().unwrap();
@@ -117,7 +124,13 @@ fn a_chain_that_is_held_is_read_when_it_has_its_new_name() {
 fn a_chain_that_was_finished_is_not_opened_by_a_reader() {
     let dir = tempfile::tempdir().unwrap();
     let (layers, _) = fixture(dir.path());
-    let chain = Chain::new(dir.path().join("chain"), layers, LEN, Some(Duration::from_secs(20)));
+    let chain = Chain::new(
+        dir.path().join("chain"),
+        layers,
+        LEN,
+        Some(Duration::from_secs(20)),
+        anything(),
+    );
     chain.set_writable(true).unwrap();
     chain.write_at(&[7; 512], 0, false).unwrap();
     chain.finish().unwrap();
@@ -144,7 +157,7 @@ fn a_chain_that_was_finished_is_not_opened_by_a_reader() {
 fn an_agent_ends_what_the_one_before_has_left_behind() {
     let dir = tempfile::tempdir().unwrap();
     let (layers, _) = fixture(dir.path());
-    let start = |place: &Path| Server::start(place, &layers, &layers[0].path, false).unwrap();
+    let start = |place: &Path| start(place, &layers, false);
     let mut left = ["chain-1", "peek-1"].map(|place| start(&dir.path().join(place)));
     let mut others = start(&dir.path().join("else"));
     crate::flat::end_leftovers(dir.path());
@@ -161,8 +174,9 @@ fn a_daemon_that_was_left_behind_is_ended() {
     let dir = tempfile::tempdir().unwrap();
     let (layers, _) = fixture(dir.path());
     let place = dir.path().join("chain");
-    let left = Server::start(&place, &layers, &layers[0].path, true).unwrap();
-    let chain = Chain::new(place, layers, LEN, None);
+    // One that writes would be locked out by its own agent, which is this process.
+    let left = start(&place, &layers, false);
+    let chain = Chain::new(place, layers, LEN, None, anything());
     chain.set_writable(true).unwrap();
     chain.write_at(&[7; 512], 0, true).unwrap();
     assert!(left.finish().is_err(), "it was ended before");
@@ -174,7 +188,7 @@ fn holes_of_a_chain_that_cannot_be_read_are_not_waited_for() {
     let dir = tempfile::tempdir().unwrap();
     let (mut layers, _) = fixture(dir.path());
     layers[2].path = dir.path().join("gone.qcow2");
-    let chain = Chain::new(dir.path().join("chain"), layers, LEN, None);
+    let chain = Chain::new(dir.path().join("chain"), layers, LEN, None, anything());
     let why = chain.extents(0, LEN, 9).unwrap_err();
     assert_eq!(why.kind, ErrorKind::Unavailable, "{why}");
 }
@@ -184,7 +198,7 @@ fn what_cannot_be_opened_is_told() {
     let dir = tempfile::tempdir().unwrap();
     let (mut layers, _) = fixture(dir.path());
     layers[2].path = dir.path().join("gone.qcow2");
-    let chain = Chain::new(dir.path().join("chain"), layers, LEN, Some(Duration::ZERO));
+    let chain = Chain::new(dir.path().join("chain"), layers, LEN, Some(Duration::ZERO), anything());
     let why = chain.read_at(&mut [0; 512], 0).unwrap_err().to_string();
     assert!(why.contains("gone.qcow2"), "{why}");
 }

@@ -17,6 +17,7 @@ use crate::leaving::{Leaving, refuse_untold};
 use crate::look::process_of;
 use crate::own;
 use crate::released::note_made;
+use dray_config::Config;
 use dray_host::abort;
 use dray_host::flat::Purpose;
 use dray_host::record::{CopyState, ImageRecord, MODE, NameKind, Swap};
@@ -30,6 +31,7 @@ use serde::Deserialize;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::slice;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::task::block_in_place;
@@ -165,7 +167,7 @@ pub async fn make_qcow2(
     qmp: &Qmp,
     entry: &Entry,
     flat: &LayerPlan,
-    run_dir: &Path,
+    config: &Arc<Config>,
     progress: Progress,
 ) -> io::Result<PathBuf> {
     let path = qcow2_path(&entry.record().path);
@@ -179,8 +181,9 @@ pub async fn make_qcow2(
     refuse_untold(entry)?;
     let fresh = block_in_place(|| {
         let allocated = entry.file.allocated_bytes().map_err(io::Error::other)?;
-        let place = daemon_place(run_dir, Purpose::Serve, entry.record().id);
-        Fresh::begin(&entry.disk, &path, allocated, place, progress)
+        let place = daemon_place(&config.run_dir, Purpose::Serve, entry.record().id);
+        let admits = Arc::clone(config) as _;
+        Fresh::begin(&entry.disk, &path, allocated, place, admits, progress)
     })?;
     let made = match block_in_place(|| fresh.copy_most()) {
         Ok(()) => {
