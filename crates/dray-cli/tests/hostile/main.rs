@@ -6,14 +6,19 @@
 //! * [`store`]: the backup store in its hands.
 //! * [`peers`]: what such a peer asks for without having the right.
 //! * [`local`]: users of this host.
+//! * [`chains`], [`heads`], on a [`stage`]: a QEMU whose guest broke out writes what it likes into its images, and
+//!   into their heads above all.
 
 mod attacker;
+mod chains;
 mod greedy;
 mod guests;
+mod heads;
 #[path = "../disks/lab.rs"]
 #[allow(dead_code, reason = "these tests need less of the lab than those that it was made for")]
 mod lab;
 mod local;
 mod peers;
 mod remote;
+mod stage;
 mod store;
