@@ -4,6 +4,7 @@
 
 use super::barred::{Barred, refuse_header};
 use dray_config::Config;
+use dray_host::pool::Pool;
 use dray_image::{FileId, FileImage, FileOptions, Hold, Image, QemuLocks, names};
 use dray_nbd::{Server, ServerHandle};
 use dray_serve::{Client, ExportError, ExportInfo, Exports};
@@ -35,18 +36,23 @@ pub trait Admits: Send + Sync {
 }
 
 impl Admits for Config {
+    fn admit(&self, path: &Path, file: &File) -> io::Result<()> {
+        self.pools.admit(path, file)
+    }
+}
+
+impl Admits for Vec<Pool> {
     /// What lies in a pool of this host. The file that is open decides, not what lies at its path by now.
     fn admit(&self, path: &Path, file: &File) -> io::Result<()> {
-        let real = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
         let opened = file.metadata()?;
-        let is_device = opened.file_type().is_block_device();
-        let may = match is_device {
-            false => self.pools.iter().any(|pool| pool.contains(&real)),
-            // Links lead to it, and its pool is theirs.
-            true => self.pools.iter().any(|pool| pool.contains(path)),
+        // Links lead to a device, and its pool is theirs.
+        let place = match opened.file_type().is_block_device() {
+            false => std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?,
+            true => path.to_owned(),
         };
-        let now = std::fs::metadata(if is_device { path } else { &real })?;
-        match may && FileId::of(&now) == FileId::of(&opened) {
+        let is_there =
+            std::fs::metadata(&place).is_ok_and(|now| FileId::of(&now) == FileId::of(&opened));
+        match is_there && self.iter().any(|pool| pool.contains(&place)) {
             true => Ok(()),
             false => Err(Barred::outside(path)),
         }
@@ -167,4 +173,73 @@ impl Exports for Only {
 pub fn read_alone(path: PathBuf, format: &str, admits: &dyn Admits) -> io::Result<Layer> {
     let file = open(&path, format, false, admits)?;
     Layer::serve(file, &path, Access::Read)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flat::barred::chain_error;
+    use dray_host::pool::{Pool, PoolIo, PoolKind};
+    use dray_types::ErrorKind;
+    use std::os::unix::fs::symlink;
+
+    /// A host with one pool.
+    struct Host {
+        dir: tempfile::TempDir,
+        pools: Vec<Pool>,
+    }
+
+    impl Host {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("pool");
+            std::fs::create_dir(&path).unwrap();
+            for name in ["pool/image", "secret"] {
+                std::fs::write(dir.path().join(name), [7; 512]).unwrap();
+            }
+            let (kind, io) = (PoolKind::Files, PoolIo::Buffered);
+            let pools = vec![Pool { name: "pool".into(), path, kind, io }];
+            Self { dir, pools }
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.dir.path().join(name)
+        }
+
+        fn opens(&self, name: &str) -> io::Result<File> {
+            open(&self.path(name), "raw", false, &self.pools)
+        }
+    }
+
+    #[test]
+    fn a_tool_gets_what_lies_in_a_pool() {
+        let host = Host::new();
+        symlink("image", host.path("pool/in")).unwrap();
+        symlink("../secret", host.path("pool/out")).unwrap();
+        symlink("pool/image", host.path("into")).unwrap();
+        for name in ["pool/image", "pool/in", "into", "pool/../pool/image"] {
+            host.opens(name).unwrap();
+        }
+        for name in ["secret", "pool/out", "pool/../secret"] {
+            let why = host.opens(name).unwrap_err();
+            assert_eq!(chain_error("cannot", &why).kind, ErrorKind::Denied, "{name}: {why}");
+        }
+        let why = host.opens("pool").unwrap_err().to_string();
+        assert!(why.contains("neither a file nor a block device"), "{why}");
+        let why = host.opens("pool/none").unwrap_err().to_string();
+        assert!(why.contains("pool/none"), "{why}");
+    }
+
+    /// The file that is open decides, not the name.
+    #[test]
+    fn a_name_that_leads_elsewhere_by_now_does_not_help() {
+        let host = Host::new();
+        let secret = File::open(host.path("secret")).unwrap();
+        assert!(host.pools.admit(&host.path("pool/image"), &secret).is_err());
+        let image = File::open(host.path("pool/image")).unwrap();
+        std::fs::rename(host.path("pool/image"), host.path("pool/moved")).unwrap();
+        host.pools.admit(&host.path("pool/image"), &image).unwrap();
+        std::fs::rename(host.path("pool/moved"), host.path("away")).unwrap();
+        assert!(host.pools.admit(&host.path("pool/image"), &image).is_err());
+    }
 }

@@ -202,3 +202,26 @@ fn what_cannot_be_opened_is_told() {
     let why = chain.read_at(&mut [0; 512], 0).unwrap_err().to_string();
     assert!(why.contains("gone.qcow2"), "{why}");
 }
+
+/// What the agent does not see in a head, the wall keeps from being followed: an image of another format names
+/// a file for its data.
+#[test]
+fn what_an_image_names_is_not_opened_whoever_admits_it() {
+    use rustix::fs::inotify::{CreateFlags, WatchFlags, add_watch, init};
+    let dir = tempfile::tempdir().unwrap();
+    let secret = dir.path().join("secret.raw");
+    std::fs::write(&secret, vec![7; 1 << 20]).unwrap();
+    let path = dir.path().join("top.vmdk");
+    let extent = format!("RW 2048 FLAT \"{}\" 0", secret.display());
+    let head = "# Disk DescriptorFile\nversion=1\nCID=12345678\nparentCID=ffffffff\n\
+                createType=\"monolithicFlat\"\n";
+    std::fs::write(&path, format!("{head}{extent}\n")).unwrap();
+    let (format, protocol) = ("vmdk".to_owned(), "file".to_owned());
+    let layers = vec![ChainLayer { path, format, protocol }];
+    let watch = init(CreateFlags::NONBLOCK).unwrap();
+    add_watch(&watch, &secret, WatchFlags::OPEN).unwrap();
+    let chain = Chain::new(dir.path().join("chain"), layers, 1 << 20, None, anything());
+    let why = chain.open().unwrap_err().to_string();
+    assert!(rustix::io::read(&watch, &mut [0; 256]).is_err(), "it was opened");
+    assert!(why.contains("qemu-storage-daemon ended"), "{why}");
+}
