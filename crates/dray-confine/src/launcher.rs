@@ -13,8 +13,9 @@ use std::process::{Command, ExitCode};
 
 /// The exit code of a launcher that could not become the program.
 const FAILED: u8 = 126;
-/// An argument by which a program of tests knows that it is the launcher.
-const ASKED: &str = "--skip=launches-a-confined-tool";
+/// An argument by which a program of tests knows that it is the launcher. To the test harness it is the name of
+/// a test that is left out.
+pub const ASKED: &str = "--skip=launches-a-confined-tool";
 
 /// Takes the order that comes through standard input, and becomes the program that it names. Says on
 /// standard error why, if it cannot, and how this process ends then.
@@ -24,15 +25,13 @@ pub fn launch() -> ExitCode {
     ExitCode::from(FAILED)
 }
 
-/// The launcher in a program of tests: a test calls this, and tells
-/// [`launch_with`](crate::launch_with) `[its name, "--exact", "--nocapture", launch_if_asked(false)]`.
-/// Without `here` only the argument is told.
-pub fn launch_if_asked(here: bool) -> &'static str {
-    if here && std::env::args().any(|argument| argument == ASKED) {
+/// The launcher in a program of tests: one of them does nothing but call this, and the others tell
+/// [`launch_with`](crate::launch_with) that one's name, `--exact`, `--nocapture` and [`ASKED`].
+pub fn launch_if_asked() {
+    if std::env::args().any(|argument| argument == ASKED) {
         let _ = launch();
         std::process::exit(FAILED.into());
     }
-    ASKED
 }
 
 fn obey() -> io::Result<Infallible> {

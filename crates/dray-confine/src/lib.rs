@@ -16,13 +16,15 @@
 //! What cannot be put up is an error, and the tool is not started: closed by default. What the tool may
 //! do with what it was handed is the business of whoever hands it over.
 
+#![forbid(unsafe_code)]
+
 mod launcher;
 mod order;
 mod spawner;
 mod tool;
 mod wall;
 
-pub use launcher::{launch, launch_if_asked};
+pub use launcher::{ASKED, launch, launch_if_asked};
 pub use spawner::launch_with;
 pub use tool::{Finished, Tool};
 

@@ -1,6 +1,6 @@
 //! The wall holds: this program runs itself behind it, and tries to get out.
 
-use dray_confine::{Tool, launch_if_asked, launch_with};
+use dray_confine::{ASKED, Tool, launch_if_asked, launch_with};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use std::collections::BTreeMap;
 use std::fs::{File, Permissions};
@@ -27,7 +27,7 @@ fn arguments_after_inside() -> Option<Vec<String>> {
 /// The launcher, in this program.
 #[test]
 fn launcher() {
-    launch_if_asked(true);
+    launch_if_asked();
 }
 
 /// A copy of this program where any user may run it.
@@ -37,7 +37,7 @@ struct Inside {
 
 impl Inside {
     fn new() -> Self {
-        launch_with(&["launcher", "--exact", "--nocapture", launch_if_asked(false)]);
+        launch_with(&["launcher", "--exact", "--nocapture", ASKED]);
         let dir = tempfile::tempdir().unwrap();
         std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
         std::fs::copy("/proc/self/exe", dir.path().join("probe")).unwrap();
@@ -203,7 +203,7 @@ fn waits() {
 #[test]
 fn agent_that_dies() {
     let Some(dir) = std::env::var_os("DRAY_CONFINE_TEST_DIR") else { return };
-    launch_with(&["launcher", "--exact", "--nocapture", launch_if_asked(false)]);
+    launch_with(&["launcher", "--exact", "--nocapture", ASKED]);
     let mut tool = Tool::new(Path::new(&dir).join("probe").to_str().unwrap());
     tool.args(["waits", "--exact", "--nocapture", INSIDE]);
     let (mut out, to_out): (_, PipeWriter) = std::io::pipe().unwrap();
@@ -211,14 +211,14 @@ fn agent_that_dies() {
     let started = std::thread::spawn(move || {
         tool.spawn(to_out.into(), std::io::stderr().try_clone_to()).unwrap()
     });
-    let child = started.join().unwrap();
+    let mut child = started.join().unwrap();
     let mut said = [0; 64];
     while !String::from_utf8_lossy(&said).contains("waits = ") {
         assert!(out.read(&mut said).unwrap() > 0, "it ended");
     }
     std::fs::write(Path::new(&dir).join("pid.new"), child.id().to_string()).unwrap();
     std::fs::rename(Path::new(&dir).join("pid.new"), Path::new(&dir).join("pid")).unwrap();
-    std::thread::sleep(Duration::from_secs(600));
+    child.wait().unwrap();
 }
 
 #[test]

@@ -26,14 +26,14 @@ pub struct Barred {
 }
 
 impl Barred {
-    fn new(kind: ErrorKind, why: String, hint: impl Into<String>) -> io::Error {
+    fn error(kind: ErrorKind, why: String, hint: impl Into<String>) -> io::Error {
         io::Error::other(Self { kind, why, hint: hint.into() })
     }
 
     /// One that lies outside the pools.
     pub(super) fn outside(path: &Path) -> io::Error {
         let why = format!("{} lies outside every pool of this host", path.display());
-        Self::new(ErrorKind::Denied, why, "add its folder as a [[pool]] to the configuration")
+        Self::error(ErrorKind::Denied, why, "add its folder as a [[pool]] to the configuration")
     }
 }
 
@@ -79,11 +79,11 @@ pub fn refuse_header(path: &Path, file: &File) -> io::Result<()> {
     if has_data_elsewhere(&head) {
         let why = format!("{shown} is a qcow2 whose data is in another file");
         let hint = "make one file of it with `qemu-img convert -O qcow2`";
-        return Err(Barred::new(ErrorKind::Unsupported, why, hint));
+        return Err(Barred::error(ErrorKind::Unsupported, why, hint));
     }
     if head[ENCRYPTION..ENCRYPTION + 4] != [0; 4] {
         let why = format!("{shown} is an encrypted qcow2, for which dray has no key");
-        return Err(Barred::new(ErrorKind::Unsupported, why, "use --chain keep"));
+        return Err(Barred::error(ErrorKind::Unsupported, why, "use --chain keep"));
     }
     Ok(())
 }

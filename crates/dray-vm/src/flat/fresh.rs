@@ -358,7 +358,10 @@ mod tests {
         assert!(!dir.path().join("vm.qcow2").exists(), "it has no name before it is asked for");
         fresh.name().unwrap();
         drop((fresh, quiet));
-        assert!(contents(&dir.path().join("vm.qcow2")) == seen);
+        let qcow2 = dir.path().join("vm.qcow2");
+        assert!(contents(&qcow2) == seen);
+        // Not the room that the daemon saw.
+        assert!(std::fs::metadata(&qcow2).unwrap().len() < 2 * LEN);
     }
 
     #[test]
