@@ -1,6 +1,6 @@
 //! Two agents, a stopped QEMU with a qcow2, and files that only root has.
 
-use dray_testkit::guest::{GuestVm, tools};
+use dray_testkit::guest::{GuestVm, Monitor, tools};
 use dray_testkit::lab::{Answer, Lab};
 use rustix::fd::OwnedFd;
 use rustix::fs::inotify::{CreateFlags, WatchFlags, add_watch, init};
@@ -8,9 +8,11 @@ use serde_json::Value;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 pub const NAME: &str = "disk.qcow2";
 const SIZE: &str = "64M";
+const PATIENCE: Duration = Duration::from_secs(60);
 
 pub fn text(path: &Path) -> &str {
     path.to_str().expect("text")
@@ -43,7 +45,10 @@ impl Secret {
         let mut events = [0; 4096];
         let seen = rustix::io::read(&self.watch, &mut events);
         let shown = self.path.display();
-        assert!(seen.is_err(), "somebody has opened {shown}\n{}", stage.lab.host("a").log());
+        // Which it was: the second word of an event.
+        let what = u32::from_ne_bytes([events[4], events[5], events[6], events[7]]);
+        let log = stage.lab.host("a").log();
+        assert!(seen.is_err(), "somebody has opened {shown} ({what:#x})\n{log}");
         if let Some(content) = &self.content {
             assert!(fs::read(&self.path).expect("secret") == *content, "{shown} was written");
             // That was this test.
@@ -82,6 +87,8 @@ impl Stage {
             disk.display()
         ));
         let vm = vm.disk("disk0", "node0").start().expect("qemu");
+        // It listens before it opens its disk, and greets after: from now on it does not look at the head.
+        drop(Monitor::connect(&vm.qmp_path(), PATIENCE).expect("a greeting"));
         Some(Self { lab, vm, target: None })
     }
 
