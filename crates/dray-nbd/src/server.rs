@@ -90,7 +90,7 @@ impl Server {
     /// # Errors
     /// The system refuses.
     pub fn serve_connected(&self, socket: UnixStream) -> io::Result<ServerHandle> {
-        self.serve(Listener::connected(socket))
+        self.serve(Listener::connected(socket), None)
     }
 
     /// Connections that now use the export `name`, over all sockets. A connection counts until the
