@@ -11,7 +11,6 @@ use crate::record::{CopyState, ImageRecord};
 use dray_files::StatePath;
 use dray_files::files::BOOT_LEN;
 use std::io;
-use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Processes that are remembered of one image: a disk has one QEMU, and now and then a tool.
@@ -69,11 +68,11 @@ struct Seen {
 /// A client that was let in and may not have attached itself yet.
 struct Admitted {
     process: Process,
-    at: Instant,
+    at_ms: u64,
 }
 
-/// How long a client that was let in may take to attach itself.
-const ENTERING: Duration = Duration::from_secs(10);
+/// How long a client that was let in may take to attach itself, in milliseconds.
+const ENTERING_MS: u64 = 10_000;
 
 impl KnownClients {
     /// Those that the file at `path` names, if it was written since the host was booted.
@@ -114,8 +113,9 @@ impl KnownClients {
     }
 
     /// Who of those for whom `counts` says so has the image: it is attached, was let in just now, or comes back.
-    fn holder(&self, counts: impl Fn(&Process) -> bool) -> Option<Process> {
-        let entering = self.admitted.as_ref().filter(|one| one.at.elapsed() < ENTERING);
+    fn holder(&self, now_ms: u64, counts: impl Fn(&Process) -> bool) -> Option<Process> {
+        let entering = self.admitted.as_ref();
+        let entering = entering.filter(|one| now_ms.abs_diff(one.at_ms) < ENTERING_MS);
         let attached = self.seen.iter().filter(|seen| seen.connections > 0);
         let seen =
             |one: &Process| self.seen.iter().any(|seen| seen.process == *one && !seen.is_cut_off);
@@ -230,7 +230,8 @@ impl Registry {
         record.state == CopyState::Owner && (record.adopted.is_some() || !released())
     }
 
-    /// Lets a process in to the image called `name`, unless another one has it of those for whom `counts` says so.
+    /// Lets a process in to the image called `name`, at this time since the epoch, unless another one has it of
+    /// those for whom `counts` says so.
     ///
     /// # Errors
     /// The process that has it.
@@ -238,22 +239,28 @@ impl Registry {
         &self,
         name: &str,
         process: Process,
+        now_ms: u64,
         counts: impl Fn(&Process) -> bool,
     ) -> Result<(), Process> {
         let mut all = self.lock_clients();
         let Some(known) = all.get_mut(name) else { return Ok(()) };
-        match known.holder(counts) {
+        match known.holder(now_ms, counts) {
             Some(holder) if holder != process => Err(holder),
             _ => {
-                known.admitted = Some(Admitted { process, at: Instant::now() });
+                known.admitted = Some(Admitted { process, at_ms: now_ms });
                 Ok(())
             }
         }
     }
 
     /// The process that has the image called `name`, of those for whom `counts` says so.
-    pub fn holder(&self, name: &str, counts: impl Fn(&Process) -> bool) -> Option<Process> {
-        self.lock_clients().get(name).and_then(|known| known.holder(counts))
+    pub fn holder(
+        &self,
+        name: &str,
+        now_ms: u64,
+        counts: impl Fn(&Process) -> bool,
+    ) -> Option<Process> {
+        self.lock_clients().get(name).and_then(|known| known.holder(now_ms, counts))
     }
 
     /// Whether this process was attached to the image before, in this boot of the host.
@@ -360,23 +367,21 @@ mod tests {
         let pid = std::process::id();
         let own = Process { pid, started: started(pid as i32).unwrap() };
         let mut known = KnownClients::load(&path);
-        assert_eq!(known.holder(|_| true), None);
+        assert_eq!(known.holder(0, |_| true), None);
         known.note(own);
         known.note(process(7));
-        assert_eq!(known.holder(|_| true), Some(own), "the other one has ended");
-        assert_eq!(known.holder(|_| false), None);
-        assert_eq!(KnownClients::load(&path).holder(|_| true), Some(own), "it comes back");
+        assert_eq!(known.holder(0, |_| true), Some(own), "the other one has ended");
+        assert_eq!(known.holder(0, |_| false), None);
+        assert_eq!(KnownClients::load(&path).holder(0, |_| true), Some(own), "it comes back");
         known.cut_off();
         known.left(own);
-        assert_eq!(known.holder(|_| true), Some(own), "it comes back");
+        assert_eq!(known.holder(0, |_| true), Some(own), "it comes back");
         known.note(own);
         known.left(own);
-        assert_eq!(known.holder(|_| true), None, "it has left");
-        let long_ago = Instant::now().checked_sub(2 * ENTERING).unwrap();
-        known.admitted = Some(Admitted { process: own, at: long_ago });
-        assert_eq!(known.holder(|_| true), None, "it has only looked");
-        known.admitted = Some(Admitted { process: own, at: Instant::now() });
-        assert_eq!(known.holder(|_| true), Some(own));
+        assert_eq!(known.holder(0, |_| true), None, "it has left");
+        known.admitted = Some(Admitted { process: own, at_ms: 1 });
+        assert_eq!(known.holder(ENTERING_MS, |_| true), Some(own));
+        assert_eq!(known.holder(ENTERING_MS + 1, |_| true), None, "it has only looked");
     }
 
     #[test]

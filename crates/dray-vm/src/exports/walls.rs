@@ -7,6 +7,7 @@
 //! meanwhile.
 
 use super::{ImageExports, process_of};
+use dray_files::unix_ms;
 use dray_host::process::QemuProcess;
 use dray_host::registry::Process;
 use dray_serve::{Client, ExportError};
@@ -21,7 +22,7 @@ impl ImageExports {
         {
             return Err(refusal(name, qemu.pid));
         }
-        let admitted = self.0.let_in(name, process, is_walled);
+        let admitted = self.0.let_in(name, process, unix_ms(), is_walled);
         admitted.map_err(|holder| refusal(name, holder.pid))
     }
 
@@ -29,7 +30,7 @@ impl ImageExports {
     pub(super) fn who_else_has(&self, name: &str, client: &Client) -> Option<u32> {
         let process = walled(client)?;
         let adopted = self.adopted_from(name).and_then(|qemu| u32::try_from(qemu.pid).ok());
-        let holder = || self.0.holder(name, is_walled).map(|holder| holder.pid);
+        let holder = || self.0.holder(name, unix_ms(), is_walled).map(|holder| holder.pid);
         adopted.or_else(holder).filter(|pid| *pid != process.pid)
     }
 
